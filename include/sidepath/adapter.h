@@ -1,0 +1,269 @@
+/*
+ * adapter.h: files in, a checked and immutable adapter out.
+ *
+ * This room owns: reading safetensors and adapter_config.json, the model shape and the geometry
+ * (which sites a base model has and how large they are), the names of modules, the audit that
+ * applies every tensor or refuses the adapter by name, the receipt, the digest, the reason codes.
+ * It must not know: slots, requests, devices, threads.
+ *
+ * All calls are thread-safe on distinct objects; sp_geometry and sp_adapter are immutable after
+ * creation and may be shared by threads (reference counts are atomic). Calls block on file reads
+ * only where it is said.
+ *
+ * Stability: stable, except where a block says experimental.
+ */
+#ifndef SIDEPATH_ADAPTER_H
+#define SIDEPATH_ADAPTER_H
+
+#include <sidepath/status.h>
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- modules ------------------------------------------------------------------------------- */
+
+/*
+ * The kinds of place a delta can land. The order is the order of regions inside a slot; numbers
+ * are stable. `name` is the checkpoint's own path after "layers.N." (or after the trunk).
+ */
+#define SP_MODULE_LIST(X)                                            \
+    X(SP_MODULE_Q_PROJ, 0, "self_attn.q_proj")                       \
+    X(SP_MODULE_K_PROJ, 1, "self_attn.k_proj")                       \
+    X(SP_MODULE_V_PROJ, 2, "self_attn.v_proj")                       \
+    X(SP_MODULE_O_PROJ, 3, "self_attn.o_proj")                       \
+    X(SP_MODULE_GDN_IN_QKVZ, 4, "linear_attn.in_proj_qkvz")          \
+    X(SP_MODULE_GDN_IN_BA, 5, "linear_attn.in_proj_ba")              \
+    X(SP_MODULE_GDN_IN_QKV, 6, "linear_attn.in_proj_qkv")            \
+    X(SP_MODULE_GDN_IN_Z, 7, "linear_attn.in_proj_z")                \
+    X(SP_MODULE_GDN_IN_B, 8, "linear_attn.in_proj_b")                \
+    X(SP_MODULE_GDN_IN_A, 9, "linear_attn.in_proj_a")                \
+    X(SP_MODULE_GDN_OUT, 10, "linear_attn.out_proj")                 \
+    X(SP_MODULE_GATE_PROJ, 11, "mlp.gate_proj")                      \
+    X(SP_MODULE_UP_PROJ, 12, "mlp.up_proj")                          \
+    X(SP_MODULE_DOWN_PROJ, 13, "mlp.down_proj")                      \
+    X(SP_MODULE_SHARED_GATE_PROJ, 14, "mlp.shared_expert.gate_proj") \
+    X(SP_MODULE_SHARED_UP_PROJ, 15, "mlp.shared_expert.up_proj")     \
+    X(SP_MODULE_SHARED_DOWN_PROJ, 16, "mlp.shared_expert.down_proj") \
+    X(SP_MODULE_SHARED_EXPERT_GATE, 17, "mlp.shared_expert_gate")    \
+    X(SP_MODULE_ROUTER, 18, "mlp.gate")                              \
+    X(SP_MODULE_EXPERT_GATE_PROJ, 19, "mlp.experts.gate_proj")       \
+    X(SP_MODULE_EXPERT_UP_PROJ, 20, "mlp.experts.up_proj")           \
+    X(SP_MODULE_EXPERT_DOWN_PROJ, 21, "mlp.experts.down_proj")       \
+    X(SP_MODULE_EMBED_TOKENS, 22, "embed_tokens")                    \
+    X(SP_MODULE_LM_HEAD, 23, "lm_head")
+
+typedef enum sp_module {
+#define SP_MODULE_ENUM(symbol, number, name) symbol = number,
+    SP_MODULE_LIST(SP_MODULE_ENUM)
+#undef SP_MODULE_ENUM
+        SP_MODULE_COUNT = 24
+} sp_module;
+
+/* A set of modules: bit (1 << module). */
+typedef uint32_t sp_module_set;
+
+/* The path after "layers.N." ("self_attn.q_proj"); NULL for a number out of range. */
+SP_API const char *sp_module_name(sp_module module);
+
+/*
+ * Reads a comma-separated list of module names; a name may be a full path ("mlp.gate_proj") or its
+ * last part ("q_proj"), and "all-linear" stands for every linear module outside the experts,
+ * router, embeddings and head. SP_ERR_INPUT names the part that fits nothing.
+ */
+SP_API sp_status sp_module_set_parse(const char *text, sp_module_set *out_set, sp_error *error);
+
+/* ---- model shape --------------------------------------------------------------------------- */
+
+typedef enum sp_family {
+    SP_FAMILY_QWEN3 = 0,     /* Qwen3ForCausalLM: dense */
+    SP_FAMILY_QWEN3_MOE = 1, /* Qwen3MoeForCausalLM */
+    SP_FAMILY_QWEN3_NEXT = 2,
+    SP_FAMILY_QWEN35 = 3,     /* Qwen3_5 text, dense hybrid */
+    SP_FAMILY_QWEN35_MOE = 4, /* Qwen3_5Moe, text-only or conditional generation */
+    SP_FAMILY_CUSTOM = 99     /* a geometry filled in by hand */
+} sp_family;
+
+typedef enum sp_layer_kind {
+    SP_LAYER_FULL_ATTENTION = 0,
+    SP_LAYER_LINEAR_ATTENTION = 1
+} sp_layer_kind;
+
+/*
+ * What config.json says of a base model, in numbers: all that an engine and a geometry need.
+ * Counts are elements unless the name says otherwise. A feature that the family lacks is 0.
+ */
+typedef struct sp_model_shape {
+    sp_family family;
+    int32_t layers, hidden, vocab;
+    int32_t q_heads, kv_heads, head_dim;
+    int32_t intermediate;  /* dense FFN; 0 where every layer is MoE */
+    int32_t max_positions; /* the context length */
+    float rms_norm_eps;
+    double rope_theta;
+    float partial_rotary_factor; /* 1 for dense Qwen3 */
+    bool tied_embeddings, attention_bias;
+    bool gated_attention;    /* q_proj's width is 2 * q_heads * head_dim */
+    bool zero_centred_norms; /* the norm multiplies by 1 + w */
+    /* mixture of experts */
+    int32_t experts, experts_per_token, expert_intermediate, shared_expert_intermediate;
+    bool norm_topk_prob;
+    /* gated delta net */
+    int32_t gdn_key_heads, gdn_value_heads, gdn_key_head_dim, gdn_value_head_dim, gdn_conv_kernel;
+    bool gdn_fused_inputs;    /* in_proj_qkvz + in_proj_ba, else qkv, z, b, a apart */
+    int32_t eos_token_ids[8]; /* from config.json; generation_config.json may replace them */
+    int32_t n_eos_token_ids;
+} sp_model_shape;
+
+/* ---- geometry ------------------------------------------------------------------------------ */
+
+typedef struct sp_geometry sp_geometry;
+
+/*
+ * Reads the config.json in `path` (the model's directory, or the file itself). Both the
+ * transformers 4 and 5 styles, and a nested text_config. Blocks on one file read. *out_geometry
+ * holds one reference, owned by the caller.
+ * SP_ERR_NOT_FOUND: no such file. SP_ERR_INPUT: not JSON, a field missing or of the wrong type
+ * (named). SP_ERR_UNSUPPORTED: an architecture, RoPE type or feature that is not served (named).
+ */
+SP_API sp_status sp_geometry_open(const char *path, sp_geometry **out_geometry, sp_error *error);
+
+/* The same from bytes in memory; `bytes` is not kept. */
+SP_API sp_status sp_geometry_parse(const char *bytes, size_t n_bytes, sp_geometry **out_geometry,
+                                   sp_error *error);
+
+/* One site of a geometry made by hand. layer is -1 for embed_tokens and lm_head. */
+typedef struct sp_site_dims {
+    int32_t layer;
+    sp_module module;
+    int32_t k_in, n_out;
+} sp_site_dims;
+
+/*
+ * A geometry for any host: lists every site with its dimensions, each (layer, module) once. For
+ * expert modules the dims are one expert's and hold for all `experts` of the layer.
+ * SP_ERR_ARGUMENT: layers < 1, a dimension < 1, a module given twice, a layer out of range.
+ */
+SP_API sp_status sp_geometry_create(int32_t layers, int32_t experts, const sp_site_dims *sites,
+                                    size_t n_sites, sp_geometry **out_geometry, sp_error *error);
+
+SP_API sp_geometry *sp_geometry_retain(sp_geometry *geometry);
+SP_API void sp_geometry_release(sp_geometry *geometry); /* NULL is allowed */
+
+SP_API int32_t sp_geometry_layers(const sp_geometry *geometry);
+SP_API int32_t sp_geometry_experts(const sp_geometry *geometry);
+
+/* The model shape; NULL for a geometry made by hand. Lives as long as the geometry. */
+SP_API const sp_model_shape *sp_geometry_shape(const sp_geometry *geometry);
+SP_API sp_layer_kind sp_geometry_layer_kind(const sp_geometry *geometry, int32_t layer);
+
+/*
+ * The one predicate "this layer has this module", which also gives the dimensions. layer is -1 for
+ * embed_tokens (k_in vocab, n_out hidden) and lm_head (k_in hidden, n_out vocab). Outputs may be
+ * NULL and are set only when it returns true.
+ */
+SP_API bool sp_geometry_site(const sp_geometry *geometry, int32_t layer, sp_module module,
+                             int32_t *out_k_in, int32_t *out_n_out);
+
+/* Modules that any layer has, embed_tokens and lm_head included. */
+SP_API sp_module_set sp_geometry_modules(const sp_geometry *geometry);
+
+/* ---- adapter ------------------------------------------------------------------------------- */
+
+typedef struct sp_adapter sp_adapter;
+
+typedef struct sp_adapter_options {
+    size_t struct_bytes;
+    sp_geometry *geometry;   /* borrowed until return; NULL: the files alone are checked */
+    const char *name;        /* shown in receipts and errors; NULL: the folder's name */
+    int32_t rank_max;        /* 0: no limit; else larger ranks are `rank-exceeds-pool` */
+    int32_t expert_rank_max; /* 0: no limit; else `expert-rank-exceeds-cap` */
+    bool experts_off;        /* router and expert tensors are `experts-disabled` */
+    bool allow_partial, allow_no_effect, allow_unknown_fields, allow_base_changing_init;
+    sp_dtype pool_dtype;  /* BF16: a finite F32 that overflows it is refused; F32: it is not */
+    const char *base_dir; /* the model's directory: lets copied or full tables be compared with
+                             the served ones; NULL: such adapters cannot be judged */
+} sp_adapter_options;
+
+SP_API void sp_adapter_options_default(sp_adapter_options *out_options);
+
+/*
+ * Opens, reads and audits the adapter in `path` (a directory, or the tensor file itself). Blocks
+ * on file reads; the files are read with pread, never mapped, and closed before the call returns.
+ * *out_adapter holds one reference, owned by the caller; tensors stay in host memory as stored
+ * until the last reference is released.
+ * Every refusal is SP_ERR_REFUSED (or SP_ERR_MISMATCH, SP_ERR_TRUNCATED, SP_ERR_NOT_FOUND,
+ * SP_ERR_TOO_LARGE where that fits better) with a reason code in error->code; SP_ERR_IO and
+ * SP_ERR_MEMORY as usual. docs/ADAPTERS.md lists the codes.
+ */
+SP_API sp_status sp_adapter_open(const char *path, const sp_adapter_options *options,
+                                 sp_adapter **out_adapter, sp_error *error);
+
+SP_API sp_adapter *sp_adapter_retain(sp_adapter *adapter);
+SP_API void sp_adapter_release(sp_adapter *adapter); /* NULL is allowed */
+
+SP_API const char *sp_adapter_name(const sp_adapter *adapter);
+
+/* SHA-256 over the content that is applied (sites, effective scales, stored tensors): 32 bytes. */
+#define SP_DIGEST_BYTES 32
+typedef struct sp_digest {
+    uint8_t bytes[SP_DIGEST_BYTES];
+} sp_digest;
+SP_API sp_digest sp_adapter_digest(const sp_adapter *adapter);
+
+/* One factor of a pair. For a fused file, A or B may be strided views of a larger tensor. */
+typedef struct sp_factor {
+    const void *data; /* little-endian elements as stored; borrowed from the adapter */
+    sp_dtype dtype;
+    int32_t rows, cols; /* A: [rank, k_in]   B: [n_out, rank] */
+    int64_t row_stride; /* elements */
+    int64_t col_stride; /* elements; 1 except for views of fused expert tensors */
+} sp_factor;
+
+/*
+ * One site that the adapter adapts by a pair: y += scale * (x · Aᵀ) · Bᵀ. Sites ascend by (layer,
+ * module, expert), with layer -1 first; expert is -1 for modules that are not experts.
+ */
+typedef struct sp_adapter_site {
+    int32_t layer;
+    sp_module module;
+    int32_t expert;
+    int32_t rank;
+    float scale; /* alpha / r or alpha / sqrt(r), computed in double */
+    sp_factor a, b;
+} sp_adapter_site;
+
+SP_API size_t sp_adapter_n_sites(const sp_adapter *adapter);
+SP_API const sp_adapter_site *sp_adapter_site_at(const sp_adapter *adapter, size_t index);
+
+/* The largest rank of its pairs outside the experts; 0 if there is none. */
+SP_API int32_t sp_adapter_rank_max(const sp_adapter *adapter);
+
+/* The modules that it adapts in any way, overlays of embed_tokens and lm_head included. */
+SP_API sp_module_set sp_adapter_modules(const sp_adapter *adapter);
+
+/*
+ * Experimental. Whole-row replacements of embed_tokens or lm_head (modules_to_save and trainable
+ * tokens), as stored: the overlay room turns them into override sets.
+ */
+typedef struct sp_adapter_table {
+    sp_module module;         /* SP_MODULE_EMBED_TOKENS or SP_MODULE_LM_HEAD */
+    sp_factor full;           /* [rows, hidden], data NULL if there is no full table */
+    sp_factor trainable;      /* [n_ids, hidden] replacement rows, data NULL if there are none */
+    const int32_t *token_ids; /* [n_ids], in the order of the config's list */
+    int32_t n_ids;
+} sp_adapter_table;
+
+SP_API size_t sp_adapter_n_tables(const sp_adapter *adapter);
+SP_API const sp_adapter_table *sp_adapter_table_at(const sp_adapter *adapter, size_t index);
+
+/* Stable text of the reason code with this number ("shape-mismatch"); NULL past the last. */
+SP_API const char *sp_reason_name(int32_t reason);
+SP_API int32_t sp_reason_count(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

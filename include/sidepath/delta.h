@@ -1,0 +1,86 @@
+/*
+ * delta.h: y += scale * (x · Aᵀ) · Bᵀ, every row with its own adapter.
+ *
+ * This room owns: applying a plan at a group of sites that share x, its scratch, and the
+ * single-adapter form. It must not know: models, files, requests.
+ *
+ * Rounding points, everywhere the same (T is the pool's type, bf16 in serving):
+ *     xa    = T(Σ x·A)          FP32 accumulation from +0, the backend's fixed order
+ *     delta = T(Σ xa·B)
+ *     y     = Ty(fmaf(scale, (float)delta, (float)y))
+ * An FP32 y takes the fma without the last rounding; with T = F32 nothing is rounded before it.
+ * Rows with slot -1, rank 0 or an effective scale of 0 are neither read nor written.
+ *
+ * Stability: stable.
+ */
+#ifndef SIDEPATH_DELTA_H
+#define SIDEPATH_DELTA_H
+
+#include <sidepath/route.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct sp_delta sp_delta;
+
+typedef struct sp_delta_options {
+    size_t struct_bytes;
+    sp_pool *pool;       /* borrowed until sp_delta_destroy */
+    sp_exec *exec;       /* borrowed until sp_delta_destroy */
+    int32_t rows_max;    /* the largest plan */
+    const char *cpu_isa; /* NULL or "auto": the best level; else scalar, avx2, avx512, amx */
+    bool no_apply;       /* measuring lever: every delta is skipped */
+    bool no_ffn;         /* measuring lever: FFN, expert and GDN out_proj deltas are skipped */
+} sp_delta_options;
+
+SP_API void sp_delta_options_default(sp_delta_options *out_options);
+
+/* Scratch bytes that sp_delta_create will take; fixed for its whole life. */
+SP_API size_t sp_delta_workspace_bytes(const sp_layout *layout, int32_t rows_max);
+
+SP_API sp_status sp_delta_create(const sp_delta_options *options, sp_delta **out_delta,
+                                 sp_error *error);
+SP_API void sp_delta_destroy(sp_delta *delta);
+
+/* One output of a group. */
+typedef struct sp_delta_output {
+    sp_module module;
+    void *y;          /* [n_rows, n_out], row stride y_stride elements, accumulated in place */
+    int64_t y_stride; /* >= n_out */
+    sp_dtype y_type;  /* the pool's dtype, or F32 */
+} sp_delta_output;
+
+/*
+ * Applies the plan's deltas at sites of one layer that share x (q,k,v; gate,up; a single one).
+ * x is [n_rows, k_in] of the pool's dtype with row stride x_stride elements. Sites that the pool
+ * does not hold, or that no row's adapter has, cost nothing. Does not allocate, lock or log.
+ * SP_ERR_STRIDE: x_stride < k_in or y_stride < n_out. SP_ERR_ARGUMENT: a y type that is neither
+ * the pool's nor F32, outputs whose k_in differ, a plan larger than rows_max. Nothing is written
+ * then.
+ */
+SP_API sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t layer, const void *x,
+                                int64_t x_stride, const sp_delta_output *outputs,
+                                int32_t n_outputs);
+
+/*
+ * The single-adapter form on plain pointers, for hosts without a pool:
+ * x [rows, k_in], a [rank, k_in] stride a_stride, b [n_out, rank] stride b_stride, all of `dtype`;
+ * y [rows, n_out] of `dtype` or F32. Allocates its scratch. Bits equal the routed form's.
+ */
+typedef struct sp_delta_single {
+    int32_t rows, k_in, n_out, rank;
+    sp_dtype dtype, y_type;
+    const void *x, *a, *b;
+    void *y;
+    int64_t x_stride, a_stride, b_stride, y_stride; /* elements */
+    float scale;
+} sp_delta_single;
+
+SP_API sp_status sp_delta_apply_single(const sp_delta_single *args, sp_exec *exec,
+                                       const char *cpu_isa, sp_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

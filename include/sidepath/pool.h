@@ -1,0 +1,213 @@
+/*
+ * pool.h: adapters in memory at fixed addresses.
+ *
+ * This room owns: the layout of a slot, packing an adapter into an image, the device tables
+ * (a, b, scale, rank per site and slot), the states of slots, references, pins, and the choice of
+ * a victim. It must not know: names, files, threads.
+ *
+ * One pool belongs to one engine thread. sp_layout is immutable and may be shared; sp_layout_pack
+ * is thread-safe on distinct images, so loader threads pack while the engine steps.
+ *
+ * A slot is one contiguous block: layers ascend, modules in the order of sp_module, A then B;
+ * A [R, k_in] and B [n_out, R] row-major, R = the pool's rank rounded up to 8; every matrix starts
+ * on a 256-byte boundary; rows of A and columns of B beyond the adapter's own rank, and sites that
+ * it does not adapt, are zero. A host image has exactly the device's bytes.
+ *
+ * Stability: stable.
+ */
+#ifndef SIDEPATH_POOL_H
+#define SIDEPATH_POOL_H
+
+#include <sidepath/adapter.h>
+#include <sidepath/device.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SP_POOL_ALIGN_BYTES 256
+#define SP_POOL_RANK_STEP   8
+#define SP_POOL_RANK_MAX    4096
+
+/* ---- layout -------------------------------------------------------------------------------- */
+
+typedef struct sp_layout sp_layout;
+
+typedef struct sp_layout_options {
+    size_t struct_bytes;
+    sp_geometry *geometry; /* retained */
+    sp_module_set modules; /* 0: every linear module that the geometry has outside the experts,
+                              router, embeddings and head */
+    int32_t rank;          /* the pool's rank, 1 .. SP_POOL_RANK_MAX */
+    sp_dtype dtype;        /* BF16; F32 in the checking mode; F16 where a host asks for it */
+} sp_layout_options;
+
+SP_API void sp_layout_options_default(sp_layout_options *out_options);
+
+/*
+ * SP_ERR_ARGUMENT: a rank out of range, a module that the geometry lacks everywhere.
+ * SP_ERR_UNSUPPORTED: router or expert modules (they live in a pool of their own).
+ */
+SP_API sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_layout,
+                                  sp_error *error);
+SP_API sp_layout *sp_layout_retain(sp_layout *layout);
+SP_API void sp_layout_release(sp_layout *layout);
+
+SP_API size_t sp_layout_slot_bytes(const sp_layout *layout);
+SP_API int32_t sp_layout_rank_stride(const sp_layout *layout); /* R */
+SP_API sp_dtype sp_layout_dtype(const sp_layout *layout);
+SP_API sp_module_set sp_layout_modules(const sp_layout *layout);
+SP_API sp_geometry *sp_layout_geometry(const sp_layout *layout); /* borrowed */
+
+/* Sites in slot order. A site is one (layer, module) that the pool holds. */
+typedef struct sp_layout_site {
+    int32_t layer;
+    sp_module module;
+    int32_t k_in, n_out;
+    size_t a_offset_bytes, b_offset_bytes; /* inside a slot */
+} sp_layout_site;
+
+SP_API int32_t sp_layout_n_sites(const sp_layout *layout);
+SP_API const sp_layout_site *sp_layout_site_at(const sp_layout *layout, int32_t index);
+
+/* Index of the site, or -1 where the pool does not hold it. Constant time. */
+SP_API int32_t sp_layout_find(const sp_layout *layout, int32_t layer, sp_module module);
+
+/*
+ * The bytes of one slot for these options, without allocating; what a preflight prints.
+ * The check values of docs and tests are sums without alignment: *out_matrix_bytes.
+ */
+SP_API sp_status sp_layout_measure(const sp_layout_options *options, size_t *out_slot_bytes,
+                                   size_t *out_matrix_bytes, sp_error *error);
+
+/* ---- images -------------------------------------------------------------------------------- */
+
+/* What the tables need beside the bytes: [n_sites] each, rank 0 = this site is not adapted. */
+typedef struct sp_image {
+    void *data;        /* [slot_bytes], 256-byte aligned */
+    int32_t *ranks;    /* [n_sites] */
+    float *scales;     /* [n_sites] stored (effective) scale of each site */
+    sp_digest digest;  /* the adapter's */
+    uint64_t checksum; /* XXH3 of data; no trust in it */
+    size_t bytes;      /* host bytes that the image takes, its arrays included */
+} sp_image;
+
+/*
+ * Packs the adapter: converts to the pool's dtype (nearest even), A's rows at the head of its
+ * region, B's rows re-strided from r to R, all else zero. *out_image is owned by the caller
+ * (sp_image_destroy). Thread-safe; does not read files.
+ * SP_ERR_TOO_LARGE with `rank-exceeds-pool`; SP_ERR_REFUSED with `module-not-in-pool` (the text
+ * names the module and --lora-modules); SP_ERR_UNSUPPORTED with `engine-unsupported` where the
+ * adapter holds sites that no slot can hold (experts, router, tables); SP_ERR_MEMORY.
+ */
+SP_API sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter,
+                                sp_image **out_image, sp_error *error);
+SP_API void sp_image_destroy(sp_image *image); /* NULL is allowed */
+
+/* ---- pool ---------------------------------------------------------------------------------- */
+
+typedef struct sp_pool sp_pool;
+
+typedef enum sp_slot_state {
+    SP_SLOT_EMPTY = 0,
+    SP_SLOT_LOADING = 1,
+    SP_SLOT_READY = 2,
+    SP_SLOT_DRAINING = 3
+} sp_slot_state;
+
+typedef struct sp_slot_info {
+    sp_slot_state state;
+    bool pinned;
+    bool awaited;        /* loaded for a request that still waits: never a victim */
+    int32_t references;  /* requests that hold this version */
+    uint64_t generation; /* rises by one with every load into any slot; 0 = never loaded */
+    uint64_t last_use;   /* the pool's own use counter, for LRU */
+    sp_digest digest;
+} sp_slot_info;
+
+typedef struct sp_pool_options {
+    size_t struct_bytes;
+    sp_layout *layout; /* retained */
+    sp_device *device; /* borrowed until sp_pool_destroy */
+    int32_t slots;     /* 1 .. 4096 */
+} sp_pool_options;
+
+SP_API void sp_pool_options_default(sp_pool_options *out_options);
+
+/*
+ * Allocates slots × slot bytes at one fixed address, and the tables. Everything starts EMPTY and
+ * zero. SP_ERR_MEMORY says how much was needed and which flag to lower.
+ */
+SP_API sp_status sp_pool_create(const sp_pool_options *options, sp_pool **out_pool,
+                                sp_error *error);
+SP_API void sp_pool_destroy(sp_pool *pool); /* NULL is allowed */
+
+SP_API int32_t sp_pool_slots(const sp_pool *pool);
+SP_API sp_layout *sp_pool_layout(const sp_pool *pool); /* borrowed */
+SP_API size_t sp_pool_device_bytes(const sp_pool *pool);
+SP_API sp_status sp_pool_slot_info(const sp_pool *pool, int32_t slot, sp_slot_info *out_info);
+
+/*
+ * The victim policy, pure: the first EMPTY slot, else the idle READY slot least recently used
+ * (ties: the lowest). Idle: not pinned, not awaited, no references. SP_POOL_FULL: none now, try
+ * again later. SP_ERR_SLOTS_PINNED: every slot is pinned, for good.
+ */
+SP_API sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots, int32_t *out_slot);
+
+/*
+ * EMPTY or idle READY → LOADING. Takes the victim's tables out of service first, so that no step
+ * can read a slot that is being written. SP_POOL_FULL and SP_ERR_SLOTS_PINNED as above.
+ */
+SP_API sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot);
+
+/* Copies the image into a LOADING slot. The tables still say "absent". */
+SP_API sp_status sp_pool_load_write(sp_pool *pool, int32_t slot, const sp_image *image,
+                                    sp_error *error);
+
+/* LOADING → READY: writes the slot's cells of every table, between two steps. */
+SP_API sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image,
+                                     uint64_t *out_generation);
+
+/* LOADING → EMPTY, after a failure; the slot is zeroed. */
+SP_API sp_status sp_pool_load_abort(sp_pool *pool, int32_t slot);
+
+/* The three in a row: victim, copy, commit. On failure nothing is left behind. */
+SP_API sp_status sp_pool_load(sp_pool *pool, const sp_image *image, int32_t *out_slot,
+                              uint64_t *out_generation, sp_error *error);
+
+/*
+ * A request holds a version: slot and generation together. acquire fails with SP_ERR_STATE when
+ * the slot is not READY or holds another generation. release of the last reference of a DRAINING
+ * slot makes it EMPTY.
+ */
+SP_API sp_status sp_pool_acquire(sp_pool *pool, int32_t slot, uint64_t generation);
+SP_API sp_status sp_pool_release(sp_pool *pool, int32_t slot, uint64_t generation);
+SP_API void sp_pool_touch(sp_pool *pool, int32_t slot); /* used by a step: renews last_use */
+
+/* READY → DRAINING (references left, SP_BUSY) or EMPTY (SP_OK). Refuses a pinned slot. */
+SP_API sp_status sp_pool_drain(sp_pool *pool, int32_t slot);
+
+/* Only READY slots can be pinned; a DRAINING one is SP_ERR_STATE. */
+SP_API sp_status sp_pool_set_pinned(sp_pool *pool, int32_t slot, bool pinned);
+SP_API sp_status sp_pool_set_awaited(sp_pool *pool, int32_t slot, bool awaited);
+
+/* The READY slot that holds this content, or -1. */
+SP_API int32_t sp_pool_find(const sp_pool *pool, const sp_digest *digest);
+
+/*
+ * The tables of one site, on the device: [slots] each, at addresses that never change. A cell of
+ * `a` or `b` is NULL and its rank 0 where the slot does not adapt the site.
+ */
+typedef struct sp_pool_tables {
+    const void *const *a; /* [slots] → [R, k_in] of the pool's dtype */
+    const void *const *b; /* [slots] → [n_out, R] */
+    const float *scale;   /* [slots] */
+    const int32_t *rank;  /* [slots] */
+} sp_pool_tables;
+
+SP_API sp_status sp_pool_tables_at(const sp_pool *pool, int32_t site, sp_pool_tables *out_tables);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

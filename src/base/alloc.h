@@ -1,0 +1,34 @@
+/*
+ * alloc.h: all host allocation goes through here, so that tests can count bytes and make the n-th
+ * allocation fail. Sizes are checked: count * size never overflows. Memory is zeroed by sp_calloc
+ * only. Thread-safe.
+ */
+#ifndef SP_BASE_ALLOC_H
+#define SP_BASE_ALLOC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+void *sp_malloc(size_t bytes);                       /* NULL when out of memory or bytes = 0 */
+void *sp_calloc(size_t count, size_t element_bytes); /* zeroed; NULL on overflow as well */
+void *sp_realloc(void *memory, size_t bytes);        /* keeps the old block on failure */
+void sp_free(void *memory);                          /* NULL is allowed */
+char *sp_strdup(const char *text);
+char *sp_strndup(const char *text, size_t bytes);
+
+/* Large aligned blocks: `align` is a power of two; MADV_HUGEPAGE above 4 MiB. Zeroed. */
+void *sp_aligned_calloc(size_t bytes, size_t align);
+void sp_aligned_free(void *memory);
+
+/* Bytes and blocks now allocated. A leak test compares them before and after. */
+size_t sp_alloc_bytes(void);
+size_t sp_alloc_blocks(void);
+
+/*
+ * Tests only: lets `n` more allocations succeed and fails the one after, once; -1 switches it off.
+ * sp_alloc_failed says whether it has fired since it was set.
+ */
+void sp_alloc_fail_after(int64_t n);
+int sp_alloc_failed(void);
+
+#endif

@@ -1,0 +1,31 @@
+/*
+ * base: what every room needs and what knows no LoRA, no model and no device: status and error
+ * text, allocation, 16-bit floats, files, clock, hashes, JSON reading, text building, settings.
+ *
+ * error.h: filling an sp_error. The function that first knows a failure calls sp_fail; everyone
+ * above passes the status on untouched.
+ */
+#ifndef SP_BASE_ERROR_H
+#define SP_BASE_ERROR_H
+
+#include <sidepath/status.h>
+
+#if defined(__GNUC__)
+#define SP_PRINTF(format_index, first_argument) \
+    __attribute__((format(printf, format_index, first_argument)))
+#else
+#define SP_PRINTF(format_index, first_argument)
+#endif
+
+/*
+ * Fills *error (which may be NULL) and returns `status`, so that callers write
+ * `return sp_fail(...)`. `code` is a static string or NULL; `subject` may be NULL and is cut to
+ * fit at a UTF-8 border; control characters in subject and text become '?'.
+ */
+sp_status sp_fail(sp_error *error, sp_status status, const char *code, const char *subject,
+                  int64_t position, const char *format, ...) SP_PRINTF(6, 7);
+
+/* SP_ERR_MEMORY with the bytes that were asked for and what they were for. */
+sp_status sp_fail_memory(sp_error *error, size_t bytes, const char *what);
+
+#endif

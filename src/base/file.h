@@ -1,0 +1,54 @@
+/*
+ * file.h: reading files. Directories, FIFOs and devices are refused before a byte is read, so that
+ * nothing blocks on them. Adapters are read with pread (a file that shrinks is an error); base
+ * weights are mapped and trusted.
+ */
+#ifndef SP_BASE_FILE_H
+#define SP_BASE_FILE_H
+
+#include <sidepath/status.h>
+
+typedef struct sp_file {
+    int fd; /* -1 when closed */
+    uint64_t bytes;
+} sp_file;
+
+/*
+ * Opens a regular file for reading. SP_ERR_NOT_FOUND: missing, a dangling link or a link loop, or
+ * something in its path is no directory. SP_ERR_INPUT: not a regular file. SP_ERR_IO: no
+ * permission and the like. `subject` of the error is the path.
+ */
+sp_status sp_file_open(const char *path, sp_file *out_file, sp_error *error);
+void sp_file_close(sp_file *file);
+
+/* Exactly `bytes` bytes at `offset`, or SP_ERR_TRUNCATED (it shrank) or SP_ERR_IO. */
+sp_status sp_file_read(const sp_file *file, uint64_t offset, void *out_data, size_t bytes,
+                       sp_error *error);
+
+/*
+ * The whole file, with a NUL behind it that is not counted. SP_ERR_TOO_LARGE above bytes_max.
+ * *out_data is owned by the caller (sp_free).
+ */
+sp_status sp_file_read_all(const char *path, size_t bytes_max, char **out_data, size_t *out_bytes,
+                           sp_error *error);
+
+/* Read-only private mapping; unmapped by sp_file_unmap. An empty file maps to NULL and 0. */
+typedef struct sp_mapping {
+    const void *data;
+    size_t bytes;
+} sp_mapping;
+sp_status sp_file_map(const char *path, sp_mapping *out_mapping, sp_error *error);
+void sp_file_unmap(sp_mapping *mapping);
+
+/*
+ * Writes `path` whole or not at all: into a temporary file beside it, then a rename. SP_ERR_IO.
+ */
+sp_status sp_file_write_all(const char *path, const void *data, size_t bytes, sp_error *error);
+
+int sp_path_is_directory(const char *path);
+int sp_path_exists(const char *path);
+
+/* "dir/name" (no second slash after a trailing one). Owned by the caller; NULL: out of memory. */
+char *sp_path_join(const char *directory, const char *name);
+
+#endif

@@ -1,0 +1,41 @@
+/*
+ * json.h: strict JSON reading (jansson): duplicate keys, NUL in strings, bad UTF-8, trailing bytes
+ * and a byte order mark are errors with a byte position. Typed getters name the field they miss.
+ */
+#ifndef SP_BASE_JSON_H
+#define SP_BASE_JSON_H
+
+#include <jansson.h>
+#include <sidepath/status.h>
+
+#include <stdbool.h>
+
+/*
+ * *out_root is owned by the caller (json_decref). `subject` names the file in errors. The
+ * top-level value may be of any type. *out_duplicate (may be NULL) tells a duplicate key apart.
+ * SP_ERR_INPUT with error->code = `code` (may be NULL).
+ */
+sp_status sp_json_parse(const char *bytes, size_t n_bytes, const char *subject, const char *code,
+                        bool *out_duplicate, json_t **out_root, sp_error *error);
+
+/* An object from a file of at most bytes_max bytes; a top level that is no object is refused. */
+sp_status sp_json_read_object(const char *path, size_t bytes_max, const char *code,
+                              json_t **out_root, sp_error *error);
+
+/*
+ * Typed fields of an object. Absent or null: the default, when `required` is false; else
+ * SP_ERR_INPUT that names the field. A wrong type or a number out of [min, max]: SP_ERR_INPUT.
+ */
+sp_status sp_json_int(const json_t *object, const char *field, bool required, int64_t minimum,
+                      int64_t maximum, int64_t default_value, const char *code, int64_t *out_value,
+                      sp_error *error);
+sp_status sp_json_double(const json_t *object, const char *field, bool required,
+                         double default_value, const char *code, double *out_value,
+                         sp_error *error);
+sp_status sp_json_bool(const json_t *object, const char *field, bool required, bool default_value,
+                       const char *code, bool *out_value, sp_error *error);
+/* Borrowed from the object; NULL when absent and not required. */
+sp_status sp_json_string(const json_t *object, const char *field, bool required, const char *code,
+                         const char **out_value, sp_error *error);
+
+#endif

@@ -1,0 +1,33 @@
+/*
+ * text.h: a growing text, and JSON output without a DOM. An allocation failure is remembered and
+ * reported once at the end, so that writers need no check per call.
+ */
+#ifndef SP_BASE_TEXT_H
+#define SP_BASE_TEXT_H
+
+#include "base/error.h"
+
+#include <stdbool.h>
+
+typedef struct sp_text {
+    char *data; /* NUL-terminated once anything was added; NULL before */
+    size_t bytes, capacity;
+    bool failed;
+} sp_text;
+
+void sp_text_free(sp_text *text);
+void sp_text_clear(sp_text *text); /* keeps the memory, forgets a failure */
+void sp_text_add(sp_text *text, const char *string);
+void sp_text_add_bytes(sp_text *text, const char *data, size_t bytes);
+void sp_text_format(sp_text *text, const char *format, ...) SP_PRINTF(2, 3);
+
+/* A JSON string with quotes; bytes that are not UTF-8 become U+FFFD. */
+void sp_text_json_string(sp_text *text, const char *data, size_t bytes);
+/* A JSON number that reads back as the same double; null for NaN and infinities. */
+void sp_text_json_double(sp_text *text, double value);
+
+/* Length of the longest prefix that does not end inside a UTF-8 sequence. */
+size_t sp_utf8_complete_bytes(const char *data, size_t bytes);
+bool sp_utf8_valid(const char *data, size_t bytes);
+
+#endif
