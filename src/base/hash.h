@@ -9,7 +9,8 @@
 
 #define SP_SHA256_BYTES 32
 
-typedef struct sp_sha256 sp_sha256;
+/* libcrypto's own context, opaque here. */
+typedef struct evp_md_ctx_st sp_sha256;
 
 sp_status sp_sha256_create(sp_sha256 **out_hash); /* SP_ERR_MEMORY */
 void sp_sha256_update(sp_sha256 *hash, const void *data, size_t bytes);

@@ -1,0 +1,16 @@
+#include "base/clock.h"
+
+#include <time.h>
+
+uint64_t sp_clock_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+double sp_clock_seconds(void)
+{
+    return (double)sp_clock_ns() * 1e-9;
+}

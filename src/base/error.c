@@ -1,0 +1,103 @@
+#include "base/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *sp_status_text(sp_status status)
+{
+    switch (status) {
+#define SP_STATUS_CASE(name, number, text) \
+    case name:                             \
+        return text;
+        SP_STATUS_LIST(SP_STATUS_CASE)
+#undef SP_STATUS_CASE
+    }
+    return "unknown status";
+}
+
+const char *sp_status_name(sp_status status)
+{
+    switch (status) {
+#define SP_STATUS_CASE(name, number, text) \
+    case name:                             \
+        return #name;
+        SP_STATUS_LIST(SP_STATUS_CASE)
+#undef SP_STATUS_CASE
+    }
+    return "SP_UNKNOWN";
+}
+
+size_t sp_dtype_bytes(sp_dtype dtype)
+{
+    switch (dtype) {
+    case SP_DTYPE_F32:
+        return 4;
+    case SP_DTYPE_BF16:
+    case SP_DTYPE_F16:
+        return 2;
+    }
+    return 0;
+}
+
+const char *sp_dtype_name(sp_dtype dtype)
+{
+    switch (dtype) {
+    case SP_DTYPE_F32:
+        return "f32";
+    case SP_DTYPE_BF16:
+        return "bf16";
+    case SP_DTYPE_F16:
+        return "f16";
+    }
+    return "unknown";
+}
+
+/* Makes a foreign text printable in place: control characters become '?', and a UTF-8 sequence
+ * that the buffer's end has cut is dropped. */
+static void make_printable(char *text)
+{
+    size_t n = strlen(text);
+    size_t start = n;
+
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f)
+            text[i] = '?';
+    while (start > 0 && n - start < 4 && ((unsigned char)text[start - 1] & 0xc0) == 0x80)
+        start--;
+    if (start > 0) {
+        unsigned char lead = (unsigned char)text[start - 1];
+        size_t want = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1;
+
+        if (want > 1 && n - start + 1 < want)
+            text[start - 1] = '\0';
+    }
+}
+
+sp_status sp_fail(sp_error *error, sp_status status, const char *code, const char *subject,
+                  int64_t position, const char *format, ...)
+{
+    va_list arguments;
+
+    if (!error)
+        return status;
+    memset(error, 0, sizeof *error);
+    error->status = status;
+    error->code = code ? code : "";
+    error->position = position;
+    if (subject) {
+        snprintf(error->subject, sizeof error->subject, "%s", subject);
+        make_printable(error->subject);
+    }
+    va_start(arguments, format);
+    vsnprintf(error->text, sizeof error->text, format, arguments);
+    va_end(arguments);
+    make_printable(error->text);
+    return status;
+}
+
+sp_status sp_fail_memory(sp_error *error, size_t bytes, const char *what)
+{
+    return sp_fail(error, SP_ERR_MEMORY, NULL, NULL, -1, "out of memory: %zu bytes for %s", bytes,
+                   what);
+}

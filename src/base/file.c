@@ -1,0 +1,214 @@
+#include "base/file.h"
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static sp_status fail_errno(sp_error *error, const char *path, const char *what)
+{
+    int number = errno;
+    sp_status status = SP_ERR_IO;
+
+    if (number == ENOENT || number == ELOOP || number == ENOTDIR || number == ENAMETOOLONG)
+        status = SP_ERR_NOT_FOUND;
+    return sp_fail(error, status, NULL, path, -1, "%s %s: %s", what, path, strerror(number));
+}
+
+sp_status sp_file_open(const char *path, sp_file *out_file, sp_error *error)
+{
+    struct stat info;
+    /* O_NONBLOCK: opening a FIFO without a writer must not wait; it is refused below. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+    if (fd < 0)
+        return fail_errno(error, path, "cannot open");
+    if (fstat(fd, &info) != 0) {
+        sp_status status = fail_errno(error, path, "cannot examine");
+        close(fd);
+        return status;
+    }
+    if (!S_ISREG(info.st_mode)) {
+        close(fd);
+        return sp_fail(error, SP_ERR_INPUT, NULL, path, -1, "%s is not a regular file", path);
+    }
+    out_file->fd = fd;
+    out_file->bytes = (uint64_t)info.st_size;
+    return SP_OK;
+}
+
+void sp_file_close(sp_file *file)
+{
+    if (file->fd >= 0)
+        close(file->fd);
+    file->fd = -1;
+    file->bytes = 0;
+}
+
+sp_status sp_file_read(const sp_file *file, uint64_t offset, void *out_data, size_t bytes,
+                       sp_error *error)
+{
+    char *cursor = out_data;
+
+    while (bytes > 0) {
+        ssize_t n = pread(file->fd, cursor, bytes, (off_t)offset);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return sp_fail(error, SP_ERR_IO, NULL, NULL, (int64_t)offset,
+                           "reading at byte %llu failed: %s", (unsigned long long)offset,
+                           strerror(errno));
+        if (n == 0)
+            return sp_fail(error, SP_ERR_TRUNCATED, NULL, NULL, (int64_t)offset,
+                           "the file ends at byte %llu, %zu bytes too early",
+                           (unsigned long long)offset, bytes);
+        cursor += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return SP_OK;
+}
+
+sp_status sp_file_read_all(const char *path, size_t bytes_max, char **out_data, size_t *out_bytes,
+                           sp_error *error)
+{
+    sp_file file;
+    sp_status status = sp_file_open(path, &file, error);
+    char *data;
+
+    if (status != SP_OK)
+        return status;
+    if (file.bytes > bytes_max) {
+        status = sp_fail(error, SP_ERR_TOO_LARGE, NULL, path, -1,
+                         "%s has %llu bytes; at most %zu are read", path,
+                         (unsigned long long)file.bytes, bytes_max);
+        goto close_file;
+    }
+    data = sp_malloc((size_t)file.bytes + 1);
+    if (!data) {
+        status = sp_fail_memory(error, (size_t)file.bytes + 1, path);
+        goto close_file;
+    }
+    status = sp_file_read(&file, 0, data, (size_t)file.bytes, error);
+    if (status != SP_OK) {
+        sp_free(data);
+        goto close_file;
+    }
+    data[file.bytes] = '\0';
+    *out_data = data;
+    *out_bytes = (size_t)file.bytes;
+close_file:
+    sp_file_close(&file);
+    return status;
+}
+
+sp_status sp_file_map(const char *path, sp_mapping *out_mapping, sp_error *error)
+{
+    sp_file file;
+    sp_status status = sp_file_open(path, &file, error);
+    void *data = NULL;
+
+    if (status != SP_OK)
+        return status;
+    if (file.bytes > 0) {
+        data = mmap(NULL, (size_t)file.bytes, PROT_READ, MAP_PRIVATE, file.fd, 0);
+        if (data == MAP_FAILED) {
+            status = fail_errno(error, path, "cannot map");
+            goto close_file;
+        }
+    }
+    out_mapping->data = data;
+    out_mapping->bytes = (size_t)file.bytes;
+close_file:
+    sp_file_close(&file);
+    return status;
+}
+
+void sp_file_unmap(sp_mapping *mapping)
+{
+    if (mapping->data)
+        munmap((void *)(uintptr_t)mapping->data, mapping->bytes);
+    mapping->data = NULL;
+    mapping->bytes = 0;
+}
+
+static int write_fully(int fd, const char *data, size_t bytes)
+{
+    while (bytes > 0) {
+        ssize_t n = write(fd, data, bytes);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -1;
+        data += n;
+        bytes -= (size_t)n;
+    }
+    return 0;
+}
+
+sp_status sp_file_write_all(const char *path, const void *data, size_t bytes, sp_error *error)
+{
+    size_t name_bytes = strlen(path) + sizeof ".XXXXXX";
+    char *temporary = sp_malloc(name_bytes);
+    sp_status status = SP_OK;
+    int fd;
+
+    if (!temporary)
+        return sp_fail_memory(error, name_bytes, "a file name");
+    snprintf(temporary, name_bytes, "%s.XXXXXX", path);
+    fd = mkostemp(temporary, O_CLOEXEC);
+    if (fd < 0) {
+        status = fail_errno(error, path, "cannot create a file beside");
+        goto free_name;
+    }
+    if (write_fully(fd, data, bytes) != 0 || fchmod(fd, 0644) != 0) {
+        status = fail_errno(error, path, "cannot write");
+        close(fd);
+        goto remove_temporary;
+    }
+    if (close(fd) != 0 || rename(temporary, path) != 0) {
+        status = fail_errno(error, path, "cannot write");
+        goto remove_temporary;
+    }
+    goto free_name;
+remove_temporary:
+    unlink(temporary);
+free_name:
+    sp_free(temporary);
+    return status;
+}
+
+int sp_path_is_directory(const char *path)
+{
+    struct stat info;
+
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+int sp_path_exists(const char *path)
+{
+    struct stat info;
+
+    return stat(path, &info) == 0;
+}
+
+char *sp_path_join(const char *directory, const char *name)
+{
+    size_t n = strlen(directory);
+    size_t bytes = n + strlen(name) + 2;
+    const char *slash = n > 0 && directory[n - 1] != '/' ? "/" : "";
+    char *path = sp_malloc(bytes);
+
+    if (path)
+        snprintf(path, bytes, "%s%s%s", directory, slash, name);
+    return path;
+}

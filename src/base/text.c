@@ -1,0 +1,206 @@
+#include "base/text.h"
+
+#include "base/alloc.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char replacement[] = "\xef\xbf\xbd"; /* U+FFFD */
+
+void sp_text_free(sp_text *text)
+{
+    sp_free(text->data);
+    *text = (sp_text){0};
+}
+
+void sp_text_clear(sp_text *text)
+{
+    text->bytes = 0;
+    text->failed = false;
+    if (text->data)
+        text->data[0] = '\0';
+}
+
+static bool reserve(sp_text *text, size_t more)
+{
+    size_t capacity = text->capacity ? text->capacity : 64;
+    char *grown;
+
+    if (text->failed)
+        return false;
+    while (capacity - text->bytes <= more) {
+        if (capacity > SIZE_MAX / 2) {
+            text->failed = true;
+            return false;
+        }
+        capacity *= 2;
+    }
+    if (capacity == text->capacity)
+        return true;
+    grown = sp_realloc(text->data, capacity);
+    if (!grown) {
+        text->failed = true;
+        return false;
+    }
+    text->data = grown;
+    text->capacity = capacity;
+    return true;
+}
+
+void sp_text_add_bytes(sp_text *text, const char *data, size_t bytes)
+{
+    if (!reserve(text, bytes))
+        return;
+    if (bytes > 0)
+        memcpy(text->data + text->bytes, data, bytes);
+    text->bytes += bytes;
+    text->data[text->bytes] = '\0';
+}
+
+void sp_text_add(sp_text *text, const char *string)
+{
+    sp_text_add_bytes(text, string, strlen(string));
+}
+
+void sp_text_format(sp_text *text, const char *format, ...)
+{
+    va_list arguments;
+    int n;
+
+    va_start(arguments, format);
+    n = vsnprintf(NULL, 0, format, arguments);
+    va_end(arguments);
+    if (n < 0 || !reserve(text, (size_t)n)) {
+        text->failed = true;
+        return;
+    }
+    va_start(arguments, format);
+    vsnprintf(text->data + text->bytes, (size_t)n + 1, format, arguments);
+    va_end(arguments);
+    text->bytes += (size_t)n;
+}
+
+/* Bytes of the well-formed UTF-8 sequence at data, or 0. Table 3-7 of the Unicode Standard. */
+static size_t utf8_sequence_bytes(const unsigned char *data, size_t bytes)
+{
+    unsigned char lead = data[0];
+    unsigned char low = 0x80, high = 0xbf;
+    size_t n;
+
+    if (lead < 0x80)
+        return 1;
+    if (lead < 0xc2 || lead > 0xf4)
+        return 0;
+    n = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    if (lead == 0xe0)
+        low = 0xa0;
+    else if (lead == 0xed)
+        high = 0x9f;
+    else if (lead == 0xf0)
+        low = 0x90;
+    else if (lead == 0xf4)
+        high = 0x8f;
+    if (bytes < n || data[1] < low || data[1] > high)
+        return 0;
+    for (size_t i = 2; i < n; i++)
+        if ((data[i] & 0xc0) != 0x80)
+            return 0;
+    return n;
+}
+
+static void add_escaped(sp_text *text, unsigned char c)
+{
+    switch (c) {
+    case '"':
+        sp_text_add(text, "\\\"");
+        break;
+    case '\\':
+        sp_text_add(text, "\\\\");
+        break;
+    case '\n':
+        sp_text_add(text, "\\n");
+        break;
+    case '\r':
+        sp_text_add(text, "\\r");
+        break;
+    case '\t':
+        sp_text_add(text, "\\t");
+        break;
+    default:
+        sp_text_format(text, "\\u%04x", c);
+    }
+}
+
+void sp_text_json_string(sp_text *text, const char *data, size_t bytes)
+{
+    const unsigned char *cursor = (const unsigned char *)data;
+    size_t i = 0;
+
+    sp_text_add(text, "\"");
+    while (i < bytes) {
+        size_t n = utf8_sequence_bytes(cursor + i, bytes - i);
+
+        if (n == 0) {
+            sp_text_add(text, replacement);
+            n = 1;
+        } else if (n == 1 && (cursor[i] < 0x20 || cursor[i] == '"' || cursor[i] == '\\' ||
+                              cursor[i] == 0x7f)) {
+            add_escaped(text, cursor[i]);
+        } else {
+            sp_text_add_bytes(text, data + i, n);
+        }
+        i += n;
+    }
+    sp_text_add(text, "\"");
+}
+
+void sp_text_json_double(sp_text *text, double value)
+{
+    char digits[40];
+
+    if (!isfinite(value)) {
+        sp_text_add(text, "null");
+        return;
+    }
+    for (int precision = 6; precision <= 17; precision++) {
+        snprintf(digits, sizeof digits, "%.*g", precision, value);
+        if (strtod(digits, NULL) == value)
+            break;
+    }
+    sp_text_add(text, digits);
+}
+
+size_t sp_utf8_complete_bytes(const char *data, size_t bytes)
+{
+    const unsigned char *cursor = (const unsigned char *)data;
+
+    for (size_t back = 1; back <= 3 && back <= bytes; back++) {
+        unsigned char c = cursor[bytes - back];
+
+        if ((c & 0xc0) == 0x80)
+            continue;
+        if ((c >= 0xc2 && c < 0xe0 && back < 2) || (c >= 0xe0 && c < 0xf0 && back < 3) ||
+            (c >= 0xf0 && c <= 0xf4 && back < 4))
+            return bytes - back;
+        break;
+    }
+    return bytes;
+}
+
+bool sp_utf8_valid(const char *data, size_t bytes)
+{
+    const unsigned char *cursor = (const unsigned char *)data;
+    size_t i = 0;
+
+    while (i < bytes) {
+        size_t n = utf8_sequence_bytes(cursor + i, bytes - i);
+
+        if (n == 0)
+            return false;
+        i += n;
+    }
+    return true;
+}
