@@ -1,0 +1,36 @@
+# A thin front: every target is a call of CMake, ctest or a script of tools/.
+# PRESET=debug, clang, asan, ... builds another preset; PREFIX=/usr moves the installation.
+
+PRESET ?= release
+PREFIX ?= /usr/local
+
+BUILD := build/$(PRESET)
+
+.PHONY: all build demo test install format clean
+
+all: build
+
+build:
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET)
+
+# Packages are installed by name where they are missing; quiet when all are there.
+demo:
+	tools/install-packages.sh build test
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET) --target sidepath_cli
+	tools/demo.sh $(BUILD)/sidepath
+
+test:
+	tools/install-packages.sh build test style
+	$(MAKE) build
+	ctest --test-dir $(BUILD) --label-regex quick --output-on-failure --no-tests=error
+
+install: build
+	cmake --install $(BUILD) --prefix $(PREFIX)
+
+format:
+	python3 tests/style/check_style.py --fix-format
+
+clean:
+	cmake -E rm -rf build

@@ -1,0 +1,71 @@
+#!/bin/sh
+# Installs by name the packages that are missing for the groups given as arguments:
+#     build   what a build of the library and the program needs
+#     test    what a build of the tests needs besides
+#     style   what the style checks among the tests need besides
+#     ci      what .ci/run needs besides
+# Quiet and without root when everything is there. Debian 12 is tested; the names for Ubuntu 24.04
+# are the same and untested.
+set -eu
+
+build="gcc libc6-dev make cmake ninja-build pkg-config libjansson-dev libssl-dev libutf8proc-dev
+libxxhash-dev python3"
+test="libcmocka-dev"
+style="clang-format-14 g++"
+ci="clang-14 libclang-rt-14-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user git"
+
+packages=""
+for group in "$@"; do
+    case "$group" in
+    build) packages="$packages $build" ;;
+    test) packages="$packages $test" ;;
+    style) packages="$packages $style" ;;
+    ci) packages="$packages $ci" ;;
+    *)
+        echo "usage: $0 build|test|style|ci ..." >&2
+        exit 2
+        ;;
+    esac
+done
+
+fail() {
+    echo "$0: $1" >&2
+    echo "Needed, by their Debian 12 names:" $packages >&2
+    exit 1
+}
+
+system="unknown"
+if [ -r /etc/os-release ]; then
+    system=$(. /etc/os-release && echo "${ID:-unknown} ${VERSION_ID:-}")
+fi
+case "$system" in
+"debian 12") ;;
+"ubuntu 24.04") echo "$0: Ubuntu 24.04: the package names are right to our knowledge, untested" >&2 ;;
+*) fail "this system is \"$system\": packages are installed on Debian 12 and Ubuntu 24.04 only" ;;
+esac
+
+missing=""
+for package in $packages; do
+    state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+    [ "$state" = installed ] || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+
+root=""
+if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || fail "not root and no sudo; missing:$missing"
+    root="sudo"
+fi
+
+echo "Installing:$missing"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+apt() {
+    $root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 "$@" \
+        >"$log" 2>&1 </dev/null || {
+        cat "$log" >&2
+        fail "apt-get $1 failed"
+    }
+}
+apt update
+apt install --no-install-recommends $missing
