@@ -30,7 +30,7 @@ install: build
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
 format:
-	python3 tests/style/check_style.py --fix-format
+	python3 -B tests/style/check_style.py --fix-format
 
 clean:
 	cmake -E rm -rf build

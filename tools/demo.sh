@@ -11,20 +11,9 @@ sidepath=${1:-$root/build/release/sidepath}
     exit 1
 }
 
-requests() {
-    cat <<'END'
-{"prompt": "In the morning", "max_tokens": 60}
-{"adapter": "scripture", "prompt": "In the morning", "max_tokens": 60}
-{"adapter": "csource", "prompt": "In the morning", "max_tokens": 60}
-{"adapter": "sqldoc", "prompt": "In the morning", "max_tokens": 60}
-{"adapter": "csource", "prompt": "/*\n** Return the number of pages in the cache.\n*/\nint ", "max_tokens": 90}
-{"adapter": "scripture", "prompt": "And it came to pass in the days of the king, that all the people of the land", "max_tokens": 40}
-END
-}
-
-requests | "$sidepath" generate --model "$root/demo/base" \
+"$sidepath" generate --model "$root/demo/base" \
     --adapter scripture="$root/demo/adapters/scripture" \
     --adapter csource="$root/demo/adapters/csource" \
     --adapter sqldoc="$root/demo/adapters/sqldoc" \
-    --temperature 0.7 --top-p 0.9 --seed 7 --json |
+    --temperature 0.7 --top-p 0.9 --seed 7 --json <"$root/demo/requests.jsonl" |
     python3 "$root/tools/demo_table.py"

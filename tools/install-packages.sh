@@ -40,7 +40,7 @@ if [ -r /etc/os-release ]; then
 fi
 case "$system" in
 "debian 12") ;;
-"ubuntu 24.04") echo "$0: Ubuntu 24.04: the package names are right to our knowledge, untested" >&2 ;;
+"ubuntu 24.04") echo "$0: the package names for Ubuntu 24.04 are untested" >&2 ;;
 *) fail "this system is \"$system\": packages are installed on Debian 12 and Ubuntu 24.04 only" ;;
 esac
 

@@ -1,0 +1,50 @@
+#!/bin/sh
+# Every symbol that the libraries show to a linker carries the prefix sp_.
+#     check_symbols.sh NM LIBRARY...      (.so: dynamic symbols; .a: global symbols)
+#     check_symbols.sh --self-test NM CC DIRECTORY
+set -eu
+
+# Prints the foreign symbols of one library; fails if the library has no symbol at all.
+foreign() {
+    case "$2" in
+    *.so*) listing=$("$1" -D --defined-only "$2") ;;
+    *) listing=$("$1" -g --defined-only "$2" 2>/dev/null) ;;
+    esac
+    printf '%s\n' "$listing" | awk -v library="$2" '
+        NF == 3 { n++; if ($3 !~ /^sp_/) print library ": " $3 }
+        END { if (n == 0) print library ": no symbols at all" }'
+}
+
+if [ "$1" = --self-test ]; then
+    nm=$2 cc=$3 directory=$4
+    mkdir -p "$directory"
+    cd "$directory"
+    rm -f ./*
+    echo 'int sp_good(void) { return 1; } int bad(void) { return 2; }' >bad.c
+    echo 'int sp_good(void) { return 1; } static int one(void) { return 1; }
+          int sp_more(void) { return one(); }' >good.c
+    for name in good bad; do
+        "$cc" -fPIC -c $name.c -o $name.o
+        "$cc" -shared $name.o -o $name.so
+        ar rc $name.a $name.o
+    done
+    [ -z "$(foreign "$nm" good.so)$(foreign "$nm" good.a)" ]
+    [ "$(foreign "$nm" bad.so)" = "bad.so: bad" ]
+    [ "$(foreign "$nm" bad.a)" = "bad.a: bad" ]
+    echo "int unused;" | "$cc" -fvisibility=hidden -shared -fPIC -x c - -o empty.so
+    [ "$(foreign "$nm" empty.so)" = "empty.so: no symbols at all" ]
+    echo "check_symbols: foreign symbols are found"
+    exit 0
+fi
+
+nm=$1
+shift
+found=""
+for library in "$@"; do
+    found="$found$(foreign "$nm" "$library")"
+done
+if [ -n "$found" ]; then
+    echo "$found" >&2
+    exit 1
+fi
+echo "check_symbols: $# libraries show sp_ symbols only"

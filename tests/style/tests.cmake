@@ -1,0 +1,31 @@
+# The gates that read the tree instead of running it. Each has a twin that proves that it can fail.
+
+set(style ${CMAKE_CURRENT_SOURCE_DIR}/style)
+
+function(sidepath_style_test name)
+  add_test(NAME style_${name} COMMAND ${ARGN})
+  set_tests_properties(style_${name} PROPERTIES LABELS quick TIMEOUT 300)
+endfunction()
+
+sidepath_style_test(layers ${Python3_EXECUTABLE} -B ${style}/check_layers.py)
+sidepath_style_test(layers_self_test ${Python3_EXECUTABLE} -B ${style}/check_layers.py --self-test)
+sidepath_style_test(tree ${Python3_EXECUTABLE} -B ${style}/check_style.py)
+sidepath_style_test(tree_self_test ${Python3_EXECUTABLE} -B ${style}/check_style.py --self-test)
+
+find_program(SIDEPATH_CXX NAMES c++ g++ clang++-14 clang++)
+mark_as_advanced(SIDEPATH_CXX)
+sidepath_style_test(headers ${style}/check_headers.sh ${CMAKE_C_COMPILER} ${SIDEPATH_CXX}
+                    ${CMAKE_SOURCE_DIR} ${JANSSON_CFLAGS})
+sidepath_style_test(headers_self_test ${style}/check_headers.sh --self-test ${CMAKE_C_COMPILER}
+                    ${SIDEPATH_CXX} ${CMAKE_CURRENT_BINARY_DIR}/headers_self_test)
+
+# Sanitizers add symbols of their own.
+if(NOT SIDEPATH_SANITIZE)
+  set(libraries $<TARGET_FILE:sidepath> $<TARGET_FILE:sidepath_static>)
+  if(TARGET sidepath_engine_static)
+    list(APPEND libraries $<TARGET_FILE:sidepath_engine_static>)
+  endif()
+  sidepath_style_test(symbols ${style}/check_symbols.sh ${CMAKE_NM} ${libraries})
+  sidepath_style_test(symbols_self_test ${style}/check_symbols.sh --self-test ${CMAKE_NM}
+                      ${CMAKE_C_COMPILER} ${CMAKE_CURRENT_BINARY_DIR}/symbols_self_test)
+endif()
