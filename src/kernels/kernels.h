@@ -79,9 +79,13 @@ typedef struct sp_kernels {
                    int64_t row_end);
     int64_t x_pack_rows; /* granularity of a split of x_pack over threads */
 
-    /* Outputs j in [n_begin, n_end) of all rows. n_begin is a multiple of gemm_columns. */
-    void (*gemm_nt)(const sp_gemm_args *args, int64_t n_begin, int64_t n_end);
-    int64_t gemm_columns; /* granularity of a split over n */
+    /*
+     * Outputs j in [n_begin, n_end) of rows [row_begin, row_end). n_begin is a multiple of
+     * gemm_columns, row_begin of gemm_rows.
+     */
+    void (*gemm_nt)(const sp_gemm_args *args, int64_t row_begin, int64_t row_end, int64_t n_begin,
+                    int64_t n_end);
+    int64_t gemm_rows, gemm_columns; /* granularity of a split over rows and over n */
 
     /* y = T(x * rsqrt(mean(x²) + eps) * (w + w_offset)), one row of n; y may be x. T BF16 or F32.
      * w is BF16. w_offset is 0, or 1 for zero-centred weights. */

@@ -1,0 +1,318 @@
+/*
+ * exec.c: the executor. A job is n_tasks numbers that threads take one by one from a single atomic
+ * counter. Two decisions a reader might question:
+ *
+ * The counter holds what *remains*. A worker that was late for one job can only claim a task that
+ * is really open, whichever job that belongs to, so jobs need no generation number; and as a job
+ * cannot end before its claimed tasks do, fn, user and n_tasks may be plain fields that are read
+ * after the claim.
+ *
+ * Idle workers spin for a short while, because the next job of a forward pass is microseconds
+ * away, and then sleep on a condition, because a server may be idle for hours. Whoever makes
+ * others wait stores first and then looks for sleepers; a sleeper counts itself first and then
+ * looks at the store (both sequentially consistent), so no wake-up is lost.
+ */
+#include <sidepath/device.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "device/cpus.h"
+
+#include <pthread.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#define THREADS_MAX       1024
+#define CACHE_LINE_BYTES  64
+#define SPINS_PER_READING 64 /* of the clock */
+
+typedef struct exec_worker {
+    sp_exec *exec;
+    pthread_t handle;
+    int32_t thread;
+} exec_worker;
+
+struct sp_exec {
+    int32_t threads;
+    uint64_t spin_ns;
+
+    /* The host's executor; run is NULL for the built-in one. */
+    sp_exec_run_fn host_run;
+    void *host_user;
+
+    /* The job. Written between jobs, read after a claim. */
+    sp_task_fn fn;
+    void *user;
+    int32_t n_tasks;
+
+    alignas(CACHE_LINE_BYTES) atomic_int remaining; /* tasks not yet claimed */
+    alignas(CACHE_LINE_BYTES) atomic_int finished;  /* tasks that have returned */
+    alignas(CACHE_LINE_BYTES) atomic_int sleepers;  /* workers that wait on work */
+    atomic_int caller_sleeps;
+    atomic_bool stop;
+
+    pthread_mutex_t mutex;
+    pthread_cond_t work; /* something remains, or stop */
+    pthread_cond_t done; /* finished = n_tasks */
+    int32_t n_workers;
+    exec_worker *workers;
+};
+
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __asm__ volatile("pause" ::: "memory");
+#elif defined(__aarch64__)
+    __asm__ volatile("yield" ::: "memory");
+#endif
+}
+
+/* ---- step path ----------------------------------------------------------------------------- */
+
+/* n_tasks was read before the task is counted as finished: after that the job may be over. */
+static void finish_task(sp_exec *exec, int32_t n_tasks)
+{
+    if (atomic_fetch_add(&exec->finished, 1) + 1 != n_tasks)
+        return;
+    if (atomic_load(&exec->caller_sleeps)) {
+        (void)pthread_mutex_lock(&exec->mutex);
+        (void)pthread_cond_signal(&exec->done);
+        (void)pthread_mutex_unlock(&exec->mutex);
+    }
+}
+
+/* Claims and runs tasks until none remains. */
+static void take_tasks(sp_exec *exec, int32_t thread)
+{
+    int remaining = atomic_load_explicit(&exec->remaining, memory_order_acquire);
+
+    while (remaining > 0) {
+        int32_t n_tasks;
+
+        if (!atomic_compare_exchange_weak_explicit(&exec->remaining, &remaining, remaining - 1,
+                                                   memory_order_acq_rel, memory_order_acquire))
+            continue;
+        n_tasks = exec->n_tasks;
+        exec->fn(exec->user, n_tasks - remaining, thread);
+        finish_task(exec, n_tasks);
+        remaining = atomic_load_explicit(&exec->remaining, memory_order_acquire);
+    }
+}
+
+static void wait_finished(sp_exec *exec, int32_t n_tasks)
+{
+    uint64_t until_ns = sp_clock_ns() + exec->spin_ns;
+
+    do {
+        for (int i = 0; i < SPINS_PER_READING; i++) {
+            if (atomic_load_explicit(&exec->finished, memory_order_acquire) == n_tasks)
+                return;
+            cpu_relax();
+        }
+    } while (sp_clock_ns() < until_ns);
+
+    (void)pthread_mutex_lock(&exec->mutex);
+    atomic_store(&exec->caller_sleeps, 1);
+    while (atomic_load(&exec->finished) != n_tasks)
+        (void)pthread_cond_wait(&exec->done, &exec->mutex);
+    atomic_store(&exec->caller_sleeps, 0);
+    (void)pthread_mutex_unlock(&exec->mutex);
+}
+
+static void wake_workers(sp_exec *exec, int32_t wanted)
+{
+    int asleep = atomic_load(&exec->sleepers);
+
+    if (asleep == 0)
+        return;
+    (void)pthread_mutex_lock(&exec->mutex);
+    if (wanted >= asleep)
+        (void)pthread_cond_broadcast(&exec->work);
+    else
+        for (int32_t i = 0; i < wanted; i++)
+            (void)pthread_cond_signal(&exec->work);
+    (void)pthread_mutex_unlock(&exec->mutex);
+}
+
+void sp_exec_run(sp_exec *exec, sp_task_fn fn, void *user, int32_t n_tasks)
+{
+    if (n_tasks <= 0)
+        return;
+    if (exec->host_run) {
+        exec->host_run(exec->host_user, fn, user, n_tasks);
+        return;
+    }
+    if (exec->n_workers == 0 || n_tasks == 1) {
+        for (int32_t task = 0; task < n_tasks; task++)
+            fn(user, task, 0);
+        return;
+    }
+    exec->fn = fn;
+    exec->user = user;
+    exec->n_tasks = n_tasks;
+    atomic_store_explicit(&exec->finished, 0, memory_order_relaxed);
+    atomic_store(&exec->remaining, n_tasks);
+    wake_workers(exec, n_tasks - 1);
+    take_tasks(exec, 0);
+    wait_finished(exec, n_tasks);
+}
+
+/* ---- workers ------------------------------------------------------------------------------- */
+
+static bool has_reason_to_wake(sp_exec *exec)
+{
+    return atomic_load(&exec->remaining) > 0 || atomic_load(&exec->stop);
+}
+
+static bool spin_for_work(sp_exec *exec)
+{
+    uint64_t until_ns = sp_clock_ns() + exec->spin_ns;
+
+    do {
+        for (int i = 0; i < SPINS_PER_READING; i++) {
+            if (atomic_load_explicit(&exec->remaining, memory_order_relaxed) > 0)
+                return true;
+            cpu_relax();
+        }
+    } while (sp_clock_ns() < until_ns && !atomic_load(&exec->stop));
+    return false;
+}
+
+static void sleep_for_work(sp_exec *exec)
+{
+    (void)pthread_mutex_lock(&exec->mutex);
+    (void)atomic_fetch_add(&exec->sleepers, 1);
+    while (!has_reason_to_wake(exec))
+        (void)pthread_cond_wait(&exec->work, &exec->mutex);
+    (void)atomic_fetch_sub(&exec->sleepers, 1);
+    (void)pthread_mutex_unlock(&exec->mutex);
+}
+
+static void *worker_main(void *argument)
+{
+    exec_worker *worker = argument;
+    sp_exec *exec = worker->exec;
+
+    while (!atomic_load(&exec->stop)) {
+        if (!spin_for_work(exec))
+            sleep_for_work(exec);
+        take_tasks(exec, worker->thread);
+    }
+    return NULL;
+}
+
+/* ---- set-up path --------------------------------------------------------------------------- */
+
+void sp_exec_options_default(sp_exec_options *out_options)
+{
+    *out_options = (sp_exec_options){
+        .struct_bytes = sizeof *out_options,
+        .threads = 0,
+        .spin_us = 50,
+    };
+}
+
+static void stop_workers(sp_exec *exec)
+{
+    (void)pthread_mutex_lock(&exec->mutex);
+    atomic_store(&exec->stop, true);
+    (void)pthread_cond_broadcast(&exec->work);
+    (void)pthread_mutex_unlock(&exec->mutex);
+    for (int32_t i = 0; i < exec->n_workers; i++)
+        (void)pthread_join(exec->workers[i].handle, NULL);
+    exec->n_workers = 0;
+}
+
+static sp_status start_workers(sp_exec *exec)
+{
+    for (int32_t i = 0; i + 1 < exec->threads; i++) {
+        exec_worker *worker = &exec->workers[i];
+
+        *worker = (exec_worker){.exec = exec, .thread = i + 1};
+        if (pthread_create(&worker->handle, NULL, worker_main, worker) != 0) {
+            stop_workers(exec);
+            return SP_ERR_THREAD;
+        }
+        exec->n_workers++;
+    }
+    return SP_OK;
+}
+
+static sp_exec *exec_new(int32_t threads)
+{
+    sp_exec *exec = sp_aligned_calloc(sizeof *exec, CACHE_LINE_BYTES);
+
+    if (!exec)
+        return NULL;
+    exec->threads = threads;
+    (void)pthread_mutex_init(&exec->mutex, NULL);
+    (void)pthread_cond_init(&exec->work, NULL);
+    (void)pthread_cond_init(&exec->done, NULL);
+    return exec;
+}
+
+sp_status sp_exec_create(const sp_exec_options *options, sp_exec **out_exec)
+{
+    sp_exec *exec;
+    sp_status status;
+    int32_t threads = options->threads;
+
+    if (threads < 0 || threads > THREADS_MAX || options->spin_us < 0)
+        return SP_ERR_ARGUMENT;
+    if (threads == 0)
+        threads = sp_cpus_usable();
+    if (threads > THREADS_MAX)
+        threads = THREADS_MAX;
+    exec = exec_new(threads);
+    if (!exec)
+        return SP_ERR_MEMORY;
+    exec->spin_ns = (uint64_t)options->spin_us * 1000u;
+    if (threads > 1) {
+        status = SP_ERR_MEMORY;
+        exec->workers = sp_calloc((size_t)threads - 1, sizeof *exec->workers);
+        if (!exec->workers)
+            goto destroy_exec;
+        status = start_workers(exec);
+        if (status != SP_OK)
+            goto destroy_exec;
+    }
+    *out_exec = exec;
+    return SP_OK;
+
+destroy_exec:
+    sp_exec_destroy(exec);
+    return status;
+}
+
+sp_status sp_exec_create_host(int32_t threads, sp_exec_run_fn run, void *user, sp_exec **out_exec)
+{
+    sp_exec *exec;
+
+    if (threads < 1 || !run)
+        return SP_ERR_ARGUMENT;
+    exec = exec_new(threads);
+    if (!exec)
+        return SP_ERR_MEMORY;
+    exec->host_run = run;
+    exec->host_user = user;
+    *out_exec = exec;
+    return SP_OK;
+}
+
+void sp_exec_destroy(sp_exec *exec)
+{
+    if (!exec)
+        return;
+    stop_workers(exec);
+    (void)pthread_cond_destroy(&exec->done);
+    (void)pthread_cond_destroy(&exec->work);
+    (void)pthread_mutex_destroy(&exec->mutex);
+    sp_free(exec->workers);
+    sp_aligned_free(exec);
+}
+
+int32_t sp_exec_threads(const sp_exec *exec)
+{
+    return exec->threads;
+}

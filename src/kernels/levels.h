@@ -1,0 +1,27 @@
+/*
+ * levels.h: what each level adds to the table of functions. A fill function overwrites the entries
+ * that its level improves and leaves the others as the level below set them.
+ */
+#ifndef SP_KERNELS_LEVELS_H
+#define SP_KERNELS_LEVELS_H
+
+#include "kernels/kernels.h"
+
+void sp_kernels_fill_scalar(sp_kernels *kernels);
+
+/* gemm_scalar.c; see the entries of sp_kernels. */
+size_t sp_x_pack_bytes_scalar(sp_dtype x_type, sp_dtype w_type, int64_t rows, int64_t k);
+void sp_x_pack_scalar(void *packed, sp_dtype x_type, sp_dtype w_type, const void *x,
+                      int64_t x_stride, const int32_t *row_index, int64_t rows, int64_t k,
+                      int64_t row_begin, int64_t row_end);
+void sp_gemm_nt_scalar(const sp_gemm_args *args, int64_t row_begin, int64_t row_end,
+                       int64_t n_begin, int64_t n_end);
+
+/*
+ * The end of a GEMM, elementwise and therefore the same bits on every level: `count` finished sums
+ * of row `row` for outputs from n_begin on.
+ */
+void sp_gemm_epilogue_scalar(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
+                             const float *sums);
+
+#endif
