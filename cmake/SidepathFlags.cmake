@@ -17,6 +17,9 @@ if(SIDEPATH_SANITIZE)
   set(SIDEPATH_SANITIZE_FLAGS -fsanitize=${SIDEPATH_SANITIZE} -fno-omit-frame-pointer
                               -fno-sanitize-recover=all)
 endif()
+if(SIDEPATH_FUZZ)
+  list(APPEND SIDEPATH_SANITIZE_FLAGS -fsanitize=fuzzer-no-link)
+endif()
 
 function(sidepath_compile_options target)
   target_compile_options(${target} PRIVATE ${SIDEPATH_WARNINGS} ${SIDEPATH_FLOAT_FLAGS}

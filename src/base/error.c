@@ -1,5 +1,7 @@
 #include "base/error.h"
 
+#include "base/text.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -53,24 +55,32 @@ const char *sp_dtype_name(sp_dtype dtype)
     return "unknown";
 }
 
-/* Makes a foreign text printable in place: control characters become '?', and a UTF-8 sequence
- * that the buffer's end has cut is dropped. */
+/* C0, DEL, and C1 in its two-byte form: a terminal would obey them. */
+static bool is_control(const char *text, size_t sequence_bytes)
+{
+    unsigned char c = (unsigned char)text[0];
+
+    if (sequence_bytes == 2)
+        return c == 0xc2 && (unsigned char)text[1] < 0xa0;
+    return c < 0x20 || c == 0x7f;
+}
+
+/* Makes a foreign text printable in place: control characters and bytes that are not UTF-8 become
+ * '?', and a UTF-8 sequence that the buffer's end has cut is dropped. */
 static void make_printable(char *text)
 {
-    size_t n = strlen(text);
-    size_t start = n;
+    size_t bytes = sp_utf8_complete_bytes(text, strlen(text));
+    size_t i = 0;
 
-    for (size_t i = 0; i < n; i++)
-        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f)
-            text[i] = '?';
-    while (start > 0 && n - start < 4 && ((unsigned char)text[start - 1] & 0xc0) == 0x80)
-        start--;
-    if (start > 0) {
-        unsigned char lead = (unsigned char)text[start - 1];
-        size_t want = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1;
+    text[bytes] = '\0';
+    while (i < bytes) {
+        size_t n = sp_utf8_sequence_bytes(text + i, bytes - i);
 
-        if (want > 1 && n - start + 1 < want)
-            text[start - 1] = '\0';
+        if (n == 0 || is_control(text + i, n)) {
+            n = n > 0 ? n : 1;
+            memset(text + i, '?', n);
+        }
+        i += n;
     }
 }
 

@@ -20,7 +20,8 @@
 /*
  * Fills *error (which may be NULL) and returns `status`, so that callers write
  * `return sp_fail(...)`. `code` is a static string or NULL; `subject` may be NULL and is cut to
- * fit at a UTF-8 border; control characters in subject and text become '?'.
+ * fit at a UTF-8 border. Control characters and bytes that are not UTF-8 become '?' in subject and
+ * text. Neither `subject` nor an argument of the format may lie inside *error.
  */
 sp_status sp_fail(sp_error *error, sp_status status, const char *code, const char *subject,
                   int64_t position, const char *format, ...) SP_PRINTF(6, 7);

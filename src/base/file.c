@@ -5,12 +5,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#define TEMPORARY_SUFFIX_BYTES 48
 
 static sp_status fail_errno(sp_error *error, const char *path, const char *what)
 {
@@ -19,6 +21,8 @@ static sp_status fail_errno(sp_error *error, const char *path, const char *what)
 
     if (number == ENOENT || number == ELOOP || number == ENOTDIR || number == ENAMETOOLONG)
         status = SP_ERR_NOT_FOUND;
+    if (number == ENXIO || number == ENODEV) /* a socket, or a device that nothing drives */
+        return sp_fail(error, SP_ERR_INPUT, NULL, path, -1, "%s is not a regular file", path);
     return sp_fail(error, status, NULL, path, -1, "%s %s: %s", what, path, strerror(number));
 }
 
@@ -97,8 +101,12 @@ sp_status sp_file_read_all(const char *path, size_t bytes_max, char **out_data, 
         status = sp_fail_memory(error, (size_t)file.bytes + 1, path);
         goto close_file;
     }
-    status = sp_file_read(&file, 0, data, (size_t)file.bytes, error);
+    status = sp_file_read(&file, 0, data, (size_t)file.bytes, NULL);
     if (status != SP_OK) {
+        if (status == SP_ERR_TRUNCATED)
+            sp_fail(error, status, NULL, path, -1, "%s became shorter while it was read", path);
+        else
+            status = fail_errno(error, path, "cannot read");
         sp_free(data);
         goto close_file;
     }
@@ -155,31 +163,51 @@ static int write_fully(int fd, const char *data, size_t bytes)
     return 0;
 }
 
+/*
+ * A new file beside `path`, whose name goes to `out_name` (with room for TEMPORARY_SUFFIX_BYTES
+ * more than the path). Not mkstemp: the mode is the one that the caller's umask gives any file.
+ */
+static int open_temporary(const char *path, char *out_name)
+{
+    static atomic_uint counter;
+    size_t path_bytes = strlen(path);
+    int fd;
+
+    do {
+        snprintf(out_name, path_bytes + TEMPORARY_SUFFIX_BYTES, "%s.%ld-%u", path, (long)getpid(),
+                 atomic_fetch_add(&counter, 1));
+        fd = open(out_name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    } while (fd < 0 && errno == EEXIST);
+    return fd;
+}
+
 sp_status sp_file_write_all(const char *path, const void *data, size_t bytes, sp_error *error)
 {
-    size_t name_bytes = strlen(path) + sizeof ".XXXXXX";
-    char *temporary = sp_malloc(name_bytes);
+    size_t name_bytes = strlen(path) + TEMPORARY_SUFFIX_BYTES;
+    char *temporary;
+    struct stat info;
     sp_status status = SP_OK;
     int fd;
 
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        return sp_fail(error, SP_ERR_INPUT, NULL, path, -1,
+                       "%s exists and is not a regular file; it is left as it is", path);
+    temporary = sp_malloc(name_bytes);
     if (!temporary)
         return sp_fail_memory(error, name_bytes, "a file name");
-    snprintf(temporary, name_bytes, "%s.XXXXXX", path);
-    fd = mkostemp(temporary, O_CLOEXEC);
+    fd = open_temporary(path, temporary);
     if (fd < 0) {
         status = fail_errno(error, path, "cannot create a file beside");
         goto free_name;
     }
-    if (write_fully(fd, data, bytes) != 0 || fchmod(fd, 0644) != 0) {
+    if (write_fully(fd, data, bytes) != 0) {
         status = fail_errno(error, path, "cannot write");
         close(fd);
         goto remove_temporary;
     }
-    if (close(fd) != 0 || rename(temporary, path) != 0) {
-        status = fail_errno(error, path, "cannot write");
-        goto remove_temporary;
-    }
-    goto free_name;
+    if (close(fd) == 0 && rename(temporary, path) == 0)
+        goto free_name;
+    status = fail_errno(error, path, "cannot write");
 remove_temporary:
     unlink(temporary);
 free_name:

@@ -41,7 +41,9 @@ sp_status sp_file_map(const char *path, sp_mapping *out_mapping, sp_error *error
 void sp_file_unmap(sp_mapping *mapping);
 
 /*
- * Writes `path` whole or not at all: into a temporary file beside it, then a rename. SP_ERR_IO.
+ * Writes `path` whole or not at all: into a temporary file beside it, then a rename. SP_ERR_INPUT:
+ * something is there that is no regular file (a device, a directory); it is left as it is.
+ * SP_ERR_NOT_FOUND: its directory is missing. SP_ERR_IO: no permission, no space and the like.
  */
 sp_status sp_file_write_all(const char *path, const void *data, size_t bytes, sp_error *error);
 

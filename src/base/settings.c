@@ -56,8 +56,11 @@ static sp_status set_bool(const sp_setting *setting, const char *text, const cha
 static sp_status out_of_range(const sp_setting *setting, const char *text, const char *source,
                               sp_error *error)
 {
-    return sp_fail(error, SP_ERR_INPUT, NULL, setting->name, -1,
-                   "%s: %s is out of range; it must be from %g to %g", source, text,
+    const char *format = setting->type == SP_SETTING_INT
+                             ? "%s: %s is out of range; it must be from %.0f to %.0f"
+                             : "%s: %s is out of range; it must be from %g to %g";
+
+    return sp_fail(error, SP_ERR_INPUT, NULL, setting->name, -1, format, source, text,
                    setting->minimum, setting->maximum);
 }
 
@@ -122,6 +125,17 @@ static sp_status list_add(sp_setting_list *list, const char *value, sp_error *er
     return SP_OK;
 }
 
+/* A list's default gives way to the environment, and either to the first flag. */
+static void drop_fallback(const sp_setting *setting, void *values)
+{
+    sp_setting_list *list = field_of(setting, values);
+
+    if (setting->type == SP_SETTING_LIST && list->is_fallback)
+        list->n = 0;
+    if (setting->type == SP_SETTING_LIST)
+        list->is_fallback = false;
+}
+
 static sp_status set_value(const sp_setting *setting, const char *text, const char *source,
                            void *values, sp_error *error)
 {
@@ -165,33 +179,41 @@ static void clear_value(const sp_setting *setting, void *values)
     }
 }
 
+/* The value that holds unless a flag is given. */
+static sp_status set_fallback(const sp_setting *setting, const char *text, const char *source,
+                              void *values, sp_error *error)
+{
+    sp_status status;
+
+    drop_fallback(setting, values);
+    status = set_value(setting, text, source, values, error);
+    if (status == SP_OK && setting->type == SP_SETTING_LIST)
+        ((sp_setting_list *)field_of(setting, values))->is_fallback = true;
+    return status;
+}
+
 static sp_status set_defaults(const sp_setting *settings, size_t n_settings, void *values,
                               sp_error *error)
 {
+    sp_status status = SP_OK;
+
     for (size_t i = 0; i < n_settings; i++)
         clear_value(&settings[i], values);
-    for (size_t i = 0; i < n_settings; i++) {
+    for (size_t i = 0; i < n_settings && status == SP_OK; i++) {
         const sp_setting *setting = &settings[i];
         char name[ENVIRONMENT_NAME_BYTES];
-        const char *text = setting->default_text;
-        sp_status status;
+        const char *text = NULL;
 
-        if (text) {
-            status = set_value(setting, text, "default", values, error);
-            if (status != SP_OK)
-                return status;
+        if (setting->default_text)
+            status = set_fallback(setting, setting->default_text, "default", values, error);
+        if (!setting->flag_only) {
+            environment_name(setting, name);
+            text = getenv(name);
         }
-        if (setting->flag_only)
-            continue;
-        environment_name(setting, name);
-        text = getenv(name);
-        if (!text)
-            continue;
-        status = set_value(setting, text, name, values, error);
-        if (status != SP_OK)
-            return status;
+        if (text && status == SP_OK)
+            status = set_fallback(setting, text, name, values, error);
     }
-    return SP_OK;
+    return status;
 }
 
 /* ---- flags --------------------------------------------------------------------------------- */
@@ -273,6 +295,7 @@ static sp_status take_flag(const sp_setting *settings, size_t n_settings, int ar
     if (!setting)
         return unknown_flag(settings, n_settings, name, name_bytes, error);
     snprintf(source, sizeof source, "--%s", setting->name);
+    drop_fallback(setting, values);
     (*index)++;
     if (equals)
         return set_value(setting, equals + 1, source, values, error);

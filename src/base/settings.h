@@ -23,6 +23,7 @@ typedef enum sp_setting_type {
 typedef struct sp_setting_list {
     const char **values; /* borrowed strings; the array is owned (sp_settings_free_lists) */
     size_t n;
+    bool is_fallback; /* the default's or the environment's: the first flag replaces it */
 } sp_setting_list;
 
 typedef struct sp_setting {

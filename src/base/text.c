@@ -83,30 +83,35 @@ void sp_text_format(sp_text *text, const char *format, ...)
     text->bytes += (size_t)n;
 }
 
-/* Bytes of the well-formed UTF-8 sequence at data, or 0. Table 3-7 of the Unicode Standard. */
-static size_t utf8_sequence_bytes(const unsigned char *data, size_t bytes)
+/* Bytes of the sequence that starts with this byte; 0 if none does. */
+static size_t utf8_lead_bytes(unsigned char lead)
 {
-    unsigned char lead = data[0];
-    unsigned char low = 0x80, high = 0xbf;
-    size_t n;
-
     if (lead < 0x80)
         return 1;
     if (lead < 0xc2 || lead > 0xf4)
         return 0;
-    n = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-    if (lead == 0xe0)
-        low = 0xa0;
-    else if (lead == 0xed)
-        high = 0x9f;
-    else if (lead == 0xf0)
-        low = 0x90;
-    else if (lead == 0xf4)
-        high = 0x8f;
-    if (bytes < n || data[1] < low || data[1] > high)
+    return lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+}
+
+/* Table 3-7 of the Unicode Standard: overlong forms, surrogates and numbers above U+10FFFF show in
+ * the second byte. */
+static bool utf8_second_fits(unsigned char lead, unsigned char second)
+{
+    unsigned char low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+    unsigned char high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+
+    return second >= low && second <= high;
+}
+
+size_t sp_utf8_sequence_bytes(const char *data, size_t bytes)
+{
+    const unsigned char *cursor = (const unsigned char *)data;
+    size_t n = bytes > 0 ? utf8_lead_bytes(cursor[0]) : 0;
+
+    if (n > bytes || (n > 1 && !utf8_second_fits(cursor[0], cursor[1])))
         return 0;
     for (size_t i = 2; i < n; i++)
-        if ((data[i] & 0xc0) != 0x80)
+        if ((cursor[i] & 0xc0) != 0x80)
             return 0;
     return n;
 }
@@ -136,19 +141,18 @@ static void add_escaped(sp_text *text, unsigned char c)
 
 void sp_text_json_string(sp_text *text, const char *data, size_t bytes)
 {
-    const unsigned char *cursor = (const unsigned char *)data;
     size_t i = 0;
 
     sp_text_add(text, "\"");
     while (i < bytes) {
-        size_t n = utf8_sequence_bytes(cursor + i, bytes - i);
+        size_t n = sp_utf8_sequence_bytes(data + i, bytes - i);
+        unsigned char c = (unsigned char)data[i];
 
         if (n == 0) {
             sp_text_add(text, replacement);
             n = 1;
-        } else if (n == 1 && (cursor[i] < 0x20 || cursor[i] == '"' || cursor[i] == '\\' ||
-                              cursor[i] == 0x7f)) {
-            add_escaped(text, cursor[i]);
+        } else if (c < 0x20 || c == '"' || c == '\\' || c == 0x7f) {
+            add_escaped(text, c);
         } else {
             sp_text_add_bytes(text, data + i, n);
         }
@@ -175,28 +179,24 @@ void sp_text_json_double(sp_text *text, double value)
 
 size_t sp_utf8_complete_bytes(const char *data, size_t bytes)
 {
-    const unsigned char *cursor = (const unsigned char *)data;
+    const unsigned char *end = (const unsigned char *)data + bytes;
+    size_t back = 1;
 
-    for (size_t back = 1; back <= 3 && back <= bytes; back++) {
-        unsigned char c = cursor[bytes - back];
-
-        if ((c & 0xc0) == 0x80)
-            continue;
-        if ((c >= 0xc2 && c < 0xe0 && back < 2) || (c >= 0xe0 && c < 0xf0 && back < 3) ||
-            (c >= 0xf0 && c <= 0xf4 && back < 4))
-            return bytes - back;
-        break;
-    }
-    return bytes;
+    while (back < 4 && back < bytes && (end[-(ptrdiff_t)back] & 0xc0) == 0x80)
+        back++;
+    if (back > bytes || back >= utf8_lead_bytes(end[-(ptrdiff_t)back]))
+        return bytes;
+    if (back > 1 && !utf8_second_fits(end[-(ptrdiff_t)back], end[1 - (ptrdiff_t)back]))
+        return bytes;
+    return bytes - back;
 }
 
 bool sp_utf8_valid(const char *data, size_t bytes)
 {
-    const unsigned char *cursor = (const unsigned char *)data;
     size_t i = 0;
 
     while (i < bytes) {
-        size_t n = utf8_sequence_bytes(cursor + i, bytes - i);
+        size_t n = sp_utf8_sequence_bytes(data + i, bytes - i);
 
         if (n == 0)
             return false;

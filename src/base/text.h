@@ -26,7 +26,12 @@ void sp_text_json_string(sp_text *text, const char *data, size_t bytes);
 /* A JSON number that reads back as the same double; null for NaN and infinities. */
 void sp_text_json_double(sp_text *text, double value);
 
-/* Length of the longest prefix that does not end inside a UTF-8 sequence. */
+/* Bytes of the well-formed UTF-8 sequence at data (1 to 4), or 0: bad, cut short, or bytes = 0. */
+size_t sp_utf8_sequence_bytes(const char *data, size_t bytes);
+/*
+ * Length of the longest prefix that does not end inside a UTF-8 sequence: what is left over, at
+ * most 3 bytes, may still become a character when more bytes come.
+ */
 size_t sp_utf8_complete_bytes(const char *data, size_t bytes);
 bool sp_utf8_valid(const char *data, size_t bytes);
 
