@@ -70,8 +70,11 @@ SP_API const char *sp_module_name(sp_module module);
 
 /*
  * Reads a comma-separated list of module names; a name may be a full path ("mlp.gate_proj") or its
- * last part ("q_proj"), and "all-linear" stands for every linear module outside the experts,
- * router, embeddings and head. SP_ERR_INPUT names the part that fits nothing.
+ * last part ("q_proj"), which stands for every module that ends so ("gate_proj": the dense FFN's
+ * and the shared expert's, but not the experts', which are named by path); "all-linear" stands for
+ * every linear module outside the experts, router, embeddings and head. Names are not held against
+ * a model: intersect the set with sp_geometry_modules. SP_ERR_INPUT names the part that fits
+ * nothing, with its byte position.
  */
 SP_API sp_status sp_module_set_parse(const char *text, sp_module_set *out_set, sp_error *error);
 
