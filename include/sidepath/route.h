@@ -60,17 +60,20 @@ typedef struct sp_route_span {
 
 /*
  * Builds the plan of one step from spans in row order; rows beyond the last span up to
- * padded_rows are pads (slot -1). Pure: on any refusal the plan is as it was.
+ * padded_rows are pads (slot -1); a padded_rows below the spans' sum adds none. Pure: on any
+ * refusal the plan is as it was, and error->position is the span's index.
  * SP_ERR_ARGUMENT: more than rows_max rows, an empty span, a scale out of range, a slot out of
- * range. SP_ERR_STATE: a slot that is not READY, holds another generation, or that no request
- * references. Does not allocate.
+ * range. SP_ERR_STATE: a slot that is neither READY nor DRAINING (requests that hold a draining
+ * version finish on it), holds another generation, or that no request references. Does not
+ * allocate.
  */
 SP_API sp_status sp_plan_build(sp_plan *plan, const sp_pool *pool, const sp_route_span *spans,
                                int32_t n_spans, int32_t padded_rows, sp_error *error);
 
 /*
  * The same without a pool, from seq_slot directly: for hosts that keep their own slots, and the
- * oracle of the device's version. row_scale may be NULL (all 1).
+ * oracle of the device's version. row_scale may be NULL (all 1); its values are request scales,
+ * checked like a span's. On any refusal the plan is as it was; error->position is the row.
  */
 SP_API sp_status sp_plan_build_rows(sp_plan *plan, const int32_t *seq_slot, const float *row_scale,
                                     int32_t n_rows, int32_t n_slots, sp_error *error);
