@@ -1,0 +1,22 @@
+/*
+ * image.h: packing from a plain list of sites, the part of sp_layout_pack that knows no adapter
+ * object.
+ */
+#ifndef SP_POOL_IMAGE_H
+#define SP_POOL_IMAGE_H
+
+#include <sidepath/pool.h>
+
+/*
+ * As sp_layout_pack. SP_ERR_MISMATCH with `shape-mismatch`: a factor whose dimensions are not the
+ * layout's. SP_ERR_REFUSED with `duplicate-tensor`: one site twice; with `non-finite`: a finite
+ * value that the pool's dtype cannot hold, or a scale that is not finite.
+ */
+sp_status sp_layout_pack_sites(const sp_layout *layout, const sp_adapter_site *sites,
+                               size_t n_sites, const sp_digest *digest, sp_image **out_image,
+                               sp_error *error);
+
+/* Host bytes that every image of this layout takes, its arrays included. */
+size_t sp_layout_image_bytes(const sp_layout *layout);
+
+#endif

@@ -1,0 +1,292 @@
+/*
+ * layout.c: where every matrix lies inside a slot. One walk over (layer, module) serves measuring,
+ * building and, through sp_layout_find, packing, tables and delta; so the predicate "this layer
+ * has this module" is asked in one place only.
+ */
+#include "base/alloc.h"
+#include "base/error.h"
+
+#include <sidepath/pool.h>
+
+#include <stdatomic.h>
+
+/* Linear modules outside the experts, router, embeddings and head: what "all" means for a pool. */
+#define LINEAR_MODULES (((sp_module_set)1 << SP_MODULE_ROUTER) - 1u)
+/* They differ in size by adapter and live in a pool of their own. */
+#define EXPERT_MODULES                                                                       \
+    ((sp_module_set)1 << SP_MODULE_ROUTER | (sp_module_set)1 << SP_MODULE_EXPERT_GATE_PROJ | \
+     (sp_module_set)1 << SP_MODULE_EXPERT_UP_PROJ |                                          \
+     (sp_module_set)1 << SP_MODULE_EXPERT_DOWN_PROJ)
+
+struct sp_layout {
+    atomic_int references;
+    sp_geometry *geometry;
+    sp_module_set modules;
+    sp_dtype dtype;
+    int32_t rank_stride;
+    int32_t n_sites;
+    size_t slot_bytes;
+    sp_layout_site *sites; /* [n_sites] in slot order */
+    int32_t *site_index;   /* [layers + 1][SP_MODULE_COUNT], layer -1 first; -1 = not held */
+};
+
+/* ---- the walk ------------------------------------------------------------------------------ */
+
+typedef struct region_cursor {
+    size_t slot_bytes;   /* with every matrix on its boundary */
+    size_t matrix_bytes; /* the plain sum */
+    size_t element_bytes;
+    int32_t rank_stride;
+    bool overflow;
+} region_cursor;
+
+/* Places a matrix of rank_stride × n elements; returns its offset. */
+static size_t place_matrix(region_cursor *cursor, int32_t n)
+{
+    size_t offset = cursor->slot_bytes;
+    size_t bytes = 0, padded = 0;
+
+    cursor->overflow |= __builtin_mul_overflow(
+        (size_t)n, (size_t)cursor->rank_stride * cursor->element_bytes, &bytes);
+    cursor->overflow |= __builtin_add_overflow(bytes, SP_POOL_ALIGN_BYTES - 1, &padded);
+    padded &= ~(size_t)(SP_POOL_ALIGN_BYTES - 1);
+    cursor->overflow |= __builtin_add_overflow(offset, padded, &cursor->slot_bytes);
+    cursor->matrix_bytes += bytes; /* never more than slot_bytes */
+    return offset;
+}
+
+/* Places every site; fills `sites` and `site_index` unless they are NULL. Returns the count. */
+static int32_t place_sites(const sp_geometry *geometry, sp_module_set modules,
+                           region_cursor *cursor, sp_layout_site *sites, int32_t *site_index)
+{
+    int32_t layers = sp_geometry_layers(geometry), n_sites = 0;
+
+    for (int32_t layer = -1; layer < layers; layer++) {
+        for (int32_t module = 0; module < SP_MODULE_COUNT; module++) {
+            sp_layout_site site = {.layer = layer, .module = (sp_module)module};
+            bool held = (modules >> module & 1u) != 0 &&
+                        sp_geometry_site(geometry, layer, site.module, &site.k_in, &site.n_out);
+
+            if (site_index != NULL)
+                site_index[(layer + 1) * SP_MODULE_COUNT + module] = held ? n_sites : -1;
+            if (!held)
+                continue;
+            site.a_offset_bytes = place_matrix(cursor, site.k_in);
+            site.b_offset_bytes = place_matrix(cursor, site.n_out);
+            if (sites != NULL)
+                sites[n_sites] = site;
+            n_sites++;
+        }
+    }
+    return n_sites;
+}
+
+/* ---- options ------------------------------------------------------------------------------- */
+
+void sp_layout_options_default(sp_layout_options *out_options)
+{
+    *out_options = (sp_layout_options){
+        .struct_bytes = sizeof *out_options,
+        .rank = 64,
+        .dtype = SP_DTYPE_BF16,
+    };
+}
+
+static int32_t lowest_module(sp_module_set modules)
+{
+    return modules != 0 ? __builtin_ctz(modules) : -1;
+}
+
+/* Checks the options; *out_modules is what the layout will hold. */
+static sp_status resolve_options(const sp_layout_options *options, sp_module_set *out_modules,
+                                 sp_error *error)
+{
+    sp_module_set wanted, present;
+
+    if (options == NULL || options->struct_bytes < sizeof *options || options->geometry == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
+                       "layout options without a geometry or not initialised");
+    if (options->rank < 1 || options->rank > SP_POOL_RANK_MAX)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "--max-lora-rank", -1,
+                       "the pool's rank must be from 1 to %d, not %d", SP_POOL_RANK_MAX,
+                       (int)options->rank);
+    if (sp_dtype_bytes(options->dtype) == 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "unknown element type %d",
+                       (int)options->dtype);
+    present = sp_geometry_modules(options->geometry);
+    wanted = options->modules != 0 ? options->modules : present & LINEAR_MODULES;
+    if ((wanted & EXPERT_MODULES) != 0)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, NULL,
+                       sp_module_name((sp_module)lowest_module(wanted & EXPERT_MODULES)), -1,
+                       "router and expert modules cannot live in the slots of this pool");
+    if ((wanted & ~present) != 0) {
+        const char *name = sp_module_name((sp_module)lowest_module(wanted & ~present));
+
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, name != NULL ? name : "modules", -1,
+                       "no layer of the base model has this module");
+    }
+    if (wanted == 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "modules", -1,
+                       "the base model has no linear module that a pool could hold");
+    *out_modules = wanted;
+    return SP_OK;
+}
+
+static region_cursor start_cursor(const sp_layout_options *options)
+{
+    return (region_cursor){
+        .element_bytes = sp_dtype_bytes(options->dtype),
+        .rank_stride =
+            (options->rank + SP_POOL_RANK_STEP - 1) / SP_POOL_RANK_STEP * SP_POOL_RANK_STEP,
+    };
+}
+
+static sp_status fail_overflow(sp_error *error)
+{
+    return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "--max-lora-rank", -1,
+                   "the bytes of one slot exceed the address space; lower --max-lora-rank or "
+                   "--lora-modules");
+}
+
+sp_status sp_layout_measure(const sp_layout_options *options, size_t *out_slot_bytes,
+                            size_t *out_matrix_bytes, sp_error *error)
+{
+    sp_module_set modules;
+    region_cursor cursor;
+    sp_status status = resolve_options(options, &modules, error);
+
+    if (status != SP_OK)
+        return status;
+    cursor = start_cursor(options);
+    place_sites(options->geometry, modules, &cursor, NULL, NULL);
+    if (cursor.overflow)
+        return fail_overflow(error);
+    if (out_slot_bytes != NULL)
+        *out_slot_bytes = cursor.slot_bytes;
+    if (out_matrix_bytes != NULL)
+        *out_matrix_bytes = cursor.matrix_bytes;
+    return SP_OK;
+}
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+static sp_status allocate(const sp_layout_options *options, sp_module_set modules,
+                          sp_layout **out_layout, sp_error *error)
+{
+    region_cursor cursor = start_cursor(options);
+    size_t n_sites = (size_t)place_sites(options->geometry, modules, &cursor, NULL, NULL);
+    size_t n_cells = ((size_t)sp_geometry_layers(options->geometry) + 1) * SP_MODULE_COUNT;
+    sp_layout *layout;
+
+    if (cursor.overflow)
+        return fail_overflow(error);
+    layout = sp_calloc(1, sizeof *layout);
+    if (layout == NULL)
+        return sp_fail_memory(error, sizeof *layout, "a slot layout");
+    layout->sites = sp_calloc(n_sites, sizeof *layout->sites);
+    if (layout->sites == NULL) {
+        sp_fail_memory(error, n_sites * sizeof *layout->sites, "the sites of a slot layout");
+        goto free_layout;
+    }
+    layout->site_index = sp_calloc(n_cells, sizeof *layout->site_index);
+    if (layout->site_index == NULL) {
+        sp_fail_memory(error, n_cells * sizeof *layout->site_index, "the index of a slot layout");
+        goto free_sites;
+    }
+    *out_layout = layout;
+    return SP_OK;
+
+free_sites:
+    sp_free(layout->sites);
+free_layout:
+    sp_free(layout);
+    return SP_ERR_MEMORY;
+}
+
+sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_layout,
+                           sp_error *error)
+{
+    sp_module_set modules;
+    region_cursor cursor;
+    sp_layout *layout = NULL;
+    sp_status status = resolve_options(options, &modules, error);
+
+    if (status == SP_OK)
+        status = allocate(options, modules, &layout, error);
+    if (status != SP_OK)
+        return status;
+    cursor = start_cursor(options);
+    layout->n_sites =
+        place_sites(options->geometry, modules, &cursor, layout->sites, layout->site_index);
+    layout->slot_bytes = cursor.slot_bytes;
+    layout->rank_stride = cursor.rank_stride;
+    layout->dtype = options->dtype;
+    layout->modules = modules;
+    layout->geometry = sp_geometry_retain(options->geometry);
+    atomic_init(&layout->references, 1);
+    *out_layout = layout;
+    return SP_OK;
+}
+
+sp_layout *sp_layout_retain(sp_layout *layout)
+{
+    atomic_fetch_add_explicit(&layout->references, 1, memory_order_relaxed);
+    return layout;
+}
+
+void sp_layout_release(sp_layout *layout)
+{
+    if (layout == NULL)
+        return;
+    if (atomic_fetch_sub_explicit(&layout->references, 1, memory_order_acq_rel) != 1)
+        return;
+    sp_geometry_release(layout->geometry);
+    sp_free(layout->site_index);
+    sp_free(layout->sites);
+    sp_free(layout);
+}
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+size_t sp_layout_slot_bytes(const sp_layout *layout)
+{
+    return layout->slot_bytes;
+}
+
+int32_t sp_layout_rank_stride(const sp_layout *layout)
+{
+    return layout->rank_stride;
+}
+
+sp_dtype sp_layout_dtype(const sp_layout *layout)
+{
+    return layout->dtype;
+}
+
+sp_module_set sp_layout_modules(const sp_layout *layout)
+{
+    return layout->modules;
+}
+
+sp_geometry *sp_layout_geometry(const sp_layout *layout)
+{
+    return layout->geometry;
+}
+
+int32_t sp_layout_n_sites(const sp_layout *layout)
+{
+    return layout->n_sites;
+}
+
+const sp_layout_site *sp_layout_site_at(const sp_layout *layout, int32_t index)
+{
+    return index >= 0 && index < layout->n_sites ? &layout->sites[index] : NULL;
+}
+
+int32_t sp_layout_find(const sp_layout *layout, int32_t layer, sp_module module)
+{
+    if (layer < -1 || layer >= sp_geometry_layers(layout->geometry) ||
+        (unsigned)module >= SP_MODULE_COUNT)
+        return -1;
+    return layout->site_index[(layer + 1) * SP_MODULE_COUNT + (int32_t)module];
+}

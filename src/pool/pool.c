@@ -1,0 +1,474 @@
+/*
+ * pool.c: the slots, their states, and the tables that make them visible.
+ *
+ *     EMPTY    -> LOADING    load_begin
+ *     READY    -> LOADING    load_begin, when it is the victim
+ *     LOADING  -> READY      load_commit, after load_write
+ *     LOADING  -> EMPTY      load_abort
+ *     READY    -> EMPTY      drain without references
+ *     READY    -> DRAINING   drain with references
+ *     DRAINING -> EMPTY      the last release
+ *
+ * A slot is visible to a step exactly while its cells in the tables are set: from load_commit until
+ * it is emptied or chosen as a victim. A draining slot stays visible to the requests that hold it.
+ * Invariants: references > 0 only in READY and DRAINING; pinned only in READY; `written` only in
+ * LOADING; a READY slot has a generation that no other slot has.
+ */
+#include "pool/image.h"
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+#include <sidepath/pool.h>
+
+#include <string.h>
+
+#define SLOTS_LIMIT 4096
+
+/* What load_write left in a LOADING slot, so that commit cannot switch to something else. */
+typedef struct slot_content {
+    bool written;
+    uint64_t checksum;
+    sp_digest digest;
+} slot_content;
+
+struct sp_pool {
+    sp_layout *layout;
+    sp_device *device;
+    int32_t n_slots;
+    uint64_t generation; /* of the newest load */
+    uint64_t use;        /* rises with every use */
+    sp_slot_info *slots; /* [n_slots] */
+    slot_content *contents;
+    char *memory; /* device [n_slots][slot_bytes] */
+    /* Device tables [n_sites][n_slots], cut out of `tables`. */
+    void *tables;
+    const void **a, **b;
+    float *scale;
+    int32_t *rank;
+};
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+void sp_pool_options_default(sp_pool_options *out_options)
+{
+    *out_options = (sp_pool_options){.struct_bytes = sizeof *out_options, .slots = 8};
+}
+
+static sp_status allocate_device(sp_pool *pool, sp_error *error)
+{
+    size_t slot_bytes = sp_layout_slot_bytes(pool->layout), bytes = 0;
+    size_t n_cells = (size_t)sp_layout_n_sites(pool->layout) * (size_t)pool->n_slots;
+    size_t cell_bytes = 2 * sizeof(void *) + sizeof(float) + sizeof(int32_t);
+    void *memory = NULL;
+    bool overflow = __builtin_mul_overflow(slot_bytes, (size_t)pool->n_slots, &bytes);
+
+    if (overflow || sp_device_alloc(pool->device, bytes, &memory, NULL) != SP_OK)
+        return sp_fail(error, SP_ERR_MEMORY, NULL, "--max-loras", -1,
+                       "the adapter pool needs %d slots of %.1f MiB, which %s does not have; "
+                       "lower --max-loras, --max-lora-rank or --lora-modules",
+                       (int)pool->n_slots, (double)slot_bytes / 0x1p20,
+                       sp_device_name(pool->device));
+    pool->memory = memory;
+    if (sp_device_alloc(pool->device, n_cells * cell_bytes, &pool->tables, error) != SP_OK) {
+        sp_device_free(pool->device, pool->memory);
+        return SP_ERR_MEMORY;
+    }
+    pool->a = pool->tables;
+    pool->b = pool->a + n_cells;
+    pool->scale = (float *)(pool->b + n_cells);
+    pool->rank = (int32_t *)(pool->scale + n_cells);
+    return SP_OK;
+}
+
+sp_status sp_pool_create(const sp_pool_options *options, sp_pool **out_pool, sp_error *error)
+{
+    sp_status status = SP_ERR_MEMORY;
+    sp_pool *pool;
+
+    if (options == NULL || options->struct_bytes < sizeof *options || options->layout == NULL ||
+        options->device == NULL || out_pool == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
+                       "pool options without a layout or device, or not initialised");
+    if (options->slots < 1 || options->slots > SLOTS_LIMIT)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "--max-loras", -1,
+                       "the pool must have from 1 to %d slots, not %d", SLOTS_LIMIT,
+                       (int)options->slots);
+    pool = sp_calloc(1, sizeof *pool);
+    if (pool == NULL)
+        return sp_fail_memory(error, sizeof *pool, "the adapter pool");
+    pool->layout = options->layout;
+    pool->device = options->device;
+    pool->n_slots = options->slots;
+    pool->slots = sp_calloc((size_t)pool->n_slots, sizeof *pool->slots);
+    pool->contents = sp_calloc((size_t)pool->n_slots, sizeof *pool->contents);
+    if (pool->slots == NULL || pool->contents == NULL) {
+        sp_fail_memory(error, (size_t)pool->n_slots * sizeof *pool->slots, "the pool's slots");
+        goto free_host;
+    }
+    status = allocate_device(pool, error);
+    if (status != SP_OK)
+        goto free_host;
+    sp_layout_retain(pool->layout);
+    *out_pool = pool;
+    return SP_OK;
+
+free_host:
+    sp_free(pool->contents);
+    sp_free(pool->slots);
+    sp_free(pool);
+    return status;
+}
+
+void sp_pool_destroy(sp_pool *pool)
+{
+    if (pool == NULL)
+        return;
+    sp_device_free(pool->device, pool->tables);
+    sp_device_free(pool->device, pool->memory);
+    sp_layout_release(pool->layout);
+    sp_free(pool->contents);
+    sp_free(pool->slots);
+    sp_free(pool);
+}
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+int32_t sp_pool_slots(const sp_pool *pool)
+{
+    return pool->n_slots;
+}
+
+sp_layout *sp_pool_layout(const sp_pool *pool)
+{
+    return pool->layout;
+}
+
+size_t sp_pool_device_bytes(const sp_pool *pool)
+{
+    size_t n_cells = (size_t)sp_layout_n_sites(pool->layout) * (size_t)pool->n_slots;
+
+    return (size_t)pool->n_slots * sp_layout_slot_bytes(pool->layout) +
+           n_cells * (2 * sizeof(void *) + sizeof(float) + sizeof(int32_t));
+}
+
+static sp_slot_info *slot_at(const sp_pool *pool, int32_t slot)
+{
+    return slot >= 0 && slot < pool->n_slots ? &pool->slots[slot] : NULL;
+}
+
+sp_status sp_pool_slot_info(const sp_pool *pool, int32_t slot, sp_slot_info *out_info)
+{
+    const sp_slot_info *info = slot_at(pool, slot);
+
+    if (info == NULL)
+        return SP_ERR_ARGUMENT;
+    *out_info = *info;
+    return SP_OK;
+}
+
+int32_t sp_pool_find(const sp_pool *pool, const sp_digest *digest)
+{
+    for (int32_t slot = 0; slot < pool->n_slots; slot++)
+        if (pool->slots[slot].state == SP_SLOT_READY &&
+            memcmp(&pool->slots[slot].digest, digest, sizeof *digest) == 0)
+            return slot;
+    return -1;
+}
+
+sp_status sp_pool_tables_at(const sp_pool *pool, int32_t site, sp_pool_tables *out_tables)
+{
+    size_t first = (size_t)site * (size_t)pool->n_slots;
+
+    if (site < 0 || site >= sp_layout_n_sites(pool->layout))
+        return SP_ERR_ARGUMENT;
+    *out_tables = (sp_pool_tables){
+        .a = pool->a + first,
+        .b = pool->b + first,
+        .scale = pool->scale + first,
+        .rank = pool->rank + first,
+    };
+    return SP_OK;
+}
+
+/* ---- tables -------------------------------------------------------------------------------- */
+
+typedef struct table_cell {
+    const void *a, *b;
+    float scale;
+    int32_t rank;
+} table_cell;
+
+/* The rank is what makes a cell count, so it goes last when set and first when cleared. */
+static sp_status write_cell(sp_pool *pool, int32_t site, int32_t slot, const table_cell *cell)
+{
+    size_t at = (size_t)site * (size_t)pool->n_slots + (size_t)slot;
+    sp_status status = SP_OK;
+
+    if (cell->rank == 0)
+        status = sp_device_write(pool->device, pool->rank + at, &cell->rank, sizeof cell->rank);
+    if (status == SP_OK)
+        status = sp_device_write(pool->device, pool->a + at, &cell->a, sizeof cell->a);
+    if (status == SP_OK)
+        status = sp_device_write(pool->device, pool->b + at, &cell->b, sizeof cell->b);
+    if (status == SP_OK)
+        status = sp_device_write(pool->device, pool->scale + at, &cell->scale, sizeof cell->scale);
+    if (status == SP_OK && cell->rank != 0)
+        status = sp_device_write(pool->device, pool->rank + at, &cell->rank, sizeof cell->rank);
+    return status;
+}
+
+static char *slot_memory(const sp_pool *pool, int32_t slot)
+{
+    return pool->memory + (size_t)slot * sp_layout_slot_bytes(pool->layout);
+}
+
+static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image)
+{
+    char *memory = slot_memory(pool, slot);
+    sp_status status = SP_OK;
+
+    for (int32_t i = 0; i < sp_layout_n_sites(pool->layout) && status == SP_OK; i++) {
+        const sp_layout_site *site = sp_layout_site_at(pool->layout, i);
+        table_cell cell = {NULL, NULL, 0.0f, 0};
+
+        if (image->ranks[i] != 0)
+            cell = (table_cell){memory + site->a_offset_bytes, memory + site->b_offset_bytes,
+                                image->scales[i], image->ranks[i]};
+        status = write_cell(pool, i, slot, &cell);
+    }
+    return status;
+}
+
+/* Goes on after a failed cell: as many as possible must be absent. */
+static sp_status hide_slot(sp_pool *pool, int32_t slot)
+{
+    const table_cell absent = {NULL, NULL, 0.0f, 0};
+    sp_status first = SP_OK;
+
+    for (int32_t i = 0; i < sp_layout_n_sites(pool->layout); i++) {
+        sp_status status = write_cell(pool, i, slot, &absent);
+
+        if (first == SP_OK)
+            first = status;
+    }
+    return first;
+}
+
+/* The generation stays: it tells "never loaded" from "empty again". */
+static void reset_slot(sp_pool *pool, int32_t slot, sp_slot_state state)
+{
+    pool->slots[slot] = (sp_slot_info){.state = state, .generation = pool->slots[slot].generation};
+    pool->contents[slot] = (slot_content){.written = false};
+}
+
+/* ---- loading ------------------------------------------------------------------------------- */
+
+sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot)
+{
+    int32_t slot;
+    sp_status status = sp_pool_pick_victim(pool->slots, pool->n_slots, &slot);
+
+    if (status != SP_OK)
+        return status;
+    if (pool->slots[slot].state == SP_SLOT_READY)
+        status = hide_slot(pool, slot);
+    reset_slot(pool, slot, status == SP_OK ? SP_SLOT_LOADING : SP_SLOT_EMPTY);
+    if (status == SP_OK)
+        *out_slot = slot;
+    return status;
+}
+
+static sp_status check_image(const sp_pool *pool, const sp_image *image, sp_error *error)
+{
+    if (image != NULL && image->bytes == sp_layout_image_bytes(pool->layout))
+        return SP_OK;
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
+                   "the image was not packed for this pool's layout");
+}
+
+sp_status sp_pool_load_write(sp_pool *pool, int32_t slot, const sp_image *image, sp_error *error)
+{
+    sp_slot_info *info = slot_at(pool, slot);
+    slot_content *content;
+    sp_status status;
+
+    if (info == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, slot, "the pool has no such slot");
+    if (info->state != SP_SLOT_LOADING)
+        return sp_fail(error, SP_ERR_STATE, NULL, NULL, slot, "the slot is not being loaded");
+    status = check_image(pool, image, error);
+    if (status != SP_OK)
+        return status;
+    content = &pool->contents[slot];
+    content->written = false;
+    status = sp_device_write(pool->device, slot_memory(pool, slot), image->data,
+                             sp_layout_slot_bytes(pool->layout));
+    if (status != SP_OK)
+        return sp_fail(error, status, NULL, NULL, slot, "copying an adapter to %s failed",
+                       sp_device_name(pool->device));
+    *content = (slot_content){true, image->checksum, image->digest};
+    return SP_OK;
+}
+
+sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image,
+                              uint64_t *out_generation)
+{
+    sp_slot_info *info = slot_at(pool, slot);
+    const slot_content *content;
+    sp_status status;
+
+    if (info == NULL || check_image(pool, image, NULL) != SP_OK)
+        return SP_ERR_ARGUMENT;
+    content = &pool->contents[slot];
+    if (info->state != SP_SLOT_LOADING || !content->written)
+        return SP_ERR_STATE;
+    if (content->checksum != image->checksum ||
+        memcmp(&content->digest, &image->digest, sizeof image->digest) != 0)
+        return SP_ERR_ARGUMENT;
+    status = show_slot(pool, slot, image);
+    if (status != SP_OK) {
+        hide_slot(pool, slot);
+        return status;
+    }
+    info->state = SP_SLOT_READY;
+    info->generation = ++pool->generation;
+    info->last_use = ++pool->use;
+    info->digest = image->digest;
+    pool->contents[slot].written = false;
+    if (out_generation != NULL)
+        *out_generation = info->generation;
+    return SP_OK;
+}
+
+sp_status sp_pool_load_abort(sp_pool *pool, int32_t slot)
+{
+    const sp_slot_info *info = slot_at(pool, slot);
+
+    if (info == NULL)
+        return SP_ERR_ARGUMENT;
+    if (info->state != SP_SLOT_LOADING)
+        return SP_ERR_STATE;
+    reset_slot(pool, slot, SP_SLOT_EMPTY);
+    return sp_device_zero(pool->device, slot_memory(pool, slot),
+                          sp_layout_slot_bytes(pool->layout));
+}
+
+static sp_status fail_begin(const sp_pool *pool, sp_status status, sp_error *error)
+{
+    const char *text = "taking an adapter out of one of the %d slots failed";
+
+    if (status == SP_POOL_FULL)
+        text = "all %d adapter slots are in use; try again, or raise --max-loras";
+    if (status == SP_ERR_SLOTS_PINNED)
+        text = "all %d adapter slots are pinned; unpin one or raise --max-loras";
+    return sp_fail(error, status, NULL, "--max-loras", -1, text, (int)pool->n_slots);
+}
+
+sp_status sp_pool_load(sp_pool *pool, const sp_image *image, int32_t *out_slot,
+                       uint64_t *out_generation, sp_error *error)
+{
+    int32_t slot;
+    sp_status status = check_image(pool, image, error);
+
+    if (status != SP_OK)
+        return status;
+    status = sp_pool_load_begin(pool, &slot);
+    if (status != SP_OK)
+        return fail_begin(pool, status, error);
+    status = sp_pool_load_write(pool, slot, image, error);
+    if (status == SP_OK) {
+        status = sp_pool_load_commit(pool, slot, image, out_generation);
+        if (status != SP_OK)
+            sp_fail(error, status, NULL, NULL, slot, "switching the tables on %s failed",
+                    sp_device_name(pool->device));
+    }
+    if (status != SP_OK) {
+        sp_pool_load_abort(pool, slot);
+        return status;
+    }
+    *out_slot = slot;
+    return SP_OK;
+}
+
+/* ---- use ----------------------------------------------------------------------------------- */
+
+sp_status sp_pool_acquire(sp_pool *pool, int32_t slot, uint64_t generation)
+{
+    sp_slot_info *info = slot_at(pool, slot);
+
+    if (info == NULL)
+        return SP_ERR_ARGUMENT;
+    if (info->state != SP_SLOT_READY || info->generation != generation ||
+        info->references == INT32_MAX)
+        return SP_ERR_STATE;
+    info->references++;
+    info->last_use = ++pool->use;
+    return SP_OK;
+}
+
+sp_status sp_pool_release(sp_pool *pool, int32_t slot, uint64_t generation)
+{
+    sp_slot_info *info = slot_at(pool, slot);
+
+    if (info == NULL)
+        return SP_ERR_ARGUMENT;
+    if (info->references < 1 || info->generation != generation)
+        return SP_ERR_STATE;
+    info->references--;
+    if (info->references > 0 || info->state != SP_SLOT_DRAINING)
+        return SP_OK;
+    reset_slot(pool, slot, SP_SLOT_EMPTY);
+    return hide_slot(pool, slot);
+}
+
+void sp_pool_touch(sp_pool *pool, int32_t slot)
+{
+    sp_slot_info *info = slot_at(pool, slot);
+
+    if (info != NULL && (info->state == SP_SLOT_READY || info->state == SP_SLOT_DRAINING))
+        info->last_use = ++pool->use;
+}
+
+sp_status sp_pool_drain(sp_pool *pool, int32_t slot)
+{
+    sp_slot_info *info = slot_at(pool, slot);
+
+    if (info == NULL)
+        return SP_ERR_ARGUMENT;
+    if (info->state == SP_SLOT_DRAINING)
+        return SP_BUSY;
+    if (info->state != SP_SLOT_READY || info->pinned)
+        return SP_ERR_STATE;
+    if (info->references > 0) {
+        info->state = SP_SLOT_DRAINING;
+        info->awaited = false;
+        return SP_BUSY;
+    }
+    reset_slot(pool, slot, SP_SLOT_EMPTY);
+    return hide_slot(pool, slot);
+}
+
+sp_status sp_pool_set_pinned(sp_pool *pool, int32_t slot, bool pinned)
+{
+    sp_slot_info *info = slot_at(pool, slot);
+
+    if (info == NULL)
+        return SP_ERR_ARGUMENT;
+    if (info->state != SP_SLOT_READY)
+        return SP_ERR_STATE;
+    info->pinned = pinned;
+    return SP_OK;
+}
+
+sp_status sp_pool_set_awaited(sp_pool *pool, int32_t slot, bool awaited)
+{
+    sp_slot_info *info = slot_at(pool, slot);
+
+    if (info == NULL)
+        return SP_ERR_ARGUMENT;
+    if (info->state != SP_SLOT_LOADING && info->state != SP_SLOT_READY)
+        return SP_ERR_STATE;
+    info->awaited = awaited;
+    return SP_OK;
+}
