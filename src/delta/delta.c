@@ -1,0 +1,239 @@
+/*
+ * delta.c: the plan's deltas at the sites of one layer that share x. Everything is checked before
+ * anything is written; then each segment of the plan goes to the job with its slot's cells of the
+ * tables, and absent sites drop out there.
+ */
+#include "base/alloc.h"
+#include "base/error.h"
+#include "delta/lora_job.h"
+
+#include <sidepath/delta.h>
+
+#define ROWS_LIMIT    (1 << 20)
+#define SCRATCH_ALIGN 256
+
+#define MODULE_BIT(module) ((sp_module_set)1 << (module))
+/* What no_ffn leaves out: the FFN in every form, and GDN's out_proj. */
+#define FFN_MODULES                                                                  \
+    (MODULE_BIT(SP_MODULE_GDN_OUT) | MODULE_BIT(SP_MODULE_GATE_PROJ) |               \
+     MODULE_BIT(SP_MODULE_UP_PROJ) | MODULE_BIT(SP_MODULE_DOWN_PROJ) |               \
+     MODULE_BIT(SP_MODULE_SHARED_GATE_PROJ) | MODULE_BIT(SP_MODULE_SHARED_UP_PROJ) | \
+     MODULE_BIT(SP_MODULE_SHARED_DOWN_PROJ) | MODULE_BIT(SP_MODULE_SHARED_EXPERT_GATE))
+
+struct sp_delta {
+    sp_pool *pool;
+    const sp_layout *layout;
+    sp_exec *exec;
+    const sp_kernels *kernels;
+    int32_t rows_max;
+    bool no_apply;
+    sp_module_set skipped; /* by no_ffn */
+    void *block;           /* what scratch is cut out of */
+    sp_lora_scratch scratch;
+};
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+void sp_delta_options_default(sp_delta_options *out_options)
+{
+    *out_options = (sp_delta_options){.struct_bytes = sizeof *out_options, .rows_max = 512};
+}
+
+static int32_t largest_k(const sp_layout *layout)
+{
+    int32_t k_max = 1;
+
+    for (int32_t i = 0; i < sp_layout_n_sites(layout); i++) {
+        int32_t k_in = sp_layout_site_at(layout, i)->k_in;
+
+        k_max = k_in > k_max ? k_in : k_max;
+    }
+    return k_max;
+}
+
+size_t sp_delta_workspace_bytes(const sp_layout *layout, int32_t rows_max)
+{
+    if (layout == NULL || rows_max < 1 || rows_max > ROWS_LIMIT)
+        return 0;
+    return sp_lora_scratch_bytes(sp_layout_dtype(layout), largest_k(layout),
+                                 sp_layout_rank_stride(layout), rows_max);
+}
+
+static sp_status check_options(const sp_delta_options *options, sp_error *error)
+{
+    if (options == NULL || options->struct_bytes < sizeof *options || options->pool == NULL ||
+        options->exec == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
+                       "delta options without a pool or executor, or not initialised");
+    if (options->rows_max < 1 || options->rows_max > ROWS_LIMIT)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "rows_max", -1,
+                       "rows_max must be from 1 to %d, not %d", ROWS_LIMIT, (int)options->rows_max);
+    return SP_OK;
+}
+
+sp_status sp_delta_create(const sp_delta_options *options, sp_delta **out_delta, sp_error *error)
+{
+    const sp_kernels *kernels;
+    size_t scratch_bytes;
+    sp_layout *layout;
+    sp_delta *delta;
+    sp_status status = check_options(options, error);
+
+    if (status == SP_OK)
+        status = sp_kernels_get(options->cpu_isa, &kernels, error);
+    if (status != SP_OK)
+        return status;
+    delta = sp_calloc(1, sizeof *delta);
+    if (delta == NULL)
+        return sp_fail_memory(error, sizeof *delta, "the delta");
+    layout = sp_pool_layout(options->pool);
+    scratch_bytes = sp_delta_workspace_bytes(layout, options->rows_max);
+    delta->block = sp_aligned_calloc(scratch_bytes, SCRATCH_ALIGN);
+    if (delta->block == NULL) {
+        sp_free(delta);
+        return sp_fail_memory(error, scratch_bytes, "the delta's scratch");
+    }
+    sp_lora_scratch_cut(delta->block, sp_layout_dtype(layout), largest_k(layout),
+                        sp_layout_rank_stride(layout), options->rows_max, &delta->scratch);
+    delta->pool = options->pool;
+    delta->layout = layout;
+    delta->exec = options->exec;
+    delta->kernels = kernels;
+    delta->rows_max = options->rows_max;
+    delta->no_apply = options->no_apply;
+    delta->skipped = options->no_ffn ? FFN_MODULES : 0;
+    *out_delta = delta;
+    return SP_OK;
+}
+
+void sp_delta_destroy(sp_delta *delta)
+{
+    if (delta == NULL)
+        return;
+    sp_aligned_free(delta->block);
+    sp_free(delta);
+}
+
+/* ---- checks -------------------------------------------------------------------------------- */
+
+static sp_status check_output(const sp_delta *delta, int32_t layer, int64_t x_stride,
+                              const sp_delta_output *output, int32_t *io_k_in)
+{
+    sp_dtype dtype = sp_layout_dtype(delta->layout);
+    const sp_layout_site *site;
+
+    if ((unsigned)output->module >= SP_MODULE_COUNT || output->y == NULL)
+        return SP_ERR_ARGUMENT;
+    if (output->y_type != dtype && output->y_type != SP_DTYPE_F32)
+        return SP_ERR_ARGUMENT;
+    site = sp_layout_site_at(delta->layout, sp_layout_find(delta->layout, layer, output->module));
+    if (site == NULL)
+        return SP_OK;
+    if (*io_k_in != 0 && site->k_in != *io_k_in)
+        return SP_ERR_ARGUMENT;
+    *io_k_in = site->k_in;
+    return x_stride < site->k_in || output->y_stride < site->n_out ? SP_ERR_STRIDE : SP_OK;
+}
+
+/* *out_k_in is 0 where the pool holds none of the sites. */
+static sp_status check_apply(const sp_delta *delta, const sp_plan_view *view, int32_t layer,
+                             const void *x, int64_t x_stride, const sp_delta_output *outputs,
+                             int32_t n_outputs, int32_t *out_k_in)
+{
+    sp_status status = SP_OK;
+
+    if (x == NULL || n_outputs < 0 || (outputs == NULL && n_outputs > 0) || layer < -1 ||
+        layer >= sp_geometry_layers(sp_layout_geometry(delta->layout)))
+        return SP_ERR_ARGUMENT;
+    if (view->n_rows > delta->rows_max)
+        return SP_ERR_ARGUMENT;
+    if (view->n_segments > 0 &&
+        view->segment_slot[view->n_segments - 1] >= sp_pool_slots(delta->pool))
+        return SP_ERR_ARGUMENT;
+    *out_k_in = 0;
+    for (int32_t i = 0; i < n_outputs && status == SP_OK; i++)
+        status = check_output(delta, layer, x_stride, &outputs[i], out_k_in);
+    return status;
+}
+
+/* ---- applying ------------------------------------------------------------------------------ */
+
+/* The sites of one job: at most SP_LORA_GROUP_MAX that the pool holds. */
+typedef struct site_group {
+    int32_t n;
+    sp_pool_tables tables[SP_LORA_GROUP_MAX];
+    int32_t k_in[SP_LORA_GROUP_MAX];
+} site_group;
+
+static void add_site(const sp_delta *delta, int32_t index, const sp_delta_output *output,
+                     site_group *group, sp_lora_job *job)
+{
+    const sp_layout_site *site = sp_layout_site_at(delta->layout, index);
+
+    sp_pool_tables_at(delta->pool, index, &group->tables[group->n]);
+    group->k_in[group->n] = site->k_in;
+    job->targets[group->n] = (sp_lora_target){
+        .y = output->y,
+        .y_stride = output->y_stride,
+        .y_type = output->y_type,
+        .n_out = site->n_out,
+    };
+    group->n++;
+}
+
+static void apply_group(const sp_plan_view *view, const site_group *group, sp_lora_job *job)
+{
+    job->n_targets = group->n;
+    for (int32_t segment = 0; segment < view->n_segments; segment++) {
+        int32_t slot = view->segment_slot[segment], begin = view->segment_begin[segment];
+        sp_lora_pair pairs[SP_LORA_GROUP_MAX];
+
+        for (int32_t t = 0; t < group->n; t++)
+            pairs[t] = (sp_lora_pair){
+                .a = group->tables[t].a[slot],
+                .b = group->tables[t].b[slot],
+                .a_stride = group->k_in[t],
+                .b_stride = job->rank_max,
+                .rank = group->tables[t].rank[slot],
+                .scale = group->tables[t].scale[slot],
+            };
+        sp_lora_job_add(job, view->row_order + begin, view->segment_begin[segment + 1] - begin,
+                        view->row_scale, pairs);
+    }
+    sp_lora_job_finish(job);
+}
+
+sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t layer, const void *x,
+                         int64_t x_stride, const sp_delta_output *outputs, int32_t n_outputs)
+{
+    sp_plan_view view;
+    sp_lora_job job = {.x = x, .x_stride = x_stride};
+    site_group group = {.n = 0};
+    sp_status status;
+
+    if (delta == NULL || plan == NULL)
+        return SP_ERR_ARGUMENT;
+    view = sp_plan_get(plan);
+    status = check_apply(delta, &view, layer, x, x_stride, outputs, n_outputs, &job.k_in);
+    if (status != SP_OK || delta->no_apply || view.n_segments == 0 || job.k_in == 0)
+        return status;
+    job.kernels = delta->kernels;
+    job.exec = delta->exec;
+    job.scratch = &delta->scratch;
+    job.dtype = sp_layout_dtype(delta->layout);
+    job.rank_max = sp_layout_rank_stride(delta->layout);
+    for (int32_t i = 0; i < n_outputs; i++) {
+        int32_t site = sp_layout_find(delta->layout, layer, outputs[i].module);
+
+        if (site < 0 || (delta->skipped >> outputs[i].module & 1u) != 0)
+            continue;
+        add_site(delta, site, &outputs[i], &group, &job);
+        if (group.n == SP_LORA_GROUP_MAX) {
+            apply_group(&view, &group, &job);
+            group.n = 0;
+        }
+    }
+    if (group.n > 0)
+        apply_group(&view, &group, &job);
+    return SP_OK;
+}

@@ -1,0 +1,424 @@
+#include "delta/lora_job.h"
+
+#include <sidepath/route.h>
+
+#include <string.h>
+
+#define ALIGN_BYTES 64
+/* Adapters of a decode step that fit into one round even where a level packs a lone row as many. */
+#define LONE_ITEMS 32
+/* Multiply-adds below which a task costs more than it gives, and tasks for every thread. */
+#define TASK_WORK_MIN    (1 << 15)
+#define TASKS_PER_THREAD 4
+/* Elements that the calling thread packs itself rather than wake others. */
+#define PACK_ALONE_ELEMENTS (1 << 14)
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static int64_t round_up(int64_t a, int64_t step)
+{
+    return ceil_div(a, step) * step;
+}
+
+/* ---- scratch ------------------------------------------------------------------------------- */
+
+static size_t align_up(size_t bytes)
+{
+    return (bytes + ALIGN_BYTES - 1) & ~(size_t)(ALIGN_BYTES - 1);
+}
+
+static int32_t round_rows(int32_t rows_max)
+{
+    return rows_max < SP_LORA_ROUND_ROWS ? rows_max : SP_LORA_ROUND_ROWS;
+}
+
+/* Bytes for the packed rows of one round at the level that needs most. */
+static size_t packed_budget(sp_dtype dtype, int32_t k, int32_t rows_max)
+{
+    int32_t rows = round_rows(rows_max);
+    size_t lone = (size_t)(rows < LONE_ITEMS ? rows : LONE_ITEMS);
+    size_t budget = 0;
+
+    for (const char *const *level = sp_kernels_levels(); *level != NULL; level++) {
+        const sp_kernels *kernels;
+        size_t bytes;
+
+        if (sp_kernels_get(*level, &kernels, NULL) != SP_OK)
+            continue;
+        bytes = align_up(kernels->x_pack_bytes(dtype, dtype, rows, k));
+        budget = bytes > budget ? bytes : budget;
+        bytes = lone * align_up(kernels->x_pack_bytes(dtype, dtype, 1, k));
+        budget = bytes > budget ? bytes : budget;
+    }
+    return budget;
+}
+
+/* Takes `bytes` from the block; with a NULL block it only counts. */
+static void *take(char *block, size_t *used, size_t bytes)
+{
+    void *taken = block != NULL ? block + *used : NULL;
+
+    *used += align_up(bytes);
+    return taken;
+}
+
+static size_t cut(char *block, sp_dtype dtype, int32_t k_max, int32_t rank_max, int32_t rows_max,
+                  sp_lora_scratch *out)
+{
+    size_t rows = (size_t)round_rows(rows_max), used = 0;
+
+    out->round_rows = (int32_t)rows;
+    out->x_bytes = packed_budget(dtype, k_max, rows_max);
+    out->xa_bytes = SP_LORA_GROUP_MAX * packed_budget(dtype, rank_max, rows_max);
+    out->packed_x = take(block, &used, out->x_bytes);
+    out->packed_xa = take(block, &used, out->xa_bytes);
+    out->xa =
+        take(block, &used, SP_LORA_GROUP_MAX * rows * (size_t)rank_max * sp_dtype_bytes(dtype));
+    out->scale = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->scale);
+    out->works = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->works);
+    out->items = take(block, &used, rows * sizeof *out->items);
+    out->first_pack = take(block, &used, rows * sizeof *out->first_pack);
+    out->first_shrink = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->first_shrink);
+    out->first_expand = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->first_expand);
+    return used;
+}
+
+size_t sp_lora_scratch_bytes(sp_dtype dtype, int32_t k_max, int32_t rank_max, int32_t rows_max)
+{
+    sp_lora_scratch scratch;
+
+    return cut(NULL, dtype, k_max, rank_max, rows_max, &scratch);
+}
+
+void sp_lora_scratch_cut(void *block, sp_dtype dtype, int32_t k_max, int32_t rank_max,
+                         int32_t rows_max, sp_lora_scratch *out_scratch)
+{
+    cut(block, dtype, k_max, rank_max, rows_max, out_scratch);
+}
+
+/* ---- tasks --------------------------------------------------------------------------------- */
+
+/* Who owns a task: the last of n whose first task is not above it. */
+static int32_t owner_of(const int32_t *first_task, int32_t n, int32_t task)
+{
+    int32_t low = 0, high = n - 1;
+
+    while (low < high) {
+        int32_t middle = (low + high + 1) / 2;
+
+        if (first_task[middle] <= task)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+static void pack_task(void *user, int32_t task, int32_t thread)
+{
+    const sp_lora_job *job = user;
+    int32_t index = owner_of(job->scratch->first_pack, job->n_items, task);
+    const sp_lora_item *item = &job->scratch->items[index];
+    int64_t begin = (task - job->scratch->first_pack[index]) * job->pack_rows;
+
+    (void)thread;
+    job->kernels->x_pack(item->packed_x, job->dtype, job->dtype, item->x, job->x_stride,
+                         item->row_index, item->rows, job->k_in, begin,
+                         min64(begin + job->pack_rows, item->rows));
+}
+
+/* Runs task number `task` of a GEMM that was split this way. */
+static void run_piece(const sp_kernels *kernels, const sp_gemm_args *args,
+                      const sp_lora_split *split, int32_t task)
+{
+    int64_t row = task / split->column_tasks * split->rows;
+    int64_t column = task % split->column_tasks * split->columns;
+
+    kernels->gemm_nt(args, row, min64(row + split->rows, args->rows), column,
+                     min64(column + split->columns, args->n));
+}
+
+/* Whoever finishes the last piece of an item's xa packs it for the expand: no barrier of its own.
+ */
+static void shrink_task(void *user, int32_t task, int32_t thread)
+{
+    const sp_lora_job *job = user;
+    const int32_t *first = job->scratch->first_shrink;
+    int32_t index = owner_of(first, job->n_works, task);
+    sp_lora_work *work = &job->scratch->works[index];
+    const sp_gemm_args *shrink = &work->shrink;
+
+    (void)thread;
+    run_piece(job->kernels, shrink, &work->shrink_split, task - first[index]);
+    if (atomic_fetch_sub_explicit(&work->pending, 1, memory_order_acq_rel) != 1)
+        return;
+    job->kernels->x_pack(work->packed_xa, job->dtype, job->dtype, shrink->y, shrink->y_stride, NULL,
+                         shrink->rows, shrink->n, 0, shrink->rows);
+}
+
+static void expand_task(void *user, int32_t task, int32_t thread)
+{
+    const sp_lora_job *job = user;
+    const int32_t *first = job->scratch->first_expand;
+    int32_t index = owner_of(first, job->n_works, task);
+    const sp_lora_work *work = &job->scratch->works[index];
+
+    (void)thread;
+    run_piece(job->kernels, &work->expand, &work->expand_split, task - first[index]);
+}
+
+/* ---- a round ------------------------------------------------------------------------------- */
+
+/*
+ * Cuts a GEMM into pieces of about `piece` multiply-adds. A shrink has few columns and long sums,
+ * so it is cut over rows first; an expand has many columns and short sums, the other way round.
+ */
+static sp_lora_split split_gemm(const sp_kernels *kernels, const sp_gemm_args *args, int64_t piece,
+                                bool rows_first)
+{
+    int64_t rows = args->rows, columns = args->n, k = max64(args->k, 1);
+    sp_lora_split split;
+
+    if (rows_first) {
+        rows = round_up(max64(piece / (k * columns), 1), kernels->gemm_rows);
+        rows = min64(rows, args->rows);
+    }
+    columns = round_up(max64(piece / (k * rows), 1), kernels->gemm_columns);
+    columns = min64(columns, args->n);
+    split.rows = rows;
+    split.columns = columns;
+    split.column_tasks = (int32_t)ceil_div(args->n, columns);
+    split.n_tasks = (int32_t)ceil_div(args->rows, rows) * split.column_tasks;
+    return split;
+}
+
+static int64_t piece_work(const sp_lora_job *job, int64_t work)
+{
+    return max64(work / ((int64_t)sp_exec_threads(job->exec) * TASKS_PER_THREAD), TASK_WORK_MIN);
+}
+
+static void number_gemm_tasks(sp_lora_job *job)
+{
+    int64_t shrink_work = 0, expand_work = 0, shrink_piece, expand_piece;
+
+    for (int32_t i = 0; i < job->n_works; i++) {
+        const sp_lora_work *work = &job->scratch->works[i];
+
+        shrink_work += work->shrink.rows * work->shrink.n * work->shrink.k;
+        expand_work += work->expand.rows * work->expand.n * work->expand.k;
+    }
+    shrink_piece = piece_work(job, shrink_work);
+    expand_piece = piece_work(job, expand_work);
+    job->n_shrink_tasks = job->n_expand_tasks = 0;
+    for (int32_t i = 0; i < job->n_works; i++) {
+        sp_lora_work *work = &job->scratch->works[i];
+
+        work->shrink_split = split_gemm(job->kernels, &work->shrink, shrink_piece, true);
+        work->expand_split = split_gemm(job->kernels, &work->expand, expand_piece, false);
+        job->scratch->first_shrink[i] = job->n_shrink_tasks;
+        job->scratch->first_expand[i] = job->n_expand_tasks;
+        job->n_shrink_tasks += work->shrink_split.n_tasks;
+        job->n_expand_tasks += work->expand_split.n_tasks;
+        atomic_store_explicit(&work->pending, work->shrink_split.n_tasks, memory_order_relaxed);
+    }
+}
+
+static void number_pack_tasks(sp_lora_job *job)
+{
+    int64_t elements = (int64_t)job->n_rows * job->k_in;
+    int64_t rows = job->n_rows;
+
+    if (elements > PACK_ALONE_ELEMENTS)
+        rows = ceil_div(rows, (int64_t)sp_exec_threads(job->exec) * TASKS_PER_THREAD);
+    job->pack_rows = round_up(max64(rows, 1), job->kernels->x_pack_rows);
+    job->n_pack_tasks = 0;
+    for (int32_t i = 0; i < job->n_items; i++) {
+        job->scratch->first_pack[i] = job->n_pack_tasks;
+        job->n_pack_tasks += (int32_t)ceil_div(job->scratch->items[i].rows, job->pack_rows);
+    }
+}
+
+static void pack_round(sp_lora_job *job)
+{
+    number_pack_tasks(job);
+    if ((int64_t)job->n_rows * job->k_in > PACK_ALONE_ELEMENTS) {
+        sp_exec_run(job->exec, pack_task, job, job->n_pack_tasks);
+        return;
+    }
+    for (int32_t task = 0; task < job->n_pack_tasks; task++)
+        pack_task(job, task, 0);
+}
+
+static void run_round(sp_lora_job *job)
+{
+    if (job->n_works > 0) {
+        number_gemm_tasks(job);
+        pack_round(job);
+        sp_exec_run(job->exec, shrink_task, job, job->n_shrink_tasks);
+        sp_exec_run(job->exec, expand_task, job, job->n_expand_tasks);
+    }
+    job->n_rows = job->n_items = job->n_works = 0;
+    job->x_used = job->xa_used = 0;
+}
+
+/* ---- adding -------------------------------------------------------------------------------- */
+
+static const void *element_at(sp_dtype dtype, const void *base, int64_t index)
+{
+    return (const char *)base + index * (int64_t)sp_dtype_bytes(dtype);
+}
+
+static bool is_present(const sp_lora_pair *pair)
+{
+    return pair->rank > 0 && pair->scale != 0.0f;
+}
+
+static size_t packed_bytes(const sp_lora_job *job, int32_t rows, int32_t k)
+{
+    return align_up(job->kernels->x_pack_bytes(job->dtype, job->dtype, rows, k));
+}
+
+/* Does an item of so many rows fit into the round as it is? */
+static bool fits(const sp_lora_job *job, int32_t rows, const sp_lora_pair *pairs)
+{
+    size_t xa_bytes = job->xa_used;
+
+    for (int32_t t = 0; t < job->n_targets; t++)
+        if (is_present(&pairs[t]))
+            xa_bytes += packed_bytes(job, rows, pairs[t].rank);
+    return job->n_rows + rows <= job->scratch->round_rows &&
+           job->x_used + packed_bytes(job, rows, job->k_in) <= job->scratch->x_bytes &&
+           xa_bytes <= job->scratch->xa_bytes;
+}
+
+/* Effective scales of the item's rows at target t; returns where they lie. */
+static const float *fill_scales(const sp_lora_job *job, int32_t t, const int32_t *row_order,
+                                int32_t first, int32_t rows, const float *row_scale, float stored)
+{
+    float *scales = job->scratch->scale + t * job->scratch->round_rows + job->n_rows;
+
+    for (int32_t i = 0; i < rows; i++) {
+        int32_t row = row_order != NULL ? row_order[first + i] : first + i;
+
+        scales[i] = sp_effective_scale(stored, row_scale != NULL ? row_scale[row] : 1.0f);
+    }
+    return scales;
+}
+
+static void add_work(sp_lora_job *job, const sp_lora_item *item, int32_t t, int32_t first,
+                     const float *scales, const sp_lora_pair *pair)
+{
+    const sp_lora_target *target = &job->targets[t];
+    const sp_lora_scratch *scratch = job->scratch;
+    sp_lora_work *work = &scratch->works[job->n_works++];
+    int64_t xa_row = (int64_t)t * scratch->round_rows + job->n_rows;
+    char *y = target->y;
+
+    if (item->row_index == NULL)
+        y += first * target->y_stride * (int64_t)sp_dtype_bytes(target->y_type);
+    work->packed_xa = scratch->packed_xa + job->xa_used;
+    work->shrink = (sp_gemm_args){
+        .packed_x = item->packed_x,
+        .x_type = job->dtype,
+        .w_type = job->dtype,
+        .y_type = job->dtype,
+        .delta_type = job->dtype,
+        .epilogue = SP_EPILOGUE_STORE,
+        .rows = item->rows,
+        .n = pair->rank,
+        .k = job->k_in,
+        .w = pair->a,
+        .w_stride = pair->a_stride,
+        .y = scratch->xa + xa_row * job->rank_max * (int64_t)sp_dtype_bytes(job->dtype),
+        .y_stride = job->rank_max,
+    };
+    work->expand = (sp_gemm_args){
+        .packed_x = work->packed_xa,
+        .x_type = job->dtype,
+        .w_type = job->dtype,
+        .y_type = target->y_type,
+        .delta_type = job->dtype,
+        .epilogue = SP_EPILOGUE_FOLD,
+        .rows = item->rows,
+        .n = target->n_out,
+        .k = pair->rank,
+        .w = pair->b,
+        .w_stride = pair->b_stride,
+        .y = y,
+        .y_stride = target->y_stride,
+        .row_index = item->row_index,
+        .scale = scales,
+    };
+    job->xa_used += packed_bytes(job, item->rows, pair->rank);
+}
+
+/* Rows first .. first + rows of the segment; they fit. */
+static void add_item(sp_lora_job *job, const int32_t *row_order, int32_t first, int32_t rows,
+                     const float *row_scale, const sp_lora_pair *pairs)
+{
+    sp_lora_item *item = &job->scratch->items[job->n_items++];
+
+    *item = (sp_lora_item){
+        .packed_x = job->scratch->packed_x + job->x_used,
+        .x = row_order != NULL ? job->x : element_at(job->dtype, job->x, first * job->x_stride),
+        .row_index = row_order != NULL ? row_order + first : NULL,
+        .rows = rows,
+    };
+    for (int32_t t = 0; t < job->n_targets; t++) {
+        if (!is_present(&pairs[t]))
+            continue;
+        add_work(job, item, t, first,
+                 fill_scales(job, t, row_order, first, rows, row_scale, pairs[t].scale), &pairs[t]);
+    }
+    job->x_used += packed_bytes(job, rows, job->k_in);
+    job->n_rows += rows;
+}
+
+/* Rows of the next item: as many as the round takes; 0 when it must run first. */
+static int32_t next_rows(const sp_lora_job *job, int32_t rows, const sp_lora_pair *pairs)
+{
+    int32_t room = job->scratch->round_rows - job->n_rows;
+
+    rows = rows < room ? rows : room;
+    /* A lone row fits into an empty round always: see packed_budget. */
+    while (rows > 1 && job->n_rows == 0 && !fits(job, rows, pairs))
+        rows /= 2;
+    return job->n_rows == 0 || fits(job, rows, pairs) ? rows : 0;
+}
+
+void sp_lora_job_add(sp_lora_job *job, const int32_t *row_order, int32_t rows,
+                     const float *row_scale, const sp_lora_pair *pairs)
+{
+    bool present = false;
+
+    for (int32_t t = 0; t < job->n_targets; t++)
+        present |= is_present(&pairs[t]);
+    for (int32_t first = 0; present && first < rows;) {
+        int32_t count = next_rows(job, rows - first, pairs);
+
+        if (count == 0) {
+            run_round(job);
+            continue;
+        }
+        add_item(job, row_order, first, count, row_scale, pairs);
+        first += count;
+    }
+}
+
+void sp_lora_job_finish(sp_lora_job *job)
+{
+    run_round(job);
+}

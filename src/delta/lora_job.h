@@ -1,0 +1,112 @@
+/*
+ * lora_job.h: side paths as rounds of tasks. A job collects items, a few rows of one adapter each,
+ * until its scratch is full, and then runs them together: one parallel run packs x, one shrinks
+ * all of them, one expands and folds all of them. So a step with sixteen rows of sixteen adapters
+ * pays for three barriers, not for three times sixteen.
+ *
+ * How rows are cut into items and rounds, and tasks over threads, never changes a bit: every
+ * kernel's output depends on its own rows alone.
+ */
+#ifndef SP_DELTA_LORA_JOB_H
+#define SP_DELTA_LORA_JOB_H
+
+#include "kernels/kernels.h"
+
+#include <stdatomic.h>
+
+#define SP_LORA_GROUP_MAX  4   /* outputs that one job folds from one x */
+#define SP_LORA_ROUND_ROWS 256 /* rows of one round */
+
+/* One adapter's factors at one site. rank 0 or scale 0: absent. */
+typedef struct sp_lora_pair {
+    const void *a; /* [rank, k_in], stride a_stride elements */
+    const void *b; /* [n_out, rank], stride b_stride elements */
+    int64_t a_stride, b_stride;
+    int32_t rank;
+    float scale;
+} sp_lora_pair;
+
+/* One output of the group. */
+typedef struct sp_lora_target {
+    void *y; /* [rows, n_out], stride y_stride elements */
+    int64_t y_stride;
+    sp_dtype y_type;
+    int32_t n_out;
+} sp_lora_target;
+
+/* How the outputs of one GEMM are cut into tasks. */
+typedef struct sp_lora_split {
+    int64_t rows, columns; /* of one task */
+    int32_t column_tasks, n_tasks;
+} sp_lora_split;
+
+/* The work of one (item, output): two GEMMs and the packing between them. */
+typedef struct sp_lora_work {
+    sp_gemm_args shrink, expand;
+    void *packed_xa; /* what expand reads */
+    sp_lora_split shrink_split, expand_split;
+    atomic_int pending; /* shrink tasks that have not returned */
+} sp_lora_work;
+
+/* A few rows of one adapter; `rows` of packed x, shared by the item's outputs. */
+typedef struct sp_lora_item {
+    void *packed_x;
+    const void *x;            /* row 0 of the matrix that row_index counts in */
+    const int32_t *row_index; /* [rows], or NULL: consecutive rows from x */
+    int32_t rows;
+} sp_lora_item;
+
+/*
+ * Scratch of a job, cut out of one block whose address never changes. Budgets bound a round; one
+ * item of round_rows rows fits into an empty round always.
+ */
+typedef struct sp_lora_scratch {
+    int32_t round_rows;
+    size_t x_bytes, xa_bytes; /* budgets of the packed forms */
+    char *packed_x;           /* [x_bytes] */
+    char *packed_xa;          /* [xa_bytes] */
+    char *xa;                 /* [SP_LORA_GROUP_MAX][round_rows, rank_max] of the job's type */
+    float *scale;             /* [SP_LORA_GROUP_MAX][round_rows] */
+    sp_lora_work *works;      /* [SP_LORA_GROUP_MAX * round_rows] */
+    sp_lora_item *items;      /* [round_rows] */
+    /* Numbers of the first task of each item and work, ascending. */
+    int32_t *first_pack, *first_shrink, *first_expand;
+} sp_lora_scratch;
+
+/* Bytes for sp_lora_scratch_cut: every site up to k_max inputs and rank_max, at any level. */
+size_t sp_lora_scratch_bytes(sp_dtype dtype, int32_t k_max, int32_t rank_max, int32_t rows_max);
+
+/* Cuts `block` (256-byte aligned) of sp_lora_scratch_bytes bytes for the same arguments. */
+void sp_lora_scratch_cut(void *block, sp_dtype dtype, int32_t k_max, int32_t rank_max,
+                         int32_t rows_max, sp_lora_scratch *out_scratch);
+
+typedef struct sp_lora_job {
+    /* Set by the caller. */
+    const sp_kernels *kernels;
+    sp_exec *exec;
+    const sp_lora_scratch *scratch;
+    sp_dtype dtype; /* of x, A, B and xa */
+    int32_t k_in, rank_max;
+    const void *x; /* [rows, k_in], stride x_stride elements */
+    int64_t x_stride;
+    int32_t n_targets; /* 1 .. SP_LORA_GROUP_MAX */
+    sp_lora_target targets[SP_LORA_GROUP_MAX];
+    /* The round so far. Start with zeros. */
+    int32_t n_rows, n_items, n_works;
+    size_t x_used, xa_used;
+    int32_t n_pack_tasks, n_shrink_tasks, n_expand_tasks;
+    int64_t pack_rows; /* of one packing task */
+} sp_lora_job;
+
+/*
+ * Adds rows of one adapter; pairs is [n_targets]. Rows are row_order[0 .. rows) or, where that is
+ * NULL, 0 .. rows. row_scale ([rows of x], by row number) is the request scale; NULL is 1. Runs
+ * rounds as they fill. row_order must live until sp_lora_job_finish.
+ */
+void sp_lora_job_add(sp_lora_job *job, const int32_t *row_order, int32_t rows,
+                     const float *row_scale, const sp_lora_pair *pairs);
+
+/* Runs what is left. */
+void sp_lora_job_finish(sp_lora_job *job);
+
+#endif
