@@ -1,3 +1,8 @@
+/*
+ * NFC by utf8proc (Unicode 15 in Debian 12). The reference tokenizer's NFC is of Unicode 9: about a
+ * hundred combining marks and one composition came later, and only a text that has such a mark out
+ * of its canonical order, or decomposed, is encoded differently there.
+ */
 #include "base/alloc.h"
 #include "base/error.h"
 #include "engine/tokenizer_parts.h"
