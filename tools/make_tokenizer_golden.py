@@ -20,34 +20,49 @@ ROOT = os.path.join(os.path.dirname(__file__), "..")
 OUTPUT = os.path.join(ROOT, "tests", "engine", "data", "tokenizer_golden.json")
 
 BY_HAND = [
-    "\x00", "a\x00b", "'\x00", "\u180e", "a\u180eb", " \u180e ", "\u180e\n", "it\u017f it'\u017f '\u017fe",
-    "'", "''", "'s", "'S", "'t'T'm'M'd'D", "'re'RE'rE've'VE'll'LL'lL", "'r", "'v", "'l", "'rx", "'lx",
-    "o'clock o'er 'twas 'em", "DON'T I'LL we'Re", "'\u212a", "x's's's", " 's", "\n's", "''s",
-    " ", "  ", "   a", " a", "  a", "   ", "a ", "a  ", "a   b", "\t", "\t\t", "\ta", " \ta", "\t a", "a\t\tb",
-    "\n", "\r", "\r\n", "\r\n\r\n", " \n", "\n ", "\n  a", " \n \n a", "a\n", "a \n", "a\n\nb", "a\r\n  b\r\n",
-    "\u00a0", "\u00a0a", " \u00a0a", "\u00a0 a", "\u3000\u3000x", "\u2028\u2029", "x\u2028y", "\x85", "a\x85b", "\x0b\x0c",
-    "\x1c\x1d\x1e\x1f", "a\x1cb", "\u200b", "a\u200bb", "\ufeffx", "\u2060",
-    "!", "!!", " !", " !\n", "!\n\n", "!\r\n!", "! \n", "?!.\n\n  x", "...a", " ...a", "(a)", "$5", "-1", "a-b_c",
-    "x1y2", "12", "\u0661\u0662\u0663", "\u00bd\u2153", "\u2160\u216b", "1\u0301", "x\u00b2", "3rd 4th",
-    "\u4e2d\u6587\u5b57\u7b26 \u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4", "\u3042\u30a2\uff71", "\u1112\u1161\u11ab\u1100\u116e\u11a8",
-    "\u0627\u0644\u0639\u0631\u0628\u064a\u0651\u0629\u060c \u0661\u0662", "\u05e9\u05b8\u05c1\u05dc\u05d5\u05b9\u05dd", "\u0939\u093f\u0928\u094d\u0926\u0940", "\u0e44\u0e17\u0e22",
-    "e\u0301", "\u00e9", "a\u0323\u0302", "a\u0302\u0323", "\u1e69 s\u0323\u0307 s\u0307\u0323", "\u212b \u2126 \u2000x\u2001", "\u0344", "\u0958",
-    "\ufb01", "\u1e9b\u0323", "\uf900\ufa0e", "\u0301", "\u0301\u0301a", " \u0301", "\n\u0301", "\U0001d15e",
-    "\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0001f44d\U0001f3fd", "\u2764\ufe0f", "\U0001f1e9\U0001f1ea", "a\U0001f600b",
-    "\U00010400\U00010428", "\U0001d7d8", "\U0010ffff", "\ue000", "\uffff", "\ufffd", "\u0378", "\U000e0001",
-    "<|endoftext|>", "<|im_start|>user\nhi<|im_end|>\n", "a<|endoftext|>b", "<|im_start|", "<|im_start|><|im_end|>",
-    "<<|im_end|>>", "<|im_<|im_end|>end|>", "e<|im_end|>\u0301", " <|endoftext|> ", "<|IM_END|>", "<|endoftext|",
-    "a" * 300, " " * 300, " " * 300 + "x", "\n" * 300, "!" * 300, "1" * 40, "ab" * 150, "\u0301" * 40, "e\u0301" * 40,
-    "the " * 60, "\r\n" * 50, " \n" * 50, "\t" * 33 + "x", "\u3000" * 33 + "x", "=" * 80 + "\n" + "-" * 80 + "\n",
+    "\x00", "a\x00b", "'\x00", "\u180e", "a\u180eb", " \u180e ", "\u180e\n",
+    "it\u017f it'\u017f '\u017fe", "'", "''", "'s", "'S", "'t'T'm'M'd'D",
+    "'re'RE'rE've'VE'll'LL'lL", "'r", "'v", "'l", "'rx", "'lx", "o'clock o'er 'twas 'em",
+    "DON'T I'LL we'Re", "'\u212a", "x's's's", " 's", "\n's", "''s", " ", "  ", "   a", " a",
+    "  a", "   ", "a ", "a  ", "a   b", "\t", "\t\t", "\ta", " \ta", "\t a", "a\t\tb", "\n", "\r",
+    "\r\n", "\r\n\r\n", " \n", "\n ", "\n  a", " \n \n a", "a\n", "a \n", "a\n\nb",
+    "a\r\n  b\r\n", "\u00a0", "\u00a0a", " \u00a0a", "\u00a0 a", "\u3000\u3000x", "\u2028\u2029",
+    "x\u2028y", "\x85", "a\x85b", "\x0b\x0c", "\x1c\x1d\x1e\x1f", "a\x1cb", "\u200b", "a\u200bb",
+    "\ufeffx", "\u2060", "!", "!!", " !", " !\n", "!\n\n", "!\r\n!", "! \n", "?!.\n\n  x", "...a",
+    " ...a", "(a)", "$5", "-1", "a-b_c", "x1y2", "12", "\u0661\u0662\u0663", "\u00bd\u2153",
+    "\u2160\u216b", "1\u0301", "x\u00b2", "3rd 4th",
+    "\u4e2d\u6587\u5b57\u7b26 \u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4", "\u3042\u30a2\uff71",
+    "\u1112\u1161\u11ab\u1100\u116e\u11a8",
+    "\u0627\u0644\u0639\u0631\u0628\u064a\u0651\u0629\u060c \u0661\u0662",
+    "\u05e9\u05b8\u05c1\u05dc\u05d5\u05b9\u05dd", "\u0939\u093f\u0928\u094d\u0926\u0940",
+    "\u0e44\u0e17\u0e22", "e\u0301", "\u00e9", "a\u0323\u0302", "a\u0302\u0323",
+    "\u1e69 s\u0323\u0307 s\u0307\u0323", "\u212b \u2126 \u2000x\u2001", "\u0344", "\u0958",
+    "\ufb01", "\u1e9b\u0323", "\uf900\ufa0e", "\u0301", "\u0301\u0301a", " \u0301", "\n\u0301",
+    "\U0001d15e", "\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "\U0001f44d\U0001f3fd", "\u2764\ufe0f", "\U0001f1e9\U0001f1ea", "a\U0001f600b",
+    "\U00010400\U00010428", "\U0001d7d8", "\U0010ffff", "\ue000", "\uffff", "\ufffd", "\u0378",
+    "\U000e0001", "<|endoftext|>", "<|im_start|>user\nhi<|im_end|>\n", "a<|endoftext|>b",
+    "<|im_start|", "<|im_start|><|im_end|>", "<<|im_end|>>", "<|im_<|im_end|>end|>",
+    "e<|im_end|>\u0301", " <|endoftext|> ", "<|IM_END|>", "<|endoftext|", "a" * 300, " " * 300,
+    " " * 300 + "x", "\n" * 300, "!" * 300, "1" * 40, "ab" * 150, "\u0301" * 40, "e\u0301" * 40,
+    "the " * 60, "\r\n" * 50, " \n" * 50, "\t" * 33 + "x", "\u3000" * 33 + "x",
+    "=" * 80 + "\n" + "-" * 80 + "\n",
 ]
 
 GROUPS = [
-    "abcdefghijklmnopqrstuvwxyz", "ABCDELMRSTVW'''", "  \t\n\r\r\n\u00a0\u3000\u2028\x0b\x85\u180e", "0123456789\u0663\u00bd",
-    ".,;!?-()[]{}<>|/\\\"'=+*&^%$#@~`", "e\u0301a\u0323o\u0302\u0308u\u0327\u1100\u1161\u11a8\uac00\u212b",
-    "\u0627\u0628\u062a\u0640\u064b\u0651\u0670", "\u4e00\u4e2d\u6587\u3042\u30ab\uff01\u3001", "\u0915\u094d\u0937\u093f\u0903",
-    "\u200d\U0001f468\U0001f469\ufe0f\U0001f3fb\U0001f600", "\u017f\u0131\u0130\u00df\u212a\ufb06", "\u05d0\u05b0\u05bc\u05d1",
+    "abcdefghijklmnopqrstuvwxyz", "ABCDELMRSTVW'''",
+    "  \t\n\r\r\n\u00a0\u3000\u2028\x0b\x85\u180e", "0123456789\u0663\u00bd",
+    ".,;!?-()[]{}<>|/\\\"'=+*&^%$#@~`",
+    "e\u0301a\u0323o\u0302\u0308u\u0327\u1100\u1161\u11a8\uac00\u212b",
+    "\u0627\u0628\u062a\u0640\u064b\u0651\u0670", "\u4e00\u4e2d\u6587\u3042\u30ab\uff01\u3001",
+    "\u0915\u094d\u0937\u093f\u0903", "\u200d\U0001f468\U0001f469\ufe0f\U0001f3fb\U0001f600",
+    "\u017f\u0131\u0130\u00df\u212a\ufb06", "\u05d0\u05b0\u05bc\u05d1",
 ]
-WORDS = ["'s", "'S", "'\u017f", "'re", "'LL", "<|endoftext|>", "<|im_end|>", "<|im_", " the", " and ", "\n\n", "    "]
+
+WORDS = [
+    "'s", "'S", "'\u017f", "'re", "'LL", "<|endoftext|>", "<|im_end|>", "<|im_", " the", " and ",
+    "\n\n", "    ",
+]
 
 
 def random_text(source):

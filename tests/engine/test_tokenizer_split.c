@@ -108,7 +108,7 @@ static bool oracle_is_newer(void)
     char version[64] = "";
 
     pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, version);
-    return atof(version) > atof(sp_unicode_version);
+    return strtod(version, NULL) > strtod(sp_unicode_version, NULL);
 }
 
 /* [CODE_POINTS] 1 where PCRE2's Unicode and ours agree. */
