@@ -54,7 +54,7 @@ void *sp_malloc(size_t bytes)
 
 void *sp_calloc(size_t count, size_t element_bytes)
 {
-    if (count == 0 || element_bytes == 0 || must_fail())
+    if (count == 0 || element_bytes == 0 || count > SIZE_MAX / element_bytes || must_fail())
         return NULL;
     return counted(calloc(count, element_bytes));
 }
