@@ -9,7 +9,7 @@
 sp_status sp_json_parse(const char *bytes, size_t n_bytes, const char *subject, const char *code,
                         bool *out_duplicate, json_t **out_root, sp_error *error)
 {
-    json_error_t problem;
+    json_error_t problem = {0}; /* jansson leaves the code as it was when it has no memory */
     json_t *root = json_loadb(bytes, n_bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &problem);
     enum json_error_code kind;
 
@@ -20,7 +20,7 @@ sp_status sp_json_parse(const char *bytes, size_t n_bytes, const char *subject, 
         return SP_OK;
     }
     kind = json_error_code(&problem);
-    if (kind == json_error_out_of_memory)
+    if (kind == json_error_out_of_memory || problem.text[0] == '\0')
         return sp_fail_memory(error, n_bytes, subject);
     if (out_duplicate)
         *out_duplicate = kind == json_error_duplicate_key;

@@ -13,7 +13,8 @@
 /*
  * *out_root is owned by the caller (json_decref). `subject` names the file in errors. The
  * top-level value may be of any type. *out_duplicate (may be NULL) tells a duplicate key apart.
- * SP_ERR_INPUT with error->code = `code` (may be NULL).
+ * SP_ERR_INPUT with error->code = `code` (may be NULL) and error->position at the byte behind the
+ * wrong token. SP_ERR_MEMORY (a shortage inside jansson may also look like a wrong token to it).
  */
 sp_status sp_json_parse(const char *bytes, size_t n_bytes, const char *subject, const char *code,
                         bool *out_duplicate, json_t **out_root, sp_error *error);

@@ -216,6 +216,16 @@ static sp_status set_defaults(const sp_setting *settings, size_t n_settings, voi
     return status;
 }
 
+/* What stands for the value in the help: "N", "auto|cpu"; nothing for a switch. */
+static const char *value_in_help(const sp_setting *setting)
+{
+    if (setting->type == SP_SETTING_BOOL)
+        return "";
+    if (setting->choices)
+        return setting->choices;
+    return setting->value_name ? setting->value_name : "VALUE";
+}
+
 /* ---- flags --------------------------------------------------------------------------------- */
 
 /* Levenshtein distance of two short names. */
@@ -303,7 +313,7 @@ static sp_status take_flag(const sp_setting *settings, size_t n_settings, int ar
         return set_value(setting, "true", source, values, error);
     if (*index >= argc)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, setting->name, -1, "%s needs a value (%s)",
-                       source, setting->value_name ? setting->value_name : "VALUE");
+                       source, value_in_help(setting));
     (*index)++;
     return set_value(setting, argv[*index - 1], source, values, error);
 }
@@ -363,11 +373,11 @@ void sp_settings_print_help(FILE *stream, const sp_setting *settings, size_t n_s
 {
     for (size_t i = 0; i < n_settings; i++) {
         const sp_setting *setting = &settings[i];
-        const char *value = setting->choices      ? setting->choices
-                            : setting->value_name ? setting->value_name
-                                                  : "";
+        bool on = setting->type == SP_SETTING_BOOL && setting->default_text &&
+                  strcmp(setting->default_text, "true") == 0;
         char name[ENVIRONMENT_NAME_BYTES];
-        int n = fprintf(stream, "  --%s %s", setting->name, value);
+        int n = fprintf(stream, "  --%s%s %s", on ? "[no-]" : "", setting->name,
+                        value_in_help(setting));
 
         fprintf(stream, "%*s%s", n < 30 ? 30 - n : 1, "", setting->help);
         if (setting->default_text && setting->default_text[0])

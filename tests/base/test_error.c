@@ -67,7 +67,8 @@ static void foreign_bytes_become_question_marks(void **state)
     } table[] = {
         {"plain", "plain"},
         {"a\nb\tc\r\x1b[31m\x7f", "a?b?c??[31m?"},
-        {"na\xc3\xafve \xe2\x82\xac \xf0\x9f\x98\x80", "na\xc3\xafve \xe2\x82\xac \xf0\x9f\x98\x80"},
+        {"na\xc3\xafve \xe2\x82\xac \xf0\x9f\x98\x80",
+         "na\xc3\xafve \xe2\x82\xac \xf0\x9f\x98\x80"},
         {"\xc2\x9b"
          "31m",
          "??31m"}, /* C1's CSI */
