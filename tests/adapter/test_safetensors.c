@@ -85,85 +85,85 @@ static void lists_tensors_by_name(void **state)
 #define ENTRY(name, type, shape, begin, end) \
     "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":[" begin "," end "]}"
 
+static const struct {
+    const char *header;
+    size_t data_bytes;
+    const char *code;
+    const char *subject;
+    int position; /* -2: not checked */
+} bad_headers[] = {
+    {"  ", 0, "header-malformed", "f", 8},
+    {"[]", 0, "header-malformed", "f", 8},
+    {" {}", 0, "header-malformed", "f", 8},
+    {"{}x", 0, "header-malformed", "f", 10},
+    {"{} {", 0, "header-malformed", "f", 11},
+    {"{\"a\"}", 0, "header-malformed", "f", 12},
+    {"{\"a\":3}", 0, "header-malformed", "a", 9},
+    {"{\"a\":{}}", 0, "header-malformed", "a", 9},
+    {"{a:{}}", 0, "header-malformed", "f", 9},
+    {"{\"a\":{", 0, "header-malformed", "f", 13},
+    {"{\"a", 0, "header-malformed", "f", 9},
+    {"{\"a\\", 0, "header-malformed", "f", 9},
+    {"{\"a\":{]}", 0, "header-malformed", "f", -2},
+    {"{\"\t\":{}}", 0, "header-malformed", "f", 10},
+    {"{\"\xc0\x80\":{}}", 0, "header-malformed", "f", 9},
+    {"{\"\\u0000\":{}}", 0, "header-malformed", "f", -2},
+    {"{\"\\ud800\":{}}", 0, "header-malformed", "f", -2},
+    {"{" ENTRY("a", "F32", "[1]", "0", "4") ",}", 4, "header-malformed", "f", 62},
+    {"{" ENTRY("a", "F32", "[1]", "0", "4") " " ENTRY("b", "F32", "[1]", "4", "8") "}", 8,
+     "header-malformed", "f", 62},
+    {"{" ENTRY("a", "F33", "[1]", "0", "4") "}", 4, "unsupported-dtype", "a", 9},
+    {"{" ENTRY("a", "F32", "[2]", "0", "4") "}", 4, "header-malformed", "a", 9},
+    {"{" ENTRY("a", "F32", "[1]", "4", "0") "}", 4, "header-malformed", "a", 9},
+    {"{" ENTRY("a", "F32", "[1]", "-4", "0") "}", 4, "header-malformed", "a", 9},
+    {"{" ENTRY("a", "F32", "[1]", "0.0", "4") "}", 4, "header-malformed", "a", 9},
+    {"{" ENTRY("a", "F32", "[1]", "0", "4,8") "}", 4, "header-malformed", "a", 9},
+    {"{" ENTRY("a", "F32", "[-1]", "0", "4") "}", 4, "header-malformed", "a", 9},
+    {"{" ENTRY("a", "F32", "1", "0", "4") "}", 4, "header-malformed", "a", 9},
+    {"{" ENTRY("a", "F32", "[1,1,1,1,1,1,1,1,1]", "0", "4") "}", 4, "header-malformed", "a", 9},
+    {"{" ENTRY("a", "F32", "[4294967296,4294967296]", "0", "4") "}", 4, "header-malformed", "a", 9},
+    {"{" ENTRY("a", "F4", "[3]", "0", "1") "}", 1, "header-malformed", "a", 9},
+    {"{" ENTRY("a", "F32", "[1]", "9223372036854775807", "9223372036854775811") "}", 4,
+     "header-malformed", "f", -2},
+    {"{" ENTRY("a", "F32", "[288230376151711743]", "0", "1152921504606846972") "}", 4, "truncated",
+     "a", -2},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}}", 4,
+     "header-malformed", "a", 9},
+    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
+     "duplicate-key", "f", -2},
+    {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("a", "F32", "[1]", "4", "8") "}", 8,
+     "duplicate-key", "a", 62},
+    {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("\\u0061", "F32", "[1]", "4", "8") "}", 8,
+     "duplicate-key", "a", 62},
+    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "duplicate-key", "__metadata__", 27},
+    {"{\"__metadata__\":{\"a\":1}}", 0, "header-malformed", "__metadata__", 9},
+    /* An entry has 52 bytes, so that the data begins at byte 8 + 1 + 52 + 1 + 52 + 1. */
+    {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("b", "F32", "[1]", "3", "7") "}", 7,
+     "header-overlap", "b", 118},
+    {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("b", "F32", "[1]", "0", "4") "}", 4,
+     "header-overlap", "b", 115},
+    {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("b", "F32", "[1]", "5", "9") "}", 9,
+     "header-malformed", "b", 119},
+    {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("b", "F32", "[1]", "4", "8") "}", 9,
+     "header-malformed", "f", 123},
+    {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("b", "F32", "[1]", "4", "8") "}", 7,
+     "truncated", "b", 122},
+    {"{}", 1, "header-malformed", "f", 10},
+};
+
 static void refused_headers(void **state)
 {
-    static const struct {
-        const char *header;
-        size_t data_bytes;
-        const char *code;
-        const char *subject;
-        int position; /* -2: not checked */
-    } cases[] = {
-        {"  ", 0, "header-malformed", "f", 8},
-        {"[]", 0, "header-malformed", "f", 8},
-        {" {}", 0, "header-malformed", "f", 8},
-        {"{}x", 0, "header-malformed", "f", 10},
-        {"{} {", 0, "header-malformed", "f", 11},
-        {"{\"a\"}", 0, "header-malformed", "f", 12},
-        {"{\"a\":3}", 0, "header-malformed", "a", 9},
-        {"{\"a\":{}}", 0, "header-malformed", "a", 9},
-        {"{a:{}}", 0, "header-malformed", "f", 9},
-        {"{\"a\":{", 0, "header-malformed", "f", 13},
-        {"{\"a", 0, "header-malformed", "f", 9},
-        {"{\"a\\", 0, "header-malformed", "f", 9},
-        {"{\"a\":{]}", 0, "header-malformed", "f", -2},
-        {"{\"\t\":{}}", 0, "header-malformed", "f", 10},
-        {"{\"\xc0\x80\":{}}", 0, "header-malformed", "f", 9},
-        {"{\"\\u0000\":{}}", 0, "header-malformed", "f", -2},
-        {"{\"\\ud800\":{}}", 0, "header-malformed", "f", -2},
-        {"{" ENTRY("a", "F32", "[1]", "0", "4") ",}", 4, "header-malformed", "f", 62},
-        {"{" ENTRY("a", "F32", "[1]", "0", "4") " " ENTRY("b", "F32", "[1]", "4", "8") "}", 8,
-         "header-malformed", "f", 62},
-        {"{" ENTRY("a", "F33", "[1]", "0", "4") "}", 4, "unsupported-dtype", "a", 9},
-        {"{" ENTRY("a", "F32", "[2]", "0", "4") "}", 4, "header-malformed", "a", 9},
-        {"{" ENTRY("a", "F32", "[1]", "4", "0") "}", 4, "header-malformed", "a", 9},
-        {"{" ENTRY("a", "F32", "[1]", "-4", "0") "}", 4, "header-malformed", "a", 9},
-        {"{" ENTRY("a", "F32", "[1]", "0.0", "4") "}", 4, "header-malformed", "a", 9},
-        {"{" ENTRY("a", "F32", "[1]", "0", "4,8") "}", 4, "header-malformed", "a", 9},
-        {"{" ENTRY("a", "F32", "[-1]", "0", "4") "}", 4, "header-malformed", "a", 9},
-        {"{" ENTRY("a", "F32", "1", "0", "4") "}", 4, "header-malformed", "a", 9},
-        {"{" ENTRY("a", "F32", "[1,1,1,1,1,1,1,1,1]", "0", "4") "}", 4, "header-malformed", "a", 9},
-        {"{" ENTRY("a", "F32", "[4294967296,4294967296]", "0", "4") "}", 4, "header-malformed", "a",
-         9},
-        {"{" ENTRY("a", "F4", "[3]", "0", "1") "}", 1, "header-malformed", "a", 9},
-        {"{" ENTRY("a", "F32", "[1]", "9223372036854775807", "9223372036854775811") "}", 4,
-         "header-malformed", "f", -2},
-        {"{" ENTRY("a", "F32", "[288230376151711743]", "0", "1152921504606846972") "}", 4,
-         "truncated", "a", -2},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}}", 4,
-         "header-malformed", "a", 9},
-        {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
-         "duplicate-key", "f", -2},
-        {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("a", "F32", "[1]", "4", "8") "}", 8,
-         "duplicate-key", "a", 62},
-        {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("\\u0061", "F32", "[1]", "4", "8") "}", 8,
-         "duplicate-key", "a", 62},
-        {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "duplicate-key", "__metadata__", 27},
-        {"{\"__metadata__\":{\"a\":1}}", 0, "header-malformed", "__metadata__", 9},
-        /* An entry has 52 bytes, so that the data begins at byte 8 + 1 + 52 + 1 + 52 + 1. */
-        {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("b", "F32", "[1]", "3", "7") "}", 7,
-         "header-overlap", "b", 118},
-        {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("b", "F32", "[1]", "0", "4") "}", 4,
-         "header-overlap", "b", 115},
-        {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("b", "F32", "[1]", "5", "9") "}", 9,
-         "header-malformed", "b", 119},
-        {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("b", "F32", "[1]", "4", "8") "}", 9,
-         "header-malformed", "f", 123},
-        {"{" ENTRY("a", "F32", "[1]", "0", "4") "," ENTRY("b", "F32", "[1]", "4", "8") "}", 7,
-         "truncated", "b", 122},
-        {"{}", 1, "header-malformed", "f", 10},
-    };
-
     (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof bad_headers / sizeof *bad_headers; i++) {
         sp_safetensors *file = NULL;
         sp_error error;
-        sp_status status = parse_text(cases[i].header, cases[i].data_bytes, &file, &error);
+        sp_status status =
+            parse_text(bad_headers[i].header, bad_headers[i].data_bytes, &file, &error);
 
-        if (status == SP_OK || strcmp(error.code, cases[i].code) != 0 ||
-            strcmp(error.subject, cases[i].subject) != 0 ||
-            (cases[i].position != -2 && error.position != cases[i].position))
-            fail_msg("%s: %s, subject \"%s\", position %lld: %s", cases[i].header, error.code,
+        if (status == SP_OK || strcmp(error.code, bad_headers[i].code) != 0 ||
+            strcmp(error.subject, bad_headers[i].subject) != 0 ||
+            (bad_headers[i].position != -2 && error.position != bad_headers[i].position))
+            fail_msg("%s: %s, subject \"%s\", position %lld: %s", bad_headers[i].header, error.code,
                      error.subject, (long long)error.position, error.text);
         assert_null(file);
     }
@@ -306,8 +306,8 @@ static void a_long_name(void **state)
 
 static void a_hundred_thousand_tensors(void **state)
 {
-    size_t n = 100000, at = 1;
-    char *text = malloc(n * 96 + 16);
+    size_t n = 100000, at = 1, capacity = n * 96 + 16;
+    char *text = malloc(capacity);
     sp_safetensors *file;
     sp_error error;
 
@@ -315,10 +315,11 @@ static void a_hundred_thousand_tensors(void **state)
     assert_non_null(text);
     text[0] = '{';
     for (size_t i = 0; i < n; i++)
-        at += (size_t)sprintf(
-            text + at, "%s\"t%zu\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%zu,%zu]}",
-            i ? "," : "", (i * 7919) % n, i, i + 1);
-    strcpy(text + at, "}");
+        at += (size_t)snprintf(
+            text + at, capacity - at,
+            "%s\"t%zu\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%zu,%zu]}", i ? "," : "",
+            (i * 7919) % n, i, i + 1);
+    memcpy(text + at, "}", 2);
     assert_ok(parse_text(text, n, &file, &error), &error);
     assert_int_equal(sp_safetensors_n_tensors(file), n);
     for (size_t i = 1; i < n; i++)
