@@ -35,6 +35,10 @@ static void add_level(void (*fill)(sp_kernels *))
 static void fill_tables(void)
 {
     add_level(sp_kernels_fill_scalar);
+#if defined(__x86_64__)
+    if (sp_cpu_features_detect().avx2)
+        add_level(sp_kernels_fill_avx2);
+#endif
 }
 
 static int level_index(const char *name)

@@ -8,6 +8,11 @@
 #include "kernels/kernels.h"
 
 void sp_kernels_fill_scalar(sp_kernels *kernels);
+void sp_kernels_fill_avx2(sp_kernels *kernels);
+
+/* Parts of a level that live in files of their own. */
+void sp_kernels_fill_gemm_avx2(sp_kernels *kernels);
+void sp_kernels_fill_attention_avx2(sp_kernels *kernels);
 
 /* gemm_scalar.c; see the entries of sp_kernels. */
 size_t sp_x_pack_bytes_scalar(sp_dtype x_type, sp_dtype w_type, int64_t rows, int64_t k);
@@ -23,5 +28,7 @@ void sp_gemm_nt_scalar(const sp_gemm_args *args, int64_t row_begin, int64_t row_
  */
 void sp_gemm_epilogue_scalar(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
                              const float *sums);
+void sp_gemm_epilogue_avx2(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
+                           const float *sums);
 
 #endif

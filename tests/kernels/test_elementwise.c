@@ -1,0 +1,296 @@
+/*
+ * test_elementwise.c: norms, RoPE, SiLU·mul, addition and conversion of every level against double
+ * precision, at lengths around every vector width, in place and out of place, with guard zones.
+ */
+#include "kernel_test.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static const int64_t lengths[] = {1,  2,  3,  7,  8,  9,   15,  16,   17,   31,
+                                  32, 33, 48, 64, 65, 128, 257, 1024, 1031, 4096};
+static const sp_dtype dtypes[] = {SP_DTYPE_BF16, SP_DTYPE_F32};
+
+/* A vector of `type` one element off alignment, with random values. */
+static guarded vector_new(sp_test_random *random, sp_dtype type, int64_t n, float size)
+{
+    guarded v = guarded_new((size_t)n * type_bytes(type), type_bytes(type));
+
+    fill_matrix(random, type, v.data, 1, n, n, size);
+    return v;
+}
+
+static guarded copy_of(const guarded *v, size_t offset)
+{
+    guarded copy = guarded_new(v->bytes, offset);
+
+    memcpy(copy.data, v->data, v->bytes);
+    return copy;
+}
+
+static double value_at(sp_dtype type, const guarded *v, int64_t i)
+{
+    return sp_element_load(type, v->data, i);
+}
+
+/* ---- norms --------------------------------------------------------------------------------- */
+
+static double inverse_rms(sp_dtype type, const guarded *x, int64_t n, double eps)
+{
+    double sum = 0.0;
+
+    for (int64_t i = 0; i < n; i++)
+        sum += value_at(type, x, i) * value_at(type, x, i);
+    return 1.0 / sqrt(sum / (double)n + eps);
+}
+
+/* Relative error of one normed element before its rounding: the sum, its root, two products. */
+static double norm_error(int64_t n)
+{
+    return ((double)n / 8.0 + 16.0) * 0x1p-24;
+}
+
+static void check_norm(const sp_kernels *kernels, sp_test_random *random, sp_dtype type, int64_t n,
+                       float offset, int in_place)
+{
+    guarded x = vector_new(random, type, n, 4.0f), w = vector_new(random, SP_DTYPE_BF16, n, 1.0f);
+    guarded y =
+        in_place ? copy_of(&x, type_bytes(type)) : guarded_new(x.bytes, 3 * type_bytes(type));
+    double inverse = inverse_rms(type, &x, n, 1e-6);
+
+    kernels->rmsnorm(type, y.data, in_place ? y.data : x.data, (const uint16_t *)(void *)w.data,
+                     offset, n, 1e-6f);
+    for (int64_t i = 0; i < n; i++) {
+        double weight = (double)(float)(value_at(SP_DTYPE_BF16, &w, i) + (double)offset);
+        double expected = value_at(type, &x, i) * inverse * weight;
+
+        check_close(value_at(type, &y, i), expected,
+                    fabs(expected) * norm_error(n) + half_ulp(type, expected), "rmsnorm", n, i);
+    }
+    guarded_free(&y);
+    guarded_free(&w);
+    guarded_free(&x);
+}
+
+static void rmsnorm_matches_double(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state);
+    sp_test_random random = {21};
+
+    for (size_t t = 0; t < COUNT(dtypes); t++)
+        for (size_t l = 0; l < COUNT(lengths); l++)
+            for (int variant = 0; variant < 4; variant++)
+                check_norm(kernels, &random, dtypes[t], lengths[l], (float)(variant / 2),
+                           variant % 2);
+}
+
+static void check_rope(const sp_kernels *kernels, sp_test_random *random, sp_dtype type, int64_t n,
+                       int64_t n_rot, float offset)
+{
+    guarded x = vector_new(random, type, n, 4.0f), w = vector_new(random, SP_DTYPE_BF16, n, 1.0f);
+    guarded y = copy_of(&x, type_bytes(type));
+    guarded cosine = guarded_new((size_t)n_rot * 4, 4), sine = guarded_new((size_t)n_rot * 4, 4);
+    double inverse = inverse_rms(type, &x, n, 1e-5), *normed = malloc((size_t)n * sizeof *normed);
+
+    assert_non_null(normed);
+    for (int64_t i = 0; i < n_rot; i++) {
+        double angle = 100.0 * (double)sp_test_float(random);
+
+        sp_element_store(SP_DTYPE_F32, cosine.data, i, (float)cos(angle));
+        sp_element_store(SP_DTYPE_F32, sine.data, i, (float)sin(angle));
+    }
+    for (int64_t i = 0; i < n; i++)
+        normed[i] = value_at(type, &x, i) * inverse *
+                    (double)(float)(value_at(SP_DTYPE_BF16, &w, i) + (double)offset);
+    kernels->rmsnorm_rope(type, y.data, (const uint16_t *)(void *)w.data, offset, n, 1e-5f,
+                          (const float *)(void *)cosine.data, (const float *)(void *)sine.data,
+                          n_rot);
+    for (int64_t i = 0; i < n; i++) {
+        double expected = normed[i], size = fabs(normed[i]);
+
+        if (i < 2 * n_rot) {
+            int64_t low = i % n_rot;
+            double c = value_at(SP_DTYPE_F32, &cosine, low), s = value_at(SP_DTYPE_F32, &sine, low);
+            double a = normed[low], b = normed[low + n_rot];
+
+            expected = i < n_rot ? a * c - b * s : b * c + a * s;
+            size = fabs(a) + fabs(b);
+        }
+        check_close(value_at(type, &y, i), expected,
+                    size * norm_error(n) + half_ulp(type, expected), "rope", n, i);
+    }
+    free(normed);
+    guarded_free(&sine);
+    guarded_free(&cosine);
+    guarded_free(&y);
+    guarded_free(&w);
+    guarded_free(&x);
+}
+
+static void rope_matches_double(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state);
+    static const int64_t shapes[][2] = {/* n, n_rot */
+                                        {2, 1},   {5, 2},   {16, 8},    {32, 16},
+                                        {64, 32}, {64, 8},  {128, 64},  {256, 32},
+                                        {80, 40}, {26, 13}, {256, 128}, {17, 0}};
+    sp_test_random random = {22};
+
+    for (size_t t = 0; t < COUNT(dtypes); t++)
+        for (size_t c = 0; c < COUNT(shapes); c++)
+            for (int offset = 0; offset < 2; offset++)
+                check_rope(kernels, &random, dtypes[t], shapes[c][0], shapes[c][1], (float)offset);
+}
+
+/* ---- SiLU·mul and addition ------------------------------------------------------------------ */
+
+/*
+ * Where e^-gate overflows FP32 the result is 0, which is off by |gate up| sigmoid(gate) with
+ * sigmoid below 2^-128. in_place: 0 = a buffer of its own, 1 = out is gate, 2 = out is up.
+ */
+static void check_silu(const sp_kernels *kernels, sp_test_random *random, sp_dtype type, int64_t n,
+                       float size, int in_place)
+{
+    guarded gate = vector_new(random, type, n, size), up = vector_new(random, type, n, 2.0f);
+    guarded gate_copy = copy_of(&gate, type_bytes(type)), up_copy = copy_of(&up, 0);
+    guarded own = guarded_new(gate.bytes, type_bytes(type));
+    guarded *out = in_place == 0 ? &own : in_place == 1 ? &gate_copy : &up_copy;
+
+    kernels->silu_mul(type, out->data, gate_copy.data, up_copy.data, n);
+    for (int64_t i = 0; i < n; i++) {
+        double g = value_at(type, &gate, i);
+        double u = value_at(type, &up, i), expected = g / (1.0 + exp(-g)) * u;
+        double bound = fabs(expected) * 8.0 * 0x1p-24 + half_ulp(type, expected);
+
+        check_close(value_at(type, out, i), expected, bound + fabs(g * u) * 0x1p-128, "silu_mul", n,
+                    i);
+    }
+    guarded_free(&own);
+    guarded_free(&up_copy);
+    guarded_free(&gate_copy);
+    guarded_free(&up);
+    guarded_free(&gate);
+}
+
+static void silu_mul_matches_double(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state);
+    static const float sizes[] = {1.0f, 20.0f, 120.0f};
+    sp_test_random random = {23};
+
+    for (size_t t = 0; t < COUNT(dtypes); t++)
+        for (size_t l = 0; l < COUNT(lengths); l++)
+            for (size_t s = 0; s < COUNT(sizes); s++)
+                for (int in_place = 0; in_place < 3; in_place++)
+                    check_silu(kernels, &random, dtypes[t], lengths[l], sizes[s], in_place);
+}
+
+static void silu_has_its_limits(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state);
+    float gate[5] = {-INFINITY, -1000.0f, 0.0f, 1000.0f, NAN};
+    float up[5] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+
+    kernels->silu_mul(SP_DTYPE_F32, gate, gate, up, 5);
+    assert_true(isnan(gate[0])); /* -inf / inf */
+    assert_true(gate[1] == 0.0f);
+    assert_true(gate[2] == 0.0f);
+    assert_true(gate[3] == 1000.0f);
+    assert_true(isnan(gate[4]));
+}
+
+/* One rounding only, so addition is exact to the bit. */
+static void add_is_exact(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state);
+    sp_test_random random = {24};
+
+    for (size_t t = 0; t < COUNT(dtypes); t++)
+        for (size_t l = 0; l < COUNT(lengths); l++) {
+            sp_dtype type = dtypes[t];
+            int64_t n = lengths[l];
+            guarded y = vector_new(&random, type, n, 2.0f), x = vector_new(&random, type, n, 2.0f);
+            guarded expected = copy_of(&y, 0);
+
+            for (int64_t i = 0; i < n; i++)
+                sp_element_store(type, expected.data, i,
+                                 sp_element_load(type, y.data, i) +
+                                     sp_element_load(type, x.data, i));
+            kernels->add(type, y.data, x.data, n);
+            assert_memory_equal(y.data, expected.data, y.bytes);
+            guarded_free(&expected);
+            guarded_free(&x);
+            guarded_free(&y);
+        }
+}
+
+/* ---- conversion ---------------------------------------------------------------------------- */
+
+#define SAMPLES 200000
+
+/* Bit patterns of all kinds: every half, and FP32 of every exponent, NaN and ties included. */
+static uint32_t pattern(sp_test_random *random, int64_t i)
+{
+    static const uint32_t special[] = {0x00000000, 0x80000000, 0x7f800000, 0xff800000, 0x7f800001,
+                                       0x7fc00000, 0xffffffff, 0x3f808000, 0x3f818000, 0x477fefff,
+                                       0x477ff000, 0x33000000, 0x33000001, 0x38800000, 0x387fffff,
+                                       0x7f7fffff, 0x00000001, 0x007fffff};
+
+    return i < (int64_t)COUNT(special) ? special[i] : (uint32_t)sp_test_next(random);
+}
+
+static void check_conversion(const sp_kernels *kernels, sp_dtype to, sp_dtype from,
+                             const guarded *source, int64_t n)
+{
+    guarded got = guarded_new((size_t)n * type_bytes(to), type_bytes(to));
+    guarded expected = guarded_new(got.bytes, 0);
+
+    for (int64_t i = 0; i < n; i++)
+        sp_element_store(to, expected.data, i, sp_element_load(from, source->data, i));
+    if (to == from)
+        memcpy(expected.data, source->data, got.bytes);
+    kernels->convert(to, got.data, from, source->data, n);
+    assert_memory_equal(got.data, expected.data, got.bytes);
+    guarded_free(&expected);
+    guarded_free(&got);
+}
+
+static void conversion_is_exact(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state);
+    static const sp_dtype all[] = {SP_DTYPE_F32, SP_DTYPE_BF16, SP_DTYPE_F16};
+    sp_test_random random = {25};
+    guarded halves = guarded_new(65536 * 2, 2), floats = guarded_new(SAMPLES * 4, 4);
+
+    for (int64_t i = 0; i < 65536; i++)
+        ((uint16_t *)(void *)halves.data)[i] = (uint16_t)i;
+    for (int64_t i = 0; i < SAMPLES; i++) {
+        uint32_t bits = pattern(&random, i);
+
+        memcpy(floats.data + i * 4, &bits, 4);
+    }
+    for (size_t to = 0; to < 3; to++)
+        for (size_t from = 0; from < 3; from++) {
+            const guarded *source = all[from] == SP_DTYPE_F32 ? &floats : &halves;
+
+            check_conversion(kernels, all[to], all[from], source,
+                             all[from] == SP_DTYPE_F32 ? SAMPLES : 65536);
+            for (int64_t n = 1; n < 40; n++)
+                check_conversion(kernels, all[to], all[from], source, n);
+        }
+    guarded_free(&floats);
+    guarded_free(&halves);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        FOR_EACH_LEVEL(rmsnorm_matches_double),
+        FOR_EACH_LEVEL(rope_matches_double),
+        FOR_EACH_LEVEL(silu_mul_matches_double),
+        FOR_EACH_LEVEL(silu_has_its_limits),
+        FOR_EACH_LEVEL(add_is_exact),
+        FOR_EACH_LEVEL(conversion_is_exact),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
