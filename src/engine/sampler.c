@@ -129,7 +129,7 @@ typedef struct {
     const float *logits; /* [vocab] */
     int32_t vocab;
     float *weight; /* [vocab] scratch */
-    int32_t *heap; /* [vocab] scratch: ids */
+    int32_t *ids;  /* [vocab] scratch */
     float best;    /* the largest logit */
     float inverse; /* 1 / temperature */
     float min_p;
@@ -146,19 +146,19 @@ static float weight_of(const sampler *sample, int32_t id)
     return expf((sample->logits[id] - sample->best) * sample->inverse);
 }
 
-/* Restores a heap below i. The root is the best token, or the worst one. */
-static void sift_down(const sampler *sample, int32_t n, int32_t i, bool best_first)
+/* Restores a heap below i. The root is the worst token. */
+static void sift_down(const sampler *sample, int32_t n, int32_t i)
 {
-    int32_t *heap = sample->heap, moved = heap[i];
+    int32_t *heap = sample->ids, moved = heap[i];
 
     for (;;) {
         int32_t child = 2 * i + 1;
 
         if (child >= n)
             break;
-        if (child + 1 < n && is_better(sample->logits, heap[child + 1], heap[child]) == best_first)
+        if (child + 1 < n && is_better(sample->logits, heap[child], heap[child + 1]))
             child++;
-        if (is_better(sample->logits, heap[child], moved) != best_first)
+        if (is_better(sample->logits, heap[child], moved))
             break;
         heap[i] = heap[child];
         i = child;
@@ -166,40 +166,37 @@ static void sift_down(const sampler *sample, int32_t n, int32_t i, bool best_fir
     heap[i] = moved;
 }
 
-static void make_heap(const sampler *sample, int32_t n, bool best_first)
-{
-    for (int32_t i = n / 2 - 1; i >= 0; i--)
-        sift_down(sample, n, i, best_first);
-}
-
-/* Leaves the k best ids in the heap, the worst of them at its root, which becomes the cut. */
+/* Leaves the k best ids as a heap, the worst of them at its root: the cut. */
 static void cut_top_k(sampler *sample, int32_t k)
 {
     for (int32_t id = 0; id < k; id++)
-        sample->heap[id] = id;
-    make_heap(sample, k, false);
+        sample->ids[id] = id;
+    for (int32_t i = k / 2 - 1; i >= 0; i--)
+        sift_down(sample, k, i);
     for (int32_t id = k; id < sample->vocab; id++)
-        if (sample->logits[id] > sample->logits[sample->heap[0]]) {
-            sample->heap[0] = id;
-            sift_down(sample, k, 0, false);
+        if (sample->logits[id] > sample->logits[sample->ids[0]]) {
+            sample->ids[0] = id;
+            sift_down(sample, k, 0);
         }
-    sample->last = sample->heap[0];
+    sample->last = sample->ids[0];
 }
 
 /*
- * Collects the tokens that top-p may keep and returns their number; *out_mass is the mass of all.
- * A token below (1 - top_p) · mass / n cannot be among the best ones up to top_p · mass: all such
- * tokens together are lighter than what may be left out. The half is for the rounding of the sums.
+ * Collects the tokens that top-p may keep and returns their number; *out_mass is the mass of the
+ * n_kept tokens that top-k left. A token below (1 - top_p) · mass / n cannot be among the best ones
+ * up to top_p · mass: all such tokens together are lighter than what may be left out. The half is
+ * for the rounding of the sums.
  */
 static int32_t collect_for_top_p(const sampler *sample, double top_p, int32_t n_kept,
                                  double *out_mass)
 {
+    bool is_cut = sample->last >= 0;
     double mass = 0;
     float floor;
     int32_t n = 0;
 
     for (int32_t i = 0; i < n_kept; i++) {
-        int32_t id = sample->last < 0 ? i : sample->heap[i];
+        int32_t id = is_cut ? sample->ids[i] : i;
 
         sample->weight[id] = weight_of(sample, id);
         mass += sample->weight[id];
@@ -207,28 +204,64 @@ static int32_t collect_for_top_p(const sampler *sample, double top_p, int32_t n_
     floor = (float)(0.5 * (1 - top_p) * mass / n_kept);
     floor = sample->min_p > floor ? sample->min_p : floor;
     for (int32_t i = 0; i < n_kept; i++) {
-        int32_t id = sample->last < 0 ? i : sample->heap[i];
+        int32_t id = is_cut ? sample->ids[i] : i;
 
         if (sample->weight[id] >= floor)
-            sample->heap[n++] = id;
+            sample->ids[n++] = id;
     }
     *out_mass = mass;
     return n;
 }
 
-/* n_kept tokens are left by top-k: the heap's, or all. */
+static void swap(int32_t *a, int32_t *b)
+{
+    int32_t held = *a;
+
+    *a = *b;
+    *b = held;
+}
+
+/*
+ * Puts the tokens of ids[low .. high) that are better than the middle one before it; returns where
+ * it stands then, and the mass of those before it.
+ */
+static int32_t partition(const sampler *sample, int32_t low, int32_t high, double *out_mass)
+{
+    int32_t *ids = sample->ids, at = low, pivot;
+    double mass = 0;
+
+    swap(&ids[low + (high - low) / 2], &ids[high - 1]);
+    pivot = ids[high - 1];
+    for (int32_t i = low; i < high - 1; i++)
+        if (is_better(sample->logits, ids[i], pivot)) {
+            mass += sample->weight[ids[i]];
+            swap(&ids[i], &ids[at++]);
+        }
+    swap(&ids[at], &ids[high - 1]);
+    *out_mass = mass;
+    return at;
+}
+
+/* Finds the token at which the best ones reach top_p of the mass, without sorting them. */
 static void cut_top_p(sampler *sample, double top_p, int32_t n_kept)
 {
-    double mass, sum = 0;
-    int32_t n = collect_for_top_p(sample, top_p, n_kept, &mass);
+    double mass, target;
+    int32_t low = 0, high = collect_for_top_p(sample, top_p, n_kept, &mass);
 
-    make_heap(sample, n, true);
-    do {
-        sample->last = sample->heap[0];
-        sum += sample->weight[sample->last];
-        sample->heap[0] = sample->heap[--n];
-        sift_down(sample, n, 0, true);
-    } while (n > 0 && sum < top_p * mass);
+    target = top_p * mass;
+    while (low < high) {
+        int32_t at = partition(sample, low, high, &mass);
+
+        if (at > low && mass >= target) {
+            high = at;
+            continue;
+        }
+        sample->last = sample->ids[at];
+        target -= mass + sample->weight[sample->last];
+        if (target <= 0)
+            return;
+        low = at + 1;
+    }
 }
 
 /* Weighs the kept tokens, all others 0, and returns their mass. */
@@ -277,7 +310,7 @@ sp_status sp_sample(const float *logits, int32_t vocab, const sp_sample_params *
         return SP_OK;
     }
     sample.weight = scratch;
-    sample.heap = (int32_t *)(sample.weight + vocab);
+    sample.ids = (int32_t *)(sample.weight + vocab);
     sample.best = logits[best];
     sample.inverse = (float)(1 / params->temperature);
     sample.min_p = (float)params->min_p;
