@@ -1,0 +1,175 @@
+#include "support/hand.h"
+
+#include "base/half.h"
+#include "pool/image.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- elements ------------------------------------------------------------------------------ */
+
+void hand_store(sp_dtype dtype, void *tensor, int64_t index, double value)
+{
+    float single = (float)value;
+
+    if (dtype == SP_DTYPE_F32)
+        ((float *)tensor)[index] = single;
+    else if (dtype == SP_DTYPE_BF16)
+        ((uint16_t *)tensor)[index] = sp_f32_to_bf16(single);
+    else
+        ((uint16_t *)tensor)[index] = sp_f32_to_f16(single);
+}
+
+double hand_load(sp_dtype dtype, const void *tensor, int64_t index)
+{
+    if (dtype == SP_DTYPE_F32)
+        return (double)((const float *)tensor)[index];
+    if (dtype == SP_DTYPE_BF16)
+        return (double)sp_bf16_to_f32(((const uint16_t *)tensor)[index]);
+    return (double)sp_f16_to_f32(((const uint16_t *)tensor)[index]);
+}
+
+/* ---- adapters ------------------------------------------------------------------------------ */
+
+hand_adapter *hand_adapter_create(uint64_t identity)
+{
+    hand_adapter *adapter = calloc(1, sizeof *adapter);
+
+    assert_non_null(adapter);
+    memcpy(adapter->digest.bytes, &identity, sizeof identity);
+    return adapter;
+}
+
+void hand_adapter_destroy(hand_adapter *adapter)
+{
+    if (adapter == NULL)
+        return;
+    for (int32_t i = 0; i < adapter->n_sites; i++) {
+        free((void *)(uintptr_t)adapter->sites[i].a.data);
+        free((void *)(uintptr_t)adapter->sites[i].b.data);
+    }
+    free(adapter->sites);
+    free(adapter);
+}
+
+/* Blocks of the exact size, so that a sanitizer sees a read past a factor's end. */
+static void *factor_block(int32_t rows, int32_t cols, sp_dtype dtype)
+{
+    void *block = malloc((size_t)rows * (size_t)cols * sp_dtype_bytes(dtype));
+
+    assert_non_null(block);
+    return block;
+}
+
+static sp_adapter_site *add_empty(hand_adapter *adapter, const sp_site_dims *dims, int32_t rank,
+                                  float scale, sp_dtype dtype, void *a, void *b)
+{
+    sp_adapter_site *sites =
+        realloc(adapter->sites, ((size_t)adapter->n_sites + 1) * sizeof *sites);
+
+    assert_non_null(sites);
+    adapter->sites = sites;
+    sites[adapter->n_sites] = (sp_adapter_site){
+        .layer = dims->layer,
+        .module = dims->module,
+        .expert = -1,
+        .rank = rank,
+        .scale = scale,
+        .a = {a, dtype, rank, dims->k_in, dims->k_in, 1},
+        .b = {b, dtype, dims->n_out, rank, rank, 1},
+    };
+    return &sites[adapter->n_sites++];
+}
+
+sp_adapter_site *hand_adapter_add(hand_adapter *adapter, const sp_site_dims *dims, int32_t rank,
+                                  float scale, sp_dtype dtype, sp_test_random *random)
+{
+    void *a = factor_block(rank, dims->k_in, dtype), *b = factor_block(dims->n_out, rank, dtype);
+
+    for (int64_t i = 0; i < (int64_t)rank * dims->k_in; i++)
+        hand_store(dtype, a, i, (double)sp_test_float(random));
+    for (int64_t i = 0; i < (int64_t)rank * dims->n_out; i++)
+        hand_store(dtype, b, i, (double)sp_test_float(random));
+    return add_empty(adapter, dims, rank, scale, dtype, a, b);
+}
+
+sp_adapter_site *hand_adapter_add_copy(hand_adapter *adapter, const sp_site_dims *dims,
+                                       int32_t rank, float scale, sp_dtype dtype, const void *a,
+                                       const void *b)
+{
+    void *a_copy = factor_block(rank, dims->k_in, dtype);
+    void *b_copy = factor_block(dims->n_out, rank, dtype);
+    size_t element = sp_dtype_bytes(dtype);
+
+    memcpy(a_copy, a, (size_t)rank * (size_t)dims->k_in * element);
+    memcpy(b_copy, b, (size_t)rank * (size_t)dims->n_out * element);
+    return add_empty(adapter, dims, rank, scale, dtype, a_copy, b_copy);
+}
+
+/* ---- pools --------------------------------------------------------------------------------- */
+
+hand_pool hand_pool_create(int32_t layers, const sp_site_dims *sites, size_t n_sites, int32_t rank,
+                           sp_dtype dtype, int32_t slots)
+{
+    hand_pool pool = {0};
+    sp_layout_options layout_options;
+    sp_pool_options pool_options;
+    sp_error error;
+
+    assert_ok(sp_geometry_create(layers, 0, sites, n_sites, &pool.geometry, &error), &error);
+    sp_layout_options_default(&layout_options);
+    layout_options.geometry = pool.geometry;
+    layout_options.modules = sp_geometry_modules(pool.geometry);
+    layout_options.rank = rank;
+    layout_options.dtype = dtype;
+    assert_ok(sp_layout_create(&layout_options, &pool.layout, &error), &error);
+    assert_ok(sp_device_open_cpu(&pool.device), NULL);
+    sp_pool_options_default(&pool_options);
+    pool_options.layout = pool.layout;
+    pool_options.device = pool.device;
+    pool_options.slots = slots;
+    assert_ok(sp_pool_create(&pool_options, &pool.pool, &error), &error);
+    return pool;
+}
+
+void hand_pool_destroy(hand_pool *pool)
+{
+    sp_pool_destroy(pool->pool);
+    sp_device_close(pool->device);
+    sp_layout_release(pool->layout);
+    sp_geometry_release(pool->geometry);
+}
+
+sp_image *hand_pack(const hand_pool *pool, const hand_adapter *adapter)
+{
+    sp_image *image = NULL;
+    sp_error error;
+
+    assert_ok(sp_layout_pack_sites(pool->layout, adapter->sites, (size_t)adapter->n_sites,
+                                   &adapter->digest, &image, &error),
+              &error);
+    return image;
+}
+
+int32_t hand_load_adapter(const hand_pool *pool, const hand_adapter *adapter,
+                          uint64_t *out_generation)
+{
+    sp_image *image = hand_pack(pool, adapter);
+    sp_error error;
+    int32_t slot = -1;
+
+    assert_ok(sp_pool_load(pool->pool, image, &slot, out_generation, &error), &error);
+    sp_image_destroy(image);
+    return slot;
+}
+
+sp_exec *hand_exec(int32_t threads)
+{
+    sp_exec_options options;
+    sp_exec *exec = NULL;
+
+    sp_exec_options_default(&options);
+    options.threads = threads;
+    assert_ok(sp_exec_create(&options, &exec), NULL);
+    return exec;
+}

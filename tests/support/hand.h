@@ -1,0 +1,56 @@
+/*
+ * hand.h: geometries, adapters and pools made by hand, for tests that need them without files.
+ * Everything asserts that it worked.
+ */
+#ifndef SP_TEST_SUPPORT_HAND_H
+#define SP_TEST_SUPPORT_HAND_H
+
+#include "support/test.h"
+
+#include <sidepath/pool.h>
+
+/* Writes `value` to element `index` of a tensor of this type, rounded to nearest even. */
+void hand_store(sp_dtype dtype, void *tensor, int64_t index, double value);
+/* The element's exact value. */
+double hand_load(sp_dtype dtype, const void *tensor, int64_t index);
+
+/* A list of sites with the factors' memory, as an opened adapter would hold them. */
+typedef struct hand_adapter {
+    sp_adapter_site *sites;
+    int32_t n_sites;
+    sp_digest digest;
+} hand_adapter;
+
+/* An adapter without sites yet, whose digest is made from `identity`. */
+hand_adapter *hand_adapter_create(uint64_t identity);
+void hand_adapter_destroy(hand_adapter *adapter);
+
+/* Adds a site with random factors of this type; returns it (valid until the next is added). */
+sp_adapter_site *hand_adapter_add(hand_adapter *adapter, const sp_site_dims *dims, int32_t rank,
+                                  float scale, sp_dtype dtype, sp_test_random *random);
+/* Adds a site with a copy of these factors: a [rank, k_in], b [n_out, rank]. */
+sp_adapter_site *hand_adapter_add_copy(hand_adapter *adapter, const sp_site_dims *dims,
+                                       int32_t rank, float scale, sp_dtype dtype, const void *a,
+                                       const void *b);
+
+/* A geometry, its layout and a pool on the CPU. */
+typedef struct hand_pool {
+    sp_geometry *geometry;
+    sp_layout *layout;
+    sp_device *device;
+    sp_pool *pool;
+} hand_pool;
+
+hand_pool hand_pool_create(int32_t layers, const sp_site_dims *sites, size_t n_sites, int32_t rank,
+                           sp_dtype dtype, int32_t slots);
+void hand_pool_destroy(hand_pool *pool);
+
+sp_image *hand_pack(const hand_pool *pool, const hand_adapter *adapter);
+/* Packs and loads; returns the slot. */
+int32_t hand_load_adapter(const hand_pool *pool, const hand_adapter *adapter,
+                          uint64_t *out_generation);
+
+/* An executor of this many threads. */
+sp_exec *hand_exec(int32_t threads);
+
+#endif
