@@ -29,19 +29,18 @@ function(sidepath_room room)
   set(SIDEPATH_ROOM_LIBRARIES ${SIDEPATH_ROOM_LIBRARIES} ${ARG_LIBRARIES} CACHE INTERNAL "")
 endfunction()
 
-# libsidepath: everything up to delta. libsidepath_engine: the host engine on top.
+# libsidepath, shared and static: every room added so far. Called behind delta.
 function(sidepath_library)
   set(objects "")
-  foreach(room base device kernels adapter pool route delta)
-    if(TARGET sidepath_${room})
-      list(APPEND objects $<TARGET_OBJECTS:sidepath_${room}>)
-    endif()
+  foreach(room ${SIDEPATH_ROOMS})
+    list(APPEND objects $<TARGET_OBJECTS:sidepath_${room}>)
   endforeach()
   add_library(sidepath SHARED ${objects})
   set_target_properties(sidepath PROPERTIES VERSION ${PROJECT_VERSION}
                                             SOVERSION ${PROJECT_VERSION_MAJOR} LINKER_LANGUAGE C)
   add_library(sidepath_static STATIC ${objects})
-  set_target_properties(sidepath_static PROPERTIES OUTPUT_NAME sidepath LINKER_LANGUAGE C)
+  set_target_properties(sidepath_static PROPERTIES OUTPUT_NAME sidepath EXPORT_NAME static
+                                                   LINKER_LANGUAGE C)
   foreach(target sidepath sidepath_static)
     target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>
                                                 $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
@@ -50,13 +49,18 @@ function(sidepath_library)
   target_link_libraries(sidepath_static PUBLIC ${SIDEPATH_ROOM_LIBRARIES} m)
   target_link_options(sidepath PRIVATE ${SIDEPATH_SANITIZE_FLAGS})
   target_link_options(sidepath_static PUBLIC ${SIDEPATH_SANITIZE_FLAGS})
-  if(TARGET sidepath_engine)
-    add_library(sidepath_engine_static STATIC $<TARGET_OBJECTS:sidepath_engine>)
-    set_target_properties(sidepath_engine_static PROPERTIES OUTPUT_NAME sidepath_engine)
-    target_link_libraries(sidepath_engine_static PUBLIC sidepath_static)
-    target_include_directories(sidepath_engine_static PUBLIC
-                               $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>)
+endfunction()
+
+# libsidepath_engine, static only: the host engine on top of the static libsidepath, whose internal
+# symbols it uses.
+function(sidepath_engine_library)
+  if(NOT TARGET sidepath_engine)
+    return()
   endif()
+  add_library(sidepath_engine_static STATIC $<TARGET_OBJECTS:sidepath_engine>)
+  set_target_properties(sidepath_engine_static PROPERTIES OUTPUT_NAME sidepath_engine
+                                                          EXPORT_NAME engine)
+  target_link_libraries(sidepath_engine_static PUBLIC sidepath_static ${ARGN})
 endfunction()
 
 function(sidepath_binary)

@@ -1,0 +1,43 @@
+# What `cmake --install` puts where. The package files find their prefix from where they lie, so
+# that the tree may be installed into any prefix and moved later.
+
+include(CMakePackageConfigHelpers)
+
+set(SIDEPATH_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Sidepath)
+
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/sidepath DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+        FILES_MATCHING PATTERN "*.h")
+install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+if(TARGET sidepath_cli)
+  install(TARGETS sidepath_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+# Two sets: a program that links the shared library needs none of the libraries behind it.
+install(TARGETS sidepath EXPORT SidepathShared LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS sidepath_static EXPORT SidepathStatic ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET sidepath_engine_static)
+  install(TARGETS sidepath_engine_static EXPORT SidepathStatic
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+foreach(set SidepathShared SidepathStatic)
+  install(EXPORT ${set} NAMESPACE Sidepath:: DESTINATION ${SIDEPATH_PACKAGE_DIR})
+endforeach()
+
+configure_package_config_file(
+  ${CMAKE_SOURCE_DIR}/cmake/SidepathConfig.cmake.in ${CMAKE_BINARY_DIR}/SidepathConfig.cmake
+  INSTALL_DESTINATION ${SIDEPATH_PACKAGE_DIR} NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/SidepathConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/SidepathConfig.cmake
+              ${CMAKE_BINARY_DIR}/SidepathConfigVersion.cmake
+        DESTINATION ${SIDEPATH_PACKAGE_DIR})
+
+file(RELATIVE_PATH SIDEPATH_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+configure_file(${CMAKE_SOURCE_DIR}/cmake/sidepath.pc.in ${CMAKE_BINARY_DIR}/sidepath.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/sidepath.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+if(TARGET sidepath_engine_static)
+  configure_file(${CMAKE_SOURCE_DIR}/cmake/sidepath-engine.pc.in
+                 ${CMAKE_BINARY_DIR}/sidepath-engine.pc @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/sidepath-engine.pc
+          DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()

@@ -1,0 +1,78 @@
+#!/bin/sh
+# Installs a build into an empty prefix and builds against it as another project would, by
+# pkg-config and by find_package, shared and static; then moves the prefix and does it again.
+#     check_install.sh CMAKE CC BUILD SOURCE SCRATCH HAS_ENGINE
+set -eu
+
+cmake=$1 cc=$2 build=$3 source=$4 scratch=$5 has_engine=$6
+consumer=$source/tests/install/consumer
+
+# Runs a program that must print the name of one status.
+expect() {
+    [ "$("$2")" = "$1" ] || {
+        echo "$2 failed" >&2
+        exit 1
+    }
+}
+
+by_pkg_config() {
+    pc_folder=$(dirname "$(find "$prefix" -name sidepath.pc)")
+    PKG_CONFIG_PATH=$pc_folder
+    LD_LIBRARY_PATH=$(dirname "$pc_folder")
+    export PKG_CONFIG_PATH LD_LIBRARY_PATH
+    flags=$(pkg-config --cflags --libs sidepath)
+    # shellcheck disable=SC2086
+    $cc -std=c17 "$consumer/consumer.c" $flags -o "$scratch/pc_shared"
+    expect SP_ERR_INPUT "$scratch/pc_shared"
+    flags="$(pkg-config --cflags sidepath) $LD_LIBRARY_PATH/libsidepath.a \
+        $(pkg-config --static --libs sidepath | sed 's/-lsidepath//')"
+    # shellcheck disable=SC2086
+    $cc -std=c17 "$consumer/consumer.c" $flags -o "$scratch/pc_static"
+    for example in "$source"/examples/*.c; do
+        [ -e "$example" ] || continue
+        # shellcheck disable=SC2046
+        $cc -std=c17 -D_GNU_SOURCE "$example" $(pkg-config --cflags --libs sidepath) \
+            -o "$scratch/pc_example"
+    done
+    if [ "$has_engine" = 1 ]; then
+        # shellcheck disable=SC2046
+        $cc -std=c17 "$consumer/engine_consumer.c" \
+            $(pkg-config --cflags --libs sidepath-engine) -o "$scratch/pc_engine"
+    fi
+    unset LD_LIBRARY_PATH
+    expect SP_ERR_INPUT "$scratch/pc_static"
+    [ "$has_engine" != 1 ] || expect SP_ERR_NOT_FOUND "$scratch/pc_engine"
+}
+
+by_find_package() {
+    rm -rf "$scratch/consumer"
+    "$cmake" -S "$consumer" -B "$scratch/consumer" -G Ninja -DCMAKE_C_COMPILER="$cc" \
+        -DCMAKE_PREFIX_PATH="$prefix" -DEXAMPLES="$source/examples" \
+        -DHAS_ENGINE="$has_engine" >"$scratch/log" 2>&1 &&
+        "$cmake" --build "$scratch/consumer" >>"$scratch/log" 2>&1 || {
+        cat "$scratch/log" >&2
+        exit 1
+    }
+    expect SP_ERR_INPUT "$scratch/consumer/consumer_shared"
+    expect SP_ERR_INPUT "$scratch/consumer/consumer_static"
+    [ "$has_engine" != 1 ] || expect SP_ERR_NOT_FOUND "$scratch/consumer/consumer_engine"
+}
+
+rm -rf "$scratch"
+mkdir -p "$scratch"
+prefix=$scratch/first
+"$cmake" --install "$build" --prefix "$prefix" >"$scratch/log"
+for file in include/sidepath/status.h share/doc/sidepath/LICENSE; do
+    [ -f "$prefix/$file" ] || { echo "$file was not installed" >&2; exit 1; }
+done
+if grep -rl "$source\|$prefix" "$prefix" --include=*.pc --include=*.cmake; then
+    echo "a package file knows where it was built or installed" >&2
+    exit 1
+fi
+by_pkg_config
+mv "$prefix" "$scratch/moved"
+prefix=$scratch/moved
+by_pkg_config
+by_find_package
+rm -rf "$scratch"
+echo "check_install: pkg-config and find_package, shared and static, also after a move"
