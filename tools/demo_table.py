@@ -1,73 +1,86 @@
 #!/usr/bin/env python3
-"""Lays the output of `sidepath generate --json` out for a person: texts side by side, then the
-summary. Reads the JSON lines on standard input."""
+"""Lays out for a person what tools/demo.sh has measured: the texts of the mixed batch side by side,
+its rates, and what each adapter costs.
+    demo_table.py REQUESTS.jsonl RESULTS-DIRECTORY"""
 
 import json
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 
-COLUMNS_MAX = 3
+COLUMNS = 3
 GAP = 3
 
 
-def cell(result, width):
+def read_run(path):
+    """(results, summary) of one run."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if "index" in line], lines[-1]["summary"]
+
+
+def cell(request, result, width):
     """One result as lines of at most `width` characters."""
-    title = "[%d] %s" % (result["index"], result["adapter"] or "base")
-    detail = "%d prompt tokens, %d new, %s" % (
-        len(result["prompt_tokens"]), len(result["tokens"]), result["finish_reason"])
-    lines = [title, detail, "-" * width]
-    for paragraph in (result.get("prompt", "") + result["text"]).split("\n"):
-        lines += textwrap.wrap(paragraph, width, drop_whitespace=False) or [""]
+    lines = ["%s: %d prompt tokens, %d new, %s" % (
+        result["adapter"] or "base", len(result["prompt_tokens"]), len(result["tokens"]),
+        result["finish_reason"]), "-" * width]
+    for paragraph in (request["prompt"] + "|" + result["text"]).split("\n"):
+        lines += textwrap.wrap(paragraph, width, replace_whitespace=False) or [""]
     return lines
 
 
-def print_side_by_side(results, total_width):
-    columns = min(COLUMNS_MAX, len(results))
-    width = (total_width - GAP * (columns - 1)) // columns
-    for first in range(0, len(results), columns):
-        cells = [cell(result, width) for result in results[first:first + columns]]
+def print_side_by_side(requests, results, total_width):
+    width = (total_width - GAP * (COLUMNS - 1)) // COLUMNS
+    for first in range(0, len(results), COLUMNS):
+        cells = [cell(requests[result["index"]], result, width)
+                 for result in results[first:first + COLUMNS]]
         for row in range(max(len(lines) for lines in cells)):
             parts = [lines[row] if row < len(lines) else "" for lines in cells]
             print((" " * GAP).join(part.ljust(width) for part in parts).rstrip())
         print()
 
 
-def print_summary(summary):
-    """Every number of the summary by its own name; lists of objects become tables."""
-    for key, value in summary.items():
-        if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
-            names = list(value[0])
-            rows = [names] + [[text_of(v.get(name)) for name in names] for v in value]
-            widths = [max(len(row[i]) for row in rows) for i in range(len(names))]
-            print("%s:" % key)
-            for row in rows:
-                print("  " + "  ".join(item.ljust(w) for item, w in zip(row, widths)).rstrip())
-        elif isinstance(value, dict):
-            print("%s:" % key)
-            for name, inner in value.items():
-                print("  %-28s %s" % (name, text_of(inner)))
-        else:
-            print("%-30s %s" % (key, text_of(value)))
+def print_batch(summary):
+    times, rates = summary["times"], summary["rates"]
+    print("One batch: %d requests, %d steps, %d prefill rows and %d decode rows, %s, %s" % (
+        summary["requests"], summary["steps"], summary["prefill_rows"], summary["decode_rows"],
+        summary["precision"], summary["cpu_isa"]))
+    print("%.0f tokens/s in the batch; first token %.0f ms after the start, of which loading the "
+          "base took %.1f ms and the adapters %.1f ms" % (
+              rates["tokens_per_second"], times["first_token_seconds"] * 1e3,
+              times["open_seconds"] * 1e3, times["adapter_seconds"] * 1e3))
+    print("memory beyond the mapped weights: %.1f MiB, of which adapter slots %.1f MiB" % (
+        summary["memory"]["resident_beyond_weights_bytes"] / 2**20,
+        summary["memory"]["pool_bytes"] / 2**20))
+    print()
 
 
-def text_of(value):
-    if isinstance(value, float):
-        return "%.4g" % value
-    return "-" if value is None else str(value)
+def print_costs(summary, folder):
+    """Tokens/s of the same prompts with one adapter for all six, best of the runs, against base."""
+    def rate(name):
+        return max(read_run(path)[1]["rates"]["tokens_per_second"]
+                   for path in folder.glob("cost-%s-*" % name))
+
+    base = rate("base")
+    print("What an adapter costs: the same six prompts, all for one adapter, best of three runs")
+    print("  %-12s %5s %7s %10s %8s %10s %8s" % (
+        "", "rank", "sites", "slot KiB", "load ms", "tokens/s", "of base"))
+    print("  %-12s %5s %7s %10s %8s %10.0f %8s" % ("base", "", "", "", "", base, "1.00"))
+    for adapter in summary["adapters"]:
+        own = rate(adapter["name"])
+        print("  %-12s %5d %7d %10.0f %8.1f %10.0f %8.2f" % (
+            adapter["name"], adapter["rank"], adapter["sites"], adapter["slot_bytes"] / 1024,
+            adapter["load_seconds"] * 1e3, own, own / base))
 
 
 def main():
-    lines = [json.loads(line) for line in sys.stdin if line.strip()]
-    results = [line for line in lines if "index" in line]
-    if not results:
-        return 1
-    print_side_by_side(results, max(60, shutil.get_terminal_size((110, 24)).columns))
-    for line in lines:
-        if "summary" in line:
-            print_summary(line["summary"])
-    return 0
+    requests = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
+    folder = Path(sys.argv[2])
+    results, summary = read_run(folder / "batch")
+    print_side_by_side(requests, results, max(90, shutil.get_terminal_size((120, 24)).columns))
+    print_batch(summary)
+    print_costs(summary, folder)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
