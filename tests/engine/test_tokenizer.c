@@ -409,7 +409,7 @@ static void test_long_pieces(void **state)
     for (size_t i = 0; i < sizeof alphabets / sizeof *alphabets; i++) {
         const char *letters = alphabets[i];
         size_t n_letters = strlen(letters), n;
-        bool is_mark = letters[0] < 0;
+        bool is_mark = (unsigned char)letters[0] >= 0x80;
         int32_t *ids;
         sp_error error;
         sp_text back = {0};
