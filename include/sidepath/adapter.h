@@ -177,6 +177,16 @@ SP_API sp_module_set sp_geometry_modules(const sp_geometry *geometry);
 
 typedef struct sp_adapter sp_adapter;
 
+/*
+ * How a fused expert pair (PEFT's target_parameters on a 3-D parameter) is read where neither its
+ * config's peft_version nor the shapes tell. Experimental.
+ */
+typedef enum sp_expert_layout {
+    SP_EXPERT_LAYOUT_AUTO = 0,
+    SP_EXPERT_LAYOUT_LINEAR = 1, /* PEFT 0.19 and later: A reads the input */
+    SP_EXPERT_LAYOUT_SWAPPED = 2 /* PEFT 0.18: the delta is the transpose of B·A */
+} sp_expert_layout;
+
 typedef struct sp_adapter_options {
     size_t struct_bytes;
     sp_geometry *geometry;   /* borrowed until return; NULL: the files alone are checked */
@@ -187,7 +197,9 @@ typedef struct sp_adapter_options {
     bool allow_partial, allow_no_effect, allow_unknown_fields, allow_base_changing_init;
     sp_dtype pool_dtype;  /* BF16: a finite F32 that overflows it is refused; F32: it is not */
     const char *base_dir; /* the model's directory: lets copied or full tables be compared with
-                             the served ones; NULL: such adapters cannot be judged */
+                             the served ones; NULL: such adapters cannot be judged, which is
+                             `base-unavailable` (with a geometry) */
+    sp_expert_layout expert_layout;
 } sp_adapter_options;
 
 SP_API void sp_adapter_options_default(sp_adapter_options *out_options);

@@ -1,0 +1,114 @@
+/*
+ * audit.h: the work that turns a folder into a checked adapter, and what its steps share.
+ *
+ * The steps, each in its file: the config is read (peft_config.c), every tensor is named
+ * (module_key.c), put beside its partner and held against config and geometry (audit.c,
+ * targets.c, fused.c), tables are held against the base (tables.c), data is read and its values
+ * are checked (values.c), and the content is hashed (digest.c).
+ */
+#ifndef SP_ADAPTER_AUDIT_H
+#define SP_ADAPTER_AUDIT_H
+
+#include "adapter/geometry.h"
+#include "adapter/module_key.h"
+#include "adapter/peft_config.h"
+#include "adapter/reason.h"
+
+#include <sidepath/safetensors.h>
+
+#include <stdatomic.h>
+
+/* One tensor of the file that is applied. */
+typedef struct sp_item {
+    const sp_tensor *tensor; /* in the checkpoint's list */
+    sp_module_key key;
+    sp_dtype dtype;
+    const void *data; /* as stored, once read; aligned to 64 bytes */
+} sp_item;
+
+/* A and B of one place. */
+typedef struct sp_pair {
+    const sp_item *a, *b;
+    int32_t rank; /* per expert where the pair is fused */
+    float scale;
+    /* fused experts only */
+    bool is_down;    /* else gate_up */
+    bool is_swapped; /* A and B of the file read output and input the other way round */
+    bool is_settled; /* which parameter and orientation it is follows from the files */
+    int32_t experts; /* 0 without a geometry */
+} sp_pair;
+
+struct sp_adapter {
+    atomic_int references;
+    char *name;
+    bool checked;    /* against a geometry */
+    bool has_digest; /* false for an unchecked one whose reading is not settled */
+    sp_digest digest;
+    void *data; /* every tensor that is kept, one block */
+    sp_adapter_site *sites;
+    size_t n_sites;
+    sp_adapter_table tables[2];
+    size_t n_tables;
+    int32_t *token_ids[2]; /* owned lists behind the tables */
+    int32_t rank_max, expert_rank_max;
+    sp_module_set modules;
+    size_t expert_bytes, overlay_bytes;
+    sp_remarks notes;
+    sp_remarks ignored; /* texts in turn: tensor, reason */
+};
+
+typedef struct sp_audit {
+    const sp_adapter_options *options;
+    sp_adapter *adapter; /* being built */
+    sp_peft_config config;
+    sp_checkpoint *checkpoint;
+    sp_item *items; /* ascending by layer, module, expert, fused, role */
+    size_t n_items;
+    sp_pair *pairs; /* in the items' order */
+    size_t n_pairs;
+    sp_error *error;
+} sp_audit;
+
+/* Names and pairs: fills items and pairs, all shapes, ranks and scales checked. */
+sp_status sp_audit_names(sp_audit *audit);
+
+/* What target_parameters names: `unsupported-parameter`. Before sp_audit_names. */
+sp_status sp_audit_parameters(sp_audit *audit);
+
+/* target_modules, exclude_modules, layers_to_transform, target_parameters against the items. */
+sp_status sp_audit_targets(sp_audit *audit);
+
+/*
+ * Decides how a fused pair is to be read, and checks its shapes. `sibling` is the layer's other
+ * fused pair, or NULL.
+ */
+sp_status sp_audit_fused(sp_audit *audit, sp_pair *pair, const sp_pair *sibling);
+
+/* The sites of one fused pair: experts × (gate and up, or down), views of its tensors. */
+size_t sp_fused_n_sites(const sp_pair *pair);
+void sp_fused_sites(const sp_audit *audit, const sp_pair *pair, sp_adapter_site *out_sites);
+
+/* Reads the data of every item into one block, checking that values are finite. */
+sp_status sp_audit_read(sp_audit *audit);
+
+/* Full tables, trainable tokens and copies of the base against config and base. After reading. */
+sp_status sp_audit_tables(sp_audit *audit);
+
+/* Fills the adapter's sites from the pairs. */
+sp_status sp_audit_sites(sp_audit *audit);
+
+/* `no-effect` unless some product is not zero or a row is replaced. */
+sp_status sp_audit_effect(sp_audit *audit, bool has_rows);
+
+sp_status sp_audit_digest(sp_audit *audit);
+
+/* True for the codes that allow_partial turns into skipped tensors. */
+bool sp_reason_is_partial(const char *code);
+
+/* Puts a tensor on the receipt's list of ignored ones. */
+void sp_audit_ignore(sp_audit *audit, const char *tensor, const char *reason);
+
+/* The bf16, f16 or f32 element as a double, after conversion to `pool`. */
+double sp_factor_value(const sp_factor *factor, int64_t row, int64_t col, sp_dtype pool);
+
+#endif

@@ -1,0 +1,374 @@
+#include "adapter/module_key.h"
+
+#include "adapter/geometry.h"
+#include "adapter/reason.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* A piece of the name: [begin, begin + n). */
+typedef struct span {
+    const char *begin;
+    size_t n;
+} span;
+
+static bool span_is(span s, const char *text)
+{
+    return s.n == strlen(text) && memcmp(s.begin, text, s.n) == 0;
+}
+
+static bool take_prefix(span *s, const char *prefix)
+{
+    size_t n = strlen(prefix);
+
+    if (s->n < n || memcmp(s->begin, prefix, n) != 0)
+        return false;
+    s->begin += n;
+    s->n -= n;
+    return true;
+}
+
+static bool take_suffix(span *s, const char *suffix)
+{
+    size_t n = strlen(suffix);
+
+    if (s->n < n || memcmp(s->begin + s->n - n, suffix, n) != 0)
+        return false;
+    s->n -= n;
+    return true;
+}
+
+/* The part of a path up to the next dot, which is taken off with it. */
+static span take_part(span *s)
+{
+    const char *dot = memchr(s->begin, '.', s->n);
+    span part = {s->begin, dot ? (size_t)(dot - s->begin) : s->n};
+    size_t skip = part.n + (dot ? 1 : 0);
+
+    s->begin += skip;
+    s->n -= skip;
+    return part;
+}
+
+/* The last part of a path, which is taken off with the dot before it. */
+static span take_last_part(span *s)
+{
+    size_t n = s->n;
+    span part;
+
+    while (n > 0 && s->begin[n - 1] != '.')
+        n--;
+    part = (span){s->begin + n, s->n - n};
+    s->n = n > 0 ? n - 1 : 0;
+    return part;
+}
+
+/* ---- the ending: role and adapter name ------------------------------------------------------- */
+
+typedef enum ending_kind { ENDING_LORA, ENDING_EMBEDDING, ENDING_TABLE, ENDING_OTHER } ending_kind;
+
+/*
+ * Each ending as PEFT writes it. `marker` is followed by an optional adapter name and then by
+ * `tail`; the longest fitting one comes first.
+ */
+static const struct {
+    const char *marker, *tail;
+    sp_key_role role;
+    ending_kind kind;
+} endings[] = {
+    {".lora_A", ".weight", SP_ROLE_A, ENDING_LORA},
+    {".lora_B", ".weight", SP_ROLE_B, ENDING_LORA},
+    {".lora_embedding_A", "", SP_ROLE_A, ENDING_EMBEDDING},
+    {".lora_embedding_B", "", SP_ROLE_B, ENDING_EMBEDDING},
+    {".token_adapter.trainable_tokens_delta", "", SP_ROLE_TOKENS, ENDING_TABLE},
+    {".modules_to_save", ".weight", SP_ROLE_TABLE, ENDING_TABLE},
+    {".lora_magnitude_vector", ".weight", SP_ROLE_MAGNITUDE, ENDING_OTHER},
+    {".lora_magnitude_vector", "", SP_ROLE_MAGNITUDE, ENDING_OTHER},
+    {".lora_B", ".bias", SP_ROLE_BIAS, ENDING_OTHER},
+};
+
+/* The same for endings that no adapter name can stand in. */
+static const struct {
+    const char *text;
+    sp_key_role role;
+    ending_kind kind;
+} plain_endings[] = {
+    {".token_adapter.base_layer.weight", SP_ROLE_TABLE, ENDING_TABLE},
+    {".base_layer.weight", SP_ROLE_BASE_COPY, ENDING_TABLE},
+    {".bias", SP_ROLE_BIAS, ENDING_OTHER},
+    {".weight", SP_ROLE_TABLE, ENDING_TABLE},
+};
+
+/* Takes "<marker>[.NAME]<tail>" off the end. */
+static bool take_ending(span *path, const char *marker, const char *tail, span *out_adapter)
+{
+    span rest = *path;
+    span name;
+
+    if (!take_suffix(&rest, tail))
+        return false;
+    *out_adapter = (span){0};
+    if (take_suffix(&rest, marker)) {
+        *path = rest;
+        return true;
+    }
+    name = take_last_part(&rest);
+    if (name.n == 0 || !take_suffix(&rest, marker))
+        return false;
+    *out_adapter = name;
+    *path = rest;
+    return true;
+}
+
+static bool read_ending(span *path, sp_module_key *key, ending_kind *out_kind)
+{
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        span adapter;
+
+        if (!take_ending(path, endings[i].marker, endings[i].tail, &adapter))
+            continue;
+        key->role = endings[i].role;
+        key->adapter_name = adapter.begin;
+        key->adapter_name_bytes = adapter.n;
+        *out_kind = endings[i].kind;
+        return true;
+    }
+    for (size_t i = 0; i < sizeof plain_endings / sizeof *plain_endings; i++) {
+        if (!take_suffix(path, plain_endings[i].text))
+            continue;
+        key->role = plain_endings[i].role;
+        *out_kind = plain_endings[i].kind;
+        return true;
+    }
+    return false;
+}
+
+/* ---- the place ------------------------------------------------------------------------------- */
+
+static const char *const trunks[] = {"model.language_model.", "language_model.model.", "model.",
+                                     ""};
+
+static sp_status refuse_prefix(const char *name, span path, sp_error *error)
+{
+    const char *layers = NULL;
+    size_t n;
+
+    for (size_t i = 0; i + 8 <= path.n && !layers; i++) {
+        if (memcmp(path.begin + i, ".layers.", 8) == 0)
+            layers = path.begin + i + 1;
+    }
+    n = layers ? (size_t)(layers - path.begin) : path.n;
+    return sp_refuse(error, SP_REASON_UNKNOWN_PREFIX, name, 0,
+                     "%.200s: \"%.*s\" is not a place of the text model that is served", name,
+                     (int)(n < 100 ? n : 100), path.begin);
+}
+
+/* Digits without a leading zero, within int32; -1 otherwise. */
+static int32_t read_index(span part)
+{
+    int64_t index = 0;
+
+    if (part.n == 0 || part.n > 10 || (part.n > 1 && part.begin[0] == '0'))
+        return -1;
+    for (size_t i = 0; i < part.n; i++) {
+        if (part.begin[i] < '0' || part.begin[i] > '9')
+            return -1;
+        index = index * 10 + (part.begin[i] - '0');
+    }
+    return index <= INT32_MAX ? (int32_t)index : -1;
+}
+
+static sp_status refuse_module(const char *name, span module, sp_error *error)
+{
+    return sp_refuse(error, SP_REASON_UNSUPPORTED_MODULE, name, (int64_t)(module.begin - name),
+                     "%.200s: \"%.*s\" is no module that an adapter can change here", name,
+                     (int)(module.n < 100 ? module.n : 100), module.begin);
+}
+
+/* What follows "mlp.experts": nothing, ".base_layer", or ".N.gate_proj" and the like. */
+static sp_status read_expert(const char *name, span rest, sp_module_key *key, sp_error *error)
+{
+    span whole = rest, part;
+
+    key->module = SP_MODULE_EXPERT_GATE_PROJ;
+    if (rest.n == 0 || span_is(rest, ".base_layer")) {
+        key->fused = rest.n == 0 ? SP_FUSED_OUTER : SP_FUSED_INNER;
+        return SP_OK;
+    }
+    take_prefix(&rest, ".");
+    part = take_part(&rest);
+    if (span_is(rest, "gate_proj"))
+        key->module = SP_MODULE_EXPERT_GATE_PROJ;
+    else if (span_is(rest, "up_proj"))
+        key->module = SP_MODULE_EXPERT_UP_PROJ;
+    else if (span_is(rest, "down_proj"))
+        key->module = SP_MODULE_EXPERT_DOWN_PROJ;
+    else
+        return refuse_module(name, whole, error);
+    key->expert = read_index(part);
+    if (key->expert < 0)
+        return sp_refuse(error, SP_REASON_MALFORMED_EXPERT_INDEX, name,
+                         (int64_t)(part.begin - name), "%.200s: \"%.*s\" is no number of an expert",
+                         name, (int)(part.n < 40 ? part.n : 40), part.begin);
+    return SP_OK;
+}
+
+/* What follows "layers.". */
+static sp_status read_layer(const char *name, span rest, sp_module_key *key, sp_error *error)
+{
+    span index = take_part(&rest);
+    span experts = rest;
+
+    key->layer = read_index(index);
+    if (key->layer < 0)
+        return sp_refuse(error, SP_REASON_MALFORMED_LAYER_INDEX, name,
+                         (int64_t)(index.begin - name), "%.200s: \"%.*s\" is no number of a layer",
+                         name, (int)(index.n < 40 ? index.n : 40), index.begin);
+    if (take_prefix(&experts, "mlp.experts") && (experts.n == 0 || experts.begin[0] == '.'))
+        return read_expert(name, experts, key, error);
+    for (int32_t module = 0; module < SP_MODULE_EXPERT_GATE_PROJ; module++) {
+        if (span_is(rest, sp_module_name((sp_module)module))) {
+            key->module = (sp_module)module;
+            return SP_OK;
+        }
+    }
+    return refuse_module(name, rest, error);
+}
+
+static sp_status read_place(const char *name, span path, sp_module_key *key, sp_error *error)
+{
+    key->layer = -1;
+    key->expert = -1;
+    if (span_is(path, "lm_head") || span_is(path, "language_model.lm_head")) {
+        key->module = SP_MODULE_LM_HEAD;
+        return SP_OK;
+    }
+    for (size_t i = 0; i < sizeof trunks / sizeof *trunks; i++) {
+        span rest = path;
+
+        if (!take_prefix(&rest, trunks[i]))
+            continue;
+        if (span_is(rest, "embed_tokens")) {
+            key->module = SP_MODULE_EMBED_TOKENS;
+            return SP_OK;
+        }
+        if (take_prefix(&rest, "layers."))
+            return read_layer(name, rest, key, error);
+        if (!memchr(rest.begin, '.', rest.n)) /* "model.norm", "score" */
+            return refuse_module(name, rest, error);
+    }
+    return refuse_prefix(name, path, error);
+}
+
+/* ---- the whole ------------------------------------------------------------------------------- */
+
+/* Lower-case "lora" anywhere, or PEFT's own prefix: it wants to be an adapter's tensor. */
+static bool looks_like_peft(const char *name)
+{
+    return strncmp(name, "base_model.model.", strlen("base_model.model.")) == 0 ||
+           strstr(name, ".lora_") != NULL;
+}
+
+static sp_status refuse_ending(const char *name, sp_error *error)
+{
+    if (looks_like_peft(name))
+        return sp_refuse(
+            error, SP_REASON_UNRECOGNIZED_TENSOR, name, 0,
+            "%.300s: the ending is neither lora_A.weight nor lora_B.weight, nor one of "
+            "a table",
+            name);
+    return sp_refuse(error, SP_REASON_NOT_PEFT_KEY, name, 0,
+                     "%.300s: not a name that PEFT gives to a tensor of an adapter", name);
+}
+
+sp_status sp_module_key_parse(const char *name, sp_module_key *out_key, sp_error *error)
+{
+    span path = {name, strlen(name)};
+    sp_module_key key = {0};
+    ending_kind kind;
+    sp_status status;
+    bool table;
+
+    take_prefix(&path, "base_model.model.");
+    if (!read_ending(&path, &key, &kind))
+        return refuse_ending(name, error);
+    key.path = path.begin;
+    key.path_bytes = path.n;
+    if (key.role == SP_ROLE_BIAS || key.role == SP_ROLE_MAGNITUDE) {
+        *out_key = key;
+        return SP_OK;
+    }
+    status = read_place(name, path, &key, error);
+    table = key.module == SP_MODULE_EMBED_TOKENS || key.module == SP_MODULE_LM_HEAD;
+    if (kind == ENDING_TABLE && (status != SP_OK || key.layer >= 0 || !table))
+        return refuse_ending(name, error);
+    if (status != SP_OK)
+        return status;
+    if ((kind == ENDING_EMBEDDING) != (key.module == SP_MODULE_EMBED_TOKENS) &&
+        kind != ENDING_TABLE)
+        return refuse_ending(name, error);
+    *out_key = key;
+    return SP_OK;
+}
+
+/* ---- against a model ------------------------------------------------------------------------- */
+
+/* "0-2, 4": the layers that have the module. */
+static void list_layers(const sp_geometry *geometry, sp_module module, char *out_text, size_t bytes)
+{
+    size_t at = 0;
+    int32_t n = sp_geometry_layers(geometry);
+
+    out_text[0] = '\0';
+    for (int32_t first = 0; first < n; first++) {
+        int32_t last = first;
+
+        if (!sp_geometry_site(geometry, first, module, NULL, NULL))
+            continue;
+        while (last + 1 < n && sp_geometry_site(geometry, last + 1, module, NULL, NULL))
+            last++;
+        if (at + 32 > bytes) {
+            snprintf(out_text + at, bytes - at, " …");
+            return;
+        }
+        at += (size_t)snprintf(out_text + at, bytes - at, "%s%d", at > 0 ? ", " : "", first);
+        if (last > first)
+            at += (size_t)snprintf(out_text + at, bytes - at, "-%d", last);
+        first = last;
+    }
+}
+
+static sp_status refuse_place(const sp_geometry *geometry, const sp_module_key *key,
+                              const char *name, sp_error *error)
+{
+    bool moe_only = key->module >= SP_MODULE_ROUTER && key->module <= SP_MODULE_EXPERT_DOWN_PROJ;
+    char layers[160];
+
+    if (moe_only && sp_geometry_experts(geometry) == 0)
+        return sp_refuse(error, SP_REASON_EXPERT_ON_DENSE_MODEL, name, -1,
+                         "%.200s: the base model has no experts", name);
+    if (!(sp_geometry_modules(geometry) & SP_MODULE_BIT(key->module)))
+        return sp_refuse(error, SP_REASON_UNSUPPORTED_MODULE, name, -1,
+                         "%.200s: no layer of the base model has %s", name,
+                         sp_module_name(key->module));
+    list_layers(geometry, key->module, layers, sizeof layers);
+    return sp_refuse(error, SP_REASON_WRONG_LAYER_KIND, name, key->layer,
+                     "%.200s: layer %d has no %s; the layers that have it: %s", name, key->layer,
+                     sp_module_name(key->module), layers);
+}
+
+sp_status sp_module_key_check(const sp_geometry *geometry, const sp_module_key *key,
+                              const char *name, sp_error *error)
+{
+    if (key->layer >= sp_geometry_layers(geometry))
+        return sp_refuse(error, SP_REASON_LAYER_OUT_OF_RANGE, name, key->layer,
+                         "%.200s: layer %d; the base model has %d layers", name, key->layer,
+                         sp_geometry_layers(geometry));
+    if (!sp_geometry_site(geometry, key->layer, key->module, NULL, NULL))
+        return refuse_place(geometry, key, name, error);
+    if (key->expert >= sp_geometry_experts(geometry))
+        return sp_refuse(error, SP_REASON_EXPERT_OUT_OF_RANGE, name, key->expert,
+                         "%.200s: expert %d; the base model has %d experts", name, key->expert,
+                         sp_geometry_experts(geometry));
+    return SP_OK;
+}

@@ -1,0 +1,35 @@
+/*
+ * pattern.h: the regular expressions of adapter_config.json, which PEFT hands to Python's `re`.
+ *
+ * They are matched by PCRE2 against module paths (ASCII letters, digits, dots, underscores). Only
+ * what both engines read in the same way is taken: characters, ".", classes, groups, look-ahead,
+ * alternation, anchors, the usual repetitions, and the escapes \. \- \_ \/ \d \D \w \W \s \S \b \B.
+ * Everything else is `unsupported-pattern`, as is a pattern whose matching takes too long.
+ */
+#ifndef SP_ADAPTER_PATTERN_H
+#define SP_ADAPTER_PATTERN_H
+
+#include <sidepath/status.h>
+
+#include <stdbool.h>
+
+typedef struct sp_pattern sp_pattern;
+
+typedef enum sp_pattern_form {
+    SP_PATTERN_WHOLE,  /* the whole path: re.fullmatch(KEY, path) */
+    SP_PATTERN_SUFFIX, /* the path's end, at a dot: re.match(r"(.*\.)?(KEY)$", path) */
+} sp_pattern_form;
+
+/*
+ * `field` names the config's field in errors; the text is not kept. *out_pattern is owned by the
+ * caller. `unsupported-pattern` with the byte position inside the text; SP_ERR_MEMORY.
+ */
+sp_status sp_pattern_create(const char *text, sp_pattern_form form, const char *field,
+                            sp_pattern **out_pattern, sp_error *error);
+void sp_pattern_destroy(sp_pattern *pattern); /* NULL is allowed */
+
+/* Matches one path of n bytes. `unsupported-pattern` when it takes too long. Not thread-safe. */
+sp_status sp_pattern_match(sp_pattern *pattern, const char *path, size_t n, bool *out_matches,
+                           sp_error *error);
+
+#endif

@@ -1,0 +1,103 @@
+/*
+ * peft_config.h: adapter_config.json, read and checked. What changes the mathematics and is not
+ * served is refused by name; what is a label is ignored; a key that is not known is refused when
+ * it says anything.
+ */
+#ifndef SP_ADAPTER_PEFT_CONFIG_H
+#define SP_ADAPTER_PEFT_CONFIG_H
+
+#include "adapter/pattern.h"
+#include "base/json.h"
+#include "base/text.h"
+
+#include <sidepath/adapter.h>
+
+/* One row of rank_pattern or alpha_pattern, in the file's order. */
+typedef struct sp_pattern_rule {
+    sp_pattern *pattern;
+    double value;
+} sp_pattern_rule;
+
+typedef struct sp_pattern_rules {
+    sp_pattern_rule *rules;
+    size_t n;
+} sp_pattern_rules;
+
+/* Names, or one regular expression, or neither. */
+typedef struct sp_name_rule {
+    const char **names; /* borrowed from the config's JSON */
+    size_t n;
+    sp_pattern *regex; /* NULL: names */
+    bool all_linear;
+    bool given;
+} sp_name_rule;
+
+typedef struct sp_id_list {
+    int32_t *ids; /* in the order of the file */
+    int32_t n;
+    bool given;
+} sp_id_list;
+
+typedef enum sp_expert_columns {
+    SP_COLUMNS_RANK_MAJOR = 0,       /* column j * experts + e: what PEFT writes */
+    SP_COLUMNS_GROUPED_BY_EXPERT = 1 /* column e * rank + j: what some trainers wrote, marked so */
+} sp_expert_columns;
+
+typedef enum sp_peft_orientation {
+    SP_ORIENTATION_UNKNOWN = 0, /* no version in the file: the shapes must tell */
+    SP_ORIENTATION_LINEAR = 1,  /* PEFT 0.19 and later: A reads the input, as in a linear layer */
+    SP_ORIENTATION_SWAPPED = 2  /* PEFT 0.18 and before: of 3-D parameters, the transpose */
+} sp_peft_orientation;
+
+typedef struct sp_peft_config {
+    json_t *root; /* owns every borrowed string */
+    int32_t rank;
+    double alpha;
+    bool rslora;
+    sp_pattern_rules ranks, alphas;
+    sp_name_rule target_modules, exclude_modules, target_parameters, modules_to_save;
+    sp_name_rule layers_pattern;
+    sp_id_list layers_to_transform;
+    sp_id_list tokens_embed, tokens_head; /* trainable_token_indices */
+    sp_expert_columns columns;
+    sp_peft_orientation orientation;
+    bool lists_gate_up, lists_down, lists_router; /* what target_parameters names */
+} sp_peft_config;
+
+/* Where remarks for the receipt go: texts, each with its NUL, one behind the other. */
+typedef struct sp_remarks {
+    sp_text text;
+    size_t n;
+} sp_remarks;
+
+void sp_remark(sp_remarks *remarks, const char *format, ...) SP_PRINTF(2, 3);
+
+/*
+ * Parses the text of the file. *out_config is zeroed first and owned by the caller in every case
+ * (sp_peft_config_clear). Only the two allow_ options of `options` that concern the config are
+ * read. Pure: no I/O.
+ */
+sp_status sp_peft_config_parse(const char *bytes, size_t n_bytes, const char *subject,
+                               const sp_adapter_options *options, sp_peft_config *out_config,
+                               sp_remarks *remarks, sp_error *error);
+void sp_peft_config_clear(sp_peft_config *config);
+
+/*
+ * Rank and scale of the module (or parameter) with this path, by the patterns; the scale is alpha /
+ * r, or alpha / sqrt(r) with rsLoRA, in double, stored as float. The one function for every kind.
+ */
+sp_status sp_peft_config_scale(const sp_peft_config *config, const char *path, size_t n,
+                               int32_t *out_rank, float *out_scale, sp_error *error);
+
+/* Whether the name rule fits the path: a whole match, or (for names) the path's end at a dot. */
+sp_status sp_name_rule_match(const sp_name_rule *rule, const char *path, size_t n,
+                             bool *out_matches, sp_error *error);
+
+/*
+ * False when layers_to_transform is given and does not list the layer in `path`, as PEFT finds it
+ * (layers_pattern, else the last ".word.number." of the path).
+ */
+sp_status sp_peft_config_layer_listed(const sp_peft_config *config, const char *path, size_t n,
+                                      bool *out_listed, sp_error *error);
+
+#endif

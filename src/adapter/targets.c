@@ -1,0 +1,286 @@
+/*
+ * targets.c: what the config says it adapts, against what the file holds. The tensors decide; but
+ * a name that the config lists, that the base has places for, and that no tensor carries, is the
+ * mark of a file that lost something on its way.
+ */
+#include "adapter/audit.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define PATH_BYTES 512
+
+/* True when one of the two is the other's end, at a dot. */
+static bool is_end_of(const char *whole, const char *end)
+{
+    size_t n = strlen(whole), length = strlen(end);
+
+    return length > 0 && n >= length && strcmp(whole + n - length, end) == 0 &&
+           (n == length || whole[n - length - 1] == '.');
+}
+
+/* ---- target_parameters ----------------------------------------------------------------------- */
+
+static bool names_parameter(const char *listed, const char *parameter)
+{
+    return is_end_of(parameter, listed) || is_end_of(listed, parameter);
+}
+
+sp_status sp_audit_parameters(sp_audit *audit)
+{
+    sp_peft_config *config = &audit->config;
+
+    for (size_t i = 0; i < config->target_parameters.n; i++) {
+        const char *listed = config->target_parameters.names[i];
+        bool gate_up = names_parameter(listed, "mlp.experts.gate_up_proj");
+        bool down = names_parameter(listed, "mlp.experts.down_proj");
+        bool router = strcmp(listed, "weight") != 0 && names_parameter(listed, "mlp.gate.weight");
+
+        if (!gate_up && !down && !router)
+            return sp_refuse(audit->error, SP_REASON_UNSUPPORTED_PARAMETER, "target_parameters",
+                             (int64_t)i,
+                             "target_parameters lists \"%.150s\"; mlp.experts.gate_up_proj, "
+                             "mlp.experts.down_proj and mlp.gate.weight are served",
+                             listed);
+        config->lists_gate_up |= gate_up;
+        config->lists_down |= down;
+        config->lists_router |= router;
+    }
+    return SP_OK;
+}
+
+/* `unmatched-target` is a refusal, or with allow_partial a note. */
+static sp_status refuse_unmatched(const sp_audit *audit, const char *field, const char *name)
+{
+    if (audit->options->allow_partial) {
+        sp_remark(&audit->adapter->notes, "%s lists \"%.150s\", but the file has no tensor for it",
+                  field, name);
+        return SP_OK;
+    }
+    return sp_refuse(audit->error, SP_REASON_UNMATCHED_TARGET, name, -1,
+                     "%s lists \"%.150s\", which the base model has, but the file has no tensor "
+                     "for it; --allow-partial takes what there is",
+                     field, name);
+}
+
+static bool base_has(const sp_audit *audit, sp_module module)
+{
+    const sp_geometry *geometry = audit->options->geometry;
+
+    return geometry && (sp_geometry_modules(geometry) & SP_MODULE_BIT(module));
+}
+
+static sp_status check_parameters(const sp_audit *audit)
+{
+    const sp_peft_config *config = &audit->config;
+    bool gate_up = false, down = false, router = false;
+
+    for (size_t i = 0; i < audit->n_pairs; i++) {
+        const sp_pair *pair = &audit->pairs[i];
+        sp_module module = pair->a->key.module;
+        bool fused = pair->a->key.fused != SP_FUSED_NONE;
+
+        router |= module == SP_MODULE_ROUTER;
+        gate_up |= fused ? !pair->is_down : module == SP_MODULE_EXPERT_GATE_PROJ;
+        down |= fused ? pair->is_down : module == SP_MODULE_EXPERT_DOWN_PROJ;
+    }
+    if (config->lists_gate_up && !gate_up && base_has(audit, SP_MODULE_EXPERT_GATE_PROJ))
+        return refuse_unmatched(audit, "target_parameters", "mlp.experts.gate_up_proj");
+    if (config->lists_down && !down && base_has(audit, SP_MODULE_EXPERT_DOWN_PROJ))
+        return refuse_unmatched(audit, "target_parameters", "mlp.experts.down_proj");
+    if (config->lists_router && !router && base_has(audit, SP_MODULE_ROUTER))
+        return refuse_unmatched(audit, "target_parameters", "mlp.gate.weight");
+    return SP_OK;
+}
+
+/* ---- paths ----------------------------------------------------------------------------------- */
+
+/*
+ * The paths that a pair goes by: its own, and for a fused one those of the parameters that it
+ * covers, so that a list of gate_proj, up_proj, down_proj finds them. Up to 4, NULL behind.
+ */
+typedef struct path_list {
+    char text[4][PATH_BYTES];
+    int n;
+} path_list;
+
+static void add_path(path_list *list, const sp_module_key *key, size_t n, const char *end)
+{
+    snprintf(list->text[list->n++], PATH_BYTES, "%.*s%s", (int)(n < 400 ? n : 400), key->path, end);
+}
+
+static void paths_of(const sp_pair *pair, path_list *out_list)
+{
+    const sp_module_key *key = &pair->a->key;
+    size_t n = key->path_bytes;
+
+    out_list->n = 0;
+    if (key->fused == SP_FUSED_NONE) {
+        add_path(out_list, key, n, "");
+        return;
+    }
+    if (key->fused == SP_FUSED_INNER)
+        n -= strlen(".base_layer");
+    if (pair->is_down) {
+        add_path(out_list, key, n, ".down_proj");
+        return;
+    }
+    add_path(out_list, key, n, ".gate_up_proj");
+    add_path(out_list, key, n, ".gate_proj");
+    add_path(out_list, key, n, ".up_proj");
+}
+
+/* ---- exclude_modules and layers_to_transform ------------------------------------------------- */
+
+static sp_status check_not_excluded(const sp_audit *audit, const sp_pair *pair)
+{
+    const sp_peft_config *config = &audit->config;
+    const sp_module_key *key = &pair->a->key;
+    bool excluded = false, listed = true;
+    sp_status status;
+
+    if (key->layer < 0 || key->fused != SP_FUSED_NONE)
+        return SP_OK; /* neither rule reaches the head or the parameters */
+    status = sp_name_rule_match(&config->exclude_modules, key->path, key->path_bytes, &excluded,
+                                audit->error);
+    if (status == SP_OK && !config->target_modules.regex)
+        status =
+            sp_peft_config_layer_listed(config, key->path, key->path_bytes, &listed, audit->error);
+    if (status != SP_OK || (!excluded && listed))
+        return status;
+    return sp_refuse(audit->error, SP_REASON_LAYER_NOT_TARGETED, pair->a->tensor->name, key->layer,
+                     "%.200s is in the file, but %s of adapter_config.json leaves it out",
+                     pair->a->tensor->name, excluded ? "exclude_modules" : "layers_to_transform");
+}
+
+/* ---- target_modules -------------------------------------------------------------------------- */
+
+static sp_status file_has(const sp_audit *audit, const char *name, bool *out_has)
+{
+    *out_has = false;
+    for (size_t i = 0; i < audit->n_pairs && !*out_has; i++) {
+        path_list paths;
+
+        paths_of(&audit->pairs[i], &paths);
+        for (int p = 0; p < paths.n; p++)
+            *out_has |= is_end_of(paths.text[p], name);
+    }
+    return SP_OK;
+}
+
+/* Whether the base has this module in a layer that the config does not leave out. */
+static sp_status base_site_fits(const sp_audit *audit, int32_t layer, sp_module module,
+                                const char *name, bool *out_fits)
+{
+    static const char experts[] = "mlp.experts.";
+    const char *own = sp_module_name(module);
+    bool is_expert = (SP_MODULES_EXPERTS & SP_MODULE_BIT(module)) != 0;
+    char path[PATH_BYTES];
+    bool excluded, listed;
+    sp_status status;
+
+    *out_fits = false;
+    if (layer < 0)
+        snprintf(path, sizeof path, "%s%s", module == SP_MODULE_LM_HEAD ? "" : "model.", own);
+    else if (is_expert)
+        snprintf(path, sizeof path, "model.layers.%d.mlp.experts.0.%s", layer,
+                 own + strlen(experts));
+    else
+        snprintf(path, sizeof path, "model.layers.%d.%s", layer, own);
+    if (!is_end_of(path, name))
+        return SP_OK;
+    status = sp_name_rule_match(&audit->config.exclude_modules, path, strlen(path), &excluded,
+                                audit->error);
+    if (status == SP_OK)
+        status =
+            sp_peft_config_layer_listed(&audit->config, path, strlen(path), &listed, audit->error);
+    *out_fits = status == SP_OK && !excluded && listed;
+    return status;
+}
+
+static sp_status base_has_place(const sp_audit *audit, const char *name, bool *out_has)
+{
+    const sp_geometry *geometry = audit->options->geometry;
+
+    *out_has = false;
+    for (int32_t layer = -1; layer < sp_geometry_layers(geometry) && !*out_has; layer++) {
+        for (int32_t module = 0; module < SP_MODULE_COUNT && !*out_has; module++) {
+            sp_status status;
+
+            if (!sp_geometry_site(geometry, layer, (sp_module)module, NULL, NULL))
+                continue;
+            status = base_site_fits(audit, layer, (sp_module)module, name, out_has);
+            if (status != SP_OK)
+                return status;
+        }
+    }
+    return SP_OK;
+}
+
+static sp_status check_listed_names(const sp_audit *audit)
+{
+    const sp_name_rule *rule = &audit->config.target_modules;
+
+    for (size_t i = 0; i < rule->n; i++) {
+        bool has;
+        sp_status status = file_has(audit, rule->names[i], &has);
+
+        if (status == SP_OK && !has && audit->options->geometry) {
+            status = base_has_place(audit, rule->names[i], &has);
+            if (status == SP_OK && has)
+                status = refuse_unmatched(audit, "target_modules", rule->names[i]);
+        }
+        if (status != SP_OK)
+            return status;
+    }
+    return SP_OK;
+}
+
+/* Tensors that target_modules does not ask for are applied all the same, and remarked. */
+static sp_status remark_unlisted(const sp_audit *audit)
+{
+    const sp_name_rule *rule = &audit->config.target_modules;
+    size_t n_unlisted = 0, n = 0;
+
+    for (size_t i = 0; i < audit->n_pairs; i++) {
+        const sp_module_key *key = &audit->pairs[i].a->key;
+        bool listed;
+        sp_status status;
+
+        if (key->fused != SP_FUSED_NONE ||
+            (key->module == SP_MODULE_ROUTER && audit->config.lists_router))
+            continue;
+        status = sp_name_rule_match(rule, key->path, key->path_bytes, &listed, audit->error);
+        if (status != SP_OK)
+            return status;
+        n++;
+        n_unlisted += !listed;
+    }
+    if (rule->all_linear || !rule->given)
+        return SP_OK;
+    if (rule->n == 0 && !rule->regex)
+        sp_remark(&audit->adapter->notes, "target_modules is an empty list");
+    if (rule->regex && n_unlisted == n && n > 0)
+        sp_remark(&audit->adapter->notes,
+                  "the regular expression of target_modules fits none of the file's tensors");
+    else if (n_unlisted > 0)
+        sp_remark(&audit->adapter->notes,
+                  "%zu of %zu modules in the file are not in target_modules; they are applied",
+                  n_unlisted, n);
+    return SP_OK;
+}
+
+sp_status sp_audit_targets(sp_audit *audit)
+{
+    sp_status status = SP_OK;
+
+    for (size_t i = 0; status == SP_OK && i < audit->n_pairs; i++)
+        status = check_not_excluded(audit, &audit->pairs[i]);
+    if (status == SP_OK)
+        status = check_listed_names(audit);
+    if (status == SP_OK)
+        status = check_parameters(audit);
+    if (status == SP_OK)
+        status = remark_unlisted(audit);
+    return status;
+}
