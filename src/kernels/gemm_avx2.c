@@ -10,9 +10,11 @@
  * run along k, so that w is used as it lies in memory; the price, a reduction per output, is paid
  * once per k.
  *
- * One or two rows read w straight from memory into the registers: this is bound by the memory's
- * bandwidth. More rows share pieces of w that are widened once into the first-level cache; lanes
- * then live in memory between the pieces of k, which changes no bit.
+ * One or two rows, and any rows at a short k, keep their sums in registers through all of k and
+ * read w straight from memory, whose bandwidth bounds them. Up to SOME_ROWS rows do so for one
+ * block of k at a time, their lanes in memory between the blocks, so that x stays in the
+ * first-level cache. More rows share pieces of w that are widened once into that cache. None of
+ * this changes a bit: storing and loading a lane is exact.
  */
 #include "kernels/levels.h"
 #include "kernels/vector_avx2.h"
@@ -20,15 +22,18 @@
 #include <stdalign.h>
 #include <stdbool.h>
 
-#define K_STEP      16
-#define K_BLOCK     512
-#define COLUMNS     4  /* weight rows that one inner kernel takes */
-#define ROWS        3  /* rows of x that it takes: 12 sums, 3 of x, 1 of w fill the registers */
-#define PANEL       8  /* weight rows widened at a time: 16 KiB */
-#define N_BLOCK     16 /* weight rows whose lanes stay in memory through all of k */
-#define M_BLOCK     96 /* rows of x that share a widened piece */
-#define FEW_ROWS    2
-#define FEW_COLUMNS 64 /* outputs finished before their epilogue runs */
+#define K_STEP       16
+#define K_BLOCK      512
+#define COLUMNS      4   /* weight rows that one inner kernel takes */
+#define ROWS         3   /* rows of x that it takes: 12 sums, 3 of x, 1 of w fill the registers */
+#define PANEL        8   /* weight rows widened at a time: 16 KiB */
+#define N_BLOCK      16  /* weight rows whose lanes stay in memory through all of k */
+#define M_BLOCK      96  /* rows of x that share a widened piece */
+#define FEW_ROWS     4   /* rows of x whose sums for two weight rows stay in registers */
+#define SHORT_K      64  /* up to here sums never go to memory, however many rows there are */
+#define FEW_COLUMNS  256 /* outputs finished before their epilogue runs */
+#define SOME_ROWS    12  /* rows up to which widening w into the cache does not pay */
+#define SOME_COLUMNS 32
 
 static int64_t min64(int64_t a, int64_t b)
 {
@@ -163,7 +168,8 @@ void sp_gemm_epilogue_avx2(const sp_gemm_args *args, int64_t row, int64_t n_begi
     sp_gemm_epilogue_scalar(args, row, n_begin, count, sums);
 }
 
-/* ---- few rows: w from memory into registers ------------------------------------------------ */
+/* ---- one or two rows, or a short k: w from memory into registers
+ * ------------------------------------------------ */
 
 /* The weight rows from j on, at k_begin; rows past n_end repeat the last one and are discarded. */
 SP_INLINE void weight_rows(const sp_gemm_args *args, sp_dtype w_type, int64_t j, int64_t n_end,
@@ -173,25 +179,41 @@ SP_INLINE void weight_rows(const sp_gemm_args *args, sp_dtype w_type, int64_t j,
         out_rows[c] = sp_element_at(w_type, args->w, min64(j + c, n_end - 1) * args->w_stride);
 }
 
-/* One step of 16 k for rows × COLUMNS outputs. */
-SP_INLINE void few_step(__m256 acc[FEW_ROWS][COLUMNS], int rows, int c, sp_v16 w,
+/* One step of 16 k: rows × columns sums. */
+SP_INLINE void few_step(__m256 acc[FEW_ROWS][COLUMNS], int rows, int columns, const sp_v16 *w,
                         const float *const *x, int64_t k)
 {
+    __m256 v[FEW_ROWS];
+
     SP_UNROLL
     for (int r = 0; r < rows; r++)
-        acc[r][c] = _mm256_fmadd_ps(w.first, _mm256_loadu_ps(x[r] + k), acc[r][c]);
+        v[r] = _mm256_loadu_ps(x[r] + k);
+    SP_UNROLL
+    for (int c = 0; c < columns; c++) {
+        SP_UNROLL
+        for (int r = 0; r < rows; r++)
+            acc[r][c] = _mm256_fmadd_ps(w[c].first, v[r], acc[r][c]);
+    }
     SP_UNROLL
     for (int r = 0; r < rows; r++)
-        acc[r][c] = _mm256_fmadd_ps(w.second, _mm256_loadu_ps(x[r] + k + 8), acc[r][c]);
+        v[r] = _mm256_loadu_ps(x[r] + k + 8);
+    SP_UNROLL
+    for (int c = 0; c < columns; c++) {
+        SP_UNROLL
+        for (int r = 0; r < rows; r++)
+            acc[r][c] = _mm256_fmadd_ps(w[c].second, v[r], acc[r][c]);
+    }
 }
 
-SP_INLINE void few_block(const sp_gemm_args *args, sp_dtype w_type, int rows,
+/* A block of k; w are the weight rows, fetched prefetch_bytes ahead. */
+SP_INLINE void few_block(const sp_gemm_args *args, sp_dtype w_type, int rows, int columns,
                          __m256 acc[FEW_ROWS][COLUMNS], const char *const *w, int64_t row,
                          int64_t k_begin, int64_t prefetch_bytes)
 {
     const int64_t w_bytes = w_type == SP_DTYPE_F32 ? 4 : 2;
     int64_t length = block_length(args, k_begin), whole = min64(length, args->k - k_begin);
     const float *x[FEW_ROWS];
+    sp_v16 v[COLUMNS];
     int64_t k = 0;
 
     SP_UNROLL
@@ -199,51 +221,143 @@ SP_INLINE void few_block(const sp_gemm_args *args, sp_dtype w_type, int rows,
         x[r] = x_block(args, row + r, k_begin);
     for (; k + K_STEP <= whole; k += K_STEP) {
         SP_UNROLL
-        for (int c = 0; c < COLUMNS; c++) {
+        for (int c = 0; c < columns; c++) {
             const char *at = w[c] + (k_begin + k) * w_bytes;
 
             _mm_prefetch(at + prefetch_bytes, _MM_HINT_T0);
-            few_step(acc, rows, c, sp_v16_load(w_type, at), x, k);
+            v[c] = sp_v16_load(w_type, at);
         }
+        few_step(acc, rows, columns, v, x, k);
     }
     if (k < whole) {
         SP_UNROLL
-        for (int c = 0; c < COLUMNS; c++)
-            few_step(acc, rows, c,
-                     sp_v16_load_tail(w_type, w[c] + (k_begin + k) * w_bytes, whole - k), x, k);
+        for (int c = 0; c < columns; c++)
+            v[c] = sp_v16_load_tail(w_type, w[c] + (k_begin + k) * w_bytes, whole - k);
+        few_step(acc, rows, columns, v, x, k);
     }
 }
 
-SP_INLINE void gemm_few(const sp_gemm_args *args, sp_dtype w_type, int rows, int64_t row,
-                        int64_t n_begin, int64_t n_end)
+/* Sums of COLUMNS weight rows that stay in registers through all of k. */
+SP_INLINE void few_columns(const sp_gemm_args *args, sp_dtype w_type, int rows, int64_t row,
+                           int64_t j, int64_t n_end, float *out_sums)
 {
-    float sums[FEW_ROWS][FEW_COLUMNS];
     int64_t prefetch_bytes = COLUMNS * args->w_stride * (w_type == SP_DTYPE_F32 ? 4 : 2);
+    __m256 acc[FEW_ROWS][COLUMNS];
+    const char *w[COLUMNS];
 
-    for (int64_t begin = n_begin; begin < n_end; begin += FEW_COLUMNS) {
-        int64_t end = min64(begin + FEW_COLUMNS, n_end);
-
-        for (int64_t j = begin; j < end; j += COLUMNS) {
-            __m256 acc[FEW_ROWS][COLUMNS];
-            const char *w[COLUMNS];
-
-            weight_rows(args, w_type, j, end, COLUMNS, w);
-            SP_UNROLL
-            for (int r = 0; r < rows; r++) {
-                SP_UNROLL
-                for (int c = 0; c < COLUMNS; c++)
-                    acc[r][c] = _mm256_setzero_ps();
-            }
-            for (int64_t k = 0; k < args->k; k += K_BLOCK)
-                few_block(args, w_type, rows, acc, w, row, k, prefetch_bytes);
-            SP_UNROLL
-            for (int r = 0; r < rows; r++)
-                _mm_storeu_ps(&sums[r][j - begin],
-                              sp_v8_reduce4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
-        }
-        for (int r = 0; r < rows; r++)
-            sp_gemm_epilogue_avx2(args, row + r, begin, end - begin, sums[r]);
+    weight_rows(args, w_type, j, n_end, COLUMNS, w);
+    SP_UNROLL
+    for (int r = 0; r < rows; r++) {
+        SP_UNROLL
+        for (int c = 0; c < COLUMNS; c++)
+            acc[r][c] = _mm256_setzero_ps();
     }
+    for (int64_t k = 0; k < args->k; k += K_BLOCK)
+        few_block(args, w_type, rows, COLUMNS, acc, w, row, k, prefetch_bytes);
+    SP_UNROLL
+    for (int r = 0; r < rows; r++)
+        _mm_storeu_ps(out_sums + r * FEW_COLUMNS,
+                      sp_v8_reduce4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
+}
+
+/* `rows` rows (1 or 2) against the outputs [begin, end), at most FEW_COLUMNS. */
+SP_INLINE void few_outputs(const sp_gemm_args *args, sp_dtype w_type, int rows, int64_t row,
+                           int64_t begin, int64_t end)
+{
+    float sums[2][FEW_COLUMNS];
+
+    for (int64_t j = begin; j < end; j += COLUMNS)
+        few_columns(args, w_type, rows, row, j, end, &sums[0][j - begin]);
+    for (int r = 0; r < rows; r++)
+        sp_gemm_epilogue_avx2(args, row + r, begin, end - begin, sums[r]);
+}
+
+SP_INLINE void gemm_few(const sp_gemm_args *args, sp_dtype w_type, int64_t row_begin,
+                        int64_t row_end, int64_t n_begin, int64_t n_end)
+{
+    for (int64_t j = n_begin; j < n_end; j += FEW_COLUMNS) {
+        int64_t end = min64(j + FEW_COLUMNS, n_end), i = row_begin;
+
+        for (; i + 2 <= row_end; i += 2)
+            few_outputs(args, w_type, 2, i, j, end);
+        if (i < row_end)
+            few_outputs(args, w_type, 1, i, j, end);
+    }
+}
+
+/* ---- some rows: w into registers, sums in memory between the blocks of k -------------------- */
+
+typedef struct some_scratch {
+    alignas(64) float lanes[SOME_ROWS * SOME_COLUMNS * 8]; /* [row][output][lane] */
+    float sums[SOME_COLUMNS];
+} some_scratch;
+
+/* At most FEW_ROWS rows × 2 outputs over one block of k. */
+SP_INLINE void some_pair(const sp_gemm_args *args, sp_dtype w_type, int rows, float *lanes,
+                         const char *const *w, int64_t row, int64_t k, int64_t prefetch_bytes)
+{
+    __m256 acc[FEW_ROWS][COLUMNS];
+
+    SP_UNROLL
+    for (int r = 0; r < rows; r++) {
+        SP_UNROLL
+        for (int c = 0; c < 2; c++)
+            acc[r][c] = _mm256_load_ps(lanes + (r * SOME_COLUMNS + c) * 8);
+    }
+    few_block(args, w_type, rows, 2, acc, w, row, k, prefetch_bytes);
+    SP_UNROLL
+    for (int r = 0; r < rows; r++) {
+        SP_UNROLL
+        for (int c = 0; c < 2; c++)
+            _mm256_store_ps(lanes + (r * SOME_COLUMNS + c) * 8, acc[r][c]);
+    }
+}
+
+SP_INLINE void some_block(const sp_gemm_args *args, sp_dtype w_type, some_scratch *scratch,
+                          int64_t row, int64_t rows, int64_t j, int64_t n)
+{
+    int64_t ahead = 2 * args->w_stride * (w_type == SP_DTYPE_F32 ? 4 : 2);
+
+    memset(scratch->lanes, 0, (size_t)(rows * SOME_COLUMNS) * 8 * sizeof(float));
+    for (int64_t k = 0; k < args->k; k += K_BLOCK)
+        for (int64_t c = 0; c < n; c += 2) {
+            const char *w[2];
+
+            weight_rows(args, w_type, j + c, j + n, 2, w);
+            for (int64_t i = 0; i < rows; i += FEW_ROWS) {
+                float *lanes = scratch->lanes + (i * SOME_COLUMNS + c) * 8;
+                int64_t left = rows - i;
+
+                if (left >= 4)
+                    some_pair(args, w_type, 4, lanes, w, row + i, k, ahead);
+                else if (left == 3)
+                    some_pair(args, w_type, 3, lanes, w, row + i, k, ahead);
+                else if (left == 2)
+                    some_pair(args, w_type, 2, lanes, w, row + i, k, ahead);
+                else
+                    some_pair(args, w_type, 1, lanes, w, row + i, k, ahead);
+            }
+        }
+    for (int64_t i = 0; i < rows; i++) {
+        for (int c = 0; c < SOME_COLUMNS; c += 4) {
+            const float *v = scratch->lanes + (i * SOME_COLUMNS + c) * 8;
+
+            _mm_storeu_ps(&scratch->sums[c],
+                          sp_v8_reduce4(_mm256_load_ps(v), _mm256_load_ps(v + 8),
+                                        _mm256_load_ps(v + 16), _mm256_load_ps(v + 24)));
+        }
+        sp_gemm_epilogue_avx2(args, row + i, j, n, scratch->sums);
+    }
+}
+
+SP_INLINE void gemm_some(const sp_gemm_args *args, sp_dtype w_type, int64_t row_begin,
+                         int64_t row_end, int64_t n_begin, int64_t n_end)
+{
+    some_scratch scratch;
+
+    for (int64_t j = n_begin; j < n_end; j += SOME_COLUMNS)
+        some_block(args, w_type, &scratch, row_begin, row_end - row_begin, j,
+                   min64(SOME_COLUMNS, n_end - j));
 }
 
 /* ---- many rows: pieces of w widened into the cache ----------------------------------------- */
@@ -260,8 +374,7 @@ SP_INLINE float *lanes_at(float *lanes, int64_t row, int64_t output)
     return lanes + (row * N_BLOCK + output) * 8;
 }
 
-SP_INLINE void widen_row(float *to, sp_dtype w_type, const char *w, int64_t whole,
-                         int64_t prefetch_bytes)
+SP_INLINE void widen_row(float *to, sp_dtype w_type, const char *w, int64_t whole)
 {
     const int64_t w_bytes = w_type == SP_DTYPE_F32 ? 4 : 2;
     int64_t k = 0;
@@ -269,23 +382,46 @@ SP_INLINE void widen_row(float *to, sp_dtype w_type, const char *w, int64_t whol
     for (; k + K_STEP <= whole; k += K_STEP) {
         sp_v16 v = sp_v16_load(w_type, w + k * w_bytes);
 
-        _mm_prefetch(w + k * w_bytes + prefetch_bytes, _MM_HINT_T1);
-        _mm256_storeu_ps(to + k, v.first);
-        _mm256_storeu_ps(to + k + 8, v.second);
+        _mm256_store_ps(to + k, v.first);
+        _mm256_store_ps(to + k + 8, v.second);
     }
     if (k < whole) {
         sp_v16 v = sp_v16_load_tail(w_type, w + k * w_bytes, whole - k);
 
-        _mm256_storeu_ps(to + k, v.first);
-        _mm256_storeu_ps(to + k + 8, v.second);
+        _mm256_store_ps(to + k, v.first);
+        _mm256_store_ps(to + k + 8, v.second);
     }
 }
 
-/* Adds `length` k of rows × COLUMNS outputs to their lanes; see lanes_at. */
+/* One step of 8 k. */
+SP_INLINE void inner_step(int rows, __m256 acc[ROWS][COLUMNS], const float *x, int64_t x_stride,
+                          const float (*w)[K_BLOCK], int64_t k)
+{
+    __m256 v[ROWS];
+
+    SP_UNROLL
+    for (int r = 0; r < rows; r++)
+        v[r] = _mm256_loadu_ps(x + r * x_stride + k);
+    SP_UNROLL
+    for (int c = 0; c < COLUMNS; c++) {
+        __m256 weight = _mm256_load_ps(&w[c][k]);
+
+        SP_UNROLL
+        for (int r = 0; r < rows; r++)
+            acc[r][c] = _mm256_fmadd_ps(weight, v[r], acc[r][c]);
+    }
+}
+
+/*
+ * Adds `length` k of rows × COLUMNS outputs to their lanes; see lanes_at. On the way it fetches
+ * `length` 16-bit weights of two rows of the piece that comes next, so that memory works while
+ * this thread multiplies.
+ */
 SP_INLINE void inner(int rows, float *lanes, const float *x, int64_t x_stride,
-                     const float (*w)[K_BLOCK], int64_t length)
+                     const float (*w)[K_BLOCK], int64_t length, const char *const *fetch)
 {
     __m256 acc[ROWS][COLUMNS];
+    int64_t k = 0;
 
     SP_UNROLL
     for (int r = 0; r < rows; r++) {
@@ -293,21 +429,16 @@ SP_INLINE void inner(int rows, float *lanes, const float *x, int64_t x_stride,
         for (int c = 0; c < COLUMNS; c++)
             acc[r][c] = _mm256_load_ps(lanes_at(lanes, r, c));
     }
-    for (int64_t k = 0; k < length; k += 8) {
-        __m256 v[ROWS];
-
-        SP_UNROLL
-        for (int r = 0; r < rows; r++)
-            v[r] = _mm256_loadu_ps(x + r * x_stride + k);
-        SP_UNROLL
-        for (int c = 0; c < COLUMNS; c++) {
-            __m256 weight = _mm256_loadu_ps(&w[c][k]);
-
+    if (fetch)
+        for (; k + 32 <= length; k += 32) {
+            _mm_prefetch(fetch[0] + 2 * k, _MM_HINT_T1);
+            _mm_prefetch(fetch[1] + 2 * k, _MM_HINT_T1);
             SP_UNROLL
-            for (int r = 0; r < rows; r++)
-                acc[r][c] = _mm256_fmadd_ps(weight, v[r], acc[r][c]);
+            for (int step = 0; step < 32; step += 8)
+                inner_step(rows, acc, x, x_stride, w, k + step);
         }
-    }
+    for (; k < length; k += 8)
+        inner_step(rows, acc, x, x_stride, w, k);
     SP_UNROLL
     for (int r = 0; r < rows; r++) {
         SP_UNROLL
@@ -316,25 +447,54 @@ SP_INLINE void inner(int rows, float *lanes, const float *x, int64_t x_stride,
     }
 }
 
-/* All rows of a block against one panel. */
+/* All rows of a block against one panel; `next` are the PANEL pieces of w that come after it. */
 static void panel_product(many_scratch *scratch, int64_t column, const float *x, int64_t rows,
-                          int64_t length)
+                          int64_t length, const char *const *next)
 {
     const float(*w)[K_BLOCK] = (const float(*)[K_BLOCK])scratch->panel;
+    const char *const *end = next + PANEL;
     int64_t i = 0;
 
     for (; i + ROWS <= rows; i += ROWS)
-        for (int64_t c = 0; c < PANEL; c += COLUMNS)
-            inner(ROWS, lanes_at(scratch->lanes, i, column + c), x + i * length, length, w + c,
-                  length);
+        for (int64_t c = 0; c < PANEL; c += COLUMNS) {
+            float *lanes = lanes_at(scratch->lanes, i, column + c);
+
+            if (next < end)
+                inner(ROWS, lanes, x + i * length, length, w + c, length, next);
+            else
+                inner(ROWS, lanes, x + i * length, length, w + c, length, NULL);
+            next += 2;
+        }
     for (int64_t c = 0; c < PANEL; c += COLUMNS) {
         float *lanes = lanes_at(scratch->lanes, i, column + c);
 
+        if (next >= end)
+            next = end - 2; /* in the cache already: cheaper than a body without it */
         if (rows - i == 2)
-            inner(2, lanes, x + i * length, length, w + c, length);
+            inner(2, lanes, x + i * length, length, w + c, length, next);
         else if (rows - i == 1)
-            inner(1, lanes, x + i * length, length, w + c, length);
+            inner(1, lanes, x + i * length, length, w + c, length, next);
+        next += 2;
     }
+}
+
+/* Where the piece of w after panel p of the block at j, k begins. */
+SP_INLINE void next_piece(const sp_gemm_args *args, sp_dtype w_type, int64_t j, int64_t n,
+                          int64_t p, int64_t k, const char **out_rows)
+{
+    int64_t next_j = j + p + PANEL;
+
+    if (p + PANEL >= n) {
+        next_j = j;
+        k += K_BLOCK;
+    }
+    if (k >= args->k) {
+        next_j = j + N_BLOCK;
+        k = 0;
+    }
+    weight_rows(args, w_type, next_j, args->n, PANEL, out_rows);
+    for (int c = 0; c < PANEL; c++)
+        out_rows[c] += k * (w_type == SP_DTYPE_F32 ? 4 : 2);
 }
 
 SP_INLINE void many_block(const sp_gemm_args *args, sp_dtype w_type, many_scratch *scratch,
@@ -348,12 +508,13 @@ SP_INLINE void many_block(const sp_gemm_args *args, sp_dtype w_type, many_scratc
         const float *x = x_block(args, row, k);
 
         for (int64_t p = 0; p < n; p += PANEL) {
-            const char *w[PANEL];
+            const char *w[PANEL], *next[PANEL];
 
             weight_rows(args, w_type, j + p, j + n, PANEL, w);
+            next_piece(args, w_type, j, n, p, k, next);
             for (int c = 0; c < PANEL; c++)
-                widen_row(scratch->panel[c], w_type, w[c] + k * w_bytes, whole, whole * w_bytes);
-            panel_product(scratch, p, x, rows, length);
+                widen_row(scratch->panel[c], w_type, w[c] + k * w_bytes, whole);
+            panel_product(scratch, p, x, rows, length, next);
         }
     }
     for (int64_t i = 0; i < rows; i++) {
@@ -384,10 +545,12 @@ SP_INLINE void gemm_many(const sp_gemm_args *args, sp_dtype w_type, int64_t row_
 SP_INLINE void gemm_typed(const sp_gemm_args *args, sp_dtype w_type, int64_t row_begin,
                           int64_t row_end, int64_t n_begin, int64_t n_end)
 {
-    if (row_end - row_begin == 1)
-        gemm_few(args, w_type, 1, row_begin, n_begin, n_end);
-    else if (row_end - row_begin == 2)
-        gemm_few(args, w_type, 2, row_begin, n_begin, n_end);
+    int64_t rows = row_end - row_begin;
+
+    if (rows <= 2 || args->k <= SHORT_K)
+        gemm_few(args, w_type, row_begin, row_end, n_begin, n_end);
+    else if (rows <= SOME_ROWS)
+        gemm_some(args, w_type, row_begin, row_end, n_begin, n_end);
     else
         gemm_many(args, w_type, row_begin, row_end, n_begin, n_end);
 }

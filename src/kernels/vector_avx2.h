@@ -163,9 +163,12 @@ SP_INLINE sp_v16 sp_v16_load(sp_dtype type, const void *data)
 /* The same for `count` < 16 values and zeroes behind them; nothing beyond is read. */
 SP_INLINE sp_v16 sp_v16_load_tail(sp_dtype type, const void *data, int64_t count)
 {
-    float buffer[16] = {0};
+    __m256i buffer[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
 
-    memcpy(buffer, data, (size_t)count * (type == SP_DTYPE_F32 ? 4 : 2));
+    if (type != SP_DTYPE_F32 && count == 8) /* rank 8, the most common tail */
+        buffer[0] = _mm256_zextsi128_si256(_mm_loadu_si128(data));
+    else
+        memcpy(buffer, data, (size_t)count * (type == SP_DTYPE_F32 ? 4 : 2));
     return sp_v16_load(type, buffer);
 }
 
