@@ -1,0 +1,191 @@
+/*
+ * engine.h: the host engine: one Qwen3-family base model, many adapters, one batch.
+ *
+ * The engine owns weights, KV pages, the scheduler and sampling. It reaches adapters only through
+ * the library's public headers, so any other engine could do what it does. It must not know HTTP.
+ *
+ * Life of a request: submit (checked whole, or refused and nothing kept) → waits for KV pages →
+ * its rows share steps with everyone else's → one event per token → finished. Between steps
+ * requests join and leave. When pages run out the youngest running request is preempted: its pages
+ * are freed and it is recomputed later. None of this changes a bit of its logits.
+ *
+ * One thread calls the functions of one engine. Nothing here blocks except on computation, and on
+ * file reads in sp_engine_open.
+ *
+ * Stability: experimental.
+ */
+#ifndef SIDEPATH_ENGINE_H
+#define SIDEPATH_ENGINE_H
+
+#include <sidepath/adapter.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct sp_engine sp_engine;
+
+typedef struct sp_engine_options {
+    size_t struct_bytes;
+    const char *model_dir;      /* a Hugging Face directory: config.json, *.safetensors, .. */
+    const char *served_name;    /* the base's name; NULL: the folder's */
+    sp_dtype precision;         /* BF16 to serve, F32 to check */
+    const char *cpu_isa;        /* NULL or "auto", scalar, avx2, avx512, amx */
+    int32_t threads;            /* 0: as many as the process may use */
+    int32_t max_loras;          /* adapter slots; 0: none, the base alone */
+    int32_t max_lora_rank;      /* 0: the largest of the start-up adapters, else 64 */
+    sp_module_set lora_modules; /* 0: the union of the start-up adapters, else all linear ones */
+    int32_t max_context;        /* tokens of one request, prompt included; 0: the model's */
+    int32_t max_running;        /* requests that hold KV pages at a time */
+    int64_t kv_tokens;          /* KV capacity, rounded up to pages */
+    int32_t page_tokens;        /* tokens of a KV page; a divisor of the attention block (32) */
+    int32_t step_rows;          /* most rows of one step */
+    int32_t prefill_chunk;      /* most rows of one request in one step; 0: step_rows */
+    bool no_apply, no_ffn;      /* measuring levers: adapters stay resident, deltas are skipped */
+    bool allow_partial, allow_no_effect, allow_unknown_fields, allow_base_changing_init;
+} sp_engine_options;
+
+SP_API void sp_engine_options_default(sp_engine_options *out_options);
+
+typedef struct sp_engine_adapter {
+    const char *name; /* 1 .. 255 bytes of UTF-8; see sp_engine_name_check */
+    const char *path;
+} sp_engine_adapter;
+
+/*
+ * The rule for adapter names: no control characters, no ':', not "." or "..", no blank at either
+ * end, not `base_name` (may be NULL). SP_ERR_INPUT says what is wrong.
+ */
+SP_API sp_status sp_engine_name_check(const char *name, const char *base_name, sp_error *error);
+
+/*
+ * Maps the weights, loads the adapters into slots, allocates pool, KV cache and scratch. On
+ * failure nothing is left behind. *out_engine is owned by the caller (sp_engine_close). Every
+ * string is copied. SP_ERR_NOT_FOUND, SP_ERR_INPUT, SP_ERR_TRUNCATED, SP_ERR_MISMATCH,
+ * SP_ERR_UNSUPPORTED for the model's files, what sp_adapter_open and sp_layout_pack return for an
+ * adapter (with `engine-unsupported` for kinds that this engine cannot apply), SP_ERR_ARGUMENT
+ * for more adapters than slots, SP_ERR_MEMORY with the flag to lower.
+ */
+SP_API sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
+                                size_t n_adapters, sp_engine **out_engine, sp_error *error);
+SP_API void sp_engine_close(sp_engine *engine); /* NULL is allowed; drops running requests */
+
+/* The modules whose deltas this engine can apply; what `sidepath inspect` holds adapters to. */
+SP_API sp_module_set sp_engine_modules(sp_family family);
+
+SP_API const sp_model_shape *sp_engine_shape(const sp_engine *engine);
+SP_API const char *sp_engine_base_name(const sp_engine *engine); /* the model folder's name */
+SP_API const char *sp_engine_cpu_isa(const sp_engine *engine);   /* the level in use */
+
+/* ---- text ---------------------------------------------------------------------------------- */
+
+/*
+ * Text to ids, raw: no template and no added tokens; the text of special tokens is plain text
+ * unless parse_special. *out_tokens is owned by the caller (sp_engine_free). SP_ERR_NOT_FOUND: the
+ * model has no tokenizer.json. SP_ERR_INPUT: the text is not UTF-8.
+ */
+SP_API sp_status sp_engine_encode(const sp_engine *engine, const char *text, size_t bytes,
+                                  bool parse_special, int32_t **out_tokens, int32_t *out_n_tokens,
+                                  sp_error *error);
+SP_API void sp_engine_free(void *memory);
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+/* One row of logits: `position` is the index of the token that it follows. Borrowed until return.
+ * Called inside sp_engine_step, in ascending position. */
+typedef void (*sp_logits_fn)(void *user, int32_t position, const float *logits, int32_t vocab);
+
+typedef struct sp_request {
+    size_t struct_bytes;
+    const char *adapter;   /* its name; NULL or the base's name: the base */
+    float lora_scale;      /* multiplies the stored scale; 0 .. 16, 0 = base, exactly */
+    const int32_t *tokens; /* the prompt, at least one id below the vocabulary */
+    int32_t n_tokens;
+    int32_t max_tokens; /* at least 1, or 0 with logits_fn: prefill only */
+    double temperature; /* 0: greedy */
+    int32_t top_k;      /* 0: off */
+    double top_p;       /* 1: off */
+    double min_p;       /* 0: off */
+    uint64_t seed;
+    bool ignore_eos;         /* end-of-text ids do not stop it */
+    const char *const *stop; /* stop strings, none of them empty */
+    int32_t n_stop;
+    sp_logits_fn logits_fn; /* called for every position from logits_from on; may be NULL */
+    void *logits_user;
+    int32_t logits_from;
+} sp_request;
+
+SP_API void sp_request_default(sp_request *out_request);
+
+typedef enum sp_finish { SP_FINISH_NONE = 0, SP_FINISH_STOP, SP_FINISH_LENGTH } sp_finish;
+
+/* One new token of a request; the last one carries the reason. */
+typedef struct sp_event {
+    int64_t request;
+    int32_t token;    /* -1 for a request that ends without one (max_tokens 0) */
+    const char *text; /* new text, whole UTF-8 sequences; held back where it could begin a
+                         stop string; borrowed until return */
+    size_t text_bytes;
+    sp_finish finish;
+} sp_event;
+
+typedef void (*sp_event_fn)(void *user, const sp_event *event);
+
+/*
+ * Checks the request whole and queues it. Everything is copied. *out_id is positive and never
+ * reused. SP_ERR_NOT_FOUND with the adapter's name; SP_ERR_INPUT: an empty prompt, an id outside
+ * the vocabulary, a parameter out of range (named); SP_ERR_TOO_LARGE: prompt and max_tokens exceed
+ * the context or the whole KV cache, with the numbers and the flag; SP_ERR_MEMORY.
+ */
+SP_API sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t *out_id,
+                                  sp_error *error);
+
+/* The checks of sp_engine_submit alone. */
+SP_API sp_status sp_engine_check(const sp_engine *engine, const sp_request *request,
+                                 sp_error *error);
+
+/* Drops a request at once and frees its pages and its adapter reference. SP_ERR_NOT_FOUND. */
+SP_API sp_status sp_engine_cancel(sp_engine *engine, int64_t id);
+
+/*
+ * One step of the batch: every running request advances by one token or one prefill chunk. Events
+ * come in the order of submission. SP_AGAIN: nothing is waiting or running. After an SP_ERR_ status
+ * (a non-finite logit, say) the request that caused it is dropped and the error names it; the
+ * others go on with the next step.
+ */
+SP_API sp_status sp_engine_step(sp_engine *engine, sp_event_fn on_event, void *user,
+                                sp_error *error);
+
+typedef struct sp_engine_stats {
+    uint64_t steps, rows, prefill_rows, decode_rows, tokens, preemptions;
+    double step_seconds;  /* sum over steps */
+    double delta_seconds; /* the share of it in sp_delta_apply */
+    int32_t waiting, running;
+    int64_t kv_pages, kv_pages_used, kv_pages_used_max;
+    size_t weight_bytes; /* mapped, not copied */
+    size_t pool_bytes, kv_bytes, scratch_bytes;
+    double open_seconds, adapter_seconds; /* of sp_engine_open; the adapters' share */
+} sp_engine_stats;
+
+SP_API void sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats);
+
+/* What one loaded adapter is; NULL-terminated strings live as long as the engine. */
+typedef struct sp_engine_adapter_info {
+    const char *name;
+    int32_t slot, rank, sites;
+    size_t file_bytes; /* stored bytes of its tensors */
+    size_t slot_bytes; /* what a slot takes, whatever is in it */
+    sp_digest digest;
+    uint64_t rows;       /* rows that steps have routed to it */
+    double load_seconds; /* reading, checking, packing and copying */
+    double flops_ratio;  /* multiply-adds that it adds to a row, over those of the base's layers */
+} sp_engine_adapter_info;
+
+SP_API size_t sp_engine_n_adapters(const sp_engine *engine);
+SP_API sp_status sp_engine_adapter_at(const sp_engine *engine, size_t index,
+                                      sp_engine_adapter_info *out_info);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,228 @@
+#include "engine/scheduler.h"
+
+#include "base/alloc.h"
+
+#include <string.h>
+
+/* ---- ordered lists of sequences ------------------------------------------------------------ */
+
+static void insert_by_id(sp_sequence **list, int32_t *n, sp_sequence *sequence)
+{
+    int32_t at = *n;
+
+    while (at > 0 && list[at - 1]->id > sequence->id) {
+        list[at] = list[at - 1];
+        at--;
+    }
+    list[at] = sequence;
+    (*n)++;
+}
+
+/* Takes the sequence out of the list; false where it is not in it. */
+static bool take_out(sp_sequence **list, int32_t *n, const sp_sequence *sequence)
+{
+    for (int32_t i = 0; i < *n; i++) {
+        if (list[i] != sequence)
+            continue;
+        memmove(&list[i], &list[i + 1], (size_t)(*n - i - 1) * sizeof *list);
+        (*n)--;
+        return true;
+    }
+    return false;
+}
+
+/* ---- set-up -------------------------------------------------------------------------------- */
+
+sp_status sp_scheduler_create(const sp_scheduler_options *options, sp_scheduler *out_scheduler)
+{
+    sp_scheduler scheduler = {.options = *options};
+    size_t n = (size_t)options->max_running;
+
+    scheduler.running = sp_calloc(n, sizeof(sp_sequence *));
+    scheduler.batch.entries = sp_calloc(n, sizeof(sp_batch_entry));
+    if (!scheduler.running || !scheduler.batch.entries ||
+        sp_pages_create(options->n_pages, &scheduler.pages) != SP_OK) {
+        sp_scheduler_destroy(&scheduler);
+        return SP_ERR_MEMORY;
+    }
+    *out_scheduler = scheduler;
+    return SP_OK;
+}
+
+void sp_scheduler_destroy(sp_scheduler *scheduler)
+{
+    sp_pages_destroy(&scheduler->pages);
+    sp_free(scheduler->batch.entries);
+    sp_free(scheduler->running);
+    sp_free(scheduler->waiting);
+    *scheduler = (sp_scheduler){0};
+}
+
+/* Makes room for every sequence, so that a preemption never has to allocate. */
+static sp_status reserve_waiting(sp_scheduler *scheduler)
+{
+    int32_t need = scheduler->n_waiting + scheduler->n_running + 1;
+    int32_t capacity = scheduler->waiting_capacity ? scheduler->waiting_capacity : 16;
+    sp_sequence **grown;
+
+    if (need <= scheduler->waiting_capacity)
+        return SP_OK;
+    while (capacity < need)
+        capacity *= 2;
+    grown = sp_realloc(scheduler->waiting, (size_t)capacity * sizeof *grown);
+    if (!grown)
+        return SP_ERR_MEMORY;
+    scheduler->waiting = grown;
+    scheduler->waiting_capacity = capacity;
+    return SP_OK;
+}
+
+sp_status sp_scheduler_add(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    sp_status status = reserve_waiting(scheduler);
+
+    if (status != SP_OK)
+        return status;
+    sequence->state = SP_SEQUENCE_WAITING;
+    insert_by_id(scheduler->waiting, &scheduler->n_waiting, sequence);
+    return SP_OK;
+}
+
+static void give_pages_back(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    while (sequence->n_pages > 0)
+        sp_pages_give(&scheduler->pages, sequence->pages[--sequence->n_pages]);
+}
+
+void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    if (!take_out(scheduler->running, &scheduler->n_running, sequence))
+        take_out(scheduler->waiting, &scheduler->n_waiting, sequence);
+    give_pages_back(scheduler, sequence);
+}
+
+/* ---- one step ------------------------------------------------------------------------------ */
+
+static void drop_entry(sp_batch *batch, const sp_sequence *sequence)
+{
+    for (int32_t i = 0; i < batch->n_entries; i++) {
+        if (batch->entries[i].sequence != sequence)
+            continue;
+        batch->n_rows -= batch->entries[i].n_rows;
+        memmove(&batch->entries[i], &batch->entries[i + 1],
+                (size_t)(batch->n_entries - i - 1) * sizeof batch->entries[0]);
+        batch->n_entries--;
+        return;
+    }
+}
+
+static void preempt(sp_scheduler *scheduler, sp_sequence *victim)
+{
+    drop_entry(&scheduler->batch, victim);
+    take_out(scheduler->running, &scheduler->n_running, victim);
+    give_pages_back(scheduler, victim);
+    victim->n_computed = 0;
+    victim->state = SP_SEQUENCE_WAITING;
+    insert_by_id(scheduler->waiting, &scheduler->n_waiting, victim);
+    scheduler->preemptions++;
+}
+
+/*
+ * Reserves pages for `want` more rows of a running sequence and returns how many rows fit: less
+ * when pages are short, 0 when it must sit this step out.
+ */
+static int32_t reserve_rows(sp_scheduler *scheduler, sp_sequence *sequence, int32_t want)
+{
+    int32_t page_tokens = scheduler->options.page_tokens;
+
+    for (;;) {
+        int32_t held = sequence->n_pages * page_tokens;
+        sp_sequence *youngest = scheduler->running[scheduler->n_running - 1];
+        int32_t page;
+
+        if (held >= sequence->n_computed + want)
+            return want;
+        page = sp_pages_take(&scheduler->pages);
+        if (page >= 0) {
+            sequence->pages[sequence->n_pages++] = page;
+            continue;
+        }
+        if (held > sequence->n_computed)
+            return held - sequence->n_computed;
+        if (youngest == sequence)
+            return 0;
+        preempt(scheduler, youngest);
+    }
+}
+
+static void add_entry(sp_batch *batch, sp_sequence *sequence, int32_t n_rows)
+{
+    int32_t at = batch->n_entries;
+
+    while (at > 0 && batch->entries[at - 1].sequence->id > sequence->id) {
+        batch->entries[at] = batch->entries[at - 1];
+        at--;
+    }
+    batch->entries[at] = (sp_batch_entry){.sequence = sequence, .n_rows = n_rows};
+    batch->n_entries++;
+    batch->n_rows += n_rows;
+}
+
+static void schedule(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    int32_t rows = sp_sequence_pending(sequence);
+    int32_t budget = scheduler->options.step_rows - scheduler->batch.n_rows;
+
+    if (rows > scheduler->options.prefill_chunk)
+        rows = scheduler->options.prefill_chunk;
+    if (rows > budget)
+        rows = budget;
+    if (rows > 0)
+        rows = reserve_rows(scheduler, sequence, rows);
+    if (rows > 0)
+        add_entry(&scheduler->batch, sequence, rows);
+}
+
+/*
+ * Schedules the running sequences of one kind in order. A preemption takes sequences from the end
+ * of the list only, behind the one that is being served, so the index stays right.
+ */
+static void schedule_running(sp_scheduler *scheduler, bool decode)
+{
+    for (int32_t i = 0; i < scheduler->n_running; i++) {
+        sp_sequence *sequence = scheduler->running[i];
+
+        if ((sp_sequence_pending(sequence) == 1) == decode)
+            schedule(scheduler, sequence);
+    }
+}
+
+static void admit(sp_scheduler *scheduler)
+{
+    while (scheduler->n_waiting > 0 && scheduler->n_running < scheduler->options.max_running &&
+           scheduler->batch.n_rows < scheduler->options.step_rows) {
+        sp_sequence *sequence = scheduler->waiting[0];
+        int32_t need = sp_pages_for(sequence->n_tokens + 1, scheduler->options.page_tokens);
+
+        if (need > scheduler->pages.n_free && scheduler->n_running > 0)
+            return;
+        take_out(scheduler->waiting, &scheduler->n_waiting, sequence);
+        sequence->state = SP_SEQUENCE_RUNNING;
+        insert_by_id(scheduler->running, &scheduler->n_running, sequence);
+        schedule(scheduler, sequence);
+    }
+}
+
+const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler)
+{
+    uint64_t preemptions = scheduler->preemptions;
+
+    scheduler->batch.n_entries = 0;
+    scheduler->batch.n_rows = 0;
+    schedule_running(scheduler, true);
+    schedule_running(scheduler, false);
+    /* Whoever was preempted in this step is not let in again at once: its pages went to others. */
+    if (scheduler->preemptions == preemptions)
+        admit(scheduler);
+    return &scheduler->batch;
+}

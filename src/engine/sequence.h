@@ -1,0 +1,56 @@
+/*
+ * engine: the host model: weights, forward pass, KV pages, scheduler, sampler, tokenizer. It
+ * reaches adapters, pool, routing and deltas only through their public headers, and knows no HTTP.
+ *
+ * sequence.h: one request inside the engine. Its tokens are the prompt and what was sampled since;
+ * the first n_computed of them have their keys and values in the cache. A prefill chunk, a decode
+ * step and the recomputation after a preemption are all the same thing: rows n_computed ..
+ * n_tokens - 1 that have not been computed yet. The last of them yields the next token.
+ */
+#ifndef SP_ENGINE_SEQUENCE_H
+#define SP_ENGINE_SEQUENCE_H
+
+#include "engine/sampler.h"
+#include "engine/stop.h"
+#include "engine/tokenizer.h"
+
+#include <sidepath/engine.h>
+#include <sidepath/route.h>
+
+typedef enum sp_sequence_state {
+    SP_SEQUENCE_WAITING = 0, /* holds no pages */
+    SP_SEQUENCE_RUNNING = 1
+} sp_sequence_state;
+
+typedef struct sp_sequence {
+    int64_t id; /* rises with submission: the order of service */
+    sp_sequence_state state;
+    int32_t *tokens; /* [n_prompt + max_tokens], owned */
+    int32_t n_prompt, n_tokens, n_computed, max_tokens;
+    int32_t *pages; /* [pages of all its tokens], owned; the first n_pages are held */
+    int32_t n_pages;
+
+    int32_t adapter; /* index in the engine, or -1 for the base */
+    int32_t slot;
+    uint64_t generation; /* of the version that it holds a reference to */
+    float lora_scale;
+
+    sp_sample_params sampling;
+    bool ignore_eos;
+    sp_logits_fn logits_fn;
+    void *logits_user;
+    int32_t logits_from;
+
+    sp_decoder decoder; /* unused where the model has no tokenizer */
+    sp_stop *stop;      /* NULL without stop strings */
+    sp_text held;       /* text that could still begin a stop string */
+    size_t n_shown;     /* bytes of text that events have carried */
+} sp_sequence;
+
+/* Rows that wait to be computed. */
+static inline int32_t sp_sequence_pending(const sp_sequence *sequence)
+{
+    return sequence->n_tokens - sequence->n_computed;
+}
+
+#endif

@@ -1,0 +1,266 @@
+/*
+ * The scheduler's policy on sequences that compute nothing: the test plays the engine and advances
+ * n_computed and n_tokens itself.
+ */
+#include "support/test.h"
+
+#include "base/alloc.h"
+#include "engine/scheduler.h"
+
+#include <string.h>
+
+#define PAGE_TOKENS 4
+
+typedef struct fake {
+    sp_sequence sequence;
+    int32_t pages[64];
+    int32_t target; /* tokens at which it is finished */
+} fake;
+
+static void fake_init(fake *f, int64_t id, int32_t prompt, int32_t max_tokens)
+{
+    memset(f, 0, sizeof *f);
+    f->sequence.id = id;
+    f->sequence.pages = f->pages;
+    f->sequence.n_prompt = prompt;
+    f->sequence.n_tokens = prompt;
+    f->sequence.max_tokens = max_tokens;
+    f->target = prompt + max_tokens;
+}
+
+static sp_scheduler make_scheduler(int32_t max_running, int32_t step_rows, int32_t chunk,
+                                   int32_t n_pages)
+{
+    sp_scheduler_options options = {.max_running = max_running,
+                                    .step_rows = step_rows,
+                                    .prefill_chunk = chunk,
+                                    .page_tokens = PAGE_TOKENS,
+                                    .n_pages = n_pages};
+    sp_scheduler scheduler;
+
+    assert_int_equal(sp_scheduler_create(&options, &scheduler), SP_OK);
+    return scheduler;
+}
+
+/* What the engine does after a step: computed rows count, a finished prefill yields a token. */
+static void advance(sp_scheduler *scheduler, const sp_batch *batch)
+{
+    sp_sequence *done[64];
+    int32_t n_done = 0;
+
+    for (int32_t i = 0; i < batch->n_entries; i++) {
+        sp_sequence *s = batch->entries[i].sequence;
+
+        s->n_computed += batch->entries[i].n_rows;
+        if (s->n_computed == s->n_tokens) {
+            s->n_tokens++;
+            if (s->n_tokens - s->n_prompt >= s->max_tokens)
+                done[n_done++] = s;
+        }
+    }
+    for (int32_t i = 0; i < n_done; i++)
+        sp_scheduler_remove(scheduler, done[i]);
+}
+
+static void check_pages(const sp_scheduler *scheduler)
+{
+    bool seen[256] = {false};
+    int32_t held = 0;
+
+    for (int32_t i = 0; i < scheduler->n_running; i++) {
+        const sp_sequence *s = scheduler->running[i];
+
+        for (int32_t p = 0; p < s->n_pages; p++) {
+            assert_in_range(s->pages[p], 0, scheduler->pages.n_pages - 1);
+            assert_false(seen[s->pages[p]]);
+            seen[s->pages[p]] = true;
+            held++;
+        }
+    }
+    for (int32_t i = 0; i < scheduler->n_waiting; i++)
+        assert_int_equal(scheduler->waiting[i]->n_pages, 0);
+    assert_int_equal(held + scheduler->pages.n_free, scheduler->pages.n_pages);
+}
+
+static void test_prefill_is_cut_into_chunks(void **state)
+{
+    sp_scheduler scheduler = make_scheduler(4, 16, 6, 16);
+    const int32_t expected[] = {6, 6, 3, 1, 1};
+    fake a;
+
+    (void)state;
+    fake_init(&a, 1, 15, 3);
+    assert_int_equal(sp_scheduler_add(&scheduler, &a.sequence), SP_OK);
+    for (size_t i = 0; i < 5; i++) {
+        const sp_batch *batch = sp_scheduler_plan(&scheduler);
+
+        assert_int_equal(batch->n_entries, 1);
+        assert_int_equal(batch->n_rows, expected[i]);
+        advance(&scheduler, batch);
+        check_pages(&scheduler);
+    }
+    assert_int_equal(sp_scheduler_plan(&scheduler)->n_entries, 0);
+    assert_int_equal(scheduler.pages.n_free, 16);
+    sp_scheduler_destroy(&scheduler);
+}
+
+static void test_decode_rows_go_before_prefill(void **state)
+{
+    sp_scheduler scheduler = make_scheduler(4, 8, 8, 64);
+    const sp_batch *batch;
+    fake a, b;
+
+    (void)state;
+    fake_init(&a, 1, 4, 10);
+    fake_init(&b, 2, 30, 2);
+    sp_scheduler_add(&scheduler, &a.sequence);
+    advance(&scheduler, sp_scheduler_plan(&scheduler)); /* a: 4 prompt rows */
+    sp_scheduler_add(&scheduler, &b.sequence);
+    batch = sp_scheduler_plan(&scheduler);
+    /* One decode row of a, and b gets what is left of the 8 rows. */
+    assert_int_equal(batch->n_entries, 2);
+    assert_ptr_equal(batch->entries[0].sequence, &a.sequence);
+    assert_int_equal(batch->entries[0].n_rows, 1);
+    assert_ptr_equal(batch->entries[1].sequence, &b.sequence);
+    assert_int_equal(batch->entries[1].n_rows, 7);
+    sp_scheduler_remove(&scheduler, &a.sequence);
+    sp_scheduler_remove(&scheduler, &b.sequence);
+    sp_scheduler_destroy(&scheduler);
+}
+
+static void test_the_youngest_is_preempted_and_comes_back(void **state)
+{
+    sp_scheduler scheduler = make_scheduler(4, 32, 32, 4); /* 16 tokens in all */
+    fake a, b;
+    int32_t steps = 0;
+
+    (void)state;
+    fake_init(&a, 1, 7, 9); /* needs all 4 pages at its end */
+    fake_init(&b, 2, 6, 5);
+    sp_scheduler_add(&scheduler, &a.sequence);
+    sp_scheduler_add(&scheduler, &b.sequence);
+    while (scheduler.n_running + scheduler.n_waiting > 0 && steps < 100) {
+        const sp_batch *batch = sp_scheduler_plan(&scheduler);
+
+        assert_true(batch->n_entries > 0);
+        if (a.sequence.n_tokens < a.target) /* the oldest advances in every step */
+            assert_ptr_equal(batch->entries[0].sequence, &a.sequence);
+        check_pages(&scheduler);
+        advance(&scheduler, batch);
+        steps++;
+    }
+    assert_int_equal(a.sequence.n_tokens, 16);
+    assert_int_equal(b.sequence.n_tokens, 11);
+    assert_true(scheduler.preemptions >= 1);
+    assert_int_equal(scheduler.pages.n_free, 4);
+    sp_scheduler_destroy(&scheduler);
+}
+
+static void test_a_preempted_sequence_keeps_its_tokens(void **state)
+{
+    sp_scheduler scheduler = make_scheduler(2, 32, 32, 2);
+    fake a, b;
+
+    (void)state;
+    fake_init(&a, 1, 4, 4);
+    fake_init(&b, 2, 3, 4);
+    sp_scheduler_add(&scheduler, &a.sequence);
+    advance(&scheduler, sp_scheduler_plan(&scheduler)); /* a holds 1 page and 5 tokens */
+    sp_scheduler_add(&scheduler, &b.sequence);
+    /* a takes the last page for its fifth row, so b cannot be admitted. */
+    assert_int_equal(sp_scheduler_plan(&scheduler)->n_entries, 1);
+    assert_int_equal(b.sequence.state, SP_SEQUENCE_WAITING);
+    sp_scheduler_remove(&scheduler, &a.sequence);
+    advance(&scheduler, sp_scheduler_plan(&scheduler));
+    assert_int_equal(b.sequence.n_tokens, 4);
+    assert_int_equal(b.sequence.n_computed, 3);
+    sp_scheduler_remove(&scheduler, &b.sequence);
+    sp_scheduler_destroy(&scheduler);
+}
+
+/* Random arrivals and cancels in a cache for a few of them: nobody starves, no page is lost. */
+static void test_random_load_finishes(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        sp_test_random random = {seed};
+        sp_scheduler scheduler = make_scheduler(
+            1 + (int32_t)sp_test_below(&random, 6), 1 + (int32_t)sp_test_below(&random, 12),
+            1 + (int32_t)sp_test_below(&random, 9), 8 + (int32_t)sp_test_below(&random, 8));
+        fake fakes[24];
+        int32_t added = 0, steps = 0;
+
+        while (added < 24 || scheduler.n_running + scheduler.n_waiting > 0) {
+            const sp_batch *batch;
+
+            if (added < 24 && sp_test_below(&random, 3) == 0) {
+                /* At most 8 pages of 4 tokens, so that each fits alone. */
+                fake_init(&fakes[added], added + 1, 1 + (int32_t)sp_test_below(&random, 20),
+                          1 + (int32_t)sp_test_below(&random, 12));
+                sp_scheduler_add(&scheduler, &fakes[added].sequence);
+                added++;
+            }
+            batch = sp_scheduler_plan(&scheduler);
+            check_pages(&scheduler);
+            assert_true(batch->n_rows <= scheduler.options.step_rows);
+            for (int32_t i = 1; i < batch->n_entries; i++)
+                assert_true(batch->entries[i - 1].sequence->id < batch->entries[i].sequence->id);
+            for (int32_t i = 0; i < batch->n_entries; i++) {
+                const sp_sequence *s = batch->entries[i].sequence;
+
+                assert_true(s->n_pages * PAGE_TOKENS >= s->n_computed + batch->entries[i].n_rows);
+            }
+            advance(&scheduler, batch);
+            if (scheduler.n_running > 0 && sp_test_below(&random, 40) == 0) {
+                sp_sequence *victim =
+                    scheduler.running[sp_test_below(&random, (uint32_t)scheduler.n_running)];
+
+                sp_scheduler_remove(&scheduler, victim);
+                victim->n_tokens = victim->n_prompt + victim->max_tokens;
+            }
+            assert_true(++steps < 20000);
+        }
+        for (int32_t i = 0; i < added; i++)
+            assert_int_equal(fakes[i].sequence.n_tokens, fakes[i].target);
+        assert_int_equal(scheduler.pages.n_free, scheduler.pages.n_pages);
+        sp_scheduler_destroy(&scheduler);
+    }
+}
+
+static void test_creation_survives_every_failed_allocation(void **state)
+{
+    sp_scheduler_options options = {8, 8, 8, PAGE_TOKENS, 8};
+    size_t blocks = sp_alloc_blocks();
+
+    (void)state;
+    for (int64_t n = 0;; n++) {
+        sp_scheduler scheduler;
+        sp_status status;
+
+        sp_alloc_fail_after(n);
+        status = sp_scheduler_create(&options, &scheduler);
+        if (!sp_alloc_failed()) {
+            sp_alloc_fail_after(-1);
+            assert_int_equal(status, SP_OK);
+            sp_scheduler_destroy(&scheduler);
+            break;
+        }
+        sp_alloc_fail_after(-1);
+        assert_int_equal(status, SP_ERR_MEMORY);
+    }
+    assert_int_equal(sp_alloc_blocks(), blocks);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_prefill_is_cut_into_chunks),
+        cmocka_unit_test(test_decode_rows_go_before_prefill),
+        cmocka_unit_test(test_the_youngest_is_preempted_and_comes_back),
+        cmocka_unit_test(test_a_preempted_sequence_keeps_its_tokens),
+        cmocka_unit_test(test_random_load_finishes),
+        cmocka_unit_test(test_creation_survives_every_failed_allocation),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
