@@ -1,0 +1,474 @@
+#include "engine/forward.h"
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "kernels/gemm.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Element-wise phases hand out this many rows per task, so that one row runs on the caller. */
+#define ROWS_PER_TASK 4
+
+/* ---- set-up -------------------------------------------------------------------------------- */
+
+static size_t largest(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static int32_t q_width(const sp_model_shape *shape)
+{
+    return shape->q_heads * shape->head_dim;
+}
+
+static int32_t kv_width(const sp_model_shape *shape)
+{
+    return shape->kv_heads * shape->head_dim;
+}
+
+static size_t packed_bytes(const sp_forward *forward)
+{
+    const sp_model_shape *shape = &forward->model->shape;
+    const sp_kernels *kernels = forward->kernels;
+    int64_t rows = forward->rows_max;
+    size_t bytes = kernels->x_pack_bytes(forward->type, SP_DTYPE_BF16, rows, shape->hidden);
+
+    bytes =
+        largest(bytes, kernels->x_pack_bytes(forward->type, SP_DTYPE_BF16, rows, q_width(shape)));
+    return largest(bytes,
+                   kernels->x_pack_bytes(forward->type, SP_DTYPE_BF16, rows, shape->intermediate));
+}
+
+/* One buffer of rows_max rows; a failure is remembered in *failed. */
+static void *rows_buffer(sp_forward *forward, int64_t width, size_t element_bytes, bool *failed)
+{
+    size_t bytes = (size_t)forward->rows_max * (size_t)width * element_bytes;
+    void *memory = sp_aligned_calloc(bytes, 64);
+
+    if (!memory)
+        *failed = true;
+    forward->scratch_bytes += bytes;
+    return memory;
+}
+
+static sp_status allocate(sp_forward *forward, sp_error *error)
+{
+    const sp_model_shape *shape = &forward->model->shape;
+    size_t element = sp_dtype_bytes(forward->type);
+    size_t packed = packed_bytes(forward);
+    size_t logits = (size_t)SP_LOGIT_ROWS * (size_t)shape->vocab * sizeof(float);
+    size_t attention;
+    bool failed = false;
+
+    forward->attention_scratch_floats = forward->kernels->attention_scratch_floats(
+        shape->q_heads / shape->kv_heads, shape->head_dim);
+    attention =
+        forward->attention_scratch_floats * sizeof(float) * (size_t)sp_exec_threads(forward->exec);
+    forward->residual = rows_buffer(forward, shape->hidden, element, &failed);
+    forward->hidden = rows_buffer(forward, shape->hidden, element, &failed);
+    forward->q = rows_buffer(forward, q_width(shape), element, &failed);
+    forward->k = rows_buffer(forward, kv_width(shape), element, &failed);
+    forward->v = rows_buffer(forward, kv_width(shape), element, &failed);
+    forward->attended = rows_buffer(forward, q_width(shape), element, &failed);
+    forward->gate = rows_buffer(forward, shape->intermediate, element, &failed);
+    forward->up = rows_buffer(forward, shape->intermediate, element, &failed);
+    forward->site_output = rows_buffer(forward, shape->hidden, element, &failed);
+    forward->row_position = rows_buffer(forward, 1, sizeof(int32_t), &failed);
+    forward->row_token = rows_buffer(forward, 1, sizeof(int32_t), &failed);
+    forward->row_entry = rows_buffer(forward, 1, sizeof(int32_t), &failed);
+    forward->items = rows_buffer(forward, 1, sizeof(sp_attention_item), &failed);
+    forward->packed = sp_aligned_calloc(packed, 64);
+    forward->logits = sp_aligned_calloc(logits, 64);
+    forward->attention_scratch = sp_aligned_calloc(attention ? attention : 64, 64);
+    forward->scratch_bytes += packed + logits + attention;
+    if (failed || !forward->packed || !forward->logits || !forward->attention_scratch)
+        return sp_fail(error, SP_ERR_MEMORY, NULL, "step-rows", -1,
+                       "the activations of %d rows need %zu MiB; lower --step-rows",
+                       forward->rows_max, forward->scratch_bytes >> 20);
+    return SP_OK;
+}
+
+sp_status sp_forward_create(const sp_forward_options *options, sp_forward *out_forward,
+                            sp_error *error)
+{
+    sp_forward forward = {
+        .model = options->model,
+        .kernels = options->kernels,
+        .exec = options->exec,
+        .cache = options->cache,
+        .rope = options->rope,
+        .delta = options->delta,
+        .type = options->type,
+        .rows_max = options->rows_max,
+    };
+    sp_status status = allocate(&forward, error);
+
+    if (status != SP_OK) {
+        sp_forward_destroy(&forward);
+        return status;
+    }
+    *out_forward = forward;
+    return SP_OK;
+}
+
+void sp_forward_destroy(sp_forward *forward)
+{
+    void *buffers[] = {
+        forward->residual,    forward->hidden,       forward->q,         forward->k,
+        forward->v,           forward->attended,     forward->gate,      forward->up,
+        forward->site_output, forward->packed,       forward->logits,    forward->attention_scratch,
+        forward->items,       forward->row_position, forward->row_token, forward->row_entry};
+
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        sp_aligned_free(buffers[i]);
+    *forward = (sp_forward){0};
+}
+
+/* ---- the rows of a step -------------------------------------------------------------------- */
+
+static void lay_out_rows(sp_forward *forward, const sp_batch *batch)
+{
+    int32_t row = 0;
+
+    forward->n_items = 0;
+    for (int32_t e = 0; e < batch->n_entries; e++) {
+        const sp_sequence *sequence = batch->entries[e].sequence;
+        int32_t n_rows = batch->entries[e].n_rows;
+
+        for (int32_t i = 0; i < n_rows; i++) {
+            int32_t position = sequence->n_computed + i;
+
+            if (i % SP_ATTENTION_ROWS == 0)
+                forward->items[forward->n_items++] = (sp_attention_item){
+                    .row = row,
+                    .n_rows = n_rows - i < SP_ATTENTION_ROWS ? n_rows - i : SP_ATTENTION_ROWS,
+                    .first_position = position,
+                    .pages = sequence->pages,
+                };
+            forward->row_position[row] = position;
+            forward->row_token[row] = sequence->tokens[position];
+            forward->row_entry[row] = e;
+            row++;
+        }
+    }
+    forward->n_rows = row;
+}
+
+static void *row_of(const sp_forward *forward, void *buffer, int32_t row, int64_t width)
+{
+    return (char *)buffer + (size_t)row * (size_t)width * sp_dtype_bytes(forward->type);
+}
+
+/* What the phases that run row by row need besides the step. */
+typedef struct row_job {
+    sp_forward *forward;
+    const sp_batch *batch;
+    const sp_layer_weights *weights; /* of the layer under way */
+    const uint16_t *norm;
+    int32_t layer;
+} row_job;
+
+/* Runs a phase over all rows, ROWS_PER_TASK at a time. */
+static void run_rows(row_job *job, sp_task_fn fn)
+{
+    int32_t tasks = (job->forward->n_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+
+    sp_exec_run(job->forward->exec, fn, job, tasks);
+}
+
+static int32_t task_end(const row_job *job, int32_t task)
+{
+    int32_t end = (task + 1) * ROWS_PER_TASK;
+
+    return end < job->forward->n_rows ? end : job->forward->n_rows;
+}
+
+static float norm_offset(const sp_model_shape *shape)
+{
+    return shape->zero_centred_norms ? 1.0f : 0.0f;
+}
+
+static void norm_row(const row_job *job, int32_t row)
+{
+    const sp_forward *forward = job->forward;
+    const sp_model_shape *shape = &forward->model->shape;
+
+    forward->kernels->rmsnorm(forward->type, row_of(forward, forward->hidden, row, shape->hidden),
+                              row_of(forward, forward->residual, row, shape->hidden), job->norm,
+                              norm_offset(shape), shape->hidden, shape->rms_norm_eps);
+}
+
+/* residual = embedding of the token; hidden = norm(residual). */
+static void embed_task(void *user, int32_t task, int32_t thread)
+{
+    const row_job *job = user;
+    sp_forward *forward = job->forward;
+    int64_t hidden = forward->model->shape.hidden;
+
+    (void)thread;
+    for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++) {
+        forward->kernels->convert(
+            forward->type, row_of(forward, forward->residual, row, hidden), SP_DTYPE_BF16,
+            forward->model->embed + (size_t)forward->row_token[row] * (size_t)hidden, hidden);
+        norm_row(job, row);
+    }
+}
+
+/* residual += site_output; hidden = norm(residual). */
+static void add_and_norm_task(void *user, int32_t task, int32_t thread)
+{
+    const row_job *job = user;
+    sp_forward *forward = job->forward;
+    int64_t hidden = forward->model->shape.hidden;
+
+    (void)thread;
+    for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++) {
+        forward->kernels->add(forward->type, row_of(forward, forward->residual, row, hidden),
+                              row_of(forward, forward->site_output, row, hidden), hidden);
+        norm_row(job, row);
+    }
+}
+
+static void silu_task(void *user, int32_t task, int32_t thread)
+{
+    const row_job *job = user;
+    sp_forward *forward = job->forward;
+    int64_t width = forward->model->shape.intermediate;
+
+    (void)thread;
+    for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++) {
+        void *gate = row_of(forward, forward->gate, row, width);
+
+        forward->kernels->silu_mul(forward->type, gate, gate,
+                                   row_of(forward, forward->up, row, width), width);
+    }
+}
+
+/* ---- projections and their deltas ---------------------------------------------------------- */
+
+typedef struct projection {
+    sp_module module;
+    const uint16_t *weight, *bias;
+    void *y;
+    int32_t n;
+} projection;
+
+#define PROJECTIONS_MAX 3
+
+/* y = x · Wᵀ (+ bias) for projections that share x [n_rows, k], then their deltas. */
+static sp_status project(sp_forward *forward, int32_t layer, const void *x, int32_t k,
+                         const projection *projections, int32_t n_projections)
+{
+    sp_gemm_args gemms[PROJECTIONS_MAX];
+    sp_delta_output outputs[PROJECTIONS_MAX];
+    double began;
+    sp_status status;
+
+    sp_gemm_pack(forward->kernels, forward->exec, forward->packed, forward->type, SP_DTYPE_BF16, x,
+                 k, NULL, forward->n_rows, k);
+    for (int32_t i = 0; i < n_projections; i++) {
+        const projection *p = &projections[i];
+
+        gemms[i] = (sp_gemm_args){
+            .packed_x = forward->packed,
+            .x_type = forward->type,
+            .w_type = SP_DTYPE_BF16,
+            .y_type = forward->type,
+            .epilogue = SP_EPILOGUE_STORE,
+            .rows = forward->n_rows,
+            .n = p->n,
+            .k = k,
+            .w = p->weight,
+            .w_stride = k,
+            .bias = p->bias,
+            .y = p->y,
+            .y_stride = p->n,
+        };
+        outputs[i] = (sp_delta_output){
+            .module = p->module, .y = p->y, .y_stride = p->n, .y_type = forward->type};
+    }
+    sp_gemm_run(forward->kernels, forward->exec, gemms, n_projections);
+    if (!forward->delta)
+        return SP_OK;
+    began = sp_clock_seconds();
+    status = sp_delta_apply(forward->delta, forward->plan, layer, x, k, outputs, n_projections);
+    forward->delta_seconds += sp_clock_seconds() - began;
+    return status;
+}
+
+/* ---- attention ----------------------------------------------------------------------------- */
+
+/* Copies one head vector of a row into the cache. */
+static void store_head(const sp_forward *forward, void *block, const void *vector, int32_t page,
+                       int32_t head, int32_t token_in_page)
+{
+    memcpy((char *)block + sp_kv_cache_offset(forward->cache, page, head, token_in_page), vector,
+           (size_t)forward->model->shape.head_dim * sp_dtype_bytes(forward->type));
+}
+
+/* q, k: per-head norm and RoPE; k and v go to the cache. */
+static void rope_task(void *user, int32_t task, int32_t thread)
+{
+    const row_job *job = user;
+    sp_forward *forward = job->forward;
+    const sp_model_shape *shape = &forward->model->shape;
+    const sp_kernels *kernels = forward->kernels;
+    int32_t d = shape->head_dim;
+    int32_t page_tokens = forward->cache->page_tokens;
+    void *keys = sp_kv_cache_keys(forward->cache, job->layer);
+    void *values = sp_kv_cache_values(forward->cache, job->layer);
+    float offset = norm_offset(shape);
+
+    (void)thread;
+    for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++) {
+        const sp_sequence *sequence = job->batch->entries[forward->row_entry[row]].sequence;
+        int32_t position = forward->row_position[row];
+        int32_t page = sequence->pages[position / page_tokens];
+        const float *cosine =
+            forward->rope->cosine + (size_t)position * (size_t)forward->rope->n_rot;
+        const float *sine = forward->rope->sine + (size_t)position * (size_t)forward->rope->n_rot;
+
+        for (int32_t h = 0; h < shape->q_heads; h++)
+            kernels->rmsnorm_rope(forward->type,
+                                  row_of(forward, forward->q, row * shape->q_heads + h, d),
+                                  job->weights->q_norm, offset, d, shape->rms_norm_eps, cosine,
+                                  sine, forward->rope->n_rot);
+        for (int32_t h = 0; h < shape->kv_heads; h++) {
+            void *k = row_of(forward, forward->k, row * shape->kv_heads + h, d);
+            void *v = row_of(forward, forward->v, row * shape->kv_heads + h, d);
+
+            kernels->rmsnorm_rope(forward->type, k, job->weights->k_norm, offset, d,
+                                  shape->rms_norm_eps, cosine, sine, forward->rope->n_rot);
+            store_head(forward, keys, k, page, h, position % page_tokens);
+            store_head(forward, values, v, page, h, position % page_tokens);
+        }
+    }
+}
+
+/* One kv head of one attention item. */
+static void attention_task(void *user, int32_t task, int32_t thread)
+{
+    const row_job *job = user;
+    sp_forward *forward = job->forward;
+    const sp_model_shape *shape = &forward->model->shape;
+    const sp_attention_item *item = &forward->items[task / shape->kv_heads];
+    int32_t kv_head = task % shape->kv_heads;
+    int32_t group = shape->q_heads / shape->kv_heads;
+    int32_t first_head = item->row * shape->q_heads + kv_head * group;
+    sp_attention_args args = {
+        .type = forward->type,
+        .n_rows = item->n_rows,
+        .first_position = item->first_position,
+        .group = group,
+        .head_dim = shape->head_dim,
+        .kv_heads = shape->kv_heads,
+        .kv_head = kv_head,
+        .page_tokens = forward->cache->page_tokens,
+        .scale = (float)(1.0 / sqrt((double)shape->head_dim)),
+        .q = row_of(forward, forward->q, first_head, shape->head_dim),
+        .q_stride = q_width(shape),
+        .out = row_of(forward, forward->attended, first_head, shape->head_dim),
+        .out_stride = q_width(shape),
+        .k_cache = sp_kv_cache_keys(forward->cache, job->layer),
+        .v_cache = sp_kv_cache_values(forward->cache, job->layer),
+        .pages = item->pages,
+        .scratch = forward->attention_scratch + (size_t)thread * forward->attention_scratch_floats,
+    };
+
+    forward->kernels->attention(&args);
+}
+
+static sp_status attention_block(row_job *job)
+{
+    sp_forward *forward = job->forward;
+    const sp_model_shape *shape = &forward->model->shape;
+    const sp_layer_weights *w = job->weights;
+    const projection inputs[] = {
+        {SP_MODULE_Q_PROJ, w->q, w->q_bias, forward->q, q_width(shape)},
+        {SP_MODULE_K_PROJ, w->k, w->k_bias, forward->k, kv_width(shape)},
+        {SP_MODULE_V_PROJ, w->v, w->v_bias, forward->v, kv_width(shape)},
+    };
+    const projection output = {SP_MODULE_O_PROJ, w->o, w->o_bias, forward->site_output,
+                               shape->hidden};
+    sp_status status = project(forward, job->layer, forward->hidden, shape->hidden, inputs, 3);
+
+    if (status != SP_OK)
+        return status;
+    run_rows(job, rope_task);
+    sp_exec_run(forward->exec, attention_task, job, forward->n_items * shape->kv_heads);
+    return project(forward, job->layer, forward->attended, q_width(shape), &output, 1);
+}
+
+static sp_status ffn_block(row_job *job)
+{
+    sp_forward *forward = job->forward;
+    const sp_model_shape *shape = &forward->model->shape;
+    const sp_layer_weights *w = job->weights;
+    const projection inputs[] = {
+        {SP_MODULE_GATE_PROJ, w->gate, NULL, forward->gate, shape->intermediate},
+        {SP_MODULE_UP_PROJ, w->up, NULL, forward->up, shape->intermediate},
+    };
+    const projection output = {SP_MODULE_DOWN_PROJ, w->down, NULL, forward->site_output,
+                               shape->hidden};
+    sp_status status = project(forward, job->layer, forward->hidden, shape->hidden, inputs, 2);
+
+    if (status != SP_OK)
+        return status;
+    run_rows(job, silu_task);
+    return project(forward, job->layer, forward->gate, shape->intermediate, &output, 1);
+}
+
+/* ---- the pass ------------------------------------------------------------------------------ */
+
+sp_status sp_forward_run(sp_forward *forward, const sp_batch *batch, const sp_plan *plan)
+{
+    const sp_model *model = forward->model;
+    row_job job = {.forward = forward, .batch = batch, .norm = model->layers[0].input_norm};
+
+    forward->plan = plan;
+    lay_out_rows(forward, batch);
+    run_rows(&job, embed_task);
+    for (int32_t layer = 0; layer < model->shape.layers; layer++) {
+        sp_status status;
+
+        job.layer = layer;
+        job.weights = &model->layers[layer];
+        status = attention_block(&job);
+        if (status != SP_OK)
+            return status;
+        job.norm = job.weights->post_norm;
+        run_rows(&job, add_and_norm_task);
+        status = ffn_block(&job);
+        if (status != SP_OK)
+            return status;
+        job.norm = layer + 1 < model->shape.layers ? model->layers[layer + 1].input_norm
+                                                   : model->final_norm;
+        run_rows(&job, add_and_norm_task);
+    }
+    return SP_OK;
+}
+
+void sp_forward_logits(sp_forward *forward, const int32_t *rows, int32_t n_rows)
+{
+    const sp_model_shape *shape = &forward->model->shape;
+    sp_gemm_args args = {
+        .packed_x = forward->packed,
+        .x_type = forward->type,
+        .w_type = SP_DTYPE_BF16,
+        .y_type = SP_DTYPE_F32,
+        .epilogue = SP_EPILOGUE_STORE,
+        .rows = n_rows,
+        .n = shape->vocab,
+        .k = shape->hidden,
+        .w = forward->model->head,
+        .w_stride = shape->hidden,
+        .y = forward->logits,
+        .y_stride = shape->vocab,
+    };
+
+    sp_gemm_pack(forward->kernels, forward->exec, forward->packed, forward->type, SP_DTYPE_BF16,
+                 forward->hidden, shape->hidden, rows, n_rows, shape->hidden);
+    sp_gemm_run(forward->kernels, forward->exec, &args, 1);
+}
