@@ -8,3 +8,6 @@ add_test(NAME make_checkpoint
                  ${CMAKE_BINARY_DIR}/check_make_checkpoint
                  ${CMAKE_SOURCE_DIR}/tests/fixtures/tokenizer512/tokenizer.json)
 set_tests_properties(make_checkpoint PROPERTIES LABELS "quick;engine" TIMEOUT 300)
+# The batching proof over many seeds; the number of seeds is its argument.
+add_test(NAME soak_batching COMMAND test_batching 40)
+set_tests_properties(soak_batching PROPERTIES LABELS soak TIMEOUT 3600)

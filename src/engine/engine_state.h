@@ -1,0 +1,77 @@
+/*
+ * engine_state.h: what an engine is made of. Shared by engine.c (opening), submit.c (submitting)
+ * and step.c (stepping).
+ */
+#ifndef SP_ENGINE_ENGINE_STATE_H
+#define SP_ENGINE_ENGINE_STATE_H
+
+#include "base/text.h"
+#include "engine/forward.h"
+#include "engine/model.h"
+#include "engine/rope.h"
+#include "engine/scheduler.h"
+#include "engine/tokenizer.h"
+
+#include <sidepath/engine.h>
+#include <sidepath/pool.h>
+
+/* An adapter under a name, resident in a slot for the engine's whole life. */
+typedef struct sp_resident {
+    char *name;
+    int32_t slot, rank, sites;
+    uint64_t generation;
+    size_t file_bytes;
+    sp_digest digest;
+    uint64_t rows;
+    double load_seconds;
+    double flops_ratio;
+} sp_resident;
+
+/* A row of the step under way whose logits are wanted. */
+typedef struct sp_logit_row {
+    int32_t row;
+    sp_sequence *sequence;
+} sp_logit_row;
+
+struct sp_engine {
+    sp_engine_options options; /* strings are not kept */
+    char *base_name;
+    sp_model model;
+    const sp_kernels *kernels;
+    sp_exec *exec;
+    sp_device *device;
+    sp_rope rope;
+    sp_tokenizer *tokenizer; /* NULL: the model directory has no tokenizer.json */
+
+    sp_resident *residents; /* [n_residents] */
+    size_t n_residents;
+    sp_layout *layout; /* NULL without adapters, as are pool and delta */
+    sp_pool *pool;
+    sp_delta *delta;
+    sp_plan *plan;
+    sp_route_span *spans; /* [max_running] */
+
+    sp_kv_cache cache;
+    sp_scheduler scheduler;
+    sp_forward forward;
+    int32_t max_context;
+
+    sp_sequence **sequences; /* ascending by id */
+    int32_t n_sequences, sequences_capacity;
+    int64_t next_id;
+
+    sp_logit_row logit_rows[SP_LOGIT_ROWS]; /* the window under way */
+    int32_t n_logit_rows;
+    void *sample_scratch;
+    sp_text decoded;        /* of the token under way */
+    sp_text event_text;     /* what of it is set free */
+    sp_sequence **finished; /* [max_running] of the step under way */
+    int32_t n_finished;
+
+    sp_engine_stats stats;
+};
+
+/* Frees a sequence: out of the scheduler, its adapter reference given back. */
+void sp_engine_drop(sp_engine *engine, sp_sequence *sequence);
+
+#endif

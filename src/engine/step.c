@@ -1,0 +1,281 @@
+/*
+ * step.c: one step: plan the batch, route it, run the forward pass, then take the logits of the
+ * rows that want them, window by window, and turn each into a token and an event.
+ *
+ * A step allocates nothing but the text of events, which grows to its largest size once.
+ */
+#include "base/clock.h"
+#include "base/error.h"
+#include "engine/engine_state.h"
+
+#include <string.h>
+
+/* What one step carries along. */
+typedef struct step_run {
+    sp_engine *engine;
+    sp_event_fn on_event;
+    void *user;
+    sp_status status; /* the first failure of a single request */
+    sp_error *error;
+} step_run;
+
+/* ---- routing ------------------------------------------------------------------------------- */
+
+/* Without a pool every row is the base's, and the forward pass looks at no plan. */
+static sp_status route(sp_engine *engine, const sp_batch *batch, sp_error *error)
+{
+    if (!engine->pool)
+        return SP_OK;
+    for (int32_t i = 0; i < batch->n_entries; i++) {
+        const sp_sequence *sequence = batch->entries[i].sequence;
+
+        engine->spans[i] = (sp_route_span){
+            .n_rows = batch->entries[i].n_rows,
+            .slot = sequence->slot,
+            .generation = sequence->generation,
+            .scale = sequence->lora_scale,
+        };
+        if (sequence->adapter >= 0) {
+            engine->residents[sequence->adapter].rows += (uint64_t)batch->entries[i].n_rows;
+            sp_pool_touch(engine->pool, sequence->slot);
+        }
+    }
+    return sp_plan_build(engine->plan, engine->pool, engine->spans, batch->n_entries, batch->n_rows,
+                         error);
+}
+
+/* ---- tokens -------------------------------------------------------------------------------- */
+
+static bool ends_text(const sp_engine *engine, const sp_sequence *sequence, int32_t token)
+{
+    const sp_model_shape *shape = &engine->model.shape;
+
+    for (int32_t i = 0; i < shape->n_eos_token_ids && !sequence->ignore_eos; i++)
+        if (shape->eos_token_ids[i] == token)
+            return true;
+    return false;
+}
+
+/* Adds `bytes` bytes to the event's text and forgets them. */
+static void show_held(sp_engine *engine, sp_sequence *sequence, size_t bytes)
+{
+    sp_text *held = &sequence->held;
+
+    if (bytes == 0)
+        return;
+    sp_text_add_bytes(&engine->event_text, held->data, bytes);
+    memmove(held->data, held->data + bytes, held->bytes - bytes);
+    held->bytes -= bytes;
+    sequence->n_shown += bytes;
+}
+
+/*
+ * The text that a new token sets free, into engine->event_text. Returns true when a stop string is
+ * complete. `last`: nothing follows, so what was held back is let go.
+ */
+static bool advance_text(sp_engine *engine, sp_sequence *sequence, int32_t token, bool eos,
+                         bool last)
+{
+    sp_text *decoded = &engine->decoded;
+    bool stopped;
+    size_t shown;
+
+    sp_text_clear(&engine->event_text);
+    sp_text_clear(decoded);
+    if (!engine->tokenizer)
+        return false;
+    if (!eos)
+        sp_decoder_push(&sequence->decoder, token, decoded);
+    if (last)
+        sp_decoder_flush(&sequence->decoder, decoded);
+    if (decoded->failed)
+        engine->event_text.failed = true;
+    if (!sequence->stop) {
+        sp_text_add_bytes(&engine->event_text, decoded->data, decoded->bytes);
+        return false;
+    }
+    sp_text_add_bytes(&sequence->held, decoded->data, decoded->bytes);
+    if (sequence->held.failed) {
+        engine->event_text.failed = true;
+        return false;
+    }
+    stopped = sp_stop_push(sequence->stop, decoded->data, decoded->bytes, &shown);
+    if (stopped || !last)
+        show_held(engine, sequence, shown - sequence->n_shown);
+    else
+        show_held(engine, sequence, sequence->held.bytes);
+    return stopped;
+}
+
+static void emit(step_run *run, const sp_sequence *sequence, int32_t token, sp_finish finish)
+{
+    const sp_text *text = &run->engine->event_text;
+    sp_event event = {
+        .request = sequence->id,
+        .token = token,
+        .text = text->data ? text->data : "",
+        .text_bytes = text->bytes,
+        .finish = finish,
+    };
+
+    if (run->on_event)
+        run->on_event(run->user, &event);
+}
+
+static void finish_sequence(step_run *run, sp_sequence *sequence)
+{
+    run->engine->finished[run->engine->n_finished++] = sequence;
+}
+
+static void fail_sequence(step_run *run, sp_sequence *sequence, sp_status status, const char *why)
+{
+    if (run->status == SP_OK)
+        run->status = sp_fail(run->error, status, NULL, NULL, sequence->id,
+                              "request %lld was dropped: %s", (long long)sequence->id, why);
+    finish_sequence(run, sequence);
+}
+
+static void take_token(step_run *run, sp_sequence *sequence, int32_t token)
+{
+    sp_engine *engine = run->engine;
+    bool eos = ends_text(engine, sequence, token);
+    bool full = sequence->n_tokens + 1 - sequence->n_prompt >= sequence->max_tokens;
+    sp_finish finish = SP_FINISH_NONE;
+
+    sequence->tokens[sequence->n_tokens++] = token;
+    engine->stats.tokens++;
+    if (advance_text(engine, sequence, token, eos, eos || full) || eos)
+        finish = SP_FINISH_STOP;
+    else if (full)
+        finish = SP_FINISH_LENGTH;
+    if (engine->event_text.failed) {
+        fail_sequence(run, sequence, SP_ERR_MEMORY, "out of memory for its text");
+        return;
+    }
+    emit(run, sequence, token, finish);
+    if (finish != SP_FINISH_NONE)
+        finish_sequence(run, sequence);
+}
+
+/* ---- logits -------------------------------------------------------------------------------- */
+
+static bool wants_token(const sp_sequence *sequence, int32_t position)
+{
+    return position == sequence->n_tokens - 1 &&
+           sequence->n_tokens - sequence->n_prompt < sequence->max_tokens;
+}
+
+static void use_logits(step_run *run, const sp_logit_row *wanted, const float *logits)
+{
+    sp_engine *engine = run->engine;
+    sp_sequence *sequence = wanted->sequence;
+    int32_t vocab = engine->model.shape.vocab;
+    int32_t position = engine->forward.row_position[wanted->row];
+    bool last = position == sequence->n_tokens - 1;
+    int32_t token;
+    sp_status status;
+
+    if (sequence->logits_fn && position >= sequence->logits_from)
+        sequence->logits_fn(sequence->logits_user, position, logits, vocab);
+    if (!wants_token(sequence, position)) {
+        if (last) {
+            sp_text_clear(&engine->event_text);
+            emit(run, sequence, -1, SP_FINISH_LENGTH);
+            finish_sequence(run, sequence);
+        }
+        return;
+    }
+    status = sp_sample(logits, vocab, &sequence->sampling,
+                       (uint64_t)(sequence->n_tokens - sequence->n_prompt), engine->sample_scratch,
+                       &token, NULL);
+    if (status != SP_OK)
+        fail_sequence(run, sequence, status, "its logits are not finite");
+    else
+        take_token(run, sequence, token);
+}
+
+static void flush_logits(step_run *run)
+{
+    sp_engine *engine = run->engine;
+    int32_t rows[SP_LOGIT_ROWS] = {0};
+    int32_t n = engine->n_logit_rows;
+
+    if (n == 0)
+        return;
+    for (int32_t i = 0; i < n; i++)
+        rows[i] = engine->logit_rows[i].row;
+    sp_forward_logits(&engine->forward, rows, n);
+    for (int32_t i = 0; i < n; i++)
+        use_logits(run, &engine->logit_rows[i],
+                   engine->forward.logits + (size_t)i * (size_t)engine->model.shape.vocab);
+    engine->n_logit_rows = 0;
+}
+
+/* Whether the row's logits are of use: for a token, a callback, or the end of a prefill. */
+static bool wants_logits(const sp_sequence *sequence, int32_t position)
+{
+    return position == sequence->n_tokens - 1 ||
+           (sequence->logits_fn && position >= sequence->logits_from);
+}
+
+static void take_logits(step_run *run, const sp_batch *batch)
+{
+    sp_engine *engine = run->engine;
+    int32_t row = 0;
+
+    for (int32_t e = 0; e < batch->n_entries; e++) {
+        sp_sequence *sequence = batch->entries[e].sequence;
+
+        for (int32_t i = 0; i < batch->entries[e].n_rows; i++, row++) {
+            if (!wants_logits(sequence, engine->forward.row_position[row]))
+                continue;
+            engine->logit_rows[engine->n_logit_rows++] =
+                (sp_logit_row){.row = row, .sequence = sequence};
+            if (engine->n_logit_rows == SP_LOGIT_ROWS)
+                flush_logits(run);
+        }
+    }
+    flush_logits(run);
+}
+
+/* ---- the step ------------------------------------------------------------------------------ */
+
+static void count_step(sp_engine *engine, const sp_batch *batch)
+{
+    engine->stats.steps++;
+    engine->stats.rows += (uint64_t)batch->n_rows;
+    for (int32_t i = 0; i < batch->n_entries; i++) {
+        if (sp_sequence_pending(batch->entries[i].sequence) == 1)
+            engine->stats.decode_rows++;
+        else
+            engine->stats.prefill_rows += (uint64_t)batch->entries[i].n_rows;
+    }
+}
+
+sp_status sp_engine_step(sp_engine *engine, sp_event_fn on_event, void *user, sp_error *error)
+{
+    step_run run = {
+        .engine = engine, .on_event = on_event, .user = user, .status = SP_OK, .error = error};
+    double began = sp_clock_seconds();
+    const sp_batch *batch = sp_scheduler_plan(&engine->scheduler);
+    sp_status status;
+
+    if (batch->n_entries == 0)
+        return SP_AGAIN;
+    status = route(engine, batch, error);
+    if (status != SP_OK)
+        return status;
+    status = sp_forward_run(&engine->forward, batch, engine->plan);
+    if (status != SP_OK)
+        return sp_fail(error, status, NULL, NULL, -1, "a step failed: %s", sp_status_text(status));
+    count_step(engine, batch);
+    engine->n_finished = 0;
+    engine->n_logit_rows = 0;
+    take_logits(&run, batch);
+    for (int32_t i = 0; i < batch->n_entries; i++)
+        batch->entries[i].sequence->n_computed += batch->entries[i].n_rows;
+    for (int32_t i = 0; i < engine->n_finished; i++)
+        sp_engine_drop(engine, engine->finished[i]);
+    engine->stats.step_seconds += sp_clock_seconds() - began;
+    return run.status;
+}

@@ -1,0 +1,267 @@
+/*
+ * submit.c: a request is checked whole and copied, or refused and nothing kept.
+ */
+#include "base/alloc.h"
+#include "base/error.h"
+#include "engine/engine_state.h"
+
+#include <string.h>
+
+#define LORA_SCALE_MAX 16.0f
+
+void sp_request_default(sp_request *out_request)
+{
+    *out_request = (sp_request){
+        .struct_bytes = sizeof *out_request,
+        .lora_scale = 1.0f,
+        .max_tokens = 16,
+        .top_p = 1.0f,
+    };
+}
+
+/* ---- checks -------------------------------------------------------------------------------- */
+
+static sp_status bad_field(sp_error *error, const char *field, const char *want)
+{
+    return sp_fail(error, SP_ERR_INPUT, NULL, field, -1, "%s must be %s", field, want);
+}
+
+/* *out_adapter: index of the resident, or -1 for the base. An unknown name is never the base. */
+static sp_status resolve_adapter(const sp_engine *engine, const char *name, int32_t *out_adapter,
+                                 sp_error *error)
+{
+    *out_adapter = -1;
+    if (!name || strcmp(name, engine->base_name) == 0)
+        return SP_OK;
+    for (size_t i = 0; i < engine->n_residents; i++) {
+        if (strcmp(engine->residents[i].name, name) == 0) {
+            *out_adapter = (int32_t)i;
+            return SP_OK;
+        }
+    }
+    return sp_fail(error, SP_ERR_NOT_FOUND, NULL, name, -1,
+                   "no adapter is loaded under the name \"%s\"", name);
+}
+
+static sp_status check_prompt(const sp_engine *engine, const sp_request *request, sp_error *error)
+{
+    if (request->n_tokens < 1 || !request->tokens)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "prompt", -1, "the prompt is empty");
+    for (int32_t i = 0; i < request->n_tokens; i++)
+        if (request->tokens[i] < 0 || request->tokens[i] >= engine->model.shape.vocab)
+            return sp_fail(error, SP_ERR_INPUT, NULL, "prompt", i,
+                           "prompt token %d is the id %d; the vocabulary has %d", i,
+                           request->tokens[i], engine->model.shape.vocab);
+    return SP_OK;
+}
+
+static sp_status check_length(const sp_engine *engine, const sp_request *request, sp_error *error)
+{
+    int64_t total = (int64_t)request->n_tokens + request->max_tokens;
+    int64_t capacity = (int64_t)engine->scheduler.pages.n_pages * engine->options.page_tokens;
+
+    if (request->max_tokens < 0 || (request->max_tokens == 0 && !request->logits_fn))
+        return bad_field(error, "max_tokens", "at least 1");
+    if (total > engine->max_context)
+        return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "prompt", -1,
+                       "the prompt's %d tokens and max_tokens %d exceed the context of %d",
+                       request->n_tokens, request->max_tokens, engine->max_context);
+    if (total > capacity)
+        return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "kv-tokens", -1,
+                       "the prompt's %d tokens and max_tokens %d exceed the KV cache of %lld "
+                       "tokens; raise --kv-tokens",
+                       request->n_tokens, request->max_tokens, (long long)capacity);
+    return SP_OK;
+}
+
+static sp_sample_params sample_params(const sp_request *request)
+{
+    return (sp_sample_params){
+        .temperature = request->temperature,
+        .top_k = request->top_k,
+        .top_p = request->top_p,
+        .min_p = request->min_p,
+        .seed = request->seed,
+    };
+}
+
+static sp_status check_sampling(const sp_request *request, sp_error *error)
+{
+    sp_sample_params params = sample_params(request);
+
+    if (!(request->lora_scale >= 0 && request->lora_scale <= LORA_SCALE_MAX))
+        return bad_field(error, "lora_scale", "from 0 to 16");
+    return sp_sample_params_check(&params, error);
+}
+
+static sp_status check_stop(const sp_engine *engine, const sp_request *request, sp_error *error)
+{
+    if (request->n_stop < 0 || request->n_stop > SP_STOP_STRINGS_MAX)
+        return bad_field(error, "stop", "at most 64 strings");
+    for (int32_t i = 0; i < request->n_stop; i++)
+        if (!request->stop[i] || request->stop[i][0] == '\0' ||
+            !sp_utf8_valid(request->stop[i], strlen(request->stop[i])))
+            return bad_field(error, "stop", "strings of UTF-8, none of them empty");
+    if (request->n_stop > 0 && !engine->tokenizer)
+        return bad_field(error, "stop", "left out: the model has no tokenizer.json");
+    return SP_OK;
+}
+
+sp_status sp_engine_check(const sp_engine *engine, const sp_request *request, sp_error *error)
+{
+    int32_t adapter;
+    sp_status status = resolve_adapter(engine, request->adapter, &adapter, error);
+
+    if (status == SP_OK)
+        status = check_prompt(engine, request, error);
+    if (status == SP_OK)
+        status = check_length(engine, request, error);
+    if (status == SP_OK)
+        status = check_sampling(request, error);
+    if (status == SP_OK)
+        status = check_stop(engine, request, error);
+    return status;
+}
+
+/* ---- sequences ----------------------------------------------------------------------------- */
+
+static void destroy_sequence(sp_sequence *sequence)
+{
+    sp_stop_destroy(sequence->stop);
+    sp_text_free(&sequence->held);
+    sp_free(sequence->pages);
+    sp_free(sequence->tokens);
+    sp_free(sequence);
+}
+
+/* False when out of memory; the strings themselves were checked before. */
+static bool create_stop(const sp_request *request, sp_stop **out_stop)
+{
+    size_t bytes[SP_STOP_STRINGS_MAX];
+
+    if (request->n_stop == 0)
+        return true;
+    for (int32_t i = 0; i < request->n_stop; i++)
+        bytes[i] = strlen(request->stop[i]);
+    return sp_stop_create(request->stop, bytes, (size_t)request->n_stop, out_stop, NULL) == SP_OK;
+}
+
+static sp_status create_sequence(const sp_engine *engine, const sp_request *request,
+                                 sp_sequence **out_sequence)
+{
+    int32_t total = request->n_tokens + request->max_tokens;
+    sp_sequence *sequence = sp_calloc(1, sizeof *sequence);
+
+    if (!sequence)
+        return SP_ERR_MEMORY;
+    sequence->tokens = sp_calloc((size_t)total, sizeof(int32_t));
+    sequence->pages =
+        sp_calloc((size_t)sp_pages_for(total, engine->options.page_tokens) + 1, sizeof(int32_t));
+    if (!sequence->tokens || !sequence->pages || !create_stop(request, &sequence->stop)) {
+        destroy_sequence(sequence);
+        return SP_ERR_MEMORY;
+    }
+    memcpy(sequence->tokens, request->tokens, (size_t)request->n_tokens * sizeof(int32_t));
+    sequence->n_prompt = request->n_tokens;
+    sequence->n_tokens = request->n_tokens;
+    sequence->max_tokens = request->max_tokens;
+    sequence->lora_scale = request->lora_scale;
+    sequence->sampling = sample_params(request);
+    sequence->ignore_eos = request->ignore_eos;
+    sequence->logits_fn = request->logits_fn;
+    sequence->logits_user = request->logits_user;
+    sequence->logits_from = request->logits_from;
+    if (engine->tokenizer)
+        sequence->decoder = sp_decoder_start(engine->tokenizer, true);
+    *out_sequence = sequence;
+    return SP_OK;
+}
+
+static sp_status reserve_sequences(sp_engine *engine)
+{
+    int32_t capacity = engine->sequences_capacity ? engine->sequences_capacity * 2 : 16;
+    sp_sequence **grown;
+
+    if (engine->n_sequences < engine->sequences_capacity)
+        return SP_OK;
+    grown = sp_realloc(engine->sequences, (size_t)capacity * sizeof *grown);
+    if (!grown)
+        return SP_ERR_MEMORY;
+    engine->sequences = grown;
+    engine->sequences_capacity = capacity;
+    return SP_OK;
+}
+
+/* A request holds its version from here on, so that nothing can take the slot from under it. */
+static sp_status hold_version(sp_engine *engine, sp_sequence *sequence, int32_t adapter)
+{
+    const sp_resident *resident;
+
+    sequence->adapter = adapter;
+    sequence->slot = SP_SLOT_BASE;
+    if (adapter < 0)
+        return SP_OK;
+    resident = &engine->residents[adapter];
+    sequence->slot = resident->slot;
+    sequence->generation = resident->generation;
+    return sp_pool_acquire(engine->pool, resident->slot, resident->generation);
+}
+
+sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t *out_id,
+                           sp_error *error)
+{
+    sp_sequence *sequence;
+    int32_t adapter;
+    sp_status status = sp_engine_check(engine, request, error);
+
+    if (status != SP_OK)
+        return status;
+    if (reserve_sequences(engine) != SP_OK || create_sequence(engine, request, &sequence) != SP_OK)
+        return sp_fail_memory(error, (size_t)request->n_tokens * sizeof(int32_t), "a request");
+    sequence->id = engine->next_id;
+    status = sp_scheduler_add(&engine->scheduler, sequence);
+    if (status != SP_OK) {
+        destroy_sequence(sequence);
+        return sp_fail_memory(error, sizeof *sequence, "the queue");
+    }
+    status = resolve_adapter(engine, request->adapter, &adapter, error);
+    if (status == SP_OK)
+        status = hold_version(engine, sequence, adapter);
+    if (status != SP_OK) {
+        sp_scheduler_remove(&engine->scheduler, sequence);
+        destroy_sequence(sequence);
+        return sp_fail(error, status, NULL, request->adapter, -1,
+                       "the adapter \"%s\" cannot be used now", request->adapter);
+    }
+    engine->sequences[engine->n_sequences++] = sequence;
+    engine->next_id++;
+    *out_id = sequence->id;
+    return SP_OK;
+}
+
+void sp_engine_drop(sp_engine *engine, sp_sequence *sequence)
+{
+    for (int32_t i = 0; i < engine->n_sequences; i++) {
+        if (engine->sequences[i] != sequence)
+            continue;
+        memmove(&engine->sequences[i], &engine->sequences[i + 1],
+                (size_t)(engine->n_sequences - i - 1) * sizeof(sp_sequence *));
+        engine->n_sequences--;
+        break;
+    }
+    sp_scheduler_remove(&engine->scheduler, sequence);
+    if (sequence->slot != SP_SLOT_BASE)
+        sp_pool_release(engine->pool, sequence->slot, sequence->generation);
+    destroy_sequence(sequence);
+}
+
+sp_status sp_engine_cancel(sp_engine *engine, int64_t id)
+{
+    for (int32_t i = 0; i < engine->n_sequences; i++) {
+        if (engine->sequences[i]->id == id) {
+            sp_engine_drop(engine, engine->sequences[i]);
+            return SP_OK;
+        }
+    }
+    return SP_ERR_NOT_FOUND;
+}

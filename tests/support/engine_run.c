@@ -1,0 +1,131 @@
+#include "support/engine_run.h"
+
+#include "base/alloc.h"
+#include "support/test.h"
+
+#include <string.h>
+
+engine_run engine_run_init(const char *adapter, const int32_t *tokens, int32_t n_tokens,
+                           int32_t max_tokens)
+{
+    engine_run run = {0};
+
+    sp_request_default(&run.request);
+    run.request.adapter = adapter;
+    run.request.tokens = tokens;
+    run.request.n_tokens = n_tokens;
+    run.request.max_tokens = max_tokens;
+    run.request.ignore_eos = true;
+    return run;
+}
+
+void engine_run_free(engine_run *run)
+{
+    sp_free(run->tokens);
+    sp_free(run->logits);
+    sp_text_free(&run->text);
+    *run = (engine_run){0};
+}
+
+static void keep_logits(void *user, int32_t position, const float *logits, int32_t vocab)
+{
+    engine_run *run = user;
+    int32_t row = position - run->request.logits_from;
+
+    /* A preempted request computes its positions again: they must be the same. */
+    if (row >= run->n_logits) {
+        assert_int_equal(row, run->n_logits);
+        run->logits = sp_realloc(run->logits, ((size_t)row + 1) * (size_t)vocab * sizeof(float));
+        assert_non_null(run->logits);
+        run->n_logits = row + 1;
+        run->vocab = vocab;
+    } else {
+        assert_memory_equal(run->logits + (size_t)row * (size_t)vocab, logits,
+                            (size_t)vocab * sizeof(float));
+        run->n_recomputed++;
+    }
+    memcpy(run->logits + (size_t)row * (size_t)vocab, logits, (size_t)vocab * sizeof(float));
+}
+
+void engine_run_submit(sp_engine *engine, engine_run *run)
+{
+    sp_error error;
+
+    if (run->keep_logits) {
+        run->request.logits_fn = keep_logits;
+        run->request.logits_user = run;
+    }
+    run->tokens = sp_calloc((size_t)run->request.max_tokens + 1, sizeof(int32_t));
+    assert_non_null(run->tokens);
+    assert_ok(sp_engine_submit(engine, &run->request, &run->id, &error), &error);
+}
+
+typedef struct run_list {
+    engine_run **runs;
+    size_t n;
+} run_list;
+
+static void on_event(void *user, const sp_event *event)
+{
+    const run_list *list = user;
+
+    for (size_t i = 0; i < list->n; i++) {
+        engine_run *run = list->runs[i];
+
+        if (run->id != event->request)
+            continue;
+        assert_int_equal(run->finish, SP_FINISH_NONE); /* nothing comes behind the end */
+        if (event->token >= 0) {
+            assert_true(run->n_tokens < run->request.max_tokens);
+            run->tokens[run->n_tokens++] = event->token;
+        }
+        sp_text_add_bytes(&run->text, event->text, event->text_bytes);
+        run->finish = event->finish;
+        return;
+    }
+    fail_msg("an event for a request that nobody made");
+}
+
+bool engine_run_step(sp_engine *engine, engine_run **runs, size_t n_runs)
+{
+    run_list list = {runs, n_runs};
+    sp_error error;
+    sp_status status = sp_engine_step(engine, on_event, &list, &error);
+
+    if (status != SP_AGAIN)
+        assert_ok(status, &error);
+    return status == SP_OK;
+}
+
+void engine_run_all(sp_engine *engine, engine_run **runs, size_t n_runs)
+{
+    while (engine_run_step(engine, runs, n_runs))
+        continue;
+    for (size_t i = 0; i < n_runs; i++)
+        assert_int_not_equal(runs[i]->finish, SP_FINISH_NONE);
+}
+
+sp_engine *engine_run_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
+                           size_t n_adapters)
+{
+    sp_engine *engine = NULL;
+    sp_error error;
+
+    assert_ok(sp_engine_open(options, adapters, n_adapters, &engine, &error), &error);
+    return engine;
+}
+
+void engine_run_assert_same(const engine_run *a, const engine_run *b)
+{
+    assert_int_equal(a->n_tokens, b->n_tokens);
+    assert_memory_equal(a->tokens, b->tokens, (size_t)a->n_tokens * sizeof(int32_t));
+    assert_int_equal(a->text.bytes, b->text.bytes);
+    if (a->text.bytes > 0)
+        assert_memory_equal(a->text.data, b->text.data, a->text.bytes);
+    assert_int_equal(a->finish, b->finish);
+    if (!a->keep_logits || !b->keep_logits)
+        return;
+    assert_int_equal(a->n_logits, b->n_logits);
+    assert_memory_equal(a->logits, b->logits,
+                        (size_t)a->n_logits * (size_t)a->vocab * sizeof(float));
+}

@@ -1,0 +1,45 @@
+/*
+ * engine_run.h: runs requests on an engine through its public interface and keeps all that comes
+ * back: tokens, text, finish reason and, where wanted, the logits of every position.
+ */
+#ifndef SP_TEST_SUPPORT_ENGINE_RUN_H
+#define SP_TEST_SUPPORT_ENGINE_RUN_H
+
+#include "base/text.h"
+
+#include <sidepath/engine.h>
+
+typedef struct engine_run {
+    sp_request request; /* filled by the test; engine_run_init gives greedy defaults */
+    bool keep_logits;   /* from request.logits_from on */
+    int64_t id;
+    int32_t *tokens; /* [n_tokens] new ones */
+    int32_t n_tokens;
+    float *logits; /* [n_logits, vocab] */
+    int32_t n_logits, vocab;
+    int32_t n_recomputed; /* rows of logits that came again, after a preemption */
+    sp_text text;
+    sp_finish finish;
+} engine_run;
+
+engine_run engine_run_init(const char *adapter, const int32_t *tokens, int32_t n_tokens,
+                           int32_t max_tokens);
+void engine_run_free(engine_run *run);
+
+/* Submits one request; any failure fails the test. */
+void engine_run_submit(sp_engine *engine, engine_run *run);
+
+/* Steps until nothing is left; events go to the runs in the array. */
+void engine_run_all(sp_engine *engine, engine_run **runs, size_t n_runs);
+
+/* One step; false when there is nothing to do. */
+bool engine_run_step(sp_engine *engine, engine_run **runs, size_t n_runs);
+
+/* Opens an engine for fixture or demo models; any failure fails the test. */
+sp_engine *engine_run_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
+                           size_t n_adapters);
+
+/* Fails the test unless both gave the same tokens, text and logits, byte for byte. */
+void engine_run_assert_same(const engine_run *a, const engine_run *b);
+
+#endif
