@@ -1,7 +1,4 @@
-# The splitter's oracle is a real regex engine; nothing but this test links it.
-pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
-target_link_libraries(test_tokenizer_split PRIVATE PkgConfig::PCRE2)
-
+# The generator of random checkpoints, read back with Python's standard library alone.
 set(check ${CMAKE_CURRENT_SOURCE_DIR}/engine/check_make_checkpoint.py)
 add_test(NAME make_checkpoint
          COMMAND ${Python3_EXECUTABLE} -B ${check} $<TARGET_FILE:make_checkpoint>
