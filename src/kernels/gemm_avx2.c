@@ -145,6 +145,10 @@ void sp_gemm_epilogue_avx2(const sp_gemm_args *args, int64_t row, int64_t n_begi
     int64_t y_row = args->row_index ? args->row_index[row] : row;
     void *y = sp_element_at_mut(args->y_type, args->y, y_row * args->y_stride + n_begin);
 
+    if (args->column_index) {
+        sp_gemm_epilogue_scalar(args, row, n_begin, count, sums);
+        return;
+    }
     if (args->epilogue == SP_EPILOGUE_STORE && !args->bias) {
         if (args->y_type == SP_DTYPE_F32)
             store(SP_DTYPE_F32, y, count, sums);

@@ -83,7 +83,8 @@ void sp_gemm_epilogue_scalar(const sp_gemm_args *args, int64_t row, int64_t n_be
                              const float *sums)
 {
     int64_t y_row = args->row_index ? args->row_index[row] : row;
-    void *y = sp_element_at_mut(args->y_type, args->y, y_row * args->y_stride + n_begin);
+    void *y = sp_element_at_mut(args->y_type, args->y, y_row * args->y_stride);
+    const int32_t *index = args->column_index;
 
     if (args->epilogue == SP_EPILOGUE_FOLD) {
         float scale = args->scale[row];
@@ -92,9 +93,10 @@ void sp_gemm_epilogue_scalar(const sp_gemm_args *args, int64_t row, int64_t n_be
             return;
         for (int64_t j = 0; j < count; j++) {
             float delta = sp_element_round(args->delta_type, sums[j]);
+            int64_t column = index ? index[n_begin + j] : n_begin + j;
 
-            sp_element_store(args->y_type, y, j,
-                             fmaf(scale, delta, sp_element_load(args->y_type, y, j)));
+            sp_element_store(args->y_type, y, column,
+                             fmaf(scale, delta, sp_element_load(args->y_type, y, column)));
         }
         return;
     }
@@ -103,7 +105,7 @@ void sp_gemm_epilogue_scalar(const sp_gemm_args *args, int64_t row, int64_t n_be
 
         if (args->bias)
             sum += sp_element_load(args->w_type, args->bias, n_begin + j);
-        sp_element_store(args->y_type, y, j, sum);
+        sp_element_store(args->y_type, y, index ? index[n_begin + j] : n_begin + j, sum);
     }
 }
 

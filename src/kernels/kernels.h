@@ -41,9 +41,29 @@ typedef struct sp_gemm_args {
     const void *bias; /* [n] of w_type, or NULL */
     void *y;          /* row i at y + (row_index ? row_index[i] : i) * y_stride elements */
     int64_t y_stride;
-    const int32_t *row_index; /* [rows] or NULL */
-    const float *scale;       /* [rows], FOLD only; a row whose scale is 0 is left untouched */
+    const int32_t *row_index;    /* [rows] or NULL */
+    const int32_t *column_index; /* [n] or NULL: output j goes to column column_index[j] of y, so
+                                    that rows of w which replace a few rows of a larger matrix
+                                    give these outputs the bits that they would have in it */
+    const float *scale;          /* [rows], FOLD only; a row whose scale is 0 is left untouched */
 } sp_gemm_args;
+
+/*
+ * Rows of a token table that each slot replaces. Slot s has them as rows[s] [n, width] of
+ * row_type[s]; map[s] [vocab] holds the row number of each token, or -1. map[s] is NULL where the
+ * slot replaces nothing. All tables are [slots], at addresses that never change.
+ */
+typedef struct sp_override_args {
+    const void *const *rows;
+    const int32_t *const *map;
+    const int32_t *row_type; /* an sp_dtype */
+    const int32_t *row_slot; /* [rows of y] slot, or -1 */
+    const int32_t *token;    /* [rows of y] */
+    int64_t width;
+    sp_dtype type; /* of y */
+    void *y;       /* [rows, width], stride y_stride elements */
+    int64_t y_stride;
+} sp_override_args;
 
 /* K and V of one layer in pages: element (token t, head h) of page p starts at
  * base + ((p * kv_heads + h) * page_tokens + t) * head_dim. */
@@ -110,6 +130,16 @@ typedef struct sp_kernels {
 
     /* Conversions between types, n elements, nearest even. */
     void (*convert)(sp_dtype to_type, void *to, sp_dtype from_type, const void *from, int64_t n);
+
+    /* Rows [row_begin, row_end) of y whose token their slot replaces become the replacement; no
+     * other byte of y is touched. */
+    void (*override_rows)(const sp_override_args *args, int64_t row_begin, int64_t row_end);
+
+    /* to[i, j] = a[j, column[row_index[i]]]: `rows` rows of `rank` elements out of a [rank, ..].
+     * What A gives for a one-hot x, exactly. */
+    void (*gather_columns)(sp_dtype type, void *to, int64_t to_stride, const void *a,
+                           int64_t a_stride, int64_t rank, const int32_t *column,
+                           const int32_t *row_index, int64_t rows);
 } sp_kernels;
 
 /*

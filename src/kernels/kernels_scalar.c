@@ -177,6 +177,37 @@ static size_t attention_scratch_floats(int32_t group, int32_t head_dim)
     return 2 * (size_t)head_dim;
 }
 
+/* ---- token tables -------------------------------------------------------------------------- */
+
+static void override_rows(const sp_override_args *args, int64_t row_begin, int64_t row_end)
+{
+    for (int64_t i = row_begin; i < row_end; i++) {
+        int32_t slot = args->row_slot[i];
+        const int32_t *map = slot >= 0 ? args->map[slot] : NULL;
+        void *y = sp_element_at_mut(args->type, args->y, i * args->y_stride);
+        sp_dtype from_type;
+        const void *from;
+
+        if (!map || map[args->token[i]] < 0)
+            continue;
+        from_type = (sp_dtype)args->row_type[slot];
+        from = sp_element_at(from_type, args->rows[slot], map[args->token[i]] * args->width);
+        for (int64_t j = 0; j < args->width; j++)
+            sp_element_store(args->type, y, j, sp_element_load(from_type, from, j));
+    }
+}
+
+static void gather_columns(sp_dtype type, void *to, int64_t to_stride, const void *a,
+                           int64_t a_stride, int64_t rank, const int32_t *column,
+                           const int32_t *row_index, int64_t rows)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < rank; j++)
+            memcpy(sp_element_at_mut(type, to, i * to_stride + j),
+                   sp_element_at(type, a, j * a_stride + column[row_index[i]]),
+                   sp_dtype_bytes(type));
+}
+
 void sp_kernels_fill_scalar(sp_kernels *kernels)
 {
     *kernels = (sp_kernels){
@@ -193,5 +224,7 @@ void sp_kernels_fill_scalar(sp_kernels *kernels)
         .attention = attention,
         .attention_scratch_floats = attention_scratch_floats,
         .convert = convert,
+        .override_rows = override_rows,
+        .gather_columns = gather_columns,
     };
 }

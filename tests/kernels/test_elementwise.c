@@ -281,6 +281,71 @@ static void conversion_is_exact(void **state)
     guarded_free(&halves);
 }
 
+/* ---- token tables -------------------------------------------------------------------------- */
+
+#define VOCAB  11
+#define WIDTH  19
+#define TOKENS 9
+#define SLOTS  3
+
+/* Slot 0 replaces tokens 3 and 10 with BF16 rows, slot 1 nothing, slot 2 token 0 with F32 rows. */
+static void override_rows_touches_only_what_is_replaced(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state);
+    static const int32_t row_slot[TOKENS] = {0, -1, 0, 1, 2, 2, 0, -1, 2};
+    static const int32_t token[TOKENS] = {3, 3, 10, 3, 3, 0, 0, 0, 10};
+    static const int replaced_by[TOKENS] = {0, -1, 1, -1, -1, 0, -1, -1, -1};
+    int32_t map0[VOCAB], map2[VOCAB];
+    uint16_t rows0[2 * WIDTH];
+    float rows2[WIDTH];
+    const void *const rows[SLOTS] = {rows0, NULL, rows2};
+    const int32_t *const map[SLOTS] = {map0, NULL, map2};
+    const int32_t row_type[SLOTS] = {SP_DTYPE_BF16, SP_DTYPE_F32, SP_DTYPE_F32};
+    guarded y = guarded_new(TOKENS * (WIDTH + 2) * sizeof(float), 0);
+    float *values = (float *)y.data;
+    sp_override_args args = {rows,  map,          row_type, row_slot, token,
+                             WIDTH, SP_DTYPE_F32, values,   WIDTH + 2};
+
+    for (int32_t i = 0; i < VOCAB; i++)
+        map0[i] = map2[i] = -1;
+    map0[3] = 0;
+    map0[10] = 1;
+    map2[0] = 0;
+    for (int32_t i = 0; i < 2 * WIDTH; i++)
+        rows0[i] = sp_f32_to_bf16(1.0f + (float)i);
+    for (int32_t i = 0; i < WIDTH; i++)
+        rows2[i] = 1000.1f + (float)i;
+    for (int32_t i = 0; i < TOKENS * (WIDTH + 2); i++)
+        values[i] = -7.5f;
+    kernels->override_rows(&args, 0, 4);
+    kernels->override_rows(&args, 4, TOKENS);
+    for (int32_t i = 0; i < TOKENS; i++)
+        for (int32_t j = 0; j < WIDTH + 2; j++) {
+            float expected = -7.5f;
+
+            if (j < WIDTH && replaced_by[i] >= 0)
+                expected = row_slot[i] == 0 ? 1.0f + (float)(replaced_by[i] * WIDTH + j)
+                                            : 1000.1f + (float)j;
+            assert_memory_equal(&values[i * (WIDTH + 2) + j], &expected, sizeof expected);
+        }
+    guarded_free(&y);
+}
+
+static void gather_columns_is_exact(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state);
+    static const int32_t column[4] = {6, 0, 3, 3}, row_index[3] = {2, 0, 1};
+    uint16_t a[5 * 7], to[3 * 6];
+
+    for (int i = 0; i < 5 * 7; i++)
+        a[i] = (uint16_t)(100 + i);
+    memset(to, 0xff, sizeof to);
+    kernels->gather_columns(SP_DTYPE_BF16, to, 6, a, 7, 5, column, row_index, 3);
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 6; j++)
+            assert_int_equal(to[i * 6 + j], j < 5 ? 100 + 7 * j + column[row_index[i]] : 0xffff);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -290,6 +355,8 @@ int main(void)
         FOR_EACH_LEVEL(silu_has_its_limits),
         FOR_EACH_LEVEL(add_is_exact),
         FOR_EACH_LEVEL(conversion_is_exact),
+        FOR_EACH_LEVEL(override_rows_touches_only_what_is_replaced),
+        FOR_EACH_LEVEL(gather_columns_is_exact),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -343,6 +343,76 @@ static void check_one_output(const sp_kernels *kernels, const problem *p, const 
     free(packed);
 }
 
+#define N_PICKED 13
+
+/*
+ * Weight rows picked out of the matrix, written to the columns that they had: the same bits there,
+ * and not a byte elsewhere. Through both epilogues.
+ */
+static void check_columns(const sp_kernels *kernels, const problem *p, const float *whole,
+                          int64_t n, int64_t rows, sp_epilogue epilogue, sp_test_random *random)
+{
+    size_t row_bytes = (size_t)p->w_stride * sp_dtype_bytes(p->type.w);
+    char *picked = malloc(N_PICKED * row_bytes);
+    guarded y = guarded_new((size_t)(rows * n) * sizeof(float), 0);
+    float *values = (float *)y.data, scale[ROWS_MAX];
+    void *packed = pack(kernels, p, p->x.data, NULL, rows);
+    sp_gemm_args args = arguments(p, packed, rows, N_PICKED, values);
+    int32_t index[N_PICKED];
+    bool is_picked[N_MAX] = {false};
+
+    assert_non_null(picked);
+    for (int32_t j = 0; j < N_PICKED; j++) {
+        index[j] = 5 * j + (int32_t)sp_test_below(random, 5);
+        is_picked[index[j]] = true;
+        memcpy(picked + (size_t)j * row_bytes, p->w.data + (size_t)index[j] * row_bytes,
+               (size_t)p->k * sp_dtype_bytes(p->type.w));
+    }
+    for (int64_t i = 0; i < ROWS_MAX; i++)
+        scale[i] = 1.0f;
+    for (int64_t i = 0; i < rows * n; i++)
+        values[i] = 0.25f;
+    args.w = picked;
+    args.y_stride = n;
+    args.column_index = index;
+    args.epilogue = epilogue;
+    args.delta_type = SP_DTYPE_F32;
+    args.scale = scale;
+    kernels->gemm_nt(&args, 0, rows, 0, N_PICKED);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < n; j++) {
+            float product = whole[i * n + j];
+            float expected = epilogue == SP_EPILOGUE_FOLD ? 0.25f + product : product;
+
+            expected = is_picked[j] ? expected : 0.25f;
+            assert_memory_equal(&values[i * n + j], &expected, sizeof expected);
+        }
+    free(packed);
+    guarded_free(&y);
+    free(picked);
+}
+
+static void picked_columns_have_the_bits_of_the_whole(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state);
+    static const int64_t rows[] = {1, 2, 3, 4, 17, 64, 97};
+    sp_test_random random = {17};
+
+    for (size_t t = 0; t < COUNT(type_pairs); t++)
+        for (size_t c = 0; c < COUNT(k_lengths); c++) {
+            problem p = problem_new(type_pairs[t], k_lengths[c], &random);
+            int64_t n = 67;
+            float *whole = whole_result(kernels, &p, n);
+
+            for (size_t r = 0; r < COUNT(rows); r++) {
+                check_columns(kernels, &p, whole, n, rows[r], SP_EPILOGUE_STORE, &random);
+                check_columns(kernels, &p, whole, n, rows[r], SP_EPILOGUE_FOLD, &random);
+            }
+            free(whole);
+            problem_free(&p);
+        }
+}
+
 static void a_row_depends_on_nothing_around_it(void **state)
 {
     const sp_kernels *kernels = kernels_or_skip(state);
@@ -447,6 +517,7 @@ int main(void)
         FOR_EACH_LEVEL(sums_match_double),
         FOR_EACH_LEVEL(epilogues_round_where_they_should),
         FOR_EACH_LEVEL(a_row_depends_on_nothing_around_it),
+        FOR_EACH_LEVEL(picked_columns_have_the_bits_of_the_whole),
         FOR_EACH_LEVEL(threads_change_nothing),
         FOR_EACH_LEVEL(non_finite_stays_in_its_row),
     };
