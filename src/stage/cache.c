@@ -1,0 +1,197 @@
+/*
+ * cache.c: contents: which have an image on the host, which are in slots. Images go by least
+ * recent use when the budget needs room; never one that a copy reads, that someone waits to see in
+ * a slot, that a load is landing, or that a request has begun with: that one could not be had
+ * again if its files changed.
+ */
+#include "base/alloc.h"
+#include "stage/stage_state.h"
+
+#include <string.h>
+
+stage_content *sp_stage_find_content(const sp_stage *stage, const sp_digest *digest)
+{
+    for (stage_content *c = stage->contents; c != NULL; c = c->next)
+        if (memcmp(&c->digest, digest, sizeof *digest) == 0)
+            return c;
+    return NULL;
+}
+
+/* ---- host memory --------------------------------------------------------------------------- */
+
+static bool can_evict(const stage_content *content)
+{
+    bool awaited = content->slot < 0 && (content->n_waiting > 0 || content->prefetch);
+
+    return content->image != NULL && !content->copying && !awaited && content->n_begun == 0 &&
+           content->n_landing == 0;
+}
+
+void sp_stage_unreserve_image(sp_stage *stage)
+{
+    stage->host_bytes -= stage->image_bytes;
+}
+
+static void drop_image(sp_stage *stage, stage_content *content)
+{
+    if (content->image == NULL)
+        return;
+    sp_image_destroy(content->image);
+    content->image = NULL;
+    sp_stage_unreserve_image(stage);
+}
+
+static bool has_room(const sp_stage *stage)
+{
+    return stage->host_bytes_max == 0 ||
+           stage->host_bytes + stage->image_bytes <= stage->host_bytes_max;
+}
+
+bool sp_stage_reserve_image(sp_stage *stage)
+{
+    while (!has_room(stage)) {
+        stage_content *oldest = NULL;
+
+        for (stage_content *c = stage->contents; c != NULL; c = c->next)
+            if (can_evict(c) && (oldest == NULL || c->last_use < oldest->last_use))
+                oldest = c;
+        if (oldest == NULL)
+            return false;
+        drop_image(stage, oldest);
+        stage->evictions++;
+    }
+    stage->host_bytes += stage->image_bytes;
+    return true;
+}
+
+/* ---- slots --------------------------------------------------------------------------------- */
+
+sp_status sp_stage_slot_status(const sp_stage *stage)
+{
+    int32_t slot;
+
+    for (int32_t i = 0; i < stage->n_slots; i++)
+        sp_pool_slot_info(stage->pool, i, &stage->slot_infos[i]);
+    return sp_pool_pick_victim(stage->slot_infos, stage->n_slots, &slot);
+}
+
+bool sp_stage_slot_idle(const sp_stage *stage, const stage_content *content)
+{
+    sp_slot_info info;
+
+    return sp_pool_slot_info(stage->pool, content->slot, &info) == SP_OK && info.references == 0;
+}
+
+void sp_stage_refresh_slot(sp_stage *stage, stage_content *content)
+{
+    bool lost_with_slot = content->n_begun > 0 && content->image == NULL;
+    bool awaited = content->fresh && content->n_waiting > 0;
+
+    if (content->slot < 0)
+        return;
+    sp_pool_set_pinned(stage->pool, content->slot, content->n_pins > 0);
+    sp_pool_set_awaited(stage->pool, content->slot, lost_with_slot || awaited);
+}
+
+/* After a failure inside the pool: whatever is no longer READY there is in no slot. */
+static void forget_lost_slots(sp_stage *stage)
+{
+    for (int32_t i = 0; i < stage->n_slots; i++) {
+        stage_content *content = stage->slot_content[i];
+        sp_slot_info info;
+
+        if (content == NULL || content->slot != i)
+            continue;
+        if (sp_pool_slot_info(stage->pool, i, &info) == SP_OK && info.state == SP_SLOT_READY)
+            continue;
+        content->slot = -1;
+        content->fresh = false;
+        stage->slot_content[i] = NULL;
+    }
+}
+
+sp_status sp_stage_start_copy(sp_stage *stage, stage_content *content)
+{
+    stage_content *evicted;
+    int32_t slot;
+    sp_status status = sp_pool_load_begin(stage->pool, &slot);
+
+    if (status < 0 && status != SP_ERR_SLOTS_PINNED)
+        forget_lost_slots(stage);
+    if (status != SP_OK)
+        return status;
+    evicted = stage->slot_content[slot];
+    if (evicted != NULL) {
+        evicted->slot = -1;
+        evicted->fresh = false;
+    }
+    stage->slot_content[slot] = content;
+    content->copying = true;
+    content->task =
+        (stage_task){.kind = TASK_COPY, .owner = content, .image = content->image, .slot = slot};
+    sp_stage_submit(stage, &content->task);
+    return SP_OK;
+}
+
+/* Switches the tables, unless the copy failed or nobody needs it any more. */
+static sp_status finish_copy(sp_stage *stage, stage_content *content)
+{
+    int32_t slot = content->task.slot;
+    bool needed = content->n_versions > 0 || content->n_landing > 0;
+    sp_status status = content->task.status;
+
+    if (status == SP_OK && needed) {
+        status = sp_pool_load_commit(stage->pool, slot, content->image, NULL);
+        if (status != SP_OK)
+            sp_fail(&content->task.error, status, NULL, NULL, slot,
+                    "switching the adapter tables failed");
+    }
+    if (status == SP_OK && needed)
+        return SP_OK;
+    sp_pool_load_abort(stage->pool, slot);
+    stage->slot_content[slot] = NULL;
+    return status != SP_OK ? status : SP_AGAIN;
+}
+
+void sp_stage_copied(sp_stage *stage, stage_content *content)
+{
+    sp_status status;
+
+    content->copying = false;
+    status = finish_copy(stage, content);
+    if (status == SP_OK) {
+        stage->copies++;
+        content->slot = content->task.slot;
+        content->fresh = content->n_waiting > 0;
+        content->prefetch = false;
+        sp_stage_unwant(stage, content);
+        sp_stage_refresh_slot(stage, content);
+    } else if (status < 0) {
+        sp_stage_fail_content(stage, content, status, &content->task.error);
+    }
+    content->n_landing++; /* holds it while loads are settled */
+    sp_stage_settle_landings(stage, content, status, &content->task.error);
+    content->n_landing--;
+    sp_stage_drop_unused(stage, content);
+}
+
+/* ---- the end ------------------------------------------------------------------------------- */
+
+void sp_stage_drop_unused(sp_stage *stage, stage_content *content)
+{
+    stage_content **link = &stage->contents;
+
+    if (content->n_versions > 0 || content->n_landing > 0 || content->copying || content->fetching)
+        return;
+    sp_stage_unwant(stage, content);
+    if (content->slot >= 0) {
+        sp_pool_set_pinned(stage->pool, content->slot, false);
+        sp_pool_drain(stage->pool, content->slot);
+        stage->slot_content[content->slot] = NULL;
+    }
+    drop_image(stage, content);
+    while (*link != content)
+        link = &(*link)->next;
+    *link = content->next;
+    sp_free(content);
+}

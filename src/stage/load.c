@@ -1,0 +1,460 @@
+/*
+ * load.c: loads under way. A load fetches an image, finds or makes its content, lands it in a slot
+ * beside what serves now, and then gives the name its new meaning. Memory that the last part needs
+ * is taken before the first begins, so that nothing can fail half-way.
+ */
+#include "base/alloc.h"
+#include "stage/stage_state.h"
+
+#include <string.h>
+
+void sp_stage_load_options_default(sp_stage_load_options *out_options)
+{
+    *out_options = (sp_stage_load_options){.struct_bytes = sizeof *out_options};
+}
+
+/* ---- set-up -------------------------------------------------------------------------------- */
+
+/* A settled load keeps its ticket, but its name is free again. */
+stage_load *sp_stage_find_load(const sp_stage *stage, const char *name)
+{
+    for (stage_load *load = stage->loads; load != NULL; load = load->next)
+        if (load->state != LOAD_DONE && !load->cancelled && strcmp(load->version->name, name) == 0)
+            return load;
+    return NULL;
+}
+
+void sp_stage_load_destroy(stage_load *load)
+{
+    if (load == NULL)
+        return;
+    sp_version_destroy(load->version);
+    sp_free(load->spare);
+    sp_free(load);
+}
+
+static stage_load *create_load(const sp_stage_load_options *options)
+{
+    stage_load *load = sp_calloc(1, sizeof *load);
+
+    if (load == NULL)
+        return NULL;
+    load->spare = sp_calloc(1, sizeof *load->spare);
+    load->version = sp_version_create(options);
+    if (load->spare == NULL || load->version == NULL) {
+        sp_stage_load_destroy(load);
+        return NULL;
+    }
+    load->replace = options->replace;
+    load->pinned = options->pinned;
+    load->expected_generation = options->expected_generation;
+    return load;
+}
+
+static sp_status check_options(const sp_stage *stage, const sp_stage_load_options *options,
+                               sp_error *error)
+{
+    if (options->struct_bytes < sizeof *options || options->name == NULL ||
+        options->name[0] == '\0' || options->location == NULL || options->source < 0 ||
+        options->source >= stage->n_sources)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
+                       "a load without a name, a location or a known source");
+    return SP_OK;
+}
+
+/* Whether the name may get a new meaning; asked at the beginning and again at the end. */
+static sp_status check_name(const sp_stage *stage, const char *name, bool replace,
+                            uint64_t expected_generation, sp_error *error)
+{
+    const sp_version *current = sp_stage_current(stage, name);
+
+    if (current != NULL && !replace)
+        return sp_fail(error, SP_ERR_STATE, "name-taken", name, -1,
+                       "an adapter is loaded under the name \"%s\" already", name);
+    if (expected_generation != 0 && (current == NULL || current->generation != expected_generation))
+        return sp_fail(error, SP_ERR_STATE, "generation-changed", name, -1,
+                       "\"%s\" is at generation %llu, not at the expected %llu", name,
+                       current != NULL ? (unsigned long long)current->generation : 0ULL,
+                       (unsigned long long)expected_generation);
+    return SP_OK;
+}
+
+static void append_load(sp_stage *stage, stage_load *load)
+{
+    stage_load **link = &stage->loads;
+
+    while (*link != NULL)
+        link = &(*link)->next;
+    *link = load;
+    load->ticket = ++stage->next_ticket;
+}
+
+static sp_status cache_full(const sp_stage *stage, sp_error *error)
+{
+    return sp_fail(error, SP_POOL_FULL, "host-cache-full", "--host-cache-mib", -1,
+                   "the host cache of %zu bytes is full of adapters in use; try again, or raise "
+                   "--host-cache-mib",
+                   stage->host_bytes_max);
+}
+
+static sp_status begin_load(sp_stage *stage, const sp_stage_load_options *options,
+                            stage_load **out_load, sp_error *error)
+{
+    sp_status status = check_options(stage, options, error);
+    stage_load *load;
+
+    if (status != SP_OK)
+        return status;
+    if (sp_stage_find_load(stage, options->name) != NULL)
+        return sp_fail(error, SP_BUSY, NULL, options->name, -1,
+                       "a load under the name \"%s\" is going on", options->name);
+    status =
+        check_name(stage, options->name, options->replace, options->expected_generation, error);
+    if (status != SP_OK)
+        return status;
+    load = create_load(options);
+    if (load == NULL)
+        return sp_fail_memory(error, sizeof *load, "a load");
+    if (!sp_stage_reserve_image(stage)) {
+        sp_stage_load_destroy(load);
+        return cache_full(stage, error);
+    }
+    *out_load = load;
+    return SP_OK;
+}
+
+sp_status sp_stage_load(sp_stage *stage, const sp_stage_load_options *options, int64_t *out_ticket,
+                        sp_error *error)
+{
+    stage_load *load;
+    sp_status status = begin_load(stage, options, &load, error);
+
+    if (status != SP_OK)
+        return status;
+    append_load(stage, load);
+    load->task = (stage_task){
+        .kind = TASK_LOAD,
+        .owner = load,
+        .source = &stage->sources[options->source],
+        .name = load->version->name,
+        .location = load->version->location,
+    };
+    stage->fetches++;
+    sp_stage_submit(stage, &load->task);
+    *out_ticket = load->ticket;
+    return SP_PENDING;
+}
+
+/* ---- settling ------------------------------------------------------------------------------ */
+
+static void remove_load(sp_stage *stage, stage_load *load)
+{
+    stage_load **link = &stage->loads;
+
+    while (*link != load)
+        link = &(*link)->next;
+    *link = load->next;
+    sp_stage_load_destroy(load);
+}
+
+/* The outcome; what it had prepared and did not use goes. The list of loads stays as it is. */
+static void settle(sp_stage *stage, stage_load *load, sp_status status, const sp_error *error)
+{
+    stage_content *content = load->content;
+
+    load->state = LOAD_DONE;
+    load->status = status;
+    if (status != SP_OK && error != NULL)
+        load->error = *error;
+    load->content = NULL;
+    sp_version_destroy(load->version);
+    load->version = NULL;
+    sp_free(load->spare);
+    load->spare = NULL;
+    if (content != NULL) {
+        content->n_landing--;
+        sp_stage_drop_unused(stage, content);
+    }
+}
+
+/* The name gets its new meaning; pins and DEFAULT go with the name. */
+static void commit(sp_stage *stage, stage_load *load)
+{
+    sp_version *version = load->version;
+    sp_version *old = sp_stage_current(stage, version->name);
+
+    load->version = NULL;
+    load->generation = version->generation = ++stage->generation;
+    version->content = load->content;
+    version->content->n_versions++;
+    version->content->last_use = version->last_use = ++stage->clock;
+    version->load_seconds = load->task.seconds;
+    sp_stage_append_version(stage, version);
+    sp_stage_pin_version(stage, version, load->pinned || (old != NULL && old->pinned));
+    if (old != NULL) {
+        if (stage->active == old)
+            stage->active = version;
+        sp_stage_detach(stage, old);
+    }
+    settle(stage, load, SP_OK, NULL);
+}
+
+static sp_status check_load(const sp_stage *stage, const stage_load *load, sp_error *error)
+{
+    if (load->cancelled)
+        return sp_fail(error, SP_ERR_STATE, "load-cancelled", load->version->name, -1,
+                       "\"%s\" was unloaded while it was being loaded", load->version->name);
+    return check_name(stage, load->version->name, load->replace, load->expected_generation, error);
+}
+
+/* ---- landing ------------------------------------------------------------------------------- */
+
+static sp_status no_slot(sp_status status, const stage_load *load, sp_error *error)
+{
+    return sp_fail(error, status, NULL, load->version->name, -1,
+                   status == SP_POOL_FULL
+                       ? "no slot is free for \"%s\" now; try again, or raise --max-loras"
+                       : "every slot is pinned, none can be had for \"%s\"; unpin one or raise "
+                         "--max-loras",
+                   load->version->name);
+}
+
+/* The old version holds the only slot that could be had, and nobody reads it. */
+static bool may_take_place(const sp_stage *stage, const sp_version *old)
+{
+    return old->references == 0 && old->content->n_versions == 1 && old->content->n_landing == 0 &&
+           sp_stage_slot_idle(stage, old->content);
+}
+
+/* No slot: a new name waits on the host, a replacement needs one unless the old is idle. */
+static void land_without_slot(sp_stage *stage, stage_load *load, sp_version *old, sp_status why)
+{
+    stage_content *content = load->content;
+    sp_error error;
+
+    if (old != NULL && old->content->slot >= 0) {
+        if (!may_take_place(stage, old)) {
+            no_slot(why, load, &error);
+            settle(stage, load, why, &error);
+            return;
+        }
+        content->prefetch = true;
+        commit(stage, load);
+        sp_stage_want(stage, content);
+        return;
+    }
+    if (load->pinned || (old != NULL && old->pinned)) {
+        no_slot(why, load, &error);
+        settle(stage, load, why, &error);
+        return;
+    }
+    commit(stage, load);
+}
+
+/* One attempt to get on; true if something changed. */
+static bool step_landing(sp_stage *stage, stage_load *load)
+{
+    sp_version *old = sp_stage_current(stage, load->version->name);
+    stage_content *content = load->content;
+    sp_error error;
+    sp_status status = check_load(stage, load, &error);
+
+    if (status != SP_OK) {
+        settle(stage, load, status, &error);
+        return true;
+    }
+    if (content->copying || content->fetching)
+        return false;
+    if (content->slot >= 0 || content->image == NULL) {
+        commit(stage, load);
+        return true;
+    }
+    /* The old version's slot is no victim: it serves until the new one is in place. */
+    if (old != NULL && old->content->slot >= 0)
+        sp_pool_set_awaited(stage->pool, old->content->slot, true);
+    status = sp_stage_start_copy(stage, content);
+    if (old != NULL)
+        sp_stage_refresh_slot(stage, old->content);
+    if (status == SP_OK)
+        return true;
+    if (status == SP_POOL_FULL || status == SP_ERR_SLOTS_PINNED) {
+        land_without_slot(stage, load, old, status);
+        return true;
+    }
+    sp_fail(&error, status, NULL, load->version->name, -1, "taking a slot failed: %s",
+            sp_status_text(status));
+    settle(stage, load, status, &error);
+    return true;
+}
+
+static void forget_settled(sp_stage *stage)
+{
+    stage_load *next;
+
+    for (stage_load *load = stage->loads; load != NULL; load = next) {
+        next = load->next;
+        if (load->state == LOAD_DONE && load->forgotten)
+            remove_load(stage, load);
+    }
+}
+
+bool sp_stage_step_landings(sp_stage *stage)
+{
+    bool changed = false;
+
+    for (stage_load *load = stage->loads; load != NULL; load = load->next)
+        if (load->state == LOAD_LANDING && step_landing(stage, load))
+            changed = true;
+    forget_settled(stage);
+    return changed;
+}
+
+void sp_stage_settle_landings(sp_stage *stage, stage_content *content, sp_status status,
+                              const sp_error *error)
+{
+    for (stage_load *load = stage->loads; load != NULL; load = load->next) {
+        if (load->state != LOAD_LANDING || load->content != content)
+            continue;
+        if (status == SP_OK)
+            step_landing(stage, load);
+        else if (status < 0)
+            settle(stage, load, status, error);
+    }
+}
+
+/* The content with these bytes: one that is there already, or the load's spare. */
+static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *image)
+{
+    stage_content *content = sp_stage_find_content(stage, &image->digest);
+
+    if (content == NULL) {
+        content = load->spare;
+        load->spare = NULL;
+        content->digest = image->digest;
+        content->slot = -1;
+        content->next = stage->contents;
+        stage->contents = content;
+    }
+    content->facts = load->task.facts;
+    if (content->image == NULL) {
+        content->image = image;
+        sp_stage_refresh_slot(stage, content);
+    } else {
+        sp_image_destroy(image);
+        sp_stage_unreserve_image(stage);
+    }
+    return content;
+}
+
+void sp_stage_load_fetched(sp_stage *stage, stage_load *load)
+{
+    sp_image *image = load->task.image;
+    sp_error error = load->task.error;
+    sp_status status = load->task.status;
+
+    if (status == SP_OK) {
+        status = check_load(stage, load, &error);
+        if (status != SP_OK)
+            sp_image_destroy(image);
+    }
+    if (status != SP_OK) {
+        sp_stage_unreserve_image(stage);
+        settle(stage, load, status, &error);
+        return;
+    }
+    load->content = content_for(stage, load, image);
+    load->content->n_landing++;
+    load->content->last_use = ++stage->clock;
+    load->state = LOAD_LANDING;
+}
+
+/* ---- outcomes ------------------------------------------------------------------------------ */
+
+static stage_load *load_of(const sp_stage *stage, int64_t ticket)
+{
+    for (stage_load *load = stage->loads; load != NULL; load = load->next)
+        if (load->ticket == ticket && !load->forgotten)
+            return load;
+    return NULL;
+}
+
+sp_status sp_stage_result(sp_stage *stage, int64_t ticket, uint64_t *out_generation,
+                          sp_error *error)
+{
+    stage_load *load = load_of(stage, ticket);
+    sp_status status;
+
+    if (load == NULL)
+        return sp_fail(error, SP_ERR_NOT_FOUND, NULL, NULL, ticket, "there is no load %lld",
+                       (long long)ticket);
+    if (load->state != LOAD_DONE)
+        return SP_PENDING;
+    status = load->status;
+    if (status == SP_OK && out_generation != NULL)
+        *out_generation = load->generation;
+    if (status != SP_OK && error != NULL)
+        *error = load->error;
+    remove_load(stage, load);
+    return status;
+}
+
+void sp_stage_forget(sp_stage *stage, int64_t ticket)
+{
+    stage_load *load = load_of(stage, ticket);
+
+    if (load == NULL)
+        return;
+    load->forgotten = true;
+    if (load->state == LOAD_DONE)
+        remove_load(stage, load);
+}
+
+/* ---- at start ------------------------------------------------------------------------------ */
+
+/* Copies on the caller, into an EMPTY slot only: start-up adapters do not drive each other out. */
+static sp_status fill_slot(sp_stage *stage, stage_content *content, sp_error *error)
+{
+    int32_t slot;
+    sp_status status;
+    bool empty = false;
+
+    for (int32_t i = 0; i < stage->n_slots; i++)
+        empty = empty || stage->slot_content[i] == NULL;
+    if (content->slot >= 0 || content->copying || !empty)
+        return SP_OK;
+    status = sp_pool_load(stage->pool, content->image, &slot, NULL, error);
+    if (status != SP_OK)
+        return status;
+    content->slot = slot;
+    stage->slot_content[slot] = content;
+    stage->copies++;
+    return SP_OK;
+}
+
+sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *options,
+                       const sp_adapter *adapter, sp_error *error)
+{
+    stage_load *load;
+    sp_error failure;
+    sp_status status = begin_load(stage, options, &load, error);
+
+    if (status != SP_OK)
+        return status;
+    append_load(stage, load);
+    load->task.facts = sp_adapter_facts_of(adapter);
+    load->task.status =
+        sp_layout_pack(stage->layout, adapter, &load->task.image, &load->task.error);
+    sp_stage_load_fetched(stage, load);
+    if (load->state == LOAD_LANDING) {
+        status = fill_slot(stage, load->content, &failure);
+        if (status == SP_OK && load->pinned && load->content->slot < 0) {
+            status = sp_stage_slot_status(stage);
+            status = no_slot(status == SP_OK ? SP_POOL_FULL : status, load, &failure);
+        }
+        if (status == SP_OK)
+            commit(stage, load);
+        else
+            settle(stage, load, status, &failure);
+    }
+    return sp_stage_result(stage, load->ticket, NULL, error);
+}

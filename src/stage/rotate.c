@@ -1,0 +1,351 @@
+/*
+ * rotate.c: who waits for a slot, and progress. Contents that someone waits for stand in one
+ * queue, first come, first served; each fetches its image as soon as the host cache has room, and
+ * takes a slot as soon as the pool has a victim and nobody before it could use it.
+ */
+#include "base/alloc.h"
+#include "stage/stage_state.h"
+
+#include <string.h>
+
+/* ---- the queue ----------------------------------------------------------------------------- */
+
+void sp_stage_want(sp_stage *stage, stage_content *content)
+{
+    stage_content **link = &stage->wants;
+
+    if (content->wanted || content->slot >= 0)
+        return;
+    while (*link != NULL)
+        link = &(*link)->want_next;
+    content->wanted = true;
+    content->want_next = NULL;
+    *link = content;
+}
+
+void sp_stage_unwant(sp_stage *stage, stage_content *content)
+{
+    stage_content **link = &stage->wants;
+
+    if (!content->wanted)
+        return;
+    while (*link != content)
+        link = &(*link)->want_next;
+    *link = content->want_next;
+    content->wanted = false;
+    content->budget_blocked = false;
+}
+
+void sp_stage_fail_content(sp_stage *stage, stage_content *content, sp_status status,
+                           const sp_error *error)
+{
+    content->prefetch = false;
+    sp_stage_unwant(stage, content);
+    if (content->n_waiting == 0)
+        return;
+    content->failed = status;
+    content->failure = *error;
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+static void start_waiting(sp_stage *stage, sp_hold *hold)
+{
+    stage_content *content = hold->version->content;
+
+    if (!hold->waiting) {
+        hold->waiting = true;
+        content->n_waiting++;
+    }
+    sp_stage_want(stage, content);
+}
+
+static void stop_waiting(sp_stage *stage, sp_hold *hold)
+{
+    stage_content *content = hold->version->content;
+
+    if (!hold->waiting)
+        return;
+    hold->waiting = false;
+    if (--content->n_waiting > 0)
+        return;
+    content->failed = SP_OK;
+    content->fresh = false;
+    if (!content->prefetch)
+        sp_stage_unwant(stage, content);
+    sp_stage_refresh_slot(stage, content);
+}
+
+static sp_status take_slot(sp_stage *stage, sp_hold *hold)
+{
+    stage_content *content = hold->version->content;
+    sp_slot_info info;
+    sp_status status = sp_pool_slot_info(stage->pool, content->slot, &info);
+
+    if (status == SP_OK)
+        status = sp_pool_acquire(stage->pool, content->slot, info.generation);
+    if (status != SP_OK)
+        return status;
+    hold->slot = content->slot;
+    hold->generation = info.generation;
+    if (!hold->begun) {
+        hold->begun = true;
+        content->n_begun++;
+    }
+    content->fresh = false;
+    stop_waiting(stage, hold);
+    sp_stage_refresh_slot(stage, content);
+    return SP_OK;
+}
+
+static sp_status wait_status(sp_stage *stage, const stage_content *content)
+{
+    if (content->copying || content->fetching)
+        return SP_PENDING;
+    if (content->image == NULL)
+        return content->budget_blocked ? SP_BUSY : SP_PENDING;
+    return sp_stage_slot_status(stage) == SP_OK ? SP_PENDING : sp_stage_slot_status(stage);
+}
+
+static bool fetch_blocked(const sp_stage *stage)
+{
+    for (const stage_content *c = stage->wants; c != NULL; c = c->want_next)
+        if (c->budget_blocked)
+            return true;
+    return false;
+}
+
+/*
+ * Not one whose giving way would help nobody: pinned, or not yet had by those that it was loaded
+ * for. And one that has begun gives its memory back by ending only: where its slot holds the only
+ * copy, or others wait for room in the host cache, it goes on.
+ */
+static bool should_give_way(const sp_stage *stage, const stage_content *content,
+                            const sp_hold *hold)
+{
+    if (content->fresh || content->n_pins > 0)
+        return false;
+    return !(hold->begun && (content->image == NULL || fetch_blocked(stage)));
+}
+
+sp_status sp_stage_request(sp_stage *stage, sp_hold *hold, bool give_way, sp_error *error)
+{
+    stage_content *content;
+    sp_status status;
+
+    if (hold->version == NULL || hold->slot >= 0)
+        return SP_OK;
+    content = hold->version->content;
+    if (content->failed != SP_OK) {
+        status = content->failed;
+        if (error != NULL)
+            *error = content->failure;
+        stop_waiting(stage, hold);
+        return status;
+    }
+    if (content->slot >= 0) {
+        if (give_way && should_give_way(stage, content, hold))
+            return SP_AGAIN;
+        return take_slot(stage, hold);
+    }
+    start_waiting(stage, hold);
+    status = wait_status(stage, content);
+    if (status == SP_ERR_SLOTS_PINNED) {
+        stop_waiting(stage, hold);
+        return sp_fail(error, status, NULL, hold->version->name, -1,
+                       "every adapter slot is pinned, so \"%s\" cannot be served; unpin one or "
+                       "raise --max-loras",
+                       hold->version->name);
+    }
+    return status;
+}
+
+void sp_stage_yield(sp_stage *stage, sp_hold *hold)
+{
+    if (hold->version == NULL)
+        return;
+    stop_waiting(stage, hold);
+    if (hold->slot < 0)
+        return;
+    sp_pool_release(stage->pool, hold->slot, hold->generation);
+    hold->slot = -1;
+    hold->generation = 0;
+    sp_stage_refresh_slot(stage, hold->version->content);
+}
+
+bool sp_stage_can_yield(const sp_stage *stage, const sp_hold *hold)
+{
+    (void)stage;
+    return hold->version != NULL && hold->slot >= 0 && hold->version->content->image != NULL &&
+           hold->version->content->n_pins == 0;
+}
+
+void sp_stage_use(sp_stage *stage, const sp_hold *hold, uint64_t amount)
+{
+    if (hold->version == NULL)
+        return;
+    hold->version->uses += amount;
+    hold->version->last_use = hold->version->content->last_use = ++stage->clock;
+    if (hold->slot >= 0)
+        sp_pool_touch(stage->pool, hold->slot);
+}
+
+/* ---- fetching again ------------------------------------------------------------------------ */
+
+static void free_fetch_strings(stage_content *content)
+{
+    sp_free(content->fetch_name);
+    sp_free(content->fetch_location);
+    content->fetch_name = content->fetch_location = NULL;
+}
+
+/* Any of its versions knows where the bytes came from; a current one the best. */
+static const sp_version *origin_of(const sp_stage *stage, const stage_content *content)
+{
+    const sp_version *origin = NULL;
+
+    for (const sp_version *v = stage->versions; v != NULL; v = v->next)
+        if (v->content == content && (origin == NULL || origin->detached))
+            origin = v;
+    return origin;
+}
+
+static sp_status start_fetch(sp_stage *stage, stage_content *content)
+{
+    const sp_version *origin = origin_of(stage, content);
+
+    content->fetch_name = sp_strdup(origin->name);
+    content->fetch_location = sp_strdup(origin->location);
+    if (content->fetch_name == NULL || content->fetch_location == NULL) {
+        free_fetch_strings(content);
+        return SP_ERR_MEMORY;
+    }
+    content->fetching = true;
+    content->task = (stage_task){
+        .kind = TASK_REFETCH,
+        .owner = content,
+        .source = &stage->sources[origin->source],
+        .name = content->fetch_name,
+        .location = content->fetch_location,
+    };
+    stage->fetches++;
+    sp_stage_submit(stage, &content->task);
+    return SP_OK;
+}
+
+/* The bytes must be the ones that the version was loaded with. */
+static void refetched(sp_stage *stage, stage_content *content)
+{
+    stage_task *task = &content->task;
+
+    content->fetching = false;
+    if (task->status == SP_OK &&
+        memcmp(&task->image->digest, &content->digest, sizeof content->digest) != 0)
+        task->status = sp_fail(&task->error, SP_ERR_MISMATCH, "content-changed", task->name, -1,
+                               "the files of \"%s\" have changed since it was loaded; load it "
+                               "again",
+                               task->name);
+    if (task->status == SP_OK && content->image == NULL) {
+        content->image = task->image;
+        task->image = NULL;
+        sp_stage_refresh_slot(stage, content);
+    } else {
+        sp_stage_unreserve_image(stage);
+    }
+    sp_image_destroy(task->image);
+    task->image = NULL;
+    if (task->status != SP_OK && content->image == NULL)
+        sp_stage_fail_content(stage, content, task->status, &task->error);
+    free_fetch_strings(content);
+    sp_stage_drop_unused(stage, content);
+}
+
+/* ---- progress ------------------------------------------------------------------------------ */
+
+static void take_back(sp_stage *stage, stage_task *task)
+{
+    stage->n_in_flight--;
+    switch (task->kind) {
+    case TASK_LOAD:
+        sp_stage_load_fetched(stage, task->owner);
+        break;
+    case TASK_REFETCH:
+        refetched(stage, task->owner);
+        break;
+    case TASK_COPY:
+        sp_stage_copied(stage, task->owner);
+        break;
+    }
+}
+
+static void fail_short(sp_stage *stage, stage_content *content, sp_status status)
+{
+    sp_error error;
+
+    sp_fail(&error, status, NULL, NULL, -1, "bringing an adapter into a slot failed: %s",
+            sp_status_text(status));
+    sp_stage_fail_content(stage, content, status, &error);
+}
+
+/* One content of the queue; the flags say what those before it could not get. */
+static bool serve_want(sp_stage *stage, stage_content *content, bool *no_room, bool *no_slot)
+{
+    sp_status status;
+
+    if (content->copying || content->fetching)
+        return false;
+    if (content->image == NULL) {
+        content->budget_blocked = *no_room || !sp_stage_reserve_image(stage);
+        if (content->budget_blocked) {
+            *no_room = true;
+            return false;
+        }
+        status = start_fetch(stage, content);
+        if (status != SP_OK)
+            sp_stage_unreserve_image(stage);
+    } else {
+        if (*no_slot)
+            return false;
+        status = sp_stage_start_copy(stage, content);
+        if (status == SP_POOL_FULL || status == SP_ERR_SLOTS_PINNED) {
+            *no_slot = true;
+            return false;
+        }
+    }
+    if (status != SP_OK)
+        fail_short(stage, content, status);
+    return true;
+}
+
+static bool serve_wants(sp_stage *stage)
+{
+    bool no_room = false, no_slot = false, changed = false;
+    stage_content *next;
+
+    for (stage_content *c = stage->wants; c != NULL; c = next) {
+        next = c->want_next;
+        if (serve_want(stage, c, &no_room, &no_slot))
+            changed = true;
+    }
+    return changed;
+}
+
+sp_status sp_stage_poll(sp_stage *stage)
+{
+    bool changed = false;
+    stage_task *next;
+
+    sp_stage_run_one(stage);
+    for (stage_task *task = sp_stage_take_done(stage); task != NULL; task = next) {
+        next = task->next;
+        take_back(stage, task);
+        changed = true;
+    }
+    if (serve_wants(stage))
+        changed = true;
+    if (sp_stage_step_landings(stage))
+        changed = true;
+    if (changed)
+        return SP_OK;
+    return stage->n_in_flight > 0 || stage->wants != NULL ? SP_PENDING : SP_AGAIN;
+}

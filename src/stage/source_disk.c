@@ -1,0 +1,106 @@
+/* source_disk.c: adapters from directories. Only reads its own state, so loaders share it. */
+#include "base/alloc.h"
+#include "base/error.h"
+
+#include <sidepath/stage.h>
+
+typedef struct disk_source {
+    sp_adapter_options options; /* strings owned, geometry retained */
+    char *base_dir;
+    sp_module_set supported;
+} disk_source;
+
+sp_status sp_adapter_check_modules(const sp_adapter *adapter, sp_module_set supported,
+                                   sp_error *error)
+{
+    sp_module_set missing = sp_adapter_modules(adapter) & ~supported;
+
+    for (int32_t m = 0; m < SP_MODULE_COUNT; m++)
+        if ((missing >> m & 1u) != 0)
+            return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported",
+                           sp_module_name((sp_module)m), -1,
+                           "adapter %s adapts %s, which this build's engine cannot apply yet",
+                           sp_adapter_name(adapter), sp_module_name((sp_module)m));
+    if (sp_adapter_n_tables(adapter) > 0)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", sp_adapter_name(adapter),
+                       -1,
+                       "adapter %s replaces whole rows of a table, which this build's engine "
+                       "cannot apply yet",
+                       sp_adapter_name(adapter));
+    return SP_OK;
+}
+
+sp_adapter_facts sp_adapter_facts_of(const sp_adapter *adapter)
+{
+    sp_adapter_facts facts = {
+        .rank = sp_adapter_rank_max(adapter),
+        .sites = (int32_t)sp_adapter_n_sites(adapter),
+    };
+
+    for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
+        const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
+
+        facts.file_bytes +=
+            (size_t)site->a.rows * (size_t)site->a.cols * sp_dtype_bytes(site->a.dtype);
+        facts.file_bytes +=
+            (size_t)site->b.rows * (size_t)site->b.cols * sp_dtype_bytes(site->b.dtype);
+        facts.row_macs += (double)site->rank * ((double)site->a.cols + (double)site->b.rows);
+    }
+    return facts;
+}
+
+static sp_status fetch(void *user, const char *name, const char *location, const sp_layout *layout,
+                       sp_image **out_image, sp_adapter_facts *out_facts, sp_error *error)
+{
+    const disk_source *disk = user;
+    sp_adapter_options options = disk->options;
+    sp_adapter *adapter;
+    sp_status status;
+
+    options.name = name;
+    status = sp_adapter_open(location, &options, &adapter, error);
+    if (status != SP_OK)
+        return status;
+    status = sp_adapter_check_modules(adapter, disk->supported, error);
+    if (status == SP_OK)
+        status = sp_layout_pack(layout, adapter, out_image, error);
+    if (status == SP_OK)
+        *out_facts = sp_adapter_facts_of(adapter);
+    sp_adapter_release(adapter);
+    return status;
+}
+
+sp_status sp_disk_source_create(const sp_adapter_options *options, sp_module_set supported,
+                                sp_stage_source *out_source)
+{
+    disk_source *disk = sp_calloc(1, sizeof *disk);
+
+    if (disk == NULL)
+        return SP_ERR_MEMORY;
+    disk->options = *options;
+    disk->supported = supported;
+    if (options->base_dir != NULL) {
+        disk->base_dir = sp_strdup(options->base_dir);
+        if (disk->base_dir == NULL) {
+            sp_free(disk);
+            return SP_ERR_MEMORY;
+        }
+    }
+    disk->options.base_dir = disk->base_dir;
+    if (options->geometry != NULL)
+        sp_geometry_retain(options->geometry);
+    *out_source = (sp_stage_source){disk, fetch};
+    return SP_OK;
+}
+
+void sp_disk_source_destroy(sp_stage_source *source)
+{
+    disk_source *disk = source->user;
+
+    if (disk == NULL)
+        return;
+    sp_geometry_release(disk->options.geometry);
+    sp_free(disk->base_dir);
+    sp_free(disk);
+    *source = (sp_stage_source){NULL, NULL};
+}

@@ -1,0 +1,182 @@
+/*
+ * stage_state.h: what a stage is made of. Everything but the queues belongs to the engine's
+ * thread; a worker sees only the task that it was given.
+ *
+ *   sp_version   a name's meaning: content + generation. Current, or detached and still held.
+ *   content      bytes told apart by their digest: an image on the host, a slot, both or neither.
+ *   stage_load   a load under way, with all that its success will need allocated beforehand.
+ *   stage_task   one piece of work for a thread: a fetch from a source or a copy into a slot.
+ *
+ * Invariants. A content has at least one version or load, or a piece of work in hand.
+ * slot_content[s] = c exactly while c->slot = s or c is being copied to s. host_bytes counts one
+ * image for every content with an image and for every fetch in hand, and never exceeds the budget.
+ */
+#ifndef SP_STAGE_STAGE_STATE_H
+#define SP_STAGE_STAGE_STATE_H
+
+#include "base/error.h"
+
+#include <sidepath/stage.h>
+
+#include <pthread.h>
+
+typedef enum stage_task_kind { TASK_LOAD, TASK_REFETCH, TASK_COPY } stage_task_kind;
+
+typedef struct stage_task {
+    struct stage_task *next;
+    stage_task_kind kind;
+    void *owner; /* stage_load or content */
+    /* fetch */
+    const sp_stage_source *source;
+    const char *name, *location;
+    sp_image *image; /* fetched: owned until taken; copy: borrowed from the content */
+    sp_adapter_facts facts;
+    double seconds;
+    /* copy */
+    int32_t slot;
+
+    sp_status status;
+    sp_error error;
+} stage_task;
+
+typedef struct stage_content {
+    struct stage_content *next;
+    struct stage_content *want_next; /* in the queue of those that wait for a slot */
+    bool wanted;
+    sp_digest digest;
+    sp_adapter_facts facts;
+    sp_image *image; /* NULL: not on the host */
+    int32_t slot;    /* -1: in none */
+    bool copying, fetching;
+    bool fresh;          /* in a slot, and none of those that waited for it has had it yet */
+    bool prefetch;       /* wanted in a slot without a request that waits */
+    bool budget_blocked; /* its fetch waits for room in the host cache */
+    int32_t n_versions, n_landing, n_pins;
+    int32_t n_waiting; /* holds that wait for its slot */
+    int32_t n_begun;   /* holds that must not lose it */
+    uint64_t last_use;
+    stage_task task;      /* of the copy or fetch in hand; at most one */
+    char *fetch_name;     /* strings of a fetch in hand */
+    char *fetch_location; /* likewise */
+    sp_status failed;     /* why it cannot be had, for those that wait; else SP_OK */
+    sp_error failure;
+} stage_content;
+
+struct sp_version {
+    sp_version *next;
+    char *name, *location;
+    uint64_t name_hash;
+    int32_t source;
+    stage_content *content;
+    uint64_t generation;
+    int32_t references;
+    bool detached, pinned;
+    uint64_t last_use, uses;
+    double load_seconds;
+};
+
+typedef enum stage_load_state { LOAD_FETCHING, LOAD_LANDING, LOAD_DONE } stage_load_state;
+
+typedef struct stage_load {
+    struct stage_load *next;
+    int64_t ticket;
+    stage_load_state state;
+    bool replace, pinned, cancelled, forgotten;
+    uint64_t expected_generation;
+    sp_version *version;    /* becomes the name's meaning */
+    stage_content *spare;   /* becomes its content, if no other has the digest */
+    stage_content *content; /* once LANDING */
+    stage_task task;
+    sp_status status; /* once DONE */
+    sp_error error;
+    uint64_t generation;
+} stage_load;
+
+typedef struct stage_queue {
+    stage_task *first, *last;
+} stage_queue;
+
+struct sp_stage {
+    sp_pool *pool;
+    const sp_layout *layout;
+    size_t image_bytes;
+    sp_stage_source *sources;
+    int32_t n_sources;
+    size_t host_bytes, host_bytes_max;
+
+    sp_version *versions; /* in the order of loading */
+    stage_content *contents;
+    stage_load *loads;            /* by ticket */
+    stage_content *wants;         /* first come, first served */
+    stage_content **slot_content; /* [slots] */
+    sp_slot_info *slot_infos;     /* [slots] scratch */
+    int32_t n_slots;
+    sp_version *active;
+    uint64_t generation, clock;
+    int64_t next_ticket;
+    int32_t n_in_flight; /* tasks given out and not taken back */
+    uint64_t fetches, copies, evictions;
+
+    /* shared with the workers, under the mutex */
+    pthread_mutex_t mutex;
+    pthread_cond_t work, done_signal;
+    stage_queue fetch_queue, copy_queue, done;
+    bool stop;
+
+    pthread_t *threads; /* [n_threads]: loaders, and the copier last */
+    int32_t n_threads;
+};
+
+/* ---- worker.c: queues and threads ---------------------------------------------------------- */
+
+sp_status sp_stage_workers_start(sp_stage *stage, int32_t loaders, sp_error *error);
+void sp_stage_workers_stop(sp_stage *stage); /* what was queued and not begun stays undone */
+void sp_stage_submit(sp_stage *stage, stage_task *task);
+stage_task *sp_stage_take_done(sp_stage *stage); /* the list, oldest first; NULL: none */
+void sp_stage_run_one(sp_stage *stage);          /* without threads: one task on the caller */
+
+/* ---- cache.c: contents, images, slots ------------------------------------------------------ */
+
+stage_content *sp_stage_find_content(const sp_stage *stage, const sp_digest *digest);
+bool sp_stage_reserve_image(sp_stage *stage); /* room for one more image, by evicting others */
+void sp_stage_unreserve_image(sp_stage *stage);
+/* EMPTY or idle slot → copy under way. SP_POOL_FULL, SP_ERR_SLOTS_PINNED: none. */
+sp_status sp_stage_start_copy(sp_stage *stage, stage_content *content);
+/* What sp_stage_start_copy would say now, without doing it. */
+sp_status sp_stage_slot_status(const sp_stage *stage);
+void sp_stage_copied(sp_stage *stage, stage_content *content);
+/* Tells the pool whether the slot's content must not be given up. */
+void sp_stage_refresh_slot(sp_stage *stage, stage_content *content);
+bool sp_stage_slot_idle(const sp_stage *stage, const stage_content *content);
+/* Frees a content that nothing needs any more. */
+void sp_stage_drop_unused(sp_stage *stage, stage_content *content);
+
+/* ---- registry.c: names and versions -------------------------------------------------------- */
+
+sp_version *sp_stage_current(const sp_stage *stage, const char *name);
+sp_version *sp_version_create(const sp_stage_load_options *options);
+void sp_version_destroy(sp_version *version);
+void sp_stage_append_version(sp_stage *stage, sp_version *version);
+/* The version means its name no more; gone at once if nobody holds it. */
+void sp_stage_detach(sp_stage *stage, sp_version *version);
+void sp_stage_pin_version(sp_stage *stage, sp_version *version, bool pinned);
+
+/* ---- load.c: loads under way --------------------------------------------------------------- */
+
+stage_load *sp_stage_find_load(const sp_stage *stage, const char *name);
+void sp_stage_load_fetched(sp_stage *stage, stage_load *load);
+/* The copy of a content has ended; settles the loads that wait for it. */
+void sp_stage_settle_landings(sp_stage *stage, stage_content *content, sp_status status,
+                              const sp_error *error);
+bool sp_stage_step_landings(sp_stage *stage);
+void sp_stage_load_destroy(stage_load *load);
+
+/* ---- rotate.c: who waits for a slot -------------------------------------------------------- */
+
+void sp_stage_want(sp_stage *stage, stage_content *content);
+void sp_stage_unwant(sp_stage *stage, stage_content *content);
+/* Nobody can have it now: those that wait are told when they ask. */
+void sp_stage_fail_content(sp_stage *stage, stage_content *content, sp_status status,
+                           const sp_error *error);
+
+#endif
