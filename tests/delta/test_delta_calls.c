@@ -1,0 +1,437 @@
+/*
+ * What sp_delta_apply leaves alone, what it refuses before it writes, its levers, its memory, and
+ * that a changed slot is seen by the next step.
+ */
+#include "support/hand.h"
+#include "support/test.h"
+
+#include "base/alloc.h"
+
+#include <sidepath/delta.h>
+
+#include <math.h>
+#include <string.h>
+
+enum { K = 12, N_Q = 9, N_K = 4, N_DOWN = 6, K_DOWN = 10, ROWS = 4 };
+
+static const sp_site_dims sites[] = {
+    {0, SP_MODULE_Q_PROJ, K, N_Q},
+    {0, SP_MODULE_K_PROJ, K, N_K},
+    {0, SP_MODULE_DOWN_PROJ, K_DOWN, N_DOWN},
+    {1, SP_MODULE_Q_PROJ, K, N_Q},
+};
+
+/* Slot 0 adapts q and down of layer 0, slot 1 nothing, slot 2 q of layer 1; slot 3 is empty. */
+typedef struct fixture {
+    hand_pool pool;
+    hand_adapter *adapters[3];
+    sp_exec *exec;
+    sp_plan *plan;
+    float x[ROWS][K], q[ROWS][N_Q], k[ROWS][N_K], down[ROWS][N_DOWN];
+} fixture;
+
+static void fill(float *values, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        values[i] = (float)(i % 7) - 2.5f;
+}
+
+static void reset_y(fixture *f)
+{
+    fill(&f->q[0][0], ROWS * N_Q);
+    fill(&f->k[0][0], ROWS * N_K);
+    fill(&f->down[0][0], ROWS * N_DOWN);
+}
+
+static int setup(void **state)
+{
+    static fixture f;
+    sp_test_random random = {3};
+
+    f.pool = hand_pool_create(2, sites, 4, 8, SP_DTYPE_F32, 4);
+    for (int32_t i = 0; i < 3; i++)
+        f.adapters[i] = hand_adapter_create((uint64_t)i + 1);
+    hand_adapter_add(f.adapters[0], &sites[0], 3, 2.0f, SP_DTYPE_F32, &random);
+    hand_adapter_add(f.adapters[0], &sites[2], 5, 1.0f, SP_DTYPE_F32, &random);
+    hand_adapter_add(f.adapters[2], &sites[3], 8, 1.0f, SP_DTYPE_F32, &random);
+    for (int32_t i = 0; i < 3; i++)
+        assert_int_equal(hand_load_adapter(&f.pool, f.adapters[i], NULL), i);
+    f.exec = hand_exec(1);
+    assert_ok(sp_plan_create(ROWS, 8, &f.plan), NULL);
+    fill(&f.x[0][0], ROWS * K);
+    reset_y(&f);
+    *state = &f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    fixture *f = *state;
+
+    sp_plan_destroy(f->plan);
+    sp_exec_destroy(f->exec);
+    for (int32_t i = 0; i < 3; i++)
+        hand_adapter_destroy(f->adapters[i]);
+    hand_pool_destroy(&f->pool);
+    return 0;
+}
+
+static sp_delta *make_delta(const fixture *f, bool no_apply, bool no_ffn)
+{
+    sp_delta_options options;
+    sp_delta *delta = NULL;
+    sp_error error;
+
+    sp_delta_options_default(&options);
+    options.pool = f->pool.pool;
+    options.exec = f->exec;
+    options.rows_max = ROWS;
+    options.no_apply = no_apply;
+    options.no_ffn = no_ffn;
+    assert_ok(sp_delta_create(&options, &delta, &error), &error);
+    return delta;
+}
+
+static void plan_rows(const fixture *f, const int32_t *seq_slot, const float *row_scale)
+{
+    assert_ok(sp_plan_build_rows(f->plan, seq_slot, row_scale, ROWS, 4, NULL), NULL);
+}
+
+/* y [n_out] of one row, in double from the adapter's own tensors. */
+static void expect_row(const sp_adapter_site *site, double scale, const float *x, const float *y0,
+                       const float *y)
+{
+    for (int32_t n = 0; n < site->b.rows; n++) {
+        double want = (double)y0[n];
+
+        for (int32_t j = 0; j < site->rank; j++) {
+            double xa = 0;
+
+            for (int32_t k = 0; k < site->a.cols; k++)
+                xa += (double)x[k] * (double)((const float *)site->a.data)[j * site->a.cols + k];
+            want += scale * xa * (double)((const float *)site->b.data)[n * site->rank + j];
+        }
+        assert_true(fabs((double)y[n] - want) <= 1e-5 * (1 + fabs(want)));
+    }
+}
+
+/* ---- what is left alone -------------------------------------------------------------------- */
+
+static void absent_rows_keep_their_bytes(void **state)
+{
+    fixture *f = *state;
+    sp_delta *delta = make_delta(f, false, false);
+    sp_delta_output outputs[] = {{SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32},
+                                 {SP_MODULE_K_PROJ, f->k, N_K, SP_DTYPE_F32}};
+    fixture before;
+
+    reset_y(f);
+    /* A NaN in y must survive untouched where no delta lands. */
+    f->q[1][2] = f->q[3][0] = NAN;
+    before = *f;
+    plan_rows(f, (int32_t[]){0, 1, 0, -1}, (float[]){1.0f, 1.0f, 0.0f, 1.0f});
+    assert_ok(sp_delta_apply(delta, f->plan, 0, f->x, K, outputs, 2), NULL);
+    expect_row(&f->adapters[0]->sites[0], 2.0, f->x[0], before.q[0], f->q[0]);
+    assert_memory_equal(f->q[1], before.q[1], 3 * sizeof f->q[1]);
+    assert_memory_equal(f->k, before.k, sizeof f->k);
+    sp_delta_destroy(delta);
+}
+
+static void layers_are_apart(void **state)
+{
+    fixture *f = *state;
+    sp_delta *delta = make_delta(f, false, false);
+    sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    fixture before;
+
+    reset_y(f);
+    before = *f;
+    plan_rows(f, (int32_t[]){2, 0, 3, 2}, (float[]){0.5f, 1.0f, 1.0f, 1.0f});
+    assert_ok(sp_delta_apply(delta, f->plan, 1, f->x, K, &output, 1), NULL);
+    expect_row(&f->adapters[2]->sites[0], 0.5, f->x[0], before.q[0], f->q[0]);
+    assert_memory_equal(f->q[1], before.q[1], 2 * sizeof f->q[1]);
+    expect_row(&f->adapters[2]->sites[0], 1.0, f->x[3], before.q[3], f->q[3]);
+    sp_delta_destroy(delta);
+}
+
+static void sites_that_no_pool_holds_cost_nothing(void **state)
+{
+    fixture *f = *state;
+    sp_delta *delta = make_delta(f, false, false);
+    sp_delta_output outputs[] = {{SP_MODULE_UP_PROJ, f->q, N_Q, SP_DTYPE_F32},
+                                 {SP_MODULE_LM_HEAD, f->k, N_K, SP_DTYPE_F32}};
+    fixture before;
+
+    reset_y(f);
+    before = *f;
+    plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
+    assert_ok(sp_delta_apply(delta, f->plan, 0, f->x, K, outputs, 1), NULL);
+    assert_ok(sp_delta_apply(delta, f->plan, -1, f->x, K, outputs + 1, 1), NULL);
+    assert_ok(sp_delta_apply(delta, f->plan, 0, f->x, K, NULL, 0), NULL);
+    assert_memory_equal(f->q, before.q, sizeof f->q);
+    assert_memory_equal(f->k, before.k, sizeof f->k);
+    sp_delta_destroy(delta);
+}
+
+static void levers_skip_what_they_say(void **state)
+{
+    fixture *f = *state;
+    sp_delta *none = make_delta(f, true, false), *no_ffn = make_delta(f, false, true);
+    sp_delta_output q = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_output down = {SP_MODULE_DOWN_PROJ, f->down, N_DOWN, SP_DTYPE_F32};
+    fixture before;
+
+    reset_y(f);
+    before = *f;
+    plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
+    assert_ok(sp_delta_apply(none, f->plan, 0, f->x, K, &q, 1), NULL);
+    assert_ok(sp_delta_apply(none, f->plan, 0, f->x, K, &down, 1), NULL);
+    assert_ok(sp_delta_apply(no_ffn, f->plan, 0, f->x, K, &down, 1), NULL);
+    assert_memory_equal(f->q, before.q, sizeof f->q);
+    assert_memory_equal(f->down, before.down, sizeof f->down);
+    assert_ok(sp_delta_apply(no_ffn, f->plan, 0, f->x, K, &q, 1), NULL);
+    assert_memory_not_equal(f->q, before.q, sizeof f->q);
+    /* A lever skips work, not checks. */
+    down.y_stride = N_DOWN - 1;
+    assert_int_equal(sp_delta_apply(none, f->plan, 0, f->x, K, &down, 1), SP_ERR_STRIDE);
+    sp_delta_destroy(none);
+    sp_delta_destroy(no_ffn);
+}
+
+/* ---- refusals ------------------------------------------------------------------------------ */
+
+static void bad_calls_write_nothing(void **state)
+{
+    fixture *f = *state;
+    sp_delta *delta = make_delta(f, false, false);
+    const sp_delta_output good = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_output two[] = {good, {SP_MODULE_K_PROJ, f->k, N_K, SP_DTYPE_F32}};
+    fixture before;
+
+    reset_y(f);
+    before = *f;
+    plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
+    assert_int_equal(sp_delta_apply(NULL, f->plan, 0, f->x, K, two, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, NULL, 0, f->x, K, two, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, f->plan, 0, NULL, K, two, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, NULL, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, -1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, f->plan, 2, f->x, K, two, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, f->plan, -2, f->x, K, two, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K - 1, two, 1), SP_ERR_STRIDE);
+    /* The first output is good: it must not be written because the second is not. */
+    two[1].y_stride = N_K - 1;
+    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 2), SP_ERR_STRIDE);
+    two[1].y_stride = N_K;
+    two[1].y_type = SP_DTYPE_BF16;
+    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    two[1] = good;
+    two[1].y = NULL;
+    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    two[1] = good;
+    two[1].module = SP_MODULE_COUNT;
+    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    two[1] = (sp_delta_output){SP_MODULE_DOWN_PROJ, f->down, N_DOWN, SP_DTYPE_F32};
+    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    /* A plan for eight slots may name one that this pool of four has not. */
+    assert_ok(sp_plan_build_rows(f->plan, (int32_t[]){0, 7}, NULL, 2, 8, NULL), NULL);
+    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 1), SP_ERR_ARGUMENT);
+    assert_memory_equal(f->q, before.q, sizeof f->q);
+    assert_memory_equal(f->k, before.k, sizeof f->k);
+    assert_memory_equal(f->down, before.down, sizeof f->down);
+    sp_delta_destroy(delta);
+}
+
+static void a_plan_above_rows_max_is_refused(void **state)
+{
+    fixture *f = *state;
+    sp_delta *delta = make_delta(f, false, false);
+    sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    sp_plan *plan = NULL;
+
+    assert_ok(sp_plan_create(ROWS + 1, 4, &plan), NULL);
+    assert_ok(sp_plan_build_rows(plan, (int32_t[]){0, 0, 0, 0, -1}, NULL, ROWS + 1, 4, NULL), NULL);
+    assert_int_equal(sp_delta_apply(delta, plan, 0, f->x, K, &output, 1), SP_ERR_ARGUMENT);
+    sp_plan_destroy(plan);
+    sp_delta_destroy(delta);
+}
+
+static void bad_options_are_refused(void **state)
+{
+    fixture *f = *state;
+    sp_delta_options options;
+    sp_delta *delta = NULL;
+    sp_error error;
+
+    sp_delta_options_default(&options);
+    assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_ARGUMENT);
+    options.pool = f->pool.pool;
+    assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_ARGUMENT);
+    options.exec = f->exec;
+    options.rows_max = 0;
+    assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_ARGUMENT);
+    options.rows_max = (1 << 20) + 1;
+    assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_ARGUMENT);
+    options.rows_max = 8;
+    options.cpu_isa = "mmx";
+    assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "mmx");
+    options.cpu_isa = "auto";
+    options.struct_bytes = 0;
+    assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_create(NULL, &delta, &error), SP_ERR_ARGUMENT);
+    assert_null(delta);
+    sp_delta_destroy(NULL);
+    assert_int_equal(sp_delta_workspace_bytes(f->pool.layout, 0), 0);
+    assert_int_equal(sp_delta_workspace_bytes(NULL, 8), 0);
+}
+
+static void bad_single_calls_are_refused(void **state)
+{
+    fixture *f = *state;
+    float a[2 * K] = {0}, b[N_Q * 2] = {0};
+    const sp_delta_single good = {1,       K, N_Q, 2, SP_DTYPE_F32, SP_DTYPE_F32, f->x, a, b,
+                                  f->q[0], K, K,   2, N_Q,          1.0f};
+    static const float bad_scales[] = {NAN, INFINITY, -INFINITY};
+    sp_delta_single args = good;
+    sp_error error;
+
+    assert_ok(sp_delta_apply_single(&args, f->exec, NULL, &error), &error);
+    assert_int_equal(sp_delta_apply_single(NULL, f->exec, NULL, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply_single(&args, NULL, NULL, NULL), SP_ERR_ARGUMENT);
+#define REFUSED(field, value, wanted)                                              \
+    args = good;                                                                   \
+    args.field = value;                                                            \
+    assert_int_equal(sp_delta_apply_single(&args, f->exec, NULL, &error), wanted); \
+    assert_int_equal(error.status, wanted)
+    REFUSED(rows, -1, SP_ERR_ARGUMENT);
+    REFUSED(rank, -1, SP_ERR_ARGUMENT);
+    REFUSED(k_in, 0, SP_ERR_ARGUMENT);
+    REFUSED(n_out, 0, SP_ERR_ARGUMENT);
+    REFUSED(x, NULL, SP_ERR_ARGUMENT);
+    REFUSED(a, NULL, SP_ERR_ARGUMENT);
+    REFUSED(b, NULL, SP_ERR_ARGUMENT);
+    REFUSED(y, NULL, SP_ERR_ARGUMENT);
+    REFUSED(y_type, SP_DTYPE_BF16, SP_ERR_ARGUMENT);
+    REFUSED(dtype, (sp_dtype)9, SP_ERR_ARGUMENT);
+    REFUSED(x_stride, K - 1, SP_ERR_STRIDE);
+    REFUSED(a_stride, K - 1, SP_ERR_STRIDE);
+    REFUSED(b_stride, 1, SP_ERR_STRIDE);
+    REFUSED(y_stride, N_Q - 1, SP_ERR_STRIDE);
+    for (size_t i = 0; i < 3; i++) {
+        REFUSED(scale, bad_scales[i], SP_ERR_ARGUMENT);
+    }
+#undef REFUSED
+}
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+static void apply_does_not_allocate(void **state)
+{
+    fixture *f = *state;
+    sp_delta *delta = make_delta(f, false, false);
+    sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    size_t blocks = sp_alloc_blocks();
+
+    plan_rows(f, (int32_t[]){0, 0, 1, -1}, NULL);
+    sp_alloc_fail_after(0);
+    assert_ok(sp_delta_apply(delta, f->plan, 0, f->x, K, &output, 1), NULL);
+    assert_false(sp_alloc_failed());
+    sp_alloc_fail_after(-1);
+    assert_int_equal(sp_alloc_blocks(), blocks);
+    sp_delta_destroy(delta);
+}
+
+static void create_takes_the_bytes_it_says(void **state)
+{
+    fixture *f = *state;
+    size_t before = sp_alloc_bytes();
+    size_t workspace = sp_delta_workspace_bytes(f->pool.layout, ROWS);
+    sp_delta *delta = make_delta(f, false, false);
+    size_t taken = sp_alloc_bytes() - before;
+
+    assert_in_range(taken, workspace, workspace + 4096);
+    sp_delta_destroy(delta);
+    assert_int_equal(sp_alloc_bytes(), before);
+}
+
+static void every_failed_allocation_is_survived(void **state)
+{
+    fixture *f = *state;
+    size_t before = sp_alloc_bytes();
+    float a[K] = {1}, b[N_Q] = {1}, y[N_Q] = {0};
+    sp_delta_single single = {1, K, N_Q, 1, SP_DTYPE_F32, SP_DTYPE_F32, f->x, a, b,
+                              y, K, K,   1, N_Q,          1.0f};
+    sp_delta_options options;
+    sp_error error;
+    int64_t n = 0;
+
+    sp_delta_options_default(&options);
+    options.pool = f->pool.pool;
+    options.exec = f->exec;
+    for (;; n++) {
+        sp_delta *delta = NULL;
+
+        sp_alloc_fail_after(n);
+        if (sp_delta_create(&options, &delta, &error) == SP_OK) {
+            sp_alloc_fail_after(-1);
+            sp_delta_destroy(delta);
+            break;
+        }
+        assert_true(sp_alloc_failed());
+        assert_int_equal(error.status, SP_ERR_MEMORY);
+        assert_int_equal(sp_alloc_bytes(), before);
+    }
+    assert_int_equal(n, 2);
+    sp_alloc_fail_after(0);
+    assert_int_equal(sp_delta_apply_single(&single, f->exec, NULL, &error), SP_ERR_MEMORY);
+    sp_alloc_fail_after(-1);
+    assert_true(y[0] == 0.0f);
+    assert_int_equal(sp_alloc_bytes(), before);
+}
+
+/* ---- changes between steps ----------------------------------------------------------------- */
+
+static void the_next_step_sees_a_swapped_slot(void **state)
+{
+    fixture *f = *state;
+    sp_delta *delta = make_delta(f, false, false);
+    sp_delta_output outputs[] = {{SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32},
+                                 {SP_MODULE_K_PROJ, f->k, N_K, SP_DTYPE_F32}};
+    hand_adapter *other = hand_adapter_create(99);
+    sp_test_random random = {9};
+    fixture before;
+
+    hand_adapter_add(other, &sites[1], 2, 3.0f, SP_DTYPE_F32, &random);
+    assert_int_equal(sp_pool_drain(f->pool.pool, 0), SP_OK);
+    assert_int_equal(hand_load_adapter(&f->pool, other, NULL), 0);
+    reset_y(f);
+    before = *f;
+    plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL); /* the plan's arrays have not moved */
+    assert_ok(sp_delta_apply(delta, f->plan, 0, f->x, K, outputs, 2), NULL);
+    assert_memory_equal(f->q, before.q, sizeof f->q); /* the old adapter's q is gone */
+    for (int32_t row = 0; row < ROWS; row++)
+        expect_row(&other->sites[0], 3.0, f->x[row], before.k[row], f->k[row]);
+    hand_adapter_destroy(other);
+    sp_delta_destroy(delta);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(absent_rows_keep_their_bytes, setup, teardown),
+        cmocka_unit_test_setup_teardown(layers_are_apart, setup, teardown),
+        cmocka_unit_test_setup_teardown(sites_that_no_pool_holds_cost_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(levers_skip_what_they_say, setup, teardown),
+        cmocka_unit_test_setup_teardown(bad_calls_write_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_plan_above_rows_max_is_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(bad_options_are_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(bad_single_calls_are_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(apply_does_not_allocate, setup, teardown),
+        cmocka_unit_test_setup_teardown(create_takes_the_bytes_it_says, setup, teardown),
+        cmocka_unit_test_setup_teardown(every_failed_allocation_is_survived, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_next_step_sees_a_swapped_slot, setup, teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,177 @@
+#include "support/delta_scene.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void *must_alloc(size_t count, size_t bytes)
+{
+    void *memory = calloc(count, bytes);
+
+    assert_non_null(memory);
+    return memory;
+}
+
+/* ---- scenes -------------------------------------------------------------------------------- */
+
+static void *random_matrix(sp_dtype dtype, int32_t rows, int32_t cols, double pad,
+                           sp_test_random *random)
+{
+    int32_t stride = cols + SCENE_PAD;
+    void *matrix = must_alloc((size_t)rows * (size_t)stride, sp_dtype_bytes(dtype));
+
+    for (int64_t i = 0; i < (int64_t)rows * stride; i++)
+        hand_store(dtype, matrix, i, i % stride < cols ? (double)sp_test_float(random) : pad);
+    return matrix;
+}
+
+static hand_adapter *random_adapter(const delta_scene *scene, int32_t index, int32_t rank_max,
+                                    sp_test_random *random)
+{
+    hand_adapter *adapter = hand_adapter_create((uint64_t)index + 1);
+
+    for (int32_t i = 0; i < scene->n_sites; i++) {
+        int32_t rank = 1 + (int32_t)sp_test_below(random, (uint32_t)rank_max);
+        float scale = 0.25f + 0.375f * (float)sp_test_below(random, 8);
+
+        if (sp_test_below(random, 5) != 0)
+            hand_adapter_add(adapter, &scene->dims[i], rank, scale, scene->dtype, random);
+    }
+    return adapter;
+}
+
+void scene_fill(delta_scene *scene, int32_t rank_max, sp_test_random *random)
+{
+    scene->x_stride = scene->dims[0].k_in + SCENE_PAD;
+    scene->x = random_matrix(scene->dtype, scene->n_rows, scene->dims[0].k_in, NAN, random);
+    for (int32_t i = 0; i < scene->n_sites; i++)
+        scene->y0[i] =
+            random_matrix(scene->y_type[i], scene->n_rows, scene->dims[i].n_out, 7.0, random);
+    for (int32_t i = 0; i < scene->n_adapters; i++)
+        scene->adapters[i] = random_adapter(scene, i, rank_max, random);
+    scene->row_adapter = must_alloc((size_t)scene->n_rows, sizeof *scene->row_adapter);
+    scene->row_scale = must_alloc((size_t)scene->n_rows, sizeof *scene->row_scale);
+    for (int32_t row = 0; row < scene->n_rows; row++) {
+        scene->row_adapter[row] =
+            (int32_t)sp_test_below(random, (uint32_t)scene->n_adapters + 1) - 1;
+        scene->row_scale[row] = sp_test_below(random, 2) != 0 ? 1.0f : 0.5f;
+    }
+}
+
+void scene_free(delta_scene *scene)
+{
+    for (int32_t i = 0; i < scene->n_adapters; i++)
+        hand_adapter_destroy(scene->adapters[i]);
+    for (int32_t i = 0; i < scene->n_sites; i++)
+        free(scene->y0[i]);
+    free(scene->row_scale);
+    free(scene->row_adapter);
+    free(scene->x);
+}
+
+const sp_adapter_site *scene_site(const delta_scene *scene, int32_t adapter, int32_t i)
+{
+    for (int32_t s = 0; adapter >= 0 && s < scene->adapters[adapter]->n_sites; s++)
+        if (scene->adapters[adapter]->sites[s].module == scene->dims[i].module)
+            return &scene->adapters[adapter]->sites[s];
+    return NULL;
+}
+
+size_t scene_y_row_bytes(const delta_scene *scene, int32_t i)
+{
+    return (size_t)(scene->dims[i].n_out + SCENE_PAD) * sp_dtype_bytes(scene->y_type[i]);
+}
+
+/* ---- rigs ---------------------------------------------------------------------------------- */
+
+delta_rig rig_create(const delta_scene *scene, const char *level, sp_exec *exec, int32_t pool_rank,
+                     const int32_t *slot_order, int32_t rows_max)
+{
+    delta_rig rig = {.scene = scene, .n_slots = scene->n_adapters};
+    sp_delta_options options;
+    sp_error error;
+
+    rig.pool = hand_pool_create(scene->dims[0].layer + 1, scene->dims, (size_t)scene->n_sites,
+                                pool_rank, scene->dtype, rig.n_slots);
+    for (int32_t slot = 0; slot < rig.n_slots; slot++) {
+        int32_t adapter = slot_order != NULL ? slot_order[slot] : slot;
+
+        assert_int_equal(hand_load_adapter(&rig.pool, scene->adapters[adapter], NULL), slot);
+        rig.slot_of[adapter] = slot;
+    }
+    sp_delta_options_default(&options);
+    options.pool = rig.pool.pool;
+    options.exec = exec;
+    options.rows_max = rows_max;
+    options.cpu_isa = level;
+    assert_ok(sp_delta_create(&options, &rig.delta, &error), &error);
+    return rig;
+}
+
+void rig_destroy(delta_rig *rig)
+{
+    sp_delta_destroy(rig->delta);
+    hand_pool_destroy(&rig->pool);
+}
+
+/* What a batch is made of, in the batch's own order. */
+typedef struct batch_arrays {
+    int32_t *seq_slot;
+    float *row_scale;
+    char *x;
+} batch_arrays;
+
+static void gather_row(const delta_rig *rig, int32_t which, int32_t at, batch_arrays *batch,
+                       void **out_y)
+{
+    const delta_scene *scene = rig->scene;
+    int32_t row = which >= 0 ? which : SCENE_NAN - which;
+    int32_t adapter = scene->row_adapter[row];
+    size_t x_bytes = (size_t)scene->x_stride * sp_dtype_bytes(scene->dtype);
+    char *x = batch->x + (size_t)at * x_bytes;
+
+    batch->seq_slot[at] = adapter >= 0 ? rig->slot_of[adapter] : SP_SLOT_BASE;
+    batch->row_scale[at] = scene->row_scale[row];
+    memcpy(x, (const char *)scene->x + (size_t)row * x_bytes, x_bytes);
+    for (int32_t k = 0; which < 0 && k < scene->x_stride; k++)
+        hand_store(scene->dtype, x, k, NAN);
+    for (int32_t i = 0; i < scene->n_sites; i++) {
+        size_t bytes = scene_y_row_bytes(scene, i);
+
+        memcpy((char *)out_y[i] + (size_t)at * bytes,
+               (const char *)scene->y0[i] + (size_t)row * bytes, bytes);
+    }
+}
+
+void rig_apply(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y)
+{
+    const delta_scene *scene = rig->scene;
+    size_t n = (size_t)n_rows;
+    sp_delta_output outputs[SCENE_SITES_MAX];
+    sp_plan *plan = NULL;
+    sp_error error;
+    batch_arrays batch = {
+        .seq_slot = must_alloc(n, sizeof(int32_t)),
+        .row_scale = must_alloc(n, sizeof(float)),
+        .x = must_alloc(n * (size_t)scene->x_stride, sp_dtype_bytes(scene->dtype)),
+    };
+
+    for (int32_t i = 0; i < scene->n_sites; i++) {
+        out_y[i] = must_alloc(n, scene_y_row_bytes(scene, i));
+        outputs[i] = (sp_delta_output){scene->dims[i].module, out_y[i],
+                                       scene->dims[i].n_out + SCENE_PAD, scene->y_type[i]};
+    }
+    for (int32_t at = 0; at < n_rows; at++)
+        gather_row(rig, rows[at], at, &batch, out_y);
+    assert_ok(sp_plan_create(n_rows, rig->n_slots, &plan), NULL);
+    assert_ok(
+        sp_plan_build_rows(plan, batch.seq_slot, batch.row_scale, n_rows, rig->n_slots, &error),
+        &error);
+    assert_ok(sp_delta_apply(rig->delta, plan, scene->dims[0].layer, batch.x, scene->x_stride,
+                             outputs, scene->n_sites),
+              NULL);
+    sp_plan_destroy(plan);
+    free(batch.x);
+    free(batch.row_scale);
+    free(batch.seq_slot);
+}

@@ -1,0 +1,64 @@
+/*
+ * delta_scene.h: random adapters and rows that a delta test applies in many ways. A scene says what
+ * is computed (each row's x, y, adapter and scale); a rig says how (level, threads, pool rank,
+ * which adapter sits in which slot); a batch says which rows run together, in which order.
+ */
+#ifndef SP_TEST_SUPPORT_DELTA_SCENE_H
+#define SP_TEST_SUPPORT_DELTA_SCENE_H
+
+#include "support/hand.h"
+#include "support/test.h"
+
+#include <sidepath/delta.h>
+
+enum { SCENE_SITES_MAX = 3, SCENE_ADAPTERS_MAX = 48, SCENE_PAD = 5 };
+
+typedef struct delta_scene {
+    sp_dtype dtype;
+    int32_t n_rows, n_adapters, n_sites;
+    sp_site_dims dims[SCENE_SITES_MAX];
+    sp_dtype y_type[SCENE_SITES_MAX];
+    hand_adapter *adapters[SCENE_ADAPTERS_MAX];
+    int32_t *row_adapter; /* [n_rows], -1 = base */
+    float *row_scale;     /* [n_rows] */
+    int32_t x_stride;
+    void *x;                   /* [n_rows, k_in] of dtype, stride x_stride; pads NaN */
+    void *y0[SCENE_SITES_MAX]; /* [n_rows, n_out] of y_type, stride n_out + SCENE_PAD */
+} delta_scene;
+
+/*
+ * Fills a scene whose dtype, counts, dims and y_type are set: ranks 1 .. rank_max, a site that is
+ * absent from one adapter in five, rows of any adapter or base, scales 1 or 0.5.
+ */
+void scene_fill(delta_scene *scene, int32_t rank_max, sp_test_random *random);
+void scene_free(delta_scene *scene);
+
+/* The site of an adapter at dims[i], or NULL. */
+const sp_adapter_site *scene_site(const delta_scene *scene, int32_t adapter, int32_t i);
+
+typedef struct delta_rig {
+    const delta_scene *scene;
+    hand_pool pool;
+    sp_delta *delta;
+    int32_t n_slots;
+    int32_t slot_of[SCENE_ADAPTERS_MAX];
+} delta_rig;
+
+/* slot_order[s] is the adapter of slot s (NULL: adapter s); rows_max is for the largest batch. */
+delta_rig rig_create(const delta_scene *scene, const char *level, sp_exec *exec, int32_t pool_rank,
+                     const int32_t *slot_order, int32_t rows_max);
+void rig_destroy(delta_rig *rig);
+
+/* A row of the scene, or (SCENE_NAN - r) row r with an x of NaN only. */
+#define SCENE_NAN (-1)
+
+/*
+ * Runs the rows as one batch; out_y[i] is [n_rows, n_out + SCENE_PAD] of y_type[i], allocated here
+ * and owned by the caller (free).
+ */
+void rig_apply(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y);
+
+/* Bytes of one row of output i, pads included. */
+size_t scene_y_row_bytes(const delta_scene *scene, int32_t i);
+
+#endif
