@@ -5,6 +5,7 @@ its rates, and what each adapter costs.
 
 import json
 import shutil
+import statistics
 import sys
 import textwrap
 from pathlib import Path
@@ -45,8 +46,8 @@ def print_batch(summary):
     print("One batch: %d requests, %d steps, %d prefill rows and %d decode rows, %s, %s" % (
         summary["requests"], summary["steps"], summary["prefill_rows"], summary["decode_rows"],
         summary["precision"], summary["cpu_isa"]))
-    print("%.0f tokens/s in the batch; first token %.0f ms after the start, of which loading the "
-          "base took %.1f ms and the adapters %.1f ms" % (
+    print("%.0f tokens/s in the batch; first token %.0f ms after the start: opening took %.1f ms, "
+          "of which the adapters %.1f ms" % (
               rates["tokens_per_second"], times["first_token_seconds"] * 1e3,
               times["open_seconds"] * 1e3, times["adapter_seconds"] * 1e3))
     print("memory beyond the mapped weights: %.1f MiB, of which adapter slots %.1f MiB" % (
@@ -56,27 +57,35 @@ def print_batch(summary):
 
 
 def print_costs(summary, folder):
-    """Tokens/s of the same prompts with one adapter for all six, best of the runs, against base."""
+    """The same prompts with one adapter for all six, against base."""
+    def runs(name):
+        return [read_run(path)[1] for path in sorted(folder.glob("cost-%s-*" % name))]
+
     def rate(name):
-        return max(read_run(path)[1]["rates"]["tokens_per_second"]
-                   for path in folder.glob("cost-%s-*" % name))
+        return max(run["rates"]["tokens_per_second"] for run in runs(name))
+
+    def share(name):
+        return statistics.median(run["times"]["delta_seconds"] / run["times"]["step_seconds"]
+                                 for run in runs(name))
 
     base = rate("base")
-    print("What an adapter costs: the same six prompts, all for one adapter, best of three runs")
-    print("  %-12s %5s %7s %10s %8s %10s %8s" % (
-        "", "rank", "sites", "slot KiB", "load ms", "tokens/s", "of base"))
-    print("  %-12s %5s %7s %10s %8s %10.0f %8s" % ("base", "", "", "", "", base, "1.00"))
+    print("What an adapter costs: the same six prompts, all for one adapter; best of %d runs, and "
+          "the\ndeltas' share of the time of a step" % len(runs("base")))
+    print("  %-10s %5s %6s %9s %8s %9s %8s %7s" % (
+        "", "rank", "sites", "slot KiB", "load ms", "tokens/s", "of base", "deltas"))
+    print("  %-10s %5s %6s %9s %8s %9.0f %8s %7s" % ("base", "", "", "", "", base, "1.00", ""))
     for adapter in summary["adapters"]:
-        own = rate(adapter["name"])
-        print("  %-12s %5d %7d %10.0f %8.1f %10.0f %8.2f" % (
-            adapter["name"], adapter["rank"], adapter["sites"], adapter["slot_bytes"] / 1024,
-            adapter["load_seconds"] * 1e3, own, own / base))
+        name = adapter["name"]
+        print("  %-10s %5d %6d %9.0f %8.1f %9.0f %8.2f %5.0f %%" % (
+            name, adapter["rank"], adapter["sites"], adapter["slot_bytes"] / 1024,
+            adapter["load_seconds"] * 1e3, rate(name), rate(name) / base, 100 * share(name)))
 
 
 def main():
     requests = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
     folder = Path(sys.argv[2])
     results, summary = read_run(folder / "batch")
+    print("Prompt|continuation, six requests of one batch, each with its own adapter:\n")
     print_side_by_side(requests, results, max(90, shutil.get_terminal_size((120, 24)).columns))
     print_batch(summary)
     print_costs(summary, folder)

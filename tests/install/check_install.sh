@@ -48,7 +48,7 @@ by_find_package() {
     rm -rf "$scratch/consumer"
     "$cmake" -S "$consumer" -B "$scratch/consumer" -G Ninja -DCMAKE_C_COMPILER="$cc" \
         -DCMAKE_PREFIX_PATH="$prefix" -DEXAMPLES="$source/examples" \
-        -DHAS_ENGINE="$has_engine" >"$scratch/log" 2>&1 &&
+        >"$scratch/log" 2>&1 &&
         "$cmake" --build "$scratch/consumer" >>"$scratch/log" 2>&1 || {
         cat "$scratch/log" >&2
         exit 1

@@ -1,6 +1,6 @@
 # Not with sanitizers: a program outside the tree knows nothing of them.
 if(NOT SIDEPATH_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
-  if(TARGET sidepath_engine_static AND EXISTS ${CMAKE_SOURCE_DIR}/include/sidepath/engine.h)
+  if(TARGET sidepath_engine_static)
     set(has_engine 1)
   else()
     set(has_engine 0)
