@@ -48,6 +48,9 @@ function(sidepath_library)
   target_link_libraries(sidepath PRIVATE ${SIDEPATH_ROOM_LIBRARIES} m)
   target_link_libraries(sidepath_static PUBLIC ${SIDEPATH_ROOM_LIBRARIES} m)
   target_link_options(sidepath PRIVATE ${SIDEPATH_SANITIZE_FLAGS})
+  if(NOT SIDEPATH_SANITIZE) # whose run time comes with the program
+    target_link_options(sidepath PRIVATE -Wl,--no-undefined)
+  endif()
   target_link_options(sidepath_static PUBLIC ${SIDEPATH_SANITIZE_FLAGS})
 endfunction()
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The documents against the tree: every path and link that a document names exists, and every room of
-src/ and every public header stands in the README.
+"""The documents against the tree: every path and link that a document names exists, and every room
+of src/ and every public header stands in the README.
     check_docs.py [ROOT]
     check_docs.py --self-test"""
 
