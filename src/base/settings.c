@@ -12,6 +12,7 @@
 #define ENVIRONMENT_PREFIX     "SIDEPATH_"
 #define ENVIRONMENT_NAME_BYTES 96
 #define NAME_BYTES_MAX         64
+#define HELP_COLUMN            30
 
 static void environment_name(const sp_setting *setting, char out_name[ENVIRONMENT_NAME_BYTES])
 {
@@ -376,10 +377,15 @@ void sp_settings_print_help(FILE *stream, const sp_setting *settings, size_t n_s
         bool on = setting->type == SP_SETTING_BOOL && setting->default_text &&
                   strcmp(setting->default_text, "true") == 0;
         char name[ENVIRONMENT_NAME_BYTES];
-        int n = fprintf(stream, "  --%s%s %s", on ? "[no-]" : "", setting->name,
-                        value_in_help(setting));
+        const char *value = value_in_help(setting);
+        int n = fprintf(stream, "  --%s%s%s%s", on ? "[no-]" : "", setting->name, *value ? " " : "",
+                        value);
 
-        fprintf(stream, "%*s%s", n < 30 ? 30 - n : 1, "", setting->help);
+        if (n >= HELP_COLUMN) { /* a long choice: the help starts on a line of its own */
+            fputc('\n', stream);
+            n = 0;
+        }
+        fprintf(stream, "%*s%s", HELP_COLUMN - n, "", setting->help);
         if (setting->default_text && setting->default_text[0])
             fprintf(stream, " [%s]", setting->default_text);
         if (!setting->flag_only) {

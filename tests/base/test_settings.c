@@ -11,7 +11,7 @@ typedef struct values {
     bool verbose, color;
     int64_t count, seed;
     double rate;
-    const char *model, *isa;
+    const char *model, *isa, *order;
     sp_setting_list adapters;
 } values;
 
@@ -61,6 +61,11 @@ static const sp_setting settings[] = {
      .default_text = "auto",
      .choices = "auto|scalar|avx2",
      .help = "the instruction set"},
+    {.name = "device-order",
+     .type = SP_SETTING_CHOICE,
+     .offset = offsetof(values, order),
+     .choices = "cpu-first|cuda-first",
+     .help = "what is tried first"},
     {.name = "adapter",
      .type = SP_SETTING_LIST,
      .offset = offsetof(values, adapters),
@@ -401,6 +406,8 @@ static void help_is_printed_exactly(void **state)
         "  --rate R                    how fast [0.5] (SIDEPATH_RATE)\n"
         "  --model DIR                 the base model\n"
         "  --cpu-isa auto|scalar|avx2  the instruction set [auto] (SIDEPATH_CPU_ISA)\n"
+        "  --device-order cpu-first|cuda-first\n"
+        "                              what is tried first (SIDEPATH_DEVICE_ORDER)\n"
         "  --adapter NAME=DIR          an adapter; repeatable (SIDEPATH_ADAPTER)\n";
     char *text = NULL;
     size_t bytes;
