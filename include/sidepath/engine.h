@@ -43,6 +43,15 @@ typedef struct sp_engine_options {
     int32_t prefill_chunk;      /* most rows of one request in one step; 0: step_rows */
     bool no_apply, no_ffn;      /* measuring levers: adapters stay resident, deltas are skipped */
     bool allow_partial, allow_no_effect, allow_unknown_fields, allow_base_changing_init;
+    bool adapter_loading;   /* adapters may be loaded later: there are slots without any at start */
+    size_t host_bytes_max;  /* budget of packed adapters on the host; 0: no limit */
+    int32_t loader_threads; /* 0: loads are done by the thread that steps, between two steps */
+    int32_t adapter_wait_steps;    /* see the fairness rule in scheduler.h */
+    int32_t adapter_preempt_steps; /* at least adapter_wait_steps */
+    /* Told of every start-up adapter that is refused, and the engine opens without it; NULL: the
+     * first refusal fails the opening. Called inside sp_engine_open. */
+    void (*adapter_refused)(void *user, const char *name, const sp_error *error);
+    void *adapter_refused_user;
 } sp_engine_options;
 
 SP_API void sp_engine_options_default(sp_engine_options *out_options);
@@ -64,7 +73,8 @@ SP_API sp_status sp_engine_name_check(const char *name, const char *base_name, s
  * string is copied. SP_ERR_NOT_FOUND, SP_ERR_INPUT, SP_ERR_TRUNCATED, SP_ERR_MISMATCH,
  * SP_ERR_UNSUPPORTED for the model's files, what sp_adapter_open and sp_layout_pack return for an
  * adapter (with `engine-unsupported` for kinds that this engine cannot apply), SP_ERR_ARGUMENT
- * for more adapters than slots, SP_ERR_MEMORY with the flag to lower.
+ * for adapters without slots, SP_ERR_MEMORY with the flag to lower. More adapters than slots is
+ * fine: the rest wait in the host cache.
  */
 SP_API sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
                                 size_t n_adapters, sp_engine **out_engine, sp_error *error);
@@ -97,7 +107,7 @@ typedef void (*sp_logits_fn)(void *user, int32_t position, const float *logits, 
 
 typedef struct sp_request {
     size_t struct_bytes;
-    const char *adapter;   /* its name; NULL or the base's name: the base */
+    const char *adapter;   /* its name, or the base's; NULL: the active adapter, else the base */
     float lora_scale;      /* multiplies the stored scale; 0 .. 16, 0 = base, exactly */
     const int32_t *tokens; /* the prompt, at least one id below the vocabulary */
     int32_t n_tokens;
@@ -149,15 +159,17 @@ SP_API sp_status sp_engine_cancel(sp_engine *engine, int64_t id);
 
 /*
  * One step of the batch: every running request advances by one token or one prefill chunk. Events
- * come in the order of submission. SP_AGAIN: nothing is waiting or running. After an SP_ERR_ status
- * (a non-finite logit, say) the request that caused it is dropped and the error names it; the
- * others go on with the next step.
+ * come in the order of submission. SP_AGAIN: nothing is waiting or running. A step in which all
+ * requests wait for adapters on their way has no rows and waits for them, 10 ms at most. After an
+ * SP_ERR_ status (a non-finite logit, say) the request that caused it is dropped and the error
+ * names it; the others go on with the next step.
  */
 SP_API sp_status sp_engine_step(sp_engine *engine, sp_event_fn on_event, void *user,
                                 sp_error *error);
 
 typedef struct sp_engine_stats {
     uint64_t steps, rows, prefill_rows, decode_rows, tokens, preemptions;
+    uint64_t rotations;   /* slots that waiting adapters got by preemption */
     double step_seconds;  /* sum over steps */
     double delta_seconds; /* the share of it in sp_delta_apply */
     int32_t waiting, running;
@@ -169,21 +181,86 @@ typedef struct sp_engine_stats {
 
 SP_API void sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats);
 
-/* What one loaded adapter is; NULL-terminated strings live as long as the engine. */
+/* ---- adapters while it runs ---------------------------------------------------------------- */
+
+/*
+ * A load begins here and ends between two steps; no step waits for it. stage.h has the whole
+ * story: what a name, a version and a generation are, and what each status means.
+ */
+typedef struct sp_engine_load {
+    size_t struct_bytes;
+    const char *name; /* see sp_engine_name_check */
+    const char *path;
+    bool replace;                 /* false: a name that is taken is refused as `name-taken` */
+    uint64_t expected_generation; /* not 0: only if the name is at this generation */
+    bool pinned;
+} sp_engine_load;
+
+SP_API void sp_engine_load_default(sp_engine_load *out_load);
+
+/*
+ * SP_PENDING: begun, and *out_ticket asks for the outcome. SP_ERR_INPUT: a bad name.
+ * SP_ERR_UNSUPPORTED: the engine was opened without slots. Else as sp_stage_load.
+ */
+SP_API sp_status sp_engine_load_adapter(sp_engine *engine, const sp_engine_load *load,
+                                        int64_t *out_ticket, sp_error *error);
+/* As sp_stage_result: SP_PENDING, or the outcome, once. */
+SP_API sp_status sp_engine_load_result(sp_engine *engine, int64_t ticket, uint64_t *out_generation,
+                                       sp_error *error);
+SP_API void sp_engine_load_forget(sp_engine *engine, int64_t ticket);
+
+/* As sp_stage_unload: the name is gone at once; SP_BUSY while requests finish on it. */
+SP_API sp_status sp_engine_unload_adapter(sp_engine *engine, const char *name, sp_error *error);
+SP_API sp_status sp_engine_pin_adapter(sp_engine *engine, const char *name, bool pinned,
+                                       sp_error *error);
+/* What requests without a name mean from now on; NULL: the base. */
+SP_API sp_status sp_engine_set_active(sp_engine *engine, const char *name, sp_error *error);
+
+/*
+ * Gets on with loads without a step, for an engine that has no requests; waits for the next piece
+ * of one, timeout_ms at most. SP_AGAIN: no load is going on.
+ */
+SP_API sp_status sp_engine_poll(sp_engine *engine, int32_t timeout_ms);
+
+typedef enum sp_adapter_state {
+    SP_ADAPTER_DISK = 0,    /* loaded again when a request needs it */
+    SP_ADAPTER_HOST = 1,    /* packed, in the host cache */
+    SP_ADAPTER_LOADING = 2, /* on its way to a slot */
+    SP_ADAPTER_READY = 3,   /* in a slot */
+    SP_ADAPTER_DRAINING = 4 /* unloaded or replaced; requests finish on it */
+} sp_adapter_state;
+
+SP_API const char *sp_adapter_state_name(sp_adapter_state state); /* "ready" */
+
+/* What one version of an adapter is; strings live until the next call that changes adapters. */
 typedef struct sp_engine_adapter_info {
-    const char *name;
-    int32_t slot, rank, sites;
+    const char *name, *path;
+    sp_adapter_state state;
+    int32_t slot; /* -1: none now */
+    int32_t rank, sites;
     size_t file_bytes; /* stored bytes of its tensors */
     size_t slot_bytes; /* what a slot takes, whatever is in it */
+    size_t host_bytes; /* what its image takes in the host cache now */
     sp_digest digest;
+    uint64_t generation, id_hash;
+    bool pinned, active;
+    int32_t references;  /* requests that hold it */
+    uint64_t last_use;   /* larger is later */
     uint64_t rows;       /* rows that steps have routed to it */
-    double load_seconds; /* reading, checking, packing and copying */
+    double load_seconds; /* reading, checking and packing */
     double flops_ratio;  /* multiply-adds that it adds to a row, over those of the base's layers */
 } sp_engine_adapter_info;
 
+/* In the order of loading, draining versions among them. */
 SP_API size_t sp_engine_n_adapters(const sp_engine *engine);
 SP_API sp_status sp_engine_adapter_at(const sp_engine *engine, size_t index,
                                       sp_engine_adapter_info *out_info);
+/* The version that a name means now. SP_ERR_NOT_FOUND. */
+SP_API sp_status sp_engine_find_adapter(const sp_engine *engine, const char *name,
+                                        sp_engine_adapter_info *out_info);
+/* The digest of the version that a request holds; all zero for the base. SP_ERR_NOT_FOUND. */
+SP_API sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id,
+                                          sp_digest *out_digest);
 
 #ifdef __cplusplus
 }

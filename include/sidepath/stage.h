@@ -103,6 +103,7 @@ typedef struct sp_stage_load_options {
     bool replace;         /* false: a name that is taken is refused as `name-taken` */
     uint64_t expected_generation; /* not 0: replace only while the name is at this generation */
     bool pinned;                  /* keep it in its slot, whatever others need */
+    double spent_seconds;         /* on it already, by the caller of sp_stage_add */
 } sp_stage_load_options;
 
 SP_API void sp_stage_load_options_default(sp_stage_load_options *out_options);
@@ -196,6 +197,9 @@ SP_API sp_status sp_stage_hold(sp_stage *stage, sp_route_kind kind, const char *
  */
 SP_API sp_status sp_stage_request(sp_stage *stage, sp_hold *hold, bool give_way, sp_error *error);
 
+/* The same without taking the slot: SP_OK means that sp_stage_request would. */
+SP_API sp_status sp_stage_ask(sp_stage *stage, sp_hold *hold, bool give_way, sp_error *error);
+
 /* Gives the slot back, or stops waiting; the version stays held. */
 SP_API void sp_stage_yield(sp_stage *stage, sp_hold *hold);
 
@@ -266,6 +270,7 @@ SP_API sp_status sp_stage_find(const sp_stage *stage, const char *name, sp_versi
 
 typedef struct sp_stage_stats {
     size_t host_bytes, host_bytes_max;   /* images, those being made included; the budget */
+    uint64_t handovers;                  /* copies into slots that a request waited for */
     uint64_t fetches, copies, evictions; /* fetches from sources, copies into slots, images dropped
                                             for want of budget */
     int32_t n_images, n_in_flight;

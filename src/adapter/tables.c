@@ -395,12 +395,11 @@ static sp_status check_saved(const sp_audit *audit, sp_module module, const sp_i
 {
     const sp_name_rule *rule = &audit->config.modules_to_save;
     const char *name = sp_module_name(module);
-    size_t n_name = strlen(name);
 
     for (size_t i = 0; i < rule->n; i++) {
         size_t n = strlen(rule->names[i]);
 
-        if (table || n < n_name || strcmp(rule->names[i] + n - n_name, name) != 0)
+        if (table || strcmp(rule->names[i] + n - strlen(name), name) != 0)
             continue;
         if (!audit->options->allow_partial)
             return sp_refuse(audit->error, SP_REASON_UNMATCHED_TARGET, rule->names[i], -1,

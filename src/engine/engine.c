@@ -5,7 +5,6 @@
 
 #include <string.h>
 
-#define DEFAULT_POOL_RANK 64
 #define ADAPTER_NAME_MAX  255
 #define TOKENIZER_FILE    "tokenizer.json"
 #define DEFAULT_KV_TOKENS 65536
@@ -24,6 +23,9 @@ void sp_engine_options_default(sp_engine_options *out_options)
         .kv_tokens = DEFAULT_KV_TOKENS,
         .page_tokens = 16,
         .step_rows = 256,
+        .loader_threads = 1,
+        .adapter_wait_steps = 64,
+        .adapter_preempt_steps = 256,
     };
 }
 
@@ -90,6 +92,12 @@ static sp_status check_options(const sp_engine_options *options, sp_error *error
         return bad_option(error, "step-rows", "from 1 to 65536");
     if (options->prefill_chunk < 0 || options->prefill_chunk > 65536)
         return bad_option(error, "prefill-chunk", "from 0 to 65536");
+    if (options->loader_threads < 0 || options->loader_threads > 64)
+        return bad_option(error, "loader-threads", "from 0 to 64");
+    if (options->adapter_wait_steps < 1 ||
+        options->adapter_preempt_steps < options->adapter_wait_steps)
+        return bad_option(error, "adapter-preempt-steps",
+                          "at least --adapter-wait-steps, which must be at least 1");
     if (options->max_context < 0)
         return bad_option(error, "max-context", "0 or more");
     if (options->kv_tokens < 1 || options->kv_tokens > (int64_t)INT32_MAX / 2)
@@ -161,210 +169,6 @@ static sp_status open_model(sp_engine *engine, sp_error *error)
     return open_tokenizer(engine, error);
 }
 
-/* ---- adapters ------------------------------------------------------------------------------ */
-
-static sp_status refuse_unsupported(const sp_adapter *adapter, const char *name,
-                                    sp_module_set missing, sp_error *error)
-{
-    for (int32_t m = 0; m < SP_MODULE_COUNT; m++)
-        if (missing & (1u << m))
-            return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported",
-                           sp_module_name((sp_module)m), -1,
-                           "adapter %s adapts %s, which this build's engine cannot apply yet", name,
-                           sp_module_name((sp_module)m));
-    (void)adapter;
-    return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", name, -1,
-                   "adapter %s replaces whole rows of a table, which this build's engine cannot "
-                   "apply yet",
-                   name);
-}
-
-static sp_status open_adapter(const sp_engine *engine, const sp_engine_adapter *wanted,
-                              sp_adapter **out_adapter, sp_error *error)
-{
-    sp_module_set supported = sp_engine_modules(engine->model.shape.family);
-    sp_adapter_options options;
-    sp_adapter *adapter;
-    sp_module_set missing;
-    sp_status status;
-
-    sp_adapter_options_default(&options);
-    options.geometry = engine->model.geometry;
-    options.name = wanted->name;
-    options.rank_max = engine->options.max_lora_rank;
-    options.pool_dtype = engine->options.precision;
-    options.base_dir = engine->options.model_dir;
-    options.allow_partial = engine->options.allow_partial;
-    options.allow_no_effect = engine->options.allow_no_effect;
-    options.allow_unknown_fields = engine->options.allow_unknown_fields;
-    options.allow_base_changing_init = engine->options.allow_base_changing_init;
-    status = sp_adapter_open(wanted->path, &options, &adapter, error);
-    if (status != SP_OK)
-        return status;
-    missing = sp_adapter_modules(adapter) & ~supported;
-    if (missing || sp_adapter_n_tables(adapter) > 0) {
-        status = refuse_unsupported(adapter, wanted->name, missing, error);
-        sp_adapter_release(adapter);
-        return status;
-    }
-    *out_adapter = adapter;
-    return SP_OK;
-}
-
-static size_t stored_bytes(const sp_adapter *adapter)
-{
-    size_t bytes = 0;
-
-    for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
-        const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
-
-        bytes += (size_t)site->a.rows * (size_t)site->a.cols * sp_dtype_bytes(site->a.dtype);
-        bytes += (size_t)site->b.rows * (size_t)site->b.cols * sp_dtype_bytes(site->b.dtype);
-    }
-    return bytes;
-}
-
-/* Multiply-adds of the adapter's sites for one row, over those of the base's linear layers. */
-static double flops_ratio(const sp_model_shape *shape, const sp_adapter *adapter)
-{
-    double hidden = shape->hidden;
-    double q = (double)shape->q_heads * shape->head_dim;
-    double kv = (double)shape->kv_heads * shape->head_dim;
-    double base = shape->layers * hidden * (2 * q + 2 * kv + 3.0 * shape->intermediate);
-    double added = 0;
-
-    for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
-        const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
-
-        added += (double)site->rank * ((double)site->a.cols + (double)site->b.rows);
-    }
-    return added / base;
-}
-
-/* Packs one adapter into a slot, where it stays: it is pinned by a reference of the engine. */
-static sp_status make_resident(sp_engine *engine, const sp_adapter *adapter, sp_resident *resident,
-                               sp_error *error)
-{
-    sp_image *image;
-    sp_status status = sp_layout_pack(engine->layout, adapter, &image, error);
-
-    if (status != SP_OK)
-        return status;
-    status = sp_pool_load(engine->pool, image, &resident->slot, &resident->generation, error);
-    sp_image_destroy(image);
-    if (status != SP_OK)
-        return status;
-    status = sp_pool_set_pinned(engine->pool, resident->slot, true);
-    resident->rank = sp_adapter_rank_max(adapter);
-    resident->sites = (int32_t)sp_adapter_n_sites(adapter);
-    resident->file_bytes = stored_bytes(adapter);
-    resident->digest = sp_adapter_digest(adapter);
-    resident->flops_ratio = flops_ratio(&engine->model.shape, adapter);
-    return status;
-}
-
-static sp_status create_pool(sp_engine *engine, sp_adapter *const *adapters, size_t n,
-                             sp_error *error)
-{
-    sp_layout_options layout_options;
-    sp_pool_options pool_options;
-    sp_delta_options delta_options;
-    sp_status status;
-    int32_t rank = 0;
-
-    sp_layout_options_default(&layout_options);
-    for (size_t i = 0; i < n; i++) {
-        layout_options.modules |= sp_adapter_modules(adapters[i]);
-        if (sp_adapter_rank_max(adapters[i]) > rank)
-            rank = sp_adapter_rank_max(adapters[i]);
-    }
-    if (engine->options.lora_modules)
-        layout_options.modules = engine->options.lora_modules;
-    if (engine->options.max_lora_rank)
-        rank = engine->options.max_lora_rank;
-    layout_options.geometry = engine->model.geometry;
-    layout_options.rank = rank ? rank : DEFAULT_POOL_RANK;
-    layout_options.dtype = engine->options.precision;
-    status = sp_layout_create(&layout_options, &engine->layout, error);
-    if (status != SP_OK)
-        return status;
-    sp_pool_options_default(&pool_options);
-    pool_options.layout = engine->layout;
-    pool_options.device = engine->device;
-    pool_options.slots = engine->options.max_loras;
-    status = sp_pool_create(&pool_options, &engine->pool, error);
-    if (status != SP_OK)
-        return status;
-    sp_delta_options_default(&delta_options);
-    delta_options.pool = engine->pool;
-    delta_options.exec = engine->exec;
-    delta_options.rows_max = engine->options.step_rows;
-    delta_options.cpu_isa = engine->kernels->level;
-    delta_options.no_apply = engine->options.no_apply;
-    delta_options.no_ffn = engine->options.no_ffn;
-    return sp_delta_create(&delta_options, &engine->delta, error);
-}
-
-static sp_status check_adapter_names(const sp_engine *engine, const sp_engine_adapter *wanted,
-                                     size_t n, sp_error *error)
-{
-    if (n > (size_t)engine->options.max_loras)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "max-loras", -1,
-                       "%zu adapters need %zu slots; raise --max-loras above %d", n, n,
-                       engine->options.max_loras);
-    for (size_t i = 0; i < n; i++) {
-        sp_status status = sp_engine_name_check(wanted[i].name, engine->base_name, error);
-
-        if (status != SP_OK)
-            return status;
-        for (size_t j = 0; j < i; j++)
-            if (strcmp(wanted[i].name, wanted[j].name) == 0)
-                return sp_fail(error, SP_ERR_INPUT, NULL, wanted[i].name, -1,
-                               "the adapter name \"%s\" is given twice", wanted[i].name);
-    }
-    return SP_OK;
-}
-
-static sp_status load_adapters(sp_engine *engine, const sp_engine_adapter *wanted, size_t n,
-                               sp_error *error)
-{
-    sp_adapter **adapters;
-    sp_status status = check_adapter_names(engine, wanted, n, error);
-
-    if (status != SP_OK || n == 0)
-        return status;
-    adapters = sp_calloc(n, sizeof(sp_adapter *));
-    engine->residents = sp_calloc(n, sizeof *engine->residents);
-    if (!adapters || !engine->residents) {
-        status = sp_fail_memory(error, n * sizeof *engine->residents, "the list of adapters");
-        goto free_list;
-    }
-    engine->n_residents = n;
-    for (size_t i = 0; i < n && status == SP_OK; i++) {
-        double began = sp_clock_seconds();
-
-        status = open_adapter(engine, &wanted[i], &adapters[i], error);
-        engine->residents[i].load_seconds = sp_clock_seconds() - began;
-    }
-    if (status == SP_OK)
-        status = create_pool(engine, adapters, n, error);
-    for (size_t i = 0; i < n && status == SP_OK; i++) {
-        double began = sp_clock_seconds();
-
-        engine->residents[i].name = sp_strdup(wanted[i].name);
-        if (!engine->residents[i].name)
-            status = sp_fail_memory(error, strlen(wanted[i].name), "the name of an adapter");
-        else
-            status = make_resident(engine, adapters[i], &engine->residents[i], error);
-        engine->residents[i].load_seconds += sp_clock_seconds() - began;
-    }
-    for (size_t i = 0; i < n; i++)
-        sp_adapter_release(adapters[i]);
-free_list:
-    sp_free(adapters);
-    return status;
-}
-
 /* ---- buffers ------------------------------------------------------------------------------- */
 
 static sp_status create_cache(sp_engine *engine, sp_error *error)
@@ -378,6 +182,9 @@ static sp_status create_cache(sp_engine *engine, sp_error *error)
                                                        : engine->options.step_rows,
         .page_tokens = page_tokens,
         .n_pages = n_pages,
+        .adapter_wait_steps = (uint64_t)engine->options.adapter_wait_steps,
+        .adapter_preempt_steps = (uint64_t)engine->options.adapter_preempt_steps,
+        .gate = sp_engine_gate(engine),
     };
     sp_status status =
         sp_kv_cache_create(engine->device, &engine->model.shape, engine->options.precision, n_pages,
@@ -424,7 +231,7 @@ static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, 
         status = open_model(engine, error);
     began = sp_clock_seconds();
     if (status == SP_OK)
-        status = load_adapters(engine, adapters, n_adapters, error);
+        status = sp_engine_open_adapters(engine, adapters, n_adapters, error);
     engine->stats.adapter_seconds = sp_clock_seconds() - began;
     if (status == SP_OK)
         status = create_cache(engine, error);
@@ -455,6 +262,7 @@ sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapt
     engine->options.model_dir = NULL;
     engine->options.served_name = NULL;
     engine->options.cpu_isa = NULL;
+    engine->options.adapter_refused = NULL;
     engine->stats.open_seconds = sp_clock_seconds() - began;
     *out_engine = engine;
     return SP_OK;
@@ -476,12 +284,7 @@ void sp_engine_close(sp_engine *engine)
     sp_scheduler_destroy(&engine->scheduler);
     sp_kv_cache_destroy(&engine->cache);
     sp_plan_destroy(engine->plan);
-    sp_delta_destroy(engine->delta);
-    sp_pool_destroy(engine->pool);
-    sp_layout_release(engine->layout);
-    for (size_t i = 0; i < engine->n_residents; i++)
-        sp_free(engine->residents[i].name);
-    sp_free(engine->residents);
+    sp_engine_close_adapters(engine);
     sp_tokenizer_close(engine->tokenizer);
     sp_rope_destroy(&engine->rope);
     sp_model_close(&engine->model);
@@ -515,6 +318,7 @@ void sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats)
     *out_stats = engine->stats;
     out_stats->delta_seconds = engine->forward.delta_seconds;
     out_stats->preemptions = engine->scheduler.preemptions;
+    out_stats->rotations = engine->scheduler.rotations;
     out_stats->waiting = engine->scheduler.n_waiting;
     out_stats->running = engine->scheduler.n_running;
     out_stats->kv_pages = pages->n_pages;
@@ -527,34 +331,6 @@ void sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats)
     if (engine->layout)
         out_stats->scratch_bytes +=
             sp_delta_workspace_bytes(engine->layout, engine->options.step_rows);
-}
-
-size_t sp_engine_n_adapters(const sp_engine *engine)
-{
-    return engine->n_residents;
-}
-
-sp_status sp_engine_adapter_at(const sp_engine *engine, size_t index,
-                               sp_engine_adapter_info *out_info)
-{
-    const sp_resident *resident;
-
-    if (index >= engine->n_residents)
-        return SP_ERR_ARGUMENT;
-    resident = &engine->residents[index];
-    *out_info = (sp_engine_adapter_info){
-        .name = resident->name,
-        .slot = resident->slot,
-        .rank = resident->rank,
-        .sites = resident->sites,
-        .file_bytes = resident->file_bytes,
-        .digest = resident->digest,
-        .rows = resident->rows,
-        .slot_bytes = sp_layout_slot_bytes(engine->layout),
-        .load_seconds = resident->load_seconds,
-        .flops_ratio = resident->flops_ratio,
-    };
-    return SP_OK;
 }
 
 sp_status sp_engine_encode(const sp_engine *engine, const char *text, size_t bytes,

@@ -1,6 +1,6 @@
 /*
- * engine_state.h: what an engine is made of. Shared by engine.c (opening), submit.c (submitting)
- * and step.c (stepping).
+ * engine_state.h: what an engine is made of. Shared by engine.c (opening), engine_adapters.c
+ * (adapters), submit.c (submitting) and step.c (stepping).
  */
 #ifndef SP_ENGINE_ENGINE_STATE_H
 #define SP_ENGINE_ENGINE_STATE_H
@@ -14,18 +14,7 @@
 
 #include <sidepath/engine.h>
 #include <sidepath/pool.h>
-
-/* An adapter under a name, resident in a slot for the engine's whole life. */
-typedef struct sp_resident {
-    char *name;
-    int32_t slot, rank, sites;
-    uint64_t generation;
-    size_t file_bytes;
-    sp_digest digest;
-    uint64_t rows;
-    double load_seconds;
-    double flops_ratio;
-} sp_resident;
+#include <sidepath/stage.h>
 
 /* A row of the step under way whose logits are wanted. */
 typedef struct sp_logit_row {
@@ -43,10 +32,11 @@ struct sp_engine {
     sp_rope rope;
     sp_tokenizer *tokenizer; /* NULL: the model directory has no tokenizer.json */
 
-    sp_resident *residents; /* [n_residents] */
-    size_t n_residents;
-    sp_layout *layout; /* NULL without adapters, as are pool and delta */
+    sp_layout *layout; /* NULL where no adapter can be loaded, as are pool, stage and delta */
     sp_pool *pool;
+    sp_stage_source disk;
+    sp_stage *stage;
+    sp_error gate_error; /* why scheduler.failed can never run */
     sp_delta *delta;
     sp_plan *plan;
     sp_route_span *spans; /* [max_running] */
@@ -73,5 +63,17 @@ struct sp_engine {
 
 /* Frees a sequence: out of the scheduler, its adapter reference given back. */
 void sp_engine_drop(sp_engine *engine, sp_sequence *sequence);
+
+/* engine_adapters.c: pool, stage and delta, and the start-up adapters in them. */
+sp_status sp_engine_open_adapters(sp_engine *engine, const sp_engine_adapter *wanted, size_t n,
+                                  sp_error *error);
+void sp_engine_close_adapters(sp_engine *engine);
+
+/* How the scheduler asks for slots; all NULL without a pool. */
+sp_adapter_gate sp_engine_gate(sp_engine *engine);
+
+/* The adapter version that a request means. SP_ERR_NOT_FOUND. */
+sp_status sp_engine_hold(const sp_engine *engine, const char *adapter, sp_hold *out_hold,
+                         sp_error *error);
 
 #endif

@@ -116,11 +116,18 @@ static void drop_entry(sp_batch *batch, const sp_sequence *sequence)
     }
 }
 
+static void give_slot_back(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    if (scheduler->options.gate.yield)
+        scheduler->options.gate.yield(scheduler->options.gate.user, sequence);
+}
+
 static void preempt(sp_scheduler *scheduler, sp_sequence *victim)
 {
     drop_entry(&scheduler->batch, victim);
     take_out(scheduler->running, &scheduler->n_running, victim);
     give_pages_back(scheduler, victim);
+    give_slot_back(scheduler, victim);
     victim->n_computed = 0;
     victim->state = SP_SEQUENCE_WAITING;
     insert_by_id(scheduler->waiting, &scheduler->n_waiting, victim);
@@ -197,19 +204,152 @@ static void schedule_running(sp_scheduler *scheduler, bool decode)
     }
 }
 
+/* ---- adapters ------------------------------------------------------------------------------ */
+
+static void fail(sp_scheduler *scheduler, sp_sequence *sequence, sp_status status)
+{
+    scheduler->failed = sequence;
+    scheduler->failed_status = status;
+}
+
+/* Whether the sequence could have its slot now; else notes what it waits for. */
+static bool ask(sp_scheduler *scheduler, sp_sequence *sequence, bool give_way)
+{
+    const sp_adapter_gate *gate = &scheduler->options.gate;
+    sp_status status = gate->ask ? gate->ask(gate->user, sequence, give_way) : SP_OK;
+
+    if (status == SP_OK)
+        return true;
+    if (status < 0)
+        fail(scheduler, sequence, status);
+    if (status != SP_POOL_FULL && status != SP_BUSY)
+        return false;
+    if (++sequence->slot_wait > scheduler->slot_wait) {
+        scheduler->slot_wait = sequence->slot_wait;
+        scheduler->slot_wait_full = status == SP_POOL_FULL;
+    }
+    return false;
+}
+
+/* The wait that counts: a slot that changed hands a moment ago is not to change again at once. */
+static uint64_t patience(const sp_scheduler *scheduler)
+{
+    uint64_t since = scheduler->step - scheduler->handover_step;
+
+    return scheduler->slot_wait < since ? scheduler->slot_wait : since;
+}
+
+static void watch_handovers(sp_scheduler *scheduler)
+{
+    const sp_adapter_gate *gate = &scheduler->options.gate;
+    uint64_t handovers = gate->handovers ? gate->handovers(gate->user) : 0;
+
+    scheduler->step++;
+    if (handovers == scheduler->handovers)
+        return;
+    scheduler->handovers = handovers;
+    scheduler->handover_step = scheduler->step;
+}
+
+/* All who hold the sequence's slot have got on since they were admitted. */
+static bool slot_got_on(const sp_scheduler *scheduler, const sp_sequence *sequence)
+{
+    for (int32_t i = 0; i < scheduler->n_running; i++) {
+        const sp_sequence *other = scheduler->running[i];
+
+        if (other->hold.slot == sequence->hold.slot && other->n_tokens <= other->n_tokens_admitted)
+            return false;
+    }
+    return true;
+}
+
+static const sp_sequence *longest_in_slot(const sp_scheduler *scheduler)
+{
+    const sp_adapter_gate *gate = &scheduler->options.gate;
+    const sp_sequence *longest = NULL;
+
+    for (int32_t i = 0; i < scheduler->n_running; i++) {
+        const sp_sequence *sequence = scheduler->running[i];
+
+        if (gate->can_yield(gate->user, sequence) && slot_got_on(scheduler, sequence) &&
+            (!longest || sequence->admitted_step < longest->admitted_step))
+            longest = sequence;
+    }
+    return longest;
+}
+
+/* Empties one slot for those that have waited too long. */
+static void rotate(sp_scheduler *scheduler)
+{
+    const sp_sequence *longest;
+    int32_t slot;
+
+    if (!scheduler->options.gate.can_yield || !scheduler->slot_wait_full ||
+        patience(scheduler) < scheduler->options.adapter_preempt_steps)
+        return;
+    longest = longest_in_slot(scheduler);
+    if (!longest)
+        return;
+    slot = longest->hold.slot;
+    for (int32_t i = scheduler->n_running - 1; i >= 0; i--)
+        if (scheduler->running[i]->hold.slot == slot)
+            preempt(scheduler, scheduler->running[i]);
+    scheduler->rotations++;
+    scheduler->handover_step = scheduler->step;
+}
+
+/* ---- admission ----------------------------------------------------------------------------- */
+
+static void start_running(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    const sp_adapter_gate *gate = &scheduler->options.gate;
+    sp_status status = gate->take ? gate->take(gate->user, sequence) : SP_OK;
+
+    if (status != SP_OK) {
+        fail(scheduler, sequence, status);
+        return;
+    }
+    take_out(scheduler->waiting, &scheduler->n_waiting, sequence);
+    sequence->state = SP_SEQUENCE_RUNNING;
+    sequence->slot_wait = 0;
+    sequence->admitted_step = scheduler->step;
+    sequence->n_tokens_admitted = sequence->n_tokens;
+    insert_by_id(scheduler->running, &scheduler->n_running, sequence);
+    schedule(scheduler, sequence);
+}
+
+/* Room for one more running sequence, in rows and in pages. */
+static bool has_room(const sp_scheduler *scheduler, const sp_sequence *sequence)
+{
+    int32_t need = sp_pages_for(sequence->n_tokens + 1, scheduler->options.page_tokens);
+
+    if (scheduler->n_running == 0)
+        return true;
+    return scheduler->n_running < scheduler->options.max_running &&
+           scheduler->batch.n_rows < scheduler->options.step_rows &&
+           need <= scheduler->pages.n_free;
+}
+
+/*
+ * In order, but for those whose adapter is not there. Once one finds no room, none behind it is
+ * admitted; they ask all the same, so that their adapters come in meanwhile.
+ */
 static void admit(sp_scheduler *scheduler)
 {
-    while (scheduler->n_waiting > 0 && scheduler->n_running < scheduler->options.max_running &&
-           scheduler->batch.n_rows < scheduler->options.step_rows) {
-        sp_sequence *sequence = scheduler->waiting[0];
-        int32_t need = sp_pages_for(sequence->n_tokens + 1, scheduler->options.page_tokens);
+    bool give_way = patience(scheduler) >= scheduler->options.adapter_wait_steps;
+    bool full = false;
+    int32_t at = 0;
 
-        if (need > scheduler->pages.n_free && scheduler->n_running > 0)
-            return;
-        take_out(scheduler->waiting, &scheduler->n_waiting, sequence);
-        sequence->state = SP_SEQUENCE_RUNNING;
-        insert_by_id(scheduler->running, &scheduler->n_running, sequence);
-        schedule(scheduler, sequence);
+    scheduler->slot_wait = 0;
+    while (at < scheduler->n_waiting && !scheduler->failed) {
+        sp_sequence *sequence = scheduler->waiting[at];
+        bool ready = ask(scheduler, sequence, give_way);
+
+        full = full || (ready && !has_room(scheduler, sequence));
+        if (ready && !full)
+            start_running(scheduler, sequence);
+        else
+            at++;
     }
 }
 
@@ -219,6 +359,9 @@ const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler)
 
     scheduler->batch.n_entries = 0;
     scheduler->batch.n_rows = 0;
+    scheduler->failed = NULL;
+    watch_handovers(scheduler);
+    rotate(scheduler);
     schedule_running(scheduler, true);
     schedule_running(scheduler, false);
     /* Whoever was preempted in this step is not let in again at once: its pages went to others. */

@@ -16,6 +16,7 @@
 
 #include <sidepath/engine.h>
 #include <sidepath/route.h>
+#include <sidepath/stage.h>
 
 typedef enum sp_sequence_state {
     SP_SEQUENCE_WAITING = 0, /* holds no pages */
@@ -30,10 +31,11 @@ typedef struct sp_sequence {
     int32_t *pages; /* [pages of all its tokens], owned; the first n_pages are held */
     int32_t n_pages;
 
-    int32_t adapter; /* index in the engine, or -1 for the base */
-    int32_t slot;
-    uint64_t generation; /* of the version that it holds a reference to */
+    sp_hold hold; /* the adapter version that it means, and its slot while it runs */
     float lora_scale;
+    uint64_t slot_wait;        /* steps that it has waited for a slot that others held */
+    uint64_t admitted_step;    /* of the scheduler, when it last began to run */
+    int32_t n_tokens_admitted; /* tokens that it had then */
 
     sp_sample_params sampling;
     bool ignore_eos;

@@ -10,6 +10,9 @@
 
 #include <string.h>
 
+/* How long a step without anything to run waits for an adapter on its way. */
+#define LOAD_WAIT_MS 10
+
 /* What one step carries along. */
 typedef struct step_run {
     sp_engine *engine;
@@ -31,14 +34,11 @@ static sp_status route(sp_engine *engine, const sp_batch *batch, sp_error *error
 
         engine->spans[i] = (sp_route_span){
             .n_rows = batch->entries[i].n_rows,
-            .slot = sequence->slot,
-            .generation = sequence->generation,
+            .slot = sequence->hold.version ? sequence->hold.slot : SP_SLOT_BASE,
+            .generation = sequence->hold.generation,
             .scale = sequence->lora_scale,
         };
-        if (sequence->adapter >= 0) {
-            engine->residents[sequence->adapter].rows += (uint64_t)batch->entries[i].n_rows;
-            sp_pool_touch(engine->pool, sequence->slot);
-        }
+        sp_stage_use(engine->stage, &sequence->hold, (uint64_t)batch->entries[i].n_rows);
     }
     return sp_plan_build(engine->plan, engine->pool, engine->spans, batch->n_entries, batch->n_rows,
                          error);
@@ -252,16 +252,45 @@ static void count_step(sp_engine *engine, const sp_batch *batch)
     }
 }
 
+/* Its adapter cannot be had any more; the others go on. */
+static void drop_failed(step_run *run, sp_sequence *sequence)
+{
+    sp_engine *engine = run->engine;
+
+    run->status = sp_fail(run->error, engine->scheduler.failed_status, engine->gate_error.code,
+                          engine->gate_error.subject, sequence->id, "request %lld was dropped: %s",
+                          (long long)sequence->id, engine->gate_error.text);
+    sp_engine_drop(engine, sequence);
+}
+
+/* Nothing runs: nothing is there, or all that is waits for adapters on their way. */
+static sp_status run_nothing(const step_run *run)
+{
+    sp_engine *engine = run->engine;
+
+    if (run->status != SP_OK)
+        return run->status;
+    if (engine->scheduler.n_waiting == 0)
+        return SP_AGAIN;
+    sp_stage_wait(engine->stage, LOAD_WAIT_MS);
+    return SP_OK;
+}
+
 sp_status sp_engine_step(sp_engine *engine, sp_event_fn on_event, void *user, sp_error *error)
 {
     step_run run = {
         .engine = engine, .on_event = on_event, .user = user, .status = SP_OK, .error = error};
     double began = sp_clock_seconds();
-    const sp_batch *batch = sp_scheduler_plan(&engine->scheduler);
+    const sp_batch *batch;
     sp_status status;
 
+    if (engine->stage)
+        sp_stage_poll(engine->stage);
+    batch = sp_scheduler_plan(&engine->scheduler);
+    if (engine->scheduler.failed)
+        drop_failed(&run, engine->scheduler.failed);
     if (batch->n_entries == 0)
-        return SP_AGAIN;
+        return run_nothing(&run);
     status = route(engine, batch, error);
     if (status != SP_OK)
         return status;

@@ -26,23 +26,6 @@ static sp_status bad_field(sp_error *error, const char *field, const char *want)
     return sp_fail(error, SP_ERR_INPUT, NULL, field, -1, "%s must be %s", field, want);
 }
 
-/* *out_adapter: index of the resident, or -1 for the base. An unknown name is never the base. */
-static sp_status resolve_adapter(const sp_engine *engine, const char *name, int32_t *out_adapter,
-                                 sp_error *error)
-{
-    *out_adapter = -1;
-    if (!name || strcmp(name, engine->base_name) == 0)
-        return SP_OK;
-    for (size_t i = 0; i < engine->n_residents; i++) {
-        if (strcmp(engine->residents[i].name, name) == 0) {
-            *out_adapter = (int32_t)i;
-            return SP_OK;
-        }
-    }
-    return sp_fail(error, SP_ERR_NOT_FOUND, NULL, name, -1,
-                   "no adapter is loaded under the name \"%s\"", name);
-}
-
 static sp_status check_prompt(const sp_engine *engine, const sp_request *request, sp_error *error)
 {
     if (request->n_tokens < 1 || !request->tokens)
@@ -109,11 +92,14 @@ static sp_status check_stop(const sp_engine *engine, const sp_request *request, 
 
 sp_status sp_engine_check(const sp_engine *engine, const sp_request *request, sp_error *error)
 {
-    int32_t adapter;
-    sp_status status = resolve_adapter(engine, request->adapter, &adapter, error);
+    sp_hold hold;
+    sp_status status = sp_engine_hold(engine, request->adapter, &hold, error);
 
-    if (status == SP_OK)
+    if (status == SP_OK) {
+        if (engine->stage)
+            sp_stage_release(engine->stage, &hold);
         status = check_prompt(engine, request, error);
+    }
     if (status == SP_OK)
         status = check_length(engine, request, error);
     if (status == SP_OK)
@@ -192,26 +178,10 @@ static sp_status reserve_sequences(sp_engine *engine)
     return SP_OK;
 }
 
-/* A request holds its version from here on, so that nothing can take the slot from under it. */
-static sp_status hold_version(sp_engine *engine, sp_sequence *sequence, int32_t adapter)
-{
-    const sp_resident *resident;
-
-    sequence->adapter = adapter;
-    sequence->slot = SP_SLOT_BASE;
-    if (adapter < 0)
-        return SP_OK;
-    resident = &engine->residents[adapter];
-    sequence->slot = resident->slot;
-    sequence->generation = resident->generation;
-    return sp_pool_acquire(engine->pool, resident->slot, resident->generation);
-}
-
 sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t *out_id,
                            sp_error *error)
 {
     sp_sequence *sequence;
-    int32_t adapter;
     sp_status status = sp_engine_check(engine, request, error);
 
     if (status != SP_OK)
@@ -224,14 +194,12 @@ sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t
         destroy_sequence(sequence);
         return sp_fail_memory(error, sizeof *sequence, "the queue");
     }
-    status = resolve_adapter(engine, request->adapter, &adapter, error);
-    if (status == SP_OK)
-        status = hold_version(engine, sequence, adapter);
+    /* Decided here, once: what the name means later does not concern this request. */
+    status = sp_engine_hold(engine, request->adapter, &sequence->hold, error);
     if (status != SP_OK) {
         sp_scheduler_remove(&engine->scheduler, sequence);
         destroy_sequence(sequence);
-        return sp_fail(error, status, NULL, request->adapter, -1,
-                       "the adapter \"%s\" cannot be used now", request->adapter);
+        return status;
     }
     engine->sequences[engine->n_sequences++] = sequence;
     engine->next_id++;
@@ -250,8 +218,8 @@ void sp_engine_drop(sp_engine *engine, sp_sequence *sequence)
         break;
     }
     sp_scheduler_remove(&engine->scheduler, sequence);
-    if (sequence->slot != SP_SLOT_BASE)
-        sp_pool_release(engine->pool, sequence->slot, sequence->generation);
+    if (engine->stage)
+        sp_stage_release(engine->stage, &sequence->hold);
     destroy_sequence(sequence);
 }
 

@@ -163,6 +163,7 @@ void sp_stage_copied(sp_stage *stage, stage_content *content)
         stage->copies++;
         content->slot = content->task.slot;
         content->fresh = content->n_waiting > 0;
+        stage->handovers += content->fresh;
         content->prefetch = false;
         sp_stage_unwant(stage, content);
         sp_stage_refresh_slot(stage, content);

@@ -4,6 +4,7 @@
  * is taken before the first begins, so that nothing can fail half-way.
  */
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "stage/stage_state.h"
 
 #include <string.h>
@@ -442,8 +443,10 @@ sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *options,
         return status;
     append_load(stage, load);
     load->task.facts = sp_adapter_facts_of(adapter);
+    load->task.seconds = options->spent_seconds - sp_clock_seconds();
     load->task.status =
         sp_layout_pack(stage->layout, adapter, &load->task.image, &load->task.error);
+    load->task.seconds += sp_clock_seconds();
     sp_stage_load_fetched(stage, load);
     if (load->state == LOAD_LANDING) {
         status = fill_slot(stage, load->content, &failure);

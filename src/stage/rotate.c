@@ -128,7 +128,7 @@ static bool should_give_way(const sp_stage *stage, const stage_content *content,
     return !(hold->begun && (content->image == NULL || fetch_blocked(stage)));
 }
 
-sp_status sp_stage_request(sp_stage *stage, sp_hold *hold, bool give_way, sp_error *error)
+sp_status sp_stage_ask(sp_stage *stage, sp_hold *hold, bool give_way, sp_error *error)
 {
     stage_content *content;
     sp_status status;
@@ -143,11 +143,8 @@ sp_status sp_stage_request(sp_stage *stage, sp_hold *hold, bool give_way, sp_err
         stop_waiting(stage, hold);
         return status;
     }
-    if (content->slot >= 0) {
-        if (give_way && should_give_way(stage, content, hold))
-            return SP_AGAIN;
-        return take_slot(stage, hold);
-    }
+    if (content->slot >= 0)
+        return give_way && should_give_way(stage, content, hold) ? SP_AGAIN : SP_OK;
     start_waiting(stage, hold);
     status = wait_status(stage, content);
     if (status == SP_ERR_SLOTS_PINNED) {
@@ -158,6 +155,19 @@ sp_status sp_stage_request(sp_stage *stage, sp_hold *hold, bool give_way, sp_err
                        hold->version->name);
     }
     return status;
+}
+
+sp_status sp_stage_request(sp_stage *stage, sp_hold *hold, bool give_way, sp_error *error)
+{
+    sp_status status = sp_stage_ask(stage, hold, give_way, error);
+
+    if (status != SP_OK || hold->version == NULL || hold->slot >= 0)
+        return status;
+    status = take_slot(stage, hold);
+    if (status != SP_OK)
+        return sp_fail(error, status, NULL, hold->version->name, -1,
+                       "the slot of \"%s\" cannot be used", hold->version->name);
+    return SP_OK;
 }
 
 void sp_stage_yield(sp_stage *stage, sp_hold *hold)

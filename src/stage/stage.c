@@ -152,6 +152,7 @@ void sp_stage_get_stats(const sp_stage *stage, sp_stage_stats *out_stats)
         .host_bytes_max = stage->host_bytes_max,
         .fetches = stage->fetches,
         .copies = stage->copies,
+        .handovers = stage->handovers,
         .evictions = stage->evictions,
         .n_in_flight = stage->n_in_flight,
     };

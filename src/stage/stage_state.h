@@ -115,7 +115,7 @@ struct sp_stage {
     uint64_t generation, clock;
     int64_t next_ticket;
     int32_t n_in_flight; /* tasks given out and not taken back */
-    uint64_t fetches, copies, evictions;
+    uint64_t fetches, copies, handovers, evictions;
 
     /* shared with the workers, under the mutex */
     pthread_mutex_t mutex;

@@ -220,7 +220,7 @@ static void test_bad_adapters(void **state)
                   1, "base model's own name");
     check_failure(shell_run(NULL,
                             "generate --model %s --adapter a=%s/adapters/sqldoc "
-                            "--adapter b=%s/adapters/csource --max-loras 1 --request x",
+                            "--adapter b=%s/adapters/csource --max-loras 0 --request x",
                             DEMO, SP_TEST_DEMO, SP_TEST_DEMO),
                   1, "--max-loras");
     check_failure(shell_run(NULL,

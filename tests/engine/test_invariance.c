@@ -77,7 +77,6 @@ static sp_engine *open_engine(const variant *v, sp_dtype precision, const char *
     options.page_tokens = v->page_tokens;
     options.step_rows = v->step_rows;
     options.kv_tokens = v->kv_tokens;
-    options.max_context = 128;
     return engine_run_open(&options, adapters, n);
 }
 
@@ -98,9 +97,10 @@ static engine_run run_reference(const char *adapter, const int32_t *prompt, sp_d
 }
 
 /* Puts the request at a random place among the others; they have other lengths and adapters. */
-static void run_variant(const variant *v, sp_engine *engine, const engine_run *reference,
-                        const char *adapter, const int32_t *prompt, sp_test_random *random)
+static void run_variant(const variant *v, const engine_run *reference, const char *adapter,
+                        const int32_t *prompt, sp_dtype precision, sp_test_random *random)
 {
+    sp_engine *engine = open_engine(v, precision, NULL);
     engine_run runs[N_OTHERS + 1];
     engine_run *list[N_OTHERS + 1];
     int32_t prompts[N_OTHERS + 1][80];
@@ -112,53 +112,50 @@ static void run_variant(const variant *v, sp_engine *engine, const engine_run *r
     for (int32_t i = 0; i <= v->others; i++) {
         uint32_t other = sp_test_below(random, N_ADAPTERS + 1);
         int32_t length = 1 + (int32_t)sp_test_below(random, 70);
-        int32_t n_new = 1 + (int32_t)sp_test_below(random, 20);
 
-        list[i] = &runs[i];
         if (i == place) {
             runs[i] = engine_run_init(adapter, prompt, PROMPT, MAX_TOKENS);
             runs[i].keep_logits = true;
-            continue;
+        } else {
+            int32_t n_new = 1 + (int32_t)sp_test_below(random, 20);
+
+            /* Two that grow from 31 to 60 tokens push a third out of 28 pages of 4. */
+            if (v->must_preempt)
+                length = n_new = 30;
+            fill_prompt(random, prompts[i], length);
+            runs[i] = engine_run_init(other < N_ADAPTERS ? names[other] : NULL, prompts[i], length,
+                                      n_new);
         }
-        /* Two that grow from 31 to 60 tokens push a third out of 28 pages of 4. */
-        if (v->must_preempt)
-            length = n_new = 30;
-        fill_prompt(random, prompts[i], length);
-        runs[i] =
-            engine_run_init(other < N_ADAPTERS ? names[other] : NULL, prompts[i], length, n_new);
+        list[i] = &runs[i];
     }
     for (int32_t i = 0; i <= v->others; i++)
         engine_run_submit(engine, &runs[i]);
     engine_run_all(engine, list, (size_t)v->others + 1);
     engine_run_assert_same(reference, &runs[place]);
+    sp_engine_get_stats(engine, &stats);
     if (v->must_preempt)
         assert_true(runs[place].n_recomputed > PROMPT);
-    sp_engine_get_stats(engine, &stats);
     assert_int_equal(stats.kv_pages_used, 0);
     for (int32_t i = 0; i <= v->others; i++)
         engine_run_free(&runs[i]);
+    sp_engine_close(engine);
 }
 
 static void check_precision(sp_dtype precision)
 {
     sp_test_random random = {42};
-    int32_t prompts[N_ADAPTERS + 1][PROMPT];
-    engine_run references[N_ADAPTERS + 1];
 
     for (int32_t a = 0; a <= N_ADAPTERS; a++) {
-        fill_prompt(&random, prompts[a], PROMPT);
-        references[a] = run_reference(a < N_ADAPTERS ? names[a] : NULL, prompts[a], precision);
-    }
-    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
-        sp_engine *engine = open_engine(&variants[i], precision, NULL);
+        const char *adapter = a < N_ADAPTERS ? names[a] : NULL;
+        int32_t prompt[PROMPT];
+        engine_run reference;
 
-        for (int32_t a = 0; a <= N_ADAPTERS; a++)
-            run_variant(&variants[i], engine, &references[a], a < N_ADAPTERS ? names[a] : NULL,
-                        prompts[a], &random);
-        sp_engine_close(engine);
+        fill_prompt(&random, prompt, PROMPT);
+        reference = run_reference(adapter, prompt, precision);
+        for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
+            run_variant(&variants[i], &reference, adapter, prompt, precision, &random);
+        engine_run_free(&reference);
     }
-    for (int32_t a = 0; a <= N_ADAPTERS; a++)
-        engine_run_free(&references[a]);
 }
 
 static void test_bf16(void **state)

@@ -229,7 +229,11 @@ static void test_random_load_finishes(void **state)
 
 static void test_creation_survives_every_failed_allocation(void **state)
 {
-    sp_scheduler_options options = {8, 8, 8, PAGE_TOKENS, 8};
+    sp_scheduler_options options = {.max_running = 8,
+                                    .step_rows = 8,
+                                    .prefill_chunk = 8,
+                                    .page_tokens = PAGE_TOKENS,
+                                    .n_pages = 8};
     size_t blocks = sp_alloc_blocks();
 
     (void)state;

@@ -1,0 +1,471 @@
+/*
+ * engine_adapters.c: the engine's adapters: the pool and the stage that fills it, the start-up
+ * adapters, loads while it runs, and the gate through which the scheduler gets slots.
+ */
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "engine/engine_state.h"
+
+#include <string.h>
+
+#define DEFAULT_POOL_RANK 64
+
+/* ---- opening ------------------------------------------------------------------------------- */
+
+static sp_adapter_options adapter_options(const sp_engine *engine)
+{
+    sp_adapter_options options;
+
+    sp_adapter_options_default(&options);
+    options.geometry = engine->model.geometry;
+    options.rank_max = engine->options.max_lora_rank;
+    options.pool_dtype = engine->options.precision;
+    options.base_dir = engine->options.model_dir;
+    options.allow_partial = engine->options.allow_partial;
+    options.allow_no_effect = engine->options.allow_no_effect;
+    options.allow_unknown_fields = engine->options.allow_unknown_fields;
+    options.allow_base_changing_init = engine->options.allow_base_changing_init;
+    return options;
+}
+
+static sp_status open_adapter(const sp_engine *engine, const sp_engine_adapter *wanted,
+                              sp_adapter **out_adapter, sp_error *error)
+{
+    sp_adapter_options options = adapter_options(engine);
+    sp_adapter *adapter;
+    sp_status status;
+
+    options.name = wanted->name;
+    status = sp_adapter_open(wanted->path, &options, &adapter, error);
+    if (status != SP_OK)
+        return status;
+    status =
+        sp_adapter_check_modules(adapter, sp_engine_modules(engine->model.shape.family), error);
+    if (status != SP_OK) {
+        sp_adapter_release(adapter);
+        return status;
+    }
+    *out_adapter = adapter;
+    return SP_OK;
+}
+
+static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, size_t n,
+                               sp_error *error)
+{
+    sp_layout_options options;
+    int32_t rank = 0;
+
+    sp_layout_options_default(&options);
+    for (size_t i = 0; i < n; i++) {
+        if (!adapters[i])
+            continue;
+        options.modules |= sp_adapter_modules(adapters[i]);
+        if (sp_adapter_rank_max(adapters[i]) > rank)
+            rank = sp_adapter_rank_max(adapters[i]);
+    }
+    if (engine->options.lora_modules)
+        options.modules = engine->options.lora_modules;
+    if (engine->options.max_lora_rank)
+        rank = engine->options.max_lora_rank;
+    options.geometry = engine->model.geometry;
+    options.rank = rank ? rank : DEFAULT_POOL_RANK;
+    options.dtype = engine->options.precision;
+    return sp_layout_create(&options, &engine->layout, error);
+}
+
+static sp_status create_delta(sp_engine *engine, sp_error *error)
+{
+    sp_delta_options options;
+
+    sp_delta_options_default(&options);
+    options.pool = engine->pool;
+    options.exec = engine->exec;
+    options.rows_max = engine->options.step_rows;
+    options.cpu_isa = engine->kernels->level;
+    options.no_apply = engine->options.no_apply;
+    options.no_ffn = engine->options.no_ffn;
+    return sp_delta_create(&options, &engine->delta, error);
+}
+
+/* Later loads are held to the pool's rank and modules by packing, to all else by the audit. */
+static sp_status create_stage(sp_engine *engine, sp_error *error)
+{
+    sp_adapter_options audit = adapter_options(engine);
+    sp_stage_options options;
+
+    if (sp_disk_source_create(&audit, sp_engine_modules(engine->model.shape.family),
+                              &engine->disk) != SP_OK)
+        return sp_fail_memory(error, sizeof audit, "the source of adapters");
+    sp_stage_options_default(&options);
+    options.pool = engine->pool;
+    options.sources = &engine->disk;
+    options.n_sources = 1;
+    options.host_bytes_max = engine->options.host_bytes_max;
+    options.threads = engine->options.loader_threads;
+    return sp_stage_create(&options, &engine->stage, error);
+}
+
+static sp_status create_pool(sp_engine *engine, sp_adapter *const *adapters, size_t n,
+                             sp_error *error)
+{
+    sp_pool_options options;
+    sp_status status = create_layout(engine, adapters, n, error);
+
+    if (status != SP_OK)
+        return status;
+    sp_pool_options_default(&options);
+    options.layout = engine->layout;
+    options.device = engine->device;
+    options.slots = engine->options.max_loras;
+    status = sp_pool_create(&options, &engine->pool, error);
+    if (status == SP_OK)
+        status = create_stage(engine, error);
+    if (status == SP_OK)
+        status = create_delta(engine, error);
+    return status;
+}
+
+static sp_status check_adapter_names(const sp_engine *engine, const sp_engine_adapter *wanted,
+                                     size_t n, sp_error *error)
+{
+    if (n > 0 && engine->options.max_loras == 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "max-loras", -1,
+                       "%zu adapters need slots; raise --max-loras above 0", n);
+    for (size_t i = 0; i < n; i++) {
+        sp_status status = sp_engine_name_check(wanted[i].name, engine->base_name, error);
+
+        if (status != SP_OK)
+            return status;
+        for (size_t j = 0; j < i; j++)
+            if (strcmp(wanted[i].name, wanted[j].name) == 0)
+                return sp_fail(error, SP_ERR_INPUT, NULL, wanted[i].name, -1,
+                               "the adapter name \"%s\" is given twice", wanted[i].name);
+    }
+    return SP_OK;
+}
+
+/* Where the host wants to hear of refusals, they do not fail the opening. */
+static sp_status refused(const sp_engine *engine, const char *name, sp_status status,
+                         const sp_error *why, sp_error *error)
+{
+    if (engine->options.adapter_refused) {
+        engine->options.adapter_refused(engine->options.adapter_refused_user, name, why);
+        return SP_OK;
+    }
+    if (error)
+        *error = *why;
+    return status;
+}
+
+static sp_status add_adapter(sp_engine *engine, const sp_engine_adapter *wanted,
+                             const sp_adapter *adapter, double seconds, sp_error *error)
+{
+    sp_stage_load_options options;
+    sp_error why;
+    sp_status status;
+
+    sp_stage_load_options_default(&options);
+    options.name = wanted->name;
+    options.location = wanted->path;
+    options.spent_seconds = seconds;
+    status = sp_stage_add(engine->stage, &options, adapter, &why);
+    return status == SP_OK ? SP_OK : refused(engine, wanted->name, status, &why, error);
+}
+
+/* All are opened before the first is packed: the pool is as large as they need. */
+static sp_status load_adapters(sp_engine *engine, const sp_engine_adapter *wanted, size_t n,
+                               sp_adapter **adapters, double *seconds, sp_error *error)
+{
+    sp_status status = SP_OK;
+
+    for (size_t i = 0; i < n && status == SP_OK; i++) {
+        sp_error why;
+
+        seconds[i] = -sp_clock_seconds();
+        status = open_adapter(engine, &wanted[i], &adapters[i], &why);
+        seconds[i] += sp_clock_seconds();
+        if (status != SP_OK)
+            status = refused(engine, wanted[i].name, status, &why, error);
+    }
+    if (status == SP_OK)
+        status = create_pool(engine, adapters, n, error);
+    for (size_t i = 0; i < n && status == SP_OK; i++)
+        if (adapters[i])
+            status = add_adapter(engine, &wanted[i], adapters[i], seconds[i], error);
+    return status;
+}
+
+sp_status sp_engine_open_adapters(sp_engine *engine, const sp_engine_adapter *wanted, size_t n,
+                                  sp_error *error)
+{
+    sp_adapter **adapters;
+    double *seconds;
+    sp_status status = check_adapter_names(engine, wanted, n, error);
+
+    if (status != SP_OK)
+        return status;
+    if (engine->options.max_loras == 0 || (n == 0 && !engine->options.adapter_loading))
+        return SP_OK;
+    adapters = sp_calloc(n + 1, sizeof(sp_adapter *)); /* never an empty block */
+    seconds = sp_calloc(n + 1, sizeof *seconds);
+    if (adapters && seconds)
+        status = load_adapters(engine, wanted, n, adapters, seconds, error);
+    else
+        status = sp_fail_memory(error, n * sizeof(sp_adapter *), "the list of adapters");
+    for (size_t i = 0; adapters && i < n; i++)
+        sp_adapter_release(adapters[i]);
+    sp_free(seconds);
+    sp_free(adapters);
+    return status;
+}
+
+void sp_engine_close_adapters(sp_engine *engine)
+{
+    sp_delta_destroy(engine->delta);
+    sp_stage_destroy(engine->stage);
+    sp_disk_source_destroy(&engine->disk);
+    sp_pool_destroy(engine->pool);
+    sp_layout_release(engine->layout);
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+sp_status sp_engine_hold(const sp_engine *engine, const char *adapter, sp_hold *out_hold,
+                         sp_error *error)
+{
+    sp_route_kind kind = SP_ROUTE_NAMED;
+
+    if (!adapter)
+        kind = SP_ROUTE_DEFAULT;
+    else if (strcmp(adapter, engine->base_name) == 0)
+        kind = SP_ROUTE_BASE;
+    if (engine->stage)
+        return sp_stage_hold(engine->stage, kind, adapter, out_hold, error);
+    if (kind == SP_ROUTE_NAMED)
+        return sp_fail(error, SP_ERR_NOT_FOUND, NULL, adapter, -1,
+                       "no adapter is loaded under the name \"%s\"", adapter);
+    *out_hold = (sp_hold){.slot = -1};
+    return SP_OK;
+}
+
+static sp_status ask(void *user, sp_sequence *sequence, bool give_way)
+{
+    sp_engine *engine = user;
+
+    return sp_stage_ask(engine->stage, &sequence->hold, give_way, &engine->gate_error);
+}
+
+static sp_status take(void *user, sp_sequence *sequence)
+{
+    sp_engine *engine = user;
+
+    return sp_stage_request(engine->stage, &sequence->hold, false, &engine->gate_error);
+}
+
+static void yield(void *user, sp_sequence *sequence)
+{
+    sp_engine *engine = user;
+
+    sp_stage_yield(engine->stage, &sequence->hold);
+}
+
+static bool can_yield(void *user, const sp_sequence *sequence)
+{
+    sp_engine *engine = user;
+
+    return sp_stage_can_yield(engine->stage, &sequence->hold);
+}
+
+static uint64_t handovers(void *user)
+{
+    sp_engine *engine = user;
+    sp_stage_stats stats;
+
+    sp_stage_get_stats(engine->stage, &stats);
+    return stats.handovers;
+}
+
+sp_adapter_gate sp_engine_gate(sp_engine *engine)
+{
+    if (!engine->stage)
+        return (sp_adapter_gate){NULL};
+    return (sp_adapter_gate){engine, ask, take, yield, can_yield, handovers};
+}
+
+/* ---- while it runs ------------------------------------------------------------------------- */
+
+static sp_status no_slots(const sp_engine *engine, sp_error *error)
+{
+    if (engine->stage)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "max-loras", -1,
+                   "the engine was opened without adapter slots");
+}
+
+static sp_status no_adapter(const char *name, sp_error *error)
+{
+    return sp_fail(error, SP_ERR_NOT_FOUND, NULL, name, -1,
+                   "no adapter is loaded under the name \"%s\"", name);
+}
+
+void sp_engine_load_default(sp_engine_load *out_load)
+{
+    *out_load = (sp_engine_load){.struct_bytes = sizeof *out_load};
+}
+
+sp_status sp_engine_load_adapter(sp_engine *engine, const sp_engine_load *load, int64_t *out_ticket,
+                                 sp_error *error)
+{
+    sp_stage_load_options options;
+    sp_status status = no_slots(engine, error);
+
+    if (status == SP_OK)
+        status = sp_engine_name_check(load->name, engine->base_name, error);
+    if (status != SP_OK)
+        return status;
+    sp_stage_load_options_default(&options);
+    options.name = load->name;
+    options.location = load->path;
+    options.replace = load->replace;
+    options.expected_generation = load->expected_generation;
+    options.pinned = load->pinned;
+    return sp_stage_load(engine->stage, &options, out_ticket, error);
+}
+
+sp_status sp_engine_load_result(sp_engine *engine, int64_t ticket, uint64_t *out_generation,
+                                sp_error *error)
+{
+    sp_status status = no_slots(engine, error);
+
+    return status == SP_OK ? sp_stage_result(engine->stage, ticket, out_generation, error) : status;
+}
+
+void sp_engine_load_forget(sp_engine *engine, int64_t ticket)
+{
+    if (engine->stage)
+        sp_stage_forget(engine->stage, ticket);
+}
+
+sp_status sp_engine_unload_adapter(sp_engine *engine, const char *name, sp_error *error)
+{
+    if (!engine->stage)
+        return no_adapter(name, error);
+    return sp_stage_unload(engine->stage, name, error);
+}
+
+sp_status sp_engine_pin_adapter(sp_engine *engine, const char *name, bool pinned, sp_error *error)
+{
+    if (!engine->stage)
+        return no_adapter(name, error);
+    return sp_stage_set_pinned(engine->stage, name, pinned, error);
+}
+
+sp_status sp_engine_set_active(sp_engine *engine, const char *name, sp_error *error)
+{
+    bool base = !name || strcmp(name, engine->base_name) == 0;
+
+    if (!engine->stage)
+        return base ? SP_OK : no_adapter(name, error);
+    return sp_stage_set_active(engine->stage, base ? NULL : name, error);
+}
+
+sp_status sp_engine_poll(sp_engine *engine, int32_t timeout_ms)
+{
+    sp_status status;
+
+    if (!engine->stage)
+        return SP_AGAIN;
+    status = sp_stage_poll(engine->stage);
+    if (status != SP_PENDING)
+        return status;
+    sp_stage_wait(engine->stage, timeout_ms);
+    return sp_stage_poll(engine->stage);
+}
+
+/* ---- what is loaded ------------------------------------------------------------------------ */
+
+const char *sp_adapter_state_name(sp_adapter_state state)
+{
+    return sp_version_state_name((sp_version_state)state);
+}
+
+_Static_assert((int)SP_ADAPTER_DRAINING == (int)SP_VERSION_DRAINING &&
+                   (int)SP_ADAPTER_READY == (int)SP_VERSION_READY,
+               "the engine's states are the stage's");
+
+/* Multiply-adds of the base's linear layers for one row. */
+static double base_row_macs(const sp_model_shape *shape)
+{
+    double q = (double)shape->q_heads * shape->head_dim;
+    double kv = (double)shape->kv_heads * shape->head_dim;
+
+    return (double)shape->layers * shape->hidden * (2 * q + 2 * kv + 3.0 * shape->intermediate);
+}
+
+static sp_engine_adapter_info info_of(const sp_engine *engine, const sp_version_info *version)
+{
+    return (sp_engine_adapter_info){
+        .name = version->name,
+        .path = version->location,
+        .state = (sp_adapter_state)version->state,
+        .slot = version->slot,
+        .rank = version->facts.rank,
+        .sites = version->facts.sites,
+        .file_bytes = version->facts.file_bytes,
+        .slot_bytes = sp_layout_slot_bytes(engine->layout),
+        .host_bytes = version->image_bytes,
+        .digest = version->digest,
+        .generation = version->generation,
+        .id_hash = version->id_hash,
+        .pinned = version->pinned,
+        .active = version->active,
+        .references = version->references,
+        .last_use = version->last_use,
+        .rows = version->uses,
+        .load_seconds = version->load_seconds,
+        .flops_ratio = version->facts.row_macs / base_row_macs(&engine->model.shape),
+    };
+}
+
+size_t sp_engine_n_adapters(const sp_engine *engine)
+{
+    return engine->stage ? sp_stage_n_versions(engine->stage) : 0;
+}
+
+sp_status sp_engine_adapter_at(const sp_engine *engine, size_t index,
+                               sp_engine_adapter_info *out_info)
+{
+    sp_version_info version;
+    sp_status status =
+        engine->stage ? sp_stage_version_at(engine->stage, index, &version) : SP_ERR_ARGUMENT;
+
+    if (status == SP_OK)
+        *out_info = info_of(engine, &version);
+    return status;
+}
+
+sp_status sp_engine_find_adapter(const sp_engine *engine, const char *name,
+                                 sp_engine_adapter_info *out_info)
+{
+    sp_version_info version;
+    sp_status status =
+        engine->stage ? sp_stage_find(engine->stage, name, &version) : SP_ERR_NOT_FOUND;
+
+    if (status == SP_OK)
+        *out_info = info_of(engine, &version);
+    return status;
+}
+
+sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id, sp_digest *out_digest)
+{
+    for (int32_t i = 0; i < engine->n_sequences; i++) {
+        const sp_version *version = engine->sequences[i]->hold.version;
+
+        if (engine->sequences[i]->id != id)
+            continue;
+        *out_digest = version ? *sp_version_digest(version) : (sp_digest){{0}};
+        return SP_OK;
+    }
+    return SP_ERR_NOT_FOUND;
+}
