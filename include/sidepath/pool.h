@@ -18,8 +18,8 @@
 #ifndef SIDEPATH_POOL_H
 #define SIDEPATH_POOL_H
 
-#include <sidepath/adapter.h>
 #include <sidepath/device.h>
+#include <sidepath/overlay.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,11 +35,13 @@ typedef struct sp_layout sp_layout;
 
 typedef struct sp_layout_options {
     size_t struct_bytes;
-    sp_geometry *geometry; /* retained */
-    sp_module_set modules; /* 0: every linear module that the geometry has outside the experts,
-                              router, embeddings and head */
-    int32_t rank;          /* the pool's rank, 1 .. SP_POOL_RANK_MAX */
-    sp_dtype dtype;        /* BF16; F32 in the checking mode; F16 where a host asks for it */
+    sp_geometry *geometry;   /* retained */
+    sp_module_set modules;   /* 0: every linear module that the geometry has outside the experts,
+                                router, embeddings and head */
+    int32_t rank;            /* the pool's rank, 1 .. SP_POOL_RANK_MAX */
+    sp_dtype dtype;          /* BF16; F32 in the checking mode; F16 where a host asks for it */
+    sp_served_tables served; /* what replaced rows are held against; borrowed as long as the layout
+                                lives. Without data such adapters are refused */
 } sp_layout_options;
 
 SP_API void sp_layout_options_default(sp_layout_options *out_options);
@@ -58,6 +60,7 @@ SP_API int32_t sp_layout_rank_stride(const sp_layout *layout); /* R */
 SP_API sp_dtype sp_layout_dtype(const sp_layout *layout);
 SP_API sp_module_set sp_layout_modules(const sp_layout *layout);
 SP_API sp_geometry *sp_layout_geometry(const sp_layout *layout); /* borrowed */
+SP_API const sp_served_tables *sp_layout_served(const sp_layout *layout);
 
 /* Sites in slot order. A site is one (layer, module) that the pool holds. */
 typedef struct sp_layout_site {
@@ -84,13 +87,24 @@ SP_API sp_status sp_layout_measure(const sp_layout_options *options, size_t *out
 
 /* What the tables need beside the bytes: [n_sites] each, rank 0 = this site is not adapted. */
 typedef struct sp_image {
-    void *data;        /* [slot_bytes], 256-byte aligned */
-    int32_t *ranks;    /* [n_sites] */
-    float *scales;     /* [n_sites] stored (effective) scale of each site */
-    sp_digest digest;  /* the adapter's */
-    uint64_t checksum; /* XXH3 of data; no trust in it */
-    size_t bytes;      /* host bytes that the image takes, its arrays included */
+    void *data;          /* [slot_bytes], 256-byte aligned */
+    int32_t *ranks;      /* [n_sites] */
+    float *scales;       /* [n_sites] stored (effective) scale of each site */
+    sp_digest digest;    /* the adapter's */
+    uint64_t checksum;   /* XXH3 of data; no trust in it */
+    size_t bytes;        /* host bytes that the image takes, its arrays and overlay included */
+    sp_overlay *overlay; /* rows that it replaces; owned, NULL: none */
 } sp_image;
+
+/*
+ * The modules that the adapter adapts by pairs: what a slot must have a place for. Rows that it
+ * replaces need none.
+ */
+SP_API sp_module_set sp_adapter_pair_modules(const sp_adapter *adapter);
+
+/* The bytes that the rows which it replaces take beside the slot; see sp_overlay_measure. */
+SP_API sp_status sp_layout_measure_overlay(const sp_layout *layout, const sp_adapter *adapter,
+                                           size_t *out_bytes, sp_error *error);
 
 /*
  * Packs the adapter: converts to the pool's dtype (nearest even), A's rows at the head of its
@@ -98,7 +112,8 @@ typedef struct sp_image {
  * (sp_image_destroy). Thread-safe; does not read files.
  * SP_ERR_TOO_LARGE with `rank-exceeds-pool`; SP_ERR_REFUSED with `module-not-in-pool` (the text
  * names the module and --lora-modules); SP_ERR_UNSUPPORTED with `engine-unsupported` where the
- * adapter holds sites that no slot can hold (experts, router, tables); SP_ERR_MEMORY.
+ * adapter holds sites that no slot can hold (experts, router) or replaces rows of a table that is
+ * not served; what sp_overlay_build returns; SP_ERR_MEMORY.
  */
 SP_API sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter,
                                 sp_image **out_image, sp_error *error);
@@ -127,9 +142,10 @@ typedef struct sp_slot_info {
 
 typedef struct sp_pool_options {
     size_t struct_bytes;
-    sp_layout *layout; /* retained */
-    sp_device *device; /* borrowed until sp_pool_destroy */
-    int32_t slots;     /* 1 .. 4096 */
+    sp_layout *layout;    /* retained */
+    sp_device *device;    /* borrowed until sp_pool_destroy */
+    int32_t slots;        /* 1 .. 4096 */
+    size_t overlay_bytes; /* budget of replaced rows, of all slots together; 0: none are taken */
 } sp_pool_options;
 
 SP_API void sp_pool_options_default(sp_pool_options *out_options);
@@ -160,7 +176,21 @@ SP_API sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots,
  */
 SP_API sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot);
 
-/* Copies the image into a LOADING slot. The tables still say "absent". */
+/*
+ * Takes the room in the second memory that the image needs, if any, for a LOADING slot. Idle slots
+ * that hold the room lose their adapters (READY → EMPTY), least recently used first, as few as
+ * possible and only where that makes room. Twice is harmless.
+ * SP_ERR_TOO_LARGE with `overlay-too-large`: more than the whole budget. SP_POOL_FULL: no room now,
+ * retryable; nothing was changed.
+ */
+SP_API sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *image,
+                                      sp_error *error);
+
+/*
+ * Copies the image into a LOADING slot. The tables still say "absent". Reserves first, unless that
+ * is done; a host that copies on another thread reserves on the pool's own before, and this call
+ * then touches nothing but the slot and its extent.
+ */
 SP_API sp_status sp_pool_load_write(sp_pool *pool, int32_t slot, const sp_image *image,
                                     sp_error *error);
 
@@ -206,6 +236,22 @@ typedef struct sp_pool_tables {
 } sp_pool_tables;
 
 SP_API sp_status sp_pool_tables_at(const sp_pool *pool, int32_t site, sp_pool_tables *out_tables);
+
+/*
+ * Rows of one table that the slots replace, on the device: [slots] each, at addresses that never
+ * change. A cell's n is 0 and its pointers NULL where the slot replaces none.
+ */
+typedef struct sp_pool_overlays {
+    const void *const *rows;   /* [slots] → [n, hidden] of row_type */
+    const int32_t *const *map; /* [slots] → [vocab] row number of each token, or -1 */
+    const int32_t *const *ids; /* [slots] → [n] tokens, ascending */
+    const int32_t *n;          /* [slots] */
+    const int32_t *row_type;   /* [slots] an sp_dtype */
+    int32_t n_slots;           /* slots that replace any row now, on the host */
+} sp_pool_overlays;
+
+/* module: SP_MODULE_EMBED_TOKENS or SP_MODULE_LM_HEAD. All NULL in a pool without a budget. */
+SP_API sp_pool_overlays sp_pool_overlays_of(const sp_pool *pool, sp_module module);
 
 #ifdef __cplusplus
 }

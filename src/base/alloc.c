@@ -101,7 +101,8 @@ char *sp_strndup(const char *text, size_t bytes)
     return copy;
 }
 
-void *sp_aligned_calloc(size_t bytes, size_t align)
+/* *out_bytes is what was taken: whole units of the alignment. */
+static void *take_aligned(size_t bytes, size_t align, size_t *out_bytes)
 {
     void *memory;
 
@@ -117,8 +118,25 @@ void *sp_aligned_calloc(size_t bytes, size_t align)
         return NULL;
     if (bytes >= HUGE_PAGE_BLOCK_BYTES)
         madvise(memory, bytes, MADV_HUGEPAGE); /* a hint: failing costs speed only */
-    memset(memory, 0, bytes);
+    *out_bytes = bytes;
     return memory;
+}
+
+void *sp_aligned_calloc(size_t bytes, size_t align)
+{
+    size_t taken;
+    void *memory = take_aligned(bytes, align, &taken);
+
+    if (memory)
+        memset(memory, 0, taken);
+    return memory;
+}
+
+void *sp_aligned_malloc(size_t bytes, size_t align)
+{
+    size_t taken;
+
+    return take_aligned(bytes, align, &taken);
 }
 
 void sp_aligned_free(void *memory)

@@ -193,6 +193,7 @@ void sp_image_destroy(sp_image *image)
 {
     if (image == NULL)
         return;
+    sp_overlay_destroy(image->overlay);
     sp_aligned_free(image->data);
     sp_free(image->scales);
     sp_free(image->ranks);

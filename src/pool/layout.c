@@ -23,6 +23,7 @@ struct sp_layout {
     sp_geometry *geometry;
     sp_module_set modules;
     sp_dtype dtype;
+    sp_served_tables served;
     int32_t rank_stride;
     int32_t n_sites;
     size_t slot_bytes;
@@ -221,6 +222,7 @@ sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_lay
     layout->slot_bytes = cursor.slot_bytes;
     layout->rank_stride = cursor.rank_stride;
     layout->dtype = options->dtype;
+    layout->served = options->served;
     layout->modules = modules;
     layout->geometry = sp_geometry_retain(options->geometry);
     atomic_init(&layout->references, 1);
@@ -271,6 +273,11 @@ sp_module_set sp_layout_modules(const sp_layout *layout)
 sp_geometry *sp_layout_geometry(const sp_layout *layout)
 {
     return layout->geometry;
+}
+
+const sp_served_tables *sp_layout_served(const sp_layout *layout)
+{
+    return &layout->served;
 }
 
 int32_t sp_layout_n_sites(const sp_layout *layout)

@@ -1,21 +1,47 @@
-/* pack_adapter.c: an adapter object as the list of sites that image.c packs. */
+/* pack_adapter.c: an adapter object as the sites and tables that image.c and overlay.c take. */
 #include "base/alloc.h"
 #include "base/error.h"
 #include "pool/image.h"
 
-sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter, sp_image **out_image,
-                         sp_error *error)
+#define TABLES_MAX 2
+
+sp_module_set sp_adapter_pair_modules(const sp_adapter *adapter)
+{
+    sp_module_set modules = 0;
+
+    for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++)
+        modules |= (sp_module_set)1 << sp_adapter_site_at(adapter, i)->module;
+    return modules;
+}
+
+/* The adapter's tables into a list of TABLES_MAX; returns their number. */
+static size_t list_tables(const sp_adapter *adapter, sp_adapter_table *out_tables)
+{
+    size_t n = sp_adapter_n_tables(adapter);
+
+    for (size_t i = 0; i < n && i < TABLES_MAX; i++)
+        out_tables[i] = *sp_adapter_table_at(adapter, i);
+    return n < TABLES_MAX ? n : TABLES_MAX;
+}
+
+sp_status sp_layout_measure_overlay(const sp_layout *layout, const sp_adapter *adapter,
+                                    size_t *out_bytes, sp_error *error)
+{
+    sp_adapter_table tables[TABLES_MAX];
+    size_t n = list_tables(adapter, tables);
+
+    return sp_overlay_measure(tables, n, sp_layout_served(layout), sp_layout_dtype(layout),
+                              out_bytes, error);
+}
+
+static sp_status pack_sites(const sp_layout *layout, const sp_adapter *adapter,
+                            sp_image **out_image, sp_error *error)
 {
     size_t n_sites = sp_adapter_n_sites(adapter);
     sp_digest digest = sp_adapter_digest(adapter);
-    sp_adapter_site *sites;
+    sp_adapter_site *sites = sp_calloc(n_sites + 1, sizeof *sites); /* never an empty block */
     sp_status status;
 
-    if (sp_adapter_n_tables(adapter) > 0)
-        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported",
-                       sp_module_name(sp_adapter_table_at(adapter, 0)->module), -1,
-                       "replaced rows of embed_tokens or lm_head cannot be held by this pool");
-    sites = sp_calloc(n_sites + 1, sizeof *sites); /* never an empty block */
     if (sites == NULL)
         return sp_fail_memory(error, n_sites * sizeof *sites, "an adapter's list of sites");
     for (size_t i = 0; i < n_sites; i++)
@@ -23,4 +49,26 @@ sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter, sp_
     status = sp_layout_pack_sites(layout, sites, n_sites, &digest, out_image, error);
     sp_free(sites);
     return status;
+}
+
+sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter, sp_image **out_image,
+                         sp_error *error)
+{
+    sp_adapter_table tables[TABLES_MAX];
+    size_t n_tables = list_tables(adapter, tables);
+    sp_image *image;
+    sp_status status = pack_sites(layout, adapter, &image, error);
+
+    if (status != SP_OK)
+        return status;
+    status = sp_overlay_build(tables, n_tables, sp_layout_served(layout), sp_layout_dtype(layout),
+                              &image->overlay, error);
+    if (status != SP_OK) {
+        sp_image_destroy(image);
+        return status;
+    }
+    if (image->overlay != NULL)
+        image->bytes += sizeof *image->overlay + image->overlay->bytes;
+    *out_image = image;
+    return SP_OK;
 }

@@ -12,12 +12,13 @@
  * A slot is visible to a step exactly while its cells in the tables are set: from load_commit until
  * it is emptied or chosen as a victim. A draining slot stays visible to the requests that hold it.
  * Invariants: references > 0 only in READY and DRAINING; pinned only in READY; `written` only in
- * LOADING; a READY slot has a generation that no other slot has.
+ * LOADING; a READY slot has a generation that no other slot has; an EMPTY slot has no extent.
  */
-#include "pool/image.h"
-
 #include "base/alloc.h"
 #include "base/error.h"
+#include "pool/image.h"
+#include "pool/overlay_memory.h"
+#include "pool/victim.h"
 
 #include <sidepath/pool.h>
 
@@ -46,6 +47,7 @@ struct sp_pool {
     const void **a, **b;
     float *scale;
     int32_t *rank;
+    sp_overlay_memory overlays;
 };
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -106,13 +108,19 @@ sp_status sp_pool_create(const sp_pool_options *options, sp_pool **out_pool, sp_
         sp_fail_memory(error, (size_t)pool->n_slots * sizeof *pool->slots, "the pool's slots");
         goto free_host;
     }
-    status = allocate_device(pool, error);
+    status = sp_overlay_memory_create(pool->device, pool->n_slots, options->overlay_bytes,
+                                      &pool->overlays, error);
     if (status != SP_OK)
         goto free_host;
+    status = allocate_device(pool, error);
+    if (status != SP_OK)
+        goto destroy_overlays;
     sp_layout_retain(pool->layout);
     *out_pool = pool;
     return SP_OK;
 
+destroy_overlays:
+    sp_overlay_memory_destroy(&pool->overlays);
 free_host:
     sp_free(pool->contents);
     sp_free(pool->slots);
@@ -126,6 +134,7 @@ void sp_pool_destroy(sp_pool *pool)
         return;
     sp_device_free(pool->device, pool->tables);
     sp_device_free(pool->device, pool->memory);
+    sp_overlay_memory_destroy(&pool->overlays);
     sp_layout_release(pool->layout);
     sp_free(pool->contents);
     sp_free(pool->slots);
@@ -149,7 +158,13 @@ size_t sp_pool_device_bytes(const sp_pool *pool)
     size_t n_cells = (size_t)sp_layout_n_sites(pool->layout) * (size_t)pool->n_slots;
 
     return (size_t)pool->n_slots * sp_layout_slot_bytes(pool->layout) +
-           n_cells * (2 * sizeof(void *) + sizeof(float) + sizeof(int32_t));
+           n_cells * (2 * sizeof(void *) + sizeof(float) + sizeof(int32_t)) +
+           sp_overlay_memory_device_bytes(&pool->overlays);
+}
+
+sp_pool_overlays sp_pool_overlays_of(const sp_pool *pool, sp_module module)
+{
+    return module == SP_MODULE_EMBED_TOKENS ? pool->overlays.embed : pool->overlays.head;
 }
 
 static sp_slot_info *slot_at(const sp_pool *pool, int32_t slot)
@@ -237,6 +252,8 @@ static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image)
                                 image->scales[i], image->ranks[i]};
         status = write_cell(pool, i, slot, &cell);
     }
+    if (status == SP_OK && image->overlay != NULL)
+        status = sp_overlay_memory_show(&pool->overlays, slot, image->overlay);
     return status;
 }
 
@@ -244,7 +261,7 @@ static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image)
 static sp_status hide_slot(sp_pool *pool, int32_t slot)
 {
     const table_cell absent = {NULL, NULL, 0.0f, 0};
-    sp_status first = SP_OK;
+    sp_status first = sp_overlay_memory_hide(&pool->overlays, slot);
 
     for (int32_t i = 0; i < sp_layout_n_sites(pool->layout); i++) {
         sp_status status = write_cell(pool, i, slot, &absent);
@@ -260,6 +277,7 @@ static void reset_slot(sp_pool *pool, int32_t slot, sp_slot_state state)
 {
     pool->slots[slot] = (sp_slot_info){.state = state, .generation = pool->slots[slot].generation};
     pool->contents[slot] = (slot_content){.written = false};
+    pool->overlays.extents[slot] = (sp_extent){0, 0};
 }
 
 /* ---- loading ------------------------------------------------------------------------------- */
@@ -281,29 +299,119 @@ sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot)
 
 static sp_status check_image(const sp_pool *pool, const sp_image *image, sp_error *error)
 {
-    if (image != NULL && image->bytes == sp_layout_image_bytes(pool->layout))
+    size_t bytes = sp_layout_image_bytes(pool->layout);
+
+    if (image != NULL && image->overlay != NULL)
+        bytes += sizeof *image->overlay + image->overlay->bytes;
+    if (image != NULL && image->bytes == bytes)
         return SP_OK;
     return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
                    "the image was not packed for this pool's layout");
 }
 
-sp_status sp_pool_load_write(sp_pool *pool, int32_t slot, const sp_image *image, sp_error *error)
+/* The idle slot that was used least recently, among those with an extent in `extents`; or -1. */
+static int32_t oldest_idle(const sp_pool *pool, const sp_extent *extents)
 {
-    sp_slot_info *info = slot_at(pool, slot);
-    slot_content *content;
-    sp_status status;
+    int32_t oldest = -1;
+
+    for (int32_t i = 0; i < pool->n_slots; i++)
+        if (extents[i].bytes > 0 && sp_slot_is_idle(&pool->slots[i]) &&
+            (oldest < 0 || pool->slots[i].last_use < pool->slots[oldest].last_use))
+            oldest = i;
+    return oldest;
+}
+
+/* Finds room for `bytes` bytes; what idle slots hold of it is still in their hands. */
+static bool find_room(sp_pool *pool, size_t bytes, size_t *out_offset_bytes)
+{
+    sp_extent *trial = pool->overlays.trial;
+
+    memcpy(trial, pool->overlays.extents, (size_t)pool->n_slots * sizeof *trial);
+    while (!sp_extents_place(trial, pool->n_slots, pool->overlays.bytes, bytes, out_offset_bytes)) {
+        int32_t slot = oldest_idle(pool, trial);
+
+        if (slot < 0)
+            return false;
+        trial[slot].bytes = 0;
+    }
+    return true;
+}
+
+static sp_status take_extent(sp_pool *pool, int32_t slot, size_t bytes)
+{
+    sp_extent *extents = pool->overlays.extents;
+    sp_extent extent = {.bytes = bytes};
+
+    if (!find_room(pool, bytes, &extent.offset_bytes))
+        return SP_POOL_FULL;
+    for (int32_t i = 0; i < pool->n_slots; i++) {
+        sp_status status;
+
+        if (!sp_extents_overlap(&extents[i], &extent))
+            continue;
+        status = hide_slot(pool, i);
+        reset_slot(pool, i, SP_SLOT_EMPTY);
+        if (status != SP_OK)
+            return status;
+    }
+    extents[slot] = extent;
+    return SP_OK;
+}
+
+static sp_status check_loading(const sp_pool *pool, int32_t slot, const sp_image *image,
+                               sp_error *error)
+{
+    const sp_slot_info *info = slot_at(pool, slot);
 
     if (info == NULL)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, slot, "the pool has no such slot");
     if (info->state != SP_SLOT_LOADING)
         return sp_fail(error, SP_ERR_STATE, NULL, NULL, slot, "the slot is not being loaded");
-    status = check_image(pool, image, error);
+    return check_image(pool, image, error);
+}
+
+sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *image, sp_error *error)
+{
+    size_t bytes, taken;
+    sp_status status = check_loading(pool, slot, image, error);
+
+    if (status != SP_OK)
+        return status;
+    bytes = image->overlay != NULL ? image->overlay->bytes : 0;
+    taken = pool->overlays.extents[slot].bytes;
+    if (taken == bytes)
+        return SP_OK;
+    if (bytes > pool->overlays.bytes)
+        return sp_fail(error, SP_ERR_TOO_LARGE, "overlay-too-large", "--overlay-bytes", -1,
+                       "the rows of embed_tokens and lm_head that the adapter replaces take %zu "
+                       "bytes, above the budget of %zu; raise --overlay-bytes",
+                       bytes, pool->overlays.bytes);
+    pool->overlays.extents[slot].bytes = 0;
+    status = bytes > 0 ? take_extent(pool, slot, bytes) : SP_OK;
+    if (status == SP_POOL_FULL)
+        return sp_fail(error, status, NULL, "--overlay-bytes", -1,
+                       "no %zu bytes are free for the rows that the adapter replaces; try again, "
+                       "or raise --overlay-bytes above %zu",
+                       bytes, pool->overlays.bytes);
+    if (status != SP_OK)
+        return sp_fail(error, status, NULL, NULL, slot, "switching the tables on %s failed",
+                       sp_device_name(pool->device));
+    return SP_OK;
+}
+
+sp_status sp_pool_load_write(sp_pool *pool, int32_t slot, const sp_image *image, sp_error *error)
+{
+    slot_content *content;
+    sp_status status = sp_pool_load_reserve(pool, slot, image, error);
+
     if (status != SP_OK)
         return status;
     content = &pool->contents[slot];
     content->written = false;
     status = sp_device_write(pool->device, slot_memory(pool, slot), image->data,
                              sp_layout_slot_bytes(pool->layout));
+    if (status == SP_OK && image->overlay != NULL)
+        status = sp_overlay_memory_write(&pool->overlays, slot, image->overlay);
     if (status != SP_OK)
         return sp_fail(error, status, NULL, NULL, slot, "copying an adapter to %s failed",
                        sp_device_name(pool->device));
@@ -324,7 +432,8 @@ sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image
     if (info->state != SP_SLOT_LOADING || !content->written)
         return SP_ERR_STATE;
     if (content->checksum != image->checksum ||
-        memcmp(&content->digest, &image->digest, sizeof image->digest) != 0)
+        memcmp(&content->digest, &image->digest, sizeof image->digest) != 0 ||
+        pool->overlays.extents[slot].bytes != (image->overlay ? image->overlay->bytes : 0))
         return SP_ERR_ARGUMENT;
     status = show_slot(pool, slot, image);
     if (status != SP_OK) {

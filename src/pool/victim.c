@@ -1,6 +1,6 @@
-#include <sidepath/pool.h>
+#include "pool/victim.h"
 
-static bool is_idle(const sp_slot_info *slot)
+bool sp_slot_is_idle(const sp_slot_info *slot)
 {
     return slot->state == SP_SLOT_READY && !slot->pinned && !slot->awaited && slot->references == 0;
 }
@@ -17,7 +17,8 @@ sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots, int32_
             return SP_OK;
         }
         n_pinned += slots[i].pinned;
-        if (is_idle(&slots[i]) && (victim < 0 || slots[i].last_use < slots[victim].last_use))
+        if (sp_slot_is_idle(&slots[i]) &&
+            (victim < 0 || slots[i].last_use < slots[victim].last_use))
             victim = i;
     }
     if (n_pinned == n_slots)

@@ -1,0 +1,108 @@
+/*
+ * overlay.h: whole rows of embed_tokens and lm_head that an adapter replaces.
+ *
+ * Part of the pool room. An adapter that was trained with modules_to_save or with trainable tokens
+ * carries rows that take the place of the served table's, for its own requests only. Here its
+ * tables, as stored, are held against the served ones: which rows differ, where each comes from,
+ * and a compact image of them: the rows, a map from token to row, and the tokens in order. The
+ * image is part of sp_image and lives in an extent of the pool's second memory, under the same
+ * version as the slot.
+ *
+ * Everything here is pure: no files, no devices. Thread-safe on distinct objects.
+ *
+ * Stability: experimental.
+ */
+#ifndef SIDEPATH_OVERLAY_H
+#define SIDEPATH_OVERLAY_H
+
+#include <sidepath/adapter.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A table that the host serves. Borrowed; it must not change. */
+typedef struct sp_served_table {
+    const void *data; /* [rows, hidden] row-major, aligned to its type; NULL: not served */
+    sp_dtype dtype;
+    int32_t rows, hidden;
+    bool approximate; /* made from weights of a lower precision than bf16 (a quantised base): its
+                         rows differ from the trained ones by rounding noise */
+} sp_served_table;
+
+/* With a tied head both name the same memory. */
+typedef struct sp_served_tables {
+    sp_served_table embed, head;
+} sp_served_tables;
+
+/*
+ * Against an approximate table a row counts as replaced above this largest absolute difference:
+ * rounding noise stays below 0.05, a row that was trained is above 1.
+ */
+#define SP_OVERLAY_NOISE_MAX 0.1f
+
+/* Where a token's row comes from: the i-th row of the trainable tensor, or one of these. */
+#define SP_ROW_SERVED (-1) /* not replaced */
+#define SP_ROW_OWN    (-2) /* the adapter's full table, the row of this token */
+
+typedef struct sp_overlay_counts {
+    int32_t overridden;   /* rows that are replaced */
+    int32_t different;    /* rows of the full table that differ from the served ones */
+    int32_t dropped_rows; /* rows of the full table beyond the served vocabulary */
+    int32_t dropped_ids;  /* trainable tokens beyond it, and inside the adapter's own rows */
+} sp_overlay_counts;
+
+/*
+ * The source of every row, out_source [served->rows]. Rows of the full table are compared after
+ * conversion to the served type: any differing bit counts, or, where the served table is
+ * approximate, a difference above SP_OVERLAY_NOISE_MAX. A trainable token takes its own row even
+ * where the full table differs or nothing does.
+ * SP_ERR_MISMATCH with `shape-mismatch`: another hidden size, or fewer rows than served.
+ * SP_ERR_REFUSED with `bad-token-index` and its position: a token that is negative, listed twice
+ * or not among the adapter's rows (with no full table: the served ones); a count of tokens that is
+ * not the count of trainable rows. Outputs are set only on success, out_source is scratch before.
+ */
+SP_API sp_status sp_overlay_select(const sp_adapter_table *table, const sp_served_table *served,
+                                   int32_t *out_source, sp_overlay_counts *out_counts,
+                                   sp_error *error);
+
+/* One module's part of an overlay. n 0: nothing is replaced there, and it takes no bytes. */
+typedef struct sp_overlay_part {
+    int32_t n;
+    int32_t vocab, hidden;
+    sp_dtype dtype;           /* of the rows */
+    size_t rows_offset_bytes; /* [n, hidden] */
+    size_t map_offset_bytes;  /* int32 [vocab]: number of the token's row, or -1 */
+    size_t ids_offset_bytes;  /* int32 [n]: the tokens, ascending */
+} sp_overlay_part;
+
+/* Owns its data. */
+typedef struct sp_overlay {
+    void *data;   /* [bytes], 256-byte aligned */
+    size_t bytes; /* a multiple of 256 */
+    sp_overlay_part embed, head;
+} sp_overlay;
+
+/*
+ * Builds the overlay of up to two tables (of different modules). Rows are converted to `dtype`,
+ * the pool's, nearest even; with an F32 pool and a BF16 table served they stay BF16 where that
+ * loses nothing, so that a row equal to the served one gives the served one's bits.
+ * *out_overlay is owned by the caller (sp_overlay_destroy), and NULL when no row is replaced.
+ * SP_ERR_UNSUPPORTED with `engine-unsupported`: a table of a module that is not served. What
+ * sp_overlay_select returns. SP_ERR_MEMORY.
+ */
+SP_API sp_status sp_overlay_build(const sp_adapter_table *tables, size_t n_tables,
+                                  const sp_served_tables *served, sp_dtype dtype,
+                                  sp_overlay **out_overlay, sp_error *error);
+
+/* The bytes that sp_overlay_build would take, 0 when no row is replaced. */
+SP_API sp_status sp_overlay_measure(const sp_adapter_table *tables, size_t n_tables,
+                                    const sp_served_tables *served, sp_dtype dtype,
+                                    size_t *out_bytes, sp_error *error);
+
+SP_API void sp_overlay_destroy(sp_overlay *overlay); /* NULL is allowed */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,49 @@
+/*
+ * overlay_memory.h: the pool's second memory: one block on the device at a fixed address, with a
+ * byte budget, cut into extents, at most one per slot; and the tables through which kernels find
+ * them. It knows no states: pool.c says when an extent is taken, shown, hidden and freed.
+ *
+ * Invariant: a slot's cells are set only while its extent is taken and written.
+ */
+#ifndef SP_POOL_OVERLAY_MEMORY_H
+#define SP_POOL_OVERLAY_MEMORY_H
+
+#include "pool/extents.h"
+
+#include <sidepath/pool.h>
+
+/* Which tables a slot's cells are set in. */
+typedef struct sp_overlay_shown {
+    bool embed, head;
+} sp_overlay_shown;
+
+typedef struct sp_overlay_memory {
+    sp_device *device; /* borrowed */
+    int32_t n_slots;
+    size_t bytes;            /* the budget; 0: no block, no tables */
+    char *memory;            /* device [bytes] */
+    sp_extent *extents;      /* [n_slots] */
+    sp_extent *trial;        /* [n_slots] scratch of the search for room */
+    sp_overlay_shown *shown; /* [n_slots] */
+    void *cells;             /* device: the tables of embed_tokens, then of lm_head */
+    sp_pool_overlays embed, head;
+} sp_overlay_memory;
+
+/* SP_ERR_MEMORY names the flag to lower. On failure nothing is left behind. */
+sp_status sp_overlay_memory_create(sp_device *device, int32_t n_slots, size_t bytes,
+                                   sp_overlay_memory *out_memory, sp_error *error);
+void sp_overlay_memory_destroy(sp_overlay_memory *memory);
+
+/* Device bytes, tables included. */
+size_t sp_overlay_memory_device_bytes(const sp_overlay_memory *memory);
+
+/* Copies into the slot's extent, which is as large. */
+sp_status sp_overlay_memory_write(sp_overlay_memory *memory, int32_t slot,
+                                  const sp_overlay *overlay);
+
+/* Sets the slot's cells; clears them. */
+sp_status sp_overlay_memory_show(sp_overlay_memory *memory, int32_t slot,
+                                 const sp_overlay *overlay);
+sp_status sp_overlay_memory_hide(sp_overlay_memory *memory, int32_t slot);
+
+#endif

@@ -1,0 +1,281 @@
+/*
+ * test_pool_overlays.c: the pool's second memory through the life of slots: room, victims, tables,
+ * versions, and what a failure leaves behind.
+ */
+#include "base/alloc.h"
+#include "base/half.h"
+#include "support/hand.h"
+
+#include <string.h>
+
+#define VOCAB  64
+#define HIDDEN 128
+#define SLOTS  4
+#define UNIT   ((size_t)768) /* one replaced row: rows, map and ids, 256 bytes each */
+
+static const sp_site_dims sites[] = {
+    {-1, SP_MODULE_EMBED_TOKENS, VOCAB, HIDDEN},
+    {-1, SP_MODULE_LM_HEAD, HIDDEN, VOCAB},
+    {0, SP_MODULE_Q_PROJ, HIDDEN, 8},
+};
+
+typedef struct world {
+    sp_geometry *geometry;
+    sp_layout *layout;
+    sp_device *device;
+    sp_pool *pool;
+    uint16_t served[VOCAB * HIDDEN];
+} world;
+
+static world *world_create(size_t budget)
+{
+    world *w = sp_calloc(1, sizeof *w);
+    sp_layout_options layout_options;
+    sp_pool_options pool_options;
+    sp_error error;
+
+    assert_non_null(w);
+    assert_ok(sp_geometry_create(1, 0, sites, 3, &w->geometry, &error), &error);
+    sp_layout_options_default(&layout_options);
+    layout_options.geometry = w->geometry;
+    layout_options.rank = 8;
+    layout_options.served.embed = (sp_served_table){w->served, SP_DTYPE_BF16, VOCAB, HIDDEN, false};
+    assert_ok(sp_layout_create(&layout_options, &w->layout, &error), &error);
+    assert_ok(sp_device_open_cpu(&w->device), NULL);
+    sp_pool_options_default(&pool_options);
+    pool_options.layout = w->layout;
+    pool_options.device = w->device;
+    pool_options.slots = SLOTS;
+    pool_options.overlay_bytes = budget;
+    assert_ok(sp_pool_create(&pool_options, &w->pool, &error), &error);
+    return w;
+}
+
+static void world_destroy(world *w)
+{
+    sp_pool_destroy(w->pool);
+    assert_int_equal(sp_device_allocated_bytes(w->device), 0);
+    sp_device_close(w->device);
+    sp_layout_release(w->layout);
+    sp_geometry_release(w->geometry);
+    sp_free(w);
+}
+
+/* An image of `n` replaced rows, tokens 0 .. n, all of whose elements are `value`; n 0: none. */
+static sp_image *make_image(const world *w, int32_t n, float value)
+{
+    const sp_site_dims dims = sites[2];
+    sp_test_random random = {(uint64_t)value};
+    hand_adapter *adapter = hand_adapter_create((uint64_t)value);
+    float *rows = sp_calloc((size_t)n * HIDDEN + 1, sizeof *rows);
+    int32_t ids[VOCAB];
+    sp_adapter_table table = {.module = SP_MODULE_EMBED_TOKENS, .token_ids = ids, .n_ids = n};
+    hand_pool pool = {w->geometry, w->layout, w->device, w->pool};
+    sp_image *image;
+    sp_error error;
+
+    for (int32_t i = 0; i < n * HIDDEN; i++)
+        rows[i] = value;
+    for (int32_t i = 0; i < n; i++)
+        ids[i] = i;
+    table.trainable = (sp_factor){rows, SP_DTYPE_F32, n, HIDDEN, HIDDEN, 1};
+    hand_adapter_add(adapter, &dims, 8, 1.0f, SP_DTYPE_F32, &random);
+    image = hand_pack(&pool, adapter);
+    if (n > 0) {
+        assert_ok(sp_overlay_build(&table, 1, sp_layout_served(w->layout), SP_DTYPE_BF16,
+                                   &image->overlay, &error),
+                  &error);
+        image->bytes += sizeof *image->overlay + image->overlay->bytes;
+    }
+    sp_free(rows);
+    hand_adapter_destroy(adapter);
+    return image;
+}
+
+static int32_t load(world *w, int32_t n, float value, uint64_t *out_generation)
+{
+    sp_image *image = make_image(w, n, value);
+    int32_t slot;
+    sp_error error;
+
+    assert_ok(sp_pool_load(w->pool, image, &slot, out_generation, &error), &error);
+    sp_image_destroy(image);
+    return slot;
+}
+
+static sp_status try_load(world *w, int32_t n, float value, sp_error *error)
+{
+    sp_image *image = make_image(w, n, value);
+    int32_t slot;
+    sp_status status = sp_pool_load(w->pool, image, &slot, NULL, error);
+
+    sp_image_destroy(image);
+    return status;
+}
+
+static void check_shown(const world *w, int32_t slot, int32_t n, float value)
+{
+    sp_pool_overlays tables = sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS);
+    const uint16_t *rows = tables.rows[slot];
+
+    assert_int_equal(tables.n[slot], n);
+    assert_int_equal(sp_pool_overlays_of(w->pool, SP_MODULE_LM_HEAD).n[slot], 0);
+    if (n == 0) {
+        assert_null(rows);
+        assert_null(tables.map[slot]);
+        assert_null(tables.ids[slot]);
+        return;
+    }
+    for (int32_t i = 0; i < n * HIDDEN; i++)
+        assert_true(sp_bf16_to_f32(rows[i]) == value);
+    for (int32_t i = 0; i < VOCAB; i++)
+        assert_int_equal(tables.map[slot][i], i < n ? i : -1);
+    assert_int_equal(tables.row_type[slot], SP_DTYPE_BF16);
+}
+
+static sp_slot_state state_of(const world *w, int32_t slot)
+{
+    sp_slot_info info;
+
+    assert_ok(sp_pool_slot_info(w->pool, slot, &info), NULL);
+    return info.state;
+}
+
+static void loads_show_and_unloads_hide(void **state)
+{
+    world *w = world_create(4 * UNIT);
+    uint64_t generation;
+    int32_t a, b, plain;
+    size_t bytes = sp_device_allocated_bytes(w->device);
+
+    (void)state;
+    a = load(w, 1, 3.0f, &generation);
+    plain = load(w, 0, 4.0f, NULL);
+    b = load(w, 2, 5.0f, NULL);
+    check_shown(w, a, 1, 3.0f);
+    check_shown(w, plain, 0, 0);
+    check_shown(w, b, 2, 5.0f);
+    assert_int_equal(sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS).n_slots, 2);
+    assert_ok(sp_pool_acquire(w->pool, a, generation), NULL);
+    assert_int_equal(sp_pool_drain(w->pool, a), SP_BUSY);
+    check_shown(w, a, 1, 3.0f); /* who holds it finishes on it */
+    assert_ok(sp_pool_release(w->pool, a, generation), NULL);
+    check_shown(w, a, 0, 0);
+    assert_ok(sp_pool_drain(w->pool, b), NULL);
+    check_shown(w, b, 0, 0);
+    assert_int_equal(sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS).n_slots, 0);
+    assert_int_equal(sp_device_allocated_bytes(w->device), bytes);
+    world_destroy(w);
+}
+
+static void too_large_is_refused_by_name(void **state)
+{
+    world *w = world_create(UNIT);
+    sp_error error = {0};
+
+    (void)state;
+    assert_int_equal(try_load(w, 2, 1.0f, &error), SP_ERR_TOO_LARGE);
+    assert_string_equal(error.code, "overlay-too-large");
+    assert_string_equal(error.subject, "--overlay-bytes");
+    for (int32_t i = 0; i < SLOTS; i++)
+        assert_int_equal(state_of(w, i), SP_SLOT_EMPTY);
+    world_destroy(w);
+    w = world_create(0);
+    assert_int_equal(try_load(w, 1, 1.0f, &error), SP_ERR_TOO_LARGE);
+    assert_null(sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS).n);
+    load(w, 0, 1.0f, NULL);
+    world_destroy(w);
+}
+
+/* Room is made of idle slots only, the oldest first, and of no more than is needed. */
+static void room_comes_from_idle_slots(void **state)
+{
+    size_t two_rows = 256 + 512; /* 2 rows are 512 bytes; map and ids 256 each */
+    world *w = world_create(UNIT + 2 * (two_rows + 256));
+    uint64_t generation;
+    int32_t a, b, c;
+    sp_error error = {0};
+
+    (void)state;
+    a = load(w, 1, 1.0f, &generation);
+    assert_ok(sp_pool_acquire(w->pool, a, generation), NULL);
+    b = load(w, 2, 2.0f, NULL);
+    c = load(w, 2, 3.0f, NULL);
+    sp_pool_touch(w->pool, b); /* c is the oldest idle one now */
+    assert_int_equal(load(w, 1, 4.0f, NULL), 3);
+    assert_int_equal(state_of(w, c), SP_SLOT_EMPTY);
+    check_shown(w, c, 0, 0);
+    check_shown(w, a, 1, 1.0f);
+    check_shown(w, b, 2, 2.0f);
+    check_shown(w, 3, 1, 4.0f);
+    /* With both held there is no room for three rows, and trying changes nothing. */
+    assert_ok(sp_pool_set_pinned(w->pool, b, true), NULL);
+    assert_int_equal(try_load(w, 6, 5.0f, &error), SP_POOL_FULL);
+    assert_string_equal(error.subject, "--overlay-bytes");
+    check_shown(w, b, 2, 2.0f);
+    check_shown(w, 3, 1, 4.0f);
+    assert_int_equal(state_of(w, 3), SP_SLOT_READY);
+    assert_ok(sp_pool_release(w->pool, a, generation), NULL);
+    world_destroy(w);
+}
+
+static void a_slot_is_loaded_again_with_another_overlay(void **state)
+{
+    world *w = world_create(8 * UNIT);
+    sp_test_random random = {9};
+    float values[SLOTS] = {0};
+    int32_t counts[SLOTS] = {0};
+
+    (void)state;
+    for (int32_t round = 0; round < 200; round++) {
+        int32_t n = (int32_t)sp_test_below(&random, 5);
+        float value = (float)(1 + round);
+        int32_t slot = load(w, n, value, NULL);
+
+        counts[slot] = n;
+        values[slot] = value;
+        for (int32_t i = 0; i < SLOTS; i++)
+            if (state_of(w, i) == SP_SLOT_READY)
+                check_shown(w, i, counts[i], values[i]);
+            else
+                check_shown(w, i, 0, 0);
+    }
+    world_destroy(w);
+}
+
+static void an_aborted_load_gives_its_room_back(void **state)
+{
+    world *w = world_create(UNIT);
+    sp_image *image = make_image(w, 1, 2.0f), *plain = make_image(w, 0, 2.0f);
+    int32_t slot;
+    sp_error error;
+
+    (void)state;
+    for (int32_t round = 0; round < 3; round++) {
+        assert_ok(sp_pool_load_begin(w->pool, &slot), NULL);
+        assert_ok(sp_pool_load_reserve(w->pool, slot, image, &error), &error);
+        assert_ok(sp_pool_load_reserve(w->pool, slot, image, &error), &error);
+        assert_ok(sp_pool_load_write(w->pool, slot, image, &error), &error);
+        check_shown(w, slot, 0, 0);
+        assert_int_equal(sp_pool_load_commit(w->pool, slot, plain, NULL), SP_ERR_ARGUMENT);
+        assert_ok(sp_pool_load_abort(w->pool, slot), NULL);
+    }
+    assert_int_equal(sp_pool_load_reserve(w->pool, slot, image, NULL), SP_ERR_STATE);
+    sp_image_destroy(plain);
+    sp_image_destroy(image);
+    check_shown(w, load(w, 1, 7.0f, NULL), 1, 7.0f);
+    world_destroy(w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(loads_show_and_unloads_hide),
+        cmocka_unit_test(too_large_is_refused_by_name),
+        cmocka_unit_test(room_comes_from_idle_slots),
+        cmocka_unit_test(a_slot_is_loaded_again_with_another_overlay),
+        cmocka_unit_test(an_aborted_load_gives_its_room_back),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
