@@ -1,0 +1,324 @@
+/*
+ * Packing: every byte of an image computed by hand or from the sources, conversions to nearest
+ * even, what is refused and with which code, and memory.
+ */
+#include "support/hand.h"
+#include "support/test.h"
+
+#include "base/alloc.h"
+#include "base/hash.h"
+#include "pool/image.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const sp_site_dims sites[] = {
+    {0, SP_MODULE_Q_PROJ, 3, 2},
+    {0, SP_MODULE_K_PROJ, 3, 1},
+    {1, SP_MODULE_Q_PROJ, 3, 2},
+};
+
+static hand_pool make_pool(int32_t rank, sp_dtype dtype)
+{
+    return hand_pool_create(2, sites, 3, rank, dtype, 2);
+}
+
+static sp_status pack(const hand_pool *pool, const hand_adapter *adapter, sp_image **out_image,
+                      sp_error *error)
+{
+    return sp_layout_pack_sites(pool->layout, adapter->sites, (size_t)adapter->n_sites,
+                                &adapter->digest, out_image, error);
+}
+
+/* ---- bytes --------------------------------------------------------------------------------- */
+
+static void every_byte_is_where_it_belongs(void **state)
+{
+    const float a[] = {1, 2, 3, 4, 5, 6}, b[] = {10, 20, 30, 40}; /* A [2, 3], B [2, 2] */
+    hand_pool pool = make_pool(5, SP_DTYPE_F32);
+    hand_adapter *adapter = hand_adapter_create(42);
+    size_t bytes = sp_layout_slot_bytes(pool.layout);
+    float *want = calloc(1, bytes);
+    sp_image *image;
+
+    (void)state;
+    assert_non_null(want);
+    hand_adapter_add_copy(adapter, &sites[2], 2, 1.5f, SP_DTYPE_F32, a, b);
+    image = hand_pack(&pool, adapter);
+    /* R = 8. A takes 8 × 3 × 4 = 96 → 256; B of q 2 × 8 × 4 = 64 → 256; B of k likewise. */
+    assert_int_equal(bytes, 6 * 256);
+    memcpy(want + 4 * 64, a, sizeof a);
+    want[5 * 64 + 0] = 10;
+    want[5 * 64 + 1] = 20;
+    want[5 * 64 + 8] = 30; /* B's rows are R apart */
+    want[5 * 64 + 9] = 40;
+    assert_memory_equal(image->data, want, bytes);
+    assert_int_equal((uintptr_t)image->data % 256, 0);
+    assert_memory_equal(image->ranks, ((int32_t[]){0, 0, 2}), 3 * sizeof(int32_t));
+    assert_memory_equal(image->scales, ((float[]){0, 0, 1.5f}), 3 * sizeof(float));
+    assert_memory_equal(&image->digest, &adapter->digest, sizeof image->digest);
+    assert_int_equal(image->checksum, sp_xxh3(want, bytes));
+    assert_int_equal(image->bytes, bytes + 3 * 8 + sizeof(sp_image));
+    sp_image_destroy(image);
+    hand_adapter_destroy(adapter);
+    hand_pool_destroy(&pool);
+    free(want);
+}
+
+static void an_adapter_without_sites_is_all_zero(void **state)
+{
+    hand_pool pool = make_pool(8, SP_DTYPE_BF16);
+    hand_adapter *adapter = hand_adapter_create(1);
+    sp_image *image = hand_pack(&pool, adapter);
+    const char *bytes = image->data;
+
+    (void)state;
+    for (size_t i = 0; i < sp_layout_slot_bytes(pool.layout); i++)
+        assert_int_equal(bytes[i], 0);
+    assert_memory_equal(image->ranks, ((int32_t[]){0, 0, 0}), 3 * sizeof(int32_t));
+    sp_image_destroy(image);
+    hand_adapter_destroy(adapter);
+    hand_pool_destroy(&pool);
+}
+
+/* ---- conversion ---------------------------------------------------------------------------- */
+
+typedef struct conversion {
+    uint32_t from, to; /* bit patterns */
+} conversion;
+
+/* Packs k_proj with A = the three values as rank 1 and looks at A's first elements. */
+static void expect_conversions(sp_dtype from, sp_dtype to, const conversion values[3])
+{
+    hand_pool pool = make_pool(8, to);
+    hand_adapter *adapter = hand_adapter_create(1);
+    uint32_t words[3];
+    uint16_t halves[3];
+    const uint16_t zero_halves[1] = {0};
+    const float zero = 0;
+    sp_image *image;
+
+    for (int i = 0; i < 3; i++) {
+        words[i] = values[i].from;
+        halves[i] = (uint16_t)values[i].from;
+    }
+    hand_adapter_add_copy(adapter, &sites[1], 1, 1.0f, from,
+                          from == SP_DTYPE_F32 ? (void *)words : (void *)halves,
+                          from == SP_DTYPE_F32 ? (const void *)&zero : (const void *)zero_halves);
+    image = hand_pack(&pool, adapter);
+    for (int i = 0; i < 3; i++) {
+        const sp_layout_site *site = sp_layout_site_at(pool.layout, 1);
+        const char *data = (const char *)image->data + site->a_offset_bytes;
+        uint32_t got =
+            to == SP_DTYPE_F32 ? ((const uint32_t *)data)[i] : ((const uint16_t *)data)[i];
+
+        assert_int_equal(got, values[i].to);
+    }
+    sp_image_destroy(image);
+    hand_adapter_destroy(adapter);
+    hand_pool_destroy(&pool);
+}
+
+static void conversion_is_to_nearest_even(void **state)
+{
+    (void)state;
+    /* F32 → BF16 drops 16 bits: a tie to even below and above, and just over a tie. */
+    expect_conversions(
+        SP_DTYPE_F32, SP_DTYPE_BF16,
+        (conversion[]){{0x3f808000, 0x3f80}, {0x3f818000, 0x3f82}, {0xbf808001, 0xbf81}});
+    /* F16 → BF16: 1 + 2^-7 fits; 1 + 2^-8 is a tie (to 1); 1 + 3·2^-8 a tie (to 1 + 2^-6). */
+    expect_conversions(SP_DTYPE_F16, SP_DTYPE_BF16,
+                       (conversion[]){{0x3c08, 0x3f81}, {0x3c04, 0x3f80}, {0x3c0c, 0x3f82}});
+    /* The smallest F16, 2^-24, is a normal BF16 and F32. */
+    expect_conversions(SP_DTYPE_F16, SP_DTYPE_BF16,
+                       (conversion[]){{0x0001, 0x3380}, {0x8001, 0xb380}, {0x8000, 0x8000}});
+    expect_conversions(SP_DTYPE_F16, SP_DTYPE_F32,
+                       (conversion[]){{0x3c01, 0x3f802000}, {0xfbff, 0xc77fe000}, {1, 0x33800000}});
+    /* F32 → F16: 65519.996 is the last below infinity; 2^-25 is a tie to 0; 1.5·2^-25 rounds up. */
+    expect_conversions(SP_DTYPE_F32, SP_DTYPE_F16,
+                       (conversion[]){{0x477fefff, 0x7bff}, {0x33000000, 0}, {0x33400000, 1}});
+    expect_conversions(SP_DTYPE_BF16, SP_DTYPE_F16,
+                       (conversion[]){{0x3f81, 0x3c08}, {0xc000, 0xc000}, {0x3380, 0x0001}});
+    /* The pool's own type is copied verbatim, the sign of zero included. */
+    expect_conversions(SP_DTYPE_BF16, SP_DTYPE_BF16,
+                       (conversion[]){{0x8000, 0x8000}, {0x7f7f, 0x7f7f}, {0x0001, 0x0001}});
+    expect_conversions(SP_DTYPE_F32, SP_DTYPE_F32,
+                       (conversion[]){{0x80000000, 0x80000000}, {1, 1}, {0x7f7fffff, 0x7f7fffff}});
+}
+
+/* Long rows cross the conversion's staging buffer; strided and unaligned views are read right. */
+static void long_strided_and_unaligned_rows(void **state)
+{
+    enum { K = 777, N = 5, RANK = 2 };
+    const sp_site_dims dims = {0, SP_MODULE_O_PROJ, K, N};
+    hand_pool pool = hand_pool_create(1, &dims, 1, 8, SP_DTYPE_BF16, 1);
+    hand_adapter *plain = hand_adapter_create(1), *view = hand_adapter_create(1);
+    sp_test_random random = {4};
+    const sp_adapter_site *from = hand_adapter_add(plain, &dims, RANK, 1.0f, SP_DTYPE_F32, &random);
+    sp_adapter_site *to = hand_adapter_add(view, &dims, RANK, 1.0f, SP_DTYPE_F32, &random);
+    char *a = malloc(4 * (size_t)K * RANK + 1), *b = malloc(4 * (size_t)N * RANK * 3 + 1);
+    sp_factor own_a = to->a, own_b = to->b;
+    sp_image *images[2];
+
+    (void)state;
+    assert_non_null(a);
+    assert_non_null(b);
+    for (int32_t k = 0; k < K; k++) /* A stored transposed, from an odd address */
+        for (int32_t j = 0; j < RANK; j++)
+            memcpy(a + 1 + 4 * (k * RANK + j), (const float *)from->a.data + j * K + k, 4);
+    for (int32_t n = 0; n < N; n++) /* every third column of a wider B */
+        for (int32_t j = 0; j < RANK; j++)
+            memcpy(b + 1 + 4 * (n * RANK * 3 + j * 3), (const float *)from->b.data + n * RANK + j,
+                   4);
+    to->a = (sp_factor){a + 1, SP_DTYPE_F32, RANK, K, 1, RANK};
+    to->b = (sp_factor){b + 1, SP_DTYPE_F32, N, RANK, RANK * 3, 3};
+    images[0] = hand_pack(&pool, plain);
+    images[1] = hand_pack(&pool, view);
+    assert_memory_equal(images[0]->data, images[1]->data, sp_layout_slot_bytes(pool.layout));
+    assert_int_equal(images[0]->checksum, images[1]->checksum);
+    for (int32_t k = 0; k < K; k += 100)
+        assert_true(fabs(hand_load(SP_DTYPE_BF16, images[0]->data, K + k) -
+                         (double)((const float *)from->a.data)[K + k]) <= 0x1p-9);
+    sp_image_destroy(images[0]);
+    sp_image_destroy(images[1]);
+    free(a);
+    free(b);
+    to->a = own_a;
+    to->b = own_b;
+    hand_adapter_destroy(plain);
+    hand_adapter_destroy(view);
+    hand_pool_destroy(&pool);
+}
+
+/* ---- refusals ------------------------------------------------------------------------------ */
+
+static void refuse(const hand_pool *pool, const hand_adapter *adapter, sp_status status,
+                   const char *code, const char *subject)
+{
+    size_t before = sp_alloc_bytes();
+    sp_image *image = NULL;
+    sp_error error = {.status = SP_OK, .code = ""};
+
+    assert_int_equal(pack(pool, adapter, &image, &error), status);
+    assert_int_equal(error.status, status);
+    assert_string_equal(error.code, code);
+    assert_string_equal(error.subject, subject);
+    assert_null(image);
+    assert_int_equal(sp_alloc_bytes(), before);
+}
+
+static void sites_that_do_not_fit_are_refused_by_name(void **state)
+{
+    hand_pool pool = make_pool(3, SP_DTYPE_F32); /* R = 8 */
+    hand_adapter *adapter = hand_adapter_create(1);
+    sp_test_random random = {1};
+    sp_adapter_site good, *site;
+
+    (void)state;
+    site = hand_adapter_add(adapter, &sites[0], 8, 1.0f, SP_DTYPE_F32, &random);
+    good = *site;
+    site->module = SP_MODULE_O_PROJ;
+    refuse(&pool, adapter, SP_ERR_REFUSED, "module-not-in-pool", "self_attn.o_proj");
+    site->module = SP_MODULE_ROUTER;
+    refuse(&pool, adapter, SP_ERR_UNSUPPORTED, "engine-unsupported", "mlp.gate");
+    site->module = SP_MODULE_EXPERT_GATE_PROJ;
+    site->expert = 3;
+    refuse(&pool, adapter, SP_ERR_UNSUPPORTED, "engine-unsupported", "mlp.experts.gate_proj");
+    *site = good;
+    site->layer = 1;
+    site->module = SP_MODULE_K_PROJ; /* layer 0 has one, layer 1 has none */
+    refuse(&pool, adapter, SP_ERR_MISMATCH, "wrong-layer-kind", "self_attn.k_proj");
+    *site = good;
+    site->rank = site->a.rows = site->b.cols = 9;
+    refuse(&pool, adapter, SP_ERR_TOO_LARGE, "rank-exceeds-pool", "self_attn.q_proj");
+    *site = good;
+    site->a.cols = 4;
+    refuse(&pool, adapter, SP_ERR_MISMATCH, "shape-mismatch", "self_attn.q_proj");
+    *site = good;
+    site->b.rows = 3;
+    refuse(&pool, adapter, SP_ERR_MISMATCH, "shape-mismatch", "self_attn.q_proj");
+    *site = good;
+    site->rank = 7;
+    refuse(&pool, adapter, SP_ERR_MISMATCH, "shape-mismatch", "self_attn.q_proj");
+    *site = good;
+    site->rank = site->a.rows = site->b.cols = 0;
+    refuse(&pool, adapter, SP_ERR_MISMATCH, "shape-mismatch", "self_attn.q_proj");
+    *site = good;
+    site->scale = NAN;
+    refuse(&pool, adapter, SP_ERR_REFUSED, "non-finite", "self_attn.q_proj");
+    *site = good;
+    hand_adapter_add(adapter, &sites[0], 1, 1.0f, SP_DTYPE_F32, &random);
+    refuse(&pool, adapter, SP_ERR_REFUSED, "duplicate-tensor", "self_attn.q_proj");
+    hand_adapter_destroy(adapter);
+    hand_pool_destroy(&pool);
+}
+
+static void a_value_that_the_pool_cannot_hold_is_refused(void **state)
+{
+    const float huge[] = {1, 2, 3.4e38f}, large[] = {1, 65520.0f, 1}, b[] = {1};
+    hand_pool bf16 = make_pool(8, SP_DTYPE_BF16), f16 = make_pool(8, SP_DTYPE_F16);
+    hand_adapter *adapter = hand_adapter_create(1);
+    sp_image *image = NULL;
+    sp_error error;
+
+    (void)state;
+    hand_adapter_add_copy(adapter, &sites[1], 1, 1.0f, SP_DTYPE_F32, huge, b);
+    refuse(&bf16, adapter, SP_ERR_REFUSED, "non-finite", "self_attn.k_proj");
+    assert_int_equal(pack(&bf16, adapter, &image, &error), SP_ERR_REFUSED);
+    assert_int_equal(error.position, 2);
+    hand_adapter_destroy(adapter);
+    adapter = hand_adapter_create(1);
+    hand_adapter_add_copy(adapter, &sites[1], 1, 1.0f, SP_DTYPE_F32, large, b);
+    refuse(&f16, adapter, SP_ERR_REFUSED, "non-finite", "self_attn.k_proj");
+    assert_int_equal(pack(&bf16, adapter, &image, &error), SP_OK);
+    sp_image_destroy(image);
+    sp_image_destroy(NULL);
+    hand_adapter_destroy(adapter);
+    hand_pool_destroy(&bf16);
+    hand_pool_destroy(&f16);
+}
+
+static void every_failed_allocation_is_survived(void **state)
+{
+    hand_pool pool = make_pool(8, SP_DTYPE_BF16);
+    hand_adapter *adapter = hand_adapter_create(1);
+    sp_test_random random = {1};
+    size_t before = sp_alloc_bytes();
+    sp_image *image = NULL;
+    sp_error error;
+    int64_t n = 0;
+
+    (void)state;
+    hand_adapter_add(adapter, &sites[0], 8, 1.0f, SP_DTYPE_F32, &random);
+    for (;; n++) {
+        sp_alloc_fail_after(n);
+        if (pack(&pool, adapter, &image, &error) == SP_OK)
+            break;
+        assert_true(sp_alloc_failed());
+        assert_int_equal(error.status, SP_ERR_MEMORY);
+        assert_null(image);
+        assert_int_equal(sp_alloc_bytes(), before);
+    }
+    sp_alloc_fail_after(-1);
+    assert_int_equal(n, 4);
+    sp_image_destroy(image);
+    assert_int_equal(sp_alloc_bytes(), before);
+    hand_adapter_destroy(adapter);
+    hand_pool_destroy(&pool);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_byte_is_where_it_belongs),
+        cmocka_unit_test(an_adapter_without_sites_is_all_zero),
+        cmocka_unit_test(conversion_is_to_nearest_even),
+        cmocka_unit_test(long_strided_and_unaligned_rows),
+        cmocka_unit_test(sites_that_do_not_fit_are_refused_by_name),
+        cmocka_unit_test(a_value_that_the_pool_cannot_hold_is_refused),
+        cmocka_unit_test(every_failed_allocation_is_survived),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
