@@ -102,7 +102,8 @@ SP_API void sp_engine_free(void *memory);
 /* ---- requests ------------------------------------------------------------------------------ */
 
 /* One row of logits: `position` is the index of the token that it follows. Borrowed until return.
- * Called inside sp_engine_step, in ascending position. */
+ * Called inside sp_engine_step, in ascending position; after a preemption the positions come once
+ * more, with the same bytes. */
 typedef void (*sp_logits_fn)(void *user, int32_t position, const float *logits, int32_t vocab);
 
 typedef struct sp_request {

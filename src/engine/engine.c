@@ -161,15 +161,23 @@ static sp_status open_model(sp_engine *engine, sp_error *error)
                        engine->options.max_context, shape->max_positions);
     engine->max_context =
         engine->options.max_context ? engine->options.max_context : shape->max_positions;
-    if (sp_rope_create(shape->rope_theta, shape->head_dim / 2, engine->max_context,
-                       &engine->rope) != SP_OK)
-        return sp_fail(error, SP_ERR_MEMORY, NULL, "max-context", -1,
-                       "out of memory for the rotary tables of %d positions; lower --max-context",
-                       engine->max_context);
     return open_tokenizer(engine, error);
 }
 
 /* ---- buffers ------------------------------------------------------------------------------- */
+
+/* No position beyond the cache can come, so the tables end there. */
+static sp_status create_rope(sp_engine *engine, int64_t kv_tokens, sp_error *error)
+{
+    const sp_model_shape *shape = &engine->model.shape;
+    int32_t positions = kv_tokens < engine->max_context ? (int32_t)kv_tokens : engine->max_context;
+
+    if (sp_rope_create(shape->rope_theta, shape->head_dim / 2, positions, &engine->rope) == SP_OK)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_MEMORY, NULL, "max-context", -1,
+                   "out of memory for the rotary tables of %d positions; lower --max-context",
+                   positions);
+}
 
 static sp_status create_cache(sp_engine *engine, sp_error *error)
 {
@@ -194,7 +202,7 @@ static sp_status create_cache(sp_engine *engine, sp_error *error)
         return status;
     if (sp_scheduler_create(&options, &engine->scheduler) != SP_OK)
         return sp_fail_memory(error, (size_t)n_pages * sizeof(int32_t), "the list of KV pages");
-    return SP_OK;
+    return create_rope(engine, (int64_t)n_pages * page_tokens, error);
 }
 
 static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
