@@ -8,3 +8,6 @@ set_tests_properties(make_checkpoint PROPERTIES LABELS "quick;engine" TIMEOUT 30
 # The batching proof over many seeds; the number of seeds is its argument.
 add_test(NAME soak_batching COMMAND test_batching 40)
 set_tests_properties(soak_batching PROPERTIES LABELS soak TIMEOUT 3600)
+# 500 adapters through 4 slots, 10,000 loads and unloads.
+add_test(NAME soak_rotation COMMAND test_rotation soak)
+set_tests_properties(soak_rotation PROPERTIES LABELS soak TIMEOUT 3600)
