@@ -253,7 +253,7 @@ typedef struct sp_adapter_site {
 SP_API size_t sp_adapter_n_sites(const sp_adapter *adapter);
 SP_API const sp_adapter_site *sp_adapter_site_at(const sp_adapter *adapter, size_t index);
 
-/* The largest rank of its pairs outside the experts; 0 if there is none. */
+/* The largest rank of its pairs outside the experts and the router; 0 if there is none. */
 SP_API int32_t sp_adapter_rank_max(const sp_adapter *adapter);
 
 /* The modules that it adapts in any way, overlays of embed_tokens and lm_head included. */
@@ -273,6 +273,52 @@ typedef struct sp_adapter_table {
 
 SP_API size_t sp_adapter_n_tables(const sp_adapter *adapter);
 SP_API const sp_adapter_table *sp_adapter_table_at(const sp_adapter *adapter, size_t index);
+
+/*
+ * Experimental. Bytes that packing the router and expert pairs takes (rank rounded up to 8, each
+ * matrix from a 256-byte boundary), and those of the replaced rows with their maps. 0 if there are
+ * none, or no geometry was given.
+ */
+SP_API size_t sp_adapter_expert_bytes(const sp_adapter *adapter);
+SP_API size_t sp_adapter_overlay_bytes(const sp_adapter *adapter);
+
+/* ---- receipt ------------------------------------------------------------------------------- */
+
+/*
+ * What opening an adapter found, for people and for programs: verdict, digest, rank and scale per
+ * module kind, ignored tensors with reasons, notes.
+ */
+typedef struct sp_receipt sp_receipt;
+
+typedef struct sp_receipt_options {
+    size_t struct_bytes;
+    sp_module_set engine_modules; /* what the caller's engine can apply; the default: all */
+    int64_t slot_bytes;           /* what the adapter takes in a pool's slot; -1: not known */
+} sp_receipt_options;
+
+SP_API void sp_receipt_options_default(sp_receipt_options *out_options);
+
+/* The receipt of an open adapter; nothing of the adapter is kept. SP_ERR_MEMORY. */
+SP_API sp_status sp_receipt_create(const sp_adapter *adapter, const sp_receipt_options *options,
+                                   sp_receipt **out_receipt, sp_error *error);
+
+/* The receipt of a refusal that sp_adapter_open has explained in *refusal. SP_ERR_MEMORY. */
+SP_API sp_status sp_receipt_create_refused(const char *name, const sp_error *refusal,
+                                           sp_receipt **out_receipt, sp_error *error);
+
+SP_API void sp_receipt_destroy(sp_receipt *receipt); /* NULL is allowed */
+
+/* One JSON object, and a table for a terminal; both end in a newline and live with the receipt. */
+SP_API const char *sp_receipt_json(const sp_receipt *receipt);
+SP_API const char *sp_receipt_table(const sp_receipt *receipt);
+
+/*
+ * True when the caller's engine can apply all of it. Otherwise loading it for a run is
+ * SP_ERR_UNSUPPORTED with `engine-unsupported`, which is put into *error.
+ */
+SP_API bool sp_receipt_is_servable(const sp_receipt *receipt, sp_error *error);
+
+/* ---- reason codes -------------------------------------------------------------------------- */
 
 /* Stable text of the reason code with this number ("shape-mismatch"); NULL past the last. */
 SP_API const char *sp_reason_name(int32_t reason);

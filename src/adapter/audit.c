@@ -37,20 +37,33 @@ static sp_status refuse_role(const sp_audit *audit, const char *name, sp_key_rol
                      "%.200s: trained biases are not served", name);
 }
 
+/* "[4, 64]" */
+static void write_shape(const sp_tensor *tensor, char *out_text, size_t bytes)
+{
+    size_t at = (size_t)snprintf(out_text, bytes, "[");
+
+    for (int32_t i = 0; i < tensor->n_dims && at + 24 < bytes; i++)
+        at += (size_t)snprintf(out_text + at, bytes - at, "%s%lld", i > 0 ? ", " : "",
+                               (long long)tensor->dims[i]);
+    snprintf(out_text + at, bytes - at, "]");
+}
+
 static sp_status check_dtype(const sp_audit *audit, const sp_tensor *tensor, sp_item *item)
 {
+    char shape[128];
+
+    write_shape(tensor, shape, sizeof shape);
     if (!sp_tensor_type_dtype(tensor->type, &item->dtype))
         return sp_refuse(audit->error, SP_REASON_UNSUPPORTED_DTYPE, tensor->name, -1,
                          "%.200s is stored as %s; F32, F16 and BF16 are served", tensor->name,
                          sp_tensor_type_name(tensor->type));
     if (tensor->bytes == 0)
         return sp_refuse(audit->error, SP_REASON_EMPTY_ADAPTER, tensor->name, -1,
-                         "%.200s has no elements", tensor->name);
+                         "%.200s is %s: it has no elements", tensor->name, shape);
     if (tensor->n_dims != 2 || tensor->dims[0] > INT32_MAX || tensor->dims[1] > INT32_MAX)
         return sp_refuse(audit->error, SP_REASON_SHAPE_MISMATCH, tensor->name, -1,
-                         "%.200s has %d dimensions of %lld, … elements; two are wanted",
-                         tensor->name, tensor->n_dims,
-                         (long long)(tensor->n_dims > 0 ? tensor->dims[0] : 1));
+                         "%.200s is %s, of %d dimensions; it must have two", tensor->name, shape,
+                         tensor->n_dims);
     return SP_OK;
 }
 

@@ -49,7 +49,8 @@ struct sp_adapter {
     size_t n_sites;
     sp_adapter_table tables[2];
     size_t n_tables;
-    int32_t *token_ids[2]; /* owned lists behind the tables */
+    int32_t *token_ids[2];   /* owned lists behind the tables */
+    int32_t rows_changed[2]; /* of each table, against the served one; -1: not compared */
     int32_t rank_max, expert_rank_max;
     sp_module_set modules;
     size_t expert_bytes, overlay_bytes;

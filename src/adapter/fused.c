@@ -131,6 +131,10 @@ static sp_status check_ranks(const sp_audit *audit, const sp_pair *pair)
         return sp_refuse(audit->error, SP_REASON_SHAPE_MISMATCH, pair->b->tensor->name, -1,
                          "%.150s has %lld rows, but %.150s has %lld columns", pair->a->tensor->name,
                          (long long)rows, pair->b->tensor->name, (long long)cols);
+    if (!fitting && pair->experts == 0)
+        return sp_refuse(audit->error, SP_REASON_RANK_MISMATCH, pair->a->tensor->name, -1,
+                         "%.200s has %lld rows, no multiple of rank %d (adapter_config.json)",
+                         pair->a->tensor->name, (long long)rows, pair->rank);
     if (!fitting)
         return sp_refuse(audit->error, SP_REASON_RANK_MISMATCH, pair->a->tensor->name, -1,
                          "%.200s has %lld rows; %d experts of rank %d (adapter_config.json) have "

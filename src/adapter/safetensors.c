@@ -36,6 +36,7 @@ struct sp_safetensors {
 typedef struct cursor {
     const char *bytes; /* the file's first bytes */
     size_t at, end;    /* [at, end) is what is left of the header */
+    uint64_t file_bytes;
     const char *subject;
     sp_error *error;
 } cursor;
@@ -305,6 +306,13 @@ static bool tensor_bytes(const sp_tensor *tensor, uint64_t *out_bytes)
     return bits % 8 == 0;
 }
 
+static bool tensor_bytes_are(const sp_tensor *tensor, uint64_t wanted)
+{
+    uint64_t bytes;
+
+    return tensor_bytes(tensor, &bytes) && bytes == wanted;
+}
+
 static sp_status read_shape(const cursor *c, const json_t *shape, const char *name, size_t at,
                             sp_tensor *tensor)
 {
@@ -349,6 +357,10 @@ static sp_status read_fields(const cursor *c, const json_t *fields, const char *
         return bad_entry(c, name, at, "fields besides dtype, shape and data_offsets");
     if (begin > end)
         return bad_entry(c, name, at, "data_offsets that end before they begin");
+    if (end > c->file_bytes - c->end && !tensor_bytes_are(tensor, end - begin))
+        return bad_entry(c, name, at,
+                         "data_offsets that end beyond the file, and do not fit the "
+                         "shape");
     if (!tensor_bytes(tensor, &bytes))
         return bad_entry(c, name, at, "a shape whose size is no number of bytes");
     if (bytes != end - begin)
@@ -575,7 +587,11 @@ sp_status sp_safetensors_parse(const void *bytes, size_t n_bytes, uint64_t file_
                                const char *subject, sp_safetensors **out_header, sp_error *error)
 {
     sp_safetensors *header;
-    cursor c = {.bytes = bytes, .at = LENGTH_BYTES, .subject = subject, .error = error};
+    cursor c = {.bytes = bytes,
+                .at = LENGTH_BYTES,
+                .file_bytes = file_bytes,
+                .subject = subject,
+                .error = error};
     sp_status status =
         sp_safetensors_header_bytes(bytes, n_bytes, file_bytes, subject, &c.end, error);
 

@@ -307,22 +307,18 @@ static sp_status check_ids(sp_audit *audit, sp_module module, const sp_id_list *
     return SP_OK;
 }
 
-static size_t overlay_bytes(const sp_audit *audit, const bool *overridden, int32_t vocab,
-                            int32_t hidden)
+/* The rows themselves, and a map from every token to its row or to none. */
+static size_t overlay_bytes(const sp_audit *audit, int32_t rows, const served *table)
 {
-    size_t rows = 0;
-
-    for (int32_t i = 0; i < vocab; i++)
-        rows += overridden[i];
     if (rows == 0)
         return 0;
-    return rows * (size_t)hidden * sp_dtype_bytes(audit->options->pool_dtype) +
-           (size_t)vocab * sizeof(int32_t);
+    return (size_t)rows * (size_t)table->cols * sp_dtype_bytes(audit->options->pool_dtype) +
+           (size_t)table->rows * sizeof(int32_t);
 }
 
 /* Which rows of one module change, from its full table and its trainable tokens. */
 static sp_status measure_rows(sp_audit *audit, sp_module module, const sp_item *table_item,
-                              const sp_id_list *list, const served *table)
+                              const sp_id_list *list, const served *table, int32_t *out_rows)
 {
     int32_t vocab = (int32_t)table->rows;
     bool *overridden = sp_calloc((size_t)vocab, sizeof *overridden);
@@ -335,9 +331,10 @@ static sp_status measure_rows(sp_audit *audit, sp_module module, const sp_item *
         remark_rows(audit, module, table_item, mark_different_rows(table_item, table, overridden),
                     table);
     status = check_ids(audit, module, list, adapter_rows, vocab, overridden);
-    if (status == SP_OK)
-        audit->adapter->overlay_bytes +=
-            overlay_bytes(audit, overridden, vocab, (int32_t)table->cols);
+    *out_rows = 0;
+    for (int32_t i = 0; i < vocab; i++)
+        *out_rows += overridden[i];
+    audit->adapter->overlay_bytes += overlay_bytes(audit, *out_rows, table);
     sp_free(overridden);
     return status;
 }
@@ -432,11 +429,12 @@ static sp_status check_module(sp_audit *audit, sp_module module, const module_it
 
 /* Holds everything of one module against the served table. */
 static sp_status compare_module(sp_audit *audit, sp_module module, const module_items *items,
-                                const sp_id_list *list)
+                                const sp_id_list *list, int32_t *out_rows)
 {
     served table;
     sp_status status;
 
+    *out_rows = -1;
     if (!items->table && !items->copy && list->n == 0)
         return SP_OK;
     if (!audit->options->geometry) {
@@ -451,7 +449,7 @@ static sp_status compare_module(sp_audit *audit, sp_module module, const module_
     if (items->copy)
         status = check_copy(audit, items->copy, &table);
     if (status == SP_OK && (items->table || list->n > 0))
-        status = measure_rows(audit, module, items->table, list, &table);
+        status = measure_rows(audit, module, items->table, list, &table, out_rows);
     close_served(&table);
     return status;
 }
@@ -469,7 +467,7 @@ static sp_factor table_factor(const sp_item *item)
 }
 
 static sp_status add_table(sp_audit *audit, sp_module module, const sp_item *full,
-                           const sp_item *tokens, const sp_id_list *list)
+                           const sp_item *tokens, const sp_id_list *list, int32_t rows_changed)
 {
     sp_adapter *adapter = audit->adapter;
     size_t index = adapter->n_tables;
@@ -484,6 +482,7 @@ static sp_status add_table(sp_audit *audit, sp_module module, const sp_item *ful
         memcpy(ids, list->ids, (size_t)list->n * sizeof *ids);
     }
     adapter->token_ids[index] = ids;
+    adapter->rows_changed[index] = rows_changed;
     adapter->tables[index] = (sp_adapter_table){.module = module,
                                                 .full = table_factor(full),
                                                 .trainable = table_factor(tokens),
@@ -504,6 +503,7 @@ sp_status sp_audit_tables(sp_audit *audit)
     const sp_id_list *embed_ids = &audit->config.tokens_embed;
     const sp_id_list *head_ids = &audit->config.tokens_head;
     const sp_item *head_tokens = head.tokens;
+    int32_t embed_rows, head_rows;
     sp_status status = check_module(audit, SP_MODULE_EMBED_TOKENS, &embed, embed_ids);
 
     if (status == SP_OK)
@@ -515,15 +515,17 @@ sp_status sp_audit_tables(sp_audit *audit)
         head_tokens = embed.tokens;
         head_ids = embed_ids;
     }
-    status =
-        compare_module(audit, SP_MODULE_EMBED_TOKENS, &embed, embed.tokens ? embed_ids : &none);
+    if (!embed.tokens)
+        embed_ids = &none;
+    if (!head_tokens)
+        head_ids = &none;
+    status = compare_module(audit, SP_MODULE_EMBED_TOKENS, &embed, embed_ids, &embed_rows);
     if (status == SP_OK)
-        status = compare_module(audit, SP_MODULE_LM_HEAD, &head, head_tokens ? head_ids : &none);
+        status = compare_module(audit, SP_MODULE_LM_HEAD, &head, head_ids, &head_rows);
     if (status == SP_OK)
-        status = add_table(audit, SP_MODULE_EMBED_TOKENS, embed.table, embed.tokens,
-                           embed.tokens ? embed_ids : &none);
+        status = add_table(audit, SP_MODULE_EMBED_TOKENS, embed.table, embed.tokens, embed_ids,
+                           embed_rows);
     if (status == SP_OK)
-        status = add_table(audit, SP_MODULE_LM_HEAD, head.table, head_tokens,
-                           head_tokens ? head_ids : &none);
+        status = add_table(audit, SP_MODULE_LM_HEAD, head.table, head_tokens, head_ids, head_rows);
     return status;
 }

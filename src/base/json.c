@@ -4,17 +4,49 @@
 #include "base/error.h"
 #include "base/file.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+/*
+ * When jansson's lexer has no memory to hold a string's bytes, it goes on without them: what is
+ * left passes for the text, or fails an assertion of its own. With allocators of ours the failure
+ * is noted, and a second attempt lets jansson come to an orderly end before the parse fails.
+ */
+static _Thread_local bool memory_failed;
+
+static void *allocate(size_t bytes)
+{
+    void *memory = sp_malloc(bytes);
+
+    if (memory)
+        return memory;
+    memory_failed = true;
+    return sp_malloc(bytes);
+}
+
+void sp_json_own_memory(bool own)
+{
+    if (own)
+        json_set_alloc_funcs(allocate, sp_free);
+    else
+        json_set_alloc_funcs(malloc, free);
+}
 
 sp_status sp_json_parse(const char *bytes, size_t n_bytes, const char *subject, const char *code,
                         bool *out_duplicate, json_t **out_root, sp_error *error)
 {
     json_error_t problem = {0}; /* jansson leaves the code as it was when it has no memory */
-    json_t *root = json_loadb(bytes, n_bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &problem);
     enum json_error_code kind;
+    json_t *root;
 
     if (out_duplicate)
         *out_duplicate = false;
+    memory_failed = false;
+    root = json_loadb(bytes, n_bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &problem);
+    if (memory_failed) {
+        json_decref(root);
+        return sp_fail_memory(error, n_bytes, subject);
+    }
     if (root) {
         *out_root = root;
         return SP_OK;

@@ -11,6 +11,14 @@
 #include <stdbool.h>
 
 /*
+ * Lets jansson allocate through alloc.h (true), or as it does by itself (false). With `true` a
+ * parse that ran out of memory is always SP_ERR_MEMORY; by itself jansson may take a cut string
+ * for the whole one. It is for a program and for tests: the setting is the process's, and no JSON
+ * value may outlive a change of it.
+ */
+void sp_json_own_memory(bool own);
+
+/*
  * *out_root is owned by the caller (json_decref). `subject` names the file in errors. The
  * top-level value may be of any type. *out_duplicate (may be NULL) tells a duplicate key apart.
  * SP_ERR_INPUT with error->code = `code` (may be NULL) and error->position at the byte behind the

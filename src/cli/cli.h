@@ -15,6 +15,7 @@
 /* Each verb takes its own argv, with argv[0] the verb's name, and returns the exit status. */
 int sp_cli_generate(int argc, char **argv);
 int sp_cli_logits(int argc, char **argv);
+int sp_cli_inspect(int argc, char **argv);
 int sp_cli_bench(int argc, char **argv);
 
 /*

@@ -1,0 +1,288 @@
+/*
+ * The receipt: what it says as JSON and as a table, and what the engine lacks.
+ */
+#include "adapter/toy.h"
+
+#include "adapter/reason.h"
+#include "base/alloc.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+static json_t *parse(const sp_receipt *receipt)
+{
+    json_error_t error;
+    const char *text = sp_receipt_json(receipt);
+    json_t *root = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+
+    if (!root)
+        fail_msg("%s: %s", error.text, text);
+    assert_int_equal(text[strlen(text) - 1], '\n');
+    return root;
+}
+
+/* Asserts that the value at a path of keys ("a.b") is the one that this JSON text says. */
+static void check(const json_t *root, const char *path, const char *want)
+{
+    const json_t *value = root;
+    char keys[128];
+    json_t *wanted = json_loads(want, JSON_DECODE_ANY, NULL);
+
+    snprintf(keys, sizeof keys, "%s", path);
+    for (char *key = keys; key && value;) {
+        char *slash = strchr(key, '/');
+
+        if (slash)
+            *slash = '\0';
+        value = json_object_get(value, key);
+        key = slash ? slash + 1 : NULL;
+    }
+    if (!value || !wanted || !json_equal(value, wanted)) {
+        char *got = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
+
+        fail_msg("%s is %s, not %s", path, got ? got : "missing", want);
+    }
+    json_decref(wanted);
+}
+
+/* The keys that are promised, in this order. */
+static void check_keys(const json_t *root)
+{
+    static const char *const keys[] = {"verdict", "code",           "message",    "tensor",
+                                       "digest",  "sites",          "slot_bytes", "modules",
+                                       "ignored", "engine_missing", "notes"};
+    void *at = json_object_iter((json_t *)(uintptr_t)root);
+
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        assert_non_null(at);
+        assert_string_equal(json_object_iter_key(at), keys[i]);
+        at = json_object_iter_next((json_t *)(uintptr_t)root, at);
+    }
+    assert_null(at);
+}
+
+static sp_receipt *receipt_of(const make_adapter *adapter, const sp_adapter_options *options,
+                              const sp_receipt_options *receipt_options)
+{
+    sp_adapter *opened = toy_opened(adapter, options);
+    sp_receipt *receipt;
+    sp_error error;
+
+    assert_ok(sp_receipt_create(opened, receipt_options, &receipt, &error), &error);
+    sp_adapter_release(opened);
+    return receipt;
+}
+
+static make_adapter *varied_adapter(void)
+{
+    make_adapter *adapter = toy_adapter();
+
+    make_adapter_config_with(adapter, ", \"alpha_pattern\": {\"layers.1.mlp.gate\": 9}, "
+                                      "\"target_modules\": \"nothing\"");
+    make_adapter_add_pair(adapter, "model.layers.0.mlp.gate", 2, 8, 4, 3);
+    make_adapter_add_pair(adapter, "model.layers.1.mlp.gate", 2, 8, 4, 4);
+    make_adapter_add_pair(adapter, "model.layers.1.mlp.experts.3.up_proj", 2, 8, 3, 5);
+    make_adapter_add_pair(adapter, "lm_head", 2, 8, 16, 6);
+    make_adapter_add_pair(adapter, "model.visual.blocks.0.qkv", 2, 8, 16, 7);
+    return adapter;
+}
+
+static void accepted(void **state)
+{
+    sp_adapter_options options = toy_options();
+    make_adapter *adapter = varied_adapter();
+    sp_receipt_options receipt_options;
+    sp_receipt *receipt;
+    json_t *root;
+
+    (void)state;
+    options.allow_partial = true;
+    sp_receipt_options_default(&receipt_options);
+    receipt_options.slot_bytes = 12345;
+    receipt = receipt_of(adapter, &options, &receipt_options);
+    root = parse(receipt);
+    check_keys(root);
+    check(root, "verdict", "\"accepted\"");
+    check(root, "code", "null");
+    check(root, "sites", "6");
+    check(root, "slot_bytes", "12345");
+    assert_int_equal(strlen(json_string_value(json_object_get(root, "digest"))), 64);
+    check(root, "modules/self_attn.q_proj",
+          "{\"sites\": 1, \"rank\": 2, \"scale\": 2, \"variants\": [{\"rank\": 2, \"scale\": 2, "
+          "\"sites\": 1, \"layers\": [0]}]}");
+    check(root, "modules/mlp.gate",
+          "{\"sites\": 2, \"rank\": null, \"scale\": null, \"variants\": [{\"rank\": 2, \"scale\": "
+          "2, \"sites\": 1, \"layers\": [0]}, {\"rank\": 2, \"scale\": 4.5, \"sites\": 1, "
+          "\"layers\": [1]}]}");
+    check(root, "modules/lm_head/variants",
+          "[{\"rank\": 2, \"scale\": 2, \"sites\": 1, \"layers\": []}]");
+    check(root, "engine_missing", "[]");
+    check(root, "ignored",
+          "[{\"tensor\": \"model.visual.blocks.0.qkv.lora_A.weight\", \"reason\": "
+          "\"unknown-prefix\"}, {\"tensor\": \"model.visual.blocks.0.qkv.lora_B.weight\", "
+          "\"reason\": \"unknown-prefix\"}]");
+    check(root, "notes",
+          "[\"the regular expression of target_modules fits none of the file's tensors\"]");
+    assert_true(sp_receipt_is_servable(receipt, NULL));
+    json_decref(root);
+    sp_receipt_destroy(receipt);
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
+static void engine_missing(void **state)
+{
+    sp_adapter_options options = toy_options();
+    make_adapter *adapter = varied_adapter();
+    sp_receipt_options receipt_options;
+    sp_receipt *receipt;
+    sp_error error;
+    json_t *root;
+
+    (void)state;
+    options.allow_partial = true;
+    sp_receipt_options_default(&receipt_options);
+    receipt_options.engine_modules =
+        1u << SP_MODULE_Q_PROJ | 1u << SP_MODULE_V_PROJ | 1u << SP_MODULE_ROUTER;
+    receipt = receipt_of(adapter, &options, &receipt_options);
+    root = parse(receipt);
+    check(root, "verdict", "\"accepted\"");
+    check(root, "engine_missing", "[\"mlp.experts.up_proj\", \"lm_head\"]");
+    assert_non_null(strstr(sp_receipt_table(receipt), "not yet applied by this engine\n  "
+                                                      "mlp.experts.up_proj\n  lm_head\n"));
+    assert_false(sp_receipt_is_servable(receipt, &error));
+    assert_int_equal(error.status, SP_ERR_UNSUPPORTED);
+    assert_string_equal(error.code, "engine-unsupported");
+    assert_non_null(strstr(error.text, "mlp.experts.up_proj and more"));
+    json_decref(root);
+    sp_receipt_destroy(receipt);
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
+/* Rows of tables: how many change, and that an engine without overlays cannot serve them. */
+static void replaced_rows(void **state)
+{
+    sp_adapter_options options;
+    sp_receipt_options receipt_options;
+    sp_adapter *opened;
+    sp_receipt *receipt;
+    sp_error error;
+    json_t *root;
+
+    (void)state;
+    sp_adapter_options_default(&options);
+    assert_ok(sp_geometry_open(SP_TEST_FIXTURES "/qwen3-tied", &options.geometry, &error), &error);
+    options.base_dir = SP_TEST_FIXTURES "/qwen3-tied";
+    assert_ok(
+        sp_adapter_open(SP_TEST_FIXTURES "/qwen3-tied/adapters/tokens", &options, &opened, &error),
+        &error);
+    sp_receipt_options_default(&receipt_options);
+    receipt_options.engine_modules = 1u << SP_MODULE_Q_PROJ;
+    assert_ok(sp_receipt_create(opened, &receipt_options, &receipt, &error), &error);
+    root = parse(receipt);
+    check(root, "modules/embed_tokens",
+          "{\"sites\": 0, \"rank\": null, \"scale\": null, \"variants\": [], \"rows\": 5}");
+    check(root, "modules/lm_head/rows", "5");
+    check(root, "engine_missing", "[\"self_attn.v_proj\", \"embed_tokens\", \"lm_head\"]");
+    check(root, "slot_bytes", "null");
+    assert_non_null(strstr(sp_receipt_table(receipt), "5 rows replaced"));
+    assert_false(sp_receipt_is_servable(receipt, NULL));
+    json_decref(root);
+    sp_receipt_destroy(receipt);
+    sp_adapter_release(opened);
+    sp_geometry_release(options.geometry);
+}
+
+static void unchecked(void **state)
+{
+    sp_adapter_options options;
+    sp_receipt_options receipt_options;
+    make_adapter *adapter = toy_adapter();
+    sp_receipt *receipt;
+    json_t *root;
+
+    (void)state;
+    sp_adapter_options_default(&options);
+    sp_receipt_options_default(&receipt_options);
+    receipt_options.slot_bytes = 1;
+    receipt = receipt_of(adapter, &options, &receipt_options);
+    root = parse(receipt);
+    check_keys(root);
+    check(root, "verdict", "\"unchecked\"");
+    check(root, "sites", "null");
+    check(root, "slot_bytes", "null");
+    assert_true(json_is_string(json_object_get(root, "digest")));
+    assert_non_null(strstr(sp_receipt_table(receipt), "unchecked"));
+    json_decref(root);
+    sp_receipt_destroy(receipt);
+    /* How a fused pair is read is not known without a version or a model: no digest either. */
+    make_adapter_config(adapter, "{\"r\": 2, \"lora_alpha\": 4}");
+    make_adapter_add_pair(adapter, "model.layers.0.mlp.experts", 6, 8, 8, 3);
+    receipt = receipt_of(adapter, &options, &receipt_options);
+    root = parse(receipt);
+    check(root, "digest", "null");
+    json_decref(root);
+    sp_receipt_destroy(receipt);
+    make_adapter_destroy(adapter);
+}
+
+static void refused(void **state)
+{
+    sp_error refusal, error;
+    sp_receipt *receipt;
+    json_t *root;
+
+    (void)state;
+    sp_refuse(&refusal, SP_REASON_SHAPE_MISMATCH, "a \"tensor\"", 3, "it is %d by %d", 4, 5);
+    assert_ok(sp_receipt_create_refused("name", &refusal, &receipt, &error), &error);
+    root = parse(receipt);
+    check_keys(root);
+    check(root, "verdict", "\"refused\"");
+    check(root, "code", "\"shape-mismatch\"");
+    check(root, "message", "\"it is 4 by 5\"");
+    check(root, "tensor", "\"a \\\"tensor\\\"\"");
+    check(root, "digest", "null");
+    check(root, "modules", "{}");
+    assert_string_equal(sp_receipt_table(receipt),
+                        "adapter  name\nverdict  refused: shape-mismatch\nabout    a \"tensor\"\n"
+                        "because  it is 4 by 5\n");
+    json_decref(root);
+    sp_receipt_destroy(receipt);
+    sp_receipt_destroy(NULL);
+    assert_int_equal(sp_receipt_create_refused("name", NULL, &receipt, &error), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_receipt_create(NULL, NULL, &receipt, &error), SP_ERR_ARGUMENT);
+}
+
+/* ---- reason codes ---------------------------------------------------------------------------- */
+
+static void reason_codes(void **state)
+{
+    (void)state;
+    assert_int_equal(sp_reason_count(), SP_REASON_COUNT);
+    assert_string_equal(sp_reason_name(0), "config-missing");
+    assert_string_equal(sp_reason_name(SP_REASON_SHAPE_MISMATCH), "shape-mismatch");
+    assert_null(sp_reason_name(SP_REASON_COUNT));
+    assert_null(sp_reason_name(-1));
+    for (int32_t i = 0; i < sp_reason_count(); i++) {
+        const char *name = sp_reason_name(i);
+
+        assert_non_null(name);
+        assert_true(strspn(name, "abcdefghijklmnopqrstuvwxyz-") == strlen(name));
+        assert_true(sp_reason_status((sp_reason)i) < 0);
+        for (int32_t other = 0; other < i; other++)
+            assert_string_not_equal(name, sp_reason_name(other));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(accepted),      cmocka_unit_test(engine_missing),
+        cmocka_unit_test(replaced_rows), cmocka_unit_test(unchecked),
+        cmocka_unit_test(refused),       cmocka_unit_test(reason_codes),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

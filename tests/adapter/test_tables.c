@@ -1,0 +1,465 @@
+/*
+ * Whole rows: full tables, trainable tokens and copies of the base, on the tied and the untied
+ * fixture (512 tokens, hidden 64), whose tables are read here by the independent reader.
+ */
+#include "adapter/toy.h"
+#include "support/golden.h"
+
+#include "base/alloc.h"
+#include "base/half.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define VOCAB  512
+#define HIDDEN 64
+
+#define EMBED "base_model.model.model.embed_tokens"
+#define HEAD  "base_model.model.lm_head"
+
+typedef struct base {
+    sp_adapter_options options;
+    golden *file;
+    const golden_tensor *embed, *head;
+    char *directory;
+} base;
+
+static base open_base(const char *model)
+{
+    base opened;
+    char path[512];
+    sp_error error;
+
+    snprintf(path, sizeof path, "%s/%s", SP_TEST_FIXTURES, model);
+    opened.directory = sp_strdup(path);
+    sp_adapter_options_default(&opened.options);
+    assert_ok(sp_geometry_open(path, &opened.options.geometry, &error), &error);
+    opened.options.base_dir = opened.directory;
+    snprintf(path, sizeof path, "%s/model.safetensors", model);
+    opened.file = golden_open(path);
+    opened.embed = golden_get(opened.file, "model.embed_tokens.weight");
+    opened.head = golden_find(opened.file, "lm_head.weight");
+    if (!opened.head)
+        opened.head = opened.embed;
+    assert_string_equal(opened.embed->dtype, "BF16");
+    return opened;
+}
+
+static void close_base(base *opened)
+{
+    golden_close(opened->file);
+    sp_geometry_release(opened->options.geometry);
+    sp_free(opened->directory);
+}
+
+/* An adapter with one pair that acts, so that tables may be without effect. */
+static make_adapter *with_pair(void)
+{
+    make_adapter *adapter = make_adapter_create();
+
+    make_adapter_add_pair(adapter, "base_model.model.model.layers.0.self_attn.q_proj", 2, HIDDEN,
+                          128, 1);
+    return adapter;
+}
+
+static void store(void *data, const char *dtype, int64_t index, float value)
+{
+    if (strcmp(dtype, "F32") == 0)
+        ((float *)data)[index] = value;
+    else if (strcmp(dtype, "F16") == 0)
+        ((uint16_t *)data)[index] = sp_f32_to_f16(value);
+    else
+        ((uint16_t *)data)[index] = sp_f32_to_bf16(value);
+}
+
+/* A copy of the base's table in this type, with `rows` rows; those past the base's hold 1. */
+static void *add_table(make_adapter *adapter, const char *name, const char *dtype, int rows,
+                       const golden_tensor *from)
+{
+    void *data = make_adapter_add(adapter, name, dtype, 2, rows, HIDDEN);
+
+    for (int64_t i = 0; i < (int64_t)rows * HIDDEN; i++)
+        store(data, dtype, i, i < from->n ? (float)golden_value(from, i) : 1.0f);
+    return data;
+}
+
+/* What an overlay of `rows` rows takes: the rows in bf16, and an int32 for every token. */
+static size_t overlay(size_t rows)
+{
+    return rows * HIDDEN * 2 + VOCAB * 4;
+}
+
+/* ---- full tables ----------------------------------------------------------------------------- */
+
+static void rows_that_differ(void **state)
+{
+    static const char *const names[] = {HEAD ".weight", EMBED ".weight",
+                                        HEAD ".modules_to_save.weight",
+                                        EMBED ".token_adapter.base_layer.weight"};
+    static const char *const dtypes[] = {"BF16", "F32"};
+    base b = open_base("qwen3-untied");
+
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        const char *name = names[i / 2], *dtype = dtypes[i % 2];
+        bool head = strstr(name, "lm_head");
+        make_adapter *adapter = with_pair();
+        void *data = add_table(adapter, name, dtype, VOCAB, head ? b.head : b.embed);
+        sp_adapter *opened;
+
+        store(data, dtype, 3 * HIDDEN + 5, 9.0f);
+        store(data, dtype, 511 * HIDDEN + 63, -7.0f);
+        opened = toy_opened(adapter, &b.options);
+        assert_int_equal(sp_adapter_n_tables(opened), 1);
+        assert_int_equal(sp_adapter_table_at(opened, 0)->module,
+                         head ? SP_MODULE_LM_HEAD : SP_MODULE_EMBED_TOKENS);
+        assert_int_equal(sp_adapter_table_at(opened, 0)->full.rows, VOCAB);
+        assert_null(sp_adapter_table_at(opened, 0)->trainable.data);
+        assert_int_equal(sp_adapter_overlay_bytes(opened), overlay(2));
+        sp_adapter_release(opened);
+        make_adapter_destroy(adapter);
+    }
+    close_base(&b);
+}
+
+/* One bit of one element is a different row; rounding to the served type is not. */
+static void smallest_difference(void **state)
+{
+    base b = open_base("qwen3-untied");
+    make_adapter *adapter = with_pair();
+    uint16_t *data = add_table(adapter, HEAD ".weight", "BF16", VOCAB, b.head);
+    sp_adapter *opened;
+    float *wide;
+
+    (void)state;
+    data[77 * HIDDEN] ^= 1;
+    opened = toy_opened(adapter, &b.options);
+    assert_int_equal(sp_adapter_overlay_bytes(opened), overlay(1));
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    adapter = with_pair();
+    wide = add_table(adapter, HEAD ".weight", "F32", VOCAB, b.head);
+    for (int64_t i = 0; i < VOCAB * HIDDEN; i++)
+        wide[i] = sp_f32_from_bits(sp_f32_bits(wide[i]) | 0x1234); /* rounds back to the base */
+    opened = toy_opened(adapter, &b.options);
+    assert_int_equal(sp_adapter_overlay_bytes(opened), 0);
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
+/* A table equal to the base beside a pair that acts is taken; alone it has no effect. */
+static void equal_tables(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *adapter = with_pair();
+    sp_adapter *opened;
+
+    (void)state;
+    add_table(adapter, EMBED ".weight", "BF16", VOCAB, b.embed);
+    opened = toy_opened(adapter, &b.options);
+    assert_int_equal(sp_adapter_overlay_bytes(opened), 0);
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    adapter = make_adapter_create();
+    add_table(adapter, EMBED ".weight", "BF16", VOCAB, b.embed);
+    toy_refused(adapter, &b.options, "no-effect", NULL, NULL, "the base's own table");
+    b.options.allow_no_effect = true;
+    sp_adapter_release(toy_opened(adapter, &b.options));
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
+static void table_shapes(void **state)
+{
+    static const struct {
+        int rows, cols;
+        bool taken;
+    } cases[] = {{VOCAB, HIDDEN, true},
+                 {VOCAB + 8, HIDDEN, true},
+                 {VOCAB - 1, HIDDEN, false},
+                 {VOCAB, HIDDEN + 1, false},
+                 {HIDDEN, VOCAB, false}};
+    base b = open_base("qwen3-tied");
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        make_adapter *adapter = with_pair();
+
+        make_adapter_add_random(adapter, EMBED ".weight", cases[i].rows, cases[i].cols, 4);
+        if (cases[i].taken)
+            sp_adapter_release(toy_opened(adapter, &b.options));
+        else
+            toy_refused(adapter, &b.options, "shape-mismatch", EMBED ".weight", "[512, 64]",
+                        "a table");
+        make_adapter_destroy(adapter);
+    }
+    close_base(&b);
+}
+
+static void twice_the_same_table(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *adapter = with_pair();
+
+    (void)state;
+    make_adapter_add_random(adapter, EMBED ".weight", VOCAB, HIDDEN, 4);
+    make_adapter_add_random(adapter, EMBED ".token_adapter.base_layer.weight", VOCAB, HIDDEN, 4);
+    toy_refused(adapter, &b.options, "duplicate-tensor", NULL, "token_adapter", "two tables");
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
+/* ---- trainable tokens ------------------------------------------------------------------------ */
+
+#define TOKENS(module) module ".token_adapter.trainable_tokens_delta"
+
+static void tokens_keep_their_order(void **state)
+{
+    static const int32_t ids[] = {300, 3, 511, 0};
+    base b = open_base("qwen3-untied");
+    make_adapter *adapter = with_pair();
+    const sp_adapter_table *table;
+    sp_adapter *opened;
+
+    (void)state;
+    make_adapter_config_with(adapter, ", \"trainable_token_indices\": [300, 3, 511, 0]");
+    make_adapter_add_random(adapter, TOKENS(EMBED), 4, HIDDEN, 4);
+    opened = toy_opened(adapter, &b.options);
+    assert_int_equal(sp_adapter_n_tables(opened), 1); /* untied: the head keeps its rows */
+    table = sp_adapter_table_at(opened, 0);
+    assert_null(table->full.data);
+    assert_int_equal(table->trainable.rows, 4);
+    assert_int_equal(table->n_ids, 4);
+    assert_memory_equal(table->token_ids, ids, sizeof ids);
+    assert_int_equal(sp_adapter_overlay_bytes(opened), overlay(4));
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
+/* On a tied base the head's rows move too, unless it has tokens of its own. */
+static void tied_tokens(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *adapter = with_pair();
+    sp_adapter *opened;
+
+    (void)state;
+    make_adapter_config_with(adapter, ", \"trainable_token_indices\": [7, 5]");
+    make_adapter_add_random(adapter, TOKENS(EMBED), 2, HIDDEN, 4);
+    opened = toy_opened(adapter, &b.options);
+    assert_int_equal(sp_adapter_n_tables(opened), 2);
+    assert_ptr_equal(sp_adapter_table_at(opened, 1)->trainable.data,
+                     sp_adapter_table_at(opened, 0)->trainable.data);
+    assert_int_equal(sp_adapter_table_at(opened, 1)->token_ids[0], 7);
+    assert_int_equal(sp_adapter_overlay_bytes(opened), 2 * overlay(2));
+    sp_adapter_release(opened);
+    make_adapter_config_with(adapter, ", \"trainable_token_indices\": {\"embed_tokens\": [7, 5], "
+                                      "\"lm_head\": [9]}");
+    make_adapter_add_random(adapter, TOKENS(HEAD), 1, HIDDEN, 5);
+    opened = toy_opened(adapter, &b.options);
+    assert_int_equal(sp_adapter_table_at(opened, 1)->n_ids, 1);
+    assert_int_equal(sp_adapter_table_at(opened, 1)->token_ids[0], 9);
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
+/* The union of rows that differ and trainable ids. */
+static void tokens_and_a_table(void **state)
+{
+    base b = open_base("qwen3-untied");
+    make_adapter *adapter = with_pair();
+    uint16_t *data =
+        add_table(adapter, EMBED ".token_adapter.base_layer.weight", "BF16", VOCAB, b.embed);
+    sp_adapter *opened;
+
+    (void)state;
+    data[10 * HIDDEN] ^= 1;
+    data[20 * HIDDEN] ^= 1;
+    make_adapter_config_with(adapter, ", \"trainable_token_indices\": [20, 30, 40]");
+    make_adapter_add_random(adapter, TOKENS(EMBED), 3, HIDDEN, 4);
+    opened = toy_opened(adapter, &b.options);
+    assert_int_equal(sp_adapter_overlay_bytes(opened), overlay(4)); /* 10, 20, 30, 40 */
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
+static const struct {
+    const char *members;
+    int rows, cols;   /* of embed's delta; 0: none */
+    int table_rows;   /* of a full table; 0: none */
+    const char *code; /* NULL: taken */
+    size_t n_overridden;
+} token_cases[] = {
+    {", \"trainable_token_indices\": [1, 2]", 2, HIDDEN, 0, NULL, 2},
+    {", \"trainable_token_indices\": [1, 2]", 3, HIDDEN, 0, "bad-token-index", 0},
+    {", \"trainable_token_indices\": [1, 2]", 0, 0, 0, "bad-token-index", 0},
+    {"", 2, HIDDEN, 0, "bad-token-index", 0},
+    {", \"trainable_token_indices\": {\"lm_head\": [1, 2]}", 2, HIDDEN, 0, "bad-token-index", 0},
+    {", \"trainable_token_indices\": [1, 512]", 2, HIDDEN, 0, "bad-token-index", 0},
+    {", \"trainable_token_indices\": [1, 519]", 2, HIDDEN, VOCAB + 8, NULL, 512},
+    {", \"trainable_token_indices\": [1, 520]", 2, HIDDEN, VOCAB + 8, "bad-token-index", 0},
+    {", \"trainable_token_indices\": [1, 2]", 2, HIDDEN + 1, 0, "shape-mismatch", 0},
+};
+
+static void token_lists(void **state)
+{
+    base b = open_base("qwen3-untied");
+
+    (void)state;
+    for (size_t i = 0; i < sizeof token_cases / sizeof *token_cases; i++) {
+        make_adapter *adapter = with_pair();
+
+        make_adapter_config_with(adapter, token_cases[i].members);
+        if (token_cases[i].rows > 0)
+            make_adapter_add_random(adapter, TOKENS(EMBED), token_cases[i].rows,
+                                    token_cases[i].cols, 4);
+        if (token_cases[i].table_rows > 0)
+            make_adapter_add_random(adapter, EMBED ".weight", token_cases[i].table_rows, HIDDEN, 5);
+        if (token_cases[i].code) {
+            toy_refused(adapter, &b.options, token_cases[i].code, NULL, NULL,
+                        token_cases[i].members);
+        } else {
+            sp_adapter *opened = toy_opened(adapter, &b.options);
+
+            assert_int_equal(sp_adapter_overlay_bytes(opened),
+                             overlay(token_cases[i].n_overridden));
+            sp_adapter_release(opened);
+        }
+        make_adapter_destroy(adapter);
+    }
+    close_base(&b);
+}
+
+/* The order of the list is content: other ids give another digest. */
+static void ids_are_in_the_digest(void **state)
+{
+    static const char *const lists[] = {", \"trainable_token_indices\": [1, 2]",
+                                        ", \"trainable_token_indices\": [2, 1]"};
+    base b = open_base("qwen3-untied");
+    sp_digest digests[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        make_adapter *adapter = with_pair();
+        sp_adapter *opened;
+
+        make_adapter_config_with(adapter, lists[i]);
+        make_adapter_add_random(adapter, TOKENS(EMBED), 2, HIDDEN, 4);
+        opened = toy_opened(adapter, &b.options);
+        digests[i] = sp_adapter_digest(opened);
+        sp_adapter_release(opened);
+        make_adapter_destroy(adapter);
+    }
+    assert_memory_not_equal(digests[0].bytes, digests[1].bytes, SP_DIGEST_BYTES);
+    close_base(&b);
+}
+
+/* ---- copies of the base ---------------------------------------------------------------------- */
+
+static void copies(void **state)
+{
+    static const char *const dtypes[] = {"BF16", "F32", "F16"};
+    base b = open_base("qwen3-tied");
+
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        const char *dtype = dtypes[i % 3];
+        const char *name = i < 3 ? HEAD ".base_layer.weight" : EMBED ".base_layer.weight";
+        make_adapter *adapter = with_pair();
+        void *data;
+        sp_adapter *opened;
+
+        if (i < 3)
+            make_adapter_add_pair(adapter, HEAD, 2, HIDDEN, VOCAB, 8);
+        data = add_table(adapter, name, dtype, VOCAB, b.embed);
+        opened = toy_opened(adapter, &b.options);
+        assert_int_equal(sp_adapter_n_sites(opened), i < 3 ? 2 : 1);
+        assert_int_equal(sp_adapter_n_tables(opened), 0);
+        sp_adapter_release(opened);
+        store(data, dtype, 200 * HIDDEN + 7, 3.5f);
+        toy_refused(adapter, &b.options, "base-copy-differs", name, "row 200", "altered");
+        make_adapter_destroy(adapter);
+    }
+    close_base(&b);
+}
+
+static void copies_of_other_shapes(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *adapter = with_pair();
+
+    (void)state;
+    make_adapter_add_random(adapter, HEAD ".base_layer.weight", VOCAB - 1, HIDDEN, 2);
+    toy_refused(adapter, &b.options, "base-copy-differs", NULL, "[512, 64]", "a row less");
+    make_adapter_destroy(adapter);
+    adapter = make_adapter_create();
+    add_table(adapter, HEAD ".base_layer.weight", "BF16", VOCAB, b.embed);
+    toy_refused(adapter, &b.options, "empty-adapter", NULL, "nothing to apply", "a copy alone");
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
+/* ---- the base's side ------------------------------------------------------------------------- */
+
+static void base_unavailable(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *adapter = with_pair();
+
+    (void)state;
+    make_adapter_add_random(adapter, EMBED ".weight", VOCAB, HIDDEN, 2);
+    b.options.base_dir = NULL;
+    toy_refused(adapter, &b.options, "base-unavailable", "embed_tokens", "not given", "no base");
+    b.options.base_dir = "/nonexistent";
+    toy_refused(adapter, &b.options, "base-unavailable", NULL, "cannot be read", "no folder");
+    b.options.base_dir = SP_TEST_FIXTURES "/qwen3-bias";
+    toy_refused(adapter, &b.options, "base-unavailable", NULL, "shape", "another base");
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
+/* Without a model tables are taken as they are, and copies are not compared. */
+static void without_a_model(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *adapter = make_adapter_create();
+    sp_adapter_options options;
+    sp_adapter *opened;
+
+    (void)state;
+    sp_adapter_options_default(&options);
+    make_adapter_add_random(adapter, EMBED ".weight", 10, 5, 2);
+    make_adapter_add_random(adapter, HEAD ".base_layer.weight", 10, 5, 2);
+    opened = toy_opened(adapter, &options);
+    assert_int_equal(sp_adapter_n_tables(opened), 1);
+    assert_int_equal(sp_adapter_overlay_bytes(opened), 0);
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_that_differ),
+        cmocka_unit_test(smallest_difference),
+        cmocka_unit_test(equal_tables),
+        cmocka_unit_test(table_shapes),
+        cmocka_unit_test(twice_the_same_table),
+        cmocka_unit_test(tokens_keep_their_order),
+        cmocka_unit_test(tied_tokens),
+        cmocka_unit_test(tokens_and_a_table),
+        cmocka_unit_test(token_lists),
+        cmocka_unit_test(ids_are_in_the_digest),
+        cmocka_unit_test(copies),
+        cmocka_unit_test(copies_of_other_shapes),
+        cmocka_unit_test(base_unavailable),
+        cmocka_unit_test(without_a_model),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

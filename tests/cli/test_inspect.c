@@ -1,0 +1,230 @@
+/*
+ * `sidepath inspect` as a user calls it: exit statuses, and what goes where.
+ */
+#include "support/shell.h"
+#include "support/test.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#define TIED     SP_TEST_FIXTURES "/qwen3-tied"
+#define ADAPTERS TIED "/adapters/"
+
+typedef struct outcome {
+    int status;
+    const char *out, *err; /* never NULL */
+    shell_result result;
+} outcome;
+
+/* Arguments behind "inspect". */
+static outcome run(const char *arguments)
+{
+    shell_result result = shell_run(NULL, "inspect %s", arguments);
+
+    return (outcome){.status = result.exit_code,
+                     .out = result.out.data ? result.out.data : "",
+                     .err = result.err.data ? result.err.data : "",
+                     .result = result};
+}
+
+static void forget(outcome *done)
+{
+    shell_free(&done->result);
+}
+
+static json_t *json_of(const outcome *result)
+{
+    json_error_t error;
+    json_t *root = json_loads(result->out, JSON_REJECT_DUPLICATES, &error);
+
+    if (!root)
+        fail_msg("%s: %s", error.text, result->out);
+    assert_string_equal(result->err, "");
+    return root;
+}
+
+static const char *text_at(const json_t *root, const char *key)
+{
+    return json_string_value(json_object_get(root, key));
+}
+
+static void accepted(void **state)
+{
+    outcome result = run(ADAPTERS "plain-r8 --model " TIED " --json");
+    json_t *root = json_of(&result);
+
+    (void)state;
+    assert_int_equal(result.status, 0);
+    assert_string_equal(text_at(root, "verdict"), "accepted");
+    assert_int_equal(json_integer_value(json_object_get(root, "sites")), 28);
+    /* A slot of 4 layers at rank 8 in bf16: every matrix is a multiple of 256 bytes. */
+    assert_int_equal(json_integer_value(json_object_get(root, "slot_bytes")),
+                     4 * 8 * 2 *
+                         ((64 + 128) + 2 * (64 + 64) + (128 + 64) + 2 * (64 + 160) + (160 + 64)));
+    assert_int_equal(json_array_size(json_object_get(root, "engine_missing")), 0);
+    json_decref(root);
+    forget(&result);
+    result = run("--model=" TIED " " ADAPTERS "plain-r8/adapter_model.safetensors");
+    assert_int_equal(result.status, 0);
+    assert_non_null(strstr(result.out, "verdict  accepted"));
+    assert_non_null(strstr(result.out, "self_attn.q_proj"));
+    assert_string_equal(result.err, "");
+    forget(&result);
+}
+
+static void unchecked(void **state)
+{
+    outcome result = run("--json " ADAPTERS "plain-r8");
+    json_t *root = json_of(&result);
+
+    (void)state;
+    assert_int_equal(result.status, 0);
+    assert_string_equal(text_at(root, "verdict"), "unchecked");
+    assert_true(json_is_null(json_object_get(root, "slot_bytes")));
+    json_decref(root);
+    forget(&result);
+}
+
+static void refused(void **state)
+{
+    outcome result = run(ADAPTERS "dora --json --model " TIED);
+    json_t *root = json_of(&result);
+
+    (void)state;
+    assert_int_equal(result.status, 1);
+    assert_string_equal(text_at(root, "verdict"), "refused");
+    assert_string_equal(text_at(root, "code"), "dora");
+    json_decref(root);
+    forget(&result);
+    result = run(ADAPTERS "plain-r8 --max-lora-rank 4 --model " TIED " --json");
+    root = json_of(&result);
+    assert_int_equal(result.status, 1);
+    assert_string_equal(text_at(root, "code"), "rank-exceeds-pool");
+    json_decref(root);
+    forget(&result);
+    result = run("/nonexistent --json");
+    root = json_of(&result);
+    assert_int_equal(result.status, 1);
+    assert_string_equal(text_at(root, "code"), "config-missing");
+    json_decref(root);
+    forget(&result);
+}
+
+/* Switches: each turns a verdict around. */
+static void switches(void **state)
+{
+    static const struct {
+        const char *without, *with;
+    } pairs[] = {
+        {SP_TEST_FIXTURES "/qwen3moe/adapters/router --no-experts --model " SP_TEST_FIXTURES
+                          "/qwen3moe",
+         SP_TEST_FIXTURES "/qwen3moe/adapters/router --experts --model " SP_TEST_FIXTURES
+                          "/qwen3moe"},
+        {SP_TEST_FIXTURES
+         "/qwen3moe/adapters/experts-ffn-names --max-lora-expert-rank 7 --model " SP_TEST_FIXTURES
+         "/qwen3moe",
+         SP_TEST_FIXTURES
+         "/qwen3moe/adapters/experts-ffn-names --max-lora-expert-rank 8 --model " SP_TEST_FIXTURES
+         "/qwen3moe"},
+        {SP_TEST_FIXTURES "/qwen3-tied/malformed/unknown-module --model " TIED,
+         SP_TEST_FIXTURES "/qwen3-tied/malformed/unknown-module --allow-partial --model " TIED},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        outcome result = run(pairs[i].without);
+
+        assert_int_equal(result.status, 1);
+        forget(&result);
+        result = run(pairs[i].with);
+        assert_int_equal(result.status, 0);
+        forget(&result);
+    }
+}
+
+/* In the checking mode a slot holds FP32. */
+static void precision(void **state)
+{
+    int64_t bytes[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        outcome result = run(i ? ADAPTERS "r64 --precision f32 --json --model " TIED
+                               : ADAPTERS "r64 --precision bf16 --json --model " TIED);
+        json_t *root = json_of(&result);
+
+        assert_int_equal(result.status, 0);
+        bytes[i] = json_integer_value(json_object_get(root, "slot_bytes"));
+        json_decref(root);
+        forget(&result);
+    }
+    assert_int_equal(bytes[1], 2 * bytes[0]);
+}
+
+/* An adapter of tables and experts only takes no slot. */
+static void no_linear_site(void **state)
+{
+    outcome result =
+        run(SP_TEST_FIXTURES "/qwen3moe/adapters/v4-sparse-experts --json --model " SP_TEST_FIXTURES
+                             "/qwen3moe");
+    json_t *root = json_of(&result);
+
+    (void)state;
+    assert_int_equal(result.status, 0);
+    assert_int_equal(json_integer_value(json_object_get(root, "slot_bytes")), 0);
+    assert_int_equal(json_array_size(json_object_get(root, "engine_missing")), 3);
+    json_decref(root);
+    forget(&result);
+}
+
+static void failures(void **state)
+{
+    static const char *const bad_models[] = {"/nonexistent", ADAPTERS "plain-r8"};
+    static const char *const words[] = {"/nonexistent", "config.json"};
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        char arguments[1024];
+        outcome result;
+
+        snprintf(arguments, sizeof arguments, ADAPTERS "plain-r8 --model %s", bad_models[i]);
+        result = run(arguments);
+        assert_int_equal(result.status, 1);
+        assert_string_equal(result.out, "");
+        assert_non_null(strstr(result.err, words[i]));
+        forget(&result);
+    }
+}
+
+static void usage(void **state)
+{
+    static const char *const wrong[] = {"", "a b", "--nonsense x", "x --precision f16",
+                                        "x --max-lora-rank many"};
+    outcome result;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        result = run(wrong[i]);
+        assert_int_equal(result.status, 2);
+        assert_string_equal(result.out, "");
+        assert_true(strlen(result.err) > 0);
+        forget(&result);
+    }
+    result = run("--help");
+    assert_int_equal(result.status, 0);
+    assert_non_null(strstr(result.out, "--allow-partial"));
+    assert_string_equal(result.err, "");
+    forget(&result);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(accepted), cmocka_unit_test(unchecked), cmocka_unit_test(refused),
+        cmocka_unit_test(switches), cmocka_unit_test(precision), cmocka_unit_test(no_linear_site),
+        cmocka_unit_test(failures), cmocka_unit_test(usage),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
