@@ -1,0 +1,118 @@
+/*
+ * three_adapters MODEL ADAPTER ADAPTER ADAPTER (directories): applies three adapters to a batch of
+ * rows in one call, each row with its own or none, and checks a row by hand, in double from the
+ * tensors as stored. No model runs: this is a host's part at one layer, after its GEMM.
+ */
+#include <sidepath/delta.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { N_ADAPTERS = 3, N_ROWS = 7, LAYER = 0, BY_HAND = 4, WIDTH_MAX = 1024 };
+
+/* The slot of each row; slots are handed out in the order of loading. -1 is the base. */
+static const int32_t seq_slot[N_ROWS] = {0, 1, SP_SLOT_BASE, 2, 1, 0, 2};
+static float x[N_ROWS][WIDTH_MAX], y[N_ROWS][WIDTH_MAX];
+static sp_error error;
+
+static void check(sp_status status)
+{
+    if (status == SP_OK)
+        return;
+    fprintf(stderr, "%s: %s\n", sp_status_name(status), error.text);
+    exit(1);
+}
+
+static sp_pool *make_pool(sp_geometry *geometry, sp_device *device)
+{
+    sp_layout_options layout_options;
+    sp_pool_options pool_options;
+    sp_pool *pool;
+
+    sp_layout_options_default(&layout_options);
+    layout_options.geometry = geometry;
+    layout_options.dtype = SP_DTYPE_F32; /* bf16 is for serving; this one is easy to check */
+    sp_pool_options_default(&pool_options);
+    check(sp_layout_create(&layout_options, &pool_options.layout, &error));
+    pool_options.device = device;
+    pool_options.slots = N_ADAPTERS;
+    check(sp_pool_create(&pool_options, &pool, &error));
+    sp_layout_release(pool_options.layout); /* the pool keeps it */
+    return pool;
+}
+
+/* Files, checked adapter, packed image, slot. */
+static sp_adapter *load(sp_pool *pool, sp_geometry *geometry, const char *path)
+{
+    sp_adapter_options options;
+    sp_adapter *adapter;
+    sp_image *image;
+    int32_t slot;
+
+    sp_adapter_options_default(&options);
+    options.geometry = geometry;
+    check(sp_adapter_open(path, &options, &adapter, &error));
+    check(sp_layout_pack(sp_pool_layout(pool), adapter, &image, &error));
+    check(sp_pool_load(pool, image, &slot, NULL, &error));
+    sp_image_destroy(image);
+    printf("slot %d: %s\n", (int)slot, sp_adapter_name(adapter));
+    return adapter;
+}
+
+/* Is y of row BY_HAND at output n scale * (x A^T) B^T? A [rank, k_in], B [n_out, rank], F32. */
+static int is_right(const sp_adapter *adapter, int32_t n)
+{
+    const sp_adapter_site *site = sp_adapter_site_at(adapter, 0);
+    double sum = 0;
+
+    for (size_t i = 1; site->layer != LAYER || site->module != SP_MODULE_Q_PROJ; i++)
+        site = sp_adapter_site_at(adapter, i);
+    for (int32_t i = 0, k_in = site->a.cols; i < site->rank * k_in; i++)
+        sum += (double)x[BY_HAND][i % k_in] * (double)((const float *)site->a.data)[i] *
+               (double)((const float *)site->b.data)[n * site->rank + i / k_in];
+    sum = sum * (double)site->scale - (double)y[BY_HAND][n];
+    return y[BY_HAND][n] != 0 && sum < 1e-5 && sum > -1e-5;
+}
+
+int main(int argc, char **argv)
+{
+    sp_delta_output output = {SP_MODULE_Q_PROJ, y, WIDTH_MAX, SP_DTYPE_F32};
+    sp_adapter *adapters[N_ADAPTERS];
+    sp_delta_options options;
+    sp_exec_options threads;
+    sp_geometry *geometry;
+    sp_device *device;
+    sp_delta *delta;
+    sp_plan *plan;
+    int32_t n_out, n_right = 0;
+
+    if (argc != 2 + N_ADAPTERS)
+        return 2;
+    check(sp_geometry_open(argv[1], &geometry, &error));
+    check(sp_geometry_site(geometry, LAYER, output.module, NULL, &n_out) ? SP_OK : SP_ERR_INPUT);
+    check(sp_device_open_cpu(&device));
+    sp_exec_options_default(&threads);
+    sp_delta_options_default(&options);
+    check(sp_exec_create(&threads, &options.exec));
+    options.pool = make_pool(geometry, device);
+    for (int i = 0; i < N_ADAPTERS; i++)
+        adapters[i] = load(options.pool, geometry, argv[2 + i]);
+    check(sp_delta_create(&options, &delta, &error));
+    check(sp_plan_create(N_ROWS, N_ADAPTERS, &plan));
+    check(sp_plan_build_rows(plan, seq_slot, NULL, N_ROWS, N_ADAPTERS, &error));
+    for (int i = 0; i < N_ROWS * WIDTH_MAX; i++)
+        x[i / WIDTH_MAX][i % WIDTH_MAX] = (float)(i % 13) / 8 - 1;
+    check(sp_delta_apply(delta, plan, LAYER, x, WIDTH_MAX, &output, 1));
+    for (int32_t n = 0; n < n_out; n++)
+        n_right += is_right(adapters[seq_slot[BY_HAND]], n);
+    printf("row %d: %d of %d outputs are right\n", BY_HAND, (int)n_right, (int)n_out);
+    sp_plan_destroy(plan);
+    sp_delta_destroy(delta);
+    sp_pool_destroy(options.pool);
+    sp_exec_destroy(options.exec);
+    for (int i = 0; i < N_ADAPTERS; i++)
+        sp_adapter_release(adapters[i]);
+    sp_device_close(device);
+    sp_geometry_release(geometry);
+    return n_right == n_out ? 0 : 1;
+}
