@@ -64,6 +64,35 @@ SP_API sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t la
                                 int32_t n_outputs);
 
 /*
+ * Whether sp_delta_embed (SP_MODULE_EMBED_TOKENS) or sp_delta_head (SP_MODULE_LM_HEAD) has anything
+ * to do now: an adapter in some slot replaces rows of the table, or the pool holds the module's
+ * pairs. A host may leave the call out otherwise.
+ */
+SP_API bool sp_delta_has_tokens(const sp_delta *delta, sp_module module);
+
+/*
+ * Behind the gather of the embeddings, before any scale of theirs: rows whose token their adapter
+ * replaces become the adapter's row, whatever the request's scale (but 0, which is the base); then
+ * scale * B · A[:, token] is added where the adapter has a pair, with the rounding points above.
+ * tokens is [n_rows] of the plan; y is [n_rows, hidden] of the pool's dtype, row stride y_stride
+ * elements. Does not allocate, lock or log.
+ * SP_ERR_STRIDE: y_stride < hidden. SP_ERR_ARGUMENT: a token outside the vocabulary in a routed
+ * row, a plan larger than rows_max. Nothing is written then.
+ */
+SP_API sp_status sp_delta_embed(sp_delta *delta, const sp_plan *plan, const int32_t *tokens,
+                                void *y, int64_t y_stride);
+
+/*
+ * Behind the head's GEMM, before any soft-cap: the logits of tokens that the row's adapter replaces
+ * are computed again, as products with its rows in the order of the GEMM; then the delta of lm_head
+ * is added. x is [n_rows, hidden] of the pool's dtype, what the head read; logits [n_rows, vocab].
+ * The plan is of these rows, which need not be those of the step: sp_plan_build_rows makes it.
+ * SP_ERR_STRIDE and SP_ERR_ARGUMENT as above. Does not allocate, lock or log.
+ */
+SP_API sp_status sp_delta_head(sp_delta *delta, const sp_plan *plan, const void *x,
+                               int64_t x_stride, float *logits, int64_t logits_stride);
+
+/*
  * The single-adapter form on plain pointers, for hosts without a pool:
  * x [rows, k_in], a [rank, k_in] stride a_stride, b [n_out, rank] stride b_stride, all of `dtype`;
  * y [rows, n_out] of `dtype` or F32. Allocates its scratch. Bits equal the routed form's.

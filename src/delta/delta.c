@@ -5,9 +5,7 @@
  */
 #include "base/alloc.h"
 #include "base/error.h"
-#include "delta/lora_job.h"
-
-#include <sidepath/delta.h>
+#include "delta/delta_state.h"
 
 #define ROWS_LIMIT    (1 << 20)
 #define SCRATCH_ALIGN 256
@@ -19,18 +17,6 @@
      MODULE_BIT(SP_MODULE_UP_PROJ) | MODULE_BIT(SP_MODULE_DOWN_PROJ) |               \
      MODULE_BIT(SP_MODULE_SHARED_GATE_PROJ) | MODULE_BIT(SP_MODULE_SHARED_UP_PROJ) | \
      MODULE_BIT(SP_MODULE_SHARED_DOWN_PROJ) | MODULE_BIT(SP_MODULE_SHARED_EXPERT_GATE))
-
-struct sp_delta {
-    sp_pool *pool;
-    const sp_layout *layout;
-    sp_exec *exec;
-    const sp_kernels *kernels;
-    int32_t rows_max;
-    bool no_apply;
-    sp_module_set skipped; /* by no_ffn */
-    void *block;           /* what scratch is cut out of */
-    sp_lora_scratch scratch;
-};
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
@@ -44,9 +30,11 @@ static int32_t largest_k(const sp_layout *layout)
     int32_t k_max = 1;
 
     for (int32_t i = 0; i < sp_layout_n_sites(layout); i++) {
-        int32_t k_in = sp_layout_site_at(layout, i)->k_in;
+        const sp_layout_site *site = sp_layout_site_at(layout, i);
 
-        k_max = k_in > k_max ? k_in : k_max;
+        /* No row is ever as long as the vocabulary: embed_tokens gathers. */
+        if (site->module != SP_MODULE_EMBED_TOKENS && site->k_in > k_max)
+            k_max = site->k_in;
     }
     return k_max;
 }
@@ -56,7 +44,8 @@ size_t sp_delta_workspace_bytes(const sp_layout *layout, int32_t rows_max)
     if (layout == NULL || rows_max < 1 || rows_max > ROWS_LIMIT)
         return 0;
     return sp_lora_scratch_bytes(sp_layout_dtype(layout), largest_k(layout),
-                                 sp_layout_rank_stride(layout), rows_max);
+                                 sp_layout_rank_stride(layout), rows_max) +
+           sp_token_scratch_bytes(layout);
 }
 
 static sp_status check_options(const sp_delta_options *options, sp_error *error)
@@ -95,6 +84,8 @@ sp_status sp_delta_create(const sp_delta_options *options, sp_delta **out_delta,
     }
     sp_lora_scratch_cut(delta->block, sp_layout_dtype(layout), largest_k(layout),
                         sp_layout_rank_stride(layout), options->rows_max, &delta->scratch);
+    sp_token_scratch_cut((char *)delta->block + scratch_bytes - sp_token_scratch_bytes(layout),
+                         layout, &delta->token_scratch);
     delta->pool = options->pool;
     delta->layout = layout;
     delta->exec = options->exec;
@@ -122,7 +113,8 @@ static sp_status check_output(const sp_delta *delta, int32_t layer, int64_t x_st
     sp_dtype dtype = sp_layout_dtype(delta->layout);
     const sp_layout_site *site;
 
-    if ((unsigned)output->module >= SP_MODULE_COUNT || output->y == NULL)
+    if ((unsigned)output->module >= SP_MODULE_COUNT || output->y == NULL ||
+        output->module == SP_MODULE_EMBED_TOKENS)
         return SP_ERR_ARGUMENT;
     if (output->y_type != dtype && output->y_type != SP_DTYPE_F32)
         return SP_ERR_ARGUMENT;

@@ -1,0 +1,41 @@
+/*
+ * delta_state.h: what an sp_delta is made of. Shared by delta.c (linear sites) and token_delta.c
+ * (embeddings and head).
+ */
+#ifndef SP_DELTA_DELTA_STATE_H
+#define SP_DELTA_DELTA_STATE_H
+
+#include "delta/lora_job.h"
+
+#include <sidepath/delta.h>
+
+/* Rows of one round of token_delta.c. */
+#define SP_TOKEN_ROUND_ROWS 64
+
+/* Scratch of token_delta.c, cut out of the delta's block. Empty where the pool has no use for it.
+ */
+typedef struct sp_token_scratch {
+    size_t x_bytes; /* of packed_x: SP_TOKEN_ROUND_ROWS rows, at any level */
+    char *packed_x;
+    char *xa;     /* [SP_TOKEN_ROUND_ROWS, R] of the pool's type */
+    float *scale; /* [SP_TOKEN_ROUND_ROWS] */
+} sp_token_scratch;
+
+struct sp_delta {
+    sp_pool *pool;
+    const sp_layout *layout;
+    sp_exec *exec;
+    const sp_kernels *kernels;
+    int32_t rows_max;
+    bool no_apply;
+    sp_module_set skipped; /* by no_ffn */
+    void *block;           /* what scratch is cut out of */
+    sp_lora_scratch scratch;
+    sp_token_scratch token_scratch;
+};
+
+/* Bytes for sp_token_scratch_cut, a multiple of 64. */
+size_t sp_token_scratch_bytes(const sp_layout *layout);
+void sp_token_scratch_cut(char *block, const sp_layout *layout, sp_token_scratch *out_scratch);
+
+#endif
