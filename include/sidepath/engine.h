@@ -34,6 +34,9 @@ typedef struct sp_engine_options {
     int32_t threads;            /* 0: as many as the process may use */
     int32_t max_loras;          /* adapter slots; 0: none, the base alone */
     int32_t max_lora_rank;      /* 0: the largest of the start-up adapters, else 64 */
+    size_t overlay_bytes;       /* budget of rows of embed_tokens and lm_head that adapters replace;
+                                   0: what the start-up adapters need, and once more the largest
+                                   of them, so that it can be replaced while it serves */
     sp_module_set lora_modules; /* 0: the union of the start-up adapters, else all linear ones */
     int32_t max_context;        /* tokens of one request, prompt included; 0: the model's */
     int32_t max_running;        /* requests that hold KV pages at a time */

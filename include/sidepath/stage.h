@@ -65,7 +65,7 @@ SP_API sp_status sp_disk_source_create(const sp_adapter_options *options, sp_mod
                                        sp_stage_source *out_source);
 SP_API void sp_disk_source_destroy(sp_stage_source *source);
 
-/* The refusal of what no slot of this engine can take: modules outside the set, and tables. */
+/* The refusal of what this engine cannot apply: modules outside the set, by pairs or rows. */
 SP_API sp_status sp_adapter_check_modules(const sp_adapter *adapter, sp_module_set supported,
                                           sp_error *error);
 

@@ -25,6 +25,8 @@ const sp_setting sp_run_setting_rows[SP_RUN_SETTINGS_COUNT] = {
      false},
     {"max-lora-rank", SP_SETTING_INT, FIELD(max_lora_rank), "0", 0, 4096, NULL, "R",
      "rank of a slot; 0: the largest of the adapters, else 64", false},
+    {"overlay-bytes", SP_SETTING_INT, FIELD(overlay_bytes), "0", 0, 1e15, NULL, "N",
+     "memory for embedding and head rows that adapters replace; 0: what the adapters need", false},
     {"lora-modules", SP_SETTING_STRING, FIELD(lora_modules), "", 0, 0, NULL, "LIST",
      "modules that a slot holds (q_proj,up_proj,...); empty: those of the adapters", false},
     {"max-context", SP_SETTING_INT, FIELD(max_context), "0", 0, 1 << 24, NULL, "N",
@@ -130,6 +132,7 @@ static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_want
     options->threads = (int32_t)settings->threads;
     options->max_loras = (int32_t)settings->max_loras;
     options->max_lora_rank = (int32_t)settings->max_lora_rank;
+    options->overlay_bytes = (size_t)settings->overlay_bytes;
     options->max_context = (int32_t)settings->max_context;
     options->max_running = (int32_t)settings->max_running;
     options->kv_tokens = settings->kv_tokens > 0 ? settings->kv_tokens : kv_tokens_wanted;

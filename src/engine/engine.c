@@ -12,6 +12,7 @@
     ((1u << SP_MODULE_Q_PROJ) | (1u << SP_MODULE_K_PROJ) | (1u << SP_MODULE_V_PROJ) |     \
      (1u << SP_MODULE_O_PROJ) | (1u << SP_MODULE_GATE_PROJ) | (1u << SP_MODULE_UP_PROJ) | \
      (1u << SP_MODULE_DOWN_PROJ))
+#define TOKEN_MODULES ((1u << SP_MODULE_EMBED_TOKENS) | (1u << SP_MODULE_LM_HEAD))
 
 void sp_engine_options_default(sp_engine_options *out_options)
 {
@@ -31,7 +32,7 @@ void sp_engine_options_default(sp_engine_options *out_options)
 
 sp_module_set sp_engine_modules(sp_family family)
 {
-    return family == SP_FAMILY_QWEN3 ? DENSE_LINEAR_MODULES : 0;
+    return family == SP_FAMILY_QWEN3 ? DENSE_LINEAR_MODULES | TOKEN_MODULES : 0;
 }
 
 /* ---- names --------------------------------------------------------------------------------- */
@@ -216,6 +217,7 @@ static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
         .cache = &engine->cache,
         .rope = &engine->rope,
         .delta = engine->delta,
+        .slots = slots,
         .type = engine->options.precision,
         .rows_max = engine->options.step_rows,
     };

@@ -50,6 +50,13 @@ static sp_status open_adapter(const sp_engine *engine, const sp_engine_adapter *
     return SP_OK;
 }
 
+static sp_served_table served_table(const sp_engine *engine, const uint16_t *data)
+{
+    const sp_model_shape *shape = &engine->model.shape;
+
+    return (sp_served_table){data, SP_DTYPE_BF16, shape->vocab, shape->hidden, false};
+}
+
 static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, size_t n,
                                sp_error *error)
 {
@@ -60,7 +67,7 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
     for (size_t i = 0; i < n; i++) {
         if (!adapters[i])
             continue;
-        options.modules |= sp_adapter_modules(adapters[i]);
+        options.modules |= sp_adapter_pair_modules(adapters[i]);
         if (sp_adapter_rank_max(adapters[i]) > rank)
             rank = sp_adapter_rank_max(adapters[i]);
     }
@@ -71,6 +78,8 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
     options.geometry = engine->model.geometry;
     options.rank = rank ? rank : DEFAULT_POOL_RANK;
     options.dtype = engine->options.precision;
+    options.served.embed = served_table(engine, engine->model.embed);
+    options.served.head = served_table(engine, engine->model.head);
     return sp_layout_create(&options, &engine->layout, error);
 }
 
@@ -106,6 +115,25 @@ static sp_status create_stage(sp_engine *engine, sp_error *error)
     return sp_stage_create(&options, &engine->stage, error);
 }
 
+/* Replacing a version takes the room of both; where one cannot be measured, packing says why. */
+static size_t overlay_budget(const sp_engine *engine, sp_adapter *const *adapters, size_t n)
+{
+    size_t sum = 0, largest = 0;
+
+    if (engine->options.overlay_bytes)
+        return engine->options.overlay_bytes;
+    for (size_t i = 0; i < n; i++) {
+        size_t bytes = 0;
+
+        if (!adapters[i] || sp_adapter_n_tables(adapters[i]) == 0 ||
+            sp_layout_measure_overlay(engine->layout, adapters[i], &bytes, NULL) != SP_OK)
+            continue;
+        sum += bytes;
+        largest = bytes > largest ? bytes : largest;
+    }
+    return sum + largest;
+}
+
 static sp_status create_pool(sp_engine *engine, sp_adapter *const *adapters, size_t n,
                              sp_error *error)
 {
@@ -118,6 +146,7 @@ static sp_status create_pool(sp_engine *engine, sp_adapter *const *adapters, siz
     options.layout = engine->layout;
     options.device = engine->device;
     options.slots = engine->options.max_loras;
+    options.overlay_bytes = overlay_budget(engine, adapters, n);
     status = sp_pool_create(&options, &engine->pool, error);
     if (status == SP_OK)
         status = create_stage(engine, error);

@@ -100,11 +100,15 @@ sp_status sp_forward_create(const sp_forward_options *options, sp_forward *out_f
         .cache = options->cache,
         .rope = options->rope,
         .delta = options->delta,
+        .slots = options->slots,
         .type = options->type,
         .rows_max = options->rows_max,
     };
     sp_status status = allocate(&forward, error);
 
+    if (status == SP_OK && forward.delta &&
+        sp_plan_create(SP_LOGIT_ROWS, forward.slots, &forward.head_plan) != SP_OK)
+        status = sp_fail_memory(error, SP_LOGIT_ROWS * sizeof(int32_t), "the plan of the logits");
     if (status != SP_OK) {
         sp_forward_destroy(&forward);
         return status;
@@ -123,6 +127,7 @@ void sp_forward_destroy(sp_forward *forward)
 
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         sp_aligned_free(buffers[i]);
+    sp_plan_destroy(forward->head_plan);
     *forward = (sp_forward){0};
 }
 
@@ -200,20 +205,45 @@ static void norm_row(const row_job *job, int32_t row)
                               norm_offset(shape), shape->hidden, shape->rms_norm_eps);
 }
 
+static void gather_row(const row_job *job, int32_t row)
+{
+    const sp_forward *forward = job->forward;
+    int64_t hidden = forward->model->shape.hidden;
+
+    forward->kernels->convert(
+        forward->type, row_of(forward, forward->residual, row, hidden), SP_DTYPE_BF16,
+        forward->model->embed + (size_t)forward->row_token[row] * (size_t)hidden, hidden);
+}
+
 /* residual = embedding of the token; hidden = norm(residual). */
 static void embed_task(void *user, int32_t task, int32_t thread)
 {
     const row_job *job = user;
-    sp_forward *forward = job->forward;
-    int64_t hidden = forward->model->shape.hidden;
 
     (void)thread;
     for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++) {
-        forward->kernels->convert(
-            forward->type, row_of(forward, forward->residual, row, hidden), SP_DTYPE_BF16,
-            forward->model->embed + (size_t)forward->row_token[row] * (size_t)hidden, hidden);
+        gather_row(job, row);
         norm_row(job, row);
     }
+}
+
+/* The same in two halves, for a step in which adapters come between them. */
+static void gather_task(void *user, int32_t task, int32_t thread)
+{
+    const row_job *job = user;
+
+    (void)thread;
+    for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++)
+        gather_row(job, row);
+}
+
+static void norm_task(void *user, int32_t task, int32_t thread)
+{
+    const row_job *job = user;
+
+    (void)thread;
+    for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++)
+        norm_row(job, row);
 }
 
 /* residual += site_output; hidden = norm(residual). */
@@ -422,17 +452,37 @@ static sp_status ffn_block(row_job *job)
 
 /* ---- the pass ------------------------------------------------------------------------------ */
 
+static sp_status embed_block(row_job *job)
+{
+    sp_forward *forward = job->forward;
+    double began;
+    sp_status status;
+
+    if (!forward->delta || !sp_delta_has_tokens(forward->delta, SP_MODULE_EMBED_TOKENS)) {
+        run_rows(job, embed_task);
+        return SP_OK;
+    }
+    run_rows(job, gather_task);
+    began = sp_clock_seconds();
+    status = sp_delta_embed(forward->delta, forward->plan, forward->row_token, forward->residual,
+                            forward->model->shape.hidden);
+    forward->delta_seconds += sp_clock_seconds() - began;
+    run_rows(job, norm_task);
+    return status;
+}
+
 sp_status sp_forward_run(sp_forward *forward, const sp_batch *batch, const sp_plan *plan)
 {
     const sp_model *model = forward->model;
     row_job job = {.forward = forward, .batch = batch, .norm = model->layers[0].input_norm};
+    sp_status status;
 
     forward->plan = plan;
     lay_out_rows(forward, batch);
-    run_rows(&job, embed_task);
+    status = embed_block(&job);
+    if (status != SP_OK)
+        return status;
     for (int32_t layer = 0; layer < model->shape.layers; layer++) {
-        sp_status status;
-
         job.layer = layer;
         job.weights = &model->layers[layer];
         status = attention_block(&job);
@@ -450,8 +500,33 @@ sp_status sp_forward_run(sp_forward *forward, const sp_batch *batch, const sp_pl
     return SP_OK;
 }
 
-void sp_forward_logits(sp_forward *forward, const int32_t *rows, int32_t n_rows)
+/* What the rows' adapters do to their logits. `site_output` is free after a pass. */
+static sp_status adapt_logits(sp_forward *forward, const int32_t *rows, int32_t n_rows)
 {
+    sp_plan_view view = sp_plan_get(forward->plan);
+    int64_t hidden = forward->model->shape.hidden;
+    size_t row_bytes = (size_t)hidden * sp_dtype_bytes(forward->type);
+    int32_t slots[SP_LOGIT_ROWS];
+    float scales[SP_LOGIT_ROWS];
+    sp_status status;
+
+    for (int32_t i = 0; i < n_rows; i++) {
+        slots[i] = view.seq_slot[rows[i]];
+        scales[i] = view.row_scale[rows[i]];
+        memcpy(row_of(forward, forward->site_output, i, hidden),
+               row_of(forward, forward->hidden, rows[i], hidden), row_bytes);
+    }
+    status = sp_plan_build_rows(forward->head_plan, slots, scales, n_rows, forward->slots, NULL);
+    if (status != SP_OK)
+        return status;
+    return sp_delta_head(forward->delta, forward->head_plan, forward->site_output, hidden,
+                         forward->logits, forward->model->shape.vocab);
+}
+
+sp_status sp_forward_logits(sp_forward *forward, const int32_t *rows, int32_t n_rows)
+{
+    double began;
+    sp_status status;
     const sp_model_shape *shape = &forward->model->shape;
     sp_gemm_args args = {
         .packed_x = forward->packed,
@@ -471,4 +546,10 @@ void sp_forward_logits(sp_forward *forward, const int32_t *rows, int32_t n_rows)
     sp_gemm_pack(forward->kernels, forward->exec, forward->packed, forward->type, SP_DTYPE_BF16,
                  forward->hidden, shape->hidden, rows, n_rows, shape->hidden);
     sp_gemm_run(forward->kernels, forward->exec, &args, 1);
+    if (!forward->delta || !sp_delta_has_tokens(forward->delta, SP_MODULE_LM_HEAD))
+        return SP_OK;
+    began = sp_clock_seconds();
+    status = adapt_logits(forward, rows, n_rows);
+    forward->delta_seconds += sp_clock_seconds() - began;
+    return status;
 }

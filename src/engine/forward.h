@@ -39,7 +39,9 @@ typedef struct sp_forward {
     const sp_rope *rope;
     sp_delta *delta; /* NULL: the base alone */
 
-    sp_dtype type; /* T */
+    int32_t slots;
+    sp_plan *head_plan; /* of the rows whose logits are under way; NULL without delta */
+    sp_dtype type;      /* T */
     int32_t rows_max;
     /* activations of T, row-major without padding; R = rows_max */
     void *residual;    /* [R, H] */
@@ -72,6 +74,7 @@ typedef struct sp_forward_options {
     sp_kv_cache *cache;
     const sp_rope *rope;
     sp_delta *delta;
+    int32_t slots; /* of the delta's pool */
     sp_dtype type;
     int32_t rows_max;
 } sp_forward_options;
@@ -88,7 +91,7 @@ void sp_forward_destroy(sp_forward *forward);
 sp_status sp_forward_run(sp_forward *forward, const sp_batch *batch, const sp_plan *plan);
 
 /* Logits of `n_rows` (at most SP_LOGIT_ROWS) rows of the last run, named by their row numbers:
- * forward->logits [n_rows, vocab]. */
-void sp_forward_logits(sp_forward *forward, const int32_t *rows, int32_t n_rows);
+ * forward->logits [n_rows, vocab]. Fails like sp_forward_run. */
+sp_status sp_forward_logits(sp_forward *forward, const int32_t *rows, int32_t n_rows);
 
 #endif

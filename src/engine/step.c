@@ -199,13 +199,21 @@ static void flush_logits(step_run *run)
     sp_engine *engine = run->engine;
     int32_t rows[SP_LOGIT_ROWS] = {0};
     int32_t n = engine->n_logit_rows;
+    sp_status status;
 
     if (n == 0)
         return;
     for (int32_t i = 0; i < n; i++)
         rows[i] = engine->logit_rows[i].row;
-    sp_forward_logits(&engine->forward, rows, n);
-    for (int32_t i = 0; i < n; i++)
+    status = sp_forward_logits(&engine->forward, rows, n);
+    for (int32_t i = 0; i < n && status != SP_OK; i++) {
+        sp_sequence *sequence = engine->logit_rows[i].sequence;
+        bool again = engine->n_finished > 0 && engine->finished[engine->n_finished - 1] == sequence;
+
+        if (!again)
+            fail_sequence(run, sequence, status, "its logits could not be adapted");
+    }
+    for (int32_t i = 0; i < n && status == SP_OK; i++)
         use_logits(run, &engine->logit_rows[i],
                    engine->forward.logits + (size_t)i * (size_t)engine->model.shape.vocab);
     engine->n_logit_rows = 0;

@@ -21,13 +21,12 @@ sp_status sp_adapter_check_modules(const sp_adapter *adapter, sp_module_set supp
                            sp_module_name((sp_module)m), -1,
                            "adapter %s adapts %s, which this build's engine cannot apply yet",
                            sp_adapter_name(adapter), sp_module_name((sp_module)m));
-    if (sp_adapter_n_tables(adapter) > 0)
-        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", sp_adapter_name(adapter),
-                       -1,
-                       "adapter %s replaces whole rows of a table, which this build's engine "
-                       "cannot apply yet",
-                       sp_adapter_name(adapter));
     return SP_OK;
+}
+
+static size_t factor_bytes(const sp_factor *factor)
+{
+    return (size_t)factor->rows * (size_t)factor->cols * sp_dtype_bytes(factor->dtype);
 }
 
 sp_adapter_facts sp_adapter_facts_of(const sp_adapter *adapter)
@@ -40,11 +39,16 @@ sp_adapter_facts sp_adapter_facts_of(const sp_adapter *adapter)
     for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
         const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
 
-        facts.file_bytes +=
-            (size_t)site->a.rows * (size_t)site->a.cols * sp_dtype_bytes(site->a.dtype);
-        facts.file_bytes +=
-            (size_t)site->b.rows * (size_t)site->b.cols * sp_dtype_bytes(site->b.dtype);
-        facts.row_macs += (double)site->rank * ((double)site->a.cols + (double)site->b.rows);
+        /* One column of A is all that a token reads. */
+        int32_t inputs = site->module == SP_MODULE_EMBED_TOKENS ? 0 : site->a.cols;
+
+        facts.file_bytes += factor_bytes(&site->a) + factor_bytes(&site->b);
+        facts.row_macs += (double)site->rank * ((double)inputs + (double)site->b.rows);
+    }
+    for (size_t i = 0; i < sp_adapter_n_tables(adapter); i++) {
+        const sp_adapter_table *table = sp_adapter_table_at(adapter, i);
+
+        facts.file_bytes += factor_bytes(&table->full) + factor_bytes(&table->trainable);
     }
     return facts;
 }
