@@ -177,6 +177,12 @@ SP_API sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots,
 SP_API sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot);
 
 /*
+ * Whether sp_pool_load_reserve would find room, once a slot is LOADING: SP_OK, or what it returns.
+ * Changes nothing.
+ */
+SP_API sp_status sp_pool_check_room(sp_pool *pool, const sp_image *image, sp_error *error);
+
+/*
  * Takes the room in the second memory that the image needs, if any, for a LOADING slot. Idle slots
  * that hold the room lose their adapters (READY → EMPTY), least recently used first, as few as
  * possible and only where that makes room. Twice is harmless.

@@ -370,29 +370,48 @@ static sp_status check_loading(const sp_pool *pool, int32_t slot, const sp_image
     return check_image(pool, image, error);
 }
 
-sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *image, sp_error *error)
+static sp_status no_room(const sp_pool *pool, size_t bytes, sp_error *error)
 {
-    size_t bytes, taken;
-    sp_status status = check_loading(pool, slot, image, error);
+    return sp_fail(error, SP_POOL_FULL, NULL, "--overlay-bytes", -1,
+                   "no %zu bytes are free for the rows that the adapter replaces; try again, or "
+                   "raise --overlay-bytes above %zu",
+                   bytes, pool->overlays.bytes);
+}
 
-    if (status != SP_OK)
-        return status;
-    bytes = image->overlay != NULL ? image->overlay->bytes : 0;
-    taken = pool->overlays.extents[slot].bytes;
-    if (taken == bytes)
-        return SP_OK;
+static size_t room_of(const sp_image *image)
+{
+    return image->overlay != NULL ? image->overlay->bytes : 0;
+}
+
+sp_status sp_pool_check_room(sp_pool *pool, const sp_image *image, sp_error *error)
+{
+    size_t bytes = room_of(image), offset_bytes;
+
     if (bytes > pool->overlays.bytes)
         return sp_fail(error, SP_ERR_TOO_LARGE, "overlay-too-large", "--overlay-bytes", -1,
                        "the rows of embed_tokens and lm_head that the adapter replaces take %zu "
                        "bytes, above the budget of %zu; raise --overlay-bytes",
                        bytes, pool->overlays.bytes);
+    if (bytes > 0 && !find_room(pool, bytes, &offset_bytes))
+        return no_room(pool, bytes, error);
+    return SP_OK;
+}
+
+sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *image, sp_error *error)
+{
+    size_t bytes;
+    sp_status status = check_loading(pool, slot, image, error);
+
+    if (status != SP_OK)
+        return status;
+    bytes = room_of(image);
+    if (pool->overlays.extents[slot].bytes == bytes)
+        return SP_OK;
     pool->overlays.extents[slot].bytes = 0;
-    status = bytes > 0 ? take_extent(pool, slot, bytes) : SP_OK;
-    if (status == SP_POOL_FULL)
-        return sp_fail(error, status, NULL, "--overlay-bytes", -1,
-                       "no %zu bytes are free for the rows that the adapter replaces; try again, "
-                       "or raise --overlay-bytes above %zu",
-                       bytes, pool->overlays.bytes);
+    status = sp_pool_check_room(pool, image, error);
+    if (status != SP_OK || bytes == 0)
+        return status;
+    status = take_extent(pool, slot, bytes);
     if (status != SP_OK)
         return sp_fail(error, status, NULL, NULL, slot, "switching the tables on %s failed",
                        sp_device_name(pool->device));
@@ -433,7 +452,7 @@ sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image
         return SP_ERR_STATE;
     if (content->checksum != image->checksum ||
         memcmp(&content->digest, &image->digest, sizeof image->digest) != 0 ||
-        pool->overlays.extents[slot].bytes != (image->overlay ? image->overlay->bytes : 0))
+        pool->overlays.extents[slot].bytes != room_of(image))
         return SP_ERR_ARGUMENT;
     status = show_slot(pool, slot, image);
     if (status != SP_OK) {
@@ -480,6 +499,8 @@ sp_status sp_pool_load(sp_pool *pool, const sp_image *image, int32_t *out_slot,
     int32_t slot;
     sp_status status = check_image(pool, image, error);
 
+    if (status == SP_OK)
+        status = sp_pool_check_room(pool, image, error);
     if (status != SP_OK)
         return status;
     status = sp_pool_load_begin(pool, &slot);

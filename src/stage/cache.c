@@ -27,9 +27,9 @@ static bool can_evict(const stage_content *content)
            content->n_landing == 0;
 }
 
-void sp_stage_unreserve_image(sp_stage *stage)
+void sp_stage_unreserve_image(sp_stage *stage, size_t bytes)
 {
-    stage->host_bytes -= stage->image_bytes;
+    stage->host_bytes -= bytes;
 }
 
 static void drop_image(sp_stage *stage, stage_content *content)
@@ -38,18 +38,17 @@ static void drop_image(sp_stage *stage, stage_content *content)
         return;
     sp_image_destroy(content->image);
     content->image = NULL;
-    sp_stage_unreserve_image(stage);
+    sp_stage_unreserve_image(stage, content->image_bytes);
 }
 
-static bool has_room(const sp_stage *stage)
+static bool has_room(const sp_stage *stage, size_t bytes)
 {
-    return stage->host_bytes_max == 0 ||
-           stage->host_bytes + stage->image_bytes <= stage->host_bytes_max;
+    return stage->host_bytes_max == 0 || stage->host_bytes + bytes <= stage->host_bytes_max;
 }
 
-bool sp_stage_reserve_image(sp_stage *stage)
+bool sp_stage_reserve_image(sp_stage *stage, size_t bytes)
 {
-    while (!has_room(stage)) {
+    while (!has_room(stage, bytes)) {
         stage_content *oldest = NULL;
 
         for (stage_content *c = stage->contents; c != NULL; c = c->next)
@@ -60,8 +59,13 @@ bool sp_stage_reserve_image(sp_stage *stage)
         drop_image(stage, oldest);
         stage->evictions++;
     }
-    stage->host_bytes += stage->image_bytes;
+    stage->host_bytes += bytes;
     return true;
+}
+
+bool sp_stage_grow_image(sp_stage *stage, const sp_image *image)
+{
+    return sp_stage_reserve_image(stage, image->bytes - stage->image_bytes);
 }
 
 /* ---- slots --------------------------------------------------------------------------------- */
@@ -93,8 +97,7 @@ void sp_stage_refresh_slot(sp_stage *stage, stage_content *content)
     sp_pool_set_awaited(stage->pool, content->slot, lost_with_slot || awaited);
 }
 
-/* After a failure inside the pool: whatever is no longer READY there is in no slot. */
-static void forget_lost_slots(sp_stage *stage)
+void sp_stage_forget_lost_slots(sp_stage *stage)
 {
     for (int32_t i = 0; i < stage->n_slots; i++) {
         stage_content *content = stage->slot_content[i];
@@ -114,10 +117,13 @@ sp_status sp_stage_start_copy(sp_stage *stage, stage_content *content)
 {
     stage_content *evicted;
     int32_t slot;
-    sp_status status = sp_pool_load_begin(stage->pool, &slot);
+    sp_status status = sp_pool_check_room(stage->pool, content->image, NULL);
 
+    /* Asked first, so that no slot is emptied in vain. */
+    if (status == SP_OK)
+        status = sp_pool_load_begin(stage->pool, &slot);
     if (status < 0 && status != SP_ERR_SLOTS_PINNED)
-        forget_lost_slots(stage);
+        sp_stage_forget_lost_slots(stage);
     if (status != SP_OK)
         return status;
     evicted = stage->slot_content[slot];
@@ -126,6 +132,14 @@ sp_status sp_stage_start_copy(sp_stage *stage, stage_content *content)
         evicted->fresh = false;
     }
     stage->slot_content[slot] = content;
+    status = sp_pool_load_reserve(stage->pool, slot, content->image, NULL);
+    if (status != SP_OK) {
+        sp_pool_load_abort(stage->pool, slot);
+        stage->slot_content[slot] = NULL;
+    }
+    sp_stage_forget_lost_slots(stage); /* those whose replaced rows had to make room */
+    if (status != SP_OK)
+        return status;
     content->copying = true;
     content->task =
         (stage_task){.kind = TASK_COPY, .owner = content, .image = content->image, .slot = slot};

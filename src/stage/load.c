@@ -116,7 +116,7 @@ static sp_status begin_load(sp_stage *stage, const sp_stage_load_options *option
     load = create_load(options);
     if (load == NULL)
         return sp_fail_memory(error, sizeof *load, "a load");
-    if (!sp_stage_reserve_image(stage)) {
+    if (!sp_stage_reserve_image(stage, stage->image_bytes)) {
         sp_stage_load_destroy(load);
         return cache_full(stage, error);
     }
@@ -339,12 +339,28 @@ static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *i
     content->facts = load->task.facts;
     if (content->image == NULL) {
         content->image = image;
+        content->image_bytes = image->bytes;
         sp_stage_refresh_slot(stage, content);
     } else {
+        sp_stage_unreserve_image(stage, image->bytes);
         sp_image_destroy(image);
-        sp_stage_unreserve_image(stage);
     }
     return content;
+}
+
+/* An image that no slot could ever take, or the host cache not now, ends its load here. */
+static sp_status check_size(sp_stage *stage, const sp_image *image, sp_error *error)
+{
+    sp_status status = sp_pool_check_room(stage->pool, image, error);
+
+    if (status < 0)
+        return status;
+    if (stage->host_bytes_max != 0 && image->bytes > stage->host_bytes_max)
+        return sp_fail(error, SP_ERR_BUDGET, NULL, "--host-cache-mib", -1,
+                       "the host cache of %zu bytes does not hold this adapter's %zu; raise "
+                       "--host-cache-mib",
+                       stage->host_bytes_max, image->bytes);
+    return sp_stage_grow_image(stage, image) ? SP_OK : cache_full(stage, error);
 }
 
 void sp_stage_load_fetched(sp_stage *stage, stage_load *load)
@@ -355,11 +371,13 @@ void sp_stage_load_fetched(sp_stage *stage, stage_load *load)
 
     if (status == SP_OK) {
         status = check_load(stage, load, &error);
+        if (status == SP_OK)
+            status = check_size(stage, image, &error);
         if (status != SP_OK)
             sp_image_destroy(image);
     }
     if (status != SP_OK) {
-        sp_stage_unreserve_image(stage);
+        sp_stage_unreserve_image(stage, stage->image_bytes);
         settle(stage, load, status, &error);
         return;
     }
@@ -424,6 +442,9 @@ static sp_status fill_slot(sp_stage *stage, stage_content *content, sp_error *er
     if (content->slot >= 0 || content->copying || !empty)
         return SP_OK;
     status = sp_pool_load(stage->pool, content->image, &slot, NULL, error);
+    if (status == SP_POOL_FULL)
+        return SP_OK; /* it waits on the host for room for its replaced rows */
+    sp_stage_forget_lost_slots(stage);
     if (status != SP_OK)
         return status;
     content->slot = slot;

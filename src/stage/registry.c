@@ -241,7 +241,7 @@ static sp_version_info info_of(const sp_stage *stage, const sp_version *version)
         .uses = version->uses,
         .digest = content->digest,
         .facts = content->facts,
-        .image_bytes = content->image != NULL ? stage->image_bytes : 0,
+        .image_bytes = content->image != NULL ? content->image_bytes : 0,
         .load_seconds = version->load_seconds,
     };
 }

@@ -100,11 +100,16 @@ static sp_status take_slot(sp_stage *stage, sp_hold *hold)
 
 static sp_status wait_status(sp_stage *stage, const stage_content *content)
 {
+    sp_status status;
+
     if (content->copying || content->fetching)
         return SP_PENDING;
     if (content->image == NULL)
         return content->budget_blocked ? SP_BUSY : SP_PENDING;
-    return sp_stage_slot_status(stage) == SP_OK ? SP_PENDING : sp_stage_slot_status(stage);
+    status = sp_stage_slot_status(stage);
+    if (status == SP_OK)
+        status = sp_pool_check_room(stage->pool, content->image, NULL);
+    return status == SP_OK ? SP_PENDING : status;
 }
 
 static bool fetch_blocked(const sp_stage *stage)
@@ -260,7 +265,7 @@ static void refetched(sp_stage *stage, stage_content *content)
         task->image = NULL;
         sp_stage_refresh_slot(stage, content);
     } else {
-        sp_stage_unreserve_image(stage);
+        sp_stage_unreserve_image(stage, content->image_bytes);
     }
     sp_image_destroy(task->image);
     task->image = NULL;
@@ -297,30 +302,51 @@ static void fail_short(sp_stage *stage, stage_content *content, sp_status status
     sp_stage_fail_content(stage, content, status, &error);
 }
 
-/* One content of the queue; the flags say what those before it could not get. */
-static bool serve_want(sp_stage *stage, stage_content *content, bool *no_room, bool *no_slot)
+/* What those in front of the queue could not get: nobody behind them may take it away. */
+typedef struct shortage {
+    bool host, slots, overlays;
+} shortage;
+
+static sp_status start_wanted_copy(sp_stage *stage, stage_content *content, shortage *lacking)
+{
+    bool needs_room = content->image->overlay != NULL;
+    sp_status status;
+
+    if (lacking->slots || (needs_room && lacking->overlays))
+        return SP_POOL_FULL;
+    if (needs_room && sp_pool_check_room(stage->pool, content->image, NULL) == SP_POOL_FULL) {
+        lacking->overlays = true;
+        return SP_POOL_FULL;
+    }
+    status = sp_stage_start_copy(stage, content);
+    if (status == SP_POOL_FULL || status == SP_ERR_SLOTS_PINNED) {
+        lacking->slots = true;
+        return SP_POOL_FULL;
+    }
+    return status;
+}
+
+/* One content of the queue; true if something changed. */
+static bool serve_want(sp_stage *stage, stage_content *content, shortage *lacking)
 {
     sp_status status;
 
     if (content->copying || content->fetching)
         return false;
     if (content->image == NULL) {
-        content->budget_blocked = *no_room || !sp_stage_reserve_image(stage);
+        content->budget_blocked =
+            lacking->host || !sp_stage_reserve_image(stage, content->image_bytes);
         if (content->budget_blocked) {
-            *no_room = true;
+            lacking->host = true;
             return false;
         }
         status = start_fetch(stage, content);
         if (status != SP_OK)
-            sp_stage_unreserve_image(stage);
+            sp_stage_unreserve_image(stage, content->image_bytes);
     } else {
-        if (*no_slot)
+        status = start_wanted_copy(stage, content, lacking);
+        if (status == SP_POOL_FULL)
             return false;
-        status = sp_stage_start_copy(stage, content);
-        if (status == SP_POOL_FULL || status == SP_ERR_SLOTS_PINNED) {
-            *no_slot = true;
-            return false;
-        }
     }
     if (status != SP_OK)
         fail_short(stage, content, status);
@@ -329,12 +355,13 @@ static bool serve_want(sp_stage *stage, stage_content *content, bool *no_room, b
 
 static bool serve_wants(sp_stage *stage)
 {
-    bool no_room = false, no_slot = false, changed = false;
+    shortage lacking = {false, false, false};
+    bool changed = false;
     stage_content *next;
 
     for (stage_content *c = stage->wants; c != NULL; c = next) {
         next = c->want_next;
-        if (serve_want(stage, c, &no_room, &no_slot))
+        if (serve_want(stage, c, &lacking))
             changed = true;
     }
     return changed;

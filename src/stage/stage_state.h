@@ -8,8 +8,8 @@
  *   stage_task   one piece of work for a thread: a fetch from a source or a copy into a slot.
  *
  * Invariants. A content has at least one version or load, or a piece of work in hand.
- * slot_content[s] = c exactly while c->slot = s or c is being copied to s. host_bytes counts one
- * image for every content with an image and for every fetch in hand, and never exceeds the budget.
+ * slot_content[s] = c exactly while c->slot = s or c is being copied to s. host_bytes counts the
+ * image of every content with one and of every fetch in hand, and never exceeds the budget.
  */
 #ifndef SP_STAGE_STAGE_STATE_H
 #define SP_STAGE_STAGE_STATE_H
@@ -45,8 +45,9 @@ typedef struct stage_content {
     bool wanted;
     sp_digest digest;
     sp_adapter_facts facts;
-    sp_image *image; /* NULL: not on the host */
-    int32_t slot;    /* -1: in none */
+    sp_image *image;    /* NULL: not on the host */
+    size_t image_bytes; /* of its image, when it has one */
+    int32_t slot;       /* -1: in none */
     bool copying, fetching;
     bool fresh;          /* in a slot, and none of those that waited for it has had it yet */
     bool prefetch;       /* wanted in a slot without a request that waits */
@@ -99,7 +100,7 @@ typedef struct stage_queue {
 struct sp_stage {
     sp_pool *pool;
     const sp_layout *layout;
-    size_t image_bytes;
+    size_t image_bytes; /* of an image without an overlay: what is reserved before it is known */
     sp_stage_source *sources;
     int32_t n_sources;
     size_t host_bytes, host_bytes_max;
@@ -138,8 +139,14 @@ void sp_stage_run_one(sp_stage *stage);          /* without threads: one task on
 /* ---- cache.c: contents, images, slots ------------------------------------------------------ */
 
 stage_content *sp_stage_find_content(const sp_stage *stage, const sp_digest *digest);
-bool sp_stage_reserve_image(sp_stage *stage); /* room for one more image, by evicting others */
-void sp_stage_unreserve_image(sp_stage *stage);
+/* Room for `bytes` more of images, by evicting others. */
+bool sp_stage_reserve_image(sp_stage *stage, size_t bytes);
+void sp_stage_unreserve_image(sp_stage *stage, size_t bytes);
+/* Whatever is no longer READY in the pool is in no slot: after a failure there, or when idle
+ * adapters had to make room for the replaced rows of another. */
+void sp_stage_forget_lost_slots(sp_stage *stage);
+/* Makes the room that was reserved for an image of unknown size as large as it is. */
+bool sp_stage_grow_image(sp_stage *stage, const sp_image *image);
 /* EMPTY or idle slot → copy under way. SP_POOL_FULL, SP_ERR_SLOTS_PINNED: none. */
 sp_status sp_stage_start_copy(sp_stage *stage, stage_content *content);
 /* What sp_stage_start_copy would say now, without doing it. */
