@@ -46,6 +46,7 @@ typedef struct sp_engine_options {
     int32_t prefill_chunk;      /* most rows of one request in one step; 0: step_rows */
     bool no_apply, no_ffn;      /* measuring levers: adapters stay resident, deltas are skipped */
     bool allow_partial, allow_no_effect, allow_unknown_fields, allow_base_changing_init;
+    bool prefix_cache;      /* requests share the KV pages of equal beginnings; changes no bit */
     bool adapter_loading;   /* adapters may be loaded later: there are slots without any at start */
     size_t host_bytes_max;  /* budget of packed adapters on the host; 0: no limit */
     int32_t loader_threads; /* 0: loads are done by the thread that steps, between two steps */
@@ -178,7 +179,9 @@ typedef struct sp_engine_stats {
     double delta_seconds; /* the share of it in sp_delta_apply */
     int32_t waiting, running;
     int64_t kv_pages, kv_pages_used, kv_pages_used_max;
-    size_t weight_bytes; /* mapped, not copied */
+    int64_t kv_pages_cached; /* not in use, kept for the prefix cache */
+    uint64_t prefix_tokens;  /* tokens that the prefix cache has saved from being computed */
+    size_t weight_bytes;     /* mapped, not copied */
     size_t pool_bytes, kv_bytes, scratch_bytes;
     double open_seconds, adapter_seconds; /* of sp_engine_open; the adapters' share */
 } sp_engine_stats;

@@ -24,6 +24,7 @@ void sp_engine_options_default(sp_engine_options *out_options)
         .kv_tokens = DEFAULT_KV_TOKENS,
         .page_tokens = 16,
         .step_rows = 256,
+        .prefix_cache = true,
         .loader_threads = 1,
         .adapter_wait_steps = 64,
         .adapter_preempt_steps = 256,
@@ -194,6 +195,7 @@ static sp_status create_cache(sp_engine *engine, sp_error *error)
         .adapter_wait_steps = (uint64_t)engine->options.adapter_wait_steps,
         .adapter_preempt_steps = (uint64_t)engine->options.adapter_preempt_steps,
         .gate = sp_engine_gate(engine),
+        .prefix_cache = engine->options.prefix_cache,
     };
     sp_status status =
         sp_kv_cache_create(engine->device, &engine->model.shape, engine->options.precision, n_pages,
@@ -332,7 +334,9 @@ void sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats)
     out_stats->waiting = engine->scheduler.n_waiting;
     out_stats->running = engine->scheduler.n_running;
     out_stats->kv_pages = pages->n_pages;
-    out_stats->kv_pages_used = pages->n_pages - pages->n_free;
+    out_stats->kv_pages_used = pages->n_pages - sp_pages_available(pages);
+    out_stats->kv_pages_cached = pages->n_idle;
+    out_stats->prefix_tokens = engine->scheduler.prefix_tokens;
     out_stats->kv_pages_used_max = pages->used_max;
     out_stats->weight_bytes = engine->model.weight_bytes;
     out_stats->pool_bytes = engine->pool ? sp_pool_device_bytes(engine->pool) : 0;

@@ -41,7 +41,9 @@ sp_status sp_scheduler_create(const sp_scheduler_options *options, sp_scheduler 
     scheduler.running = sp_calloc(n, sizeof(sp_sequence *));
     scheduler.batch.entries = sp_calloc(n, sizeof(sp_batch_entry));
     if (!scheduler.running || !scheduler.batch.entries ||
-        sp_pages_create(options->n_pages, &scheduler.pages) != SP_OK) {
+        sp_pages_create(options->n_pages, &scheduler.pages) != SP_OK ||
+        (options->prefix_cache &&
+         sp_prefix_create(options->n_pages, options->page_tokens, &scheduler.prefix) != SP_OK)) {
         sp_scheduler_destroy(&scheduler);
         return SP_ERR_MEMORY;
     }
@@ -51,6 +53,7 @@ sp_status sp_scheduler_create(const sp_scheduler_options *options, sp_scheduler 
 
 void sp_scheduler_destroy(sp_scheduler *scheduler)
 {
+    sp_prefix_destroy(&scheduler->prefix);
     sp_pages_destroy(&scheduler->pages);
     sp_free(scheduler->batch.entries);
     sp_free(scheduler->running);
@@ -88,8 +91,10 @@ sp_status sp_scheduler_add(sp_scheduler *scheduler, sp_sequence *sequence)
     return SP_OK;
 }
 
+/* From the last to the first: what stands behind a page falls idle before it. */
 static void give_pages_back(sp_scheduler *scheduler, sp_sequence *sequence)
 {
+    sequence->n_known = 0;
     while (sequence->n_pages > 0)
         sp_pages_give(&scheduler->pages, sequence->pages[--sequence->n_pages]);
 }
@@ -99,6 +104,94 @@ void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence)
     if (!take_out(scheduler->running, &scheduler->n_running, sequence))
         take_out(scheduler->waiting, &scheduler->n_waiting, sequence);
     give_pages_back(scheduler, sequence);
+}
+
+/* ---- known pages --------------------------------------------------------------------------- */
+
+static int32_t take_page(sp_scheduler *scheduler)
+{
+    int32_t page = sp_pages_take(&scheduler->pages);
+
+    if (page >= 0)
+        return page;
+    page = sp_pages_evict(&scheduler->pages);
+    if (page >= 0)
+        sp_prefix_remove(&scheduler->prefix, page);
+    return page;
+}
+
+static const int32_t *next_block(const sp_scheduler *scheduler, const sp_sequence *sequence)
+{
+    return sequence->tokens + (size_t)sequence->n_known * (size_t)scheduler->options.page_tokens;
+}
+
+static void step_behind(const sp_scheduler *scheduler, sp_sequence *sequence, int32_t page)
+{
+    sequence->prefix_place = sp_prefix_behind(&scheduler->prefix, sequence->prefix_place, page,
+                                              next_block(scheduler, sequence));
+    sequence->n_known++;
+}
+
+/* Rows that are wanted must be computed: the last one, and those whose logits are asked for. */
+static int32_t reusable_tokens(const sp_sequence *sequence)
+{
+    int32_t n = sequence->n_tokens - 1;
+
+    if (sequence->logits_fn && sequence->logits_from < n)
+        n = sequence->logits_from > 0 ? sequence->logits_from : 0;
+    return n;
+}
+
+/* A sequence without pages begins with those that hold its first tokens already. */
+static void reuse_pages(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    int32_t page_tokens = scheduler->options.page_tokens;
+    int32_t n_blocks = reusable_tokens(sequence) / page_tokens;
+
+    if (!scheduler->options.prefix_cache)
+        return;
+    sequence->prefix_place = sp_prefix_begin(&sequence->prefix_key);
+    while (sequence->n_known < n_blocks) {
+        int32_t page = sp_prefix_find(&scheduler->prefix, &sequence->prefix_key,
+                                      sequence->prefix_place, next_block(scheduler, sequence));
+
+        if (page < 0)
+            break;
+        sp_pages_share(&scheduler->pages, page);
+        sequence->pages[sequence->n_pages++] = page;
+        step_behind(scheduler, sequence, page);
+    }
+    sequence->n_computed = sequence->n_known * page_tokens;
+    scheduler->prefix_tokens += (uint64_t)sequence->n_computed;
+}
+
+/* A page that was filled twice is kept once: both hold the same bits. */
+static void remember_page(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    const int32_t *tokens = next_block(scheduler, sequence);
+    int32_t *page = &sequence->pages[sequence->n_known];
+    int32_t twin =
+        sp_prefix_find(&scheduler->prefix, &sequence->prefix_key, sequence->prefix_place, tokens);
+
+    if (twin >= 0) {
+        sp_pages_share(&scheduler->pages, twin);
+        sp_pages_give(&scheduler->pages, *page);
+        *page = twin;
+    } else {
+        sp_prefix_insert(&scheduler->prefix, &sequence->prefix_key, sequence->prefix_place, tokens,
+                         *page);
+        sp_pages_set_known(&scheduler->pages, *page);
+    }
+    step_behind(scheduler, sequence, *page);
+}
+
+void sp_scheduler_advance(sp_scheduler *scheduler, sp_sequence *sequence, int32_t n_rows)
+{
+    sequence->n_computed += n_rows;
+    if (!scheduler->options.prefix_cache)
+        return;
+    while ((sequence->n_known + 1) * scheduler->options.page_tokens <= sequence->n_computed)
+        remember_page(scheduler, sequence);
 }
 
 /* ---- one step ------------------------------------------------------------------------------ */
@@ -149,7 +242,7 @@ static int32_t reserve_rows(sp_scheduler *scheduler, sp_sequence *sequence, int3
 
         if (held >= sequence->n_computed + want)
             return want;
-        page = sp_pages_take(&scheduler->pages);
+        page = take_page(scheduler);
         if (page >= 0) {
             sequence->pages[sequence->n_pages++] = page;
             continue;
@@ -315,6 +408,7 @@ static void start_running(sp_scheduler *scheduler, sp_sequence *sequence)
     sequence->admitted_step = scheduler->step;
     sequence->n_tokens_admitted = sequence->n_tokens;
     insert_by_id(scheduler->running, &scheduler->n_running, sequence);
+    reuse_pages(scheduler, sequence);
     schedule(scheduler, sequence);
 }
 
@@ -327,7 +421,7 @@ static bool has_room(const sp_scheduler *scheduler, const sp_sequence *sequence)
         return true;
     return scheduler->n_running < scheduler->options.max_running &&
            scheduler->batch.n_rows < scheduler->options.step_rows &&
-           need <= scheduler->pages.n_free;
+           need <= sp_pages_available(&scheduler->pages);
 }
 
 /*

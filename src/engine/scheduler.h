@@ -18,11 +18,16 @@
  * hands, no new sequence of an adapter in a slot is admitted; after adapter_preempt_steps the
  * sequences of the slot that has been in use longest are preempted, once each of them has yielded
  * a token since it was admitted. So every adapter gets its turn, and every turn gets on.
+ *
+ * Prefix cache. Full pages are remembered with what is in them. A sequence that is admitted begins
+ * with the known pages of its tokens, and computes at least its last token. A page that nobody
+ * holds stays until a page is needed; nobody is preempted while such a page is left.
  */
 #ifndef SP_ENGINE_SCHEDULER_H
 #define SP_ENGINE_SCHEDULER_H
 
 #include "engine/pages.h"
+#include "engine/prefix.h"
 #include "engine/sequence.h"
 
 /* n_rows rows of one sequence, from position sequence->n_computed on. */
@@ -54,12 +59,15 @@ typedef struct sp_scheduler_options {
     int32_t max_running, step_rows, prefill_chunk, page_tokens, n_pages;
     uint64_t adapter_wait_steps, adapter_preempt_steps;
     sp_adapter_gate gate; /* all NULL: every sequence may run */
+    bool prefix_cache;    /* sequences begin with pages that others have computed */
 } sp_scheduler_options;
 
 typedef struct sp_scheduler {
     sp_scheduler_options options;
     sp_pages pages;
-    sp_sequence **running; /* [max_running], ascending by id, owned as pointers only */
+    sp_prefix prefix;       /* unused without options.prefix_cache */
+    uint64_t prefix_tokens; /* that were found in it */
+    sp_sequence **running;  /* [max_running], ascending by id, owned as pointers only */
     int32_t n_running;
     sp_sequence **waiting; /* ascending by id */
     int32_t n_waiting, waiting_capacity;
@@ -84,10 +92,14 @@ void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence);
 
 /*
  * Plans the next step: fills scheduler->batch and reserves the pages that its rows will write. Not
- * a state change of the sequences' tokens: the caller advances n_computed after the step. Empty
+ * a state change of the sequences' tokens: the caller calls sp_scheduler_advance after the step,
+ * before it removes sequences. Empty
  * batch: nothing runs, and what waits (n_waiting) waits for an adapter. A sequence that can never
  * run is left in scheduler->failed, still waiting: the caller removes it.
  */
 const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler);
+
+/* The sequence's next n_rows rows have been computed. */
+void sp_scheduler_advance(sp_scheduler *scheduler, sp_sequence *sequence, int32_t n_rows);
 
 #endif

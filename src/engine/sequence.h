@@ -10,6 +10,7 @@
 #ifndef SP_ENGINE_SEQUENCE_H
 #define SP_ENGINE_SEQUENCE_H
 
+#include "engine/prefix.h"
 #include "engine/sampler.h"
 #include "engine/stop.h"
 #include "engine/tokenizer.h"
@@ -33,9 +34,12 @@ typedef struct sp_sequence {
 
     sp_hold hold; /* the adapter version that it means, and its slot while it runs */
     float lora_scale;
-    uint64_t slot_wait;        /* steps that it has waited for a slot that others held */
-    uint64_t admitted_step;    /* of the scheduler, when it last began to run */
-    int32_t n_tokens_admitted; /* tokens that it had then */
+    sp_prefix_key prefix_key;
+    sp_prefix_place prefix_place; /* behind its first n_known pages, */
+    int32_t n_known;              /* which are in the prefix table */
+    uint64_t slot_wait;           /* steps that it has waited for a slot that others held */
+    uint64_t admitted_step;       /* of the scheduler, when it last began to run */
+    int32_t n_tokens_admitted;    /* tokens that it had then */
 
     sp_sample_params sampling;
     bool ignore_eos;

@@ -310,7 +310,8 @@ sp_status sp_engine_step(sp_engine *engine, sp_event_fn on_event, void *user, sp
     engine->n_logit_rows = 0;
     take_logits(&run, batch);
     for (int32_t i = 0; i < batch->n_entries; i++)
-        batch->entries[i].sequence->n_computed += batch->entries[i].n_rows;
+        sp_scheduler_advance(&engine->scheduler, batch->entries[i].sequence,
+                             batch->entries[i].n_rows);
     for (int32_t i = 0; i < engine->n_finished; i++)
         sp_engine_drop(engine, engine->finished[i]);
     engine->stats.step_seconds += sp_clock_seconds() - began;

@@ -178,6 +178,18 @@ static sp_status reserve_sequences(sp_engine *engine)
     return SP_OK;
 }
 
+/* A scale of 0 is the base, exactly, so it shares the base's pages. */
+static sp_prefix_key key_of(const sp_sequence *sequence)
+{
+    sp_prefix_key key = {.scale = 0.0f};
+
+    if (!sequence->hold.version || sequence->lora_scale <= 0.0f)
+        return key;
+    key.digest = *sp_version_digest(sequence->hold.version);
+    key.scale = sequence->lora_scale;
+    return key;
+}
+
 sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t *out_id,
                            sp_error *error)
 {
@@ -201,6 +213,7 @@ sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t
         destroy_sequence(sequence);
         return status;
     }
+    sequence->prefix_key = key_of(sequence);
     engine->sequences[engine->n_sequences++] = sequence;
     engine->next_id++;
     *out_id = sequence->id;

@@ -12,6 +12,7 @@
 #include "support/shell.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -39,6 +40,7 @@ static sp_engine_options options_with(int32_t slots)
     options.adapter_loading = true;
     options.kv_tokens = 4096;
     options.step_rows = 64;
+    options.page_tokens = 4;
     return options;
 }
 
@@ -466,15 +468,17 @@ static void test_changed_files_end_their_requests_only(void **state)
 
 /* ---- many ---------------------------------------------------------------------------------- */
 
+/* The second number of /proc/self/statm, in pages. */
 static long resident_kib(void)
 {
-    long pages = 0;
+    char line[128], *end;
     FILE *file = fopen("/proc/self/statm", "r");
 
     assert_non_null(file);
-    assert_int_equal(fscanf(file, "%*d %ld", &pages), 1);
+    assert_non_null(fgets(line, sizeof line, file));
     fclose(file);
-    return pages * (sysconf(_SC_PAGESIZE) / 1024);
+    strtol(line, &end, 10);
+    return strtol(end, NULL, 10) * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
 static void test_many_adapters_through_few_slots(void **state)
