@@ -287,6 +287,7 @@ static int run_step_bench(step_bench *bench)
     bool usage = true;
     sp_status status = parse_row_counts(bench, &error);
 
+    bench->settings.run.prefix_cache = false; /* every row is to be computed */
     if (status == SP_OK)
         status = sp_run_settings_open(&bench->settings.run, kv_tokens_wanted(bench), &bench->engine,
                                       &usage, &error);

@@ -53,6 +53,18 @@ const sp_setting sp_run_setting_rows[SP_RUN_SETTINGS_COUNT] = {
      "accept adapter_config.json fields that are not known", false},
     {"allow-base-changing-init", SP_SETTING_BOOL, FIELD(allow_base_changing_init), NULL, 0, 0, NULL,
      NULL, "accept adapters made against a changed base (pissa, olora, ...)", false},
+    {"active", SP_SETTING_STRING, FIELD(active), NULL, 0, 0, NULL, "NAME",
+     "the adapter of requests that name none; default: the base", false},
+    {"host-cache-mib", SP_SETTING_INT, FIELD(host_cache_mib), "0", 0, 1 << 24, NULL, "N",
+     "memory for packed adapters outside the slots; 0: no limit", false},
+    {"loader-threads", SP_SETTING_INT, FIELD(loader_threads), "1", 0, 64, NULL, "N",
+     "threads that load adapters beside the steps; 0: none", false},
+    {"adapter-wait-steps", SP_SETTING_INT, FIELD(adapter_wait_steps), "64", 1, 1 << 24, NULL, "N",
+     "steps that an adapter waits for a slot before those in slots take no new requests", false},
+    {"adapter-preempt-steps", SP_SETTING_INT, FIELD(adapter_preempt_steps), "256", 1, 1 << 24, NULL,
+     "N", "steps that an adapter waits for a slot before running requests make way", false},
+    {"prefix-cache", SP_SETTING_BOOL, FIELD(prefix_cache), "1", 0, 0, NULL, NULL,
+     "share the KV pages of equal beginnings; changes no result", false},
     {"served-model-name", SP_SETTING_STRING, FIELD(served_name), NULL, 0, 0, NULL, "NAME",
      "the base's name; default: its folder's", false},
 };
@@ -139,6 +151,11 @@ static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_want
     options->page_tokens = (int32_t)settings->page_tokens;
     options->step_rows = (int32_t)settings->step_rows;
     options->prefill_chunk = (int32_t)settings->prefill_chunk;
+    options->host_bytes_max = (size_t)settings->host_cache_mib << 20;
+    options->loader_threads = (int32_t)settings->loader_threads;
+    options->adapter_wait_steps = (int32_t)settings->adapter_wait_steps;
+    options->adapter_preempt_steps = (int32_t)settings->adapter_preempt_steps;
+    options->prefix_cache = settings->prefix_cache;
     options->no_apply = settings->no_apply;
     options->no_ffn = settings->no_ffn;
     options->allow_partial = settings->allow_partial;
@@ -172,6 +189,13 @@ sp_status sp_run_settings_open(const sp_run_settings *settings, int64_t kv_token
         goto free_list;
     }
     status = sp_engine_open(&options, adapters, settings->adapters.n, out_engine, error);
+    if (status == SP_OK && settings->active) {
+        status = sp_engine_set_active(*out_engine, settings->active, error);
+        if (status != SP_OK) {
+            sp_engine_close(*out_engine);
+            *out_engine = NULL;
+        }
+    }
 free_list:
     free_adapters(adapters, settings->adapters.n);
     return status;

@@ -12,15 +12,16 @@
 typedef struct sp_run_settings {
     const char *model;
     sp_setting_list adapters; /* NAME=DIR */
-    const char *device, *cpu_isa, *precision, *lora_modules, *served_name;
+    const char *device, *cpu_isa, *precision, *lora_modules, *served_name, *active;
     int64_t threads, max_loras, max_lora_rank, overlay_bytes, max_context, max_running, kv_tokens,
-        step_rows, prefill_chunk, page_tokens;
+        step_rows, prefill_chunk, page_tokens, host_cache_mib, loader_threads, adapter_wait_steps,
+        adapter_preempt_steps;
     bool no_apply, no_ffn, allow_partial, allow_no_effect, allow_unknown_fields,
-        allow_base_changing_init;
+        allow_base_changing_init, prefix_cache;
 } sp_run_settings;
 
 /* Rows for a struct whose first member is an sp_run_settings. */
-#define SP_RUN_SETTINGS_COUNT 23
+#define SP_RUN_SETTINGS_COUNT 29
 extern const sp_setting sp_run_setting_rows[SP_RUN_SETTINGS_COUNT];
 
 /* Joins the shared rows and a verb's own into one table; the caller frees it with sp_free. */
