@@ -17,7 +17,7 @@ from pathlib import Path
 ROOMS = ["cli", "server", "engine", "delta", "route", "stage", "pool", "adapter", "kernels",
          "device", "base"]
 # Public headers whose name is not their room's.
-PUBLIC_ROOM = {"status": "base", "safetensors": "adapter", "overlay": "pool"}
+PUBLIC_ROOM = {"status": "base", "safetensors": "adapter", "overlay": "pool", "grouped": "delta"}
 ENGINE_BY_PUBLIC_HEADERS = {"delta", "route", "stage", "pool", "adapter"}
 CUDA_FOLDERS = ("src/kernels/cuda/", "src/device/cuda/")
 SUFFIXES = {".c", ".h", ".cu", ".cuh", ".inc"}

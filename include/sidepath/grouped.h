@@ -1,0 +1,74 @@
+/*
+ * grouped.h: the grouped LoRA GEMM in FP16, for hosts that bring their adapters in their own
+ * packed form and have no pool:
+ *
+ *     output[rows of g] += scale[a] * (input[rows of g] · A[a]) · B[a],   a = adapter of segment g
+ *
+ * A and B are transposed against PEFT's: A [in, S], B [S, out], S = max rank rounded up to 8.
+ *
+ * Rounding: xa = f16(Σ), delta = f16(Σ), y = f16(fmaf(scale, delta, y)), sums in FP32 from +0 in
+ * index order. An output depends on its own row, adapter and scale, and on nothing else.
+ * Weights outside an adapter's own rank are ignored and may be NaN. A segment whose adapter has
+ * rank 0 or scale 0 is neither read nor written.
+ *
+ * Stability: stable.
+ */
+#ifndef SIDEPATH_GROUPED_H
+#define SIDEPATH_GROUPED_H
+
+#include <sidepath/device.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SP_GROUPED_LORA_RANK_MAX  512
+#define SP_GROUPED_LORA_ROWS_MAX  (1 << 18)
+#define SP_GROUPED_LORA_WIDTH_MAX (1 << 20) /* of input and output */
+
+/*
+ * All tensors are FP16, dense and row-major; nothing is kept after the call. Every pointer is a
+ * host pointer.
+ */
+typedef struct sp_grouped_lora_params {
+    const void *input;  /* [total_rows, input_size] */
+    const void *lora_a; /* [n_adapters, input_size, S] */
+    const void *lora_b; /* [n_adapters, S, output_size] */
+    void *output;       /* [total_rows, output_size], accumulated in place */
+    void *workspace;    /* at least sp_grouped_lora_workspace_bytes, 256-byte aligned */
+    size_t workspace_bytes;
+    const int32_t *segment_offsets;  /* [n_segments + 1] from 0 to total_rows, strictly rising */
+    const int32_t *segment_adapters; /* [n_segments] in [0, n_adapters) */
+    const int32_t *ranks;            /* [n_adapters] in [0, max_rank] */
+    const float *scales;             /* [n_adapters], finite */
+    int32_t total_rows, input_size, output_size;
+    int32_t max_rank, n_segments, n_adapters;
+} sp_grouped_lora_params;
+
+/* S, the rank stride of A and B; 0 for a rank below 1 or above SP_GROUPED_LORA_RANK_MAX. */
+SP_API int32_t sp_grouped_lora_rank_stride(int32_t max_rank);
+
+/* Bytes of the workspace, the space for metadata included; 0 for sizes out of range. */
+SP_API size_t sp_grouped_lora_workspace_bytes(int32_t total_rows, int32_t output_size,
+                                              int32_t max_rank);
+
+/*
+ * The checks that sp_grouped_lora_gemm makes first, alone. Pure.
+ * SP_ERR_ARGUMENT: a size out of range, a pointer missing, a workspace that is too small or not
+ * aligned. SP_ERR_INPUT: offsets, adapters, ranks or scales that are not as said above;
+ * error->subject names the array and error->position the index.
+ */
+SP_API sp_status sp_grouped_lora_check(const sp_grouped_lora_params *params, sp_error *error);
+
+/*
+ * Runs on the CPU, on the executor's threads; returns when the output is written. Writes nothing
+ * when the checks fail. Does not allocate. cpu_isa as in sp_delta_options; SP_ERR_UNSUPPORTED where
+ * this machine lacks the level.
+ */
+SP_API sp_status sp_grouped_lora_gemm(const sp_grouped_lora_params *params, sp_exec *exec,
+                                      const char *cpu_isa, sp_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,253 @@
+/*
+ * grouped.c: the grouped LoRA GEMM in FP16 on the CPU.
+ *
+ * A [in, S] and B [S, out] have their summed index outside, so both sums run as rank-one updates:
+ * a block of A's or B's rows is widened once and added, row by row, to the FP32 sums of a tile of
+ * at most TILE_ROWS rows. Products of two FP16 numbers are exact in FP32, so a fused multiply-add
+ * and a separate one give the same bits, and every level the same answer.
+ */
+#include "base/error.h"
+#include "base/half.h"
+#include "kernels/kernels.h"
+
+#include <sidepath/grouped.h>
+
+#include <math.h>
+#include <string.h>
+
+#define WORKSPACE_ALIGN 256
+#define TILE_ROWS       8
+#define STAGE_FLOATS    8192 /* widened weights of one block: 32 KiB of stack */
+#define COLUMNS         512  /* outputs of one expand task */
+
+/* Rows of one adapter, at most TILE_ROWS. */
+typedef struct grouped_tile {
+    int32_t row, n_rows, adapter;
+} grouped_tile;
+
+typedef struct grouped_job {
+    const sp_grouped_lora_params *params;
+    const sp_kernels *kernels;
+    int32_t rank_stride, n_tiles, n_columns; /* n_columns: expand tasks of one tile */
+    uint16_t *xa;                            /* f16 [total_rows, rank_stride] */
+    grouped_tile *tiles;                     /* [total_rows] at most */
+} grouped_job;
+
+/* ---- queries and checks -------------------------------------------------------------------- */
+
+int32_t sp_grouped_lora_rank_stride(int32_t max_rank)
+{
+    if (max_rank < 1 || max_rank > SP_GROUPED_LORA_RANK_MAX)
+        return 0;
+    return (max_rank + 7) / 8 * 8;
+}
+
+static size_t align_up(size_t bytes)
+{
+    return (bytes + WORKSPACE_ALIGN - 1) & ~(size_t)(WORKSPACE_ALIGN - 1);
+}
+
+static size_t xa_bytes(int32_t total_rows, int32_t rank_stride)
+{
+    return align_up((size_t)total_rows * (size_t)rank_stride * sizeof(uint16_t));
+}
+
+size_t sp_grouped_lora_workspace_bytes(int32_t total_rows, int32_t output_size, int32_t max_rank)
+{
+    int32_t rank_stride = sp_grouped_lora_rank_stride(max_rank);
+
+    if (total_rows < 1 || total_rows > SP_GROUPED_LORA_ROWS_MAX || output_size < 1 ||
+        output_size > SP_GROUPED_LORA_WIDTH_MAX || rank_stride == 0)
+        return 0;
+    return xa_bytes(total_rows, rank_stride) + align_up((size_t)total_rows * sizeof(grouped_tile));
+}
+
+static sp_status check_sizes(const sp_grouped_lora_params *p, sp_error *error)
+{
+    size_t need;
+
+    if (p == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "the parameters are missing");
+    need = sp_grouped_lora_workspace_bytes(p->total_rows, p->output_size, p->max_rank);
+    if (need == 0 || p->input_size < 1 || p->input_size > SP_GROUPED_LORA_WIDTH_MAX ||
+        p->n_segments < 1 || p->n_segments > p->total_rows || p->n_adapters < 1)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
+                       "%d rows of %d inputs and %d outputs in %d segments, %d adapters of rank %d "
+                       "are out of range",
+                       (int)p->total_rows, (int)p->input_size, (int)p->output_size,
+                       (int)p->n_segments, (int)p->n_adapters, (int)p->max_rank);
+    if (p->input == NULL || p->lora_a == NULL || p->lora_b == NULL || p->output == NULL ||
+        p->segment_offsets == NULL || p->segment_adapters == NULL || p->ranks == NULL ||
+        p->scales == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "a tensor is missing");
+    if (p->workspace == NULL || (uintptr_t)p->workspace % WORKSPACE_ALIGN != 0 ||
+        p->workspace_bytes < need)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "workspace", -1,
+                       "the workspace must have %zu bytes on a %d-byte boundary", need,
+                       WORKSPACE_ALIGN);
+    return SP_OK;
+}
+
+static sp_status check_segments(const sp_grouped_lora_params *p, sp_error *error)
+{
+    if (p->segment_offsets[0] != 0)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "segment_offsets", 0,
+                       "the first segment must begin at row 0");
+    for (int32_t g = 0; g < p->n_segments; g++) {
+        if (p->segment_offsets[g + 1] <= p->segment_offsets[g])
+            return sp_fail(error, SP_ERR_INPUT, NULL, "segment_offsets", g + 1,
+                           "offsets must rise strictly: %d after %d",
+                           (int)p->segment_offsets[g + 1], (int)p->segment_offsets[g]);
+        if (p->segment_adapters[g] < 0 || p->segment_adapters[g] >= p->n_adapters)
+            return sp_fail(error, SP_ERR_INPUT, NULL, "segment_adapters", g,
+                           "adapter %d is none of %d", (int)p->segment_adapters[g],
+                           (int)p->n_adapters);
+    }
+    if (p->segment_offsets[p->n_segments] != p->total_rows)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "segment_offsets", p->n_segments,
+                       "the segments end at row %d of %d", (int)p->segment_offsets[p->n_segments],
+                       (int)p->total_rows);
+    return SP_OK;
+}
+
+sp_status sp_grouped_lora_check(const sp_grouped_lora_params *params, sp_error *error)
+{
+    sp_status status = check_sizes(params, error);
+
+    if (status == SP_OK)
+        status = check_segments(params, error);
+    if (status != SP_OK)
+        return status;
+    for (int32_t a = 0; a < params->n_adapters; a++) {
+        if (params->ranks[a] < 0 || params->ranks[a] > params->max_rank)
+            return sp_fail(error, SP_ERR_INPUT, NULL, "ranks", a, "rank %d is not in 0 .. %d",
+                           (int)params->ranks[a], (int)params->max_rank);
+        if (!isfinite(params->scales[a]))
+            return sp_fail(error, SP_ERR_INPUT, NULL, "scales", a, "the scale is not finite");
+    }
+    return SP_OK;
+}
+
+/* ---- arithmetic ---------------------------------------------------------------------------- */
+
+static void widen(const grouped_job *job, float *to, const uint16_t *from, int64_t n)
+{
+    job->kernels->convert(SP_DTYPE_F32, to, SP_DTYPE_F16, from, n);
+}
+
+/* sums [j] += x * w [j] */
+static void add_product(float *sums, float x, const float *w, int32_t n)
+{
+    for (int32_t j = 0; j < n; j++)
+        sums[j] += x * w[j];
+}
+
+/* xa of one tile: k ascends in blocks whose rows of A are widened together. */
+static void shrink_task(void *user, int32_t task, int32_t thread)
+{
+    const grouped_job *job = user;
+    const sp_grouped_lora_params *p = job->params;
+    const grouped_tile *tile = &job->tiles[task];
+    int32_t rank = p->ranks[tile->adapter], stride = job->rank_stride, in = p->input_size;
+    int32_t block = STAGE_FLOATS / stride;
+    const uint16_t *a = (const uint16_t *)p->lora_a +
+                        (size_t)tile->adapter * (size_t)in * (size_t)stride; /* [in, stride] */
+    float weights[STAGE_FLOATS], sums[TILE_ROWS][SP_GROUPED_LORA_RANK_MAX] = {{0}};
+
+    (void)thread;
+    for (int32_t k0 = 0; k0 < in; k0 += block) {
+        int32_t count = in - k0 < block ? in - k0 : block;
+
+        widen(job, weights, a + (size_t)k0 * (size_t)stride, (int64_t)count * stride);
+        for (int32_t i = 0; i < tile->n_rows; i++) {
+            const uint16_t *x =
+                (const uint16_t *)p->input + (size_t)(tile->row + i) * (size_t)in + k0;
+
+            for (int32_t k = 0; k < count; k++)
+                add_product(sums[i], sp_f16_to_f32(x[k]), weights + k * stride, rank);
+        }
+    }
+    for (int32_t i = 0; i < tile->n_rows; i++)
+        for (int32_t j = 0; j < rank; j++)
+            job->xa[(size_t)(tile->row + i) * (size_t)stride + (size_t)j] =
+                sp_f32_to_f16(sums[i][j]);
+}
+
+static void fold_row(uint16_t *y, const float *sums, float scale, int32_t n)
+{
+    for (int32_t c = 0; c < n; c++) {
+        float delta = sp_f16_to_f32(sp_f32_to_f16(sums[c]));
+
+        y[c] = sp_f32_to_f16(fmaf(scale, delta, sp_f16_to_f32(y[c])));
+    }
+}
+
+/* COLUMNS outputs of one tile. */
+static void expand_task(void *user, int32_t task, int32_t thread)
+{
+    const grouped_job *job = user;
+    const sp_grouped_lora_params *p = job->params;
+    const grouped_tile *tile = &job->tiles[task / job->n_columns];
+    int32_t column = task % job->n_columns * COLUMNS, out = p->output_size;
+    int32_t n = out - column < COLUMNS ? out - column : COLUMNS;
+    size_t stride = (size_t)job->rank_stride;
+    const uint16_t *b = (const uint16_t *)p->lora_b + (size_t)tile->adapter * stride * (size_t)out +
+                        column; /* [stride, out] */
+    float weights[COLUMNS], sums[TILE_ROWS][COLUMNS] = {{0}};
+
+    (void)thread;
+    for (int32_t j = 0; j < p->ranks[tile->adapter]; j++) {
+        widen(job, weights, b + (size_t)j * (size_t)out, n);
+        for (int32_t i = 0; i < tile->n_rows; i++) {
+            uint16_t xa = job->xa[(size_t)(tile->row + i) * stride + (size_t)j];
+
+            add_product(sums[i], sp_f16_to_f32(xa), weights, n);
+        }
+    }
+    for (int32_t i = 0; i < tile->n_rows; i++)
+        fold_row((uint16_t *)p->output + (size_t)(tile->row + i) * (size_t)out + column, sums[i],
+                 p->scales[tile->adapter], n);
+}
+
+/* ---- the call ------------------------------------------------------------------------------ */
+
+static void cut_tiles(grouped_job *job)
+{
+    const sp_grouped_lora_params *p = job->params;
+
+    job->n_tiles = 0;
+    for (int32_t g = 0; g < p->n_segments; g++) {
+        int32_t adapter = p->segment_adapters[g], end = p->segment_offsets[g + 1];
+
+        if (p->ranks[adapter] == 0 || p->scales[adapter] == 0.0f)
+            continue;
+        for (int32_t row = p->segment_offsets[g]; row < end; row += TILE_ROWS)
+            job->tiles[job->n_tiles++] =
+                (grouped_tile){row, end - row < TILE_ROWS ? end - row : TILE_ROWS, adapter};
+    }
+}
+
+sp_status sp_grouped_lora_gemm(const sp_grouped_lora_params *params, sp_exec *exec,
+                               const char *cpu_isa, sp_error *error)
+{
+    grouped_job job = {.params = params};
+    sp_status status = sp_grouped_lora_check(params, error);
+
+    if (status == SP_OK && exec == NULL)
+        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "the executor is missing");
+    if (status == SP_OK)
+        status = sp_kernels_get(cpu_isa, &job.kernels, error);
+    if (status != SP_OK)
+        return status;
+    job.rank_stride = sp_grouped_lora_rank_stride(params->max_rank);
+    job.n_columns = (params->output_size + COLUMNS - 1) / COLUMNS;
+    job.xa = params->workspace;
+    job.tiles = (grouped_tile *)(void *)((char *)params->workspace +
+                                         xa_bytes(params->total_rows, job.rank_stride));
+    cut_tiles(&job);
+    if (job.n_tiles == 0)
+        return SP_OK;
+    sp_exec_run(exec, shrink_task, &job, job.n_tiles);
+    sp_exec_run(exec, expand_task, &job, job.n_tiles * job.n_columns);
+    return SP_OK;
+}
