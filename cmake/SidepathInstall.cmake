@@ -8,17 +8,12 @@ set(SIDEPATH_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Sidepath)
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/sidepath DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h")
 install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
-if(TARGET sidepath_cli)
-  install(TARGETS sidepath_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-endif()
+install(TARGETS sidepath_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
 # Two sets: a program that links the shared library needs none of the libraries behind it.
 install(TARGETS sidepath EXPORT SidepathShared LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(TARGETS sidepath_static EXPORT SidepathStatic ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-if(TARGET sidepath_engine_static)
-  install(TARGETS sidepath_engine_static EXPORT SidepathStatic
-          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-endif()
+install(TARGETS sidepath_static sidepath_engine_static EXPORT SidepathStatic
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 foreach(set SidepathShared SidepathStatic)
   install(EXPORT ${set} NAMESPACE Sidepath:: DESTINATION ${SIDEPATH_PACKAGE_DIR})
 endforeach()
@@ -34,10 +29,7 @@ install(FILES ${CMAKE_BINARY_DIR}/SidepathConfig.cmake
 
 file(RELATIVE_PATH SIDEPATH_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${CMAKE_SOURCE_DIR}/cmake/sidepath.pc.in ${CMAKE_BINARY_DIR}/sidepath.pc @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/sidepath.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-if(TARGET sidepath_engine_static)
-  configure_file(${CMAKE_SOURCE_DIR}/cmake/sidepath-engine.pc.in
-                 ${CMAKE_BINARY_DIR}/sidepath-engine.pc @ONLY)
-  install(FILES ${CMAKE_BINARY_DIR}/sidepath-engine.pc
-          DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-endif()
+configure_file(${CMAKE_SOURCE_DIR}/cmake/sidepath-engine.pc.in
+               ${CMAKE_BINARY_DIR}/sidepath-engine.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/sidepath.pc ${CMAKE_BINARY_DIR}/sidepath-engine.pc
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Installs a build into an empty prefix and builds against it as another project would, by
 # pkg-config and by find_package, shared and static; then moves the prefix and does it again.
-#     check_install.sh CMAKE CC BUILD SOURCE SCRATCH HAS_ENGINE
+#     check_install.sh CMAKE CC BUILD SOURCE SCRATCH
 set -eu
 
-cmake=$1 cc=$2 build=$3 source=$4 scratch=$5 has_engine=$6
+cmake=$1 cc=$2 build=$3 source=$4 scratch=$5
 consumer=$source/tests/install/consumer
 
 # Runs a program that must print the name of one status.
@@ -34,14 +34,12 @@ by_pkg_config() {
         $cc -std=c17 -D_GNU_SOURCE "$example" $(pkg-config --cflags --libs sidepath) \
             -o "$scratch/pc_example"
     done
-    if [ "$has_engine" = 1 ]; then
-        # shellcheck disable=SC2046
-        $cc -std=c17 "$consumer/engine_consumer.c" \
-            $(pkg-config --cflags --libs sidepath-engine) -o "$scratch/pc_engine"
-    fi
+    # shellcheck disable=SC2046
+    $cc -std=c17 "$consumer/engine_consumer.c" $(pkg-config --cflags --libs sidepath-engine) \
+        -o "$scratch/pc_engine"
     unset LD_LIBRARY_PATH
     expect SP_ERR_INPUT "$scratch/pc_static"
-    [ "$has_engine" != 1 ] || expect SP_ERR_NOT_FOUND "$scratch/pc_engine"
+    expect SP_ERR_NOT_FOUND "$scratch/pc_engine"
 }
 
 by_find_package() {
@@ -55,7 +53,7 @@ by_find_package() {
     }
     expect SP_ERR_INPUT "$scratch/consumer/consumer_shared"
     expect SP_ERR_INPUT "$scratch/consumer/consumer_static"
-    [ "$has_engine" != 1 ] || expect SP_ERR_NOT_FOUND "$scratch/consumer/consumer_engine"
+    expect SP_ERR_NOT_FOUND "$scratch/consumer/consumer_engine"
 }
 
 rm -rf "$scratch"

@@ -1,13 +1,8 @@
 # Not with sanitizers: a program outside the tree knows nothing of them.
 if(NOT SIDEPATH_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
-  if(TARGET sidepath_engine_static)
-    set(has_engine 1)
-  else()
-    set(has_engine 0)
-  endif()
   add_test(NAME install
            COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/install/check_install.sh ${CMAKE_COMMAND}
                    ${CMAKE_C_COMPILER} ${CMAKE_BINARY_DIR} ${CMAKE_SOURCE_DIR}
-                   ${CMAKE_CURRENT_BINARY_DIR}/install_scratch ${has_engine})
+                   ${CMAKE_CURRENT_BINARY_DIR}/install_scratch)
   set_tests_properties(install PROPERTIES LABELS quick TIMEOUT 300)
 endif()

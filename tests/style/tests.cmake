@@ -23,11 +23,12 @@ sidepath_style_test(headers_self_test ${style}/check_headers.sh --self-test ${CM
 
 # Sanitizers add symbols of their own.
 if(NOT SIDEPATH_SANITIZE)
-  set(libraries $<TARGET_FILE:sidepath> $<TARGET_FILE:sidepath_static>)
-  if(TARGET sidepath_engine_static)
-    list(APPEND libraries $<TARGET_FILE:sidepath_engine_static>)
-  endif()
+  set(libraries $<TARGET_FILE:sidepath> $<TARGET_FILE:sidepath_static>
+                $<TARGET_FILE:sidepath_engine_static>)
   sidepath_style_test(symbols ${style}/check_symbols.sh ${CMAKE_NM} ${libraries})
+  sidepath_style_test(api ${Python3_EXECUTABLE} -B ${style}/check_api.py ${CMAKE_SOURCE_DIR}
+                      ${CMAKE_NM} $<TARGET_FILE:sidepath> $<TARGET_FILE:sidepath_engine_static>)
+  sidepath_style_test(api_self_test ${Python3_EXECUTABLE} -B ${style}/check_api.py --self-test)
   sidepath_style_test(symbols_self_test ${style}/check_symbols.sh --self-test ${CMAKE_NM}
                       ${CMAKE_C_COMPILER} ${CMAKE_CURRENT_BINARY_DIR}/symbols_self_test)
 endif()
