@@ -156,6 +156,7 @@ static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_want
     options->adapter_wait_steps = (int32_t)settings->adapter_wait_steps;
     options->adapter_preempt_steps = (int32_t)settings->adapter_preempt_steps;
     options->prefix_cache = settings->prefix_cache;
+    options->adapter_loading = settings->adapter_loading;
     options->no_apply = settings->no_apply;
     options->no_ffn = settings->no_ffn;
     options->allow_partial = settings->allow_partial;

@@ -18,6 +18,7 @@ typedef struct sp_run_settings {
         adapter_preempt_steps;
     bool no_apply, no_ffn, allow_partial, allow_no_effect, allow_unknown_fields,
         allow_base_changing_init, prefix_cache;
+    bool adapter_loading; /* set by the verb, no flag: adapters may be loaded later */
 } sp_run_settings;
 
 /* Rows for a struct whose first member is an sp_run_settings. */
