@@ -11,3 +11,5 @@ set_tests_properties(soak_batching PROPERTIES LABELS soak TIMEOUT 3600)
 # 500 adapters through 4 slots, 10,000 loads and unloads.
 add_test(NAME soak_rotation COMMAND test_rotation soak)
 set_tests_properties(soak_rotation PROPERTIES LABELS soak TIMEOUT 3600)
+add_test(NAME soak_rotation_sim COMMAND test_rotation_sim 1 10000)
+set_tests_properties(soak_rotation_sim PROPERTIES LABELS soak TIMEOUT 7200)
