@@ -28,7 +28,7 @@
 typedef struct {
     const char *preset, *tokenizer, *dtype;
     int64_t hidden, layers, heads, kv_heads, head_dim, intermediate, vocab;
-    int64_t eos, seed, shards, adapters, rank;
+    int64_t eos, seed, shards, adapters, rank, trained;
     bool tied, untied, help;
 } options;
 
@@ -71,6 +71,8 @@ static const sp_setting settings[] = {
      .flag_only = true},
     NUMBER("adapters", adapters, 0, 10000, "0", "adapters to write into DIR/adapters/aN"),
     NUMBER("rank", rank, 1, 4096, "16", "their rank; alpha is twice that"),
+    NUMBER("trained-tokens", trained, 0, 1 << 20, "0",
+           "tokens whose embedding rows they replace, spread over the vocabulary"),
     {.name = "dtype",
      .type = SP_SETTING_CHOICE,
      .offset = offsetof(options, dtype),
@@ -235,7 +237,8 @@ static void list_model(const shape *s, tensor_list *list)
 }
 
 /* With scale 2 a delta of about a fifth of the base's output. */
-static void list_adapter(const shape *s, int64_t rank, sp_dtype dtype, tensor_list *list)
+static void list_adapter(const shape *s, int64_t rank, int64_t trained, sp_dtype dtype,
+                         tensor_list *list)
 {
     linear linears[N_LINEARS];
 
@@ -249,6 +252,9 @@ static void list_adapter(const shape *s, int64_t rank, sp_dtype dtype, tensor_li
                        "base_model.model.model.layers.%" PRId64 ".%s.lora_B.weight", layer,
                        linears[i].name);
         }
+    if (trained > 0)
+        add_tensor(list, trained, s->hidden, 0, 2 / sqrt((double)s->hidden), dtype,
+                   "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta");
 }
 
 /* --- Values ------------------------------------------------------------------------------ */
@@ -507,7 +513,19 @@ static sp_status copy_tokenizer(const writer *w, const char *from, sp_error *err
 
 /* --- Adapters ---------------------------------------------------------------------------- */
 
-static sp_status write_adapter_config(const writer *w, int64_t rank, sp_error *error)
+/* "null", or a list of tokens as far apart as the vocabulary allows. */
+static void add_token_list(sp_text *text, int64_t vocab, int64_t trained)
+{
+    if (trained == 0)
+        sp_text_add(text, "null");
+    for (int64_t i = 0; i < trained; i++)
+        sp_text_format(text, "%s%" PRId64, i == 0 ? "[" : ", ", i * vocab / trained);
+    if (trained > 0)
+        sp_text_add(text, "]");
+}
+
+static sp_status write_adapter_config(const writer *w, int64_t rank, int64_t vocab, int64_t trained,
+                                      sp_error *error)
 {
     sp_text text = {0};
 
@@ -519,13 +537,16 @@ static sp_status write_adapter_config(const writer *w, int64_t rank, sp_error *e
                    "  \"rank_pattern\": {},\n  \"alpha_pattern\": {},\n"
                    "  \"modules_to_save\": null,\n  \"base_model_name_or_path\": null,\n"
                    "  \"target_modules\": [\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\", "
-                   "\"gate_proj\", \"up_proj\", \"down_proj\"]\n}\n",
+                   "\"gate_proj\", \"up_proj\", \"down_proj\"],\n"
+                   "  \"trainable_token_indices\": ",
                    rank, 2 * rank);
+    add_token_list(&text, vocab, trained);
+    sp_text_add(&text, "\n}\n");
     return write_text(w->directory, "adapter_config.json", &text, error);
 }
 
-static sp_status write_adapter(writer *w, const tensor_list *list, int64_t number, int64_t rank,
-                               const char *folder, sp_error *error)
+static sp_status write_adapter(writer *w, const shape *s, const tensor_list *list, int64_t number,
+                               const options *opt, const char *folder, sp_error *error)
 {
     writer adapter = *w;
     char name[32], *directory;
@@ -541,14 +562,14 @@ static sp_status write_adapter(writer *w, const tensor_list *list, int64_t numbe
     if (status == SP_OK)
         status = write_tensors(&adapter, "adapter_model.safetensors", list->items, list->n, error);
     if (status == SP_OK)
-        status = write_adapter_config(&adapter, rank, error);
+        status = write_adapter_config(&adapter, opt->rank, s->vocab, opt->trained, error);
     w->bytes_done = adapter.bytes_done;
     sp_free(directory);
     return status;
 }
 
-static sp_status write_adapters(writer *w, const tensor_list *list, const options *opt,
-                                sp_error *error)
+static sp_status write_adapters(writer *w, const shape *s, const tensor_list *list,
+                                const options *opt, sp_error *error)
 {
     char *folder;
     sp_status status;
@@ -560,7 +581,7 @@ static sp_status write_adapters(writer *w, const tensor_list *list, const option
         return sp_fail_memory(error, strlen(w->directory), "a file name");
     status = make_directory(folder, error);
     for (int64_t i = 0; i < opt->adapters && status == SP_OK; i++)
-        status = write_adapter(w, list, i, opt->rank, folder, error);
+        status = write_adapter(w, s, list, i, opt, folder, error);
     sp_free(folder);
     return status;
 }
@@ -593,7 +614,7 @@ static sp_status write_files(writer *w, const options *opt, const shape *s,
                      ? write_shards(w, model, opt->shards, error)
                      : write_tensors(w, "model.safetensors", model->items, model->n, error);
     if (status == SP_OK)
-        status = write_adapters(w, adapter, opt, error);
+        status = write_adapters(w, s, adapter, opt, error);
     if (status == SP_OK)
         status = write_config(w, s, opt->eos < 0 ? s->vocab - 1 : opt->eos, error);
     return status;
@@ -609,7 +630,7 @@ static sp_status make(const options *opt, const char *directory, sp_error *error
     if (status != SP_OK)
         return status;
     list_model(&s, &model);
-    list_adapter(&s, opt->rank, dtype_of(opt), &adapter);
+    list_adapter(&s, opt->rank, opt->trained, dtype_of(opt), &adapter);
     w.chunk = sp_malloc(CHUNK_ELEMENTS * sizeof(float));
     w.bytes_all = list_bytes(&model) + (uint64_t)opt->adapters * list_bytes(&adapter);
     w.started_s = sp_clock_seconds();
