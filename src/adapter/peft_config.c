@@ -139,6 +139,11 @@ static const struct {
     {"monteclora_config", FIELD_UNSUPPORTED},
 };
 
+const char *sp_peft_config_field(size_t index)
+{
+    return index < sizeof known_fields / sizeof *known_fields ? known_fields[index].name : NULL;
+}
+
 static bool find_known(const char *name, field_kind *out_kind)
 {
     for (size_t i = 0; i < sizeof known_fields / sizeof *known_fields; i++) {

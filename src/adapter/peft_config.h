@@ -80,6 +80,9 @@ void sp_remark(sp_remarks *remarks, const char *format, ...) SP_PRINTF(2, 3);
 sp_status sp_peft_config_parse(const char *bytes, size_t n_bytes, const char *subject,
                                const sp_adapter_options *options, sp_peft_config *out_config,
                                sp_remarks *remarks, sp_error *error);
+/* Names of the fields that are known, one after the other; NULL past the last. */
+const char *sp_peft_config_field(size_t index);
+
 void sp_peft_config_clear(sp_peft_config *config);
 
 /*
