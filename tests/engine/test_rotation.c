@@ -424,6 +424,46 @@ static void test_active_moves_default_only(void **state)
     sp_engine_close(engine);
 }
 
+static void test_pins_states_and_digests(void **state)
+{
+    sp_engine *engine = open_with(options_with(1));
+    engine_run b = make_run("r1", 0, 2);
+    sp_engine_adapter_info info;
+    sp_engine_load load;
+    sp_digest digest, none = {{0}};
+    int64_t ticket, id;
+    sp_error error;
+
+    (void)state;
+    must_load(engine, "ffn");
+    assert_ok(sp_engine_pin_adapter(engine, "ffn", true, &error), &error);
+    sp_engine_load_default(&load);
+    load.name = "r1";
+    load.path = path_of("r1");
+    assert_int_equal(sp_engine_load_adapter(engine, &load, &ticket, &error), SP_PENDING);
+    sp_engine_load_forget(engine, ticket);
+    while (sp_engine_find_adapter(engine, "r1", &info) != SP_OK)
+        sp_engine_poll(engine, 10);
+    assert_string_equal(sp_adapter_state_name(info.state), "host");
+    assert_int_equal(sp_engine_submit(engine, &b.request, &id, &error), SP_OK);
+    assert_ok(sp_engine_request_digest(engine, id, &digest), NULL);
+    assert_memory_equal(&digest, &info.digest, sizeof digest);
+    /* Its only slot is pinned for good: told by name, and the engine goes on. */
+    assert_int_equal(sp_engine_step(engine, NULL, NULL, &error), SP_ERR_SLOTS_PINNED);
+    assert_int_equal(error.position, id);
+    assert_int_equal(sp_engine_request_digest(engine, id, &digest), SP_ERR_NOT_FOUND);
+    b.request.adapter = NULL;
+    assert_int_equal(sp_engine_submit(engine, &b.request, &id, &error), SP_OK);
+    assert_ok(sp_engine_request_digest(engine, id, &digest), NULL);
+    assert_memory_equal(&digest, &none, sizeof digest);
+    assert_int_equal(sp_engine_unload_adapter(engine, "ffn", &error), SP_ERR_STATE);
+    load.name = "no:name";
+    assert_int_equal(sp_engine_load_adapter(engine, &load, &ticket, &error), SP_ERR_INPUT);
+    assert_int_equal(sp_engine_name_check("fine", NULL, &error), SP_OK);
+    sp_engine_close(engine);
+    engine_run_free(&b);
+}
+
 /* Files that changed on disk since: those that wait for the old ones hear of it, by name. */
 static void test_changed_files_end_their_requests_only(void **state)
 {
@@ -577,6 +617,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(test_cancel_gives_the_slot_back, leaks_nothing),
         cmocka_unit_test_teardown(test_all_slots_and_the_base_at_once, leaks_nothing),
         cmocka_unit_test_teardown(test_active_moves_default_only, leaks_nothing),
+        cmocka_unit_test_teardown(test_pins_states_and_digests, leaks_nothing),
         cmocka_unit_test_teardown(test_changed_files_end_their_requests_only, leaks_nothing),
         cmocka_unit_test_teardown(test_many_adapters_through_few_slots, leaks_nothing),
         cmocka_unit_test_teardown(test_loads_and_unloads_leave_memory_flat, leaks_nothing),

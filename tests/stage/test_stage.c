@@ -402,6 +402,103 @@ static void test_options(void **state)
     world_destroy(w);
 }
 
+/* At start: from adapters that are open already, into slots while there are some. */
+static void test_start_up(void **state)
+{
+    static const char *const locations[] = {"plain-r8", "attn-r4", "ffn"};
+    world *w = world_create(2, 0, 0);
+    sp_adapter_options audit;
+    sp_error error;
+
+    (void)state;
+    sp_adapter_options_default(&audit);
+    audit.geometry = w->geometry;
+    for (int32_t i = 0; i < 3; i++) {
+        sp_stage_load_options options;
+        sp_adapter *adapter;
+        sp_adapter_facts facts;
+        char path[512];
+
+        snprintf(path, sizeof path, ADAPTERS "%s", locations[i]);
+        assert_ok(sp_adapter_open(path, &audit, &adapter, &error), &error);
+        assert_ok(sp_adapter_check_modules(adapter, sp_adapter_modules(adapter), &error), &error);
+        assert_int_equal(sp_adapter_check_modules(adapter, 0, &error), SP_ERR_UNSUPPORTED);
+        assert_string_equal(error.code, "engine-unsupported");
+        facts = sp_adapter_facts_of(adapter);
+        sp_stage_load_options_default(&options);
+        options.name = locations[i];
+        options.location = path;
+        assert_ok(sp_stage_add(w->stage, &options, adapter, &error), &error);
+        assert_int_equal(find(w, locations[i]).facts.rank, facts.rank);
+        assert_int_equal(sp_stage_add(w->stage, &options, adapter, &error), SP_ERR_STATE);
+        options.name = "pinned";
+        options.pinned = true;
+        if (i == 2) { /* no slot is EMPTY any more */
+            assert_int_equal(sp_stage_add(w->stage, &options, adapter, &error), SP_POOL_FULL);
+            assert_int_equal(sp_stage_find(w->stage, "pinned", NULL), SP_ERR_NOT_FOUND);
+        }
+        sp_adapter_release(adapter);
+    }
+    assert_int_equal(find(w, "plain-r8").state, SP_VERSION_READY);
+    assert_int_equal(find(w, "attn-r4").state, SP_VERSION_READY);
+    assert_int_equal(find(w, "ffn").state, SP_VERSION_HOST);
+    assert_string_equal(sp_version_state_name(find(w, "ffn").state), "host");
+    assert_string_equal(sp_version_state_name((sp_version_state)9), "unknown");
+    /* Rank 8 on all seven modules of 4 layers; hidden 64, FFN 160, 4 heads and 2 kv heads of 32:
+     * 4 * 8 * ((64 + 128) + 2 * (64 + 64) + (128 + 64) + 3 * (64 + 160)) multiply-adds. */
+    assert_int_equal(find(w, "plain-r8").facts.sites, 28);
+    assert_true(find(w, "plain-r8").facts.row_macs >= 41984.0);
+    assert_true(find(w, "plain-r8").facts.row_macs <= 41984.0);
+    world_destroy(w);
+}
+
+static void test_ask_takes_nothing(void **state)
+{
+    world *w = world_create(1, 0, 0);
+    sp_hold a, b;
+    sp_error error;
+
+    (void)state;
+    must_load(w, "a", ADAPTERS "plain-r8");
+    must_load(w, "b", ADAPTERS "attn-r4"); /* has the slot */
+    a = hold(w, SP_ROUTE_NAMED, "a");
+    b = hold(w, SP_ROUTE_NAMED, "b");
+    assert_int_equal(sp_stage_ask(w->stage, &b, false, &error), SP_OK);
+    assert_int_equal(b.slot, -1);
+    assert_int_equal(sp_stage_ask(w->stage, &b, true, &error), SP_AGAIN);
+    assert_int_equal(sp_stage_ask(w->stage, &a, false, &error), SP_PENDING);
+    for (int32_t i = 0; i < 3; i++)
+        sp_stage_poll(w->stage);
+    /* Loaded for a, which has not had it: not even for b is it taken away again. */
+    assert_int_equal(sp_stage_ask(w->stage, &a, true, &error), SP_OK);
+    assert_int_equal(sp_stage_ask(w->stage, &b, false, &error), SP_POOL_FULL);
+    assert_int_equal(sp_stage_request(w->stage, &a, true, &error), SP_OK);
+    sp_stage_release(w->stage, &a);
+    assert_int_equal(request(w, &b), SP_OK);
+    sp_stage_release(w->stage, &b);
+    world_destroy(w);
+}
+
+static void test_forgotten_loads_go_on(void **state)
+{
+    world *w = world_create(1, 0, 0);
+    sp_stage_load_options options;
+    int64_t ticket;
+    sp_error error;
+
+    (void)state;
+    sp_stage_load_options_default(&options);
+    options.name = "a";
+    options.location = ADAPTERS "plain-r8";
+    assert_int_equal(sp_stage_load(w->stage, &options, &ticket, &error), SP_PENDING);
+    sp_stage_forget(w->stage, ticket);
+    assert_int_equal(sp_stage_result(w->stage, ticket, NULL, &error), SP_ERR_NOT_FOUND);
+    while (sp_stage_poll(w->stage) != SP_AGAIN)
+        continue;
+    assert_int_equal(find(w, "a").state, SP_VERSION_READY);
+    world_destroy(w);
+}
+
 /* Eight names through two slots with real threads, while requests come and go. */
 static void test_threads(void **state)
 {
@@ -466,6 +563,9 @@ int main(void)
         cmocka_unit_test_teardown(test_cut_files_leave_the_old_state, leaks_nothing),
         cmocka_unit_test_teardown(test_content_changed_on_disk, leaks_nothing),
         cmocka_unit_test_teardown(test_options, leaks_nothing),
+        cmocka_unit_test_teardown(test_start_up, leaks_nothing),
+        cmocka_unit_test_teardown(test_ask_takes_nothing, leaks_nothing),
+        cmocka_unit_test_teardown(test_forgotten_loads_go_on, leaks_nothing),
         cmocka_unit_test_teardown(test_threads, leaks_nothing),
     };
 
