@@ -495,40 +495,75 @@ static void create_and_destroy_return_to_the_same_bytes(void **state)
     assert_int_equal(sp_device_allocated_bytes(f->hand.device), device);
 }
 
+static void expect_too_large(const sp_error *error, const char *numbers)
+{
+    assert_int_equal(error->status, SP_ERR_MEMORY);
+    assert_string_equal(error->subject, "--max-loras");
+    assert_non_null(strstr(error->text, numbers));
+    assert_non_null(strstr(error->text, "--max-lora-rank"));
+}
+
 static void a_pool_that_is_too_large_says_what_to_lower(void **state)
 {
+    enum { LAYERS = 8192 };
     fixture *f = *state;
-    const sp_site_dims wide = {0, SP_MODULE_Q_PROJ, INT32_MAX, INT32_MAX};
+    sp_site_dims *wide = calloc(LAYERS, sizeof *wide);
     sp_layout_options layout_options;
     sp_geometry *geometry = NULL;
-    sp_layout *layout = NULL;
     sp_pool_options options;
     sp_pool *pool = NULL;
     sp_error error;
 
-    assert_ok(sp_geometry_create(1, 0, &wide, 1, &geometry, &error), &error);
+    assert_non_null(wide);
+    sp_pool_options_default(&options);
+    options.layout = f->hand.layout;
+    options.device = f->hand.device;
+    options.slots = 1024;
+    /* The slots' memory is one of the first allocations; it fails as no other does. */
+    error.subject[0] = '\0';
+    for (int64_t n = 0; n < 8 && error.subject[0] == '\0'; n++) {
+        sp_alloc_fail_after(n);
+        assert_int_equal(sp_pool_create(&options, &pool, &error), SP_ERR_MEMORY);
+    }
+    sp_alloc_fail_after(-1);
+    expect_too_large(&error, "1024 slots of 0.0 MiB");
+
+    /* 8192 × 4096 × (2^31 - 1) × 2 × 2 bytes, 2^58 a slot: 4096 of them are beyond 2^64. */
+    for (int32_t layer = 0; layer < LAYERS; layer++)
+        wide[layer] = (sp_site_dims){layer, SP_MODULE_Q_PROJ, INT32_MAX, INT32_MAX};
+    assert_ok(sp_geometry_create(LAYERS, 0, wide, LAYERS, &geometry, &error), &error);
     sp_layout_options_default(&layout_options);
     layout_options.geometry = geometry;
     layout_options.rank = SP_POOL_RANK_MAX;
-    assert_ok(sp_layout_create(&layout_options, &layout, &error), &error);
-    sp_pool_options_default(&options);
-    options.layout = layout;
-    options.device = f->hand.device;
-    options.slots = 4096; /* 2^45 bytes a slot */
+    assert_ok(sp_layout_create(&layout_options, &options.layout, &error), &error);
+    options.slots = 4096;
     assert_int_equal(sp_pool_create(&options, &pool, &error), SP_ERR_MEMORY);
-    assert_string_equal(error.subject, "--max-loras");
-    assert_non_null(strstr(error.text, "4096 slots of 33554432.0 MiB"));
-    assert_non_null(strstr(error.text, "--max-lora-rank"));
+    expect_too_large(&error, "4096 slots of 274877906816.0 MiB"); /* 2^38 less 128 */
     assert_null(pool);
-    options.slots = 4097;
-    assert_int_equal(sp_pool_create(&options, &pool, &error), SP_ERR_ARGUMENT);
-    options.slots = 0;
-    assert_int_equal(sp_pool_create(&options, &pool, &error), SP_ERR_ARGUMENT);
-    options.slots = 1;
-    options.device = NULL;
-    assert_int_equal(sp_pool_create(&options, &pool, &error), SP_ERR_ARGUMENT);
-    sp_layout_release(layout);
+    sp_layout_release(options.layout);
     sp_geometry_release(geometry);
+    free(wide);
+}
+
+static void bad_pool_options_are_refused(void **state)
+{
+    fixture *f = *state;
+    sp_pool_options options;
+    sp_pool *pool = NULL;
+
+    sp_pool_options_default(&options);
+    assert_int_equal(sp_pool_create(&options, &pool, NULL), SP_ERR_ARGUMENT);
+    options.layout = f->hand.layout;
+    assert_int_equal(sp_pool_create(&options, &pool, NULL), SP_ERR_ARGUMENT);
+    options.device = f->hand.device;
+    options.slots = 4097;
+    assert_int_equal(sp_pool_create(&options, &pool, NULL), SP_ERR_ARGUMENT);
+    options.slots = 0;
+    assert_int_equal(sp_pool_create(&options, &pool, NULL), SP_ERR_ARGUMENT);
+    options.slots = 1;
+    options.struct_bytes = 0;
+    assert_int_equal(sp_pool_create(&options, &pool, NULL), SP_ERR_ARGUMENT);
+    assert_null(pool);
 }
 
 #define WITH_POOL(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
@@ -553,6 +588,7 @@ int main(void)
         WITH_POOL(loads_and_unloads_return_to_the_same_bytes),
         WITH_POOL(create_and_destroy_return_to_the_same_bytes),
         WITH_POOL(a_pool_that_is_too_large_says_what_to_lower),
+        WITH_POOL(bad_pool_options_are_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
