@@ -318,7 +318,7 @@ static uint64_t handovers(void *user)
 sp_adapter_gate sp_engine_gate(sp_engine *engine)
 {
     if (!engine->stage)
-        return (sp_adapter_gate){NULL};
+        return (sp_adapter_gate){0};
     return (sp_adapter_gate){engine, ask, take, yield, can_yield, handovers};
 }
 
