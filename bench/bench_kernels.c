@@ -20,7 +20,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define WEIGHT_BYTES ((size_t)384 << 20) /* all copies of one shape together, at least */
+#define WEIGHT_BYTES ((size_t)1 << 30)  /* all copies of one shape together, at least */
+#define FILL_BYTES   ((size_t)32 << 20) /* of distinct random weights, repeated */
 #define REPEATS_MAX  101
 #define ROWS_LIST    32
 #define PIECE_ROWS   1024 /* of the largest batch */
@@ -149,7 +150,9 @@ static bool allocate(bench *b)
     b->packed = sp_aligned_calloc(packed, 64);
     if (!b->weights || !b->x || !b->y || !b->packed)
         return false;
-    fill((uint16_t *)(void *)b->weights, weights / 2, 0.05f);
+    fill((uint16_t *)(void *)b->weights, FILL_BYTES / 2, 0.05f);
+    for (size_t at = FILL_BYTES; at < weights; at += FILL_BYTES)
+        memcpy(b->weights + at, b->weights, weights - at < FILL_BYTES ? weights - at : FILL_BYTES);
     fill(b->x, (size_t)PIECE_ROWS * K_MAX, 1.0f);
     return true;
 }

@@ -20,24 +20,34 @@ static int n_levels; /* the first n_levels of level_names can run here */
 static const char *runnable[LEVELS + 1];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void add_level(void (*fill)(sp_kernels *))
+/* Opens the next level as a copy of the one below. */
+static sp_kernels *add_level(void)
 {
     sp_kernels *table = &tables[n_levels];
 
     if (n_levels > 0)
         *table = tables[n_levels - 1];
-    fill(table);
     table->level = level_names[n_levels];
     runnable[n_levels] = level_names[n_levels];
     n_levels++;
+    return table;
 }
 
 static void fill_tables(void)
 {
-    add_level(sp_kernels_fill_scalar);
+    sp_kernels_fill_scalar(add_level());
 #if defined(__x86_64__)
-    if (sp_cpu_features_detect().avx2)
-        add_level(sp_kernels_fill_avx2);
+    sp_cpu_features features = sp_cpu_features_detect();
+
+    if (!features.avx2)
+        return;
+    sp_kernels_fill_avx2(add_level());
+    if (!features.avx512)
+        return;
+    sp_kernels_fill_avx512(add_level());
+    if (!features.amx || !sp_cpu_request_tiles())
+        return;
+    sp_kernels_fill_amx(add_level(), &tables[n_levels - 2]);
 #endif
 }
 

@@ -211,6 +211,7 @@ static void gather_columns(sp_dtype type, void *to, int64_t to_stride, const voi
 void sp_kernels_fill_scalar(sp_kernels *kernels)
 {
     *kernels = (sp_kernels){
+        .level = kernels->level,
         .x_pack_bytes = sp_x_pack_bytes_scalar,
         .x_pack = sp_x_pack_scalar,
         .x_pack_rows = 1,

@@ -9,6 +9,9 @@
 
 void sp_kernels_fill_scalar(sp_kernels *kernels);
 void sp_kernels_fill_avx2(sp_kernels *kernels);
+void sp_kernels_fill_avx512(sp_kernels *kernels);
+/* `below` serves the types that have no tile instruction; it must outlive the table. */
+void sp_kernels_fill_amx(sp_kernels *kernels, const sp_kernels *below);
 
 /* Parts of a level that live in files of their own. */
 void sp_kernels_fill_gemm_avx2(sp_kernels *kernels);

@@ -1,0 +1,446 @@
+/*
+ * gemm_amx.c: gemm_nt for BF16 × BF16 with AMX tiles; the other types keep the level below.
+ *
+ * A tile of weights is 16 rows of w × 32 k, as they lie in memory; a tile of x is 16 pairs of k ×
+ * 16 rows of x, packed so: [row / 16][k / 32][16 pairs][16 rows][2], pads zero. Their product is
+ * 16 × 16 sums, which are turned over on the way to y.
+ *
+ * Order of one output, the instruction's own: per block of 32 k an even-k and an odd-k chain of
+ * fused steps from 0; their sum is added to the accumulator, in block order; subnormals count as
+ * zero throughout. A sum may rest in memory between two blocks, which changes no bit.
+ *
+ * Up to DIRECT_ROWS rows, weights go from memory into tiles. More rows share panels of w that are
+ * copied into tile order first: row-major lines 8 KiB apart fall into the same sets of the cache.
+ * One call uses one shape of tiles for whole groups of 16 weight rows and another for the rest.
+ */
+#include "kernels/levels.h"
+#include "kernels/tiles_amx.h"
+#include "kernels/vector_avx2.h"
+
+#include <stdalign.h>
+#include <stdbool.h>
+
+#define GROUP       16   /* rows of one tile */
+#define K_STEP      32   /* k of one tile */
+#define X_TILE      1024 /* bytes */
+#define PAIR        (2 * GROUP)
+#define DIRECT_ROWS 32
+#define AHEAD       6 /* steps that memory is asked ahead */
+
+#ifndef PANEL_N
+#define PANEL_N 64  /* weight rows of a panel */
+#define PANEL_K 256 /* k of a panel: 32 KiB of weights */
+#define M_BLOCK 256 /* rows of x that share a panel: 64 KiB of sums */
+#endif
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* ---- 16 × 16 values of 32 bits, turned over -------------------------------------------------- */
+
+SP_INLINE void transpose_8x8(const char *in, int64_t in_stride, char *out, int64_t out_stride)
+{
+    __m256 r[8], t[8];
+
+    SP_UNROLL
+    for (int i = 0; i < 8; i++)
+        r[i] = _mm256_loadu_ps((const void *)(in + i * in_stride));
+    SP_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    SP_UNROLL
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    SP_UNROLL
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps((void *)(out + i * out_stride),
+                         _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps((void *)(out + (i + 4) * out_stride),
+                         _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+}
+
+static void transpose_16x16(const char *in, int64_t in_stride, char *out, int64_t out_stride)
+{
+    for (int64_t i = 0; i < 2; i++)
+        for (int64_t j = 0; j < 2; j++)
+            transpose_8x8(in + 8 * i * in_stride + 32 * j, in_stride,
+                          out + 8 * j * out_stride + 32 * i, out_stride);
+}
+
+/* ---- packing ------------------------------------------------------------------------------- */
+
+static bool has_tiles(sp_dtype x_type, sp_dtype w_type)
+{
+    return x_type == SP_DTYPE_BF16 && w_type == SP_DTYPE_BF16;
+}
+
+static const sp_kernels *below; /* the level below, for the other types */
+
+static size_t x_pack_bytes(sp_dtype x_type, sp_dtype w_type, int64_t rows, int64_t k)
+{
+    if (!has_tiles(x_type, w_type))
+        return below->x_pack_bytes(x_type, w_type, rows, k);
+    return (size_t)(ceil_div(rows, GROUP) * ceil_div(k, K_STEP)) * X_TILE;
+}
+
+/* Rows [row, row + rows) of x, at most 16, into the tiles of their group. */
+static void pack_group(char *to, const uint16_t *x, int64_t x_stride, const int32_t *row_index,
+                       int64_t row, int64_t rows, int64_t k)
+{
+    alignas(64) uint16_t lines[GROUP][K_STEP];
+
+    memset(lines, 0, sizeof lines);
+    for (int64_t c = 0; c < k; c += K_STEP, to += X_TILE) {
+        int64_t count = min64(K_STEP, k - c);
+
+        for (int64_t i = 0; i < rows; i++) {
+            int64_t from = row_index ? row_index[row + i] : row + i;
+
+            if (count < K_STEP)
+                memset(lines[i], 0, sizeof lines[i]);
+            memcpy(lines[i], x + from * x_stride + c, (size_t)count * sizeof *x);
+        }
+        transpose_16x16((const char *)lines, TILE_BYTES, to, TILE_BYTES);
+    }
+}
+
+static void x_pack(void *packed, sp_dtype x_type, sp_dtype w_type, const void *x, int64_t x_stride,
+                   const int32_t *row_index, int64_t rows, int64_t k, int64_t row_begin,
+                   int64_t row_end)
+{
+    int64_t group_bytes = ceil_div(k, K_STEP) * X_TILE;
+
+    if (!has_tiles(x_type, w_type)) {
+        below->x_pack(packed, x_type, w_type, x, x_stride, row_index, rows, k, row_begin, row_end);
+        return;
+    }
+    for (int64_t i = row_begin; i < row_end; i += GROUP)
+        pack_group((char *)packed + i / GROUP * group_bytes, x, x_stride, row_index, i,
+                   min64(GROUP, row_end - i), k);
+}
+
+static const char *x_group(const sp_gemm_args *args, int64_t row, int64_t k)
+{
+    int64_t tiles = ceil_div(args->k, K_STEP);
+
+    return (const char *)args->packed_x + (row / GROUP * tiles + k / K_STEP) * X_TILE;
+}
+
+static const char *w_at(const sp_gemm_args *args, int64_t j, int64_t k)
+{
+    return (const char *)((const uint16_t *)args->w + j * args->w_stride + k);
+}
+
+/* ---- products ------------------------------------------------------------------------------ */
+
+/* One step of 32 k: tile 2 w + x += weights w · x x, for one or two of each. */
+SP_INLINE void tile_step(bool two_w, bool two_x, const char *w0, const char *w1, int64_t w_stride,
+                         const char *x0, const char *x1)
+{
+    tile_load(6, x0, TILE_BYTES);
+    tile_load(4, w0, w_stride);
+    tile_dot(0, 4, 6);
+    if (two_x) {
+        tile_load(7, x1, TILE_BYTES);
+        tile_dot(1, 4, 7);
+    }
+    if (two_w) {
+        tile_load(5, w1, w_stride);
+        tile_dot(2, 5, 6);
+        if (two_x)
+            tile_dot(3, 5, 7);
+    }
+}
+
+SP_INLINE void zero_sums(bool two_w, bool two_x)
+{
+    tile_zero(0);
+    if (two_x)
+        tile_zero(1);
+    if (two_w)
+        tile_zero(2);
+    if (two_w && two_x)
+        tile_zero(3);
+}
+
+/* To and from `sums` [PAIR outputs, PAIR rows]. */
+SP_INLINE void store_sums(bool two_w, bool two_x, float *sums)
+{
+    tile_store(0, sums, PAIR * 4);
+    if (two_x)
+        tile_store(1, sums + GROUP, PAIR * 4);
+    if (two_w)
+        tile_store(2, sums + GROUP * PAIR, PAIR * 4);
+    if (two_w && two_x)
+        tile_store(3, sums + GROUP * PAIR + GROUP, PAIR * 4);
+}
+
+SP_INLINE void load_sums(bool two_w, bool two_x, const float *sums)
+{
+    tile_load(0, sums, PAIR * 4);
+    if (two_x)
+        tile_load(1, sums + GROUP, PAIR * 4);
+    if (two_w)
+        tile_load(2, sums + GROUP * PAIR, PAIR * 4);
+    if (two_w && two_x)
+        tile_load(3, sums + GROUP * PAIR + GROUP, PAIR * 4);
+}
+
+/* The last, short step of n weight rows as whole lines with zeroes: nothing beyond k is read. */
+static void copy_tail(char *lines, const sp_gemm_args *args, int64_t j, int64_t n, int64_t k)
+{
+    memset(lines, 0, (size_t)PAIR * TILE_BYTES);
+    for (int64_t c = 0; c < n; c++)
+        memcpy(lines + c * TILE_BYTES, w_at(args, j + c, k), (size_t)(args->k - k) * 2);
+}
+
+/* ---- epilogue ------------------------------------------------------------------------------ */
+
+/* n outputs from j on, of `rows` rows from `row` on; sums is [PAIR outputs, PAIR rows]. */
+static void finish(const sp_gemm_args *args, const float *sums, int64_t row, int64_t rows,
+                   int64_t j, int64_t n)
+{
+    alignas(64) float turned[GROUP][PAIR]; /* [row, output] */
+
+    for (int64_t i = 0; i < rows; i += GROUP) {
+        int64_t count = min64(GROUP, rows - i);
+
+        if (count == 1)
+            for (int64_t c = 0; c < n; c++)
+                turned[0][c] = sums[c * PAIR + i];
+        else
+            for (int64_t c = 0; c < n; c += GROUP)
+                transpose_16x16((const char *)(sums + c * PAIR + i), PAIR * 4,
+                                (char *)&turned[0][c], PAIR * 4);
+        for (int64_t r = 0; r < count; r++)
+            sp_gemm_epilogue_avx2(args, row + i + r, j, n, turned[r]);
+    }
+}
+
+/* ---- few rows: weights from memory into tiles ------------------------------------------------ */
+
+/* Asks for the lines of `n` weight rows that a later step reads. */
+SP_INLINE void fetch_rows(const char *w, int64_t w_stride, int n)
+{
+    SP_UNROLL
+    for (int i = 0; i < n; i++)
+        _mm_prefetch(w + i * w_stride, _MM_HINT_T0);
+}
+
+SP_INLINE void direct_product(const sp_gemm_args *args, bool two_w, bool two_x, int64_t row,
+                              int64_t j, int64_t n, float *sums)
+{
+    alignas(64) char tail[PAIR * TILE_BYTES];
+    int64_t whole = args->k / K_STEP, stride = args->w_stride * 2;
+    const char *w0 = w_at(args, j, 0), *w1 = w0 + GROUP * stride;
+    const char *x0 = x_group(args, row, 0), *x1 = x_group(args, row + GROUP, 0);
+    const char *next = w0 + PAIR * stride - whole * TILE_BYTES; /* the rows after these */
+
+    zero_sums(two_w, two_x);
+    for (int64_t s = 0; s < whole; s++) {
+        const char *ahead = (s + AHEAD < whole ? w0 : next) + (s + AHEAD) * TILE_BYTES;
+
+        fetch_rows(ahead, stride, GROUP);
+        if (two_w)
+            fetch_rows(ahead + GROUP * stride, stride, GROUP);
+        tile_step(two_w, two_x, w0 + s * TILE_BYTES, w1 + s * TILE_BYTES, stride, x0 + s * X_TILE,
+                  x1 + s * X_TILE);
+    }
+    if (whole * K_STEP < args->k) {
+        copy_tail(tail, args, j, n, whole * K_STEP);
+        tile_step(two_w, two_x, tail, tail + GROUP * TILE_BYTES, TILE_BYTES, x0 + whole * X_TILE,
+                  x1 + whole * X_TILE);
+    }
+    store_sums(two_w, two_x, sums);
+}
+
+/* n is a multiple of 16, or what the tiles were configured for. */
+static void gemm_direct(const sp_gemm_args *args, int64_t row, int64_t rows, int64_t n_begin,
+                        int64_t n_end)
+{
+    alignas(64) float sums[PAIR * PAIR];
+
+    for (int64_t j = n_begin; j < n_end; j += PAIR) {
+        int64_t n = min64(PAIR, n_end - j);
+
+        if (n == PAIR && rows > GROUP)
+            direct_product(args, true, true, row, j, n, sums);
+        else if (n == PAIR)
+            direct_product(args, true, false, row, j, n, sums);
+        else if (rows > GROUP)
+            direct_product(args, false, true, row, j, n, sums);
+        else
+            direct_product(args, false, false, row, j, n, sums);
+        finish(args, sums, row, rows, j, n);
+    }
+}
+
+/* ---- many rows: panels of w in tile order ---------------------------------------------------- */
+
+/* On the stack of one thread: 96 KiB. */
+typedef struct panel_scratch {
+    alignas(64) char panel[PANEL_N * PANEL_K * 2]; /* [step][weight row][32 k] */
+    alignas(64) float sums[M_BLOCK / PAIR][PANEL_N / PAIR][PAIR * PAIR];
+} panel_scratch;
+
+/* Copies n weight rows × `length` k; rows up to a whole pair are zero, as is what lies beyond k. */
+static void copy_panel(panel_scratch *scratch, const sp_gemm_args *args, int64_t j, int64_t n,
+                       int64_t k, int64_t length)
+{
+    for (int64_t c = 0; c < ceil_div(n, PAIR) * PAIR; c++) {
+        const char *from = w_at(args, j + c, k);
+
+        for (int64_t s = 0; s * K_STEP < length; s++) {
+            char *to = scratch->panel + (s * PANEL_N + c) * TILE_BYTES;
+            int64_t count = c < n ? min64(K_STEP, length - s * K_STEP) : 0;
+
+            if (count == K_STEP) {
+                const __m256i *line = (const void *)(from + s * TILE_BYTES);
+
+                _mm256_store_si256((void *)to, _mm256_loadu_si256(line));
+                _mm256_store_si256((void *)(to + 32), _mm256_loadu_si256(line + 1));
+            } else {
+                memset(to, 0, TILE_BYTES);
+                if (count > 0)
+                    memcpy(to, from + s * TILE_BYTES, (size_t)count * 2);
+            }
+        }
+    }
+}
+
+/* Weight rows of the panel that comes next, to be asked for while this one is multiplied. */
+typedef struct fetch_list {
+    const char *at;
+    int64_t stride, n;
+} fetch_list;
+
+/* One pair of groups of weights × one pair of groups of x over a panel's k. */
+SP_INLINE void panel_product(bool two_x, bool first, const char *panel, const char *x0,
+                             const char *x1, int64_t steps, float *sums, fetch_list fetch)
+{
+    if (first)
+        zero_sums(true, two_x);
+    else
+        load_sums(true, two_x, sums);
+    for (int64_t s = 0; s < steps; s++) {
+        const char *w = panel + s * PANEL_N * TILE_BYTES;
+
+        fetch_rows(x0 + (s + 2) * X_TILE, TILE_BYTES, GROUP);
+        if (two_x)
+            fetch_rows(x1 + (s + 2) * X_TILE, TILE_BYTES, GROUP);
+        for (int64_t i = 0; i < fetch.n; i++)
+            _mm_prefetch(fetch.at + i * fetch.stride + s * TILE_BYTES, _MM_HINT_T1);
+        tile_step(true, two_x, w, w + GROUP * TILE_BYTES, TILE_BYTES, x0 + s * X_TILE,
+                  x1 + s * X_TILE);
+    }
+    store_sums(true, two_x, sums);
+}
+
+/* `next` is where the panel after this one begins. */
+static void panel_rows(panel_scratch *scratch, const sp_gemm_args *args, int64_t row, int64_t rows,
+                       int64_t n, int64_t k, int64_t length, const char *next)
+{
+    int64_t steps = ceil_div(length, K_STEP), stride = args->w_stride * 2;
+    int64_t products = ceil_div(rows, PAIR) * ceil_div(n, PAIR), fetched = 0;
+    fetch_list fetch = {next, stride, ceil_div(PANEL_N, products)};
+
+    for (int64_t i = 0; i < rows; i += PAIR) {
+        const char *x0 = x_group(args, row + i, k), *x1 = x_group(args, row + i + GROUP, k);
+
+        for (int64_t c = 0; c < n; c += PAIR) {
+            float *sums = scratch->sums[i / PAIR][c / PAIR];
+            const char *w = scratch->panel + c * TILE_BYTES;
+
+            if (rows - i > GROUP && k == 0)
+                panel_product(true, true, w, x0, x1, steps, sums, fetch);
+            else if (rows - i > GROUP)
+                panel_product(true, false, w, x0, x1, steps, sums, fetch);
+            else
+                panel_product(false, k == 0, w, x0, x1, steps, sums, fetch);
+            fetched += fetch.n;
+            fetch.at += fetch.n * stride;
+            if (fetched >= PANEL_N)
+                fetch.n = 0;
+        }
+    }
+}
+
+static void gemm_panels(const sp_gemm_args *args, int64_t row, int64_t rows, int64_t n_begin,
+                        int64_t n_end)
+{
+    panel_scratch scratch;
+
+    for (int64_t j = n_begin; j < n_end; j += PANEL_N) {
+        int64_t n = min64(PANEL_N, n_end - j);
+
+        for (int64_t k = 0; k < args->k; k += PANEL_K) {
+            int64_t length = min64(PANEL_K, args->k - k);
+            bool last = k + PANEL_K >= args->k;
+
+            copy_panel(&scratch, args, j, n, k, length);
+            panel_rows(&scratch, args, row, rows, n, k, length,
+                       last ? w_at(args, j + PANEL_N, 0) : w_at(args, j, k + PANEL_K));
+        }
+        for (int64_t i = 0; i < rows; i += PAIR)
+            for (int64_t c = 0; c < n; c += PAIR)
+                finish(args, scratch.sums[i / PAIR][c / PAIR], row + i, min64(PAIR, rows - i),
+                       j + c, min64(PAIR, n - c));
+    }
+}
+
+/* ---- entry --------------------------------------------------------------------------------- */
+
+static void gemm_shaped(const sp_gemm_args *args, int64_t row_begin, int64_t row_end,
+                        int64_t n_begin, int64_t n_end, int64_t tile_rows)
+{
+    tile_config config = tile_config_of(tile_rows);
+
+    tile_configure(&config);
+    if (tile_rows < GROUP || row_end - row_begin <= DIRECT_ROWS)
+        for (int64_t i = row_begin; i < row_end; i += DIRECT_ROWS)
+            gemm_direct(args, i, min64(DIRECT_ROWS, row_end - i), n_begin, n_end);
+    else
+        for (int64_t i = row_begin; i < row_end; i += M_BLOCK)
+            gemm_panels(args, i, min64(M_BLOCK, row_end - i), n_begin, n_end);
+    tile_release();
+}
+
+static void gemm_nt(const sp_gemm_args *args, int64_t row_begin, int64_t row_end, int64_t n_begin,
+                    int64_t n_end)
+{
+    int64_t n_whole = n_begin + (n_end - n_begin) / GROUP * GROUP;
+
+    if (!has_tiles(args->x_type, args->w_type)) {
+        below->gemm_nt(args, row_begin, row_end, n_begin, n_end);
+        return;
+    }
+    if (n_begin < n_whole)
+        gemm_shaped(args, row_begin, row_end, n_begin, n_whole, GROUP);
+    if (n_whole < n_end)
+        gemm_shaped(args, row_begin, row_end, n_whole, n_end, n_end - n_whole);
+}
+
+void sp_kernels_fill_amx(sp_kernels *kernels, const sp_kernels *level_below)
+{
+    below = level_below;
+    kernels->x_pack_bytes = x_pack_bytes;
+    kernels->x_pack = x_pack;
+    kernels->x_pack_rows = GROUP;
+    kernels->gemm_nt = gemm_nt;
+    kernels->gemm_rows = GROUP;
+    kernels->gemm_columns = GROUP;
+}
