@@ -2,8 +2,9 @@
  * gemm_amx.c: gemm_nt for BF16 × BF16 with AMX tiles; the other types keep the level below.
  *
  * A tile of weights is 16 rows of w × 32 k, as they lie in memory; a tile of x is 16 pairs of k ×
- * 16 rows of x, packed so: [row / 16][k / 32][16 pairs][16 rows][2], pads zero. Their product is
- * 16 × 16 sums, which are turned over on the way to y.
+ * 16 rows of x, packed so: [16 pairs][16 rows][2], pads zero. Tiles of x lie in the order in which
+ * a panel of weights meets them: [k / PANEL_K][row / 16][tiles of PANEL_K, or what is left]. The
+ * product is 16 × 16 sums, which are turned over on the way to y.
  *
  * Order of one output, the instruction's own: per block of 32 k an even-k and an odd-k chain of
  * fused steps from 0; their sum is added to the accumulator, in block order; subnormals count as
@@ -20,16 +21,20 @@
 #include <stdalign.h>
 #include <stdbool.h>
 
-#define GROUP       16   /* rows of one tile */
-#define K_STEP      32   /* k of one tile */
-#define X_TILE      1024 /* bytes */
-#define PAIR        (2 * GROUP)
-#define DIRECT_ROWS 32
-#define AHEAD       6 /* steps that memory is asked ahead */
+#define GROUP  16   /* rows of one tile */
+#define K_STEP 32   /* k of one tile */
+#define X_TILE 1024 /* bytes */
+#define PAIR   (2 * GROUP)
 
+#ifndef DIRECT_ROWS
+#define DIRECT_ROWS 64
+#endif
+#ifndef AHEAD
+#define AHEAD 128 /* k that memory is asked ahead */
+#endif
 #ifndef PANEL_N
 #define PANEL_N 64  /* weight rows of a panel */
-#define PANEL_K 256 /* k of a panel: 32 KiB of weights */
+#define PANEL_K 192 /* k of a panel: 24 KiB of weights */
 #define M_BLOCK 256 /* rows of x that share a panel: 64 KiB of sums */
 #endif
 
@@ -97,47 +102,53 @@ static size_t x_pack_bytes(sp_dtype x_type, sp_dtype w_type, int64_t rows, int64
     return (size_t)(ceil_div(rows, GROUP) * ceil_div(k, K_STEP)) * X_TILE;
 }
 
-/* Rows [row, row + rows) of x, at most 16, into the tiles of their group. */
-static void pack_group(char *to, const uint16_t *x, int64_t x_stride, const int32_t *row_index,
-                       int64_t row, int64_t rows, int64_t k)
+/* Where the tiles of the group of `row` for the k of one panel, from `k` on, lie. */
+static int64_t x_offset(int64_t rows, int64_t row, int64_t k_length, int64_t k)
 {
-    alignas(64) uint16_t lines[GROUP][K_STEP];
+    int64_t tiles = min64(PANEL_K / K_STEP, ceil_div(k_length - k, K_STEP));
 
-    memset(lines, 0, sizeof lines);
-    for (int64_t c = 0; c < k; c += K_STEP, to += X_TILE) {
-        int64_t count = min64(K_STEP, k - c);
+    return (k / K_STEP * ceil_div(rows, GROUP) + row / GROUP * tiles) * X_TILE;
+}
 
-        for (int64_t i = 0; i < rows; i++) {
-            int64_t from = row_index ? row_index[row + i] : row + i;
+static const char *x_group(const sp_gemm_args *args, int64_t row, int64_t k)
+{
+    return (const char *)args->packed_x + x_offset(args->rows, row, args->k, k);
+}
 
-            if (count < K_STEP)
-                memset(lines[i], 0, sizeof lines[i]);
-            memcpy(lines[i], x + from * x_stride + c, (size_t)count * sizeof *x);
-        }
-        transpose_16x16((const char *)lines, TILE_BYTES, to, TILE_BYTES);
-    }
+/* One tile: `rows` lines of `count` values each, zeroes up to 16 × 32. */
+static void pack_tile(char *to, const uint16_t *const *lines, int64_t rows, int64_t c,
+                      int64_t count)
+{
+    alignas(64) uint16_t tile[GROUP][K_STEP];
+
+    if (rows < GROUP || count < K_STEP)
+        memset(tile, 0, sizeof tile);
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(tile[i], lines[i] + c, (size_t)count * sizeof tile[0][0]);
+    transpose_16x16((const char *)tile, TILE_BYTES, to, TILE_BYTES);
 }
 
 static void x_pack(void *packed, sp_dtype x_type, sp_dtype w_type, const void *x, int64_t x_stride,
                    const int32_t *row_index, int64_t rows, int64_t k, int64_t row_begin,
                    int64_t row_end)
 {
-    int64_t group_bytes = ceil_div(k, K_STEP) * X_TILE;
-
     if (!has_tiles(x_type, w_type)) {
         below->x_pack(packed, x_type, w_type, x, x_stride, row_index, rows, k, row_begin, row_end);
         return;
     }
-    for (int64_t i = row_begin; i < row_end; i += GROUP)
-        pack_group((char *)packed + i / GROUP * group_bytes, x, x_stride, row_index, i,
-                   min64(GROUP, row_end - i), k);
-}
+    for (int64_t i = row_begin; i < row_end; i += GROUP) {
+        const uint16_t *lines[GROUP];
+        int64_t count = min64(GROUP, row_end - i);
 
-static const char *x_group(const sp_gemm_args *args, int64_t row, int64_t k)
-{
-    int64_t tiles = ceil_div(args->k, K_STEP);
+        for (int64_t r = 0; r < count; r++)
+            lines[r] = (const uint16_t *)x + (row_index ? row_index[i + r] : i + r) * x_stride;
+        for (int64_t c = 0; c < k; c += K_STEP) {
+            int64_t chunk = c / PANEL_K * PANEL_K;
+            char *to = (char *)packed + x_offset(rows, i, k, chunk);
 
-    return (const char *)args->packed_x + (row / GROUP * tiles + k / K_STEP) * X_TILE;
+            pack_tile(to + (c - chunk) / K_STEP * X_TILE, lines, count, c, min64(K_STEP, k - c));
+        }
+    }
 }
 
 static const char *w_at(const sp_gemm_args *args, int64_t j, int64_t k)
@@ -245,48 +256,54 @@ SP_INLINE void direct_product(const sp_gemm_args *args, bool two_w, bool two_x, 
                               int64_t j, int64_t n, float *sums)
 {
     alignas(64) char tail[PAIR * TILE_BYTES];
-    int64_t whole = args->k / K_STEP, stride = args->w_stride * 2;
+    int64_t whole = args->k / K_STEP * K_STEP, stride = args->w_stride * 2;
     const char *w0 = w_at(args, j, 0), *w1 = w0 + GROUP * stride;
-    const char *x0 = x_group(args, row, 0), *x1 = x_group(args, row + GROUP, 0);
-    const char *next = w0 + PAIR * stride - whole * TILE_BYTES; /* the rows after these */
+    const char *next = w0 + PAIR * stride - whole * 2; /* the rows after these */
 
     zero_sums(two_w, two_x);
-    for (int64_t s = 0; s < whole; s++) {
-        const char *ahead = (s + AHEAD < whole ? w0 : next) + (s + AHEAD) * TILE_BYTES;
+    for (int64_t k = 0; k < args->k; k += PANEL_K) {
+        const char *x0 = x_group(args, row, k), *x1 = x_group(args, row + GROUP, k);
+        int64_t end = min64(k + PANEL_K, whole);
 
-        fetch_rows(ahead, stride, GROUP);
-        if (two_w)
-            fetch_rows(ahead + GROUP * stride, stride, GROUP);
-        tile_step(two_w, two_x, w0 + s * TILE_BYTES, w1 + s * TILE_BYTES, stride, x0 + s * X_TILE,
-                  x1 + s * X_TILE);
-    }
-    if (whole * K_STEP < args->k) {
-        copy_tail(tail, args, j, n, whole * K_STEP);
-        tile_step(two_w, two_x, tail, tail + GROUP * TILE_BYTES, TILE_BYTES, x0 + whole * X_TILE,
-                  x1 + whole * X_TILE);
+        for (int64_t c = k; c < end; c += K_STEP, x0 += X_TILE, x1 += X_TILE) {
+            const char *ahead = (c + AHEAD < whole ? w0 : next) + (c + AHEAD) * 2;
+
+            fetch_rows(ahead, stride, GROUP);
+            if (two_w)
+                fetch_rows(ahead + GROUP * stride, stride, GROUP);
+            tile_step(two_w, two_x, w0 + c * 2, w1 + c * 2, stride, x0, x1);
+        }
+        if (end < args->k && end < k + PANEL_K) {
+            copy_tail(tail, args, j, n, whole);
+            tile_step(two_w, two_x, tail, tail + GROUP * TILE_BYTES, TILE_BYTES, x0, x1);
+        }
     }
     store_sums(two_w, two_x, sums);
 }
 
-/* n is a multiple of 16, or what the tiles were configured for. */
-static void gemm_direct(const sp_gemm_args *args, int64_t row, int64_t rows, int64_t n_begin,
-                        int64_t n_end)
+/* Outputs [j, j + n) of at most PAIR rows. */
+static void direct_block(const sp_gemm_args *args, int64_t row, int64_t rows, int64_t j, int64_t n)
 {
     alignas(64) float sums[PAIR * PAIR];
 
-    for (int64_t j = n_begin; j < n_end; j += PAIR) {
-        int64_t n = min64(PAIR, n_end - j);
+    if (n == PAIR && rows > GROUP)
+        direct_product(args, true, true, row, j, n, sums);
+    else if (n == PAIR)
+        direct_product(args, true, false, row, j, n, sums);
+    else if (rows > GROUP)
+        direct_product(args, false, true, row, j, n, sums);
+    else
+        direct_product(args, false, false, row, j, n, sums);
+    finish(args, sums, row, rows, j, n);
+}
 
-        if (n == PAIR && rows > GROUP)
-            direct_product(args, true, true, row, j, n, sums);
-        else if (n == PAIR)
-            direct_product(args, true, false, row, j, n, sums);
-        else if (rows > GROUP)
-            direct_product(args, false, true, row, j, n, sums);
-        else
-            direct_product(args, false, false, row, j, n, sums);
-        finish(args, sums, row, rows, j, n);
-    }
+/* n is a multiple of 16, or what the tiles were configured for. */
+static void gemm_direct(const sp_gemm_args *args, int64_t row_begin, int64_t row_end,
+                        int64_t n_begin, int64_t n_end)
+{
+    for (int64_t j = n_begin; j < n_end; j += PAIR)
+        for (int64_t i = row_begin; i < row_end; i += PAIR)
+            direct_block(args, i, min64(PAIR, row_end - i), j, min64(PAIR, n_end - j));
 }
 
 /* ---- many rows: panels of w in tile order ---------------------------------------------------- */
@@ -411,8 +428,7 @@ static void gemm_shaped(const sp_gemm_args *args, int64_t row_begin, int64_t row
 
     tile_configure(&config);
     if (tile_rows < GROUP || row_end - row_begin <= DIRECT_ROWS)
-        for (int64_t i = row_begin; i < row_end; i += DIRECT_ROWS)
-            gemm_direct(args, i, min64(DIRECT_ROWS, row_end - i), n_begin, n_end);
+        gemm_direct(args, row_begin, row_end, n_begin, n_end);
     else
         for (int64_t i = row_begin; i < row_end; i += M_BLOCK)
             gemm_panels(args, i, min64(M_BLOCK, row_end - i), n_begin, n_end);

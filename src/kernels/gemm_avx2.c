@@ -20,6 +20,7 @@ typedef sp_v16 pair;
 #define vec_store      _mm256_storeu_ps
 #define vec_fma        _mm256_fmadd_ps
 #define vec_reduce4    sp_v8_reduce4
+#define vec_keep(v)    __asm__("" : "+x"(v))
 #define pair_load      sp_v16_load
 #define pair_load_tail sp_v16_load_tail
 

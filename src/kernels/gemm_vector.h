@@ -21,6 +21,8 @@
  *   vec, pair                       a vector; two of them in pair order, .first and .second
  *   LANES                           FP32 values in a vector
  *   vec_zero, vec_load, vec_store, vec_fma, vec_reduce4
+ *   vec_keep                        holds a loaded vector in a register, where a compiler would
+ *                                   rather load it again for each use and run out of load ports
  *   pair_load, pair_load_tail       K_STEP weights, or fewer and zeroes behind them
  *   pair_pack                       values of x in the pair order of the weights' type
  *   COLUMNS                         weight rows that an inner kernel takes, a multiple of 4
@@ -355,6 +357,7 @@ SP_INLINE void inner_step(int rows, vec acc[ROWS][COLUMNS], const float *x, int6
     for (int c = 0; c < COLUMNS; c++) {
         vec weight = vec_load(&w[c][k]);
 
+        vec_keep(weight);
         SP_UNROLL
         for (int r = 0; r < rows; r++)
             acc[r][c] = vec_fma(weight, v[r], acc[r][c]);

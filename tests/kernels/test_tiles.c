@@ -11,9 +11,10 @@
 #define sp_kernels_fill_amx fill_amx_emulated
 #define min64               amx_min64
 /* Panels so small that short lengths cross their borders. */
-#define PANEL_N 64
-#define PANEL_K 64
-#define M_BLOCK 64
+#define PANEL_N     64
+#define PANEL_K     64
+#define M_BLOCK     64
+#define DIRECT_ROWS 32
 void fill_amx_emulated(sp_kernels *kernels, const sp_kernels *below);
 #include "kernels/gemm_amx.c"
 
