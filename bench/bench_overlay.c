@@ -32,7 +32,7 @@
 #define FEW_ROWS      100
 #define N_ADAPTERS    8
 #define STEP_ROWS     32
-#define PROMPT_TOKENS 8
+#define PROMPT_TOKENS 2
 #define REPEATS_MAX   1001
 
 typedef struct settings {

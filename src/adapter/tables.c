@@ -387,6 +387,13 @@ static sp_status check_tokens(const sp_audit *audit, sp_module module, const sp_
     return SP_OK;
 }
 
+static bool ends_with(const char *text, const char *ending)
+{
+    size_t n = strlen(text), n_ending = strlen(ending);
+
+    return n >= n_ending && strcmp(text + n - n_ending, ending) == 0;
+}
+
 /* modules_to_save promises a table. */
 static sp_status check_saved(const sp_audit *audit, sp_module module, const sp_item *table)
 {
@@ -394,9 +401,7 @@ static sp_status check_saved(const sp_audit *audit, sp_module module, const sp_i
     const char *name = sp_module_name(module);
 
     for (size_t i = 0; i < rule->n; i++) {
-        size_t n = strlen(rule->names[i]);
-
-        if (table || strcmp(rule->names[i] + n - strlen(name), name) != 0)
+        if (table || !ends_with(rule->names[i], name))
             continue;
         if (!audit->options->allow_partial)
             return sp_refuse(audit->error, SP_REASON_UNMATCHED_TARGET, rule->names[i], -1,
