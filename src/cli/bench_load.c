@@ -35,7 +35,7 @@ static const sp_setting own_rows[] = {
     {"loads", SP_SETTING_INT, FIELD(loads), "1000", 40, 1000000, NULL, "N",
      "loads and unloads in a row, of which the first and the last are compared", true},
     {"rounds", SP_SETTING_INT, FIELD(rounds), "15", 3, 10000, NULL, "N",
-     "rounds of packing and copying; the median counts", true},
+     "rounds of packing and copying; the best one counts", true},
     {"rows", SP_SETTING_INT, FIELD(rows), "4", 1, 1024, NULL, "N",
      "decode rows of the steps beside which adapters are loaded", true},
     {"steps", SP_SETTING_INT, FIELD(steps), "300", 20, 1000000, NULL, "N",
@@ -54,6 +54,7 @@ typedef struct load_bench {
     load_settings settings;
     const char *name, *path; /* the adapter */
     char *name_memory;
+    double plain_seconds; /* reading, converting and one memcpy */
     load_case cases[CASES_MAX];
     size_t n_cases;
 } load_bench;
@@ -74,6 +75,13 @@ static int compare_doubles(const void *a, const void *b)
     double x = *(const double *)a, y = *(const double *)b;
 
     return (x > y) - (x < y);
+}
+
+/* What the machine can do, whatever else runs on it. */
+static double best_of(double *values, size_t n)
+{
+    qsort(values, n, sizeof *values, compare_doubles);
+    return values[0];
 }
 
 /* The value that 99 of 100 do not exceed; sorts them in place. */
@@ -220,8 +228,9 @@ static sp_status time_packing(load_bench *bench, pack_parts *parts, double *time
         plain[i] = sp_clock_seconds() - began;
     }
     if (status == SP_OK) {
-        seconds = sp_bench_median(times, n);
-        other = sp_bench_median(plain, n);
+        seconds = best_of(times, n);
+        other = best_of(plain, n);
+        bench->plain_seconds += other;
         add_case(bench, "open, audit and pack", parts->file_bytes, seconds, other, other / seconds,
                  "rate of reading the file and converting all of it");
     }
@@ -251,8 +260,9 @@ static sp_status time_copying(load_bench *bench, pack_parts *parts, double *time
         plain[i % n] = sp_clock_seconds() - began;
     }
     if (status == SP_OK) {
-        seconds = sp_bench_median(times, n);
-        other = sp_bench_median(plain, n);
+        seconds = best_of(times, n);
+        other = best_of(plain, n);
+        bench->plain_seconds += other;
         add_case(bench, "image to slot, tables switched", bytes, seconds, other, other / seconds,
                  "rate of memcpy of the same bytes");
     }
@@ -332,7 +342,8 @@ static sp_status time_loads(load_bench *bench, sp_error *error)
         first = sp_bench_median(times, ENDS);
         last = sp_bench_median(times + n - ENDS, ENDS);
         all = sp_bench_median(times, n);
-        add_case(bench, "disk to READY", 0, all, all, 1, "itself");
+        add_case(bench, "disk to READY", 0, all, bench->plain_seconds, bench->plain_seconds / all,
+                 "rate of reading, converting and one memcpy");
         add_case(bench, "the last 20 loads", 0, last, first, last / first,
                  "time of the first 20 loads");
     }
