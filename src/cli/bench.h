@@ -18,6 +18,9 @@ sp_status sp_bench_read_bandwidth(int32_t threads, double *out_bytes_per_second,
 /* "machine": {...}, without a comma behind it. */
 void sp_bench_print_machine(FILE *stream);
 
+/* `bench delta` */
+int sp_bench_delta(int argc, char **argv);
+
 /* `bench load` */
 int sp_bench_load(int argc, char **argv);
 
