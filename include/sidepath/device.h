@@ -5,7 +5,8 @@
  * host's gift of threads: the library starts none by itself. A host engine either makes the
  * built-in executor or passes its own thread pool as a table of functions.
  *
- * Stability: sp_exec stable; sp_device experimental until the CUDA device stands.
+ * Stability: sp_exec stable; sp_device's memory and copies stable; streams, events and graphs
+ * experimental.
  */
 #ifndef SIDEPATH_DEVICE_H
 #define SIDEPATH_DEVICE_H
@@ -66,12 +67,34 @@ SP_API void sp_exec_run(sp_exec *exec, sp_task_fn fn, void *user, int32_t n_task
 
 /* ---- device -------------------------------------------------------------------------------- */
 
+typedef enum sp_device_kind { SP_DEVICE_CPU = 0, SP_DEVICE_CUDA = 1 } sp_device_kind;
+
 /* The host's memory as a device. *out_device is owned by the caller (sp_device_close). */
 SP_API sp_status sp_device_open_cpu(sp_device **out_device);
-SP_API void sp_device_close(sp_device *device);
 
-/* "cpu", later "cuda:0". Lives as long as the device. */
+/*
+ * GPU number `index`. The CUDA side is a shared object of its own, opened here: `library` is its
+ * path, or NULL for libsidepath_cuda.so.0 beside the library that holds this function, then on the
+ * loader's path. SP_ERR_NO_DEVICE: the shared object, the driver or the GPU is missing, too old or
+ * busy; the text says which. SP_ERR_UNSUPPORTED: the shared object is of another version or lacks
+ * an entry; the text names it.
+ */
+SP_API sp_status sp_device_open_cuda(int32_t index, const char *library, sp_device **out_device,
+                                     sp_error *error);
+
+/* "cpu", "cuda" (number 0) or "cuda:N". SP_ERR_ARGUMENT: another name. */
+SP_API sp_status sp_device_open(const char *name, sp_device **out_device, sp_error *error);
+SP_API void sp_device_close(sp_device *device); /* NULL is allowed; waits for its work */
+
+/* "cpu" or "cuda:0". Lives as long as the device. */
 SP_API const char *sp_device_name(const sp_device *device);
+SP_API sp_device_kind sp_device_get_kind(const sp_device *device);
+
+/* The backend's own words for the last call that failed with SP_ERR_DEVICE, or "". */
+SP_API const char *sp_device_error_text(const sp_device *device);
+
+/* Bytes free now and in all. SP_ERR_UNSUPPORTED where the system does not say. */
+SP_API sp_status sp_device_memory(const sp_device *device, size_t *out_free, size_t *out_total);
 
 /*
  * `bytes` bytes, zeroed, aligned to at least 256. Owned by the caller (sp_device_free).
@@ -84,12 +107,75 @@ SP_API void sp_device_free(sp_device *device, void *memory);
 /* Bytes now allocated through this device. A load and unload pair must bring it back. */
 SP_API size_t sp_device_allocated_bytes(const sp_device *device);
 
-/* Host to device and device to host; complete when the call returns. Ranges must not overlap. */
+/*
+ * Host memory that the device reaches at full speed. Owned by the caller (sp_device_free_pinned).
+ * sp_device_pin does the same to memory that the caller already has, until sp_device_unpin.
+ */
+SP_API sp_status sp_device_alloc_pinned(sp_device *device, size_t bytes, void **out_memory,
+                                        sp_error *error);
+SP_API void sp_device_free_pinned(sp_device *device, void *memory); /* NULL is allowed */
+SP_API sp_status sp_device_pin(sp_device *device, void *memory, size_t bytes);
+SP_API void sp_device_unpin(sp_device *device, void *memory);
+
+/*
+ * Host to device and device to host; complete when the call returns. Ranges must not overlap. They
+ * begin after the work that the main stream holds at the call, and run beside what it gets later.
+ */
 SP_API sp_status sp_device_write(sp_device *device, void *device_memory, const void *host_memory,
                                  size_t bytes);
 SP_API sp_status sp_device_read(sp_device *device, void *host_memory, const void *device_memory,
                                 size_t bytes);
 SP_API sp_status sp_device_zero(sp_device *device, void *device_memory, size_t bytes);
+
+/*
+ * `height` pieces of `width` bytes, `device_stride` and `host_stride` bytes apart: one column of a
+ * row-major table. On the main stream, between the steps before and after; complete on return.
+ */
+SP_API sp_status sp_device_write_column(sp_device *device, void *device_memory,
+                                        size_t device_stride, const void *host_memory,
+                                        size_t host_stride, size_t width, size_t height);
+
+/* ---- streams, events, graphs --------------------------------------------------------------- */
+
+/*
+ * A stream runs its work in order. Every device has a main stream, borrowed from it, on which the
+ * steps run; others are for copies beside it. On the CPU a stream does everything at once.
+ * Statuses: SP_ERR_DEVICE with sp_device_error_text; SP_ERR_MEMORY.
+ */
+typedef struct sp_stream sp_stream;
+typedef struct sp_event sp_event;
+typedef struct sp_graph sp_graph;
+
+SP_API sp_stream *sp_device_main_stream(sp_device *device);
+SP_API sp_status sp_stream_create(sp_device *device, sp_stream **out_stream);
+SP_API void sp_stream_destroy(sp_stream *stream); /* not the main stream; NULL is allowed */
+SP_API sp_status sp_stream_wait(sp_stream *stream);
+
+/* The backend's handle (a cudaStream_t), for hosts that launch work of their own; NULL on the
+ * CPU. */
+SP_API void *sp_stream_native(const sp_stream *stream);
+
+/* Between any two memories of host and device, in the stream's order; the host's should be pinned
+ * and must stay until the copy is done. */
+SP_API sp_status sp_stream_copy(sp_stream *stream, void *to, const void *from, size_t bytes);
+SP_API sp_status sp_stream_zero(sp_stream *stream, void *to, size_t bytes);
+SP_API sp_status sp_stream_wait_event(sp_stream *stream, const sp_event *event);
+
+SP_API sp_status sp_event_create(sp_device *device, sp_event **out_event);
+SP_API void sp_event_destroy(sp_event *event); /* NULL is allowed */
+SP_API sp_status sp_event_record(sp_event *event, sp_stream *stream);
+SP_API sp_status sp_event_query(const sp_event *event); /* SP_OK or SP_PENDING */
+SP_API sp_status sp_event_wait(const sp_event *event);
+SP_API sp_status sp_event_seconds(const sp_event *from, const sp_event *to, double *out_seconds);
+
+/*
+ * Between begin and end the stream's work is recorded, not run; launch runs all of it again.
+ * SP_ERR_UNSUPPORTED on the CPU. A call that cannot be captured fails there and at the end.
+ */
+SP_API sp_status sp_graph_begin(sp_stream *stream);
+SP_API sp_status sp_graph_end(sp_stream *stream, sp_graph **out_graph);
+SP_API sp_status sp_graph_launch(sp_graph *graph, sp_stream *stream);
+SP_API void sp_graph_destroy(sp_graph *graph); /* NULL is allowed */
 
 #ifdef __cplusplus
 }

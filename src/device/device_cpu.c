@@ -1,27 +1,206 @@
 /*
- * device_cpu.c: the host's memory as a device. It keeps its blocks in a list, so that the number
- * of bytes is known and a device that is closed takes what was left with it.
+ * device_cpu.c: the host's memory as a device. Its streams do everything at once, so an event has
+ * always happened; there is nothing that a graph could save, so capture is not offered.
  */
-#include <sidepath/device.h>
+#include "device/device_ops.h"
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/error.h"
 
-#include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #define BLOCK_ALIGN_BYTES 256
 
-typedef struct device_block {
-    void *memory;
-    size_t bytes;
-    struct device_block *next;
-} device_block;
+static void cpu_close(sp_device *device)
+{
+    sp_device_release(device);
+    sp_free(device);
+}
 
-struct sp_device {
-    pthread_mutex_t mutex; /* loader threads allocate beside the engine's */
-    device_block *blocks;
-    size_t bytes;
+static sp_status cpu_memory(const sp_device *device, size_t *out_free, size_t *out_total)
+{
+    long page = sysconf(_SC_PAGESIZE), free_pages = sysconf(_SC_AVPHYS_PAGES);
+    long pages = sysconf(_SC_PHYS_PAGES);
+
+    (void)device;
+    if (page < 1 || free_pages < 0 || pages < 0)
+        return SP_ERR_UNSUPPORTED;
+    *out_free = (size_t)free_pages * (size_t)page;
+    *out_total = (size_t)pages * (size_t)page;
+    return SP_OK;
+}
+
+static sp_status cpu_alloc(sp_device *device, size_t bytes, void **out_memory, sp_error *error)
+{
+    void *memory = sp_aligned_calloc(bytes, BLOCK_ALIGN_BYTES);
+
+    (void)device;
+    if (!memory)
+        return sp_fail_memory(error, bytes, "device memory on the cpu");
+    *out_memory = memory;
+    return SP_OK;
+}
+
+static void cpu_free(sp_device *device, void *memory)
+{
+    (void)device;
+    sp_aligned_free(memory);
+}
+
+static sp_status cpu_pin(sp_device *device, void *memory, size_t bytes)
+{
+    (void)device;
+    (void)memory;
+    (void)bytes;
+    return SP_OK;
+}
+
+static void cpu_unpin(sp_device *device, void *memory)
+{
+    (void)device;
+    (void)memory;
+}
+
+static sp_status cpu_copy(sp_device *device, void *to, const void *from, size_t bytes)
+{
+    (void)device;
+    memcpy(to, from, bytes);
+    return SP_OK;
+}
+
+static sp_status cpu_zero(sp_device *device, void *to, size_t bytes)
+{
+    (void)device;
+    memset(to, 0, bytes);
+    return SP_OK;
+}
+
+static sp_status cpu_write_column(sp_device *device, void *to, size_t to_stride, const void *from,
+                                  size_t from_stride, size_t width, size_t height)
+{
+    (void)device;
+    for (size_t i = 0; i < height; i++)
+        memcpy((char *)to + i * to_stride, (const char *)from + i * from_stride, width);
+    return SP_OK;
+}
+
+static sp_status cpu_stream_create(sp_device *device, void **out_handle)
+{
+    (void)device;
+    *out_handle = NULL;
+    return SP_OK;
+}
+
+static void cpu_destroy(sp_device *device, void *handle)
+{
+    (void)device;
+    (void)handle;
+}
+
+static sp_status cpu_done(sp_device *device, void *handle)
+{
+    (void)device;
+    (void)handle;
+    return SP_OK;
+}
+
+static sp_status cpu_ordered(sp_device *device, void *stream, void *event)
+{
+    (void)device;
+    (void)stream;
+    (void)event;
+    return SP_OK;
+}
+
+static sp_status cpu_stream_copy(sp_device *device, void *handle, void *to, const void *from,
+                                 size_t bytes)
+{
+    (void)handle;
+    return cpu_copy(device, to, from, bytes);
+}
+
+static sp_status cpu_stream_zero(sp_device *device, void *handle, void *to, size_t bytes)
+{
+    (void)handle;
+    return cpu_zero(device, to, bytes);
+}
+
+/* An event of the CPU is the time at which it was recorded. */
+static sp_status cpu_event_create(sp_device *device, void **out_handle)
+{
+    (void)device;
+    *out_handle = sp_calloc(1, sizeof(double));
+    return *out_handle ? SP_OK : SP_ERR_MEMORY;
+}
+
+static void cpu_event_destroy(sp_device *device, void *handle)
+{
+    (void)device;
+    sp_free(handle);
+}
+
+static sp_status cpu_event_record(sp_device *device, void *event, void *stream)
+{
+    (void)device;
+    (void)stream;
+    *(double *)event = sp_clock_seconds();
+    return SP_OK;
+}
+
+static sp_status cpu_event_seconds(sp_device *device, void *from, void *to, double *out_seconds)
+{
+    (void)device;
+    *out_seconds = *(double *)to - *(double *)from;
+    return SP_OK;
+}
+
+static sp_status cpu_graph_begin(sp_device *device, void *stream)
+{
+    (void)device;
+    (void)stream;
+    return SP_ERR_UNSUPPORTED;
+}
+
+static sp_status cpu_graph_end(sp_device *device, void *stream, void **out_graph)
+{
+    (void)device;
+    (void)stream;
+    (void)out_graph;
+    return SP_ERR_UNSUPPORTED;
+}
+
+static const sp_device_ops cpu_ops = {
+    .kind = SP_DEVICE_CPU,
+    .close = cpu_close,
+    .memory = cpu_memory,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .alloc_pinned = cpu_alloc,
+    .free_pinned = cpu_free,
+    .pin = cpu_pin,
+    .unpin = cpu_unpin,
+    .write = cpu_copy,
+    .read = cpu_copy,
+    .zero = cpu_zero,
+    .write_column = cpu_write_column,
+    .stream_create = cpu_stream_create,
+    .stream_destroy = cpu_destroy,
+    .stream_wait = cpu_done,
+    .stream_copy = cpu_stream_copy,
+    .stream_zero = cpu_stream_zero,
+    .event_create = cpu_event_create,
+    .event_destroy = cpu_event_destroy,
+    .event_record = cpu_event_record,
+    .event_query = cpu_done,
+    .event_wait = cpu_done,
+    .event_seconds = cpu_event_seconds,
+    .stream_wait_event = cpu_ordered,
+    .graph_begin = cpu_graph_begin,
+    .graph_end = cpu_graph_end,
+    .graph_launch = cpu_ordered,
+    .graph_destroy = cpu_destroy,
 };
 
 sp_status sp_device_open_cpu(sp_device **out_device)
@@ -30,110 +209,7 @@ sp_status sp_device_open_cpu(sp_device **out_device)
 
     if (!device)
         return SP_ERR_MEMORY;
-    (void)pthread_mutex_init(&device->mutex, NULL);
+    sp_device_init(device, &cpu_ops, "cpu");
     *out_device = device;
-    return SP_OK;
-}
-
-void sp_device_close(sp_device *device)
-{
-    if (!device)
-        return;
-    while (device->blocks) {
-        device_block *block = device->blocks;
-
-        device->blocks = block->next;
-        sp_aligned_free(block->memory);
-        sp_free(block);
-    }
-    (void)pthread_mutex_destroy(&device->mutex);
-    sp_free(device);
-}
-
-const char *sp_device_name(const sp_device *device)
-{
-    (void)device;
-    return "cpu";
-}
-
-sp_status sp_device_alloc(sp_device *device, size_t bytes, void **out_memory, sp_error *error)
-{
-    device_block *block;
-
-    if (bytes == 0)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "bytes", -1,
-                       "a device allocation of 0 bytes was asked for");
-    block = sp_calloc(1, sizeof *block);
-    if (!block)
-        return sp_fail_memory(error, sizeof *block, "a device block's record");
-    block->memory = sp_aligned_calloc(bytes, BLOCK_ALIGN_BYTES);
-    if (!block->memory) {
-        sp_free(block);
-        return sp_fail_memory(error, bytes, "device memory on the cpu");
-    }
-    block->bytes = bytes;
-    (void)pthread_mutex_lock(&device->mutex);
-    block->next = device->blocks;
-    device->blocks = block;
-    device->bytes += bytes;
-    (void)pthread_mutex_unlock(&device->mutex);
-    *out_memory = block->memory;
-    return SP_OK;
-}
-
-void sp_device_free(sp_device *device, void *memory)
-{
-    device_block **link, *block;
-
-    if (!memory)
-        return;
-    (void)pthread_mutex_lock(&device->mutex);
-    for (link = &device->blocks; *link && (*link)->memory != memory; link = &(*link)->next)
-        ;
-    block = *link;
-    if (block) {
-        *link = block->next;
-        device->bytes -= block->bytes;
-    }
-    (void)pthread_mutex_unlock(&device->mutex);
-    if (block)
-        sp_aligned_free(block->memory);
-    sp_free(block);
-}
-
-size_t sp_device_allocated_bytes(const sp_device *device)
-{
-    sp_device *locked = (sp_device *)device;
-    size_t bytes;
-
-    (void)pthread_mutex_lock(&locked->mutex);
-    bytes = device->bytes;
-    (void)pthread_mutex_unlock(&locked->mutex);
-    return bytes;
-}
-
-sp_status sp_device_write(sp_device *device, void *device_memory, const void *host_memory,
-                          size_t bytes)
-{
-    (void)device;
-    if (bytes > 0)
-        memcpy(device_memory, host_memory, bytes);
-    return SP_OK;
-}
-
-sp_status sp_device_read(sp_device *device, void *host_memory, const void *device_memory,
-                         size_t bytes)
-{
-    (void)device;
-    if (bytes > 0)
-        memcpy(host_memory, device_memory, bytes);
-    return SP_OK;
-}
-
-sp_status sp_device_zero(sp_device *device, void *device_memory, size_t bytes)
-{
-    (void)device;
-    if (bytes > 0)
-        memset(device_memory, 0, bytes);
     return SP_OK;
 }

@@ -1,0 +1,83 @@
+/*
+ * device_ops.h: what a backend of sp_device fills in. device.c keeps the blocks, counts bytes and
+ * checks arguments; a backend only allocates, copies and orders.
+ */
+#ifndef SP_DEVICE_DEVICE_OPS_H
+#define SP_DEVICE_DEVICE_OPS_H
+
+#include <sidepath/device.h>
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#define SP_DEVICE_NAME_BYTES 16
+
+typedef struct sp_device_block sp_device_block;
+
+/* Streams, events and graphs are the backend's own handles; NULL on the CPU. */
+typedef struct sp_device_ops {
+    sp_device_kind kind;
+    void (*close)(sp_device *device); /* frees what open made, the struct included */
+    sp_status (*memory)(const sp_device *device, size_t *out_free, size_t *out_total);
+    sp_status (*alloc)(sp_device *device, size_t bytes, void **out_memory, sp_error *error);
+    void (*free)(sp_device *device, void *memory);
+    sp_status (*alloc_pinned)(sp_device *device, size_t bytes, void **out_memory, sp_error *error);
+    void (*free_pinned)(sp_device *device, void *memory);
+    sp_status (*pin)(sp_device *device, void *memory, size_t bytes);
+    void (*unpin)(sp_device *device, void *memory);
+    sp_status (*write)(sp_device *device, void *to, const void *from, size_t bytes);
+    sp_status (*read)(sp_device *device, void *to, const void *from, size_t bytes);
+    sp_status (*zero)(sp_device *device, void *to, size_t bytes);
+    sp_status (*write_column)(sp_device *device, void *to, size_t to_stride, const void *from,
+                              size_t from_stride, size_t width, size_t height);
+    sp_status (*stream_create)(sp_device *device, void **out_handle);
+    void (*stream_destroy)(sp_device *device, void *handle);
+    sp_status (*stream_wait)(sp_device *device, void *handle);
+    sp_status (*stream_copy)(sp_device *device, void *handle, void *to, const void *from,
+                             size_t bytes);
+    sp_status (*stream_zero)(sp_device *device, void *handle, void *to, size_t bytes);
+    sp_status (*event_create)(sp_device *device, void **out_handle);
+    void (*event_destroy)(sp_device *device, void *handle);
+    sp_status (*event_record)(sp_device *device, void *event, void *stream);
+    sp_status (*event_query)(sp_device *device, void *event);
+    sp_status (*event_wait)(sp_device *device, void *event);
+    sp_status (*event_seconds)(sp_device *device, void *from, void *to, double *out_seconds);
+    sp_status (*stream_wait_event)(sp_device *device, void *stream, void *event);
+    sp_status (*graph_begin)(sp_device *device, void *stream);
+    sp_status (*graph_end)(sp_device *device, void *stream, void **out_graph);
+    sp_status (*graph_launch)(sp_device *device, void *graph, void *stream);
+    void (*graph_destroy)(sp_device *device, void *graph);
+} sp_device_ops;
+
+struct sp_stream {
+    sp_device *device;
+    void *handle;
+};
+
+struct sp_event {
+    sp_device *device;
+    void *handle;
+};
+
+struct sp_graph {
+    sp_device *device;
+    void *handle;
+};
+
+/* The first member of every backend's own struct. */
+struct sp_device {
+    const sp_device_ops *ops;
+    char name[SP_DEVICE_NAME_BYTES];
+    char error_text[SP_ERROR_TEXT_BYTES]; /* of the last failure; under the mutex */
+    pthread_mutex_t mutex;                /* loader threads allocate beside the engine's */
+    sp_device_block *blocks;
+    size_t bytes;
+    sp_stream main_stream;
+};
+
+/* Sets the common part; the backend's struct must be zeroed. */
+void sp_device_init(sp_device *device, const sp_device_ops *ops, const char *name);
+/* Frees every block that is left, and the mutex. */
+void sp_device_release(sp_device *device);
+
+#endif
