@@ -1,0 +1,121 @@
+/* ptx.cuh: the instructions that CUDA C++ has no word for, and the loads built on them. */
+#ifndef SP_KERNELS_CUDA_PTX_CUH
+#define SP_KERNELS_CUDA_PTX_CUH
+
+#include "kernels/cuda_choose.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#define SP_WARP 32
+
+/* 16 bytes of weights: read once by this block, so they do not displace others in L1. */
+static __device__ __forceinline__ uint4 load_weights(const void *from)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from));
+    return v;
+}
+
+/* Only a hint: it cannot return an old value. */
+static __device__ __forceinline__ void prefetch_l2(const void *at)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
+/* Until here a kernel may overlap its predecessor and must not read what that one writes. */
+static __device__ __forceinline__ void wait_predecessor(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void release_successor(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/* One element type: mma, and conversions of one number. F16: 0 is bf16, 1 is f16. */
+template <int F16>
+static __device__ __forceinline__ void mma(float *c, uint32_t a0, uint32_t a1, uint32_t a2,
+                                           uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    if (F16)
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                     "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                     "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+template <int F16> static __device__ __forceinline__ float widen(uint16_t bits)
+{
+    return F16 ? __half2float(__ushort_as_half(bits))
+               : __bfloat162float(__ushort_as_bfloat16(bits));
+}
+
+template <int F16> static __device__ __forceinline__ uint16_t narrow(float value)
+{
+    return F16 ? __half_as_ushort(__float2half_rn(value))
+               : __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+
+/*
+ * Eight elements of row `row` from element k on; those at and beyond k_end are zeros. With VEC they
+ * are one 16-byte load: k_end, the stride and the address are multiples of 8 elements.
+ */
+template <int VEC>
+static __device__ __forceinline__ uint4 load_eight(const uint16_t *from, int64_t stride, int row,
+                                                   int k, int k_end)
+{
+    union {
+        uint4 all;
+        uint16_t one[8];
+    } v;
+
+    v.all = make_uint4(0, 0, 0, 0);
+    if (VEC) {
+        if (k < k_end)
+            v.all = load_weights(from + row * stride + k);
+        return v.all;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (k + i < k_end)
+            v.one[i] = from[row * stride + k + i];
+    return v.all;
+}
+
+/* The same of a row that the predecessor may have written: through the coherent path. */
+template <int VEC>
+static __device__ __forceinline__ uint4 load_eight_of_row(const uint16_t *from, int k, int k_end)
+{
+    union {
+        uint4 all;
+        uint16_t one[8];
+    } v;
+
+    v.all = make_uint4(0, 0, 0, 0);
+    if (VEC) {
+        if (k < k_end)
+            v.all = *(const uint4 *)(from + k);
+        return v.all;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (k + i < k_end)
+            v.one[i] = from[k + i];
+    return v.all;
+}
+
+#endif

@@ -1,0 +1,106 @@
+/*
+ * kernels_cuda.h: the launchers of libsidepath_cuda.so, as plain C. Numbers only: every pointer is
+ * a device pointer unless it says host. A launcher only enqueues work on the stream: it does not
+ * allocate, wait or read device memory, so all of them can be captured.
+ *
+ * The order of summation, fixed by k and by the row's own rank alone:
+ *     xa[c]    = sum over chunks of 512 k, in index order, of ((q0 + q1) + q2) + q3, where q_i is
+ *                quarter i (128 k) of the chunk, a chain of eight mma m16n8k16 from +0;
+ *     delta[j] = a chain of two mma for each 32 ranks, from +0.
+ * Elements beyond k or the rank are zeros in that chain. A launcher's choice of tiles, blocks and
+ * splits (cuda_choose.h) moves work between blocks and never changes this.
+ */
+#ifndef SP_KERNELS_KERNELS_CUDA_H
+#define SP_KERNELS_KERNELS_CUDA_H
+
+#include <sidepath/device.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SP_CUDA_SITES_MAX 4
+#define SP_CUDA_RANK_MAX  512
+#define SP_CUDA_ROWS_MAX  65536
+#define SP_CUDA_SLOTS_MAX 4096
+#define SP_CUDA_TILE_ROWS 8
+
+/* What the kernels need of one tile, in one place: a decode step is a chain of loads. */
+typedef struct sp_cuda_tile {
+    int32_t slot;
+    int32_t count; /* rows in use; 0: no tile */
+    int32_t pad[2];
+    int32_t row[SP_CUDA_TILE_ROWS];
+    float scale[SP_CUDA_TILE_ROWS]; /* request scale of each row */
+} sp_cuda_tile;
+
+typedef struct sp_cuda_plan_head {
+    int32_t n_rows, n_routed, n_segments, n_tiles;
+    int32_t refused_row; /* the first row with a slot or scale out of range, or -1 */
+    int32_t pad[3];
+} sp_cuda_plan_head;
+
+/* The plan on the device, at fixed addresses; arrays as in sp_plan_view. */
+typedef struct sp_cuda_plan {
+    const int32_t *seq_slot_in; /* [n_rows] as the host wrote it; NULL: all rows in slot 0 */
+    const float *row_scale_in;  /* [n_rows], or NULL: all 1 */
+    sp_cuda_plan_head *head;
+    int32_t *seq_slot, *row_order, *segment_begin, *segment_slot;
+    float *row_scale;
+    int32_t *tile_begin, *tile_rows, *tile_slot;
+    sp_cuda_tile *tiles; /* [sp_cuda_tiles_bound], the rest with count 0 */
+} sp_cuda_plan;
+
+/* One output of a group. The factors of slot s lie at `a + s * a_slot_stride` and so on. */
+typedef struct sp_cuda_site {
+    const void *a;                        /* [rank, k_in], stride a_stride elements */
+    const void *b;                        /* [n_out, rank], stride b_stride elements */
+    int64_t a_slot_stride, b_slot_stride; /* elements */
+    int64_t a_stride, b_stride;
+    const int32_t *rank; /* [slots] own rank, 0 = absent; NULL: one_rank */
+    const float *scale;  /* [slots] stored scale; NULL: one_scale */
+    int32_t one_rank;
+    float one_scale;
+    void *y; /* [n_rows, n_out], stride y_stride elements */
+    int64_t y_stride;
+    int32_t n_out;
+    int32_t y_is_f32; /* else of the group's type */
+} sp_cuda_site;
+
+typedef struct sp_cuda_group {
+    int32_t type; /* sp_dtype: BF16 or F16 */
+    int32_t n_rows, n_slots, n_sites;
+    int32_t k_in;
+    int32_t rank_stride; /* no own rank is larger; a multiple of 8 */
+    int32_t after_plan;  /* the kernel before this one on the stream is the plan's */
+    const void *x;       /* [n_rows, k_in], stride x_stride elements */
+    int64_t x_stride;
+    sp_cuda_plan plan;
+    float *planes; /* sp_cuda_planes_bytes */
+    sp_cuda_site sites[SP_CUDA_SITES_MAX];
+} sp_cuda_group;
+
+/* name, arguments. All return a cudaError_t as int. */
+#define SP_CUDA_KERNEL_LIST(X)                                                            \
+    X(plan_rows,                                                                          \
+      (int gpu, const sp_cuda_plan *plan, int32_t n_rows, int32_t n_slots, void *stream)) \
+    X(shrink, (int gpu, const sp_cuda_group *group, void *stream))                        \
+    X(expand, (int gpu, const sp_cuda_group *group, void *stream))                        \
+    X(kernels_init, (int gpu))
+
+typedef struct sp_cuda_kernels {
+#define SP_CUDA_MEMBER(name, arguments) int(*name) arguments;
+    SP_CUDA_KERNEL_LIST(SP_CUDA_MEMBER)
+#undef SP_CUDA_MEMBER
+} sp_cuda_kernels;
+
+/*
+ * Resolves every launcher of the object that `device` came from and prepares the kernels on it.
+ * SP_ERR_UNSUPPORTED with `missing-kernel` names one that is not there.
+ */
+sp_status sp_kernels_cuda_get(sp_device *device, sp_cuda_kernels *out_kernels, sp_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
