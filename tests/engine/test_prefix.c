@@ -170,6 +170,28 @@ static void test_pages_hold_what_they_are_known_for(void **state)
     assert_true(saved > 0 && preemptions > 0);
 }
 
+/* What a hash that happens to be equal must not do: the rest is compared in full. */
+static void test_equal_hashes_are_not_enough(void **state)
+{
+    const int32_t tokens[PAGE_TOKENS] = {1, 2, 3, 4};
+    sp_prefix_key one = {.scale = 1.0f}, two = {.scale = 2.0f}, three = {.scale = 1.0f};
+    sp_prefix_place place = sp_prefix_begin(&one), elsewhere = place;
+    sp_prefix prefix;
+
+    (void)state;
+    three.digest.bytes[31] = 1;
+    elsewhere.parent = 2;
+    assert_int_equal(sp_prefix_create(4, PAGE_TOKENS, &prefix), SP_OK);
+    sp_prefix_insert(&prefix, &one, place, tokens, 3);
+    assert_int_equal(sp_prefix_find(&prefix, &one, place, tokens), 3);
+    assert_int_equal(sp_prefix_find(&prefix, &two, place, tokens), -1);
+    assert_int_equal(sp_prefix_find(&prefix, &three, place, tokens), -1);
+    assert_int_equal(sp_prefix_find(&prefix, &one, elsewhere, tokens), -1);
+    sp_prefix_remove(&prefix, 3);
+    assert_int_equal(sp_prefix_find(&prefix, &one, place, tokens), -1);
+    sp_prefix_destroy(&prefix);
+}
+
 /* ---- the engine ---------------------------------------------------------------------------- */
 
 #define SHARED   37
@@ -310,6 +332,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_pages_hold_what_they_are_known_for, leaks_nothing),
+        cmocka_unit_test_teardown(test_equal_hashes_are_not_enough, leaks_nothing),
         cmocka_unit_test_teardown(test_results_are_equal_with_it_off, leaks_nothing),
         cmocka_unit_test_teardown(test_what_shares_pages, leaks_nothing),
     };
