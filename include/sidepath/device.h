@@ -48,6 +48,7 @@ SP_API sp_status sp_exec_create(const sp_exec_options *options, sp_exec **out_ex
  * An executor on top of the host's own threads. `run` must call fn(fn_user, t, thread) once for
  * every t in [0, n_tasks) and return when all have returned; `thread` must be in [0, threads) and
  * no two tasks may run under one thread number at a time. Borrows `user` until sp_exec_destroy.
+ * Kernels keep blocks on the stack: each thread needs 512 KiB of it.
  */
 typedef void (*sp_exec_run_fn)(void *user, sp_task_fn fn, void *fn_user, int32_t n_tasks);
 SP_API sp_status sp_exec_create_host(int32_t threads, sp_exec_run_fn run, void *user,

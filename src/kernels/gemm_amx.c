@@ -34,8 +34,8 @@
 #endif
 #ifndef PANEL_N
 #define PANEL_N 64  /* weight rows of a panel */
-#define PANEL_K 192 /* k of a panel: 24 KiB of weights */
-#define M_BLOCK 256 /* rows of x that share a panel: 64 KiB of sums */
+#define PANEL_K 512 /* k of a panel: 64 KiB of weights */
+#define M_BLOCK 512 /* rows of x that share a panel: 128 KiB of sums */
 #endif
 
 static int64_t min64(int64_t a, int64_t b)
@@ -308,7 +308,7 @@ static void gemm_direct(const sp_gemm_args *args, int64_t row_begin, int64_t row
 
 /* ---- many rows: panels of w in tile order ---------------------------------------------------- */
 
-/* On the stack of one thread: 96 KiB. */
+/* On the stack of one thread: 192 KiB. */
 typedef struct panel_scratch {
     alignas(64) char panel[PANEL_N * PANEL_K * 2]; /* [step][weight row][32 k] */
     alignas(64) float sums[M_BLOCK / PAIR][PANEL_N / PAIR][PAIR * PAIR];
@@ -345,6 +345,35 @@ typedef struct fetch_list {
     int64_t stride, n;
 } fetch_list;
 
+SP_INLINE void load_step(bool two_x, const char *w, const char *x0, const char *x1)
+{
+    tile_load(4, w, TILE_BYTES);
+    tile_load(5, w + GROUP * TILE_BYTES, TILE_BYTES);
+    tile_load(6, x0, TILE_BYTES);
+    if (two_x)
+        tile_load(7, x1, TILE_BYTES);
+}
+
+/*
+ * The products of one step, each tile replaced by the next step's right after its last use. While
+ * the other hyperthread of a core works, tiles seem not to be renamed, and a load waits for the
+ * products before it: this order costs 10 to 15 % less then, and the same otherwise.
+ */
+SP_INLINE void dot_and_load(bool two_x, const char *w, const char *x0, const char *x1)
+{
+    tile_dot(0, 4, 6);
+    if (two_x)
+        tile_dot(1, 4, 7);
+    tile_load(4, w, TILE_BYTES);
+    tile_dot(2, 5, 6);
+    tile_load(6, x0, TILE_BYTES);
+    if (two_x)
+        tile_dot(3, 5, 7);
+    tile_load(5, w + GROUP * TILE_BYTES, TILE_BYTES);
+    if (two_x)
+        tile_load(7, x1, TILE_BYTES);
+}
+
 /* One pair of groups of weights × one pair of groups of x over a panel's k. */
 SP_INLINE void panel_product(bool two_x, bool first, const char *panel, const char *x0,
                              const char *x1, int64_t steps, float *sums, fetch_list fetch)
@@ -353,16 +382,17 @@ SP_INLINE void panel_product(bool two_x, bool first, const char *panel, const ch
         zero_sums(true, two_x);
     else
         load_sums(true, two_x, sums);
+    load_step(two_x, panel, x0, x1);
     for (int64_t s = 0; s < steps; s++) {
-        const char *w = panel + s * PANEL_N * TILE_BYTES;
+        int64_t next = s + 1 < steps ? s + 1 : s; /* the last ones are loaded once more */
 
-        fetch_rows(x0 + (s + 2) * X_TILE, TILE_BYTES, GROUP);
+        fetch_rows(x0 + (s + 3) * X_TILE, TILE_BYTES, GROUP);
         if (two_x)
-            fetch_rows(x1 + (s + 2) * X_TILE, TILE_BYTES, GROUP);
+            fetch_rows(x1 + (s + 3) * X_TILE, TILE_BYTES, GROUP);
         for (int64_t i = 0; i < fetch.n; i++)
             _mm_prefetch(fetch.at + i * fetch.stride + s * TILE_BYTES, _MM_HINT_T1);
-        tile_step(true, two_x, w, w + GROUP * TILE_BYTES, TILE_BYTES, x0 + s * X_TILE,
-                  x1 + s * X_TILE);
+        dot_and_load(two_x, panel + next * PANEL_N * TILE_BYTES, x0 + next * X_TILE,
+                     x1 + next * X_TILE);
     }
     store_sums(true, two_x, sums);
 }

@@ -313,7 +313,7 @@ SP_INLINE void gemm_some(const sp_gemm_args *args, sp_dtype w_type, int64_t row_
 
 /* ---- many rows: pieces of w widened into the cache ----------------------------------------- */
 
-/* What one thread keeps on its stack, 64 to 112 KiB. */
+/* What one thread keeps on its stack: 64 to 112 KiB. */
 typedef struct many_scratch {
     alignas(64) float lanes[M_BLOCK * N_BLOCK * LANES]; /* [row][output][lane] */
     alignas(64) float panel[PANEL][K_BLOCK];
