@@ -31,11 +31,14 @@
  *   N_BLOCK                         weight rows whose lanes stay in memory through all of k
  *   M_BLOCK                         rows of x that share a widened piece
  *   SOME_WIDTH                      weight rows at a time for up to SOME_ROWS rows of x
+ *
+ * Without them this file is empty, as is every second inclusion.
  */
-#ifndef SP_KERNELS_GEMM_VECTOR_H
+#include "kernels/levels.h"
+
+#if defined(LANES) && !defined(SP_KERNELS_GEMM_VECTOR_H)
 #define SP_KERNELS_GEMM_VECTOR_H
 
-#include "kernels/levels.h"
 #include "kernels/vector_avx2.h"
 
 #include <stdalign.h>
