@@ -18,6 +18,28 @@ foreach(set SidepathShared SidepathStatic)
   install(EXPORT ${set} NAMESPACE Sidepath:: DESTINATION ${SIDEPATH_PACKAGE_DIR})
 endforeach()
 
+# The pkg-config modules behind a static library, as "NAME:module" and as a .pc file lists them.
+function(sidepath_modules_of target out_pairs out_modules)
+  get_target_property(libraries ${target} INTERFACE_LINK_LIBRARIES)
+  set(pairs "")
+  set(modules "")
+  foreach(library ${libraries})
+    if(library MATCHES "^PkgConfig::(.+)$")
+      list(APPEND pairs ${CMAKE_MATCH_1}:${SIDEPATH_PC_${CMAKE_MATCH_1}})
+      list(APPEND modules ${SIDEPATH_PC_${CMAKE_MATCH_1}})
+    endif()
+  endforeach()
+  list(JOIN pairs " " pairs)
+  list(JOIN modules " " modules)
+  set(${out_pairs} ${pairs} PARENT_SCOPE)
+  set(${out_modules} ${modules} PARENT_SCOPE)
+endfunction()
+
+sidepath_modules_of(sidepath_static SIDEPATH_PAIRS SIDEPATH_MODULES)
+if(TARGET sidepath_engine_static)
+  sidepath_modules_of(sidepath_engine_static SIDEPATH_ENGINE_PAIRS SIDEPATH_ENGINE_MODULES)
+endif()
+
 configure_package_config_file(
   ${CMAKE_SOURCE_DIR}/cmake/SidepathConfig.cmake.in ${CMAKE_BINARY_DIR}/SidepathConfig.cmake
   INSTALL_DESTINATION ${SIDEPATH_PACKAGE_DIR} NO_SET_AND_CHECK_MACRO)

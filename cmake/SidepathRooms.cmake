@@ -5,6 +5,13 @@
 set(SIDEPATH_ROOMS "" CACHE INTERNAL "")
 set(SIDEPATH_ROOM_LIBRARIES "" CACHE INTERNAL "")
 
+# A library found by pkg-config: the target PkgConfig::<name>. The installed package files name its
+# module again.
+macro(sidepath_dependency name module)
+  pkg_check_modules(${name} REQUIRED IMPORTED_TARGET ${module})
+  set(SIDEPATH_PC_${name} ${module})
+endmacro()
+
 function(sidepath_room room)
   cmake_parse_arguments(ARG "" "" "LIBRARIES" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${room}/*.c)
