@@ -78,9 +78,73 @@ static void failures_are_named_and_leave_nothing(void **state)
     assert_int_equal(sp_alloc_blocks(), blocks);
 }
 
+/* On the CPU a stream does everything at once, so what was asked for is there on return. */
+static void streams_and_events_are_done_at_once(void **state)
+{
+    const uint8_t in[4] = {9, 8, 7, 6};
+    const uint8_t zero[4] = {0};
+    sp_device *device = NULL;
+    sp_stream *stream = NULL;
+    sp_event *event = NULL;
+    sp_graph *graph = NULL;
+    void *memory = NULL;
+    uint8_t out[4] = {0};
+    sp_error error;
+
+    (void)state;
+    assert_ok(sp_device_open("cpu", &device, &error), &error);
+    assert_ok(sp_device_alloc(device, 4, &memory, &error), &error);
+    assert_ok(sp_stream_create(device, &stream), NULL);
+    assert_ok(sp_event_create(device, &event), NULL);
+    assert_null(sp_stream_native(stream));
+    assert_ok(sp_stream_copy(stream, memory, in, 4), NULL);
+    assert_ok(sp_event_record(event, stream), NULL);
+    assert_ok(sp_event_wait(event), NULL);
+    assert_ok(sp_stream_wait_event(sp_device_main_stream(device), event), NULL);
+    assert_ok(sp_device_read(device, out, memory, 4), NULL);
+    assert_memory_equal(out, in, 4);
+    assert_ok(sp_stream_zero(stream, memory, 4), NULL);
+    assert_ok(sp_stream_wait(stream), NULL);
+    assert_ok(sp_device_read(device, out, memory, 4), NULL);
+    assert_memory_equal(out, zero, 4);
+    assert_int_equal(sp_graph_begin(stream), SP_ERR_UNSUPPORTED);
+    assert_int_equal(sp_graph_end(stream, &graph), SP_ERR_UNSUPPORTED);
+    assert_null(graph);
+    sp_event_destroy(event);
+    sp_stream_destroy(stream);
+    sp_device_free(device, memory);
+    sp_device_close(device);
+}
+
+static void host_memory_is_pinned_and_let_go(void **state)
+{
+    static const uint8_t zero[100];
+    size_t blocks = sp_alloc_blocks(), n_free = 0, n_total = 0;
+    sp_device *device = NULL;
+    void *memory = NULL;
+    uint8_t own[64];
+    sp_error error;
+
+    (void)state;
+    assert_ok(sp_device_open("cpu", &device, &error), &error);
+    assert_string_equal(sp_device_error_text(device), "");
+    assert_ok(sp_device_alloc_pinned(device, 100, &memory, &error), &error);
+    assert_memory_equal(memory, zero, 100);
+    sp_device_free_pinned(device, memory);
+    sp_device_free_pinned(device, NULL);
+    assert_ok(sp_device_pin(device, own, sizeof own), NULL);
+    sp_device_unpin(device, own);
+    assert_ok(sp_device_memory(device, &n_free, &n_total), NULL);
+    assert_true(n_free > 0 && n_free <= n_total);
+    sp_device_close(device);
+    assert_int_equal(sp_alloc_blocks(), blocks);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(streams_and_events_are_done_at_once),
+        cmocka_unit_test(host_memory_is_pinned_and_let_go),
         cmocka_unit_test(blocks_are_zeroed_aligned_and_counted),
         cmocka_unit_test(bytes_move_both_ways),
         cmocka_unit_test(failures_are_named_and_leave_nothing),
