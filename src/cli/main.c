@@ -25,7 +25,7 @@ static void print_help(FILE *stream)
           stream);
     for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
         fprintf(stream, "  %-10s %s\n", verbs[i].name, verbs[i].help);
-    fputs("\n`sidepath VERB --help` lists the flags. Every flag has an environment variable.\n",
+    fputs("\n`sidepath VERB --help` lists the flags and the environment variables of settings.\n",
           stream);
 }
 
