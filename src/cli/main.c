@@ -1,3 +1,4 @@
+#include "base/json.h"
 #include "cli/cli.h"
 
 #include <stdio.h>
@@ -54,6 +55,8 @@ int sp_cli_wants_help(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    /* Else jansson may drop bytes of a string unseen when memory is short. */
+    sp_json_own_memory(true);
     if (argc < 2) {
         print_help(stderr);
         return SP_EXIT_USAGE;
