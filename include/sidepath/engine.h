@@ -101,6 +101,21 @@ SP_API const char *sp_engine_cpu_isa(const sp_engine *engine);   /* the level in
 SP_API sp_status sp_engine_encode(const sp_engine *engine, const char *text, size_t bytes,
                                   bool parse_special, int32_t **out_tokens, int32_t *out_n_tokens,
                                   sp_error *error);
+
+/* Bytes [begin, end) of a text. */
+typedef struct sp_text_span {
+    size_t begin, end;
+} sp_text_span;
+
+/*
+ * The same, where a special token is one only if all of its text lies in one of `spans`, which
+ * ascend and do not touch. Apart from that a span changes nothing: the text is normalised, split
+ * and merged as one. SP_ERR_ARGUMENT: the spans are not in order or leave the text.
+ */
+SP_API sp_status sp_engine_encode_spans(const sp_engine *engine, const char *text, size_t bytes,
+                                        const sp_text_span *spans, size_t n_spans,
+                                        int32_t **out_tokens, int32_t *out_n_tokens,
+                                        sp_error *error);
 SP_API void sp_engine_free(void *memory);
 
 /* ---- requests ------------------------------------------------------------------------------ */

@@ -347,19 +347,35 @@ void sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats)
             sp_delta_workspace_bytes(engine->layout, engine->options.step_rows);
 }
 
+static sp_status need_tokenizer(const sp_engine *engine, sp_error *error)
+{
+    if (engine->tokenizer)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_NOT_FOUND, NULL, TOKENIZER_FILE, -1,
+                   "the model %s has no " TOKENIZER_FILE "; give token ids instead",
+                   engine->base_name);
+}
+
 sp_status sp_engine_encode(const sp_engine *engine, const char *text, size_t bytes,
                            bool parse_special, int32_t **out_tokens, int32_t *out_n_tokens,
                            sp_error *error)
 {
-    size_t n = 0;
-    sp_status status;
+    const sp_text_span all = {0, bytes};
 
-    if (!engine->tokenizer)
-        return sp_fail(error, SP_ERR_NOT_FOUND, NULL, TOKENIZER_FILE, -1,
-                       "the model %s has no " TOKENIZER_FILE "; give token ids instead",
-                       engine->base_name);
-    status =
-        sp_tokenizer_encode(engine->tokenizer, text, bytes, parse_special, out_tokens, &n, error);
+    return sp_engine_encode_spans(engine, text, bytes, &all, parse_special && bytes > 0, out_tokens,
+                                  out_n_tokens, error);
+}
+
+sp_status sp_engine_encode_spans(const sp_engine *engine, const char *text, size_t bytes,
+                                 const sp_text_span *spans, size_t n_spans, int32_t **out_tokens,
+                                 int32_t *out_n_tokens, sp_error *error)
+{
+    size_t n = 0;
+    sp_status status = need_tokenizer(engine, error);
+
+    if (status == SP_OK)
+        status = sp_tokenizer_encode_spans(engine->tokenizer, text, bytes, spans, n_spans,
+                                           out_tokens, &n, error);
     if (status == SP_OK)
         *out_n_tokens = (int32_t)n;
     return status;

@@ -48,7 +48,6 @@ int32_t sp_tokenizer_added_id(const sp_tokenizer *tokenizer, const char *content
 
 typedef struct {
     const sp_tokenizer *tokenizer;
-    bool parse_special;
     sp_merge_scratch scratch;
     sp_id_list list;
     sp_error *error;
@@ -116,57 +115,114 @@ static sp_status encode_pieces(encoder *encode, const char *text, size_t bytes)
     return SP_OK;
 }
 
-static sp_status encode_stage(encoder *encode, const char *text, size_t bytes, bool normalized);
+/*
+ * A stretch of text on its way through the stages, with the spans that it meets. `origin` is where
+ * it begins in the text that the spans are about.
+ */
+typedef struct {
+    const char *text;
+    size_t bytes, origin;
+    const sp_text_span *spans;
+    size_t n_spans;
+} stretch;
 
-/* The text between two added tokens of the first stage. */
-static sp_status encode_raw(encoder *encode, const char *text, size_t bytes)
+/* Moves on to the first span that ends behind `at`; true when `at` lies in it. */
+static bool in_span(stretch *part, size_t at)
 {
-    const char *normal = text;
-    size_t n = bytes;
-    sp_status status = SP_OK;
-
-    if (encode->tokenizer->nfc)
-        status = sp_nfc(text, bytes, &normal, &n, encode->error);
-    if (status != SP_OK)
-        return status;
-    status = encode_stage(encode, normal, n, true);
-    if (normal != text)
-        sp_free((char *)normal);
-    return status;
-}
-
-static sp_status encode_between(encoder *encode, const char *text, size_t bytes, bool normalized)
-{
-    if (bytes == 0)
-        return SP_OK;
-    return normalized ? encode_pieces(encode, text, bytes) : encode_raw(encode, text, bytes);
+    while (part->n_spans > 0 && part->spans->end <= part->origin + at) {
+        part->spans++;
+        part->n_spans--;
+    }
+    return part->n_spans > 0 && part->spans->begin <= part->origin + at;
 }
 
 /*
- * Cuts the text at the added tokens of one stage. A special token that is not to be parsed still
- * takes its text: no other added token is found inside it, as in the reference.
+ * The added token at `at`, or NULL and how many bytes to go on by. A special token outside of the
+ * spans still takes its text: no other added token is found inside it, as in the reference. But it
+ * takes none of a span's: what the template wrote is read as if it stood alone.
  */
-static sp_status encode_stage(encoder *encode, const char *text, size_t bytes, bool normalized)
+static const sp_added *find_added(const sp_tokenizer *tokenizer, stretch *part, size_t at,
+                                  bool normalized, size_t *out_step)
 {
-    size_t begin = 0, at = 0;
+    const char *text = part->text + at;
+    size_t left = part->bytes - at, border;
+    const sp_added *added = match_added(tokenizer, text, left, normalized);
 
-    while (at < bytes) {
-        const sp_added *added = match_added(encode->tokenizer, text + at, bytes - at, normalized);
+    *out_step = 1;
+    if (!added || !added->special)
+        return added;
+    if (in_span(part, at)) {
+        border = part->spans->end - part->origin - at;
+        if (added->bytes > border)
+            added = match_added(tokenizer, text, border, normalized);
+        return added;
+    }
+    border = part->n_spans > 0 ? part->spans->begin - part->origin - at : left;
+    *out_step = added->bytes < border ? added->bytes : border;
+    return NULL;
+}
+
+static sp_status encode_stage(encoder *encode, stretch part, bool normalized);
+
+/* The text between two added tokens of the first stage. Where NFC has changed it, the spans tell
+ * nothing about its bytes, unless one of them holds it all. */
+static sp_status encode_raw(encoder *encode, stretch part)
+{
+    const sp_text_span all = {0, SIZE_MAX};
+    const char *normal = part.text;
+    size_t n = part.bytes;
+    sp_status status = SP_OK;
+
+    if (encode->tokenizer->nfc)
+        status = sp_nfc(part.text, part.bytes, &normal, &n, encode->error);
+    if (status != SP_OK)
+        return status;
+    if (normal == part.text)
+        return encode_stage(encode, part, true);
+    if (in_span(&part, 0) && part.spans->end >= part.origin + part.bytes)
+        status = encode_stage(encode, (stretch){normal, n, 0, &all, 1}, true);
+    else
+        status = encode_stage(encode, (stretch){normal, n, 0, NULL, 0}, true);
+    sp_free((char *)normal);
+    return status;
+}
+
+/* Bytes [begin, end) of `part`, whose spans are those from `begin` on. */
+static sp_status encode_between(encoder *encode, stretch part, size_t begin, size_t end,
+                                bool normalized)
+{
+    if (begin == end)
+        return SP_OK;
+    part.text += begin;
+    part.origin += begin;
+    part.bytes = end - begin;
+    return normalized ? encode_pieces(encode, part.text, part.bytes) : encode_raw(encode, part);
+}
+
+/* Cuts the text at the added tokens of one stage. */
+static sp_status encode_stage(encoder *encode, stretch part, bool normalized)
+{
+    size_t begin = 0, at = 0, step;
+    stretch rest = part; /* as it was at `begin` */
+
+    while (at < part.bytes) {
+        const sp_added *added = find_added(encode->tokenizer, &part, at, normalized, &step);
         sp_status status;
 
-        if (!added || (added->special && !encode->parse_special)) {
-            at += added ? added->bytes : 1;
+        if (!added) {
+            at += step;
             continue;
         }
-        status = encode_between(encode, text + begin, at - begin, normalized);
+        status = encode_between(encode, rest, begin, at, normalized);
         if (status == SP_OK)
             status = sp_id_list_add(&encode->list, added->id, encode->error);
         if (status != SP_OK)
             return status;
         at += added->bytes;
         begin = at;
+        rest = part;
     }
-    return encode_between(encode, text + begin, bytes - begin, normalized);
+    return encode_between(encode, rest, begin, part.bytes, normalized);
 }
 
 static sp_status check_text(const char *text, size_t bytes, sp_error *error)
@@ -187,14 +243,28 @@ static sp_status check_text(const char *text, size_t bytes, sp_error *error)
     return SP_OK;
 }
 
-sp_status sp_tokenizer_encode(const sp_tokenizer *tokenizer, const char *text, size_t bytes,
-                              bool parse_special, int32_t **out_ids, size_t *out_n, sp_error *error)
+static sp_status check_spans(const sp_text_span *spans, size_t n_spans, size_t bytes,
+                             sp_error *error)
 {
-    encoder encode = {.tokenizer = tokenizer, .parse_special = parse_special, .error = error};
+    for (size_t i = 0; i < n_spans; i++)
+        if (spans[i].begin >= spans[i].end || spans[i].end > bytes ||
+            (i > 0 && spans[i].begin <= spans[i - 1].end))
+            return sp_fail(error, SP_ERR_ARGUMENT, NULL, "spans", (int64_t)i,
+                           "span %zu is empty, out of order, or leaves the text", i);
+    return SP_OK;
+}
+
+sp_status sp_tokenizer_encode_spans(const sp_tokenizer *tokenizer, const char *text, size_t bytes,
+                                    const sp_text_span *spans, size_t n_spans, int32_t **out_ids,
+                                    size_t *out_n, sp_error *error)
+{
+    encoder encode = {.tokenizer = tokenizer, .error = error};
     sp_status status = check_text(text, bytes, error);
 
     if (status == SP_OK)
-        status = encode_stage(&encode, text, bytes, false);
+        status = check_spans(spans, n_spans, bytes, error);
+    if (status == SP_OK)
+        status = encode_stage(&encode, (stretch){text, bytes, 0, spans, n_spans}, false);
     sp_merge_scratch_free(&encode.scratch);
     if (status != SP_OK) {
         sp_free(encode.list.ids);
@@ -203,6 +273,15 @@ sp_status sp_tokenizer_encode(const sp_tokenizer *tokenizer, const char *text, s
     *out_ids = encode.list.ids;
     *out_n = encode.list.n;
     return SP_OK;
+}
+
+sp_status sp_tokenizer_encode(const sp_tokenizer *tokenizer, const char *text, size_t bytes,
+                              bool parse_special, int32_t **out_ids, size_t *out_n, sp_error *error)
+{
+    const sp_text_span all = {0, bytes};
+
+    return sp_tokenizer_encode_spans(tokenizer, text, bytes, &all, parse_special && bytes > 0,
+                                     out_ids, out_n, error);
 }
 
 /* --- Decoding ---------------------------------------------------------------------------- */

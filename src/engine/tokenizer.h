@@ -18,7 +18,7 @@
 
 #include "base/text.h"
 
-#include <sidepath/status.h>
+#include <sidepath/engine.h>
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -72,6 +72,16 @@ int32_t sp_tokenizer_added_id(const sp_tokenizer *tokenizer, const char *content
 sp_status sp_tokenizer_encode(const sp_tokenizer *tokenizer, const char *text, size_t bytes,
                               bool parse_special, int32_t **out_ids, size_t *out_n,
                               sp_error *error);
+
+/*
+ * The same, with parse_special inside `spans` only: they ascend, do not touch and lie in the text,
+ * else SP_ERR_ARGUMENT. A special token that a span's border cuts is plain text. (A special token
+ * of a kind that is looked for behind the normaliser, where NFC has changed the text around it,
+ * is one only if everything back to the last token, and on to the next, lies in its span.)
+ */
+sp_status sp_tokenizer_encode_spans(const sp_tokenizer *tokenizer, const char *text, size_t bytes,
+                                    const sp_text_span *spans, size_t n_spans, int32_t **out_ids,
+                                    size_t *out_n, sp_error *error);
 
 /*
  * Ids to text, appended to *text: the tokens' bytes, with U+FFFD for each maximal sequence that is

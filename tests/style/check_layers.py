@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Reads the #include lines of src/ and include/ and checks the way through the rooms:
 
-    cli -> server -> engine -> delta -> route -> stage -> pool -> adapter -> kernels -> device
-        -> base
+    cli -> server -> chat -> engine -> delta -> route -> stage -> pool -> adapter -> kernels
+        -> device -> base
 
 A room may include headers of its own and of rooms to its right, never to its left. The engine
 reaches adapter, pool, stage, route and delta by their public headers only. CUDA headers stay in
@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOMS = ["cli", "server", "engine", "delta", "route", "stage", "pool", "adapter", "kernels",
-         "device", "base"]
+ROOMS = ["cli", "server", "chat", "engine", "delta", "route", "stage", "pool", "adapter",
+         "kernels", "device", "base"]
 # Public headers whose name is not their room's.
 PUBLIC_ROOM = {"status": "base", "safetensors": "adapter", "overlay": "pool", "grouped": "delta"}
 ENGINE_BY_PUBLIC_HEADERS = {"delta", "route", "stage", "pool", "adapter"}

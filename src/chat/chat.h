@@ -1,0 +1,145 @@
+/*
+ * chat: a conversation in the form of OpenAI's API to a prompt, and generated text to a message.
+ *
+ * Owns: the chat template of a checkpoint and the interpreter that runs it (a subset of Jinja, see
+ * docs/CHAT.md), the provenance of every byte of a prompt, and the parser of what the model says.
+ * It must not know: HTTP, queues, adapters, how a step runs. It reaches the engine by
+ * <sidepath/engine.h> only.
+ *
+ * chat.h: what the server needs. A template is read once and never changes, so any number of
+ * threads may render with it. Nothing blocks, except on the files that sp_chat_open reads.
+ */
+#ifndef SP_CHAT_CHAT_H
+#define SP_CHAT_CHAT_H
+
+#include "base/text.h"
+
+#include <jansson.h>
+#include <sidepath/engine.h>
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Reason codes (sp_error.code). */
+#define SP_CHAT_NO_TEMPLATE      "chat-template-missing"
+#define SP_CHAT_MALFORMED        "chat-template-malformed"   /* no template, or broken JSON */
+#define SP_CHAT_UNSUPPORTED      "chat-template-unsupported" /* a construct, named with its line */
+#define SP_CHAT_FAILED           "chat-template-failed"      /* it ran into an error */
+#define SP_CHAT_RAISED           "chat-template-raised"      /* it called raise_exception */
+#define SP_CHAT_LIMIT            "chat-limit-exceeded"       /* steps, depth, memory, output */
+#define SP_CHAT_BAD_MESSAGES     "bad-messages"              /* the request; subject: the field */
+#define SP_CHAT_BAD_CONTENT_TYPE "unsupported-content-type"  /* a part that is no text */
+#define SP_CHAT_BAD_TOOL_CHOICE  "unsupported-tool-choice"
+
+/* ---- the template -------------------------------------------------------------------------- */
+
+typedef struct sp_chat sp_chat;
+
+/*
+ * Finds the template of a checkpoint: `template_file` when it is not NULL, else
+ * MODEL_DIR/chat_template.jinja, else "chat_template" of MODEL_DIR/tokenizer_config.json (a string,
+ * or a list of named ones, of which "default" and "tool_use" are used). Without any of these the
+ * built-in Qwen form is used, but only when `engine` (may be NULL) has a tokenizer to which
+ * <|im_start|> and <|im_end|> are special tokens. *out_chat is owned by the caller.
+ *
+ * SP_ERR_NOT_FOUND (SP_CHAT_NO_TEMPLATE): there is none. SP_ERR_INPUT (SP_CHAT_MALFORMED): a
+ * template that no interpreter would take, position is the line. SP_ERR_UNSUPPORTED
+ * (SP_CHAT_UNSUPPORTED): a construct that this interpreter does not know. SP_ERR_IO,
+ * SP_ERR_TOO_LARGE: the files. A server that gets any of these refuses chat and serves the rest.
+ */
+sp_status sp_chat_open(const char *model_dir, const char *template_file, const sp_engine *engine,
+                       sp_chat **out_chat, sp_error *error);
+/* The same from memory, without files; `subject` names the text in errors. `config` (may be NULL)
+ * holds what tokenizer_config.json would: bos_token, eos_token and the like. */
+sp_status sp_chat_parse(const char *source, size_t bytes, const char *subject, const json_t *config,
+                        sp_chat **out_chat, sp_error *error);
+void sp_chat_close(sp_chat *chat); /* NULL is allowed */
+
+/* Where the template is from: a path, or "built-in Qwen form"; for the log. Borrowed. */
+const char *sp_chat_source(const sp_chat *chat);
+
+/* ---- conversation to prompt ---------------------------------------------------------------- */
+
+typedef struct sp_chat_request {
+    size_t struct_bytes;
+    const json_t *messages;    /* array; a content is a string, null, or a list of text parts, which
+                                  are joined by newlines; the role "developer" is "system" */
+    const json_t *tools;       /* array, null or NULL */
+    const json_t *tool_choice; /* NULL, null, "none" (tools are left out) or "auto"; else refused */
+    const json_t *template_kwargs; /* object, null or NULL: further variables of the template, such
+                                      as {"enable_thinking": false} */
+    bool add_generation_prompt;    /* the default, unless continue_final_message */
+    bool continue_final_message;   /* the prompt ends inside the last message */
+    int64_t unix_seconds;          /* "now" of strftime_now, which is UTC */
+} sp_chat_request;
+
+/* Everything else is NULL or off; add_generation_prompt is on. */
+void sp_chat_request_default(sp_chat_request *out_request);
+
+typedef struct sp_chat_prompt {
+    sp_text text;
+    sp_text_span *spans; /* [n_spans] where the template itself speaks, ascending, not touching */
+    size_t n_spans, spans_capacity;
+    bool thinking;  /* the prompt ends inside <think>: the answer starts as reasoning */
+    bool reasoning; /* the template knows <think>: an answer may begin with it */
+    bool tools;     /* the template knows <tool_call>, and the request has tools */
+} sp_chat_prompt;
+
+/*
+ * Runs the template. Set on success only; release with sp_chat_prompt_free. SP_ERR_INPUT with
+ * SP_CHAT_BAD_MESSAGES, SP_CHAT_BAD_CONTENT_TYPE, SP_CHAT_BAD_TOOL_CHOICE (subject is the field,
+ * "messages[2].content[0].type"), SP_CHAT_RAISED (the text is the template's) or SP_CHAT_FAILED;
+ * SP_ERR_UNSUPPORTED with SP_CHAT_UNSUPPORTED; SP_ERR_TOO_LARGE with SP_CHAT_LIMIT. All of these
+ * are about this request: 400 in HTTP.
+ */
+sp_status sp_chat_render(const sp_chat *chat, const sp_chat_request *request,
+                         sp_chat_prompt *out_prompt, sp_error *error);
+void sp_chat_prompt_free(sp_chat_prompt *prompt);
+
+/*
+ * The prompt's ids. A special token is one only where the template wrote all of its text: what a
+ * message, a tool or a variable holds is plain text, and so is a token of which the template wrote
+ * one half. Otherwise the ids are those of the whole text. sp_engine_free releases *out_tokens.
+ */
+sp_status sp_chat_tokenize(const sp_engine *engine, const sp_chat_prompt *prompt,
+                           int32_t **out_tokens, int32_t *out_n_tokens, sp_error *error);
+
+/* ---- generated text to message ------------------------------------------------------------- */
+
+typedef enum sp_chat_delta_kind {
+    SP_CHAT_CONTENT,
+    SP_CHAT_REASONING,     /* "reasoning_content" */
+    SP_CHAT_TOOL_CALL,     /* a call begins: `text` is the function's name, `call` its index */
+    SP_CHAT_TOOL_ARGUMENTS /* more of the arguments (JSON text) of call `call` */
+} sp_chat_delta_kind;
+
+typedef struct sp_chat_delta {
+    sp_chat_delta_kind kind;
+    int32_t call;     /* 0, 1, ..; of SP_CHAT_TOOL_* only */
+    const char *text; /* borrowed until the call returns; not NUL-terminated */
+    size_t bytes;
+} sp_chat_delta;
+
+typedef void (*sp_chat_delta_fn)(void *user, const sp_chat_delta *delta);
+
+/*
+ * A streaming parser. Content and reasoning come as they are written, but for the beginning of a
+ * tag, which is held back until it is one or is not. A call comes when it is complete, so that one
+ * whose JSON is broken comes as content, tags and all. The newlines that the Qwen form writes
+ * around its tags belong to the tags; every other byte comes exactly once, in order.
+ */
+typedef struct sp_chat_parser sp_chat_parser;
+
+/* For the answer to `prompt`, of which only the three flags are read. `user` is passed to `fn`. */
+sp_status sp_chat_parser_create(const sp_chat_prompt *prompt, sp_chat_delta_fn fn, void *user,
+                                sp_chat_parser **out_parser, sp_error *error);
+/* `text` is whole characters; `fn` is called inside, zero or more times. SP_ERR_MEMORY. */
+sp_status sp_chat_parser_push(sp_chat_parser *parser, const char *text, size_t bytes,
+                              sp_error *error);
+/* The answer has ended: what was held back comes. A parser takes nothing after this. */
+sp_status sp_chat_parser_finish(sp_chat_parser *parser, sp_error *error);
+int32_t sp_chat_parser_n_calls(const sp_chat_parser *parser); /* > 0: finish_reason tool_calls */
+void sp_chat_parser_free(sp_chat_parser *parser);             /* NULL is allowed */
+
+#endif
