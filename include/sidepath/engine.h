@@ -125,18 +125,43 @@ SP_API void sp_engine_free(void *memory);
  * more, with the same bytes. */
 typedef void (*sp_logits_fn)(void *user, int32_t position, const float *logits, int32_t vocab);
 
+#define SP_LOGIT_BIAS_MAX   1024
+#define SP_TOP_LOGPROBS_MAX 20
+#define SP_LOGPROB_MIN      (-9999.0) /* what is smaller is given as this: all are finite */
+
+typedef struct sp_logit_bias {
+    int32_t token;
+    float bias; /* -100 .. 100, added to the token's logit */
+} sp_logit_bias;
+
+typedef struct sp_logprob {
+    int32_t token;
+    float logprob; /* natural logarithm */
+} sp_logprob;
+
 typedef struct sp_request {
     size_t struct_bytes;
     const char *adapter;   /* its name, or the base's; NULL: the active adapter, else the base */
     float lora_scale;      /* multiplies the stored scale; 0 .. 16, 0 = base, exactly */
     const int32_t *tokens; /* the prompt, at least one id below the vocabulary */
     int32_t n_tokens;
-    int32_t max_tokens; /* at least 1, or 0 with logits_fn: prefill only */
+    int32_t max_tokens; /* at least 1; 0, prefill only, with logits_fn or prompt_logprobs */
     double temperature; /* 0: greedy */
     int32_t top_k;      /* 0: off */
     double top_p;       /* 1: off */
     double min_p;       /* 0: off */
     uint64_t seed;
+    double presence_penalty;   /* -2 .. 2, of ids that are in the output; 0: off */
+    double frequency_penalty;  /* -2 .. 2, for each time that an id is in the output; 0: off */
+    double repetition_penalty; /* 0.01 .. 100, divides or multiplies the logits of ids that are in
+                                  the prompt or the output; 1: off */
+    const sp_logit_bias *logit_bias; /* [n_logit_bias], at most SP_LOGIT_BIAS_MAX, each id once */
+    int32_t n_logit_bias;
+    /* Logprobs are the log-softmax of the model's own logits (an adapter's included), before bias,
+     * penalties, temperature and filters. */
+    bool logprobs;           /* of every new token */
+    bool prompt_logprobs;    /* of every token of the prompt but the first */
+    int32_t top_logprobs;    /* 0 .. SP_TOP_LOGPROBS_MAX of the best ids beside each of these */
     bool ignore_eos;         /* end-of-text ids do not stop it */
     const char *const *stop; /* stop strings, none of them empty */
     int32_t n_stop;
@@ -149,14 +174,32 @@ SP_API void sp_request_default(sp_request *out_request);
 
 typedef enum sp_finish { SP_FINISH_NONE = 0, SP_FINISH_STOP, SP_FINISH_LENGTH } sp_finish;
 
-/* One new token of a request; the last one carries the reason. */
+/* What has become of a request so far. Times are sp_clock_seconds (CLOCK_MONOTONIC); 0: not yet. */
+typedef struct sp_request_trace {
+    double submitted, scheduled, first_token; /* the second: its first rows were in a step */
+    int32_t prompt_tokens, cached_tokens;     /* of the prompt; found in the prefix cache when the
+                                                 request first ran */
+    int32_t new_tokens, preemptions;
+} sp_request_trace;
+
+/*
+ * One new token of a request; the last one carries the reason. With prompt_logprobs, before these,
+ * one event for each token of the prompt but the first, in order, each once: is_prompt.
+ */
 typedef struct sp_event {
     int64_t request;
     int32_t token;    /* -1 for a request that ends without one (max_tokens 0) */
+    int32_t position; /* of the token, counted from the beginning of the prompt */
+    bool is_prompt;   /* a token of the prompt, with its logprob and without text */
     const char *text; /* new text, whole UTF-8 sequences; held back where it could begin a
                          stop string; borrowed until return */
     size_t text_bytes;
     sp_finish finish;
+    /* Where they were asked for; else n_top is 0. Borrowed until return. */
+    float logprob;
+    const sp_logprob *top; /* [n_top] best first, the lower of equal ids first */
+    int32_t n_top;
+    const sp_request_trace *trace; /* borrowed until return */
 } sp_event;
 
 typedef void (*sp_event_fn)(void *user, const sp_event *event);
@@ -196,6 +239,11 @@ typedef struct sp_engine_stats {
     int64_t kv_pages, kv_pages_used, kv_pages_used_max;
     int64_t kv_pages_cached; /* not in use, kept for the prefix cache */
     uint64_t prefix_tokens;  /* tokens that the prefix cache has saved from being computed */
+    double load_seconds;     /* sum of the time that steps were held up by adapters coming in */
+    uint64_t adapter_reads;  /* adapters read and packed: from files, or from another source */
+    uint64_t adapter_copies; /* images copied into slots */
+    uint64_t host_evictions; /* images dropped from the host cache for want of budget */
+    size_t host_bytes;       /* images in the host cache */
     size_t weight_bytes;     /* mapped, not copied */
     size_t pool_bytes, kv_bytes, scratch_bytes;
     double open_seconds, adapter_seconds; /* of sp_engine_open; the adapters' share */
@@ -266,7 +314,9 @@ typedef struct sp_engine_adapter_info {
     sp_digest digest;
     uint64_t generation, id_hash;
     bool pinned, active;
-    int32_t references;  /* requests that hold it */
+    int32_t references;  /* requests that hold it: */
+    int32_t running;     /* those that hold its slot, */
+    int32_t waiting;     /* and those that wait */
     uint64_t last_use;   /* larger is later */
     uint64_t rows;       /* rows that steps have routed to it */
     double load_seconds; /* reading, checking and packing */

@@ -29,13 +29,25 @@ typedef struct generate_settings {
 static const sp_setting own_rows[] = {
     {"request", SP_SETTING_LIST, FIELD(requests), NULL, 0, 0, NULL, "[NAME=]PROMPT",
      "a prompt and the adapter that it uses, split at the first '='; none: the base", true},
-    {"max-tokens", SP_SETTING_INT, FIELD(defaults.max_tokens), "64", 1, 1 << 24, NULL, "N",
-     "most new tokens", true},
+    {"max-tokens", SP_SETTING_INT, FIELD(defaults.max_tokens), "64", 0, 1 << 24, NULL, "N",
+     "most new tokens; 0 with --prompt-logprobs only", true},
     {"temperature", SP_SETTING_DOUBLE, FIELD(defaults.temperature), "0", 0, 1000, NULL, "T",
      "0: greedy", true},
     {"top-k", SP_SETTING_INT, FIELD(defaults.top_k), "0", 0, 1 << 24, NULL, "K", "0: off", true},
     {"top-p", SP_SETTING_DOUBLE, FIELD(defaults.top_p), "1", 0, 1, NULL, "P", "1: off", true},
     {"min-p", SP_SETTING_DOUBLE, FIELD(defaults.min_p), "0", 0, 1, NULL, "P", "0: off", true},
+    {"presence-penalty", SP_SETTING_DOUBLE, FIELD(defaults.presence_penalty), "0", -2, 2, NULL, "P",
+     "taken off the logits of ids that are in the output", true},
+    {"frequency-penalty", SP_SETTING_DOUBLE, FIELD(defaults.frequency_penalty), "0", -2, 2, NULL,
+     "P", "the same, for each time that the id is in it", true},
+    {"repetition-penalty", SP_SETTING_DOUBLE, FIELD(defaults.repetition_penalty), "1", 0.01, 100,
+     NULL, "P", "weakens ids that are in prompt or output; 1: off", true},
+    {"logprobs", SP_SETTING_BOOL, FIELD(defaults.logprobs), NULL, 0, 0, NULL, NULL,
+     "with --json: log-probabilities of the new tokens", true},
+    {"prompt-logprobs", SP_SETTING_BOOL, FIELD(defaults.prompt_logprobs), NULL, 0, 0, NULL, NULL,
+     "with --json: those of the prompt's tokens; it is then not read from the prefix cache", true},
+    {"top-logprobs", SP_SETTING_INT, FIELD(defaults.top_logprobs), "0", 0, SP_TOP_LOGPROBS_MAX,
+     NULL, "N", "best ids beside each of these", true},
     {"seed", SP_SETTING_INT, FIELD(defaults.seed), "0", -9e18, 9e18, NULL, "S",
      "of the random numbers", true},
     {"stop", SP_SETTING_LIST, FIELD(defaults.stop), NULL, 0, 0, NULL, "TEXT",
@@ -155,7 +167,7 @@ static sp_status submit_requests(generate_run *run, sp_error *error)
         sp_request view = sp_cli_request_view(request);
         sp_status status;
 
-        request->tokens = sp_calloc((size_t)request->max_tokens, sizeof(int32_t));
+        request->tokens = sp_calloc((size_t)request->max_tokens + 1, sizeof(int32_t));
         if (!request->tokens)
             return sp_fail_memory(error, (size_t)request->max_tokens * sizeof(int32_t), "tokens");
         status = sp_engine_submit(run->engine, &view, &request->id, error);
@@ -167,12 +179,38 @@ static sp_status submit_requests(generate_run *run, sp_error *error)
 
 /* ---- running ------------------------------------------------------------------------------- */
 
+static void add_logprob(sp_text *out, int32_t token, float logprob)
+{
+    sp_text_format(out, "{\"token\": %d, \"logprob\": %.9g", token, (double)logprob);
+}
+
+/* One item of a list; %.9g reads back as the same float. */
+static void add_score(sp_text *out, const sp_event *event)
+{
+    if (out->bytes > 0)
+        sp_text_add(out, ", ");
+    add_logprob(out, event->token, event->logprob);
+    sp_text_add(out, ", \"top\": [");
+    for (int32_t i = 0; i < event->n_top; i++) {
+        sp_text_add(out, i ? ", " : "");
+        add_logprob(out, event->top[i].token, event->top[i].logprob);
+        sp_text_add(out, "}");
+    }
+    sp_text_add(out, "]}");
+}
+
 static void on_event(void *user, const sp_event *event)
 {
     generate_run *run = user;
     /* Ids are handed out in order, from 1, to one batch. */
     sp_cli_request *request = &run->requests.items[event->request - run->requests.items[0].id];
 
+    if (event->is_prompt) {
+        add_score(&request->prompt_scores, event);
+        return;
+    }
+    if (request->logprobs)
+        add_score(&request->scores, event);
     if (run->first_token == 0)
         run->first_token = sp_clock_seconds();
     if (event->token >= 0)
@@ -213,9 +251,12 @@ static sp_status run_batch(generate_run *run, sp_error *error)
         show_progress(run, false);
     }
     show_progress(run, true);
-    for (size_t i = 0; i < run->requests.n && status == SP_AGAIN; i++)
-        if (run->requests.items[i].text.failed)
-            return sp_fail_memory(error, run->requests.items[i].text.bytes, "a text");
+    for (size_t i = 0; i < run->requests.n && status == SP_AGAIN; i++) {
+        const sp_cli_request *request = &run->requests.items[i];
+
+        if (request->text.failed || request->scores.failed || request->prompt_scores.failed)
+            return sp_fail_memory(error, request->text.bytes, "a text");
+    }
     return status == SP_AGAIN ? SP_OK : status;
 }
 
@@ -245,7 +286,14 @@ static void add_result_json(sp_text *out, const sp_cli_request *request, size_t 
     add_tokens(out, "tokens", request->tokens, request->n_tokens);
     sp_text_add(out, ", \"text\": ");
     sp_text_json_string(out, request->text.data ? request->text.data : "", request->text.bytes);
-    sp_text_format(out, ", \"finish_reason\": \"%s\"}\n", finish_name(request->finish));
+    sp_text_format(out, ", \"finish_reason\": \"%s\"", finish_name(request->finish));
+    if (request->logprobs)
+        sp_text_format(out, ", \"logprobs\": [%s]", request->scores.data);
+    if (request->prompt_logprobs) /* the first token has none */
+        sp_text_format(out, ", \"prompt_logprobs\": [null%s%s]",
+                       request->prompt_scores.data ? ", " : "",
+                       request->prompt_scores.data ? request->prompt_scores.data : "");
+    sp_text_add(out, "}\n");
 }
 
 static void add_number(sp_text *out, const char *field, double value)
@@ -381,7 +429,9 @@ static void print_help(const sp_setting *rows, size_t n_rows)
          "[--request '[NAME=]PROMPT']... [FLAGS]\n\n"
          "Runs all requests as one batch, each with its own adapter. Without --request, standard\n"
          "input holds one JSON object a line: adapter, prompt or prompt_tokens, max_tokens,\n"
-         "temperature, top_k, top_p, min_p, seed, stop, ignore_eos, lora_scale.\n");
+         "temperature, top_k, top_p, min_p, presence_penalty, frequency_penalty,\n"
+         "repetition_penalty, logit_bias (an object: id to bias), logprobs, prompt_logprobs,\n"
+         "top_logprobs, seed, stop, ignore_eos, lora_scale.\n");
     sp_settings_print_help(stdout, rows, n_rows);
 }
 

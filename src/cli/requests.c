@@ -20,7 +20,10 @@ static void free_request(sp_cli_request *request)
     sp_free(request->prompt);
     sp_free(request->prompt_tokens);
     sp_free(request->tokens);
+    sp_free(request->bias);
     sp_text_free(&request->text);
+    sp_text_free(&request->scores);
+    sp_text_free(&request->prompt_scores);
     *request = (sp_cli_request){0};
 }
 
@@ -57,6 +60,12 @@ static sp_status start_request(const sp_cli_request_defaults *defaults, sp_cli_r
         .top_p = defaults->top_p,
         .min_p = defaults->min_p,
         .lora_scale = defaults->lora_scale,
+        .presence_penalty = defaults->presence_penalty,
+        .frequency_penalty = defaults->frequency_penalty,
+        .repetition_penalty = defaults->repetition_penalty,
+        .logprobs = defaults->logprobs,
+        .prompt_logprobs = defaults->prompt_logprobs,
+        .top_logprobs = (int32_t)defaults->top_logprobs,
         .seed = (uint64_t)defaults->seed,
         .ignore_eos = defaults->ignore_eos,
     };
@@ -121,8 +130,25 @@ sp_status sp_cli_requests_add_flag(sp_cli_requests *requests, const char *text,
 /* ---- JSON lines ---------------------------------------------------------------------------- */
 
 static const char *const json_fields[] = {
-    "adapter", "prompt", "prompt_tokens", "max_tokens", "temperature", "top_k",
-    "top_p",   "min_p",  "seed",          "stop",       "ignore_eos",  "lora_scale",
+    "adapter",
+    "prompt",
+    "prompt_tokens",
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "repetition_penalty",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "lora_scale",
 };
 
 static sp_status check_fields(json_t *object, sp_error *error)
@@ -222,10 +248,87 @@ static sp_status read_int32(const json_t *object, const char *field, int64_t min
     return status;
 }
 
+static sp_status read_flag(const json_t *object, const char *field, bool *value, sp_error *error)
+{
+    return sp_json_bool(object, field, false, *value, NULL, value, error);
+}
+
+static sp_status bad_bias(const char *key, const char *why, sp_error *error)
+{
+    return sp_fail(error, SP_ERR_INPUT, NULL, "logit_bias", -1, "logit_bias: \"%s\" %s", key, why);
+}
+
+/* The ids are keys, so they are texts: digits alone, as in the OpenAI API. */
+static sp_status read_bias_item(const char *key, const json_t *value, sp_logit_bias *out_bias,
+                                sp_error *error)
+{
+    size_t digits = strspn(key, "0123456789");
+    int64_t token = 0;
+
+    if (digits == 0 || digits > 9 || key[digits] != '\0' || (key[0] == '0' && digits > 1))
+        return bad_bias(key, "is not an id", error);
+    if (!json_is_number(value))
+        return bad_bias(key, "has no number for a value", error);
+    for (size_t i = 0; i < digits; i++)
+        token = token * 10 + (key[i] - '0');
+    *out_bias = (sp_logit_bias){(int32_t)token, (float)json_number_value(value)};
+    return SP_OK;
+}
+
+static sp_status read_bias(json_t *object, sp_cli_request *request, sp_error *error)
+{
+    json_t *map = json_object_get(object, "logit_bias");
+    size_t n = json_object_size(map);
+    const char *key;
+    json_t *value;
+
+    if (!map || json_is_null(map))
+        return SP_OK;
+    if (!json_is_object(map) || n > SP_LOGIT_BIAS_MAX)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "logit_bias", -1,
+                       "field \"logit_bias\" is not an object with at most %d ids",
+                       SP_LOGIT_BIAS_MAX);
+    if (n == 0)
+        return SP_OK;
+    request->bias = sp_calloc(n, sizeof *request->bias);
+    if (!request->bias)
+        return sp_fail_memory(error, n * sizeof *request->bias, "logit_bias");
+    json_object_foreach(map, key, value)
+    {
+        sp_status status = read_bias_item(key, value, &request->bias[request->n_bias++], error);
+
+        if (status != SP_OK)
+            return status;
+    }
+    return SP_OK;
+}
+
+static sp_status read_penalties(json_t *object, sp_cli_request *request, sp_error *error)
+{
+    sp_status status = read_number(object, "presence_penalty", &request->presence_penalty, error);
+
+    if (status == SP_OK)
+        status = read_number(object, "frequency_penalty", &request->frequency_penalty, error);
+    if (status == SP_OK)
+        status = read_number(object, "repetition_penalty", &request->repetition_penalty, error);
+    return status == SP_OK ? read_bias(object, request, error) : status;
+}
+
+static sp_status read_logprobs(const json_t *object, sp_cli_request *request, sp_error *error)
+{
+    sp_status status = read_flag(object, "logprobs", &request->logprobs, error);
+
+    if (status == SP_OK)
+        status = read_flag(object, "prompt_logprobs", &request->prompt_logprobs, error);
+    if (status == SP_OK)
+        status = read_int32(object, "top_logprobs", 0, &request->top_logprobs, error);
+    return status;
+}
+
 static sp_status read_sampling(const json_t *object, sp_cli_request *request, sp_error *error)
 {
     int64_t seed;
-    sp_status status = read_int32(object, "max_tokens", 1, &request->max_tokens, error);
+    sp_status status = read_int32(object, "max_tokens", 0, &request->max_tokens, error);
 
     if (status == SP_OK)
         status = read_int32(object, "top_k", 0, &request->top_k, error);
@@ -238,8 +341,7 @@ static sp_status read_sampling(const json_t *object, sp_cli_request *request, sp
     if (status == SP_OK)
         status = read_number(object, "lora_scale", &request->lora_scale, error);
     if (status == SP_OK)
-        status = sp_json_bool(object, "ignore_eos", false, request->ignore_eos, NULL,
-                              &request->ignore_eos, error);
+        status = read_flag(object, "ignore_eos", &request->ignore_eos, error);
     if (status == SP_OK)
         status = sp_json_int(object, "seed", false, INT64_MIN, INT64_MAX, (int64_t)request->seed,
                              NULL, &seed, error);
@@ -266,6 +368,10 @@ static sp_status read_object(json_t *object, sp_cli_request *request, sp_error *
         status = read_stop(object, request, error);
     if (status == SP_OK)
         status = read_sampling(object, request, error);
+    if (status == SP_OK)
+        status = read_penalties(object, request, error);
+    if (status == SP_OK)
+        status = read_logprobs(object, request, error);
     return status;
 }
 
@@ -363,6 +469,14 @@ sp_request sp_cli_request_view(const sp_cli_request *request)
     view.top_p = request->top_p;
     view.min_p = request->min_p;
     view.seed = request->seed;
+    view.presence_penalty = request->presence_penalty;
+    view.frequency_penalty = request->frequency_penalty;
+    view.repetition_penalty = request->repetition_penalty;
+    view.logit_bias = request->bias;
+    view.n_logit_bias = request->n_bias;
+    view.logprobs = request->logprobs;
+    view.prompt_logprobs = request->prompt_logprobs;
+    view.top_logprobs = request->top_logprobs;
     view.ignore_eos = request->ignore_eos;
     view.stop = (const char *const *)request->stop;
     view.n_stop = request->n_stop;

@@ -21,13 +21,17 @@ typedef struct sp_cli_request {
     int32_t n_stop;
     int32_t max_tokens, top_k;
     double temperature, top_p, min_p, lora_scale;
+    double presence_penalty, frequency_penalty, repetition_penalty;
+    sp_logit_bias *bias;
+    int32_t n_bias, top_logprobs;
     uint64_t seed;
-    bool ignore_eos;
+    bool ignore_eos, logprobs, prompt_logprobs;
 
     int64_t id;
     int32_t *tokens; /* [max_tokens] */
     int32_t n_tokens;
     sp_text text;
+    sp_text scores, prompt_scores; /* items of JSON lists, where logprobs were asked for */
     sp_finish finish;
 } sp_cli_request;
 
@@ -40,7 +44,9 @@ typedef struct sp_cli_requests {
 typedef struct sp_cli_request_defaults {
     int64_t max_tokens, top_k, seed;
     double temperature, top_p, min_p, lora_scale;
-    bool ignore_eos;
+    double presence_penalty, frequency_penalty, repetition_penalty;
+    int64_t top_logprobs;
+    bool ignore_eos, logprobs, prompt_logprobs;
     sp_setting_list stop;
 } sp_cli_request_defaults;
 

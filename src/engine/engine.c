@@ -227,7 +227,9 @@ static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
     engine->spans = sp_calloc(running, sizeof *engine->spans);
     engine->finished = sp_calloc(running, sizeof(sp_sequence *));
     engine->sample_scratch = sp_malloc(sp_sample_scratch_bytes(engine->model.shape.vocab));
+    engine->adjusted_logits = sp_calloc((size_t)engine->model.shape.vocab, sizeof(float));
     if (!engine->spans || !engine->finished || !engine->sample_scratch ||
+        !engine->adjusted_logits ||
         sp_plan_create(engine->options.step_rows, slots, &engine->plan) != SP_OK)
         return sp_fail_memory(error, running * sizeof *engine->spans, "the plan of a step");
     return sp_forward_create(&options, &engine->forward, error);
@@ -290,6 +292,7 @@ void sp_engine_close(sp_engine *engine)
     sp_text_free(&engine->event_text);
     sp_text_free(&engine->decoded);
     sp_forward_destroy(&engine->forward);
+    sp_free(engine->adjusted_logits);
     sp_free(engine->sample_scratch);
     sp_free(engine->finished);
     sp_free(engine->spans);
@@ -345,6 +348,15 @@ void sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats)
     if (engine->layout)
         out_stats->scratch_bytes +=
             sp_delta_workspace_bytes(engine->layout, engine->options.step_rows);
+    if (engine->stage) {
+        sp_stage_stats stage;
+
+        sp_stage_get_stats(engine->stage, &stage);
+        out_stats->adapter_reads = stage.fetches;
+        out_stats->adapter_copies = stage.copies;
+        out_stats->host_evictions = stage.evictions;
+        out_stats->host_bytes = stage.host_bytes;
+    }
 }
 
 static sp_status need_tokenizer(const sp_engine *engine, sp_error *error)

@@ -432,6 +432,22 @@ static double base_row_macs(const sp_model_shape *shape)
     return (double)shape->layers * shape->hidden * (2 * q + 2 * kv + 3.0 * shape->intermediate);
 }
 
+/* Requests in one state that hold the version: a generation is never given twice. */
+static int32_t count_holders(const sp_engine *engine, const sp_version_info *version,
+                             sp_sequence_state state)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < engine->n_sequences && version->references > 0; i++) {
+        const sp_sequence *sequence = engine->sequences[i];
+
+        if (sequence->state == state && sequence->hold.version &&
+            sp_version_generation(sequence->hold.version) == version->generation)
+            n++;
+    }
+    return n;
+}
+
 static sp_engine_adapter_info info_of(const sp_engine *engine, const sp_version_info *version)
 {
     return (sp_engine_adapter_info){
@@ -450,6 +466,8 @@ static sp_engine_adapter_info info_of(const sp_engine *engine, const sp_version_
         .pinned = version->pinned,
         .active = version->active,
         .references = version->references,
+        .running = count_holders(engine, version, SP_SEQUENCE_RUNNING),
+        .waiting = count_holders(engine, version, SP_SEQUENCE_WAITING),
         .last_use = version->last_use,
         .rows = version->uses,
         .load_seconds = version->load_seconds,

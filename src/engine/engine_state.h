@@ -53,9 +53,11 @@ struct sp_engine {
     sp_logit_row logit_rows[SP_LOGIT_ROWS]; /* the window under way */
     int32_t n_logit_rows;
     void *sample_scratch;
-    sp_text decoded;        /* of the token under way */
-    sp_text event_text;     /* what of it is set free */
-    sp_sequence **finished; /* [max_running] of the step under way */
+    float *adjusted_logits;              /* [vocab] the row under way with bias and penalties */
+    sp_logprob top[SP_TOP_LOGPROBS_MAX]; /* of the event under way */
+    sp_text decoded;                     /* of the token under way */
+    sp_text event_text;                  /* what of it is set free */
+    sp_sequence **finished;              /* [max_running] of the step under way */
     int32_t n_finished;
 
     sp_engine_stats stats;

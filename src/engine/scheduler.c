@@ -139,6 +139,8 @@ static int32_t reusable_tokens(const sp_sequence *sequence)
 
     if (sequence->logits_fn && sequence->logits_from < n)
         n = sequence->logits_from > 0 ? sequence->logits_from : 0;
+    if (sp_sequence_scores(sequence, sequence->n_scored) && sequence->n_scored < n)
+        n = sequence->n_scored;
     return n;
 }
 
@@ -163,6 +165,8 @@ static void reuse_pages(sp_scheduler *scheduler, sp_sequence *sequence)
     }
     sequence->n_computed = sequence->n_known * page_tokens;
     scheduler->prefix_tokens += (uint64_t)sequence->n_computed;
+    if (sequence->trace.preemptions == 0)
+        sequence->trace.cached_tokens = sequence->n_computed;
 }
 
 /* A page that was filled twice is kept once: both hold the same bits. */
@@ -222,6 +226,7 @@ static void preempt(sp_scheduler *scheduler, sp_sequence *victim)
     give_pages_back(scheduler, victim);
     give_slot_back(scheduler, victim);
     victim->n_computed = 0;
+    victim->trace.preemptions++;
     victim->state = SP_SEQUENCE_WAITING;
     insert_by_id(scheduler->waiting, &scheduler->n_waiting, victim);
     scheduler->preemptions++;

@@ -10,6 +10,7 @@
 #ifndef SP_ENGINE_SEQUENCE_H
 #define SP_ENGINE_SEQUENCE_H
 
+#include "engine/penalties.h"
 #include "engine/prefix.h"
 #include "engine/sampler.h"
 #include "engine/stop.h"
@@ -42,6 +43,13 @@ typedef struct sp_sequence {
     int32_t n_tokens_admitted;    /* tokens that it had then */
 
     sp_sample_params sampling;
+    sp_penalties penalties;
+    sp_logit_bias *bias; /* [penalties.n_bias], owned */
+    bool adjusted;       /* bias or penalties change its logits */
+    bool logprobs, prompt_logprobs;
+    int32_t top_logprobs;
+    int32_t n_scored; /* with prompt_logprobs: positions whose logits have been used up */
+    sp_request_trace trace;
     bool ignore_eos;
     sp_logits_fn logits_fn;
     void *logits_user;
@@ -52,6 +60,13 @@ typedef struct sp_sequence {
     sp_text held;       /* text that could still begin a stop string */
     size_t n_shown;     /* bytes of text that events have carried */
 } sp_sequence;
+
+/* Whether the logits at a position are wanted for the logprob of the prompt's next token. */
+static inline bool sp_sequence_scores(const sp_sequence *sequence, int32_t position)
+{
+    return sequence->prompt_logprobs && position >= sequence->n_scored &&
+           position < sequence->n_prompt - 1;
+}
 
 /* Rows that wait to be computed. */
 static inline int32_t sp_sequence_pending(const sp_sequence *sequence)

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/engine_state.h"
+#include "engine/logprobs.h"
 
 #include <string.h>
 
@@ -107,17 +108,28 @@ static bool advance_text(sp_engine *engine, sp_sequence *sequence, int32_t token
     return stopped;
 }
 
-static void emit(step_run *run, const sp_sequence *sequence, int32_t token, sp_finish finish)
+/* The logprob of a token and of the best ids at its place; n_top -1 where none was asked for. */
+typedef struct token_score {
+    float logprob;
+    int32_t n_top;
+} token_score;
+
+static const token_score no_score = {.n_top = -1};
+
+/* Sends an event with the text in engine->event_text. */
+static void emit(step_run *run, const sp_sequence *sequence, sp_event event, token_score score)
 {
     const sp_text *text = &run->engine->event_text;
-    sp_event event = {
-        .request = sequence->id,
-        .token = token,
-        .text = text->data ? text->data : "",
-        .text_bytes = text->bytes,
-        .finish = finish,
-    };
 
+    event.request = sequence->id;
+    event.text = text->data ? text->data : "";
+    event.text_bytes = text->bytes;
+    event.trace = &sequence->trace;
+    if (score.n_top >= 0) {
+        event.logprob = score.logprob;
+        event.top = run->engine->top;
+        event.n_top = score.n_top;
+    }
     if (run->on_event)
         run->on_event(run->user, &event);
 }
@@ -125,6 +137,12 @@ static void emit(step_run *run, const sp_sequence *sequence, int32_t token, sp_f
 static void finish_sequence(step_run *run, sp_sequence *sequence)
 {
     run->engine->finished[run->engine->n_finished++] = sequence;
+}
+
+/* Rows come sequence by sequence, so one that has failed is the last of the list. */
+static bool is_finished(const sp_engine *engine, const sp_sequence *sequence)
+{
+    return engine->n_finished > 0 && engine->finished[engine->n_finished - 1] == sequence;
 }
 
 static void fail_sequence(step_run *run, sp_sequence *sequence, sp_status status, const char *why)
@@ -135,15 +153,23 @@ static void fail_sequence(step_run *run, sp_sequence *sequence, sp_status status
     finish_sequence(run, sequence);
 }
 
-static void take_token(step_run *run, sp_sequence *sequence, int32_t token)
+static void note_token(sp_engine *engine, sp_sequence *sequence, int32_t token)
+{
+    sequence->tokens[sequence->n_tokens++] = token;
+    sequence->trace.new_tokens++;
+    if (sequence->trace.new_tokens == 1)
+        sequence->trace.first_token = sp_clock_seconds();
+    engine->stats.tokens++;
+}
+
+static void take_token(step_run *run, sp_sequence *sequence, int32_t token, token_score score)
 {
     sp_engine *engine = run->engine;
     bool eos = ends_text(engine, sequence, token);
     bool full = sequence->n_tokens + 1 - sequence->n_prompt >= sequence->max_tokens;
     sp_finish finish = SP_FINISH_NONE;
 
-    sequence->tokens[sequence->n_tokens++] = token;
-    engine->stats.tokens++;
+    note_token(engine, sequence, token);
     if (advance_text(engine, sequence, token, eos, eos || full) || eos)
         finish = SP_FINISH_STOP;
     else if (full)
@@ -152,7 +178,8 @@ static void take_token(step_run *run, sp_sequence *sequence, int32_t token)
         fail_sequence(run, sequence, SP_ERR_MEMORY, "out of memory for its text");
         return;
     }
-    emit(run, sequence, token, finish);
+    emit(run, sequence,
+         (sp_event){.token = token, .position = sequence->n_tokens - 1, .finish = finish}, score);
     if (finish != SP_FINISH_NONE)
         finish_sequence(run, sequence);
 }
@@ -165,33 +192,86 @@ static bool wants_token(const sp_sequence *sequence, int32_t position)
            sequence->n_tokens - sequence->n_prompt < sequence->max_tokens;
 }
 
+/* The logprob of `token` by a row of raw logits; the best ids go to engine->top. */
+static sp_status score_token(sp_engine *engine, const sp_sequence *sequence, const float *logits,
+                             int32_t token, token_score *out_score)
+{
+    int32_t vocab = engine->model.shape.vocab;
+
+    out_score->n_top = sequence->top_logprobs < vocab ? sequence->top_logprobs : vocab;
+    return sp_logprobs(logits, vocab, token, sequence->top_logprobs, &out_score->logprob,
+                       engine->top, NULL);
+}
+
+/* The token behind the position is one of the prompt, whose logprob is wanted. */
+static sp_status score_prompt(step_run *run, sp_sequence *sequence, const float *logits,
+                              int32_t position)
+{
+    int32_t token = sequence->tokens[position + 1];
+    token_score score;
+    sp_status status = score_token(run->engine, sequence, logits, token, &score);
+
+    if (status != SP_OK)
+        return status;
+    sequence->n_scored = position + 1;
+    sp_text_clear(&run->engine->event_text);
+    emit(run, sequence, (sp_event){.token = token, .position = position + 1, .is_prompt = true},
+         score);
+    return SP_OK;
+}
+
+/* The row with what the request adds to it: a copy where it adds something. */
+static const float *adjust(sp_engine *engine, const sp_sequence *sequence, const float *logits)
+{
+    if (!sequence->adjusted)
+        return logits;
+    memcpy(engine->adjusted_logits, logits,
+           (size_t)engine->model.shape.vocab * sizeof *engine->adjusted_logits);
+    sp_penalties_apply(&sequence->penalties, sequence->tokens, sequence->n_prompt,
+                       sequence->n_tokens, engine->sample_scratch, engine->adjusted_logits);
+    return engine->adjusted_logits;
+}
+
+static sp_status choose_token(step_run *run, sp_sequence *sequence, const float *logits)
+{
+    sp_engine *engine = run->engine;
+    token_score score = no_score;
+    int32_t token;
+    sp_status status = sp_sample(
+        adjust(engine, sequence, logits), engine->model.shape.vocab, &sequence->sampling,
+        (uint64_t)(sequence->n_tokens - sequence->n_prompt), engine->sample_scratch, &token, NULL);
+
+    if (status == SP_OK && sequence->logprobs)
+        status = score_token(engine, sequence, logits, token, &score);
+    if (status == SP_OK)
+        take_token(run, sequence, token, score);
+    return status;
+}
+
 static void use_logits(step_run *run, const sp_logit_row *wanted, const float *logits)
 {
     sp_engine *engine = run->engine;
     sp_sequence *sequence = wanted->sequence;
-    int32_t vocab = engine->model.shape.vocab;
     int32_t position = engine->forward.row_position[wanted->row];
-    bool last = position == sequence->n_tokens - 1;
-    int32_t token;
-    sp_status status;
+    sp_status status = SP_OK;
 
-    if (sequence->logits_fn && position >= sequence->logits_from)
-        sequence->logits_fn(sequence->logits_user, position, logits, vocab);
-    if (!wants_token(sequence, position)) {
-        if (last) {
-            sp_text_clear(&engine->event_text);
-            emit(run, sequence, -1, SP_FINISH_LENGTH);
-            finish_sequence(run, sequence);
-        }
+    if (is_finished(engine, sequence))
         return;
+    if (sequence->logits_fn && position >= sequence->logits_from)
+        sequence->logits_fn(sequence->logits_user, position, logits, engine->model.shape.vocab);
+    if (sp_sequence_scores(sequence, position)) {
+        status = score_prompt(run, sequence, logits, position);
+    } else if (wants_token(sequence, position)) {
+        status = choose_token(run, sequence, logits);
+    } else if (position == sequence->n_tokens - 1) {
+        sp_text_clear(&engine->event_text);
+        emit(run, sequence,
+             (sp_event){.token = -1, .position = position + 1, .finish = SP_FINISH_LENGTH},
+             no_score);
+        finish_sequence(run, sequence);
     }
-    status = sp_sample(logits, vocab, &sequence->sampling,
-                       (uint64_t)(sequence->n_tokens - sequence->n_prompt), engine->sample_scratch,
-                       &token, NULL);
     if (status != SP_OK)
         fail_sequence(run, sequence, status, "its logits are not finite");
-    else
-        take_token(run, sequence, token);
 }
 
 static void flush_logits(step_run *run)
@@ -208,9 +288,8 @@ static void flush_logits(step_run *run)
     status = sp_forward_logits(&engine->forward, rows, n);
     for (int32_t i = 0; i < n && status != SP_OK; i++) {
         sp_sequence *sequence = engine->logit_rows[i].sequence;
-        bool again = engine->n_finished > 0 && engine->finished[engine->n_finished - 1] == sequence;
 
-        if (!again)
+        if (!is_finished(engine, sequence))
             fail_sequence(run, sequence, status, "its logits could not be adapted");
     }
     for (int32_t i = 0; i < n && status == SP_OK; i++)
@@ -219,10 +298,11 @@ static void flush_logits(step_run *run)
     engine->n_logit_rows = 0;
 }
 
-/* Whether the row's logits are of use: for a token, a callback, or the end of a prefill. */
+/* Whether the row's logits are of use: for a token, a logprob, a callback, or the end of a
+ * prefill. */
 static bool wants_logits(const sp_sequence *sequence, int32_t position)
 {
-    return position == sequence->n_tokens - 1 ||
+    return position == sequence->n_tokens - 1 || sp_sequence_scores(sequence, position) ||
            (sequence->logits_fn && position >= sequence->logits_from);
 }
 
@@ -248,11 +328,15 @@ static void take_logits(step_run *run, const sp_batch *batch)
 
 /* ---- the step ------------------------------------------------------------------------------ */
 
-static void count_step(sp_engine *engine, const sp_batch *batch)
+static void count_step(sp_engine *engine, const sp_batch *batch, double began)
 {
     engine->stats.steps++;
     engine->stats.rows += (uint64_t)batch->n_rows;
     for (int32_t i = 0; i < batch->n_entries; i++) {
+        sp_request_trace *trace = &batch->entries[i].sequence->trace;
+
+        if (trace->scheduled <= 0)
+            trace->scheduled = began;
         if (sp_sequence_pending(batch->entries[i].sequence) == 1)
             engine->stats.decode_rows++;
         else
@@ -275,12 +359,15 @@ static void drop_failed(step_run *run, sp_sequence *sequence)
 static sp_status run_nothing(const step_run *run)
 {
     sp_engine *engine = run->engine;
+    double began;
 
     if (run->status != SP_OK)
         return run->status;
     if (engine->scheduler.n_waiting == 0)
         return SP_AGAIN;
+    began = sp_clock_seconds();
     sp_stage_wait(engine->stage, LOAD_WAIT_MS);
+    engine->stats.load_seconds += sp_clock_seconds() - began;
     return SP_OK;
 }
 
@@ -292,8 +379,10 @@ sp_status sp_engine_step(sp_engine *engine, sp_event_fn on_event, void *user, sp
     const sp_batch *batch;
     sp_status status;
 
-    if (engine->stage)
+    if (engine->stage) {
         sp_stage_poll(engine->stage);
+        engine->stats.load_seconds += sp_clock_seconds() - began;
+    }
     batch = sp_scheduler_plan(&engine->scheduler);
     if (engine->scheduler.failed)
         drop_failed(&run, engine->scheduler.failed);
@@ -305,7 +394,7 @@ sp_status sp_engine_step(sp_engine *engine, sp_event_fn on_event, void *user, sp
     status = sp_forward_run(&engine->forward, batch, engine->plan);
     if (status != SP_OK)
         return sp_fail(error, status, NULL, NULL, -1, "a step failed: %s", sp_status_text(status));
-    count_step(engine, batch);
+    count_step(engine, batch, began);
     engine->n_finished = 0;
     engine->n_logit_rows = 0;
     take_logits(&run, batch);

@@ -2,6 +2,7 @@
  * submit.c: a request is checked whole and copied, or refused and nothing kept.
  */
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "engine/engine_state.h"
 
@@ -16,6 +17,7 @@ void sp_request_default(sp_request *out_request)
         .lora_scale = 1.0f,
         .max_tokens = 16,
         .top_p = 1.0f,
+        .repetition_penalty = 1.0,
     };
 }
 
@@ -43,7 +45,8 @@ static sp_status check_length(const sp_engine *engine, const sp_request *request
     int64_t total = (int64_t)request->n_tokens + request->max_tokens;
     int64_t capacity = (int64_t)engine->scheduler.pages.n_pages * engine->options.page_tokens;
 
-    if (request->max_tokens < 0 || (request->max_tokens == 0 && !request->logits_fn))
+    if (request->max_tokens < 0 ||
+        (request->max_tokens == 0 && !request->logits_fn && !request->prompt_logprobs))
         return bad_field(error, "max_tokens", "at least 1");
     if (total > engine->max_context)
         return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "prompt", -1,
@@ -68,13 +71,31 @@ static sp_sample_params sample_params(const sp_request *request)
     };
 }
 
-static sp_status check_sampling(const sp_request *request, sp_error *error)
+static sp_penalties penalties_of(const sp_request *request)
+{
+    return (sp_penalties){
+        .presence = request->presence_penalty,
+        .frequency = request->frequency_penalty,
+        .repetition = request->repetition_penalty,
+        .bias = request->logit_bias,
+        .n_bias = request->n_logit_bias,
+    };
+}
+
+static sp_status check_sampling(const sp_engine *engine, const sp_request *request, sp_error *error)
 {
     sp_sample_params params = sample_params(request);
+    sp_penalties penalties = penalties_of(request);
+    sp_status status;
 
     if (!(request->lora_scale >= 0 && request->lora_scale <= LORA_SCALE_MAX))
         return bad_field(error, "lora_scale", "from 0 to 16");
-    return sp_sample_params_check(&params, error);
+    if (request->top_logprobs < 0 || request->top_logprobs > SP_TOP_LOGPROBS_MAX)
+        return bad_field(error, "top_logprobs", "from 0 to 20");
+    status = sp_sample_params_check(&params, error);
+    if (status == SP_OK)
+        status = sp_penalties_check(&penalties, engine->model.shape.vocab, error);
+    return status;
 }
 
 static sp_status check_stop(const sp_engine *engine, const sp_request *request, sp_error *error)
@@ -103,7 +124,7 @@ sp_status sp_engine_check(const sp_engine *engine, const sp_request *request, sp
     if (status == SP_OK)
         status = check_length(engine, request, error);
     if (status == SP_OK)
-        status = check_sampling(request, error);
+        status = check_sampling(engine, request, error);
     if (status == SP_OK)
         status = check_stop(engine, request, error);
     return status;
@@ -116,6 +137,7 @@ static void destroy_sequence(sp_sequence *sequence)
     sp_stop_destroy(sequence->stop);
     sp_text_free(&sequence->held);
     sp_free(sequence->pages);
+    sp_free(sequence->bias);
     sp_free(sequence->tokens);
     sp_free(sequence);
 }
@@ -132,6 +154,26 @@ static bool create_stop(const sp_request *request, sp_stop **out_stop)
     return sp_stop_create(request->stop, bytes, (size_t)request->n_stop, out_stop, NULL) == SP_OK;
 }
 
+/* False when out of memory. */
+static bool copy_sampling(const sp_request *request, sp_sequence *sequence)
+{
+    size_t n = (size_t)request->n_logit_bias;
+
+    sequence->sampling = sample_params(request);
+    sequence->penalties = penalties_of(request);
+    sequence->adjusted = sp_penalties_any(&sequence->penalties);
+    sequence->logprobs = request->logprobs;
+    sequence->prompt_logprobs = request->prompt_logprobs;
+    sequence->top_logprobs = request->top_logprobs;
+    if (n == 0)
+        return true;
+    sequence->bias = sp_calloc(n, sizeof *sequence->bias);
+    sequence->penalties.bias = sequence->bias;
+    if (sequence->bias)
+        memcpy(sequence->bias, request->logit_bias, n * sizeof *sequence->bias);
+    return sequence->bias != NULL;
+}
+
 static sp_status create_sequence(const sp_engine *engine, const sp_request *request,
                                  sp_sequence **out_sequence)
 {
@@ -143,7 +185,8 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
     sequence->tokens = sp_calloc((size_t)total, sizeof(int32_t));
     sequence->pages =
         sp_calloc((size_t)sp_pages_for(total, engine->options.page_tokens) + 1, sizeof(int32_t));
-    if (!sequence->tokens || !sequence->pages || !create_stop(request, &sequence->stop)) {
+    if (!sequence->tokens || !sequence->pages || !create_stop(request, &sequence->stop) ||
+        !copy_sampling(request, sequence)) {
         destroy_sequence(sequence);
         return SP_ERR_MEMORY;
     }
@@ -152,7 +195,8 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
     sequence->n_tokens = request->n_tokens;
     sequence->max_tokens = request->max_tokens;
     sequence->lora_scale = request->lora_scale;
-    sequence->sampling = sample_params(request);
+    sequence->trace.submitted = sp_clock_seconds();
+    sequence->trace.prompt_tokens = request->n_tokens;
     sequence->ignore_eos = request->ignore_eos;
     sequence->logits_fn = request->logits_fn;
     sequence->logits_user = request->logits_user;

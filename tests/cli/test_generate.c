@@ -114,6 +114,46 @@ static void test_lines_and_flags_agree(void **state)
     free_json(&c);
 }
 
+static double number_of(const json_t *object, const char *field)
+{
+    return json_number_value(json_object_get(object, field));
+}
+
+/* Penalties, bias and logprobs by field and by flag; the same request twice gives one score. */
+static void test_scores(void **state)
+{
+    static const char input[] =
+        "{\"prompt\": \"The\", \"logprobs\": true, \"top_logprobs\": 2}\n"
+        "{\"prompt\": \"The\", \"logit_bias\": {\"300\": 100}, \"logprobs\": true}\n"
+        "{\"prompt_tokens\": [495, 263, 413], \"prompt_logprobs\": true, \"max_tokens\": 0}\n"
+        "{\"prompt\": \"The\", \"repetition_penalty\": 1.5, \"presence_penalty\": 1}\n";
+    json_lines a = run_json(input, DEMO "--max-tokens 2 --precision f32");
+    json_lines b = run_json(NULL, DEMO "--max-tokens 2 --precision f32 --repetition-penalty 1.5 "
+                                       "--presence-penalty 1 --request The");
+    const json_t *scores = json_object_get(a.lines[0], "logprobs");
+    const json_t *prompt = json_object_get(a.lines[2], "prompt_logprobs");
+    const json_t *first = json_array_get(scores, 0);
+
+    (void)state;
+    assert_int_equal(json_array_size(scores), 2);
+    assert_int_equal(json_integer_value(json_object_get(first, "token")), 263);
+    assert_int_equal(json_array_size(json_object_get(first, "top")), 2);
+    assert_int_equal(json_integer_value(json_array_get(json_object_get(a.lines[1], "tokens"), 0)),
+                     300);
+    /* "The" and its two greedy tokens as a prompt: the logprobs that they had as output. */
+    assert_int_equal(json_array_size(prompt), 3);
+    assert_true(json_is_null(json_array_get(prompt, 0)));
+    for (size_t i = 0; i < 2; i++)
+        assert_true(number_of(json_array_get(scores, i), "logprob") ==
+                    number_of(json_array_get(prompt, i + 1), "logprob"));
+    assert_int_equal(json_array_size(json_object_get(a.lines[2], "tokens")), 0);
+    assert_null(json_object_get(a.lines[3], "logprobs"));
+    assert_true(
+        json_equal(json_object_get(a.lines[3], "tokens"), json_object_get(b.lines[0], "tokens")));
+    free_json(&a);
+    free_json(&b);
+}
+
 static void test_text_output(void **state)
 {
     shell_result result =
@@ -208,6 +248,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_json_of_a_batch),
         cmocka_unit_test(test_lines_and_flags_agree),
+        cmocka_unit_test(test_scores),
         cmocka_unit_test(test_text_output),
         cmocka_unit_test(test_memory_beyond_the_mapping),
         cmocka_unit_test(test_shards_give_the_same_logits),

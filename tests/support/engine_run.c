@@ -23,6 +23,7 @@ void engine_run_free(engine_run *run)
 {
     sp_free(run->tokens);
     sp_free(run->logits);
+    sp_free(run->scores);
     sp_text_free(&run->text);
     *run = (engine_run){0};
 }
@@ -55,9 +56,31 @@ void engine_run_submit(sp_engine *engine, engine_run *run)
         run->request.logits_fn = keep_logits;
         run->request.logits_user = run;
     }
+    run->n_prompt_left = run->request.n_tokens - 1;
     run->tokens = sp_calloc((size_t)run->request.max_tokens + 1, sizeof(int32_t));
     assert_non_null(run->tokens);
     assert_ok(sp_engine_submit(engine, &run->request, &run->id, &error), &error);
+}
+
+static void keep_score(engine_run *run, const sp_event *event)
+{
+    engine_score *score;
+
+    assert_int_equal(event->position, run->request.n_tokens + run->n_tokens -
+                                          (event->is_prompt ? run->n_prompt_left : 0));
+    if (event->is_prompt)
+        run->n_prompt_left--;
+    if (!event->is_prompt && !run->request.logprobs)
+        return;
+    run->scores = sp_realloc(run->scores, ((size_t)run->n_scores + 1) * sizeof *run->scores);
+    assert_non_null(run->scores);
+    score = &run->scores[run->n_scores++];
+    memset(score, 0, sizeof *score); /* padding and unused places too: they are compared */
+    score->token = event->token;
+    score->logprob = event->logprob;
+    score->n_top = event->n_top;
+    if (event->n_top > 0)
+        memcpy(score->top, event->top, (size_t)event->n_top * sizeof *event->top);
 }
 
 typedef struct run_list {
@@ -75,6 +98,9 @@ static void on_event(void *user, const sp_event *event)
         if (run->id != event->request)
             continue;
         assert_int_equal(run->finish, SP_FINISH_NONE); /* nothing comes behind the end */
+        keep_score(run, event);
+        if (event->is_prompt)
+            return;
         if (event->token >= 0) {
             assert_true(run->n_tokens < run->request.max_tokens);
             run->tokens[run->n_tokens++] = event->token;
@@ -123,6 +149,9 @@ void engine_run_assert_same(const engine_run *a, const engine_run *b)
     if (a->text.bytes > 0)
         assert_memory_equal(a->text.data, b->text.data, a->text.bytes);
     assert_int_equal(a->finish, b->finish);
+    assert_int_equal(a->n_scores, b->n_scores);
+    if (a->n_scores > 0)
+        assert_memory_equal(a->scores, b->scores, (size_t)a->n_scores * sizeof *a->scores);
     if (!a->keep_logits || !b->keep_logits)
         return;
     assert_int_equal(a->n_logits, b->n_logits);

@@ -9,6 +9,13 @@
 
 #include <sidepath/engine.h>
 
+/* The logprob of one token, prompt tokens first, with the best ids beside it. */
+typedef struct engine_score {
+    int32_t token, n_top;
+    float logprob;
+    sp_logprob top[SP_TOP_LOGPROBS_MAX];
+} engine_score;
+
 typedef struct engine_run {
     sp_request request; /* filled by the test; engine_run_init gives greedy defaults */
     bool keep_logits;   /* from request.logits_from on */
@@ -17,7 +24,9 @@ typedef struct engine_run {
     int32_t n_tokens;
     float *logits; /* [n_logits, vocab] */
     int32_t n_logits, vocab;
-    int32_t n_recomputed; /* rows of logits that came again, after a preemption */
+    int32_t n_recomputed;            /* rows of logits that came again, after a preemption */
+    engine_score *scores;            /* [n_scores] */
+    int32_t n_scores, n_prompt_left; /* the second: tokens of the prompt that may still come */
     sp_text text;
     sp_finish finish;
 } engine_run;
