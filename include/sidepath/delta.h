@@ -64,6 +64,39 @@ SP_API sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t la
                                 int32_t n_outputs);
 
 /*
+ * sp_delta_apply in pieces, for a host that runs them inside parallel jobs of its own, beside its
+ * base GEMM: a side path then costs no barrier, and y is folded while it is in a cache. Its bits
+ * are those of sp_delta_apply.
+ *
+ * sp_delta_begin checks and plans like sp_delta_apply and writes nothing. Where it says `fits`, the
+ * host runs sp_delta_pack for every pack piece, then, after a barrier, sp_delta_shrink for every
+ * shrink piece, and sp_delta_expand once for every column of every output, when the base has
+ * written that column in all rows. Pieces run on any thread and in any order; shrink pieces do not
+ * wait for anything, so expands that come behind them find them done, sooner or later. Where it
+ * does not fit (more rows or outputs than one round of scratch takes), or fails, nothing is begun.
+ * One group is under way at a time; the next begin, or any other call, ends it. x, outputs and plan
+ * are borrowed until then.
+ */
+typedef struct sp_delta_pieces {
+    bool fits;
+    int32_t pack, shrink; /* how many; both 0: no row has a delta here */
+} sp_delta_pieces;
+
+SP_API sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, int32_t layer, const void *x,
+                                int64_t x_stride, const sp_delta_output *outputs, int32_t n_outputs,
+                                sp_delta_pieces *out_pieces);
+SP_API void sp_delta_pack(sp_delta *delta, int32_t piece);
+SP_API void sp_delta_shrink(sp_delta *delta, int32_t piece);
+
+/* The columns of a piece begin at a multiple of this. */
+#define SP_DELTA_COLUMN_STEP 16
+
+/* Columns [column_begin, column_end) of outputs[output], all rows. False: a shrink that it needs
+ * has not returned, nothing was done, call again. */
+SP_API bool sp_delta_expand(sp_delta *delta, int32_t output, int64_t column_begin,
+                            int64_t column_end);
+
+/*
  * Whether sp_delta_embed (SP_MODULE_EMBED_TOKENS) or sp_delta_head (SP_MODULE_LM_HEAD) has anything
  * to do now: an adapter in some slot replaces rows of the table, or the pool holds the module's
  * pairs. A host may leave the call out otherwise.

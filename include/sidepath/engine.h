@@ -234,7 +234,8 @@ typedef struct sp_engine_stats {
     uint64_t steps, rows, prefill_rows, decode_rows, tokens, preemptions;
     uint64_t rotations;   /* slots that waiting adapters got by preemption */
     double step_seconds;  /* sum over steps */
-    double delta_seconds; /* the share of it in sp_delta_apply */
+    double delta_seconds; /* of it, in deltas that ran apart from the base's GEMMs: those of
+                             embeddings, head and large batches */
     int32_t waiting, running;
     int64_t kv_pages, kv_pages_used, kv_pages_used_max;
     int64_t kv_pages_cached; /* not in use, kept for the prefix cache */

@@ -173,7 +173,7 @@ static void add_site(const sp_delta *delta, int32_t index, const sp_delta_output
     group->n++;
 }
 
-static void apply_group(const sp_plan_view *view, const site_group *group, sp_lora_job *job)
+static void add_rows(const sp_plan_view *view, const site_group *group, sp_lora_job *job)
 {
     job->n_targets = group->n;
     for (int32_t segment = 0; segment < view->n_segments; segment++) {
@@ -192,32 +192,56 @@ static void apply_group(const sp_plan_view *view, const site_group *group, sp_lo
         sp_lora_job_add(job, view->row_order + begin, view->segment_begin[segment + 1] - begin,
                         view->row_scale, pairs);
     }
+}
+
+static void apply_group(const sp_plan_view *view, const site_group *group, sp_lora_job *job)
+{
+    add_rows(view, group, job);
     sp_lora_job_finish(job);
+}
+
+static sp_lora_job new_job(const sp_delta *delta, const void *x, int64_t x_stride, int32_t k_in)
+{
+    return (sp_lora_job){
+        .kernels = delta->kernels,
+        .exec = delta->exec,
+        .scratch = &delta->scratch,
+        .dtype = sp_layout_dtype(delta->layout),
+        .k_in = k_in,
+        .rank_max = sp_layout_rank_stride(delta->layout),
+        .x = x,
+        .x_stride = x_stride,
+    };
+}
+
+/* The site of an output that has a delta to apply, or -1. */
+static int32_t site_of(const sp_delta *delta, int32_t layer, sp_module module)
+{
+    if ((delta->skipped >> module & 1u) != 0)
+        return -1;
+    return sp_layout_find(delta->layout, layer, module);
 }
 
 sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t layer, const void *x,
                          int64_t x_stride, const sp_delta_output *outputs, int32_t n_outputs)
 {
     sp_plan_view view;
-    sp_lora_job job = {.x = x, .x_stride = x_stride};
+    sp_lora_job job;
     site_group group = {.n = 0};
+    int32_t k_in;
     sp_status status;
 
     if (delta == NULL || plan == NULL)
         return SP_ERR_ARGUMENT;
     view = sp_plan_get(plan);
-    status = check_apply(delta, &view, layer, x, x_stride, outputs, n_outputs, &job.k_in);
-    if (status != SP_OK || delta->no_apply || view.n_segments == 0 || job.k_in == 0)
+    status = check_apply(delta, &view, layer, x, x_stride, outputs, n_outputs, &k_in);
+    if (status != SP_OK || delta->no_apply || view.n_segments == 0 || k_in == 0)
         return status;
-    job.kernels = delta->kernels;
-    job.exec = delta->exec;
-    job.scratch = &delta->scratch;
-    job.dtype = sp_layout_dtype(delta->layout);
-    job.rank_max = sp_layout_rank_stride(delta->layout);
+    job = new_job(delta, x, x_stride, k_in);
     for (int32_t i = 0; i < n_outputs; i++) {
-        int32_t site = sp_layout_find(delta->layout, layer, outputs[i].module);
+        int32_t site = site_of(delta, layer, outputs[i].module);
 
-        if (site < 0 || (delta->skipped >> outputs[i].module & 1u) != 0)
+        if (site < 0)
             continue;
         add_site(delta, site, &outputs[i], &group, &job);
         if (group.n == SP_LORA_GROUP_MAX) {
@@ -228,4 +252,61 @@ sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t layer, co
     if (group.n > 0)
         apply_group(&view, &group, &job);
     return SP_OK;
+}
+
+/* ---- in pieces ----------------------------------------------------------------------------- */
+
+sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, int32_t layer, const void *x,
+                         int64_t x_stride, const sp_delta_output *outputs, int32_t n_outputs,
+                         sp_delta_pieces *out_pieces)
+{
+    sp_plan_view view;
+    site_group group = {.n = 0};
+    int32_t k_in;
+    sp_status status;
+
+    if (delta == NULL || plan == NULL || out_pieces == NULL)
+        return SP_ERR_ARGUMENT;
+    view = sp_plan_get(plan);
+    status = check_apply(delta, &view, layer, x, x_stride, outputs, n_outputs, &k_in);
+    if (status != SP_OK)
+        return status;
+    *out_pieces = (sp_delta_pieces){.fits = n_outputs <= SP_LORA_GROUP_MAX};
+    if (!out_pieces->fits)
+        return SP_OK;
+    delta->pieces = new_job(delta, x, x_stride, k_in);
+    delta->pieces.in_pieces = true;
+    for (int32_t i = 0; i < n_outputs; i++) {
+        int32_t site = delta->no_apply ? -1 : site_of(delta, layer, outputs[i].module);
+
+        delta->piece_target[i] = site < 0 ? -1 : group.n;
+        if (site >= 0)
+            add_site(delta, site, &outputs[i], &group, &delta->pieces);
+    }
+    if (group.n > 0)
+        add_rows(&view, &group, &delta->pieces);
+    out_pieces->fits = !delta->pieces.too_large;
+    if (!out_pieces->fits)
+        return SP_OK;
+    sp_lora_job_cut(&delta->pieces);
+    out_pieces->pack = delta->pieces.n_pack_tasks;
+    out_pieces->shrink = delta->pieces.n_shrink_tasks;
+    return SP_OK;
+}
+
+void sp_delta_pack(sp_delta *delta, int32_t piece)
+{
+    sp_lora_job_pack(&delta->pieces, piece);
+}
+
+void sp_delta_shrink(sp_delta *delta, int32_t piece)
+{
+    sp_lora_job_shrink(&delta->pieces, piece);
+}
+
+bool sp_delta_expand(sp_delta *delta, int32_t output, int64_t column_begin, int64_t column_end)
+{
+    int32_t target = delta->piece_target[output];
+
+    return target < 0 || sp_lora_job_expand(&delta->pieces, target, column_begin, column_end);
 }

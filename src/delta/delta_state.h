@@ -32,6 +32,9 @@ struct sp_delta {
     void *block;           /* what scratch is cut out of */
     sp_lora_scratch scratch;
     sp_token_scratch token_scratch;
+    /* The group under way in pieces. */
+    sp_lora_job pieces;
+    int32_t piece_target[SP_LORA_GROUP_MAX]; /* of each output; -1: it has no delta */
 };
 
 /* Bytes for sp_token_scratch_cut, a multiple of 64. */

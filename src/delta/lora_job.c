@@ -167,6 +167,7 @@ static void shrink_task(void *user, int32_t task, int32_t thread)
         return;
     job->kernels->x_pack(work->packed_xa, job->dtype, job->dtype, shrink->y, shrink->y_stride, NULL,
                          shrink->rows, shrink->n, 0, shrink->rows);
+    atomic_store_explicit(&work->ready, true, memory_order_release);
 }
 
 static void expand_task(void *user, int32_t task, int32_t thread)
@@ -233,6 +234,7 @@ static void number_gemm_tasks(sp_lora_job *job)
         job->n_shrink_tasks += work->shrink_split.n_tasks;
         job->n_expand_tasks += work->expand_split.n_tasks;
         atomic_store_explicit(&work->pending, work->shrink_split.n_tasks, memory_order_relaxed);
+        atomic_store_explicit(&work->ready, false, memory_order_relaxed);
     }
 }
 
@@ -329,6 +331,7 @@ static void add_work(sp_lora_job *job, const sp_lora_item *item, int32_t t, int3
 
     if (item->row_index == NULL)
         y += first * target->y_stride * (int64_t)sp_dtype_bytes(target->y_type);
+    work->target = t;
     work->packed_xa = scratch->packed_xa + job->xa_used;
     work->shrink = (sp_gemm_args){
         .packed_x = item->packed_x,
@@ -406,19 +409,59 @@ void sp_lora_job_add(sp_lora_job *job, const int32_t *row_order, int32_t rows,
 
     for (int32_t t = 0; t < job->n_targets; t++)
         present |= is_present(&pairs[t]);
-    for (int32_t first = 0; present && first < rows;) {
+    for (int32_t first = 0; present && first < rows && !job->too_large;) {
         int32_t count = next_rows(job, rows - first, pairs);
 
-        if (count == 0) {
+        if (count == 0 && job->in_pieces) {
+            job->too_large = true;
+        } else if (count == 0) {
             run_round(job);
-            continue;
+        } else {
+            add_item(job, row_order, first, count, row_scale, pairs);
+            first += count;
         }
-        add_item(job, row_order, first, count, row_scale, pairs);
-        first += count;
     }
 }
 
 void sp_lora_job_finish(sp_lora_job *job)
 {
     run_round(job);
+}
+
+/* ---- in pieces ----------------------------------------------------------------------------- */
+
+void sp_lora_job_cut(sp_lora_job *job)
+{
+    job->n_pack_tasks = job->n_shrink_tasks = 0;
+    if (job->n_works == 0)
+        return;
+    number_gemm_tasks(job);
+    number_pack_tasks(job);
+}
+
+void sp_lora_job_pack(sp_lora_job *job, int32_t task)
+{
+    pack_task(job, task, 0);
+}
+
+void sp_lora_job_shrink(sp_lora_job *job, int32_t task)
+{
+    shrink_task(job, task, 0);
+}
+
+bool sp_lora_job_expand(sp_lora_job *job, int32_t target, int64_t column_begin, int64_t column_end)
+{
+    for (int32_t i = 0; i < job->n_works; i++) {
+        const sp_lora_work *work = &job->scratch->works[i];
+
+        if (work->target == target && !atomic_load_explicit(&work->ready, memory_order_acquire))
+            return false;
+    }
+    for (int32_t i = 0; i < job->n_works; i++) {
+        const sp_lora_work *work = &job->scratch->works[i];
+
+        if (work->target == target)
+            job->kernels->gemm_nt(&work->expand, 0, work->expand.rows, column_begin, column_end);
+    }
+    return true;
 }

@@ -13,9 +13,10 @@
 #include "kernels/kernels.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 
 #define SP_LORA_GROUP_MAX  4   /* outputs that one job folds from one x */
-#define SP_LORA_ROUND_ROWS 256 /* rows of one round */
+#define SP_LORA_ROUND_ROWS 512 /* rows of one round */
 
 /* One adapter's factors at one site. rank 0 or scale 0: absent. */
 typedef struct sp_lora_pair {
@@ -43,9 +44,11 @@ typedef struct sp_lora_split {
 /* The work of one (item, output): two GEMMs and the packing between them. */
 typedef struct sp_lora_work {
     sp_gemm_args shrink, expand;
+    int32_t target;
     void *packed_xa; /* what expand reads */
     sp_lora_split shrink_split, expand_split;
     atomic_int pending; /* shrink tasks that have not returned */
+    atomic_bool ready;  /* packed_xa is */
 } sp_lora_work;
 
 /* A few rows of one adapter; `rows` of packed x, shared by the item's outputs. */
@@ -91,11 +94,13 @@ typedef struct sp_lora_job {
     int64_t x_stride;
     int32_t n_targets; /* 1 .. SP_LORA_GROUP_MAX */
     sp_lora_target targets[SP_LORA_GROUP_MAX];
+    bool in_pieces; /* the caller runs the one round there may be, piece by piece */
     /* The round so far. Start with zeros. */
     int32_t n_rows, n_items, n_works;
     size_t x_used, xa_used;
     int32_t n_pack_tasks, n_shrink_tasks, n_expand_tasks;
     int64_t pack_rows; /* of one packing task */
+    bool too_large;    /* in_pieces, and there is more than one round takes */
 } sp_lora_job;
 
 /*
@@ -108,5 +113,17 @@ void sp_lora_job_add(sp_lora_job *job, const int32_t *row_order, int32_t rows,
 
 /* Runs what is left. */
 void sp_lora_job_finish(sp_lora_job *job);
+
+/*
+ * The round in pieces (see in_pieces), in place of sp_lora_job_finish. Cutting sets n_pack_tasks
+ * and n_shrink_tasks. All packing comes before all shrinking; pieces of one kind run in any order,
+ * on any threads.
+ */
+void sp_lora_job_cut(sp_lora_job *job);
+void sp_lora_job_pack(sp_lora_job *job, int32_t task);
+void sp_lora_job_shrink(sp_lora_job *job, int32_t task);
+/* Folds columns [begin, end) of one target, all rows; false, and nothing is done, while an xa that
+ * it needs is on its way. */
+bool sp_lora_job_expand(sp_lora_job *job, int32_t target, int64_t column_begin, int64_t column_end);
 
 #endif

@@ -16,6 +16,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/spin.h"
 #include "device/cpus.h"
 
 #include <pthread.h>
@@ -59,15 +60,6 @@ struct sp_exec {
     exec_worker *workers;
 };
 
-static inline void cpu_relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __asm__ volatile("pause" ::: "memory");
-#elif defined(__aarch64__)
-    __asm__ volatile("yield" ::: "memory");
-#endif
-}
-
 /* ---- step path ----------------------------------------------------------------------------- */
 
 /* n_tasks was read before the task is counted as finished: after that the job may be over. */
@@ -108,7 +100,7 @@ static void wait_finished(sp_exec *exec, int32_t n_tasks)
         for (int i = 0; i < SPINS_PER_READING; i++) {
             if (atomic_load_explicit(&exec->finished, memory_order_acquire) == n_tasks)
                 return;
-            cpu_relax();
+            sp_spin_pause();
         }
     } while (sp_clock_ns() < until_ns);
 
@@ -173,7 +165,7 @@ static bool spin_for_work(sp_exec *exec)
         for (int i = 0; i < SPINS_PER_READING; i++) {
             if (atomic_load_explicit(&exec->remaining, memory_order_relaxed) > 0)
                 return true;
-            cpu_relax();
+            sp_spin_pause();
         }
     } while (sp_clock_ns() < until_ns && !atomic_load(&exec->stop));
     return false;

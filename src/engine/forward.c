@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "engine/project.h"
 #include "kernels/gemm.h"
 
 #include <math.h>
@@ -79,11 +80,14 @@ static sp_status allocate(sp_forward *forward, sp_error *error)
     forward->row_token = rows_buffer(forward, 1, sizeof(int32_t), &failed);
     forward->row_entry = rows_buffer(forward, 1, sizeof(int32_t), &failed);
     forward->items = rows_buffer(forward, 1, sizeof(sp_attention_item), &failed);
+    forward->waiting = sp_calloc((size_t)sp_project_pieces_max(sp_exec_threads(forward->exec)),
+                                 sizeof *forward->waiting);
     forward->packed = sp_aligned_calloc(packed, 64);
     forward->logits = sp_aligned_calloc(logits, 64);
     forward->attention_scratch = sp_aligned_calloc(attention ? attention : 64, 64);
     forward->scratch_bytes += packed + logits + attention;
-    if (failed || !forward->packed || !forward->logits || !forward->attention_scratch)
+    if (failed || !forward->waiting || !forward->packed || !forward->logits ||
+        !forward->attention_scratch)
         return sp_fail(error, SP_ERR_MEMORY, NULL, "step-rows", -1,
                        "the activations of %d rows need %zu MiB; lower --step-rows",
                        forward->rows_max, forward->scratch_bytes >> 20);
@@ -127,6 +131,7 @@ void sp_forward_destroy(sp_forward *forward)
 
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         sp_aligned_free(buffers[i]);
+    sp_free(forward->waiting);
     sp_plan_destroy(forward->head_plan);
     *forward = (sp_forward){0};
 }
@@ -276,58 +281,6 @@ static void silu_task(void *user, int32_t task, int32_t thread)
     }
 }
 
-/* ---- projections and their deltas ---------------------------------------------------------- */
-
-typedef struct projection {
-    sp_module module;
-    const uint16_t *weight, *bias;
-    void *y;
-    int32_t n;
-} projection;
-
-#define PROJECTIONS_MAX 3
-
-/* y = x · Wᵀ (+ bias) for projections that share x [n_rows, k], then their deltas. */
-static sp_status project(sp_forward *forward, int32_t layer, const void *x, int32_t k,
-                         const projection *projections, int32_t n_projections)
-{
-    sp_gemm_args gemms[PROJECTIONS_MAX];
-    sp_delta_output outputs[PROJECTIONS_MAX];
-    double began;
-    sp_status status;
-
-    sp_gemm_pack(forward->kernels, forward->exec, forward->packed, forward->type, SP_DTYPE_BF16, x,
-                 k, NULL, forward->n_rows, k);
-    for (int32_t i = 0; i < n_projections; i++) {
-        const projection *p = &projections[i];
-
-        gemms[i] = (sp_gemm_args){
-            .packed_x = forward->packed,
-            .x_type = forward->type,
-            .w_type = SP_DTYPE_BF16,
-            .y_type = forward->type,
-            .epilogue = SP_EPILOGUE_STORE,
-            .rows = forward->n_rows,
-            .n = p->n,
-            .k = k,
-            .w = p->weight,
-            .w_stride = k,
-            .bias = p->bias,
-            .y = p->y,
-            .y_stride = p->n,
-        };
-        outputs[i] = (sp_delta_output){
-            .module = p->module, .y = p->y, .y_stride = p->n, .y_type = forward->type};
-    }
-    sp_gemm_run(forward->kernels, forward->exec, gemms, n_projections);
-    if (!forward->delta)
-        return SP_OK;
-    began = sp_clock_seconds();
-    status = sp_delta_apply(forward->delta, forward->plan, layer, x, k, outputs, n_projections);
-    forward->delta_seconds += sp_clock_seconds() - began;
-    return status;
-}
-
 /* ---- attention ----------------------------------------------------------------------------- */
 
 /* Copies one head vector of a row into the cache. */
@@ -415,20 +368,20 @@ static sp_status attention_block(row_job *job)
     sp_forward *forward = job->forward;
     const sp_model_shape *shape = &forward->model->shape;
     const sp_layer_weights *w = job->weights;
-    const projection inputs[] = {
+    const sp_projection inputs[] = {
         {SP_MODULE_Q_PROJ, w->q, w->q_bias, forward->q, q_width(shape)},
         {SP_MODULE_K_PROJ, w->k, w->k_bias, forward->k, kv_width(shape)},
         {SP_MODULE_V_PROJ, w->v, w->v_bias, forward->v, kv_width(shape)},
     };
-    const projection output = {SP_MODULE_O_PROJ, w->o, w->o_bias, forward->site_output,
-                               shape->hidden};
-    sp_status status = project(forward, job->layer, forward->hidden, shape->hidden, inputs, 3);
+    const sp_projection output = {SP_MODULE_O_PROJ, w->o, w->o_bias, forward->site_output,
+                                  shape->hidden};
+    sp_status status = sp_project(forward, job->layer, forward->hidden, shape->hidden, inputs, 3);
 
     if (status != SP_OK)
         return status;
     run_rows(job, rope_task);
     sp_exec_run(forward->exec, attention_task, job, forward->n_items * shape->kv_heads);
-    return project(forward, job->layer, forward->attended, q_width(shape), &output, 1);
+    return sp_project(forward, job->layer, forward->attended, q_width(shape), &output, 1);
 }
 
 static sp_status ffn_block(row_job *job)
@@ -436,18 +389,18 @@ static sp_status ffn_block(row_job *job)
     sp_forward *forward = job->forward;
     const sp_model_shape *shape = &forward->model->shape;
     const sp_layer_weights *w = job->weights;
-    const projection inputs[] = {
+    const sp_projection inputs[] = {
         {SP_MODULE_GATE_PROJ, w->gate, NULL, forward->gate, shape->intermediate},
         {SP_MODULE_UP_PROJ, w->up, NULL, forward->up, shape->intermediate},
     };
-    const projection output = {SP_MODULE_DOWN_PROJ, w->down, NULL, forward->site_output,
-                               shape->hidden};
-    sp_status status = project(forward, job->layer, forward->hidden, shape->hidden, inputs, 2);
+    const sp_projection output = {SP_MODULE_DOWN_PROJ, w->down, NULL, forward->site_output,
+                                  shape->hidden};
+    sp_status status = sp_project(forward, job->layer, forward->hidden, shape->hidden, inputs, 2);
 
     if (status != SP_OK)
         return status;
     run_rows(job, silu_task);
-    return project(forward, job->layer, forward->gate, shape->intermediate, &output, 1);
+    return sp_project(forward, job->layer, forward->gate, shape->intermediate, &output, 1);
 }
 
 /* ---- the pass ------------------------------------------------------------------------------ */

@@ -55,7 +55,8 @@ typedef struct sp_forward {
     float *attention_scratch;
     size_t attention_scratch_floats; /* per thread */
     size_t scratch_bytes;
-    double delta_seconds; /* sum over all calls of sp_delta_apply */
+    double delta_seconds; /* sum over the deltas that ran apart from the base's GEMMs */
+    int32_t *waiting;     /* [sp_project_pieces_max] of project.c */
 
     /* of the step under way */
     const sp_plan *plan;

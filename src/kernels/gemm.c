@@ -32,49 +32,52 @@ static int64_t round_up(int64_t a, int64_t step)
 
 /* ---- packing ------------------------------------------------------------------------------- */
 
-typedef struct pack_job {
-    const sp_kernels *kernels;
-    void *packed;
-    sp_dtype x_type, w_type;
-    const void *x; /* [rows, k], stride x_stride elements */
-    int64_t x_stride;
-    const int32_t *row_index;
-    int64_t rows, k, rows_per_task;
-} pack_job;
+void sp_pack_job_cut(sp_pack_job *job, int32_t threads)
+{
+    int64_t pieces = (int64_t)threads * PIECES_PER_THREAD;
+    int64_t least = ceil_div(PIECE_WORK_MIN / 4, max64(job->k, 1));
+    int64_t rows = max64(job->rows, 0);
+
+    job->piece_rows = round_up(max64(ceil_div(rows, pieces), least), job->kernels->x_pack_rows);
+    job->n_pieces = (int32_t)ceil_div(rows, job->piece_rows);
+}
+
+void sp_pack_job_run(const sp_pack_job *job, int32_t piece)
+{
+    int64_t begin = piece * job->piece_rows;
+
+    job->kernels->x_pack(job->packed, job->x_type, job->w_type, job->x, job->x_stride,
+                         job->row_index, job->rows, job->k, begin,
+                         min64(begin + job->piece_rows, job->rows));
+}
 
 static void pack_task(void *user, int32_t task, int32_t thread)
 {
-    const pack_job *job = user;
-    int64_t begin = task * job->rows_per_task;
-
     (void)thread;
-    job->kernels->x_pack(job->packed, job->x_type, job->w_type, job->x, job->x_stride,
-                         job->row_index, job->rows, job->k, begin,
-                         min64(begin + job->rows_per_task, job->rows));
+    sp_pack_job_run(user, task);
 }
 
 void sp_gemm_pack(const sp_kernels *kernels, sp_exec *exec, void *packed, sp_dtype x_type,
                   sp_dtype w_type, const void *x, int64_t x_stride, const int32_t *row_index,
                   int64_t rows, int64_t k)
 {
-    pack_job job = {kernels, packed, x_type, w_type, x, x_stride, row_index, rows, k, 0};
-    int64_t pieces = (int64_t)sp_exec_threads(exec) * PIECES_PER_THREAD;
-    int64_t least = ceil_div(PIECE_WORK_MIN / 4, max64(k, 1));
+    sp_pack_job job = {
+        .kernels = kernels,
+        .packed = packed,
+        .x_type = x_type,
+        .w_type = w_type,
+        .x = x,
+        .x_stride = x_stride,
+        .row_index = row_index,
+        .rows = rows,
+        .k = k,
+    };
 
-    if (rows <= 0)
-        return;
-    job.rows_per_task = round_up(max64(ceil_div(rows, pieces), least), kernels->x_pack_rows);
-    sp_exec_run(exec, pack_task, &job, (int32_t)ceil_div(rows, job.rows_per_task));
+    sp_pack_job_cut(&job, sp_exec_threads(exec));
+    sp_exec_run(exec, pack_task, &job, job.n_pieces);
 }
 
 /* ---- running ------------------------------------------------------------------------------- */
-
-typedef struct gemm_job {
-    const sp_kernels *kernels;
-    const sp_gemm_args *gemms;
-    int32_t n_gemms;
-    int64_t piece_work; /* multiply-adds of one piece, roughly */
-} gemm_job;
 
 /* How one GEMM is cut: pieces of rows × columns, columns varying fastest. */
 typedef struct gemm_split {
@@ -82,7 +85,7 @@ typedef struct gemm_split {
     int64_t row_pieces, column_pieces;
 } gemm_split;
 
-static gemm_split split_gemm(const gemm_job *job, const sp_gemm_args *args)
+static gemm_split split_gemm(const sp_gemm_job *job, const sp_gemm_args *args)
 {
     const sp_kernels *kernels = job->kernels;
     gemm_split split;
@@ -105,12 +108,32 @@ static bool is_empty(const sp_gemm_args *args)
     return args->rows <= 0 || args->n <= 0;
 }
 
-static void gemm_task(void *user, int32_t task, int32_t thread)
+void sp_gemm_job_cut(const sp_kernels *kernels, int32_t threads, const sp_gemm_args *gemms,
+                     int32_t n_gemms, sp_gemm_job *out_job)
 {
-    const gemm_job *job = user;
-    int64_t piece = task;
+    sp_gemm_job job = {.kernels = kernels, .gemms = gemms, .n_gemms = n_gemms, .whole_rows = true};
+    int64_t work = 0;
 
-    (void)thread;
+    for (int32_t g = 0; g < n_gemms; g++)
+        if (!is_empty(&gemms[g]))
+            work += gemms[g].rows * gemms[g].n * max64(gemms[g].k, 1);
+    job.piece_work = max64(work / ((int64_t)threads * PIECES_PER_THREAD), PIECE_WORK_MIN);
+    for (int32_t g = 0; g < n_gemms; g++) {
+        gemm_split split;
+
+        if (is_empty(&gemms[g]))
+            continue;
+        split = split_gemm(&job, &gemms[g]);
+        job.n_pieces += (int32_t)(split.row_pieces * split.column_pieces);
+        job.whole_rows &= split.row_pieces == 1;
+    }
+    *out_job = job;
+}
+
+sp_gemm_piece sp_gemm_job_piece(const sp_gemm_job *job, int32_t piece)
+{
+    int64_t left = piece;
+
     for (int32_t g = 0; g < job->n_gemms; g++) {
         const sp_gemm_args *args = &job->gemms[g];
         gemm_split split;
@@ -119,36 +142,38 @@ static void gemm_task(void *user, int32_t task, int32_t thread)
         if (is_empty(args))
             continue;
         split = split_gemm(job, args);
-        if (piece >= split.row_pieces * split.column_pieces) {
-            piece -= split.row_pieces * split.column_pieces;
+        if (left >= split.row_pieces * split.column_pieces) {
+            left -= split.row_pieces * split.column_pieces;
             continue;
         }
-        row = piece / split.column_pieces * split.rows;
-        column = piece % split.column_pieces * split.columns;
-        job->kernels->gemm_nt(args, row, min64(row + split.rows, args->rows), column,
-                              min64(column + split.columns, args->n));
-        return;
+        row = left / split.column_pieces * split.rows;
+        column = left % split.column_pieces * split.columns;
+        return (sp_gemm_piece){g, row, min64(row + split.rows, args->rows), column,
+                               min64(column + split.columns, args->n)};
     }
+    return (sp_gemm_piece){0};
+}
+
+void sp_gemm_job_run(const sp_gemm_job *job, const sp_gemm_piece *piece)
+{
+    job->kernels->gemm_nt(&job->gemms[piece->gemm], piece->row_begin, piece->row_end,
+                          piece->column_begin, piece->column_end);
+}
+
+static void gemm_task(void *user, int32_t task, int32_t thread)
+{
+    const sp_gemm_job *job = user;
+    sp_gemm_piece piece = sp_gemm_job_piece(job, task);
+
+    (void)thread;
+    sp_gemm_job_run(job, &piece);
 }
 
 void sp_gemm_run(const sp_kernels *kernels, sp_exec *exec, const sp_gemm_args *gemms,
                  int32_t n_gemms)
 {
-    gemm_job job = {kernels, gemms, n_gemms, 0};
-    int64_t work = 0, pieces = 0;
+    sp_gemm_job job;
 
-    for (int32_t g = 0; g < n_gemms; g++)
-        if (!is_empty(&gemms[g]))
-            work += gemms[g].rows * gemms[g].n * max64(gemms[g].k, 1);
-    job.piece_work =
-        max64(work / ((int64_t)sp_exec_threads(exec) * PIECES_PER_THREAD), PIECE_WORK_MIN);
-    for (int32_t g = 0; g < n_gemms; g++) {
-        gemm_split split;
-
-        if (is_empty(&gemms[g]))
-            continue;
-        split = split_gemm(&job, &gemms[g]);
-        pieces += split.row_pieces * split.column_pieces;
-    }
-    sp_exec_run(exec, gemm_task, &job, (int32_t)pieces);
+    sp_gemm_job_cut(kernels, sp_exec_threads(exec), gemms, n_gemms, &job);
+    sp_exec_run(exec, gemm_task, &job, job.n_pieces);
 }

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 18, ADAPTERS = 7, RANK_MAX = 16, MANY = 700 };
+enum { ROWS = 18, ADAPTERS = 7, RANK_MAX = 16, MANY = 1200 };
 
 /* What every test compares with. */
 typedef struct alone {
@@ -245,6 +245,82 @@ static void rounds_do_not_matter(void **state)
     for_all(check_many);
 }
 
+static void compare_rows(const alone *base, const int32_t *rows, int32_t n_rows, void **y)
+{
+    for (int32_t i = 0; i < base->scene.n_sites; i++) {
+        size_t bytes = scene_y_row_bytes(&base->scene, i);
+
+        for (int32_t at = 0; at < n_rows; at++)
+            assert_memory_equal((char *)y[i] + (size_t)at * bytes, base->y[rows[at]][i], bytes);
+        free(y[i]);
+    }
+}
+
+static void check_pieces(const alone *base)
+{
+    static const int32_t threads[] = {1, 5};
+    sp_test_random random = {9};
+    int32_t rows[MANY];
+    void *y[SCENE_SITES_MAX];
+
+    for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
+        sp_exec *exec = hand_exec(threads[i]); /* says how finely work is cut */
+        delta_rig rig = rig_create(&base->scene, base->level, exec, RANK_MAX, NULL, MANY);
+
+        count_up(rows, ROWS);
+        for (int32_t n = ROWS; n > 0; n -= 4) {
+            rig_apply_pieces(&rig, rows, n, y);
+            compare_rows(base, rows, n, y);
+            shuffle(rows, ROWS, &random);
+        }
+        for (int32_t at = 0; at < MANY; at++)
+            rows[at] = at % ROWS;
+        rig_apply_pieces(&rig, rows, 300, y);
+        compare_rows(base, rows, 300, y);
+        rig_destroy(&rig);
+        sp_exec_destroy(exec);
+    }
+}
+
+static void pieces_have_the_same_bits(void **state)
+{
+    (void)state;
+    for_all(check_pieces);
+}
+
+static void expect_untouched(const alone *base, const int32_t *rows, int32_t n_rows, void **y)
+{
+    for (int32_t i = 0; i < base->scene.n_sites; i++) {
+        size_t bytes = scene_y_row_bytes(&base->scene, i);
+
+        for (int32_t at = 0; at < n_rows; at++)
+            assert_memory_equal((char *)y[i] + (size_t)at * bytes,
+                                (char *)base->scene.y0[i] + (size_t)rows[at] * bytes, bytes);
+        free(y[i]);
+    }
+}
+
+static void check_refused_pieces(const alone *base)
+{
+    int32_t rows[MANY];
+    void *y[SCENE_SITES_MAX];
+    delta_rig rig = rig_create(&base->scene, base->level, base->one_thread, RANK_MAX, NULL, MANY);
+
+    for (int32_t at = 0; at < MANY; at++)
+        rows[at] = at % ROWS;
+    rig_apply_too_early(&rig, rows, ROWS, y);
+    expect_untouched(base, rows, ROWS, y);
+    rig_expect_too_large(&rig, rows, MANY, y);
+    expect_untouched(base, rows, MANY, y);
+    rig_destroy(&rig);
+}
+
+static void early_and_oversized_pieces_change_nothing(void **state)
+{
+    (void)state;
+    for_all(check_refused_pieces);
+}
+
 /* The single form on the adapter's own tensors, whose stride is the rank and not the pool's. */
 static void check_single(const alone *base)
 {
@@ -318,6 +394,8 @@ int main(void)
         cmocka_unit_test(task_order_does_not_matter),
         cmocka_unit_test(nan_neighbours_do_not_matter),
         cmocka_unit_test(rounds_do_not_matter),
+        cmocka_unit_test(pieces_have_the_same_bits),
+        cmocka_unit_test(early_and_oversized_pieces_change_nothing),
         cmocka_unit_test(single_form_has_the_same_bits),
     };
 

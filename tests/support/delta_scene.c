@@ -143,7 +143,12 @@ static void gather_row(const delta_rig *rig, int32_t which, int32_t at, batch_ar
     }
 }
 
-void rig_apply(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y)
+/* The whole of sp_delta_apply, or another way to the same. */
+typedef void (*apply_fn)(delta_rig *rig, const sp_plan *plan, const void *x,
+                         const sp_delta_output *outputs);
+
+static void run_rows(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y,
+                     apply_fn apply)
 {
     const delta_scene *scene = rig->scene;
     size_t n = (size_t)n_rows;
@@ -167,11 +172,94 @@ void rig_apply(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y
     assert_ok(
         sp_plan_build_rows(plan, batch.seq_slot, batch.row_scale, n_rows, rig->n_slots, &error),
         &error);
-    assert_ok(sp_delta_apply(rig->delta, plan, scene->dims[0].layer, batch.x, scene->x_stride,
-                             outputs, scene->n_sites),
-              NULL);
+    apply(rig, plan, batch.x, outputs);
     sp_plan_destroy(plan);
     free(batch.x);
     free(batch.row_scale);
     free(batch.seq_slot);
+}
+
+static void apply_whole(delta_rig *rig, const sp_plan *plan, const void *x,
+                        const sp_delta_output *outputs)
+{
+    const delta_scene *scene = rig->scene;
+
+    assert_ok(sp_delta_apply(rig->delta, plan, scene->dims[0].layer, x, scene->x_stride, outputs,
+                             scene->n_sites),
+              NULL);
+}
+
+void rig_apply(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y)
+{
+    run_rows(rig, rows, n_rows, out_y, apply_whole);
+}
+
+/* Expands one output in the shortest pieces there are, last one first. */
+static void expand_backwards(delta_rig *rig, int32_t output, int32_t n_out, bool expected)
+{
+    int32_t begin = (n_out - 1) / SP_DELTA_COLUMN_STEP * SP_DELTA_COLUMN_STEP;
+
+    for (int32_t end = n_out; begin >= 0; end = begin, begin -= SP_DELTA_COLUMN_STEP)
+        assert_int_equal(sp_delta_expand(rig->delta, output, begin, end), expected);
+}
+
+static void apply_pieces(delta_rig *rig, const sp_plan *plan, const void *x,
+                         const sp_delta_output *outputs)
+{
+    const delta_scene *scene = rig->scene;
+    sp_delta_pieces pieces;
+
+    assert_ok(sp_delta_begin(rig->delta, plan, scene->dims[0].layer, x, scene->x_stride, outputs,
+                             scene->n_sites, &pieces),
+              NULL);
+    assert_true(pieces.fits);
+    for (int32_t piece = pieces.pack; piece-- > 0;)
+        sp_delta_pack(rig->delta, piece);
+    for (int32_t piece = pieces.shrink; piece-- > 0;)
+        sp_delta_shrink(rig->delta, piece);
+    for (int32_t i = 0; i < scene->n_sites; i++)
+        expand_backwards(rig, i, scene->dims[i].n_out, true);
+}
+
+void rig_apply_pieces(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y)
+{
+    run_rows(rig, rows, n_rows, out_y, apply_pieces);
+}
+
+/* An output all of whose shrinks are still to come must be told so, and stay as it is. */
+static void apply_too_early(delta_rig *rig, const sp_plan *plan, const void *x,
+                            const sp_delta_output *outputs)
+{
+    const delta_scene *scene = rig->scene;
+    sp_delta_pieces pieces;
+
+    assert_ok(sp_delta_begin(rig->delta, plan, scene->dims[0].layer, x, scene->x_stride, outputs,
+                             scene->n_sites, &pieces),
+              NULL);
+    assert_true(pieces.fits && pieces.shrink > 0);
+    for (int32_t piece = pieces.pack; piece-- > 0;)
+        sp_delta_pack(rig->delta, piece);
+    expand_backwards(rig, 0, scene->dims[0].n_out, false);
+}
+
+void rig_apply_too_early(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y)
+{
+    run_rows(rig, rows, n_rows, out_y, apply_too_early);
+}
+
+static void ask_fits(delta_rig *rig, const sp_plan *plan, const void *x,
+                     const sp_delta_output *outputs)
+{
+    const delta_scene *scene = rig->scene;
+    sp_delta_pieces pieces = {.fits = true, .pack = 1, .shrink = 1};
+
+    assert_ok(sp_delta_begin(rig->delta, plan, scene->dims[0].layer, x, scene->x_stride, outputs,
+                             scene->n_sites, &pieces),
+              NULL);
+    assert_true(!pieces.fits && pieces.pack == 0 && pieces.shrink == 0);
+}
+
+void rig_expect_too_large(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y)
+{
+    run_rows(rig, rows, n_rows, out_y, ask_fits);
 }

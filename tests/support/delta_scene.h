@@ -58,6 +58,14 @@ void rig_destroy(delta_rig *rig);
  */
 void rig_apply(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y);
 
+/* The same with sp_delta_begin and its pieces, each kind last one first. */
+void rig_apply_pieces(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y);
+/* Asks for the expand of the first output, which some row adapts, before any shrink: must be told
+ * so; out_y is what it was. */
+void rig_apply_too_early(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y);
+/* sp_delta_begin must say that the rows do not fit; out_y is what it was. */
+void rig_expect_too_large(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y);
+
 /* Bytes of one row of output i, pads included. */
 size_t scene_y_row_bytes(const delta_scene *scene, int32_t i);
 

@@ -1,0 +1,186 @@
+#include "engine/project.h"
+
+#include "base/clock.h"
+#include "base/spin.h"
+#include "kernels/gemm.h"
+
+#include <stdatomic.h>
+
+/* Elements that the calling thread packs itself rather than wake others. */
+#define PACK_ALONE_ELEMENTS (1 << 15)
+/* Pauses for a shrink that is nearly through, some microseconds, before its expand is put off. */
+#define EXPAND_PAUSES 256
+
+typedef struct project_job {
+    sp_forward *forward;
+    sp_pack_job pack;
+    sp_gemm_job gemm;
+    sp_delta_pieces delta;
+    atomic_int n_waiting; /* entries of forward->waiting: pieces whose expand was put off */
+} project_job;
+
+int32_t sp_project_pieces_max(int32_t threads)
+{
+    return threads * 32 + 64;
+}
+
+/* ---- phases -------------------------------------------------------------------------------- */
+
+static void pack_task(void *user, int32_t task, int32_t thread)
+{
+    const project_job *job = user;
+
+    (void)thread;
+    if (task < job->delta.pack)
+        sp_delta_pack(job->forward->delta, task);
+    else
+        sp_pack_job_run(&job->pack, task - job->delta.pack);
+}
+
+static bool expand(project_job *job, const sp_gemm_piece *piece)
+{
+    return sp_delta_expand(job->forward->delta, piece->gemm, piece->column_begin,
+                           piece->column_end);
+}
+
+static bool expand_soon(project_job *job, const sp_gemm_piece *piece)
+{
+    for (int i = 0; i < EXPAND_PAUSES; i++) {
+        if (expand(job, piece))
+            return true;
+        sp_spin_pause();
+    }
+    return false;
+}
+
+/* The shrinks come first and wait for nothing, so a piece of the base seldom waits for them. It
+ * does not wait long either: a host's executor may run tasks in any order, on one thread. */
+static void gemm_task(void *user, int32_t task, int32_t thread)
+{
+    project_job *job = user;
+    int32_t number = task - job->delta.shrink;
+    sp_gemm_piece piece;
+
+    (void)thread;
+    if (number < 0) {
+        sp_delta_shrink(job->forward->delta, task);
+        return;
+    }
+    piece = sp_gemm_job_piece(&job->gemm, number);
+    sp_gemm_job_run(&job->gemm, &piece);
+    if (job->delta.shrink > 0 && !expand_soon(job, &piece))
+        job->forward->waiting[atomic_fetch_add(&job->n_waiting, 1)] = number;
+}
+
+static void waiting_task(void *user, int32_t task, int32_t thread)
+{
+    project_job *job = user;
+    sp_gemm_piece piece = sp_gemm_job_piece(&job->gemm, job->forward->waiting[task]);
+
+    (void)thread;
+    (void)expand(job, &piece); /* every shrink has returned */
+}
+
+static void run_pack(project_job *job)
+{
+    int64_t elements = job->pack.rows * job->pack.k;
+    int32_t tasks = job->delta.pack + job->pack.n_pieces;
+
+    if (job->delta.pack > 0)
+        elements *= 2;
+    if (elements > PACK_ALONE_ELEMENTS) {
+        sp_exec_run(job->forward->exec, pack_task, job, tasks);
+        return;
+    }
+    for (int32_t task = 0; task < tasks; task++)
+        pack_task(job, task, 0);
+}
+
+/* ---- the projections ----------------------------------------------------------------------- */
+
+static void fill(sp_forward *forward, int32_t k, const sp_projection *p, sp_gemm_args *out_gemm,
+                 sp_delta_output *out_output)
+{
+    *out_gemm = (sp_gemm_args){
+        .packed_x = forward->packed,
+        .x_type = forward->type,
+        .w_type = SP_DTYPE_BF16,
+        .y_type = forward->type,
+        .epilogue = SP_EPILOGUE_STORE,
+        .rows = forward->n_rows,
+        .n = p->n,
+        .k = k,
+        .w = p->weight,
+        .w_stride = k,
+        .bias = p->bias,
+        .y = p->y,
+        .y_stride = p->n,
+    };
+    *out_output = (sp_delta_output){
+        .module = p->module, .y = p->y, .y_stride = p->n, .y_type = forward->type};
+}
+
+/* Begins the side paths in pieces; what does not fit is applied afterwards. */
+static sp_status begin_delta(project_job *job, int32_t layer, const sp_delta_output *outputs,
+                             int32_t n_outputs, bool *out_apart)
+{
+    sp_forward *forward = job->forward;
+    sp_status status = SP_OK;
+
+    *out_apart = false;
+    if (!forward->delta)
+        return SP_OK;
+    if (job->gemm.whole_rows &&
+        job->gemm.n_pieces <= sp_project_pieces_max(sp_exec_threads(forward->exec)))
+        status = sp_delta_begin(forward->delta, forward->plan, layer, job->pack.x,
+                                job->pack.x_stride, outputs, n_outputs, &job->delta);
+    *out_apart = !job->delta.fits;
+    if (*out_apart)
+        job->delta = (sp_delta_pieces){0};
+    return status;
+}
+
+static sp_status apply_apart(const project_job *job, int32_t layer, const sp_delta_output *outputs,
+                             int32_t n_outputs)
+{
+    sp_forward *forward = job->forward;
+    double began = sp_clock_seconds();
+    sp_status status = sp_delta_apply(forward->delta, forward->plan, layer, job->pack.x,
+                                      job->pack.x_stride, outputs, n_outputs);
+
+    forward->delta_seconds += sp_clock_seconds() - began;
+    return status;
+}
+
+sp_status sp_project(sp_forward *forward, int32_t layer, const void *x, int32_t k,
+                     const sp_projection *projections, int32_t n_projections)
+{
+    int32_t threads = sp_exec_threads(forward->exec);
+    sp_gemm_args gemms[SP_PROJECTIONS_MAX];
+    sp_delta_output outputs[SP_PROJECTIONS_MAX];
+    project_job job = {
+        .forward = forward,
+        .pack = {.kernels = forward->kernels,
+                 .packed = forward->packed,
+                 .x_type = forward->type,
+                 .w_type = SP_DTYPE_BF16,
+                 .x = x,
+                 .x_stride = k,
+                 .rows = forward->n_rows,
+                 .k = k},
+    };
+    bool apart;
+    sp_status status;
+
+    for (int32_t i = 0; i < n_projections; i++)
+        fill(forward, k, &projections[i], &gemms[i], &outputs[i]);
+    sp_pack_job_cut(&job.pack, threads);
+    sp_gemm_job_cut(forward->kernels, threads, gemms, n_projections, &job.gemm);
+    status = begin_delta(&job, layer, outputs, n_projections, &apart);
+    if (status != SP_OK)
+        return status;
+    run_pack(&job);
+    sp_exec_run(forward->exec, gemm_task, &job, job.delta.shrink + job.gemm.n_pieces);
+    sp_exec_run(forward->exec, waiting_task, &job, atomic_load(&job.n_waiting));
+    return apart ? apply_apart(&job, layer, outputs, n_projections) : SP_OK;
+}
