@@ -2,7 +2,7 @@
 # called directly, so that a build without CUDA needs no CUDA language in CMake.
 
 set(SIDEPATH_CUDA_ARCHITECTURES "80;86;89;90;100;120;121" CACHE STRING
-    "GPU architectures; PTX of the first is added")
+    "GPU architectures; PTX of the first is added. 80-virtual: PTX alone")
 
 function(sidepath_cuda)
   find_program(SIDEPATH_NVCC nvcc HINTS /usr/local/cuda/bin REQUIRED)
@@ -11,24 +11,42 @@ function(sidepath_cuda)
   file(GLOB headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda/*.cuh
        ${CMAKE_SOURCE_DIR}/src/kernels/*cuda*.h ${CMAKE_SOURCE_DIR}/src/device/device_cuda.h)
   set(targets "")
-  foreach(architecture ${SIDEPATH_CUDA_ARCHITECTURES})
-    list(APPEND targets -gencode arch=compute_${architecture},code=sm_${architecture})
-  endforeach()
   list(GET SIDEPATH_CUDA_ARCHITECTURES 0 first)
-  list(APPEND targets -gencode arch=compute_${first},code=compute_${first})
-  set(object ${CMAKE_BINARY_DIR}/libsidepath_cuda.so.0)
+  foreach(architecture ${SIDEPATH_CUDA_ARCHITECTURES})
+    string(REPLACE "-virtual" "" number ${architecture})
+    if(number STREQUAL architecture)
+      list(APPEND targets -gencode arch=compute_${number},code=sm_${number})
+    endif()
+    if(NOT number STREQUAL architecture OR architecture STREQUAL first)
+      list(APPEND targets -gencode arch=compute_${number},code=compute_${number})
+    endif()
+  endforeach()
+  set(library ${CMAKE_BINARY_DIR}/libsidepath_cuda.so.0)
+  set(objects "")
+  foreach(source ${sources})
+    get_filename_component(name ${source} NAME_WE)
+    set(object ${CMAKE_BINARY_DIR}/cuda/${name}.o)
+    list(APPEND objects ${object})
+    add_custom_command(
+      OUTPUT ${object}
+      COMMAND
+        ${SIDEPATH_NVCC} -c -std=c++17 -O3 --fmad=false ${targets} -I${CMAKE_SOURCE_DIR}/include
+        -I${CMAKE_SOURCE_DIR}/src -diag-suppress 128 -Xcompiler -fPIC,-fvisibility=hidden,-Wall
+        -Xptxas -warn-spills -Xfatbin -compress-all -o ${object} ${source}
+      DEPENDS ${source} ${headers}
+      COMMENT "Building ${name}.cu for ${SIDEPATH_CUDA_ARCHITECTURES}"
+      VERBATIM)
+  endforeach()
+  file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/cuda)
   add_custom_command(
-    OUTPUT ${object}
-    COMMAND
-      ${SIDEPATH_NVCC} -shared -cudart static -std=c++17 -O3 --fmad=false --threads 2 ${targets}
-      -I${CMAKE_SOURCE_DIR}/include -I${CMAKE_SOURCE_DIR}/src -diag-suppress 128
-      -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-static-libstdc++,-static-libgcc
-      -Xptxas -warn-spills -Xfatbin -compress-all -o ${object} ${sources}
-    DEPENDS ${sources} ${headers}
-    COMMENT "Building the CUDA object for ${SIDEPATH_CUDA_ARCHITECTURES}"
+    OUTPUT ${library}
+    COMMAND ${SIDEPATH_NVCC} -shared -cudart static ${targets} -Xcompiler
+            -static-libstdc++,-static-libgcc -o ${library} ${objects}
+    DEPENDS ${objects}
+    COMMENT "Linking the CUDA object"
     VERBATIM)
-  add_custom_target(sidepath_cuda ALL DEPENDS ${object})
-  install(FILES ${object} DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  add_custom_target(sidepath_cuda ALL DEPENDS ${library})
+  install(FILES ${library} DESTINATION ${CMAKE_INSTALL_LIBDIR})
   add_executable(bench_cuda ${CMAKE_SOURCE_DIR}/bench/bench_cuda.c)
   target_include_directories(bench_cuda PRIVATE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/tests)
   target_link_libraries(bench_cuda PRIVATE sidepath_static)

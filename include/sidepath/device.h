@@ -160,6 +160,12 @@ SP_API void *sp_stream_native(const sp_stream *stream);
  * and must stay until the copy is done. */
 SP_API sp_status sp_stream_copy(sp_stream *stream, void *to, const void *from, size_t bytes);
 SP_API sp_status sp_stream_zero(sp_stream *stream, void *to, size_t bytes);
+
+/* The same of `height` pieces of `width` bytes, whose begins are the strides apart.
+ * SP_ERR_STRIDE: a stride smaller than the width. */
+SP_API sp_status sp_stream_copy_column(sp_stream *stream, void *to, size_t to_stride,
+                                       const void *from, size_t from_stride, size_t width,
+                                       size_t height);
 SP_API sp_status sp_stream_wait_event(sp_stream *stream, const sp_event *event);
 
 SP_API sp_status sp_event_create(sp_device *device, sp_event **out_event);

@@ -194,12 +194,11 @@ sp_status sp_device_write_column(sp_device *device, void *device_memory, size_t 
                                  const void *host_memory, size_t host_stride, size_t width,
                                  size_t height)
 {
-    if (device_stride < width || host_stride < width)
-        return SP_ERR_STRIDE;
-    if (width == 0 || height == 0)
-        return SP_OK;
-    return device->ops->write_column(device, device_memory, device_stride, host_memory, host_stride,
-                                     width, height);
+    sp_stream *stream = &device->main_stream;
+    sp_status status = sp_stream_copy_column(stream, device_memory, device_stride, host_memory,
+                                             host_stride, width, height);
+
+    return status == SP_OK ? sp_stream_wait(stream) : status;
 }
 
 /* ---- streams, events, graphs --------------------------------------------------------------- */
@@ -249,6 +248,17 @@ sp_status sp_stream_copy(sp_stream *stream, void *to, const void *from, size_t b
     if (bytes == 0)
         return SP_OK;
     return stream->device->ops->stream_copy(stream->device, stream->handle, to, from, bytes);
+}
+
+sp_status sp_stream_copy_column(sp_stream *stream, void *to, size_t to_stride, const void *from,
+                                size_t from_stride, size_t width, size_t height)
+{
+    if (to_stride < width || from_stride < width)
+        return SP_ERR_STRIDE;
+    if (width == 0 || height == 0)
+        return SP_OK;
+    return stream->device->ops->stream_copy_column(stream->device, stream->handle, to, to_stride,
+                                                   from, from_stride, width, height);
 }
 
 sp_status sp_stream_zero(sp_stream *stream, void *to, size_t bytes)

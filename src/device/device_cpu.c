@@ -77,10 +77,11 @@ static sp_status cpu_zero(sp_device *device, void *to, size_t bytes)
     return SP_OK;
 }
 
-static sp_status cpu_write_column(sp_device *device, void *to, size_t to_stride, const void *from,
-                                  size_t from_stride, size_t width, size_t height)
+static sp_status cpu_copy_column(sp_device *device, void *handle, void *to, size_t to_stride,
+                                 const void *from, size_t from_stride, size_t width, size_t height)
 {
     (void)device;
+    (void)handle;
     for (size_t i = 0; i < height; i++)
         memcpy((char *)to + i * to_stride, (const char *)from + i * from_stride, width);
     return SP_OK;
@@ -184,12 +185,12 @@ static const sp_device_ops cpu_ops = {
     .write = cpu_copy,
     .read = cpu_copy,
     .zero = cpu_zero,
-    .write_column = cpu_write_column,
     .stream_create = cpu_stream_create,
     .stream_destroy = cpu_destroy,
     .stream_wait = cpu_done,
     .stream_copy = cpu_stream_copy,
     .stream_zero = cpu_stream_zero,
+    .stream_copy_column = cpu_copy_column,
     .event_create = cpu_event_create,
     .event_destroy = cpu_event_destroy,
     .event_record = cpu_event_record,

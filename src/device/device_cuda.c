@@ -258,17 +258,6 @@ static sp_status cuda_zero(sp_device *device, void *to, size_t bytes)
     return status == SP_OK ? wait_copy(device) : status;
 }
 
-static sp_status cuda_write_column(sp_device *device, void *to, size_t to_stride, const void *from,
-                                   size_t from_stride, size_t width, size_t height)
-{
-    sp_status status = CALL(device, "copying a column", copy_column, to, to_stride, from,
-                            from_stride, width, height, device->main_stream.handle);
-
-    if (status != SP_OK)
-        return status;
-    return CALL(device, "waiting for a column", stream_wait, device->main_stream.handle);
-}
-
 /* ---- streams, events, graphs --------------------------------------------------------------- */
 
 static sp_status cuda_stream_create(sp_device *device, void **out_handle)
@@ -295,6 +284,14 @@ static sp_status cuda_stream_copy(sp_device *device, void *handle, void *to, con
 static sp_status cuda_stream_zero(sp_device *device, void *handle, void *to, size_t bytes)
 {
     return CALL(device, "zeroing on a stream", zero, to, bytes, handle);
+}
+
+static sp_status cuda_stream_copy_column(sp_device *device, void *handle, void *to,
+                                         size_t to_stride, const void *from, size_t from_stride,
+                                         size_t width, size_t height)
+{
+    return CALL(device, "copying a column", copy_column, to, to_stride, from, from_stride, width,
+                height, handle);
 }
 
 static sp_status cuda_stream_wait_event(sp_device *device, void *stream, void *event)
@@ -388,12 +385,12 @@ static const sp_device_ops cuda_ops = {
     .write = cuda_write,
     .read = cuda_write, /* the direction is in the addresses */
     .zero = cuda_zero,
-    .write_column = cuda_write_column,
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
     .stream_wait = cuda_stream_wait,
     .stream_copy = cuda_stream_copy,
     .stream_zero = cuda_stream_zero,
+    .stream_copy_column = cuda_stream_copy_column,
     .event_create = cuda_event_create,
     .event_destroy = cuda_event_destroy,
     .event_record = cuda_event_record,

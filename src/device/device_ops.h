@@ -28,14 +28,15 @@ typedef struct sp_device_ops {
     sp_status (*write)(sp_device *device, void *to, const void *from, size_t bytes);
     sp_status (*read)(sp_device *device, void *to, const void *from, size_t bytes);
     sp_status (*zero)(sp_device *device, void *to, size_t bytes);
-    sp_status (*write_column)(sp_device *device, void *to, size_t to_stride, const void *from,
-                              size_t from_stride, size_t width, size_t height);
     sp_status (*stream_create)(sp_device *device, void **out_handle);
     void (*stream_destroy)(sp_device *device, void *handle);
     sp_status (*stream_wait)(sp_device *device, void *handle);
     sp_status (*stream_copy)(sp_device *device, void *handle, void *to, const void *from,
                              size_t bytes);
     sp_status (*stream_zero)(sp_device *device, void *handle, void *to, size_t bytes);
+    sp_status (*stream_copy_column)(sp_device *device, void *handle, void *to, size_t to_stride,
+                                    const void *from, size_t from_stride, size_t width,
+                                    size_t height);
     sp_status (*event_create)(sp_device *device, void **out_handle);
     void (*event_destroy)(sp_device *device, void *handle);
     sp_status (*event_record)(sp_device *device, void *event, void *stream);
