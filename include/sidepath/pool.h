@@ -42,6 +42,9 @@ typedef struct sp_layout_options {
     sp_dtype dtype;          /* BF16; F32 in the checking mode; F16 where a host asks for it */
     sp_served_tables served; /* what replaced rows are held against; borrowed as long as the layout
                                 lives. Without data such adapters are refused */
+    sp_device *images_for;   /* host images lie in memory that this device copies from at full
+                                speed; borrowed as long as the layout and its images live. NULL:
+                                in plain memory */
 } sp_layout_options;
 
 SP_API void sp_layout_options_default(sp_layout_options *out_options);
@@ -61,6 +64,7 @@ SP_API sp_dtype sp_layout_dtype(const sp_layout *layout);
 SP_API sp_module_set sp_layout_modules(const sp_layout *layout);
 SP_API sp_geometry *sp_layout_geometry(const sp_layout *layout); /* borrowed */
 SP_API const sp_served_tables *sp_layout_served(const sp_layout *layout);
+SP_API sp_device *sp_layout_images_for(const sp_layout *layout); /* borrowed, or NULL */
 
 /* Sites in slot order. A site is one (layer, module) that the pool holds. */
 typedef struct sp_layout_site {
@@ -94,6 +98,7 @@ typedef struct sp_image {
     uint64_t checksum;   /* XXH3 of data; no trust in it */
     size_t bytes;        /* host bytes that the image takes, its arrays and overlay included */
     sp_overlay *overlay; /* rows that it replaces; owned, NULL: none */
+    sp_device *pinned;   /* whose pinned memory data is, or NULL */
 } sp_image;
 
 /*
@@ -160,6 +165,7 @@ SP_API void sp_pool_destroy(sp_pool *pool); /* NULL is allowed */
 
 SP_API int32_t sp_pool_slots(const sp_pool *pool);
 SP_API sp_layout *sp_pool_layout(const sp_pool *pool); /* borrowed */
+SP_API sp_device *sp_pool_device(const sp_pool *pool); /* borrowed */
 SP_API size_t sp_pool_device_bytes(const sp_pool *pool);
 SP_API sp_status sp_pool_slot_info(const sp_pool *pool, int32_t slot, sp_slot_info *out_info);
 
@@ -172,7 +178,9 @@ SP_API sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots,
 
 /*
  * EMPTY or idle READY → LOADING. Takes the victim's tables out of service first, so that no step
- * can read a slot that is being written. SP_POOL_FULL and SP_ERR_SLOTS_PINNED as above.
+ * from now on can read a slot that is being written; on a GPU a step that was enqueued before still
+ * may, and whatever is written to the slot later waits on the device until that step is over. The
+ * same holds where a slot becomes EMPTY. SP_POOL_FULL and SP_ERR_SLOTS_PINNED as above.
  */
 SP_API sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot);
 
@@ -239,6 +247,8 @@ typedef struct sp_pool_tables {
     const void *const *b; /* [slots] → [n_out, R] */
     const float *scale;   /* [slots] */
     const int32_t *rank;  /* [slots] */
+    /* Where slot 0 has its factors, whatever its cells say; those of slot s lie s slots further. */
+    const void *first_a, *first_b;
 } sp_pool_tables;
 
 SP_API sp_status sp_pool_tables_at(const sp_pool *pool, int32_t site, sp_pool_tables *out_tables);

@@ -172,6 +172,22 @@ size_t sp_layout_image_bytes(const sp_layout *layout)
            sp_layout_slot_bytes(layout);
 }
 
+/* Zeros in either kind of memory. */
+static void *create_data(const sp_layout *layout, sp_device **out_pinned)
+{
+    sp_device *device = sp_layout_images_for(layout);
+    size_t bytes = sp_layout_slot_bytes(layout);
+    void *data = NULL;
+
+    if (device == NULL || sp_device_get_kind(device) == SP_DEVICE_CPU)
+        return sp_aligned_calloc(bytes, SP_POOL_ALIGN_BYTES);
+    if (sp_device_alloc_pinned(device, bytes, &data, NULL) != SP_OK)
+        return NULL;
+    memset(data, 0, bytes);
+    *out_pinned = device;
+    return data;
+}
+
 static sp_image *create_image(const sp_layout *layout)
 {
     size_t n_sites = (size_t)sp_layout_n_sites(layout);
@@ -181,7 +197,7 @@ static sp_image *create_image(const sp_layout *layout)
         return NULL;
     image->ranks = sp_calloc(n_sites, sizeof *image->ranks);
     image->scales = sp_calloc(n_sites, sizeof *image->scales);
-    image->data = sp_aligned_calloc(sp_layout_slot_bytes(layout), SP_POOL_ALIGN_BYTES);
+    image->data = create_data(layout, &image->pinned);
     image->bytes = sp_layout_image_bytes(layout);
     if (image->ranks != NULL && image->scales != NULL && image->data != NULL)
         return image;
@@ -194,7 +210,10 @@ void sp_image_destroy(sp_image *image)
     if (image == NULL)
         return;
     sp_overlay_destroy(image->overlay);
-    sp_aligned_free(image->data);
+    if (image->pinned != NULL)
+        sp_device_free_pinned(image->pinned, image->data);
+    else
+        sp_aligned_free(image->data);
     sp_free(image->scales);
     sp_free(image->ranks);
     sp_free(image);

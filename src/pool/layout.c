@@ -24,6 +24,7 @@ struct sp_layout {
     sp_module_set modules;
     sp_dtype dtype;
     sp_served_tables served;
+    sp_device *images_for; /* borrowed, or NULL */
     int32_t rank_stride;
     int32_t n_sites;
     size_t slot_bytes;
@@ -223,6 +224,7 @@ sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_lay
     layout->rank_stride = cursor.rank_stride;
     layout->dtype = options->dtype;
     layout->served = options->served;
+    layout->images_for = options->images_for;
     layout->modules = modules;
     layout->geometry = sp_geometry_retain(options->geometry);
     atomic_init(&layout->references, 1);
@@ -273,6 +275,11 @@ sp_module_set sp_layout_modules(const sp_layout *layout)
 sp_geometry *sp_layout_geometry(const sp_layout *layout)
 {
     return layout->geometry;
+}
+
+sp_device *sp_layout_images_for(const sp_layout *layout)
+{
+    return layout->images_for;
 }
 
 const sp_served_tables *sp_layout_served(const sp_layout *layout)

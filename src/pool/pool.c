@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "pool/image.h"
 #include "pool/overlay_memory.h"
+#include "pool/site_tables.h"
 #include "pool/victim.h"
 
 #include <sidepath/pool.h>
@@ -41,12 +42,9 @@ struct sp_pool {
     uint64_t use;        /* rises with every use */
     sp_slot_info *slots; /* [n_slots] */
     slot_content *contents;
-    char *memory; /* device [n_slots][slot_bytes] */
-    /* Device tables [n_sites][n_slots], cut out of `tables`. */
-    void *tables;
-    const void **a, **b;
-    float *scale;
-    int32_t *rank;
+    char *memory;           /* device [n_slots][slot_bytes] */
+    sp_stream *load_stream; /* images, beside the steps; loader threads share it */
+    sp_site_tables tables;
     sp_overlay_memory overlays;
 };
 
@@ -57,11 +55,9 @@ void sp_pool_options_default(sp_pool_options *out_options)
     *out_options = (sp_pool_options){.struct_bytes = sizeof *out_options, .slots = 8};
 }
 
-static sp_status allocate_device(sp_pool *pool, sp_error *error)
+static sp_status allocate_slots(sp_pool *pool, sp_error *error)
 {
     size_t slot_bytes = sp_layout_slot_bytes(pool->layout), bytes = 0;
-    size_t n_cells = (size_t)sp_layout_n_sites(pool->layout) * (size_t)pool->n_slots;
-    size_t cell_bytes = 2 * sizeof(void *) + sizeof(float) + sizeof(int32_t);
     void *memory = NULL;
     bool overflow = __builtin_mul_overflow(slot_bytes, (size_t)pool->n_slots, &bytes);
 
@@ -72,15 +68,32 @@ static sp_status allocate_device(sp_pool *pool, sp_error *error)
                        (int)pool->n_slots, (double)slot_bytes / 0x1p20,
                        sp_device_name(pool->device));
     pool->memory = memory;
-    if (sp_device_alloc(pool->device, n_cells * cell_bytes, &pool->tables, error) != SP_OK) {
-        sp_device_free(pool->device, pool->memory);
-        return SP_ERR_MEMORY;
-    }
-    pool->a = pool->tables;
-    pool->b = pool->a + n_cells;
-    pool->scale = (float *)(pool->b + n_cells);
-    pool->rank = (int32_t *)(pool->scale + n_cells);
     return SP_OK;
+}
+
+static sp_status allocate_device(sp_pool *pool, sp_error *error)
+{
+    sp_status status = allocate_slots(pool, error);
+
+    if (status != SP_OK)
+        return status;
+    status = sp_site_tables_create(pool->device, sp_layout_n_sites(pool->layout), pool->n_slots,
+                                   &pool->tables, error);
+    if (status != SP_OK)
+        goto free_slots;
+    status = sp_stream_create(pool->device, &pool->load_stream);
+    if (status != SP_OK) {
+        sp_fail(error, status, NULL, sp_device_name(pool->device), -1,
+                "a stream for the adapters cannot be made");
+        goto destroy_tables;
+    }
+    return SP_OK;
+
+destroy_tables:
+    sp_site_tables_destroy(&pool->tables);
+free_slots:
+    sp_device_free(pool->device, pool->memory);
+    return status;
 }
 
 sp_status sp_pool_create(const sp_pool_options *options, sp_pool **out_pool, sp_error *error)
@@ -132,7 +145,9 @@ void sp_pool_destroy(sp_pool *pool)
 {
     if (pool == NULL)
         return;
-    sp_device_free(pool->device, pool->tables);
+    (void)sp_stream_wait(pool->load_stream);
+    sp_stream_destroy(pool->load_stream);
+    sp_site_tables_destroy(&pool->tables);
     sp_device_free(pool->device, pool->memory);
     sp_overlay_memory_destroy(&pool->overlays);
     sp_layout_release(pool->layout);
@@ -153,12 +168,15 @@ sp_layout *sp_pool_layout(const sp_pool *pool)
     return pool->layout;
 }
 
+sp_device *sp_pool_device(const sp_pool *pool)
+{
+    return pool->device;
+}
+
 size_t sp_pool_device_bytes(const sp_pool *pool)
 {
-    size_t n_cells = (size_t)sp_layout_n_sites(pool->layout) * (size_t)pool->n_slots;
-
     return (size_t)pool->n_slots * sp_layout_slot_bytes(pool->layout) +
-           n_cells * (2 * sizeof(void *) + sizeof(float) + sizeof(int32_t)) +
+           sp_site_tables_device_bytes(&pool->tables) +
            sp_overlay_memory_device_bytes(&pool->overlays);
 }
 
@@ -193,45 +211,17 @@ int32_t sp_pool_find(const sp_pool *pool, const sp_digest *digest)
 
 sp_status sp_pool_tables_at(const sp_pool *pool, int32_t site, sp_pool_tables *out_tables)
 {
-    size_t first = (size_t)site * (size_t)pool->n_slots;
+    const sp_layout_site *place = sp_layout_site_at(pool->layout, site);
 
-    if (site < 0 || site >= sp_layout_n_sites(pool->layout))
+    if (place == NULL)
         return SP_ERR_ARGUMENT;
-    *out_tables = (sp_pool_tables){
-        .a = pool->a + first,
-        .b = pool->b + first,
-        .scale = pool->scale + first,
-        .rank = pool->rank + first,
-    };
+    *out_tables = sp_site_tables_at(&pool->tables, site);
+    out_tables->first_a = pool->memory + place->a_offset_bytes;
+    out_tables->first_b = pool->memory + place->b_offset_bytes;
     return SP_OK;
 }
 
 /* ---- tables -------------------------------------------------------------------------------- */
-
-typedef struct table_cell {
-    const void *a, *b;
-    float scale;
-    int32_t rank;
-} table_cell;
-
-/* The rank is what makes a cell count, so it goes last when set and first when cleared. */
-static sp_status write_cell(sp_pool *pool, int32_t site, int32_t slot, const table_cell *cell)
-{
-    size_t at = (size_t)site * (size_t)pool->n_slots + (size_t)slot;
-    sp_status status = SP_OK;
-
-    if (cell->rank == 0)
-        status = sp_device_write(pool->device, pool->rank + at, &cell->rank, sizeof cell->rank);
-    if (status == SP_OK)
-        status = sp_device_write(pool->device, pool->a + at, &cell->a, sizeof cell->a);
-    if (status == SP_OK)
-        status = sp_device_write(pool->device, pool->b + at, &cell->b, sizeof cell->b);
-    if (status == SP_OK)
-        status = sp_device_write(pool->device, pool->scale + at, &cell->scale, sizeof cell->scale);
-    if (status == SP_OK && cell->rank != 0)
-        status = sp_device_write(pool->device, pool->rank + at, &cell->rank, sizeof cell->rank);
-    return status;
-}
 
 static char *slot_memory(const sp_pool *pool, int32_t slot)
 {
@@ -241,17 +231,22 @@ static char *slot_memory(const sp_pool *pool, int32_t slot)
 static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image)
 {
     char *memory = slot_memory(pool, slot);
-    sp_status status = SP_OK;
+    sp_site_column column;
+    sp_status status = sp_site_tables_begin(&pool->tables, &column);
 
-    for (int32_t i = 0; i < sp_layout_n_sites(pool->layout) && status == SP_OK; i++) {
+    if (status != SP_OK)
+        return status;
+    for (int32_t i = 0; i < sp_layout_n_sites(pool->layout); i++) {
         const sp_layout_site *site = sp_layout_site_at(pool->layout, i);
-        table_cell cell = {NULL, NULL, 0.0f, 0};
 
-        if (image->ranks[i] != 0)
-            cell = (table_cell){memory + site->a_offset_bytes, memory + site->b_offset_bytes,
-                                image->scales[i], image->ranks[i]};
-        status = write_cell(pool, i, slot, &cell);
+        if (image->ranks[i] == 0)
+            continue;
+        column.a[i] = memory + site->a_offset_bytes;
+        column.b[i] = memory + site->b_offset_bytes;
+        column.scale[i] = image->scales[i];
+        column.rank[i] = image->ranks[i];
     }
+    status = sp_site_tables_show(&pool->tables, slot);
     if (status == SP_OK && image->overlay != NULL)
         status = sp_overlay_memory_show(&pool->overlays, slot, image->overlay);
     return status;
@@ -260,16 +255,10 @@ static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image)
 /* Goes on after a failed cell: as many as possible must be absent. */
 static sp_status hide_slot(sp_pool *pool, int32_t slot)
 {
-    const table_cell absent = {NULL, NULL, 0.0f, 0};
     sp_status first = sp_overlay_memory_hide(&pool->overlays, slot);
+    sp_status second = sp_site_tables_hide(&pool->tables, slot);
 
-    for (int32_t i = 0; i < sp_layout_n_sites(pool->layout); i++) {
-        sp_status status = write_cell(pool, i, slot, &absent);
-
-        if (first == SP_OK)
-            first = status;
-    }
-    return first;
+    return first != SP_OK ? first : second;
 }
 
 /* The generation stays: it tells "never loaded" from "empty again". */
@@ -418,6 +407,20 @@ sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *imag
     return SP_OK;
 }
 
+/*
+ * One copy on the pool's own stream, behind the last step that could read the slot's former
+ * adapter. It waits for that here, on the loader's thread, and the steps go on beside it.
+ */
+static sp_status copy_image(sp_pool *pool, int32_t slot, const sp_image *image)
+{
+    sp_status status = sp_stream_wait_event(pool->load_stream, pool->tables.hidden);
+
+    if (status == SP_OK)
+        status = sp_stream_copy(pool->load_stream, slot_memory(pool, slot), image->data,
+                                sp_layout_slot_bytes(pool->layout));
+    return status == SP_OK ? sp_stream_wait(pool->load_stream) : status;
+}
+
 sp_status sp_pool_load_write(sp_pool *pool, int32_t slot, const sp_image *image, sp_error *error)
 {
     slot_content *content;
@@ -427,8 +430,7 @@ sp_status sp_pool_load_write(sp_pool *pool, int32_t slot, const sp_image *image,
         return status;
     content = &pool->contents[slot];
     content->written = false;
-    status = sp_device_write(pool->device, slot_memory(pool, slot), image->data,
-                             sp_layout_slot_bytes(pool->layout));
+    status = copy_image(pool, slot, image);
     if (status == SP_OK && image->overlay != NULL)
         status = sp_overlay_memory_write(&pool->overlays, slot, image->overlay);
     if (status != SP_OK)
@@ -472,13 +474,17 @@ sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image
 sp_status sp_pool_load_abort(sp_pool *pool, int32_t slot)
 {
     const sp_slot_info *info = slot_at(pool, slot);
+    sp_status status;
 
     if (info == NULL)
         return SP_ERR_ARGUMENT;
     if (info->state != SP_SLOT_LOADING)
         return SP_ERR_STATE;
     reset_slot(pool, slot, SP_SLOT_EMPTY);
-    return sp_device_zero(pool->device, slot_memory(pool, slot),
+    status = sp_stream_wait_event(pool->load_stream, pool->tables.hidden);
+    if (status != SP_OK)
+        return status;
+    return sp_stream_zero(pool->load_stream, slot_memory(pool, slot),
                           sp_layout_slot_bytes(pool->layout));
 }
 

@@ -1,0 +1,168 @@
+#include "pool/site_tables.h"
+
+#include "base/error.h"
+
+#include <string.h>
+
+#define CELL_BYTES (2 * sizeof(void *) + sizeof(float) + sizeof(int32_t))
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+static size_t column_bytes(const sp_site_tables *tables)
+{
+    return (size_t)tables->n_sites * CELL_BYTES;
+}
+
+size_t sp_site_tables_device_bytes(const sp_site_tables *tables)
+{
+    return (size_t)tables->n_slots * column_bytes(tables);
+}
+
+static sp_status create_events(sp_site_tables *tables)
+{
+    sp_status status = sp_event_create(tables->device, &tables->hidden);
+
+    for (int i = 0; i < SP_SITE_SWITCHES && status == SP_OK; i++)
+        status = sp_event_create(tables->device, &tables->done[i]);
+    return status;
+}
+
+sp_status sp_site_tables_create(sp_device *device, int32_t n_sites, int32_t n_slots,
+                                sp_site_tables *out_tables, sp_error *error)
+{
+    sp_site_tables tables = {.device = device, .n_sites = n_sites, .n_slots = n_slots};
+    sp_status status =
+        sp_device_alloc(device, sp_site_tables_device_bytes(&tables), &tables.cells, error);
+
+    if (status == SP_OK)
+        status = sp_device_alloc_pinned(device, SP_SITE_SWITCHES * column_bytes(&tables),
+                                        &tables.columns, error);
+    if (status == SP_OK) {
+        status = create_events(&tables);
+        if (status != SP_OK)
+            sp_fail(error, status, NULL, sp_device_name(device), -1,
+                    "the events of the adapter pool cannot be made");
+    }
+    if (status != SP_OK) {
+        sp_site_tables_destroy(&tables);
+        return status;
+    }
+    *out_tables = tables;
+    return SP_OK;
+}
+
+void sp_site_tables_destroy(sp_site_tables *tables)
+{
+    if (tables->cells != NULL)
+        (void)sp_stream_wait(sp_device_main_stream(tables->device));
+    for (int i = 0; i < SP_SITE_SWITCHES; i++)
+        sp_event_destroy(tables->done[i]);
+    sp_event_destroy(tables->hidden);
+    sp_device_free_pinned(tables->device, tables->columns);
+    sp_device_free(tables->device, tables->cells);
+    *tables = (sp_site_tables){0};
+}
+
+/* ---- cells --------------------------------------------------------------------------------- */
+
+/* Pointers first, for their alignment; `block` has place for n of each. */
+static sp_site_column cut(void *block, size_t n)
+{
+    sp_site_column column = {.a = block};
+
+    column.b = column.a + n;
+    column.scale = (float *)(void *)(column.b + n);
+    column.rank = (int32_t *)(void *)(column.scale + n);
+    return column;
+}
+
+static sp_site_column device_cells(const sp_site_tables *tables)
+{
+    return cut(tables->cells, (size_t)tables->n_sites * (size_t)tables->n_slots);
+}
+
+static sp_site_column host_column(const sp_site_tables *tables)
+{
+    return cut((char *)tables->columns + (size_t)tables->turn * column_bytes(tables),
+               (size_t)tables->n_sites);
+}
+
+sp_pool_tables sp_site_tables_at(const sp_site_tables *tables, int32_t site)
+{
+    sp_site_column cells = device_cells(tables);
+    size_t first = (size_t)site * (size_t)tables->n_slots;
+
+    return (sp_pool_tables){
+        .a = cells.a + first,
+        .b = cells.b + first,
+        .scale = cells.scale + first,
+        .rank = cells.rank + first,
+    };
+}
+
+/* ---- switches ------------------------------------------------------------------------------ */
+
+sp_status sp_site_tables_begin(sp_site_tables *tables, sp_site_column *out_column)
+{
+    sp_status status = sp_event_wait(tables->done[tables->turn]);
+
+    if (status != SP_OK)
+        return status;
+    *out_column = host_column(tables);
+    memset(out_column->a, 0, column_bytes(tables));
+    return SP_OK;
+}
+
+static sp_status send(sp_site_tables *tables, int32_t slot, void *table, const void *column,
+                      size_t cell_bytes)
+{
+    return sp_stream_copy_column(sp_device_main_stream(tables->device),
+                                 (char *)table + (size_t)slot * cell_bytes,
+                                 (size_t)tables->n_slots * cell_bytes, column, cell_bytes,
+                                 cell_bytes, (size_t)tables->n_sites);
+}
+
+/* The column may be filled again when all of it has been read. */
+static sp_status end_switch(sp_site_tables *tables)
+{
+    sp_status status =
+        sp_event_record(tables->done[tables->turn], sp_device_main_stream(tables->device));
+
+    tables->turn = (tables->turn + 1) % SP_SITE_SWITCHES;
+    return status;
+}
+
+sp_status sp_site_tables_show(sp_site_tables *tables, int32_t slot)
+{
+    sp_site_column cells = device_cells(tables), column = host_column(tables);
+    sp_status ended, status = send(tables, slot, cells.a, column.a, sizeof *cells.a);
+
+    if (status == SP_OK)
+        status = send(tables, slot, cells.b, column.b, sizeof *cells.b);
+    if (status == SP_OK)
+        status = send(tables, slot, cells.scale, column.scale, sizeof *cells.scale);
+    if (status == SP_OK)
+        status = send(tables, slot, cells.rank, column.rank, sizeof *cells.rank);
+    ended = end_switch(tables);
+    return status != SP_OK ? status : ended;
+}
+
+sp_status sp_site_tables_hide(sp_site_tables *tables, int32_t slot)
+{
+    sp_site_column cells = device_cells(tables), column;
+    sp_status first, status = sp_site_tables_begin(tables, &column);
+
+    if (status != SP_OK)
+        return status;
+    first = send(tables, slot, cells.rank, column.rank, sizeof *cells.rank);
+    status = send(tables, slot, cells.scale, column.scale, sizeof *cells.scale);
+    first = first != SP_OK ? first : status;
+    status = send(tables, slot, cells.a, column.a, sizeof *cells.a);
+    first = first != SP_OK ? first : status;
+    status = send(tables, slot, cells.b, column.b, sizeof *cells.b);
+    first = first != SP_OK ? first : status;
+    status = end_switch(tables);
+    first = first != SP_OK ? first : status;
+    status = sp_event_record(tables->hidden, sp_device_main_stream(tables->device));
+    return first != SP_OK ? first : status;
+}

@@ -1,0 +1,51 @@
+/*
+ * site_tables.h: the device tables through which kernels find a slot's factors: a, b, scale and
+ * rank, [n_sites][n_slots] each, at fixed addresses. A slot's cells are a column; a switch writes
+ * four columns on the device's main stream, so it falls between the steps before and after it and
+ * nobody waits for it. The host's side of a switch lies in pinned memory, a few columns by turns.
+ *
+ * It knows no states: pool.c says when a slot is shown and hidden.
+ */
+#ifndef SP_POOL_SITE_TABLES_H
+#define SP_POOL_SITE_TABLES_H
+
+#include <sidepath/pool.h>
+
+#define SP_SITE_SWITCHES 4 /* that may be under way before a further one waits */
+
+/* One slot's cells, [n_sites] each. */
+typedef struct sp_site_column {
+    const void **a, **b;
+    float *scale;
+    int32_t *rank; /* 0: absent, and then the others are 0 as well */
+} sp_site_column;
+
+typedef struct sp_site_tables {
+    sp_device *device; /* borrowed */
+    int32_t n_sites, n_slots;
+    void *cells;   /* device: a, b, scale, rank */
+    void *columns; /* pinned: SP_SITE_SWITCHES columns */
+    sp_event *done[SP_SITE_SWITCHES];
+    int32_t turn;
+    sp_event *hidden; /* behind the last step that could read what was hidden last */
+} sp_site_tables;
+
+/* On failure nothing is left behind. */
+sp_status sp_site_tables_create(sp_device *device, int32_t n_sites, int32_t n_slots,
+                                sp_site_tables *out_tables, sp_error *error);
+void sp_site_tables_destroy(sp_site_tables *tables); /* waits for its switches */
+
+size_t sp_site_tables_device_bytes(const sp_site_tables *tables);
+sp_pool_tables sp_site_tables_at(const sp_site_tables *tables, int32_t site);
+
+/* The column that the next show or hide sends, zeroed. Waits for an earlier switch, if need be. */
+sp_status sp_site_tables_begin(sp_site_tables *tables, sp_site_column *out_column);
+
+/* Sends the column. The rank is what makes a cell count: it goes last. */
+sp_status sp_site_tables_show(sp_site_tables *tables, int32_t slot);
+
+/* Makes every cell of the slot absent, rank first; goes on after a failure. `hidden` is then behind
+ * all steps so far. */
+sp_status sp_site_tables_hide(sp_site_tables *tables, int32_t slot);
+
+#endif
