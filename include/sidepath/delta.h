@@ -27,7 +27,8 @@ typedef struct sp_delta sp_delta;
 typedef struct sp_delta_options {
     size_t struct_bytes;
     sp_pool *pool;       /* borrowed until sp_delta_destroy */
-    sp_exec *exec;       /* borrowed until sp_delta_destroy */
+    sp_exec *exec;       /* borrowed until sp_delta_destroy; NULL is allowed where the pool's
+                            device is a GPU */
     int32_t rows_max;    /* the largest plan */
     const char *cpu_isa; /* NULL or "auto": the best level; else scalar, avx2, avx512, amx */
     bool no_apply;       /* measuring lever: every delta is skipped */
@@ -39,6 +40,15 @@ SP_API void sp_delta_options_default(sp_delta_options *out_options);
 /* Scratch bytes that sp_delta_create will take; fixed for its whole life. */
 SP_API size_t sp_delta_workspace_bytes(const sp_layout *layout, int32_t rows_max);
 
+/* The same on the pool's device, where that is a GPU: plan and scratch, at fixed addresses. 0 for a
+ * pool in host memory and for rows_max out of range. */
+SP_API size_t sp_delta_device_bytes(const sp_pool *pool, int32_t rows_max);
+
+/*
+ * Runs where the pool's memory is. SP_ERR_ARGUMENT: options out of range. SP_ERR_MEMORY. On a GPU
+ * SP_ERR_UNSUPPORTED with `engine-unsupported`, naming what has no kernels there: an f32 pool,
+ * ranks above 512, more than 65536 rows, embed_tokens, replaced rows.
+ */
 SP_API sp_status sp_delta_create(const sp_delta_options *options, sp_delta **out_delta,
                                  sp_error *error);
 SP_API void sp_delta_destroy(sp_delta *delta);
@@ -58,6 +68,9 @@ typedef struct sp_delta_output {
  * SP_ERR_STRIDE: x_stride < k_in or y_stride < n_out. SP_ERR_ARGUMENT: a y type that is neither
  * the pool's nor F32, outputs whose k_in differ, a plan larger than rows_max. Nothing is written
  * then.
+ * On a GPU x and y are device memory and the work is only enqueued, on the device's main stream,
+ * two launches for each four sites that the pool holds; it may be captured. What it routes was
+ * uploaded and started before (below); SP_ERR_STATE: with another number of rows.
  */
 SP_API sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t layer, const void *x,
                                 int64_t x_stride, const sp_delta_output *outputs,
@@ -73,7 +86,8 @@ SP_API sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t la
  * shrink piece, and sp_delta_expand once for every column of every output, when the base has
  * written that column in all rows. Pieces run on any thread and in any order; shrink pieces do not
  * wait for anything, so expands that come behind them find them done, sooner or later. Where it
- * does not fit (more rows or outputs than one round of scratch takes), or fails, nothing is begun.
+ * does not fit (more rows or outputs than one round of scratch takes; a GPU), or fails, nothing is
+ * begun.
  * One group is under way at a time; the next begin, or any other call, ends it. x, outputs and plan
  * are borrowed until then.
  */
@@ -95,6 +109,32 @@ SP_API void sp_delta_shrink(sp_delta *delta, int32_t piece);
  * has not returned, nothing was done, call again. */
 SP_API bool sp_delta_expand(sp_delta *delta, int32_t output, int64_t column_begin,
                             int64_t column_end);
+
+/*
+ * A step on a GPU begins with these two; on the CPU they only check. upload sends the plan's rows
+ * to the device, behind the steps that were enqueued before, and is not to be captured; start
+ * enqueues the node that makes segments and tiles of what is there, and may be. So a captured graph
+ * holds start and the applies; before each replay the host builds its plan and uploads it. A plan
+ * of fewer rows than were captured leaves the others to the base.
+ * SP_ERR_ARGUMENT: a plan larger than rows_max, or with a slot that the pool has not.
+ */
+SP_API sp_status sp_delta_upload(sp_delta *delta, const sp_plan *plan);
+SP_API sp_status sp_delta_start(sp_delta *delta, const sp_plan *plan);
+
+/*
+ * The halves of an apply on a GPU, with the same bits, for a host that runs the shrink beside the
+ * base GEMM: same plan, layer and outputs (at most four that the pool holds, else SP_ERR_ARGUMENT)
+ * in both. No other shrink of this delta may begin before the expand is done: the host orders the
+ * streams with events. stream NULL: the main one. SP_ERR_UNSUPPORTED on the CPU, which has the
+ * pieces above; else as sp_delta_apply.
+ */
+SP_API sp_status sp_delta_enqueue_shrink(sp_delta *delta, const sp_plan *plan, int32_t layer,
+                                         const void *x, int64_t x_stride,
+                                         const sp_delta_output *outputs, int32_t n_outputs,
+                                         sp_stream *stream);
+SP_API sp_status sp_delta_enqueue_expand(sp_delta *delta, const sp_plan *plan, int32_t layer,
+                                         const sp_delta_output *outputs, int32_t n_outputs,
+                                         sp_stream *stream);
 
 /*
  * Whether sp_delta_embed (SP_MODULE_EMBED_TOKENS) or sp_delta_head (SP_MODULE_LM_HEAD) has anything
@@ -141,6 +181,26 @@ typedef struct sp_delta_single {
 
 SP_API sp_status sp_delta_apply_single(const sp_delta_single *args, sp_exec *exec,
                                        const char *cpu_isa, sp_error *error);
+
+/*
+ * The same on a GPU: kernels and scratch for calls of up to these sizes (65536 rows, 2^20 inputs,
+ * rank 512 at most). *out_solo is owned by the caller; borrows the device until
+ * sp_delta_solo_destroy. SP_ERR_ARGUMENT: a size out of range. SP_ERR_UNSUPPORTED: a device that is
+ * no GPU. SP_ERR_MEMORY, SP_ERR_DEVICE.
+ */
+typedef struct sp_delta_solo sp_delta_solo;
+
+SP_API sp_status sp_delta_solo_create(sp_device *device, int32_t rows_max, int32_t k_in_max,
+                                      int32_t rank_max, sp_delta_solo **out_solo, sp_error *error);
+SP_API void sp_delta_solo_destroy(sp_delta_solo *solo); /* NULL is allowed */
+
+/*
+ * All pointers of args are the device's. Only enqueues, on the stream (NULL: the main one); may be
+ * captured. Calls of one solo share its scratch: run them on one stream. Refuses what
+ * sp_delta_apply_single does; SP_ERR_ARGUMENT: more than was prepared for; SP_ERR_UNSUPPORTED: f32.
+ */
+SP_API sp_status sp_delta_solo_apply(sp_delta_solo *solo, const sp_delta_single *args,
+                                     sp_stream *stream, sp_error *error);
 
 #ifdef __cplusplus
 }

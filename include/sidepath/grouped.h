@@ -6,8 +6,9 @@
  *
  * A and B are transposed against PEFT's: A [in, S], B [S, out], S = max rank rounded up to 8.
  *
- * Rounding: xa = f16(Σ), delta = f16(Σ), y = f16(fmaf(scale, delta, y)), sums in FP32 from +0 in
- * index order. An output depends on its own row, adapter and scale, and on nothing else.
+ * Rounding: xa = f16(Σ), delta = f16(Σ), y = f16(fmaf(scale, delta, y)), sums in FP32 from +0, on
+ * the CPU in index order, on CUDA in another that is fixed by the input size and the adapter's
+ * rank. An output depends on its own row, adapter and scale, and on nothing else.
  * Weights outside an adapter's own rank are ignored and may be NaN. A segment whose adapter has
  * rank 0 or scale 0 is neither read nor written.
  *
@@ -28,7 +29,7 @@ extern "C" {
 
 /*
  * All tensors are FP16, dense and row-major; nothing is kept after the call. Every pointer is a
- * host pointer.
+ * host pointer, or, for the calls of sp_grouped_lora, a pointer of its device.
  */
 typedef struct sp_grouped_lora_params {
     const void *input;  /* [total_rows, input_size] */
@@ -67,6 +68,38 @@ SP_API sp_status sp_grouped_lora_check(const sp_grouped_lora_params *params, sp_
  */
 SP_API sp_status sp_grouped_lora_gemm(const sp_grouped_lora_params *params, sp_exec *exec,
                                       const char *cpu_isa, sp_error *error);
+
+/* ---- on CUDA ------------------------------------------------------------------------------- */
+
+/* The kernels of one GPU, and the memory in which a check reports. */
+typedef struct sp_grouped_lora sp_grouped_lora;
+
+/*
+ * Before any launch or capture. *out_grouped is owned by the caller; borrows the device until
+ * sp_grouped_lora_destroy. SP_ERR_UNSUPPORTED: a device that is no GPU, a library without these
+ * kernels. SP_ERR_MEMORY, SP_ERR_DEVICE.
+ */
+SP_API sp_status sp_grouped_lora_create(sp_device *device, sp_grouped_lora **out_grouped,
+                                        sp_error *error);
+SP_API void sp_grouped_lora_destroy(sp_grouped_lora *grouped); /* NULL is allowed */
+
+/*
+ * Enqueues the GEMM on the stream (NULL: the device's main one); may be captured. Does not
+ * allocate, wait or read device memory: of the metadata only sizes and the presence of pointers are
+ * checked (SP_ERR_ARGUMENT as above). Offsets, adapters and ranks out of range touch nothing
+ * outside the tensors; what they compute is not specified.
+ */
+SP_API sp_status sp_grouped_lora_launch(sp_grouped_lora *grouped,
+                                        const sp_grouped_lora_params *params, sp_stream *stream,
+                                        sp_error *error);
+
+/*
+ * The checks of sp_grouped_lora_check, with the same errors, on metadata that lies on the device.
+ * Waits for the main stream; not during a capture.
+ */
+SP_API sp_status sp_grouped_lora_check_device(sp_grouped_lora *grouped,
+                                              const sp_grouped_lora_params *params,
+                                              sp_error *error);
 
 #ifdef __cplusplus
 }

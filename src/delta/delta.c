@@ -48,10 +48,22 @@ size_t sp_delta_workspace_bytes(const sp_layout *layout, int32_t rows_max)
            sp_token_scratch_bytes(layout);
 }
 
+static bool on_gpu(const sp_pool *pool)
+{
+    return sp_device_get_kind(sp_pool_device(pool)) == SP_DEVICE_CUDA;
+}
+
+size_t sp_delta_device_bytes(const sp_pool *pool, int32_t rows_max)
+{
+    if (pool == NULL || rows_max < 1 || rows_max > SP_CUDA_ROWS_MAX || !on_gpu(pool))
+        return 0;
+    return sp_delta_gpu_bytes(pool, rows_max);
+}
+
 static sp_status check_options(const sp_delta_options *options, sp_error *error)
 {
     if (options == NULL || options->struct_bytes < sizeof *options || options->pool == NULL ||
-        options->exec == NULL)
+        (options->exec == NULL && !on_gpu(options->pool)))
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
                        "delta options without a pool or executor, or not initialised");
     if (options->rows_max < 1 || options->rows_max > ROWS_LIMIT)
@@ -60,39 +72,49 @@ static sp_status check_options(const sp_delta_options *options, sp_error *error)
     return SP_OK;
 }
 
+/* The CPU's kernels and scratch. */
+static sp_status create_scratch(sp_delta *delta, const char *cpu_isa, sp_error *error)
+{
+    const sp_layout *layout = delta->layout;
+    size_t scratch_bytes = sp_delta_workspace_bytes(layout, delta->rows_max);
+    sp_status status = sp_kernels_get(cpu_isa, &delta->kernels, error);
+
+    if (status != SP_OK)
+        return status;
+    delta->block = sp_aligned_calloc(scratch_bytes, SCRATCH_ALIGN);
+    if (delta->block == NULL)
+        return sp_fail_memory(error, scratch_bytes, "the delta's scratch");
+    sp_lora_scratch_cut(delta->block, sp_layout_dtype(layout), largest_k(layout),
+                        sp_layout_rank_stride(layout), delta->rows_max, &delta->scratch);
+    sp_token_scratch_cut((char *)delta->block + scratch_bytes - sp_token_scratch_bytes(layout),
+                         layout, &delta->token_scratch);
+    return SP_OK;
+}
+
 sp_status sp_delta_create(const sp_delta_options *options, sp_delta **out_delta, sp_error *error)
 {
-    const sp_kernels *kernels;
-    size_t scratch_bytes;
-    sp_layout *layout;
     sp_delta *delta;
     sp_status status = check_options(options, error);
 
-    if (status == SP_OK)
-        status = sp_kernels_get(options->cpu_isa, &kernels, error);
     if (status != SP_OK)
         return status;
     delta = sp_calloc(1, sizeof *delta);
     if (delta == NULL)
         return sp_fail_memory(error, sizeof *delta, "the delta");
-    layout = sp_pool_layout(options->pool);
-    scratch_bytes = sp_delta_workspace_bytes(layout, options->rows_max);
-    delta->block = sp_aligned_calloc(scratch_bytes, SCRATCH_ALIGN);
-    if (delta->block == NULL) {
-        sp_free(delta);
-        return sp_fail_memory(error, scratch_bytes, "the delta's scratch");
-    }
-    sp_lora_scratch_cut(delta->block, sp_layout_dtype(layout), largest_k(layout),
-                        sp_layout_rank_stride(layout), options->rows_max, &delta->scratch);
-    sp_token_scratch_cut((char *)delta->block + scratch_bytes - sp_token_scratch_bytes(layout),
-                         layout, &delta->token_scratch);
     delta->pool = options->pool;
-    delta->layout = layout;
+    delta->layout = sp_pool_layout(options->pool);
     delta->exec = options->exec;
-    delta->kernels = kernels;
     delta->rows_max = options->rows_max;
     delta->no_apply = options->no_apply;
     delta->skipped = options->no_ffn ? FFN_MODULES : 0;
+    if (on_gpu(delta->pool))
+        status = sp_delta_gpu_create(delta->pool, delta->rows_max, &delta->gpu, error);
+    else
+        status = create_scratch(delta, options->cpu_isa, error);
+    if (status != SP_OK) {
+        sp_free(delta);
+        return status;
+    }
     *out_delta = delta;
     return SP_OK;
 }
@@ -101,6 +123,7 @@ void sp_delta_destroy(sp_delta *delta)
 {
     if (delta == NULL)
         return;
+    sp_delta_gpu_destroy(delta->gpu);
     sp_aligned_free(delta->block);
     sp_free(delta);
 }
@@ -127,6 +150,13 @@ static sp_status check_output(const sp_delta *delta, int32_t layer, int64_t x_st
     return x_stride < site->k_in || output->y_stride < site->n_out ? SP_ERR_STRIDE : SP_OK;
 }
 
+static bool plan_fits(const sp_delta *delta, const sp_plan_view *view)
+{
+    return view->n_rows <= delta->rows_max &&
+           (view->n_segments == 0 ||
+            view->segment_slot[view->n_segments - 1] < sp_pool_slots(delta->pool));
+}
+
 /* *out_k_in is 0 where the pool holds none of the sites. */
 static sp_status check_apply(const sp_delta *delta, const sp_plan_view *view, int32_t layer,
                              const void *x, int64_t x_stride, const sp_delta_output *outputs,
@@ -137,10 +167,7 @@ static sp_status check_apply(const sp_delta *delta, const sp_plan_view *view, in
     if (x == NULL || n_outputs < 0 || (outputs == NULL && n_outputs > 0) || layer < -1 ||
         layer >= sp_geometry_layers(sp_layout_geometry(delta->layout)))
         return SP_ERR_ARGUMENT;
-    if (view->n_rows > delta->rows_max)
-        return SP_ERR_ARGUMENT;
-    if (view->n_segments > 0 &&
-        view->segment_slot[view->n_segments - 1] >= sp_pool_slots(delta->pool))
+    if (!plan_fits(delta, view))
         return SP_ERR_ARGUMENT;
     *out_k_in = 0;
     for (int32_t i = 0; i < n_outputs && status == SP_OK; i++)
@@ -222,12 +249,64 @@ static int32_t site_of(const sp_delta *delta, int32_t layer, sp_module module)
     return sp_layout_find(delta->layout, layer, module);
 }
 
+/* The checks are over and the plan routes a row. */
+static void apply_on_cpu(const sp_delta *delta, const sp_plan_view *view, int32_t layer,
+                         sp_lora_job *job, const sp_delta_output *outputs, int32_t n_outputs)
+{
+    site_group group = {.n = 0};
+
+    for (int32_t i = 0; i < n_outputs; i++) {
+        int32_t site = site_of(delta, layer, outputs[i].module);
+
+        if (site < 0)
+            continue;
+        add_site(delta, site, &outputs[i], &group, job);
+        if (group.n == SP_LORA_GROUP_MAX) {
+            apply_group(view, &group, job);
+            group.n = 0;
+        }
+    }
+    if (group.n > 0)
+        apply_group(view, &group, job);
+}
+
+/* Sites from outputs [first, n_outputs) until the call is full; returns the output after them. */
+static int32_t fill_call(const sp_delta *delta, int32_t layer, const sp_delta_output *outputs,
+                         int32_t n_outputs, int32_t first, sp_delta_gpu_call *call)
+{
+    int32_t i = first;
+
+    call->n = 0;
+    for (; i < n_outputs && call->n < SP_CUDA_SITES_MAX; i++) {
+        int32_t site = site_of(delta, layer, outputs[i].module);
+
+        if (site < 0)
+            continue;
+        call->sites[call->n] = site;
+        call->outputs[call->n++] = &outputs[i];
+    }
+    return i;
+}
+
+/* What the plan routes does not matter: a graph that is captured here may replay any other. */
+static sp_status apply_on_gpu(const sp_delta *delta, int32_t layer, sp_delta_gpu_call *call,
+                              const sp_delta_output *outputs, int32_t n_outputs)
+{
+    sp_status status = SP_OK;
+
+    for (int32_t i = 0; i < n_outputs && status == SP_OK;) {
+        i = fill_call(delta, layer, outputs, n_outputs, i, call);
+        if (call->n > 0)
+            status = sp_delta_gpu_apply(delta->gpu, call);
+    }
+    return status;
+}
+
 sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t layer, const void *x,
                          int64_t x_stride, const sp_delta_output *outputs, int32_t n_outputs)
 {
     sp_plan_view view;
     sp_lora_job job;
-    site_group group = {.n = 0};
     int32_t k_in;
     sp_status status;
 
@@ -235,22 +314,16 @@ sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t layer, co
         return SP_ERR_ARGUMENT;
     view = sp_plan_get(plan);
     status = check_apply(delta, &view, layer, x, x_stride, outputs, n_outputs, &k_in);
-    if (status != SP_OK || delta->no_apply || view.n_segments == 0 || k_in == 0)
+    if (status != SP_OK || delta->no_apply || k_in == 0)
         return status;
-    job = new_job(delta, x, x_stride, k_in);
-    for (int32_t i = 0; i < n_outputs; i++) {
-        int32_t site = site_of(delta, layer, outputs[i].module);
+    if (delta->gpu != NULL) {
+        sp_delta_gpu_call call = {view.n_rows, k_in, x, x_stride, .n = 0};
 
-        if (site < 0)
-            continue;
-        add_site(delta, site, &outputs[i], &group, &job);
-        if (group.n == SP_LORA_GROUP_MAX) {
-            apply_group(&view, &group, &job);
-            group.n = 0;
-        }
+        return apply_on_gpu(delta, layer, &call, outputs, n_outputs);
     }
-    if (group.n > 0)
-        apply_group(&view, &group, &job);
+    job = new_job(delta, x, x_stride, k_in);
+    if (view.n_segments > 0)
+        apply_on_cpu(delta, &view, layer, &job, outputs, n_outputs);
     return SP_OK;
 }
 
@@ -271,7 +344,7 @@ sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, int32_t layer, co
     status = check_apply(delta, &view, layer, x, x_stride, outputs, n_outputs, &k_in);
     if (status != SP_OK)
         return status;
-    *out_pieces = (sp_delta_pieces){.fits = n_outputs <= SP_LORA_GROUP_MAX};
+    *out_pieces = (sp_delta_pieces){.fits = n_outputs <= SP_LORA_GROUP_MAX && delta->gpu == NULL};
     if (!out_pieces->fits)
         return SP_OK;
     delta->pieces = new_job(delta, x, x_stride, k_in);
@@ -309,4 +382,81 @@ bool sp_delta_expand(sp_delta *delta, int32_t output, int64_t column_begin, int6
     int32_t target = delta->piece_target[output];
 
     return target < 0 || sp_lora_job_expand(&delta->pieces, target, column_begin, column_end);
+}
+
+/* ---- a step on a GPU ----------------------------------------------------------------------- */
+
+sp_status sp_delta_upload(sp_delta *delta, const sp_plan *plan)
+{
+    sp_plan_view view;
+
+    if (delta == NULL || plan == NULL)
+        return SP_ERR_ARGUMENT;
+    view = sp_plan_get(plan);
+    if (!plan_fits(delta, &view))
+        return SP_ERR_ARGUMENT;
+    return delta->gpu != NULL ? sp_delta_gpu_upload(delta->gpu, &view) : SP_OK;
+}
+
+sp_status sp_delta_start(sp_delta *delta, const sp_plan *plan)
+{
+    sp_plan_view view;
+
+    if (delta == NULL || plan == NULL)
+        return SP_ERR_ARGUMENT;
+    view = sp_plan_get(plan);
+    if (!plan_fits(delta, &view))
+        return SP_ERR_ARGUMENT;
+    return delta->gpu != NULL ? sp_delta_gpu_start(delta->gpu, view.n_rows) : SP_OK;
+}
+
+/* Both halves take one group: the sites that the pool holds, in the order of the outputs. */
+static sp_status fill_half(const sp_delta *delta, const sp_plan *plan, int32_t layer,
+                           const sp_delta_output *outputs, int32_t n_outputs,
+                           sp_delta_gpu_call *call)
+{
+    sp_plan_view view = sp_plan_get(plan);
+    sp_status status =
+        check_apply(delta, &view, layer, call->x, call->x_stride, outputs, n_outputs, &call->k_in);
+
+    if (status != SP_OK)
+        return status;
+    call->n_rows = view.n_rows;
+    return fill_call(delta, layer, outputs, n_outputs, 0, call) < n_outputs ? SP_ERR_ARGUMENT
+                                                                            : SP_OK;
+}
+
+sp_status sp_delta_enqueue_shrink(sp_delta *delta, const sp_plan *plan, int32_t layer,
+                                  const void *x, int64_t x_stride, const sp_delta_output *outputs,
+                                  int32_t n_outputs, sp_stream *stream)
+{
+    sp_delta_gpu_call call = {.x = x, .x_stride = x_stride};
+    sp_status status;
+
+    if (delta == NULL || plan == NULL)
+        return SP_ERR_ARGUMENT;
+    if (delta->gpu == NULL)
+        return SP_ERR_UNSUPPORTED;
+    status = fill_half(delta, plan, layer, outputs, n_outputs, &call);
+    if (status != SP_OK || delta->no_apply || call.n == 0)
+        return status;
+    return sp_delta_gpu_shrink(delta->gpu, &call, stream);
+}
+
+sp_status sp_delta_enqueue_expand(sp_delta *delta, const sp_plan *plan, int32_t layer,
+                                  const sp_delta_output *outputs, int32_t n_outputs,
+                                  sp_stream *stream)
+{
+    /* Only the shrink reads x: any address and stride pass the checks. */
+    sp_delta_gpu_call call = {.x = outputs, .x_stride = INT64_MAX};
+    sp_status status;
+
+    if (delta == NULL || plan == NULL)
+        return SP_ERR_ARGUMENT;
+    if (delta->gpu == NULL)
+        return SP_ERR_UNSUPPORTED;
+    status = fill_half(delta, plan, layer, outputs, n_outputs, &call);
+    if (status != SP_OK || delta->no_apply || call.n == 0)
+        return status;
+    return sp_delta_gpu_expand(delta->gpu, &call, stream);
 }

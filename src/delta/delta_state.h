@@ -5,6 +5,7 @@
 #ifndef SP_DELTA_DELTA_STATE_H
 #define SP_DELTA_DELTA_STATE_H
 
+#include "delta/delta_cuda.h"
 #include "delta/lora_job.h"
 
 #include <sidepath/delta.h>
@@ -32,6 +33,7 @@ struct sp_delta {
     void *block;           /* what scratch is cut out of */
     sp_lora_scratch scratch;
     sp_token_scratch token_scratch;
+    sp_delta_gpu *gpu; /* NULL on the CPU; else kernels, block and the scratches are NULL */
     /* The group under way in pieces. */
     sp_lora_job pieces;
     int32_t piece_target[SP_LORA_GROUP_MAX]; /* of each output; -1: it has no delta */

@@ -6,11 +6,11 @@
  * at most TILE_ROWS rows. Products of two FP16 numbers are exact in FP32, so a fused multiply-add
  * and a separate one give the same bits, and every level the same answer.
  */
+#include "delta/grouped_sizes.h"
+
 #include "base/error.h"
 #include "base/half.h"
 #include "kernels/kernels.h"
-
-#include <sidepath/grouped.h>
 
 #include <math.h>
 #include <string.h>
@@ -62,7 +62,7 @@ size_t sp_grouped_lora_workspace_bytes(int32_t total_rows, int32_t output_size, 
     return xa_bytes(total_rows, rank_stride) + align_up((size_t)total_rows * sizeof(grouped_tile));
 }
 
-static sp_status check_sizes(const sp_grouped_lora_params *p, sp_error *error)
+sp_status sp_grouped_check_sizes(const sp_grouped_lora_params *p, sp_error *error)
 {
     size_t need;
 
@@ -112,7 +112,7 @@ static sp_status check_segments(const sp_grouped_lora_params *p, sp_error *error
 
 sp_status sp_grouped_lora_check(const sp_grouped_lora_params *params, sp_error *error)
 {
-    sp_status status = check_sizes(params, error);
+    sp_status status = sp_grouped_check_sizes(params, error);
 
     if (status == SP_OK)
         status = check_segments(params, error);

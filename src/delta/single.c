@@ -2,17 +2,15 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "delta/lora_job.h"
-
-#include <sidepath/delta.h>
+#include "delta/single_check.h"
 
 #include <math.h>
 
 #define SCRATCH_ALIGN 256
 
-static sp_status check_single(const sp_delta_single *args, sp_exec *exec, sp_error *error)
+sp_status sp_delta_single_check(const sp_delta_single *args, sp_error *error)
 {
-    if (args == NULL || exec == NULL || args->rows < 0 || args->rank < 0 || args->k_in < 1 ||
-        args->n_out < 1)
+    if (args == NULL || args->rows < 0 || args->rank < 0 || args->k_in < 1 || args->n_out < 1)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "a dimension is out of its range");
     if (sp_dtype_bytes(args->dtype) == 0 ||
         (args->y_type != args->dtype && args->y_type != SP_DTYPE_F32))
@@ -39,8 +37,10 @@ sp_status sp_delta_apply_single(const sp_delta_single *args, sp_exec *exec, cons
     sp_lora_job job;
     size_t scratch_bytes;
     void *block;
-    sp_status status = check_single(args, exec, error);
+    sp_status status = sp_delta_single_check(args, error);
 
+    if (status == SP_OK && exec == NULL)
+        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "the executor is missing");
     job = (sp_lora_job){.exec = exec, .scratch = &scratch, .n_targets = 1};
     if (status == SP_OK)
         status = sp_kernels_get(cpu_isa, &job.kernels, error);

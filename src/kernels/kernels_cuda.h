@@ -80,12 +80,48 @@ typedef struct sp_cuda_group {
     sp_cuda_site sites[SP_CUDA_SITES_MAX];
 } sp_cuda_group;
 
+/*
+ * The grouped GEMM in FP16, shapes and checks as in sidepath/grouped.h, of which this is the same
+ * with a stride. Its own order of summation, fixed by k and the own rank: warp w of 16 sums the
+ * slices of 32 k with the numbers w, w + 16, ... in a chain of two mma m16n8k16 each, the 16 sums
+ * are added in order; delta is a chain of one mma for each 16 ranks.
+ */
+typedef struct sp_cuda_grouped {
+    const void *input;               /* f16 [total_rows, input_size] */
+    const void *lora_a, *lora_b;     /* f16 [n_adapters, input_size, S], [n_adapters, S, out] */
+    void *output;                    /* f16 [total_rows, output_size] */
+    void *xa;                        /* f16 [total_rows, S] scratch */
+    const int32_t *segment_offsets;  /* [n_segments + 1] */
+    const int32_t *segment_adapters; /* [n_segments] */
+    const int32_t *ranks;            /* [n_adapters] */
+    const float *scales;             /* [n_adapters] */
+    int32_t total_rows, input_size, output_size;
+    int32_t rank_stride; /* S */
+    int32_t max_rank, n_segments, n_adapters;
+} sp_cuda_grouped;
+
+/* What the check found first: which array (0: nothing), at which index. */
+typedef enum sp_cuda_grouped_fault {
+    SP_CUDA_GROUPED_FINE = 0,
+    SP_CUDA_GROUPED_OFFSETS = 1,
+    SP_CUDA_GROUPED_ADAPTERS = 2,
+    SP_CUDA_GROUPED_RANKS = 3,
+    SP_CUDA_GROUPED_SCALES = 4
+} sp_cuda_grouped_fault;
+
+typedef struct sp_cuda_grouped_report {
+    int32_t fault, index;
+} sp_cuda_grouped_report;
+
 /* name, arguments. All return a cudaError_t as int. */
-#define SP_CUDA_KERNEL_LIST(X)                                                            \
-    X(plan_rows,                                                                          \
-      (int gpu, const sp_cuda_plan *plan, int32_t n_rows, int32_t n_slots, void *stream)) \
-    X(shrink, (int gpu, const sp_cuda_group *group, void *stream))                        \
-    X(expand, (int gpu, const sp_cuda_group *group, void *stream))                        \
+#define SP_CUDA_KERNEL_LIST(X)                                                                 \
+    X(plan_rows,                                                                               \
+      (int gpu, const sp_cuda_plan *plan, int32_t n_rows, int32_t n_slots, void *stream))      \
+    X(shrink, (int gpu, const sp_cuda_group *group, void *stream))                             \
+    X(expand, (int gpu, const sp_cuda_group *group, void *stream))                             \
+    X(grouped_gemm, (int gpu, const sp_cuda_grouped *grouped, void *stream))                   \
+    X(grouped_check,                                                                           \
+      (int gpu, const sp_cuda_grouped *grouped, sp_cuda_grouped_report *report, void *stream)) \
     X(kernels_init, (int gpu))
 
 typedef struct sp_cuda_kernels {
