@@ -89,9 +89,13 @@ SP_API sp_module_set sp_engine_modules(sp_family family);
 
 SP_API const sp_model_shape *sp_engine_shape(const sp_engine *engine);
 SP_API const char *sp_engine_base_name(const sp_engine *engine); /* the model folder's name */
-SP_API const char *sp_engine_cpu_isa(const sp_engine *engine);   /* the level in use */
+/* Tokens of one request, prompt included: the context, or what the KV cache holds. */
+SP_API int32_t sp_engine_max_context(const sp_engine *engine);
+SP_API const char *sp_engine_cpu_isa(const sp_engine *engine); /* the level in use */
 
 /* ---- text ---------------------------------------------------------------------------------- */
+
+/* These may be called by any thread at any time: what they read never changes. */
 
 /*
  * Text to ids, raw: no template and no added tokens; the text of special tokens is plain text
@@ -116,6 +120,14 @@ SP_API sp_status sp_engine_encode_spans(const sp_engine *engine, const char *tex
                                         const sp_text_span *spans, size_t n_spans,
                                         int32_t **out_tokens, int32_t *out_n_tokens,
                                         sp_error *error);
+/*
+ * Ids to text. Bytes that are no UTF-8 become U+FFFD, ids that the tokenizer does not have add
+ * nothing; with skip_special neither do special tokens. *out_text is owned by the caller
+ * (sp_engine_free). SP_ERR_NOT_FOUND: no tokenizer.json.
+ */
+SP_API sp_status sp_engine_decode(const sp_engine *engine, const int32_t *tokens, int32_t n_tokens,
+                                  bool skip_special, char **out_text, size_t *out_bytes,
+                                  sp_error *error);
 SP_API void sp_engine_free(void *memory);
 
 /* ---- requests ------------------------------------------------------------------------------ */

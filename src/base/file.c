@@ -1,6 +1,7 @@
 #include "base/file.h"
 
 #include "base/alloc.h"
+#include "base/confine.h"
 #include "base/error.h"
 
 #include <errno.h>
@@ -21,6 +22,9 @@ static sp_status fail_errno(sp_error *error, const char *path, const char *what)
 
     if (number == ENOENT || number == ELOOP || number == ENOTDIR || number == ENAMETOOLONG)
         status = SP_ERR_NOT_FOUND;
+    if (number == EXDEV)
+        return sp_fail(error, SP_ERR_INPUT, SP_CODE_UNSAFE_PATH, path, -1,
+                       "%s leads out of the directory of adapters", path);
     if (number == ENXIO || number == ENODEV) /* a socket, or a device that nothing drives */
         return sp_fail(error, SP_ERR_INPUT, NULL, path, -1, "%s is not a regular file", path);
     return sp_fail(error, status, NULL, path, -1, "%s %s: %s", what, path, strerror(number));
@@ -30,7 +34,7 @@ sp_status sp_file_open(const char *path, sp_file *out_file, sp_error *error)
 {
     struct stat info;
     /* O_NONBLOCK: opening a FIFO without a writer must not wait; it is refused below. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = sp_confined_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
     if (fd < 0)
         return fail_errno(error, path, "cannot open");
@@ -215,18 +219,33 @@ free_name:
     return status;
 }
 
+/* Where the path is confined a link that leads out is as good as nothing. */
+static int examine(const char *path, struct stat *out_info)
+{
+    int fd, result;
+
+    if (!sp_is_confined(path, NULL))
+        return stat(path, out_info);
+    fd = sp_confined_open(path, O_PATH);
+    if (fd < 0)
+        return -1;
+    result = fstat(fd, out_info);
+    close(fd);
+    return result;
+}
+
 int sp_path_is_directory(const char *path)
 {
     struct stat info;
 
-    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    return examine(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
 int sp_path_exists(const char *path)
 {
     struct stat info;
 
-    return stat(path, &info) == 0;
+    return examine(path, &info) == 0;
 }
 
 char *sp_path_join(const char *directory, const char *name)

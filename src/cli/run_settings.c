@@ -157,6 +157,8 @@ static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_want
     options->adapter_preempt_steps = (int32_t)settings->adapter_preempt_steps;
     options->prefix_cache = settings->prefix_cache;
     options->adapter_loading = settings->adapter_loading;
+    options->adapter_refused = settings->adapter_refused;
+    options->adapter_refused_user = settings->adapter_refused_user;
     options->no_apply = settings->no_apply;
     options->no_ffn = settings->no_ffn;
     options->allow_partial = settings->allow_partial;

@@ -18,7 +18,11 @@ typedef struct sp_run_settings {
         adapter_preempt_steps;
     bool no_apply, no_ffn, allow_partial, allow_no_effect, allow_unknown_fields,
         allow_base_changing_init, prefix_cache;
-    bool adapter_loading; /* set by the verb, no flag: adapters may be loaded later */
+    /* Set by the verb, no flags: adapters may be loaded later; who hears of start-up adapters that
+     * are refused, see sp_engine_options. */
+    bool adapter_loading;
+    void (*adapter_refused)(void *user, const char *name, const sp_error *error);
+    void *adapter_refused_user;
 } sp_run_settings;
 
 /* Rows for a struct whose first member is an sp_run_settings. */

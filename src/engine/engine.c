@@ -321,6 +321,13 @@ const char *sp_engine_base_name(const sp_engine *engine)
     return engine->base_name;
 }
 
+int32_t sp_engine_max_context(const sp_engine *engine)
+{
+    int64_t capacity = (int64_t)engine->scheduler.pages.n_pages * engine->options.page_tokens;
+
+    return capacity < engine->max_context ? (int32_t)capacity : engine->max_context;
+}
+
 const char *sp_engine_cpu_isa(const sp_engine *engine)
 {
     return engine->kernels->level;
@@ -391,6 +398,25 @@ sp_status sp_engine_encode_spans(const sp_engine *engine, const char *text, size
     if (status == SP_OK)
         *out_n_tokens = (int32_t)n;
     return status;
+}
+
+sp_status sp_engine_decode(const sp_engine *engine, const int32_t *tokens, int32_t n_tokens,
+                           bool skip_special, char **out_text, size_t *out_bytes, sp_error *error)
+{
+    sp_text text = {0};
+    sp_status status = need_tokenizer(engine, error);
+
+    if (status != SP_OK)
+        return status;
+    sp_text_add(&text, "");
+    sp_tokenizer_decode(engine->tokenizer, tokens, (size_t)n_tokens, skip_special, &text);
+    if (text.failed) {
+        sp_text_free(&text);
+        return sp_fail_memory(error, (size_t)n_tokens, "a text");
+    }
+    *out_text = text.data;
+    *out_bytes = text.bytes;
+    return SP_OK;
 }
 
 void sp_engine_free(void *memory)

@@ -1,0 +1,111 @@
+#include "server/adapter_task.h"
+
+#include "base/alloc.h"
+
+#include <string.h>
+
+static void destroy(sp_task *task)
+{
+    sp_adapter_task *adapter = (sp_adapter_task *)(void *)task;
+
+    sp_snapshot_free(&adapter->snapshot);
+    sp_free(adapter->name);
+    sp_free(adapter->path);
+    sp_free(adapter);
+}
+
+sp_adapter_task *sp_adapter_task_create(sp_task_kind kind, const char *name, const char *path)
+{
+    sp_adapter_task *created = sp_calloc(1, sizeof *created);
+
+    if (!created)
+        return NULL;
+    sp_task_start(&created->task, kind, destroy);
+    if (name)
+        created->name = sp_strdup(name);
+    if (path)
+        created->path = sp_strdup(path);
+    if ((name && !created->name) || (path && !created->path)) {
+        sp_task_release(&created->task);
+        return NULL;
+    }
+    return created;
+}
+
+static bool copy_adapters(const sp_engine *engine, sp_snapshot *snapshot)
+{
+    size_t n = sp_engine_n_adapters(engine);
+
+    snapshot->adapters = sp_calloc(n + 1, sizeof *snapshot->adapters);
+    if (!snapshot->adapters)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        sp_engine_adapter_info *info = &snapshot->adapters[i];
+
+        if (sp_engine_adapter_at(engine, i, info) != SP_OK)
+            break;
+        info->name = sp_strdup(info->name);
+        info->path = sp_strdup(info->path ? info->path : "");
+        snapshot->n_adapters = i + 1;
+        if (!info->name || !info->path)
+            return false;
+    }
+    return true;
+}
+
+static bool copy_hidden(char *const *hidden, size_t n, sp_snapshot *snapshot)
+{
+    snapshot->hidden = sp_calloc(n + 1, sizeof *snapshot->hidden);
+    if (!snapshot->hidden)
+        return false;
+    for (; snapshot->n_hidden < n; snapshot->n_hidden++) {
+        snapshot->hidden[snapshot->n_hidden] = sp_strdup(hidden[snapshot->n_hidden]);
+        if (!snapshot->hidden[snapshot->n_hidden])
+            return false;
+    }
+    return true;
+}
+
+sp_status sp_snapshot_take(const sp_engine *engine, const sp_driver_counts *counts,
+                           char *const *hidden, size_t n_hidden, sp_snapshot *out_snapshot)
+{
+    sp_snapshot snapshot = {.counts = *counts};
+
+    sp_engine_get_stats(engine, &snapshot.stats);
+    if (!copy_adapters(engine, &snapshot) || !copy_hidden(hidden, n_hidden, &snapshot)) {
+        sp_snapshot_free(&snapshot);
+        return SP_ERR_MEMORY;
+    }
+    *out_snapshot = snapshot;
+    return SP_OK;
+}
+
+void sp_snapshot_free(sp_snapshot *snapshot)
+{
+    for (size_t i = 0; i < snapshot->n_adapters; i++) {
+        sp_free((void *)(uintptr_t)snapshot->adapters[i].name);
+        sp_free((void *)(uintptr_t)snapshot->adapters[i].path);
+    }
+    for (size_t i = 0; i < snapshot->n_hidden; i++)
+        sp_free(snapshot->hidden[i]);
+    sp_free(snapshot->adapters);
+    sp_free(snapshot->hidden);
+    *snapshot = (sp_snapshot){.n_adapters = 0};
+}
+
+const sp_engine_adapter_info *sp_snapshot_find(const sp_snapshot *snapshot, const char *name)
+{
+    for (size_t i = 0; i < snapshot->n_adapters; i++)
+        if (snapshot->adapters[i].state != SP_ADAPTER_DRAINING &&
+            strcmp(snapshot->adapters[i].name, name) == 0)
+            return &snapshot->adapters[i];
+    return NULL;
+}
+
+bool sp_snapshot_is_hidden(const sp_snapshot *snapshot, const char *name)
+{
+    for (size_t i = 0; i < snapshot->n_hidden; i++)
+        if (strcmp(snapshot->hidden[i], name) == 0)
+            return true;
+    return false;
+}

@@ -1,0 +1,327 @@
+/*
+ * driver_loads.c: adapters on the engine's thread: loads that were asked for, loads that requests
+ * wait for, and the names that were taken away. One load per name is under way at a time; what
+ * else wants that name meanwhile joins it, or is told to come back.
+ */
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "server/driver_state.h"
+
+#include <string.h>
+
+#define NS_PER_S 1000000000u
+
+/* ---- hidden names -------------------------------------------------------------------------- */
+
+static size_t find_hidden(const sp_driver *driver, const char *name)
+{
+    size_t i = 0;
+
+    while (i < driver->n_hidden && strcmp(driver->hidden[i], name) != 0)
+        i++;
+    return i;
+}
+
+static void show(sp_driver *driver, const char *name)
+{
+    size_t i = find_hidden(driver, name);
+
+    if (i == driver->n_hidden)
+        return;
+    sp_free(driver->hidden[i]);
+    driver->hidden[i] = driver->hidden[--driver->n_hidden];
+}
+
+static bool hide(sp_driver *driver, const char *name)
+{
+    char **grown;
+
+    if (find_hidden(driver, name) < driver->n_hidden)
+        return true;
+    grown = sp_realloc(driver->hidden, (driver->n_hidden + 1) * sizeof *grown);
+    if (!grown)
+        return false;
+    driver->hidden = grown;
+    grown[driver->n_hidden] = sp_strdup(name);
+    if (!grown[driver->n_hidden])
+        return false;
+    driver->n_hidden++;
+    return true;
+}
+
+/* ---- the list of loads --------------------------------------------------------------------- */
+
+static sp_pending_load *find_load(const sp_driver *driver, const char *name)
+{
+    sp_pending_load *load = driver->loads;
+
+    while (load && strcmp(load->name, name) != 0)
+        load = load->next;
+    return load;
+}
+
+static sp_pending_load *add_load(sp_driver *driver, const char *name)
+{
+    sp_pending_load *load = sp_calloc(1, sizeof *load);
+
+    if (!load)
+        return NULL;
+    load->name = sp_strdup(name);
+    if (!load->name) {
+        sp_free(load);
+        return NULL;
+    }
+    load->began_ns = sp_clock_ns();
+    load->next = driver->loads;
+    driver->loads = load;
+    driver->n_loads++;
+    return load;
+}
+
+static void remove_load(sp_driver *driver, sp_pending_load *load)
+{
+    sp_pending_load **link = &driver->loads;
+
+    while (*link != load)
+        link = &(*link)->next;
+    *link = load->next;
+    driver->n_loads--;
+    sp_free(load->name);
+    sp_free(load);
+}
+
+static void finish_task(sp_driver *driver, sp_adapter_task *task, sp_status status,
+                        const sp_error *error)
+{
+    sp_engine_adapter_info info;
+
+    if (status >= 0 && task->name &&
+        sp_engine_find_adapter(driver->engine, task->name, &info) == SP_OK) {
+        task->generation = info.generation;
+        task->digest = info.digest;
+    }
+    sp_task_finish(&task->task, status, error);
+    sp_task_release(&task->task);
+}
+
+/* ---- requests that wait for an adapter ------------------------------------------------------ */
+
+static void add_waiter(sp_driver *driver, sp_pending_load *load, sp_generation *generation)
+{
+    sp_task **link = &load->waiters;
+
+    while (*link)
+        link = &(*link)->next;
+    generation->task.next = NULL;
+    *link = &generation->task;
+    driver->counts.waiting_for_load++;
+}
+
+static sp_status begin_load(sp_driver *driver, const sp_engine_load *wanted,
+                            sp_pending_load **out_load, sp_error *error)
+{
+    sp_pending_load *load = add_load(driver, wanted->name);
+    sp_status status;
+
+    if (!load)
+        return sp_fail_memory(error, sizeof *load, "a load");
+    status = sp_engine_load_adapter(driver->engine, wanted, &load->ticket, error);
+    if (status == SP_PENDING) {
+        *out_load = load;
+        return SP_OK;
+    }
+    remove_load(driver, load);
+    return status;
+}
+
+bool sp_driver_load_for(sp_driver *driver, sp_generation *generation)
+{
+    sp_engine_load wanted;
+    sp_pending_load *load;
+    sp_error error = {0};
+    sp_status status;
+
+    if (!generation->adapter || find_hidden(driver, generation->adapter) < driver->n_hidden)
+        return false;
+    load = find_load(driver, generation->adapter);
+    if (!load && !generation->adapter_path)
+        return false;
+    if (!load) {
+        sp_engine_load_default(&wanted);
+        wanted.name = generation->adapter;
+        wanted.path = generation->adapter_path;
+        status = begin_load(driver, &wanted, &load, &error);
+        if (status != SP_OK) {
+            sp_driver_refuse(driver, generation, status, &error);
+            return true;
+        }
+    }
+    add_waiter(driver, load, generation);
+    return true;
+}
+
+static void release_waiters(sp_driver *driver, sp_task *waiters, sp_status status,
+                            const sp_error *error)
+{
+    while (waiters) {
+        sp_generation *generation = (sp_generation *)(void *)waiters;
+
+        waiters = waiters->next;
+        driver->counts.waiting_for_load--;
+        if (atomic_load(&generation->task.cancelled)) {
+            driver->counts.cancelled++;
+            sp_driver_refuse(driver, generation, SP_ERR_STATE, NULL);
+        } else if (status < 0 || status == SP_POOL_FULL) {
+            sp_driver_refuse(driver, generation, status, error);
+        } else {
+            sp_driver_admit(driver, generation);
+        }
+    }
+}
+
+void sp_driver_drop_cancelled_waiters(sp_driver *driver)
+{
+    for (sp_pending_load *load = driver->loads; load; load = load->next) {
+        sp_task **link = &load->waiters;
+
+        while (*link) {
+            sp_task *task = *link;
+
+            if (!atomic_load(&task->cancelled)) {
+                link = &task->next;
+                continue;
+            }
+            *link = task->next;
+            driver->counts.waiting_for_load--;
+            driver->counts.cancelled++;
+            sp_driver_refuse(driver, (sp_generation *)(void *)task, SP_ERR_STATE, NULL);
+        }
+    }
+}
+
+/* ---- outcomes ------------------------------------------------------------------------------ */
+
+static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status, sp_error *error)
+{
+    sp_adapter_task *task = load->task;
+    sp_task *waiters = load->waiters;
+
+    driver->counts.loads++;
+    driver->counts.load_failures += status != SP_OK;
+    driver->counts.load_seconds += (double)(sp_clock_ns() - load->began_ns) / NS_PER_S;
+    if (status == SP_OK)
+        show(driver, load->name);
+    if (task && task->task.kind == SP_TASK_ACTIVATE && status == SP_OK)
+        status = sp_engine_set_active(driver->engine, task->name, error);
+    remove_load(driver, load);
+    if (task)
+        finish_task(driver, task, status, error);
+    release_waiters(driver, waiters, status, error);
+}
+
+void sp_driver_poll_loads(sp_driver *driver)
+{
+    sp_pending_load *next;
+
+    for (sp_pending_load *load = driver->loads; load; load = next) {
+        sp_error error = {0};
+        sp_status status = sp_engine_load_result(driver->engine, load->ticket, NULL, &error);
+
+        next = load->next;
+        if (status != SP_PENDING)
+            end_load(driver, load, status, &error);
+    }
+}
+
+void sp_driver_end_loads(sp_driver *driver)
+{
+    sp_error error;
+
+    sp_fail(&error, SP_ERR_STATE, SP_CODE_SHUTTING_DOWN, NULL, -1, "the server is shutting down");
+    while (driver->loads) {
+        sp_engine_load_forget(driver->engine, driver->loads->ticket);
+        end_load(driver, driver->loads, SP_ERR_STATE, &error);
+    }
+}
+
+/* ---- tasks --------------------------------------------------------------------------------- */
+
+static void run_load(sp_driver *driver, sp_adapter_task *task, bool replace)
+{
+    sp_engine_load wanted;
+    sp_pending_load *load;
+    sp_error error = {0};
+    sp_status status;
+
+    sp_engine_load_default(&wanted);
+    wanted.name = task->name;
+    wanted.path = task->path;
+    wanted.replace = replace;
+    wanted.expected_generation = task->expected_generation;
+    wanted.pinned = task->pinned;
+    status = begin_load(driver, &wanted, &load, &error);
+    if (status == SP_OK)
+        load->task = task;
+    else
+        finish_task(driver, task, status, &error);
+}
+
+/* A name whose folder is there is known as long as it was not taken away. */
+static void run_unload(sp_driver *driver, sp_adapter_task *task)
+{
+    sp_error error = {0};
+    sp_status status = sp_engine_unload_adapter(driver->engine, task->name, &error);
+    bool known = task->path && find_hidden(driver, task->name) == driver->n_hidden;
+
+    if (status == SP_ERR_NOT_FOUND && known)
+        status = SP_OK;
+    if (status >= 0 && task->path && !hide(driver, task->name))
+        status = sp_fail_memory(&error, sizeof(char *), "a name");
+    driver->counts.unloads += status >= 0;
+    sp_task_finish(&task->task, status, &error);
+    sp_task_release(&task->task);
+}
+
+static void run_activate(sp_driver *driver, sp_adapter_task *task)
+{
+    sp_error error = {0};
+    sp_status status = sp_engine_set_active(driver->engine, task->name, &error);
+
+    if (status == SP_ERR_NOT_FOUND && task->path &&
+        find_hidden(driver, task->name) == driver->n_hidden)
+        run_load(driver, task, false);
+    else
+        finish_task(driver, task, status, &error);
+}
+
+static void run_list(sp_driver *driver, sp_adapter_task *task)
+{
+    sp_error error = {0};
+    sp_status status = sp_snapshot_take(driver->engine, &driver->counts, driver->hidden,
+                                        driver->n_hidden, &task->snapshot);
+
+    if (status != SP_OK)
+        sp_fail_memory(&error, sizeof(sp_snapshot), "a list of adapters");
+    sp_task_finish(&task->task, status, &error);
+    sp_task_release(&task->task);
+}
+
+void sp_driver_run_adapter_task(sp_driver *driver, sp_adapter_task *task)
+{
+    switch (task->task.kind) {
+    case SP_TASK_LOAD:
+        run_load(driver, task, task->replace);
+        break;
+    case SP_TASK_UNLOAD:
+        run_unload(driver, task);
+        break;
+    case SP_TASK_ACTIVATE:
+        run_activate(driver, task);
+        break;
+    case SP_TASK_LIST:
+    case SP_TASK_GENERATE:
+        run_list(driver, task);
+        break;
+    }
+}

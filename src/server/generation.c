@@ -1,0 +1,97 @@
+#include "server/generation.h"
+
+#include "base/alloc.h"
+
+#include <string.h>
+
+#define RECORD_ALIGN ((size_t) _Alignof(sp_produced))
+
+static void destroy(sp_task *task)
+{
+    sp_generation *generation = (sp_generation *)(void *)task;
+
+    if (generation->release_owned)
+        generation->release_owned(generation->owned);
+    sp_text_free(&generation->outbox);
+    sp_free(generation->adapter);
+    sp_free(generation->adapter_path);
+    sp_free(generation->served);
+    sp_free(generation->choices);
+    sp_free(generation);
+}
+
+sp_generation *sp_generation_create(int32_t n_choices, const char *adapter,
+                                    const char *adapter_path)
+{
+    sp_generation *generation = sp_calloc(1, sizeof *generation);
+
+    if (!generation)
+        return NULL;
+    sp_task_start(&generation->task, SP_TASK_GENERATE, destroy);
+    generation->choices = sp_calloc((size_t)n_choices, sizeof *generation->choices);
+    generation->n_choices = n_choices;
+    if (adapter)
+        generation->adapter = sp_strdup(adapter);
+    if (adapter_path)
+        generation->adapter_path = sp_strdup(adapter_path);
+    if (!generation->choices || (adapter && !generation->adapter) ||
+        (adapter_path && !generation->adapter_path)) {
+        sp_task_release(&generation->task);
+        return NULL;
+    }
+    return generation;
+}
+
+static size_t padding(size_t bytes)
+{
+    return (RECORD_ALIGN - bytes % RECORD_ALIGN) % RECORD_ALIGN;
+}
+
+bool sp_generation_add(sp_generation *generation, const sp_produced *produced, const char *text)
+{
+    static const char zeros[RECORD_ALIGN];
+    sp_text *outbox = &generation->outbox;
+    size_t bytes = sizeof *produced + produced->text_bytes;
+    size_t before;
+    bool added;
+
+    bytes += padding(bytes);
+    pthread_mutex_lock(&generation->task.lock);
+    before = outbox->bytes;
+    if (before + bytes <= SP_OUTBOX_BYTES_MAX) {
+        sp_text_add_bytes(outbox, (const char *)produced, sizeof *produced);
+        sp_text_add_bytes(outbox, text, produced->text_bytes);
+        sp_text_add_bytes(outbox, zeros, before + bytes - outbox->bytes);
+    }
+    added = !outbox->failed && outbox->bytes == before + bytes;
+    pthread_mutex_unlock(&generation->task.lock);
+    return added;
+}
+
+bool sp_generation_take(sp_generation *generation, sp_text *out_taken)
+{
+    sp_text empty;
+    bool done;
+
+    sp_text_clear(out_taken);
+    empty = *out_taken;
+    pthread_mutex_lock(&generation->task.lock);
+    *out_taken = generation->outbox;
+    generation->outbox = empty;
+    done = generation->task.done;
+    pthread_mutex_unlock(&generation->task.lock);
+    return done;
+}
+
+const sp_produced *sp_produced_next(const sp_text *taken, size_t *cursor, const char **out_text)
+{
+    const sp_produced *produced;
+
+    if (*cursor + sizeof *produced > taken->bytes)
+        return NULL;
+    produced = (const sp_produced *)(const void *)(taken->data + *cursor);
+    *out_text = (const char *)(produced + 1);
+    *cursor += sizeof *produced + produced->text_bytes;
+    *cursor += padding(*cursor);
+    return produced;
+}

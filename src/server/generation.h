@@ -1,0 +1,69 @@
+/*
+ * generation.h: one request for text on its way through the engine: its choices (every prompt
+ * n times), and the bounded outbox of what they have produced and nobody has read yet.
+ *
+ * The engine's thread never waits for a reader. It appends to the outbox; a reader takes all of it
+ * at once. An outbox that would grow past its bound means a client that does not read: the
+ * generation is dropped, with `slow-reader`, and its choices leave the batch.
+ */
+#ifndef SP_SERVER_GENERATION_H
+#define SP_SERVER_GENERATION_H
+
+#include "base/text.h"
+#include "server/task.h"
+
+#include <sidepath/engine.h>
+
+#define SP_OUTBOX_BYTES_MAX ((size_t)256 << 10)
+
+typedef struct sp_choice {
+    sp_request request; /* its pointers point into what `owned` keeps */
+    int64_t id;         /* the engine's; 0: not submitted, or finished */
+} sp_choice;
+
+typedef struct sp_generation {
+    sp_task task; /* done: every choice has ended, or none was ever taken */
+    /* Filled before the push. */
+    sp_choice *choices; /* [n_choices], owned */
+    int32_t n_choices;
+    char *adapter; /* the name for the engine; NULL: what is active, else the base */
+    char
+        *adapter_path; /* where it is loaded from when the engine does not know it; NULL: nowhere */
+    bool wake_each;    /* the reader wants every token, not just the end */
+    /* What the requests' pointers point into; let go of with the generation. */
+    void *owned;
+    void (*release_owned)(void *owned);
+    uint64_t received_ns; /* sp_clock_ns when the request was read */
+    /* Under the task's lock. */
+    sp_text outbox;
+    bool accepted;    /* the engine has taken it; digest and generation are known */
+    sp_digest digest; /* all zero: the base */
+    char *served;     /* the adapter that serves it; NULL: the base */
+    /* The engine's thread only. */
+    int32_t n_left;  /* choices that run */
+    bool overflowed; /* its outbox was full once */
+    bool touched;    /* in the list of those to wake after this step */
+    uint64_t first_token_ns;
+} sp_generation;
+
+/* NULL: out of memory. `names` are copied. */
+sp_generation *sp_generation_create(int32_t n_choices, const char *adapter,
+                                    const char *adapter_path);
+
+/* One token in the outbox; `text` follows it there. */
+typedef struct sp_produced {
+    int32_t choice, token; /* token -1: none */
+    sp_finish finish;
+    uint32_t text_bytes;
+} sp_produced;
+
+/* The engine's side. False: the outbox is full, or memory is short; nothing was added. */
+bool sp_generation_add(sp_generation *generation, const sp_produced *produced, const char *text);
+
+/* The reader's side: moves all that is there to *out_taken (cleared first). Returns whether the
+ * generation was done when it was taken: then this was the last of it. */
+bool sp_generation_take(sp_generation *generation, sp_text *out_taken);
+/* Walks what was taken. NULL at its end. *out_text is borrowed from `taken`. */
+const sp_produced *sp_produced_next(const sp_text *taken, size_t *cursor, const char **out_text);
+
+#endif

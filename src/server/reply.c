@@ -1,0 +1,221 @@
+#include "server/reply.h"
+
+#include "base/hash.h"
+
+#include <string.h>
+#include <time.h>
+
+static sp_reply *reply_of(sp_call *call)
+{
+    return call->state;
+}
+
+const char *sp_finish_json(sp_finish finish)
+{
+    switch (finish) {
+    case SP_FINISH_STOP:
+        return "\"stop\"";
+    case SP_FINISH_LENGTH:
+        return "\"length\"";
+    case SP_FINISH_NONE:
+        break;
+    }
+    return "null";
+}
+
+/* ---- what all objects of an answer share ---------------------------------------------------- */
+
+static bool is_zero(const sp_digest *digest)
+{
+    static const sp_digest zero;
+
+    return memcmp(digest, &zero, sizeof zero) == 0;
+}
+
+static void write_head(sp_reply *reply)
+{
+    const sp_api *api = reply->call->api;
+    const char *served = reply->generation->served;
+    const char *model = reply->model;
+    char digest[2 * SP_DIGEST_BYTES + 1];
+
+    if (reply->head.bytes > 0)
+        return;
+    if (!model)
+        model = served ? served : sp_engine_base_name(api->engine);
+    sp_text_format(&reply->head,
+                   "{\"id\": \"%s%016llx-%llx\", \"object\": \"%s\", \"created\": %lld, "
+                   "\"model\": ",
+                   reply->form->id_prefix, (unsigned long long)api->instance,
+                   (unsigned long long)reply->call->number,
+                   reply->stream ? reply->form->stream_object : reply->form->object,
+                   (long long)time(NULL));
+    sp_text_json_string(&reply->head, model, strlen(model));
+    sp_hex(reply->generation->digest.bytes, SP_DIGEST_BYTES, digest);
+    if (is_zero(&reply->generation->digest))
+        sp_text_add(&reply->head, ", \"adapter_digest\": null, \"choices\": [");
+    else
+        sp_text_format(&reply->head, ", \"adapter_digest\": \"%s\", \"choices\": [", digest);
+}
+
+static void add_usage(sp_reply *reply, sp_text *out)
+{
+    sp_text_format(out,
+                   "\"usage\": {\"prompt_tokens\": %lld, \"completion_tokens\": %lld, "
+                   "\"total_tokens\": %lld}",
+                   (long long)reply->prompt_tokens, (long long)reply->generated_tokens,
+                   (long long)(reply->prompt_tokens + reply->generated_tokens));
+}
+
+void sp_reply_event_begin(sp_reply *reply)
+{
+    sp_text_add(&reply->out, "data: ");
+    sp_text_add_bytes(&reply->out, reply->head.data, reply->head.bytes);
+}
+
+void sp_reply_event_end(sp_reply *reply)
+{
+    sp_text_add(&reply->out, reply->include_usage ? "], \"usage\": null}\n\n" : "]}\n\n");
+}
+
+/* ---- out of the outbox ---------------------------------------------------------------------- */
+
+/* Returns whether that was the last of it. */
+static bool take(sp_reply *reply)
+{
+    bool done = sp_generation_take(reply->generation, &reply->taken);
+    const sp_produced *produced;
+    const char *text;
+    size_t cursor = 0;
+
+    if (reply->taken.bytes > 0)
+        write_head(reply);
+    while ((produced = sp_produced_next(&reply->taken, &cursor, &text)) != NULL) {
+        reply->generated_tokens += produced->token >= 0;
+        reply->form->produced(reply, produced, text);
+    }
+    reply->call->generated_tokens = reply->generated_tokens;
+    return done;
+}
+
+static void end_stream(sp_reply *reply)
+{
+    const sp_task *task = &reply->generation->task;
+
+    reply->ended = true;
+    if (task->status != SP_OK) {
+        reply->call->code = task->error.code;
+        sp_text_add(&reply->out, "data: ");
+        sp_error_json(&reply->out, task->status, &task->error);
+        sp_text_add(&reply->out, "\n\n");
+        return;
+    }
+    if (reply->include_usage) {
+        sp_text_add(&reply->out, "data: ");
+        sp_text_add_bytes(&reply->out, reply->head.data, reply->head.bytes);
+        sp_text_add(&reply->out, "], ");
+        add_usage(reply, &reply->out);
+        sp_text_add(&reply->out, "}\n\n");
+    }
+    sp_text_add(&reply->out, "data: [DONE]\n\n");
+}
+
+static int64_t read_stream(void *user, sp_exchange *exchange, char *buffer, size_t bytes)
+{
+    sp_reply *reply = user;
+    size_t left = reply->out.bytes - reply->out_sent;
+
+    (void)exchange;
+    if (left == 0 && !reply->ended) {
+        sp_text_clear(&reply->out);
+        reply->out_sent = 0;
+        if (take(reply))
+            end_stream(reply);
+        left = reply->out.bytes;
+    }
+    if (reply->out.failed || reply->head.failed || reply->taken.failed)
+        return SP_HTTP_ABORT;
+    if (left == 0)
+        return reply->ended ? SP_HTTP_END : SP_HTTP_WAIT;
+    left = left < bytes ? left : bytes;
+    memcpy(buffer, reply->out.data + reply->out_sent, left);
+    reply->out_sent += left;
+    return (int64_t)left;
+}
+
+static void start_stream(sp_reply *reply)
+{
+    write_head(reply);
+    if (reply->form->begin)
+        reply->form->begin(reply);
+    sp_exchange_add_header(reply->call->exchange, "Cache-Control", "no-cache");
+    sp_exchange_stream(reply->call->exchange, "text/event-stream; charset=utf-8", read_stream,
+                       reply);
+}
+
+static void answer_whole(sp_reply *reply)
+{
+    sp_text body = {0};
+
+    write_head(reply);
+    sp_text_add_bytes(&body, reply->head.data, reply->head.bytes);
+    reply->out = body;
+    reply->form->add_choices(reply);
+    sp_text_add(&reply->out, "], ");
+    add_usage(reply, &reply->out);
+    sp_text_add(&reply->out, "}\n");
+    body = reply->out;
+    reply->out = (sp_text){0};
+    body.failed |= reply->head.failed;
+    sp_call_answer_json(reply->call, &body);
+}
+
+/* There is news: the end, a failure, or the first tokens of a stream. */
+static void resume(sp_call *call)
+{
+    sp_reply *reply = reply_of(call);
+    sp_task *task = call->task;
+    bool done = sp_task_is_done(task);
+
+    if (done && task->status != SP_OK && reply->generated_tokens == 0)
+        sp_call_fail(call, task->status, &task->error);
+    else if (reply->stream)
+        start_stream(reply);
+    else if (!take(reply))
+        return;
+    else if (task->status != SP_OK)
+        sp_call_fail(call, task->status, &task->error);
+    else
+        answer_whole(reply);
+}
+
+static void release(void *state)
+{
+    sp_reply *reply = state;
+
+    if (atomic_fetch_sub(&reply->references, 1) == 1)
+        reply->form->destroy(reply);
+}
+
+void sp_reply_free_parts(sp_reply *reply)
+{
+    sp_text_free(&reply->head);
+    sp_text_free(&reply->taken);
+    sp_text_free(&reply->out);
+}
+
+void sp_reply_start(sp_reply *reply, sp_call *call, sp_generation *generation)
+{
+    reply->call = call;
+    reply->generation = generation;
+    atomic_init(&reply->references, 2);
+    generation->owned = reply;
+    generation->release_owned = release;
+    call->state = reply;
+    call->free_state = release;
+    call->prompt_tokens = reply->prompt_tokens;
+    call->generated_tokens = 0;
+    generation->wake_each = reply->stream;
+    generation->received_ns = call->began_ns;
+    sp_call_wait_generation(call, generation, resume);
+}

@@ -1,0 +1,48 @@
+/*
+ * request_fields.h: the fields that completions and chat share. It takes a JSON object and gives a
+ * checked struct, or an error that names the field; no I/O, so that it can be fuzzed.
+ *
+ * The rule for fields: one that changes the answer is served or refused by name. One that cannot
+ * change it (user, metadata, ..) is taken and ignored. One that is known but not served is taken
+ * while it asks for what happens anyway ("best_of": 1). null is the same as absent. Every other
+ * field is `unknown-field`.
+ */
+#ifndef SP_SERVER_REQUEST_FIELDS_H
+#define SP_SERVER_REQUEST_FIELDS_H
+
+#include "base/json.h"
+
+#include <sidepath/engine.h>
+
+#define SP_CODE_UNKNOWN_FIELD     "unknown-field"
+#define SP_CODE_UNSUPPORTED_FIELD "unsupported-field"
+
+#define SP_N_MAX               128
+#define SP_STOP_MAX            64
+#define SP_STOP_TEXT_BYTES_MAX 1024
+
+typedef enum sp_field_set { SP_FIELDS_COMPLETION = 1, SP_FIELDS_CHAT = 2 } sp_field_set;
+
+/* Every field of the object against the rule above. */
+sp_status sp_fields_check(const json_t *object, sp_field_set set, sp_error *error);
+
+typedef struct sp_sampling_fields {
+    const char *model;  /* NULL: absent. Strings are borrowed from the object. */
+    int64_t max_tokens; /* -1: absent */
+    int32_t n, top_k;
+    double temperature, top_p, min_p, lora_scale;
+    double presence_penalty, frequency_penalty, repetition_penalty;
+    uint64_t seed; /* random when the request has none */
+    bool stream, include_usage, ignore_eos, return_token_ids;
+    const char **stop; /* [n_stop], the array is owned */
+    int32_t n_stop;
+} sp_sampling_fields;
+
+sp_status sp_sampling_fields_read(const json_t *object, sp_sampling_fields *out_fields,
+                                  sp_error *error);
+void sp_sampling_fields_free(sp_sampling_fields *fields);
+
+/* The engine's request for these fields, without adapter, prompt and seed of the choice. */
+sp_request sp_sampling_fields_request(const sp_sampling_fields *fields);
+
+#endif

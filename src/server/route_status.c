@@ -1,0 +1,29 @@
+/*
+ * route_status.c: whether the server lives, whether it takes requests, which version it is.
+ */
+#include "server/api.h"
+
+void sp_route_health(sp_call *call)
+{
+    sp_text body = {0};
+
+    sp_text_add(&body, "{\"status\": \"ok\"}\n");
+    sp_call_answer_json(call, &body);
+}
+
+/* Not ready while it shuts down, or while nothing more can be queued. */
+void sp_route_ready(sp_call *call)
+{
+    if (atomic_load(&call->api->draining))
+        sp_call_refuse(call, 503, NULL, NULL, SP_CODE_SHUTTING_DOWN, "the server is shutting down");
+    else
+        sp_route_health(call);
+}
+
+void sp_route_version(sp_call *call)
+{
+    sp_text body = {0};
+
+    sp_text_add(&body, "{\"version\": \"" SP_SERVER_VERSION "\"}\n");
+    sp_call_answer_json(call, &body);
+}

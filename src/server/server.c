@@ -1,0 +1,210 @@
+/*
+ * server.c: settings, and all of the room joined, started and stopped.
+ */
+#include "server/server.h"
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/confine.h"
+#include "base/error.h"
+#include "server/api.h"
+
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#define STOP_INTERVAL_NS 20000000 /* how often the end of the last request is looked for */
+#define ABSENT(setting)  (!(setting) || (setting)[0] == '\0')
+
+#define FIELD(member) offsetof(sp_server_settings, member)
+
+const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
+    {"host", SP_SETTING_STRING, FIELD(host), "127.0.0.1", 0, 0, NULL, "ADDRESS",
+     "the address to listen on", false},
+    {"port", SP_SETTING_INT, FIELD(port), "8000", 0, 65535, NULL, "P", "0: any that is free",
+     false},
+    {"adapter-dir", SP_SETTING_STRING, FIELD(adapter_dir), "", 0, 0, NULL, "DIR",
+     "adapters that requests may name by their folder, and clients may load", false},
+    {"adapter-routes", SP_SETTING_BOOL, FIELD(adapter_routes), "true", 0, 0, NULL, NULL,
+     "let clients load, unload and activate adapters", false},
+    {"api-key-file", SP_SETTING_STRING, FIELD(api_key_file), "", 0, 0, NULL, "FILE",
+     "keys, one a line, that clients must show", false},
+    {"admin-key-file", SP_SETTING_STRING, FIELD(admin_key_file), "", 0, 0, NULL, "FILE",
+     "keys for loading, unloading and activating; default: the others", false},
+    {"queue", SP_SETTING_INT, FIELD(queue), "256", 0, 1e6, NULL, "N",
+     "answers that may wait beside those that run; more are turned away (429)", false},
+    {"request-timeout", SP_SETTING_INT, FIELD(request_timeout_s), "0", 0, 1e6, NULL, "SECONDS",
+     "ends a request that takes longer; 0: no limit", false},
+    {"shutdown-timeout", SP_SETTING_INT, FIELD(shutdown_timeout_s), "30", 0, 1e6, NULL, "SECONDS",
+     "what requests get to finish at the end", false},
+    {"connections", SP_SETTING_INT, FIELD(connections), "1024", 1, 1e6, NULL, "N",
+     "most open connections", false},
+    {"connections-per-address", SP_SETTING_INT, FIELD(connections_per_address), "0", 0, 1e6, NULL,
+     "N", "most of them from one address; 0: no limit", false},
+    {"idle-timeout", SP_SETTING_INT, FIELD(idle_timeout_s), "75", 1, 1e6, NULL, "SECONDS",
+     "of a connection without a request", false},
+    {"receive-timeout", SP_SETTING_INT, FIELD(receive_timeout_s), "60", 1, 1e6, NULL, "SECONDS",
+     "for the body of a request to come in", false},
+    {"send-timeout", SP_SETTING_INT, FIELD(send_timeout_s), "60", 1, 1e6, NULL, "SECONDS",
+     "of a client that takes nothing of its answer", false},
+    {"header-bytes-max", SP_SETTING_INT, FIELD(header_bytes), "32768", 1024, 1 << 24, NULL, "N",
+     "of a request's headers", false},
+    {"body-bytes-max", SP_SETTING_INT, FIELD(body_bytes), "8388608", 1024, 1 << 30, NULL, "N",
+     "of a request's body", false},
+    {"access-log", SP_SETTING_BOOL, FIELD(access_log), "true", 0, 0, NULL, NULL,
+     "one JSON line a request on standard error", false},
+};
+
+struct sp_server {
+    sp_api api;
+    sp_http *http;
+};
+
+/* ---- adapters of the start ------------------------------------------------------------------ */
+
+void sp_server_keep_refusal(void *user, const char *name, const sp_error *error)
+{
+    sp_server_refusals *refusals = user;
+    sp_server_refusal *grown =
+        sp_realloc(refusals->items, (refusals->n + 1) * sizeof *refusals->items);
+
+    if (!grown)
+        return;
+    refusals->items = grown;
+    grown[refusals->n] = (sp_server_refusal){sp_strdup(name), *error};
+    refusals->n += grown[refusals->n].name != NULL;
+}
+
+void sp_server_refusals_free(sp_server_refusals *refusals)
+{
+    for (size_t i = 0; i < refusals->n; i++)
+        sp_free(refusals->items[i].name);
+    sp_free(refusals->items);
+    *refusals = (sp_server_refusals){.items = NULL};
+}
+
+sp_status sp_server_confine(const sp_server_settings *settings, sp_error *error)
+{
+    return ABSENT(settings->adapter_dir) ? SP_OK : sp_confine_to(settings->adapter_dir, error);
+}
+
+/* ---- start --------------------------------------------------------------------------------- */
+
+static sp_status open_keys(sp_api *api, sp_error *error)
+{
+    const sp_server_settings *settings = api->settings;
+    sp_status status = SP_OK;
+
+    if (!ABSENT(settings->api_key_file))
+        status = sp_keys_open(settings->api_key_file, &api->api_keys, error);
+    if (status == SP_OK && !ABSENT(settings->admin_key_file))
+        status = sp_keys_open(settings->admin_key_file, &api->admin_keys, error);
+    return status;
+}
+
+static sp_status start_http(sp_server *server, sp_error *error)
+{
+    const sp_server_settings *settings = server->api.settings;
+    sp_http_options options = {
+        .host = settings->host,
+        .port = (int32_t)settings->port,
+        .connections_max = (int32_t)settings->connections,
+        .connections_per_address_max = (int32_t)settings->connections_per_address,
+        .idle_timeout_s = (int32_t)settings->idle_timeout_s,
+        .receive_timeout_s = (int32_t)settings->receive_timeout_s,
+        .send_timeout_s = (int32_t)settings->send_timeout_s,
+        .header_bytes_max = (size_t)settings->header_bytes,
+        .body_bytes_max = (size_t)settings->body_bytes,
+        .handlers = sp_api_handlers(&server->api),
+    };
+
+    return sp_http_start(&options, &server->http, error);
+}
+
+static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t running_max,
+                             sp_error *error)
+{
+    const sp_server_settings *settings = server->api.settings;
+    sp_driver_options driver = {
+        .engine = engine,
+        .in_flight_max = running_max + (int32_t)settings->queue,
+        .request_time_s = (int32_t)settings->request_timeout_s,
+    };
+    sp_status status = open_keys(&server->api, error);
+
+    if (status == SP_OK)
+        status = sp_driver_start(&driver, &server->api.driver, error);
+    if (status == SP_OK)
+        status = start_http(server, error);
+    return status;
+}
+
+sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
+                          const sp_server_refusals *refusals, int32_t running_max,
+                          sp_server **out_server, sp_error *error)
+{
+    sp_server *server = sp_calloc(1, sizeof *server);
+    sp_status status;
+
+    if (!server)
+        return sp_fail_memory(error, sizeof *server, "the server");
+    server->api.settings = settings;
+    server->api.refusals = refusals;
+    server->api.engine = engine;
+    server->api.started_s = time(NULL);
+    server->api.started_ns = sp_clock_ns();
+    if (getrandom(&server->api.instance, sizeof server->api.instance, GRND_NONBLOCK) < 0)
+        server->api.instance = server->api.started_ns;
+    status = start_parts(server, engine, running_max, error);
+    if (status != SP_OK) {
+        sp_server_stop(server, NULL);
+        return status;
+    }
+    *out_server = server;
+    return SP_OK;
+}
+
+const char *sp_server_address(const sp_server *server)
+{
+    return sp_http_address(server->http);
+}
+
+/* ---- stop ---------------------------------------------------------------------------------- */
+
+static bool wait_for_exchanges(const sp_server *server, bool (*hurry)(void))
+{
+    uint64_t until_ns =
+        sp_clock_ns() + (uint64_t)server->api.settings->shutdown_timeout_s * 1000000000u;
+    const struct timespec pause = {0, STOP_INTERVAL_NS};
+
+    while (sp_http_n_exchanges(server->http) > 0) {
+        if (sp_clock_ns() >= until_ns || (hurry && hurry()))
+            return false;
+        nanosleep(&pause, NULL);
+    }
+    return true;
+}
+
+bool sp_server_stop(sp_server *server, bool (*hurry)(void))
+{
+    bool finished = true;
+
+    if (server->http) {
+        atomic_store(&server->api.draining, true);
+        sp_http_quiesce(server->http);
+        finished = wait_for_exchanges(server, hurry);
+    }
+    /* Those that are left see the driver's end first, and can still say so. */
+    sp_driver_stop(server->api.driver);
+    if (!finished) {
+        const struct timespec pause = {0, 10 * STOP_INTERVAL_NS};
+
+        nanosleep(&pause, NULL);
+    }
+    sp_http_stop(server->http);
+    sp_driver_destroy(server->api.driver);
+    sp_keys_close(server->api.api_keys);
+    sp_keys_close(server->api.admin_keys);
+    sp_free(server);
+    return finished;
+}

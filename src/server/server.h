@@ -1,0 +1,80 @@
+/*
+ * server: HTTP, the OpenAI API, the adapter API, metrics, the status page, keys.
+ *
+ * The room turns requests into tasks for one thread that owns the engine, and what that thread
+ * produces into answers. It must not know: tensors, kernels, slots, how an adapter is stored.
+ *
+ *     http.h, http_mhd.c        connections and limits; no JSON
+ *     routes.c                  which path and method means which handler; keys; the access log
+ *     api.h, api.c              what handlers share: a call, errors as JSON, waiting for a task
+ *     completion_request.c, sampling_fields.c   bytes to a checked request, without I/O (fuzzed)
+ *     route_completions.c, completion_answer.c  a request through the engine, and its answer
+ *     route_models.c, route_text.c, route_adapters.c, route_status.c   the other routes
+ *     adapter_dir.c, keys.c     what clients may load, and who may ask
+ *     task.h, generation.h, adapter_task.h      what crosses between the two threads
+ *     driver.c, driver_loads.c  the engine's thread
+ *     server.c                  all of it joined, started and stopped
+ *
+ * Threads: the HTTP thread (parses, tokenises, writes), its watcher (sees clients go), the
+ * engine's thread, and those that engine and stage have themselves. The HTTP thread never waits
+ * for the engine, nor the engine for a client.
+ */
+#ifndef SP_SERVER_SERVER_H
+#define SP_SERVER_SERVER_H
+
+#include "base/settings.h"
+
+#include <sidepath/engine.h>
+
+typedef struct sp_server sp_server;
+
+/* What `sidepath serve` adds to the settings of every verb that runs a model. */
+typedef struct sp_server_settings {
+    const char *host, *adapter_dir, *api_key_file, *admin_key_file;
+    int64_t port, connections, connections_per_address, header_bytes, body_bytes, queue,
+        idle_timeout_s, receive_timeout_s, send_timeout_s, request_timeout_s, shutdown_timeout_s;
+    bool adapter_routes, access_log;
+} sp_server_settings;
+
+#define SP_SERVER_SETTINGS_COUNT 17
+/* Rows whose offsets count from the beginning of an sp_server_settings. */
+extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
+
+/* An adapter of the start that was refused; the server starts without it and says so. */
+typedef struct sp_server_refusal {
+    char *name;
+    sp_error error;
+} sp_server_refusal;
+
+/* Keeps a refusal for sp_server_start: an `adapter_refused` hook, `user` a list of these. */
+typedef struct sp_server_refusals {
+    sp_server_refusal *items; /* [n] */
+    size_t n;
+} sp_server_refusals;
+void sp_server_keep_refusal(void *user, const char *name, const sp_error *error);
+void sp_server_refusals_free(sp_server_refusals *refusals);
+
+/*
+ * Confines adapters to --adapter-dir; before sp_engine_open, which reads some of them. SP_OK too
+ * when there is none.
+ */
+sp_status sp_server_confine(const sp_server_settings *settings, sp_error *error);
+
+/*
+ * Starts serving. The engine is the server's until sp_server_stop; the settings' strings and the
+ * refusals are borrowed until then. SP_ERR_ARGUMENT, SP_ERR_IO, SP_ERR_INPUT: a setting, named.
+ * *out_server is owned by the caller.
+ */
+sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
+                          const sp_server_refusals *refusals, int32_t running_max,
+                          sp_server **out_server, sp_error *error);
+/* "127.0.0.1:8000" */
+const char *sp_server_address(const sp_server *server);
+/*
+ * Takes no more requests, lets those that run finish for the shutdown time-out, ends the rest and
+ * frees all but the engine. Returns whether all finished. `hurry` (may be NULL) is asked ten times
+ * a second; true ends the waiting.
+ */
+bool sp_server_stop(sp_server *server, bool (*hurry)(void));
+
+#endif
