@@ -52,7 +52,7 @@ static sp_adapter *load(sp_pool *pool, sp_geometry *geometry, const char *path)
     sp_adapter_options_default(&options);
     options.geometry = geometry;
     check(sp_adapter_open(path, &options, &adapter, &error));
-    check(sp_layout_pack(sp_pool_layout(pool), adapter, &image, &error));
+    check(sp_layout_pack(sp_pool_layout(pool), adapter, NULL, &image, &error));
     check(sp_pool_load(pool, image, &slot, NULL, &error));
     sp_image_destroy(image);
     printf("slot %d: %s\n", (int)slot, sp_adapter_name(adapter));

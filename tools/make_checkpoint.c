@@ -29,7 +29,7 @@ typedef struct {
     const char *preset, *tokenizer, *dtype;
     int64_t hidden, layers, heads, kv_heads, head_dim, intermediate, vocab;
     int64_t eos, seed, shards, adapters, rank, trained;
-    bool tied, untied, help;
+    bool tied, untied, adapters_only, help;
 } options;
 
 #define NUMBER(flag, field, low, high, default_value, text)                                \
@@ -81,6 +81,7 @@ static const sp_setting settings[] = {
      .help = "their element type; the checkpoint is bf16",
      .flag_only = true},
     NUMBER("seed", seed, 0, INT32_MAX, "0", "another seed, other weights"),
+    SWITCH("adapters-only", adapters_only, "config.json and the adapters, without the weights"),
     SWITCH("help", help, "this text"),
 };
 #define N_SETTINGS (sizeof settings / sizeof *settings)
@@ -609,7 +610,7 @@ static sp_status write_files(writer *w, const options *opt, const shape *s,
     sp_free(config);
     if (status == SP_OK && opt->tokenizer)
         status = copy_tokenizer(w, opt->tokenizer, error);
-    if (status == SP_OK)
+    if (status == SP_OK && !opt->adapters_only)
         status = opt->shards > 1
                      ? write_shards(w, model, opt->shards, error)
                      : write_tensors(w, "model.safetensors", model->items, model->n, error);
@@ -632,7 +633,8 @@ static sp_status make(const options *opt, const char *directory, sp_error *error
     list_model(&s, &model);
     list_adapter(&s, opt->rank, opt->trained, dtype_of(opt), &adapter);
     w.chunk = sp_malloc(CHUNK_ELEMENTS * sizeof(float));
-    w.bytes_all = list_bytes(&model) + (uint64_t)opt->adapters * list_bytes(&adapter);
+    w.bytes_all = (opt->adapters_only ? 0 : list_bytes(&model)) +
+                  (uint64_t)opt->adapters * list_bytes(&adapter);
     w.started_s = sp_clock_seconds();
     if (!w.chunk || model.failed || adapter.failed)
         status = sp_fail_memory(error, CHUNK_ELEMENTS * sizeof(float), "writing");

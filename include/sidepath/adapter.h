@@ -15,7 +15,7 @@
 #ifndef SIDEPATH_ADAPTER_H
 #define SIDEPATH_ADAPTER_H
 
-#include <sidepath/status.h>
+#include <sidepath/device.h>
 
 #include <stdbool.h>
 
@@ -200,6 +200,8 @@ typedef struct sp_adapter_options {
                              the served ones; NULL: such adapters cannot be judged, which is
                              `base-unavailable` (with a geometry) */
     sp_expert_layout expert_layout;
+    sp_exec
+        *exec; /* helps to read, check and hash; borrowed until return; NULL: the caller alone */
 } sp_adapter_options;
 
 SP_API void sp_adapter_options_default(sp_adapter_options *out_options);
@@ -281,6 +283,12 @@ SP_API const sp_adapter_table *sp_adapter_table_at(const sp_adapter *adapter, si
  */
 SP_API size_t sp_adapter_expert_bytes(const sp_adapter *adapter);
 SP_API size_t sp_adapter_overlay_bytes(const sp_adapter *adapter);
+
+/*
+ * Experimental. Seconds of opening that went into the digest, for measurements; those of all
+ * threads together.
+ */
+SP_API double sp_adapter_hash_seconds(const sp_adapter *adapter);
 
 /* ---- receipt ------------------------------------------------------------------------------- */
 

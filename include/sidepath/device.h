@@ -63,6 +63,7 @@ SP_API int32_t sp_exec_threads(const sp_exec *exec);
 /*
  * Runs n_tasks tasks and returns when all are done. Tasks are handed out in ascending order; which
  * thread takes which is not specified. Called by one thread at a time; does not allocate; blocks.
+ * NULL: the calling thread does them all, as thread 0.
  */
 SP_API void sp_exec_run(sp_exec *exec, sp_task_fn fn, void *user, int32_t n_tasks);
 

@@ -114,13 +114,14 @@ SP_API sp_status sp_layout_measure_overlay(const sp_layout *layout, const sp_ada
 /*
  * Packs the adapter: converts to the pool's dtype (nearest even), A's rows at the head of its
  * region, B's rows re-strided from r to R, all else zero. *out_image is owned by the caller
- * (sp_image_destroy). Thread-safe; does not read files.
+ * (sp_image_destroy). Does not read files. Thread-safe where `exec` is NULL: then the caller does
+ * all of it; else the executor's threads help, with the same bytes.
  * SP_ERR_TOO_LARGE with `rank-exceeds-pool`; SP_ERR_REFUSED with `module-not-in-pool` (the text
  * names the module and --lora-modules); SP_ERR_UNSUPPORTED with `engine-unsupported` where the
  * adapter holds sites that no slot can hold (experts, router) or replaces rows of a table that is
  * not served; what sp_overlay_build returns; SP_ERR_MEMORY.
  */
-SP_API sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter,
+SP_API sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter, sp_exec *exec,
                                 sp_image **out_image, sp_error *error);
 SP_API void sp_image_destroy(sp_image *image); /* NULL is allowed */
 

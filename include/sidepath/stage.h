@@ -78,6 +78,7 @@ typedef struct sp_stage_options {
     int32_t n_sources;
     size_t host_bytes_max; /* budget of packed images on the host; 0: no limit */
     int32_t threads;       /* loader threads, 0 .. 64 */
+    sp_exec *exec;         /* helps sp_stage_add, and nothing else; borrowed; NULL: none */
 } sp_stage_options;
 
 SP_API void sp_stage_options_default(sp_stage_options *out_options);

@@ -234,7 +234,7 @@ void sp_adapter_release(sp_adapter *adapter)
     if (!adapter || atomic_fetch_sub_explicit(&adapter->references, 1, memory_order_acq_rel) != 1)
         return;
     sp_free(adapter->name);
-    sp_free(adapter->data);
+    sp_aligned_free(adapter->data);
     sp_free(adapter->sites);
     sp_free(adapter->token_ids[0]);
     sp_free(adapter->token_ids[1]);
@@ -291,4 +291,9 @@ size_t sp_adapter_expert_bytes(const sp_adapter *adapter)
 size_t sp_adapter_overlay_bytes(const sp_adapter *adapter)
 {
     return adapter->overlay_bytes;
+}
+
+double sp_adapter_hash_seconds(const sp_adapter *adapter)
+{
+    return adapter->hash_seconds;
 }

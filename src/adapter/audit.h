@@ -13,6 +13,7 @@
 #include "adapter/module_key.h"
 #include "adapter/peft_config.h"
 #include "adapter/reason.h"
+#include "base/hash.h"
 
 #include <sidepath/safetensors.h>
 
@@ -23,7 +24,8 @@ typedef struct sp_item {
     const sp_tensor *tensor; /* in the checkpoint's list */
     sp_module_key key;
     sp_dtype dtype;
-    const void *data; /* as stored, once read; aligned to 64 bytes */
+    const void *data;              /* as stored, once read; aligned to 64 bytes */
+    uint8_t leaf[SP_SHA256_BYTES]; /* of the data, once read */
 } sp_item;
 
 /* A and B of one place. */
@@ -54,6 +56,7 @@ struct sp_adapter {
     int32_t rank_max, expert_rank_max;
     sp_module_set modules;
     size_t expert_bytes, overlay_bytes;
+    double hash_seconds;
     sp_remarks notes;
     sp_remarks ignored; /* texts in turn: tensor, reason */
 };
@@ -89,7 +92,7 @@ sp_status sp_audit_fused(sp_audit *audit, sp_pair *pair, const sp_pair *sibling)
 size_t sp_fused_n_sites(const sp_pair *pair);
 void sp_fused_sites(const sp_audit *audit, const sp_pair *pair, sp_adapter_site *out_sites);
 
-/* Reads the data of every item into one block, checking that values are finite. */
+/* Reads the data of every item into one block, checking that values are finite, and hashes it. */
 sp_status sp_audit_read(sp_audit *audit);
 
 /* Full tables, trainable tokens and copies of the base against config and base. After reading. */

@@ -219,7 +219,7 @@ static sp_status load_adapters(const rig *r, size_t which, sp_error *error)
         sp_image *image = NULL;
         int32_t slot;
 
-        status = sp_layout_pack_sites(r->layout[which], sites, (size_t)g->n_targets, &digest,
+        status = sp_layout_pack_sites(r->layout[which], sites, (size_t)g->n_targets, &digest, NULL,
                                       &image, error);
         if (status == SP_OK)
             status = sp_pool_load(r->pool[which], image, &slot, NULL, error);

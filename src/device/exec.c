@@ -131,11 +131,11 @@ void sp_exec_run(sp_exec *exec, sp_task_fn fn, void *user, int32_t n_tasks)
 {
     if (n_tasks <= 0)
         return;
-    if (exec->host_run) {
+    if (exec && exec->host_run) {
         exec->host_run(exec->host_user, fn, user, n_tasks);
         return;
     }
-    if (exec->n_workers == 0 || n_tasks == 1) {
+    if (!exec || exec->n_workers == 0 || n_tasks == 1) {
         for (int32_t task = 0; task < n_tasks; task++)
             fn(user, task, 0);
         return;

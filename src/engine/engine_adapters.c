@@ -37,6 +37,7 @@ static sp_status open_adapter(const sp_engine *engine, const sp_engine_adapter *
     sp_status status;
 
     options.name = wanted->name;
+    options.exec = engine->exec;
     status = sp_adapter_open(wanted->path, &options, &adapter, error);
     if (status != SP_OK)
         return status;
@@ -112,6 +113,7 @@ static sp_status create_stage(sp_engine *engine, sp_error *error)
     options.n_sources = 1;
     options.host_bytes_max = engine->options.host_bytes_max;
     options.threads = engine->options.loader_threads;
+    options.exec = engine->exec;
     return sp_stage_create(&options, &engine->stage, error);
 }
 

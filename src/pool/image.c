@@ -1,21 +1,40 @@
 /*
- * image.c: an adapter's tensors as the bytes of a slot. The image starts as zeros, so everything
- * that the adapter lacks is absent in it, and copying it over a slot leaves nothing of an earlier
- * adapter behind.
+ * image.c: an adapter's tensors as the bytes of a slot. Everything that the adapter lacks is zero
+ * in it, so that copying it over a slot leaves nothing of an earlier adapter behind. Each byte is
+ * written once, by the task of its place: a block of this size is fresh memory, and touching it
+ * costs more than converting into it.
  */
 #include "pool/image.h"
 
+#include "adapter/values.h"
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/half.h"
 #include "base/hash.h"
+#include "kernels/kernels.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <string.h>
+
+/* What the tasks of one packing share: a task is one place of the layout. */
+typedef struct pack_job {
+    const sp_layout *layout;
+    const sp_kernels *kernels;
+    const sp_adapter_site **sites; /* [places] the site of each place, or NULL */
+    char *data;                    /* the image's */
+    sp_dtype dtype;
+
+    pthread_mutex_t mutex; /* of what follows */
+    int32_t failed_place;  /* the first one, whatever the threads; INT32_MAX: none */
+    sp_status status;
+    sp_error error;
+} pack_job;
 
 /* ---- conversion ---------------------------------------------------------------------------- */
 
-#define STAGE_FLOATS 256
+#define CHUNK_ELEMENTS 8192 /* converted and checked while they are in the first cache */
+#define STAGE_FLOATS   256
 
 /* Elements as FP32, exactly. Stored tensors may lie at any byte address. */
 static void load_floats(sp_dtype dtype, const char *from, int64_t stride, int32_t n, float *out)
@@ -42,73 +61,93 @@ static void load_floats(sp_dtype dtype, const char *from, int64_t stride, int32_
     }
 }
 
-/* Rounds to nearest even; returns the first index that was finite and is not any more, or n. */
-static int32_t store_floats(sp_dtype dtype, void *to, const float *from, int32_t n)
+/* The first of n converted elements that was finite and is not any more; n if there is none. */
+static int64_t first_overflow(sp_dtype to_type, const void *to, sp_dtype from_type,
+                              const void *from, int64_t n)
 {
-    uint16_t *halves = to;
-    int32_t bad = n;
+    int64_t i = sp_values_find_bad(to, to_type, n, to_type);
 
-    switch (dtype) {
-    case SP_DTYPE_F32:
-        memcpy(to, from, (size_t)n * 4);
-        break;
-    case SP_DTYPE_BF16:
-        for (int32_t i = 0; i < n; i++)
-            halves[i] = sp_f32_to_bf16(from[i]);
-        for (int32_t i = n - 1; i >= 0; i--)
-            bad = (halves[i] & 0x7f80u) == 0x7f80u && isfinite(from[i]) ? i : bad;
-        break;
-    case SP_DTYPE_F16:
-        for (int32_t i = 0; i < n; i++)
-            halves[i] = sp_f32_to_f16(from[i]);
-        for (int32_t i = n - 1; i >= 0; i--)
-            bad = (halves[i] & 0x7c00u) == 0x7c00u && isfinite(from[i]) ? i : bad;
-        break;
+    for (; i >= 0 && i < n; i++) {
+        if (!isfinite(sp_values_at(to, to_type, i)) && isfinite(sp_values_at(from, from_type, i)))
+            return i;
     }
-    return bad;
+    return n;
 }
 
-/* One row of n elements; returns the first index that overflowed, or n. */
-static int32_t convert_row(sp_dtype to_type, char *to, const sp_factor *factor, int32_t row)
+/* n elements in a row, aligned to their type; returns the first that overflowed, or n. */
+static int64_t convert_run(const pack_job *job, char *to, sp_dtype from_type, const char *from,
+                           int64_t n)
 {
-    size_t from_bytes = sp_dtype_bytes(factor->dtype);
-    const char *from = (const char *)factor->data + row * factor->row_stride * (int64_t)from_bytes;
-    int32_t n = factor->cols;
-    float stage[STAGE_FLOATS];
+    int64_t to_bytes = (int64_t)sp_dtype_bytes(job->dtype);
+    int64_t from_bytes = (int64_t)sp_dtype_bytes(from_type);
 
-    if (factor->dtype == to_type && factor->col_stride == 1) {
-        memcpy(to, from, (size_t)n * from_bytes);
-        return n;
-    }
-    for (int32_t begin = 0; begin < n; begin += STAGE_FLOATS) {
-        int32_t count = n - begin < STAGE_FLOATS ? n - begin : STAGE_FLOATS;
-        int32_t bad;
+    for (int64_t begin = 0; begin < n; begin += CHUNK_ELEMENTS) {
+        int64_t count = n - begin < CHUNK_ELEMENTS ? n - begin : CHUNK_ELEMENTS;
+        int64_t bad;
 
-        load_floats(factor->dtype, from + begin * factor->col_stride * (int64_t)from_bytes,
-                    factor->col_stride, count, stage);
-        bad = store_floats(to_type, to + (size_t)begin * sp_dtype_bytes(to_type), stage, count);
+        job->kernels->convert(job->dtype, to + begin * to_bytes, from_type,
+                              from + begin * from_bytes, count);
+        if (from_type == job->dtype || job->dtype == SP_DTYPE_F32)
+            continue; /* nothing can overflow */
+        bad = first_overflow(job->dtype, to + begin * to_bytes, from_type,
+                             from + begin * from_bytes, count);
         if (bad < count)
             return begin + bad;
     }
     return n;
 }
 
-/* Writes the factor's rows to `to`, whose rows are `stride` elements of the pool's type apart. */
-static sp_status pack_factor(sp_dtype to_type, char *to, int32_t stride, const sp_factor *factor,
-                             const char *subject, char letter, sp_error *error)
+/* One row of a view with strides of its own, or of data that is not aligned. */
+static int64_t convert_strided_row(const pack_job *job, char *to, const sp_factor *factor,
+                                   const char *from)
 {
-    size_t row_bytes = (size_t)stride * sp_dtype_bytes(to_type);
+    int64_t from_bytes = (int64_t)sp_dtype_bytes(factor->dtype);
+    int32_t n = factor->cols;
+    float stage[STAGE_FLOATS];
 
-    for (int32_t row = 0; row < factor->rows; row++) {
-        int32_t col = convert_row(to_type, to + (size_t)row * row_bytes, factor, row);
+    for (int32_t begin = 0; begin < n; begin += STAGE_FLOATS) {
+        int32_t count = n - begin < STAGE_FLOATS ? n - begin : STAGE_FLOATS;
+        int64_t bad;
 
-        if (col < factor->cols)
-            return sp_fail(error, SP_ERR_REFUSED, "non-finite", subject,
-                           (int64_t)row * factor->cols + col,
-                           "lora_%c [%d, %d] is too large for %s", letter, (int)row, (int)col,
-                           sp_dtype_name(to_type));
+        load_floats(factor->dtype, from + begin * factor->col_stride * from_bytes,
+                    factor->col_stride, count, stage);
+        bad = convert_run(job, to + (size_t)begin * sp_dtype_bytes(job->dtype), SP_DTYPE_F32,
+                          (const char *)stage, count);
+        if (bad < count)
+            return begin + bad;
     }
-    return SP_OK;
+    return n;
+}
+
+/*
+ * The factor's rows to `to`, `stride` elements apart, zeros behind each up to the next. Returns the
+ * first element that overflowed, counted row by row, or -1.
+ */
+static int64_t convert_factor(const pack_job *job, char *to, int32_t stride,
+                              const sp_factor *factor)
+{
+    size_t from_bytes = sp_dtype_bytes(factor->dtype), to_bytes = sp_dtype_bytes(job->dtype);
+    const char *from = factor->data;
+    int64_t cols = factor->cols;
+    bool plain = factor->col_stride == 1 && (uintptr_t)from % from_bytes == 0;
+
+    if (plain && factor->row_stride == cols && stride == cols) {
+        int64_t n = factor->rows * cols;
+        int64_t bad = convert_run(job, to, factor->dtype, from, n);
+
+        return bad < n ? bad : -1;
+    }
+    for (int32_t row = 0; row < factor->rows; row++) {
+        int64_t bad = plain ? convert_run(job, to, factor->dtype, from, cols)
+                            : convert_strided_row(job, to, factor, from);
+
+        if (bad < cols)
+            return row * cols + bad;
+        memset(to + (size_t)cols * to_bytes, 0, (size_t)(stride - cols) * to_bytes);
+        to += (size_t)stride * to_bytes;
+        from += factor->row_stride * (int64_t)from_bytes;
+    }
+    return -1;
 }
 
 /* ---- checks -------------------------------------------------------------------------------- */
@@ -172,7 +211,7 @@ size_t sp_layout_image_bytes(const sp_layout *layout)
            sp_layout_slot_bytes(layout);
 }
 
-/* Zeros in either kind of memory. */
+/* In either kind of memory; packing writes every byte of it. */
 static void *create_data(const sp_layout *layout, sp_device **out_pinned)
 {
     sp_device *device = sp_layout_images_for(layout);
@@ -180,10 +219,9 @@ static void *create_data(const sp_layout *layout, sp_device **out_pinned)
     void *data = NULL;
 
     if (device == NULL || sp_device_get_kind(device) == SP_DEVICE_CPU)
-        return sp_aligned_calloc(bytes, SP_POOL_ALIGN_BYTES);
+        return sp_aligned_malloc(bytes, SP_POOL_ALIGN_BYTES);
     if (sp_device_alloc_pinned(device, bytes, &data, NULL) != SP_OK)
         return NULL;
-    memset(data, 0, bytes);
     *out_pinned = device;
     return data;
 }
@@ -219,55 +257,128 @@ void sp_image_destroy(sp_image *image)
     sp_free(image);
 }
 
-static sp_status pack_site(const sp_layout *layout, const sp_adapter_site *site, sp_image *image,
-                           sp_error *error)
+/* Keeps the failure of the lowest place, so that threads do not decide what is reported. */
+static void note_overflow(pack_job *job, int32_t place, const sp_adapter_site *site, char letter,
+                          int64_t index)
 {
-    const sp_layout_site *place;
-    sp_dtype dtype = sp_layout_dtype(layout);
-    char *data = image->data;
-    int32_t index;
-    sp_status status = locate(layout, site, &index, error);
+    const sp_factor *factor = letter == 'A' ? &site->a : &site->b;
 
-    if (status != SP_OK)
-        return status;
-    if (image->ranks[index] != 0)
-        return sp_fail(error, SP_ERR_REFUSED, "duplicate-tensor", site_name(site), site->layer,
-                       "layer %d has this module twice", (int)site->layer);
-    place = sp_layout_site_at(layout, index);
-    image->ranks[index] = site->rank;
-    image->scales[index] = site->scale;
-    status = pack_factor(dtype, data + place->a_offset_bytes, place->k_in, &site->a,
-                         site_name(site), 'A', error);
-    if (status == SP_OK)
-        status = pack_factor(dtype, data + place->b_offset_bytes, sp_layout_rank_stride(layout),
-                             &site->b, site_name(site), 'B', error);
-    return status;
+    pthread_mutex_lock(&job->mutex);
+    if (place < job->failed_place) {
+        job->failed_place = place;
+        job->status =
+            sp_fail(&job->error, SP_ERR_REFUSED, "non-finite", site_name(site), index,
+                    "lora_%c [%d, %d] is too large for %s", letter, (int)(index / factor->cols),
+                    (int)(index % factor->cols), sp_dtype_name(job->dtype));
+    }
+    pthread_mutex_unlock(&job->mutex);
+}
+
+/* A factor into its region [begin, end) of the image, zeros behind it. */
+static int64_t pack_factor(const pack_job *job, size_t begin, size_t end, int32_t stride,
+                           const sp_factor *factor)
+{
+    size_t bytes = (size_t)factor->rows * (size_t)stride * sp_dtype_bytes(job->dtype);
+    int64_t bad = convert_factor(job, job->data + begin, stride, factor);
+
+    memset(job->data + begin + bytes, 0, end - begin - bytes);
+    return bad;
+}
+
+/* sp_task_fn: everything between this place's first byte and the next place's. */
+static void pack_place(void *user, int32_t index, int32_t thread)
+{
+    pack_job *job = user;
+    const sp_layout_site *place = sp_layout_site_at(job->layout, index);
+    const sp_layout_site *next = sp_layout_site_at(job->layout, index + 1);
+    size_t end = next != NULL ? next->a_offset_bytes : sp_layout_slot_bytes(job->layout);
+    const sp_adapter_site *site = job->sites[index];
+    int64_t bad;
+
+    (void)thread;
+    if (site == NULL) {
+        memset(job->data + place->a_offset_bytes, 0, end - place->a_offset_bytes);
+        return;
+    }
+    bad = pack_factor(job, place->a_offset_bytes, place->b_offset_bytes, place->k_in, &site->a);
+    if (bad >= 0) {
+        note_overflow(job, index, site, 'A', bad);
+        return;
+    }
+    bad =
+        pack_factor(job, place->b_offset_bytes, end, sp_layout_rank_stride(job->layout), &site->b);
+    if (bad >= 0)
+        note_overflow(job, index, site, 'B', bad);
+}
+
+/* Finds the place of every site; all that can be wrong but values is found here. */
+static sp_status place_sites(pack_job *job, const sp_adapter_site *sites, size_t n_sites,
+                             sp_error *error)
+{
+    for (size_t i = 0; i < n_sites; i++) {
+        int32_t index = -1;
+        sp_status status = locate(job->layout, &sites[i], &index, error);
+
+        if (status != SP_OK)
+            return status;
+        if (job->sites[index] != NULL)
+            return sp_fail(error, SP_ERR_REFUSED, "duplicate-tensor", site_name(&sites[i]),
+                           sites[i].layer, "layer %d has this module twice", (int)sites[i].layer);
+        job->sites[index] = &sites[i];
+    }
+    return SP_OK;
+}
+
+/* Converts everything into the image; a value that overflows is refused. */
+static sp_status fill_image(pack_job *job, sp_exec *exec, sp_image *image, sp_error *error)
+{
+    int32_t n = sp_layout_n_sites(job->layout);
+
+    for (int32_t i = 0; i < n; i++) {
+        image->ranks[i] = job->sites[i] != NULL ? job->sites[i]->rank : 0;
+        image->scales[i] = job->sites[i] != NULL ? job->sites[i]->scale : 0;
+    }
+    job->data = image->data;
+    pthread_mutex_init(&job->mutex, NULL);
+    sp_exec_run(exec, pack_place, job, n);
+    pthread_mutex_destroy(&job->mutex);
+    if (job->status != SP_OK && error != NULL)
+        *error = job->error;
+    return job->status;
 }
 
 /* Checks every site before the image, which may be large, is allocated. */
 sp_status sp_layout_pack_sites(const sp_layout *layout, const sp_adapter_site *sites,
-                               size_t n_sites, const sp_digest *digest, sp_image **out_image,
-                               sp_error *error)
+                               size_t n_sites, const sp_digest *digest, sp_exec *exec,
+                               sp_image **out_image, sp_error *error)
 {
-    sp_status status = SP_OK;
+    pack_job job = {.layout = layout, .dtype = sp_layout_dtype(layout), .failed_place = INT32_MAX};
+    size_t n_places = (size_t)sp_layout_n_sites(layout);
     sp_image *image;
-    int32_t index;
+    sp_status status = sp_kernels_get(NULL, &job.kernels, error);
 
-    for (size_t i = 0; i < n_sites && status == SP_OK; i++)
-        status = locate(layout, &sites[i], &index, error);
     if (status != SP_OK)
         return status;
+    job.sites = sp_calloc(n_places, sizeof *job.sites);
+    if (job.sites == NULL)
+        return sp_fail_memory(error, n_places * sizeof *job.sites, "the places of an adapter");
+    status = place_sites(&job, sites, n_sites, error);
+    if (status != SP_OK)
+        goto free_sites;
     image = create_image(layout);
-    if (image == NULL)
-        return sp_fail_memory(error, sp_layout_image_bytes(layout), "an adapter's packed image");
-    for (size_t i = 0; i < n_sites && status == SP_OK; i++)
-        status = pack_site(layout, &sites[i], image, error);
+    if (image == NULL) {
+        status = sp_fail_memory(error, sp_layout_image_bytes(layout), "an adapter's packed image");
+        goto free_sites;
+    }
+    status = fill_image(&job, exec, image, error);
     if (status != SP_OK) {
         sp_image_destroy(image);
-        return status;
+        goto free_sites;
     }
     image->digest = *digest;
     image->checksum = sp_xxh3(image->data, sp_layout_slot_bytes(layout));
     *out_image = image;
-    return SP_OK;
+free_sites:
+    sp_free(job.sites);
+    return status;
 }

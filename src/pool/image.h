@@ -13,8 +13,8 @@
  * value that the pool's dtype cannot hold, or a scale that is not finite.
  */
 sp_status sp_layout_pack_sites(const sp_layout *layout, const sp_adapter_site *sites,
-                               size_t n_sites, const sp_digest *digest, sp_image **out_image,
-                               sp_error *error);
+                               size_t n_sites, const sp_digest *digest, sp_exec *exec,
+                               sp_image **out_image, sp_error *error);
 
 /* Host bytes that every image of this layout takes, its arrays included, without an overlay. */
 size_t sp_layout_image_bytes(const sp_layout *layout);

@@ -34,7 +34,7 @@ sp_status sp_layout_measure_overlay(const sp_layout *layout, const sp_adapter *a
                               out_bytes, error);
 }
 
-static sp_status pack_sites(const sp_layout *layout, const sp_adapter *adapter,
+static sp_status pack_sites(const sp_layout *layout, const sp_adapter *adapter, sp_exec *exec,
                             sp_image **out_image, sp_error *error)
 {
     size_t n_sites = sp_adapter_n_sites(adapter);
@@ -46,18 +46,18 @@ static sp_status pack_sites(const sp_layout *layout, const sp_adapter *adapter,
         return sp_fail_memory(error, n_sites * sizeof *sites, "an adapter's list of sites");
     for (size_t i = 0; i < n_sites; i++)
         sites[i] = *sp_adapter_site_at(adapter, i);
-    status = sp_layout_pack_sites(layout, sites, n_sites, &digest, out_image, error);
+    status = sp_layout_pack_sites(layout, sites, n_sites, &digest, exec, out_image, error);
     sp_free(sites);
     return status;
 }
 
-sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter, sp_image **out_image,
-                         sp_error *error)
+sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter, sp_exec *exec,
+                         sp_image **out_image, sp_error *error)
 {
     sp_adapter_table tables[TABLES_MAX];
     size_t n_tables = list_tables(adapter, tables);
     sp_image *image;
-    sp_status status = pack_sites(layout, adapter, &image, error);
+    sp_status status = pack_sites(layout, adapter, exec, &image, error);
 
     if (status != SP_OK)
         return status;

@@ -466,7 +466,7 @@ sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *options,
     load->task.facts = sp_adapter_facts_of(adapter);
     load->task.seconds = options->spent_seconds - sp_clock_seconds();
     load->task.status =
-        sp_layout_pack(stage->layout, adapter, &load->task.image, &load->task.error);
+        sp_layout_pack(stage->layout, adapter, stage->exec, &load->task.image, &load->task.error);
     load->task.seconds += sp_clock_seconds();
     sp_stage_load_fetched(stage, load);
     if (load->state == LOAD_LANDING) {

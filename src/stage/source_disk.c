@@ -67,7 +67,7 @@ static sp_status fetch(void *user, const char *name, const char *location, const
         return status;
     status = sp_adapter_check_modules(adapter, disk->supported, error);
     if (status == SP_OK)
-        status = sp_layout_pack(layout, adapter, out_image, error);
+        status = sp_layout_pack(layout, adapter, NULL, out_image, error);
     if (status == SP_OK)
         *out_facts = sp_adapter_facts_of(adapter);
     sp_adapter_release(adapter);
@@ -82,6 +82,7 @@ sp_status sp_disk_source_create(const sp_adapter_options *options, sp_module_set
     if (disk == NULL)
         return SP_ERR_MEMORY;
     disk->options = *options;
+    disk->options.exec = NULL; /* which loader threads could not share */
     disk->supported = supported;
     if (options->base_dir != NULL) {
         disk->base_dir = sp_strdup(options->base_dir);

@@ -69,6 +69,7 @@ sp_status sp_stage_create(const sp_stage_options *options, sp_stage **out_stage,
     stage->layout = sp_pool_layout(options->pool);
     stage->image_bytes = sp_layout_image_bytes(stage->layout);
     stage->host_bytes_max = options->host_bytes_max;
+    stage->exec = options->exec;
     stage->n_slots = sp_pool_slots(options->pool);
     status = allocate(stage, options);
     if (status != SP_OK)

@@ -100,6 +100,7 @@ typedef struct stage_queue {
 struct sp_stage {
     sp_pool *pool;
     const sp_layout *layout;
+    sp_exec *exec;      /* borrowed; NULL: none helps */
     size_t image_bytes; /* of an image without an overlay: what is reserved before it is known */
     sp_stage_source *sources;
     int32_t n_sources;

@@ -2,6 +2,7 @@
  * Opening: pairs, names, types, values, limits, what has no effect, and the digest.
  */
 #include "adapter/toy.h"
+#include "support/hand.h"
 
 #include "base/alloc.h"
 #include "base/file.h"
@@ -124,6 +125,7 @@ static void references(void **state)
     assert_null(sp_adapter_table_at(opened, 0));
     assert_int_equal(sp_adapter_expert_bytes(opened), 0);
     assert_int_equal(sp_adapter_overlay_bytes(opened), 0);
+    assert_true(sp_adapter_hash_seconds(opened) > 0 && sp_adapter_hash_seconds(opened) < 60);
     sp_adapter_release(opened);
     sp_adapter_release(NULL);
     make_adapter_destroy(adapter);
@@ -693,6 +695,32 @@ static void place_and_type_count(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* Helpers change neither the digest nor which refusal is reported: the first in the file. */
+static void threads_change_nothing(void **state)
+{
+    static const char *const names[] = {V_PATH ".lora_B.weight", V_PATH ".lora_A.weight",
+                                        Q_PATH ".lora_B.weight", Q_PATH ".lora_A.weight"};
+    sp_adapter_options options = toy_options();
+    make_adapter *adapter = toy_adapter();
+    sp_digest digest = digest_of(adapter, &options);
+
+    (void)state;
+    options.exec = hand_exec(3);
+    for (int round = 0; round < 30; round++)
+        assert_true(same_digest(digest_of(adapter, &options), digest));
+    for (int i = 0; i < 4; i++) {
+        size_t bytes;
+        uint16_t *data = make_adapter_data(adapter, names[i], &bytes);
+
+        data[i] = 0x7fc0;
+        for (int round = 0; round < 30; round++)
+            toy_refused(adapter, &options, "non-finite", names[i], "not finite", names[i]);
+    }
+    sp_exec_destroy(options.exec);
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
 /* Without a geometry the files alone are checked. */
 static void without_a_model(void **state)
 {
@@ -739,6 +767,7 @@ int main(void)
         cmocka_unit_test(shards_are_read_as_one),
         cmocka_unit_test(different_content_has_another),
         cmocka_unit_test(place_and_type_count),
+        cmocka_unit_test(threads_change_nothing),
         cmocka_unit_test(without_a_model),
     };
 

@@ -11,9 +11,9 @@
 static void test_every_case_is_measured(void **state)
 {
     static const char *const names[] = {
-        "open, audit and pack", "image to slot, tables switched",   "disk to READY",
-        "the last 20 loads",    "step beside loads, no spare core", "99 of 100 such steps",
-        "longest such step"};
+        "open, audit and pack, no digest",  "the digest",           "both",
+        "image to slot, tables switched",   "disk to READY",        "the last 20 loads",
+        "step beside loads, no spare core", "99 of 100 such steps", "longest such step"};
     shell_result result =
         shell_run(NULL,
                   "bench load --model %s --adapter a=%s/adapters/r1 --adapter b=%s/adapters/ffn "
@@ -39,6 +39,22 @@ static void test_every_case_is_measured(void **state)
     shell_free(&result);
 }
 
+/* Of the model, config.json is enough. */
+static void test_files_only(void **state)
+{
+    shell_result result = shell_run(NULL,
+                                    "bench load --model %s --adapter a=%s/adapters/r1 --files-only "
+                                    "--threads 2 --rounds 3",
+                                    MODEL, MODEL);
+
+    (void)state;
+    assert_int_equal(result.exit_code, 0);
+    assert_non_null(strstr(result.out.data, "both, by all threads"));
+    assert_non_null(strstr(result.out.data, "image to slot"));
+    assert_null(strstr(result.out.data, "disk to READY"));
+    shell_free(&result);
+}
+
 static void test_needs_an_adapter(void **state)
 {
     shell_result result = shell_run(NULL, "bench load --model %s", MODEL);
@@ -53,6 +69,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_case_is_measured),
+        cmocka_unit_test(test_files_only),
         cmocka_unit_test(test_needs_an_adapter),
     };
 

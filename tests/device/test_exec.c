@@ -78,6 +78,20 @@ static void every_task_runs_once(void **state)
     }
 }
 
+/* Without an executor the caller does them all. */
+static void no_executor(void **state)
+{
+    static count_job job;
+
+    (void)state;
+    job.threads = 1;
+    for (int32_t n = -1; n < 5; n++) {
+        memset(job.runs, 0, sizeof job.runs);
+        sp_exec_run(NULL, count_task, &job, n);
+        check_counts(&job, n, 1);
+    }
+}
+
 /* Jobs back to back: a worker that is late for one job must not disturb the next. */
 static void jobs_in_quick_succession(void **state)
 {
@@ -297,6 +311,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_task_runs_once),
+        cmocka_unit_test(no_executor),
         cmocka_unit_test(jobs_in_quick_succession),
         cmocka_unit_test(sleeping_threads_wake_up),
         cmocka_unit_test(tasks_run_at_the_same_time),

@@ -128,7 +128,7 @@ static sp_status fetch(void *user, const char *name, const char *location, const
         return sp_fail(error, SP_ERR_IO, NULL, name, -1, "a disk that fails");
     *out_facts = (sp_adapter_facts){.rank = 4};
     return sp_layout_pack_sites(layout, adapter->sites, (size_t)adapter->n_sites, &adapter->digest,
-                                out_image, error);
+                                NULL, out_image, error);
 }
 
 /* ---- a world ------------------------------------------------------------------------------- */

@@ -6,9 +6,11 @@
 #include "support/test.h"
 
 #include "base/alloc.h"
+#include "base/half.h"
 #include "base/hash.h"
 #include "pool/image.h"
 
+#include <malloc.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +30,7 @@ static sp_status pack(const hand_pool *pool, const hand_adapter *adapter, sp_ima
                       sp_error *error)
 {
     return sp_layout_pack_sites(pool->layout, adapter->sites, (size_t)adapter->n_sites,
-                                &adapter->digest, out_image, error);
+                                &adapter->digest, NULL, out_image, error);
 }
 
 /* ---- bytes --------------------------------------------------------------------------------- */
@@ -145,6 +147,182 @@ static void conversion_is_to_nearest_even(void **state)
                        (conversion[]){{0x8000, 0x8000}, {0x7f7f, 0x7f7f}, {0x0001, 0x0001}});
     expect_conversions(SP_DTYPE_F32, SP_DTYPE_F32,
                        (conversion[]){{0x80000000, 0x80000000}, {1, 1}, {0x7f7fffff, 0x7f7fffff}});
+}
+
+/* Bits of one element as half.h rounds them one by one. */
+static uint32_t converted(sp_dtype to, sp_dtype from, uint32_t bits)
+{
+    float value = from == SP_DTYPE_F32    ? sp_f32_from_bits(bits)
+                  : from == SP_DTYPE_BF16 ? sp_bf16_to_f32((uint16_t)bits)
+                                          : sp_f16_to_f32((uint16_t)bits);
+
+    if (to == from)
+        return bits;
+    return to == SP_DTYPE_F32    ? sp_f32_bits(value)
+           : to == SP_DTYPE_BF16 ? sp_f32_to_bf16(value)
+                                 : sp_f32_to_f16(value);
+}
+
+/* Packs k_in elements as a row of A, by one thread and by two, and holds each against half.h. */
+static void expect_row(sp_exec *exec, sp_dtype from, sp_dtype to, const uint32_t *bits, int32_t k)
+{
+    const sp_site_dims dims = {0, SP_MODULE_O_PROJ, k, 1};
+    hand_pool pool = hand_pool_create(1, &dims, 1, 8, to, 1);
+    hand_adapter *adapter = hand_adapter_create(1);
+    void *row = malloc(4 * (size_t)k);
+    const uint32_t zero = 0;
+    sp_image *image;
+    sp_error error;
+
+    assert_non_null(row);
+    for (int32_t i = 0; i < k; i++) {
+        if (from == SP_DTYPE_F32)
+            ((uint32_t *)row)[i] = bits[i];
+        else
+            ((uint16_t *)row)[i] = (uint16_t)bits[i];
+    }
+    hand_adapter_add_copy(adapter, &dims, 1, 1.0f, from, row, &zero);
+    assert_ok(sp_layout_pack_sites(pool.layout, adapter->sites, 1, &adapter->digest, exec, &image,
+                                   &error),
+              &error);
+    for (int32_t i = 0; i < k; i++) {
+        uint32_t got = to == SP_DTYPE_F32 ? ((const uint32_t *)image->data)[i]
+                                          : ((const uint16_t *)image->data)[i];
+
+        if (got != converted(to, from, bits[i]))
+            fail_msg("%s to %s: %08x gives %08x", sp_dtype_name(from), sp_dtype_name(to), bits[i],
+                     got);
+    }
+    sp_image_destroy(image);
+    free(row);
+    hand_adapter_destroy(adapter);
+    hand_pool_destroy(&pool);
+}
+
+/* Would be refused: a finite value that the pool's type cannot hold. */
+static bool overflows(sp_dtype to, sp_dtype from, uint32_t bits)
+{
+    uint32_t given = converted(SP_DTYPE_F32, from, bits);
+    uint32_t got = converted(SP_DTYPE_F32, to, converted(to, from, bits));
+
+    return isfinite(sp_f32_from_bits(given)) && !isfinite(sp_f32_from_bits(got));
+}
+
+/* Every pattern of both 16-bit types, NaN and infinities among them, to every type. */
+static void every_half(void **state)
+{
+    static const sp_dtype types[] = {SP_DTYPE_BF16, SP_DTYPE_F16, SP_DTYPE_F32};
+    static uint32_t bits[65536];
+
+    (void)state;
+    for (int from = 0; from < 2; from++) {
+        for (int to = 0; to < 3; to++) {
+            int32_t n = 0;
+
+            for (uint32_t b = 0; b < 65536; b++)
+                if (!overflows(types[to], types[from], b))
+                    bits[n++] = b;
+            assert_true(n > 36000);
+            expect_row(NULL, types[from], types[to], bits, n);
+        }
+    }
+}
+
+/* FP32 around each border of the 16-bit types, and random bits of every kind. */
+static void floats_at_every_border(void **state)
+{
+    static const uint32_t borders[] = {0x00000000, 0x00000001, 0x007fffff, 0x00800000, 0x33000000,
+                                       0x33000001, 0x387fc000, 0x38800000, 0x477fefff, 0x47800000,
+                                       0x7f7f7fff, 0x7f800000, 0x7f800001, 0x7fbfffff, 0x7fc00000,
+                                       0x7fffffff, 0x3f808000, 0x3f818000, 0x3f807fff, 0x3f808001};
+    static const sp_dtype types[] = {SP_DTYPE_BF16, SP_DTYPE_F16, SP_DTYPE_F32};
+    enum { N = 100000 };
+    static uint32_t bits[N];
+    sp_test_random random = {17};
+    sp_exec *exec = hand_exec(2);
+
+    (void)state;
+    for (int to = 0; to < 3; to++) {
+        int32_t n = 0;
+
+        while (n < N) {
+            uint32_t border = borders[sp_test_below(&random, sizeof borders / sizeof *borders)];
+            uint32_t b = (uint32_t)sp_test_next(&random);
+
+            if (n % 2)
+                b = (border + sp_test_below(&random, 5) - 2) ^ (b & 0x80000000u);
+            if (!overflows(types[to], SP_DTYPE_F32, b))
+                bits[n++] = b;
+        }
+        expect_row(exec, SP_DTYPE_F32, types[to], bits, N);
+    }
+    sp_exec_destroy(exec);
+}
+
+/* One element too large, at every place around the borders of what is converted at a time. */
+static void overflow_is_found_wherever_it_is(void **state)
+{
+    enum { K = 8192 + 300 };
+    const sp_site_dims dims = {0, SP_MODULE_O_PROJ, K, 1};
+    hand_pool pool = hand_pool_create(1, &dims, 1, 8, SP_DTYPE_BF16, 1);
+    hand_adapter *adapter = hand_adapter_create(1);
+    float *row = calloc(K, sizeof *row);
+    const float zero = 0;
+    sp_adapter_site *site;
+
+    (void)state;
+    assert_non_null(row);
+    site = hand_adapter_add_copy(adapter, &dims, 1, 1.0f, SP_DTYPE_F32, row, &zero);
+    for (int32_t at = 0; at < K; at += at < 300 || at >= 8150 ? 1 : 97) {
+        sp_image *image = NULL;
+        sp_error error;
+
+        ((float *)(uintptr_t)site->a.data)[at] = at % 2 ? -3.4e38f : 3.4e38f;
+        ((float *)(uintptr_t)site->a.data)[K - 1] = 3.4e38f; /* the first one counts */
+        assert_int_equal(pack(&pool, adapter, &image, &error), SP_ERR_REFUSED);
+        assert_string_equal(error.code, "non-finite");
+        assert_int_equal(error.position, at);
+        ((float *)(uintptr_t)site->a.data)[at] = 0;
+    }
+    free(row);
+    hand_adapter_destroy(adapter);
+    hand_pool_destroy(&pool);
+}
+
+/* The first place that overflows is named, and the bytes are the same, whoever helps. */
+static void threads_change_nothing(void **state)
+{
+    hand_pool pool = make_pool(8, SP_DTYPE_BF16);
+    hand_adapter *adapter = hand_adapter_create(1);
+    sp_test_random random = {3};
+    sp_exec *exec = hand_exec(3);
+    sp_image *alone = NULL, *helped = NULL;
+    sp_error error;
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        hand_adapter_add(adapter, &sites[i], 4, 1.0f, SP_DTYPE_F32, &random);
+    for (int round = 0; round < 50; round++) {
+        assert_ok(pack(&pool, adapter, &alone, &error), &error);
+        assert_ok(sp_layout_pack_sites(pool.layout, adapter->sites, 3, &adapter->digest, exec,
+                                       &helped, &error),
+                  &error);
+        assert_memory_equal(alone->data, helped->data, sp_layout_slot_bytes(pool.layout));
+        sp_image_destroy(alone);
+        sp_image_destroy(helped);
+    }
+    for (int i = 2; i >= 0; i--) {
+        ((float *)(uintptr_t)adapter->sites[i].b.data)[i] = 3.4e38f;
+        for (int round = 0; round < 50; round++) {
+            assert_int_equal(sp_layout_pack_sites(pool.layout, adapter->sites, 3, &adapter->digest,
+                                                  exec, &helped, &error),
+                             SP_ERR_REFUSED);
+            assert_int_equal(error.position, i);
+        }
+    }
+    sp_exec_destroy(exec);
+    hand_adapter_destroy(adapter);
+    hand_pool_destroy(&pool);
 }
 
 /* Long rows cross the conversion's staging buffer; strided and unaligned views are read right. */
@@ -301,7 +479,7 @@ static void every_failed_allocation_is_survived(void **state)
         assert_int_equal(sp_alloc_bytes(), before);
     }
     sp_alloc_fail_after(-1);
-    assert_int_equal(n, 4);
+    assert_int_equal(n, 5);
     sp_image_destroy(image);
     assert_int_equal(sp_alloc_bytes(), before);
     hand_adapter_destroy(adapter);
@@ -314,11 +492,16 @@ int main(void)
         cmocka_unit_test(every_byte_is_where_it_belongs),
         cmocka_unit_test(an_adapter_without_sites_is_all_zero),
         cmocka_unit_test(conversion_is_to_nearest_even),
+        cmocka_unit_test(every_half),
+        cmocka_unit_test(floats_at_every_border),
+        cmocka_unit_test(overflow_is_found_wherever_it_is),
+        cmocka_unit_test(threads_change_nothing),
         cmocka_unit_test(long_strided_and_unaligned_rows),
         cmocka_unit_test(sites_that_do_not_fit_are_refused_by_name),
         cmocka_unit_test(a_value_that_the_pool_cannot_hold_is_refused),
         cmocka_unit_test(every_failed_allocation_is_survived),
     };
 
+    (void)mallopt(M_PERTURB, 0x5a); /* what packing does not write shows */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

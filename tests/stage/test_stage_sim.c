@@ -124,7 +124,7 @@ static sp_status fetch(void *user, const char *name, const char *location, const
         return sp_fail(error, SP_ERR_TRUNCATED, NULL, name, -1, "cut short");
     adapter = s->adapters[identity];
     status = sp_layout_pack_sites(layout, adapter->sites, (size_t)adapter->n_sites,
-                                  &adapter->digest, &image, error);
+                                  &adapter->digest, NULL, &image, error);
     if (status != SP_OK)
         return status;
     if (below(s, 1000) < s->fail_permille) {

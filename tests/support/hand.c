@@ -146,7 +146,7 @@ sp_image *hand_pack(const hand_pool *pool, const hand_adapter *adapter)
     sp_error error;
 
     assert_ok(sp_layout_pack_sites(pool->layout, adapter->sites, (size_t)adapter->n_sites,
-                                   &adapter->digest, &image, &error),
+                                   &adapter->digest, NULL, &image, &error),
               &error);
     return image;
 }
