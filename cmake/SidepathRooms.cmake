@@ -33,6 +33,26 @@ function(sidepath_room room)
   set(SIDEPATH_ROOM_LIBRARIES ${SIDEPATH_ROOM_LIBRARIES} ${ARG_LIBRARIES} CACHE INTERNAL "")
 endfunction()
 
+# Files as arrays of bytes in a room: see embed.cmake for what NAME=PATH becomes.
+function(sidepath_embed room name)
+  set(output ${CMAKE_BINARY_DIR}/embedded/${name}_data.c)
+  set(files "")
+  set(depends ${CMAKE_SOURCE_DIR}/cmake/embed.cmake)
+  foreach(entry ${ARGN})
+    string(REPLACE "=" "=${CMAKE_SOURCE_DIR}/" absolute ${entry})
+    string(REGEX REPLACE "^[^=]+=" "" path ${absolute})
+    list(APPEND files ${absolute})
+    list(APPEND depends ${path})
+  endforeach()
+  add_custom_command(
+    OUTPUT ${output}
+    COMMAND ${CMAKE_COMMAND} "-DOUT=${output}" "-DFILES=${files}" -P
+            ${CMAKE_SOURCE_DIR}/cmake/embed.cmake
+    DEPENDS ${depends}
+    VERBATIM)
+  target_sources(sidepath_${room} PRIVATE ${output})
+endfunction()
+
 # libsidepath, shared and static: every room added so far. Called behind delta.
 function(sidepath_library)
   set(objects "")

@@ -248,7 +248,8 @@ typedef struct sp_engine_stats {
     double step_seconds;  /* sum over steps */
     double delta_seconds; /* of it, in deltas that ran apart from the base's GEMMs: those of
                              embeddings, head and large batches */
-    int32_t waiting, running;
+    int32_t waiting, running, running_max;
+    int32_t slots, page_tokens;
     int64_t kv_pages, kv_pages_used, kv_pages_used_max;
     int64_t kv_pages_cached; /* not in use, kept for the prefix cache */
     uint64_t prefix_tokens;  /* tokens that the prefix cache has saved from being computed */

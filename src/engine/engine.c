@@ -343,6 +343,9 @@ void sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats)
     out_stats->rotations = engine->scheduler.rotations;
     out_stats->waiting = engine->scheduler.n_waiting;
     out_stats->running = engine->scheduler.n_running;
+    out_stats->running_max = engine->options.max_running;
+    out_stats->slots = engine->pool ? engine->options.max_loras : 0;
+    out_stats->page_tokens = engine->options.page_tokens;
     out_stats->kv_pages = pages->n_pages;
     out_stats->kv_pages_used = pages->n_pages - sp_pages_available(pages);
     out_stats->kv_pages_cached = pages->n_idle;

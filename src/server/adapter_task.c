@@ -66,13 +66,25 @@ static bool copy_hidden(char *const *hidden, size_t n, sp_snapshot *snapshot)
     return true;
 }
 
+static bool copy_metrics(const sp_metrics *metrics, sp_snapshot *snapshot)
+{
+    if (!metrics)
+        return true;
+    snapshot->metrics = sp_malloc(sizeof *snapshot->metrics);
+    if (snapshot->metrics)
+        *snapshot->metrics = *metrics;
+    return snapshot->metrics != NULL;
+}
+
 sp_status sp_snapshot_take(const sp_engine *engine, const sp_driver_counts *counts,
-                           char *const *hidden, size_t n_hidden, sp_snapshot *out_snapshot)
+                           const sp_metrics *metrics, char *const *hidden, size_t n_hidden,
+                           sp_snapshot *out_snapshot)
 {
     sp_snapshot snapshot = {.counts = *counts};
 
     sp_engine_get_stats(engine, &snapshot.stats);
-    if (!copy_adapters(engine, &snapshot) || !copy_hidden(hidden, n_hidden, &snapshot)) {
+    if (!copy_adapters(engine, &snapshot) || !copy_hidden(hidden, n_hidden, &snapshot) ||
+        !copy_metrics(metrics, &snapshot)) {
         sp_snapshot_free(&snapshot);
         return SP_ERR_MEMORY;
     }
@@ -90,6 +102,7 @@ void sp_snapshot_free(sp_snapshot *snapshot)
         sp_free(snapshot->hidden[i]);
     sp_free(snapshot->adapters);
     sp_free(snapshot->hidden);
+    sp_free(snapshot->metrics);
     *snapshot = (sp_snapshot){.n_adapters = 0};
 }
 

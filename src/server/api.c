@@ -148,17 +148,17 @@ void sp_error_json(sp_text *out, sp_status status, const sp_error *error)
 
 void sp_call_answer_text(sp_call *call, int status, const char *content_type, sp_text *body)
 {
-    sp_exchange_answer(call->exchange, status, content_type, body);
-}
-
-void sp_call_answer_json(sp_call *call, sp_text *body)
-{
     if (body->failed) {
         sp_text_free(body);
         sp_call_refuse(call, 503, type_of(503), NULL, "out-of-memory", "out of memory");
         return;
     }
-    sp_exchange_answer(call->exchange, 200, SP_JSON_TYPE, body);
+    sp_exchange_answer(call->exchange, status, content_type, body);
+}
+
+void sp_call_answer_json(sp_call *call, sp_text *body)
+{
+    sp_call_answer_text(call, 200, SP_JSON_TYPE, body);
 }
 
 static void answer_error(sp_call *call, int status, sp_text *body, const char *code)

@@ -26,6 +26,7 @@ typedef struct sp_api {
     uint64_t started_ns;            /* sp_clock_ns */
     uint64_t instance;              /* random: makes ids of answers unique over restarts */
     atomic_ullong n_calls;
+    uint64_t http_codes[SP_HTTP_CODES]; /* the HTTP thread's: answers by status */
     atomic_bool draining;
 } sp_api;
 
@@ -111,5 +112,8 @@ void sp_route_adapters(sp_call *call);
 void sp_route_health(sp_call *call);
 void sp_route_ready(sp_call *call);
 void sp_route_version(sp_call *call);
+void sp_route_metrics(sp_call *call);
+void sp_route_status(sp_call *call);
+void sp_route_page(sp_call *call);
 
 #endif

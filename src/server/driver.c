@@ -126,6 +126,7 @@ static sp_status submit_choices(sp_driver *driver, sp_generation *generation, sp
         sp_status status;
 
         choice->request.adapter = generation->adapter;
+        choice->clock.arrived = (double)generation->received_ns / NS_PER_S;
         status = sp_engine_submit(driver->engine, &choice->request, &choice->id, error);
         if (status != SP_OK)
             return status;
@@ -133,7 +134,6 @@ static sp_status submit_choices(sp_driver *driver, sp_generation *generation, sp
             sp_engine_cancel(driver->engine, choice->id);
             return sp_fail_memory(error, sizeof(sp_running), "a running request");
         }
-        driver->counts.prompt_tokens += (uint64_t)choice->request.n_tokens;
     }
     return SP_OK;
 }
@@ -182,20 +182,14 @@ static void touch(sp_driver *driver, sp_generation *generation)
     driver->touched[driver->n_touched++] = generation;
 }
 
-static void count_token(sp_driver *driver, sp_generation *generation, const sp_event *event)
+static void count_token(sp_driver *driver, const sp_running *running, const sp_event *event)
 {
-    if (event->token >= 0)
-        driver->counts.generated_tokens++;
-    if (event->finish == SP_FINISH_STOP)
-        driver->counts.finished_stop++;
-    if (event->finish == SP_FINISH_LENGTH)
-        driver->counts.finished_length++;
-    if (generation->first_token_ns == 0) {
-        generation->first_token_ns = sp_clock_ns();
-        driver->counts.first_tokens++;
-        driver->counts.first_token_seconds +=
-            (double)(generation->first_token_ns - generation->received_ns) / NS_PER_S;
-    }
+    sp_generation *generation = running->generation;
+
+    sp_metrics_event(&driver->metrics, &generation->choices[running->choice].clock,
+                     generation->served, event, sp_clock_seconds());
+    driver->counts.finished_stop += event->finish == SP_FINISH_STOP;
+    driver->counts.finished_length += event->finish == SP_FINISH_LENGTH;
 }
 
 /* Inside a step: nothing may leave the batch here but what the engine itself has ended. */
@@ -211,7 +205,7 @@ static void on_event(void *user, const sp_event *event)
     generation = driver->running[index].generation;
     produced = (sp_produced){driver->running[index].choice, event->token, event->finish,
                              (uint32_t)event->text_bytes};
-    count_token(driver, generation, event);
+    count_token(driver, &driver->running[index], event);
     if (generation->overflowed || !sp_generation_add(generation, &produced, event->text))
         generation->overflowed = true;
     touch(driver, generation);
@@ -281,6 +275,14 @@ static void take_failure(sp_driver *driver, sp_status status, const sp_error *er
         fail_generation(driver, driver->running[0].generation, status, error);
 }
 
+static void count_step(sp_driver *driver)
+{
+    sp_engine_stats stats;
+
+    sp_engine_get_stats(driver->engine, &stats);
+    sp_metrics_step(&driver->metrics, &stats, sp_clock_seconds());
+}
+
 static void step(sp_driver *driver)
 {
     sp_error error = {.position = -1};
@@ -288,6 +290,7 @@ static void step(sp_driver *driver)
     sp_status status = sp_engine_step(driver->engine, on_event, driver, &error);
     double seconds = sp_clock_seconds() - began;
 
+    count_step(driver);
     if (driver->n_loads > 0 && seconds > driver->counts.step_seconds_max_while_loading)
         driver->counts.step_seconds_max_while_loading = seconds;
     if (status < 0)
@@ -373,11 +376,14 @@ static void *run(void *user)
 sp_status sp_driver_start(const sp_driver_options *options, sp_driver **out_driver, sp_error *error)
 {
     sp_driver *driver = sp_calloc(1, sizeof *driver);
+    sp_engine_stats stats;
 
     if (!driver)
         return sp_fail_memory(error, sizeof *driver, "the engine's thread");
     driver->options = *options;
     driver->engine = options->engine;
+    sp_engine_get_stats(driver->engine, &stats);
+    sp_metrics_start(&driver->metrics, sp_engine_base_name(driver->engine), &stats);
     sp_task_queue_open(&driver->queue);
     if (pthread_create(&driver->thread, NULL, run, driver) != 0) {
         sp_task_queue_destroy(&driver->queue);

@@ -209,7 +209,7 @@ static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status,
 
     driver->counts.loads++;
     driver->counts.load_failures += status != SP_OK;
-    driver->counts.load_seconds += (double)(sp_clock_ns() - load->began_ns) / NS_PER_S;
+    sp_metrics_load(&driver->metrics, (double)(sp_clock_ns() - load->began_ns) / NS_PER_S);
     if (status == SP_OK)
         show(driver, load->name);
     if (task && task->task.kind == SP_TASK_ACTIVATE && status == SP_OK)
@@ -298,8 +298,9 @@ static void run_activate(sp_driver *driver, sp_adapter_task *task)
 static void run_list(sp_driver *driver, sp_adapter_task *task)
 {
     sp_error error = {0};
-    sp_status status = sp_snapshot_take(driver->engine, &driver->counts, driver->hidden,
-                                        driver->n_hidden, &task->snapshot);
+    sp_status status = sp_snapshot_take(driver->engine, &driver->counts,
+                                        task->with_metrics ? &driver->metrics : NULL,
+                                        driver->hidden, driver->n_hidden, &task->snapshot);
 
     if (status != SP_OK)
         sp_fail_memory(&error, sizeof(sp_snapshot), "a list of adapters");

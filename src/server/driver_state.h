@@ -43,6 +43,7 @@ struct sp_driver {
     char **hidden;
     size_t n_hidden;
     sp_driver_counts counts;
+    sp_metrics metrics;
 };
 
 /* driver.c: puts every choice into the batch, or ends the generation with the reason. */

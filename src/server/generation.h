@@ -10,6 +10,7 @@
 #define SP_SERVER_GENERATION_H
 
 #include "base/text.h"
+#include "server/metrics.h"
 #include "server/task.h"
 
 #include <sidepath/engine.h>
@@ -17,8 +18,9 @@
 #define SP_OUTBOX_BYTES_MAX ((size_t)256 << 10)
 
 typedef struct sp_choice {
-    sp_request request; /* its pointers point into what `owned` keeps */
-    int64_t id;         /* the engine's; 0: not submitted, or finished */
+    sp_request request;     /* its pointers point into what `owned` keeps */
+    int64_t id;             /* the engine's; 0: not submitted, or finished */
+    sp_request_clock clock; /* the engine's thread only */
 } sp_choice;
 
 typedef struct sp_generation {
@@ -43,7 +45,6 @@ typedef struct sp_generation {
     int32_t n_left;  /* choices that run */
     bool overflowed; /* its outbox was full once */
     bool touched;    /* in the list of those to wake after this step */
-    uint64_t first_token_ns;
 } sp_generation;
 
 /* NULL: out of memory. `names` are copied. */

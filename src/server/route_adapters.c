@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "server/adapter_dir.h"
 #include "server/api.h"
+#include "server/plain_text.h"
 #include "server/request_fields.h"
 
 #include <string.h>
@@ -257,28 +258,6 @@ static void add_adapter(sp_text *out, const sp_engine_adapter_info *info)
     sp_text_add(out, ", \"error\": null}");
 }
 
-/* The last part of every path in a text: where files lie is not told. */
-static void add_without_paths(sp_text *out, const char *text)
-{
-    sp_text plain = {0};
-
-    while (*text) {
-        size_t word = strcspn(text, " \"'");
-        size_t begin = word;
-
-        while (begin > 0 && text[begin - 1] != '/')
-            begin--;
-        sp_text_add_bytes(&plain, text + begin, word - begin);
-        text += word;
-        word = strspn(text, " \"'");
-        sp_text_add_bytes(&plain, text, word);
-        text += word;
-    }
-    sp_text_json_string(out, plain.data ? plain.data : "", plain.bytes);
-    out->failed |= plain.failed;
-    sp_text_free(&plain);
-}
-
 static void add_refusal(sp_text *out, const sp_server_refusal *refusal)
 {
     const char *code = refusal->error.code ? refusal->error.code : "";
@@ -287,7 +266,7 @@ static void add_refusal(sp_text *out, const sp_server_refusal *refusal)
     sp_text_json_string(out, refusal->name, strlen(refusal->name));
     sp_text_format(out, ", \"state\": \"failed\", \"error\": {\"code\": \"%s\", \"message\": ",
                    code[0] ? code : sp_status_name(refusal->error.status));
-    add_without_paths(out, refusal->error.text);
+    sp_text_json_without_paths(out, refusal->error.text);
     sp_text_add(out, "}}");
 }
 

@@ -28,6 +28,9 @@ static const sp_route routes[] = {
     {"GET", "/health", false, SP_ACCESS_OPEN, sp_route_health},
     {"GET", "/ready", false, SP_ACCESS_OPEN, sp_route_ready},
     {"GET", "/version", false, SP_ACCESS_OPEN, sp_route_version},
+    {"GET", "/metrics", false, SP_ACCESS_OPEN, sp_route_metrics},
+    {"GET", "/status.json", false, SP_ACCESS_USER, sp_route_status},
+    {"GET", "/", false, SP_ACCESS_OPEN, sp_route_page},
 };
 
 /* ---- finding and refusing ------------------------------------------------------------------ */
@@ -243,8 +246,11 @@ static void log_call(const sp_call *call, bool whole)
 static void on_ended(void *user, sp_exchange *exchange, bool whole)
 {
     sp_call *call = sp_exchange_context(exchange);
-    const sp_api *api = user;
+    int status = sp_exchange_status(exchange);
+    sp_api *api = user;
 
+    if (status > 0 && status < SP_HTTP_CODES)
+        api->http_codes[status]++;
     if (!call)
         return;
     if (call->task) {

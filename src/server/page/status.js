@@ -1,0 +1,213 @@
+"use strict";
+/* Everything that comes from the server is put into the page as text, never as markup. */
+(() => {
+  const INTERVAL_MS = 1000, RETRY_MS = 4000, TIMEOUT_MS = 10000, ROWS_MAX = 200, FILTER_FROM = 12;
+  const at = (id) => document.getElementById(id);
+  let key = "", latest = null, failedSince = 0;
+
+  /* ---- numbers ---- */
+
+  const counted = (n) => n.toLocaleString("en-US");
+  const rate = (n) => (n < 10 ? n.toFixed(1) : counted(Math.round(n)));
+
+  function seconds(s) {
+    if (s <= 0) return "0 ms";
+    if (s < 0.01) return (s * 1000).toFixed(2) + " ms";
+    if (s < 1) return (s * 1000).toFixed(0) + " ms";
+    return s < 100 ? s.toFixed(1) + " s" : counted(Math.round(s)) + " s";
+  }
+
+  function duration(s) {
+    const m = Math.floor(s / 60), h = Math.floor(m / 60), d = Math.floor(h / 24);
+    if (d > 0) return d + " d " + (h % 24) + " h";
+    if (h > 0) return h + " h " + (m % 60) + " min";
+    return m > 0 ? m + " min " + Math.floor(s % 60) + " s" : Math.floor(s) + " s";
+  }
+
+  /* ---- pieces ---- */
+
+  function show(id, text) {
+    const node = at(id);
+    if (node.textContent !== text) node.textContent = text;
+  }
+
+  function make(tag, className, text) {
+    const node = document.createElement(tag);
+    if (className) node.className = className;
+    if (text !== undefined) node.textContent = text;
+    return node;
+  }
+
+  function width(id, share) {
+    at(id).style.width = Math.max(0, Math.min(100, share * 100)) + "%";
+  }
+
+  /* The line touches the top at its largest value; nothing at all is the bottom. */
+  function line(id, values) {
+    const svg = at(id), most = Math.max(...values, 1e-9);
+    const points = values.map((v, i) => 2 * i + "," + (29 - 27 * v / most).toFixed(2)).join(" ");
+    const shape = (tag, text) => {
+      const node = svg.querySelector(tag) ||
+        svg.appendChild(document.createElementNS("http://www.w3.org/2000/svg", tag));
+      node.setAttribute("points", text);
+    };
+    shape("polygon", "0,30 " + points + " " + 2 * (values.length - 1) + ",30");
+    shape("polyline", points);
+  }
+
+  function state(text, kind) {
+    show("state", text);
+    at("state").className = "badge " + kind;
+  }
+
+  /* ---- parts of the page ---- */
+
+  function showNow(s) {
+    const kv = s.kv, used = kv.pages ? kv.used / kv.pages : 0;
+    show("tokens-rate", rate(s.rates.tokens_per_second));
+    show("over", counted(s.rates.over_seconds));
+    show("step-mean", seconds(s.rates.step_seconds_mean));
+    show("step-max", seconds(s.rates.step_seconds_max));
+    show("running", counted(s.queue.running));
+    show("running-max", counted(s.queue.running_max));
+    show("waiting", counted(s.queue.waiting));
+    show("kv-share", Math.round(used * 100) + "%");
+    show("kv-used", counted(kv.used));
+    show("kv-pages", counted(kv.pages));
+    show("pause-now", seconds(s.rates.load_pause_seconds));
+    show("pause-all", seconds(s.totals.load_pause_seconds));
+    width("running-bar", s.queue.running_max ? s.queue.running / s.queue.running_max : 0);
+    width("kv-bar", used);
+    width("kv-cached-bar", kv.pages ? kv.cached / kv.pages : 0);
+    line("tokens-line", s.history.tokens);
+    line("step-line", s.history.step_seconds_max);
+  }
+
+  function showSlots(s) {
+    at("slots-title").hidden = s.slots.length === 0;
+    at("slots").replaceChildren(...s.slots.map((slot) => {
+      const item = make("li", slot.adapter === null ? "empty" : "");
+      item.append(make("span", "quiet", slot.slot + " · "), make("span", "quiet " + slot.state, slot.state),
+        make("bdi", "name", slot.adapter === null ? "—" : slot.adapter),
+        make("span", "quiet", slot.adapter === null ? "" : counted(slot.running) + " running"));
+      return item;
+    }));
+  }
+
+  function number(label, value, className) {
+    const cell = make("td", "number " + (className || ""), counted(value));
+    cell.dataset.label = label;
+    return cell;
+  }
+
+  function row(a) {
+    const tr = make("tr"), name = make("td");
+    name.append(make("bdi", "", a.name));
+    if (a.active) name.append(make("span", "note", "default"));
+    if (a.pinned) name.append(make("span", "note", "pinned"));
+    tr.append(name, make("td", "state " + a.state, a.slot >= 0 ? a.state + " · " + a.slot : a.state),
+      number("running", a.running), number("waiting", a.waiting), number("requests", a.requests),
+      number("tokens", a.generated_tokens), number("rank", a.rank, "minor"));
+    return tr;
+  }
+
+  function baseRow(base) {
+    const tr = make("tr"), name = make("td");
+    name.append(make("bdi", "", base.name), make("span", "note", "base"));
+    tr.append(name, make("td", "state ready", "base"), number("running", base.running),
+      number("waiting", base.waiting), number("requests", base.requests),
+      number("tokens", base.generated_tokens), make("td", "number minor", "—"));
+    return tr;
+  }
+
+  function showAdapters(s) {
+    const wanted = at("filter").value.toLowerCase();
+    const fitting = s.adapters.filter((a) => a.name.toLowerCase().includes(wanted));
+    const rows = fitting.slice(0, ROWS_MAX).map(row);
+    if (!wanted) rows.unshift(baseRow(s.base));
+    at("filter").hidden = s.adapters.length < FILTER_FROM;
+    show("adapters-count", counted(s.adapters.length));
+    at("adapters").replaceChildren(...rows);
+    show("more", fitting.length > ROWS_MAX ? counted(fitting.length - ROWS_MAX) + " more" : "");
+    at("refused").hidden = s.refused.length === 0;
+    at("refused-list").replaceChildren(...s.refused.map((r) => {
+      const item = make("li");
+      item.append(make("bdi", "", r.name), " ", make("code", "quiet", r.code), make("br"),
+        make("span", "quiet", r.message));
+      return item;
+    }));
+  }
+
+  function showTotals(s) {
+    const t = s.totals;
+    const list = [["generated tokens", t.generated_tokens], ["steps", t.steps],
+      ["prefill rows", t.prefill_rows], ["prefix cache tokens", t.prefix_tokens],
+      ["preemptions", t.preemptions], ["copies into slots", t.slot_copies],
+      ["requests finished", t.finished], ["cancelled", t.cancelled], ["refused", t.refused],
+      ["failed", t.failed]];
+    at("totals").replaceChildren(...list.map(([name, value]) => {
+      const pair = make("div");
+      pair.append(make("dt", "quiet", name), make("dd", "", counted(value)));
+      return pair;
+    }));
+  }
+
+  function render(s) {
+    latest = s;
+    show("base", s.base.name);
+    document.title = s.base.name + " · Sidepath";
+    state(s.draining ? "shutting down" : "serving", s.draining ? "warn" : "good");
+    show("about", s.version + " · " + s.cpu_isa + " · up " + duration(s.uptime_seconds));
+    showNow(s);
+    showSlots(s);
+    showAdapters(s);
+    showTotals(s);
+    at("main").hidden = false;
+    at("key").hidden = true;
+  }
+
+  /* ---- asking the server ---- */
+
+  function unreachable() {
+    failedSince = failedSince || Date.now();
+    state("no answer for " + duration((Date.now() - failedSince) / 1000), "bad");
+  }
+
+  function askForKey() {
+    state("locked", "warn");
+    at("main").hidden = true;
+    at("key").hidden = false;
+  }
+
+  async function poll() {
+    const headers = key ? { Authorization: "Bearer " + key } : {};
+    const answer = await fetch("status.json",
+      { headers, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    if (answer.status === 401) return askForKey();
+    if (!answer.ok) throw new Error("status " + answer.status);
+    render(await answer.json());
+    failedSince = 0;
+  }
+
+  async function loop() {
+    let wait = INTERVAL_MS;
+    if (document.visibilityState === "visible" && at("key").hidden) {
+      try {
+        await poll();
+      } catch {
+        unreachable();
+        wait = RETRY_MS;
+      }
+    }
+    setTimeout(loop, wait);
+  }
+
+  at("filter").addEventListener("input", () => latest && showAdapters(latest));
+  at("key").addEventListener("submit", (event) => {
+    event.preventDefault();
+    key = at("key-text").value;
+    at("key-text").value = "";
+    at("key").hidden = true;
+  });
+  loop();
+})();

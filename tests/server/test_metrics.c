@@ -1,0 +1,402 @@
+/*
+ * Metrics: what is counted, against events and steps written by hand; the text, line by line and
+ * by promtool where it is installed; hostile names in both formats.
+ */
+#include "support/test.h"
+
+#include "base/alloc.h"
+#include "server/metrics.h"
+#include "support/shell.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define HOSTILE "a\"b\\c\xe2\x80\xa8</script>{x=\"1\"}"
+
+/* ---- a server's state, by hand --------------------------------------------------------------- */
+
+typedef struct scene {
+    sp_metrics *metrics;
+    sp_engine_stats stats;
+    sp_driver_counts counts;
+    sp_engine_adapter_info adapters[5];
+    uint64_t codes[SP_HTTP_CODES];
+    sp_server_refusal refusal;
+    sp_server_refusals refusals;
+    sp_metrics_view view;
+} scene;
+
+static void set_adapters(scene *s)
+{
+    s->adapters[0] = (sp_engine_adapter_info){.name = "tales",
+                                              .state = SP_ADAPTER_READY,
+                                              .slot = 1,
+                                              .rank = 8,
+                                              .host_bytes = 100,
+                                              .pinned = true,
+                                              .references = 3,
+                                              .running = 2,
+                                              .waiting = 1,
+                                              .generation = 4};
+    s->adapters[1] = (sp_engine_adapter_info){.name = HOSTILE,
+                                              .state = SP_ADAPTER_HOST,
+                                              .slot = -1,
+                                              .rank = 64,
+                                              .host_bytes = 7,
+                                              .waiting = 2,
+                                              .generation = 5};
+    s->adapters[2] = (sp_engine_adapter_info){
+        .name = "cold", .state = SP_ADAPTER_DISK, .slot = -1, .rank = 4, .generation = 6};
+    s->adapters[3] = (sp_engine_adapter_info){.name = "tales",
+                                              .state = SP_ADAPTER_DRAINING,
+                                              .slot = 0,
+                                              .running = 1,
+                                              .host_bytes = 100,
+                                              .generation = 3};
+    s->adapters[4] = (sp_engine_adapter_info){
+        .name = "a,b", .state = SP_ADAPTER_READY, .slot = 2, .running = 1, .generation = 7};
+}
+
+static scene *make_scene(void)
+{
+    scene *s = sp_calloc(1, sizeof *s);
+
+    s->metrics = sp_calloc(1, sizeof *s->metrics);
+    s->stats = (sp_engine_stats){.waiting = 3,
+                                 .running = 4,
+                                 .running_max = 64,
+                                 .slots = 4,
+                                 .page_tokens = 16,
+                                 .kv_pages = 200,
+                                 .kv_pages_used = 50,
+                                 .kv_pages_cached = 30,
+                                 .tokens = 1234567,
+                                 .steps = 10};
+    set_adapters(s);
+    sp_metrics_start(s->metrics, "base \"q\"", &s->stats);
+    s->counts = (sp_driver_counts){.finished_stop = 5, .loads = 9, .load_failures = 2};
+    s->codes[200] = 7;
+    s->codes[429] = 2;
+    s->refusal = (sp_server_refusal){"bad</td>", {.code = "rank-exceeds-pool"}};
+    snprintf(s->refusal.error.text, sizeof s->refusal.error.text, "in /srv/a/bad: too \"large\"");
+    s->refusals = (sp_server_refusals){&s->refusal, 1};
+    s->view = (sp_metrics_view){.version = "1.2.3",
+                                .base_name = "base \"q\"",
+                                .cpu_isa = "avx2",
+                                .now_unix_s = 1700000000.25,
+                                .now_s = 100.5,
+                                .uptime_s = 12.5,
+                                .stats = &s->stats,
+                                .adapters = s->adapters,
+                                .n_adapters = 5,
+                                .metrics = s->metrics,
+                                .counts = &s->counts,
+                                .http_codes = s->codes,
+                                .refusals = &s->refusals};
+    return s;
+}
+
+static void free_scene(scene *s)
+{
+    sp_free(s->metrics);
+    sp_free(s);
+}
+
+static char *text_of(const scene *s)
+{
+    sp_text out = {0};
+
+    sp_metrics_text(&s->view, &out);
+    assert_false(out.failed);
+    return out.data;
+}
+
+static void assert_line(const char *text, const char *line)
+{
+    size_t bytes = strlen(line);
+    const char *at = strstr(text, line);
+
+    while (at && ((at > text && at[-1] != '\n') || at[bytes] != '\n'))
+        at = strstr(at + 1, line);
+    if (!at)
+        fail_msg("no line \"%s\"", line);
+}
+
+/* ---- counting -------------------------------------------------------------------------------- */
+
+static void send_token(scene *s, sp_request_clock *clock, const char *adapter,
+                       const sp_request_trace *trace, double now, sp_finish finish)
+{
+    sp_event event = {.token = 5, .finish = finish, .trace = trace};
+
+    sp_metrics_event(s->metrics, clock, adapter, &event, now);
+}
+
+static void test_events(void **state)
+{
+    scene *s = make_scene();
+    sp_request_clock clock = {.arrived = 10.0}, base_clock = {.arrived = 10.0};
+    sp_request_trace trace = {.scheduled = 10.3, .prompt_tokens = 30, .cached_tokens = 16};
+    sp_event prompt = {.token = 5, .is_prompt = true, .trace = &trace};
+    const sp_traffic *traffic;
+    char *text;
+
+    (void)state;
+    sp_metrics_event(s->metrics, &clock, "tales", &prompt, 10.4);
+    assert_null(sp_metrics_traffic(s->metrics, "tales"));
+    trace.new_tokens = 1;
+    send_token(s, &clock, "tales", &trace, 10.7, SP_FINISH_NONE);
+    send_token(s, &clock, "tales", &trace, 10.702, SP_FINISH_NONE);
+    send_token(s, &clock, "tales", &trace, 13.0, SP_FINISH_STOP);
+    send_token(s, &base_clock, NULL, &trace, 10.9, SP_FINISH_LENGTH);
+    traffic = sp_metrics_traffic(s->metrics, "tales");
+    assert_non_null(traffic);
+    assert_int_equal(traffic->requests, 1);
+    assert_int_equal(traffic->prompt_tokens, 30);
+    assert_int_equal(traffic->cached_tokens, 16);
+    assert_int_equal(traffic->new_tokens, 3);
+    text = text_of(s);
+    assert_line(text, "sidepath_adapter_generated_tokens_total{adapter=\"tales\"} 3");
+    assert_line(text, "sidepath_adapter_generated_tokens_total{adapter=\"base \\\"q\\\"\"} 1");
+    /* Queue 0.3 s twice; first tokens at 0.7 and 0.9 s; gaps of 2 ms and 2.298 s. */
+    assert_line(text, "sidepath_queue_seconds_bucket{le=\"0.25\"} 0");
+    assert_line(text, "sidepath_queue_seconds_bucket{le=\"0.5\"} 2");
+    assert_line(text, "sidepath_time_to_first_token_seconds_bucket{le=\"0.5\"} 0");
+    assert_line(text, "sidepath_time_to_first_token_seconds_bucket{le=\"1\"} 2");
+    assert_line(text, "sidepath_time_to_first_token_seconds_sum 1.6");
+    assert_line(text, "sidepath_inter_token_seconds_bucket{le=\"0.001\"} 0");
+    assert_line(text, "sidepath_inter_token_seconds_bucket{le=\"0.0025\"} 1");
+    assert_line(text, "sidepath_inter_token_seconds_bucket{le=\"1\"} 1");
+    assert_line(text, "sidepath_inter_token_seconds_bucket{le=\"+Inf\"} 2");
+    assert_line(text, "sidepath_inter_token_seconds_count 2");
+    assert_line(text, "sidepath_request_seconds_bucket{le=\"1\"} 1");
+    assert_line(text, "sidepath_request_seconds_count 2");
+    sp_free(text);
+    free_scene(s);
+}
+
+static void test_steps_and_rates(void **state)
+{
+    scene *s = make_scene();
+    sp_metrics_rates rates;
+    char *text;
+
+    (void)state;
+    /* Ten seconds with two steps a second, 31 ms and 9 ms, 8 tokens each; one pause of 20 ms. */
+    for (int i = 0; i < 20; i++) {
+        s->stats.steps++;
+        s->stats.tokens += 8;
+        s->stats.step_seconds += i % 2 ? 0.009 : 0.031;
+        s->stats.load_seconds += i == 6 ? 0.020 : 0.00001;
+        sp_metrics_step(s->metrics, &s->stats, 90.25 + i * 0.5);
+    }
+    rates = sp_metrics_rates_now(s->metrics, 100.5);
+    assert_true(rates.tokens_per_s > 15.999 && rates.tokens_per_s < 16.001);
+    assert_true(rates.step_seconds_mean > 0.0199 && rates.step_seconds_mean < 0.0201);
+    assert_true(rates.step_seconds_max > 0.0309 && rates.step_seconds_max < 0.0311);
+    assert_true(rates.pause_seconds > 0.0199 && rates.pause_seconds < 0.0201);
+    rates = sp_metrics_rates_now(s->metrics, 105.0); /* five of these seconds are left */
+    assert_true(rates.tokens_per_s > 7.999 && rates.tokens_per_s < 8.001);
+    rates = sp_metrics_rates_now(s->metrics, 700.0);
+    assert_true(rates.tokens_per_s <= 0 && rates.step_seconds_max <= 0);
+    /* Time that passes without a step is no step. */
+    sp_metrics_step(s->metrics, &s->stats, 100.9);
+    text = text_of(s);
+    assert_line(text, "sidepath_step_seconds_count 20");
+    assert_line(text, "sidepath_step_seconds_bucket{le=\"0.01\"} 10");
+    assert_line(text, "sidepath_load_pause_seconds_count 1");
+    assert_line(text, "sidepath_load_pause_seconds_bucket{le=\"0.01\"} 0");
+    assert_line(text, "sidepath_load_pause_seconds_bucket{le=\"0.025\"} 1");
+    assert_line(text, "sidepath_generated_tokens_total 1234727");
+    sp_free(text);
+    free_scene(s);
+}
+
+/* Names that clients invent make the output grow up to a bound, and nothing is lost. */
+static void test_bounded(void **state)
+{
+    scene *s = make_scene();
+    sp_request_trace trace = {.new_tokens = 1};
+    char *text, *at;
+    int n = 0;
+
+    (void)state;
+    for (int i = 0; i < 1000; i++) {
+        sp_request_clock clock = {.arrived = 1};
+        char name[300];
+
+        snprintf(name, sizeof name, "adapter %d", i);
+        send_token(s, &clock, name, &trace, 2, SP_FINISH_STOP);
+    }
+    text = text_of(s);
+    for (at = text; (at = strstr(at, "\nsidepath_adapter_requests_total{")) != NULL; at++)
+        n++;
+    assert_int_equal(n, SP_TRAFFIC_MAX + 1);
+    /* The base, 255 names, and the 745 others. */
+    assert_line(text, "sidepath_adapter_requests_total{adapter=\":other\"} 745");
+    sp_free(text);
+    free_scene(s);
+}
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+static void test_router_metrics(void **state)
+{
+    static const char *const lines[] = {
+        "vllm:num_requests_waiting{model_name=\"base \\\"q\\\"\",engine=\"0\"} 3",
+        "vllm:num_requests_running{model_name=\"base \\\"q\\\"\",engine=\"0\"} 4",
+        "vllm:kv_cache_usage_perc{model_name=\"base \\\"q\\\"\",engine=\"0\"} 0.25",
+        "vllm:cache_config_info{model_name=\"base \\\"q\\\"\",engine=\"0\",block_size=\"16\","
+        "num_gpu_blocks=\"200\"} 1",
+        /* Once for both versions; the name with a comma is left out. */
+        "vllm:lora_requests_info{max_lora=\"4\",running_lora_adapters=\"tales\","
+        "waiting_lora_adapters=\"tales,a\\\"b\\\\c\xe2\x80\xa8</script>{x=\\\"1\\\"}\"} "
+        "1700000000.250",
+        "vllm:lora_adapter_loaded{model_name=\"base "
+        "\\\"q\\\"\",engine=\"0\",adapter_name=\"tales\","
+        "level=\"gpu\",pinned=\"true\",rank=\"8\"} 1",
+        "vllm:lora_adapter_loaded{model_name=\"base \\\"q\\\"\",engine=\"0\",adapter_name=\"a,b\","
+        "level=\"gpu\",pinned=\"false\",rank=\"0\"} 1",
+        "vllm:num_gpu_loaded_lora_adapters{model_name=\"base \\\"q\\\"\",engine=\"0\"} 2",
+        "vllm:num_cpu_loaded_lora_adapters{model_name=\"base \\\"q\\\"\",engine=\"0\"} 2",
+        "vllm:max_gpu_lora_adapters{model_name=\"base \\\"q\\\"\",engine=\"0\"} 4",
+        "sidepath_kv_pages{state=\"free\"} 120",
+        "sidepath_adapter_loads_total{outcome=\"ok\"} 7",
+        "sidepath_http_responses_total{code=\"429\"} 2",
+    };
+    scene *s = make_scene();
+    char *text = text_of(s);
+
+    (void)state;
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
+        assert_line(text, lines[i]);
+    assert_null(strstr(text, "adapter_name=\"cold\""));
+    sp_free(text);
+    /* No adapter at all: the lists are there, and empty. */
+    s->view.n_adapters = 0;
+    s->stats.slots = 0;
+    text = text_of(s);
+    assert_line(text, "vllm:lora_requests_info{max_lora=\"0\",running_lora_adapters=\"\","
+                      "waiting_lora_adapters=\"\"} 1700000000.250");
+    sp_free(text);
+    free_scene(s);
+}
+
+static void test_bad_bytes(void **state)
+{
+    scene *s = make_scene();
+    char *text;
+
+    (void)state;
+    s->view.base_name = "x\xff\ny";
+    text = text_of(s);
+    assert_line(text,
+                "vllm:max_gpu_lora_adapters{model_name=\"x\xef\xbf\xbd\\ny\",engine=\"0\"} 4");
+    sp_free(text);
+    free_scene(s);
+}
+
+/* promtool reads all of it; the only thing that it may say is that a name has a colon. */
+static void test_promtool(void **state)
+{
+    scene *s = make_scene();
+    sp_request_trace trace = {.new_tokens = 1};
+    sp_request_clock clock = {.arrived = 1};
+    char *text, *line, *directory, command[512];
+    FILE *out;
+
+    (void)state;
+    if (system("promtool --version >/dev/null 2>&1") != 0) {
+        print_message("skipped: promtool (package prometheus) is not installed\n");
+        free_scene(s);
+        skip();
+        return;
+    }
+    send_token(s, &clock, HOSTILE, &trace, 2, SP_FINISH_STOP);
+    text = text_of(s);
+    directory = sp_test_make_directory();
+    sp_test_write_file(directory, "metrics", text, strlen(text));
+    snprintf(command, sizeof command, "promtool check metrics < %s/metrics 2>&1", directory);
+    out = popen(command, "r");
+    assert_non_null(out);
+    line = sp_calloc(1, 4096);
+    while (fgets(line, 4096, out))
+        if (strncmp(line, "vllm:", 5) != 0 || !strstr(line, "should not contain ':'"))
+            fail_msg("promtool says: %s", line);
+    pclose(out);
+    sp_free(line);
+    sp_test_remove_tree(directory);
+    sp_free(directory);
+    sp_free(text);
+    free_scene(s);
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static json_int_t integer_at(const json_t *object, const char *field)
+{
+    const json_t *value = json_object_get(object, field);
+
+    assert_true(json_is_integer(value));
+    return json_integer_value(value);
+}
+
+static void test_json(void **state)
+{
+    scene *s = make_scene();
+    sp_text out = {0};
+    const json_t *slots, *adapters, *refused;
+    json_t *root;
+
+    (void)state;
+    s->stats.steps++;
+    s->stats.tokens += 40;
+    s->stats.step_seconds += 0.5;
+    sp_metrics_step(s->metrics, &s->stats, 98.5);
+    sp_metrics_json(&s->view, &out);
+    root = json_loadb(out.data, out.bytes, JSON_REJECT_DUPLICATES, NULL);
+    assert_non_null(root);
+    assert_string_equal(json_string_value(json_object_get(json_object_get(root, "base"), "name")),
+                        "base \"q\"");
+    assert_int_equal(integer_at(json_object_get(root, "queue"), "waiting"), 3);
+    assert_int_equal(integer_at(json_object_get(root, "kv"), "used"), 50);
+    assert_true(json_number_value(
+                    json_object_get(json_object_get(root, "rates"), "tokens_per_second")) > 3.99);
+    assert_int_equal(json_array_size(json_object_get(json_object_get(root, "history"), "tokens")),
+                     SP_METRICS_SECONDS - 1);
+    assert_true(json_number_value(json_array_get(
+                    json_object_get(json_object_get(root, "history"), "tokens"), 57)) > 39);
+    slots = json_object_get(root, "slots");
+    assert_int_equal(json_array_size(slots), 4);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(slots, 0), "state")),
+                        "draining");
+    assert_string_equal(json_string_value(json_object_get(json_array_get(slots, 2), "adapter")),
+                        "a,b");
+    assert_true(json_is_null(json_object_get(json_array_get(slots, 3), "adapter")));
+    adapters = json_object_get(root, "adapters");
+    assert_int_equal(json_array_size(adapters), 5);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(adapters, 1), "name")),
+                        HOSTILE);
+    refused = json_array_get(json_object_get(root, "refused"), 0);
+    assert_string_equal(json_string_value(json_object_get(refused, "name")), "bad</td>");
+    assert_string_equal(json_string_value(json_object_get(refused, "code")), "rank-exceeds-pool");
+    assert_string_equal(json_string_value(json_object_get(refused, "message")),
+                        "in bad: too \"large\"");
+    json_decref(root);
+    sp_text_free(&out);
+    free_scene(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_events),    cmocka_unit_test(test_steps_and_rates),
+        cmocka_unit_test(test_bounded),   cmocka_unit_test(test_router_metrics),
+        cmocka_unit_test(test_bad_bytes), cmocka_unit_test(test_promtool),
+        cmocka_unit_test(test_json),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
