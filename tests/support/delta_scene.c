@@ -14,10 +14,14 @@ static void *must_alloc(size_t count, size_t bytes)
 
 /* ---- scenes -------------------------------------------------------------------------------- */
 
-static void *random_matrix(sp_dtype dtype, int32_t rows, int32_t cols, double pad,
+int32_t scene_pad(const delta_scene *scene)
+{
+    return scene->pad != 0 ? scene->pad : SCENE_PAD;
+}
+
+static void *random_matrix(sp_dtype dtype, int32_t rows, int32_t cols, int32_t stride, double pad,
                            sp_test_random *random)
 {
-    int32_t stride = cols + SCENE_PAD;
     void *matrix = must_alloc((size_t)rows * (size_t)stride, sp_dtype_bytes(dtype));
 
     for (int64_t i = 0; i < (int64_t)rows * stride; i++)
@@ -31,10 +35,12 @@ static hand_adapter *random_adapter(const delta_scene *scene, int32_t index, int
     hand_adapter *adapter = hand_adapter_create((uint64_t)index + 1);
 
     for (int32_t i = 0; i < scene->n_sites; i++) {
-        int32_t rank = 1 + (int32_t)sp_test_below(random, (uint32_t)rank_max);
+        int32_t rank = scene->ranks != NULL
+                           ? scene->ranks[index]
+                           : 1 + (int32_t)sp_test_below(random, (uint32_t)rank_max);
         float scale = 0.25f + 0.375f * (float)sp_test_below(random, 8);
 
-        if (sp_test_below(random, 5) != 0)
+        if (scene->ranks != NULL ? rank > 0 : sp_test_below(random, 5) != 0)
             hand_adapter_add(adapter, &scene->dims[i], rank, scale, scene->dtype, random);
     }
     return adapter;
@@ -42,11 +48,14 @@ static hand_adapter *random_adapter(const delta_scene *scene, int32_t index, int
 
 void scene_fill(delta_scene *scene, int32_t rank_max, sp_test_random *random)
 {
-    scene->x_stride = scene->dims[0].k_in + SCENE_PAD;
-    scene->x = random_matrix(scene->dtype, scene->n_rows, scene->dims[0].k_in, NAN, random);
+    int32_t pad = scene_pad(scene);
+
+    scene->x_stride = scene->dims[0].k_in + pad;
+    scene->x = random_matrix(scene->dtype, scene->n_rows, scene->dims[0].k_in, scene->x_stride, NAN,
+                             random);
     for (int32_t i = 0; i < scene->n_sites; i++)
-        scene->y0[i] =
-            random_matrix(scene->y_type[i], scene->n_rows, scene->dims[i].n_out, 7.0, random);
+        scene->y0[i] = random_matrix(scene->y_type[i], scene->n_rows, scene->dims[i].n_out,
+                                     scene->dims[i].n_out + pad, 7.0, random);
     for (int32_t i = 0; i < scene->n_adapters; i++)
         scene->adapters[i] = random_adapter(scene, i, rank_max, random);
     scene->row_adapter = must_alloc((size_t)scene->n_rows, sizeof *scene->row_adapter);
@@ -79,32 +88,54 @@ const sp_adapter_site *scene_site(const delta_scene *scene, int32_t adapter, int
 
 size_t scene_y_row_bytes(const delta_scene *scene, int32_t i)
 {
-    return (size_t)(scene->dims[i].n_out + SCENE_PAD) * sp_dtype_bytes(scene->y_type[i]);
+    return (size_t)(scene->dims[i].n_out + scene_pad(scene)) * sp_dtype_bytes(scene->y_type[i]);
 }
 
 /* ---- rigs ---------------------------------------------------------------------------------- */
+
+/* The pool is made; loads it and makes the delta. */
+static void fill_rig(delta_rig *rig, const int32_t *slot_order, sp_delta_options *options)
+{
+    const delta_scene *scene = rig->scene;
+    sp_error error;
+
+    for (int32_t slot = 0; slot < rig->n_slots; slot++) {
+        int32_t adapter = slot_order != NULL ? slot_order[slot] : slot;
+
+        assert_int_equal(hand_load_adapter(&rig->pool, scene->adapters[adapter], NULL), slot);
+        rig->slot_of[adapter] = slot;
+    }
+    options->pool = rig->pool.pool;
+    assert_ok(sp_delta_create(options, &rig->delta, &error), &error);
+}
 
 delta_rig rig_create(const delta_scene *scene, const char *level, sp_exec *exec, int32_t pool_rank,
                      const int32_t *slot_order, int32_t rows_max)
 {
     delta_rig rig = {.scene = scene, .n_slots = scene->n_adapters};
     sp_delta_options options;
-    sp_error error;
 
     rig.pool = hand_pool_create(scene->dims[0].layer + 1, scene->dims, (size_t)scene->n_sites,
                                 pool_rank, scene->dtype, rig.n_slots);
-    for (int32_t slot = 0; slot < rig.n_slots; slot++) {
-        int32_t adapter = slot_order != NULL ? slot_order[slot] : slot;
-
-        assert_int_equal(hand_load_adapter(&rig.pool, scene->adapters[adapter], NULL), slot);
-        rig.slot_of[adapter] = slot;
-    }
     sp_delta_options_default(&options);
-    options.pool = rig.pool.pool;
     options.exec = exec;
     options.rows_max = rows_max;
     options.cpu_isa = level;
-    assert_ok(sp_delta_create(&options, &rig.delta, &error), &error);
+    fill_rig(&rig, slot_order, &options);
+    return rig;
+}
+
+delta_rig rig_create_on(sp_device *device, const delta_scene *scene, int32_t pool_rank,
+                        const int32_t *slot_order, int32_t rows_max)
+{
+    delta_rig rig = {.scene = scene, .n_slots = scene->n_adapters};
+    sp_delta_options options;
+
+    rig.pool = hand_pool_create_on(device, scene->dims[0].layer + 1, scene->dims,
+                                   (size_t)scene->n_sites, pool_rank, scene->dtype, rig.n_slots);
+    sp_delta_options_default(&options);
+    options.rows_max = rows_max;
+    fill_rig(&rig, slot_order, &options);
     return rig;
 }
 
@@ -114,15 +145,7 @@ void rig_destroy(delta_rig *rig)
     hand_pool_destroy(&rig->pool);
 }
 
-/* What a batch is made of, in the batch's own order. */
-typedef struct batch_arrays {
-    int32_t *seq_slot;
-    float *row_scale;
-    char *x;
-} batch_arrays;
-
-static void gather_row(const delta_rig *rig, int32_t which, int32_t at, batch_arrays *batch,
-                       void **out_y)
+static void gather_row(const delta_rig *rig, int32_t which, int32_t at, rig_batch *batch)
 {
     const delta_scene *scene = rig->scene;
     int32_t row = which >= 0 ? which : SCENE_NAN - which;
@@ -138,9 +161,33 @@ static void gather_row(const delta_rig *rig, int32_t which, int32_t at, batch_ar
     for (int32_t i = 0; i < scene->n_sites; i++) {
         size_t bytes = scene_y_row_bytes(scene, i);
 
-        memcpy((char *)out_y[i] + (size_t)at * bytes,
+        memcpy((char *)batch->y[i] + (size_t)at * bytes,
                (const char *)scene->y0[i] + (size_t)row * bytes, bytes);
     }
+}
+
+rig_batch rig_gather(const delta_rig *rig, const int32_t *rows, int32_t n_rows)
+{
+    const delta_scene *scene = rig->scene;
+    size_t n = (size_t)n_rows;
+    rig_batch batch = {
+        .seq_slot = must_alloc(n, sizeof(int32_t)),
+        .row_scale = must_alloc(n, sizeof(float)),
+        .x = must_alloc(n * (size_t)scene->x_stride, sp_dtype_bytes(scene->dtype)),
+    };
+
+    for (int32_t i = 0; i < scene->n_sites; i++)
+        batch.y[i] = must_alloc(n, scene_y_row_bytes(scene, i));
+    for (int32_t at = 0; at < n_rows; at++)
+        gather_row(rig, rows[at], at, &batch);
+    return batch;
+}
+
+void rig_batch_free(rig_batch *batch)
+{
+    free(batch->x);
+    free(batch->row_scale);
+    free(batch->seq_slot);
 }
 
 /* The whole of sp_delta_apply, or another way to the same. */
@@ -151,32 +198,23 @@ static void run_rows(delta_rig *rig, const int32_t *rows, int32_t n_rows, void *
                      apply_fn apply)
 {
     const delta_scene *scene = rig->scene;
-    size_t n = (size_t)n_rows;
+    rig_batch batch = rig_gather(rig, rows, n_rows);
     sp_delta_output outputs[SCENE_SITES_MAX];
     sp_plan *plan = NULL;
     sp_error error;
-    batch_arrays batch = {
-        .seq_slot = must_alloc(n, sizeof(int32_t)),
-        .row_scale = must_alloc(n, sizeof(float)),
-        .x = must_alloc(n * (size_t)scene->x_stride, sp_dtype_bytes(scene->dtype)),
-    };
 
     for (int32_t i = 0; i < scene->n_sites; i++) {
-        out_y[i] = must_alloc(n, scene_y_row_bytes(scene, i));
+        out_y[i] = batch.y[i];
         outputs[i] = (sp_delta_output){scene->dims[i].module, out_y[i],
-                                       scene->dims[i].n_out + SCENE_PAD, scene->y_type[i]};
+                                       scene->dims[i].n_out + scene_pad(scene), scene->y_type[i]};
     }
-    for (int32_t at = 0; at < n_rows; at++)
-        gather_row(rig, rows[at], at, &batch, out_y);
     assert_ok(sp_plan_create(n_rows, rig->n_slots, &plan), NULL);
     assert_ok(
         sp_plan_build_rows(plan, batch.seq_slot, batch.row_scale, n_rows, rig->n_slots, &error),
         &error);
     apply(rig, plan, batch.x, outputs);
     sp_plan_destroy(plan);
-    free(batch.x);
-    free(batch.row_scale);
-    free(batch.seq_slot);
+    rig_batch_free(&batch);
 }
 
 static void apply_whole(delta_rig *rig, const sp_plan *plan, const void *x,

@@ -21,9 +21,11 @@ typedef struct delta_scene {
     hand_adapter *adapters[SCENE_ADAPTERS_MAX];
     int32_t *row_adapter; /* [n_rows], -1 = base */
     float *row_scale;     /* [n_rows] */
+    const int32_t *ranks; /* [n_adapters] of each at every site, 0: absent; NULL: random ones */
+    int32_t pad;          /* columns behind each row of x and y; 0: SCENE_PAD */
     int32_t x_stride;
     void *x;                   /* [n_rows, k_in] of dtype, stride x_stride; pads NaN */
-    void *y0[SCENE_SITES_MAX]; /* [n_rows, n_out] of y_type, stride n_out + SCENE_PAD */
+    void *y0[SCENE_SITES_MAX]; /* [n_rows, n_out] of y_type, stride n_out + pad */
 } delta_scene;
 
 /*
@@ -32,6 +34,9 @@ typedef struct delta_scene {
  */
 void scene_fill(delta_scene *scene, int32_t rank_max, sp_test_random *random);
 void scene_free(delta_scene *scene);
+
+/* The columns behind each row. */
+int32_t scene_pad(const delta_scene *scene);
 
 /* The site of an adapter at dims[i], or NULL. */
 const sp_adapter_site *scene_site(const delta_scene *scene, int32_t adapter, int32_t i);
@@ -47,10 +52,25 @@ typedef struct delta_rig {
 /* slot_order[s] is the adapter of slot s (NULL: adapter s); rows_max is for the largest batch. */
 delta_rig rig_create(const delta_scene *scene, const char *level, sp_exec *exec, int32_t pool_rank,
                      const int32_t *slot_order, int32_t rows_max);
+/* The same on a GPU, which is borrowed. */
+delta_rig rig_create_on(sp_device *device, const delta_scene *scene, int32_t pool_rank,
+                        const int32_t *slot_order, int32_t rows_max);
 void rig_destroy(delta_rig *rig);
 
 /* A row of the scene, or (SCENE_NAN - r) row r with an x of NaN only. */
 #define SCENE_NAN (-1)
+
+/* What a batch is made of, in the batch's own order: [n_rows] each. y[i] as scene.y0. */
+typedef struct rig_batch {
+    int32_t *seq_slot;
+    float *row_scale;
+    char *x;
+    void *y[SCENE_SITES_MAX];
+} rig_batch;
+
+rig_batch rig_gather(const delta_rig *rig, const int32_t *rows, int32_t n_rows);
+/* Frees all but y. */
+void rig_batch_free(rig_batch *batch);
 
 /*
  * Runs the rows as one batch; out_y[i] is [n_rows, n_out + SCENE_PAD] of y_type[i], allocated here

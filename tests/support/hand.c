@@ -111,7 +111,19 @@ sp_adapter_site *hand_adapter_add_copy(hand_adapter *adapter, const sp_site_dims
 hand_pool hand_pool_create(int32_t layers, const sp_site_dims *sites, size_t n_sites, int32_t rank,
                            sp_dtype dtype, int32_t slots)
 {
-    hand_pool pool = {0};
+    sp_device *device = NULL;
+    hand_pool pool;
+
+    assert_ok(sp_device_open_cpu(&device), NULL);
+    pool = hand_pool_create_on(device, layers, sites, n_sites, rank, dtype, slots);
+    pool.borrowed = false;
+    return pool;
+}
+
+hand_pool hand_pool_create_on(sp_device *device, int32_t layers, const sp_site_dims *sites,
+                              size_t n_sites, int32_t rank, sp_dtype dtype, int32_t slots)
+{
+    hand_pool pool = {.device = device, .borrowed = true};
     sp_layout_options layout_options;
     sp_pool_options pool_options;
     sp_error error;
@@ -122,8 +134,8 @@ hand_pool hand_pool_create(int32_t layers, const sp_site_dims *sites, size_t n_s
     layout_options.modules = sp_geometry_modules(pool.geometry);
     layout_options.rank = rank;
     layout_options.dtype = dtype;
+    layout_options.images_for = device;
     assert_ok(sp_layout_create(&layout_options, &pool.layout, &error), &error);
-    assert_ok(sp_device_open_cpu(&pool.device), NULL);
     sp_pool_options_default(&pool_options);
     pool_options.layout = pool.layout;
     pool_options.device = pool.device;
@@ -135,7 +147,8 @@ hand_pool hand_pool_create(int32_t layers, const sp_site_dims *sites, size_t n_s
 void hand_pool_destroy(hand_pool *pool)
 {
     sp_pool_destroy(pool->pool);
-    sp_device_close(pool->device);
+    if (!pool->borrowed)
+        sp_device_close(pool->device);
     sp_layout_release(pool->layout);
     sp_geometry_release(pool->geometry);
 }

@@ -33,16 +33,20 @@ sp_adapter_site *hand_adapter_add_copy(hand_adapter *adapter, const sp_site_dims
                                        int32_t rank, float scale, sp_dtype dtype, const void *a,
                                        const void *b);
 
-/* A geometry, its layout and a pool on the CPU. */
+/* A geometry, its layout and a pool. */
 typedef struct hand_pool {
     sp_geometry *geometry;
     sp_layout *layout;
     sp_device *device;
+    bool borrowed; /* the device */
     sp_pool *pool;
 } hand_pool;
 
 hand_pool hand_pool_create(int32_t layers, const sp_site_dims *sites, size_t n_sites, int32_t rank,
                            sp_dtype dtype, int32_t slots);
+/* On this device, borrowed; images lie in memory pinned for it. The above opens the CPU. */
+hand_pool hand_pool_create_on(sp_device *device, int32_t layers, const sp_site_dims *sites,
+                              size_t n_sites, int32_t rank, sp_dtype dtype, int32_t slots);
 void hand_pool_destroy(hand_pool *pool);
 
 sp_image *hand_pack(const hand_pool *pool, const hand_adapter *adapter);
