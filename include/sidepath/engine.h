@@ -128,6 +128,9 @@ SP_API sp_status sp_engine_encode_spans(const sp_engine *engine, const char *tex
 SP_API sp_status sp_engine_decode(const sp_engine *engine, const int32_t *tokens, int32_t n_tokens,
                                   bool skip_special, char **out_text, size_t *out_bytes,
                                   sp_error *error);
+/* The bytes of one token, borrowed; they need not be whole characters. NULL and 0: an id without
+ * text, or no tokenizer. */
+SP_API const char *sp_engine_token_bytes(const sp_engine *engine, int32_t token, size_t *out_bytes);
 SP_API void sp_engine_free(void *memory);
 
 /* ---- requests ------------------------------------------------------------------------------ */

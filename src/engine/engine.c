@@ -422,6 +422,12 @@ sp_status sp_engine_decode(const sp_engine *engine, const int32_t *tokens, int32
     return SP_OK;
 }
 
+const char *sp_engine_token_bytes(const sp_engine *engine, int32_t token, size_t *out_bytes)
+{
+    *out_bytes = 0;
+    return engine->tokenizer ? sp_tokenizer_token_bytes(engine->tokenizer, token, out_bytes) : NULL;
+}
+
 void sp_engine_free(void *memory)
 {
     sp_free(memory);

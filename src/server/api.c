@@ -138,9 +138,15 @@ static void add_error(sp_text *out, const char *type, const char *param, const c
     sp_text_add(out, "}}");
 }
 
+/* The subject of an unknown name is the name; the parameter that it stands in is `model`. */
+static const char *param_of(sp_status status, const sp_error *error)
+{
+    return status == SP_ERR_NOT_FOUND && !has_code(error) ? "model" : error->subject;
+}
+
 void sp_error_json(sp_text *out, sp_status status, const sp_error *error)
 {
-    add_error(out, type_of(sp_http_status_of(status, error)), error->subject,
+    add_error(out, type_of(sp_http_status_of(status, error)), param_of(status, error),
               code_of(status, error), error->text);
 }
 

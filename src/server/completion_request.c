@@ -77,7 +77,7 @@ sp_status sp_completion_request_read(json_t *body, sp_completion_request *out_re
     sp_status status = sp_fields_check(body, SP_FIELDS_COMPLETION, error);
 
     if (status == SP_OK)
-        status = sp_sampling_fields_read(body, &request.fields, error);
+        status = sp_sampling_fields_read(body, SP_FIELDS_COMPLETION, &request.fields, error);
     if (status == SP_OK)
         status = sp_json_bool(body, "echo", false, false, NULL, &request.echo, error);
     if (status == SP_OK)

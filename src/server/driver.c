@@ -203,10 +203,18 @@ static void on_event(void *user, const sp_event *event)
     if (index < 0)
         return;
     generation = driver->running[index].generation;
-    produced = (sp_produced){driver->running[index].choice, event->token, event->finish,
-                             (uint32_t)event->text_bytes};
+    produced = (sp_produced){.choice = driver->running[index].choice,
+                             .token = event->token,
+                             .finish = event->finish,
+                             .text_bytes = (uint32_t)event->text_bytes,
+                             .logprob = event->logprob,
+                             .n_top = event->n_top,
+                             .is_prompt = event->is_prompt};
+    if (event->finish != SP_FINISH_NONE && event->trace)
+        produced.cached_tokens = event->trace->cached_tokens;
     count_token(driver, &driver->running[index], event);
-    if (generation->overflowed || !sp_generation_add(generation, &produced, event->text))
+    if (generation->overflowed ||
+        !sp_generation_add(generation, &produced, event->top, event->text))
         generation->overflowed = true;
     touch(driver, generation);
     if (event->finish != SP_FINISH_NONE)

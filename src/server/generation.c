@@ -47,23 +47,31 @@ static size_t padding(size_t bytes)
     return (RECORD_ALIGN - bytes % RECORD_ALIGN) % RECORD_ALIGN;
 }
 
-bool sp_generation_add(sp_generation *generation, const sp_produced *produced, const char *text)
+static size_t record_bytes(const sp_produced *produced)
+{
+    size_t bytes =
+        sizeof *produced + (size_t)produced->n_top * sizeof(sp_logprob) + produced->text_bytes;
+
+    return bytes + padding(bytes);
+}
+
+bool sp_generation_add(sp_generation *generation, const sp_produced *produced,
+                       const sp_logprob *top, const char *text)
 {
     static const char zeros[RECORD_ALIGN];
     sp_text *outbox = &generation->outbox;
-    size_t bytes = sizeof *produced + produced->text_bytes;
-    size_t before;
+    size_t end;
     bool added;
 
-    bytes += padding(bytes);
     pthread_mutex_lock(&generation->task.lock);
-    before = outbox->bytes;
-    if (before + bytes <= SP_OUTBOX_BYTES_MAX) {
+    end = outbox->bytes + record_bytes(produced);
+    if (end <= SP_OUTBOX_BYTES_MAX) {
         sp_text_add_bytes(outbox, (const char *)produced, sizeof *produced);
+        sp_text_add_bytes(outbox, (const char *)top, (size_t)produced->n_top * sizeof *top);
         sp_text_add_bytes(outbox, text, produced->text_bytes);
-        sp_text_add_bytes(outbox, zeros, before + bytes - outbox->bytes);
+        sp_text_add_bytes(outbox, zeros, end - outbox->bytes);
     }
-    added = !outbox->failed && outbox->bytes == before + bytes;
+    added = !outbox->failed && outbox->bytes == end;
     pthread_mutex_unlock(&generation->task.lock);
     return added;
 }
@@ -83,15 +91,23 @@ bool sp_generation_take(sp_generation *generation, sp_text *out_taken)
     return done;
 }
 
-const sp_produced *sp_produced_next(const sp_text *taken, size_t *cursor, const char **out_text)
+const sp_produced *sp_produced_next(const sp_text *taken, size_t *cursor)
 {
     const sp_produced *produced;
 
     if (*cursor + sizeof *produced > taken->bytes)
         return NULL;
     produced = (const sp_produced *)(const void *)(taken->data + *cursor);
-    *out_text = (const char *)(produced + 1);
-    *cursor += sizeof *produced + produced->text_bytes;
-    *cursor += padding(*cursor);
+    *cursor += record_bytes(produced);
     return produced;
+}
+
+const sp_logprob *sp_produced_top(const sp_produced *produced)
+{
+    return (const sp_logprob *)(const void *)(produced + 1);
+}
+
+const char *sp_produced_text(const sp_produced *produced)
+{
+    return (const char *)(sp_produced_top(produced) + produced->n_top);
 }

@@ -15,7 +15,7 @@
 
 #include <sidepath/engine.h>
 
-#define SP_OUTBOX_BYTES_MAX ((size_t)256 << 10)
+#define SP_OUTBOX_BYTES_MAX ((size_t)1 << 20)
 
 typedef struct sp_choice {
     sp_request request;     /* its pointers point into what `owned` keeps */
@@ -51,20 +51,27 @@ typedef struct sp_generation {
 sp_generation *sp_generation_create(int32_t n_choices, const char *adapter,
                                     const char *adapter_path);
 
-/* One token in the outbox; `text` follows it there. */
+/* One token in the outbox; its best alternatives and its text follow it there. */
 typedef struct sp_produced {
     int32_t choice, token; /* token -1: none */
     sp_finish finish;
     uint32_t text_bytes;
+    float logprob;         /* where it was asked for */
+    int32_t n_top;         /* alternatives */
+    int32_t cached_tokens; /* of the prompt; with the finish only */
+    bool is_prompt;        /* a token of the prompt, for its logprob */
 } sp_produced;
 
 /* The engine's side. False: the outbox is full, or memory is short; nothing was added. */
-bool sp_generation_add(sp_generation *generation, const sp_produced *produced, const char *text);
+bool sp_generation_add(sp_generation *generation, const sp_produced *produced,
+                       const sp_logprob *top, const char *text);
 
 /* The reader's side: moves all that is there to *out_taken (cleared first). Returns whether the
  * generation was done when it was taken: then this was the last of it. */
 bool sp_generation_take(sp_generation *generation, sp_text *out_taken);
-/* Walks what was taken. NULL at its end. *out_text is borrowed from `taken`. */
-const sp_produced *sp_produced_next(const sp_text *taken, size_t *cursor, const char **out_text);
+/* Walks what was taken. NULL at its end. What it returns is borrowed from `taken`. */
+const sp_produced *sp_produced_next(const sp_text *taken, size_t *cursor);
+const sp_logprob *sp_produced_top(const sp_produced *produced); /* [n_top] */
+const char *sp_produced_text(const sp_produced *produced);      /* [text_bytes] */
 
 #endif

@@ -28,6 +28,7 @@
 
 #define WATCH_INTERVAL_MS  200
 #define STREAM_BLOCK_BYTES 16384
+#define SEND_BUFFER_BYTES  131072 /* what a client that does not read may hold in the system */
 #define HEADERS_MAX        8
 #define ADDRESS_BYTES      64
 #define DRAIN_FACTOR       4 /* of the body limit: what a chunked body may waste before the cut */
@@ -280,7 +281,7 @@ void sp_http_wake(sp_exchange *exchange)
 
 typedef struct header_check {
     int32_t n_lengths, n_encodings, n_hosts;
-    bool control, chunked;
+    bool control, bad_name, chunked;
     uint64_t length;
 } header_check;
 
@@ -300,6 +301,20 @@ static bool read_length(const char *value, uint64_t *out_length)
     return true;
 }
 
+/* "Content-Length : 5" is a length to some and nothing to others. */
+static bool is_token(const char *name)
+{
+    static const char marks[] = "!#$%&'*+-.^_`|~";
+
+    if (*name == '\0')
+        return false;
+    for (; *name; name++)
+        if (!(*name >= '0' && *name <= '9') && !(*name >= 'A' && *name <= 'Z') &&
+            !(*name >= 'a' && *name <= 'z') && !strchr(marks, *name))
+            return false;
+    return true;
+}
+
 static enum MHD_Result check_one(void *cls, enum MHD_ValueKind kind, const char *name,
                                  const char *value)
 {
@@ -310,7 +325,7 @@ static enum MHD_Result check_one(void *cls, enum MHD_ValueKind kind, const char 
         value = "";
     for (const unsigned char *c = (const unsigned char *)value; *c; c++)
         check->control |= (*c < 0x20 && *c != '\t') || *c == 0x7f;
-    check->control |= !is_plain(name);
+    check->bad_name |= !is_token(name);
     if (strcasecmp(name, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0) {
         check->n_lengths++;
         if (!read_length(value, &check->length))
@@ -333,6 +348,8 @@ static const char *check_headers(const sp_exchange *exchange, int *out_status)
     *out_status = MHD_HTTP_BAD_REQUEST;
     if (check.control)
         return "a header holds a control character";
+    if (check.bad_name)
+        return "the name of a header is no token";
     if (check.n_hosts > 1)
         return "more than one Host header";
     if (check.n_lengths > 1)
@@ -525,7 +542,7 @@ static void add_peer(sp_http *http, struct MHD_Connection *connection, void **co
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
     peer *added = sp_calloc(1, sizeof *added);
-    int one = 1;
+    int one = 1, send_bytes = SEND_BUFFER_BYTES;
 
     *context = added;
     if (!added)
@@ -535,6 +552,7 @@ static void add_peer(sp_http *http, struct MHD_Connection *connection, void **co
     name_peer(connection, added);
     /* Tokens are small and wanted at once. */
     setsockopt(added->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(added->fd, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof send_bytes);
     pthread_mutex_lock(&http->lock);
     added->next = http->peers;
     if (http->peers)

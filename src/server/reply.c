@@ -62,9 +62,10 @@ static void add_usage(sp_reply *reply, sp_text *out)
 {
     sp_text_format(out,
                    "\"usage\": {\"prompt_tokens\": %lld, \"completion_tokens\": %lld, "
-                   "\"total_tokens\": %lld}",
+                   "\"total_tokens\": %lld, \"prompt_tokens_details\": {\"cached_tokens\": %lld}}",
                    (long long)reply->prompt_tokens, (long long)reply->generated_tokens,
-                   (long long)(reply->prompt_tokens + reply->generated_tokens));
+                   (long long)(reply->prompt_tokens + reply->generated_tokens),
+                   (long long)reply->cached_tokens);
 }
 
 void sp_reply_event_begin(sp_reply *reply)
@@ -85,14 +86,15 @@ static bool take(sp_reply *reply)
 {
     bool done = sp_generation_take(reply->generation, &reply->taken);
     const sp_produced *produced;
-    const char *text;
     size_t cursor = 0;
 
     if (reply->taken.bytes > 0)
         write_head(reply);
-    while ((produced = sp_produced_next(&reply->taken, &cursor, &text)) != NULL) {
-        reply->generated_tokens += produced->token >= 0;
-        reply->form->produced(reply, produced, text);
+    while ((produced = sp_produced_next(&reply->taken, &cursor)) != NULL) {
+        reply->generated_tokens += produced->token >= 0 && !produced->is_prompt;
+        if (produced->choice % reply->choices_per_prompt == 0)
+            reply->cached_tokens += produced->cached_tokens;
+        reply->form->produced(reply, produced);
     }
     reply->call->generated_tokens = reply->generated_tokens;
     return done;
@@ -110,6 +112,8 @@ static void end_stream(sp_reply *reply)
         sp_text_add(&reply->out, "\n\n");
         return;
     }
+    if (reply->form->end)
+        reply->form->end(reply);
     if (reply->include_usage) {
         sp_text_add(&reply->out, "data: ");
         sp_text_add_bytes(&reply->out, reply->head.data, reply->head.bytes);

@@ -15,10 +15,11 @@ typedef struct sp_reply sp_reply;
 typedef struct sp_reply_form {
     const char *object, *stream_object; /* "text_completion" */
     const char *id_prefix;              /* "cmpl-" */
-    /* Streaming only: what comes before the first token. May be NULL. */
+    /* Streaming only: what comes before the first token, and behind the last. May be NULL. */
     void (*begin)(sp_reply *reply);
+    void (*end)(sp_reply *reply);
     /* One token of a choice; in a stream it adds events to reply->out. */
-    void (*produced)(sp_reply *reply, const sp_produced *produced, const char *text);
+    void (*produced)(sp_reply *reply, const sp_produced *produced);
     /* Not streaming: the members of "choices". */
     void (*add_choices)(sp_reply *reply);
     void (*destroy)(sp_reply *reply); /* frees the form's own struct, the reply in it included */
@@ -31,8 +32,9 @@ struct sp_reply {
     sp_generation *generation; /* the call's task */
     const char *model;         /* as the request names it; NULL: it does not. Borrowed. */
     bool stream, include_usage;
-    int64_t prompt_tokens, generated_tokens;
-    sp_text head; /* the members that every object of the answer begins with */
+    int64_t prompt_tokens, generated_tokens, cached_tokens;
+    int32_t choices_per_prompt; /* they share one prompt, which counts once */
+    sp_text head;               /* the members that every object of the answer begins with */
     sp_text taken, out;
     size_t out_sent;
     bool ended;

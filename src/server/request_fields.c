@@ -58,10 +58,9 @@ static const field_rule rules[] = {
     {"chat_template_kwargs", CHAT, SERVED},
     {"add_generation_prompt", CHAT, SERVED},
     {"continue_final_message", CHAT, SERVED},
-    {"logprobs", COMPLETION, ONLY_ZERO},
-    {"logprobs", CHAT, ONLY_FALSE},
-    {"top_logprobs", CHAT, ONLY_ZERO},
-    {"logit_bias", BOTH, ONLY_EMPTY},
+    {"logprobs", BOTH, SERVED},
+    {"top_logprobs", CHAT, SERVED},
+    {"logit_bias", BOTH, SERVED},
     {"user", BOTH, IGNORED},
     {"metadata", BOTH, IGNORED},
     {"store", BOTH, IGNORED},
@@ -290,6 +289,71 @@ static sp_status read_stop(const json_t *object, sp_sampling_fields *fields, sp_
     return SP_OK;
 }
 
+/* Completions give a number of alternatives, chat a yes and a number. */
+static sp_status read_logprobs(const json_t *object, sp_field_set set, sp_sampling_fields *fields,
+                               sp_error *error)
+{
+    const json_t *value = json_object_get(object, "logprobs");
+    sp_status status;
+
+    if (set == SP_FIELDS_COMPLETION) {
+        fields->logprobs = value && !json_is_null(value);
+        return read_int(object, "logprobs", 0, SP_TOP_LOGPROBS_MAX, 0, &fields->top_logprobs,
+                        error);
+    }
+    status = sp_json_bool(object, "logprobs", false, false, NULL, &fields->logprobs, error);
+    if (status == SP_OK)
+        status = read_int(object, "top_logprobs", 0, SP_TOP_LOGPROBS_MAX, 0, &fields->top_logprobs,
+                          error);
+    if (status == SP_OK && fields->top_logprobs > 0 && !fields->logprobs)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "top_logprobs", -1,
+                       "\"top_logprobs\" needs \"logprobs\": true");
+    return status;
+}
+
+static bool read_id(const char *text, int32_t *out_id)
+{
+    int64_t id = 0;
+
+    if (text[0] == '\0' || strlen(text) > 9)
+        return false;
+    for (; *text; text++) {
+        if (*text < '0' || *text > '9')
+            return false;
+        id = id * 10 + (*text - '0');
+    }
+    *out_id = (int32_t)id;
+    return true;
+}
+
+/* {"ID": BIAS}; the engine judges ids and ranges. */
+static sp_status read_bias(const json_t *object, sp_sampling_fields *fields, sp_error *error)
+{
+    const json_t *map = json_object_get(object, "logit_bias");
+    const char *id;
+    json_t *bias;
+
+    if (!map || json_is_null(map))
+        return SP_OK;
+    if (!json_is_object(map) || json_object_size(map) > SP_LOGIT_BIAS_MAX)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "logit_bias", -1,
+                       "field \"logit_bias\" must be an object of at most %d members",
+                       SP_LOGIT_BIAS_MAX);
+    fields->bias = sp_calloc(json_object_size(map) + 1, sizeof *fields->bias);
+    if (!fields->bias)
+        return sp_fail_memory(error, sizeof *fields->bias, "logit_bias");
+    json_object_foreach((json_t *)(uintptr_t)map, id, bias)
+    {
+        sp_logit_bias *entry = &fields->bias[fields->n_bias++];
+
+        if (!read_id(id, &entry->token) || !json_is_number(bias))
+            return sp_fail(error, SP_ERR_INPUT, NULL, "logit_bias", -1,
+                           "field \"logit_bias\": \"%.40s\" is not a token id with a number", id);
+        entry->bias = (float)json_number_value(bias);
+    }
+    return SP_OK;
+}
+
 static sp_status read_seed(const json_t *object, sp_sampling_fields *fields, sp_error *error)
 {
     const json_t *seed = json_object_get(object, "seed");
@@ -324,8 +388,8 @@ static sp_status read_max_tokens(const json_t *object, sp_sampling_fields *field
     return status;
 }
 
-sp_status sp_sampling_fields_read(const json_t *object, sp_sampling_fields *out_fields,
-                                  sp_error *error)
+sp_status sp_sampling_fields_read(const json_t *object, sp_field_set set,
+                                  sp_sampling_fields *out_fields, sp_error *error)
 {
     sp_sampling_fields *fields = out_fields;
     sp_status status;
@@ -345,6 +409,10 @@ sp_status sp_sampling_fields_read(const json_t *object, sp_sampling_fields *out_
     if (status == SP_OK)
         status = read_stream_options(object, fields, error);
     if (status == SP_OK)
+        status = read_logprobs(object, set, fields, error);
+    if (status == SP_OK)
+        status = read_bias(object, fields, error);
+    if (status == SP_OK)
         status = read_seed(object, fields, error);
     if (status == SP_OK)
         status = read_stop(object, fields, error);
@@ -355,6 +423,9 @@ sp_status sp_sampling_fields_read(const json_t *object, sp_sampling_fields *out_
 
 void sp_sampling_fields_free(sp_sampling_fields *fields)
 {
+    sp_free(fields->bias);
+    fields->bias = NULL;
+    fields->n_bias = 0;
     sp_free(fields->stop);
     fields->stop = NULL;
     fields->n_stop = 0;
@@ -371,6 +442,13 @@ sp_request sp_sampling_fields_request(const sp_sampling_fields *fields)
     request.top_k = fields->top_k > 0 ? fields->top_k : 0;
     request.top_p = fields->top_p;
     request.min_p = fields->min_p;
+    request.presence_penalty = fields->presence_penalty;
+    request.frequency_penalty = fields->frequency_penalty;
+    request.repetition_penalty = fields->repetition_penalty;
+    request.logit_bias = fields->bias;
+    request.n_logit_bias = fields->n_bias;
+    request.logprobs = fields->logprobs;
+    request.top_logprobs = fields->top_logprobs;
     request.ignore_eos = fields->ignore_eos;
     request.stop = fields->stop;
     request.n_stop = fields->n_stop;

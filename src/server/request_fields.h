@@ -34,12 +34,16 @@ typedef struct sp_sampling_fields {
     double presence_penalty, frequency_penalty, repetition_penalty;
     uint64_t seed; /* random when the request has none */
     bool stream, include_usage, ignore_eos, return_token_ids;
+    bool logprobs;        /* of every new token, with */
+    int32_t top_logprobs; /* this many alternatives */
+    sp_logit_bias *bias;  /* [n_bias], owned */
+    int32_t n_bias;
     const char **stop; /* [n_stop], the array is owned */
     int32_t n_stop;
 } sp_sampling_fields;
 
-sp_status sp_sampling_fields_read(const json_t *object, sp_sampling_fields *out_fields,
-                                  sp_error *error);
+sp_status sp_sampling_fields_read(const json_t *object, sp_field_set set,
+                                  sp_sampling_fields *out_fields, sp_error *error);
 void sp_sampling_fields_free(sp_sampling_fields *fields);
 
 /* The engine's request for these fields, without adapter, prompt and seed of the choice. */

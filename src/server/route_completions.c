@@ -4,20 +4,24 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "server/completion_request.h"
+#include "server/logprobs.h"
 #include "server/reply.h"
 
 #include <string.h>
 
-/* One choice of an answer that is not streamed. */
-typedef struct whole_choice {
+/* What is known of one choice and not sent. In a stream that is little: logprobs on their way. */
+typedef struct choice_state {
     sp_text text, token_ids;
+    sp_logprob_lists logprobs;
     sp_finish finish;
-} whole_choice;
+    bool echoed;    /* the prompt's text, where it should be */
+    bool has_first; /* the logprobs begin with the prompt's first token, where they should */
+} choice_state;
 
 typedef struct completion {
     sp_reply reply; /* first */
     sp_completion_request request;
-    whole_choice *choices; /* [n_choices] */
+    choice_state *choices; /* [n_choices] */
     int32_t n_choices;
 } completion;
 
@@ -59,56 +63,88 @@ static void add_prompt_text(completion *made, int32_t choice, sp_text *out)
     sp_engine_free(text);
 }
 
-static void add_choice(sp_text *out, int32_t index, const char *text, size_t bytes,
+static void add_choice(completion *made, int32_t index, const char *text, size_t bytes,
                        sp_finish finish)
 {
+    sp_text *out = &made->reply.out;
+
     sp_text_format(out, "{\"index\": %d, \"text\": ", index);
     sp_text_json_string(out, text ? text : "", bytes);
-    sp_text_format(out, ", \"logprobs\": null, \"finish_reason\": %s", sp_finish_json(finish));
+    sp_text_add(out, ", \"logprobs\": ");
+    sp_logprob_lists_write(&made->choices[index].logprobs, out);
+    sp_text_format(out, ", \"finish_reason\": %s", sp_finish_json(finish));
 }
 
-static void begin(sp_reply *reply)
+/* The prompt of one choice, once, before the first of its new tokens. */
+static void echo(completion *made, int32_t index)
 {
-    completion *made = completion_of(reply);
+    choice_state *choice = &made->choices[index];
 
-    for (int32_t i = 0; i < made->n_choices && made->request.echo; i++) {
-        sp_text text = {0};
-
-        add_prompt_text(made, i, &text);
-        sp_reply_event_begin(reply);
-        add_choice(&reply->out, i, text.data, text.bytes, SP_FINISH_NONE);
-        sp_text_add(&reply->out, "}");
-        sp_reply_event_end(reply);
-        sp_text_free(&text);
-    }
+    if (choice->echoed || !made->request.echo)
+        return;
+    choice->echoed = true;
+    add_prompt_text(made, index, &choice->text);
+    if (!made->reply.stream)
+        return;
+    sp_reply_event_begin(&made->reply);
+    add_choice(made, index, choice->text.data, choice->text.bytes, SP_FINISH_NONE);
+    sp_text_add(&made->reply.out, "}");
+    sp_reply_event_end(&made->reply);
+    sp_text_free(&choice->text);
 }
 
-static void stream_token(completion *made, const sp_produced *produced, const char *text)
+static void add_logprobs(completion *made, const sp_produced *produced)
+{
+    choice_state *choice = &made->choices[produced->choice];
+    const sp_engine *engine = made->reply.call->api->engine;
+
+    if (!made->request.fields.logprobs)
+        return;
+    /* A prompt's first token follows nothing, so the engine says nothing of it. */
+    if (made->request.echo && !choice->has_first) {
+        const sp_produced first = {.token = prompt_of(made, produced->choice)->tokens[0]};
+
+        sp_logprob_lists_add(&choice->logprobs, engine, &first, true);
+        choice->has_first = true;
+    }
+    if (produced->token >= 0)
+        sp_logprob_lists_add(&choice->logprobs, engine, produced, false);
+}
+
+static void stream_token(completion *made, const sp_produced *produced)
 {
     sp_reply *reply = &made->reply;
+    const sp_sampling_fields *fields = &made->request.fields;
 
     /* Text that is held back comes with a later token. */
     if (produced->text_bytes == 0 && produced->finish == SP_FINISH_NONE &&
-        !made->request.fields.return_token_ids)
+        !fields->return_token_ids && !fields->logprobs)
         return;
     sp_reply_event_begin(reply);
-    add_choice(&reply->out, produced->choice, text, produced->text_bytes, produced->finish);
-    if (made->request.fields.return_token_ids)
+    add_choice(made, produced->choice, sp_produced_text(produced), produced->text_bytes,
+               produced->finish);
+    if (fields->return_token_ids)
         add_token_ids(&reply->out, "token_ids", &produced->token, produced->token >= 0);
     sp_text_add(&reply->out, "}");
     sp_reply_event_end(reply);
 }
 
-static void produced_token(sp_reply *reply, const sp_produced *produced, const char *text)
+static void produced_token(sp_reply *reply, const sp_produced *produced)
 {
     completion *made = completion_of(reply);
-    whole_choice *choice = &made->choices[produced->choice];
+    choice_state *choice = &made->choices[produced->choice];
 
-    if (reply->stream) {
-        stream_token(made, produced, text);
+    if (produced->is_prompt) {
+        add_logprobs(made, produced);
         return;
     }
-    sp_text_add_bytes(&choice->text, text, produced->text_bytes);
+    echo(made, produced->choice);
+    add_logprobs(made, produced);
+    if (reply->stream) {
+        stream_token(made, produced);
+        return;
+    }
+    sp_text_add_bytes(&choice->text, sp_produced_text(produced), produced->text_bytes);
     if (made->request.fields.return_token_ids && produced->token >= 0)
         sp_text_format(&choice->token_ids, choice->token_ids.bytes ? ", %d" : "%d",
                        produced->token);
@@ -121,10 +157,10 @@ static void add_choices(sp_reply *reply)
     sp_text *out = &reply->out;
 
     for (int32_t i = 0; i < made->n_choices; i++) {
-        whole_choice *choice = &made->choices[i];
+        choice_state *choice = &made->choices[i];
 
         sp_text_add(out, i ? ", " : "");
-        add_choice(out, i, choice->text.data, choice->text.bytes, choice->finish);
+        add_choice(made, i, choice->text.data, choice->text.bytes, choice->finish);
         if (made->request.fields.return_token_ids) {
             sp_text_format(out, ", \"token_ids\": [%s]",
                            choice->token_ids.data ? choice->token_ids.data : "");
@@ -143,6 +179,7 @@ static void destroy(sp_reply *reply)
     for (int32_t i = 0; made->choices && i < made->n_choices; i++) {
         sp_text_free(&made->choices[i].text);
         sp_text_free(&made->choices[i].token_ids);
+        sp_logprob_lists_free(&made->choices[i].logprobs);
     }
     sp_free(made->choices);
     sp_completion_request_free(&made->request);
@@ -154,7 +191,6 @@ static const sp_reply_form form = {
     .object = "text_completion",
     .stream_object = "text_completion",
     .id_prefix = "cmpl-",
-    .begin = begin,
     .produced = produced_token,
     .add_choices = add_choices,
     .destroy = destroy,
@@ -193,6 +229,9 @@ static void fill_choices(completion *made, sp_generation *generation)
         request->seed = fields->seed + (uint64_t)(i % fields->n);
         request->tokens = prompt->tokens;
         request->n_tokens = prompt->n_tokens;
+        /* Without new tokens the engine is asked for those of the prompt, which it reads anyway. */
+        request->prompt_logprobs =
+            made->request.echo && (fields->logprobs || fields->max_tokens == 0);
     }
 }
 
@@ -238,6 +277,7 @@ static void start(completion *made, sp_call *call)
     made->reply.model = fields->model;
     made->reply.stream = fields->stream;
     made->reply.include_usage = fields->include_usage;
+    made->reply.choices_per_prompt = fields->n;
     sp_reply_start(&made->reply, call, generation);
 }
 
