@@ -3,6 +3,7 @@
 #     build   what a build of the library and the program needs
 #     test    what a build of the tests needs besides
 #     style   what the style checks among the tests need besides
+#     client  the openai client for tests of the server, into build/client-venv
 #     ci      what .ci/run needs besides
 # Quiet and without root when everything is there. Debian 12 is tested; the names for Ubuntu 24.04
 # are the same and untested.
@@ -14,15 +15,19 @@ test="libcmocka-dev"
 style="clang-format-14 g++"
 ci="clang-14 libclang-rt-14-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user git"
 
+client="python3-venv curl"
+
 packages=""
+venv=""
 for group in "$@"; do
     case "$group" in
     build) packages="$packages $build" ;;
     test) packages="$packages $test" ;;
     style) packages="$packages $style" ;;
+    client) packages="$packages $client" venv="build/client-venv" ;;
     ci) packages="$packages $ci" ;;
     *)
-        echo "usage: $0 build|test|style|ci ..." >&2
+        echo "usage: $0 build|test|style|client|ci ..." >&2
         exit 2
         ;;
     esac
@@ -49,7 +54,22 @@ for package in $packages; do
     state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
     [ "$state" = installed ] || missing="$missing $package"
 done
-[ -n "$missing" ] || exit 0
+
+# The versions stand in one file; what is there already is left alone.
+make_venv() {
+    [ -n "$venv" ] || return 0
+    wanted="$(dirname "$0")/../tests/server/requirements.txt"
+    cmp -s "$wanted" "$venv/installed.txt" && return 0
+    echo "Installing the packages of $wanted into $venv"
+    python3 -m venv "$venv" || fail "cannot make $venv"
+    "$venv/bin/pip" install -q --disable-pip-version-check -r "$wanted" || fail "pip failed"
+    cp "$wanted" "$venv/installed.txt"
+}
+
+if [ -z "$missing" ]; then
+    make_venv
+    exit 0
+fi
 
 root=""
 if [ "$(id -u)" -ne 0 ]; then
@@ -69,3 +89,4 @@ apt() {
 }
 apt update
 apt install --no-install-recommends $missing
+make_venv

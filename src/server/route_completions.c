@@ -4,7 +4,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "server/completion_request.h"
-#include "server/logprobs.h"
+#include "server/logprob_text.h"
 #include "server/reply.h"
 
 #include <string.h>

@@ -1,9 +1,9 @@
 /*
- * logprobs.h: log probabilities in the two forms of the API. A token's text is its own bytes, with
- * U+FFFD for what is no UTF-8.
+ * logprob_text.h: log probabilities in the two forms of the API. A token's text is its own bytes,
+ * with U+FFFD for what is no UTF-8.
  */
-#ifndef SP_SERVER_LOGPROBS_H
-#define SP_SERVER_LOGPROBS_H
+#ifndef SP_SERVER_LOGPROB_TEXT_H
+#define SP_SERVER_LOGPROB_TEXT_H
 
 #include "server/generation.h"
 

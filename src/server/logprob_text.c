@@ -1,4 +1,4 @@
-#include "server/logprobs.h"
+#include "server/logprob_text.h"
 
 #include <string.h>
 

@@ -1,0 +1,20 @@
+# The server as clients meet it. Each check starts servers of its own on free ports.
+function(sidepath_server_checks file)
+  set(script ${CMAKE_CURRENT_SOURCE_DIR}/server/${file}.py)
+  file(STRINGS ${script} functions REGEX "^def check_[a-z_]+\\(binary\\)")
+  foreach(function ${functions})
+    string(REGEX REPLACE "^def (check_[a-z_]+).*" "\\1" check ${function})
+    string(REGEX REPLACE "^check_" "server_" name ${check})
+    add_test(NAME ${name}
+             COMMAND ${Python3_EXECUTABLE} -B ${script} $<TARGET_FILE:sidepath_cli> ${check})
+    set_tests_properties(${name} PROPERTIES LABELS "quick;server;threads" TIMEOUT 600
+                                            SKIP_RETURN_CODE 77)
+  endforeach()
+endfunction()
+
+if(NOT CMAKE_CROSSCOMPILING)
+  sidepath_server_checks(check_http_api)
+  sidepath_server_checks(check_http_robust)
+  sidepath_server_checks(check_openai)
+  sidepath_server_checks(check_readme)
+endif()
