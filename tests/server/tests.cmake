@@ -17,4 +17,8 @@ if(NOT CMAKE_CROSSCOMPILING)
   sidepath_server_checks(check_http_robust)
   sidepath_server_checks(check_openai)
   sidepath_server_checks(check_readme)
+  add_test(NAME soak_server
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/soak_server.py
+                   $<TARGET_FILE:sidepath_cli>)
+  set_tests_properties(soak_server PROPERTIES LABELS soak TIMEOUT 7200)
 endif()

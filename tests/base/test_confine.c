@@ -1,0 +1,166 @@
+/*
+ * Out of the directory leads no way: "..", absolute links, relative links, links of links, a link
+ * as the last part or in the middle. Inside, links are followed. Elsewhere nothing changes.
+ */
+#include "support/test.h"
+
+#include "base/alloc.h"
+#include "base/confine.h"
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char *top, *inside;
+
+static char *path_of(const char *directory, const char *name)
+{
+    char *path = sp_path_join(directory, name);
+
+    assert_non_null(path);
+    return path;
+}
+
+static void link_to(const char *target, const char *name)
+{
+    char *path = path_of(inside, name);
+
+    assert_int_equal(symlink(target, path), 0);
+    sp_free(path);
+}
+
+static int set_up(void **state)
+{
+    char *folder;
+    sp_error error;
+
+    (void)state;
+    top = sp_test_make_directory();
+    inside = path_of(top, "inside");
+    assert_int_equal(mkdir(inside, 0700), 0);
+    folder = path_of(inside, "folder");
+    assert_int_equal(mkdir(folder, 0700), 0);
+    sp_test_write_file(top, "secret", "secret", 6);
+    sp_test_write_file(folder, "file", "good", 4);
+    link_to("folder/file", "good_link");
+    link_to("folder", "good_folder");
+    link_to("../secret", "up");
+    link_to("..", "up_folder");
+    link_to("up", "link_of_link");
+    folder = (sp_free(folder), path_of(top, "secret"));
+    link_to(folder, "absolute");
+    sp_free(folder);
+    link_to("/proc/self/root", "magic");
+    assert_ok(sp_confine_to(inside, &error), &error);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    assert_int_equal(sp_confine_to(NULL, NULL), SP_OK);
+    sp_test_remove_tree(top);
+    sp_free(inside);
+    sp_free(top);
+    return 0;
+}
+
+static sp_status read_inside(const char *name, sp_error *error)
+{
+    char *path = path_of(sp_confine_directory(), name);
+    char *data;
+    size_t bytes;
+    sp_status status = sp_file_read_all(path, 100, &data, &bytes, error);
+
+    sp_free(path);
+    if (status != SP_OK)
+        return status;
+    assert_int_equal(bytes, 4);
+    assert_memory_equal(data, "good", 4);
+    sp_free(data);
+    return SP_OK;
+}
+
+static void test_ways_in(void **state)
+{
+    static const char *const good[] = {"folder/file",           "folder//file", "folder/./file",
+                                       "folder/../folder/file", "good_link",    "good_folder/file"};
+    sp_error error;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+        assert_ok(read_inside(good[i], &error), &error);
+}
+
+static void test_ways_out(void **state)
+{
+    static const char *const bad[] = {"../secret",   "folder/../../secret",  "up",
+                                      "absolute",    "link_of_link",         "up_folder/secret",
+                                      "magic/etc/x", "../inside/folder/file"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        sp_error error = {0};
+        char *path = path_of(sp_confine_directory(), bad[i]);
+        sp_status status = read_inside(bad[i], &error);
+
+        assert_true(status == SP_ERR_INPUT || status == SP_ERR_NOT_FOUND);
+        assert_false(sp_path_exists(path));
+        assert_false(sp_path_is_directory(path));
+        sp_free(path);
+    }
+}
+
+static void test_reason(void **state)
+{
+    sp_error error = {0};
+
+    (void)state;
+    assert_int_equal(read_inside("up", &error), SP_ERR_INPUT);
+    assert_string_equal(error.code, SP_CODE_UNSAFE_PATH);
+    assert_int_equal(read_inside("none", &error), SP_ERR_NOT_FOUND);
+}
+
+static void test_elsewhere(void **state)
+{
+    char *secret = path_of(top, "secret");
+    char *similar = path_of(top, "inside2");
+    const char *relative;
+
+    (void)state;
+    assert_true(sp_path_exists(secret));
+    assert_false(sp_is_confined(secret, NULL));
+    assert_false(sp_is_confined(similar, NULL));
+    assert_false(sp_is_confined(sp_confine_directory(), NULL));
+    sp_free(similar);
+    similar = path_of(sp_confine_directory(), "/a/b");
+    assert_true(sp_is_confined(similar, &relative));
+    assert_string_equal(relative, "a/b");
+    sp_free(similar);
+    sp_free(secret);
+}
+
+static void test_no_directory(void **state)
+{
+    sp_error error;
+
+    (void)state;
+    assert_int_equal(sp_confine_to("/no/such/place", &error), SP_ERR_NOT_FOUND);
+    assert_null(sp_confine_directory());
+    assert_ok(sp_confine_to(inside, &error), &error);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ways_in),      cmocka_unit_test(test_ways_out),
+        cmocka_unit_test(test_reason),       cmocka_unit_test(test_elsewhere),
+        cmocka_unit_test(test_no_directory),
+    };
+
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,91 @@
+/* The engine's text functions on the demo model: there and back, by tokens and by bytes. */
+#include "support/test.h"
+
+#include "base/text.h"
+
+#include <sidepath/engine.h>
+#include <string.h>
+
+static sp_engine *engine;
+
+static int open_engine(void **state)
+{
+    sp_engine_options options;
+    sp_error error;
+
+    (void)state;
+    sp_engine_options_default(&options);
+    options.model_dir = SP_TEST_DEMO "/base";
+    options.threads = 1;
+    options.kv_tokens = 320;
+    assert_ok(sp_engine_open(&options, NULL, 0, &engine, &error), &error);
+    return 0;
+}
+
+static int close_engine(void **state)
+{
+    (void)state;
+    sp_engine_close(engine);
+    return 0;
+}
+
+static void test_there_and_back(void **state)
+{
+    static const char text[] = "The caf\xc3\xa9 \xf0\x9f\x98\x80 int x;\n";
+    sp_text joined = {0};
+    int32_t *tokens;
+    int32_t n;
+    char *back;
+    size_t bytes;
+    sp_error error;
+
+    (void)state;
+    assert_ok(sp_engine_encode(engine, text, sizeof text - 1, false, &tokens, &n, &error), &error);
+    assert_ok(sp_engine_decode(engine, tokens, n, false, &back, &bytes, &error), &error);
+    assert_int_equal(bytes, sizeof text - 1);
+    assert_string_equal(back, text);
+    for (int32_t i = 0; i < n; i++) {
+        const char *part = sp_engine_token_bytes(engine, tokens[i], &bytes);
+
+        sp_text_add_bytes(&joined, part, bytes);
+    }
+    assert_string_equal(joined.data, text);
+    sp_text_free(&joined);
+    sp_engine_free(back);
+    sp_engine_free(tokens);
+}
+
+static void test_ends(void **state)
+{
+    const int32_t foreign = 1 << 30;
+    char *text;
+    size_t bytes;
+    sp_error error;
+
+    (void)state;
+    assert_ok(sp_engine_decode(engine, NULL, 0, false, &text, &bytes, &error), &error);
+    assert_int_equal(bytes, 0);
+    assert_string_equal(text, "");
+    sp_engine_free(text);
+    assert_null(sp_engine_token_bytes(engine, foreign, &bytes));
+    assert_int_equal(bytes, 0);
+    assert_null(sp_engine_token_bytes(engine, -1, &bytes));
+}
+
+/* 320 tokens of KV are less than the model's 2048. */
+static void test_max_context(void **state)
+{
+    (void)state;
+    assert_int_equal(sp_engine_max_context(engine), 320);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_there_and_back),
+        cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_max_context),
+    };
+
+    return cmocka_run_group_tests(tests, open_engine, close_engine);
+}

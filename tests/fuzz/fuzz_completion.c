@@ -1,0 +1,58 @@
+/*
+ * Bodies of POST /v1/completions: any bytes give a request within its limits, or an error that is
+ * printable text and leaves nothing behind.
+ */
+#include "fuzz/target.h"
+
+#include "base/alloc.h"
+#include "base/text.h"
+#include "server/completion_request.h"
+
+#include <string.h>
+
+static void check_request(const sp_completion_request *request)
+{
+    sp_request engine = sp_sampling_fields_request(&request->fields);
+
+    FUZZ_CHECK(request->n_prompts >= 1 && request->n_prompts <= SP_PROMPTS_MAX);
+    FUZZ_CHECK(request->fields.n >= 1 && request->fields.n <= SP_N_MAX);
+    FUZZ_CHECK(engine.max_tokens >= 0);
+    FUZZ_CHECK(engine.temperature >= 0 && engine.top_p >= 0 && engine.top_p <= 1);
+    FUZZ_CHECK(engine.lora_scale >= 0 && engine.lora_scale <= 16);
+    FUZZ_CHECK(engine.n_stop >= 0 && engine.n_stop <= SP_STOP_MAX);
+    for (int32_t i = 0; i < engine.n_stop; i++)
+        FUZZ_CHECK(engine.stop[i][0] != '\0' && strlen(engine.stop[i]) <= SP_STOP_TEXT_BYTES_MAX);
+    for (int32_t i = 0; i < request->n_prompts; i++) {
+        const sp_prompt *prompt = &request->prompts[i];
+
+        if (prompt->text)
+            FUZZ_CHECK(sp_utf8_valid(prompt->text, prompt->text_bytes));
+        else
+            FUZZ_CHECK(prompt->n_tokens >= 1 && prompt->tokens[prompt->n_tokens - 1] >= 0);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    sp_completion_request request;
+    sp_error error;
+    json_t *body;
+    size_t before = sp_alloc_bytes();
+
+    if (sp_json_parse((const char *)data, bytes, "body", NULL, NULL, &body, &error) != SP_OK)
+        return 0;
+    if (json_is_object(body)) {
+        sp_status status = sp_completion_request_read(body, &request, &error);
+
+        if (status == SP_OK) {
+            check_request(&request);
+            sp_completion_request_free(&request);
+        } else {
+            FUZZ_CHECK(status == SP_ERR_INPUT && error.text[0] != '\0');
+            FUZZ_CHECK(sp_utf8_valid(error.text, strlen(error.text)));
+        }
+    }
+    json_decref(body);
+    FUZZ_CHECK(sp_alloc_bytes() == before);
+    return 0;
+}

@@ -1,0 +1,172 @@
+/*
+ * Bodies to requests: defaults, every form of a prompt, what is refused by which name, and what is
+ * taken without meaning anything.
+ */
+#include "support/test.h"
+
+#include "base/alloc.h"
+#include "server/completion_request.h"
+
+#include <string.h>
+
+static sp_status read_text(const char *text, sp_completion_request *out_request, sp_error *error)
+{
+    json_t *body = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    sp_status status;
+
+    assert_non_null(body);
+    status = sp_completion_request_read(body, out_request, error);
+    json_decref(body);
+    return status;
+}
+
+static void test_defaults(void **state)
+{
+    sp_completion_request request;
+    sp_error error;
+    sp_request engine;
+
+    (void)state;
+    assert_ok(read_text("{\"prompt\": \"a\\u00e9\"}", &request, &error), &error);
+    assert_null(request.fields.model);
+    assert_int_equal(request.n_prompts, 1);
+    assert_int_equal(request.prompts[0].text_bytes, 3);
+    assert_false(request.echo || request.parse_special || request.fields.stream);
+    engine = sp_sampling_fields_request(&request.fields);
+    assert_int_equal(engine.max_tokens, 16);
+    assert_true(engine.temperature >= 1 && engine.temperature <= 1);
+    assert_true(engine.top_p >= 1 && engine.min_p <= 0 && engine.top_k == 0);
+    assert_true(engine.lora_scale >= 1 && engine.lora_scale <= 1);
+    assert_true(engine.repetition_penalty >= 1 && engine.repetition_penalty <= 1);
+    assert_int_equal(request.fields.n, 1);
+    assert_false(engine.logprobs);
+    sp_completion_request_free(&request);
+}
+
+static void test_all_fields(void **state)
+{
+    sp_completion_request request;
+    sp_error error;
+    sp_request engine;
+
+    (void)state;
+    assert_ok(read_text("{\"model\": \"m\", \"prompt\": [[5, 6], [7]], \"n\": 3, \"max_tokens\": 9,"
+                        "\"temperature\": 0.5, \"top_p\": 0.25, \"top_k\": 4, \"min_p\": 0.125,"
+                        "\"seed\": -2, \"stop\": [\"x\", \"yy\"], \"stream\": true,"
+                        "\"stream_options\": {\"include_usage\": true}, \"echo\": true,"
+                        "\"logprobs\": 0, \"logit_bias\": {\"7\": -3.5}, \"ignore_eos\": true,"
+                        "\"presence_penalty\": 0.5, \"frequency_penalty\": -0.5,"
+                        "\"repetition_penalty\": 1.5, \"lora_scale\": 2}",
+                        &request, &error),
+              &error);
+    engine = sp_sampling_fields_request(&request.fields);
+    assert_string_equal(request.fields.model, "m");
+    assert_int_equal(request.n_prompts, 2);
+    assert_int_equal(request.prompts[0].n_tokens, 2);
+    assert_int_equal(request.prompts[0].tokens[1], 6);
+    assert_int_equal(request.prompts[1].tokens[0], 7);
+    assert_true(request.fields.seed == (uint64_t)-2);
+    assert_int_equal(engine.n_stop, 2);
+    assert_string_equal(engine.stop[1], "yy");
+    assert_true(engine.logprobs && engine.top_logprobs == 0 && engine.ignore_eos);
+    assert_int_equal(engine.n_logit_bias, 1);
+    assert_int_equal(engine.logit_bias[0].token, 7);
+    assert_true(engine.logit_bias[0].bias <= -3.5f && engine.logit_bias[0].bias >= -3.5f);
+    assert_true(engine.presence_penalty > 0 && engine.frequency_penalty < 0);
+    assert_true(request.fields.include_usage && request.echo);
+    sp_completion_request_free(&request);
+}
+
+typedef struct bad_body {
+    const char *text, *subject, *code;
+} bad_body;
+
+static void test_refusals(void **state)
+{
+    static const bad_body bad[] = {
+        {"{}", "prompt", ""},
+        {"{\"prompt\": {}}", "prompt", ""},
+        {"{\"prompt\": [1, 2.5]}", "prompt", ""},
+        {"{\"prompt\": [\"a\", 5]}", "prompt", ""},
+        {"{\"prompt\": [4294967296]}", "prompt", ""},
+        {"{\"prompt\": \"a\", \"n\": 0}", "n", ""},
+        {"{\"prompt\": \"a\", \"max_tokens\": -1}", "max_tokens", ""},
+        {"{\"prompt\": \"a\", \"stream\": 1}", "stream", ""},
+        {"{\"prompt\": \"a\", \"stop\": [\"\"]}", "stop", ""},
+        {"{\"prompt\": \"a\", \"stop\": [5]}", "stop", ""},
+        {"{\"prompt\": \"a\", \"logit_bias\": {\"-1\": 1}}", "logit_bias", ""},
+        {"{\"prompt\": \"a\", \"logit_bias\": {\"1\": true}}", "logit_bias", ""},
+        {"{\"prompt\": \"a\", \"logprobs\": true}", "logprobs", ""},
+        {"{\"prompt\": \"a\", \"stream_options\": {}}", "stream_options", ""},
+        {"{\"prompt\": \"a\", \"messages\": []}", "messages", SP_CODE_UNKNOWN_FIELD},
+        {"{\"prompt\": \"a\", \"Temperature\": 1}", "Temperature", SP_CODE_UNKNOWN_FIELD},
+        {"{\"prompt\": \"a\", \"use_beam_search\": true}", "use_beam_search",
+         SP_CODE_UNSUPPORTED_FIELD},
+        {"{\"prompt\": \"a\", \"stop_token_ids\": [3]}", "stop_token_ids",
+         SP_CODE_UNSUPPORTED_FIELD},
+        {"{\"prompt\": \"a\", \"response_format\": {\"type\": \"json_schema\"}}", "response_format",
+         SP_CODE_UNSUPPORTED_FIELD},
+    };
+    size_t bytes = sp_alloc_bytes();
+
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        sp_completion_request request;
+        sp_error error = {.code = ""};
+
+        assert_int_equal(read_text(bad[i].text, &request, &error), SP_ERR_INPUT);
+        assert_string_equal(error.subject, bad[i].subject);
+        assert_string_equal(error.code ? error.code : "", bad[i].code);
+    }
+    assert_int_equal(sp_alloc_bytes(), bytes);
+}
+
+static void test_harmless(void **state)
+{
+    sp_completion_request request;
+    sp_error error;
+
+    (void)state;
+    assert_ok(read_text("{\"prompt\": \"a\", \"user\": \"u\", \"best_of\": 1.0, \"suffix\": \"\","
+                        "\"what\": null, \"min_tokens\": 0, \"logprobs\": null,"
+                        "\"response_format\": {\"type\": \"text\"}, \"stop\": []}",
+                        &request, &error),
+              &error);
+    assert_int_equal(request.fields.n_stop, 0);
+    assert_false(request.fields.logprobs);
+    sp_completion_request_free(&request);
+}
+
+static void test_no_memory(void **state)
+{
+    static const char text[] = "{\"prompt\": [[5, 6], [7]], \"stop\": [\"x\"], "
+                               "\"logit_bias\": {\"7\": 1}}";
+    size_t bytes = sp_alloc_bytes();
+    sp_status status = SP_ERR_MEMORY;
+
+    (void)state;
+    for (int64_t n = 0; status == SP_ERR_MEMORY; n++) {
+        sp_completion_request request;
+        sp_error error;
+
+        sp_alloc_fail_after(n);
+        status = read_text(text, &request, &error);
+        sp_alloc_fail_after(-1);
+        assert_true(status == SP_OK || status == SP_ERR_MEMORY);
+        if (status == SP_OK)
+            sp_completion_request_free(&request);
+        assert_int_equal(sp_alloc_bytes(), bytes);
+        assert_true(n < 20);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),  cmocka_unit_test(test_all_fields),
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_harmless),
+        cmocka_unit_test(test_no_memory),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
