@@ -324,6 +324,40 @@ static void bad_single_calls_are_refused(void **state)
 #undef REFUSED
 }
 
+/* On the CPU a step needs no beginning, and the GPU's own calls say that they are. */
+static void calls_for_a_gpu_say_so(void **state)
+{
+    fixture *f = *state;
+    sp_delta *delta = make_delta(f, false, false);
+    const sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_solo *solo = NULL;
+    sp_plan *larger = NULL;
+    sp_error error;
+
+    plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
+    assert_ok(sp_delta_upload(delta, f->plan), NULL);
+    assert_ok(sp_delta_start(delta, f->plan), NULL);
+    assert_int_equal(sp_delta_upload(delta, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_start(NULL, f->plan), SP_ERR_ARGUMENT);
+    assert_ok(sp_plan_create(ROWS + 1, 4, &larger), NULL);
+    assert_ok(sp_plan_build_rows(larger, (int32_t[]){0, 0, 0, 0, -1}, NULL, ROWS + 1, 4, NULL),
+              NULL);
+    assert_int_equal(sp_delta_upload(delta, larger), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_start(delta, larger), SP_ERR_ARGUMENT);
+    sp_plan_destroy(larger);
+    assert_int_equal(sp_delta_enqueue_shrink(delta, f->plan, 0, f->x, K, &output, 1, NULL),
+                     SP_ERR_UNSUPPORTED);
+    assert_int_equal(sp_delta_enqueue_expand(delta, f->plan, 0, &output, 1, NULL),
+                     SP_ERR_UNSUPPORTED);
+    assert_int_equal(sp_delta_device_bytes(f->pool.pool, ROWS), 0);
+    assert_int_equal(sp_delta_solo_create(f->pool.device, 4, 16, 8, &solo, &error),
+                     SP_ERR_UNSUPPORTED);
+    assert_string_equal(error.subject, "cpu");
+    assert_int_equal(sp_delta_solo_apply(NULL, NULL, NULL, &error), SP_ERR_ARGUMENT);
+    sp_delta_solo_destroy(NULL);
+    sp_delta_destroy(delta);
+}
+
 /* ---- memory -------------------------------------------------------------------------------- */
 
 static void apply_does_not_allocate(void **state)
@@ -427,6 +461,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_plan_above_rows_max_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(bad_options_are_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(bad_single_calls_are_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(calls_for_a_gpu_say_so, setup, teardown),
         cmocka_unit_test_setup_teardown(apply_does_not_allocate, setup, teardown),
         cmocka_unit_test_setup_teardown(create_takes_the_bytes_it_says, setup, teardown),
         cmocka_unit_test_setup_teardown(every_failed_allocation_is_survived, setup, teardown),

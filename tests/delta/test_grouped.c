@@ -442,6 +442,24 @@ static void bad_arguments_are_refused(void **state)
     sp_aligned_free(workspace);
 }
 
+/* The calls for a GPU, where there is none. */
+static void calls_for_a_gpu_say_so(void **state)
+{
+    sp_device *device = NULL;
+    sp_grouped_lora *grouped = NULL;
+    sp_error error;
+
+    (void)state;
+    assert_ok(sp_device_open_cpu(&device), NULL);
+    assert_int_equal(sp_grouped_lora_create(device, &grouped, &error), SP_ERR_UNSUPPORTED);
+    assert_string_equal(error.subject, "cpu");
+    assert_int_equal(sp_grouped_lora_create(NULL, &grouped, &error), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_grouped_lora_launch(NULL, NULL, NULL, &error), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_grouped_lora_check_device(NULL, NULL, &error), SP_ERR_ARGUMENT);
+    sp_grouped_lora_destroy(NULL);
+    sp_device_close(device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -451,6 +469,7 @@ int main(void)
         cmocka_unit_test(queries),
         cmocka_unit_test(bad_metadata_is_named),
         cmocka_unit_test(bad_arguments_are_refused),
+        cmocka_unit_test(calls_for_a_gpu_say_so),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

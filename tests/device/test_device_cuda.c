@@ -76,7 +76,9 @@ static void a_stream_of_the_cpu_does_everything_at_once(void **state)
 static void a_column_is_written_between_others(void **state)
 {
     const uint8_t column[3] = {7, 8, 9}, want[6] = {0, 7, 0, 8, 0, 9};
+    const uint8_t copied[6] = {8, 7, 9, 8, 0, 9};
     sp_device *device = NULL;
+    sp_stream *stream;
     void *table = NULL;
     uint8_t got[6];
 
@@ -88,6 +90,11 @@ static void a_column_is_written_between_others(void **state)
     assert_int_equal(sp_device_read(device, got, table, 6), SP_OK);
     assert_memory_equal(got, want, 6);
     assert_int_equal(sp_device_write_column(device, table, 1, column, 1, 2, 3), SP_ERR_STRIDE);
+    stream = sp_device_main_stream(device);
+    assert_int_equal(sp_stream_copy_column(stream, table, 2, column + 1, 1, 1, 2), SP_OK);
+    assert_int_equal(sp_stream_copy_column(stream, table, 0, column, 1, 1, 2), SP_ERR_STRIDE);
+    assert_int_equal(sp_device_read(device, got, table, 6), SP_OK);
+    assert_memory_equal(got, copied, 6);
     sp_device_close(device);
 }
 

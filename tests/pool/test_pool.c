@@ -393,6 +393,15 @@ static void every_illegal_transition_is_refused(void **state)
     expect_refused(f, 0, 1 | 2 | 4 | 8 | 16 | 32 | 64);
 }
 
+static void a_pool_knows_its_device(void **state)
+{
+    fixture *f = *state;
+
+    assert_ptr_equal(sp_pool_device(f->pool), f->hand.device);
+    assert_ptr_equal(sp_layout_images_for(f->hand.layout), f->hand.device);
+    assert_null(f->images[0]->pinned); /* the CPU has no other memory */
+}
+
 static void slots_out_of_range_are_refused(void **state)
 {
     fixture *f = *state;
@@ -583,6 +592,7 @@ int main(void)
         WITH_POOL(awaited_may_be_set_while_loading),
         WITH_POOL(use_orders_victims),
         WITH_POOL(every_illegal_transition_is_refused),
+        WITH_POOL(a_pool_knows_its_device),
         WITH_POOL(slots_out_of_range_are_refused),
         WITH_POOL(a_foreign_image_is_refused),
         WITH_POOL(loads_and_unloads_return_to_the_same_bytes),
