@@ -1,0 +1,246 @@
+/* Generated text to messages: whole, byte by byte, and cut everywhere, with the same result. */
+#include "support/test.h"
+
+#include "base/alloc.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "chat/chat.h"
+
+#include <string.h>
+
+/* What came, written down: C"..", R"..", and for calls T0:name(arguments). */
+typedef struct {
+    sp_text text;
+    sp_chat_delta_kind last;
+    size_t n;
+} notes;
+
+static void take(void *user, const sp_chat_delta *delta)
+{
+    static const char *const open[] = {"C\"", "R\"", "T", "("};
+    notes *note = user;
+
+    assert_true(delta->bytes > 0);
+    if (note->n++ == 0 || delta->kind != note->last || delta->kind == SP_CHAT_TOOL_CALL) {
+        if (note->n > 1)
+            sp_text_add(&note->text, note->last == SP_CHAT_TOOL_ARGUMENTS ? ")"
+                                     : note->last == SP_CHAT_TOOL_CALL    ? ""
+                                                                          : "\"");
+        sp_text_add(&note->text, open[delta->kind]);
+        if (delta->kind == SP_CHAT_TOOL_CALL)
+            sp_text_format(&note->text, "%d:", delta->call);
+    }
+    note->last = delta->kind;
+    sp_text_add_bytes(&note->text, delta->text, delta->bytes);
+}
+
+static sp_chat_parser *start(const char *flags, notes *note)
+{
+    const sp_chat_prompt prompt = {.thinking = strchr(flags, 't') != NULL,
+                                   .reasoning = strpbrk(flags, "tr") != NULL,
+                                   .tools = strchr(flags, 'c') != NULL};
+    sp_chat_parser *parser = NULL;
+    sp_error error;
+
+    assert_ok(sp_chat_parser_create(&prompt, take, note, &parser, &error), &error);
+    return parser;
+}
+
+static void finish(sp_chat_parser *parser, notes *note)
+{
+    sp_error error;
+
+    assert_ok(sp_chat_parser_finish(parser, &error), &error);
+    sp_chat_parser_free(parser);
+    if (note->n > 0)
+        sp_text_add(&note->text, note->last == SP_CHAT_TOOL_ARGUMENTS ? ")" : "\"");
+}
+
+/* In pieces of `step` bytes, the first one of `first`. */
+static void check_cut(const char *flags, const char *text, const char *want, size_t first,
+                      size_t step)
+{
+    notes note = {0};
+    sp_chat_parser *parser = start(flags, &note);
+    size_t bytes = strlen(text);
+    sp_error error;
+
+    for (size_t at = 0, n = first; at < bytes; at += n, n = step) {
+        n = n < bytes - at ? n : bytes - at;
+        assert_ok(sp_chat_parser_push(parser, text + at, n, &error), &error);
+    }
+    finish(parser, &note);
+    if (strcmp(note.text.data ? note.text.data : "", want) != 0)
+        fail_msg("%s by %zu, %zu:\n%s\nwanted\n%s", text, first, step,
+                 note.text.data ? note.text.data : "", want);
+    sp_text_free(&note.text);
+}
+
+static void check(const char *flags, const char *text, const char *want)
+{
+    size_t bytes = strlen(text);
+
+    check_cut(flags, text, want, 1, 1);
+    check_cut(flags, text, want, 3, 2);
+    for (size_t first = 1; first <= bytes; first++)
+        check_cut(flags, text, want, first, bytes);
+}
+
+static void test_plain(void **state)
+{
+    (void)state;
+    check("", "", "");
+    check("", "Hello", "C\"Hello\"");
+    check("", "<think>a</think><tool_call>{}</tool_call>",
+          "C\"<think>a</think><tool_call>{}</tool_call>\"");
+    check("rc", "a < b <thin> \n", "C\"a < b <thin> \n\"");
+    check("rc", "  x", "C\"  x\"");
+    check("rc", " \n ", "C\" \n \"");
+    check("rc", "say <think> aloud", "C\"say <think> aloud\"");
+}
+
+static void test_reasoning(void **state)
+{
+    (void)state;
+    check("t", "so\n</think>\n\nyes", "R\"so\"C\"yes\"");
+    check("t", "\nso\n\nthen\n</think>\n\n\nyes", "R\"so\n\nthen\"C\"\nyes\"");
+    check("t", "so</think>yes", "R\"so\"C\"yes\"");
+    check("t", "</think>yes", "C\"yes\"");
+    check("t", "so on", "R\"so on\"");
+    check("t", "so on\n</thin", "R\"so on\n</thin\"");
+    check("r", "<think>\nso\n</think>\n\nyes", "R\"so\"C\"yes\"");
+    check("r", "\n<think>so</think>yes", "R\"so\"C\"yes\"");
+    check("r", "<think>\n\n</think>\n\nyes", "C\"yes\"");
+    check("r", "<thinking> yes", "C\"<thinking> yes\"");
+    check("r", "<think>so</think>a</think>b", "R\"so\"C\"a</think>b\"");
+    check("tc", "<tool_call>{}</tool_call></think>x", "R\"<tool_call>{}</tool_call>\"C\"x\"");
+}
+
+static void test_calls(void **state)
+{
+    (void)state;
+    check("c", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\"]}}\n</tool_call>",
+          "T0:f({\"a\": [1, \"}\"]})");
+    check("c",
+          "ok\n<tool_call>{\"arguments\" : {} , \"name\":\"f\"}</tool_call>\n"
+          "<tool_call>{\"name\":\"g\",\"arguments\":{\"b\":1.50}}</tool_call>",
+          "C\"ok\"T0:f({})T1:g({\"b\":1.50})");
+    check("c", "<tool_call>{\"name\":\"f\"}</tool_call> then", "T0:f({})C\" then\"");
+    check("c", "<tool_call>{\"name\":\"f\",\"arguments\":{\"x\":\"\\\"<tool_call>\"}}", /* cut */
+          "T0:f({\"x\":\"\\\"<tool_call>\"})");
+    check("rc",
+          "<think>\nhm\n</think>\n\n<tool_call>\n{\"name\":\"f\",\"arguments\":{}}\n"
+          "</tool_call>",
+          "R\"hm\"T0:f({})");
+    check("c",
+          "<tool_call>{\"name\":\"f\",\"x\":[{}],\"arguments\":{\"arguments\":2},\"y\":3}"
+          "</tool_call>",
+          "T0:f({\"arguments\":2})");
+}
+
+/* What is no call comes as it was written. */
+static void test_broken_calls(void **state)
+{
+    static const char *const inner[] = {
+        "",
+        "{",
+        "{}",
+        "[]",
+        "null",
+        "{\"name\":5}",
+        "{\"name\":\"\"}",
+        "{\"name\":\"f\",\"arguments\":[]}",
+        "{\"name\":\"f\",\"arguments\":\"{}\"}",
+        "{\"name\":\"f\",\"arguments\":{}",
+        "{\"name\":\"f\",\"name\":\"g\"}",
+        "{\"name\":\"f\"} {\"name\":\"g\"}",
+        "{\"name\":\"f\",\"\\u0061rguments\":{}}",
+        "<function=f>\n</function>",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof inner / sizeof *inner; i++) {
+        sp_text text = {0}, want = {0};
+
+        sp_text_format(&text, "a\n<tool_call>%s</tool_call>\nb", inner[i]);
+        sp_text_format(&want, "C\"a\n<tool_call>%s</tool_call>\nb\"", inner[i]);
+        check("c", text.data, want.data);
+        sp_text_clear(&text);
+        sp_text_clear(&want);
+        sp_text_format(&text, "<tool_call>{\"name\":\"f\"}</tool_call>\n<tool_call>%s", inner[i]);
+        sp_text_format(&want, "T0:f({})C\"\n<tool_call>%s\"", inner[i]);
+        check("c", text.data, want.data);
+        sp_text_free(&text);
+        sp_text_free(&want);
+    }
+}
+
+/* Nothing is held back that cannot be the beginning of a tag. */
+static void test_prompt(void **state)
+{
+    static const char text[] = "a b\nc <d <tool";
+    static const size_t passed[] = {1, 2, 3, 3, 5, 6, 6, 8, 9, 9, 9, 9, 9, 9};
+    notes note = {0};
+    sp_chat_parser *parser = start("c", &note);
+    sp_error error;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof text - 1; i++) {
+        assert_ok(sp_chat_parser_push(parser, text + i, 1, &error), &error);
+        assert_int_equal(note.text.bytes - 2, passed[i]);
+    }
+    assert_int_equal(sp_chat_parser_n_calls(parser), 0);
+    finish(parser, &note);
+    assert_string_equal(note.text.data, "C\"a b\nc <d <tool\"");
+    sp_text_free(&note.text);
+}
+
+static void ignore(void *user, const sp_chat_delta *delta)
+{
+    (void)user;
+    (void)delta;
+}
+
+static void test_out_of_memory(void **state)
+{
+    static const char text[] = "x<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1}}</tool_call>y";
+    const sp_chat_prompt prompt = {.tools = true};
+    int64_t n = 0;
+
+    (void)state;
+    sp_json_own_memory(true);
+    for (;; n++) {
+        size_t blocks = sp_alloc_blocks();
+        sp_chat_parser *parser = NULL;
+        sp_error error;
+        sp_status status;
+
+        sp_alloc_fail_after(n);
+        status = sp_chat_parser_create(&prompt, ignore, NULL, &parser, &error);
+        if (status == SP_OK)
+            status = sp_chat_parser_push(parser, text, sizeof text - 1, &error);
+        if (status == SP_OK)
+            status = sp_chat_parser_finish(parser, &error);
+        sp_chat_parser_free(parser);
+        assert_int_equal(sp_alloc_blocks(), blocks);
+        if (!sp_alloc_failed()) {
+            assert_int_equal(status, SP_OK);
+            break;
+        }
+        assert_int_equal(status, SP_ERR_MEMORY);
+    }
+    sp_alloc_fail_after(-1);
+    assert_true(n >= 6); /* the parser, its text, a copy of the call, its JSON */
+    sp_json_own_memory(false);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain),  cmocka_unit_test(test_reasoning),
+        cmocka_unit_test(test_calls),  cmocka_unit_test(test_broken_calls),
+        cmocka_unit_test(test_prompt), cmocka_unit_test(test_out_of_memory),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
