@@ -1,6 +1,8 @@
 #!/bin/sh
 # Every symbol that the libraries show to a linker carries the prefix sp_.
 #     check_symbols.sh NM LIBRARY...      (.so: dynamic symbols; .a: global symbols)
+# With --no-network: no library asks for a function that opens a socket or looks up a host.
+#     check_symbols.sh --no-network NM LIBRARY...
 #     check_symbols.sh --self-test NM CC DIRECTORY
 set -eu
 
@@ -13,6 +15,19 @@ foreign() {
     printf '%s\n' "$listing" | awk -v library="$2" '
         NF == 3 { n++; if ($3 !~ /^sp_/) print library ": " $3 }
         END { if (n == 0) print library ": no symbols at all" }'
+}
+
+# Prints the functions that reach for a network and that a library takes from outside.
+network() {
+    case "$2" in
+    *.so*) listing=$("$1" -D --undefined-only "$2") ;;
+    *) listing=$("$1" -u "$2" 2>/dev/null) ;;
+    esac
+    printf '%s\n' "$listing" | awk -v library="$2" '
+        NF == 2 { n++; sub(/@.*/, "", $2)
+                  if ($2 ~ /^(socket|socketpair|connect|bind|listen|accept4?|send(to|msg|mmsg)?|recv(from|msg|mmsg)?|getaddrinfo|gethostby.*|res_.*|curl_.*|BIO_.*connect.*)$/)
+                      print library ": " $2 }
+        END { if (n == 0) print library ": takes nothing from outside" }'
 }
 
 if [ "$1" = --self-test ]; then
@@ -33,18 +48,33 @@ if [ "$1" = --self-test ]; then
     [ "$(foreign "$nm" bad.a)" = "bad.a: bad" ]
     echo "int unused;" | "$cc" -fvisibility=hidden -shared -fPIC -x c - -o empty.so
     [ "$(foreign "$nm" empty.so)" = "empty.so: no symbols at all" ]
-    echo "check_symbols: foreign symbols are found"
+    echo 'int socket(int, int, int); int sp_a(void) { return socket(1, 1, 0); }' >net.c
+    echo 'int puts(const char *); int sp_a(void) { return puts("socket"); }' >quiet.c
+    for name in net quiet; do
+        "$cc" -fPIC -c $name.c -o $name.o
+        "$cc" -shared $name.o -o $name.so
+        ar rc $name.a $name.o
+    done
+    [ "$(network "$nm" net.so)" = "net.so: socket" ]
+    [ "$(network "$nm" net.a)" = "net.a: socket" ]
+    [ -z "$(network "$nm" quiet.so)$(network "$nm" quiet.a)" ]
+    echo "check_symbols: foreign symbols and calls of the network are found"
     exit 0
 fi
 
+what=foreign
+if [ "$1" = --no-network ]; then
+    what=network
+    shift
+fi
 nm=$1
 shift
 found=""
 for library in "$@"; do
-    found="$found$(foreign "$nm" "$library")"
+    found="$found$($what "$nm" "$library")"
 done
 if [ -n "$found" ]; then
     echo "$found" >&2
     exit 1
 fi
-echo "check_symbols: $# libraries show sp_ symbols only"
+echo "check_symbols: nothing $what in $# libraries"

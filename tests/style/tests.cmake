@@ -26,6 +26,7 @@ if(NOT SIDEPATH_SANITIZE)
   set(libraries $<TARGET_FILE:sidepath> $<TARGET_FILE:sidepath_static>
                 $<TARGET_FILE:sidepath_engine_static>)
   sidepath_style_test(symbols ${style}/check_symbols.sh ${CMAKE_NM} ${libraries})
+  sidepath_style_test(no_network ${style}/check_symbols.sh --no-network ${CMAKE_NM} ${libraries})
   sidepath_style_test(api ${Python3_EXECUTABLE} -B ${style}/check_api.py ${CMAKE_SOURCE_DIR}
                       ${CMAKE_NM} $<TARGET_FILE:sidepath> $<TARGET_FILE:sidepath_engine_static>)
   sidepath_style_test(api_self_test ${Python3_EXECUTABLE} -B ${style}/check_api.py --self-test)
