@@ -25,8 +25,9 @@ network() {
     esac
     printf '%s\n' "$listing" | awk -v library="$2" '
         NF == 2 { n++; sub(/@.*/, "", $2)
-                  if ($2 ~ /^(socket|socketpair|connect|bind|listen|accept4?|send(to|msg|mmsg)?|recv(from|msg|mmsg)?|getaddrinfo|gethostby.*|res_.*|curl_.*|BIO_.*connect.*)$/)
-                      print library ": " $2 }
+                  if ($2 ~ /^(socket|socketpair|connect|bind|listen|accept4?)$/ ||
+                      $2 ~ /^(getaddrinfo|gethostby.*|res_.*|curl_.*|BIO_.*connect.*)$/ ||
+                      $2 ~ /^(send(to|m?msg)|recv(from|m?msg))$/) print library ": " $2 }
         END { if (n == 0) print library ": takes nothing from outside" }'
 }
 
