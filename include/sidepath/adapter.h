@@ -271,6 +271,9 @@ typedef struct sp_adapter_table {
     sp_factor trainable;      /* [n_ids, hidden] replacement rows, data NULL if there are none */
     const int32_t *token_ids; /* [n_ids], in the order of the config's list */
     int32_t n_ids;
+    int32_t rows; /* of the adapter's vocabulary, which its tokens are among: those of full or,
+                     where a tied head takes the tokens of embed_tokens, of that one's full table;
+                     0: full's, else the served vocabulary */
 } sp_adapter_table;
 
 SP_API size_t sp_adapter_n_tables(const sp_adapter *adapter);

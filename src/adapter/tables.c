@@ -9,11 +9,13 @@
 #include "base/alloc.h"
 #include "base/file.h"
 #include "base/half.h"
+#include "kernels/kernels.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define PIECE_BYTES ((size_t)1 << 20)
+#define PIECE_BYTES   ((size_t)1 << 20)
+#define CONVERTED_MAX 1024 /* elements of a row that are converted at a time */
 
 /* What the file holds for one of the two modules. */
 typedef struct module_items {
@@ -154,12 +156,11 @@ static float load(const void *data, sp_dtype dtype, int64_t index)
 }
 
 /*
- * Index of the first of n elements that differs from the served one after conversion to the served
- * type, bit by bit; n if none does. With `either`, rounding the served one to the other's type may
- * explain it too: that is how a copy was made.
+ * Index of the first of n elements of a copy that is not the served one; n if none is. Rounding
+ * either of them to the other's type may explain a difference: that is how a copy was made.
  */
 static int64_t first_difference(const void *data, sp_dtype dtype, const void *base,
-                                sp_dtype base_dtype, int64_t n, bool either)
+                                sp_dtype base_dtype, int64_t n)
 {
     if (dtype == base_dtype && memcmp(data, base, (size_t)n * sp_dtype_bytes(dtype)) == 0)
         return n;
@@ -169,7 +170,7 @@ static int64_t first_difference(const void *data, sp_dtype dtype, const void *ba
 
         if (sp_f32_bits(rounded(own, base_dtype)) == sp_f32_bits(theirs))
             continue;
-        if (either && sp_f32_bits(rounded(theirs, dtype)) == sp_f32_bits(own))
+        if (sp_f32_bits(rounded(theirs, dtype)) == sp_f32_bits(own))
             continue;
         return i;
     }
@@ -214,7 +215,7 @@ static sp_status compare_copy(const sp_audit *audit, const sp_item *copy, const 
         same = first_difference(piece, copy->dtype,
                                 (const char *)table->data +
                                     first * (int64_t)sp_dtype_bytes(table->dtype),
-                                table->dtype, n, true);
+                                table->dtype, n);
         if (same < n)
             status =
                 sp_refuse(audit->error, SP_REASON_BASE_COPY_DIFFERS, tensor->name, first + same,
@@ -249,8 +250,29 @@ static sp_status check_copy(sp_audit *audit, const sp_item *copy, const served *
 
 /* ---- overridden rows ------------------------------------------------------------------------- */
 
+/* Whether a row differs in any bit after conversion to the served type. */
+static bool row_differs(const sp_kernels *kernels, const sp_item *item, const char *own,
+                        const served *table, const char *theirs)
+{
+    int64_t own_bytes = (int64_t)sp_dtype_bytes(item->dtype);
+    int64_t bytes = (int64_t)sp_dtype_bytes(table->dtype);
+    uint32_t converted[CONVERTED_MAX]; /* of either width */
+
+    if (item->dtype == table->dtype)
+        return memcmp(own, theirs, (size_t)(table->cols * bytes)) != 0;
+    for (int64_t begin = 0; begin < table->cols; begin += CONVERTED_MAX) {
+        int64_t n = table->cols - begin < CONVERTED_MAX ? table->cols - begin : CONVERTED_MAX;
+
+        kernels->convert(table->dtype, converted, item->dtype, own + begin * own_bytes, n);
+        if (memcmp(converted, theirs + begin * bytes, (size_t)(n * bytes)) != 0)
+            return true;
+    }
+    return false;
+}
+
 /* Marks in overridden [vocab] the rows of the full table that differ from the served ones. */
-static int32_t mark_different_rows(const sp_item *item, const served *table, bool *overridden)
+static int32_t mark_different_rows(const sp_kernels *kernels, const sp_item *item,
+                                   const served *table, bool *overridden)
 {
     int32_t n = 0;
     int64_t cols = table->cols;
@@ -261,7 +283,7 @@ static int32_t mark_different_rows(const sp_item *item, const served *table, boo
         const char *theirs =
             (const char *)table->data + row * cols * (int64_t)sp_dtype_bytes(table->dtype);
 
-        if (first_difference(own, item->dtype, theirs, table->dtype, cols, false) == cols)
+        if (!row_differs(kernels, item, own, table, theirs))
             continue;
         overridden[row] = true;
         n++;
@@ -286,15 +308,16 @@ static void remark_rows(sp_audit *audit, sp_module module, const sp_item *item, 
 }
 
 static sp_status check_ids(sp_audit *audit, sp_module module, const sp_id_list *list,
-                           int64_t adapter_rows, int32_t vocab, bool *overridden)
+                           int32_t own_rows, int32_t vocab, bool *overridden)
 {
+    int32_t adapter_rows = own_rows ? own_rows : vocab;
     int32_t n_dropped = 0;
 
     for (int32_t i = 0; i < list->n; i++) {
         if (list->ids[i] >= adapter_rows)
             return sp_refuse(audit->error, SP_REASON_BAD_TOKEN_INDEX, "trainable_token_indices", i,
-                             "token %d is not among the %lld rows of the adapter's %s",
-                             list->ids[i], (long long)adapter_rows, sp_module_name(module));
+                             "token %d is not among the %d rows of the adapter's %s", list->ids[i],
+                             adapter_rows, sp_module_name(module));
         if (list->ids[i] < vocab)
             overridden[list->ids[i]] = true;
         else
@@ -318,19 +341,23 @@ static size_t overlay_bytes(const sp_audit *audit, int32_t rows, const served *t
 
 /* Which rows of one module change, from its full table and its trainable tokens. */
 static sp_status measure_rows(sp_audit *audit, sp_module module, const sp_item *table_item,
-                              const sp_id_list *list, const served *table, int32_t *out_rows)
+                              const sp_id_list *list, int32_t own_rows, const served *table,
+                              int32_t *out_rows)
 {
     int32_t vocab = (int32_t)table->rows;
-    bool *overridden = sp_calloc((size_t)vocab, sizeof *overridden);
-    int64_t adapter_rows = table_item ? table_item->tensor->dims[0] : vocab;
-    sp_status status;
+    bool *overridden;
+    const sp_kernels *kernels;
+    sp_status status = sp_kernels_get(NULL, &kernels, audit->error);
 
+    if (status != SP_OK)
+        return status;
+    overridden = sp_calloc((size_t)vocab, sizeof *overridden);
     if (!overridden)
         return sp_fail_memory(audit->error, (size_t)vocab, "the rows of a table");
     if (table_item)
-        remark_rows(audit, module, table_item, mark_different_rows(table_item, table, overridden),
-                    table);
-    status = check_ids(audit, module, list, adapter_rows, vocab, overridden);
+        remark_rows(audit, module, table_item,
+                    mark_different_rows(kernels, table_item, table, overridden), table);
+    status = check_ids(audit, module, list, own_rows, vocab, overridden);
     *out_rows = 0;
     for (int32_t i = 0; i < vocab; i++)
         *out_rows += overridden[i];
@@ -434,7 +461,7 @@ static sp_status check_module(sp_audit *audit, sp_module module, const module_it
 
 /* Holds everything of one module against the served table. */
 static sp_status compare_module(sp_audit *audit, sp_module module, const module_items *items,
-                                const sp_id_list *list, int32_t *out_rows)
+                                const sp_id_list *list, int32_t own_rows, int32_t *out_rows)
 {
     served table;
     sp_status status;
@@ -454,7 +481,7 @@ static sp_status compare_module(sp_audit *audit, sp_module module, const module_
     if (items->copy)
         status = check_copy(audit, items->copy, &table);
     if (status == SP_OK && (items->table || list->n > 0))
-        status = measure_rows(audit, module, items->table, list, &table, out_rows);
+        status = measure_rows(audit, module, items->table, list, own_rows, &table, out_rows);
     close_served(&table);
     return status;
 }
@@ -472,7 +499,8 @@ static sp_factor table_factor(const sp_item *item)
 }
 
 static sp_status add_table(sp_audit *audit, sp_module module, const sp_item *full,
-                           const sp_item *tokens, const sp_id_list *list, int32_t rows_changed)
+                           const sp_item *tokens, const sp_id_list *list, int32_t own_rows,
+                           int32_t rows_changed)
 {
     sp_adapter *adapter = audit->adapter;
     size_t index = adapter->n_tables;
@@ -492,10 +520,17 @@ static sp_status add_table(sp_audit *audit, sp_module module, const sp_item *ful
                                                 .full = table_factor(full),
                                                 .trainable = table_factor(tokens),
                                                 .token_ids = ids,
-                                                .n_ids = list->n};
+                                                .n_ids = list->n,
+                                                .rows = own_rows};
     adapter->modules |= SP_MODULE_BIT(module);
     adapter->n_tables++;
     return SP_OK;
+}
+
+/* Rows of the adapter's own vocabulary as this table gives them; 0: it gives none. */
+static int32_t rows_of(const sp_item *table)
+{
+    return table ? (int32_t)table->tensor->dims[0] : 0;
 }
 
 sp_status sp_audit_tables(sp_audit *audit)
@@ -509,6 +544,7 @@ sp_status sp_audit_tables(sp_audit *audit)
     const sp_id_list *head_ids = &audit->config.tokens_head;
     const sp_item *head_tokens = head.tokens;
     int32_t embed_rows, head_rows;
+    int32_t embed_own = rows_of(embed.table), head_own = rows_of(head.table);
     sp_status status = check_module(audit, SP_MODULE_EMBED_TOKENS, &embed, embed_ids);
 
     if (status == SP_OK)
@@ -519,18 +555,21 @@ sp_status sp_audit_tables(sp_audit *audit)
     if (shape && shape->tied_embeddings && !head_tokens && embed.tokens) {
         head_tokens = embed.tokens;
         head_ids = embed_ids;
+        head_own = embed_own;
     }
     if (!embed.tokens)
         embed_ids = &none;
     if (!head_tokens)
         head_ids = &none;
-    status = compare_module(audit, SP_MODULE_EMBED_TOKENS, &embed, embed_ids, &embed_rows);
+    status =
+        compare_module(audit, SP_MODULE_EMBED_TOKENS, &embed, embed_ids, embed_own, &embed_rows);
     if (status == SP_OK)
-        status = compare_module(audit, SP_MODULE_LM_HEAD, &head, head_ids, &head_rows);
+        status = compare_module(audit, SP_MODULE_LM_HEAD, &head, head_ids, head_own, &head_rows);
     if (status == SP_OK)
         status = add_table(audit, SP_MODULE_EMBED_TOKENS, embed.table, embed.tokens, embed_ids,
-                           embed_rows);
+                           embed_own, embed_rows);
     if (status == SP_OK)
-        status = add_table(audit, SP_MODULE_LM_HEAD, head.table, head_tokens, head_ids, head_rows);
+        status = add_table(audit, SP_MODULE_LM_HEAD, head.table, head_tokens, head_ids, head_own,
+                           head_rows);
     return status;
 }

@@ -133,7 +133,8 @@ static sp_status bad_token(const sp_adapter_table *table, int32_t index, const c
 static sp_status mark_trainable(const sp_adapter_table *table, const sp_served_table *served,
                                 int32_t *source, int32_t *out_dropped, sp_error *error)
 {
-    int32_t rows = table->full.data ? table->full.rows : served->rows;
+    int32_t own_rows = table->full.data ? table->full.rows : served->rows;
+    int32_t rows = table->rows ? table->rows : own_rows;
 
     for (int32_t i = 0; i < table->n_ids; i++) {
         int32_t id = table->token_ids[i];

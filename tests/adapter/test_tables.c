@@ -89,6 +89,18 @@ static size_t overlay(size_t rows)
     return rows * HIDDEN * 2 + VOCAB * 4;
 }
 
+static void expect_note(const sp_adapter *adapter, const char *text)
+{
+    sp_receipt_options options;
+    sp_receipt *receipt;
+
+    sp_receipt_options_default(&options);
+    assert_int_equal(sp_receipt_create(adapter, &options, &receipt, NULL), SP_OK);
+    if (!strstr(sp_receipt_table(receipt), text))
+        fail_msg("no note \"%s\" in: %s", text, sp_receipt_table(receipt));
+    sp_receipt_destroy(receipt);
+}
+
 /* ---- full tables ----------------------------------------------------------------------------- */
 
 static void rows_that_differ(void **state)
@@ -159,6 +171,7 @@ static void equal_tables(void **state)
     add_table(adapter, EMBED ".weight", "BF16", VOCAB, b.embed);
     opened = toy_opened(adapter, &b.options);
     assert_int_equal(sp_adapter_overlay_bytes(opened), 0);
+    expect_note(opened, "the table of embed_tokens equals the base model's");
     sp_adapter_release(opened);
     make_adapter_destroy(adapter);
     adapter = make_adapter_create();
@@ -262,6 +275,36 @@ static void tied_tokens(void **state)
     assert_int_equal(sp_adapter_table_at(opened, 1)->n_ids, 1);
     assert_int_equal(sp_adapter_table_at(opened, 1)->token_ids[0], 9);
     sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
+/*
+ * An adapter whose vocabulary is larger than the tied base's: its new tokens are dropped from the
+ * head's rows as from the embedding's, and noted; a token beyond its own rows is an error.
+ */
+static void tied_tokens_beyond_the_vocabulary(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *adapter = with_pair();
+    sp_adapter *opened;
+
+    (void)state;
+    add_table(adapter, EMBED ".token_adapter.base_layer.weight", "BF16", VOCAB + 8, b.embed);
+    make_adapter_add_random(adapter, TOKENS(EMBED), 2, HIDDEN, 4);
+    make_adapter_config_with(adapter, ", \"trainable_token_indices\": [7, 519]");
+    opened = toy_opened(adapter, &b.options);
+    assert_int_equal(sp_adapter_n_tables(opened), 2);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(sp_adapter_table_at(opened, i)->n_ids, 2);
+        assert_int_equal(sp_adapter_table_at(opened, i)->rows, VOCAB + 8);
+    }
+    assert_int_equal(sp_adapter_overlay_bytes(opened), 2 * overlay(1));
+    expect_note(opened, "1 trainable tokens of lm_head are beyond the served vocabulary");
+    expect_note(opened, "8 rows of embed_tokens are beyond the served vocabulary");
+    sp_adapter_release(opened);
+    make_adapter_config_with(adapter, ", \"trainable_token_indices\": [7, 520]");
+    toy_refused(adapter, &b.options, "bad-token-index", NULL, "520", "beyond its own rows");
     make_adapter_destroy(adapter);
     close_base(&b);
 }
@@ -452,6 +495,7 @@ int main(void)
         cmocka_unit_test(twice_the_same_table),
         cmocka_unit_test(tokens_keep_their_order),
         cmocka_unit_test(tied_tokens),
+        cmocka_unit_test(tied_tokens_beyond_the_vocabulary),
         cmocka_unit_test(tokens_and_a_table),
         cmocka_unit_test(token_lists),
         cmocka_unit_test(ids_are_in_the_digest),

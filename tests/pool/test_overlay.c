@@ -41,6 +41,7 @@ static void start(tables *t)
         t->delta[i] = -1.0f - (float)i;
     t->table = (sp_served_table){t->served, SP_DTYPE_BF16, VOCAB, HIDDEN, false};
     t->adapter.full = (sp_factor){t->own, SP_DTYPE_F32, ROWS, HIDDEN, HIDDEN, 1};
+    t->adapter.rows = ROWS;
 }
 
 static void train(tables *t, int32_t n, const int32_t *ids)
@@ -146,7 +147,13 @@ static void bad_tokens_and_shapes_are_refused(void **state)
     refuse(&t, "bad-token-index", 2);
     t.adapter.n_ids = 2;
     refuse(&t, "bad-token-index", -1);
-    t.adapter.full.data = NULL; /* the served table is the base then */
+    t.adapter.full.data = NULL; /* a tied head, with the tokens of embed_tokens */
+    train(&t, 3, (int32_t[]){1, ROWS - 1, ROWS});
+    refuse(&t, "bad-token-index", 2);
+    train(&t, 2, (int32_t[]){1, ROWS - 1});
+    expect_source(&t, (int32_t[VOCAB]){S, 0, S, S, S, S, S, S});
+    assert_int_equal(t.counts.dropped_ids, 1);
+    t.adapter.rows = 0; /* the served vocabulary is the adapter's */
     train(&t, 1, (int32_t[]){VOCAB});
     refuse(&t, "bad-token-index", 0);
     train(&t, 1, (int32_t[]){VOCAB - 1});
