@@ -4,6 +4,7 @@
  */
 #include "base/alloc.h"
 #include "base/file.h"
+#include "support/faulty_device.h"
 #include "support/test.h"
 
 #include <sidepath/stage.h>
@@ -550,6 +551,153 @@ static int leaks_nothing(void **state)
     return sp_alloc_blocks() == 0 ? 0 : -1;
 }
 
+/* ---- copies that fail ---------------------------------------------------------------------- */
+
+/* What the tables of one slot say of a site, and the bytes that they lead to. */
+typedef struct slot_view {
+    char *data; /* [slot_bytes] */
+    int32_t rank;
+    float scale;
+} slot_view;
+
+static slot_view view_slot(const world *w, int32_t slot)
+{
+    size_t bytes = sp_layout_slot_bytes(w->layout);
+    slot_view view = {.data = sp_malloc(bytes)};
+    sp_pool_tables tables;
+
+    assert_non_null(view.data);
+    assert_ok(sp_pool_tables_at(w->pool, 0, &tables), NULL);
+    memcpy(view.data, tables.a[slot], bytes); /* the first site's A is the slot's first byte */
+    view.rank = tables.rank[slot];
+    view.scale = tables.scale[slot];
+    return view;
+}
+
+static void expect_view(const world *w, int32_t slot, const slot_view *want)
+{
+    slot_view got = view_slot(w, slot);
+
+    assert_int_equal(got.rank, want->rank);
+    assert_true(got.scale == want->scale);
+    assert_memory_equal(got.data, want->data, sp_layout_slot_bytes(w->layout));
+    sp_free(got.data);
+}
+
+static int32_t count_slots(const world *w, sp_slot_state state)
+{
+    sp_slot_info info;
+    int32_t n = 0;
+
+    for (int32_t i = 0; sp_pool_slot_info(w->pool, i, &info) == SP_OK; i++)
+        n += info.state == state;
+    return n;
+}
+
+/* Loads under a name, failing each device call in turn, until one load goes through untouched. */
+static void load_with_every_fault(const world *w, const char *name, const char *location,
+                                  void (*check)(const world *w, void *user), void *user)
+{
+    size_t device_bytes = sp_device_allocated_bytes(w->device);
+    int64_t n = 0;
+
+    for (;; n++) {
+        size_t blocks = sp_alloc_blocks();
+        sp_error error = {0};
+        sp_status status;
+
+        faulty_device_fail_after(n);
+        status = load(w, name, location, true, NULL, &error);
+        faulty_device_fail_after(-1);
+        if (status == SP_OK)
+            break;
+        assert_int_equal(status, SP_ERR_DEVICE);
+        assert_int_equal(error.status, SP_ERR_DEVICE);
+        assert_true(strlen(error.text) > 10);
+        assert_int_equal(sp_device_allocated_bytes(w->device), device_bytes);
+        check(w, user);
+        assert_int_equal(sp_alloc_blocks(), blocks);
+    }
+    assert_true(n > 2); /* copy, wait, tables: each has failed */
+}
+
+typedef struct old_state {
+    sp_version_info info;
+    slot_view view;
+    const sp_hold *held;
+} old_state;
+
+static void old_version_serves(const world *w, void *user)
+{
+    const old_state *old = user;
+    sp_version_info now = find(w, "a");
+
+    assert_int_equal(now.generation, old->info.generation);
+    assert_memory_equal(&now.digest, &old->info.digest, sizeof now.digest);
+    assert_int_equal(now.state, SP_VERSION_READY);
+    assert_int_equal(now.slot, old->info.slot);
+    assert_int_equal(count_slots(w, SP_SLOT_READY), 1);
+    assert_int_equal(count_slots(w, SP_SLOT_EMPTY), 1);
+    expect_view(w, old->held->slot, &old->view);
+    assert_int_equal(sp_stage_n_versions(w->stage), 1);
+}
+
+/* A replacement whose copy fails at any call: the old version serves on, its requests too. */
+static void test_failed_copies_of_a_replacement(void **state)
+{
+    (void)state;
+    for (int32_t threads = 0; threads < 2; threads++) {
+        size_t blocks = sp_alloc_blocks();
+        world *w = world_create(2, threads, 0);
+        old_state old;
+        sp_hold held;
+
+        faulty_device_wrap(w->device);
+        must_load(w, "a", ADAPTERS "plain-r8");
+        held = hold(w, SP_ROUTE_NAMED, "a");
+        assert_int_equal(request(w, &held), SP_OK);
+        old = (old_state){find(w, "a"), view_slot(w, held.slot), &held};
+        load_with_every_fault(w, "a", ADAPTERS "r1", old_version_serves, &old);
+        assert_true(find(w, "a").generation > old.info.generation);
+        assert_true(find(w, "a").slot != held.slot);
+        expect_view(w, held.slot, &old.view); /* until its request lets go */
+        sp_stage_release(w->stage, &held);
+        sp_free(old.view.data);
+        world_destroy(w);
+        assert_int_equal(sp_alloc_blocks(), blocks);
+    }
+}
+
+static void b_is_unknown_and_a_can_be_had(const world *w, void *user)
+{
+    const slot_view *a = user;
+    sp_version_info info;
+    sp_hold held = hold(w, SP_ROUTE_NAMED, "a");
+
+    assert_int_equal(sp_stage_find(w->stage, "b", &info), SP_ERR_NOT_FOUND);
+    assert_int_equal(request(w, &held), SP_OK); /* back from the host, if it lost its slot */
+    expect_view(w, held.slot, a);
+    sp_stage_release(w->stage, &held);
+}
+
+/* A new adapter that takes the only slot from an idle one, and fails: the idle one comes back. */
+static void test_failed_copies_over_a_victim(void **state)
+{
+    (void)state;
+    for (int32_t threads = 0; threads < 2; threads++) {
+        world *w = world_create(1, threads, 0);
+        slot_view a;
+
+        faulty_device_wrap(w->device);
+        must_load(w, "a", ADAPTERS "plain-r8");
+        a = view_slot(w, 0);
+        load_with_every_fault(w, "b", ADAPTERS "r1", b_is_unknown_and_a_can_be_had, &a);
+        assert_int_equal(find(w, "b").state, SP_VERSION_READY);
+        sp_free(a.data);
+        world_destroy(w);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -567,6 +715,8 @@ int main(void)
         cmocka_unit_test_teardown(test_ask_takes_nothing, leaks_nothing),
         cmocka_unit_test_teardown(test_forgotten_loads_go_on, leaks_nothing),
         cmocka_unit_test_teardown(test_threads, leaks_nothing),
+        cmocka_unit_test(test_failed_copies_of_a_replacement),
+        cmocka_unit_test(test_failed_copies_over_a_victim),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
