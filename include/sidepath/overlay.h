@@ -59,7 +59,8 @@ typedef struct sp_overlay_counts {
  * where the full table differs or nothing does.
  * SP_ERR_MISMATCH with `shape-mismatch`: another hidden size, or fewer rows than served.
  * SP_ERR_REFUSED with `bad-token-index` and its position: a token that is negative, listed twice
- * or not among the adapter's rows; a count of tokens that is not the count of trainable rows. Outputs are set only on success, out_source is scratch before.
+ * or not among the adapter's rows; a count of tokens that is not the count of trainable rows.
+ * Outputs are set only on success, out_source is scratch before.
  */
 SP_API sp_status sp_overlay_select(const sp_adapter_table *table, const sp_served_table *served,
                                    int32_t *out_source, sp_overlay_counts *out_counts,
