@@ -110,25 +110,34 @@ static void add_totals(sp_text *out, const sp_metrics_view *view)
     sp_text_add(out, "}");
 }
 
-static const sp_engine_adapter_info *in_slot(const sp_metrics_view *view, int32_t slot)
+/* Names of one content share a slot: the first of them stands for it, the others are counted. */
+static void add_slot(sp_text *out, const sp_metrics_view *view, int32_t slot)
 {
-    for (size_t i = 0; i < view->n_adapters; i++)
-        if (view->adapters[i].slot == slot)
-            return &view->adapters[i];
-    return NULL;
+    const sp_engine_adapter_info *first = NULL;
+    int32_t running = 0, n = 0;
+
+    for (size_t i = 0; i < view->n_adapters; i++) {
+        const sp_engine_adapter_info *adapter = &view->adapters[i];
+
+        if (adapter->slot != slot)
+            continue;
+        if (!first || (first->state == SP_ADAPTER_DRAINING && first->state != adapter->state))
+            first = adapter;
+        running += adapter->running;
+        n++;
+    }
+    sp_text_format(out, "{\"slot\": %d", slot);
+    add_string(out, ", ", "adapter", first ? first->name : NULL);
+    add_string(out, ", ", "state", first ? sp_adapter_state_name(first->state) : "empty");
+    sp_text_format(out, ", \"names\": %d, \"running\": %d}", n, running);
 }
 
 static void add_slots(sp_text *out, const sp_metrics_view *view)
 {
     sp_text_add(out, ", \"slots\": [");
     for (int32_t slot = 0; slot < view->stats->slots; slot++) {
-        const sp_engine_adapter_info *adapter = in_slot(view, slot);
-
-        sp_text_format(out, "%s{\"slot\": %d", slot ? ", " : "", slot);
-        add_string(out, ", ", "adapter", adapter ? adapter->name : NULL);
-        add_string(out, ", ", "state", adapter ? sp_adapter_state_name(adapter->state) : "empty");
-        add_count(out, ", ", "running", adapter ? (uint64_t)adapter->running : 0);
-        sp_text_add(out, "}");
+        sp_text_add(out, slot ? ", " : "");
+        add_slot(out, view, slot);
     }
     sp_text_add(out, "]");
 }

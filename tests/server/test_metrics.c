@@ -375,6 +375,8 @@ static void test_json(void **state)
     assert_string_equal(json_string_value(json_object_get(json_array_get(slots, 2), "adapter")),
                         "a,b");
     assert_true(json_is_null(json_object_get(json_array_get(slots, 3), "adapter")));
+    assert_int_equal(integer_at(json_array_get(slots, 2), "running"), 1);
+    assert_int_equal(integer_at(json_array_get(slots, 2), "names"), 1);
     adapters = json_object_get(root, "adapters");
     assert_int_equal(json_array_size(adapters), 5);
     assert_string_equal(json_string_value(json_object_get(json_array_get(adapters, 1), "name")),

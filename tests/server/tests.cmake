@@ -21,4 +21,10 @@ if(NOT CMAKE_CROSSCOMPILING)
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/soak_server.py
                    $<TARGET_FILE:sidepath_cli>)
   set_tests_properties(soak_server PROPERTIES LABELS soak TIMEOUT 7200)
+  sidepath_server_checks(check_metrics)
+  # The status page in a browser of 290 MB: by hand, and skipped by name where there is none.
+  add_test(NAME soak_status_page
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/check_status_page.py
+                   $<TARGET_FILE:sidepath_cli> ${CMAKE_BINARY_DIR}/check_status_page)
+  set_tests_properties(soak_status_page PROPERTIES LABELS soak TIMEOUT 600 SKIP_RETURN_CODE 77)
 endif()

@@ -11,10 +11,10 @@
   const rate = (n) => (n < 10 ? n.toFixed(1) : counted(Math.round(n)));
 
   function seconds(s) {
-    if (s <= 0) return "0 ms";
-    if (s < 0.01) return (s * 1000).toFixed(2) + " ms";
-    if (s < 1) return (s * 1000).toFixed(0) + " ms";
-    return s < 100 ? s.toFixed(1) + " s" : counted(Math.round(s)) + " s";
+    if (s <= 0) return "0\u00a0ms";
+    if (s < 0.01) return (s * 1000).toFixed(2) + "\u00a0ms";
+    if (s < 1) return (s * 1000).toFixed(0) + "\u00a0ms";
+    return s < 100 ? s.toFixed(1) + "\u00a0s" : counted(Math.round(s)) + "\u00a0s";
   }
 
   function duration(s) {
@@ -66,6 +66,7 @@
     const kv = s.kv, used = kv.pages ? kv.used / kv.pages : 0;
     show("tokens-rate", rate(s.rates.tokens_per_second));
     show("over", counted(s.rates.over_seconds));
+    show("pause-over", counted(s.rates.over_seconds));
     show("step-mean", seconds(s.rates.step_seconds_mean));
     show("step-max", seconds(s.rates.step_seconds_max));
     show("running", counted(s.queue.running));
@@ -89,7 +90,8 @@
       const item = make("li", slot.adapter === null ? "empty" : "");
       item.append(make("span", "quiet", slot.slot + " · "), make("span", "quiet " + slot.state, slot.state),
         make("bdi", "name", slot.adapter === null ? "—" : slot.adapter),
-        make("span", "quiet", slot.adapter === null ? "" : counted(slot.running) + " running"));
+        make("span", "quiet", slot.adapter === null ? "" : counted(slot.running) + " running" +
+          (slot.names > 1 ? ", " + counted(slot.names) + " names" : "")));
       return item;
     }));
   }
