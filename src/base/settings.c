@@ -37,19 +37,26 @@ static sp_status bad_value(const sp_setting *setting, const char *text, const ch
                    text, want);
 }
 
-static sp_status set_bool(const sp_setting *setting, const char *text, const char *source,
-                          void *values, sp_error *error)
+/* Whether the text is a word for yes or no, and which. */
+static bool read_bool(const char *text, bool *out_value)
 {
     static const char *const yes[] = {"1", "true", "yes", "on"};
     static const char *const no[] = {"0", "false", "no", "off"};
-    bool *field = field_of(setting, values);
 
     for (size_t i = 0; i < 4; i++) {
         if (strcmp(text, yes[i]) == 0 || strcmp(text, no[i]) == 0) {
-            *field = strcmp(text, yes[i]) == 0;
-            return SP_OK;
+            *out_value = strcmp(text, yes[i]) == 0;
+            return true;
         }
     }
+    return false;
+}
+
+static sp_status set_bool(const sp_setting *setting, const char *text, const char *source,
+                          void *values, sp_error *error)
+{
+    if (read_bool(text, field_of(setting, values)))
+        return SP_OK;
     return bad_value(setting, text, source, "a yes or no (1, true, yes, on; 0, false, no, off)",
                      error);
 }
@@ -370,12 +377,24 @@ void sp_settings_free_lists(const sp_setting *settings, size_t n_settings, void 
 
 /* ---- help ---------------------------------------------------------------------------------- */
 
+/* The default as help shows it, one spelling for all words of yes and no; "" if there is none. */
+static const char *default_in_help(const sp_setting *setting)
+{
+    bool on;
+
+    if (!setting->default_text)
+        return "";
+    if (setting->type != SP_SETTING_BOOL || !read_bool(setting->default_text, &on))
+        return setting->default_text;
+    return on ? "true" : "false";
+}
+
 void sp_settings_print_help(FILE *stream, const sp_setting *settings, size_t n_settings)
 {
     for (size_t i = 0; i < n_settings; i++) {
         const sp_setting *setting = &settings[i];
-        bool on = setting->type == SP_SETTING_BOOL && setting->default_text &&
-                  strcmp(setting->default_text, "true") == 0;
+        const char *shown = default_in_help(setting);
+        bool on = setting->type == SP_SETTING_BOOL && strcmp(shown, "true") == 0;
         char name[ENVIRONMENT_NAME_BYTES];
         const char *value = value_in_help(setting);
         int n = fprintf(stream, "  --%s%s%s%s", on ? "[no-]" : "", setting->name, *value ? " " : "",
@@ -386,8 +405,8 @@ void sp_settings_print_help(FILE *stream, const sp_setting *settings, size_t n_s
             n = 0;
         }
         fprintf(stream, "%*s%s", HELP_COLUMN - n, "", setting->help);
-        if (setting->default_text && setting->default_text[0])
-            fprintf(stream, " [%s]", setting->default_text);
+        if (*shown)
+            fprintf(stream, " [%s]", shown);
         if (!setting->flag_only) {
             environment_name(setting, name);
             fprintf(stream, " (%s)", name);
