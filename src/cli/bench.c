@@ -281,8 +281,9 @@ static int64_t kv_tokens_wanted(const step_bench *bench)
     return most;
 }
 
-static int run_step_bench(step_bench *bench)
+static int run_step_bench(void *memory)
 {
+    step_bench *bench = memory;
     sp_error error = {0};
     bool usage = true;
     sp_status status = parse_row_counts(bench, &error);
@@ -306,29 +307,49 @@ static int run_step_bench(step_bench *bench)
     return SP_EXIT_DONE;
 }
 
+static void close_step_bench(void *memory)
+{
+    step_bench *bench = memory;
+
+    sp_engine_close(bench->engine);
+}
+
 static int bench_step(int argc, char **argv)
 {
-    step_bench *bench = sp_calloc(1, sizeof *bench);
+    static const sp_bench_verb verb = {
+        .usage = "usage: sidepath bench step --model DIR [--adapter NAME=DIR]... [FLAGS]\n",
+        .rows = own_rows,
+        .n_rows = sizeof own_rows / sizeof own_rows[0],
+        .bytes = sizeof(step_bench),
+        .run = run_step_bench,
+        .close = close_step_bench,
+    };
+
+    return sp_bench_main(&verb, argc, argv);
+}
+
+int sp_bench_main(const sp_bench_verb *verb, int argc, char **argv)
+{
+    void *bench = sp_calloc(1, verb->bytes);
     size_t n_rows;
-    sp_setting *rows =
-        sp_run_settings_join(own_rows, sizeof own_rows / sizeof own_rows[0], &n_rows);
+    sp_setting *rows = sp_run_settings_join(verb->rows, verb->n_rows, &n_rows);
     sp_error error;
     int code = SP_EXIT_DONE;
 
     if (!rows || !bench) {
-        code = SP_EXIT_FAILED;
+        sp_fail_memory(&error, verb->bytes, "the benchmark");
+        code = sp_cli_fail("bench", &error);
     } else if (sp_cli_wants_help(argc, argv)) {
-        puts("usage: sidepath bench step --model DIR [--adapter NAME=DIR]... [FLAGS]\n");
+        puts(verb->usage);
         sp_settings_print_help(stdout, rows, n_rows);
-    } else if (sp_settings_parse(rows, n_rows, argc, argv, &bench->settings, NULL, &error) !=
-               SP_OK) {
+    } else if (sp_settings_parse(rows, n_rows, argc, argv, bench, NULL, &error) != SP_OK) {
         code = sp_cli_usage("bench", &error);
     } else {
-        code = run_step_bench(bench);
-        sp_settings_free_lists(rows, n_rows, &bench->settings, NULL);
+        code = verb->run(bench);
+        sp_settings_free_lists(rows, n_rows, bench, NULL);
     }
     if (bench)
-        sp_engine_close(bench->engine);
+        verb->close(bench);
     sp_free(bench);
     sp_free(rows);
     return code;

@@ -2,7 +2,7 @@
 #ifndef SP_CLI_BENCH_H
 #define SP_CLI_BENCH_H
 
-#include <sidepath/status.h>
+#include "base/settings.h"
 
 #include <stdio.h>
 
@@ -17,6 +17,19 @@ sp_status sp_bench_read_bandwidth(int32_t threads, double *out_bytes_per_second,
 
 /* "machine": {...}, without a comma behind it. */
 void sp_bench_print_machine(FILE *stream);
+
+/* A measurement that opens an engine: its settings are the run's and its own. */
+typedef struct sp_bench_verb {
+    const char *usage;      /* above the flags in its help */
+    const sp_setting *rows; /* [n_rows] its own */
+    size_t n_rows;
+    size_t bytes; /* of its state, which begins with the settings, and those with sp_run_settings */
+    int (*run)(void *state); /* an exit status; its errors are printed */
+    void (*close)(void *state);
+} sp_bench_verb;
+
+/* Parses the flags into a zeroed state and runs it, or prints its help. */
+int sp_bench_main(const sp_bench_verb *verb, int argc, char **argv);
 
 /* `bench delta` */
 int sp_bench_delta(int argc, char **argv);

@@ -600,8 +600,9 @@ static sp_status choose_adapter(load_bench *bench, sp_error *error)
     return SP_OK;
 }
 
-static int run_load_bench(load_bench *bench)
+static int run_load_bench(void *memory)
 {
+    load_bench *bench = memory;
     int32_t threads = usable_threads(bench);
     sp_error error = {0};
     sp_status status = choose_adapter(bench, &error);
@@ -622,32 +623,25 @@ static int run_load_bench(load_bench *bench)
     return SP_EXIT_DONE;
 }
 
+static void close_load_bench(void *memory)
+{
+    load_bench *bench = memory;
+
+    sp_free(bench->name_memory);
+}
+
 int sp_bench_load(int argc, char **argv)
 {
-    load_bench *bench = sp_calloc(1, sizeof *bench);
-    size_t n_rows;
-    sp_setting *rows =
-        sp_run_settings_join(own_rows, sizeof own_rows / sizeof own_rows[0], &n_rows);
-    sp_error error;
-    int code = SP_EXIT_DONE;
+    static const sp_bench_verb verb = {
+        .usage = "usage: sidepath bench load --model DIR --adapter NAME=DIR [--adapter NAME=DIR] "
+                 "[FLAGS]\n\nThe first adapter is loaded again and again, rows of the second run "
+                 "beside it.\n",
+        .rows = own_rows,
+        .n_rows = sizeof own_rows / sizeof own_rows[0],
+        .bytes = sizeof(load_bench),
+        .run = run_load_bench,
+        .close = close_load_bench,
+    };
 
-    if (!rows || !bench) {
-        code = SP_EXIT_FAILED;
-    } else if (sp_cli_wants_help(argc, argv)) {
-        puts("usage: sidepath bench load --model DIR --adapter NAME=DIR [--adapter NAME=DIR] "
-             "[FLAGS]\n\nThe first adapter is loaded again and again, rows of the second run "
-             "beside it.\n");
-        sp_settings_print_help(stdout, rows, n_rows);
-    } else if (sp_settings_parse(rows, n_rows, argc, argv, &bench->settings, NULL, &error) !=
-               SP_OK) {
-        code = sp_cli_usage("bench", &error);
-    } else {
-        code = run_load_bench(bench);
-        sp_settings_free_lists(rows, n_rows, &bench->settings, NULL);
-    }
-    if (bench)
-        sp_free(bench->name_memory);
-    sp_free(bench);
-    sp_free(rows);
-    return code;
+    return sp_bench_main(&verb, argc, argv);
 }
