@@ -3,7 +3,7 @@
  * clock of steps, with everything around them random. Nothing is computed: a model remembers what
  * every KV page would hold, and every slot is compared with the adapter that a row expects.
  *
- *     test_rotation_sim [FIRST_SEED N_SEEDS]      without arguments: seeds 1 .. 150
+ *     test_rotation_sim [FIRST_SEED N_SEEDS]      without arguments: seeds 1 .. 500
  *
  * A failing seed prints the line that replays it.
  */
@@ -12,10 +12,10 @@
 #include "engine/scheduler.h"
 #include "pool/image.h"
 #include "support/hand.h"
+#include "support/seeds.h"
 #include "support/test.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define N_NAMES       5
@@ -423,21 +423,20 @@ static void live(uint64_t seed)
     SIM_CHECK(sp_alloc_bytes() == bytes);
 }
 
-static uint64_t first_seed = 1, n_seeds = 150;
+static seed_range seeds;
 
 static void test_random_lives(void **state)
 {
     (void)state;
-    for (uint64_t i = 0; i < n_seeds; i++)
-        live(first_seed + i);
+    seeds_run(&seeds, live);
     print_message("seeds %llu..%llu: finished %llu, failed %llu, rotations %llu, preemptions %llu, "
                   "tokens saved %llu, images evicted %llu, longest life %llu steps\n",
-                  (unsigned long long)first_seed, (unsigned long long)(first_seed + n_seeds - 1),
+                  (unsigned long long)seeds.first, (unsigned long long)(seeds.first + seeds.n - 1),
                   (unsigned long long)seen.finished, (unsigned long long)seen.failed,
                   (unsigned long long)seen.rotations, (unsigned long long)seen.preemptions,
                   (unsigned long long)seen.saved, (unsigned long long)seen.evicted,
                   (unsigned long long)seen.age_max);
-    if (n_seeds < 100)
+    if (!seeds_are_many(&seeds))
         return;
     assert_true(seen.finished > 0 && seen.failed > 0 && seen.rotations > 0);
     assert_true(seen.preemptions > seen.rotations && seen.saved > 0 && seen.evicted > 0);
@@ -447,9 +446,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_lives)};
 
-    if (argc == 3) {
-        first_seed = strtoull(argv[1], NULL, 10);
-        n_seeds = strtoull(argv[2], NULL, 10);
-    }
+    seeds = seeds_of(argc, argv, 500);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

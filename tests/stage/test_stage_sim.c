@@ -13,12 +13,12 @@
 #include "base/error.h"
 #include "pool/image.h"
 #include "support/hand.h"
+#include "support/seeds.h"
 #include "support/test.h"
 
 #include <sidepath/stage.h>
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define N_NAMES       8
@@ -709,14 +709,14 @@ static void live(uint64_t seed)
     SIM_CHECK(sp_alloc_bytes() == bytes && sp_alloc_blocks() == blocks);
 }
 
-static uint64_t first_seed = 1, n_seeds = 500;
+static seed_range seeds;
 
 static void print_seen(void)
 {
     print_message("seeds %llu..%llu: loads %llu, failed %llu, shared %llu, POOL_FULL %llu, host "
                   "cache full %llu, pinned for good %llu, content changed %llu, preempted %llu, "
                   "cancelled %llu, longest wait %llu steps\n",
-                  (unsigned long long)first_seed, (unsigned long long)(first_seed + n_seeds - 1),
+                  (unsigned long long)seeds.first, (unsigned long long)(seeds.first + seeds.n - 1),
                   (unsigned long long)seen.loads_ok, (unsigned long long)seen.loads_failed,
                   (unsigned long long)seen.shared, (unsigned long long)seen.pool_full,
                   (unsigned long long)seen.host_full, (unsigned long long)seen.pinned_for_good,
@@ -727,10 +727,9 @@ static void print_seen(void)
 static void test_random_lives(void **state)
 {
     (void)state;
-    for (uint64_t i = 0; i < n_seeds; i++)
-        live(first_seed + i);
+    seeds_run(&seeds, live);
     print_seen();
-    if (n_seeds < 100)
+    if (!seeds_are_many(&seeds))
         return;
     assert_true(seen.loads_ok > 0 && seen.loads_failed > 0 && seen.shared > 0);
     assert_true(seen.pool_full > 0 && seen.host_full > 0 && seen.pinned_for_good > 0);
@@ -742,9 +741,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_lives)};
 
-    if (argc == 3) {
-        first_seed = strtoull(argv[1], NULL, 10);
-        n_seeds = strtoull(argv[2], NULL, 10);
-    }
+    seeds = seeds_of(argc, argv, 500);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
