@@ -47,24 +47,12 @@ static const variant variants[] = {
     {"three slots", 2, 0, 2, 256, N_OTHERS, 3, 0, false},
 };
 
-static void fill_prompt(sp_test_random *random, int32_t *tokens, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++)
-        tokens[i] = (int32_t)sp_test_below(random, VOCAB);
-}
-
 static sp_engine *open_engine(const variant *v, sp_dtype precision, const char *only)
 {
     sp_engine_adapter adapters[N_ADAPTERS];
     sp_engine_options options;
-    size_t n = 0;
+    size_t n = engine_run_turn(names, paths, N_ADAPTERS, v->order, only, adapters);
 
-    for (int32_t i = 0; i < N_ADAPTERS; i++) {
-        int32_t a = (i + v->order) % N_ADAPTERS;
-
-        if (!only || strcmp(only, names[a]) == 0)
-            adapters[n++] = (sp_engine_adapter){names[a], paths[a]};
-    }
     sp_engine_options_default(&options);
     options.model_dir = MODEL;
     options.precision = precision;
@@ -83,15 +71,9 @@ static engine_run run_reference(const char *adapter, const int32_t *prompt, sp_d
 {
     static const variant plain = {"reference", 0, 0, 1, 256, 0, 1, 0, false};
     sp_engine *engine = open_engine(&plain, precision, adapter ? adapter : "none");
-    engine_run run = engine_run_init(adapter, prompt, PROMPT, MAX_TOKENS);
-    engine_run *list[1] = {&run};
+    engine_run run = engine_run_alone(engine, adapter, prompt, PROMPT, MAX_TOKENS, true);
 
-    run.keep_logits = true;
-    run.request.ignore_eos = true;
-    engine_run_submit(engine, &run);
-    engine_run_all(engine, list, 1);
     assert_int_equal(run.n_logits, PROMPT + MAX_TOKENS - 1);
-    sp_engine_close(engine);
     return run;
 }
 
@@ -129,7 +111,7 @@ static void run_variant(const variant *v, const engine_run *references,
             int32_t length = 1 + (int32_t)sp_test_below(random, PROMPT);
 
             adapter = other < N_ADAPTERS ? names[other] : NULL;
-            fill_prompt(random, tokens, length);
+            engine_run_fill_prompt(random, tokens, length, VOCAB);
             runs[n] = engine_run_init(adapter, tokens, length, 1 + (int32_t)(other * 3));
         }
         runs[n].request.ignore_eos = true;
@@ -166,7 +148,7 @@ static void check_precision(sp_dtype precision)
     size_t blocks;
 
     for (int32_t a = 0; a <= N_ADAPTERS; a++) {
-        fill_prompt(&random, prompts[a], PROMPT);
+        engine_run_fill_prompt(&random, prompts[a], PROMPT, VOCAB);
         references[a] = run_reference(a < N_ADAPTERS ? names[a] : NULL, prompts[a], precision);
     }
     blocks = sp_alloc_blocks();
@@ -240,7 +222,7 @@ static void scale_0_and_no_apply_are_the_base(void **state)
     engine_run base;
 
     (void)state;
-    fill_prompt(&random, prompt, PROMPT);
+    engine_run_fill_prompt(&random, prompt, PROMPT, VOCAB);
     base = run_reference(NULL, prompt, SP_DTYPE_BF16);
     check_is_base(&plain, 0.0f, &base, prompt);
     check_is_base(&lever, 1.0f, &base, prompt);
@@ -369,7 +351,7 @@ static void check_same_as_plain(const char *directory)
     sp_test_random random = {37};
     int32_t prompt[PROMPT];
 
-    fill_prompt(&random, prompt, PROMPT);
+    engine_run_fill_prompt(&random, prompt, PROMPT, VOCAB);
     prompt[3] = 17; /* one of the trained tokens below */
     for (const char *const *level = sp_kernels_levels(); *level; level++)
         for (int p = 0; p < 2; p++) {

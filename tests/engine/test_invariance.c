@@ -49,24 +49,12 @@ static const variant variants[] = {
     {"preempted", 0, 0, 0, 2, 4, 256, 2, 112, true},
 };
 
-static void fill_prompt(sp_test_random *random, int32_t *tokens, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++)
-        tokens[i] = (int32_t)sp_test_below(random, VOCAB);
-}
-
 static sp_engine *open_engine(const variant *v, sp_dtype precision, const char *only)
 {
     sp_engine_adapter adapters[N_ADAPTERS];
     sp_engine_options options;
-    size_t n = 0;
+    size_t n = engine_run_turn(names, paths, N_ADAPTERS, v->order, only, adapters);
 
-    for (int32_t i = 0; i < N_ADAPTERS; i++) {
-        int32_t a = (i + v->order) % N_ADAPTERS;
-
-        if (!only || strcmp(only, names[a]) == 0)
-            adapters[n++] = (sp_engine_adapter){names[a], paths[a]};
-    }
     sp_engine_options_default(&options);
     options.model_dir = SP_TEST_DEMO "/base";
     options.precision = precision;
@@ -85,14 +73,9 @@ static engine_run run_reference(const char *adapter, const int32_t *prompt, sp_d
 {
     static const variant plain = {"reference", 0, 0, 0, 1, 16, 256, 0, 4096, false};
     sp_engine *engine = open_engine(&plain, precision, adapter ? adapter : "none");
-    engine_run run = engine_run_init(adapter, prompt, PROMPT, MAX_TOKENS);
-    engine_run *list[1] = {&run};
+    engine_run run = engine_run_alone(engine, adapter, prompt, PROMPT, MAX_TOKENS, false);
 
-    run.keep_logits = true;
-    engine_run_submit(engine, &run);
-    engine_run_all(engine, list, 1);
     assert_int_equal(run.n_logits, PROMPT + MAX_TOKENS - 1);
-    sp_engine_close(engine);
     return run;
 }
 
@@ -122,7 +105,7 @@ static void run_variant(const variant *v, const engine_run *reference, const cha
             /* Two that grow from 31 to 60 tokens push a third out of 28 pages of 4. */
             if (v->must_preempt)
                 length = n_new = 30;
-            fill_prompt(random, prompts[i], length);
+            engine_run_fill_prompt(random, prompts[i], length, VOCAB);
             runs[i] = engine_run_init(other < N_ADAPTERS ? names[other] : NULL, prompts[i], length,
                                       n_new);
         }
@@ -150,7 +133,7 @@ static void check_precision(sp_dtype precision)
         int32_t prompt[PROMPT];
         engine_run reference;
 
-        fill_prompt(&random, prompt, PROMPT);
+        engine_run_fill_prompt(&random, prompt, PROMPT, VOCAB);
         reference = run_reference(adapter, prompt, precision);
         for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
             run_variant(&variants[i], &reference, adapter, prompt, precision, &random);
@@ -178,7 +161,7 @@ static void test_adapters_differ_from_the_base(void **state)
     engine_run runs[N_ADAPTERS + 1];
 
     (void)state;
-    fill_prompt(&random, prompt, PROMPT);
+    engine_run_fill_prompt(&random, prompt, PROMPT, VOCAB);
     for (int32_t a = 0; a <= N_ADAPTERS; a++)
         runs[a] = run_reference(a < N_ADAPTERS ? names[a] : NULL, prompt, SP_DTYPE_BF16);
     for (int32_t a = 0; a <= N_ADAPTERS; a++)
@@ -200,7 +183,7 @@ static void test_request_scale(void **state)
     engine_run *list[4];
 
     (void)state;
-    fill_prompt(&random, prompt, PROMPT);
+    engine_run_fill_prompt(&random, prompt, PROMPT, VOCAB);
     for (int32_t i = 0; i < 4; i++) {
         runs[i] = engine_run_init(i == 3 ? NULL : "csource", prompt, PROMPT, MAX_TOKENS);
         runs[i].request.lora_scale = (float)i;

@@ -1,7 +1,6 @@
 #include "support/engine_run.h"
 
 #include "base/alloc.h"
-#include "support/test.h"
 
 #include <string.h>
 
@@ -139,6 +138,40 @@ sp_engine *engine_run_open(const sp_engine_options *options, const sp_engine_ada
 
     assert_ok(sp_engine_open(options, adapters, n_adapters, &engine, &error), &error);
     return engine;
+}
+
+size_t engine_run_turn(const char *const *names, const char *const *paths, int32_t n, int32_t first,
+                       const char *only, sp_engine_adapter *out_adapters)
+{
+    size_t n_taken = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        int32_t a = (i + first) % n;
+
+        if (!only || strcmp(only, names[a]) == 0)
+            out_adapters[n_taken++] = (sp_engine_adapter){names[a], paths[a]};
+    }
+    return n_taken;
+}
+
+void engine_run_fill_prompt(sp_test_random *random, int32_t *tokens, int32_t n, int32_t vocab)
+{
+    for (int32_t i = 0; i < n; i++)
+        tokens[i] = (int32_t)sp_test_below(random, (uint32_t)vocab);
+}
+
+engine_run engine_run_alone(sp_engine *engine, const char *adapter, const int32_t *tokens,
+                            int32_t n_tokens, int32_t max_tokens, bool ignore_eos)
+{
+    engine_run run = engine_run_init(adapter, tokens, n_tokens, max_tokens);
+    engine_run *list[1] = {&run};
+
+    run.keep_logits = true;
+    run.request.ignore_eos = ignore_eos;
+    engine_run_submit(engine, &run);
+    engine_run_all(engine, list, 1);
+    sp_engine_close(engine);
+    return run;
 }
 
 void engine_run_assert_same(const engine_run *a, const engine_run *b)

@@ -7,6 +7,8 @@
 
 #include "base/text.h"
 
+#include "support/test.h"
+
 #include <sidepath/engine.h>
 
 /* The logprob of one token, prompt tokens first, with the best ids beside it. */
@@ -47,6 +49,18 @@ bool engine_run_step(sp_engine *engine, engine_run **runs, size_t n_runs);
 /* Opens an engine for fixture or demo models; any failure fails the test. */
 sp_engine *engine_run_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
                            size_t n_adapters);
+
+/* The adapters from number `first` on, round about; with `only`, that one alone. Returns how many.
+ */
+size_t engine_run_turn(const char *const *names, const char *const *paths, int32_t n, int32_t first,
+                       const char *only, sp_engine_adapter *out_adapters);
+
+/* n random ids below `vocab`. */
+void engine_run_fill_prompt(sp_test_random *random, int32_t *tokens, int32_t n, int32_t vocab);
+
+/* Runs one request alone, keeping its logits, and closes the engine. */
+engine_run engine_run_alone(sp_engine *engine, const char *adapter, const int32_t *tokens,
+                            int32_t n_tokens, int32_t max_tokens, bool ignore_eos);
 
 /* Fails the test unless both gave the same tokens, text and logits, byte for byte. */
 void engine_run_assert_same(const engine_run *a, const engine_run *b);
