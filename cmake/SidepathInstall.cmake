@@ -55,3 +55,13 @@ configure_file(${CMAKE_SOURCE_DIR}/cmake/sidepath-engine.pc.in
                ${CMAKE_BINARY_DIR}/sidepath-engine.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/sidepath.pc ${CMAKE_BINARY_DIR}/sidepath-engine.pc
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# The unit names the program by its path, which is known when it is installed.
+install(FILES ${CMAKE_SOURCE_DIR}/docs/OPERATIONS.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(CODE "
+  file(READ \"${CMAKE_SOURCE_DIR}/tools/sidepath.service.in\" unit)
+  string(REPLACE @BINDIR@ \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\" unit \"\${unit}\")
+  string(REPLACE @DOCDIR@ \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DOCDIR}\" unit \"\${unit}\")
+  file(WRITE \"${CMAKE_BINARY_DIR}/sidepath.service\" \"\${unit}\")
+  file(INSTALL DESTINATION \"\${CMAKE_INSTALL_PREFIX}/lib/systemd/system\" TYPE FILE
+       FILES \"${CMAKE_BINARY_DIR}/sidepath.service\")")

@@ -5,4 +5,9 @@ if(NOT SIDEPATH_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
                    ${CMAKE_C_COMPILER} ${CMAKE_BINARY_DIR} ${CMAKE_SOURCE_DIR}
                    ${CMAKE_CURRENT_BINARY_DIR}/install_scratch)
   set_tests_properties(install PROPERTIES LABELS quick TIMEOUT 300)
+  add_test(NAME install_unit
+           COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/install/check_unit.sh ${CMAKE_COMMAND}
+                   ${CMAKE_BINARY_DIR} ${CMAKE_CURRENT_BINARY_DIR}/unit_scratch)
+  set_tests_properties(install_unit PROPERTIES LABELS quick TIMEOUT 120 SKIP_RETURN_CODE 77
+                                               RUN_SERIAL ON)
 endif()

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from serving import JSON, get, post, run_checks, serving, until, ADAPTERS
+from serving import JSON, ROOT, get, post, run_checks, serving, until, ADAPTERS
 
 
 def value_of(text, series):
@@ -92,6 +92,21 @@ def promtool_agrees(text):
     assert all(line.startswith("vllm:") and "contain ':'" in line for line in lines), lines
 
 
+def documents_agree(text):
+    """docs/OPERATIONS.md explains every family and no other; the rules use families that exist."""
+    families = set(re.findall(r"^# TYPE (\S+)", text, re.M))
+    explained = set(re.findall(r"`((?:sidepath_|vllm:)[a-z_]+)`",
+                               (ROOT / "docs/OPERATIONS.md").read_text()))
+    assert families == explained, (families ^ explained)
+    rules = (ROOT / "docs/alerts.yml").read_text()
+    used = set(re.findall(r"\b(sidepath_[a-z_]+)", rules))
+    parts = {family + end for family in families for end in ("", "_bucket", "_sum", "_count")}
+    assert used and used <= parts, used - parts
+    if shutil.which("promtool"):
+        subprocess.run(["promtool", "check", "rules", str(ROOT / "docs/alerts.yml")], check=True,
+                       stdout=subprocess.DEVNULL)
+
+
 def digest_of(text):
     return "'sha256-%s'" % base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
@@ -121,6 +136,7 @@ def check_metrics_and_page(binary):
         counts_are_right(server)
         running_ones_are_listed(server)
         promtool_agrees(metrics_of(server))
+        documents_agree(metrics_of(server))
         page_is_locked(server)
 
 
