@@ -105,6 +105,7 @@ static int run_verb(serve_settings *settings)
     /* Before any thread starts: they inherit it. */
     sigprocmask(SIG_BLOCK, &ending, NULL);
     signal(SIGPIPE, SIG_IGN);
+    settings->server.model_dir = settings->run.model;
     settings->run.adapter_loading = true;
     settings->run.adapter_refused = report_refused;
     settings->run.adapter_refused_user = &refusals;

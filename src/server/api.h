@@ -7,6 +7,7 @@
 #define SP_SERVER_API_H
 
 #include "base/json.h"
+#include "chat/chat.h"
 #include "server/driver.h"
 #include "server/http.h"
 #include "server/keys.h"
@@ -22,9 +23,11 @@ typedef struct sp_api {
     const sp_engine *engine; /* for what never changes: text, shape, the base's name */
     sp_driver *driver;
     sp_keys *api_keys, *admin_keys; /* NULL: none are asked for */
-    int64_t started_s;              /* Unix time */
-    uint64_t started_ns;            /* sp_clock_ns */
-    uint64_t instance;              /* random: makes ids of answers unique over restarts */
+    sp_chat *chat;       /* NULL: the model has no template that could be used, because of */
+    sp_error chat_error; /* this */
+    int64_t started_s;   /* Unix time */
+    uint64_t started_ns; /* sp_clock_ns */
+    uint64_t instance;   /* random: makes ids of answers unique over restarts */
     atomic_ullong n_calls;
     uint64_t http_codes[SP_HTTP_CODES]; /* the HTTP thread's: answers by status */
     atomic_bool draining;

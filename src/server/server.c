@@ -25,6 +25,8 @@ const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
      false},
     {"adapter-dir", SP_SETTING_STRING, FIELD(adapter_dir), "", 0, 0, NULL, "DIR",
      "adapters that requests may name by their folder, and clients may load", false},
+    {"chat-template", SP_SETTING_STRING, FIELD(chat_template), "", 0, 0, NULL, "FILE",
+     "a Jinja template for chat; default: the model's own", false},
     {"adapter-routes", SP_SETTING_BOOL, FIELD(adapter_routes), "true", 0, 0, NULL, NULL,
      "let clients load, unload and activate adapters", false},
     {"api-key-file", SP_SETTING_STRING, FIELD(api_key_file), "", 0, 0, NULL, "FILE",
@@ -102,6 +104,16 @@ static sp_status open_keys(sp_api *api, sp_error *error)
     return status;
 }
 
+/* Without a template everything else is served, and chat says why it is not. */
+static void open_chat(sp_api *api)
+{
+    const sp_server_settings *settings = api->settings;
+    const char *file = ABSENT(settings->chat_template) ? NULL : settings->chat_template;
+
+    if (sp_chat_open(settings->model_dir, file, api->engine, &api->chat, &api->chat_error) != SP_OK)
+        api->chat = NULL;
+}
+
 static sp_status start_http(sp_server *server, sp_error *error)
 {
     const sp_server_settings *settings = server->api.settings;
@@ -132,6 +144,7 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
     };
     sp_status status = open_keys(&server->api, error);
 
+    open_chat(&server->api);
     if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);
     if (status == SP_OK)
@@ -203,6 +216,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
     }
     sp_http_stop(server->http);
     sp_driver_destroy(server->api.driver);
+    sp_chat_close(server->api.chat);
     sp_keys_close(server->api.api_keys);
     sp_keys_close(server->api.admin_keys);
     sp_free(server);

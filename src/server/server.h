@@ -7,8 +7,10 @@
  *     http.h, http_mhd.c        connections and limits; no JSON
  *     routes.c                  which path and method means which handler; keys; the access log
  *     api.h, api.c              what handlers share: a call, errors as JSON, waiting for a task
- *     completion_request.c, sampling_fields.c   bytes to a checked request, without I/O (fuzzed)
- *     route_completions.c, completion_answer.c  a request through the engine, and its answer
+ *     completion_request.c, chat_request.c, request_fields.c
+ *                               bytes to a checked request, without I/O (fuzzed)
+ *     route_completions.c, route_chat.c, reply.c, logprob_text.c
+ *                               a request through the engine, and its answer
  *     route_models.c, route_text.c, route_adapters.c, route_status.c   the other routes
  *     adapter_dir.c, keys.c     what clients may load, and who may ask
  *     task.h, generation.h, adapter_task.h      what crosses between the two threads
@@ -30,13 +32,14 @@ typedef struct sp_server sp_server;
 
 /* What `sidepath serve` adds to the settings of every verb that runs a model. */
 typedef struct sp_server_settings {
-    const char *host, *adapter_dir, *api_key_file, *admin_key_file;
+    const char *model_dir; /* set by the verb, no flag: where the chat template is */
+    const char *host, *adapter_dir, *api_key_file, *admin_key_file, *chat_template;
     int64_t port, connections, connections_per_address, header_bytes, body_bytes, queue,
         idle_timeout_s, receive_timeout_s, send_timeout_s, request_timeout_s, shutdown_timeout_s;
     bool adapter_routes, access_log;
 } sp_server_settings;
 
-#define SP_SERVER_SETTINGS_COUNT 17
+#define SP_SERVER_SETTINGS_COUNT 18
 /* Rows whose offsets count from the beginning of an sp_server_settings. */
 extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
 
