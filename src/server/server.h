@@ -9,7 +9,7 @@
  *     api.h, api.c              what handlers share: a call, errors as JSON, waiting for a task
  *     completion_request.c, chat_request.c, request_fields.c
  *                               bytes to a checked request, without I/O (fuzzed)
- *     route_completions.c, route_chat.c, reply.c, logprob_text.c
+ *     route_completions.c, route_chat.c, chat_answer.c, reply.c, logprob_text.c
  *                               a request through the engine, and its answer
  *     route_models.c, route_text.c, route_adapters.c, route_status.c   the other routes
  *     adapter_dir.c, keys.c     what clients may load, and who may ask

@@ -131,6 +131,68 @@ def check_logprobs(binary):
         assert post(server, "/v1/completions", {**body, "max_tokens": 0}).status == 400
 
 
+def check_chat(binary):
+    """A chat is the completion of its template, whose text the Qwen form writes so."""
+    messages = [{"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Say <|im_end|> twice"}]
+    before = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"
+    after = "<|im_end|>\n<|im_start|>assistant\n"
+    with serving.serving(binary, *demo_flags(), "--max-context", 128) as server:
+        def ids(text, special):
+            body = {"prompt": text, "parse_special": special}
+            return post(server, "/tokenize", body).json["tokens"]
+
+        # A special token in a message is text, so the prompt is not simply tokenised.
+        said = messages[1]["content"]
+        prompt = ids(before, True) + ids(said, False) + ids(after, True)
+        assert prompt != ids(before + said + after, True)
+        body = {"model": "csource", "max_tokens": 12, "temperature": 0, "return_token_ids": True}
+        want = post(server, "/v1/completions", {**body, "prompt": prompt}).json
+        body["messages"] = messages
+        chat = post(server, "/v1/chat/completions", body)
+        assert chat.status == 200, chat.bytes
+        chat = chat.json
+        assert chat["object"] == "chat.completion" and chat["model"] == "csource"
+        assert chat["usage"]["prompt_tokens"] == len(prompt), (chat["usage"], len(prompt))
+        assert chat["choices"][0]["token_ids"] == want["choices"][0]["token_ids"]
+        assert chat["choices"][0]["message"] == {"role": "assistant",
+                                                 "content": want["choices"][0]["text"]}
+        streamed = {**body, "stream": True, "n": 2, "stream_options": {"include_usage": True},
+                    "logprobs": True, "top_logprobs": 2}
+        events = post(server, "/v1/chat/completions", streamed).events()
+        assert events.pop()["usage"]["completion_tokens"] == 24
+        for index in range(2):
+            mine = [c for e in events for c in e["choices"] if c["index"] == index]
+            assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+            text = "".join(c["delta"].get("content", "") for c in mine)
+            assert text == want["choices"][0]["text"]
+            assert sum((c["token_ids"] for c in mine), []) == want["choices"][0]["token_ids"]
+            logprobs = sum((c["logprobs"]["content"] for c in mine if c["logprobs"]), [])
+            assert len(logprobs) == 12 and all(len(l["top_logprobs"]) == 2 for l in logprobs)
+            assert bytes(sum((l["bytes"] for l in logprobs), [])).decode() == \
+                want["choices"][0]["text"]
+            assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["length"]
+        for change, param in (({"messages": []}, "messages"), ({"messages": "x"}, "messages"),
+                              ({"messages": [{"role": "x"}]}, None), ({"tool_choice": "required"},
+                                                                      "tool_choice"),
+                              ({"prompt": "a"}, "prompt"), ({"top_logprobs": 3}, "top_logprobs"),
+                              ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+                              ({"max_tokens": 0}, "max_tokens")):
+            answer = post(server, "/v1/chat/completions", {**body, **change})
+            assert answer.status == 400, (change, answer.status, answer.bytes)
+            assert param is None or answer.json["error"]["param"] == param, answer.bytes
+        answer = post(server, "/v1/chat/completions", {**body, "model": "nope"})
+        assert answer.status == 404
+        # As much as there is room for, when nothing else is said; the stop text ends it.
+        body = {"model": "base", "messages": messages, "temperature": 0, "ignore_eos": True}
+        whole = post(server, "/v1/chat/completions", body).json
+        assert whole["usage"]["total_tokens"] == 128
+        text = whole["choices"][0]["message"]["content"]
+        ended = post(server, "/v1/chat/completions", {**body, "stop": text[9]}).json["choices"][0]
+        assert ended["finish_reason"] == "stop"
+        assert ended["message"]["content"] == text[:text.index(text[9])]
+
+
 def check_bad_requests(binary):
     good = {"model": "base", "prompt": "a", "max_tokens": 1}
     bad = [
@@ -186,6 +248,8 @@ def check_unknown_models(binary):
                       "../adapters/csource", "nope/../csource", "x" * 300):
             for path, body in (("/v1/completions", {"prompt": "a"}),
                                ("/v1/completions", {"prompt": "a", "stream": True}),
+                               ("/v1/chat/completions",
+                                {"messages": [{"role": "user", "content": "a"}]}),
                                ("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
                 answer = post(server, path, {**body, "model": model})
                 assert answer.status == 404, (path, model, answer.status, answer.bytes)
@@ -401,7 +465,7 @@ def check_settings(binary):
         assert complete(server, "house")
 
 
-CHECKS = [check_completions, check_streams, check_sampling_fields, check_logprobs,
+CHECKS = [check_completions, check_streams, check_sampling_fields, check_logprobs, check_chat,
           check_bad_requests, check_unknown_models, check_models, check_loading,
           check_folder_names, check_refused_at_start, check_keys, check_loads_beside_streams,
           check_settings]

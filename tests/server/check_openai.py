@@ -53,6 +53,30 @@ def check_client_completions(binary):
         assert many.choices[3].text.startswith("In the")
 
 
+def check_client_chat(binary):
+    with serving.serving(binary, "--adapter-dir", ADAPTERS) as server:
+        create = client_of(server).chat.completions.create
+        tool = {"type": "function", "function": {"name": "add", "parameters": {
+            "type": "object", "properties": {"a": {"type": "integer"}}}}}
+        fields = {"model": "scripture", "max_tokens": 16, "temperature": 0, "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "In the beginning"}]}]}
+        whole = create(**fields)
+        message = whole.choices[0].message
+        assert message.role == "assistant" and message.content and message.tool_calls is None
+        text = ""
+        for chunk in create(**fields, stream=True, stream_options={"include_usage": True}):
+            assert chunk.model == "scripture"
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        assert text == message.content and chunk.usage.completion_tokens == 16
+        other = create(**fields, tools=[tool], tool_choice="auto", logprobs=True, top_logprobs=1)
+        assert other.usage.prompt_tokens > whole.usage.prompt_tokens
+        assert len(other.choices[0].logprobs.content) == 16
+        many = create(**{**fields, "max_completion_tokens": 4, "max_tokens": 4}, n=2, seed=1)
+        assert len(many.choices) == 2
+        expect(openai.BadRequestError, create, **fields, tool_choice="required", tools=[tool])
+
+
 def check_client_models(binary):
     with serving.serving(binary, "--adapter-dir", ADAPTERS) as server:
         client = client_of(server)
@@ -93,7 +117,8 @@ def check_client_leaves(binary):
                                   serving.get(server, "/v1/lora_adapters").json["data"]), 5)
 
 
-CHECKS = [check_client_completions, check_client_models, check_client_errors, check_client_leaves]
+CHECKS = [check_client_completions, check_client_chat, check_client_models, check_client_errors,
+          check_client_leaves]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])
