@@ -2,16 +2,20 @@
  * bench_kernels.c: gemm_nt against the machine's own limits, measured in the same run.
  *
  *     bench_kernels [--level L] [--threads N] [--rows 1,4,…] [--repeats N] [--commit TEXT]
+ *                   [--peer onednn]
  *
  * Weights are cold: each repeat takes the next of several copies that together exceed every cache,
  * and right before it a plain loop reads another copy, so that the ratio is between neighbours in
- * time. Prints one JSON object; the medians count.
+ * time. Prints one JSON object; the medians count. With --peer onednn every run is followed by one
+ * of oneDNN on cold weights of its own, which it has reordered as it likes; `over_peer` is its
+ * median time over ours, null where it has no BF16.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/half.h"
 #include "base/text.h"
 #include "bench/bench_machine.h"
+#include "bench/peer_onednn.h"
 #include "kernels/gemm.h"
 
 #include <stdbool.h>
@@ -24,6 +28,7 @@
 #define FILL_BYTES   ((size_t)32 << 20) /* of distinct random weights, repeated */
 #define REPEATS_MAX  101
 #define ROWS_LIST    32
+#define PEER_COPIES  16
 #define PIECE_ROWS   1024 /* of the largest batch */
 
 typedef struct bench {
@@ -32,6 +37,7 @@ typedef struct bench {
     const char *level, *commit, *rows_text;
     int32_t threads;
     int repeats;
+    bool with_peer;
     char *weights; /* copies one behind another */
     uint16_t *x;   /* bf16 [1024, k] */
     uint16_t *y;   /* bf16 [1024, n] */
@@ -88,18 +94,25 @@ static double run_gemm(bench *b, shape s, int64_t rows, const void *w)
 static void measure(bench *b, shape s, int64_t rows, double fma_rate, bool first)
 {
     size_t bytes = (size_t)(s.n * s.k) * 2, copies = (WEIGHT_BYTES + bytes - 1) / bytes;
-    double seconds[REPEATS_MAX], reads[REPEATS_MAX], operations, time_s, read_rate;
-    double best_s;
-    int repeats = rows >= 256 && b->repeats > 5 ? 5 : b->repeats;
+    double seconds[REPEATS_MAX], reads[REPEATS_MAX], peers[REPEATS_MAX];
+    double operations, time_s, best_s, read_rate;
+    int repeats = rows >= 256 && b->repeats > 7 ? 7 : b->repeats;
+    sp_bench_peer *peer = NULL;
+
+    if (b->with_peer)
+        peer =
+            sp_bench_peer_create(b->threads, rows, s.n, s.k, (const void *)b->weights, PEER_COPIES);
 
     for (int i = -1; i < repeats; i++) { /* the first one warms up */
         size_t turn = (size_t)(i + 1) * 2;
         double rate = sp_bench_read_rate(b->exec, b->weights + turn % copies * bytes, bytes);
         double took = run_gemm(b, s, rows, b->weights + (turn + 1) % copies * bytes);
+        double peer_took = peer ? sp_bench_peer_run(peer, b->x, b->y, i + 1) : 0;
 
         if (i >= 0) {
             reads[i] = rate;
             seconds[i] = took;
+            peers[i] = peer_took;
         }
     }
     time_s = median(seconds, repeats); /* leaves them sorted */
@@ -110,11 +123,18 @@ static void measure(bench *b, shape s, int64_t rows, double fma_rate, bool first
                    "%s\n    {\"n\": %lld, \"k\": %lld, \"rows\": %lld, \"milliseconds\": %.4f, "
                    "\"best_milliseconds\": %.4f, "
                    "\"weights_gb_per_s\": %.2f, \"read_gb_per_s\": %.2f, \"of_read\": %.3f, "
-                   "\"gflop_per_s\": %.1f, \"of_fma\": %.3f}",
+                   "\"gflop_per_s\": %.1f, \"of_fma\": %.3f",
                    first ? "" : ",", (long long)s.n, (long long)s.k, (long long)rows, time_s * 1e3,
                    best_s * 1e3, (double)bytes / time_s * 1e-9, read_rate * 1e-9,
                    (double)bytes / time_s / read_rate, operations / time_s * 1e-9,
                    operations / time_s / fma_rate);
+    if (peer)
+        sp_text_format(&b->out, ", \"peer_milliseconds\": %.4f, \"over_peer\": %.3f",
+                       median(peers, repeats) * 1e3, median(peers, repeats) / time_s);
+    else if (b->with_peer)
+        sp_text_add(&b->out, ", \"over_peer\": null");
+    sp_text_add(&b->out, "}");
+    sp_bench_peer_destroy(peer);
 }
 
 static void print_header(bench *b, double fma_rate)
@@ -205,6 +225,8 @@ static bool parse(bench *b, int argc, char **argv)
             b->repeats = (int)strtol(value, NULL, 10);
         else if (strcmp(argv[i], "--commit") == 0)
             b->commit = value;
+        else if (strcmp(argv[i], "--peer") == 0 && strcmp(value, "onednn") == 0)
+            b->with_peer = true;
         else
             return false;
     }
@@ -219,8 +241,13 @@ int main(int argc, char **argv)
 
     if (!parse(&b, argc, argv)) {
         (void)fprintf(stderr, "usage: bench_kernels [--level L] [--threads N] [--rows 1,4,...] "
-                              "[--repeats N] [--commit TEXT]\n");
+                              "[--repeats N] [--commit TEXT] [--peer onednn]\n");
         return 2;
+    }
+    if (b.with_peer && !sp_bench_peer_exists()) {
+        (void)fprintf(stderr, "bench_kernels: built without oneDNN; install libdnnl-dev and "
+                              "configure again\n");
+        return 1;
     }
     if (sp_kernels_get(b.level, &b.kernels, &error) != SP_OK) {
         (void)fprintf(stderr, "bench_kernels: %s: %s\n", error.subject, error.text);

@@ -1,6 +1,6 @@
 /*
  * epilogue_avx2.c: what happens to finished sums, eight outputs at a time. Elementwise, so every
- * form has the same bits: this one serves all levels from avx2 up.
+ * form has the same bits.
  */
 #include "kernels/levels.h"
 #include "kernels/vector_avx2.h"

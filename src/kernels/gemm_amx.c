@@ -10,9 +10,11 @@
  * fused steps from 0; their sum is added to the accumulator, in block order; subnormals count as
  * zero throughout. A sum may rest in memory between two blocks, which changes no bit.
  *
- * Up to DIRECT_ROWS rows, weights go from memory into tiles. More rows share panels of w that are
- * copied into tile order first: row-major lines 8 KiB apart fall into the same sets of the cache.
- * One call uses one shape of tiles for whole groups of 16 weight rows and another for the rest.
+ * Up to FEW_ROWS rows run on vectors, in the same order, and are packed as plain FP32: a tile of x
+ * that holds one row is a kilobyte to 64 bytes of it. Up to DIRECT_ROWS rows, weights go from
+ * memory into tiles. More rows share panels of w that are copied into tile order first: row-major
+ * lines 8 KiB apart fall into the same sets of the cache. One call uses one shape of tiles for
+ * whole groups of 16 weight rows and another for the rest.
  */
 #include "kernels/levels.h"
 #include "kernels/tiles_amx.h"
@@ -21,21 +23,31 @@
 #include <stdalign.h>
 #include <stdbool.h>
 
-#define GROUP  16   /* rows of one tile */
-#define K_STEP 32   /* k of one tile */
-#define X_TILE 1024 /* bytes */
-#define PAIR   (2 * GROUP)
+#define GROUP     16   /* rows of one tile */
+#define K_STEP    32   /* k of one tile */
+#define X_TILE    1024 /* bytes */
+#define PAIR      (2 * GROUP)
+#define EIGHT     8           /* 32-bit values in a vector of AVX2 */
+#define WIDE_ROWS (4 * GROUP) /* rows of x that one pass over the weights takes */
 
+#ifndef EPILOGUE
+#define EPILOGUE sp_gemm_epilogue_avx512
+#endif
+#define FEW_ROWS    2
+#define FEW_COLUMNS 128 /* outputs finished before their epilogue runs */
 #ifndef DIRECT_ROWS
 #define DIRECT_ROWS 64
 #endif
 #ifndef AHEAD
 #define AHEAD 128 /* k that memory is asked ahead */
 #endif
+#ifndef AHEAD_WIDE
+#define AHEAD_WIDE 512
+#endif
 #ifndef PANEL_N
-#define PANEL_N 64  /* weight rows of a panel */
-#define PANEL_K 512 /* k of a panel: 64 KiB of weights */
-#define M_BLOCK 512 /* rows of x that share a panel: 128 KiB of sums */
+#define PANEL_N 128 /* weight rows of a panel */
+#define PANEL_K 256 /* k of a panel: 64 KiB of weights */
+#define M_BLOCK 512 /* rows of x that share a panel: 256 KiB of sums */
 #endif
 
 static int64_t min64(int64_t a, int64_t b)
@@ -50,13 +62,10 @@ static int64_t ceil_div(int64_t a, int64_t b)
 
 /* ---- 16 × 16 values of 32 bits, turned over -------------------------------------------------- */
 
-SP_INLINE void transpose_8x8(const char *in, int64_t in_stride, char *out, int64_t out_stride)
+SP_INLINE void turn_8x8(__m256 *r)
 {
-    __m256 r[8], t[8];
+    __m256 t[8];
 
-    SP_UNROLL
-    for (int i = 0; i < 8; i++)
-        r[i] = _mm256_loadu_ps((const void *)(in + i * in_stride));
     SP_UNROLL
     for (int i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
@@ -71,11 +80,25 @@ SP_INLINE void transpose_8x8(const char *in, int64_t in_stride, char *out, int64
     }
     SP_UNROLL
     for (int i = 0; i < 4; i++) {
-        _mm256_storeu_ps((void *)(out + i * out_stride),
-                         _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-        _mm256_storeu_ps((void *)(out + (i + 4) * out_stride),
-                         _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+        t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+        t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
     }
+    SP_UNROLL
+    for (int i = 0; i < 8; i++)
+        r[i] = t[i];
+}
+
+SP_INLINE void transpose_8x8(const char *in, int64_t in_stride, char *out, int64_t out_stride)
+{
+    __m256 r[8];
+
+    SP_UNROLL
+    for (int i = 0; i < 8; i++)
+        r[i] = _mm256_loadu_ps((const void *)(in + i * in_stride));
+    turn_8x8(r);
+    SP_UNROLL
+    for (int i = 0; i < 8; i++)
+        _mm256_storeu_ps((void *)(out + i * out_stride), r[i]);
 }
 
 static void transpose_16x16(const char *in, int64_t in_stride, char *out, int64_t out_stride)
@@ -95,10 +118,18 @@ static bool has_tiles(sp_dtype x_type, sp_dtype w_type)
 
 static const sp_kernels *below; /* the level below, for the other types */
 
+/* Elements of a row of plain FP32, zeroes behind k. */
+static int64_t plain_length(int64_t k)
+{
+    return ceil_div(k, K_STEP) * K_STEP;
+}
+
 static size_t x_pack_bytes(sp_dtype x_type, sp_dtype w_type, int64_t rows, int64_t k)
 {
     if (!has_tiles(x_type, w_type))
         return below->x_pack_bytes(x_type, w_type, rows, k);
+    if (rows <= FEW_ROWS)
+        return (size_t)(rows * plain_length(k)) * sizeof(float);
     return (size_t)(ceil_div(rows, GROUP) * ceil_div(k, K_STEP)) * X_TILE;
 }
 
@@ -128,6 +159,16 @@ static void pack_tile(char *to, const uint16_t *const *lines, int64_t rows, int6
     transpose_16x16((const char *)tile, TILE_BYTES, to, TILE_BYTES);
 }
 
+static void pack_plain(float *to, const uint16_t *x, int64_t k)
+{
+    int64_t whole = k / EIGHT * EIGHT;
+
+    for (int64_t c = 0; c < whole; c += EIGHT)
+        _mm256_storeu_ps(to + c, sp_v8_load(SP_DTYPE_BF16, x, c));
+    for (int64_t c = whole; c < plain_length(k); c++)
+        to[c] = c < k ? sp_bf16_to_f32(x[c]) : 0.0f;
+}
+
 static void x_pack(void *packed, sp_dtype x_type, sp_dtype w_type, const void *x, int64_t x_stride,
                    const int32_t *row_index, int64_t rows, int64_t k, int64_t row_begin,
                    int64_t row_end)
@@ -136,7 +177,10 @@ static void x_pack(void *packed, sp_dtype x_type, sp_dtype w_type, const void *x
         below->x_pack(packed, x_type, w_type, x, x_stride, row_index, rows, k, row_begin, row_end);
         return;
     }
-    for (int64_t i = row_begin; i < row_end; i += GROUP) {
+    for (int64_t i = row_begin; i < row_end && rows <= FEW_ROWS; i++)
+        pack_plain((float *)packed + i * plain_length(k),
+                   (const uint16_t *)x + (row_index ? row_index[i] : i) * x_stride, k);
+    for (int64_t i = row_begin; i < row_end && rows > FEW_ROWS; i += GROUP) {
         const uint16_t *lines[GROUP];
         int64_t count = min64(GROUP, row_end - i);
 
@@ -221,9 +265,10 @@ static void copy_tail(char *lines, const sp_gemm_args *args, int64_t j, int64_t 
 
 /* ---- epilogue ------------------------------------------------------------------------------ */
 
-/* n outputs from j on, of `rows` rows from `row` on; sums is [PAIR outputs, PAIR rows]. */
-static void finish(const sp_gemm_args *args, const float *sums, int64_t row, int64_t rows,
-                   int64_t j, int64_t n)
+/* n outputs from j on, of `rows` rows from `row` on; sums is [outputs, rows], stride sums_stride.
+ */
+static void finish(const sp_gemm_args *args, const float *sums, int64_t sums_stride, int64_t row,
+                   int64_t rows, int64_t j, int64_t n)
 {
     alignas(64) float turned[GROUP][PAIR]; /* [row, output] */
 
@@ -232,13 +277,13 @@ static void finish(const sp_gemm_args *args, const float *sums, int64_t row, int
 
         if (count == 1)
             for (int64_t c = 0; c < n; c++)
-                turned[0][c] = sums[c * PAIR + i];
+                turned[0][c] = sums[c * sums_stride + i];
         else
             for (int64_t c = 0; c < n; c += GROUP)
-                transpose_16x16((const char *)(sums + c * PAIR + i), PAIR * 4,
+                transpose_16x16((const char *)(sums + c * sums_stride + i), sums_stride * 4,
                                 (char *)&turned[0][c], PAIR * 4);
         for (int64_t r = 0; r < count; r++)
-            sp_gemm_epilogue_avx2(args, row + i + r, j, n, turned[r]);
+            EPILOGUE(args, row + i + r, j, n, turned[r]);
     }
 }
 
@@ -281,6 +326,67 @@ SP_INLINE void direct_product(const sp_gemm_args *args, bool two_w, bool two_x, 
     store_sums(two_w, two_x, sums);
 }
 
+/* One step of 32 k: three or four groups of x against one group of weights, which is read once. */
+SP_INLINE void wide_step(bool four, const char *w, int64_t w_stride, const char *const *x,
+                         int64_t offset)
+{
+    tile_load(4, w, w_stride);
+    tile_load(5, x[0] + offset, TILE_BYTES);
+    tile_load(6, x[1] + offset, TILE_BYTES);
+    tile_dot(0, 4, 5);
+    tile_load(7, x[2] + offset, TILE_BYTES);
+    tile_dot(1, 4, 6);
+    if (four)
+        tile_load(5, x[3] + offset, TILE_BYTES);
+    tile_dot(2, 4, 7);
+    if (four)
+        tile_dot(3, 4, 5);
+}
+
+/* GROUP weight rows against WIDE_ROWS rows of x; sums is [GROUP outputs, WIDE_ROWS]. */
+SP_INLINE void wide_product(const sp_gemm_args *args, bool four, int64_t row, int64_t j,
+                            float *sums)
+{
+    alignas(64) char tail[PAIR * TILE_BYTES];
+    int64_t whole = args->k / K_STEP * K_STEP, stride = args->w_stride * 2;
+    const char *w = w_at(args, j, 0);
+    const char *next = w + GROUP * stride - whole * 2; /* the rows after these */
+
+    zero_sums(true, true);
+    for (int64_t k = 0; k < args->k; k += PANEL_K) {
+        const char *const x[4] = {x_group(args, row, k), x_group(args, row + GROUP, k),
+                                  x_group(args, row + 2 * GROUP, k),
+                                  x_group(args, row + 3 * GROUP, k)};
+        int64_t end = min64(k + PANEL_K, whole), offset = 0;
+
+        for (int64_t c = k; c < end; c += K_STEP, offset += X_TILE) {
+            fetch_rows((c + AHEAD_WIDE < whole ? w : next) + (c + AHEAD_WIDE) * 2, stride, GROUP);
+            wide_step(four, w + c * 2, stride, x, offset);
+        }
+        if (end < args->k && end < k + PANEL_K) {
+            copy_tail(tail, args, j, GROUP, whole);
+            wide_step(four, tail, TILE_BYTES, x, offset);
+        }
+    }
+    tile_store(0, sums, WIDE_ROWS * 4);
+    tile_store(1, sums + GROUP, WIDE_ROWS * 4);
+    tile_store(2, sums + 2 * GROUP, WIDE_ROWS * 4);
+    if (four)
+        tile_store(3, sums + 3 * GROUP, WIDE_ROWS * 4);
+}
+
+/* GROUP outputs from j on, of more than PAIR and at most WIDE_ROWS rows. */
+static void wide_block(const sp_gemm_args *args, int64_t row, int64_t rows, int64_t j)
+{
+    alignas(64) float sums[GROUP * WIDE_ROWS];
+
+    if (rows > 3 * GROUP)
+        wide_product(args, true, row, j, sums);
+    else
+        wide_product(args, false, row, j, sums);
+    finish(args, sums, WIDE_ROWS, row, rows, j, GROUP);
+}
+
 /* Outputs [j, j + n) of at most PAIR rows. */
 static void direct_block(const sp_gemm_args *args, int64_t row, int64_t rows, int64_t j, int64_t n)
 {
@@ -294,24 +400,179 @@ static void direct_block(const sp_gemm_args *args, int64_t row, int64_t rows, in
         direct_product(args, false, true, row, j, n, sums);
     else
         direct_product(args, false, false, row, j, n, sums);
-    finish(args, sums, row, rows, j, n);
+    finish(args, sums, PAIR, row, rows, j, n);
 }
 
 /* n is a multiple of 16, or what the tiles were configured for. */
 static void gemm_direct(const sp_gemm_args *args, int64_t row_begin, int64_t row_end,
                         int64_t n_begin, int64_t n_end)
 {
+    int64_t rows = row_end - row_begin;
+
+    /* A wide step has x in a tile that is cut to fit a short group of weights. */
+    if (rows > PAIR && rows <= WIDE_ROWS && n_end - n_begin >= GROUP) {
+        for (int64_t j = n_begin; j < n_end; j += GROUP)
+            wide_block(args, row_begin, rows, j);
+        return;
+    }
     for (int64_t j = n_begin; j < n_end; j += PAIR)
         for (int64_t i = row_begin; i < row_end; i += PAIR)
             direct_block(args, i, min64(PAIR, row_end - i), j, min64(PAIR, n_end - j));
 }
 
+/* ---- few rows: the instruction's arithmetic on vectors --------------------------------------- */
+
+/*
+ * Eight outputs lie in one vector, their weights turned over, so that a vector's lanes are the
+ * instruction's chains, step by step. As fast as memory for one row, and without tiles to set up,
+ * which would cost more than the short sums of an expand.
+ */
+typedef float few_sums[FEW_ROWS][FEW_COLUMNS];
+
+/* Up to 16 k of n weight rows: r[pair] has one pair of each. Nothing beyond k or the rows is read.
+ */
+SP_INLINE void turn_weights(const sp_gemm_args *args, int64_t j, int64_t n, int64_t k, __m256 *r)
+{
+    alignas(32) uint16_t lines[EIGHT][EIGHT * 2];
+    int64_t count = min64(args->k - k, EIGHT * 2), stride = args->w_stride * 2;
+    const char *from = w_at(args, j, k);
+
+    if (n < EIGHT || count < EIGHT * 2) {
+        memset(lines, 0, sizeof lines);
+        for (int64_t c = 0; c < n; c++)
+            memcpy(lines[c], from + c * stride, (size_t)count * sizeof lines[0][0]);
+        from = (const char *)lines;
+        stride = sizeof lines[0];
+    }
+    SP_UNROLL
+    for (int c = 0; c < EIGHT; c++)
+        r[c] = _mm256_loadu_ps((const void *)(from + c * stride));
+    turn_8x8(r);
+}
+
+/* Sixteen k of a block for EIGHT outputs of `rows` rows; x is at these k. */
+SP_INLINE void few_steps(int rows, const __m256 *turned, const float *x, int64_t x_stride,
+                         __m256 *even, __m256 *odd)
+{
+    const __m256i high = _mm256_set1_epi32((int)0xffff0000u);
+
+    SP_UNROLL
+    for (int pair = 0; pair < EIGHT; pair++) {
+        __m256i w = _mm256_castps_si256(turned[pair]);
+        __m256 w_even = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+        __m256 w_odd = _mm256_castsi256_ps(_mm256_and_si256(w, high));
+
+        SP_UNROLL
+        for (int r = 0; r < rows; r++) {
+            const float *at = x + r * x_stride + 2 * pair;
+
+            even[r] = _mm256_fmadd_ps(w_even, _mm256_broadcast_ss(at), even[r]);
+            odd[r] = _mm256_fmadd_ps(w_odd, _mm256_broadcast_ss(at + 1), odd[r]);
+        }
+    }
+}
+
+/* One block of 32 k for EIGHT outputs, n of which are there; x is at its first k. */
+SP_INLINE void few_block(int rows, const sp_gemm_args *args, int64_t j, int64_t n, int64_t k,
+                         const float *x, int64_t x_stride, __m256 *sum)
+{
+    __m256 even[FEW_ROWS], odd[FEW_ROWS], turned[EIGHT];
+    bool is_short = k + K_STEP / 2 >= args->k;
+
+    SP_UNROLL
+    for (int r = 0; r < rows; r++)
+        even[r] = odd[r] = _mm256_setzero_ps();
+    turn_weights(args, j, n, k, turned);
+    few_steps(rows, turned, x, x_stride, even, odd);
+    if (!is_short) {
+        turn_weights(args, j, n, k + K_STEP / 2, turned);
+        few_steps(rows, turned, x + K_STEP / 2, x_stride, even, odd);
+    }
+    SP_UNROLL
+    for (int r = 0; r < rows; r++) {
+        /* The instruction goes on with zeroes up to 32 k, which makes a -0 a 0. */
+        if (is_short) {
+            even[r] = _mm256_add_ps(even[r], _mm256_setzero_ps());
+            odd[r] = _mm256_add_ps(odd[r], _mm256_setzero_ps());
+        }
+        sum[r] = _mm256_add_ps(sum[r], _mm256_add_ps(even[r], odd[r]));
+    }
+}
+
+/* `groups` times EIGHT outputs of `rows` rows from `row` on; n of them are there. Two groups at a
+ * time keep twice as many chains going. */
+SP_INLINE void few_outputs(int rows, int groups, const sp_gemm_args *args, int64_t row, int64_t j,
+                           int64_t n, float *sums)
+{
+    int64_t x_stride = plain_length(args->k), ahead = groups * EIGHT * args->w_stride * 2;
+    const float *x = (const float *)args->packed_x + row * x_stride;
+    __m256 sum[2][FEW_ROWS];
+
+    SP_UNROLL
+    for (int g = 0; g < groups; g++) {
+        SP_UNROLL
+        for (int r = 0; r < rows; r++)
+            sum[g][r] = _mm256_setzero_ps();
+    }
+    for (int64_t k = 0; k < args->k; k += K_STEP) {
+        fetch_rows(w_at(args, j, k) + ahead, args->w_stride * 2, groups * EIGHT);
+        SP_UNROLL
+        for (int g = 0; g < groups; g++)
+            few_block(rows, args, j + g * EIGHT, min64(n - g * EIGHT, EIGHT), k, x + k, x_stride,
+                      sum[g]);
+    }
+    SP_UNROLL
+    for (int g = 0; g < groups; g++) {
+        SP_UNROLL
+        for (int r = 0; r < rows; r++)
+            _mm256_storeu_ps(sums + r * FEW_COLUMNS + g * EIGHT, sum[g][r]);
+    }
+}
+
+/* Out of line, so that no arithmetic moves to where subnormals are not flushed. */
+static __attribute__((noinline)) void few_columns(const sp_gemm_args *args, int64_t row,
+                                                  int64_t rows, int64_t begin, int64_t end,
+                                                  few_sums sums)
+{
+    int64_t j = begin;
+
+    for (; rows == 1 && j + 2 * EIGHT <= end; j += 2 * EIGHT)
+        few_outputs(1, 2, args, row, j, 2 * EIGHT, &sums[0][j - begin]);
+    for (; j < end; j += EIGHT) {
+        if (rows == 1)
+            few_outputs(1, 1, args, row, j, min64(EIGHT, end - j), &sums[0][j - begin]);
+        else
+            few_outputs(2, 1, args, row, j, min64(EIGHT, end - j), &sums[0][j - begin]);
+    }
+}
+
+static void gemm_few(const sp_gemm_args *args, int64_t row_begin, int64_t row_end, int64_t n_begin,
+                     int64_t n_end)
+{
+    alignas(64) few_sums sums;
+    unsigned mode = _mm_getcsr();
+
+    for (int64_t j = n_begin; j < n_end; j += FEW_COLUMNS) {
+        int64_t end = min64(j + FEW_COLUMNS, n_end);
+
+        _mm_setcsr(mode | FLUSH_SUBNORMALS);
+        few_columns(args, row_begin, row_end - row_begin, j, end, sums);
+        _mm_setcsr(mode);
+        for (int64_t r = row_begin; r < row_end; r++)
+            EPILOGUE(args, r, j, end - j, sums[r - row_begin]);
+    }
+}
+
 /* ---- many rows: panels of w in tile order ---------------------------------------------------- */
 
-/* On the stack of one thread: 192 KiB. */
+/* Of a pair of groups, [step][weight row][32 k], in one piece: at a stride it would fall into a few
+ * sets of the first-level cache, where it has to stay while rows of x pass by. */
+typedef char pair_panel[PANEL_K / K_STEP][PAIR][TILE_BYTES];
+
+/* On the stack of one thread. */
 typedef struct panel_scratch {
-    alignas(64) char panel[PANEL_N * PANEL_K * 2]; /* [step][weight row][32 k] */
-    alignas(64) float sums[M_BLOCK / PAIR][PANEL_N / PAIR][PAIR * PAIR];
+    alignas(64) pair_panel panel[PANEL_N / PAIR];
+    alignas(64) float sums[PANEL_N / PAIR][M_BLOCK / PAIR][PAIR * PAIR];
 } panel_scratch;
 
 /* Copies n weight rows × `length` k; rows up to a whole pair are zero, as is what lies beyond k. */
@@ -322,7 +583,7 @@ static void copy_panel(panel_scratch *scratch, const sp_gemm_args *args, int64_t
         const char *from = w_at(args, j + c, k);
 
         for (int64_t s = 0; s * K_STEP < length; s++) {
-            char *to = scratch->panel + (s * PANEL_N + c) * TILE_BYTES;
+            char *to = scratch->panel[c / PAIR][s][c % PAIR];
             int64_t count = c < n ? min64(K_STEP, length - s * K_STEP) : 0;
 
             if (count == K_STEP) {
@@ -375,14 +636,14 @@ SP_INLINE void dot_and_load(bool two_x, const char *w, const char *x0, const cha
 }
 
 /* One pair of groups of weights × one pair of groups of x over a panel's k. */
-SP_INLINE void panel_product(bool two_x, bool first, const char *panel, const char *x0,
+SP_INLINE void panel_product(bool two_x, bool first, pair_panel *panel, const char *x0,
                              const char *x1, int64_t steps, float *sums, fetch_list fetch)
 {
     if (first)
         zero_sums(true, two_x);
     else
         load_sums(true, two_x, sums);
-    load_step(two_x, panel, x0, x1);
+    load_step(two_x, (*panel)[0][0], x0, x1);
     for (int64_t s = 0; s < steps; s++) {
         int64_t next = s + 1 < steps ? s + 1 : s; /* the last ones are loaded once more */
 
@@ -391,8 +652,7 @@ SP_INLINE void panel_product(bool two_x, bool first, const char *panel, const ch
             fetch_rows(x1 + (s + 3) * X_TILE, TILE_BYTES, GROUP);
         for (int64_t i = 0; i < fetch.n; i++)
             _mm_prefetch(fetch.at + i * fetch.stride + s * TILE_BYTES, _MM_HINT_T1);
-        dot_and_load(two_x, panel + next * PANEL_N * TILE_BYTES, x0 + next * X_TILE,
-                     x1 + next * X_TILE);
+        dot_and_load(two_x, (*panel)[next][0], x0 + next * X_TILE, x1 + next * X_TILE);
     }
     store_sums(true, two_x, sums);
 }
@@ -405,19 +665,19 @@ static void panel_rows(panel_scratch *scratch, const sp_gemm_args *args, int64_t
     int64_t products = ceil_div(rows, PAIR) * ceil_div(n, PAIR), fetched = 0;
     fetch_list fetch = {next, stride, ceil_div(PANEL_N, products)};
 
-    for (int64_t i = 0; i < rows; i += PAIR) {
-        const char *x0 = x_group(args, row + i, k), *x1 = x_group(args, row + i + GROUP, k);
+    for (int64_t c = 0; c < n; c += PAIR) {
+        pair_panel *panel = &scratch->panel[c / PAIR];
 
-        for (int64_t c = 0; c < n; c += PAIR) {
-            float *sums = scratch->sums[i / PAIR][c / PAIR];
-            const char *w = scratch->panel + c * TILE_BYTES;
+        for (int64_t i = 0; i < rows; i += PAIR) {
+            const char *x0 = x_group(args, row + i, k), *x1 = x_group(args, row + i + GROUP, k);
+            float *sums = scratch->sums[c / PAIR][i / PAIR];
 
             if (rows - i > GROUP && k == 0)
-                panel_product(true, true, w, x0, x1, steps, sums, fetch);
+                panel_product(true, true, panel, x0, x1, steps, sums, fetch);
             else if (rows - i > GROUP)
-                panel_product(true, false, w, x0, x1, steps, sums, fetch);
+                panel_product(true, false, panel, x0, x1, steps, sums, fetch);
             else
-                panel_product(false, k == 0, w, x0, x1, steps, sums, fetch);
+                panel_product(false, k == 0, panel, x0, x1, steps, sums, fetch);
             fetched += fetch.n;
             fetch.at += fetch.n * stride;
             if (fetched >= PANEL_N)
@@ -444,7 +704,7 @@ static void gemm_panels(const sp_gemm_args *args, int64_t row, int64_t rows, int
         }
         for (int64_t i = 0; i < rows; i += PAIR)
             for (int64_t c = 0; c < n; c += PAIR)
-                finish(args, scratch.sums[i / PAIR][c / PAIR], row + i, min64(PAIR, rows - i),
+                finish(args, scratch.sums[c / PAIR][i / PAIR], PAIR, row + i, min64(PAIR, rows - i),
                        j + c, min64(PAIR, n - c));
     }
 }
@@ -472,6 +732,10 @@ static void gemm_nt(const sp_gemm_args *args, int64_t row_begin, int64_t row_end
 
     if (!has_tiles(args->x_type, args->w_type)) {
         below->gemm_nt(args, row_begin, row_end, n_begin, n_end);
+        return;
+    }
+    if (args->rows <= FEW_ROWS) {
+        gemm_few(args, row_begin, row_end, n_begin, n_end);
         return;
     }
     if (n_begin < n_whole)

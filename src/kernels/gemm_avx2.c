@@ -15,6 +15,7 @@
 typedef __m256 vec;
 typedef sp_v16 pair;
 
+#define vec_epilogue   sp_gemm_epilogue_avx2
 #define vec_zero       _mm256_setzero_ps
 #define vec_load       _mm256_loadu_ps
 #define vec_store      _mm256_storeu_ps

@@ -19,11 +19,12 @@ typedef struct pair {
     __m512 first, second;
 } pair;
 
-#define vec_zero    _mm512_setzero_ps
-#define vec_load    _mm512_loadu_ps
-#define vec_store   _mm512_storeu_ps
-#define vec_fma     _mm512_fmadd_ps
-#define vec_keep(v) __asm__("" : "+v"(v))
+#define vec_zero     _mm512_setzero_ps
+#define vec_epilogue sp_gemm_epilogue_avx512
+#define vec_load     _mm512_loadu_ps
+#define vec_store    _mm512_storeu_ps
+#define vec_fma      _mm512_fmadd_ps
+#define vec_keep(v)  __asm__("" : "+v"(v))
 
 /* Lane l and lane l + 8, then the tree of eight lanes. */
 SP_INLINE __m256 fold_halves(__m512 v)

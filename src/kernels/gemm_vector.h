@@ -21,6 +21,7 @@
  *   vec, pair                       a vector; two of them in pair order, .first and .second
  *   LANES                           FP32 values in a vector
  *   vec_zero, vec_load, vec_store, vec_fma, vec_reduce4
+ *   vec_epilogue                    sp_gemm_epilogue_<level>
  *   vec_keep                        holds a loaded vector in a register, where a compiler would
  *                                   rather load it again for each use and run out of load ports
  *   pair_load, pair_load_tail       K_STEP weights, or fewer and zeroes behind them
@@ -218,7 +219,7 @@ SP_INLINE void few_outputs(const sp_gemm_args *args, sp_dtype w_type, int rows, 
     for (int64_t j = begin; j < end; j += COLUMNS)
         few_columns(args, w_type, rows, row, j, end, &sums[0][j - begin]);
     for (int r = 0; r < rows; r++)
-        sp_gemm_epilogue_avx2(args, row + r, begin, end - begin, sums[r]);
+        vec_epilogue(args, row + r, begin, end - begin, sums[r]);
 }
 
 SP_INLINE void gemm_few(const sp_gemm_args *args, sp_dtype w_type, int64_t row_begin,
@@ -300,7 +301,7 @@ SP_INLINE void some_block(const sp_gemm_args *args, sp_dtype w_type, some_scratc
         }
     for (int64_t i = 0; i < rows; i++) {
         finish_lanes(scratch->lanes + i * SOME_COLUMNS * LANES, SOME_COLUMNS, scratch->sums);
-        sp_gemm_epilogue_avx2(args, row + i, j, n, scratch->sums);
+        vec_epilogue(args, row + i, j, n, scratch->sums);
     }
 }
 
@@ -474,7 +475,7 @@ SP_INLINE void many_block(const sp_gemm_args *args, sp_dtype w_type, many_scratc
     }
     for (int64_t i = 0; i < rows; i++) {
         finish_lanes(lanes_at(scratch->lanes, i, 0), N_BLOCK, scratch->sums);
-        sp_gemm_epilogue_avx2(args, row + i, j, n, scratch->sums);
+        vec_epilogue(args, row + i, j, n, scratch->sums);
     }
 }
 

@@ -33,5 +33,7 @@ void sp_gemm_epilogue_scalar(const sp_gemm_args *args, int64_t row, int64_t n_be
                              const float *sums);
 void sp_gemm_epilogue_avx2(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
                            const float *sums);
+void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
+                             const float *sums);
 
 #endif

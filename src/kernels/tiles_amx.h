@@ -14,6 +14,8 @@
 #define TILE_ROWS  16
 #define TILE_BYTES 64 /* of a row */
 
+#define FLUSH_SUBNORMALS 0x8040u /* of inputs and of results, in MXCSR */
+
 /* Shapes: one for the weights and the sums, one for x, which is always whole. */
 typedef struct tile_config {
     uint8_t palette, start_row, reserved[14];
@@ -99,8 +101,6 @@ static inline void tile_store(int t, void *memory, int64_t stride)
     for (int r = 0; r < emulated.config.rows[t]; r++)
         memcpy((char *)memory + r * stride, emulated.tiles[t][r], TILE_BYTES);
 }
-
-#define FLUSH_SUBNORMALS 0x8040u /* of inputs and of results, in MXCSR */
 
 /* acc + (even chain + odd chain), under flushed subnormals as the instruction has them. */
 static __attribute__((noinline)) float tile_sum(float acc, const uint32_t *weights,

@@ -8,13 +8,14 @@
 #if defined(__AVX2__) && defined(__FMA__)
 
 #define SP_TILES_EMULATED
+#define EPILOGUE            sp_gemm_epilogue_avx2
 #define sp_kernels_fill_amx fill_amx_emulated
 #define min64               amx_min64
 /* Panels so small that short lengths cross their borders. */
 #define PANEL_N     64
 #define PANEL_K     64
 #define M_BLOCK     64
-#define DIRECT_ROWS 32
+#define DIRECT_ROWS 64
 void fill_amx_emulated(sp_kernels *kernels, const sp_kernels *below);
 #include "kernels/gemm_amx.c"
 
@@ -150,10 +151,11 @@ static const sp_kernels *emulated_or_skip(void)
 }
 
 static const int64_t shapes[][3] = {/* rows, n, k */
-                                    {1, 1, 1},    {1, 16, 32},  {2, 17, 33},   {3, 8, 64},
-                                    {7, 33, 97},  {15, 48, 31}, {16, 32, 128}, {17, 64, 65},
-                                    {31, 13, 96}, {32, 80, 40}, {33, 96, 200}, {48, 65, 129},
-                                    {65, 40, 63}, {97, 47, 64}, {130, 130, 70}};
+                                    {1, 1, 1},    {1, 16, 32},   {2, 17, 33},   {3, 8, 64},
+                                    {7, 33, 97},  {15, 48, 31},  {16, 32, 128}, {17, 64, 65},
+                                    {31, 13, 96}, {32, 80, 40},  {33, 96, 200}, {48, 65, 129},
+                                    {49, 17, 64}, {50, 40, 97},  {64, 48, 130}, {65, 40, 63},
+                                    {97, 47, 64}, {130, 130, 70}};
 
 static void check_against_order(const sp_kernels *kernels, const problem *p, float *y)
 {
@@ -172,6 +174,24 @@ static void check_against_order(const sp_kernels *kernels, const problem *p, flo
         }
 }
 
+/* Few rows take another way through the code than many: the bits of `y`, what they are together. */
+static void check_rows_alone(const sp_kernels *kernels, const problem *p, const float *y)
+{
+    float *alone = malloc((size_t)(p->rows * p->n) * sizeof *alone);
+
+    assert_non_null(alone);
+    for (int64_t at_once = 1; at_once <= 5; at_once++)
+        for (int64_t i = 0; i + at_once <= p->rows; i += at_once) {
+            problem few = *p;
+
+            few.rows = at_once;
+            few.x.data = (void *)((uint16_t *)(void *)p->x.data + i * p->x_stride);
+            run(kernels, &few, 0, 0, alone);
+            assert_memory_equal(alone, y + i * p->n, (size_t)(at_once * p->n) * sizeof *y);
+        }
+    free(alone);
+}
+
 static void sums_follow_the_documented_order(void **state)
 {
     const sp_kernels *kernels = emulated_or_skip();
@@ -183,6 +203,7 @@ static void sums_follow_the_documented_order(void **state)
             problem p = problem_new(&random, shapes[s][0], shapes[s][1], shapes[s][2], kind);
 
             check_against_order(kernels, &p, p.sums);
+            check_rows_alone(kernels, &p, p.sums);
             problem_free(&p);
         }
 }
@@ -256,6 +277,7 @@ static void hardware_has_the_same_bits(void **state)
             run(emulation, &p, 0, 0, p.sums);
             run(hardware, &p, 0, 0, y);
             assert_memory_equal(y, p.sums, (size_t)(p.rows * p.n) * sizeof *y);
+            check_rows_alone(hardware, &p, y);
             free(y);
             problem_free(&p);
         }

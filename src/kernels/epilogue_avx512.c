@@ -1,0 +1,83 @@
+/*
+ * epilogue_avx512.c: what happens to finished sums, sixteen outputs at a time, the last few under a
+ * mask. The bits are those of epilogue_avx2.c; cases that are not common go there.
+ */
+#include "kernels/levels.h"
+#include "kernels/vector_avx2.h"
+
+/* Rounds to nearest even; a NaN stays one and becomes quiet. See sp_f32_to_bf16. */
+SP_INLINE __m256i to_bf16(__m512 value)
+{
+    __m512i bits = _mm512_castps_si512(value);
+    __m512i high = _mm512_srli_epi32(bits, 16);
+    __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
+    __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+
+    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40)));
+}
+
+SP_INLINE __m512 from_bf16(__m256i half)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+SP_INLINE __m512 load(sp_dtype type, const void *data, int64_t index, __mmask16 mask)
+{
+    const void *at = sp_element_at(type, data, index);
+
+    if (type == SP_DTYPE_F32)
+        return _mm512_maskz_loadu_ps(mask, at);
+    return from_bf16(_mm256_maskz_loadu_epi16(mask, at));
+}
+
+SP_INLINE void store(sp_dtype type, void *data, int64_t index, __mmask16 mask, __m512 value)
+{
+    void *at = sp_element_at_mut(type, data, index);
+
+    if (type == SP_DTYPE_F32)
+        _mm512_mask_storeu_ps(at, mask, value);
+    else
+        _mm256_mask_storeu_epi16(at, mask, to_bf16(value));
+}
+
+SP_INLINE void fold_or_store(const sp_gemm_args *args, sp_dtype type, bool fold, int64_t row,
+                             void *y, int64_t count, const float *sums)
+{
+    const __m512 scale = _mm512_set1_ps(fold ? args->scale[row] : 0.0f);
+
+    for (int64_t j = 0; j < count; j += 16) {
+        __mmask16 mask = count - j >= 16 ? 0xffff : (__mmask16)((1u << (count - j)) - 1u);
+        __m512 value = _mm512_maskz_loadu_ps(mask, sums + j);
+
+        if (fold) {
+            if (type == SP_DTYPE_BF16)
+                value = from_bf16(to_bf16(value));
+            value = _mm512_fmadd_ps(scale, value, load(type, y, j, mask));
+        }
+        store(type, y, j, mask, value);
+    }
+}
+
+void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
+                             const float *sums)
+{
+    int64_t y_row = args->row_index ? args->row_index[row] : row;
+    void *y = sp_element_at_mut(args->y_type, args->y, y_row * args->y_stride + n_begin);
+    bool fold = args->epilogue == SP_EPILOGUE_FOLD;
+
+    if (args->column_index || args->y_type == SP_DTYPE_F16 || (!fold && args->bias) ||
+        (fold && args->y_type != args->delta_type))
+        sp_gemm_epilogue_avx2(args, row, n_begin, count, sums);
+    else if (fold && args->scale[row] == 0.0f)
+        return;
+    else if (args->y_type == SP_DTYPE_F32 && fold)
+        fold_or_store(args, SP_DTYPE_F32, true, row, y, count, sums);
+    else if (args->y_type == SP_DTYPE_F32)
+        fold_or_store(args, SP_DTYPE_F32, false, row, y, count, sums);
+    else if (fold)
+        fold_or_store(args, SP_DTYPE_BF16, true, row, y, count, sums);
+    else
+        fold_or_store(args, SP_DTYPE_BF16, false, row, y, count, sums);
+}
