@@ -16,6 +16,7 @@
 
 #define ROW_COUNTS_MAX 16
 #define PROMPT_TOKENS  8
+#define PREFILLS       5 /* timed */
 
 typedef struct step_settings {
     sp_run_settings run;
@@ -154,8 +155,8 @@ static sp_status time_decode(step_bench *bench, int32_t rows, bool with_adapters
     return status;
 }
 
-static sp_status time_prefill(step_bench *bench, bool with_adapters, double *out_seconds,
-                              sp_error *error)
+static sp_status time_one_prefill(step_bench *bench, bool with_adapters, double *out_seconds,
+                                  sp_error *error)
 {
     int32_t n = (int32_t)bench->settings.prefill;
     int32_t *tokens = sp_calloc((size_t)n, sizeof *tokens);
@@ -174,6 +175,20 @@ static sp_status time_prefill(step_bench *bench, bool with_adapters, double *out
     *out_seconds = after.step_seconds - before.step_seconds;
     sp_free(tokens);
     return status == SP_AGAIN ? SP_OK : status;
+}
+
+/* The median of a few; a single one says little on a machine with neighbours. */
+static sp_status time_prefill(step_bench *bench, bool with_adapters, double *out_seconds,
+                              sp_error *error)
+{
+    double times[PREFILLS];
+    sp_status status = SP_OK;
+
+    for (int i = 0; i < PREFILLS && status == SP_OK; i++)
+        status = time_one_prefill(bench, with_adapters, &times[i], error);
+    if (status == SP_OK)
+        *out_seconds = sp_bench_median(times, PREFILLS);
+    return status;
 }
 
 static void add_case(step_bench *bench, const char *kind, int32_t rows, bool with_adapters,
