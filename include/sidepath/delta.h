@@ -47,7 +47,7 @@ SP_API size_t sp_delta_device_bytes(const sp_pool *pool, int32_t rows_max);
 /*
  * Runs where the pool's memory is. SP_ERR_ARGUMENT: options out of range. SP_ERR_MEMORY. On a GPU
  * SP_ERR_UNSUPPORTED with `engine-unsupported`, naming what has no kernels there: an f32 pool,
- * ranks above 512, more than 65536 rows, embed_tokens, replaced rows.
+ * ranks above 512, more than 65536 rows.
  */
 SP_API sp_status sp_delta_create(const sp_delta_options *options, sp_delta **out_delta,
                                  sp_error *error);
@@ -140,6 +140,7 @@ SP_API sp_status sp_delta_enqueue_expand(sp_delta *delta, const sp_plan *plan, i
  * Whether sp_delta_embed (SP_MODULE_EMBED_TOKENS) or sp_delta_head (SP_MODULE_LM_HEAD) has anything
  * to do now: an adapter in some slot replaces rows of the table, or the pool holds the module's
  * pairs. A host may leave the call out otherwise.
+ * On a GPU: whether it may ever have, so that a captured graph holds the call.
  */
 SP_API bool sp_delta_has_tokens(const sp_delta *delta, sp_module module);
 
@@ -151,6 +152,8 @@ SP_API bool sp_delta_has_tokens(const sp_delta *delta, sp_module module);
  * elements. Does not allocate, lock or log.
  * SP_ERR_STRIDE: y_stride < hidden. SP_ERR_ARGUMENT: a token outside the vocabulary in a routed
  * row, a plan larger than rows_max. Nothing is written then.
+ * On a GPU tokens and y are device memory and the call only enqueues, behind sp_delta_start, as
+ * sp_delta_apply; a token outside the vocabulary leaves its row as it is.
  */
 SP_API sp_status sp_delta_embed(sp_delta *delta, const sp_plan *plan, const int32_t *tokens,
                                 void *y, int64_t y_stride);
@@ -161,6 +164,8 @@ SP_API sp_status sp_delta_embed(sp_delta *delta, const sp_plan *plan, const int3
  * is added. x is [n_rows, hidden] of the pool's dtype, what the head read; logits [n_rows, vocab].
  * The plan is of these rows, which need not be those of the step: sp_plan_build_rows makes it.
  * SP_ERR_STRIDE and SP_ERR_ARGUMENT as above. Does not allocate, lock or log.
+ * On a GPU what was uploaded and started must be the plan of these rows: where they are not those
+ * of the step, a second sp_delta over the same pool has a second plan.
  */
 SP_API sp_status sp_delta_head(sp_delta *delta, const sp_plan *plan, const void *x,
                                int64_t x_stride, float *logits, int64_t logits_stride);

@@ -88,7 +88,9 @@ static size_t planes_bytes(const sp_pool *pool, int32_t rows_max)
     for (int32_t i = 0; i < sp_layout_n_sites(layout); i++) {
         int32_t k = sp_layout_site_at(layout, i)->k_in;
 
-        if (!is_first_of_width(layout, i))
+        /* No row is ever as long as the vocabulary: embed_tokens gathers. */
+        if (sp_layout_site_at(layout, i)->module == SP_MODULE_EMBED_TOKENS ||
+            !is_first_of_width(layout, i))
             continue;
         for (int32_t rows = 1; rows <= rows_max; rows++)
             for (int32_t sites = 1; sites <= SP_CUDA_SITES_MAX; sites++) {
@@ -123,10 +125,6 @@ static sp_status check_supported(const sp_pool *pool, int32_t rows_max, sp_error
         return refuse("--max-lora-rank", "the CUDA kernels take ranks up to 512", error);
     if (rows_max > SP_CUDA_ROWS_MAX)
         return refuse("rows_max", "the CUDA kernels take up to 65536 rows", error);
-    if (sp_layout_modules(layout) >> SP_MODULE_EMBED_TOKENS & 1u)
-        return refuse("embed_tokens", "deltas of embed_tokens do not run on CUDA yet", error);
-    if (sp_pool_overlays_of(pool, SP_MODULE_LM_HEAD).n != NULL)
-        return refuse("--overlay-bytes", "replaced rows do not run on CUDA yet", error);
     return SP_OK;
 }
 
@@ -362,4 +360,73 @@ sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call)
     set_group(gpu, call, &group);
     status = launch_shrink(gpu, &group, NULL);
     return status == SP_OK ? launch_expand(gpu, &group, NULL) : status;
+}
+
+/* ---- tokens -------------------------------------------------------------------------------- */
+
+sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const int32_t *tokens,
+                             int32_t vocab, int32_t hidden, void *y, int64_t y_stride)
+{
+    sp_pool_overlays overlays = sp_pool_overlays_of(gpu->pool, SP_MODULE_EMBED_TOKENS);
+    int32_t site = sp_layout_find(sp_pool_layout(gpu->pool), -1, SP_MODULE_EMBED_TOKENS);
+    sp_pool_tables pairs = {.rank = NULL};
+    sp_cuda_embed embed;
+
+    if (n_rows != gpu->rows_started)
+        return SP_ERR_STATE;
+    if (site >= 0)
+        (void)sp_pool_tables_at(gpu->pool, site, &pairs);
+    embed = (sp_cuda_embed){
+        .type = gpu->type,
+        .n_rows = n_rows,
+        .vocab = vocab,
+        .hidden = hidden,
+        .tokens = tokens,
+        .seq_slot = gpu->scratch.plan.seq_slot,
+        .row_scale = gpu->scratch.plan.row_scale,
+        .rows = overlays.rows,
+        .map = overlays.map,
+        .a = pairs.first_a,
+        .b = pairs.first_b,
+        .slot_stride = gpu->slot_elements,
+        .rank_stride = gpu->rank_stride,
+        .rank = pairs.rank,
+        .scale = pairs.scale,
+        .y = y,
+        .y_stride = y_stride,
+    };
+    gpu->after_plan = false;
+    return sp_device_cuda_status(gpu->device,
+                                 gpu->kernels.embed_rows(gpu->number, &embed, gpu->main_native),
+                                 "launching the embeddings");
+}
+
+sp_status sp_delta_gpu_head(sp_delta_gpu *gpu, int32_t n_rows, const void *x, int64_t x_stride,
+                            int32_t vocab, int32_t hidden, float *logits, int64_t logits_stride)
+{
+    sp_pool_overlays overlays = sp_pool_overlays_of(gpu->pool, SP_MODULE_LM_HEAD);
+    sp_cuda_head head = {
+        .type = gpu->type,
+        .n_rows = n_rows,
+        .n_slots = gpu->n_slots,
+        .vocab = vocab,
+        .hidden = hidden,
+        .x = x,
+        .x_stride = x_stride,
+        .tiles = gpu->scratch.plan.tiles,
+        .rows = overlays.rows,
+        .ids = overlays.ids,
+        .n = overlays.n,
+        .logits = logits,
+        .logits_stride = logits_stride,
+    };
+
+    if (n_rows != gpu->rows_started)
+        return SP_ERR_STATE;
+    if (overlays.n == NULL)
+        return SP_OK;
+    gpu->after_plan = false;
+    return sp_device_cuda_status(gpu->device,
+                                 gpu->kernels.head_rows(gpu->number, &head, gpu->main_native),
+                                 "launching the replaced logits");
 }

@@ -28,8 +28,8 @@ typedef struct sp_delta_gpu sp_delta_gpu;
 size_t sp_delta_gpu_bytes(const sp_pool *pool, int32_t rows_max);
 
 /*
- * SP_ERR_UNSUPPORTED with `engine-unsupported`: what the kernels do not know yet, by name: f32,
- * ranks above SP_CUDA_RANK_MAX, more rows than SP_CUDA_ROWS_MAX, embed_tokens, replaced rows.
+ * SP_ERR_UNSUPPORTED with `engine-unsupported`: what the kernels do not know, by name: f32, ranks
+ * above SP_CUDA_RANK_MAX, more rows than SP_CUDA_ROWS_MAX.
  */
 sp_status sp_delta_gpu_create(sp_pool *pool, int32_t rows_max, sp_delta_gpu **out_gpu,
                               sp_error *error);
@@ -52,5 +52,12 @@ typedef struct sp_delta_gpu_call {
 sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_stream *stream);
 sp_status sp_delta_gpu_expand(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_stream *stream);
 sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call);
+
+/* The replaced rows of the pool's overlays, and the pairs of embed_tokens. Dimensions and strides
+ * have been checked; tokens, y, x and logits are device memory. */
+sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const int32_t *tokens,
+                             int32_t vocab, int32_t hidden, void *y, int64_t y_stride);
+sp_status sp_delta_gpu_head(sp_delta_gpu *gpu, int32_t n_rows, const void *x, int64_t x_stride,
+                            int32_t vocab, int32_t hidden, float *logits, int64_t logits_stride);
 
 #endif

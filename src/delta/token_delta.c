@@ -142,8 +142,11 @@ static void add_gemm(round *r, const sp_gemm_args *args, const void *x, int64_t 
 
 bool sp_delta_has_tokens(const sp_delta *delta, sp_module module)
 {
-    return !delta->no_apply && (sp_layout_find(delta->layout, -1, module) >= 0 ||
-                                sp_pool_overlays_of(delta->pool, module).n_slots > 0);
+    sp_pool_overlays tables = sp_pool_overlays_of(delta->pool, module);
+    /* What is captured for a GPU must serve what the slots hold later. */
+    bool replaced = delta->gpu != NULL ? tables.n != NULL : tables.n_slots > 0;
+
+    return !delta->no_apply && (sp_layout_find(delta->layout, -1, module) >= 0 || replaced);
 }
 
 static bool plan_fits(const sp_delta *delta, const sp_plan_view *view)
@@ -254,6 +257,9 @@ sp_status sp_delta_embed(sp_delta *delta, const sp_plan *plan, const int32_t *to
         return SP_ERR_ARGUMENT;
     if (y_stride < job.hidden)
         return SP_ERR_STRIDE;
+    if (delta->gpu != NULL)
+        return sp_delta_gpu_embed(delta->gpu, job.view.n_rows, tokens, job.vocab, job.hidden, y,
+                                  y_stride);
     for (int32_t i = 0; i < job.view.n_rows; i++)
         if (job.view.seq_slot[i] >= 0 && (tokens[i] < 0 || tokens[i] >= job.vocab))
             return SP_ERR_ARGUMENT;
@@ -339,6 +345,14 @@ sp_status sp_delta_head(sp_delta *delta, const sp_plan *plan, const void *x, int
         return SP_ERR_ARGUMENT;
     if (x_stride < job.hidden || logits_stride < job.vocab)
         return SP_ERR_STRIDE;
-    override_logits(&job);
+    if (delta->gpu == NULL) {
+        override_logits(&job);
+    } else {
+        sp_status status = sp_delta_gpu_head(delta->gpu, job.view.n_rows, x, x_stride, job.vocab,
+                                             job.hidden, logits, logits_stride);
+
+        if (status != SP_OK)
+            return status;
+    }
     return sp_delta_apply(delta, plan, -1, x, x_stride, &output, 1);
 }

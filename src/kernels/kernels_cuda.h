@@ -113,6 +113,38 @@ typedef struct sp_cuda_grouped_report {
     int32_t fault, index;
 } sp_cuda_grouped_report;
 
+/* Rows of embed_tokens that slots replace, and pairs of embed_tokens. tokens.cu has the formulas.
+ */
+typedef struct sp_cuda_embed {
+    int32_t type; /* sp_dtype of everything: BF16 or F16 */
+    int32_t n_rows, vocab, hidden;
+    const int32_t *tokens, *seq_slot; /* [n_rows] */
+    const float *row_scale;           /* [n_rows] */
+    const void *const *rows;          /* [slots] -> [n, hidden] */
+    const int32_t *const *map;        /* [slots] -> [vocab]; NULL: no slot replaces rows */
+    const void *a, *b;                /* of slot 0: [R, vocab], [hidden, R] */
+    int64_t slot_stride;              /* elements */
+    int32_t rank_stride;              /* R */
+    const int32_t *rank;              /* [slots]; NULL: no pairs */
+    const float *scale;               /* [slots] */
+    void *y;                          /* [n_rows, hidden], stride y_stride elements */
+    int64_t y_stride;
+} sp_cuda_embed;
+
+/* Logits of the tokens that slots replace. */
+typedef struct sp_cuda_head {
+    int32_t type; /* sp_dtype of x and the rows: BF16 or F16 */
+    int32_t n_rows, n_slots, vocab, hidden;
+    const void *x; /* [n_rows, hidden], stride x_stride elements */
+    int64_t x_stride;
+    const sp_cuda_tile *tiles;
+    const void *const *rows;   /* [slots] -> [n, hidden], on 256-byte boundaries */
+    const int32_t *const *ids; /* [slots] -> [n] */
+    const int32_t *n;          /* [slots] */
+    float *logits;             /* [n_rows, vocab], stride logits_stride elements */
+    int64_t logits_stride;
+} sp_cuda_head;
+
 /* name, arguments. All return a cudaError_t as int. */
 #define SP_CUDA_KERNEL_LIST(X)                                                                 \
     X(plan_rows,                                                                               \
@@ -122,6 +154,8 @@ typedef struct sp_cuda_grouped_report {
     X(grouped_gemm, (int gpu, const sp_cuda_grouped *grouped, void *stream))                   \
     X(grouped_check,                                                                           \
       (int gpu, const sp_cuda_grouped *grouped, sp_cuda_grouped_report *report, void *stream)) \
+    X(embed_rows, (int gpu, const sp_cuda_embed *embed, void *stream))                         \
+    X(head_rows, (int gpu, const sp_cuda_head *head, void *stream))                            \
     X(kernels_init, (int gpu))
 
 typedef struct sp_cuda_kernels {

@@ -86,10 +86,10 @@ size_t sp_overlay_memory_device_bytes(const sp_overlay_memory *memory)
 /* ---- contents ------------------------------------------------------------------------------ */
 
 sp_status sp_overlay_memory_write(sp_overlay_memory *memory, int32_t slot,
-                                  const sp_overlay *overlay)
+                                  const sp_overlay *overlay, sp_stream *stream)
 {
-    return sp_device_write(memory->device, memory->memory + memory->extents[slot].offset_bytes,
-                           overlay->data, overlay->bytes);
+    return sp_stream_copy(stream, memory->memory + memory->extents[slot].offset_bytes,
+                          overlay->data, overlay->bytes);
 }
 
 /* The cells of one slot and module. n is what makes them count. */

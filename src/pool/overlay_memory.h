@@ -37,9 +37,9 @@ void sp_overlay_memory_destroy(sp_overlay_memory *memory);
 /* Device bytes, tables included. */
 size_t sp_overlay_memory_device_bytes(const sp_overlay_memory *memory);
 
-/* Copies into the slot's extent, which is as large. */
+/* Enqueues the copy into the slot's extent, which is as large. */
 sp_status sp_overlay_memory_write(sp_overlay_memory *memory, int32_t slot,
-                                  const sp_overlay *overlay);
+                                  const sp_overlay *overlay, sp_stream *stream);
 
 /* Sets the slot's cells; clears them. */
 sp_status sp_overlay_memory_show(sp_overlay_memory *memory, int32_t slot,

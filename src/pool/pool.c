@@ -408,8 +408,8 @@ sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *imag
 }
 
 /*
- * One copy on the pool's own stream, behind the last step that could read the slot's former
- * adapter. It waits for that here, on the loader's thread, and the steps go on beside it.
+ * On the pool's own stream, behind the last step that could read the slot's former adapter. It
+ * waits for that here, on the loader's thread, and the steps go on beside it.
  */
 static sp_status copy_image(sp_pool *pool, int32_t slot, const sp_image *image)
 {
@@ -418,6 +418,8 @@ static sp_status copy_image(sp_pool *pool, int32_t slot, const sp_image *image)
     if (status == SP_OK)
         status = sp_stream_copy(pool->load_stream, slot_memory(pool, slot), image->data,
                                 sp_layout_slot_bytes(pool->layout));
+    if (status == SP_OK && image->overlay != NULL)
+        status = sp_overlay_memory_write(&pool->overlays, slot, image->overlay, pool->load_stream);
     return status == SP_OK ? sp_stream_wait(pool->load_stream) : status;
 }
 
@@ -431,8 +433,6 @@ sp_status sp_pool_load_write(sp_pool *pool, int32_t slot, const sp_image *image,
     content = &pool->contents[slot];
     content->written = false;
     status = copy_image(pool, slot, image);
-    if (status == SP_OK && image->overlay != NULL)
-        status = sp_overlay_memory_write(&pool->overlays, slot, image->overlay);
     if (status != SP_OK)
         return sp_fail(error, status, NULL, NULL, slot, "copying an adapter to %s failed",
                        sp_device_name(pool->device));

@@ -42,7 +42,7 @@ if wants ptx && [ -n "$ptx" ]; then
 fi
 if wants sanitizers; then
     for tool in memcheck racecheck initcheck synccheck; do
-        for program in test_cuda test_cuda_delta test_cuda_grouped; do
+        for program in test_cuda test_cuda_delta test_cuda_grouped test_cuda_tokens; do
             run "${tool}_$program" compute-sanitizer --tool $tool --error-exitcode 9 \
                 "$directory/$program" 'a_small*'
         done

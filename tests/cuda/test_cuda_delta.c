@@ -721,14 +721,12 @@ static void expect_unsupported(const sp_site_dims *site, int32_t rank, sp_dtype 
 static void what_has_no_kernels_is_named(void **state)
 {
     static const sp_site_dims q = {0, SP_MODULE_Q_PROJ, 16, 16};
-    static const sp_site_dims embed = {-1, SP_MODULE_EMBED_TOKENS, 100, 16};
     size_t before = sp_device_allocated_bytes(gpu);
 
     (void)state;
     expect_unsupported(&q, 8, SP_DTYPE_F32, 8, "f32");
     expect_unsupported(&q, 520, SP_DTYPE_BF16, 8, "--max-lora-rank");
     expect_unsupported(&q, 8, SP_DTYPE_BF16, 65537, "rows_max");
-    expect_unsupported(&embed, 8, SP_DTYPE_BF16, 8, "embed_tokens");
     assert_int_equal(sp_device_allocated_bytes(gpu), before);
 }
 

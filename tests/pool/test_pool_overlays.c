@@ -70,7 +70,7 @@ static sp_image *make_image(const world *w, int32_t n, float value)
     float *rows = sp_calloc((size_t)n * HIDDEN + 1, sizeof *rows);
     int32_t ids[VOCAB];
     sp_adapter_table table = {.module = SP_MODULE_EMBED_TOKENS, .token_ids = ids, .n_ids = n};
-    hand_pool pool = {w->geometry, w->layout, w->device, w->pool};
+    hand_pool pool = {w->geometry, w->layout, w->device, w->pool, true};
     sp_image *image;
     sp_error error;
 

@@ -38,8 +38,8 @@ typedef struct hand_pool {
     sp_geometry *geometry;
     sp_layout *layout;
     sp_device *device;
-    bool borrowed; /* the device */
     sp_pool *pool;
+    bool borrowed; /* the device */
 } hand_pool;
 
 hand_pool hand_pool_create(int32_t layers, const sp_site_dims *sites, size_t n_sites, int32_t rank,

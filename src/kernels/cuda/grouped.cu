@@ -19,6 +19,7 @@
 #define SHRINK_WARPS    16
 #define SLICE_K         32
 #define STEP_K          (SHRINK_WARPS * SLICE_K)
+#define SLICES_NOW      4  /* of a warp in flight: a decode step is all latency */
 #define SLICE_PITCH     24 /* halves: eight rows of 48 bytes lie in different banks */
 #define EXPAND_THREADS  256
 #define COLUMNS         128
@@ -142,21 +143,29 @@ __global__ void __launch_bounds__(SHRINK_WARPS *SP_WARP) shrink_kernel(const sp_
     group_tile tile = find_tile(g, (int)blockIdx.x);
     int row = lane >> 2, keep = tile.rank - rank0;
     const uint16_t *a, *x;
-    slice_part next;
+    slice_part next[SLICES_NOW];
     float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f}, sum = 0.0f;
     __shared__ __align__(16) uint16_t slices[SHRINK_WARPS][SLICE_K * SLICE_PITCH];
     __shared__ float sums[SHRINK_WARPS][ROWS][17];
 
+    release_successor();
     if (tile.count == 0 || keep <= 0 || tile.scale == 0.0f)
         return;
     a = (const uint16_t *)g.lora_a + ((int64_t)tile.adapter * g.input_size) * g.rank_stride + rank0;
     x = (const uint16_t *)g.input + (int64_t)(tile.row + min(row, tile.count - 1)) * g.input_size;
-    next = load_slice<A_VEC, X_VEC>(g, a, x, row < tile.count, keep, warp * SLICE_K);
-    for (int k0 = warp * SLICE_K; k0 < g.input_size; k0 += STEP_K) {
-        slice_part now = next;
+#pragma unroll
+    for (int i = 0; i < SLICES_NOW; i++)
+        next[i] =
+            load_slice<A_VEC, X_VEC>(g, a, x, row < tile.count, keep, warp * SLICE_K + i * STEP_K);
+    for (int k0 = warp * SLICE_K; k0 < g.input_size; k0 += SLICES_NOW * STEP_K) {
+#pragma unroll
+        for (int i = 0; i < SLICES_NOW; i++) {
+            slice_part now = next[i];
 
-        next = load_slice<A_VEC, X_VEC>(g, a, x, row < tile.count, keep, k0 + STEP_K);
-        add_slice(acc, slices[warp], now);
+            next[i] = load_slice<A_VEC, X_VEC>(g, a, x, row < tile.count, keep,
+                                               k0 + (SLICES_NOW + i) * STEP_K);
+            add_slice(acc, slices[warp], now);
+        }
     }
     sums[warp][2 * (lane & 3)][row] = acc[0];
     sums[warp][2 * (lane & 3) + 1][row] = acc[1];
@@ -270,6 +279,7 @@ __global__ void __launch_bounds__(EXPAND_THREADS)
 {
     int column0 = (int)blockIdx.x * COLUMNS, first = (int)blockIdx.y * tiles_per_block;
     int held = -1; /* the adapter whose B lies in shared memory, all of it */
+    bool waited = false;
     __shared__ __align__(16) expand_shared s;
 
     for (int number = first; number < min(first + tiles_per_block, n_tiles); number++) {
@@ -281,6 +291,9 @@ __global__ void __launch_bounds__(EXPAND_THREADS)
         for (int rank0 = 0; rank0 < tile.rank; rank0 += B_RANKS) {
             if (held != tile.adapter)
                 fill_b<VEC>(&s, g, tile, rank0, column0);
+            if (!waited)
+                wait_predecessor();
+            waited = true;
             fill_xa(&s, g, tile, rank0);
             __syncthreads();
             add_ranks(acc, &s, min(B_RANKS, tile.rank - rank0));
@@ -291,6 +304,9 @@ __global__ void __launch_bounds__(EXPAND_THREADS)
         __syncthreads();
         fold_tile<VEC>(&s, g, tile, column0);
     }
+    /* A kernel that is done means that all before it are: so one block waits in any case. */
+    if (!waited && blockIdx.x == 0 && blockIdx.y == 0)
+        wait_predecessor();
 }
 
 /* ---- check --------------------------------------------------------------------------------- */
@@ -359,24 +375,40 @@ static void launch_shrink(const sp_cuda_grouped &g, int n_tiles, cudaStream_t st
         shrink_kernel<0, 0><<<grid, threads, 0, stream>>>(g);
 }
 
+/* Chained to the shrink: tiles and B, which it does not write, are read beside it. */
+template <int VEC>
+static cudaError_t launch_expand(const sp_cuda_grouped &g, int n_tiles, cudaStream_t stream)
+{
+    int tiles_per_block = g.total_rows > PREFILL_ROWS ? TILES_PER_BLOCK : 1;
+    cudaLaunchAttribute overlap;
+    cudaLaunchConfig_t config = {};
+
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)((g.output_size + COLUMNS - 1) / COLUMNS),
+                          (unsigned)((n_tiles + tiles_per_block - 1) / tiles_per_block));
+    config.blockDim = dim3(EXPAND_THREADS);
+    config.stream = stream;
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, expand_kernel<VEC>, g, n_tiles, tiles_per_block);
+}
+
 extern "C" int sp_cuda_grouped_gemm(int gpu, const sp_cuda_grouped *grouped, void *stream)
 {
     const sp_cuda_grouped &g = *grouped;
     int n_tiles = g.total_rows / ROWS + g.n_segments;
-    int tiles_per_block = g.total_rows > PREFILL_ROWS ? TILES_PER_BLOCK : 1;
-    cudaStream_t on = (cudaStream_t)stream;
-    dim3 grid((unsigned)((g.output_size + COLUMNS - 1) / COLUMNS),
-              (unsigned)((n_tiles + tiles_per_block - 1) / tiles_per_block));
+    bool vec = aligned(g.lora_b) && aligned(g.output) && g.output_size % 8 == 0;
     cudaError_t code = cudaSetDevice(gpu);
 
     if (code != cudaSuccess)
         return (int)code;
-    launch_shrink(g, n_tiles, on);
-    if (aligned(g.lora_b) && aligned(g.output) && g.output_size % 8 == 0)
-        expand_kernel<1><<<grid, EXPAND_THREADS, 0, on>>>(g, n_tiles, tiles_per_block);
-    else
-        expand_kernel<0><<<grid, EXPAND_THREADS, 0, on>>>(g, n_tiles, tiles_per_block);
-    return (int)cudaGetLastError();
+    launch_shrink(g, n_tiles, (cudaStream_t)stream);
+    code = cudaGetLastError();
+    if (code != cudaSuccess)
+        return (int)code;
+    return (int)(vec ? launch_expand<1>(g, n_tiles, (cudaStream_t)stream)
+                     : launch_expand<0>(g, n_tiles, (cudaStream_t)stream));
 }
 
 extern "C" int sp_cuda_grouped_check(int gpu, const sp_cuda_grouped *grouped,
