@@ -13,7 +13,8 @@ build="gcc libc6-dev make cmake ninja-build pkg-config libjansson-dev libssl-dev
 libxxhash-dev libpcre2-dev libmicrohttpd-dev python3"
 test="libcmocka-dev"
 style="clang-format-14 g++"
-ci="clang-14 libclang-rt-14-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user git"
+ci="clang-14 libclang-rt-14-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user git
+prometheus"
 
 client="python3-venv curl"
 

@@ -35,15 +35,18 @@ static void add_bool(sp_text *out, const char *before, const char *name, bool va
 
 /* ---- parts --------------------------------------------------------------------------------- */
 
-static void add_load(sp_text *out, const sp_engine_stats *stats)
+/* Those whose adapter is read for the first time are not the engine's yet, but they wait. */
+static void add_load(sp_text *out, const sp_metrics_view *view)
 {
+    const sp_engine_stats *stats = view->stats;
+
     sp_text_format(out,
                    ", \"queue\": {\"waiting\": %d, \"running\": %d, \"running_max\": %d}"
                    ", \"kv\": {\"pages\": %lld, \"used\": %lld, \"cached\": %lld, "
                    "\"page_tokens\": %d}",
-                   stats->waiting, stats->running, stats->running_max, (long long)stats->kv_pages,
-                   (long long)stats->kv_pages_used, (long long)stats->kv_pages_cached,
-                   stats->page_tokens);
+                   stats->waiting + view->counts->waiting_for_load, stats->running,
+                   stats->running_max, (long long)stats->kv_pages, (long long)stats->kv_pages_used,
+                   (long long)stats->kv_pages_cached, stats->page_tokens);
 }
 
 static void add_rates(sp_text *out, const sp_metrics *metrics, double now_s)
@@ -212,7 +215,7 @@ void sp_metrics_json(const sp_metrics_view *view, sp_text *out)
     add_base_load(out, view);
     add_traffic(out, view->metrics, view->base_name);
     sp_text_add(out, "}");
-    add_load(out, view->stats);
+    add_load(out, view);
     add_rates(out, view->metrics, view->now_s);
     add_history(out, view->metrics, view->now_s);
     add_totals(out, view);

@@ -207,7 +207,8 @@ static void add_router_metrics(sp_text *out, const sp_metrics_view *view)
     const sp_engine_stats *stats = view->stats;
 
     add_engine_gauge(out, view, "vllm:num_requests_waiting",
-                     "Requests that wait to be run, for KV pages or an adapter.", stats->waiting);
+                     "Requests that wait to be run, for KV pages or an adapter.",
+                     stats->waiting + view->counts->waiting_for_load);
     add_engine_gauge(out, view, "vllm:num_requests_running", "Requests in the batch.",
                      stats->running);
     add_engine_gauge(out, view, "vllm:kv_cache_usage_perc",

@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/file.h"
+#include "base/text.h"
 #include "support/shell.h"
 
 #include <jansson.h>
@@ -154,6 +155,50 @@ static void test_scores(void **state)
     free_json(&b);
 }
 
+/* A JSON line with a prompt of n tokens. */
+static void add_long_prompt(sp_text *input, int n)
+{
+    sp_text_add(input, "{\"prompt_tokens\": [495");
+    for (int i = 1; i < n; i++)
+        sp_text_format(input, ", %d", 200 + (i * 37) % 500);
+    sp_text_add(input, "], \"logprobs\": true, \"prompt_logprobs\": true, \"top_logprobs\": 5}\n");
+}
+
+static void check_finite(const json_t *scores, size_t from, size_t n)
+{
+    assert_int_equal(json_array_size(scores), n);
+    for (size_t i = from; i < n; i++) {
+        const json_t *score = json_array_get(scores, i);
+
+        assert_true(json_is_number(json_object_get(score, "logprob")));
+        assert_true(number_of(score, "logprob") >= -9999 && number_of(score, "logprob") <= 0);
+        assert_int_equal(json_array_size(json_object_get(score, "top")), 5);
+        for (size_t k = 0; k < 5; k++)
+            assert_true(number_of(json_array_get(json_object_get(score, "top"), k), "logprob") <=
+                        0);
+    }
+}
+
+/* Prompts at and around the borders of pages, blocks and chunks: every logprob is a number. */
+static void test_scores_of_long_prompts(void **state)
+{
+    static const int lengths[] = {1, 127, 128, 129, 400};
+    sp_text input = {0};
+    json_lines out;
+
+    (void)state;
+    for (size_t i = 0; i < 5; i++)
+        add_long_prompt(&input, lengths[i]);
+    out = run_json(input.data, DEMO "--max-tokens 2 --ignore-eos");
+    assert_int_equal(out.n, 6);
+    for (size_t i = 0; i < 5; i++) {
+        check_finite(json_object_get(out.lines[i], "logprobs"), 0, 2);
+        check_finite(json_object_get(out.lines[i], "prompt_logprobs"), 1, (size_t)lengths[i]);
+    }
+    free_json(&out);
+    sp_text_free(&input);
+}
+
 static void test_text_output(void **state)
 {
     shell_result result =
@@ -249,6 +294,7 @@ int main(void)
         cmocka_unit_test(test_json_of_a_batch),
         cmocka_unit_test(test_lines_and_flags_agree),
         cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_scores_of_long_prompts),
         cmocka_unit_test(test_text_output),
         cmocka_unit_test(test_memory_beyond_the_mapping),
         cmocka_unit_test(test_shards_give_the_same_logits),

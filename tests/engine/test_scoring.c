@@ -22,8 +22,8 @@
 /* What makes one run of the list differ from the next. */
 static engine_run make_run(const int32_t *prompt, const sp_logit_bias *bias, int i)
 {
-    static const char *const names[] = {"all-linear", "r64", NULL};
-    engine_run run = engine_run_init(names[i % 3], prompt, PROMPT, NEW);
+    static const char *const names[] = {"all-linear", "tokens", NULL};
+    engine_run run = engine_run_init(names[(i + i / 3) % 3], prompt, PROMPT, NEW);
 
     run.keep_logits = true;
     run.request.logits_from = i % 4 == 3 ? 1 << 20 : 0;
@@ -44,8 +44,10 @@ static engine_run make_run(const int32_t *prompt, const sp_logit_bias *bias, int
 static sp_engine *open_engine(sp_dtype precision, int32_t max_running, int64_t kv_tokens,
                               bool prefix_cache, int32_t chunk)
 {
-    const sp_engine_adapter adapters[2] = {{"all-linear", ADAPTERS "all-linear"},
-                                           {"r64", ADAPTERS "r64"}};
+    /* The last one replaces rows of the head: logits that are computed once more. */
+    const sp_engine_adapter adapters[3] = {{"all-linear", ADAPTERS "all-linear"},
+                                           {"r64", ADAPTERS "r64"},
+                                           {"tokens", ADAPTERS "tokens"}};
     sp_engine_options options;
 
     sp_engine_options_default(&options);
@@ -58,7 +60,7 @@ static sp_engine *open_engine(sp_dtype precision, int32_t max_running, int64_t k
     options.step_rows = 64;
     options.prefill_chunk = chunk;
     options.prefix_cache = prefix_cache;
-    return engine_run_open(&options, adapters, 2);
+    return engine_run_open(&options, adapters, 3);
 }
 
 /* ---- what a request's logits say ----------------------------------------------------------- */
@@ -296,6 +298,73 @@ static void test_score_only(void **state)
     engine_run_free(&score);
 }
 
+/* All of it at once, on a sampled request: steps find their memory ready. */
+static engine_run run_of_everything(const int32_t *prompt, const sp_logit_bias *bias)
+{
+    engine_run run = engine_run_init("tokens", prompt, 9, 12);
+
+    run.request.temperature = 1;
+    run.request.presence_penalty = 0.5;
+    run.request.repetition_penalty = 1.2;
+    run.request.logit_bias = bias;
+    run.request.n_logit_bias = 1;
+    run.request.logprobs = run.request.prompt_logprobs = true;
+    run.request.top_logprobs = 20;
+    return run;
+}
+
+static void ignore_event(void *user, const sp_event *event)
+{
+    *(int32_t *)user += event->n_top;
+}
+
+static void test_steps_allocate_nothing(void **state)
+{
+    const int32_t prompt[9] = {4, 5, 6, 4, 5, 6, 4, 5, 6};
+    const sp_logit_bias bias = {3, 2};
+    sp_engine *engine = open_engine(SP_DTYPE_BF16, 4, 256, true, 4);
+    engine_run run = run_of_everything(prompt, &bias);
+    int32_t n_top = 0;
+    sp_error error;
+
+    (void)state;
+    assert_ok(sp_engine_submit(engine, &run.request, &run.id, &error), &error);
+    sp_alloc_fail_after(0);
+    while (sp_engine_step(engine, ignore_event, &n_top, &error) == SP_OK)
+        continue;
+    assert_false(sp_alloc_failed());
+    sp_alloc_fail_after(-1);
+    assert_int_equal(n_top, (8 + 12) * 20);
+    sp_engine_close(engine);
+}
+
+static void test_submit_without_memory(void **state)
+{
+    const int32_t prompt[9] = {4, 5, 6, 4, 5, 6, 4, 5, 6};
+    const sp_logit_bias bias = {3, 2};
+    sp_engine *engine = open_engine(SP_DTYPE_BF16, 4, 256, true, 4);
+    engine_run run = run_of_everything(prompt, &bias);
+    sp_status status = SP_ERR_MEMORY;
+    size_t blocks;
+    sp_error error;
+    int64_t n;
+
+    (void)state;
+    /* Lists grow once and stay. */
+    assert_ok(sp_engine_submit(engine, &run.request, &run.id, &error), &error);
+    assert_ok(sp_engine_cancel(engine, run.id), NULL);
+    blocks = sp_alloc_blocks();
+    for (n = 0; status == SP_ERR_MEMORY; n++) {
+        assert_int_equal(sp_alloc_blocks(), blocks);
+        sp_alloc_fail_after(n);
+        status = sp_engine_submit(engine, &run.request, &run.id, &error);
+    }
+    sp_alloc_fail_after(-1);
+    assert_int_equal(status, SP_OK);
+    assert_true(n > 3);
+    sp_engine_close(engine);
+}
+
 static void check_refused(sp_engine *engine, const sp_request *request, const char *field)
 {
     sp_error error;
@@ -400,9 +469,14 @@ static void test_trace(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bf16),    cmocka_unit_test(test_f32),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_bias_decides),
-        cmocka_unit_test(test_trace),   cmocka_unit_test(test_score_only),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_f32),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_bias_decides),
+        cmocka_unit_test(test_trace),
+        cmocka_unit_test(test_score_only),
+        cmocka_unit_test(test_steps_allocate_nothing),
+        cmocka_unit_test(test_submit_without_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -76,7 +76,8 @@ static scene *make_scene(void)
                                  .steps = 10};
     set_adapters(s);
     sp_metrics_start(s->metrics, "base \"q\"", &s->stats);
-    s->counts = (sp_driver_counts){.finished_stop = 5, .loads = 9, .load_failures = 2};
+    s->counts = (sp_driver_counts){
+        .finished_stop = 5, .waiting_for_load = 2, .loads = 9, .load_failures = 2};
     s->codes[200] = 7;
     s->codes[429] = 2;
     s->refusal = (sp_server_refusal){"bad</td>", {.code = "rank-exceeds-pool"}};
@@ -245,7 +246,7 @@ static void test_bounded(void **state)
 static void test_router_metrics(void **state)
 {
     static const char *const lines[] = {
-        "vllm:num_requests_waiting{model_name=\"base \\\"q\\\"\",engine=\"0\"} 3",
+        "vllm:num_requests_waiting{model_name=\"base \\\"q\\\"\",engine=\"0\"} 5",
         "vllm:num_requests_running{model_name=\"base \\\"q\\\"\",engine=\"0\"} 4",
         "vllm:kv_cache_usage_perc{model_name=\"base \\\"q\\\"\",engine=\"0\"} 0.25",
         "vllm:cache_config_info{model_name=\"base \\\"q\\\"\",engine=\"0\",block_size=\"16\","
@@ -360,7 +361,7 @@ static void test_json(void **state)
     assert_non_null(root);
     assert_string_equal(json_string_value(json_object_get(json_object_get(root, "base"), "name")),
                         "base \"q\"");
-    assert_int_equal(integer_at(json_object_get(root, "queue"), "waiting"), 3);
+    assert_int_equal(integer_at(json_object_get(root, "queue"), "waiting"), 5);
     assert_int_equal(integer_at(json_object_get(root, "kv"), "used"), 50);
     assert_true(json_number_value(
                     json_object_get(json_object_get(root, "rates"), "tokens_per_second")) > 3.99);

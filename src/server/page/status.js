@@ -38,6 +38,15 @@
     return node;
   }
 
+  /* Whether a part of the page has to be made anew: what stays keeps its selection. */
+  const made = {};
+  function changed(part, value) {
+    const text = JSON.stringify(value);
+    if (made[part] === text) return false;
+    made[part] = text;
+    return true;
+  }
+
   function width(id, share) {
     at(id).style.width = Math.max(0, Math.min(100, share * 100)) + "%";
   }
@@ -85,6 +94,7 @@
   }
 
   function showSlots(s) {
+    if (!changed("slots", s.slots)) return;
     at("slots-title").hidden = s.slots.length === 0;
     at("slots").replaceChildren(...s.slots.map((slot) => {
       const item = make("li", slot.adapter === null ? "empty" : "");
@@ -124,6 +134,7 @@
 
   function showAdapters(s) {
     const wanted = at("filter").value.toLowerCase();
+    if (!changed("adapters", [wanted, s.base, s.adapters, s.refused])) return;
     const fitting = s.adapters.filter((a) => a.name.toLowerCase().includes(wanted));
     const rows = fitting.slice(0, ROWS_MAX).map(row);
     if (!wanted) rows.unshift(baseRow(s.base));
@@ -142,6 +153,7 @@
 
   function showTotals(s) {
     const t = s.totals;
+    if (!changed("totals", t)) return;
     const list = [["generated tokens", t.generated_tokens], ["steps", t.steps],
       ["prefill rows", t.prefill_rows], ["prefix cache tokens", t.prefix_tokens],
       ["preemptions", t.preemptions], ["copies into slots", t.slot_copies],
