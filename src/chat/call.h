@@ -53,8 +53,8 @@ bool sp_given(const sp_value *value);
 sp_value sp_value_attribute(sp_render *render, const sp_value *object, const sp_str *name);
 sp_value sp_value_item(sp_render *render, const sp_value *object, const sp_value *index);
 
-/* Letters to another case. Fails on letters beyond ASCII that have one, for which Python's tables
- * would be needed. */
+/* Letters to another case: those of Latin, Greek and Cyrillic that become one letter. Fails on any
+ * other that may have one. */
 enum { SP_CASE_LOWER, SP_CASE_UPPER, SP_CASE_TITLE, SP_CASE_CAPITALIZE };
 const sp_str *sp_str_case(sp_render *render, const sp_str *text, int which);
 

@@ -3,6 +3,7 @@
 #include "chat/value.h"
 
 #include <string.h>
+#include <utf8proc.h>
 
 const sp_str sp_str_empty = {.data = "", .bytes = 0};
 
@@ -299,59 +300,72 @@ const sp_str *sp_str_reversed(sp_render *render, const sp_str *text)
 /* --- Case ----------------------------------------------------------------------------------- */
 
 /* Characters that no change of case touches, whatever the table: those of scripts without cases,
- * digits, signs. A rough set of whole ranges; what lies outside is not guessed at. */
-static bool is_caseless(uint32_t code)
-{
-    static const uint32_t ranges[][2] = {
-        {0x80, 0xa9},       {0xab, 0xb4},       {0xb6, 0xb9},       {0xbb, 0xbf},
-        {0x5d0, 0x5ea},     {0x600, 0x6ff},     {0x900, 0xdff},     {0xe00, 0xeff},
-        {0x2000, 0x206f},   {0x20a0, 0x20bf},   {0x2190, 0x245f},   {0x2500, 0x2bff},
-        {0x3000, 0x9fff},   {0xac00, 0xd7a3},   {0xfe00, 0xfe0f},   {0xff00, 0xff20},
-        {0x1f000, 0x1f0ff}, {0x1f300, 0x1faff}, {0x20000, 0x2ffff},
-    };
+ * digits, signs, combining marks. A rough set of whole ranges; what lies outside is not guessed at.
+ */
+static const uint32_t caseless[][2] = {
+    {0x80, 0xa9},       {0xab, 0xb4},       {0xb6, 0xb9},       {0xbb, 0xbf},     {0xd7, 0xd7},
+    {0xf7, 0xf7},       {0x300, 0x344},     {0x346, 0x36f},     {0x5d0, 0x5ea},   {0x600, 0x6ff},
+    {0x900, 0xdff},     {0xe00, 0xeff},     {0x2000, 0x206f},   {0x20a0, 0x20bf}, {0x2190, 0x245f},
+    {0x2500, 0x2bff},   {0x3000, 0x9fff},   {0xac00, 0xd7a3},   {0xfe00, 0xfe0f}, {0xff00, 0xff20},
+    {0x1f000, 0x1f0ff}, {0x1f300, 0x1faff}, {0x20000, 0x2ffff},
+};
 
-    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+/* Letters of Latin, Greek and Cyrillic, of which each has one letter of the other case at most,
+ * which is also its letter at the beginning of a word. */
+static const uint32_t simple[][2] = {
+    {'A', 'Z'},     {'a', 'z'},     {0xc0, 0xd6},   {0xd8, 0xde},   {0xe0, 0xf6},   {0xf8, 0x12f},
+    {0x131, 0x148}, {0x14a, 0x1ba}, {0x1cd, 0x1ef}, {0x1f4, 0x24f}, {0x386, 0x38f}, {0x391, 0x3a1},
+    {0x3a4, 0x3af}, {0x3b1, 0x3cf}, {0x400, 0x481}, {0x48a, 0x52f},
+};
+
+static bool in_ranges(uint32_t code, const uint32_t (*ranges)[2], size_t n)
+{
+    for (size_t i = 0; i < n; i++)
         if (code >= ranges[i][0] && code <= ranges[i][1])
             return true;
     return false;
 }
 
-static bool is_letter(char byte)
+static bool is_letter(uint32_t code)
 {
-    return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z');
+    return in_ranges(code, simple, sizeof simple / sizeof *simple) &&
+           (code < 0x80 ||
+            utf8proc_toupper((utf8proc_int32_t)code) != utf8proc_tolower((utf8proc_int32_t)code));
 }
 
-static char with_case(char byte, bool upper)
+/* One letter in another case, with the provenance of the one at [at, at + n). */
+static void add_cased(sp_render *render, sp_build *build, const sp_str *text, size_t at, size_t n,
+                      bool upper)
 {
-    return is_letter(byte) ? (char)(upper ? byte & ~32 : byte | 32) : byte;
-}
+    utf8proc_int32_t code = (utf8proc_int32_t)code_at(text->data + at, n);
+    utf8proc_uint8_t bytes[4];
+    sp_str one = {.data = (const char *)bytes,
+                  .literal = text->own ? text->own[at] : text->literal};
 
-/* Whether the letter at `at` becomes an upper one. */
-static bool wants_upper(const sp_str *text, size_t at, int which)
-{
-    if (which == SP_CASE_TITLE)
-        return at == 0 || !is_letter(text->data[at - 1]);
-    return which == SP_CASE_UPPER || (which == SP_CASE_CAPITALIZE && at == 0);
+    code = upper ? utf8proc_toupper(code) : utf8proc_tolower(code);
+    one.bytes = (size_t)utf8proc_encode_char(code, bytes);
+    sp_build_add(render, build, &one);
 }
 
 const sp_str *sp_str_case(sp_render *render, const sp_str *text, int which)
 {
-    sp_str *changed = sp_render_take(render, 1, sizeof *changed);
-    char *data = sp_render_take(render, text->bytes, 1);
+    sp_build build = {0};
+    bool behind_letter = false;
 
-    if (!changed || !data)
-        return &sp_str_empty;
     sp_render_spend(render, text->bytes / 8);
-    for (size_t at = 0, n; at < text->bytes; at += n) {
-        n = sp_str_character(text, at);
-        if (n > 1 && !is_caseless(code_at(text->data + at, n))) {
+    for (size_t at = 0, n; at < text->bytes && render->failed == SP_OK; at += n) {
+        uint32_t code = code_at(text->data + at, n = sp_str_character(text, at));
+        bool letter = is_letter(code);
+        bool upper = which == SP_CASE_UPPER || (which == SP_CASE_TITLE && !behind_letter) ||
+                     (which == SP_CASE_CAPITALIZE && at == 0);
+
+        if (letter)
+            add_cased(render, &build, text, at, n, upper);
+        else if (code < 0x80 || in_ranges(code, caseless, sizeof caseless / sizeof *caseless))
+            sp_build_add_slice(render, &build, text, at, at + n);
+        else
             sp_render_unsupported(render, "another case for \"%.*s\"", (int)n, text->data + at);
-            return &sp_str_empty;
-        }
-        memcpy(data + at, text->data + at, n);
-        data[at] = n == 1 ? with_case(data[at], wants_upper(text, at, which)) : data[at];
+        behind_letter = letter;
     }
-    *changed = *text;
-    changed->data = data;
-    return changed;
+    return sp_build_finish(render, &build);
 }

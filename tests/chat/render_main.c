@@ -6,8 +6,8 @@
  *     {"text": .., "spans": [[begin, end], ..], "ids": [..], "thinking": bool}
  *     {"error": TEXT, "code": .., "line": ..}
  *
- * "ids" are there when the program is given a directory with a tokenizer.json. For the comparison
- * with jinja2 in check_chat.py.
+ * With --built-in it prints that form's text. "ids" are there when the program is given a directory
+ * with a tokenizer.json. For the comparison with jinja2 in check_chat.py.
  */
 #include "base/alloc.h"
 #include "base/json.h"
@@ -96,6 +96,10 @@ int main(int argc, char **argv)
     sp_tokenizer *opened = NULL;
     sp_error error;
 
+    if (argc > 1 && strcmp(argv[1], "--built-in") == 0) {
+        fputs(sp_qwen_form, stdout);
+        return 0;
+    }
     if (argc > 1 && sp_tokenizer_open(argv[1], &opened, &error) != SP_OK) {
         fprintf(stderr, "%s\n", error.text);
         return 1;
