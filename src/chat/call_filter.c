@@ -243,7 +243,14 @@ static sp_value filter_abs(sp_render *render, const sp_value *operand, const sp_
 
 static sp_value filter_safe(sp_render *render, const sp_value *operand, const sp_value *arguments)
 {
-    return filter_string(render, operand, arguments);
+    sp_str *text = sp_render_take(render, 1, sizeof *text);
+
+    (void)arguments;
+    if (!text)
+        return sp_value_undefined(NULL);
+    *text = *sp_value_str(render, operand);
+    text->safe = true;
+    return sp_value_text(text);
 }
 
 static sp_value filter_default(sp_render *render, const sp_value *operand,

@@ -278,9 +278,13 @@ static sp_value text_join(sp_render *render, const sp_value *self, const sp_valu
     sp_build build = {0};
 
     for (size_t i = 0; i < list.n && sp_render_spend(render, 1); i++) {
+        const sp_str *item = need_text(render, &list.items[i]);
+
+        if (item->safe || self->as.text->safe)
+            sp_render_unsupported(render, "joining texts behind the filter safe");
         if (i > 0)
             sp_build_add(render, &build, self->as.text);
-        sp_build_add(render, &build, need_text(render, &list.items[i]));
+        sp_build_add(render, &build, item);
     }
     return sp_value_text(sp_build_finish(render, &build));
 }

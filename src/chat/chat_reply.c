@@ -251,7 +251,7 @@ static sp_status close_call(sp_chat_parser *parser, bool ended, bool *out_more, 
     if (bytes > 0)
         memcpy(json, parser->held.data, bytes);
     if (!emit_call(parser, json, bytes, &no_memory) && !no_memory) {
-        emit(parser, SP_CHAT_CONTENT, "\n" CALL_OPEN + !parser->newline,
+        emit(parser, SP_CHAT_CONTENT, parser->newline ? "\n" CALL_OPEN : CALL_OPEN,
              strlen(CALL_OPEN) + parser->newline);
         emit(parser, SP_CHAT_CONTENT, parser->held.data, taken);
     }

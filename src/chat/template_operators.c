@@ -2,6 +2,7 @@
 #include "chat/template_run.h"
 
 #include <math.h>
+#include <string.h>
 
 /* --- Numbers -------------------------------------------------------------------------------- */
 
@@ -114,10 +115,36 @@ static sp_value join_lists(sp_render *render, const sp_list *left, const sp_list
     return sp_items_list(render, &items, left->tuple);
 }
 
+/* The same text, marked as safe or not. */
+static sp_value marked(sp_render *render, const sp_str *text, bool safe)
+{
+    sp_str *copy = text->safe != safe ? sp_render_take(render, 1, sizeof *copy) : NULL;
+
+    if (!copy)
+        return sp_value_text(text);
+    *copy = *text;
+    copy->safe = safe;
+    return sp_value_text(copy);
+}
+
+/* + between two texts of which one is marked as safe escapes the other, which must be one that
+ * escaping leaves as it is. (~ joins without that.) */
+static sp_value add_texts(sp_render *render, const sp_str *left, const sp_str *right)
+{
+    const sp_str *plain = left->safe ? right : left;
+
+    for (size_t i = 0; left->safe != right->safe && i < plain->bytes; i++)
+        if (plain->data[i] != '\0' && strchr("&<>'\"", plain->data[i]))
+            sp_render_unsupported(render, "adding to a text behind the filter safe");
+    return marked(render, sp_str_join(render, left, right), left->safe || right->safe);
+}
+
 static sp_value repeat(sp_render *render, const sp_str *text, int64_t n)
 {
     sp_build build = {0};
 
+    if (text->safe)
+        sp_render_unsupported(render, "repeating a text behind the filter safe");
     for (int64_t i = 0; i < n && sp_render_spend(render, 1); i++)
         sp_build_add(render, &build, text);
     return sp_value_text(sp_build_finish(render, &build));
@@ -128,14 +155,15 @@ sp_value sp_binary(sp_render *render, sp_op op, const sp_value *left, const sp_v
     int64_t a, b;
 
     if (op == SP_OP_JOIN)
-        return sp_value_text(
-            sp_str_join(render, sp_value_str(render, left), sp_value_str(render, right)));
+        return marked(render,
+                      sp_str_join(render, sp_value_str(render, left), sp_value_str(render, right)),
+                      false);
     if (sp_value_integer(left, &a) && sp_value_integer(right, &b))
         return integers(render, op, a, b);
     if (sp_value_is_number(left) && sp_value_is_number(right))
         return reals(render, op, sp_value_number(left), sp_value_number(right));
     if (op == SP_OP_ADD && left->kind == SP_VALUE_TEXT && right->kind == SP_VALUE_TEXT)
-        return sp_value_text(sp_str_join(render, left->as.text, right->as.text));
+        return add_texts(render, left->as.text, right->as.text);
     if (op == SP_OP_ADD && left->kind == SP_VALUE_LIST && right->kind == SP_VALUE_LIST &&
         left->as.list->tuple == right->as.list->tuple)
         return join_lists(render, left->as.list, right->as.list);

@@ -19,7 +19,6 @@ typedef struct {
     int depth;
     int loops;    /* around what is being read */
     int branches; /* of an `if`: what is not known there is refused when it is reached */
-    int n_safe;   /* uses of `safe` that are not all of a printed expression */
     const char *subject;
     sp_error *error;
     sp_status failed;
@@ -430,7 +429,6 @@ static sp_node *parse_filter(parser *parse, sp_node *operand)
     }
     node->which = sp_filter_find(token->text, token->bytes);
     note_unknown(parse, node, "no such filter: ");
-    parse->n_safe += is_word(token, "safe");
     advance(parse);
     if (skip_op(parse, SP_OP_PAREN_OPEN))
         node->b = parse_arguments(parse);
@@ -866,11 +864,6 @@ static sp_node *parse_statement(parser *parse)
     case SP_LEX_PRINT_BEGIN:
         node = make(parse, SP_NODE_PRINT);
         node->a = parse_tuple(parse, parse_expression);
-        /* Text that is marked as safe escapes what is joined to it; printed alone it does not. */
-        if (node->a->kind == SP_NODE_FILTER && node->a->which == sp_filter_find("safe", 4))
-            parse->n_safe--;
-        if (parse->n_safe > 0)
-            fail(parse, true, "the filter safe inside of an expression", "", 0);
         if (here(parse)->kind != SP_LEX_PRINT_END)
             expected(parse, "the end of the expression");
         advance(parse);
@@ -949,8 +942,6 @@ sp_status sp_template_parse(const char *source, size_t bytes, const char *subjec
     if (status == SP_OK) {
         parse.tokens = list.tokens;
         template->body = parse_body(&parse, NULL);
-        if (parse.n_safe > 0)
-            fail(&parse, true, "the filter safe in a tag", "", 0);
         template->loop_name = intern(&parse, "loop", 4);
         status = parse.failed;
     }

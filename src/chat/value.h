@@ -25,6 +25,7 @@ typedef struct sp_str {
     size_t bytes;
     const uint8_t *own; /* [bytes] 1: the template's; NULL: every byte is as `literal` says */
     bool literal;
+    bool safe; /* went through the filter `safe`: what is joined to it would be HTML-escaped */
 } sp_str;
 
 typedef enum sp_value_kind {

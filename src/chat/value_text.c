@@ -90,7 +90,8 @@ const sp_str *sp_str_slice(sp_render *render, const sp_str *text, size_t begin, 
     *slice = (sp_str){.data = text->data + begin,
                       .bytes = end - begin,
                       .own = text->own ? text->own + begin : NULL,
-                      .literal = text->literal};
+                      .literal = text->literal,
+                      .safe = text->safe};
     return slice;
 }
 
@@ -215,6 +216,14 @@ void sp_str_strip(const sp_str *text, const sp_str *characters, bool left, bool 
     *out_end = end;
 }
 
+/* Text that is marked as safe may be cut, compared and printed; to change it in another way would
+ * take the escaping of HTML, for which no prompt has a use. */
+static void refuse_safe(sp_render *render, const sp_str *text)
+{
+    if (text->safe)
+        sp_render_unsupported(render, "changing a text behind the filter safe");
+}
+
 /* --- Changing ------------------------------------------------------------------------------- */
 
 const sp_str *sp_str_replace(sp_render *render, const sp_str *text, const sp_str *old,
@@ -223,6 +232,7 @@ const sp_str *sp_str_replace(sp_render *render, const sp_str *text, const sp_str
     sp_build build = {0};
     size_t at = 0, found;
 
+    refuse_safe(render, text);
     sp_render_spend(render, text->bytes / 64);
     while (count != 0 && sp_render_spend(render, 1)) {
         /* An empty text is found before every character, and once more at the end. */
@@ -288,6 +298,7 @@ const sp_str *sp_str_reversed(sp_render *render, const sp_str *text)
     sp_build build = {0};
     size_t end = text->bytes, at;
 
+    refuse_safe(render, text);
     while (end > 0 && sp_render_spend(render, 1)) {
         for (at = end - 1; at > 0 && is_inner_byte(text->data[at]); at--)
             ;
@@ -352,6 +363,7 @@ const sp_str *sp_str_case(sp_render *render, const sp_str *text, int which)
     sp_build build = {0};
     bool behind_letter = false;
 
+    refuse_safe(render, text);
     sp_render_spend(render, text->bytes / 8);
     for (size_t at = 0, n; at < text->bytes && render->failed == SP_OK; at += n) {
         uint32_t code = code_at(text->data + at, n = sp_str_character(text, at));

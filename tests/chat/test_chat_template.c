@@ -208,7 +208,8 @@ static void test_filters(void **state)
           {"{{ 'a\nb'|indent(1, true) }}", " a\n b"},
           {"{{ {'b': 1, 'a': 2}|dictsort }}", "[('a', 2), ('b', 1)]"},
           {"{{ m|items|list }}", "[('a', 1), ('b', [True, None]), ('items', 5)]"},
-          {"{{ '<b>'|safe }}", "<b>"}, {"{{ 'a' ~ ' b '|trim ~ 'c' }}", "abc"}, );
+          {"{{ '<b>'|safe }}{% set x = '<'|safe %}{{ x }}{{ x + x }}{{ 'a' ~ x }}", "<b><<<a<"},
+          {"{{ 'a' ~ ' b '|trim ~ 'c' }}", "abc"}, );
 }
 
 static void test_tojson(void **state)
@@ -286,8 +287,9 @@ static const struct {
     {"{{ x|wordwrap }}", SP_CHAT_UNSUPPORTED, "wordwrap"},
     {"{{ x is frozen }}", SP_CHAT_UNSUPPORTED, "frozen"},
     {"{% if t %}{{ s|wordwrap }}{% endif %}", SP_CHAT_UNSUPPORTED, "no such filter: wordwrap"},
-    {"{{ 'a' ~ s|safe }}", SP_CHAT_UNSUPPORTED, "safe"},
-    {"{% set x = s|safe %}", SP_CHAT_UNSUPPORTED, "safe"},
+    {"{{ '<' + s|safe }}", SP_CHAT_UNSUPPORTED, "safe"},
+    {"{% set x = s|safe %}{{ x + '\\'' }}", SP_CHAT_UNSUPPORTED, "safe"},
+    {"{{ (s|safe)|upper }}", SP_CHAT_UNSUPPORTED, "safe"},
     {"{% for x in l recursive %}{% endfor %}", SP_CHAT_UNSUPPORTED, "recursive"},
     {"{{ s.format(1) }}", SP_CHAT_UNSUPPORTED, "format"},
     {"{{ s.__class__ }}", SP_CHAT_UNSUPPORTED, "__class__"},

@@ -183,6 +183,88 @@ static void test_added_tokens(void **state)
     sp_tokenizer_close(tokenizer);
 }
 
+static sp_status encode_spans(const sp_tokenizer *tokenizer, const char *text,
+                              const sp_text_span *spans, size_t n_spans, int32_t **out_ids,
+                              size_t *out_n)
+{
+    sp_error error;
+
+    return sp_tokenizer_encode_spans(tokenizer, text, strlen(text), spans, n_spans, out_ids, out_n,
+                                     &error);
+}
+
+/* `marked` is a text with [ ] around the spans, which are not part of it. */
+static void check_span_ids(const sp_tokenizer *tokenizer, const char *marked, const int32_t *want,
+                           size_t n_want)
+{
+    sp_text_span spans[8];
+    sp_text text = {0};
+    int32_t *ids = NULL;
+    size_t n_spans = 0, n = 0;
+
+    for (; *marked; marked++) {
+        if (*marked == '[')
+            spans[n_spans].begin = text.bytes;
+        else if (*marked == ']')
+            spans[n_spans++].end = text.bytes;
+        else
+            sp_text_add_bytes(&text, marked, 1);
+    }
+    assert_int_equal(encode_spans(tokenizer, text.data, spans, n_spans, &ids, &n), SP_OK);
+    assert_int_equal(n, n_want);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(ids[i], want[i]);
+    sp_free(ids);
+    sp_text_free(&text);
+}
+#define CHECK_SPANS(tokenizer, text, ...)                     \
+    check_span_ids(tokenizer, text, (int32_t[]){__VA_ARGS__}, \
+                   sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
+
+static void test_spans(void **state)
+{
+    parts p = good_parts();
+    sp_tokenizer *tokenizer;
+
+    (void)state;
+    p.added = "[{\"id\":259,\"content\":\"<a>\",\"special\":true,\"normalized\":false},"
+              "{\"id\":260,\"content\":\"<a><b>\",\"special\":true,\"normalized\":false},"
+              "{\"id\":261,\"content\":\"<t>\",\"special\":false,\"normalized\":false},"
+              "{\"id\":262,\"content\":\"<n>\",\"special\":true,\"normalized\":true}]";
+    tokenizer = parse_parts(&p);
+    CHECK_SPANS(tokenizer, "[<a>]x[<a>]", 259, 'x', 259);
+    CHECK_SPANS(tokenizer, "[<a>]<a>[<a>]", 259, '<', 'a', '>', 259);
+    CHECK_SPANS(tokenizer, "<[a>]", '<', 'a', '>'); /* half of it */
+    CHECK_SPANS(tokenizer, "[<a]>", '<', 'a', '>');
+    CHECK_SPANS(tokenizer, "[<a><b>]", 260);
+    CHECK_SPANS(tokenizer, "[<a>]<b>", 259, '<', 'b', '>'); /* the longer one is not whole */
+    CHECK_SPANS(tokenizer, "<a>[<b>]", '<', 'a', '>', '<', 'b', '>');
+    CHECK_SPANS(tokenizer, "<a><[a>]", '<', 'a', '>', '<', 'a', '>');
+    CHECK_SPANS(tokenizer, "<t>[<]t>", 261, 261); /* one that is not special is one anywhere */
+    CHECK_SPANS(tokenizer, "[<n>]<n>", 262, '<', 'n', '>');
+    CHECK_SPANS(tokenizer, "a[b]c[<a>a]bc", 257, 259, 257); /* merges see no border */
+    /* NFC has changed the text between two tokens: its spans are lost, unless one holds it all. */
+    CHECK_SPANS(tokenizer, "[<n>]e\xcc\x81", '<', 'n', '>', 0xc3, 0xa9);
+    CHECK_SPANS(tokenizer, "[<n>e\xcc\x81]<t>", 262, 0xc3, 0xa9, 261);
+    sp_tokenizer_close(tokenizer);
+}
+
+static void test_bad_spans(void **state)
+{
+    static const sp_text_span bad[][2] = {
+        {{0, 0}, {1, 2}}, {{1, 2}, {0, 1}}, {{0, 1}, {1, 2}}, {{0, 1}, {2, 4}}, {{2, 1}, {2, 3}}};
+    parts p = good_parts();
+    sp_tokenizer *tokenizer = parse_parts(&p);
+    int32_t *ids = NULL;
+    size_t n;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(encode_spans(tokenizer, "abc", bad[i], 2, &ids, &n), SP_ERR_ARGUMENT);
+    assert_null(ids);
+    sp_tokenizer_close(tokenizer);
+}
+
 /* --- What is refused --------------------------------------------------------------------- */
 
 static void expect_refusal(const char *bytes, size_t n, const char *code, const char *subject,
@@ -445,6 +527,8 @@ int main(void)
         cmocka_unit_test(test_small_file),
         cmocka_unit_test(test_variants),
         cmocka_unit_test(test_added_tokens),
+        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_bad_spans),
         cmocka_unit_test(test_other_kinds_are_named),
         cmocka_unit_test(test_other_splits_are_named),
         cmocka_unit_test(test_bad_vocabulary),
