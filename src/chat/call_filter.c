@@ -527,10 +527,16 @@ static int32_t named(sp_render *render, const sp_value *name,
     return which;
 }
 
+/* What is falsy, none for one, is nothing to map or to choose from. */
+static sp_list items_or_none(sp_render *render, const sp_value *operand)
+{
+    return sp_value_truth(operand) ? sp_value_items(render, operand) : (sp_list){0};
+}
+
 /* map("upper"), map("replace", "a", "b"), map(attribute="name", default="") */
 static sp_value mapper_map(sp_render *render, const sp_value *operand, const sp_args *args)
 {
-    sp_list list = sp_value_items(render, operand);
+    sp_list list = items_or_none(render, operand);
     const sp_value *path = keyword(args, "attribute"), *otherwise = keyword(args, "default");
     sp_args rest = *args;
     sp_items items = {0};
@@ -559,7 +565,7 @@ static sp_value mapper_map(sp_render *render, const sp_value *operand, const sp_
 static sp_value keep(sp_render *render, const sp_value *operand, const sp_args *args,
                      bool by_attribute, bool wanted)
 {
-    sp_list list = sp_value_items(render, operand);
+    sp_list list = items_or_none(render, operand);
     sp_args rest = *args;
     sp_items items = {0};
     int32_t which = -1;

@@ -181,9 +181,13 @@ class Renderer:
     def __init__(self, program, tokenizer):
         self.command = [program, tokenizer]
 
-    def __call__(self, template, requests):
+    def __call__(self, templates, requests):
+        """One template for all requests, or a list with one for each."""
+        if not isinstance(templates, list):
+            templates = [templates] * len(requests)
         lines = [json.dumps({"template": template, "request": request, "config": CONFIG,
-                             "now": NOW}) + "\n" for request in requests]
+                             "now": NOW}) + "\n" for template, request in
+                 zip(templates, requests)]
         done = subprocess.run(self.command, input="".join(lines), capture_output=True, text=True,
                               check=True)
         return [json.loads(line) for line in done.stdout.splitlines()]
@@ -259,11 +263,10 @@ def check_expressions(render):
     texts = [text.replace("1e16", "16.0").replace("1e0", "1.0").strip()
              for line in EXPRESSIONS.split("\n") for text in line.split(" | ")]
     request = {"messages": [{"role": "user", "content": ""}], "add_generation_prompt": True}
-    for text in texts:
-        template = "[{{ %s }}]" % text
+    templates = ["[{{ %s }}]" % text for text in texts]
+    for template, got in zip(templates, render(templates, [request] * len(texts))):
         want, problem = expected(template, request)
-        got = render(template, [request])[0]
-        assert want is not None and got.get("text") == want, (text, want, problem, got)
+        assert want is not None and got.get("text") == want, (template, want, problem, got)
     print("%d expressions" % len(texts))
 
 

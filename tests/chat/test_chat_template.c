@@ -200,6 +200,7 @@ static void test_filters(void **state)
           {"{{ o|selectattr('v', 'defined')|map(attribute='k')|list }}", "['x']"},
           {"{{ o|rejectattr('k', 'equalto', 'x')|map(attribute='k')|first }}", "y"},
           {"{{ l|select('gt', 1)|list }}{{ l|reject('odd')|list }}", "[3, 2][2]"},
+          {"{{ z|select('odd')|list }}{{ nothing|map('upper')|list }}", "[][]"},
           {"{{ [1, 2, 1]|unique|list }}", "[1, 2]"}, {"{{ l|min }}{{ l|max }}", "13"},
           {"{{ '12'|int }}{{ 'x'|int }}{{ 'x'|int(5) }}{{ 2.9|int }}{{ ' 3.7 '|int }}", "120523"},
           {"{{ '1.5'|float }}{{ 'x'|float }}{{ 3|float }}", "1.50.03.0"},
