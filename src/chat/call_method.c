@@ -128,10 +128,12 @@ static sp_value text_replace(sp_render *render, const sp_value *self, const sp_v
         sp_str_replace(render, self->as.text, old, new, integer_or(render, &arguments[2], -1)));
 }
 
-/* The last `part` that ends at or before `end`, or SIZE_MAX. */
-static size_t find_last(const sp_str *text, const sp_str *part, size_t end)
+/* The last `part` that ends at or before `end`, or SIZE_MAX. What is compared is paid for. */
+static size_t find_last(sp_render *render, const sp_str *text, const sp_str *part, size_t end)
 {
-    for (size_t at = end >= part->bytes ? end - part->bytes + 1 : 0; at > 0; at--)
+    size_t at = end >= part->bytes ? end - part->bytes + 1 : 0;
+
+    for (; at > 0 && sp_render_spend(render, part->bytes / 64); at--)
         if (sp_str_equal(part, text->data + at - 1, part->bytes))
             return at - 1;
     return SIZE_MAX;
@@ -159,7 +161,8 @@ static sp_value text_rfind(sp_render *render, const sp_value *self, const sp_val
     const sp_str *part = need_text(render, &arguments[0]);
 
     sp_render_spend(render, self->as.text->bytes / 16);
-    return position(render, self->as.text, find_last(self->as.text, part, self->as.text->bytes));
+    return position(render, self->as.text,
+                    find_last(render, self->as.text, part, self->as.text->bytes));
 }
 
 static sp_value text_count(sp_render *render, const sp_value *self, const sp_value *arguments)
@@ -248,7 +251,7 @@ static sp_value text_rsplit(sp_render *render, const sp_value *self, const sp_va
         sp_render_fail(render, "rsplit by an empty string");
     sp_render_spend(render, text->bytes / 16);
     while (most != 0 && sp_render_spend(render, 1)) {
-        found = find_last(text, part, end);
+        found = find_last(render, text, part, end);
         if (found == SIZE_MAX)
             break;
         sp_items_add(render, &items,

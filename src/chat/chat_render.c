@@ -520,11 +520,10 @@ static size_t end_of_content(maker *make, const sp_build *build, const sp_value 
     n = end - begin;
     if (n == 0 || n > build->bytes)
         return SIZE_MAX;
-    for (at = build->bytes - n + 1; at > 0; at--)
-        if (!build->own[at - 1 + n - 1] &&
-            memcmp(build->data + at - 1, whole->data + begin, n) == 0)
+    for (at = build->bytes - n + 1; at > 0 && sp_render_spend(&make->render, n / 64); at--)
+        if (!build->own[at + n - 2] && memcmp(build->data + at - 1, whole->data + begin, n) == 0)
             break;
-    if (at == 0)
+    if (at == 0 || failed(make))
         return SIZE_MAX;
     for (at += n - 1; end < whole->bytes && at < build->bytes && !build->own[at] &&
                       build->data[at] == whole->data[end];

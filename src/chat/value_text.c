@@ -145,22 +145,12 @@ size_t sp_str_character(const sp_str *text, size_t at)
 
 size_t sp_str_find(const sp_str *text, const sp_str *needle, size_t from)
 {
-    const char *at;
+    const char *found;
 
     if (from > text->bytes || needle->bytes > text->bytes - from)
         return SIZE_MAX;
-    if (needle->bytes == 0)
-        return from;
-    for (at = text->data + from; at; at++) {
-        size_t left = text->bytes - (size_t)(at - text->data);
-
-        at = left >= needle->bytes ? memchr(at, needle->data[0], left - needle->bytes + 1) : NULL;
-        if (!at)
-            return SIZE_MAX;
-        if (memcmp(at, needle->data, needle->bytes) == 0)
-            return (size_t)(at - text->data);
-    }
-    return SIZE_MAX;
+    found = memmem(text->data + from, text->bytes - from, needle->data, needle->bytes);
+    return found ? (size_t)(found - text->data) : SIZE_MAX;
 }
 
 static uint32_t code_at(const char *text, size_t bytes)
