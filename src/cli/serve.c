@@ -76,13 +76,14 @@ static int serve_until_signal(const serve_settings *settings, sp_engine *engine,
 {
     sp_server *server;
     sp_error error;
+    size_t n_adapters = sp_engine_n_adapters(engine); /* while the engine is still ours */
     sp_status status = sp_server_start(&settings->server, engine, refusals,
                                        (int32_t)settings->run.max_running, &server, &error);
 
     if (status != SP_OK)
         return sp_cli_fail("serve", &error);
     fprintf(stderr, "sidepath serve: %s, %zu adapters, at http://%s\n", sp_engine_base_name(engine),
-            sp_engine_n_adapters(engine), sp_server_address(server));
+            n_adapters, sp_server_address(server));
     wait_for_signal();
     fputs("sidepath serve: finishing; a second signal ends at once\n", stderr);
     if (sp_server_stop(server, signal_is_pending))

@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#define WAKE_INTERVAL_NS     4000000u
 #define IDLE_POLL_MS         5
 #define STEP_FAILURES_MAX    3 /* in a row that no request is named for */
 #define DEADLINE_INTERVAL_NS 500000000u
@@ -40,7 +41,7 @@ static bool add_running(sp_driver *driver, sp_generation *generation, int32_t ch
 
         if (grown)
             driver->running = grown;
-        touched = sp_realloc(driver->touched, (size_t)capacity * sizeof *touched);
+        touched = sp_realloc(driver->touched, 2 * (size_t)capacity * sizeof *touched);
         if (touched)
             driver->touched = touched;
         if (!grown || !touched)
@@ -172,7 +173,7 @@ static void run_task(sp_driver *driver, sp_task *task)
 
 /* ---- tokens out ---------------------------------------------------------------------------- */
 
-/* There is room: no step touches more generations than it has choices. */
+/* There is room: neither a step nor what is held back has more generations than choices ran. */
 static void touch(sp_driver *driver, sp_generation *generation)
 {
     if (generation->touched)
@@ -241,21 +242,50 @@ static void drop_slow_reader(sp_driver *driver, sp_generation *generation)
     fail_generation(driver, generation, SP_ERR_TOO_LARGE, &error);
 }
 
+/*
+ * A wake costs the two threads more than a token of a small model does, so a stream gets one at
+ * most every WAKE_INTERVAL_NS, with all of its tokens since; the first token and the end do not
+ * wait. Where steps take longer than that nothing is held back.
+ */
+static bool is_held(sp_generation *generation, uint64_t now_ns)
+{
+    if (generation->overflowed || generation->n_left == 0 ||
+        now_ns - generation->woken_ns >= WAKE_INTERVAL_NS)
+        return false;
+    return !sp_task_is_done(&generation->task);
+}
+
+static void wake_one(sp_driver *driver, sp_generation *generation, uint64_t now_ns)
+{
+    if (sp_task_is_done(&generation->task))
+        return; /* it has failed, and was told so */
+    if (generation->overflowed) {
+        drop_slow_reader(driver, generation);
+    } else if (generation->n_left == 0) {
+        sp_task_finish(&generation->task, SP_OK, NULL);
+    } else if (wants_wake(generation)) {
+        generation->woken_ns = now_ns;
+        sp_task_wake(&generation->task);
+    }
+}
+
 static void wake_touched(sp_driver *driver)
 {
-    for (int32_t i = 0; i < driver->n_touched; i++) {
+    uint64_t now_ns = sp_clock_ns();
+    int32_t n = driver->n_touched;
+
+    driver->n_touched = 0;
+    for (int32_t i = 0; i < n; i++) {
         sp_generation *generation = driver->touched[i];
 
+        if (is_held(generation, now_ns)) {
+            driver->touched[driver->n_touched++] = generation;
+            continue;
+        }
         generation->touched = false;
-        if (generation->overflowed)
-            drop_slow_reader(driver, generation);
-        else if (generation->n_left == 0)
-            sp_task_finish(&generation->task, SP_OK, NULL);
-        else if (wants_wake(generation))
-            sp_task_wake(&generation->task);
+        wake_one(driver, generation, now_ns);
         sp_task_release(&generation->task);
     }
-    driver->n_touched = 0;
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
@@ -350,6 +380,7 @@ static void end_all(sp_driver *driver)
     while (driver->n_running > 0)
         fail_generation(driver, driver->running[0].generation, SP_ERR_STATE, &error);
     sp_driver_end_loads(driver);
+    wake_touched(driver);
 }
 
 static void *run(void *user)

@@ -33,8 +33,7 @@ struct sp_driver {
     atomic_bool has_cancelled; /* some generation in the batch may be cancelled */
     sp_running *running;       /* [n_running], ids ascend */
     int32_t n_running, running_capacity;
-    sp_generation *
-        *touched; /* [n_touched], room for as many as can run: to be woken after this step */
+    sp_generation **touched; /* [n_touched], room for twice as many as can run: to be woken */
     int32_t n_touched;
     int32_t n_step_failures;
     uint64_t next_deadline_check_ns;

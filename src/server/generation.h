@@ -44,7 +44,8 @@ typedef struct sp_generation {
     /* The engine's thread only. */
     int32_t n_left;  /* choices that run */
     bool overflowed; /* its outbox was full once */
-    bool touched;    /* in the list of those to wake after this step */
+    bool touched;    /* in the list of those to wake */
+    uint64_t woken_ns;
 } sp_generation;
 
 /* NULL: out of memory. `names` are copied. */
