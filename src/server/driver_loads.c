@@ -267,11 +267,21 @@ static void run_load(sp_driver *driver, sp_adapter_task *task, bool replace)
         finish_task(driver, task, status, &error);
 }
 
+/* A pin keeps an adapter from making way for others, not from being unloaded by name. */
+static sp_status unload(sp_driver *driver, const char *name, sp_error *error)
+{
+    sp_engine_adapter_info info;
+
+    if (sp_engine_find_adapter(driver->engine, name, &info) == SP_OK && info.pinned)
+        sp_engine_pin_adapter(driver->engine, name, false, NULL);
+    return sp_engine_unload_adapter(driver->engine, name, error);
+}
+
 /* A name whose folder is there is known as long as it was not taken away. */
 static void run_unload(sp_driver *driver, sp_adapter_task *task)
 {
     sp_error error = {0};
-    sp_status status = sp_engine_unload_adapter(driver->engine, task->name, &error);
+    sp_status status = unload(driver, task->name, &error);
     bool known = task->path && find_hidden(driver, task->name) == driver->n_hidden;
 
     if (status == SP_ERR_NOT_FOUND && known)

@@ -335,10 +335,24 @@ def check_loading(binary):
             assert complete(server, "base")[0] == base
             states = {a["name"]: a["state"] for a in get(server, "/v1/lora_adapters").json["data"]}
             assert states["mine"] == "ready" and states["good"] == "available", states
-            # What needs a free slot comes again later; what can never be is told apart.
-            answers = [load("p%d" % i, "good" if i % 2 else "other", pinned=True)
-                       for i in range(4)]
-            assert all(a.status == 200 for a in answers)
+
+
+def check_pinned(binary):
+    """With every slot pinned nothing else can ever run: that is no "try again"."""
+    with serving.serving(binary, "--adapter-dir", ADAPTERS, "--max-loras", 1) as server:
+        def load(name, path, **more):
+            return post(server, "/v1/load_lora_adapter",
+                        {"lora_name": name, "lora_path": path, **more})
+        assert load("kept", "scripture", pinned=True).status == 200
+        kept = complete(server, "kept")
+        listed = {a["name"]: a for a in get(server, "/v1/lora_adapters").json["data"]}
+        assert listed["kept"]["pinned"] and listed["kept"]["slot"] == 0
+        answer = post(server, "/v1/completions", {"model": "csource", "prompt": "a"})
+        assert (answer.status, answer.code) == (409, "slots-pinned"), answer.bytes
+        assert "retry-after" not in answer.headers
+        assert complete(server, "kept") == kept
+        assert post(server, "/v1/unload_lora_adapter", {"lora_name": "kept"}).status == 200
+        assert complete(server, "csource")
 
 
 def check_folder_names(binary):
@@ -467,7 +481,7 @@ def check_settings(binary):
 
 CHECKS = [check_completions, check_streams, check_sampling_fields, check_logprobs, check_chat,
           check_bad_requests, check_unknown_models, check_models, check_loading,
-          check_folder_names, check_refused_at_start, check_keys, check_loads_beside_streams,
+          check_pinned, check_folder_names, check_refused_at_start, check_keys, check_loads_beside_streams,
           check_settings]
 
 if __name__ == "__main__":
