@@ -92,6 +92,20 @@ sp_status sp_snapshot_take(const sp_engine *engine, const sp_driver_counts *coun
     return SP_OK;
 }
 
+bool sp_snapshot_add_awaited(sp_snapshot *snapshot, const char *name)
+{
+    char **grown = sp_realloc(snapshot->awaited, (snapshot->n_awaited + 1) * sizeof *grown);
+
+    if (!grown)
+        return false;
+    snapshot->awaited = grown;
+    grown[snapshot->n_awaited] = sp_strdup(name);
+    if (!grown[snapshot->n_awaited])
+        return false;
+    snapshot->n_awaited++;
+    return true;
+}
+
 void sp_snapshot_free(sp_snapshot *snapshot)
 {
     for (size_t i = 0; i < snapshot->n_adapters; i++) {
@@ -101,6 +115,9 @@ void sp_snapshot_free(sp_snapshot *snapshot)
     for (size_t i = 0; i < snapshot->n_hidden; i++)
         sp_free(snapshot->hidden[i]);
     sp_free(snapshot->adapters);
+    for (size_t i = 0; i < snapshot->n_awaited; i++)
+        sp_free(snapshot->awaited[i]);
+    sp_free(snapshot->awaited);
     sp_free(snapshot->hidden);
     sp_free(snapshot->metrics);
     *snapshot = (sp_snapshot){.n_adapters = 0};

@@ -18,6 +18,8 @@ typedef struct sp_snapshot {
     sp_metrics *metrics; /* NULL where they were not asked for */
     char **hidden;       /* [n_hidden] names that were unloaded, though their folder is there */
     size_t n_hidden;
+    char **awaited; /* [n_awaited] names that requests wait for, read for the first time */
+    size_t n_awaited;
 } sp_snapshot;
 
 typedef struct sp_adapter_task {
@@ -44,6 +46,8 @@ sp_adapter_task *sp_adapter_task_create(sp_task_kind kind, const char *name, con
 sp_status sp_snapshot_take(const sp_engine *engine, const sp_driver_counts *counts,
                            const sp_metrics *metrics, char *const *hidden, size_t n_hidden,
                            sp_snapshot *out_snapshot);
+/* Notes one more awaited name. False: out of memory. */
+bool sp_snapshot_add_awaited(sp_snapshot *snapshot, const char *name);
 void sp_snapshot_free(sp_snapshot *snapshot);
 /* The version that a name means; NULL: none. */
 const sp_engine_adapter_info *sp_snapshot_find(const sp_snapshot *snapshot, const char *name);

@@ -312,6 +312,9 @@ static void run_list(sp_driver *driver, sp_adapter_task *task)
                                         task->with_metrics ? &driver->metrics : NULL,
                                         driver->hidden, driver->n_hidden, &task->snapshot);
 
+    for (const sp_pending_load *load = driver->loads; load && status == SP_OK; load = load->next)
+        if (load->waiters && !sp_snapshot_add_awaited(&task->snapshot, load->name))
+            status = SP_ERR_MEMORY;
     if (status != SP_OK)
         sp_fail_memory(&error, sizeof(sp_snapshot), "a list of adapters");
     sp_task_finish(&task->task, status, &error);

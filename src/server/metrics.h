@@ -94,6 +94,8 @@ typedef struct sp_metrics_view {
     const sp_engine_stats *stats;
     const sp_engine_adapter_info *adapters; /* [n_adapters] */
     size_t n_adapters;
+    const char *const *awaited; /* [n_awaited] names that requests wait for, not yet read */
+    size_t n_awaited;
     const sp_metrics *metrics;
     const sp_driver_counts *counts;
     const uint64_t *http_codes;         /* [SP_HTTP_CODES] answers by status */

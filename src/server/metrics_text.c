@@ -136,10 +136,17 @@ static bool is_listed(const sp_metrics_view *view, size_t index, bool running)
     return false;
 }
 
-/*
- * Names of adapters with requests, with commas between them. A name that holds a comma would be
- * read as two and is left out; lora_adapter_loaded has it.
- */
+/* A name that holds a comma would be read as two and is left out; lora_adapter_loaded has it. */
+static const char *add_name(sp_text *out, const char *before, const char *name)
+{
+    if (strchr(name, ','))
+        return before;
+    sp_text_add(out, before);
+    add_escaped(out, name);
+    return ",";
+}
+
+/* Names of adapters with requests, with commas between them. */
 static void add_names(sp_text *out, const sp_metrics_view *view, bool running)
 {
     const char *before = "";
@@ -147,13 +154,12 @@ static void add_names(sp_text *out, const sp_metrics_view *view, bool running)
     for (size_t i = 0; i < view->n_adapters; i++) {
         const sp_engine_adapter_info *adapter = &view->adapters[i];
 
-        if ((running ? adapter->running : adapter->waiting) == 0 || strchr(adapter->name, ',') ||
-            is_listed(view, i, running))
-            continue;
-        sp_text_add(out, before);
-        add_escaped(out, adapter->name);
-        before = ",";
+        if ((running ? adapter->running : adapter->waiting) > 0 && !is_listed(view, i, running))
+            before = add_name(out, before, adapter->name);
     }
+    /* The engine has no version of these yet, so they are not among the others. */
+    for (size_t i = 0; i < view->n_awaited && !running; i++)
+        before = add_name(out, before, view->awaited[i]);
 }
 
 static void add_lora_requests(sp_text *out, const sp_metrics_view *view)

@@ -28,6 +28,8 @@ static sp_metrics_view view_of(const sp_call *call)
         .stats = &task->snapshot.stats,
         .adapters = task->snapshot.adapters,
         .n_adapters = task->snapshot.n_adapters,
+        .awaited = (const char *const *)task->snapshot.awaited,
+        .n_awaited = task->snapshot.n_awaited,
         .metrics = task->snapshot.metrics,
         .counts = &task->snapshot.counts,
         .http_codes = api->http_codes,

@@ -275,6 +275,18 @@ static void test_router_metrics(void **state)
         assert_line(text, lines[i]);
     assert_null(strstr(text, "adapter_name=\"cold\""));
     sp_free(text);
+    /* Names that are read for the first time come last, with the same rule for commas. */
+    s->view.awaited = (const char *const[]){"new", "x,y", "newer"};
+    s->view.n_awaited = 3;
+    s->view.adapters = s->adapters + 1;
+    s->view.n_adapters = 1;
+    text = text_of(s);
+    assert_line(
+        text, "vllm:lora_requests_info{max_lora=\"4\",running_lora_adapters=\"\","
+              "waiting_lora_adapters=\"a\\\"b\\\\c\xe2\x80\xa8</script>{x=\\\"1\\\"},new,newer\"} "
+              "1700000000.250");
+    sp_free(text);
+    s->view.n_awaited = 0;
     /* No adapter at all: the lists are there, and empty. */
     s->view.n_adapters = 0;
     s->stats.slots = 0;
