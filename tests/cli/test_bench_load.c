@@ -10,10 +10,16 @@
 
 static void test_every_case_is_measured(void **state)
 {
-    static const char *const names[] = {
-        "open, audit and pack, no digest",  "the digest",           "both",
-        "image to slot, tables switched",   "disk to READY",        "the last 20 loads",
-        "step beside loads, no spare core", "99 of 100 such steps", "longest such step"};
+    static const char *const names[] = {"open, audit and pack, no digest",
+                                        "the same",
+                                        "the digest",
+                                        "both",
+                                        "image to slot, tables switched",
+                                        "disk to READY",
+                                        "the last 20 loads",
+                                        "step beside loads, no spare core",
+                                        "99 of 100 such steps",
+                                        "longest such step"};
     shell_result result =
         shell_run(NULL,
                   "bench load --model %s --adapter a=%s/adapters/r1 --adapter b=%s/adapters/ffn "
