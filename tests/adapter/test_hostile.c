@@ -305,6 +305,35 @@ static void names_out_of_the_ordinary(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* 100,000 tensors are opened whole, and one of them that has no partner is found. */
+static void a_hundred_thousand_tensors(void **state)
+{
+    enum { LAYERS = 50, EXPERTS = 1000 };
+    make_adapter *adapter = make_adapter_create();
+    sp_adapter_options options;
+    sp_adapter *opened;
+    char path[128];
+
+    (void)state;
+    sp_adapter_options_default(&options);
+    make_adapter_config(adapter, "{\"r\": 1, \"lora_alpha\": 1}");
+    for (int layer = 0; layer < LAYERS; layer++) {
+        for (int expert = 0; expert < EXPERTS; expert++) {
+            snprintf(path, sizeof path, "model.layers.%d.mlp.experts.%d.up_proj", layer, expert);
+            make_adapter_add_pair(adapter, path, 1, 1, 1, 1);
+        }
+    }
+    opened = toy_opened(adapter, &options);
+    assert_int_equal(sp_adapter_n_sites(opened), LAYERS * EXPERTS);
+    assert_int_equal(sp_adapter_site_at(opened, 49999)->expert, EXPERTS - 1);
+    sp_adapter_release(opened);
+    make_adapter_add_random(adapter, "model.layers.7.mlp.experts.1000.up_proj.lora_A.weight", 1, 1,
+                            1);
+    toy_refused(adapter, &options, "unpaired-tensor",
+                "model.layers.7.mlp.experts.1000.up_proj.lora_A.weight", NULL, "100,001 tensors");
+    make_adapter_destroy(adapter);
+}
+
 /* ---- memory that runs out -------------------------------------------------------------------- */
 
 static make_adapter *rich_adapter(void)
@@ -430,6 +459,7 @@ int main(void)
         cmocka_unit_test(a_file_that_shrinks),
         cmocka_unit_test(a_folder_that_goes),
         cmocka_unit_test(names_out_of_the_ordinary),
+        cmocka_unit_test(a_hundred_thousand_tensors),
         cmocka_unit_test(allocation_failures),
         cmocka_unit_test(allocation_failures_of_experts),
         cmocka_unit_test(allocation_failures_with_a_base),

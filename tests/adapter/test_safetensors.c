@@ -330,6 +330,57 @@ static void a_hundred_thousand_tensors(void **state)
     free(text);
 }
 
+/*
+ * The longest header that is read, 100 MB: one tensor and blanks, and what only grows as it is
+ * read: brackets, one name, an endless list.
+ */
+static void a_header_of_100_megabytes(void **state)
+{
+    static const struct {
+        const char *begin, *end, *code;
+        char fill;
+    } cases[] = {
+        {"{" ENTRY("a", "F32", "[2]", "0", "8"), "}", NULL, ' '},
+        {"{\"__metadata__\":{\"a\":\"", "\"}," ENTRY("a", "F32", "[2]", "0", "8") "}",
+         "header-malformed", 'm'},
+        {"{\"a\":", "", "header-malformed", '['},
+        {"{\"", "", "header-malformed", 'n'},
+        {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,8],\"shape\":[2", "", "header-malformed",
+         '1'},
+        {"{", "", "header-malformed", ','},
+        {"{" ENTRY("a", "F32", "[2]", "0", "8"), "", "header-malformed", ' '},
+    };
+    const size_t n = 100000000;
+    unsigned char *file = malloc(8 + n + 8);
+    size_t blocks = sp_alloc_blocks();
+
+    (void)state;
+    assert_non_null(file);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        size_t begin = strlen(cases[i].begin), end = strlen(cases[i].end);
+        sp_safetensors *header = NULL;
+        sp_error error;
+        sp_status status;
+
+        memcpy(file, "\x00\xe1\xf5\x05\0\0\0\0", 8);
+        memset(file + 8, cases[i].fill, n);
+        memcpy(file + 8, cases[i].begin, begin);
+        memcpy(file + 8 + n - end, cases[i].end, end);
+        status = sp_safetensors_parse(file, 8 + n + 8, 8 + n + 8, "f", &header, &error);
+        if (cases[i].code) {
+            assert_int_equal(status, SP_ERR_REFUSED);
+            assert_string_equal(error.code, cases[i].code);
+            assert_null(header);
+        } else {
+            assert_ok(status, &error);
+            assert_int_equal(sp_safetensors_find(header, "a")->offset_bytes, 8 + n);
+            sp_safetensors_destroy(header);
+        }
+        assert_int_equal(sp_alloc_blocks(), blocks);
+    }
+    free(file);
+}
+
 static void allocation_failures(void **state)
 {
     const char *header = "{\"__metadata__\":{}," ENTRY("a\\u0061", "F32", "[2]", "0", "8") "}";
@@ -519,12 +570,19 @@ static void other_things_in_its_place(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lists_tensors_by_name), cmocka_unit_test(refused_headers),
-        cmocka_unit_test(length_fields),         cmocka_unit_test(cut_at_every_byte),
-        cmocka_unit_test(every_byte_changed),    cmocka_unit_test(deep_nesting_is_bounded),
-        cmocka_unit_test(a_long_name),           cmocka_unit_test(a_hundred_thousand_tensors),
-        cmocka_unit_test(allocation_failures),   cmocka_unit_test(checkpoints_of_the_fixtures),
-        cmocka_unit_test(refused_indexes),       cmocka_unit_test(other_things_in_its_place),
+        cmocka_unit_test(lists_tensors_by_name),
+        cmocka_unit_test(refused_headers),
+        cmocka_unit_test(length_fields),
+        cmocka_unit_test(cut_at_every_byte),
+        cmocka_unit_test(every_byte_changed),
+        cmocka_unit_test(deep_nesting_is_bounded),
+        cmocka_unit_test(a_long_name),
+        cmocka_unit_test(a_hundred_thousand_tensors),
+        cmocka_unit_test(a_header_of_100_megabytes),
+        cmocka_unit_test(allocation_failures),
+        cmocka_unit_test(checkpoints_of_the_fixtures),
+        cmocka_unit_test(refused_indexes),
+        cmocka_unit_test(other_things_in_its_place),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,8 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define TENSORS_MAX 4096
-#define DIMS_MAX    8
+#define DIMS_MAX 8
 
 typedef struct made_tensor {
     char *name;
@@ -20,8 +19,8 @@ typedef struct made_tensor {
 
 struct make_adapter {
     char *config;
-    made_tensor tensors[TENSORS_MAX];
-    int n_tensors;
+    made_tensor *tensors; /* [room] */
+    int n_tensors, room;
     bool reversed;
 };
 
@@ -50,6 +49,7 @@ void make_adapter_destroy(make_adapter *adapter)
         sp_free(adapter->tensors[i].name);
         sp_free(adapter->tensors[i].data);
     }
+    sp_free(adapter->tensors);
     sp_free(adapter->config);
     sp_free(adapter);
 }
@@ -86,11 +86,16 @@ static size_t element_bits(const char *dtype)
 static void *add(make_adapter *adapter, const char *name, const char *dtype, int n_dims,
                  const int64_t *dims)
 {
-    made_tensor *tensor = &adapter->tensors[adapter->n_tensors];
+    made_tensor *tensor;
     size_t bits = element_bits(dtype);
 
-    assert_true(adapter->n_tensors < TENSORS_MAX && n_dims <= DIMS_MAX);
-    adapter->n_tensors++;
+    assert_true(n_dims <= DIMS_MAX);
+    if (adapter->n_tensors == adapter->room) {
+        adapter->room = adapter->room ? 2 * adapter->room : 64;
+        adapter->tensors =
+            must(sp_realloc(adapter->tensors, (size_t)adapter->room * sizeof *adapter->tensors));
+    }
+    tensor = &adapter->tensors[adapter->n_tensors++];
     tensor->name = must(sp_strdup(name));
     snprintf(tensor->dtype, sizeof tensor->dtype, "%s", dtype);
     tensor->n_dims = n_dims;
