@@ -59,6 +59,7 @@ static sp_status parse_into(sp_chat *chat, sp_template *template, const char *so
     if (status == SP_OK) {
         chat->reasoning |= mentions(source, bytes, "</think>");
         chat->calls |= mentions(source, bytes, "<tool_call>");
+        chat->tagged_calls |= mentions(source, bytes, "<function=");
     }
     return status;
 }

@@ -81,9 +81,11 @@ typedef struct sp_chat_prompt {
     sp_text text;
     sp_text_span *spans; /* [n_spans] where the template itself speaks, ascending, not touching */
     size_t n_spans, spans_capacity;
-    bool thinking;  /* the prompt ends inside <think>: the answer starts as reasoning */
-    bool reasoning; /* the template knows <think>: an answer may begin with it */
-    bool tools;     /* the template knows <tool_call>, and the request has tools */
+    bool thinking;        /* the prompt ends inside <think>: the answer starts as reasoning */
+    bool reasoning;       /* the template knows <think>: an answer may begin with it */
+    bool tools;           /* the template knows <tool_call>, and the request has tools */
+    json_t *tagged_tools; /* owned: the tools, where the template has calls written as tags
+                             (<function=NAME>) and not as JSON; else NULL */
 } sp_chat_prompt;
 
 /*
@@ -131,7 +133,7 @@ typedef void (*sp_chat_delta_fn)(void *user, const sp_chat_delta *delta);
  */
 typedef struct sp_chat_parser sp_chat_parser;
 
-/* For the answer to `prompt`, of which only the three flags are read. `user` is passed to `fn`. */
+/* For the answer to `prompt`, whose text is not read. `user` is passed to `fn`. */
 sp_status sp_chat_parser_create(const sp_chat_prompt *prompt, sp_chat_delta_fn fn, void *user,
                                 sp_chat_parser **out_parser, sp_error *error);
 /* `text` is whole characters; `fn` is called inside, zero or more times. SP_ERR_MEMORY. */

@@ -34,6 +34,7 @@ void sp_chat_prompt_free(sp_chat_prompt *prompt)
 {
     sp_text_free(&prompt->text);
     sp_free(prompt->spans);
+    json_decref(prompt->tagged_tools);
     *prompt = (sp_chat_prompt){0};
 }
 
@@ -614,6 +615,8 @@ static sp_status render_with(maker *make, const sp_chat *chat, const sp_chat_req
     status = finish(make, chat, request, &build, &messages, out_prompt);
     if (status == SP_OK)
         out_prompt->tools = chat->calls && has_tools;
+    if (status == SP_OK && out_prompt->tools && chat->tagged_calls)
+        out_prompt->tagged_tools = json_incref((json_t *)request->tools);
     return status;
 }
 

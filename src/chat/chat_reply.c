@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/json.h"
 #include "chat/chat.h"
+#include "chat/tagged_call.h"
 
 #include <string.h>
 
@@ -22,6 +23,7 @@ struct sp_chat_parser {
     sp_chat_delta_fn fn;
     void *user;
     bool reasoning, tools;
+    json_t *tagged_tools; /* owned; see sp_chat_prompt */
     state state;
     bool newline; /* there was one before the <tool_call> that is open */
     sp_text held; /* not yet passed on */
@@ -44,6 +46,7 @@ sp_status sp_chat_parser_create(const sp_chat_prompt *prompt, sp_chat_delta_fn f
     parser->user = user;
     parser->reasoning = prompt->reasoning;
     parser->tools = prompt->tools;
+    parser->tagged_tools = json_incref(prompt->tagged_tools);
     parser->state = prompt->thinking    ? STATE_THOUGHT
                     : prompt->reasoning ? STATE_BEGIN
                                         : STATE_CONTENT;
@@ -56,6 +59,7 @@ void sp_chat_parser_free(sp_chat_parser *parser)
     if (!parser)
         return;
     sp_text_free(&parser->held);
+    json_decref(parser->tagged_tools);
     sp_free(parser);
 }
 
@@ -209,8 +213,16 @@ static const char *find_arguments(const char *at, size_t *out_bytes)
     return NULL;
 }
 
-/* Emits the call whose JSON these bytes are; false when they are none. */
-static bool emit_call(sp_chat_parser *parser, const char *json, size_t bytes, bool *out_memory)
+static void emit_call(sp_chat_parser *parser, const char *name, size_t name_bytes,
+                      const char *arguments, size_t bytes)
+{
+    emit(parser, SP_CHAT_TOOL_CALL, name, name_bytes);
+    emit(parser, SP_CHAT_TOOL_ARGUMENTS, arguments, bytes);
+    parser->n_calls++;
+}
+
+/* The call whose JSON these bytes are. SP_ERR_INPUT: they are none. */
+static sp_status json_call(sp_chat_parser *parser, const char *json, size_t bytes)
 {
     json_t *root = NULL;
     sp_status status = sp_json_parse(json, bytes, CALL_OPEN, NULL, NULL, &root, NULL);
@@ -218,19 +230,32 @@ static bool emit_call(sp_chat_parser *parser, const char *json, size_t bytes, bo
     const json_t *arguments = json_object_get(root, "arguments");
     size_t n = 2;
     const char *text = "{}";
-    bool good = json_is_string(name) && json_string_length(name) > 0 &&
-                (!arguments || json_is_object(arguments));
 
-    *out_memory = status == SP_ERR_MEMORY;
-    if (good && arguments)
+    if (status != SP_OK)
+        return status;
+    if (!json_is_string(name) || json_string_length(name) == 0 ||
+        (arguments && !json_is_object(arguments)))
+        text = NULL;
+    else if (arguments)
         text = find_arguments(json, &n);
-    if (good && text) {
-        emit(parser, SP_CHAT_TOOL_CALL, json_string_value(name), json_string_length(name));
-        emit(parser, SP_CHAT_TOOL_ARGUMENTS, text, n);
-        parser->n_calls++;
-    }
+    if (text)
+        emit_call(parser, json_string_value(name), json_string_length(name), text, n);
     json_decref(root);
-    return good && text;
+    return text ? SP_OK : SP_ERR_INPUT;
+}
+
+static sp_status tagged_call(sp_chat_parser *parser, const char *text, size_t bytes)
+{
+    sp_text arguments = {0};
+    const char *name;
+    size_t n;
+    sp_status status =
+        sp_tagged_call_read(text, bytes, parser->tagged_tools, &name, &n, &arguments);
+
+    if (status == SP_OK)
+        emit_call(parser, name, n, arguments.data, arguments.bytes);
+    sp_text_free(&arguments);
+    return status;
 }
 
 /* The text behind <tool_call>, when it is complete or the answer has ended. False: not yet. */
@@ -239,25 +264,28 @@ static sp_status close_call(sp_chat_parser *parser, bool ended, bool *out_more, 
     size_t at = find(&parser->held, CALL_CLOSE);
     size_t bytes = at != SIZE_MAX ? at : parser->held.bytes;
     size_t taken = at != SIZE_MAX ? at + strlen(CALL_CLOSE) : bytes;
-    bool no_memory = false;
-    char *json;
+    sp_status status;
+    char *call;
 
     *out_more = at != SIZE_MAX || ended;
     if (!*out_more)
         return SP_OK;
-    json = sp_calloc(bytes + 1, 1); /* with a NUL behind it, for the scanner of arguments */
-    if (!json)
+    call = sp_calloc(bytes + 1, 1); /* with a NUL behind it, for the scanner of arguments */
+    if (!call)
         return sp_fail_memory(error, bytes, "a tool call");
     if (bytes > 0)
-        memcpy(json, parser->held.data, bytes);
-    if (!emit_call(parser, json, bytes, &no_memory) && !no_memory) {
+        memcpy(call, parser->held.data, bytes);
+    status = json_call(parser, call, bytes);
+    if (status == SP_ERR_INPUT && parser->tagged_tools)
+        status = tagged_call(parser, call, bytes);
+    sp_free(call);
+    if (status == SP_ERR_INPUT) {
         emit(parser, SP_CHAT_CONTENT, parser->newline ? "\n" CALL_OPEN : CALL_OPEN,
              strlen(CALL_OPEN) + parser->newline);
         emit(parser, SP_CHAT_CONTENT, parser->held.data, taken);
-    }
-    sp_free(json);
-    if (no_memory)
+    } else if (status != SP_OK) {
         return sp_fail_memory(error, bytes, "a tool call");
+    }
     if (taken > 0)
         drop(parser, taken);
     parser->state = STATE_CONTENT;

@@ -17,6 +17,7 @@ struct sp_chat {
     sp_template with_tools;       /* body NULL: `plain` serves tools too */
     char *tokens[SP_CHAT_TOKENS]; /* texts of sp_chat_token_names; NULL where there is none */
     bool reasoning, calls;        /* the template speaks of <think>, of <tool_call> */
+    bool tagged_calls;            /* of <function=NAME> */
 };
 
 /* The form that the released Qwen models are trained with, written anew: for a checkpoint that

@@ -388,6 +388,31 @@ static void test_tool_choice(void **state)
     sp_chat_prompt_free(&prompt);
 }
 
+/* Which way of writing a call the template has, for the parser of the answer. */
+static void test_call_forms(void **state)
+{
+    static const char tools[] = "{\"messages\":[" USER("x") "],\"tools\":[{\"type\":\"function\","
+                                                            "\"function\":{\"name\":\"f\"}}]}";
+    static const struct {
+        const char *template, *json;
+        bool tools, tagged;
+    } rows[] = {
+        {"<tool_call>", tools, true, false},
+        {"<tool_call>\n<function=NAME>", tools, true, true},
+        {"<tool_call>\n<function=NAME>", "{\"messages\":[" USER("x") "]}", false, false},
+        {"<function=NAME>", tools, false, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        sp_chat_prompt prompt = render(rows[i].template, rows[i].json);
+
+        assert_int_equal(prompt.tools, rows[i].tools);
+        assert_int_equal(prompt.tagged_tools != NULL, rows[i].tagged);
+        sp_chat_prompt_free(&prompt);
+    }
+}
+
 /* --- Files ---------------------------------------------------------------------------------- */
 
 static sp_status open_files(const char *directory, const char *file, const char **out_code,
@@ -497,12 +522,19 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_built_in),         cmocka_unit_test(test_built_in_tools),
-        cmocka_unit_test(test_contents),         cmocka_unit_test(test_spans),
-        cmocka_unit_test(test_forged_turns),     cmocka_unit_test(test_configured_tokens),
-        cmocka_unit_test(test_thinking),         cmocka_unit_test(test_continue),
-        cmocka_unit_test(test_continue_trimmed), cmocka_unit_test(test_refused_requests),
-        cmocka_unit_test(test_tool_choice),      cmocka_unit_test(test_files),
+        cmocka_unit_test(test_built_in),
+        cmocka_unit_test(test_built_in_tools),
+        cmocka_unit_test(test_contents),
+        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_forged_turns),
+        cmocka_unit_test(test_configured_tokens),
+        cmocka_unit_test(test_thinking),
+        cmocka_unit_test(test_continue),
+        cmocka_unit_test(test_continue_trimmed),
+        cmocka_unit_test(test_refused_requests),
+        cmocka_unit_test(test_tool_choice),
+        cmocka_unit_test(test_call_forms),
+        cmocka_unit_test(test_files),
         cmocka_unit_test(test_out_of_memory),
     };
 

@@ -34,15 +34,25 @@ static void take(void *user, const sp_chat_delta *delta)
     sp_text_add_bytes(&note->text, delta->text, delta->bytes);
 }
 
+static const char schemas[] =
+    "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{"
+    "\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},\"b\":{\"type\":\"boolean\"},"
+    "\"o\":{\"type\":\"object\"},\"n\":{\"type\":[\"string\",\"null\"]},\"a\":{}}}}}]";
+
+/* Flags: t, the prompt ends thinking; r, the template knows it; c, there are tools; x, calls are
+ * written as tags. */
 static sp_chat_parser *start(const char *flags, notes *note)
 {
-    const sp_chat_prompt prompt = {.thinking = strchr(flags, 't') != NULL,
-                                   .reasoning = strpbrk(flags, "tr") != NULL,
-                                   .tools = strchr(flags, 'c') != NULL};
+    sp_chat_prompt prompt = {.thinking = strchr(flags, 't') != NULL,
+                             .reasoning = strpbrk(flags, "tr") != NULL,
+                             .tools = strpbrk(flags, "cx") != NULL};
     sp_chat_parser *parser = NULL;
     sp_error error;
 
+    if (strchr(flags, 'x'))
+        prompt.tagged_tools = json_loads(schemas, 0, NULL);
     assert_ok(sp_chat_parser_create(&prompt, take, note, &parser, &error), &error);
+    sp_chat_prompt_free(&prompt);
     return parser;
 }
 
@@ -175,6 +185,53 @@ static void test_broken_calls(void **state)
     }
 }
 
+#define PARAMETER(key, value) "<parameter=" key ">\n" value "\n</parameter>\n"
+
+static void test_tagged_calls(void **state)
+{
+    (void)state;
+    check("x",
+          "ok\n<tool_call>\n<function=f>\n" PARAMETER("s", "5") PARAMETER("i", "5")
+              PARAMETER("b", "True") "</function>\n</tool_call>",
+          "C\"ok\"T0:f({\"s\": \"5\", \"i\": 5, \"b\": true})");
+    check("x",
+          "<tool_call>\n<function=f>\n" PARAMETER("o", "{\"x\": [1]}") PARAMETER("n", "null")
+              PARAMETER("a", "[1,\n2]") PARAMETER(
+                  "new",
+                  "7") "</function>\n</tool_call>\n<tool_call><function=g></function></tool_call>",
+          "T0:f({\"o\": {\"x\": [1]}, \"n\": null, \"a\": [1,\n2], \"new\": \"7\"})T1:g({})");
+    check("x",
+          "<tool_call><function=f>" PARAMETER("i", "five")
+              PARAMETER("s", "\na \"b\"\n") "</function></tool_call>",
+          "T0:f({\"i\": \"five\", \"s\": \"\\na \\\"b\\\"\\n\"})");
+    check("x", "<tool_call>{\"name\":\"f\"}</tool_call>", "T0:f({})");
+}
+
+static void test_broken_tagged_calls(void **state)
+{
+    static const char *const inner[] = {
+        "<function=>\n</function>",
+        "<function=f>",
+        "<function=f",
+        "<function=f></function> more",
+        "<function=f><parameter=s>x</function>",
+        "<function=f><parameter=>x</parameter></function>",
+        "<function=f>" PARAMETER("s", "1") PARAMETER("s", "2") "</function>",
+        "f()",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof inner / sizeof *inner; i++) {
+        sp_text text = {0}, want = {0};
+
+        sp_text_format(&text, "<tool_call>%s</tool_call>", inner[i]);
+        sp_text_format(&want, "C\"%s\"", text.data);
+        check("x", text.data, want.data);
+        sp_text_free(&text);
+        sp_text_free(&want);
+    }
+}
+
 /* Nothing is held back that cannot be the beginning of a tag. */
 static void test_prompt(void **state)
 {
@@ -203,12 +260,15 @@ static void ignore(void *user, const sp_chat_delta *delta)
 
 static void test_out_of_memory(void **state)
 {
-    static const char text[] = "x<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1}}</tool_call>y";
-    const sp_chat_prompt prompt = {.tools = true};
+    static const char text[] =
+        "x<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1}}</tool_call>"
+        "<tool_call><function=f>" PARAMETER("o", "[1]") "</function></tool_call>y";
+    sp_chat_prompt prompt = {.tools = true};
     int64_t n = 0;
 
     (void)state;
     sp_json_own_memory(true);
+    prompt.tagged_tools = json_loads(schemas, 0, NULL);
     for (;; n++) {
         size_t blocks = sp_alloc_blocks();
         sp_chat_parser *parser = NULL;
@@ -230,16 +290,18 @@ static void test_out_of_memory(void **state)
         assert_int_equal(status, SP_ERR_MEMORY);
     }
     sp_alloc_fail_after(-1);
-    assert_true(n >= 6); /* the parser, its text, a copy of the call, its JSON */
+    assert_true(n >= 10); /* the parser, its text, a copy of each call, its JSON */
+    sp_chat_prompt_free(&prompt);
     sp_json_own_memory(false);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),  cmocka_unit_test(test_reasoning),
-        cmocka_unit_test(test_calls),  cmocka_unit_test(test_broken_calls),
-        cmocka_unit_test(test_prompt), cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_plain),        cmocka_unit_test(test_reasoning),
+        cmocka_unit_test(test_calls),        cmocka_unit_test(test_broken_calls),
+        cmocka_unit_test(test_tagged_calls), cmocka_unit_test(test_broken_tagged_calls),
+        cmocka_unit_test(test_prompt),       cmocka_unit_test(test_out_of_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

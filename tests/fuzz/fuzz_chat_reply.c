@@ -8,6 +8,11 @@
 
 #include <string.h>
 
+static const char tool_list[] =
+    "[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\"},"
+    "\"i\":{\"type\":\"integer\"},\"n\":{\"type\":[\"string\",\"null\"]},\"a\":{}}}}}]";
+static json_t *tools; /* stay for the life of the program */
+
 /* Each delta with its kind before it; neighbours of one kind as one. */
 typedef struct {
     sp_text text;
@@ -27,8 +32,10 @@ static void take(void *user, const sp_chat_delta *delta)
 
 static record parse(const char *text, size_t bytes, size_t step, unsigned flags)
 {
-    const sp_chat_prompt prompt = {
-        .thinking = flags & 1, .reasoning = (flags & 3) != 0, .tools = (flags & 4) != 0};
+    const sp_chat_prompt prompt = {.thinking = flags & 1,
+                                   .reasoning = (flags & 3) != 0,
+                                   .tools = (flags & 4) != 0,
+                                   .tagged_tools = flags & 8 ? tools : NULL};
     record into = {.last = -1};
     sp_chat_parser *parser = NULL;
     sp_error error;
@@ -49,9 +56,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 
     if (bytes < 2)
         return 0;
+    if (!tools)
+        tools = json_loads(tool_list, 0, NULL);
     text = (const char *)data + 1;
-    whole = parse(text, bytes - 1, bytes - 1, data[0] & 7);
-    cut = parse(text, bytes - 1, (size_t)(data[0] >> 3) + 1, data[0] & 7);
+    whole = parse(text, bytes - 1, bytes - 1, data[0] & 15);
+    cut = parse(text, bytes - 1, (size_t)(data[0] >> 4) + 1, data[0] & 15);
     FUZZ_CHECK(whole.text.bytes == cut.text.bytes &&
                memcmp(whole.text.data ? whole.text.data : "", cut.text.data ? cut.text.data : "",
                       cut.text.bytes) == 0);
