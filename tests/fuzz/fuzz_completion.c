@@ -1,11 +1,12 @@
 /*
- * Bodies of POST /v1/completions: any bytes give a request within its limits, or an error that is
- * printable text and leaves nothing behind.
+ * Bodies of POST /v1/completions and /v1/chat/completions: any bytes give a request within its
+ * limits, or an error that is printable text and leaves nothing behind.
  */
 #include "fuzz/target.h"
 
 #include "base/alloc.h"
 #include "base/text.h"
+#include "server/chat_request.h"
 #include "server/completion_request.h"
 
 #include <string.h>
@@ -32,9 +33,43 @@ static void check_request(const sp_completion_request *request)
     }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+static void check_error(sp_status status, const sp_error *error)
+{
+    FUZZ_CHECK(status == SP_ERR_INPUT && error->text[0] != '\0');
+    FUZZ_CHECK(sp_utf8_valid(error->text, strlen(error->text)));
+}
+
+static void read_completion(json_t *body)
 {
     sp_completion_request request;
+    sp_error error;
+    sp_status status = sp_completion_request_read(body, &request, &error);
+
+    if (status != SP_OK) {
+        check_error(status, &error);
+        return;
+    }
+    check_request(&request);
+    sp_completion_request_free(&request);
+}
+
+static void read_chat(json_t *body)
+{
+    sp_chat_completion_request request;
+    sp_error error;
+    sp_status status = sp_chat_completion_request_read(body, &request, &error);
+
+    if (status != SP_OK) {
+        check_error(status, &error);
+        return;
+    }
+    FUZZ_CHECK(json_array_size(request.chat.messages) > 0);
+    FUZZ_CHECK(request.fields.max_tokens != 0 && request.fields.n >= 1);
+    sp_chat_completion_request_free(&request);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
     sp_error error;
     json_t *body;
     size_t before = sp_alloc_bytes();
@@ -42,15 +77,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (sp_json_parse((const char *)data, bytes, "body", NULL, NULL, &body, &error) != SP_OK)
         return 0;
     if (json_is_object(body)) {
-        sp_status status = sp_completion_request_read(body, &request, &error);
-
-        if (status == SP_OK) {
-            check_request(&request);
-            sp_completion_request_free(&request);
-        } else {
-            FUZZ_CHECK(status == SP_ERR_INPUT && error.text[0] != '\0');
-            FUZZ_CHECK(sp_utf8_valid(error.text, strlen(error.text)));
-        }
+        read_completion(body);
+        read_chat(body);
     }
     json_decref(body);
     FUZZ_CHECK(sp_alloc_bytes() == before);

@@ -3,6 +3,7 @@
 that never end, readers that do not read, clients that leave, idle connections by the hundred.
     check_http_robust.py SIDEPATH [CHECK..]"""
 
+import http.client
 import json
 import resource
 import select
@@ -16,14 +17,14 @@ import serving
 from serving import ADAPTERS, complete, get, post, run_checks, until
 
 
-def raw(server, data, seconds=10):
-    """All that comes back for these bytes, until the server closes or is silent."""
+def raw(server, data, seconds=10, silence=0.3):
+    """All that comes back for these bytes, until the server closes or is silent for so long."""
     with server.connect() as sock:
         sock.sendall(data)
         answer = b""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if not select.select([sock], [], [], 0.3)[0]:
+            if not select.select([sock], [], [], silence)[0]:
                 break
             try:
                 part = sock.recv(65536)
@@ -79,7 +80,7 @@ def check_smuggling(binary):
         body = b'{"model": "base", "prompt": "a", "max_tokens": 1}'
         chunk = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
         whole = POST + chunked + b"Connection: close\r\n\r\n" + chunk
-        assert statuses(raw(server, whole)) == [200]
+        assert statuses(raw(server, whole, 60, 60)) == [200]
 
 
 def check_limits(binary):
@@ -167,6 +168,41 @@ def check_slow_readers(binary):
         assert complete(server, "csource", "int", 60) == quiet
 
 
+def check_request_timeout(binary):
+    with serving.serving(binary, "--adapter-dir", ADAPTERS, "--request-timeout", 1) as server:
+        long = {**LONG, "n": 32}
+        answer = post(server, "/v1/completions", long)
+        assert (answer.status, answer.code) == (504, "request-timeout"), answer.bytes
+        # In a stream that has begun the error is the last event.
+        answer = post(server, "/v1/completions", {**long, "stream": True})
+        last = json.loads(answer.bytes.decode().rstrip("\n").split("\n\n")[-1][6:])
+        assert answer.status == 200 and last["error"]["code"] == "request-timeout", last
+        until(lambda: references(server) == 0)
+
+
+def check_connections_of_one_address(binary):
+    with serving.serving(binary, "--connections-per-address", 3) as server:
+        socks = [server.connect() for _ in range(3)]
+        for sock in socks:
+            sock.sendall(HELLO + b"\r\n")
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        with server.connect() as sock:
+            sock.settimeout(20)
+            try:
+                sock.sendall(HELLO + b"\r\n")
+                assert sock.recv(100) == b""
+            except ConnectionError:
+                pass
+        for sock in socks:
+            sock.close()
+        def answers():
+            try:
+                return get(server, "/health").status == 200
+            except (ConnectionError, http.client.HTTPException):
+                return False
+        until(answers)
+
+
 def check_idle_connections(binary):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
@@ -199,9 +235,9 @@ def check_idle_connections(binary):
 
 def check_shutdown(binary):
     """SIGTERM: what runs finishes, what is new is turned away; a second signal does not wait."""
-    with serving.serving(binary, "--adapter-dir", ADAPTERS) as server:
+    with serving.serving(binary, "--adapter-dir", ADAPTERS, "--shutdown-timeout", 600) as server:
         got = []
-        body = {"model": "csource", "prompt": "int", "max_tokens": 300, "temperature": 0,
+        body = {"model": "csource", "prompt": "int", "max_tokens": 100, "temperature": 0,
                 "stream": True, "ignore_eos": True}
         thread = threading.Thread(target=lambda: got.append(
             post(server, "/v1/completions", body).events()))
@@ -230,7 +266,8 @@ def check_shutdown(binary):
 
 
 CHECKS = [check_smuggling, check_limits, check_clients_that_leave, check_slow_readers,
-          check_idle_connections, check_shutdown]
+          check_request_timeout, check_connections_of_one_address, check_idle_connections,
+          check_shutdown]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])
