@@ -187,7 +187,12 @@ typedef struct sp_request {
 
 SP_API void sp_request_default(sp_request *out_request);
 
-typedef enum sp_finish { SP_FINISH_NONE = 0, SP_FINISH_STOP, SP_FINISH_LENGTH } sp_finish;
+typedef enum sp_finish {
+    SP_FINISH_NONE = 0,
+    SP_FINISH_STOP,
+    SP_FINISH_LENGTH,
+    SP_FINISH_FAILED /* it was dropped; the event's error says why */
+} sp_finish;
 
 /* What has become of a request so far. Times are sp_clock_seconds (CLOCK_MONOTONIC); 0: not yet. */
 typedef struct sp_request_trace {
@@ -203,13 +208,15 @@ typedef struct sp_request_trace {
  */
 typedef struct sp_event {
     int64_t request;
-    int32_t token;    /* -1 for a request that ends without one (max_tokens 0) */
+    int32_t token;    /* -1 for a request that ends without one (max_tokens 0, or it failed) */
     int32_t position; /* of the token, counted from the beginning of the prompt */
     bool is_prompt;   /* a token of the prompt, with its logprob and without text */
     const char *text; /* new text, whole UTF-8 sequences; held back where it could begin a
                          stop string; borrowed until return */
     size_t text_bytes;
     sp_finish finish;
+    sp_status failure;     /* SP_OK, or with SP_FINISH_FAILED why; error is borrowed until return */
+    const sp_error *error; /* NULL unless it failed */
     /* Where they were asked for; else n_top is 0. Borrowed until return. */
     float logprob;
     const sp_logprob *top; /* [n_top] best first, the lower of equal ids first */
@@ -238,9 +245,11 @@ SP_API sp_status sp_engine_cancel(sp_engine *engine, int64_t id);
 /*
  * One step of the batch: every running request advances by one token or one prefill chunk. Events
  * come in the order of submission. SP_AGAIN: nothing is waiting or running. A step in which all
- * requests wait for adapters on their way has no rows and waits for them, 10 ms at most. After an
- * SP_ERR_ status (a non-finite logit, say) the request that caused it is dropped and the error
- * names it; the others go on with the next step.
+ * requests wait for adapters on their way has no rows and waits for them, 10 ms at most.
+ * A request that cannot go on (a non-finite logit, say) is dropped and ends with an event,
+ * SP_FINISH_FAILED; the others go on. The status and the error are then those of the first that was
+ * dropped, its id in error->position. An error without an event is the step's own: no request was
+ * dropped, and position is -1.
  */
 SP_API sp_status sp_engine_step(sp_engine *engine, sp_event_fn on_event, void *user,
                                 sp_error *error);

@@ -145,11 +145,37 @@ static bool is_finished(const sp_engine *engine, const sp_sequence *sequence)
     return engine->n_finished > 0 && engine->finished[engine->n_finished - 1] == sequence;
 }
 
+/* Tells of a request that is dropped; the step's status and error are those of the first. */
+static void emit_failure(step_run *run, const sp_sequence *sequence, sp_status status,
+                         const sp_error *error)
+{
+    sp_event event = {
+        .request = sequence->id,
+        .token = -1,
+        .position = sequence->n_tokens,
+        .text = "",
+        .finish = SP_FINISH_FAILED,
+        .failure = status,
+        .error = error,
+        .trace = &sequence->trace,
+    };
+
+    if (run->status == SP_OK) {
+        run->status = status;
+        if (run->error)
+            *run->error = *error;
+    }
+    if (run->on_event)
+        run->on_event(run->user, &event);
+}
+
 static void fail_sequence(step_run *run, sp_sequence *sequence, sp_status status, const char *why)
 {
-    if (run->status == SP_OK)
-        run->status = sp_fail(run->error, status, NULL, NULL, sequence->id,
-                              "request %lld was dropped: %s", (long long)sequence->id, why);
+    sp_error error;
+
+    sp_fail(&error, status, NULL, NULL, sequence->id, "request %lld was dropped: %s",
+            (long long)sequence->id, why);
+    emit_failure(run, sequence, status, &error);
     finish_sequence(run, sequence);
 }
 
@@ -348,10 +374,12 @@ static void count_step(sp_engine *engine, const sp_batch *batch, double began)
 static void drop_failed(step_run *run, sp_sequence *sequence)
 {
     sp_engine *engine = run->engine;
+    sp_status status = engine->scheduler.failed_status;
+    sp_error error;
 
-    run->status = sp_fail(run->error, engine->scheduler.failed_status, engine->gate_error.code,
-                          engine->gate_error.subject, sequence->id, "request %lld was dropped: %s",
-                          (long long)sequence->id, engine->gate_error.text);
+    sp_fail(&error, status, engine->gate_error.code, engine->gate_error.subject, sequence->id,
+            "request %lld was dropped: %s", (long long)sequence->id, engine->gate_error.text);
+    emit_failure(run, sequence, status, &error);
     sp_engine_drop(engine, sequence);
 }
 
@@ -389,6 +417,8 @@ sp_status sp_engine_step(sp_engine *engine, sp_event_fn on_event, void *user, sp
     if (batch->n_entries == 0)
         return run_nothing(&run);
     status = route(engine, batch, error);
+    if (status != SP_OK && error)
+        error->position = -1; /* of the plan; no request has this id */
     if (status != SP_OK)
         return status;
     status = sp_forward_run(&engine->forward, batch, engine->plan);

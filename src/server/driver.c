@@ -10,7 +10,7 @@
 
 #define WAKE_INTERVAL_NS     4000000u
 #define IDLE_POLL_MS         5
-#define STEP_FAILURES_MAX    3 /* in a row that no request is named for */
+#define STEP_FAILURES_MAX    3 /* in a row of a step as a whole */
 #define DEADLINE_INTERVAL_NS 500000000u
 #define NS_PER_S             1000000000u
 #define WAKE_BYTES           (SP_OUTBOX_BYTES_MAX / 4)
@@ -116,7 +116,6 @@ static void describe(sp_driver *driver, sp_generation *generation)
     pthread_mutex_lock(&generation->task.lock);
     generation->digest = digest;
     generation->served = served ? sp_strdup(served) : NULL;
-    generation->accepted = true;
     pthread_mutex_unlock(&generation->task.lock);
 }
 
@@ -146,7 +145,6 @@ void sp_driver_admit(sp_driver *driver, sp_generation *generation)
     int32_t n_in_batch = generation->n_left;
 
     if (status == SP_OK) {
-        driver->counts.accepted++;
         describe(driver, generation);
         sp_task_release(&generation->task);
         return;
@@ -193,6 +191,19 @@ static void count_token(sp_driver *driver, const sp_running *running, const sp_e
     driver->counts.finished_length += event->finish == SP_FINISH_LENGTH;
 }
 
+/* The engine has dropped the choice; its siblings go with it, behind the step. */
+static void note_failure(sp_driver *driver, int32_t index, const sp_event *event)
+{
+    sp_generation *generation = driver->running[index].generation;
+
+    if (generation->failure == SP_OK) {
+        driver->counts.failed++;
+        generation->failure = event->failure;
+        generation->error = *event->error;
+    }
+    remove_running(driver, index);
+}
+
 /* Inside a step: nothing may leave the batch here but what the engine itself has ended. */
 static void on_event(void *user, const sp_event *event)
 {
@@ -204,6 +215,11 @@ static void on_event(void *user, const sp_event *event)
     if (index < 0)
         return;
     generation = driver->running[index].generation;
+    touch(driver, generation);
+    if (event->finish == SP_FINISH_FAILED) {
+        note_failure(driver, index, event);
+        return;
+    }
     produced = (sp_produced){.choice = driver->running[index].choice,
                              .token = event->token,
                              .finish = event->finish,
@@ -217,7 +233,6 @@ static void on_event(void *user, const sp_event *event)
     if (generation->overflowed ||
         !sp_generation_add(generation, &produced, event->top, event->text))
         generation->overflowed = true;
-    touch(driver, generation);
     if (event->finish != SP_FINISH_NONE)
         remove_running(driver, index);
 }
@@ -249,7 +264,7 @@ static void drop_slow_reader(sp_driver *driver, sp_generation *generation)
  */
 static bool is_held(sp_generation *generation, uint64_t now_ns)
 {
-    if (generation->overflowed || generation->n_left == 0 ||
+    if (generation->failure != SP_OK || generation->overflowed || generation->n_left == 0 ||
         now_ns - generation->woken_ns >= WAKE_INTERVAL_NS)
         return false;
     return !sp_task_is_done(&generation->task);
@@ -259,7 +274,9 @@ static void wake_one(sp_driver *driver, sp_generation *generation, uint64_t now_
 {
     if (sp_task_is_done(&generation->task))
         return; /* it has failed, and was told so */
-    if (generation->overflowed) {
+    if (generation->failure != SP_OK) {
+        fail_generation(driver, generation, generation->failure, &generation->error);
+    } else if (generation->overflowed) {
         drop_slow_reader(driver, generation);
     } else if (generation->n_left == 0) {
         sp_task_finish(&generation->task, SP_OK, NULL);
@@ -290,27 +307,16 @@ static void wake_touched(sp_driver *driver)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* A failure that names no request could come back for ever: after some, all are ended. */
+/* A step's own failure could come back for ever: after some in a row, all requests are ended. */
 static void take_failure(sp_driver *driver, sp_status status, const sp_error *error)
 {
-    int32_t index = find_running(driver, error->position);
-
-    driver->counts.failed++;
-    if (index >= 0) {
-        sp_generation *generation = driver->running[index].generation;
-
-        /* The engine has dropped this one itself; its siblings go with it. */
-        sp_task_retain(&generation->task);
-        remove_running(driver, index);
-        fail_generation(driver, generation, status, error);
-        sp_task_release(&generation->task);
-        return;
-    }
     if (++driver->n_step_failures < STEP_FAILURES_MAX)
         return;
     driver->n_step_failures = 0;
-    while (driver->n_running > 0)
+    while (driver->n_running > 0) {
+        driver->counts.failed++;
         fail_generation(driver, driver->running[0].generation, status, error);
+    }
 }
 
 static void count_step(sp_driver *driver)
@@ -331,7 +337,7 @@ static void step(sp_driver *driver)
     count_step(driver);
     if (driver->n_loads > 0 && seconds > driver->counts.step_seconds_max_while_loading)
         driver->counts.step_seconds_max_while_loading = seconds;
-    if (status < 0)
+    if (status < 0 && error.position < 0)
         take_failure(driver, status, &error);
     else
         driver->n_step_failures = 0;

@@ -28,23 +28,23 @@ typedef struct sp_generation {
     /* Filled before the push. */
     sp_choice *choices; /* [n_choices], owned */
     int32_t n_choices;
-    char *adapter; /* the name for the engine; NULL: what is active, else the base */
-    char
-        *adapter_path; /* where it is loaded from when the engine does not know it; NULL: nowhere */
-    bool wake_each;    /* the reader wants every token, not just the end */
+    char *adapter;      /* the name for the engine; NULL: what is active, else the base */
+    char *adapter_path; /* where to load it from, should the engine not know it; NULL: nowhere */
+    bool wake_each;     /* the reader wants every token, not just the end */
     /* What the requests' pointers point into; let go of with the generation. */
     void *owned;
     void (*release_owned)(void *owned);
     uint64_t received_ns; /* sp_clock_ns when the request was read */
     /* Under the task's lock. */
     sp_text outbox;
-    bool accepted;    /* the engine has taken it; digest and generation are known */
-    sp_digest digest; /* all zero: the base */
+    sp_digest digest; /* of what serves it; all zero: the base, or not taken yet */
     char *served;     /* the adapter that serves it; NULL: the base */
     /* The engine's thread only. */
-    int32_t n_left;  /* choices that run */
-    bool overflowed; /* its outbox was full once */
-    bool touched;    /* in the list of those to wake */
+    int32_t n_left;    /* choices that run */
+    bool overflowed;   /* its outbox was full once */
+    sp_status failure; /* not SP_OK: the engine has dropped a choice of it, because of: */
+    sp_error error;
+    bool touched; /* in the list of those to wake */
     uint64_t woken_ns;
 } sp_generation;
 

@@ -79,7 +79,7 @@ void sp_metrics_load(sp_metrics *metrics, double seconds);
 
 /* What the engine's thread knows beside the engine itself, since it began. */
 typedef struct sp_driver_counts {
-    uint64_t accepted, refused, finished_stop, finished_length, cancelled, failed, slow_readers;
+    uint64_t refused, finished_stop, finished_length, cancelled, failed, slow_readers;
     uint64_t loads, load_failures, unloads;
     double step_seconds_max_while_loading; /* the longest step beside a load */
     int32_t waiting_for_load;              /* generations whose adapter is on its way from disk */

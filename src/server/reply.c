@@ -17,6 +17,7 @@ const char *sp_finish_json(sp_finish finish)
         return "\"stop\"";
     case SP_FINISH_LENGTH:
         return "\"length\"";
+    case SP_FINISH_FAILED: /* an error is answered instead */
     case SP_FINISH_NONE:
         break;
     }
