@@ -468,7 +468,7 @@ def check_settings(binary):
         assert post(server, "/v1/completions", {"model": "base", "prompt": "a"}).status == 404
         answer = post(server, "/v1/completions", {"model": "house", "prompt": "a", "n": 3})
         assert answer.status == 400 and answer.json["error"]["param"] == "n"
-        long = {"model": "house", "prompt": "a", "max_tokens": 400, "ignore_eos": True, "n": 2}
+        long = {"model": "house", "prompt": "a", "max_tokens": 1500, "ignore_eos": True, "n": 2}
         thread = threading.Thread(target=post, args=(server, "/v1/completions", long))
         thread.start()
         full = []
