@@ -92,6 +92,29 @@ typedef struct head_shared {
     float quarter[4][SP_CUDA_TILE_ROWS][GROUP + 1];
 } head_shared;
 
+/* Elements at .. at + 7 of replaced row `row`, zeros beyond the rows and their end. */
+template <int VEC>
+static __device__ __forceinline__ uint4 row_part(const uint16_t *rows, int hidden, int row, int n,
+                                                 int at)
+{
+    union {
+        uint4 all;
+        uint16_t one[8];
+    } v;
+
+    v.all = make_uint4(0, 0, 0, 0);
+    if (row >= n || at >= hidden)
+        return v.all;
+    rows += (int64_t)row * hidden + at;
+    if (VEC)
+        return load_weights(rows);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (at + i < hidden)
+            v.one[i] = rows[i];
+    return v.all;
+}
+
 /* One quarter of one chunk: 16 replaced rows from `first` on against the tile's rows of x. */
 template <int F16, int VEC>
 static __device__ __forceinline__ void add_quarter(float *acc, const sp_cuda_head &h,
@@ -103,9 +126,8 @@ static __device__ __forceinline__ void add_quarter(float *acc, const sp_cuda_hea
 #pragma unroll
     for (int s = 0; s < 4; s++) {
         int at = k + 32 * s + 8 * t;
-        uint4 low = load_eight<VEC>(rows, h.hidden, first + g, at, first + g < n ? h.hidden : 0);
-        uint4 high =
-            load_eight<VEC>(rows, h.hidden, first + g + 8, at, first + g + 8 < n ? h.hidden : 0);
+        uint4 low = row_part<VEC>(rows, h.hidden, first + g, n, at);
+        uint4 high = row_part<VEC>(rows, h.hidden, first + g + 8, n, at);
         uint4 v = load_eight_of_row<VEC>(x, at, x_end);
 
         mma<F16>(acc, low.x, high.x, low.y, high.y, v.x, v.y);
