@@ -161,6 +161,50 @@ static void engine_missing(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* Adapters of one rare kind alone: applied, or named as what the engine lacks; never in silence. */
+static void one_kind_alone(void **state)
+{
+    static const struct {
+        const char *path;
+        int k_in, n_out;
+        const char *missing; /* by an engine of attention and dense FFN */
+    } kinds[] = {
+        {"model.layers.1.mlp.gate", TOY_HIDDEN, TOY_EXPERTS, "[\"mlp.gate\"]"},
+        {"model.layers.0.mlp.experts.2.up_proj", TOY_HIDDEN, TOY_INTERMEDIATE,
+         "[\"mlp.experts.up_proj\"]"},
+        {"model.layers.1.linear_attn.in_proj_ba", TOY_HIDDEN, 4, "[\"linear_attn.in_proj_ba\"]"},
+        {"model.layers.1.linear_attn.out_proj", 5, TOY_HIDDEN, "[\"linear_attn.out_proj\"]"},
+        {"lm_head", TOY_HIDDEN, TOY_VOCAB, "[\"lm_head\"]"},
+    };
+    sp_adapter_options options = toy_options();
+    sp_receipt_options all, few;
+
+    (void)state;
+    sp_receipt_options_default(&all);
+    sp_receipt_options_default(&few);
+    few.engine_modules = 1u << SP_MODULE_Q_PROJ | 1u << SP_MODULE_V_PROJ;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        make_adapter *adapter = make_adapter_create();
+        sp_receipt *receipt;
+        sp_error error;
+        json_t *root;
+
+        make_adapter_add_pair(adapter, kinds[i].path, 2, kinds[i].k_in, kinds[i].n_out, 1);
+        for (int lacking = 0; lacking < 2; lacking++) {
+            receipt = receipt_of(adapter, &options, lacking ? &few : &all);
+            root = parse(receipt);
+            check(root, "verdict", "\"accepted\"");
+            check(root, "sites", "1");
+            check(root, "engine_missing", lacking ? kinds[i].missing : "[]");
+            assert_int_equal(sp_receipt_is_servable(receipt, &error), !lacking);
+            json_decref(root);
+            sp_receipt_destroy(receipt);
+        }
+        make_adapter_destroy(adapter);
+    }
+    sp_geometry_release(options.geometry);
+}
+
 /* Rows of tables: how many change, and that an engine without overlays cannot serve them. */
 static void replaced_rows(void **state)
 {
@@ -279,9 +323,10 @@ static void reason_codes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(accepted),      cmocka_unit_test(engine_missing),
-        cmocka_unit_test(replaced_rows), cmocka_unit_test(unchecked),
-        cmocka_unit_test(refused),       cmocka_unit_test(reason_codes),
+        cmocka_unit_test(accepted),       cmocka_unit_test(engine_missing),
+        cmocka_unit_test(one_kind_alone), cmocka_unit_test(replaced_rows),
+        cmocka_unit_test(unchecked),      cmocka_unit_test(refused),
+        cmocka_unit_test(reason_codes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
