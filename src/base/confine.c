@@ -41,7 +41,13 @@ sp_status sp_confine_to(const char *directory, sp_error *error)
         return sp_fail(error, errno == ENOENT ? SP_ERR_NOT_FOUND : SP_ERR_INPUT, NULL, directory,
                        -1, "%s: %s", directory, strerror(errno));
     root = real_path(directory);
-    return root ? SP_OK : sp_fail_memory(error, PATH_MAX, directory);
+    if (!root)
+        return sp_fail_memory(error, PATH_MAX, directory);
+    if (strcmp(root, "/") != 0)
+        return SP_OK;
+    sp_confine_to(NULL, NULL);
+    return sp_fail(error, SP_ERR_INPUT, NULL, directory, -1,
+                   "%s is the root of the file system, which confines nothing", directory);
 }
 
 const char *sp_confine_directory(void)
@@ -65,7 +71,7 @@ bool sp_is_confined(const char *path, const char **out_relative)
 /* Where the system has no openat2: part by part, and every link is refused. */
 static int open_by_parts(const char *relative, int flags)
 {
-    int fd = dup(root_fd);
+    int fd = fcntl(root_fd, F_DUPFD_CLOEXEC, 0);
 
     while (fd >= 0) {
         size_t n = strcspn(relative, "/");

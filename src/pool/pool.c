@@ -413,14 +413,16 @@ sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *imag
  */
 static sp_status copy_image(sp_pool *pool, int32_t slot, const sp_image *image)
 {
-    sp_status status = sp_stream_wait_event(pool->load_stream, pool->tables.hidden);
+    sp_status status = sp_stream_wait_event(pool->load_stream, pool->tables.hidden), waited;
 
     if (status == SP_OK)
         status = sp_stream_copy(pool->load_stream, slot_memory(pool, slot), image->data,
                                 sp_layout_slot_bytes(pool->layout));
     if (status == SP_OK && image->overlay != NULL)
         status = sp_overlay_memory_write(&pool->overlays, slot, image->overlay, pool->load_stream);
-    return status == SP_OK ? sp_stream_wait(pool->load_stream) : status;
+    /* Also behind a failure: what is under way still reads the image, which the caller may free. */
+    waited = sp_stream_wait(pool->load_stream);
+    return status == SP_OK ? waited : status;
 }
 
 sp_status sp_pool_load_write(sp_pool *pool, int32_t slot, const sp_image *image, sp_error *error)

@@ -500,8 +500,3 @@ void sp_driver_cancel(sp_driver *driver, sp_task *task)
     atomic_store(&driver->has_cancelled, true);
     sp_task_queue_knock(&driver->queue);
 }
-
-int32_t sp_driver_n_in_flight(const sp_driver *driver)
-{
-    return atomic_load(&driver->n_in_flight);
-}

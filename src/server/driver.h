@@ -45,7 +45,5 @@ sp_status sp_driver_generate(sp_driver *driver, sp_generation *generation, sp_er
 sp_status sp_driver_adapter(sp_driver *driver, sp_adapter_task *task, sp_error *error);
 /* Any thread: detaches, and takes a generation out of the batch before the next step. */
 void sp_driver_cancel(sp_driver *driver, sp_task *task);
-/* Any thread: choices that run or wait. */
-int32_t sp_driver_n_in_flight(const sp_driver *driver);
 
 #endif

@@ -91,7 +91,6 @@ typedef int64_t (*sp_http_read_fn)(void *user, sp_exchange *exchange, char *buff
 void sp_exchange_stream(sp_exchange *exchange, const char *content_type, sp_http_read_fn read,
                         void *user);
 
-bool sp_exchange_answered(const sp_exchange *exchange);
 int sp_exchange_status(const sp_exchange *exchange);          /* 0: not answered */
 uint64_t sp_exchange_bytes_sent(const sp_exchange *exchange); /* of the body */
 

@@ -250,11 +250,6 @@ void sp_exchange_stream(sp_exchange *exchange, const char *content_type, sp_http
     set_response(exchange, response, MHD_HTTP_OK, content_type);
 }
 
-bool sp_exchange_answered(const sp_exchange *exchange)
-{
-    return exchange->response != NULL;
-}
-
 int sp_exchange_status(const sp_exchange *exchange)
 {
     return exchange->status;
@@ -428,7 +423,7 @@ static enum MHD_Result queue_answer(sp_exchange *exchange)
     enum MHD_Result result =
         MHD_queue_response(exchange->connection, (unsigned)exchange->status, exchange->response);
 
-    /* The connection holds it from here on; sp_exchange_answered still sees the pointer. */
+    /* The connection holds it from here on; the pointer still says that there is an answer. */
     MHD_destroy_response(exchange->response);
     exchange->queued = true;
     return result;

@@ -11,7 +11,8 @@ void sp_route_health(sp_call *call)
     sp_call_answer_json(call, &body);
 }
 
-/* Not ready while it shuts down, or while nothing more can be queued. */
+/* Not ready while it shuts down. A full queue is no reason: it is answered with 429, and a server
+ * that is taken out of rotation then would only move the load to the next. */
 void sp_route_ready(sp_call *call)
 {
     if (atomic_load(&call->api->draining))

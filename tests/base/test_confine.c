@@ -150,6 +150,8 @@ static void test_no_directory(void **state)
 
     (void)state;
     assert_int_equal(sp_confine_to("/no/such/place", &error), SP_ERR_NOT_FOUND);
+    assert_int_equal(sp_confine_to("/", &error), SP_ERR_INPUT);
+    assert_null(sp_confine_directory());
     assert_null(sp_confine_directory());
     assert_ok(sp_confine_to(inside, &error), &error);
 }

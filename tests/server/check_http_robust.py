@@ -150,7 +150,7 @@ def check_clients_that_leave(binary):
 
 def check_slow_readers(binary):
     """Streams that nobody reads: the others go on, and those end when their share is full."""
-    with serving.serving(binary, "--adapter-dir", ADAPTERS, "--send-timeout", 2) as server:
+    with serving.serving(binary, "--adapter-dir", ADAPTERS, "--send-timeout", 300) as server:
         quiet = complete(server, "csource", "int", 60)
         socks = []
         for _ in range(3):
@@ -163,6 +163,8 @@ def check_slow_readers(binary):
         until(lambda: references(server) > 0)
         assert complete(server, "csource", "int", 60) == quiet
         until(lambda: references(server) == 0, 60, "the end of streams that nobody reads")
+        ended = 'sidepath_requests_total{outcome="slow_reader"} 3'
+        assert ended in get(server, "/metrics").bytes.decode().splitlines()
         for sock in socks:
             sock.close()
         assert complete(server, "csource", "int", 60) == quiet
