@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#define WAKE_INTERVAL_NS     4000000u
+#define WAKE_INTERVAL_NS     10000000u
 #define IDLE_POLL_MS         5
 #define STEP_FAILURES_MAX    3 /* in a row of a step as a whole */
 #define DEADLINE_INTERVAL_NS 500000000u
