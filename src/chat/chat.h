@@ -82,6 +82,7 @@ typedef struct sp_chat_prompt {
     sp_text_span *spans; /* [n_spans] where the template itself speaks, ascending, not touching */
     size_t n_spans, spans_capacity;
     bool thinking;        /* the prompt ends inside <think>: the answer starts as reasoning */
+    bool fresh;           /* and right behind that tag: a newline is still the tag's */
     bool reasoning;       /* the template knows <think>: an answer may begin with it */
     bool tools;           /* the template knows <tool_call>, and the request has tools */
     json_t *tagged_tools; /* owned: the tools, where the template has calls written as tags

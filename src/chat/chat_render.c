@@ -583,6 +583,8 @@ static sp_status finish(maker *make, const sp_chat *chat, const sp_chat_request 
     }
     prompt.reasoning = chat->reasoning;
     prompt.thinking = chat->reasoning && ends_thinking(&prompt, request->continue_final_message);
+    prompt.fresh =
+        prompt.thinking && bytes >= 7 && memcmp(prompt.text.data + bytes - 7, "<think>", 7) == 0;
     *out_prompt = prompt;
     return SP_OK;
 }

@@ -47,7 +47,8 @@ sp_status sp_chat_parser_create(const sp_chat_prompt *prompt, sp_chat_delta_fn f
     parser->reasoning = prompt->reasoning;
     parser->tools = prompt->tools;
     parser->tagged_tools = json_incref(prompt->tagged_tools);
-    parser->state = prompt->thinking    ? STATE_THOUGHT
+    parser->state = prompt->fresh       ? STATE_THOUGHT
+                    : prompt->thinking  ? STATE_REASONING
                     : prompt->reasoning ? STATE_BEGIN
                                         : STATE_CONTENT;
     *out_parser = parser;

@@ -252,12 +252,14 @@ static void test_configured_tokens(void **state)
 
 /* --- How the prompt ends -------------------------------------------------------------------- */
 
-static void check_thinking(const char *template, const char *json, bool reasoning, bool thinking)
+static void check_thinking(const char *template, const char *json, bool reasoning, bool thinking,
+                           bool fresh)
 {
     sp_chat_prompt prompt = render(template, json);
 
     assert_int_equal(prompt.reasoning, reasoning);
     assert_int_equal(prompt.thinking, thinking);
+    assert_int_equal(prompt.fresh, fresh);
     sp_chat_prompt_free(&prompt);
 }
 
@@ -266,19 +268,23 @@ static void test_thinking(void **state)
     static const char one[] = "{\"messages\":[" USER("<think>\\n") "]}";
 
     (void)state;
-    check_thinking("{{ messages[0].content }}", one, false, false);
-    check_thinking("</think>{{ messages[0].content }}", one, true, false); /* the user's own */
-    check_thinking("{{ messages[0].content }}</think><think>\n\n", one, true, true);
-    check_thinking(sp_qwen_form, one, true, false);
+    check_thinking("{{ messages[0].content }}", one, false, false, false);
+    check_thinking("</think>{{ messages[0].content }}", one, true, false,
+                   false); /* the user's own */
+    check_thinking("{{ messages[0].content }}</think><think>\n\n", one, true, true, false);
+    check_thinking(sp_qwen_form, one, true, false, false);
     check_thinking(sp_qwen_form,
                    "{\"kwargs\":{\"enable_thinking\":false},\"messages\":[" USER("x") "]}", true,
-                   false);
+                   false, false);
     check_thinking(
         sp_qwen_form,
         "{\"continue\":true,\"messages\":[" USER(
             "x") ",{\"role\":"
                  "\"assistant\",\"content\":\"\",\"reasoning_content\":\"a\"}," USER("x") "]}",
-        true, false);
+        true, false, false);
+    check_thinking("{{ messages[0].content }}</think><think>", one, true, true, true);
+    check_thinking("</think>{{ messages[0].content }}",
+                   "{\"continue\":true,\"messages\":[" USER("<think> a>") "]}", true, true, false);
 }
 
 static void test_continue(void **state)

@@ -39,12 +39,13 @@ static const char schemas[] =
     "\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},\"b\":{\"type\":\"boolean\"},"
     "\"o\":{\"type\":\"object\"},\"n\":{\"type\":[\"string\",\"null\"]},\"a\":{}}}}}]";
 
-/* Flags: t, the prompt ends thinking; r, the template knows it; c, there are tools; x, calls are
- * written as tags. */
+/* Flags: t, the prompt ends in <think>; m, in the middle of a thought; r, the template knows it; c,
+ * there are tools; x, calls are written as tags. */
 static sp_chat_parser *start(const char *flags, notes *note)
 {
-    sp_chat_prompt prompt = {.thinking = strchr(flags, 't') != NULL,
-                             .reasoning = strpbrk(flags, "tr") != NULL,
+    sp_chat_prompt prompt = {.thinking = strpbrk(flags, "tm") != NULL,
+                             .fresh = strchr(flags, 't') != NULL,
+                             .reasoning = strpbrk(flags, "tmr") != NULL,
                              .tools = strpbrk(flags, "cx") != NULL};
     sp_chat_parser *parser = NULL;
     sp_error error;
@@ -114,6 +115,7 @@ static void test_reasoning(void **state)
     (void)state;
     check("t", "so\n</think>\n\nyes", "R\"so\"C\"yes\"");
     check("t", "\nso\n\nthen\n</think>\n\n\nyes", "R\"so\n\nthen\"C\"\nyes\"");
+    check("m", "\nso\n</think>\n\nyes", "R\"\nso\"C\"yes\"");
     check("t", "so</think>yes", "R\"so\"C\"yes\"");
     check("t", "</think>yes", "C\"yes\"");
     check("t", "so on", "R\"so on\"");

@@ -33,6 +33,7 @@ static void take(void *user, const sp_chat_delta *delta)
 static record parse(const char *text, size_t bytes, size_t step, unsigned flags)
 {
     const sp_chat_prompt prompt = {.thinking = flags & 1,
+                                   .fresh = (flags & 3) == 3,
                                    .reasoning = (flags & 3) != 0,
                                    .tools = (flags & 4) != 0,
                                    .tagged_tools = flags & 8 ? tools : NULL};
