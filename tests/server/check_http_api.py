@@ -468,13 +468,14 @@ def check_settings(binary):
         assert post(server, "/v1/completions", {"model": "base", "prompt": "a"}).status == 404
         answer = post(server, "/v1/completions", {"model": "house", "prompt": "a", "n": 3})
         assert answer.status == 400 and answer.json["error"]["param"] == "n"
-        long = {"model": "house", "prompt": "a", "max_tokens": 1500, "ignore_eos": True, "n": 2}
+        long = {"model": "csource", "prompt": "a", "max_tokens": 1500, "ignore_eos": True, "n": 2}
         thread = threading.Thread(target=post, args=(server, "/v1/completions", long))
         thread.start()
-        full = []
-        until(lambda: full.append(post(server, "/v1/completions", {
-            "model": "house", "prompt": "a", "max_tokens": 1})) or full[-1].status == 429)
-        assert full[-1].code == "queue-full" and full[-1].headers["retry-after"] == "1"
+        until(lambda: sum(a.get("references", 0) for a in
+                          get(server, "/v1/lora_adapters").json["data"]) == 2)
+        full = post(server, "/v1/completions", {"model": "house", "prompt": "a", "max_tokens": 1})
+        assert full.status == 429, full.bytes
+        assert full.code == "queue-full" and full.headers["retry-after"] == "1"
         thread.join()
         assert complete(server, "house")
 
