@@ -139,6 +139,17 @@ def check_repeats(scratch):
     assert len(first) == len(other) and first != other
 
 
+def check_adapters_only(scratch):
+    """The same adapters and config, and no weights."""
+    whole, only = os.path.join(scratch, "whole"), os.path.join(scratch, "only")
+    run(whole, "--adapters", "1")
+    run(only, "--adapters", "1", "--adapters-only")
+    assert sorted(os.listdir(whole)) == sorted(os.listdir(only) + ["model.safetensors"])
+    for name in ("config.json", "adapters/a0/adapter_model.safetensors"):
+        with open(os.path.join(whole, name), "rb") as a, open(os.path.join(only, name), "rb") as b:
+            assert a.read() == b.read(), name
+
+
 def check_refusals(scratch):
     where = os.path.join(scratch, "twice")
     run(where)
@@ -156,7 +167,8 @@ def main():
     scratch = sys.argv[2]
     shutil.rmtree(scratch, ignore_errors=True)
     os.makedirs(scratch)
-    for check in (check_model, check_adapters, check_repeats, check_refusals):
+    for check in (check_model, check_adapters, check_repeats, check_adapters_only,
+                  check_refusals):
         check(scratch)
     shutil.rmtree(scratch)
 
