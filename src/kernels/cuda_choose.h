@@ -7,15 +7,23 @@
 
 #include "kernels/kernels_cuda.h"
 
+#include <stdbool.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define SP_CUDA_CHUNK_K 512
-/* Above this many rows a block takes several tiles. */
+#define SP_CUDA_CHUNK_K      512
+#define SP_CUDA_GROUP_CHUNKS 4
+/* Above this many rows a block takes a window of several tiles. */
 #define SP_CUDA_DECODE_ROWS 256
-/* Blocks that keep the device busy; chosen for 132 multiprocessors and harmless elsewhere. */
-#define SP_CUDA_BLOCKS_WANTED 512
+/* Up to this many blocks of one chunk (16 KB of weights) a block takes one; above, a group of them.
+ * Chosen for 132 multiprocessors and harmless elsewhere, as all here. */
+#define SP_CUDA_CHUNK_BLOCKS  2200
+#define SP_CUDA_WINDOW_BLOCKS 160 /* the same for windows */
+#define SP_CUDA_WAVE          528 /* blocks of the expand that are resident together */
+#define SP_CUDA_STEPS_MAX     8   /* of a block of the expand */
+#define SP_CUDA_WINDOW_TILES  8
 
 /* Tiles that n_rows rows of n_slots slots can need at most. */
 static inline int32_t sp_cuda_tiles_bound(int32_t n_rows, int32_t n_slots)
@@ -26,51 +34,78 @@ static inline int32_t sp_cuda_tiles_bound(int32_t n_rows, int32_t n_slots)
     return (int32_t)(bound < n_rows ? bound : n_rows);
 }
 
+static inline int32_t sp_cuda_ceil(int32_t n, int32_t by)
+{
+    return (n + by - 1) / by;
+}
+
 static inline int32_t sp_cuda_chunks(int32_t k_in)
 {
-    return (k_in + SP_CUDA_CHUNK_K - 1) / SP_CUDA_CHUNK_K;
+    return sp_cuda_ceil(k_in, SP_CUDA_CHUNK_K);
 }
 
 typedef struct sp_cuda_shrink_choice {
-    int32_t chunks_per_block; /* all of them, or 1 */
-    int32_t n_planes;         /* that the shrink writes: 1 finished one, or one for each chunk */
-    int32_t tiles_per_block;
+    int32_t plane_chunks; /* of one block and one plane: 1, or SP_CUDA_GROUP_CHUNKS */
+    int32_t n_planes;
+    int32_t window_tiles; /* of one block: 1 in decode, else 4 or 8 */
+    int32_t rank_warps;   /* 64 ranks each, of all sites together; 1 to 3 */
 } sp_cuda_shrink_choice;
 
 static inline sp_cuda_shrink_choice sp_cuda_choose_shrink(int32_t n_rows, int32_t n_slots,
                                                           int32_t k_in, int32_t rank_stride,
                                                           int32_t n_sites)
 {
-    int32_t chunks = sp_cuda_chunks(k_in);
-    int64_t blocks =
-        (int64_t)sp_cuda_tiles_bound(n_rows, n_slots) * n_sites * ((rank_stride + 15) / 16);
-    sp_cuda_shrink_choice choice = {1, chunks, 1};
+    int32_t chunks = sp_cuda_chunks(k_in), tiles = sp_cuda_tiles_bound(n_rows, n_slots);
+    int32_t rank_groups = n_sites * sp_cuda_ceil(rank_stride, 16);
+    int32_t groups = sp_cuda_ceil(chunks, SP_CUDA_GROUP_CHUNKS), windows;
+    sp_cuda_shrink_choice choice = {1, chunks, 1, 1};
+    bool whole_groups;
 
-    if (blocks >= SP_CUDA_BLOCKS_WANTED || n_rows > SP_CUDA_DECODE_ROWS)
-        choice.chunks_per_block = chunks;
-    if (choice.chunks_per_block >= chunks)
-        choice.n_planes = 1;
-    if (n_rows > SP_CUDA_DECODE_ROWS && blocks >= 4 * SP_CUDA_BLOCKS_WANTED)
-        choice.tiles_per_block = 4;
+    if (n_rows <= SP_CUDA_DECODE_ROWS) {
+        whole_groups = (int64_t)tiles * rank_groups * chunks > SP_CUDA_CHUNK_BLOCKS;
+    } else {
+        choice.rank_warps = rank_groups <= 4 ? 1 : rank_groups <= 8 || rank_groups == 16 ? 2 : 3;
+        windows = sp_cuda_ceil(tiles, SP_CUDA_WINDOW_TILES) *
+                  sp_cuda_ceil(rank_groups, 4 * choice.rank_warps);
+        whole_groups = windows * groups >= SP_CUDA_WINDOW_BLOCKS;
+        choice.window_tiles = whole_groups || windows * chunks >= SP_CUDA_WINDOW_BLOCKS
+                                  ? SP_CUDA_WINDOW_TILES
+                                  : SP_CUDA_WINDOW_TILES / 2;
+    }
+    if (whole_groups) {
+        choice.plane_chunks = SP_CUDA_GROUP_CHUNKS;
+        choice.n_planes = groups;
+    }
     return choice;
 }
 
 typedef struct sp_cuda_expand_choice {
-    int32_t columns;         /* 128 or 256 outputs of a block */
-    int32_t ranks;           /* of B that a block holds in registers: 32, 64 or 128 */
-    int32_t tiles_per_block; /* consecutive tiles, B read once while the slot stays */
+    int32_t ranks;        /* of B that a block holds in registers: 32, 64 or 128 */
+    int32_t window_tiles; /* of one block: 1 in decode, else 8 */
+    int32_t steps_ahead;  /* steps of 128 columns in flight together */
+    int32_t steps;        /* of a block; a multiple of steps_ahead */
 } sp_cuda_expand_choice;
 
+/* total_steps: the sum over the sites of ceil(n_out / 128). */
 static inline sp_cuda_expand_choice sp_cuda_choose_expand(int32_t n_rows, int32_t n_slots,
-                                                          int32_t n_out_total, int32_t rank_stride)
+                                                          int32_t total_steps, int32_t rank_stride)
 {
-    int64_t tiles = sp_cuda_tiles_bound(n_rows, n_slots);
-    sp_cuda_expand_choice choice;
+    int32_t tiles = sp_cuda_tiles_bound(n_rows, n_slots);
+    sp_cuda_expand_choice choice = {0, 1, 1, 1};
+    int32_t most;
+    int64_t blocks;
 
     choice.ranks = rank_stride <= 32 ? 32 : rank_stride <= 64 ? 64 : 128;
-    choice.columns =
-        choice.ranks < 128 && tiles * (n_out_total / 256) >= SP_CUDA_BLOCKS_WANTED ? 256 : 128;
-    choice.tiles_per_block = n_rows > SP_CUDA_DECODE_ROWS ? 8 : 1;
+    if (n_rows > SP_CUDA_DECODE_ROWS)
+        choice.window_tiles = SP_CUDA_WINDOW_TILES;
+    blocks = (int64_t)sp_cuda_ceil(tiles, choice.window_tiles) * total_steps;
+    if (choice.window_tiles == 1 && blocks > 2 * SP_CUDA_WAVE)
+        choice.steps_ahead = 128 / choice.ranks;
+    /* Fewer blocks, for each begins with a chain of loads, while the device stays full. */
+    choice.steps = choice.steps_ahead;
+    most = choice.window_tiles == 1 ? 2 * choice.steps_ahead : SP_CUDA_STEPS_MAX;
+    while (choice.steps < most && blocks > (int64_t)choice.steps * 2 * SP_CUDA_WAVE)
+        choice.steps *= 2;
     return choice;
 }
 
@@ -80,6 +115,7 @@ static inline int32_t sp_cuda_plane_columns(int32_t rank_stride, int32_t n_sites
     return rank_stride * n_sites;
 }
 
+/* Fewer rows may be split over more planes and so need more. */
 static inline size_t sp_cuda_planes_bytes(int32_t n_rows, int32_t n_slots, int32_t k_in,
                                           int32_t rank_stride, int32_t n_sites)
 {

@@ -4,11 +4,13 @@
  * allocate, wait or read device memory, so all of them can be captured.
  *
  * The order of summation, fixed by k and by the row's own rank alone:
- *     xa[c]    = sum over chunks of 512 k, in index order, of ((q0 + q1) + q2) + q3, where q_i is
- *                quarter i (128 k) of the chunk, a chain of eight mma m16n8k16 from +0;
+ *     xa[c]    = sum over groups of 4 chunks, in index order, of the sum of a group's chunks of
+ *                512 k, in index order, of ((q0 + q1) + q2) + q3, where q_i is quarter i (128 k)
+ *                of the chunk, a chain of eight mma m16n8k16 from +0;
  *     delta[j] = a chain of two mma for each 32 ranks, from +0.
- * Elements beyond k or the rank are zeros in that chain. A launcher's choice of tiles, blocks and
- * splits (cuda_choose.h) moves work between blocks and never changes this.
+ * Elements beyond k or the rank are zeros in that chain; a chunk or group beyond k is no term. A
+ * launcher's choice of tiles, blocks and splits (cuda_choose.h) moves work between blocks and never
+ * changes this.
  */
 #ifndef SP_KERNELS_KERNELS_CUDA_H
 #define SP_KERNELS_KERNELS_CUDA_H

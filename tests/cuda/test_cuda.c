@@ -149,6 +149,90 @@ static void one_row_has_one_answer(void **state)
         }
 }
 
+/* Rows here and there of long prefills, of few and of many ranks, and each of them alone. */
+static void a_row_of_a_long_prefill_is_the_row_alone(void **state)
+{
+    static const int32_t shapes[][4] = {/* rows, k, rank, sites */
+                                        {2048, 4096, 16, 3},  {2048, 2560, 64, 3},
+                                        {8192, 4096, 16, 1},  {8192, 2056, 64, 2},
+                                        {4096, 1104, 256, 3}, {515, 4096, 128, 1}};
+    static int32_t seq_slot[8192], own[6] = {0, 1, 2, 3, 4, 5};
+    int32_t row_bytes = 136 * 2;
+
+    (void)state;
+    for (size_t i = 0; i < 6; i++) {
+        rig_shape shape = {shapes[i][0],
+                           6,
+                           shapes[i][1],
+                           136,
+                           shapes[i][2],
+                           shapes[i][3],
+                           0,
+                           i % 2 ? SP_DTYPE_F16 : SP_DTYPE_BF16};
+        rig_shape one_shape = shape;
+        static rig one;
+        uint16_t *y, *alone;
+
+        for (int32_t s = 0; s < 6; s++)
+            own[s] = s == 4 ? 0 : s == 5 ? shape.rank_stride / 2 + 4 : shape.rank_stride;
+        for (int32_t row = 0; row < shape.rows; row++) /* segments, and a few rows in between */
+            seq_slot[row] = row % 97 == 5 ? -1 : row % 61 == 7 ? row % 6 : row * 5 / shape.rows;
+        rig_make(&the_rig, &shape, seq_slot, own, NULL);
+        y = step(&the_rig, shape.sites - 1);
+        one = the_rig;
+        one_shape.rows = 1;
+        for (int32_t row = 0; row < shape.rows; row += shape.rows / 23) {
+            int32_t slot = seq_slot[row];
+            uint32_t seed = (uint32_t)row;
+
+            if (slot < 0)
+                continue;
+            rig_make(&one, &one_shape, &slot, own, &seed);
+            alone = step(&one, shape.sites - 1);
+            assert_memory_equal(y + (size_t)row * 136, alone, (size_t)row_bytes);
+            if (row % 2)
+                check_row(&the_rig, y, row);
+            free(alone);
+            rig_free(&one);
+        }
+        free(y);
+        rig_free(&the_rig);
+    }
+}
+
+/* y in FP32 that starts as the bf16 y ends, once rounded, as that one. */
+static void a_float_y_rounds_to_the_bf16_one(void **state)
+{
+    static const int32_t rows[] = {1, 40, 700}, columns[] = {264, 131};
+    int32_t seq_slot[700], own[3] = {16, 32, 5};
+
+    (void)state;
+    for (size_t i = 0; i < 6; i++) {
+        rig_shape shape = {rows[i / 2], 3, 1000, columns[i % 2], 32, 1, 0, SP_DTYPE_BF16};
+        size_t n = (size_t)shape.rows * (size_t)shape.n;
+        float *floats = calloc(n, 4);
+        uint16_t *y;
+
+        for (int32_t row = 0; row < shape.rows; row++)
+            seq_slot[row] = row % 4 - 1 + (shape.rows == 1);
+        rig_make(&the_rig, &shape, seq_slot, own, NULL);
+        y = step(&the_rig, 0);
+        for (size_t j = 0; j < n; j++)
+            floats[j] = sp_bf16_to_f32(the_rig.y[j]);
+        the_rig.group.sites[0].y = rig_put(&the_rig, floats, n * 4);
+        the_rig.group.sites[0].y_is_f32 = 1;
+        rig_enqueue(&the_rig);
+        assert_int_equal(sp_device_read(the_rig.device, floats, the_rig.group.sites[0].y, n * 4),
+                         SP_OK);
+        for (size_t j = 0; j < n; j++)
+            assert_int_equal(sp_f32_to_bf16(floats[j]), y[j]);
+        assert_false(the_rig.failed);
+        free(floats);
+        free(y);
+        rig_free(&the_rig);
+    }
+}
+
 static void check_array(const void *device, const void *host, int32_t n)
 {
     int32_t *got = malloc((size_t)n * 4 + 4);
@@ -161,8 +245,8 @@ static void check_array(const void *device, const void *host, int32_t n)
 
 static void the_devices_plan_is_the_hosts(void **state)
 {
-    static const int32_t rows[] = {1, 7, 8, 9, 64, 257, 1000, 1024, 1025, 4096};
-    static int32_t seq_slot[4096], own[300];
+    static const int32_t rows[] = {1, 7, 8, 9, 64, 257, 1000, 1025, 4096, 9001};
+    static int32_t seq_slot[9001], own[300];
     sp_cuda_plan_head head;
 
     (void)state;
@@ -175,7 +259,7 @@ static void the_devices_plan_is_the_hosts(void **state)
             seq_slot[row] =
                 (int32_t)(rig_hash((uint32_t)(row + (int)i)) % (uint32_t)(shape.slots + 1)) - 1;
         rig_make(&the_rig, &shape, seq_slot, own, NULL);
-        assert_int_equal(sp_plan_create(4096, 300, &plan), SP_OK);
+        assert_int_equal(sp_plan_create(9001, 300, &plan), SP_OK);
         assert_int_equal(
             sp_plan_build_rows(plan, seq_slot, the_rig.row_scale, shape.rows, shape.slots, NULL),
             SP_OK);
@@ -431,6 +515,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_devices_plan_is_the_hosts),
         cmocka_unit_test(random_steps_are_near_the_double_reference),
         cmocka_unit_test(one_row_has_one_answer),
+        cmocka_unit_test(a_row_of_a_long_prefill_is_the_row_alone),
+        cmocka_unit_test(a_float_y_rounds_to_the_bf16_one),
         cmocka_unit_test(a_graph_replays_with_other_adapters),
         cmocka_unit_test(the_delta_fixtures_hold),
         cmocka_unit_test(the_routed_fixtures_hold),

@@ -1,56 +1,139 @@
 /*
  * expand.cu: y += scale · xa · Bᵀ for a group of sites in one launch.
  *
- *     xa[row, c]  = T(planes added in index order)
+ *     xa[row, c]  = T(planes added in the order of kernels_cuda.h)
  *     y[row, j]   = Ty(fmaf(scale, (float)T(xa[row, :] · B[slot][j, :]), y[row, j]))
  *
- * Grid (sum over sites of ceil(n_out / COLUMNS), tiles / tiles_per_block), 128 threads. A block
- * takes COLUMNS outputs of one site, 16 at a time the M side of the mma, against tiles of up to 8
- * rows, its N side. B goes to registers before the shrink is waited for and stays there while the
- * next tile has the same slot; deltas cross shared memory so that y moves in 16-byte pieces. Bound
- * by the bytes of B (decode) or y (prefill).
+ * Grid (sum over sites of ceil(n_out / (128 · steps)), tiles / TILES), 128 threads. A block takes
+ * `steps` steps of 128 outputs of one site against a window of TILES tiles, run by run of tiles
+ * that share a slot. A warp takes 32 outputs of a step, as the M sides of two mma: outputs are
+ * dealt to the M rows so that, once the products are transposed in registers, each thread holds
+ * eight neighbours of one row and moves y in 16-byte pieces. B and y of AHEAD steps are in flight
+ * together; B is asked for before the shrink is waited for. Bound by the bytes of B (decode) or y
+ * (prefill).
  */
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 
-#define THREADS    128
-#define ROWS       SP_CUDA_TILE_ROWS
-#define XA_PITCH   (SP_CUDA_RANK_MAX + 32) /* 64 bytes off a multiple of 128: no bank twice */
-#define PLANES_NOW 8                       /* loads of planes in flight */
+#define THREADS      128
+#define STEP         128 /* outputs of a block's step */
+#define WARP_COLUMNS 32
+#define ROWS         SP_CUDA_TILE_ROWS
+#define PLANES_NOW   4 /* loads of planes in flight */
 
 typedef struct launch_shape {
-    int column_blocks[SP_CUDA_SITES_MAX + 1]; /* first block of each site */
-    int tiles_bound, tiles_per_block, n_planes;
+    int first_block[SP_CUDA_SITES_MAX + 1]; /* of each site */
+    int tiles_bound, steps;
+    int n_planes, group_planes; /* planes in all, and of one group of chunks */
+    int lanes;                  /* threads that share the groups of one element: 1, 2, 4 or 8 */
+    int xa_pitch;               /* elements; an odd multiple of 32: no bank twice */
 } launch_shape;
 
-/* What a block knows of its site and of the tile at hand. */
+/* What a block knows of its site and of the run of tiles at hand. */
 typedef struct work {
     const uint16_t *b;
-    int64_t b_stride;
-    int column0, n_out, rank, row_count;
-    int64_t plane_row, plane_at; /* floats of a plane's row, and this site's place in it */
+    int b_stride, n_out, rank;
+    bool y_is_f32;
 } work;
+
+/* Rank and stored scale of a slot. */
+typedef struct slot_cell {
+    int rank;
+    float scale;
+} slot_cell;
+
+template <int TILES> struct window {
+    slot_cell cell[THREADS];                          /* of all slots, where they are that few */
+    int slot[TILES];                                  /* -1: no tile */
+    int count;                                        /* rows of the first tile */
+    int row[TILES * ROWS];                            /* -1: none */
+    float request[TILES * ROWS], scale[TILES * ROWS]; /* scale 0: not of this run, or no row */
+    char *y[TILES * ROWS];                            /* where scale is not 0: the row's output 0 */
+};
+
+/* ---- the window ---------------------------------------------------------------------------- */
+
+template <int TILES>
+static __device__ __forceinline__ void read_window(window<TILES> *win, const sp_cuda_group &group,
+                                                   const sp_cuda_site &site, int tiles_bound)
+{
+    int i = threadIdx.x / ROWS, j = threadIdx.x % ROWS, at = blockIdx.y * TILES + i;
+    bool few = group.n_slots <= THREADS && (int)threadIdx.x < group.n_slots;
+    slot_cell mine = {few && site.rank != NULL ? site.rank[threadIdx.x] : site.one_rank,
+                      few && site.scale != NULL ? site.scale[threadIdx.x] : site.one_scale};
+
+    if (i < TILES) {
+        const sp_cuda_tile *tile = &group.plan.tiles[min(at, tiles_bound - 1)];
+        int count = tile->count, slot = tile->slot, row = tile->row[j];
+
+        win->request[threadIdx.x] = tile->scale[j];
+        count = at < tiles_bound ? count : 0;
+        win->row[threadIdx.x] = j < count ? row : -1;
+        if (j == 0)
+            win->slot[i] = count > 0 ? slot : -1;
+        if (threadIdx.x == 0)
+            win->count = count;
+    }
+    win->cell[threadIdx.x] = mine;
+    __syncthreads();
+}
+
+template <int TILES>
+static __device__ __forceinline__ slot_cell cell_of(const window<TILES> *win,
+                                                    const sp_cuda_site &site, int slot, int n_slots)
+{
+    if (n_slots <= THREADS)
+        return win->cell[slot];
+    return {site.rank != NULL ? site.rank[slot] : site.one_rank,
+            site.scale != NULL ? site.scale[slot] : site.one_scale};
+}
+
+/* Rows of scale 0 are as absent: neither read nor written. */
+template <int TILES>
+static __device__ __forceinline__ void scale_run(window<TILES> *win, const sp_cuda_site &site,
+                                                 int from, int to, float stored)
+{
+    int i = threadIdx.x / ROWS;
+
+    if (TILES > 1)
+        __syncthreads(); /* the run before is done with them */
+    if (i < TILES) {
+        int row = i >= from && i < to ? win->row[threadIdx.x] : -1;
+
+        win->scale[threadIdx.x] =
+            row >= 0 ? (float)((double)stored * (double)win->request[threadIdx.x]) : 0.0f;
+        win->y[threadIdx.x] =
+            (char *)site.y + max(row, 0) * site.y_stride * (site.y_is_f32 ? 4 : 2);
+    }
+    __syncthreads();
+}
 
 /* ---- B ------------------------------------------------------------------------------------- */
 
-/* Ranks [rank0, rank0 + 32 * S) of this warp's columns. */
-template <int VEC, int M, int S>
-static __device__ __forceinline__ void load_b(uint4 (&w)[M][S][2], const work &at, int rank0)
+/* The output, of a warp's 32, that M row g of 8 x 8 matrix 0 stands for; matrix j: 2 j later. */
+static __device__ __forceinline__ int first_column(void)
 {
-    int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    int g = (threadIdx.x & 31) >> 2;
+
+    return (g >> 1) * 8 + (g & 1);
+}
+
+/* Ranks [rank0, rank0 + 32 * S) of this warp's columns. */
+template <int VEC, int S>
+static __device__ __forceinline__ void load_b(uint4 (&w)[S][4], const work &at, int column0,
+                                              int rank0)
+{
+    int k = rank0 + (int)(threadIdx.x & 3) * 8;
+
+    column0 += first_column();
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int column = column0 + 2 * j, end = column < at.n_out ? at.rank : 0;
+        const uint16_t *row = at.b + (int64_t)column * at.b_stride;
 
 #pragma unroll
-    for (int j = 0; j < M; j++) {
-        int column = at.column0 + (warp * M + j) * 16 + g;
-
-#pragma unroll
-        for (int s = 0; s < S; s++) {
-            int k = rank0 + 32 * s + 8 * t;
-
-            w[j][s][0] =
-                load_eight<VEC>(at.b, at.b_stride, column, k, column < at.n_out ? at.rank : 0);
-            w[j][s][1] = load_eight<VEC>(at.b, at.b_stride, column + 8, k,
-                                         column + 8 < at.n_out ? at.rank : 0);
-        }
+        for (int s = 0; s < S; s++)
+            w[s][j] = load_eight<VEC>(row, k + 32 * s, end);
     }
 }
 
@@ -64,347 +147,533 @@ static __device__ __forceinline__ void add(float4 *sum, float4 v)
     sum->w += v.w;
 }
 
-/* Four neighbours of one row: the planes in index order. */
-static __device__ __forceinline__ float4 sum_planes(const float *plane, int64_t plane_floats,
-                                                    int n_planes)
+/* Four neighbours of one row in all planes. Few threads: each of `lanes` neighbours of the warp
+ * fetches one group of planes, and all add the groups in index order. */
+static __device__ __forceinline__ float4 sum_shared(const float *plane, int64_t plane_floats,
+                                                    const launch_shape &shape, int lanes,
+                                                    bool valid)
 {
-    float4 sum = *(const float4 *)plane;
+    int mine = threadIdx.x % lanes, lane0 = (threadIdx.x & 31) - mine;
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
-    for (int p = 1; p < n_planes; p += PLANES_NOW) {
-        float4 v[PLANES_NOW];
+    for (int base = 0; base * shape.group_planes < shape.n_planes; base += lanes) {
+        int first = (base + mine) * shape.group_planes;
+        int n = valid ? min(shape.group_planes, shape.n_planes - first) : 0;
+        float4 v[SP_CUDA_GROUP_CHUNKS];
 
 #pragma unroll
-        for (int i = 0; i < PLANES_NOW; i++)
-            v[i] = p + i < n_planes ? *(const float4 *)(plane + (p + i) * plane_floats)
-                                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int i = 0; i < SP_CUDA_GROUP_CHUNKS; i++)
+            if (i < n)
+                v[i] = *(const float4 *)(plane + (first + i) * plane_floats);
 #pragma unroll
-        for (int i = 0; i < PLANES_NOW; i++)
-            if (p + i < n_planes)
-                add(&sum, v[i]);
+        for (int i = 1; i < SP_CUDA_GROUP_CHUNKS; i++)
+            if (i < n)
+                add(&v[0], v[i]);
+        for (int i = 0; i < lanes; i++) {
+            float4 u = {__shfl_sync(~0u, v[0].x, lane0 + i), __shfl_sync(~0u, v[0].y, lane0 + i),
+                        __shfl_sync(~0u, v[0].z, lane0 + i), __shfl_sync(~0u, v[0].w, lane0 + i)};
+
+            if (base + i == 0)
+                sum = u;
+            else if ((base + i) * shape.group_planes < shape.n_planes)
+                add(&sum, u);
+        }
     }
     return sum;
 }
 
-/* xa of the tile's rows, T, zero beyond the rank up to a multiple of 32 and beyond the rows. */
-template <int F16>
-static __device__ void gather_xa(uint16_t (*xa)[XA_PITCH], const sp_cuda_group &group,
-                                 const sp_cuda_tile *tile, const work &at, int n_planes)
+/* The same by one thread. */
+static __device__ __forceinline__ float4 sum_alone(const float *plane, int64_t plane_floats,
+                                                   const launch_shape &shape)
 {
-    int fours = ((at.rank + 31) / 32) * 8;
-    int64_t plane_floats = (int64_t)group.n_rows * at.plane_row;
+    float4 sum, group = *(const float4 *)plane;
+    int mask = shape.group_planes - 1;
 
-    for (int i = threadIdx.x; i < ROWS * fours; i += THREADS) {
-        int row = i / fours, c = i % fours * 4;
+    for (int base = 1; base < shape.n_planes; base += PLANES_NOW) {
+        float4 v[PLANES_NOW];
+
+#pragma unroll
+        for (int i = 0; i < PLANES_NOW; i++)
+            if (base + i < shape.n_planes) {
+                plane += plane_floats;
+                v[i] = *(const float4 *)plane;
+            }
+#pragma unroll
+        for (int i = 0; i < PLANES_NOW; i++) {
+            if (base + i >= shape.n_planes)
+                break;
+            if (((base + i) & mask) != 0) {
+                add(&group, v[i]);
+                continue;
+            }
+            if (base + i == shape.group_planes)
+                sum = group;
+            else
+                add(&sum, group);
+            group = v[i];
+        }
+    }
+    if (shape.n_planes <= shape.group_planes)
+        return group;
+    add(&sum, group);
+    return sum;
+}
+
+static __device__ __forceinline__ int lanes_for(int items, int lanes)
+{
+    while (lanes > 1 && items * lanes > THREADS)
+        lanes /= 2;
+    return lanes;
+}
+
+/* xa of tiles [from, to), T, zero beyond the rank up to a multiple of 32. Rows that are none keep
+ * what was there: no other row's product sees it. */
+template <int F16, int TILES>
+static __device__ __forceinline__ void gather_xa(uint16_t *xa, const window<TILES> *win,
+                                                 const sp_cuda_group &group,
+                                                 const launch_shape &shape, int site, int rank,
+                                                 int from, int to)
+{
+    int fours = ((rank + 31) / 32) * 8, rows = TILES > 1 ? (to - from) * ROWS : win->count;
+    int items = rows * fours, lanes = TILES > 1 ? 1 : lanes_for(items, shape.lanes);
+    int plane_row = group.rank_stride * group.n_sites;
+    int64_t plane_floats = (int64_t)group.n_rows * plane_row;
+
+    for (int warp0 = threadIdx.x & ~31; warp0 < items * lanes; warp0 += THREADS) {
+        int item = (warp0 + (int)(threadIdx.x & 31)) / lanes;
+        int at = from * ROWS + item / fours, c = item % fours * 4;
+        int row = item < items ? win->row[at] : -1;
+        bool valid = row >= 0 && c < rank;
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const float *plane = group.planes + (int64_t)row * plane_row + site * group.rank_stride + c;
 
-        if (row < at.row_count && c < at.rank)
-            v = sum_planes(group.planes + tile->row[row] * at.plane_row + at.plane_at + c,
-                           plane_floats, n_planes);
-        xa[row][c] = narrow<F16>(v.x);
-        xa[row][c + 1] = c + 1 < at.rank ? narrow<F16>(v.y) : 0;
-        xa[row][c + 2] = c + 2 < at.rank ? narrow<F16>(v.z) : 0;
-        xa[row][c + 3] = c + 3 < at.rank ? narrow<F16>(v.w) : 0;
+        if (lanes > 1)
+            v = sum_shared(plane, plane_floats, shape, lanes, valid);
+        else if (valid)
+            v = sum_alone(plane, plane_floats, shape);
+        if (row >= 0 && threadIdx.x % lanes == 0)
+            *(uint2 *)&xa[at * shape.xa_pitch + c] =
+                make_uint2(narrow_two<F16>(c < rank ? v.x : 0.0f, c + 1 < rank ? v.y : 0.0f),
+                           narrow_two<F16>(c + 2 < rank ? v.z : 0.0f, c + 3 < rank ? v.w : 0.0f));
     }
 }
 
 /* ---- delta --------------------------------------------------------------------------------- */
 
-template <int F16, int M, int S>
-static __device__ __forceinline__ void multiply(float (&acc)[M][4], const uint4 (&w)[M][S][2],
-                                                const uint16_t (*xa)[XA_PITCH], int rank0, int rank)
+/* From pieces of rows to what an mma takes; `keep`: in registers of their own, for several tiles.
+ */
+template <int S>
+static __device__ __forceinline__ void interleave(uint4 (&a)[S][4], const uint4 (&w)[S][4],
+                                                  bool keep)
 {
-    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+#pragma unroll
+    for (int s = 0; s < S; s++)
+#pragma unroll
+        for (int p = 0; p < 4; p += 2) {
+            a[s][p] = make_uint4(w[s][p].x, w[s][p + 1].x, w[s][p].y, w[s][p + 1].y);
+            a[s][p + 1] = make_uint4(w[s][p].z, w[s][p + 1].z, w[s][p].w, w[s][p + 1].w);
+            if (keep)
+#pragma unroll
+                for (int i = p; i < p + 2; i++)
+                    asm volatile(""
+                                 : "+r"(a[s][i].x), "+r"(a[s][i].y), "+r"(a[s][i].z),
+                                   "+r"(a[s][i].w));
+        }
+}
+
+template <int F16>
+static __device__ __forceinline__ void multiply(float (&acc)[2][4], const uint4 (&a)[4],
+                                                const uint16_t *xa)
+{
+    uint4 v = *(const uint4 *)xa;
 
 #pragma unroll
-    for (int s = 0; s < S; s++) {
-        if (rank0 + 32 * s >= rank)
-            break;
-        uint4 v = *(const uint4 *)&xa[g][rank0 + 32 * s + 8 * t];
-#pragma unroll
-        for (int j = 0; j < M; j++) {
-            mma<F16>(acc[j], w[j][s][0].x, w[j][s][1].x, w[j][s][0].y, w[j][s][1].y, v.x, v.y);
-            mma<F16>(acc[j], w[j][s][0].z, w[j][s][1].z, w[j][s][0].w, w[j][s][1].w, v.z, v.w);
-        }
+    for (int p = 0; p < 2; p++) {
+        const uint4 &first = a[2 * p], &second = a[2 * p + 1];
+
+        mma<F16>(acc[p], first.x, first.y, first.z, first.w, v.x, v.y);
+        mma<F16>(acc[p], second.x, second.y, second.z, second.w, v.z, v.w);
     }
 }
 
-template <int F16, int VEC, int M, int S>
-static __device__ __forceinline__ void make_deltas(uint16_t (*delta)[M * 64 + 8], const work &at,
-                                                   uint4 (&w)[M][S][2],
-                                                   const uint16_t (*xa)[XA_PITCH])
+/* Eight neighbours of row g, from column0 + 8 t on. xa: of this thread's row and t. */
+template <int F16, int VEC, int S>
+static __device__ __forceinline__ uint4 make_delta(const work &at, const uint4 (&a)[S][4],
+                                                   const uint16_t *xa, int column0)
 {
-    int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-    float acc[M][4] = {};
+    float acc[2][4] = {};
 
-    multiply<F16>(acc, w, xa, 0, at.rank);
-    for (int rank0 = 32 * S; rank0 < at.rank; rank0 += 32 * S) {
-        load_b<VEC>(w, at, rank0);
-        multiply<F16>(acc, w, xa, rank0, at.rank);
-    }
 #pragma unroll
-    for (int j = 0; j < M; j++) {
-        int column = (warp * M + j) * 16 + g;
+    for (int s = 0; s < S; s++)
+        if (s == 0 || 32 * s < at.rank)
+            multiply<F16>(acc, a[s], xa + 32 * s);
+    if (S == 4 || !VEC)
+        for (int rank0 = 32 * S; rank0 < at.rank; rank0 += 32) {
+            uint4 w[1][4], more[1][4];
 
-        delta[2 * t][column] = narrow<F16>(acc[j][0]);
-        delta[2 * t + 1][column] = narrow<F16>(acc[j][1]);
-        delta[2 * t][column + 8] = narrow<F16>(acc[j][2]);
-        delta[2 * t + 1][column + 8] = narrow<F16>(acc[j][3]);
-    }
+            load_b<VEC, 1>(w, at, column0, rank0);
+            interleave<1>(more, w, false);
+            multiply<F16>(acc, more[0], xa + rank0);
+        }
+    return make_uint4(transpose(narrow_two<F16>(acc[0][0], acc[0][1])),
+                      transpose(narrow_two<F16>(acc[0][2], acc[0][3])),
+                      transpose(narrow_two<F16>(acc[1][0], acc[1][1])),
+                      transpose(narrow_two<F16>(acc[1][2], acc[1][3])));
 }
 
 /* ---- y ------------------------------------------------------------------------------------- */
 
-template <int F16>
-static __device__ __forceinline__ uint16_t fold(float scale, uint16_t delta, uint16_t y)
-{
-    return narrow<F16>(__fmaf_rn(scale, widen<F16>(delta), widen<F16>(y)));
-}
+/* Eight neighbours of 16 bits. */
+union eight {
+    uint4 all;
+    uint32_t two[4];
+    uint16_t one[8];
+};
 
 template <int F16>
-static __device__ __forceinline__ void fold_eight(void *y, const uint16_t *delta, float scale)
+static __device__ __forceinline__ uint4 fold_eight(uint4 old, uint4 delta, float scale)
 {
-    union {
-        uint4 all;
-        uint16_t one[8];
-    } v;
+    eight d = {delta}, v = {old};
 
-    v.all = *(const uint4 *)y;
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        v.one[i] = fold<F16>(scale, delta[i], v.one[i]);
-    *(uint4 *)y = v.all;
+    for (int i = 0; i < 4; i++) {
+        float2 change = widen_two<F16>(d.two[i]), before = widen_two<F16>(v.two[i]);
+
+        v.two[i] = narrow_two<F16>(__fmaf_rn(scale, change.x, before.x),
+                                   __fmaf_rn(scale, change.y, before.y));
+    }
+    return v.all;
 }
 
 template <int F16>
-static __device__ __forceinline__ void fold_one(const sp_cuda_site &site, int64_t at, float scale,
-                                                uint16_t delta)
+static __device__ __forceinline__ void fold_floats(float *y, uint4 delta, float scale)
 {
-    if (site.y_is_f32) {
-        float *y = (float *)site.y + at;
+    eight d = {delta};
 
-        *y = __fmaf_rn(scale, widen<F16>(delta), *y);
-    } else {
-        uint16_t *y = (uint16_t *)site.y + at;
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+        float2 low = widen_two<F16>(d.two[i / 2]), high = widen_two<F16>(d.two[i / 2 + 1]);
+        float4 v = *(float4 *)(y + i);
 
-        *y = fold<F16>(scale, delta, *y);
+        v.x = __fmaf_rn(scale, low.x, v.x);
+        v.y = __fmaf_rn(scale, low.y, v.y);
+        v.z = __fmaf_rn(scale, high.x, v.z);
+        v.w = __fmaf_rn(scale, high.y, v.w);
+        *(float4 *)(y + i) = v;
     }
 }
 
-/* Rows of scale 0 are as absent: neither read nor written. */
-template <int F16, int VEC, int COLUMNS>
-static __device__ __forceinline__ void fold_tile(const uint16_t (*delta)[COLUMNS + 8],
-                                                 const sp_cuda_site &site, const work &at,
-                                                 const sp_cuda_tile *tile, float stored)
+/* Any address and any number of columns. */
+template <int F16>
+static __device__ __forceinline__ void fold_each(char *y, bool is_f32, int columns, uint4 delta,
+                                                 float scale)
 {
-#pragma unroll
-    for (int e = threadIdx.x; e < ROWS * COLUMNS / 8; e += THREADS) {
-        int row = e / (COLUMNS / 8), c = e % (COLUMNS / 8) * 8, column = at.column0 + c;
-        float scale;
-        int64_t y;
+    eight d = {delta};
 
-        if (row >= at.row_count || column >= at.n_out)
-            continue;
-        scale = (float)((double)stored * (double)tile->scale[row]);
-        y = tile->row[row] * site.y_stride + column;
-        if (scale == 0.0f)
-            continue;
-        if (VEC && !site.y_is_f32) {
-            fold_eight<F16>((uint16_t *)site.y + y, &delta[row][c], scale);
-            continue;
-        }
-        for (int i = 0; i < 8 && column + i < at.n_out; i++)
-            fold_one<F16>(site, y + i, scale, delta[row][c + i]);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint16_t *half = (uint16_t *)y + i;
+
+        if (i >= columns)
+            break;
+        if (is_f32)
+            ((float *)y)[i] = __fmaf_rn(scale, widen<F16>(d.one[i]), ((float *)y)[i]);
+        else
+            *half = narrow<F16>(__fmaf_rn(scale, widen<F16>(d.one[i]), widen<F16>(*half)));
     }
 }
 
-/* Asks for the tile's y while the shrink still runs. */
-template <int COLUMNS>
-static __device__ __forceinline__ void prefetch_y(const sp_cuda_site &site, const work &at,
-                                                  const sp_cuda_tile *tile)
+/* Asks for what load_y will load. */
+template <int TILES>
+static __device__ __forceinline__ void prefetch_y(const window<TILES> *win, const work &at,
+                                                  int column0)
 {
-    int line = 64 / (site.y_is_f32 ? 4 : 2), row = threadIdx.x >> 4;
-    int column = at.column0 + (threadIdx.x & 15) * line;
+    int g = (threadIdx.x & 31) >> 2, column = column0 + (int)(threadIdx.x & 3) * 8;
 
-    if (row < at.row_count && column < at.n_out && (int)(threadIdx.x & 15) * line < COLUMNS)
-        prefetch_l2((const char *)site.y +
-                    (tile->row[row] * site.y_stride + column) * (site.y_is_f32 ? 4 : 2));
+#pragma unroll 1
+    for (int i = 0; i < TILES; i++)
+        if (column < at.n_out && win->scale[i * ROWS + g] != 0.0f)
+            prefetch_l2(win->y[i * ROWS + g] + column * 2);
+}
+
+/* y of this thread's row of a tile, where it is of 16 bits. */
+template <int TILES>
+static __device__ __forceinline__ void load_y(uint4 *y, const window<TILES> *win, const work &at,
+                                              int tile, int column0)
+{
+    int row = tile * ROWS + (int)((threadIdx.x & 31) >> 2);
+    int column = column0 + (int)(threadIdx.x & 3) * 8;
+
+    if (column < at.n_out && win->scale[row] != 0.0f)
+        *y = load_global(win->y[row] + column * 2);
 }
 
 /* ---- kernel -------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ int site_of(const launch_shape &shape, int n_sites)
+/* y of 16 bits: without a branch, so that the tiles' chains run side by side. A tile's y of the
+ * step at next_column0 (n_out: none) is asked for as soon as its registers are free. */
+template <int F16, int TILES, int S>
+static __device__ __forceinline__ void fold_halves(const work &at, const window<TILES> *win,
+                                                   const uint4 (&a)[S][4], uint4 (&y)[TILES],
+                                                   const uint16_t *xa, int xa_pitch, int column0,
+                                                   int next_column0)
 {
-    int site = 0;
+    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3, column = column0 + 8 * t;
 
-    while (site + 1 < n_sites && (int)blockIdx.x >= shape.column_blocks[site + 1])
-        site++;
-    return site;
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        int row = i * ROWS + g;
+        float scale = win->scale[row];
+        uint4 delta = make_delta<F16, 1, S>(at, a, xa + row * xa_pitch + 8 * t, column0);
+        uint4 out = fold_eight<F16>(y[i], delta, scale);
+        char *to = win->y[row];
+
+        if (scale != 0.0f && column < at.n_out)
+            store_global(to + column * 2, out);
+        if (TILES > 1 && scale != 0.0f && next_column0 + 8 * t < at.n_out)
+            y[i] = load_global(to + (next_column0 + 8 * t) * 2);
+    }
 }
 
-/* Rank and stored scale of the slot, all slots asked for at once where they fit. */
-typedef struct slot_cell {
-    int rank;
-    float scale;
-} slot_cell;
-
-static __device__ __forceinline__ slot_cell cell_mine(const sp_cuda_site &site, int n_slots)
+/* y in FP32 at some site, or odd sizes or addresses. */
+template <int F16, int VEC, int S>
+static __device__ __forceinline__ void fold_others(const work &at, const window<1> *win,
+                                                   const uint4 (&a)[S][4], const uint16_t *xa,
+                                                   int xa_pitch, int column0)
 {
-    bool have = n_slots <= THREADS && (int)threadIdx.x < n_slots;
+    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3, column = column0 + 8 * t;
+    float scale = win->scale[g];
+    char *y = win->y[g] + column * (int64_t)(at.y_is_f32 ? 4 : 2);
+    uint4 delta = make_delta<F16, VEC, S>(at, a, xa + g * xa_pitch + 8 * t, column0);
 
-    return {have && site.rank != NULL ? site.rank[threadIdx.x] : site.one_rank,
-            have && site.scale != NULL ? site.scale[threadIdx.x] : site.one_scale};
+    if (scale == 0.0f || column >= at.n_out)
+        return;
+    if (!VEC)
+        fold_each<F16>(y, at.y_is_f32, at.n_out - column, delta, scale);
+    else if (at.y_is_f32)
+        fold_floats<F16>((float *)y, delta, scale);
+    else
+        store_global(y, fold_eight<F16>(load_global(y), delta, scale));
 }
 
-static __device__ __forceinline__ slot_cell cell_of(const sp_cuda_site &site, int slot, int n_slots,
-                                                    slot_cell mine, slot_cell *shared)
+/* One step; then w and y are those of the step at next_column0. */
+template <int F16, int VEC, int TILES, int S>
+static __device__ __forceinline__ void fold_step(const work &at, const window<TILES> *win,
+                                                 uint4 (&w)[S][4], uint4 (&y)[TILES],
+                                                 const uint16_t *xa, int xa_pitch, int column0,
+                                                 int next_column0)
 {
-    if (n_slots > THREADS)
-        return {site.rank != NULL ? site.rank[slot] : site.one_rank,
-                site.scale != NULL ? site.scale[slot] : site.one_scale};
-    if ((int)threadIdx.x == slot)
-        *shared = mine;
-    __syncthreads();
-    return *shared;
+    uint4 a[S][4];
+
+    const bool early = S < 4; /* else w needs a's registers */
+
+    interleave<S>(a, w, TILES > 1);
+    if (TILES > 1 && early && next_column0 < at.n_out)
+        load_b<VEC, S>(w, at, next_column0, 0);
+    if constexpr (VEC == 1)
+        fold_halves<F16, TILES, S>(at, win, a, y, xa, xa_pitch, column0, next_column0);
+    else
+        fold_others<F16, VEC, S>(at, win, a, xa, xa_pitch, column0);
+    if (TILES > 1 && !early && next_column0 < at.n_out)
+        load_b<VEC, S>(w, at, next_column0, 0);
 }
 
-template <int F16, int VEC, int COLUMNS, int S>
-__global__ void __launch_bounds__(THREADS)
+/* Blocks of a multiprocessor, as many as registers allow without a spill. */
+static constexpr int resident(int tiles, int s, int ahead)
+{
+    return tiles > 1 && s == 4 ? 2 : s == 4 || ahead > 1 || (tiles > 1 && s == 2) ? 3 : 4;
+}
+
+template <int F16, int VEC, int TILES, int S, int AHEAD>
+__global__ void __launch_bounds__(THREADS, resident(TILES, S, AHEAD))
     expand_kernel(const __grid_constant__ sp_cuda_group group,
                   const __grid_constant__ launch_shape shape)
 {
-    int index = site_of(shape, group.n_sites), slot = -1;
-    const sp_cuda_site &site = group.sites[index];
-    int first = blockIdx.y * shape.tiles_per_block;
-    int last = min(first + shape.tiles_per_block, shape.tiles_bound);
-    slot_cell mine = cell_mine(site, group.n_slots), cell = {0, 0.0f};
-    work at = {};
+    int index = 0, column0;
     bool waited = false;
-    uint4 w[COLUMNS / 64][S][2];
-    __shared__ __align__(16) uint16_t xa[ROWS][XA_PITCH];
-    __shared__ __align__(16) uint16_t delta[ROWS][COLUMNS + 8];
-    __shared__ slot_cell shared;
+    work at = {};
+    uint4 w[AHEAD][S][4], y[AHEAD][TILES];
+    extern __shared__ __align__(16) uint16_t xa[];
+    __shared__ window<TILES> win;
 
     release_successor();
-    at.b_stride = site.b_stride;
-    at.column0 = ((int)blockIdx.x - shape.column_blocks[index]) * COLUMNS;
+    while (index + 1 < group.n_sites && (int)blockIdx.x >= shape.first_block[index + 1])
+        index++;
+    const sp_cuda_site &site = group.sites[index];
+    column0 = ((int)blockIdx.x - shape.first_block[index]) * shape.steps * STEP +
+              (int)(threadIdx.x >> 5) * WARP_COLUMNS;
+    at.b_stride = (int)site.b_stride;
     at.n_out = site.n_out;
-    at.plane_row = (int64_t)group.rank_stride * group.n_sites;
-    at.plane_at = (int64_t)index * group.rank_stride;
-    for (int i = first; i < last; i++) {
-        const sp_cuda_tile *tile = &group.plan.tiles[i];
-        int tile_slot = tile->slot;
+    at.y_is_f32 = site.y_is_f32 != 0;
+    read_window(&win, group, site, shape.tiles_bound);
+    for (int from = 0, to; from < TILES && win.slot[from] >= 0; from = to) {
+        int slot = win.slot[from];
+        slot_cell cell = cell_of(&win, site, slot, group.n_slots);
 
-        at.row_count = tile->count;
-        if (at.row_count == 0)
-            break;
-        __syncthreads(); /* xa, delta and the cell are of the tile before until here */
-        if (tile_slot != slot) {
-            cell = cell_of(site, tile_slot, group.n_slots, mine, &shared);
-            at.rank = cell.rank;
-            at.b = (const uint16_t *)site.b + tile_slot * site.b_slot_stride;
-        }
-        if (at.rank == 0 || cell.scale == 0.0f) {
-            slot = tile_slot;
+        for (to = from + 1; to < TILES && win.slot[to] == slot; to++)
             continue;
-        }
-        if (tile_slot != slot || at.rank > 32 * S)
-            load_b<VEC>(w, at, 0);
-        slot = tile_slot;
-        prefetch_y<COLUMNS>(site, at, tile);
+        if (cell.rank == 0 || cell.scale == 0.0f)
+            continue;
+        at.rank = cell.rank;
+        at.b = (const uint16_t *)site.b + slot * site.b_slot_stride;
+#pragma unroll
+        for (int d = 0; d < AHEAD; d++)
+            load_b<VEC, S>(w[d], at, column0 + d * STEP, 0);
+        scale_run(&win, site, from, to, cell.scale);
         if (!waited)
             wait_predecessor();
         waited = true;
-        gather_xa<F16>(xa, group, tile, at, shape.n_planes);
+        if (TILES > 1)
+            prefetch_y(&win, at, column0);
+#pragma unroll
+        for (int d = 0; d < AHEAD && TILES == 1 && VEC == 1; d++)
+            load_y(&y[d][0], &win, at, 0, column0 + d * STEP);
+        gather_xa<F16, TILES>(xa, &win, group, shape, index, at.rank, from, to);
         __syncthreads();
-        make_deltas<F16, VEC, COLUMNS / 64, S>(delta, at, w, xa);
-        __syncthreads();
-        fold_tile<F16, VEC, COLUMNS>(delta, site, at, tile, cell.scale);
+#pragma unroll
+        for (int i = 0; i < TILES && TILES > 1; i++) /* after the gather, which needs registers */
+            load_y(&y[0][i], &win, at, i, column0);
+        for (int step = 0; step < shape.steps; step += AHEAD)
+#pragma unroll
+            for (int d = 0; d < AHEAD; d++) {
+                int column = column0 + (step + d) * STEP;
+
+                if (column < at.n_out)
+                    fold_step<F16, VEC, TILES, S>(at, &win, w[d], y[d], xa, shape.xa_pitch, column,
+                                                  step + AHEAD < shape.steps ? column + AHEAD * STEP
+                                                                             : at.n_out);
+                if (TILES == 1 && step + AHEAD < shape.steps) {
+                    load_b<VEC, S>(w[d], at, column + AHEAD * STEP, 0);
+                    if (VEC == 1)
+                        load_y(&y[d][0], &win, at, 0, column + AHEAD * STEP);
+                }
+            }
     }
+    /* A kernel that is done means that all before it are: so one block waits in any case. */
     if (!waited && blockIdx.x == 0 && blockIdx.y == 0)
         wait_predecessor();
 }
 
 /* ---- launch -------------------------------------------------------------------------------- */
 
-template <int F16, int VEC, int COLUMNS, int S>
-static cudaError_t launch(const sp_cuda_group *group, int tiles_per_block, cudaStream_t stream)
+static launch_shape shape_of(const sp_cuda_group *group, int steps)
 {
     launch_shape shape = {};
-    cudaLaunchAttribute overlap;
-    cudaLaunchConfig_t config = {};
+    sp_cuda_shrink_choice shrink = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
+                                                         group->rank_stride, group->n_sites);
+    int groups;
 
     for (int i = 0; i < group->n_sites; i++)
-        shape.column_blocks[i + 1] =
-            shape.column_blocks[i] + (group->sites[i].n_out + COLUMNS - 1) / COLUMNS;
+        shape.first_block[i + 1] =
+            shape.first_block[i] + sp_cuda_ceil(group->sites[i].n_out, STEP * steps);
     shape.tiles_bound = sp_cuda_tiles_bound(group->n_rows, group->n_slots);
-    shape.tiles_per_block = tiles_per_block;
-    shape.n_planes = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
-                                           group->rank_stride, group->n_sites)
-                         .n_planes;
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)shape.column_blocks[group->n_sites],
-                          (unsigned)((shape.tiles_bound + tiles_per_block - 1) / tiles_per_block));
-    config.blockDim = dim3(THREADS);
-    config.stream = stream;
-    config.attrs = &overlap;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, expand_kernel<F16, VEC, COLUMNS, S>, *group, shape);
+    shape.steps = steps;
+    shape.n_planes = shrink.n_planes;
+    shape.group_planes = SP_CUDA_GROUP_CHUNKS / shrink.plane_chunks;
+    groups = sp_cuda_ceil(shape.n_planes, shape.group_planes);
+    shape.lanes = groups > 4 ? 8 : groups > 2 ? 4 : groups;
+    shape.xa_pitch = 32 * (sp_cuda_ceil(group->rank_stride, 32) | 1);
+    return shape;
 }
 
-template <int F16, int VEC>
-static cudaError_t launch_chosen(const sp_cuda_group *group, cudaStream_t stream)
+template <int F16, int VEC, int TILES, int S, int AHEAD>
+static cudaError_t launch(const sp_cuda_group *group, int steps, cudaStream_t stream)
 {
-    sp_cuda_expand_choice choice;
-    int total = 0, tiles;
+    launch_shape shape = shape_of(group, steps);
+    cudaLaunchAttribute overlap;
+    dim3 grid((unsigned)shape.first_block[group->n_sites],
+              (unsigned)sp_cuda_ceil(shape.tiles_bound, TILES));
+    cudaLaunchConfig_t config = sp_cuda_overlapping(
+        grid, THREADS, (size_t)(TILES * ROWS * shape.xa_pitch) * 2, &overlap, false, stream);
 
-    for (int i = 0; i < group->n_sites; i++)
-        total += group->sites[i].n_out;
-    choice = sp_cuda_choose_expand(group->n_rows, group->n_slots, total, group->rank_stride);
-    tiles = choice.tiles_per_block;
-    /* Odd sizes and addresses: one shape. */
-    if constexpr (!VEC)
-        return launch<F16, VEC, 128, 1>(group, tiles, stream);
-    else if (choice.ranks == 32)
-        return choice.columns == 256 ? launch<F16, VEC, 256, 1>(group, tiles, stream)
-                                     : launch<F16, VEC, 128, 1>(group, tiles, stream);
-    else if (choice.ranks == 64)
-        return choice.columns == 256 ? launch<F16, VEC, 256, 2>(group, tiles, stream)
-                                     : launch<F16, VEC, 128, 2>(group, tiles, stream);
-    else
-        return launch<F16, VEC, 128, 4>(group, tiles, stream);
+    return cudaLaunchKernelEx(&config, expand_kernel<F16, VEC, TILES, S, AHEAD>, *group, shape);
 }
 
-static bool aligned(const void *memory, int64_t stride)
+template <int F16>
+static cudaError_t launch_vectors(const sp_cuda_group *group, sp_cuda_expand_choice choice,
+                                  cudaStream_t on)
 {
-    return (uintptr_t)memory % 16 == 0 && stride % 8 == 0;
+    int steps = choice.steps;
+
+    if (choice.window_tiles > 1)
+        return choice.ranks == 32   ? launch<F16, 1, SP_CUDA_WINDOW_TILES, 1, 1>(group, steps, on)
+               : choice.ranks == 64 ? launch<F16, 1, SP_CUDA_WINDOW_TILES, 2, 1>(group, steps, on)
+                                    : launch<F16, 1, SP_CUDA_WINDOW_TILES, 4, 1>(group, steps, on);
+    if (choice.ranks == 128)
+        return launch<F16, 1, 1, 4, 1>(group, steps, on);
+    if (choice.ranks == 64)
+        return choice.steps_ahead == 2 ? launch<F16, 1, 1, 2, 2>(group, steps, on)
+                                       : launch<F16, 1, 1, 2, 1>(group, steps, on);
+    return choice.steps_ahead == 4 ? launch<F16, 1, 1, 1, 4>(group, steps, on)
+                                   : launch<F16, 1, 1, 1, 1>(group, steps, on);
 }
 
-static bool vectors(const sp_cuda_group *group)
+/* How y and B may be moved. */
+typedef enum moves {
+    MOVE_EACH,    /* element by element: odd sizes or addresses */
+    MOVE_VECTORS, /* in 16-byte pieces, y of 16 bits */
+    MOVE_FLOATS,  /* in 16-byte pieces, y in FP32 at some site */
+} moves;
+
+static bool aligned(const void *memory, int64_t stride, int elements)
 {
-    bool all = true;
+    return (uintptr_t)memory % 16 == 0 && stride % elements == 0;
+}
+
+static moves moves_of(const sp_cuda_group *group)
+{
+    bool vectors = true, floats = false;
 
     for (int i = 0; i < group->n_sites; i++) {
         const sp_cuda_site *site = &group->sites[i];
 
-        all = all && site->n_out % 8 == 0;
-        if (!site->y_is_f32)
-            all = all && aligned(site->y, site->y_stride);
-        all = all && aligned(site->b, site->b_stride) && site->b_slot_stride % 8 == 0 &&
-              (site->rank != NULL || site->one_rank % 8 == 0);
+        floats = floats || site->y_is_f32;
+        vectors = vectors && site->n_out % 8 == 0 &&
+                  aligned(site->y, site->y_stride, site->y_is_f32 ? 4 : 8) &&
+                  aligned(site->b, site->b_stride, 8) && site->b_slot_stride % 8 == 0 &&
+                  (site->rank != NULL || site->one_rank % 8 == 0);
     }
-    return all;
+    return !vectors ? MOVE_EACH : floats ? MOVE_FLOATS : MOVE_VECTORS;
+}
+
+template <int F16> static cudaError_t launch_chosen(const sp_cuda_group *group, cudaStream_t on)
+{
+    moves how = moves_of(group);
+    int total_steps = 0;
+
+    for (int i = 0; i < group->n_sites; i++)
+        total_steps += sp_cuda_ceil(group->sites[i].n_out, STEP);
+    if (how == MOVE_EACH)
+        return launch<F16, MOVE_EACH, 1, 1, 1>(group, 1, on);
+    if (how == MOVE_FLOATS)
+        return launch<F16, MOVE_FLOATS, 1, 4, 1>(group, 1, on);
+    return launch_vectors<F16>(
+        group,
+        sp_cuda_choose_expand(group->n_rows, group->n_slots, total_steps, group->rank_stride), on);
 }
 
 extern "C" int sp_cuda_expand(int gpu, const sp_cuda_group *group, void *stream)
 {
     cudaStream_t on = (cudaStream_t)stream;
-    bool vec = vectors(group);
     cudaError_t code = cudaSetDevice(gpu);
 
     if (code != cudaSuccess || group->n_rows == 0)
         return (int)code;
-    if (group->type == SP_DTYPE_F16)
-        return (int)(vec ? launch_chosen<1, 1>(group, on) : launch_chosen<1, 0>(group, on));
-    return (int)(vec ? launch_chosen<0, 1>(group, on) : launch_chosen<0, 0>(group, on));
+    return (int)(group->type == SP_DTYPE_F16 ? launch_chosen<1>(group, on)
+                                             : launch_chosen<0>(group, on));
+}
+
+template <int F16> static cudaError_t allow_memory(void)
+{
+    int most = SP_CUDA_WINDOW_TILES * ROWS * (SP_CUDA_RANK_MAX + 32) * 2;
+
+    return cudaFuncSetAttribute(expand_kernel<F16, 1, SP_CUDA_WINDOW_TILES, 4, 1>,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+}
+
+cudaError_t sp_cuda_expand_init(void)
+{
+    cudaError_t code = allow_memory<0>();
+
+    return code == cudaSuccess ? allow_memory<1>() : code;
 }

@@ -41,6 +41,63 @@ static __device__ __forceinline__ void release_successor(void)
 #endif
 }
 
+/* The address of shared memory that copy_async takes. */
+static __device__ __forceinline__ uint32_t shared_address(const void *at)
+{
+    return (uint32_t)__cvta_generic_to_shared(at);
+}
+
+/* 16 bytes to shared memory. */
+static __device__ __forceinline__ void copy_async(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* The same, or zeros if !valid; then nothing is read. */
+static __device__ __forceinline__ void copy_async_if(uint32_t to, const void *from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+/* 16 bytes of y, whose address comes out of shared memory: the compiler would not know that it is
+ * global. */
+static __device__ __forceinline__ uint4 load_global(const void *from)
+{
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from));
+    return v;
+}
+
+static __device__ __forceinline__ void store_global(void *to, uint4 v)
+{
+    asm volatile("st.global.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w));
+}
+
+static __device__ __forceinline__ void copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until at most N of this thread's commits are under way. */
+template <int N> static __device__ __forceinline__ void copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Of an 8 x 8 matrix of 16-bit elements, thread 4 i + j holds (i, 2 j) and (i, 2 j + 1); the result
+ * is held likewise. */
+static __device__ __forceinline__ uint32_t transpose(uint32_t two)
+{
+    uint32_t out;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(two));
+    return out;
+}
+
 /* One element type: mma, and conversions of one number. F16: 0 is bf16, 1 is f16. */
 template <int F16>
 static __device__ __forceinline__ void mma(float *c, uint32_t a0, uint32_t a1, uint32_t a2,
@@ -70,13 +127,31 @@ template <int F16> static __device__ __forceinline__ uint16_t narrow(float value
                : __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
+/* Two neighbours at once, the first in the low half. */
+template <int F16> static __device__ __forceinline__ float2 widen_two(uint32_t bits)
+{
+    if (F16)
+        return {widen<F16>((uint16_t)bits), widen<F16>((uint16_t)(bits >> 16))};
+    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
+}
+
+template <int F16> static __device__ __forceinline__ uint32_t narrow_two(float low, float high)
+{
+    uint32_t out;
+
+    if (F16)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+
 /*
- * Eight elements of row `row` from element k on; those at and beyond k_end are zeros. With VEC they
- * are one 16-byte load: k_end, the stride and the address are multiples of 8 elements.
+ * Eight elements of a row of weights from element k on; those at and beyond k_end are zeros. With
+ * VEC they are one 16-byte load: k, k_end and the address are multiples of 8 elements.
  */
 template <int VEC>
-static __device__ __forceinline__ uint4 load_eight(const uint16_t *from, int64_t stride, int row,
-                                                   int k, int k_end)
+static __device__ __forceinline__ uint4 load_eight(const uint16_t *row, int k, int k_end)
 {
     union {
         uint4 all;
@@ -86,17 +161,17 @@ static __device__ __forceinline__ uint4 load_eight(const uint16_t *from, int64_t
     v.all = make_uint4(0, 0, 0, 0);
     if (VEC) {
         if (k < k_end)
-            v.all = load_weights(from + row * stride + k);
+            v.all = load_weights(row + k);
         return v.all;
     }
 #pragma unroll
     for (int i = 0; i < 8; i++)
         if (k + i < k_end)
-            v.one[i] = from[row * stride + k + i];
+            v.one[i] = row[k + i];
     return v.all;
 }
 
-/* The same of a row that the predecessor may have written: through the coherent path. */
+/* The same of a row that the predecessor may have written, so through the coherent path. */
 template <int VEC>
 static __device__ __forceinline__ uint4 load_eight_of_row(const uint16_t *from, int k, int k_end)
 {

@@ -1,202 +1,175 @@
 /*
- * shrink.cu: xa = x · Aᵀ for a group of sites in one launch.
+ * shrink.cu: xa = x · Aᵀ for a group of sites in one launch, for few rows.
  *
  *     planes[p][row, site * R + c] = sum over the chunks of plane p of x[row, :] · A[slot][c, :]
  *
- * Grid (tiles / tiles_per_block, sites * ceil(R / 16), chunks / chunks_per_block), 128 threads. A
- * block takes 16 ranks of one site, the M side of the mma, against a tile of up to 8 rows of one
- * adapter, its N side; its four warps take the four quarters of each chunk. Weights go from global
- * memory to registers in 16-byte pieces: thread t of a group of four holds k = 8t .. 8t + 7 of each
- * 32, on both sides of the mma alike, so neither shared memory nor a shuffle is needed. Bound by
- * the bytes of A; at few rows by latency, so weights are asked for before the predecessor is
- * waited for, and ranks are looked up beside the tile's record, not after it.
- *
- * Own ranks above the row's end the block at once. Two forms of the same sum: one chunk a block,
- * one plane a chunk (few blocks; ONE: no registers for a next chunk), or all chunks a block and one
- * finished plane.
+ * Grid (planes, tiles, sites * ceil(R / 16)), 128 threads. A block takes 16 ranks of one site, the
+ * M side of the mma, against a tile of up to 8 rows of one adapter, its N side, over the one chunk
+ * (few blocks) or the group of chunks of a plane; its four warps take the four quarters of each
+ * chunk. Weights go from global memory to registers in 16-byte pieces: thread t of a group of four
+ * holds k = 8t .. 8t + 7 of each 32, on both sides of the mma alike, so neither shared memory nor a
+ * shuffle is needed. Bound by the bytes of A; at few rows by latency, so weights are asked for
+ * before the predecessor is waited for, and ranks are looked up beside the tile's record, not after
+ * it. A block above the slot's own rank ends at once.
  */
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 
-#define THREADS      128
-#define ROUND_CHUNKS 8 /* chunks whose quarters wait in shared memory together */
-#define QUARTER_K    128
-#define RANKS        16
-#define RED_PITCH    20 /* floats of one row of quarters: no two of a warp in one bank */
+#define THREADS   128
+#define QUARTER_K 128
+#define RANKS     16
+#define RED_PITCH 20 /* floats of one row of quarters: no two of a warp in one bank */
 
-typedef struct weights {
+/* Of one thread for a quarter of a chunk. */
+typedef struct operands {
     uint4 low[4], high[4]; /* ranks g and g + 8 */
-} weights;
-
-typedef struct quarters {
-    float sum[ROUND_CHUNKS][4][SP_CUDA_TILE_ROWS][RED_PITCH];
-} quarters;
+    uint4 x[4];
+} operands;
 
 template <int VEC>
-static __device__ __forceinline__ void load_a(weights *w, const uint16_t *a, int64_t stride,
+static __device__ __forceinline__ void load_a(operands *w, const uint16_t *a, int64_t stride,
                                               int rank0, int rank, int k, int k_in)
 {
-    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    int low = rank0 + (int)((threadIdx.x & 31) >> 2), at = k + (int)(threadIdx.x & 3) * 8;
+    const uint16_t *row = a + low * stride;
 
 #pragma unroll
     for (int s = 0; s < 4; s++) {
-        int at = k + 32 * s + 8 * t;
-
-        w->low[s] = load_eight<VEC>(a, stride, rank0 + g, at, rank0 + g < rank ? k_in : 0);
-        w->high[s] = load_eight<VEC>(a, stride, rank0 + g + 8, at, rank0 + g + 8 < rank ? k_in : 0);
+        w->low[s] = load_eight<VEC>(row, at + 32 * s, low < rank ? k_in : 0);
+        w->high[s] = load_eight<VEC>(row + 8 * stride, at + 32 * s, low + 8 < rank ? k_in : 0);
     }
 }
 
-template <int F16, int VEC>
-static __device__ __forceinline__ void multiply(float *acc, const weights *w, const uint16_t *x,
-                                                int k, int k_end)
+template <int VEC>
+static __device__ __forceinline__ void load_x(operands *w, const uint16_t *x, int k, int k_end)
 {
     int t = threadIdx.x & 3;
-    uint4 v[4];
 
 #pragma unroll
     for (int s = 0; s < 4; s++)
-        v[s] = load_eight_of_row<VEC>(x, k + 32 * s + 8 * t, k_end);
+        w->x[s] = load_eight_of_row<VEC>(x, k + 32 * s + 8 * t, k_end);
+}
+
+template <int F16>
+static __device__ __forceinline__ void multiply(float (&acc)[4], const operands &w)
+{
 #pragma unroll
     for (int s = 0; s < 4; s++) {
-        mma<F16>(acc, w->low[s].x, w->high[s].x, w->low[s].y, w->high[s].y, v[s].x, v[s].y);
-        mma<F16>(acc, w->low[s].z, w->high[s].z, w->low[s].w, w->high[s].w, v[s].z, v[s].w);
+        mma<F16>(acc, w.low[s].x, w.high[s].x, w.low[s].y, w.high[s].y, w.x[s].x, w.x[s].y);
+        mma<F16>(acc, w.low[s].z, w.high[s].z, w.low[s].w, w.high[s].w, w.x[s].z, w.x[s].w);
     }
 }
 
-static __device__ __forceinline__ void keep_quarter(quarters *q, int chunk, const float *acc)
+/* The sums of a warp's quarter; each chunk's four wait for each other in shared memory. */
+typedef float quarters[4][SP_CUDA_TILE_ROWS][RED_PITCH];
+
+static __device__ __forceinline__ void keep_quarter(quarters &q, const float (&acc)[4])
 {
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
-    q->sum[chunk][warp][2 * t][g] = acc[0];
-    q->sum[chunk][warp][2 * t + 1][g] = acc[1];
-    q->sum[chunk][warp][2 * t][g + 8] = acc[2];
-    q->sum[chunk][warp][2 * t + 1][g + 8] = acc[3];
+    q[warp][2 * t][g] = acc[0];
+    q[warp][2 * t + 1][g] = acc[1];
+    q[warp][2 * t][g + 8] = acc[2];
+    q[warp][2 * t + 1][g + 8] = acc[3];
+}
+
+static __device__ __forceinline__ float sum_quarters(const quarters &q, int row, int c)
+{
+    return ((q[0][row][c] + q[1][row][c]) + q[2][row][c]) + q[3][row][c];
 }
 
 /* The own rank of the slot. All ranks are asked for beside the tile's record where they fit. */
-static __device__ __forceinline__ int own_rank(const sp_cuda_site *site, int slot, int n_slots,
+static __device__ __forceinline__ int own_rank(const sp_cuda_site &site, int slot, int n_slots,
                                                int mine, int *shared)
 {
-    if (site->rank == NULL)
-        return site->one_rank;
+    if (site.rank == NULL)
+        return site.one_rank;
     if (n_slots > THREADS)
-        return site->rank[slot];
+        return site.rank[slot];
     if ((int)threadIdx.x == slot)
         *shared = mine;
     __syncthreads();
     return *shared;
 }
 
-/* Chunks [chunk0, chunk1) of one tile; afterwards this thread's sum is of (row tid / 16, rank
- * tid % 16). */
-template <int F16, int VEC, int ONE>
-static __device__ float sum_chunks(const sp_cuda_group &group, const uint16_t *a, int64_t a_stride,
-                                   int rank0, int rank, const uint16_t *x, int k_end, int chunk0,
-                                   int chunk1, weights *w, quarters *q)
-{
-    int quarter_k = (threadIdx.x >> 5) * QUARTER_K, row = threadIdx.x >> 4, c = threadIdx.x & 15;
-    float sum = 0.0f;
-
-    for (int chunk = chunk0; chunk < chunk1; chunk++) {
-        float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        int k = chunk * SP_CUDA_CHUNK_K + quarter_k, in_round = (chunk - chunk0) % ROUND_CHUNKS;
-        weights now = *w;
-
-        if (!ONE && chunk + 1 < chunk1)
-            load_a<VEC>(w, a, a_stride, rank0, rank, k + SP_CUDA_CHUNK_K, group.k_in);
-        multiply<F16, VEC>(acc, &now, x, k, k_end);
-        keep_quarter(q, in_round, acc);
-        if (!ONE && in_round != ROUND_CHUNKS - 1 && chunk + 1 < chunk1)
-            continue;
-        __syncthreads();
-        for (int i = 0; i <= in_round; i++)
-            sum = sum + (((q->sum[i][0][row][c] + q->sum[i][1][row][c]) + q->sum[i][2][row][c]) +
-                         q->sum[i][3][row][c]);
-        __syncthreads();
-    }
-    return sum;
-}
-
-template <int F16, int VEC, int ONE>
+template <int F16, int VEC, int CHUNKS>
 __global__ void __launch_bounds__(THREADS)
-    shrink_kernel(const __grid_constant__ sp_cuda_group group, int rank_groups, int tiles_bound,
-                  int tiles_per_block, int chunks_per_block, int chunks)
+    shrink_kernel(const __grid_constant__ sp_cuda_group group, int rank_groups, int chunks)
 {
-    const sp_cuda_site &site = group.sites[blockIdx.y / rank_groups];
-    int rank0 = blockIdx.y % rank_groups * RANKS, g = (threadIdx.x & 31) >> 2;
-    int chunk0 = blockIdx.z * chunks_per_block, chunk1 = min(chunk0 + chunks_per_block, chunks);
-    int first = blockIdx.x * tiles_per_block, last = min(first + tiles_per_block, tiles_bound);
+    int index = blockIdx.z / rank_groups, rank0 = blockIdx.z % rank_groups * RANKS;
+    const sp_cuda_site &site = group.sites[index];
+    const sp_cuda_tile *tile = &group.plan.tiles[blockIdx.y];
+    int g = (threadIdx.x & 31) >> 2, row = threadIdx.x >> 4, c = threadIdx.x & 15;
     int mine = site.rank != NULL && (int)threadIdx.x < group.n_slots && group.n_slots <= THREADS
                    ? site.rank[threadIdx.x]
                    : 0;
-    int k0 = chunk0 * SP_CUDA_CHUNK_K + (threadIdx.x >> 5) * QUARTER_K;
-    bool waited = false;
-    __shared__ quarters q;
+    int slot = tile->slot, count = tile->count, x_row = tile->row[g], out_row = tile->row[row];
+    int chunk0 = blockIdx.x * CHUNKS, n_chunks = min(CHUNKS, chunks - chunk0), rank = 0, k, k_end;
+    const uint16_t *a = (const uint16_t *)site.a + slot * site.a_slot_stride, *x;
+    operands w[CHUNKS > 1 ? 2 : 1];
+    float sum;
+    __shared__ quarters q[CHUNKS];
     __shared__ int shared_rank;
 
     release_successor();
-    for (int i = first; i < last; i++) {
-        const sp_cuda_tile *tile = &group.plan.tiles[i];
-        int slot = tile->slot, count = tile->count, row = tile->row[g];
-        int out_row = tile->row[threadIdx.x >> 4];
-        const uint16_t *a = (const uint16_t *)site.a + slot * site.a_slot_stride, *x;
-        int rank;
-        float sum;
-        weights w;
-
-        if (count == 0)
-            break;
-        __syncthreads(); /* shared_rank is of the tile before until here */
-        rank = own_rank(&site, slot, group.n_slots, mine, &shared_rank);
-        if (rank0 >= rank)
-            continue;
-        load_a<VEC>(&w, a, site.a_stride, rank0, rank, k0, group.k_in);
-        x = (const uint16_t *)group.x + (g < count ? row : 0) * group.x_stride;
-        if (!waited && g < count && VEC)
-            prefetch_l2(x + min(k0 + (int)(threadIdx.x & 3) * 32, group.k_in - 1));
-        if (!waited)
+    if (count > 0)
+        rank = own_rank(site, slot, group.n_slots, mine, &shared_rank);
+    if (rank0 >= rank) {
+        /* A kernel that is done means that all before it are: so one block waits in any case. */
+        if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0)
             wait_predecessor();
-        waited = true;
-        sum = sum_chunks<F16, VEC, ONE>(group, a, site.a_stride, rank0, rank, x,
-                                        g < count ? group.k_in : 0, chunk0, chunk1, &w, &q);
-        if ((int)(threadIdx.x >> 4) < count && rank0 + (int)(threadIdx.x & 15) < ((rank + 3) & ~3))
-            group
-                .planes[((int64_t)blockIdx.z * group.n_rows + out_row) *
-                            (group.rank_stride * group.n_sites) +
-                        blockIdx.y / rank_groups * group.rank_stride + rank0 + (threadIdx.x & 15)] =
-                sum;
+        return;
     }
-    /* A kernel that is done means that all before it are: so one block waits in any case. */
-    if (!waited && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0)
-        wait_predecessor();
+    k = chunk0 * SP_CUDA_CHUNK_K + (threadIdx.x >> 5) * QUARTER_K;
+    k_end = g < count ? group.k_in : 0;
+    load_a<VEC>(&w[0], a, site.a_stride, rank0, rank, k, group.k_in);
+    x = (const uint16_t *)group.x + (g < count ? x_row : 0) * group.x_stride;
+    if (g < count && VEC)
+        prefetch_l2(x + min(k + (int)(threadIdx.x & 3) * 32, group.k_in - 1));
+    wait_predecessor();
+    load_x<VEC>(&w[0], x, k, k_end);
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        int next = k + (i + 1) * SP_CUDA_CHUNK_K;
+
+        if (i >= n_chunks)
+            break;
+        if (i + 1 < CHUNKS && i + 1 < n_chunks) {
+            load_a<VEC>(&w[(i + 1) & 1], a, site.a_stride, rank0, rank, next, group.k_in);
+            load_x<VEC>(&w[(i + 1) & 1], x, next, k_end);
+        }
+        multiply<F16>(acc, w[i & 1]);
+        keep_quarter(q[i], acc);
+    }
+    __syncthreads();
+    sum = sum_quarters(q[0], row, c);
+    for (int i = 1; i < n_chunks; i++)
+        sum = sum + sum_quarters(q[i], row, c);
+    if (row < count && rank0 + c < ((rank + 3) & ~3))
+        group.planes[((int64_t)blockIdx.x * group.n_rows + out_row) *
+                         (group.rank_stride * group.n_sites) +
+                     index * group.rank_stride + rank0 + c] = sum;
 }
 
 template <int F16, int VEC>
-static cudaError_t launch(const sp_cuda_group *group, cudaStream_t stream)
+static cudaError_t launch(const sp_cuda_group *group, sp_cuda_shrink_choice choice,
+                          cudaStream_t stream)
 {
-    int rank_groups = (group->rank_stride + RANKS - 1) / RANKS,
-        chunks = sp_cuda_chunks(group->k_in);
-    int tiles = sp_cuda_tiles_bound(group->n_rows, group->n_slots);
-    sp_cuda_shrink_choice choice = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
-                                                         group->rank_stride, group->n_sites);
+    int rank_groups = sp_cuda_ceil(group->rank_stride, RANKS);
+    dim3 grid((unsigned)choice.n_planes,
+              (unsigned)sp_cuda_tiles_bound(group->n_rows, group->n_slots),
+              (unsigned)(group->n_sites * rank_groups));
     cudaLaunchAttribute overlap;
-    cudaLaunchConfig_t config = {};
-
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim =
-        dim3((unsigned)((tiles + choice.tiles_per_block - 1) / choice.tiles_per_block),
-             (unsigned)(group->n_sites * rank_groups),
-             (unsigned)((chunks + choice.chunks_per_block - 1) / choice.chunks_per_block));
-    config.blockDim = dim3(THREADS);
-    config.stream = stream;
-    config.attrs = &overlap;
     /* Tiles are read before the wait, so the plan's own kernel must be over. */
-    config.numAttrs = group->after_plan ? 0 : 1;
-    return cudaLaunchKernelEx(
-        &config,
-        choice.chunks_per_block == 1 ? shrink_kernel<F16, VEC, 1> : shrink_kernel<F16, VEC, 0>,
-        *group, rank_groups, tiles, choice.tiles_per_block, choice.chunks_per_block, chunks);
+    cudaLaunchConfig_t config =
+        sp_cuda_overlapping(grid, THREADS, 0, &overlap, group->after_plan != 0, stream);
+
+    return cudaLaunchKernelEx(&config,
+                              choice.plane_chunks == 1
+                                  ? shrink_kernel<F16, VEC, 1>
+                                  : shrink_kernel<F16, VEC, SP_CUDA_GROUP_CHUNKS>,
+                              *group, rank_groups, sp_cuda_chunks(group->k_in));
 }
 
 static bool aligned(const void *memory, int64_t stride)
@@ -218,11 +191,18 @@ extern "C" int sp_cuda_shrink(int gpu, const sp_cuda_group *group, void *stream)
 {
     cudaStream_t on = (cudaStream_t)stream;
     bool vec = vectors(group);
+    sp_cuda_shrink_choice choice = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
+                                                         group->rank_stride, group->n_sites);
     cudaError_t code = cudaSetDevice(gpu);
 
     if (code != cudaSuccess || group->n_rows == 0)
         return (int)code;
+    if (vec && choice.window_tiles > 1) {
+        code = sp_cuda_shrink_windows(gpu, group, on);
+        if (code != cudaErrorNotSupported)
+            return (int)code;
+    }
     if (group->type == SP_DTYPE_F16)
-        return (int)(vec ? launch<1, 1>(group, on) : launch<1, 0>(group, on));
-    return (int)(vec ? launch<0, 1>(group, on) : launch<0, 0>(group, on));
+        return (int)(vec ? launch<1, 1>(group, choice, on) : launch<1, 0>(group, choice, on));
+    return (int)(vec ? launch<0, 1>(group, choice, on) : launch<0, 0>(group, choice, on));
 }

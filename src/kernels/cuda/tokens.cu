@@ -4,8 +4,8 @@
  *     embed:  y[row] = the slot's own row of the token, where it replaces it; then
  *             y[row, n] = T(fmaf(scale, (float)T(Σ_j A[j, token] · B[n, j]), y[row, n])),
  *             j ascending, one fmaf each from +0
- *     head:   logits[row, ids[i]] = x[row, :] · rows[i, :] for the slot's n replaced tokens, in the
- *             order of the shrink's xa (kernels_cuda.h)
+ *     head:   logits[row, ids[i]] = x[row, :] · rows[i, :] for the slot's n replaced tokens, by the
+ *             quarters and chunks of the shrink's xa (kernels_cuda.h), all chunks in index order
  *
  * Embed: one block a row. Head: grid (blocks, tiles); a block takes 16 replaced rows at a time, the
  * M side of the mma, against a tile of up to 8 rows, its N side, and goes on by the grid's width,

@@ -1,0 +1,36 @@
+/* launch.cuh: what the files of this folder call of each other. Host code. */
+#ifndef SP_KERNELS_CUDA_LAUNCH_CUH
+#define SP_KERNELS_CUDA_LAUNCH_CUH
+
+#include "kernels/cuda_choose.h"
+
+#include <cuda_runtime.h>
+
+/* The shrink of many rows; only where sizes and addresses are multiples of 16 bytes. NotSupported:
+ * the GPU lacks the shared memory. */
+cudaError_t sp_cuda_shrink_windows(int gpu, const sp_cuda_group *group, cudaStream_t stream);
+
+/* Both allow their kernels more shared memory than a launch gets unasked; gpu is the current one.
+ */
+cudaError_t sp_cuda_shrink_windows_init(int gpu);
+cudaError_t sp_cuda_expand_init(void);
+
+/* A launch that may begin while its predecessor still runs, unless `after` says otherwise. */
+static inline cudaLaunchConfig_t sp_cuda_overlapping(dim3 grid, int threads, size_t shared_bytes,
+                                                     cudaLaunchAttribute *overlap, bool after,
+                                                     cudaStream_t stream)
+{
+    cudaLaunchConfig_t config = {};
+
+    overlap->id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap->val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = overlap;
+    config.numAttrs = after ? 0 : 1;
+    return config;
+}
+
+#endif

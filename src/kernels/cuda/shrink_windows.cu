@@ -1,0 +1,446 @@
+/*
+ * shrink_windows.cu: xa = x · Aᵀ for a group of sites in one launch, for many rows; the bits of
+ * shrink.cu.
+ *
+ *     planes[p][row, site * R + c] = sum over the chunks of plane p of x[row, :] · A[slot][c, :]
+ *
+ * Grid (sets of 16 * GROUPS * WARPS ranks of all sites, planes, windows). A block takes a window of
+ * WINDOW tiles, run by run of tiles that share a slot, against a set of
+ * that slot's own ranks, so x is read once for all of them. x and A pass through a ring of stages
+ * in shared memory, one quarter (128 k) each; a warp takes GROUPS groups of 16 ranks, the M sides
+ * of the mma, and TILES tiles, its N sides. Rows of a stage are 256 bytes, neighbouring 64 of them
+ * swapped in odd rows: no bank twice. Bound by the bytes of x from memory, and of x and A from L2.
+ */
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+#define ROWS      SP_CUDA_TILE_ROWS
+#define RANKS     16
+#define STAGE_K   128
+#define PIECES    16 /* of 16 bytes in a row of a stage */
+#define ROW_BYTES (STAGE_K * 2)
+#define QUARTERS  (SP_CUDA_CHUNK_K / STAGE_K)
+
+/* 16 ranks of one site. */
+typedef struct rank_group {
+    int site, rank0, rank; /* rank: the slot's own in that site */
+} rank_group;
+
+template <int WINDOW, int WARPS, int GROUPS> struct block {
+    enum {
+        row_warps = 4,
+        tiles = WINDOW,
+        warp_tiles = tiles / row_warps,
+        x_rows = tiles * ROWS,
+        groups = GROUPS * WARPS,
+        a_rows = groups * RANKS,
+        rows = x_rows + a_rows, /* of a stage: of x, then of A */
+        threads = SP_WARP * row_warps * WARPS,
+        pass_rows = threads / PIECES, /* that all threads together fetch a piece of */
+        stage_bytes = rows * ROW_BYTES,
+        resident = groups <= 4 ? 2 : 1, /* blocks of a multiprocessor */
+        stages = 4 * stage_bytes * resident <= 200 * 1024 ? 4 : 3,
+        unroll = GROUPS * warp_tiles < 8 ? 4
+                 : WARPS < 3             ? 2
+                                         : 1, /* more would spill */
+    };
+};
+
+template <int WINDOW, int WARPS, int GROUPS> struct window {
+    typedef block<WINDOW, WARPS, GROUPS> shape;
+    int slot[shape::tiles];     /* -1: no tile */
+    int out_row[shape::x_rows]; /* -1: none */
+    int n_groups;
+    rank_group group[shape::groups];
+    const uint16_t *source[shape::rows]; /* where a row's k 0 lies */
+};
+
+/* ---- what the block works on --------------------------------------------------------------- */
+
+template <int WINDOW, int WARPS, int GROUPS>
+static __device__ __forceinline__ void read_window(window<WINDOW, WARPS, GROUPS> *win,
+                                                   const sp_cuda_group &group, int tiles_bound)
+{
+    typedef block<WINDOW, WARPS, GROUPS> shape;
+    int i = threadIdx.x / ROWS, j = threadIdx.x % ROWS, at = blockIdx.z * shape::tiles + i;
+
+    if (i < shape::tiles) {
+        const sp_cuda_tile *tile = &group.plan.tiles[min(at, tiles_bound - 1)];
+        int count = tile->count, slot = tile->slot, row = tile->row[j];
+
+        count = at < tiles_bound ? count : 0;
+        win->out_row[threadIdx.x] = j < count ? row : -1;
+        if (j == 0)
+            win->slot[i] = count > 0 ? slot : -1;
+    }
+    __syncthreads();
+}
+
+/* This block's share of the slot's groups of 16 ranks, those of site 0 first. */
+template <int WINDOW, int WARPS, int GROUPS>
+static __device__ __forceinline__ void list_groups(window<WINDOW, WARPS, GROUPS> *win,
+                                                   const sp_cuda_group &group, int slot)
+{
+    typedef block<WINDOW, WARPS, GROUPS> shape;
+    int first = blockIdx.x * shape::groups, rank[SP_CUDA_SITES_MAX], total = 0;
+    int index = first + (int)threadIdx.x;
+
+#pragma unroll
+    for (int i = 0; i < SP_CUDA_SITES_MAX; i++) { /* all asked for at once */
+        rank[i] = i >= group.n_sites            ? 0
+                  : group.sites[i].rank != NULL ? group.sites[i].rank[slot]
+                                                : group.sites[i].one_rank;
+    }
+#pragma unroll
+    for (int i = 0; i < SP_CUDA_SITES_MAX; i++) {
+        int groups = (rank[i] + RANKS - 1) / RANKS;
+
+        if (threadIdx.x < shape::groups && index >= total && index < total + groups)
+            win->group[threadIdx.x] = {i, (index - total) * RANKS, rank[i]};
+        total += groups;
+    }
+    if (threadIdx.x == 0)
+        win->n_groups = min(max(total - first, 0), (int)shape::groups);
+    __syncthreads();
+}
+
+template <int WINDOW, int WARPS, int GROUPS>
+static __device__ __forceinline__ void list_sources(window<WINDOW, WARPS, GROUPS> *win,
+                                                    const sp_cuda_group &group, int slot, int from,
+                                                    int to)
+{
+    typedef block<WINDOW, WARPS, GROUPS> shape;
+
+    for (int i = threadIdx.x; i < shape::rows; i += shape::threads) {
+        /* What no one stores the product of may be any row. */
+        const uint16_t *source = (const uint16_t *)group.x;
+        int rank = i - shape::x_rows;
+
+        if (rank < 0) {
+            int like = i / ROWS >= from && i / ROWS < to && win->out_row[i] >= 0 ? i : from * ROWS;
+
+            source += win->out_row[like] * group.x_stride;
+        } else if (rank / RANKS < win->n_groups) {
+            rank_group at = win->group[rank / RANKS];
+            const sp_cuda_site &site = group.sites[at.site];
+
+            source = (const uint16_t *)site.a + slot * site.a_slot_stride +
+                     min(at.rank0 + rank % RANKS, at.rank - 1) * site.a_stride;
+        }
+        win->source[i] = source;
+    }
+    __syncthreads();
+}
+
+/* ---- the ring ------------------------------------------------------------------------------ */
+
+/* Where in a stage 16-byte piece `piece` of a row lies. */
+static __device__ __forceinline__ int place(int row, int piece)
+{
+    return row * ROW_BYTES + (piece ^ ((row & 1) << 2)) * 16;
+}
+
+/*
+ * This thread's pieces of N rows of a stage that begins at k, one in each pass; those of rows from
+ * `end` on are left (N: no check). `to` and `source` are at this thread's first row, row0.
+ */
+template <int N, int PASS_ROWS>
+static __device__ __forceinline__ void load_rows(uint32_t to, const uint16_t *const *source,
+                                                 int row0, int end, int k, int k_end)
+{
+    bool exact = N % PASS_ROWS == 0 && end == N;
+    int64_t at = k + (int)(threadIdx.x % PIECES) * 8;
+
+    if (k + STAGE_K <= k_end) {
+#pragma unroll
+        for (int i = 0; i < (N + PASS_ROWS - 1) / PASS_ROWS; i++)
+            if (exact || row0 + i * PASS_ROWS < end)
+                copy_async(to + i * PASS_ROWS * ROW_BYTES, source[i * PASS_ROWS] + at);
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; row0 + i * PASS_ROWS < end; i++) /* the end of k */
+        copy_async_if(to + i * PASS_ROWS * ROW_BYTES, source[i * PASS_ROWS] + (at < k_end ? at : 0),
+                      at < k_end);
+}
+
+/* ---- the product --------------------------------------------------------------------------- */
+
+/* A thread's share of GROUPS groups of 16 ranks by TILES tiles of 8 rows. */
+template <int TILES, int GROUPS> struct sums {
+    float of[GROUPS][TILES][4];
+};
+
+/* One stage, a quarter, from +0. x, a: this warp's first rows in it. */
+template <int F16, int TILES, int GROUPS, int UNROLL>
+static __device__ __forceinline__ sums<TILES, GROUPS> multiply(const char *x, const char *a)
+{
+    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    /* Of row g, for even and odd s: the swap of an odd row, with no sum left to do in the loop. */
+    int even = g * ROW_BYTES + t * 16 + (g & 1) * 64, odd = even - (g & 1) * 128;
+    sums<TILES, GROUPS> acc = {};
+
+#pragma unroll UNROLL
+    for (int s = 0; s < STAGE_K / 32; s++) {
+        int here = (s & 1 ? odd : even) + s * 64;
+        uint4 v[TILES];
+
+#pragma unroll
+        for (int j = 0; j < TILES; j++)
+            v[j] = *(const uint4 *)(x + here + j * ROWS * ROW_BYTES);
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++) {
+            uint4 low = *(const uint4 *)(a + here + i * RANKS * ROW_BYTES);
+            uint4 high = *(const uint4 *)(a + here + (i * RANKS + 8) * ROW_BYTES);
+
+#pragma unroll
+            for (int j = 0; j < TILES; j++) {
+                mma<F16>(acc.of[i][j], low.x, high.x, low.y, high.y, v[j].x, v[j].y);
+                mma<F16>(acc.of[i][j], low.z, high.z, low.w, high.w, v[j].z, v[j].w);
+            }
+        }
+    }
+    return acc;
+}
+
+/* A sum that is begun at +0: the first term comes out as it is, for no term is -0. */
+template <int TILES, int GROUPS>
+static __device__ __forceinline__ void add_into(sums<TILES, GROUPS> *sum,
+                                                const sums<TILES, GROUPS> &v)
+{
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++)
+#pragma unroll
+        for (int j = 0; j < TILES; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sum->of[i][j][e] = sum->of[i][j][e] + v.of[i][j][e];
+}
+
+template <int WINDOW, int WARPS, int GROUPS>
+static __device__ __forceinline__ void store(
+    const window<WINDOW, WARPS, GROUPS> &win, const sp_cuda_group &group,
+    const sums<block<WINDOW, WARPS, GROUPS>::warp_tiles, GROUPS> &plane, int x_row, int group0,
+    int from, int to)
+{
+    typedef block<WINDOW, WARPS, GROUPS> shape;
+    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    int64_t row_floats = group.rank_stride * group.n_sites;
+
+#pragma unroll
+    for (int j = 0; j < shape::warp_tiles; j++)
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            int row = x_row + j * ROWS + 2 * t + odd, out = win.out_row[row];
+            float *to_row =
+                group.planes + ((int64_t)blockIdx.y * group.n_rows + out) * row_floats + g;
+
+            if (row / ROWS < from || row / ROWS >= to || out < 0)
+                continue;
+#pragma unroll
+            for (int i = 0; i < GROUPS; i++) {
+                if (group0 + i >= win.n_groups)
+                    break;
+                rank_group at = win.group[group0 + i];
+                float *to_site = to_row + at.site * group.rank_stride + at.rank0;
+                int end = ((at.rank + 3) & ~3) - at.rank0;
+
+                if (g < end)
+                    to_site[0] = plane.of[i][j][odd];
+                if (g + 8 < end)
+                    to_site[8] = plane.of[i][j][2 + odd];
+            }
+        }
+}
+
+/* ---- kernel -------------------------------------------------------------------------------- */
+
+/* k [k0, k1) of one run of tiles. */
+template <int F16, int WINDOW, int WARPS, int GROUPS>
+static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &win,
+                                           const sp_cuda_group &group, char *ring, int k0, int k1,
+                                           int from, int to, bool waited)
+{
+    typedef block<WINDOW, WARPS, GROUPS> shape;
+    int warp = threadIdx.x >> 5, n = (k1 - k0 + STAGE_K - 1) / STAGE_K;
+    int x_row = warp % shape::row_warps * shape::warp_tiles * ROWS,
+        group0 = warp / shape::row_warps * GROUPS;
+    int x_at = x_row * ROW_BYTES, a_at = (shape::x_rows + group0 * RANKS) * ROW_BYTES;
+    int a_end = win.n_groups * RANKS, mine = threadIdx.x / PIECES;
+    uint32_t to_x = shared_address(ring) + place(mine, threadIdx.x % PIECES);
+    uint32_t to_a = to_x + shape::x_rows * ROW_BYTES;
+    const uint16_t *const *from_x = win.source + mine, *const *from_a = from_x + shape::x_rows;
+    sums<shape::warp_tiles, GROUPS> chunk = {}, plane = {};
+
+    static_assert(shape::pass_rows % 2 == 0 && shape::x_rows % 2 == 0, "one parity, one place");
+    for (int i = 0; i < shape::stages - 1 && i < n; i++)
+        load_rows<shape::a_rows, shape::pass_rows>(to_a + i * shape::stage_bytes, from_a, mine,
+                                                   a_end, k0 + i * STAGE_K, k1);
+    if (!waited)
+        wait_predecessor();
+    for (int i = 0; i < shape::stages - 1; i++) {
+        if (i < n)
+            load_rows<shape::x_rows, shape::pass_rows>(to_x + i * shape::stage_bytes, from_x, mine,
+                                                       shape::x_rows, k0 + i * STAGE_K, k1);
+        copy_commit();
+    }
+    for (int step = 0, at = 0, fill = (shape::stages - 1) * shape::stage_bytes; step < n; step++) {
+        int k = k0 + (step + shape::stages - 1) * STAGE_K;
+
+        copy_wait<shape::stages - 2>();
+        __syncthreads();
+        if (k < k1) {
+            load_rows<shape::x_rows, shape::pass_rows>(to_x + fill, from_x, mine, shape::x_rows, k,
+                                                       k1);
+            load_rows<shape::a_rows, shape::pass_rows>(to_a + fill, from_a, mine, a_end, k, k1);
+        }
+        copy_commit();
+        if (group0 < win.n_groups)
+            add_into(&chunk, multiply<F16, shape::warp_tiles, GROUPS, shape::unroll>(
+                                 ring + at + x_at, ring + at + a_at));
+        if (step % QUARTERS == QUARTERS - 1 || step == n - 1) {
+            add_into(&plane, chunk);
+            chunk = {};
+        }
+        at = at + shape::stage_bytes < shape::stages * shape::stage_bytes ? at + shape::stage_bytes
+                                                                          : 0;
+        fill = fill + shape::stage_bytes < shape::stages * shape::stage_bytes
+                   ? fill + shape::stage_bytes
+                   : 0;
+    }
+    store(win, group, plane, x_row, group0, from, to);
+}
+
+template <int F16, int WINDOW, int WARPS, int GROUPS>
+__global__ void __launch_bounds__(block<WINDOW, WARPS, GROUPS>::threads,
+                                  block<WINDOW, WARPS, GROUPS>::resident)
+    windows_kernel(const __grid_constant__ sp_cuda_group group, int tiles_bound, int plane_k)
+{
+    typedef block<WINDOW, WARPS, GROUPS> shape;
+    int k0 = blockIdx.y * plane_k, k1 = min(k0 + plane_k, group.k_in);
+    bool waited = false;
+    extern __shared__ __align__(128) char ring[];
+    __shared__ window<WINDOW, WARPS, GROUPS> win;
+
+    static_assert(shape::x_rows <= shape::threads && shape::groups <= shape::threads,
+                  "one thread for each");
+    release_successor();
+    read_window(&win, group, tiles_bound);
+    for (int from = 0, to; from < shape::tiles && win.slot[from] >= 0; from = to) {
+        int slot = win.slot[from];
+
+        for (to = from + 1; to < shape::tiles && win.slot[to] == slot; to++)
+            continue;
+        list_groups(&win, group, slot);
+        if (win.n_groups > 0) {
+            list_sources(&win, group, slot, from, to);
+            run<F16, WINDOW, WARPS, GROUPS>(win, group, ring, k0, k1, from, to, waited);
+            waited = true;
+        }
+        __syncthreads(); /* before the lists of the next run */
+    }
+    /* A kernel that is done means that all before it are: so one block waits in any case. */
+    if (!waited && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0)
+        wait_predecessor();
+}
+
+/* ---- launch -------------------------------------------------------------------------------- */
+
+/* Beside the ring a block has its window: 4 KB are more than that. */
+static bool has_shared(int gpu, int ring_bytes)
+{
+    int most = 0;
+
+    return cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu) ==
+               cudaSuccess &&
+           ring_bytes + 4096 <= most;
+}
+
+template <int F16, int WINDOW, int WARPS, int GROUPS>
+static cudaError_t launch(int gpu, const sp_cuda_group *group, int plane_chunks, int n_planes,
+                          cudaStream_t stream)
+{
+    typedef block<WINDOW, WARPS, GROUPS> shape;
+    int rank_groups = group->n_sites * sp_cuda_ceil(group->rank_stride, RANKS);
+    int tiles = sp_cuda_tiles_bound(group->n_rows, group->n_slots);
+    cudaLaunchAttribute overlap;
+    dim3 grid((unsigned)sp_cuda_ceil(rank_groups, shape::groups), (unsigned)n_planes,
+              (unsigned)sp_cuda_ceil(tiles, shape::tiles));
+    cudaLaunchConfig_t config =
+        sp_cuda_overlapping(grid, shape::threads, shape::stages * shape::stage_bytes, &overlap,
+                            group->after_plan != 0, stream);
+    static_assert(shape::stages * shape::stage_bytes <= 224 * 1024, "a block's shared memory");
+    static_assert(sizeof(window<WINDOW, WARPS, GROUPS>) < 4096, "as has_shared says");
+
+    if (!has_shared(gpu, shape::stages * shape::stage_bytes))
+        return cudaErrorNotSupported;
+    return cudaLaunchKernelEx(&config, windows_kernel<F16, WINDOW, WARPS, GROUPS>, *group, tiles,
+                              plane_chunks * SP_CUDA_CHUNK_K);
+}
+
+template <int F16, int WINDOW>
+static cudaError_t launch_ranks(int gpu, const sp_cuda_group *group, cudaStream_t on)
+{
+    sp_cuda_shrink_choice choice = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
+                                                         group->rank_stride, group->n_sites);
+    int rank_groups = group->n_sites * sp_cuda_ceil(group->rank_stride, RANKS);
+    int chunks = choice.plane_chunks, planes = choice.n_planes;
+
+    if (choice.rank_warps == 3)
+        return launch<F16, WINDOW, 3, 4>(gpu, group, chunks, planes, on);
+    if (choice.rank_warps == 2)
+        return launch<F16, WINDOW, 2, 4>(gpu, group, chunks, planes, on);
+    switch (rank_groups) {
+    case 1:
+        return launch<F16, WINDOW, 1, 1>(gpu, group, chunks, planes, on);
+    case 2:
+        return launch<F16, WINDOW, 1, 2>(gpu, group, chunks, planes, on);
+    case 3:
+        return launch<F16, WINDOW, 1, 3>(gpu, group, chunks, planes, on);
+    default:
+        return launch<F16, WINDOW, 2, 2>(gpu, group, chunks, planes, on);
+    }
+}
+
+cudaError_t sp_cuda_shrink_windows(int gpu, const sp_cuda_group *group, cudaStream_t stream)
+{
+    bool large = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
+                                       group->rank_stride, group->n_sites)
+                     .window_tiles == SP_CUDA_WINDOW_TILES;
+
+    if (group->type == SP_DTYPE_F16)
+        return large ? launch_ranks<1, 8>(gpu, group, stream)
+                     : launch_ranks<1, 4>(gpu, group, stream);
+    return large ? launch_ranks<0, 8>(gpu, group, stream) : launch_ranks<0, 4>(gpu, group, stream);
+}
+
+template <int F16, int WINDOW, int WARPS, int GROUPS>
+static cudaError_t allow(int gpu, cudaError_t before)
+{
+    typedef block<WINDOW, WARPS, GROUPS> shape;
+
+    if (before != cudaSuccess || !has_shared(gpu, shape::stages * shape::stage_bytes))
+        return before;
+    return cudaFuncSetAttribute(windows_kernel<F16, WINDOW, WARPS, GROUPS>,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                shape::stages * shape::stage_bytes);
+}
+
+template <int F16, int WINDOW> static cudaError_t allow_ranks(int gpu, cudaError_t code)
+{
+    code = allow<F16, WINDOW, 1, 1>(gpu, code);
+    code = allow<F16, WINDOW, 1, 2>(gpu, code);
+    code = allow<F16, WINDOW, 1, 3>(gpu, code);
+    code = allow<F16, WINDOW, 2, 2>(gpu, code);
+    code = allow<F16, WINDOW, 2, 4>(gpu, code);
+    return allow<F16, WINDOW, 3, 4>(gpu, code);
+}
+
+cudaError_t sp_cuda_shrink_windows_init(int gpu)
+{
+    cudaError_t code = allow_ranks<0, 4>(gpu, cudaSuccess);
+
+    code = allow_ranks<0, 8>(gpu, code);
+    code = allow_ranks<1, 4>(gpu, code);
+    return allow_ranks<1, 8>(gpu, code);
+}
