@@ -149,10 +149,15 @@ static sp_status open_tokenizer(sp_engine *engine, sp_error *error)
 static sp_status open_model(sp_engine *engine, sp_error *error)
 {
     const sp_model_shape *shape = &engine->model.shape;
+    sp_error why;
     sp_status status = sp_model_open(engine->options.model_dir, &engine->model, error);
 
     if (status != SP_OK)
         return status;
+    if (engine->options.served_name &&
+        sp_engine_name_check(engine->options.served_name, NULL, &why) != SP_OK)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "served-model-name", -1,
+                       "--served-model-name: %s", why.text);
     engine->base_name =
         sp_strdup(engine->options.served_name ? engine->options.served_name : engine->model.name);
     if (!engine->base_name)

@@ -5,6 +5,8 @@
 #include "base/error.h"
 #include "base/file.h"
 
+#include <sidepath/engine.h>
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -65,11 +67,12 @@ static bool holds_adapter(const char *folder)
     return holds;
 }
 
-char *sp_adapter_dir_find(const char *name)
+char *sp_adapter_dir_find(const char *name, const char *base)
 {
     char *folder;
 
-    if (!sp_confine_directory() || name[0] == '\0' || name[0] == '.' || strchr(name, '/'))
+    if (!sp_confine_directory() || name[0] == '.' || strchr(name, '/') ||
+        sp_engine_name_check(name, base, NULL) != SP_OK)
         return NULL;
     folder = sp_path_join(sp_confine_directory(), name);
     if (folder && holds_adapter(folder))
@@ -78,7 +81,7 @@ char *sp_adapter_dir_find(const char *name)
     return NULL;
 }
 
-void sp_adapter_dir_list(void (*visit)(void *user, const char *name), void *user)
+void sp_adapter_dir_list(const char *base, void (*visit)(void *user, const char *name), void *user)
 {
     DIR *directory = sp_confine_directory() ? opendir(sp_confine_directory()) : NULL;
     struct dirent *entry;
@@ -86,7 +89,7 @@ void sp_adapter_dir_list(void (*visit)(void *user, const char *name), void *user
     if (!directory)
         return;
     while ((entry = readdir(directory)) != NULL) {
-        char *folder = sp_adapter_dir_find(entry->d_name);
+        char *folder = sp_adapter_dir_find(entry->d_name, base);
 
         if (folder)
             visit(user, entry->d_name);

@@ -17,10 +17,11 @@
  */
 sp_status sp_adapter_dir_resolve(const char *path, char **out_path, sp_error *error);
 
-/* The folder of this name, when it is there and holds an adapter_config.json; NULL otherwise. */
-char *sp_adapter_dir_find(const char *name);
+/* The folder of this name, when it is a name that an adapter may have beside this base, is there,
+ * and holds an adapter_config.json; NULL otherwise. */
+char *sp_adapter_dir_find(const char *name, const char *base);
 
 /* Calls `visit` for each such folder, in no order. */
-void sp_adapter_dir_list(void (*visit)(void *user, const char *name), void *user);
+void sp_adapter_dir_list(const char *base, void (*visit)(void *user, const char *name), void *user);
 
 #endif

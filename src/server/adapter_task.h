@@ -28,6 +28,7 @@ typedef struct sp_adapter_task {
     char *name; /* ACTIVATE: NULL is the base */
     char *path;
     bool replace, pinned;
+    bool unpinned;     /* it was said to be none: what it replaces may be pinned */
     bool with_metrics; /* LIST */
     uint64_t expected_generation;
     /* Filled before the task is done, read after it. */

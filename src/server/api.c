@@ -281,7 +281,7 @@ void sp_api_model(const sp_api *api, const char *model, const char **out_adapter
     if (strncmp(model, base, bytes) == 0 && model[bytes] == ':')
         *out_adapter = model + bytes + 1;
     if (strcmp(*out_adapter, base) != 0)
-        *out_path = sp_adapter_dir_find(*out_adapter);
+        *out_path = sp_adapter_dir_find(*out_adapter, base);
 }
 
 static int hex_digit(char c)

@@ -214,6 +214,8 @@ static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status,
         show(driver, load->name);
     if (task && task->task.kind == SP_TASK_ACTIVATE && status == SP_OK)
         status = sp_engine_set_active(driver->engine, task->name, error);
+    if (task && task->unpinned && status == SP_OK)
+        status = sp_engine_pin_adapter(driver->engine, task->name, false, error);
     remove_load(driver, load);
     if (task)
         finish_task(driver, task, status, error);

@@ -12,6 +12,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "server/http.h"
+#include "server/tcp.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -39,6 +40,7 @@ typedef struct peer {
     struct peer *previous, *next;
     sp_exchange *exchange; /* the one in progress; NULL: idle */
     uint64_t since_ns;     /* idle, or receiving, since then */
+    uint64_t taken;        /* bytes of its requests so far, as they came */
     int fd;
     char address[ADDRESS_BYTES];
 } peer;
@@ -80,6 +82,7 @@ struct sp_exchange {
     int32_t n_headers;
     bool queued, received, too_large;
     bool receiving;             /* under the lock */
+    bool chunked;               /* the body is */
     bool sleeping, woken, gone; /* under the lock */
 };
 
@@ -335,11 +338,12 @@ static enum MHD_Result check_one(void *cls, enum MHD_ValueKind kind, const char 
 }
 
 /* NULL, or what is wrong, with the status. */
-static const char *check_headers(const sp_exchange *exchange, int *out_status)
+static const char *check_headers(sp_exchange *exchange, int *out_status)
 {
     header_check check = {0};
 
     MHD_get_connection_values(exchange->connection, MHD_HEADER_KIND, check_one, &check);
+    exchange->chunked = check.n_encodings > 0;
     *out_status = MHD_HTTP_BAD_REQUEST;
     if (check.control)
         return "a header holds a control character";
@@ -418,9 +422,30 @@ static void request_completed(void *cls, struct MHD_Connection *connection, void
     free_exchange(exchange);
 }
 
+/*
+ * Whether more has come than this request and those before it. libmicrohttpd takes a header line
+ * that begins with a colon or a NUL for the end of the header, where a proxy in front of it may
+ * not: what follows, a request to the one, are headers of the first to the other. No client sends a
+ * second request before the answer to the first, so such a connection ends behind the answer.
+ */
+static bool has_leftover(const sp_exchange *exchange)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(exchange->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+
+    if (exchange->chunked || !info)
+        return true; /* its length on the wire is not known */
+    exchange->peer->taken += info->header_size + exchange->body_seen;
+    return sp_tcp_bytes_received(exchange->peer->fd) != exchange->peer->taken;
+}
+
 static enum MHD_Result queue_answer(sp_exchange *exchange)
 {
-    enum MHD_Result result =
+    enum MHD_Result result;
+
+    if (has_leftover(exchange))
+        MHD_add_response_header(exchange->response, MHD_HTTP_HEADER_CONNECTION, "close");
+    result =
         MHD_queue_response(exchange->connection, (unsigned)exchange->status, exchange->response);
 
     /* The connection holds it from here on; the pointer still says that there is an answer. */

@@ -34,16 +34,29 @@ static sp_status add_lines(sp_keys *keys, const char *text, sp_error *error)
     sp_status status = SP_OK;
 
     while (*text && status == SP_OK) {
-        size_t line = strcspn(text, "\n");
+        size_t line = strcspn(text, "\n"), blank = strspn(text, " \t");
         size_t bytes = line;
 
-        while (bytes > 0 && strchr(" \t\r", text[bytes - 1]))
+        while (bytes > blank && strchr(" \t\r", text[bytes - 1]))
             bytes--;
-        if (bytes > 0 && text[0] != '#')
-            status = add_key(keys, text, bytes, error);
+        if (bytes > blank && text[blank] != '#')
+            status = add_key(keys, text + blank, bytes - blank, error);
         text += line + (text[line] == '\n');
     }
     return status;
+}
+
+/* A mark in front of the first key, or a NUL in one, would be part of it for no editor's eye. */
+static sp_status check_text(const char *path, const char *text, size_t bytes, sp_error *error)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        unsigned char c = (unsigned char)text[i];
+
+        if ((c < 0x20 && !strchr("\t\r\n", c)) || c >= 0x7f || c == '\0')
+            return sp_fail(error, SP_ERR_INPUT, NULL, path, (int64_t)i,
+                           "%s: byte %zu is not printable ASCII, which keys are made of", path, i);
+    }
+    return SP_OK;
 }
 
 sp_status sp_keys_open(const char *path, sp_keys **out_keys, sp_error *error)
@@ -55,6 +68,11 @@ sp_status sp_keys_open(const char *path, sp_keys **out_keys, sp_error *error)
 
     if (status != SP_OK)
         return status;
+    status = check_text(path, text, bytes, error);
+    if (status != SP_OK) {
+        sp_free(text);
+        return status;
+    }
     keys = sp_calloc(1, sizeof *keys);
     status = keys ? add_lines(keys, text, error) : sp_fail_memory(error, bytes, path);
     if (status == SP_OK && keys->n == 0)
@@ -80,12 +98,16 @@ bool sp_keys_accept(const sp_keys *keys, const char *authorization)
 {
     uint8_t shown[SP_SHA256_BYTES];
     unsigned found = 0;
+    size_t bytes;
 
     if (!authorization || strncasecmp(authorization, SCHEME, sizeof SCHEME - 1) != 0)
         return false;
     authorization += sizeof SCHEME - 1;
     authorization += strspn(authorization, " ");
-    if (sp_sha256_of(authorization, strlen(authorization), shown) != SP_OK)
+    bytes = strlen(authorization);
+    while (bytes > 0 && strchr(" \t", authorization[bytes - 1]))
+        bytes--; /* blanks around a header's value are none of it */
+    if (sp_sha256_of(authorization, bytes, shown) != SP_OK)
         return false;
     for (size_t i = 0; i < keys->n; i++) {
         unsigned different = 0;

@@ -16,7 +16,7 @@
 
 typedef struct adapter_body {
     const char *name, *path; /* borrowed from the body */
-    bool replace, pinned;
+    bool replace, pinned, unpinned;
     int64_t expected_generation;
 } adapter_body;
 
@@ -53,6 +53,7 @@ static sp_status read_body(const json_t *body, bool load, adapter_body *out_body
         status = sp_json_bool(body, "load_inplace", false, false, NULL, &out_body->replace, error);
     if (status == SP_OK)
         status = sp_json_bool(body, "pinned", false, false, NULL, &out_body->pinned, error);
+    out_body->unpinned = json_is_false(json_object_get(body, "pinned"));
     if (status == SP_OK)
         status = sp_json_int(body, "expected_generation", false, 0, INT64_MAX, 0, NULL,
                              &out_body->expected_generation, error);
@@ -118,6 +119,7 @@ static sp_status start_load(sp_call *call, const adapter_body *wanted, sp_error 
     if (task) {
         task->replace = wanted->replace;
         task->pinned = wanted->pinned;
+        task->unpinned = wanted->unpinned;
         task->expected_generation = (uint64_t)wanted->expected_generation;
     }
     sp_call_wait_adapter(call, task, answer_load);
@@ -176,7 +178,7 @@ void sp_route_unload(sp_call *call)
         return;
     status = read_body(body, false, &wanted, &error);
     if (status == SP_OK) {
-        char *folder = sp_adapter_dir_find(wanted.name);
+        char *folder = sp_adapter_dir_find(wanted.name, sp_engine_base_name(call->api->engine));
 
         call->model = sp_strdup(wanted.name);
         sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_UNLOAD, wanted.name, folder),
@@ -318,7 +320,7 @@ static void answer_adapters(sp_call *call)
         add_refusal(&body, &refusals->items[i]);
         folders.separator = ", ";
     }
-    sp_adapter_dir_list(add_folder, &folders);
+    sp_adapter_dir_list(sp_engine_base_name(call->api->engine), add_folder, &folders);
     sp_text_add(&body, "]}\n");
     sp_call_answer_json(call, &body);
 }

@@ -71,7 +71,7 @@ static void add_models(model_list *list)
     for (size_t i = 0; i < list->snapshot->n_adapters; i++)
         if (list->snapshot->adapters[i].state != SP_ADAPTER_DRAINING)
             add_model(list, list->snapshot->adapters[i].name, base, &list->snapshot->adapters[i]);
-    sp_adapter_dir_list(visit_folder, list);
+    sp_adapter_dir_list(base, visit_folder, list);
 }
 
 static void answer_models(sp_call *call)

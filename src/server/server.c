@@ -104,14 +104,19 @@ static sp_status open_keys(sp_api *api, sp_error *error)
     return status;
 }
 
-/* Without a template everything else is served, and chat says why it is not. */
-static void open_chat(sp_api *api)
+/* Without a template everything else is served, and chat says why it is not; one that was asked for
+ * has to be there. */
+static sp_status open_chat(sp_api *api, sp_error *error)
 {
     const sp_server_settings *settings = api->settings;
     const char *file = ABSENT(settings->chat_template) ? NULL : settings->chat_template;
 
     if (sp_chat_open(settings->model_dir, file, api->engine, &api->chat, &api->chat_error) != SP_OK)
         api->chat = NULL;
+    if (api->chat || !file)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_INPUT, api->chat_error.code, "chat-template", -1,
+                   "--chat-template %s: %s", file, api->chat_error.text);
 }
 
 static sp_status start_http(sp_server *server, sp_error *error)
@@ -144,7 +149,8 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
     };
     sp_status status = open_keys(&server->api, error);
 
-    open_chat(&server->api);
+    if (status == SP_OK)
+        status = open_chat(&server->api, error);
     if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);
     if (status == SP_OK)

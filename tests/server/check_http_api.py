@@ -351,8 +351,34 @@ def check_pinned(binary):
         assert (answer.status, answer.code) == (409, "slots-pinned"), answer.bytes
         assert "retry-after" not in answer.headers
         assert complete(server, "kept") == kept
+        again = load("kept", "scripture", load_inplace=True, pinned=False)
+        assert again.status == 200, again.bytes
+        assert not get(server, "/v1/lora_adapters").json["data"][0]["pinned"]
+        assert complete(server, "csource")
+        assert load("kept", "scripture", load_inplace=True, pinned=True).status == 200
         assert post(server, "/v1/unload_lora_adapter", {"lora_name": "kept"}).status == 200
         assert complete(server, "csource")
+
+
+def check_forbidden_folders(binary):
+    """A folder whose name no adapter may have is no adapter, to any route."""
+    names = {"base": "csource", "a:b": "csource", " lead": "csource", "a\nb": "csource",
+             "good": "csource"}
+    with serving.folder_of_adapters(**names) as folder, \
+            serving.serving(binary, "--adapter-dir", folder) as server:
+        assert sorted(m["id"] for m in get(server, "/v1/models").json["data"]) == ["base", "good"]
+        for name in ("a:b", " lead", "a\nb"):
+            for path, body in (("/v1/completions", {"prompt": "a"}), ("/tokenize", {"prompt": "a"}),
+                               ("/v1/chat/completions",
+                                {"messages": [{"role": "user", "content": "a"}]})):
+                answer = post(server, path, {"model": name, **body})
+                assert answer.status == 404, (name, path, answer.bytes)
+            for path in ("/v1/unload_lora_adapter", "/v1/lora/active"):
+                answer = post(server, path, {"lora_name": name})
+                assert answer.status in (400, 404), (name, path, answer.bytes)
+        answer = post(server, "/v1/unload_lora_adapter", {"lora_name": "base"})
+        assert answer.status == 404, answer.bytes
+        assert complete(server, "base") and complete(server, "good")
 
 
 def check_folder_names(binary):
@@ -482,7 +508,7 @@ def check_settings(binary):
 
 CHECKS = [check_completions, check_streams, check_sampling_fields, check_logprobs, check_chat,
           check_bad_requests, check_unknown_models, check_models, check_loading, check_pinned,
-          check_folder_names, check_refused_at_start, check_keys, check_loads_beside_streams,
+          check_forbidden_folders, check_folder_names, check_refused_at_start, check_keys, check_loads_beside_streams,
           check_settings]
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ static void test_keys(void **state)
     sp_error error;
 
     (void)state;
-    assert_ok(open_text("# a comment\n\none \r\ntwo\t\nthree", &keys, &error), &error);
+    assert_ok(open_text("# a comment\n\none \r\n\t two\t\nthree", &keys, &error), &error);
     assert_true(sp_keys_accept(keys, "Bearer one"));
     assert_true(sp_keys_accept(keys, "bearer two"));
     assert_true(sp_keys_accept(keys, "Bearer  three"));
@@ -37,7 +37,8 @@ static void test_keys(void **state)
     assert_false(sp_keys_accept(keys, "Basic one"));
     assert_false(sp_keys_accept(keys, "Bearer "));
     assert_false(sp_keys_accept(keys, "Bearer on"));
-    assert_false(sp_keys_accept(keys, "Bearer one "));
+    assert_true(sp_keys_accept(keys, "Bearer one "));
+    assert_false(sp_keys_accept(keys, "Bearer one e"));
     assert_false(sp_keys_accept(keys, "Bearer # a comment"));
     sp_keys_close(keys);
 }
@@ -49,6 +50,9 @@ static void test_no_keys(void **state)
 
     (void)state;
     assert_int_equal(open_text("# nothing\n \n", &keys, &error), SP_ERR_INPUT);
+    assert_int_equal(open_text("\xef\xbb\xbfone\n", &keys, &error), SP_ERR_INPUT);
+    assert_int_equal(open_text("one\ntw\x01o\n", &keys, &error), SP_ERR_INPUT);
+    assert_int_equal(error.position, 6);
     assert_int_equal(sp_keys_open("/no/such/file", &keys, &error), SP_ERR_NOT_FOUND);
     assert_null(keys);
 }
