@@ -508,8 +508,8 @@ def check_settings(binary):
 
 CHECKS = [check_completions, check_streams, check_sampling_fields, check_logprobs, check_chat,
           check_bad_requests, check_unknown_models, check_models, check_loading, check_pinned,
-          check_forbidden_folders, check_folder_names, check_refused_at_start, check_keys, check_loads_beside_streams,
-          check_settings]
+          check_forbidden_folders, check_folder_names, check_refused_at_start, check_keys,
+          check_loads_beside_streams, check_settings]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])
