@@ -29,7 +29,8 @@
 
 #define WATCH_INTERVAL_MS  200
 #define STREAM_BLOCK_BYTES 16384
-#define SEND_BUFFER_BYTES  131072 /* what a client that does not read may hold in the system */
+#define SEND_BUFFER_BYTES  131072      /* what a client that does not read may hold in the system */
+#define HALF_CLOSED_NS     1000000000u /* for what was sent before to be read */
 #define HEADERS_MAX        8
 #define ADDRESS_BYTES      64
 #define DRAIN_FACTOR       4 /* of the body limit: what a chunked body may waste before the cut */
@@ -55,7 +56,7 @@ struct sp_http {
     pthread_cond_t stop_wanted;
     peer *peers;
     struct pollfd *polled; /* the watcher's own */
-    sp_exchange **polled_exchanges;
+    peer **polled_peers;
     int32_t polled_capacity;
     pthread_t watcher;
     bool has_watcher, stopping;
@@ -610,7 +611,7 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **c
 static bool reserve_polled(sp_http *http, int32_t n)
 {
     struct pollfd *fds;
-    sp_exchange **exchanges;
+    peer **peers;
     int32_t capacity = n + n / 2 + 16;
 
     if (n <= http->polled_capacity)
@@ -618,10 +619,10 @@ static bool reserve_polled(sp_http *http, int32_t n)
     fds = sp_realloc(http->polled, (size_t)capacity * sizeof *fds);
     if (fds)
         http->polled = fds;
-    exchanges = sp_realloc(http->polled_exchanges, (size_t)capacity * sizeof *exchanges);
-    if (exchanges)
-        http->polled_exchanges = exchanges;
-    if (!fds || !exchanges)
+    peers = sp_realloc(http->polled_peers, (size_t)capacity * sizeof *peers);
+    if (peers)
+        http->polled_peers = peers;
+    if (!fds || !peers)
         return false;
     http->polled_capacity = capacity;
     return true;
@@ -648,6 +649,21 @@ static void wake_gone(sp_exchange *exchange)
     MHD_resume_connection(exchange->connection);
 }
 
+static bool is_quiet(const peer *connection)
+{
+    return !connection->exchange || connection->exchange->receiving;
+}
+
+/* The client has closed its side: a sleeper is ended; one whose request can never be completed any
+ * more gives its place to others. */
+static void take_close(const peer *connection, uint64_t now_ns)
+{
+    if (connection->exchange && connection->exchange->sleeping)
+        wake_gone(connection->exchange);
+    else if (is_quiet(connection) && now_ns - connection->since_ns > HALF_CLOSED_NS)
+        shutdown(connection->fd, SHUT_RDWR);
+}
+
 /* Under the lock. */
 static void watch_once(sp_http *http)
 {
@@ -656,16 +672,16 @@ static void watch_once(sp_http *http)
 
     for (peer *p = http->peers; p; p = p->next) {
         shut_if_late(http, p, now_ns);
-        if (!p->exchange || !p->exchange->sleeping || !reserve_polled(http, n + 1))
+        if (!(is_quiet(p) || p->exchange->sleeping) || !reserve_polled(http, n + 1))
             continue;
         http->polled[n] = (struct pollfd){.fd = p->fd, .events = POLLRDHUP};
-        http->polled_exchanges[n++] = p->exchange;
+        http->polled_peers[n++] = p;
     }
     if (n == 0 || poll(http->polled, (nfds_t)n, 0) <= 0)
         return;
     for (int32_t i = 0; i < n; i++)
         if (http->polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR))
-            wake_gone(http->polled_exchanges[i]);
+            take_close(http->polled_peers[i], now_ns);
 }
 
 static void *watch(void *cls)
@@ -849,6 +865,6 @@ void sp_http_stop(sp_http *http)
     pthread_cond_destroy(&http->stop_wanted);
     pthread_mutex_destroy(&http->lock);
     sp_free(http->polled);
-    sp_free(http->polled_exchanges);
+    sp_free(http->polled_peers);
     sp_free(http);
 }

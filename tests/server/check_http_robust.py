@@ -3,8 +3,10 @@
 that never end, readers that do not read, clients that leave, idle connections by the hundred.
     check_http_robust.py SIDEPATH [CHECK..]"""
 
+import collections
 import http.client
 import json
+import random
 import resource
 import select
 import signal
@@ -88,6 +90,65 @@ def check_smuggling(binary):
         chunk = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
         whole = POST + chunked + b"Connection: close\r\n\r\n" + chunk
         assert statuses(raw(server, whole, 60, 60)) == [200]
+
+
+def mutate(rng, data):
+    """Bytes changed, left out, doubled, or the end cut off."""
+    data = bytearray(data)
+    for _ in range(rng.randrange(1, 6)):
+        at = rng.randrange(len(data) + 1)
+        kind = rng.randrange(5)
+        if kind == 0:
+            data[at:at + 1] = bytes([rng.randrange(256)])
+        elif kind == 1:
+            del data[at:at + rng.randrange(1, 9)]
+        elif kind == 2:
+            data[at:at] = data[max(0, at - rng.randrange(1, 40)):at]
+        elif kind == 3:
+            data[at:at] = rng.choice([b"\0", b"\r\n", b"\r\n\r\n", b": ", b"%00", b"\xff\xfe",
+                                      b"9" * 20, b"{" * 50, b"\"", b"Content-Length: 3\r\n"])
+        else:
+            del data[at:]
+    return bytes(data)
+
+
+def check_garbage(binary):
+    """Requests with random damage, in headers and bodies: whatever comes back is a whole answer,
+    and the server goes on."""
+    rng = random.Random(1)
+    body = json.dumps({"model": "base", "prompt": ["a", "b"], "max_tokens": 1, "stop": ["x"],
+                       "logit_bias": {"5": 1}, "stream": False}).encode()
+    chat = json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}).encode()
+    seeds = [POST + b"Content-Length: %d\r\n\r\n" % len(body) + body,
+             POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body) + body +
+             b"\r\n0\r\n\r\n",
+             POST.replace(b"/completions", b"/chat/completions") +
+             b"Content-Length: %d\r\n\r\n" % len(chat) + chat,
+             HELLO + b"Authorization: Bearer x\r\n\r\n",
+             b"GET /v1/models/base%2Fx?a=b HTTP/1.1\r\nHost: x\r\n\r\n"]
+    counts = collections.Counter()
+    with serving.serving(binary, "--no-access-log") as server:
+        for _ in range(4):
+            socks = []
+            for _ in range(150):
+                sock = server.connect()
+                sock.sendall(mutate(rng, rng.choice(seeds)))
+                sock.shutdown(socket.SHUT_WR)
+                socks.append(sock)
+            for sock in socks:
+                answer = b""
+                try:
+                    while part := sock.recv(65536):
+                        answer += part
+                except ConnectionError:
+                    pass
+                sock.close()
+                for status in statuses(answer):
+                    assert 200 <= status < 500, answer
+                    counts[status] += 1
+        assert complete(server, "base", max_tokens=2)
+        until(lambda: get(server, "/health").status == 200)
+    assert counts[400] > 60 and counts[200] > 0, counts
 
 
 def check_limits(binary):
@@ -274,9 +335,9 @@ def check_shutdown(binary):
             assert any("cut off" in line for line in server.log)
 
 
-CHECKS = [check_smuggling, check_limits, check_clients_that_leave, check_slow_readers,
-          check_request_timeout, check_connections_of_one_address, check_idle_connections,
-          check_shutdown]
+CHECKS = [check_smuggling, check_garbage, check_limits, check_clients_that_leave,
+          check_slow_readers, check_request_timeout, check_connections_of_one_address,
+          check_idle_connections, check_shutdown]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])
