@@ -495,14 +495,19 @@ def check_settings(binary):
         answer = post(server, "/v1/completions", {"model": "house", "prompt": "a", "n": 3})
         assert answer.status == 400 and answer.json["error"]["param"] == "n"
         long = {"model": "csource", "prompt": "a", "max_tokens": 1500, "ignore_eos": True, "n": 2}
-        thread = threading.Thread(target=post, args=(server, "/v1/completions", long))
-        thread.start()
-        until(lambda: sum(a.get("references", 0) for a in
-                          get(server, "/v1/lora_adapters").json["data"]) == 2)
-        full = post(server, "/v1/completions", {"model": "house", "prompt": "a", "max_tokens": 1})
-        assert full.status == 429, full.bytes
-        assert full.code == "queue-full" and full.headers["retry-after"] == "1"
-        thread.join()
+        def references():
+            listed = get(server, "/v1/lora_adapters").json["data"]
+            return sum(adapter.get("references", 0) for adapter in listed)
+
+        with server.connect() as sock:
+            data = json.dumps(long).encode()
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+                         b"application/json\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+            until(lambda: references() == 2)
+            full = post(server, "/v1/completions", {"model": "house", "prompt": "a"})
+            assert full.status == 429, full.bytes
+            assert full.code == "queue-full" and full.headers["retry-after"] == "1"
+        until(lambda: references() == 0)
         assert complete(server, "house")
 
 
