@@ -37,7 +37,8 @@ typedef struct sp_engine_options {
     size_t overlay_bytes;       /* budget of rows of embed_tokens and lm_head that adapters replace;
                                    0: what the start-up adapters need, and once more the largest
                                    of them, so that it can be replaced while it serves */
-    sp_module_set lora_modules; /* 0: the union of the start-up adapters, else all linear ones */
+    sp_module_set lora_modules; /* those that the base has count; 0: the union of the start-up
+                                   adapters, else all linear ones */
     int32_t max_context;        /* tokens of one request, prompt included; 0: the model's */
     int32_t max_running;        /* requests that hold KV pages at a time */
     int64_t kv_tokens;          /* KV capacity, rounded up to pages */

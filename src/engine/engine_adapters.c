@@ -72,8 +72,13 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
         if (sp_adapter_rank_max(adapters[i]) > rank)
             rank = sp_adapter_rank_max(adapters[i]);
     }
-    if (engine->options.lora_modules)
-        options.modules = engine->options.lora_modules;
+    if (engine->options.lora_modules) {
+        options.modules =
+            engine->options.lora_modules & sp_geometry_modules(engine->model.geometry);
+        if (!options.modules)
+            return sp_fail(error, SP_ERR_ARGUMENT, NULL, "lora-modules", -1,
+                           "--lora-modules names nothing that the base model has");
+    }
     if (engine->options.max_lora_rank)
         rank = engine->options.max_lora_rank;
     options.geometry = engine->model.geometry;

@@ -48,7 +48,7 @@ SP_INLINE void fold_or_store(const sp_gemm_args *args, sp_dtype type, bool fold,
     const __m512 scale = _mm512_set1_ps(fold ? args->scale[row] : 0.0f);
 
     for (int64_t j = 0; j < count; j += 16) {
-        __mmask16 mask = count - j >= 16 ? 0xffff : (__mmask16)((1u << (count - j)) - 1u);
+        __mmask16 mask = (__mmask16)(count - j >= 16 ? 0xffffu : (1u << (count - j)) - 1u);
         __m512 value = _mm512_maskz_loadu_ps(mask, sums + j);
 
         if (fold) {

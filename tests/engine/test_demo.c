@@ -215,12 +215,32 @@ static void test_held_back_text_is_let_go(void **state)
     engine_run_free(&plain);
 }
 
+/* "all-linear" names modules of every family; the pool holds those that this base has. */
+static void test_modules_that_the_base_has(void **state)
+{
+    const sp_engine_adapter adapter = {"csource", SP_TEST_DEMO "/adapters/csource"};
+    sp_engine_options options;
+    sp_engine *engine = NULL;
+    sp_error error;
+
+    (void)state;
+    sp_engine_options_default(&options);
+    options.model_dir = SP_TEST_DEMO "/base";
+    assert_ok(sp_module_set_parse("all-linear", &options.lora_modules, &error), &error);
+    assert_ok(sp_engine_open(&options, &adapter, 1, &engine, &error), &error);
+    sp_engine_close(engine);
+    assert_ok(sp_module_set_parse("mlp.gate", &options.lora_modules, &error), &error);
+    assert_int_equal(sp_engine_open(&options, &adapter, 1, &engine, &error), SP_ERR_ARGUMENT);
+    assert_non_null(strstr(error.text, "--lora-modules"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_greedy_text),
         cmocka_unit_test(test_stop_strings),
         cmocka_unit_test(test_held_back_text_is_let_go),
+        cmocka_unit_test(test_modules_that_the_base_has),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
