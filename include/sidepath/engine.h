@@ -101,11 +101,13 @@ SP_API const char *sp_engine_cpu_isa(const sp_engine *engine); /* the level in u
 /*
  * Text to ids, raw: no template and no added tokens; the text of special tokens is plain text
  * unless parse_special. *out_tokens is owned by the caller (sp_engine_free). SP_ERR_NOT_FOUND: the
- * model has no tokenizer.json. SP_ERR_INPUT: the text is not UTF-8.
+ * model has no tokenizer.json. SP_ERR_INPUT: the text is not UTF-8. SP_ERR_TOO_LARGE with the code
+ * "too-many-tokens": there are more than max_tokens (0: no limit); a text that is far too long
+ * costs little, which is what a server needs that takes texts from anyone.
  */
 SP_API sp_status sp_engine_encode(const sp_engine *engine, const char *text, size_t bytes,
-                                  bool parse_special, int32_t **out_tokens, int32_t *out_n_tokens,
-                                  sp_error *error);
+                                  bool parse_special, int32_t max_tokens, int32_t **out_tokens,
+                                  int32_t *out_n_tokens, sp_error *error);
 
 /* Bytes [begin, end) of a text. */
 typedef struct sp_text_span {
@@ -119,8 +121,8 @@ typedef struct sp_text_span {
  */
 SP_API sp_status sp_engine_encode_spans(const sp_engine *engine, const char *text, size_t bytes,
                                         const sp_text_span *spans, size_t n_spans,
-                                        int32_t **out_tokens, int32_t *out_n_tokens,
-                                        sp_error *error);
+                                        int32_t max_tokens, int32_t **out_tokens,
+                                        int32_t *out_n_tokens, sp_error *error);
 /*
  * Ids to text. Bytes that are no UTF-8 become U+FFFD, ids that the tokenizer does not have add
  * nothing; with skip_special neither do special tokens. *out_text is owned by the caller

@@ -181,12 +181,12 @@ static sp_status parse_config(const json_t *value, const char *path, const json_
 static bool is_special(const sp_engine *engine, const char *text)
 {
     int32_t *tokens = NULL, n = 0, n_plain = 0;
-    bool known = sp_engine_encode(engine, text, strlen(text), true, &tokens, &n, NULL) == SP_OK;
+    bool known = sp_engine_encode(engine, text, strlen(text), true, 0, &tokens, &n, NULL) == SP_OK;
 
     sp_engine_free(tokens);
     tokens = NULL;
-    known = known &&
-            sp_engine_encode(engine, text, strlen(text), false, &tokens, &n_plain, NULL) == SP_OK;
+    known = known && sp_engine_encode(engine, text, strlen(text), false, 0, &tokens, &n_plain,
+                                      NULL) == SP_OK;
     sp_engine_free(tokens);
     return known && n == 1 && n_plain > 1;
 }

@@ -42,8 +42,8 @@ sp_status sp_chat_tokenize(const sp_engine *engine, const sp_chat_prompt *prompt
                            int32_t **out_tokens, int32_t *out_n_tokens, sp_error *error)
 {
     return sp_engine_encode_spans(engine, prompt->text.data ? prompt->text.data : "",
-                                  prompt->text.bytes, prompt->spans, prompt->n_spans, out_tokens,
-                                  out_n_tokens, error);
+                                  prompt->text.bytes, prompt->spans, prompt->n_spans,
+                                  sp_engine_max_context(engine), out_tokens, out_n_tokens, error);
 }
 
 /* The path of a field for an error; a long one is cut. `out` has SP_ERROR_SUBJECT_BYTES. */

@@ -125,7 +125,7 @@ static sp_status encode_prompts(generate_run *run, sp_error *error)
         if (request->prompt_tokens || !request->prompt)
             continue;
         status = sp_engine_encode(run->engine, request->prompt, request->prompt_bytes,
-                                  run->settings.parse_special, &request->prompt_tokens,
+                                  run->settings.parse_special, 0, &request->prompt_tokens,
                                   &request->n_prompt_tokens, error);
         if (status != SP_OK)
             return status;

@@ -384,27 +384,40 @@ static sp_status need_tokenizer(const sp_engine *engine, sp_error *error)
 }
 
 sp_status sp_engine_encode(const sp_engine *engine, const char *text, size_t bytes,
-                           bool parse_special, int32_t **out_tokens, int32_t *out_n_tokens,
-                           sp_error *error)
+                           bool parse_special, int32_t max_tokens, int32_t **out_tokens,
+                           int32_t *out_n_tokens, sp_error *error)
 {
     const sp_text_span all = {0, bytes};
 
-    return sp_engine_encode_spans(engine, text, bytes, &all, parse_special && bytes > 0, out_tokens,
-                                  out_n_tokens, error);
+    return sp_engine_encode_spans(engine, text, bytes, &all, parse_special && bytes > 0, max_tokens,
+                                  out_tokens, out_n_tokens, error);
+}
+
+/* The tokenizer knows how many tokens are too many, and the engine why. */
+static void name_context(const sp_engine *engine, int32_t max_tokens, sp_error *error)
+{
+    if (error && error->code && strcmp(error->code, SP_TOKENIZER_TOO_MANY) == 0)
+        sp_fail(error, SP_ERR_TOO_LARGE, SP_TOKENIZER_TOO_MANY, "prompt", -1,
+                "the text has more than %d tokens, the most that are taken; the context is %d "
+                "(--max-context, --kv-tokens)",
+                max_tokens, sp_engine_max_context(engine));
 }
 
 sp_status sp_engine_encode_spans(const sp_engine *engine, const char *text, size_t bytes,
-                                 const sp_text_span *spans, size_t n_spans, int32_t **out_tokens,
-                                 int32_t *out_n_tokens, sp_error *error)
+                                 const sp_text_span *spans, size_t n_spans, int32_t max_tokens,
+                                 int32_t **out_tokens, int32_t *out_n_tokens, sp_error *error)
 {
+    size_t n_max = max_tokens > 0 ? (size_t)max_tokens : SIZE_MAX;
     size_t n = 0;
     sp_status status = need_tokenizer(engine, error);
 
     if (status == SP_OK)
-        status = sp_tokenizer_encode_spans(engine->tokenizer, text, bytes, spans, n_spans,
+        status = sp_tokenizer_encode_spans(engine->tokenizer, text, bytes, spans, n_spans, n_max,
                                            out_tokens, &n, error);
     if (status == SP_OK)
         *out_n_tokens = (int32_t)n;
+    else
+        name_context(engine, max_tokens, error);
     return status;
 }
 

@@ -49,7 +49,7 @@ static sp_status check_length(const sp_engine *engine, const sp_request *request
         (request->max_tokens == 0 && !request->logits_fn && !request->prompt_logprobs))
         return bad_field(error, "max_tokens", "at least 1");
     if (total > engine->max_context)
-        return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "prompt", -1,
+        return sp_fail(error, SP_ERR_TOO_LARGE, SP_TOKENIZER_TOO_MANY, "prompt", -1,
                        "the prompt's %d tokens and max_tokens %d exceed the context of %d",
                        request->n_tokens, request->max_tokens, engine->max_context);
     if (total > capacity)

@@ -50,8 +50,15 @@ typedef struct {
     const sp_tokenizer *tokenizer;
     sp_merge_scratch scratch;
     sp_id_list list;
+    size_t n_max; /* ids that the list may hold */
     sp_error *error;
 } encoder;
+
+static sp_status too_many(const encoder *encode)
+{
+    return sp_fail(encode->error, SP_ERR_TOO_LARGE, SP_TOKENIZER_TOO_MANY, NULL, -1,
+                   "the text has more than %zu tokens", encode->n_max);
+}
 
 /* Of the sorted added[*first .. *end), those whose byte at `depth` is `byte`. */
 static void narrow(const sp_added *added, size_t *first, size_t *end, size_t depth,
@@ -99,20 +106,38 @@ static const sp_added *match_added(const sp_tokenizer *tokenizer, const char *te
     return longest;
 }
 
+/* The ids of one piece, which may be the whole text. */
+static sp_status encode_piece(encoder *encode, const char *piece, size_t bytes)
+{
+    sp_status status;
+
+    if (sp_bound_exceeds(encode->tokenizer, piece, bytes, true, encode->n_max - encode->list.n))
+        return too_many(encode);
+    status = sp_merge_piece(encode->tokenizer, piece, bytes, &encode->scratch, &encode->list,
+                            encode->error);
+    if (status == SP_OK && encode->list.n > encode->n_max)
+        status = too_many(encode);
+    return status;
+}
+
 static sp_status encode_pieces(encoder *encode, const char *text, size_t bytes)
 {
-    const sp_tokenizer *tokenizer = encode->tokenizer;
-
     for (size_t at = 0; at < bytes;) {
-        size_t n = sp_split_next(tokenizer->split, text + at, bytes - at);
-        sp_status status =
-            sp_merge_piece(tokenizer, text + at, n, &encode->scratch, &encode->list, encode->error);
+        size_t n = sp_split_next(encode->tokenizer->split, text + at, bytes - at);
+        sp_status status = encode_piece(encode, text + at, n);
 
         if (status != SP_OK)
             return status;
         at += n;
     }
     return SP_OK;
+}
+
+static sp_status add_id(encoder *encode, int32_t id)
+{
+    if (encode->list.n == encode->n_max)
+        return too_many(encode);
+    return sp_id_list_add(&encode->list, id, encode->error);
 }
 
 /*
@@ -215,7 +240,7 @@ static sp_status encode_stage(encoder *encode, stretch part, bool normalized)
         }
         status = encode_between(encode, rest, begin, at, normalized);
         if (status == SP_OK)
-            status = sp_id_list_add(&encode->list, added->id, encode->error);
+            status = add_id(encode, added->id);
         if (status != SP_OK)
             return status;
         at += added->bytes;
@@ -225,12 +250,19 @@ static sp_status encode_stage(encoder *encode, stretch part, bool normalized)
     return encode_between(encode, rest, begin, part.bytes, normalized);
 }
 
-static sp_status check_text(const char *text, size_t bytes, sp_error *error)
+static sp_status check_size(const encoder *encode, const char *text, size_t bytes)
 {
     if (bytes > SP_TOKENIZER_TEXT_BYTES_MAX)
-        return sp_fail(error, SP_ERR_TOO_LARGE, SP_TOKENIZER_TEXT_LARGE, NULL, -1,
+        return sp_fail(encode->error, SP_ERR_TOO_LARGE, SP_TOKENIZER_TEXT_LARGE, NULL, -1,
                        "the text has %zu bytes; at most %zu can be encoded", bytes,
                        SP_TOKENIZER_TEXT_BYTES_MAX);
+    if (sp_bound_exceeds(encode->tokenizer, text, bytes, false, encode->n_max))
+        return too_many(encode);
+    return SP_OK;
+}
+
+static sp_status check_text(const char *text, size_t bytes, sp_error *error)
+{
     for (size_t at = 0; at < bytes;) {
         size_t n = 1;
 
@@ -255,12 +287,14 @@ static sp_status check_spans(const sp_text_span *spans, size_t n_spans, size_t b
 }
 
 sp_status sp_tokenizer_encode_spans(const sp_tokenizer *tokenizer, const char *text, size_t bytes,
-                                    const sp_text_span *spans, size_t n_spans, int32_t **out_ids,
-                                    size_t *out_n, sp_error *error)
+                                    const sp_text_span *spans, size_t n_spans, size_t n_max,
+                                    int32_t **out_ids, size_t *out_n, sp_error *error)
 {
-    encoder encode = {.tokenizer = tokenizer, .error = error};
-    sp_status status = check_text(text, bytes, error);
+    encoder encode = {.tokenizer = tokenizer, .n_max = n_max, .error = error};
+    sp_status status = check_size(&encode, text, bytes);
 
+    if (status == SP_OK)
+        status = check_text(text, bytes, error);
     if (status == SP_OK)
         status = check_spans(spans, n_spans, bytes, error);
     if (status == SP_OK)
@@ -281,7 +315,7 @@ sp_status sp_tokenizer_encode(const sp_tokenizer *tokenizer, const char *text, s
     const sp_text_span all = {0, bytes};
 
     return sp_tokenizer_encode_spans(tokenizer, text, bytes, &all, parse_special && bytes > 0,
-                                     out_ids, out_n, error);
+                                     SIZE_MAX, out_ids, out_n, error);
 }
 
 /* --- Decoding ---------------------------------------------------------------------------- */

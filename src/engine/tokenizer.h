@@ -35,6 +35,7 @@
 #define SP_TOKENIZER_UNSUPPORTED  "tokenizer-unsupported" /* valid, but another kind */
 #define SP_TOKENIZER_INVALID_UTF8 "invalid-utf8"          /* the text to encode */
 #define SP_TOKENIZER_TEXT_LARGE   "text-too-large"
+#define SP_TOKENIZER_TOO_MANY     "too-many-tokens" /* more than the caller allows */
 
 typedef struct sp_tokenizer sp_tokenizer;
 
@@ -78,10 +79,14 @@ sp_status sp_tokenizer_encode(const sp_tokenizer *tokenizer, const char *text, s
  * else SP_ERR_ARGUMENT. A special token that a span's border cuts is plain text. (A special token
  * of a kind that is looked for behind the normaliser, where NFC has changed the text around it,
  * is one only if everything back to the last token, and on to the next, lies in its span.)
+ *
+ * A text of more than n_max tokens is SP_ERR_TOO_LARGE with SP_TOKENIZER_TOO_MANY; SIZE_MAX is no
+ * limit. One that is much longer is refused without being encoded, whatever else is wrong with it,
+ * and any other as soon as its tokens are too many.
  */
 sp_status sp_tokenizer_encode_spans(const sp_tokenizer *tokenizer, const char *text, size_t bytes,
-                                    const sp_text_span *spans, size_t n_spans, int32_t **out_ids,
-                                    size_t *out_n, sp_error *error);
+                                    const sp_text_span *spans, size_t n_spans, size_t n_max,
+                                    int32_t **out_ids, size_t *out_n, sp_error *error);
 
 /*
  * Ids to text, appended to *text: the tokens' bytes, with U+FFFD for each maximal sequence that is

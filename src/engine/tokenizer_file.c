@@ -501,6 +501,8 @@ static sp_status read_tables(reader *read, sp_error *error)
         status = read_merges(read, error);
     if (status == SP_OK)
         status = read_added(read, error);
+    if (status == SP_OK)
+        status = sp_bound_prepare(read->tokenizer, error);
     return status;
 }
 
@@ -512,6 +514,7 @@ void sp_tokenizer_close(sp_tokenizer *tokenizer)
         sp_free(tokenizer->added[i].content);
     sp_free(tokenizer->added);
     sp_merge_table_free(&tokenizer->merges);
+    sp_free(tokenizer->pair_share);
     sp_free(tokenizer->token_data);
     sp_free(tokenizer->token_begin);
     sp_free(tokenizer->kind);

@@ -43,6 +43,9 @@ struct sp_tokenizer {
     size_t n_added;
     const sp_split *split;
     bool nfc;
+    uint16_t *pair_share; /* [65536] by two bytes: the least that a byte of a token with this pair
+                             counts, see tokenizer_bound.c */
+    uint16_t least_share; /* of a byte of the longest token */
 };
 
 /* --- tokenizer_merge.c ------------------------------------------------------------------- */
@@ -75,11 +78,22 @@ void sp_merge_scratch_free(sp_merge_scratch *scratch);
 sp_status sp_merge_piece(const sp_tokenizer *tokenizer, const char *piece, size_t bytes,
                          sp_merge_scratch *scratch, sp_id_list *list, sp_error *error);
 
+/* --- tokenizer_bound.c ------------------------------------------------------------------- */
+
+/* Fills the shares of a tokenizer that has all of its tokens. */
+sp_status sp_bound_prepare(sp_tokenizer *tokenizer, sp_error *error);
+/*
+ * True when the text surely has more than n_max tokens; false says nothing. Any bytes will do.
+ * `normalized`: the text is in NFC already, if the tokenizer asks for that. O(bytes) at most.
+ */
+bool sp_bound_exceeds(const sp_tokenizer *tokenizer, const char *text, size_t bytes,
+                      bool normalized, size_t n_max);
+
 /* --- tokenizer_normal.c ------------------------------------------------------------------ */
 
 /*
  * NFC of a UTF-8 text. *out_text is `text` itself when it is in NFC already, else owned by the
- * caller (sp_free).
+ * caller (sp_free). O(bytes), whatever the text.
  */
 sp_status sp_nfc(const char *text, size_t bytes, const char **out_text, size_t *out_bytes,
                  sp_error *error);

@@ -11,6 +11,8 @@
 
 #include <string.h>
 
+#define CONTEXTS_MAX 8 /* of a text to be counted */
+
 /* The answer waits here while the engine's thread is asked about the model's name. */
 typedef struct text_state {
     sp_text body;
@@ -128,6 +130,15 @@ static void add_token_texts(sp_text *out, const sp_engine *engine, const int32_t
     sp_text_add(out, "]");
 }
 
+/* Texts to be cut are longer than the context, but all of this runs on a thread that has other
+ * clients. */
+static int32_t tokens_max(const sp_engine *engine)
+{
+    int32_t context = sp_engine_max_context(engine);
+
+    return context > INT32_MAX / CONTEXTS_MAX ? INT32_MAX : context * CONTEXTS_MAX;
+}
+
 static sp_status tokenize(const sp_call *call, const json_t *body, sp_text *out, sp_error *error)
 {
     static const char *const known[] = {
@@ -148,7 +159,7 @@ static sp_status tokenize(const sp_call *call, const json_t *body, sp_text *out,
     if (status == SP_OK)
         status =
             sp_engine_encode(engine, prompt, json_string_length(json_object_get(body, "prompt")),
-                             parse_special, &tokens, &n, error);
+                             parse_special, tokens_max(engine), &tokens, &n, error);
     if (status != SP_OK)
         return status;
     add_tokens(out, engine, tokens, n);

@@ -47,7 +47,7 @@ static void test_built_in(void **state)
     want[n_want++] = TURN_BEGIN;
     for (int i = 0; i < 3; i++) {
         assert_ok(
-            sp_engine_encode(engine, texts[i], strlen(texts[i]), false, &part, &n_part, &error),
+            sp_engine_encode(engine, texts[i], strlen(texts[i]), false, 0, &part, &n_part, &error),
             &error);
         memcpy(want + n_want, part, (size_t)n_part * sizeof *part);
         n_want += n_part;
@@ -73,13 +73,13 @@ static void test_encode_spans(void **state)
     sp_error error;
 
     (void)state;
-    assert_ok(sp_engine_encode_spans(engine, text, 20, spans, 1, &ids, &n, &error), &error);
+    assert_ok(sp_engine_encode_spans(engine, text, 20, spans, 1, 0, &ids, &n, &error), &error);
     assert_true(n > 2);
     assert_int_equal(ids[n - 1], TURN_END);
     for (int32_t i = 0; i + 1 < n; i++)
         assert_true(ids[i] < 2045);
     sp_engine_free(ids);
-    assert_int_equal(sp_engine_encode_spans(engine, text, 20, bad, 1, &ids, &n, &error),
+    assert_int_equal(sp_engine_encode_spans(engine, text, 20, bad, 1, 0, &ids, &n, &error),
                      SP_ERR_ARGUMENT);
     sp_engine_close(engine);
 }

@@ -169,8 +169,9 @@ static engine_run run_text(const char *adapter, const char *prompt, int32_t max_
     engine_run *list[1] = {&run};
     sp_error error;
 
-    assert_ok(sp_engine_encode(engine, prompt, strlen(prompt), false, &tokens, &n_tokens, &error),
-              &error);
+    assert_ok(
+        sp_engine_encode(engine, prompt, strlen(prompt), false, 0, &tokens, &n_tokens, &error),
+        &error);
     run = engine_run_init(adapter, tokens, n_tokens, max_tokens);
     run.request.stop = stop;
     run.request.n_stop = n_stop;

@@ -40,7 +40,8 @@ static void test_there_and_back(void **state)
     sp_error error;
 
     (void)state;
-    assert_ok(sp_engine_encode(engine, text, sizeof text - 1, false, &tokens, &n, &error), &error);
+    assert_ok(sp_engine_encode(engine, text, sizeof text - 1, false, 0, &tokens, &n, &error),
+              &error);
     assert_ok(sp_engine_decode(engine, tokens, n, false, &back, &bytes, &error), &error);
     assert_int_equal(bytes, sizeof text - 1);
     assert_string_equal(back, text);
@@ -53,6 +54,34 @@ static void test_there_and_back(void **state)
     sp_text_free(&joined);
     sp_engine_free(back);
     sp_engine_free(tokens);
+}
+
+static void test_too_many_tokens(void **state)
+{
+    static const char text[] = "One limit, reached and passed: <|im_end|>";
+    int32_t *tokens = NULL;
+    int32_t n, again;
+    sp_error error;
+
+    (void)state;
+    assert_ok(sp_engine_encode(engine, text, sizeof text - 1, true, 0, &tokens, &n, &error),
+              &error);
+    sp_engine_free(tokens);
+    assert_ok(sp_engine_encode(engine, text, sizeof text - 1, true, n, &tokens, &again, &error),
+              &error);
+    assert_int_equal(again, n);
+    sp_engine_free(tokens);
+    tokens = NULL;
+    assert_int_equal(
+        sp_engine_encode(engine, text, sizeof text - 1, true, n - 1, &tokens, &again, &error),
+        SP_ERR_TOO_LARGE);
+    assert_null(tokens);
+    assert_string_equal(error.code, "too-many-tokens");
+    assert_string_equal(error.subject, "prompt");
+    assert_non_null(strstr(error.text, "the context is 320 (--max-context"));
+    assert_int_equal(
+        sp_engine_encode(engine, text, sizeof text - 1, true, n - 1, &tokens, &again, NULL),
+        SP_ERR_TOO_LARGE);
 }
 
 static void test_ends(void **state)
@@ -83,6 +112,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_there_and_back),
+        cmocka_unit_test(test_too_many_tokens),
         cmocka_unit_test(test_ends),
         cmocka_unit_test(test_max_context),
     };

@@ -189,8 +189,8 @@ static sp_status encode_spans(const sp_tokenizer *tokenizer, const char *text,
 {
     sp_error error;
 
-    return sp_tokenizer_encode_spans(tokenizer, text, strlen(text), spans, n_spans, out_ids, out_n,
-                                     &error);
+    return sp_tokenizer_encode_spans(tokenizer, text, strlen(text), spans, n_spans, SIZE_MAX,
+                                     out_ids, out_n, &error);
 }
 
 /* `marked` is a text with [ ] around the spans, which are not part of it. */
@@ -262,6 +262,40 @@ static void test_bad_spans(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(encode_spans(tokenizer, "abc", bad[i], 2, &ids, &n), SP_ERR_ARGUMENT);
     assert_null(ids);
+    sp_tokenizer_close(tokenizer);
+}
+
+/* The character that NFC shrinks the most, in a vocabulary whose longest token is four of it: the
+ * limit is met exactly, although there are 28 bytes for each token of 8. */
+static void test_limit_where_nfc_shrinks(void **state)
+{
+    enum { N_TOKENS = 500 };
+    parts p = good_parts();
+    sp_tokenizer *tokenizer;
+    sp_text text = {0};
+    int32_t *ids = NULL;
+    size_t n = 0;
+    sp_error error;
+
+    (void)state;
+    p.vocab_tail = ",\"\\u00ce\\u0132\":256,\"\\u00ce\\u0132\\u00ce\\u0132\":257,"
+                   "\"\\u00ce\\u0132\\u00ce\\u0132\\u00ce\\u0132\\u00ce\\u0132\":258";
+    p.merges = "[[\"\\u00ce\",\"\\u0132\"],[\"\\u00ce\\u0132\",\"\\u00ce\\u0132\"],["
+               "\"\\u00ce\\u0132\\u00ce\\u0132\",\"\\u00ce\\u0132\\u00ce\\u0132\"]]";
+    tokenizer = parse_parts(&p);
+    for (int i = 0; i < 4 * N_TOKENS; i++)
+        sp_text_add(&text, "\xe1\xbe\xbe\xcc\x88\xcc\x81");
+    assert_ok(sp_tokenizer_encode_spans(tokenizer, text.data, text.bytes, NULL, 0, N_TOKENS, &ids,
+                                        &n, &error),
+              &error);
+    assert_int_equal(n, N_TOKENS);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(ids[i], 258);
+    sp_free(ids);
+    assert_int_equal(sp_tokenizer_encode_spans(tokenizer, text.data, text.bytes, NULL, 0,
+                                               N_TOKENS - 1, &ids, &n, &error),
+                     SP_ERR_TOO_LARGE);
+    sp_text_free(&text);
     sp_tokenizer_close(tokenizer);
 }
 
@@ -529,6 +563,7 @@ int main(void)
         cmocka_unit_test(test_added_tokens),
         cmocka_unit_test(test_spans),
         cmocka_unit_test(test_bad_spans),
+        cmocka_unit_test(test_limit_where_nfc_shrinks),
         cmocka_unit_test(test_other_kinds_are_named),
         cmocka_unit_test(test_other_splits_are_named),
         cmocka_unit_test(test_bad_vocabulary),

@@ -178,6 +178,37 @@ def check_limits(binary):
         assert complete(server, "base", max_tokens=2)
 
 
+def check_giant_prompts(binary):
+    """Prompts that cannot fit are refused by name on every route, and others are
+    served meanwhile."""
+    size = 8 << 20
+    texts = ["a" * size, "the cat and " * (size // 12), "e\u0301" * (size // 3),
+             "\u0301\u0316" * (size // 4), "\u4e2d" * (size // 3)]
+    with serving.serving(binary, "--body-bytes-max", 64 << 20) as server:
+        listed = get(server, "/v1/models").json["data"][0]["max_model_len"]
+        for text in texts:
+            bodies = [("/v1/completions", {"prompt": text}), ("/tokenize", {"prompt": text}),
+                      ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})]
+            for path, body in bodies:
+                with server.connect() as sock:
+                    sock.sendall(bytes_of(body).replace(b"/v1/completions", path.encode(), 1))
+                    assert get(server, "/health").status == 200
+                    answer = http.client.HTTPResponse(sock)
+                    answer.begin()
+                    error = json.loads(answer.read())["error"]
+                assert answer.status == 400, (path, answer.status, error)
+                assert error["code"] == "too-many-tokens", (path, error)
+                assert error["param"] == "prompt" and "--max-context" in error["message"], error
+                taken = 8 * listed if path == "/tokenize" else listed
+                assert "more than %d tokens" % taken in error["message"], (path, error)
+        # More than the context can be counted, and only there.
+        long = "a b" * listed
+        count = post(server, "/tokenize", {"prompt": long}).json["count"]
+        assert count > listed
+        assert post(server, "/v1/completions", {"prompt": long}).code == "too-many-tokens"
+        assert complete(server, "base", max_tokens=2)
+
+
 def bytes_of(body):
     data = json.dumps(body).encode()
     return POST + b"Content-Length: %d\r\n\r\n" % len(data) + data
@@ -335,9 +366,9 @@ def check_shutdown(binary):
             assert any("cut off" in line for line in server.log)
 
 
-CHECKS = [check_smuggling, check_garbage, check_limits, check_clients_that_leave,
-          check_slow_readers, check_request_timeout, check_connections_of_one_address,
-          check_idle_connections, check_shutdown]
+CHECKS = [check_smuggling, check_garbage, check_limits, check_giant_prompts,
+          check_clients_that_leave, check_slow_readers, check_request_timeout,
+          check_connections_of_one_address, check_idle_connections, check_shutdown]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])
