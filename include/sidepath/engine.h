@@ -349,6 +349,7 @@ typedef struct sp_engine_adapter_info {
     uint64_t last_use;   /* larger is later */
     uint64_t rows;       /* rows that steps have routed to it */
     double load_seconds; /* reading, checking and packing */
+    const char *receipt; /* its receipt in JSON; may be NULL */
     double flops_ratio;  /* multiply-adds that it adds to a row, over those of the base's layers */
 } sp_engine_adapter_info;
 

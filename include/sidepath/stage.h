@@ -41,14 +41,18 @@ typedef struct sp_adapter_facts {
     int32_t sites;     /* pairs that are applied */
     size_t file_bytes; /* stored bytes of its tensors */
     double row_macs;   /* multiply-adds that it adds to one row */
+    char *receipt;     /* its receipt in JSON, owned; NULL: none was made, or memory is short */
 } sp_adapter_facts;
 
+/* Owned by the caller (sp_adapter_facts_clear). */
 SP_API sp_adapter_facts sp_adapter_facts_of(const sp_adapter *adapter);
+/* Lets go of what the facts own and makes them empty. */
+SP_API void sp_adapter_facts_clear(sp_adapter_facts *facts);
 
 /*
  * One place that adapters come from. `fetch` is called on loader threads, several at a time, and
- * may block: it opens, checks and packs the adapter at `location` for `layout`. *out_image is
- * handed over to the stage. On failure nothing is handed over and `error` says why.
+ * may block: it opens, checks and packs the adapter at `location` for `layout`. *out_image and
+ * *out_facts are handed over to the stage. On failure nothing is handed over and `error` says why.
  */
 typedef struct sp_stage_source {
     void *user;

@@ -478,6 +478,7 @@ static sp_engine_adapter_info info_of(const sp_engine *engine, const sp_version_
         .last_use = version->last_use,
         .rows = version->uses,
         .load_seconds = version->load_seconds,
+        .receipt = version->facts.receipt,
         .flops_ratio = version->facts.row_macs / base_row_macs(&engine->model.shape),
     };
 }

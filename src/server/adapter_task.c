@@ -32,7 +32,7 @@ sp_adapter_task *sp_adapter_task_create(sp_task_kind kind, const char *name, con
     return created;
 }
 
-static bool copy_adapters(const sp_engine *engine, sp_snapshot *snapshot)
+static bool copy_adapters(const sp_engine *engine, bool with_receipts, sp_snapshot *snapshot)
 {
     size_t n = sp_engine_n_adapters(engine);
 
@@ -46,6 +46,7 @@ static bool copy_adapters(const sp_engine *engine, sp_snapshot *snapshot)
             break;
         info->name = sp_strdup(info->name);
         info->path = sp_strdup(info->path ? info->path : "");
+        info->receipt = with_receipts && info->receipt ? sp_strdup(info->receipt) : NULL;
         snapshot->n_adapters = i + 1;
         if (!info->name || !info->path)
             return false;
@@ -77,14 +78,14 @@ static bool copy_metrics(const sp_metrics *metrics, sp_snapshot *snapshot)
 }
 
 sp_status sp_snapshot_take(const sp_engine *engine, const sp_driver_counts *counts,
-                           const sp_metrics *metrics, char *const *hidden, size_t n_hidden,
-                           sp_snapshot *out_snapshot)
+                           const sp_metrics *metrics, bool with_receipts, char *const *hidden,
+                           size_t n_hidden, sp_snapshot *out_snapshot)
 {
     sp_snapshot snapshot = {.counts = *counts};
 
     sp_engine_get_stats(engine, &snapshot.stats);
-    if (!copy_adapters(engine, &snapshot) || !copy_hidden(hidden, n_hidden, &snapshot) ||
-        !copy_metrics(metrics, &snapshot)) {
+    if (!copy_adapters(engine, with_receipts, &snapshot) ||
+        !copy_hidden(hidden, n_hidden, &snapshot) || !copy_metrics(metrics, &snapshot)) {
         sp_snapshot_free(&snapshot);
         return SP_ERR_MEMORY;
     }
@@ -111,6 +112,7 @@ void sp_snapshot_free(sp_snapshot *snapshot)
     for (size_t i = 0; i < snapshot->n_adapters; i++) {
         sp_free((void *)(uintptr_t)snapshot->adapters[i].name);
         sp_free((void *)(uintptr_t)snapshot->adapters[i].path);
+        sp_free((void *)(uintptr_t)snapshot->adapters[i].receipt);
     }
     for (size_t i = 0; i < snapshot->n_hidden; i++)
         sp_free(snapshot->hidden[i]);

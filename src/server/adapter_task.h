@@ -28,8 +28,8 @@ typedef struct sp_adapter_task {
     char *name; /* ACTIVATE: NULL is the base */
     char *path;
     bool replace, pinned;
-    bool unpinned;     /* it was said to be none: what it replaces may be pinned */
-    bool with_metrics; /* LIST */
+    bool unpinned;                    /* it was said to be none: what it replaces may be pinned */
+    bool with_metrics, with_receipts; /* LIST */
     uint64_t expected_generation;
     /* Filled before the task is done, read after it. */
     uint64_t generation;
@@ -45,8 +45,8 @@ sp_adapter_task *sp_adapter_task_create(sp_task_kind kind, const char *name, con
 
 /* The engine's thread: copies what it says now. `metrics` may be NULL. */
 sp_status sp_snapshot_take(const sp_engine *engine, const sp_driver_counts *counts,
-                           const sp_metrics *metrics, char *const *hidden, size_t n_hidden,
-                           sp_snapshot *out_snapshot);
+                           const sp_metrics *metrics, bool with_receipts, char *const *hidden,
+                           size_t n_hidden, sp_snapshot *out_snapshot);
 /* Notes one more awaited name. False: out of memory. */
 bool sp_snapshot_add_awaited(sp_snapshot *snapshot, const char *name);
 void sp_snapshot_free(sp_snapshot *snapshot);

@@ -310,9 +310,9 @@ static void run_activate(sp_driver *driver, sp_adapter_task *task)
 static void run_list(sp_driver *driver, sp_adapter_task *task)
 {
     sp_error error = {0};
-    sp_status status = sp_snapshot_take(driver->engine, &driver->counts,
-                                        task->with_metrics ? &driver->metrics : NULL,
-                                        driver->hidden, driver->n_hidden, &task->snapshot);
+    sp_status status = sp_snapshot_take(
+        driver->engine, &driver->counts, task->with_metrics ? &driver->metrics : NULL,
+        task->with_receipts, driver->hidden, driver->n_hidden, &task->snapshot);
 
     for (const sp_pending_load *load = driver->loads; load && status == SP_OK; load = load->next)
         if (load->waiters && !sp_snapshot_add_awaited(&task->snapshot, load->name))

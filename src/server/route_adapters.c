@@ -257,6 +257,8 @@ static void add_adapter(sp_text *out, const sp_engine_adapter_info *info)
                    "\"host_bytes\": %zu, \"load_seconds\": ",
                    info->rank, info->sites, info->file_bytes, info->slot_bytes, info->host_bytes);
     sp_text_json_double(out, info->load_seconds);
+    sp_text_add(out, ", \"receipt\": ");
+    sp_text_add(out, info->receipt ? info->receipt : "null");
     sp_text_add(out, ", \"error\": null}");
 }
 
@@ -327,5 +329,9 @@ static void answer_adapters(sp_call *call)
 
 void sp_route_adapters(sp_call *call)
 {
-    sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_LIST, NULL, NULL), answer_adapters);
+    sp_adapter_task *task = sp_adapter_task_create(SP_TASK_LIST, NULL, NULL);
+
+    if (task)
+        task->with_receipts = true;
+    sp_call_wait_adapter(call, task, answer_adapters);
 }

@@ -208,5 +208,7 @@ void sp_stage_drop_unused(sp_stage *stage, stage_content *content)
     while (*link != content)
         link = &(*link)->next;
     *link = content->next;
+    sp_adapter_facts_clear(&content->facts);
+    sp_adapter_facts_clear(&content->task.facts);
     sp_free(content);
 }

@@ -30,6 +30,7 @@ void sp_stage_load_destroy(stage_load *load)
     if (load == NULL)
         return;
     sp_version_destroy(load->version);
+    sp_adapter_facts_clear(&load->task.facts);
     sp_free(load->spare);
     sp_free(load);
 }
@@ -336,7 +337,9 @@ static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *i
         content->next = stage->contents;
         stage->contents = content;
     }
+    sp_adapter_facts_clear(&content->facts);
     content->facts = load->task.facts;
+    load->task.facts = (sp_adapter_facts){0};
     if (content->image == NULL) {
         content->image = image;
         content->image_bytes = image->bytes;

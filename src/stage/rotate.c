@@ -269,6 +269,7 @@ static void refetched(sp_stage *stage, stage_content *content)
     }
     sp_image_destroy(task->image);
     task->image = NULL;
+    sp_adapter_facts_clear(&task->facts); /* what is known of the content stays */
     if (task->status != SP_OK && content->image == NULL)
         sp_stage_fail_content(stage, content, task->status, &task->error);
     free_fetch_strings(content);

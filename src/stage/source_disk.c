@@ -29,11 +29,26 @@ static size_t factor_bytes(const sp_factor *factor)
     return (size_t)factor->rows * (size_t)factor->cols * sp_dtype_bytes(factor->dtype);
 }
 
+static char *receipt_of(const sp_adapter *adapter)
+{
+    sp_receipt_options options;
+    sp_receipt *receipt;
+    char *copy;
+
+    sp_receipt_options_default(&options);
+    if (sp_receipt_create(adapter, &options, &receipt, NULL) != SP_OK)
+        return NULL;
+    copy = sp_strdup(sp_receipt_json(receipt));
+    sp_receipt_destroy(receipt);
+    return copy;
+}
+
 sp_adapter_facts sp_adapter_facts_of(const sp_adapter *adapter)
 {
     sp_adapter_facts facts = {
         .rank = sp_adapter_rank_max(adapter),
         .sites = (int32_t)sp_adapter_n_sites(adapter),
+        .receipt = receipt_of(adapter),
     };
 
     for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
@@ -51,6 +66,12 @@ sp_adapter_facts sp_adapter_facts_of(const sp_adapter *adapter)
         facts.file_bytes += factor_bytes(&table->full) + factor_bytes(&table->trainable);
     }
     return facts;
+}
+
+void sp_adapter_facts_clear(sp_adapter_facts *facts)
+{
+    sp_free(facts->receipt);
+    *facts = (sp_adapter_facts){0};
 }
 
 static sp_status fetch(void *user, const char *name, const char *location, const sp_layout *layout,

@@ -139,6 +139,8 @@ void sp_stage_destroy(sp_stage *stage)
         if (content->slot >= 0)
             empty_slot(stage, content->slot);
         sp_image_destroy(content->image);
+        sp_adapter_facts_clear(&content->facts);
+        sp_adapter_facts_clear(&content->task.facts);
         sp_free(content->fetch_name);
         sp_free(content->fetch_location);
         sp_free(content);

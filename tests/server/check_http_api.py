@@ -347,6 +347,10 @@ def check_pinned(binary):
         kept = complete(server, "kept")
         listed = {a["name"]: a for a in get(server, "/v1/lora_adapters").json["data"]}
         assert listed["kept"]["pinned"] and listed["kept"]["slot"] == 0
+        receipt = listed["kept"]["receipt"]
+        assert receipt["verdict"] == "accepted" and receipt["digest"] == listed["kept"]["digest"]
+        assert receipt["sites"] == listed["kept"]["sites"] and receipt["engine_missing"] == []
+        assert str(ADAPTERS) not in json.dumps(receipt)
         answer = post(server, "/v1/completions", {"model": "csource", "prompt": "a"})
         assert (answer.status, answer.code) == (409, "slots-pinned"), answer.bytes
         assert "retry-after" not in answer.headers

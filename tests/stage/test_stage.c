@@ -431,6 +431,10 @@ static void test_start_up(void **state)
         options.location = path;
         assert_ok(sp_stage_add(w->stage, &options, adapter, &error), &error);
         assert_int_equal(find(w, locations[i]).facts.rank, facts.rank);
+        assert_non_null(strstr(facts.receipt, "\"verdict\": \"accepted\""));
+        assert_string_equal(find(w, locations[i]).facts.receipt, facts.receipt);
+        sp_adapter_facts_clear(&facts);
+        assert_null(facts.receipt);
         assert_int_equal(sp_stage_add(w->stage, &options, adapter, &error), SP_ERR_STATE);
         options.name = "pinned";
         options.pinned = true;
