@@ -94,7 +94,7 @@ static void fail_generation(sp_driver *driver, sp_generation *generation, sp_sta
 void sp_driver_refuse(sp_driver *driver, sp_generation *generation, sp_status status,
                       const sp_error *error)
 {
-    driver->counts.refused++;
+    driver->counts.refused += error != NULL; /* else it was cancelled, and is counted so */
     atomic_fetch_sub(&driver->n_in_flight, generation->n_choices);
     sp_task_finish(&generation->task, status, error);
     sp_task_release(&generation->task);
@@ -374,6 +374,7 @@ static void drop_late(sp_driver *driver)
         sp_fail(&error, SP_ERR_STATE, SP_CODE_REQUEST_TIMEOUT, NULL, -1,
                 "the request took longer than %d seconds (--request-timeout)",
                 driver->options.request_time_s);
+        driver->counts.failed++;
         fail_generation(driver, driver->running[i].generation, SP_ERR_STATE, &error);
     }
 }

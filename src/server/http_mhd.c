@@ -50,6 +50,7 @@ struct sp_http {
     sp_http_options options;
     struct MHD_Daemon *daemon;
     int listener;
+    bool quiesced; /* the listener is ours again */
     char address[ADDRESS_BYTES + 16];
     atomic_int n_exchanges;
     pthread_mutex_t lock; /* peers, and sleeping, woken and gone of every exchange */
@@ -832,13 +833,15 @@ const char *sp_http_address(const sp_http *http)
     return http->address;
 }
 
+/* The library's thread may be at the listener still, so it is shut here and closed at the end. */
 void sp_http_quiesce(sp_http *http)
 {
-    MHD_socket listener = MHD_quiesce_daemon(http->daemon);
-
-    if (listener != MHD_INVALID_SOCKET)
-        close(listener);
-    http->listener = -1;
+    if (http->quiesced)
+        return;
+    http->quiesced = true;
+    http->listener = MHD_quiesce_daemon(http->daemon);
+    if (http->listener >= 0)
+        shutdown(http->listener, SHUT_RDWR);
 }
 
 int32_t sp_http_n_exchanges(const sp_http *http)
@@ -860,7 +863,7 @@ void sp_http_stop(sp_http *http)
     }
     if (http->daemon)
         MHD_stop_daemon(http->daemon);
-    else if (http->listener >= 0)
+    if ((!http->daemon || http->quiesced) && http->listener >= 0)
         close(http->listener);
     pthread_cond_destroy(&http->stop_wanted);
     pthread_mutex_destroy(&http->lock);
