@@ -41,11 +41,12 @@ typedef struct sp_adapter_facts {
     int32_t sites;     /* pairs that are applied */
     size_t file_bytes; /* stored bytes of its tensors */
     double row_macs;   /* multiply-adds that it adds to one row */
-    char *receipt;     /* its receipt in JSON, owned; NULL: none was made, or memory is short */
+    char *receipt;     /* its receipt in JSON, owned; NULL: the source made none */
 } sp_adapter_facts;
 
-/* Owned by the caller (sp_adapter_facts_clear). */
-SP_API sp_adapter_facts sp_adapter_facts_of(const sp_adapter *adapter);
+/* What they own is the caller's (sp_adapter_facts_clear). SP_ERR_MEMORY. */
+SP_API sp_status sp_adapter_facts_of(const sp_adapter *adapter, sp_adapter_facts *out_facts,
+                                     sp_error *error);
 /* Lets go of what the facts own and makes them empty. */
 SP_API void sp_adapter_facts_clear(sp_adapter_facts *facts);
 

@@ -466,10 +466,11 @@ sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *options,
     if (status != SP_OK)
         return status;
     append_load(stage, load);
-    load->task.facts = sp_adapter_facts_of(adapter);
     load->task.seconds = options->spent_seconds - sp_clock_seconds();
-    load->task.status =
-        sp_layout_pack(stage->layout, adapter, stage->exec, &load->task.image, &load->task.error);
+    load->task.status = sp_adapter_facts_of(adapter, &load->task.facts, &load->task.error);
+    if (load->task.status == SP_OK)
+        load->task.status = sp_layout_pack(stage->layout, adapter, stage->exec, &load->task.image,
+                                           &load->task.error);
     load->task.seconds += sp_clock_seconds();
     sp_stage_load_fetched(stage, load);
     if (load->state == LOAD_LANDING) {

@@ -29,27 +29,32 @@ static size_t factor_bytes(const sp_factor *factor)
     return (size_t)factor->rows * (size_t)factor->cols * sp_dtype_bytes(factor->dtype);
 }
 
-static char *receipt_of(const sp_adapter *adapter)
+static sp_status copy_receipt(const sp_adapter *adapter, char **out_json, sp_error *error)
 {
     sp_receipt_options options;
     sp_receipt *receipt;
-    char *copy;
+    sp_status status;
 
     sp_receipt_options_default(&options);
-    if (sp_receipt_create(adapter, &options, &receipt, NULL) != SP_OK)
-        return NULL;
-    copy = sp_strdup(sp_receipt_json(receipt));
+    status = sp_receipt_create(adapter, &options, &receipt, error);
+    if (status != SP_OK)
+        return status;
+    *out_json = sp_strdup(sp_receipt_json(receipt));
     sp_receipt_destroy(receipt);
-    return copy;
+    return *out_json != NULL ? SP_OK : sp_fail_memory(error, 1, "a receipt");
 }
 
-sp_adapter_facts sp_adapter_facts_of(const sp_adapter *adapter)
+sp_status sp_adapter_facts_of(const sp_adapter *adapter, sp_adapter_facts *out_facts,
+                              sp_error *error)
 {
     sp_adapter_facts facts = {
         .rank = sp_adapter_rank_max(adapter),
         .sites = (int32_t)sp_adapter_n_sites(adapter),
-        .receipt = receipt_of(adapter),
     };
+    sp_status status = copy_receipt(adapter, &facts.receipt, error);
+
+    if (status != SP_OK)
+        return status;
 
     for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
         const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
@@ -65,7 +70,8 @@ sp_adapter_facts sp_adapter_facts_of(const sp_adapter *adapter)
 
         facts.file_bytes += factor_bytes(&table->full) + factor_bytes(&table->trainable);
     }
-    return facts;
+    *out_facts = facts;
+    return SP_OK;
 }
 
 void sp_adapter_facts_clear(sp_adapter_facts *facts)
@@ -79,6 +85,7 @@ static sp_status fetch(void *user, const char *name, const char *location, const
 {
     const disk_source *disk = user;
     sp_adapter_options options = disk->options;
+    sp_adapter_facts facts = {0};
     sp_adapter *adapter;
     sp_status status;
 
@@ -88,9 +95,13 @@ static sp_status fetch(void *user, const char *name, const char *location, const
         return status;
     status = sp_adapter_check_modules(adapter, disk->supported, error);
     if (status == SP_OK)
+        status = sp_adapter_facts_of(adapter, &facts, error);
+    if (status == SP_OK)
         status = sp_layout_pack(layout, adapter, NULL, out_image, error);
     if (status == SP_OK)
-        *out_facts = sp_adapter_facts_of(adapter);
+        *out_facts = facts;
+    else
+        sp_adapter_facts_clear(&facts);
     sp_adapter_release(adapter);
     return status;
 }

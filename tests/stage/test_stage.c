@@ -425,7 +425,7 @@ static void test_start_up(void **state)
         assert_ok(sp_adapter_check_modules(adapter, sp_adapter_modules(adapter), &error), &error);
         assert_int_equal(sp_adapter_check_modules(adapter, 0, &error), SP_ERR_UNSUPPORTED);
         assert_string_equal(error.code, "engine-unsupported");
-        facts = sp_adapter_facts_of(adapter);
+        assert_ok(sp_adapter_facts_of(adapter, &facts, &error), &error);
         sp_stage_load_options_default(&options);
         options.name = locations[i];
         options.location = path;
