@@ -69,8 +69,10 @@ static double logprob_in_double(const float *logits, int32_t token)
 {
     double best = -INFINITY, sum = 0;
 
+    /* Not fmax: gcc 12 for aarch64 cannot compile that loop. */
     for (int32_t i = 0; i < VOCAB; i++)
-        best = fmax(best, (double)logits[i]);
+        if ((double)logits[i] > best)
+            best = (double)logits[i];
     for (int32_t i = 0; i < VOCAB; i++)
         sum += exp((double)logits[i] - best);
     return (double)logits[token] - best - log(sum);
