@@ -9,6 +9,7 @@
 #include <linux/openat2.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -68,6 +69,18 @@ bool sp_is_confined(const char *path, const char **out_relative)
     return true;
 }
 
+/* O_PATH with O_NOFOLLOW opens a link itself. */
+static int refuse_link(int fd)
+{
+    struct stat info;
+
+    if (fd < 0 || (fstat(fd, &info) == 0 && !S_ISLNK(info.st_mode)))
+        return fd;
+    close(fd);
+    errno = ELOOP;
+    return -1;
+}
+
 /* Where the system has no openat2: part by part, and every link is refused. */
 static int open_by_parts(const char *relative, int flags)
 {
@@ -89,7 +102,7 @@ static int open_by_parts(const char *relative, int flags)
         next = openat(fd, part, (last ? flags : O_PATH | O_DIRECTORY) | O_NOFOLLOW | O_CLOEXEC);
         close(fd);
         if (last)
-            return next;
+            return refuse_link(next);
         fd = next;
         relative += n + strspn(relative + n, "/");
     }

@@ -10,9 +10,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/openat2.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static char *top, *inside;
@@ -85,15 +88,33 @@ static sp_status read_inside(const char *name, sp_error *error)
     return SP_OK;
 }
 
+/* Old kernels and some sandboxes have none: then links and ".." are refused altogether. */
+static bool system_has_openat2(void)
+{
+    struct open_how how = {.flags = O_PATH};
+    long fd = syscall(SYS_openat2, AT_FDCWD, "/", &how, sizeof how);
+
+    if (fd >= 0)
+        close((int)fd);
+    return fd >= 0;
+}
+
 static void test_ways_in(void **state)
 {
-    static const char *const good[] = {"folder/file",           "folder//file", "folder/./file",
-                                       "folder/../folder/file", "good_link",    "good_folder/file"};
+    static const char *const good[] = {"folder/file", "folder//file", "folder/./file"};
+    static const char *const good_links[] = {"folder/../folder/file", "good_link",
+                                             "good_folder/file"};
     sp_error error;
 
     (void)state;
     for (size_t i = 0; i < sizeof good / sizeof *good; i++)
         assert_ok(read_inside(good[i], &error), &error);
+    for (size_t i = 0; i < sizeof good_links / sizeof *good_links; i++) {
+        if (system_has_openat2())
+            assert_ok(read_inside(good_links[i], &error), &error);
+        else
+            assert_true(read_inside(good_links[i], &error) < 0);
+    }
 }
 
 static void test_ways_out(void **state)
