@@ -69,15 +69,18 @@ bool sp_is_confined(const char *path, const char **out_relative)
     return true;
 }
 
-/* O_PATH with O_NOFOLLOW opens a link itself. */
+/* A link may lead anywhere, so it counts as one that leads out. O_PATH with O_NOFOLLOW opens the
+ * link itself. */
 static int refuse_link(int fd)
 {
     struct stat info;
 
+    if (fd < 0 && errno == ELOOP)
+        errno = EXDEV;
     if (fd < 0 || (fstat(fd, &info) == 0 && !S_ISLNK(info.st_mode)))
         return fd;
     close(fd);
-    errno = ELOOP;
+    errno = EXDEV;
     return -1;
 }
 
