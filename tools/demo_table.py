@@ -5,7 +5,6 @@ its rates, and what each adapter costs.
 
 import json
 import shutil
-import statistics
 import sys
 import textwrap
 from pathlib import Path
@@ -64,21 +63,17 @@ def print_costs(summary, folder):
     def rate(name):
         return max(run["rates"]["tokens_per_second"] for run in runs(name))
 
-    def share(name):
-        return statistics.median(run["times"]["delta_seconds"] / run["times"]["step_seconds"]
-                                 for run in runs(name))
-
     base = rate("base")
-    print("What an adapter costs: the same six prompts, all for one adapter; best of %d runs, and "
-          "the\ndeltas' share of the time of a step" % len(runs("base")))
-    print("  %-10s %5s %6s %9s %8s %9s %8s %7s" % (
-        "", "rank", "sites", "slot KiB", "load ms", "tokens/s", "of base", "deltas"))
-    print("  %-10s %5s %6s %9s %8s %9.0f %8s %7s" % ("base", "", "", "", "", base, "1.00", ""))
+    print("What an adapter costs: the same six prompts, all for one adapter; best of %d runs" %
+          len(runs("base")))
+    print("  %-10s %5s %6s %9s %8s %9s %8s" % (
+        "", "rank", "sites", "slot KiB", "load ms", "tokens/s", "of base"))
+    print("  %-10s %5s %6s %9s %8s %9.0f %8s" % ("base", "", "", "", "", base, "1.00"))
     for adapter in summary["adapters"]:
         name = adapter["name"]
-        print("  %-10s %5d %6d %9.0f %8.1f %9.0f %8.2f %5.0f %%" % (
+        print("  %-10s %5d %6d %9.0f %8.1f %9.0f %8.2f" % (
             name, adapter["rank"], adapter["sites"], adapter["slot_bytes"] / 1024,
-            adapter["load_seconds"] * 1e3, rate(name), rate(name) / base, 100 * share(name)))
+            adapter["load_seconds"] * 1e3, rate(name), rate(name) / base))
 
 
 def main():
