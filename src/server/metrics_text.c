@@ -243,8 +243,8 @@ static void add_totals(sp_text *out, const sp_engine_stats *stats)
     add_counter(out, "sidepath_rotations_total",
                 "Slots emptied by preemption, for adapters that had waited too long.",
                 stats->rotations);
-    add_plain(out, "sidepath_delta_seconds_total", "counter", "Time in deltas of adapters.",
-              stats->delta_seconds);
+    add_plain(out, "sidepath_delta_seconds_total", "counter",
+              "Time in deltas that ran apart from the base's GEMMs.", stats->delta_seconds);
     add_plain(out, "sidepath_load_pauses_seconds_total", "counter",
               "Time that steps were held up by adapters on their way in.", stats->load_seconds);
 }
