@@ -1,5 +1,7 @@
 #include "delta/lora_job.h"
 
+#include "base/integer.h"
+
 #include <sidepath/route.h>
 
 #include <string.h>
@@ -12,26 +14,6 @@
 #define TASKS_PER_THREAD 4
 /* Elements that the calling thread packs itself rather than wake others. */
 #define PACK_ALONE_ELEMENTS (1 << 14)
-
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t max64(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-static int64_t round_up(int64_t a, int64_t step)
-{
-    return ceil_div(a, step) * step;
-}
 
 /* ---- scratch ------------------------------------------------------------------------------- */
 

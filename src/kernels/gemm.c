@@ -6,29 +6,11 @@
  */
 #include "kernels/gemm.h"
 
+#include "base/integer.h"
+
 #define PIECES_PER_THREAD 8
 #define PIECE_WORK_MIN    (1 << 17) /* multiply-adds below which a piece costs more than it gives */
 #define PIECE_ROWS_MAX    512
-
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t max64(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-static int64_t round_up(int64_t a, int64_t step)
-{
-    return ceil_div(a, step) * step;
-}
 
 /* ---- packing ------------------------------------------------------------------------------- */
 

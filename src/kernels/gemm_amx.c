@@ -16,6 +16,7 @@
  * lines 8 KiB apart fall into the same sets of the cache. One call uses one shape of tiles for
  * whole groups of 16 weight rows and another for the rest.
  */
+#include "base/integer.h"
 #include "kernels/levels.h"
 #include "kernels/tiles_amx.h"
 #include "kernels/vector_avx2.h"
@@ -49,16 +50,6 @@
 #define PANEL_K 256 /* k of a panel: 64 KiB of weights */
 #define M_BLOCK 512 /* rows of x that share a panel: 256 KiB of sums */
 #endif
-
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
 
 /* ---- 16 × 16 values of 32 bits, turned over -------------------------------------------------- */
 

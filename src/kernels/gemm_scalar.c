@@ -5,6 +5,7 @@
  * Order: 8 lanes, lane l sums the products of k = l, l + 8, ... with a multiplication and an
  * addition each; then ((0+1)+(2+3)) + ((4+5)+(6+7)).
  */
+#include "base/integer.h"
 #include "kernels/element.h"
 #include "kernels/levels.h"
 
@@ -16,11 +17,6 @@
 #define K_BLOCK  256 /* weights are widened in pieces of this length */
 #define N_BLOCK  4
 #define ROWS_MAX 32 /* rows that share one widened piece */
-
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 static int64_t padded(int64_t k)
 {

@@ -35,6 +35,7 @@
  *
  * Without them this file is empty, as is every second inclusion.
  */
+#include "base/integer.h"
 #include "kernels/levels.h"
 
 #if defined(LANES) && !defined(SP_KERNELS_GEMM_VECTOR_H)
@@ -55,11 +56,6 @@
 _Static_assert(COLUMNS % 4 == 0 && PANEL % COLUMNS == 0 && N_BLOCK % PANEL == 0, "whole groups");
 _Static_assert(SOME_COLUMNS % SOME_WIDTH == 0 && SOME_WIDTH <= COLUMNS, "whole groups");
 _Static_assert(K_BLOCK % K_STEP == 0 && FEW_COLUMNS % COLUMNS == 0, "whole steps");
-
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 static int64_t padded(int64_t k)
 {

@@ -1,0 +1,29 @@
+/* integer.h: the small sums of cutting work into pieces. No argument is negative, no step 0, and no
+ * sum overflows. */
+#ifndef SP_BASE_INTEGER_H
+#define SP_BASE_INTEGER_H
+
+#include <stdint.h>
+
+static inline int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* The next multiple of `step`. */
+static inline int64_t round_up(int64_t a, int64_t step)
+{
+    return ceil_div(a, step) * step;
+}
+
+#endif
