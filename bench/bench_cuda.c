@@ -7,7 +7,11 @@
  * H200) or bytes / 4.1 TB/s (prefill); base is cuBLAS's bf16 GEMM of the same layer, where
  * libcublas.so.13 is found.
  *
- *     bench_cuda [--cells qkv/16,gu/64/m1,plan] [--replays 50] [--commit NAME]
+ *     bench_cuda [--cells qkv/16,gu/64/m1,plan] [--replays 50] [--commit NAME] [--parts 1]
+ *                [--base 0]
+ *
+ * --parts 1: also the shrink and the expand of each cell, each alone in a graph; together they take
+ * less, for one begins while the other ends. --base 0: without cuBLAS, whose part takes longest.
  */
 #include "cuda/rig.h"
 
@@ -85,6 +89,7 @@ typedef struct bench {
     size_t used; /* of the arena, by the cell at hand */
     int replays;
     const char *cells;
+    bool parts;
     void *cublas; /* NULL: none */
     gemm_fn gemm;
     int failed;
@@ -235,6 +240,20 @@ static void enqueue_pair(void *user, int call)
     r->failed |= r->kernels.expand(r->gpu, &r->group, r->stream);
 }
 
+static void enqueue_shrink(void *user, int call)
+{
+    rig *r = (rig *)user + call;
+
+    r->failed |= r->kernels.shrink(r->gpu, &r->group, r->stream);
+}
+
+static void enqueue_expand(void *user, int call)
+{
+    rig *r = (rig *)user + call;
+
+    r->failed |= r->kernels.expand(r->gpu, &r->group, r->stream);
+}
+
 static void enqueue_plan(void *user, int call)
 {
     rig *r = (rig *)user + call;
@@ -313,6 +332,7 @@ static void run_cell(bench *b, int l, const step *s, const char *name)
     const layer *of = &layers[l];
     static rig calls[CALLS_MAX];
     double n = 0.0, bytes, us, least, base;
+    char parts[64] = "";
     int n_calls;
 
     for (int i = 0; i < of->n_sites; i++)
@@ -325,16 +345,23 @@ static void run_cell(bench *b, int l, const step *s, const char *name)
     for (int i = 0; i < n_calls; i++)
         make_call(b, &calls[i], of, s);
     us = replay(b, enqueue_pair, calls, n_calls) * 1e6;
+    if (b->parts) {
+        double shrink = replay(b, enqueue_shrink, calls, n_calls) * 1e6;
+        double expand = replay(b, enqueue_expand, calls, n_calls) * 1e6;
+
+        (void)snprintf(parts, sizeof parts, "\"shrink_us\": %.2f, \"expand_us\": %.2f, ", shrink,
+                       expand);
+    }
     for (int i = 0; i < n_calls; i++) {
         b->failed |= calls[i].failed;
         free_rows(&calls[i]);
     }
     least = floor_us(bytes, s->rows);
-    printf("  {\"cell\": \"%s\", \"us\": %.2f, \"mb\": %.2f, \"gb_s\": %.0f, \"floor_us\": %.2f, "
+    printf("  {\"cell\": \"%s\", \"us\": %.2f, %s\"mb\": %.2f, \"gb_s\": %.0f, \"floor_us\": %.2f, "
            "\"x_floor\": %.2f, \"target_us\": %.1f, \"x_target\": %.2f, \"base_us\": %.1f, "
            "\"base_share\": %.2f, \"failed\": %d},\n",
-           name, us, bytes * 1e-6, bytes / us * 1e-3, least, us / least, (double)s->target[l],
-           s->target[l] > 0.0f ? us / (double)s->target[l] : 0.0, base,
+           name, us, parts, bytes * 1e-6, bytes / us * 1e-3, least, us / least,
+           (double)s->target[l], s->target[l] > 0.0f ? us / (double)s->target[l] : 0.0, base,
            base > 0.0 ? us / base : 0.0, b->failed);
     fflush(stdout);
     b->failed = 0;
@@ -489,7 +516,9 @@ int main(int argc, char **argv)
     b.arena = arena;
     if (fill_arena(&b))
         return 1;
-    open_cublas(&b);
+    b.parts = strcmp(option(argc, argv, "--parts", "0"), "0") != 0;
+    if (strcmp(option(argc, argv, "--base", "1"), "0") != 0)
+        open_cublas(&b);
     printf("{\"bench\": \"cuda\", \"commit\": \"%s\", \"device\": \"%s\", \"replays\": %d, "
            "\"cases\": [\n",
            option(argc, argv, "--commit", "unknown"), sp_device_name(b.open.device), b.replays);
