@@ -241,12 +241,20 @@ static void json_tail(sp_receipt *receipt, const sp_adapter *adapter)
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
+/* Names and notes come from files of strangers: none of them may write a line of its own. */
+static void table_line(sp_text *out, const char *before, const char *foreign, const char *behind)
+{
+    sp_text_add(out, before);
+    sp_text_add_printable(out, foreign);
+    sp_text_add(out, behind);
+}
+
 static void table_head(sp_text *out, const sp_adapter *adapter, const sp_receipt_options *options)
 {
     char digest[2 * SP_DIGEST_BYTES + 1];
 
     hex_digest(adapter, digest);
-    sp_text_format(out, "adapter  %s\n", adapter->name);
+    table_line(out, "adapter  ", adapter->name, "\n");
     sp_text_format(out, "verdict  %s\n",
                    adapter->checked ? "accepted" : "unchecked (no --model to hold it against)");
     if (digest[0] != '\0')
@@ -288,7 +296,8 @@ static void table_tail(sp_receipt *receipt, const sp_adapter *adapter)
     for (size_t i = 0; i < adapter->ignored.n; i++) {
         const char *reason = text + strlen(text) + 1;
 
-        sp_text_format(out, "  %s: %s\n", text, reason);
+        table_line(out, "  ", text, ": ");
+        sp_text_format(out, "%s\n", reason);
         text = reason + strlen(reason) + 1;
     }
     text = receipt->missing.data;
@@ -300,7 +309,7 @@ static void table_tail(sp_receipt *receipt, const sp_adapter *adapter)
     if (adapter->notes.n > 0)
         sp_text_add(out, "\nnotes\n");
     for (size_t i = 0; i < adapter->notes.n; i++, text += strlen(text) + 1)
-        sp_text_format(out, "  %s\n", text);
+        table_line(out, "  ", text, "\n");
 }
 
 /* ---- the whole ------------------------------------------------------------------------------- */
@@ -393,7 +402,8 @@ sp_status sp_receipt_create_refused(const char *name, const sp_error *refusal,
     sp_text_add(&receipt->json,
                 ", \"digest\": null, \"sites\": null, \"slot_bytes\": null, \"modules\": {}, "
                 "\"ignored\": [], \"engine_missing\": [], \"notes\": []}\n");
-    sp_text_format(&receipt->table, "adapter  %s\nverdict  refused: %s\n", name,
+    table_line(&receipt->table, "adapter  ", name, "\n");
+    sp_text_format(&receipt->table, "verdict  refused: %s\n",
                    refusal->code[0] != '\0' ? refusal->code : sp_status_text(refusal->status));
     if (refusal->subject[0] != '\0')
         sp_text_format(&receipt->table, "about    %s\n", refusal->subject);

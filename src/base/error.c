@@ -55,35 +55,6 @@ const char *sp_dtype_name(sp_dtype dtype)
     return "unknown";
 }
 
-/* C0, DEL, and C1 in its two-byte form: a terminal would obey them. */
-static bool is_control(const char *text, size_t sequence_bytes)
-{
-    unsigned char c = (unsigned char)text[0];
-
-    if (sequence_bytes == 2)
-        return c == 0xc2 && (unsigned char)text[1] < 0xa0;
-    return c < 0x20 || c == 0x7f;
-}
-
-/* Makes a foreign text printable in place: control characters and bytes that are not UTF-8 become
- * '?', and a UTF-8 sequence that the buffer's end has cut is dropped. */
-static void make_printable(char *text)
-{
-    size_t bytes = sp_utf8_complete_bytes(text, strlen(text));
-    size_t i = 0;
-
-    text[bytes] = '\0';
-    while (i < bytes) {
-        size_t n = sp_utf8_sequence_bytes(text + i, bytes - i);
-
-        if (n == 0 || is_control(text + i, n)) {
-            n = n > 0 ? n : 1;
-            memset(text + i, '?', n);
-        }
-        i += n;
-    }
-}
-
 sp_status sp_fail(sp_error *error, sp_status status, const char *code, const char *subject,
                   int64_t position, const char *format, ...)
 {
@@ -97,12 +68,12 @@ sp_status sp_fail(sp_error *error, sp_status status, const char *code, const cha
     error->position = position;
     if (subject) {
         snprintf(error->subject, sizeof error->subject, "%s", subject);
-        make_printable(error->subject);
+        sp_make_printable(error->subject);
     }
     va_start(arguments, format);
     vsnprintf(error->text, sizeof error->text, format, arguments);
     va_end(arguments);
-    make_printable(error->text);
+    sp_make_printable(error->text);
     return status;
 }
 

@@ -204,3 +204,41 @@ bool sp_utf8_valid(const char *data, size_t bytes)
     }
     return true;
 }
+
+/* C0, DEL, and C1 in its two-byte form: a terminal would obey them. */
+static bool is_control(const char *text, size_t sequence_bytes)
+{
+    unsigned char c = (unsigned char)text[0];
+
+    if (sequence_bytes == 2)
+        return c == 0xc2 && (unsigned char)text[1] < 0xa0;
+    return c < 0x20 || c == 0x7f;
+}
+
+void sp_make_printable(char *text)
+{
+    size_t bytes = sp_utf8_complete_bytes(text, strlen(text));
+    size_t i = 0;
+
+    text[bytes] = '\0';
+    while (i < bytes) {
+        size_t n = sp_utf8_sequence_bytes(text + i, bytes - i);
+
+        if (n == 0 || is_control(text + i, n)) {
+            n = n > 0 ? n : 1;
+            memset(text + i, '?', n);
+        }
+        i += n;
+    }
+}
+
+void sp_text_add_printable(sp_text *text, const char *string)
+{
+    size_t at = text->bytes;
+
+    sp_text_add(text, string);
+    if (text->failed)
+        return;
+    sp_make_printable(text->data + at);
+    text->bytes = at + strlen(text->data + at);
+}

@@ -21,6 +21,9 @@ void sp_text_add(sp_text *text, const char *string);
 void sp_text_add_bytes(sp_text *text, const char *data, size_t bytes);
 void sp_text_format(sp_text *text, const char *format, ...) SP_PRINTF(2, 3);
 
+/* A foreign text for a terminal, as sp_make_printable leaves it. */
+void sp_text_add_printable(sp_text *text, const char *string);
+
 /* A JSON string with quotes; bytes that are not UTF-8 become U+FFFD. */
 void sp_text_json_string(sp_text *text, const char *data, size_t bytes);
 /* A JSON number that reads back as the same double; null for NaN and infinities. */
@@ -34,5 +37,11 @@ size_t sp_utf8_sequence_bytes(const char *data, size_t bytes);
  */
 size_t sp_utf8_complete_bytes(const char *data, size_t bytes);
 bool sp_utf8_valid(const char *data, size_t bytes);
+
+/*
+ * Makes a foreign text printable in place: control characters (a line's end among them) and bytes
+ * that are not UTF-8 become '?', and a sequence that the text's end has cut is dropped.
+ */
+void sp_make_printable(char *text);
 
 #endif

@@ -348,6 +348,43 @@ static void holds_back_only_what_may_become_a_character(void **state)
     assert_false(sp_utf8_valid("ab\xe2\x82", 4));
 }
 
+/* A stranger's text in a table writes no line and moves no cursor. */
+static void foreign_texts_are_printable(void **state)
+{
+    static const struct {
+        const char *foreign, *shown;
+    } table[] = {
+        {"plain", "plain"},
+        {"", ""},
+        {"a\nverdict  accepted", "a?verdict  accepted"},
+        {"\x1b[2J\r\t\x7f", "?[2J???"},
+        {"\xc2\x9b"
+         "31m",
+         "??31m"},
+        {"\xc3\xa4\xff\xe2\x82\xac", "\xc3\xa4?\xe2\x82\xac"},
+        {"cut \xe2\x82", "cut "},
+    };
+    sp_text text = {0};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        sp_text_clear(&text);
+        sp_text_add(&text, "\n");
+        sp_text_add_printable(&text, table[i].foreign);
+        sp_text_add(&text, ".\n");
+        assert_int_equal(text.bytes, strlen(text.data));
+        assert_int_equal(text.data[0], '\n');
+        assert_int_equal(strncmp(text.data + 1, table[i].shown, strlen(table[i].shown)), 0);
+        assert_string_equal(text.data + 1 + strlen(table[i].shown), ".\n");
+    }
+    sp_text_free(&text);
+    sp_alloc_fail_after(0);
+    sp_text_add_printable(&text, "more");
+    sp_alloc_fail_after(-1);
+    assert_true(text.failed);
+    sp_text_free(&text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -359,6 +396,7 @@ int main(void)
         cmocka_unit_test(any_bytes_give_valid_json),
         cmocka_unit_test(doubles_read_back),
         cmocka_unit_test(doubles_are_short_and_never_words),
+        cmocka_unit_test(foreign_texts_are_printable),
         cmocka_unit_test(utf8_follows_the_standard),
         cmocka_unit_test(holds_back_only_what_may_become_a_character),
     };
