@@ -11,15 +11,21 @@
 
 #define TEXT_BYTES_MAX 16384
 #define REPEAT_MAX     1000
-/* Steps of one match: ordinary patterns take some hundreds. */
-#define MATCH_STEPS_MAX 200000
-#define DEPTH_MAX       64
+/*
+ * Steps of one match. Ordinary patterns take some tens; one that needs more is tried again with
+ * STEPS_FACTOR times as many, so that each match pays for about what it took.
+ */
+#define MATCH_STEPS_FIRST 128
+#define STEPS_FACTOR      16
+#define MATCH_STEPS_MAX   200000
+#define DEPTH_MAX         64
 
 struct sp_pattern {
     sp_pattern_form form;
     char *text;                 /* a copy, for errors and for the plain form */
     bool plain;                 /* characters and "." only: compared directly */
     const char *field;          /* static storage */
+    int64_t *steps_left;        /* borrowed; NULL: no limit besides that of one match */
     pcre2_general_context *own; /* the rest: NULL for a plain one */
     pcre2_match_context *limits;
     pcre2_code *code;
@@ -281,12 +287,11 @@ static sp_status compile(sp_pattern *pattern, sp_error *error)
     pattern->result = pcre2_match_data_create(1, pattern->own);
     if (!pattern->limits || !pattern->result)
         return sp_fail_memory(error, bytes, "a pattern");
-    pcre2_set_match_limit(pattern->limits, MATCH_STEPS_MAX);
     return SP_OK;
 }
 
 sp_status sp_pattern_create(const char *text, sp_pattern_form form, const char *field,
-                            sp_pattern **out_pattern, sp_error *error)
+                            int64_t *steps_left, sp_pattern **out_pattern, sp_error *error)
 {
     sp_pattern *pattern;
     sp_status status = check_text(text, field, error);
@@ -298,6 +303,7 @@ sp_status sp_pattern_create(const char *text, sp_pattern_form form, const char *
         return sp_fail_memory(error, sizeof *pattern, "a pattern");
     pattern->form = form;
     pattern->field = field;
+    pattern->steps_left = steps_left;
     pattern->plain = is_plain(text);
     pattern->text = sp_strdup(text);
     if (!pattern->text)
@@ -343,6 +349,27 @@ static bool match_plain(const sp_pattern *pattern, const char *path, size_t n)
     return true;
 }
 
+/* What pcre2_match says within the limits; PCRE2_ERROR_MATCHLIMIT beyond them. */
+static int match_within_limits(sp_pattern *pattern, const char *path, size_t n)
+{
+    uint32_t steps = MATCH_STEPS_FIRST;
+
+    for (;;) {
+        int code;
+
+        if (pattern->steps_left && *pattern->steps_left <= 0)
+            return PCRE2_ERROR_MATCHLIMIT;
+        pcre2_set_match_limit(pattern->limits, steps);
+        code =
+            pcre2_match(pattern->code, (PCRE2_SPTR)path, n, 0, 0, pattern->result, pattern->limits);
+        if (pattern->steps_left)
+            *pattern->steps_left -= steps;
+        if (code != PCRE2_ERROR_MATCHLIMIT || steps == MATCH_STEPS_MAX)
+            return code;
+        steps = steps < MATCH_STEPS_MAX / STEPS_FACTOR ? steps * STEPS_FACTOR : MATCH_STEPS_MAX;
+    }
+}
+
 sp_status sp_pattern_match(sp_pattern *pattern, const char *path, size_t n, bool *out_matches,
                            sp_error *error)
 {
@@ -352,13 +379,16 @@ sp_status sp_pattern_match(sp_pattern *pattern, const char *path, size_t n, bool
         *out_matches = match_plain(pattern, path, n);
         return SP_OK;
     }
-    code = pcre2_match(pattern->code, (PCRE2_SPTR)path, n, 0, 0, pattern->result, pattern->limits);
+    code = match_within_limits(pattern, path, n);
     if (code == PCRE2_ERROR_NOMEMORY)
         return sp_fail_memory(error, n, "matching a pattern");
     if (code < 0 && code != PCRE2_ERROR_NOMATCH)
         return sp_refuse(error, SP_REASON_UNSUPPORTED_PATTERN, pattern->field, -1,
-                         "the pattern \"%.150s\" of %s takes too long to match", pattern->text,
-                         pattern->field);
+                         "the pattern \"%.150s\" of %s takes too long to match%s", pattern->text,
+                         pattern->field,
+                         pattern->steps_left && *pattern->steps_left <= 0
+                             ? " together with the config's other patterns"
+                             : "");
     *out_matches = code >= 0;
     return SP_OK;
 }

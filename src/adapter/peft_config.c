@@ -11,7 +11,8 @@
 #include <string.h>
 #include <strings.h>
 
-#define RULES_MAX 16384
+#define RULES_MAX          16384
+#define LAYERS_PATTERN_MAX 64
 
 /* What every reader of a field needs. */
 typedef struct reader {
@@ -122,7 +123,7 @@ static const struct {
     {"auto_mapping", FIELD_LABEL},
     {"megatron_core", FIELD_LABEL},
     {"qalora_group_size", FIELD_LABEL},
-    {"ensure_weight_tying", FIELD_LABEL},
+    {"ensure_weight_tying", FIELD_READ},
     {"runtime_config", FIELD_LABEL},
     {"loftq_config", FIELD_LABEL}, /* the methods themselves show in init_lora_weights */
     {"eva_config", FIELD_LABEL},
@@ -240,6 +241,17 @@ static sp_status check_dora(const reader *r)
     return status;
 }
 
+static bool is_harmless_init(const char *name)
+{
+    static const char *const harmless[] = {"gaussian", "eva", "orthogonal"};
+
+    for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++) {
+        if (strcasecmp(name, harmless[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
 static sp_status check_init(const reader *r)
 {
     static const char *const changing[] = {"pissa", "olora", "corda", "loftq", "lora_ga"};
@@ -263,7 +275,13 @@ static sp_status check_init(const reader *r)
                   "init_lora_weights is \"%.100s\": right only if the file was converted back to "
                   "the plain base",
                   name);
+        return SP_OK;
     }
+    if (!is_harmless_init(name))
+        sp_remark(r->remarks,
+                  "init_lora_weights is \"%.100s\", which is not known here: right only if it "
+                  "leaves the base as it is",
+                  name);
     return SP_OK;
 }
 
@@ -276,6 +294,11 @@ static sp_status check_fan_in_fan_out(const reader *r)
         sp_remark(r->remarks, "fan_in_fan_out is true: PEFT ignores it on linear layers, and the "
                               "shapes fit as they are");
     return status;
+}
+
+static sp_status read_tying(const reader *r)
+{
+    return read_flag(r, "ensure_weight_tying", &r->config->ties_tables);
 }
 
 /* ---- rank and scale ------------------------------------------------------------------------- */
@@ -358,10 +381,11 @@ static sp_status read_rules(const reader *r, const char *field, bool ranks, sp_p
             return sp_refuse(r->error, ranks ? SP_REASON_BAD_RANK : SP_REASON_BAD_ALPHA, field, -1,
                              "%s: the value of \"%.150s\" in %s must be %s", r->subject, key, field,
                              ranks ? "an integer of at least 1" : "a number above 0");
-        status = sp_pattern_create(key, SP_PATTERN_SUFFIX, field, &rules->rules[rules->n].pattern,
-                                   r->error);
+        status = sp_pattern_create(key, SP_PATTERN_SUFFIX, field, &r->config->steps_left,
+                                   &rules->rules[rules->n].pattern, r->error);
         if (status != SP_OK)
             return status;
+        rules->rules[rules->n].key = key;
         rules->rules[rules->n++].value = json_number_value(value);
     }
     return SP_OK;
@@ -380,10 +404,33 @@ static sp_status apply_rules(const sp_pattern_rules *rules, const char *path, si
             return status;
         if (matches) {
             *out_value = rules->rules[i].value;
+            rules->rules[i].decides = true;
             break;
         }
     }
     return SP_OK;
+}
+
+static void remark_unused(const sp_pattern_rules *rules, const char *field, sp_remarks *remarks)
+{
+    const char *first = NULL;
+    size_t n = 0;
+
+    for (size_t i = 0; i < rules->n; i++) {
+        if (rules->rules[i].decides)
+            continue;
+        if (n++ == 0)
+            first = rules->rules[i].key;
+    }
+    if (n > 0)
+        sp_remark(remarks, "%s: %zu of %zu keys decide no module of the file (first \"%.150s\")",
+                  field, n, rules->n, first);
+}
+
+void sp_peft_config_remark_unused(const sp_peft_config *config, sp_remarks *remarks)
+{
+    remark_unused(&config->ranks, "rank_pattern", remarks);
+    remark_unused(&config->alphas, "alpha_pattern", remarks);
 }
 
 sp_status sp_peft_config_scale(const sp_peft_config *config, const char *path, size_t n,
@@ -426,7 +473,7 @@ static sp_status read_names(const reader *r, const char *field, const json_t *li
             return wrong_type(r, field, "a list of names");
         rule->names[rule->n++] = name;
     }
-    return SP_OK;
+    return sp_name_rule_sort(rule, field, r->error);
 }
 
 /* A list of names; where `regex` allows it also one text, which is a regular expression. */
@@ -441,27 +488,12 @@ static sp_status read_name_rule(const reader *r, const char *field, bool regex, 
     if (!regex || !json_is_string(value))
         return wrong_type(r, field, regex ? "a list of names or a text" : "a list of names");
     rule->given = true;
-    if (strcmp(json_string_value(value), "all-linear") == 0) {
+    if (strcasecmp(json_string_value(value), "all-linear") == 0) {
         rule->all_linear = true;
         return SP_OK;
     }
-    return sp_pattern_create(json_string_value(value), SP_PATTERN_WHOLE, field, &rule->regex,
-                             r->error);
-}
-
-sp_status sp_name_rule_match(const sp_name_rule *rule, const char *path, size_t n,
-                             bool *out_matches, sp_error *error)
-{
-    *out_matches = false;
-    if (rule->regex)
-        return sp_pattern_match(rule->regex, path, n, out_matches, error);
-    for (size_t i = 0; i < rule->n && !*out_matches; i++) {
-        size_t length = strlen(rule->names[i]);
-
-        *out_matches = length <= n && memcmp(path + n - length, rule->names[i], length) == 0 &&
-                       (length == n || path[n - length - 1] == '.');
-    }
-    return SP_OK;
+    return sp_pattern_create(json_string_value(value), SP_PATTERN_WHOLE, field,
+                             &r->config->steps_left, &rule->regex, r->error);
 }
 
 static bool ends_in(const char *path, const char *name)
@@ -522,6 +554,12 @@ static int by_number(const void *left, const void *right)
     int32_t a = *(const int32_t *)left, b = *(const int32_t *)right;
 
     return (a > b) - (a < b);
+}
+
+static void sort_ids(sp_id_list *list)
+{
+    if (list->n > 1)
+        qsort(list->ids, (size_t)list->n, sizeof *list->ids, by_number);
 }
 
 static sp_status check_distinct(const reader *r, const char *field, const sp_id_list *list)
@@ -597,6 +635,7 @@ static sp_status read_layers(const reader *r)
     if (layers)
         status = read_ids(r, "layers_to_transform", layers, SP_REASON_CONFIG_MALFORMED,
                           &r->config->layers_to_transform);
+    sort_ids(&r->config->layers_to_transform);
     if (status != SP_OK || !pattern)
         return status;
     if (json_is_array(pattern)) {
@@ -609,6 +648,10 @@ static sp_status read_layers(const reader *r)
             return sp_fail_memory(r->error, sizeof *rule->names, "layers_pattern");
         rule->names[rule->n++] = json_string_value(pattern);
     }
+    if (status == SP_OK && rule->n > LAYERS_PATTERN_MAX)
+        return sp_refuse(r->error, SP_REASON_UNSUPPORTED_PATTERN, "layers_pattern", -1,
+                         "%s: %zu words in layers_pattern; at most %d are taken", r->subject,
+                         rule->n, LAYERS_PATTERN_MAX);
     for (size_t i = 0; status == SP_OK && i < rule->n; i++) {
         for (const char *c = rule->names[i]; *c != '\0'; c++) {
             if (!isalnum((unsigned char)*c) && *c != '_')
@@ -662,6 +705,7 @@ sp_status sp_peft_config_layer_listed(const sp_peft_config *config, const char *
                                       bool *out_listed, sp_error *error)
 {
     int64_t layer = -1;
+    int32_t number;
 
     (void)error;
     *out_listed = true;
@@ -671,9 +715,10 @@ sp_status sp_peft_config_layer_listed(const sp_peft_config *config, const char *
         layer = layer_behind(path, n, NULL);
     for (size_t i = 0; i < config->layers_pattern.n && layer < 0; i++)
         layer = layer_behind(path, n, config->layers_pattern.names[i]);
-    *out_listed = false;
-    for (int32_t i = 0; i < config->layers_to_transform.n; i++)
-        *out_listed |= config->layers_to_transform.ids[i] == layer;
+    number = (int32_t)layer;
+    *out_listed = layer >= 0 &&
+                  bsearch(&number, config->layers_to_transform.ids,
+                          (size_t)config->layers_to_transform.n, sizeof number, by_number) != NULL;
     return SP_OK;
 }
 
@@ -745,9 +790,13 @@ static sp_status read_columns(const reader *r)
 
 static sp_status read_root(const reader *r, const char *bytes, size_t n_bytes)
 {
-    sp_status status = sp_reason_json(bytes, n_bytes, r->subject, SP_REASON_CONFIG_MALFORMED, 0,
-                                      &r->config->root, r->error);
+    sp_status status;
 
+    if (n_bytes >= 3 && memcmp(bytes, "\xef\xbb\xbf", 3) == 0)
+        return sp_refuse(r->error, SP_REASON_CONFIG_MALFORMED, r->subject, 0,
+                         "%s begins with a byte order mark; save it as plain UTF-8", r->subject);
+    status = sp_reason_json(bytes, n_bytes, r->subject, SP_REASON_CONFIG_MALFORMED, 0,
+                            &r->config->root, r->error);
     if (status == SP_OK && !json_is_object(r->config->root))
         return sp_refuse(r->error, SP_REASON_CONFIG_MALFORMED, r->subject, 0,
                          "%s: the top level is no object", r->subject);
@@ -760,7 +809,7 @@ static sp_status read_all(const reader *r)
     static sp_status (*const readers[])(const reader *) = {
         check_peft_type,      check_task_type,    check_dora,  check_bias,   check_init,
         check_fan_in_fan_out, check_other_fields, read_rank,   read_alpha,   read_rslora,
-        read_modules_to_save, read_tokens,        read_layers, read_columns,
+        read_modules_to_save, read_tokens,        read_layers, read_columns, read_tying,
     };
     sp_status status = SP_OK;
 
@@ -791,7 +840,7 @@ sp_status sp_peft_config_parse(const char *bytes, size_t n_bytes, const char *su
                 .error = error};
     sp_status status;
 
-    *out_config = (sp_peft_config){0};
+    *out_config = (sp_peft_config){.steps_left = SP_PATTERN_STEPS_MAX};
     status = read_root(&r, bytes, n_bytes);
     return status == SP_OK ? read_all(&r) : status;
 }
@@ -803,21 +852,15 @@ static void clear_rules(sp_pattern_rules *rules)
     sp_free(rules->rules);
 }
 
-static void clear_names(sp_name_rule *rule)
-{
-    sp_free(rule->names);
-    sp_pattern_destroy(rule->regex);
-}
-
 void sp_peft_config_clear(sp_peft_config *config)
 {
     clear_rules(&config->ranks);
     clear_rules(&config->alphas);
-    clear_names(&config->target_modules);
-    clear_names(&config->exclude_modules);
-    clear_names(&config->target_parameters);
-    clear_names(&config->modules_to_save);
-    clear_names(&config->layers_pattern);
+    sp_name_rule_clear(&config->target_modules);
+    sp_name_rule_clear(&config->exclude_modules);
+    sp_name_rule_clear(&config->target_parameters);
+    sp_name_rule_clear(&config->modules_to_save);
+    sp_name_rule_clear(&config->layers_pattern);
     sp_free(config->layers_to_transform.ids);
     sp_free(config->tokens_embed.ids);
     sp_free(config->tokens_head.ids);

@@ -6,7 +6,7 @@
 #ifndef SP_ADAPTER_PEFT_CONFIG_H
 #define SP_ADAPTER_PEFT_CONFIG_H
 
-#include "adapter/pattern.h"
+#include "adapter/name_rule.h"
 #include "base/json.h"
 #include "base/text.h"
 
@@ -15,7 +15,9 @@
 /* One row of rank_pattern or alpha_pattern, in the file's order. */
 typedef struct sp_pattern_rule {
     sp_pattern *pattern;
+    const char *key; /* borrowed from the config's JSON */
     double value;
+    bool decides; /* a path was asked for that this row gave the value of */
 } sp_pattern_rule;
 
 typedef struct sp_pattern_rules {
@@ -23,17 +25,8 @@ typedef struct sp_pattern_rules {
     size_t n;
 } sp_pattern_rules;
 
-/* Names, or one regular expression, or neither. */
-typedef struct sp_name_rule {
-    const char **names; /* borrowed from the config's JSON */
-    size_t n;
-    sp_pattern *regex; /* NULL: names */
-    bool all_linear;
-    bool given;
-} sp_name_rule;
-
 typedef struct sp_id_list {
-    int32_t *ids; /* in the order of the file */
+    int32_t *ids; /* in the order of the file; layers_to_transform ascends */
     int32_t n;
     bool given;
 } sp_id_list;
@@ -50,7 +43,8 @@ typedef enum sp_peft_orientation {
 } sp_peft_orientation;
 
 typedef struct sp_peft_config {
-    json_t *root; /* owns every borrowed string */
+    json_t *root;       /* owns every borrowed string */
+    int64_t steps_left; /* of all its regular expressions */
     int32_t rank;
     double alpha;
     bool rslora;
@@ -62,6 +56,7 @@ typedef struct sp_peft_config {
     sp_expert_columns columns;
     sp_peft_orientation orientation;
     bool lists_gate_up, lists_down, lists_router; /* what target_parameters names */
+    bool ties_tables; /* ensure_weight_tying: embed_tokens and lm_head were trained as one */
 } sp_peft_config;
 
 /* Where remarks for the receipt go: texts, each with its NUL, one behind the other. */
@@ -80,6 +75,10 @@ void sp_remark(sp_remarks *remarks, const char *format, ...) SP_PRINTF(2, 3);
 sp_status sp_peft_config_parse(const char *bytes, size_t n_bytes, const char *subject,
                                const sp_adapter_options *options, sp_peft_config *out_config,
                                sp_remarks *remarks, sp_error *error);
+
+/* Remarks the rows of rank_pattern and alpha_pattern that have decided nothing so far. */
+void sp_peft_config_remark_unused(const sp_peft_config *config, sp_remarks *remarks);
+
 /* Names of the fields that are known, one after the other; NULL past the last. */
 const char *sp_peft_config_field(size_t index);
 
@@ -91,10 +90,6 @@ void sp_peft_config_clear(sp_peft_config *config);
  */
 sp_status sp_peft_config_scale(const sp_peft_config *config, const char *path, size_t n,
                                int32_t *out_rank, float *out_scale, sp_error *error);
-
-/* Whether the name rule fits the path: a whole match, or (for names) the path's end at a dot. */
-sp_status sp_name_rule_match(const sp_name_rule *rule, const char *path, size_t n,
-                             bool *out_matches, sp_error *error);
 
 /*
  * False when layers_to_transform is given and does not list the layer in `path`, as PEFT finds it

@@ -442,6 +442,27 @@ static sp_status check_saved(const sp_audit *audit, sp_module module, const sp_i
     return SP_OK;
 }
 
+/*
+ * ensure_weight_tying on a tied base: the two were trained as one table, and PEFT stores both. With
+ * one of them alone the other side would keep the base's rows, which nobody trained.
+ */
+static sp_status check_tied_tables(const sp_audit *audit, bool has_embed, bool has_head)
+{
+    const char *lacking = sp_module_name(has_embed ? SP_MODULE_LM_HEAD : SP_MODULE_EMBED_TOKENS);
+
+    if (!audit->config.ties_tables || has_embed == has_head)
+        return SP_OK;
+    if (!audit->options->allow_partial)
+        return sp_refuse(audit->error, SP_REASON_UNMATCHED_TARGET, lacking, -1,
+                         "ensure_weight_tying is true, so that embed_tokens and lm_head have one "
+                         "table, but the file has none for %s; --allow-partial takes what there is",
+                         lacking);
+    sp_remark(&audit->adapter->notes,
+              "ensure_weight_tying is true, but the file has no table for %s, which stays as it is",
+              lacking);
+    return SP_OK;
+}
+
 /* ---- one module ------------------------------------------------------------------------------ */
 
 static sp_status check_module(sp_audit *audit, sp_module module, const module_items *items,
@@ -549,6 +570,8 @@ sp_status sp_audit_tables(sp_audit *audit)
 
     if (status == SP_OK)
         status = check_module(audit, SP_MODULE_LM_HEAD, &head, head_ids);
+    if (status == SP_OK && shape && shape->tied_embeddings && !embed.tokens && !head.tokens)
+        status = check_tied_tables(audit, embed.table != NULL, head.table != NULL);
     if (status != SP_OK)
         return status;
     /* On a tied base trainable tokens move the head's rows too. */

@@ -5,6 +5,8 @@
  */
 #include "adapter/audit.h"
 
+#include "base/alloc.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -139,11 +141,11 @@ static sp_status check_not_excluded(const sp_audit *audit, const sp_pair *pair)
     bool excluded = false, listed = true;
     sp_status status;
 
-    if (key->layer < 0 || key->fused != SP_FUSED_NONE)
-        return SP_OK; /* neither rule reaches the head or the parameters */
+    if (key->fused != SP_FUSED_NONE)
+        return SP_OK; /* neither rule reaches the parameters */
     status = sp_name_rule_match(&config->exclude_modules, key->path, key->path_bytes, &excluded,
                                 audit->error);
-    if (status == SP_OK && !config->target_modules.regex)
+    if (status == SP_OK && key->layer >= 0) /* embedding and head are in no layer */
         status =
             sp_peft_config_layer_listed(config, key->path, key->path_bytes, &listed, audit->error);
     if (status != SP_OK || (!excluded && listed))
@@ -155,22 +157,21 @@ static sp_status check_not_excluded(const sp_audit *audit, const sp_pair *pair)
 
 /* ---- target_modules -------------------------------------------------------------------------- */
 
-static sp_status file_has(const sp_audit *audit, const char *name, bool *out_has)
+/* Marks the listed names that some pair of the file is meant by. */
+static void mark_in_file(const sp_audit *audit, bool *marks)
 {
-    *out_has = false;
-    for (size_t i = 0; i < audit->n_pairs && !*out_has; i++) {
+    for (size_t i = 0; i < audit->n_pairs; i++) {
         path_list paths;
 
         paths_of(&audit->pairs[i], &paths);
         for (int p = 0; p < paths.n; p++)
-            *out_has |= is_end_of(paths.text[p], name);
+            sp_name_rule_mark(&audit->config.target_modules, paths.text[p], strlen(paths.text[p]),
+                              marks);
     }
-    return SP_OK;
 }
 
-/* Whether the base has this module in a layer that the config does not leave out. */
-static sp_status base_site_fits(const sp_audit *audit, int32_t layer, sp_module module,
-                                const char *name, bool *out_fits)
+/* Marks the names of one site of the base, unless the config leaves it out. */
+static sp_status mark_site(const sp_audit *audit, int32_t layer, sp_module module, bool *marks)
 {
     static const char experts[] = "mlp.experts.";
     const char *own = sp_module_name(module);
@@ -179,7 +180,6 @@ static sp_status base_site_fits(const sp_audit *audit, int32_t layer, sp_module 
     bool excluded, listed;
     sp_status status;
 
-    *out_fits = false;
     if (layer < 0)
         snprintf(path, sizeof path, "%s%s", module == SP_MODULE_LM_HEAD ? "" : "model.", own);
     else if (is_expert)
@@ -187,29 +187,27 @@ static sp_status base_site_fits(const sp_audit *audit, int32_t layer, sp_module 
                  own + strlen(experts));
     else
         snprintf(path, sizeof path, "model.layers.%d.%s", layer, own);
-    if (!is_end_of(path, name))
-        return SP_OK;
     status = sp_name_rule_match(&audit->config.exclude_modules, path, strlen(path), &excluded,
                                 audit->error);
     if (status == SP_OK)
         status =
             sp_peft_config_layer_listed(&audit->config, path, strlen(path), &listed, audit->error);
-    *out_fits = status == SP_OK && !excluded && listed;
+    if (status == SP_OK && !excluded && listed)
+        sp_name_rule_mark(&audit->config.target_modules, path, strlen(path), marks);
     return status;
 }
 
-static sp_status base_has_place(const sp_audit *audit, const char *name, bool *out_has)
+static sp_status mark_in_base(const sp_audit *audit, bool *marks)
 {
     const sp_geometry *geometry = audit->options->geometry;
 
-    *out_has = false;
-    for (int32_t layer = -1; layer < sp_geometry_layers(geometry) && !*out_has; layer++) {
-        for (int32_t module = 0; module < SP_MODULE_COUNT && !*out_has; module++) {
+    for (int32_t layer = -1; layer < sp_geometry_layers(geometry); layer++) {
+        for (int32_t module = 0; module < SP_MODULE_COUNT; module++) {
             sp_status status;
 
             if (!sp_geometry_site(geometry, layer, (sp_module)module, NULL, NULL))
                 continue;
-            status = base_site_fits(audit, layer, (sp_module)module, name, out_has);
+            status = mark_site(audit, layer, (sp_module)module, marks);
             if (status != SP_OK)
                 return status;
         }
@@ -217,23 +215,41 @@ static sp_status base_has_place(const sp_audit *audit, const char *name, bool *o
     return SP_OK;
 }
 
-static sp_status check_listed_names(const sp_audit *audit)
+/* The first listed name with places in the base and no tensor in the file. */
+static sp_status check_marks(const sp_audit *audit, const bool *in_file, const bool *in_base)
 {
     const sp_name_rule *rule = &audit->config.target_modules;
 
     for (size_t i = 0; i < rule->n; i++) {
-        bool has;
-        sp_status status = file_has(audit, rule->names[i], &has);
+        size_t index = sp_name_rule_index(rule, rule->names[i]);
+        sp_status status;
 
-        if (status == SP_OK && !has && audit->options->geometry) {
-            status = base_has_place(audit, rule->names[i], &has);
-            if (status == SP_OK && has)
-                status = refuse_unmatched(audit, "target_modules", rule->names[i]);
-        }
+        if (index == rule->n_sorted || in_file[index] || !in_base[index])
+            continue;
+        status = refuse_unmatched(audit, "target_modules", rule->names[i]);
         if (status != SP_OK)
             return status;
     }
     return SP_OK;
+}
+
+static sp_status check_listed_names(const sp_audit *audit)
+{
+    size_t n = audit->config.target_modules.n_sorted;
+    bool *marks;
+    sp_status status;
+
+    if (n == 0 || !audit->options->geometry)
+        return SP_OK;
+    marks = sp_calloc(2 * n, sizeof *marks);
+    if (!marks)
+        return sp_fail_memory(audit->error, 2 * n * sizeof *marks, "target_modules");
+    mark_in_file(audit, marks);
+    status = mark_in_base(audit, marks + n);
+    if (status == SP_OK)
+        status = check_marks(audit, marks, marks + n);
+    sp_free(marks);
+    return status;
 }
 
 /* Tensors that target_modules does not ask for are applied all the same, and remarked. */
@@ -282,5 +298,7 @@ sp_status sp_audit_targets(sp_audit *audit)
         status = check_parameters(audit);
     if (status == SP_OK)
         status = remark_unlisted(audit);
+    if (status == SP_OK)
+        sp_peft_config_remark_unused(&audit->config, &audit->adapter->notes);
     return status;
 }

@@ -27,7 +27,7 @@ static void check_key(const char *key, sp_pattern_form form, const json_t *paths
     sp_pattern *pattern;
     sp_error error;
 
-    assert_ok(sp_pattern_create(key, form, "rank_pattern", &pattern, &error), &error);
+    assert_ok(sp_pattern_create(key, form, "rank_pattern", NULL, &pattern, &error), &error);
     for (size_t i = 0; i < json_array_size(paths); i++) {
         const char *path = json_string_value(json_array_get(paths, i));
         bool want = json_is_true(json_array_get(wanted, i));
@@ -74,7 +74,8 @@ static void unsupported(void **state)
         sp_pattern *pattern = NULL;
         sp_error error;
 
-        if (sp_pattern_create(key, SP_PATTERN_SUFFIX, "alpha_pattern", &pattern, &error) == SP_OK)
+        if (sp_pattern_create(key, SP_PATTERN_SUFFIX, "alpha_pattern", NULL, &pattern, &error) ==
+            SP_OK)
             fail_msg("\"%s\" was taken", key);
         assert_string_equal(error.code, "unsupported-pattern");
         assert_string_equal(error.subject, "alpha_pattern");
@@ -100,8 +101,9 @@ static void endless_patterns(void **state)
         bool matches = true;
         sp_status status;
 
-        assert_ok(sp_pattern_create(keys[i], SP_PATTERN_WHOLE, "target_modules", &pattern, &error),
-                  &error);
+        assert_ok(
+            sp_pattern_create(keys[i], SP_PATTERN_WHOLE, "target_modules", NULL, &pattern, &error),
+            &error);
         status = sp_pattern_match(pattern, path, sizeof path, &matches, &error);
         if (status != SP_OK)
             assert_string_equal(error.code, "unsupported-pattern");
@@ -110,6 +112,48 @@ static void endless_patterns(void **state)
         sp_pattern_destroy(pattern);
     }
     assert_true(sp_clock_seconds() - start < 20);
+}
+
+/*
+ * The patterns of one config draw on one number of steps: each match of a simple one takes a
+ * little, one that searches long takes what it searched, and behind the end all are refused.
+ */
+static void steps_are_shared(void **state)
+{
+    static const char path[] = "model.layers.0.self_attn.q_proj";
+    static const char *const keys[] = {"(q|k)_proj", "[a-z0-9._]*[a-z0-9._]*[a-z0-9._]*[^a-z0-9._]",
+                                       "q_proj"};
+    sp_pattern *patterns[3];
+    int64_t steps_left = 100000, before;
+    sp_error error;
+    bool matches;
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        assert_ok(sp_pattern_create(keys[i], SP_PATTERN_SUFFIX, "alpha_pattern", &steps_left,
+                                    &patterns[i], &error),
+                  &error);
+    assert_ok(sp_pattern_match(patterns[0], path, strlen(path), &matches, &error), &error);
+    assert_true(matches);
+    assert_true(steps_left < 100000 && steps_left > 99000);
+    before = steps_left;
+    assert_ok(sp_pattern_match(patterns[1], path, strlen(path), &matches, &error), &error);
+    assert_false(matches);
+    assert_true(before - steps_left > 1000);
+    steps_left = 1;
+    assert_ok(sp_pattern_match(patterns[0], path, strlen(path), &matches, &error), &error);
+    assert_true(steps_left <= 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(sp_pattern_match(patterns[i], path, strlen(path), &matches, &error),
+                         SP_ERR_REFUSED);
+        assert_string_equal(error.code, "unsupported-pattern");
+        assert_non_null(strstr(error.text, "together"));
+    }
+    /* Plain names need none. */
+    assert_ok(sp_pattern_match(patterns[2], path, strlen(path), &matches, &error), &error);
+    assert_true(matches);
+    for (int i = 0; i < 3; i++)
+        sp_pattern_destroy(patterns[i]);
 }
 
 static void long_and_deep_patterns(void **state)
@@ -121,14 +165,14 @@ static void long_and_deep_patterns(void **state)
     (void)state;
     memset(text, '(', 65);
     memset(text + 65, ')', 65);
-    assert_int_equal(sp_pattern_create(text, SP_PATTERN_WHOLE, "x", &pattern, &error),
+    assert_int_equal(sp_pattern_create(text, SP_PATTERN_WHOLE, "x", NULL, &pattern, &error),
                      SP_ERR_REFUSED);
     assert_int_equal(error.position, 64);
     memset(text, 'a', sizeof text - 1);
-    assert_int_equal(sp_pattern_create(text, SP_PATTERN_WHOLE, "x", &pattern, &error),
+    assert_int_equal(sp_pattern_create(text, SP_PATTERN_WHOLE, "x", NULL, &pattern, &error),
                      SP_ERR_REFUSED);
     text[16384] = '\0';
-    assert_ok(sp_pattern_create(text, SP_PATTERN_WHOLE, "x", &pattern, &error), &error);
+    assert_ok(sp_pattern_create(text, SP_PATTERN_WHOLE, "x", NULL, &pattern, &error), &error);
     sp_pattern_destroy(pattern);
     sp_pattern_destroy(NULL);
 }
@@ -145,7 +189,7 @@ static void allocation_failures(void **state)
         sp_status status;
 
         sp_alloc_fail_after(n);
-        status = sp_pattern_create("(q|k)_proj", SP_PATTERN_SUFFIX, "x", &pattern, &error);
+        status = sp_pattern_create("(q|k)_proj", SP_PATTERN_SUFFIX, "x", NULL, &pattern, &error);
         if (status == SP_OK)
             status = sp_pattern_match(pattern, "a.k_proj", 8, &matches, &error);
         if (!sp_alloc_failed()) {
@@ -167,9 +211,9 @@ static void allocation_failures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(as_python_does),      cmocka_unit_test(unsupported),
-        cmocka_unit_test(endless_patterns),    cmocka_unit_test(long_and_deep_patterns),
-        cmocka_unit_test(allocation_failures),
+        cmocka_unit_test(as_python_does),         cmocka_unit_test(unsupported),
+        cmocka_unit_test(endless_patterns),       cmocka_unit_test(steps_are_shared),
+        cmocka_unit_test(long_and_deep_patterns), cmocka_unit_test(allocation_failures),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

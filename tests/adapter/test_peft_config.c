@@ -3,6 +3,8 @@
  */
 #include "adapter/toy.h"
 
+#include "adapter/peft_config.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -72,6 +74,17 @@ static const struct {
     {", \"target_modules\": [\"q_proj\", \"v_proj\"]", NULL, NULL},
     {", \"target_modules\": [\"self_attn.q_proj\", \"v_proj\"]", NULL, NULL},
     {", \"target_modules\": \"all-linear\"", NULL, NULL},
+    {", \"target_modules\": \"All-Linear\"", NULL, NULL},
+    {", \"target_modules\": [\"model.language_model.layers.0.self_attn.q_proj\", "
+     "\"layers.0.self_attn.v_proj\"]",
+     NULL, NULL},
+    {", \"target_modules\": [\"q_proj\", \"v_proj\", "
+     "\"model.language_model.layers.0.self_attn.k_proj\"]",
+     "unmatched-target", "model.language_model.layers.0.self_attn.k_proj"},
+    {", \"target_modules\": [\"q_proj\", \"v_proj\", \"model.layers.1.self_attn.q_proj\"]", NULL,
+     NULL},
+    {", \"target_modules\": [\"q_proj\", \"v_proj\", \"\", \"o_proj\", \"k_proj\"]",
+     "unmatched-target", "o_proj"},
     {", \"target_modules\": \".*\\\\.(q|v)_proj\"", NULL, NULL},
     {", \"target_modules\": \".*nothing\"", NULL, NULL},
     {", \"target_modules\": []", NULL, NULL},
@@ -106,6 +119,10 @@ static const struct {
     {", \"layers_to_transform\": [1]", "layer-not-targeted", NULL},
     {", \"layers_to_transform\": 1", "layer-not-targeted", NULL},
     {", \"layers_to_transform\": []", NULL, NULL},
+    {", \"layers_to_transform\": [7, 3, 0, 5, 3]", NULL, NULL},
+    {", \"layers_to_transform\": [7, 3, 5], \"target_modules\": \".*_proj\"", "layer-not-targeted",
+     "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"},
+    {", \"layers_to_transform\": [0], \"target_modules\": \".*_proj\"", NULL, NULL},
     {", \"layers_to_transform\": [0], \"layers_pattern\": \"h\"", "layer-not-targeted", NULL},
     {", \"layers_to_transform\": [-1]", "config-malformed", "layers_to_transform"},
     {", \"layers_to_transform\": [\"0\"]", "config-malformed", "layers_to_transform"},
@@ -265,6 +282,19 @@ static void whole_texts(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* An invisible mark is named. */
+static void byte_order_mark(void **state)
+{
+    sp_adapter_options options = toy_options();
+    make_adapter *adapter = toy_adapter();
+
+    (void)state;
+    make_adapter_config(adapter, "\xef\xbb\xbf{\"r\": 2, \"lora_alpha\": 4}");
+    toy_refused(adapter, &options, "config-malformed", NULL, "byte order mark", "a mark");
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
 static void nested_deeply(void **state)
 {
     sp_adapter_options options = toy_options();
@@ -280,6 +310,90 @@ static void nested_deeply(void **state)
     toy_refused(adapter, &options, "config-malformed", NULL, NULL, "nested lists");
     make_adapter_destroy(adapter);
     sp_geometry_release(options.geometry);
+}
+
+/* exclude_modules reaches the head and the embedding; layers_to_transform, of no layer, does not.
+ */
+static void outside_of_layers(void **state)
+{
+    static const struct {
+        const char *members, *code, *subject;
+    } cases[] = {
+        {", \"exclude_modules\": [\"lm_head\"]", "layer-not-targeted",
+         "base_model.model.lm_head.lora_A.weight"},
+        {", \"exclude_modules\": \".*(embed|head).*\"", "layer-not-targeted",
+         "base_model.model.model.embed_tokens.lora_embedding_A"},
+        {", \"exclude_modules\": [\"k_proj\"]", NULL, NULL},
+        {", \"layers_to_transform\": [0]", NULL, NULL},
+    };
+    sp_adapter_options options = toy_options();
+    make_adapter *adapter = toy_adapter();
+
+    (void)state;
+    make_adapter_add_pair(adapter, "base_model.model.lm_head", 2, TOY_HIDDEN, TOY_VOCAB, 3);
+    make_adapter_add_random(adapter, "base_model.model.model.embed_tokens.lora_embedding_A", 2,
+                            TOY_VOCAB, 4);
+    make_adapter_add_random(adapter, "base_model.model.model.embed_tokens.lora_embedding_B",
+                            TOY_HIDDEN, 2, 5);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        make_adapter_config_with(adapter, cases[i].members);
+        if (cases[i].code)
+            toy_refused(adapter, &options, cases[i].code, cases[i].subject, "exclude_modules",
+                        cases[i].members);
+        else
+            sp_adapter_release(toy_opened(adapter, &options));
+    }
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
+/* The expressions of one config share their steps, and a list of words has its limit. */
+static void bounded_work(void **state)
+{
+    static const char text[] = "{\"r\": 2, \"lora_alpha\": 4, \"rank_pattern\": {\"(q|k)\": 1}, "
+                               "\"alpha_pattern\": {\"(v|o)\": 3}, \"target_modules\": \".*\", "
+                               "\"exclude_modules\": \"(k|x)\"}";
+    sp_adapter_options options;
+    sp_remarks remarks = {0};
+    sp_peft_config config;
+    char words[1000] = "";
+    sp_error error;
+    int32_t rank;
+    float scale;
+    bool answer;
+
+    (void)state;
+    sp_adapter_options_default(&options);
+    assert_ok(
+        sp_peft_config_parse(text, strlen(text), "config", &options, &config, &remarks, &error),
+        &error);
+    config.steps_left = 1;
+    assert_int_equal(sp_peft_config_scale(&config, "a.v", 3, &rank, &scale, &error),
+                     SP_ERR_REFUSED);
+    assert_string_equal(error.code, "unsupported-pattern");
+    assert_int_equal(sp_name_rule_match(&config.target_modules, "a.v", 3, &answer, &error),
+                     SP_ERR_REFUSED);
+    assert_int_equal(sp_name_rule_match(&config.exclude_modules, "a.v", 3, &answer, &error),
+                     SP_ERR_REFUSED);
+    sp_peft_config_clear(&config);
+    sp_text_free(&remarks.text);
+    for (int n = 64; n <= 65; n++) {
+        sp_adapter_options toy = toy_options();
+        make_adapter *adapter = toy_adapter();
+        size_t at = (size_t)snprintf(words, sizeof words,
+                                     ", \"layers_to_transform\": [0], \"layers_pattern\": [");
+
+        for (int i = 1; i < n; i++)
+            at += (size_t)snprintf(words + at, sizeof words - at, "\"h\", ");
+        snprintf(words + at, sizeof words - at, "\"layers\"]");
+        make_adapter_config_with(adapter, words);
+        if (n > 64)
+            toy_refused(adapter, &toy, "unsupported-pattern", "layers_pattern", "65 words", words);
+        else
+            sp_adapter_release(toy_opened(adapter, &toy));
+        make_adapter_destroy(adapter);
+        sp_geometry_release(toy.geometry);
+    }
 }
 
 static void allowed_by_flags(void **state)
@@ -310,9 +424,9 @@ static void allowed_by_flags(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_member),
-        cmocka_unit_test(whole_texts),
-        cmocka_unit_test(nested_deeply),
+        cmocka_unit_test(every_member),      cmocka_unit_test(whole_texts),
+        cmocka_unit_test(byte_order_mark),   cmocka_unit_test(nested_deeply),
+        cmocka_unit_test(outside_of_layers), cmocka_unit_test(bounded_work),
         cmocka_unit_test(allowed_by_flags),
     };
 

@@ -131,6 +131,82 @@ static void accepted(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* What the config says that deserves a word, and the word. */
+static const struct {
+    const char *members, *notes;
+} noted[] = {
+    {"", "[]"},
+    {", \"fan_in_fan_out\": true",
+     "[\"fan_in_fan_out is true: PEFT ignores it on linear layers, and the shapes fit as they "
+     "are\"]"},
+    {", \"new_method\": 1", "[\"the unknown field \\\"new_method\\\" is ignored, as was asked\"]"},
+    {", \"init_lora_weights\": \"Gaussian\"", "[]"},
+    {", \"init_lora_weights\": \"eva\"", "[]"},
+    {", \"init_lora_weights\": \"orthogonal\"", "[]"},
+    {", \"init_lora_weights\": \"milora\"",
+     "[\"init_lora_weights is \\\"milora\\\", which is not known here: right only if it leaves the "
+     "base as it is\"]"},
+    {", \"init_lora_weights\": \"pissa\"", "[\"init_lora_weights is \\\"pissa\\\": right only if "
+                                           "the file was converted back to the plain "
+                                           "base\"]"},
+    {", \"target_modules\": [\"q_proj\", \"v_proj\"]", "[]"},
+    {", \"target_modules\": \"ALL-linear\"", "[]"},
+    {", \"target_modules\": []",
+     "[\"target_modules is an empty list\", \"2 of 2 modules in the file are not in "
+     "target_modules; they are applied\"]"},
+    {", \"target_modules\": [\"q_proj\"]",
+     "[\"1 of 2 modules in the file are not in target_modules; they are applied\"]"},
+    {", \"target_modules\": \".*v_proj\"",
+     "[\"1 of 2 modules in the file are not in target_modules; they are applied\"]"},
+    {", \"target_modules\": [\"q_proj\", \"v_proj\", \"k_proj\"]",
+     "[\"target_modules lists \\\"k_proj\\\", but the file has no tensor for it\"]"},
+    /* a pattern that was meant for something, and changes nothing */
+    {", \"alpha_pattern\": {\"q_proj\": 3, \"v_proj\": 5}", "[]"},
+    {", \"rank_pattern\": {\"q_proj\": 2, \"up_proj\": 5}",
+     "[\"rank_pattern: 1 of 2 keys decide no module of the file (first \\\"up_proj\\\")\"]"},
+    {", \"alpha_pattern\": {\"base_model.model.model.layers.0.self_attn.q_proj\": 3}",
+     "[\"alpha_pattern: 1 of 1 keys decide no module of the file (first "
+     "\\\"base_model.model.model.layers.0.self_attn.q_proj\\\")\"]"},
+    {", \"alpha_pattern\": {\"(q|v)_proj\": 3, \"self_attn.v_proj\": 5, \"^q_proj\": 6}",
+     "[\"alpha_pattern: 2 of 3 keys decide no module of the file (first "
+     "\\\"self_attn.v_proj\\\")\"]"},
+};
+
+static void notes(void **state)
+{
+    sp_adapter_options options = toy_options();
+    sp_receipt_options receipt_options;
+    make_adapter *adapter = toy_adapter();
+
+    (void)state;
+    options.allow_unknown_fields = true;
+    options.allow_base_changing_init = true;
+    options.allow_partial = true;
+    sp_receipt_options_default(&receipt_options);
+    for (size_t i = 0; i < sizeof noted / sizeof *noted; i++) {
+        sp_receipt *receipt;
+        json_t *root;
+
+        make_adapter_config_with(adapter, noted[i].members);
+        receipt = receipt_of(adapter, &options, &receipt_options);
+        root = parse(receipt);
+        check(root, "notes", noted[i].notes);
+        json_decref(root);
+        sp_receipt_destroy(receipt);
+    }
+    make_adapter_config(adapter, "{\"r\": 2, \"lora_alpha\": 4}");
+    {
+        sp_receipt *receipt = receipt_of(adapter, &options, &receipt_options);
+        json_t *root = parse(receipt);
+
+        check(root, "notes", "[\"use_rslora is absent: the scale is alpha / r\"]");
+        json_decref(root);
+        sp_receipt_destroy(receipt);
+    }
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
 static void engine_missing(void **state)
 {
     sp_adapter_options options = toy_options();
@@ -272,6 +348,52 @@ static void unchecked(void **state)
     make_adapter_destroy(adapter);
 }
 
+/* Names of tensors, fields and folders are a stranger's: exact in JSON, printable in the table. */
+static void foreign_names(void **state)
+{
+    static const char stored[] = /* as JSON has it */
+        "model.layers.0.self_attn.\\u001b[31m\\nverdict  refused.lora_A.weight";
+    static const char name[] = "model.layers.0.self_attn.\x1b[31m\nverdict  refused.lora_A.weight";
+    sp_adapter_options options = toy_options();
+    sp_receipt_options receipt_options;
+    make_adapter *adapter = toy_adapter();
+    sp_receipt *receipt;
+    sp_error refusal, error;
+    json_t *root;
+
+    (void)state;
+    options.allow_partial = true;
+    options.allow_unknown_fields = true;
+    options.name = "a\nverdict  accepted";
+    make_adapter_add_random(adapter, stored, 2, 8, 1);
+    make_adapter_config_with(adapter, ", \"new\\u001b\\n\": 1");
+    sp_receipt_options_default(&receipt_options);
+    receipt = receipt_of(adapter, &options, &receipt_options);
+    root = parse(receipt);
+    assert_string_equal(json_string_value(json_object_get(
+                            json_array_get(json_object_get(root, "ignored"), 0), "tensor")),
+                        name);
+    assert_non_null(
+        strstr(json_string_value(json_array_get(json_object_get(root, "notes"), 0)), "new\x1b\n"));
+    for (const char *c = sp_receipt_table(receipt); *c != '\0'; c++)
+        assert_true(*c == '\n' || (unsigned char)*c >= ' ');
+    assert_non_null(strstr(sp_receipt_table(receipt), "adapter  a?verdict  accepted\nverdict"));
+    assert_non_null(strstr(sp_receipt_table(receipt),
+                           "\n  model.layers.0.self_attn.?[31m?verdict  refused.lora_A.weight: "
+                           "unsupported-module\n"));
+    assert_non_null(strstr(sp_receipt_table(receipt), "\"new??\""));
+    json_decref(root);
+    sp_receipt_destroy(receipt);
+    sp_refuse(&refusal, SP_REASON_EMPTY_ADAPTER, NULL, -1, "nothing");
+    assert_ok(sp_receipt_create_refused(options.name, &refusal, &receipt, &error), &error);
+    assert_string_equal(sp_receipt_table(receipt),
+                        "adapter  a?verdict  accepted\nverdict  refused: empty-adapter\n"
+                        "because  nothing\n");
+    sp_receipt_destroy(receipt);
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
 static void refused(void **state)
 {
     sp_error refusal, error;
@@ -323,9 +445,10 @@ static void reason_codes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(accepted),       cmocka_unit_test(engine_missing),
-        cmocka_unit_test(one_kind_alone), cmocka_unit_test(replaced_rows),
-        cmocka_unit_test(unchecked),      cmocka_unit_test(refused),
+        cmocka_unit_test(accepted),       cmocka_unit_test(notes),
+        cmocka_unit_test(engine_missing), cmocka_unit_test(one_kind_alone),
+        cmocka_unit_test(replaced_rows),  cmocka_unit_test(unchecked),
+        cmocka_unit_test(refused),        cmocka_unit_test(foreign_names),
         cmocka_unit_test(reason_codes),
     };
 

@@ -280,6 +280,63 @@ static void tied_tokens(void **state)
 }
 
 /*
+ * ensure_weight_tying on a tied base: both tables are there, or the file lost one. Without it, and
+ * on an untied base, each side stands alone.
+ */
+static void tables_trained_as_one(void **state)
+{
+    static const char *const names[] = {EMBED ".weight", HEAD ".weight"};
+    static const char *const lacking[] = {"lm_head", "embed_tokens"};
+    static const char *const models[] = {"qwen3-tied", "qwen3-untied"};
+
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        bool untied = i & 1, tying = i & 2;
+        int side = i / 4;
+        base b = open_base(models[untied]);
+        make_adapter *adapter = with_pair();
+        sp_adapter *opened;
+
+        make_adapter_config_with(adapter, tying ? ", \"ensure_weight_tying\": true" : "");
+        make_adapter_add_random(adapter, names[side], VOCAB, HIDDEN, 3);
+        if (tying && !untied) {
+            toy_refused(adapter, &b.options, "unmatched-target", lacking[side],
+                        "ensure_weight_tying", names[side]);
+            b.options.allow_partial = true;
+            opened = toy_opened(adapter, &b.options);
+            expect_note(opened, "ensure_weight_tying is true, but the file has no table for");
+            sp_adapter_release(opened);
+            b.options.allow_partial = false;
+            make_adapter_add_random(adapter, names[!side], VOCAB, HIDDEN, 3);
+        }
+        opened = toy_opened(adapter, &b.options);
+        assert_int_equal(sp_adapter_n_tables(opened), tying && !untied ? 2 : 1);
+        sp_adapter_release(opened);
+        make_adapter_destroy(adapter);
+        close_base(&b);
+    }
+}
+
+/* Trainable tokens move both sides of a tied base by themselves: one table is enough for them. */
+static void tied_tokens_with_their_table(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *adapter = with_pair();
+    sp_adapter *opened;
+
+    (void)state;
+    make_adapter_config_with(adapter, ", \"ensure_weight_tying\": true, "
+                                      "\"trainable_token_indices\": [7, 5]");
+    add_table(adapter, EMBED ".token_adapter.base_layer.weight", "BF16", VOCAB, b.embed);
+    make_adapter_add_random(adapter, TOKENS(EMBED), 2, HIDDEN, 4);
+    opened = toy_opened(adapter, &b.options);
+    assert_int_equal(sp_adapter_n_tables(opened), 2);
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
+/*
  * An adapter whose vocabulary is larger than the tied base's: its new tokens are dropped from the
  * head's rows as from the embedding's, and noted; a token beyond its own rows is an error.
  */
@@ -494,6 +551,8 @@ int main(void)
         cmocka_unit_test(table_shapes),
         cmocka_unit_test(twice_the_same_table),
         cmocka_unit_test(tokens_keep_their_order),
+        cmocka_unit_test(tables_trained_as_one),
+        cmocka_unit_test(tied_tokens_with_their_table),
         cmocka_unit_test(tied_tokens),
         cmocka_unit_test(tied_tokens_beyond_the_vocabulary),
         cmocka_unit_test(tokens_and_a_table),
