@@ -148,6 +148,18 @@ static bool read_ending(span *path, sp_module_key *key, ending_kind *out_kind)
 static const char *const trunks[] = {"model.language_model.", "language_model.model.", "model.",
                                      ""};
 
+/* What torch.compile, DistributedDataParallel and a second PEFT model put in front of names. */
+static bool is_wrapped(span path)
+{
+    static const char *const wrappers[] = {"_orig_mod.", "module.", "base_model."};
+
+    for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++) {
+        if (take_prefix(&path, wrappers[i]))
+            return true;
+    }
+    return false;
+}
+
 static sp_status refuse_prefix(const char *name, span path, sp_error *error)
 {
     const char *layers = NULL;
@@ -158,9 +170,15 @@ static sp_status refuse_prefix(const char *name, span path, sp_error *error)
             layers = path.begin + i + 1;
     }
     n = layers ? (size_t)(layers - path.begin) : path.n;
+    if (is_wrapped(path))
+        return sp_refuse(error, SP_REASON_UNKNOWN_PREFIX, name, 0,
+                         "%.200s: the model was wrapped (compiled, distributed, or by PEFT twice) "
+                         "when it was saved; save the model inside of the wrapper",
+                         name);
     return sp_refuse(error, SP_REASON_UNKNOWN_PREFIX, name, 0,
-                     "%.200s: \"%.*s\" is not a place of the text model that is served", name,
-                     (int)(n < 100 ? n : 100), path.begin);
+                     "%.200s: \"%.*s\" is not a place of the text model that is served; "
+                     "--allow-partial leaves it out",
+                     name, (int)(n < 100 ? n : 100), path.begin);
 }
 
 /* Digits without a leading zero, within int32; -1 otherwise. */
@@ -181,8 +199,9 @@ static int32_t read_index(span part)
 static sp_status refuse_module(const char *name, span module, sp_error *error)
 {
     return sp_refuse(error, SP_REASON_UNSUPPORTED_MODULE, name, (int64_t)(module.begin - name),
-                     "%.200s: \"%.*s\" is no module that an adapter can change here", name,
-                     (int)(module.n < 100 ? module.n : 100), module.begin);
+                     "%.200s: \"%.*s\" is no module that an adapter can change here; "
+                     "--allow-partial leaves it out",
+                     name, (int)(module.n < 100 ? module.n : 100), module.begin);
 }
 
 /* What follows "mlp.experts": nothing, ".base_layer", or ".N.gate_proj" and the like. */
@@ -281,6 +300,14 @@ static sp_status refuse_ending(const char *name, sp_error *error)
                      "%.300s: not a name that PEFT gives to a tensor of an adapter", name);
 }
 
+static sp_status refuse_kind_of_pair(const char *name, sp_error *error)
+{
+    return sp_refuse(error, SP_REASON_UNRECOGNIZED_TENSOR, name, 0,
+                     "%.300s: embed_tokens has lora_embedding_A and lora_embedding_B, every other "
+                     "module lora_A.weight and lora_B.weight",
+                     name);
+}
+
 sp_status sp_module_key_parse(const char *name, sp_module_key *out_key, sp_error *error)
 {
     span path = {name, strlen(name)};
@@ -306,7 +333,7 @@ sp_status sp_module_key_parse(const char *name, sp_module_key *out_key, sp_error
         return status;
     if ((kind == ENDING_EMBEDDING) != (key.module == SP_MODULE_EMBED_TOKENS) &&
         kind != ENDING_TABLE)
-        return refuse_ending(name, error);
+        return refuse_kind_of_pair(name, error);
     *out_key = key;
     return SP_OK;
 }
@@ -349,8 +376,8 @@ static sp_status refuse_place(const sp_geometry *geometry, const sp_module_key *
                          "%.200s: the base model has no experts", name);
     if (!(sp_geometry_modules(geometry) & SP_MODULE_BIT(key->module)))
         return sp_refuse(error, SP_REASON_UNSUPPORTED_MODULE, name, -1,
-                         "%.200s: no layer of the base model has %s", name,
-                         sp_module_name(key->module));
+                         "%.200s: no layer of the base model has %s; --allow-partial leaves it out",
+                         name, sp_module_name(key->module));
     list_layers(geometry, key->module, layers, sizeof layers);
     return sp_refuse(error, SP_REASON_WRONG_LAYER_KIND, name, key->layer,
                      "%.200s: layer %d has no %s; the layers that have it: %s", name, key->layer,

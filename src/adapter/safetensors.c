@@ -93,6 +93,10 @@ static sp_status refuse_length(const unsigned char *bytes, uint64_t length, cons
         return sp_refuse(
             error, SP_REASON_PICKLE_REFUSED, subject, 0,
             "%s is a pickle, which can run code when it is read; save it as safetensors", subject);
+    if (bytes[0] == '{' || bytes[0] == '<')
+        return sp_refuse(error, SP_REASON_HEADER_MALFORMED, subject, 0,
+                         "%s begins like %s, not like a safetensors file", subject,
+                         bytes[0] == '{' ? "a JSON text" : "a web page");
     return sp_refuse(error, SP_REASON_HEADER_MALFORMED, subject, 0,
                      "%s: a header of %llu bytes; it must have 2 to %d", subject,
                      (unsigned long long)length, SP_SAFETENSORS_HEADER_BYTES_MAX);

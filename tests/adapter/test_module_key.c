@@ -158,6 +158,36 @@ static void refused(void **state)
     }
 }
 
+/* What the text adds to the name, where it can say more than that it is not known. */
+static void refusals_say_what_to_do(void **state)
+{
+    static const struct {
+        const char *name, *words;
+    } cases[] = {
+        {"_orig_mod.model.layers.0.self_attn.q_proj.lora_A.weight", "wrapped"},
+        {"module.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", "wrapped"},
+        {"base_model.model._orig_mod.model.layers.0.self_attn.q_proj.lora_A.weight", "wrapped"},
+        {"base_model.model.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+         "wrapped"},
+        {"mtp.layers.0.self_attn.q_proj.lora_A.weight", "\"mtp.\" is not a place"},
+        {"mtp.layers.0.self_attn.q_proj.lora_A.weight", "--allow-partial"},
+        {"model.layers.0.self_attn.qq_proj.lora_A.weight", "--allow-partial"},
+        {"model.embed_tokens.lora_A.weight", "embed_tokens has lora_embedding_A"},
+        {"model.layers.0.self_attn.q_proj.lora_embedding_A", "embed_tokens has lora_embedding_A"},
+        {"model.layers.0.self_attn.q_proj.lora_C.weight", "the ending is neither"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sp_module_key key;
+        sp_error error;
+
+        assert_int_not_equal(sp_module_key_parse(cases[i].name, &key, &error), SP_OK);
+        if (!strstr(error.text, cases[i].words))
+            fail_msg("no \"%s\" in: %s", cases[i].words, error.text);
+    }
+}
+
 static void biases_and_magnitudes(void **state)
 {
     static const struct {
@@ -260,13 +290,10 @@ static void cut_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_module_and_prefix),
-        cmocka_unit_test(experts),
-        cmocka_unit_test(outside_of_layers),
-        cmocka_unit_test(refused),
-        cmocka_unit_test(biases_and_magnitudes),
-        cmocka_unit_test(against_models),
-        cmocka_unit_test(cut_names),
+        cmocka_unit_test(every_module_and_prefix), cmocka_unit_test(experts),
+        cmocka_unit_test(outside_of_layers),       cmocka_unit_test(refused),
+        cmocka_unit_test(refusals_say_what_to_do), cmocka_unit_test(biases_and_magnitudes),
+        cmocka_unit_test(against_models),          cmocka_unit_test(cut_names),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -175,21 +175,24 @@ static void length_fields(void **state)
         unsigned char bytes[16];
         size_t n;
         const char *code;
+        const char *word; /* of the text; NULL: any */
     } cases[] = {
-        {"", 0, "truncated"},
-        {"\x02\0\0\0\0\0\0", 7, "truncated"},
-        {"\0\0\0\0\0\0\0\0", 8, "header-malformed"},
-        {"\x01\0\0\0\0\0\0\0{", 9, "header-malformed"},
-        {"\x02\0\0\0\0\0\0\0", 8, "truncated"},
-        {"\x02\0\0\0\0\0\0\0{", 9, "truncated"},
-        {"\0\0\0\0\0\0\0\x40{}", 10, "header-malformed"},
-        {"\xff\xff\xff\xff\xff\xff\xff\x7f{}", 10, "header-malformed"},
-        {"\xff\xff\xff\xff\xff\xff\xff\xff{}", 10, "header-malformed"},
-        {"\x01\xe1\xf5\x05\0\0\0\0{}", 10, "header-malformed"}, /* 100,000,001 */
-        {"\x00\xe1\xf5\x05\0\0\0\0{}", 10, "truncated"},        /* 100,000,000 */
-        {"version https://", 16, "lfs-pointer"},
-        {"PK\3\4\0\0\x08\x08\0\0", 10, "pickle-refused"},
-        {"\x80\2}q\0X\5\0\0\0", 10, "pickle-refused"},
+        {"", 0, "truncated", "0 bytes"},
+        {"{\"r\": 8, \"x\": 1}", 16, "header-malformed", "JSON text"},
+        {"<!DOCTYPE html>", 15, "header-malformed", "web page"},
+        {"\x02\0\0\0\0\0\0", 7, "truncated", NULL},
+        {"\0\0\0\0\0\0\0\0", 8, "header-malformed", NULL},
+        {"\x01\0\0\0\0\0\0\0{", 9, "header-malformed", NULL},
+        {"\x02\0\0\0\0\0\0\0", 8, "truncated", NULL},
+        {"\x02\0\0\0\0\0\0\0{", 9, "truncated", NULL},
+        {"\0\0\0\0\0\0\0\x40{}", 10, "header-malformed", NULL},
+        {"\xff\xff\xff\xff\xff\xff\xff\x7f{}", 10, "header-malformed", NULL},
+        {"\xff\xff\xff\xff\xff\xff\xff\xff{}", 10, "header-malformed", NULL},
+        {"\x01\xe1\xf5\x05\0\0\0\0{}", 10, "header-malformed", NULL}, /* 100,000,001 */
+        {"\x00\xe1\xf5\x05\0\0\0\0{}", 10, "truncated", NULL},        /* 100,000,000 */
+        {"version https://", 16, "lfs-pointer", NULL},
+        {"PK\3\4\0\0\x08\x08\0\0", 10, "pickle-refused", NULL},
+        {"\x80\2}q\0X\5\0\0\0", 10, "pickle-refused", NULL},
     };
 
     (void)state;
@@ -201,6 +204,7 @@ static void length_fields(void **state)
 
         assert_int_not_equal(status, SP_OK);
         assert_string_equal(error.code, cases[i].code);
+        assert_true(!cases[i].word || strstr(error.text, cases[i].word));
     }
 }
 
