@@ -310,7 +310,7 @@ static sp_status check_rank_limit(const sp_audit *audit, const sp_pair *pair)
                          "--max-lora-expert-rank",
                          pair->a->tensor->name, pair->rank, limit);
     return sp_refuse(audit->error, SP_REASON_RANK_EXCEEDS_POOL, pair->a->tensor->name, pair->rank,
-                     "%.200s has rank %d; the pool's is %d: raise --max-lora-rank",
+                     "%.200s has rank %d; the pool takes at most %d (--max-lora-rank)",
                      pair->a->tensor->name, pair->rank, limit);
 }
 

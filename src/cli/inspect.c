@@ -106,6 +106,8 @@ static sp_adapter_options adapter_options(const inspect_settings *s, sp_geometry
     options.geometry = geometry;
     options.base_dir = s->model;
     options.rank_max = (int32_t)s->rank_max;
+    if (geometry && !options.rank_max)
+        options.rank_max = SP_POOL_RANK_MAX; /* no pool of the server's is larger */
     options.expert_rank_max = (int32_t)s->expert_rank_max;
     options.experts_off = !s->experts;
     options.allow_partial = s->allow_partial;
@@ -121,8 +123,9 @@ static sp_adapter_options adapter_options(const inspect_settings *s, sp_geometry
 }
 
 /* A slot of a pool that holds this adapter alone: its own linear modules at its own rank. */
-static sp_status measure_slot(const sp_adapter *adapter, const sp_adapter_options *options,
-                              int64_t *out_bytes, sp_error *error)
+static sp_status measure_slot(const inspect_settings *s, const sp_adapter *adapter,
+                              const sp_adapter_options *options, int64_t *out_bytes,
+                              sp_error *error)
 {
     const sp_module_set linear = MODULE_BIT(SP_MODULE_ROUTER) - 1;
     sp_layout_options layout;
@@ -135,7 +138,7 @@ static sp_status measure_slot(const sp_adapter *adapter, const sp_adapter_option
     sp_layout_options_default(&layout);
     layout.geometry = options->geometry;
     layout.modules = sp_adapter_modules(adapter) & linear;
-    layout.rank = options->rank_max > 0 ? options->rank_max : sp_adapter_rank_max(adapter);
+    layout.rank = s->rank_max > 0 ? (int32_t)s->rank_max : sp_adapter_rank_max(adapter);
     layout.dtype = options->pool_dtype;
     status = sp_layout_measure(&layout, &slot_bytes, &matrix_bytes, error);
     if (status == SP_OK)
@@ -159,7 +162,7 @@ static int print_accepted(const inspect_settings *s, const sp_adapter *adapter,
     if (options->geometry)
         receipt_options.engine_modules =
             sp_engine_modules(sp_geometry_shape(options->geometry)->family);
-    if (measure_slot(adapter, options, &receipt_options.slot_bytes, &error) != SP_OK ||
+    if (measure_slot(s, adapter, options, &receipt_options.slot_bytes, &error) != SP_OK ||
         sp_receipt_create(adapter, &receipt_options, &receipt, &error) != SP_OK)
         return sp_cli_fail("inspect", &error);
     print_receipt(s, receipt);

@@ -19,7 +19,8 @@ static sp_adapter_options adapter_options(const sp_engine *engine)
 
     sp_adapter_options_default(&options);
     options.geometry = engine->model.geometry;
-    options.rank_max = engine->options.max_lora_rank;
+    options.rank_max =
+        engine->options.max_lora_rank ? engine->options.max_lora_rank : SP_POOL_RANK_MAX;
     options.pool_dtype = engine->options.precision;
     options.base_dir = engine->options.model_dir;
     options.allow_partial = engine->options.allow_partial;

@@ -1,6 +1,8 @@
 /*
  * `sidepath inspect` as a user calls it: exit statuses, and what goes where.
  */
+#include "base/alloc.h"
+#include "support/make_adapter.h"
 #include "support/shell.h"
 #include "support/test.h"
 
@@ -109,6 +111,41 @@ static void refused(void **state)
     assert_string_equal(text_at(root, "code"), "config-missing");
     json_decref(root);
     forget(&result);
+}
+
+/* A rank that no pool takes is a verdict like any other, and what the server gives too. */
+static void rank_of_no_pool(void **state)
+{
+    make_adapter *adapter = make_adapter_create();
+    char arguments[1024];
+    char *folder;
+    outcome result;
+    json_t *root;
+
+    (void)state;
+    make_adapter_config(adapter, "{\"r\": 4097, \"lora_alpha\": 4, \"use_rslora\": false}");
+    make_adapter_add_pair(adapter, "model.layers.0.self_attn.k_proj", 4097, 64, 64, 1);
+    folder = make_adapter_folder(adapter);
+    snprintf(arguments, sizeof arguments, "%s --json --model " TIED, folder);
+    result = run(arguments);
+    root = json_of(&result);
+    assert_int_equal(result.status, 1);
+    assert_string_equal(text_at(root, "code"), "rank-exceeds-pool");
+    assert_non_null(strstr(text_at(root, "message"), "at most 4096"));
+    json_decref(root);
+    forget(&result);
+    snprintf(arguments, sizeof arguments, "%s --json", folder);
+    result = run(arguments);
+    assert_int_equal(result.status, 0);
+    forget(&result);
+    result = (outcome){.result = shell_run(
+                           NULL, "generate --model " TIED " --adapter a=%s --request a=x", folder)};
+    assert_int_equal(result.result.exit_code, 1);
+    assert_non_null(strstr(result.result.err.data, "[rank-exceeds-pool]"));
+    forget(&result);
+    sp_test_remove_tree(folder);
+    sp_free(folder);
+    make_adapter_destroy(adapter);
 }
 
 /* Switches: each turns a verdict around. */
@@ -221,9 +258,9 @@ static void usage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(accepted), cmocka_unit_test(unchecked), cmocka_unit_test(refused),
-        cmocka_unit_test(switches), cmocka_unit_test(precision), cmocka_unit_test(no_linear_site),
-        cmocka_unit_test(failures), cmocka_unit_test(usage),
+        cmocka_unit_test(accepted),        cmocka_unit_test(unchecked), cmocka_unit_test(refused),
+        cmocka_unit_test(rank_of_no_pool), cmocka_unit_test(switches),  cmocka_unit_test(precision),
+        cmocka_unit_test(no_linear_site),  cmocka_unit_test(failures),  cmocka_unit_test(usage),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
