@@ -209,7 +209,7 @@ typedef struct sp_request_trace {
  * One new token of a request; the last one carries the reason. With prompt_logprobs, before these,
  * one event for each token of the prompt but the first, in order, each once: is_prompt.
  */
-typedef struct sp_event {
+typedef struct sp_request_event {
     int64_t request;
     int32_t token;    /* -1 for a request that ends without one (max_tokens 0, or it failed) */
     int32_t position; /* of the token, counted from the beginning of the prompt */
@@ -225,9 +225,9 @@ typedef struct sp_event {
     const sp_logprob *top; /* [n_top] best first, the lower of equal ids first */
     int32_t n_top;
     const sp_request_trace *trace; /* borrowed until return */
-} sp_event;
+} sp_request_event;
 
-typedef void (*sp_event_fn)(void *user, const sp_event *event);
+typedef void (*sp_request_event_fn)(void *user, const sp_request_event *event);
 
 /*
  * Checks the request whole and queues it. Everything is copied. *out_id is positive and never
@@ -254,7 +254,7 @@ SP_API sp_status sp_engine_cancel(sp_engine *engine, int64_t id);
  * dropped, its id in error->position. An error without an event is the step's own: no request was
  * dropped, and position is -1.
  */
-SP_API sp_status sp_engine_step(sp_engine *engine, sp_event_fn on_event, void *user,
+SP_API sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *user,
                                 sp_error *error);
 
 typedef struct sp_engine_stats {

@@ -185,7 +185,7 @@ static void add_logprob(sp_text *out, int32_t token, float logprob)
 }
 
 /* One item of a list; %.9g reads back as the same float. */
-static void add_score(sp_text *out, const sp_event *event)
+static void add_score(sp_text *out, const sp_request_event *event)
 {
     if (out->bytes > 0)
         sp_text_add(out, ", ");
@@ -199,7 +199,7 @@ static void add_score(sp_text *out, const sp_event *event)
     sp_text_add(out, "]}");
 }
 
-static void on_event(void *user, const sp_event *event)
+static void on_event(void *user, const sp_request_event *event)
 {
     generate_run *run = user;
     /* Ids are handed out in order, from 1, to one batch. */

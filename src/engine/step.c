@@ -17,7 +17,7 @@
 /* What one step carries along. */
 typedef struct step_run {
     sp_engine *engine;
-    sp_event_fn on_event;
+    sp_request_event_fn on_event;
     void *user;
     sp_status status; /* the first failure of a single request */
     sp_error *error;
@@ -117,7 +117,8 @@ typedef struct token_score {
 static const token_score no_score = {.n_top = -1};
 
 /* Sends an event with the text in engine->event_text. */
-static void emit(step_run *run, const sp_sequence *sequence, sp_event event, token_score score)
+static void emit(step_run *run, const sp_sequence *sequence, sp_request_event event,
+                 token_score score)
 {
     const sp_text *text = &run->engine->event_text;
 
@@ -149,7 +150,7 @@ static bool is_finished(const sp_engine *engine, const sp_sequence *sequence)
 static void emit_failure(step_run *run, const sp_sequence *sequence, sp_status status,
                          const sp_error *error)
 {
-    sp_event event = {
+    sp_request_event event = {
         .request = sequence->id,
         .token = -1,
         .position = sequence->n_tokens,
@@ -205,7 +206,8 @@ static void take_token(step_run *run, sp_sequence *sequence, int32_t token, toke
         return;
     }
     emit(run, sequence,
-         (sp_event){.token = token, .position = sequence->n_tokens - 1, .finish = finish}, score);
+         (sp_request_event){.token = token, .position = sequence->n_tokens - 1, .finish = finish},
+         score);
     if (finish != SP_FINISH_NONE)
         finish_sequence(run, sequence);
 }
@@ -241,8 +243,8 @@ static sp_status score_prompt(step_run *run, sp_sequence *sequence, const float 
         return status;
     sequence->n_scored = position + 1;
     sp_text_clear(&run->engine->event_text);
-    emit(run, sequence, (sp_event){.token = token, .position = position + 1, .is_prompt = true},
-         score);
+    emit(run, sequence,
+         (sp_request_event){.token = token, .position = position + 1, .is_prompt = true}, score);
     return SP_OK;
 }
 
@@ -292,7 +294,7 @@ static void use_logits(step_run *run, const sp_logit_row *wanted, const float *l
     } else if (position == sequence->n_tokens - 1) {
         sp_text_clear(&engine->event_text);
         emit(run, sequence,
-             (sp_event){.token = -1, .position = position + 1, .finish = SP_FINISH_LENGTH},
+             (sp_request_event){.token = -1, .position = position + 1, .finish = SP_FINISH_LENGTH},
              no_score);
         finish_sequence(run, sequence);
     }
@@ -399,7 +401,8 @@ static sp_status run_nothing(const step_run *run)
     return SP_OK;
 }
 
-sp_status sp_engine_step(sp_engine *engine, sp_event_fn on_event, void *user, sp_error *error)
+sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *user,
+                         sp_error *error)
 {
     step_run run = {
         .engine = engine, .on_event = on_event, .user = user, .status = SP_OK, .error = error};

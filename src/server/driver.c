@@ -181,7 +181,7 @@ static void touch(sp_driver *driver, sp_generation *generation)
     driver->touched[driver->n_touched++] = generation;
 }
 
-static void count_token(sp_driver *driver, const sp_running *running, const sp_event *event)
+static void count_token(sp_driver *driver, const sp_running *running, const sp_request_event *event)
 {
     sp_generation *generation = running->generation;
 
@@ -192,7 +192,7 @@ static void count_token(sp_driver *driver, const sp_running *running, const sp_e
 }
 
 /* The engine has dropped the choice; its siblings go with it, behind the step. */
-static void note_failure(sp_driver *driver, int32_t index, const sp_event *event)
+static void note_failure(sp_driver *driver, int32_t index, const sp_request_event *event)
 {
     sp_generation *generation = driver->running[index].generation;
 
@@ -205,7 +205,7 @@ static void note_failure(sp_driver *driver, int32_t index, const sp_event *event
 }
 
 /* Inside a step: nothing may leave the batch here but what the engine itself has ended. */
-static void on_event(void *user, const sp_event *event)
+static void on_event(void *user, const sp_request_event *event)
 {
     sp_driver *driver = user;
     int32_t index = find_running(driver, event->request);

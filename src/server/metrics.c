@@ -146,7 +146,7 @@ static void count_first(sp_metrics *metrics, const sp_request_clock *clock, sp_t
 }
 
 void sp_metrics_event(sp_metrics *metrics, sp_request_clock *clock, const char *adapter,
-                      const sp_event *event, double now_s)
+                      const sp_request_event *event, double now_s)
 {
     sp_traffic *traffic;
 

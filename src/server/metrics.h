@@ -71,7 +71,7 @@ typedef struct sp_request_clock {
 void sp_metrics_start(sp_metrics *metrics, const char *base_name, const sp_engine_stats *stats);
 /* A new event of a request; `adapter` NULL is the base. Events of prompt tokens count nothing. */
 void sp_metrics_event(sp_metrics *metrics, sp_request_clock *clock, const char *adapter,
-                      const sp_event *event, double now_s);
+                      const sp_request_event *event, double now_s);
 /* After every step, and after every sp_engine_poll. */
 void sp_metrics_step(sp_metrics *metrics, const sp_engine_stats *stats, double now_s);
 /* The outcome of a load, good or bad. */

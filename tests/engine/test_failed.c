@@ -21,7 +21,7 @@ typedef struct seen {
     sp_finish good_finish;
 } seen;
 
-static void on_event(void *user, const sp_event *event)
+static void on_event(void *user, const sp_request_event *event)
 {
     seen *s = user;
 

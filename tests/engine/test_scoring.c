@@ -315,7 +315,7 @@ static engine_run run_of_everything(const int32_t *prompt, const sp_logit_bias *
     return run;
 }
 
-static void ignore_event(void *user, const sp_event *event)
+static void ignore_event(void *user, const sp_request_event *event)
 {
     *(int32_t *)user += event->n_top;
 }
@@ -420,7 +420,7 @@ typedef struct trace_log {
     int32_t n_events;
 } trace_log;
 
-static void log_trace(void *user, const sp_event *event)
+static void log_trace(void *user, const sp_request_event *event)
 {
     trace_log *log = user;
 

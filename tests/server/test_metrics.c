@@ -130,7 +130,7 @@ static void assert_line(const char *text, const char *line)
 static void send_token(scene *s, sp_request_clock *clock, const char *adapter,
                        const sp_request_trace *trace, double now, sp_finish finish)
 {
-    sp_event event = {.token = 5, .finish = finish, .trace = trace};
+    sp_request_event event = {.token = 5, .finish = finish, .trace = trace};
 
     sp_metrics_event(s->metrics, clock, adapter, &event, now);
 }
@@ -140,7 +140,7 @@ static void test_events(void **state)
     scene *s = make_scene();
     sp_request_clock clock = {.arrived = 10.0}, base_clock = {.arrived = 10.0};
     sp_request_trace trace = {.scheduled = 10.3, .prompt_tokens = 30, .cached_tokens = 16};
-    sp_event prompt = {.token = 5, .is_prompt = true, .trace = &trace};
+    sp_request_event prompt = {.token = 5, .is_prompt = true, .trace = &trace};
     const sp_traffic *traffic;
     char *text;
 

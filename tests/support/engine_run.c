@@ -61,7 +61,7 @@ void engine_run_submit(sp_engine *engine, engine_run *run)
     assert_ok(sp_engine_submit(engine, &run->request, &run->id, &error), &error);
 }
 
-static void keep_score(engine_run *run, const sp_event *event)
+static void keep_score(engine_run *run, const sp_request_event *event)
 {
     engine_score *score;
 
@@ -87,7 +87,7 @@ typedef struct run_list {
     size_t n;
 } run_list;
 
-static void on_event(void *user, const sp_event *event)
+static void on_event(void *user, const sp_request_event *event)
 {
     const run_list *list = user;
 
