@@ -8,7 +8,8 @@
  * and right before it a plain loop reads another copy, so that the ratio is between neighbours in
  * time. Prints one JSON object; the medians count. With --peer onednn every run is followed by one
  * of oneDNN on cold weights of its own, which it has reordered as it likes; `over_peer` is its
- * median time over ours, null where it has no BF16.
+ * median time over ours, null where it has no BF16. `of_amx_peak` is the share of what products of
+ * tiles that stay in their registers reach with the same threads.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -67,6 +68,20 @@ static double median(double *values, int n)
     return values[n / 2];
 }
 
+/* What the threads reach without memory; tile_rate is 0 without tiles. */
+typedef struct peaks {
+    double fma_rate, tile_rate; /* operations a second */
+} peaks;
+
+static double median_rate(bench *b, double (*rate)(sp_exec *exec))
+{
+    double rates[5];
+
+    for (int i = 0; i < 5; i++)
+        rates[i] = rate(b->exec);
+    return median(rates, 5);
+}
+
 static double run_gemm(bench *b, shape s, int64_t rows, const void *w)
 {
     sp_gemm_args args = {
@@ -91,7 +106,7 @@ static double run_gemm(bench *b, shape s, int64_t rows, const void *w)
     return sp_clock_seconds() - begin;
 }
 
-static void measure(bench *b, shape s, int64_t rows, double fma_rate, bool first)
+static void measure(bench *b, shape s, int64_t rows, const peaks *peak, bool first)
 {
     size_t bytes = (size_t)(s.n * s.k) * 2, copies = (WEIGHT_BYTES + bytes - 1) / bytes;
     double seconds[REPEATS_MAX], reads[REPEATS_MAX], peers[REPEATS_MAX];
@@ -127,7 +142,9 @@ static void measure(bench *b, shape s, int64_t rows, double fma_rate, bool first
                    first ? "" : ",", (long long)s.n, (long long)s.k, (long long)rows, time_s * 1e3,
                    best_s * 1e3, (double)bytes / time_s * 1e-9, read_rate * 1e-9,
                    (double)bytes / time_s / read_rate, operations / time_s * 1e-9,
-                   operations / time_s / fma_rate);
+                   operations / time_s / peak->fma_rate);
+    if (peak->tile_rate > 0)
+        sp_text_format(&b->out, ", \"of_amx_peak\": %.3f", operations / time_s / peak->tile_rate);
     if (peer)
         sp_text_format(&b->out, ", \"peer_milliseconds\": %.4f, \"over_peer\": %.3f",
                        median(peers, repeats) * 1e3, median(peers, repeats) / time_s);
@@ -137,7 +154,7 @@ static void measure(bench *b, shape s, int64_t rows, double fma_rate, bool first
     sp_bench_peer_destroy(peer);
 }
 
-static void print_header(bench *b, double fma_rate)
+static void print_header(bench *b, const peaks *peak)
 {
     char name[256];
 
@@ -149,7 +166,8 @@ static void print_header(bench *b, double fma_rate)
     sp_text_json_string(&b->out, b->commit, strlen(b->commit));
     sp_text_format(&b->out, ", \"level\": \"%s\", \"repeats\": %d,\n  ", b->kernels->level,
                    b->repeats);
-    sp_text_format(&b->out, "\"fma_gflop_per_s\": %.1f,\n  \"cases\": [", fma_rate * 1e-9);
+    sp_text_format(&b->out, "\"fma_gflop_per_s\": %.1f, \"amx_gflop_per_s\": %.1f,\n  \"cases\": [",
+                   peak->fma_rate * 1e-9, peak->tile_rate * 1e-9);
 }
 
 static void fill(uint16_t *values, size_t n, float size)
@@ -182,13 +200,10 @@ static bool allocate(bench *b)
 
 static void run_all(bench *b)
 {
-    double rates[5], fma_rate;
+    peaks peak = {median_rate(b, sp_bench_fma_rate), median_rate(b, sp_bench_tile_rate)};
     bool first = true;
 
-    for (int i = 0; i < 5; i++)
-        rates[i] = sp_bench_fma_rate(b->exec);
-    fma_rate = median(rates, 5);
-    print_header(b, fma_rate);
+    print_header(b, &peak);
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         const char *text = b->rows_text;
 
@@ -199,7 +214,7 @@ static void run_all(bench *b)
             if (end == text)
                 break;
             if (rows >= 1 && rows <= PIECE_ROWS) {
-                measure(b, shapes[s], rows, fma_rate, first);
+                measure(b, shapes[s], rows, &peak, first);
                 first = false;
             }
             text = *end == ',' ? end + 1 : end;

@@ -7,6 +7,8 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include "kernels/tiles_amx.h"
+
 #include <immintrin.h>
 #endif
 
@@ -14,6 +16,7 @@
 #define FMA_ROUNDS       2000000
 #define FMA_CHAINS       12
 #define READ_AHEAD_BYTES 8192
+#define TILE_ROUNDS      200000 /* of four products */
 
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
@@ -182,6 +185,59 @@ double sp_bench_fma_rate(sp_exec *exec)
     for (int32_t t = 0; t < tasks; t++)
         operations += job.operations[t];
     return operations / seconds;
+}
+
+/* ---- multiplying tiles --------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+/* Four sums that never leave their tiles, as many as the products need to follow each other. */
+__attribute__((target("amx-tile,amx-bf16"))) static void multiply_tiles(void)
+{
+    tile_config config = tile_config_of(TILE_ROWS);
+
+    tile_configure(&config);
+    tile_zero(0);
+    tile_zero(1);
+    tile_zero(2);
+    tile_zero(3);
+    tile_zero(4);
+    tile_zero(5);
+    tile_zero(6);
+    tile_zero(7);
+    for (int i = 0; i < TILE_ROUNDS; i++) {
+        tile_dot(0, 4, 6);
+        tile_dot(1, 4, 7);
+        tile_dot(2, 5, 6);
+        tile_dot(3, 5, 7);
+    }
+    tile_release();
+}
+
+static void tile_task(void *user, int32_t task, int32_t thread)
+{
+    (void)user;
+    (void)task;
+    (void)thread;
+    multiply_tiles();
+}
+#endif
+
+double sp_bench_tile_rate(sp_exec *exec)
+{
+#if defined(__x86_64__)
+    const double operations = 4.0 * 2.0 * TILE_ROWS * TILE_ROWS * (TILE_BYTES / 2) * TILE_ROUNDS;
+    int32_t threads = sp_exec_threads(exec);
+    double begin;
+
+    if (!sp_cpu_features_detect().amx || !sp_cpu_request_tiles())
+        return 0.0;
+    begin = sp_clock_seconds();
+    sp_exec_run(exec, tile_task, NULL, threads);
+    return operations * threads / (sp_clock_seconds() - begin);
+#else
+    (void)exec;
+    return 0.0;
+#endif
 }
 
 /* ---- the machine's name -------------------------------------------------------------------- */

@@ -13,6 +13,10 @@ double sp_bench_read_rate(sp_exec *exec, const void *data, size_t bytes);
 /* FP32 multiply-add operations per second (two each) from registers, in the widest vectors. */
 double sp_bench_fma_rate(sp_exec *exec);
 
+/* BF16 operations per second (two a multiply-add) of products of tiles that stay in their
+ * registers; 0 where the machine has no tiles. */
+double sp_bench_tile_rate(sp_exec *exec);
+
 /* Model name of the processor, "unknown" where the OS does not say. */
 void sp_bench_processor_name(char *out_name, size_t bytes);
 
