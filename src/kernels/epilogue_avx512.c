@@ -42,6 +42,15 @@ SP_INLINE void store(sp_dtype type, void *data, int64_t index, __mmask16 mask, _
         _mm256_mask_storeu_epi16(at, mask, to_bf16(value));
 }
 
+/* Y's new values where the old ones, of `type`, lie at y + index. */
+SP_INLINE __m512 folded(sp_dtype type, __m512 scale, __m512 sum, const void *y, int64_t index,
+                        __mmask16 mask)
+{
+    if (type == SP_DTYPE_BF16)
+        sum = from_bf16(to_bf16(sum));
+    return _mm512_fmadd_ps(scale, sum, load(type, y, index, mask));
+}
+
 SP_INLINE void fold_or_store(const sp_gemm_args *args, sp_dtype type, bool fold, int64_t row,
                              void *y, int64_t count, const float *sums)
 {
@@ -51,24 +60,35 @@ SP_INLINE void fold_or_store(const sp_gemm_args *args, sp_dtype type, bool fold,
         __mmask16 mask = (__mmask16)(count - j >= 16 ? 0xffffu : (1u << (count - j)) - 1u);
         __m512 value = _mm512_maskz_loadu_ps(mask, sums + j);
 
-        if (fold) {
-            if (type == SP_DTYPE_BF16)
-                value = from_bf16(to_bf16(value));
-            value = _mm512_fmadd_ps(scale, value, load(type, y, j, mask));
-        }
+        if (fold)
+            value = folded(type, scale, value, y, j, mask);
         store(type, y, j, mask, value);
     }
+}
+
+static void *y_at(const sp_gemm_args *args, int64_t row, int64_t n)
+{
+    int64_t y_row = args->row_index ? args->row_index[row] : row;
+
+    return sp_element_at_mut(args->y_type, args->y, y_row * args->y_stride + n);
+}
+
+/* BF16 or FP32 of one kind, to columns in order, and no bias. */
+static bool is_common(const sp_gemm_args *args)
+{
+    bool fold = args->epilogue == SP_EPILOGUE_FOLD;
+
+    return !args->column_index && args->y_type != SP_DTYPE_F16 && (fold || !args->bias) &&
+           (!fold || args->y_type == args->delta_type);
 }
 
 void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
                              const float *sums)
 {
-    int64_t y_row = args->row_index ? args->row_index[row] : row;
-    void *y = sp_element_at_mut(args->y_type, args->y, y_row * args->y_stride + n_begin);
+    void *y = y_at(args, row, n_begin);
     bool fold = args->epilogue == SP_EPILOGUE_FOLD;
 
-    if (args->column_index || args->y_type == SP_DTYPE_F16 || (!fold && args->bias) ||
-        (fold && args->y_type != args->delta_type))
+    if (!is_common(args))
         sp_gemm_epilogue_avx2(args, row, n_begin, count, sums);
     else if (fold && args->scale[row] == 0.0f)
         return;
@@ -80,4 +100,70 @@ void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_be
         fold_or_store(args, SP_DTYPE_BF16, true, row, y, count, sums);
     else
         fold_or_store(args, SP_DTYPE_BF16, false, row, y, count, sums);
+}
+
+/* ---- sums that lie turned over --------------------------------------------------------------- */
+
+/* Four rows of 16 outputs out of sums [16 outputs, .. rows]: loads bring the lanes to where they
+ * belong, so that half of the shuffles remain. */
+SP_INLINE void turn_4x16(const float *sums, int64_t stride, __m512 *out_rows)
+{
+    __m512 m[4], low[2], high[2];
+
+    SP_UNROLL
+    for (int p = 0; p < 4; p++) {
+        m[p] = _mm512_castps128_ps512(_mm_loadu_ps(sums + p * stride));
+        m[p] = _mm512_insertf32x4(m[p], _mm_loadu_ps(sums + (4 + p) * stride), 1);
+        m[p] = _mm512_insertf32x4(m[p], _mm_loadu_ps(sums + (8 + p) * stride), 2);
+        m[p] = _mm512_insertf32x4(m[p], _mm_loadu_ps(sums + (12 + p) * stride), 3);
+    }
+    SP_UNROLL
+    for (int h = 0; h < 2; h++) {
+        low[h] = _mm512_unpacklo_ps(m[2 * h], m[2 * h + 1]);
+        high[h] = _mm512_unpackhi_ps(m[2 * h], m[2 * h + 1]);
+    }
+    out_rows[0] = _mm512_shuffle_ps(low[0], low[1], 0x44);
+    out_rows[1] = _mm512_shuffle_ps(low[0], low[1], 0xee);
+    out_rows[2] = _mm512_shuffle_ps(high[0], high[1], 0x44);
+    out_rows[3] = _mm512_shuffle_ps(high[0], high[1], 0xee);
+}
+
+SP_INLINE void finish_turned(const sp_gemm_args *args, sp_dtype type, bool fold, int64_t row,
+                             int64_t rows, int64_t n_begin, const float *sums, int64_t stride)
+{
+    for (int64_t r = 0; r < rows; r += 4) {
+        __m512 value[4];
+
+        turn_4x16(sums + r, stride, value);
+        SP_UNROLL
+        for (int i = 0; i < 4; i++) {
+            void *y;
+
+            if (r + i >= rows || (fold && args->scale[row + r + i] == 0.0f))
+                continue;
+            y = y_at(args, row + r + i, n_begin);
+            if (fold)
+                value[i] =
+                    folded(type, _mm512_set1_ps(args->scale[row + r + i]), value[i], y, 0, 0xffff);
+            store(type, y, 0, 0xffff, value[i]);
+        }
+    }
+}
+
+bool sp_gemm_turned_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t rows,
+                                    int64_t n_begin, const float *sums, int64_t stride)
+{
+    bool fold = args->epilogue == SP_EPILOGUE_FOLD;
+
+    if (!is_common(args))
+        return false;
+    if (args->y_type == SP_DTYPE_F32 && fold)
+        finish_turned(args, SP_DTYPE_F32, true, row, rows, n_begin, sums, stride);
+    else if (args->y_type == SP_DTYPE_F32)
+        finish_turned(args, SP_DTYPE_F32, false, row, rows, n_begin, sums, stride);
+    else if (fold)
+        finish_turned(args, SP_DTYPE_BF16, true, row, rows, n_begin, sums, stride);
+    else
+        finish_turned(args, SP_DTYPE_BF16, false, row, rows, n_begin, sums, stride);
+    return true;
 }

@@ -32,7 +32,8 @@
 #define WIDE_ROWS (4 * GROUP) /* rows of x that one pass over the weights takes */
 
 #ifndef EPILOGUE
-#define EPILOGUE sp_gemm_epilogue_avx512
+#define EPILOGUE        sp_gemm_epilogue_avx512
+#define TURNED_EPILOGUE sp_gemm_turned_epilogue_avx512
 #endif
 #define FEW_ROWS    2
 #define FEW_COLUMNS 128 /* outputs finished before their epilogue runs */
@@ -256,26 +257,28 @@ static void copy_tail(char *lines, const sp_gemm_args *args, int64_t j, int64_t 
 
 /* ---- epilogue ------------------------------------------------------------------------------ */
 
+/* At most GROUP outputs from j on, of at most GROUP rows. */
+static void finish_group(const sp_gemm_args *args, const float *sums, int64_t sums_stride,
+                         int64_t row, int64_t rows, int64_t j, int64_t n)
+{
+    alignas(64) float turned[GROUP][GROUP]; /* [row, output] */
+
+    if (n == GROUP && TURNED_EPILOGUE(args, row, rows, j, sums, sums_stride))
+        return;
+    transpose_16x16((const char *)sums, sums_stride * 4, (char *)turned, GROUP * 4);
+    for (int64_t r = 0; r < rows; r++)
+        EPILOGUE(args, row + r, j, n, turned[r]);
+}
+
 /* n outputs from j on, of `rows` rows from `row` on; sums is [outputs, rows], stride sums_stride.
  */
 static void finish(const sp_gemm_args *args, const float *sums, int64_t sums_stride, int64_t row,
                    int64_t rows, int64_t j, int64_t n)
 {
-    alignas(64) float turned[GROUP][PAIR]; /* [row, output] */
-
-    for (int64_t i = 0; i < rows; i += GROUP) {
-        int64_t count = min64(GROUP, rows - i);
-
-        if (count == 1)
-            for (int64_t c = 0; c < n; c++)
-                turned[0][c] = sums[c * sums_stride + i];
-        else
-            for (int64_t c = 0; c < n; c += GROUP)
-                transpose_16x16((const char *)(sums + c * sums_stride + i), sums_stride * 4,
-                                (char *)&turned[0][c], PAIR * 4);
-        for (int64_t r = 0; r < count; r++)
-            EPILOGUE(args, row + i + r, j, n, turned[r]);
-    }
+    for (int64_t i = 0; i < rows; i += GROUP)
+        for (int64_t c = 0; c < n; c += GROUP)
+            finish_group(args, sums + c * sums_stride + i, sums_stride, row + i,
+                         min64(GROUP, rows - i), j + c, min64(GROUP, n - c));
 }
 
 /* ---- few rows: weights from memory into tiles ------------------------------------------------ */

@@ -36,4 +36,12 @@ void sp_gemm_epilogue_avx2(const sp_gemm_args *args, int64_t row, int64_t n_begi
 void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
                              const float *sums);
 
+/*
+ * The same for `rows` (at most 16) rows of 16 outputs whose sums lie turned over: [16 outputs,
+ * rows], stride `stride` floats, a multiple of four rows readable. False, and nothing is done,
+ * where the types or the columns are not the common ones.
+ */
+bool sp_gemm_turned_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t rows,
+                                    int64_t n_begin, const float *sums, int64_t stride);
+
 #endif

@@ -8,9 +8,10 @@
 #if defined(__AVX2__) && defined(__FMA__)
 
 #define SP_TILES_EMULATED
-#define EPILOGUE            sp_gemm_epilogue_avx2
-#define sp_kernels_fill_amx fill_amx_emulated
-#define min64               amx_min64
+#define EPILOGUE             sp_gemm_epilogue_avx2
+#define TURNED_EPILOGUE(...) false /* of AVX-512: test_gemm.c, where the machine has it */
+#define sp_kernels_fill_amx  fill_amx_emulated
+#define min64                amx_min64
 /* Panels so small that short lengths cross their borders. */
 #define PANEL_N     64
 #define PANEL_K     64
