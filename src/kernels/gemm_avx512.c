@@ -102,4 +102,5 @@ SP_INLINE pair pair_pack(sp_dtype x_type, sp_dtype order, const void *x, int64_t
 void sp_kernels_fill_avx512(sp_kernels *kernels)
 {
     fill_gemm(kernels);
+    sp_kernels_fill_attention_avx512(kernels);
 }
