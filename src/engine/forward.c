@@ -82,12 +82,14 @@ static sp_status allocate(sp_forward *forward, sp_error *error)
     forward->items = rows_buffer(forward, 1, sizeof(sp_attention_item), &failed);
     forward->waiting = sp_calloc((size_t)sp_project_pieces_max(sp_exec_threads(forward->exec)),
                                  sizeof *forward->waiting);
+    forward->strip_done = sp_calloc((size_t)sp_project_pieces_max(sp_exec_threads(forward->exec)),
+                                    sizeof *forward->strip_done);
     forward->packed = sp_aligned_calloc(packed, 64);
     forward->logits = sp_aligned_calloc(logits, 64);
     forward->attention_scratch = sp_aligned_calloc(attention ? attention : 64, 64);
     forward->scratch_bytes += packed + logits + attention;
-    if (failed || !forward->waiting || !forward->packed || !forward->logits ||
-        !forward->attention_scratch)
+    if (failed || !forward->waiting || !forward->strip_done || !forward->packed ||
+        !forward->logits || !forward->attention_scratch)
         return sp_fail(error, SP_ERR_MEMORY, NULL, "step-rows", -1,
                        "the activations of %d rows need %zu MiB; lower --step-rows",
                        forward->rows_max, forward->scratch_bytes >> 20);
@@ -132,6 +134,7 @@ void sp_forward_destroy(sp_forward *forward)
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         sp_aligned_free(buffers[i]);
     sp_free(forward->waiting);
+    sp_free(forward->strip_done);
     sp_plan_destroy(forward->head_plan);
     *forward = (sp_forward){0};
 }

@@ -20,6 +20,8 @@
 
 #include <sidepath/delta.h>
 
+#include <stdatomic.h>
+
 /* Rows whose logits are computed at a time: bounds the logits buffer. */
 #define SP_LOGIT_ROWS 32
 
@@ -55,8 +57,9 @@ typedef struct sp_forward {
     float *attention_scratch;
     size_t attention_scratch_floats; /* per thread */
     size_t scratch_bytes;
-    double delta_seconds; /* sum over the deltas that ran apart from the base's GEMMs */
-    int32_t *waiting;     /* [sp_project_pieces_max] of project.c */
+    double delta_seconds;   /* sum over the deltas that ran apart from the base's GEMMs */
+    int32_t *waiting;       /* [sp_project_pieces_max] of project.c, as is the next */
+    atomic_int *strip_done; /* pieces of each strip of columns that have been computed */
 
     /* of the step under way */
     const sp_plan *plan;

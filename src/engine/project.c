@@ -53,6 +53,16 @@ static bool expand_soon(project_job *job, const sp_gemm_piece *piece)
     return false;
 }
 
+/* Whether the piece was the last of its strip: only then all rows of its columns are there. */
+static bool ends_strip(project_job *job, const sp_gemm_piece *piece)
+{
+    return piece->strip_pieces == 1 ||
+           atomic_fetch_add_explicit(&job->forward->strip_done[piece->strip], 1,
+                                     memory_order_acq_rel) +
+                   1 ==
+               piece->strip_pieces;
+}
+
 /* The shrinks come first and wait for nothing, so a piece of the base seldom waits for them. It
  * does not wait long either: a host's executor may run tasks in any order, on one thread. */
 static void gemm_task(void *user, int32_t task, int32_t thread)
@@ -68,7 +78,7 @@ static void gemm_task(void *user, int32_t task, int32_t thread)
     }
     piece = sp_gemm_job_piece(&job->gemm, number);
     sp_gemm_job_run(&job->gemm, &piece);
-    if (job->delta.shrink > 0 && !expand_soon(job, &piece))
+    if (job->delta.shrink > 0 && ends_strip(job, &piece) && !expand_soon(job, &piece))
         job->forward->waiting[atomic_fetch_add(&job->n_waiting, 1)] = number;
 }
 
@@ -130,13 +140,14 @@ static sp_status begin_delta(project_job *job, int32_t layer, const sp_delta_out
     *out_apart = false;
     if (!forward->delta)
         return SP_OK;
-    if (job->gemm.whole_rows &&
-        job->gemm.n_pieces <= sp_project_pieces_max(sp_exec_threads(forward->exec)))
+    if (job->gemm.n_pieces <= sp_project_pieces_max(sp_exec_threads(forward->exec)))
         status = sp_delta_begin(forward->delta, forward->plan, layer, job->pack.x,
                                 job->pack.x_stride, outputs, n_outputs, &job->delta);
     *out_apart = !job->delta.fits;
     if (*out_apart)
         job->delta = (sp_delta_pieces){0};
+    for (int32_t i = 0; job->delta.shrink > 0 && i < job->gemm.n_strips; i++)
+        atomic_store_explicit(&forward->strip_done[i], 0, memory_order_relaxed);
     return status;
 }
 

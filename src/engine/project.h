@@ -2,9 +2,10 @@
  * project.h: base projections that share their input, with the side paths of the rows' adapters.
  *
  * The side paths ride on the base: their shrinks are the first tasks of the base GEMM's parallel
- * job, and every piece of the GEMM is followed, on the same thread and while its outputs are in the
- * cache, by the expand of the same columns. So a step with adapters has no more barriers than one
- * without. Bits do not change: the kernels are those of sp_gemm_run and sp_delta_apply.
+ * job, and the last piece of a strip of columns is followed, on the same thread and while its
+ * outputs are in the cache, by the expand of the same columns. So a step with adapters has no more
+ * barriers than one without. Bits do not change: the kernels are those of sp_gemm_run and
+ * sp_delta_apply.
  */
 #ifndef SP_ENGINE_PROJECT_H
 #define SP_ENGINE_PROJECT_H

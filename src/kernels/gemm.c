@@ -11,6 +11,12 @@
 #define PIECES_PER_THREAD 8
 #define PIECE_WORK_MIN    (1 << 17) /* multiply-adds below which a piece costs more than it gives */
 #define PIECE_ROWS_MAX    512
+/* Many rows are cut as well rather than have narrower pieces: x of 512 rows is larger than a cache,
+ * and would come from memory for every few columns. */
+#define PIECE_COLUMNS_MIN 128
+#define PIECE_ROWS_MIN    256
+/* Both sides of what a level multiplies at a time, at most: a narrower piece wastes the rest. */
+#define PIECE_STEP 32
 
 /* ---- packing ------------------------------------------------------------------------------- */
 
@@ -73,9 +79,11 @@ static gemm_split split_gemm(const sp_gemm_job *job, const sp_gemm_args *args)
     gemm_split split;
     int64_t k = max64(args->k, 1);
 
-    split.rows = min64(args->rows, PIECE_ROWS_MAX);
+    split.rows = max64(job->piece_work / (k * min64(PIECE_COLUMNS_MIN, args->n)), PIECE_ROWS_MIN);
+    split.rows = min64(round_up(split.rows, PIECE_STEP), min64(args->rows, PIECE_ROWS_MAX));
     split.columns = min64(max64(job->piece_work / (k * split.rows), 1), args->n);
-    split.columns = round_up(split.columns, kernels->gemm_columns);
+    split.columns =
+        round_up(split.columns, args->rows >= PIECE_ROWS_MIN ? PIECE_STEP : kernels->gemm_columns);
     /* Too few columns for a whole piece's work is a shrink: it is cut over its rows as well. */
     if (split.columns >= args->n)
         split.rows = max64(job->piece_work / (k * args->n), 1);
@@ -93,7 +101,7 @@ static bool is_empty(const sp_gemm_args *args)
 void sp_gemm_job_cut(const sp_kernels *kernels, int32_t threads, const sp_gemm_args *gemms,
                      int32_t n_gemms, sp_gemm_job *out_job)
 {
-    sp_gemm_job job = {.kernels = kernels, .gemms = gemms, .n_gemms = n_gemms, .whole_rows = true};
+    sp_gemm_job job = {.kernels = kernels, .gemms = gemms, .n_gemms = n_gemms};
     int64_t work = 0;
 
     for (int32_t g = 0; g < n_gemms; g++)
@@ -107,7 +115,7 @@ void sp_gemm_job_cut(const sp_kernels *kernels, int32_t threads, const sp_gemm_a
             continue;
         split = split_gemm(&job, &gemms[g]);
         job.n_pieces += (int32_t)(split.row_pieces * split.column_pieces);
-        job.whole_rows &= split.row_pieces == 1;
+        job.n_strips += (int32_t)split.column_pieces;
     }
     *out_job = job;
 }
@@ -115,6 +123,7 @@ void sp_gemm_job_cut(const sp_kernels *kernels, int32_t threads, const sp_gemm_a
 sp_gemm_piece sp_gemm_job_piece(const sp_gemm_job *job, int32_t piece)
 {
     int64_t left = piece;
+    int32_t strips = 0;
 
     for (int32_t g = 0; g < job->n_gemms; g++) {
         const sp_gemm_args *args = &job->gemms[g];
@@ -126,12 +135,20 @@ sp_gemm_piece sp_gemm_job_piece(const sp_gemm_job *job, int32_t piece)
         split = split_gemm(job, args);
         if (left >= split.row_pieces * split.column_pieces) {
             left -= split.row_pieces * split.column_pieces;
+            strips += (int32_t)split.column_pieces;
             continue;
         }
         row = left / split.column_pieces * split.rows;
         column = left % split.column_pieces * split.columns;
-        return (sp_gemm_piece){g, row, min64(row + split.rows, args->rows), column,
-                               min64(column + split.columns, args->n)};
+        return (sp_gemm_piece){
+            .gemm = g,
+            .strip = strips + (int32_t)(left % split.column_pieces),
+            .strip_pieces = (int32_t)split.row_pieces,
+            .row_begin = row,
+            .row_end = min64(row + split.rows, args->rows),
+            .column_begin = column,
+            .column_end = min64(column + split.columns, args->n),
+        };
     }
     return (sp_gemm_piece){0};
 }

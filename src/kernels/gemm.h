@@ -31,20 +31,21 @@ void sp_gemm_pack(const sp_kernels *kernels, sp_exec *exec, void *packed, sp_dty
 /*
  * One or several GEMMs cut into pieces of about equal work, for a caller that runs them inside a
  * parallel job of its own. Piece numbers count up through the GEMMs; a piece is a run of columns of
- * one of them, and all of its rows unless it has very many rows or next to no columns.
+ * one of them, and all of its rows unless it has many rows or next to no columns. The pieces that
+ * share their columns are a strip.
  */
 typedef struct sp_gemm_job {
     const sp_kernels *kernels;
     const sp_gemm_args *gemms; /* borrowed until the last piece has run */
     int32_t n_gemms;
     int64_t piece_work; /* multiply-adds of one piece, roughly */
-    int32_t n_pieces;
-    bool whole_rows; /* every piece has all rows of its GEMM */
+    int32_t n_pieces, n_strips;
 } sp_gemm_job;
 
 /* What a piece computes. */
 typedef struct sp_gemm_piece {
     int32_t gemm;
+    int32_t strip, strip_pieces; /* its number, through all GEMMs; how many pieces it has */
     int64_t row_begin, row_end, column_begin, column_end;
 } sp_gemm_piece;
 

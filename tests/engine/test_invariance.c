@@ -43,6 +43,7 @@ static const variant variants[] = {
     {"chunks of 7", 0, 0, 7, 1, 16, 256, 3, 4096, false},
     {"chunks of 64", 0, 0, 64, 2, 16, 256, 3, 4096, false},
     {"steps of 5 rows", 0, 0, 0, 2, 16, 5, 4, 4096, false},
+    {"steps of 700 rows, cut in two", 1, 0, 0, 2, 16, 700, N_OTHERS, 4096, false},
     {"pages of 4", 0, 0, 0, 2, 4, 256, 3, 4096, false},
     {"pages of 32", 0, 0, 0, 1, 32, 256, 3, 4096, false},
     {"3 threads", 0, 0, 0, 3, 16, 256, 7, 4096, false},
