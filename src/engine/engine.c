@@ -216,6 +216,7 @@ static sp_status create_cache(sp_engine *engine, sp_error *error)
 static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
 {
     size_t running = (size_t)engine->options.max_running;
+    size_t threads = (size_t)sp_exec_threads(engine->exec);
     int32_t slots = engine->options.max_loras > 0 ? engine->options.max_loras : 1;
     sp_forward_options options = {
         .model = &engine->model,
@@ -231,8 +232,9 @@ static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
 
     engine->spans = sp_calloc(running, sizeof *engine->spans);
     engine->finished = sp_calloc(running, sizeof(sp_sequence *));
-    engine->sample_scratch = sp_malloc(sp_sample_scratch_bytes(engine->model.shape.vocab));
-    engine->adjusted_logits = sp_calloc((size_t)engine->model.shape.vocab, sizeof(float));
+    engine->sample_bytes = sp_sample_scratch_bytes(engine->model.shape.vocab);
+    engine->sample_scratch = sp_malloc(threads * engine->sample_bytes);
+    engine->adjusted_logits = sp_calloc(threads * (size_t)engine->model.shape.vocab, sizeof(float));
     if (!engine->spans || !engine->finished || !engine->sample_scratch ||
         !engine->adjusted_logits ||
         sp_plan_create(engine->options.step_rows, slots, &engine->plan) != SP_OK)

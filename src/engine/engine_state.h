@@ -20,6 +20,9 @@
 typedef struct sp_logit_row {
     int32_t row;
     sp_sequence *sequence;
+    bool chooses;     /* a token, which is... */
+    int32_t token;    /* this one, or */
+    sp_status status; /* why there is none */
 } sp_logit_row;
 
 struct sp_engine {
@@ -52,8 +55,9 @@ struct sp_engine {
 
     sp_logit_row logit_rows[SP_LOGIT_ROWS]; /* the window under way */
     int32_t n_logit_rows;
-    void *sample_scratch;
-    float *adjusted_logits;              /* [vocab] the row under way with bias and penalties */
+    char *sample_scratch;                /* [threads][sample_bytes] */
+    size_t sample_bytes;                 /* of one thread */
+    float *adjusted_logits;              /* [threads, vocab] rows with bias and penalties */
     sp_logprob top[SP_TOP_LOGPROBS_MAX]; /* of the event under way */
     sp_text decoded;                     /* of the token under way */
     sp_text event_text;                  /* what of it is set free */

@@ -248,31 +248,63 @@ static sp_status score_prompt(step_run *run, sp_sequence *sequence, const float 
     return SP_OK;
 }
 
-/* The row with what the request adds to it: a copy where it adds something. */
-static const float *adjust(sp_engine *engine, const sp_sequence *sequence, const float *logits)
+static const float *logits_of(const sp_engine *engine, int32_t index)
 {
-    if (!sequence->adjusted)
-        return logits;
-    memcpy(engine->adjusted_logits, logits,
-           (size_t)engine->model.shape.vocab * sizeof *engine->adjusted_logits);
-    sp_penalties_apply(&sequence->penalties, sequence->tokens, sequence->n_prompt,
-                       sequence->n_tokens, engine->sample_scratch, engine->adjusted_logits);
-    return engine->adjusted_logits;
+    return engine->forward.logits + (size_t)index * (size_t)engine->model.shape.vocab;
 }
 
-static sp_status choose_token(step_run *run, sp_sequence *sequence, const float *logits)
+/* The row with what the request adds to it: a copy where it adds something. */
+static const float *adjust(const sp_engine *engine, const sp_sequence *sequence,
+                           const float *logits, int32_t thread)
 {
-    sp_engine *engine = run->engine;
+    size_t vocab = (size_t)engine->model.shape.vocab;
+    float *adjusted = engine->adjusted_logits + (size_t)thread * vocab;
+
+    if (!sequence->adjusted)
+        return logits;
+    memcpy(adjusted, logits, vocab * sizeof *adjusted);
+    sp_penalties_apply(
+        &sequence->penalties, sequence->tokens, sequence->n_prompt, sequence->n_tokens,
+        (int32_t *)(void *)(engine->sample_scratch + (size_t)thread * engine->sample_bytes),
+        adjusted);
+    return adjusted;
+}
+
+/* One row's token. The vocabulary is long: rows are chosen for side by side. */
+static void choose_task(void *user, int32_t task, int32_t thread)
+{
+    sp_engine *engine = user;
+    sp_logit_row *row = &engine->logit_rows[task];
+    const sp_sequence *sequence = row->sequence;
+
+    if (row->chooses)
+        row->status = sp_sample(
+            adjust(engine, sequence, logits_of(engine, task), thread), engine->model.shape.vocab,
+            &sequence->sampling, (uint64_t)(sequence->n_tokens - sequence->n_prompt),
+            engine->sample_scratch + (size_t)thread * engine->sample_bytes, &row->token, NULL);
+}
+
+static void choose_tokens(sp_engine *engine)
+{
+    for (int32_t i = 0; i < engine->n_logit_rows; i++) {
+        sp_logit_row *row = &engine->logit_rows[i];
+        int32_t position = engine->forward.row_position[row->row];
+
+        row->chooses = wants_token(row->sequence, position);
+    }
+    sp_exec_run(engine->exec, choose_task, engine, engine->n_logit_rows);
+}
+
+static sp_status use_token(step_run *run, const sp_logit_row *row, const float *logits)
+{
+    sp_sequence *sequence = row->sequence;
     token_score score = no_score;
-    int32_t token;
-    sp_status status = sp_sample(
-        adjust(engine, sequence, logits), engine->model.shape.vocab, &sequence->sampling,
-        (uint64_t)(sequence->n_tokens - sequence->n_prompt), engine->sample_scratch, &token, NULL);
+    sp_status status = row->status;
 
     if (status == SP_OK && sequence->logprobs)
-        status = score_token(engine, sequence, logits, token, &score);
+        status = score_token(run->engine, sequence, logits, row->token, &score);
     if (status == SP_OK)
-        take_token(run, sequence, token, score);
+        take_token(run, sequence, row->token, score);
     return status;
 }
 
@@ -289,8 +321,8 @@ static void use_logits(step_run *run, const sp_logit_row *wanted, const float *l
         sequence->logits_fn(sequence->logits_user, position, logits, engine->model.shape.vocab);
     if (sp_sequence_scores(sequence, position)) {
         status = score_prompt(run, sequence, logits, position);
-    } else if (wants_token(sequence, position)) {
-        status = choose_token(run, sequence, logits);
+    } else if (wanted->chooses) {
+        status = use_token(run, wanted, logits);
     } else if (position == sequence->n_tokens - 1) {
         sp_text_clear(&engine->event_text);
         emit(run, sequence,
@@ -320,9 +352,10 @@ static void flush_logits(step_run *run)
         if (!is_finished(engine, sequence))
             fail_sequence(run, sequence, status, "its logits could not be adapted");
     }
+    if (status == SP_OK)
+        choose_tokens(engine);
     for (int32_t i = 0; i < n && status == SP_OK; i++)
-        use_logits(run, &engine->logit_rows[i],
-                   engine->forward.logits + (size_t)i * (size_t)engine->model.shape.vocab);
+        use_logits(run, &engine->logit_rows[i], logits_of(engine, i));
     engine->n_logit_rows = 0;
 }
 
