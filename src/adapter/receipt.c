@@ -257,6 +257,8 @@ static void table_head(sp_text *out, const sp_adapter *adapter, const sp_receipt
     table_line(out, "adapter  ", adapter->name, "\n");
     sp_text_format(out, "verdict  %s\n",
                    adapter->checked ? "accepted" : "unchecked (no --model to hold it against)");
+    if (adapter->modules & ~options->engine_modules)
+        sp_text_add(out, "engine   cannot apply all of it yet (see below): engine-unsupported\n");
     if (digest[0] != '\0')
         sp_text_format(out, "digest   %s\n", digest);
     if (adapter->checked)

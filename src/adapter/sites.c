@@ -70,6 +70,27 @@ static sp_status check_twins(const sp_audit *audit)
     return SP_OK;
 }
 
+/* Fused pairs give their sites only with the base's number of experts. */
+static void remark_uncounted(const sp_audit *audit)
+{
+    const sp_pair *first = NULL;
+    size_t n = 0;
+
+    for (size_t i = 0; i < audit->n_pairs; i++) {
+        const sp_pair *pair = &audit->pairs[i];
+
+        if (pair->a->key.fused == SP_FUSED_NONE || pair->experts > 0)
+            continue;
+        if (n++ == 0)
+            first = pair;
+    }
+    if (n > 0)
+        sp_remark(&audit->adapter->notes,
+                  "%zu fused expert pairs (the first: rank %d, scale %.7g) are not listed: their "
+                  "number of experts is not known without --model",
+                  n, first->rank, (double)first->scale);
+}
+
 sp_status sp_audit_sites(sp_audit *audit)
 {
     sp_adapter *adapter = audit->adapter;
@@ -77,6 +98,7 @@ sp_status sp_audit_sites(sp_audit *audit)
 
     for (size_t i = 0; i < audit->n_pairs; i++)
         n += n_sites_of(&audit->pairs[i]);
+    remark_uncounted(audit);
     if (n == 0)
         return SP_OK;
     adapter->sites = sp_calloc(n, sizeof *adapter->sites);

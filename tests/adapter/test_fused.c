@@ -229,6 +229,36 @@ static void patterns_of_parameters(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* The router that target_parameters names goes by the parameter's path, else by the module's. */
+static void router_by_its_path(void **state)
+{
+    static const struct {
+        const char *members;
+        float scale;
+    } cases[] = {
+        {", \"target_parameters\": [\"gate.weight\"], \"alpha_pattern\": {\"mlp.gate.weight\": 3}",
+         1.5f},
+        {", \"target_parameters\": [\"mlp.gate.weight\"], \"alpha_pattern\": {\"mlp.gate\": 3}", 2},
+        {", \"target_modules\": [\"gate\"], \"alpha_pattern\": {\"mlp.gate\": 3}", 1.5f},
+        {", \"target_modules\": [\"gate\"], \"alpha_pattern\": {\"mlp.gate.weight\": 3}", 2},
+    };
+    sp_adapter_options options = toy_options();
+    make_adapter *adapter = make_adapter_create();
+
+    (void)state;
+    make_adapter_add_pair(adapter, "base_model.model.model.layers.0.mlp.gate", 2, 8, 4, 4);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sp_adapter *opened;
+
+        make_adapter_config_with(adapter, cases[i].members);
+        opened = toy_opened(adapter, &options);
+        assert_true(sp_adapter_site_at(opened, 0)->scale == cases[i].scale);
+        sp_adapter_release(opened);
+    }
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
 /* rsLoRA on attention and experts: one function, of the per-expert rank. */
 static void rslora_everywhere(void **state)
 {
@@ -274,6 +304,8 @@ static void ambiguous_shapes(void **state)
                     "2 ways", "no version");
         config_without_version(adapter, ", \"peft_version\": \"0.19.0.dev0\"");
         toy_refused(adapter, &options, "ambiguous-expert-layout", NULL, NULL, "a development one");
+        config_without_version(adapter, ", \"peft_version\": \"0.19.0rc1\"");
+        toy_refused(adapter, &options, "ambiguous-expert-layout", NULL, NULL, "a candidate");
         config_without_version(adapter, ", \"peft_version\": \"0.21.0\"");
         sp_adapter_release(toy_opened(adapter, &options));
         config_without_version(adapter, "");
@@ -314,6 +346,30 @@ static void orientation_matters(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* The same file with and without the marker of the other order of columns: another delta. */
+static void order_of_columns_is_in_the_digest(void **state)
+{
+    sp_adapter_options options = toy_options();
+    make_adapter *adapter = make_adapter_create();
+    sp_digest digests[2];
+
+    (void)state;
+    add_fused(adapter, EXPERTS_PATH, TOY_EXPERTS, 2, 3, 8, false, 5);
+    for (int grouped = 0; grouped < 2; grouped++) {
+        sp_adapter *opened;
+
+        make_adapter_config_with(adapter, grouped ? ", \"target_parameters\": [\"down_proj\"], "
+                                                    "\"lora_B_layout\": \"grouped_by_expert\""
+                                                  : ", \"target_parameters\": [\"down_proj\"]");
+        opened = toy_opened(adapter, &options);
+        digests[grouped] = sp_adapter_digest(opened);
+        sp_adapter_release(opened);
+    }
+    assert_memory_not_equal(digests[0].bytes, digests[1].bytes, SP_DIGEST_BYTES);
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static void refused(void **state)
@@ -333,6 +389,9 @@ static void refused(void **state)
                                       "\"mlp.experts.down_proj\"]");
     add_fused(adapter, EXPERTS_PATH, TOY_EXPERTS, 2, 3, 8, false, 1);
     toy_refused(adapter, &options, "unmatched-target", "mlp.experts.gate_up_proj", NULL, "outer");
+    options.allow_partial = true;
+    sp_adapter_release(toy_opened(adapter, &options));
+    options.allow_partial = false;
     make_adapter_destroy(adapter);
     /* It says gate_up, the shapes say down. */
     adapter = make_adapter_create();
@@ -418,9 +477,11 @@ int main(void)
         cmocka_unit_test(both_parameters),
         cmocka_unit_test(one_parameter_by_shape),
         cmocka_unit_test(patterns_of_parameters),
+        cmocka_unit_test(router_by_its_path),
         cmocka_unit_test(rslora_everywhere),
         cmocka_unit_test(ambiguous_shapes),
         cmocka_unit_test(orientation_matters),
+        cmocka_unit_test(order_of_columns_is_in_the_digest),
         cmocka_unit_test(refused),
         cmocka_unit_test(rows_and_columns_differ),
         cmocka_unit_test(some_experts_only),

@@ -176,6 +176,10 @@ static const struct {
      "2 layers"},
     {"base_model.model.model.layers.1.self_attn.k_proj.lora_A.weight", 2, 8, "wrong-layer-kind",
      "have it: 0"},
+    {"base_model.model.model.layers.x.self_attn.k_proj.lora_A.weight", 2, 8,
+     "malformed-layer-index", "no number"},
+    {"base_model.model.model.layers.0.mlp.experts.x.up_proj.lora_A.weight", 2, 8,
+     "malformed-expert-index", "no number"},
     {"base_model.model.model.layers.0.mlp.experts.4.up_proj.lora_A.weight", 2, 8,
      "expert-out-of-range", "4 experts"},
     {"base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight", 8, 8,
@@ -194,6 +198,28 @@ static void one_more_tensor(void **state)
                                 extra_tensors[i].cols, 9);
         toy_refused(adapter, &options, extra_tensors[i].code, NULL, extra_tensors[i].word,
                     extra_tensors[i].name);
+        make_adapter_destroy(adapter);
+    }
+    sp_geometry_release(options.geometry);
+}
+
+/* allow_partial turns three codes into skipped tensors, and leaves every other as it is. */
+static void what_partial_relaxes(void **state)
+{
+    sp_adapter_options options = toy_options();
+
+    (void)state;
+    options.allow_partial = true;
+    for (size_t i = 0; i < sizeof extra_tensors / sizeof *extra_tensors; i++) {
+        const char *code = extra_tensors[i].code;
+        make_adapter *adapter = toy_adapter();
+
+        make_adapter_add_random(adapter, extra_tensors[i].name, extra_tensors[i].rows,
+                                extra_tensors[i].cols, 9);
+        if (strcmp(code, "unsupported-module") == 0 || strcmp(code, "unknown-prefix") == 0)
+            sp_adapter_release(toy_opened(adapter, &options));
+        else
+            toy_refused(adapter, &options, code, NULL, NULL, extra_tensors[i].name);
         make_adapter_destroy(adapter);
     }
     sp_geometry_release(options.geometry);
@@ -228,6 +254,7 @@ static void shapes_of_a_pair(void **state)
         make_adapter_add_random(adapter, Q_PATH ".lora_B.weight", shapes[i].b[0], shapes[i].b[1],
                                 2);
         snprintf(what, sizeof what, "shapes %zu", i);
+        options.allow_partial = i % 2; /* makes no difference */
         if (shapes[i].code)
             toy_refused(adapter, &options, shapes[i].code, NULL, shapes[i].word, what);
         else
@@ -376,6 +403,7 @@ static void other_types(void **state)
 
         make_adapter_add(adapter, Q_PATH ".lora_A.weight", types[i], 2, 2, 8);
         make_adapter_add_random(adapter, Q_PATH ".lora_B.weight", 12, 2, 1);
+        options.allow_partial = i % 2; /* makes no difference */
         toy_refused(adapter, &options, "unsupported-dtype", Q_PATH ".lora_A.weight", NULL,
                     types[i]);
         make_adapter_destroy(adapter);
@@ -480,6 +508,12 @@ static void limits(void **state)
     adapter = make_adapter_create();
     make_adapter_add_pair(adapter, "model.layers.1.mlp.gate", 2, 8, 4, 7);
     toy_refused(adapter, &options, "experts-disabled", NULL, NULL, "router off");
+    options.experts_off = false;
+    options.expert_rank_max = 1;
+    toy_refused(adapter, &options, "expert-rank-exceeds-cap", NULL, NULL, "router rank 2 in 1");
+    options.expert_rank_max = 2;
+    options.rank_max = 1; /* is not the router's */
+    sp_adapter_release(toy_opened(adapter, &options));
     make_adapter_destroy(adapter);
     sp_geometry_release(options.geometry);
 }
@@ -502,6 +536,15 @@ static void expert_bytes(void **state)
     options.pool_dtype = SP_DTYPE_F32;
     opened = toy_opened(adapter, &options);
     assert_int_equal(sp_adapter_expert_bytes(opened), 4 * 256);
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    /* Rank 41 takes 48: A [48, 3] in 512 bytes, where 41 rows would go into 256; B [8, 48]. */
+    options.pool_dtype = SP_DTYPE_BF16;
+    adapter = make_adapter_create();
+    make_adapter_config(adapter, "{\"r\": 41, \"lora_alpha\": 4}");
+    make_adapter_add_pair(adapter, "model.layers.0.mlp.experts.3.down_proj", 41, 3, 8, 7);
+    opened = toy_opened(adapter, &options);
+    assert_int_equal(sp_adapter_expert_bytes(opened), 512 + 768);
     sp_adapter_release(opened);
     make_adapter_destroy(adapter);
     sp_geometry_release(options.geometry);
@@ -695,6 +738,52 @@ static void place_and_type_count(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* Of adapters with equal bytes: what else is in the digest tells them apart, each by itself. */
+static void equal_bytes_elsewhere(void **state)
+{
+    static const struct {
+        const char *path[2];
+        const char *dtype[2];
+        int rank[2]; /* the same bytes in other shapes */
+    } cases[] = {
+        {{"model.layers.0.mlp.gate", "model.layers.1.mlp.gate"}, {"BF16", "BF16"}, {2, 2}},
+        {{"model.layers.0.mlp.experts.0.up_proj", "model.layers.0.mlp.experts.1.up_proj"},
+         {"BF16", "BF16"},
+         {2, 2}},
+        {{"model.layers.0.mlp.gate", "model.layers.0.mlp.gate"}, {"BF16", "F16"}, {2, 2}},
+        {{"model.layers.0.mlp.gate", "model.layers.0.mlp.gate"}, {"BF16", "BF16"}, {2, 4}},
+    };
+    sp_adapter_options options;
+
+    (void)state;
+    sp_adapter_options_default(&options); /* no geometry, which would hold one of them only */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sp_digest digests[2];
+
+        for (int side = 0; side < 2; side++) {
+            make_adapter *adapter = make_adapter_create();
+            int rank = cases[i].rank[side];
+            char name[128], config[128];
+
+            snprintf(config, sizeof config, "{\"r\": %d, \"lora_alpha\": %d}", rank, 2 * rank);
+            make_adapter_config(adapter, config);
+            for (int factor = 0; factor < 2; factor++) {
+                uint16_t *data;
+
+                snprintf(name, sizeof name, "%s.lora_%c.weight", cases[i].path[side], "AB"[factor]);
+                data = make_adapter_add(adapter, name, cases[i].dtype[side], 2,
+                                        factor ? 8 / rank : rank, factor ? rank : 16 / rank);
+                for (int e = 0; e < (factor ? 8 : 16); e++)
+                    data[e] = (uint16_t)(0x3c00 + e);
+            }
+            digests[side] = digest_of(adapter, &options);
+            make_adapter_destroy(adapter);
+        }
+        if (same_digest(digests[0], digests[1]))
+            fail_msg("case %zu: one digest for two adapters", i);
+    }
+}
+
 /* Helpers change neither the digest nor which refusal is reported: the first in the file. */
 static void threads_change_nothing(void **state)
 {
@@ -753,6 +842,7 @@ int main(void)
         cmocka_unit_test(references),
         cmocka_unit_test(wrong_calls),
         cmocka_unit_test(one_more_tensor),
+        cmocka_unit_test(what_partial_relaxes),
         cmocka_unit_test(shapes_of_a_pair),
         cmocka_unit_test(dimensions_and_sizes),
         cmocka_unit_test(allow_partial),
@@ -767,6 +857,7 @@ int main(void)
         cmocka_unit_test(shards_are_read_as_one),
         cmocka_unit_test(different_content_has_another),
         cmocka_unit_test(place_and_type_count),
+        cmocka_unit_test(equal_bytes_elsewhere),
         cmocka_unit_test(threads_change_nothing),
         cmocka_unit_test(without_a_model),
     };

@@ -282,6 +282,116 @@ static void whole_texts(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* Rank and scale: alpha / r, or alpha / √r, of the pattern's r and alpha; in double, then FP32. */
+static const struct {
+    const char *text;
+    int rank;
+    float scale;
+} scales[] = {
+    {"{\"r\": 6, \"lora_alpha\": 0.9}", 6, 0.15f}, /* 0.14999999 by FP32 alone */
+    {"{\"r\": 6, \"lora_alpha\": 0.9, \"use_rslora\": true}", 6, 0.36742346141747673f},
+    {"{\"r\": 3, \"lora_alpha\": 4.3}", 3, 1.43333333333333f},
+    {"{\"r\": 16, \"lora_alpha\": 16, \"use_rslora\": true}", 16, 4},
+    {"{\"r\": 8, \"lora_alpha\": 6, \"rank_pattern\": {\"q_proj\": 4}}", 4, 1.5f},
+    {"{\"r\": 8, \"lora_alpha\": 6, \"rank_pattern\": {\"q_proj\": 4}, \"use_rslora\": true}", 4,
+     3},
+    {"{\"r\": 8, \"lora_alpha\": 6, \"rank_pattern\": {\"v_proj\": 4}, \"use_rslora\": true}", 8,
+     2.1213203435596424f},
+    {"{\"r\": 8, \"lora_alpha\": 6, \"alpha_pattern\": {\"q_proj\": 2}, \"use_rslora\": true}", 8,
+     0.70710678118654752f},
+    {"{\"r\": 8, \"lora_alpha\": 6, \"rank_pattern\": {\"q_proj\": 4}, "
+     "\"alpha_pattern\": {\"q_proj\": 2}, \"use_rslora\": true}",
+     4, 1},
+    /* one key the end of another: the first that fits decides, in the file's order */
+    {"{\"r\": 8, \"lora_alpha\": 6, \"rank_pattern\": {\"proj\": 1, \"attn.q_proj\": 2, "
+     "\"0.self_attn.q_proj\": 4, \"q_proj\": 5}}",
+     4, 1.5f},
+    {"{\"r\": 8, \"lora_alpha\": 6, \"rank_pattern\": {\"^q_proj\": 1, "
+     "\"^layers.0.self_attn.q_proj\": 2, \"^model\\\\.layers\\\\.0\\\\..*q_proj$\": 3, \"q_proj\": "
+     "5}}",
+     3, 2},
+};
+
+static void scales_of_a_module(void **state)
+{
+    static const char path[] = "model.layers.0.self_attn.q_proj";
+
+    (void)state;
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
+        sp_adapter_options options;
+        sp_remarks remarks = {0};
+        sp_peft_config config;
+        sp_error error;
+        int32_t rank;
+        float scale;
+
+        sp_adapter_options_default(&options);
+        assert_ok(sp_peft_config_parse(scales[i].text, strlen(scales[i].text), "config", &options,
+                                       &config, &remarks, &error),
+                  &error);
+        assert_ok(sp_peft_config_scale(&config, path, strlen(path), &rank, &scale, &error), &error);
+        if (rank != scales[i].rank || scale != scales[i].scale)
+            fail_msg("%s: rank %d, scale %.9g", scales[i].text, rank, (double)scale);
+        sp_peft_config_clear(&config);
+        sp_text_free(&remarks.text);
+    }
+}
+
+/*
+ * Which number of a path PEFT takes for the layer: the last one behind a word, an expert's too;
+ * with layers_pattern, the one behind the first of its words that the path has.
+ */
+static const struct {
+    const char *members, *path;
+    bool listed;
+} layers[] = {
+    {"\"layers_to_transform\": [2]", "model.layers.2.mlp.up_proj", true},
+    {"\"layers_to_transform\": 2", "model.layers.2.mlp.up_proj", true},
+    {"\"layers_to_transform\": [3, 9, 2, 1]", "model.layers.2.mlp.up_proj", true},
+    {"\"layers_to_transform\": [3, 9, 22, 1]", "model.layers.2.mlp.up_proj", false},
+    {"\"layers_to_transform\": [2]", "model.layers.0.mlp.experts.2.up_proj", true},
+    {"\"layers_to_transform\": [0]", "model.layers.0.mlp.experts.2.up_proj", false},
+    {"\"layers_to_transform\": [0], \"layers_pattern\": \"layers\"",
+     "model.layers.0.mlp.experts.2.up_proj", true},
+    {"\"layers_to_transform\": [2], \"layers_pattern\": \"layers\"",
+     "model.layers.0.mlp.experts.2.up_proj", false},
+    {"\"layers_to_transform\": [2], \"layers_pattern\": [\"h\", \"experts\", \"layers\"]",
+     "model.layers.0.mlp.experts.2.up_proj", true},
+    {"\"layers_to_transform\": [0], \"layers_pattern\": [\"h\", \"experts\", \"layers\"]",
+     "model.layers.0.mlp.experts.2.up_proj", false},
+    {"\"layers_to_transform\": [0], \"layers_pattern\": \"layer\"", "model.layers.0.mlp.up_proj",
+     false},
+    {"\"layers_to_transform\": [0]", "lm_head", false},
+    {"\"layers_to_transform\": [0]", "model.layers.0", false}, /* nothing behind the number */
+    {"\"layers_to_transform\": null", "lm_head", true},
+};
+
+static void layers_of_paths(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
+        sp_adapter_options options;
+        sp_remarks remarks = {0};
+        sp_peft_config config;
+        char text[256];
+        sp_error error;
+        bool listed;
+
+        snprintf(text, sizeof text, "{\"r\": 2, \"lora_alpha\": 4, %s}", layers[i].members);
+        sp_adapter_options_default(&options);
+        assert_ok(
+            sp_peft_config_parse(text, strlen(text), "config", &options, &config, &remarks, &error),
+            &error);
+        assert_ok(sp_peft_config_layer_listed(&config, layers[i].path, strlen(layers[i].path),
+                                              &listed, &error),
+                  &error);
+        if (listed != layers[i].listed)
+            fail_msg("%s: %s", text, layers[i].path);
+        sp_peft_config_clear(&config);
+        sp_text_free(&remarks.text);
+    }
+}
+
 /* An invisible mark is named. */
 static void byte_order_mark(void **state)
 {
@@ -424,9 +534,10 @@ static void allowed_by_flags(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_member),      cmocka_unit_test(whole_texts),
-        cmocka_unit_test(byte_order_mark),   cmocka_unit_test(nested_deeply),
-        cmocka_unit_test(outside_of_layers), cmocka_unit_test(bounded_work),
+        cmocka_unit_test(every_member),       cmocka_unit_test(whole_texts),
+        cmocka_unit_test(scales_of_a_module), cmocka_unit_test(layers_of_paths),
+        cmocka_unit_test(byte_order_mark),    cmocka_unit_test(nested_deeply),
+        cmocka_unit_test(outside_of_layers),  cmocka_unit_test(bounded_work),
         cmocka_unit_test(allowed_by_flags),
     };
 

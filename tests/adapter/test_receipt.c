@@ -125,6 +125,7 @@ static void accepted(void **state)
     check(root, "notes",
           "[\"the regular expression of target_modules fits none of the file's tensors\"]");
     assert_true(sp_receipt_is_servable(receipt, NULL));
+    assert_non_null(strstr(sp_receipt_table(receipt), "verdict  accepted\ndigest"));
     json_decref(root);
     sp_receipt_destroy(receipt);
     make_adapter_destroy(adapter);
@@ -227,6 +228,8 @@ static void engine_missing(void **state)
     check(root, "engine_missing", "[\"mlp.experts.up_proj\", \"lm_head\"]");
     assert_non_null(strstr(sp_receipt_table(receipt), "not yet applied by this engine\n  "
                                                       "mlp.experts.up_proj\n  lm_head\n"));
+    assert_non_null(strstr(sp_receipt_table(receipt),
+                           "verdict  accepted\nengine   cannot apply all of it yet"));
     assert_false(sp_receipt_is_servable(receipt, &error));
     assert_int_equal(error.status, SP_ERR_UNSUPPORTED);
     assert_string_equal(error.code, "engine-unsupported");
@@ -343,6 +346,10 @@ static void unchecked(void **state)
     receipt = receipt_of(adapter, &options, &receipt_options);
     root = parse(receipt);
     check(root, "digest", "null");
+    check(root, "notes",
+          "[\"use_rslora is absent: the scale is alpha / r\", \"1 fused expert pairs (the first: "
+          "rank 2, scale 2) are not listed: their number of experts is not known without "
+          "--model\"]");
     json_decref(root);
     sp_receipt_destroy(receipt);
     make_adapter_destroy(adapter);

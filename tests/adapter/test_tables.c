@@ -438,23 +438,26 @@ static void token_lists(void **state)
 static void ids_are_in_the_digest(void **state)
 {
     static const char *const lists[] = {", \"trainable_token_indices\": [1, 2]",
-                                        ", \"trainable_token_indices\": [2, 1]"};
+                                        ", \"trainable_token_indices\": [2, 1]",
+                                        ", \"trainable_token_indices\": {\"lm_head\": [1, 2]}",
+                                        ", \"trainable_token_indices\": {\"lm_head\": [2, 1]}"};
     base b = open_base("qwen3-untied");
-    sp_digest digests[2];
+    sp_digest digests[4];
 
     (void)state;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         make_adapter *adapter = with_pair();
         sp_adapter *opened;
 
         make_adapter_config_with(adapter, lists[i]);
-        make_adapter_add_random(adapter, TOKENS(EMBED), 2, HIDDEN, 4);
+        make_adapter_add_random(adapter, i < 2 ? TOKENS(EMBED) : TOKENS(HEAD), 2, HIDDEN, 4);
         opened = toy_opened(adapter, &b.options);
         digests[i] = sp_adapter_digest(opened);
         sp_adapter_release(opened);
         make_adapter_destroy(adapter);
+        for (int other = 0; other < i; other++)
+            assert_memory_not_equal(digests[i].bytes, digests[other].bytes, SP_DIGEST_BYTES);
     }
-    assert_memory_not_equal(digests[0].bytes, digests[1].bytes, SP_DIGEST_BYTES);
     close_base(&b);
 }
 
@@ -484,6 +487,46 @@ static void copies(void **state)
         toy_refused(adapter, &b.options, "base-copy-differs", name, "row 200", "altered");
         make_adapter_destroy(adapter);
     }
+    close_base(&b);
+}
+
+/* A copy may hold more than the base does: what rounds to the base's element is a copy of it. */
+static void copies_of_higher_precision(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *adapter = with_pair();
+    float *data;
+
+    (void)state;
+    make_adapter_add_pair(adapter, HEAD, 2, HIDDEN, VOCAB, 8);
+    data = add_table(adapter, HEAD ".base_layer.weight", "F32", VOCAB, b.embed);
+    for (int i = 0; i < VOCAB * HIDDEN; i++) /* below half a step of BF16 */
+        data[i] = sp_f32_from_bits(sp_f32_bits(data[i]) + 0x7ffe);
+    sp_adapter_release(toy_opened(adapter, &b.options));
+    data[300 * HIDDEN + 1] = sp_f32_from_bits(sp_f32_bits(data[300 * HIDDEN + 1]) + 0x10);
+    toy_refused(adapter, &b.options, "base-copy-differs", NULL, "row 300", "above half a step");
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
+/* What is ignored is not in the digest. */
+static void a_copy_leaves_the_digest(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *adapter = with_pair();
+    sp_digest digests[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        sp_adapter *opened = toy_opened(adapter, &b.options);
+
+        digests[i] = sp_adapter_digest(opened);
+        sp_adapter_release(opened);
+        if (i == 0)
+            add_table(adapter, HEAD ".base_layer.weight", "BF16", VOCAB, b.head);
+    }
+    assert_memory_equal(digests[0].bytes, digests[1].bytes, SP_DIGEST_BYTES);
+    make_adapter_destroy(adapter);
     close_base(&b);
 }
 
@@ -559,6 +602,8 @@ int main(void)
         cmocka_unit_test(token_lists),
         cmocka_unit_test(ids_are_in_the_digest),
         cmocka_unit_test(copies),
+        cmocka_unit_test(copies_of_higher_precision),
+        cmocka_unit_test(a_copy_leaves_the_digest),
         cmocka_unit_test(copies_of_other_shapes),
         cmocka_unit_test(base_unavailable),
         cmocka_unit_test(without_a_model),
