@@ -308,6 +308,14 @@ static sp_status refuse_kind_of_pair(const char *name, sp_error *error)
                      name);
 }
 
+/* A table's name in whatever place: where that is not known, the place is what to complain of. */
+static bool names_table(span path)
+{
+    span last = take_last_part(&path);
+
+    return span_is(last, "embed_tokens") || span_is(last, "lm_head");
+}
+
 sp_status sp_module_key_parse(const char *name, sp_module_key *out_key, sp_error *error)
 {
     span path = {name, strlen(name)};
@@ -327,7 +335,7 @@ sp_status sp_module_key_parse(const char *name, sp_module_key *out_key, sp_error
     }
     status = read_place(name, path, &key, error);
     table = key.module == SP_MODULE_EMBED_TOKENS || key.module == SP_MODULE_LM_HEAD;
-    if (kind == ENDING_TABLE && (status != SP_OK || key.layer >= 0 || !table))
+    if (kind == ENDING_TABLE && (status == SP_OK ? !table : !names_table(path)))
         return refuse_ending(name, error);
     if (status != SP_OK)
         return status;

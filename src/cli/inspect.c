@@ -94,7 +94,9 @@ static const sp_setting settings[] = {
 static void print_usage(FILE *stream)
 {
     fprintf(stream, "usage: sidepath inspect DIR [--model DIR] [--json] …\n\n"
-                    "Prints what an adapter holds and whether it would be taken.\n\n");
+                    "Prints what an adapter holds and whether it would be taken. Exit status: 0 "
+                    "accepted (or\nunchecked, without --model), 1 refused or failed, 2 usage. "
+                    "docs/ADAPTERS.md has the codes\nof refusals, and what to do about each.\n\n");
     sp_settings_print_help(stream, settings, N_SETTINGS);
 }
 
