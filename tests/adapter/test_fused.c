@@ -229,6 +229,34 @@ static void patterns_of_parameters(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* Names of the modules that a fused parameter holds are found in it. */
+static void names_of_fused_modules(void **state)
+{
+    static const struct {
+        const char *members, *lacking;
+    } cases[] = {
+        {", \"target_modules\": [\"gate_proj\", \"up_proj\", \"down_proj\"]", NULL},
+        {", \"target_modules\": [\"experts.gate_up_proj\", \"experts.down_proj\"]", NULL},
+        {", \"target_modules\": [\"up_proj\", \"q_proj\"]", "q_proj"},
+    };
+    sp_adapter_options options = toy_options();
+    make_adapter *adapter = make_adapter_create();
+
+    (void)state;
+    add_fused(adapter, INNER_PATH, TOY_EXPERTS, 2, TOY_HIDDEN, 2 * TOY_INTERMEDIATE, false, 1);
+    add_fused(adapter, EXPERTS_PATH, TOY_EXPERTS, 2, TOY_INTERMEDIATE, TOY_HIDDEN, false, 2);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        make_adapter_config_with(adapter, cases[i].members);
+        if (cases[i].lacking)
+            toy_refused(adapter, &options, "unmatched-target", cases[i].lacking, NULL,
+                        cases[i].members);
+        else
+            sp_adapter_release(toy_opened(adapter, &options));
+    }
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
 /* The router that target_parameters names goes by the parameter's path, else by the module's. */
 static void router_by_its_path(void **state)
 {
@@ -477,6 +505,7 @@ int main(void)
         cmocka_unit_test(both_parameters),
         cmocka_unit_test(one_parameter_by_shape),
         cmocka_unit_test(patterns_of_parameters),
+        cmocka_unit_test(names_of_fused_modules),
         cmocka_unit_test(router_by_its_path),
         cmocka_unit_test(rslora_everywhere),
         cmocka_unit_test(ambiguous_shapes),

@@ -244,10 +244,11 @@ static void a_file_that_shrinks(void **state)
     size_t blocks = sp_alloc_blocks();
 
     (void)state;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         char *folder = make_adapter_folder(adapter);
         sp_error error;
-        sp_status status = read_after_cut(folder, i * 150, i == 4, &error);
+        /* The last one has become longer: it is not the file whose header was read, either. */
+        sp_status status = read_after_cut(folder, i == 5 ? 100000 : i * 150, i == 4, &error);
 
         assert_int_equal(status, i == 4 ? SP_ERR_NOT_FOUND : SP_ERR_TRUNCATED);
         assert_string_equal(error.code, i == 4 ? "weights-missing" : "truncated");

@@ -349,6 +349,8 @@ static const struct {
     {"\"layers_to_transform\": 2", "model.layers.2.mlp.up_proj", true},
     {"\"layers_to_transform\": [3, 9, 2, 1]", "model.layers.2.mlp.up_proj", true},
     {"\"layers_to_transform\": [3, 9, 22, 1]", "model.layers.2.mlp.up_proj", false},
+    {"\"layers_to_transform\": [5, 4, 3, 2, 1]", "model.layers.5.mlp.up_proj", true},
+    {"\"layers_to_transform\": [5, 4, 3, 2, 1]", "model.layers.1.mlp.up_proj", true},
     {"\"layers_to_transform\": [2]", "model.layers.0.mlp.experts.2.up_proj", true},
     {"\"layers_to_transform\": [0]", "model.layers.0.mlp.experts.2.up_proj", false},
     {"\"layers_to_transform\": [0], \"layers_pattern\": \"layers\"",

@@ -552,12 +552,18 @@ static void other_things_in_its_place(void **state)
     sp_test_write_file(directory, "m.bin", "PK", 2);
     assert_int_equal(sp_checkpoint_open(directory, "m", &checkpoint, &error), SP_ERR_REFUSED);
     assert_string_equal(error.code, "pickle-refused");
+    snprintf(command, sizeof command, "cd %s && mv m.bin pytorch_m.bin", directory);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(sp_checkpoint_open(directory, "m", &checkpoint, &error), SP_ERR_REFUSED);
+    assert_string_equal(error.code, "pickle-refused");
+    assert_non_null(strstr(error.subject, "pytorch_m.bin"));
     snprintf(command, sizeof command, "cd %s && mkfifo m.safetensors", directory);
     assert_int_equal(system(command), 0);
     assert_int_equal(sp_checkpoint_open(directory, "m", &checkpoint, &error), SP_ERR_NOT_FOUND);
     assert_string_equal(error.code, "weights-missing");
     snprintf(command, sizeof command,
-             "cd %s && rm m.safetensors m.bin && ln -s m.safetensors m.safetensors", directory);
+             "cd %s && rm m.safetensors pytorch_m.bin && ln -s m.safetensors m.safetensors",
+             directory);
     assert_int_equal(system(command), 0);
     assert_int_equal(sp_checkpoint_open(directory, "m", &checkpoint, &error), SP_ERR_NOT_FOUND);
     assert_string_equal(error.code, "weights-missing");

@@ -317,6 +317,23 @@ static void tables_trained_as_one(void **state)
     }
 }
 
+/* PEFT names all of them or none: a pair with an adapter's name beside tokens without one. */
+static void tokens_of_another_name(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *adapter = make_adapter_create();
+
+    (void)state;
+    make_adapter_config_with(adapter, ", \"trainable_token_indices\": [7, 5]");
+    make_adapter_add_random(adapter, "model.layers.0.self_attn.k_proj.lora_A.x.weight", 2, HIDDEN,
+                            1);
+    make_adapter_add_random(adapter, "model.layers.0.self_attn.k_proj.lora_B.x.weight", 64, 2, 2);
+    make_adapter_add_random(adapter, TOKENS(EMBED), 2, HIDDEN, 4);
+    toy_refused(adapter, &b.options, "mixed-adapter-names", NULL, "\"x\"", "tokens without a name");
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
 /* Trainable tokens move both sides of a tied base by themselves: one table is enough for them. */
 static void tied_tokens_with_their_table(void **state)
 {
@@ -596,6 +613,7 @@ int main(void)
         cmocka_unit_test(tokens_keep_their_order),
         cmocka_unit_test(tables_trained_as_one),
         cmocka_unit_test(tied_tokens_with_their_table),
+        cmocka_unit_test(tokens_of_another_name),
         cmocka_unit_test(tied_tokens),
         cmocka_unit_test(tied_tokens_beyond_the_vocabulary),
         cmocka_unit_test(tokens_and_a_table),
