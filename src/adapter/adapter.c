@@ -159,8 +159,9 @@ static sp_status check_effect(sp_audit *audit)
 static sp_status run_audit(sp_audit *audit, const char *path)
 {
     static sp_status (*const steps[])(sp_audit *) = {
-        sp_audit_parameters, sp_audit_names,  sp_audit_targets, sp_audit_read,
-        sp_audit_sites,      sp_audit_tables, check_effect,     sp_audit_digest,
+        sp_audit_parameters,   sp_audit_names, sp_audit_targets,
+        sp_audit_table_shapes, sp_audit_read,  sp_audit_sites,
+        sp_audit_tables,       check_effect,   sp_audit_digest,
     };
     sp_status status = open_files(audit, path);
 

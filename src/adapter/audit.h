@@ -95,7 +95,10 @@ void sp_fused_sites(const sp_audit *audit, const sp_pair *pair, sp_adapter_site 
 /* Reads the data of every item into one block, checking that values are finite, and hashes it. */
 sp_status sp_audit_read(sp_audit *audit);
 
-/* Full tables, trainable tokens and copies of the base against config and base. After reading. */
+/* Shapes and lists of tables and trainable tokens: before gigabytes of a wrong one are read. */
+sp_status sp_audit_table_shapes(sp_audit *audit);
+
+/* Full tables, trainable tokens and copies of the base against the base. After reading. */
 sp_status sp_audit_tables(sp_audit *audit);
 
 /* Fills the adapter's sites from the pairs. */

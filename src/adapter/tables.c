@@ -554,6 +554,22 @@ static int32_t rows_of(const sp_item *table)
     return table ? (int32_t)table->tensor->dims[0] : 0;
 }
 
+sp_status sp_audit_table_shapes(sp_audit *audit)
+{
+    const sp_model_shape *shape =
+        audit->options->geometry ? sp_geometry_shape(audit->options->geometry) : NULL;
+    module_items embed = find_items(audit, SP_MODULE_EMBED_TOKENS);
+    module_items head = find_items(audit, SP_MODULE_LM_HEAD);
+    sp_status status =
+        check_module(audit, SP_MODULE_EMBED_TOKENS, &embed, &audit->config.tokens_embed);
+
+    if (status == SP_OK)
+        status = check_module(audit, SP_MODULE_LM_HEAD, &head, &audit->config.tokens_head);
+    if (status == SP_OK && shape && shape->tied_embeddings && !embed.tokens && !head.tokens)
+        status = check_tied_tables(audit, embed.table != NULL, head.table != NULL);
+    return status;
+}
+
 sp_status sp_audit_tables(sp_audit *audit)
 {
     static const sp_id_list none = {0};
@@ -566,14 +582,8 @@ sp_status sp_audit_tables(sp_audit *audit)
     const sp_item *head_tokens = head.tokens;
     int32_t embed_rows, head_rows;
     int32_t embed_own = rows_of(embed.table), head_own = rows_of(head.table);
-    sp_status status = check_module(audit, SP_MODULE_EMBED_TOKENS, &embed, embed_ids);
+    sp_status status;
 
-    if (status == SP_OK)
-        status = check_module(audit, SP_MODULE_LM_HEAD, &head, head_ids);
-    if (status == SP_OK && shape && shape->tied_embeddings && !embed.tokens && !head.tokens)
-        status = check_tied_tables(audit, embed.table != NULL, head.table != NULL);
-    if (status != SP_OK)
-        return status;
     /* On a tied base trainable tokens move the head's rows too. */
     if (shape && shape->tied_embeddings && !head_tokens && embed.tokens) {
         head_tokens = embed.tokens;

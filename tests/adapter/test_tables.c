@@ -10,6 +10,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define VOCAB  512
 #define HIDDEN 64
@@ -207,6 +208,37 @@ static void table_shapes(void **state)
                         "a table");
         make_adapter_destroy(adapter);
     }
+    close_base(&b);
+}
+
+/* A table of a wrong shape is refused by its header: its data, here of 256 GiB, is not read. */
+static void wrong_shapes_are_not_read(void **state)
+{
+    static const char config[] = "{\"r\": 2, \"lora_alpha\": 4}";
+    static const char header[] = "{\"" EMBED ".weight\": {\"dtype\": \"BF16\", \"shape\": "
+                                 "[1073741824, 128], \"data_offsets\": [0, 274877906944]}}";
+    uint64_t length = sizeof header - 1;
+    base b = open_base("qwen3-tied");
+    char *folder = sp_test_make_directory();
+    char bytes[8 + sizeof header], path[512];
+    sp_adapter *opened = NULL;
+    sp_error error;
+
+    (void)state;
+    memcpy(bytes, &length, 8); /* little-endian, as all that is served */
+    memcpy(bytes + 8, header, sizeof header - 1);
+    sp_test_write_file(folder, "adapter_config.json", config, sizeof config - 1);
+    sp_test_write_file(folder, "adapter_model.safetensors", bytes, 8 + sizeof header - 1);
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
+    if (truncate(path, (off_t)(8 + sizeof header - 1) + 274877906944) != 0) {
+        sp_test_remove_tree(folder);
+        skip(); /* a file system without holes, or without room for them */
+    }
+    assert_int_equal(sp_adapter_open(folder, &b.options, &opened, &error), SP_ERR_MISMATCH);
+    assert_string_equal(error.code, "shape-mismatch");
+    assert_non_null(strstr(error.text, "[1073741824, 128]"));
+    sp_test_remove_tree(folder);
+    sp_free(folder);
     close_base(&b);
 }
 
@@ -609,6 +641,7 @@ int main(void)
         cmocka_unit_test(smallest_difference),
         cmocka_unit_test(equal_tables),
         cmocka_unit_test(table_shapes),
+        cmocka_unit_test(wrong_shapes_are_not_read),
         cmocka_unit_test(twice_the_same_table),
         cmocka_unit_test(tokens_keep_their_order),
         cmocka_unit_test(tables_trained_as_one),

@@ -2,6 +2,7 @@
  * `sidepath inspect` as a user calls it: exit statuses, and what goes where.
  */
 #include "base/alloc.h"
+#include "base/file.h"
 #include "support/make_adapter.h"
 #include "support/shell.h"
 #include "support/test.h"
@@ -148,6 +149,39 @@ static void rank_of_no_pool(void **state)
     make_adapter_destroy(adapter);
 }
 
+/* The base's weights are not needed for an adapter without a table: its config.json is enough. */
+static void base_without_weights(void **state)
+{
+    char *folder = sp_test_make_directory();
+    char arguments[1024];
+    size_t n_bytes;
+    char *config;
+    outcome result;
+    json_t *root;
+    sp_error error;
+
+    (void)state;
+    assert_ok(sp_file_read_all(TIED "/config.json", 1u << 20, &config, &n_bytes, &error), &error);
+    sp_test_write_file(folder, "config.json", config, n_bytes);
+    sp_free(config);
+    snprintf(arguments, sizeof arguments, ADAPTERS "plain-r8 --json --model %s", folder);
+    result = run(arguments);
+    root = json_of(&result);
+    assert_int_equal(result.status, 0);
+    assert_string_equal(text_at(root, "verdict"), "accepted");
+    json_decref(root);
+    forget(&result);
+    snprintf(arguments, sizeof arguments, ADAPTERS "save-embed --json --model %s", folder);
+    result = run(arguments);
+    root = json_of(&result);
+    assert_int_equal(result.status, 1);
+    assert_string_equal(text_at(root, "code"), "base-unavailable");
+    json_decref(root);
+    forget(&result);
+    sp_test_remove_tree(folder);
+    sp_free(folder);
+}
+
 /* Switches: each turns a verdict around. */
 static void switches(void **state)
 {
@@ -258,9 +292,16 @@ static void usage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(accepted),        cmocka_unit_test(unchecked), cmocka_unit_test(refused),
-        cmocka_unit_test(rank_of_no_pool), cmocka_unit_test(switches),  cmocka_unit_test(precision),
-        cmocka_unit_test(no_linear_site),  cmocka_unit_test(failures),  cmocka_unit_test(usage),
+        cmocka_unit_test(accepted),
+        cmocka_unit_test(unchecked),
+        cmocka_unit_test(refused),
+        cmocka_unit_test(rank_of_no_pool),
+        cmocka_unit_test(base_without_weights),
+        cmocka_unit_test(switches),
+        cmocka_unit_test(precision),
+        cmocka_unit_test(no_linear_site),
+        cmocka_unit_test(failures),
+        cmocka_unit_test(usage),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
