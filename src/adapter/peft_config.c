@@ -701,25 +701,21 @@ static int64_t layer_behind(const char *path, size_t n, const char *word)
     return found;
 }
 
-sp_status sp_peft_config_layer_listed(const sp_peft_config *config, const char *path, size_t n,
-                                      bool *out_listed, sp_error *error)
+bool sp_peft_config_layer_listed(const sp_peft_config *config, const char *path, size_t n)
 {
     int64_t layer = -1;
     int32_t number;
 
-    (void)error;
-    *out_listed = true;
     if (!config->layers_to_transform.given)
-        return SP_OK;
+        return true;
     if (config->layers_pattern.n == 0)
         layer = layer_behind(path, n, NULL);
     for (size_t i = 0; i < config->layers_pattern.n && layer < 0; i++)
         layer = layer_behind(path, n, config->layers_pattern.names[i]);
     number = (int32_t)layer;
-    *out_listed = layer >= 0 &&
-                  bsearch(&number, config->layers_to_transform.ids,
-                          (size_t)config->layers_to_transform.n, sizeof number, by_number) != NULL;
-    return SP_OK;
+    return layer >= 0 &&
+           bsearch(&number, config->layers_to_transform.ids, (size_t)config->layers_to_transform.n,
+                   sizeof number, by_number) != NULL;
 }
 
 /* ---- fused experts --------------------------------------------------------------------------- */

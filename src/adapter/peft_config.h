@@ -95,7 +95,6 @@ sp_status sp_peft_config_scale(const sp_peft_config *config, const char *path, s
  * False when layers_to_transform is given and does not list the layer in `path`, as PEFT finds it
  * (layers_pattern, else the last ".word.number." of the path).
  */
-sp_status sp_peft_config_layer_listed(const sp_peft_config *config, const char *path, size_t n,
-                                      bool *out_listed, sp_error *error);
+bool sp_peft_config_layer_listed(const sp_peft_config *config, const char *path, size_t n);
 
 #endif

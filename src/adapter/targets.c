@@ -138,16 +138,15 @@ static sp_status check_not_excluded(const sp_audit *audit, const sp_pair *pair)
 {
     const sp_peft_config *config = &audit->config;
     const sp_module_key *key = &pair->a->key;
-    bool excluded = false, listed = true;
+    bool excluded = false, listed;
     sp_status status;
 
     if (key->fused != SP_FUSED_NONE)
         return SP_OK; /* neither rule reaches the parameters */
     status = sp_name_rule_match(&config->exclude_modules, key->path, key->path_bytes, &excluded,
                                 audit->error);
-    if (status == SP_OK && key->layer >= 0) /* embedding and head are in no layer */
-        status =
-            sp_peft_config_layer_listed(config, key->path, key->path_bytes, &listed, audit->error);
+    listed = key->layer < 0 || /* embedding and head are in no layer */
+             sp_peft_config_layer_listed(config, key->path, key->path_bytes);
     if (status != SP_OK || (!excluded && listed))
         return status;
     return sp_refuse(audit->error, SP_REASON_LAYER_NOT_TARGETED, pair->a->tensor->name, key->layer,
@@ -177,7 +176,7 @@ static sp_status mark_site(const sp_audit *audit, int32_t layer, sp_module modul
     const char *own = sp_module_name(module);
     bool is_expert = (SP_MODULES_EXPERTS & SP_MODULE_BIT(module)) != 0;
     char path[PATH_BYTES];
-    bool excluded, listed;
+    bool excluded;
     sp_status status;
 
     if (layer < 0)
@@ -189,10 +188,8 @@ static sp_status mark_site(const sp_audit *audit, int32_t layer, sp_module modul
         snprintf(path, sizeof path, "model.layers.%d.%s", layer, own);
     status = sp_name_rule_match(&audit->config.exclude_modules, path, strlen(path), &excluded,
                                 audit->error);
-    if (status == SP_OK)
-        status =
-            sp_peft_config_layer_listed(&audit->config, path, strlen(path), &listed, audit->error);
-    if (status == SP_OK && !excluded && listed)
+    if (status == SP_OK && !excluded &&
+        sp_peft_config_layer_listed(&audit->config, path, strlen(path)))
         sp_name_rule_mark(&audit->config.target_modules, path, strlen(path), marks);
     return status;
 }
