@@ -156,16 +156,23 @@ static sp_status check_not_excluded(const sp_audit *audit, const sp_pair *pair)
 
 /* ---- target_modules -------------------------------------------------------------------------- */
 
-/* Marks the listed names that some pair of the file is meant by. */
+/* Marks the listed names that some pair of the file is meant by, or a table of whole rows. */
 static void mark_in_file(const sp_audit *audit, bool *marks)
 {
+    const sp_name_rule *rule = &audit->config.target_modules;
+
     for (size_t i = 0; i < audit->n_pairs; i++) {
         path_list paths;
 
         paths_of(&audit->pairs[i], &paths);
         for (int p = 0; p < paths.n; p++)
-            sp_name_rule_mark(&audit->config.target_modules, paths.text[p], strlen(paths.text[p]),
-                              marks);
+            sp_name_rule_mark(rule, paths.text[p], strlen(paths.text[p]), marks);
+    }
+    for (size_t i = 0; i < audit->n_items; i++) {
+        const sp_module_key *key = &audit->items[i].key;
+
+        if (key->role == SP_ROLE_TABLE || key->role == SP_ROLE_TOKENS)
+            sp_name_rule_mark(rule, key->path, key->path_bytes, marks);
     }
 }
 

@@ -349,6 +349,27 @@ static void tables_trained_as_one(void **state)
     }
 }
 
+/* A trainer that puts a listed head into a table instead of a pair has given what it listed. */
+static void a_listed_module_as_a_table(void **state)
+{
+    static const char *const names[] = {HEAD ".weight", HEAD ".base_layer.weight"};
+    base b = open_base("qwen3-untied");
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        make_adapter *adapter = with_pair();
+
+        make_adapter_config_with(adapter, ", \"target_modules\": [\"q_proj\", \"lm_head\"]");
+        add_table(adapter, names[i], "BF16", VOCAB, b.head);
+        if (i == 0)
+            sp_adapter_release(toy_opened(adapter, &b.options));
+        else /* a copy of the base is nothing that was trained */
+            toy_refused(adapter, &b.options, "unmatched-target", "lm_head", NULL, "a copy");
+        make_adapter_destroy(adapter);
+    }
+    close_base(&b);
+}
+
 /* PEFT names all of them or none: a pair with an adapter's name beside tokens without one. */
 static void tokens_of_another_name(void **state)
 {
@@ -647,6 +668,7 @@ int main(void)
         cmocka_unit_test(tables_trained_as_one),
         cmocka_unit_test(tied_tokens_with_their_table),
         cmocka_unit_test(tokens_of_another_name),
+        cmocka_unit_test(a_listed_module_as_a_table),
         cmocka_unit_test(tied_tokens),
         cmocka_unit_test(tied_tokens_beyond_the_vocabulary),
         cmocka_unit_test(tokens_and_a_table),
