@@ -44,6 +44,7 @@ static char *folder_of(const char *path)
 static sp_status read_config(sp_audit *audit, const char *folder)
 {
     char *path = sp_path_join(folder, "adapter_config.json");
+    const char *shown;
     char *bytes;
     size_t n_bytes;
     sp_error local;
@@ -51,15 +52,16 @@ static sp_status read_config(sp_audit *audit, const char *folder)
 
     if (!path)
         return sp_fail_memory(audit->error, strlen(folder), "a path");
+    shown = sp_path_tail(path);
     status = sp_file_read_all(path, CONFIG_BYTES_MAX, &bytes, &n_bytes, &local);
     if (status == SP_OK) {
-        status = sp_peft_config_parse(bytes, n_bytes, path, audit->options, &audit->config,
+        status = sp_peft_config_parse(bytes, n_bytes, shown, audit->options, &audit->config,
                                       &audit->adapter->notes, audit->error);
         sp_free(bytes);
     } else if (status == SP_ERR_NOT_FOUND || status == SP_ERR_INPUT) {
-        status = sp_refuse(audit->error, SP_REASON_CONFIG_MISSING, path, -1, "%s", local.text);
+        status = sp_refuse(audit->error, SP_REASON_CONFIG_MISSING, shown, -1, "%s", local.text);
     } else if (status == SP_ERR_TOO_LARGE || status == SP_ERR_TRUNCATED) {
-        status = sp_refuse(audit->error, SP_REASON_CONFIG_MALFORMED, path, -1, "%s", local.text);
+        status = sp_refuse(audit->error, SP_REASON_CONFIG_MALFORMED, shown, -1, "%s", local.text);
     } else if (audit->error) {
         *audit->error = local;
     }
@@ -75,10 +77,10 @@ static sp_status open_weights(sp_audit *audit, const char *path, const char *fol
         return sp_checkpoint_open(folder, "adapter_model", &audit->checkpoint, audit->error);
     for (size_t i = 0; i < sizeof pickles / sizeof *pickles; i++) {
         if (ends_with(path, pickles[i]))
-            return sp_refuse(audit->error, SP_REASON_PICKLE_REFUSED, path, -1,
+            return sp_refuse(audit->error, SP_REASON_PICKLE_REFUSED, sp_path_tail(path), -1,
                              "%s is a pickle, which can run code when it is read; it was not "
                              "opened: save the weights as safetensors",
-                             path);
+                             sp_path_tail(path));
     }
     return sp_checkpoint_open_file(path, &audit->checkpoint, audit->error);
 }

@@ -192,7 +192,8 @@ static sp_status open_weights(const char *path, sp_file *out_file, sp_error *err
     sp_status status = sp_file_open(path, out_file, &local);
 
     if (status == SP_ERR_NOT_FOUND || status == SP_ERR_INPUT)
-        return sp_refuse(error, SP_REASON_WEIGHTS_MISSING, path, -1, "%s", local.text);
+        return sp_refuse(error, SP_REASON_WEIGHTS_MISSING, sp_path_tail(path), -1, "%s",
+                         local.text);
     if (status != SP_OK && error)
         *error = local;
     return status;
@@ -251,7 +252,7 @@ static sp_status add_file(sp_checkpoint *checkpoint, char *path, sp_error *error
     if (status != SP_OK)
         return status;
     added->bytes = file.bytes;
-    status = read_header(&file, path, &added->header, error);
+    status = read_header(&file, sp_path_tail(path), &added->header, error);
     sp_file_close(&file);
     return status;
 }
@@ -295,8 +296,8 @@ static sp_status merge_tensors(sp_checkpoint *checkpoint, sp_error *error)
         if (strcmp(twin[-1].name, twin->name) == 0)
             return sp_refuse(error, SP_REASON_DUPLICATE_TENSOR, twin->name, -1,
                              "tensor %.200s is in two shards, %s and %s", twin->name,
-                             checkpoint->files[twin[-1].file].path,
-                             checkpoint->files[twin->file].path);
+                             sp_path_tail(checkpoint->files[twin[-1].file].path),
+                             sp_path_tail(checkpoint->files[twin->file].path));
     }
     return SP_OK;
 }
@@ -311,7 +312,7 @@ static sp_status check_promises(const sp_checkpoint *checkpoint, const sp_shard_
         if (!sp_safetensors_find(checkpoint->files[file].header, name))
             return sp_refuse(error, SP_REASON_WEIGHTS_MISSING, name, -1,
                              "the index says that tensor %.200s is in %s, which lacks it", name,
-                             checkpoint->files[file].path);
+                             sp_path_tail(checkpoint->files[file].path));
     }
     return SP_OK;
 }
@@ -384,15 +385,17 @@ static sp_status open_index(const char *directory, const char *path, sp_checkpoi
     sp_status status = sp_file_read_all(path, INDEX_BYTES_MAX, &bytes, &n_bytes, &local);
 
     if (status == SP_ERR_NOT_FOUND || status == SP_ERR_INPUT)
-        return sp_refuse(error, SP_REASON_WEIGHTS_MISSING, path, -1, "%s", local.text);
+        return sp_refuse(error, SP_REASON_WEIGHTS_MISSING, sp_path_tail(path), -1, "%s",
+                         local.text);
     if (status == SP_ERR_TOO_LARGE)
-        return sp_refuse(error, SP_REASON_HEADER_MALFORMED, path, -1, "%s", local.text);
+        return sp_refuse(error, SP_REASON_HEADER_MALFORMED, sp_path_tail(path), -1, "%s",
+                         local.text);
     if (status != SP_OK) {
         if (error)
             *error = local;
         return status;
     }
-    status = sp_shard_index_parse(bytes, n_bytes, path, &index, error);
+    status = sp_shard_index_parse(bytes, n_bytes, sp_path_tail(path), &index, error);
     sp_free(bytes);
     if (status != SP_OK)
         return status;
@@ -432,13 +435,13 @@ static sp_status refuse_missing(const char *directory, const char *stem, const c
     if (!plain || !prefixed)
         status = sp_fail_memory(error, 0, "a path");
     else if (pickle)
-        status = sp_refuse(error, SP_REASON_PICKLE_REFUSED, pickle, -1,
+        status = sp_refuse(error, SP_REASON_PICKLE_REFUSED, sp_path_tail(pickle), -1,
                            "%s is a pickle, which can run code when it is read; it was not opened: "
                            "save the weights as safetensors",
-                           pickle);
+                           sp_path_tail(pickle));
     else
-        status = sp_refuse(error, SP_REASON_WEIGHTS_MISSING, single, -1,
-                           "there is no %s, and no index of shards", single);
+        status = sp_refuse(error, SP_REASON_WEIGHTS_MISSING, sp_path_tail(single), -1,
+                           "there is no %s, and no index of shards", sp_path_tail(single));
     sp_free(plain);
     sp_free(prefixed);
     return status;

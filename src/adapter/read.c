@@ -155,13 +155,15 @@ static sp_status open_file(const sp_audit *audit, int32_t index, sp_file *out_fi
     sp_status status = sp_file_open(path, out_file, &local);
 
     if (status == SP_ERR_NOT_FOUND || status == SP_ERR_INPUT)
-        return sp_refuse(audit->error, SP_REASON_WEIGHTS_MISSING, path, -1, "%s", local.text);
+        return sp_refuse(audit->error, SP_REASON_WEIGHTS_MISSING, sp_path_tail(path), -1, "%s",
+                         local.text);
     if (status != SP_OK) {
         if (audit->error)
             *audit->error = local;
         return status;
     }
     if (out_file->bytes != bytes) {
+        path = sp_path_tail(path);
         status = sp_refuse(audit->error, SP_REASON_TRUNCATED, path, (int64_t)out_file->bytes,
                            "%s had %llu bytes when its header was read, now %llu", path,
                            (unsigned long long)bytes, (unsigned long long)out_file->bytes);
@@ -178,7 +180,7 @@ static sp_status read_file(sp_audit *audit, const target *targets, int32_t n)
     read_job job = {.audit = audit,
                     .targets = targets,
                     .file = &file,
-                    .path = sp_checkpoint_path(audit->checkpoint, index),
+                    .path = sp_path_tail(sp_checkpoint_path(audit->checkpoint, index)),
                     .failed_task = INT32_MAX};
     sp_status status = open_file(audit, index, &file);
 

@@ -20,6 +20,7 @@ static sp_status fail_errno(sp_error *error, const char *path, const char *what)
     int number = errno;
     sp_status status = SP_ERR_IO;
 
+    path = sp_path_tail(path);
     if (number == ENOENT || number == ELOOP || number == ENOTDIR || number == ENAMETOOLONG)
         status = SP_ERR_NOT_FOUND;
     if (number == EXDEV)
@@ -45,6 +46,7 @@ sp_status sp_file_open(const char *path, sp_file *out_file, sp_error *error)
     }
     if (!S_ISREG(info.st_mode)) {
         close(fd);
+        path = sp_path_tail(path);
         return sp_fail(error, SP_ERR_INPUT, NULL, path, -1, "%s is not a regular file", path);
     }
     out_file->fd = fd;
@@ -95,6 +97,7 @@ sp_status sp_file_read_all(const char *path, size_t bytes_max, char **out_data, 
     if (status != SP_OK)
         return status;
     if (file.bytes > bytes_max) {
+        path = sp_path_tail(path);
         status = sp_fail(error, SP_ERR_TOO_LARGE, NULL, path, -1,
                          "%s has %llu bytes; at most %zu are read", path,
                          (unsigned long long)file.bytes, bytes_max);
@@ -108,7 +111,8 @@ sp_status sp_file_read_all(const char *path, size_t bytes_max, char **out_data, 
     status = sp_file_read(&file, 0, data, (size_t)file.bytes, NULL);
     if (status != SP_OK) {
         if (status == SP_ERR_TRUNCATED)
-            sp_fail(error, status, NULL, path, -1, "%s became shorter while it was read", path);
+            sp_fail(error, status, NULL, sp_path_tail(path), -1,
+                    "%s became shorter while it was read", sp_path_tail(path));
         else
             status = fail_errno(error, path, "cannot read");
         sp_free(data);
@@ -246,6 +250,15 @@ int sp_path_exists(const char *path)
     struct stat info;
 
     return examine(path, &info) == 0;
+}
+
+const char *sp_path_tail(const char *path)
+{
+    size_t n = strlen(path);
+    const char *tail = n > SP_PATH_SHOWN_BYTES ? path + n - SP_PATH_SHOWN_BYTES : path;
+    const char *slash = tail > path ? strchr(tail, '/') : NULL;
+
+    return slash && slash[1] != '\0' ? slash + 1 : tail;
 }
 
 char *sp_path_join(const char *directory, const char *name)

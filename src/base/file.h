@@ -16,7 +16,7 @@ typedef struct sp_file {
 /*
  * Opens a regular file for reading. SP_ERR_NOT_FOUND: missing, a dangling link or a link loop, or
  * something in its path is no directory. SP_ERR_INPUT: not a regular file. SP_ERR_IO: no
- * permission and the like. `subject` of the error is the path.
+ * permission and the like. `subject` of the error is the path (sp_path_tail).
  */
 sp_status sp_file_open(const char *path, sp_file *out_file, sp_error *error);
 void sp_file_close(sp_file *file);
@@ -49,6 +49,13 @@ sp_status sp_file_write_all(const char *path, const void *data, size_t bytes, sp
 
 int sp_path_is_directory(const char *path);
 int sp_path_exists(const char *path);
+
+/*
+ * What a text that has more to say shows of a path: all of it, or of one beyond SP_PATH_SHOWN_BYTES
+ * the last parts that fit. Points into `path`.
+ */
+#define SP_PATH_SHOWN_BYTES 200
+const char *sp_path_tail(const char *path);
 
 /* "dir/name" (no second slash after a trailing one). Owned by the caller; NULL: out of memory. */
 char *sp_path_join(const char *directory, const char *name);

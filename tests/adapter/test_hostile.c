@@ -168,6 +168,59 @@ static void other_things_in_their_place(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* In a folder that lies deep the text still says what is wrong, and of which file. */
+static void deep_folders(void **state)
+{
+    static const struct {
+        const char *command, *code, *words;
+    } cases[] = {
+        {"printf '{\"r\": \"x\", \"lora_alpha\": 4}' > adapter_config.json", "bad-rank",
+         "adapter_config.json: \"r\" must be an integer"},
+        {"printf '{' > adapter_config.json", "config-malformed", "adapter_config.json: "},
+        {"rm adapter_config.json", "config-missing", "adapter_config.json: No such file"},
+        {"mkfifo f && mv f adapter_config.json", "config-missing", "is not a regular file"},
+        {"rm adapter_model.safetensors", "weights-missing", "and no index of shards"},
+        {"mv adapter_model.safetensors adapter_model.bin", "pickle-refused",
+         "adapter_model.bin is a pickle"},
+        {"printf x > adapter_model.safetensors", "truncated",
+         "adapter_model.safetensors has 1 bytes"},
+        {"printf '{    }    }' > adapter_model.safetensors", "header-malformed",
+         "begins like a JSON text"},
+        {"printf xx >> adapter_model.safetensors", "header-malformed", "2 bytes behind"},
+        {"rm adapter_model.safetensors && printf '{}' > adapter_model.safetensors.index.json",
+         "header-malformed", "has no \"weight_map\""},
+        {"rm adapter_model.safetensors && printf '{\"weight_map\": {\"t\": \"gone\"}}' > "
+         "adapter_model.safetensors.index.json",
+         "weights-missing", "gone: No such file"},
+    };
+    sp_adapter_options options = toy_options();
+    make_adapter *adapter = toy_adapter();
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *top = sp_test_make_directory();
+        char path[1400], command[4200];
+        size_t n = (size_t)snprintf(path, sizeof path, "%s", top);
+        sp_adapter *opened = NULL;
+        sp_error error;
+
+        for (int level = 0; level < 6; level++)
+            n += (size_t)snprintf(path + n, sizeof path - n, "/%0150d", level);
+        snprintf(command, sizeof command, "mkdir -p %s", path);
+        assert_int_equal(system(command), 0);
+        make_adapter_write(adapter, path, 1);
+        snprintf(command, sizeof command, "cd %s && %s", path, cases[i].command);
+        assert_int_equal(system(command), 0);
+        assert_int_not_equal(sp_adapter_open(path, &options, &opened, &error), SP_OK);
+        if (strcmp(error.code, cases[i].code) != 0 || !strstr(error.text, cases[i].words))
+            fail_msg("%s: %s, %s", cases[i].command, error.code, error.text);
+        sp_test_remove_tree(top);
+        sp_free(top);
+    }
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
 static void missing_folders(void **state)
 {
     static const char *const paths[] = {"/nonexistent", "/nonexistent/", "", "/dev/null",
@@ -455,6 +508,7 @@ int main(void)
         cmocka_unit_test(config_cut_at_every_byte),
         cmocka_unit_test(cut_at_every_border),
         cmocka_unit_test(other_things_in_their_place),
+        cmocka_unit_test(deep_folders),
         cmocka_unit_test(missing_folders),
         cmocka_unit_test(pickles_by_path),
         cmocka_unit_test(a_file_that_shrinks),

@@ -409,6 +409,29 @@ static void tells_directories(void **state)
     sp_free(path);
 }
 
+/* A long path is shown by its last parts; one name that is longer still by its end. */
+static void shows_the_end_of_a_long_path(void **state)
+{
+    char path[600];
+
+    (void)state;
+    assert_string_equal(sp_path_tail("a/b"), "a/b");
+    assert_string_equal(sp_path_tail(""), "");
+    memset(path, 'x', sizeof path - 1);
+    path[sizeof path - 1] = '\0';
+    assert_int_equal(strlen(sp_path_tail(path)), 200);
+    path[200] = '\0';
+    assert_ptr_equal(sp_path_tail(path), path);
+    path[200] = 'x';
+    memcpy(path + 450, "/dir/file.json", 15);
+    assert_string_equal(sp_path_tail(path), "dir/file.json");
+    path[300] = '/'; /* fits, with what is behind it */
+    assert_ptr_equal(sp_path_tail(path), path + 301);
+    memset(path, 'x', sizeof path - 1);
+    path[598] = '/';
+    assert_int_equal(strlen(sp_path_tail(path)), 200);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make, drop)
 
 int main(void)
@@ -428,6 +451,7 @@ int main(void)
         TEST(memory_may_run_out),
         TEST(joins_paths),
         TEST(tells_directories),
+        TEST(shows_the_end_of_a_long_path),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
