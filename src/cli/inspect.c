@@ -2,6 +2,7 @@
  * inspect.c: the verdict on an adapter, without a run. The receipt goes to stdout, everything else
  * to stderr; exit 0 accepted or unchecked, 1 refused or failed, 2 usage.
  */
+#include "base/error.h"
 #include "base/settings.h"
 #include "cli/cli.h"
 
@@ -148,9 +149,16 @@ static sp_status measure_slot(const inspect_settings *s, const sp_adapter *adapt
     return status;
 }
 
-static void print_receipt(const inspect_settings *s, const sp_receipt *receipt)
+/* Returns `verdict`, or the failure that a verdict which nobody got to read is. */
+static int print_receipt(const inspect_settings *s, const sp_receipt *receipt, int verdict)
 {
-    fputs(s->json ? sp_receipt_json(receipt) : sp_receipt_table(receipt), stdout);
+    sp_error error;
+
+    if (fputs(s->json ? sp_receipt_json(receipt) : sp_receipt_table(receipt), stdout) != EOF &&
+        fflush(stdout) == 0)
+        return verdict;
+    sp_fail(&error, SP_ERR_IO, NULL, "stdout", -1, "cannot write to standard output");
+    return sp_cli_fail("inspect", &error);
 }
 
 static int print_accepted(const inspect_settings *s, const sp_adapter *adapter,
@@ -159,6 +167,7 @@ static int print_accepted(const inspect_settings *s, const sp_adapter *adapter,
     sp_receipt_options receipt_options;
     sp_receipt *receipt;
     sp_error error;
+    int exit_status;
 
     sp_receipt_options_default(&receipt_options);
     if (options->geometry)
@@ -167,9 +176,9 @@ static int print_accepted(const inspect_settings *s, const sp_adapter *adapter,
     if (measure_slot(s, adapter, options, &receipt_options.slot_bytes, &error) != SP_OK ||
         sp_receipt_create(adapter, &receipt_options, &receipt, &error) != SP_OK)
         return sp_cli_fail("inspect", &error);
-    print_receipt(s, receipt);
+    exit_status = print_receipt(s, receipt, SP_EXIT_DONE);
     sp_receipt_destroy(receipt);
-    return SP_EXIT_DONE;
+    return exit_status;
 }
 
 /* A failure without a code (out of memory, a disk that fails) is no verdict on the adapter. */
@@ -177,14 +186,15 @@ static int print_refused(const inspect_settings *s, const char *path, const sp_e
 {
     sp_receipt *receipt;
     sp_error error;
+    int exit_status;
 
     if (refusal->code[0] == '\0')
         return sp_cli_fail("inspect", refusal);
     if (sp_receipt_create_refused(path, refusal, &receipt, &error) != SP_OK)
         return sp_cli_fail("inspect", &error);
-    print_receipt(s, receipt);
+    exit_status = print_receipt(s, receipt, SP_EXIT_FAILED);
     sp_receipt_destroy(receipt);
-    return SP_EXIT_FAILED;
+    return exit_status;
 }
 
 static int inspect(const inspect_settings *s, const char *path)

@@ -249,6 +249,17 @@ static void no_linear_site(void **state)
     forget(&result);
 }
 
+/* A verdict that cannot be written is a failure: a script must not take silence for a yes. */
+static void a_full_disk(void **state)
+{
+    outcome result =
+        run(ADAPTERS "plain-r8 --json --model " TIED " > /dev/full 2> /dev/null; test $? = 1");
+
+    (void)state;
+    assert_int_equal(result.status, 0);
+    forget(&result);
+}
+
 static void failures(void **state)
 {
     static const char *const bad_models[] = {"/nonexistent", ADAPTERS "plain-r8"};
@@ -300,6 +311,7 @@ int main(void)
         cmocka_unit_test(switches),
         cmocka_unit_test(precision),
         cmocka_unit_test(no_linear_site),
+        cmocka_unit_test(a_full_disk),
         cmocka_unit_test(failures),
         cmocka_unit_test(usage),
     };
