@@ -148,10 +148,11 @@ static bool read_ending(span *path, sp_module_key *key, ending_kind *out_kind)
 static const char *const trunks[] = {"model.language_model.", "language_model.model.", "model.",
                                      ""};
 
-/* What torch.compile, DistributedDataParallel and a second PEFT model put in front of names. */
+/* What compiling, distributing and a second PEFT model put in front of names. */
 static bool is_wrapped(span path)
 {
-    static const char *const wrappers[] = {"_orig_mod.", "module.", "base_model."};
+    static const char *const wrappers[] = {"_orig_mod.", "module.", "_fsdp_wrapped_module.",
+                                           "base_model."};
 
     for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++) {
         if (take_prefix(&path, wrappers[i]))

@@ -172,6 +172,8 @@ static void refusals_say_what_to_do(void **state)
     } cases[] = {
         {"_orig_mod.model.layers.0.self_attn.q_proj.lora_A.weight", "wrapped"},
         {"module.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", "wrapped"},
+        {"base_model.model._fsdp_wrapped_module.model.layers.0.self_attn.q_proj.lora_A.weight",
+         "wrapped"},
         {"base_model.model._orig_mod.model.layers.0.self_attn.q_proj.lora_A.weight", "wrapped"},
         {"base_model.model.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
          "wrapped"},
