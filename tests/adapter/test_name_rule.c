@@ -119,6 +119,59 @@ static void marks(void **state)
     sp_name_rule_clear(&rule);
 }
 
+/* Some parts joined by dots; no trunk among them. */
+static void some_path(sp_test_random *random, char *out_text, size_t bytes)
+{
+    static const char *const parts[] = {"a", "b", "ab", "q", "0", "a", "aa"};
+    size_t n = 0;
+
+    for (uint32_t left = 1 + sp_test_below(random, 4); left > 0; left--)
+        n += (size_t)snprintf(out_text + n, bytes - n, "%s%s", parts[sp_test_below(random, 7)],
+                              left > 1 ? "." : "");
+}
+
+/* The rule as it is written: equal, or the end of the path behind a dot. */
+static bool is_end_of(const char *path, const char *name)
+{
+    size_t n = strlen(path), length = strlen(name);
+
+    return length > 0 && length <= n && strcmp(path + n - length, name) == 0 &&
+           (length == n || path[n - length - 1] == '.');
+}
+
+static void as_if_gone_through(void **state)
+{
+    sp_test_random random = {20261130};
+    size_t n_fitting = 0;
+
+    (void)state;
+    for (int round = 0; round < 2000; round++) {
+        enum { N = 9 };
+        char text[N][64], path[64];
+        const char *names[N];
+        bool marked[N] = {false};
+        bool fits = false;
+        sp_name_rule rule;
+
+        for (int i = 0; i < N; i++) {
+            some_path(&random, text[i], sizeof text[i]);
+            names[i] = text[i];
+        }
+        some_path(&random, path, sizeof path);
+        rule = rule_of(names, N);
+        sp_name_rule_mark(&rule, path, strlen(path), marked);
+        for (int i = 0; i < N; i++) {
+            assert_int_equal(marked[sp_name_rule_index(&rule, names[i])],
+                             is_end_of(path, names[i]));
+            fits |= is_end_of(path, names[i]);
+        }
+        assert_int_equal(matches(&rule, path), fits);
+        n_fitting += fits;
+        sp_name_rule_clear(&rule);
+    }
+    assert_true(n_fitting > 200 && n_fitting < 1990);
+}
+
 /* A hundred thousand names against as many paths: a look-up each, not ten thousand million. */
 static void many_names(void **state)
 {
@@ -163,9 +216,8 @@ static void allocation_failure(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_and_paths),
-        cmocka_unit_test(marks),
-        cmocka_unit_test(many_names),
+        cmocka_unit_test(names_and_paths),    cmocka_unit_test(marks),
+        cmocka_unit_test(as_if_gone_through), cmocka_unit_test(many_names),
         cmocka_unit_test(allocation_failure),
     };
 
