@@ -69,12 +69,34 @@ static sp_status read_config(sp_audit *audit, const char *folder)
     return status;
 }
 
+/* The one file goes before an index, as everywhere; but a folder with both was saved twice. */
+static sp_status remark_two_saves(const sp_audit *audit, const char *folder)
+{
+    char *single = sp_path_join(folder, "adapter_model.safetensors");
+    char *index = sp_path_join(folder, "adapter_model.safetensors.index.json");
+    sp_status status = SP_OK;
+
+    if (!single || !index)
+        status = sp_fail_memory(audit->error, strlen(folder), "a path");
+    else if (sp_path_exists(single) && sp_path_exists(index))
+        sp_remark(&audit->adapter->notes,
+                  "adapter_model.safetensors is read; the index of shards beside it is not");
+    sp_free(single);
+    sp_free(index);
+    return status;
+}
+
 static sp_status open_weights(sp_audit *audit, const char *path, const char *folder, bool is_folder)
 {
     static const char *const pickles[] = {".bin", ".pt", ".pth", ".pkl", ".ckpt"};
 
-    if (is_folder)
-        return sp_checkpoint_open(folder, "adapter_model", &audit->checkpoint, audit->error);
+    if (is_folder) {
+        sp_status status = remark_two_saves(audit, folder);
+
+        if (status == SP_OK)
+            status = sp_checkpoint_open(folder, "adapter_model", &audit->checkpoint, audit->error);
+        return status;
+    }
     for (size_t i = 0; i < sizeof pickles / sizeof *pickles; i++) {
         if (ends_with(path, pickles[i]))
             return sp_refuse(audit->error, SP_REASON_PICKLE_REFUSED, sp_path_tail(path), -1,

@@ -355,6 +355,40 @@ static void unchecked(void **state)
     make_adapter_destroy(adapter);
 }
 
+/* One file and an index of shards in one folder: the file is read, and the receipt says so. */
+static void saved_twice(void **state)
+{
+    sp_adapter_options options = toy_options();
+    sp_receipt_options receipt_options;
+    make_adapter *adapter = toy_adapter();
+    char *folder = make_adapter_folder(adapter);
+
+    (void)state;
+    sp_receipt_options_default(&receipt_options);
+    for (int twice = 0; twice < 2; twice++) {
+        sp_adapter *opened;
+        sp_receipt *receipt;
+        sp_error error;
+        json_t *root;
+
+        assert_ok(sp_adapter_open(folder, &options, &opened, &error), &error);
+        assert_ok(sp_receipt_create(opened, &receipt_options, &receipt, &error), &error);
+        root = parse(receipt);
+        check(root, "notes",
+              twice ? "[\"adapter_model.safetensors is read; the index of shards beside it is "
+                      "not\"]"
+                    : "[]");
+        json_decref(root);
+        sp_receipt_destroy(receipt);
+        sp_adapter_release(opened);
+        sp_test_write_file(folder, "adapter_model.safetensors.index.json", "{}", 2);
+    }
+    sp_test_remove_tree(folder);
+    sp_free(folder);
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
 /* Names of tensors, fields and folders are a stranger's: exact in JSON, printable in the table. */
 static void foreign_names(void **state)
 {
@@ -455,8 +489,8 @@ int main(void)
         cmocka_unit_test(accepted),       cmocka_unit_test(notes),
         cmocka_unit_test(engine_missing), cmocka_unit_test(one_kind_alone),
         cmocka_unit_test(replaced_rows),  cmocka_unit_test(unchecked),
-        cmocka_unit_test(refused),        cmocka_unit_test(foreign_names),
-        cmocka_unit_test(reason_codes),
+        cmocka_unit_test(refused),        cmocka_unit_test(saved_twice),
+        cmocka_unit_test(foreign_names),  cmocka_unit_test(reason_codes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
