@@ -243,46 +243,93 @@ static void check_array(const void *device, const void *host, int32_t n)
     free(got);
 }
 
-static void the_devices_plan_is_the_hosts(void **state)
+/* The kernels' form of the plan's tiles, up to the bound; what is no row is zeros. */
+static void check_tiles(const sp_plan_view *v, int32_t slots)
 {
-    static const int32_t rows[] = {1, 7, 8, 9, 64, 257, 1000, 1025, 4096, 9001};
-    static int32_t seq_slot[9001], own[300];
+    int32_t n = sp_cuda_tiles_bound(v->n_rows, slots);
+    size_t bytes = (size_t)n * sizeof(sp_cuda_tile);
+    sp_cuda_tile *want = calloc((size_t)n, sizeof *want), *got = malloc(bytes);
+
+    assert_true(want != NULL && got != NULL && v->n_tiles <= n);
+    for (int32_t i = 0; i < v->n_tiles; i++) {
+        want[i].slot = v->tile_slot[i];
+        want[i].count = v->tile_rows[i];
+        for (int32_t j = 0; j < v->tile_rows[i]; j++) {
+            want[i].row[j] = v->row_order[v->tile_begin[i] + j];
+            want[i].scale[j] = v->row_scale[want[i].row[j]];
+        }
+    }
+    assert_int_equal(sp_device_read(the_rig.device, got, the_rig.group.plan.tiles, bytes), SP_OK);
+    assert_memory_equal(got, want, bytes);
+    free(want);
+    free(got);
+}
+
+static void check_plan(const sp_plan_view *v, int32_t slots)
+{
+    const sp_cuda_plan *plan = &the_rig.group.plan;
     sp_cuda_plan_head head;
 
+    assert_int_equal(sp_device_read(the_rig.device, &head, plan->head, sizeof head), SP_OK);
+    assert_int_equal(head.n_rows, v->n_rows);
+    assert_int_equal(head.n_routed, v->n_routed);
+    assert_int_equal(head.n_segments, v->n_segments);
+    assert_int_equal(head.n_tiles, v->n_tiles);
+    assert_int_equal(head.refused_row, -1);
+    check_array(plan->seq_slot, v->seq_slot, v->n_rows);
+    check_array(plan->row_scale, v->row_scale, v->n_rows);
+    check_array(plan->row_order, v->row_order, v->n_routed);
+    check_array(plan->segment_begin, v->segment_begin, v->n_segments + 1);
+    check_array(plan->segment_slot, v->segment_slot, v->n_segments);
+    check_array(plan->tile_begin, v->tile_begin, v->n_tiles);
+    check_array(plan->tile_rows, v->tile_rows, v->n_tiles);
+    check_array(plan->tile_slot, v->tile_slot, v->n_tiles);
+    check_tiles(v, slots);
+}
+
+enum { PLAN_ANY, PLAN_LAST, PLAN_RUNS, PLAN_MIXES };
+
+/* Any slot or none, all rows in the last slot, or runs of rows in slots that descend. */
+static int32_t plan_slot(int mix, int32_t row, const rig_shape *shape)
+{
+    if (mix == PLAN_ANY)
+        return (int32_t)(rig_hash((uint32_t)row) % (uint32_t)(shape->slots + 1)) - 1;
+    if (mix == PLAN_LAST)
+        return shape->slots - 1;
+    return (int32_t)((int64_t)(shape->rows - 1 - row) * shape->slots / shape->rows);
+}
+
+static void the_devices_plan_is_the_hosts(void **state)
+{
+    static const int32_t rows[] = {1,   7,    8,    9,    32,   64,   257,  511,   512,
+                                   513, 1000, 1025, 2048, 4096, 8192, 9001, 33000, 65536};
+    static const int32_t slots[] = {1, 5, 300, 1025, 4096};
+    static int32_t seq_slot[65536], own[4096];
+    sp_plan *plan = NULL;
+    sp_plan_view view;
+
     (void)state;
-    for (size_t i = 0; i < 20; i++) {
-        rig_shape shape = {rows[i % 10], i < 10 ? 5 : 300, 8, 8, 8, 1, 0, SP_DTYPE_BF16};
-        sp_plan *plan = NULL;
-        sp_plan_view v;
+    assert_int_equal(sp_plan_create(65536, 4096, &plan), SP_OK);
+    for (int i = 0; i < 18 * 5 * PLAN_MIXES; i++) {
+        rig_shape shape = {rows[i % 18], slots[i / 18 % 5], 8, 8, 8, 1, 0, SP_DTYPE_BF16};
 
         for (int32_t row = 0; row < shape.rows; row++)
-            seq_slot[row] =
-                (int32_t)(rig_hash((uint32_t)(row + (int)i)) % (uint32_t)(shape.slots + 1)) - 1;
+            seq_slot[row] = plan_slot(i / 90, row, &shape);
         rig_make(&the_rig, &shape, seq_slot, own, NULL);
-        assert_int_equal(sp_plan_create(9001, 300, &plan), SP_OK);
+        for (int32_t row = 3; row < shape.rows; row += 11) /* these are the base's */
+            the_rig.row_scale[row] = 0.0f;
+        the_rig.group.plan.row_scale_in =
+            rig_put(&the_rig, the_rig.row_scale, (size_t)shape.rows * 4);
         assert_int_equal(
             sp_plan_build_rows(plan, seq_slot, the_rig.row_scale, shape.rows, shape.slots, NULL),
             SP_OK);
-        v = sp_plan_get(plan);
+        view = sp_plan_get(plan);
         rig_enqueue(&the_rig);
-        assert_int_equal(
-            sp_device_read(the_rig.device, &head, the_rig.group.plan.head, sizeof head), SP_OK);
-        assert_int_equal(head.n_rows, v.n_rows);
-        assert_int_equal(head.n_routed, v.n_routed);
-        assert_int_equal(head.n_segments, v.n_segments);
-        assert_int_equal(head.n_tiles, v.n_tiles);
-        assert_int_equal(head.refused_row, -1);
-        check_array(the_rig.group.plan.seq_slot, v.seq_slot, v.n_rows);
-        check_array(the_rig.group.plan.row_scale, v.row_scale, v.n_rows);
-        check_array(the_rig.group.plan.row_order, v.row_order, v.n_routed);
-        check_array(the_rig.group.plan.segment_begin, v.segment_begin, v.n_segments + 1);
-        check_array(the_rig.group.plan.segment_slot, v.segment_slot, v.n_segments);
-        check_array(the_rig.group.plan.tile_begin, v.tile_begin, v.n_tiles);
-        check_array(the_rig.group.plan.tile_rows, v.tile_rows, v.n_tiles);
-        check_array(the_rig.group.plan.tile_slot, v.tile_slot, v.n_tiles);
-        sp_plan_destroy(plan);
+        assert_false(the_rig.failed);
+        check_plan(&view, shape.slots);
         rig_free(&the_rig);
     }
+    sp_plan_destroy(plan);
 }
 
 static void a_graph_replays_with_other_adapters(void **state)
@@ -479,23 +526,36 @@ static void a_small_step_is_right(void **state)
     }
 }
 
+/* Bad rows one by one, wherever they lie, and two at once, of which the first is named. */
 static void a_bad_row_refuses_the_devices_plan(void **state)
 {
-    static const int32_t seq_slot[3] = {0, 5, 1}, own[2] = {8, 8};
-    rig_shape shape = {3, 2, 64, 64, 8, 1, 0, SP_DTYPE_BF16};
-    sp_cuda_plan_head head;
-    uint16_t *y;
+    static const int32_t rows[] = {3, 512, 700, 8192}, own[2] = {8, 8};
+    static int32_t seq_slot[8192];
 
     (void)state;
-    rig_make(&the_rig, &shape, seq_slot, own, NULL);
-    y = step(&the_rig, 0);
-    assert_memory_equal(y, the_rig.y, 3 * 64 * 2);
-    assert_int_equal(sp_device_read(the_rig.device, &head, the_rig.group.plan.head, sizeof head),
-                     SP_OK);
-    assert_int_equal(head.refused_row, 1);
-    assert_int_equal(head.n_tiles, 0);
-    free(y);
-    rig_free(&the_rig);
+    for (int i = 0; i < 4 * 4; i++) {
+        rig_shape shape = {rows[i / 4], 2, 64, 64, 8, 1, 0, SP_DTYPE_BF16};
+        int32_t bad = (int32_t)((int64_t)(shape.rows - 1) * (i % 4) / 3);
+        sp_cuda_plan_head head;
+        uint16_t *y;
+
+        for (int32_t row = 0; row < shape.rows; row++)
+            seq_slot[row] = row % 3 - 1;
+        seq_slot[bad] = i % 2 ? -2 : 2;
+        seq_slot[shape.rows - 1] = 77;
+        rig_make(&the_rig, &shape, seq_slot, own, NULL);
+        y = step(&the_rig, 0);
+        assert_memory_equal(y, the_rig.y, (size_t)shape.rows * 64 * 2);
+        assert_int_equal(
+            sp_device_read(the_rig.device, &head, the_rig.group.plan.head, sizeof head), SP_OK);
+        assert_int_equal(head.refused_row, bad);
+        assert_int_equal(head.n_tiles, 0);
+        for (int32_t row = 0; row < shape.rows; row++)
+            seq_slot[row] = -1;
+        check_array(the_rig.group.plan.seq_slot, seq_slot, shape.rows);
+        free(y);
+        rig_free(&the_rig);
+    }
 }
 
 static void the_delta_fixtures_hold(void **state)

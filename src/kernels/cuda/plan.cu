@@ -1,86 +1,86 @@
 /*
  * plan.cu: seq_slot and row_scale → segments, row order and tiles, the same bytes as the host's
- * sp_plan_build_rows. A counting sort by slot that keeps the rows' order inside a slot. Grid: one
- * block of 1,024 threads for each 128 tiles; every block sorts all rows, which costs less than to
- * wait for another, and writes its own tiles. The rows are cut into strips, one for each warp;
- * every strip counts its rows of each slot, the counts become the places where the strip's first
- * rows go, and each warp then places its own rows without a word to the others. A slot or scale out
- * of range refuses the whole plan: no tile, and head->refused_row says which row. Bound by latency.
+ * sp_plan_build_rows. A counting sort by slot that keeps the rows' order inside a slot. Few rows
+ * take one block; more take a cluster of PARTS blocks, with a part of the rows each. In a part the
+ * rows are cut into strips, one for each warp: a strip counts its rows of each slot, the counts of
+ * the strips and parts before it say where its first row of the slot goes, and each warp then
+ * places its own rows, straight into the tiles, without a word to the others. What the parts need
+ * of each other is one number a slot, which they read in each other's shared memory. GPUs before
+ * sm_90 have no clusters: there one block takes all rows. A slot or scale out of range refuses the
+ * whole plan: no tile, every row the base's, and head->refused_row says which row.
+ *
+ * Bound by latency: one chain of loads, counts and stores. So the tiles are zeroed while the rows
+ * are on their way, and nothing is written to memory between that and the meeting of the parts,
+ * which would wait for it.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 
-#define THREADS   1024
-#define WARPS     (THREADS / SP_WARP)
-#define ROWS      SP_CUDA_TILE_ROWS
-#define TILES     128  /* of a block */
-#define CELLS     8192 /* counts of all strips: at most 32 strips, and at least 2 */
-#define AT_ONCE   8    /* rows of a thread whose loads are in flight together */
-#define SCALE_MAX 16.0f
+#define THREADS      512
+#define WARPS        (THREADS / SP_WARP)
+#define ROWS         SP_CUDA_TILE_ROWS
+#define PARTS        8 /* the largest cluster that every GPU with clusters takes */
+#define ALONE_ROWS   512
+#define AT_ONCE      2           /* rows of a thread whose loads are in flight together */
+#define SHARED_BYTES (98 * 1024) /* that every GPU from sm_80 on gives a block */
+#define GPUS         64          /* with a note on clusters; others do without */
+#define SCALE_MAX    16.0f
 
-static_assert(CELLS >= 2 * SP_CUDA_SLOTS_MAX, "room for two strips");
 static_assert(sizeof(sp_cuda_tile) == 80 && ROWS == 8, "five pieces of 16 bytes, two of them rows");
 
 /* Where a slot's rows go. */
 typedef struct slot_place {
-    int row, tile, rows; /* place of the first in row_order, first tile, how many */
+    int row, tile;    /* place of the first in row_order, first tile */
+    int rows, before; /* of all parts, of the parts before this one */
 } slot_place;
 
 typedef struct plan_shared {
-    int4 head[TILES]; /* slot, count, 0, 0: as in sp_cuda_tile */
-    int row[TILES * ROWS];
-    float scale[TILES * ROWS];
-    int begin[TILES];
-    int carry[3], refused, warp_sum[3][WARPS];
-    int cell[CELLS];     /* [strips, slots]: rows; then how many of the slot come before the strip's
-                            next */
-    slot_place place[1]; /* [slots] */
+    unsigned long long warp_sum[WARPS], total;
+    int refused, refused_of_all; /* the part's first, the plan's; n_rows: none */
 } plan_shared;
 
-/* What every thread knows. */
+/* What every thread knows. Behind plan_shared lie place [n_slots], mine [n_slots] and
+ * cell [n_strips, n_slots]. */
 typedef struct sizes {
-    int n_rows, n_slots, tiles_bound;
-    int n_strips, strip_rows; /* rows a multiple of 32 */
+    int n_rows, n_slots, slot_bits, tiles_bound;
+    int parts, part_rows;
+    int n_strips, strip_rows; /* of a part; rows a multiple of 32 */
 } sizes;
+
+typedef struct block_memory {
+    plan_shared *shared;
+    slot_place *place;
+    int *mine; /* the part's rows of each slot */
+    int *cell; /* rows of the strip; then how many of the slot come before the strip's next */
+} block_memory;
 
 /* ---- prefix sums --------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ int scan_warp(int sum)
+/* Rows, segments and tiles in one number: 20 bits hold each. */
+static __device__ __forceinline__ unsigned long long pack(int rows)
+{
+    return (unsigned long long)(unsigned)rows | (unsigned long long)(rows > 0) << 20 |
+           (unsigned long long)(unsigned)((rows + ROWS - 1) / ROWS) << 40;
+}
+
+typedef struct totals {
+    int rows, segments, tiles;
+} totals;
+
+static __device__ __forceinline__ totals unpack(unsigned long long sum)
+{
+    return {(int)sum & 0xfffff, (int)(sum >> 20) & 0xfffff, (int)(sum >> 40)};
+}
+
+static __device__ __forceinline__ unsigned long long scan_warp(unsigned long long sum)
 {
 #pragma unroll
     for (int d = 1; d < SP_WARP; d *= 2) {
-        int other = __shfl_up_sync(~0u, sum, d);
+        unsigned long long other = __shfl_up_sync(~0u, sum, d);
 
         sum += (int)(threadIdx.x & 31) >= d ? other : 0;
     }
     return sum;
-}
-
-/* Exclusive sums over the block's threads of three numbers at once, after what `carry` holds. */
-static __device__ __forceinline__ void scan(plan_shared *s, const int *value, int *out_before)
-{
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, sum[3];
-
-#pragma unroll
-    for (int j = 0; j < 3; j++) {
-        sum[j] = scan_warp(value[j]);
-        if (lane == 31)
-            s->warp_sum[j][warp] = sum[j];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int j = 0; j < 3; j++) {
-        int of_warps = scan_warp(s->warp_sum[j][lane]); /* of all up to `lane` */
-        int before = __shfl_sync(~0u, of_warps, max(warp - 1, 0));
-
-        out_before[j] = s->carry[j] + (warp > 0 ? before : 0) + sum[j] - value[j];
-    }
-    __syncthreads();
-    if (threadIdx.x == THREADS - 1)
-#pragma unroll
-        for (int j = 0; j < 3; j++)
-            s->carry[j] = out_before[j] + value[j];
-    __syncthreads();
 }
 
 /* ---- rows ---------------------------------------------------------------------------------- */
@@ -91,36 +91,57 @@ typedef struct row_cell {
     int number; /* among the strip's rows of the slot */
 } row_cell;
 
-static __device__ __forceinline__ row_cell read_row(const sp_cuda_plan &plan, int row, int n_slots)
+static __device__ __forceinline__ row_cell check_row(int slot, float scale, int n_slots)
 {
-    row_cell cell = {plan.seq_slot_in != NULL ? plan.seq_slot_in[row] : 0,
-                     plan.row_scale_in != NULL ? plan.row_scale_in[row] : 1.0f, 0};
-
-    if (cell.slot < -1 || cell.slot >= n_slots || !(cell.scale >= 0.0f && cell.scale <= SCALE_MAX))
-        cell.slot = -2;
-    else if (cell.scale == 0.0f)
-        cell.slot = -1;
-    return cell;
+    if (slot < -1 || slot >= n_slots || !(scale >= 0.0f && scale <= SCALE_MAX))
+        slot = -2;
+    else if (scale == 0.0f)
+        slot = -1;
+    return {slot, scale, 0};
 }
 
-/* AT_ONCE rows of this thread, 32 apart; slot -1 beyond the end. */
+/* AT_ONCE rows of this thread, 32 apart; slot -1 beyond the end. All loads are under way before the
+ * first value is looked at. */
 static __device__ __forceinline__ void read_rows(row_cell (&cells)[AT_ONCE],
                                                  const sp_cuda_plan &plan, int row0, int end,
                                                  int n_slots)
 {
+    int slot[AT_ONCE];
+    float scale[AT_ONCE];
+
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
-        cells[i] = {-1, 1.0f, 0};
-        if (row0 + i * SP_WARP < end)
-            cells[i] = read_row(plan, row0 + i * SP_WARP, n_slots);
+        bool valid = row0 + i * SP_WARP < end;
+
+        slot[i] = !valid ? -1 : plan.seq_slot_in != NULL ? plan.seq_slot_in[row0 + i * SP_WARP] : 0;
+        scale[i] =
+            valid && plan.row_scale_in != NULL ? plan.row_scale_in[row0 + i * SP_WARP] : 1.0f;
     }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+        cells[i] = check_row(slot[i], scale[i], n_slots);
+}
+
+/* The lanes whose slot is this lane's; slots have `bits` bits. One for which slot < 0 is nobody's.
+ */
+static __device__ __forceinline__ unsigned find_peers(int slot, int bits)
+{
+    unsigned peers = __ballot_sync(~0u, slot >= 0);
+
+#pragma unroll 1 /* the kernel runs once through its code, and has to fetch it */
+    for (int bit = 0; bit < bits; bit++) {
+        unsigned mine = slot >> bit & 1;
+
+        peers &= __ballot_sync(~0u, mine) ^ (mine - 1);
+    }
+    return peers;
 }
 
 /* Of 32 rows that a warp holds, one each: how many of this row's slot come before it, by the cells
  * of the warp's strip, which then count these too. Slot < 0: nothing. */
-static __device__ __forceinline__ int number_row(int *cells, int slot)
+static __device__ __forceinline__ int number_row(int *cells, int slot, int bits)
 {
-    unsigned peers = __match_any_sync(~0u, slot);
+    unsigned peers = find_peers(slot, bits);
     int lane = threadIdx.x & 31, *next = cells + max(slot, 0);
     int number = *next + __popc(peers & ((1u << lane) - 1));
 
@@ -131,217 +152,357 @@ static __device__ __forceinline__ int number_row(int *cells, int slot)
     return number;
 }
 
-/* Counts rows that a warp has read; this block's share of them is written as the view shows it. */
-static __device__ __forceinline__ void count_rows(plan_shared *s, const sp_cuda_plan &plan,
-                                                  row_cell (&cells)[AT_ONCE], int row0, int end,
-                                                  int n_slots)
+/* Counts rows that a warp has read. */
+static __device__ __forceinline__ void count_rows(const block_memory &m, row_cell (&cells)[AT_ONCE],
+                                                  int row0, int end, const sizes &n)
 {
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
-        int at = row0 + i * SP_WARP + (int)(threadIdx.x & 31);
-
         if (row0 + i * SP_WARP >= end)
             break;
-        cells[i].number = number_row(&s->cell[(threadIdx.x >> 5) * n_slots], cells[i].slot);
+        cells[i].number =
+            number_row(&m.cell[(threadIdx.x >> 5) * n.n_slots], cells[i].slot, n.slot_bits);
         if (cells[i].slot == -2)
-            atomicMin(&s->refused, at);
-        else if (at < end && at / (TILES * ROWS) == (int)blockIdx.x) {
-            plan.seq_slot[at] = cells[i].slot;
-            plan.row_scale[at] = cells[i].scale;
-        }
+            atomicMin(&m.shared->refused, row0 + i * SP_WARP + (int)(threadIdx.x & 31));
     }
 }
 
 /* ---- segments ------------------------------------------------------------------------------ */
 
-/* The slot's rows; its cells become sums over the strips before. */
-static __device__ __forceinline__ int add_strips(plan_shared *s, int slot, const sizes &n)
+/* The part's rows of the slot; its cells become sums over the strips before. */
+static __device__ __forceinline__ int add_strips(const block_memory &m, int slot, const sizes &n)
 {
     int rows = 0;
 
 #pragma unroll 8
     for (int strip = 0; strip < n.n_strips; strip++) {
-        int here = s->cell[strip * n.n_slots + slot];
+        int here = m.cell[strip * n.n_slots + slot];
 
-        s->cell[strip * n.n_slots + slot] = rows;
+        m.cell[strip * n.n_slots + slot] = rows;
         rows += here;
     }
     return rows;
 }
 
-/* Where each slot's rows go; carry ends as (rows, segments, tiles). */
-static __device__ __forceinline__ void make_segments(plan_shared *s, const sp_cuda_plan &plan,
-                                                     const sizes &n)
+/* From here each part can read the others' `mine` and `refused`. */
+static __device__ __forceinline__ void meet(const sizes &n)
 {
-    for (int base = 0; base < n.n_slots; base += THREADS) {
-        int slot = base + threadIdx.x, rows = slot < n.n_slots ? add_strips(s, slot, n) : 0;
-        int value[3] = {rows, rows > 0, (rows + ROWS - 1) / ROWS}, before[3];
+    if (n.parts > 1) {
+        cluster_arrive();
+        cluster_wait();
+    } else
+        __syncthreads();
+}
 
-        scan(s, value, before);
-        if (rows == 0)
-            continue;
-        s->place[slot] = {before[0], before[2], rows};
-        if (blockIdx.x == 0) {
-            plan.segment_slot[before[1]] = slot;
-            plan.segment_begin[before[1]] = before[0];
+/* Rows of all parts and of those before this one are noted. */
+static __device__ __forceinline__ int add_parts(const block_memory &m, int slot, const sizes &n)
+{
+    int rows = 0, before = 0;
+
+    if (n.parts == 1)
+        rows = m.mine[slot];
+    else
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            int there = load_of_block(&m.mine[slot], part);
+
+            rows += there;
+            before += part < (int)blockIdx.x ? there : 0;
         }
+    m.place[slot].rows = rows;
+    m.place[slot].before = before;
+    return rows;
+}
+
+/* By the last warp; seen after the next barrier. */
+static __device__ __forceinline__ void note_refused(const block_memory &m, const sizes &n)
+{
+    int lane = threadIdx.x & 31, refused = m.shared->refused;
+
+    if (threadIdx.x / SP_WARP != WARPS - 1)
+        return;
+    if (n.parts > 1)
+        refused = __reduce_min_sync(~0u, load_of_block(&m.shared->refused, lane % PARTS));
+    if (lane == 0)
+        m.shared->refused_of_all = refused;
+}
+
+/* The sum over the warps before this one. */
+static __device__ __forceinline__ unsigned long long of_warps_before(const plan_shared *s)
+{
+    unsigned long long sum = 0;
+
+#pragma unroll 1
+    for (int warp = 0; warp < (int)threadIdx.x / SP_WARP; warp++)
+        sum += s->warp_sum[warp];
+    return sum;
+}
+
+static __device__ __forceinline__ void note_segment(const block_memory &m, const sp_cuda_plan &plan,
+                                                    int slot, const totals &before)
+{
+    m.place[slot].row = before.rows;
+    m.place[slot].tile = before.tiles;
+    if (blockIdx.x == 0) {
+        plan.segment_slot[before.segments] = slot;
+        plan.segment_begin[before.segments] = before.rows;
+    }
+}
+
+/* Where each slot's rows go. Only the warps that have a slot take part in the sums. */
+static __device__ __forceinline__ void make_segments(const block_memory &m,
+                                                     const sp_cuda_plan &plan, const sizes &n)
+{
+    unsigned long long carry = 0, value = 0, sum = 0;
+    int warp = threadIdx.x >> 5;
+
+    note_refused(m, n);
+    for (int base = 0; base < n.n_slots; base += THREADS) {
+        int slot = base + (int)threadIdx.x, warps = min((n.n_slots - base + 31) / 32, WARPS);
+
+        if (warp < warps) {
+            value = slot < n.n_slots ? pack(add_parts(m, slot, n)) : 0;
+            sum = scan_warp(value);
+            if ((threadIdx.x & 31) == 31)
+                m.shared->warp_sum[warp] = sum;
+        }
+        __syncthreads();
+        if (warp < warps) {
+            unsigned long long before = carry + of_warps_before(m.shared) + sum - value;
+
+            if (value != 0)
+                note_segment(m, plan, slot, unpack(before));
+            if (slot == min(base + THREADS, n.n_slots) - 1)
+                m.shared->total = before + value;
+        }
+        __syncthreads();
+        carry = m.shared->total;
     }
     if (threadIdx.x == 0 && blockIdx.x == 0)
-        plan.segment_begin[s->carry[1]] = s->carry[0];
-    __syncthreads();
+        plan.segment_begin[unpack(carry).segments] = unpack(carry).rows;
 }
 
 /* ---- order and tiles ----------------------------------------------------------------------- */
 
-/* Row `row` is number `index` of its slot: noted if its tile is of this block. */
-static __device__ __forceinline__ void place_row(plan_shared *s, const sp_cuda_plan &plan,
-                                                 row_cell cell, int row, int index)
+/* Row `row` is number `number` of the part's rows of its slot. The first of a tile writes its head;
+ * what is no row stays zeros. */
+static __device__ __forceinline__ void place_row(const block_memory &m, const sp_cuda_plan &plan,
+                                                 row_cell cell, int row, int number)
 {
-    slot_place to = s->place[cell.slot];
-    int tile = to.tile + index / ROWS - (int)blockIdx.x * TILES, j = index % ROWS;
+    slot_place to = m.place[cell.slot];
+    unsigned index = (unsigned)(to.before + number), j = index % ROWS;
+    unsigned tile = (unsigned)to.tile + index / ROWS, count = min(to.rows - index, ROWS);
+    sp_cuda_tile *into = &plan.tiles[tile];
 
-    if (tile < 0 || tile >= TILES)
-        return;
     plan.row_order[to.row + index] = row;
-    s->row[tile * ROWS + j] = row;
-    s->scale[tile * ROWS + j] = cell.scale;
+    into->row[j] = row;
+    into->scale[j] = cell.scale;
     if (j == 0) {
-        s->head[tile] = make_int4(cell.slot, min(to.rows - index, ROWS), 0, 0);
-        s->begin[tile] = to.row + index;
+        *(int2 *)into = make_int2(cell.slot, (int)count);
+        plan.tile_begin[tile] = to.row + (int)index;
+        plan.tile_rows[tile] = (int)count;
+        plan.tile_slot[tile] = cell.slot;
     }
 }
 
-/* Rows that a warp has read, 32 at a time; `numbered`: and numbered when they were counted. */
-static __device__ __forceinline__ void place_rows(plan_shared *s, const sp_cuda_plan &plan,
+/* Rows that a warp has read, 32 at a time, as the view shows them and into their tiles; `numbered`:
+ * they have their numbers from when they were counted. */
+static __device__ __forceinline__ void place_rows(const block_memory &m, const sp_cuda_plan &plan,
                                                   const row_cell (&cells)[AT_ONCE], int row0,
-                                                  int end, int n_slots, bool numbered)
+                                                  int end, const sizes &n, bool numbered,
+                                                  bool refused)
 {
-    int *mine = &s->cell[(threadIdx.x >> 5) * n_slots];
+    int *strip = &m.cell[(threadIdx.x >> 5) * n.n_slots];
 
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
-        int slot = cells[i].slot, index;
+        int row = row0 + i * SP_WARP + (int)(threadIdx.x & 31), slot = cells[i].slot, number;
 
         if (row0 + i * SP_WARP >= end)
             break;
         if (numbered)
-            index = mine[max(slot, 0)] + cells[i].number;
+            number = strip[max(slot, 0)] + cells[i].number;
         else
-            index = number_row(mine, slot);
-        if (slot >= 0)
-            place_row(s, plan, cells[i], row0 + i * SP_WARP + (int)(threadIdx.x & 31), index);
+            number = number_row(strip, slot, n.slot_bits);
+        if (row < end) {
+            plan.seq_slot[row] = refused ? -1 : slot;
+            plan.row_scale[row] = cells[i].scale;
+        }
+        if (slot >= 0 && !refused)
+            place_row(m, plan, cells[i], row, number);
     }
 }
 
-/* This block's tiles; those beyond the last are zeros. */
-static __device__ __forceinline__ void write_tiles(const plan_shared *s, const sp_cuda_plan &plan,
-                                                   int n_tiles, int tiles_bound)
+/* Every part a share of the tiles. */
+static __device__ __forceinline__ void zero_tiles(const sp_cuda_plan &plan, const sizes &n)
 {
-    int first = blockIdx.x * TILES, n = min(TILES, tiles_bound - first);
-    int4 *to = (int4 *)(plan.tiles + first);
+    int4 *to = (int4 *)plan.tiles;
 
-    for (int i = threadIdx.x; i < n * 5; i += THREADS) {
-        int tile = i / 5, piece = i % 5;
-
-        to[i] = piece == 0   ? s->head[tile]
-                : piece <= 2 ? ((const int4 *)s->row)[tile * 2 + piece - 1]
-                             : ((const int4 *)s->scale)[tile * 2 + piece - 3];
-    }
-    for (int i = threadIdx.x; i < min(n, n_tiles - first); i += THREADS) {
-        plan.tile_begin[first + i] = s->begin[i];
-        plan.tile_rows[first + i] = s->head[i].y;
-        plan.tile_slot[first + i] = s->head[i].x;
-    }
+#pragma unroll 1
+    for (int i = (int)(blockIdx.x * THREADS + threadIdx.x); i < n.tiles_bound * 5;
+         i += n.parts * THREADS)
+        to[i] = make_int4(0, 0, 0, 0);
 }
 
 /* ---- kernel -------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void clear(plan_shared *s, const sizes &n)
+static __device__ __forceinline__ block_memory cut(char *memory, const sizes &n)
 {
+    block_memory m;
+
+    m.shared = (plan_shared *)memory;
+    m.place = (slot_place *)(m.shared + 1);
+    m.mine = (int *)(m.place + n.n_slots);
+    m.cell = m.mine + n.n_slots;
+    return m;
+}
+
+static __device__ __forceinline__ void clear(const block_memory &m, const sizes &n)
+{
+#pragma unroll 1
     for (int i = threadIdx.x; i < n.n_strips * n.n_slots; i += THREADS)
-        s->cell[i] = 0;
-    if (threadIdx.x < TILES)
-        s->head[threadIdx.x] = make_int4(0, 0, 0, 0);
-    for (int i = threadIdx.x; i < TILES * ROWS; i += THREADS) {
-        s->row[i] = 0;
-        s->scale[i] = 0.0f;
-    }
-    if (threadIdx.x < 3)
-        s->carry[threadIdx.x] = 0;
+        m.cell[i] = 0;
     if (threadIdx.x == 0)
-        s->refused = n.n_rows;
+        m.shared->refused = n.n_rows;
     __syncthreads();
+}
+
+/* All parts have placed their rows, or will: by one thread of one part. */
+static __device__ __forceinline__ void write_head(const block_memory &m, const sp_cuda_plan &plan,
+                                                  const sizes &n)
+{
+    bool refused = m.shared->refused_of_all < n.n_rows;
+    totals all = unpack(refused ? 0 : m.shared->total);
+
+    *plan.head = {
+        n.n_rows, all.rows, all.segments, all.tiles, refused ? m.shared->refused_of_all : -1,
+        {0, 0, 0}};
 }
 
 __global__ void __launch_bounds__(THREADS)
-    plan_kernel(const __grid_constant__ sp_cuda_plan plan, const sizes n)
+    plan_kernel(const __grid_constant__ sp_cuda_plan plan, const __grid_constant__ sizes n)
 {
     extern __shared__ __align__(16) char memory[];
-    plan_shared *s = (plan_shared *)memory;
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row0 = warp * n.strip_rows;
-    int end = warp < n.n_strips ? min(row0 + n.strip_rows, n.n_rows) : 0;
+    block_memory m = cut(memory, n);
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first = (int)blockIdx.x * n.part_rows;
+    int row0 = first + warp * n.strip_rows, end = min(first + n.part_rows, n.n_rows);
     bool once = n.strip_rows <= AT_ONCE * SP_WARP; /* a strip's rows stay in registers */
     row_cell cells[AT_ONCE];
 
+    end = warp < n.n_strips ? min(row0 + n.strip_rows, end) : 0;
     read_rows(cells, plan, row0 + lane, end, n.n_slots);
-    clear(s, n);
-    count_rows(s, plan, cells, row0, end, n.n_slots);
+    zero_tiles(plan, n);
+    clear(m, n);
+    count_rows(m, cells, row0, end, n);
     for (int row = row0 + AT_ONCE * SP_WARP; row < end; row += AT_ONCE * SP_WARP) {
         read_rows(cells, plan, row + lane, end, n.n_slots);
-        count_rows(s, plan, cells, row, end, n.n_slots);
+        count_rows(m, cells, row, end, n);
     }
     __syncthreads();
-    if (s->refused == n.n_rows) {
-        make_segments(s, plan, n);
-        for (int row = row0; row < end; row += AT_ONCE * SP_WARP) {
-            if (!once)
-                read_rows(cells, plan, row + lane, end, n.n_slots);
-            place_rows(s, plan, cells, row, end, n.n_slots, once);
-        }
-        __syncthreads();
+    for (int slot = threadIdx.x; slot < n.n_slots; slot += THREADS)
+        m.mine[slot] = add_strips(m, slot, n);
+    meet(n);
+    make_segments(m, plan, n);
+    if (n.parts > 1)
+        cluster_arrive(); /* this block reads no more of the others */
+    for (int row = row0; row < end; row += AT_ONCE * SP_WARP) {
+        if (!once)
+            read_rows(cells, plan, row + lane, end, n.n_slots);
+        place_rows(m, plan, cells, row, end, n, once, m.shared->refused_of_all < n.n_rows);
     }
-    write_tiles(s, plan, s->carry[2], n.tiles_bound);
     if (threadIdx.x == 0 && blockIdx.x == 0)
-        *plan.head = {n.n_rows,
-                      s->carry[0],
-                      s->carry[1],
-                      s->carry[2],
-                      s->refused < n.n_rows ? s->refused : -1,
-                      {0, 0, 0}};
+        write_head(m, plan, n);
+    if (n.parts > 1)
+        cluster_wait();
 }
 
-/* As many strips as there is room for, up to one for each warp. */
-static sizes sizes_of(int n_rows, int n_slots)
+/* ---- launch -------------------------------------------------------------------------------- */
+
+/* Whether the GPU's own form of the kernel knows clusters. Written at init, before any launch. */
+static bool has_clusters[GPUS];
+
+static size_t shared_bytes(const sizes &n)
 {
-    int most = CELLS / n_slots < WARPS ? CELLS / n_slots : WARPS;
-    int rows = sp_cuda_ceil(sp_cuda_ceil(n_rows, most), SP_WARP) * SP_WARP;
+    return sizeof(plan_shared) + (size_t)n.n_slots * (sizeof(slot_place) + sizeof(int)) +
+           (size_t)n.n_strips * (size_t)n.n_slots * sizeof(int);
+}
+
+/* As many strips of a part as there is room for, up to one for each warp. */
+static sizes sizes_of(int gpu, int n_rows, int n_slots)
+{
+    sizes n = {n_rows, n_slots, 0, 0, 1, n_rows, 1, n_rows};
+    int most;
 
     if (n_rows == 0)
-        return {0, n_slots, 0, 0, 0};
-    return {n_rows, n_slots, sp_cuda_tiles_bound(n_rows, n_slots), sp_cuda_ceil(n_rows, rows),
-            rows};
+        return {0, n_slots, 0, 0, 1, 0, 0, 0};
+    n.tiles_bound = sp_cuda_tiles_bound(n_rows, n_slots);
+    while (1 << n.slot_bits < n_slots)
+        n.slot_bits++;
+    if (n_rows > ALONE_ROWS && gpu < GPUS && has_clusters[gpu]) {
+        n.parts = PARTS;
+        n.part_rows = sp_cuda_ceil(sp_cuda_ceil(n_rows, PARTS), SP_WARP) * SP_WARP;
+    }
+    most = ((int)SHARED_BYTES - (int)shared_bytes({0, n_slots, 0, 0, 0, 0, 0, 0})) / (n_slots * 4);
+    most = most < WARPS ? most : WARPS;
+    n.strip_rows = sp_cuda_ceil(sp_cuda_ceil(n.part_rows, most), SP_WARP) * SP_WARP;
+    n.n_strips = sp_cuda_ceil(n.part_rows, n.strip_rows);
+    return n;
 }
 
-static size_t shared_bytes(int n_slots)
+static cudaLaunchConfig_t config_of(const sizes &n, cudaLaunchAttribute *cluster,
+                                    cudaStream_t stream)
 {
-    return sizeof(plan_shared) + (size_t)n_slots * sizeof(slot_place);
+    cudaLaunchConfig_t config = {};
+
+    cluster->id = cudaLaunchAttributeClusterDimension;
+    cluster->val.clusterDim.x = PARTS;
+    cluster->val.clusterDim.y = 1;
+    cluster->val.clusterDim.z = 1;
+    config.gridDim = dim3((unsigned)n.parts);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = shared_bytes(n);
+    config.stream = stream;
+    config.attrs = cluster;
+    config.numAttrs = n.parts > 1 ? 1 : 0;
+    return config;
 }
 
 extern "C" int sp_cuda_plan_rows(int gpu, const sp_cuda_plan *plan, int32_t n_rows, int32_t n_slots,
                                  void *stream)
 {
     cudaError_t code = cudaSetDevice(gpu);
-    int blocks;
+    cudaLaunchAttribute cluster;
+    cudaLaunchConfig_t config;
     sizes n;
 
     if (code != cudaSuccess)
         return (int)code;
     if (n_rows < 0 || n_rows > SP_CUDA_ROWS_MAX || n_slots < 1 || n_slots > SP_CUDA_SLOTS_MAX)
         return (int)cudaErrorInvalidValue;
-    n = sizes_of(n_rows, n_slots);
-    blocks = n.tiles_bound > TILES ? sp_cuda_ceil(n.tiles_bound, TILES) : 1;
-    plan_kernel<<<blocks, THREADS, shared_bytes(n_slots), (cudaStream_t)stream>>>(*plan, n);
-    return (int)cudaGetLastError();
+    n = sizes_of(gpu, n_rows, n_slots);
+    config = config_of(n, &cluster, (cudaStream_t)stream);
+    return (int)cudaLaunchKernelEx(&config, plan_kernel, *plan, n);
+}
+
+/* The code that runs may be of an older architecture than the GPU, and a GPU may have no room for a
+ * whole cluster: then there is none. */
+static cudaError_t find_clusters(int gpu)
+{
+    cudaFuncAttributes code_is;
+    cudaError_t code = cudaFuncGetAttributes(&code_is, plan_kernel);
+    cudaLaunchAttribute cluster;
+    cudaLaunchConfig_t config;
+    int active = 0;
+    sizes n = {0, SP_CUDA_SLOTS_MAX, 0, 0, PARTS, 0, 1, 0};
+
+    if (code != cudaSuccess || gpu >= GPUS)
+        return code;
+    config = config_of(n, &cluster, NULL);
+    if (code_is.ptxVersion < 90 ||
+        cudaOccupancyMaxActiveClusters(&active, plan_kernel, &config) != cudaSuccess)
+        (void)cudaGetLastError();
+    has_clusters[gpu] = active > 0;
+    return cudaSuccess;
 }
 
 /* Loads this object's code, too: a GPU that the build has none for fails here, not in a step. */
@@ -351,7 +512,8 @@ extern "C" int sp_cuda_kernels_init(int gpu)
 
     if (code == cudaSuccess)
         code = cudaFuncSetAttribute(plan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    (int)shared_bytes(SP_CUDA_SLOTS_MAX));
+                                    SHARED_BYTES);
+    code = code == cudaSuccess ? find_clusters(gpu) : code;
     code = code == cudaSuccess ? sp_cuda_shrink_windows_init(gpu) : code;
     return (int)(code == cudaSuccess ? sp_cuda_expand_init() : code);
 }

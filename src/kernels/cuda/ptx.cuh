@@ -41,6 +41,37 @@ static __device__ __forceinline__ void release_successor(void)
 #endif
 }
 
+/* Clusters: blocks that reach each other's shared memory. A block passes `arrive` at once and
+ * `wait` when all have arrived; what they wrote before is then seen. */
+static __device__ __forceinline__ void cluster_arrive(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void cluster_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/* What block `rank` of the cluster has at this place of its shared memory. */
+static __device__ __forceinline__ int load_of_block(const int *at, int rank)
+{
+    int value = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n\t.reg .u32 there;\n\t"
+                 "mapa.shared::cluster.u32 there, %1, %2;\n\t"
+                 "ld.shared::cluster.s32 %0, [there];\n\t}"
+                 : "=r"(value)
+                 : "r"((uint32_t)__cvta_generic_to_shared(at)), "r"(rank)
+                 : "memory");
+#endif
+    return value;
+}
+
 /* The address of shared memory that copy_async takes. */
 static __device__ __forceinline__ uint32_t shared_address(const void *at)
 {
