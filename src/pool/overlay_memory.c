@@ -3,28 +3,54 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
-/* Bytes of one slot's cells in the tables of one module. */
-#define CELL_BYTES (3 * sizeof(void *) + 2 * sizeof(int32_t))
+/* One slot's cells: a column of the tables, which lie in this order, [n_slots] each. */
+typedef struct module_pointers {
+    const void *rows, *map, *ids;
+} module_pointers;
+
+typedef struct module_numbers {
+    int32_t n, row_type;
+} module_numbers;
+
+enum { EMBED, HEAD, MODULES };
+
+typedef struct overlay_column {
+    module_pointers pointers[MODULES];
+    module_numbers numbers[MODULES]; /* n is what makes a cell count */
+} overlay_column;
+
+#define POINTERS (sizeof(module_pointers) / sizeof(void *) * MODULES)
+#define NUMBERS  (sizeof(module_numbers) / sizeof(int32_t) * MODULES)
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-/* Cuts the tables of one module out of device memory; pointers first, for their alignment. */
-static sp_pool_overlays cut_tables(char *cells, int32_t n_slots)
+static char *pointer_table(const sp_overlay_memory *memory, size_t index)
 {
-    size_t n = (size_t)n_slots;
+    return (char *)memory->cells + index * (size_t)memory->n_slots * sizeof(void *);
+}
+
+static char *number_table(const sp_overlay_memory *memory, size_t index)
+{
+    return pointer_table(memory, POINTERS) + index * (size_t)memory->n_slots * sizeof(int32_t);
+}
+
+static sp_pool_overlays tables_of(const sp_overlay_memory *memory, int module)
+{
+    size_t pointer = (size_t)module * POINTERS / MODULES;
+    size_t number = (size_t)module * NUMBERS / MODULES;
 
     return (sp_pool_overlays){
-        .rows = (const void *const *)(void *)cells,
-        .map = (const int32_t *const *)(void *)(cells + n * sizeof(void *)),
-        .ids = (const int32_t *const *)(void *)(cells + 2 * n * sizeof(void *)),
-        .n = (const int32_t *)(void *)(cells + 3 * n * sizeof(void *)),
-        .row_type = (const int32_t *)(void *)(cells + n * (3 * sizeof(void *) + sizeof(int32_t))),
+        .rows = (const void *const *)(void *)pointer_table(memory, pointer),
+        .map = (const int32_t *const *)(void *)pointer_table(memory, pointer + 1),
+        .ids = (const int32_t *const *)(void *)pointer_table(memory, pointer + 2),
+        .n = (const int32_t *)(void *)number_table(memory, number),
+        .row_type = (const int32_t *)(void *)number_table(memory, number + 1),
     };
 }
 
 static size_t cells_bytes(const sp_overlay_memory *memory)
 {
-    return 2 * (size_t)memory->n_slots * CELL_BYTES;
+    return (size_t)memory->n_slots * sizeof(overlay_column);
 }
 
 static sp_status allocate_device(sp_overlay_memory *memory, sp_error *error)
@@ -39,10 +65,13 @@ static sp_status allocate_device(sp_overlay_memory *memory, sp_error *error)
                        (double)memory->bytes / 0x1p20, sp_device_name(memory->device));
     memory->memory = block;
     status = sp_device_alloc(memory->device, cells_bytes(memory), &memory->cells, error);
+    if (status == SP_OK)
+        status =
+            sp_column_ring_create(memory->device, sizeof(overlay_column), &memory->ring, error);
     if (status != SP_OK)
         return status;
-    memory->embed = cut_tables(memory->cells, memory->n_slots);
-    memory->head = cut_tables((char *)memory->cells + cells_bytes(memory) / 2, memory->n_slots);
+    memory->embed = tables_of(memory, EMBED);
+    memory->head = tables_of(memory, HEAD);
     return SP_OK;
 }
 
@@ -70,6 +99,7 @@ sp_status sp_overlay_memory_create(sp_device *device, int32_t n_slots, size_t by
 
 void sp_overlay_memory_destroy(sp_overlay_memory *memory)
 {
+    sp_column_ring_destroy(&memory->ring);
     sp_device_free(memory->device, memory->cells);
     sp_device_free(memory->device, memory->memory);
     sp_free(memory->shown);
@@ -92,84 +122,74 @@ sp_status sp_overlay_memory_write(sp_overlay_memory *memory, int32_t slot,
                           overlay->data, overlay->bytes);
 }
 
-/* The cells of one slot and module. n is what makes them count. */
-typedef struct overlay_cells {
-    const void *rows, *map, *ids;
-    int32_t n, row_type;
-} overlay_cells;
-
-static sp_status write_cell(sp_overlay_memory *memory, const void *table, int32_t slot,
-                            const void *value, size_t bytes)
+static sp_status send_pointers(sp_overlay_memory *memory, int32_t slot,
+                               const overlay_column *column)
 {
-    size_t offset = (size_t)((const char *)table - (const char *)memory->cells);
-
-    return sp_device_write(memory->device, (char *)memory->cells + offset + (size_t)slot * bytes,
-                           value, bytes);
+    return sp_column_ring_send(
+        &memory->ring, pointer_table(memory, 0) + (size_t)slot * sizeof(void *),
+        (size_t)memory->n_slots * sizeof(void *), column->pointers, sizeof(void *), POINTERS);
 }
 
-static sp_status write_cells(sp_overlay_memory *memory, const sp_pool_overlays *tables,
-                             int32_t slot, const overlay_cells *cells)
+static sp_status send_numbers(sp_overlay_memory *memory, int32_t slot, const overlay_column *column)
 {
-    sp_status status = SP_OK;
-
-    if (cells->n == 0)
-        status = write_cell(memory, tables->n, slot, &cells->n, sizeof cells->n);
-    if (status == SP_OK)
-        status = write_cell(memory, tables->rows, slot, &cells->rows, sizeof cells->rows);
-    if (status == SP_OK)
-        status = write_cell(memory, tables->map, slot, &cells->map, sizeof cells->map);
-    if (status == SP_OK)
-        status = write_cell(memory, tables->ids, slot, &cells->ids, sizeof cells->ids);
-    if (status == SP_OK)
-        status =
-            write_cell(memory, tables->row_type, slot, &cells->row_type, sizeof cells->row_type);
-    if (status == SP_OK && cells->n != 0)
-        status = write_cell(memory, tables->n, slot, &cells->n, sizeof cells->n);
-    return status;
+    return sp_column_ring_send(
+        &memory->ring, number_table(memory, 0) + (size_t)slot * sizeof(int32_t),
+        (size_t)memory->n_slots * sizeof(int32_t), column->numbers, sizeof(int32_t), NUMBERS);
 }
 
-static sp_status show_part(sp_overlay_memory *memory, const sp_pool_overlays *tables, int32_t slot,
-                           const sp_overlay_part *part)
+static void fill_part(const sp_overlay_memory *memory, int32_t slot, const sp_overlay_part *part,
+                      int module, overlay_column *column)
 {
     const char *data = memory->memory + memory->extents[slot].offset_bytes;
-    overlay_cells cells = {
-        .rows = data + part->rows_offset_bytes,
-        .map = data + part->map_offset_bytes,
-        .ids = data + part->ids_offset_bytes,
-        .n = part->n,
-        .row_type = (int32_t)part->dtype,
-    };
 
-    return part->n > 0 ? write_cells(memory, tables, slot, &cells) : SP_OK;
+    if (part->n == 0)
+        return;
+    column->pointers[module] =
+        (module_pointers){data + part->rows_offset_bytes, data + part->map_offset_bytes,
+                          data + part->ids_offset_bytes};
+    column->numbers[module] = (module_numbers){part->n, (int32_t)part->dtype};
 }
 
 sp_status sp_overlay_memory_show(sp_overlay_memory *memory, int32_t slot, const sp_overlay *overlay)
 {
     sp_overlay_shown shown = {overlay->embed.n > 0, overlay->head.n > 0};
-    sp_status status;
+    void *begun;
+    overlay_column *column;
+    sp_status ended, status = sp_column_ring_begin(&memory->ring, &begun);
 
+    if (status != SP_OK)
+        return status;
     /* Known before it is done: what fails half-way must be hidden as well. */
     memory->shown[slot] = shown;
     memory->embed.n_slots += shown.embed;
     memory->head.n_slots += shown.head;
-    status = show_part(memory, &memory->embed, slot, &overlay->embed);
+    column = begun;
+    fill_part(memory, slot, &overlay->embed, EMBED, column);
+    fill_part(memory, slot, &overlay->head, HEAD, column);
+    status = send_pointers(memory, slot, column);
     if (status == SP_OK)
-        status = show_part(memory, &memory->head, slot, &overlay->head);
-    return status;
+        status = send_numbers(memory, slot, column);
+    ended = sp_column_ring_end(&memory->ring);
+    return status != SP_OK ? status : ended;
 }
 
 sp_status sp_overlay_memory_hide(sp_overlay_memory *memory, int32_t slot)
 {
-    const overlay_cells absent = {0};
     sp_overlay_shown shown = memory->shown[slot];
-    sp_status first = SP_OK, second = SP_OK;
+    void *column;
+    sp_status first, status;
 
-    if (shown.embed)
-        first = write_cells(memory, &memory->embed, slot, &absent);
-    if (shown.head)
-        second = write_cells(memory, &memory->head, slot, &absent);
+    if (!shown.embed && !shown.head)
+        return SP_OK;
     memory->embed.n_slots -= shown.embed;
     memory->head.n_slots -= shown.head;
     memory->shown[slot] = (sp_overlay_shown){false, false};
-    return first != SP_OK ? first : second;
+    status = sp_column_ring_begin(&memory->ring, &column);
+    if (status != SP_OK)
+        return status;
+    first = send_numbers(memory, slot, column);
+    status = send_pointers(memory, slot, column);
+    first = first != SP_OK ? first : status;
+    status = sp_column_ring_end(&memory->ring);
+    return first != SP_OK ? first : status;
 }

@@ -3,11 +3,13 @@
  * byte budget, cut into extents, at most one per slot; and the tables through which kernels find
  * them. It knows no states: pool.c says when an extent is taken, shown, hidden and freed.
  *
- * Invariant: a slot's cells are set only while its extent is taken and written.
+ * Invariant: a slot's cells are set only while its extent is taken and written. They change between
+ * two steps, and nobody waits for it (column_ring.h).
  */
 #ifndef SP_POOL_OVERLAY_MEMORY_H
 #define SP_POOL_OVERLAY_MEMORY_H
 
+#include "pool/column_ring.h"
 #include "pool/extents.h"
 
 #include <sidepath/pool.h>
@@ -25,7 +27,8 @@ typedef struct sp_overlay_memory {
     sp_extent *extents;      /* [n_slots] */
     sp_extent *trial;        /* [n_slots] scratch of the search for room */
     sp_overlay_shown *shown; /* [n_slots] */
-    void *cells;             /* device: the tables of embed_tokens, then of lm_head */
+    void *cells;             /* device: the tables; pointers of both modules first */
+    sp_column_ring ring;
     sp_pool_overlays embed, head;
 } sp_overlay_memory;
 
@@ -41,7 +44,7 @@ size_t sp_overlay_memory_device_bytes(const sp_overlay_memory *memory);
 sp_status sp_overlay_memory_write(sp_overlay_memory *memory, int32_t slot,
                                   const sp_overlay *overlay, sp_stream *stream);
 
-/* Sets the slot's cells; clears them. */
+/* Sets the slot's cells; clears them, going on after a failure. */
 sp_status sp_overlay_memory_show(sp_overlay_memory *memory, int32_t slot,
                                  const sp_overlay *overlay);
 sp_status sp_overlay_memory_hide(sp_overlay_memory *memory, int32_t slot);

@@ -2,8 +2,6 @@
 
 #include "base/error.h"
 
-#include <string.h>
-
 #define CELL_BYTES (2 * sizeof(void *) + sizeof(float) + sizeof(int32_t))
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -18,15 +16,6 @@ size_t sp_site_tables_device_bytes(const sp_site_tables *tables)
     return (size_t)tables->n_slots * column_bytes(tables);
 }
 
-static sp_status create_events(sp_site_tables *tables)
-{
-    sp_status status = sp_event_create(tables->device, &tables->hidden);
-
-    for (int i = 0; i < SP_SITE_SWITCHES && status == SP_OK; i++)
-        status = sp_event_create(tables->device, &tables->done[i]);
-    return status;
-}
-
 sp_status sp_site_tables_create(sp_device *device, int32_t n_sites, int32_t n_slots,
                                 sp_site_tables *out_tables, sp_error *error)
 {
@@ -35,10 +24,9 @@ sp_status sp_site_tables_create(sp_device *device, int32_t n_sites, int32_t n_sl
         sp_device_alloc(device, sp_site_tables_device_bytes(&tables), &tables.cells, error);
 
     if (status == SP_OK)
-        status = sp_device_alloc_pinned(device, SP_SITE_SWITCHES * column_bytes(&tables),
-                                        &tables.columns, error);
+        status = sp_column_ring_create(device, column_bytes(&tables), &tables.ring, error);
     if (status == SP_OK) {
-        status = create_events(&tables);
+        status = sp_event_create(device, &tables.hidden);
         if (status != SP_OK)
             sp_fail(error, status, NULL, sp_device_name(device), -1,
                     "the events of the adapter pool cannot be made");
@@ -53,12 +41,8 @@ sp_status sp_site_tables_create(sp_device *device, int32_t n_sites, int32_t n_sl
 
 void sp_site_tables_destroy(sp_site_tables *tables)
 {
-    if (tables->cells != NULL)
-        (void)sp_stream_wait(sp_device_main_stream(tables->device));
-    for (int i = 0; i < SP_SITE_SWITCHES; i++)
-        sp_event_destroy(tables->done[i]);
+    sp_column_ring_destroy(&tables->ring);
     sp_event_destroy(tables->hidden);
-    sp_device_free_pinned(tables->device, tables->columns);
     sp_device_free(tables->device, tables->cells);
     *tables = (sp_site_tables){0};
 }
@@ -83,8 +67,7 @@ static sp_site_column device_cells(const sp_site_tables *tables)
 
 static sp_site_column host_column(const sp_site_tables *tables)
 {
-    return cut((char *)tables->columns + (size_t)tables->turn * column_bytes(tables),
-               (size_t)tables->n_sites);
+    return cut(sp_column_ring_column(&tables->ring), (size_t)tables->n_sites);
 }
 
 sp_pool_tables sp_site_tables_at(const sp_site_tables *tables, int32_t site)
@@ -104,32 +87,20 @@ sp_pool_tables sp_site_tables_at(const sp_site_tables *tables, int32_t site)
 
 sp_status sp_site_tables_begin(sp_site_tables *tables, sp_site_column *out_column)
 {
-    sp_status status = sp_event_wait(tables->done[tables->turn]);
+    void *column;
+    sp_status status = sp_column_ring_begin(&tables->ring, &column);
 
-    if (status != SP_OK)
-        return status;
-    *out_column = host_column(tables);
-    memset(out_column->a, 0, column_bytes(tables));
-    return SP_OK;
+    if (status == SP_OK)
+        *out_column = cut(column, (size_t)tables->n_sites);
+    return status;
 }
 
 static sp_status send(sp_site_tables *tables, int32_t slot, void *table, const void *column,
                       size_t cell_bytes)
 {
-    return sp_stream_copy_column(sp_device_main_stream(tables->device),
-                                 (char *)table + (size_t)slot * cell_bytes,
-                                 (size_t)tables->n_slots * cell_bytes, column, cell_bytes,
-                                 cell_bytes, (size_t)tables->n_sites);
-}
-
-/* The column may be filled again when all of it has been read. */
-static sp_status end_switch(sp_site_tables *tables)
-{
-    sp_status status =
-        sp_event_record(tables->done[tables->turn], sp_device_main_stream(tables->device));
-
-    tables->turn = (tables->turn + 1) % SP_SITE_SWITCHES;
-    return status;
+    return sp_column_ring_send(&tables->ring, (char *)table + (size_t)slot * cell_bytes,
+                               (size_t)tables->n_slots * cell_bytes, column, cell_bytes,
+                               (size_t)tables->n_sites);
 }
 
 sp_status sp_site_tables_show(sp_site_tables *tables, int32_t slot)
@@ -143,7 +114,7 @@ sp_status sp_site_tables_show(sp_site_tables *tables, int32_t slot)
         status = send(tables, slot, cells.scale, column.scale, sizeof *cells.scale);
     if (status == SP_OK)
         status = send(tables, slot, cells.rank, column.rank, sizeof *cells.rank);
-    ended = end_switch(tables);
+    ended = sp_column_ring_end(&tables->ring);
     return status != SP_OK ? status : ended;
 }
 
@@ -161,7 +132,7 @@ sp_status sp_site_tables_hide(sp_site_tables *tables, int32_t slot)
     first = first != SP_OK ? first : status;
     status = send(tables, slot, cells.b, column.b, sizeof *cells.b);
     first = first != SP_OK ? first : status;
-    status = end_switch(tables);
+    status = sp_column_ring_end(&tables->ring);
     first = first != SP_OK ? first : status;
     status = sp_event_record(tables->hidden, sp_device_main_stream(tables->device));
     return first != SP_OK ? first : status;

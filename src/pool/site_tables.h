@@ -1,17 +1,16 @@
 /*
  * site_tables.h: the device tables through which kernels find a slot's factors: a, b, scale and
  * rank, [n_sites][n_slots] each, at fixed addresses. A slot's cells are a column; a switch writes
- * four columns on the device's main stream, so it falls between the steps before and after it and
- * nobody waits for it. The host's side of a switch lies in pinned memory, a few columns by turns.
+ * four columns of cells between two steps (column_ring.h).
  *
  * It knows no states: pool.c says when a slot is shown and hidden.
  */
 #ifndef SP_POOL_SITE_TABLES_H
 #define SP_POOL_SITE_TABLES_H
 
-#include <sidepath/pool.h>
+#include "pool/column_ring.h"
 
-#define SP_SITE_SWITCHES 4 /* that may be under way before a further one waits */
+#include <sidepath/pool.h>
 
 /* One slot's cells, [n_sites] each. */
 typedef struct sp_site_column {
@@ -23,10 +22,8 @@ typedef struct sp_site_column {
 typedef struct sp_site_tables {
     sp_device *device; /* borrowed */
     int32_t n_sites, n_slots;
-    void *cells;   /* device: a, b, scale, rank */
-    void *columns; /* pinned: SP_SITE_SWITCHES columns */
-    sp_event *done[SP_SITE_SWITCHES];
-    int32_t turn;
+    void *cells; /* device: a, b, scale, rank */
+    sp_column_ring ring;
     sp_event *hidden; /* behind the last step that could read what was hidden last */
 } sp_site_tables;
 
