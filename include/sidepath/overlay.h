@@ -8,7 +8,7 @@
  * image is part of sp_image and lives in an extent of the pool's second memory, under the same
  * version as the slot.
  *
- * Everything here is pure: no files, no devices. Thread-safe on distinct objects.
+ * Everything here is pure: no files, no work on a device. Thread-safe on distinct objects.
  *
  * Stability: experimental.
  */
@@ -16,6 +16,7 @@
 #define SIDEPATH_OVERLAY_H
 
 #include <sidepath/adapter.h>
+#include <sidepath/device.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -81,6 +82,7 @@ typedef struct sp_overlay {
     void *data;   /* [bytes], 256-byte aligned */
     size_t bytes; /* a multiple of 256 */
     sp_overlay_part embed, head;
+    sp_device *pinned; /* whose pinned memory data is, or NULL */
 } sp_overlay;
 
 /*

@@ -211,19 +211,25 @@ size_t sp_layout_image_bytes(const sp_layout *layout)
            sp_layout_slot_bytes(layout);
 }
 
-/* In either kind of memory; packing writes every byte of it. */
-static void *create_data(const sp_layout *layout, sp_device **out_pinned)
+void *sp_image_memory_create(sp_device *device, size_t bytes, sp_device **out_pinned)
 {
-    sp_device *device = sp_layout_images_for(layout);
-    size_t bytes = sp_layout_slot_bytes(layout);
-    void *data = NULL;
+    void *memory = NULL;
 
+    *out_pinned = NULL;
     if (device == NULL || sp_device_get_kind(device) == SP_DEVICE_CPU)
         return sp_aligned_malloc(bytes, SP_POOL_ALIGN_BYTES);
-    if (sp_device_alloc_pinned(device, bytes, &data, NULL) != SP_OK)
+    if (sp_device_alloc_pinned(device, bytes, &memory, NULL) != SP_OK)
         return NULL;
     *out_pinned = device;
-    return data;
+    return memory;
+}
+
+void sp_image_memory_destroy(void *memory, sp_device *pinned)
+{
+    if (pinned != NULL)
+        sp_device_free_pinned(pinned, memory);
+    else
+        sp_aligned_free(memory);
 }
 
 static sp_image *create_image(const sp_layout *layout)
@@ -235,7 +241,8 @@ static sp_image *create_image(const sp_layout *layout)
         return NULL;
     image->ranks = sp_calloc(n_sites, sizeof *image->ranks);
     image->scales = sp_calloc(n_sites, sizeof *image->scales);
-    image->data = create_data(layout, &image->pinned);
+    image->data = sp_image_memory_create(sp_layout_images_for(layout), sp_layout_slot_bytes(layout),
+                                         &image->pinned);
     image->bytes = sp_layout_image_bytes(layout);
     if (image->ranks != NULL && image->scales != NULL && image->data != NULL)
         return image;
@@ -248,10 +255,7 @@ void sp_image_destroy(sp_image *image)
     if (image == NULL)
         return;
     sp_overlay_destroy(image->overlay);
-    if (image->pinned != NULL)
-        sp_device_free_pinned(image->pinned, image->data);
-    else
-        sp_aligned_free(image->data);
+    sp_image_memory_destroy(image->data, image->pinned);
     sp_free(image->scales);
     sp_free(image->ranks);
     sp_free(image);

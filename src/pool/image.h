@@ -19,4 +19,16 @@ sp_status sp_layout_pack_sites(const sp_layout *layout, const sp_adapter_site *s
 /* Host bytes that every image of this layout takes, its arrays included, without an overlay. */
 size_t sp_layout_image_bytes(const sp_layout *layout);
 
+/*
+ * Memory for an image's bytes, 256-byte aligned: pinned where `device` is a GPU, and then
+ * *out_pinned is the device. NULL, and the CPU: the host's own. Returns NULL where there is none.
+ */
+void *sp_image_memory_create(sp_device *device, size_t bytes, sp_device **out_pinned);
+void sp_image_memory_destroy(void *memory, sp_device *pinned); /* NULL is allowed */
+
+/* As sp_overlay_build, in memory for the images of `device`. */
+sp_status sp_overlay_build_for(sp_device *device, const sp_adapter_table *tables, size_t n_tables,
+                               const sp_served_tables *served, sp_dtype dtype,
+                               sp_overlay **out_overlay, sp_error *error);
+
 #endif

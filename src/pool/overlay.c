@@ -8,12 +8,12 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "kernels/kernels.h"
+#include "pool/image.h"
 
 #include <math.h>
 #include <string.h>
 
-#define ALIGN_BYTES 256
-#define BLOCK       1024 /* elements converted at a time */
+#define BLOCK 1024 /* elements converted at a time */
 
 static const void *element_at(sp_dtype dtype, const void *data, int64_t index)
 {
@@ -22,7 +22,7 @@ static const void *element_at(sp_dtype dtype, const void *data, int64_t index)
 
 static size_t align_up(size_t bytes)
 {
-    return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+    return (bytes + SP_POOL_ALIGN_BYTES - 1) / SP_POOL_ALIGN_BYTES * SP_POOL_ALIGN_BYTES;
 }
 
 /* ---- comparing ----------------------------------------------------------------------------- */
@@ -365,9 +365,9 @@ sp_status sp_overlay_measure(const sp_adapter_table *tables, size_t n_tables,
     return SP_OK;
 }
 
-sp_status sp_overlay_build(const sp_adapter_table *tables, size_t n_tables,
-                           const sp_served_tables *served, sp_dtype dtype, sp_overlay **out_overlay,
-                           sp_error *error)
+sp_status sp_overlay_build_for(sp_device *device, const sp_adapter_table *tables, size_t n_tables,
+                               const sp_served_tables *served, sp_dtype dtype,
+                               sp_overlay **out_overlay, sp_error *error)
 {
     overlay_plan plan;
     sp_overlay *overlay = NULL;
@@ -378,7 +378,7 @@ sp_status sp_overlay_build(const sp_adapter_table *tables, size_t n_tables,
     if (plan.bytes > 0) {
         overlay = sp_calloc(1, sizeof *overlay);
         if (overlay)
-            overlay->data = sp_aligned_malloc(plan.bytes, ALIGN_BYTES);
+            overlay->data = sp_image_memory_create(device, plan.bytes, &overlay->pinned);
         if (!overlay || !overlay->data) {
             status = sp_fail_memory(error, plan.bytes, "the rows that an adapter replaces");
             goto free_overlay;
@@ -399,10 +399,17 @@ free_overlay:
     return status;
 }
 
+sp_status sp_overlay_build(const sp_adapter_table *tables, size_t n_tables,
+                           const sp_served_tables *served, sp_dtype dtype, sp_overlay **out_overlay,
+                           sp_error *error)
+{
+    return sp_overlay_build_for(NULL, tables, n_tables, served, dtype, out_overlay, error);
+}
+
 void sp_overlay_destroy(sp_overlay *overlay)
 {
     if (!overlay)
         return;
-    sp_aligned_free(overlay->data);
+    sp_image_memory_destroy(overlay->data, overlay->pinned);
     sp_free(overlay);
 }

@@ -61,8 +61,9 @@ sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter, sp_
 
     if (status != SP_OK)
         return status;
-    status = sp_overlay_build(tables, n_tables, sp_layout_served(layout), sp_layout_dtype(layout),
-                              &image->overlay, error);
+    status = sp_overlay_build_for(sp_layout_images_for(layout), tables, n_tables,
+                                  sp_layout_served(layout), sp_layout_dtype(layout),
+                                  &image->overlay, error);
     if (status != SP_OK) {
         sp_image_destroy(image);
         return status;

@@ -151,6 +151,128 @@ static void odd_tokens_are_harmless(void **state)
     token_world_destroy(w);
 }
 
+/* ---- switches under load ------------------------------------------------------------------- */
+
+enum { BUSY_HEADS = 200, BUSY_LAUNCHES = 20, SWITCHED = 3, ROW_STRIDE = TOKEN_VOCAB + 8 };
+
+/* Logits of one x, and a graph of many heads that write them again and again. */
+typedef struct busy_world {
+    token_world *w;
+    gpu_buffer x, first, second;
+    sp_graph *heads; /* into first */
+    sp_event *behind;
+} busy_world;
+
+/* Zeros first: pairs add to what is there. */
+static void enqueue_logits(busy_world *b, gpu_buffer *logits)
+{
+    assert_ok(
+        sp_stream_zero(sp_device_main_stream(gpu), logits->device + GUARD_BYTES, logits->bytes),
+        NULL);
+    enqueue_head(b->w, b->x.device + GUARD_BYTES, logits->device + GUARD_BYTES);
+}
+
+static void make_busy_world(busy_world *b)
+{
+    size_t bytes = TOKEN_ROWS * ROW_STRIDE * sizeof(float);
+    sp_stream *stream = sp_device_main_stream(gpu);
+    sp_test_random random = {6};
+    static uint16_t x[TOKEN_ROWS * 528];
+
+    b->w = token_world_create(gpu, SP_DTYPE_BF16, 520, 8, NULL, 7);
+    for (int64_t i = 0; i < TOKEN_ROWS * 528; i++)
+        hand_store(SP_DTYPE_BF16, x, i, (double)sp_test_float(&random));
+    b->x = gpu_buffer_make(gpu, sizeof x);
+    b->first = gpu_buffer_make(gpu, bytes);
+    b->second = gpu_buffer_make(gpu, bytes);
+    gpu_buffer_write(gpu, &b->x, x, sizeof x);
+    gpu_buffer_write(gpu, &b->first, x, 0); /* guards */
+    gpu_buffer_write(gpu, &b->second, x, 0);
+    assert_ok(sp_event_create(gpu, &b->behind), NULL);
+    assert_ok(sp_delta_upload(b->w->delta, b->w->plan), NULL);
+    enqueue_logits(b, &b->first);
+    assert_ok(sp_graph_begin(stream), NULL);
+    for (int i = 0; i < BUSY_HEADS; i++)
+        enqueue_logits(b, &b->first);
+    assert_ok(sp_graph_end(stream, &b->heads), NULL);
+}
+
+static void free_busy_world(busy_world *b)
+{
+    sp_graph_destroy(b->heads);
+    sp_event_destroy(b->behind);
+    gpu_buffer_free(gpu, &b->x);
+    gpu_buffer_free(gpu, &b->first);
+    gpu_buffer_free(gpu, &b->second);
+    token_world_destroy(b->w);
+}
+
+/* Milliseconds of heads into `first`, and an event behind them. */
+static void enqueue_busy(busy_world *b)
+{
+    for (int i = 0; i < BUSY_LAUNCHES; i++)
+        assert_ok(sp_graph_launch(b->heads, sp_device_main_stream(gpu)), NULL);
+    assert_ok(sp_event_record(b->behind, sp_device_main_stream(gpu)), NULL);
+}
+
+/* One head behind the switch, into `second`; then what both halves saw. */
+static void expect_before_and_after(busy_world *b, const char *before, const char *after)
+{
+    enqueue_logits(b, &b->second);
+    assert_memory_equal(gpu_buffer_read(gpu, &b->first, b->first.bytes), before, b->first.bytes);
+    assert_memory_equal(gpu_buffer_read(gpu, &b->second, b->second.bytes), after, b->second.bytes);
+}
+
+static char *quiet_logits(busy_world *b)
+{
+    char *logits = malloc(b->first.bytes);
+
+    assert_non_null(logits);
+    enqueue_logits(b, &b->first);
+    memcpy(logits, gpu_buffer_read(gpu, &b->first, b->first.bytes), b->first.bytes);
+    return logits;
+}
+
+/* The cells of replaced rows are switched between the steps before and after, and the host waits
+ * for neither. */
+static void rows_change_between_steps_and_none_is_waited_for(void **state)
+{
+    busy_world b;
+    sp_test_random random = {9};
+    sp_image *image;
+    char *with, *without;
+    int32_t slot = -1;
+
+    (void)state;
+    make_busy_world(&b);
+    image = token_world_image(b.w, SWITCHED, &random);
+    assert_ptr_equal(image->overlay->pinned, gpu);
+    assert_ok(sp_pool_drain(b.w->pool, SWITCHED), NULL);
+    without = quiet_logits(&b);
+    assert_ok(sp_pool_load(b.w->pool, image, &slot, NULL, NULL), NULL);
+    assert_int_equal(slot, SWITCHED);
+    with = quiet_logits(&b);
+    assert_memory_not_equal(with, without, b.first.bytes);
+    for (int again = 0; again < 5; again++) {
+        enqueue_busy(&b);
+        assert_ok(sp_pool_drain(b.w->pool, SWITCHED), NULL);
+        assert_int_equal(sp_event_query(b.behind), SP_PENDING);
+        expect_before_and_after(&b, with, without);
+        assert_ok(sp_pool_load_begin(b.w->pool, &slot), NULL);
+        assert_ok(sp_pool_load_write(b.w->pool, slot, image, NULL), NULL);
+        enqueue_busy(&b);
+        assert_ok(sp_pool_load_commit(b.w->pool, slot, image, NULL), NULL);
+        assert_int_equal(sp_event_query(b.behind), SP_PENDING);
+        expect_before_and_after(&b, without, with);
+    }
+    as_graph = false;
+    token_world_check_logits(b.w, head, &random);
+    sp_image_destroy(image);
+    free(with);
+    free(without);
+    free_busy_world(&b);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -158,6 +280,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(other_widths_are_right),
         cmocka_unit_test(one_row_has_one_answer),
         cmocka_unit_test(odd_tokens_are_harmless),
+        cmocka_unit_test(rows_change_between_steps_and_none_is_waited_for),
     };
     int code, failed;
 

@@ -4,6 +4,7 @@
  */
 #include "base/alloc.h"
 #include "base/half.h"
+#include "support/faulty_device.h"
 #include "support/hand.h"
 
 #include <string.h>
@@ -267,6 +268,74 @@ static void an_aborted_load_gives_its_room_back(void **state)
     world_destroy(w);
 }
 
+static int32_t n_shown(const world *w)
+{
+    return sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS).n_slots;
+}
+
+/* The device fails at its n-th call of a load: nothing of it is seen, the slot beside it is as it
+ * was, and the next load is whole. */
+static void a_load_that_fails_half_way_shows_nothing(void **state)
+{
+    bool failed = true;
+    int64_t n = 0;
+
+    (void)state;
+    for (; failed; n++) {
+        world *w = world_create(4 * UNIT);
+        int32_t first = load(w, 1, 3.0f, NULL);
+        sp_status status;
+        sp_error error;
+
+        faulty_device_wrap(w->device);
+        faulty_device_fail_after(n);
+        status = try_load(w, 2, 5.0f, &error);
+        failed = faulty_device_failed();
+        faulty_device_fail_after(-1);
+        check_shown(w, first, 1, 3.0f);
+        if (failed) {
+            assert_int_equal(status, SP_ERR_DEVICE);
+            check_shown(w, first + 1, 0, 0);
+            assert_int_equal(n_shown(w), 1);
+            assert_int_equal(load(w, 2, 6.0f, NULL), first + 1);
+            check_shown(w, first + 1, 2, 6.0f);
+        }
+        assert_int_equal(n_shown(w), 2);
+        world_destroy(w);
+    }
+    assert_true(n > 6); /* image, rows, wait, four columns of sites, two of rows */
+}
+
+/* The device fails at its n-th call of an unload: as much as can be is hidden, no slot counts as
+ * shown, and the next load is whole. */
+static void an_unload_that_fails_half_way_can_be_loaded_over(void **state)
+{
+    bool failed = true;
+    int64_t n = 0;
+
+    (void)state;
+    for (; failed; n++) {
+        world *w = world_create(4 * UNIT);
+        int32_t slot = load(w, 1, 3.0f, NULL);
+        sp_status status;
+
+        faulty_device_wrap(w->device);
+        faulty_device_fail_after(n);
+        status = sp_pool_drain(w->pool, slot);
+        failed = faulty_device_failed();
+        faulty_device_fail_after(-1);
+        assert_int_equal(status, failed ? SP_ERR_DEVICE : SP_OK);
+        assert_int_equal(state_of(w, slot), SP_SLOT_EMPTY);
+        assert_int_equal(n_shown(w), 0);
+        if (!failed)
+            check_shown(w, slot, 0, 0);
+        assert_int_equal(load(w, 2, 6.0f, NULL), slot);
+        check_shown(w, slot, 2, 6.0f);
+        world_destroy(w);
+    }
+    assert_true(n > 5); /* two columns of rows, four of sites */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -275,6 +344,8 @@ int main(void)
         cmocka_unit_test(room_comes_from_idle_slots),
         cmocka_unit_test(a_slot_is_loaded_again_with_another_overlay),
         cmocka_unit_test(an_aborted_load_gives_its_room_back),
+        cmocka_unit_test(a_load_that_fails_half_way_shows_nothing),
+        cmocka_unit_test(an_unload_that_fails_half_way_can_be_loaded_over),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

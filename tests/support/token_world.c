@@ -1,6 +1,7 @@
 #include "support/token_world.h"
 
 #include "base/alloc.h"
+#include "pool/image.h"
 
 #include <math.h>
 #include <string.h>
@@ -23,6 +24,7 @@ static void create_pool(token_world *w, sp_test_random *random)
     layout_options.modules = sp_geometry_modules(w->geometry);
     layout_options.rank = TOKEN_RANK;
     layout_options.dtype = w->dtype;
+    layout_options.images_for = w->device;
     layout_options.served.embed = layout_options.served.head =
         (sp_served_table){w->served, w->dtype, TOKEN_VOCAB, w->hidden, false};
     assert_ok(sp_layout_create(&layout_options, &w->layout, &error), &error);
@@ -64,21 +66,20 @@ static void add_overlay(token_world *w, int32_t slot, sp_image *image, sp_test_r
             .token_ids = ids,
             .n_ids = n,
         };
-    assert_ok(
-        sp_overlay_build(tables, 2, sp_layout_served(w->layout), w->dtype, &image->overlay, &error),
-        &error);
+    assert_ok(sp_overlay_build_for(w->device, tables, 2, sp_layout_served(w->layout), w->dtype,
+                                   &image->overlay, &error),
+              &error);
     image->bytes += sizeof *image->overlay + image->overlay->bytes;
     sp_free(rows);
 }
 
-static void load_slot(token_world *w, int32_t slot, sp_test_random *random)
+sp_image *token_world_image(token_world *w, int32_t slot, sp_test_random *random)
 {
     hand_pool pool = {w->geometry, w->layout, w->device, w->pool, true};
     hand_adapter *adapter = hand_adapter_create((uint64_t)slot + 1);
     sp_image *image;
-    int32_t got;
-    sp_error error;
 
+    hand_adapter_destroy(w->adapters[slot]);
     w->adapters[slot] = adapter;
     w->kinds[slot] = (token_kind){slot % 4 == 1 || slot % 4 == 3, slot % 4 >= 2};
     for (int32_t s = 0; s < 2 && w->kinds[slot].pairs; s++)
@@ -86,8 +87,18 @@ static void load_slot(token_world *w, int32_t slot, sp_test_random *random)
                          0.75f, w->dtype, random);
     hand_adapter_add(adapter, &w->sites[2], 2, 1.0f, w->dtype, random);
     image = hand_pack(&pool, adapter);
+    memset(w->is_replaced[slot], 0, sizeof w->is_replaced[slot]);
     if (w->kinds[slot].rows)
         add_overlay(w, slot, image, random);
+    return image;
+}
+
+static void load_slot(token_world *w, int32_t slot, sp_test_random *random)
+{
+    sp_image *image = token_world_image(w, slot, random);
+    int32_t got;
+    sp_error error;
+
     assert_ok(sp_pool_load(w->pool, image, &got, NULL, &error), &error);
     assert_int_equal(got, slot);
     sp_image_destroy(image);

@@ -49,6 +49,10 @@ token_world *token_world_create(sp_device *device, sp_dtype dtype, int32_t hidde
                                 const char *level, uint64_t seed);
 void token_world_destroy(token_world *w);
 
+/* Another adapter for the slot, of its kind; the reference goes by it from here on. Owned by the
+ * caller. */
+sp_image *token_world_image(token_world *w, int32_t slot, sp_test_random *random);
+
 /* sp_delta_embed and sp_delta_head on host memory: y is [TOKEN_ROWS, hidden + pad], x as well,
  * logits [TOKEN_ROWS, TOKEN_VOCAB + pad]. */
 typedef void (*token_embed_fn)(token_world *w, void *y, size_t y_bytes);
