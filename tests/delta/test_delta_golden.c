@@ -1,100 +1,26 @@
 /*
- * Every case of the kernel fixtures, at every level that this machine runs: the single form on
- * delta.safetensors, the routed form on routed.safetensors.
- *
- * Against y_staged, whose rounding points are ours, an element may differ where an FP32 sum lands
- * on the other side of a rounding border than the FP64 one did: by one unit in the last place of y
- * or, where y is the small difference of y0 and the scaled delta, of the delta. The share is
- * printed, and held by staged_share_max.
+ * Every case of the kernel fixtures, at every level that this machine runs.
  */
-#include "support/golden.h"
-#include "support/hand.h"
+#include "support/kernel_cases.h"
 #include "support/test.h"
 
 #include "kernels/kernels.h"
 
 #include <sidepath/delta.h>
 
-#include <jansson.h>
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-/* fixtures/README.md: relative L2 against y_ref. */
-static double tolerance(sp_dtype dtype)
+typedef struct cpu_run {
+    sp_exec *exec;
+    const char *level;
+} cpu_run;
+
+/* single_run_fn. */
+static void *run_single(void *user, const single_case *c, sp_dtype dtype, sp_dtype y_type)
 {
-    return dtype == SP_DTYPE_F32 ? 1e-5 : dtype == SP_DTYPE_BF16 ? 4e-3 : 6e-4;
-}
-
-static sp_dtype dtype_of(const golden_tensor *tensor)
-{
-    return strcmp(tensor->dtype, "F32") == 0    ? SP_DTYPE_F32
-           : strcmp(tensor->dtype, "BF16") == 0 ? SP_DTYPE_BF16
-                                                : SP_DTYPE_F16;
-}
-
-/* The tensor's values as `dtype`; exact when it is its own type or F32. */
-static void *values_as(const golden_tensor *tensor, sp_dtype dtype)
-{
-    void *values = malloc((size_t)tensor->n * sp_dtype_bytes(dtype));
-
-    assert_non_null(values);
-    if (dtype == dtype_of(tensor)) {
-        memcpy(values, tensor->data, tensor->bytes);
-        return values;
-    }
-    for (int64_t i = 0; i < tensor->n; i++)
-        hand_store(dtype, values, i, golden_value(tensor, i));
-    return values;
-}
-
-/* Distance of two 16-bit floats in units in the last place: their ranks in the order of reals. */
-static int32_t ulps(uint16_t a, uint16_t b)
-{
-    int32_t rank_a = a & 0x8000 ? -(a & 0x7fff) : a, rank_b = b & 0x8000 ? -(b & 0x7fff) : b;
-
-    return abs(rank_a - rank_b);
-}
-
-static json_t *read_cases(const char *kind, json_t **out_root)
-{
-    json_error_t error;
-
-    *out_root = json_load_file(SP_TEST_FIXTURES "/kernels/cases.json", 0, &error);
-    assert_non_null(*out_root);
-    return json_object_get(json_object_get(*out_root, "cases"), kind);
-}
-
-/* ---- the single form ----------------------------------------------------------------------- */
-
-typedef struct single_case {
-    const char *name;
-    const golden_tensor *x, *a, *b, *y0, *y_ref, *y_staged;
-    float scale;
-} single_case;
-
-static single_case find_case(const golden *file, const json_t *entry)
-{
-    const char *name = json_string_value(json_object_get(entry, "name"));
-
-    return (single_case){
-        .name = name,
-        .x = golden_get(file, "%s.x", name),
-        .a = golden_get(file, "%s.A", name),
-        .b = golden_get(file, "%s.B", name),
-        .y0 = golden_get(file, "%s.y0", name),
-        .y_ref = golden_get(file, "%s.y_ref", name),
-        .y_staged = golden_get(file, "%s.y_staged", name),
-        .scale = (float)json_real_value(json_object_get(entry, "scale")),
-    };
-}
-
-/* Runs the case with operands of `dtype` and y of `y_type`; the result is owned by the caller. */
-static void *run_single(const single_case *c, sp_dtype dtype, sp_dtype y_type, sp_exec *exec,
-                        const char *level)
-{
-    void *x = values_as(c->x, dtype), *a = values_as(c->a, dtype), *b = values_as(c->b, dtype);
+    const cpu_run *run = user;
+    void *x = kernel_case_values(c->x, dtype), *a = kernel_case_values(c->a, dtype),
+         *b = kernel_case_values(c->b, dtype);
     sp_delta_single args = {
         .rows = (int32_t)c->x->shape[0],
         .k_in = (int32_t)c->a->shape[1],
@@ -105,7 +31,7 @@ static void *run_single(const single_case *c, sp_dtype dtype, sp_dtype y_type, s
         .x = x,
         .a = a,
         .b = b,
-        .y = values_as(c->y0, y_type),
+        .y = kernel_case_values(c->y0, y_type),
         .x_stride = c->x->shape[1],
         .a_stride = c->a->shape[1],
         .b_stride = c->b->shape[1],
@@ -114,224 +40,41 @@ static void *run_single(const single_case *c, sp_dtype dtype, sp_dtype y_type, s
     };
     sp_error error;
 
-    assert_ok(sp_delta_apply_single(&args, exec, level, &error), &error);
+    assert_ok(sp_delta_apply_single(&args, run->exec, run->level, &error), &error);
     free(x);
     free(a);
     free(b);
     return args.y;
 }
 
-/* The pad columns of y must be y0's bytes. */
-static void expect_pads(const single_case *c, sp_dtype y_type, const void *y)
-{
-    void *y0 = values_as(c->y0, y_type);
-    size_t element = sp_dtype_bytes(y_type);
-    size_t stride = (size_t)c->y0->shape[1], n_out = (size_t)c->b->shape[0];
-
-    for (size_t row = 0; n_out < stride && row < (size_t)c->y0->shape[0]; row++) {
-        size_t at = (row * stride + n_out) * element;
-
-        assert_memory_equal((const char *)y + at, (const char *)y0 + at,
-                            (stride - n_out) * element);
-    }
-    free(y0);
-}
-
-static void expect_y(const single_case *c, sp_dtype y_type, const void *y, double limit)
-{
-    int64_t stride = c->y0->shape[1], n_out = c->b->shape[0];
-    double error = 0, norm = 0;
-
-    for (int64_t row = 0; row < c->y0->shape[0]; row++) {
-        for (int64_t col = row * stride; col < row * stride + n_out; col++) {
-            double want = golden_value(c->y_ref, col), got = hand_load(y_type, y, col);
-
-            error += (got - want) * (got - want);
-            norm += want * want;
-        }
-    }
-    error = sqrt(error / norm);
-    if (!(error <= limit))
-        fail_msg("%s: relative error %g > %g", c->name, error, limit);
-    expect_pads(c, y_type, y);
-}
-
-/*
- * Measured on the 43 cases, at levels scalar and avx2 alike: 0 of 34,838 elements in bf16 and 153
- * of 15,088 (1.0 %) in f16. An f16 unit is eight times finer than a bf16 one against the same FP32
- * sums, and one xa on the other side moves a whole row: rounding the exact sums to FP32 before F16
- * alone accounts for 32 of the 153.
- */
-static double staged_share_max(sp_dtype dtype)
-{
-    return dtype == SP_DTYPE_BF16 ? 0.0005 : 0.012;
-}
-
-typedef struct staged_count {
-    int64_t elements, differing;
-    int32_t worst; /* ulps */
-} staged_count;
-
-/* One unit in the last place of the type at `value` (bf16 has 8 significant bits, f16 11). */
-static double unit_at(sp_dtype dtype, double value)
-{
-    int exponent;
-
-    (void)frexp(value, &exponent);
-    return ldexp(1, exponent - (dtype == SP_DTYPE_BF16 ? 8 : 11));
-}
-
-static double xa_exact(const single_case *c, int64_t row, int64_t j)
-{
-    int64_t k_in = c->a->shape[1];
-    double sum = 0;
-
-    for (int64_t k = 0; k < k_in; k++)
-        sum += golden_value(c->x, row * c->x->shape[1] + k) * golden_value(c->a, j * k_in + k);
-    return sum;
-}
-
-/* What one unit of the delta and one unit of the xa that weighs most do to y [row, col]. */
-static double rounding_reach(const single_case *c, int64_t row, int64_t col)
-{
-    sp_dtype dtype = dtype_of(c->y0);
-    int64_t rank = c->b->shape[1], at = row * c->y0->shape[1] + col;
-    double scale = fabs((double)c->scale), most = 0;
-
-    for (int64_t j = 0; j < rank; j++)
-        most = fmax(most,
-                    unit_at(dtype, xa_exact(c, row, j)) * fabs(golden_value(c->b, col * rank + j)));
-    return scale * most +
-           scale *
-               unit_at(dtype, (golden_value(c->y_staged, at) - golden_value(c->y0, at)) / scale);
-}
-
-static void count_staged(const single_case *c, const uint16_t *y, staged_count *count)
-{
-    const uint16_t *staged = c->y_staged->data;
-    int64_t stride = c->y0->shape[1], n_out = c->b->shape[0];
-
-    for (int64_t i = 0; i < c->y0->shape[0] * n_out; i++) {
-        int64_t row = i / n_out, col = i % n_out, at = row * stride + col;
-        double got = hand_load(dtype_of(c->y0), y, at), want = golden_value(c->y_staged, at);
-        int32_t distance = ulps(y[at], staged[at]);
-
-        count->elements++;
-        count->differing += distance != 0;
-        count->worst = distance > count->worst ? distance : count->worst;
-        if (distance > 1 && fabs(got - want) > rounding_reach(c, row, col))
-            fail_msg("%s [%d, %d]: y %g, staged %g", c->name, (int)row, (int)col, got, want);
-    }
-}
-
-static void expect_shares(const char *level, const staged_count *counts)
-{
-    for (int dtype = SP_DTYPE_BF16; dtype <= SP_DTYPE_F16; dtype++) {
-        const staged_count *count = &counts[dtype];
-        double share = (double)count->differing / (double)count->elements;
-
-        print_message("%s %s: %lld of %lld elements differ from y_staged, at most %d ulp\n", level,
-                      sp_dtype_name((sp_dtype)dtype), (long long)count->differing,
-                      (long long)count->elements, (int)count->worst);
-        assert_true(share <= staged_share_max((sp_dtype)dtype));
-    }
-}
-
 static void single_matches_fixtures(void **state)
 {
-    golden *file = golden_open("kernels/delta.safetensors");
-    sp_exec *exec = hand_exec(2);
-    json_t *root, *entry, *cases = read_cases("delta", &root);
-    size_t index;
+    cpu_run run = {hand_exec(2), NULL};
 
     (void)state;
     for (const char *const *level = sp_kernels_levels(); *level != NULL; level++) {
-        staged_count count[3] = {0};
-
-        json_array_foreach(cases, index, entry)
-        {
-            single_case c = find_case(file, entry);
-            sp_dtype dtype = dtype_of(c.x);
-            void *y = run_single(&c, dtype, dtype, exec, *level);
-
-            expect_y(&c, dtype, y, tolerance(dtype));
-            count_staged(&c, y, &count[dtype]);
-            free(y);
-            y = run_single(&c, dtype, SP_DTYPE_F32, exec, *level);
-            expect_y(&c, SP_DTYPE_F32, y, tolerance(dtype));
-            free(y);
-            y = run_single(&c, SP_DTYPE_F32, SP_DTYPE_F32, exec, *level);
-            expect_y(&c, SP_DTYPE_F32, y, tolerance(SP_DTYPE_F32));
-            free(y);
-        }
-        expect_shares(*level, count);
+        run.level = *level;
+        kernel_cases_check_single(*level, run_single, &run, true);
     }
-    assert_int_equal(json_array_size(cases), 43);
-    json_decref(root);
-    sp_exec_destroy(exec);
-    golden_close(file);
+    sp_exec_destroy(run.exec);
 }
 
-/* ---- the routed form ----------------------------------------------------------------------- */
-
-typedef struct routed_case {
-    const char *name;
-    const golden_tensor *x, *y0, *slots, *y_ref;
-    int32_t n_rows, n_slots, k_in, n_out;
-    sp_dtype dtype;
-    hand_pool pool;
-} routed_case;
-
-/* One site, q_proj of layer 0; slot s holds the case's adapter s. */
-static routed_case load_routed(const golden *file, const json_t *entry)
+/* routed_run_fn. */
+static void *run_routed(void *user, const routed_case *c, sp_dtype y_type)
 {
-    const char *name = json_string_value(json_object_get(entry, "name"));
-    const int32_t *ranks = golden_i32(golden_get(file, "%s.ranks", name));
-    const float *scales = golden_f32(golden_get(file, "%s.scales", name));
-    routed_case c = {
-        .name = name,
-        .x = golden_get(file, "%s.x", name),
-        .y0 = golden_get(file, "%s.y0", name),
-        .slots = golden_get(file, "%s.slots", name),
-        .y_ref = golden_get(file, "%s.y_ref", name),
-        .n_slots = (int32_t)json_integer_value(json_object_get(entry, "slots")),
-    };
-    sp_site_dims dims = {0, SP_MODULE_Q_PROJ, (int32_t)c.x->shape[1], (int32_t)c.y0->shape[1]};
-
-    c.n_rows = (int32_t)c.x->shape[0];
-    c.k_in = dims.k_in;
-    c.n_out = dims.n_out;
-    c.dtype = dtype_of(c.x);
-    c.pool = hand_pool_create(1, &dims, 1,
-                              (int32_t)json_integer_value(json_object_get(entry, "max_rank")),
-                              c.dtype, c.n_slots);
-    for (int32_t slot = 0; slot < c.n_slots; slot++) {
-        hand_adapter *adapter = hand_adapter_create((uint64_t)slot + 1);
-
-        if (ranks[slot] > 0)
-            hand_adapter_add_copy(adapter, &dims, ranks[slot], scales[slot], c.dtype,
-                                  golden_get(file, "%s.A%d", name, (int)slot)->data,
-                                  golden_get(file, "%s.B%d", name, (int)slot)->data);
-        assert_int_equal(hand_load_adapter(&c.pool, adapter, NULL), slot);
-        hand_adapter_destroy(adapter);
-    }
-    return c;
-}
-
-/* Applies the case to a copy of y0, owned by the caller. */
-static void *run_routed(const routed_case *c, sp_dtype y_type, sp_exec *exec, const char *level)
-{
+    const cpu_run *run = user;
     sp_delta_options options;
     sp_delta *delta;
     sp_plan *plan;
     sp_error error;
-    sp_delta_output output = {SP_MODULE_Q_PROJ, values_as(c->y0, y_type), c->n_out, y_type};
+    sp_delta_output output = {SP_MODULE_Q_PROJ, kernel_case_values(c->y0, y_type), c->n_out,
+                              y_type};
 
     sp_delta_options_default(&options);
     options.pool = c->pool.pool;
-    options.exec = exec;
+    options.exec = run->exec;
     options.rows_max = c->n_rows;
-    options.cpu_isa = level;
+    options.cpu_isa = run->level;
     assert_ok(sp_delta_create(&options, &delta, &error), &error);
     assert_ok(sp_plan_create(c->n_rows, c->n_slots, &plan), NULL);
     assert_ok(sp_plan_build_rows(plan, golden_i32(c->slots), NULL, c->n_rows, c->n_slots, &error),
@@ -342,61 +85,16 @@ static void *run_routed(const routed_case *c, sp_dtype y_type, sp_exec *exec, co
     return output.y;
 }
 
-/* Rows of the base and of adapters without this module keep y0's bytes; the rest is near y_ref. */
-static void expect_routed(const golden *file, const routed_case *c, sp_dtype y_type, const void *y)
-{
-    const int32_t *ranks = golden_i32(golden_get(file, "%s.ranks", c->name));
-    const int32_t *slots = golden_i32(c->slots);
-    size_t row_bytes = (size_t)c->n_out * sp_dtype_bytes(y_type);
-    void *y0 = values_as(c->y0, y_type);
-    double error = 0, norm = 0;
-
-    for (int32_t row = 0; row < c->n_rows; row++) {
-        size_t at = (size_t)row * row_bytes;
-
-        if (slots[row] < 0 || ranks[slots[row]] == 0) {
-            assert_memory_equal((const char *)y + at, (const char *)y0 + at, row_bytes);
-            continue;
-        }
-        for (int64_t i = (int64_t)row * c->n_out; i < (int64_t)(row + 1) * c->n_out; i++) {
-            double want = golden_value(c->y_ref, i), got = hand_load(y_type, y, i);
-
-            error += (got - want) * (got - want);
-            norm += want * want;
-        }
-    }
-    if (norm > 0 && !(sqrt(error / norm) <= tolerance(c->dtype)))
-        fail_msg("%s: relative error %g", c->name, sqrt(error / norm));
-    free(y0);
-}
-
 static void routed_matches_fixtures(void **state)
 {
-    golden *file = golden_open("kernels/routed.safetensors");
-    sp_exec *exec = hand_exec(2);
-    json_t *root, *entry, *cases = read_cases("routed", &root);
-    size_t index;
+    cpu_run run = {hand_exec(2), NULL};
 
     (void)state;
-    json_array_foreach(cases, index, entry)
-    {
-        routed_case c = load_routed(file, entry);
-
-        for (const char *const *level = sp_kernels_levels(); *level != NULL; level++) {
-            void *y = run_routed(&c, c.dtype, exec, *level);
-
-            expect_routed(file, &c, c.dtype, y);
-            free(y);
-            y = run_routed(&c, SP_DTYPE_F32, exec, *level);
-            expect_routed(file, &c, SP_DTYPE_F32, y);
-            free(y);
-        }
-        hand_pool_destroy(&c.pool);
+    for (const char *const *level = sp_kernels_levels(); *level != NULL; level++) {
+        run.level = *level;
+        kernel_cases_check_routed(NULL, run_routed, &run);
     }
-    assert_int_equal(json_array_size(cases), 8);
-    json_decref(root);
-    sp_exec_destroy(exec);
-    golden_close(file);
+    sp_exec_destroy(run.exec);
 }
 
 int main(void)
