@@ -503,11 +503,13 @@ int main(int argc, char **argv)
 {
     static bench b;
     sp_error error = {0};
+    sp_device *gpu = NULL;
     void *arena = NULL;
 
     b.cells = option(argc, argv, "--cells", NULL);
     b.replays = (int)strtol(option(argc, argv, "--replays", "50"), NULL, 10);
-    if (b.replays < 1 || b.replays > REPLAYS_MAX || rig_open(&b.open, &error) != 0 ||
+    if (b.replays < 1 || b.replays > REPLAYS_MAX || sp_device_open("cuda", &gpu, &error) != SP_OK ||
+        rig_start(&b.open, gpu, &error) != SP_OK ||
         sp_device_alloc(b.open.device, FLUSH_BYTES, &b.flush, &error) != SP_OK ||
         sp_device_alloc(b.open.device, ARENA_BYTES, &arena, &error) != SP_OK) {
         fprintf(stderr, "bench_cuda: %s\n", error.text);

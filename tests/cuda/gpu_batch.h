@@ -6,6 +6,7 @@
 #ifndef SP_TESTS_CUDA_GPU_BATCH_H
 #define SP_TESTS_CUDA_GPU_BATCH_H
 
+#include "cuda/gpu_main.h"
 #include "support/delta_scene.h"
 
 #include <stdio.h>
@@ -157,21 +158,6 @@ static inline char *gpu_batch_read(gpu_batch *batch, int32_t i)
 {
     return gpu_buffer_read(batch->device, &batch->y[i],
                            (size_t)batch->n_set * scene_y_row_bytes(batch->rig->scene, i));
-}
-
-/* Device number 0, or a skipped program. */
-static inline sp_device *gpu_open(int *out_exit)
-{
-    sp_device *device = NULL;
-    sp_error error = {0};
-    sp_status status = sp_device_open("cuda", &device, &error);
-
-    *out_exit = 0;
-    if (status == SP_OK)
-        return device;
-    printf("skipped: %s\n", error.text);
-    *out_exit = status == SP_ERR_NO_DEVICE ? 77 : 1;
-    return NULL;
 }
 
 #endif

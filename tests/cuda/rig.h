@@ -191,17 +191,13 @@ static inline void rig_enqueue(rig *r)
     r->failed |= r->kernels.expand(r->gpu, &r->group, r->stream);
 }
 
-static inline int rig_open(rig *r, sp_error *error)
+/* On this device, borrowed. */
+static inline sp_status rig_start(rig *r, sp_device *device, sp_error *error)
 {
-    sp_status status = sp_device_open("cuda", &r->device, error);
-
-    if (status == SP_OK)
-        status = sp_kernels_cuda_get(r->device, &r->kernels, error);
-    if (status != SP_OK)
-        return (int)status;
-    r->gpu = sp_device_cuda_index(r->device);
-    r->stream = sp_stream_native(sp_device_main_stream(r->device));
-    return 0;
+    r->device = device;
+    r->gpu = sp_device_cuda_index(device);
+    r->stream = sp_stream_native(sp_device_main_stream(device));
+    return sp_kernels_cuda_get(device, &r->kernels, error);
 }
 
 #endif

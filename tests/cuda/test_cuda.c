@@ -1,14 +1,14 @@
 /*
- * test_cuda.c: the CUDA kernels on a GPU against a double reference, the fixtures and themselves.
- * Where there is no usable GPU the program says why and is skipped.
+ * test_cuda.c: the CUDA kernels on a GPU against a double reference, the host's plan and
+ * themselves. Skipped where there is no GPU.
  */
+#include "cuda/gpu_main.h"
 #include "cuda/rig.h"
-#include "support/golden.h"
-#include "support/test.h"
 
 #include <math.h>
 #include <stdio.h>
 
+static sp_device *gpu;
 static rig the_rig;
 
 static uint16_t *step(rig *r, int site)
@@ -371,142 +371,6 @@ static void a_graph_replays_with_other_adapters(void **state)
     rig_free(&the_rig);
 }
 
-/* ---- fixtures ------------------------------------------------------------------------------ */
-
-static void check_fixture(const golden *file, int index)
-{
-    const golden_tensor *x = golden_get(file, "d%02d.x", index),
-                        *a = golden_get(file, "d%02d.A", index);
-    const golden_tensor *b = golden_get(file, "d%02d.B", index),
-                        *y0 = golden_get(file, "d%02d.y0", index);
-    const golden_tensor *ref = golden_get(file, "d%02d.y_ref", index);
-    int32_t rows = (int32_t)x->shape[0], rank = (int32_t)a->shape[0],
-            f16 = strcmp(x->dtype, "F16") == 0;
-    rig_shape shape = {rows,
-                       1,
-                       (int32_t)a->shape[1],
-                       (int32_t)b->shape[0],
-                       (rank + 7) / 8 * 8,
-                       1,
-                       0,
-                       f16 ? SP_DTYPE_F16 : SP_DTYPE_BF16};
-    int32_t *slots = calloc((size_t)rows, 4);
-    double error2 = 0.0, sum2 = 0.0, limit = f16 ? 6e-4 : 4e-3;
-    uint16_t *y = malloc(y0->bytes);
-    sp_cuda_site *site = &the_rig.group.sites[0];
-    double scale = 0.0, best = 0.0;
-
-    /* The scale is in cases.json; the reference gives it back at its largest change. */
-    rig_make(&the_rig, &shape, slots, &rank, NULL);
-    for (int64_t i = 0; i < ref->n; i++) {
-        int64_t row = i / ref->shape[1], j = i % ref->shape[1];
-        double d = 0.0;
-
-        if (j >= shape.n)
-            continue;
-        for (int32_t c = 0; c < rank; c++)
-            for (int32_t i_k = 0; i_k < shape.k; i_k++)
-                d += golden_value(x, row * x->shape[1] + i_k) * golden_value(a, c * shape.k + i_k) *
-                     golden_value(b, j * rank + c);
-        if (fabs(d) > best) {
-            best = fabs(d);
-            scale = (golden_value(ref, i) - golden_value(y0, i)) / d;
-        }
-    }
-    the_rig.group.plan.row_scale_in = NULL;
-    the_rig.group.x = rig_put(&the_rig, x->data, x->bytes);
-    the_rig.group.x_stride = x->shape[1];
-    site->a = rig_put(&the_rig, a->data, a->bytes);
-    site->b = rig_put(&the_rig, b->data, b->bytes);
-    site->b_stride = rank;
-    site->rank = NULL;
-    site->scale = NULL;
-    site->one_rank = rank;
-    site->one_scale = (float)scale;
-    site->y = rig_put(&the_rig, y0->data, y0->bytes);
-    site->y_stride = y0->shape[1];
-    rig_enqueue(&the_rig);
-    assert_int_equal(sp_device_read(the_rig.device, y, site->y, y0->bytes), SP_OK);
-    for (int64_t i = 0; i < ref->n; i++) {
-        double got = rig_value(&the_rig, y[i]), want = golden_value(ref, i);
-
-        if (i % ref->shape[1] >= shape.n) {
-            assert_int_equal(y[i], ((const uint16_t *)y0->data)[i]);
-            continue;
-        }
-        error2 += (got - want) * (got - want);
-        sum2 += want * want;
-    }
-    assert_true(error2 <= sum2 * limit * limit);
-    free(y);
-    free(slots);
-    rig_free(&the_rig);
-}
-
-/* One case of routed.safetensors, its factors laid out as in a pool. */
-static void check_routed(const golden *file, int index)
-{
-    const golden_tensor *x = golden_get(file, "r%02d.x", index);
-    const golden_tensor *y0 = golden_get(file, "r%02d.y0", index);
-    const golden_tensor *ref = golden_get(file, "r%02d.y_ref", index);
-    const golden_tensor *ranks = golden_get(file, "r%02d.ranks", index);
-    const int32_t *seq_slot = golden_i32(golden_get(file, "r%02d.slots", index));
-    bool f16 = strcmp(x->dtype, "F16") == 0;
-    rig_shape shape = {(int32_t)x->shape[0],
-                       (int32_t)ranks->n,
-                       (int32_t)x->shape[1],
-                       (int32_t)y0->shape[1],
-                       128,
-                       1,
-                       0,
-                       f16 ? SP_DTYPE_F16 : SP_DTYPE_BF16};
-    double error2 = 0.0, sum2 = 0.0, limit = f16 ? 6e-4 : 4e-3;
-    size_t k = (size_t)shape.k, n = (size_t)shape.n;
-    uint16_t *y;
-
-    rig_make(&the_rig, &shape, seq_slot, golden_i32(ranks), NULL);
-    for (int32_t slot = 0; slot < shape.slots; slot++) {
-        const golden_tensor *a = golden_find(file, "r%02d.A%d", index, slot);
-        const golden_tensor *b = golden_find(file, "r%02d.B%d", index, slot);
-        size_t r = a ? (size_t)a->shape[0] : 0;
-
-        for (size_t i = 0; i < r * k; i++)
-            the_rig.a[(size_t)slot * 128 * k + i] = ((const uint16_t *)a->data)[i];
-        for (size_t i = 0; i < r * n; i++)
-            the_rig.b[((size_t)slot * n + i / r) * 128 + i % r] = ((const uint16_t *)b->data)[i];
-    }
-    memcpy(the_rig.x, x->data, x->bytes);
-    memcpy(the_rig.y, y0->data, y0->bytes);
-    memcpy(the_rig.scales, golden_f32(golden_get(file, "r%02d.scales", index)),
-           (size_t)shape.slots * 4);
-    rig_sites(&the_rig);
-    the_rig.group.x = rig_put(&the_rig, the_rig.x, x->bytes);
-    the_rig.group.plan.row_scale_in = NULL;
-    y = step(&the_rig, 0);
-    for (size_t i = 0; i < (size_t)ref->n; i++) {
-        int32_t slot = seq_slot[i / n];
-        double got = rig_value(&the_rig, y[i]), want = golden_value(ref, (int64_t)i);
-
-        if (slot < 0 || the_rig.ranks[slot] == 0)
-            assert_int_equal(y[i], the_rig.y[i]);
-        error2 += (got - want) * (got - want);
-        sum2 += want * want;
-    }
-    assert_true(error2 <= sum2 * limit * limit);
-    free(y);
-    rig_free(&the_rig);
-}
-
-static void the_routed_fixtures_hold(void **state)
-{
-    golden *file = golden_open("kernels/routed.safetensors");
-
-    (void)state;
-    for (int i = 0; i < 8; i++)
-        check_routed(file, i);
-    golden_close(file);
-}
-
 /* Few launches, for the sanitizers: several sites, adapters, chunks, a tail of k, absent rows. */
 static void a_small_step_is_right(void **state)
 {
@@ -558,17 +422,15 @@ static void a_bad_row_refuses_the_devices_plan(void **state)
     }
 }
 
-static void the_delta_fixtures_hold(void **state)
+static int start_rig(void **state)
 {
-    golden *file = golden_open("kernels/delta.safetensors");
+    sp_error error;
 
     (void)state;
-    for (int i = 0; i < 43; i++)
-        check_fixture(file, i);
-    golden_close(file);
+    assert_ok(rig_start(&the_rig, gpu, &error), &error);
+    return 0;
 }
 
-/* An argument picks tests by a pattern: the sanitizers take a few of them. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -578,18 +440,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_row_of_a_long_prefill_is_the_row_alone),
         cmocka_unit_test(a_float_y_rounds_to_the_bf16_one),
         cmocka_unit_test(a_graph_replays_with_other_adapters),
-        cmocka_unit_test(the_delta_fixtures_hold),
-        cmocka_unit_test(the_routed_fixtures_hold),
         cmocka_unit_test(a_small_step_is_right),
         cmocka_unit_test(a_bad_row_refuses_the_devices_plan),
     };
-    sp_error error = {0};
 
-    if (rig_open(&the_rig, &error) != 0) {
-        printf("skipped: %s\n", error.text);
-        return error.status == SP_ERR_NO_DEVICE ? 77 : 1;
-    }
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], start_rig, NULL, argc, argv);
 }

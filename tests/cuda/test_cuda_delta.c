@@ -805,7 +805,6 @@ static void another_gpu_gives_the_same_bits(void **state)
     sp_device_close(second);
 }
 
-/* An argument picks tests by a pattern. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -822,14 +821,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(another_gpu_gives_the_same_bits),
         cmocka_unit_test(rows_match_double_and_batches_match_rows),
     };
-    int code, failed;
 
-    gpu = gpu_open(&code);
-    if (gpu == NULL)
-        return code;
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    failed = cmocka_run_group_tests(tests, NULL, NULL);
-    sp_device_close(gpu);
-    return failed;
+    return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], NULL, NULL, argc, argv);
 }

@@ -155,14 +155,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(single_matches_fixtures),
         cmocka_unit_test(routed_matches_fixtures),
     };
-    int code, failed;
 
-    gpu = gpu_open(&code);
-    if (gpu == NULL)
-        return code;
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    failed = cmocka_run_group_tests(tests, NULL, NULL);
-    sp_device_close(gpu);
-    return failed;
+    return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], NULL, NULL, argc, argv);
 }

@@ -502,6 +502,22 @@ static void bad_sizes_are_refused(void **state)
     free_random(&r);
 }
 
+static int create_grouped(void **state)
+{
+    sp_error error;
+
+    (void)state;
+    assert_ok(sp_grouped_lora_create(gpu, &grouped, &error), &error);
+    return 0;
+}
+
+static int destroy_grouped(void **state)
+{
+    (void)state;
+    sp_grouped_lora_destroy(grouped);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -512,20 +528,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(bad_metadata_is_named_and_harmless),
         cmocka_unit_test(bad_sizes_are_refused),
     };
-    sp_error error;
-    int code, failed;
 
-    gpu = gpu_open(&code);
-    if (gpu == NULL)
-        return code;
-    if (sp_grouped_lora_create(gpu, &grouped, &error) != SP_OK) {
-        printf("%s\n", error.text);
-        return 1;
-    }
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    failed = cmocka_run_group_tests(tests, NULL, NULL);
-    sp_grouped_lora_destroy(grouped);
-    sp_device_close(gpu);
-    return failed;
+    return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], create_grouped, destroy_grouped,
+                    argc, argv);
 }

@@ -299,14 +299,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(steps_before_a_swap_see_the_old_adapter),
         cmocka_unit_test(loads_beside_the_steps_change_nothing),
     };
-    int code, failed;
 
-    gpu = gpu_open(&code);
-    if (gpu == NULL)
-        return code;
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    failed = cmocka_run_group_tests(tests, NULL, NULL);
-    sp_device_close(gpu);
-    return failed;
+    return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], NULL, NULL, argc, argv);
 }

@@ -282,14 +282,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(odd_tokens_are_harmless),
         cmocka_unit_test(rows_change_between_steps_and_none_is_waited_for),
     };
-    int code, failed;
 
-    gpu = gpu_open(&code);
-    if (gpu == NULL)
-        return code;
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    failed = cmocka_run_group_tests(tests, NULL, NULL);
-    sp_device_close(gpu);
-    return failed;
+    return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], NULL, NULL, argc, argv);
 }
