@@ -130,8 +130,8 @@ void sp_delta_destroy(sp_delta *delta)
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
-static sp_status check_output(const sp_delta *delta, int32_t layer, int64_t x_stride,
-                              const sp_delta_output *output, int32_t *io_k_in)
+static sp_status check_output(const sp_delta *delta, int32_t layer, const sp_delta_output *output,
+                              int32_t *io_k_in)
 {
     sp_dtype dtype = sp_layout_dtype(delta->layout);
     const sp_layout_site *site;
@@ -147,7 +147,7 @@ static sp_status check_output(const sp_delta *delta, int32_t layer, int64_t x_st
     if (*io_k_in != 0 && site->k_in != *io_k_in)
         return SP_ERR_ARGUMENT;
     *io_k_in = site->k_in;
-    return x_stride < site->k_in || output->y_stride < site->n_out ? SP_ERR_STRIDE : SP_OK;
+    return output->y_stride < site->n_out ? SP_ERR_STRIDE : SP_OK;
 }
 
 static bool plan_fits(const sp_delta *delta, const sp_plan_view *view)
@@ -157,22 +157,34 @@ static bool plan_fits(const sp_delta *delta, const sp_plan_view *view)
             view->segment_slot[view->n_segments - 1] < sp_pool_slots(delta->pool));
 }
 
-/* *out_k_in is 0 where the pool holds none of the sites. */
-static sp_status check_apply(const sp_delta *delta, const sp_plan_view *view, int32_t layer,
-                             const void *x, int64_t x_stride, const sp_delta_output *outputs,
-                             int32_t n_outputs, int32_t *out_k_in)
+/* All but x. *out_k_in is 0 where the pool holds none of the sites. */
+static sp_status check_outputs(const sp_delta *delta, const sp_plan_view *view, int32_t layer,
+                               const sp_delta_output *outputs, int32_t n_outputs, int32_t *out_k_in)
 {
     sp_status status = SP_OK;
 
-    if (x == NULL || n_outputs < 0 || (outputs == NULL && n_outputs > 0) || layer < -1 ||
+    if (n_outputs < 0 || (outputs == NULL && n_outputs > 0) || layer < -1 ||
         layer >= sp_geometry_layers(sp_layout_geometry(delta->layout)))
         return SP_ERR_ARGUMENT;
     if (!plan_fits(delta, view))
         return SP_ERR_ARGUMENT;
     *out_k_in = 0;
     for (int32_t i = 0; i < n_outputs && status == SP_OK; i++)
-        status = check_output(delta, layer, x_stride, &outputs[i], out_k_in);
+        status = check_output(delta, layer, &outputs[i], out_k_in);
     return status;
+}
+
+static sp_status check_apply(const sp_delta *delta, const sp_plan_view *view, int32_t layer,
+                             const void *x, int64_t x_stride, const sp_delta_output *outputs,
+                             int32_t n_outputs, int32_t *out_k_in)
+{
+    sp_status status = x != NULL ? SP_OK : SP_ERR_ARGUMENT;
+
+    if (status == SP_OK)
+        status = check_outputs(delta, view, layer, outputs, n_outputs, out_k_in);
+    if (status != SP_OK)
+        return status;
+    return x_stride < *out_k_in ? SP_ERR_STRIDE : SP_OK;
 }
 
 /* ---- applying ------------------------------------------------------------------------------ */
@@ -410,20 +422,14 @@ sp_status sp_delta_start(sp_delta *delta, const sp_plan *plan)
     return delta->gpu != NULL ? sp_delta_gpu_start(delta->gpu, view.n_rows) : SP_OK;
 }
 
-/* Both halves take one group: the sites that the pool holds, in the order of the outputs. */
-static sp_status fill_half(const sp_delta *delta, const sp_plan *plan, int32_t layer,
-                           const sp_delta_output *outputs, int32_t n_outputs,
-                           sp_delta_gpu_call *call)
+/* Both halves take one group: the sites that the pool holds, in the order of the outputs. The
+ * checks are over. */
+static sp_status fill_half(const sp_delta *delta, int32_t layer, const sp_delta_output *outputs,
+                           int32_t n_outputs, sp_delta_gpu_call *call)
 {
-    sp_plan_view view = sp_plan_get(plan);
-    sp_status status =
-        check_apply(delta, &view, layer, call->x, call->x_stride, outputs, n_outputs, &call->k_in);
+    int32_t taken = fill_call(delta, layer, outputs, n_outputs, 0, call);
 
-    if (status != SP_OK)
-        return status;
-    call->n_rows = view.n_rows;
-    return fill_call(delta, layer, outputs, n_outputs, 0, call) < n_outputs ? SP_ERR_ARGUMENT
-                                                                            : SP_OK;
+    return taken < n_outputs ? SP_ERR_ARGUMENT : SP_OK;
 }
 
 sp_status sp_delta_enqueue_shrink(sp_delta *delta, const sp_plan *plan, int32_t layer,
@@ -431,13 +437,18 @@ sp_status sp_delta_enqueue_shrink(sp_delta *delta, const sp_plan *plan, int32_t 
                                   int32_t n_outputs, sp_stream *stream)
 {
     sp_delta_gpu_call call = {.x = x, .x_stride = x_stride};
+    sp_plan_view view;
     sp_status status;
 
     if (delta == NULL || plan == NULL)
         return SP_ERR_ARGUMENT;
     if (delta->gpu == NULL)
         return SP_ERR_UNSUPPORTED;
-    status = fill_half(delta, plan, layer, outputs, n_outputs, &call);
+    view = sp_plan_get(plan);
+    call.n_rows = view.n_rows;
+    status = check_apply(delta, &view, layer, x, x_stride, outputs, n_outputs, &call.k_in);
+    if (status == SP_OK)
+        status = fill_half(delta, layer, outputs, n_outputs, &call);
     if (status != SP_OK || delta->no_apply || call.n == 0)
         return status;
     return sp_delta_gpu_shrink(delta->gpu, &call, stream);
@@ -447,15 +458,19 @@ sp_status sp_delta_enqueue_expand(sp_delta *delta, const sp_plan *plan, int32_t 
                                   const sp_delta_output *outputs, int32_t n_outputs,
                                   sp_stream *stream)
 {
-    /* Only the shrink reads x: any address and stride pass the checks. */
-    sp_delta_gpu_call call = {.x = outputs, .x_stride = INT64_MAX};
+    sp_delta_gpu_call call = {.x = NULL};
+    sp_plan_view view;
     sp_status status;
 
     if (delta == NULL || plan == NULL)
         return SP_ERR_ARGUMENT;
     if (delta->gpu == NULL)
         return SP_ERR_UNSUPPORTED;
-    status = fill_half(delta, plan, layer, outputs, n_outputs, &call);
+    view = sp_plan_get(plan);
+    call.n_rows = view.n_rows;
+    status = check_outputs(delta, &view, layer, outputs, n_outputs, &call.k_in);
+    if (status == SP_OK)
+        status = fill_half(delta, layer, outputs, n_outputs, &call);
     if (status != SP_OK || delta->no_apply || call.n == 0)
         return status;
     return sp_delta_gpu_expand(delta->gpu, &call, stream);
