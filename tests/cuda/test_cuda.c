@@ -200,6 +200,45 @@ static void a_row_of_a_long_prefill_is_the_row_alone(void **state)
     }
 }
 
+/* As many adapters as rows, some without this module, and rows of the base between. */
+static void every_row_has_a_slot_of_its_own(void **state)
+{
+    static const int32_t sizes[] = {64, 256, 300};
+    int32_t seq_slot[300], own[300];
+
+    (void)state;
+    for (size_t i = 0; i < 3; i++) {
+        int32_t n = sizes[i];
+        rig_shape shape = {n, n, 1536, 264, 16, 2, 0, SP_DTYPE_BF16}, one_shape = shape;
+        static rig one;
+        uint16_t *y, *alone;
+
+        for (int32_t s = 0; s < n; s++)
+            own[s] = s % 5 == 0 ? 0 : s % 3 == 0 ? 7 : 16;
+        for (int32_t row = 0; row < n; row++)
+            seq_slot[row] = row % 11 == 5 ? -1 : (row * 7 + 3) % n;
+        rig_make(&the_rig, &shape, seq_slot, own, NULL);
+        check_step(&the_rig);
+        assert_int_equal(sp_device_write(the_rig.device, the_rig.group.sites[1].y, the_rig.y,
+                                         (size_t)n * 264 * 2),
+                         SP_OK);
+        y = step(&the_rig, 1);
+        one = the_rig;
+        one_shape.rows = 1;
+        for (int32_t row = 1; row < n; row += n / 4) {
+            uint32_t seed = (uint32_t)row;
+
+            rig_make(&one, &one_shape, &seq_slot[row], own, &seed);
+            alone = step(&one, 1);
+            assert_memory_equal(y + (size_t)row * 264, alone, 264 * 2);
+            free(alone);
+            rig_free(&one);
+        }
+        free(y);
+        rig_free(&the_rig);
+    }
+}
+
 /* y in FP32 that starts as the bf16 y ends, once rounded, as that one. */
 static void a_float_y_rounds_to_the_bf16_one(void **state)
 {
@@ -438,6 +477,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(random_steps_are_near_the_double_reference),
         cmocka_unit_test(one_row_has_one_answer),
         cmocka_unit_test(a_row_of_a_long_prefill_is_the_row_alone),
+        cmocka_unit_test(every_row_has_a_slot_of_its_own),
         cmocka_unit_test(a_float_y_rounds_to_the_bf16_one),
         cmocka_unit_test(a_graph_replays_with_other_adapters),
         cmocka_unit_test(a_small_step_is_right),

@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-enum { ROWS = 72, LARGEST = 8192 };
+enum { ROWS = 72, LARGEST = 8192, GRAPH_ROWS_MAX = 600 };
 
 static sp_device *gpu;
 
@@ -22,16 +22,18 @@ typedef struct alone {
 static const int32_t wide_ranks[] = {1, 4, 8, 12, 16, 32, 64, 128, 256, 0};
 static const int32_t narrow_ranks[] = {16, 1, 8, 12, 16, 0, 4, 9};
 
-/* q, k, v of one model, an odd one in f16, down and gate, up. pool_rank: for the first rig. */
+/* q, k, v of one model, an odd one in f16, then down and gate, up of three. pool_rank: for the
+ * first rig; largest: batch that is tried. */
 typedef struct scene_shape {
     sp_dtype dtype;
-    int32_t pool_rank, k_in, n_sites, n_out[SCENE_SITES_MAX], pad, n_adapters;
+    int32_t largest, pool_rank, k_in, n_sites, n_out[SCENE_SITES_MAX], pad, n_adapters;
     const int32_t *ranks;
     sp_dtype y_type[SCENE_SITES_MAX];
 } scene_shape;
 
 static const scene_shape shapes[] = {
     {SP_DTYPE_BF16,
+     LARGEST,
      256,
      4096,
      3,
@@ -41,6 +43,7 @@ static const scene_shape shapes[] = {
      wide_ranks,
      {SP_DTYPE_BF16, SP_DTYPE_F32, SP_DTYPE_BF16}},
     {SP_DTYPE_F16,
+     2048,
      16,
      1101,
      3,
@@ -49,8 +52,28 @@ static const scene_shape shapes[] = {
      8,
      narrow_ranks,
      {SP_DTYPE_F16, SP_DTYPE_F16, SP_DTYPE_F32}},
-    {SP_DTYPE_BF16, 16, 12288, 1, {4096}, 16, 8, narrow_ranks, {SP_DTYPE_BF16}},
-    {SP_DTYPE_F16, 16, 5120, 2, {2560, 2560}, 8, 8, narrow_ranks, {SP_DTYPE_F16, SP_DTYPE_F16}},
+    {SP_DTYPE_BF16, 2048, 16, 12288, 1, {4096}, 16, 8, narrow_ranks, {SP_DTYPE_BF16}},
+    {SP_DTYPE_F16,
+     2048,
+     16,
+     5120,
+     2,
+     {2560, 2560},
+     8,
+     8,
+     narrow_ranks,
+     {SP_DTYPE_F16, SP_DTYPE_F16}},
+    {SP_DTYPE_BF16,
+     257,
+     16,
+     4096,
+     2,
+     {12288, 12288},
+     8,
+     8,
+     narrow_ranks,
+     {SP_DTYPE_BF16, SP_DTYPE_BF16}},
+    {SP_DTYPE_BF16, 257, 16, 25600, 1, {5120}, 8, 8, narrow_ranks, {SP_DTYPE_BF16}},
 };
 
 static void make_scene(const scene_shape *shape, delta_scene *out_scene)
@@ -231,7 +254,7 @@ static void rows_match_double_and_batches_match_rows(void **state)
         static alone base;
         delta_rig rig;
         gpu_batch batch;
-        int32_t largest = s == 0 ? LARGEST : 2048;
+        int32_t largest = shapes[s].largest;
 
         make_alone(&shapes[s], &base);
         for (int32_t row = 0; row < ROWS; row++)
@@ -413,22 +436,22 @@ static void swap_slots(delta_rig *rig, int32_t first, int32_t second)
     rig->slot_of[second] = slot_of_first;
 }
 
-/* Captured with one adapter; replayed with 0 to all others, after swaps and other allocations. */
-static void a_graph_replays_whatever_the_slots_hold(void **state)
+/* Captured with one adapter; replayed with 0 to all others, after swaps and other allocations, and
+ * then 100 times the same. */
+static void check_graph(int32_t captured)
 {
-    static const int32_t captured = 64, all = 10;
+    static const int32_t all = 10;
     sp_stream *main_stream = sp_device_main_stream(gpu);
     sp_test_random random = {4};
     sp_graph *graph = NULL;
-    int32_t rows[64];
+    int32_t rows[GRAPH_ROWS_MAX];
     static alone base;
     delta_rig rig;
     gpu_batch batch;
 
-    (void)state;
     make_alone(&shapes[0], &base);
-    rig = rig_create_on(gpu, &base.scene, 256, NULL, 128);
-    batch = gpu_batch_make(&rig, 128);
+    rig = rig_create_on(gpu, &base.scene, 256, NULL, GRAPH_ROWS_MAX);
+    batch = gpu_batch_make(&rig, GRAPH_ROWS_MAX);
     for (int32_t i = 0; i < captured; i++)
         rows[i] = row_of(&base.scene, 4, &random);
     run_and_expect(&base, &batch, rows, captured);
@@ -463,6 +486,18 @@ static void a_graph_replays_whatever_the_slots_hold(void **state)
     gpu_batch_free(&batch);
     rig_destroy(&rig);
     free_alone(&base);
+}
+
+static void a_graph_of_few_rows_replays_whatever_the_slots_hold(void **state)
+{
+    (void)state;
+    check_graph(64);
+}
+
+static void a_graph_of_many_rows_replays_whatever_the_slots_hold(void **state)
+{
+    (void)state;
+    check_graph(GRAPH_ROWS_MAX);
 }
 
 /* ---- groups -------------------------------------------------------------------------------- */
@@ -652,11 +687,17 @@ static void bad_calls_are_refused_as_on_the_cpu(void **state)
     assert_ok(sp_delta_upload(t.delta, t.plan), NULL);
     assert_ok(sp_delta_start(t.delta, t.plan), NULL);
     assert_int_equal(sp_delta_apply(t.delta, t.plan, 1, x, 255, &output, 1), SP_ERR_STRIDE);
+    assert_int_equal(sp_delta_enqueue_shrink(t.delta, t.plan, 1, x, 255, &output, 1, NULL),
+                     SP_ERR_STRIDE);
+    assert_int_equal(sp_delta_enqueue_shrink(t.delta, t.plan, 1, NULL, 512, &output, 1, NULL),
+                     SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_enqueue_expand(t.delta, t.plan, 1, NULL, 1, NULL), SP_ERR_ARGUMENT);
     assert_int_equal(sp_delta_apply(t.delta, t.plan, 2, x, 512, &output, 1), SP_ERR_ARGUMENT);
     assert_int_equal(sp_delta_apply(t.delta, t.plan, 1, NULL, 512, &output, 1), SP_ERR_ARGUMENT);
     bad = output;
     bad.y_stride = 511;
     assert_int_equal(sp_delta_apply(t.delta, t.plan, 1, x, 512, &bad, 1), SP_ERR_STRIDE);
+    assert_int_equal(sp_delta_enqueue_expand(t.delta, t.plan, 1, &bad, 1, NULL), SP_ERR_STRIDE);
     bad = output;
     bad.y_type = SP_DTYPE_F16;
     assert_int_equal(sp_delta_apply(t.delta, t.plan, 1, x, 512, &bad, 1), SP_ERR_ARGUMENT);
@@ -817,7 +858,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(order_slots_and_pool_rank_do_not_matter),
         cmocka_unit_test(nan_neighbours_do_not_matter),
         cmocka_unit_test(halves_have_the_bits_of_the_whole),
-        cmocka_unit_test(a_graph_replays_whatever_the_slots_hold),
+        cmocka_unit_test(a_graph_of_few_rows_replays_whatever_the_slots_hold),
+        cmocka_unit_test(a_graph_of_many_rows_replays_whatever_the_slots_hold),
         cmocka_unit_test(another_gpu_gives_the_same_bits),
         cmocka_unit_test(rows_match_double_and_batches_match_rows),
     };
