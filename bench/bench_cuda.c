@@ -4,8 +4,9 @@
  * weights, x and y: a graph holds several calls, each with memory of its own, and 128 MiB are
  * written before each replay. Prints one JSON object. Bytes are x, each distinct A and B once, y
  * read and written; the floor is the time of a plain cold read of as many (decode; measured on an
- * H200) or bytes / 4.1 TB/s (prefill); base is cuBLAS's bf16 GEMM of the same layer, where
- * libcublas.so.13 is found.
+ * H200) or bytes / 4.1 TB/s (prefill); base is the same layer's bf16 GEMM by cublasGemmEx, with the
+ * algorithm of its own choice, where libcublas.so.13 is found. (cuBLASLt, where an engine would
+ * choose one algorithm for all row counts, is not opened here.)
  *
  *     bench_cuda [--cells qkv/16,gu/64/m1,plan] [--replays 50] [--commit NAME] [--parts 1]
  *                [--base 0]
