@@ -100,6 +100,16 @@ static json_t *read_header(FILE *stream, const char *path, uint64_t *out_bytes)
     return header;
 }
 
+void golden_path(const char *name, char *out_path, size_t bytes)
+{
+    const char *folder = getenv("SP_FIXTURES");
+
+    if (name[0] == '/')
+        snprintf(out_path, bytes, "%s", name);
+    else
+        snprintf(out_path, bytes, "%s/%s", folder != NULL ? folder : SP_TEST_FIXTURES, name);
+}
+
 golden *golden_open(const char *name)
 {
     golden *file = must_alloc(sizeof *file);
@@ -109,8 +119,7 @@ golden *golden_open(const char *name)
     json_t *header, *entry;
     FILE *stream;
 
-    snprintf(path, sizeof path, "%s%s%s", name[0] == '/' ? "" : SP_TEST_FIXTURES,
-             name[0] == '/' ? "" : "/", name);
+    golden_path(name, path, sizeof path);
     stream = fopen(path, "rb");
     if (stream == NULL)
         fail_msg("golden: cannot open %s", path);

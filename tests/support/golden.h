@@ -30,7 +30,13 @@ typedef struct golden {
     size_t n_tensors;
 } golden;
 
-/* Opens SP_TEST_FIXTURES/<name> ("kernels/delta.safetensors"); the path may also be absolute. */
+/*
+ * The path of a fixture ("kernels/delta.safetensors"); an absolute one stays. SP_FIXTURES in the
+ * environment names their folder on a machine that has the test programs and not the tree.
+ */
+void golden_path(const char *name, char *out_path, size_t bytes);
+
+/* Opens golden_path(name). */
 golden *golden_open(const char *name);
 void golden_close(golden *file);
 

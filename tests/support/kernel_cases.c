@@ -46,8 +46,10 @@ static int32_t ulps(uint16_t a, uint16_t b)
 static json_t *read_cases(const char *kind, json_t **out_root)
 {
     json_error_t error;
+    char path[4096];
 
-    *out_root = json_load_file(SP_TEST_FIXTURES "/kernels/cases.json", 0, &error);
+    golden_path("kernels/cases.json", path, sizeof path);
+    *out_root = json_load_file(path, 0, &error);
     assert_non_null(*out_root);
     return json_object_get(json_object_get(*out_root, "cases"), kind);
 }
