@@ -3,7 +3,7 @@
  * mask. The bits are those of epilogue_avx2.c; cases that are not common go there.
  */
 #include "kernels/levels.h"
-#include "kernels/vector_avx2.h"
+#include "kernels/turn_avx512.h"
 
 /* Rounds to nearest even; a NaN stays one and becomes quiet. See sp_f32_to_bf16. */
 SP_INLINE __m256i to_bf16(__m512 value)
@@ -104,37 +104,18 @@ void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_be
 
 /* ---- sums that lie turned over --------------------------------------------------------------- */
 
-/* Four rows of 16 outputs out of sums [16 outputs, .. rows]: loads bring the lanes to where they
- * belong, so that half of the shuffles remain. */
-SP_INLINE void turn_4x16(const float *sums, int64_t stride, __m512 *out_rows)
-{
-    __m512 m[4], low[2], high[2];
-
-    SP_UNROLL
-    for (int p = 0; p < 4; p++) {
-        m[p] = _mm512_castps128_ps512(_mm_loadu_ps(sums + p * stride));
-        m[p] = _mm512_insertf32x4(m[p], _mm_loadu_ps(sums + (4 + p) * stride), 1);
-        m[p] = _mm512_insertf32x4(m[p], _mm_loadu_ps(sums + (8 + p) * stride), 2);
-        m[p] = _mm512_insertf32x4(m[p], _mm_loadu_ps(sums + (12 + p) * stride), 3);
-    }
-    SP_UNROLL
-    for (int h = 0; h < 2; h++) {
-        low[h] = _mm512_unpacklo_ps(m[2 * h], m[2 * h + 1]);
-        high[h] = _mm512_unpackhi_ps(m[2 * h], m[2 * h + 1]);
-    }
-    out_rows[0] = _mm512_shuffle_ps(low[0], low[1], 0x44);
-    out_rows[1] = _mm512_shuffle_ps(low[0], low[1], 0xee);
-    out_rows[2] = _mm512_shuffle_ps(high[0], high[1], 0x44);
-    out_rows[3] = _mm512_shuffle_ps(high[0], high[1], 0xee);
-}
-
 SP_INLINE void finish_turned(const sp_gemm_args *args, sp_dtype type, bool fold, int64_t row,
                              int64_t rows, int64_t n_begin, const float *sums, int64_t stride)
 {
+    const float *lines[16];
+
+    SP_UNROLL
+    for (int c = 0; c < 16; c++)
+        lines[c] = sums + c * stride;
     for (int64_t r = 0; r < rows; r += 4) {
         __m512 value[4];
 
-        turn_4x16(sums + r, stride, value);
+        sp_turn_16x4(lines, r, value);
         SP_UNROLL
         for (int i = 0; i < 4; i++) {
             void *y;

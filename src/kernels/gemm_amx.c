@@ -34,6 +34,7 @@
 #ifndef EPILOGUE
 #define EPILOGUE        sp_gemm_epilogue_avx512
 #define TURNED_EPILOGUE sp_gemm_turned_epilogue_avx512
+#define PACK_TILES      sp_pack_tiles_avx512
 #endif
 #define FEW_ROWS    2
 #define FEW_COLUMNS 128 /* outputs finished before their epilogue runs */
@@ -46,6 +47,7 @@
 #ifndef AHEAD_WIDE
 #define AHEAD_WIDE 512
 #endif
+#define AHEAD_FEW 256
 #ifndef PANEL_N
 #define PANEL_N 128 /* weight rows of a panel */
 #define PANEL_K 256 /* k of a panel: 64 KiB of weights */
@@ -151,6 +153,17 @@ static void pack_tile(char *to, const uint16_t *const *lines, int64_t rows, int6
     transpose_16x16((const char *)tile, TILE_BYTES, to, TILE_BYTES);
 }
 
+/* The tiles of one panel's k, from `begin` on. */
+static void pack_panel(char *to, const uint16_t *const *lines, int64_t rows, int64_t begin,
+                       int64_t length)
+{
+    int64_t whole = rows == GROUP ? length / K_STEP * K_STEP : 0;
+
+    PACK_TILES(to, lines, begin, whole / K_STEP);
+    for (int64_t c = whole; c < length; c += K_STEP)
+        pack_tile(to + c / K_STEP * X_TILE, lines, rows, begin + c, min64(K_STEP, length - c));
+}
+
 static void pack_plain(float *to, const uint16_t *x, int64_t k)
 {
     int64_t whole = k / EIGHT * EIGHT;
@@ -178,12 +191,9 @@ static void x_pack(void *packed, sp_dtype x_type, sp_dtype w_type, const void *x
 
         for (int64_t r = 0; r < count; r++)
             lines[r] = (const uint16_t *)x + (row_index ? row_index[i + r] : i + r) * x_stride;
-        for (int64_t c = 0; c < k; c += K_STEP) {
-            int64_t chunk = c / PANEL_K * PANEL_K;
-            char *to = (char *)packed + x_offset(rows, i, k, chunk);
-
-            pack_tile(to + (c - chunk) / K_STEP * X_TILE, lines, count, c, min64(K_STEP, k - c));
-        }
+        for (int64_t c = 0; c < k; c += PANEL_K)
+            pack_panel((char *)packed + x_offset(rows, i, k, c), lines, count, c,
+                       min64(PANEL_K, k - c));
     }
 }
 
@@ -494,11 +504,11 @@ SP_INLINE void few_block(int rows, const sp_gemm_args *args, int64_t j, int64_t 
 }
 
 /* `groups` times EIGHT outputs of `rows` rows from `row` on; n of them are there. Two groups at a
- * time keep twice as many chains going. */
+ * time keep twice as many chains going. Weights are asked for `ahead` bytes ahead. */
 SP_INLINE void few_outputs(int rows, int groups, const sp_gemm_args *args, int64_t row, int64_t j,
-                           int64_t n, float *sums)
+                           int64_t n, int64_t ahead, float *sums)
 {
-    int64_t x_stride = plain_length(args->k), ahead = groups * EIGHT * args->w_stride * 2;
+    int64_t x_stride = plain_length(args->k);
     const float *x = (const float *)args->packed_x + row * x_stride;
     __m256 sum[2][FEW_ROWS];
 
@@ -523,20 +533,31 @@ SP_INLINE void few_outputs(int rows, int groups, const sp_gemm_args *args, int64
     }
 }
 
-/* Out of line, so that no arithmetic moves to where subnormals are not flushed. */
+/* From one group of outputs to the same place in the next; from the last, whose successor is
+ * somebody else's or is not there, to what comes in its own rows. */
+static int64_t few_ahead(const sp_gemm_args *args, int64_t j, int64_t outputs, int64_t n_end)
+{
+    return j + outputs < n_end ? outputs * args->w_stride * 2 : AHEAD_FEW * 2;
+}
+
+/* Outputs [begin, end) of a call for [.., n_end). Out of line, so that no arithmetic moves to where
+ * subnormals are not flushed. */
 static __attribute__((noinline)) void few_columns(const sp_gemm_args *args, int64_t row,
                                                   int64_t rows, int64_t begin, int64_t end,
-                                                  few_sums sums)
+                                                  int64_t n_end, few_sums sums)
 {
     int64_t j = begin;
 
     for (; rows == 1 && j + 2 * EIGHT <= end; j += 2 * EIGHT)
-        few_outputs(1, 2, args, row, j, 2 * EIGHT, &sums[0][j - begin]);
+        few_outputs(1, 2, args, row, j, 2 * EIGHT, few_ahead(args, j, 2 * EIGHT, n_end),
+                    &sums[0][j - begin]);
     for (; j < end; j += EIGHT) {
+        int64_t n = min64(EIGHT, end - j), ahead = few_ahead(args, j, EIGHT, n_end);
+
         if (rows == 1)
-            few_outputs(1, 1, args, row, j, min64(EIGHT, end - j), &sums[0][j - begin]);
+            few_outputs(1, 1, args, row, j, n, ahead, &sums[0][j - begin]);
         else
-            few_outputs(2, 1, args, row, j, min64(EIGHT, end - j), &sums[0][j - begin]);
+            few_outputs(2, 1, args, row, j, n, ahead, &sums[0][j - begin]);
     }
 }
 
@@ -550,7 +571,7 @@ static void gemm_few(const sp_gemm_args *args, int64_t row_begin, int64_t row_en
         int64_t end = min64(j + FEW_COLUMNS, n_end);
 
         _mm_setcsr(mode | FLUSH_SUBNORMALS);
-        few_columns(args, row_begin, row_end - row_begin, j, end, sums);
+        few_columns(args, row_begin, row_end - row_begin, j, end, n_end, sums);
         _mm_setcsr(mode);
         for (int64_t r = row_begin; r < row_end; r++)
             EPILOGUE(args, r, j, end - j, sums[r - row_begin]);
@@ -594,11 +615,22 @@ static void copy_panel(panel_scratch *scratch, const sp_gemm_args *args, int64_t
     }
 }
 
-/* Weight rows of the panel that comes next, to be asked for while this one is multiplied. */
+/* What the panel after this one reads, to be asked for while this one is multiplied: weights from
+ * memory, x from the cache that all cores share. A step asks for one line of `rows` weight rows and
+ * for the next `x_lines` of x. */
 typedef struct fetch_list {
-    const char *at;
-    int64_t stride, n;
+    const char *w, *x;
+    int64_t w_stride, rows, x_lines;
 } fetch_list;
+
+SP_INLINE void fetch_next(fetch_list *fetch, int64_t step)
+{
+    for (int64_t i = 0; i < fetch->rows; i++)
+        _mm_prefetch(fetch->w + i * fetch->w_stride + step * TILE_BYTES, _MM_HINT_T1);
+    for (int64_t i = 0; i < fetch->x_lines; i++)
+        _mm_prefetch(fetch->x + i * TILE_BYTES, _MM_HINT_T1);
+    fetch->x += fetch->x_lines * TILE_BYTES;
+}
 
 SP_INLINE void load_step(bool two_x, const char *w, const char *x0, const char *x1)
 {
@@ -607,6 +639,16 @@ SP_INLINE void load_step(bool two_x, const char *w, const char *x0, const char *
     tile_load(6, x0, TILE_BYTES);
     if (two_x)
         tile_load(7, x1, TILE_BYTES);
+}
+
+SP_INLINE void dot_step(bool two_x)
+{
+    tile_dot(0, 4, 6);
+    tile_dot(2, 5, 6);
+    if (two_x) {
+        tile_dot(1, 4, 7);
+        tile_dot(3, 5, 7);
+    }
 }
 
 /*
@@ -631,7 +673,7 @@ SP_INLINE void dot_and_load(bool two_x, const char *w, const char *x0, const cha
 
 /* One pair of groups of weights × one pair of groups of x over a panel's k. */
 SP_INLINE void panel_product(bool two_x, bool first, pair_panel *panel, const char *x0,
-                             const char *x1, int64_t steps, float *sums, fetch_list fetch)
+                             const char *x1, int64_t steps, float *sums, fetch_list *fetch)
 {
     if (first)
         zero_sums(true, two_x);
@@ -639,43 +681,61 @@ SP_INLINE void panel_product(bool two_x, bool first, pair_panel *panel, const ch
         load_sums(true, two_x, sums);
     load_step(two_x, (*panel)[0][0], x0, x1);
     for (int64_t s = 0; s < steps; s++) {
-        int64_t next = s + 1 < steps ? s + 1 : s; /* the last ones are loaded once more */
-
-        fetch_rows(x0 + (s + 3) * X_TILE, TILE_BYTES, GROUP);
-        if (two_x)
-            fetch_rows(x1 + (s + 3) * X_TILE, TILE_BYTES, GROUP);
-        for (int64_t i = 0; i < fetch.n; i++)
-            _mm_prefetch(fetch.at + i * fetch.stride + s * TILE_BYTES, _MM_HINT_T1);
-        dot_and_load(two_x, (*panel)[next][0], x0 + next * X_TILE, x1 + next * X_TILE);
+        fetch_next(fetch, s);
+        if (s + 1 < steps)
+            dot_and_load(two_x, (*panel)[s + 1][0], x0 + (s + 1) * X_TILE, x1 + (s + 1) * X_TILE);
+        else
+            dot_step(two_x);
     }
     store_sums(true, two_x, sums);
 }
 
-/* `next` is where the panel after this one begins. */
-static void panel_rows(panel_scratch *scratch, const sp_gemm_args *args, int64_t row, int64_t rows,
-                       int64_t n, int64_t k, int64_t length, const char *next)
+/* Where the panel of n columns after the one at j, k begins, and how much of it a step asks for. */
+static fetch_list next_panel(const sp_gemm_args *args, int64_t row, int64_t rows, int64_t j,
+                             int64_t n, int64_t k)
 {
-    int64_t steps = ceil_div(length, K_STEP), stride = args->w_stride * 2;
-    int64_t products = ceil_div(rows, PAIR) * ceil_div(n, PAIR), fetched = 0;
-    fetch_list fetch = {next, stride, ceil_div(PANEL_N, products)};
+    int64_t products = ceil_div(rows, PAIR) * ceil_div(n, PAIR);
+    int64_t x_lines = ceil_div(rows, GROUP) * PANEL_K / K_STEP * GROUP;
+    bool last = k + PANEL_K >= args->k;
+
+    return (fetch_list){
+        .w = last ? w_at(args, j + PANEL_N, 0) : w_at(args, j, k + PANEL_K),
+        .x = x_group(args, row, last ? 0 : k + PANEL_K),
+        .w_stride = args->w_stride * 2,
+        .rows = ceil_div(PANEL_N, products),
+        .x_lines = ceil_div(x_lines, products * (PANEL_K / K_STEP)),
+    };
+}
+
+/* Columns [j, j + n) and k of one panel. The last panel finishes each sum while it is in the
+ * first-level cache. */
+static void panel_rows(panel_scratch *scratch, const sp_gemm_args *args, int64_t row, int64_t rows,
+                       int64_t j, int64_t n, int64_t k)
+{
+    int64_t steps = ceil_div(min64(PANEL_K, args->k - k), K_STEP), fetched = 0;
+    fetch_list fetch = next_panel(args, row, rows, j, n, k);
 
     for (int64_t c = 0; c < n; c += PAIR) {
         pair_panel *panel = &scratch->panel[c / PAIR];
 
         for (int64_t i = 0; i < rows; i += PAIR) {
             const char *x0 = x_group(args, row + i, k), *x1 = x_group(args, row + i + GROUP, k);
-            float *sums = scratch->sums[c / PAIR][i / PAIR];
+            /* With one panel nothing has to be kept. */
+            float *sums =
+                args->k <= PANEL_K ? scratch->sums[0][0] : scratch->sums[c / PAIR][i / PAIR];
 
             if (rows - i > GROUP && k == 0)
-                panel_product(true, true, panel, x0, x1, steps, sums, fetch);
+                panel_product(true, true, panel, x0, x1, steps, sums, &fetch);
             else if (rows - i > GROUP)
-                panel_product(true, false, panel, x0, x1, steps, sums, fetch);
+                panel_product(true, false, panel, x0, x1, steps, sums, &fetch);
             else
-                panel_product(false, k == 0, panel, x0, x1, steps, sums, fetch);
-            fetched += fetch.n;
-            fetch.at += fetch.n * stride;
+                panel_product(false, k == 0, panel, x0, x1, steps, sums, &fetch);
+            if (k + PANEL_K >= args->k)
+                finish(args, sums, PAIR, row + i, min64(PAIR, rows - i), j + c, min64(PAIR, n - c));
+            fetched += fetch.rows;
+            fetch.w += fetch.rows * fetch.w_stride;
             if (fetched >= PANEL_N)
-                fetch.n = 0;
+                fetch.rows = 0;
         }
     }
 }
@@ -689,17 +749,9 @@ static void gemm_panels(const sp_gemm_args *args, int64_t row, int64_t rows, int
         int64_t n = min64(PANEL_N, n_end - j);
 
         for (int64_t k = 0; k < args->k; k += PANEL_K) {
-            int64_t length = min64(PANEL_K, args->k - k);
-            bool last = k + PANEL_K >= args->k;
-
-            copy_panel(&scratch, args, j, n, k, length);
-            panel_rows(&scratch, args, row, rows, n, k, length,
-                       last ? w_at(args, j + PANEL_N, 0) : w_at(args, j, k + PANEL_K));
+            copy_panel(&scratch, args, j, n, k, min64(PANEL_K, args->k - k));
+            panel_rows(&scratch, args, row, rows, j, n, k);
         }
-        for (int64_t i = 0; i < rows; i += PAIR)
-            for (int64_t c = 0; c < n; c += PAIR)
-                finish(args, scratch.sums[c / PAIR][i / PAIR], PAIR, row + i, min64(PAIR, rows - i),
-                       j + c, min64(PAIR, n - c));
     }
 }
 

@@ -10,7 +10,7 @@
  * and on nothing else: not on rows, n, the split over threads, strides, alignment, packing
  * position or neighbours. Every function here keeps it. Sums start from +0 in FP32.
  *
- * gemm_nt and x_pack keep their blocks on the stack: a thread that calls them needs 256 KiB of it.
+ * gemm_nt and x_pack keep their blocks on the stack: a thread that calls them needs 512 KiB of it.
  */
 #ifndef SP_KERNELS_KERNELS_H
 #define SP_KERNELS_KERNELS_H

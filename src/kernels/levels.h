@@ -37,8 +37,12 @@ void sp_gemm_epilogue_avx2(const sp_gemm_args *args, int64_t row, int64_t n_begi
 void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
                              const float *sums);
 
+/* `tiles` tiles [16 pairs][16 rows][2] of BF16, one behind another, out of 16 rows from element c
+ * on. Moves bits. */
+void sp_pack_tiles_avx512(void *to, const uint16_t *const *lines, int64_t c, int64_t tiles);
+
 /*
- * The same for `rows` (at most 16) rows of 16 outputs whose sums lie turned over: [16 outputs,
+ * The epilogue for `rows` (at most 16) rows of 16 outputs whose sums lie turned over: [16 outputs,
  * rows], stride `stride` floats, a multiple of four rows readable. False, and nothing is done,
  * where the types or the columns are not the common ones.
  */

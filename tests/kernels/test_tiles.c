@@ -8,8 +8,10 @@
 #if defined(__AVX2__) && defined(__FMA__)
 
 #define SP_TILES_EMULATED
-#define EPILOGUE             sp_gemm_epilogue_avx2
-#define TURNED_EPILOGUE(...) false /* of AVX-512: test_gemm.c, where the machine has it */
+#define EPILOGUE sp_gemm_epilogue_avx2
+/* What is of AVX-512 is tested by test_gemm.c, where the machine has it. */
+#define TURNED_EPILOGUE(...) false
+#define PACK_TILES           plain_pack_tiles
 #define sp_kernels_fill_amx  fill_amx_emulated
 #define min64                amx_min64
 /* Panels so small that short lengths cross their borders. */
@@ -17,6 +19,16 @@
 #define PANEL_K     64
 #define M_BLOCK     64
 #define DIRECT_ROWS 64
+static void plain_pack_tiles(void *to, const uint16_t *const *lines, int64_t c, int64_t tiles)
+{
+    uint16_t *out = to;
+
+    for (int64_t pair = 0; pair < 16 * tiles; pair++)
+        for (int r = 0; r < 16; r++)
+            for (int half = 0; half < 2; half++)
+                *out++ = lines[r][c + 2 * pair + half];
+}
+
 void fill_amx_emulated(sp_kernels *kernels, const sp_kernels *below);
 #include "kernels/gemm_amx.c"
 
