@@ -26,7 +26,7 @@
 #define SP_LOGIT_ROWS 32
 
 /* A run of at most SP_ATTENTION_ROWS consecutive rows of one sequence: the unit of attention. */
-#define SP_ATTENTION_ROWS 16
+#define SP_ATTENTION_ROWS 32
 typedef struct sp_attention_item {
     int32_t row, n_rows, first_position;
     const int32_t *pages;

@@ -32,7 +32,7 @@
 #include <math.h>
 
 #define BLOCK        SP_ATTENTION_BLOCK
-#define TILE_QUERIES 48 /* or one row, where the group is larger */
+#define TILE_QUERIES 64 /* or one row, where the group is larger */
 #define D_STEP       16
 
 static int32_t padded(int32_t head_dim)
