@@ -94,6 +94,9 @@ SP_API sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t la
 typedef struct sp_delta_pieces {
     bool fits;
     int32_t pack, shrink; /* how many; both 0: no row has a delta here */
+    /* x as the kernels of the delta's level pack it, after the pack pieces, where one adapter has
+     * all rows: a host whose base GEMM takes the same form need not pack x again. Else NULL. */
+    const void *packed_x;
 } sp_delta_pieces;
 
 SP_API sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, int32_t layer, const void *x,

@@ -376,6 +376,7 @@ sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, int32_t layer, co
     sp_lora_job_cut(&delta->pieces);
     out_pieces->pack = delta->pieces.n_pack_tasks;
     out_pieces->shrink = delta->pieces.n_shrink_tasks;
+    out_pieces->packed_x = sp_lora_job_packed_x(&delta->pieces, view.n_rows);
     return SP_OK;
 }
 

@@ -12,6 +12,11 @@
 /* Multiply-adds below which a task costs more than it gives, and tasks for every thread. */
 #define TASK_WORK_MIN    (1 << 15)
 #define TASKS_PER_THREAD 4
+#define LINE_BYTES       64
+/* Adapters whose B an expand asks for before it begins, and how much of each: what a cache takes.
+ */
+#define FETCHED_WORKS 32
+#define FETCHED_BYTES 4096
 /* Elements that the calling thread packs itself rather than wake others. */
 #define PACK_ALONE_ELEMENTS (1 << 14)
 
@@ -421,6 +426,18 @@ void sp_lora_job_cut(sp_lora_job *job)
     number_pack_tasks(job);
 }
 
+const void *sp_lora_job_packed_x(const sp_lora_job *job, int32_t rows)
+{
+    const sp_lora_item *item = &job->scratch->items[0];
+
+    if (job->n_items != 1 || item->rows != rows)
+        return NULL;
+    for (int32_t i = 0; item->row_index != NULL && i < rows; i++)
+        if (item->row_index[i] != i)
+            return NULL;
+    return item->packed_x;
+}
+
 void sp_lora_job_pack(sp_lora_job *job, int32_t task)
 {
     pack_task(job, task, 0);
@@ -431,6 +448,27 @@ void sp_lora_job_shrink(sp_lora_job *job, int32_t task)
     shrink_task(job, task, 0);
 }
 
+/*
+ * Asks for the B of some columns for all adapters of the round: it is a short run of each, too
+ * short for the processor to notice a stream.
+ */
+static void fetch_b(const sp_lora_job *job, int32_t target, int64_t column_begin,
+                    int64_t column_end)
+{
+    for (int32_t i = 0, n = 0; i < job->n_works && n < FETCHED_WORKS; i++) {
+        const sp_gemm_args *expand = &job->scratch->works[i].expand;
+        int64_t element = (int64_t)sp_dtype_bytes(expand->w_type);
+        const char *b = (const char *)expand->w + column_begin * expand->w_stride * element;
+        int64_t bytes = (column_end - column_begin) * expand->w_stride * element;
+
+        if (job->scratch->works[i].target != target)
+            continue;
+        for (int64_t at = 0; at < bytes && at < FETCHED_BYTES; at += LINE_BYTES)
+            __builtin_prefetch(b + at, 0, 2);
+        n++;
+    }
+}
+
 bool sp_lora_job_expand(sp_lora_job *job, int32_t target, int64_t column_begin, int64_t column_end)
 {
     for (int32_t i = 0; i < job->n_works; i++) {
@@ -439,6 +477,7 @@ bool sp_lora_job_expand(sp_lora_job *job, int32_t target, int64_t column_begin, 
         if (work->target == target && !atomic_load_explicit(&work->ready, memory_order_acquire))
             return false;
     }
+    fetch_b(job, target, column_begin, column_end);
     for (int32_t i = 0; i < job->n_works; i++) {
         const sp_lora_work *work = &job->scratch->works[i];
 

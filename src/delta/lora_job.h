@@ -120,6 +120,8 @@ void sp_lora_job_finish(sp_lora_job *job);
  * on any threads.
  */
 void sp_lora_job_cut(sp_lora_job *job);
+/* The packed form of rows 0 .. rows, where the round has just them as one item in their order. */
+const void *sp_lora_job_packed_x(const sp_lora_job *job, int32_t rows);
 void sp_lora_job_pack(sp_lora_job *job, int32_t task);
 void sp_lora_job_shrink(sp_lora_job *job, int32_t task);
 /* Folds columns [begin, end) of one target, all rows; false, and nothing is done, while an xa that

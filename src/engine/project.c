@@ -91,12 +91,22 @@ static void waiting_task(void *user, int32_t task, int32_t thread)
     (void)expand(job, &piece); /* every shrink has returned */
 }
 
+/* Where one adapter has all rows, the deltas' x is the base's. */
+static void share_packed_x(project_job *job, sp_gemm_args *gemms)
+{
+    if (job->forward->type != SP_DTYPE_BF16 || !job->delta.packed_x)
+        return;
+    job->pack.n_pieces = 0;
+    for (int32_t i = 0; i < job->gemm.n_gemms; i++)
+        gemms[i].packed_x = job->delta.packed_x;
+}
+
 static void run_pack(project_job *job)
 {
     int64_t elements = job->pack.rows * job->pack.k;
     int32_t tasks = job->delta.pack + job->pack.n_pieces;
 
-    if (job->delta.pack > 0)
+    if (job->delta.pack > 0 && job->pack.n_pieces > 0)
         elements *= 2;
     if (elements > PACK_ALONE_ELEMENTS) {
         sp_exec_run(job->forward->exec, pack_task, job, tasks);
@@ -190,6 +200,7 @@ sp_status sp_project(sp_forward *forward, int32_t layer, const void *x, int32_t 
     status = begin_delta(&job, layer, outputs, n_projections, &apart);
     if (status != SP_OK)
         return status;
+    share_packed_x(&job, gemms);
     run_pack(&job);
     sp_exec_run(forward->exec, gemm_task, &job, job.delta.shrink + job.gemm.n_pieces);
     sp_exec_run(forward->exec, waiting_task, &job, atomic_load(&job.n_waiting));

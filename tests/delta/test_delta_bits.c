@@ -277,9 +277,42 @@ static void check_pieces(const alone *base)
             rows[at] = at % ROWS;
         rig_apply_pieces(&rig, rows, 300, y);
         compare_rows(base, rows, 300, y);
+        assert_false(rig.shares_x);
         rig_destroy(&rig);
         sp_exec_destroy(exec);
     }
+}
+
+/* One row's adapter, and a second one's behind it: x is packed for the host in the first case. */
+static void check_shared_x(const alone *base)
+{
+    delta_rig rig = rig_create(&base->scene, base->level, base->one_thread, RANK_MAX, NULL, ROWS);
+    int32_t rows[ROWS], first = 0, other;
+    void *y[SCENE_SITES_MAX];
+
+    while (base->scene.row_adapter[first] < 0)
+        first++;
+    other = first + 1;
+    while (base->scene.row_adapter[other] == base->scene.row_adapter[first])
+        other++;
+    for (int32_t at = 0; at < ROWS; at++)
+        rows[at] = first;
+    for (int32_t n = 1; n <= ROWS; n += ROWS - 1) {
+        rig_apply_pieces(&rig, rows, n, y);
+        compare_rows(base, rows, n, y);
+        assert_true(rig.shares_x);
+    }
+    rows[ROWS - 1] = other;
+    rig_apply_pieces(&rig, rows, ROWS, y);
+    compare_rows(base, rows, ROWS, y);
+    assert_false(rig.shares_x);
+    rig_destroy(&rig);
+}
+
+static void x_is_packed_once_for_one_adapter(void **state)
+{
+    (void)state;
+    for_all(check_shared_x);
 }
 
 static void pieces_have_the_same_bits(void **state)
@@ -395,6 +428,7 @@ int main(void)
         cmocka_unit_test(nan_neighbours_do_not_matter),
         cmocka_unit_test(rounds_do_not_matter),
         cmocka_unit_test(pieces_have_the_same_bits),
+        cmocka_unit_test(x_is_packed_once_for_one_adapter),
         cmocka_unit_test(early_and_oversized_pieces_change_nothing),
         cmocka_unit_test(single_form_has_the_same_bits),
     };

@@ -1,5 +1,7 @@
 #include "support/delta_scene.h"
 
+#include "kernels/kernels.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,7 +114,7 @@ static void fill_rig(delta_rig *rig, const int32_t *slot_order, sp_delta_options
 delta_rig rig_create(const delta_scene *scene, const char *level, sp_exec *exec, int32_t pool_rank,
                      const int32_t *slot_order, int32_t rows_max)
 {
-    delta_rig rig = {.scene = scene, .n_slots = scene->n_adapters};
+    delta_rig rig = {.scene = scene, .level = level, .n_slots = scene->n_adapters};
     sp_delta_options options;
 
     rig.pool = hand_pool_create(scene->dims[0].layer + 1, scene->dims, (size_t)scene->n_sites,
@@ -241,6 +243,25 @@ static void expand_backwards(delta_rig *rig, int32_t output, int32_t n_out, bool
         assert_int_equal(sp_delta_expand(rig->delta, output, begin, end), expected);
 }
 
+/* What the pieces packed, against the kernels' own form of all rows. */
+static void check_packed_x(const delta_rig *rig, int32_t n_rows, const void *x,
+                           const void *packed_x)
+{
+    const delta_scene *scene = rig->scene;
+    int32_t k = scene->dims[0].k_in;
+    const sp_kernels *kernels;
+    size_t bytes;
+    void *expected;
+
+    assert_ok(sp_kernels_get(rig->level, &kernels, NULL), NULL);
+    bytes = kernels->x_pack_bytes(scene->dtype, scene->dtype, n_rows, k);
+    assert_int_equal(posix_memalign(&expected, 64, bytes), 0);
+    kernels->x_pack(expected, scene->dtype, scene->dtype, x, scene->x_stride, NULL, n_rows, k, 0,
+                    n_rows);
+    assert_memory_equal(packed_x, expected, bytes);
+    free(expected);
+}
+
 static void apply_pieces(delta_rig *rig, const sp_plan *plan, const void *x,
                          const sp_delta_output *outputs)
 {
@@ -253,6 +274,9 @@ static void apply_pieces(delta_rig *rig, const sp_plan *plan, const void *x,
     assert_true(pieces.fits);
     for (int32_t piece = pieces.pack; piece-- > 0;)
         sp_delta_pack(rig->delta, piece);
+    rig->shares_x = pieces.packed_x != NULL;
+    if (rig->shares_x)
+        check_packed_x(rig, sp_plan_get(plan).n_rows, x, pieces.packed_x);
     for (int32_t piece = pieces.shrink; piece-- > 0;)
         sp_delta_shrink(rig->delta, piece);
     for (int32_t i = 0; i < scene->n_sites; i++)

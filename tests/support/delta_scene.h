@@ -45,6 +45,8 @@ typedef struct delta_rig {
     const delta_scene *scene;
     hand_pool pool;
     sp_delta *delta;
+    const char *level; /* NULL on a GPU */
+    bool shares_x;     /* whether the last pieces gave x packed */
     int32_t n_slots;
     int32_t slot_of[SCENE_ADAPTERS_MAX];
 } delta_rig;
