@@ -9,8 +9,9 @@
 #include <math.h>
 #include <string.h>
 
-/* Element-wise phases hand out this many rows per task, so that one row runs on the caller. */
-#define ROWS_PER_TASK 4
+/* Element-wise phases hand out so many rows per task at most; few rows go to a thread each, one
+ * stays with the caller. */
+#define ROWS_PER_TASK_MAX 4
 
 /* ---- set-up -------------------------------------------------------------------------------- */
 
@@ -181,19 +182,22 @@ typedef struct row_job {
     const sp_layer_weights *weights; /* of the layer under way */
     const uint16_t *norm;
     int32_t layer;
+    int32_t task_rows; /* by run_rows */
 } row_job;
 
-/* Runs a phase over all rows, ROWS_PER_TASK at a time. */
+/* Runs a phase over all rows, in at least two tasks for each thread where there are as many. */
 static void run_rows(row_job *job, sp_task_fn fn)
 {
-    int32_t tasks = (job->forward->n_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+    int32_t rows = job->forward->n_rows, threads = sp_exec_threads(job->forward->exec);
+    int32_t share = rows / (2 * threads);
 
-    sp_exec_run(job->forward->exec, fn, job, tasks);
+    job->task_rows = share < 1 ? 1 : share < ROWS_PER_TASK_MAX ? share : ROWS_PER_TASK_MAX;
+    sp_exec_run(job->forward->exec, fn, job, (rows + job->task_rows - 1) / job->task_rows);
 }
 
 static int32_t task_end(const row_job *job, int32_t task)
 {
-    int32_t end = (task + 1) * ROWS_PER_TASK;
+    int32_t end = (task + 1) * job->task_rows;
 
     return end < job->forward->n_rows ? end : job->forward->n_rows;
 }
@@ -229,7 +233,7 @@ static void embed_task(void *user, int32_t task, int32_t thread)
     const row_job *job = user;
 
     (void)thread;
-    for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++) {
+    for (int32_t row = task * job->task_rows; row < task_end(job, task); row++) {
         gather_row(job, row);
         norm_row(job, row);
     }
@@ -241,7 +245,7 @@ static void gather_task(void *user, int32_t task, int32_t thread)
     const row_job *job = user;
 
     (void)thread;
-    for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++)
+    for (int32_t row = task * job->task_rows; row < task_end(job, task); row++)
         gather_row(job, row);
 }
 
@@ -250,7 +254,7 @@ static void norm_task(void *user, int32_t task, int32_t thread)
     const row_job *job = user;
 
     (void)thread;
-    for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++)
+    for (int32_t row = task * job->task_rows; row < task_end(job, task); row++)
         norm_row(job, row);
 }
 
@@ -262,7 +266,7 @@ static void add_and_norm_task(void *user, int32_t task, int32_t thread)
     int64_t hidden = forward->model->shape.hidden;
 
     (void)thread;
-    for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++) {
+    for (int32_t row = task * job->task_rows; row < task_end(job, task); row++) {
         forward->kernels->add(forward->type, row_of(forward, forward->residual, row, hidden),
                               row_of(forward, forward->site_output, row, hidden), hidden);
         norm_row(job, row);
@@ -276,7 +280,7 @@ static void silu_task(void *user, int32_t task, int32_t thread)
     int64_t width = forward->model->shape.intermediate;
 
     (void)thread;
-    for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++) {
+    for (int32_t row = task * job->task_rows; row < task_end(job, task); row++) {
         void *gate = row_of(forward, forward->gate, row, width);
 
         forward->kernels->silu_mul(forward->type, gate, gate,
@@ -308,7 +312,7 @@ static void rope_task(void *user, int32_t task, int32_t thread)
     float offset = norm_offset(shape);
 
     (void)thread;
-    for (int32_t row = task * ROWS_PER_TASK; row < task_end(job, task); row++) {
+    for (int32_t row = task * job->task_rows; row < task_end(job, task); row++) {
         const sp_sequence *sequence = job->batch->entries[forward->row_entry[row]].sequence;
         int32_t position = forward->row_position[row];
         int32_t page = sequence->pages[position / page_tokens];
