@@ -9,7 +9,8 @@
  * time. Prints one JSON object; the medians count. With --peer onednn every run is followed by one
  * of oneDNN on cold weights of its own, which it has reordered as it likes; `over_peer` is its
  * median time over ours, null where it has no BF16. `of_amx_peak` is the share of what products of
- * tiles that stay in their registers reach with the same threads.
+ * tiles that stay in their registers reach with the same threads, right before each run: a
+ * processor that is short of power may halve that from one second to the next.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -25,12 +26,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#define WEIGHT_BYTES ((size_t)1 << 30)  /* all copies of one shape together, at least */
-#define FILL_BYTES   ((size_t)32 << 20) /* of distinct random weights, repeated */
-#define REPEATS_MAX  101
-#define ROWS_LIST    32
-#define PEER_COPIES  16
-#define PIECE_ROWS   1024 /* of the largest batch */
+#define WEIGHT_BYTES  ((size_t)1 << 30)  /* all copies of one shape together, at least */
+#define FILL_BYTES    ((size_t)32 << 20) /* of distinct random weights, repeated */
+#define REPEATS_MAX   101
+#define ROWS_LIST     32
+#define PEER_COPIES   16
+#define PIECE_ROWS    1024 /* of the largest batch */
+#define TILE_ROWS_MIN 64   /* from here on multiplying counts, not only reading */
+#define MANY_ROWS     256  /* repeated less often */
 
 typedef struct bench {
     const sp_kernels *kernels;
@@ -68,20 +71,6 @@ static double median(double *values, int n)
     return values[n / 2];
 }
 
-/* What the threads reach without memory; tile_rate is 0 without tiles. */
-typedef struct peaks {
-    double fma_rate, tile_rate; /* operations a second */
-} peaks;
-
-static double median_rate(bench *b, double (*rate)(sp_exec *exec))
-{
-    double rates[5];
-
-    for (int i = 0; i < 5; i++)
-        rates[i] = rate(b->exec);
-    return median(rates, 5);
-}
-
 static double run_gemm(bench *b, shape s, int64_t rows, const void *w)
 {
     sp_gemm_args args = {
@@ -106,12 +95,12 @@ static double run_gemm(bench *b, shape s, int64_t rows, const void *w)
     return sp_clock_seconds() - begin;
 }
 
-static void measure(bench *b, shape s, int64_t rows, const peaks *peak, bool first)
+static void measure(bench *b, shape s, int64_t rows, double fma_rate, bool first)
 {
     size_t bytes = (size_t)(s.n * s.k) * 2, copies = (WEIGHT_BYTES + bytes - 1) / bytes;
-    double seconds[REPEATS_MAX], reads[REPEATS_MAX], peers[REPEATS_MAX];
-    double operations, time_s, best_s, read_rate;
-    int repeats = rows >= 256 && b->repeats > 7 ? 7 : b->repeats;
+    double seconds[REPEATS_MAX], reads[REPEATS_MAX], tiles[REPEATS_MAX], peers[REPEATS_MAX];
+    double operations, time_s, best_s, read_rate, tile_rate;
+    int repeats = rows >= MANY_ROWS && b->repeats > 7 ? 7 : b->repeats;
     sp_bench_peer *peer = NULL;
 
     if (b->with_peer)
@@ -121,11 +110,13 @@ static void measure(bench *b, shape s, int64_t rows, const peaks *peak, bool fir
     for (int i = -1; i < repeats; i++) { /* the first one warms up */
         size_t turn = (size_t)(i + 1) * 2;
         double rate = sp_bench_read_rate(b->exec, b->weights + turn % copies * bytes, bytes);
+        double tile = rows >= TILE_ROWS_MIN ? sp_bench_tile_rate(b->exec) : 0;
         double took = run_gemm(b, s, rows, b->weights + (turn + 1) % copies * bytes);
         double peer_took = peer ? sp_bench_peer_run(peer, b->x, b->y, i + 1) : 0;
 
         if (i >= 0) {
             reads[i] = rate;
+            tiles[i] = tile;
             seconds[i] = took;
             peers[i] = peer_took;
         }
@@ -133,6 +124,7 @@ static void measure(bench *b, shape s, int64_t rows, const peaks *peak, bool fir
     time_s = median(seconds, repeats); /* leaves them sorted */
     best_s = seconds[0];
     read_rate = median(reads, repeats);
+    tile_rate = median(tiles, repeats);
     operations = 2.0 * (double)(s.n * s.k * rows);
     sp_text_format(&b->out,
                    "%s\n    {\"n\": %lld, \"k\": %lld, \"rows\": %lld, \"milliseconds\": %.4f, "
@@ -142,9 +134,10 @@ static void measure(bench *b, shape s, int64_t rows, const peaks *peak, bool fir
                    first ? "" : ",", (long long)s.n, (long long)s.k, (long long)rows, time_s * 1e3,
                    best_s * 1e3, (double)bytes / time_s * 1e-9, read_rate * 1e-9,
                    (double)bytes / time_s / read_rate, operations / time_s * 1e-9,
-                   operations / time_s / peak->fma_rate);
-    if (peak->tile_rate > 0)
-        sp_text_format(&b->out, ", \"of_amx_peak\": %.3f", operations / time_s / peak->tile_rate);
+                   operations / time_s / fma_rate);
+    if (tile_rate > 0)
+        sp_text_format(&b->out, ", \"amx_gflop_per_s\": %.1f, \"of_amx_peak\": %.3f",
+                       tile_rate * 1e-9, operations / time_s / tile_rate);
     if (peer)
         sp_text_format(&b->out, ", \"peer_milliseconds\": %.4f, \"over_peer\": %.3f",
                        median(peers, repeats) * 1e3, median(peers, repeats) / time_s);
@@ -154,7 +147,7 @@ static void measure(bench *b, shape s, int64_t rows, const peaks *peak, bool fir
     sp_bench_peer_destroy(peer);
 }
 
-static void print_header(bench *b, const peaks *peak)
+static void print_header(bench *b, double fma_rate)
 {
     char name[256];
 
@@ -166,8 +159,7 @@ static void print_header(bench *b, const peaks *peak)
     sp_text_json_string(&b->out, b->commit, strlen(b->commit));
     sp_text_format(&b->out, ", \"level\": \"%s\", \"repeats\": %d,\n  ", b->kernels->level,
                    b->repeats);
-    sp_text_format(&b->out, "\"fma_gflop_per_s\": %.1f, \"amx_gflop_per_s\": %.1f,\n  \"cases\": [",
-                   peak->fma_rate * 1e-9, peak->tile_rate * 1e-9);
+    sp_text_format(&b->out, "\"fma_gflop_per_s\": %.1f,\n  \"cases\": [", fma_rate * 1e-9);
 }
 
 static void fill(uint16_t *values, size_t n, float size)
@@ -200,10 +192,13 @@ static bool allocate(bench *b)
 
 static void run_all(bench *b)
 {
-    peaks peak = {median_rate(b, sp_bench_fma_rate), median_rate(b, sp_bench_tile_rate)};
+    double rates[5], fma_rate;
     bool first = true;
 
-    print_header(b, &peak);
+    for (int i = 0; i < 5; i++)
+        rates[i] = sp_bench_fma_rate(b->exec);
+    fma_rate = median(rates, 5);
+    print_header(b, fma_rate);
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         const char *text = b->rows_text;
 
@@ -214,7 +209,7 @@ static void run_all(bench *b)
             if (end == text)
                 break;
             if (rows >= 1 && rows <= PIECE_ROWS) {
-                measure(b, shapes[s], rows, &peak, first);
+                measure(b, shapes[s], rows, fma_rate, first);
                 first = false;
             }
             text = *end == ',' ? end + 1 : end;
