@@ -39,6 +39,17 @@ static inline int32_t sp_cuda_ceil(int32_t n, int32_t by)
     return (n + by - 1) / by;
 }
 
+/* Windows of at most window_tiles tiles of one slot that they can need: each slot's last may be a
+ * part. */
+static inline int32_t sp_cuda_windows_bound(int32_t n_rows, int32_t n_slots, int32_t window_tiles)
+{
+    int32_t used = n_slots < n_rows ? n_slots : n_rows;
+    int64_t tiles = sp_cuda_tiles_bound(n_rows, n_slots);
+    int64_t bound = (tiles + (int64_t)(window_tiles - 1) * used) / window_tiles;
+
+    return (int32_t)(bound < tiles ? bound : tiles);
+}
+
 static inline int32_t sp_cuda_chunks(int32_t k_in)
 {
     return sp_cuda_ceil(k_in, SP_CUDA_CHUNK_K);

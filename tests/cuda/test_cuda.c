@@ -239,6 +239,42 @@ static void every_row_has_a_slot_of_its_own(void **state)
     }
 }
 
+/* More segments than a warp has lanes, most of them shorter than a window and empty slots between:
+ * some rows against the double reference, and alone. */
+static void many_segments_keep_to_their_rows(void **state)
+{
+    rig_shape shape = {1500, 90, 1096, 136, 24, 2, 0, SP_DTYPE_BF16}, one_shape = shape;
+    int32_t seq_slot[1500], own[90];
+    static rig one;
+    uint16_t *y, *alone;
+
+    (void)state;
+    one_shape.rows = 1;
+    for (int32_t s = 0; s < 90; s++)
+        own[s] = s % 11 == 3 ? 0 : 1 + s * 7 % 24;
+    for (int32_t row = 0; row < 1500; row++) /* three long segments, every fifth slot empty */
+        seq_slot[row] = row < 900 ? row / 300 * 40 + 1 : (int32_t)(rig_hash((uint32_t)row) % 90u);
+    for (int32_t row = 900; row < 1500; row++)
+        seq_slot[row] -= seq_slot[row] % 5 == 0;
+    rig_make(&the_rig, &shape, seq_slot, own, NULL);
+    y = step(&the_rig, 1);
+    one = the_rig;
+    for (int32_t row = 0; row < 1500; row += 13) {
+        uint32_t seed = (uint32_t)row;
+
+        if (seq_slot[row] < 0)
+            continue;
+        check_row(&the_rig, y, row);
+        rig_make(&one, &one_shape, &seq_slot[row], own, &seed);
+        alone = step(&one, 1);
+        assert_memory_equal(y + (size_t)row * 136, alone, 136 * 2);
+        free(alone);
+        rig_free(&one);
+    }
+    free(y);
+    rig_free(&the_rig);
+}
+
 /* y in FP32 that starts as the bf16 y ends, once rounded, as that one. */
 static void a_float_y_rounds_to_the_bf16_one(void **state)
 {
@@ -478,6 +514,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(one_row_has_one_answer),
         cmocka_unit_test(a_row_of_a_long_prefill_is_the_row_alone),
         cmocka_unit_test(every_row_has_a_slot_of_its_own),
+        cmocka_unit_test(many_segments_keep_to_their_rows),
         cmocka_unit_test(a_float_y_rounds_to_the_bf16_one),
         cmocka_unit_test(a_graph_replays_with_other_adapters),
         cmocka_unit_test(a_small_step_is_right),

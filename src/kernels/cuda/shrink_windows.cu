@@ -5,14 +5,15 @@
  *     planes[p][row, site * R + c] = sum over the chunks of plane p of x[row, :] · A[slot][c, :]
  *
  * Grid (sets of 16 * GROUPS * WARPS ranks of all sites, planes, windows). A block takes a window of
- * WINDOW tiles, run by run of tiles that share a slot, against a set of
- * that slot's own ranks, so x is read once for all of them. x and A pass through a ring of stages
- * in shared memory, one quarter (128 k) each; a warp takes GROUPS groups of 16 ranks, the M sides
- * of the mma, and TILES tiles, its N sides. Rows of a stage are 256 bytes, neighbouring 64 of them
- * swapped in odd rows: no bank twice. Bound by the bytes of x from memory, and of x and A from L2.
+ * up to WINDOW tiles that share a slot against a set of that slot's own ranks, so x is read once
+ * for all of them. x and A pass through a ring of stages in shared memory, one quarter (128 k)
+ * each; a warp takes GROUPS groups of 16 ranks, the M sides of the mma, and TILES tiles, its N
+ * sides. Rows of a stage are 256 bytes, neighbouring 64 of them swapped in odd rows: no bank twice.
+ * Bound by the bytes of x from memory, and of x and A from L2.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/segments.cuh"
 
 #define ROWS      SP_CUDA_TILE_ROWS
 #define RANKS     16
@@ -48,7 +49,7 @@ template <int WINDOW, int WARPS, int GROUPS> struct block {
 
 template <int WINDOW, int WARPS, int GROUPS> struct window {
     typedef block<WINDOW, WARPS, GROUPS> shape;
-    int slot[shape::tiles];     /* -1: no tile */
+    int slot;
     int out_row[shape::x_rows]; /* -1: none */
     int n_groups;
     rank_group group[shape::groups];
@@ -59,19 +60,18 @@ template <int WINDOW, int WARPS, int GROUPS> struct window {
 
 template <int WINDOW, int WARPS, int GROUPS>
 static __device__ __forceinline__ void read_window(window<WINDOW, WARPS, GROUPS> *win,
-                                                   const sp_cuda_group &group, int tiles_bound)
+                                                   const sp_cuda_group &group, tile_run run)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
-    int i = threadIdx.x / ROWS, j = threadIdx.x % ROWS, at = blockIdx.z * shape::tiles + i;
+    int i = threadIdx.x / ROWS, j = threadIdx.x % ROWS;
 
     if (i < shape::tiles) {
-        const sp_cuda_tile *tile = &group.plan.tiles[min(at, tiles_bound - 1)];
-        int count = tile->count, slot = tile->slot, row = tile->row[j];
+        const sp_cuda_tile *tile = &group.plan.tiles[run.first + min(i, run.n - 1)];
+        int count = tile->count, row = tile->row[j];
 
-        count = at < tiles_bound ? count : 0;
-        win->out_row[threadIdx.x] = j < count ? row : -1;
-        if (j == 0)
-            win->slot[i] = count > 0 ? slot : -1;
+        win->out_row[threadIdx.x] = i < run.n && j < count ? row : -1;
+        if (threadIdx.x == 0)
+            win->slot = tile->slot;
     }
     __syncthreads();
 }
@@ -106,8 +106,7 @@ static __device__ __forceinline__ void list_groups(window<WINDOW, WARPS, GROUPS>
 
 template <int WINDOW, int WARPS, int GROUPS>
 static __device__ __forceinline__ void list_sources(window<WINDOW, WARPS, GROUPS> *win,
-                                                    const sp_cuda_group &group, int slot, int from,
-                                                    int to)
+                                                    const sp_cuda_group &group, int slot)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
 
@@ -117,9 +116,7 @@ static __device__ __forceinline__ void list_sources(window<WINDOW, WARPS, GROUPS
         int rank = i - shape::x_rows;
 
         if (rank < 0) {
-            int like = i / ROWS >= from && i / ROWS < to && win->out_row[i] >= 0 ? i : from * ROWS;
-
-            source += win->out_row[like] * group.x_stride;
+            source += win->out_row[win->out_row[i] >= 0 ? i : 0] * group.x_stride;
         } else if (rank / RANKS < win->n_groups) {
             rank_group at = win->group[rank / RANKS];
             const sp_cuda_site &site = group.sites[at.site];
@@ -220,8 +217,7 @@ static __device__ __forceinline__ void add_into(sums<TILES, GROUPS> *sum,
 template <int WINDOW, int WARPS, int GROUPS>
 static __device__ __forceinline__ void store(
     const window<WINDOW, WARPS, GROUPS> &win, const sp_cuda_group &group,
-    const sums<block<WINDOW, WARPS, GROUPS>::warp_tiles, GROUPS> &plane, int x_row, int group0,
-    int from, int to)
+    const sums<block<WINDOW, WARPS, GROUPS>::warp_tiles, GROUPS> &plane, int x_row, int group0)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
     int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
@@ -235,7 +231,7 @@ static __device__ __forceinline__ void store(
             float *to_row =
                 group.planes + ((int64_t)blockIdx.y * group.n_rows + out) * row_floats + g;
 
-            if (row / ROWS < from || row / ROWS >= to || out < 0)
+            if (out < 0)
                 continue;
 #pragma unroll
             for (int i = 0; i < GROUPS; i++) {
@@ -255,11 +251,10 @@ static __device__ __forceinline__ void store(
 
 /* ---- kernel -------------------------------------------------------------------------------- */
 
-/* k [k0, k1) of one run of tiles. */
+/* k [k0, k1). */
 template <int F16, int WINDOW, int WARPS, int GROUPS>
 static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &win,
-                                           const sp_cuda_group &group, char *ring, int k0, int k1,
-                                           int from, int to, bool waited)
+                                           const sp_cuda_group &group, char *ring, int k0, int k1)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
     int warp = threadIdx.x >> 5, n = (k1 - k0 + STAGE_K - 1) / STAGE_K;
@@ -276,8 +271,7 @@ static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &
     for (int i = 0; i < shape::stages - 1 && i < n; i++)
         load_rows<shape::a_rows, shape::pass_rows>(to_a + i * shape::stage_bytes, from_a, mine,
                                                    a_end, k0 + i * STAGE_K, k1);
-    if (!waited)
-        wait_predecessor();
+    wait_predecessor();
     for (int i = 0; i < shape::stages - 1; i++) {
         if (i < n)
             load_rows<shape::x_rows, shape::pass_rows>(to_x + i * shape::stage_bytes, from_x, mine,
@@ -308,7 +302,7 @@ static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &
                    ? fill + shape::stage_bytes
                    : 0;
     }
-    store(win, group, plane, x_row, group0, from, to);
+    store(win, group, plane, x_row, group0);
 }
 
 template <int F16, int WINDOW, int WARPS, int GROUPS>
@@ -318,30 +312,25 @@ __global__ void __launch_bounds__(block<WINDOW, WARPS, GROUPS>::threads,
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
     int k0 = blockIdx.y * plane_k, k1 = min(k0 + plane_k, group.k_in);
-    bool waited = false;
+    tile_run run_of;
     extern __shared__ __align__(128) char ring[];
     __shared__ window<WINDOW, WARPS, GROUPS> win;
 
     static_assert(shape::x_rows <= shape::threads && shape::groups <= shape::threads,
                   "one thread for each");
     release_successor();
-    read_window(&win, group, tiles_bound);
-    for (int from = 0, to; from < shape::tiles && win.slot[from] >= 0; from = to) {
-        int slot = win.slot[from];
-
-        for (to = from + 1; to < shape::tiles && win.slot[to] == slot; to++)
-            continue;
-        list_groups(&win, group, slot);
-        if (win.n_groups > 0) {
-            list_sources(&win, group, slot, from, to);
-            run<F16, WINDOW, WARPS, GROUPS>(win, group, ring, k0, k1, from, to, waited);
-            waited = true;
-        }
-        __syncthreads(); /* before the lists of the next run */
+    run_of = find_window<shape::tiles>(group.plan, group.n_slots, tiles_bound, blockIdx.z);
+    if (run_of.n > 0) {
+        read_window(&win, group, run_of);
+        list_groups(&win, group, win.slot);
     }
-    /* A kernel that is done means that all before it are: so one block waits in any case. */
-    if (!waited && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0)
+    if (run_of.n > 0 && win.n_groups > 0) {
+        list_sources(&win, group, win.slot);
+        run<F16, WINDOW, WARPS, GROUPS>(win, group, ring, k0, k1);
+    } else if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
+        /* A kernel that is done means that all before it are: so one block waits in any case. */
         wait_predecessor();
+    }
 }
 
 /* ---- launch -------------------------------------------------------------------------------- */
@@ -365,7 +354,7 @@ static cudaError_t launch(int gpu, const sp_cuda_group *group, int plane_chunks,
     int tiles = sp_cuda_tiles_bound(group->n_rows, group->n_slots);
     cudaLaunchAttribute overlap;
     dim3 grid((unsigned)sp_cuda_ceil(rank_groups, shape::groups), (unsigned)n_planes,
-              (unsigned)sp_cuda_ceil(tiles, shape::tiles));
+              (unsigned)sp_cuda_windows_bound(group->n_rows, group->n_slots, shape::tiles));
     cudaLaunchConfig_t config =
         sp_cuda_overlapping(grid, shape::threads, shape::stages * shape::stage_bytes, &overlap,
                             group->after_plan != 0, stream);

@@ -1,0 +1,64 @@
+/* test_cuda_choose.c: the bounds that size the CUDA launches, against segments counted one by one.
+ */
+#include "kernels/cuda_choose.h"
+#include "support/test.h"
+
+#include <stdlib.h>
+
+/* Tiles and windows of rows dealt to the slots: the counting that the bounds stand for. */
+static void count(const int32_t *rows_of, int32_t n_slots, int32_t window_tiles, int32_t *out_tiles,
+                  int32_t *out_windows)
+{
+    *out_tiles = *out_windows = 0;
+    for (int32_t s = 0; s < n_slots; s++) {
+        int32_t tiles = rows_of[s] / 8 + (rows_of[s] % 8 != 0);
+
+        *out_tiles += tiles;
+        *out_windows += tiles / window_tiles + (tiles % window_tiles != 0);
+    }
+}
+
+static void tiles_and_windows_stay_within_their_bounds(void **state)
+{
+    static const int32_t rows[] = {1, 7, 8, 9, 64, 257, 512, 2048, 8192};
+    static const int32_t slots[] = {1, 2, 5, 16, 64, 300};
+    uint32_t random = 12345;
+
+    (void)state;
+    for (int32_t i = 0; i < 9 * 6 * 40; i++) {
+        int32_t n_rows = rows[i % 9], n_slots = slots[i / 9 % 6], window_tiles = i % 2 ? 4 : 8;
+        int32_t *rows_of = calloc((size_t)n_slots, sizeof *rows_of), tiles, windows;
+
+        for (int32_t row = 0; row < n_rows; row++) {
+            random = random * 1664525u + 1013904223u;
+            rows_of[(random >> 8) % (uint32_t)(i % 3 ? n_slots : (n_slots + 3) / 4)]++;
+        }
+        count(rows_of, n_slots, window_tiles, &tiles, &windows);
+        assert_true(tiles <= sp_cuda_tiles_bound(n_rows, n_slots));
+        assert_true(windows <= sp_cuda_windows_bound(n_rows, n_slots, window_tiles));
+        free(rows_of);
+    }
+}
+
+/* Where the bounds are reached: a row more than full tiles, and than full windows, in every slot.
+ */
+static void the_bounds_are_not_wasteful(void **state)
+{
+    (void)state;
+    assert_int_equal(sp_cuda_tiles_bound(8192, 1), 1024);
+    assert_int_equal(sp_cuda_tiles_bound(4 * 9, 4), 8);
+    assert_int_equal(sp_cuda_tiles_bound(3, 64), 3);
+    assert_int_equal(sp_cuda_windows_bound(8192, 1, 8), 128);
+    assert_int_equal(sp_cuda_windows_bound(4 * 65, 4, 8), 8);
+    assert_int_equal(sp_cuda_windows_bound(3, 64, 8), 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tiles_and_windows_stay_within_their_bounds),
+        cmocka_unit_test(the_bounds_are_not_wasteful),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
