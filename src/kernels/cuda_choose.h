@@ -19,7 +19,7 @@ extern "C" {
 #define SP_CUDA_DECODE_ROWS 256
 /* Up to this many blocks of one chunk (16 KB of weights) a block takes one; above, a group of them.
  * Chosen for 132 multiprocessors and harmless elsewhere, as all here. */
-#define SP_CUDA_CHUNK_BLOCKS  2200
+#define SP_CUDA_CHUNK_BLOCKS  10000
 #define SP_CUDA_WINDOW_BLOCKS 160 /* the same for windows */
 #define SP_CUDA_WAVE          528 /* blocks of the expand that are resident together */
 #define SP_CUDA_STEPS_MAX     8   /* of a block of the expand */
