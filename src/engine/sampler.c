@@ -126,9 +126,11 @@ sp_status sp_sample_greedy(const float *logits, int32_t vocab, int32_t *out_toke
  * all of them together are one cut: the last token kept.
  */
 typedef struct {
+    const sp_kernels *kernels;
     const float *logits; /* [vocab] */
     int32_t vocab;
     float *weight; /* [vocab] scratch */
+    bool weighed;  /* weight holds that of every token, kept or not */
     int32_t *ids;  /* [vocab] scratch */
     float best;    /* the largest logit */
     float inverse; /* 1 / temperature */
@@ -143,7 +145,17 @@ static bool is_better(const float *logits, int32_t a, int32_t b)
 
 static float weight_of(const sampler *sample, int32_t id)
 {
-    return expf((sample->logits[id] - sample->best) * sample->inverse);
+    float weight;
+
+    sample->kernels->exp_weights(&weight, &sample->logits[id], sample->best, sample->inverse, 1);
+    return weight;
+}
+
+static void weigh_all(sampler *sample)
+{
+    sample->kernels->exp_weights(sample->weight, sample->logits, sample->best, sample->inverse,
+                                 sample->vocab);
+    sample->weighed = true;
 }
 
 /* Restores a heap below i. The root is the worst token. */
@@ -187,18 +199,20 @@ static void cut_top_k(sampler *sample, int32_t k)
  * up to top_p · mass: all such tokens together are lighter than what may be left out. The half is
  * for the rounding of the sums.
  */
-static int32_t collect_for_top_p(const sampler *sample, double top_p, int32_t n_kept,
-                                 double *out_mass)
+static int32_t collect_for_top_p(sampler *sample, double top_p, int32_t n_kept, double *out_mass)
 {
     bool is_cut = sample->last >= 0;
     double mass = 0;
     float floor;
     int32_t n = 0;
 
+    if (!is_cut)
+        weigh_all(sample);
     for (int32_t i = 0; i < n_kept; i++) {
         int32_t id = is_cut ? sample->ids[i] : i;
 
-        sample->weight[id] = weight_of(sample, id);
+        if (is_cut)
+            sample->weight[id] = weight_of(sample, id);
         mass += sample->weight[id];
     }
     floor = (float)(0.5 * (1 - top_p) * mass / n_kept);
@@ -265,15 +279,17 @@ static void cut_top_p(sampler *sample, double top_p, int32_t n_kept)
 }
 
 /* Weighs the kept tokens, all others 0, and returns their mass. */
-static double weigh(const sampler *sample)
+static double weigh(sampler *sample)
 {
     double mass = 0;
 
+    if (sample->last < 0 && !sample->weighed)
+        weigh_all(sample);
     for (int32_t id = 0; id < sample->vocab; id++) {
         float weight = 0;
 
         if (sample->last < 0 || !is_better(sample->logits, sample->last, id))
-            weight = weight_of(sample, id);
+            weight = sample->weighed ? sample->weight[id] : weight_of(sample, id);
         if (weight < sample->min_p)
             weight = 0;
         sample->weight[id] = weight;
@@ -296,10 +312,11 @@ static int32_t draw(const sampler *sample, double target)
     return id;
 }
 
-sp_status sp_sample(const float *logits, int32_t vocab, const sp_sample_params *params,
-                    uint64_t position, void *scratch, int32_t *out_token, sp_error *error)
+sp_status sp_sample(const sp_kernels *kernels, const float *logits, int32_t vocab,
+                    const sp_sample_params *params, uint64_t position, void *scratch,
+                    int32_t *out_token, sp_error *error)
 {
-    sampler sample = {.logits = logits, .vocab = vocab, .last = -1};
+    sampler sample = {.kernels = kernels, .logits = logits, .vocab = vocab, .last = -1};
     int32_t best, n_kept = vocab;
     sp_status status = sp_sample_greedy(logits, vocab, &best, error);
 

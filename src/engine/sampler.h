@@ -18,6 +18,8 @@
 #ifndef SP_ENGINE_SAMPLER_H
 #define SP_ENGINE_SAMPLER_H
 
+#include "kernels/kernels.h"
+
 #include <sidepath/status.h>
 
 #include <stddef.h>
@@ -44,13 +46,15 @@ sp_status sp_sample_params_check(const sp_sample_params *params, sp_error *error
 size_t sp_sample_scratch_bytes(int32_t vocab);
 
 /*
+ * The weights are what `kernels` computes, so a token depends on its level as its logits do.
  * logits [vocab], finite or -inf (a token that is ruled out); params as checked; position counts
  * the output tokens of the request from 0. Allocates nothing; scratch may be NULL when greedy.
  * SP_ERR_INPUT, code "bad-logits": a NaN or +inf, position is its id; code "no-token": every
  * logit is -inf. SP_ERR_ARGUMENT: vocab < 1.
  */
-sp_status sp_sample(const float *logits, int32_t vocab, const sp_sample_params *params,
-                    uint64_t position, void *scratch, int32_t *out_token, sp_error *error);
+sp_status sp_sample(const sp_kernels *kernels, const float *logits, int32_t vocab,
+                    const sp_sample_params *params, uint64_t position, void *scratch,
+                    int32_t *out_token, sp_error *error);
 
 /* The id of the largest logit, the lower of equal ones. Errors as above. */
 sp_status sp_sample_greedy(const float *logits, int32_t vocab, int32_t *out_token, sp_error *error);

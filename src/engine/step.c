@@ -279,8 +279,9 @@ static void choose_task(void *user, int32_t task, int32_t thread)
 
     if (row->chooses)
         row->status = sp_sample(
-            adjust(engine, sequence, logits_of(engine, task), thread), engine->model.shape.vocab,
-            &sequence->sampling, (uint64_t)(sequence->n_tokens - sequence->n_prompt),
+            engine->kernels, adjust(engine, sequence, logits_of(engine, task), thread),
+            engine->model.shape.vocab, &sequence->sampling,
+            (uint64_t)(sequence->n_tokens - sequence->n_prompt),
             engine->sample_scratch + (size_t)thread * engine->sample_bytes, &row->token, NULL);
 }
 

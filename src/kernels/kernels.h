@@ -122,6 +122,9 @@ typedef struct sp_kernels {
     /* out = T(silu(gate) * up), n elements; out may be gate or up. */
     void (*silu_mul)(sp_dtype type, void *out, const void *gate, const void *up, int64_t n);
 
+    /* weights[i] = e^((logits[i] - best) * inverse), n elements; 0 for a logit of -inf. */
+    void (*exp_weights)(float *weights, const float *logits, float best, float inverse, int64_t n);
+
     /* y = T(y + x), n elements. */
     void (*add)(sp_dtype type, void *y, const void *x, int64_t n);
 

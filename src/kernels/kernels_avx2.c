@@ -128,6 +128,23 @@ SP_INLINE __m256 silu_times(__m256 gate, __m256 up)
     return _mm256_mul_ps(silu, up);
 }
 
+SP_INLINE __m256 weights_8(__m256 logits, float best, float inverse)
+{
+    return sp_v8_exp(
+        _mm256_mul_ps(_mm256_sub_ps(logits, _mm256_set1_ps(best)), _mm256_set1_ps(inverse)));
+}
+
+static void exp_weights(float *weights, const float *logits, float best, float inverse, int64_t n)
+{
+    int64_t i = 0;
+
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(weights + i, weights_8(_mm256_loadu_ps(logits + i), best, inverse));
+    if (i < n)
+        sp_v8_store_tail(SP_DTYPE_F32, weights, i, n - i,
+                         weights_8(sp_v8_load_tail(SP_DTYPE_F32, logits, i, n - i), best, inverse));
+}
+
 SP_INLINE void silu_mul_typed(sp_dtype type, void *out, const void *gate, const void *up, int64_t n)
 {
     int64_t i = 0;
@@ -195,6 +212,7 @@ void sp_kernels_fill_avx2(sp_kernels *kernels)
     kernels->rmsnorm = rmsnorm;
     kernels->rmsnorm_rope = rmsnorm_rope;
     kernels->silu_mul = silu_mul;
+    kernels->exp_weights = exp_weights;
     kernels->add = add;
     kernels->convert = convert;
     sp_kernels_fill_gemm_avx2(kernels);

@@ -62,6 +62,12 @@ static void rmsnorm_rope(sp_dtype type, void *x, const uint16_t *w, float w_offs
     }
 }
 
+static void exp_weights(float *weights, const float *logits, float best, float inverse, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        weights[i] = sp_exp_scalar((logits[i] - best) * inverse);
+}
+
 static void silu_mul(sp_dtype type, void *out, const void *gate, const void *up, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -221,6 +227,7 @@ void sp_kernels_fill_scalar(sp_kernels *kernels)
         .rmsnorm = rmsnorm,
         .rmsnorm_rope = rmsnorm_rope,
         .silu_mul = silu_mul,
+        .exp_weights = exp_weights,
         .add = add,
         .attention = attention,
         .attention_scratch_floats = attention_scratch_floats,

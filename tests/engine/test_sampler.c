@@ -11,6 +11,14 @@
 #include <stdbool.h>
 #include <string.h>
 
+static const sp_kernels *kernels(void)
+{
+    const sp_kernels *best;
+
+    assert_ok(sp_kernels_get(NULL, &best, NULL), NULL);
+    return best;
+}
+
 static int32_t sample(const float *logits, int32_t vocab, sp_sample_params params,
                       uint64_t position)
 {
@@ -18,7 +26,8 @@ static int32_t sample(const float *logits, int32_t vocab, sp_sample_params param
     int32_t token = -1;
     sp_error error;
 
-    assert_ok(sp_sample(logits, vocab, &params, position, scratch, &token, &error), &error);
+    assert_ok(sp_sample(kernels(), logits, vocab, &params, position, scratch, &token, &error),
+              &error);
     assert_true(token >= 0 && token < vocab);
     sp_free(scratch);
     return token;
@@ -98,7 +107,7 @@ static void test_greedy(void **state)
             logits[best] = -1.0f;
             logits[vocab - 1] = -1.0f; /* a tie behind it, or itself */
             assert_int_equal(greedy(logits, vocab), best);
-            assert_ok(sp_sample(logits, vocab, &params, 3, NULL, &token, NULL), NULL);
+            assert_ok(sp_sample(kernels(), logits, vocab, &params, 3, NULL, &token, NULL), NULL);
             assert_int_equal(token, best);
         }
     assert_int_equal(greedy((float[]){-INFINITY, -5, -INFINITY}, 3), 1);
@@ -356,7 +365,7 @@ static void test_scratch_stays_inside(void **state)
         sp_sample_params params = {1, k, k % 2 ? 1 : 0.95, 0.01, 1};
         int32_t token;
 
-        assert_ok(sp_sample(logits, vocab, &params, 0, scratch, &token, NULL), NULL);
+        assert_ok(sp_sample(kernels(), logits, vocab, &params, 0, scratch, &token, NULL), NULL);
         for (size_t i = bytes; i < bytes + 64; i++)
             assert_int_equal(scratch[i], 0xa5);
     }
@@ -375,7 +384,8 @@ static void check_bad_logits(float bad, int32_t at, const char *code)
     for (int i = 0; i < 40; i++)
         logits[i] = 1;
     logits[at] = bad;
-    assert_int_equal(sp_sample(logits, 40, &params, 0, scratch, &token, &error), SP_ERR_INPUT);
+    assert_int_equal(sp_sample(kernels(), logits, 40, &params, 0, scratch, &token, &error),
+                     SP_ERR_INPUT);
     assert_string_equal(error.code, code);
     assert_int_equal(error.position, at);
     assert_int_equal(sp_sample_greedy(logits, 40, &token, &error), SP_ERR_INPUT);

@@ -184,6 +184,34 @@ static void silu_mul_matches_double(void **state)
                     check_silu(kernels, &random, dtypes[t], lengths[l], sizes[s], in_place);
 }
 
+/* Each weight against double, and alone against among others. */
+static void exp_weights_match_double(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state);
+    static const int64_t counts[] = {1, 7, 8, 9, 16, 100, 1023};
+    sp_test_random random = {21};
+    float logits[1023], weights[1024], alone;
+
+    for (size_t l = 0; l < sizeof counts / sizeof *counts; l++) {
+        int64_t n = counts[l];
+
+        for (int64_t i = 0; i < n; i++)
+            logits[i] = sp_test_float(&random) * 40.0f;
+        logits[n / 2] = -INFINITY;
+        weights[n] = 7.0f;
+        kernels->exp_weights(weights, logits, 40.0f, 1.25f, n);
+        for (int64_t i = 0; i < n; i++) {
+            /* The exponent is rounded twice, by half an ulp of up to 128 each time. */
+            double expected = exp(((double)logits[i] - 40.0) * 1.25);
+
+            check_close(weights[i], expected, expected * 0x1p-16 + 0x1p-149, "exp_weights", n, i);
+            kernels->exp_weights(&alone, &logits[i], 40.0f, 1.25f, 1);
+            assert_memory_equal(&alone, &weights[i], sizeof alone);
+        }
+        assert_true(weights[n / 2] == 0.0f && weights[n] == 7.0f);
+    }
+}
+
 static void silu_has_its_limits(void **state)
 {
     const sp_kernels *kernels = kernels_or_skip(state);
@@ -353,6 +381,7 @@ int main(void)
         FOR_EACH_LEVEL(rope_matches_double),
         FOR_EACH_LEVEL(silu_mul_matches_double),
         FOR_EACH_LEVEL(silu_has_its_limits),
+        FOR_EACH_LEVEL(exp_weights_match_double),
         FOR_EACH_LEVEL(add_is_exact),
         FOR_EACH_LEVEL(conversion_is_exact),
         FOR_EACH_LEVEL(override_rows_touches_only_what_is_replaced),
