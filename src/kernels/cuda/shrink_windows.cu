@@ -7,9 +7,10 @@
  * Grid (sets of 16 * GROUPS * WARPS ranks of all sites, planes, windows). A block takes a window of
  * up to WINDOW tiles that share a slot against a set of that slot's own ranks, so x is read once
  * for all of them. x and A pass through a ring of stages in shared memory, one quarter (128 k)
- * each; a warp takes GROUPS groups of 16 ranks, the M sides of the mma, and TILES tiles, its N
- * sides. Rows of a stage are 256 bytes, neighbouring 64 of them swapped in odd rows: no bank twice.
- * Bound by the bytes of x from memory, and of x and A from L2.
+ * each. A warp takes two tiles, the M side of the mma, whose registers are so put in order once for
+ * all ranks, and GROUPS groups of 16 ranks, its N sides. Rows of a stage are 256 bytes,
+ * neighbouring 64 of them swapped in odd rows: no bank twice. Bound by the bytes of x from memory,
+ * and of x and A from L2.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -29,9 +30,9 @@ typedef struct rank_group {
 
 template <int WINDOW, int WARPS, int GROUPS> struct block {
     enum {
-        row_warps = 4,
         tiles = WINDOW,
-        warp_tiles = tiles / row_warps,
+        warp_tiles = 2, /* the M side of one mma */
+        row_warps = tiles / warp_tiles,
         x_rows = tiles * ROWS,
         groups = GROUPS * WARPS,
         a_rows = groups * RANKS,
@@ -163,7 +164,9 @@ static __device__ __forceinline__ void load_rows(uint32_t to, const uint16_t *co
 
 /* ---- the product --------------------------------------------------------------------------- */
 
-/* A thread's share of GROUPS groups of 16 ranks by TILES tiles of 8 rows. */
+/* A thread's share of GROUPS groups of 16 ranks by TILES tiles of 8 rows. Of two tiles [j] has the
+ * lower eight ranks and [j + 1] the upper: ranks 2 t and 2 t + 1 of row g of the one tile, then of
+ * the other. */
 template <int TILES, int GROUPS> struct sums {
     float of[GROUPS][TILES][4];
 };
@@ -191,9 +194,13 @@ static __device__ __forceinline__ sums<TILES, GROUPS> multiply(const char *x, co
             uint4 high = *(const uint4 *)(a + here + (i * RANKS + 8) * ROW_BYTES);
 
 #pragma unroll
-            for (int j = 0; j < TILES; j++) {
-                mma<F16>(acc.of[i][j], low.x, high.x, low.y, high.y, v[j].x, v[j].y);
-                mma<F16>(acc.of[i][j], low.z, high.z, low.w, high.w, v[j].z, v[j].w);
+            for (int j = 0; j < TILES; j += 2) {
+                const uint4 &u = v[j], &w = v[j + 1];
+
+                mma<F16>(acc.of[i][j], u.x, w.x, u.y, w.y, low.x, low.y);
+                mma<F16>(acc.of[i][j + 1], u.x, w.x, u.y, w.y, high.x, high.y);
+                mma<F16>(acc.of[i][j], u.z, w.z, u.w, w.w, low.z, low.w);
+                mma<F16>(acc.of[i][j + 1], u.z, w.z, u.w, w.w, high.z, high.w);
             }
         }
     }
@@ -222,34 +229,51 @@ static __device__ __forceinline__ void store(
     typedef block<WINDOW, WARPS, GROUPS> shape;
     int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     int64_t row_floats = group.rank_stride * group.n_sites;
+    float *to_plane = group.planes + (int64_t)blockIdx.y * group.n_rows * row_floats + 2 * t;
 
 #pragma unroll
-    for (int j = 0; j < shape::warp_tiles; j++)
-#pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
-            int row = x_row + j * ROWS + 2 * t + odd, out = win.out_row[row];
-            float *to_row =
-                group.planes + ((int64_t)blockIdx.y * group.n_rows + out) * row_floats + g;
+    for (int j = 0; j < shape::warp_tiles; j++) {
+        int out = win.out_row[x_row + j * ROWS + g];
 
-            if (out < 0)
-                continue;
+        if (out < 0)
+            continue;
 #pragma unroll
-            for (int i = 0; i < GROUPS; i++) {
-                if (group0 + i >= win.n_groups)
-                    break;
-                rank_group at = win.group[group0 + i];
-                float *to_site = to_row + at.site * group.rank_stride + at.rank0;
-                int end = ((at.rank + 3) & ~3) - at.rank0;
+        for (int i = 0; i < GROUPS; i++) {
+            if (group0 + i >= win.n_groups)
+                break;
+            rank_group at = win.group[group0 + i];
+            float *to = to_plane + out * row_floats + at.site * group.rank_stride + at.rank0;
+            int end = ((at.rank + 3) & ~3) - at.rank0;
 
-                if (g < end)
-                    to_site[0] = plane.of[i][j][odd];
-                if (g + 8 < end)
-                    to_site[8] = plane.of[i][j][2 + odd];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float *pair = &plane.of[i][(j & ~1) + h][(j & 1) * 2];
+
+                if (h * 8 + 2 * t < end)
+                    *(float2 *)(to + h * 8) = make_float2(pair[0], pair[1]);
             }
         }
+    }
 }
 
 /* ---- kernel -------------------------------------------------------------------------------- */
+
+/* Asks for the x of the first stages, which may not be read yet. */
+template <int WINDOW, int WARPS, int GROUPS>
+static __device__ __forceinline__ void prefetch_x(const window<WINDOW, WARPS, GROUPS> &win, int k0,
+                                                  int k1)
+{
+    typedef block<WINDOW, WARPS, GROUPS> shape;
+    const int line_k = 64;
+
+    for (int i = threadIdx.x; i < shape::x_rows * (shape::stages - 1) * STAGE_K / line_k;
+         i += shape::threads) {
+        int k = k0 + i / shape::x_rows * line_k;
+
+        if (k < k1)
+            prefetch_l2(win.source[i % shape::x_rows] + k);
+    }
+}
 
 /* k [k0, k1). */
 template <int F16, int WINDOW, int WARPS, int GROUPS>
@@ -271,6 +295,7 @@ static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &
     for (int i = 0; i < shape::stages - 1 && i < n; i++)
         load_rows<shape::a_rows, shape::pass_rows>(to_a + i * shape::stage_bytes, from_a, mine,
                                                    a_end, k0 + i * STAGE_K, k1);
+    prefetch_x(win, k0, k1);
     wait_predecessor();
     for (int i = 0; i < shape::stages - 1; i++) {
         if (i < n)
@@ -319,6 +344,8 @@ __global__ void __launch_bounds__(block<WINDOW, WARPS, GROUPS>::threads,
     static_assert(shape::x_rows <= shape::threads && shape::groups <= shape::threads,
                   "one thread for each");
     release_successor();
+    if ((int)threadIdx.x < group.n_sites && group.sites[threadIdx.x].rank != NULL)
+        prefetch_l2(group.sites[threadIdx.x].rank);
     run_of = find_window<shape::tiles>(group.plan, group.n_slots, tiles_bound, blockIdx.z);
     if (run_of.n > 0) {
         read_window(&win, group, run_of);
