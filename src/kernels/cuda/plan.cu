@@ -1,9 +1,9 @@
 /*
  * plan.cu: seq_slot and row_scale → segments, row order and tiles, the same bytes as the host's
  * sp_plan_build_rows. A counting sort by slot that keeps the rows' order inside a slot. Few rows
- * take one block; more take a cluster of PARTS blocks, with a part of the rows each. In a part the
- * rows are cut into strips, one for each warp: a strip counts its rows of each slot, the counts of
- * the strips and parts before it say where its first row of the slot goes, and each warp then
+ * take one block; more take a cluster of 8 or 16 blocks, with a part of the rows each. In a part
+ * the rows are cut into strips, one for each warp: a strip counts its rows of each slot, the counts
+ * of the strips and parts before it say where its first row of the slot goes, and each warp then
  * places its own rows, straight into the tiles, without a word to the others. What the parts need
  * of each other is one number a slot, which they read in each other's shared memory. GPUs before
  * sm_90 have no clusters: there one block takes all rows. A slot or scale out of range refuses the
@@ -19,13 +19,16 @@
 #define THREADS      512
 #define WARPS        (THREADS / SP_WARP)
 #define ROWS         SP_CUDA_TILE_ROWS
-#define PARTS        8 /* the largest cluster that every GPU with clusters takes */
+#define PARTS_FEW    8  /* every GPU with clusters takes them */
+#define PARTS_MANY   16 /* some do */
+#define FEW_ROWS     8192
 #define ALONE_ROWS   512
 #define AT_ONCE      2           /* rows of a thread whose loads are in flight together */
 #define SHARED_BYTES (98 * 1024) /* that every GPU from sm_80 on gives a block */
 #define GPUS         64          /* with a note on clusters; others do without */
 #define SCALE_MAX    16.0f
 
+static_assert(SP_CUDA_ROWS_MAX < 1 << 17 && SP_CUDA_SLOTS_MAX < 1 << 15, "see pack");
 static_assert(sizeof(sp_cuda_tile) == 80 && ROWS == 8, "five pieces of 16 bytes, two of them rows");
 
 /* Where a slot's rows go. */
@@ -56,11 +59,11 @@ typedef struct block_memory {
 
 /* ---- prefix sums --------------------------------------------------------------------------- */
 
-/* Rows, segments and tiles in one number: 20 bits hold each. */
+/* Tiles, and in the lower half segments and rows: 17 bits hold those. */
 static __device__ __forceinline__ unsigned long long pack(int rows)
 {
-    return (unsigned long long)(unsigned)rows | (unsigned long long)(rows > 0) << 20 |
-           (unsigned long long)(unsigned)((rows + ROWS - 1) / ROWS) << 40;
+    return (unsigned long long)(unsigned)((rows + ROWS - 1) / ROWS) << 32 |
+           (unsigned)(rows > 0) << 17 | (unsigned)rows;
 }
 
 typedef struct totals {
@@ -69,7 +72,7 @@ typedef struct totals {
 
 static __device__ __forceinline__ totals unpack(unsigned long long sum)
 {
-    return {(int)sum & 0xfffff, (int)(sum >> 20) & 0xfffff, (int)(sum >> 40)};
+    return {(int)sum & 0x1ffff, (int)((unsigned)sum >> 17), (int)(sum >> 32)};
 }
 
 static __device__ __forceinline__ unsigned long long scan_warp(unsigned long long sum)
@@ -202,12 +205,15 @@ static __device__ __forceinline__ int add_parts(const block_memory &m, int slot,
     if (n.parts == 1)
         rows = m.mine[slot];
     else
+#pragma unroll 1
+        for (int first = 0; first < n.parts; first += PARTS_FEW) {
 #pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            int there = load_of_block(&m.mine[slot], part);
+            for (int i = 0; i < PARTS_FEW; i++) {
+                int there = load_of_block(&m.mine[slot], first + i);
 
-            rows += there;
-            before += part < (int)blockIdx.x ? there : 0;
+                rows += there;
+                before += first + i < (int)blockIdx.x ? there : 0;
+            }
         }
     m.place[slot].rows = rows;
     m.place[slot].before = before;
@@ -222,7 +228,7 @@ static __device__ __forceinline__ void note_refused(const block_memory &m, const
     if (threadIdx.x / SP_WARP != WARPS - 1)
         return;
     if (n.parts > 1)
-        refused = __reduce_min_sync(~0u, load_of_block(&m.shared->refused, lane % PARTS));
+        refused = __reduce_min_sync(~0u, load_of_block(&m.shared->refused, lane % n.parts));
     if (lane == 0)
         m.shared->refused_of_all = refused;
 }
@@ -230,12 +236,11 @@ static __device__ __forceinline__ void note_refused(const block_memory &m, const
 /* The sum over the warps before this one. */
 static __device__ __forceinline__ unsigned long long of_warps_before(const plan_shared *s)
 {
-    unsigned long long sum = 0;
+    int lane = threadIdx.x & 31;
+    unsigned long long sum = lane < (int)threadIdx.x / SP_WARP ? s->warp_sum[lane] : 0;
 
-#pragma unroll 1
-    for (int warp = 0; warp < (int)threadIdx.x / SP_WARP; warp++)
-        sum += s->warp_sum[warp];
-    return sum;
+    return (unsigned long long)__reduce_add_sync(~0u, (unsigned)(sum >> 32)) << 32 |
+           __reduce_add_sync(~0u, (unsigned)sum);
 }
 
 static __device__ __forceinline__ void note_segment(const block_memory &m, const sp_cuda_plan &plan,
@@ -257,17 +262,19 @@ static __device__ __forceinline__ void make_segments(const block_memory &m,
     int warp = threadIdx.x >> 5;
 
     note_refused(m, n);
+#pragma unroll 1
     for (int base = 0; base < n.n_slots; base += THREADS) {
-        int slot = base + (int)threadIdx.x, warps = min((n.n_slots - base + 31) / 32, WARPS);
+        int slot = base + (int)threadIdx.x;
+        bool takes_part = base + warp * SP_WARP < n.n_slots;
 
-        if (warp < warps) {
+        if (takes_part) {
             value = slot < n.n_slots ? pack(add_parts(m, slot, n)) : 0;
             sum = scan_warp(value);
             if ((threadIdx.x & 31) == 31)
                 m.shared->warp_sum[warp] = sum;
         }
         __syncthreads();
-        if (warp < warps) {
+        if (takes_part) {
             unsigned long long before = carry + of_warps_before(m.shared) + sum - value;
 
             if (value != 0)
@@ -418,8 +425,9 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- launch -------------------------------------------------------------------------------- */
 
-/* Whether the GPU's own form of the kernel knows clusters. Written at init, before any launch. */
-static bool has_clusters[GPUS];
+/* The most blocks of a cluster that the GPU takes of this kernel, or 1. Written at init, before any
+ * launch. */
+static int parts_max[GPUS];
 
 static size_t shared_bytes(const sizes &n)
 {
@@ -427,22 +435,31 @@ static size_t shared_bytes(const sizes &n)
            (size_t)n.n_strips * (size_t)n.n_slots * sizeof(int);
 }
 
-/* As many strips of a part as there is room for, up to one for each warp. */
-static sizes sizes_of(int gpu, int n_rows, int n_slots)
+static int parts_of(int gpu, int n_rows)
 {
-    sizes n = {n_rows, n_slots, 0, 0, 1, n_rows, 1, n_rows};
+    int most = gpu < GPUS ? parts_max[gpu] : 1;
+
+    if (n_rows <= ALONE_ROWS || most < PARTS_FEW)
+        return 1;
+    return n_rows <= FEW_ROWS || most < PARTS_MANY ? PARTS_FEW : PARTS_MANY;
+}
+
+/* As many strips of a part as there is room for, up to one for each warp. */
+static sizes sizes_of(int n_rows, int n_slots, int parts)
+{
+    sizes n = {};
     int most;
 
+    n.n_rows = n_rows;
+    n.n_slots = n_slots;
+    n.parts = parts;
     if (n_rows == 0)
-        return {0, n_slots, 0, 0, 1, 0, 0, 0};
+        return n;
     n.tiles_bound = sp_cuda_tiles_bound(n_rows, n_slots);
     while (1 << n.slot_bits < n_slots)
         n.slot_bits++;
-    if (n_rows > ALONE_ROWS && gpu < GPUS && has_clusters[gpu]) {
-        n.parts = PARTS;
-        n.part_rows = sp_cuda_ceil(sp_cuda_ceil(n_rows, PARTS), SP_WARP) * SP_WARP;
-    }
-    most = ((int)SHARED_BYTES - (int)shared_bytes({0, n_slots, 0, 0, 0, 0, 0, 0})) / (n_slots * 4);
+    n.part_rows = sp_cuda_ceil(sp_cuda_ceil(n_rows, parts), SP_WARP) * SP_WARP;
+    most = ((int)SHARED_BYTES - (int)shared_bytes(n)) / (n_slots * (int)sizeof(int));
     most = most < WARPS ? most : WARPS;
     n.strip_rows = sp_cuda_ceil(sp_cuda_ceil(n.part_rows, most), SP_WARP) * SP_WARP;
     n.n_strips = sp_cuda_ceil(n.part_rows, n.strip_rows);
@@ -455,7 +472,7 @@ static cudaLaunchConfig_t config_of(const sizes &n, cudaLaunchAttribute *cluster
     cudaLaunchConfig_t config = {};
 
     cluster->id = cudaLaunchAttributeClusterDimension;
-    cluster->val.clusterDim.x = PARTS;
+    cluster->val.clusterDim.x = (unsigned)n.parts;
     cluster->val.clusterDim.y = 1;
     cluster->val.clusterDim.z = 1;
     config.gridDim = dim3((unsigned)n.parts);
@@ -479,29 +496,41 @@ extern "C" int sp_cuda_plan_rows(int gpu, const sp_cuda_plan *plan, int32_t n_ro
         return (int)code;
     if (n_rows < 0 || n_rows > SP_CUDA_ROWS_MAX || n_slots < 1 || n_slots > SP_CUDA_SLOTS_MAX)
         return (int)cudaErrorInvalidValue;
-    n = sizes_of(gpu, n_rows, n_slots);
+    n = sizes_of(n_rows, n_slots, parts_of(gpu, n_rows));
     config = config_of(n, &cluster, (cudaStream_t)stream);
     return (int)cudaLaunchKernelEx(&config, plan_kernel, *plan, n);
 }
 
-/* The code that runs may be of an older architecture than the GPU, and a GPU may have no room for a
- * whole cluster: then there is none. */
+/* Whether a cluster of so many blocks, with the most memory that a plan can ask for, can run. */
+static bool takes_parts(int parts)
+{
+    sizes n = sizes_of(SP_CUDA_ROWS_MAX, SP_CUDA_SLOTS_MAX, parts);
+    cudaLaunchAttribute cluster;
+    cudaLaunchConfig_t config = config_of(n, &cluster, NULL);
+    int active = 0;
+
+    if (cudaOccupancyMaxActiveClusters(&active, plan_kernel, &config) == cudaSuccess)
+        return active > 0;
+    (void)cudaGetLastError();
+    return false;
+}
+
+/* The code that runs may be of an older architecture than the GPU: then it knows no clusters. */
 static cudaError_t find_clusters(int gpu)
 {
-    cudaFuncAttributes code_is;
-    cudaError_t code = cudaFuncGetAttributes(&code_is, plan_kernel);
-    cudaLaunchAttribute cluster;
-    cudaLaunchConfig_t config;
-    int active = 0;
-    sizes n = {0, SP_CUDA_SLOTS_MAX, 0, 0, PARTS, 0, 1, 0};
+    cudaFuncAttributes kernel;
+    cudaError_t code = cudaFuncGetAttributes(&kernel, plan_kernel);
 
     if (code != cudaSuccess || gpu >= GPUS)
         return code;
-    config = config_of(n, &cluster, NULL);
-    if (code_is.ptxVersion < 90 ||
-        cudaOccupancyMaxActiveClusters(&active, plan_kernel, &config) != cudaSuccess)
+    parts_max[gpu] = 1;
+    if (kernel.ptxVersion < 90)
+        return cudaSuccess;
+    code = cudaFuncSetAttribute(plan_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (code != cudaSuccess)
         (void)cudaGetLastError();
-    has_clusters[gpu] = active > 0;
+    if (takes_parts(PARTS_FEW))
+        parts_max[gpu] = code == cudaSuccess && takes_parts(PARTS_MANY) ? PARTS_MANY : PARTS_FEW;
     return cudaSuccess;
 }
 
