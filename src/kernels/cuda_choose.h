@@ -21,6 +21,7 @@ extern "C" {
  * Chosen for 132 multiprocessors and harmless elsewhere, as all here. */
 #define SP_CUDA_CHUNK_BLOCKS  10000
 #define SP_CUDA_WINDOW_BLOCKS 160 /* the same for windows */
+#define SP_CUDA_SHRINK_WAVE   264 /* blocks of windows that are resident together, of the small */
 #define SP_CUDA_WAVE          528 /* blocks of the expand that are resident together */
 #define SP_CUDA_STEPS_MAX     8   /* of a block of the expand */
 #define SP_CUDA_WINDOW_TILES  8
@@ -58,9 +59,46 @@ static inline int32_t sp_cuda_chunks(int32_t k_in)
 typedef struct sp_cuda_shrink_choice {
     int32_t plane_chunks; /* of one block and one plane: 1, or SP_CUDA_GROUP_CHUNKS */
     int32_t n_planes;
-    int32_t window_tiles; /* of one block: 1 in decode, else 4 or 8 */
+    int32_t block_planes; /* of one block of windows, one after the other */
+    int32_t window_tiles; /* of one block: 1 in decode, else 4, 8 or 16 */
     int32_t rank_warps;   /* 64 ranks each, of all sites together; 1 to 3 */
 } sp_cuda_shrink_choice;
+
+/* Windows of many rows: as few planes as keep the device full, and as few blocks, for each begins
+ * with a chain of loads. */
+static inline void sp_cuda_choose_windows(sp_cuda_shrink_choice *choice, int32_t tiles,
+                                          int32_t chunks, int32_t rank_groups)
+{
+    int32_t groups = sp_cuda_ceil(chunks, SP_CUDA_GROUP_CHUNKS), wave = SP_CUDA_SHRINK_WAVE;
+    int32_t windows = sp_cuda_ceil(tiles, SP_CUDA_WINDOW_TILES), sets;
+    int32_t sixty_fours = sp_cuda_ceil(rank_groups, 4);
+
+    choice->window_tiles = SP_CUDA_WINDOW_TILES;
+    choice->rank_warps = rank_groups <= 4 ? 1 : rank_groups <= 8 || rank_groups == 16 ? 2 : 3;
+    if (windows * sp_cuda_ceil(sixty_fours, choice->rank_warps) * groups < SP_CUDA_WINDOW_BLOCKS &&
+        windows * sixty_fours * groups >= SP_CUDA_WINDOW_BLOCKS)
+        choice->rank_warps = 1;
+    sets = sp_cuda_ceil(sixty_fours, choice->rank_warps);
+    if (windows * sets * groups < SP_CUDA_WINDOW_BLOCKS) {
+        if (windows * sets * chunks < SP_CUDA_WINDOW_BLOCKS)
+            choice->window_tiles = SP_CUDA_WINDOW_TILES / 2;
+        return;
+    }
+    choice->plane_chunks = SP_CUDA_GROUP_CHUNKS;
+    choice->n_planes = groups;
+    if ((rank_groups == 4 || rank_groups == 8) &&
+        sp_cuda_ceil(tiles, 2 * SP_CUDA_WINDOW_TILES) * sixty_fours * groups >= wave / 2 - 4) {
+        choice->window_tiles = 2 * SP_CUDA_WINDOW_TILES;
+        choice->rank_warps = 1;
+        windows = sp_cuda_ceil(tiles, choice->window_tiles);
+        sets = sixty_fours;
+    }
+    if (choice->window_tiles > SP_CUDA_WINDOW_TILES || choice->rank_warps > 1)
+        wave /= 2;
+    while (choice->block_planes < groups &&
+           windows * sets * sp_cuda_ceil(groups, choice->block_planes) > wave)
+        choice->block_planes++;
+}
 
 static inline sp_cuda_shrink_choice sp_cuda_choose_shrink(int32_t n_rows, int32_t n_slots,
                                                           int32_t k_in, int32_t rank_stride,
@@ -68,24 +106,13 @@ static inline sp_cuda_shrink_choice sp_cuda_choose_shrink(int32_t n_rows, int32_
 {
     int32_t chunks = sp_cuda_chunks(k_in), tiles = sp_cuda_tiles_bound(n_rows, n_slots);
     int32_t rank_groups = n_sites * sp_cuda_ceil(rank_stride, 16);
-    int32_t groups = sp_cuda_ceil(chunks, SP_CUDA_GROUP_CHUNKS), windows;
-    sp_cuda_shrink_choice choice = {1, chunks, 1, 1};
-    bool whole_groups;
+    sp_cuda_shrink_choice choice = {1, chunks, 1, 1, 1};
 
-    if (n_rows <= SP_CUDA_DECODE_ROWS) {
-        whole_groups = (int64_t)tiles * rank_groups * chunks > SP_CUDA_CHUNK_BLOCKS;
-    } else {
-        choice.rank_warps = rank_groups <= 4 ? 1 : rank_groups <= 8 || rank_groups == 16 ? 2 : 3;
-        windows = sp_cuda_ceil(tiles, SP_CUDA_WINDOW_TILES) *
-                  sp_cuda_ceil(rank_groups, 4 * choice.rank_warps);
-        whole_groups = windows * groups >= SP_CUDA_WINDOW_BLOCKS;
-        choice.window_tiles = whole_groups || windows * chunks >= SP_CUDA_WINDOW_BLOCKS
-                                  ? SP_CUDA_WINDOW_TILES
-                                  : SP_CUDA_WINDOW_TILES / 2;
-    }
-    if (whole_groups) {
+    if (n_rows > SP_CUDA_DECODE_ROWS) {
+        sp_cuda_choose_windows(&choice, tiles, chunks, rank_groups);
+    } else if ((int64_t)tiles * rank_groups * chunks > SP_CUDA_CHUNK_BLOCKS) {
         choice.plane_chunks = SP_CUDA_GROUP_CHUNKS;
-        choice.n_planes = groups;
+        choice.n_planes = sp_cuda_ceil(chunks, SP_CUDA_GROUP_CHUNKS);
     }
     return choice;
 }

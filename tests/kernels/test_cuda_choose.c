@@ -53,11 +53,36 @@ static void the_bounds_are_not_wasteful(void **state)
     assert_int_equal(sp_cuda_windows_bound(3, 64, 8), 3);
 }
 
+/* Every chunk in one plane, every plane in one block, and shapes that there are kernels for. */
+static void planes_cover_k_and_blocks_cover_planes(void **state)
+{
+    static const int32_t rows[] = {1, 64, 256, 257, 512, 2048, 8192, 65536};
+    static const int32_t ks[] = {8, 512, 520, 2560, 4096, 12288, 25600};
+    static const int32_t ranks[] = {8, 16, 24, 64, 128, 512};
+
+    (void)state;
+    for (int32_t i = 0; i < 8 * 7 * 6 * 4; i++) {
+        int32_t n_rows = rows[i % 8], k = ks[i / 8 % 7], rank = ranks[i / 56 % 6];
+        int32_t sites = i / 336 + 1, chunks = (k + 511) / 512;
+        sp_cuda_shrink_choice choice = sp_cuda_choose_shrink(n_rows, 16, k, rank, sites);
+        int32_t window = choice.window_tiles;
+
+        assert_true(choice.plane_chunks == 1 || choice.plane_chunks == 4);
+        assert_true(choice.n_planes * choice.plane_chunks >= chunks);
+        assert_true((choice.n_planes - 1) * choice.plane_chunks < chunks);
+        assert_in_range(choice.block_planes, 1, choice.n_planes);
+        assert_int_equal(window == 1, n_rows <= 256);
+        assert_true(window == 1 || window == 4 || window == 8 || window == 16);
+        assert_in_range(choice.rank_warps, 1, window == 1 || window == 16 ? 1 : 3);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiles_and_windows_stay_within_their_bounds),
         cmocka_unit_test(the_bounds_are_not_wasteful),
+        cmocka_unit_test(planes_cover_k_and_blocks_cover_planes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

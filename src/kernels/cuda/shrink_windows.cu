@@ -4,13 +4,13 @@
  *
  *     planes[p][row, site * R + c] = sum over the chunks of plane p of x[row, :] · A[slot][c, :]
  *
- * Grid (sets of 16 * GROUPS * WARPS ranks of all sites, planes, windows). A block takes a window of
- * up to WINDOW tiles that share a slot against a set of that slot's own ranks, so x is read once
- * for all of them. x and A pass through a ring of stages in shared memory, one quarter (128 k)
- * each. A warp takes two tiles, the M side of the mma, whose registers are so put in order once for
- * all ranks, and GROUPS groups of 16 ranks, its N sides. Rows of a stage are 256 bytes,
- * neighbouring 64 of them swapped in odd rows: no bank twice. Bound by the bytes of x from memory,
- * and of x and A from L2.
+ * Grid (sets of 16 * GROUPS * WARPS ranks of all sites, runs of planes, windows). A block takes a
+ * window of up to WINDOW tiles that share a slot against a set of that slot's own ranks, so x is
+ * read once for all of them. x and A pass through a ring of stages in shared memory, one quarter
+ * (128 k) each. A warp takes pairs of tiles, the M sides of the mma, whose registers are so put in
+ * order once for all ranks, and GROUPS groups of 16 ranks, its N sides. Rows of a stage are 256
+ * bytes, neighbouring 64 of them swapped in odd rows: no bank twice. Bound by the bytes of x from
+ * memory, and of x and A from L2.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -31,8 +31,8 @@ typedef struct rank_group {
 template <int WINDOW, int WARPS, int GROUPS> struct block {
     enum {
         tiles = WINDOW,
-        warp_tiles = 2, /* the M side of one mma */
-        row_warps = tiles / warp_tiles,
+        row_warps = tiles < 8 ? 2 : 4,
+        warp_tiles = tiles / row_warps, /* two are the M side of one mma */
         x_rows = tiles * ROWS,
         groups = GROUPS * WARPS,
         a_rows = groups * RANKS,
@@ -40,8 +40,8 @@ template <int WINDOW, int WARPS, int GROUPS> struct block {
         threads = SP_WARP * row_warps * WARPS,
         pass_rows = threads / PIECES, /* that all threads together fetch a piece of */
         stage_bytes = rows * ROW_BYTES,
-        resident = groups <= 4 ? 2 : 1, /* blocks of a multiprocessor */
-        stages = 4 * stage_bytes * resident <= 200 * 1024 ? 4 : 3,
+        resident = groups <= 4 && tiles <= 8 ? 2 : 1, /* blocks of a multiprocessor */
+        stages = 4 * stage_bytes * resident <= 190 * 1024 ? 4 : 3,
         unroll = GROUPS * warp_tiles < 8 ? 4
                  : WARPS < 3             ? 2
                                          : 1, /* more would spill */
@@ -224,12 +224,13 @@ static __device__ __forceinline__ void add_into(sums<TILES, GROUPS> *sum,
 template <int WINDOW, int WARPS, int GROUPS>
 static __device__ __forceinline__ void store(
     const window<WINDOW, WARPS, GROUPS> &win, const sp_cuda_group &group,
-    const sums<block<WINDOW, WARPS, GROUPS>::warp_tiles, GROUPS> &plane, int x_row, int group0)
+    const sums<block<WINDOW, WARPS, GROUPS>::warp_tiles, GROUPS> &plane, int number, int x_row,
+    int group0)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
     int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     int64_t row_floats = group.rank_stride * group.n_sites;
-    float *to_plane = group.planes + (int64_t)blockIdx.y * group.n_rows * row_floats + 2 * t;
+    float *to_plane = group.planes + (int64_t)number * group.n_rows * row_floats + 2 * t;
 
 #pragma unroll
     for (int j = 0; j < shape::warp_tiles; j++) {
@@ -275,10 +276,11 @@ static __device__ __forceinline__ void prefetch_x(const window<WINDOW, WARPS, GR
     }
 }
 
-/* k [k0, k1). */
+/* k [k0, k1), in planes of so many stages; the first is number plane0. */
 template <int F16, int WINDOW, int WARPS, int GROUPS>
 static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &win,
-                                           const sp_cuda_group &group, char *ring, int k0, int k1)
+                                           const sp_cuda_group &group, char *ring, int k0, int k1,
+                                           int plane_stages, int plane0)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
     int warp = threadIdx.x >> 5, n = (k1 - k0 + STAGE_K - 1) / STAGE_K;
@@ -290,6 +292,7 @@ static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &
     uint32_t to_a = to_x + shape::x_rows * ROW_BYTES;
     const uint16_t *const *from_x = win.source + mine, *const *from_a = from_x + shape::x_rows;
     sums<shape::warp_tiles, GROUPS> chunk = {}, plane = {};
+    int left = plane_stages, number = plane0;
 
     static_assert(shape::pass_rows % 2 == 0 && shape::x_rows % 2 == 0, "one parity, one place");
     for (int i = 0; i < shape::stages - 1 && i < n; i++)
@@ -321,22 +324,28 @@ static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &
             add_into(&plane, chunk);
             chunk = {};
         }
+        if (--left == 0 || step == n - 1) {
+            store(win, group, plane, number++, x_row, group0);
+            plane = {};
+            left = plane_stages;
+        }
         at = at + shape::stage_bytes < shape::stages * shape::stage_bytes ? at + shape::stage_bytes
                                                                           : 0;
         fill = fill + shape::stage_bytes < shape::stages * shape::stage_bytes
                    ? fill + shape::stage_bytes
                    : 0;
     }
-    store(win, group, plane, x_row, group0);
 }
 
 template <int F16, int WINDOW, int WARPS, int GROUPS>
 __global__ void __launch_bounds__(block<WINDOW, WARPS, GROUPS>::threads,
                                   block<WINDOW, WARPS, GROUPS>::resident)
-    windows_kernel(const __grid_constant__ sp_cuda_group group, int tiles_bound, int plane_k)
+    windows_kernel(const __grid_constant__ sp_cuda_group group, int tiles_bound, int plane_k,
+                   int block_planes)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
-    int k0 = blockIdx.y * plane_k, k1 = min(k0 + plane_k, group.k_in);
+    int block_k = plane_k * block_planes, k0 = blockIdx.y * block_k;
+    int k1 = min(k0 + block_k, group.k_in);
     tile_run run_of;
     extern __shared__ __align__(128) char ring[];
     __shared__ window<WINDOW, WARPS, GROUPS> win;
@@ -353,7 +362,8 @@ __global__ void __launch_bounds__(block<WINDOW, WARPS, GROUPS>::threads,
     }
     if (run_of.n > 0 && win.n_groups > 0) {
         list_sources(&win, group, win.slot);
-        run<F16, WINDOW, WARPS, GROUPS>(win, group, ring, k0, k1);
+        run<F16, WINDOW, WARPS, GROUPS>(win, group, ring, k0, k1, plane_k / STAGE_K,
+                                        blockIdx.y * block_planes);
     } else if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
         /* A kernel that is done means that all before it are: so one block waits in any case. */
         wait_predecessor();
@@ -373,14 +383,15 @@ static bool has_shared(int gpu, int ring_bytes)
 }
 
 template <int F16, int WINDOW, int WARPS, int GROUPS>
-static cudaError_t launch(int gpu, const sp_cuda_group *group, int plane_chunks, int n_planes,
+static cudaError_t launch(int gpu, const sp_cuda_group *group, sp_cuda_shrink_choice choice,
                           cudaStream_t stream)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
     int rank_groups = group->n_sites * sp_cuda_ceil(group->rank_stride, RANKS);
     int tiles = sp_cuda_tiles_bound(group->n_rows, group->n_slots);
     cudaLaunchAttribute overlap;
-    dim3 grid((unsigned)sp_cuda_ceil(rank_groups, shape::groups), (unsigned)n_planes,
+    dim3 grid((unsigned)sp_cuda_ceil(rank_groups, shape::groups),
+              (unsigned)sp_cuda_ceil(choice.n_planes, choice.block_planes),
               (unsigned)sp_cuda_windows_bound(group->n_rows, group->n_slots, shape::tiles));
     cudaLaunchConfig_t config =
         sp_cuda_overlapping(grid, shape::threads, shape::stages * shape::stage_bytes, &overlap,
@@ -391,43 +402,49 @@ static cudaError_t launch(int gpu, const sp_cuda_group *group, int plane_chunks,
     if (!has_shared(gpu, shape::stages * shape::stage_bytes))
         return cudaErrorNotSupported;
     return cudaLaunchKernelEx(&config, windows_kernel<F16, WINDOW, WARPS, GROUPS>, *group, tiles,
-                              plane_chunks * SP_CUDA_CHUNK_K);
+                              choice.plane_chunks * SP_CUDA_CHUNK_K, choice.block_planes);
 }
 
 template <int F16, int WINDOW>
-static cudaError_t launch_ranks(int gpu, const sp_cuda_group *group, cudaStream_t on)
+static cudaError_t launch_ranks(int gpu, const sp_cuda_group *group, sp_cuda_shrink_choice choice,
+                                cudaStream_t on)
+{
+    /* A small window has two row warps: so its groups of ranks go to warps of their own. */
+    enum { apart = WINDOW < SP_CUDA_WINDOW_TILES };
+
+    if (choice.rank_warps == 3)
+        return launch<F16, WINDOW, 3, 4>(gpu, group, choice, on);
+    if (choice.rank_warps == 2)
+        return launch<F16, WINDOW, 2, 4>(gpu, group, choice, on);
+    switch (group->n_sites * sp_cuda_ceil(group->rank_stride, RANKS)) {
+    case 1:
+        return launch<F16, WINDOW, 1, 1>(gpu, group, choice, on);
+    case 2:
+        return launch < F16, WINDOW, apart ? 2 : 1, apart ? 1 : 2 > (gpu, group, choice, on);
+    case 3:
+        return launch < F16, WINDOW, apart ? 3 : 1, apart ? 1 : 3 > (gpu, group, choice, on);
+    default:
+        return launch<F16, WINDOW, 2, 2>(gpu, group, choice, on);
+    }
+}
+
+template <int F16>
+static cudaError_t launch_windows(int gpu, const sp_cuda_group *group, cudaStream_t on)
 {
     sp_cuda_shrink_choice choice = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
                                                          group->rank_stride, group->n_sites);
-    int rank_groups = group->n_sites * sp_cuda_ceil(group->rank_stride, RANKS);
-    int chunks = choice.plane_chunks, planes = choice.n_planes;
 
-    if (choice.rank_warps == 3)
-        return launch<F16, WINDOW, 3, 4>(gpu, group, chunks, planes, on);
-    if (choice.rank_warps == 2)
-        return launch<F16, WINDOW, 2, 4>(gpu, group, chunks, planes, on);
-    switch (rank_groups) {
-    case 1:
-        return launch<F16, WINDOW, 1, 1>(gpu, group, chunks, planes, on);
-    case 2:
-        return launch<F16, WINDOW, 1, 2>(gpu, group, chunks, planes, on);
-    case 3:
-        return launch<F16, WINDOW, 1, 3>(gpu, group, chunks, planes, on);
-    default:
-        return launch<F16, WINDOW, 2, 2>(gpu, group, chunks, planes, on);
-    }
+    if (choice.window_tiles == 2 * SP_CUDA_WINDOW_TILES)
+        return launch<F16, 2 * SP_CUDA_WINDOW_TILES, 2, 2>(gpu, group, choice, on);
+    if (choice.window_tiles == SP_CUDA_WINDOW_TILES)
+        return launch_ranks<F16, SP_CUDA_WINDOW_TILES>(gpu, group, choice, on);
+    return launch_ranks<F16, SP_CUDA_WINDOW_TILES / 2>(gpu, group, choice, on);
 }
 
 cudaError_t sp_cuda_shrink_windows(int gpu, const sp_cuda_group *group, cudaStream_t stream)
 {
-    bool large = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
-                                       group->rank_stride, group->n_sites)
-                     .window_tiles == SP_CUDA_WINDOW_TILES;
-
-    if (group->type == SP_DTYPE_F16)
-        return large ? launch_ranks<1, 8>(gpu, group, stream)
-                     : launch_ranks<1, 4>(gpu, group, stream);
-    return large ? launch_ranks<0, 8>(gpu, group, stream) : launch_ranks<0, 4>(gpu, group, stream);
+    return group->type == SP_DTYPE_F16 ? launch_windows<1>(gpu, group, stream)
+                                       : launch_windows<0>(gpu, group, stream);
 }
 
 template <int F16, int WINDOW, int WARPS, int GROUPS>
@@ -444,9 +461,11 @@ static cudaError_t allow(int gpu, cudaError_t before)
 
 template <int F16, int WINDOW> static cudaError_t allow_ranks(int gpu, cudaError_t code)
 {
+    enum { apart = WINDOW < SP_CUDA_WINDOW_TILES };
+
     code = allow<F16, WINDOW, 1, 1>(gpu, code);
-    code = allow<F16, WINDOW, 1, 2>(gpu, code);
-    code = allow<F16, WINDOW, 1, 3>(gpu, code);
+    code = allow < F16, WINDOW, apart ? 2 : 1, apart ? 1 : 2 > (gpu, code);
+    code = allow < F16, WINDOW, apart ? 3 : 1, apart ? 1 : 3 > (gpu, code);
     code = allow<F16, WINDOW, 2, 2>(gpu, code);
     code = allow<F16, WINDOW, 2, 4>(gpu, code);
     return allow<F16, WINDOW, 3, 4>(gpu, code);
@@ -458,5 +477,7 @@ cudaError_t sp_cuda_shrink_windows_init(int gpu)
 
     code = allow_ranks<0, 8>(gpu, code);
     code = allow_ranks<1, 4>(gpu, code);
-    return allow_ranks<1, 8>(gpu, code);
+    code = allow_ranks<1, 8>(gpu, code);
+    code = allow<0, 2 * SP_CUDA_WINDOW_TILES, 2, 2>(gpu, code);
+    return allow<1, 2 * SP_CUDA_WINDOW_TILES, 2, 2>(gpu, code);
 }
