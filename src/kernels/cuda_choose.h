@@ -25,6 +25,8 @@ extern "C" {
 #define SP_CUDA_WAVE          528 /* blocks of the expand that are resident together */
 #define SP_CUDA_STEPS_MAX     8   /* of a block of the expand */
 #define SP_CUDA_WINDOW_TILES  8
+#define SP_CUDA_RING_RANKS    64   /* the most that the ring of the expand is for */
+#define SP_CUDA_RING_STEPS    8192 /* in decode, of 128 columns of one tile, at least */
 
 /* Tiles that n_rows rows of n_slots slots can need at most. */
 static inline int32_t sp_cuda_tiles_bound(int32_t n_rows, int32_t n_slots)
@@ -122,14 +124,33 @@ typedef struct sp_cuda_expand_choice {
     int32_t window_tiles; /* of one block: 1 in decode, else 8 */
     int32_t steps_ahead;  /* steps of 128 columns in flight together */
     int32_t steps;        /* of a block; a multiple of steps_ahead */
+    /* Of a stage of the ring (expand_ring.cu), which comes before the above where a GPU has it; 0:
+     * not for this step. */
+    int32_t ring_columns, ring_tiles;
 } sp_cuda_expand_choice;
+
+/* A block of the ring has a multiprocessor to itself, so it pays where there is much to move: many
+ * rows, or in decode many columns of many tiles. A stage is some 40 KB. */
+static inline void sp_cuda_choose_ring(int32_t n_rows, int32_t tiles, int32_t total_steps,
+                                       int32_t rank_stride, sp_cuda_expand_choice *choice)
+{
+    if (rank_stride > SP_CUDA_RING_RANKS)
+        return;
+    if (n_rows > SP_CUDA_DECODE_ROWS) {
+        choice->ring_columns = rank_stride <= 32 ? 512 : 256;
+        choice->ring_tiles = SP_CUDA_WINDOW_TILES / 2;
+    } else if ((int64_t)tiles * total_steps >= SP_CUDA_RING_STEPS) {
+        choice->ring_columns = rank_stride <= 16 ? 1024 : rank_stride <= 32 ? 512 : 256;
+        choice->ring_tiles = 1;
+    }
+}
 
 /* total_steps: the sum over the sites of ceil(n_out / 128). */
 static inline sp_cuda_expand_choice sp_cuda_choose_expand(int32_t n_rows, int32_t n_slots,
                                                           int32_t total_steps, int32_t rank_stride)
 {
     int32_t tiles = sp_cuda_tiles_bound(n_rows, n_slots);
-    sp_cuda_expand_choice choice = {0, 1, 1, 1};
+    sp_cuda_expand_choice choice = {0, 1, 1, 1, 0, 0};
     int32_t most;
     int64_t blocks;
 
@@ -144,6 +165,7 @@ static inline sp_cuda_expand_choice sp_cuda_choose_expand(int32_t n_rows, int32_
     most = choice.window_tiles == 1 ? 2 * choice.steps_ahead : SP_CUDA_STEPS_MAX;
     while (choice.steps < most && blocks > (int64_t)choice.steps * 2 * SP_CUDA_WAVE)
         choice.steps *= 2;
+    sp_cuda_choose_ring(n_rows, tiles, total_steps, rank_stride, &choice);
     return choice;
 }
 

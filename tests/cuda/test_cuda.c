@@ -275,6 +275,116 @@ static void many_segments_keep_to_their_rows(void **state)
     rig_free(&the_rig);
 }
 
+/* y of a site between and beside guards: a guard before row 0, one behind the last, and one of
+ * eight elements behind each row. */
+enum { GUARD = 64, PAD = 8, POISON = 0xa5a5 };
+
+static void guard_y(rig *r, int site, uint16_t *host)
+{
+    size_t rows = (size_t)r->shape.rows, n = (size_t)r->shape.n, stride = n + PAD;
+
+    for (size_t i = 0; i < 2 * GUARD + rows * stride; i++)
+        host[i] = POISON;
+    for (size_t row = 0; row < rows; row++)
+        memcpy(host + GUARD + row * stride, r->y + row * n, n * 2);
+    r->group.sites[site].y = (uint16_t *)rig_put(r, host, (2 * GUARD + rows * stride) * 2) + GUARD;
+    r->group.sites[site].y_stride = (int64_t)stride;
+}
+
+static void read_guarded_y(rig *r, int site, uint16_t *host)
+{
+    size_t rows = (size_t)r->shape.rows, n = (size_t)r->shape.n, stride = n + PAD;
+    uint16_t *from = (uint16_t *)r->group.sites[site].y - GUARD;
+
+    assert_int_equal(sp_device_read(r->device, host, from, (2 * GUARD + rows * stride) * 2), SP_OK);
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal(host[i], POISON);
+        assert_int_equal(host[GUARD + rows * stride + i], POISON);
+    }
+    for (size_t i = 0; i < rows * PAD; i++)
+        assert_int_equal(host[GUARD + i / PAD * stride + n + i % PAD], POISON);
+}
+
+/* Some rows and some stored scales become 0. */
+static void silence(rig *r)
+{
+    for (int32_t row = 3; row < r->shape.rows; row += 7)
+        r->row_scale[row] = 0.0f;
+    for (int32_t slot = 2; slot < r->shape.slots; slot += 9)
+        r->scales[slot] = 0.0f;
+    assert_int_equal(sp_device_write(r->device, (void *)r->group.plan.row_scale_in, r->row_scale,
+                                     (size_t)r->shape.rows * 4),
+                     SP_OK);
+    assert_int_equal(sp_device_write(r->device, (void *)r->group.sites[0].scale, r->scales,
+                                     (size_t)r->shape.slots * 4),
+                     SP_OK);
+}
+
+/* The bytes of row `row` alone, whose slot is not silent. */
+static void check_alone(const rig *r, int32_t row, const uint16_t *y)
+{
+    rig_shape shape = r->shape;
+    uint32_t seed = (uint32_t)row;
+    uint16_t *alone;
+    static rig one;
+
+    one = *r;
+    shape.rows = shape.sites = 1;
+    rig_make(&one, &shape, &r->seq_slot[row], r->ranks, &seed);
+    alone = step(&one, 0);
+    assert_memory_equal(y, alone, (size_t)shape.n * 2);
+    free(alone);
+    rig_free(&one);
+}
+
+/* Many adapters and columns, in decode and in windows where runs of several adapters meet; empty
+ * cells, ranks of all sizes, silent rows. */
+static void rows_of_a_heavy_step_are_the_rows_alone(void **state)
+{
+    static const int32_t shapes[][5] = {/* rows, slots, n, pool's rank, sites */
+                                        {256, 96, 1032, 16, 3},  {200, 200, 1032, 64, 1},
+                                        {256, 40, 1288, 128, 2}, {700, 90, 264, 8, 4},
+                                        {300, 7, 1032, 512, 1},  {1100, 3, 2088, 48, 2},
+                                        {640, 640, 136, 24, 3},  {256, 64, 520, 256, 1}};
+    static int32_t seq_slot[1100], own[640];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        rig_shape shape = {shapes[i][0], shapes[i][1], 520, shapes[i][2],
+                           shapes[i][3], shapes[i][4], 0,   i % 2 ? SP_DTYPE_F16 : SP_DTYPE_BF16};
+        size_t n = (size_t)shape.n;
+        uint16_t *y = malloc((2 * GUARD + (size_t)shape.rows * (n + PAD)) * 2);
+
+        for (int32_t s = 0; s < shape.slots; s++)
+            own[s] = s % 5 == 4 ? 0
+                     : s % 2    ? shape.rank_stride
+                             : (int32_t)(rig_hash((uint32_t)s) % (uint32_t)shape.rank_stride) + 1;
+        for (int32_t row = 0; row < shape.rows; row++)
+            seq_slot[row] = (int32_t)(rig_hash((uint32_t)row) % (uint32_t)(shape.slots + 1)) - 1;
+        rig_make(&the_rig, &shape, seq_slot, own, NULL);
+        silence(&the_rig);
+        for (int site = 0; site < shape.sites; site++)
+            guard_y(&the_rig, site, y);
+        rig_enqueue(&the_rig);
+        assert_false(the_rig.failed);
+        for (int site = 0; site < shape.sites; site++) {
+            read_guarded_y(&the_rig, site, y);
+            for (int32_t row = 0; row < shape.rows; row++) {
+                const uint16_t *got = y + GUARD + (size_t)row * (n + PAD);
+                int32_t slot = seq_slot[row];
+
+                if (slot < 0 || own[slot] == 0 || the_rig.scales[slot] == 0.0f ||
+                    the_rig.row_scale[row] == 0.0f)
+                    assert_memory_equal(got, the_rig.y + (size_t)row * n, n * 2);
+                else if (row % 29 == site)
+                    check_alone(&the_rig, row, got);
+            }
+        }
+        free(y);
+        rig_free(&the_rig);
+    }
+}
+
 /* y in FP32 that starts as the bf16 y ends, once rounded, as that one. */
 static void a_float_y_rounds_to_the_bf16_one(void **state)
 {
@@ -513,6 +623,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(random_steps_are_near_the_double_reference),
         cmocka_unit_test(one_row_has_one_answer),
         cmocka_unit_test(a_row_of_a_long_prefill_is_the_row_alone),
+        cmocka_unit_test(rows_of_a_heavy_step_are_the_rows_alone),
         cmocka_unit_test(every_row_has_a_slot_of_its_own),
         cmocka_unit_test(many_segments_keep_to_their_rows),
         cmocka_unit_test(a_float_y_rounds_to_the_bf16_one),

@@ -77,12 +77,41 @@ static void planes_cover_k_and_blocks_cover_planes(void **state)
     }
 }
 
+/* The ring of the expand is for many rows and for much of B, whatever the slots hold; its stages
+ * are whole groups of 32 columns. */
+static void the_ring_takes_the_large_steps(void **state)
+{
+    static const int32_t small[][4] = {/* rows, slots, steps of 128 columns, pool's rank */
+                                       {1, 1, 48, 16},
+                                       {32, 8, 192, 16},
+                                       {64, 16, 192, 64},
+                                       {64, 64, 48, 64},
+                                       {8192, 4, 192, 72}};
+    static const int32_t large[][4] = {
+        {256, 256, 32, 16}, {64, 64, 192, 8}, {257, 1, 1, 16}, {8192, 16, 192, 64}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof small / sizeof small[0]; i++)
+        assert_int_equal(
+            sp_cuda_choose_expand(small[i][0], small[i][1], small[i][2], small[i][3]).ring_columns,
+            0);
+    for (size_t i = 0; i < sizeof large / sizeof large[0]; i++) {
+        sp_cuda_expand_choice choice =
+            sp_cuda_choose_expand(large[i][0], large[i][1], large[i][2], large[i][3]);
+
+        assert_true(choice.ring_columns > 0 && choice.ring_columns % 32 == 0);
+        assert_true(choice.ring_tiles >= 1 && choice.ring_tiles <= SP_CUDA_WINDOW_TILES);
+        assert_true(choice.steps > 0); /* for a GPU without the ring */
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiles_and_windows_stay_within_their_bounds),
         cmocka_unit_test(the_bounds_are_not_wasteful),
         cmocka_unit_test(planes_cover_k_and_blocks_cover_planes),
+        cmocka_unit_test(the_ring_takes_the_large_steps),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -12,21 +12,21 @@
  * together; B is asked for before the shrink is waited for. Bound by the bytes of B (decode) or y
  * (prefill).
  */
+#include "kernels/cuda/expand.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/planes.cuh"
 
 #define THREADS      128
 #define STEP         128 /* outputs of a block's step */
 #define WARP_COLUMNS 32
 #define ROWS         SP_CUDA_TILE_ROWS
-#define PLANES_NOW   4 /* loads of planes in flight */
 
 typedef struct launch_shape {
     int first_block[SP_CUDA_SITES_MAX + 1]; /* of each site */
     int tiles_bound, steps;
-    int n_planes, group_planes; /* planes in all, and of one group of chunks */
-    int lanes;                  /* threads that share the groups of one element: 1, 2, 4 or 8 */
-    int xa_pitch;               /* elements; an odd multiple of 32: no bank twice */
+    planes_shape planes;
+    int lanes;    /* threads that share the groups of one element: 1, 2, 4 or 8 */
+    int xa_pitch; /* elements; an odd multiple of 32: no bank twice */
 } launch_shape;
 
 /* What a block knows of its site and of the run of tiles at hand. */
@@ -139,14 +139,6 @@ static __device__ __forceinline__ void load_b(uint4 (&w)[S][4], const work &at, 
 
 /* ---- xa ------------------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ void add(float4 *sum, float4 v)
-{
-    sum->x += v.x;
-    sum->y += v.y;
-    sum->z += v.z;
-    sum->w += v.w;
-}
-
 /* Four neighbours of one row in all planes. Few threads: each of `lanes` neighbours of the warp
  * fetches one group of planes, and all add the groups in index order. */
 static __device__ __forceinline__ float4 sum_shared(const float *plane, int64_t plane_floats,
@@ -156,9 +148,9 @@ static __device__ __forceinline__ float4 sum_shared(const float *plane, int64_t 
     int mine = threadIdx.x % lanes, lane0 = (threadIdx.x & 31) - mine;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
-    for (int base = 0; base * shape.group_planes < shape.n_planes; base += lanes) {
-        int first = (base + mine) * shape.group_planes;
-        int n = valid ? min(shape.group_planes, shape.n_planes - first) : 0;
+    for (int base = 0; base * shape.planes.group_planes < shape.planes.n_planes; base += lanes) {
+        int first = (base + mine) * shape.planes.group_planes;
+        int n = valid ? min(shape.planes.group_planes, shape.planes.n_planes - first) : 0;
         float4 v[SP_CUDA_GROUP_CHUNKS];
 
 #pragma unroll
@@ -175,47 +167,10 @@ static __device__ __forceinline__ float4 sum_shared(const float *plane, int64_t 
 
             if (base + i == 0)
                 sum = u;
-            else if ((base + i) * shape.group_planes < shape.n_planes)
+            else if ((base + i) * shape.planes.group_planes < shape.planes.n_planes)
                 add(&sum, u);
         }
     }
-    return sum;
-}
-
-/* The same by one thread. */
-static __device__ __forceinline__ float4 sum_alone(const float *plane, int64_t plane_floats,
-                                                   const launch_shape &shape)
-{
-    float4 sum, group = *(const float4 *)plane;
-    int mask = shape.group_planes - 1;
-
-    for (int base = 1; base < shape.n_planes; base += PLANES_NOW) {
-        float4 v[PLANES_NOW];
-
-#pragma unroll
-        for (int i = 0; i < PLANES_NOW; i++)
-            if (base + i < shape.n_planes) {
-                plane += plane_floats;
-                v[i] = *(const float4 *)plane;
-            }
-#pragma unroll
-        for (int i = 0; i < PLANES_NOW; i++) {
-            if (base + i >= shape.n_planes)
-                break;
-            if (((base + i) & mask) != 0) {
-                add(&group, v[i]);
-                continue;
-            }
-            if (base + i == shape.group_planes)
-                sum = group;
-            else
-                add(&sum, group);
-            group = v[i];
-        }
-    }
-    if (shape.n_planes <= shape.group_planes)
-        return group;
-    add(&sum, group);
     return sum;
 }
 
@@ -250,7 +205,7 @@ static __device__ __forceinline__ void gather_xa(uint16_t *xa, const window<TILE
         if (lanes > 1)
             v = sum_shared(plane, plane_floats, shape, lanes, valid);
         else if (valid)
-            v = sum_alone(plane, plane_floats, shape);
+            v = sum_alone(plane, plane_floats, shape.planes);
         if (row >= 0 && threadIdx.x % lanes == 0)
             *(uint2 *)&xa[at * shape.xa_pitch + c] =
                 make_uint2(narrow_two<F16>(c < rank ? v.x : 0.0f, c + 1 < rank ? v.y : 0.0f),
@@ -259,42 +214,6 @@ static __device__ __forceinline__ void gather_xa(uint16_t *xa, const window<TILE
 }
 
 /* ---- delta --------------------------------------------------------------------------------- */
-
-/* From pieces of rows to what an mma takes; `keep`: in registers of their own, for several tiles.
- */
-template <int S>
-static __device__ __forceinline__ void interleave(uint4 (&a)[S][4], const uint4 (&w)[S][4],
-                                                  bool keep)
-{
-#pragma unroll
-    for (int s = 0; s < S; s++)
-#pragma unroll
-        for (int p = 0; p < 4; p += 2) {
-            a[s][p] = make_uint4(w[s][p].x, w[s][p + 1].x, w[s][p].y, w[s][p + 1].y);
-            a[s][p + 1] = make_uint4(w[s][p].z, w[s][p + 1].z, w[s][p].w, w[s][p + 1].w);
-            if (keep)
-#pragma unroll
-                for (int i = p; i < p + 2; i++)
-                    asm volatile(""
-                                 : "+r"(a[s][i].x), "+r"(a[s][i].y), "+r"(a[s][i].z),
-                                   "+r"(a[s][i].w));
-        }
-}
-
-template <int F16>
-static __device__ __forceinline__ void multiply(float (&acc)[2][4], const uint4 (&a)[4],
-                                                const uint16_t *xa)
-{
-    uint4 v = *(const uint4 *)xa;
-
-#pragma unroll
-    for (int p = 0; p < 2; p++) {
-        const uint4 &first = a[2 * p], &second = a[2 * p + 1];
-
-        mma<F16>(acc[p], first.x, first.y, first.z, first.w, v.x, v.y);
-        mma<F16>(acc[p], second.x, second.y, second.z, second.w, v.z, v.w);
-    }
-}
 
 /* Eight neighbours of row g, from column0 + 8 t on. xa: of this thread's row and t. */
 template <int F16, int VEC, int S>
@@ -306,14 +225,14 @@ static __device__ __forceinline__ uint4 make_delta(const work &at, const uint4 (
 #pragma unroll
     for (int s = 0; s < S; s++)
         if (s == 0 || 32 * s < at.rank)
-            multiply<F16>(acc, a[s], xa + 32 * s);
+            multiply<F16>(acc, a[s], *(const uint4 *)(xa + 32 * s));
     if (S == 4 || !VEC)
         for (int rank0 = 32 * S; rank0 < at.rank; rank0 += 32) {
             uint4 w[1][4], more[1][4];
 
             load_b<VEC, 1>(w, at, column0, rank0);
             interleave<1>(more, w, false);
-            multiply<F16>(acc, more[0], xa + rank0);
+            multiply<F16>(acc, more[0], *(const uint4 *)(xa + rank0));
         }
     return make_uint4(transpose(narrow_two<F16>(acc[0][0], acc[0][1])),
                       transpose(narrow_two<F16>(acc[0][2], acc[0][3])),
@@ -559,8 +478,6 @@ __global__ void __launch_bounds__(THREADS, resident(TILES, S, AHEAD))
 static launch_shape shape_of(const sp_cuda_group *group, int steps)
 {
     launch_shape shape = {};
-    sp_cuda_shrink_choice shrink = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
-                                                         group->rank_stride, group->n_sites);
     int groups;
 
     for (int i = 0; i < group->n_sites; i++)
@@ -568,9 +485,8 @@ static launch_shape shape_of(const sp_cuda_group *group, int steps)
             shape.first_block[i] + sp_cuda_ceil(group->sites[i].n_out, STEP * steps);
     shape.tiles_bound = sp_cuda_tiles_bound(group->n_rows, group->n_slots);
     shape.steps = steps;
-    shape.n_planes = shrink.n_planes;
-    shape.group_planes = SP_CUDA_GROUP_CHUNKS / shrink.plane_chunks;
-    groups = sp_cuda_ceil(shape.n_planes, shape.group_planes);
+    shape.planes = planes_of(group);
+    groups = sp_cuda_ceil(shape.planes.n_planes, shape.planes.group_planes);
     shape.lanes = groups > 4 ? 8 : groups > 2 ? 4 : groups;
     shape.xa_pitch = 32 * (sp_cuda_ceil(group->rank_stride, 32) | 1);
     return shape;
@@ -636,10 +552,13 @@ static moves moves_of(const sp_cuda_group *group)
     return !vectors ? MOVE_EACH : floats ? MOVE_FLOATS : MOVE_VECTORS;
 }
 
-template <int F16> static cudaError_t launch_chosen(const sp_cuda_group *group, cudaStream_t on)
+template <int F16>
+static cudaError_t launch_chosen(int gpu, const sp_cuda_group *group, cudaStream_t on)
 {
     moves how = moves_of(group);
     int total_steps = 0;
+    sp_cuda_expand_choice choice;
+    cudaError_t code;
 
     for (int i = 0; i < group->n_sites; i++)
         total_steps += sp_cuda_ceil(group->sites[i].n_out, STEP);
@@ -647,9 +566,10 @@ template <int F16> static cudaError_t launch_chosen(const sp_cuda_group *group, 
         return launch<F16, MOVE_EACH, 1, 1, 1>(group, 1, on);
     if (how == MOVE_FLOATS)
         return launch<F16, MOVE_FLOATS, 1, 4, 1>(group, 1, on);
-    return launch_vectors<F16>(
-        group,
-        sp_cuda_choose_expand(group->n_rows, group->n_slots, total_steps, group->rank_stride), on);
+    choice = sp_cuda_choose_expand(group->n_rows, group->n_slots, total_steps, group->rank_stride);
+    code = choice.ring_columns > 0 ? sp_cuda_expand_ring(gpu, group, choice, on)
+                                   : cudaErrorNotSupported;
+    return code == cudaErrorNotSupported ? launch_vectors<F16>(group, choice, on) : code;
 }
 
 extern "C" int sp_cuda_expand(int gpu, const sp_cuda_group *group, void *stream)
@@ -659,8 +579,8 @@ extern "C" int sp_cuda_expand(int gpu, const sp_cuda_group *group, void *stream)
 
     if (code != cudaSuccess || group->n_rows == 0)
         return (int)code;
-    return (int)(group->type == SP_DTYPE_F16 ? launch_chosen<1>(group, on)
-                                             : launch_chosen<0>(group, on));
+    return (int)(group->type == SP_DTYPE_F16 ? launch_chosen<1>(gpu, group, on)
+                                             : launch_chosen<0>(gpu, group, on));
 }
 
 template <int F16> static cudaError_t allow_memory(void)

@@ -10,10 +10,17 @@
  * the GPU lacks the shared memory. */
 cudaError_t sp_cuda_shrink_windows(int gpu, const sp_cuda_group *group, cudaStream_t stream);
 
-/* Both allow their kernels more shared memory than a launch gets unasked; gpu is the current one.
- */
+/* The expand through a ring, of the choice's shape. NotSupported: the GPU, or the code that the
+ * driver made for it, has none. */
+cudaError_t sp_cuda_expand_ring(int gpu, const sp_cuda_group *group, sp_cuda_expand_choice choice,
+                                cudaStream_t stream);
+
+/* Settings of the kernels: more shared memory than a launch gets unasked, or more L1. gpu is the
+ * current one. */
+cudaError_t sp_cuda_shrink_init(void);
 cudaError_t sp_cuda_shrink_windows_init(int gpu);
 cudaError_t sp_cuda_expand_init(void);
+cudaError_t sp_cuda_expand_ring_init(int gpu);
 
 /* A launch that may begin while its predecessor still runs, unless `after` says otherwise. */
 static inline cudaLaunchConfig_t sp_cuda_overlapping(dim3 grid, int threads, size_t shared_bytes,

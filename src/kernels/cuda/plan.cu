@@ -543,6 +543,8 @@ extern "C" int sp_cuda_kernels_init(int gpu)
         code = cudaFuncSetAttribute(plan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES);
     code = code == cudaSuccess ? find_clusters(gpu) : code;
+    code = code == cudaSuccess ? sp_cuda_shrink_init() : code;
     code = code == cudaSuccess ? sp_cuda_shrink_windows_init(gpu) : code;
-    return (int)(code == cudaSuccess ? sp_cuda_expand_init() : code);
+    code = code == cudaSuccess ? sp_cuda_expand_init() : code;
+    return (int)(code == cudaSuccess ? sp_cuda_expand_ring_init(gpu) : code);
 }

@@ -15,10 +15,11 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 
-#define THREADS   128
-#define QUARTER_K 128
-#define RANKS     16
-#define RED_PITCH 20 /* floats of one row of quarters: no two of a warp in one bank */
+#define L1_CARVEOUT 25 /* per cent of L1 for shared memory */
+#define THREADS     128
+#define QUARTER_K   128
+#define RANKS       16
+#define RED_PITCH   20 /* floats of one row of quarters: no two of a warp in one bank */
 
 /* Of one thread for a quarter of a chunk. */
 typedef struct operands {
@@ -205,4 +206,23 @@ extern "C" int sp_cuda_shrink(int gpu, const sp_cuda_group *group, void *stream)
     if (group->type == SP_DTYPE_F16)
         return (int)(vec ? launch<1, 1>(group, choice, on) : launch<1, 0>(group, choice, on));
     return (int)(vec ? launch<0, 1>(group, choice, on) : launch<0, 0>(group, choice, on));
+}
+
+/* x is read through L1, which the ring of the expand would otherwise leave small. */
+template <int F16, int VEC, int CHUNKS> static cudaError_t keep_l1(cudaError_t before)
+{
+    return before != cudaSuccess
+               ? before
+               : cudaFuncSetAttribute(shrink_kernel<F16, VEC, CHUNKS>,
+                                      cudaFuncAttributePreferredSharedMemoryCarveout, L1_CARVEOUT);
+}
+
+template <int F16, int VEC> static cudaError_t keep_l1_of(cudaError_t before)
+{
+    return keep_l1<F16, VEC, 1>(keep_l1<F16, VEC, SP_CUDA_GROUP_CHUNKS>(before));
+}
+
+cudaError_t sp_cuda_shrink_init(void)
+{
+    return keep_l1_of<0, 0>(keep_l1_of<0, 1>(keep_l1_of<1, 0>(keep_l1_of<1, 1>(cudaSuccess))));
 }

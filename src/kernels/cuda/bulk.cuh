@@ -1,0 +1,95 @@
+/*
+ * bulk.cuh: bulk copies from global to shared memory, the barriers in shared memory that tell when
+ * one is done, and what else of shared memory has no word, from sm_90 on. Addresses and sizes of
+ * bulk copies are multiples of 16.
+ */
+#ifndef SP_KERNELS_CUDA_BULK_CUH
+#define SP_KERNELS_CUDA_BULK_CUH
+
+#include "kernels/cuda/ptx.cuh"
+
+#if __CUDA_ARCH__ >= 900
+
+static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
+                 : "memory");
+}
+
+/* What init wrote is seen by bulk copies, too. */
+static __device__ __forceinline__ void barrier_init_done(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* The phase ends only when so many bytes more have come. */
+static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
+                 "r"(bytes)
+                 : "memory");
+}
+
+/* One arrival, once this thread's copy_async until here are done. */
+static __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Until the phase of this parity has ended. */
+static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity)
+{
+    uint32_t done;
+
+    do
+        asm volatile("{ .reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    while (!done);
+}
+
+static __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_t bytes,
+                                                 uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+static __device__ __forceinline__ uint4 load_shared(uint32_t from)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from));
+    return v;
+}
+
+/* Four 8 x 8 matrices of 16 bits, turned over: thread 4 i + j gets or gives (2 j, i) and
+ * (2 j + 1, i). Lane l has the address of row l % 8 of matrix l / 8. */
+static __device__ __forceinline__ uint4 load_turned(uint32_t from)
+{
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from));
+    return v;
+}
+
+static __device__ __forceinline__ void store_turned(uint32_t to, uint4 v)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));
+}
+
+#endif
+#endif
