@@ -27,6 +27,7 @@ extern "C" {
 #define SP_CUDA_WINDOW_TILES  8
 #define SP_CUDA_RING_RANKS    64   /* the most that the ring of the expand is for */
 #define SP_CUDA_RING_STEPS    8192 /* in decode, of 128 columns of one tile, at least */
+#define SP_CUDA_RING_WIDE     96   /* of many rows, steps of 128 columns at most, above rank 32 */
 
 /* Tiles that n_rows rows of n_slots slots can need at most. */
 static inline int32_t sp_cuda_tiles_bound(int32_t n_rows, int32_t n_slots)
@@ -130,13 +131,16 @@ typedef struct sp_cuda_expand_choice {
 } sp_cuda_expand_choice;
 
 /* A block of the ring has a multiprocessor to itself, so it pays where there is much to move: many
- * rows, or in decode many columns of many tiles. A stage is some 40 KB. */
+ * rows, or in decode many columns of many tiles. A stage is some 40 KB. With B of a large rank, few
+ * columns fit in one, and wide sites gain nothing. */
 static inline void sp_cuda_choose_ring(int32_t n_rows, int32_t tiles, int32_t total_steps,
                                        int32_t rank_stride, sp_cuda_expand_choice *choice)
 {
     if (rank_stride > SP_CUDA_RING_RANKS)
         return;
     if (n_rows > SP_CUDA_DECODE_ROWS) {
+        if (rank_stride > 32 && total_steps > SP_CUDA_RING_WIDE)
+            return;
         choice->ring_columns = rank_stride <= 32 ? 512 : 256;
         choice->ring_tiles = SP_CUDA_WINDOW_TILES / 2;
     } else if ((int64_t)tiles * total_steps >= SP_CUDA_RING_STEPS) {

@@ -82,13 +82,10 @@ static void planes_cover_k_and_blocks_cover_planes(void **state)
 static void the_ring_takes_the_large_steps(void **state)
 {
     static const int32_t small[][4] = {/* rows, slots, steps of 128 columns, pool's rank */
-                                       {1, 1, 48, 16},
-                                       {32, 8, 192, 16},
-                                       {64, 16, 192, 64},
-                                       {64, 64, 48, 64},
-                                       {8192, 4, 192, 72}};
+                                       {1, 1, 48, 16},   {32, 8, 192, 16},   {64, 16, 192, 64},
+                                       {64, 64, 48, 64}, {8192, 4, 192, 72}, {8192, 16, 192, 64}};
     static const int32_t large[][4] = {
-        {256, 256, 32, 16}, {64, 64, 192, 8}, {257, 1, 1, 16}, {8192, 16, 192, 64}};
+        {256, 256, 32, 16}, {64, 64, 192, 8}, {257, 1, 1, 16}, {8192, 16, 48, 64}};
 
     (void)state;
     for (size_t i = 0; i < sizeof small / sizeof small[0]; i++)

@@ -56,6 +56,13 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity
     while (!done);
 }
 
+/* Bulk copies take another way to shared memory: what was written there before, by a thread or by
+ * copy_async, comes before the next of this thread. */
+static __device__ __forceinline__ void copies_before_bulk(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 static __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_t bytes,
                                                  uint32_t barrier)
 {

@@ -91,6 +91,14 @@ static __device__ __forceinline__ uint32_t barrier_of(const uint64_t *barriers, 
     return shared_address(&barriers[stage]);
 }
 
+/* What the warp did until here comes before what others do behind the barrier. Every lane arrives:
+ * one for all would do and is no faster, but a race checker believes a lane only its own word. */
+static __device__ __forceinline__ void warp_arrive(uint32_t barrier)
+{
+    __syncwarp();
+    barrier_arrive(barrier);
+}
+
 /* ---- filling ------------------------------------------------------------------------------- */
 
 /* This lane's part of a window: tile `lane`, and rows `lane` and `lane` + 32. */
@@ -139,6 +147,7 @@ static __device__ __forceinline__ void ask_b(uint32_t to, const uint16_t *from, 
 
     if (stride == pieces * 8) {
         if (lane == 0) {
+            copies_before_bulk();
             barrier_expect(full, columns * pieces * 16);
             bulk_load(to, from, columns * pieces * 16, full);
         }
@@ -206,9 +215,7 @@ static __device__ __forceinline__ void fill_stage(filler *fill, const sp_cuda_si
     if (fill->at.count >= fill->shape->stages)
         barrier_wait(barrier_of(fill->shared->empty, stage), fill->at.parity ^ 1);
     write_note(&fill->shared->notes[stage], site, run, win, column0, columns, fresh);
-    __syncwarp();
-    if (lane == 0)
-        barrier_arrive(barrier_of(fill->shared->noted, stage));
+    warp_arrive(barrier_of(fill->shared->noted, stage));
     ask_b(fill->ring + stage * fill->shape->stage_bytes + fill->shape->b_at,
           (const uint16_t *)site.b + run.slot * site.b_slot_stride + column0 * site.b_stride,
           site.b_stride, columns, run.cell.rank, full);
@@ -279,10 +286,9 @@ static __device__ __forceinline__ void fill_all(filler *fill, const sp_cuda_grou
     /* The end. */
     if (fill->at.count >= shape.stages)
         barrier_wait(barrier_of(fill->shared->empty, fill->at.stage), fill->at.parity ^ 1);
-    if ((threadIdx.x & 31) == 0) {
+    if ((threadIdx.x & 31) == 0)
         fill->shared->notes[fill->at.stage].columns = 0;
-        barrier_arrive(barrier_of(fill->shared->noted, fill->at.stage));
-    }
+    warp_arrive(barrier_of(fill->shared->noted, fill->at.stage));
 }
 
 /* ---- loading ------------------------------------------------------------------------------- */
@@ -389,7 +395,7 @@ static __device__ __forceinline__ void gather_all(block_shared *shared, char *me
                                                   const sp_cuda_group &group,
                                                   const ring_shape &shape)
 {
-    int lane = threadIdx.x & 31, runs = 0;
+    int runs = 0;
     place at = {0, 0, 0};
 
     wait_predecessor();
@@ -410,13 +416,9 @@ static __device__ __forceinline__ void gather_all(block_shared *shared, char *me
             else
                 gather_xa<F16, 4, 2>(xa, shape.xa_pitch, what, group, shape.planes);
             runs++;
-            __syncwarp();
-            if (lane == 0)
-                barrier_arrive(barrier_of(shared->xa_full, turn));
+            warp_arrive(barrier_of(shared->xa_full, turn));
         }
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(barrier_of(shared->empty, at.stage));
+        warp_arrive(barrier_of(shared->empty, at.stage));
     }
 }
 
@@ -530,9 +532,8 @@ static __device__ __forceinline__ void fold_columns(const share &at, int tiles)
 static __device__ __forceinline__ const uint16_t *next_xa(block_shared *shared, const char *memory,
                                                           int xa_bytes, int runs)
 {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0 && runs > 0)
-        barrier_arrive(barrier_of(shared->xa_empty, (runs - 1) & 1));
+    if (runs > 0)
+        warp_arrive(barrier_of(shared->xa_empty, (runs - 1) & 1));
     barrier_wait(barrier_of(shared->xa_full, runs & 1), (runs >> 1) & 1);
     return (const uint16_t *)(memory + (runs & 1) * xa_bytes);
 }
@@ -594,9 +595,7 @@ static __device__ __forceinline__ void compute(block_shared *shared, char *memor
             fold_columns<F16, S, 1>(mine, tiles);
             move_on(&mine, all);
         }
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0)
-            barrier_arrive(barrier_of(shared->done, at.stage));
+        warp_arrive(barrier_of(shared->done, at.stage));
     }
 }
 
@@ -655,9 +654,7 @@ static __device__ __forceinline__ void store_all(block_shared *shared, uint32_t 
             for (int tile = self; tile < tiles; tile += STORERS)
                 store_tile(what, tile, from, shape.y_pitch, bytes);
         }
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(barrier_of(shared->empty, at.stage));
+        warp_arrive(barrier_of(shared->empty, at.stage));
     }
 }
 
@@ -668,14 +665,14 @@ static __device__ __forceinline__ void init(block_shared *shared, const sp_cuda_
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < stages; i++) {
-            barrier_init(barrier_of(shared->noted, i), 1);
+            barrier_init(barrier_of(shared->noted, i), SP_WARP);
             barrier_init(barrier_of(shared->full, i), (LOADERS + 1) * SP_WARP + 1);
-            barrier_init(barrier_of(shared->done, i), CONSUMERS);
-            barrier_init(barrier_of(shared->empty, i), STORERS + GATHERERS);
+            barrier_init(barrier_of(shared->done, i), CONSUMERS * SP_WARP);
+            barrier_init(barrier_of(shared->empty, i), (STORERS + GATHERERS) * SP_WARP);
         }
         for (int i = 0; i < 2; i++) {
-            barrier_init(barrier_of(shared->xa_full, i), GATHERERS);
-            barrier_init(barrier_of(shared->xa_empty, i), CONSUMERS);
+            barrier_init(barrier_of(shared->xa_full, i), GATHERERS * SP_WARP);
+            barrier_init(barrier_of(shared->xa_empty, i), CONSUMERS * SP_WARP);
         }
         barrier_init_done();
     }
