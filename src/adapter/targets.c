@@ -196,7 +196,7 @@ static sp_status mark_site(const sp_audit *audit, int32_t layer, sp_module modul
     status = sp_name_rule_match(&audit->config.exclude_modules, path, strlen(path), &excluded,
                                 audit->error);
     if (status == SP_OK && !excluded &&
-        sp_peft_config_layer_listed(&audit->config, path, strlen(path)))
+        (layer < 0 || sp_peft_config_layer_listed(&audit->config, path, strlen(path))))
         sp_name_rule_mark(&audit->config.target_modules, path, strlen(path), marks);
     return status;
 }

@@ -123,7 +123,8 @@ static void steps_are_shared(void **state)
     static const char path[] = "model.layers.0.self_attn.q_proj";
     static const char *const keys[] = {"(q|k)_proj", "[a-z0-9._]*[a-z0-9._]*[a-z0-9._]*[^a-z0-9._]",
                                        "q_proj"};
-    sp_pattern *patterns[3];
+    static const char expert[] = "model.language_model.layers.47.mlp.experts.127.down_proj";
+    sp_pattern *patterns[3], *layer;
     int64_t steps_left = 100000, before;
     sp_error error;
     bool matches;
@@ -140,6 +141,14 @@ static void steps_are_shared(void **state)
     assert_ok(sp_pattern_match(patterns[1], path, strlen(path), &matches, &error), &error);
     assert_false(matches);
     assert_true(before - steps_left > 1000);
+    assert_ok(sp_pattern_create(".*\\.layers\\.3\\..*", SP_PATTERN_SUFFIX, "rank_pattern",
+                                &steps_left, &layer, &error),
+              &error);
+    before = steps_left;
+    assert_ok(sp_pattern_match(layer, expert, strlen(expert), &matches, &error), &error);
+    assert_false(matches);
+    assert_true(before - steps_left <= 1000); /* the path of an expert is no extravagance */
+    sp_pattern_destroy(layer);
     steps_left = 1;
     assert_ok(sp_pattern_match(patterns[0], path, strlen(path), &matches, &error), &error);
     assert_true(steps_left <= 0);

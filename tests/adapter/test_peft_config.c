@@ -440,6 +440,9 @@ static void outside_of_layers(void **state)
     make_adapter *adapter = toy_adapter();
 
     (void)state;
+    make_adapter_config_with(adapter, ", \"layers_to_transform\": [0], \"target_modules\": "
+                                      "[\"q_proj\", \"lm_head\"]");
+    toy_refused(adapter, &options, "unmatched-target", "lm_head", "lm_head", "a head, in no layer");
     make_adapter_add_pair(adapter, "base_model.model.lm_head", 2, TOY_HIDDEN, TOY_VOCAB, 3);
     make_adapter_add_random(adapter, "base_model.model.model.embed_tokens.lora_embedding_A", 2,
                             TOY_VOCAB, 4);
