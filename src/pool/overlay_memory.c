@@ -152,7 +152,7 @@ static void fill_part(const sp_overlay_memory *memory, int32_t slot, const sp_ov
 
 sp_status sp_overlay_memory_show(sp_overlay_memory *memory, int32_t slot, const sp_overlay *overlay)
 {
-    sp_overlay_shown shown = {overlay->embed.n > 0, overlay->head.n > 0};
+    sp_overlay_shown shown = {.embed = overlay->embed.n > 0, .head = overlay->head.n > 0};
     void *begun;
     overlay_column *column;
     sp_status ended, status = sp_column_ring_begin(&memory->ring, &begun);
@@ -179,11 +179,11 @@ sp_status sp_overlay_memory_hide(sp_overlay_memory *memory, int32_t slot)
     void *column;
     sp_status first, status;
 
-    if (!shown.embed && !shown.head)
+    if (!shown.embed && !shown.head && !shown.stale)
         return SP_OK;
     memory->embed.n_slots -= shown.embed;
     memory->head.n_slots -= shown.head;
-    memory->shown[slot] = (sp_overlay_shown){false, false};
+    memory->shown[slot] = (sp_overlay_shown){.stale = true};
     status = sp_column_ring_begin(&memory->ring, &column);
     if (status != SP_OK)
         return status;
@@ -191,5 +191,7 @@ sp_status sp_overlay_memory_hide(sp_overlay_memory *memory, int32_t slot)
     status = send_pointers(memory, slot, column);
     first = first != SP_OK ? first : status;
     status = sp_column_ring_end(&memory->ring);
-    return first != SP_OK ? first : status;
+    first = first != SP_OK ? first : status;
+    memory->shown[slot].stale = first != SP_OK;
+    return first;
 }

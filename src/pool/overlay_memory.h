@@ -17,6 +17,7 @@
 /* Which tables a slot's cells are set in. */
 typedef struct sp_overlay_shown {
     bool embed, head;
+    bool stale; /* a hide has failed: cells may be set, though none counts as shown */
 } sp_overlay_shown;
 
 typedef struct sp_overlay_memory {
@@ -44,7 +45,8 @@ size_t sp_overlay_memory_device_bytes(const sp_overlay_memory *memory);
 sp_status sp_overlay_memory_write(sp_overlay_memory *memory, int32_t slot,
                                   const sp_overlay *overlay, sp_stream *stream);
 
-/* Sets the slot's cells; clears them, going on after a failure. */
+/* Sets the slot's cells; clears them, if any may be set, going on after a failed table. What a
+ * failed hide left is cleared by the next hide, or written over by the next show. */
 sp_status sp_overlay_memory_show(sp_overlay_memory *memory, int32_t slot,
                                  const sp_overlay *overlay);
 sp_status sp_overlay_memory_hide(sp_overlay_memory *memory, int32_t slot);

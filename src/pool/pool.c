@@ -247,8 +247,10 @@ static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image)
         column.rank[i] = image->ranks[i];
     }
     status = sp_site_tables_show(&pool->tables, slot);
-    if (status == SP_OK && image->overlay != NULL)
-        status = sp_overlay_memory_show(&pool->overlays, slot, image->overlay);
+    if (status == SP_OK)
+        status = image->overlay != NULL
+                     ? sp_overlay_memory_show(&pool->overlays, slot, image->overlay)
+                     : sp_overlay_memory_hide(&pool->overlays, slot);
     return status;
 }
 

@@ -307,13 +307,13 @@ static void a_load_that_fails_half_way_shows_nothing(void **state)
 }
 
 /* The device fails at its n-th call of an unload: as much as can be is hidden, no slot counts as
- * shown, and the next load is whole. */
-static void an_unload_that_fails_half_way_can_be_loaded_over(void **state)
+ * shown, and the next load is whole, be it with replaced rows or without. */
+static void loaded_over_a_failed_unload(bool lost)
 {
     bool failed = true;
     int64_t n = 0;
 
-    (void)state;
+    faulty_device_lose_columns(lost);
     for (; failed; n++) {
         world *w = world_create(4 * UNIT);
         int32_t slot = load(w, 1, 3.0f, NULL);
@@ -329,11 +329,24 @@ static void an_unload_that_fails_half_way_can_be_loaded_over(void **state)
         assert_int_equal(n_shown(w), 0);
         if (!failed)
             check_shown(w, slot, 0, 0);
-        assert_int_equal(load(w, 2, 6.0f, NULL), slot);
-        check_shown(w, slot, 2, 6.0f);
+        if (n % 4 < 2) {
+            assert_int_equal(load(w, 0, 5.0f, NULL), slot);
+            check_shown(w, slot, 0, 0);
+        } else {
+            assert_int_equal(load(w, 2, 6.0f, NULL), slot);
+            check_shown(w, slot, 2, 6.0f);
+        }
         world_destroy(w);
     }
     assert_true(n > 5); /* two columns of rows, four of sites */
+}
+
+static void an_unload_that_fails_half_way_can_be_loaded_over(void **state)
+{
+    (void)state;
+    loaded_over_a_failed_unload(false);
+    loaded_over_a_failed_unload(true);
+    faulty_device_lose_columns(false);
 }
 
 int main(void)

@@ -57,12 +57,15 @@ static sp_status stream_zero_half(sp_device *device, void *handle, void *to, siz
     return SP_ERR_DEVICE;
 }
 
+static bool columns_whole; /* what fails of a column is all of it */
+
 static sp_status copy_half_column(sp_device *device, void *handle, void *to, size_t to_stride,
                                   const void *from, size_t from_stride, size_t width, size_t height)
 {
     bool fails = must_fail();
-    sp_status status = real->stream_copy_column(device, handle, to, to_stride, from, from_stride,
-                                                width, fails ? height / 2 : height);
+    sp_status status =
+        real->stream_copy_column(device, handle, to, to_stride, from, from_stride, width,
+                                 fails ? (columns_whole ? 0 : height / 2) : height);
 
     return fails ? SP_ERR_DEVICE : status;
 }
@@ -78,6 +81,11 @@ void faulty_device_wrap(sp_device *device)
     faulty.stream_zero = stream_zero_half;
     faulty.stream_copy_column = copy_half_column;
     device->ops = &faulty;
+}
+
+void faulty_device_lose_columns(bool whole)
+{
+    columns_whole = whole;
 }
 
 void faulty_device_fail_after(int64_t n)

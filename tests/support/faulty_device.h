@@ -11,6 +11,9 @@
 
 void faulty_device_wrap(sp_device *device);
 
+/* Of a column that fails nothing arrives, not half. */
+void faulty_device_lose_columns(bool whole);
+
 /* Lets `n` more calls succeed and fails the one after, once; -1 switches it off. */
 void faulty_device_fail_after(int64_t n);
 bool faulty_device_failed(void); /* since it was set */
