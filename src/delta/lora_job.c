@@ -457,12 +457,14 @@ static void fetch_b(const sp_lora_job *job, int32_t target, int64_t column_begin
 {
     for (int32_t i = 0, n = 0; i < job->n_works && n < FETCHED_WORKS; i++) {
         const sp_gemm_args *expand = &job->scratch->works[i].expand;
-        int64_t element = (int64_t)sp_dtype_bytes(expand->w_type);
-        const char *b = (const char *)expand->w + column_begin * expand->w_stride * element;
-        int64_t bytes = (column_end - column_begin) * expand->w_stride * element;
+        int64_t row, bytes;
+        const char *b;
 
         if (job->scratch->works[i].target != target)
             continue;
+        row = expand->w_stride * (int64_t)sp_dtype_bytes(expand->w_type);
+        bytes = (column_end - column_begin) * row;
+        b = (const char *)expand->w + column_begin * row;
         for (int64_t at = 0; at < bytes && at < FETCHED_BYTES; at += LINE_BYTES)
             __builtin_prefetch(b + at, 0, 2);
         n++;

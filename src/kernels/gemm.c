@@ -82,8 +82,9 @@ static gemm_split split_gemm(const sp_gemm_job *job, const sp_gemm_args *args)
     split.rows = max64(job->piece_work / (k * min64(PIECE_COLUMNS_MIN, args->n)), PIECE_ROWS_MIN);
     split.rows = min64(round_up(split.rows, PIECE_STEP), min64(args->rows, PIECE_ROWS_MAX));
     split.columns = min64(max64(job->piece_work / (k * split.rows), 1), args->n);
-    split.columns =
-        round_up(split.columns, args->rows >= PIECE_ROWS_MIN ? PIECE_STEP : kernels->gemm_columns);
+    if (args->rows >= PIECE_ROWS_MIN)
+        split.columns = round_up(split.columns, PIECE_STEP);
+    split.columns = round_up(split.columns, kernels->gemm_columns);
     /* Too few columns for a whole piece's work is a shrink: it is cut over its rows as well. */
     if (split.columns >= args->n)
         split.rows = max64(job->piece_work / (k * args->n), 1);

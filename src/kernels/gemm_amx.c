@@ -159,7 +159,8 @@ static void pack_panel(char *to, const uint16_t *const *lines, int64_t rows, int
 {
     int64_t whole = rows == GROUP ? length / K_STEP * K_STEP : 0;
 
-    PACK_TILES(to, lines, begin, whole / K_STEP);
+    if (whole > 0) /* else not all lines are there */
+        PACK_TILES(to, lines, begin, whole / K_STEP);
     for (int64_t c = whole; c < length; c += K_STEP)
         pack_tile(to + c / K_STEP * X_TILE, lines, rows, begin + c, min64(K_STEP, length - c));
 }

@@ -13,7 +13,6 @@
 #define TURNED_EPILOGUE(...) false
 #define PACK_TILES           plain_pack_tiles
 #define sp_kernels_fill_amx  fill_amx_emulated
-#define min64                amx_min64
 /* Panels so small that short lengths cross their borders. */
 #define PANEL_N     64
 #define PANEL_K     64
