@@ -89,13 +89,15 @@ SP_API sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t la
  * does not fit (more rows or outputs than one round of scratch takes; a GPU), or fails, nothing is
  * begun.
  * One group is under way at a time; the next begin, or any other call, ends it. x, outputs and plan
- * are borrowed until then.
+ * are borrowed until then. These four calls and their struct are experimental, whatever the file
+ * says: the struct grew before the first release, and a host is built anew with it.
  */
 typedef struct sp_delta_pieces {
     bool fits;
     int32_t pack, shrink; /* how many; both 0: no row has a delta here */
     /* x as the kernels of the delta's level pack it, after the pack pieces, where one adapter has
-     * all rows: a host whose base GEMM takes the same form need not pack x again. Else NULL. */
+     * all rows: a host whose base GEMM is of that level, over all these rows, need not pack x
+     * again. The delta's, until the next begin. Else NULL. */
     const void *packed_x;
 } sp_delta_pieces;
 

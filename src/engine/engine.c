@@ -1,6 +1,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/integer.h"
 #include "engine/engine_state.h"
 
 #include <string.h>
@@ -216,7 +217,9 @@ static sp_status create_cache(sp_engine *engine, sp_error *error)
 static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
 {
     size_t running = (size_t)engine->options.max_running;
-    size_t threads = (size_t)sp_exec_threads(engine->exec);
+    /* One for each row that may be chosen for at a time. */
+    size_t places = (size_t)min64(sp_exec_threads(engine->exec), SP_LOGIT_ROWS);
+    size_t adjusted = places * (size_t)engine->model.shape.vocab;
     int32_t slots = engine->options.max_loras > 0 ? engine->options.max_loras : 1;
     sp_forward_options options = {
         .model = &engine->model,
@@ -233,10 +236,12 @@ static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
     engine->spans = sp_calloc(running, sizeof *engine->spans);
     engine->finished = sp_calloc(running, sizeof(sp_sequence *));
     engine->sample_bytes = sp_sample_scratch_bytes(engine->model.shape.vocab);
-    engine->sample_scratch = sp_malloc(threads * engine->sample_bytes);
-    engine->adjusted_logits = sp_calloc(threads * (size_t)engine->model.shape.vocab, sizeof(float));
-    if (!engine->spans || !engine->finished || !engine->sample_scratch ||
-        !engine->adjusted_logits ||
+    engine->sample_scratch = sp_malloc(places * engine->sample_bytes);
+    engine->adjusted_logits = sp_calloc(adjusted, sizeof(float));
+    if (!engine->sample_scratch || !engine->adjusted_logits)
+        return sp_fail_memory(error, places * engine->sample_bytes + adjusted * sizeof(float),
+                              "the choice of tokens");
+    if (!engine->spans || !engine->finished ||
         sp_plan_create(engine->options.step_rows, slots, &engine->plan) != SP_OK)
         return sp_fail_memory(error, running * sizeof *engine->spans, "the plan of a step");
     return sp_forward_create(&options, &engine->forward, error);

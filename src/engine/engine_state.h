@@ -55,9 +55,9 @@ struct sp_engine {
 
     sp_logit_row logit_rows[SP_LOGIT_ROWS]; /* the window under way */
     int32_t n_logit_rows;
-    char *sample_scratch;                /* [threads][sample_bytes] */
+    char *sample_scratch;                /* [places][sample_bytes]; step.c has the places */
     size_t sample_bytes;                 /* of one thread */
-    float *adjusted_logits;              /* [threads, vocab] rows with bias and penalties */
+    float *adjusted_logits;              /* [places, vocab] rows with bias and penalties */
     sp_logprob top[SP_TOP_LOGPROBS_MAX]; /* of the event under way */
     sp_text decoded;                     /* of the token under way */
     sp_text event_text;                  /* what of it is set free */

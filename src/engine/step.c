@@ -255,34 +255,36 @@ static const float *logits_of(const sp_engine *engine, int32_t index)
 
 /* The row with what the request adds to it: a copy where it adds something. */
 static const float *adjust(const sp_engine *engine, const sp_sequence *sequence,
-                           const float *logits, int32_t thread)
+                           const float *logits, int32_t place)
 {
     size_t vocab = (size_t)engine->model.shape.vocab;
-    float *adjusted = engine->adjusted_logits + (size_t)thread * vocab;
+    float *adjusted = engine->adjusted_logits + (size_t)place * vocab;
 
     if (!sequence->adjusted)
         return logits;
     memcpy(adjusted, logits, vocab * sizeof *adjusted);
     sp_penalties_apply(
         &sequence->penalties, sequence->tokens, sequence->n_prompt, sequence->n_tokens,
-        (int32_t *)(void *)(engine->sample_scratch + (size_t)thread * engine->sample_bytes),
+        (int32_t *)(void *)(engine->sample_scratch + (size_t)place * engine->sample_bytes),
         adjusted);
     return adjusted;
 }
 
-/* One row's token. The vocabulary is long: rows are chosen for side by side. */
+/* One row's token. The vocabulary is long: rows are chosen for side by side, each in the memory of
+ * its thread, or of its task where there are fewer of those. */
 static void choose_task(void *user, int32_t task, int32_t thread)
 {
     sp_engine *engine = user;
+    int32_t place = sp_exec_threads(engine->exec) > SP_LOGIT_ROWS ? task : thread;
     sp_logit_row *row = &engine->logit_rows[task];
     const sp_sequence *sequence = row->sequence;
 
     if (row->chooses)
         row->status = sp_sample(
-            engine->kernels, adjust(engine, sequence, logits_of(engine, task), thread),
+            engine->kernels, adjust(engine, sequence, logits_of(engine, task), place),
             engine->model.shape.vocab, &sequence->sampling,
             (uint64_t)(sequence->n_tokens - sequence->n_prompt),
-            engine->sample_scratch + (size_t)thread * engine->sample_bytes, &row->token, NULL);
+            engine->sample_scratch + (size_t)place * engine->sample_bytes, &row->token, NULL);
 }
 
 static void choose_tokens(sp_engine *engine)
