@@ -70,10 +70,17 @@ sp_cuda_scratch sp_cuda_scratch_cut(char *block, int32_t rows_max, int32_t n_slo
     return s;
 }
 
+/* No row is ever as long as the vocabulary: embed_tokens gathers. */
+static bool is_gathered(const sp_layout *layout, int32_t index)
+{
+    return sp_layout_site_at(layout, index)->module == SP_MODULE_EMBED_TOKENS;
+}
+
 static bool is_first_of_width(const sp_layout *layout, int32_t index)
 {
     for (int32_t i = 0; i < index; i++)
-        if (sp_layout_site_at(layout, i)->k_in == sp_layout_site_at(layout, index)->k_in)
+        if (!is_gathered(layout, i) &&
+            sp_layout_site_at(layout, i)->k_in == sp_layout_site_at(layout, index)->k_in)
             return false;
     return true;
 }
@@ -88,9 +95,7 @@ static size_t planes_bytes(const sp_pool *pool, int32_t rows_max)
     for (int32_t i = 0; i < sp_layout_n_sites(layout); i++) {
         int32_t k = sp_layout_site_at(layout, i)->k_in;
 
-        /* No row is ever as long as the vocabulary: embed_tokens gathers. */
-        if (sp_layout_site_at(layout, i)->module == SP_MODULE_EMBED_TOKENS ||
-            !is_first_of_width(layout, i))
+        if (is_gathered(layout, i) || !is_first_of_width(layout, i))
             continue;
         for (int32_t rows = 1; rows <= rows_max; rows++)
             for (int32_t sites = 1; sites <= SP_CUDA_SITES_MAX; sites++) {

@@ -131,8 +131,8 @@ typedef struct sp_cuda_expand_choice {
 } sp_cuda_expand_choice;
 
 /* A block of the ring has a multiprocessor to itself, so it pays where there is much to move: many
- * rows, or in decode many columns of many tiles. A stage is some 40 KB. With B of a large rank, few
- * columns fit in one, and wide sites gain nothing. */
+ * rows, or in decode many columns of many tiles. A stage is 25 to 66 KB. With B of a large rank,
+ * few columns fit in one, and wide sites gain nothing. */
 static inline void sp_cuda_choose_ring(int32_t n_rows, int32_t tiles, int32_t total_steps,
                                        int32_t rank_stride, sp_cuda_expand_choice *choice)
 {

@@ -797,7 +797,7 @@ cudaError_t sp_cuda_expand_ring(int gpu, const sp_cuda_group *group, sp_cuda_exp
     if (code != cudaSuccess)
         return code;
     shape = shape_of(group, choice, capacity);
-    if (shape.stages < 2)
+    if (shape.stages < 3) /* too little would be in flight */
         return cudaErrorNotSupported;
     return group->type == SP_DTYPE_F16 ? launch_ranks<1>(group, shape, blocks, stream)
                                        : launch_ranks<0>(group, shape, blocks, stream);

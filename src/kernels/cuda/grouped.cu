@@ -13,6 +13,7 @@
  * bytes of A and B (decode) or y (prefill). Elements outside the own rank may be NaN: they are
  * replaced by zeros before they reach a register of the mma.
  */
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 #define ROWS            SP_CUDA_TILE_ROWS
@@ -381,16 +382,11 @@ static cudaError_t launch_expand(const sp_cuda_grouped &g, int n_tiles, cudaStre
 {
     int tiles_per_block = g.total_rows > PREFILL_ROWS ? TILES_PER_BLOCK : 1;
     cudaLaunchAttribute overlap;
-    cudaLaunchConfig_t config = {};
+    dim3 grid((unsigned)((g.output_size + COLUMNS - 1) / COLUMNS),
+              (unsigned)((n_tiles + tiles_per_block - 1) / tiles_per_block));
+    cudaLaunchConfig_t config =
+        sp_cuda_overlapping(grid, EXPAND_THREADS, 0, &overlap, false, stream);
 
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)((g.output_size + COLUMNS - 1) / COLUMNS),
-                          (unsigned)((n_tiles + tiles_per_block - 1) / tiles_per_block));
-    config.blockDim = dim3(EXPAND_THREADS);
-    config.stream = stream;
-    config.attrs = &overlap;
-    config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, expand_kernel<VEC>, g, n_tiles, tiles_per_block);
 }
 

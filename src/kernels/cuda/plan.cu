@@ -515,12 +515,17 @@ static bool takes_parts(int parts)
     return false;
 }
 
-/* The code that runs may be of an older architecture than the GPU: then it knows no clusters. */
+bool sp_cuda_overlaps = true;
+
+/* The code that runs may be of an older architecture than the GPU: then it knows neither clusters
+ * nor the wait for a predecessor. */
 static cudaError_t find_clusters(int gpu)
 {
     cudaFuncAttributes kernel;
     cudaError_t code = cudaFuncGetAttributes(&kernel, plan_kernel);
 
+    if (code == cudaSuccess && kernel.ptxVersion < 90)
+        sp_cuda_overlaps = false;
     if (code != cudaSuccess || gpu >= GPUS)
         return code;
     parts_max[gpu] = 1;
