@@ -26,7 +26,8 @@ static void tiles_and_windows_stay_within_their_bounds(void **state)
 
     (void)state;
     for (int32_t i = 0; i < 9 * 6 * 40; i++) {
-        int32_t n_rows = rows[i % 9], n_slots = slots[i / 9 % 6], window_tiles = i % 2 ? 4 : 8;
+        int32_t n_rows = rows[i % 9], n_slots = slots[i / 9 % 6];
+        int32_t window_tiles = 4 << i / 54 % 3; /* 4, 8 and 16 */
         int32_t *rows_of = calloc((size_t)n_slots, sizeof *rows_of), tiles, windows;
 
         for (int32_t row = 0; row < n_rows; row++) {
