@@ -64,11 +64,11 @@ static void make_pool(void)
         dims[i] = (sp_site_dims){i / MODULES, modules[i % MODULES].module,
                                  modules[i % MODULES].k_in, modules[i % MODULES].n_out};
     CHECK(sp_geometry_create(LAYERS, 0, dims, LAYERS * MODULES, &bench.geometry, &bench.error));
-    sp_layout_options_default(&layout_options);
+    sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = bench.geometry;
     layout_options.rank = RANK;
     CHECK(sp_layout_create(&layout_options, &bench.layout, &bench.error));
-    sp_pool_options_default(&pool_options);
+    sp_pool_options_default(&pool_options, sizeof pool_options);
     pool_options.layout = bench.layout;
     pool_options.device = bench.device;
     pool_options.slots = SLOTS;
@@ -108,7 +108,7 @@ static void open_bench(void)
     CHECK(sp_event_create(bench.device, &bench.to));
     make_pool();
     make_image();
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     options.pool = bench.pool;
     options.rows_max = ROWS_MAX;
     CHECK(sp_delta_create(&options, &bench.delta, &bench.error));

@@ -263,7 +263,7 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "bench_kernels: %s: %s\n", error.subject, error.text);
         return 1;
     }
-    sp_exec_options_default(&options);
+    sp_exec_options_default(&options, sizeof options);
     options.threads = b.threads;
     options.spin_us = 1000;
     if (sp_exec_create(&options, &b.exec) != SP_OK || !allocate(&b)) {

@@ -140,7 +140,7 @@ static int bench_build(const settings *s)
     sp_exec *exec;
     int result = 0;
 
-    sp_exec_options_default(&options);
+    sp_exec_options_default(&options, sizeof options);
     options.threads = 1;
     if (!served || !own || sp_exec_create(&options, &exec) != SP_OK)
         return fail("build", NULL);
@@ -168,7 +168,7 @@ static sp_engine *start_engine(const settings *s, const char *folder, sp_error *
         snprintf(paths[a], sizeof paths[a], "%s/a%d", folder, (int)a);
         adapters[a] = (sp_engine_adapter){names[a], paths[a]};
     }
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = s->model;
     options.threads = s->threads;
     options.max_loras = N_ADAPTERS;
@@ -182,7 +182,7 @@ static sp_engine *start_engine(const settings *s, const char *folder, sp_error *
 
         for (int32_t t = 0; t < PROMPT_TOKENS; t++)
             prompt[t] = 1000 * i + 17 * t;
-        sp_request_default(&request);
+        sp_request_default(&request, sizeof request);
         request.adapter = names[i % N_ADAPTERS];
         request.tokens = prompt;
         request.n_tokens = PROMPT_TOKENS;

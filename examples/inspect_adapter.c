@@ -47,7 +47,7 @@ static void print_slot_bytes(sp_geometry *geometry, const sp_adapter *adapter)
     size_t slot_bytes;
     sp_error error;
 
-    sp_layout_options_default(&options);
+    sp_layout_options_default(&options, sizeof options);
     options.geometry = geometry;
     options.modules = sp_adapter_pair_modules(adapter);
     options.rank = sp_adapter_rank_max(adapter);
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
     }
     if (sp_geometry_open(argv[1], &geometry, &error) != SP_OK)
         return refuse(argv[1], &error);
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     options.geometry = geometry; /* every tensor must fit this model, or the adapter is refused */
     options.base_dir = argv[1];  /* copied tables are compared with the served ones */
     if (sp_adapter_open(argv[2], &options, &adapter, &error) != SP_OK) {

@@ -29,10 +29,10 @@ static sp_pool *make_pool(sp_geometry *geometry, sp_device *device)
     sp_pool_options pool_options;
     sp_pool *pool;
 
-    sp_layout_options_default(&layout_options);
+    sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = geometry;
     layout_options.dtype = SP_DTYPE_F32; /* bf16 is for serving; this one is easy to check */
-    sp_pool_options_default(&pool_options);
+    sp_pool_options_default(&pool_options, sizeof pool_options);
     check(sp_layout_create(&layout_options, &pool_options.layout, &error));
     pool_options.device = device;
     pool_options.slots = N_ADAPTERS;
@@ -49,7 +49,7 @@ static sp_adapter *load(sp_pool *pool, sp_geometry *geometry, const char *path)
     sp_image *image;
     int32_t slot;
 
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     options.geometry = geometry;
     check(sp_adapter_open(path, &options, &adapter, &error));
     check(sp_layout_pack(sp_pool_layout(pool), adapter, NULL, &image, &error));
@@ -91,8 +91,8 @@ int main(int argc, char **argv)
     check(sp_geometry_open(argv[1], &geometry, &error));
     check(sp_geometry_site(geometry, LAYER, output.module, NULL, &n_out) ? SP_OK : SP_ERR_INPUT);
     check(sp_device_open_cpu(&device));
-    sp_exec_options_default(&threads);
-    sp_delta_options_default(&options);
+    sp_exec_options_default(&threads, sizeof threads);
+    sp_delta_options_default(&options, sizeof options);
     check(sp_exec_create(&threads, &options.exec));
     options.pool = make_pool(geometry, device);
     for (int i = 0; i < N_ADAPTERS; i++)

@@ -204,7 +204,7 @@ typedef struct sp_adapter_options {
         *exec; /* helps to read, check and hash; borrowed until return; NULL: the caller alone */
 } sp_adapter_options;
 
-SP_API void sp_adapter_options_default(sp_adapter_options *out_options);
+SP_API void sp_adapter_options_default(sp_adapter_options *out_options, size_t struct_bytes);
 
 /*
  * Opens, reads and audits the adapter in `path` (a directory, or the tensor file itself). Blocks
@@ -307,7 +307,7 @@ typedef struct sp_receipt_options {
     int64_t slot_bytes;           /* what the adapter takes in a pool's slot; -1: not known */
 } sp_receipt_options;
 
-SP_API void sp_receipt_options_default(sp_receipt_options *out_options);
+SP_API void sp_receipt_options_default(sp_receipt_options *out_options, size_t struct_bytes);
 
 /* The receipt of an open adapter; nothing of the adapter is kept. SP_ERR_MEMORY. */
 SP_API sp_status sp_receipt_create(const sp_adapter *adapter, const sp_receipt_options *options,

@@ -35,7 +35,7 @@ typedef struct sp_delta_options {
     bool no_ffn;         /* measuring lever: FFN, expert and GDN out_proj deltas are skipped */
 } sp_delta_options;
 
-SP_API void sp_delta_options_default(sp_delta_options *out_options);
+SP_API void sp_delta_options_default(sp_delta_options *out_options, size_t struct_bytes);
 
 /* Scratch bytes that sp_delta_create will take; fixed for its whole life. */
 SP_API size_t sp_delta_workspace_bytes(const sp_layout *layout, int32_t rows_max);

@@ -34,7 +34,7 @@ typedef struct sp_exec_options {
     int32_t spin_us; /* how long an idle worker spins before it sleeps */
 } sp_exec_options;
 
-SP_API void sp_exec_options_default(sp_exec_options *out_options);
+SP_API void sp_exec_options_default(sp_exec_options *out_options, size_t struct_bytes);
 
 /*
  * Makes the built-in executor. The calling thread of sp_exec_run takes part as thread 0, so

@@ -59,7 +59,7 @@ typedef struct sp_engine_options {
     void *adapter_refused_user;
 } sp_engine_options;
 
-SP_API void sp_engine_options_default(sp_engine_options *out_options);
+SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
 
 typedef struct sp_engine_adapter {
     const char *name; /* 1 .. 255 bytes of UTF-8; see sp_engine_name_check */
@@ -188,7 +188,7 @@ typedef struct sp_request {
     int32_t logits_from;
 } sp_request;
 
-SP_API void sp_request_default(sp_request *out_request);
+SP_API void sp_request_default(sp_request *out_request, size_t struct_bytes);
 
 typedef enum sp_finish {
     SP_FINISH_NONE = 0,
@@ -295,7 +295,7 @@ typedef struct sp_engine_load {
     bool pinned;
 } sp_engine_load;
 
-SP_API void sp_engine_load_default(sp_engine_load *out_load);
+SP_API void sp_engine_load_default(sp_engine_load *out_load, size_t struct_bytes);
 
 /*
  * SP_PENDING: begun, and *out_ticket asks for the outcome. SP_ERR_INPUT: a bad name.

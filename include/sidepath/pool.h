@@ -47,7 +47,7 @@ typedef struct sp_layout_options {
                                 in plain memory */
 } sp_layout_options;
 
-SP_API void sp_layout_options_default(sp_layout_options *out_options);
+SP_API void sp_layout_options_default(sp_layout_options *out_options, size_t struct_bytes);
 
 /*
  * SP_ERR_ARGUMENT: a rank out of range, a module that the geometry lacks everywhere.
@@ -154,7 +154,7 @@ typedef struct sp_pool_options {
     size_t overlay_bytes; /* budget of replaced rows, of all slots together; 0: none are taken */
 } sp_pool_options;
 
-SP_API void sp_pool_options_default(sp_pool_options *out_options);
+SP_API void sp_pool_options_default(sp_pool_options *out_options, size_t struct_bytes);
 
 /*
  * Allocates slots × slot bytes at one fixed address, and the tables. Everything starts EMPTY and

@@ -86,7 +86,7 @@ typedef struct sp_stage_options {
     sp_exec *exec;         /* helps sp_stage_add, and nothing else; borrowed; NULL: none */
 } sp_stage_options;
 
-SP_API void sp_stage_options_default(sp_stage_options *out_options);
+SP_API void sp_stage_options_default(sp_stage_options *out_options, size_t struct_bytes);
 
 /*
  * SP_ERR_ARGUMENT: options out of range. SP_ERR_BUDGET: a budget below one image, with the number
@@ -112,7 +112,7 @@ typedef struct sp_stage_load_options {
     double spent_seconds;         /* on it already, by the caller of sp_stage_add */
 } sp_stage_load_options;
 
-SP_API void sp_stage_load_options_default(sp_stage_load_options *out_options);
+SP_API void sp_stage_load_options_default(sp_stage_load_options *out_options, size_t struct_bytes);
 
 /*
  * Starts a load and returns SP_PENDING with a ticket; sp_stage_result tells how it went. Strings

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/file.h"
+#include "base/grow.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -16,10 +17,12 @@
 #define EXPERT_ALIGN_BYTES 256
 #define EXPERT_RANK_STEP   8
 
-void sp_adapter_options_default(sp_adapter_options *out_options)
+void sp_adapter_options_default(sp_adapter_options *out_options, size_t struct_bytes)
 {
-    *out_options =
-        (sp_adapter_options){.struct_bytes = sizeof *out_options, .pool_dtype = SP_DTYPE_BF16};
+    const sp_adapter_options defaults = {.struct_bytes = sizeof defaults,
+                                         .pool_dtype = SP_DTYPE_BF16};
+
+    sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
 
 /* ---- the two files --------------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
 #include "adapter/audit.h"
 
 #include "base/alloc.h"
+#include "base/grow.h"
 #include "base/hash.h"
 
 #include <string.h>
@@ -35,11 +36,13 @@ typedef struct module_summary {
     int32_t rows_changed;          /* -1: not known */
 } module_summary;
 
-void sp_receipt_options_default(sp_receipt_options *out_options)
+void sp_receipt_options_default(sp_receipt_options *out_options, size_t struct_bytes)
 {
-    *out_options = (sp_receipt_options){.struct_bytes = sizeof *out_options,
-                                        .engine_modules = SP_MODULE_BIT(SP_MODULE_COUNT) - 1,
-                                        .slot_bytes = -1};
+    const sp_receipt_options defaults = {.struct_bytes = sizeof defaults,
+                                         .engine_modules = SP_MODULE_BIT(SP_MODULE_COUNT) - 1,
+                                         .slot_bytes = -1};
+
+    sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
 
 /* ---- gathering ------------------------------------------------------------------------------- */

@@ -111,7 +111,7 @@ static sp_status submit(const step_bench *bench, const char *adapter, const int3
     sp_request request;
     int64_t id;
 
-    sp_request_default(&request);
+    sp_request_default(&request, sizeof request);
     request.adapter = adapter;
     request.tokens = tokens;
     request.n_tokens = n_tokens;

@@ -161,7 +161,7 @@ static sp_status create_bench(delta_bench *bench, sp_error *error)
 
     if (status != SP_OK)
         return status;
-    sp_exec_options_default(&exec_options);
+    sp_exec_options_default(&exec_options, sizeof exec_options);
     exec_options.threads = (int32_t)bench->settings.threads;
     status = sp_exec_create(&exec_options, &bench->exec);
     if (status == SP_OK)
@@ -236,20 +236,20 @@ static sp_status create_rank(const delta_bench *bench, rig *r, size_t which, sp_
     sp_delta_options delta;
     sp_status status;
 
-    sp_layout_options_default(&layout);
+    sp_layout_options_default(&layout, sizeof layout);
     layout.geometry = r->geometry;
     layout.rank = ranks[which];
     status = sp_layout_create(&layout, &r->layout[which], error);
     if (status != SP_OK)
         return status;
-    sp_pool_options_default(&pool);
+    sp_pool_options_default(&pool, sizeof pool);
     pool.layout = r->layout[which];
     pool.device = bench->device;
     pool.slots = SLOTS;
     status = sp_pool_create(&pool, &r->pool[which], error);
     if (status != SP_OK)
         return status;
-    sp_delta_options_default(&delta);
+    sp_delta_options_default(&delta, sizeof delta);
     delta.pool = r->pool[which];
     delta.exec = bench->exec;
     delta.rows_max = ROWS_MAX;

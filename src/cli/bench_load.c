@@ -112,7 +112,7 @@ static sp_status open_once(const load_bench *bench, const pack_parts *parts, sp_
 {
     sp_adapter_options options;
 
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     options.geometry = parts->geometry;
     options.base_dir = bench->settings.run.model;
     options.exec = exec;
@@ -123,7 +123,7 @@ static sp_status create_exec(const load_bench *bench, sp_exec **out_exec)
 {
     sp_exec_options options;
 
-    sp_exec_options_default(&options);
+    sp_exec_options_default(&options, sizeof options);
     options.threads = (int32_t)bench->settings.run.threads;
     return sp_exec_create(&options, out_exec);
 }
@@ -142,7 +142,7 @@ static sp_status create_parts(const load_bench *bench, pack_parts *parts, sp_err
     status = open_once(bench, parts, NULL, &adapter, error);
     if (status != SP_OK)
         return status;
-    sp_layout_options_default(&layout);
+    sp_layout_options_default(&layout, sizeof layout);
     layout.geometry = parts->geometry;
     layout.modules = sp_adapter_modules(adapter);
     layout.rank = sp_adapter_rank_max(adapter);
@@ -162,7 +162,7 @@ static sp_status create_parts(const load_bench *bench, pack_parts *parts, sp_err
         status = sp_device_open_cpu(&parts->device);
     if (status != SP_OK)
         return status;
-    sp_pool_options_default(&pool);
+    sp_pool_options_default(&pool, sizeof pool);
     pool.layout = parts->layout;
     pool.device = parts->device;
     pool.slots = 2;
@@ -356,7 +356,7 @@ static sp_status begin_load(load_bench *bench, sp_engine *engine, int64_t *out_t
 {
     sp_engine_load load;
 
-    sp_engine_load_default(&load);
+    sp_engine_load_default(&load, sizeof load);
     load.name = "loaded by bench";
     load.path = bench->path;
     load.replace = true;
@@ -423,7 +423,7 @@ static sp_status submit_rows(load_bench *bench, sp_engine *engine, sp_error *err
         sp_request request;
         int64_t id;
 
-        sp_request_default(&request);
+        sp_request_default(&request, sizeof request);
         request.adapter = i % 2 == 0 ? bench->name : sp_engine_base_name(engine);
         request.tokens = prompt;
         request.n_tokens = PROMPT_TOKENS;

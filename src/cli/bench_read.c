@@ -46,7 +46,7 @@ sp_status sp_bench_read_bandwidth(int32_t threads, double *out_bytes_per_second,
     double best = 0;
     sp_status status = SP_ERR_MEMORY;
 
-    sp_exec_options_default(&options);
+    sp_exec_options_default(&options, sizeof options);
     options.threads = threads;
     if (job && data)
         status = sp_exec_create(&options, &exec);

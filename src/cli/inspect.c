@@ -105,7 +105,7 @@ static sp_adapter_options adapter_options(const inspect_settings *s, sp_geometry
 {
     sp_adapter_options options;
 
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     options.geometry = geometry;
     options.base_dir = s->model;
     options.rank_max = (int32_t)s->rank_max;
@@ -138,7 +138,7 @@ static sp_status measure_slot(const inspect_settings *s, const sp_adapter *adapt
     *out_bytes = options->geometry ? 0 : -1;
     if (!options->geometry || !(sp_adapter_modules(adapter) & linear))
         return SP_OK;
-    sp_layout_options_default(&layout);
+    sp_layout_options_default(&layout, sizeof layout);
     layout.geometry = options->geometry;
     layout.modules = sp_adapter_modules(adapter) & linear;
     layout.rank = s->rank_max > 0 ? (int32_t)s->rank_max : sp_adapter_rank_max(adapter);
@@ -169,7 +169,7 @@ static int print_accepted(const inspect_settings *s, const sp_adapter *adapter,
     sp_error error;
     int exit_status;
 
-    sp_receipt_options_default(&receipt_options);
+    sp_receipt_options_default(&receipt_options, sizeof receipt_options);
     if (options->geometry)
         receipt_options.engine_modules =
             sp_engine_modules(sp_geometry_shape(options->geometry)->family);

@@ -113,7 +113,7 @@ static sp_status compute(logits_run *run, sp_error *error)
     sp_status status;
     int64_t id;
 
-    sp_request_default(&request);
+    sp_request_default(&request, sizeof request);
     request.adapter = strcmp(run->settings.use, "base") == 0 ? NULL : run->settings.use;
     request.lora_scale = (float)run->settings.lora_scale;
     request.tokens = run->tokens;

@@ -458,7 +458,7 @@ sp_request sp_cli_request_view(const sp_cli_request *request)
 {
     sp_request view;
 
-    sp_request_default(&view);
+    sp_request_default(&view, sizeof view);
     view.adapter = request->adapter;
     view.lora_scale = (float)request->lora_scale;
     view.tokens = request->prompt_tokens;

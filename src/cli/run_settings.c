@@ -136,7 +136,7 @@ static sp_status check_usage(const sp_run_settings *settings, sp_error *error)
 static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_wanted,
                          sp_engine_options *options)
 {
-    sp_engine_options_default(options);
+    sp_engine_options_default(options, sizeof *options);
     options->model_dir = settings->model;
     options->served_name = settings->served_name;
     options->precision = strcmp(settings->precision, "f32") == 0 ? SP_DTYPE_F32 : SP_DTYPE_BF16;

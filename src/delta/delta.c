@@ -5,6 +5,7 @@
  */
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/grow.h"
 #include "delta/delta_state.h"
 
 #define ROWS_LIMIT    (1 << 20)
@@ -20,9 +21,11 @@
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-void sp_delta_options_default(sp_delta_options *out_options)
+void sp_delta_options_default(sp_delta_options *out_options, size_t struct_bytes)
 {
-    *out_options = (sp_delta_options){.struct_bytes = sizeof *out_options, .rows_max = 512};
+    const sp_delta_options defaults = {.struct_bytes = sizeof defaults, .rows_max = 512};
+
+    sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
 
 static int32_t largest_k(const sp_layout *layout)

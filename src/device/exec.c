@@ -16,6 +16,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/grow.h"
 #include "base/spin.h"
 #include "device/cpus.h"
 
@@ -196,13 +197,15 @@ static void *worker_main(void *argument)
 
 /* ---- set-up path --------------------------------------------------------------------------- */
 
-void sp_exec_options_default(sp_exec_options *out_options)
+void sp_exec_options_default(sp_exec_options *out_options, size_t struct_bytes)
 {
-    *out_options = (sp_exec_options){
-        .struct_bytes = sizeof *out_options,
+    const sp_exec_options defaults = {
+        .struct_bytes = sizeof defaults,
         .threads = 0,
         .spin_us = 50,
     };
+
+    sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
 
 static void stop_workers(sp_exec *exec)

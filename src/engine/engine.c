@@ -1,6 +1,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/grow.h"
 #include "base/integer.h"
 #include "engine/engine_state.h"
 
@@ -15,10 +16,10 @@
      (1u << SP_MODULE_DOWN_PROJ))
 #define TOKEN_MODULES ((1u << SP_MODULE_EMBED_TOKENS) | (1u << SP_MODULE_LM_HEAD))
 
-void sp_engine_options_default(sp_engine_options *out_options)
+void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes)
 {
-    *out_options = (sp_engine_options){
-        .struct_bytes = sizeof *out_options,
+    const sp_engine_options defaults = {
+        .struct_bytes = sizeof defaults,
         .precision = SP_DTYPE_BF16,
         .max_loras = 8,
         .max_running = 64,
@@ -30,6 +31,8 @@ void sp_engine_options_default(sp_engine_options *out_options)
         .adapter_wait_steps = 64,
         .adapter_preempt_steps = 256,
     };
+
+    sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
 
 sp_module_set sp_engine_modules(sp_family family)
@@ -117,7 +120,7 @@ static sp_status open_host(sp_engine *engine, sp_error *error)
 
     if (status != SP_OK)
         return status;
-    sp_exec_options_default(&exec_options);
+    sp_exec_options_default(&exec_options, sizeof exec_options);
     exec_options.threads = engine->options.threads;
     status = sp_exec_create(&exec_options, &engine->exec);
     if (status != SP_OK)

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/grow.h"
 #include "engine/engine_state.h"
 
 #include <string.h>
@@ -17,7 +18,7 @@ static sp_adapter_options adapter_options(const sp_engine *engine)
 {
     sp_adapter_options options;
 
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     options.geometry = engine->model.geometry;
     options.rank_max =
         engine->options.max_lora_rank ? engine->options.max_lora_rank : SP_POOL_RANK_MAX;
@@ -65,7 +66,7 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
     sp_layout_options options;
     int32_t rank = 0;
 
-    sp_layout_options_default(&options);
+    sp_layout_options_default(&options, sizeof options);
     for (size_t i = 0; i < n; i++) {
         if (!adapters[i])
             continue;
@@ -94,7 +95,7 @@ static sp_status create_delta(sp_engine *engine, sp_error *error)
 {
     sp_delta_options options;
 
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     options.pool = engine->pool;
     options.exec = engine->exec;
     options.rows_max = engine->options.step_rows;
@@ -113,7 +114,7 @@ static sp_status create_stage(sp_engine *engine, sp_error *error)
     if (sp_disk_source_create(&audit, sp_engine_modules(engine->model.shape.family),
                               &engine->disk) != SP_OK)
         return sp_fail_memory(error, sizeof audit, "the source of adapters");
-    sp_stage_options_default(&options);
+    sp_stage_options_default(&options, sizeof options);
     options.pool = engine->pool;
     options.sources = &engine->disk;
     options.n_sources = 1;
@@ -150,7 +151,7 @@ static sp_status create_pool(sp_engine *engine, sp_adapter *const *adapters, siz
 
     if (status != SP_OK)
         return status;
-    sp_pool_options_default(&options);
+    sp_pool_options_default(&options, sizeof options);
     options.layout = engine->layout;
     options.device = engine->device;
     options.slots = engine->options.max_loras;
@@ -202,7 +203,7 @@ static sp_status add_adapter(sp_engine *engine, const sp_engine_adapter *wanted,
     sp_error why;
     sp_status status;
 
-    sp_stage_load_options_default(&options);
+    sp_stage_load_options_default(&options, sizeof options);
     options.name = wanted->name;
     options.location = wanted->path;
     options.spent_seconds = seconds;
@@ -346,9 +347,11 @@ static sp_status no_adapter(const char *name, sp_error *error)
                    "no adapter is loaded under the name \"%s\"", name);
 }
 
-void sp_engine_load_default(sp_engine_load *out_load)
+void sp_engine_load_default(sp_engine_load *out_load, size_t struct_bytes)
 {
-    *out_load = (sp_engine_load){.struct_bytes = sizeof *out_load};
+    const sp_engine_load defaults = {.struct_bytes = sizeof defaults};
+
+    sp_struct_default(out_load, struct_bytes, &defaults, sizeof defaults);
 }
 
 sp_status sp_engine_load_adapter(sp_engine *engine, const sp_engine_load *load, int64_t *out_ticket,
@@ -361,7 +364,7 @@ sp_status sp_engine_load_adapter(sp_engine *engine, const sp_engine_load *load, 
         status = sp_engine_name_check(load->name, engine->base_name, error);
     if (status != SP_OK)
         return status;
-    sp_stage_load_options_default(&options);
+    sp_stage_load_options_default(&options, sizeof options);
     options.name = load->name;
     options.location = load->path;
     options.replace = load->replace;

@@ -4,21 +4,24 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/grow.h"
 #include "engine/engine_state.h"
 
 #include <string.h>
 
 #define LORA_SCALE_MAX 16.0f
 
-void sp_request_default(sp_request *out_request)
+void sp_request_default(sp_request *out_request, size_t struct_bytes)
 {
-    *out_request = (sp_request){
-        .struct_bytes = sizeof *out_request,
+    const sp_request defaults = {
+        .struct_bytes = sizeof defaults,
         .lora_scale = 1.0f,
         .max_tokens = 16,
         .top_p = 1.0f,
         .repetition_penalty = 1.0,
     };
+
+    sp_struct_default(out_request, struct_bytes, &defaults, sizeof defaults);
 }
 
 /* ---- checks -------------------------------------------------------------------------------- */

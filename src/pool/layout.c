@@ -5,6 +5,7 @@
  */
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/grow.h"
 
 #include <sidepath/pool.h>
 
@@ -85,13 +86,15 @@ static int32_t place_sites(const sp_geometry *geometry, sp_module_set modules,
 
 /* ---- options ------------------------------------------------------------------------------- */
 
-void sp_layout_options_default(sp_layout_options *out_options)
+void sp_layout_options_default(sp_layout_options *out_options, size_t struct_bytes)
 {
-    *out_options = (sp_layout_options){
-        .struct_bytes = sizeof *out_options,
+    const sp_layout_options defaults = {
+        .struct_bytes = sizeof defaults,
         .rank = 64,
         .dtype = SP_DTYPE_BF16,
     };
+
+    sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
 
 static int32_t lowest_module(sp_module_set modules)

@@ -16,6 +16,7 @@
  */
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/grow.h"
 #include "pool/image.h"
 #include "pool/overlay_memory.h"
 #include "pool/site_tables.h"
@@ -50,9 +51,11 @@ struct sp_pool {
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-void sp_pool_options_default(sp_pool_options *out_options)
+void sp_pool_options_default(sp_pool_options *out_options, size_t struct_bytes)
 {
-    *out_options = (sp_pool_options){.struct_bytes = sizeof *out_options, .slots = 8};
+    const sp_pool_options defaults = {.struct_bytes = sizeof defaults, .slots = 8};
+
+    sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
 
 static sp_status allocate_slots(sp_pool *pool, sp_error *error)

@@ -148,7 +148,7 @@ bool sp_driver_load_for(sp_driver *driver, sp_generation *generation)
     if (!load && !generation->adapter_path)
         return false;
     if (!load) {
-        sp_engine_load_default(&wanted);
+        sp_engine_load_default(&wanted, sizeof wanted);
         wanted.name = generation->adapter;
         wanted.path = generation->adapter_path;
         status = begin_load(driver, &wanted, &load, &error);
@@ -256,7 +256,7 @@ static void run_load(sp_driver *driver, sp_adapter_task *task, bool replace)
     sp_error error = {0};
     sp_status status;
 
-    sp_engine_load_default(&wanted);
+    sp_engine_load_default(&wanted, sizeof wanted);
     wanted.name = task->name;
     wanted.path = task->path;
     wanted.replace = replace;

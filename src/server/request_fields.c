@@ -435,7 +435,7 @@ sp_request sp_sampling_fields_request(const sp_sampling_fields *fields)
 {
     sp_request request;
 
-    sp_request_default(&request);
+    sp_request_default(&request, sizeof request);
     request.lora_scale = (float)fields->lora_scale;
     request.max_tokens = (int32_t)fields->max_tokens;
     request.temperature = fields->temperature;

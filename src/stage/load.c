@@ -5,13 +5,16 @@
  */
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/grow.h"
 #include "stage/stage_state.h"
 
 #include <string.h>
 
-void sp_stage_load_options_default(sp_stage_load_options *out_options)
+void sp_stage_load_options_default(sp_stage_load_options *out_options, size_t struct_bytes)
 {
-    *out_options = (sp_stage_load_options){.struct_bytes = sizeof *out_options};
+    const sp_stage_load_options defaults = {.struct_bytes = sizeof defaults};
+
+    sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
 
 /* ---- set-up -------------------------------------------------------------------------------- */

@@ -35,7 +35,7 @@ static sp_status copy_receipt(const sp_adapter *adapter, char **out_json, sp_err
     sp_receipt *receipt;
     sp_status status;
 
-    sp_receipt_options_default(&options);
+    sp_receipt_options_default(&options, sizeof options);
     status = sp_receipt_create(adapter, &options, &receipt, error);
     if (status != SP_OK)
         return status;

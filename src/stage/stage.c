@@ -1,4 +1,5 @@
 #include "base/alloc.h"
+#include "base/grow.h"
 #include "pool/image.h"
 #include "stage/stage_state.h"
 
@@ -6,9 +7,11 @@
 
 #define LOADERS_MAX 64
 
-void sp_stage_options_default(sp_stage_options *out_options)
+void sp_stage_options_default(sp_stage_options *out_options, size_t struct_bytes)
 {
-    *out_options = (sp_stage_options){.struct_bytes = sizeof *out_options, .threads = 1};
+    const sp_stage_options defaults = {.struct_bytes = sizeof defaults, .threads = 1};
+
+    sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
 
 static sp_status check_options(const sp_stage_options *options, sp_error *error)

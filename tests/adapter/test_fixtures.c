@@ -371,7 +371,7 @@ static sp_status open_adapter(const char *model, const char *folder, const char 
 
     snprintf(base, sizeof base, "%s/%s", SP_TEST_FIXTURES, model);
     snprintf(path, sizeof path, "%s/%s/%s", base, folder, name);
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     options.geometry = geometry;
     options.base_dir = base;
     return sp_adapter_open(path, &options, out_adapter, error);
@@ -552,7 +552,7 @@ static void demo_adapters(void **state)
         sp_adapter *adapter;
         char path[512];
 
-        sp_adapter_options_default(&options);
+        sp_adapter_options_default(&options, sizeof options);
         options.geometry = geometry;
         snprintf(path, sizeof path, "%s/adapters/%s/", SP_TEST_DEMO, adapters[i].name);
         assert_ok(sp_adapter_open(path, &options, &adapter, &error), &error);

@@ -94,7 +94,7 @@ static void cut_at_every_border(void **state)
         sp_adapter_options options;
         sp_adapter *opened = NULL;
 
-        sp_adapter_options_default(&options);
+        sp_adapter_options_default(&options, sizeof options);
         write_cut(folder, "adapter_model.safetensors", bytes, n);
         assert_int_equal(sp_adapter_open(folder, &options, &opened, &error), SP_ERR_TRUNCATED);
         assert_null(opened);
@@ -369,7 +369,7 @@ static void a_hundred_thousand_tensors(void **state)
     char path[128];
 
     (void)state;
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     make_adapter_config(adapter, "{\"r\": 1, \"lora_alpha\": 1}");
     for (int layer = 0; layer < LAYERS; layer++) {
         for (int expert = 0; expert < EXPERTS; expert++) {
@@ -419,7 +419,7 @@ static sp_status open_and_print(const char *folder, const sp_adapter_options *op
         assert_null(opened);
         return status;
     }
-    sp_receipt_options_default(&receipt_options);
+    sp_receipt_options_default(&receipt_options, sizeof receipt_options);
     receipt_options.engine_modules = 1u << SP_MODULE_Q_PROJ;
     status = sp_receipt_create(opened, &receipt_options, &receipt, NULL);
     sp_receipt_destroy(receipt);
@@ -463,7 +463,7 @@ static void allocation_failures(void **state)
     char *folder = make_adapter_folder(adapter);
 
     (void)state;
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     every_allocation_fails(folder, &options);
     sp_test_remove_tree(folder);
     sp_free(folder);
@@ -494,7 +494,7 @@ static void allocation_failures_with_a_base(void **state)
     sp_error error;
 
     (void)state;
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     assert_ok(sp_geometry_open(SP_TEST_FIXTURES "/qwen3-tied", &options.geometry, &error), &error);
     options.base_dir = SP_TEST_FIXTURES "/qwen3-tied";
     every_allocation_fails(SP_TEST_FIXTURES "/qwen3-tied/adapters/embed-lora", &options);

@@ -756,7 +756,8 @@ static void equal_bytes_elsewhere(void **state)
     sp_adapter_options options;
 
     (void)state;
-    sp_adapter_options_default(&options); /* no geometry, which would hold one of them only */
+    sp_adapter_options_default(&options,
+                               sizeof options); /* no geometry, which would hold one of them only */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         sp_digest digests[2];
 

@@ -325,7 +325,7 @@ static void scales_of_a_module(void **state)
         int32_t rank;
         float scale;
 
-        sp_adapter_options_default(&options);
+        sp_adapter_options_default(&options, sizeof options);
         assert_ok(sp_peft_config_parse(scales[i].text, strlen(scales[i].text), "config", &options,
                                        &config, &remarks, &error),
                   &error);
@@ -380,7 +380,7 @@ static void layers_of_paths(void **state)
         bool listed;
 
         snprintf(text, sizeof text, "{\"r\": 2, \"lora_alpha\": 4, %s}", layers[i].members);
-        sp_adapter_options_default(&options);
+        sp_adapter_options_default(&options, sizeof options);
         assert_ok(
             sp_peft_config_parse(text, strlen(text), "config", &options, &config, &remarks, &error),
             &error);
@@ -476,7 +476,7 @@ static void bounded_work(void **state)
     bool answer;
 
     (void)state;
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     assert_ok(
         sp_peft_config_parse(text, strlen(text), "config", &options, &config, &remarks, &error),
         &error);

@@ -98,7 +98,7 @@ static void accepted(void **state)
 
     (void)state;
     options.allow_partial = true;
-    sp_receipt_options_default(&receipt_options);
+    sp_receipt_options_default(&receipt_options, sizeof receipt_options);
     receipt_options.slot_bytes = 12345;
     receipt = receipt_of(adapter, &options, &receipt_options);
     root = parse(receipt);
@@ -183,7 +183,7 @@ static void notes(void **state)
     options.allow_unknown_fields = true;
     options.allow_base_changing_init = true;
     options.allow_partial = true;
-    sp_receipt_options_default(&receipt_options);
+    sp_receipt_options_default(&receipt_options, sizeof receipt_options);
     for (size_t i = 0; i < sizeof noted / sizeof *noted; i++) {
         sp_receipt *receipt;
         json_t *root;
@@ -219,7 +219,7 @@ static void engine_missing(void **state)
 
     (void)state;
     options.allow_partial = true;
-    sp_receipt_options_default(&receipt_options);
+    sp_receipt_options_default(&receipt_options, sizeof receipt_options);
     receipt_options.engine_modules =
         1u << SP_MODULE_Q_PROJ | 1u << SP_MODULE_V_PROJ | 1u << SP_MODULE_ROUTER;
     receipt = receipt_of(adapter, &options, &receipt_options);
@@ -259,8 +259,8 @@ static void one_kind_alone(void **state)
     sp_receipt_options all, few;
 
     (void)state;
-    sp_receipt_options_default(&all);
-    sp_receipt_options_default(&few);
+    sp_receipt_options_default(&all, sizeof all);
+    sp_receipt_options_default(&few, sizeof few);
     few.engine_modules = 1u << SP_MODULE_Q_PROJ | 1u << SP_MODULE_V_PROJ;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         make_adapter *adapter = make_adapter_create();
@@ -295,13 +295,13 @@ static void replaced_rows(void **state)
     json_t *root;
 
     (void)state;
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     assert_ok(sp_geometry_open(SP_TEST_FIXTURES "/qwen3-tied", &options.geometry, &error), &error);
     options.base_dir = SP_TEST_FIXTURES "/qwen3-tied";
     assert_ok(
         sp_adapter_open(SP_TEST_FIXTURES "/qwen3-tied/adapters/tokens", &options, &opened, &error),
         &error);
-    sp_receipt_options_default(&receipt_options);
+    sp_receipt_options_default(&receipt_options, sizeof receipt_options);
     receipt_options.engine_modules = 1u << SP_MODULE_Q_PROJ;
     assert_ok(sp_receipt_create(opened, &receipt_options, &receipt, &error), &error);
     root = parse(receipt);
@@ -327,8 +327,8 @@ static void unchecked(void **state)
     json_t *root;
 
     (void)state;
-    sp_adapter_options_default(&options);
-    sp_receipt_options_default(&receipt_options);
+    sp_adapter_options_default(&options, sizeof options);
+    sp_receipt_options_default(&receipt_options, sizeof receipt_options);
     receipt_options.slot_bytes = 1;
     receipt = receipt_of(adapter, &options, &receipt_options);
     root = parse(receipt);
@@ -364,7 +364,7 @@ static void saved_twice(void **state)
     char *folder = make_adapter_folder(adapter);
 
     (void)state;
-    sp_receipt_options_default(&receipt_options);
+    sp_receipt_options_default(&receipt_options, sizeof receipt_options);
     for (int twice = 0; twice < 2; twice++) {
         sp_adapter *opened;
         sp_receipt *receipt;
@@ -408,7 +408,7 @@ static void foreign_names(void **state)
     options.name = "a\nverdict  accepted";
     make_adapter_add_random(adapter, stored, 2, 8, 1);
     make_adapter_config_with(adapter, ", \"new\\u001b\\n\": 1");
-    sp_receipt_options_default(&receipt_options);
+    sp_receipt_options_default(&receipt_options, sizeof receipt_options);
     receipt = receipt_of(adapter, &options, &receipt_options);
     root = parse(receipt);
     assert_string_equal(json_string_value(json_object_get(

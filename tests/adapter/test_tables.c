@@ -33,7 +33,7 @@ static base open_base(const char *model)
 
     snprintf(path, sizeof path, "%s/%s", SP_TEST_FIXTURES, model);
     opened.directory = sp_strdup(path);
-    sp_adapter_options_default(&opened.options);
+    sp_adapter_options_default(&opened.options, sizeof opened.options);
     assert_ok(sp_geometry_open(path, &opened.options.geometry, &error), &error);
     opened.options.base_dir = opened.directory;
     snprintf(path, sizeof path, "%s/model.safetensors", model);
@@ -95,7 +95,7 @@ static void expect_note(const sp_adapter *adapter, const char *text)
     sp_receipt_options options;
     sp_receipt *receipt;
 
-    sp_receipt_options_default(&options);
+    sp_receipt_options_default(&options, sizeof options);
     assert_int_equal(sp_receipt_create(adapter, &options, &receipt, NULL), SP_OK);
     if (!strstr(sp_receipt_table(receipt), text))
         fail_msg("no note \"%s\" in: %s", text, sp_receipt_table(receipt));
@@ -644,7 +644,7 @@ static void without_a_model(void **state)
     sp_adapter *opened;
 
     (void)state;
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     make_adapter_add_random(adapter, EMBED ".weight", 10, 5, 2);
     make_adapter_add_random(adapter, HEAD ".base_layer.weight", 10, 5, 2);
     opened = toy_opened(adapter, &options);

@@ -49,7 +49,7 @@ sp_adapter_options toy_options(void)
 {
     sp_adapter_options options;
 
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     options.geometry = toy_geometry();
     return options;
 }

@@ -14,7 +14,7 @@ static sp_engine *open_demo(void)
 {
     sp_engine_options options;
 
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = SP_TEST_DEMO "/base";
     options.threads = 1;
     options.kv_tokens = 1024;

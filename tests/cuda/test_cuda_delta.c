@@ -533,7 +533,7 @@ static sp_delta *make_delta(sp_pool *pool, bool no_apply, bool no_ffn)
     sp_delta *delta = NULL;
     sp_error error;
 
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     options.pool = pool;
     options.rows_max = GROUP_ROWS;
     options.no_apply = no_apply;
@@ -749,7 +749,7 @@ static void expect_unsupported(const sp_site_dims *site, int32_t rank, sp_dtype 
     sp_delta *delta = NULL;
     sp_error error = {0};
 
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     options.pool = pool.pool;
     options.rows_max = rows_max;
     assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_UNSUPPORTED);

@@ -90,7 +90,7 @@ static void *run_routed(void *user, const routed_case *c, sp_dtype y_type)
     sp_delta_output output = {SP_MODULE_Q_PROJ, y.device + GUARD_BYTES, c->n_out, y_type};
 
     (void)user;
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     options.pool = c->pool.pool;
     options.rows_max = c->n_rows;
     assert_ok(sp_delta_create(&options, &delta, &error), &error);

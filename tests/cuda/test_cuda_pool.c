@@ -159,7 +159,7 @@ static void make_load_test(load_test *t)
         t->adapters[i] = make_adapter_of(10 + (uint64_t)i, 16);
         t->images[i] = hand_pack(&t->pool, t->adapters[i]);
     }
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     options.pool = t->pool.pool;
     options.rows_max = STEP_ROWS;
     assert_ok(sp_delta_create(&options, &t->delta, &error), &error);

@@ -82,7 +82,7 @@ static sp_delta *make_delta(const fixture *f, bool no_apply, bool no_ffn)
     sp_delta *delta = NULL;
     sp_error error;
 
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     options.pool = f->pool.pool;
     options.exec = f->exec;
     options.rows_max = ROWS;
@@ -263,7 +263,7 @@ static void bad_options_are_refused(void **state)
     sp_delta *delta = NULL;
     sp_error error;
 
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_ARGUMENT);
     options.pool = f->pool.pool;
     assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_ARGUMENT);
@@ -400,7 +400,7 @@ static void every_failed_allocation_is_survived(void **state)
     sp_error error;
     int64_t n = 0;
 
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     options.pool = f->pool.pool;
     options.exec = f->exec;
     for (;; n++) {

@@ -70,7 +70,7 @@ static void *run_routed(void *user, const routed_case *c, sp_dtype y_type)
     sp_delta_output output = {SP_MODULE_Q_PROJ, kernel_case_values(c->y0, y_type), c->n_out,
                               y_type};
 
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     options.pool = c->pool.pool;
     options.exec = run->exec;
     options.rows_max = c->n_rows;

@@ -47,13 +47,13 @@ static void apply(const make_adapter *made, float request_scale, float y[2][N])
     sp_error error;
     int32_t slot;
 
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     options.geometry = pool.geometry;
     options.pool_dtype = SP_DTYPE_F32;
     assert_ok(sp_adapter_open(folder, &options, &adapter, &error), &error);
     assert_ok(sp_layout_pack(pool.layout, adapter, NULL, &image, &error), &error);
     assert_ok(sp_pool_load(pool.pool, image, &slot, NULL, &error), &error);
-    sp_delta_options_default(&delta_options);
+    sp_delta_options_default(&delta_options, sizeof delta_options);
     delta_options.pool = pool.pool;
     delta_options.exec = hand_exec(1);
     delta_options.rows_max = 1;

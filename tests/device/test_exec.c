@@ -48,7 +48,7 @@ static sp_exec *exec_of(int32_t threads, int32_t spin_us)
     sp_exec_options options;
     sp_exec *exec = NULL;
 
-    sp_exec_options_default(&options);
+    sp_exec_options_default(&options, sizeof options);
     options.threads = threads;
     options.spin_us = spin_us;
     assert_int_equal(sp_exec_create(&options, &exec), SP_OK);
@@ -250,7 +250,7 @@ static void bad_options_are_refused(void **state)
     sp_exec *exec = (sp_exec *)&pool;
 
     (void)state;
-    sp_exec_options_default(&options);
+    sp_exec_options_default(&options, sizeof options);
     options.threads = -1;
     assert_int_equal(sp_exec_create(&options, &exec), SP_ERR_ARGUMENT);
     options.threads = 1025;
@@ -270,7 +270,7 @@ static void default_threads_fit_the_machine(void **state)
     sp_exec *exec = NULL;
 
     (void)state;
-    sp_exec_options_default(&options);
+    sp_exec_options_default(&options, sizeof options);
     assert_int_equal(options.struct_bytes, sizeof options);
     assert_int_equal(options.threads, 0);
     assert_int_equal(sp_exec_create(&options, &exec), SP_OK);
@@ -286,7 +286,7 @@ static void failed_allocation_leaves_nothing(void **state)
     sp_exec *exec = NULL;
 
     (void)state;
-    sp_exec_options_default(&options);
+    sp_exec_options_default(&options, sizeof options);
     options.threads = 3;
     for (int64_t n = 0;; n++) {
         sp_status status;

@@ -58,7 +58,7 @@ static sp_engine *open_engine(const char *model, sp_dtype precision, int32_t max
         snprintf(paths[i], sizeof paths[i], SP_TEST_FIXTURES "/qwen3-tied/adapters/%s", names[i]);
         adapters[i] = (sp_engine_adapter){names[i], paths[i]};
     }
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = model;
     options.precision = precision;
     options.threads = 2;
@@ -208,7 +208,7 @@ static void test_every_allocation_may_fail(void **state)
     int64_t n;
 
     (void)state;
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = SP_TEST_FIXTURES "/qwen3-tied";
     options.threads = 1;
     options.max_running = 4;
@@ -221,7 +221,7 @@ static void test_every_allocation_may_fail(void **state)
         sp_status status;
         int64_t id;
 
-        sp_request_default(&request);
+        sp_request_default(&request, sizeof request);
         request.adapter = "r1";
         request.tokens = prompt;
         request.n_tokens = 3;

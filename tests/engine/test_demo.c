@@ -30,7 +30,7 @@ static sp_engine *open_demo(sp_dtype precision)
     };
     sp_engine_options options;
 
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = SP_TEST_DEMO "/base";
     options.precision = precision;
     options.threads = 2;
@@ -225,7 +225,7 @@ static void test_modules_that_the_base_has(void **state)
     sp_error error;
 
     (void)state;
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = SP_TEST_DEMO "/base";
     assert_ok(sp_module_set_parse("all-linear", &options.lora_modules, &error), &error);
     assert_ok(sp_engine_open(&options, &adapter, 1, &engine, &error), &error);

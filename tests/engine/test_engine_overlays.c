@@ -53,7 +53,7 @@ static sp_engine *open_engine(const variant *v, sp_dtype precision, const char *
     sp_engine_options options;
     size_t n = engine_run_turn(names, paths, N_ADAPTERS, v->order, only, adapters);
 
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = MODEL;
     options.precision = precision;
     options.max_loras = v->max_loras;
@@ -182,7 +182,7 @@ static void an_overlay_beyond_the_budget_is_refused(void **state)
     size_t blocks = sp_alloc_blocks();
 
     (void)state;
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = MODEL;
     options.threads = 1;
     options.overlay_bytes = 4096;
@@ -330,7 +330,7 @@ static engine_run run_adapter(const char *path, const char *isa, sp_dtype precis
     sp_engine_options options;
     sp_engine *engine;
 
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = MODEL;
     options.precision = precision;
     options.cpu_isa = isa;

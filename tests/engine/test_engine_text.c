@@ -14,7 +14,7 @@ static int open_engine(void **state)
     sp_error error;
 
     (void)state;
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = SP_TEST_DEMO "/base";
     options.threads = 1;
     options.kv_tokens = 320;

@@ -74,7 +74,7 @@ static int64_t submit(sp_engine *engine, const char *adapter, const int32_t *pro
     sp_error error;
     int64_t id = 0;
 
-    sp_request_default(&request);
+    sp_request_default(&request, sizeof request);
     request.adapter = adapter;
     request.lora_scale = adapter ? 16 : 1;
     request.tokens = prompt;
@@ -90,7 +90,7 @@ static sp_engine *open_engine(const char *folder)
     const sp_engine_adapter adapter = {"overflows", folder};
     sp_engine_options options;
 
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = SP_TEST_FIXTURES "/qwen3-tied";
     options.threads = 2;
     return engine_run_open(&options, &adapter, 1);

@@ -110,7 +110,7 @@ static void run_model(model_run *m, const model_case *c, sp_dtype precision, con
         snprintf(paths[a], sizeof paths[a], "%s/adapters/%s", model_dir, c->adapters[a]);
         adapters[a] = (sp_engine_adapter){c->adapters[a], paths[a]};
     }
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = model_dir;
     options.precision = precision;
     options.cpu_isa = isa;

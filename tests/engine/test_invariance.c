@@ -56,7 +56,7 @@ static sp_engine *open_engine(const variant *v, sp_dtype precision, const char *
     sp_engine_options options;
     size_t n = engine_run_turn(names, paths, N_ADAPTERS, v->order, only, adapters);
 
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = SP_TEST_DEMO "/base";
     options.precision = precision;
     options.max_loras = N_ADAPTERS;

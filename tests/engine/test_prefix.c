@@ -206,7 +206,7 @@ static sp_engine *open_engine(bool prefix_cache, int64_t kv_tokens)
         {names[0], ADAPTERS "ffn"}, {names[1], ADAPTERS "r1"}, {names[2], ADAPTERS "ffn"}};
     sp_engine_options options;
 
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = SP_TEST_FIXTURES "/qwen3-tied";
     options.threads = 2;
     options.page_tokens = 8;

@@ -32,7 +32,7 @@ static sp_engine_options options_with(int32_t slots)
 {
     sp_engine_options options;
 
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = MODEL;
     options.threads = 1;
     options.max_loras = slots;
@@ -70,7 +70,7 @@ static sp_status load_as(sp_engine *engine, const char *name, const char *path, 
     int64_t ticket;
     sp_status status;
 
-    sp_engine_load_default(&load);
+    sp_engine_load_default(&load, sizeof load);
     load.name = name;
     load.path = path;
     load.replace = replace;
@@ -179,7 +179,7 @@ static void test_churn_changes_no_token(void **state)
     for (int32_t step = 0; engine_run_step(engine, runs, N_NAMES + 1); step++) {
         sp_engine_load load;
 
-        sp_engine_load_default(&load);
+        sp_engine_load_default(&load, sizeof load);
         load.name = "noise";
         load.path = path_of(step % 3 == 0 ? "plain-r8" : step % 3 == 1 ? "regex" : "exclude");
         load.replace = true;
@@ -437,7 +437,7 @@ static void test_pins_states_and_digests(void **state)
     (void)state;
     must_load(engine, "ffn");
     assert_ok(sp_engine_pin_adapter(engine, "ffn", true, &error), &error);
-    sp_engine_load_default(&load);
+    sp_engine_load_default(&load, sizeof load);
     load.name = "r1";
     load.path = path_of("r1");
     assert_int_equal(sp_engine_load_adapter(engine, &load, &ticket, &error), SP_PENDING);

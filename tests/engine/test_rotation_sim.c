@@ -161,7 +161,7 @@ static void sim_begin(sim *s, uint64_t seed)
                          SP_DTYPE_BF16, &s->random);
         s->expected[i] = hand_pack(&s->pool, s->adapters[i]);
     }
-    sp_stage_options_default(&stage);
+    sp_stage_options_default(&stage, sizeof stage);
     stage.pool = s->pool.pool;
     stage.sources = &source;
     stage.n_sources = 1;
@@ -367,7 +367,7 @@ static void load(sim *s)
     sp_stage_load_options options;
     int64_t ticket;
 
-    sp_stage_load_options_default(&options);
+    sp_stage_load_options_default(&options, sizeof options);
     options.name = random_name(s);
     options.location = location;
     options.replace = true;

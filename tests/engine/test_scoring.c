@@ -50,7 +50,7 @@ static sp_engine *open_engine(sp_dtype precision, int32_t max_running, int64_t k
                                            {"tokens", ADAPTERS "tokens"}};
     sp_engine_options options;
 
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = SP_TEST_FIXTURES "/qwen3-tied";
     options.precision = precision;
     options.threads = 2;
@@ -386,7 +386,7 @@ static void test_refused(void **state)
     sp_engine_stats stats;
 
     (void)state;
-    sp_request_default(&good);
+    sp_request_default(&good, sizeof good);
     good.tokens = prompt;
     good.n_tokens = 2;
     bad = good;
@@ -437,7 +437,7 @@ static trace_log run_traced(sp_engine *engine, const int32_t *prompt, int32_t n)
     sp_error error;
     int64_t id;
 
-    sp_request_default(&request);
+    sp_request_default(&request, sizeof request);
     request.tokens = prompt;
     request.n_tokens = n;
     request.max_tokens = 3;

@@ -48,7 +48,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     sp_error error;
     sp_status status;
 
-    sp_adapter_options_default(&options);
+    sp_adapter_options_default(&options, sizeof options);
     options.allow_unknown_fields = bytes % 2;
     status = sp_peft_config_parse((const char *)data, bytes, "input", &options, &config, &remarks,
                                   &error);

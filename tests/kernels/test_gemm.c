@@ -456,7 +456,7 @@ static void threads_change_nothing(void **state)
         sp_gemm_args args[4];
         sp_exec *exec = NULL;
 
-        sp_exec_options_default(&options);
+        sp_exec_options_default(&options, sizeof options);
         options.threads = threads[t];
         assert_int_equal(sp_exec_create(&options, &exec), SP_OK);
         sp_gemm_pack(kernels, exec, aligned, p.type.x, p.type.w, p.x.data, p.x_stride, NULL,

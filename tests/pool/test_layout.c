@@ -57,7 +57,7 @@ static void measure(sp_geometry *geometry, int32_t rank, sp_dtype dtype, size_t 
     sp_layout_options options;
     sp_error error;
 
-    sp_layout_options_default(&options);
+    sp_layout_options_default(&options, sizeof options);
     options.geometry = geometry;
     options.rank = rank;
     options.dtype = dtype;
@@ -113,7 +113,7 @@ static sp_layout_options small_options(sp_geometry *geometry)
 {
     sp_layout_options options;
 
-    sp_layout_options_default(&options);
+    sp_layout_options_default(&options, sizeof options);
     options.geometry = geometry;
     options.rank = 6;
     return options;

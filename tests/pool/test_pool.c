@@ -479,7 +479,7 @@ static void create_and_destroy_return_to_the_same_bytes(void **state)
     sp_error error;
     int64_t n = 0;
 
-    sp_pool_options_default(&options);
+    sp_pool_options_default(&options, sizeof options);
     options.layout = f->hand.layout;
     options.device = f->hand.device;
     options.slots = 5;
@@ -524,7 +524,7 @@ static void a_pool_that_is_too_large_says_what_to_lower(void **state)
     sp_error error;
 
     assert_non_null(wide);
-    sp_pool_options_default(&options);
+    sp_pool_options_default(&options, sizeof options);
     options.layout = f->hand.layout;
     options.device = f->hand.device;
     options.slots = 1024;
@@ -541,7 +541,7 @@ static void a_pool_that_is_too_large_says_what_to_lower(void **state)
     for (int32_t layer = 0; layer < LAYERS; layer++)
         wide[layer] = (sp_site_dims){layer, SP_MODULE_Q_PROJ, INT32_MAX, INT32_MAX};
     assert_ok(sp_geometry_create(LAYERS, 0, wide, LAYERS, &geometry, &error), &error);
-    sp_layout_options_default(&layout_options);
+    sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = geometry;
     layout_options.rank = SP_POOL_RANK_MAX;
     assert_ok(sp_layout_create(&layout_options, &options.layout, &error), &error);
@@ -560,7 +560,7 @@ static void bad_pool_options_are_refused(void **state)
     sp_pool_options options;
     sp_pool *pool = NULL;
 
-    sp_pool_options_default(&options);
+    sp_pool_options_default(&options, sizeof options);
     assert_int_equal(sp_pool_create(&options, &pool, NULL), SP_ERR_ARGUMENT);
     options.layout = f->hand.layout;
     assert_int_equal(sp_pool_create(&options, &pool, NULL), SP_ERR_ARGUMENT);

@@ -37,13 +37,13 @@ static world *world_create(size_t budget)
 
     assert_non_null(w);
     assert_ok(sp_geometry_create(1, 0, sites, 3, &w->geometry, &error), &error);
-    sp_layout_options_default(&layout_options);
+    sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = w->geometry;
     layout_options.rank = 8;
     layout_options.served.embed = (sp_served_table){w->served, SP_DTYPE_BF16, VOCAB, HIDDEN, false};
     assert_ok(sp_layout_create(&layout_options, &w->layout, &error), &error);
     assert_ok(sp_device_open_cpu(&w->device), NULL);
-    sp_pool_options_default(&pool_options);
+    sp_pool_options_default(&pool_options, sizeof pool_options);
     pool_options.layout = w->layout;
     pool_options.device = w->device;
     pool_options.slots = SLOTS;

@@ -34,22 +34,22 @@ static world *world_create(int32_t slots, int32_t threads, size_t budget)
 
     assert_non_null(w);
     assert_ok(sp_geometry_open(SP_TEST_FIXTURES "/qwen3-tied", &w->geometry, &error), &error);
-    sp_layout_options_default(&layout_options);
+    sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = w->geometry;
     layout_options.rank = 16;
     layout_options.dtype = SP_DTYPE_BF16;
     assert_ok(sp_layout_create(&layout_options, &w->layout, &error), &error);
     assert_ok(sp_device_open_cpu(&w->device), NULL);
-    sp_pool_options_default(&pool_options);
+    sp_pool_options_default(&pool_options, sizeof pool_options);
     pool_options.layout = w->layout;
     pool_options.device = w->device;
     pool_options.slots = slots;
     assert_ok(sp_pool_create(&pool_options, &w->pool, &error), &error);
-    sp_adapter_options_default(&adapter_options);
+    sp_adapter_options_default(&adapter_options, sizeof adapter_options);
     adapter_options.geometry = w->geometry;
     adapter_options.base_dir = SP_TEST_FIXTURES "/qwen3-tied";
     assert_ok(sp_disk_source_create(&adapter_options, ~(sp_module_set)0, &w->disk), NULL);
-    sp_stage_options_default(&options);
+    sp_stage_options_default(&options, sizeof options);
     options.pool = w->pool;
     options.sources = &w->disk;
     options.n_sources = 1;
@@ -90,7 +90,7 @@ static sp_status load(const world *w, const char *name, const char *location, bo
     int64_t ticket;
     sp_status status;
 
-    sp_stage_load_options_default(&options);
+    sp_stage_load_options_default(&options, sizeof options);
     options.name = name;
     options.location = location;
     options.replace = replace;
@@ -203,7 +203,7 @@ static void test_expected_generation(void **state)
 
     (void)state;
     must_load(w, "x", ADAPTERS "plain-r8");
-    sp_stage_load_options_default(&options);
+    sp_stage_load_options_default(&options, sizeof options);
     options.name = "x";
     options.location = ADAPTERS "attn-r4";
     options.replace = true;
@@ -393,7 +393,7 @@ static void test_options(void **state)
     sp_error error;
 
     (void)state;
-    sp_stage_options_default(&options);
+    sp_stage_options_default(&options, sizeof options);
     options.pool = w->pool;
     options.host_bytes_max = 1;
     assert_int_equal(sp_stage_create(&options, &stage, &error), SP_ERR_BUDGET);
@@ -412,7 +412,7 @@ static void test_start_up(void **state)
     sp_error error;
 
     (void)state;
-    sp_adapter_options_default(&audit);
+    sp_adapter_options_default(&audit, sizeof audit);
     audit.geometry = w->geometry;
     for (int32_t i = 0; i < 3; i++) {
         sp_stage_load_options options;
@@ -426,7 +426,7 @@ static void test_start_up(void **state)
         assert_int_equal(sp_adapter_check_modules(adapter, 0, &error), SP_ERR_UNSUPPORTED);
         assert_string_equal(error.code, "engine-unsupported");
         assert_ok(sp_adapter_facts_of(adapter, &facts, &error), &error);
-        sp_stage_load_options_default(&options);
+        sp_stage_load_options_default(&options, sizeof options);
         options.name = locations[i];
         options.location = path;
         assert_ok(sp_stage_add(w->stage, &options, adapter, &error), &error);
@@ -492,7 +492,7 @@ static void test_forgotten_loads_go_on(void **state)
     sp_error error;
 
     (void)state;
-    sp_stage_load_options_default(&options);
+    sp_stage_load_options_default(&options, sizeof options);
     options.name = "a";
     options.location = ADAPTERS "plain-r8";
     assert_int_equal(sp_stage_load(w->stage, &options, &ticket, &error), SP_PENDING);
@@ -518,7 +518,7 @@ static void test_threads(void **state)
         sp_stage_load_options options;
         char path[512];
 
-        sp_stage_load_options_default(&options);
+        sp_stage_load_options_default(&options, sizeof options);
         snprintf(path, sizeof path, ADAPTERS "%s", locations[i]);
         options.name = locations[i];
         options.location = path;
@@ -541,7 +541,7 @@ static void test_threads(void **state)
     for (int32_t i = 0; i < 4; i++) { /* destroyed with loads under way */
         sp_stage_load_options options;
 
-        sp_stage_load_options_default(&options);
+        sp_stage_load_options_default(&options, sizeof options);
         options.name = locations[2 * i];
         options.location = ADAPTERS "plain-r8";
         assert_int_equal(sp_stage_load(w->stage, &options, &tickets[i], &error), SP_PENDING);

@@ -167,7 +167,7 @@ static void sim_begin(sim *s, uint64_t seed)
         s->disk[i] = (int32_t)below(s, N_IDENTITIES);
     s->fail_permille = below(s, 2) ? below(s, 200) : 0;
     s->budget = below(s, 3) == 0 ? 0 : (1 + below(s, 6)) * s->expected[0]->bytes;
-    sp_stage_options_default(&options);
+    sp_stage_options_default(&options, sizeof options);
     options.pool = s->pool.pool;
     options.sources = &source;
     options.n_sources = 1;
@@ -343,7 +343,7 @@ static void start_load(sim *s)
     if (load == NULL)
         return;
     snprintf(location, sizeof location, "%u", below(s, N_LOCATIONS));
-    sp_stage_load_options_default(&options);
+    sp_stage_load_options_default(&options, sizeof options);
     options.name = name_text(name);
     options.location = location;
     options.replace = below(s, 2) != 0;

@@ -119,7 +119,7 @@ delta_rig rig_create(const delta_scene *scene, const char *level, sp_exec *exec,
 
     rig.pool = hand_pool_create(scene->dims[0].layer + 1, scene->dims, (size_t)scene->n_sites,
                                 pool_rank, scene->dtype, rig.n_slots);
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     options.exec = exec;
     options.rows_max = rows_max;
     options.cpu_isa = level;
@@ -135,7 +135,7 @@ delta_rig rig_create_on(sp_device *device, const delta_scene *scene, int32_t poo
 
     rig.pool = hand_pool_create_on(device, scene->dims[0].layer + 1, scene->dims,
                                    (size_t)scene->n_sites, pool_rank, scene->dtype, rig.n_slots);
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     options.rows_max = rows_max;
     fill_rig(&rig, slot_order, &options);
     return rig;

@@ -9,7 +9,7 @@ engine_run engine_run_init(const char *adapter, const int32_t *tokens, int32_t n
 {
     engine_run run = {0};
 
-    sp_request_default(&run.request);
+    sp_request_default(&run.request, sizeof run.request);
     run.request.adapter = adapter;
     run.request.tokens = tokens;
     run.request.n_tokens = n_tokens;

@@ -129,14 +129,14 @@ hand_pool hand_pool_create_on(sp_device *device, int32_t layers, const sp_site_d
     sp_error error;
 
     assert_ok(sp_geometry_create(layers, 0, sites, n_sites, &pool.geometry, &error), &error);
-    sp_layout_options_default(&layout_options);
+    sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = pool.geometry;
     layout_options.modules = sp_geometry_modules(pool.geometry);
     layout_options.rank = rank;
     layout_options.dtype = dtype;
     layout_options.images_for = device;
     assert_ok(sp_layout_create(&layout_options, &pool.layout, &error), &error);
-    sp_pool_options_default(&pool_options);
+    sp_pool_options_default(&pool_options, sizeof pool_options);
     pool_options.layout = pool.layout;
     pool_options.device = pool.device;
     pool_options.slots = slots;
@@ -181,7 +181,7 @@ sp_exec *hand_exec(int32_t threads)
     sp_exec_options options;
     sp_exec *exec = NULL;
 
-    sp_exec_options_default(&options);
+    sp_exec_options_default(&options, sizeof options);
     options.threads = threads;
     assert_ok(sp_exec_create(&options, &exec), NULL);
     return exec;

@@ -19,7 +19,7 @@ static void create_pool(token_world *w, sp_test_random *random)
     for (int64_t i = 0; i < TOKEN_VOCAB * w->hidden; i++)
         hand_store(w->dtype, w->served, i, (double)sp_test_float(random));
     assert_ok(sp_geometry_create(1, 0, w->sites, 3, &w->geometry, &error), &error);
-    sp_layout_options_default(&layout_options);
+    sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = w->geometry;
     layout_options.modules = sp_geometry_modules(w->geometry);
     layout_options.rank = TOKEN_RANK;
@@ -32,7 +32,7 @@ static void create_pool(token_world *w, sp_test_random *random)
         assert_ok(sp_device_open_cpu(&w->device), NULL);
         w->owns_device = true;
     }
-    sp_pool_options_default(&pool_options);
+    sp_pool_options_default(&pool_options, sizeof pool_options);
     pool_options.layout = w->layout;
     pool_options.device = w->device;
     pool_options.slots = TOKEN_SLOTS;
@@ -125,7 +125,7 @@ token_world *token_world_create(sp_device *device, sp_dtype dtype, int32_t hidde
     for (int32_t slot = 0; slot < TOKEN_SLOTS; slot++)
         load_slot(w, slot, &random);
     w->exec = hand_exec(2);
-    sp_delta_options_default(&options);
+    sp_delta_options_default(&options, sizeof options);
     options.pool = w->pool;
     options.exec = w->exec;
     options.rows_max = TOKEN_ROWS;

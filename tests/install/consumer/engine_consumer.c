@@ -9,7 +9,7 @@ int main(void)
     sp_engine *engine = NULL;
     sp_error error;
 
-    sp_engine_options_default(&options);
+    sp_engine_options_default(&options, sizeof options);
     options.model_dir = "no-such-model";
     if (sp_engine_open(&options, NULL, 0, &engine, &error) != SP_ERR_NOT_FOUND || engine)
         return 1;
