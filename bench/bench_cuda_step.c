@@ -5,6 +5,7 @@
  */
 #include "base/clock.h"
 #include "device/device_cuda.h"
+#include "pool/image.h"
 
 #include <sidepath/delta.h>
 #include <sidepath/grouped.h>
@@ -95,6 +96,7 @@ static void make_image(void)
     }
     /* What sp_layout_pack would say of it. */
     bench.image.bytes = sizeof bench.image + n_sites * 8 + bytes;
+    bench.image.fingerprint = sp_layout_fingerprint(bench.layout);
 }
 
 static void open_bench(void)

@@ -173,6 +173,22 @@ SP_API bool sp_geometry_site(const sp_geometry *geometry, int32_t layer, sp_modu
 /* Modules that any layer has, embed_tokens and lm_head included. */
 SP_API sp_module_set sp_geometry_modules(const sp_geometry *geometry);
 
+/* ---- served tables ------------------------------------------------------------------------- */
+
+/* A table that the host serves. Borrowed; it must not change. */
+typedef struct sp_served_table {
+    const void *data; /* [rows, hidden] row-major, aligned to its type; NULL: not served */
+    sp_dtype dtype;
+    int32_t rows, hidden;
+    bool approximate; /* made from weights of a lower precision than bf16 (a quantised base): its
+                         rows differ from the trained ones by rounding noise */
+} sp_served_table;
+
+/* With a tied head both name the same memory. */
+typedef struct sp_served_tables {
+    sp_served_table embed, head;
+} sp_served_tables;
+
 /* ---- adapter ------------------------------------------------------------------------------- */
 
 typedef struct sp_adapter sp_adapter;

@@ -22,20 +22,6 @@
 extern "C" {
 #endif
 
-/* A table that the host serves. Borrowed; it must not change. */
-typedef struct sp_served_table {
-    const void *data; /* [rows, hidden] row-major, aligned to its type; NULL: not served */
-    sp_dtype dtype;
-    int32_t rows, hidden;
-    bool approximate; /* made from weights of a lower precision than bf16 (a quantised base): its
-                         rows differ from the trained ones by rounding noise */
-} sp_served_table;
-
-/* With a tied head both name the same memory. */
-typedef struct sp_served_tables {
-    sp_served_table embed, head;
-} sp_served_tables;
-
 /*
  * Against an approximate table a row counts as replaced above this largest absolute difference:
  * rounding noise stays below 0.05, a row that was trained is above 1.

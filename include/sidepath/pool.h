@@ -66,6 +66,13 @@ SP_API sp_geometry *sp_layout_geometry(const sp_layout *layout); /* borrowed */
 SP_API const sp_served_tables *sp_layout_served(const sp_layout *layout);
 SP_API sp_device *sp_layout_images_for(const sp_layout *layout); /* borrowed, or NULL */
 
+/*
+ * SHA-256 over all that decides the bytes of an image beside the adapter: every site with its
+ * dimensions and place, rank stride, element type, and type and shape of the served tables. Two
+ * layouts with one fingerprint give one image for one adapter.
+ */
+SP_API sp_digest sp_layout_fingerprint(const sp_layout *layout);
+
 /* Sites in slot order. A site is one (layer, module) that the pool holds. */
 typedef struct sp_layout_site {
     int32_t layer;
@@ -89,17 +96,25 @@ SP_API sp_status sp_layout_measure(const sp_layout_options *options, size_t *out
 
 /* ---- images -------------------------------------------------------------------------------- */
 
-/* What the tables need beside the bytes: [n_sites] each, rank 0 = this site is not adapted. */
-typedef struct sp_image {
-    void *data;          /* [slot_bytes], 256-byte aligned */
-    int32_t *ranks;      /* [n_sites] */
-    float *scales;       /* [n_sites] stored (effective) scale of each site */
-    sp_digest digest;    /* the adapter's */
-    uint64_t checksum;   /* XXH3 of data; no trust in it */
-    size_t bytes;        /* host bytes that the image takes, its arrays and overlay included */
-    sp_overlay *overlay; /* rows that it replaces; owned, NULL: none */
-    sp_device *pinned;   /* whose pinned memory data is, or NULL */
-} sp_image;
+/*
+ * An adapter's packed bytes, and what the tables need beside them: rank and scale of every site.
+ * Made by packing only, immutable, and bound to its layout: a pool of another one refuses it.
+ */
+typedef struct sp_image sp_image;
+
+SP_API sp_digest sp_image_digest(const sp_image *image); /* the adapter's */
+
+/* sp_layout_fingerprint of the layout that it was packed for. */
+SP_API sp_digest sp_image_fingerprint(const sp_image *image);
+
+/* Host bytes that the image takes, its arrays and its replaced rows included. */
+SP_API size_t sp_image_bytes(const sp_image *image);
+
+/* Those of them that its replaced rows take of a pool's overlay_bytes; 0: it replaces none. */
+SP_API size_t sp_image_overlay_bytes(const sp_image *image);
+
+/* XXH3 of the slot's bytes: finds accidents, proves nothing. */
+SP_API uint64_t sp_image_checksum(const sp_image *image);
 
 /*
  * The modules that the adapter adapts by pairs: what a slot must have a place for. Rows that it

@@ -10,8 +10,7 @@
 #include "cli/cli.h"
 #include "cli/run_settings.h"
 #include "kernels/kernels.h"
-
-#include <sidepath/pool.h>
+#include "pool/image.h"
 
 #include <stdio.h>
 #include <stdlib.h>

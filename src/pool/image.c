@@ -380,9 +380,37 @@ sp_status sp_layout_pack_sites(const sp_layout *layout, const sp_adapter_site *s
         goto free_sites;
     }
     image->digest = *digest;
+    image->fingerprint = sp_layout_fingerprint(layout);
     image->checksum = sp_xxh3(image->data, sp_layout_slot_bytes(layout));
     *out_image = image;
 free_sites:
     sp_free(job.sites);
     return status;
+}
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+sp_digest sp_image_digest(const sp_image *image)
+{
+    return image->digest;
+}
+
+sp_digest sp_image_fingerprint(const sp_image *image)
+{
+    return image->fingerprint;
+}
+
+size_t sp_image_bytes(const sp_image *image)
+{
+    return image->bytes;
+}
+
+size_t sp_image_overlay_bytes(const sp_image *image)
+{
+    return image->overlay != NULL ? image->overlay->bytes : 0;
+}
+
+uint64_t sp_image_checksum(const sp_image *image)
+{
+    return image->checksum;
 }

@@ -1,11 +1,27 @@
 /*
- * image.h: packing from a plain list of sites, the part of sp_layout_pack that knows no adapter
- * object.
+ * image.h: what an image is made of, and packing from a plain list of sites, the part of
+ * sp_layout_pack that knows no adapter object.
  */
 #ifndef SP_POOL_IMAGE_H
 #define SP_POOL_IMAGE_H
 
 #include <sidepath/pool.h>
+
+/* What the tables need beside the bytes: [n_sites] each, rank 0 = this site is not adapted. */
+struct sp_image {
+    void *data;            /* [slot_bytes], 256-byte aligned */
+    int32_t *ranks;        /* [n_sites] */
+    float *scales;         /* [n_sites] stored (effective) scale of each site */
+    sp_digest digest;      /* the adapter's */
+    sp_digest fingerprint; /* the layout's */
+    uint64_t checksum;     /* XXH3 of data; no trust in it */
+    size_t bytes;          /* host bytes that the image takes, its arrays and overlay included */
+    sp_overlay *overlay;   /* rows that it replaces; owned, NULL: none */
+    sp_device *pinned;     /* whose pinned memory data is, or NULL */
+};
+
+/* The fingerprint of a layout whose sites are all in place. SP_ERR_MEMORY. */
+sp_status sp_layout_hash(const sp_layout *layout, sp_digest *out_fingerprint, sp_error *error);
 
 /*
  * As sp_layout_pack. SP_ERR_MISMATCH with `shape-mismatch`: a factor whose dimensions are not the

@@ -6,8 +6,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/grow.h"
-
-#include <sidepath/pool.h>
+#include "pool/image.h"
 
 #include <stdatomic.h>
 
@@ -29,6 +28,7 @@ struct sp_layout {
     int32_t rank_stride;
     int32_t n_sites;
     size_t slot_bytes;
+    sp_digest fingerprint;
     sp_layout_site *sites; /* [n_sites] in slot order */
     int32_t *site_index;   /* [layers + 1][SP_MODULE_COUNT], layer -1 first; -1 = not held */
 };
@@ -231,6 +231,11 @@ sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_lay
     layout->modules = modules;
     layout->geometry = sp_geometry_retain(options->geometry);
     atomic_init(&layout->references, 1);
+    status = sp_layout_hash(layout, &layout->fingerprint, error);
+    if (status != SP_OK) {
+        sp_layout_release(layout);
+        return status;
+    }
     *out_layout = layout;
     return SP_OK;
 }
@@ -283,6 +288,11 @@ sp_geometry *sp_layout_geometry(const sp_layout *layout)
 sp_device *sp_layout_images_for(const sp_layout *layout)
 {
     return layout->images_for;
+}
+
+sp_digest sp_layout_fingerprint(const sp_layout *layout)
+{
+    return layout->fingerprint;
 }
 
 const sp_served_tables *sp_layout_served(const sp_layout *layout)

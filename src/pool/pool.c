@@ -293,14 +293,15 @@ sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot)
 
 static sp_status check_image(const sp_pool *pool, const sp_image *image, sp_error *error)
 {
-    size_t bytes = sp_layout_image_bytes(pool->layout);
+    sp_digest wanted = sp_layout_fingerprint(pool->layout);
 
-    if (image != NULL && image->overlay != NULL)
-        bytes += sizeof *image->overlay + image->overlay->bytes;
-    if (image != NULL && image->bytes == bytes)
+    if (image == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "image", -1, "no image is given");
+    if (memcmp(&image->fingerprint, &wanted, sizeof wanted) == 0)
         return SP_OK;
-    return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                   "the image was not packed for this pool's layout");
+    return sp_fail(error, SP_ERR_ARGUMENT, "other-layout", "image", -1,
+                   "the image was packed for another layout than this pool's: pack the adapter "
+                   "for the pool's layout");
 }
 
 /* The idle slot that was used least recently, among those with an extent in `extents`; or -1. */
@@ -372,14 +373,9 @@ static sp_status no_room(const sp_pool *pool, size_t bytes, sp_error *error)
                    bytes, pool->overlays.bytes);
 }
 
-static size_t room_of(const sp_image *image)
-{
-    return image->overlay != NULL ? image->overlay->bytes : 0;
-}
-
 sp_status sp_pool_check_room(sp_pool *pool, const sp_image *image, sp_error *error)
 {
-    size_t bytes = room_of(image), offset_bytes;
+    size_t bytes = sp_image_overlay_bytes(image), offset_bytes;
 
     if (bytes > pool->overlays.bytes)
         return sp_fail(error, SP_ERR_TOO_LARGE, "overlay-too-large", "--overlay-bytes", -1,
@@ -398,7 +394,7 @@ sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *imag
 
     if (status != SP_OK)
         return status;
-    bytes = room_of(image);
+    bytes = sp_image_overlay_bytes(image);
     if (pool->overlays.extents[slot].bytes == bytes)
         return SP_OK;
     pool->overlays.extents[slot].bytes = 0;
@@ -461,7 +457,7 @@ sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image
         return SP_ERR_STATE;
     if (content->checksum != image->checksum ||
         memcmp(&content->digest, &image->digest, sizeof image->digest) != 0 ||
-        pool->overlays.extents[slot].bytes != room_of(image))
+        pool->overlays.extents[slot].bytes != sp_image_overlay_bytes(image))
         return SP_ERR_ARGUMENT;
     status = show_slot(pool, slot, image);
     if (status != SP_OK) {

@@ -65,7 +65,7 @@ bool sp_stage_reserve_image(sp_stage *stage, size_t bytes)
 
 bool sp_stage_grow_image(sp_stage *stage, const sp_image *image)
 {
-    return sp_stage_reserve_image(stage, image->bytes - stage->image_bytes);
+    return sp_stage_reserve_image(stage, sp_image_bytes(image) - stage->image_bytes);
 }
 
 /* ---- slots --------------------------------------------------------------------------------- */

@@ -330,12 +330,13 @@ void sp_stage_settle_landings(sp_stage *stage, stage_content *content, sp_status
 /* The content with these bytes: one that is there already, or the load's spare. */
 static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *image)
 {
-    stage_content *content = sp_stage_find_content(stage, &image->digest);
+    sp_digest digest = sp_image_digest(image);
+    stage_content *content = sp_stage_find_content(stage, &digest);
 
     if (content == NULL) {
         content = load->spare;
         load->spare = NULL;
-        content->digest = image->digest;
+        content->digest = digest;
         content->slot = -1;
         content->next = stage->contents;
         stage->contents = content;
@@ -345,10 +346,10 @@ static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *i
     load->task.facts = (sp_adapter_facts){0};
     if (content->image == NULL) {
         content->image = image;
-        content->image_bytes = image->bytes;
+        content->image_bytes = sp_image_bytes(image);
         sp_stage_refresh_slot(stage, content);
     } else {
-        sp_stage_unreserve_image(stage, image->bytes);
+        sp_stage_unreserve_image(stage, sp_image_bytes(image));
         sp_image_destroy(image);
     }
     return content;
@@ -361,11 +362,11 @@ static sp_status check_size(sp_stage *stage, const sp_image *image, sp_error *er
 
     if (status < 0)
         return status;
-    if (stage->host_bytes_max != 0 && image->bytes > stage->host_bytes_max)
+    if (stage->host_bytes_max != 0 && sp_image_bytes(image) > stage->host_bytes_max)
         return sp_fail(error, SP_ERR_BUDGET, NULL, "--host-cache-mib", -1,
                        "the host cache of %zu bytes does not hold this adapter's %zu; raise "
                        "--host-cache-mib",
-                       stage->host_bytes_max, image->bytes);
+                       stage->host_bytes_max, sp_image_bytes(image));
     return sp_stage_grow_image(stage, image) ? SP_OK : cache_full(stage, error);
 }
 

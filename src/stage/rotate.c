@@ -248,14 +248,20 @@ static sp_status start_fetch(sp_stage *stage, stage_content *content)
     return SP_OK;
 }
 
+static bool has_digest(const sp_image *image, const sp_digest *digest)
+{
+    sp_digest own = sp_image_digest(image);
+
+    return memcmp(&own, digest, sizeof own) == 0;
+}
+
 /* The bytes must be the ones that the version was loaded with. */
 static void refetched(sp_stage *stage, stage_content *content)
 {
     stage_task *task = &content->task;
 
     content->fetching = false;
-    if (task->status == SP_OK &&
-        memcmp(&task->image->digest, &content->digest, sizeof content->digest) != 0)
+    if (task->status == SP_OK && !has_digest(task->image, &content->digest))
         task->status = sp_fail(&task->error, SP_ERR_MISMATCH, "content-changed", task->name, -1,
                                "the files of \"%s\" have changed since it was loaded; load it "
                                "again",
@@ -310,7 +316,7 @@ typedef struct shortage {
 
 static sp_status start_wanted_copy(sp_stage *stage, stage_content *content, shortage *lacking)
 {
-    bool needs_room = content->image->overlay != NULL;
+    bool needs_room = sp_image_overlay_bytes(content->image) > 0;
     sp_status status;
 
     if (lacking->slots || (needs_room && lacking->overlays))

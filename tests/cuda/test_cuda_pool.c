@@ -4,6 +4,7 @@
  * GPU.
  */
 #include "cuda/gpu_batch.h"
+#include "pool/image.h"
 
 #include <pthread.h>
 

@@ -7,6 +7,7 @@
 #include "support/test.h"
 
 #include "base/alloc.h"
+#include "pool/image.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -435,6 +436,7 @@ static void a_foreign_image_is_refused(void **state)
 
     load(f, 0, NULL);
     assert_int_equal(sp_pool_load(f->pool, image, &slot, NULL, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.code, "other-layout");
     assert_int_equal(sp_pool_load(f->pool, NULL, &slot, NULL, &error), SP_ERR_ARGUMENT);
     assert_ok(sp_pool_load_begin(f->pool, &slot), NULL);
     assert_int_equal(sp_pool_load_write(f->pool, slot, image, &error), SP_ERR_ARGUMENT);

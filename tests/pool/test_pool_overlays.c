@@ -4,6 +4,7 @@
  */
 #include "base/alloc.h"
 #include "base/half.h"
+#include "pool/image.h"
 #include "support/faulty_device.h"
 #include "support/hand.h"
 

@@ -1,0 +1,69 @@
+/*
+ * fingerprint.c: what decides the bytes of an image beside the adapter, in one number, so that an
+ * image can say which layout it belongs to.
+ *
+ * Numbers are 64-bit little-endian, texts end in their NUL.
+ */
+#include "base/error.h"
+#include "base/hash.h"
+#include "pool/image.h"
+
+#include <string.h>
+
+static const char magic[] = "sidepath layout 1";
+
+static void add_number(sp_sha256 *hash, uint64_t number)
+{
+    uint8_t bytes[8];
+
+    for (int i = 0; i < 8; i++)
+        bytes[i] = (uint8_t)(number >> (8 * i));
+    sp_sha256_update(hash, bytes, sizeof bytes);
+}
+
+static void add_text(sp_sha256 *hash, const char *text)
+{
+    sp_sha256_update(hash, text, strlen(text) + 1);
+}
+
+static void add_site(sp_sha256 *hash, const sp_layout_site *site)
+{
+    add_number(hash, (uint64_t)site->layer);
+    add_text(hash, sp_module_name(site->module));
+    add_number(hash, (uint64_t)site->k_in);
+    add_number(hash, (uint64_t)site->n_out);
+    add_number(hash, site->a_offset_bytes);
+    add_number(hash, site->b_offset_bytes);
+}
+
+static void add_served(sp_sha256 *hash, const sp_served_table *table)
+{
+    add_number(hash, table->data != NULL);
+    if (table->data == NULL)
+        return;
+    add_number(hash, (uint64_t)table->dtype);
+    add_number(hash, (uint64_t)table->rows);
+    add_number(hash, (uint64_t)table->hidden);
+    add_number(hash, table->approximate);
+}
+
+sp_status sp_layout_hash(const sp_layout *layout, sp_digest *out_fingerprint, sp_error *error)
+{
+    const sp_served_tables *served = sp_layout_served(layout);
+    sp_sha256 *hash;
+    sp_status status = sp_sha256_create(&hash);
+
+    if (status != SP_OK)
+        return sp_fail_memory(error, 0, "the fingerprint of a slot layout");
+    sp_sha256_update(hash, magic, sizeof magic);
+    add_number(hash, (uint64_t)sp_layout_rank_stride(layout));
+    add_text(hash, sp_dtype_name(sp_layout_dtype(layout)));
+    add_number(hash, sp_layout_slot_bytes(layout));
+    add_number(hash, (uint64_t)sp_layout_n_sites(layout));
+    for (int32_t i = 0; i < sp_layout_n_sites(layout); i++)
+        add_site(hash, sp_layout_site_at(layout, i));
+    add_served(hash, &served->embed);
+    add_served(hash, &served->head);
+    sp_sha256_finish(hash, out_fingerprint->bytes);
+    return SP_OK;
+}
