@@ -31,7 +31,7 @@ by_pkg_config() {
     for example in "$source"/examples/*.c; do
         [ -e "$example" ] || continue
         # shellcheck disable=SC2046
-        $cc -std=c17 -D_GNU_SOURCE "$example" $(pkg-config --cflags --libs sidepath) \
+        $cc -std=c17 -D_GNU_SOURCE "$example" $(pkg-config --cflags --libs sidepath) -lm \
             -o "$scratch/pc_example"
     done
     # shellcheck disable=SC2046
