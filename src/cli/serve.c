@@ -1,6 +1,8 @@
 /*
- * serve.c: opens the engine, starts the server, and waits for a signal. The first SIGTERM or
- * SIGINT lets running requests finish, a second one does not.
+ * serve.c: opens the engine, starts the server, and waits for signals. The first SIGTERM or SIGINT
+ * lets running requests finish, a second one does not. SIGHUP reads the key files again.
+ *
+ * From the first line on all of standard error goes through the log, which never blocks.
  */
 #include "base/alloc.h"
 #include "base/error.h"
@@ -14,8 +16,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define KV_TOKENS_BY_ITSELF 65536
+#define LOG_BYTES_MAX       ((size_t)1 << 20)
+#define LOG_WAIT_MS         1000 /* for the last lines, at the end */
 
 typedef struct serve_settings {
     sp_run_settings run; /* first: the shared rows point into it */
@@ -52,73 +57,116 @@ static bool signal_is_pending(void)
     return sigtimedwait(&set, NULL, &now) > 0;
 }
 
-static void wait_for_signal(void)
+static void reload_keys(sp_server *server, const sp_server_settings *settings)
+{
+    sp_error error;
+
+    if (sp_server_reload_keys(server, &error) == SP_OK)
+        sp_log_line(settings->log, "sidepath serve: SIGHUP: %s",
+                    settings->api_key_file[0] || settings->admin_key_file[0]
+                        ? "the key files were read again"
+                        : "there are no key files to read again");
+    else
+        sp_log_line(settings->log, "sidepath serve: SIGHUP: the keys stay as they were: %s",
+                    error.text);
+}
+
+/* Returns on a signal that ends the server. */
+static void wait_for_end(sp_server *server, const sp_server_settings *settings)
 {
     sigset_t set = ending_signals();
     int number;
 
-    do {
+    sigaddset(&set, SIGHUP);
+    for (;;) {
         number = sigwaitinfo(&set, NULL);
-    } while (number < 0 && errno == EINTR);
+        if (number == SIGHUP)
+            reload_keys(server, settings);
+        else if (number > 0 || errno != EINTR)
+            return;
+    }
 }
 
 /* ---- serving ------------------------------------------------------------------------------- */
 
+typedef struct refusal_notes {
+    sp_server_refusals kept;
+    sp_log *log;
+} refusal_notes;
+
 static void report_refused(void *user, const char *name, const sp_error *error)
 {
-    fprintf(stderr, "sidepath serve: adapter \"%s\" is left out: %s [%s]\n", name, error->text,
-            error->code ? error->code : "");
-    sp_server_keep_refusal(user, name, error);
+    refusal_notes *notes = user;
+
+    sp_log_line(notes->log, "sidepath serve: adapter \"%s\" is left out: %s [%s]", name,
+                error->text, error->code ? error->code : "");
+    sp_server_keep_refusal(&notes->kept, name, error);
 }
 
-static int serve_until_signal(const serve_settings *settings, sp_engine *engine,
-                              const sp_server_refusals *refusals)
+static sp_status serve_until_signal(const serve_settings *settings, sp_engine *engine,
+                                    const sp_server_refusals *refusals, sp_error *error)
 {
+    sp_log *log = settings->server.log;
     sp_server *server;
-    sp_error error;
     size_t n_adapters = sp_engine_n_adapters(engine); /* while the engine is still ours */
     sp_status status = sp_server_start(&settings->server, engine, refusals,
-                                       (int32_t)settings->run.max_running, &server, &error);
+                                       (int32_t)settings->run.max_running, &server, error);
 
     if (status != SP_OK)
-        return sp_cli_fail("serve", &error);
-    fprintf(stderr, "sidepath serve: %s, %zu adapters, at http://%s\n", sp_engine_base_name(engine),
-            n_adapters, sp_server_address(server));
-    wait_for_signal();
-    fputs("sidepath serve: finishing; a second signal ends at once\n", stderr);
+        return status;
+    sp_log_line(log, "sidepath serve: %s, %zu adapters, at http://%s", sp_engine_base_name(engine),
+                n_adapters, sp_server_address(server));
+    wait_for_end(server, &settings->server);
+    sp_log_line(log, "sidepath serve: finishing; a second signal ends at once");
     if (sp_server_stop(server, signal_is_pending))
-        fputs("sidepath serve: every request was finished\n", stderr);
+        sp_log_line(log, "sidepath serve: every request was finished");
     else
-        fputs("sidepath serve: requests were cut off\n", stderr);
-    return SP_EXIT_DONE;
+        sp_log_line(log, "sidepath serve: requests were cut off");
+    return SP_OK;
+}
+
+/* *out_usage: a failure is one of the command line. */
+static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_error *error)
+{
+    refusal_notes notes = {.log = settings->server.log};
+    sp_engine *engine = NULL;
+    sp_status status = sp_server_confine(&settings->server, error);
+
+    *out_usage = true;
+    settings->server.model_dir = settings->run.model;
+    settings->run.adapter_loading = true;
+    settings->run.adapter_refused = report_refused;
+    settings->run.adapter_refused_user = &notes;
+    if (status == SP_OK)
+        status =
+            sp_run_settings_open(&settings->run, KV_TOKENS_BY_ITSELF, &engine, out_usage, error);
+    if (status == SP_OK)
+        status = serve_until_signal(settings, engine, &notes.kept, error);
+    sp_engine_close(engine);
+    sp_server_refusals_free(&notes.kept);
+    return status;
 }
 
 static int run_verb(serve_settings *settings)
 {
-    sp_server_refusals refusals = {.items = NULL};
-    sigset_t ending = ending_signals();
-    sp_engine *engine = NULL;
+    sigset_t blocked = ending_signals(), before;
     sp_error error = {0};
-    bool usage = true;
-    sp_status status = sp_server_confine(&settings->server, &error);
-    int code;
+    bool usage = false;
+    sp_status status;
 
     /* Before any thread starts: they inherit it. */
-    sigprocmask(SIG_BLOCK, &ending, NULL);
+    sigaddset(&blocked, SIGHUP);
+    sigprocmask(SIG_BLOCK, &blocked, &before);
     signal(SIGPIPE, SIG_IGN);
-    settings->server.model_dir = settings->run.model;
-    settings->run.adapter_loading = true;
-    settings->run.adapter_refused = report_refused;
-    settings->run.adapter_refused_user = &refusals;
+    status = sp_log_open(STDERR_FILENO, LOG_BYTES_MAX, &settings->server.log, &error);
     if (status == SP_OK)
-        status = sp_run_settings_open(&settings->run, KV_TOKENS_BY_ITSELF, &engine, &usage, &error);
+        status = open_and_serve(settings, &usage, &error);
+    sp_log_close(settings->server.log, LOG_WAIT_MS);
     if (status == SP_OK)
-        code = serve_until_signal(settings, engine, &refusals);
-    else
-        code = usage ? sp_cli_usage("serve", &error) : sp_cli_fail("serve", &error);
-    sp_engine_close(engine);
-    sp_server_refusals_free(&refusals);
-    return code;
+        return SP_EXIT_DONE;
+    /* What is written without the log may block, so signals end the program again. */
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return usage ? sp_cli_usage("serve", &error) : sp_cli_fail("serve", &error);
 }
 
 int sp_cli_serve(int argc, char **argv)

@@ -85,6 +85,12 @@ typedef struct sp_driver_counts {
     int32_t waiting_for_load;              /* generations whose adapter is on its way from disk */
 } sp_driver_counts;
 
+/* What the HTTP thread and the log have counted since they began. */
+typedef struct sp_front_counts {
+    uint64_t log_lines_dropped;
+    uint64_t key_reloads, key_reload_failures;
+} sp_front_counts;
+
 /* All that an answer is made of; everything is borrowed. */
 typedef struct sp_metrics_view {
     const char *version, *base_name, *cpu_isa;
@@ -98,6 +104,7 @@ typedef struct sp_metrics_view {
     size_t n_awaited;
     const sp_metrics *metrics;
     const sp_driver_counts *counts;
+    const sp_front_counts *front;
     const uint64_t *http_codes;         /* [SP_HTTP_CODES] answers by status */
     const sp_server_refusals *refusals; /* adapters of the start that it runs without */
 } sp_metrics_view;

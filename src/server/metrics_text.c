@@ -364,6 +364,17 @@ static void add_http(sp_text *out, const uint64_t *codes)
     }
 }
 
+static void add_front(sp_text *out, const sp_front_counts *front)
+{
+    add_counter(out, "sidepath_log_lines_dropped_total",
+                "Lines of the log that were dropped because nobody read it.",
+                front->log_lines_dropped);
+    add_family(out, "sidepath_key_reloads_total", "counter", "Key files read again, by outcome.");
+    add_labelled(out, "sidepath_key_reloads_total", "outcome", "ok", (double)front->key_reloads);
+    add_labelled(out, "sidepath_key_reloads_total", "outcome", "failed",
+                 (double)front->key_reload_failures);
+}
+
 static void add_histograms(sp_text *out, const sp_metrics *metrics)
 {
     add_histogram(out, metrics, SP_HISTOGRAM_QUEUE, "sidepath_queue_seconds",
@@ -397,5 +408,6 @@ void sp_metrics_text(const sp_metrics_view *view, sp_text *out)
     add_memory(out, view->stats);
     add_traffic(out, view->metrics);
     add_http(out, view->http_codes);
+    add_front(out, view->front);
     add_histograms(out, view->metrics);
 }

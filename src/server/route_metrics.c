@@ -10,7 +10,16 @@
 
 #define NS_PER_S 1e9
 
-static sp_metrics_view view_of(const sp_call *call)
+static sp_front_counts count_front(sp_api *api)
+{
+    return (sp_front_counts){
+        .log_lines_dropped = sp_log_dropped(api->settings->log),
+        .key_reloads = atomic_load(&api->n_key_reloads),
+        .key_reload_failures = atomic_load(&api->n_key_reload_failures),
+    };
+}
+
+static sp_metrics_view view_of(const sp_call *call, const sp_front_counts *front)
 {
     const sp_api *api = call->api;
     const sp_adapter_task *task = (sp_adapter_task *)(void *)call->task;
@@ -32,6 +41,7 @@ static sp_metrics_view view_of(const sp_call *call)
         .n_awaited = task->snapshot.n_awaited,
         .metrics = task->snapshot.metrics,
         .counts = &task->snapshot.counts,
+        .front = front,
         .http_codes = api->http_codes,
         .refusals = api->refusals,
     };
@@ -50,24 +60,26 @@ static bool has_snapshot(sp_call *call)
 
 static void answer_metrics(sp_call *call)
 {
+    sp_front_counts front = count_front(call->api);
     sp_metrics_view view;
     sp_text body = {0};
 
     if (!has_snapshot(call))
         return;
-    view = view_of(call);
+    view = view_of(call, &front);
     sp_metrics_text(&view, &body);
     sp_call_answer_text(call, 200, SP_METRICS_TYPE, &body);
 }
 
 static void answer_status(sp_call *call)
 {
+    sp_front_counts front = count_front(call->api);
     sp_metrics_view view;
     sp_text body = {0};
 
     if (!has_snapshot(call))
         return;
-    view = view_of(call);
+    view = view_of(call, &front);
     sp_metrics_json(&view, &body);
     sp_exchange_add_header(call->exchange, "Cache-Control", "no-store");
     sp_exchange_add_header(call->exchange, "X-Content-Type-Options", "nosniff");

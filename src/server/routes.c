@@ -10,7 +10,6 @@
 #include <string.h>
 #include <strings.h>
 #include <time.h>
-#include <unistd.h>
 
 #define NS_PER_MS 1e6
 
@@ -61,19 +60,28 @@ static const sp_route *find_route(const sp_exchange *exchange, bool *out_other_m
 }
 
 /* Those of --admin-key-file for what changes adapters, else those of --api-key-file. */
-static bool may(const sp_call *call)
+static bool shows_key(const sp_api *api, sp_access access, const char *shown)
 {
-    const sp_api *api = call->api;
-    const char *shown = sp_exchange_header(call->exchange, "Authorization");
-
-    if (call->route->access == SP_ACCESS_OPEN)
-        return true;
-    if (call->route->access == SP_ACCESS_ADMIN && api->admin_keys)
+    if (access == SP_ACCESS_ADMIN && api->admin_keys)
         return sp_keys_accept(api->admin_keys, shown);
     if (!api->api_keys)
         return true;
     return sp_keys_accept(api->api_keys, shown) ||
            (api->admin_keys && sp_keys_accept(api->admin_keys, shown));
+}
+
+static bool may(const sp_call *call)
+{
+    sp_api *api = call->api;
+    bool shown;
+
+    if (call->route->access == SP_ACCESS_OPEN)
+        return true;
+    pthread_mutex_lock(&api->keys_lock);
+    shown =
+        shows_key(api, call->route->access, sp_exchange_header(call->exchange, "Authorization"));
+    pthread_mutex_unlock(&api->keys_lock);
+    return shown;
 }
 
 /* A page on another site can make a browser post text or a form, but not JSON, unasked. */
@@ -237,9 +245,8 @@ static void log_call(const sp_call *call, bool whole)
     if (call->code)
         add_text_field(&line, "code", call->code);
     sp_text_add(&line, "}\n");
-    /* One write, so that lines stay whole; a log that cannot be written stops nothing. */
-    if (!line.failed && write(STDERR_FILENO, line.data, line.bytes) < 0)
-        line.failed = true;
+    if (!line.failed)
+        sp_log_add(call->api->settings->log, line.data, line.bytes);
     sp_text_free(&line);
 }
 

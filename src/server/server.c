@@ -92,15 +92,38 @@ sp_status sp_server_confine(const sp_server_settings *settings, sp_error *error)
 
 /* ---- start --------------------------------------------------------------------------------- */
 
+/* Puts those of the files in the place of those in force, which are closed. */
 static sp_status open_keys(sp_api *api, sp_error *error)
 {
     const sp_server_settings *settings = api->settings;
+    sp_keys *api_keys = NULL, *admin_keys = NULL, *before;
     sp_status status = SP_OK;
 
     if (!ABSENT(settings->api_key_file))
-        status = sp_keys_open(settings->api_key_file, &api->api_keys, error);
+        status = sp_keys_open(settings->api_key_file, &api_keys, error);
     if (status == SP_OK && !ABSENT(settings->admin_key_file))
-        status = sp_keys_open(settings->admin_key_file, &api->admin_keys, error);
+        status = sp_keys_open(settings->admin_key_file, &admin_keys, error);
+    if (status == SP_OK) {
+        pthread_mutex_lock(&api->keys_lock);
+        before = api->api_keys;
+        api->api_keys = api_keys;
+        api_keys = before;
+        before = api->admin_keys;
+        api->admin_keys = admin_keys;
+        admin_keys = before;
+        pthread_mutex_unlock(&api->keys_lock);
+    }
+    sp_keys_close(api_keys);
+    sp_keys_close(admin_keys);
+    return status;
+}
+
+sp_status sp_server_reload_keys(sp_server *server, sp_error *error)
+{
+    sp_status status = open_keys(&server->api, error);
+
+    atomic_fetch_add(
+        status == SP_OK ? &server->api.n_key_reloads : &server->api.n_key_reload_failures, 1);
     return status;
 }
 
@@ -167,6 +190,7 @@ sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
 
     if (!server)
         return sp_fail_memory(error, sizeof *server, "the server");
+    pthread_mutex_init(&server->api.keys_lock, NULL);
     server->api.settings = settings;
     server->api.refusals = refusals;
     server->api.engine = engine;
@@ -225,6 +249,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
     sp_chat_close(server->api.chat);
     sp_keys_close(server->api.api_keys);
     sp_keys_close(server->api.admin_keys);
+    pthread_mutex_destroy(&server->api.keys_lock);
     sp_free(server);
     return finished;
 }

@@ -13,6 +13,7 @@
  *                               a request through the engine, and its answer
  *     route_models.c, route_text.c, route_adapters.c, route_status.c   the other routes
  *     adapter_dir.c, keys.c     what clients may load, and who may ask
+ *     log.c                     lines to standard error, which nobody waits for
  *     task.h, generation.h, adapter_task.h      what crosses between the two threads
  *     driver.c, driver_loads.c  the engine's thread
  *     server.c                  all of it joined, started and stopped
@@ -25,6 +26,7 @@
 #define SP_SERVER_SERVER_H
 
 #include "base/settings.h"
+#include "server/log.h"
 
 #include <sidepath/engine.h>
 
@@ -33,6 +35,7 @@ typedef struct sp_server sp_server;
 /* What `sidepath serve` adds to the settings of every verb that runs a model. */
 typedef struct sp_server_settings {
     const char *model_dir; /* set by the verb, no flag: where the chat template is */
+    sp_log *log;           /* likewise, borrowed; NULL: nothing is logged */
     const char *host, *adapter_dir, *api_key_file, *admin_key_file, *chat_template;
     int64_t port, connections, connections_per_address, header_bytes, body_bytes, queue,
         idle_timeout_s, receive_timeout_s, send_timeout_s, request_timeout_s, shutdown_timeout_s;
@@ -71,6 +74,11 @@ sp_status sp_server_confine(const sp_server_settings *settings, sp_error *error)
 sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
                           const sp_server_refusals *refusals, int32_t running_max,
                           sp_server **out_server, sp_error *error);
+/*
+ * Reads the key files again, for any thread but one at a time: both are taken or none, and what was
+ * in force goes on where one cannot be read, with its error. SP_OK too without key files.
+ */
+sp_status sp_server_reload_keys(sp_server *server, sp_error *error);
 /* "127.0.0.1:8000" */
 const char *sp_server_address(const sp_server *server);
 /*

@@ -24,15 +24,17 @@ START_SECONDS = 120
 
 
 class Server:
-    """One server process. `log` holds the lines of its standard error so far."""
+    """One server process. `log` holds the lines of its standard error so far; an `unread` one's are
+    read up to its address only."""
 
-    def __init__(self, binary, *flags, environment=None):
+    def __init__(self, binary, *flags, environment=None, unread=False):
         command = [str(binary), "serve", "--model", str(BASE), "--port", "0", "--threads", "1",
                    *map(str, flags)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
                                         env=environment or os.environ.copy())
         self.log = []
         self.address = None
+        self._unread = unread
         self._found = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -48,6 +50,8 @@ class Server:
             if match:
                 self.address = (match.group(1), int(match.group(2)))
                 self._found.set()
+                if self._unread:
+                    return
         self._found.set()
 
     @property

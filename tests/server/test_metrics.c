@@ -22,6 +22,7 @@ typedef struct scene {
     sp_engine_stats stats;
     sp_driver_counts counts;
     sp_engine_adapter_info adapters[5];
+    sp_front_counts front;
     uint64_t codes[SP_HTTP_CODES];
     sp_server_refusal refusal;
     sp_server_refusals refusals;
@@ -80,6 +81,7 @@ static scene *make_scene(void)
         .finished_stop = 5, .waiting_for_load = 2, .loads = 9, .load_failures = 2};
     s->codes[200] = 7;
     s->codes[429] = 2;
+    s->front = (sp_front_counts){.log_lines_dropped = 12, .key_reload_failures = 3};
     s->refusal = (sp_server_refusal){"bad</td>", {.code = "rank-exceeds-pool"}};
     snprintf(s->refusal.error.text, sizeof s->refusal.error.text, "in /srv/a/bad: too \"large\"");
     s->refusals = (sp_server_refusals){&s->refusal, 1};
@@ -94,6 +96,7 @@ static scene *make_scene(void)
                                 .n_adapters = 5,
                                 .metrics = s->metrics,
                                 .counts = &s->counts,
+                                .front = &s->front,
                                 .http_codes = s->codes,
                                 .refusals = &s->refusals};
     return s;
@@ -266,6 +269,9 @@ static void test_router_metrics(void **state)
         "sidepath_kv_pages{state=\"free\"} 120",
         "sidepath_adapter_loads_total{outcome=\"ok\"} 7",
         "sidepath_http_responses_total{code=\"429\"} 2",
+        "sidepath_log_lines_dropped_total 12",
+        "sidepath_key_reloads_total{outcome=\"ok\"} 0",
+        "sidepath_key_reloads_total{outcome=\"failed\"} 3",
     };
     scene *s = make_scene();
     char *text = text_of(s);
