@@ -144,19 +144,19 @@ static double replay(bench *b, enqueue_fn enqueue, void *user, int calls)
 
     for (int i = 0; i < calls; i++)
         enqueue(user, i); /* the code is loaded */
-    b->failed |= sp_graph_begin(stream) != SP_OK;
+    b->failed |= sp_graph_begin(stream, NULL) != SP_OK;
     for (int i = 0; i < calls; i++)
         enqueue(user, i);
-    b->failed |= sp_graph_end(stream, &graph) != SP_OK;
-    b->failed |= sp_event_create(b->open.device, &from) != SP_OK;
-    b->failed |= sp_event_create(b->open.device, &to) != SP_OK;
+    b->failed |= sp_graph_end(stream, &graph, NULL) != SP_OK;
+    b->failed |= sp_event_create(b->open.device, &from, NULL) != SP_OK;
+    b->failed |= sp_event_create(b->open.device, &to, NULL) != SP_OK;
     for (int i = 0; i < b->replays && !b->failed; i++) {
-        b->failed |= sp_stream_zero(stream, b->flush, FLUSH_BYTES) != SP_OK;
-        b->failed |= sp_event_record(from, stream) != SP_OK;
-        b->failed |= sp_graph_launch(graph, stream) != SP_OK;
-        b->failed |= sp_event_record(to, stream) != SP_OK;
-        b->failed |= sp_event_wait(to) != SP_OK;
-        b->failed |= sp_event_seconds(from, to, &seconds[i]) != SP_OK;
+        b->failed |= sp_stream_zero(stream, b->flush, FLUSH_BYTES, NULL) != SP_OK;
+        b->failed |= sp_event_record(from, stream, NULL) != SP_OK;
+        b->failed |= sp_graph_launch(graph, stream, NULL) != SP_OK;
+        b->failed |= sp_event_record(to, stream, NULL) != SP_OK;
+        b->failed |= sp_event_wait(to, NULL) != SP_OK;
+        b->failed |= sp_event_seconds(from, to, &seconds[i], NULL) != SP_OK;
     }
     sp_event_destroy(from);
     sp_event_destroy(to);
@@ -399,7 +399,7 @@ static void run_eager(bench *b)
             enqueue_pair(&call, 0);
         took = (wall() - from) / 60.0;
         best = took < best ? took : best;
-        b->failed |= sp_stream_wait(sp_device_main_stream(b->open.device)) != SP_OK;
+        b->failed |= sp_stream_wait(sp_device_main_stream(b->open.device), NULL) != SP_OK;
     }
     free_rows(&call);
     printf("  {\"cell\": \"eager\", \"us\": %.2f, \"target_us\": 10.0, \"failed\": %d},\n",
@@ -415,16 +415,16 @@ static void run_swap(bench *b)
     double seconds = 0.0, best = 1.0;
 
     b->failed |= sp_device_alloc_pinned(b->open.device, SWAP_BYTES, &image, NULL) != SP_OK;
-    b->failed |= sp_event_create(b->open.device, &from) != SP_OK;
-    b->failed |= sp_event_create(b->open.device, &to) != SP_OK;
+    b->failed |= sp_event_create(b->open.device, &from, NULL) != SP_OK;
+    b->failed |= sp_event_create(b->open.device, &to, NULL) != SP_OK;
     if (!b->failed)
         memset(image, 3, SWAP_BYTES);
     for (int i = 0; i < 7 && !b->failed; i++) {
-        b->failed |= sp_event_record(from, stream) != SP_OK;
-        b->failed |= sp_stream_copy(stream, b->arena, image, SWAP_BYTES) != SP_OK;
-        b->failed |= sp_event_record(to, stream) != SP_OK;
-        b->failed |= sp_event_wait(to) != SP_OK;
-        b->failed |= sp_event_seconds(from, to, &seconds) != SP_OK;
+        b->failed |= sp_event_record(from, stream, NULL) != SP_OK;
+        b->failed |= sp_stream_copy(stream, b->arena, image, SWAP_BYTES, NULL) != SP_OK;
+        b->failed |= sp_event_record(to, stream, NULL) != SP_OK;
+        b->failed |= sp_event_wait(to, NULL) != SP_OK;
+        b->failed |= sp_event_seconds(from, to, &seconds, NULL) != SP_OK;
         best = seconds < best ? seconds : best;
     }
     printf("  {\"cell\": \"swap/87MiB\", \"us\": %.1f, \"target_us\": 1700.0, \"failed\": %d},\n",
@@ -481,15 +481,15 @@ static int fill_arena(bench *b)
     for (size_t i = 0; !bad && i < RANDOM_BYTES / 2; i++)
         numbers[i] =
             sp_f32_to_bf16(((float)(rig_hash((uint32_t)i) & 0xffffu) / 32768.0f - 1.0f) * 0.06f);
-    bad = bad || sp_device_write(b->open.device, b->arena, numbers, RANDOM_BYTES) != SP_OK;
+    bad = bad || sp_device_write(b->open.device, b->arena, numbers, RANDOM_BYTES, NULL) != SP_OK;
     for (size_t have = RANDOM_BYTES; !bad && have < ARENA_BYTES;) {
         size_t more = have < ARENA_BYTES - have ? have : ARENA_BYTES - have;
 
-        bad = sp_stream_copy(stream, b->arena + have, b->arena, more) != SP_OK;
+        bad = sp_stream_copy(stream, b->arena + have, b->arena, more, NULL) != SP_OK;
         have += more;
     }
     free(numbers);
-    return bad || sp_stream_wait(stream) != SP_OK;
+    return bad || sp_stream_wait(stream, NULL) != SP_OK;
 }
 
 static const char *option(int argc, char **argv, const char *name, const char *otherwise)
@@ -509,7 +509,8 @@ int main(int argc, char **argv)
 
     b.cells = option(argc, argv, "--cells", NULL);
     b.replays = (int)strtol(option(argc, argv, "--replays", "50"), NULL, 10);
-    if (b.replays < 1 || b.replays > REPLAYS_MAX || sp_device_open("cuda", &gpu, &error) != SP_OK ||
+    if (b.replays < 1 || b.replays > REPLAYS_MAX ||
+        sp_device_open("cuda", NULL, &gpu, &error) != SP_OK ||
         rig_start(&b.open, gpu, &error) != SP_OK ||
         sp_device_alloc(b.open.device, FLUSH_BYTES, &b.flush, &error) != SP_OK ||
         sp_device_alloc(b.open.device, ARENA_BYTES, &arena, &error) != SP_OK) {

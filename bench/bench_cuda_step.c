@@ -104,10 +104,10 @@ static void open_bench(void)
     sp_delta_options options;
     size_t width = (size_t)INTER * 2 * 2;
 
-    CHECK(sp_device_open("cuda", &bench.device, &bench.error));
+    CHECK(sp_device_open("cuda", NULL, &bench.device, &bench.error));
     bench.stream = sp_device_main_stream(bench.device);
-    CHECK(sp_event_create(bench.device, &bench.from));
-    CHECK(sp_event_create(bench.device, &bench.to));
+    CHECK(sp_event_create(bench.device, &bench.from, NULL));
+    CHECK(sp_event_create(bench.device, &bench.to, NULL));
     make_pool();
     make_image();
     sp_delta_options_default(&options, sizeof options);
@@ -172,11 +172,11 @@ static double graph_seconds(sp_graph *graph)
 {
     double seconds = 0.0;
 
-    CHECK(sp_event_record(bench.from, bench.stream));
-    CHECK(sp_graph_launch(graph, bench.stream));
-    CHECK(sp_event_record(bench.to, bench.stream));
-    CHECK(sp_event_wait(bench.to));
-    CHECK(sp_event_seconds(bench.from, bench.to, &seconds));
+    CHECK(sp_event_record(bench.from, bench.stream, NULL));
+    CHECK(sp_graph_launch(graph, bench.stream, NULL));
+    CHECK(sp_event_record(bench.to, bench.stream, NULL));
+    CHECK(sp_event_wait(bench.to, NULL));
+    CHECK(sp_event_seconds(bench.from, bench.to, &seconds, NULL));
     return seconds;
 }
 
@@ -200,11 +200,11 @@ static void time_swaps(void)
         double began = sp_clock_seconds();
 
         slot = load_one();
-        CHECK(sp_stream_wait(bench.stream));
+        CHECK(sp_stream_wait(bench.stream, NULL));
         whole[i] = sp_clock_seconds() - began;
         CHECK(sp_pool_drain(bench.pool, slot));
         CHECK(sp_pool_load_begin(bench.pool, &slot));
-        CHECK(sp_stream_wait(bench.stream));
+        CHECK(sp_stream_wait(bench.stream, NULL));
         began = sp_clock_seconds();
         CHECK(sp_pool_load_write(bench.pool, slot, &bench.image, &bench.error));
         copy[i] = sp_clock_seconds() - began;
@@ -230,7 +230,7 @@ static void time_eager(int32_t n_rows, const char *name, int first, int n)
         for (int i = 0; i < CALLS; i++)
             apply_group(i % LAYERS, first, n);
         seconds[t] = (sp_clock_seconds() - began) / CALLS;
-        CHECK(sp_stream_wait(bench.stream));
+        CHECK(sp_stream_wait(bench.stream, NULL));
     }
     apply = median(seconds, TIMES);
     printf("  {\"case\": \"eager host\", \"linear\": \"%s\", \"rows\": %d, \"us\": %.2f},\n", name,
@@ -248,7 +248,7 @@ static void time_upload(int32_t n_rows)
         for (int i = 0; i < CALLS; i++)
             CHECK(sp_delta_upload(bench.delta, bench.plan));
         seconds[t] = (sp_clock_seconds() - began) / CALLS;
-        CHECK(sp_stream_wait(bench.stream));
+        CHECK(sp_stream_wait(bench.stream, NULL));
     }
     printf("  {\"case\": \"upload host\", \"rows\": %d, \"us\": %.2f},\n", (int)n_rows,
            median(seconds, TIMES) * 1e6);
@@ -262,10 +262,10 @@ static void time_plan(int32_t n_rows)
 
     build_plan(n_rows);
     CHECK(sp_delta_start(bench.delta, bench.plan));
-    CHECK(sp_graph_begin(bench.stream));
+    CHECK(sp_graph_begin(bench.stream, NULL));
     for (int i = 0; i < NODES; i++)
         CHECK(sp_delta_start(bench.delta, bench.plan));
-    CHECK(sp_graph_end(bench.stream, &graph));
+    CHECK(sp_graph_end(bench.stream, &graph, NULL));
     for (int t = 0; t < TIMES; t++)
         seconds[t] = graph_seconds(graph) / NODES;
     printf("  {\"case\": \"plan node\", \"rows\": %d, \"slots\": %d, \"us\": %.2f},\n", (int)n_rows,
@@ -303,14 +303,14 @@ static void time_steps(int32_t n_rows)
 
     build_plan(n_rows);
     enqueue_step();
-    CHECK(sp_graph_begin(bench.stream));
+    CHECK(sp_graph_begin(bench.stream, NULL));
     enqueue_step();
-    CHECK(sp_graph_end(bench.stream, &graph));
+    CHECK(sp_graph_end(bench.stream, &graph, NULL));
     for (int t = 0; t < TIMES; t++)
         alone[t] = graph_seconds(graph);
     CHECK(sp_pool_drain(bench.pool, SLOTS - 1));
     CHECK(sp_pool_load_begin(bench.pool, &l.slot));
-    CHECK(sp_stream_wait(bench.stream));
+    CHECK(sp_stream_wait(bench.stream, NULL));
     if (pthread_create(&thread, NULL, load_on, &l) != 0)
         exit(1);
     began = sp_clock_seconds();
@@ -345,7 +345,7 @@ static void *device_copy(const void *data, size_t bytes)
 {
     void *memory = device_bytes(bytes);
 
-    CHECK(sp_device_write(bench.device, memory, data, bytes));
+    CHECK(sp_device_write(bench.device, memory, data, bytes, NULL));
     return memory;
 }
 
@@ -415,11 +415,11 @@ static void time_grouped(sp_grouped_lora *grouped, const grouped_shape *s, void 
     sp_graph *graph = NULL;
 
     CHECK(sp_grouped_lora_launch(grouped, &p, NULL, &bench.error));
-    CHECK(sp_graph_begin(bench.stream));
+    CHECK(sp_graph_begin(bench.stream, NULL));
     CHECK(sp_grouped_lora_launch(grouped, &p, NULL, &bench.error));
-    CHECK(sp_graph_end(bench.stream, &graph));
+    CHECK(sp_graph_end(bench.stream, &graph, NULL));
     for (int t = 0; t < TIMES; t++) {
-        CHECK(sp_stream_zero(bench.stream, flush, (size_t)128 << 20));
+        CHECK(sp_stream_zero(bench.stream, flush, (size_t)128 << 20, NULL));
         seconds[t] = graph_seconds(graph);
     }
     printf("  {\"case\": \"grouped f16\", \"rows\": %d, \"in\": %d, \"out\": %d, \"rank\": %d, "

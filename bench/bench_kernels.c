@@ -266,7 +266,7 @@ int main(int argc, char **argv)
     sp_exec_options_default(&options, sizeof options);
     options.threads = b.threads;
     options.spin_us = 1000;
-    if (sp_exec_create(&options, &b.exec) != SP_OK || !allocate(&b)) {
+    if (sp_exec_create(&options, &b.exec, NULL) != SP_OK || !allocate(&b)) {
         (void)fprintf(stderr, "bench_kernels: no threads or no memory\n");
         return 1;
     }

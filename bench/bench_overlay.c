@@ -142,7 +142,7 @@ static int bench_build(const settings *s)
 
     sp_exec_options_default(&options, sizeof options);
     options.threads = 1;
-    if (!served || !own || sp_exec_create(&options, &exec) != SP_OK)
+    if (!served || !own || sp_exec_create(&options, &exec, NULL) != SP_OK)
         return fail("build", NULL);
     for (size_t i = 0; i < N_BUILD_CASES && result == 0; i++)
         result = run_build_case(&build_cases[i], s, exec, served, own, i + 1 == N_BUILD_CASES);

@@ -90,10 +90,10 @@ int main(int argc, char **argv)
         return 2;
     check(sp_geometry_open(argv[1], &geometry, &error));
     check(sp_geometry_site(geometry, LAYER, output.module, NULL, &n_out) ? SP_OK : SP_ERR_INPUT);
-    check(sp_device_open_cpu(&device));
+    check(sp_device_open("cpu", NULL, &device, &error));
     sp_exec_options_default(&threads, sizeof threads);
     sp_delta_options_default(&options, sizeof options);
-    check(sp_exec_create(&threads, &options.exec));
+    check(sp_exec_create(&threads, &options.exec, &error));
     options.pool = make_pool(geometry, device);
     for (int i = 0; i < N_ADAPTERS; i++)
         adapters[i] = load(options.pool, geometry, argv[2 + i]);

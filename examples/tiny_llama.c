@@ -584,9 +584,9 @@ int main(int argc, char **argv)
     describe(&h);
     for (int32_t i = 0; i < h.n_adapters; i++)
         h.adapters[i] = open_adapter(&h, argv[1], argv[2 + i]);
-    check(sp_device_open_cpu(&h.device));
+    check(sp_device_open("cpu", NULL, &h.device, &error));
     sp_exec_options_default(&threads, sizeof threads);
-    check(sp_exec_create(&threads, &h.exec));
+    check(sp_exec_create(&threads, &h.exec, &error));
     make_pool(&h);
     for (int32_t i = 0; i < h.n_adapters; i++)
         routes[1 + i] = load(&h, h.adapters[i]);

@@ -163,11 +163,11 @@ static sp_status create_bench(delta_bench *bench, sp_error *error)
         return status;
     sp_exec_options_default(&exec_options, sizeof exec_options);
     exec_options.threads = (int32_t)bench->settings.threads;
-    status = sp_exec_create(&exec_options, &bench->exec);
+    status = sp_exec_create(&exec_options, &bench->exec, error);
     if (status == SP_OK)
-        status = sp_device_open_cpu(&bench->device);
+        status = sp_device_open("cpu", NULL, &bench->device, error);
     if (status != SP_OK)
-        return sp_fail(error, status, NULL, NULL, -1, "%s", sp_status_text(status));
+        return status;
     bench->x = make_values((size_t)ROWS_MAX * WIDEST);
     for (int32_t t = 0; t < TARGETS_MAX; t++) {
         bench->y[t] = make_values((size_t)ROWS_MAX * WIDEST);

@@ -118,13 +118,13 @@ static sp_status open_once(const load_bench *bench, const pack_parts *parts, sp_
     return sp_adapter_open(bench->path, &options, out_adapter, error);
 }
 
-static sp_status create_exec(const load_bench *bench, sp_exec **out_exec)
+static sp_status create_exec(const load_bench *bench, sp_exec **out_exec, sp_error *error)
 {
     sp_exec_options options;
 
     sp_exec_options_default(&options, sizeof options);
     options.threads = (int32_t)bench->settings.run.threads;
-    return sp_exec_create(&options, out_exec);
+    return sp_exec_create(&options, out_exec, error);
 }
 
 static sp_status create_parts(const load_bench *bench, pack_parts *parts, sp_error *error)
@@ -136,8 +136,9 @@ static sp_status create_parts(const load_bench *bench, pack_parts *parts, sp_err
 
     if (status != SP_OK)
         return status;
-    if (create_exec(bench, &parts->exec) != SP_OK)
-        return sp_fail(error, SP_ERR_THREAD, NULL, NULL, -1, "threads could not be started");
+    status = create_exec(bench, &parts->exec, error);
+    if (status != SP_OK)
+        return status;
     status = open_once(bench, parts, NULL, &adapter, error);
     if (status != SP_OK)
         return status;
@@ -158,7 +159,7 @@ static sp_status create_parts(const load_bench *bench, pack_parts *parts, sp_err
     }
     sp_adapter_release(adapter);
     if (status == SP_OK)
-        status = sp_device_open_cpu(&parts->device);
+        status = sp_device_open("cpu", NULL, &parts->device, error);
     if (status != SP_OK)
         return status;
     sp_pool_options_default(&pool, sizeof pool);
@@ -538,7 +539,7 @@ static int32_t usable_threads(const load_bench *bench)
     sp_exec *exec;
     int32_t threads;
 
-    if (create_exec(bench, &exec) != SP_OK)
+    if (create_exec(bench, &exec, NULL) != SP_OK)
         return 1;
     threads = sp_exec_threads(exec);
     sp_exec_destroy(exec);

@@ -49,7 +49,7 @@ sp_status sp_bench_read_bandwidth(int32_t threads, double *out_bytes_per_second,
     sp_exec_options_default(&options, sizeof options);
     options.threads = threads;
     if (job && data)
-        status = sp_exec_create(&options, &exec);
+        status = sp_exec_create(&options, &exec, NULL);
     if (status != SP_OK) {
         sp_fail(error, status, NULL, NULL, -1, "cannot measure the read bandwidth: %s",
                 sp_status_text(status));

@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "device/device_cuda.h"
+#include "device/step_streams.h"
 #include "kernels/cuda_choose.h"
 
 #include <string.h>
@@ -157,7 +158,7 @@ static sp_status allocate(sp_delta_gpu *gpu, sp_error *error)
         sp_device_alloc_pinned(gpu->device, SP_CUDA_UPLOADS * upload_bytes(gpu), &staging, error);
     gpu->staging = staging;
     for (int i = 0; i < SP_CUDA_UPLOADS && status == SP_OK; i++) {
-        status = sp_event_create(gpu->device, &gpu->uploaded[i]);
+        status = sp_event_create(gpu->device, &gpu->uploaded[i], NULL);
         if (status != SP_OK)
             sp_fail(error, status, NULL, sp_device_name(gpu->device), -1, "%.400s",
                     sp_device_error_text(gpu->device));
@@ -172,7 +173,7 @@ static sp_status clear_rows(sp_delta_gpu *gpu)
 
     memset(gpu->staging, 0xff, bytes);
     return sp_device_write(gpu->device, (void *)(uintptr_t)gpu->scratch.plan.seq_slot_in,
-                           gpu->staging, bytes);
+                           gpu->staging, bytes, NULL);
 }
 
 sp_status sp_delta_gpu_create(sp_pool *pool, int32_t rows_max, sp_delta_gpu **out_gpu,
@@ -219,7 +220,7 @@ void sp_delta_gpu_destroy(sp_delta_gpu *gpu)
 {
     if (gpu == NULL)
         return;
-    (void)sp_stream_wait(gpu->main_stream);
+    (void)sp_device_wait_all(gpu->device, NULL);
     for (int i = 0; i < SP_CUDA_UPLOADS; i++)
         sp_event_destroy(gpu->uploaded[i]);
     sp_device_free_pinned(gpu->device, gpu->staging);
@@ -237,7 +238,7 @@ sp_status sp_delta_gpu_upload(sp_delta_gpu *gpu, const sp_plan_view *view)
     int32_t *slots = staged_slots(gpu);
     float *scales = (float *)(void *)(slots + gpu->rows_max);
     sp_event *read = gpu->uploaded[gpu->turn];
-    sp_status status = sp_event_wait(read);
+    sp_status status = sp_event_wait(read, NULL);
 
     if (status != SP_OK || n == 0)
         return status;
@@ -248,13 +249,13 @@ sp_status sp_delta_gpu_upload(sp_delta_gpu *gpu, const sp_plan_view *view)
         scales[row] = 1.0f;
     }
     status = sp_stream_copy(gpu->main_stream, (void *)(uintptr_t)gpu->scratch.plan.seq_slot_in,
-                            slots, (size_t)n * sizeof *slots);
+                            slots, (size_t)n * sizeof *slots, NULL);
     if (status == SP_OK)
         status = sp_stream_copy(gpu->main_stream, (void *)(uintptr_t)gpu->scratch.plan.row_scale_in,
-                                scales, (size_t)n * sizeof *scales);
+                                scales, (size_t)n * sizeof *scales, NULL);
     gpu->rows_set = status == SP_OK ? n_rows : n;
     gpu->turn = (gpu->turn + 1) % SP_CUDA_UPLOADS;
-    return status == SP_OK ? sp_event_record(read, gpu->main_stream) : status;
+    return status == SP_OK ? sp_event_record(read, gpu->main_stream, NULL) : status;
 }
 
 sp_status sp_delta_gpu_start(sp_delta_gpu *gpu, int32_t n_rows)

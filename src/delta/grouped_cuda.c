@@ -137,7 +137,7 @@ sp_status sp_grouped_lora_check_device(sp_grouped_lora *grouped,
         grouped->kernels.grouped_check(grouped->gpu, &g, grouped->report, sp_stream_native(stream)),
         "checking the grouped GEMM's metadata");
     if (status == SP_OK)
-        status = sp_device_read(grouped->device, &report, grouped->report, sizeof report);
+        status = sp_device_read(grouped->device, &report, grouped->report, sizeof report, NULL);
     if (status != SP_OK)
         return fail_device(grouped, status, error);
     return fail_metadata(&report, error);

@@ -84,7 +84,7 @@ void sp_delta_solo_destroy(sp_delta_solo *solo)
 {
     if (solo == NULL)
         return;
-    (void)sp_stream_wait(sp_device_main_stream(solo->device));
+    (void)sp_stream_wait(sp_device_main_stream(solo->device), NULL);
     sp_device_free(solo->device, solo->block);
     sp_free(solo);
 }

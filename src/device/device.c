@@ -1,11 +1,15 @@
 /*
- * device.c: what all devices share. It keeps the blocks in a list, so that the number of bytes is
- * known and a device that is closed takes what was left with it; all else goes to the backend.
+ * device.c: what all devices share: opening, the host's allocators, and the blocks, in a list, so
+ * that the number of bytes is known and a device that is closed takes what was left with it.
+ * stream.c has streams, events and graphs. All else goes to the backend.
  */
 #include "device/device_ops.h"
+#include "device/step_streams.h"
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/fork_epoch.h"
+#include "base/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,12 +17,42 @@
 struct sp_device_block {
     void *memory;
     size_t bytes;
+    bool pinned;
     sp_device_block *next;
 };
 
+/* ---- errors -------------------------------------------------------------------------------- */
+
+sp_status sp_device_missing(const char *name, sp_error *error)
+{
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, name, -1, "%s is NULL", name);
+}
+
+sp_status sp_device_told(const sp_device *device, sp_status status, sp_error *error)
+{
+    char words[SP_ERROR_TEXT_BYTES];
+
+    if (status >= 0)
+        return status;
+    sp_device_lock((sp_device *)device);
+    memcpy(words, device->error_text, sizeof words);
+    sp_device_unlock((sp_device *)device);
+    return sp_fail(error, status, NULL, device->name, -1, "%.400s",
+                   status == SP_ERR_UNSUPPORTED || words[0] == '\0' ? sp_status_text(status)
+                                                                    : words);
+}
+
 /* ---- life ---------------------------------------------------------------------------------- */
 
-void sp_device_init(sp_device *device, const sp_device_ops *ops, const char *name)
+void sp_device_options_default(sp_device_options *out_options, size_t struct_bytes)
+{
+    const sp_device_options defaults = {.struct_bytes = sizeof defaults};
+
+    sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
+}
+
+void sp_device_init(sp_device *device, const sp_device_ops *ops, const char *name,
+                    const sp_device_options *options)
 {
     size_t bytes = strlen(name);
 
@@ -26,46 +60,89 @@ void sp_device_init(sp_device *device, const sp_device_ops *ops, const char *nam
         bytes = sizeof device->name - 1;
     memcpy(device->name, name, bytes);
     device->ops = ops;
+    device->options = *options;
+    device->options.library = NULL;
+    device->epoch = sp_fork_epoch();
     device->main_stream.device = device;
     (void)pthread_mutex_init(&device->mutex, NULL);
+    (void)pthread_mutex_init(&device->order_mutex, NULL);
 }
 
-void sp_device_release(sp_device *device)
+bool sp_device_is_parents(const sp_device *device)
 {
-    while (device->blocks) {
-        sp_device_block *block = device->blocks;
-
-        device->blocks = block->next;
-        device->ops->free(device, block->memory);
-        sp_free(block);
-    }
-    (void)pthread_mutex_destroy(&device->mutex);
+    return device->epoch != sp_fork_epoch();
 }
 
-sp_status sp_device_open(const char *name, sp_device **out_device, sp_error *error)
+void sp_device_lock(sp_device *device)
 {
-    char *end = NULL;
-    long index = 0;
+    if (!sp_device_is_parents(device))
+        (void)pthread_mutex_lock(&device->mutex);
+}
 
-    if (name && strcmp(name, "cpu") == 0) {
-        sp_status status = sp_device_open_cpu(out_device);
+void sp_device_unlock(sp_device *device)
+{
+    if (!sp_device_is_parents(device))
+        (void)pthread_mutex_unlock(&device->mutex);
+}
 
-        return status == SP_OK ? SP_OK : sp_fail_memory(error, sizeof(sp_device), "a device");
-    }
-    if (name && strncmp(name, "cuda", 4) == 0 && (name[4] == '\0' || name[4] == ':')) {
-        if (name[4] == ':')
-            index = strtol(name + 5, &end, 10);
-        if (!end || (end != name + 5 && *end == '\0' && index >= 0 && index < 1024))
-            return sp_device_open_cuda((int32_t)index, NULL, out_device, error);
-    }
-    return sp_fail(error, SP_ERR_ARGUMENT, NULL, name ? name : "device", -1,
+static sp_status check_options(const sp_device_options *options, sp_error *error)
+{
+    if (!options->alloc != !options->free)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, options->alloc ? "free" : "alloc", -1,
+                       "alloc and free of the host's device memory belong together");
+    if (!options->alloc_pinned != !options->free_pinned)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL,
+                       options->alloc_pinned ? "free_pinned" : "alloc_pinned", -1,
+                       "alloc_pinned and free_pinned of the host's memory belong together");
+    return SP_OK;
+}
+
+/* The number after "cuda:", or -1. */
+static int32_t gpu_number(const char *name)
+{
+    char *end;
+    long index;
+
+    if (strcmp(name, "cuda") == 0)
+        return 0;
+    if (strncmp(name, "cuda:", 5) != 0 || name[5] < '0' || name[5] > '9')
+        return -1;
+    index = strtol(name + 5, &end, 10);
+    return *end == '\0' && index < 1024 ? (int32_t)index : -1;
+}
+
+sp_status sp_device_open(const char *name, const sp_device_options *options, sp_device **out_device,
+                         sp_error *error)
+{
+    sp_device_options own;
+    sp_status status = SP_OK;
+    int32_t gpu;
+
+    if (!name || !out_device)
+        return sp_device_missing(name ? "out_device" : "name", error);
+    sp_device_options_default(&own, sizeof own);
+    if (options)
+        status = sp_struct_read(&own, sizeof own, options, "sp_device_options", error);
+    if (status == SP_OK)
+        status = check_options(&own, error);
+    if (status != SP_OK)
+        return status;
+    if (strcmp(name, "cpu") == 0)
+        return sp_device_open_cpu(&own, out_device, error);
+    gpu = gpu_number(name);
+    if (gpu >= 0)
+        return sp_device_open_cuda(gpu, &own, out_device, error);
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, name, -1,
                    "a device is cpu, cuda, or cuda:N with the number of a GPU");
 }
 
 void sp_device_close(sp_device *device)
 {
-    if (device)
-        device->ops->close(device);
+    if (!device)
+        return;
+    if (!sp_device_is_parents(device))
+        (void)sp_device_wait_all(device, NULL);
+    device->ops->close(device);
 }
 
 const char *sp_device_name(const sp_device *device)
@@ -83,57 +160,142 @@ const char *sp_device_error_text(const sp_device *device)
     return device->error_text;
 }
 
-sp_status sp_device_memory(const sp_device *device, size_t *out_free, size_t *out_total)
+sp_status sp_device_memory(const sp_device *device, size_t *out_free, size_t *out_total,
+                           sp_error *error)
 {
-    return device->ops->memory(device, out_free, out_total);
+    if (!device || !out_free || !out_total)
+        return sp_device_missing(!device ? "device" : !out_free ? "out_free" : "out_total", error);
+    return sp_device_told(device, device->ops->memory(device, out_free, out_total), error);
 }
 
-/* ---- memory -------------------------------------------------------------------------------- */
+/* ---- blocks -------------------------------------------------------------------------------- */
 
-sp_status sp_device_alloc(sp_device *device, size_t bytes, void **out_memory, sp_error *error)
+static sp_status from_host(sp_device *device, bool pinned, size_t bytes, void **out_memory,
+                           sp_error *error)
+{
+    const sp_device_options *host = &device->options;
+    void *memory = (pinned ? host->alloc_pinned : host->alloc)(host->user, bytes);
+    sp_status status = SP_OK;
+
+    if (!memory)
+        return sp_fail(error, SP_ERR_MEMORY, NULL, device->name, -1,
+                       "the host's function gave no %zu bytes of %s memory", bytes,
+                       pinned ? "pinned" : "device");
+    if ((uintptr_t)memory % SP_DEVICE_ALIGN_BYTES != 0)
+        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, pinned ? "alloc_pinned" : "alloc", -1,
+                         "the host's function gave memory at %p, which is not on a %d-byte "
+                         "boundary",
+                         memory, SP_DEVICE_ALIGN_BYTES);
+    else if (!pinned)
+        status = sp_device_told(device, device->ops->zero(device, memory, bytes), error);
+    else
+        memset(memory, 0, bytes);
+    if (status != SP_OK)
+        (pinned ? host->free_pinned : host->free)(host->user, memory, bytes);
+    else
+        *out_memory = memory;
+    return status;
+}
+
+static sp_status take(sp_device *device, bool pinned, size_t bytes, void **out_memory,
+                      sp_error *error)
+{
+    if (pinned ? device->options.alloc_pinned != NULL : device->options.alloc != NULL)
+        return from_host(device, pinned, bytes, out_memory, error);
+    if (pinned)
+        return device->ops->alloc_pinned(device, bytes, out_memory, error);
+    return device->ops->alloc(device, bytes, out_memory, error);
+}
+
+static void give_back(sp_device *device, const sp_device_block *block)
+{
+    const sp_device_options *host = &device->options;
+
+    if (block->pinned && host->free_pinned)
+        host->free_pinned(host->user, block->memory, block->bytes);
+    else if (block->pinned)
+        device->ops->free_pinned(device, block->memory);
+    else if (host->free)
+        host->free(host->user, block->memory, block->bytes);
+    else
+        device->ops->free(device, block->memory);
+}
+
+void sp_device_release(sp_device *device)
+{
+    if (device->order)
+        device->ops->event_destroy(device, device->order);
+    while (device->blocks) {
+        sp_device_block *block = device->blocks;
+
+        device->blocks = block->next;
+        give_back(device, block);
+        sp_free(block);
+    }
+    if (sp_device_is_parents(device))
+        return;
+    (void)pthread_mutex_destroy(&device->mutex);
+    (void)pthread_mutex_destroy(&device->order_mutex);
+}
+
+static sp_status add_block(sp_device *device, bool pinned, size_t bytes, void **out_memory,
+                           sp_error *error)
 {
     sp_device_block *block;
     sp_status status;
 
+    if (!device || !out_memory)
+        return sp_device_missing(device ? "out_memory" : "device", error);
     if (bytes == 0)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "bytes", -1,
-                       "a device allocation of 0 bytes was asked for");
+                       "an allocation has at least one byte, not 0");
     block = sp_calloc(1, sizeof *block);
     if (!block)
         return sp_fail_memory(error, sizeof *block, "a device block's record");
-    status = device->ops->alloc(device, bytes, &block->memory, error);
+    status = take(device, pinned, bytes, &block->memory, error);
     if (status != SP_OK) {
         sp_free(block);
         return status;
     }
     block->bytes = bytes;
-    (void)pthread_mutex_lock(&device->mutex);
+    block->pinned = pinned;
+    sp_device_lock(device);
     block->next = device->blocks;
     device->blocks = block;
-    device->bytes += bytes;
-    (void)pthread_mutex_unlock(&device->mutex);
+    device->bytes += pinned ? 0 : bytes;
+    sp_device_unlock(device);
     *out_memory = block->memory;
     return SP_OK;
 }
 
-void sp_device_free(sp_device *device, void *memory)
+static void remove_block(sp_device *device, bool pinned, void *memory)
 {
     sp_device_block **link, *block;
 
-    if (!memory)
-        return;
-    (void)pthread_mutex_lock(&device->mutex);
-    for (link = &device->blocks; *link && (*link)->memory != memory; link = &(*link)->next)
-        ;
+    sp_device_lock(device);
+    for (link = &device->blocks; *link; link = &(*link)->next)
+        if ((*link)->memory == memory && (*link)->pinned == pinned)
+            break;
     block = *link;
     if (block) {
         *link = block->next;
-        device->bytes -= block->bytes;
+        device->bytes -= pinned ? 0 : block->bytes;
     }
-    (void)pthread_mutex_unlock(&device->mutex);
+    sp_device_unlock(device);
     if (block)
-        device->ops->free(device, block->memory);
+        give_back(device, block);
     sp_free(block);
+}
+
+sp_status sp_device_alloc(sp_device *device, size_t bytes, void **out_memory, sp_error *error)
+{
+    return add_block(device, false, bytes, out_memory, error);
+}
+
+void sp_device_free(sp_device *device, void *memory)
+{
+    if (memory)
+        remove_block(device, false, memory);
 }
 
 size_t sp_device_allocated_bytes(const sp_device *device)
@@ -141,30 +303,43 @@ size_t sp_device_allocated_bytes(const sp_device *device)
     sp_device *locked = (sp_device *)device;
     size_t bytes;
 
-    (void)pthread_mutex_lock(&locked->mutex);
+    sp_device_lock(locked);
     bytes = device->bytes;
-    (void)pthread_mutex_unlock(&locked->mutex);
+    sp_device_unlock(locked);
     return bytes;
 }
 
 sp_status sp_device_alloc_pinned(sp_device *device, size_t bytes, void **out_memory,
                                  sp_error *error)
 {
-    if (bytes == 0)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "bytes", -1,
-                       "a pinned allocation of 0 bytes was asked for");
-    return device->ops->alloc_pinned(device, bytes, out_memory, error);
+    return add_block(device, true, bytes, out_memory, error);
 }
 
 void sp_device_free_pinned(sp_device *device, void *memory)
 {
     if (memory)
-        device->ops->free_pinned(device, memory);
+        remove_block(device, true, memory);
 }
 
-sp_status sp_device_pin(sp_device *device, void *memory, size_t bytes)
+/* ---- copies -------------------------------------------------------------------------------- */
+
+static sp_status check_range(const void *owner, const char *owner_name, const void *to,
+                             const void *from, sp_error *error)
 {
-    return memory && bytes > 0 ? device->ops->pin(device, memory, bytes) : SP_ERR_ARGUMENT;
+    if (!owner)
+        return sp_device_missing(owner_name, error);
+    if (!to || !from)
+        return sp_device_missing(to ? "from" : "to", error);
+    return SP_OK;
+}
+
+sp_status sp_device_pin(sp_device *device, void *memory, size_t bytes, sp_error *error)
+{
+    if (!device || !memory)
+        return sp_device_missing(device ? "memory" : "device", error);
+    if (bytes == 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "bytes", -1, "0 bytes cannot be pinned");
+    return sp_device_told(device, device->ops->pin(device, memory, bytes), error);
 }
 
 void sp_device_unpin(sp_device *device, void *memory)
@@ -174,184 +349,49 @@ void sp_device_unpin(sp_device *device, void *memory)
 }
 
 sp_status sp_device_write(sp_device *device, void *device_memory, const void *host_memory,
-                          size_t bytes)
+                          size_t bytes, sp_error *error)
 {
-    return bytes == 0 ? SP_OK : device->ops->write(device, device_memory, host_memory, bytes);
+    sp_status status;
+
+    if (bytes == 0)
+        return SP_OK;
+    status = check_range(device, "device", device_memory, host_memory, error);
+    if (status != SP_OK)
+        return status;
+    return sp_device_told(device, device->ops->write(device, device_memory, host_memory, bytes),
+                          error);
 }
 
 sp_status sp_device_read(sp_device *device, void *host_memory, const void *device_memory,
-                         size_t bytes)
+                         size_t bytes, sp_error *error)
 {
-    return bytes == 0 ? SP_OK : device->ops->read(device, host_memory, device_memory, bytes);
+    sp_status status;
+
+    if (bytes == 0)
+        return SP_OK;
+    status = check_range(device, "device", host_memory, device_memory, error);
+    if (status != SP_OK)
+        return status;
+    return sp_device_told(device, device->ops->read(device, host_memory, device_memory, bytes),
+                          error);
 }
 
-sp_status sp_device_zero(sp_device *device, void *device_memory, size_t bytes)
+sp_status sp_device_zero(sp_device *device, void *device_memory, size_t bytes, sp_error *error)
 {
-    return bytes == 0 ? SP_OK : device->ops->zero(device, device_memory, bytes);
+    if (bytes == 0)
+        return SP_OK;
+    if (!device || !device_memory)
+        return sp_device_missing(device ? "device_memory" : "device", error);
+    return sp_device_told(device, device->ops->zero(device, device_memory, bytes), error);
 }
 
 sp_status sp_device_write_column(sp_device *device, void *device_memory, size_t device_stride,
                                  const void *host_memory, size_t host_stride, size_t width,
-                                 size_t height)
+                                 size_t height, sp_error *error)
 {
-    sp_stream *stream = &device->main_stream;
+    sp_stream *stream = device ? &device->main_stream : NULL;
     sp_status status = sp_stream_copy_column(stream, device_memory, device_stride, host_memory,
-                                             host_stride, width, height);
+                                             host_stride, width, height, error);
 
-    return status == SP_OK ? sp_stream_wait(stream) : status;
-}
-
-/* ---- streams, events, graphs --------------------------------------------------------------- */
-
-sp_stream *sp_device_main_stream(sp_device *device)
-{
-    return &device->main_stream;
-}
-
-void *sp_stream_native(const sp_stream *stream)
-{
-    return stream->handle;
-}
-
-sp_status sp_stream_create(sp_device *device, sp_stream **out_stream)
-{
-    sp_stream *stream = sp_calloc(1, sizeof *stream);
-    sp_status status;
-
-    if (!stream)
-        return SP_ERR_MEMORY;
-    stream->device = device;
-    status = device->ops->stream_create(device, &stream->handle);
-    if (status != SP_OK) {
-        sp_free(stream);
-        return status;
-    }
-    *out_stream = stream;
-    return SP_OK;
-}
-
-void sp_stream_destroy(sp_stream *stream)
-{
-    if (!stream)
-        return;
-    stream->device->ops->stream_destroy(stream->device, stream->handle);
-    sp_free(stream);
-}
-
-sp_status sp_stream_wait(sp_stream *stream)
-{
-    return stream->device->ops->stream_wait(stream->device, stream->handle);
-}
-
-sp_status sp_stream_copy(sp_stream *stream, void *to, const void *from, size_t bytes)
-{
-    if (bytes == 0)
-        return SP_OK;
-    return stream->device->ops->stream_copy(stream->device, stream->handle, to, from, bytes);
-}
-
-sp_status sp_stream_copy_column(sp_stream *stream, void *to, size_t to_stride, const void *from,
-                                size_t from_stride, size_t width, size_t height)
-{
-    if (to_stride < width || from_stride < width)
-        return SP_ERR_STRIDE;
-    if (width == 0 || height == 0)
-        return SP_OK;
-    return stream->device->ops->stream_copy_column(stream->device, stream->handle, to, to_stride,
-                                                   from, from_stride, width, height);
-}
-
-sp_status sp_stream_zero(sp_stream *stream, void *to, size_t bytes)
-{
-    if (bytes == 0)
-        return SP_OK;
-    return stream->device->ops->stream_zero(stream->device, stream->handle, to, bytes);
-}
-
-sp_status sp_stream_wait_event(sp_stream *stream, const sp_event *event)
-{
-    return stream->device->ops->stream_wait_event(stream->device, stream->handle, event->handle);
-}
-
-sp_status sp_event_create(sp_device *device, sp_event **out_event)
-{
-    sp_event *event = sp_calloc(1, sizeof *event);
-    sp_status status;
-
-    if (!event)
-        return SP_ERR_MEMORY;
-    event->device = device;
-    status = device->ops->event_create(device, &event->handle);
-    if (status != SP_OK) {
-        sp_free(event);
-        return status;
-    }
-    *out_event = event;
-    return SP_OK;
-}
-
-void sp_event_destroy(sp_event *event)
-{
-    if (!event)
-        return;
-    event->device->ops->event_destroy(event->device, event->handle);
-    sp_free(event);
-}
-
-sp_status sp_event_record(sp_event *event, sp_stream *stream)
-{
-    return event->device->ops->event_record(event->device, event->handle, stream->handle);
-}
-
-sp_status sp_event_query(const sp_event *event)
-{
-    return event->device->ops->event_query(event->device, event->handle);
-}
-
-sp_status sp_event_wait(const sp_event *event)
-{
-    return event->device->ops->event_wait(event->device, event->handle);
-}
-
-sp_status sp_event_seconds(const sp_event *from, const sp_event *to, double *out_seconds)
-{
-    return from->device->ops->event_seconds(from->device, from->handle, to->handle, out_seconds);
-}
-
-sp_status sp_graph_begin(sp_stream *stream)
-{
-    return stream->device->ops->graph_begin(stream->device, stream->handle);
-}
-
-sp_status sp_graph_end(sp_stream *stream, sp_graph **out_graph)
-{
-    sp_graph *graph = sp_calloc(1, sizeof *graph);
-    void *handle = NULL;
-    sp_status status = stream->device->ops->graph_end(stream->device, stream->handle, &handle);
-
-    if (status == SP_OK && !graph) {
-        stream->device->ops->graph_destroy(stream->device, handle);
-        return SP_ERR_MEMORY;
-    }
-    if (status != SP_OK) {
-        sp_free(graph);
-        return status;
-    }
-    graph->device = stream->device;
-    graph->handle = handle;
-    *out_graph = graph;
-    return SP_OK;
-}
-
-sp_status sp_graph_launch(sp_graph *graph, sp_stream *stream)
-{
-    return graph->device->ops->graph_launch(graph->device, graph->handle, stream->handle);
-}
-
-void sp_graph_destroy(sp_graph *graph)
-{
-    if (!graph)
-        return;
-    graph->device->ops->graph_destroy(graph->device, graph->handle);
-    sp_free(graph);
+    return status == SP_OK ? sp_stream_wait(stream, error) : status;
 }

@@ -11,8 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BLOCK_ALIGN_BYTES 256
-
 static void cpu_close(sp_device *device)
 {
     sp_device_release(device);
@@ -34,7 +32,7 @@ static sp_status cpu_memory(const sp_device *device, size_t *out_free, size_t *o
 
 static sp_status cpu_alloc(sp_device *device, size_t bytes, void **out_memory, sp_error *error)
 {
-    void *memory = sp_aligned_calloc(bytes, BLOCK_ALIGN_BYTES);
+    void *memory = sp_aligned_calloc(bytes, SP_DEVICE_ALIGN_BYTES);
 
     (void)device;
     if (!memory)
@@ -204,13 +202,14 @@ static const sp_device_ops cpu_ops = {
     .graph_destroy = cpu_destroy,
 };
 
-sp_status sp_device_open_cpu(sp_device **out_device)
+sp_status sp_device_open_cpu(const sp_device_options *options, sp_device **out_device,
+                             sp_error *error)
 {
     sp_device *device = sp_calloc(1, sizeof *device);
 
     if (!device)
-        return SP_ERR_MEMORY;
-    sp_device_init(device, &cpu_ops, "cpu");
+        return sp_fail_memory(error, sizeof *device, "a device");
+    sp_device_init(device, &cpu_ops, "cpu", options);
     *out_device = device;
     return SP_OK;
 }

@@ -17,11 +17,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#define OBJECT_NAME   "libsidepath_cuda.so.0"
-#define MAJOR_MIN     8
-#define PATH_BYTES    4096
-#define CUDA_MEMORY   2
-#define CUDA_NOT_DONE 600
+#define OBJECT_NAME      "libsidepath_cuda.so.0"
+#define MAJOR_MIN        8
+#define PATH_BYTES       4096
+#define CUDA_MEMORY      2
+#define CUDA_NOT_STARTED 3
+#define CUDA_NOT_DONE    600
 
 typedef struct cuda_device {
     sp_device base;
@@ -77,8 +78,12 @@ sp_status sp_device_cuda_status(sp_device *device, int code, const char *what)
     return status;
 }
 
-#define CALL(device, what, name, ...)                                                            \
-    sp_device_cuda_status(device, cuda_of(device)->call.name(cuda_of(device)->gpu, __VA_ARGS__), \
+/* A child of the process that opened the GPU has no use of it: CUDA would fail, or worse. */
+#define CALL(device, what, name, ...)                                                          \
+    sp_device_cuda_status(device,                                                              \
+                          sp_device_is_parents(device)                                         \
+                              ? CUDA_NOT_STARTED                                               \
+                              : cuda_of(device)->call.name(cuda_of(device)->gpu, __VA_ARGS__), \
                           what)
 
 /* ---- entries ------------------------------------------------------------------------------- */
@@ -443,25 +448,22 @@ static sp_status start_gpu(cuda_device *cuda, sp_error *error)
     return status;
 }
 
-sp_status sp_device_open_cuda(int32_t index, const char *library, sp_device **out_device,
-                              sp_error *error)
+sp_status sp_device_open_cuda(int32_t index, const sp_device_options *options,
+                              sp_device **out_device, sp_error *error)
 {
     const sp_cuda_object_table *object = NULL;
     char name[SP_DEVICE_NAME_BYTES];
     cuda_device *cuda;
     sp_status status;
 
-    if (index < 0)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "device", index,
-                       "the number of a GPU cannot be negative");
-    status = open_object(library, &object, error);
+    status = open_object(options->library, &object, error);
     if (status != SP_OK)
         return status;
     cuda = sp_calloc(1, sizeof *cuda);
     if (!cuda)
         return sp_fail_memory(error, sizeof *cuda, "a device");
     (void)snprintf(name, sizeof name, "cuda:%d", (int)index);
-    sp_device_init(&cuda->base, &cuda_ops, name);
+    sp_device_init(&cuda->base, &cuda_ops, name, options);
     cuda->gpu = (int)index;
     cuda->object = object;
     status = resolve(object, &cuda->call, error);

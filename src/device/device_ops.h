@@ -10,7 +10,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#define SP_DEVICE_NAME_BYTES 16
+#define SP_DEVICE_NAME_BYTES  16
+#define SP_DEVICE_ALIGN_BYTES 256 /* of every block */
 
 typedef struct sp_device_block sp_device_block;
 
@@ -53,6 +54,8 @@ typedef struct sp_device_ops {
 struct sp_stream {
     sp_device *device;
     void *handle;
+    bool borrowed;   /* the handle is the host's */
+    sp_stream *next; /* of the streams on which steps may run */
 };
 
 struct sp_event {
@@ -74,11 +77,36 @@ struct sp_device {
     sp_device_block *blocks;
     size_t bytes;
     sp_stream main_stream;
+    uint32_t epoch;            /* of the process that opened it */
+    sp_device_options options; /* the host's functions; library is not kept */
+    sp_stream *streams;        /* created or wrapped, but not those apart */
+    void *order;               /* event; made with the first of them */
+    pthread_mutex_t order_mutex;
 };
 
 /* Sets the common part; the backend's struct must be zeroed. */
-void sp_device_init(sp_device *device, const sp_device_ops *ops, const char *name);
-/* Frees every block that is left, and the mutex. */
+void sp_device_init(sp_device *device, const sp_device_ops *ops, const char *name,
+                    const sp_device_options *options);
+/* Frees every block that is left, and the mutexes. */
 void sp_device_release(sp_device *device);
+
+/* Whether this process is a child of the one that opened the device. */
+bool sp_device_is_parents(const sp_device *device);
+
+/* The device's mutex. Not in a child: a thread of the parent may have held it at the fork, and a
+ * child that closes the device has one thread. */
+void sp_device_lock(sp_device *device);
+void sp_device_unlock(sp_device *device);
+
+/* SP_ERR_ARGUMENT: the argument `name` is NULL. */
+sp_status sp_device_missing(const char *name, sp_error *error);
+/* What a backend returned, as it is; a failure with the backend's words or the status's own. */
+sp_status sp_device_told(const sp_device *device, sp_status status, sp_error *error);
+
+/* The backends' halves of sp_device_open; the options are of today's size. */
+sp_status sp_device_open_cpu(const sp_device_options *options, sp_device **out_device,
+                             sp_error *error);
+sp_status sp_device_open_cuda(int32_t index, const sp_device_options *options,
+                              sp_device **out_device, sp_error *error);
 
 #endif

@@ -16,6 +16,8 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/error.h"
+#include "base/fork_epoch.h"
 #include "base/grow.h"
 #include "base/spin.h"
 #include "device/cpus.h"
@@ -38,6 +40,7 @@ typedef struct exec_worker {
 struct sp_exec {
     int32_t threads;
     uint64_t spin_ns;
+    uint32_t epoch; /* of the process whose threads these are */
 
     /* The host's executor; run is NULL for the built-in one. */
     sp_exec_run_fn host_run;
@@ -136,7 +139,7 @@ void sp_exec_run(sp_exec *exec, sp_task_fn fn, void *user, int32_t n_tasks)
         exec->host_run(exec->host_user, fn, user, n_tasks);
         return;
     }
-    if (!exec || exec->n_workers == 0 || n_tasks == 1) {
+    if (!exec || exec->n_workers == 0 || n_tasks == 1 || exec->epoch != sp_fork_epoch()) {
         for (int32_t task = 0; task < n_tasks; task++)
             fn(user, task, 0);
         return;
@@ -219,74 +222,98 @@ static void stop_workers(sp_exec *exec)
     exec->n_workers = 0;
 }
 
-static sp_status start_workers(sp_exec *exec)
+static sp_status start_workers(sp_exec *exec, sp_error *error)
 {
     for (int32_t i = 0; i + 1 < exec->threads; i++) {
         exec_worker *worker = &exec->workers[i];
 
         *worker = (exec_worker){.exec = exec, .thread = i + 1};
         if (pthread_create(&worker->handle, NULL, worker_main, worker) != 0) {
-            stop_workers(exec);
-            return SP_ERR_THREAD;
+            return sp_fail(error, SP_ERR_THREAD, NULL, "threads", i + 1,
+                           "thread %d of %d could not be started", (int)(i + 1),
+                           (int)(exec->threads - 1));
         }
         exec->n_workers++;
     }
     return SP_OK;
 }
 
-static sp_exec *exec_new(int32_t threads)
+static sp_exec *exec_new(int32_t threads, sp_error *error)
 {
     sp_exec *exec = sp_aligned_calloc(sizeof *exec, CACHE_LINE_BYTES);
 
-    if (!exec)
+    if (!exec) {
+        (void)sp_fail_memory(error, sizeof *exec, "an executor");
         return NULL;
+    }
     exec->threads = threads;
+    exec->epoch = sp_fork_epoch();
     (void)pthread_mutex_init(&exec->mutex, NULL);
     (void)pthread_cond_init(&exec->work, NULL);
     (void)pthread_cond_init(&exec->done, NULL);
     return exec;
 }
 
-sp_status sp_exec_create(const sp_exec_options *options, sp_exec **out_exec)
+static sp_status check_options(const sp_exec_options *options, sp_error *error)
 {
-    sp_exec *exec;
-    sp_status status;
-    int32_t threads = options->threads;
+    if (options->threads < 0 || options->threads > THREADS_MAX)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "threads", -1,
+                       "threads must be from 1 to %d, or 0 for as many as there are, not %d",
+                       THREADS_MAX, (int)options->threads);
+    if (options->spin_us < 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "spin_us", -1,
+                       "spin_us cannot be negative (%d)", (int)options->spin_us);
+    return SP_OK;
+}
 
-    if (threads < 0 || threads > THREADS_MAX || options->spin_us < 0)
-        return SP_ERR_ARGUMENT;
-    if (threads == 0)
-        threads = sp_cpus_usable();
+sp_status sp_exec_create(const sp_exec_options *options, sp_exec **out_exec, sp_error *error)
+{
+    sp_exec_options own;
+    sp_status status;
+    sp_exec *exec;
+    int32_t threads;
+
+    if (!out_exec)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "out_exec", -1, "out_exec is NULL");
+    sp_exec_options_default(&own, sizeof own);
+    status = sp_struct_read(&own, sizeof own, options, "sp_exec_options", error);
+    if (status == SP_OK)
+        status = check_options(&own, error);
+    if (status != SP_OK)
+        return status;
+    threads = own.threads > 0 ? own.threads : sp_cpus_usable();
     if (threads > THREADS_MAX)
         threads = THREADS_MAX;
-    exec = exec_new(threads);
+    exec = exec_new(threads, error);
     if (!exec)
         return SP_ERR_MEMORY;
-    exec->spin_ns = (uint64_t)options->spin_us * 1000u;
+    exec->spin_ns = (uint64_t)own.spin_us * 1000u;
     if (threads > 1) {
-        status = SP_ERR_MEMORY;
         exec->workers = sp_calloc((size_t)threads - 1, sizeof *exec->workers);
-        if (!exec->workers)
-            goto destroy_exec;
-        status = start_workers(exec);
-        if (status != SP_OK)
-            goto destroy_exec;
+        status = exec->workers ? start_workers(exec, error)
+                               : sp_fail_memory(error, (size_t)threads * sizeof *exec->workers,
+                                                "the executor's threads");
+    }
+    if (status != SP_OK) {
+        sp_exec_destroy(exec);
+        return status;
     }
     *out_exec = exec;
     return SP_OK;
-
-destroy_exec:
-    sp_exec_destroy(exec);
-    return status;
 }
 
-sp_status sp_exec_create_host(int32_t threads, sp_exec_run_fn run, void *user, sp_exec **out_exec)
+sp_status sp_exec_create_host(int32_t threads, sp_exec_run_fn run, void *user, sp_exec **out_exec,
+                              sp_error *error)
 {
     sp_exec *exec;
 
-    if (threads < 1 || !run)
-        return SP_ERR_ARGUMENT;
-    exec = exec_new(threads);
+    if (threads < 1)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "threads", -1,
+                       "an executor has at least one thread, not %d", (int)threads);
+    if (!run || !out_exec)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, run ? "out_exec" : "run", -1, "%s is NULL",
+                       run ? "out_exec" : "run");
+    exec = exec_new(threads, error);
     if (!exec)
         return SP_ERR_MEMORY;
     exec->host_run = run;
@@ -295,19 +322,22 @@ sp_status sp_exec_create_host(int32_t threads, sp_exec_run_fn run, void *user, s
     return SP_OK;
 }
 
+/* The threads of a parent process are not here; its mutex may be held by one of them for good. */
 void sp_exec_destroy(sp_exec *exec)
 {
     if (!exec)
         return;
-    stop_workers(exec);
-    (void)pthread_cond_destroy(&exec->done);
-    (void)pthread_cond_destroy(&exec->work);
-    (void)pthread_mutex_destroy(&exec->mutex);
+    if (exec->epoch == sp_fork_epoch()) {
+        stop_workers(exec);
+        (void)pthread_cond_destroy(&exec->done);
+        (void)pthread_cond_destroy(&exec->work);
+        (void)pthread_mutex_destroy(&exec->mutex);
+    }
     sp_free(exec->workers);
     sp_aligned_free(exec);
 }
 
 int32_t sp_exec_threads(const sp_exec *exec)
 {
-    return exec->threads;
+    return exec ? exec->threads : 1;
 }

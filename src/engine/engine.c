@@ -122,14 +122,8 @@ static sp_status open_host(sp_engine *engine, sp_error *error)
         return status;
     sp_exec_options_default(&exec_options, sizeof exec_options);
     exec_options.threads = engine->options.threads;
-    status = sp_exec_create(&exec_options, &engine->exec);
-    if (status != SP_OK)
-        return sp_fail(error, status, NULL, "threads", -1, "cannot start %d threads: %s",
-                       engine->options.threads, sp_status_text(status));
-    status = sp_device_open_cpu(&engine->device);
-    if (status != SP_OK)
-        return sp_fail(error, status, NULL, NULL, -1, "cannot open the CPU as a device");
-    return SP_OK;
+    status = sp_exec_create(&exec_options, &engine->exec, error);
+    return status == SP_OK ? sp_device_open("cpu", NULL, &engine->device, error) : status;
 }
 
 static sp_status open_tokenizer(sp_engine *engine, sp_error *error)

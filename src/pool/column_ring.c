@@ -14,7 +14,7 @@ sp_status sp_column_ring_create(sp_device *device, size_t bytes, sp_column_ring 
     if (status != SP_OK)
         return status;
     for (int i = 0; i < SP_COLUMN_TURNS && status == SP_OK; i++)
-        status = sp_event_create(device, &ring.done[i]);
+        status = sp_event_create(device, &ring.done[i], NULL);
     if (status != SP_OK) {
         sp_column_ring_destroy(&ring);
         return sp_fail(error, status, NULL, sp_device_name(device), -1,
@@ -28,7 +28,7 @@ void sp_column_ring_destroy(sp_column_ring *ring)
 {
     if (ring->device == NULL)
         return;
-    (void)sp_stream_wait(sp_device_main_stream(ring->device));
+    (void)sp_stream_wait(sp_device_main_stream(ring->device), NULL);
     for (int i = 0; i < SP_COLUMN_TURNS; i++)
         sp_event_destroy(ring->done[i]);
     sp_device_free_pinned(ring->device, ring->columns);
@@ -37,7 +37,7 @@ void sp_column_ring_destroy(sp_column_ring *ring)
 
 sp_status sp_column_ring_begin(sp_column_ring *ring, void **out_column)
 {
-    sp_status status = sp_event_wait(ring->done[ring->turn]);
+    sp_status status = sp_event_wait(ring->done[ring->turn], NULL);
 
     if (status != SP_OK)
         return status;
@@ -55,12 +55,13 @@ sp_status sp_column_ring_send(const sp_column_ring *ring, void *to, size_t table
                               const void *from, size_t cell_bytes, size_t n)
 {
     return sp_stream_copy_column(sp_device_main_stream(ring->device), to, table_stride, from,
-                                 cell_bytes, cell_bytes, n);
+                                 cell_bytes, cell_bytes, n, NULL);
 }
 
 sp_status sp_column_ring_end(sp_column_ring *ring)
 {
-    sp_status status = sp_event_record(ring->done[ring->turn], sp_device_main_stream(ring->device));
+    sp_status status =
+        sp_event_record(ring->done[ring->turn], sp_device_main_stream(ring->device), NULL);
 
     ring->turn = (ring->turn + 1) % SP_COLUMN_TURNS;
     return status;

@@ -119,7 +119,7 @@ sp_status sp_overlay_memory_write(sp_overlay_memory *memory, int32_t slot,
                                   const sp_overlay *overlay, sp_stream *stream)
 {
     return sp_stream_copy(stream, memory->memory + memory->extents[slot].offset_bytes,
-                          overlay->data, overlay->bytes);
+                          overlay->data, overlay->bytes, NULL);
 }
 
 static sp_status send_pointers(sp_overlay_memory *memory, int32_t slot,

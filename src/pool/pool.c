@@ -17,6 +17,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/grow.h"
+#include "device/step_streams.h"
 #include "pool/image.h"
 #include "pool/overlay_memory.h"
 #include "pool/site_tables.h"
@@ -84,7 +85,7 @@ static sp_status allocate_device(sp_pool *pool, sp_error *error)
                                    &pool->tables, error);
     if (status != SP_OK)
         goto free_slots;
-    status = sp_stream_create(pool->device, &pool->load_stream);
+    status = sp_stream_create_apart(pool->device, &pool->load_stream, NULL);
     if (status != SP_OK) {
         sp_fail(error, status, NULL, sp_device_name(pool->device), -1,
                 "a stream for the adapters cannot be made");
@@ -148,7 +149,8 @@ void sp_pool_destroy(sp_pool *pool)
 {
     if (pool == NULL)
         return;
-    (void)sp_stream_wait(pool->load_stream);
+    (void)sp_device_wait_all(pool->device, NULL);
+    (void)sp_stream_wait(pool->load_stream, NULL);
     sp_stream_destroy(pool->load_stream);
     sp_site_tables_destroy(&pool->tables);
     sp_device_free(pool->device, pool->memory);
@@ -254,16 +256,21 @@ static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image)
         status = image->overlay != NULL
                      ? sp_overlay_memory_show(&pool->overlays, slot, image->overlay)
                      : sp_overlay_memory_hide(&pool->overlays, slot);
-    return status;
+    return status == SP_OK ? sp_device_others_follow(pool->device, NULL) : status;
 }
 
-/* Goes on after a failed cell: as many as possible must be absent. */
+/* Between the steps before and after, on whatever streams they are. Goes on after a failed cell: as
+ * many as possible must be absent. */
 static sp_status hide_slot(sp_pool *pool, int32_t slot)
 {
-    sp_status first = sp_overlay_memory_hide(&pool->overlays, slot);
-    sp_status second = sp_site_tables_hide(&pool->tables, slot);
+    sp_status first = sp_device_main_follows(pool->device, NULL);
+    sp_status then = sp_overlay_memory_hide(&pool->overlays, slot);
 
-    return first != SP_OK ? first : second;
+    first = first != SP_OK ? first : then;
+    then = sp_site_tables_hide(&pool->tables, slot);
+    first = first != SP_OK ? first : then;
+    then = sp_device_others_follow(pool->device, NULL);
+    return first != SP_OK ? first : then;
 }
 
 /* The generation stays: it tells "never loaded" from "empty again". */
@@ -414,15 +421,15 @@ sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *imag
  */
 static sp_status copy_image(sp_pool *pool, int32_t slot, const sp_image *image)
 {
-    sp_status status = sp_stream_wait_event(pool->load_stream, pool->tables.hidden), waited;
+    sp_status status = sp_stream_wait_event(pool->load_stream, pool->tables.hidden, NULL), waited;
 
     if (status == SP_OK)
         status = sp_stream_copy(pool->load_stream, slot_memory(pool, slot), image->data,
-                                sp_layout_slot_bytes(pool->layout));
+                                sp_layout_slot_bytes(pool->layout), NULL);
     if (status == SP_OK && image->overlay != NULL)
         status = sp_overlay_memory_write(&pool->overlays, slot, image->overlay, pool->load_stream);
     /* Also behind a failure: what is under way still reads the image, which the caller may free. */
-    waited = sp_stream_wait(pool->load_stream);
+    waited = sp_stream_wait(pool->load_stream, NULL);
     return status == SP_OK ? waited : status;
 }
 
@@ -484,11 +491,11 @@ sp_status sp_pool_load_abort(sp_pool *pool, int32_t slot)
     if (info->state != SP_SLOT_LOADING)
         return SP_ERR_STATE;
     reset_slot(pool, slot, SP_SLOT_EMPTY);
-    status = sp_stream_wait_event(pool->load_stream, pool->tables.hidden);
+    status = sp_stream_wait_event(pool->load_stream, pool->tables.hidden, NULL);
     if (status != SP_OK)
         return status;
     return sp_stream_zero(pool->load_stream, slot_memory(pool, slot),
-                          sp_layout_slot_bytes(pool->layout));
+                          sp_layout_slot_bytes(pool->layout), NULL);
 }
 
 static sp_status fail_begin(const sp_pool *pool, sp_status status, sp_error *error)

@@ -26,7 +26,7 @@ sp_status sp_site_tables_create(sp_device *device, int32_t n_sites, int32_t n_sl
     if (status == SP_OK)
         status = sp_column_ring_create(device, column_bytes(&tables), &tables.ring, error);
     if (status == SP_OK) {
-        status = sp_event_create(device, &tables.hidden);
+        status = sp_event_create(device, &tables.hidden, NULL);
         if (status != SP_OK)
             sp_fail(error, status, NULL, sp_device_name(device), -1,
                     "the events of the adapter pool cannot be made");
@@ -134,6 +134,6 @@ sp_status sp_site_tables_hide(sp_site_tables *tables, int32_t slot)
     first = first != SP_OK ? first : status;
     status = sp_column_ring_end(&tables->ring);
     first = first != SP_OK ? first : status;
-    status = sp_event_record(tables->hidden, sp_device_main_stream(tables->device));
+    status = sp_event_record(tables->hidden, sp_device_main_stream(tables->device), NULL);
     return first != SP_OK ? first : status;
 }

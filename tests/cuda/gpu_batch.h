@@ -55,9 +55,9 @@ static inline void gpu_buffer_write(sp_device *device, gpu_buffer *buffer, const
 {
     memset(buffer->host, POISON, buffer->bytes + 2 * GUARD_BYTES);
     memcpy(buffer->host + GUARD_BYTES, data, bytes);
-    assert_ok(
-        sp_device_write(device, buffer->device, buffer->host, buffer->bytes + 2 * GUARD_BYTES),
-        NULL);
+    assert_ok(sp_device_write(device, buffer->device, buffer->host, buffer->bytes + 2 * GUARD_BYTES,
+                              NULL),
+              NULL);
 }
 
 /* The data, behind the guard, of which all after `bytes` must still be poison. */
@@ -66,7 +66,7 @@ static inline char *gpu_buffer_read(sp_device *device, gpu_buffer *buffer, size_
     size_t all = buffer->bytes + 2 * GUARD_BYTES;
 
     memset(buffer->host, 0, all);
-    assert_ok(sp_device_read(device, buffer->host, buffer->device, all), NULL);
+    assert_ok(sp_device_read(device, buffer->host, buffer->device, all, NULL), NULL);
     for (size_t i = 0; i < all; i++)
         if ((i < GUARD_BYTES || i >= GUARD_BYTES + bytes) &&
             (unsigned char)buffer->host[i] != POISON)

@@ -19,7 +19,7 @@ static inline int gpu_main(sp_device **out_gpu, const struct CMUnitTest *tests, 
                            CMFixtureFunction begin, CMFixtureFunction end, int argc, char **argv)
 {
     sp_error error = {0};
-    sp_status status = sp_device_open("cuda", out_gpu, &error);
+    sp_status status = sp_device_open("cuda", NULL, out_gpu, &error);
     int failed;
 
     if (status != SP_OK) {

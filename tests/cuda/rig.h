@@ -63,7 +63,7 @@ static inline void *rig_put(rig *r, const void *data, size_t bytes)
     if (r->failed)
         return NULL;
     if (data)
-        r->failed |= sp_device_write(r->device, memory, data, bytes) != SP_OK;
+        r->failed |= sp_device_write(r->device, memory, data, bytes, NULL) != SP_OK;
     r->blocks[r->n_blocks++] = memory;
     return memory;
 }

@@ -17,7 +17,7 @@ static uint16_t *step(rig *r, int site)
     uint16_t *y = malloc(bytes);
 
     rig_enqueue(r);
-    r->failed |= sp_device_read(r->device, y, r->group.sites[site].y, bytes) != SP_OK;
+    r->failed |= sp_device_read(r->device, y, r->group.sites[site].y, bytes, NULL) != SP_OK;
     assert_false(r->failed);
     return y;
 }
@@ -220,7 +220,7 @@ static void every_row_has_a_slot_of_its_own(void **state)
         rig_make(&the_rig, &shape, seq_slot, own, NULL);
         check_step(&the_rig);
         assert_int_equal(sp_device_write(the_rig.device, the_rig.group.sites[1].y, the_rig.y,
-                                         (size_t)n * 264 * 2),
+                                         (size_t)n * 264 * 2, NULL),
                          SP_OK);
         y = step(&the_rig, 1);
         one = the_rig;
@@ -296,7 +296,8 @@ static void read_guarded_y(rig *r, int site, uint16_t *host)
     size_t rows = (size_t)r->shape.rows, n = (size_t)r->shape.n, stride = n + PAD;
     uint16_t *from = (uint16_t *)r->group.sites[site].y - GUARD;
 
-    assert_int_equal(sp_device_read(r->device, host, from, (2 * GUARD + rows * stride) * 2), SP_OK);
+    assert_int_equal(sp_device_read(r->device, host, from, (2 * GUARD + rows * stride) * 2, NULL),
+                     SP_OK);
     for (size_t i = 0; i < GUARD; i++) {
         assert_int_equal(host[i], POISON);
         assert_int_equal(host[GUARD + rows * stride + i], POISON);
@@ -313,10 +314,10 @@ static void silence(rig *r)
     for (int32_t slot = 2; slot < r->shape.slots; slot += 9)
         r->scales[slot] = 0.0f;
     assert_int_equal(sp_device_write(r->device, (void *)r->group.plan.row_scale_in, r->row_scale,
-                                     (size_t)r->shape.rows * 4),
+                                     (size_t)r->shape.rows * 4, NULL),
                      SP_OK);
     assert_int_equal(sp_device_write(r->device, (void *)r->group.sites[0].scale, r->scales,
-                                     (size_t)r->shape.slots * 4),
+                                     (size_t)r->shape.slots * 4, NULL),
                      SP_OK);
 }
 
@@ -407,8 +408,8 @@ static void a_float_y_rounds_to_the_bf16_one(void **state)
         the_rig.group.sites[0].y = rig_put(&the_rig, floats, n * 4);
         the_rig.group.sites[0].y_is_f32 = 1;
         rig_enqueue(&the_rig);
-        assert_int_equal(sp_device_read(the_rig.device, floats, the_rig.group.sites[0].y, n * 4),
-                         SP_OK);
+        assert_int_equal(
+            sp_device_read(the_rig.device, floats, the_rig.group.sites[0].y, n * 4, NULL), SP_OK);
         for (size_t j = 0; j < n; j++)
             assert_int_equal(sp_f32_to_bf16(floats[j]), y[j]);
         assert_false(the_rig.failed);
@@ -422,7 +423,7 @@ static void check_array(const void *device, const void *host, int32_t n)
 {
     int32_t *got = malloc((size_t)n * 4 + 4);
 
-    assert_int_equal(sp_device_read(the_rig.device, got, device, (size_t)n * 4), SP_OK);
+    assert_int_equal(sp_device_read(the_rig.device, got, device, (size_t)n * 4, NULL), SP_OK);
     if (n > 0)
         assert_memory_equal(got, host, (size_t)n * 4);
     free(got);
@@ -444,7 +445,8 @@ static void check_tiles(const sp_plan_view *v, int32_t slots)
             want[i].scale[j] = v->row_scale[want[i].row[j]];
         }
     }
-    assert_int_equal(sp_device_read(the_rig.device, got, the_rig.group.plan.tiles, bytes), SP_OK);
+    assert_int_equal(sp_device_read(the_rig.device, got, the_rig.group.plan.tiles, bytes, NULL),
+                     SP_OK);
     assert_memory_equal(got, want, bytes);
     free(want);
     free(got);
@@ -455,7 +457,7 @@ static void check_plan(const sp_plan_view *v, int32_t slots)
     const sp_cuda_plan *plan = &the_rig.group.plan;
     sp_cuda_plan_head head;
 
-    assert_int_equal(sp_device_read(the_rig.device, &head, plan->head, sizeof head), SP_OK);
+    assert_int_equal(sp_device_read(the_rig.device, &head, plan->head, sizeof head, NULL), SP_OK);
     assert_int_equal(head.n_rows, v->n_rows);
     assert_int_equal(head.n_routed, v->n_routed);
     assert_int_equal(head.n_segments, v->n_segments);
@@ -529,9 +531,9 @@ static void a_graph_replays_with_other_adapters(void **state)
     for (int row = 0; row < 64; row++)
         one[row] = 0;
     rig_make(&the_rig, &shape, one, own, NULL);
-    assert_int_equal(sp_graph_begin(stream), SP_OK);
+    assert_int_equal(sp_graph_begin(stream, NULL), SP_OK);
     rig_enqueue(&the_rig);
-    assert_int_equal(sp_graph_end(stream, &graph), SP_OK);
+    assert_int_equal(sp_graph_end(stream, &graph, NULL), SP_OK);
     for (int32_t adapters = 0; adapters <= 9; adapters++) {
         void *y0 = the_rig.group.sites[2].y;
         uint16_t *eager, *replayed = malloc(bytes);
@@ -539,14 +541,14 @@ static void a_graph_replays_with_other_adapters(void **state)
         for (int row = 0; row < 64; row++)
             the_rig.seq_slot[row] = adapters == 0 ? -1 : row % adapters;
         assert_int_equal(sp_device_write(the_rig.device, (void *)the_rig.group.plan.seq_slot_in,
-                                         the_rig.seq_slot, 256),
+                                         the_rig.seq_slot, 256, NULL),
                          SP_OK);
         for (int again = 0; again < 10; again++) {
-            assert_int_equal(sp_device_write(the_rig.device, y0, the_rig.y, bytes), SP_OK);
+            assert_int_equal(sp_device_write(the_rig.device, y0, the_rig.y, bytes, NULL), SP_OK);
             eager = step(&the_rig, 2);
-            assert_int_equal(sp_device_write(the_rig.device, y0, the_rig.y, bytes), SP_OK);
-            assert_int_equal(sp_graph_launch(graph, stream), SP_OK);
-            assert_int_equal(sp_device_read(the_rig.device, replayed, y0, bytes), SP_OK);
+            assert_int_equal(sp_device_write(the_rig.device, y0, the_rig.y, bytes, NULL), SP_OK);
+            assert_int_equal(sp_graph_launch(graph, stream, NULL), SP_OK);
+            assert_int_equal(sp_device_read(the_rig.device, replayed, y0, bytes, NULL), SP_OK);
             assert_memory_equal(replayed, eager, bytes);
             free(eager);
         }
@@ -596,7 +598,8 @@ static void a_bad_row_refuses_the_devices_plan(void **state)
         y = step(&the_rig, 0);
         assert_memory_equal(y, the_rig.y, (size_t)shape.rows * 64 * 2);
         assert_int_equal(
-            sp_device_read(the_rig.device, &head, the_rig.group.plan.head, sizeof head), SP_OK);
+            sp_device_read(the_rig.device, &head, the_rig.group.plan.head, sizeof head, NULL),
+            SP_OK);
         assert_int_equal(head.refused_row, bad);
         assert_int_equal(head.n_tiles, 0);
         for (int32_t row = 0; row < shape.rows; row++)

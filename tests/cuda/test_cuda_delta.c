@@ -351,13 +351,13 @@ static void enqueue_halves(gpu_batch *batch, sp_stream *side, sp_event *ready, s
     sp_stream *main_stream = sp_device_main_stream(gpu);
 
     assert_ok(sp_delta_start(delta, batch->plan), NULL);
-    assert_ok(sp_event_record(ready, main_stream), NULL);
-    assert_ok(sp_stream_wait_event(side, ready), NULL);
+    assert_ok(sp_event_record(ready, main_stream, NULL), NULL);
+    assert_ok(sp_stream_wait_event(side, ready, NULL), NULL);
     assert_ok(sp_delta_enqueue_shrink(delta, batch->plan, 0, gpu_batch_x(batch), scene->x_stride,
                                       batch->outputs, scene->n_sites, side),
               NULL);
-    assert_ok(sp_event_record(shrunk, side), NULL);
-    assert_ok(sp_stream_wait_event(main_stream, shrunk), NULL);
+    assert_ok(sp_event_record(shrunk, side, NULL), NULL);
+    assert_ok(sp_stream_wait_event(main_stream, shrunk, NULL), NULL);
     assert_ok(sp_delta_enqueue_expand(delta, batch->plan, 0, batch->outputs, scene->n_sites, NULL),
               NULL);
 }
@@ -376,9 +376,9 @@ static void halves_have_the_bits_of_the_whole(void **state)
     make_alone(&shapes[0], &base);
     rig = rig_create_on(gpu, &base.scene, 256, NULL, ROWS);
     batch = gpu_batch_make(&rig, ROWS);
-    assert_ok(sp_stream_create(gpu, &side), NULL);
-    assert_ok(sp_event_create(gpu, &ready), NULL);
-    assert_ok(sp_event_create(gpu, &shrunk), NULL);
+    assert_ok(sp_stream_create(gpu, &side, NULL), NULL);
+    assert_ok(sp_event_create(gpu, &ready, NULL), NULL);
+    assert_ok(sp_event_create(gpu, &shrunk, NULL), NULL);
     for (int32_t i = 0; i < ROWS; i++)
         rows[i] = ROWS - 1 - i;
     for (size_t s = 0; s < 3; s++) {
@@ -389,10 +389,10 @@ static void halves_have_the_bits_of_the_whole(void **state)
         enqueue_halves(&batch, side, ready, shrunk);
         expect_same(&base, &batch, rows, sizes[s]);
         gpu_batch_set(&batch, rows, sizes[s], sizes[s]);
-        assert_ok(sp_graph_begin(main_stream), NULL);
+        assert_ok(sp_graph_begin(main_stream, NULL), NULL);
         enqueue_halves(&batch, side, ready, shrunk);
-        assert_ok(sp_graph_end(main_stream, &graph), NULL);
-        assert_ok(sp_graph_launch(graph, main_stream), NULL);
+        assert_ok(sp_graph_end(main_stream, &graph, NULL), NULL);
+        assert_ok(sp_graph_launch(graph, main_stream, NULL), NULL);
         expect_same(&base, &batch, rows, sizes[s]);
         sp_graph_destroy(graph);
     }
@@ -407,7 +407,7 @@ static void halves_have_the_bits_of_the_whole(void **state)
 static void replay(gpu_batch *batch, sp_graph *graph)
 {
     assert_ok(sp_delta_upload(batch->rig->delta, batch->plan), NULL);
-    assert_ok(sp_graph_launch(graph, sp_device_main_stream(gpu)), NULL);
+    assert_ok(sp_graph_launch(graph, sp_device_main_stream(gpu), NULL), NULL);
 }
 
 /* Takes adapter 1 out of its slot and puts it back through another load, with a swap of neighbours.
@@ -455,9 +455,9 @@ static void check_graph(int32_t captured)
     for (int32_t i = 0; i < captured; i++)
         rows[i] = row_of(&base.scene, 4, &random);
     run_and_expect(&base, &batch, rows, captured);
-    assert_ok(sp_graph_begin(main_stream), NULL);
+    assert_ok(sp_graph_begin(main_stream, NULL), NULL);
     gpu_batch_enqueue(&batch);
-    assert_ok(sp_graph_end(main_stream, &graph), NULL);
+    assert_ok(sp_graph_end(main_stream, &graph, NULL), NULL);
     for (int32_t adapters = 0; adapters <= all; adapters++) {
         void *other = NULL;
 
@@ -828,7 +828,7 @@ static void another_gpu_gives_the_same_bits(void **state)
     gpu_batch batch;
 
     (void)state;
-    if (sp_device_open("cuda:1", &second, NULL) != SP_OK) {
+    if (sp_device_open("cuda:1", NULL, &second, NULL) != SP_OK) {
         print_message("one GPU only\n");
         return;
     }

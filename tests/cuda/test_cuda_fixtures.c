@@ -61,7 +61,7 @@ static void *run_single(void *user, const single_case *c, sp_dtype dtype, sp_dty
     sp_error error;
 
     assert_ok(sp_delta_solo_apply(solo, &args, NULL, &error), &error);
-    assert_ok(sp_stream_wait(sp_device_main_stream(gpu)), NULL);
+    assert_ok(sp_stream_wait(sp_device_main_stream(gpu), NULL), NULL);
     gpu_buffer_free(gpu, &x);
     gpu_buffer_free(gpu, &a);
     gpu_buffer_free(gpu, &b);

@@ -391,9 +391,9 @@ static void a_graph_replays_other_metadata(void **state)
     (void)state;
     assert_non_null(eager);
     (void)run_call(&c);
-    assert_ok(sp_graph_begin(stream), NULL);
+    assert_ok(sp_graph_begin(stream, NULL), NULL);
     assert_ok(sp_grouped_lora_launch(grouped, &c.device, NULL, &error), &error);
-    assert_ok(sp_graph_end(stream, &graph), NULL);
+    assert_ok(sp_graph_end(stream, &graph, NULL), NULL);
     for (int32_t turn = 0; turn < 6; turn++) {
         for (int32_t g = 0; g < s.segments; g++) {
             r.ids[g] = (g * turn + 1) % s.adapters;
@@ -404,7 +404,7 @@ static void a_graph_replays_other_metadata(void **state)
         memcpy(eager, run_call(&c), bytes);
         check_rows(&r.params, eager, 5);
         gpu_buffer_write(gpu, &c.buffers[Y], r.y, bytes);
-        assert_ok(sp_graph_launch(graph, stream), NULL);
+        assert_ok(sp_graph_launch(graph, stream, NULL), NULL);
         assert_memory_equal(gpu_buffer_read(gpu, &c.buffers[Y], bytes), eager, bytes);
     }
     sp_graph_destroy(graph);
@@ -495,7 +495,7 @@ static void bad_sizes_are_refused(void **state)
     REFUSED(workspace_bytes, good.workspace_bytes - 1);
 #undef REFUSED
     assert_int_equal(sp_grouped_lora_launch(NULL, &good, NULL, &error), SP_ERR_ARGUMENT);
-    assert_ok(sp_device_open_cpu(&cpu), NULL);
+    assert_ok(sp_device_open("cpu", NULL, &cpu, NULL), NULL);
     assert_int_equal(sp_grouped_lora_create(cpu, &none, &error), SP_ERR_UNSUPPORTED);
     sp_device_close(cpu);
     free_call(&c);

@@ -31,7 +31,7 @@ static hand_adapter *make_adapter_of(uint64_t identity, int32_t rank)
 
 static void read_device(const void *from, void *to, size_t bytes)
 {
-    assert_ok(sp_device_read(gpu, to, from, bytes), NULL);
+    assert_ok(sp_device_read(gpu, to, from, bytes, NULL), NULL);
 }
 
 static void expect_cells(const hand_pool *pool, int32_t site, int32_t slot, int32_t rank,
@@ -111,7 +111,7 @@ static void an_aborted_load_leaves_nothing(void **state)
     assert_int_equal(other, 1);
     assert_ok(sp_pool_load_write(pool.pool, other, image, NULL), NULL);
     assert_ok(sp_pool_load_abort(pool.pool, other), NULL);
-    assert_ok(sp_stream_wait(sp_device_main_stream(gpu)), NULL);
+    assert_ok(sp_stream_wait(sp_device_main_stream(gpu), NULL), NULL);
     assert_ok(sp_pool_tables_at(pool.pool, 0, &tables), NULL);
     /* A write to the third slot goes on the same stream, behind the zeros. */
     assert_ok(sp_pool_load_begin(pool.pool, &other), NULL);
@@ -217,7 +217,7 @@ static void run_swap(load_test *t, bool wait, uint16_t *out_y)
     load(t, 0);
     enqueue_steps(t, STEPS);
     if (wait)
-        assert_ok(sp_stream_wait(sp_device_main_stream(gpu)), NULL);
+        assert_ok(sp_stream_wait(sp_device_main_stream(gpu), NULL), NULL);
     assert_ok(sp_pool_drain(t->pool.pool, 0), NULL);
     load(t, 1);
     enqueue_steps(t, 1);

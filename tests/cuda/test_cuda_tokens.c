@@ -21,11 +21,11 @@ static void run(token_world *w, void (*enqueue)(token_world *w, const void *firs
         enqueue(w, first, second);
         return;
     }
-    assert_ok(sp_graph_begin(stream), NULL);
+    assert_ok(sp_graph_begin(stream, NULL), NULL);
     enqueue(w, first, second);
-    assert_ok(sp_graph_end(stream, &graph), NULL);
-    assert_ok(sp_graph_launch(graph, stream), NULL);
-    assert_ok(sp_stream_wait(stream), NULL);
+    assert_ok(sp_graph_end(stream, &graph, NULL), NULL);
+    assert_ok(sp_graph_launch(graph, stream, NULL), NULL);
+    assert_ok(sp_stream_wait(stream, NULL), NULL);
     sp_graph_destroy(graph);
 }
 
@@ -167,9 +167,9 @@ typedef struct busy_world {
 /* Zeros first: pairs add to what is there. */
 static void enqueue_logits(busy_world *b, gpu_buffer *logits)
 {
-    assert_ok(
-        sp_stream_zero(sp_device_main_stream(gpu), logits->device + GUARD_BYTES, logits->bytes),
-        NULL);
+    assert_ok(sp_stream_zero(sp_device_main_stream(gpu), logits->device + GUARD_BYTES,
+                             logits->bytes, NULL),
+              NULL);
     enqueue_head(b->w, b->x.device + GUARD_BYTES, logits->device + GUARD_BYTES);
 }
 
@@ -189,13 +189,13 @@ static void make_busy_world(busy_world *b)
     gpu_buffer_write(gpu, &b->x, x, sizeof x);
     gpu_buffer_write(gpu, &b->first, x, 0); /* guards */
     gpu_buffer_write(gpu, &b->second, x, 0);
-    assert_ok(sp_event_create(gpu, &b->behind), NULL);
+    assert_ok(sp_event_create(gpu, &b->behind, NULL), NULL);
     assert_ok(sp_delta_upload(b->w->delta, b->w->plan), NULL);
     enqueue_logits(b, &b->first);
-    assert_ok(sp_graph_begin(stream), NULL);
+    assert_ok(sp_graph_begin(stream, NULL), NULL);
     for (int i = 0; i < BUSY_HEADS; i++)
         enqueue_logits(b, &b->first);
-    assert_ok(sp_graph_end(stream, &b->heads), NULL);
+    assert_ok(sp_graph_end(stream, &b->heads, NULL), NULL);
 }
 
 static void free_busy_world(busy_world *b)
@@ -212,8 +212,8 @@ static void free_busy_world(busy_world *b)
 static void enqueue_busy(busy_world *b)
 {
     for (int i = 0; i < BUSY_LAUNCHES; i++)
-        assert_ok(sp_graph_launch(b->heads, sp_device_main_stream(gpu)), NULL);
-    assert_ok(sp_event_record(b->behind, sp_device_main_stream(gpu)), NULL);
+        assert_ok(sp_graph_launch(b->heads, sp_device_main_stream(gpu), NULL), NULL);
+    assert_ok(sp_event_record(b->behind, sp_device_main_stream(gpu), NULL), NULL);
 }
 
 /* One head behind the switch, into `second`; then what both halves saw. */
@@ -257,13 +257,13 @@ static void rows_change_between_steps_and_none_is_waited_for(void **state)
     for (int again = 0; again < 5; again++) {
         enqueue_busy(&b);
         assert_ok(sp_pool_drain(b.w->pool, SWITCHED), NULL);
-        assert_int_equal(sp_event_query(b.behind), SP_PENDING);
+        assert_int_equal(sp_event_query(b.behind, NULL), SP_PENDING);
         expect_before_and_after(&b, with, without);
         assert_ok(sp_pool_load_begin(b.w->pool, &slot), NULL);
         assert_ok(sp_pool_load_write(b.w->pool, slot, image, NULL), NULL);
         enqueue_busy(&b);
         assert_ok(sp_pool_load_commit(b.w->pool, slot, image, NULL), NULL);
-        assert_int_equal(sp_event_query(b.behind), SP_PENDING);
+        assert_int_equal(sp_event_query(b.behind, NULL), SP_PENDING);
         expect_before_and_after(&b, without, with);
     }
     as_graph = false;

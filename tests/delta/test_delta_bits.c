@@ -185,7 +185,7 @@ static void check_host_executor(const alone *base)
     sp_exec *exec = NULL;
     delta_rig rig;
 
-    assert_ok(sp_exec_create_host(64, run_backwards, NULL, &exec), NULL);
+    assert_ok(sp_exec_create_host(64, run_backwards, NULL, &exec, NULL), NULL);
     count_up(rows, ROWS);
     rig = rig_create(&base->scene, base->level, exec, RANK_MAX, NULL, ROWS);
     expect_same(base, &rig, rows, ROWS);

@@ -450,7 +450,7 @@ static void calls_for_a_gpu_say_so(void **state)
     sp_error error;
 
     (void)state;
-    assert_ok(sp_device_open_cpu(&device), NULL);
+    assert_ok(sp_device_open("cpu", NULL, &device, NULL), NULL);
     assert_int_equal(sp_grouped_lora_create(device, &grouped, &error), SP_ERR_UNSUPPORTED);
     assert_string_equal(error.subject, "cpu");
     assert_int_equal(sp_grouped_lora_create(NULL, &grouped, &error), SP_ERR_ARGUMENT);

@@ -9,12 +9,14 @@
 static void a_missing_library_is_no_device(void **state)
 {
     size_t blocks = sp_alloc_blocks();
+    sp_device_options options;
     sp_device *device = NULL;
     sp_error error = {0};
 
     (void)state;
-    assert_int_equal(sp_device_open_cuda(0, "/nowhere/libnone.so", &device, &error),
-                     SP_ERR_NO_DEVICE);
+    sp_device_options_default(&options, sizeof options);
+    options.library = "/nowhere/libnone.so";
+    assert_int_equal(sp_device_open("cuda", &options, &device, &error), SP_ERR_NO_DEVICE);
     assert_string_equal(error.code, "no-cuda-library");
     assert_string_equal(error.subject, "/nowhere/libnone.so");
     assert_null(device);
@@ -23,27 +25,32 @@ static void a_missing_library_is_no_device(void **state)
 
 static void another_library_is_named(void **state)
 {
+    sp_device_options options;
     sp_device *device = NULL;
     sp_error error = {0};
 
     (void)state;
-    assert_int_equal(sp_device_open_cuda(0, "libc.so.6", &device, &error), SP_ERR_UNSUPPORTED);
+    sp_device_options_default(&options, sizeof options);
+    options.library = "libc.so.6";
+    assert_int_equal(sp_device_open("cuda:3", &options, &device, &error), SP_ERR_UNSUPPORTED);
     assert_string_equal(error.code, "missing-kernel");
     assert_string_equal(error.subject, "sp_cuda_object");
 }
 
 static void names_that_are_no_device_are_refused(void **state)
 {
-    static const char *const names[] = {"",        "gpu",     "cuda:", "cuda:x",
-                                        "cuda:-1", "cuda:1x", "cudas"};
+    static const char *const names[] = {"",        "gpu",   "cuda:",   "cuda:x",  "cuda:-1",
+                                        "cuda:1x", "cudas", "cuda: 1", "cuda:+1", "cuda:1024"};
     sp_device *device = NULL;
     sp_error error = {0};
 
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        assert_int_equal(sp_device_open(names[i], &device, &error), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_device_open_cuda(-1, NULL, &device, &error), SP_ERR_ARGUMENT);
-    assert_ok(sp_device_open("cpu", &device, &error), &error);
+        assert_int_equal(sp_device_open(names[i], NULL, &device, &error), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_device_open(NULL, NULL, &device, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "name");
+    assert_null(device);
+    assert_ok(sp_device_open("cpu", NULL, &device, &error), &error);
     assert_int_equal(sp_device_get_kind(device), SP_DEVICE_CPU);
     sp_device_close(device);
 }
@@ -58,16 +65,16 @@ static void a_stream_of_the_cpu_does_everything_at_once(void **state)
     double seconds = -1.0;
 
     (void)state;
-    assert_ok(sp_device_open("cpu", &device, NULL), NULL);
-    assert_int_equal(sp_stream_create(device, &stream), SP_OK);
-    assert_int_equal(sp_event_create(device, &event), SP_OK);
-    assert_int_equal(sp_stream_copy(stream, to, from, 4), SP_OK);
+    assert_ok(sp_device_open("cpu", NULL, &device, NULL), NULL);
+    assert_int_equal(sp_stream_create(device, &stream, NULL), SP_OK);
+    assert_int_equal(sp_event_create(device, &event, NULL), SP_OK);
+    assert_int_equal(sp_stream_copy(stream, to, from, 4, NULL), SP_OK);
     assert_string_equal(to, "abc");
-    assert_int_equal(sp_event_record(event, stream), SP_OK);
-    assert_int_equal(sp_event_query(event), SP_OK);
-    assert_int_equal(sp_event_seconds(event, event, &seconds), SP_OK);
+    assert_int_equal(sp_event_record(event, stream, NULL), SP_OK);
+    assert_int_equal(sp_event_query(event, NULL), SP_OK);
+    assert_int_equal(sp_event_seconds(event, event, &seconds, NULL), SP_OK);
     assert_true(seconds == 0.0);
-    assert_int_equal(sp_graph_begin(stream), SP_ERR_UNSUPPORTED);
+    assert_int_equal(sp_graph_begin(stream, NULL), SP_ERR_UNSUPPORTED);
     sp_event_destroy(event);
     sp_stream_destroy(stream);
     sp_device_close(device);
@@ -83,17 +90,18 @@ static void a_column_is_written_between_others(void **state)
     uint8_t got[6];
 
     (void)state;
-    assert_ok(sp_device_open("cpu", &device, NULL), NULL);
+    assert_ok(sp_device_open("cpu", NULL, &device, NULL), NULL);
     assert_ok(sp_device_alloc(device, 6, &table, NULL), NULL);
-    assert_int_equal(sp_device_write_column(device, (uint8_t *)table + 1, 2, column, 1, 1, 3),
+    assert_int_equal(sp_device_write_column(device, (uint8_t *)table + 1, 2, column, 1, 1, 3, NULL),
                      SP_OK);
-    assert_int_equal(sp_device_read(device, got, table, 6), SP_OK);
+    assert_int_equal(sp_device_read(device, got, table, 6, NULL), SP_OK);
     assert_memory_equal(got, want, 6);
-    assert_int_equal(sp_device_write_column(device, table, 1, column, 1, 2, 3), SP_ERR_STRIDE);
+    assert_int_equal(sp_device_write_column(device, table, 1, column, 1, 2, 3, NULL),
+                     SP_ERR_STRIDE);
     stream = sp_device_main_stream(device);
-    assert_int_equal(sp_stream_copy_column(stream, table, 2, column + 1, 1, 1, 2), SP_OK);
-    assert_int_equal(sp_stream_copy_column(stream, table, 0, column, 1, 1, 2), SP_ERR_STRIDE);
-    assert_int_equal(sp_device_read(device, got, table, 6), SP_OK);
+    assert_int_equal(sp_stream_copy_column(stream, table, 2, column + 1, 1, 1, 2, NULL), SP_OK);
+    assert_int_equal(sp_stream_copy_column(stream, table, 0, column, 1, 1, 2, NULL), SP_ERR_STRIDE);
+    assert_int_equal(sp_device_read(device, got, table, 6, NULL), SP_OK);
     assert_memory_equal(got, copied, 6);
     sp_device_close(device);
 }

@@ -7,7 +7,10 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define TASKS_MAX 5000
@@ -51,7 +54,7 @@ static sp_exec *exec_of(int32_t threads, int32_t spin_us)
     sp_exec_options_default(&options, sizeof options);
     options.threads = threads;
     options.spin_us = spin_us;
-    assert_int_equal(sp_exec_create(&options, &exec), SP_OK);
+    assert_int_equal(sp_exec_create(&options, &exec, NULL), SP_OK);
     assert_non_null(exec);
     assert_int_equal(sp_exec_threads(exec), threads);
     return exec;
@@ -85,6 +88,7 @@ static void no_executor(void **state)
 
     (void)state;
     job.threads = 1;
+    assert_int_equal(sp_exec_threads(NULL), 1);
     for (int32_t n = -1; n < 5; n++) {
         memset(job.runs, 0, sizeof job.runs);
         sp_exec_run(NULL, count_task, &job, n);
@@ -231,7 +235,7 @@ static void host_executor_is_used(void **state)
     sp_exec *exec = NULL;
 
     (void)state;
-    assert_int_equal(sp_exec_create_host(5, host_run, &pool, &exec), SP_OK);
+    assert_int_equal(sp_exec_create_host(5, host_run, &pool, &exec, NULL), SP_OK);
     assert_int_equal(sp_exec_threads(exec), 5);
     memset(&job, 0, sizeof job);
     job.threads = 5;
@@ -252,16 +256,145 @@ static void bad_options_are_refused(void **state)
     (void)state;
     sp_exec_options_default(&options, sizeof options);
     options.threads = -1;
-    assert_int_equal(sp_exec_create(&options, &exec), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_exec_create(&options, &exec, NULL), SP_ERR_ARGUMENT);
     options.threads = 1025;
-    assert_int_equal(sp_exec_create(&options, &exec), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_exec_create(&options, &exec, NULL), SP_ERR_ARGUMENT);
     options.threads = 1;
     options.spin_us = -1;
-    assert_int_equal(sp_exec_create(&options, &exec), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_exec_create_host(0, host_run, &pool, &exec), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_exec_create_host(1, NULL, &pool, &exec), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_exec_create(&options, &exec, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_exec_create_host(0, host_run, &pool, &exec, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_exec_create_host(1, NULL, &pool, &exec, NULL), SP_ERR_ARGUMENT);
     assert_ptr_equal(exec, &pool); /* outputs are set on success only */
     sp_exec_destroy(NULL);
+}
+
+/* What was wrong, what it was, what would be right. */
+static void refusals_name_the_argument(void **state)
+{
+    sp_exec_options options;
+    sp_exec *exec = NULL;
+    sp_error error;
+
+    (void)state;
+    sp_exec_options_default(&options, sizeof options);
+    options.threads = 1025;
+    assert_int_equal(sp_exec_create(&options, &exec, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "threads");
+    assert_non_null(strstr(error.text, "1024"));
+    assert_non_null(strstr(error.text, "1025"));
+    assert_int_equal(sp_exec_create(NULL, &exec, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "sp_exec_options");
+    assert_int_equal(sp_exec_create(&options, NULL, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "out_exec");
+    options.struct_bytes = 0;
+    assert_int_equal(sp_exec_create(&options, &exec, &error), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_exec_create_host(1, NULL, NULL, &exec, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "run");
+    assert_null(exec);
+}
+
+/* An older host's options end after threads: spin_us has its default. */
+static void shorter_options_have_defaults_beyond(void **state)
+{
+    const sp_exec_options known = {.struct_bytes = offsetof(sp_exec_options, spin_us),
+                                   .threads = 3};
+    void *options = malloc(known.struct_bytes);
+    sp_exec *exec = NULL;
+    sp_error error;
+
+    (void)state;
+    assert_non_null(options);
+    memcpy(options, &known, known.struct_bytes);
+    assert_ok(sp_exec_create(options, &exec, &error), &error);
+    assert_int_equal(sp_exec_threads(exec), 3);
+    sp_exec_destroy(exec);
+    free(options);
+}
+
+/* ---- fork ---------------------------------------------------------------------------------- */
+
+static void note_thread(void *user, int32_t task, int32_t thread)
+{
+    int *counts = user;
+
+    counts[task] += thread == 0 ? 1 : 100;
+}
+
+/* What the child does with the parent's executor; its exit status. */
+static int use_in_child(sp_exec *exec)
+{
+    int counts[4] = {0};
+
+    alarm(10); /* a hang ends the child with a signal */
+    sp_exec_run(exec, note_thread, counts, 4);
+    for (int i = 0; i < 4; i++)
+        if (counts[i] != 1)
+            return 1;
+    sp_exec_destroy(exec);
+    return 0;
+}
+
+/* Asleep and awake threads of the parent; the parent goes on with them. */
+static void a_child_runs_alone_and_destroys(void **state)
+{
+    static const int32_t spins_us[] = {0, 1000000};
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        sp_exec *exec = exec_of(4, spins_us[i]);
+        static count_job job;
+        int status = -1;
+        pid_t child;
+
+        memset(&job, 0, sizeof job);
+        job.threads = 4;
+        sp_exec_run(exec, count_task, &job, 64);
+        child = fork();
+        assert_true(child >= 0);
+        if (child == 0)
+            _exit(use_in_child(exec));
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 0);
+        sp_exec_run(exec, count_task, &job, 64);
+        check_counts(&job, 64, 2);
+        sp_exec_destroy(exec);
+    }
+}
+
+/* An executor that the child makes itself has threads. */
+static void a_childs_own_executor_has_threads(void **state)
+{
+    sp_exec *parents = exec_of(2, 0);
+    int status = -1;
+    pid_t child;
+
+    (void)state;
+#if defined(__SANITIZE_THREAD__)
+    skip(); /* ThreadSanitizer has no threads after a fork */
+#endif
+    child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        sp_exec_options options;
+        sp_exec *own = NULL;
+        static count_job job;
+
+        alarm(10);
+        sp_exec_options_default(&options, sizeof options);
+        options.threads = 3;
+        if (sp_exec_create(&options, &own, NULL) != SP_OK)
+            _exit(2);
+        job.threads = 3;
+        sp_exec_run(own, count_task, &job, 100);
+        sp_exec_destroy(own);
+        sp_exec_destroy(parents);
+        _exit(atomic_load(&job.runs[99]) == 1 ? 0 : 3);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    sp_exec_destroy(parents);
 }
 
 static void default_threads_fit_the_machine(void **state)
@@ -273,7 +406,7 @@ static void default_threads_fit_the_machine(void **state)
     sp_exec_options_default(&options, sizeof options);
     assert_int_equal(options.struct_bytes, sizeof options);
     assert_int_equal(options.threads, 0);
-    assert_int_equal(sp_exec_create(&options, &exec), SP_OK);
+    assert_int_equal(sp_exec_create(&options, &exec, NULL), SP_OK);
     assert_true(sp_exec_threads(exec) >= 1);
     assert_true(sp_exec_threads(exec) <= sysconf(_SC_NPROCESSORS_CONF));
     sp_exec_destroy(exec);
@@ -292,7 +425,7 @@ static void failed_allocation_leaves_nothing(void **state)
         sp_status status;
 
         sp_alloc_fail_after(n);
-        status = sp_exec_create(&options, &exec);
+        status = sp_exec_create(&options, &exec, NULL);
         if (!sp_alloc_failed()) {
             sp_alloc_fail_after(-1);
             assert_int_equal(status, SP_OK);
@@ -319,6 +452,10 @@ int main(void)
         cmocka_unit_test(idle_threads_use_no_time),
         cmocka_unit_test(host_executor_is_used),
         cmocka_unit_test(bad_options_are_refused),
+        cmocka_unit_test(refusals_name_the_argument),
+        cmocka_unit_test(shorter_options_have_defaults_beyond),
+        cmocka_unit_test(a_child_runs_alone_and_destroys),
+        cmocka_unit_test(a_childs_own_executor_has_threads),
         cmocka_unit_test(default_threads_fit_the_machine),
         cmocka_unit_test(failed_allocation_leaves_nothing),
     };

@@ -458,7 +458,7 @@ static void threads_change_nothing(void **state)
 
         sp_exec_options_default(&options, sizeof options);
         options.threads = threads[t];
-        assert_int_equal(sp_exec_create(&options, &exec), SP_OK);
+        assert_int_equal(sp_exec_create(&options, &exec, NULL), SP_OK);
         sp_gemm_pack(kernels, exec, aligned, p.type.x, p.type.w, p.x.data, p.x_stride, NULL,
                      ROWS_MAX, p.k);
         for (int g = 0; g < 3; g++) {

@@ -39,7 +39,7 @@ static world *world_create(int32_t slots, int32_t threads, size_t budget)
     layout_options.rank = 16;
     layout_options.dtype = SP_DTYPE_BF16;
     assert_ok(sp_layout_create(&layout_options, &w->layout, &error), &error);
-    assert_ok(sp_device_open_cpu(&w->device), NULL);
+    assert_ok(sp_device_open("cpu", NULL, &w->device, NULL), NULL);
     sp_pool_options_default(&pool_options, sizeof pool_options);
     pool_options.layout = w->layout;
     pool_options.device = w->device;

@@ -114,7 +114,7 @@ hand_pool hand_pool_create(int32_t layers, const sp_site_dims *sites, size_t n_s
     sp_device *device = NULL;
     hand_pool pool;
 
-    assert_ok(sp_device_open_cpu(&device), NULL);
+    assert_ok(sp_device_open("cpu", NULL, &device, NULL), NULL);
     pool = hand_pool_create_on(device, layers, sites, n_sites, rank, dtype, slots);
     pool.borrowed = false;
     return pool;
@@ -183,6 +183,6 @@ sp_exec *hand_exec(int32_t threads)
 
     sp_exec_options_default(&options, sizeof options);
     options.threads = threads;
-    assert_ok(sp_exec_create(&options, &exec), NULL);
+    assert_ok(sp_exec_create(&options, &exec, NULL), NULL);
     return exec;
 }

@@ -29,7 +29,7 @@ static void create_pool(token_world *w, sp_test_random *random)
         (sp_served_table){w->served, w->dtype, TOKEN_VOCAB, w->hidden, false};
     assert_ok(sp_layout_create(&layout_options, &w->layout, &error), &error);
     if (w->device == NULL) {
-        assert_ok(sp_device_open_cpu(&w->device), NULL);
+        assert_ok(sp_device_open("cpu", NULL, &w->device, NULL), NULL);
         w->owns_device = true;
     }
     sp_pool_options_default(&pool_options, sizeof pool_options);
