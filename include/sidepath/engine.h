@@ -134,6 +134,8 @@ SP_API sp_status sp_engine_decode(const sp_engine *engine, const int32_t *tokens
 /* The bytes of one token, borrowed; they need not be whole characters. NULL and 0: an id without
  * text, or no tokenizer. */
 SP_API const char *sp_engine_token_bytes(const sp_engine *engine, int32_t token, size_t *out_bytes);
+/* Whether a token is a special one of the tokenizer, whose text an answer does not show. */
+SP_API bool sp_engine_token_is_special(const sp_engine *engine, int32_t token);
 SP_API void sp_engine_free(void *memory);
 
 /* ---- requests ------------------------------------------------------------------------------ */
@@ -145,6 +147,7 @@ typedef void (*sp_logits_fn)(void *user, int32_t position, const float *logits, 
 
 #define SP_LOGIT_BIAS_MAX   1024
 #define SP_TOP_LOGPROBS_MAX 20
+#define SP_STOP_TOKENS_MAX  128
 #define SP_LOGPROB_MIN      (-9999.0) /* what is smaller is given as this: all are finite */
 
 typedef struct sp_logit_bias {
@@ -180,12 +183,19 @@ typedef struct sp_request {
     bool logprobs;           /* of every new token */
     bool prompt_logprobs;    /* of every token of the prompt but the first */
     int32_t top_logprobs;    /* 0 .. SP_TOP_LOGPROBS_MAX of the best ids beside each of these */
-    bool ignore_eos;         /* end-of-text ids do not stop it */
-    const char *const *stop; /* stop strings, none of them empty */
+    bool ignore_eos;         /* the model's own end-of-text ids do not stop it */
+    const char *const *stop; /* stop strings, none of them empty; one that is the text of a special
+                                token means that token, too */
     int32_t n_stop;
     sp_logits_fn logits_fn; /* called for every position from logits_from on; may be NULL */
     void *logits_user;
     int32_t logits_from;
+    const int32_t *stop_tokens; /* [n_stop_tokens] ids that end the text, ignore_eos or not */
+    int32_t n_stop_tokens;      /* at most SP_STOP_TOKENS_MAX */
+    int32_t min_tokens;         /* before so many new tokens no id that ends the text is chosen, and
+                                   no stop string is looked for; at most max_tokens */
+    bool keep_special;          /* the text of special tokens is part of the text; that of a token
+                                   that ends it is not */
 } sp_request;
 
 SP_API void sp_request_default(sp_request *out_request, size_t struct_bytes);

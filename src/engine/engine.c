@@ -450,6 +450,11 @@ const char *sp_engine_token_bytes(const sp_engine *engine, int32_t token, size_t
     return engine->tokenizer ? sp_tokenizer_token_bytes(engine->tokenizer, token, out_bytes) : NULL;
 }
 
+bool sp_engine_token_is_special(const sp_engine *engine, int32_t token)
+{
+    return engine->tokenizer && sp_tokenizer_is_special(engine->tokenizer, token);
+}
+
 void sp_engine_free(void *memory)
 {
     sp_free(memory);

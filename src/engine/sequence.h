@@ -10,6 +10,7 @@
 #ifndef SP_ENGINE_SEQUENCE_H
 #define SP_ENGINE_SEQUENCE_H
 
+#include "engine/ends.h"
 #include "engine/penalties.h"
 #include "engine/prefix.h"
 #include "engine/sampler.h"
@@ -50,7 +51,7 @@ typedef struct sp_sequence {
     int32_t top_logprobs;
     int32_t n_scored; /* with prompt_logprobs: positions whose logits have been used up */
     sp_request_trace trace;
-    bool ignore_eos;
+    sp_ends ends;
     sp_logits_fn logits_fn;
     void *logits_user;
     int32_t logits_from;

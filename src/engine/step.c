@@ -47,16 +47,6 @@ static sp_status route(sp_engine *engine, const sp_batch *batch, sp_error *error
 
 /* ---- tokens -------------------------------------------------------------------------------- */
 
-static bool ends_text(const sp_engine *engine, const sp_sequence *sequence, int32_t token)
-{
-    const sp_model_shape *shape = &engine->model.shape;
-
-    for (int32_t i = 0; i < shape->n_eos_token_ids && !sequence->ignore_eos; i++)
-        if (shape->eos_token_ids[i] == token)
-            return true;
-    return false;
-}
-
 /* Adds `bytes` bytes to the event's text and forgets them. */
 static void show_held(sp_engine *engine, sp_sequence *sequence, size_t bytes)
 {
@@ -91,7 +81,7 @@ static bool advance_text(sp_engine *engine, sp_sequence *sequence, int32_t token
         sp_decoder_flush(&sequence->decoder, decoded);
     if (decoded->failed)
         engine->event_text.failed = true;
-    if (!sequence->stop) {
+    if (!sequence->stop || sequence->trace.new_tokens <= sequence->ends.min_tokens) {
         sp_text_add_bytes(&engine->event_text, decoded->data, decoded->bytes);
         return false;
     }
@@ -192,7 +182,7 @@ static void note_token(sp_engine *engine, sp_sequence *sequence, int32_t token)
 static void take_token(step_run *run, sp_sequence *sequence, int32_t token, token_score score)
 {
     sp_engine *engine = run->engine;
-    bool eos = ends_text(engine, sequence, token);
+    bool eos = sp_ends_has(&sequence->ends, token);
     bool full = sequence->n_tokens + 1 - sequence->n_prompt >= sequence->max_tokens;
     sp_finish finish = SP_FINISH_NONE;
 
@@ -259,10 +249,13 @@ static const float *adjust(const sp_engine *engine, const sp_sequence *sequence,
 {
     size_t vocab = (size_t)engine->model.shape.vocab;
     float *adjusted = engine->adjusted_logits + (size_t)place * vocab;
+    bool may_end = sequence->n_tokens - sequence->n_prompt >= sequence->ends.min_tokens;
 
-    if (!sequence->adjusted)
+    if (!sequence->adjusted && may_end)
         return logits;
     memcpy(adjusted, logits, vocab * sizeof *adjusted);
+    if (!may_end)
+        sp_ends_forbid(&sequence->ends, adjusted);
     sp_penalties_apply(
         &sequence->penalties, sequence->tokens, sequence->n_prompt, sequence->n_tokens,
         (int32_t *)(void *)(engine->sample_scratch + (size_t)place * engine->sample_bytes),

@@ -130,6 +130,8 @@ sp_status sp_engine_check(const sp_engine *engine, const sp_request *request, sp
         status = check_sampling(engine, request, error);
     if (status == SP_OK)
         status = check_stop(engine, request, error);
+    if (status == SP_OK)
+        status = sp_ends_check(request, engine->model.shape.vocab, error);
     return status;
 }
 
@@ -138,6 +140,7 @@ sp_status sp_engine_check(const sp_engine *engine, const sp_request *request, sp
 static void destroy_sequence(sp_sequence *sequence)
 {
     sp_stop_destroy(sequence->stop);
+    sp_ends_destroy(&sequence->ends);
     sp_text_free(&sequence->held);
     sp_free(sequence->pages);
     sp_free(sequence->bias);
@@ -189,7 +192,9 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
     sequence->pages =
         sp_calloc((size_t)sp_pages_for(total, engine->options.page_tokens) + 1, sizeof(int32_t));
     if (!sequence->tokens || !sequence->pages || !create_stop(request, &sequence->stop) ||
-        !copy_sampling(request, sequence)) {
+        !copy_sampling(request, sequence) ||
+        sp_ends_create(request, &engine->model.shape, engine->tokenizer, &sequence->ends) !=
+            SP_OK) {
         destroy_sequence(sequence);
         return SP_ERR_MEMORY;
     }
@@ -200,12 +205,11 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
     sequence->lora_scale = request->lora_scale;
     sequence->trace.submitted = sp_clock_seconds();
     sequence->trace.prompt_tokens = request->n_tokens;
-    sequence->ignore_eos = request->ignore_eos;
     sequence->logits_fn = request->logits_fn;
     sequence->logits_user = request->logits_user;
     sequence->logits_from = request->logits_from;
     if (engine->tokenizer)
-        sequence->decoder = sp_decoder_start(engine->tokenizer, true);
+        sequence->decoder = sp_decoder_start(engine->tokenizer, !request->keep_special);
     *out_sequence = sequence;
     return SP_OK;
 }
