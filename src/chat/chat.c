@@ -239,6 +239,8 @@ sp_status sp_chat_open(const char *model_dir, const char *template_file, const s
     if (status == SP_OK)
         status =
             open_with(model_dir, template_file, file, config_path, config, engine, &chat, error);
+    if (status == SP_OK && engine && sp_chat_find_turn_ends(chat, engine) != SP_OK)
+        status = sp_fail_memory(error, 1, "the ends of a template's turns");
     json_decref(config);
     sp_free(config_path);
     sp_free(file);

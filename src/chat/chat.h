@@ -59,6 +59,13 @@ void sp_chat_close(sp_chat *chat); /* NULL is allowed */
 /* Where the template is from: a path, or "built-in Qwen form"; for the log. Borrowed. */
 const char *sp_chat_source(const sp_chat *chat);
 
+/*
+ * The special tokens that the template writes after an answer of the assistant: a model that was
+ * trained with it ends its answers so, whatever ids the checkpoint names as its ends. Borrowed,
+ * [*out_n]; none where the template writes none, and none without an engine.
+ */
+const int32_t *sp_chat_turn_ends(const sp_chat *chat, int32_t *out_n);
+
 /* ---- conversation to prompt ---------------------------------------------------------------- */
 
 typedef struct sp_chat_request {

@@ -11,6 +11,8 @@
 #define SP_CHAT_TOKENS 7
 extern const char *const sp_chat_token_names[SP_CHAT_TOKENS];
 
+#define SP_CHAT_TURN_ENDS_MAX 4
+
 struct sp_chat {
     char *source_name;
     sp_template plain;
@@ -18,7 +20,12 @@ struct sp_chat {
     char *tokens[SP_CHAT_TOKENS]; /* texts of sp_chat_token_names; NULL where there is none */
     bool reasoning, calls;        /* the template speaks of <think>, of <tool_call> */
     bool tagged_calls;            /* of <function=NAME> */
+    int32_t turn_ends[SP_CHAT_TURN_ENDS_MAX]; /* [n_turn_ends] ids that close an answer */
+    int32_t n_turn_ends;
 };
+
+/* turn_end.c: fills them in. SP_ERR_MEMORY; a template that cannot be probed has none. */
+sp_status sp_chat_find_turn_ends(sp_chat *chat, const sp_engine *engine);
 
 /* The form that the released Qwen models are trained with, written anew: for a checkpoint that
  * brings no template. */
