@@ -7,32 +7,6 @@
 
 #define DEFAULT_MAX_TOKENS 16 /* the API's own */
 
-sp_status sp_read_token_ids(const json_t *list, const char *field, int32_t **out_tokens,
-                            int32_t *out_n, sp_error *error)
-{
-    size_t n = json_array_size(list);
-    int32_t *tokens = sp_calloc(n, sizeof *tokens);
-
-    if (n == 0)
-        return sp_fail(error, SP_ERR_INPUT, NULL, field, -1, "field \"%s\" is empty", field);
-    if (!tokens)
-        return sp_fail_memory(error, n * sizeof *tokens, "a prompt");
-    for (size_t i = 0; i < n; i++) {
-        const json_t *id = json_array_get(list, i);
-        json_int_t value = json_integer_value(id);
-
-        if (!json_is_integer(id) || value < 0 || value > INT32_MAX) {
-            sp_free(tokens);
-            return sp_fail(error, SP_ERR_INPUT, NULL, field, (int64_t)i,
-                           "field \"%s\": element %zu is not a token id", field, i);
-        }
-        tokens[i] = (int32_t)value;
-    }
-    *out_tokens = tokens;
-    *out_n = (int32_t)n;
-    return SP_OK;
-}
-
 static sp_status read_prompt(const json_t *value, sp_prompt *prompt, sp_error *error)
 {
     if (json_is_string(value)) {

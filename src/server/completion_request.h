@@ -29,8 +29,4 @@ sp_status sp_completion_request_read(json_t *body, sp_completion_request *out_re
                                      sp_error *error);
 void sp_completion_request_free(sp_completion_request *request);
 
-/* A list of token ids; field "prompt" or "tokens". *out_tokens is owned by the caller (sp_free). */
-sp_status sp_read_token_ids(const json_t *list, const char *field, int32_t **out_tokens,
-                            int32_t *out_n, sp_error *error);
-
 #endif

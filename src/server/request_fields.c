@@ -14,7 +14,6 @@ typedef enum field_rule_kind {
     IGNORED,    /* cannot change the answer */
     ONLY_FALSE, /* not served; taken while it asks for nothing */
     ONLY_TRUE,  /* what happens anyway */
-    ONLY_ZERO,  /* 0 */
     ONLY_ONE,   /* 1 */
     ONLY_EMPTY, /* "", [] or {} */
     ONLY_TEXT   /* {"type": "text"} */
@@ -40,6 +39,9 @@ static const field_rule rules[] = {
     {"stream", BOTH, SERVED},
     {"stream_options", BOTH, SERVED},
     {"stop", BOTH, SERVED},
+    {"stop_token_ids", BOTH, SERVED},
+    {"min_tokens", BOTH, SERVED},
+    {"skip_special_tokens", BOTH, SERVED},
     {"seed", BOTH, SERVED},
     {"temperature", BOTH, SERVED},
     {"top_p", BOTH, SERVED},
@@ -72,13 +74,10 @@ static const field_rule rules[] = {
     {"best_of", COMPLETION, ONLY_ONE},
     {"suffix", COMPLETION, ONLY_EMPTY},
     {"add_special_tokens", BOTH, ONLY_FALSE},
-    {"skip_special_tokens", BOTH, ONLY_TRUE},
     {"spaces_between_special_tokens", BOTH, ONLY_TRUE},
     {"include_stop_str_in_output", BOTH, ONLY_FALSE},
     {"use_beam_search", BOTH, ONLY_FALSE},
     {"length_penalty", BOTH, ONLY_ONE},
-    {"min_tokens", BOTH, ONLY_ZERO},
-    {"stop_token_ids", BOTH, ONLY_EMPTY},
     {"bad_words", BOTH, ONLY_EMPTY},
     {"response_format", BOTH, ONLY_TEXT},
     {"functions", CHAT, ONLY_EMPTY},
@@ -123,8 +122,6 @@ static bool asks_nothing(const json_t *value, field_rule_kind kind)
         return json_is_false(value);
     case ONLY_TRUE:
         return json_is_true(value);
-    case ONLY_ZERO:
-        return is_number(value, 0);
     case ONLY_ONE:
         return is_number(value, 1);
     case ONLY_EMPTY:
@@ -154,6 +151,35 @@ sp_status sp_fields_check(const json_t *object, sp_field_set set, sp_error *erro
             return sp_fail(error, SP_ERR_INPUT, SP_CODE_UNSUPPORTED_FIELD, name, -1,
                            "the field \"%.100s\" is not supported with this value", name);
     }
+    return SP_OK;
+}
+
+/* ---- lists of ids ---------------------------------------------------------------------------- */
+
+sp_status sp_read_token_ids(const json_t *list, const char *field, int32_t **out_tokens,
+                            int32_t *out_n, sp_error *error)
+{
+    size_t n = json_array_size(list);
+    int32_t *tokens;
+
+    if (n == 0)
+        return sp_fail(error, SP_ERR_INPUT, NULL, field, -1, "field \"%s\" is empty", field);
+    tokens = sp_calloc(n, sizeof *tokens);
+    if (!tokens)
+        return sp_fail_memory(error, n * sizeof *tokens, "a prompt");
+    for (size_t i = 0; i < n; i++) {
+        const json_t *id = json_array_get(list, i);
+        json_int_t value = json_integer_value(id);
+
+        if (!json_is_integer(id) || value < 0 || value > INT32_MAX) {
+            sp_free(tokens);
+            return sp_fail(error, SP_ERR_INPUT, NULL, field, (int64_t)i,
+                           "field \"%s\": element %zu is not a token id", field, i);
+        }
+        tokens[i] = (int32_t)value;
+    }
+    *out_tokens = tokens;
+    *out_n = (int32_t)n;
     return SP_OK;
 }
 
@@ -212,8 +238,13 @@ static sp_status read_doubles(const json_t *object, sp_sampling_fields *fields, 
 
 static sp_status read_bools(const json_t *object, sp_sampling_fields *fields, sp_error *error)
 {
+    bool skip_special = true;
     sp_status status = sp_json_bool(object, "stream", false, false, NULL, &fields->stream, error);
 
+    if (status == SP_OK)
+        status =
+            sp_json_bool(object, "skip_special_tokens", false, true, NULL, &skip_special, error);
+    fields->keep_special = !skip_special;
     if (status == SP_OK)
         status = sp_json_bool(object, "ignore_eos", false, false, NULL, &fields->ignore_eos, error);
     if (status == SP_OK)
@@ -287,6 +318,38 @@ static sp_status read_stop(const json_t *object, sp_sampling_fields *fields, sp_
         fields->n_stop = (int32_t)i + 1;
     }
     return SP_OK;
+}
+
+sp_status sp_sampling_fields_add_stop_tokens(sp_sampling_fields *fields, const int32_t *tokens,
+                                             int32_t n, sp_error *error)
+{
+    size_t bytes = ((size_t)fields->n_stop_tokens + (size_t)n) * sizeof *tokens;
+    int32_t *grown;
+
+    if (n == 0)
+        return SP_OK;
+    grown = sp_realloc(fields->stop_tokens, bytes);
+    if (!grown)
+        return sp_fail_memory(error, bytes, "stop_token_ids");
+    memcpy(grown + fields->n_stop_tokens, tokens, (size_t)n * sizeof *tokens);
+    fields->stop_tokens = grown;
+    fields->n_stop_tokens += n;
+    return SP_OK;
+}
+
+/* The engine judges the ids. */
+static sp_status read_stop_tokens(const json_t *object, sp_sampling_fields *fields, sp_error *error)
+{
+    const json_t *list = json_object_get(object, "stop_token_ids");
+
+    if (!list || json_is_null(list) || (json_is_array(list) && json_array_size(list) == 0))
+        return SP_OK;
+    if (!json_is_array(list) || json_array_size(list) > SP_STOP_IDS_MAX)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "stop_token_ids", -1,
+                       "field \"stop_token_ids\" must be a list of at most %d token ids",
+                       SP_STOP_IDS_MAX);
+    return sp_read_token_ids(list, "stop_token_ids", &fields->stop_tokens, &fields->n_stop_tokens,
+                             error);
 }
 
 /* Completions give a number of alternatives, chat a yes and a number. */
@@ -401,6 +464,8 @@ sp_status sp_sampling_fields_read(const json_t *object, sp_field_set set,
     if (status == SP_OK)
         status = read_int(object, "n", 1, SP_N_MAX, 1, &fields->n, error);
     if (status == SP_OK)
+        status = read_int(object, "min_tokens", 0, INT32_MAX, 0, &fields->min_tokens, error);
+    if (status == SP_OK)
         status = read_int(object, "top_k", -1, INT32_MAX, 0, &fields->top_k, error);
     if (status == SP_OK)
         status = read_doubles(object, fields, error);
@@ -416,6 +481,8 @@ sp_status sp_sampling_fields_read(const json_t *object, sp_field_set set,
         status = read_seed(object, fields, error);
     if (status == SP_OK)
         status = read_stop(object, fields, error);
+    if (status == SP_OK)
+        status = read_stop_tokens(object, fields, error);
     if (status != SP_OK)
         sp_sampling_fields_free(fields);
     return status;
@@ -429,6 +496,9 @@ void sp_sampling_fields_free(sp_sampling_fields *fields)
     sp_free(fields->stop);
     fields->stop = NULL;
     fields->n_stop = 0;
+    sp_free(fields->stop_tokens);
+    fields->stop_tokens = NULL;
+    fields->n_stop_tokens = 0;
 }
 
 sp_request sp_sampling_fields_request(const sp_sampling_fields *fields)
@@ -452,5 +522,9 @@ sp_request sp_sampling_fields_request(const sp_sampling_fields *fields)
     request.ignore_eos = fields->ignore_eos;
     request.stop = fields->stop;
     request.n_stop = fields->n_stop;
+    request.stop_tokens = fields->stop_tokens;
+    request.n_stop_tokens = fields->n_stop_tokens;
+    request.min_tokens = fields->min_tokens;
+    request.keep_special = fields->keep_special;
     return request;
 }

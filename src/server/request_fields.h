@@ -20,6 +20,7 @@
 #define SP_N_MAX               128
 #define SP_STOP_MAX            64
 #define SP_STOP_TEXT_BYTES_MAX 1024
+#define SP_STOP_IDS_MAX        64 /* of the request: a chat template may add some of its own */
 
 typedef enum sp_field_set { SP_FIELDS_COMPLETION = 1, SP_FIELDS_CHAT = 2 } sp_field_set;
 
@@ -29,22 +30,33 @@ sp_status sp_fields_check(const json_t *object, sp_field_set set, sp_error *erro
 typedef struct sp_sampling_fields {
     const char *model;  /* NULL: absent. Strings are borrowed from the object. */
     int64_t max_tokens; /* -1: absent */
-    int32_t n, top_k;
+    int32_t n, top_k, min_tokens;
     double temperature, top_p, min_p, lora_scale;
     double presence_penalty, frequency_penalty, repetition_penalty;
     uint64_t seed; /* random when the request has none */
     bool stream, include_usage, ignore_eos, return_token_ids;
+    bool keep_special;    /* "skip_special_tokens": false */
     bool logprobs;        /* of every new token, with */
     int32_t top_logprobs; /* this many alternatives */
     sp_logit_bias *bias;  /* [n_bias], owned */
     int32_t n_bias;
     const char **stop; /* [n_stop], the array is owned */
     int32_t n_stop;
+    int32_t *stop_tokens; /* [n_stop_tokens], owned */
+    int32_t n_stop_tokens;
 } sp_sampling_fields;
 
 sp_status sp_sampling_fields_read(const json_t *object, sp_field_set set,
                                   sp_sampling_fields *out_fields, sp_error *error);
 void sp_sampling_fields_free(sp_sampling_fields *fields);
+/* Copies n further ids to stop_tokens. SP_ERR_MEMORY. */
+sp_status sp_sampling_fields_add_stop_tokens(sp_sampling_fields *fields, const int32_t *tokens,
+                                             int32_t n, sp_error *error);
+
+/* A list of token ids, one at least. *out_tokens is owned by the caller (sp_free). SP_ERR_INPUT
+ * with `field` as subject. */
+sp_status sp_read_token_ids(const json_t *list, const char *field, int32_t **out_tokens,
+                            int32_t *out_n, sp_error *error);
 
 /* The engine's request for these fields, without adapter, prompt and seed of the choice. */
 sp_request sp_sampling_fields_request(const sp_sampling_fields *fields);

@@ -31,6 +31,17 @@ static int32_t tokens_wanted(const sp_chat_answer *answer, const sp_engine *engi
     return room > 1 ? (int32_t)room : 1;
 }
 
+/* The model ends an answer with what its template writes there. */
+static sp_status add_turn_ends(sp_chat_answer *answer, const sp_api *api, sp_error *error)
+{
+    int32_t n;
+    const int32_t *ends = sp_chat_turn_ends(api->chat, &n);
+
+    if (answer->request.fields.ignore_eos)
+        return SP_OK;
+    return sp_sampling_fields_add_stop_tokens(&answer->request.fields, ends, n, error);
+}
+
 static sp_generation *create_generation(const sp_chat_answer *answer, const sp_api *api)
 {
     const sp_sampling_fields *fields = &answer->request.fields;
@@ -60,6 +71,8 @@ static void start(sp_chat_answer *answer, sp_call *call)
     sp_error error;
     sp_status status = make_prompt(answer, call->api, &error);
 
+    if (status == SP_OK)
+        status = add_turn_ends(answer, call->api, &error);
     if (status == SP_OK)
         status = sp_chat_answer_add_choices(answer, &error);
     if (status == SP_OK) {

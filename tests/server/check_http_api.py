@@ -193,6 +193,40 @@ def check_chat(binary):
         assert ended["message"]["content"] == text[:text.index(text[9])]
 
 
+def check_ends(binary):
+    """The base's only end is <|endoftext|>; the template closes turns with <|im_end|>."""
+    turn_end, end = 2047, 2045
+    body = {"model": "csource", "messages": [{"role": "user", "content": "a"}], "temperature": 0,
+            "max_tokens": 6, "return_token_ids": True, "logit_bias": {str(turn_end): 100}}
+    with serving.serving(binary, *demo_flags()) as server:
+        def ask(path="/v1/chat/completions", **change):
+            answer = post(server, path, {**body, **change})
+            assert answer.status == 200, answer.bytes
+            choice = answer.json["choices"][0]
+            text = choice["text"] if "text" in choice else choice["message"]["content"]
+            return choice["token_ids"], choice["finish_reason"], text
+
+        assert ask() == ([turn_end], "stop", "")
+        assert ask(logit_bias={str(end): 100}) == ([end], "stop", "")
+        assert ask(ignore_eos=True) == ([turn_end] * 6, "length", "")
+        # ignore_eos switches off the model's ends, never the client's.
+        for named in ({"stop": "<|im_end|>"}, {"stop": ["x y z", "<|im_end|>"]},
+                      {"stop_token_ids": [7, turn_end]}):
+            assert ask(ignore_eos=True, **named) == ([turn_end], "stop", ""), named
+        tokens, reason, _ = ask(min_tokens=3)
+        assert len(tokens) == 4 and reason == "stop" and turn_end not in tokens[:3], tokens
+        assert ask(ignore_eos=True, skip_special_tokens=False)[2] == "<|im_end|>" * 6
+        whole = ask(logit_bias={})
+        assert ask(logit_bias={}, stop_token_ids=[whole[0][2]])[0] == whole[0][:3]
+        # Completions know no turns: there the client names what ends its text.
+        plain = {"messages": None, "prompt": "a"}
+        assert ask("/v1/completions", **plain) == ([turn_end] * 6, "length", "")
+        for named in ({"stop": ["<|im_end|>"]}, {"stop_token_ids": [turn_end]}):
+            assert ask("/v1/completions", **plain, **named) == ([turn_end], "stop", ""), named
+        streamed = post(server, "/v1/chat/completions", {**body, "stream": True}).events()
+        assert [e["choices"][0]["finish_reason"] for e in streamed][-1] == "stop"
+
+
 def check_bad_requests(binary):
     good = {"model": "base", "prompt": "a", "max_tokens": 1}
     bad = [
@@ -212,7 +246,8 @@ def check_bad_requests(binary):
         ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"),
         ({"guided_json": {}}, "guided_json"), ({"response_format": {"type": "json_object"}},
                                                "response_format"),
-        ({"skip_special_tokens": False}, "skip_special_tokens"), ({"min_tokens": 3}, "min_tokens"),
+        ({"skip_special_tokens": "no"}, "skip_special_tokens"), ({"min_tokens": 3}, "min_tokens"),
+        ({"stop_token_ids": [2048]}, "stop_token_ids"), ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"temprature": 0.5}, "temprature"),
     ]
     harmless = {"user": "u", "metadata": {"a": 1}, "best_of": 1, "suffix": None, "min_tokens": 0,
@@ -516,9 +551,9 @@ def check_settings(binary):
 
 
 CHECKS = [check_completions, check_streams, check_sampling_fields, check_logprobs, check_chat,
-          check_bad_requests, check_unknown_models, check_models, check_loading, check_pinned,
-          check_forbidden_folders, check_folder_names, check_refused_at_start, check_keys,
-          check_loads_beside_streams, check_settings]
+          check_ends, check_bad_requests, check_unknown_models, check_models, check_loading,
+          check_pinned, check_forbidden_folders, check_folder_names, check_refused_at_start,
+          check_keys, check_loads_beside_streams, check_settings]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])

@@ -39,7 +39,9 @@ static void test_defaults(void **state)
     assert_true(engine.lora_scale >= 1 && engine.lora_scale <= 1);
     assert_true(engine.repetition_penalty >= 1 && engine.repetition_penalty <= 1);
     assert_int_equal(request.fields.n, 1);
-    assert_false(engine.logprobs);
+    assert_int_equal(engine.n_stop_tokens, 0);
+    assert_int_equal(engine.min_tokens, 0);
+    assert_false(engine.logprobs || engine.keep_special);
     sp_completion_request_free(&request);
 }
 
@@ -56,7 +58,9 @@ static void test_all_fields(void **state)
                         "\"stream_options\": {\"include_usage\": true}, \"echo\": true,"
                         "\"logprobs\": 0, \"logit_bias\": {\"7\": -3.5}, \"ignore_eos\": true,"
                         "\"presence_penalty\": 0.5, \"frequency_penalty\": -0.5,"
-                        "\"repetition_penalty\": 1.5, \"lora_scale\": 2}",
+                        "\"repetition_penalty\": 1.5, \"lora_scale\": 2,"
+                        "\"stop_token_ids\": [8, 2], \"min_tokens\": 4,"
+                        "\"skip_special_tokens\": false}",
                         &request, &error),
               &error);
     engine = sp_sampling_fields_request(&request.fields);
@@ -74,6 +78,16 @@ static void test_all_fields(void **state)
     assert_true(engine.logit_bias[0].bias <= -3.5f && engine.logit_bias[0].bias >= -3.5f);
     assert_true(engine.presence_penalty > 0 && engine.frequency_penalty < 0);
     assert_true(request.fields.include_usage && request.echo);
+    assert_int_equal(engine.n_stop_tokens, 2);
+    assert_int_equal(engine.stop_tokens[0], 8);
+    assert_int_equal(engine.stop_tokens[1], 2);
+    assert_int_equal(engine.min_tokens, 4);
+    assert_true(engine.keep_special);
+    assert_ok(sp_sampling_fields_add_stop_tokens(&request.fields, (const int32_t[]){7}, 1, &error),
+              &error);
+    assert_int_equal(request.fields.n_stop_tokens, 3);
+    assert_int_equal(request.fields.stop_tokens[2], 7);
+    assert_int_equal(request.fields.stop_tokens[0], 8);
     sp_completion_request_free(&request);
 }
 
@@ -102,8 +116,13 @@ static void test_refusals(void **state)
         {"{\"prompt\": \"a\", \"Temperature\": 1}", "Temperature", SP_CODE_UNKNOWN_FIELD},
         {"{\"prompt\": \"a\", \"use_beam_search\": true}", "use_beam_search",
          SP_CODE_UNSUPPORTED_FIELD},
-        {"{\"prompt\": \"a\", \"stop_token_ids\": [3]}", "stop_token_ids",
-         SP_CODE_UNSUPPORTED_FIELD},
+        {"{\"prompt\": \"a\", \"stop_token_ids\": 3}", "stop_token_ids", ""},
+        {"{\"prompt\": \"a\", \"stop_token_ids\": [-1]}", "stop_token_ids", ""},
+        {"{\"prompt\": \"a\", \"stop_token_ids\": [true]}", "stop_token_ids", ""},
+        {"{\"prompt\": \"a\", \"stop_token_ids\": {}}", "stop_token_ids", ""},
+        {"{\"prompt\": \"a\", \"min_tokens\": -1}", "min_tokens", ""},
+        {"{\"prompt\": \"a\", \"min_tokens\": 1.5}", "min_tokens", ""},
+        {"{\"prompt\": \"a\", \"skip_special_tokens\": 0}", "skip_special_tokens", ""},
         {"{\"prompt\": \"a\", \"response_format\": {\"type\": \"json_schema\"}}", "response_format",
          SP_CODE_UNSUPPORTED_FIELD},
     };
@@ -140,6 +159,7 @@ static void test_harmless(void **state)
 static void test_no_memory(void **state)
 {
     static const char text[] = "{\"prompt\": [[5, 6], [7]], \"stop\": [\"x\"], "
+                               "\"stop_token_ids\": [4], "
                                "\"logit_bias\": {\"7\": 1}}";
     size_t bytes = sp_alloc_bytes();
     sp_status status = SP_ERR_MEMORY;
