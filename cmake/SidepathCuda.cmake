@@ -9,6 +9,7 @@ function(sidepath_cuda)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda/*.cu
        ${CMAKE_SOURCE_DIR}/src/device/cuda/*.cu)
   file(GLOB headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda/*.cuh
+       ${CMAKE_SOURCE_DIR}/src/device/cuda/*.cuh
        ${CMAKE_SOURCE_DIR}/src/kernels/*cuda*.h ${CMAKE_SOURCE_DIR}/src/device/device_cuda.h)
   set(targets "")
   list(GET SIDEPATH_CUDA_ARCHITECTURES 0 first)

@@ -2,17 +2,16 @@
  * runtime.cu: the device entries, one runtime call each. cudart is linked statically and there is
  * no link to libcuda, so that the object loads, and says so, where there is no driver.
  */
+#include "device/cuda/current.cuh"
 #include "device/device_cuda.h"
 
-#include <cuda_runtime.h>
 #include <stdio.h>
 
-#define SELECT(gpu)                                \
-    do {                                           \
-        cudaError_t selected = cudaSetDevice(gpu); \
-        if (selected != cudaSuccess)               \
-            return failed(selected);               \
-    } while (0)
+/* The GPU is current until the entry returns. */
+#define SELECT(gpu)                   \
+    sp_cuda_current selected(gpu);    \
+    if (selected.code != cudaSuccess) \
+    return failed(selected.code)
 
 /* Takes the error out of the runtime's own memory of it, or a later launch would report it. */
 static int failed(cudaError_t code)
@@ -38,10 +37,8 @@ int sp_cuda_device_count(int *out_count)
 
 int sp_cuda_device_open(int gpu, int *out_major, int *out_minor)
 {
-    cudaError_t code;
+    cudaError_t code = sp_cuda_current_init(gpu);
 
-    SELECT(gpu);
-    code = cudaFree(NULL); /* makes the context: a busy or too old GPU fails here */
     if (code == cudaSuccess)
         code = cudaDeviceGetAttribute(out_major, cudaDevAttrComputeCapabilityMajor, gpu);
     if (code == cudaSuccess)

@@ -575,7 +575,8 @@ static cudaError_t launch_chosen(int gpu, const sp_cuda_group *group, cudaStream
 extern "C" int sp_cuda_expand(int gpu, const sp_cuda_group *group, void *stream)
 {
     cudaStream_t on = (cudaStream_t)stream;
-    cudaError_t code = cudaSetDevice(gpu);
+    sp_cuda_current current(gpu);
+    cudaError_t code = current.code;
 
     if (code != cudaSuccess || group->n_rows == 0)
         return (int)code;

@@ -395,7 +395,8 @@ extern "C" int sp_cuda_grouped_gemm(int gpu, const sp_cuda_grouped *grouped, voi
     const sp_cuda_grouped &g = *grouped;
     int n_tiles = g.total_rows / ROWS + g.n_segments;
     bool vec = aligned(g.lora_b) && aligned(g.output) && g.output_size % 8 == 0;
-    cudaError_t code = cudaSetDevice(gpu);
+    sp_cuda_current current(gpu);
+    cudaError_t code = current.code;
 
     if (code != cudaSuccess)
         return (int)code;
@@ -410,7 +411,8 @@ extern "C" int sp_cuda_grouped_gemm(int gpu, const sp_cuda_grouped *grouped, voi
 extern "C" int sp_cuda_grouped_check(int gpu, const sp_cuda_grouped *grouped,
                                      sp_cuda_grouped_report *report, void *stream)
 {
-    cudaError_t code = cudaSetDevice(gpu);
+    sp_cuda_current current(gpu);
+    cudaError_t code = current.code;
 
     if (code != cudaSuccess)
         return (int)code;

@@ -487,7 +487,8 @@ static cudaLaunchConfig_t config_of(const sizes &n, cudaLaunchAttribute *cluster
 extern "C" int sp_cuda_plan_rows(int gpu, const sp_cuda_plan *plan, int32_t n_rows, int32_t n_slots,
                                  void *stream)
 {
-    cudaError_t code = cudaSetDevice(gpu);
+    sp_cuda_current current(gpu);
+    cudaError_t code = current.code;
     cudaLaunchAttribute cluster;
     cudaLaunchConfig_t config;
     sizes n;
@@ -542,7 +543,8 @@ static cudaError_t find_clusters(int gpu)
 /* Loads this object's code, too: a GPU that the build has none for fails here, not in a step. */
 extern "C" int sp_cuda_kernels_init(int gpu)
 {
-    cudaError_t code = cudaSetDevice(gpu);
+    sp_cuda_current current(gpu);
+    cudaError_t code = current.code;
 
     if (code == cudaSuccess)
         code = cudaFuncSetAttribute(plan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

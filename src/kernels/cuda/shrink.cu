@@ -194,7 +194,8 @@ extern "C" int sp_cuda_shrink(int gpu, const sp_cuda_group *group, void *stream)
     bool vec = vectors(group);
     sp_cuda_shrink_choice choice = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
                                                          group->rank_stride, group->n_sites);
-    cudaError_t code = cudaSetDevice(gpu);
+    sp_cuda_current current(gpu);
+    cudaError_t code = current.code;
 
     if (code != cudaSuccess || group->n_rows == 0)
         return (int)code;

@@ -11,6 +11,7 @@
  * M side of the mma, against a tile of up to 8 rows, its N side, and goes on by the grid's width,
  * as how many there are is known on the device only. Bound by the bytes of y, and of the rows.
  */
+#include "device/cuda/current.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 #define EMBED_THREADS 256
@@ -185,7 +186,8 @@ __global__ void __launch_bounds__(HEAD_THREADS) head_kernel(const sp_cuda_head h
 
 extern "C" int sp_cuda_embed_rows(int gpu, const sp_cuda_embed *embed, void *stream)
 {
-    cudaError_t code = cudaSetDevice(gpu);
+    sp_cuda_current current(gpu);
+    cudaError_t code = current.code;
 
     if (code != cudaSuccess || embed->n_rows == 0)
         return (int)code;
@@ -204,7 +206,8 @@ extern "C" int sp_cuda_head_rows(int gpu, const sp_cuda_head *head, void *stream
     bool vec = (uintptr_t)head->x % 16 == 0 && head->x_stride % 8 == 0 && head->hidden % 8 == 0;
     dim3 grid((unsigned)blocks, (unsigned)tiles);
     cudaStream_t on = (cudaStream_t)stream;
-    cudaError_t code = cudaSetDevice(gpu);
+    sp_cuda_current current(gpu);
+    cudaError_t code = current.code;
 
     if (code != cudaSuccess || tiles == 0)
         return (int)code;
