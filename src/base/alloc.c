@@ -1,5 +1,10 @@
 #include "base/alloc.h"
 
+#include "base/error.h"
+#include "base/grow.h"
+
+#include <sidepath/allocator.h>
+
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -9,6 +14,7 @@
 /* Above this an aligned block asks for huge pages. */
 #define HUGE_PAGE_BLOCK_BYTES ((size_t)4 << 20)
 #define HUGE_PAGE_BYTES       ((size_t)2 << 20)
+#define SMALL_ALIGN           ((size_t)16) /* what malloc gives */
 
 static atomic_size_t allocated_bytes;
 static atomic_size_t allocated_blocks;
@@ -29,11 +35,91 @@ static int must_fail(void)
     return 1;
 }
 
+/* ---- the system's memory or the host's ----------------------------------------------------- */
+
+/* Before a block of the host's stands how it was taken, as free must say it again. */
+typedef struct host_header {
+    size_t bytes, align; /* as alloc was asked */
+    size_t before;       /* bytes between the begin of the whole and the block */
+    size_t wanted;       /* bytes of the block */
+} host_header;
+
+static sp_host_allocator host; /* alloc is NULL: there is none */
+
+static host_header *header_of(void *memory)
+{
+    return (host_header *)memory - 1;
+}
+
+static void *take_from_host(size_t bytes, size_t align)
+{
+    host_header header = {.wanted = bytes};
+    char *whole;
+
+    header.align = align < SMALL_ALIGN ? SMALL_ALIGN : align;
+    header.before = (sizeof header + header.align - 1) / header.align * header.align;
+    if (bytes > SIZE_MAX - header.before)
+        return NULL;
+    header.bytes = bytes + header.before;
+    whole = host.alloc(host.user, header.bytes, header.align);
+    if (!whole)
+        return NULL;
+    *header_of(whole + header.before) = header;
+    return whole + header.before;
+}
+
+static size_t bytes_of(void *memory)
+{
+    return host.alloc ? header_of(memory)->wanted : malloc_usable_size(memory);
+}
+
+static void *take(size_t bytes, size_t align)
+{
+    if (host.alloc)
+        return take_from_host(bytes, align);
+    return align <= SMALL_ALIGN ? malloc(bytes) : aligned_alloc(align, bytes);
+}
+
+static void give_back(void *memory)
+{
+    host_header header;
+
+    if (!host.alloc) {
+        free(memory);
+        return;
+    }
+    header = *header_of(memory);
+    host.free(host.user, (char *)memory - header.before, header.bytes, header.align);
+}
+
+sp_status sp_host_allocator_set(const sp_host_allocator *allocator, sp_error *error)
+{
+    sp_host_allocator own = {.struct_bytes = sizeof own};
+    size_t blocks = sp_alloc_blocks();
+    sp_status status = SP_OK;
+
+    if (allocator)
+        status = sp_struct_read(&own, sizeof own, allocator, "sp_host_allocator", error);
+    if (status != SP_OK)
+        return status;
+    if (allocator && (!own.alloc || !own.free))
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, own.alloc ? "free" : "alloc", -1,
+                       "%s of the host's allocator is NULL", own.alloc ? "free" : "alloc");
+    if (blocks > 0)
+        return sp_fail(error, SP_ERR_STATE, NULL, "sp_host_allocator", -1,
+                       "the library holds %zu blocks of memory: set the allocator before its "
+                       "first use, or after everything is destroyed",
+                       blocks);
+    host = own;
+    return SP_OK;
+}
+
+/* ---- blocks -------------------------------------------------------------------------------- */
+
 static void *counted(void *memory)
 {
     if (memory) {
-        atomic_fetch_add_explicit(&allocated_bytes, malloc_usable_size(memory),
-                                  memory_order_relaxed);
+        atomic_fetch_add_explicit(&allocated_bytes, bytes_of(memory), memory_order_relaxed);
         atomic_fetch_add_explicit(&allocated_blocks, 1, memory_order_relaxed);
     }
     return memory;
@@ -41,7 +127,7 @@ static void *counted(void *memory)
 
 static void uncount(void *memory)
 {
-    atomic_fetch_sub_explicit(&allocated_bytes, malloc_usable_size(memory), memory_order_relaxed);
+    atomic_fetch_sub_explicit(&allocated_bytes, bytes_of(memory), memory_order_relaxed);
     atomic_fetch_sub_explicit(&allocated_blocks, 1, memory_order_relaxed);
 }
 
@@ -49,14 +135,34 @@ void *sp_malloc(size_t bytes)
 {
     if (bytes == 0 || must_fail())
         return NULL;
-    return counted(malloc(bytes));
+    return counted(take(bytes, SMALL_ALIGN));
 }
 
 void *sp_calloc(size_t count, size_t element_bytes)
 {
+    void *memory;
+
     if (count == 0 || element_bytes == 0 || count > SIZE_MAX / element_bytes || must_fail())
         return NULL;
-    return counted(calloc(count, element_bytes));
+    if (!host.alloc)
+        return counted(calloc(count, element_bytes));
+    memory = counted(take_from_host(count * element_bytes, SMALL_ALIGN));
+    if (memory)
+        memset(memory, 0, count * element_bytes);
+    return memory;
+}
+
+/* The host has no such function: a new block, and a copy. */
+static void *grow_on_host(void *memory, size_t bytes)
+{
+    size_t old_bytes = bytes_of(memory);
+    void *grown = counted(take_from_host(bytes, SMALL_ALIGN));
+
+    if (!grown)
+        return NULL;
+    memcpy(grown, memory, old_bytes < bytes ? old_bytes : bytes);
+    sp_free(memory);
+    return grown;
 }
 
 void *sp_realloc(void *memory, size_t bytes)
@@ -68,6 +174,8 @@ void *sp_realloc(void *memory, size_t bytes)
         return sp_malloc(bytes);
     if (bytes == 0 || must_fail())
         return NULL;
+    if (host.alloc)
+        return grow_on_host(memory, bytes);
     old_bytes = malloc_usable_size(memory);
     grown = realloc(memory, bytes);
     if (!grown)
@@ -82,7 +190,7 @@ void sp_free(void *memory)
     if (!memory)
         return;
     uncount(memory);
-    free(memory);
+    give_back(memory);
 }
 
 char *sp_strdup(const char *text)
@@ -108,15 +216,15 @@ static void *take_aligned(size_t bytes, size_t align, size_t *out_bytes)
 
     if (bytes == 0 || must_fail())
         return NULL;
-    if (bytes >= HUGE_PAGE_BLOCK_BYTES && align < HUGE_PAGE_BYTES)
+    if (bytes >= HUGE_PAGE_BLOCK_BYTES && align < HUGE_PAGE_BYTES && !host.alloc)
         align = HUGE_PAGE_BYTES;
     if (bytes > SIZE_MAX - align)
         return NULL;
     bytes = (bytes + align - 1) & ~(align - 1);
-    memory = counted(aligned_alloc(align, bytes));
+    memory = counted(take(bytes, align));
     if (!memory)
         return NULL;
-    if (bytes >= HUGE_PAGE_BLOCK_BYTES)
+    if (bytes >= HUGE_PAGE_BLOCK_BYTES && !host.alloc)
         madvise(memory, bytes, MADV_HUGEPAGE); /* a hint: failing costs speed only */
     *out_bytes = bytes;
     return memory;

@@ -1,7 +1,7 @@
 /*
  * alloc.h: all host allocation goes through here, so that tests can count bytes and make the n-th
- * allocation fail. Sizes are checked: count * size never overflows. Memory is zeroed by sp_calloc
- * only. Thread-safe.
+ * allocation fail, and a host can give its own functions (sidepath/allocator.h). Sizes are checked:
+ * count * size never overflows. Memory is zeroed by sp_calloc only. Thread-safe.
  */
 #ifndef SP_BASE_ALLOC_H
 #define SP_BASE_ALLOC_H

@@ -3,7 +3,10 @@
 
 #include "support/test.h"
 
+#include <sidepath/allocator.h>
+
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define THREADS 4
@@ -217,6 +220,101 @@ static void one_failure_among_all_threads(void **state)
     assert_true(sp_alloc_failed());
 }
 
+/* ---- the host's functions ------------------------------------------------------------------ */
+
+typedef struct host_heap {
+    size_t blocks, bytes, most_align;
+    int64_t left; /* allocations before one fails */
+} host_heap;
+
+static void *heap_alloc(void *user, size_t bytes, size_t align_bytes)
+{
+    host_heap *heap = user;
+    void *memory;
+
+    if (heap->left-- <= 0)
+        return NULL;
+    memory = aligned_alloc(align_bytes, (bytes + align_bytes - 1) / align_bytes * align_bytes);
+    assert_non_null(memory);
+    memset(memory, 0xa5, bytes);
+    heap->blocks++;
+    heap->bytes += bytes + align_bytes;
+    heap->most_align = align_bytes > heap->most_align ? align_bytes : heap->most_align;
+    return memory;
+}
+
+static void heap_free(void *user, void *memory, size_t bytes, size_t align_bytes)
+{
+    host_heap *heap = user;
+
+    heap->blocks--;
+    heap->bytes -= bytes + align_bytes;
+    memset(memory, 0x5a, bytes);
+    free(memory);
+}
+
+static void the_hosts_functions_serve_every_call(void **state)
+{
+    static const char zeroes[5000];
+    host_heap heap = {.left = 100};
+    const sp_host_allocator host = {sizeof host, &heap, heap_alloc, heap_free};
+    sp_error error;
+    char *a, *b, *c;
+
+    (void)state;
+    assert_int_equal(sp_host_allocator_set(&host, &error), SP_OK);
+    a = sp_malloc(3);
+    b = sp_calloc(50, 100);
+    c = sp_aligned_calloc(5000, 4096);
+    assert_true(a != NULL && b != NULL && c != NULL);
+    assert_memory_equal(b, zeroes, 5000);
+    assert_memory_equal(c, zeroes, 5000);
+    assert_int_equal((uintptr_t)a % 16 + (uintptr_t)b % 16 + (uintptr_t)c % 4096, 0);
+    assert_int_equal(heap.blocks, 3);
+    assert_int_equal(heap.most_align, 4096);
+    memcpy(a, "abc", 3);
+    a = sp_realloc(a, 7777);
+    assert_memory_equal(a, "abc", 3);
+    a = sp_realloc(a, 2);
+    assert_memory_equal(a, "ab", 2);
+    assert_int_equal(heap.blocks, 3);
+    assert_int_equal(sp_alloc_blocks(), start_blocks + 3);
+    assert_int_equal(sp_host_allocator_set(NULL, &error), SP_ERR_STATE);
+    assert_non_null(strstr(error.text, "3 blocks"));
+    heap.left = 0;
+    assert_null(sp_realloc(a, 100));
+    assert_null(sp_malloc(1));
+    assert_memory_equal(a, "ab", 2);
+    sp_free(a);
+    sp_free(b);
+    sp_aligned_free(c);
+    assert_int_equal(heap.blocks, 0);
+    assert_int_equal(heap.bytes, 0);
+    assert_int_equal(sp_host_allocator_set(NULL, &error), SP_OK);
+    a = sp_malloc(1);
+    assert_non_null(a);
+    assert_int_equal(heap.blocks, 0);
+    sp_free(a);
+}
+
+static void an_allocator_without_a_function_is_refused(void **state)
+{
+    host_heap heap = {.left = 100};
+    sp_host_allocator host = {sizeof host, &heap, heap_alloc, NULL};
+    sp_error error;
+
+    (void)state;
+    assert_int_equal(sp_host_allocator_set(&host, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "free");
+    host.free = heap_free;
+    host.alloc = NULL;
+    assert_int_equal(sp_host_allocator_set(&host, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "alloc");
+    host.struct_bytes = 0;
+    assert_int_equal(sp_host_allocator_set(&host, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "sp_host_allocator");
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, remember, compare)
 
 int main(void)
@@ -224,6 +322,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(counts_blocks_and_bytes),
         TEST(nothing_is_no_block),
+        TEST(the_hosts_functions_serve_every_call),
+        TEST(an_allocator_without_a_function_is_refused),
         TEST(calloc_zeroes_and_checks),
         TEST(strndup_copies_that_many_bytes),
         TEST(aligned_blocks_are_aligned_and_zero),
