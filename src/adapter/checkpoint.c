@@ -334,7 +334,7 @@ static sp_status create(int32_t files_max, sp_checkpoint **out_checkpoint, sp_er
 
 static sp_status open_single(char *path, sp_checkpoint **out_checkpoint, sp_error *error)
 {
-    sp_checkpoint *checkpoint;
+    sp_checkpoint *checkpoint = NULL;
     sp_status status = create(1, &checkpoint, error);
 
     if (status != SP_OK) {
@@ -355,7 +355,7 @@ static sp_status open_single(char *path, sp_checkpoint **out_checkpoint, sp_erro
 static sp_status open_shards(const char *directory, const sp_shard_index *index,
                              sp_checkpoint **out_checkpoint, sp_error *error)
 {
-    sp_checkpoint *checkpoint;
+    sp_checkpoint *checkpoint = NULL;
     sp_status status = create(sp_shard_index_n_files(index), &checkpoint, error);
 
     if (status != SP_OK)

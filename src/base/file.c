@@ -90,7 +90,7 @@ sp_status sp_file_read(const sp_file *file, uint64_t offset, void *out_data, siz
 sp_status sp_file_read_all(const char *path, size_t bytes_max, char **out_data, size_t *out_bytes,
                            sp_error *error)
 {
-    sp_file file;
+    sp_file file = {.fd = -1};
     sp_status status = sp_file_open(path, &file, error);
     char *data;
 
@@ -128,7 +128,7 @@ close_file:
 
 sp_status sp_file_map(const char *path, sp_mapping *out_mapping, sp_error *error)
 {
-    sp_file file;
+    sp_file file = {.fd = -1};
     sp_status status = sp_file_open(path, &file, error);
     void *data = NULL;
 

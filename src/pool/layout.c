@@ -156,7 +156,7 @@ static sp_status fail_overflow(sp_error *error)
 sp_status sp_layout_measure(const sp_layout_options *options, size_t *out_slot_bytes,
                             size_t *out_matrix_bytes, sp_error *error)
 {
-    sp_module_set modules;
+    sp_module_set modules = 0;
     region_cursor cursor;
     sp_status status = resolve_options(options, &modules, error);
 
@@ -211,7 +211,7 @@ free_layout:
 sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_layout,
                            sp_error *error)
 {
-    sp_module_set modules;
+    sp_module_set modules = 0;
     region_cursor cursor;
     sp_layout *layout = NULL;
     sp_status status = resolve_options(options, &modules, error);
