@@ -6,11 +6,11 @@ set(SIDEPATH_CUDA_ARCHITECTURES "80;86;89;90;100;120;121" CACHE STRING
 
 function(sidepath_cuda)
   find_program(SIDEPATH_NVCC nvcc HINTS /usr/local/cuda/bin REQUIRED)
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda/*.cu
-       ${CMAKE_SOURCE_DIR}/src/device/cuda/*.cu)
-  file(GLOB headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda/*.cuh
-       ${CMAKE_SOURCE_DIR}/src/device/cuda/*.cuh
-       ${CMAKE_SOURCE_DIR}/src/kernels/*cuda*.h ${CMAKE_SOURCE_DIR}/src/device/device_cuda.h)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/kernels/cuda/*.cu
+       ${PROJECT_SOURCE_DIR}/src/device/cuda/*.cu)
+  file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/kernels/cuda/*.cuh
+       ${PROJECT_SOURCE_DIR}/src/device/cuda/*.cuh
+       ${PROJECT_SOURCE_DIR}/src/kernels/*cuda*.h ${PROJECT_SOURCE_DIR}/src/device/device_cuda.h)
   set(targets "")
   list(GET SIDEPATH_CUDA_ARCHITECTURES 0 first)
   foreach(architecture ${SIDEPATH_CUDA_ARCHITECTURES})
@@ -22,23 +22,23 @@ function(sidepath_cuda)
       list(APPEND targets -gencode arch=compute_${number},code=compute_${number})
     endif()
   endforeach()
-  set(library ${CMAKE_BINARY_DIR}/libsidepath_cuda.so.0)
+  set(library ${PROJECT_BINARY_DIR}/libsidepath_cuda.so.0)
   set(objects "")
   foreach(source ${sources})
     get_filename_component(name ${source} NAME_WE)
-    set(object ${CMAKE_BINARY_DIR}/cuda/${name}.o)
+    set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
     list(APPEND objects ${object})
     add_custom_command(
       OUTPUT ${object}
       COMMAND
-        ${SIDEPATH_NVCC} -c -std=c++17 -O3 --fmad=false ${targets} -I${CMAKE_SOURCE_DIR}/include
-        -I${CMAKE_SOURCE_DIR}/src -diag-suppress 128 -Xcompiler -fPIC,-fvisibility=hidden,-Wall
+        ${SIDEPATH_NVCC} -c -std=c++17 -O3 --fmad=false ${targets} -I${PROJECT_SOURCE_DIR}/include
+        -I${PROJECT_SOURCE_DIR}/src -diag-suppress 128 -Xcompiler -fPIC,-fvisibility=hidden,-Wall
         -Xptxas -warn-spills -Xfatbin -compress-all -o ${object} ${source}
       DEPENDS ${source} ${headers}
       COMMENT "Building ${name}.cu for ${SIDEPATH_CUDA_ARCHITECTURES}"
       VERBATIM)
   endforeach()
-  file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/cuda)
+  file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/cuda)
   add_custom_command(
     OUTPUT ${library}
     COMMAND ${SIDEPATH_NVCC} -shared -cudart static ${targets} -Xcompiler
@@ -49,8 +49,9 @@ function(sidepath_cuda)
   add_custom_target(sidepath_cuda ALL DEPENDS ${library})
   install(FILES ${library} DESTINATION ${CMAKE_INSTALL_LIBDIR})
   foreach(bench bench_cuda bench_cuda_step)
-    add_executable(${bench} ${CMAKE_SOURCE_DIR}/bench/${bench}.c)
-    target_include_directories(${bench} PRIVATE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/tests)
+    add_executable(${bench} ${PROJECT_SOURCE_DIR}/bench/${bench}.c)
+    target_include_directories(${bench} PRIVATE ${PROJECT_SOURCE_DIR}/src
+                                                ${PROJECT_SOURCE_DIR}/tests)
     target_link_libraries(${bench} PRIVATE sidepath_static)
     sidepath_compile_options(${bench})
   endforeach()

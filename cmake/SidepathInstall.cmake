@@ -5,14 +5,25 @@ include(CMakePackageConfigHelpers)
 
 set(SIDEPATH_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Sidepath)
 
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/sidepath DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/sidepath DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h")
-install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(TARGETS sidepath_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+# The headers name pages of docs/; the examples are there to be copied.
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}
+        FILES_MATCHING PATTERN "*.md")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DOCDIR}
+        FILES_MATCHING PATTERN "*.c")
 
-# Two sets: a program that links the shared library needs none of the libraries behind it.
-install(TARGETS sidepath EXPORT SidepathShared LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(TARGETS sidepath_static sidepath_engine_static EXPORT SidepathStatic
+# Two sets: a program that links the shared libraries needs none of the libraries behind them.
+set(shared_libraries sidepath_shared)
+set(static_libraries sidepath_static)
+if(NOT SIDEPATH_LIBRARY_ONLY)
+  list(APPEND shared_libraries sidepath_engine_shared)
+  list(APPEND static_libraries sidepath_engine_static)
+endif()
+install(TARGETS ${shared_libraries} EXPORT SidepathShared
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS ${static_libraries} EXPORT SidepathStatic
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 foreach(set SidepathShared SidepathStatic)
   install(EXPORT ${set} NAMESPACE Sidepath:: DESTINATION ${SIDEPATH_PACKAGE_DIR})
@@ -36,32 +47,38 @@ function(sidepath_modules_of target out_pairs out_modules)
 endfunction()
 
 sidepath_modules_of(sidepath_static SIDEPATH_PAIRS SIDEPATH_MODULES)
-if(TARGET sidepath_engine_static)
+if(NOT SIDEPATH_LIBRARY_ONLY)
   sidepath_modules_of(sidepath_engine_static SIDEPATH_ENGINE_PAIRS SIDEPATH_ENGINE_MODULES)
 endif()
 
 configure_package_config_file(
-  ${CMAKE_SOURCE_DIR}/cmake/SidepathConfig.cmake.in ${CMAKE_BINARY_DIR}/SidepathConfig.cmake
+  ${PROJECT_SOURCE_DIR}/cmake/SidepathConfig.cmake.in ${PROJECT_BINARY_DIR}/SidepathConfig.cmake
   INSTALL_DESTINATION ${SIDEPATH_PACKAGE_DIR} NO_SET_AND_CHECK_MACRO)
-write_basic_package_version_file(${CMAKE_BINARY_DIR}/SidepathConfigVersion.cmake
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/SidepathConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_BINARY_DIR}/SidepathConfig.cmake
-              ${CMAKE_BINARY_DIR}/SidepathConfigVersion.cmake
+install(FILES ${PROJECT_BINARY_DIR}/SidepathConfig.cmake
+              ${PROJECT_BINARY_DIR}/SidepathConfigVersion.cmake
         DESTINATION ${SIDEPATH_PACKAGE_DIR})
 
 file(RELATIVE_PATH SIDEPATH_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
-configure_file(${CMAKE_SOURCE_DIR}/cmake/sidepath.pc.in ${CMAKE_BINARY_DIR}/sidepath.pc @ONLY)
-configure_file(${CMAKE_SOURCE_DIR}/cmake/sidepath-engine.pc.in
-               ${CMAKE_BINARY_DIR}/sidepath-engine.pc @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/sidepath.pc ${CMAKE_BINARY_DIR}/sidepath-engine.pc
-        DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+set(pc_files sidepath)
+if(NOT SIDEPATH_LIBRARY_ONLY)
+  list(APPEND pc_files sidepath-engine)
+endif()
+foreach(name ${pc_files})
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/${name}.pc.in ${PROJECT_BINARY_DIR}/${name}.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()
 
+if(NOT SIDEPATH_PROGRAM)
+  return()
+endif()
+install(TARGETS sidepath_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 # The unit names the program by its path, which is known when it is installed.
-install(FILES ${CMAKE_SOURCE_DIR}/docs/OPERATIONS.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(CODE "
-  file(READ \"${CMAKE_SOURCE_DIR}/tools/sidepath.service.in\" unit)
+  file(READ \"${PROJECT_SOURCE_DIR}/tools/sidepath.service.in\" unit)
   string(REPLACE @BINDIR@ \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\" unit \"\${unit}\")
   string(REPLACE @DOCDIR@ \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DOCDIR}\" unit \"\${unit}\")
-  file(WRITE \"${CMAKE_BINARY_DIR}/sidepath.service\" \"\${unit}\")
+  file(WRITE \"${PROJECT_BINARY_DIR}/sidepath.service\" \"\${unit}\")
   file(INSTALL DESTINATION \"\${CMAKE_INSTALL_PREFIX}/lib/systemd/system\" TYPE FILE
-       FILES \"${CMAKE_BINARY_DIR}/sidepath.service\")")
+       FILES \"${PROJECT_BINARY_DIR}/sidepath.service\")")

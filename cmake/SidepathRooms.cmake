@@ -5,18 +5,18 @@
 set(SIDEPATH_ROOMS "" CACHE INTERNAL "")
 set(SIDEPATH_ROOM_LIBRARIES "" CACHE INTERNAL "")
 
-# A library found by pkg-config: the target PkgConfig::<name>. The installed package files name its
-# module again.
+# A library found by pkg-config: the target PkgConfig::SIDEPATH_<name>, also for a project around
+# this one. The installed package files name its module again.
 macro(sidepath_dependency name module)
-  pkg_check_modules(${name} REQUIRED IMPORTED_TARGET ${module})
-  set(SIDEPATH_PC_${name} ${module})
+  pkg_check_modules(SIDEPATH_${name} REQUIRED IMPORTED_TARGET GLOBAL ${module})
+  set(SIDEPATH_PC_SIDEPATH_${name} ${module})
 endmacro()
 
 function(sidepath_room room)
   cmake_parse_arguments(ARG "" "" "LIBRARIES" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${room}/*.c)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${room}/*.c)
   foreach(isa avx2 avx512 amx)
-    file(GLOB isa_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${room}/*_${isa}.c)
+    file(GLOB isa_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${room}/*_${isa}.c)
     if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
       list(REMOVE_ITEM sources ${isa_sources})
     elseif(isa_sources)
@@ -25,8 +25,8 @@ function(sidepath_room room)
     endif()
   endforeach()
   add_library(sidepath_${room} OBJECT ${sources})
-  target_include_directories(sidepath_${room} PUBLIC ${CMAKE_SOURCE_DIR}/include
-                                                     ${CMAKE_SOURCE_DIR}/src)
+  target_include_directories(sidepath_${room} PUBLIC ${PROJECT_SOURCE_DIR}/include
+                                                     ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(sidepath_${room} PUBLIC ${SIDEPATH_ROOM_LIBRARIES} ${ARG_LIBRARIES})
   sidepath_compile_options(sidepath_${room})
   set(SIDEPATH_ROOMS ${SIDEPATH_ROOMS} ${room} CACHE INTERNAL "")
@@ -35,11 +35,11 @@ endfunction()
 
 # Files as arrays of bytes in a room: see embed.cmake for what NAME=PATH becomes.
 function(sidepath_embed room name)
-  set(output ${CMAKE_BINARY_DIR}/embedded/${name}_data.c)
+  set(output ${PROJECT_BINARY_DIR}/embedded/${name}_data.c)
   set(files "")
-  set(depends ${CMAKE_SOURCE_DIR}/cmake/embed.cmake)
+  set(depends ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
   foreach(entry ${ARGN})
-    string(REPLACE "=" "=${CMAKE_SOURCE_DIR}/" absolute ${entry})
+    string(REPLACE "=" "=${PROJECT_SOURCE_DIR}/" absolute ${entry})
     string(REGEX REPLACE "^[^=]+=" "" path ${absolute})
     list(APPEND files ${absolute})
     list(APPEND depends ${path})
@@ -47,44 +47,89 @@ function(sidepath_embed room name)
   add_custom_command(
     OUTPUT ${output}
     COMMAND ${CMAKE_COMMAND} "-DOUT=${output}" "-DFILES=${files}" -P
-            ${CMAKE_SOURCE_DIR}/cmake/embed.cmake
+            ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
     DEPENDS ${depends}
     VERBATIM)
   target_sources(sidepath_${room} PRIVATE ${output})
 endfunction()
 
-# libsidepath, shared and static: every room added so far. Called behind delta.
+# A shared library of objects: soname with the minor version, symbols by a version script that is
+# written anew when a header changes (MAP: arguments of version_map.cmake).
+function(sidepath_shared_library target name)
+  cmake_parse_arguments(ARG "" "" "OBJECTS;MAP;HEADERS" ${ARGN})
+  set(map ${PROJECT_BINARY_DIR}/${name}.map)
+  add_custom_command(
+    OUTPUT ${map}
+    COMMAND ${CMAKE_COMMAND} -DOUT=${map} ${ARG_MAP} -P
+            ${PROJECT_SOURCE_DIR}/cmake/version_map.cmake
+    DEPENDS ${ARG_HEADERS} ${PROJECT_SOURCE_DIR}/cmake/version_map.cmake
+    VERBATIM)
+  add_custom_target(${target}_map DEPENDS ${map})
+  add_library(${target} SHARED ${ARG_OBJECTS})
+  add_dependencies(${target} ${target}_map)
+  set_target_properties(
+    ${target} PROPERTIES OUTPUT_NAME ${name} VERSION ${PROJECT_VERSION}
+                         SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+                         LINKER_LANGUAGE C LINK_DEPENDS ${map})
+  # The run time of a sanitizer comes with the program.
+  target_link_options(${target} PRIVATE ${SIDEPATH_SANITIZE_FLAGS} -Wl,--version-script=${map}
+                      $<$<NOT:$<BOOL:${SIDEPATH_SANITIZE}>>:-Wl,--no-undefined>)
+endfunction()
+
+# libsidepath, shared and static: every room added so far. Called after delta. The shared one also
+# exports what libsidepath_engine uses of its rooms.
 function(sidepath_library)
   set(objects "")
   foreach(room ${SIDEPATH_ROOMS})
     list(APPEND objects $<TARGET_OBJECTS:sidepath_${room}>)
   endforeach()
-  add_library(sidepath SHARED ${objects})
-  set_target_properties(sidepath PROPERTIES VERSION ${PROJECT_VERSION}
-                                            SOVERSION ${PROJECT_VERSION_MAJOR} LINKER_LANGUAGE C)
+  file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/sidepath/*.h)
+  list(FILTER headers EXCLUDE REGEX "/engine.h$")
+  file(GLOB private_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/base/*.h
+       ${PROJECT_SOURCE_DIR}/src/kernels/*.h)
+  list(JOIN headers "|" public)
+  list(JOIN private_headers "|" private)
+  sidepath_shared_library(
+    sidepath_shared sidepath
+    OBJECTS ${objects}
+    MAP -DNODE=SIDEPATH_${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} -DHEADERS=${public}
+        -DPRIVATE_NODE=SIDEPATH_PRIVATE_${PROJECT_VERSION} -DPRIVATE_HEADERS=${private}
+    HEADERS ${headers} ${private_headers})
+  set_target_properties(sidepath_shared PROPERTIES EXPORT_NAME sidepath)
   add_library(sidepath_static STATIC ${objects})
   set_target_properties(sidepath_static PROPERTIES OUTPUT_NAME sidepath EXPORT_NAME static
                                                    LINKER_LANGUAGE C)
-  foreach(target sidepath sidepath_static)
-    target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>
+  foreach(target sidepath_shared sidepath_static)
+    target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                                 $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   endforeach()
-  target_link_libraries(sidepath PRIVATE ${SIDEPATH_ROOM_LIBRARIES} m)
+  target_link_libraries(sidepath_shared PRIVATE ${SIDEPATH_ROOM_LIBRARIES} m)
   target_link_libraries(sidepath_static PUBLIC ${SIDEPATH_ROOM_LIBRARIES} m)
-  target_link_options(sidepath PRIVATE ${SIDEPATH_SANITIZE_FLAGS})
-  if(NOT SIDEPATH_SANITIZE) # whose run time comes with the program
-    target_link_options(sidepath PRIVATE -Wl,--no-undefined)
-  endif()
   target_link_options(sidepath_static PUBLIC ${SIDEPATH_SANITIZE_FLAGS})
+  add_library(Sidepath::sidepath ALIAS sidepath_shared)
+  add_library(Sidepath::static ALIAS sidepath_static)
 endfunction()
 
-# libsidepath_engine, static only: the host engine on top of the static libsidepath, whose internal
-# symbols it uses.
+# libsidepath_engine, shared and static: the host engine on top of libsidepath. A process that links
+# both shared libraries has one copy of the rooms below, so objects pass between them.
 function(sidepath_engine_library)
+  set(header ${PROJECT_SOURCE_DIR}/include/sidepath/engine.h)
+  sidepath_shared_library(
+    sidepath_engine_shared sidepath_engine
+    OBJECTS $<TARGET_OBJECTS:sidepath_engine>
+    MAP -DNODE=SIDEPATH_ENGINE_${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+        -DHEADERS=${header}
+    HEADERS ${header})
+  set_target_properties(sidepath_engine_shared PROPERTIES EXPORT_NAME engine
+                                                          INSTALL_RPATH "$ORIGIN")
+  target_link_libraries(sidepath_engine_shared PUBLIC sidepath_shared
+                        PRIVATE ${SIDEPATH_ROOM_LIBRARIES} m)
   add_library(sidepath_engine_static STATIC $<TARGET_OBJECTS:sidepath_engine>)
   set_target_properties(sidepath_engine_static PROPERTIES OUTPUT_NAME sidepath_engine
-                                                          EXPORT_NAME engine)
+                                                          EXPORT_NAME engine_static)
   target_link_libraries(sidepath_engine_static PUBLIC sidepath_static ${ARGN})
+  add_library(Sidepath::engine ALIAS sidepath_engine_shared)
+  add_library(Sidepath::engine_static ALIAS sidepath_engine_static)
 endfunction()
 
 # The rooms above the engine, for the program and the tests; not installed.
@@ -98,10 +143,10 @@ function(sidepath_program_library)
 endfunction()
 
 function(sidepath_binary)
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/cli/*.c)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cli/*.c)
   add_executable(sidepath_cli ${sources})
   set_target_properties(sidepath_cli PROPERTIES OUTPUT_NAME sidepath)
-  target_include_directories(sidepath_cli PRIVATE ${CMAKE_SOURCE_DIR}/src)
+  target_include_directories(sidepath_cli PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(sidepath_cli PRIVATE sidepath_program)
   sidepath_compile_options(sidepath_cli)
 endfunction()

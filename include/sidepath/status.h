@@ -10,14 +10,10 @@
 #ifndef SIDEPATH_STATUS_H
 #define SIDEPATH_STATUS_H
 
+#include <sidepath/version.h>
+
 #include <stddef.h>
 #include <stdint.h>
-
-#if defined(__GNUC__)
-#define SP_API __attribute__((visibility("default")))
-#else
-#define SP_API
-#endif
 
 #ifdef __cplusplus
 extern "C" {

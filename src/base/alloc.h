@@ -6,20 +6,23 @@
 #ifndef SP_BASE_ALLOC_H
 #define SP_BASE_ALLOC_H
 
+#include "base/private.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
-void *sp_malloc(size_t bytes);                       /* NULL when out of memory or bytes = 0 */
-void *sp_calloc(size_t count, size_t element_bytes); /* zeroed; NULL on overflow as well */
-void *sp_realloc(void *memory, size_t bytes);        /* keeps the old block on failure */
-void sp_free(void *memory);                          /* NULL is allowed */
-char *sp_strdup(const char *text);
-char *sp_strndup(const char *text, size_t bytes);
+/* NULL when out of memory, when bytes = 0, and sp_calloc on overflow as well. */
+SP_PRIVATE void *sp_malloc(size_t bytes);
+SP_PRIVATE void *sp_calloc(size_t count, size_t element_bytes); /* zeroed */
+SP_PRIVATE void *sp_realloc(void *memory, size_t bytes);        /* keeps the old block on failure */
+SP_PRIVATE void sp_free(void *memory);                          /* NULL is allowed */
+SP_PRIVATE char *sp_strdup(const char *text);
+SP_PRIVATE char *sp_strndup(const char *text, size_t bytes);
 
 /* Large aligned blocks: `align` is a power of two; MADV_HUGEPAGE above 4 MiB. Zeroed. */
-void *sp_aligned_calloc(size_t bytes, size_t align);
+SP_PRIVATE void *sp_aligned_calloc(size_t bytes, size_t align);
 void *sp_aligned_malloc(size_t bytes, size_t align); /* the same, not zeroed */
-void sp_aligned_free(void *memory);
+SP_PRIVATE void sp_aligned_free(void *memory);
 
 /* Bytes and blocks now allocated. A leak test compares them before and after. */
 size_t sp_alloc_bytes(void);

@@ -2,9 +2,11 @@
 #ifndef SP_BASE_CLOCK_H
 #define SP_BASE_CLOCK_H
 
+#include "base/private.h"
+
 #include <stdint.h>
 
 uint64_t sp_clock_ns(void);
-double sp_clock_seconds(void);
+SP_PRIVATE double sp_clock_seconds(void);
 
 #endif

@@ -8,6 +8,8 @@
 #ifndef SP_BASE_ERROR_H
 #define SP_BASE_ERROR_H
 
+#include "base/private.h"
+
 #include <sidepath/status.h>
 
 #if defined(__GNUC__)
@@ -23,10 +25,11 @@
  * fit at a UTF-8 border. Control characters and bytes that are not UTF-8 become '?' in subject and
  * text. Neither `subject` nor an argument of the format may lie inside *error.
  */
-sp_status sp_fail(sp_error *error, sp_status status, const char *code, const char *subject,
-                  int64_t position, const char *format, ...) SP_PRINTF(6, 7);
+SP_PRIVATE sp_status sp_fail(sp_error *error, sp_status status, const char *code,
+                             const char *subject, int64_t position, const char *format, ...)
+    SP_PRINTF(6, 7);
 
 /* SP_ERR_MEMORY with the bytes that were asked for and what they were for. */
-sp_status sp_fail_memory(sp_error *error, size_t bytes, const char *what);
+SP_PRIVATE sp_status sp_fail_memory(sp_error *error, size_t bytes, const char *what);
 
 #endif

@@ -6,6 +6,8 @@
 #ifndef SP_BASE_FILE_H
 #define SP_BASE_FILE_H
 
+#include "base/private.h"
+
 #include <sidepath/status.h>
 
 typedef struct sp_file {
@@ -29,16 +31,16 @@ sp_status sp_file_read(const sp_file *file, uint64_t offset, void *out_data, siz
  * The whole file, with a NUL behind it that is not counted. SP_ERR_TOO_LARGE above bytes_max.
  * *out_data is owned by the caller (sp_free).
  */
-sp_status sp_file_read_all(const char *path, size_t bytes_max, char **out_data, size_t *out_bytes,
-                           sp_error *error);
+SP_PRIVATE sp_status sp_file_read_all(const char *path, size_t bytes_max, char **out_data,
+                                      size_t *out_bytes, sp_error *error);
 
 /* Read-only private mapping; unmapped by sp_file_unmap. An empty file maps to NULL and 0. */
 typedef struct sp_mapping {
     const void *data;
     size_t bytes;
 } sp_mapping;
-sp_status sp_file_map(const char *path, sp_mapping *out_mapping, sp_error *error);
-void sp_file_unmap(sp_mapping *mapping);
+SP_PRIVATE sp_status sp_file_map(const char *path, sp_mapping *out_mapping, sp_error *error);
+SP_PRIVATE void sp_file_unmap(sp_mapping *mapping);
 
 /*
  * Writes `path` whole or not at all: into a temporary file beside it, then a rename. SP_ERR_INPUT:
@@ -47,8 +49,8 @@ void sp_file_unmap(sp_mapping *mapping);
  */
 sp_status sp_file_write_all(const char *path, const void *data, size_t bytes, sp_error *error);
 
-int sp_path_is_directory(const char *path);
-int sp_path_exists(const char *path);
+SP_PRIVATE int sp_path_is_directory(const char *path);
+SP_PRIVATE int sp_path_exists(const char *path);
 
 /*
  * What a text that has more to say shows of a path: all of it, or of one beyond SP_PATH_SHOWN_BYTES
@@ -58,6 +60,6 @@ int sp_path_exists(const char *path);
 const char *sp_path_tail(const char *path);
 
 /* "dir/name" (no second slash after a trailing one). Owned by the caller; NULL: out of memory. */
-char *sp_path_join(const char *directory, const char *name);
+SP_PRIVATE char *sp_path_join(const char *directory, const char *name);
 
 #endif

@@ -14,6 +14,8 @@
 #ifndef SP_BASE_GROW_H
 #define SP_BASE_GROW_H
 
+#include "base/private.h"
+
 #include <sidepath/status.h>
 
 /* Larger sizes are taken for uninitialised memory. */
@@ -26,29 +28,30 @@
  * SP_STRUCT_BYTES_MAX. SP_ERR_UNSUPPORTED: a byte beyond today's size is not zero;
  * error->position is its offset. *out is unchanged on failure.
  */
-sp_status sp_struct_read(void *out, size_t out_bytes, const void *from, const char *name,
-                         sp_error *error);
+SP_PRIVATE sp_status sp_struct_read(void *out, size_t out_bytes, const void *from, const char *name,
+                                    sp_error *error);
 
 /*
  * The same for element `index` of an array: elements are as far apart as the first one's
  * struct_bytes says, and each must say the same.
  */
-sp_status sp_struct_read_at(void *out, size_t out_bytes, const void *array, size_t index,
-                            const char *name, sp_error *error);
+SP_PRIVATE sp_status sp_struct_read_at(void *out, size_t out_bytes, const void *array, size_t index,
+                                       const char *name, sp_error *error);
 
 /*
  * Writes *from, of today's size, to the caller's struct: no more bytes than its struct_bytes says,
  * zeroes where it is longer than today's; struct_bytes itself stays the caller's.
  * SP_ERR_ARGUMENT as for sp_struct_read; nothing is written then.
  */
-sp_status sp_struct_write(void *to, const void *from, size_t from_bytes, const char *name,
-                          sp_error *error);
+SP_PRIVATE sp_status sp_struct_write(void *to, const void *from, size_t from_bytes,
+                                     const char *name, sp_error *error);
 
 /*
  * What every sp_X_default(out, struct_bytes) does: the defaults, cut or extended with zeroes to
  * struct_bytes, which becomes the struct's own. Nothing happens where out is NULL or struct_bytes
  * is no size that sp_struct_read takes: the call that is given the struct refuses it then.
  */
-void sp_struct_default(void *out, size_t struct_bytes, const void *defaults, size_t defaults_bytes);
+SP_PRIVATE void sp_struct_default(void *out, size_t struct_bytes, const void *defaults,
+                                  size_t defaults_bytes);
 
 #endif

@@ -5,6 +5,8 @@
 #ifndef SP_BASE_HASH_H
 #define SP_BASE_HASH_H
 
+#include "base/private.h"
+
 #include <sidepath/status.h>
 
 #define SP_SHA256_BYTES 32
@@ -20,7 +22,7 @@ void sp_sha256_abandon(sp_sha256 *hash);                                     /* 
 /* One call; SP_ERR_MEMORY. */
 sp_status sp_sha256_of(const void *data, size_t bytes, uint8_t out_digest[SP_SHA256_BYTES]);
 
-uint64_t sp_xxh3(const void *data, size_t bytes);
+SP_PRIVATE uint64_t sp_xxh3(const void *data, size_t bytes);
 
 /* Lower-case hex of `bytes` bytes and a NUL: out_text holds 2 * bytes + 1. */
 void sp_hex(const uint8_t *data, size_t bytes, char *out_text);

@@ -5,6 +5,8 @@
 #ifndef SP_BASE_JSON_H
 #define SP_BASE_JSON_H
 
+#include "base/private.h"
+
 #include <jansson.h>
 #include <sidepath/status.h>
 
@@ -24,12 +26,13 @@ void sp_json_own_memory(bool own);
  * SP_ERR_INPUT with error->code = `code` (may be NULL) and error->position at the byte behind the
  * wrong token. SP_ERR_MEMORY (a shortage inside jansson may also look like a wrong token to it).
  */
-sp_status sp_json_parse(const char *bytes, size_t n_bytes, const char *subject, const char *code,
-                        bool *out_duplicate, json_t **out_root, sp_error *error);
+SP_PRIVATE sp_status sp_json_parse(const char *bytes, size_t n_bytes, const char *subject,
+                                   const char *code, bool *out_duplicate, json_t **out_root,
+                                   sp_error *error);
 
 /* An object from a file of at most bytes_max bytes; a top level that is no object is refused. */
-sp_status sp_json_read_object(const char *path, size_t bytes_max, const char *code,
-                              json_t **out_root, sp_error *error);
+SP_PRIVATE sp_status sp_json_read_object(const char *path, size_t bytes_max, const char *code,
+                                         json_t **out_root, sp_error *error);
 
 /*
  * Typed fields of an object. Absent or null: the default, when `required` is false; else
@@ -41,8 +44,9 @@ sp_status sp_json_int(const json_t *object, const char *field, bool required, in
 sp_status sp_json_double(const json_t *object, const char *field, bool required,
                          double default_value, const char *code, double *out_value,
                          sp_error *error);
-sp_status sp_json_bool(const json_t *object, const char *field, bool required, bool default_value,
-                       const char *code, bool *out_value, sp_error *error);
+SP_PRIVATE sp_status sp_json_bool(const json_t *object, const char *field, bool required,
+                                  bool default_value, const char *code, bool *out_value,
+                                  sp_error *error);
 /* Borrowed from the object; NULL when absent and not required. */
 sp_status sp_json_string(const json_t *object, const char *field, bool required, const char *code,
                          const char **out_value, sp_error *error);

@@ -6,6 +6,7 @@
 #define SP_BASE_TEXT_H
 
 #include "base/error.h"
+#include "base/private.h"
 
 #include <stdbool.h>
 
@@ -15,10 +16,10 @@ typedef struct sp_text {
     bool failed;
 } sp_text;
 
-void sp_text_free(sp_text *text);
-void sp_text_clear(sp_text *text); /* keeps the memory, forgets a failure */
-void sp_text_add(sp_text *text, const char *string);
-void sp_text_add_bytes(sp_text *text, const char *data, size_t bytes);
+SP_PRIVATE void sp_text_free(sp_text *text);
+SP_PRIVATE void sp_text_clear(sp_text *text); /* keeps the memory, forgets a failure */
+SP_PRIVATE void sp_text_add(sp_text *text, const char *string);
+SP_PRIVATE void sp_text_add_bytes(sp_text *text, const char *data, size_t bytes);
 void sp_text_format(sp_text *text, const char *format, ...) SP_PRINTF(2, 3);
 
 /* A foreign text for a terminal, as sp_make_printable leaves it. */
@@ -36,7 +37,7 @@ size_t sp_utf8_sequence_bytes(const char *data, size_t bytes);
  * most 3 bytes, may still become a character when more bytes come.
  */
 size_t sp_utf8_complete_bytes(const char *data, size_t bytes);
-bool sp_utf8_valid(const char *data, size_t bytes);
+SP_PRIVATE bool sp_utf8_valid(const char *data, size_t bytes);
 
 /*
  * Makes a foreign text printable in place: control characters (a line's end among them) and bytes

@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SIDEPATH_VERSION "0.1.0"
-
 typedef struct verb {
     const char *name;
     int (*run)(int argc, char **argv);
@@ -67,7 +65,7 @@ int main(int argc, char **argv)
         return SP_EXIT_DONE;
     }
     if (strcmp(argv[1], "--version") == 0) {
-        puts("sidepath " SIDEPATH_VERSION);
+        printf("sidepath %s\n", sp_library_version_text());
         return SP_EXIT_DONE;
     }
     for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)

@@ -5,6 +5,8 @@
 #ifndef SP_KERNELS_GEMM_H
 #define SP_KERNELS_GEMM_H
 
+#include "base/private.h"
+
 #include "kernels/kernels.h"
 
 /* x [rows, k] to be packed, cut into pieces of rows like sp_gemm_job; see sp_kernels.x_pack. */
@@ -20,13 +22,13 @@ typedef struct sp_pack_job {
     int32_t n_pieces;
 } sp_pack_job;
 
-void sp_pack_job_cut(sp_pack_job *job, int32_t threads);
-void sp_pack_job_run(const sp_pack_job *job, int32_t piece);
+SP_PRIVATE void sp_pack_job_cut(sp_pack_job *job, int32_t threads);
+SP_PRIVATE void sp_pack_job_run(const sp_pack_job *job, int32_t piece);
 
 /* Packs x (rows × k) into `packed` in parallel. */
-void sp_gemm_pack(const sp_kernels *kernels, sp_exec *exec, void *packed, sp_dtype x_type,
-                  sp_dtype w_type, const void *x, int64_t x_stride, const int32_t *row_index,
-                  int64_t rows, int64_t k);
+SP_PRIVATE void sp_gemm_pack(const sp_kernels *kernels, sp_exec *exec, void *packed,
+                             sp_dtype x_type, sp_dtype w_type, const void *x, int64_t x_stride,
+                             const int32_t *row_index, int64_t rows, int64_t k);
 
 /*
  * One or several GEMMs cut into pieces of about equal work, for a caller that runs them inside a
@@ -50,13 +52,13 @@ typedef struct sp_gemm_piece {
 } sp_gemm_piece;
 
 /* The GEMMs may differ in everything but must not write the same memory. */
-void sp_gemm_job_cut(const sp_kernels *kernels, int32_t threads, const sp_gemm_args *gemms,
-                     int32_t n_gemms, sp_gemm_job *out_job);
-sp_gemm_piece sp_gemm_job_piece(const sp_gemm_job *job, int32_t piece);
-void sp_gemm_job_run(const sp_gemm_job *job, const sp_gemm_piece *piece);
+SP_PRIVATE void sp_gemm_job_cut(const sp_kernels *kernels, int32_t threads,
+                                const sp_gemm_args *gemms, int32_t n_gemms, sp_gemm_job *out_job);
+SP_PRIVATE sp_gemm_piece sp_gemm_job_piece(const sp_gemm_job *job, int32_t piece);
+SP_PRIVATE void sp_gemm_job_run(const sp_gemm_job *job, const sp_gemm_piece *piece);
 
 /* Runs GEMMs as one job of the executor. */
-void sp_gemm_run(const sp_kernels *kernels, sp_exec *exec, const sp_gemm_args *gemms,
-                 int32_t n_gemms);
+SP_PRIVATE void sp_gemm_run(const sp_kernels *kernels, sp_exec *exec, const sp_gemm_args *gemms,
+                            int32_t n_gemms);
 
 #endif

@@ -15,6 +15,8 @@
 #ifndef SP_KERNELS_KERNELS_H
 #define SP_KERNELS_KERNELS_H
 
+#include "base/private.h"
+
 #include <sidepath/device.h>
 #include <sidepath/status.h>
 
@@ -152,7 +154,8 @@ typedef struct sp_kernels {
  * Static storage. SP_ERR_UNSUPPORTED names a level that this machine lacks, SP_ERR_ARGUMENT a
  * name that is none.
  */
-sp_status sp_kernels_get(const char *level, const sp_kernels **out_kernels, sp_error *error);
+SP_PRIVATE sp_status sp_kernels_get(const char *level, const sp_kernels **out_kernels,
+                                    sp_error *error);
 
 /* Names of the levels that this machine can run, ascending, NULL-terminated. */
 const char *const *sp_kernels_levels(void);

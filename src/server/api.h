@@ -13,9 +13,8 @@
 #include "server/keys.h"
 #include "server/server.h"
 
-#define SP_SERVER_VERSION "0.1.0"
-#define SP_JSON_TYPE      "application/json"
-#define SP_TEXT_TYPE      "text/plain; charset=utf-8"
+#define SP_JSON_TYPE "application/json"
+#define SP_TEXT_TYPE "text/plain; charset=utf-8"
 
 typedef struct sp_api {
     const sp_server_settings *settings;

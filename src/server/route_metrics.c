@@ -27,7 +27,7 @@ static sp_metrics_view view_of(const sp_call *call, const sp_front_counts *front
 
     clock_gettime(CLOCK_REALTIME, &now);
     return (sp_metrics_view){
-        .version = SP_SERVER_VERSION,
+        .version = sp_library_version_text(),
         .base_name = sp_engine_base_name(api->engine),
         .cpu_isa = sp_engine_cpu_isa(api->engine),
         .now_unix_s = (double)now.tv_sec + (double)now.tv_nsec / NS_PER_S,

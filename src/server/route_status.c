@@ -25,6 +25,6 @@ void sp_route_version(sp_call *call)
 {
     sp_text body = {0};
 
-    sp_text_add(&body, "{\"version\": \"" SP_SERVER_VERSION "\"}\n");
+    sp_text_format(&body, "{\"version\": \"%s\"}\n", sp_library_version_text());
     sp_call_answer_json(call, &body);
 }

@@ -6,5 +6,5 @@ sidepath_compile_options(chat_render)
 # jinja2 renders them.
 add_test(NAME check_chat
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/chat/check_chat.py
-                 $<TARGET_FILE:chat_render> ${CMAKE_SOURCE_DIR}/demo/base)
+                 $<TARGET_FILE:chat_render> ${PROJECT_SOURCE_DIR}/demo/base)
 set_tests_properties(check_chat PROPERTIES LABELS "quick;chat" TIMEOUT 300 SKIP_RETURN_CODE 77)

@@ -2,8 +2,8 @@
 set(check ${CMAKE_CURRENT_SOURCE_DIR}/engine/check_make_checkpoint.py)
 add_test(NAME make_checkpoint
          COMMAND ${Python3_EXECUTABLE} -B ${check} $<TARGET_FILE:make_checkpoint>
-                 ${CMAKE_BINARY_DIR}/check_make_checkpoint
-                 ${CMAKE_SOURCE_DIR}/tests/fixtures/tokenizer512/tokenizer.json)
+                 ${PROJECT_BINARY_DIR}/check_make_checkpoint
+                 ${PROJECT_SOURCE_DIR}/tests/fixtures/tokenizer512/tokenizer.json)
 set_tests_properties(make_checkpoint PROPERTIES LABELS "quick;engine" TIMEOUT 300)
 # The batching proof over many seeds; the number of seeds is its argument.
 add_test(NAME soak_batching COMMAND test_batching 40)

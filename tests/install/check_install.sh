@@ -37,9 +37,22 @@ by_pkg_config() {
     # shellcheck disable=SC2046
     $cc -std=c17 "$consumer/engine_consumer.c" $(pkg-config --cflags --libs sidepath-engine) \
         -o "$scratch/pc_engine"
+    expect SP_ERR_NOT_FOUND "$scratch/pc_engine"
     unset LD_LIBRARY_PATH
     expect SP_ERR_INPUT "$scratch/pc_static"
-    expect SP_ERR_NOT_FOUND "$scratch/pc_engine"
+}
+
+# Programs without a shared library; the linker warns of dlopen and of the host's address functions.
+all_static() {
+    # shellcheck disable=SC2046
+    $cc -std=c17 -static "$consumer/consumer.c" $(pkg-config --cflags --static --libs sidepath) \
+        -o "$scratch/all_static" 2>"$scratch/log" || cat "$scratch/log" >&2
+    # shellcheck disable=SC2046
+    $cc -std=c17 -static "$consumer/engine_consumer.c" \
+        $(pkg-config --cflags --static --libs sidepath-engine) -o "$scratch/all_static_engine" \
+        2>"$scratch/log" || cat "$scratch/log" >&2
+    expect SP_ERR_INPUT "$scratch/all_static"
+    expect SP_ERR_NOT_FOUND "$scratch/all_static_engine"
 }
 
 by_find_package() {
@@ -54,6 +67,7 @@ by_find_package() {
     expect SP_ERR_INPUT "$scratch/consumer/consumer_shared"
     expect SP_ERR_INPUT "$scratch/consumer/consumer_static"
     expect SP_ERR_NOT_FOUND "$scratch/consumer/consumer_engine"
+    expect SP_ERR_NOT_FOUND "$scratch/consumer/consumer_engine_static"
 }
 
 rm -rf "$scratch"
@@ -63,6 +77,15 @@ prefix=$scratch/first
 for file in include/sidepath/status.h share/doc/sidepath/LICENSE; do
     [ -f "$prefix/$file" ] || { echo "$file was not installed" >&2; exit 1; }
 done
+for page in $(grep -oh 'docs/[A-Z]*\.md' "$prefix"/include/sidepath/*.h | sort -u); do
+    [ -f "$prefix/share/doc/sidepath/${page#docs/}" ] || {
+        echo "a header names $page, which was not installed" >&2
+        exit 1
+    }
+done
+for example in "$source"/examples/*.c; do
+    cmp "$example" "$prefix/share/doc/sidepath/examples/$(basename "$example")" || exit 1
+done
 if grep -rl "$source\|$prefix" "$prefix" --include=*.pc --include=*.cmake; then
     echo "a package file knows where it was built or installed" >&2
     exit 1
@@ -71,6 +94,7 @@ by_pkg_config
 mv "$prefix" "$scratch/moved"
 prefix=$scratch/moved
 by_pkg_config
+all_static
 by_find_package
 rm -rf "$scratch"
-echo "check_install: pkg-config and find_package, shared and static, also after a move"
+echo "check_install: pkg-config and find_package, shared and static, also after a move; cc -static"

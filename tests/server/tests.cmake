@@ -26,6 +26,6 @@ if(NOT CMAKE_CROSSCOMPILING)
   # The status page in a browser of 290 MB: by hand, and skipped by name where there is none.
   add_test(NAME soak_status_page
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/check_status_page.py
-                   $<TARGET_FILE:sidepath_cli> ${CMAKE_BINARY_DIR}/check_status_page)
+                   $<TARGET_FILE:sidepath_cli> ${PROJECT_BINARY_DIR}/check_status_page)
   set_tests_properties(soak_status_page PROPERTIES LABELS soak TIMEOUT 600 SKIP_RETURN_CODE 77)
 endif()

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """The public headers against the libraries and the tests:
-- every function that a header declares with SP_API is in its library;
-- the shared library exports nothing else;
+- every function that a header declares with SP_API is exported from its shared library, under the
+  node of the minor version, and the static engine has it, too;
+- the shared libraries export nothing else, but for what internal headers declare with SP_PRIVATE,
+  under a node of the whole version;
 - every one is called by some test, but for those in uncalled.txt: that list may only shrink, so a
   name in it that is called, or that no header declares, is a problem too.
-    check_api.py ROOT NM LIBSIDEPATH.so [LIBSIDEPATH_ENGINE.a]
+    check_api.py ROOT NM LIBSIDEPATH.so [LIBSIDEPATH_ENGINE.so LIBSIDEPATH_ENGINE.a]
     check_api.py --self-test"""
 
 import re
@@ -17,17 +19,24 @@ import c_source
 
 UNCALLED = Path(__file__).with_name("uncalled.txt")
 ENGINE_HEADERS = {"engine.h"}
-DECLARED = re.compile(r"\bSP_API\b[^;{]*?\b(sp_\w+)\s*\(")
+DECLARED = r"\b%s\b[^;{]*?\b(sp_\w+)\s*\("
 
 
-def declared_functions(folder):
+def declared_functions(folder, mark="SP_API", pattern="*.h"):
     """{function: header name}"""
     functions = {}
-    for header in sorted(folder.glob("*.h")):
+    for header in sorted(folder.glob(pattern)):
         text = c_source.code_only(header.read_text(encoding="utf-8"))
-        for name in DECLARED.findall(text):
+        for name in re.findall(DECLARED % mark, text):
             functions[name] = header.name
     return functions
+
+
+def version(root):
+    """("0.2", "0.2.0")"""
+    text = (root / "include" / "sidepath" / "version.h").read_text()
+    numbers = re.findall(r"^#define SP_VERSION_[A-Z]+ +(\d+)$", text, re.M)
+    return ".".join(numbers[:2]), ".".join(numbers)
 
 
 def called_functions(folder):
@@ -39,27 +48,33 @@ def called_functions(folder):
 
 
 def symbols(nm, library):
+    """{name: its version node, or ""}"""
     options = ["-D"] if ".so" in library else ["-g"]
     output = subprocess.run([nm, *options, "--defined-only", library], check=True, text=True,
                             capture_output=True).stdout
-    return {line.split()[2] for line in output.splitlines() if len(line.split()) == 3}
+    lines = [line.split() for line in output.splitlines()]
+    return {name: node for line in lines if len(line) == 3 and line[1] != "A"
+            for name, _, node in [line[2].partition("@@")]}
 
 
-def compare(declared, exported, engine, called, excused=frozenset()):
-    """Sentences about what does not fit; `engine` is None for a build without one."""
+def compare_exports(declared, exported):
+    """Sentences about the difference; both are {name: node}."""
+    for name, node in sorted(declared.items()):
+        if name not in exported:
+            yield "%s is not exported" % name
+        elif exported[name] != node:
+            yield "%s is exported under %s, not %s" % (name, exported[name] or "no node", node)
+    for name in sorted(set(exported) - set(declared)):
+        yield "%s is exported, but no header declares it" % name
+
+
+def compare_calls(declared, called, excused=frozenset()):
     for name in sorted(excused):
         if name in called or name not in declared:
             yield "uncalled.txt: %s has no place in it any more" % name
-    for name, header in sorted(declared.items()):
-        if header in ENGINE_HEADERS:
-            if engine is not None and name not in engine:
-                yield "%s: %s is not in the engine's library" % (header, name)
-        elif name not in exported:
-            yield "%s: %s is not in the shared library" % (header, name)
+    for name in sorted(declared):
         if name not in called and name not in excused:
-            yield "%s: no test calls %s" % (header, name)
-    for name in sorted(exported - set(declared)):
-        yield "the shared library exports %s, which no header declares" % name
+            yield "%s: no test calls %s" % (declared[name], name)
 
 
 def self_test():
@@ -67,24 +82,29 @@ def self_test():
         root = Path(folder)
         (root / "a.h").write_text("SP_API int\nsp_one(int a);\n/* SP_API int sp_no(void); */\n"
                                   "SP_API const char *sp_two(void);\n#define SP_API x\n")
-        (root / "engine.h").write_text("SP_API void sp_engine_go(void);\n")
-        (root / "test.c").write_text('f(sp_one(1)); "sp_no("; /* sp_two() */ sp_engine_go();\n')
+        (root / "b.h").write_text("SP_PRIVATE void *sp_three(void);\n")
+        (root / "test.c").write_text('f(sp_one(1)); "sp_no("; /* sp_two() */\n')
         declared, called = declared_functions(root), called_functions(root)
-    assert declared == {"sp_one": "a.h", "sp_two": "a.h", "sp_engine_go": "engine.h"}, declared
-    assert called >= {"sp_one", "sp_engine_go"} and "sp_two" not in called, called
-    all_called = called | {"sp_two"}
-    both = {"sp_one", "sp_two"}
-    assert not list(compare(declared, both, {"sp_engine_go"}, all_called))
-    assert not list(compare(declared, both, None, all_called))
-    assert list(compare(declared, both, None, called)) == ["a.h: no test calls sp_two"]
-    assert list(compare(declared, {"sp_one"}, None, all_called)) == [
-        "a.h: sp_two is not in the shared library"]
-    assert list(compare(declared, both, set(), all_called)) == [
-        "engine.h: sp_engine_go is not in the engine's library"]
-    assert list(compare(declared, both | {"sp_three"}, None, all_called)) == [
-        "the shared library exports sp_three, which no header declares"]
-    assert not list(compare(declared, both, None, called, {"sp_two"}))
-    assert list(compare(declared, both, None, all_called, {"sp_two", "sp_old"})) == [
+        private = declared_functions(root, "SP_PRIVATE")
+        (root / "include" / "sidepath").mkdir(parents=True)
+        (root / "include" / "sidepath" / "version.h").write_text(
+            "#define SP_VERSION_MAJOR 1\n#define SP_VERSION_MINOR  20\n"
+            "#define SP_VERSION_PATCH 3\n#define SP_VERSION_TEXT 4 5\n")
+        assert version(root) == ("1.20", "1.20.3"), version(root)
+    assert declared == {"sp_one": "a.h", "sp_two": "a.h"}, declared
+    assert private == {"sp_three": "b.h"}, private
+    assert "sp_one" in called and "sp_two" not in called, called
+    both = {"sp_one": "N", "sp_two": "P"}
+    assert not list(compare_exports(both, dict(both)))
+    assert list(compare_exports(both, {"sp_one": "N"})) == ["sp_two is not exported"]
+    assert list(compare_exports(both, {"sp_one": "P", "sp_two": ""})) == [
+        "sp_one is exported under P, not N", "sp_two is exported under no node, not P"]
+    assert list(compare_exports(both, {**both, "sp_three": "N"})) == [
+        "sp_three is exported, but no header declares it"]
+    assert not list(compare_calls(declared, called | {"sp_two"}))
+    assert list(compare_calls(declared, called)) == ["a.h: no test calls sp_two"]
+    assert not list(compare_calls(declared, called, {"sp_two"}))
+    assert list(compare_calls(declared, called | {"sp_two"}, {"sp_two", "sp_old"})) == [
         "uncalled.txt: sp_old has no place in it any more",
         "uncalled.txt: sp_two has no place in it any more"]
     print("check_api: 6 ways to break the rules are found")
@@ -94,12 +114,22 @@ def main():
     if sys.argv[1:] == ["--self-test"]:
         self_test()
         return 0
-    root, nm, shared = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    engine = symbols(nm, sys.argv[4]) if len(sys.argv) > 4 else None
+    root, nm, libraries = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     declared = declared_functions(root / "include" / "sidepath")
-    problems = list(compare(declared, symbols(nm, shared), engine,
-                            called_functions(root / "tests"),
-                            set(UNCALLED.read_text().split())))
+    minor, whole = version(root)
+    library = {name: "SIDEPATH_" + minor for name, header in declared.items()
+               if header not in ENGINE_HEADERS}
+    private = declared_functions(root / "src", "SP_PRIVATE", "*/*.h")
+    library.update((name, "SIDEPATH_PRIVATE_" + whole) for name in private)
+    engine = {name: "SIDEPATH_ENGINE_" + minor for name, header in declared.items()
+              if header in ENGINE_HEADERS}
+    problems = list(compare_exports(library, symbols(nm, libraries[0])))
+    if len(libraries) > 1:
+        problems += compare_exports(engine, symbols(nm, libraries[1]))
+        problems += ["the static engine lacks " + name
+                     for name in sorted(set(engine) - set(symbols(nm, libraries[2])))]
+    problems += compare_calls(declared, called_functions(root / "tests"),
+                              set(UNCALLED.read_text().split()))
     for problem in problems:
         print(problem, file=sys.stderr)
     print("check_api: %d functions, %d problems" % (len(declared), len(problems)))

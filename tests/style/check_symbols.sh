@@ -13,7 +13,7 @@ foreign() {
     *) listing=$("$1" -g --defined-only "$2" 2>/dev/null) ;;
     esac
     printf '%s\n' "$listing" | awk -v library="$2" '
-        NF == 3 { n++; if ($3 !~ /^sp_/) print library ": " $3 }
+        NF == 3 && $2 != "A" { n++; if ($3 !~ /^sp_/) print library ": " $3 }
         END { if (n == 0) print library ": no symbols at all" }'
 }
 

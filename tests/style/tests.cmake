@@ -17,18 +17,19 @@ sidepath_style_test(docs_self_test ${Python3_EXECUTABLE} -B ${style}/check_docs.
 find_program(SIDEPATH_CXX NAMES c++ g++ clang++-14 clang++)
 mark_as_advanced(SIDEPATH_CXX)
 sidepath_style_test(headers ${style}/check_headers.sh ${CMAKE_C_COMPILER} ${SIDEPATH_CXX}
-                    ${CMAKE_SOURCE_DIR} ${JANSSON_CFLAGS})
+                    ${PROJECT_SOURCE_DIR} ${SIDEPATH_JANSSON_CFLAGS})
 sidepath_style_test(headers_self_test ${style}/check_headers.sh --self-test ${CMAKE_C_COMPILER}
                     ${SIDEPATH_CXX} ${CMAKE_CURRENT_BINARY_DIR}/headers_self_test)
 
 # Sanitizers add symbols of their own.
 if(NOT SIDEPATH_SANITIZE)
-  set(libraries $<TARGET_FILE:sidepath> $<TARGET_FILE:sidepath_static>
-                $<TARGET_FILE:sidepath_engine_static>)
+  set(libraries $<TARGET_FILE:sidepath_shared> $<TARGET_FILE:sidepath_engine_shared>
+                $<TARGET_FILE:sidepath_static> $<TARGET_FILE:sidepath_engine_static>)
   sidepath_style_test(symbols ${style}/check_symbols.sh ${CMAKE_NM} ${libraries})
   sidepath_style_test(no_network ${style}/check_symbols.sh --no-network ${CMAKE_NM} ${libraries})
-  sidepath_style_test(api ${Python3_EXECUTABLE} -B ${style}/check_api.py ${CMAKE_SOURCE_DIR}
-                      ${CMAKE_NM} $<TARGET_FILE:sidepath> $<TARGET_FILE:sidepath_engine_static>)
+  sidepath_style_test(api ${Python3_EXECUTABLE} -B ${style}/check_api.py ${PROJECT_SOURCE_DIR}
+                      ${CMAKE_NM} $<TARGET_FILE:sidepath_shared>
+                      $<TARGET_FILE:sidepath_engine_shared> $<TARGET_FILE:sidepath_engine_static>)
   sidepath_style_test(api_self_test ${Python3_EXECUTABLE} -B ${style}/check_api.py --self-test)
   sidepath_style_test(symbols_self_test ${style}/check_symbols.sh --self-test ${CMAKE_NM}
                       ${CMAKE_C_COMPILER} ${CMAKE_CURRENT_BINARY_DIR}/symbols_self_test)
