@@ -46,6 +46,7 @@ static struct {
     sp_geometry *geometry;
     sp_layout *layout;
     sp_pool *pool;
+    sp_slot_handle handles[SLOTS];
     sp_delta *delta;
     sp_plan *plan;
     sp_image image; /* random bytes that are finite numbers, of every site */
@@ -114,7 +115,7 @@ static void open_bench(void)
     options.pool = bench.pool;
     options.rows_max = ROWS_MAX;
     CHECK(sp_delta_create(&options, &bench.delta, &bench.error));
-    CHECK(sp_plan_create(ROWS_MAX, SLOTS, &bench.plan));
+    CHECK(sp_plan_create(ROWS_MAX, SLOTS, &bench.plan, &bench.error));
     CHECK(sp_device_alloc(bench.device, ROWS_MAX * (size_t)INTER * 2, &bench.x, &bench.error));
     CHECK(sp_device_alloc(bench.device, ROWS_MAX * width, &bench.y, &bench.error));
 }
@@ -122,11 +123,14 @@ static void open_bench(void)
 /* Rows by turns to all slots. */
 static void build_plan(int32_t n_rows)
 {
-    static int32_t slots[ROWS_MAX];
+    static sp_route_span spans[ROWS_MAX];
 
-    for (int32_t i = 0; i < n_rows; i++)
-        slots[i] = n_rows > 256 ? (int32_t)((int64_t)i * SLOTS / n_rows) : i % SLOTS;
-    CHECK(sp_plan_build_rows(bench.plan, slots, NULL, n_rows, SLOTS, &bench.error));
+    for (int32_t i = 0; i < n_rows; i++) {
+        int32_t slot = n_rows > 256 ? (int32_t)((int64_t)i * SLOTS / n_rows) : i % SLOTS;
+
+        spans[i] = (sp_route_span){sizeof spans[i], bench.handles[slot], 1, 1.0f};
+    }
+    CHECK(sp_plan_build(bench.plan, bench.pool, spans, n_rows, n_rows, &bench.error));
     CHECK(sp_delta_upload(bench.delta, bench.plan));
 }
 
@@ -180,12 +184,19 @@ static double graph_seconds(sp_graph *graph)
     return seconds;
 }
 
-static int32_t load_one(void)
+static sp_slot_handle load_one(void)
 {
-    int32_t slot = -1;
+    sp_slot_handle handle;
 
-    CHECK(sp_pool_load(bench.pool, &bench.image, &slot, NULL, &bench.error));
-    return slot;
+    CHECK(sp_pool_load(bench.pool, &bench.image, &handle, &bench.error));
+    return handle;
+}
+
+/* Its memory is free at once. */
+static void unload(sp_slot_handle handle)
+{
+    CHECK(sp_pool_release(bench.pool, handle, &bench.error));
+    CHECK(sp_pool_drain(bench.pool, handle, &bench.error));
 }
 
 /* All of a load by the host's clock, and the copy alone. */
@@ -194,21 +205,21 @@ static void time_swaps(void)
     enum { TIMES = 15 };
     size_t bytes = sp_layout_slot_bytes(bench.layout);
     double whole[TIMES], copy[TIMES], copied;
-    int32_t slot = -1;
 
     for (int i = 0; i < TIMES; i++) {
         double began = sp_clock_seconds();
+        sp_slot_handle handle = load_one();
+        int32_t slot;
 
-        slot = load_one();
         CHECK(sp_stream_wait(bench.stream, NULL));
         whole[i] = sp_clock_seconds() - began;
-        CHECK(sp_pool_drain(bench.pool, slot));
-        CHECK(sp_pool_load_begin(bench.pool, &slot));
+        unload(handle);
+        CHECK(sp_pool_load_begin(bench.pool, &slot, &bench.error));
         CHECK(sp_stream_wait(bench.stream, NULL));
         began = sp_clock_seconds();
         CHECK(sp_pool_load_write(bench.pool, slot, &bench.image, &bench.error));
         copy[i] = sp_clock_seconds() - began;
-        CHECK(sp_pool_load_abort(bench.pool, slot));
+        CHECK(sp_pool_load_abort(bench.pool, slot, &bench.error));
     }
     copied = median(copy, TIMES);
     printf("  {\"case\": \"swap\", \"slot_bytes\": %zu, \"whole_ms\": %.3f, \"copy_ms\": %.3f, "
@@ -308,8 +319,8 @@ static void time_steps(int32_t n_rows)
     CHECK(sp_graph_end(bench.stream, &graph, NULL));
     for (int t = 0; t < TIMES; t++)
         alone[t] = graph_seconds(graph);
-    CHECK(sp_pool_drain(bench.pool, SLOTS - 1));
-    CHECK(sp_pool_load_begin(bench.pool, &l.slot));
+    unload(bench.handles[SLOTS - 1]);
+    CHECK(sp_pool_load_begin(bench.pool, &l.slot, &bench.error));
     CHECK(sp_stream_wait(bench.stream, NULL));
     if (pthread_create(&thread, NULL, load_on, &l) != 0)
         exit(1);
@@ -319,7 +330,8 @@ static void time_steps(int32_t n_rows)
     elapsed = sp_clock_seconds() - began;
     l.stop = true;
     (void)pthread_join(thread, NULL);
-    CHECK(sp_pool_load_commit(bench.pool, l.slot, &bench.image, NULL));
+    CHECK(sp_pool_load_commit(bench.pool, l.slot, &bench.image, &bench.handles[SLOTS - 1],
+                              &bench.error));
     printf("  {\"case\": \"step of %d layers\", \"rows\": %d, \"alone_us\": %.1f, \"beside_us\": "
            "%.1f, \"loads\": %d, \"load_gb_s\": %.1f},\n",
            LAYERS, (int)n_rows, median(alone, TIMES) * 1e6, median(beside, TIMES) * 1e6, l.loads,
@@ -455,7 +467,7 @@ int main(void)
     printf("{\"bench\": \"cuda step\", \"cases\": [\n");
     time_swaps();
     for (int i = 0; i < SLOTS; i++)
-        (void)load_one();
+        bench.handles[i] = load_one();
     time_eager(1, "qkv", 0, 3);
     time_eager(32, "qkv", 0, 3);
     time_eager(32, "o", 3, 1);

@@ -304,12 +304,11 @@ static void make_pool(host *h)
 /* Adapters to slots; what a span needs to route rows to one. */
 static sp_route_span load(host *h, const sp_adapter *adapter)
 {
-    sp_route_span span = {.scale = 1};
+    sp_route_span span = {.struct_bytes = sizeof span, .scale = 1};
     sp_image *image;
 
     check(sp_layout_pack(sp_pool_layout(h->pool), adapter, h->exec, &image, &error));
-    check(sp_pool_load(h->pool, image, &span.slot, &span.generation, &error));
-    check(sp_pool_acquire(h->pool, span.slot, span.generation));
+    check(sp_pool_load(h->pool, image, &span.handle, &error)); /* held until close_host */
     sp_image_destroy(image);
     return span;
 }
@@ -323,7 +322,7 @@ static void make_delta(host *h, int32_t rows_max)
     options.exec = h->exec;
     options.rows_max = rows_max;
     check(sp_delta_create(&options, &h->delta, &error));
-    check(sp_plan_create(rows_max, h->n_adapters, &h->plan));
+    check(sp_plan_create(rows_max, h->n_adapters, &h->plan, &error));
 }
 
 /* ---- one forward pass ---------------------------------------------------------------------- */
@@ -558,7 +557,7 @@ static void close_host(host *h, const sp_route_span *routes)
     sp_plan_destroy(h->plan);
     sp_delta_destroy(h->delta);
     for (int32_t i = 0; i < h->n_adapters; i++) {
-        check(sp_pool_release(h->pool, routes[1 + i].slot, routes[1 + i].generation));
+        check(sp_pool_release(h->pool, routes[1 + i].handle, &error));
         sp_adapter_release(h->adapters[i]);
     }
     sp_pool_destroy(h->pool);
@@ -571,7 +570,7 @@ static void close_host(host *h, const sp_route_span *routes)
 
 int main(int argc, char **argv)
 {
-    sp_route_span routes[1 + ADAPTERS_MAX] = {{.slot = SP_SLOT_BASE, .scale = 1}};
+    sp_route_span routes[1 + ADAPTERS_MAX] = {{sizeof routes[0], {.slot = SP_SLOT_BASE}, 0, 1}};
     sp_exec_options threads;
     host h = {.n_adapters = argc - 2};
     int failed;

@@ -11,6 +11,10 @@
  * An FP32 y takes the fma without the last rounding; with T = F32 nothing is rounded before it.
  * Rows with slot -1, rank 0 or an effective scale of 0 are neither read nor written.
  *
+ * Every call that takes a plan refuses, with SP_ERR_STATE and nothing written, one that was built
+ * over another pool than the delta's, and one whose versions were released or replaced since it was
+ * built (sp_plan_check).
+ *
  * Stability: stable.
  */
 #ifndef SIDEPATH_DELTA_H
@@ -121,7 +125,7 @@ SP_API bool sp_delta_expand(sp_delta *delta, int32_t output, int64_t column_begi
  * enqueues the node that makes segments and tiles of what is there, and may be. So a captured graph
  * holds start and the applies; before each replay the host builds its plan and uploads it. A plan
  * of fewer rows than were captured leaves the others to the base.
- * SP_ERR_ARGUMENT: a plan larger than rows_max, or with a slot that the pool has not.
+ * SP_ERR_ARGUMENT: a plan larger than rows_max.
  */
 SP_API sp_status sp_delta_upload(sp_delta *delta, const sp_plan *plan);
 SP_API sp_status sp_delta_start(sp_delta *delta, const sp_plan *plan);
@@ -167,7 +171,7 @@ SP_API sp_status sp_delta_embed(sp_delta *delta, const sp_plan *plan, const int3
  * Behind the head's GEMM, before any soft-cap: the logits of tokens that the row's adapter replaces
  * are computed again, as products with its rows in the order of the GEMM; then the delta of lm_head
  * is added. x is [n_rows, hidden] of the pool's dtype, what the head read; logits [n_rows, vocab].
- * The plan is of these rows, which need not be those of the step: sp_plan_build_rows makes it.
+ * The plan is of these rows, which need not be those of the step: sp_plan_select makes it.
  * SP_ERR_STRIDE and SP_ERR_ARGUMENT as above. Does not allocate, lock or log.
  * On a GPU what was uploaded and started must be the plan of these rows: where they are not those
  * of the step, a second sp_delta over the same pool has a second plan.

@@ -151,12 +151,23 @@ typedef enum sp_slot_state {
     SP_SLOT_DRAINING = 3
 } sp_slot_state;
 
+/*
+ * A version in a slot: what a caller holds instead of a slot number. Generations are never given
+ * twice, in no pool of the process, so a handle whose slot was loaded anew, or one of another pool,
+ * is refused as `handle-stale` and never means another adapter. Frozen: it will not grow.
+ */
+typedef struct sp_slot_handle {
+    int32_t slot;
+    uint64_t generation; /* 0: no version has it */
+} sp_slot_handle;
+
 typedef struct sp_slot_info {
+    size_t struct_bytes;
     sp_slot_state state;
     bool pinned;
     bool awaited;        /* loaded for a request that still waits: never a victim */
-    int32_t references;  /* requests that hold this version */
-    uint64_t generation; /* rises by one with every load into any slot; 0 = never loaded */
+    int32_t references;  /* holders of this version */
+    uint64_t generation; /* of the newest load; 0 = never loaded */
     uint64_t last_use;   /* the pool's own use counter, for LRU */
     sp_digest digest;
 } sp_slot_info;
@@ -183,22 +194,83 @@ SP_API int32_t sp_pool_slots(const sp_pool *pool);
 SP_API sp_layout *sp_pool_layout(const sp_pool *pool); /* borrowed */
 SP_API sp_device *sp_pool_device(const sp_pool *pool); /* borrowed */
 SP_API size_t sp_pool_device_bytes(const sp_pool *pool);
-SP_API sp_status sp_pool_slot_info(const sp_pool *pool, int32_t slot, sp_slot_info *out_info);
+
+/* SP_ERR_ARGUMENT: no such slot, or out_info's struct_bytes is not set. */
+SP_API sp_status sp_pool_slot_info(const sp_pool *pool, int32_t slot, sp_slot_info *out_info,
+                                   sp_error *error);
 
 /*
  * The victim policy, pure: the first EMPTY slot, else the idle READY slot least recently used
- * (ties: the lowest). Idle: not pinned, not awaited, no references. SP_POOL_FULL: none now, try
- * again later. SP_ERR_SLOTS_PINNED: every slot is pinned, for good.
+ * (ties: the lowest). Idle: not pinned, not awaited, no references. slots [n_slots], each with the
+ * struct_bytes of the first. SP_POOL_FULL: none now, try again later. SP_ERR_SLOTS_PINNED: every
+ * slot is pinned, for good.
  */
-SP_API sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots, int32_t *out_slot);
+SP_API sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots, int32_t *out_slot,
+                                     sp_error *error);
 
 /*
+ * Loads an image into a slot: victim, copy, tables. *out_handle is the version, with one reference
+ * that is the caller's until sp_pool_release; no load takes the slot away before. On failure
+ * nothing is left and *out_handle is as it was.
+ * SP_POOL_FULL: every slot has a holder, is on its way or pinned, or the room for replaced rows is
+ * taken; release a handle and try again. SP_ERR_SLOTS_PINNED: every slot is pinned.
+ * SP_ERR_TOO_LARGE with `overlay-too-large`. SP_ERR_ARGUMENT: an image that was not packed for the
+ * pool's layout. SP_ERR_DEVICE.
+ */
+SP_API sp_status sp_pool_load(sp_pool *pool, const sp_image *image, sp_slot_handle *out_handle,
+                              sp_error *error);
+
+/*
+ * One reference more to a READY version, and one less. The last release leaves the version in its
+ * slot, where sp_pool_acquire finds it again until a load needs the slot; a DRAINING slot becomes
+ * EMPTY. Every handle must be released before the pool is destroyed by whoever took it.
+ * SP_ERR_ARGUMENT with `slot-out-of-range`. SP_ERR_STATE with `slot-empty`, `slot-loading`,
+ * `handle-stale`; acquire: `slot-draining`; release: `handle-released` where nobody holds it.
+ */
+SP_API sp_status sp_pool_acquire(sp_pool *pool, sp_slot_handle handle, sp_error *error);
+SP_API sp_status sp_pool_release(sp_pool *pool, sp_slot_handle handle, sp_error *error);
+
+/*
+ * Whether rows may be routed to the version: SP_OK while its slot is READY or DRAINING, has this
+ * generation and is held. Else as sp_pool_release says. Changes nothing.
+ */
+SP_API sp_status sp_pool_check_handle(const sp_pool *pool, sp_slot_handle handle, sp_error *error);
+
+/* Another number after every event that may have ended a handle: a last release, a slot emptied or
+ * chosen as a victim. While it stays, what sp_pool_check_handle allowed is still so. */
+SP_API uint64_t sp_pool_changes(const sp_pool *pool);
+
+/* The READY version with this content. It is not acquired. SP_ERR_NOT_FOUND. */
+SP_API sp_status sp_pool_find(const sp_pool *pool, const sp_digest *digest,
+                              sp_slot_handle *out_handle, sp_error *error);
+
+/* Used by a step: renews last_use. A handle that is stale does nothing. */
+SP_API void sp_pool_touch(sp_pool *pool, sp_slot_handle handle);
+
+/*
+ * READY → DRAINING (references left, SP_BUSY: the last release empties it) or EMPTY (SP_OK).
+ * SP_BUSY for a DRAINING one. SP_ERR_STATE with `pinned`; else as sp_pool_acquire.
+ */
+SP_API sp_status sp_pool_drain(sp_pool *pool, sp_slot_handle handle, sp_error *error);
+
+/* Of READY versions only; refuses like sp_pool_acquire. */
+SP_API sp_status sp_pool_set_pinned(sp_pool *pool, sp_slot_handle handle, bool pinned,
+                                    sp_error *error);
+SP_API sp_status sp_pool_set_awaited(sp_pool *pool, sp_slot_handle handle, bool awaited,
+                                     sp_error *error);
+
+/* ---- loading in pieces --------------------------------------------------------------------- */
+
+/*
+ * For a host that copies on a thread of its own: begin, reserve, write (on that thread), commit, or
+ * abort. A LOADING slot has no version yet, so these calls take its number.
+ *
  * EMPTY or idle READY → LOADING. Takes the victim's tables out of service first, so that no step
  * from now on can read a slot that is being written; on a GPU a step that was enqueued before still
  * may, and whatever is written to the slot later waits on the device until that step is over. The
- * same holds where a slot becomes EMPTY. SP_POOL_FULL and SP_ERR_SLOTS_PINNED as above.
+ * same holds where a slot becomes EMPTY. SP_POOL_FULL and SP_ERR_SLOTS_PINNED as sp_pool_load.
  */
-SP_API sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot);
+SP_API sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot, sp_error *error);
 
 /*
  * Whether sp_pool_load_reserve would find room, once a slot is LOADING: SP_OK, or what it returns.
@@ -224,41 +296,26 @@ SP_API sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_imag
 SP_API sp_status sp_pool_load_write(sp_pool *pool, int32_t slot, const sp_image *image,
                                     sp_error *error);
 
-/* LOADING → READY: writes the slot's cells of every table, between two steps. */
+/*
+ * LOADING → READY: writes the slot's cells of every table, between two steps. *out_handle has one
+ * reference, the caller's. SP_ERR_STATE: not LOADING, or nothing written. SP_ERR_ARGUMENT: another
+ * image than the one that was written. SP_ERR_DEVICE: it is LOADING still, abort it.
+ */
 SP_API sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image,
-                                     uint64_t *out_generation);
+                                     sp_slot_handle *out_handle, sp_error *error);
 
 /* LOADING → EMPTY, after a failure; the slot is zeroed. */
-SP_API sp_status sp_pool_load_abort(sp_pool *pool, int32_t slot);
+SP_API sp_status sp_pool_load_abort(sp_pool *pool, int32_t slot, sp_error *error);
 
-/* The three in a row: victim, copy, commit. On failure nothing is left behind. */
-SP_API sp_status sp_pool_load(sp_pool *pool, const sp_image *image, int32_t *out_slot,
-                              uint64_t *out_generation, sp_error *error);
-
-/*
- * A request holds a version: slot and generation together. acquire fails with SP_ERR_STATE when
- * the slot is not READY or holds another generation. release of the last reference of a DRAINING
- * slot makes it EMPTY.
- */
-SP_API sp_status sp_pool_acquire(sp_pool *pool, int32_t slot, uint64_t generation);
-SP_API sp_status sp_pool_release(sp_pool *pool, int32_t slot, uint64_t generation);
-SP_API void sp_pool_touch(sp_pool *pool, int32_t slot); /* used by a step: renews last_use */
-
-/* READY → DRAINING (references left, SP_BUSY) or EMPTY (SP_OK). Refuses a pinned slot. */
-SP_API sp_status sp_pool_drain(sp_pool *pool, int32_t slot);
-
-/* Only READY slots can be pinned; a DRAINING one is SP_ERR_STATE. */
-SP_API sp_status sp_pool_set_pinned(sp_pool *pool, int32_t slot, bool pinned);
-SP_API sp_status sp_pool_set_awaited(sp_pool *pool, int32_t slot, bool awaited);
-
-/* The READY slot that holds this content, or -1. */
-SP_API int32_t sp_pool_find(const sp_pool *pool, const sp_digest *digest);
+/* ---- tables -------------------------------------------------------------------------------- */
 
 /*
  * The tables of one site, on the device: [slots] each, at addresses that never change. A cell of
- * `a` or `b` is NULL and its rank 0 where the slot does not adapt the site.
+ * `a` or `b` is NULL and its rank 0 where the slot does not adapt the site. The pool's: it lives
+ * as long as the pool.
  */
 typedef struct sp_pool_tables {
+    size_t struct_bytes;
     const void *const *a; /* [slots] → [R, k_in] of the pool's dtype */
     const void *const *b; /* [slots] → [n_out, R] */
     const float *scale;   /* [slots] */
@@ -267,13 +324,16 @@ typedef struct sp_pool_tables {
     const void *first_a, *first_b;
 } sp_pool_tables;
 
-SP_API sp_status sp_pool_tables_at(const sp_pool *pool, int32_t site, sp_pool_tables *out_tables);
+/* site: an index of the layout's; NULL where it has none. */
+SP_API const sp_pool_tables *sp_pool_tables_at(const sp_pool *pool, int32_t site);
 
 /*
  * Rows of one table that the slots replace, on the device: [slots] each, at addresses that never
- * change. A cell's n is 0 and its pointers NULL where the slot replaces none.
+ * change. A cell's n is 0 and its pointers NULL where the slot replaces none. The pool's: it lives
+ * as long as the pool.
  */
 typedef struct sp_pool_overlays {
+    size_t struct_bytes;
     const void *const *rows;   /* [slots] → [n, hidden] of row_type */
     const int32_t *const *map; /* [slots] → [vocab] row number of each token, or -1 */
     const int32_t *const *ids; /* [slots] → [n] tokens, ascending */
@@ -283,7 +343,7 @@ typedef struct sp_pool_overlays {
 } sp_pool_overlays;
 
 /* module: SP_MODULE_EMBED_TOKENS or SP_MODULE_LM_HEAD. All NULL in a pool without a budget. */
-SP_API sp_pool_overlays sp_pool_overlays_of(const sp_pool *pool, sp_module module);
+SP_API const sp_pool_overlays *sp_pool_overlays_of(const sp_pool *pool, sp_module module);
 
 #ifdef __cplusplus
 }

@@ -108,6 +108,7 @@ typedef struct rig {
     sp_geometry *geometry;
     sp_layout *layout[COUNT(ranks)];
     sp_pool *pool[COUNT(ranks)];
+    sp_slot_handle handles[COUNT(ranks)][SLOTS];
     sp_delta *delta[COUNT(ranks)];
     sp_plan *plan;
 } rig;
@@ -196,7 +197,7 @@ static void destroy_bench(delta_bench *bench)
 /* ---- the rig of one group ------------------------------------------------------------------ */
 
 /* SLOTS adapters of this rank, each with all sites of the group. */
-static sp_status load_adapters(const rig *r, size_t which, sp_error *error)
+static sp_status load_adapters(rig *r, size_t which, sp_error *error)
 {
     const group *g = r->group;
     sp_adapter_site sites[TARGETS_MAX];
@@ -217,12 +218,11 @@ static sp_status load_adapters(const rig *r, size_t which, sp_error *error)
     for (int32_t s = 0; s < SLOTS && status == SP_OK; s++) {
         sp_digest digest = {{(uint8_t)(s + 1)}};
         sp_image *image = NULL;
-        int32_t slot;
 
         status = sp_layout_pack_sites(r->layout[which], sites, (size_t)g->n_targets, &digest, NULL,
                                       &image, error);
         if (status == SP_OK)
-            status = sp_pool_load(r->pool[which], image, &slot, NULL, error);
+            status = sp_pool_load(r->pool[which], image, &r->handles[which][s], error);
         sp_image_destroy(image);
     }
     sp_aligned_free(values);
@@ -284,8 +284,8 @@ static sp_status create_rig(const delta_bench *bench, const group *g, rig *r, sp
             return sp_fail_memory(error, (size_t)g->n_out[t] * (size_t)g->k_in * 2, "a layer");
     }
     status = sp_geometry_create(1, 0, dims, (size_t)g->n_targets, &r->geometry, error);
-    if (status == SP_OK && sp_plan_create(ROWS_MAX, SLOTS, &r->plan) != SP_OK)
-        status = sp_fail_memory(error, ROWS_MAX, "a plan");
+    if (status == SP_OK)
+        status = sp_plan_create(ROWS_MAX, SLOTS, &r->plan, error);
     for (size_t i = 0; i < COUNT(ranks) && status == SP_OK; i++)
         status = create_rank(bench, r, i, error);
     return status;
@@ -377,13 +377,18 @@ static double bytes_moved(const group *g, int32_t rank, int32_t n_rows, int32_t 
 static sp_status run_once(delta_bench *bench, const rig *r, int32_t n_rows, double base_seconds,
                           rounds *c, int64_t round, sp_error *error)
 {
-    int32_t seq_slot[ROWS_MAX];
+    sp_route_span spans[ROWS_MAX];
     double seconds = 0;
     sp_status status;
 
     for (int32_t row = 0; row < n_rows; row++)
-        seq_slot[row] = row % c->adapters;
-    status = sp_plan_build_rows(r->plan, seq_slot, NULL, n_rows, SLOTS, error);
+        spans[row] = (sp_route_span){
+            .struct_bytes = sizeof spans[row],
+            .handle = r->handles[c->which][row % c->adapters],
+            .n_rows = 1,
+            .scale = 1,
+        };
+    status = sp_plan_build(r->plan, r->pool[c->which], spans, n_rows, n_rows, error);
     if (status != SP_OK)
         return status;
     status = time_delta(bench, r, c->which, &seconds);

@@ -309,11 +309,13 @@ static sp_status time_copying(load_bench *bench, pack_parts *parts, double *time
     sp_status status = to ? SP_OK : sp_fail_memory(error, 2 * bytes, "a copy");
 
     for (size_t i = 0; i < n + 2 && status == SP_OK; i++) { /* two more: pages are touched */
-        int32_t slot;
+        sp_slot_handle handle;
         double began = sp_clock_seconds();
 
-        status = sp_pool_load(parts->pool, parts->image, &slot, NULL, error);
+        status = sp_pool_load(parts->pool, parts->image, &handle, error);
         times[i % n] = sp_clock_seconds() - began;
+        if (status == SP_OK)
+            status = sp_pool_release(parts->pool, handle, error);
         began = sp_clock_seconds();
         memcpy(to + (i % 2) * bytes, parts->image->data, bytes);
         plain[i % n] = sp_clock_seconds() - began;

@@ -153,23 +153,27 @@ static sp_status check_output(const sp_delta *delta, int32_t layer, const sp_del
     return output->y_stride < site->n_out ? SP_ERR_STRIDE : SP_OK;
 }
 
-static bool plan_fits(const sp_delta *delta, const sp_plan_view *view)
+/* The plan is of this pool, its versions are held still, and its rows fit. */
+sp_status sp_delta_check_plan(const sp_delta *delta, const sp_plan *plan)
 {
-    return view->n_rows <= delta->rows_max &&
-           (view->n_segments == 0 ||
-            view->segment_slot[view->n_segments - 1] < sp_pool_slots(delta->pool));
+    sp_status status;
+
+    if (delta == NULL || plan == NULL)
+        return SP_ERR_ARGUMENT;
+    status = sp_plan_check(plan, delta->pool, NULL);
+    if (status != SP_OK)
+        return status;
+    return sp_plan_get(plan)->n_rows <= delta->rows_max ? SP_OK : SP_ERR_ARGUMENT;
 }
 
 /* All but x. *out_k_in is 0 where the pool holds none of the sites. */
-static sp_status check_outputs(const sp_delta *delta, const sp_plan_view *view, int32_t layer,
-                               const sp_delta_output *outputs, int32_t n_outputs, int32_t *out_k_in)
+static sp_status check_outputs(const sp_delta *delta, int32_t layer, const sp_delta_output *outputs,
+                               int32_t n_outputs, int32_t *out_k_in)
 {
     sp_status status = SP_OK;
 
     if (n_outputs < 0 || (outputs == NULL && n_outputs > 0) || layer < -1 ||
         layer >= sp_geometry_layers(sp_layout_geometry(delta->layout)))
-        return SP_ERR_ARGUMENT;
-    if (!plan_fits(delta, view))
         return SP_ERR_ARGUMENT;
     *out_k_in = 0;
     for (int32_t i = 0; i < n_outputs && status == SP_OK; i++)
@@ -177,14 +181,13 @@ static sp_status check_outputs(const sp_delta *delta, const sp_plan_view *view, 
     return status;
 }
 
-static sp_status check_apply(const sp_delta *delta, const sp_plan_view *view, int32_t layer,
-                             const void *x, int64_t x_stride, const sp_delta_output *outputs,
-                             int32_t n_outputs, int32_t *out_k_in)
+static sp_status check_apply(const sp_delta *delta, int32_t layer, const void *x, int64_t x_stride,
+                             const sp_delta_output *outputs, int32_t n_outputs, int32_t *out_k_in)
 {
     sp_status status = x != NULL ? SP_OK : SP_ERR_ARGUMENT;
 
     if (status == SP_OK)
-        status = check_outputs(delta, view, layer, outputs, n_outputs, out_k_in);
+        status = check_outputs(delta, layer, outputs, n_outputs, out_k_in);
     if (status != SP_OK)
         return status;
     return x_stride < *out_k_in ? SP_ERR_STRIDE : SP_OK;
@@ -195,7 +198,7 @@ static sp_status check_apply(const sp_delta *delta, const sp_plan_view *view, in
 /* The sites of one job: at most SP_LORA_GROUP_MAX that the pool holds. */
 typedef struct site_group {
     int32_t n;
-    sp_pool_tables tables[SP_LORA_GROUP_MAX];
+    const sp_pool_tables *tables[SP_LORA_GROUP_MAX];
     int32_t k_in[SP_LORA_GROUP_MAX];
 } site_group;
 
@@ -204,7 +207,7 @@ static void add_site(const sp_delta *delta, int32_t index, const sp_delta_output
 {
     const sp_layout_site *site = sp_layout_site_at(delta->layout, index);
 
-    sp_pool_tables_at(delta->pool, index, &group->tables[group->n]);
+    group->tables[group->n] = sp_pool_tables_at(delta->pool, index);
     group->k_in[group->n] = site->k_in;
     job->targets[group->n] = (sp_lora_target){
         .y = output->y,
@@ -224,12 +227,12 @@ static void add_rows(const sp_plan_view *view, const site_group *group, sp_lora_
 
         for (int32_t t = 0; t < group->n; t++)
             pairs[t] = (sp_lora_pair){
-                .a = group->tables[t].a[slot],
-                .b = group->tables[t].b[slot],
+                .a = group->tables[t]->a[slot],
+                .b = group->tables[t]->b[slot],
                 .a_stride = group->k_in[t],
                 .b_stride = job->rank_max,
-                .rank = group->tables[t].rank[slot],
-                .scale = group->tables[t].scale[slot],
+                .rank = group->tables[t]->rank[slot],
+                .scale = group->tables[t]->scale[slot],
             };
         sp_lora_job_add(job, view->row_order + begin, view->segment_begin[segment + 1] - begin,
                         view->row_scale, pairs);
@@ -325,10 +328,11 @@ sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t layer, co
     int32_t k_in;
     sp_status status;
 
-    if (delta == NULL || plan == NULL)
-        return SP_ERR_ARGUMENT;
-    view = sp_plan_get(plan);
-    status = check_apply(delta, &view, layer, x, x_stride, outputs, n_outputs, &k_in);
+    status = sp_delta_check_plan(delta, plan);
+    if (status != SP_OK)
+        return status;
+    view = *sp_plan_get(plan);
+    status = check_apply(delta, layer, x, x_stride, outputs, n_outputs, &k_in);
     if (status != SP_OK || delta->no_apply || k_in == 0)
         return status;
     if (delta->gpu != NULL) {
@@ -353,10 +357,13 @@ sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, int32_t layer, co
     int32_t k_in;
     sp_status status;
 
-    if (delta == NULL || plan == NULL || out_pieces == NULL)
+    if (out_pieces == NULL)
         return SP_ERR_ARGUMENT;
-    view = sp_plan_get(plan);
-    status = check_apply(delta, &view, layer, x, x_stride, outputs, n_outputs, &k_in);
+    status = sp_delta_check_plan(delta, plan);
+    if (status != SP_OK)
+        return status;
+    view = *sp_plan_get(plan);
+    status = check_apply(delta, layer, x, x_stride, outputs, n_outputs, &k_in);
     if (status != SP_OK)
         return status;
     *out_pieces = (sp_delta_pieces){.fits = n_outputs <= SP_LORA_GROUP_MAX && delta->gpu == NULL};
@@ -405,24 +412,24 @@ bool sp_delta_expand(sp_delta *delta, int32_t output, int64_t column_begin, int6
 sp_status sp_delta_upload(sp_delta *delta, const sp_plan *plan)
 {
     sp_plan_view view;
+    sp_status status;
 
-    if (delta == NULL || plan == NULL)
-        return SP_ERR_ARGUMENT;
-    view = sp_plan_get(plan);
-    if (!plan_fits(delta, &view))
-        return SP_ERR_ARGUMENT;
+    status = sp_delta_check_plan(delta, plan);
+    if (status != SP_OK)
+        return status;
+    view = *sp_plan_get(plan);
     return delta->gpu != NULL ? sp_delta_gpu_upload(delta->gpu, &view) : SP_OK;
 }
 
 sp_status sp_delta_start(sp_delta *delta, const sp_plan *plan)
 {
     sp_plan_view view;
+    sp_status status;
 
-    if (delta == NULL || plan == NULL)
-        return SP_ERR_ARGUMENT;
-    view = sp_plan_get(plan);
-    if (!plan_fits(delta, &view))
-        return SP_ERR_ARGUMENT;
+    status = sp_delta_check_plan(delta, plan);
+    if (status != SP_OK)
+        return status;
+    view = *sp_plan_get(plan);
     return delta->gpu != NULL ? sp_delta_gpu_start(delta->gpu, view.n_rows) : SP_OK;
 }
 
@@ -444,13 +451,14 @@ sp_status sp_delta_enqueue_shrink(sp_delta *delta, const sp_plan *plan, int32_t 
     sp_plan_view view;
     sp_status status;
 
-    if (delta == NULL || plan == NULL)
-        return SP_ERR_ARGUMENT;
+    status = sp_delta_check_plan(delta, plan);
+    if (status != SP_OK)
+        return status;
     if (delta->gpu == NULL)
         return SP_ERR_UNSUPPORTED;
-    view = sp_plan_get(plan);
+    view = *sp_plan_get(plan);
     call.n_rows = view.n_rows;
-    status = check_apply(delta, &view, layer, x, x_stride, outputs, n_outputs, &call.k_in);
+    status = check_apply(delta, layer, x, x_stride, outputs, n_outputs, &call.k_in);
     if (status == SP_OK)
         status = fill_half(delta, layer, outputs, n_outputs, &call);
     if (status != SP_OK || delta->no_apply || call.n == 0)
@@ -466,13 +474,14 @@ sp_status sp_delta_enqueue_expand(sp_delta *delta, const sp_plan *plan, int32_t 
     sp_plan_view view;
     sp_status status;
 
-    if (delta == NULL || plan == NULL)
-        return SP_ERR_ARGUMENT;
+    status = sp_delta_check_plan(delta, plan);
+    if (status != SP_OK)
+        return status;
     if (delta->gpu == NULL)
         return SP_ERR_UNSUPPORTED;
-    view = sp_plan_get(plan);
+    view = *sp_plan_get(plan);
     call.n_rows = view.n_rows;
-    status = check_outputs(delta, &view, layer, outputs, n_outputs, &call.k_in);
+    status = check_outputs(delta, layer, outputs, n_outputs, &call.k_in);
     if (status == SP_OK)
         status = fill_half(delta, layer, outputs, n_outputs, &call);
     if (status != SP_OK || delta->no_apply || call.n == 0)

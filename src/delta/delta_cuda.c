@@ -275,18 +275,17 @@ static void set_site(const sp_delta_gpu *gpu, int32_t index, const sp_delta_outp
                      sp_cuda_site *site)
 {
     const sp_layout_site *place = sp_layout_site_at(sp_pool_layout(gpu->pool), index);
-    sp_pool_tables tables;
+    const sp_pool_tables *tables = sp_pool_tables_at(gpu->pool, index);
 
-    (void)sp_pool_tables_at(gpu->pool, index, &tables);
     *site = (sp_cuda_site){
-        .a = tables.first_a,
-        .b = tables.first_b,
+        .a = tables->first_a,
+        .b = tables->first_b,
         .a_slot_stride = gpu->slot_elements,
         .b_slot_stride = gpu->slot_elements,
         .a_stride = place->k_in,
         .b_stride = gpu->rank_stride,
-        .rank = tables.rank,
-        .scale = tables.scale,
+        .rank = tables->rank,
+        .scale = tables->scale,
         .y = output->y,
         .y_stride = output->y_stride,
         .n_out = place->n_out,
@@ -373,7 +372,7 @@ sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call)
 sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const int32_t *tokens,
                              int32_t vocab, int32_t hidden, void *y, int64_t y_stride)
 {
-    sp_pool_overlays overlays = sp_pool_overlays_of(gpu->pool, SP_MODULE_EMBED_TOKENS);
+    const sp_pool_overlays *overlays = sp_pool_overlays_of(gpu->pool, SP_MODULE_EMBED_TOKENS);
     int32_t site = sp_layout_find(sp_pool_layout(gpu->pool), -1, SP_MODULE_EMBED_TOKENS);
     sp_pool_tables pairs = {.rank = NULL};
     sp_cuda_embed embed;
@@ -381,7 +380,7 @@ sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const int32_t *t
     if (n_rows != gpu->rows_started)
         return SP_ERR_STATE;
     if (site >= 0)
-        (void)sp_pool_tables_at(gpu->pool, site, &pairs);
+        pairs = *sp_pool_tables_at(gpu->pool, site);
     embed = (sp_cuda_embed){
         .type = gpu->type,
         .n_rows = n_rows,
@@ -390,8 +389,8 @@ sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const int32_t *t
         .tokens = tokens,
         .seq_slot = gpu->scratch.plan.seq_slot,
         .row_scale = gpu->scratch.plan.row_scale,
-        .rows = overlays.rows,
-        .map = overlays.map,
+        .rows = overlays->rows,
+        .map = overlays->map,
         .a = pairs.first_a,
         .b = pairs.first_b,
         .slot_stride = gpu->slot_elements,
@@ -410,7 +409,7 @@ sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const int32_t *t
 sp_status sp_delta_gpu_head(sp_delta_gpu *gpu, int32_t n_rows, const void *x, int64_t x_stride,
                             int32_t vocab, int32_t hidden, float *logits, int64_t logits_stride)
 {
-    sp_pool_overlays overlays = sp_pool_overlays_of(gpu->pool, SP_MODULE_LM_HEAD);
+    const sp_pool_overlays *overlays = sp_pool_overlays_of(gpu->pool, SP_MODULE_LM_HEAD);
     sp_cuda_head head = {
         .type = gpu->type,
         .n_rows = n_rows,
@@ -420,16 +419,16 @@ sp_status sp_delta_gpu_head(sp_delta_gpu *gpu, int32_t n_rows, const void *x, in
         .x = x,
         .x_stride = x_stride,
         .tiles = gpu->scratch.plan.tiles,
-        .rows = overlays.rows,
-        .ids = overlays.ids,
-        .n = overlays.n,
+        .rows = overlays->rows,
+        .ids = overlays->ids,
+        .n = overlays->n,
         .logits = logits,
         .logits_stride = logits_stride,
     };
 
     if (n_rows != gpu->rows_started)
         return SP_ERR_STATE;
-    if (overlays.n == NULL)
+    if (overlays->n == NULL)
         return SP_OK;
     gpu->after_plan = false;
     return sp_device_cuda_status(gpu->device,

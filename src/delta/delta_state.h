@@ -39,6 +39,10 @@ struct sp_delta {
     int32_t piece_target[SP_LORA_GROUP_MAX]; /* of each output; -1: it has no delta */
 };
 
+/* SP_ERR_ARGUMENT: no delta, no plan, or one of more than rows_max rows. What sp_plan_check says.
+ */
+sp_status sp_delta_check_plan(const sp_delta *delta, const sp_plan *plan);
+
 /* Bytes for sp_token_scratch_cut, a multiple of 64. */
 size_t sp_token_scratch_bytes(const sp_layout *layout);
 void sp_token_scratch_cut(char *block, const sp_layout *layout, sp_token_scratch *out_scratch);

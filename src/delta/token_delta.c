@@ -142,18 +142,11 @@ static void add_gemm(round *r, const sp_gemm_args *args, const void *x, int64_t 
 
 bool sp_delta_has_tokens(const sp_delta *delta, sp_module module)
 {
-    sp_pool_overlays tables = sp_pool_overlays_of(delta->pool, module);
+    const sp_pool_overlays *tables = sp_pool_overlays_of(delta->pool, module);
     /* What is captured for a GPU must serve what the slots hold later. */
-    bool replaced = delta->gpu != NULL ? tables.n != NULL : tables.n_slots > 0;
+    bool replaced = delta->gpu != NULL ? tables->n != NULL : tables->n_slots > 0;
 
     return !delta->no_apply && (sp_layout_find(delta->layout, -1, module) >= 0 || replaced);
-}
-
-static bool plan_fits(const sp_delta *delta, const sp_plan_view *view)
-{
-    return view->n_rows <= delta->rows_max &&
-           (view->n_segments == 0 ||
-            view->segment_slot[view->n_segments - 1] < sp_pool_slots(delta->pool));
 }
 
 /* ---- embeddings ---------------------------------------------------------------------------- */
@@ -169,11 +162,11 @@ typedef struct embed_job {
 
 static void override_embeddings(const embed_job *job)
 {
-    sp_pool_overlays tables = sp_pool_overlays_of(job->delta->pool, SP_MODULE_EMBED_TOKENS);
+    const sp_pool_overlays *tables = sp_pool_overlays_of(job->delta->pool, SP_MODULE_EMBED_TOKENS);
     sp_override_args args = {
-        .rows = tables.rows,
-        .map = tables.map,
-        .row_type = tables.row_type,
+        .rows = tables->rows,
+        .map = tables->map,
+        .row_type = tables->row_type,
         .row_slot = job->view.seq_slot,
         .token = job->tokens,
         .width = job->hidden,
@@ -182,7 +175,7 @@ static void override_embeddings(const embed_job *job)
         .y_stride = job->y_stride,
     };
 
-    if (tables.n_slots > 0)
+    if (tables->n_slots > 0)
         job->delta->kernels->override_rows(&args, 0, job->view.n_rows);
 }
 
@@ -224,18 +217,18 @@ static void apply_embed_pairs(const embed_job *job)
     const sp_delta *delta = job->delta;
     int32_t site = sp_layout_find(delta->layout, -1, SP_MODULE_EMBED_TOKENS);
     round r = {.delta = delta};
-    sp_pool_tables tables;
+    const sp_pool_tables *tables = sp_pool_tables_at(delta->pool, site);
 
-    if (site < 0 || sp_pool_tables_at(delta->pool, site, &tables) != SP_OK)
+    if (tables == NULL)
         return;
     for (int32_t s = 0; s < job->view.n_segments; s++) {
         int32_t slot = job->view.segment_slot[s], end = job->view.segment_begin[s + 1];
 
-        for (int32_t i = job->view.segment_begin[s]; tables.rank[slot] > 0 && i < end;) {
+        for (int32_t i = job->view.segment_begin[s]; tables->rank[slot] > 0 && i < end;) {
             int32_t rows =
-                make_room(&r, sp_layout_dtype(delta->layout), end - i, tables.rank[slot]);
+                make_room(&r, sp_layout_dtype(delta->layout), end - i, tables->rank[slot]);
 
-            add_embed_rows(job, &r, &tables, slot, job->view.row_order + i, rows);
+            add_embed_rows(job, &r, tables, slot, job->view.row_order + i, rows);
             i += rows;
         }
     }
@@ -246,14 +239,17 @@ sp_status sp_delta_embed(sp_delta *delta, const sp_plan *plan, const int32_t *to
                          int64_t y_stride)
 {
     embed_job job = {.delta = delta, .tokens = tokens, .y = y, .y_stride = y_stride};
+    sp_status status;
 
-    if (delta == NULL || plan == NULL || tokens == NULL || y == NULL)
+    if (tokens == NULL || y == NULL)
         return SP_ERR_ARGUMENT;
+    status = sp_delta_check_plan(delta, plan);
+    if (status != SP_OK)
+        return status;
     if (!sp_delta_has_tokens(delta, SP_MODULE_EMBED_TOKENS))
         return SP_OK;
-    job.view = sp_plan_get(plan);
-    if (!table_dims(delta->layout, SP_MODULE_EMBED_TOKENS, &job.vocab, &job.hidden) ||
-        !plan_fits(delta, &job.view))
+    job.view = *sp_plan_get(plan);
+    if (!table_dims(delta->layout, SP_MODULE_EMBED_TOKENS, &job.vocab, &job.hidden))
         return SP_ERR_ARGUMENT;
     if (y_stride < job.hidden)
         return SP_ERR_STRIDE;
@@ -307,18 +303,18 @@ static void add_head_rows(const head_job *job, round *r, const sp_pool_overlays 
 
 static void override_logits(const head_job *job)
 {
-    sp_pool_overlays tables = sp_pool_overlays_of(job->delta->pool, SP_MODULE_LM_HEAD);
+    const sp_pool_overlays *tables = sp_pool_overlays_of(job->delta->pool, SP_MODULE_LM_HEAD);
     round r = {.delta = job->delta};
 
-    if (tables.n_slots == 0)
+    if (tables->n_slots == 0)
         return;
     for (int32_t s = 0; s < job->view.n_segments; s++) {
         int32_t slot = job->view.segment_slot[s], end = job->view.segment_begin[s + 1];
 
-        for (int32_t i = job->view.segment_begin[s]; tables.n[slot] > 0 && i < end;) {
-            int32_t rows = make_room(&r, (sp_dtype)tables.row_type[slot], end - i, job->hidden);
+        for (int32_t i = job->view.segment_begin[s]; tables->n[slot] > 0 && i < end;) {
+            int32_t rows = make_room(&r, (sp_dtype)tables->row_type[slot], end - i, job->hidden);
 
-            add_head_rows(job, &r, &tables, slot, job->view.row_order + i, rows);
+            add_head_rows(job, &r, tables, slot, job->view.row_order + i, rows);
             i += rows;
         }
     }
@@ -334,23 +330,25 @@ sp_status sp_delta_head(sp_delta *delta, const sp_plan *plan, const void *x, int
                     .logits = logits,
                     .logits_stride = logits_stride};
     sp_delta_output output = {SP_MODULE_LM_HEAD, logits, logits_stride, SP_DTYPE_F32};
+    sp_status status;
 
-    if (delta == NULL || plan == NULL || x == NULL || logits == NULL)
+    if (x == NULL || logits == NULL)
         return SP_ERR_ARGUMENT;
+    status = sp_delta_check_plan(delta, plan);
+    if (status != SP_OK)
+        return status;
     if (!sp_delta_has_tokens(delta, SP_MODULE_LM_HEAD))
         return SP_OK;
-    job.view = sp_plan_get(plan);
-    if (!table_dims(delta->layout, SP_MODULE_LM_HEAD, &job.vocab, &job.hidden) ||
-        !plan_fits(delta, &job.view))
+    job.view = *sp_plan_get(plan);
+    if (!table_dims(delta->layout, SP_MODULE_LM_HEAD, &job.vocab, &job.hidden))
         return SP_ERR_ARGUMENT;
     if (x_stride < job.hidden || logits_stride < job.vocab)
         return SP_ERR_STRIDE;
     if (delta->gpu == NULL) {
         override_logits(&job);
     } else {
-        sp_status status = sp_delta_gpu_head(delta->gpu, job.view.n_rows, x, x_stride, job.vocab,
-                                             job.hidden, logits, logits_stride);
-
+        status = sp_delta_gpu_head(delta->gpu, job.view.n_rows, x, x_stride, job.vocab, job.hidden,
+                                   logits, logits_stride);
         if (status != SP_OK)
             return status;
     }

@@ -229,6 +229,7 @@ static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
         .type = engine->options.precision,
         .rows_max = engine->options.step_rows,
     };
+    sp_status status;
 
     engine->spans = sp_calloc(running, sizeof *engine->spans);
     engine->finished = sp_calloc(running, sizeof(sp_sequence *));
@@ -238,10 +239,10 @@ static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
     if (!engine->sample_scratch || !engine->adjusted_logits)
         return sp_fail_memory(error, places * engine->sample_bytes + adjusted * sizeof(float),
                               "the choice of tokens");
-    if (!engine->spans || !engine->finished ||
-        sp_plan_create(engine->options.step_rows, slots, &engine->plan) != SP_OK)
+    if (!engine->spans || !engine->finished)
         return sp_fail_memory(error, running * sizeof *engine->spans, "the plan of a step");
-    return sp_forward_create(&options, &engine->forward, error);
+    status = sp_plan_create(engine->options.step_rows, slots, &engine->plan, error);
+    return status == SP_OK ? sp_forward_create(&options, &engine->forward, error) : status;
 }
 
 static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, size_t n_adapters,

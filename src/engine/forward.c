@@ -113,9 +113,8 @@ sp_status sp_forward_create(const sp_forward_options *options, sp_forward *out_f
     };
     sp_status status = allocate(&forward, error);
 
-    if (status == SP_OK && forward.delta &&
-        sp_plan_create(SP_LOGIT_ROWS, forward.slots, &forward.head_plan) != SP_OK)
-        status = sp_fail_memory(error, SP_LOGIT_ROWS * sizeof(int32_t), "the plan of the logits");
+    if (status == SP_OK && forward.delta)
+        status = sp_plan_create(SP_LOGIT_ROWS, forward.slots, &forward.head_plan, error);
     if (status != SP_OK) {
         sp_forward_destroy(&forward);
         return status;
@@ -463,22 +462,15 @@ sp_status sp_forward_run(sp_forward *forward, const sp_batch *batch, const sp_pl
 /* What the rows' adapters do to their logits. `site_output` is free after a pass. */
 static sp_status adapt_logits(sp_forward *forward, const int32_t *rows, int32_t n_rows)
 {
-    sp_plan_view view = sp_plan_get(forward->plan);
     int64_t hidden = forward->model->shape.hidden;
     size_t row_bytes = (size_t)hidden * sp_dtype_bytes(forward->type);
-    int32_t slots[SP_LOGIT_ROWS];
-    float scales[SP_LOGIT_ROWS];
-    sp_status status;
+    sp_status status = sp_plan_select(forward->head_plan, forward->plan, rows, n_rows, NULL);
 
-    for (int32_t i = 0; i < n_rows; i++) {
-        slots[i] = view.seq_slot[rows[i]];
-        scales[i] = view.row_scale[rows[i]];
-        memcpy(row_of(forward, forward->site_output, i, hidden),
-               row_of(forward, forward->hidden, rows[i], hidden), row_bytes);
-    }
-    status = sp_plan_build_rows(forward->head_plan, slots, scales, n_rows, forward->slots, NULL);
     if (status != SP_OK)
         return status;
+    for (int32_t i = 0; i < n_rows; i++)
+        memcpy(row_of(forward, forward->site_output, i, hidden),
+               row_of(forward, forward->hidden, rows[i], hidden), row_bytes);
     return sp_delta_head(forward->delta, forward->head_plan, forward->site_output, hidden,
                          forward->logits, forward->model->shape.vocab);
 }

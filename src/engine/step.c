@@ -34,9 +34,10 @@ static sp_status route(sp_engine *engine, const sp_batch *batch, sp_error *error
         const sp_sequence *sequence = batch->entries[i].sequence;
 
         engine->spans[i] = (sp_route_span){
+            .struct_bytes = sizeof engine->spans[i],
+            .handle = {sequence->hold.version ? sequence->hold.slot : SP_SLOT_BASE,
+                       sequence->hold.generation},
             .n_rows = batch->entries[i].n_rows,
-            .slot = sequence->hold.version ? sequence->hold.slot : SP_SLOT_BASE,
-            .generation = sequence->hold.generation,
             .scale = sequence->lora_scale,
         };
         sp_stage_use(engine->stage, &sequence->hold, (uint64_t)batch->entries[i].n_rows);

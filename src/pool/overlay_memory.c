@@ -40,6 +40,7 @@ static sp_pool_overlays tables_of(const sp_overlay_memory *memory, int module)
     size_t number = (size_t)module * NUMBERS / MODULES;
 
     return (sp_pool_overlays){
+        .struct_bytes = sizeof(sp_pool_overlays),
         .rows = (const void *const *)(void *)pointer_table(memory, pointer),
         .map = (const int32_t *const *)(void *)pointer_table(memory, pointer + 1),
         .ids = (const int32_t *const *)(void *)pointer_table(memory, pointer + 2),

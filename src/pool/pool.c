@@ -12,7 +12,7 @@
  * A slot is visible to a step exactly while its cells in the tables are set: from load_commit until
  * it is emptied or chosen as a victim. A draining slot stays visible to the requests that hold it.
  * Invariants: references > 0 only in READY and DRAINING; pinned only in READY; `written` only in
- * LOADING; a READY slot has a generation that no other slot has; an EMPTY slot has no extent.
+ * LOADING; a READY slot has a generation that no other slot ever had; an EMPTY slot has no extent.
  */
 #include "base/alloc.h"
 #include "base/error.h"
@@ -25,9 +25,21 @@
 
 #include <sidepath/pool.h>
 
+#include <stdatomic.h>
 #include <string.h>
 
 #define SLOTS_LIMIT 4096
+
+/*
+ * Generations and changes of all pools are drawn from one sequence, so that neither a handle nor
+ * what a plan remembers can fit another pool, not even one that was made at the same address.
+ */
+static atomic_uint_fast64_t last_number;
+
+static uint64_t next_number(void)
+{
+    return atomic_fetch_add_explicit(&last_number, 1, memory_order_relaxed) + 1;
+}
 
 /* What load_write left in a LOADING slot, so that commit cannot switch to something else. */
 typedef struct slot_content {
@@ -40,7 +52,7 @@ struct sp_pool {
     sp_layout *layout;
     sp_device *device;
     int32_t n_slots;
-    uint64_t generation; /* of the newest load */
+    uint64_t changes;    /* another number after whatever may have ended a handle */
     uint64_t use;        /* rises with every use */
     sp_slot_info *slots; /* [n_slots] */
     slot_content *contents;
@@ -48,6 +60,7 @@ struct sp_pool {
     sp_stream *load_stream; /* images, beside the steps; loader threads share it */
     sp_site_tables tables;
     sp_overlay_memory overlays;
+    sp_pool_tables *site_views; /* [n_sites] what sp_pool_tables_at gives */
 };
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -100,38 +113,86 @@ free_slots:
     return status;
 }
 
-sp_status sp_pool_create(const sp_pool_options *options, sp_pool **out_pool, sp_error *error)
+static sp_status read_options(const sp_pool_options *from, sp_pool_options *out, sp_error *error)
 {
-    sp_status status = SP_ERR_MEMORY;
-    sp_pool *pool;
+    sp_status status;
 
-    if (options == NULL || options->struct_bytes < sizeof *options || options->layout == NULL ||
-        options->device == NULL || out_pool == NULL)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                       "pool options without a layout or device, or not initialised");
-    if (options->slots < 1 || options->slots > SLOTS_LIMIT)
+    sp_pool_options_default(out, sizeof *out);
+    status = sp_struct_read(out, sizeof *out, from, "sp_pool_options", error);
+    if (status != SP_OK)
+        return status;
+    if (out->layout == NULL || out->device == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "sp_pool_options", -1,
+                       "the pool's options have no %s", out->layout == NULL ? "layout" : "device");
+    if (out->slots < 1 || out->slots > SLOTS_LIMIT)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "--max-loras", -1,
                        "the pool must have from 1 to %d slots, not %d", SLOTS_LIMIT,
-                       (int)options->slots);
+                       (int)out->slots);
+    return SP_OK;
+}
+
+/* Slots, their contents and the views of the tables, on the host. */
+static sp_status allocate_host(sp_pool *pool, sp_error *error)
+{
+    size_t n_slots = (size_t)pool->n_slots, n_sites = (size_t)sp_layout_n_sites(pool->layout);
+
+    pool->slots = sp_calloc(n_slots, sizeof *pool->slots);
+    pool->contents = sp_calloc(n_slots, sizeof *pool->contents);
+    pool->site_views = sp_calloc(n_sites, sizeof *pool->site_views);
+    if (pool->slots == NULL || pool->contents == NULL || pool->site_views == NULL)
+        return sp_fail_memory(error, n_slots * sizeof *pool->slots, "the pool's slots");
+    for (size_t slot = 0; slot < n_slots; slot++)
+        pool->slots[slot].struct_bytes = sizeof *pool->slots;
+    return SP_OK;
+}
+
+static void free_host(sp_pool *pool)
+{
+    sp_free(pool->site_views);
+    sp_free(pool->contents);
+    sp_free(pool->slots);
+    sp_free(pool);
+}
+
+static void fill_site_views(sp_pool *pool)
+{
+    for (int32_t i = 0; i < sp_layout_n_sites(pool->layout); i++) {
+        const sp_layout_site *place = sp_layout_site_at(pool->layout, i);
+
+        pool->site_views[i] = sp_site_tables_at(&pool->tables, i);
+        pool->site_views[i].first_a = pool->memory + place->a_offset_bytes;
+        pool->site_views[i].first_b = pool->memory + place->b_offset_bytes;
+    }
+}
+
+sp_status sp_pool_create(const sp_pool_options *options, sp_pool **out_pool, sp_error *error)
+{
+    sp_pool_options own;
+    sp_status status = read_options(options, &own, error);
+    sp_pool *pool;
+
+    if (status != SP_OK)
+        return status;
+    if (out_pool == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "out_pool", -1, "out_pool is NULL");
     pool = sp_calloc(1, sizeof *pool);
     if (pool == NULL)
         return sp_fail_memory(error, sizeof *pool, "the adapter pool");
-    pool->layout = options->layout;
-    pool->device = options->device;
-    pool->n_slots = options->slots;
-    pool->slots = sp_calloc((size_t)pool->n_slots, sizeof *pool->slots);
-    pool->contents = sp_calloc((size_t)pool->n_slots, sizeof *pool->contents);
-    if (pool->slots == NULL || pool->contents == NULL) {
-        sp_fail_memory(error, (size_t)pool->n_slots * sizeof *pool->slots, "the pool's slots");
+    pool->layout = own.layout;
+    pool->device = own.device;
+    pool->n_slots = own.slots;
+    pool->changes = next_number();
+    status = allocate_host(pool, error);
+    if (status != SP_OK)
         goto free_host;
-    }
-    status = sp_overlay_memory_create(pool->device, pool->n_slots, options->overlay_bytes,
+    status = sp_overlay_memory_create(pool->device, pool->n_slots, own.overlay_bytes,
                                       &pool->overlays, error);
     if (status != SP_OK)
         goto free_host;
     status = allocate_device(pool, error);
     if (status != SP_OK)
         goto destroy_overlays;
+    fill_site_views(pool);
     sp_layout_retain(pool->layout);
     *out_pool = pool;
     return SP_OK;
@@ -139,9 +200,7 @@ sp_status sp_pool_create(const sp_pool_options *options, sp_pool **out_pool, sp_
 destroy_overlays:
     sp_overlay_memory_destroy(&pool->overlays);
 free_host:
-    sp_free(pool->contents);
-    sp_free(pool->slots);
-    sp_free(pool);
+    free_host(pool);
     return status;
 }
 
@@ -156,9 +215,7 @@ void sp_pool_destroy(sp_pool *pool)
     sp_device_free(pool->device, pool->memory);
     sp_overlay_memory_destroy(&pool->overlays);
     sp_layout_release(pool->layout);
-    sp_free(pool->contents);
-    sp_free(pool->slots);
-    sp_free(pool);
+    free_host(pool);
 }
 
 /* ---- reading ------------------------------------------------------------------------------- */
@@ -185,45 +242,123 @@ size_t sp_pool_device_bytes(const sp_pool *pool)
            sp_overlay_memory_device_bytes(&pool->overlays);
 }
 
-sp_pool_overlays sp_pool_overlays_of(const sp_pool *pool, sp_module module)
+uint64_t sp_pool_changes(const sp_pool *pool)
 {
-    return module == SP_MODULE_EMBED_TOKENS ? pool->overlays.embed : pool->overlays.head;
+    return pool->changes;
 }
 
-static sp_slot_info *slot_at(const sp_pool *pool, int32_t slot)
+const sp_pool_overlays *sp_pool_overlays_of(const sp_pool *pool, sp_module module)
 {
-    return slot >= 0 && slot < pool->n_slots ? &pool->slots[slot] : NULL;
+    return module == SP_MODULE_EMBED_TOKENS ? &pool->overlays.embed : &pool->overlays.head;
 }
 
-sp_status sp_pool_slot_info(const sp_pool *pool, int32_t slot, sp_slot_info *out_info)
+const sp_pool_tables *sp_pool_tables_at(const sp_pool *pool, int32_t site)
 {
-    const sp_slot_info *info = slot_at(pool, slot);
+    return site >= 0 && site < sp_layout_n_sites(pool->layout) ? &pool->site_views[site] : NULL;
+}
 
-    if (info == NULL)
-        return SP_ERR_ARGUMENT;
-    *out_info = *info;
+static sp_status find_slot(const sp_pool *pool, int32_t slot, sp_slot_info **out_info,
+                           sp_error *error)
+{
+    if (pool == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "pool", -1, "no pool is given");
+    if (slot < 0 || slot >= pool->n_slots)
+        return sp_fail(error, SP_ERR_ARGUMENT, "slot-out-of-range", "slot", slot,
+                       "the pool has no slot %d: its slots are 0 to %d", (int)slot,
+                       (int)pool->n_slots - 1);
+    *out_info = &pool->slots[slot];
     return SP_OK;
 }
 
-int32_t sp_pool_find(const sp_pool *pool, const sp_digest *digest)
+sp_status sp_pool_slot_info(const sp_pool *pool, int32_t slot, sp_slot_info *out_info,
+                            sp_error *error)
 {
-    for (int32_t slot = 0; slot < pool->n_slots; slot++)
-        if (pool->slots[slot].state == SP_SLOT_READY &&
-            memcmp(&pool->slots[slot].digest, digest, sizeof *digest) == 0)
-            return slot;
-    return -1;
+    sp_slot_info *info = NULL;
+    sp_status status = find_slot(pool, slot, &info, error);
+
+    if (status != SP_OK)
+        return status;
+    return sp_struct_write(out_info, info, sizeof *info, "sp_slot_info", error);
 }
 
-sp_status sp_pool_tables_at(const sp_pool *pool, int32_t site, sp_pool_tables *out_tables)
+sp_status sp_pool_find(const sp_pool *pool, const sp_digest *digest, sp_slot_handle *out_handle,
+                       sp_error *error)
 {
-    const sp_layout_site *place = sp_layout_site_at(pool->layout, site);
+    if (pool == NULL || digest == NULL || out_handle == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
+                       "pool, digest or out_handle is NULL");
+    for (int32_t slot = 0; slot < pool->n_slots; slot++) {
+        const sp_slot_info *info = &pool->slots[slot];
 
-    if (place == NULL)
-        return SP_ERR_ARGUMENT;
-    *out_tables = sp_site_tables_at(&pool->tables, site);
-    out_tables->first_a = pool->memory + place->a_offset_bytes;
-    out_tables->first_b = pool->memory + place->b_offset_bytes;
+        if (info->state != SP_SLOT_READY || memcmp(&info->digest, digest, sizeof *digest) != 0)
+            continue;
+        *out_handle = (sp_slot_handle){slot, info->generation};
+        return SP_OK;
+    }
+    return sp_fail(error, SP_ERR_NOT_FOUND, NULL, NULL, -1, "no slot holds this content");
+}
+
+/* ---- handles ------------------------------------------------------------------------------- */
+
+/* The slot that holds the handle's version, READY or DRAINING. */
+static sp_status find_version(const sp_pool *pool, sp_slot_handle handle, sp_slot_info **out_info,
+                              sp_error *error)
+{
+    sp_slot_info *info = NULL;
+    sp_status status = find_slot(pool, handle.slot, &info, error);
+
+    if (status != SP_OK)
+        return status;
+    if (info->state == SP_SLOT_EMPTY)
+        return sp_fail(error, SP_ERR_STATE, "slot-empty", "slot", handle.slot, "slot %d is empty",
+                       (int)handle.slot);
+    if (info->state == SP_SLOT_LOADING)
+        return sp_fail(error, SP_ERR_STATE, "slot-loading", "slot", handle.slot,
+                       "slot %d is being loaded", (int)handle.slot);
+    if (info->generation != handle.generation)
+        return sp_fail(error, SP_ERR_STATE, "handle-stale", "slot", handle.slot,
+                       "slot %d holds generation %llu, the handle names %llu", (int)handle.slot,
+                       (unsigned long long)info->generation, (unsigned long long)handle.generation);
+    *out_info = info;
     return SP_OK;
+}
+
+static sp_status find_ready(const sp_pool *pool, sp_slot_handle handle, sp_slot_info **out_info,
+                            sp_error *error)
+{
+    sp_slot_info *info = NULL;
+    sp_status status = find_version(pool, handle, &info, error);
+
+    if (status != SP_OK)
+        return status;
+    if (info->state != SP_SLOT_READY)
+        return sp_fail(error, SP_ERR_STATE, "slot-draining", "slot", handle.slot,
+                       "slot %d is draining", (int)handle.slot);
+    *out_info = info;
+    return SP_OK;
+}
+
+static sp_status find_held(const sp_pool *pool, sp_slot_handle handle, sp_slot_info **out_info,
+                           sp_error *error)
+{
+    sp_slot_info *info = NULL;
+    sp_status status = find_version(pool, handle, &info, error);
+
+    if (status != SP_OK)
+        return status;
+    if (info->references < 1)
+        return sp_fail(error, SP_ERR_STATE, "handle-released", "slot", handle.slot,
+                       "nobody holds slot %d any more: acquire the handle again, or load anew",
+                       (int)handle.slot);
+    *out_info = info;
+    return SP_OK;
+}
+
+sp_status sp_pool_check_handle(const sp_pool *pool, sp_slot_handle handle, sp_error *error)
+{
+    sp_slot_info *info = NULL;
+
+    return find_held(pool, handle, &info, error);
 }
 
 /* ---- tables -------------------------------------------------------------------------------- */
@@ -276,26 +411,54 @@ static sp_status hide_slot(sp_pool *pool, int32_t slot)
 /* The generation stays: it tells "never loaded" from "empty again". */
 static void reset_slot(sp_pool *pool, int32_t slot, sp_slot_state state)
 {
-    pool->slots[slot] = (sp_slot_info){.state = state, .generation = pool->slots[slot].generation};
+    pool->slots[slot] = (sp_slot_info){
+        .struct_bytes = sizeof(sp_slot_info),
+        .state = state,
+        .generation = pool->slots[slot].generation,
+    };
+    pool->changes = next_number();
     pool->contents[slot] = (slot_content){.written = false};
     pool->overlays.extents[slot] = (sp_extent){0, 0};
 }
 
 /* ---- loading ------------------------------------------------------------------------------- */
 
-sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot)
+/* Why sp_pool_pick_victim found none. */
+static sp_status no_victim(const sp_pool *pool, sp_status status, sp_error *error)
+{
+    if (status == SP_POOL_FULL)
+        return sp_fail(error, status, NULL, "--max-loras", -1,
+                       "all %d adapter slots are in use; release one and try again, or raise "
+                       "--max-loras",
+                       (int)pool->n_slots);
+    return sp_fail(error, status, NULL, "--max-loras", -1,
+                   "all %d adapter slots are pinned; unpin one or raise --max-loras",
+                   (int)pool->n_slots);
+}
+
+static sp_status fail_switch(const sp_pool *pool, sp_status status, int32_t slot, sp_error *error)
+{
+    return sp_fail(error, status, NULL, "slot", slot, "switching the tables on %s failed",
+                   sp_device_name(pool->device));
+}
+
+sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot, sp_error *error)
 {
     int32_t slot;
-    sp_status status = sp_pool_pick_victim(pool->slots, pool->n_slots, &slot);
+    sp_status status;
 
+    if (pool == NULL || out_slot == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "pool or out_slot is NULL");
+    status = sp_pool_pick_victim(pool->slots, pool->n_slots, &slot, NULL);
     if (status != SP_OK)
-        return status;
+        return no_victim(pool, status, error);
     if (pool->slots[slot].state == SP_SLOT_READY)
         status = hide_slot(pool, slot);
     reset_slot(pool, slot, status == SP_OK ? SP_SLOT_LOADING : SP_SLOT_EMPTY);
-    if (status == SP_OK)
-        *out_slot = slot;
-    return status;
+    if (status != SP_OK)
+        return fail_switch(pool, status, slot, error);
+    *out_slot = slot;
+    return SP_OK;
 }
 
 static sp_status check_image(const sp_pool *pool, const sp_image *image, sp_error *error)
@@ -363,12 +526,14 @@ static sp_status take_extent(sp_pool *pool, int32_t slot, size_t bytes)
 static sp_status check_loading(const sp_pool *pool, int32_t slot, const sp_image *image,
                                sp_error *error)
 {
-    const sp_slot_info *info = slot_at(pool, slot);
+    sp_slot_info *info = NULL;
+    sp_status status = find_slot(pool, slot, &info, error);
 
-    if (info == NULL)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, slot, "the pool has no such slot");
+    if (status != SP_OK)
+        return status;
     if (info->state != SP_SLOT_LOADING)
-        return sp_fail(error, SP_ERR_STATE, NULL, NULL, slot, "the slot is not being loaded");
+        return sp_fail(error, SP_ERR_STATE, NULL, "slot", slot, "slot %d is not being loaded",
+                       (int)slot);
     return check_image(pool, image, error);
 }
 
@@ -409,10 +574,7 @@ sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *imag
     if (status != SP_OK || bytes == 0)
         return status;
     status = take_extent(pool, slot, bytes);
-    if (status != SP_OK)
-        return sp_fail(error, status, NULL, NULL, slot, "switching the tables on %s failed",
-                       sp_device_name(pool->device));
-    return SP_OK;
+    return status == SP_OK ? SP_OK : fail_switch(pool, status, slot, error);
 }
 
 /*
@@ -450,171 +612,178 @@ sp_status sp_pool_load_write(sp_pool *pool, int32_t slot, const sp_image *image,
     return SP_OK;
 }
 
-sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image,
-                              uint64_t *out_generation)
+/* The image must be the one that was written. */
+static sp_status check_written(const sp_pool *pool, int32_t slot, const sp_image *image,
+                               sp_error *error)
 {
-    sp_slot_info *info = slot_at(pool, slot);
-    const slot_content *content;
-    sp_status status;
+    const slot_content *content = &pool->contents[slot];
 
-    if (info == NULL || check_image(pool, image, NULL) != SP_OK)
-        return SP_ERR_ARGUMENT;
-    content = &pool->contents[slot];
-    if (info->state != SP_SLOT_LOADING || !content->written)
-        return SP_ERR_STATE;
-    if (content->checksum != image->checksum ||
-        memcmp(&content->digest, &image->digest, sizeof image->digest) != 0 ||
-        pool->overlays.extents[slot].bytes != sp_image_overlay_bytes(image))
-        return SP_ERR_ARGUMENT;
+    if (!content->written)
+        return sp_fail(error, SP_ERR_STATE, NULL, "slot", slot,
+                       "no image has been written to slot %d", (int)slot);
+    if (content->checksum == image->checksum &&
+        memcmp(&content->digest, &image->digest, sizeof image->digest) == 0 &&
+        pool->overlays.extents[slot].bytes == sp_image_overlay_bytes(image))
+        return SP_OK;
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, "image", slot,
+                   "another image was written to slot %d", (int)slot);
+}
+
+sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image,
+                              sp_slot_handle *out_handle, sp_error *error)
+{
+    sp_slot_info *info = NULL;
+    sp_status status = check_loading(pool, slot, image, error);
+
+    if (status == SP_OK)
+        status = check_written(pool, slot, image, error);
+    if (status != SP_OK)
+        return status;
+    if (out_handle == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "out_handle", -1,
+                       "out_handle is NULL: nobody could release the slot");
     status = show_slot(pool, slot, image);
     if (status != SP_OK) {
         hide_slot(pool, slot);
-        return status;
+        return fail_switch(pool, status, slot, error);
     }
+    info = &pool->slots[slot];
     info->state = SP_SLOT_READY;
-    info->generation = ++pool->generation;
+    info->generation = next_number();
+    info->references = 1;
     info->last_use = ++pool->use;
     info->digest = image->digest;
     pool->contents[slot].written = false;
-    if (out_generation != NULL)
-        *out_generation = info->generation;
+    *out_handle = (sp_slot_handle){slot, info->generation};
     return SP_OK;
 }
 
-sp_status sp_pool_load_abort(sp_pool *pool, int32_t slot)
+sp_status sp_pool_load_abort(sp_pool *pool, int32_t slot, sp_error *error)
 {
-    const sp_slot_info *info = slot_at(pool, slot);
-    sp_status status;
+    sp_slot_info *info = NULL;
+    sp_status status = find_slot(pool, slot, &info, error);
 
-    if (info == NULL)
-        return SP_ERR_ARGUMENT;
+    if (status != SP_OK)
+        return status;
     if (info->state != SP_SLOT_LOADING)
-        return SP_ERR_STATE;
+        return sp_fail(error, SP_ERR_STATE, NULL, "slot", slot, "slot %d is not being loaded",
+                       (int)slot);
     reset_slot(pool, slot, SP_SLOT_EMPTY);
     status = sp_stream_wait_event(pool->load_stream, pool->tables.hidden, NULL);
+    if (status == SP_OK)
+        status = sp_stream_zero(pool->load_stream, slot_memory(pool, slot),
+                                sp_layout_slot_bytes(pool->layout), NULL);
     if (status != SP_OK)
-        return status;
-    return sp_stream_zero(pool->load_stream, slot_memory(pool, slot),
-                          sp_layout_slot_bytes(pool->layout), NULL);
+        return sp_fail(error, status, NULL, "slot", slot, "clearing slot %d on %s failed",
+                       (int)slot, sp_device_name(pool->device));
+    return SP_OK;
 }
 
-static sp_status fail_begin(const sp_pool *pool, sp_status status, sp_error *error)
-{
-    const char *text = "taking an adapter out of one of the %d slots failed";
-
-    if (status == SP_POOL_FULL)
-        text = "all %d adapter slots are in use; try again, or raise --max-loras";
-    if (status == SP_ERR_SLOTS_PINNED)
-        text = "all %d adapter slots are pinned; unpin one or raise --max-loras";
-    return sp_fail(error, status, NULL, "--max-loras", -1, text, (int)pool->n_slots);
-}
-
-sp_status sp_pool_load(sp_pool *pool, const sp_image *image, int32_t *out_slot,
-                       uint64_t *out_generation, sp_error *error)
+sp_status sp_pool_load(sp_pool *pool, const sp_image *image, sp_slot_handle *out_handle,
+                       sp_error *error)
 {
     int32_t slot;
-    sp_status status = check_image(pool, image, error);
+    sp_status status;
 
+    if (pool == NULL || out_handle == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "pool or out_handle is NULL");
+    status = check_image(pool, image, error);
     if (status == SP_OK)
         status = sp_pool_check_room(pool, image, error);
+    if (status == SP_OK)
+        status = sp_pool_load_begin(pool, &slot, error);
     if (status != SP_OK)
         return status;
-    status = sp_pool_load_begin(pool, &slot);
-    if (status != SP_OK)
-        return fail_begin(pool, status, error);
     status = sp_pool_load_write(pool, slot, image, error);
-    if (status == SP_OK) {
-        status = sp_pool_load_commit(pool, slot, image, out_generation);
-        if (status != SP_OK)
-            sp_fail(error, status, NULL, NULL, slot, "switching the tables on %s failed",
-                    sp_device_name(pool->device));
-    }
-    if (status != SP_OK) {
-        sp_pool_load_abort(pool, slot);
-        return status;
-    }
-    *out_slot = slot;
-    return SP_OK;
+    if (status == SP_OK)
+        status = sp_pool_load_commit(pool, slot, image, out_handle, error);
+    if (status != SP_OK)
+        (void)sp_pool_load_abort(pool, slot, NULL);
+    return status;
 }
 
 /* ---- use ----------------------------------------------------------------------------------- */
 
-sp_status sp_pool_acquire(sp_pool *pool, int32_t slot, uint64_t generation)
+sp_status sp_pool_acquire(sp_pool *pool, sp_slot_handle handle, sp_error *error)
 {
-    sp_slot_info *info = slot_at(pool, slot);
+    sp_slot_info *info = NULL;
+    sp_status status = find_ready(pool, handle, &info, error);
 
-    if (info == NULL)
-        return SP_ERR_ARGUMENT;
-    if (info->state != SP_SLOT_READY || info->generation != generation ||
-        info->references == INT32_MAX)
-        return SP_ERR_STATE;
+    if (status != SP_OK)
+        return status;
+    if (info->references == INT32_MAX)
+        return sp_fail(error, SP_ERR_STATE, NULL, "slot", handle.slot,
+                       "slot %d has too many references", (int)handle.slot);
     info->references++;
     info->last_use = ++pool->use;
     return SP_OK;
 }
 
-sp_status sp_pool_release(sp_pool *pool, int32_t slot, uint64_t generation)
+/* READY or DRAINING without references → EMPTY. */
+static sp_status empty_slot(sp_pool *pool, int32_t slot, sp_error *error)
 {
-    sp_slot_info *info = slot_at(pool, slot);
+    sp_status status;
 
-    if (info == NULL)
-        return SP_ERR_ARGUMENT;
-    if (info->references < 1 || info->generation != generation)
-        return SP_ERR_STATE;
-    info->references--;
-    if (info->references > 0 || info->state != SP_SLOT_DRAINING)
-        return SP_OK;
     reset_slot(pool, slot, SP_SLOT_EMPTY);
-    return hide_slot(pool, slot);
+    status = hide_slot(pool, slot);
+    return status == SP_OK ? SP_OK : fail_switch(pool, status, slot, error);
 }
 
-void sp_pool_touch(sp_pool *pool, int32_t slot)
+sp_status sp_pool_release(sp_pool *pool, sp_slot_handle handle, sp_error *error)
 {
-    sp_slot_info *info = slot_at(pool, slot);
+    sp_slot_info *info = NULL;
+    sp_status status = find_held(pool, handle, &info, error);
 
-    if (info != NULL && (info->state == SP_SLOT_READY || info->state == SP_SLOT_DRAINING))
+    if (status != SP_OK)
+        return status;
+    if (--info->references > 0)
+        return SP_OK;
+    pool->changes = next_number();
+    return info->state == SP_SLOT_DRAINING ? empty_slot(pool, handle.slot, error) : SP_OK;
+}
+
+void sp_pool_touch(sp_pool *pool, sp_slot_handle handle)
+{
+    sp_slot_info *info = NULL;
+
+    if (find_version(pool, handle, &info, NULL) == SP_OK)
         info->last_use = ++pool->use;
 }
 
-sp_status sp_pool_drain(sp_pool *pool, int32_t slot)
+sp_status sp_pool_drain(sp_pool *pool, sp_slot_handle handle, sp_error *error)
 {
-    sp_slot_info *info = slot_at(pool, slot);
+    sp_slot_info *info = NULL;
+    sp_status status = find_version(pool, handle, &info, error);
 
-    if (info == NULL)
-        return SP_ERR_ARGUMENT;
-    if (info->state == SP_SLOT_DRAINING)
-        return SP_BUSY;
-    if (info->state != SP_SLOT_READY || info->pinned)
-        return SP_ERR_STATE;
-    if (info->references > 0) {
-        info->state = SP_SLOT_DRAINING;
-        info->awaited = false;
-        return SP_BUSY;
-    }
-    reset_slot(pool, slot, SP_SLOT_EMPTY);
-    return hide_slot(pool, slot);
+    if (status != SP_OK)
+        return status;
+    if (info->pinned)
+        return sp_fail(error, SP_ERR_STATE, "pinned", "slot", handle.slot,
+                       "slot %d is pinned: unpin it first", (int)handle.slot);
+    if (info->references == 0)
+        return empty_slot(pool, handle.slot, error);
+    info->state = SP_SLOT_DRAINING;
+    info->awaited = false;
+    return sp_fail(error, SP_BUSY, NULL, "slot", handle.slot,
+                   "slot %d falls empty with its last reference", (int)handle.slot);
 }
 
-sp_status sp_pool_set_pinned(sp_pool *pool, int32_t slot, bool pinned)
+sp_status sp_pool_set_pinned(sp_pool *pool, sp_slot_handle handle, bool pinned, sp_error *error)
 {
-    sp_slot_info *info = slot_at(pool, slot);
+    sp_slot_info *info = NULL;
+    sp_status status = find_ready(pool, handle, &info, error);
 
-    if (info == NULL)
-        return SP_ERR_ARGUMENT;
-    if (info->state != SP_SLOT_READY)
-        return SP_ERR_STATE;
-    info->pinned = pinned;
-    return SP_OK;
+    if (status == SP_OK)
+        info->pinned = pinned;
+    return status;
 }
 
-sp_status sp_pool_set_awaited(sp_pool *pool, int32_t slot, bool awaited)
+sp_status sp_pool_set_awaited(sp_pool *pool, sp_slot_handle handle, bool awaited, sp_error *error)
 {
-    sp_slot_info *info = slot_at(pool, slot);
+    sp_slot_info *info = NULL;
+    sp_status status = find_ready(pool, handle, &info, error);
 
-    if (info == NULL)
-        return SP_ERR_ARGUMENT;
-    if (info->state != SP_SLOT_LOADING && info->state != SP_SLOT_READY)
-        return SP_ERR_STATE;
-    info->awaited = awaited;
-    return SP_OK;
+    if (status == SP_OK)
+        info->awaited = awaited;
+    return status;
 }

@@ -76,6 +76,7 @@ sp_pool_tables sp_site_tables_at(const sp_site_tables *tables, int32_t site)
     size_t first = (size_t)site * (size_t)tables->n_slots;
 
     return (sp_pool_tables){
+        .struct_bytes = sizeof(sp_pool_tables),
         .a = cells.a + first,
         .b = cells.b + first,
         .scale = cells.scale + first,

@@ -1,30 +1,45 @@
 #include "pool/victim.h"
 
+#include "base/error.h"
+#include "base/grow.h"
+
 bool sp_slot_is_idle(const sp_slot_info *slot)
 {
     return slot->state == SP_SLOT_READY && !slot->pinned && !slot->awaited && slot->references == 0;
 }
 
-sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots, int32_t *out_slot)
+sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots, int32_t *out_slot,
+                              sp_error *error)
 {
     int32_t victim = -1, n_pinned = 0;
+    uint64_t oldest_use = 0;
 
     if (slots == NULL || n_slots < 1 || out_slot == NULL)
-        return SP_ERR_ARGUMENT;
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "slots", n_slots,
+                       "slots or out_slot is NULL, or there are %d slots", (int)n_slots);
     for (int32_t i = 0; i < n_slots; i++) {
-        if (slots[i].state == SP_SLOT_EMPTY) {
+        sp_slot_info slot = {.struct_bytes = sizeof slot};
+        sp_status status =
+            sp_struct_read_at(&slot, sizeof slot, slots, (size_t)i, "sp_slot_info", error);
+
+        if (status != SP_OK)
+            return status;
+        if (slot.state == SP_SLOT_EMPTY) {
             *out_slot = i;
             return SP_OK;
         }
-        n_pinned += slots[i].pinned;
-        if (sp_slot_is_idle(&slots[i]) &&
-            (victim < 0 || slots[i].last_use < slots[victim].last_use))
+        n_pinned += slot.pinned;
+        if (sp_slot_is_idle(&slot) && (victim < 0 || slot.last_use < oldest_use)) {
             victim = i;
+            oldest_use = slot.last_use;
+        }
     }
     if (n_pinned == n_slots)
-        return SP_ERR_SLOTS_PINNED;
+        return sp_fail(error, SP_ERR_SLOTS_PINNED, NULL, "slots", -1, "all %d slots are pinned",
+                       (int)n_slots);
     if (victim < 0)
-        return SP_POOL_FULL;
+        return sp_fail(error, SP_POOL_FULL, NULL, "slots", -1, "all %d slots are in use",
+                       (int)n_slots);
     *out_slot = victim;
     return SP_OK;
 }

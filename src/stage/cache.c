@@ -75,15 +75,30 @@ sp_status sp_stage_slot_status(const sp_stage *stage)
     int32_t slot;
 
     for (int32_t i = 0; i < stage->n_slots; i++)
-        sp_pool_slot_info(stage->pool, i, &stage->slot_infos[i]);
-    return sp_pool_pick_victim(stage->slot_infos, stage->n_slots, &slot);
+        sp_pool_slot_info(stage->pool, i, &stage->slot_infos[i], NULL);
+    return sp_pool_pick_victim(stage->slot_infos, stage->n_slots, &slot, NULL);
 }
 
 bool sp_stage_slot_idle(const sp_stage *stage, const stage_content *content)
 {
-    sp_slot_info info;
+    sp_slot_info info = {.struct_bytes = sizeof info};
 
-    return sp_pool_slot_info(stage->pool, content->slot, &info) == SP_OK && info.references == 0;
+    return sp_pool_slot_info(stage->pool, content->slot, &info, NULL) == SP_OK &&
+           info.references == 0;
+}
+
+sp_slot_handle sp_stage_handle_of(const stage_content *content)
+{
+    return (sp_slot_handle){content->slot, content->slot_generation};
+}
+
+void sp_stage_take_slot(sp_stage *stage, stage_content *content, sp_slot_handle handle)
+{
+    content->slot = handle.slot;
+    content->slot_generation = handle.generation;
+    stage->slot_content[handle.slot] = content;
+    stage->copies++;
+    (void)sp_pool_release(stage->pool, handle, NULL);
 }
 
 void sp_stage_refresh_slot(sp_stage *stage, stage_content *content)
@@ -93,19 +108,19 @@ void sp_stage_refresh_slot(sp_stage *stage, stage_content *content)
 
     if (content->slot < 0)
         return;
-    sp_pool_set_pinned(stage->pool, content->slot, content->n_pins > 0);
-    sp_pool_set_awaited(stage->pool, content->slot, lost_with_slot || awaited);
+    sp_pool_set_pinned(stage->pool, sp_stage_handle_of(content), content->n_pins > 0, NULL);
+    sp_pool_set_awaited(stage->pool, sp_stage_handle_of(content), lost_with_slot || awaited, NULL);
 }
 
 void sp_stage_forget_lost_slots(sp_stage *stage)
 {
     for (int32_t i = 0; i < stage->n_slots; i++) {
         stage_content *content = stage->slot_content[i];
-        sp_slot_info info;
+        sp_slot_info info = {.struct_bytes = sizeof info};
 
         if (content == NULL || content->slot != i)
             continue;
-        if (sp_pool_slot_info(stage->pool, i, &info) == SP_OK && info.state == SP_SLOT_READY)
+        if (sp_pool_slot_info(stage->pool, i, &info, NULL) == SP_OK && info.state == SP_SLOT_READY)
             continue;
         content->slot = -1;
         content->fresh = false;
@@ -121,7 +136,7 @@ sp_status sp_stage_start_copy(sp_stage *stage, stage_content *content)
 
     /* Asked first, so that no slot is emptied in vain. */
     if (status == SP_OK)
-        status = sp_pool_load_begin(stage->pool, &slot);
+        status = sp_pool_load_begin(stage->pool, &slot, NULL);
     if (status < 0 && status != SP_ERR_SLOTS_PINNED)
         sp_stage_forget_lost_slots(stage);
     if (status != SP_OK)
@@ -134,7 +149,7 @@ sp_status sp_stage_start_copy(sp_stage *stage, stage_content *content)
     stage->slot_content[slot] = content;
     status = sp_pool_load_reserve(stage->pool, slot, content->image, NULL);
     if (status != SP_OK) {
-        sp_pool_load_abort(stage->pool, slot);
+        sp_pool_load_abort(stage->pool, slot, NULL);
         stage->slot_content[slot] = NULL;
     }
     sp_stage_forget_lost_slots(stage); /* those whose replaced rows had to make room */
@@ -151,18 +166,18 @@ sp_status sp_stage_start_copy(sp_stage *stage, stage_content *content)
 static sp_status finish_copy(sp_stage *stage, stage_content *content)
 {
     int32_t slot = content->task.slot;
+    sp_slot_handle handle;
     bool needed = content->n_versions > 0 || content->n_landing > 0;
     sp_status status = content->task.status;
 
-    if (status == SP_OK && needed) {
-        status = sp_pool_load_commit(stage->pool, slot, content->image, NULL);
-        if (status != SP_OK)
-            sp_fail(&content->task.error, status, NULL, NULL, slot,
-                    "switching the adapter tables failed");
-    }
     if (status == SP_OK && needed)
+        status =
+            sp_pool_load_commit(stage->pool, slot, content->image, &handle, &content->task.error);
+    if (status == SP_OK && needed) {
+        sp_stage_take_slot(stage, content, handle);
         return SP_OK;
-    sp_pool_load_abort(stage->pool, slot);
+    }
+    sp_pool_load_abort(stage->pool, slot, NULL);
     stage->slot_content[slot] = NULL;
     return status != SP_OK ? status : SP_AGAIN;
 }
@@ -174,8 +189,6 @@ void sp_stage_copied(sp_stage *stage, stage_content *content)
     content->copying = false;
     status = finish_copy(stage, content);
     if (status == SP_OK) {
-        stage->copies++;
-        content->slot = content->task.slot;
         content->fresh = content->n_waiting > 0;
         stage->handovers += content->fresh;
         content->prefetch = false;
@@ -200,8 +213,8 @@ void sp_stage_drop_unused(sp_stage *stage, stage_content *content)
         return;
     sp_stage_unwant(stage, content);
     if (content->slot >= 0) {
-        sp_pool_set_pinned(stage->pool, content->slot, false);
-        sp_pool_drain(stage->pool, content->slot);
+        sp_pool_set_pinned(stage->pool, sp_stage_handle_of(content), false, NULL);
+        sp_pool_drain(stage->pool, sp_stage_handle_of(content), NULL);
         stage->slot_content[content->slot] = NULL;
     }
     drop_image(stage, content);

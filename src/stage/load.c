@@ -276,7 +276,7 @@ static bool step_landing(sp_stage *stage, stage_load *load)
     }
     /* The old version's slot is no victim: it serves until the new one is in place. */
     if (old != NULL && old->content->slot >= 0)
-        sp_pool_set_awaited(stage->pool, old->content->slot, true);
+        sp_pool_set_awaited(stage->pool, sp_stage_handle_of(old->content), true, NULL);
     status = sp_stage_start_copy(stage, content);
     if (old != NULL)
         sp_stage_refresh_slot(stage, old->content);
@@ -440,7 +440,7 @@ void sp_stage_forget(sp_stage *stage, int64_t ticket)
 /* Copies on the caller, into an EMPTY slot only: start-up adapters do not drive each other out. */
 static sp_status fill_slot(sp_stage *stage, stage_content *content, sp_error *error)
 {
-    int32_t slot;
+    sp_slot_handle handle;
     sp_status status;
     bool empty = false;
 
@@ -448,15 +448,13 @@ static sp_status fill_slot(sp_stage *stage, stage_content *content, sp_error *er
         empty = empty || stage->slot_content[i] == NULL;
     if (content->slot >= 0 || content->copying || !empty)
         return SP_OK;
-    status = sp_pool_load(stage->pool, content->image, &slot, NULL, error);
+    status = sp_pool_load(stage->pool, content->image, &handle, error);
     if (status == SP_POOL_FULL)
         return SP_OK; /* it waits on the host for room for its replaced rows */
     sp_stage_forget_lost_slots(stage);
     if (status != SP_OK)
         return status;
-    content->slot = slot;
-    stage->slot_content[slot] = content;
-    stage->copies++;
+    sp_stage_take_slot(stage, content, handle);
     return SP_OK;
 }
 

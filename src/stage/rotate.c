@@ -79,15 +79,13 @@ static void stop_waiting(sp_stage *stage, sp_hold *hold)
 static sp_status take_slot(sp_stage *stage, sp_hold *hold)
 {
     stage_content *content = hold->version->content;
-    sp_slot_info info;
-    sp_status status = sp_pool_slot_info(stage->pool, content->slot, &info);
+    sp_slot_handle handle = sp_stage_handle_of(content);
+    sp_status status = sp_pool_acquire(stage->pool, handle, NULL);
 
-    if (status == SP_OK)
-        status = sp_pool_acquire(stage->pool, content->slot, info.generation);
     if (status != SP_OK)
         return status;
-    hold->slot = content->slot;
-    hold->generation = info.generation;
+    hold->slot = handle.slot;
+    hold->generation = handle.generation;
     if (!hold->begun) {
         hold->begun = true;
         content->n_begun++;
@@ -182,7 +180,7 @@ void sp_stage_yield(sp_stage *stage, sp_hold *hold)
     stop_waiting(stage, hold);
     if (hold->slot < 0)
         return;
-    sp_pool_release(stage->pool, hold->slot, hold->generation);
+    sp_pool_release(stage->pool, (sp_slot_handle){hold->slot, hold->generation}, NULL);
     hold->slot = -1;
     hold->generation = 0;
     sp_stage_refresh_slot(stage, hold->version->content);
@@ -202,7 +200,7 @@ void sp_stage_use(sp_stage *stage, const sp_hold *hold, uint64_t amount)
     hold->version->uses += amount;
     hold->version->last_use = hold->version->content->last_use = ++stage->clock;
     if (hold->slot >= 0)
-        sp_pool_touch(stage->pool, hold->slot);
+        sp_pool_touch(stage->pool, (sp_slot_handle){hold->slot, hold->generation});
 }
 
 /* ---- fetching again ------------------------------------------------------------------------ */

@@ -44,6 +44,8 @@ static sp_status allocate(sp_stage *stage, const sp_stage_options *options)
     stage->sources = sp_calloc(n_sources + 1, sizeof *stage->sources); /* never an empty block */
     if (stage->slot_content == NULL || stage->slot_infos == NULL || stage->sources == NULL)
         return SP_ERR_MEMORY;
+    for (size_t i = 0; i < n_slots; i++)
+        stage->slot_infos[i].struct_bytes = sizeof *stage->slot_infos;
     if (n_sources > 0)
         memcpy(stage->sources, options->sources, n_sources * sizeof *stage->sources);
     stage->n_sources = options->n_sources;
@@ -106,15 +108,20 @@ static void drop_tasks(sp_stage *stage)
             next = task->next;
             drop_task_image(task);
             if (task->kind == TASK_COPY)
-                sp_pool_load_abort(stage->pool, task->slot);
+                sp_pool_load_abort(stage->pool, task->slot, NULL);
         }
     }
 }
 
 static void empty_slot(sp_stage *stage, int32_t slot)
 {
-    sp_pool_set_pinned(stage->pool, slot, false);
-    sp_pool_drain(stage->pool, slot);
+    sp_slot_info info = {.struct_bytes = sizeof info};
+    sp_slot_handle handle;
+
+    (void)sp_pool_slot_info(stage->pool, slot, &info, NULL);
+    handle = (sp_slot_handle){slot, info.generation};
+    sp_pool_set_pinned(stage->pool, handle, false, NULL);
+    sp_pool_drain(stage->pool, handle, NULL);
 }
 
 void sp_stage_destroy(sp_stage *stage)

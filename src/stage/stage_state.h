@@ -45,9 +45,10 @@ typedef struct stage_content {
     bool wanted;
     sp_digest digest;
     sp_adapter_facts facts;
-    sp_image *image;    /* NULL: not on the host */
-    size_t image_bytes; /* of its image, when it has one */
-    int32_t slot;       /* -1: in none */
+    sp_image *image;          /* NULL: not on the host */
+    size_t image_bytes;       /* of its image, when it has one */
+    int32_t slot;             /* -1: in none */
+    uint64_t slot_generation; /* the pool's, of that slot */
     bool copying, fetching;
     bool fresh;          /* in a slot, and none of those that waited for it has had it yet */
     bool prefetch;       /* wanted in a slot without a request that waits */
@@ -155,6 +156,10 @@ sp_status sp_stage_slot_status(const sp_stage *stage);
 void sp_stage_copied(sp_stage *stage, stage_content *content);
 /* Tells the pool whether the slot's content must not be given up. */
 void sp_stage_refresh_slot(sp_stage *stage, stage_content *content);
+/* The version of the slot that the content is in. It is held by requests, not by the stage. */
+sp_slot_handle sp_stage_handle_of(const stage_content *content);
+/* The content has been copied into this slot; the load's reference is given back. */
+void sp_stage_take_slot(sp_stage *stage, stage_content *content, sp_slot_handle handle);
 bool sp_stage_slot_idle(const sp_stage *stage, const stage_content *content);
 /* Frees a content that nothing needs any more. */
 void sp_stage_drop_unused(sp_stage *stage, stage_content *content);

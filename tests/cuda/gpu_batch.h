@@ -80,7 +80,7 @@ static inline gpu_batch gpu_batch_make(delta_rig *rig, int32_t rows_max)
     gpu_batch batch = {.rig = rig, .device = rig->pool.device, .rows_max = rows_max};
     size_t element = sp_dtype_bytes(scene->dtype);
 
-    assert_ok(sp_plan_create(rows_max, rig->n_slots, &batch.plan), NULL);
+    assert_ok(sp_plan_create(rows_max, rig->n_slots, &batch.plan, NULL), NULL);
     batch.x = gpu_buffer_make(batch.device, (size_t)rows_max * (size_t)scene->x_stride * element);
     for (int32_t i = 0; i < scene->n_sites; i++) {
         batch.y[i] = gpu_buffer_make(batch.device, (size_t)rows_max * scene_y_row_bytes(scene, i));
@@ -109,15 +109,13 @@ static inline void gpu_batch_set(gpu_batch *batch, const int32_t *rows, int32_t 
     int32_t n = n_rows > padded_rows ? n_rows : padded_rows;
     int32_t *slots = malloc((size_t)n * sizeof *slots);
     float *scales = malloc((size_t)n * sizeof *scales);
-    sp_error error;
 
     assert_true(slots != NULL && scales != NULL && n <= batch->rows_max);
     for (int32_t i = 0; i < n; i++) {
         slots[i] = i < n_rows ? host.seq_slot[i] : SP_SLOT_BASE;
         scales[i] = i < n_rows ? host.row_scale[i] : 1.0f;
     }
-    assert_ok(sp_plan_build_rows(batch->plan, slots, scales, n, batch->rig->n_slots, &error),
-              &error);
+    hand_plan_rows(batch->plan, batch->rig->pool.pool, slots, scales, n);
     gpu_buffer_write(batch->device, &batch->x, host.x, (size_t)n_rows * x_bytes);
     for (int32_t i = 0; i < scene->n_sites; i++) {
         gpu_buffer_write(batch->device, &batch->y[i], host.y[i],

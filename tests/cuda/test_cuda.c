@@ -4,6 +4,7 @@
  */
 #include "cuda/gpu_main.h"
 #include "cuda/rig.h"
+#include "route/plan_rows.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -496,7 +497,7 @@ static void the_devices_plan_is_the_hosts(void **state)
     sp_plan_view view;
 
     (void)state;
-    assert_int_equal(sp_plan_create(65536, 4096, &plan), SP_OK);
+    assert_int_equal(sp_plan_create(65536, 4096, &plan, NULL), SP_OK);
     for (int i = 0; i < 18 * 5 * PLAN_MIXES; i++) {
         rig_shape shape = {rows[i % 18], slots[i / 18 % 5], 8, 8, 8, 1, 0, SP_DTYPE_BF16};
 
@@ -510,7 +511,7 @@ static void the_devices_plan_is_the_hosts(void **state)
         assert_int_equal(
             sp_plan_build_rows(plan, seq_slot, the_rig.row_scale, shape.rows, shape.slots, NULL),
             SP_OK);
-        view = sp_plan_get(plan);
+        view = *sp_plan_get(plan);
         rig_enqueue(&the_rig);
         assert_false(the_rig.failed);
         check_plan(&view, shape.slots);

@@ -416,8 +416,8 @@ static void swap_slots(delta_rig *rig, int32_t first, int32_t second)
 {
     int32_t slot_of_first = rig->slot_of[first], slot_of_second = rig->slot_of[second];
 
-    assert_ok(sp_pool_drain(rig->pool.pool, slot_of_first), NULL);
-    assert_ok(sp_pool_drain(rig->pool.pool, slot_of_second), NULL);
+    hand_unload(rig->pool.pool, hand_handle(rig->pool.pool, slot_of_first));
+    hand_unload(rig->pool.pool, hand_handle(rig->pool.pool, slot_of_second));
     /* The first EMPTY slot is the victim: load the one that shall be lower first. */
     if (slot_of_second < slot_of_first) {
         int32_t other = first;
@@ -428,9 +428,9 @@ static void swap_slots(delta_rig *rig, int32_t first, int32_t second)
         slot_of_first = slot_of_second;
         slot_of_second = other;
     }
-    assert_int_equal(hand_load_adapter(&rig->pool, rig->scene->adapters[second], NULL),
+    assert_int_equal(hand_load_adapter(&rig->pool, rig->scene->adapters[second]).slot,
                      slot_of_first);
-    assert_int_equal(hand_load_adapter(&rig->pool, rig->scene->adapters[first], NULL),
+    assert_int_equal(hand_load_adapter(&rig->pool, rig->scene->adapters[first]).slot,
                      slot_of_second);
     rig->slot_of[first] = slot_of_second;
     rig->slot_of[second] = slot_of_first;
@@ -545,12 +545,16 @@ static sp_delta *make_delta(sp_pool *pool, bool no_apply, bool no_ffn)
 static void make_group_test(group_test *t)
 {
     sp_test_random random = {5};
+    hand_adapter *without;
 
     t->pool = hand_pool_create_on(gpu, 2, group_dims, GROUP_SITES, 16, SP_DTYPE_BF16, 2);
     t->adapter = hand_adapter_create(1);
     for (int32_t i = 0; i < GROUP_SITES; i++)
         hand_adapter_add(t->adapter, &group_dims[i], 3 + i, 0.5f, SP_DTYPE_BF16, &random);
-    assert_int_equal(hand_load_adapter(&t->pool, t->adapter, NULL), 0);
+    assert_int_equal(hand_load_adapter(&t->pool, t->adapter).slot, 0);
+    without = hand_adapter_create(2);
+    assert_int_equal(hand_load_adapter(&t->pool, without).slot, 1);
+    hand_adapter_destroy(without);
     for (int64_t i = 0; i < GROUP_ROWS * GROUP_STRIDE; i++)
         hand_store(SP_DTYPE_BF16, t->x, i, (double)sp_test_float(&random));
     for (int32_t i = 0; i < GROUP_ROWS; i++)
@@ -558,8 +562,8 @@ static void make_group_test(group_test *t)
     t->x_buffer = gpu_buffer_make(gpu, sizeof t->x);
     gpu_buffer_write(gpu, &t->x_buffer, t->x, sizeof t->x);
     t->delta = make_delta(t->pool.pool, false, false);
-    assert_ok(sp_plan_create(GROUP_ROWS, 2, &t->plan), NULL);
-    assert_ok(sp_plan_build_rows(t->plan, t->slots, NULL, GROUP_ROWS, 2, NULL), NULL);
+    assert_ok(sp_plan_create(GROUP_ROWS, 2, &t->plan, NULL), NULL);
+    hand_plan_rows(t->plan, t->pool.pool, t->slots, NULL, GROUP_ROWS);
 }
 
 static void free_group_test(group_test *t)
@@ -701,7 +705,7 @@ static void bad_calls_are_refused_as_on_the_cpu(void **state)
     bad = output;
     bad.y_type = SP_DTYPE_F16;
     assert_int_equal(sp_delta_apply(t.delta, t.plan, 1, x, 512, &bad, 1), SP_ERR_ARGUMENT);
-    assert_ok(sp_plan_build_rows(t.plan, t.slots, NULL, GROUP_ROWS - 1, 2, NULL), NULL);
+    hand_plan_rows(t.plan, t.pool.pool, t.slots, NULL, GROUP_ROWS - 1);
     assert_int_equal(sp_delta_apply(t.delta, t.plan, 1, x, 512, &output, 1), SP_ERR_STATE);
     expect_untouched(&y);
     gpu_buffer_free(gpu, &y);

@@ -94,9 +94,8 @@ static void *run_routed(void *user, const routed_case *c, sp_dtype y_type)
     options.pool = c->pool.pool;
     options.rows_max = c->n_rows;
     assert_ok(sp_delta_create(&options, &delta, &error), &error);
-    assert_ok(sp_plan_create(c->n_rows, c->n_slots, &plan), NULL);
-    assert_ok(sp_plan_build_rows(plan, golden_i32(c->slots), NULL, c->n_rows, c->n_slots, &error),
-              &error);
+    assert_ok(sp_plan_create(c->n_rows, c->n_slots, &plan, NULL), NULL);
+    hand_plan_rows(plan, c->pool.pool, golden_i32(c->slots), NULL, c->n_rows);
     assert_ok(sp_delta_upload(delta, plan), NULL);
     assert_ok(sp_delta_start(delta, plan), NULL);
     assert_ok(sp_delta_apply(delta, plan, 0, x.device + GUARD_BYTES, c->k_in, &output, 1), NULL);

@@ -38,19 +38,19 @@ static void expect_cells(const hand_pool *pool, int32_t site, int32_t slot, int3
                          float scale)
 {
     const sp_layout_site *place = sp_layout_site_at(pool->layout, site);
-    sp_pool_tables tables;
+    const sp_pool_tables *tables = sp_pool_tables_at(pool->pool, site);
     const void *a[SLOTS], *b[SLOTS];
     int32_t ranks[SLOTS];
     float scales[SLOTS];
     size_t slot_bytes = sp_layout_slot_bytes(pool->layout);
     const char *memory;
 
-    assert_ok(sp_pool_tables_at(pool->pool, site, &tables), NULL);
-    read_device(tables.a, a, sizeof a);
-    read_device(tables.b, b, sizeof b);
-    read_device(tables.rank, ranks, sizeof ranks);
-    read_device(tables.scale, scales, sizeof scales);
-    memory = (const char *)tables.first_a - place->a_offset_bytes + (size_t)slot * slot_bytes;
+    assert_non_null(tables);
+    read_device(tables->a, a, sizeof a);
+    read_device(tables->b, b, sizeof b);
+    read_device(tables->rank, ranks, sizeof ranks);
+    read_device(tables->scale, scales, sizeof scales);
+    memory = (const char *)tables->first_a - place->a_offset_bytes + (size_t)slot * slot_bytes;
     assert_int_equal(ranks[slot], rank);
     assert_true(scales[slot] == scale);
     assert_ptr_equal(a[slot], rank > 0 ? memory + place->a_offset_bytes : NULL);
@@ -65,26 +65,24 @@ static void an_image_arrives_as_it_is(void **state)
     sp_image *image = hand_pack(&pool, adapter);
     size_t bytes = sp_layout_slot_bytes(pool.layout);
     char *copy = malloc(bytes);
-    sp_pool_tables tables;
-    uint64_t generation = 0;
-    int32_t slot = -1;
+    const sp_pool_tables *tables = sp_pool_tables_at(pool.pool, 0);
+    sp_slot_handle handle;
     sp_error error;
 
     (void)state;
     assert_non_null(copy);
     assert_ptr_equal(image->pinned, gpu);
     assert_int_equal(sp_device_allocated_bytes(gpu) - before, sp_pool_device_bytes(pool.pool));
-    assert_ok(sp_pool_load(pool.pool, image, &slot, &generation, &error), &error);
-    assert_int_equal(slot, 0);
-    assert_ok(sp_pool_tables_at(pool.pool, 0, &tables), NULL);
-    read_device((const char *)tables.first_a - sp_layout_site_at(pool.layout, 0)->a_offset_bytes,
+    assert_ok(sp_pool_load(pool.pool, image, &handle, &error), &error);
+    assert_int_equal(handle.slot, 0);
+    read_device((const char *)tables->first_a - sp_layout_site_at(pool.layout, 0)->a_offset_bytes,
                 copy, bytes);
     assert_memory_equal(copy, image->data, bytes);
     expect_cells(&pool, 0, 0, 9, 0.25f);
     expect_cells(&pool, 1, 0, 9, 0.5f);
     expect_cells(&pool, 2, 0, 0, 0.0f);
     expect_cells(&pool, 0, 1, 0, 0.0f);
-    assert_ok(sp_pool_drain(pool.pool, slot), NULL);
+    hand_unload(pool.pool, handle);
     expect_cells(&pool, 0, 0, 0, 0.0f);
     sp_image_destroy(image);
     hand_adapter_destroy(adapter);
@@ -101,26 +99,26 @@ static void an_aborted_load_leaves_nothing(void **state)
     sp_image *image = hand_pack(&pool, adapter);
     size_t bytes = sp_layout_slot_bytes(pool.layout);
     char *copy = malloc(bytes);
-    sp_pool_tables tables;
-    int32_t slot = -1, other = -1;
+    const sp_pool_tables *tables = sp_pool_tables_at(pool.pool, 0);
+    sp_slot_handle handle, last;
+    int32_t other = -1;
 
     (void)state;
     assert_non_null(copy);
-    assert_ok(sp_pool_load(pool.pool, image, &slot, NULL, NULL), NULL);
-    assert_ok(sp_pool_load_begin(pool.pool, &other), NULL);
+    assert_ok(sp_pool_load(pool.pool, image, &handle, NULL), NULL);
+    assert_ok(sp_pool_load_begin(pool.pool, &other, NULL), NULL);
     assert_int_equal(other, 1);
     assert_ok(sp_pool_load_write(pool.pool, other, image, NULL), NULL);
-    assert_ok(sp_pool_load_abort(pool.pool, other), NULL);
+    assert_ok(sp_pool_load_abort(pool.pool, other, NULL), NULL);
     assert_ok(sp_stream_wait(sp_device_main_stream(gpu), NULL), NULL);
-    assert_ok(sp_pool_tables_at(pool.pool, 0, &tables), NULL);
     /* A write to the third slot goes on the same stream, behind the zeros. */
-    assert_ok(sp_pool_load_begin(pool.pool, &other), NULL);
-    assert_ok(sp_pool_load_abort(pool.pool, other), NULL);
-    assert_ok(sp_pool_load(pool.pool, image, &other, NULL, NULL), NULL);
-    assert_ok(sp_pool_drain(pool.pool, other), NULL);
+    assert_ok(sp_pool_load_begin(pool.pool, &other, NULL), NULL);
+    assert_ok(sp_pool_load_abort(pool.pool, other, NULL), NULL);
+    assert_ok(sp_pool_load(pool.pool, image, &last, NULL), NULL);
+    hand_unload(pool.pool, last);
     expect_cells(&pool, 0, 0, 16, 0.25f);
     expect_cells(&pool, 0, 1, 0, 0.0f);
-    read_device((const char *)tables.first_a - sp_layout_site_at(pool.layout, 0)->a_offset_bytes +
+    read_device((const char *)tables->first_a - sp_layout_site_at(pool.layout, 0)->a_offset_bytes +
                     2 * bytes,
                 copy, bytes);
     for (size_t i = 0; i < bytes; i++)
@@ -150,7 +148,6 @@ typedef struct load_test {
 static void make_load_test(load_test *t)
 {
     size_t bytes = STEP_ROWS * 2048 * 2;
-    int32_t slots[STEP_ROWS] = {0};
     sp_test_random random = {8};
     sp_delta_options options;
     sp_error error;
@@ -164,8 +161,7 @@ static void make_load_test(load_test *t)
     options.pool = t->pool.pool;
     options.rows_max = STEP_ROWS;
     assert_ok(sp_delta_create(&options, &t->delta, &error), &error);
-    assert_ok(sp_plan_create(STEP_ROWS, SLOTS, &t->plan), NULL);
-    assert_ok(sp_plan_build_rows(t->plan, slots, NULL, STEP_ROWS, SLOTS, NULL), NULL);
+    assert_ok(sp_plan_create(STEP_ROWS, SLOTS, &t->plan, NULL), NULL);
     t->x = gpu_buffer_make(gpu, bytes);
     t->y = gpu_buffer_make(gpu, bytes);
     t->start = malloc(bytes);
@@ -201,13 +197,16 @@ static void enqueue_steps(load_test *t, int steps)
     }
 }
 
+/* Into slot 0, which all rows of the plan are of. */
 static void load(load_test *t, int which)
 {
-    int32_t slot = -1;
+    const int32_t slots[STEP_ROWS] = {0};
+    sp_slot_handle handle;
     sp_error error;
 
-    assert_ok(sp_pool_load(t->pool.pool, t->images[which], &slot, NULL, &error), &error);
-    assert_int_equal(slot, 0);
+    assert_ok(sp_pool_load(t->pool.pool, t->images[which], &handle, &error), &error);
+    assert_int_equal(handle.slot, 0);
+    hand_plan_rows(t->plan, t->pool.pool, slots, NULL, STEP_ROWS);
 }
 
 /* STEPS of adapter 0, a swap, one step of adapter 1; with a wait before the swap or without. */
@@ -218,11 +217,11 @@ static void run_swap(load_test *t, bool wait, uint16_t *out_y)
     enqueue_steps(t, STEPS);
     if (wait)
         assert_ok(sp_stream_wait(sp_device_main_stream(gpu), NULL), NULL);
-    assert_ok(sp_pool_drain(t->pool.pool, 0), NULL);
+    hand_unload(t->pool.pool, hand_handle(t->pool.pool, 0));
     load(t, 1);
     enqueue_steps(t, 1);
     memcpy(out_y, gpu_buffer_read(gpu, &t->y, t->y.bytes), t->y.bytes);
-    assert_ok(sp_pool_drain(t->pool.pool, 0), NULL);
+    hand_unload(t->pool.pool, hand_handle(t->pool.pool, 0));
 }
 
 static void steps_before_a_swap_see_the_old_adapter(void **state)
@@ -267,6 +266,7 @@ static void loads_beside_the_steps_change_nothing(void **state)
 {
     static load_test t;
     writer w = {.t = &t, .rounds = 50, .status = SP_OK};
+    sp_slot_handle handle;
     uint16_t *alone;
     pthread_t thread;
 
@@ -278,7 +278,7 @@ static void loads_beside_the_steps_change_nothing(void **state)
     gpu_buffer_write(gpu, &t.y, t.start, t.y.bytes);
     enqueue_steps(&t, STEPS);
     memcpy(alone, gpu_buffer_read(gpu, &t.y, t.y.bytes), t.y.bytes);
-    assert_ok(sp_pool_load_begin(t.pool.pool, &w.slot), NULL);
+    assert_ok(sp_pool_load_begin(t.pool.pool, &w.slot, NULL), NULL);
     assert_int_equal(w.slot, 1);
     gpu_buffer_write(gpu, &t.y, t.start, t.y.bytes);
     assert_int_equal(pthread_create(&thread, NULL, write_images, &w), 0);
@@ -286,7 +286,7 @@ static void loads_beside_the_steps_change_nothing(void **state)
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_ok(w.status, NULL);
     assert_memory_equal(gpu_buffer_read(gpu, &t.y, t.y.bytes), alone, t.y.bytes);
-    assert_ok(sp_pool_load_commit(t.pool.pool, w.slot, t.images[1], NULL), NULL);
+    assert_ok(sp_pool_load_commit(t.pool.pool, w.slot, t.images[1], &handle, NULL), NULL);
     expect_cells(&t.pool, 0, 1, 16, 0.25f);
     free(alone);
     free_load_test(&t);

@@ -2,6 +2,7 @@
  * What sp_delta_apply leaves alone, what it refuses before it writes, its levers, its memory, and
  * that a changed slot is seen by the next step.
  */
+#include "route/plan_rows.h"
 #include "support/hand.h"
 #include "support/test.h"
 
@@ -55,9 +56,9 @@ static int setup(void **state)
     hand_adapter_add(f.adapters[0], &sites[2], 5, 1.0f, SP_DTYPE_F32, &random);
     hand_adapter_add(f.adapters[2], &sites[3], 8, 1.0f, SP_DTYPE_F32, &random);
     for (int32_t i = 0; i < 3; i++)
-        assert_int_equal(hand_load_adapter(&f.pool, f.adapters[i], NULL), i);
+        assert_int_equal(hand_load_adapter(&f.pool, f.adapters[i]).slot, i);
     f.exec = hand_exec(1);
-    assert_ok(sp_plan_create(ROWS, 8, &f.plan), NULL);
+    assert_ok(sp_plan_create(ROWS, 8, &f.plan, NULL), NULL);
     fill(&f.x[0][0], ROWS * K);
     reset_y(&f);
     *state = &f;
@@ -94,7 +95,7 @@ static sp_delta *make_delta(const fixture *f, bool no_apply, bool no_ffn)
 
 static void plan_rows(const fixture *f, const int32_t *seq_slot, const float *row_scale)
 {
-    assert_ok(sp_plan_build_rows(f->plan, seq_slot, row_scale, ROWS, 4, NULL), NULL);
+    hand_plan_rows(f->plan, f->pool.pool, seq_slot, row_scale, ROWS);
 }
 
 /* y [n_out] of one row, in double from the adapter's own tensors. */
@@ -146,7 +147,7 @@ static void layers_are_apart(void **state)
 
     reset_y(f);
     before = *f;
-    plan_rows(f, (int32_t[]){2, 0, 3, 2}, (float[]){0.5f, 1.0f, 1.0f, 1.0f});
+    plan_rows(f, (int32_t[]){2, 0, 1, 2}, (float[]){0.5f, 1.0f, 1.0f, 1.0f});
     assert_ok(sp_delta_apply(delta, f->plan, 1, f->x, K, &output, 1), NULL);
     expect_row(&f->adapters[2]->sites[0], 0.5, f->x[0], before.q[0], f->q[0]);
     assert_memory_equal(f->q[1], before.q[1], 2 * sizeof f->q[1]);
@@ -233,9 +234,6 @@ static void bad_calls_write_nothing(void **state)
     assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 2), SP_ERR_ARGUMENT);
     two[1] = (sp_delta_output){SP_MODULE_DOWN_PROJ, f->down, N_DOWN, SP_DTYPE_F32};
     assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 2), SP_ERR_ARGUMENT);
-    /* A plan for eight slots may name one that this pool of four has not. */
-    assert_ok(sp_plan_build_rows(f->plan, (int32_t[]){0, 7}, NULL, 2, 8, NULL), NULL);
-    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 1), SP_ERR_ARGUMENT);
     assert_memory_equal(f->q, before.q, sizeof f->q);
     assert_memory_equal(f->k, before.k, sizeof f->k);
     assert_memory_equal(f->down, before.down, sizeof f->down);
@@ -249,8 +247,8 @@ static void a_plan_above_rows_max_is_refused(void **state)
     sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
     sp_plan *plan = NULL;
 
-    assert_ok(sp_plan_create(ROWS + 1, 4, &plan), NULL);
-    assert_ok(sp_plan_build_rows(plan, (int32_t[]){0, 0, 0, 0, -1}, NULL, ROWS + 1, 4, NULL), NULL);
+    assert_ok(sp_plan_create(ROWS + 1, 4, &plan, NULL), NULL);
+    hand_plan_rows(plan, f->pool.pool, (int32_t[]){0, 0, 0, 0, -1}, NULL, ROWS + 1);
     assert_int_equal(sp_delta_apply(delta, plan, 0, f->x, K, &output, 1), SP_ERR_ARGUMENT);
     sp_plan_destroy(plan);
     sp_delta_destroy(delta);
@@ -339,9 +337,8 @@ static void calls_for_a_gpu_say_so(void **state)
     assert_ok(sp_delta_start(delta, f->plan), NULL);
     assert_int_equal(sp_delta_upload(delta, NULL), SP_ERR_ARGUMENT);
     assert_int_equal(sp_delta_start(NULL, f->plan), SP_ERR_ARGUMENT);
-    assert_ok(sp_plan_create(ROWS + 1, 4, &larger), NULL);
-    assert_ok(sp_plan_build_rows(larger, (int32_t[]){0, 0, 0, 0, -1}, NULL, ROWS + 1, 4, NULL),
-              NULL);
+    assert_ok(sp_plan_create(ROWS + 1, 4, &larger, NULL), NULL);
+    hand_plan_rows(larger, f->pool.pool, (int32_t[]){0, 0, 0, 0, -1}, NULL, ROWS + 1);
     assert_int_equal(sp_delta_upload(delta, larger), SP_ERR_ARGUMENT);
     assert_int_equal(sp_delta_start(delta, larger), SP_ERR_ARGUMENT);
     sp_plan_destroy(larger);
@@ -437,8 +434,8 @@ static void the_next_step_sees_a_swapped_slot(void **state)
     fixture before;
 
     hand_adapter_add(other, &sites[1], 2, 3.0f, SP_DTYPE_F32, &random);
-    assert_int_equal(sp_pool_drain(f->pool.pool, 0), SP_OK);
-    assert_int_equal(hand_load_adapter(&f->pool, other, NULL), 0);
+    hand_unload(f->pool.pool, hand_handle(f->pool.pool, 0));
+    assert_int_equal(hand_load_adapter(&f->pool, other).slot, 0);
     reset_y(f);
     before = *f;
     plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL); /* the plan's arrays have not moved */
@@ -447,6 +444,66 @@ static void the_next_step_sees_a_swapped_slot(void **state)
     for (int32_t row = 0; row < ROWS; row++)
         expect_row(&other->sites[0], 3.0, f->x[row], before.k[row], f->k[row]);
     hand_adapter_destroy(other);
+    sp_delta_destroy(delta);
+}
+
+/* ---- plans that have ended ----------------------------------------------------------------- */
+
+/* Every call that takes a plan refuses it, and writes nothing. */
+static void expect_plan_refused(fixture *f, sp_delta *delta)
+{
+    sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    const int32_t tokens[ROWS] = {0};
+    sp_delta_pieces pieces = {.fits = true, .pack = 7};
+    fixture before = *f;
+
+    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, &output, 1), SP_ERR_STATE);
+    assert_int_equal(sp_delta_begin(delta, f->plan, 0, f->x, K, &output, 1, &pieces), SP_ERR_STATE);
+    assert_int_equal(pieces.pack, 7);
+    assert_int_equal(sp_delta_upload(delta, f->plan), SP_ERR_STATE);
+    assert_int_equal(sp_delta_start(delta, f->plan), SP_ERR_STATE);
+    assert_int_equal(sp_delta_embed(delta, f->plan, tokens, f->q, N_Q), SP_ERR_STATE);
+    assert_int_equal(sp_delta_head(delta, f->plan, f->x, K, &f->q[0][0], N_Q), SP_ERR_STATE);
+    assert_memory_equal(f->q, before.q, sizeof f->q);
+}
+
+static void a_plan_of_released_versions_is_refused(void **state)
+{
+    fixture *f = *state;
+    sp_delta *delta = make_delta(f, false, false);
+    sp_slot_handle handle = hand_handle(f->pool.pool, 0);
+    sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    fixture before = *f;
+
+    plan_rows(f, (int32_t[]){0, -1, 0, 2}, NULL);
+    assert_ok(sp_pool_release(f->pool.pool, handle, NULL), NULL);
+    expect_plan_refused(f, delta);
+    assert_ok(sp_pool_acquire(f->pool.pool, handle, NULL), NULL);
+    assert_ok(sp_delta_apply(delta, f->plan, 0, f->x, K, &output, 1), NULL);
+    assert_memory_not_equal(f->q[0], before.q[0], sizeof f->q[0]);
+    reset_y(f);
+    hand_unload(f->pool.pool, handle);
+    expect_plan_refused(f, delta);
+    assert_int_equal(hand_load_adapter(&f->pool, f->adapters[1]).slot, 0);
+    expect_plan_refused(f, delta);
+    sp_delta_destroy(delta);
+}
+
+static void a_plan_of_another_pool_is_refused(void **state)
+{
+    fixture *f = *state;
+    hand_pool other = hand_pool_create(2, sites, 4, 8, SP_DTYPE_F32, 4);
+    sp_delta *delta = make_delta(f, false, false);
+
+    expect_plan_refused(f, delta); /* never built */
+    assert_int_equal(hand_load_adapter(&other, f->adapters[0]).slot, 0);
+    hand_plan_rows(f->plan, other.pool, (int32_t[]){0, 0, 0, 0}, NULL, ROWS);
+    expect_plan_refused(f, delta);
+    hand_pool_destroy(&other);
+    expect_plan_refused(f, delta);
+    /* Nor one of rows alone. */
+    assert_ok(sp_plan_build_rows(f->plan, (int32_t[]){0, 0, 0, 0}, NULL, ROWS, 4, NULL), NULL);
+    expect_plan_refused(f, delta);
     sp_delta_destroy(delta);
 }
 
@@ -466,6 +523,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(create_takes_the_bytes_it_says, setup, teardown),
         cmocka_unit_test_setup_teardown(every_failed_allocation_is_survived, setup, teardown),
         cmocka_unit_test_setup_teardown(the_next_step_sees_a_swapped_slot, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_plan_of_released_versions_is_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_plan_of_another_pool_is_refused, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -76,9 +76,8 @@ static void *run_routed(void *user, const routed_case *c, sp_dtype y_type)
     options.rows_max = c->n_rows;
     options.cpu_isa = run->level;
     assert_ok(sp_delta_create(&options, &delta, &error), &error);
-    assert_ok(sp_plan_create(c->n_rows, c->n_slots, &plan), NULL);
-    assert_ok(sp_plan_build_rows(plan, golden_i32(c->slots), NULL, c->n_rows, c->n_slots, &error),
-              &error);
+    assert_ok(sp_plan_create(c->n_rows, c->n_slots, &plan, NULL), NULL);
+    hand_plan_rows(plan, c->pool.pool, golden_i32(c->slots), NULL, c->n_rows);
     assert_ok(sp_delta_apply(delta, plan, 0, c->x->data, c->k_in, &output, 1), NULL);
     sp_plan_destroy(plan);
     sp_delta_destroy(delta);

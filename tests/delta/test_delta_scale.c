@@ -45,21 +45,21 @@ static void apply(const make_adapter *made, float request_scale, float y[2][N])
     sp_delta *delta;
     sp_plan *plan;
     sp_error error;
-    int32_t slot;
+    sp_slot_handle handle;
 
     sp_adapter_options_default(&options, sizeof options);
     options.geometry = pool.geometry;
     options.pool_dtype = SP_DTYPE_F32;
     assert_ok(sp_adapter_open(folder, &options, &adapter, &error), &error);
     assert_ok(sp_layout_pack(pool.layout, adapter, NULL, &image, &error), &error);
-    assert_ok(sp_pool_load(pool.pool, image, &slot, NULL, &error), &error);
+    assert_ok(sp_pool_load(pool.pool, image, &handle, &error), &error);
     sp_delta_options_default(&delta_options, sizeof delta_options);
     delta_options.pool = pool.pool;
     delta_options.exec = hand_exec(1);
     delta_options.rows_max = 1;
     assert_ok(sp_delta_create(&delta_options, &delta, &error), &error);
-    assert_ok(sp_plan_create(1, 1, &plan), NULL);
-    assert_ok(sp_plan_build_rows(plan, &slot, &request_scale, 1, 1, &error), &error);
+    assert_ok(sp_plan_create(1, 1, &plan, NULL), NULL);
+    hand_plan_rows(plan, pool.pool, &handle.slot, &request_scale, 1);
     for (int i = 0; i < 2 * N; i++)
         y[i / N][i % N] = 0;
     assert_ok(sp_delta_apply(delta, plan, 0, x, K, outputs, 2), NULL);

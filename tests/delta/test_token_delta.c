@@ -60,8 +60,7 @@ static void bad_calls_write_nothing(void **state)
                      SP_ERR_STRIDE);
     w->token[3] = TOKEN_VOCAB; /* slot 3's row, whatever its scale: see below */
     w->row_scale[3] = 1.0f;
-    assert_ok(sp_plan_build_rows(w->plan, w->row_slot, w->row_scale, TOKEN_ROWS, TOKEN_SLOTS, NULL),
-              NULL);
+    hand_plan_rows(w->plan, w->pool, w->row_slot, w->row_scale, TOKEN_ROWS);
     assert_int_equal(sp_delta_embed(w->delta, w->plan, w->token, y, HIDDEN), SP_ERR_ARGUMENT);
     w->token[3] = -1;
     assert_int_equal(sp_delta_embed(w->delta, w->plan, w->token, y, HIDDEN), SP_ERR_ARGUMENT);

@@ -196,11 +196,11 @@ static void drop(sim *s, fake *f)
 static void check_slot(const sim *s, const fake *f)
 {
     const sp_hold *hold = &f->sequence.hold;
-    sp_slot_info info;
+    sp_slot_info info = {.struct_bytes = sizeof info};
 
     if (!hold->version)
         return;
-    SIM_CHECK(sp_pool_slot_info(s->pool.pool, hold->slot, &info) == SP_OK);
+    SIM_CHECK(sp_pool_slot_info(s->pool.pool, hold->slot, &info, NULL) == SP_OK);
     SIM_CHECK(info.state == SP_SLOT_READY && info.generation == hold->generation);
     SIM_CHECK(memcmp(&info.digest, &f->digest, sizeof f->digest) == 0);
     for (int32_t i = 0; i < N_IDENTITIES; i++) {
@@ -210,12 +210,12 @@ static void check_slot(const sim *s, const fake *f)
             continue;
         for (int32_t site = 0; site < 2; site++) {
             const sp_layout_site *place = sp_layout_site_at(s->pool.layout, site);
-            sp_pool_tables tables;
+            const sp_pool_tables *tables = sp_pool_tables_at(s->pool.pool, site);
 
-            SIM_CHECK(sp_pool_tables_at(s->pool.pool, site, &tables) == SP_OK);
-            SIM_CHECK(tables.rank[hold->slot] == image->ranks[site]);
+            SIM_CHECK(tables != NULL);
+            SIM_CHECK(tables->rank[hold->slot] == image->ranks[site]);
             if (image->ranks[site] != 0)
-                SIM_CHECK(memcmp(tables.a[hold->slot],
+                SIM_CHECK(memcmp(tables->a[hold->slot],
                                  (const char *)image->data + place->a_offset_bytes,
                                  (size_t)8 * (size_t)place->k_in * 2) == 0);
         }

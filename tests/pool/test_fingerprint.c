@@ -99,11 +99,11 @@ static void a_pool_takes_images_of_its_own_layout_only(void **state)
     assert_int_equal(sp_image_bytes(image), sp_image_bytes(own));
     assert_int_equal(sp_image_overlay_bytes(image), 0);
     assert_true(sp_image_checksum(image) == sp_image_checksum(own)); /* both are all zero */
-    assert_ok(sp_pool_load_begin(pool.pool, &slot), NULL);
+    assert_ok(sp_pool_load_begin(pool.pool, &slot, NULL), NULL);
     assert_int_equal(sp_pool_load_write(pool.pool, slot, image, &error), SP_ERR_ARGUMENT);
     assert_string_equal(error.code, "other-layout");
     assert_ok(sp_pool_load_write(pool.pool, slot, own, &error), &error);
-    assert_ok(sp_pool_load_abort(pool.pool, slot), NULL);
+    assert_ok(sp_pool_load_abort(pool.pool, slot, NULL), NULL);
     sp_image_destroy(own);
     sp_image_destroy(image);
     hand_adapter_destroy(adapter);

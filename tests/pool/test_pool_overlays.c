@@ -94,78 +94,88 @@ static sp_image *make_image(const world *w, int32_t n, float value)
     return image;
 }
 
-static int32_t load(world *w, int32_t n, float value, uint64_t *out_generation)
+/* The version, held. */
+static sp_slot_handle load(world *w, int32_t n, float value)
 {
     sp_image *image = make_image(w, n, value);
-    int32_t slot;
+    sp_slot_handle handle = {-1, 0};
     sp_error error;
 
-    assert_ok(sp_pool_load(w->pool, image, &slot, out_generation, &error), &error);
+    assert_ok(sp_pool_load(w->pool, image, &handle, &error), &error);
     sp_image_destroy(image);
-    return slot;
+    return handle;
+}
+
+/* The slot; nobody holds it. */
+static int32_t load_idle(world *w, int32_t n, float value)
+{
+    sp_slot_handle handle = load(w, n, value);
+
+    assert_ok(sp_pool_release(w->pool, handle, NULL), NULL);
+    return handle.slot;
 }
 
 static sp_status try_load(world *w, int32_t n, float value, sp_error *error)
 {
     sp_image *image = make_image(w, n, value);
-    int32_t slot;
-    sp_status status = sp_pool_load(w->pool, image, &slot, NULL, error);
+    sp_slot_handle handle = {-1, 0};
+    sp_status status = sp_pool_load(w->pool, image, &handle, error);
 
+    if (status == SP_OK)
+        assert_ok(sp_pool_release(w->pool, handle, NULL), NULL);
+    else
+        assert_int_equal(handle.slot, -1);
     sp_image_destroy(image);
     return status;
 }
 
 static void check_shown(const world *w, int32_t slot, int32_t n, float value)
 {
-    sp_pool_overlays tables = sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS);
-    const uint16_t *rows = tables.rows[slot];
+    const sp_pool_overlays *tables = sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS);
+    const uint16_t *rows = tables->rows[slot];
 
-    assert_int_equal(tables.n[slot], n);
-    assert_int_equal(sp_pool_overlays_of(w->pool, SP_MODULE_LM_HEAD).n[slot], 0);
+    assert_int_equal(tables->n[slot], n);
+    assert_int_equal(sp_pool_overlays_of(w->pool, SP_MODULE_LM_HEAD)->n[slot], 0);
     if (n == 0) {
         assert_null(rows);
-        assert_null(tables.map[slot]);
-        assert_null(tables.ids[slot]);
+        assert_null(tables->map[slot]);
+        assert_null(tables->ids[slot]);
         return;
     }
     for (int32_t i = 0; i < n * HIDDEN; i++)
         assert_true(sp_bf16_to_f32(rows[i]) == value);
     for (int32_t i = 0; i < VOCAB; i++)
-        assert_int_equal(tables.map[slot][i], i < n ? i : -1);
-    assert_int_equal(tables.row_type[slot], SP_DTYPE_BF16);
+        assert_int_equal(tables->map[slot][i], i < n ? i : -1);
+    assert_int_equal(tables->row_type[slot], SP_DTYPE_BF16);
 }
 
 static sp_slot_state state_of(const world *w, int32_t slot)
 {
-    sp_slot_info info;
-
-    assert_ok(sp_pool_slot_info(w->pool, slot, &info), NULL);
-    return info.state;
+    return hand_slot_info(w->pool, slot).state;
 }
 
 static void loads_show_and_unloads_hide(void **state)
 {
     world *w = world_create(4 * UNIT);
-    uint64_t generation;
-    int32_t a, b, plain;
+    sp_slot_handle a;
+    int32_t b, plain;
     size_t bytes = sp_device_allocated_bytes(w->device);
 
     (void)state;
-    a = load(w, 1, 3.0f, &generation);
-    plain = load(w, 0, 4.0f, NULL);
-    b = load(w, 2, 5.0f, NULL);
-    check_shown(w, a, 1, 3.0f);
+    a = load(w, 1, 3.0f);
+    plain = load_idle(w, 0, 4.0f);
+    b = load_idle(w, 2, 5.0f);
+    check_shown(w, a.slot, 1, 3.0f);
     check_shown(w, plain, 0, 0);
     check_shown(w, b, 2, 5.0f);
-    assert_int_equal(sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS).n_slots, 2);
-    assert_ok(sp_pool_acquire(w->pool, a, generation), NULL);
-    assert_int_equal(sp_pool_drain(w->pool, a), SP_BUSY);
-    check_shown(w, a, 1, 3.0f); /* who holds it finishes on it */
-    assert_ok(sp_pool_release(w->pool, a, generation), NULL);
-    check_shown(w, a, 0, 0);
-    assert_ok(sp_pool_drain(w->pool, b), NULL);
+    assert_int_equal(sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS)->n_slots, 2);
+    assert_int_equal(sp_pool_drain(w->pool, a, NULL), SP_BUSY);
+    check_shown(w, a.slot, 1, 3.0f); /* who holds it finishes on it */
+    assert_ok(sp_pool_release(w->pool, a, NULL), NULL);
+    check_shown(w, a.slot, 0, 0);
+    assert_ok(sp_pool_drain(w->pool, hand_handle(w->pool, b), NULL), NULL);
     check_shown(w, b, 0, 0);
-    assert_int_equal(sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS).n_slots, 0);
+    assert_int_equal(sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS)->n_slots, 0);
     assert_int_equal(sp_device_allocated_bytes(w->device), bytes);
     world_destroy(w);
 }
@@ -184,8 +194,8 @@ static void too_large_is_refused_by_name(void **state)
     world_destroy(w);
     w = world_create(0);
     assert_int_equal(try_load(w, 1, 1.0f, &error), SP_ERR_TOO_LARGE);
-    assert_null(sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS).n);
-    load(w, 0, 1.0f, NULL);
+    assert_null(sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS)->n);
+    load(w, 0, 1.0f);
     world_destroy(w);
 }
 
@@ -194,30 +204,29 @@ static void room_comes_from_idle_slots(void **state)
 {
     size_t two_rows = 256 + 512; /* 2 rows are 512 bytes; map and ids 256 each */
     world *w = world_create(UNIT + 2 * (two_rows + 256));
-    uint64_t generation;
-    int32_t a, b, c;
+    sp_slot_handle a;
+    int32_t b, c;
     sp_error error = {0};
 
     (void)state;
-    a = load(w, 1, 1.0f, &generation);
-    assert_ok(sp_pool_acquire(w->pool, a, generation), NULL);
-    b = load(w, 2, 2.0f, NULL);
-    c = load(w, 2, 3.0f, NULL);
-    sp_pool_touch(w->pool, b); /* c is the oldest idle one now */
-    assert_int_equal(load(w, 1, 4.0f, NULL), 3);
+    a = load(w, 1, 1.0f);
+    b = load_idle(w, 2, 2.0f);
+    c = load_idle(w, 2, 3.0f);
+    sp_pool_touch(w->pool, hand_handle(w->pool, b)); /* c is the oldest idle one now */
+    assert_int_equal(load_idle(w, 1, 4.0f), 3);
     assert_int_equal(state_of(w, c), SP_SLOT_EMPTY);
     check_shown(w, c, 0, 0);
-    check_shown(w, a, 1, 1.0f);
+    check_shown(w, a.slot, 1, 1.0f);
     check_shown(w, b, 2, 2.0f);
     check_shown(w, 3, 1, 4.0f);
     /* With both held there is no room for three rows, and trying changes nothing. */
-    assert_ok(sp_pool_set_pinned(w->pool, b, true), NULL);
+    assert_ok(sp_pool_set_pinned(w->pool, hand_handle(w->pool, b), true, NULL), NULL);
     assert_int_equal(try_load(w, 6, 5.0f, &error), SP_POOL_FULL);
     assert_string_equal(error.subject, "--overlay-bytes");
     check_shown(w, b, 2, 2.0f);
     check_shown(w, 3, 1, 4.0f);
     assert_int_equal(state_of(w, 3), SP_SLOT_READY);
-    assert_ok(sp_pool_release(w->pool, a, generation), NULL);
+    assert_ok(sp_pool_release(w->pool, a, NULL), NULL);
     world_destroy(w);
 }
 
@@ -232,7 +241,7 @@ static void a_slot_is_loaded_again_with_another_overlay(void **state)
     for (int32_t round = 0; round < 200; round++) {
         int32_t n = (int32_t)sp_test_below(&random, 5);
         float value = (float)(1 + round);
-        int32_t slot = load(w, n, value, NULL);
+        int32_t slot = load_idle(w, n, value);
 
         counts[slot] = n;
         values[slot] = value;
@@ -249,29 +258,30 @@ static void an_aborted_load_gives_its_room_back(void **state)
 {
     world *w = world_create(UNIT);
     sp_image *image = make_image(w, 1, 2.0f), *plain = make_image(w, 0, 2.0f);
+    sp_slot_handle handle;
     int32_t slot;
     sp_error error;
 
     (void)state;
     for (int32_t round = 0; round < 3; round++) {
-        assert_ok(sp_pool_load_begin(w->pool, &slot), NULL);
+        assert_ok(sp_pool_load_begin(w->pool, &slot, NULL), NULL);
         assert_ok(sp_pool_load_reserve(w->pool, slot, image, &error), &error);
         assert_ok(sp_pool_load_reserve(w->pool, slot, image, &error), &error);
         assert_ok(sp_pool_load_write(w->pool, slot, image, &error), &error);
         check_shown(w, slot, 0, 0);
-        assert_int_equal(sp_pool_load_commit(w->pool, slot, plain, NULL), SP_ERR_ARGUMENT);
-        assert_ok(sp_pool_load_abort(w->pool, slot), NULL);
+        assert_int_equal(sp_pool_load_commit(w->pool, slot, plain, &handle, NULL), SP_ERR_ARGUMENT);
+        assert_ok(sp_pool_load_abort(w->pool, slot, NULL), NULL);
     }
     assert_int_equal(sp_pool_load_reserve(w->pool, slot, image, NULL), SP_ERR_STATE);
     sp_image_destroy(plain);
     sp_image_destroy(image);
-    check_shown(w, load(w, 1, 7.0f, NULL), 1, 7.0f);
+    check_shown(w, load(w, 1, 7.0f).slot, 1, 7.0f);
     world_destroy(w);
 }
 
 static int32_t n_shown(const world *w)
 {
-    return sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS).n_slots;
+    return sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS)->n_slots;
 }
 
 /* The device fails at its n-th call of a load: nothing of it is seen, the slot beside it is as it
@@ -284,7 +294,7 @@ static void a_load_that_fails_half_way_shows_nothing(void **state)
     (void)state;
     for (; failed; n++) {
         world *w = world_create(4 * UNIT);
-        int32_t first = load(w, 1, 3.0f, NULL);
+        int32_t first = load_idle(w, 1, 3.0f);
         sp_status status;
         sp_error error;
 
@@ -298,7 +308,7 @@ static void a_load_that_fails_half_way_shows_nothing(void **state)
             assert_int_equal(status, SP_ERR_DEVICE);
             check_shown(w, first + 1, 0, 0);
             assert_int_equal(n_shown(w), 1);
-            assert_int_equal(load(w, 2, 6.0f, NULL), first + 1);
+            assert_int_equal(load_idle(w, 2, 6.0f), first + 1);
             check_shown(w, first + 1, 2, 6.0f);
         }
         assert_int_equal(n_shown(w), 2);
@@ -317,12 +327,12 @@ static void loaded_over_a_failed_unload(bool lost)
     faulty_device_lose_columns(lost);
     for (; failed; n++) {
         world *w = world_create(4 * UNIT);
-        int32_t slot = load(w, 1, 3.0f, NULL);
+        int32_t slot = load_idle(w, 1, 3.0f);
         sp_status status;
 
         faulty_device_wrap(w->device);
         faulty_device_fail_after(n);
-        status = sp_pool_drain(w->pool, slot);
+        status = sp_pool_drain(w->pool, hand_handle(w->pool, slot), NULL);
         failed = faulty_device_failed();
         faulty_device_fail_after(-1);
         assert_int_equal(status, failed ? SP_ERR_DEVICE : SP_OK);
@@ -331,10 +341,10 @@ static void loaded_over_a_failed_unload(bool lost)
         if (!failed)
             check_shown(w, slot, 0, 0);
         if (n % 4 < 2) {
-            assert_int_equal(load(w, 0, 5.0f, NULL), slot);
+            assert_int_equal(load_idle(w, 0, 5.0f), slot);
             check_shown(w, slot, 0, 0);
         } else {
-            assert_int_equal(load(w, 2, 6.0f, NULL), slot);
+            assert_int_equal(load_idle(w, 2, 6.0f), slot);
             check_shown(w, slot, 2, 6.0f);
         }
         world_destroy(w);

@@ -4,33 +4,34 @@
 #include <sidepath/pool.h>
 
 /* Slot states, written short. READY slots carry their last use. */
-#define EMPTY                                 \
-    {                                         \
-        .state = SP_SLOT_EMPTY, .last_use = 9 \
+#define SIZED .struct_bytes = sizeof(sp_slot_info)
+#define EMPTY                                        \
+    {                                                \
+        SIZED, .state = SP_SLOT_EMPTY, .last_use = 9 \
     }
-#define LOADING                  \
-    {                            \
-        .state = SP_SLOT_LOADING \
+#define LOADING                         \
+    {                                   \
+        SIZED, .state = SP_SLOT_LOADING \
     }
-#define DRAINING                                   \
-    {                                              \
-        .state = SP_SLOT_DRAINING, .references = 1 \
+#define DRAINING                                          \
+    {                                                     \
+        SIZED, .state = SP_SLOT_DRAINING, .references = 1 \
     }
-#define IDLE(use)                                 \
-    {                                             \
-        .state = SP_SLOT_READY, .last_use = (use) \
+#define IDLE(use)                                        \
+    {                                                    \
+        SIZED, .state = SP_SLOT_READY, .last_use = (use) \
     }
-#define HELD(use)                                                  \
-    {                                                              \
-        .state = SP_SLOT_READY, .references = 1, .last_use = (use) \
+#define HELD(use)                                                         \
+    {                                                                     \
+        SIZED, .state = SP_SLOT_READY, .references = 1, .last_use = (use) \
     }
-#define PINNED(use)                                               \
-    {                                                             \
-        .state = SP_SLOT_READY, .pinned = true, .last_use = (use) \
+#define PINNED(use)                                                      \
+    {                                                                    \
+        SIZED, .state = SP_SLOT_READY, .pinned = true, .last_use = (use) \
     }
-#define AWAITED(use)                                               \
-    {                                                              \
-        .state = SP_SLOT_READY, .awaited = true, .last_use = (use) \
+#define AWAITED(use)                                                      \
+    {                                                                     \
+        SIZED, .state = SP_SLOT_READY, .awaited = true, .last_use = (use) \
     }
 
 enum { SLOTS_MAX = 4, NONE = -7 };
@@ -69,7 +70,7 @@ static void follows_the_table(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         int32_t victim = NONE;
-        sp_status status = sp_pool_pick_victim(cases[i].slots, cases[i].n, &victim);
+        sp_status status = sp_pool_pick_victim(cases[i].slots, cases[i].n, &victim, NULL);
 
         if (status != cases[i].status || victim != cases[i].victim)
             fail_msg("%s: %s, slot %d", cases[i].what, sp_status_name(status), (int)victim);
@@ -78,14 +79,39 @@ static void follows_the_table(void **state)
 
 static void a_pinned_slot_that_is_also_held_counts_as_pinned(void **state)
 {
-    const sp_slot_info slot = {.state = SP_SLOT_READY, .pinned = true, .references = 3};
+    const sp_slot_info slot = {SIZED, .state = SP_SLOT_READY, .pinned = true, .references = 3};
     int32_t victim = NONE;
 
     (void)state;
-    assert_int_equal(sp_pool_pick_victim(&slot, 1, &victim), SP_ERR_SLOTS_PINNED);
+    assert_int_equal(sp_pool_pick_victim(&slot, 1, &victim, NULL), SP_ERR_SLOTS_PINNED);
     assert_int_equal(victim, NONE);
-    assert_int_equal(sp_pool_pick_victim(NULL, 1, &victim), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_pool_pick_victim(&slot, 1, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_pool_pick_victim(NULL, 1, &victim, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_pool_pick_victim(&slot, 1, NULL, NULL), SP_ERR_ARGUMENT);
+}
+
+/* A newer caller's array: elements are as far apart as its struct says. */
+static void elements_have_the_callers_size(void **state)
+{
+    struct longer {
+        sp_slot_info info;
+        uint64_t more[3];
+    } slots[3] = {0};
+    int32_t victim = NONE;
+    sp_error error;
+
+    (void)state;
+    for (int32_t i = 0; i < 3; i++) {
+        slots[i].info.struct_bytes = sizeof slots[i];
+        slots[i].info.state = SP_SLOT_READY;
+        slots[i].info.last_use = 10 - (uint64_t)i;
+    }
+    assert_ok(sp_pool_pick_victim(&slots[0].info, 3, &victim, &error), &error);
+    assert_int_equal(victim, 2);
+    slots[1].info.struct_bytes = sizeof(sp_slot_info);
+    victim = NONE;
+    assert_int_equal(sp_pool_pick_victim(&slots[0].info, 3, &victim, &error), SP_ERR_ARGUMENT);
+    assert_int_equal(error.position, 1);
+    assert_int_equal(victim, NONE);
 }
 
 int main(void)
@@ -93,6 +119,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(follows_the_table),
         cmocka_unit_test(a_pinned_slot_that_is_also_held_counts_as_pinned),
+        cmocka_unit_test(elements_have_the_callers_size),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

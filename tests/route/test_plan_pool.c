@@ -18,8 +18,22 @@ enum { SLOTS = 4, ROWS_MAX = 16 };
 typedef struct fixture {
     hand_pool hand;
     sp_plan *plan;
-    uint64_t generation[3];
+    sp_slot_handle handles[3];
 } fixture;
+
+static const sp_slot_handle base = {.slot = SP_SLOT_BASE, .generation = 123456};
+
+static sp_route_span span_of(int32_t n_rows, sp_slot_handle handle, float scale)
+{
+    return (sp_route_span){sizeof(sp_route_span), handle, n_rows, scale};
+}
+
+static void release(const fixture *f, sp_slot_handle handle)
+{
+    sp_error error;
+
+    assert_ok(sp_pool_release(f->hand.pool, handle, &error), &error);
+}
 
 static int setup(void **state)
 {
@@ -30,12 +44,12 @@ static int setup(void **state)
     for (int32_t i = 0; i < 3; i++) {
         hand_adapter *adapter = hand_adapter_create((uint64_t)i + 1);
 
-        assert_int_equal(hand_load_adapter(&f.hand, adapter, &f.generation[i]), i);
+        f.handles[i] = hand_load_adapter(&f.hand, adapter);
+        assert_int_equal(f.handles[i].slot, i);
         hand_adapter_destroy(adapter);
-        if (i < 2)
-            assert_ok(sp_pool_acquire(f.hand.pool, i, f.generation[i]), NULL);
     }
-    assert_ok(sp_plan_create(ROWS_MAX, SLOTS, &f.plan), NULL);
+    release(&f, f.handles[2]);
+    assert_ok(sp_plan_create(ROWS_MAX, SLOTS, &f.plan, NULL), NULL);
     *state = &f;
     return 0;
 }
@@ -66,16 +80,16 @@ static void prefill_decode_and_base_rows_share_a_step(void **state)
 {
     fixture *f = *state;
     const sp_route_span spans[] = {
-        {3, 1, f->generation[1], 1.0f},  /* a prefill chunk */
-        {1, SP_SLOT_BASE, 123456, 1.0f}, /* the base's generation is not looked at */
-        {1, 0, f->generation[0], 0.5f},  /* decode */
-        {2, 1, f->generation[1], 2.0f},  /* another request of slot 1 */
-        {1, 0, f->generation[0], 0.0f},  /* scale 0 is the base */
+        span_of(3, f->handles[1], 1.0f), /* a prefill chunk */
+        span_of(1, base, 1.0f),          /* its generation is not looked at */
+        span_of(1, f->handles[0], 0.5f), /* decode */
+        span_of(2, f->handles[1], 2.0f), /* another request of slot 1 */
+        span_of(1, f->handles[0], 0.0f), /* scale 0 is the base */
     };
     sp_plan_view view;
 
     build(f, spans, 5, 10);
-    view = sp_plan_get(f->plan);
+    view = *sp_plan_get(f->plan);
     assert_int_equal(view.n_rows, 10);
     expect_ints(view.seq_slot, (int32_t[]){1, 1, 1, -1, 0, 1, 1, -1, -1, -1}, 10);
     assert_memory_equal(view.row_scale, ((float[]){1, 1, 1, 1, 0.5f, 2, 2, 0, 1, 1}),
@@ -90,78 +104,98 @@ static void prefill_decode_and_base_rows_share_a_step(void **state)
 static void pads_never_make_a_step_smaller(void **state)
 {
     fixture *f = *state;
-    const sp_route_span span = {5, 0, f->generation[0], 1.0f};
+    const sp_route_span span = span_of(5, f->handles[0], 1.0f);
 
     build(f, &span, 1, 0);
-    assert_int_equal(sp_plan_get(f->plan).n_rows, 5);
+    assert_int_equal(sp_plan_get(f->plan)->n_rows, 5);
     build(f, &span, 1, 5);
-    assert_int_equal(sp_plan_get(f->plan).n_rows, 5);
+    assert_int_equal(sp_plan_get(f->plan)->n_rows, 5);
     build(f, &span, 1, ROWS_MAX);
-    assert_int_equal(sp_plan_get(f->plan).n_rows, ROWS_MAX);
-    assert_int_equal(sp_plan_get(f->plan).n_routed, 5);
+    assert_int_equal(sp_plan_get(f->plan)->n_rows, ROWS_MAX);
+    assert_int_equal(sp_plan_get(f->plan)->n_routed, 5);
     build(f, NULL, 0, 3);
-    assert_int_equal(sp_plan_get(f->plan).n_rows, 3);
-    assert_int_equal(sp_plan_get(f->plan).n_routed, 0);
+    assert_int_equal(sp_plan_get(f->plan)->n_rows, 3);
+    assert_int_equal(sp_plan_get(f->plan)->n_routed, 0);
     build(f, NULL, 0, 0);
-    assert_int_equal(sp_plan_get(f->plan).n_rows, 0);
+    assert_int_equal(sp_plan_get(f->plan)->n_rows, 0);
 }
 
 static void a_draining_version_still_runs(void **state)
 {
     fixture *f = *state;
-    const sp_route_span span = {1, 0, f->generation[0], 1.0f};
+    const sp_route_span span = span_of(1, f->handles[0], 1.0f);
+    sp_error error;
 
-    assert_int_equal(sp_pool_drain(f->hand.pool, 0), SP_BUSY);
+    assert_int_equal(sp_pool_drain(f->hand.pool, f->handles[0], NULL), SP_BUSY);
     build(f, &span, 1, 1);
-    assert_int_equal(sp_plan_get(f->plan).n_routed, 1);
-    assert_ok(sp_pool_release(f->hand.pool, 0, f->generation[0]), NULL);
-    assert_int_equal(sp_plan_build(f->plan, f->hand.pool, &span, 1, 1, NULL), SP_ERR_STATE);
+    assert_int_equal(sp_plan_get(f->plan)->n_routed, 1);
+    assert_ok(sp_plan_check(f->plan, f->hand.pool, NULL), NULL);
+    release(f, f->handles[0]);
+    assert_int_equal(sp_plan_build(f->plan, f->hand.pool, &span, 1, 1, &error), SP_ERR_STATE);
+    assert_string_equal(error.code, "slot-empty");
 }
 
 typedef struct refusal {
     const char *what;
     sp_route_span span;
     sp_status status;
+    const char *code;
 } refusal;
+
+static void expect_refusal(const fixture *f, const refusal *r, const sp_route_span *good)
+{
+    const sp_route_span spans[] = {*good, r->span};
+    sp_error error = {.status = SP_OK, .code = ""};
+    sp_status status = sp_plan_build(f->plan, f->hand.pool, spans, 2, 2, &error);
+    const sp_plan_view *view = sp_plan_get(f->plan);
+
+    if (status != r->status || strcmp(error.code, r->code) != 0)
+        fail_msg("%s: %s, %s", r->what, sp_status_name(status), error.code);
+    assert_int_equal(error.status, status);
+    assert_string_equal(error.subject, "span");
+    assert_int_equal(error.position, 1);
+    assert_int_equal(view->n_rows, 5);
+    expect_ints(view->seq_slot, (int32_t[]){1, 1, 0, -1, -1}, 5);
+    expect_ints(view->row_order, (int32_t[]){2, 0, 1}, 3);
+    assert_memory_equal(view->row_scale, ((float[]){1, 1, 3, 1, 1}), 5 * sizeof(float));
+    assert_ok(sp_plan_check(f->plan, f->hand.pool, NULL), NULL);
+}
+
+static sp_slot_handle slot_of(int32_t slot)
+{
+    return (sp_slot_handle){slot, 1};
+}
 
 static void a_refusal_changes_nothing(void **state)
 {
     fixture *f = *state;
-    const uint64_t g0 = f->generation[0];
-    const sp_route_span good[] = {{2, 1, f->generation[1], 1.0f}, {1, 0, g0, 3.0f}};
+    const sp_slot_handle h0 = f->handles[0], old = {0, h0.generation - 1};
+    const sp_route_span good[] = {span_of(2, f->handles[1], 1.0f), span_of(1, h0, 3.0f)};
     const refusal refusals[] = {
-        {"no rows", {0, 0, g0, 1.0f}, SP_ERR_ARGUMENT},
-        {"negative rows", {-1, 0, g0, 1.0f}, SP_ERR_ARGUMENT},
-        {"too many rows", {ROWS_MAX - 1, 0, g0, 1.0f}, SP_ERR_ARGUMENT},
-        {"rows that overflow", {INT32_MAX, 0, g0, 1.0f}, SP_ERR_ARGUMENT},
-        {"a slot below the base", {1, -2, g0, 1.0f}, SP_ERR_ARGUMENT},
-        {"a slot above the pool", {1, SLOTS, g0, 1.0f}, SP_ERR_ARGUMENT},
-        {"a negative scale", {1, 0, g0, -1.0f}, SP_ERR_ARGUMENT},
-        {"a scale above 16", {1, 0, g0, 16.01f}, SP_ERR_ARGUMENT},
-        {"a scale that is no number", {1, 0, g0, NAN}, SP_ERR_ARGUMENT},
-        {"a base row's bad scale", {1, -1, 0, INFINITY}, SP_ERR_ARGUMENT},
-        {"an empty slot", {1, 3, 0, 1.0f}, SP_ERR_STATE},
-        {"another generation", {1, 0, g0 + 1, 1.0f}, SP_ERR_STATE},
-        {"a slot that no one holds", {1, 2, f->generation[2], 1.0f}, SP_ERR_STATE},
-        {"a stale version at scale 0", {1, 0, g0 + 1, 0.0f}, SP_ERR_STATE},
+        {"no rows", span_of(0, h0, 1.0f), SP_ERR_ARGUMENT, ""},
+        {"negative rows", span_of(-1, h0, 1.0f), SP_ERR_ARGUMENT, ""},
+        {"too many rows", span_of(ROWS_MAX - 1, h0, 1.0f), SP_ERR_ARGUMENT, ""},
+        {"rows that overflow", span_of(INT32_MAX, h0, 1.0f), SP_ERR_ARGUMENT, ""},
+        {"a slot below the base", span_of(1, slot_of(-2), 1.0f), SP_ERR_ARGUMENT,
+         "slot-out-of-range"},
+        {"a slot above the pool", span_of(1, slot_of(SLOTS), 1.0f), SP_ERR_ARGUMENT,
+         "slot-out-of-range"},
+        {"a negative scale", span_of(1, h0, -1.0f), SP_ERR_ARGUMENT, ""},
+        {"a scale above 16", span_of(1, h0, 16.01f), SP_ERR_ARGUMENT, ""},
+        {"a scale that is no number", span_of(1, h0, NAN), SP_ERR_ARGUMENT, ""},
+        {"a base row's bad scale", span_of(1, base, INFINITY), SP_ERR_ARGUMENT, ""},
+        {"an empty slot", span_of(1, slot_of(3), 1.0f), SP_ERR_STATE, "slot-empty"},
+        {"a handle that nobody filled in", span_of(1, (sp_slot_handle){0, 0}, 1.0f), SP_ERR_STATE,
+         "handle-stale"},
+        {"another generation", span_of(1, old, 1.0f), SP_ERR_STATE, "handle-stale"},
+        {"a slot that no one holds", span_of(1, f->handles[2], 1.0f), SP_ERR_STATE,
+         "handle-released"},
+        {"a stale version at scale 0", span_of(1, old, 0.0f), SP_ERR_STATE, "handle-stale"},
     };
 
     build(f, good, 2, 5);
-    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
-        const sp_route_span spans[] = {good[0], refusals[i].span};
-        sp_error error = {.status = SP_OK};
-        sp_status status = sp_plan_build(f->plan, f->hand.pool, spans, 2, 2, &error);
-        sp_plan_view view = sp_plan_get(f->plan);
-
-        if (status != refusals[i].status)
-            fail_msg("%s: %s", refusals[i].what, sp_status_name(status));
-        assert_int_equal(error.status, status);
-        assert_int_equal(error.position, 1);
-        assert_int_equal(view.n_rows, 5);
-        expect_ints(view.seq_slot, (int32_t[]){1, 1, 0, -1, -1}, 5);
-        expect_ints(view.row_order, (int32_t[]){2, 0, 1}, 3);
-        assert_memory_equal(view.row_scale, ((float[]){1, 1, 3, 1, 1}), 5 * sizeof(float));
-    }
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++)
+        expect_refusal(f, &refusals[i], &good[0]);
     assert_int_equal(sp_plan_build(NULL, f->hand.pool, good, 2, 5, NULL), SP_ERR_ARGUMENT);
     assert_int_equal(sp_plan_build(f->plan, NULL, good, 2, 5, NULL), SP_ERR_ARGUMENT);
     assert_int_equal(sp_plan_build(f->plan, f->hand.pool, NULL, 2, 5, NULL), SP_ERR_ARGUMENT);
@@ -169,36 +203,177 @@ static void a_refusal_changes_nothing(void **state)
     assert_int_equal(sp_plan_build(f->plan, f->hand.pool, good, 2, -1, NULL), SP_ERR_ARGUMENT);
     assert_int_equal(sp_plan_build(f->plan, f->hand.pool, good, 2, ROWS_MAX + 1, NULL),
                      SP_ERR_ARGUMENT);
-    assert_int_equal(sp_plan_get(f->plan).n_rows, 5);
+    assert_int_equal(sp_plan_get(f->plan)->n_rows, 5);
 }
 
 static void loading_slots_do_not_run(void **state)
 {
     fixture *f = *state;
-    sp_route_span span = {1, 3, 0, 1.0f};
+    sp_route_span span = span_of(1, slot_of(3), 1.0f);
+    sp_error error;
     int32_t slot;
 
-    assert_ok(sp_pool_load_begin(f->hand.pool, &slot), NULL);
+    assert_ok(sp_pool_load_begin(f->hand.pool, &slot, NULL), NULL);
     assert_int_equal(slot, 3);
-    assert_int_equal(sp_plan_build(f->plan, f->hand.pool, &span, 1, 1, NULL), SP_ERR_STATE);
-    assert_ok(sp_pool_load_abort(f->hand.pool, 3), NULL);
+    assert_int_equal(sp_plan_build(f->plan, f->hand.pool, &span, 1, 1, &error), SP_ERR_STATE);
+    assert_string_equal(error.code, "slot-loading");
+    assert_ok(sp_pool_load_abort(f->hand.pool, 3, NULL), NULL);
 }
 
 static void a_plan_for_fewer_slots_refuses_the_others(void **state)
 {
     fixture *f = *state;
-    const sp_route_span span = {1, 1, f->generation[1], 1.0f};
+    const sp_route_span span = span_of(1, f->handles[1], 1.0f);
     sp_plan *plan = NULL;
 
-    assert_ok(sp_plan_create(1, 1, &plan), NULL);
+    assert_ok(sp_plan_create(1, 1, &plan, NULL), NULL);
     assert_int_equal(sp_plan_build(plan, f->hand.pool, &span, 1, 1, NULL), SP_ERR_ARGUMENT);
     sp_plan_destroy(plan);
+}
+
+/* ---- what the plan remembers --------------------------------------------------------------- */
+
+static void expect_ended(const sp_plan *plan, const sp_pool *pool, const char *code)
+{
+    sp_error error = {.code = ""};
+
+    assert_int_equal(sp_plan_check(plan, pool, &error), SP_ERR_STATE);
+    assert_string_equal(error.code, code);
+}
+
+static void a_plan_is_of_one_pool(void **state)
+{
+    fixture *f = *state;
+    const sp_site_dims dims = {0, SP_MODULE_Q_PROJ, 4, 4};
+    const sp_route_span span = span_of(1, base, 1.0f);
+    hand_pool other = hand_pool_create(1, &dims, 1, 8, SP_DTYPE_F32, SLOTS);
+
+    expect_ended(f->plan, f->hand.pool, "plan-of-another-pool"); /* never built */
+    build(f, &span, 1, 1);
+    assert_ok(sp_plan_check(f->plan, f->hand.pool, NULL), NULL);
+    expect_ended(f->plan, other.pool, "plan-of-another-pool");
+    assert_ok(sp_plan_build(f->plan, other.pool, &span, 1, 1, NULL), NULL);
+    expect_ended(f->plan, f->hand.pool, "plan-of-another-pool");
+    assert_int_equal(sp_plan_check(NULL, f->hand.pool, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_plan_check(f->plan, NULL, NULL), SP_ERR_ARGUMENT);
+    hand_pool_destroy(&other);
+}
+
+static void a_plan_ends_with_its_versions(void **state)
+{
+    fixture *f = *state;
+    const sp_route_span spans[] = {span_of(1, f->handles[0], 1.0f),
+                                   span_of(1, f->handles[1], 1.0f)};
+
+    build(f, spans, 1, 1);
+    release(f, f->handles[1]); /* no row is of it */
+    assert_ok(sp_plan_check(f->plan, f->hand.pool, NULL), NULL);
+    assert_ok(sp_pool_acquire(f->hand.pool, f->handles[1], NULL), NULL);
+    build(f, spans, 2, 2);
+    assert_ok(sp_plan_check(f->plan, f->hand.pool, NULL), NULL);
+    release(f, f->handles[1]);
+    expect_ended(f->plan, f->hand.pool, "handle-released");
+    assert_ok(sp_pool_acquire(f->hand.pool, f->handles[1], NULL), NULL);
+    assert_ok(sp_plan_check(f->plan, f->hand.pool, NULL), NULL); /* it is the same version */
+    hand_unload(f->hand.pool, f->handles[1]);
+    expect_ended(f->plan, f->hand.pool, "slot-empty");
+}
+
+static void a_plan_ends_when_its_slot_is_loaded_anew(void **state)
+{
+    fixture *f = *state;
+    const sp_route_span span = span_of(1, f->handles[0], 1.0f);
+    hand_adapter *adapter = hand_adapter_create(77);
+
+    build(f, &span, 1, 1);
+    hand_unload(f->hand.pool, f->handles[0]);
+    assert_int_equal(hand_load_adapter(&f->hand, adapter).slot, 0);
+    expect_ended(f->plan, f->hand.pool, "handle-stale");
+    hand_adapter_destroy(adapter);
+}
+
+/* ---- rows of another plan ------------------------------------------------------------------ */
+
+static void a_selection_has_the_rows_of_its_plan(void **state)
+{
+    fixture *f = *state;
+    const sp_route_span spans[] = {span_of(3, f->handles[1], 2.0f), span_of(2, base, 1.0f),
+                                   span_of(1, f->handles[0], 0.5f)};
+    sp_plan *head = NULL;
+    const sp_plan_view *view;
+
+    build(f, spans, 3, 8);
+    assert_ok(sp_plan_create(4, SLOTS, &head, NULL), NULL);
+    assert_ok(sp_plan_select(head, f->plan, (int32_t[]){5, 3, 1, 1}, 4, NULL), NULL);
+    view = sp_plan_get(head);
+    assert_int_equal(view->n_rows, 4);
+    expect_ints(view->seq_slot, (int32_t[]){0, -1, 1, 1}, 4);
+    assert_memory_equal(view->row_scale, ((float[]){0.5f, 1, 2, 2}), 4 * sizeof(float));
+    expect_ints(view->row_order, (int32_t[]){0, 2, 3}, 3);
+    assert_int_equal(view->n_segments, 2);
+    assert_ok(sp_plan_check(head, f->hand.pool, NULL), NULL);
+    release(f, f->handles[1]);
+    expect_ended(head, f->hand.pool, "handle-released");
+    assert_ok(sp_plan_select(head, f->plan, (int32_t[]){5}, 1, NULL), NULL);
+    assert_ok(sp_plan_check(head, f->hand.pool, NULL), NULL);
+    sp_plan_destroy(head);
+}
+
+static void a_bad_selection_changes_nothing(void **state)
+{
+    fixture *f = *state;
+    const sp_route_span spans[] = {span_of(2, f->handles[1], 2.0f),
+                                   span_of(1, f->handles[0], 1.0f)};
+    sp_plan *head = NULL;
+    sp_error error;
+
+    build(f, spans, 2, 3);
+    assert_ok(sp_plan_create(2, 1, &head, NULL), NULL);
+    assert_ok(sp_plan_select(head, f->plan, (int32_t[]){2}, 1, NULL), NULL);
+    assert_int_equal(sp_plan_select(head, f->plan, (int32_t[]){2, 3}, 2, &error), SP_ERR_ARGUMENT);
+    assert_int_equal(error.position, 1);
+    assert_int_equal(sp_plan_select(head, f->plan, (int32_t[]){-1}, 1, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_plan_select(head, f->plan, (int32_t[]){2, 0}, 2, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.code, "slot-out-of-range");
+    assert_int_equal(sp_plan_select(head, f->plan, (int32_t[]){2, 2, 2}, 3, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_plan_select(head, f->plan, NULL, 1, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_plan_select(head, head, (int32_t[]){0}, 1, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_plan_select(NULL, f->plan, (int32_t[]){0}, 1, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_plan_select(head, NULL, (int32_t[]){0}, 1, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_plan_get(head)->n_rows, 1);
+    assert_int_equal(sp_plan_get(head)->seq_slot[0], 0);
+    sp_plan_destroy(head);
+}
+
+/* ---- the caller's sizes -------------------------------------------------------------------- */
+
+/* Elements are as far apart as the caller's struct is long. */
+static void spans_have_the_callers_size(void **state)
+{
+    fixture *f = *state;
+    struct longer {
+        sp_route_span span;
+        uint64_t more;
+    } longer[2] = {{span_of(2, f->handles[0], 1.0f), 0}, {span_of(1, f->handles[1], 1.0f), 0}};
+    sp_route_span bad = span_of(1, f->handles[0], 1.0f);
+    sp_error error;
+
+    longer[0].span.struct_bytes = longer[1].span.struct_bytes = sizeof longer[0];
+    build(f, &longer[0].span, 2, 3);
+    expect_ints(sp_plan_get(f->plan)->seq_slot, (int32_t[]){0, 0, 1}, 3);
+    longer[1].more = 1;
+    assert_int_equal(sp_plan_build(f->plan, f->hand.pool, &longer[0].span, 2, 3, &error),
+                     SP_ERR_UNSUPPORTED);
+    assert_string_equal(error.subject, "sp_route_span");
+    bad.struct_bytes = 0;
+    assert_int_equal(sp_plan_build(f->plan, f->hand.pool, &bad, 1, 1, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "sp_route_span");
 }
 
 static void building_does_not_allocate(void **state)
 {
     fixture *f = *state;
-    const sp_route_span span = {4, 1, f->generation[1], 1.0f};
+    const sp_route_span span = span_of(4, f->handles[1], 1.0f);
 
     sp_alloc_fail_after(0);
     assert_int_equal(sp_plan_build(f->plan, f->hand.pool, &span, 1, 8, NULL), SP_OK);
@@ -217,6 +392,12 @@ int main(void)
         WITH_POOL(a_refusal_changes_nothing),
         WITH_POOL(loading_slots_do_not_run),
         WITH_POOL(a_plan_for_fewer_slots_refuses_the_others),
+        WITH_POOL(a_plan_is_of_one_pool),
+        WITH_POOL(a_plan_ends_with_its_versions),
+        WITH_POOL(a_plan_ends_when_its_slot_is_loaded_anew),
+        WITH_POOL(a_selection_has_the_rows_of_its_plan),
+        WITH_POOL(a_bad_selection_changes_nothing),
+        WITH_POOL(spans_have_the_callers_size),
         WITH_POOL(building_does_not_allocate),
     };
 

@@ -568,13 +568,13 @@ static slot_view view_slot(const world *w, int32_t slot)
 {
     size_t bytes = sp_layout_slot_bytes(w->layout);
     slot_view view = {.data = sp_malloc(bytes)};
-    sp_pool_tables tables;
+    const sp_pool_tables *tables = sp_pool_tables_at(w->pool, 0);
 
     assert_non_null(view.data);
-    assert_ok(sp_pool_tables_at(w->pool, 0, &tables), NULL);
-    memcpy(view.data, tables.a[slot], bytes); /* the first site's A is the slot's first byte */
-    view.rank = tables.rank[slot];
-    view.scale = tables.scale[slot];
+    assert_non_null(tables);
+    memcpy(view.data, tables->a[slot], bytes); /* the first site's A is the slot's first byte */
+    view.rank = tables->rank[slot];
+    view.scale = tables->scale[slot];
     return view;
 }
 
@@ -590,10 +590,10 @@ static void expect_view(const world *w, int32_t slot, const slot_view *want)
 
 static int32_t count_slots(const world *w, sp_slot_state state)
 {
-    sp_slot_info info;
+    sp_slot_info info = {.struct_bytes = sizeof info};
     int32_t n = 0;
 
-    for (int32_t i = 0; sp_pool_slot_info(w->pool, i, &info) == SP_OK; i++)
+    for (int32_t i = 0; sp_pool_slot_info(w->pool, i, &info, NULL) == SP_OK; i++)
         n += info.state == state;
     return n;
 }

@@ -180,9 +180,9 @@ static void sim_end(sim *s)
 {
     sp_stage_destroy(s->stage);
     for (int32_t i = 0; i < sp_pool_slots(s->pool.pool); i++) {
-        sp_slot_info info;
+        sp_slot_info info = {.struct_bytes = sizeof info};
 
-        SIM_CHECK(sp_pool_slot_info(s->pool.pool, i, &info) == SP_OK);
+        SIM_CHECK(sp_pool_slot_info(s->pool.pool, i, &info, NULL) == SP_OK);
         SIM_CHECK(info.state == SP_SLOT_EMPTY && info.references == 0);
     }
     for (int32_t i = 0; i < N_IDENTITIES; i++) {
@@ -210,15 +210,15 @@ static void check_tables(const sim *s, int32_t slot, const sp_image *image)
         const char *data = image != NULL ? image->data : NULL;
         size_t a_bytes = (size_t)8 * (size_t)site->k_in * 2;
         size_t b_bytes = (size_t)8 * (size_t)site->n_out * 2;
-        sp_pool_tables tables;
+        const sp_pool_tables *tables = sp_pool_tables_at(s->pool.pool, i);
 
-        SIM_CHECK(sp_pool_tables_at(s->pool.pool, i, &tables) == SP_OK);
-        SIM_CHECK(tables.rank[slot] == (image != NULL ? image->ranks[i] : 0));
-        if (tables.rank[slot] == 0)
+        SIM_CHECK(tables != NULL);
+        SIM_CHECK(tables->rank[slot] == (image != NULL ? image->ranks[i] : 0));
+        if (tables->rank[slot] == 0)
             continue;
-        SIM_CHECK(memcmp(&tables.scale[slot], &image->scales[i], sizeof(float)) == 0);
-        SIM_CHECK(memcmp(tables.a[slot], data + site->a_offset_bytes, a_bytes) == 0);
-        SIM_CHECK(memcmp(tables.b[slot], data + site->b_offset_bytes, b_bytes) == 0);
+        SIM_CHECK(memcmp(&tables->scale[slot], &image->scales[i], sizeof(float)) == 0);
+        SIM_CHECK(memcmp(tables->a[slot], data + site->a_offset_bytes, a_bytes) == 0);
+        SIM_CHECK(memcmp(tables->b[slot], data + site->b_offset_bytes, b_bytes) == 0);
     }
 }
 
@@ -226,9 +226,9 @@ static void check_slots(const sim *s)
 {
     for (int32_t slot = 0; slot < sp_pool_slots(s->pool.pool); slot++) {
         int32_t holders = 0;
-        sp_slot_info info;
+        sp_slot_info info = {.struct_bytes = sizeof info};
 
-        SIM_CHECK(sp_pool_slot_info(s->pool.pool, slot, &info) == SP_OK);
+        SIM_CHECK(sp_pool_slot_info(s->pool.pool, slot, &info, NULL) == SP_OK);
         for (int32_t i = 0; i < REQUESTS_MAX; i++) {
             const sim_request *r = &s->requests[i];
 
@@ -312,9 +312,9 @@ static void check_all(const sim *s)
 static void check_full(const sim *s)
 {
     for (int32_t slot = 0; slot < sp_pool_slots(s->pool.pool); slot++) {
-        sp_slot_info info;
+        sp_slot_info info = {.struct_bytes = sizeof info};
 
-        SIM_CHECK(sp_pool_slot_info(s->pool.pool, slot, &info) == SP_OK);
+        SIM_CHECK(sp_pool_slot_info(s->pool.pool, slot, &info, NULL) == SP_OK);
         SIM_CHECK(
             info.state == SP_SLOT_LOADING ||
             (info.state == SP_SLOT_READY && (info.pinned || info.awaited || info.references > 0)));

@@ -104,7 +104,7 @@ static void fill_rig(delta_rig *rig, const int32_t *slot_order, sp_delta_options
     for (int32_t slot = 0; slot < rig->n_slots; slot++) {
         int32_t adapter = slot_order != NULL ? slot_order[slot] : slot;
 
-        assert_int_equal(hand_load_adapter(&rig->pool, scene->adapters[adapter], NULL), slot);
+        assert_int_equal(hand_load_adapter(&rig->pool, scene->adapters[adapter]).slot, slot);
         rig->slot_of[adapter] = slot;
     }
     options->pool = rig->pool.pool;
@@ -203,17 +203,14 @@ static void run_rows(delta_rig *rig, const int32_t *rows, int32_t n_rows, void *
     rig_batch batch = rig_gather(rig, rows, n_rows);
     sp_delta_output outputs[SCENE_SITES_MAX];
     sp_plan *plan = NULL;
-    sp_error error;
 
     for (int32_t i = 0; i < scene->n_sites; i++) {
         out_y[i] = batch.y[i];
         outputs[i] = (sp_delta_output){scene->dims[i].module, out_y[i],
                                        scene->dims[i].n_out + scene_pad(scene), scene->y_type[i]};
     }
-    assert_ok(sp_plan_create(n_rows, rig->n_slots, &plan), NULL);
-    assert_ok(
-        sp_plan_build_rows(plan, batch.seq_slot, batch.row_scale, n_rows, rig->n_slots, &error),
-        &error);
+    assert_ok(sp_plan_create(n_rows, rig->n_slots, &plan, NULL), NULL);
+    hand_plan_rows(plan, rig->pool.pool, batch.seq_slot, batch.row_scale, n_rows);
     apply(rig, plan, batch.x, outputs);
     sp_plan_destroy(plan);
     rig_batch_free(&batch);
@@ -276,7 +273,7 @@ static void apply_pieces(delta_rig *rig, const sp_plan *plan, const void *x,
         sp_delta_pack(rig->delta, piece);
     rig->shares_x = pieces.packed_x != NULL;
     if (rig->shares_x)
-        check_packed_x(rig, sp_plan_get(plan).n_rows, x, pieces.packed_x);
+        check_packed_x(rig, sp_plan_get(plan)->n_rows, x, pieces.packed_x);
     for (int32_t piece = pieces.shrink; piece-- > 0;)
         sp_delta_shrink(rig->delta, piece);
     for (int32_t i = 0; i < scene->n_sites; i++)

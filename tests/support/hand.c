@@ -164,16 +164,58 @@ sp_image *hand_pack(const hand_pool *pool, const hand_adapter *adapter)
     return image;
 }
 
-int32_t hand_load_adapter(const hand_pool *pool, const hand_adapter *adapter,
-                          uint64_t *out_generation)
+sp_slot_handle hand_load_adapter(const hand_pool *pool, const hand_adapter *adapter)
 {
     sp_image *image = hand_pack(pool, adapter);
+    sp_slot_handle handle = {-1, 0};
     sp_error error;
-    int32_t slot = -1;
 
-    assert_ok(sp_pool_load(pool->pool, image, &slot, out_generation, &error), &error);
+    assert_ok(sp_pool_load(pool->pool, image, &handle, &error), &error);
     sp_image_destroy(image);
-    return slot;
+    return handle;
+}
+
+sp_slot_info hand_slot_info(const sp_pool *pool, int32_t slot)
+{
+    sp_slot_info info = {.struct_bytes = sizeof info};
+    sp_error error;
+
+    assert_ok(sp_pool_slot_info(pool, slot, &info, &error), &error);
+    return info;
+}
+
+sp_slot_handle hand_handle(const sp_pool *pool, int32_t slot)
+{
+    return (sp_slot_handle){slot, hand_slot_info(pool, slot).generation};
+}
+
+void hand_unload(sp_pool *pool, sp_slot_handle handle)
+{
+    sp_error error;
+
+    assert_ok(sp_pool_release(pool, handle, &error), &error);
+    assert_ok(sp_pool_drain(pool, handle, &error), &error);
+}
+
+void hand_plan_rows(sp_plan *plan, const sp_pool *pool, const int32_t *seq_slot,
+                    const float *row_scale, int32_t n_rows)
+{
+    sp_route_span *spans = calloc((size_t)n_rows + 1, sizeof *spans);
+    sp_error error;
+
+    assert_non_null(spans);
+    for (int32_t i = 0; i < n_rows; i++)
+        spans[i] = (sp_route_span){
+            .struct_bytes = sizeof spans[i],
+            .handle = {.slot = SP_SLOT_BASE},
+            .n_rows = 1,
+            .scale = row_scale != NULL ? row_scale[i] : 1.0f,
+        };
+    for (int32_t i = 0; i < n_rows; i++)
+        if (seq_slot[i] >= 0)
+            spans[i].handle = hand_handle(pool, seq_slot[i]);
+    assert_ok(sp_plan_build(plan, pool, spans, n_rows, n_rows, &error), &error);
+    free(spans);
 }
 
 sp_exec *hand_exec(int32_t threads)

@@ -7,7 +7,7 @@
 
 #include "support/test.h"
 
-#include <sidepath/pool.h>
+#include <sidepath/route.h>
 
 /* Writes `value` to element `index` of a tensor of this type, rounded to nearest even. */
 void hand_store(sp_dtype dtype, void *tensor, int64_t index, double value);
@@ -50,9 +50,20 @@ hand_pool hand_pool_create_on(sp_device *device, int32_t layers, const sp_site_d
 void hand_pool_destroy(hand_pool *pool);
 
 sp_image *hand_pack(const hand_pool *pool, const hand_adapter *adapter);
-/* Packs and loads; returns the slot. */
-int32_t hand_load_adapter(const hand_pool *pool, const hand_adapter *adapter,
-                          uint64_t *out_generation);
+/* Packs and loads; returns the version, held once. */
+sp_slot_handle hand_load_adapter(const hand_pool *pool, const hand_adapter *adapter);
+
+/* What the slot holds now: no reference more. */
+sp_slot_handle hand_handle(const sp_pool *pool, int32_t slot);
+sp_slot_info hand_slot_info(const sp_pool *pool, int32_t slot);
+
+/* Releases the version and drains it, so that its slot is EMPTY. */
+void hand_unload(sp_pool *pool, sp_slot_handle handle);
+
+/* Builds the plan with a span for each row, of what its slot holds now (-1: the base). row_scale
+ * NULL: all 1. */
+void hand_plan_rows(sp_plan *plan, const sp_pool *pool, const int32_t *seq_slot,
+                    const float *row_scale, int32_t n_rows);
 
 /* An executor of this many threads. */
 sp_exec *hand_exec(int32_t threads);

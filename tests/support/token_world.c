@@ -96,11 +96,11 @@ sp_image *token_world_image(token_world *w, int32_t slot, sp_test_random *random
 static void load_slot(token_world *w, int32_t slot, sp_test_random *random)
 {
     sp_image *image = token_world_image(w, slot, random);
-    int32_t got;
+    sp_slot_handle handle;
     sp_error error;
 
-    assert_ok(sp_pool_load(w->pool, image, &got, NULL, &error), &error);
-    assert_int_equal(got, slot);
+    assert_ok(sp_pool_load(w->pool, image, &handle, &error), &error);
+    assert_int_equal(handle.slot, slot);
     sp_image_destroy(image);
 }
 
@@ -137,10 +137,8 @@ token_world *token_world_create(sp_device *device, sp_dtype dtype, int32_t hidde
         w->token[i] = (int32_t)sp_test_below(&random, TOKEN_VOCAB);
         w->row_scale[i] = scales[sp_test_below(&random, 5)];
     }
-    assert_ok(sp_plan_create(TOKEN_ROWS, TOKEN_SLOTS, &w->plan), NULL);
-    assert_ok(
-        sp_plan_build_rows(w->plan, w->row_slot, w->row_scale, TOKEN_ROWS, TOKEN_SLOTS, &error),
-        &error);
+    assert_ok(sp_plan_create(TOKEN_ROWS, TOKEN_SLOTS, &w->plan, NULL), NULL);
+    hand_plan_rows(w->plan, w->pool, w->row_slot, w->row_scale, TOKEN_ROWS);
     return w;
 }
 
