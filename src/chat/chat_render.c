@@ -222,13 +222,30 @@ static const char *role_of(maker *make, const json_t *message, const char *field
     return "";
 }
 
+/* What clients write for a call without arguments: nothing, blanks, or the word null. */
+static bool is_no_arguments(const json_t *json)
+{
+    const char *text = json_string_value(json);
+    size_t bytes = json_string_length(json), begin = 0;
+
+    if (!json || json_is_null(json))
+        return true;
+    if (!text)
+        return false;
+    while (begin < bytes && memchr(" \t\r\n", text[begin], 4))
+        begin++;
+    while (bytes > begin && memchr(" \t\r\n", text[bytes - 1], 4))
+        bytes--;
+    return bytes == begin || (bytes - begin == 4 && memcmp(text + begin, "null", 4) == 0);
+}
+
 /* Templates want the arguments of a call as a mapping; in OpenAI's form they are JSON text. */
 static sp_value arguments_value(maker *make, const json_t *json, const char *field)
 {
     json_t *root = NULL;
     owned *keep;
 
-    if (!json || json_is_null(json) || (json_is_string(json) && json_string_length(json) == 0))
+    if (is_no_arguments(json))
         return (sp_value){.kind = SP_VALUE_MAP, .as.map = sp_map_create(&make->render, 0)};
     if (json_is_object(json))
         return value_of(make, json);

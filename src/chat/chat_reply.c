@@ -222,22 +222,32 @@ static void emit_call(sp_chat_parser *parser, const char *name, size_t name_byte
     parser->n_calls++;
 }
 
+/* A name and arguments, and nothing else: what another member means is not known here, and a call
+ * without it may be another call. */
+static bool is_call(const json_t *root)
+{
+    const json_t *name = json_object_get(root, "name");
+    const json_t *arguments = json_object_get(root, "arguments");
+
+    return json_is_string(name) && json_string_length(name) > 0 &&
+           (!arguments || json_is_object(arguments)) &&
+           json_object_size(root) == (arguments ? 2u : 1u);
+}
+
 /* The call whose JSON these bytes are. SP_ERR_INPUT: they are none. */
 static sp_status json_call(sp_chat_parser *parser, const char *json, size_t bytes)
 {
     json_t *root = NULL;
     sp_status status = sp_json_parse(json, bytes, CALL_OPEN, NULL, NULL, &root, NULL);
     const json_t *name = json_object_get(root, "name");
-    const json_t *arguments = json_object_get(root, "arguments");
     size_t n = 2;
     const char *text = "{}";
 
     if (status != SP_OK)
         return status;
-    if (!json_is_string(name) || json_string_length(name) == 0 ||
-        (arguments && !json_is_object(arguments)))
+    if (!is_call(root))
         text = NULL;
-    else if (arguments)
+    else if (json_object_get(root, "arguments"))
         text = find_arguments(json, &n);
     if (text)
         emit_call(parser, json_string_value(name), json_string_length(name), text, n);

@@ -46,6 +46,15 @@ static bool is_piece(const piece *text, const char *string)
     return string && strlen(string) == text->bytes && memcmp(text->data, string, text->bytes) == 0;
 }
 
+/* Whether a tag holds a name and nothing behind it, such as an attribute. */
+static bool is_name(const piece *text)
+{
+    for (size_t i = 0; i < text->bytes; i++)
+        if (text->data[i] == '\0' || strchr(" \t\r\n\"'=<", text->data[i]))
+            return false;
+    return text->bytes > 0;
+}
+
 /* --- Types ---------------------------------------------------------------------------------- */
 
 /* The schema of a parameter, or NULL. */
@@ -133,13 +142,17 @@ static void trim(piece *value)
 static sp_status add_parameter(cursor *in, const json_t *tools, const piece *name, sp_text *out)
 {
     piece key, value;
+    const json_t *schema;
 
-    if (!up_to(in, ">", &key) || key.bytes == 0 || !up_to(in, "</parameter>", &value))
+    if (!up_to(in, ">", &key) || !up_to(in, "</parameter>", &value))
+        return SP_ERR_INPUT;
+    schema = schema_of(tools, name, &key);
+    if (!schema && !is_name(&key)) /* a schema may name a parameter as it likes */
         return SP_ERR_INPUT;
     trim(&value);
     sp_text_json_string(out, key.data, key.bytes);
     sp_text_add(out, ": ");
-    return add_value(out, schema_of(tools, name, &key), &value);
+    return add_value(out, schema, &value);
 }
 
 /* What was built is JSON, and no parameter came twice. */
@@ -163,7 +176,7 @@ sp_status sp_tagged_call_read(const char *text, size_t bytes, const json_t *tool
     sp_status status = SP_OK;
 
     skip_blanks(&in);
-    if (!skip(&in, "<function=") || !up_to(&in, ">", &name) || name.bytes == 0)
+    if (!skip(&in, "<function=") || !up_to(&in, ">", &name) || !is_name(&name))
         return SP_ERR_INPUT;
     sp_text_add(arguments, "{");
     for (skip_blanks(&in); status == SP_OK && skip(&in, "<parameter="); skip_blanks(&in)) {

@@ -137,6 +137,27 @@ static void test_built_in_tools(void **state)
         "</tool_response><|im_end|>\n<|im_start|>assistant\n");
 }
 
+/* What clients write where a call has no arguments. */
+static void test_no_arguments(void **state)
+{
+    static const char *const written[] = {"\" \"", "\"null\"", "\"\\n null\\t\"", "\"\"",
+                                          "null",  "{}",       "\" {} \""};
+    static const char template[] = "{% for m in messages %}{% for c in m.tool_calls %}"
+                                   "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
+
+    (void)state;
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+        sp_text request = {0};
+
+        sp_text_format(&request,
+                       "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":"
+                       "{\"name\":\"f\",\"arguments\":%s}}]}]}",
+                       written[i]);
+        check_text(template, request.data, "{}");
+        sp_text_free(&request);
+    }
+}
+
 static void test_contents(void **state)
 {
     static const char echo[] = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
@@ -345,6 +366,9 @@ static void test_refused_requests(void **state)
         {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
          "\"arguments\":\"[1]\"}}]}]}",
          SP_CHAT_BAD_MESSAGES, "messages[0].tool_calls[0].function.arguments"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
+         "\"arguments\":\"nul\"}}]}]}",
+         SP_CHAT_BAD_MESSAGES, "messages[0].tool_calls[0].function.arguments"},
         {"{\"messages\":[{\"role\":\"assistant\",\"function_call\":{}}]}", SP_CHAT_BAD_MESSAGES,
          "messages[0].function_call"},
         {"{\"messages\":[" USER("") "],\"tools\":5}", SP_CHAT_BAD_MESSAGES, "tools"},
@@ -530,6 +554,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_built_in),
         cmocka_unit_test(test_built_in_tools),
+        cmocka_unit_test(test_no_arguments),
         cmocka_unit_test(test_contents),
         cmocka_unit_test(test_spans),
         cmocka_unit_test(test_forged_turns),

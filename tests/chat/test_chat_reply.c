@@ -144,9 +144,7 @@ static void test_calls(void **state)
           "<think>\nhm\n</think>\n\n<tool_call>\n{\"name\":\"f\",\"arguments\":{}}\n"
           "</tool_call>",
           "R\"hm\"T0:f({})");
-    check("c",
-          "<tool_call>{\"name\":\"f\",\"x\":[{}],\"arguments\":{\"arguments\":2},\"y\":3}"
-          "</tool_call>",
+    check("c", "<tool_call>{\"name\":\"f\",\"arguments\":{\"arguments\":2}}</tool_call>",
           "T0:f({\"arguments\":2})");
 }
 
@@ -167,6 +165,10 @@ static void test_broken_calls(void **state)
         "{\"name\":\"f\",\"name\":\"g\"}",
         "{\"name\":\"f\"} {\"name\":\"g\"}",
         "{\"name\":\"f\",\"\\u0061rguments\":{}}",
+        "{\"name\": \"get\", \"parameters\": {\"city\": \"A\"}}",
+        "{\"name\":\"f\",\"arguments\":{},\"id\":\"1\"}",
+        "{\"name\":\"f\",\"arguments\":null,\"input\":{}}",
+        "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{}}}",
         "<function=f>\n</function>",
     };
 
@@ -218,6 +220,10 @@ static void test_broken_tagged_calls(void **state)
         "<function=f></function> more",
         "<function=f><parameter=s>x</function>",
         "<function=f><parameter=>x</parameter></function>",
+        "<function=f strict=\"true\"></function>",
+        "<function=\"f\"></function>",
+        "<function=f><parameter=s type=\"string\">x</parameter></function>",
+        "<function=f><param=s>x</param></function>",
         "<function=f>" PARAMETER("s", "1") PARAMETER("s", "2") "</function>",
         "f()",
     };
