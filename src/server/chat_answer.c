@@ -182,6 +182,14 @@ static void add_message(const sp_chat_choice *choice, sp_text *out)
     out->failed |= choice->content.failed || choice->reasoning.failed || choice->calls.failed;
 }
 
+static void add_members(sp_reply *reply)
+{
+    const sp_chat_answer *answer = answer_of(reply);
+
+    if (answer->request.fields.return_token_ids)
+        sp_reply_add_ids(&reply->out, "prompt_token_ids", answer->tokens, answer->n_tokens);
+}
+
 static void add_choices(sp_reply *reply)
 {
     sp_chat_answer *answer = answer_of(reply);
@@ -203,7 +211,11 @@ static void add_choices(sp_reply *reply)
 static void on_delta(void *user, const sp_chat_delta *delta)
 {
     sp_chat_choice *choice = user;
+    bool is_call = delta->kind == SP_CHAT_TOOL_CALL || delta->kind == SP_CHAT_TOOL_ARGUMENTS;
 
+    /* A client that takes one call at a time gets the first; the model may have made more. */
+    if (is_call && delta->call > 0 && choice->answer->request.one_call)
+        return;
     if (choice->answer->reply.stream)
         stream_delta(choice, delta);
     else
@@ -296,6 +308,7 @@ const sp_reply_form sp_chat_answer_form = {
     .id_prefix = "chatcmpl-",
     .begin = begin,
     .produced = produced_token,
+    .add_members = add_members,
     .add_choices = add_choices,
     .destroy = destroy,
 };

@@ -39,12 +39,16 @@ sp_status sp_chat_completion_request_read(json_t *body, sp_chat_completion_reque
                                           sp_error *error)
 {
     sp_chat_completion_request request = {.body = json_incref(body)};
+    bool parallel = true;
     sp_status status = sp_fields_check(body, SP_FIELDS_CHAT, error);
 
     if (status == SP_OK)
         status = sp_sampling_fields_read(body, SP_FIELDS_CHAT, &request.fields, error);
     if (status == SP_OK)
         status = read_chat(body, &request.chat, error);
+    if (status == SP_OK)
+        status = sp_json_bool(body, "parallel_tool_calls", false, true, NULL, &parallel, error);
+    request.one_call = !parallel;
     if (status == SP_OK && request.fields.max_tokens == 0)
         status =
             sp_fail(error, SP_ERR_INPUT, NULL, "max_tokens", -1, "max_tokens must be at least 1");

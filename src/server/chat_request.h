@@ -12,6 +12,7 @@ typedef struct sp_chat_completion_request {
     json_t *body; /* a reference: everything is borrowed from it */
     sp_sampling_fields fields;
     sp_chat_request chat;
+    bool one_call; /* "parallel_tool_calls": false */
 } sp_chat_completion_request;
 
 /* SP_ERR_INPUT with the field as subject. Keeps a reference to `body`. */

@@ -44,6 +44,20 @@ static sp_status read_prompts(const json_t *body, sp_completion_request *request
     return status;
 }
 
+/* The best can only be told when all are there, which is no stream. */
+static sp_status read_best_of(const json_t *body, sp_completion_request *request, sp_error *error)
+{
+    int32_t n = request->fields.n;
+    int64_t value = n;
+    sp_status status = sp_json_int(body, "best_of", false, n, SP_N_MAX, n, NULL, &value, error);
+
+    request->best_of = (int32_t)value;
+    if (status == SP_OK && request->fields.stream && value > n)
+        status = sp_fail(error, SP_ERR_INPUT, SP_CODE_UNSUPPORTED_FIELD, "best_of", -1,
+                         "\"best_of\" above \"n\" and \"stream\" exclude each other");
+    return status;
+}
+
 sp_status sp_completion_request_read(json_t *body, sp_completion_request *out_request,
                                      sp_error *error)
 {
@@ -52,6 +66,8 @@ sp_status sp_completion_request_read(json_t *body, sp_completion_request *out_re
 
     if (status == SP_OK)
         status = sp_sampling_fields_read(body, SP_FIELDS_COMPLETION, &request.fields, error);
+    if (status == SP_OK)
+        status = read_best_of(body, &request, error);
     if (status == SP_OK)
         status = sp_json_bool(body, "echo", false, false, NULL, &request.echo, error);
     if (status == SP_OK)

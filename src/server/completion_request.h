@@ -21,6 +21,7 @@ typedef struct sp_completion_request {
     sp_sampling_fields fields;
     sp_prompt *prompts; /* [n_prompts], owned */
     int32_t n_prompts;
+    int32_t best_of; /* choices made of each prompt; the fields.n best of them are the answer */
     bool echo, parse_special;
 } sp_completion_request;
 

@@ -75,9 +75,33 @@ void sp_reply_event_begin(sp_reply *reply)
     sp_text_add_bytes(&reply->out, reply->head.data, reply->head.bytes);
 }
 
+void sp_reply_add_ids(sp_text *out, const char *field, const int32_t *tokens, int32_t n)
+{
+    sp_text_format(out, ", \"%s\": [", field);
+    for (int32_t i = 0; i < n; i++)
+        sp_text_format(out, "%s%d", i ? ", " : "", tokens[i]);
+    sp_text_add(out, "]");
+}
+
+/* Behind the list of choices. */
+static void add_members(sp_reply *reply)
+{
+    sp_text_add(&reply->out, "]");
+    if (reply->form->add_members && !reply->has_members)
+        reply->form->add_members(reply);
+    reply->has_members = true;
+}
+
 void sp_reply_event_end(sp_reply *reply)
 {
-    sp_text_add(&reply->out, reply->include_usage ? "], \"usage\": null}\n\n" : "]}\n\n");
+    add_members(reply);
+    if (reply->usage_each) {
+        sp_text_add(&reply->out, ", ");
+        add_usage(reply, &reply->out);
+    } else if (reply->include_usage) {
+        sp_text_add(&reply->out, ", \"usage\": null");
+    }
+    sp_text_add(&reply->out, "}\n\n");
 }
 
 /* ---- out of the outbox ---------------------------------------------------------------------- */
@@ -166,7 +190,8 @@ static void answer_whole(sp_reply *reply)
     sp_text_add_bytes(&body, reply->head.data, reply->head.bytes);
     reply->out = body;
     reply->form->add_choices(reply);
-    sp_text_add(&reply->out, "], ");
+    add_members(reply);
+    sp_text_add(&reply->out, ", ");
     add_usage(reply, &reply->out);
     sp_text_add(&reply->out, "}\n");
     body = reply->out;

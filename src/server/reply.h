@@ -22,6 +22,9 @@ typedef struct sp_reply_form {
     void (*produced)(sp_reply *reply, const sp_produced *produced);
     /* Not streaming: the members of "choices". */
     void (*add_choices)(sp_reply *reply);
+    /* Members of the answer beside "choices", or of a stream's first event: each begins with a
+     * comma. May be NULL. */
+    void (*add_members)(sp_reply *reply);
     void (*destroy)(sp_reply *reply); /* frees the form's own struct, the reply in it included */
 } sp_reply_form;
 
@@ -32,6 +35,8 @@ struct sp_reply {
     sp_generation *generation; /* the call's task */
     const char *model;         /* as the request names it; NULL: it does not. Borrowed. */
     bool stream, include_usage;
+    bool usage_each;  /* with include_usage: in each event, as far as it has come */
+    bool has_members; /* they were in an event */
     int64_t prompt_tokens, generated_tokens, cached_tokens;
     int32_t choices_per_prompt; /* they share one prompt, which counts once */
     sp_text head;               /* the members that every object of the answer begins with */
@@ -51,6 +56,9 @@ void sp_reply_free_parts(sp_reply *reply);
 /* An event around the members of "choices" that are added in between. */
 void sp_reply_event_begin(sp_reply *reply);
 void sp_reply_event_end(sp_reply *reply);
+
+/* `, "FIELD": [..]` */
+void sp_reply_add_ids(sp_text *out, const char *field, const int32_t *tokens, int32_t n);
 
 /* "stop", "length" with quotes, or null. */
 const char *sp_finish_json(sp_finish finish);

@@ -71,7 +71,7 @@ static const field_rule rules[] = {
     {"prompt_cache_key", BOTH, IGNORED},
     {"request_id", BOTH, IGNORED},
     {"priority", BOTH, IGNORED},
-    {"best_of", COMPLETION, ONLY_ONE},
+    {"best_of", COMPLETION, SERVED},
     {"suffix", COMPLETION, ONLY_EMPTY},
     {"add_special_tokens", BOTH, ONLY_FALSE},
     {"spaces_between_special_tokens", BOTH, ONLY_TRUE},
@@ -82,7 +82,11 @@ static const field_rule rules[] = {
     {"response_format", BOTH, ONLY_TEXT},
     {"functions", CHAT, ONLY_EMPTY},
     {"modalities", CHAT, IGNORED},
-    {"parallel_tool_calls", CHAT, ONLY_TRUE},
+    {"parallel_tool_calls", CHAT, SERVED},
+    {"echo", CHAT, ONLY_FALSE},
+    {"include_reasoning", CHAT, ONLY_TRUE},
+    {"prediction", CHAT, IGNORED},
+    {"return_tokens_as_token_ids", BOTH, ONLY_FALSE},
     {"chat_template", CHAT, ONLY_EMPTY},
     {"documents", CHAT, ONLY_EMPTY},
 };
@@ -270,16 +274,19 @@ static sp_status read_stream_options(const json_t *object, sp_sampling_fields *f
                        "\"stream_options\" needs \"stream\": true");
     json_object_foreach((json_t *)(uintptr_t)options, name, value)
     {
-        bool known = strcmp(name, "include_usage") == 0;
+        bool *known = strcmp(name, "include_usage") == 0            ? &fields->include_usage
+                      : strcmp(name, "continuous_usage_stats") == 0 ? &fields->usage_each
+                                                                    : NULL;
 
         if (known && json_is_boolean(value))
-            fields->include_usage = json_is_true(value);
+            *known = json_is_true(value);
         else if (known || (!json_is_null(value) && !json_is_false(value)))
             return sp_fail(error, SP_ERR_INPUT, SP_CODE_UNSUPPORTED_FIELD, "stream_options", -1,
-                           "\"stream_options\" takes \"include_usage\": true or false, not "
-                           "\"%.100s\"",
+                           "\"stream_options\" takes \"include_usage\" and "
+                           "\"continuous_usage_stats\": true or false, not \"%.100s\"",
                            name);
     }
+    fields->usage_each &= fields->include_usage;
     return SP_OK;
 }
 

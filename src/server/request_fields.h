@@ -35,6 +35,7 @@ typedef struct sp_sampling_fields {
     double presence_penalty, frequency_penalty, repetition_penalty;
     uint64_t seed; /* random when the request has none */
     bool stream, include_usage, ignore_eos, return_token_ids;
+    bool usage_each;      /* "continuous_usage_stats", which "include_usage" alone makes hold */
     bool keep_special;    /* "skip_special_tokens": false */
     bool logprobs;        /* of every new token, with */
     int32_t top_logprobs; /* this many alternatives */

@@ -88,6 +88,7 @@ static void start(sp_chat_answer *answer, sp_call *call)
     answer->reply.model = fields->model;
     answer->reply.stream = fields->stream;
     answer->reply.include_usage = fields->include_usage;
+    answer->reply.usage_each = fields->usage_each;
     answer->reply.prompt_tokens = answer->n_tokens;
     answer->reply.choices_per_prompt = fields->n;
     sp_reply_start(&answer->reply, call, generation);

@@ -14,8 +14,14 @@ typedef struct choice_state {
     sp_text text, token_ids;
     sp_logprob_lists logprobs;
     sp_finish finish;
-    bool echoed;    /* the prompt's text, where it should be */
-    bool has_first; /* the logprobs begin with the prompt's first token, where they should */
+    int64_t n_characters; /* of its text as far as it is known */
+    double logprob_sum;   /* of its n_tokens new tokens, where best_of wants it */
+    int32_t n_tokens;
+    bool echoed;      /* the prompt's text, where it should be */
+    bool has_first;   /* the logprobs begin with the prompt's first token, where they should */
+    bool left_prompt; /* and go on with the new ones */
+    bool has_prompt;  /* the prompt's ids were in an event */
+    bool is_taken;    /* it is in the answer: one of the best */
 } choice_state;
 
 typedef struct completion {
@@ -32,18 +38,10 @@ static completion *completion_of(sp_reply *reply)
 
 static const sp_prompt *prompt_of(const completion *made, int32_t choice)
 {
-    return &made->request.prompts[choice / made->request.fields.n];
+    return &made->request.prompts[choice / made->request.best_of];
 }
 
 /* ---- the answer ---------------------------------------------------------------------------- */
-
-static void add_token_ids(sp_text *out, const char *field, const int32_t *tokens, int32_t n)
-{
-    sp_text_format(out, ", \"%s\": [", field);
-    for (int32_t i = 0; i < n; i++)
-        sp_text_format(out, "%s%d", i ? ", " : "", tokens[i]);
-    sp_text_add(out, "]");
-}
 
 /* The prompt itself, for "echo". */
 static void add_prompt_text(completion *made, int32_t choice, sp_text *out)
@@ -63,16 +61,32 @@ static void add_prompt_text(completion *made, int32_t choice, sp_text *out)
     sp_engine_free(text);
 }
 
-static void add_choice(completion *made, int32_t index, const char *text, size_t bytes,
-                       sp_finish finish)
+/* Logprobs wait for the text that they are about: of what is held back nobody knows yet whether it
+ * becomes a part of the answer. */
+static void add_choice(completion *made, int32_t choice, int32_t index, const char *text,
+                       size_t bytes, sp_finish finish)
 {
     sp_text *out = &made->reply.out;
+    choice_state *state = &made->choices[choice];
 
     sp_text_format(out, "{\"index\": %d, \"text\": ", index);
     sp_text_json_string(out, text ? text : "", bytes);
     sp_text_add(out, ", \"logprobs\": ");
-    sp_logprob_lists_write(&made->choices[index].logprobs, out);
+    if (bytes > 0 || finish != SP_FINISH_NONE)
+        sp_logprob_lists_write(&state->logprobs, state->n_characters, out);
+    else
+        sp_text_add(out, "null");
     sp_text_format(out, ", \"finish_reason\": %s", sp_finish_json(finish));
+}
+
+/* Once in a stream: in the choice's first event. */
+static void add_prompt_ids(completion *made, int32_t choice)
+{
+    const sp_prompt *prompt = prompt_of(made, choice);
+
+    if (!made->choices[choice].has_prompt && made->request.fields.return_token_ids)
+        sp_reply_add_ids(&made->reply.out, "prompt_token_ids", prompt->tokens, prompt->n_tokens);
+    made->choices[choice].has_prompt = true;
 }
 
 /* The prompt of one choice, once, before the first of its new tokens. */
@@ -84,10 +98,12 @@ static void echo(completion *made, int32_t index)
         return;
     choice->echoed = true;
     add_prompt_text(made, index, &choice->text);
+    choice->n_characters = sp_count_characters(choice->text.data, choice->text.bytes);
     if (!made->reply.stream)
         return;
     sp_reply_event_begin(&made->reply);
-    add_choice(made, index, choice->text.data, choice->text.bytes, SP_FINISH_NONE);
+    add_choice(made, index, index, choice->text.data, choice->text.bytes, SP_FINISH_NONE);
+    add_prompt_ids(made, index);
     sp_text_add(&made->reply.out, "}");
     sp_reply_event_end(&made->reply);
     sp_text_free(&choice->text);
@@ -97,6 +113,8 @@ static void add_logprobs(completion *made, const sp_produced *produced)
 {
     choice_state *choice = &made->choices[produced->choice];
     const sp_engine *engine = made->reply.call->api->engine;
+    bool hidden = !produced->is_prompt && !made->request.fields.keep_special &&
+                  sp_engine_token_is_special(engine, produced->token);
 
     if (!made->request.fields.logprobs)
         return;
@@ -104,11 +122,15 @@ static void add_logprobs(completion *made, const sp_produced *produced)
     if (made->request.echo && !choice->has_first) {
         const sp_produced first = {.token = prompt_of(made, produced->choice)->tokens[0]};
 
-        sp_logprob_lists_add(&choice->logprobs, engine, &first, true);
+        sp_logprob_lists_add(&choice->logprobs, engine, &first, true, false);
         choice->has_first = true;
     }
+    if (!produced->is_prompt && !choice->left_prompt) {
+        choice->logprobs.offset = choice->n_characters;
+        choice->left_prompt = true;
+    }
     if (produced->token >= 0)
-        sp_logprob_lists_add(&choice->logprobs, engine, produced, false);
+        sp_logprob_lists_add(&choice->logprobs, engine, produced, false, hidden);
 }
 
 static void stream_token(completion *made, const sp_produced *produced)
@@ -118,13 +140,14 @@ static void stream_token(completion *made, const sp_produced *produced)
 
     /* Text that is held back comes with a later token. */
     if (produced->text_bytes == 0 && produced->finish == SP_FINISH_NONE &&
-        !fields->return_token_ids && !fields->logprobs)
+        !fields->return_token_ids)
         return;
     sp_reply_event_begin(reply);
-    add_choice(made, produced->choice, sp_produced_text(produced), produced->text_bytes,
-               produced->finish);
+    add_choice(made, produced->choice, produced->choice, sp_produced_text(produced),
+               produced->text_bytes, produced->finish);
     if (fields->return_token_ids)
-        add_token_ids(&reply->out, "token_ids", &produced->token, produced->token >= 0);
+        sp_reply_add_ids(&reply->out, "token_ids", &produced->token, produced->token >= 0);
+    add_prompt_ids(made, produced->choice);
     sp_text_add(&reply->out, "}");
     sp_reply_event_end(reply);
 }
@@ -140,6 +163,9 @@ static void produced_token(sp_reply *reply, const sp_produced *produced)
     }
     echo(made, produced->choice);
     add_logprobs(made, produced);
+    choice->n_characters += sp_count_characters(sp_produced_text(produced), produced->text_bytes);
+    choice->logprob_sum += (double)produced->logprob;
+    choice->n_tokens += produced->token >= 0;
     if (reply->stream) {
         stream_token(made, produced);
         return;
@@ -151,25 +177,55 @@ static void produced_token(sp_reply *reply, const sp_produced *produced)
     choice->finish = produced->finish;
 }
 
+/* The best of the choices first .. first + n - 1 that is not in the answer yet: with the largest
+ * mean logprob of its tokens, the lower of equal ones. */
+static int32_t take_best(completion *made, int32_t first, int32_t n)
+{
+    int32_t best = -1;
+    double best_mean = 0;
+
+    for (int32_t i = first; i < first + n; i++) {
+        const choice_state *choice = &made->choices[i];
+        double mean = choice->logprob_sum / (choice->n_tokens > 0 ? choice->n_tokens : 1);
+
+        if (choice->is_taken || (best >= 0 && !(mean > best_mean)))
+            continue;
+        best = i;
+        best_mean = mean;
+    }
+    made->choices[best].is_taken = true;
+    return best;
+}
+
+static void add_whole_choice(completion *made, int32_t at, int32_t index)
+{
+    choice_state *choice = &made->choices[at];
+    const sp_prompt *prompt = prompt_of(made, at);
+    sp_text *out = &made->reply.out;
+
+    sp_text_add(out, index > 0 ? ", " : "");
+    add_choice(made, at, index, choice->text.data, choice->text.bytes, choice->finish);
+    if (made->request.fields.return_token_ids) {
+        sp_text_format(out, ", \"token_ids\": [%s]",
+                       choice->token_ids.data ? choice->token_ids.data : "");
+        sp_reply_add_ids(out, "prompt_token_ids", prompt->tokens, prompt->n_tokens);
+    }
+    sp_text_add(out, "}");
+    out->failed |= choice->text.failed || choice->token_ids.failed;
+}
+
 static void add_choices(sp_reply *reply)
 {
     completion *made = completion_of(reply);
-    sp_text *out = &reply->out;
+    int32_t n = made->request.fields.n, best_of = made->request.best_of;
 
-    for (int32_t i = 0; i < made->n_choices; i++) {
-        choice_state *choice = &made->choices[i];
+    for (int32_t prompt = 0; prompt < made->request.n_prompts; prompt++)
+        for (int32_t i = 0; i < n; i++) {
+            int32_t first = prompt * best_of;
 
-        sp_text_add(out, i ? ", " : "");
-        add_choice(made, i, choice->text.data, choice->text.bytes, choice->finish);
-        if (made->request.fields.return_token_ids) {
-            sp_text_format(out, ", \"token_ids\": [%s]",
-                           choice->token_ids.data ? choice->token_ids.data : "");
-            add_token_ids(out, "prompt_token_ids", prompt_of(made, i)->tokens,
-                          prompt_of(made, i)->n_tokens);
+            add_whole_choice(made, best_of > n ? take_best(made, first, best_of) : first + i,
+                             prompt * n + i);
         }
-        sp_text_add(out, "}");
-        out->failed |= choice->text.failed || choice->token_ids.failed;
-    }
 }
 
 static void destroy(sp_reply *reply)
@@ -216,7 +272,7 @@ static sp_status tokenize(completion *made, const sp_engine *engine, sp_error *e
     return SP_OK;
 }
 
-/* Every prompt n times; the choices of one prompt differ by their seeds. */
+/* Every prompt best_of times; the choices of one prompt differ by their seeds. */
 static void fill_choices(completion *made, sp_generation *generation)
 {
     const sp_sampling_fields *fields = &made->request.fields;
@@ -226,7 +282,8 @@ static void fill_choices(completion *made, sp_generation *generation)
         const sp_prompt *prompt = prompt_of(made, i);
 
         *request = sp_sampling_fields_request(fields);
-        request->seed = fields->seed + (uint64_t)(i % fields->n);
+        request->seed = fields->seed + (uint64_t)(i % made->request.best_of);
+        request->logprobs |= made->request.best_of > fields->n;
         request->tokens = prompt->tokens;
         request->n_tokens = prompt->n_tokens;
         /* Without new tokens the engine is asked for those of the prompt, which it reads anyway. */
@@ -241,7 +298,7 @@ static sp_generation *create_generation(completion *made)
     char *path;
     sp_generation *generation;
 
-    made->n_choices = made->request.n_prompts * made->request.fields.n;
+    made->n_choices = made->request.n_prompts * made->request.best_of;
     made->choices = sp_calloc((size_t)made->n_choices, sizeof *made->choices);
     if (!made->choices)
         return NULL;
@@ -277,7 +334,8 @@ static void start(completion *made, sp_call *call)
     made->reply.model = fields->model;
     made->reply.stream = fields->stream;
     made->reply.include_usage = fields->include_usage;
-    made->reply.choices_per_prompt = fields->n;
+    made->reply.usage_each = fields->usage_each;
+    made->reply.choices_per_prompt = made->request.best_of;
     sp_reply_start(&made->reply, call, generation);
 }
 

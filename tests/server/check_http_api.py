@@ -243,7 +243,8 @@ def check_bad_requests(binary):
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
         ({"repetition_penalty": 0}, "repetition_penalty"), ({"model": 7}, "model"),
         # Fields that would change the meaning, and those that nobody knows.
-        ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"),
+        ({"best_of": 0}, "best_of"), ({"best_of": 129}, "best_of"), ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2, "n": 3}, "best_of"), ({"best_of": 2, "stream": True}, "best_of"),
         ({"guided_json": {}}, "guided_json"), ({"response_format": {"type": "json_object"}},
                                                "response_format"),
         ({"skip_special_tokens": "no"}, "skip_special_tokens"), ({"min_tokens": 3}, "min_tokens"),

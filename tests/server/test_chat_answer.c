@@ -17,6 +17,8 @@ static const char reply_text[] =
 static sp_api api;
 static sp_call call;
 
+static bool one_call; /* of the answers that are created */
+
 static sp_chat_answer *create(bool stream)
 {
     sp_chat_answer *answer = sp_calloc(1, sizeof *answer);
@@ -28,6 +30,7 @@ static sp_chat_answer *create(bool stream)
     answer->reply.form = &sp_chat_answer_form;
     answer->reply.stream = stream;
     answer->request.fields.n = 1;
+    answer->request.one_call = one_call;
     answer->prompt.reasoning = true;
     answer->prompt.tools = true;
     sp_text_add(&answer->reply.head, "{\"choices\": [");
@@ -130,6 +133,33 @@ static void test_plain(void **state)
     json_decref(message);
 }
 
+/* "parallel_tool_calls": false: the first call, whatever else the model wrote. */
+static void test_one_call(void **state)
+{
+    static const char three[] = "<tool_call>{\"name\": \"a\"}</tool_call>\n<tool_call>{\"name\": "
+                                "\"b\", \"arguments\": {\"x\": 1}}</tool_call>\nand <tool_call>"
+                                "{\"name\": \"c\"}</tool_call>";
+    const char *finish;
+    json_t *message;
+    const json_t *calls;
+
+    (void)state;
+    one_call = true;
+    message = message_of(three, 7, &finish);
+    one_call = false;
+    calls = json_object_get(message, "tool_calls");
+    assert_string_equal(finish, "tool_calls");
+    assert_int_equal(json_array_size(calls), 1);
+    calls = json_object_get(json_array_get(calls, 0), "function");
+    assert_string_equal(string_of(calls, "name"), "a");
+    assert_string_equal(string_of(calls, "arguments"), "{}");
+    assert_non_null(strstr(string_of(message, "content"), "and"));
+    json_decref(message);
+    message = message_of(three, 7, &finish);
+    assert_int_equal(json_array_size(json_object_get(message, "tool_calls")), 3);
+    json_decref(message);
+}
+
 /* ---- streams ------------------------------------------------------------------------------- */
 
 typedef struct joined {
@@ -223,6 +253,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_message, count_blocks, count_blocks),
         cmocka_unit_test_setup_teardown(test_plain, count_blocks, count_blocks),
+        cmocka_unit_test_setup_teardown(test_one_call, count_blocks, count_blocks),
         cmocka_unit_test_setup_teardown(test_deltas, count_blocks, count_blocks),
     };
 

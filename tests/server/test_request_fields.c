@@ -146,7 +146,7 @@ static void test_harmless(void **state)
     sp_error error;
 
     (void)state;
-    assert_ok(read_text("{\"prompt\": \"a\", \"user\": \"u\", \"best_of\": 1.0, \"suffix\": \"\","
+    assert_ok(read_text("{\"prompt\": \"a\", \"user\": \"u\", \"best_of\": 1, \"suffix\": \"\","
                         "\"what\": null, \"min_tokens\": 0, \"logprobs\": null,"
                         "\"response_format\": {\"type\": \"text\"}, \"stop\": []}",
                         &request, &error),

@@ -16,6 +16,7 @@ if(NOT CMAKE_CROSSCOMPILING)
   sidepath_server_checks(check_http_api)
   sidepath_server_checks(check_http_robust)
   sidepath_server_checks(check_process)
+  sidepath_server_checks(check_http_clients)
   sidepath_server_checks(check_openai)
   sidepath_server_checks(check_readme)
   add_test(NAME soak_server

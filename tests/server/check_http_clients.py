@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""What common clients send, and what they read out of the answers: load generators, agent
+frameworks, evaluation harnesses, proxies. On the demo model, whose tokenizer has 2,048 ids and whose
+ids 2045 to 2047 are special.
+    check_http_clients.py SIDEPATH [CHECK..]"""
+
+import json
+import sys
+
+import serving
+from serving import ADAPTERS, complete, get, post, run_checks
+
+CONTINUATION_BYTE = 0x80
+
+
+def byte_token(server, byte):
+    """The id of the token that is this byte alone."""
+    for token in range(2045):
+        text = post(server, "/detokenize", {"tokens": [token]}).json["prompt"]
+        if text == "\ufffd" and post(server, "/detokenize", {
+                "tokens": [token, token]}).json["prompt"] == "\ufffd\ufffd":
+            return token
+    raise AssertionError("no token of a lone byte")
+
+
+def check_logprob_entries(binary):
+    """One entry for each id, also where ids share a text; offsets stay inside of the text."""
+    with serving.serving(binary, "--precision", "f32") as server:
+        def ask(**change):
+            body = {"model": "base", "prompt": "The", "max_tokens": 4, "temperature": 0,
+                    "logprobs": 20, "return_token_ids": True, **change}
+            answer = post(server, "/v1/completions", body)
+            assert answer.status == 200, answer.bytes
+            return answer.json["choices"][0]
+
+        lone = byte_token(server, CONTINUATION_BYTE)
+        shared = 0
+        # Ids that are a byte of a character each look like U+FFFD, and these are followed by many.
+        for prompt in ([127], [158], [lone, lone], "The"):
+            lists = ask(prompt=prompt)["logprobs"]
+            for token, value, top in zip(lists["tokens"], lists["token_logprobs"],
+                                         lists["top_logprobs"]):
+                assert len(top) in (20, 21) and top[token] == value, top
+                shared += sum(key.startswith("token_id:") for key in top)
+        assert shared > 10
+        # Forced: a token that is no whole character, twice: both are one entry more than 20.
+        choice = ask(logit_bias={str(lone): 100}, max_tokens=2)
+        assert choice["token_ids"] == [lone, lone]
+        for top in choice["logprobs"]["top_logprobs"]:
+            assert len(top) >= 20, top
+        # Special tokens have no text in the answer, and a stop text is cut off.
+        text = ask(logprobs=None, max_tokens=12)["text"]
+        for change in ({"logit_bias": {"2047": 100}}, {"stop": text[5:9], "max_tokens": 12},
+                       {"stop": text[3:12], "max_tokens": 12}, {"prompt": [lone], "max_tokens": 9},
+                       {"echo": True, "stop": text[5:9], "max_tokens": 12},
+                       {"echo": True, "prompt": "cafe\u0301 The", "max_tokens": 12}):
+            choice = ask(**change)
+            offsets = choice["logprobs"]["text_offset"]
+            assert len(offsets) == len(choice["logprobs"]["tokens"])
+            assert offsets == sorted(offsets) and offsets[0] == 0, (change, offsets)
+            assert offsets[-1] <= len(choice["text"]), (change, offsets, choice["text"])
+            body = {"model": "base", "prompt": "The", "max_tokens": 4, "temperature": 0,
+                    "logprobs": 20, **change, "stream": True}
+            events = [e["choices"][0] for e in post(server, "/v1/completions", body).events()]
+            assert "".join(e["text"] for e in events) == choice["text"]
+            parts = [e["logprobs"] for e in events if e["logprobs"]]
+            for name in ("tokens", "token_logprobs", "text_offset"):
+                assert sum((p[name] for p in parts), []) == choice["logprobs"][name], (change, name)
+
+
+def check_token_ids(binary):
+    """return_token_ids: those of the prompt too, on each route, whole and streamed."""
+    with serving.serving(binary) as server:
+        body = {"model": "base", "max_tokens": 3, "temperature": 0, "return_token_ids": True}
+        prompt = post(server, "/tokenize", {"prompt": "The end"}).json["tokens"]
+        text = {**body, "prompt": ["The end", "The end"], "n": 2}
+        whole = post(server, "/v1/completions", text).json
+        assert all(c["prompt_token_ids"] == prompt for c in whole["choices"])
+        for echo in (False, True):
+            events = post(server, "/v1/completions", {**text, "stream": True, "echo": echo}).events()
+            for index in range(4):
+                mine = [c for e in events for c in e["choices"] if c["index"] == index]
+                assert [c.get("prompt_token_ids") for c in mine] == \
+                    [prompt] + [None] * (len(mine) - 1), mine
+        messages = [{"role": "user", "content": "The end"}]
+        chat = {**body, "messages": messages, "n": 2}
+        whole = post(server, "/v1/chat/completions", chat).json
+        ids = whole["prompt_token_ids"]
+        assert len(ids) == whole["usage"]["prompt_tokens"] and ids[0] == 2046
+        tail = len(ids) - ids.index(prompt[0])
+        assert ids[-tail:-tail + 2] == prompt
+        events = post(server, "/v1/chat/completions", {**chat, "stream": True}).events()
+        assert [e.get("prompt_token_ids") for e in events] == [ids] + [None] * (len(events) - 1)
+        assert "prompt_token_ids" not in post(server, "/v1/chat/completions", {
+            **chat, "return_token_ids": False}).json
+
+
+def check_usage_in_each(binary):
+    """continuous_usage_stats, as load generators send it; without include_usage it is nothing."""
+    with serving.serving(binary) as server:
+        for path, prompt in (("/v1/completions", {"prompt": "The"}), (
+                "/v1/chat/completions", {"messages": [{"role": "user", "content": "The"}]})):
+            body = {"model": "base", "max_tokens": 5, "temperature": 0, "stream": True,
+                    "ignore_eos": True, **prompt}
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            events = post(server, path, {**body, "stream_options": options}).events()
+            last = events.pop()
+            counts = [e["usage"]["completion_tokens"] for e in events]
+            assert counts == sorted(counts) and counts[-1] == 5, counts
+            assert last["choices"] == [] and last["usage"]["completion_tokens"] == 5
+            for event in events:
+                usage = event["usage"]
+                assert usage["prompt_tokens"] == last["usage"]["prompt_tokens"] > 0
+                assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+            options["continuous_usage_stats"] = False
+            events = post(server, path, {**body, "stream_options": options}).events()
+            assert all(e["usage"] is None for e in events[:-1]) and events[-1]["usage"]
+            options = {"continuous_usage_stats": True}
+            events = post(server, path, {**body, "stream_options": options}).events()
+            assert not any("usage" in e for e in events)
+            options = {"include_usage": True, "continuous_usage_stats": "yes"}
+            answer = post(server, path, {**body, "stream_options": options})
+            assert answer.status == 400 and answer.json["error"]["param"] == "stream_options"
+
+
+def check_unasked(binary):
+    """Fields and forms that frameworks send though nobody chose them."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": " "}}
+    history = [{"role": "user", "content": "a"},
+               {"role": "assistant", "content": None, "tool_calls": [call], "function_call": None},
+               {"role": "tool", "tool_call_id": "1", "content": "b"}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    body = {"model": "base", "messages": history, "max_tokens": 2, "temperature": 0}
+    with serving.serving(binary) as server:
+        want = post(server, "/v1/chat/completions", body).json["choices"]
+        for change in ({"parallel_tool_calls": False}, {"parallel_tool_calls": True},
+                       {"parallel_tool_calls": None}, {"stop": []}, {"stream_options": None},
+                       {"tools": [], "tool_choice": "auto"}, {"functions": []}, {"echo": False},
+                       {"include_reasoning": True}, {"prediction": {"type": "content"}},
+                       {"return_tokens_as_token_ids": False}, {"response_format": None},
+                       {"top_logprobs": None, "logprobs": False}, {"logit_bias": None}):
+            answer = post(server, "/v1/chat/completions", {**body, **change})
+            assert answer.status == 200, (change, answer.bytes)
+            assert answer.json["choices"] == want, change
+        for arguments in ("null", "", "{}", "\t\n", None, {}):
+            call["function"]["arguments"] = arguments
+            assert post(server, "/v1/chat/completions", body).json["choices"] == want, arguments
+        answer = post(server, "/v1/chat/completions", {**body, "parallel_tool_calls": "no"})
+        assert answer.status == 400 and answer.json["error"]["param"] == "parallel_tool_calls"
+        assert post(server, "/v1/chat/completions", {
+            **body, "tools": tools, "parallel_tool_calls": False}).status == 200
+
+
+def check_best_of(binary):
+    """The n best of best_of choices, by the mean logprob of their tokens."""
+    with serving.serving(binary, "--adapter-dir", ADAPTERS, "--precision", "f32") as server:
+        body = {"model": "csource", "prompt": ["static", "int"], "max_tokens": 6, "seed": 5,
+                "temperature": 1, "ignore_eos": True, "return_token_ids": True}
+        every = post(server, "/v1/completions", {**body, "n": 5, "logprobs": 0}).json["choices"]
+        got = post(server, "/v1/completions", {**body, "n": 2, "best_of": 5})
+        assert got.status == 200, got.bytes
+        assert [c["index"] for c in got.json["choices"]] == [0, 1, 2, 3]
+        assert got.json["usage"]["completion_tokens"] == 60
+        assert got.json["usage"]["prompt_tokens"] == len(every[0]["prompt_token_ids"]) + \
+            len(every[5]["prompt_token_ids"])
+        for prompt in range(2):
+            ranked = sorted(every[5 * prompt:5 * prompt + 5],
+                            key=lambda c: -sum(c["logprobs"]["token_logprobs"]) / 6)
+            mine = got.json["choices"][2 * prompt:2 * prompt + 2]
+            assert [c["token_ids"] for c in mine] == [c["token_ids"] for c in ranked[:2]]
+            assert all(c["logprobs"] is None for c in mine)
+        assert [c["token_ids"] for c in post(server, "/v1/completions", {
+            **body, "n": 5, "best_of": 5}).json["choices"]] == [c["token_ids"] for c in every]
+        for change in ({"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}):
+            answer = post(server, "/v1/completions", {**body, **change})
+            assert answer.status == 400 and answer.json["error"]["param"] == "best_of", answer.bytes
+
+
+CHECKS = [check_logprob_entries, check_token_ids, check_usage_in_each, check_unasked, check_best_of]
+
+if __name__ == "__main__":
+    run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])
