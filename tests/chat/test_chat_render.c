@@ -333,72 +333,72 @@ static void test_continue_trimmed(void **state)
 
 /* --- Refusals ------------------------------------------------------------------------------- */
 
+static const struct {
+    const char *json, *code, *field;
+} refused[] = {
+    {"{}", SP_CHAT_BAD_MESSAGES, "messages"},
+    {"{\"messages\":[]}", SP_CHAT_BAD_MESSAGES, "messages"},
+    {"{\"messages\":{}}", SP_CHAT_BAD_MESSAGES, "messages"},
+    {"{\"messages\":[1]}", SP_CHAT_BAD_MESSAGES, "messages[0]"},
+    {"{\"messages\":[" USER("") ",{\"content\":\"\"}]}", SP_CHAT_BAD_MESSAGES, "messages[1].role"},
+    {"{\"messages\":[{\"role\":\"function\",\"content\":\"\"}]}", SP_CHAT_BAD_MESSAGES,
+     "messages[0].role"},
+    {"{\"messages\":[{\"role\":\"user\"}]}", SP_CHAT_BAD_MESSAGES, "messages[0].content"},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":5}]}", SP_CHAT_BAD_MESSAGES,
+     "messages[0].content"},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
+     "{\"type\":\"image_url\",\"image_url\":{}}]}]}",
+     SP_CHAT_BAD_CONTENT_TYPE, "messages[0].content[1].type"},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}", SP_CHAT_BAD_MESSAGES,
+     "messages[0].content[0].type.text"},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":[\"a\"]}]}", SP_CHAT_BAD_MESSAGES,
+     "messages[0].content[0].type"},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":5}]}", SP_CHAT_BAD_MESSAGES,
+     "messages[0].tool_calls"},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{}}]}]}",
+     SP_CHAT_BAD_MESSAGES, "messages[0].tool_calls[0].function.name"},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
+     "\"arguments\":\"{\"}}]}]}",
+     SP_CHAT_BAD_MESSAGES, "messages[0].tool_calls[0].function.arguments"},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
+     "\"arguments\":\"[1]\"}}]}]}",
+     SP_CHAT_BAD_MESSAGES, "messages[0].tool_calls[0].function.arguments"},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
+     "\"arguments\":\"nul\"}}]}]}",
+     SP_CHAT_BAD_MESSAGES, "messages[0].tool_calls[0].function.arguments"},
+    {"{\"messages\":[{\"role\":\"assistant\",\"function_call\":{}}]}", SP_CHAT_BAD_MESSAGES,
+     "messages[0].function_call"},
+    {"{\"messages\":[" USER("") "],\"tools\":5}", SP_CHAT_BAD_MESSAGES, "tools"},
+    {"{\"messages\":[" USER("") "],\"tools\":[{\"type\":\"x\"}]}", SP_CHAT_BAD_MESSAGES,
+     "tools[0].type"},
+    {"{\"messages\":[" USER("") "],\"tools\":[{\"type\":\"function\"}]}", SP_CHAT_BAD_MESSAGES,
+     "tools[0].function.name"},
+    {"{\"messages\":[" USER("") "],\"tool_choice\":\"required\"}", SP_CHAT_BAD_TOOL_CHOICE,
+     "tool_choice"},
+    {"{\"messages\":[" USER("") "],\"tool_choice\":{\"type\":\"function\"}}",
+     SP_CHAT_BAD_TOOL_CHOICE, "tool_choice"},
+    {"{\"messages\":[" USER("") "],\"kwargs\":[]}", SP_CHAT_BAD_MESSAGES, "chat_template_kwargs"},
+    {"{\"messages\":[" USER("") "],\"kwargs\":{\"messages\":1}}", SP_CHAT_BAD_MESSAGES,
+     "chat_template_kwargs.messages"},
+    {"{\"messages\":[" USER(" ") "],\"continue\":true}", SP_CHAT_BAD_MESSAGES,
+     "continue_final_message"},
+};
+
 static void test_refused_requests(void **state)
 {
-    static const struct {
-        const char *json, *code, *field;
-    } rows[] = {
-        {"{}", SP_CHAT_BAD_MESSAGES, "messages"},
-        {"{\"messages\":[]}", SP_CHAT_BAD_MESSAGES, "messages"},
-        {"{\"messages\":{}}", SP_CHAT_BAD_MESSAGES, "messages"},
-        {"{\"messages\":[1]}", SP_CHAT_BAD_MESSAGES, "messages[0]"},
-        {"{\"messages\":[" USER("") ",{\"content\":\"\"}]}", SP_CHAT_BAD_MESSAGES,
-         "messages[1].role"},
-        {"{\"messages\":[{\"role\":\"function\",\"content\":\"\"}]}", SP_CHAT_BAD_MESSAGES,
-         "messages[0].role"},
-        {"{\"messages\":[{\"role\":\"user\"}]}", SP_CHAT_BAD_MESSAGES, "messages[0].content"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":5}]}", SP_CHAT_BAD_MESSAGES,
-         "messages[0].content"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
-         "{\"type\":\"image_url\",\"image_url\":{}}]}]}",
-         SP_CHAT_BAD_CONTENT_TYPE, "messages[0].content[1].type"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}",
-         SP_CHAT_BAD_MESSAGES, "messages[0].content[0].type.text"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":[\"a\"]}]}", SP_CHAT_BAD_MESSAGES,
-         "messages[0].content[0].type"},
-        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":5}]}", SP_CHAT_BAD_MESSAGES,
-         "messages[0].tool_calls"},
-        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{}}]}]}",
-         SP_CHAT_BAD_MESSAGES, "messages[0].tool_calls[0].function.name"},
-        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
-         "\"arguments\":\"{\"}}]}]}",
-         SP_CHAT_BAD_MESSAGES, "messages[0].tool_calls[0].function.arguments"},
-        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
-         "\"arguments\":\"[1]\"}}]}]}",
-         SP_CHAT_BAD_MESSAGES, "messages[0].tool_calls[0].function.arguments"},
-        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
-         "\"arguments\":\"nul\"}}]}]}",
-         SP_CHAT_BAD_MESSAGES, "messages[0].tool_calls[0].function.arguments"},
-        {"{\"messages\":[{\"role\":\"assistant\",\"function_call\":{}}]}", SP_CHAT_BAD_MESSAGES,
-         "messages[0].function_call"},
-        {"{\"messages\":[" USER("") "],\"tools\":5}", SP_CHAT_BAD_MESSAGES, "tools"},
-        {"{\"messages\":[" USER("") "],\"tools\":[{\"type\":\"x\"}]}", SP_CHAT_BAD_MESSAGES,
-         "tools[0].type"},
-        {"{\"messages\":[" USER("") "],\"tools\":[{\"type\":\"function\"}]}", SP_CHAT_BAD_MESSAGES,
-         "tools[0].function.name"},
-        {"{\"messages\":[" USER("") "],\"tool_choice\":\"required\"}", SP_CHAT_BAD_TOOL_CHOICE,
-         "tool_choice"},
-        {"{\"messages\":[" USER("") "],\"tool_choice\":{\"type\":\"function\"}}",
-         SP_CHAT_BAD_TOOL_CHOICE, "tool_choice"},
-        {"{\"messages\":[" USER("") "],\"kwargs\":[]}", SP_CHAT_BAD_MESSAGES,
-         "chat_template_kwargs"},
-        {"{\"messages\":[" USER("") "],\"kwargs\":{\"messages\":1}}", SP_CHAT_BAD_MESSAGES,
-         "chat_template_kwargs.messages"},
-        {"{\"messages\":[" USER(" ") "],\"continue\":true}", SP_CHAT_BAD_MESSAGES,
-         "continue_final_message"},
-    };
     sp_chat *chat = open_chat(sp_qwen_form);
 
     (void)state;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        json_t *root = parse(rows[i].json);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        json_t *root = parse(refused[i].json);
         sp_chat_prompt prompt = {0};
         sp_error error = {0};
 
         if (render_json(chat, root, &prompt, &error) != SP_ERR_INPUT)
-            fail_msg("%s is accepted", rows[i].json);
-        if (strcmp(error.code, rows[i].code) != 0 || strcmp(error.subject, rows[i].field) != 0)
-            fail_msg("%s: %s %s: %s", rows[i].json, error.code, error.subject, error.text);
+            fail_msg("%s is accepted", refused[i].json);
+        if (strcmp(error.code, refused[i].code) != 0 ||
+            strcmp(error.subject, refused[i].field) != 0)
+            fail_msg("%s: %s %s: %s", refused[i].json, error.code, error.subject, error.text);
         assert_null(prompt.text.data);
         json_decref(root);
     }

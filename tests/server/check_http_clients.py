@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What common clients send, and what they read out of the answers: load generators, agent
-frameworks, evaluation harnesses, proxies. On the demo model, whose tokenizer has 2,048 ids and whose
-ids 2045 to 2047 are special.
+frameworks, evaluation harnesses, proxies. On the demo model, whose tokenizer has 2,048 ids: 2045 to
+2047 are special.
     check_http_clients.py SIDEPATH [CHECK..]"""
 
 import json
@@ -77,7 +77,8 @@ def check_token_ids(binary):
         whole = post(server, "/v1/completions", text).json
         assert all(c["prompt_token_ids"] == prompt for c in whole["choices"])
         for echo in (False, True):
-            events = post(server, "/v1/completions", {**text, "stream": True, "echo": echo}).events()
+            events = post(server, "/v1/completions",
+                          {**text, "stream": True, "echo": echo}).events()
             for index in range(4):
                 mine = [c for e in events for c in e["choices"] if c["index"] == index]
                 assert [c.get("prompt_token_ids") for c in mine] == \
