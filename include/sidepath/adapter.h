@@ -189,6 +189,12 @@ typedef struct sp_served_tables {
     sp_served_table embed, head;
 } sp_served_tables;
 
+/*
+ * Against an approximate table a row counts as replaced above this largest absolute difference:
+ * rounding noise stays below 0.05, a row that was trained is above 1.
+ */
+#define SP_OVERLAY_NOISE_MAX 0.1f
+
 /* ---- adapter ------------------------------------------------------------------------------- */
 
 typedef struct sp_adapter sp_adapter;
@@ -218,6 +224,11 @@ typedef struct sp_adapter_options {
     sp_expert_layout expert_layout;
     sp_exec
         *exec; /* helps to read, check and hash; borrowed until return; NULL: the caller alone */
+    const sp_served_tables *served; /* what base_dir is for, from memory; a table that is here is
+                                       not looked for in base_dir; borrowed until the adapter is
+                                       open; NULL: none */
+    sp_device *views_on; /* the GPU on which views of sp_adapter_from_tensors may be; borrowed until
+                            return; NULL: host memory alone */
 } sp_adapter_options;
 
 SP_API void sp_adapter_options_default(sp_adapter_options *out_options, size_t struct_bytes);

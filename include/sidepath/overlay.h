@@ -22,12 +22,6 @@
 extern "C" {
 #endif
 
-/*
- * Against an approximate table a row counts as replaced above this largest absolute difference:
- * rounding noise stays below 0.05, a row that was trained is above 1.
- */
-#define SP_OVERLAY_NOISE_MAX 0.1f
-
 /* Where a token's row comes from: the i-th row of the trainable tensor, or one of these. */
 #define SP_ROW_SERVED (-1) /* not replaced */
 #define SP_ROW_OWN    (-2) /* the adapter's full table, the row of this token */

@@ -1,7 +1,8 @@
 /*
  * adapter.c: opening an adapter, and what an open one answers.
  */
-#include "adapter/audit.h"
+#include "adapter/files.h"
+#include "adapter/intake_state.h"
 
 #include "base/alloc.h"
 #include "base/file.h"
@@ -11,12 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CONFIG_BYTES_MAX ((size_t)16 << 20)
-
-/* Expert matrices are packed with their rank rounded up, each from such a boundary. */
-#define EXPERT_ALIGN_BYTES 256
-#define EXPERT_RANK_STEP   8
-
 void sp_adapter_options_default(sp_adapter_options *out_options, size_t struct_bytes)
 {
     const sp_adapter_options defaults = {.struct_bytes = sizeof defaults,
@@ -25,104 +20,21 @@ void sp_adapter_options_default(sp_adapter_options *out_options, size_t struct_b
     sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
 
-/* ---- the two files --------------------------------------------------------------------------- */
-
-static bool ends_with(const char *text, const char *end)
+sp_status sp_adapter_options_read(const sp_adapter_options *options,
+                                  sp_adapter_options *out_options, sp_error *error)
 {
-    size_t n = strlen(text), length = strlen(end);
-
-    return n >= length && strcmp(text + n - length, end) == 0;
-}
-
-/* The folder of a file's path, "." for a bare name. */
-static char *folder_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    if (!slash)
-        return sp_strdup(".");
-    return sp_strndup(path, slash > path ? (size_t)(slash - path) : 1);
-}
-
-static sp_status read_config(sp_audit *audit, const char *folder)
-{
-    char *path = sp_path_join(folder, "adapter_config.json");
-    const char *shown;
-    char *bytes;
-    size_t n_bytes;
-    sp_error local;
+    sp_adapter_options read;
     sp_status status;
 
-    if (!path)
-        return sp_fail_memory(audit->error, strlen(folder), "a path");
-    shown = sp_path_tail(path);
-    status = sp_file_read_all(path, CONFIG_BYTES_MAX, &bytes, &n_bytes, &local);
-    if (status == SP_OK) {
-        status = sp_peft_config_parse(bytes, n_bytes, shown, audit->options, &audit->config,
-                                      &audit->adapter->notes, audit->error);
-        sp_free(bytes);
-    } else if (status == SP_ERR_NOT_FOUND || status == SP_ERR_INPUT) {
-        status = sp_refuse(audit->error, SP_REASON_CONFIG_MISSING, shown, -1, "%s", local.text);
-    } else if (status == SP_ERR_TOO_LARGE || status == SP_ERR_TRUNCATED) {
-        status = sp_refuse(audit->error, SP_REASON_CONFIG_MALFORMED, shown, -1, "%s", local.text);
-    } else if (audit->error) {
-        *audit->error = local;
-    }
-    sp_free(path);
-    return status;
-}
-
-/* The one file goes before an index, as everywhere; but a folder with both was saved twice. */
-static sp_status remark_two_saves(const sp_audit *audit, const char *folder)
-{
-    char *single = sp_path_join(folder, "adapter_model.safetensors");
-    char *index = sp_path_join(folder, "adapter_model.safetensors.index.json");
-    sp_status status = SP_OK;
-
-    if (!single || !index)
-        status = sp_fail_memory(audit->error, strlen(folder), "a path");
-    else if (sp_path_exists(single) && sp_path_exists(index))
-        sp_remark(&audit->adapter->notes,
-                  "adapter_model.safetensors is read; the index of shards beside it is not");
-    sp_free(single);
-    sp_free(index);
-    return status;
-}
-
-static sp_status open_weights(sp_audit *audit, const char *path, const char *folder, bool is_folder)
-{
-    static const char *const pickles[] = {".bin", ".pt", ".pth", ".pkl", ".ckpt"};
-
-    if (is_folder) {
-        sp_status status = remark_two_saves(audit, folder);
-
-        if (status == SP_OK)
-            status = sp_checkpoint_open(folder, "adapter_model", &audit->checkpoint, audit->error);
+    sp_adapter_options_default(&read, sizeof read);
+    status = sp_struct_read(&read, sizeof read, options, "sp_adapter_options", error);
+    if (status != SP_OK)
         return status;
-    }
-    for (size_t i = 0; i < sizeof pickles / sizeof *pickles; i++) {
-        if (ends_with(path, pickles[i]))
-            return sp_refuse(audit->error, SP_REASON_PICKLE_REFUSED, sp_path_tail(path), -1,
-                             "%s is a pickle, which can run code when it is read; it was not "
-                             "opened: save the weights as safetensors",
-                             sp_path_tail(path));
-    }
-    return sp_checkpoint_open_file(path, &audit->checkpoint, audit->error);
-}
-
-static sp_status open_files(sp_audit *audit, const char *path)
-{
-    bool is_folder = sp_path_is_directory(path) || ends_with(path, "/") || !sp_path_exists(path);
-    char *folder = is_folder ? sp_strdup(path) : folder_of(path);
-    sp_status status;
-
-    if (!folder)
-        return sp_fail_memory(audit->error, strlen(path) + 1, "a path");
-    status = read_config(audit, folder);
-    if (status == SP_OK)
-        status = open_weights(audit, path, folder, is_folder);
-    sp_free(folder);
-    return status;
+    if (sp_dtype_bytes(read.pool_dtype) == 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "pool_dtype", -1, "no such element type: %d",
+                       (int)read.pool_dtype);
+    *out_options = read;
+    return SP_OK;
 }
 
 /* The folder's last name, of the resolved path; the path itself when it cannot be resolved. */
@@ -136,7 +48,7 @@ static char *folder_name(const char *path)
     if (!realpath(path, real))
         return sp_strdup(path);
     if (!sp_path_is_directory(real)) {
-        folder = folder_of(real);
+        folder = sp_path_folder(real);
         if (!folder)
             return NULL;
     }
@@ -148,105 +60,51 @@ static char *folder_name(const char *path)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static size_t matrix_bytes(int64_t elements, sp_dtype pool)
+static sp_status open_named(const char *path, const char *name, const sp_adapter_options *options,
+                            sp_adapter **out_adapter, sp_error *error)
 {
-    size_t bytes = (size_t)elements * sp_dtype_bytes(pool);
+    sp_adapter_files files;
+    sp_intake *intake;
+    sp_status status = sp_adapter_files_open(path, &files, error);
 
-    return (bytes + EXPERT_ALIGN_BYTES - 1) / EXPERT_ALIGN_BYTES * EXPERT_ALIGN_BYTES;
-}
-
-/* What packing the router and expert sites takes, from the audited sites. */
-static size_t expert_bytes(const sp_adapter *adapter, sp_dtype pool)
-{
-    size_t bytes = 0;
-
-    for (size_t i = 0; i < adapter->n_sites; i++) {
-        const sp_adapter_site *site = &adapter->sites[i];
-        int64_t stride =
-            (site->rank + EXPERT_RANK_STEP - 1) / EXPERT_RANK_STEP * (int64_t)EXPERT_RANK_STEP;
-
-        if (site->module >= SP_MODULE_ROUTER && site->module <= SP_MODULE_EXPERT_DOWN_PROJ)
-            bytes += matrix_bytes(stride * site->a.cols, pool) +
-                     matrix_bytes(stride * site->b.rows, pool);
+    if (status != SP_OK)
+        return status;
+    status = sp_intake_begin(
+        files.config, files.config_bytes,
+        &(sp_intake_origin){files.config_shown, files.saved_twice ? SP_SAVED_TWICE_NOTE : NULL},
+        options, name, &intake, error);
+    if (status == SP_OK) {
+        status = sp_intake_audit(intake, sp_checkpoint_at(files.checkpoint, 0),
+                                 sp_checkpoint_n_tensors(files.checkpoint), error);
+        if (status == SP_OK)
+            status = sp_intake_read_files(intake, files.checkpoint, options->exec, error);
+        if (status == SP_OK)
+            status = sp_intake_finish(intake, out_adapter, error);
+        sp_intake_destroy(intake);
     }
-    return bytes;
-}
-
-static sp_status check_effect(sp_audit *audit)
-{
-    const sp_adapter *adapter = audit->adapter;
-    bool has_rows = adapter->checked ? adapter->overlay_bytes > 0 : adapter->n_tables > 0;
-
-    if (audit->n_pairs == 0 && adapter->n_tables == 0)
-        return sp_refuse(audit->error, SP_REASON_EMPTY_ADAPTER, NULL, -1,
-                         "the adapter's tensors are copies of the base; there is nothing to apply");
-    return sp_audit_effect(audit, has_rows);
-}
-
-static sp_status run_audit(sp_audit *audit, const char *path)
-{
-    static sp_status (*const steps[])(sp_audit *) = {
-        sp_audit_parameters,   sp_audit_names, sp_audit_targets,
-        sp_audit_table_shapes, sp_audit_read,  sp_audit_sites,
-        sp_audit_tables,       check_effect,   sp_audit_digest,
-    };
-    sp_status status = open_files(audit, path);
-
-    for (size_t i = 0; status == SP_OK && i < sizeof steps / sizeof *steps; i++)
-        status = steps[i](audit);
-    if (status == SP_OK &&
-        (audit->adapter->notes.text.failed || audit->adapter->ignored.text.failed))
-        status = sp_fail_memory(audit->error, 0, "the receipt of an adapter");
+    sp_adapter_files_close(&files);
     return status;
-}
-
-static sp_status check_options(const char *path, const sp_adapter_options *options,
-                               sp_adapter **out_adapter, sp_error *error)
-{
-    if (!path || !options || !out_adapter)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                       "no path, no options or no result given");
-    if (options->struct_bytes != sizeof *options)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "struct_bytes", -1,
-                       "the options have %zu bytes, %zu are wanted: use "
-                       "sp_adapter_options_default",
-                       options->struct_bytes, sizeof *options);
-    if (sp_dtype_bytes(options->pool_dtype) == 0)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "pool_dtype", -1, "no such element type");
-    return SP_OK;
 }
 
 sp_status sp_adapter_open(const char *path, const sp_adapter_options *options,
                           sp_adapter **out_adapter, sp_error *error)
 {
-    sp_audit audit = {.options = options, .error = error};
-    sp_adapter *adapter;
-    sp_status status = check_options(path, options, out_adapter, error);
+    sp_adapter_options own;
+    sp_status status;
+    char *name;
 
+    if (!path || !options || !out_adapter)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
+                       "no path, no options or no result given");
+    status = sp_adapter_options_read(options, &own, error);
     if (status != SP_OK)
         return status;
-    adapter = sp_calloc(1, sizeof *adapter);
-    if (!adapter)
-        return sp_fail_memory(error, sizeof *adapter, "an adapter");
-    adapter->references = 1;
-    adapter->checked = options->geometry != NULL;
-    audit.adapter = adapter;
-    adapter->name = options->name ? sp_strdup(options->name) : folder_name(path);
-    if (adapter->name)
-        status = run_audit(&audit, path);
-    else
-        status = sp_fail_memory(error, strlen(path) + 1, "a name");
-    sp_free(audit.pairs);
-    sp_free(audit.items);
-    sp_checkpoint_destroy(audit.checkpoint);
-    sp_peft_config_clear(&audit.config);
-    if (status != SP_OK) {
-        sp_adapter_release(adapter);
-        return status;
-    }
-    adapter->expert_bytes = expert_bytes(adapter, options->pool_dtype);
-    *out_adapter = adapter;
-    return SP_OK;
+    name = own.name ? sp_strdup(own.name) : folder_name(path);
+    if (!name)
+        return sp_fail_memory(error, strlen(path) + 1, "a name");
+    status = open_named(path, name, &own, out_adapter, error);
+    sp_free(name);
+    return status;
 }
 
 /* ---- an open adapter ------------------------------------------------------------------------- */

@@ -134,7 +134,7 @@ static sp_status check_adapter_names(const sp_audit *audit)
 
 static sp_status read_items(sp_audit *audit)
 {
-    size_t n = sp_checkpoint_n_tensors(audit->checkpoint);
+    size_t n = audit->n_tensors;
     sp_error *error = audit->error;
     sp_error local;
 
@@ -144,7 +144,7 @@ static sp_status read_items(sp_audit *audit)
     if (!audit->items)
         return sp_fail_memory(error, n * sizeof *audit->items, "a list of tensors");
     for (size_t i = 0; i < n; i++) {
-        const sp_tensor *tensor = sp_checkpoint_at(audit->checkpoint, i);
+        const sp_tensor *tensor = &audit->tensors[i];
         sp_status status;
 
         audit->error = &local;

@@ -3,8 +3,8 @@
  *
  * The steps, each in its file: the config is read (peft_config.c), every tensor is named
  * (module_key.c), put beside its partner and held against config and geometry (audit.c,
- * targets.c, fused.c), tables are held against the base (tables.c), data is read and its values
- * are checked (values.c), and the content is hashed (digest.c).
+ * targets.c, fused.c), data is taken in and its values are checked (intake.c, values.c), tables are
+ * held against the base (tables.c), and the content is hashed (digest.c).
  */
 #ifndef SP_ADAPTER_AUDIT_H
 #define SP_ADAPTER_AUDIT_H
@@ -13,6 +13,7 @@
 #include "adapter/module_key.h"
 #include "adapter/peft_config.h"
 #include "adapter/reason.h"
+#include "base/file.h"
 #include "base/hash.h"
 
 #include <sidepath/safetensors.h>
@@ -21,11 +22,12 @@
 
 /* One tensor of the file that is applied. */
 typedef struct sp_item {
-    const sp_tensor *tensor; /* in the checkpoint's list */
+    const sp_tensor *tensor; /* in the audit's list */
     sp_module_key key;
     sp_dtype dtype;
-    const void *data;              /* as stored, once read; aligned to 64 bytes */
-    uint8_t leaf[SP_SHA256_BYTES]; /* of the data, once read */
+    const void *data; /* as stored, filled while it is taken in; aligned to 64 bytes; NULL: a copy
+                         of the base, which is not kept */
+    uint8_t leaf[SP_SHA256_BYTES]; /* of the data, once all of it is there */
 } sp_item;
 
 /* A and B of one place. */
@@ -39,6 +41,17 @@ typedef struct sp_pair {
     bool is_settled; /* which parameter and orientation it is follows from the files */
     int32_t experts; /* 0 without a geometry */
 } sp_pair;
+
+/* The served table of one module: elements [rows, cols], of the host or of the base's checkpoint.
+ */
+typedef struct sp_served {
+    sp_checkpoint *checkpoint; /* NULL: the host's */
+    sp_mapping mapping;
+    const void *data; /* NULL: not wanted */
+    sp_dtype dtype;
+    int64_t rows, cols;
+    bool approximate;
+} sp_served;
 
 struct sp_adapter {
     atomic_int references;
@@ -65,11 +78,13 @@ typedef struct sp_audit {
     const sp_adapter_options *options;
     sp_adapter *adapter; /* being built */
     sp_peft_config config;
-    sp_checkpoint *checkpoint;
+    const sp_tensor *tensors; /* [n_tensors], ascending by name; borrowed */
+    size_t n_tensors;
     sp_item *items; /* ascending by layer, module, expert, fused, role */
     size_t n_items;
     sp_pair *pairs; /* in the items' order */
     size_t n_pairs;
+    sp_served served[2]; /* of embed_tokens and lm_head, where the adapter has rows of them */
     sp_error *error;
 } sp_audit;
 
@@ -92,14 +107,20 @@ sp_status sp_audit_fused(sp_audit *audit, sp_pair *pair, const sp_pair *sibling)
 size_t sp_fused_n_sites(const sp_pair *pair);
 void sp_fused_sites(const sp_audit *audit, const sp_pair *pair, sp_adapter_site *out_sites);
 
-/* Reads the data of every item into one block, checking that values are finite, and hashes it. */
-sp_status sp_audit_read(sp_audit *audit);
-
-/* Shapes and lists of tables and trainable tokens: before gigabytes of a wrong one are read. */
+/*
+ * Shapes and lists of tables, trainable tokens and copies of the base, and the served tables that
+ * they will be held against: before gigabytes of a wrong one are read.
+ */
 sp_status sp_audit_table_shapes(sp_audit *audit);
 
-/* Full tables, trainable tokens and copies of the base against the base. After reading. */
+/* A piece of a copy of the base's table, [n] bytes from byte `at` on, against the served one. */
+sp_status sp_audit_compare_copy(const sp_audit *audit, const sp_item *copy, uint64_t at,
+                                const void *piece, size_t n, sp_error *error);
+
+/* Full tables and trainable tokens against the served tables. With all data in place. */
 sp_status sp_audit_tables(sp_audit *audit);
+
+void sp_audit_close_served(sp_audit *audit);
 
 /* Fills the adapter's sites from the pairs. */
 sp_status sp_audit_sites(sp_audit *audit);

@@ -6,6 +6,7 @@
  * tensors, each entry has a byte position to name, and a hostile nesting is bounded by the size of
  * one entry.
  */
+#include "adapter/intake_state.h"
 #include "adapter/reason.h"
 #include "base/alloc.h"
 #include "base/text.h"
@@ -292,7 +293,7 @@ static bool read_type(const json_t *value, sp_tensor_type *out_type)
 }
 
 /* Elements × element size in *out_bytes; false when that is no whole number of bytes in 64 bits. */
-static bool tensor_bytes(const sp_tensor *tensor, uint64_t *out_bytes)
+bool sp_tensor_measure(const sp_tensor *tensor, uint64_t *out_bytes)
 {
     uint64_t bits = tensor_types[tensor->type].bits;
 
@@ -314,7 +315,7 @@ static bool tensor_bytes_are(const sp_tensor *tensor, uint64_t wanted)
 {
     uint64_t bytes;
 
-    return tensor_bytes(tensor, &bytes) && bytes == wanted;
+    return sp_tensor_measure(tensor, &bytes) && bytes == wanted;
 }
 
 static sp_status read_shape(const cursor *c, const json_t *shape, const char *name, size_t at,
@@ -365,7 +366,7 @@ static sp_status read_fields(const cursor *c, const json_t *fields, const char *
         return bad_entry(c, name, at,
                          "data_offsets that end beyond the file, and do not fit the "
                          "shape");
-    if (!tensor_bytes(tensor, &bytes))
+    if (!sp_tensor_measure(tensor, &bytes))
         return bad_entry(c, name, at, "a shape whose size is no number of bytes");
     if (bytes != end - begin)
         return sp_refuse(

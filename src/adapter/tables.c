@@ -1,7 +1,7 @@
 /*
  * tables.c: whole rows of embed_tokens and lm_head: full tables, trainable tokens, and copies of
  * the base's own table that PEFT writes beside a pair. They are held against the served table,
- * which is mapped for that and for nothing else.
+ * the host's own, or mapped for that and for nothing else.
  */
 #include "adapter/audit.h"
 #include "adapter/values.h"
@@ -11,10 +11,9 @@
 #include "base/half.h"
 #include "kernels/kernels.h"
 
-#include <stdlib.h>
+#include <math.h>
 #include <string.h>
 
-#define PIECE_BYTES   ((size_t)1 << 20)
 #define CONVERTED_MAX 1024 /* elements of a row that are converted at a time */
 
 /* What the file holds for one of the two modules. */
@@ -22,14 +21,13 @@ typedef struct module_items {
     const sp_item *table, *tokens, *copy;
 } module_items;
 
-/* The served table of one module: elements [rows, cols] of the base's checkpoint. */
-typedef struct served {
-    sp_checkpoint *checkpoint;
-    sp_mapping mapping;
-    const void *data;
-    sp_dtype dtype;
-    int64_t rows, cols;
-} served;
+/* The same with what config and base make of it: which tokens move which rows. */
+typedef struct module_rows {
+    sp_module module;
+    const sp_item *table, *tokens, *copy;
+    const sp_id_list *ids;
+    int32_t own_rows; /* of the adapter's own vocabulary; 0: it says nothing of it */
+} module_rows;
 
 static module_items find_items(const sp_audit *audit, sp_module module)
 {
@@ -70,11 +68,22 @@ static const sp_tensor *find_served(const sp_checkpoint *base, sp_module module,
     return found;
 }
 
-static void close_served(served *table)
+static size_t index_of(sp_module module)
+{
+    return module == SP_MODULE_LM_HEAD;
+}
+
+static void close_served(sp_served *table)
 {
     sp_file_unmap(&table->mapping);
     sp_checkpoint_destroy(table->checkpoint);
-    *table = (served){0};
+    *table = (sp_served){0};
+}
+
+void sp_audit_close_served(sp_audit *audit)
+{
+    for (size_t i = 0; i < sizeof audit->served / sizeof *audit->served; i++)
+        close_served(&audit->served[i]);
 }
 
 static sp_status refuse_base(const sp_audit *audit, sp_module module, const char *what)
@@ -85,18 +94,26 @@ static sp_status refuse_base(const sp_audit *audit, sp_module module, const char
                      sp_module_name(module), what);
 }
 
-static sp_status map_served(const sp_audit *audit, sp_module module, served *table)
+static bool table_dims(const sp_audit *audit, sp_module module, int32_t *out_vocab,
+                       int32_t *out_hidden)
+{
+    bool embed = module == SP_MODULE_EMBED_TOKENS;
+
+    return audit->options->geometry &&
+           sp_geometry_site(audit->options->geometry, -1, module, embed ? out_vocab : out_hidden,
+                            embed ? out_hidden : out_vocab);
+}
+
+static sp_status map_served(const sp_audit *audit, sp_module module, sp_served *table)
 {
     const sp_model_shape *shape = sp_geometry_shape(audit->options->geometry);
     const sp_tensor *tensor =
         find_served(table->checkpoint, module, shape && shape->tied_embeddings);
     int32_t hidden = 0, vocab = 0;
-    bool embed = module == SP_MODULE_EMBED_TOKENS;
     sp_error local;
     sp_status status;
 
-    sp_geometry_site(audit->options->geometry, -1, module, embed ? &vocab : &hidden,
-                     embed ? &hidden : &vocab);
+    table_dims(audit, module, &vocab, &hidden);
     if (!tensor || !sp_tensor_type_dtype(tensor->type, &table->dtype))
         return refuse_base(audit, module, "is not in its checkpoint as F32, F16 or BF16");
     if (tensor->n_dims != 2 || tensor->dims[0] != vocab || tensor->dims[1] != hidden)
@@ -111,15 +128,39 @@ static sp_status map_served(const sp_audit *audit, sp_module module, served *tab
     return SP_OK;
 }
 
-static sp_status open_served(const sp_audit *audit, sp_module module, served *out_table)
+/* The table that the host gave, if it gave this one. */
+static sp_status take_given(const sp_audit *audit, sp_module module, const sp_served_table *given,
+                            sp_served *out_table)
 {
+    int32_t vocab = 0, hidden = 0;
+
+    table_dims(audit, module, &vocab, &hidden);
+    if (given->rows != vocab || given->hidden != hidden)
+        return refuse_base(audit, module, "was given with another shape than the geometry's");
+    if (sp_dtype_bytes(given->dtype) == 0)
+        return refuse_base(audit, module, "was given with a type that is not known");
+    *out_table = (sp_served){.data = given->data,
+                             .dtype = given->dtype,
+                             .rows = given->rows,
+                             .cols = given->hidden,
+                             .approximate = given->approximate};
+    return SP_OK;
+}
+
+static sp_status open_served(sp_audit *audit, sp_module module)
+{
+    const sp_served_tables *given = audit->options->served;
+    sp_served *table = &audit->served[index_of(module)];
     sp_error local;
     sp_status status;
 
-    *out_table = (served){0};
+    if (given && module == SP_MODULE_EMBED_TOKENS && given->embed.data)
+        return take_given(audit, module, &given->embed, table);
+    if (given && module == SP_MODULE_LM_HEAD && given->head.data)
+        return take_given(audit, module, &given->head, table);
     if (!audit->options->base_dir)
         return refuse_base(audit, module, "was not given");
-    status = sp_checkpoint_open(audit->options->base_dir, "model", &out_table->checkpoint, &local);
+    status = sp_checkpoint_open(audit->options->base_dir, "model", &table->checkpoint, &local);
     if (status == SP_ERR_MEMORY) {
         if (audit->error)
             *audit->error = local;
@@ -128,10 +169,7 @@ static sp_status open_served(const sp_audit *audit, sp_module module, served *ou
     if (status != SP_OK)
         return sp_refuse(audit->error, SP_REASON_BASE_UNAVAILABLE, sp_module_name(module), -1,
                          "the base model cannot be read: %s", local.text);
-    status = map_served(audit, module, out_table);
-    if (status != SP_OK)
-        close_served(out_table);
-    return status;
+    return map_served(audit, module, table);
 }
 
 /* ---- comparing ------------------------------------------------------------------------------- */
@@ -156,108 +194,85 @@ static float load(const void *data, sp_dtype dtype, int64_t index)
 }
 
 /*
- * Index of the first of n elements of a copy that is not the served one; n if none is. Rounding
- * either of them to the other's type may explain a difference: that is how a copy was made.
+ * Whether an element of a copy is the served one. Rounding either of them to the other's type may
+ * explain a difference: that is how a copy was made; and so may the noise of a quantised base.
  */
-static int64_t first_difference(const void *data, sp_dtype dtype, const void *base,
-                                sp_dtype base_dtype, int64_t n)
+static bool same_value(float own, sp_dtype dtype, float theirs, const sp_served *table)
 {
-    if (dtype == base_dtype && memcmp(data, base, (size_t)n * sp_dtype_bytes(dtype)) == 0)
+    if (table->approximate)
+        return fabsf(own - theirs) <= SP_OVERLAY_NOISE_MAX;
+    return sp_f32_bits(rounded(own, table->dtype)) == sp_f32_bits(theirs) ||
+           sp_f32_bits(rounded(theirs, dtype)) == sp_f32_bits(own);
+}
+
+/* Index of the first of n elements that is not the served table's, from `first` on; n if none. */
+static int64_t first_difference(const void *data, sp_dtype dtype, const sp_served *table,
+                                int64_t first, int64_t n)
+{
+    const char *base = (const char *)table->data + first * (int64_t)sp_dtype_bytes(table->dtype);
+
+    if (dtype == table->dtype && memcmp(data, base, (size_t)n * sp_dtype_bytes(dtype)) == 0)
         return n;
     for (int64_t i = 0; i < n; i++) {
-        float own = load(data, dtype, i);
-        float theirs = load(base, base_dtype, i);
-
-        if (sp_f32_bits(rounded(own, base_dtype)) == sp_f32_bits(theirs))
-            continue;
-        if (sp_f32_bits(rounded(theirs, dtype)) == sp_f32_bits(own))
-            continue;
-        return i;
+        if (!same_value(load(data, dtype, i), dtype, load(base, table->dtype, i), table))
+            return i;
     }
     return n;
 }
 
 /* ---- copies of the base ---------------------------------------------------------------------- */
 
-static sp_status refuse_copy_read(const sp_audit *audit, const sp_tensor *tensor,
-                                  const sp_error *cause, sp_status status)
+sp_status sp_audit_compare_copy(const sp_audit *audit, const sp_item *copy, uint64_t at,
+                                const void *piece, size_t n, sp_error *error)
 {
-    if (status == SP_ERR_TRUNCATED)
-        return sp_refuse(audit->error, SP_REASON_TRUNCATED, tensor->name, cause->position, "%s",
-                         cause->text);
-    return sp_fail(audit->error, status, NULL, tensor->name, cause->position, "%s", cause->text);
+    const sp_served *table = &audit->served[index_of(copy->key.module)];
+    int64_t element_bytes = (int64_t)sp_dtype_bytes(copy->dtype);
+    int64_t first = (int64_t)at / element_bytes, count = (int64_t)n / element_bytes;
+    int64_t same = first_difference(piece, copy->dtype, table, first, count);
+
+    if (same == count)
+        return SP_OK;
+    return sp_refuse(error, SP_REASON_BASE_COPY_DIFFERS, copy->tensor->name, first + same,
+                     "%.200s is not the base model's table (first in row %lld): the adapter was "
+                     "made for another base",
+                     copy->tensor->name, (long long)((first + same) / table->cols));
 }
 
-static sp_status compare_copy(const sp_audit *audit, const sp_item *copy, const served *table,
-                              char *piece)
+static sp_status check_copy_shape(const sp_audit *audit, const sp_item *copy,
+                                  const sp_served *table)
 {
     const sp_tensor *tensor = copy->tensor;
-    size_t element_bytes = sp_dtype_bytes(copy->dtype);
-    sp_file file;
-    sp_error local;
-    sp_status status =
-        sp_file_open(sp_checkpoint_path(audit->checkpoint, tensor->file), &file, &local);
 
-    if (status != SP_OK)
-        return refuse_copy_read(audit, tensor, &local, status);
-    for (uint64_t at = 0; at < tensor->bytes && status == SP_OK; at += PIECE_BYTES) {
-        uint64_t left = tensor->bytes - at;
-        size_t bytes = left < PIECE_BYTES ? (size_t)left : PIECE_BYTES;
-        int64_t first = (int64_t)(at / element_bytes);
-        int64_t n = (int64_t)(bytes / element_bytes);
-        int64_t same;
-
-        status = sp_file_read(&file, tensor->offset_bytes + at, piece, bytes, &local);
-        if (status != SP_OK) {
-            status = refuse_copy_read(audit, tensor, &local, status);
-            break;
-        }
-        same = first_difference(piece, copy->dtype,
-                                (const char *)table->data +
-                                    first * (int64_t)sp_dtype_bytes(table->dtype),
-                                table->dtype, n);
-        if (same < n)
-            status =
-                sp_refuse(audit->error, SP_REASON_BASE_COPY_DIFFERS, tensor->name, first + same,
-                          "%.200s is not the base model's table (first in row %lld): the "
-                          "adapter was made for another base",
-                          tensor->name, (long long)((first + same) / table->cols));
-    }
-    sp_file_close(&file);
-    return status;
-}
-
-static sp_status check_copy(sp_audit *audit, const sp_item *copy, const served *table)
-{
-    const sp_tensor *tensor = copy->tensor;
-    char *piece;
-    sp_status status;
-
-    if (tensor->dims[0] != table->rows || tensor->dims[1] != table->cols)
-        return sp_refuse(audit->error, SP_REASON_BASE_COPY_DIFFERS, tensor->name, -1,
-                         "%.200s is [%lld, %lld], the base model's table [%lld, %lld]",
-                         tensor->name, (long long)tensor->dims[0], (long long)tensor->dims[1],
-                         (long long)table->rows, (long long)table->cols);
-    piece = sp_malloc(PIECE_BYTES);
-    if (!piece)
-        return sp_fail_memory(audit->error, PIECE_BYTES, "comparing a table");
-    status = compare_copy(audit, copy, table, piece);
-    sp_free(piece);
-    if (status == SP_OK)
-        sp_audit_ignore(audit, tensor->name, "a copy of the base model's own table");
-    return status;
+    if (tensor->dims[0] == table->rows && tensor->dims[1] == table->cols)
+        return SP_OK;
+    return sp_refuse(audit->error, SP_REASON_BASE_COPY_DIFFERS, tensor->name, -1,
+                     "%.200s is [%lld, %lld], the base model's table [%lld, %lld]", tensor->name,
+                     (long long)tensor->dims[0], (long long)tensor->dims[1], (long long)table->rows,
+                     (long long)table->cols);
 }
 
 /* ---- overridden rows ------------------------------------------------------------------------- */
 
+/* A difference that rounding to few bits does not explain. */
+static bool exceeds_noise(const void *own, sp_dtype dtype, const void *theirs,
+                          const sp_served *table)
+{
+    for (int64_t i = 0; i < table->cols; i++)
+        if (!same_value(load(own, dtype, i), dtype, load(theirs, table->dtype, i), table))
+            return true;
+    return false;
+}
+
 /* Whether a row differs in any bit after conversion to the served type. */
 static bool row_differs(const sp_kernels *kernels, const sp_item *item, const char *own,
-                        const served *table, const char *theirs)
+                        const sp_served *table, const char *theirs)
 {
     int64_t own_bytes = (int64_t)sp_dtype_bytes(item->dtype);
     int64_t bytes = (int64_t)sp_dtype_bytes(table->dtype);
     uint32_t converted[CONVERTED_MAX]; /* of either width */
 
+    if (table->approximate)
+        return exceeds_noise(own, item->dtype, theirs, table);
     if (item->dtype == table->dtype)
         return memcmp(own, theirs, (size_t)(table->cols * bytes)) != 0;
     for (int64_t begin = 0; begin < table->cols; begin += CONVERTED_MAX) {
@@ -272,7 +287,7 @@ static bool row_differs(const sp_kernels *kernels, const sp_item *item, const ch
 
 /* Marks in overridden [vocab] the rows of the full table that differ from the served ones. */
 static int32_t mark_different_rows(const sp_kernels *kernels, const sp_item *item,
-                                   const served *table, bool *overridden)
+                                   const sp_served *table, bool *overridden)
 {
     int32_t n = 0;
     int64_t cols = table->cols;
@@ -292,7 +307,7 @@ static int32_t mark_different_rows(const sp_kernels *kernels, const sp_item *ite
 }
 
 static void remark_rows(sp_audit *audit, sp_module module, const sp_item *item, int32_t n,
-                        const served *table)
+                        const sp_served *table)
 {
     sp_remarks *notes = &audit->adapter->notes;
     int64_t more = item->tensor->dims[0] - table->rows;
@@ -307,17 +322,28 @@ static void remark_rows(sp_audit *audit, sp_module module, const sp_item *item, 
                   (long long)more, sp_module_name(module));
 }
 
-static sp_status check_ids(sp_audit *audit, sp_module module, const sp_id_list *list,
-                           int32_t own_rows, int32_t vocab, bool *overridden)
+/* The adapter's tokens are among its own rows: those of its table, or the base's. */
+static sp_status check_ids(const sp_audit *audit, sp_module module, const sp_id_list *list,
+                           int32_t own_rows)
 {
-    int32_t adapter_rows = own_rows ? own_rows : vocab;
-    int32_t n_dropped = 0;
+    int64_t vocab = audit->served[index_of(module)].rows;
+    int64_t adapter_rows = own_rows ? own_rows : vocab;
 
     for (int32_t i = 0; i < list->n; i++) {
         if (list->ids[i] >= adapter_rows)
             return sp_refuse(audit->error, SP_REASON_BAD_TOKEN_INDEX, "trainable_token_indices", i,
-                             "token %d is not among the %d rows of the adapter's %s", list->ids[i],
-                             adapter_rows, sp_module_name(module));
+                             "token %d is not among the %lld rows of the adapter's %s",
+                             list->ids[i], (long long)adapter_rows, sp_module_name(module));
+    }
+    return SP_OK;
+}
+
+static void mark_ids(sp_audit *audit, sp_module module, const sp_id_list *list, int32_t vocab,
+                     bool *overridden)
+{
+    int32_t n_dropped = 0;
+
+    for (int32_t i = 0; i < list->n; i++) {
         if (list->ids[i] < vocab)
             overridden[list->ids[i]] = true;
         else
@@ -327,11 +353,10 @@ static sp_status check_ids(sp_audit *audit, sp_module module, const sp_id_list *
         sp_remark(&audit->adapter->notes,
                   "%d trainable tokens of %s are beyond the served vocabulary and are dropped",
                   n_dropped, sp_module_name(module));
-    return SP_OK;
 }
 
 /* The rows themselves, and a map from every token to its row or to none. */
-static size_t overlay_bytes(const sp_audit *audit, int32_t rows, const served *table)
+static size_t overlay_bytes(const sp_audit *audit, int32_t rows, const sp_served *table)
 {
     if (rows == 0)
         return 0;
@@ -340,10 +365,9 @@ static size_t overlay_bytes(const sp_audit *audit, int32_t rows, const served *t
 }
 
 /* Which rows of one module change, from its full table and its trainable tokens. */
-static sp_status measure_rows(sp_audit *audit, sp_module module, const sp_item *table_item,
-                              const sp_id_list *list, int32_t own_rows, const served *table,
-                              int32_t *out_rows)
+static sp_status measure_rows(sp_audit *audit, const module_rows *rows, int32_t *out_rows)
 {
+    const sp_served *table = &audit->served[index_of(rows->module)];
     int32_t vocab = (int32_t)table->rows;
     bool *overridden;
     const sp_kernels *kernels;
@@ -354,29 +378,19 @@ static sp_status measure_rows(sp_audit *audit, sp_module module, const sp_item *
     overridden = sp_calloc((size_t)vocab, sizeof *overridden);
     if (!overridden)
         return sp_fail_memory(audit->error, (size_t)vocab, "the rows of a table");
-    if (table_item)
-        remark_rows(audit, module, table_item,
-                    mark_different_rows(kernels, table_item, table, overridden), table);
-    status = check_ids(audit, module, list, own_rows, vocab, overridden);
+    if (rows->table)
+        remark_rows(audit, rows->module, rows->table,
+                    mark_different_rows(kernels, rows->table, table, overridden), table);
+    mark_ids(audit, rows->module, rows->ids, vocab, overridden);
     *out_rows = 0;
     for (int32_t i = 0; i < vocab; i++)
         *out_rows += overridden[i];
     audit->adapter->overlay_bytes += overlay_bytes(audit, *out_rows, table);
     sp_free(overridden);
-    return status;
+    return SP_OK;
 }
 
 /* ---- config and shapes ----------------------------------------------------------------------- */
-
-static bool table_dims(const sp_audit *audit, sp_module module, int32_t *out_vocab,
-                       int32_t *out_hidden)
-{
-    bool embed = module == SP_MODULE_EMBED_TOKENS;
-
-    return audit->options->geometry &&
-           sp_geometry_site(audit->options->geometry, -1, module, embed ? out_vocab : out_hidden,
-                            embed ? out_hidden : out_vocab);
-}
 
 static sp_status check_shape(const sp_audit *audit, sp_module module, const sp_item *item)
 {
@@ -480,31 +494,39 @@ static sp_status check_module(sp_audit *audit, sp_module module, const module_it
     return status;
 }
 
-/* Holds everything of one module against the served table. */
-static sp_status compare_module(sp_audit *audit, sp_module module, const module_items *items,
-                                const sp_id_list *list, int32_t own_rows, int32_t *out_rows)
+static bool needs_served(const module_rows *rows)
 {
-    served table;
+    return rows->table || rows->copy || rows->ids->n > 0;
+}
+
+/* All of one module that can be held against the served table without data. */
+static sp_status open_module(sp_audit *audit, const module_rows *rows)
+{
     sp_status status;
 
-    *out_rows = -1;
-    if (!items->table && !items->copy && list->n == 0)
+    if (!needs_served(rows) || !audit->options->geometry)
         return SP_OK;
-    if (!audit->options->geometry) {
-        if (items->copy)
-            sp_audit_ignore(audit, items->copy->tensor->name,
-                            "a copy of the base's table, not compared without --model");
-        return SP_OK;
-    }
-    status = open_served(audit, module, &table);
-    if (status != SP_OK)
-        return status;
-    if (items->copy)
-        status = check_copy(audit, items->copy, &table);
-    if (status == SP_OK && (items->table || list->n > 0))
-        status = measure_rows(audit, module, items->table, list, own_rows, &table, out_rows);
-    close_served(&table);
+    status = open_served(audit, rows->module);
+    if (status == SP_OK && rows->copy)
+        status = check_copy_shape(audit, rows->copy, &audit->served[index_of(rows->module)]);
+    if (status == SP_OK)
+        status = check_ids(audit, rows->module, rows->ids, rows->own_rows);
     return status;
+}
+
+/* And with it. A copy that differs was refused when its data came. */
+static sp_status compare_module(sp_audit *audit, const module_rows *rows, int32_t *out_rows)
+{
+    bool checked = audit->options->geometry != NULL;
+
+    *out_rows = -1;
+    if (rows->copy)
+        sp_audit_ignore(audit, rows->copy->tensor->name,
+                        checked ? "a copy of the base model's own table"
+                                : "a copy of the base's table, not compared without --model");
+    if (!checked || (!rows->table && rows->ids->n == 0))
+        return SP_OK;
+    return measure_rows(audit, rows, out_rows);
 }
 
 static sp_factor table_factor(const sp_item *item)
@@ -519,15 +541,14 @@ static sp_factor table_factor(const sp_item *item)
                        .col_stride = 1};
 }
 
-static sp_status add_table(sp_audit *audit, sp_module module, const sp_item *full,
-                           const sp_item *tokens, const sp_id_list *list, int32_t own_rows,
-                           int32_t rows_changed)
+static sp_status add_table(sp_audit *audit, const module_rows *rows, int32_t rows_changed)
 {
     sp_adapter *adapter = audit->adapter;
+    const sp_id_list *list = rows->ids;
     size_t index = adapter->n_tables;
     int32_t *ids = NULL;
 
-    if (!full && !tokens)
+    if (!rows->table && !rows->tokens)
         return SP_OK;
     if (list->n > 0) {
         ids = sp_malloc((size_t)list->n * sizeof *ids);
@@ -537,13 +558,13 @@ static sp_status add_table(sp_audit *audit, sp_module module, const sp_item *ful
     }
     adapter->token_ids[index] = ids;
     adapter->rows_changed[index] = rows_changed;
-    adapter->tables[index] = (sp_adapter_table){.module = module,
-                                                .full = table_factor(full),
-                                                .trainable = table_factor(tokens),
+    adapter->tables[index] = (sp_adapter_table){.module = rows->module,
+                                                .full = table_factor(rows->table),
+                                                .trainable = table_factor(rows->tokens),
                                                 .token_ids = ids,
                                                 .n_ids = list->n,
-                                                .rows = own_rows};
-    adapter->modules |= SP_MODULE_BIT(module);
+                                                .rows = rows->own_rows};
+    adapter->modules |= SP_MODULE_BIT(rows->module);
     adapter->n_tables++;
     return SP_OK;
 }
@@ -554,12 +575,40 @@ static int32_t rows_of(const sp_item *table)
     return table ? (int32_t)table->tensor->dims[0] : 0;
 }
 
+/* Embed_tokens and lm_head, in this order. */
+static void resolve_rows(const sp_audit *audit, module_rows out_rows[2])
+{
+    static const sp_id_list none = {0};
+    const sp_model_shape *shape =
+        audit->options->geometry ? sp_geometry_shape(audit->options->geometry) : NULL;
+    module_items embed = find_items(audit, SP_MODULE_EMBED_TOKENS);
+    module_items head = find_items(audit, SP_MODULE_LM_HEAD);
+    module_rows *rows = out_rows;
+
+    rows[0] =
+        (module_rows){SP_MODULE_EMBED_TOKENS,      embed.table,         embed.tokens, embed.copy,
+                      &audit->config.tokens_embed, rows_of(embed.table)};
+    rows[1] = (module_rows){SP_MODULE_LM_HEAD,          head.table,         head.tokens, head.copy,
+                            &audit->config.tokens_head, rows_of(head.table)};
+    /* On a tied base trainable tokens move the head's rows too. */
+    if (shape && shape->tied_embeddings && !head.tokens && embed.tokens) {
+        rows[1].tokens = embed.tokens;
+        rows[1].ids = rows[0].ids;
+        rows[1].own_rows = rows[0].own_rows;
+    }
+    for (size_t i = 0; i < 2; i++) {
+        if (!rows[i].tokens)
+            rows[i].ids = &none;
+    }
+}
+
 sp_status sp_audit_table_shapes(sp_audit *audit)
 {
     const sp_model_shape *shape =
         audit->options->geometry ? sp_geometry_shape(audit->options->geometry) : NULL;
     module_items embed = find_items(audit, SP_MODULE_EMBED_TOKENS);
     module_items head = find_items(audit, SP_MODULE_LM_HEAD);
+    module_rows rows[2];
     sp_status status =
         check_module(audit, SP_MODULE_EMBED_TOKENS, &embed, &audit->config.tokens_embed);
 
@@ -567,42 +616,22 @@ sp_status sp_audit_table_shapes(sp_audit *audit)
         status = check_module(audit, SP_MODULE_LM_HEAD, &head, &audit->config.tokens_head);
     if (status == SP_OK && shape && shape->tied_embeddings && !embed.tokens && !head.tokens)
         status = check_tied_tables(audit, embed.table != NULL, head.table != NULL);
+    resolve_rows(audit, rows);
+    for (size_t i = 0; i < 2 && status == SP_OK; i++)
+        status = open_module(audit, &rows[i]);
     return status;
 }
 
 sp_status sp_audit_tables(sp_audit *audit)
 {
-    static const sp_id_list none = {0};
-    const sp_model_shape *shape =
-        audit->options->geometry ? sp_geometry_shape(audit->options->geometry) : NULL;
-    module_items embed = find_items(audit, SP_MODULE_EMBED_TOKENS);
-    module_items head = find_items(audit, SP_MODULE_LM_HEAD);
-    const sp_id_list *embed_ids = &audit->config.tokens_embed;
-    const sp_id_list *head_ids = &audit->config.tokens_head;
-    const sp_item *head_tokens = head.tokens;
-    int32_t embed_rows, head_rows;
-    int32_t embed_own = rows_of(embed.table), head_own = rows_of(head.table);
-    sp_status status;
+    module_rows rows[2];
+    int32_t changed[2];
+    sp_status status = SP_OK;
 
-    /* On a tied base trainable tokens move the head's rows too. */
-    if (shape && shape->tied_embeddings && !head_tokens && embed.tokens) {
-        head_tokens = embed.tokens;
-        head_ids = embed_ids;
-        head_own = embed_own;
-    }
-    if (!embed.tokens)
-        embed_ids = &none;
-    if (!head_tokens)
-        head_ids = &none;
-    status =
-        compare_module(audit, SP_MODULE_EMBED_TOKENS, &embed, embed_ids, embed_own, &embed_rows);
-    if (status == SP_OK)
-        status = compare_module(audit, SP_MODULE_LM_HEAD, &head, head_ids, head_own, &head_rows);
-    if (status == SP_OK)
-        status = add_table(audit, SP_MODULE_EMBED_TOKENS, embed.table, embed.tokens, embed_ids,
-                           embed_own, embed_rows);
-    if (status == SP_OK)
-        status = add_table(audit, SP_MODULE_LM_HEAD, head.table, head_tokens, head_ids, head_own,
-                           head_rows);
+    resolve_rows(audit, rows);
+    for (size_t i = 0; i < 2 && status == SP_OK; i++)
+        status = compare_module(audit, &rows[i], &changed[i]);
+    for (size_t i = 0; i < 2 && status == SP_OK; i++)
+        status = add_table(audit, &rows[i], changed[i]);
     return status;
 }

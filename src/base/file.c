@@ -261,6 +261,15 @@ const char *sp_path_tail(const char *path)
     return slash && slash[1] != '\0' ? slash + 1 : tail;
 }
 
+char *sp_path_folder(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    if (!slash)
+        return sp_strdup(".");
+    return sp_strndup(path, slash > path ? (size_t)(slash - path) : 1);
+}
+
 char *sp_path_join(const char *directory, const char *name)
 {
     size_t n = strlen(directory);

@@ -59,6 +59,9 @@ SP_PRIVATE int sp_path_exists(const char *path);
 #define SP_PATH_SHOWN_BYTES 200
 const char *sp_path_tail(const char *path);
 
+/* The folder of a file's path, "." for a bare name. Owned by the caller; NULL: out of memory. */
+char *sp_path_folder(const char *path);
+
 /* "dir/name" (no second slash after a trailing one). Owned by the caller; NULL: out of memory. */
 SP_PRIVATE char *sp_path_join(const char *directory, const char *name);
 

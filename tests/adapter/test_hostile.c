@@ -4,7 +4,7 @@
  */
 #include "adapter/toy.h"
 
-#include "adapter/audit.h"
+#include "adapter/intake_state.h"
 #include "base/alloc.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -270,23 +270,24 @@ static void pickles_by_path(void **state)
 static sp_status read_after_cut(const char *folder, off_t keep, bool remove_it, sp_error *error)
 {
     sp_adapter_options options = toy_options();
-    sp_adapter *adapter = sp_calloc(1, sizeof *adapter);
-    sp_audit audit = {.options = &options, .adapter = adapter, .error = error};
+    const sp_intake_origin origin = {.config_name = "config"};
+    static const char config[] = "{\"r\": 2, \"lora_alpha\": 4}";
+    sp_checkpoint *checkpoint;
+    sp_intake *intake;
     char path[512];
     sp_status status;
 
-    adapter->references = 1;
     snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
-    assert_ok(sp_checkpoint_open(folder, "adapter_model", &audit.checkpoint, error), error);
-    audit.config.rank = 2;
-    audit.config.alpha = 4;
-    assert_ok(sp_audit_names(&audit), error);
+    assert_ok(sp_checkpoint_open(folder, "adapter_model", &checkpoint, error), error);
+    assert_ok(sp_intake_begin(config, strlen(config), &origin, &options, "toy", &intake, error),
+              error);
+    assert_ok(sp_intake_audit(intake, sp_checkpoint_at(checkpoint, 0),
+                              sp_checkpoint_n_tensors(checkpoint), error),
+              error);
     assert_int_equal(remove_it ? unlink(path) : truncate(path, keep), 0);
-    status = sp_audit_read(&audit);
-    sp_free(audit.pairs);
-    sp_free(audit.items);
-    sp_checkpoint_destroy(audit.checkpoint);
-    sp_adapter_release(adapter);
+    status = sp_intake_read_files(intake, checkpoint, NULL, error);
+    sp_intake_destroy(intake);
+    sp_checkpoint_destroy(checkpoint);
     sp_geometry_release(options.geometry);
     return status;
 }

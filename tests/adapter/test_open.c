@@ -144,7 +144,8 @@ static void wrong_calls(void **state)
     assert_int_equal(sp_adapter_open(".", &options, NULL, &error), SP_ERR_ARGUMENT);
     options.pool_dtype = (sp_dtype)9;
     assert_int_equal(sp_adapter_open(".", &options, &opened, &error), SP_ERR_ARGUMENT);
-    options.struct_bytes = 8;
+    options.pool_dtype = SP_DTYPE_BF16;
+    options.struct_bytes = 0;
     assert_int_equal(sp_adapter_open(".", &options, &opened, &error), SP_ERR_ARGUMENT);
     assert_null(opened);
     sp_geometry_release(options.geometry);

@@ -18,7 +18,8 @@ ROOMS = ["cli", "server", "chat", "engine", "delta", "route", "stage", "pool", "
          "kernels", "device", "base"]
 # Public headers whose name is not their room's.
 PUBLIC_ROOM = {"status": "base", "version": "base", "allocator": "base", "safetensors": "adapter",
-               "overlay": "pool", "grouped": "delta", "delta_pieces": "delta"}
+               "intake": "adapter", "overlay": "pool", "grouped": "delta",
+               "delta_pieces": "delta"}
 ENGINE_BY_PUBLIC_HEADERS = {"delta", "route", "stage", "pool", "adapter"}
 CUDA_FOLDERS = ("src/kernels/cuda/", "src/device/cuda/")
 SUFFIXES = {".c", ".h", ".cu", ".cuh", ".inc"}

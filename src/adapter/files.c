@@ -1,0 +1,106 @@
+/*
+ * files.c: a folder's adapter_config.json and its weights.
+ */
+#include "adapter/files.h"
+
+#include "adapter/reason.h"
+#include "base/alloc.h"
+#include "base/file.h"
+
+#include <string.h>
+
+#define CONFIG_BYTES_MAX ((size_t)16 << 20)
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), length = strlen(end);
+
+    return n >= length && strcmp(text + n - length, end) == 0;
+}
+
+static sp_status read_config(sp_adapter_files *files, const char *folder, sp_error *error)
+{
+    const char *shown;
+    sp_error local;
+    sp_status status;
+
+    files->config_path = sp_path_join(folder, "adapter_config.json");
+    if (!files->config_path)
+        return sp_fail_memory(error, strlen(folder), "a path");
+    files->config_shown = shown = sp_path_tail(files->config_path);
+    status = sp_file_read_all(files->config_path, CONFIG_BYTES_MAX, &files->config,
+                              &files->config_bytes, &local);
+    if (status == SP_ERR_NOT_FOUND || status == SP_ERR_INPUT)
+        return sp_refuse(error, SP_REASON_CONFIG_MISSING, shown, -1, "%s", local.text);
+    if (status == SP_ERR_TOO_LARGE || status == SP_ERR_TRUNCATED)
+        return sp_refuse(error, SP_REASON_CONFIG_MALFORMED, shown, -1, "%s", local.text);
+    if (status != SP_OK && error)
+        *error = local;
+    return status;
+}
+
+/* The one file goes before an index, as everywhere; but a folder with both was saved twice. */
+static sp_status look_for_two_saves(sp_adapter_files *files, const char *folder, sp_error *error)
+{
+    char *single = sp_path_join(folder, "adapter_model.safetensors");
+    char *index = sp_path_join(folder, "adapter_model.safetensors.index.json");
+    sp_status status = SP_OK;
+
+    if (!single || !index)
+        status = sp_fail_memory(error, strlen(folder), "a path");
+    else
+        files->saved_twice = sp_path_exists(single) && sp_path_exists(index);
+    sp_free(single);
+    sp_free(index);
+    return status;
+}
+
+static sp_status open_weights(sp_adapter_files *files, const char *path, const char *folder,
+                              bool is_folder, sp_error *error)
+{
+    static const char *const pickles[] = {".bin", ".pt", ".pth", ".pkl", ".ckpt"};
+
+    if (is_folder) {
+        sp_status status = look_for_two_saves(files, folder, error);
+
+        if (status == SP_OK)
+            status = sp_checkpoint_open(folder, "adapter_model", &files->checkpoint, error);
+        return status;
+    }
+    for (size_t i = 0; i < sizeof pickles / sizeof *pickles; i++) {
+        if (ends_with(path, pickles[i]))
+            return sp_refuse(error, SP_REASON_PICKLE_REFUSED, sp_path_tail(path), -1,
+                             "%s is a pickle, which can run code when it is read; it was not "
+                             "opened: save the weights as safetensors",
+                             sp_path_tail(path));
+    }
+    return sp_checkpoint_open_file(path, &files->checkpoint, error);
+}
+
+sp_status sp_adapter_files_open(const char *path, sp_adapter_files *out_files, sp_error *error)
+{
+    bool is_folder = sp_path_is_directory(path) || ends_with(path, "/") || !sp_path_exists(path);
+    char *folder = is_folder ? sp_strdup(path) : sp_path_folder(path);
+    sp_adapter_files files = {0};
+    sp_status status;
+
+    if (!folder)
+        return sp_fail_memory(error, strlen(path) + 1, "a path");
+    status = read_config(&files, folder, error);
+    if (status == SP_OK)
+        status = open_weights(&files, path, folder, is_folder, error);
+    sp_free(folder);
+    if (status == SP_OK)
+        *out_files = files;
+    else
+        sp_adapter_files_close(&files);
+    return status;
+}
+
+void sp_adapter_files_close(sp_adapter_files *files)
+{
+    sp_checkpoint_destroy(files->checkpoint);
+    sp_free(files->config);
+    sp_free(files->config_path);
+    *files = (sp_adapter_files){0};
+}

@@ -1,0 +1,32 @@
+/*
+ * files.h: the two files of an adapter's folder, found and held against the rules, with the headers
+ * of the weights read and none of their data.
+ */
+#ifndef SP_ADAPTER_FILES_H
+#define SP_ADAPTER_FILES_H
+
+#include <sidepath/safetensors.h>
+
+typedef struct sp_adapter_files {
+    char *config_path;
+    const char *config_shown; /* what texts call it; points into config_path */
+    char *config;             /* [config_bytes] and a NUL */
+    size_t config_bytes;
+    bool saved_twice; /* an index of shards is beside the one file, which is read */
+    sp_checkpoint *checkpoint;
+} sp_adapter_files;
+
+/* What a receipt says of a folder that was saved twice. */
+#define SP_SAVED_TWICE_NOTE \
+    "adapter_model.safetensors is read; the index of shards beside it is not"
+
+/*
+ * `path` is the folder, or the tensor file itself with the config beside it. Blocks on file reads.
+ * Codes as sp_adapter_open: `config-missing`, `config-malformed` where it is too large,
+ * `pickle-refused` and what sp_checkpoint_open returns. *out_files is owned by the caller on
+ * success (sp_adapter_files_close).
+ */
+sp_status sp_adapter_files_open(const char *path, sp_adapter_files *out_files, sp_error *error);
+void sp_adapter_files_close(sp_adapter_files *files); /* twice is harmless */
+
+#endif
