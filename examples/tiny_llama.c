@@ -266,7 +266,7 @@ static sp_adapter *open_adapter(const host *h, const char *directory, const char
     sp_adapter_options_default(&options, sizeof options);
     options.geometry = h->geometry;
     options.pool_dtype = SP_DTYPE_F32;
-    options.base_dir = directory;
+    options.served = &h->model.served; /* copies of the tables are held against these */
     check(sp_adapter_open(path, &options, &adapter, &error));
     return adapter;
 }
