@@ -10,7 +10,7 @@
 set -eu
 
 build="gcc libc6-dev make cmake ninja-build pkg-config libjansson-dev libssl-dev libutf8proc-dev
-libxxhash-dev libpcre2-dev libmicrohttpd-dev python3"
+libxxhash-dev libpcre2-dev python3"
 test="libcmocka-dev python3-jinja2"
 style="clang-format-14 g++"
 ci="clang-14 libclang-rt-14-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user git

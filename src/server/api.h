@@ -21,6 +21,8 @@ typedef struct sp_api {
     const sp_server_refusals *refusals;
     const sp_engine *engine; /* for what never changes: text, shape, the base's name */
     sp_driver *driver;
+    sp_http *http;
+    sp_budget budget;               /* of all that clients can fill */
     pthread_mutex_t keys_lock;      /* the two are replaced while requests come in */
     sp_keys *api_keys, *admin_keys; /* NULL: none are asked for */
     atomic_ullong n_key_reloads, n_key_reload_failures;

@@ -280,6 +280,20 @@ sp_status sp_chat_answer_add_choices(sp_chat_answer *answer, sp_error *error)
     return status;
 }
 
+static size_t kept_bytes(const sp_reply *reply)
+{
+    const sp_chat_answer *answer = (const sp_chat_answer *)(const void *)reply;
+    size_t bytes = 0;
+
+    for (int32_t i = 0; answer->choices && i < answer->request.fields.n; i++) {
+        const sp_chat_choice *choice = &answer->choices[i];
+
+        bytes += choice->content.capacity + choice->reasoning.capacity + choice->calls.capacity +
+                 choice->logprobs.capacity + choice->token_ids.capacity;
+    }
+    return bytes;
+}
+
 static void destroy(sp_reply *reply)
 {
     sp_chat_answer *answer = answer_of(reply);
@@ -310,5 +324,6 @@ const sp_reply_form sp_chat_answer_form = {
     .produced = produced_token,
     .add_members = add_members,
     .add_choices = add_choices,
+    .kept_bytes = kept_bytes,
     .destroy = destroy,
 };

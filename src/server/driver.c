@@ -251,6 +251,13 @@ static void drop_slow_reader(sp_driver *driver, sp_generation *generation)
 {
     sp_error error;
 
+    if (generation->no_room) {
+        driver->counts.failed++;
+        sp_fail(&error, SP_ERR_MEMORY, SP_CODE_MEMORY_FULL, NULL, -1,
+                "clients fill all memory that they may (--client-bytes-max); try again later");
+        fail_generation(driver, generation, SP_ERR_MEMORY, &error);
+        return;
+    }
     driver->counts.slow_readers++;
     sp_fail(&error, SP_ERR_TOO_LARGE, SP_CODE_SLOW_READER, NULL, -1,
             "the client does not read: %zu bytes of its answer wait", SP_OUTBOX_BYTES_MAX);

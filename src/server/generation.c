@@ -13,6 +13,8 @@ static void destroy(sp_task *task)
     if (generation->release_owned)
         generation->release_owned(generation->owned);
     sp_text_free(&generation->outbox);
+    sp_budget_hold(generation->budget, SP_BUDGET_ANSWERS, &generation->outbox_held, 0);
+    sp_budget_hold(generation->budget, SP_BUDGET_REQUESTS, &generation->request_held, 0);
     sp_free(generation->adapter);
     sp_free(generation->adapter_path);
     sp_free(generation->served);
@@ -55,6 +57,18 @@ static size_t record_bytes(const sp_produced *produced)
     return bytes + padding(bytes);
 }
 
+/* The prompt of a choice as it was read and as the engine keeps it: two ids of 4 bytes a token. */
+bool sp_generation_hold(sp_generation *generation, sp_budget *budget)
+{
+    size_t bytes = sizeof *generation;
+
+    for (int32_t i = 0; i < generation->n_choices; i++)
+        bytes += sizeof generation->choices[i] +
+                 2 * sizeof(int32_t) * (size_t)generation->choices[i].request.n_tokens;
+    generation->budget = budget;
+    return sp_budget_hold(budget, SP_BUDGET_REQUESTS, &generation->request_held, bytes);
+}
+
 bool sp_generation_add(sp_generation *generation, const sp_produced *produced,
                        const sp_logprob *top, const char *text)
 {
@@ -72,6 +86,12 @@ bool sp_generation_add(sp_generation *generation, const sp_produced *produced,
         sp_text_add_bytes(outbox, zeros, end - outbox->bytes);
     }
     added = !outbox->failed && outbox->bytes == end;
+    generation->no_room = !sp_budget_hold(generation->budget, SP_BUDGET_ANSWERS,
+                                          &generation->outbox_held, outbox->capacity);
+    if (added && generation->no_room) {
+        outbox->bytes = end - record_bytes(produced);
+        added = false;
+    }
     pthread_mutex_unlock(&generation->task.lock);
     return added;
 }
@@ -86,6 +106,8 @@ bool sp_generation_take(sp_generation *generation, sp_text *out_taken)
     pthread_mutex_lock(&generation->task.lock);
     *out_taken = generation->outbox;
     generation->outbox = empty;
+    /* What was taken counts as the reader's from here on. */
+    sp_budget_hold(generation->budget, SP_BUDGET_ANSWERS, &generation->outbox_held, empty.capacity);
     done = generation->task.done;
     pthread_mutex_unlock(&generation->task.lock);
     return done;

@@ -10,6 +10,7 @@
 #define SP_SERVER_GENERATION_H
 
 #include "base/text.h"
+#include "server/budget.h"
 #include "server/metrics.h"
 #include "server/task.h"
 
@@ -35,13 +36,17 @@ typedef struct sp_generation {
     void *owned;
     void (*release_owned)(void *owned);
     uint64_t received_ns; /* sp_clock_ns when the request was read */
+    sp_budget *budget;    /* borrowed, may be NULL: of the next two */
+    size_t request_held;  /* of the prompts, as long as it lives */
+    size_t outbox_held;   /* under the task's lock */
     /* Under the task's lock. */
     sp_text outbox;
     sp_digest digest; /* of what serves it; all zero: the base, or not taken yet */
     char *served;     /* the adapter that serves it; NULL: the base */
     /* The engine's thread only. */
     int32_t n_left;    /* choices that run */
-    bool overflowed;   /* its outbox was full once */
+    bool overflowed;   /* its outbox was full once, */
+    bool no_room;      /* or the budget of all clients was */
     sp_status failure; /* not SP_OK: the engine has dropped a choice of it, because of: */
     sp_error error;
     bool touched; /* in the list of those to wake */
@@ -63,7 +68,11 @@ typedef struct sp_produced {
     bool is_prompt;        /* a token of the prompt, for its logprob */
 } sp_produced;
 
-/* The engine's side. False: the outbox is full, or memory is short; nothing was added. */
+/* The prompts and what the engine keeps of them count from here on. False: there is no room. */
+bool sp_generation_hold(sp_generation *generation, sp_budget *budget);
+
+/* The engine's side. False: the outbox is full, or memory is short; nothing was added. Where it is
+ * the budget that is used up, no_room says so. */
 bool sp_generation_add(sp_generation *generation, const sp_produced *produced,
                        const sp_logprob *top, const char *text);
 

@@ -143,6 +143,12 @@ void sp_logprob_lists_write(sp_logprob_lists *lists, int64_t characters, sp_text
     lists->n = 0;
 }
 
+size_t sp_logprob_lists_bytes(const sp_logprob_lists *lists)
+{
+    return lists->tokens.capacity + lists->values.capacity + lists->tops.capacity +
+           lists->offsets.capacity;
+}
+
 void sp_logprob_lists_free(sp_logprob_lists *lists)
 {
     sp_text_free(&lists->tokens);

@@ -29,6 +29,7 @@ void sp_logprob_lists_add(sp_logprob_lists *lists, const sp_engine *engine,
  * stop text is cut off, with tokens that had begun it).
  */
 void sp_logprob_lists_write(sp_logprob_lists *lists, int64_t characters, sp_text *out);
+size_t sp_logprob_lists_bytes(const sp_logprob_lists *lists); /* the memory that they take */
 void sp_logprob_lists_free(sp_logprob_lists *lists);
 
 /* Characters that begin in these bytes. */

@@ -16,6 +16,7 @@
 #define SP_SERVER_METRICS_H
 
 #include "base/text.h"
+#include "server/http.h"
 #include "server/server.h"
 
 #define SP_TRAFFIC_MAX          256
@@ -89,6 +90,9 @@ typedef struct sp_driver_counts {
 typedef struct sp_front_counts {
     uint64_t log_lines_dropped;
     uint64_t key_reloads, key_reload_failures;
+    sp_http_counts http;
+    size_t client_bytes[SP_BUDGET_KINDS], client_bytes_max;
+    uint64_t client_bytes_refused;
 } sp_front_counts;
 
 /* All that an answer is made of; everything is borrowed. */

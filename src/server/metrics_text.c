@@ -364,8 +364,42 @@ static void add_http(sp_text *out, const uint64_t *codes)
     }
 }
 
+static void add_connections(sp_text *out, const sp_http_counts *http)
+{
+    const char *name = "sidepath_connections";
+
+    add_family(out, name, "gauge", "Open connections.");
+    add_labelled(out, name, "state", "idle", http->idle);
+    add_labelled(out, name, "state", "busy", http->open - http->idle);
+    add_plain(out, "sidepath_connections_max", "gauge", "Connections that there may be.",
+              http->connections_max);
+    name = "sidepath_connections_ended_total";
+    add_family(out, name, "counter", "Connections that the server has ended, by reason.");
+    add_labelled(out, name, "reason", "shed", (double)http->shed);
+    add_labelled(out, name, "reason", "timeout", (double)http->timed_out);
+    add_labelled(out, name, "reason", "turned_away", (double)http->turned_away);
+    add_counter(out, "sidepath_connections_surplus_total",
+                "Connections above the limit, for what has to answer always.", http->surplus);
+}
+
+static void add_client_bytes(sp_text *out, const sp_front_counts *front)
+{
+    const char *name = "sidepath_client_bytes";
+
+    add_family(out, name, "gauge", "Memory that clients fill, by what with.");
+    add_labelled(out, name, "kind", "bodies", (double)front->client_bytes[SP_BUDGET_BODIES]);
+    add_labelled(out, name, "kind", "requests", (double)front->client_bytes[SP_BUDGET_REQUESTS]);
+    add_labelled(out, name, "kind", "answers", (double)front->client_bytes[SP_BUDGET_ANSWERS]);
+    add_plain(out, "sidepath_client_bytes_max", "gauge", "Memory that clients may fill.",
+              (double)front->client_bytes_max);
+    add_counter(out, "sidepath_client_bytes_refused_total",
+                "Times that a client wanted more than was left.", front->client_bytes_refused);
+}
+
 static void add_front(sp_text *out, const sp_front_counts *front)
 {
+    add_connections(out, &front->http);
+    add_client_bytes(out, front);
     add_counter(out, "sidepath_log_lines_dropped_total",
                 "Lines of the log that were dropped because nobody read it.",
                 front->log_lines_dropped);

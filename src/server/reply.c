@@ -1,5 +1,6 @@
 #include "server/reply.h"
 
+#include "base/error.h"
 #include "base/hash.h"
 
 #include <string.h>
@@ -106,6 +107,14 @@ void sp_reply_event_end(sp_reply *reply)
 
 /* ---- out of the outbox ---------------------------------------------------------------------- */
 
+static void hold(sp_reply *reply)
+{
+    size_t bytes = reply->head.capacity + reply->taken.capacity + reply->out.capacity +
+                   reply->form->kept_bytes(reply);
+
+    reply->no_room |= !sp_budget_hold(reply->budget, SP_BUDGET_ANSWERS, &reply->held, bytes);
+}
+
 /* Returns whether that was the last of it. */
 static bool take(sp_reply *reply)
 {
@@ -122,7 +131,22 @@ static bool take(sp_reply *reply)
         reply->form->produced(reply, produced);
     }
     reply->call->generated_tokens = reply->generated_tokens;
+    hold(reply);
     return done;
+}
+
+static void no_room(sp_error *out_error)
+{
+    sp_fail(out_error, SP_ERR_MEMORY, SP_CODE_MEMORY_FULL, NULL, -1,
+            "clients fill all memory that they may (--client-bytes-max); try again later");
+}
+
+static void add_error_event(sp_reply *reply, sp_status status, const sp_error *error)
+{
+    reply->call->code = error->code;
+    sp_text_add(&reply->out, "data: ");
+    sp_error_json(&reply->out, status, error);
+    sp_text_add(&reply->out, "\n\n");
 }
 
 static void end_stream(sp_reply *reply)
@@ -131,10 +155,7 @@ static void end_stream(sp_reply *reply)
 
     reply->ended = true;
     if (task->status != SP_OK) {
-        reply->call->code = task->error.code;
-        sp_text_add(&reply->out, "data: ");
-        sp_error_json(&reply->out, task->status, &task->error);
-        sp_text_add(&reply->out, "\n\n");
+        add_error_event(reply, task->status, &task->error);
         return;
     }
     if (reply->form->end)
@@ -158,8 +179,15 @@ static int64_t read_stream(void *user, sp_exchange *exchange, char *buffer, size
     if (left == 0 && !reply->ended) {
         sp_text_clear(&reply->out);
         reply->out_sent = 0;
-        if (take(reply))
+        if (take(reply)) {
             end_stream(reply);
+        } else if (reply->no_room) {
+            sp_error error;
+
+            no_room(&error);
+            add_error_event(reply, SP_ERR_MEMORY, &error);
+            reply->ended = true; /* the exchange's end takes it out of the batch */
+        }
         left = reply->out.bytes;
     }
     if (reply->out.failed || reply->head.failed || reply->taken.failed)
@@ -200,6 +228,15 @@ static void answer_whole(sp_reply *reply)
     sp_call_answer_json(reply->call, &body);
 }
 
+/* The exchange's end takes it out of the batch. */
+static void fail_without_room(sp_call *call)
+{
+    sp_error error;
+
+    no_room(&error);
+    sp_call_fail(call, SP_ERR_MEMORY, &error);
+}
+
 /* There is news: the end, a failure, or the first tokens of a stream. */
 static void resume(sp_call *call)
 {
@@ -211,8 +248,10 @@ static void resume(sp_call *call)
         sp_call_fail(call, task->status, &task->error);
     else if (reply->stream)
         start_stream(reply);
-    else if (!take(reply))
+    else if (!take(reply) && !reply->no_room)
         return;
+    else if (reply->no_room)
+        fail_without_room(call);
     else if (task->status != SP_OK)
         sp_call_fail(call, task->status, &task->error);
     else
@@ -232,6 +271,8 @@ void sp_reply_free_parts(sp_reply *reply)
     sp_text_free(&reply->head);
     sp_text_free(&reply->taken);
     sp_text_free(&reply->out);
+    if (reply->held > 0)
+        sp_budget_hold(reply->budget, SP_BUDGET_ANSWERS, &reply->held, 0);
 }
 
 void sp_reply_start(sp_reply *reply, sp_call *call, sp_generation *generation)
@@ -247,5 +288,11 @@ void sp_reply_start(sp_reply *reply, sp_call *call, sp_generation *generation)
     call->generated_tokens = 0;
     generation->wake_each = reply->stream;
     generation->received_ns = call->began_ns;
+    reply->budget = &call->api->budget;
+    if (!sp_generation_hold(generation, reply->budget)) {
+        call->task = &generation->task; /* it ends with the call */
+        fail_without_room(call);
+        return;
+    }
     sp_call_wait_generation(call, generation, resume);
 }

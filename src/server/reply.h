@@ -25,6 +25,8 @@ typedef struct sp_reply_form {
     /* Members of the answer beside "choices", or of a stream's first event: each begins with a
      * comma. May be NULL. */
     void (*add_members)(sp_reply *reply);
+    /* The memory of what is kept for the end. */
+    size_t (*kept_bytes)(const sp_reply *reply);
     void (*destroy)(sp_reply *reply); /* frees the form's own struct, the reply in it included */
 } sp_reply_form;
 
@@ -42,7 +44,9 @@ struct sp_reply {
     sp_text head;               /* the members that every object of the answer begins with */
     sp_text taken, out;
     size_t out_sent;
-    bool ended;
+    sp_budget *budget;
+    size_t held; /* of the budget, for all of these and what the form keeps */
+    bool ended, no_room;
 };
 
 /*

@@ -228,6 +228,20 @@ static void add_choices(sp_reply *reply)
         }
 }
 
+static size_t kept_bytes(const sp_reply *reply)
+{
+    const completion *made = (const completion *)(const void *)reply;
+    size_t bytes = 0;
+
+    for (int32_t i = 0; i < made->n_choices; i++) {
+        const choice_state *choice = &made->choices[i];
+
+        bytes += choice->text.capacity + choice->token_ids.capacity +
+                 sp_logprob_lists_bytes(&choice->logprobs);
+    }
+    return bytes;
+}
+
 static void destroy(sp_reply *reply)
 {
     completion *made = completion_of(reply);
@@ -249,6 +263,7 @@ static const sp_reply_form form = {
     .id_prefix = "cmpl-",
     .produced = produced_token,
     .add_choices = add_choices,
+    .kept_bytes = kept_bytes,
     .destroy = destroy,
 };
 

@@ -12,7 +12,15 @@
 
 static sp_front_counts count_front(sp_api *api)
 {
+    const sp_budget *budget = &api->budget;
+
     return (sp_front_counts){
+        .http = sp_http_count(api->http),
+        .client_bytes = {atomic_load(&budget->used[SP_BUDGET_BODIES]),
+                         atomic_load(&budget->used[SP_BUDGET_REQUESTS]),
+                         atomic_load(&budget->used[SP_BUDGET_ANSWERS])},
+        .client_bytes_max = budget->bytes_max,
+        .client_bytes_refused = atomic_load(&budget->refused),
         .log_lines_dropped = sp_log_dropped(api->settings->log),
         .key_reloads = atomic_load(&api->n_key_reloads),
         .key_reload_failures = atomic_load(&api->n_key_reload_failures),

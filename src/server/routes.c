@@ -109,7 +109,10 @@ static void check_call(sp_call *call)
     const sp_api *api = call->api;
     bool is_post = strcmp(call->route->method, "POST") == 0;
 
-    if (!may(call))
+    if (call->route->access != SP_ACCESS_OPEN && sp_exchange_is_surplus(call->exchange))
+        sp_call_refuse(call, 503, NULL, NULL, "too-many-connections",
+                       "the server has all connections that it may have; try again later");
+    else if (!may(call))
         sp_call_refuse(call, 401, NULL, NULL, "invalid_api_key",
                        "this route needs a key: \"Authorization: Bearer KEY\"");
     else if (call->route->access == SP_ACCESS_ADMIN && !api->settings->adapter_routes)
@@ -187,17 +190,23 @@ static void on_woken(void *user, sp_exchange *exchange)
         call->resume(call);
 }
 
-static void on_refused(void *user, sp_exchange *exchange, int status, const char *why)
+static void on_refused(void *user, sp_exchange *exchange, const sp_http_refusal *refusal)
 {
     sp_call *call = sp_exchange_context(exchange);
 
     if (!call)
         call = create_call(user, exchange);
     if (call)
-        sp_call_refuse(call, status, NULL, NULL,
-                       status == 413 ? "body-too-large" : "malformed-request", "%s", why);
+        sp_call_refuse(call, refusal->status, NULL, NULL, refusal->code, "%s", refusal->why);
     else
         answer_nothing(exchange);
+}
+
+static void on_limited(void *user, const char *what)
+{
+    const sp_api *api = user;
+
+    sp_log_line(api->settings->log, "sidepath serve: %s", what);
 }
 
 /* ---- the access log ------------------------------------------------------------------------ */
@@ -283,5 +292,6 @@ sp_http_handlers sp_api_handlers(sp_api *api)
                               .complete = on_complete,
                               .woken = on_woken,
                               .refused = on_refused,
-                              .ended = on_ended};
+                              .ended = on_ended,
+                              .limited = on_limited};
 }

@@ -40,26 +40,27 @@ const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
     {"shutdown-timeout", SP_SETTING_INT, FIELD(shutdown_timeout_s), "30", 0, 1e6, NULL, "SECONDS",
      "what requests get to finish at the end", false},
     {"connections", SP_SETTING_INT, FIELD(connections), "1024", 1, 1e6, NULL, "N",
-     "most open connections", false},
+     "most open connections; idle ones make way for new ones", false},
     {"connections-per-address", SP_SETTING_INT, FIELD(connections_per_address), "0", 0, 1e6, NULL,
      "N", "most of them from one address; 0: no limit", false},
     {"idle-timeout", SP_SETTING_INT, FIELD(idle_timeout_s), "75", 1, 1e6, NULL, "SECONDS",
-     "of a connection without a request; the send time-out, where that is shorter", false},
+     "of a connection without a request", false},
     {"receive-timeout", SP_SETTING_INT, FIELD(receive_timeout_s), "60", 1, 1e6, NULL, "SECONDS",
-     "for the body of a request to come in; likewise", false},
+     "for a request to come in, from its first byte on", false},
     {"send-timeout", SP_SETTING_INT, FIELD(send_timeout_s), "60", 1, 1e6, NULL, "SECONDS",
      "of a client that takes nothing of its answer", false},
     {"header-bytes-max", SP_SETTING_INT, FIELD(header_bytes), "32768", 1024, 1 << 24, NULL, "N",
      "of a request's headers", false},
     {"body-bytes-max", SP_SETTING_INT, FIELD(body_bytes), "8388608", 1024, 1 << 30, NULL, "N",
      "of a request's body", false},
+    {"client-bytes-max", SP_SETTING_INT, FIELD(client_bytes), "536870912", 1 << 16, 1e15, NULL, "N",
+     "of all that clients can fill: bodies, requests and answers under way", false},
     {"access-log", SP_SETTING_BOOL, FIELD(access_log), "true", 0, 0, NULL, NULL,
      "one JSON line a request on standard error", false},
 };
 
 struct sp_server {
     sp_api api;
-    sp_http *http;
 };
 
 /* ---- adapters of the start ------------------------------------------------------------------ */
@@ -155,10 +156,11 @@ static sp_status start_http(sp_server *server, sp_error *error)
         .send_timeout_s = (int32_t)settings->send_timeout_s,
         .header_bytes_max = (size_t)settings->header_bytes,
         .body_bytes_max = (size_t)settings->body_bytes,
+        .budget = &server->api.budget,
         .handlers = sp_api_handlers(&server->api),
     };
 
-    return sp_http_start(&options, &server->http, error);
+    return sp_http_start(&options, &server->api.http, error);
 }
 
 static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t running_max,
@@ -191,6 +193,7 @@ sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
     if (!server)
         return sp_fail_memory(error, sizeof *server, "the server");
     pthread_mutex_init(&server->api.keys_lock, NULL);
+    sp_budget_open(&server->api.budget, (size_t)settings->client_bytes);
     server->api.settings = settings;
     server->api.refusals = refusals;
     server->api.engine = engine;
@@ -209,18 +212,19 @@ sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
 
 const char *sp_server_address(const sp_server *server)
 {
-    return sp_http_address(server->http);
+    return sp_http_address(server->api.http);
 }
 
 /* ---- stop ---------------------------------------------------------------------------------- */
 
+/* Only work in progress is waited for. */
 static bool wait_for_exchanges(const sp_server *server, bool (*hurry)(void))
 {
     uint64_t until_ns =
         sp_clock_ns() + (uint64_t)server->api.settings->shutdown_timeout_s * 1000000000u;
     const struct timespec pause = {0, STOP_INTERVAL_NS};
 
-    while (sp_http_n_exchanges(server->http) > 0) {
+    while (sp_http_n_working(server->api.http) > 0) {
         if (sp_clock_ns() >= until_ns || (hurry && hurry()))
             return false;
         nanosleep(&pause, NULL);
@@ -230,11 +234,13 @@ static bool wait_for_exchanges(const sp_server *server, bool (*hurry)(void))
 
 bool sp_server_stop(sp_server *server, bool (*hurry)(void))
 {
+    static const sp_http_refusal unfinished = {503, SP_CODE_SHUTTING_DOWN,
+                                               "the server is shutting down"};
     bool finished = true;
 
-    if (server->http) {
+    if (server->api.http) {
         atomic_store(&server->api.draining, true);
-        sp_http_quiesce(server->http);
+        sp_http_quiesce(server->api.http);
         finished = wait_for_exchanges(server, hurry);
     }
     /* Those that are left see the driver's end first, and can still say so. */
@@ -244,7 +250,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
 
         nanosleep(&pause, NULL);
     }
-    sp_http_stop(server->http);
+    sp_http_stop(server->api.http, &unfinished);
     sp_driver_destroy(server->api.driver);
     sp_chat_close(server->api.chat);
     sp_keys_close(server->api.api_keys);

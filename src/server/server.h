@@ -4,7 +4,11 @@
  * The room turns requests into tasks for one thread that owns the engine, and what that thread
  * produces into answers. It must not know: tensors, kernels, slots, how an adapter is stored.
  *
- *     http.h, http_mhd.c        connections and limits; no JSON
+ *     http.h, http.c            connections and time-outs; no JSON. Beside it: http_parse.c (bytes
+ *                               to a head and a body, without I/O, fuzzed), http_exchange.c (a
+ *                               request and its answer), http_limits.c (who makes way for whom),
+ *                               http_listener.c
+ *     budget.c                  the memory that clients can fill
  *     routes.c                  which path and method means which handler; keys; the access log
  *     api.h, api.c              what handlers share: a call, errors as JSON, waiting for a task
  *     completion_request.c, chat_request.c, request_fields.c
@@ -18,8 +22,8 @@
  *     driver.c, driver_loads.c  the engine's thread
  *     server.c                  all of it joined, started and stopped
  *
- * Threads: the HTTP thread (parses, tokenises, writes), its watcher (sees clients go), the
- * engine's thread, and those that engine and stage have themselves. The HTTP thread never waits
+ * Threads: the HTTP thread (parses, tokenises, writes), the log's, the engine's thread, and those
+ * that engine and stage have themselves. The HTTP thread never waits
  * for the engine, nor the engine for a client.
  */
 #ifndef SP_SERVER_SERVER_H
@@ -37,12 +41,13 @@ typedef struct sp_server_settings {
     const char *model_dir; /* set by the verb, no flag: where the chat template is */
     sp_log *log;           /* likewise, borrowed; NULL: nothing is logged */
     const char *host, *adapter_dir, *api_key_file, *admin_key_file, *chat_template;
-    int64_t port, connections, connections_per_address, header_bytes, body_bytes, queue,
-        idle_timeout_s, receive_timeout_s, send_timeout_s, request_timeout_s, shutdown_timeout_s;
+    int64_t port, connections, connections_per_address, header_bytes, body_bytes, client_bytes,
+        queue, idle_timeout_s, receive_timeout_s, send_timeout_s, request_timeout_s,
+        shutdown_timeout_s;
     bool adapter_routes, access_log;
 } sp_server_settings;
 
-#define SP_SERVER_SETTINGS_COUNT 18
+#define SP_SERVER_SETTINGS_COUNT 19
 /* Rows whose offsets count from the beginning of an sp_server_settings. */
 extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
 

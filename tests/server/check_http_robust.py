@@ -7,7 +7,7 @@ import collections
 import http.client
 import json
 import random
-import resource
+import re
 import select
 import signal
 import socket
@@ -21,6 +21,11 @@ from serving import ADAPTERS, complete, get, post, run_checks, until
 
 def raw(server, data, seconds=10, silence=0.3):
     """All that comes back for these bytes, until the server closes or is silent for so long."""
+    return raw_until_end(server, data, seconds, silence)[0]
+
+
+def raw_until_end(server, data, seconds=10, silence=0.3):
+    """The same, and whether the server closed."""
     with server.connect() as sock:
         sock.sendall(data)
         answer = b""
@@ -31,11 +36,11 @@ def raw(server, data, seconds=10, silence=0.3):
             try:
                 part = sock.recv(65536)
             except ConnectionResetError:
-                break
+                return answer, True
             if not part:
-                break
+                return answer, True
             answer += part
-        return answer
+        return answer, False
 
 
 def statuses(answer):
@@ -48,48 +53,134 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
 
 
 def check_smuggling(binary):
-    """None of these may be answered twice, or with a 200."""
+    """Requests that two parsers could read differently, each with another one in the same bytes:
+    one answer, in JSON, and the connection closes."""
     chunked = b"Transfer-Encoding: chunked\r\n"
     attempts = [
-        HELLO + b"Content-Length: 5\r\n" + chunked + b"\r\n0\r\n\r\n" + SMUGGLED,
-        HELLO + chunked + b"Content-Length: 5\r\n\r\n0\r\n\r\n" + SMUGGLED,
-        HELLO + b"Content-Length: 0\r\nContent-Length: 40\r\n\r\n" + SMUGGLED,
-        HELLO + b"Content-Length: 0, 40\r\n\r\n" + SMUGGLED,
-        HELLO + b"Content-Length: +0\r\n\r\n" + SMUGGLED,
-        HELLO + b"Content-Length: -1\r\n\r\n" + SMUGGLED,
-        HELLO + b"Content-Length: 0x5\r\n\r\n" + SMUGGLED,
-        HELLO + b"Content-Length: 99999999999999999999999\r\n\r\n" + SMUGGLED,
-        HELLO + b"Content-Length : 5\r\n\r\n" + SMUGGLED,
-        HELLO + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
-        HELLO + b"Transfer-Encoding: identity\r\n\r\n" + SMUGGLED,
-        HELLO + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
-        HELLO + chunked + chunked + b"\r\n0\r\n\r\n" + SMUGGLED,
-        HELLO + b"Host: y\r\n\r\n" + SMUGGLED,
-        HELLO + b"X: a\x01b\r\n\r\n" + SMUGGLED,
-        HELLO + b"X: a\x7fb\r\n\r\n" + SMUGGLED,
-        b"GET /health HTTP/1.1\r\n\r\n" + SMUGGLED,
-        POST + chunked + b"\r\n-1\r\n{}\r\n0\r\n\r\n" + SMUGGLED,
-        POST + chunked + b"\r\nfffffffffffffffff\r\n{}\r\n0\r\n\r\n" + SMUGGLED,
-        POST + chunked + b"\r\nzz\r\n{}\r\n0\r\n\r\n" + SMUGGLED,
+        HELLO + b"Content-Length: 5\r\n" + chunked + b"\r\n0\r\n\r\n",
+        HELLO + chunked + b"Content-Length: 5\r\n\r\n0\r\n\r\n",
+        HELLO + b"Content-Length: 0\r\nContent-Length: 40\r\n\r\n",
+        HELLO + b"Content-Length: 0, 40\r\n\r\n",
+        HELLO + b"Content-Length: +5\r\n\r\n",
+        HELLO + b"Content-Length: -5\r\n\r\n",
+        HELLO + b"Content-Length: 0x5\r\n\r\n",
+        HELLO + b"Content-Length: \r\n\r\n",
+        HELLO + b"Content-Length: 99999999999999999999\r\n\r\n",
+        HELLO + b"Content-Length : 5\r\n\r\n",
+        HELLO + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        HELLO + b"Transfer-Encoding: identity\r\n\r\n",
+        HELLO + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+        HELLO + chunked + chunked + b"\r\n0\r\n\r\n",
+        HELLO + b"Host: y\r\n\r\n",
+        HELLO + b"X: a\x01b\r\n\r\n",
+        HELLO + b"X: a\x7fb\r\n\r\n",
+        HELLO + b"X: a\0b\r\n\r\n",
+        HELLO + b"X: a\rb\r\n\r\n",
+        HELLO + b"X: a\nContent-Length: 40\r\n\r\n",
+        HELLO + b"X: a\r\n folded\r\n\r\n",
+        HELLO + b": x\r\n\r\n",
+        HELLO + b"\0: x\r\n\r\n",
+        HELLO + b"\0\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.0\r\n" + chunked + b"\r\n0\r\n\r\n",
+        b"GET  /health HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health  HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health\tHTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1 \r\nHost: x\r\n\r\n",
+        b"G(T /health HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET health HTTP/1.1\r\nHost: x\r\n\r\n",
+        POST + chunked + b"\r\n-1\r\n{}\r\n0\r\n\r\n",
+        POST + chunked + b"\r\nfffffffffffffffff\r\n{}\r\n0\r\n\r\n",
+        POST + chunked + b"\r\nzz\r\n{}\r\n0\r\n\r\n",
+        POST + chunked + b"\r\n2\n{}\r\n0\r\n\r\n",
+        POST + chunked + b"\r\n2\r\n{}X\r\n0\r\n\r\n",
     ]
     with serving.serving(binary) as server:
-        # A second request before the first is answered is not answered; see HTTP.md.
-        for hidden in (b"\r\n", b": x\r\n", b"\0: x\r\n", b"\0\r\n"):
-            answer = raw(server, HELLO + hidden + SMUGGLED)
-            assert statuses(answer) == [200] and b"Connection: close" in answer, (hidden, answer)
-        with server.connect() as sock: # one after the other they share the connection
-            for _ in range(3):
-                sock.sendall(HELLO + b"\r\n")
-                assert statuses(sock.recv(65536)) == [200]
         for attempt in attempts:
-            answer = raw(server, attempt, seconds=3)
-            # The library writes the head of one of its own refusals twice; it closes behind it.
-            assert set(statuses(answer)) <= {400, 413}, (attempt, answer)
-            assert b'"object"' not in answer, (attempt, answer)
+            answer, closed = raw_until_end(server, attempt + SMUGGLED, silence=5)
+            assert closed and statuses(answer) in ([400], [413]), (attempt, answer)
+            error = json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]
+            assert error["code"] in ("malformed-request", "body-too-large"), (attempt, error)
         body = b'{"model": "base", "prompt": "a", "max_tokens": 1}'
-        chunk = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+        chunk = b"%x;x=y\r\n%s\r\n0\r\nX: trailer\r\n\r\n" % (len(body), body)
         whole = POST + chunked + b"Connection: close\r\n\r\n" + chunk
         assert statuses(raw(server, whole, 60, 60)) == [200]
+
+
+def check_framing(binary):
+    """What is well formed is served however it is cut: requests one after the other in the same
+    bytes, byte by byte, of HTTP/1.0, with a body that waits for a 100."""
+    body = b'{"model": "base", "prompt": "a", "max_tokens": 1}'
+    length = b"Content-Length: %d\r\n" % len(body)
+    with serving.serving(binary) as server:
+        together = HELLO + b"\r\n" + POST + length + b"\r\n" + body + SMUGGLED + \
+            HELLO + b"Connection: close\r\n\r\n"
+        for pieces in ([together], [b"\r\n" + together],
+                       [together[i:i + 1] for i in range(len(together))],
+                       [together[i:i + 7] for i in range(0, len(together), 7)]):
+            with server.connect() as sock:
+                for piece in pieces:
+                    sock.sendall(piece)
+                answer = b"".join(iter(lambda s=sock: s.recv(65536), b""))
+            assert statuses(answer) == [200] * 4, answer
+            assert answer.count(b'"text_completion"') == 1 and answer.count(b'"list"') == 1
+            assert answer.count(b"Connection: close") == 1
+        # HTTP/1.0 closes, unless it is asked not to; a stream has no chunks there.
+        answer, closed = raw_until_end(server, b"GET /health HTTP/1.0\r\n\r\n", silence=5)
+        assert closed and statuses(answer) == [200] and b"Connection: close" in answer
+        answer, closed = raw_until_end(server, b"GET /health HTTP/1.0\r\n"
+                                               b"Connection: keep-alive\r\n\r\n")
+        assert not closed and statuses(answer) == [200]
+        stream = body[:-1] + b', "stream": true}'
+        answer, closed = raw_until_end(server, POST.replace(b"1.1", b"1.0") + b"Content-Length: "
+                                       b"%d\r\n\r\n" % len(stream) + stream, silence=20)
+        assert closed and b"chunked" not in answer and answer.endswith(b"data: [DONE]\n\n")
+        # HEAD is known to no route, and its answer has no body.
+        answer, closed = raw_until_end(server, HELLO.replace(b"GET", b"HEAD") + b"\r\n")
+        assert not closed and statuses(answer) == [405] and answer.endswith(b"\r\n\r\n")
+        assert statuses(raw(server, HELLO.replace(b"/health", b"http://x:80/health?a=b") +
+                            b"\r\n")) == [200]
+        with server.connect() as sock:
+            sock.sendall(POST + length + b"Expect: 100-continue\r\n\r\n")
+            assert sock.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            sock.sendall(body)
+            assert statuses(sock.recv(65536)) == [200]
+
+
+def check_answers_of_the_http_layer(binary):
+    """What is refused before any route sees it is answered in JSON once, closes the connection,
+    stands in the log with its code, and is counted."""
+    huge = b"x" * 9000
+    cases = [
+        (400, "malformed-request", HELLO + b"a b: c\r\n\r\n"),
+        (413, "body-too-large", POST + b"Content-Length: 99999\r\n\r\n"),
+        (413, "body-too-large", POST + b"Transfer-Encoding: chunked\r\n\r\n1770\r\n" +
+         b" " * 6000),
+        (414, "uri-too-long", b"GET /" + huge),
+        (431, "headers-too-large", HELLO + b"X: " + huge),
+        (431, "headers-too-large", HELLO + b"X: y\r\n" * 101 + b"\r\n"),
+        (417, "expectation-failed", HELLO + b"Expect: miracles\r\n\r\n"),
+        (505, "http-version", b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n"),
+        (408, "receive-timeout", HELLO),
+        (408, "receive-timeout", POST + b"Content-Length: 100\r\n\r\n{"),
+    ]
+    with serving.serving(binary, "--body-bytes-max", 4096, "--header-bytes-max", 8192,
+                         "--receive-timeout", 1) as server:
+        for status, code, data in cases:
+            answer, closed = raw_until_end(server, data, silence=5)
+            assert closed and statuses(answer) == [status], (data[:100], answer)
+            head, body = answer.split(b"\r\n\r\n", 1)
+            assert b"Content-Type: application/json" in head and b"Connection: close" in head
+            assert json.loads(body)["error"]["code"] == code, (data[:100], body)
+        def logged():
+            return [(line["status"], line.get("code")) for line in server.access_log()]
+        until(lambda: len(logged()) >= len(cases))
+        assert logged() == [(status, code) for status, code, _ in cases], logged()
+        text = get(server, "/metrics").bytes.decode().splitlines()
+        for status in (400, 414, 417, 505):
+            assert 'sidepath_http_responses_total{code="%d"} 1' % status in text
+        for status in (408, 413, 431):
+            assert 'sidepath_http_responses_total{code="%d"} 2' % status in text
 
 
 def mutate(rng, data):
@@ -157,11 +248,11 @@ def check_limits(binary):
         # Said by the header, before a byte of the body is sent.
         answer = raw(server, POST + b"Content-Length: 5000\r\n\r\n")
         assert statuses(answer) == [413] and b"body-too-large" in answer
+        # Said as soon as there is too much of it; what is on its way still is read over.
         chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
         chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n"
-        assert statuses(raw(server, chunked + chunk * 2 + b"0\r\n\r\n")) == [413]
-        assert statuses(raw(server, chunked + chunk * 40 + b"0\r\n\r\n")) in ([], [413])
-        assert statuses(raw(server, HELLO + b"X: " + b"a" * 60000 + b"\r\n\r\n")) in ([431], [413])
+        for n in (2, 40, 1000):
+            assert statuses(raw(server, chunked + chunk * n + b"0\r\n\r\n")) == [413]
         # A body, or a header, that trickles.
         for beginning in (POST + b"Content-Length: 100\r\n\r\n{", HELLO):
             with server.connect() as sock:
@@ -175,6 +266,8 @@ def check_limits(binary):
                     except OSError:
                         break
                 assert time.monotonic() - start < 10
+        with server.connect() as sock: # one that says nothing is closed without an answer
+            assert sock.recv(100) == b""
         assert complete(server, "base", max_tokens=2)
 
 
@@ -277,64 +370,195 @@ def check_request_timeout(binary):
         until(lambda: references(server) == 0)
 
 
+def connect_from(server, address):
+    return socket.create_connection(server.address, timeout=60, source_address=(address, 0))
+
+
+def is_open(sock):
+    sock.setblocking(False)
+    try:
+        return sock.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+    finally:
+        sock.settimeout(60)
+
+
+def ended(server, reason):
+    name = 'sidepath_connections_ended_total{reason="%s"} ' % reason
+    text = get(server, "/metrics").bytes.decode()
+    return int(re.search("^" + re.escape(name) + "(.*)$", text, re.M).group(1))
+
+
 def check_connections_of_one_address(binary):
-    with serving.serving(binary, "--connections-per-address", 3) as server:
+    """At the limit of one address its own oldest idle connection makes way, and nobody else's;
+    where all of them are busy, what is new may ask for little."""
+    with serving.serving(binary, "--adapter-dir", ADAPTERS,
+                         "--connections-per-address", 3) as server:
+        other = connect_from(server, "127.0.0.2")
         socks = [server.connect() for _ in range(3)]
-        for sock in socks:
+        for sock in [other, *socks]:
             sock.sendall(HELLO + b"\r\n")
-            assert sock.recv(100).startswith(b"HTTP/1.1 200")
-        with server.connect() as sock:
-            sock.settimeout(20)
-            try:
-                sock.sendall(HELLO + b"\r\n")
-                assert sock.recv(100) == b""
-            except ConnectionError:
-                pass
-        for sock in socks:
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+        assert get(server, "/health").status == 200
+        until(lambda: not is_open(socks[0]))
+        assert is_open(other) and is_open(socks[1]) and is_open(socks[2])
+        until(lambda: any("connections-per-address" in line for line in server.log))
+        streams = [server.connect() for _ in range(3)]
+        for sock in streams:
+            sock.sendall(bytes_of({**LONG, "stream": True}))
+            assert sock.recv(10)
+        assert get(server, "/health").status == 200
+        refused = get(server, "/v1/models")
+        assert (refused.status, refused.code) == (503, "too-many-connections"), refused.bytes
+        other.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert other.recv(1000).startswith(b"HTTP/1.1 200")
+        for sock in [other, *socks, *streams]:
             sock.close()
-        def answers():
-            try:
-                return get(server, "/health").status == 200
-            except (ConnectionError, http.client.HTTPException):
-                return False
-        until(answers)
+        until(lambda: get(server, "/v1/models").status == 200)
 
 
 def check_idle_connections(binary):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
-    with serving.serving(binary, "--connections", 1100) as server:
-        socks = [server.connect() for _ in range(1000)]
+    """Many more idle connections than there may be: /health and completions go on, another address
+    keeps what it has, and what was cut off was idle."""
+    with serving.serving(binary, "--adapter-dir", ADAPTERS, "--connections", 100) as server:
+        quiet = connect_from(server, "127.0.0.3")
+        stream = server.connect()
+        stream.sendall(bytes_of({**LONG, "stream": True, "max_tokens": 200}))
+        socks = []
+        for i in range(400):
+            socks.append(server.connect())
+            if i % 40 == 0:
+                start = time.monotonic()
+                assert get(server, "/health").status == 200
+                assert time.monotonic() - start < 2
+        assert complete(server, "base", max_tokens=2)
+        assert is_open(quiet) and is_open(socks[-1]) and not is_open(socks[0])
+        assert ended(server, "shed") >= 300
+        until(lambda: sum("limit of connections" in line for line in server.log) == 1)
+        got = b""
+        while b"[DONE]" not in got:
+            part = stream.recv(65536)
+            assert part, "the stream was cut off"
+            got += part
+        for sock in [quiet, stream, *socks]:
+            sock.close()
+
+
+def check_unfinished_connections(binary):
+    """The same with connections that have begun a request and do not end it: they wait for a while,
+    meanwhile /health answers; then the oldest of an address that has most make way."""
+    with serving.serving(binary, "--connections", 40) as server:
+        beginnings = [HELLO, POST + b"Content-Length: 100\r\n\r\n{"]
+        socks = []
+        def begin(n):
+            for i in range(n):
+                socks.append(server.connect())
+                socks[-1].sendall(beginnings[i % 2])
+        begin(39)
+        until(lambda: b'sidepath_connections{state="idle"} 0\n' in get(server, "/metrics").bytes)
+        begin(41)
         start = time.monotonic()
-        assert complete(server, "base", max_tokens=4)
-        assert time.monotonic() - start < 5
-        for sock in socks[::7]:
-            sock.sendall(HELLO + b"\r\n")
-        for sock in socks[::7]:
-            assert sock.recv(100).startswith(b"HTTP/1.1 200")
-        # Those above the limit wait until others go.
-        more = [server.connect() for _ in range(150)]
-        more[-1].sendall(HELLO + b"\r\n")
-        more[-1].settimeout(1)
-        try:
-            more[-1].recv(1)
-            raise AssertionError("more connections than --connections are served")
-        except TimeoutError:
-            pass
+        assert get(server, "/health").status == 200
+        assert get(server, "/v1/models").code == "too-many-connections"
+        assert time.monotonic() - start < 2
+        def serves():
+            return get(server, "/v1/models").status == 200
+        until(serves, 10, "a place among unfinished requests")
         for sock in socks:
             sock.close()
-        more[-1].settimeout(20)
-        assert more[-1].recv(100).startswith(b"HTTP/1.1 200")
-        for sock in more:
+
+
+def check_few_descriptors(binary):
+    """With `ulimit -n 64` there are fewer connections, which is said; health goes on."""
+    with serving.serving(binary, "--adapter-dir", ADAPTERS, descriptors=64) as server:
+        assert any("ulimit -n" in line for line in server.log), server.log
+        socks = [server.connect() for _ in range(100)]
+        start = time.monotonic()
+        assert get(server, "/health").status == 200
+        assert complete(server, "sqldoc", max_tokens=2)
+        assert time.monotonic() - start < 5
+        for sock in socks:
             sock.close()
-        until(lambda: get(server, "/health").status == 200)
+    tiny = serving.start_failing(binary, descriptors=32)
+    assert "ulimit -n" in tiny and "[" not in tiny, tiny
+
+
+def client_bytes(server, kind):
+    text = get(server, "/metrics").bytes.decode()
+    return int(re.search('^sidepath_client_bytes{kind="%s"} (.*)$' % kind, text, re.M).group(1))
+
+
+def check_memory_of_bodies(binary):
+    """Bodies that never end fill their share of one budget and no more; small requests are served
+    meanwhile, and all of it comes back."""
+    most = 16 << 20
+    with serving.serving(binary, "--client-bytes-max", most) as server:
+        socks = []
+        for _ in range(40):
+            sock = server.connect()
+            sock.setblocking(False)
+            data = POST + b"Content-Length: 2097152\r\n\r\n" + b" " * ((2 << 20) - 1)
+            try:
+                while data:
+                    data = data[sock.send(data):]
+                    if not data:
+                        break
+            except (BlockingIOError, ConnectionError):
+                pass
+            socks.append((sock, data))
+        refused = 0
+        for sock, data in socks:
+            sock.settimeout(20)
+            try:
+                sock.sendall(data)
+                if select.select([sock], [], [], 0.02)[0]:
+                    refused += b"client-memory-full" in sock.recv(65536)
+            except ConnectionError:
+                refused += 1
+        assert refused >= 30, refused
+        assert 0 < client_bytes(server, "bodies") <= most * 6 // 8
+        assert complete(server, "base", max_tokens=2)
+        until(lambda: any("--client-bytes-max" in line for line in server.log))
+        for sock, _ in socks:
+            sock.close()
+        until(lambda: client_bytes(server, "bodies") == 0)
+        for kind in ("requests", "answers"):
+            assert client_bytes(server, kind) == 0
+
+
+def check_memory_of_answers(binary):
+    """Answers that are kept, in pieces or whole, count too: one that wants more than there is ends
+    by name, the others go on."""
+    with serving.serving(binary, "--adapter-dir", ADAPTERS,
+                         "--client-bytes-max", 1 << 20) as server:
+        quiet = complete(server, "csource", "int", 40)
+        big = {**LONG, "n": 30, "logprobs": 20, "max_tokens": 1000}
+        answer = post(server, "/v1/completions", big)
+        assert (answer.status, answer.code) == (503, "client-memory-full"), answer.bytes[:200]
+        until(lambda: references(server) == 0)
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(server.address)
+        sock.sendall(bytes_of({**big, "stream": True}))
+        until(lambda: references(server) > 0)
+        assert complete(server, "csource", "int", 40) == quiet
+        until(lambda: references(server) == 0, 60, "the end of a stream without room")
+        sock.close()
+        assert complete(server, "csource", "int", 40) == quiet
+        # A prompt that would take more than all of it.
+        answer = post(server, "/v1/completions", {**LONG, "prompt": ["a " * 900] * 40, "n": 8})
+        assert (answer.status, answer.code) == (503, "client-memory-full"), answer.bytes[:200]
+        until(lambda: client_bytes(server, "answers") + client_bytes(server, "requests") == 0)
 
 
 def check_shutdown(binary):
     """SIGTERM: what runs finishes, what is new is turned away; a second signal does not wait."""
     with serving.serving(binary, "--adapter-dir", ADAPTERS, "--shutdown-timeout", 600) as server:
         got = []
-        body = {"model": "csource", "prompt": "int", "max_tokens": 100, "temperature": 0,
+        body = {"model": "csource", "prompt": "int", "max_tokens": 1500, "temperature": 0,
                 "stream": True, "ignore_eos": True}
         thread = threading.Thread(target=lambda: got.append(
             post(server, "/v1/completions", body).events()))
@@ -362,9 +586,32 @@ def check_shutdown(binary):
             assert any("cut off" in line for line in server.log)
 
 
-CHECKS = [check_smuggling, check_garbage, check_limits, check_giant_prompts,
-          check_clients_that_leave, check_slow_readers, check_request_timeout,
-          check_connections_of_one_address, check_idle_connections, check_shutdown]
+def check_unfinished_at_the_end(binary):
+    """A client with half a request, and one that does not take its answer, do not hold the end; the
+    first is told."""
+    with serving.serving(binary, "--adapter-dir", ADAPTERS, "--shutdown-timeout", 60) as server:
+        half = server.connect()
+        half.sendall(POST + b"Content-Length: 100\r\n\r\n{")
+        late = server.connect() # its body is whole in time, and it is answered
+        late.sendall(POST + b"Content-Length: 49\r\n\r\n")
+        until(lambda: get(server, "/health").status == 200)
+        start = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: any("finishing" in line for line in server.log))
+        late.sendall(b'{"model": "base", "prompt": "a", "max_tokens": 1}')
+        assert statuses(late.recv(65536)) == [200]
+        assert server.process.wait(timeout=30) == 0
+        assert time.monotonic() - start < 10
+        answer = half.recv(65536)
+        assert statuses(answer) == [503] and b"shutting-down" in answer, answer
+        assert any("every request was finished" in line for line in server.log)
+
+
+CHECKS = [check_smuggling, check_framing, check_answers_of_the_http_layer, check_garbage,
+          check_limits, check_giant_prompts, check_clients_that_leave, check_slow_readers,
+          check_request_timeout, check_connections_of_one_address, check_idle_connections,
+          check_unfinished_connections, check_few_descriptors, check_memory_of_bodies,
+          check_memory_of_answers, check_shutdown, check_unfinished_at_the_end]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -23,15 +24,32 @@ JSON = {"Content-Type": "application/json"}
 START_SECONDS = 120
 
 
+def limit_of(descriptors):
+    """What a child does before it becomes the server: `ulimit -n`, where it is given."""
+    if descriptors is None:
+        return None
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+
+
+def start_failing(binary, *flags, descriptors=None):
+    """The last line of a server that must not start."""
+    command = [str(binary), "serve", "--model", str(BASE), "--port", "0", *map(str, flags)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS,
+                          check=False, preexec_fn=limit_of(descriptors))
+    assert done.returncode in (1, 2), (done.returncode, done.stderr)
+    return done.stderr.splitlines()[-1]
+
+
 class Server:
     """One server process. `log` holds the lines of its standard error so far; an `unread` one's are
     read up to its address only."""
 
-    def __init__(self, binary, *flags, environment=None, unread=False):
+    def __init__(self, binary, *flags, environment=None, unread=False, descriptors=None):
         command = [str(binary), "serve", "--model", str(BASE), "--port", "0", "--threads", "1",
                    *map(str, flags)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                        env=environment or os.environ.copy())
+                                        env=environment or os.environ.copy(),
+                                        preexec_fn=limit_of(descriptors))
         self.log = []
         self.address = None
         self._unread = unread
@@ -74,9 +92,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(binary, *flags, environment=None):
+def serving(binary, *flags, **more):
     """A server that must end well: exit status 0, nothing of a sanitizer in its log."""
-    server = Server(binary, *flags, environment=environment)
+    server = Server(binary, *flags, **more)
     try:
         yield server
     except BaseException:
