@@ -78,7 +78,7 @@ SP_API sp_status sp_engine_name_check(const char *name, const char *base_name, s
  * string is copied. SP_ERR_NOT_FOUND, SP_ERR_INPUT, SP_ERR_TRUNCATED, SP_ERR_MISMATCH,
  * SP_ERR_UNSUPPORTED for the model's files, what sp_adapter_open and sp_layout_pack return for an
  * adapter (with `engine-unsupported` for kinds that this engine cannot apply), SP_ERR_ARGUMENT
- * for adapters without slots, SP_ERR_MEMORY with the flag to lower. More adapters than slots is
+ * for adapters without slots, SP_ERR_MEMORY with the setting to lower. More adapters than slots is
  * fine: the rest wait in the host cache.
  */
 SP_API sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
@@ -243,7 +243,7 @@ typedef void (*sp_request_event_fn)(void *user, const sp_request_event *event);
  * Checks the request whole and queues it. Everything is copied. *out_id is positive and never
  * reused. SP_ERR_NOT_FOUND with the adapter's name; SP_ERR_INPUT: an empty prompt, an id outside
  * the vocabulary, a parameter out of range (named); SP_ERR_TOO_LARGE: prompt and max_tokens exceed
- * the context or the whole KV cache, with the numbers and the flag; SP_ERR_MEMORY.
+ * the context or the whole KV cache, with the numbers and the setting; SP_ERR_MEMORY.
  */
 SP_API sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t *out_id,
                                   sp_error *error);

@@ -132,7 +132,7 @@ SP_API sp_status sp_layout_measure_overlay(const sp_layout *layout, const sp_ada
  * (sp_image_destroy). Does not read files. Thread-safe where `exec` is NULL: then the caller does
  * all of it; else the executor's threads help, with the same bytes.
  * SP_ERR_TOO_LARGE with `rank-exceeds-pool`; SP_ERR_REFUSED with `module-not-in-pool` (the text
- * names the module and --lora-modules); SP_ERR_UNSUPPORTED with `engine-unsupported` where the
+ * names the module and lora-modules); SP_ERR_UNSUPPORTED with `engine-unsupported` where the
  * adapter holds sites that no slot can hold (experts, router) or replaces rows of a table that is
  * not served; what sp_overlay_build returns; SP_ERR_MEMORY.
  */
@@ -184,7 +184,7 @@ SP_API void sp_pool_options_default(sp_pool_options *out_options, size_t struct_
 
 /*
  * Allocates slots × slot bytes at one fixed address, and the tables. Everything starts EMPTY and
- * zero. SP_ERR_MEMORY says how much was needed and which flag to lower.
+ * zero. SP_ERR_MEMORY says how much was needed and which setting to lower.
  */
 SP_API sp_status sp_pool_create(const sp_pool_options *options, sp_pool **out_pool,
                                 sp_error *error);

@@ -90,7 +90,7 @@ SP_API void sp_stage_options_default(sp_stage_options *out_options, size_t struc
 
 /*
  * SP_ERR_ARGUMENT: options out of range. SP_ERR_BUDGET: a budget below one image, with the number
- * and the flag. SP_ERR_MEMORY, SP_ERR_THREAD. *out_stage is owned by the caller.
+ * and the setting. SP_ERR_MEMORY, SP_ERR_THREAD. *out_stage is owned by the caller.
  */
 SP_API sp_status sp_stage_create(const sp_stage_options *options, sp_stage **out_stage,
                                  sp_error *error);

@@ -70,7 +70,8 @@ typedef enum sp_status {
 typedef struct sp_error {
     sp_status status;
     const char *code; /* stable reason code such as "shape-mismatch", or "" (static storage) */
-    char subject[SP_ERROR_SUBJECT_BYTES]; /* tensor, field, file or flag that it is about, or "" */
+    char subject[SP_ERROR_SUBJECT_BYTES]; /* tensor, field, file or setting that it is about, or ""
+                                           */
     int64_t position;                     /* byte or element index in the subject, -1 if none */
     char text[SP_ERROR_TEXT_BYTES];       /* one sentence for a person, with what to do next */
 } sp_error;

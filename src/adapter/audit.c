@@ -75,7 +75,7 @@ static sp_status check_experts_off(const sp_audit *audit, const sp_module_key *k
     if (!expert || !audit->options->experts_off)
         return SP_OK;
     return sp_refuse(audit->error, SP_REASON_EXPERTS_DISABLED, name, -1,
-                     "%.200s: adapters of router and experts are switched off (--experts)", name);
+                     "%.200s: adapters of router and experts are switched off (experts)", name);
 }
 
 /* Name, place, type: all that one tensor alone can be asked. */
@@ -307,10 +307,10 @@ static sp_status check_rank_limit(const sp_audit *audit, const sp_pair *pair)
         return sp_refuse(audit->error, SP_REASON_EXPERT_RANK_EXCEEDS_CAP, pair->a->tensor->name,
                          pair->rank,
                          "%.200s has rank %d for each expert; at most %d is taken: raise "
-                         "--max-lora-expert-rank",
+                         "max-lora-expert-rank",
                          pair->a->tensor->name, pair->rank, limit);
     return sp_refuse(audit->error, SP_REASON_RANK_EXCEEDS_POOL, pair->a->tensor->name, pair->rank,
-                     "%.200s has rank %d; the pool takes at most %d (--max-lora-rank)",
+                     "%.200s has rank %d; the pool takes at most %d (max-lora-rank)",
                      pair->a->tensor->name, pair->rank, limit);
 }
 

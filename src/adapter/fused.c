@@ -115,7 +115,7 @@ static sp_status choose_by_shape(const sp_audit *audit, const sp_pair *pair, con
     if (n_fitting > 1)
         return sp_refuse(audit->error, SP_REASON_AMBIGUOUS_EXPERT_LAYOUT, pair->a->tensor->name, -1,
                          "%.150s can be read in %d ways that fit the shapes; peft_version or "
-                         "target_parameters in adapter_config.json, or --expert-layout, would tell",
+                         "target_parameters in adapter_config.json, or expert-layout, would tell",
                          pair->a->tensor->name, n_fitting);
     return SP_OK;
 }

@@ -178,7 +178,7 @@ static sp_status refuse_prefix(const char *name, span path, sp_error *error)
                          name);
     return sp_refuse(error, SP_REASON_UNKNOWN_PREFIX, name, 0,
                      "%.200s: \"%.*s\" is not a place of the text model that is served; "
-                     "--allow-partial leaves it out",
+                     "allow-partial leaves it out",
                      name, (int)(n < 100 ? n : 100), path.begin);
 }
 
@@ -201,7 +201,7 @@ static sp_status refuse_module(const char *name, span module, sp_error *error)
 {
     return sp_refuse(error, SP_REASON_UNSUPPORTED_MODULE, name, (int64_t)(module.begin - name),
                      "%.200s: \"%.*s\" is no module that an adapter can change here; "
-                     "--allow-partial leaves it out",
+                     "allow-partial leaves it out",
                      name, (int)(module.n < 100 ? module.n : 100), module.begin);
 }
 
@@ -385,7 +385,7 @@ static sp_status refuse_place(const sp_geometry *geometry, const sp_module_key *
                          "%.200s: the base model has no experts", name);
     if (!(sp_geometry_modules(geometry) & SP_MODULE_BIT(key->module)))
         return sp_refuse(error, SP_REASON_UNSUPPORTED_MODULE, name, -1,
-                         "%.200s: no layer of the base model has %s; --allow-partial leaves it out",
+                         "%.200s: no layer of the base model has %s; allow-partial leaves it out",
                          name, sp_module_name(key->module));
     list_layers(geometry, key->module, layers, sizeof layers);
     return sp_refuse(error, SP_REASON_WRONG_LAYER_KIND, name, key->layer,

@@ -175,7 +175,7 @@ static sp_status check_other_fields(const reader *r)
         if (!r->options->allow_unknown_fields)
             return sp_refuse(r->error, SP_REASON_UNKNOWN_FIELD, name, -1,
                              "%s: the field \"%.100s\" is not known and set; "
-                             "--allow-unknown-fields ignores it",
+                             "allow-unknown-fields ignores it",
                              r->subject, name);
         sp_remark(r->remarks, "the unknown field \"%.100s\" is ignored, as was asked", name);
     }
@@ -268,7 +268,7 @@ static sp_status check_init(const reader *r)
         if (!r->options->allow_base_changing_init)
             return sp_refuse(r->error, SP_REASON_BASE_CHANGING_INIT, "init_lora_weights", -1,
                              "%s: \"%.100s\" changes the base before training, so that this file "
-                             "is a difference to another base; --allow-base-changing-init takes "
+                             "is a difference to another base; allow-base-changing-init takes "
                              "it as it is",
                              r->subject, name);
         sp_remark(r->remarks,

@@ -259,7 +259,7 @@ static void table_head(sp_text *out, const sp_adapter *adapter, const sp_receipt
     hex_digest(adapter, digest);
     table_line(out, "adapter  ", adapter->name, "\n");
     sp_text_format(out, "verdict  %s\n",
-                   adapter->checked ? "accepted" : "unchecked (no --model to hold it against)");
+                   adapter->checked ? "accepted" : "unchecked (no base model to hold it against)");
     if (adapter->modules & ~options->engine_modules)
         sp_text_add(out, "engine   cannot apply all of it yet (see below): engine-unsupported\n");
     if (digest[0] != '\0')

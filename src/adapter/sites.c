@@ -87,7 +87,7 @@ static void remark_uncounted(const sp_audit *audit)
     if (n > 0)
         sp_remark(&audit->adapter->notes,
                   "%zu fused expert pairs (the first: rank %d, scale %.7g) are not listed: their "
-                  "number of experts is not known without --model",
+                  "number of experts is not known without a base model",
                   n, first->rank, (double)first->scale);
 }
 
@@ -249,5 +249,5 @@ sp_status sp_audit_effect(sp_audit *audit, bool has_rows)
     }
     return sp_refuse(audit->error, SP_REASON_NO_EFFECT, NULL, -1,
                      "every product B·A is zero and no row is replaced: the adapter would change "
-                     "nothing; --allow-no-effect takes it");
+                     "nothing; allow-no-effect takes it");
 }

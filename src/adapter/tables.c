@@ -447,7 +447,7 @@ static sp_status check_saved(const sp_audit *audit, sp_module module, const sp_i
         if (!audit->options->allow_partial)
             return sp_refuse(audit->error, SP_REASON_UNMATCHED_TARGET, rule->names[i], -1,
                              "modules_to_save lists \"%.100s\", but the file has no table of it; "
-                             "--allow-partial takes what there is",
+                             "allow-partial takes what there is",
                              rule->names[i]);
         sp_remark(&audit->adapter->notes,
                   "modules_to_save lists \"%.100s\", but the file has no table of it",
@@ -469,7 +469,7 @@ static sp_status check_tied_tables(const sp_audit *audit, bool has_embed, bool h
     if (!audit->options->allow_partial)
         return sp_refuse(audit->error, SP_REASON_UNMATCHED_TARGET, lacking, -1,
                          "ensure_weight_tying is true, so that embed_tokens and lm_head have one "
-                         "table, but the file has none for %s; --allow-partial takes what there is",
+                         "table, but the file has none for %s; allow-partial takes what there is",
                          lacking);
     sp_remark(&audit->adapter->notes,
               "ensure_weight_tying is true, but the file has no table for %s, which stays as it is",
@@ -523,7 +523,7 @@ static sp_status compare_module(sp_audit *audit, const module_rows *rows, int32_
     if (rows->copy)
         sp_audit_ignore(audit, rows->copy->tensor->name,
                         checked ? "a copy of the base model's own table"
-                                : "a copy of the base's table, not compared without --model");
+                                : "a copy of the base's table, not compared without a base model");
     if (!checked || (!rows->table && rows->ids->n == 0))
         return SP_OK;
     return measure_rows(audit, rows, out_rows);

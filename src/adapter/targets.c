@@ -61,7 +61,7 @@ static sp_status refuse_unmatched(const sp_audit *audit, const char *field, cons
     }
     return sp_refuse(audit->error, SP_REASON_UNMATCHED_TARGET, name, -1,
                      "%s lists \"%.150s\", which the base model has, but the file has no tensor "
-                     "for it; --allow-partial takes what there is",
+                     "for it; allow-partial takes what there is",
                      field, name);
 }
 

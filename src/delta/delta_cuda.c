@@ -128,7 +128,7 @@ static sp_status check_supported(const sp_pool *pool, int32_t rows_max, sp_error
     if (sp_layout_dtype(layout) == SP_DTYPE_F32)
         return refuse("f32", "the CUDA kernels take bf16 and f16, not f32", error);
     if (sp_layout_rank_stride(layout) > SP_CUDA_RANK_MAX)
-        return refuse("--max-lora-rank", "the CUDA kernels take ranks up to 512", error);
+        return refuse("max-lora-rank", "the CUDA kernels take ranks up to 512", error);
     if (rows_max > SP_CUDA_ROWS_MAX)
         return refuse("rows_max", "the CUDA kernels take up to 65536 rows", error);
     return SP_OK;

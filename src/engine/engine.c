@@ -73,9 +73,9 @@ sp_status sp_engine_name_check(const char *name, const char *base_name, sp_error
 
 /* ---- options ------------------------------------------------------------------------------- */
 
-static sp_status bad_option(sp_error *error, const char *flag, const char *want)
+static sp_status bad_option(sp_error *error, const char *setting, const char *want)
 {
-    return sp_fail(error, SP_ERR_ARGUMENT, NULL, flag, -1, "--%s must be %s", flag, want);
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, setting, -1, "%s must be %s", setting, want);
 }
 
 static sp_status check_options(const sp_engine_options *options, sp_error *error)
@@ -103,7 +103,7 @@ static sp_status check_options(const sp_engine_options *options, sp_error *error
     if (options->adapter_wait_steps < 1 ||
         options->adapter_preempt_steps < options->adapter_wait_steps)
         return bad_option(error, "adapter-preempt-steps",
-                          "at least --adapter-wait-steps, which must be at least 1");
+                          "at least adapter-wait-steps, which must be at least 1");
     if (options->max_context < 0)
         return bad_option(error, "max-context", "0 or more");
     if (options->kv_tokens < 1 || options->kv_tokens > (int64_t)INT32_MAX / 2)
@@ -155,14 +155,14 @@ static sp_status open_model(sp_engine *engine, sp_error *error)
     if (engine->options.served_name &&
         sp_engine_name_check(engine->options.served_name, NULL, &why) != SP_OK)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "served-model-name", -1,
-                       "--served-model-name: %s", why.text);
+                       "served-model-name: %s", why.text);
     engine->base_name =
         sp_strdup(engine->options.served_name ? engine->options.served_name : engine->model.name);
     if (!engine->base_name)
         return sp_fail_memory(error, 1, "the model's name");
     if (engine->options.max_context > shape->max_positions)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "max-context", -1,
-                       "--max-context %d is beyond the model's %d positions",
+                       "max-context %d is beyond the model's %d positions",
                        engine->options.max_context, shape->max_positions);
     engine->max_context =
         engine->options.max_context ? engine->options.max_context : shape->max_positions;
@@ -180,7 +180,7 @@ static sp_status create_rope(sp_engine *engine, int64_t kv_tokens, sp_error *err
     if (sp_rope_create(shape->rope_theta, shape->head_dim / 2, positions, &engine->rope) == SP_OK)
         return SP_OK;
     return sp_fail(error, SP_ERR_MEMORY, NULL, "max-context", -1,
-                   "out of memory for the rotary tables of %d positions; lower --max-context",
+                   "out of memory for the rotary tables of %d positions; lower max-context",
                    positions);
 }
 
@@ -404,7 +404,7 @@ static void name_context(const sp_engine *engine, int32_t max_tokens, sp_error *
     if (error && error->code && strcmp(error->code, SP_TOKENIZER_TOO_MANY) == 0)
         sp_fail(error, SP_ERR_TOO_LARGE, SP_TOKENIZER_TOO_MANY, "prompt", -1,
                 "the text has more than %d tokens, the most that are taken; the context is %d "
-                "(--max-context, --kv-tokens)",
+                "(max-context, kv-tokens)",
                 max_tokens, sp_engine_max_context(engine));
 }
 

@@ -79,7 +79,7 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
             engine->options.lora_modules & sp_geometry_modules(engine->model.geometry);
         if (!options.modules)
             return sp_fail(error, SP_ERR_ARGUMENT, NULL, "lora-modules", -1,
-                           "--lora-modules names nothing that the base model has");
+                           "lora-modules names nothing that the base model has");
     }
     if (engine->options.max_lora_rank)
         rank = engine->options.max_lora_rank;
@@ -169,7 +169,7 @@ static sp_status check_adapter_names(const sp_engine *engine, const sp_engine_ad
 {
     if (n > 0 && engine->options.max_loras == 0)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "max-loras", -1,
-                       "%zu adapters need slots; raise --max-loras above 0", n);
+                       "%zu adapters need slots; raise max-loras above 0", n);
     for (size_t i = 0; i < n; i++) {
         sp_status status = sp_engine_name_check(wanted[i].name, engine->base_name, error);
 

@@ -92,7 +92,7 @@ static sp_status allocate(sp_forward *forward, sp_error *error)
     if (failed || !forward->waiting || !forward->strip_done || !forward->packed ||
         !forward->logits || !forward->attention_scratch)
         return sp_fail(error, SP_ERR_MEMORY, NULL, "step-rows", -1,
-                       "the activations of %d rows need %zu MiB; lower --step-rows",
+                       "the activations of %d rows need %zu MiB; lower step-rows",
                        forward->rows_max, forward->scratch_bytes >> 20);
     return SP_OK;
 }

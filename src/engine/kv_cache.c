@@ -21,7 +21,7 @@ sp_status sp_kv_cache_create(sp_device *device, const sp_model_shape *shape, sp_
     cache.bytes = cache.half_layer_bytes * 2 * (size_t)shape->layers;
     if (sp_device_alloc(device, cache.bytes, &cache.memory, error) != SP_OK)
         return sp_fail(error, SP_ERR_MEMORY, NULL, "kv-tokens", -1,
-                       "the KV cache of %lld tokens needs %zu MiB; lower --kv-tokens",
+                       "the KV cache of %lld tokens needs %zu MiB; lower kv-tokens",
                        (long long)n_pages * page_tokens, cache.bytes >> 20);
     *out_cache = cache;
     return SP_OK;

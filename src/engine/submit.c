@@ -58,7 +58,7 @@ static sp_status check_length(const sp_engine *engine, const sp_request *request
     if (total > capacity)
         return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "kv-tokens", -1,
                        "the prompt's %d tokens and max_tokens %d exceed the KV cache of %lld "
-                       "tokens; raise --kv-tokens",
+                       "tokens; raise kv-tokens",
                        request->n_tokens, request->max_tokens, (long long)capacity);
     return SP_OK;
 }

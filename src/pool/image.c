@@ -188,11 +188,11 @@ static sp_status locate(const sp_layout *layout, const sp_adapter_site *site, in
     if (index < 0)
         return sp_fail(error, SP_ERR_REFUSED, "module-not-in-pool", site_name(site), site->layer,
                        "the adapter adapts %s, which the pool does not hold; add it to "
-                       "--lora-modules",
+                       "lora-modules",
                        site_name(site));
     if (site->rank > sp_layout_rank_stride(layout))
         return sp_fail(error, SP_ERR_TOO_LARGE, "rank-exceeds-pool", site_name(site), site->layer,
-                       "rank %d is above the pool's %d; raise --max-lora-rank", (int)site->rank,
+                       "rank %d is above the pool's %d; raise max-lora-rank", (int)site->rank,
                        (int)sp_layout_rank_stride(layout));
     if (!isfinite(site->scale))
         return sp_fail(error, SP_ERR_REFUSED, "non-finite", site_name(site), site->layer,

@@ -112,7 +112,7 @@ static sp_status resolve_options(const sp_layout_options *options, sp_module_set
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
                        "layout options without a geometry or not initialised");
     if (options->rank < 1 || options->rank > SP_POOL_RANK_MAX)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "--max-lora-rank", -1,
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "max-lora-rank", -1,
                        "the pool's rank must be from 1 to %d, not %d", SP_POOL_RANK_MAX,
                        (int)options->rank);
     if (sp_dtype_bytes(options->dtype) == 0)
@@ -148,9 +148,9 @@ static region_cursor start_cursor(const sp_layout_options *options)
 
 static sp_status fail_overflow(sp_error *error)
 {
-    return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "--max-lora-rank", -1,
-                   "the bytes of one slot exceed the address space; lower --max-lora-rank or "
-                   "--lora-modules");
+    return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "max-lora-rank", -1,
+                   "the bytes of one slot exceed the address space; lower max-lora-rank or "
+                   "lora-modules");
 }
 
 sp_status sp_layout_measure(const sp_layout_options *options, size_t *out_slot_bytes,

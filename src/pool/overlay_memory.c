@@ -60,9 +60,9 @@ static sp_status allocate_device(sp_overlay_memory *memory, sp_error *error)
     sp_status status = sp_device_alloc(memory->device, memory->bytes, &block, NULL);
 
     if (status != SP_OK)
-        return sp_fail(error, SP_ERR_MEMORY, NULL, "--overlay-bytes", -1,
+        return sp_fail(error, SP_ERR_MEMORY, NULL, "overlay-bytes", -1,
                        "the replaced rows of adapters need %.1f MiB, which %s does not have; lower "
-                       "--overlay-bytes",
+                       "overlay-bytes",
                        (double)memory->bytes / 0x1p20, sp_device_name(memory->device));
     memory->memory = block;
     status = sp_device_alloc(memory->device, cells_bytes(memory), &memory->cells, error);

@@ -33,7 +33,7 @@ typedef struct sp_overlay_memory {
     sp_pool_overlays embed, head;
 } sp_overlay_memory;
 
-/* SP_ERR_MEMORY names the flag to lower. On failure nothing is left behind. */
+/* SP_ERR_MEMORY names the setting to lower. On failure nothing is left behind. */
 sp_status sp_overlay_memory_create(sp_device *device, int32_t n_slots, size_t bytes,
                                    sp_overlay_memory *out_memory, sp_error *error);
 void sp_overlay_memory_destroy(sp_overlay_memory *memory);

@@ -79,9 +79,9 @@ static sp_status allocate_slots(sp_pool *pool, sp_error *error)
     bool overflow = __builtin_mul_overflow(slot_bytes, (size_t)pool->n_slots, &bytes);
 
     if (overflow || sp_device_alloc(pool->device, bytes, &memory, NULL) != SP_OK)
-        return sp_fail(error, SP_ERR_MEMORY, NULL, "--max-loras", -1,
+        return sp_fail(error, SP_ERR_MEMORY, NULL, "max-loras", -1,
                        "the adapter pool needs %d slots of %.1f MiB, which %s does not have; "
-                       "lower --max-loras, --max-lora-rank or --lora-modules",
+                       "lower max-loras, max-lora-rank or lora-modules",
                        (int)pool->n_slots, (double)slot_bytes / 0x1p20,
                        sp_device_name(pool->device));
     pool->memory = memory;
@@ -125,7 +125,7 @@ static sp_status read_options(const sp_pool_options *from, sp_pool_options *out,
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "sp_pool_options", -1,
                        "the pool's options have no %s", out->layout == NULL ? "layout" : "device");
     if (out->slots < 1 || out->slots > SLOTS_LIMIT)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "--max-loras", -1,
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "max-loras", -1,
                        "the pool must have from 1 to %d slots, not %d", SLOTS_LIMIT,
                        (int)out->slots);
     return SP_OK;
@@ -427,12 +427,12 @@ static void reset_slot(sp_pool *pool, int32_t slot, sp_slot_state state)
 static sp_status no_victim(const sp_pool *pool, sp_status status, sp_error *error)
 {
     if (status == SP_POOL_FULL)
-        return sp_fail(error, status, NULL, "--max-loras", -1,
+        return sp_fail(error, status, NULL, "max-loras", -1,
                        "all %d adapter slots are in use; release one and try again, or raise "
-                       "--max-loras",
+                       "max-loras",
                        (int)pool->n_slots);
-    return sp_fail(error, status, NULL, "--max-loras", -1,
-                   "all %d adapter slots are pinned; unpin one or raise --max-loras",
+    return sp_fail(error, status, NULL, "max-loras", -1,
+                   "all %d adapter slots are pinned; unpin one or raise max-loras",
                    (int)pool->n_slots);
 }
 
@@ -539,9 +539,9 @@ static sp_status check_loading(const sp_pool *pool, int32_t slot, const sp_image
 
 static sp_status no_room(const sp_pool *pool, size_t bytes, sp_error *error)
 {
-    return sp_fail(error, SP_POOL_FULL, NULL, "--overlay-bytes", -1,
+    return sp_fail(error, SP_POOL_FULL, NULL, "overlay-bytes", -1,
                    "no %zu bytes are free for the rows that the adapter replaces; try again, or "
-                   "raise --overlay-bytes above %zu",
+                   "raise overlay-bytes above %zu",
                    bytes, pool->overlays.bytes);
 }
 
@@ -550,9 +550,9 @@ sp_status sp_pool_check_room(sp_pool *pool, const sp_image *image, sp_error *err
     size_t bytes = sp_image_overlay_bytes(image), offset_bytes;
 
     if (bytes > pool->overlays.bytes)
-        return sp_fail(error, SP_ERR_TOO_LARGE, "overlay-too-large", "--overlay-bytes", -1,
+        return sp_fail(error, SP_ERR_TOO_LARGE, "overlay-too-large", "overlay-bytes", -1,
                        "the rows of embed_tokens and lm_head that the adapter replaces take %zu "
-                       "bytes, above the budget of %zu; raise --overlay-bytes",
+                       "bytes, above the budget of %zu; raise overlay-bytes",
                        bytes, pool->overlays.bytes);
     if (bytes > 0 && !find_room(pool, bytes, &offset_bytes))
         return no_room(pool, bytes, error);

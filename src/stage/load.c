@@ -96,9 +96,9 @@ static void append_load(sp_stage *stage, stage_load *load)
 
 static sp_status cache_full(const sp_stage *stage, sp_error *error)
 {
-    return sp_fail(error, SP_POOL_FULL, "host-cache-full", "--host-cache-mib", -1,
+    return sp_fail(error, SP_POOL_FULL, "host-cache-full", "host-cache-mib", -1,
                    "the host cache of %zu bytes is full of adapters in use; try again, or raise "
-                   "--host-cache-mib",
+                   "host-cache-mib",
                    stage->host_bytes_max);
 }
 
@@ -218,9 +218,9 @@ static sp_status no_slot(sp_status status, const stage_load *load, sp_error *err
 {
     return sp_fail(error, status, NULL, load->version->name, -1,
                    status == SP_POOL_FULL
-                       ? "no slot is free for \"%s\" now; try again, or raise --max-loras"
+                       ? "no slot is free for \"%s\" now; try again, or raise max-loras"
                        : "every slot is pinned, none can be had for \"%s\"; unpin one or raise "
-                         "--max-loras",
+                         "max-loras",
                    load->version->name);
 }
 
@@ -363,9 +363,9 @@ static sp_status check_size(sp_stage *stage, const sp_image *image, sp_error *er
     if (status < 0)
         return status;
     if (stage->host_bytes_max != 0 && sp_image_bytes(image) > stage->host_bytes_max)
-        return sp_fail(error, SP_ERR_BUDGET, NULL, "--host-cache-mib", -1,
+        return sp_fail(error, SP_ERR_BUDGET, NULL, "host-cache-mib", -1,
                        "the host cache of %zu bytes does not hold this adapter's %zu; raise "
-                       "--host-cache-mib",
+                       "host-cache-mib",
                        stage->host_bytes_max, sp_image_bytes(image));
     return sp_stage_grow_image(stage, image) ? SP_OK : cache_full(stage, error);
 }

@@ -154,7 +154,7 @@ sp_status sp_stage_ask(sp_stage *stage, sp_hold *hold, bool give_way, sp_error *
         stop_waiting(stage, hold);
         return sp_fail(error, status, NULL, hold->version->name, -1,
                        "every adapter slot is pinned, so \"%s\" cannot be served; unpin one or "
-                       "raise --max-loras",
+                       "raise max-loras",
                        hold->version->name);
     }
     return status;

@@ -23,14 +23,14 @@ static sp_status check_options(const sp_stage_options *options, sp_error *error)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
                        "stage options without a pool, or not initialised");
     if (options->threads < 0 || options->threads > LOADERS_MAX)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "--loader-threads", -1,
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "loader-threads", -1,
                        "loader threads must be from 0 to %d, not %d", LOADERS_MAX,
                        (int)options->threads);
     image_bytes = sp_layout_image_bytes(sp_pool_layout(options->pool));
     if (options->host_bytes_max != 0 && options->host_bytes_max < image_bytes)
-        return sp_fail(error, SP_ERR_BUDGET, NULL, "--host-cache-mib", -1,
+        return sp_fail(error, SP_ERR_BUDGET, NULL, "host-cache-mib", -1,
                        "the host cache of %zu bytes does not hold one packed adapter of %zu; "
-                       "raise --host-cache-mib",
+                       "raise host-cache-mib",
                        options->host_bytes_max, image_bytes);
     return SP_OK;
 }

@@ -492,7 +492,7 @@ static void limits(void **state)
     options.rank_max = 2;
     sp_adapter_release(toy_opened(adapter, &options));
     options.rank_max = 1;
-    toy_refused(adapter, &options, "rank-exceeds-pool", Q_PATH ".lora_A.weight", "--max-lora-rank",
+    toy_refused(adapter, &options, "rank-exceeds-pool", Q_PATH ".lora_A.weight", "max-lora-rank",
                 "rank 2 in 1");
     options.rank_max = 2;
     make_adapter_config_with(adapter, ", \"rank_pattern\": {\"up_proj\": 3}");
@@ -500,11 +500,11 @@ static void limits(void **state)
     options.expert_rank_max = 3;
     sp_adapter_release(toy_opened(adapter, &options));
     options.expert_rank_max = 2;
-    toy_refused(adapter, &options, "expert-rank-exceeds-cap", NULL, "--max-lora-expert-rank",
+    toy_refused(adapter, &options, "expert-rank-exceeds-cap", NULL, "max-lora-expert-rank",
                 "expert rank 3 in 2");
     options.expert_rank_max = 0;
     options.experts_off = true;
-    toy_refused(adapter, &options, "experts-disabled", NULL, "--experts", "experts off");
+    toy_refused(adapter, &options, "experts-disabled", NULL, "experts", "experts off");
     make_adapter_destroy(adapter);
     adapter = make_adapter_create();
     make_adapter_add_pair(adapter, "model.layers.1.mlp.gate", 2, 8, 4, 7);

@@ -349,7 +349,7 @@ static void unchecked(void **state)
     check(root, "notes",
           "[\"use_rslora is absent: the scale is alpha / r\", \"1 fused expert pairs (the first: "
           "rank 2, scale 2) are not listed: their number of experts is not known without "
-          "--model\"]");
+          "a base model\"]");
     json_decref(root);
     sp_receipt_destroy(receipt);
     make_adapter_destroy(adapter);

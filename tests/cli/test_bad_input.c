@@ -150,7 +150,7 @@ static void test_bad_requests(void **state)
                             "generate --model %s --request 'hello you' --max-tokens 100 "
                             "--kv-tokens 64",
                             DEMO),
-                  1, "raise --kv-tokens");
+                  1, "raise kv-tokens");
     check_failure(shell_run(NULL, "generate --model %s --request hello", TIED), 1,
                   "tokenizer.json");
     check_failure(shell_run(NULL, "logits --model %s --tokens 1,600 --out /nowhere/x", TIED), 1,
@@ -233,7 +233,7 @@ static void test_bad_adapters(void **state)
                             "generate --model %s --adapter a=%s/adapters/sqldoc "
                             "--adapter b=%s/adapters/csource --max-loras 0 --request x",
                             DEMO, SP_TEST_DEMO, SP_TEST_DEMO),
-                  1, "--max-loras");
+                  1, "max-loras");
     check_failure(shell_run(NULL,
                             "generate --model %s --adapter a=%s/adapters/csource "
                             "--max-lora-rank 8 --request x",

@@ -295,7 +295,7 @@ static void usage(void **state)
     }
     result = run("--help");
     assert_int_equal(result.status, 0);
-    assert_non_null(strstr(result.out, "--allow-partial"));
+    assert_non_null(strstr(result.out, "allow-partial"));
     assert_string_equal(result.err, "");
     forget(&result);
 }

@@ -770,7 +770,7 @@ static void what_has_no_kernels_is_named(void **state)
 
     (void)state;
     expect_unsupported(&q, 8, SP_DTYPE_F32, 8, "f32");
-    expect_unsupported(&q, 520, SP_DTYPE_BF16, 8, "--max-lora-rank");
+    expect_unsupported(&q, 520, SP_DTYPE_BF16, 8, "max-lora-rank");
     expect_unsupported(&q, 8, SP_DTYPE_BF16, 65537, "rows_max");
     assert_int_equal(sp_device_allocated_bytes(gpu), before);
 }

@@ -232,7 +232,7 @@ static void test_modules_that_the_base_has(void **state)
     sp_engine_close(engine);
     assert_ok(sp_module_set_parse("mlp.gate", &options.lora_modules, &error), &error);
     assert_int_equal(sp_engine_open(&options, &adapter, 1, &engine, &error), SP_ERR_ARGUMENT);
-    assert_non_null(strstr(error.text, "--lora-modules"));
+    assert_non_null(strstr(error.text, "lora-modules"));
 }
 
 int main(void)

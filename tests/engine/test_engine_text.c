@@ -78,7 +78,7 @@ static void test_too_many_tokens(void **state)
     assert_null(tokens);
     assert_string_equal(error.code, "too-many-tokens");
     assert_string_equal(error.subject, "prompt");
-    assert_non_null(strstr(error.text, "the context is 320 (--max-context"));
+    assert_non_null(strstr(error.text, "the context is 320 (max-context"));
     assert_int_equal(
         sp_engine_encode(engine, text, sizeof text - 1, true, n - 1, &tokens, &again, NULL),
         SP_ERR_TOO_LARGE);

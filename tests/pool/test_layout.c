@@ -213,9 +213,9 @@ static void bad_options_are_refused_by_name(void **state)
 
     (void)state;
     options.rank = 0;
-    refuse(options, SP_ERR_ARGUMENT, "--max-lora-rank");
+    refuse(options, SP_ERR_ARGUMENT, "max-lora-rank");
     options.rank = SP_POOL_RANK_MAX + 1;
-    refuse(options, SP_ERR_ARGUMENT, "--max-lora-rank");
+    refuse(options, SP_ERR_ARGUMENT, "max-lora-rank");
     options = good;
     options.modules = BIT(SP_MODULE_Q_PROJ) | BIT(SP_MODULE_O_PROJ);
     refuse(options, SP_ERR_ARGUMENT, "self_attn.o_proj");
@@ -255,7 +255,7 @@ static void a_slot_beyond_the_address_space_is_refused(void **state)
     options = small_options(geometry);
     options.rank = SP_POOL_RANK_MAX;
     options.dtype = SP_DTYPE_F32;
-    refuse(options, SP_ERR_TOO_LARGE, "--max-lora-rank");
+    refuse(options, SP_ERR_TOO_LARGE, "max-lora-rank");
     sp_geometry_release(geometry);
     free(sites);
 }

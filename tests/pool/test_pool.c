@@ -431,7 +431,7 @@ static void pins_hold(void **state)
     assert_ok(sp_pool_set_pinned(f->pool, handles[1], false, NULL), NULL);
     assert_ok(sp_pool_set_awaited(f->pool, handles[1], true, NULL), NULL);
     assert_int_equal(sp_pool_load(f->pool, f->images[0], &more, &error), SP_POOL_FULL);
-    assert_string_equal(error.subject, "--max-loras");
+    assert_string_equal(error.subject, "max-loras");
     assert_ok(sp_pool_set_awaited(f->pool, handles[1], false, NULL), NULL);
     assert_ok(sp_pool_acquire(f->pool, handles[1], NULL), NULL);
     assert_int_equal(sp_pool_load(f->pool, f->images[0], &more, &error), SP_POOL_FULL);
@@ -719,9 +719,9 @@ static void create_and_destroy_return_to_the_same_bytes(void **state)
 static void expect_too_large(const sp_error *error, const char *numbers)
 {
     assert_int_equal(error->status, SP_ERR_MEMORY);
-    assert_string_equal(error->subject, "--max-loras");
+    assert_string_equal(error->subject, "max-loras");
     assert_non_null(strstr(error->text, numbers));
-    assert_non_null(strstr(error->text, "--max-lora-rank"));
+    assert_non_null(strstr(error->text, "max-lora-rank"));
 }
 
 static void a_pool_that_is_too_large_says_what_to_lower(void **state)

@@ -188,7 +188,7 @@ static void too_large_is_refused_by_name(void **state)
     (void)state;
     assert_int_equal(try_load(w, 2, 1.0f, &error), SP_ERR_TOO_LARGE);
     assert_string_equal(error.code, "overlay-too-large");
-    assert_string_equal(error.subject, "--overlay-bytes");
+    assert_string_equal(error.subject, "overlay-bytes");
     for (int32_t i = 0; i < SLOTS; i++)
         assert_int_equal(state_of(w, i), SP_SLOT_EMPTY);
     world_destroy(w);
@@ -222,7 +222,7 @@ static void room_comes_from_idle_slots(void **state)
     /* With both held there is no room for three rows, and trying changes nothing. */
     assert_ok(sp_pool_set_pinned(w->pool, hand_handle(w->pool, b), true, NULL), NULL);
     assert_int_equal(try_load(w, 6, 5.0f, &error), SP_POOL_FULL);
-    assert_string_equal(error.subject, "--overlay-bytes");
+    assert_string_equal(error.subject, "overlay-bytes");
     check_shown(w, b, 2, 2.0f);
     check_shown(w, 3, 1, 4.0f);
     assert_int_equal(state_of(w, 3), SP_SLOT_READY);

@@ -291,7 +291,7 @@ def check_giant_prompts(binary):
                     error = json.loads(answer.read())["error"]
                 assert answer.status == 400, (path, answer.status, error)
                 assert error["code"] == "too-many-tokens", (path, error)
-                assert error["param"] == "prompt" and "--max-context" in error["message"], error
+                assert error["param"] == "prompt" and "max-context" in error["message"], error
                 taken = 8 * listed if path == "/tokenize" else listed
                 assert "more than %d tokens" % taken in error["message"], (path, error)
         # More than the context can be counted, and only there.
