@@ -28,13 +28,13 @@ enum { LAYERS = 36, RANK = 16, SLOTS = 8, ROWS_MAX = 8192, HIDDEN = 4096, INTER 
     } while (0)
 
 static const struct {
-    sp_module module;
+    const char *name;
     int32_t k_in, n_out;
 } modules[] = {
-    {SP_MODULE_Q_PROJ, HIDDEN, 4096},     {SP_MODULE_K_PROJ, HIDDEN, 1024},
-    {SP_MODULE_V_PROJ, HIDDEN, 1024},     {SP_MODULE_O_PROJ, HIDDEN, HIDDEN},
-    {SP_MODULE_GATE_PROJ, HIDDEN, INTER}, {SP_MODULE_UP_PROJ, HIDDEN, INTER},
-    {SP_MODULE_DOWN_PROJ, INTER, HIDDEN},
+    {"self_attn.q_proj", HIDDEN, 4096}, {"self_attn.k_proj", HIDDEN, 1024},
+    {"self_attn.v_proj", HIDDEN, 1024}, {"self_attn.o_proj", HIDDEN, HIDDEN},
+    {"mlp.gate_proj", HIDDEN, INTER},   {"mlp.up_proj", HIDDEN, INTER},
+    {"mlp.down_proj", INTER, HIDDEN},
 };
 
 enum { MODULES = sizeof modules / sizeof modules[0] };
@@ -58,14 +58,21 @@ static struct {
 
 static void make_pool(void)
 {
-    static sp_site_dims dims[LAYERS * MODULES];
+    static sp_site sites[LAYERS * MODULES];
+    static char paths[LAYERS * MODULES][64];
     sp_layout_options layout_options;
     sp_pool_options pool_options;
 
-    for (int32_t i = 0; i < LAYERS * MODULES; i++)
-        dims[i] = (sp_site_dims){i / MODULES, modules[i % MODULES].module,
-                                 modules[i % MODULES].k_in, modules[i % MODULES].n_out};
-    CHECK(sp_geometry_create(LAYERS, 0, dims, LAYERS * MODULES, &bench.geometry, &bench.error));
+    for (int32_t i = 0; i < LAYERS * MODULES; i++) {
+        sp_site_default(&sites[i], sizeof sites[i]);
+        snprintf(paths[i], sizeof paths[i], "model.layers.%d.%s", i / MODULES,
+                 modules[i % MODULES].name);
+        sites[i].path = paths[i];
+        sites[i].layer = i / MODULES;
+        sites[i].k_in = modules[i % MODULES].k_in;
+        sites[i].n_out = modules[i % MODULES].n_out;
+    }
+    CHECK(sp_geometry_create(sites, LAYERS * MODULES, &bench.geometry, &bench.error));
     sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = bench.geometry;
     layout_options.rank = RANK;
@@ -140,10 +147,10 @@ static void apply_group(int32_t layer, int first, int n)
     sp_delta_output outputs[3];
 
     for (int i = 0; i < n; i++)
-        outputs[i] = (sp_delta_output){modules[first + i].module,
+        outputs[i] = (sp_delta_output){layer * MODULES + first + i,
                                        (char *)bench.y + (size_t)i * ROWS_MAX * 4096,
                                        modules[first + i].n_out, SP_DTYPE_BF16};
-    CHECK(sp_delta_apply(bench.delta, bench.plan, layer, bench.x, modules[first].k_in, outputs, n));
+    CHECK(sp_delta_apply(bench.delta, bench.plan, bench.x, modules[first].k_in, outputs, n));
 }
 
 static void enqueue_step(void)

@@ -100,7 +100,8 @@ static int run_build_case(const build_case *c, const settings *s, sp_exec *exec,
                           void *own, bool last)
 {
     sp_served_tables tables = {.embed = {served, SP_DTYPE_BF16, VOCAB, HIDDEN, false}};
-    sp_adapter_table table = {.module = SP_MODULE_EMBED_TOKENS,
+    sp_adapter_table table = {.struct_bytes = sizeof table,
+                              .kind = SP_SITE_EMBEDDING,
                               .full = {own, c->dtype, VOCAB, HIDDEN, HIDDEN, 1}};
     double row = HIDDEN * (double)sp_dtype_bytes(c->dtype);
     double moved = VOCAB * (row + HIDDEN * 2.0) + c->n_different * (row + HIDDEN * 2.0);

@@ -20,14 +20,16 @@ static int refuse(const char *path, const sp_error *error)
 /* One line for each kind of module: how many layers, ranks, and the scale of the first. */
 static void print_modules(const sp_adapter *adapter)
 {
-    for (int module = 0; module < SP_MODULE_COUNT; module++) {
+    const sp_geometry *geometry = sp_adapter_geometry(adapter);
+
+    for (int32_t module = 0; module < sp_geometry_n_modules(geometry); module++) {
         int n = 0, rank_min = 0, rank_max = 0;
         float scale = 0;
 
         for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
             const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
 
-            if ((int)site->module != module)
+            if (sp_geometry_site_module(geometry, site->site) != module)
                 continue;
             scale = n == 0 ? site->scale : scale;
             rank_min = n == 0 || site->rank < rank_min ? site->rank : rank_min;
@@ -35,8 +37,8 @@ static void print_modules(const sp_adapter *adapter)
             n++;
         }
         if (n > 0)
-            printf("  %-28s %4d sites, rank %d..%d, scale %g\n", sp_module_name((sp_module)module),
-                   n, rank_min, rank_max, (double)scale);
+            printf("  %-28s %4d sites, rank %d..%d, scale %g\n",
+                   sp_geometry_module_name(geometry, module), n, rank_min, rank_max, (double)scale);
     }
 }
 

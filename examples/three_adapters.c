@@ -81,12 +81,12 @@ static sp_plan *make_plan(const sp_pool *pool, const sp_slot_handle *handles)
 }
 
 /* Is y of row BY_HAND at output n scale * (x A^T) B^T? A [rank, k_in], B [n_out, rank], F32. */
-static int is_right(const sp_adapter *adapter, int32_t n)
+static int is_right(const sp_adapter *adapter, int32_t number, int32_t n)
 {
     const sp_adapter_site *site = sp_adapter_site_at(adapter, 0);
     double sum = 0;
 
-    for (size_t i = 1; site->layer != LAYER || site->module != SP_MODULE_Q_PROJ; i++)
+    for (size_t i = 1; site->site != number; i++)
         site = sp_adapter_site_at(adapter, i);
     for (int32_t i = 0, k_in = site->a.cols; i < site->rank * k_in; i++)
         sum += (double)x[BY_HAND][i % k_in] * (double)((const float *)site->a.data)[i] *
@@ -97,7 +97,8 @@ static int is_right(const sp_adapter *adapter, int32_t n)
 
 int main(int argc, char **argv)
 {
-    sp_delta_output output = {SP_MODULE_Q_PROJ, y, WIDTH_MAX, SP_DTYPE_F32};
+    sp_delta_output output = {.y = y, .y_stride = WIDTH_MAX, .y_type = SP_DTYPE_F32};
+    sp_site site = {.struct_bytes = sizeof site};
     sp_adapter *adapters[N_ADAPTERS];
     sp_slot_handle handles[N_ADAPTERS];
     sp_delta_options options;
@@ -106,12 +107,13 @@ int main(int argc, char **argv)
     sp_device *device;
     sp_delta *delta;
     sp_plan *plan;
-    int32_t slots, n_out, n_right = 0;
+    int32_t slots, n_right = 0;
 
     if (argc != 2 + N_ADAPTERS && argc != 3 + N_ADAPTERS)
         return 2;
     check(sp_geometry_open(argv[1], &geometry, &error));
-    check(sp_geometry_site(geometry, LAYER, output.module, NULL, &n_out) ? SP_OK : SP_ERR_INPUT);
+    output.site = sp_geometry_find_module(geometry, LAYER, "self_attn.q_proj", -1);
+    check(sp_geometry_site_at(geometry, output.site, &site, &error));
     check(sp_device_open("cpu", NULL, &device, &error));
     sp_exec_options_default(&threads, sizeof threads);
     sp_delta_options_default(&options, sizeof options);
@@ -124,10 +126,10 @@ int main(int argc, char **argv)
     plan = make_plan(options.pool, handles);
     for (int i = 0; i < N_ROWS * WIDTH_MAX; i++)
         x[i / WIDTH_MAX][i % WIDTH_MAX] = (float)(i % 13) / 8 - 1;
-    check(sp_delta_apply(delta, plan, LAYER, x, WIDTH_MAX, &output, 1));
-    for (int32_t n = 0; n < n_out; n++)
-        n_right += is_right(adapters[row_adapter[BY_HAND]], n);
-    printf("row %d: %d of %d outputs are right\n", BY_HAND, (int)n_right, (int)n_out);
+    check(sp_delta_apply(delta, plan, x, WIDTH_MAX, &output, 1));
+    for (int32_t n = 0; n < site.n_out; n++)
+        n_right += is_right(adapters[row_adapter[BY_HAND]], output.site, n);
+    printf("row %d: %d of %d outputs are right\n", BY_HAND, (int)n_right, (int)site.n_out);
     sp_plan_destroy(plan);
     sp_delta_destroy(delta);
     for (int i = 0; i < N_ADAPTERS; i++)
@@ -138,5 +140,5 @@ int main(int argc, char **argv)
         sp_adapter_release(adapters[i]);
     sp_device_close(device);
     sp_geometry_release(geometry);
-    return n_right == n_out ? 0 : 1;
+    return n_right == site.n_out ? 0 : 1;
 }

@@ -25,12 +25,11 @@ enum { LAYERS_MAX = 8, ADAPTERS_MAX = 12, PROMPTS = 3, PATH_BYTES = 512, MEMORIE
 enum { Q, K, V, O, GATE, UP, DOWN, N_LINEAR };
 static const struct {
     const char *name;
-    sp_module module;
+    int32_t group;
 } linears[N_LINEAR] = {
-    [Q] = {"self_attn.q_proj", SP_MODULE_Q_PROJ},    [K] = {"self_attn.k_proj", SP_MODULE_K_PROJ},
-    [V] = {"self_attn.v_proj", SP_MODULE_V_PROJ},    [O] = {"self_attn.o_proj", SP_MODULE_O_PROJ},
-    [GATE] = {"mlp.gate_proj", SP_MODULE_GATE_PROJ}, [UP] = {"mlp.up_proj", SP_MODULE_UP_PROJ},
-    [DOWN] = {"mlp.down_proj", SP_MODULE_DOWN_PROJ},
+    [Q] = {"self_attn.q_proj", 0},  [K] = {"self_attn.k_proj", 0}, [V] = {"self_attn.v_proj", 0},
+    [O] = {"self_attn.o_proj", -1}, [GATE] = {"mlp.gate_proj", 1}, [UP] = {"mlp.up_proj", 1},
+    [DOWN] = {"mlp.down_proj", -1},
 };
 
 typedef struct linear {
@@ -240,20 +239,41 @@ static void read_model(model *m, const char *directory)
 
 /* ---- what the library is told -------------------------------------------------------------- */
 
+/* Number of a linear module's site: the embedding and the head are the first two. */
+static int32_t site_of(int32_t layer, int i)
+{
+    return 2 + layer * N_LINEAR + i;
+}
+
 /* The sites of the model by hand: every place where an adapter can land, with its dimensions. */
 static void describe(host *h)
 {
     const model *m = &h->model;
-    sp_site_dims sites[LAYERS_MAX * N_LINEAR + 2];
-    size_t n = 0;
+    static char paths[LAYERS_MAX][N_LINEAR][64];
+    sp_site sites[LAYERS_MAX * N_LINEAR + 2];
+    size_t n = 2 + (size_t)(m->layers * N_LINEAR);
 
-    sites[n++] = (sp_site_dims){-1, SP_MODULE_EMBED_TOKENS, m->vocab, m->hidden};
-    sites[n++] = (sp_site_dims){-1, SP_MODULE_LM_HEAD, m->hidden, m->vocab};
+    for (size_t i = 0; i < n; i++)
+        sp_site_default(&sites[i], sizeof sites[i]);
+    sites[0].path = "model.embed_tokens";
+    sites[0].kind = SP_SITE_EMBEDDING;
+    sites[1].path = "lm_head";
+    sites[1].kind = SP_SITE_HEAD;
+    sites[0].k_in = sites[1].n_out = m->vocab;
+    sites[0].n_out = sites[1].k_in = m->hidden;
     for (int32_t layer = 0; layer < m->layers; layer++)
-        for (int i = 0; i < N_LINEAR; i++)
-            sites[n++] = (sp_site_dims){layer, linears[i].module, m->linear[layer][i].k_in,
-                                        m->linear[layer][i].n_out};
-    check(sp_geometry_create(m->layers, 0, sites, n, &h->geometry, &error));
+        for (int i = 0; i < N_LINEAR; i++) {
+            sp_site *site = &sites[site_of(layer, i)];
+
+            snprintf(paths[layer][i], sizeof paths[layer][i], "model.layers.%d.%s", (int)layer,
+                     linears[i].name);
+            site->path = paths[layer][i];
+            site->layer = layer;
+            site->group = linears[i].group;
+            site->k_in = m->linear[layer][i].k_in;
+            site->n_out = m->linear[layer][i].n_out;
+        }
+    check(sp_geometry_create(sites, n, &h->geometry, &error));
 }
 
 static sp_adapter *open_adapter(const host *h, const char *directory, const char *name)
@@ -349,12 +369,12 @@ static void linear_group(host *h, int32_t n_rows, int32_t layer, int first, int 
 
     for (int i = 0; i < n; i++) {
         gemm(x, n_rows, &l[i], y[i]);
-        outputs[i] = (sp_delta_output){.module = linears[first + i].module,
+        outputs[i] = (sp_delta_output){.site = site_of(layer, first + i),
                                        .y = y[i],
                                        .y_stride = l[i].n_out,
                                        .y_type = SP_DTYPE_F32};
     }
-    check(sp_delta_apply(h->delta, h->plan, layer, x, l->k_in, outputs, n));
+    check(sp_delta_apply(h->delta, h->plan, x, l->k_in, outputs, n));
 }
 
 static void rms_norm(const model *m, const float *x, int32_t n_rows, const float *weight, float *y)

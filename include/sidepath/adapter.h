@@ -23,61 +23,6 @@
 extern "C" {
 #endif
 
-/* ---- modules ------------------------------------------------------------------------------- */
-
-/*
- * The kinds of place a delta can land. The order is the order of regions inside a slot; numbers
- * are stable. `name` is the checkpoint's own path after "layers.N." (or after the trunk).
- */
-#define SP_MODULE_LIST(X)                                            \
-    X(SP_MODULE_Q_PROJ, 0, "self_attn.q_proj")                       \
-    X(SP_MODULE_K_PROJ, 1, "self_attn.k_proj")                       \
-    X(SP_MODULE_V_PROJ, 2, "self_attn.v_proj")                       \
-    X(SP_MODULE_O_PROJ, 3, "self_attn.o_proj")                       \
-    X(SP_MODULE_GDN_IN_QKVZ, 4, "linear_attn.in_proj_qkvz")          \
-    X(SP_MODULE_GDN_IN_BA, 5, "linear_attn.in_proj_ba")              \
-    X(SP_MODULE_GDN_IN_QKV, 6, "linear_attn.in_proj_qkv")            \
-    X(SP_MODULE_GDN_IN_Z, 7, "linear_attn.in_proj_z")                \
-    X(SP_MODULE_GDN_IN_B, 8, "linear_attn.in_proj_b")                \
-    X(SP_MODULE_GDN_IN_A, 9, "linear_attn.in_proj_a")                \
-    X(SP_MODULE_GDN_OUT, 10, "linear_attn.out_proj")                 \
-    X(SP_MODULE_GATE_PROJ, 11, "mlp.gate_proj")                      \
-    X(SP_MODULE_UP_PROJ, 12, "mlp.up_proj")                          \
-    X(SP_MODULE_DOWN_PROJ, 13, "mlp.down_proj")                      \
-    X(SP_MODULE_SHARED_GATE_PROJ, 14, "mlp.shared_expert.gate_proj") \
-    X(SP_MODULE_SHARED_UP_PROJ, 15, "mlp.shared_expert.up_proj")     \
-    X(SP_MODULE_SHARED_DOWN_PROJ, 16, "mlp.shared_expert.down_proj") \
-    X(SP_MODULE_SHARED_EXPERT_GATE, 17, "mlp.shared_expert_gate")    \
-    X(SP_MODULE_ROUTER, 18, "mlp.gate")                              \
-    X(SP_MODULE_EXPERT_GATE_PROJ, 19, "mlp.experts.gate_proj")       \
-    X(SP_MODULE_EXPERT_UP_PROJ, 20, "mlp.experts.up_proj")           \
-    X(SP_MODULE_EXPERT_DOWN_PROJ, 21, "mlp.experts.down_proj")       \
-    X(SP_MODULE_EMBED_TOKENS, 22, "embed_tokens")                    \
-    X(SP_MODULE_LM_HEAD, 23, "lm_head")
-
-typedef enum sp_module {
-#define SP_MODULE_ENUM(symbol, number, name) symbol = number,
-    SP_MODULE_LIST(SP_MODULE_ENUM)
-#undef SP_MODULE_ENUM
-        SP_MODULE_COUNT = 24
-} sp_module;
-
-/* A set of modules: bit (1 << module). */
-typedef uint32_t sp_module_set;
-
-/* The path after "layers.N." ("self_attn.q_proj"); NULL for a number out of range. */
-SP_API const char *sp_module_name(sp_module module);
-
-/*
- * Reads a comma-separated list of module names; a name may be a full path ("mlp.gate_proj") or its
- * last part ("q_proj"), which stands for every module that ends so ("gate_proj": the dense FFN's
- * and the shared expert's, but not the experts', which are named by path); "all-linear" stands for
- * every linear module outside the experts, router, embeddings and head. Names are not held against
- * a model: intersect the set with sp_geometry_modules. SP_ERR_INPUT names the part that fits
- * nothing, with its byte position.
- */
-SP_API sp_status sp_module_set_parse(const char *text, sp_module_set *out_set, sp_error *error);
-
 /* ---- model shape --------------------------------------------------------------------------- */
 
 typedef enum sp_family {
@@ -86,7 +31,7 @@ typedef enum sp_family {
     SP_FAMILY_QWEN3_NEXT = 2,
     SP_FAMILY_QWEN35 = 3,     /* Qwen3_5 text, dense hybrid */
     SP_FAMILY_QWEN35_MOE = 4, /* Qwen3_5Moe, text-only or conditional generation */
-    SP_FAMILY_CUSTOM = 99     /* a geometry filled in by hand */
+    SP_FAMILY_CUSTOM = 99     /* none of these */
 } sp_family;
 
 typedef enum sp_layer_kind {
@@ -137,41 +82,116 @@ SP_API sp_status sp_geometry_open(const char *path, sp_geometry **out_geometry, 
 SP_API sp_status sp_geometry_parse(const char *bytes, size_t n_bytes, sp_geometry **out_geometry,
                                    sp_error *error);
 
-/* One site of a geometry made by hand. layer is -1 for embed_tokens and lm_head. */
-typedef struct sp_site_dims {
-    int32_t layer;
-    sp_module module;
-    int32_t k_in, n_out;
-} sp_site_dims;
+/*
+ * What a site is to the library: which deltas can land there and how. A linear site takes rows of
+ * x; the embedding takes tokens (k_in: the vocabulary); the head gives logits (n_out: the
+ * vocabulary). Router and expert sites are described and audited like any other; a pool's slots do
+ * not hold them.
+ */
+typedef enum sp_site_kind {
+    SP_SITE_LINEAR = 0,
+    SP_SITE_EMBEDDING = 1,
+    SP_SITE_HEAD = 2,
+    SP_SITE_ROUTER = 3,
+    SP_SITE_EXPERT = 4
+} sp_site_kind;
 
 /*
- * A geometry for any host: lists every site with its dimensions, each (layer, module) once. For
- * expert modules the dims are one expert's and hold for all `experts` of the layer.
- * SP_ERR_ARGUMENT: layers < 1, a dimension < 1, a module given twice, a layer out of range.
+ * One place that a delta can land, as data. Its number, by which everything else names it (a
+ * layout, an adapter's site, an output of a delta), is the index of its row in the geometry.
  */
-SP_API sp_status sp_geometry_create(int32_t layers, int32_t experts, const sp_site_dims *sites,
-                                    size_t n_sites, sp_geometry **out_geometry, sp_error *error);
+typedef struct sp_site {
+    size_t struct_bytes;
+    const char *path;      /* as named_modules() has it: "model.layers.0.self_attn.q_proj"; PEFT's
+                              keys are "base_model.model.PATH.lora_A.weight" */
+    const char *module;    /* its name in every layer: "self_attn.q_proj". NULL for the host's rows:
+                              what follows the layer's number in the path, without the expert's;
+                              outside the layers the last word */
+    sp_site_kind kind;     /* the same for all sites of one module */
+    int32_t layer, expert; /* -1: in none; else a number that is a word of the path */
+    int32_t k_in, n_out;   /* of one expert */
+    int32_t group;         /* sites of one layer with the same group share x; -1: alone */
+} sp_site;
+
+/* Layer, expert and group -1, all else 0. */
+SP_API void sp_site_default(sp_site *out_site, size_t struct_bytes);
+
+#define SP_SITE_PATH_BYTES_MAX 512 /* with the NUL */
+#define SP_SITES_MAX           1048576
+
+/*
+ * A geometry for any host and any model: one row for every place that adapters may adapt, in any
+ * order, which becomes the order of a slot. Everything is copied. Paths are compared without the
+ * trunk ("model.", "model.language_model.", "language_model.model.") before "layers.",
+ * "embed_tokens" and "lm_head", so that an adapter fits whichever way its base was loaded.
+ * *out_geometry holds one reference, owned by the caller. SP_ERR_ARGUMENT with the row's index as
+ * position: no path, or one that is too long or not printable ASCII between dots; a number that
+ * the path does not have; a dimension below 1; a place or a path given twice; a second embedding or
+ * head; one module of two kinds; sites of one group with different k_in; more than 64 modules.
+ * SP_ERR_TOO_LARGE: more than SP_SITES_MAX rows. SP_ERR_MEMORY.
+ */
+SP_API sp_status sp_geometry_create(const sp_site *sites, size_t n_sites,
+                                    sp_geometry **out_geometry, sp_error *error);
 
 SP_API sp_geometry *sp_geometry_retain(sp_geometry *geometry);
 SP_API void sp_geometry_release(sp_geometry *geometry); /* NULL is allowed */
 
+/* One more than the largest number of a layer, or of an expert, in any row; of a config.json its
+ * own counts. */
 SP_API int32_t sp_geometry_layers(const sp_geometry *geometry);
 SP_API int32_t sp_geometry_experts(const sp_geometry *geometry);
 
 /* The model shape; NULL for a geometry made by hand. Lives as long as the geometry. */
 SP_API const sp_model_shape *sp_geometry_shape(const sp_geometry *geometry);
+
+/* By config.json; full attention where none says otherwise. */
 SP_API sp_layer_kind sp_geometry_layer_kind(const sp_geometry *geometry, int32_t layer);
 
 /*
- * The one predicate "this layer has this module", which also gives the dimensions. layer is -1 for
- * embed_tokens (k_in vocab, n_out hidden) and lm_head (k_in hidden, n_out vocab). Outputs may be
- * NULL and are set only when it returns true.
+ * Rows. Those of a config.json: embed_tokens and lm_head, then the layers; paths as in
+ * "model.layers.0.mlp.experts.5.gate_proj". Texts live as long as the geometry.
+ * SP_ERR_ARGUMENT: no such site, or out_site without its size.
  */
-SP_API bool sp_geometry_site(const sp_geometry *geometry, int32_t layer, sp_module module,
-                             int32_t *out_k_in, int32_t *out_n_out);
+SP_API int32_t sp_geometry_n_sites(const sp_geometry *geometry);
+SP_API sp_status sp_geometry_site_at(const sp_geometry *geometry, int32_t site, sp_site *out_site,
+                                     sp_error *error);
 
-/* Modules that any layer has, embed_tokens and lm_head included. */
+/* The site's number, or -1. By its path, under any trunk; by its place; the first of a kind. */
+SP_API int32_t sp_geometry_find(const sp_geometry *geometry, const char *path);
+SP_API int32_t sp_geometry_find_module(const sp_geometry *geometry, int32_t layer,
+                                       const char *module, int32_t expert);
+SP_API int32_t sp_geometry_find_kind(const sp_geometry *geometry, sp_site_kind kind);
+
+/* ---- modules ------------------------------------------------------------------------------- */
+
+/*
+ * A set of the distinct module names of one geometry: bit (1 << number). A geometry from a
+ * config.json numbers the names of all families that are read, whether the model has them or not,
+ * and so does one made by hand that has no others; with other names it numbers its own in the order
+ * of their first rows. A NULL geometry below means the names of the families.
+ */
+typedef uint64_t sp_module_set;
+
+SP_API int32_t sp_geometry_n_modules(const sp_geometry *geometry);
+/* The number of a site's module; -1 for a site that is not there. */
+SP_API int32_t sp_geometry_site_module(const sp_geometry *geometry, int32_t site);
+/* NULL for a number out of range. Lives as long as the geometry. */
+SP_API const char *sp_geometry_module_name(const sp_geometry *geometry, int32_t module);
+
+/* The modules with any site, and those with sites of one kind. */
 SP_API sp_module_set sp_geometry_modules(const sp_geometry *geometry);
+SP_API sp_module_set sp_geometry_kind_modules(const sp_geometry *geometry, sp_site_kind kind);
+
+/*
+ * Reads a comma-separated list of module names; a name may be a full one ("mlp.gate_proj") or its
+ * last part ("q_proj"), which stands for every module that ends so ("gate_proj": the dense FFN's
+ * and the shared expert's, but not the experts', which are named in full); "all-linear" stands for
+ * every module of linear sites. Modules that a config.json's model lacks may be named: intersect
+ * the set with sp_geometry_modules. SP_ERR_INPUT names the part that fits nothing, with its byte
+ * position.
+ */
+SP_API sp_status sp_module_set_parse(const sp_geometry *geometry, const char *text,
+                                     sp_module_set *out_set, sp_error *error);
 
 /* ---- served tables ------------------------------------------------------------------------- */
 
@@ -267,13 +287,16 @@ typedef struct sp_factor {
 } sp_factor;
 
 /*
- * One site that the adapter adapts by a pair: y += scale * (x · Aᵀ) · Bᵀ. Sites ascend by (layer,
- * module, expert), with layer -1 first; expert is -1 for modules that are not experts.
+ * One site that the adapter adapts by a pair: y += scale * (x · Aᵀ) · Bᵀ. Sites ascend by their
+ * number; without a geometry by layer, module and expert, with layer -1 first.
  */
 typedef struct sp_adapter_site {
-    int32_t layer;
-    sp_module module;
-    int32_t expert;
+    size_t struct_bytes;
+    int32_t site;       /* in the geometry; -1: the adapter was opened without one */
+    const char *path;   /* the geometry's, else the file's; lives as long as the adapter */
+    const char *module; /* the geometry's name, else the families'; as long as the adapter */
+    int32_t layer, expert;
+    sp_site_kind kind;
     int32_t rank;
     float scale; /* alpha / r or alpha / sqrt(r), computed in double */
     sp_factor a, b;
@@ -285,21 +308,29 @@ SP_API const sp_adapter_site *sp_adapter_site_at(const sp_adapter *adapter, size
 /* The largest rank of its pairs outside the experts and the router; 0 if there is none. */
 SP_API int32_t sp_adapter_rank_max(const sp_adapter *adapter);
 
-/* The modules that it adapts in any way, overlays of embed_tokens and lm_head included. */
+/* The geometry that it was held against, as long as the adapter; NULL: none. */
+SP_API sp_geometry *sp_adapter_geometry(const sp_adapter *adapter);
+
+/*
+ * The modules that it adapts in any way, replaced rows of embedding and head included: a set of its
+ * geometry's, or of the families' names.
+ */
 SP_API sp_module_set sp_adapter_modules(const sp_adapter *adapter);
 
 /*
- * Experimental. Whole-row replacements of embed_tokens or lm_head (modules_to_save and trainable
+ * Experimental. Whole-row replacements of the embedding or the head (modules_to_save and trainable
  * tokens), as stored: the overlay room turns them into override sets.
  */
 typedef struct sp_adapter_table {
-    sp_module module;         /* SP_MODULE_EMBED_TOKENS or SP_MODULE_LM_HEAD */
+    size_t struct_bytes;
+    sp_site_kind kind;        /* SP_SITE_EMBEDDING or SP_SITE_HEAD */
+    const char *module;       /* its name, as that of a site */
     sp_factor full;           /* [rows, hidden], data NULL if there is no full table */
     sp_factor trainable;      /* [n_ids, hidden] replacement rows, data NULL if there are none */
     const int32_t *token_ids; /* [n_ids], in the order of the config's list */
     int32_t n_ids;
     int32_t rows; /* of the adapter's vocabulary, which its tokens are among: those of full or,
-                     where a tied head takes the tokens of embed_tokens, of that one's full table;
+                     where a tied head takes the embedding's tokens, of that one's full table;
                      0: full's, else the served vocabulary */
 } sp_adapter_table;
 
@@ -330,7 +361,8 @@ typedef struct sp_receipt sp_receipt;
 
 typedef struct sp_receipt_options {
     size_t struct_bytes;
-    sp_module_set engine_modules; /* what the caller's engine can apply; the default: all */
+    sp_module_set engine_modules; /* what the caller's engine can apply, of the adapter's geometry;
+                                     the default: all */
     int64_t slot_bytes;           /* what the adapter takes in a pool's slot; -1: not known */
 } sp_receipt_options;
 

@@ -30,13 +30,13 @@ typedef struct sp_delta sp_delta;
 
 typedef struct sp_delta_options {
     size_t struct_bytes;
-    sp_pool *pool;       /* borrowed until sp_delta_destroy */
-    sp_exec *exec;       /* borrowed until sp_delta_destroy; NULL is allowed where the pool's
-                            device is a GPU */
-    int32_t rows_max;    /* the largest plan */
-    const char *cpu_isa; /* NULL or "auto": the best level; else scalar, avx2, avx512, amx */
-    bool no_apply;       /* measuring lever: every delta is skipped */
-    bool no_ffn;         /* measuring lever: FFN, expert and GDN out_proj deltas are skipped */
+    sp_pool *pool;              /* borrowed until sp_delta_destroy */
+    sp_exec *exec;              /* borrowed until sp_delta_destroy; NULL is allowed where the pool's
+                                   device is a GPU */
+    int32_t rows_max;           /* the largest plan */
+    const char *cpu_isa;        /* NULL or "auto": the best level; else scalar, avx2, avx512, amx */
+    bool no_apply;              /* measuring lever: every delta is skipped */
+    sp_module_set skip_modules; /* measuring lever: the deltas of these are skipped */
 } sp_delta_options;
 
 SP_API void sp_delta_options_default(sp_delta_options *out_options, size_t struct_bytes);
@@ -59,24 +59,24 @@ SP_API void sp_delta_destroy(sp_delta *delta);
 
 /* One output of a group. */
 typedef struct sp_delta_output {
-    sp_module module;
+    int32_t site;     /* in the geometry */
     void *y;          /* [n_rows, n_out], row stride y_stride elements, accumulated in place */
     int64_t y_stride; /* >= n_out */
     sp_dtype y_type;  /* the pool's dtype, or F32 */
 } sp_delta_output;
 
 /*
- * Applies the plan's deltas at sites of one layer that share x (q,k,v; gate,up; a single one).
+ * Applies the plan's deltas at sites that share x (q,k,v; gate,up; a single one).
  * x is [n_rows, k_in] of the pool's dtype with row stride x_stride elements. Sites that the pool
  * does not hold, or that no row's adapter has, cost nothing. Does not allocate, lock or log.
  * SP_ERR_STRIDE: x_stride < k_in or y_stride < n_out. SP_ERR_ARGUMENT: a y type that is neither
- * the pool's nor F32, outputs whose k_in differ, a plan larger than rows_max. Nothing is written
- * then.
- * On a GPU x and y are device memory and the work is only enqueued, on the device's main stream,
- * two launches for each four sites that the pool holds; it may be captured. What it routes was
- * uploaded and started before (below); SP_ERR_STATE: with another number of rows.
+ * the pool's nor F32, a site that is not there or takes tokens, outputs whose k_in differ, a plan
+ * larger than rows_max. Nothing is written then. On a GPU x and y are device memory and the work is
+ * only enqueued, on the device's main stream, two launches for each four sites that the pool holds;
+ * it may be captured. What it routes was uploaded and started before (below); SP_ERR_STATE: with
+ * another number of rows.
  */
-SP_API sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t layer, const void *x,
+SP_API sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, const void *x,
                                 int64_t x_stride, const sp_delta_output *outputs,
                                 int32_t n_outputs);
 
@@ -105,7 +105,7 @@ typedef struct sp_delta_pieces {
     const void *packed_x;
 } sp_delta_pieces;
 
-SP_API sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, int32_t layer, const void *x,
+SP_API sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, const void *x,
                                 int64_t x_stride, const sp_delta_output *outputs, int32_t n_outputs,
                                 sp_delta_pieces *out_pieces);
 SP_API void sp_delta_pack(sp_delta *delta, int32_t piece);
@@ -132,26 +132,25 @@ SP_API sp_status sp_delta_start(sp_delta *delta, const sp_plan *plan);
 
 /*
  * The halves of an apply on a GPU, with the same bits, for a host that runs the shrink beside the
- * base GEMM: same plan, layer and outputs (at most four that the pool holds, else SP_ERR_ARGUMENT)
+ * base GEMM: same plan and outputs (at most four that the pool holds, else SP_ERR_ARGUMENT)
  * in both. No other shrink of this delta may begin before the expand is done: the host orders the
  * streams with events. stream NULL: the main one. SP_ERR_UNSUPPORTED on the CPU, which has the
  * pieces above; else as sp_delta_apply.
  */
-SP_API sp_status sp_delta_enqueue_shrink(sp_delta *delta, const sp_plan *plan, int32_t layer,
-                                         const void *x, int64_t x_stride,
-                                         const sp_delta_output *outputs, int32_t n_outputs,
-                                         sp_stream *stream);
-SP_API sp_status sp_delta_enqueue_expand(sp_delta *delta, const sp_plan *plan, int32_t layer,
+SP_API sp_status sp_delta_enqueue_shrink(sp_delta *delta, const sp_plan *plan, const void *x,
+                                         int64_t x_stride, const sp_delta_output *outputs,
+                                         int32_t n_outputs, sp_stream *stream);
+SP_API sp_status sp_delta_enqueue_expand(sp_delta *delta, const sp_plan *plan,
                                          const sp_delta_output *outputs, int32_t n_outputs,
                                          sp_stream *stream);
 
 /*
- * Whether sp_delta_embed (SP_MODULE_EMBED_TOKENS) or sp_delta_head (SP_MODULE_LM_HEAD) has anything
+ * Whether sp_delta_embed (SP_SITE_EMBEDDING) or sp_delta_head (SP_SITE_HEAD) has anything
  * to do now: an adapter in some slot replaces rows of the table, or the pool holds the module's
  * pairs. A host may leave the call out otherwise.
  * On a GPU: whether it may ever have, so that a captured graph holds the call.
  */
-SP_API bool sp_delta_has_tokens(const sp_delta *delta, sp_module module);
+SP_API bool sp_delta_has_tokens(const sp_delta *delta, sp_site_kind kind);
 
 /*
  * Behind the gather of the embeddings, before any scale of theirs: rows whose token their adapter

@@ -27,25 +27,26 @@ typedef struct sp_engine sp_engine;
 
 typedef struct sp_engine_options {
     size_t struct_bytes;
-    const char *model_dir;      /* a Hugging Face directory: config.json, *.safetensors, .. */
-    const char *served_name;    /* the base's name; NULL: the folder's */
-    sp_dtype precision;         /* BF16 to serve, F32 to check */
-    const char *cpu_isa;        /* NULL or "auto", scalar, avx2, avx512, amx */
-    int32_t threads;            /* 0: as many as the process may use */
-    int32_t max_loras;          /* adapter slots; 0: none, the base alone */
-    int32_t max_lora_rank;      /* 0: the largest of the start-up adapters, else 64 */
-    size_t overlay_bytes;       /* budget of rows of embed_tokens and lm_head that adapters replace;
-                                   0: what the start-up adapters need, and once more the largest
-                                   of them, so that it can be replaced while it serves */
-    sp_module_set lora_modules; /* those that the base has count; 0: the union of the start-up
-                                   adapters, else all linear ones */
-    int32_t max_context;        /* tokens of one request, prompt included; 0: the model's */
-    int32_t max_running;        /* requests that hold KV pages at a time */
-    int64_t kv_tokens;          /* KV capacity, rounded up to pages */
-    int32_t page_tokens;        /* tokens of a KV page; a divisor of the attention block (32) */
-    int32_t step_rows;          /* most rows of one step */
-    int32_t prefill_chunk;      /* most rows of one request in one step; 0: step_rows */
-    bool no_apply, no_ffn;      /* measuring levers: adapters stay resident, deltas are skipped */
+    const char *model_dir;    /* a Hugging Face directory: config.json, *.safetensors, .. */
+    const char *served_name;  /* the base's name; NULL: the folder's */
+    sp_dtype precision;       /* BF16 to serve, F32 to check */
+    const char *cpu_isa;      /* NULL or "auto", scalar, avx2, avx512, amx */
+    int32_t threads;          /* 0: as many as the process may use */
+    int32_t max_loras;        /* adapter slots; 0: none, the base alone */
+    int32_t max_lora_rank;    /* 0: the largest of the start-up adapters, else 64 */
+    size_t overlay_bytes;     /* budget of rows of embed_tokens and lm_head that adapters replace;
+                                 0: what the start-up adapters need, and once more the largest
+                                 of them, so that it can be replaced while it serves */
+    const char *lora_modules; /* what the pool holds, as sp_module_set_parse reads it; those that
+                                 the base has count. NULL: the union of the start-up adapters,
+                                 else all linear ones */
+    int32_t max_context;      /* tokens of one request, prompt included; 0: the model's */
+    int32_t max_running;      /* requests that hold KV pages at a time */
+    int64_t kv_tokens;        /* KV capacity, rounded up to pages */
+    int32_t page_tokens;      /* tokens of a KV page; a divisor of the attention block (32) */
+    int32_t step_rows;        /* most rows of one step */
+    int32_t prefill_chunk;    /* most rows of one request in one step; 0: step_rows */
+    bool no_apply, no_ffn;    /* measuring levers: adapters stay resident, deltas are skipped */
     bool allow_partial, allow_no_effect, allow_unknown_fields, allow_base_changing_init;
     bool prefix_cache;      /* requests share the KV pages of equal beginnings; changes no bit */
     bool adapter_loading;   /* adapters may be loaded later: there are slots without any at start */
@@ -85,8 +86,9 @@ SP_API sp_status sp_engine_open(const sp_engine_options *options, const sp_engin
                                 size_t n_adapters, sp_engine **out_engine, sp_error *error);
 SP_API void sp_engine_close(sp_engine *engine); /* NULL is allowed; drops running requests */
 
-/* The modules whose deltas this engine can apply; what `sidepath inspect` holds adapters to. */
-SP_API sp_module_set sp_engine_modules(sp_family family);
+/* The modules whose deltas this engine can apply in a base of this geometry; what
+ * `sidepath inspect` holds adapters to. */
+SP_API sp_module_set sp_engine_modules(const sp_geometry *geometry);
 
 SP_API const sp_model_shape *sp_engine_shape(const sp_engine *engine);
 SP_API const char *sp_engine_base_name(const sp_engine *engine); /* the model folder's name */

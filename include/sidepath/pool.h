@@ -8,7 +8,7 @@
  * One pool belongs to one engine thread. sp_layout is immutable and may be shared; sp_layout_pack
  * is thread-safe on distinct images, so loader threads pack while the engine steps.
  *
- * A slot is one contiguous block: layers ascend, modules in the order of sp_module, A then B;
+ * A slot is one contiguous block: sites in the order of the geometry's rows, A then B;
  * A [R, k_in] and B [n_out, R] row-major, R = the pool's rank rounded up to 8; every matrix starts
  * on a 256-byte boundary; rows of A and columns of B beyond the adapter's own rank, and sites that
  * it does not adapt, are zero. A host image has exactly the device's bytes.
@@ -36,8 +36,7 @@ typedef struct sp_layout sp_layout;
 typedef struct sp_layout_options {
     size_t struct_bytes;
     sp_geometry *geometry;   /* retained */
-    sp_module_set modules;   /* 0: every linear module that the geometry has outside the experts,
-                                router, embeddings and head */
+    sp_module_set modules;   /* of the geometry; 0: every module of linear sites */
     int32_t rank;            /* the pool's rank, 1 .. SP_POOL_RANK_MAX */
     sp_dtype dtype;          /* BF16; F32 in the checking mode; F16 where a host asks for it */
     sp_served_tables served; /* what replaced rows are held against; borrowed as long as the layout
@@ -67,16 +66,18 @@ SP_API const sp_served_tables *sp_layout_served(const sp_layout *layout);
 SP_API sp_device *sp_layout_images_for(const sp_layout *layout); /* borrowed, or NULL */
 
 /*
- * SHA-256 over all that decides the bytes of an image beside the adapter: every site with its
- * dimensions and place, rank stride, element type, and type and shape of the served tables. Two
+ * SHA-256 over all that decides the bytes of an image beside the adapter: every site's path with
+ * its dimensions and place, rank stride, element type, and type and shape of the served tables. Two
  * layouts with one fingerprint give one image for one adapter.
  */
 SP_API sp_digest sp_layout_fingerprint(const sp_layout *layout);
 
-/* Sites in slot order. A site is one (layer, module) that the pool holds. */
+/* Sites in slot order: those rows of the geometry that the pool holds. */
 typedef struct sp_layout_site {
+    int32_t site; /* in the geometry */
     int32_t layer;
-    sp_module module;
+    sp_site_kind kind;
+    int32_t module; /* number of its name in the geometry */
     int32_t k_in, n_out;
     size_t a_offset_bytes, b_offset_bytes; /* inside a slot */
 } sp_layout_site;
@@ -84,8 +85,8 @@ typedef struct sp_layout_site {
 SP_API int32_t sp_layout_n_sites(const sp_layout *layout);
 SP_API const sp_layout_site *sp_layout_site_at(const sp_layout *layout, int32_t index);
 
-/* Index of the site, or -1 where the pool does not hold it. Constant time. */
-SP_API int32_t sp_layout_find(const sp_layout *layout, int32_t layer, sp_module module);
+/* Index here of a site of the geometry, or -1 where the pool does not hold it. Constant time. */
+SP_API int32_t sp_layout_find(const sp_layout *layout, int32_t site);
 
 /*
  * The bytes of one slot for these options, without allocating; what a preflight prints.
@@ -117,8 +118,8 @@ SP_API size_t sp_image_overlay_bytes(const sp_image *image);
 SP_API uint64_t sp_image_checksum(const sp_image *image);
 
 /*
- * The modules that the adapter adapts by pairs: what a slot must have a place for. Rows that it
- * replaces need none.
+ * The modules that the adapter adapts by pairs, as a set of its geometry's: what a slot must have a
+ * place for. Rows that it replaces need none.
  */
 SP_API sp_module_set sp_adapter_pair_modules(const sp_adapter *adapter);
 
@@ -342,8 +343,8 @@ typedef struct sp_pool_overlays {
     int32_t n_slots;           /* slots that replace any row now, on the host */
 } sp_pool_overlays;
 
-/* module: SP_MODULE_EMBED_TOKENS or SP_MODULE_LM_HEAD. All NULL in a pool without a budget. */
-SP_API const sp_pool_overlays *sp_pool_overlays_of(const sp_pool *pool, sp_module module);
+/* kind: SP_SITE_EMBEDDING or SP_SITE_HEAD. All NULL in a pool without a budget. */
+SP_API const sp_pool_overlays *sp_pool_overlays_of(const sp_pool *pool, sp_site_kind kind);
 
 #ifdef __cplusplus
 }

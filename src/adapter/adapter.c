@@ -122,10 +122,12 @@ void sp_adapter_release(sp_adapter *adapter)
     sp_free(adapter->name);
     sp_aligned_free(adapter->data);
     sp_free(adapter->sites);
+    sp_free(adapter->paths);
     sp_free(adapter->token_ids[0]);
     sp_free(adapter->token_ids[1]);
     sp_text_free(&adapter->notes.text);
     sp_text_free(&adapter->ignored.text);
+    sp_geometry_release(adapter->geometry);
     sp_free(adapter);
 }
 
@@ -157,6 +159,11 @@ int32_t sp_adapter_rank_max(const sp_adapter *adapter)
 sp_module_set sp_adapter_modules(const sp_adapter *adapter)
 {
     return adapter->modules;
+}
+
+sp_geometry *sp_adapter_geometry(const sp_adapter *adapter)
+{
+    return adapter->geometry;
 }
 
 size_t sp_adapter_n_tables(const sp_adapter *adapter)

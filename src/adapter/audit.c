@@ -26,6 +26,28 @@ bool sp_reason_is_partial(const char *code)
            strcmp(code, sp_reason_name(SP_REASON_UNKNOWN_PREFIX)) == 0;
 }
 
+bool sp_key_is_expert(const sp_module_key *key)
+{
+    return key->kind == SP_SITE_ROUTER || key->kind == SP_SITE_EXPERT;
+}
+
+const char *sp_audit_table_name(const sp_audit *audit, sp_site_kind kind)
+{
+    const sp_geometry *geometry = audit->options->geometry;
+    int32_t site = geometry ? sp_geometry_find_kind(geometry, kind) : -1;
+
+    if (site >= 0)
+        return sp_geometry_module_name(geometry, sp_geometry_row(geometry, site)->module);
+    return sp_module_name(kind == SP_SITE_HEAD ? SP_MODULE_LM_HEAD : SP_MODULE_EMBED_TOKENS);
+}
+
+sp_module_set sp_audit_module_bit(const sp_adapter *adapter, const sp_module_key *key)
+{
+    if (key->site >= 0)
+        return (sp_module_set)1 << sp_geometry_row(adapter->geometry, key->site)->module;
+    return key->module >= 0 ? SP_MODULE_BIT(key->module) : 0;
+}
+
 /* ---- names ----------------------------------------------------------------------------------- */
 
 static sp_status refuse_role(const sp_audit *audit, const char *name, sp_key_role role)
@@ -70,9 +92,7 @@ static sp_status check_dtype(const sp_audit *audit, const sp_tensor *tensor, sp_
 static sp_status check_experts_off(const sp_audit *audit, const sp_module_key *key,
                                    const char *name)
 {
-    bool expert = key->module >= SP_MODULE_ROUTER && key->module <= SP_MODULE_EXPERT_DOWN_PROJ;
-
-    if (!expert || !audit->options->experts_off)
+    if (!sp_key_is_expert(key) || !audit->options->experts_off)
         return SP_OK;
     return sp_refuse(audit->error, SP_REASON_EXPERTS_DISABLED, name, -1,
                      "%.200s: adapters of router and experts are switched off (experts)", name);
@@ -81,18 +101,15 @@ static sp_status check_experts_off(const sp_audit *audit, const sp_module_key *k
 /* Name, place, type: all that one tensor alone can be asked. */
 static sp_status read_item(sp_audit *audit, const sp_tensor *tensor, sp_item *item)
 {
-    sp_status status = sp_module_key_parse(tensor->name, &item->key, audit->error);
+    sp_status status =
+        sp_module_key_read(audit->options->geometry, tensor->name, &item->key, audit->error);
 
     if (status != SP_OK)
         return status;
     item->tensor = tensor;
     if (item->key.role == SP_ROLE_MAGNITUDE || item->key.role == SP_ROLE_BIAS)
         return refuse_role(audit, tensor->name, item->key.role);
-    if (audit->options->geometry)
-        status =
-            sp_module_key_check(audit->options->geometry, &item->key, tensor->name, audit->error);
-    if (status == SP_OK)
-        status = check_experts_off(audit, &item->key, tensor->name);
+    status = check_experts_off(audit, &item->key, tensor->name);
     return status == SP_OK ? check_dtype(audit, tensor, item) : status;
 }
 
@@ -168,8 +185,24 @@ static sp_status read_items(sp_audit *audit)
 
 /* ---- order and twins ------------------------------------------------------------------------- */
 
+/* Without the trunk, which says nothing. */
+static int compare_paths(const sp_module_key *a, const sp_module_key *b)
+{
+    size_t a_trunk = sp_path_trunk_bytes(a->path, a->path_bytes);
+    size_t b_trunk = sp_path_trunk_bytes(b->path, b->path_bytes);
+    size_t a_bytes = a->path_bytes - a_trunk, b_bytes = b->path_bytes - b_trunk;
+    int order = memcmp(a->path + a_trunk, b->path + b_trunk, a_bytes < b_bytes ? a_bytes : b_bytes);
+
+    return order != 0 ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
+}
+
+/* The order of the digest: by what the names say, whatever the numbers of the host's rows. */
 static int compare_places(const sp_module_key *a, const sp_module_key *b)
 {
+    if ((a->module == SP_MODULE_OTHER) != (b->module == SP_MODULE_OTHER))
+        return a->module == SP_MODULE_OTHER ? 1 : -1;
+    if (a->module == SP_MODULE_OTHER)
+        return compare_paths(a, b);
     if (a->layer != b->layer)
         return a->layer < b->layer ? -1 : 1;
     if (a->module != b->module)
@@ -242,17 +275,16 @@ static sp_status refuse_shape(const sp_audit *audit, const sp_item *item, const 
 
 static sp_status check_pair_shapes(const sp_audit *audit, const sp_pair *pair)
 {
-    const sp_module_key *key = &pair->a->key;
     char wanted[64];
-    int32_t k_in, n_out;
 
-    if (audit->options->geometry &&
-        sp_geometry_site(audit->options->geometry, key->layer, key->module, &k_in, &n_out)) {
-        snprintf(wanted, sizeof wanted, "[%d, %d]", pair->rank, k_in);
-        if (pair->a->tensor->dims[1] != k_in)
+    if (audit->options->geometry) {
+        const sp_site_row *row = sp_geometry_row(audit->options->geometry, pair->a->key.site);
+
+        snprintf(wanted, sizeof wanted, "[%d, %d]", pair->rank, row->k_in);
+        if (pair->a->tensor->dims[1] != row->k_in)
             return refuse_shape(audit, pair->a, wanted);
-        snprintf(wanted, sizeof wanted, "[%d, %d]", n_out, pair->rank);
-        if (pair->b->tensor->dims[0] != n_out)
+        snprintf(wanted, sizeof wanted, "[%d, %d]", row->n_out, pair->rank);
+        if (pair->b->tensor->dims[0] != row->n_out)
             return refuse_shape(audit, pair->b, wanted);
     }
     if (pair->a->tensor->dims[0] != pair->b->tensor->dims[1])
@@ -278,7 +310,7 @@ static sp_status pair_scale(const sp_audit *audit, sp_pair *pair)
     bool listed = false;
     sp_status status = SP_OK;
 
-    if (key->module == SP_MODULE_ROUTER && key->path_bytes + sizeof suffix <= sizeof path) {
+    if (key->kind == SP_SITE_ROUTER && key->path_bytes + sizeof suffix <= sizeof path) {
         snprintf(path, sizeof path, "%.*s%s", (int)key->path_bytes, key->path, suffix);
         status = sp_name_rule_match(parameters, path, strlen(path), &listed, audit->error);
     }
@@ -291,11 +323,10 @@ static sp_status pair_scale(const sp_audit *audit, sp_pair *pair)
     return status;
 }
 
-/* Router and experts live apart from the linear sites, and have a limit of their own. */
+/* Router and experts have a limit of their own. */
 static sp_status check_rank_limit(const sp_audit *audit, const sp_pair *pair)
 {
-    sp_module module = pair->a->key.module;
-    bool expert = module >= SP_MODULE_ROUTER && module <= SP_MODULE_EXPERT_DOWN_PROJ;
+    bool expert = sp_key_is_expert(&pair->a->key);
     int32_t limit = expert ? audit->options->expert_rank_max : audit->options->rank_max;
     int32_t *largest = expert ? &audit->adapter->expert_rank_max : &audit->adapter->rank_max;
 

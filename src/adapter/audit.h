@@ -56,10 +56,11 @@ typedef struct sp_served {
 struct sp_adapter {
     atomic_int references;
     char *name;
-    bool checked;    /* against a geometry */
-    bool has_digest; /* false for an unchecked one whose reading is not settled */
+    sp_geometry *geometry; /* one reference; NULL: it was held against none */
+    bool has_digest;       /* false for an unchecked one whose reading is not settled */
     sp_digest digest;
-    void *data; /* every tensor that is kept, one block */
+    void *data;  /* every tensor that is kept, one block */
+    char *paths; /* of the sites, each with its NUL, where there is no geometry */
     sp_adapter_site *sites;
     size_t n_sites;
     sp_adapter_table tables[2];
@@ -80,7 +81,8 @@ typedef struct sp_audit {
     sp_peft_config config;
     const sp_tensor *tensors; /* [n_tensors], ascending by name; borrowed */
     size_t n_tensors;
-    sp_item *items; /* ascending by layer, module, expert, fused, role */
+    sp_item *items; /* the table's places first: ascending by layer, module, expert, fused, role;
+                       then the others by path and role */
     size_t n_items;
     sp_pair *pairs; /* in the items' order */
     size_t n_pairs;
@@ -129,6 +131,15 @@ sp_status sp_audit_sites(sp_audit *audit);
 sp_status sp_audit_effect(sp_audit *audit, bool has_rows);
 
 sp_status sp_audit_digest(sp_audit *audit);
+
+/* The name that texts give to the embedding or the head. */
+const char *sp_audit_table_name(const sp_audit *audit, sp_site_kind kind);
+
+/* The bit of this item's module in the adapter's set. */
+sp_module_set sp_audit_module_bit(const sp_adapter *adapter, const sp_module_key *key);
+
+/* Router and experts live apart from the linear sites. */
+bool sp_key_is_expert(const sp_module_key *key);
 
 /* True for the codes that allow_partial turns into skipped tensors. */
 bool sp_reason_is_partial(const char *code);

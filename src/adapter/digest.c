@@ -5,7 +5,7 @@
  *
  * A record is made of 32-bit little-endian numbers (place, role, how it is read, effective scale,
  * dtype, rows, columns) and the SHA-256 of the stored bytes, which read.c takes while it reads
- * them.
+ * them. A place of the table is layer, module and expert as numbers, any other one its path.
  */
 #include "adapter/audit.h"
 #include "base/half.h"
@@ -24,6 +24,22 @@ static void add_number(sp_sha256 *hash, uint32_t number)
     sp_sha256_update(hash, bytes, sizeof bytes);
 }
 
+/* What no layer's number is. The record of a place that the table does not have begins with it, so
+ * that it equals none of the others, and then with the record's version. */
+#define OTHER_PLACE   0x80000000u
+#define OTHER_VERSION 1u
+
+/* Its path without the trunk; the host's own numbers say nothing of the adapter. */
+static void add_other_place(sp_sha256 *hash, const sp_module_key *key)
+{
+    size_t trunk = sp_path_trunk_bytes(key->path, key->path_bytes);
+
+    add_number(hash, OTHER_PLACE);
+    add_number(hash, OTHER_VERSION);
+    add_number(hash, (uint32_t)(key->path_bytes - trunk));
+    sp_sha256_update(hash, key->path + trunk, key->path_bytes - trunk);
+}
+
 /* How a fused pair is read; 0 for every other tensor. */
 static uint32_t reading_of(const sp_audit *audit, const sp_pair *pair)
 {
@@ -38,9 +54,13 @@ static void add_item(const sp_audit *audit, sp_sha256 *hash, const sp_item *item
 {
     const sp_module_key *key = &item->key;
 
-    add_number(hash, (uint32_t)key->layer);
-    add_number(hash, (uint32_t)key->module);
-    add_number(hash, (uint32_t)key->expert);
+    if (key->module == SP_MODULE_OTHER) {
+        add_other_place(hash, key);
+    } else {
+        add_number(hash, (uint32_t)key->layer);
+        add_number(hash, (uint32_t)key->module);
+        add_number(hash, (uint32_t)key->expert);
+    }
     add_number(hash, (uint32_t)key->role);
     add_number(hash, reading_of(audit, pair));
     add_number(hash, pair ? sp_f32_bits(pair->scale) : 0);

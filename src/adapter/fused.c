@@ -23,10 +23,15 @@ typedef struct expert_dims {
 static bool known_dims(const sp_audit *audit, int32_t layer, expert_dims *out_dims)
 {
     const sp_geometry *geometry = audit->options->geometry;
+    int32_t site =
+        geometry ? sp_geometry_known_site(geometry, layer, SP_MODULE_EXPERT_GATE_PROJ, 0) : -1;
+    const sp_site_row *row;
 
-    if (!geometry || !sp_geometry_site(geometry, layer, SP_MODULE_EXPERT_GATE_PROJ,
-                                       &out_dims->hidden, &out_dims->intermediate))
+    if (site < 0)
         return false;
+    row = sp_geometry_row(geometry, site);
+    out_dims->hidden = row->k_in;
+    out_dims->intermediate = row->n_out;
     out_dims->experts = sp_geometry_experts(geometry);
     return true;
 }
@@ -144,6 +149,28 @@ static sp_status check_ranks(const sp_audit *audit, const sp_pair *pair)
     return SP_OK;
 }
 
+/* A geometry by hand may lack an expert that the tensor has. */
+static sp_status check_experts(const sp_audit *audit, const sp_pair *pair)
+{
+    const sp_geometry *geometry = audit->options->geometry;
+    int32_t layer = pair->a->key.layer;
+
+    for (int32_t e = 0; e < pair->experts; e++) {
+        bool complete =
+            pair->is_down
+                ? sp_geometry_known_site(geometry, layer, SP_MODULE_EXPERT_DOWN_PROJ, e) >= 0
+                : sp_geometry_known_site(geometry, layer, SP_MODULE_EXPERT_GATE_PROJ, e) >= 0 &&
+                      sp_geometry_known_site(geometry, layer, SP_MODULE_EXPERT_UP_PROJ, e) >= 0;
+
+        if (!complete)
+            return sp_refuse(audit->error, SP_REASON_EXPERT_OUT_OF_RANGE, pair->a->tensor->name, e,
+                             "%.200s: the geometry has %d experts, but layer %d lacks sites of "
+                             "expert %d",
+                             pair->a->tensor->name, pair->experts, layer, e);
+    }
+    return SP_OK;
+}
+
 /* Patterns are matched against the parameter's path. */
 static sp_status parameter_scale(const sp_audit *audit, sp_pair *pair)
 {
@@ -178,7 +205,9 @@ sp_status sp_audit_fused(sp_audit *audit, sp_pair *pair, const sp_pair *sibling)
     }
     pair->is_down = chosen.is_down;
     pair->is_swapped = chosen.is_swapped;
-    status = parameter_scale(audit, pair);
+    status = check_experts(audit, pair);
+    if (status == SP_OK)
+        status = parameter_scale(audit, pair);
     return status == SP_OK ? check_ranks(audit, pair) : status;
 }
 
@@ -239,26 +268,43 @@ static sp_factor slice(sp_factor factor, int32_t first, int32_t rows)
     return factor;
 }
 
+/* What a site is by its place in the geometry. */
+static void set_place(const sp_geometry *geometry, sp_module module, sp_adapter_site *site)
+{
+    const sp_site_row *row;
+
+    site->site = sp_geometry_known_site(geometry, site->layer, module, site->expert);
+    row = sp_geometry_row(geometry, site->site);
+    site->path = sp_geometry_path(geometry, row);
+    site->module = sp_geometry_module_name(geometry, row->module);
+}
+
 void sp_fused_sites(const sp_audit *audit, const sp_pair *pair, sp_adapter_site *out_sites)
 {
+    const sp_geometry *geometry = audit->options->geometry;
+
     for (int32_t e = 0; e < pair->experts; e++) {
         sp_factor a = view_of_rows(pair, e);
         sp_factor b = view_of_columns(audit, pair, e);
-        sp_adapter_site site = {
-            .layer = pair->a->key.layer, .expert = e, .rank = pair->rank, .scale = pair->scale};
+        sp_adapter_site site = {.struct_bytes = sizeof site,
+                                .layer = pair->a->key.layer,
+                                .expert = e,
+                                .kind = SP_SITE_EXPERT,
+                                .rank = pair->rank,
+                                .scale = pair->scale};
 
         site.a = pair->is_swapped ? transposed(b) : a;
         b = pair->is_swapped ? transposed(a) : b;
         if (pair->is_down) {
-            site.module = SP_MODULE_EXPERT_DOWN_PROJ;
+            set_place(geometry, SP_MODULE_EXPERT_DOWN_PROJ, &site);
             site.b = b;
             *out_sites++ = site;
             continue;
         }
-        site.module = SP_MODULE_EXPERT_GATE_PROJ;
+        set_place(geometry, SP_MODULE_EXPERT_GATE_PROJ, &site);
         site.b = slice(b, 0, b.rows / 2);
         *out_sites++ = site;
-        site.module = SP_MODULE_EXPERT_UP_PROJ;
+        set_place(geometry, SP_MODULE_EXPERT_UP_PROJ, &site);
         site.b = slice(b, b.rows / 2, b.rows / 2);
         *out_sites++ = site;
     }

@@ -1,13 +1,16 @@
 /*
- * geometry.h: what the files of this room share about a base model: its shape, and the dimensions
- * of every site, by layer and module.
+ * geometry.h: what the files of this room share about a base model: its shape, its rows of sites,
+ * and how a path finds its row.
+ *
+ * A path is compared without the trunk that different loaders put before the layers, the embedding
+ * and the head ("model.", "model.language_model.", ..): what is left is the path's core, and every
+ * core stands once in a geometry.
  */
 #ifndef SP_ADAPTER_GEOMETRY_H
 #define SP_ADAPTER_GEOMETRY_H
 
+#include "adapter/known_module.h"
 #include "base/json.h"
-
-#include <sidepath/adapter.h>
 
 /* What one layer of a model is made of. */
 typedef struct sp_layer_plan {
@@ -22,12 +25,75 @@ typedef struct sp_layer_plan {
 sp_status sp_model_shape_read(const json_t *config, sp_model_shape *out_shape,
                               sp_layer_plan **out_layers, sp_error *error);
 
-/* Modules that this layer has; -1 gives embed_tokens and lm_head. 0 for a layer out of range. */
-sp_module_set sp_geometry_layer_modules(const sp_geometry *geometry, int32_t layer);
+/* ---- rows ---------------------------------------------------------------------------------- */
 
-#define SP_MODULE_BIT(module) ((sp_module_set)1 << (module))
-#define SP_MODULES_EXPERTS                                                                 \
-    (SP_MODULE_BIT(SP_MODULE_EXPERT_GATE_PROJ) | SP_MODULE_BIT(SP_MODULE_EXPERT_UP_PROJ) | \
-     SP_MODULE_BIT(SP_MODULE_EXPERT_DOWN_PROJ))
+#define SP_MODULES_MAX 64 /* bits of sp_module_set */
+
+/* One distinct name of modules. All its sites are of one kind. */
+typedef struct sp_module_row {
+    const char *name; /* static, or in memory of the geometry */
+    sp_site_kind kind;
+    sp_module known; /* SP_MODULE_OTHER: not in the table */
+} sp_module_row;
+
+typedef struct sp_site_row {
+    uint32_t path_at; /* in the geometry's text, where it ends in a NUL */
+    uint16_t core_at; /* in the path */
+    uint16_t core_bytes;
+    int32_t module; /* index of its name */
+    int32_t layer, expert, k_in, n_out, group;
+    sp_module known; /* what the core says, by the table; SP_MODULE_OTHER: nothing */
+} sp_site_row;
+
+/* NULL for an index out of range. */
+const sp_site_row *sp_geometry_row(const sp_geometry *geometry, int32_t site);
+const char *sp_geometry_path(const sp_geometry *geometry, const sp_site_row *row);
+const sp_module_row *sp_geometry_module_row(const sp_geometry *geometry, int32_t module);
+sp_site_kind sp_geometry_kind(const sp_geometry *geometry, const sp_site_row *row);
+
+/* Every site is one of the table's, of the table's kind: names are read by the table's grammar. */
+bool sp_geometry_is_known(const sp_geometry *geometry);
+
+/* The site of one of the table's modules, or -1. expert: -1 stands for any, by expert 0. */
+int32_t sp_geometry_known_site(const sp_geometry *geometry, int32_t layer, sp_module module,
+                               int32_t expert);
+
+/* True when any layer has this module of the table. */
+bool sp_geometry_has_known(const sp_geometry *geometry, sp_module module);
+
+/* Index of the module with exactly this name of n bytes, or -1. */
+int32_t sp_geometry_module_index(const sp_geometry *geometry, const char *name, size_t n);
+
+/* True when any site is in this layer. */
+bool sp_geometry_has_layer(const sp_geometry *geometry, int32_t layer);
+
+/* As sp_geometry_find and sp_geometry_find_module, for texts of n bytes. */
+int32_t sp_geometry_find_core(const sp_geometry *geometry, const char *core, size_t n);
+int32_t sp_geometry_find_place(const sp_geometry *geometry, int32_t layer, int32_t module,
+                               int32_t expert);
+
+/* Bytes of the trunk that a path of n bytes begins with; 0: none. */
+size_t sp_path_trunk_bytes(const char *path, size_t n);
+
+/* Digits without a leading zero, within int32; -1 otherwise. */
+int32_t sp_path_number(const char *text, size_t n);
+
+/* ---- building, for the files that make geometries ------------------------------------------- */
+
+/* An empty geometry with one reference. `known` gives it the table's names of modules at once. */
+sp_status sp_geometry_start(bool known, sp_geometry **out_geometry, sp_error *error);
+
+/*
+ * Adds one row. `site` has today's size, its path and module are copied, module is not NULL. Named
+ * errors for what cannot be; `index` is the caller's number of the site in them.
+ */
+sp_status sp_geometry_add(sp_geometry *geometry, const sp_site *site, size_t index,
+                          sp_error *error);
+
+/* What is known once all rows are there; layers at least `layers`. Groups are checked. */
+sp_status sp_geometry_finish(sp_geometry *geometry, int32_t layers, sp_error *error);
+
+void sp_geometry_set_shape(sp_geometry *geometry, const sp_model_shape *shape,
+                           sp_layer_kind *kinds); /* takes kinds, [shape->layers] */
 
 #endif

@@ -43,7 +43,8 @@ static sp_status create_adapter(sp_intake *intake, const char *name, sp_error *e
     if (!adapter)
         return sp_fail_memory(error, sizeof *adapter, "an adapter");
     adapter->references = 1;
-    adapter->checked = intake->options.geometry != NULL;
+    adapter->geometry =
+        intake->options.geometry ? sp_geometry_retain(intake->options.geometry) : NULL;
     intake->audit.adapter = adapter;
     adapter->name = sp_strdup(intake->options.name ? intake->options.name : name);
     if (!adapter->name)
@@ -438,7 +439,7 @@ static size_t expert_bytes(const sp_adapter *adapter, sp_dtype pool)
         int64_t stride =
             (site->rank + EXPERT_RANK_STEP - 1) / EXPERT_RANK_STEP * (int64_t)EXPERT_RANK_STEP;
 
-        if (site->module >= SP_MODULE_ROUTER && site->module <= SP_MODULE_EXPERT_DOWN_PROJ)
+        if (site->kind == SP_SITE_ROUTER || site->kind == SP_SITE_EXPERT)
             bytes += matrix_bytes(stride * site->a.cols, pool) +
                      matrix_bytes(stride * site->b.rows, pool);
     }
@@ -450,7 +451,7 @@ static sp_status check_effect(sp_audit *audit)
     const sp_adapter *adapter = audit->adapter;
 
     return sp_audit_effect(audit,
-                           adapter->checked ? adapter->overlay_bytes > 0 : adapter->n_tables > 0);
+                           adapter->geometry ? adapter->overlay_bytes > 0 : adapter->n_tables > 0);
 }
 
 static sp_status check_complete(const sp_intake *intake, sp_error *error)

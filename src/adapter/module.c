@@ -1,27 +1,29 @@
 /*
- * module.c: names of modules and sets of them.
+ * module.c: sets of modules, written as text.
  */
 #include "adapter/geometry.h"
 #include "base/error.h"
 
-#include <sidepath/adapter.h>
-
 #include <string.h>
 
-static const char *const module_names[SP_MODULE_COUNT] = {
-#define SP_MODULE_ROW(symbol, number, name) [symbol] = name,
-    SP_MODULE_LIST(SP_MODULE_ROW)
-#undef SP_MODULE_ROW
-};
-
-/* Linear modules outside experts, router, embeddings and head: what "all-linear" stands for. */
-static const sp_module_set all_linear = SP_MODULE_BIT(SP_MODULE_ROUTER) - 1;
-
-const char *sp_module_name(sp_module module)
+static const sp_module_row *module_row(const sp_geometry *geometry, int32_t module,
+                                       sp_module_row *known)
 {
-    if ((int)module < 0 || module >= SP_MODULE_COUNT)
+    if (geometry)
+        return sp_geometry_module_row(geometry, module);
+    if (!sp_module_name((sp_module)module))
         return NULL;
-    return module_names[module];
+    *known = (sp_module_row){sp_known_modules[module].name, sp_known_modules[module].kind,
+                             (sp_module)module};
+    return known;
+}
+
+const char *sp_geometry_module_name(const sp_geometry *geometry, int32_t module)
+{
+    sp_module_row known;
+    const sp_module_row *row = module_row(geometry, module, &known);
+
+    return row ? row->name : NULL;
 }
 
 /* True when `name` is `path` or ends it at a dot. */
@@ -35,23 +37,25 @@ static bool names_path(const char *path, const char *name, size_t n)
 }
 
 /* A name without a dot ("gate_proj") means no expert: those live apart and are named by path. */
-static sp_module_set modules_named(const char *name, size_t n)
+static sp_module_set modules_named(const sp_geometry *geometry, const char *name, size_t n)
 {
-    static const sp_module_set experts = SP_MODULE_BIT(SP_MODULE_EXPERT_GATE_PROJ) |
-                                         SP_MODULE_BIT(SP_MODULE_EXPERT_UP_PROJ) |
-                                         SP_MODULE_BIT(SP_MODULE_EXPERT_DOWN_PROJ);
+    bool all_linear = n == strlen("all-linear") && memcmp(name, "all-linear", n) == 0;
     sp_module_set set = 0;
 
-    if (n == strlen("all-linear") && memcmp(name, "all-linear", n) == 0)
-        return all_linear;
-    for (int32_t module = 0; module < SP_MODULE_COUNT; module++) {
-        if (names_path(module_names[module], name, n))
-            set |= SP_MODULE_BIT(module);
+    for (int32_t module = 0; module < sp_geometry_n_modules(geometry); module++) {
+        sp_module_row known;
+        const sp_module_row *row = module_row(geometry, module, &known);
+        bool named =
+            names_path(row->name, name, n) && (row->kind != SP_SITE_EXPERT || memchr(name, '.', n));
+
+        if (all_linear ? row->kind == SP_SITE_LINEAR : named)
+            set |= (sp_module_set)1 << module;
     }
-    return memchr(name, '.', n) ? set : set & ~experts;
+    return set;
 }
 
-sp_status sp_module_set_parse(const char *text, sp_module_set *out_set, sp_error *error)
+sp_status sp_module_set_parse(const sp_geometry *geometry, const char *text, sp_module_set *out_set,
+                              sp_error *error)
 {
     sp_module_set set = 0;
 
@@ -68,12 +72,11 @@ sp_status sp_module_set_parse(const char *text, sp_module_set *out_set, sp_error
         }
         while (n > 0 && (name[n - 1] == ' ' || name[n - 1] == '\t'))
             n--;
-        named = modules_named(name, n);
+        named = modules_named(geometry, name, n);
         if (!named)
             return sp_fail(error, SP_ERR_INPUT, NULL, text, (int64_t)(name - text),
-                           "\"%.*s\" names no module; use names such as q_proj, mlp.gate_proj or "
-                           "all-linear",
-                           (int)(n < 100 ? n : 100), name);
+                           "\"%.*s\" names no module; use names such as %s or all-linear",
+                           (int)(n < 100 ? n : 100), name, sp_geometry_module_name(geometry, 0));
         set |= named;
         if (*end == '\0')
             break;

@@ -149,29 +149,31 @@ static const char *const trunks[] = {"model.language_model.", "language_model.mo
                                      ""};
 
 /* What compiling, distributing and a second PEFT model put in front of names. */
-static bool is_wrapped(span path)
+bool sp_path_is_wrapped(const char *path, size_t n)
 {
     static const char *const wrappers[] = {"_orig_mod.", "module.", "_fsdp_wrapped_module.",
                                            "base_model."};
 
+    span whole = {path, n};
+
     for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++) {
-        if (take_prefix(&path, wrappers[i]))
+        if (take_prefix(&whole, wrappers[i]))
             return true;
     }
     return false;
 }
 
-static sp_status refuse_prefix(const char *name, span path, sp_error *error)
+sp_status sp_refuse_prefix(const char *name, const char *path, size_t n, sp_error *error)
 {
     const char *layers = NULL;
-    size_t n;
+    size_t trunk;
 
-    for (size_t i = 0; i + 8 <= path.n && !layers; i++) {
-        if (memcmp(path.begin + i, ".layers.", 8) == 0)
-            layers = path.begin + i + 1;
+    for (size_t i = 0; i + 8 <= n && !layers; i++) {
+        if (memcmp(path + i, ".layers.", 8) == 0)
+            layers = path + i + 1;
     }
-    n = layers ? (size_t)(layers - path.begin) : path.n;
-    if (is_wrapped(path))
+    trunk = layers ? (size_t)(layers - path) : n;
+    if (sp_path_is_wrapped(path, n))
         return sp_refuse(error, SP_REASON_UNKNOWN_PREFIX, name, 0,
                          "%.200s: the model was wrapped (compiled, distributed, or by PEFT twice) "
                          "when it was saved; save the model inside of the wrapper",
@@ -179,22 +181,7 @@ static sp_status refuse_prefix(const char *name, span path, sp_error *error)
     return sp_refuse(error, SP_REASON_UNKNOWN_PREFIX, name, 0,
                      "%.200s: \"%.*s\" is not a place of the text model that is served; "
                      "allow-partial leaves it out",
-                     name, (int)(n < 100 ? n : 100), path.begin);
-}
-
-/* Digits without a leading zero, within int32; -1 otherwise. */
-static int32_t read_index(span part)
-{
-    int64_t index = 0;
-
-    if (part.n == 0 || part.n > 10 || (part.n > 1 && part.begin[0] == '0'))
-        return -1;
-    for (size_t i = 0; i < part.n; i++) {
-        if (part.begin[i] < '0' || part.begin[i] > '9')
-            return -1;
-        index = index * 10 + (part.begin[i] - '0');
-    }
-    return index <= INT32_MAX ? (int32_t)index : -1;
+                     name, (int)(trunk < 100 ? trunk : 100), path);
 }
 
 static sp_status refuse_module(const char *name, span module, sp_error *error)
@@ -225,7 +212,7 @@ static sp_status read_expert(const char *name, span rest, sp_module_key *key, sp
         key->module = SP_MODULE_EXPERT_DOWN_PROJ;
     else
         return refuse_module(name, whole, error);
-    key->expert = read_index(part);
+    key->expert = sp_path_number(part.begin, part.n);
     if (key->expert < 0)
         return sp_refuse(error, SP_REASON_MALFORMED_EXPERT_INDEX, name,
                          (int64_t)(part.begin - name), "%.200s: \"%.*s\" is no number of an expert",
@@ -239,7 +226,7 @@ static sp_status read_layer(const char *name, span rest, sp_module_key *key, sp_
     span index = take_part(&rest);
     span experts = rest;
 
-    key->layer = read_index(index);
+    key->layer = sp_path_number(index.begin, index.n);
     if (key->layer < 0)
         return sp_refuse(error, SP_REASON_MALFORMED_LAYER_INDEX, name,
                          (int64_t)(index.begin - name), "%.200s: \"%.*s\" is no number of a layer",
@@ -277,7 +264,7 @@ static sp_status read_place(const char *name, span path, sp_module_key *key, sp_
         if (!memchr(rest.begin, '.', rest.n)) /* "model.norm", "score" */
             return refuse_module(name, rest, error);
     }
-    return refuse_prefix(name, path, error);
+    return sp_refuse_prefix(name, path.begin, path.n, error);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------- */
@@ -310,101 +297,131 @@ static sp_status refuse_kind_of_pair(const char *name, sp_error *error)
 }
 
 /* A table's name in whatever place: where that is not known, the place is what to complain of. */
-static bool names_table(span path)
+static bool names_table(const sp_geometry *geometry, span path)
 {
     span last = take_last_part(&path);
+    int32_t sites[] = {-1, -1};
 
-    return span_is(last, "embed_tokens") || span_is(last, "lm_head");
+    if (span_is(last, "embed_tokens") || span_is(last, "lm_head"))
+        return true;
+    if (geometry) {
+        sites[0] = sp_geometry_find_kind(geometry, SP_SITE_EMBEDDING);
+        sites[1] = sp_geometry_find_kind(geometry, SP_SITE_HEAD);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        const sp_site_row *row = sites[i] < 0 ? NULL : sp_geometry_row(geometry, sites[i]);
+
+        if (row && span_is(last, sp_geometry_module_row(geometry, row->module)->name))
+            return true;
+    }
+    return false;
+}
+
+static bool has_no_place(const sp_module_key *key)
+{
+    return key->role == SP_ROLE_BIAS || key->role == SP_ROLE_MAGNITUDE;
+}
+
+/* The ending; the rest of the name is the path. */
+static sp_status read_role(const char *name, sp_module_key *out_key, ending_kind *out_kind,
+                           sp_error *error)
+{
+    span path = {name, strlen(name)};
+
+    *out_key = (sp_module_key){.module = SP_MODULE_OTHER, .layer = -1, .expert = -1, .site = -1};
+    take_prefix(&path, "base_model.model.");
+    if (!read_ending(&path, out_key, out_kind))
+        return refuse_ending(name, error);
+    out_key->path = path.begin;
+    out_key->path_bytes = path.n;
+    return SP_OK;
+}
+
+/* Whether this ending can be had by this place, which was found, or not (`status`). */
+static sp_status check_ending(const sp_geometry *geometry, const char *name,
+                              const sp_module_key *key, ending_kind kind, sp_status status,
+                              sp_error *error)
+{
+    bool table = key->kind == SP_SITE_EMBEDDING || key->kind == SP_SITE_HEAD;
+    span path = {key->path, key->path_bytes};
+
+    if (kind == ENDING_TABLE && (status == SP_OK ? !table : !names_table(geometry, path)))
+        return refuse_ending(name, error);
+    if (status == SP_OK && kind != ENDING_TABLE &&
+        (kind == ENDING_EMBEDDING) != (key->kind == SP_SITE_EMBEDDING))
+        return refuse_kind_of_pair(name, error);
+    return status;
+}
+
+/* By the grammar of the table; the kind is the table's. */
+static sp_status read_known_place(const char *name, sp_module_key *key, sp_error *error)
+{
+    sp_status status = read_place(name, (span){key->path, key->path_bytes}, key, error);
+
+    if (status == SP_OK)
+        key->kind = sp_known_modules[key->module].kind;
+    return status;
 }
 
 sp_status sp_module_key_parse(const char *name, sp_module_key *out_key, sp_error *error)
 {
-    span path = {name, strlen(name)};
-    sp_module_key key = {0};
+    sp_module_key key;
     ending_kind kind;
-    sp_status status;
-    bool table;
+    sp_status status = read_role(name, &key, &kind, error);
 
-    take_prefix(&path, "base_model.model.");
-    if (!read_ending(&path, &key, &kind))
-        return refuse_ending(name, error);
-    key.path = path.begin;
-    key.path_bytes = path.n;
-    if (key.role == SP_ROLE_BIAS || key.role == SP_ROLE_MAGNITUDE) {
+    if (status == SP_OK && !has_no_place(&key)) {
+        status = read_known_place(name, &key, error);
+        status = check_ending(NULL, name, &key, kind, status, error);
+    }
+    if (status == SP_OK)
         *out_key = key;
-        return SP_OK;
+    return status;
+}
+
+/* True for the fused experts of the table, which stand for many sites. */
+static bool reads_fused(const sp_geometry *geometry, const char *name, sp_module_key *key)
+{
+    sp_module_key known = *key;
+
+    if (!sp_geometry_has_known(geometry, SP_MODULE_EXPERT_GATE_PROJ) ||
+        read_known_place(name, &known, NULL) != SP_OK || known.fused == SP_FUSED_NONE)
+        return false;
+    *key = known;
+    return true;
+}
+
+/* In a model whose names are not all of the table. */
+static sp_status read_in_rows(const sp_geometry *geometry, const char *name, sp_module_key *out_key,
+                              sp_error *error)
+{
+    sp_module_key key;
+    ending_kind kind;
+    sp_status status = read_role(name, &key, &kind, error);
+
+    if (status == SP_OK && !has_no_place(&key)) {
+        if (reads_fused(geometry, name, &key))
+            status = sp_module_key_check(geometry, &key, name, error);
+        else
+            status = sp_module_key_find(geometry, &key, name, error);
+        status = check_ending(geometry, name, &key, kind, status, error);
     }
-    status = read_place(name, path, &key, error);
-    table = key.module == SP_MODULE_EMBED_TOKENS || key.module == SP_MODULE_LM_HEAD;
-    if (kind == ENDING_TABLE && (status == SP_OK ? !table : !names_table(path)))
-        return refuse_ending(name, error);
-    if (status != SP_OK)
-        return status;
-    if ((kind == ENDING_EMBEDDING) != (key.module == SP_MODULE_EMBED_TOKENS) &&
-        kind != ENDING_TABLE)
-        return refuse_kind_of_pair(name, error);
-    *out_key = key;
-    return SP_OK;
+    if (status == SP_OK)
+        *out_key = key;
+    return status;
 }
 
-/* ---- against a model ------------------------------------------------------------------------- */
-
-/* "0-2, 4": the layers that have the module. */
-static void list_layers(const sp_geometry *geometry, sp_module module, char *out_text, size_t bytes)
+sp_status sp_module_key_read(const sp_geometry *geometry, const char *name, sp_module_key *out_key,
+                             sp_error *error)
 {
-    size_t at = 0;
-    int32_t n = sp_geometry_layers(geometry);
+    sp_module_key key;
+    sp_status status;
 
-    out_text[0] = '\0';
-    for (int32_t first = 0; first < n; first++) {
-        int32_t last = first;
-
-        if (!sp_geometry_site(geometry, first, module, NULL, NULL))
-            continue;
-        while (last + 1 < n && sp_geometry_site(geometry, last + 1, module, NULL, NULL))
-            last++;
-        if (at + 32 > bytes) {
-            snprintf(out_text + at, bytes - at, " …");
-            return;
-        }
-        at += (size_t)snprintf(out_text + at, bytes - at, "%s%d", at > 0 ? ", " : "", first);
-        if (last > first)
-            at += (size_t)snprintf(out_text + at, bytes - at, "-%d", last);
-        first = last;
-    }
-}
-
-static sp_status refuse_place(const sp_geometry *geometry, const sp_module_key *key,
-                              const char *name, sp_error *error)
-{
-    bool moe_only = key->module >= SP_MODULE_ROUTER && key->module <= SP_MODULE_EXPERT_DOWN_PROJ;
-    char layers[160];
-
-    if (moe_only && sp_geometry_experts(geometry) == 0)
-        return sp_refuse(error, SP_REASON_EXPERT_ON_DENSE_MODEL, name, -1,
-                         "%.200s: the base model has no experts", name);
-    if (!(sp_geometry_modules(geometry) & SP_MODULE_BIT(key->module)))
-        return sp_refuse(error, SP_REASON_UNSUPPORTED_MODULE, name, -1,
-                         "%.200s: no layer of the base model has %s; allow-partial leaves it out",
-                         name, sp_module_name(key->module));
-    list_layers(geometry, key->module, layers, sizeof layers);
-    return sp_refuse(error, SP_REASON_WRONG_LAYER_KIND, name, key->layer,
-                     "%.200s: layer %d has no %s; the layers that have it: %s", name, key->layer,
-                     sp_module_name(key->module), layers);
-}
-
-sp_status sp_module_key_check(const sp_geometry *geometry, const sp_module_key *key,
-                              const char *name, sp_error *error)
-{
-    if (key->layer >= sp_geometry_layers(geometry))
-        return sp_refuse(error, SP_REASON_LAYER_OUT_OF_RANGE, name, key->layer,
-                         "%.200s: layer %d; the base model has %d layers", name, key->layer,
-                         sp_geometry_layers(geometry));
-    if (!sp_geometry_site(geometry, key->layer, key->module, NULL, NULL))
-        return refuse_place(geometry, key, name, error);
-    if (key->expert >= sp_geometry_experts(geometry))
-        return sp_refuse(error, SP_REASON_EXPERT_OUT_OF_RANGE, name, key->expert,
-                         "%.200s: expert %d; the base model has %d experts", name, key->expert,
-                         sp_geometry_experts(geometry));
-    return SP_OK;
+    if (geometry && !sp_geometry_is_known(geometry))
+        return read_in_rows(geometry, name, out_key, error);
+    status = sp_module_key_parse(name, &key, error);
+    if (status == SP_OK && geometry && !has_no_place(&key))
+        status = sp_module_key_check(geometry, &key, name, error);
+    if (status == SP_OK)
+        *out_key = key;
+    return status;
 }

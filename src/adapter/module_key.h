@@ -1,11 +1,12 @@
 /*
- * module_key.h: the name of a tensor → what it is. Pure, and without a model: whether a model has
- * such a place is asked afterwards.
+ * module_key.h: the name of a tensor → what it is: a role and a place. Where the model's names are
+ * those of the table of known modules, or no model is given, the place is read by their grammar and
+ * held against the model afterwards; in a model of other names it is looked up.
  */
 #ifndef SP_ADAPTER_MODULE_KEY_H
 #define SP_ADAPTER_MODULE_KEY_H
 
-#include <sidepath/adapter.h>
+#include "adapter/geometry.h"
 
 typedef enum sp_key_role {
     SP_ROLE_A,         /* lora_A.weight, lora_embedding_A */
@@ -26,15 +27,26 @@ typedef enum sp_key_fused {
 
 typedef struct sp_module_key {
     sp_key_role role;
-    int32_t layer; /* -1 for embed_tokens and lm_head */
-    sp_module module;
+    int32_t layer;    /* -1 outside the layers */
+    sp_module module; /* of the table; SP_MODULE_OTHER: only the path says which */
+    sp_site_kind kind;
     int32_t expert; /* -1 where the module is no single expert */
+    int32_t site;   /* in the geometry; -1 without one, and for a fused key */
     sp_key_fused fused;
     const char *path; /* the module's path as PEFT saw it, inside `name`: "model.layers.0.…" */
     size_t path_bytes;
     const char *adapter_name; /* inside `name`; NULL when the key has none */
     size_t adapter_name_bytes;
 } sp_module_key;
+
+/*
+ * Name to role and place, and the place held against the geometry, unless that is NULL. The codes
+ * of the two below.
+ */
+sp_status sp_module_key_read(const sp_geometry *geometry, const char *name, sp_module_key *out_key,
+                             sp_error *error);
+
+/* The two steps of it for the names of the table, and the one for any other. */
 
 /*
  * `unrecognized-tensor`, `not-peft-key`, `unknown-prefix`, `unsupported-module`,
@@ -46,9 +58,21 @@ sp_status sp_module_key_parse(const char *name, sp_module_key *out_key, sp_error
 /*
  * Whether the model has this place: `layer-out-of-range`, `expert-out-of-range`,
  * `expert-on-dense-model`, `wrong-layer-kind` (lists the layers that have it),
- * `unsupported-module`.
+ * `unsupported-module`. Sets key->site.
  */
-sp_status sp_module_key_check(const sp_geometry *geometry, const sp_module_key *key,
-                              const char *name, sp_error *error);
+sp_status sp_module_key_check(const sp_geometry *geometry, sp_module_key *key, const char *name,
+                              sp_error *error);
+
+/*
+ * Finds key->path, and fills layer, expert, kind, site and the table's module. Where the geometry
+ * has no such path: `unknown-prefix`, `layer-out-of-range`, `expert-out-of-range`,
+ * `wrong-layer-kind`, `malformed-layer-index`, `unsupported-module`.
+ */
+sp_status sp_module_key_find(const sp_geometry *geometry, sp_module_key *key, const char *name,
+                             sp_error *error);
+
+/* A wrapper's name before the path, as compiling or distributing a model puts it. */
+bool sp_path_is_wrapped(const char *path, size_t n);
+sp_status sp_refuse_prefix(const char *name, const char *path, size_t n, sp_error *error);
 
 #endif

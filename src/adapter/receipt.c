@@ -28,7 +28,7 @@ typedef struct variant {
 
 /* All of one module kind. */
 typedef struct module_summary {
-    sp_module module;
+    const char *name;
     size_t n_sites;
     variant *variants;
     size_t n_variants, capacity;
@@ -38,9 +38,8 @@ typedef struct module_summary {
 
 void sp_receipt_options_default(sp_receipt_options *out_options, size_t struct_bytes)
 {
-    const sp_receipt_options defaults = {.struct_bytes = sizeof defaults,
-                                         .engine_modules = SP_MODULE_BIT(SP_MODULE_COUNT) - 1,
-                                         .slot_bytes = -1};
+    const sp_receipt_options defaults = {
+        .struct_bytes = sizeof defaults, .engine_modules = ~(sp_module_set)0, .slot_bytes = -1};
 
     sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
@@ -94,14 +93,15 @@ static variant *find_variant(module_summary *summary, const sp_adapter_site *sit
     return &summary->variants[summary->n_variants++];
 }
 
-static bool summarize(const sp_adapter *adapter, sp_module module, module_summary *out_summary)
+/* Names of modules are kept once: the same name is the same text. */
+static bool summarize(const sp_adapter *adapter, const char *name, module_summary *out_summary)
 {
-    *out_summary = (module_summary){.module = module, .rows_changed = -1};
+    *out_summary = (module_summary){.name = name, .rows_changed = -1};
     for (size_t i = 0; i < adapter->n_sites; i++) {
         const sp_adapter_site *site = &adapter->sites[i];
         variant *v;
 
-        if (site->module != module)
+        if (site->module != name)
             continue;
         v = find_variant(out_summary, site);
         if (!v)
@@ -118,7 +118,7 @@ static bool summarize(const sp_adapter *adapter, sp_module module, module_summar
             return false;
     }
     for (size_t i = 0; i < adapter->n_tables; i++) {
-        if (adapter->tables[i].module != module)
+        if (adapter->tables[i].module != name)
             continue;
         out_summary->table = &adapter->tables[i];
         out_summary->rows_changed = adapter->rows_changed[i];
@@ -155,7 +155,7 @@ static void json_module(sp_text *out, const module_summary *summary)
 {
     const variant *only = summary->n_variants == 1 ? summary->variants : NULL;
 
-    json_text(out, sp_module_name(summary->module));
+    json_text(out, summary->name);
     sp_text_format(out, ": {\"sites\": %zu, ", summary->n_sites);
     if (only)
         json_rank_scale(out, only->rank, only->scale);
@@ -212,13 +212,13 @@ static void json_head(sp_text *out, const sp_adapter *adapter, const sp_receipt_
     sp_text_format(out,
                    "{\"verdict\": \"%s\", \"code\": null, \"message\": null, \"tensor\": null, "
                    "\"digest\": ",
-                   adapter->checked ? "accepted" : "unchecked");
+                   adapter->geometry ? "accepted" : "unchecked");
     json_text(out, digest);
-    if (adapter->checked)
+    if (adapter->geometry)
         sp_text_format(out, ", \"sites\": %zu", adapter->n_sites);
     else
         sp_text_add(out, ", \"sites\": null");
-    if (adapter->checked && options->slot_bytes >= 0)
+    if (adapter->geometry && options->slot_bytes >= 0)
         sp_text_format(out, ", \"slot_bytes\": %lld", (long long)options->slot_bytes);
     else
         sp_text_add(out, ", \"slot_bytes\": null");
@@ -259,14 +259,14 @@ static void table_head(sp_text *out, const sp_adapter *adapter, const sp_receipt
     hex_digest(adapter, digest);
     table_line(out, "adapter  ", adapter->name, "\n");
     sp_text_format(out, "verdict  %s\n",
-                   adapter->checked ? "accepted" : "unchecked (no base model to hold it against)");
+                   adapter->geometry ? "accepted" : "unchecked (no base model to hold it against)");
     if (adapter->modules & ~options->engine_modules)
         sp_text_add(out, "engine   cannot apply all of it yet (see below): engine-unsupported\n");
     if (digest[0] != '\0')
         sp_text_format(out, "digest   %s\n", digest);
-    if (adapter->checked)
+    if (adapter->geometry)
         sp_text_format(out, "sites    %zu\n", adapter->n_sites);
-    if (adapter->checked && options->slot_bytes >= 0)
+    if (adapter->geometry && options->slot_bytes >= 0)
         sp_text_format(out, "slot     %lld bytes\n", (long long)options->slot_bytes);
     if (adapter->expert_bytes > 0)
         sp_text_format(out, "experts  %zu bytes\n", adapter->expert_bytes);
@@ -280,15 +280,13 @@ static void table_module(sp_text *out, const module_summary *summary)
     for (size_t i = 0; i < summary->n_variants; i++) {
         const variant *v = &summary->variants[i];
 
-        sp_text_format(out, "%-28s %6zu %6d %12.7g  %s\n", sp_module_name(summary->module),
-                       v->n_sites, v->rank, (double)v->scale,
-                       v->layers.bytes > 0 ? v->layers.data : "-");
+        sp_text_format(out, "%-28s %6zu %6d %12.7g  %s\n", summary->name, v->n_sites, v->rank,
+                       (double)v->scale, v->layers.bytes > 0 ? v->layers.data : "-");
     }
     if (summary->table && summary->rows_changed >= 0)
-        sp_text_format(out, "%-28s %d rows replaced\n", sp_module_name(summary->module),
-                       summary->rows_changed);
+        sp_text_format(out, "%-28s %d rows replaced\n", summary->name, summary->rows_changed);
     else if (summary->table)
-        sp_text_format(out, "%-28s rows replaced\n", sp_module_name(summary->module));
+        sp_text_format(out, "%-28s rows replaced\n", summary->name);
 }
 
 static void table_tail(sp_receipt *receipt, const sp_adapter *adapter)
@@ -319,12 +317,8 @@ static void table_tail(sp_receipt *receipt, const sp_adapter *adapter)
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
-static void find_missing(sp_receipt *receipt, sp_module module, sp_module_set engine_modules)
+static void add_missing(sp_receipt *receipt, const char *name)
 {
-    const char *name = sp_module_name(module);
-
-    if (engine_modules & SP_MODULE_BIT(module))
-        return;
     sp_text_add_bytes(&receipt->missing, name, strlen(name) + 1);
     receipt->n_missing++;
 }
@@ -334,18 +328,20 @@ static bool write_modules(sp_receipt *receipt, const sp_adapter *adapter,
 {
     bool first = true;
 
-    for (int32_t module = 0; module < SP_MODULE_COUNT; module++) {
+    for (int32_t module = 0; module < sp_geometry_n_modules(adapter->geometry); module++) {
+        const char *name = sp_geometry_module_name(adapter->geometry, module);
         module_summary summary;
         bool gathered;
 
-        if (!(adapter->modules & SP_MODULE_BIT(module)))
+        if (!(adapter->modules >> module & 1))
             continue;
-        gathered = summarize(adapter, (sp_module)module, &summary);
+        gathered = summarize(adapter, name, &summary);
         if (gathered) {
             sp_text_add(&receipt->json, first ? "" : ", ");
             json_module(&receipt->json, &summary);
             table_module(&receipt->table, &summary);
-            find_missing(receipt, (sp_module)module, options->engine_modules);
+            if (!(options->engine_modules >> module & 1))
+                add_missing(receipt, name);
             first = false;
         }
         clear_summary(&summary);

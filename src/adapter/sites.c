@@ -10,6 +10,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 static sp_factor factor_of(const sp_item *item)
 {
@@ -21,16 +22,12 @@ static sp_factor factor_of(const sp_item *item)
                        .col_stride = 1};
 }
 
-static int by_place(const void *left, const void *right)
+static int by_site(const void *left, const void *right)
 {
     const sp_adapter_site *a = left;
     const sp_adapter_site *b = right;
 
-    if (a->layer != b->layer)
-        return a->layer < b->layer ? -1 : 1;
-    if (a->module != b->module)
-        return a->module < b->module ? -1 : 1;
-    return (a->expert > b->expert) - (a->expert < b->expert);
+    return (a->site > b->site) - (a->site < b->site);
 }
 
 static size_t n_sites_of(const sp_pair *pair)
@@ -40,19 +37,55 @@ static size_t n_sites_of(const sp_pair *pair)
 
 static void fill_sites(const sp_audit *audit, const sp_pair *pair, sp_adapter_site *out_sites)
 {
+    const sp_geometry *geometry = audit->options->geometry;
     const sp_module_key *key = &pair->a->key;
 
     if (key->fused != SP_FUSED_NONE) {
         sp_fused_sites(audit, pair, out_sites);
         return;
     }
-    *out_sites = (sp_adapter_site){.layer = key->layer,
-                                   .module = key->module,
+    *out_sites = (sp_adapter_site){.struct_bytes = sizeof *out_sites,
+                                   .site = key->site,
+                                   .layer = key->layer,
                                    .expert = key->expert,
+                                   .kind = key->kind,
                                    .rank = pair->rank,
                                    .scale = pair->scale,
                                    .a = factor_of(pair->a),
                                    .b = factor_of(pair->b)};
+    if (geometry) {
+        const sp_site_row *row = sp_geometry_row(geometry, key->site);
+
+        out_sites->path = sp_geometry_path(geometry, row);
+        out_sites->module = sp_geometry_module_name(geometry, row->module);
+    } else {
+        out_sites->module = sp_module_name(key->module);
+    }
+}
+
+/* Without a geometry paths are the file's: into one block of the adapter's. */
+static sp_status keep_paths(const sp_audit *audit)
+{
+    sp_adapter *adapter = audit->adapter;
+    size_t bytes = 0, n = 0;
+    char *at;
+
+    for (size_t i = 0; i < audit->n_pairs; i++)
+        bytes += audit->pairs[i].a->key.path_bytes + 1;
+    adapter->paths = at = sp_malloc(bytes);
+    if (!at)
+        return sp_fail_memory(audit->error, bytes, "the paths of sites");
+    for (size_t i = 0; i < audit->n_pairs; i++) {
+        const sp_module_key *key = &audit->pairs[i].a->key;
+
+        if (n_sites_of(&audit->pairs[i]) == 0)
+            continue; /* fused: how many experts is not known */
+        memcpy(at, key->path, key->path_bytes);
+        at[key->path_bytes] = '\0';
+        adapter->sites[n++].path = at;
+        at += key->path_bytes + 1;
+    }
+    return SP_OK;
 }
 
 /* One expert by itself and again inside a fused pair. */
@@ -61,11 +94,10 @@ static sp_status check_twins(const sp_audit *audit)
     const sp_adapter_site *sites = audit->adapter->sites;
 
     for (size_t i = 1; i < audit->adapter->n_sites; i++) {
-        if (by_place(&sites[i - 1], &sites[i]) == 0)
-            return sp_refuse(audit->error, SP_REASON_DUPLICATE_TENSOR,
-                             sp_module_name(sites[i].module), sites[i].layer,
-                             "layer %d, %s, expert %d is adapted by two pairs", sites[i].layer,
-                             sp_module_name(sites[i].module), sites[i].expert);
+        if (by_site(&sites[i - 1], &sites[i]) == 0)
+            return sp_refuse(audit->error, SP_REASON_DUPLICATE_TENSOR, sites[i].module,
+                             sites[i].layer, "layer %d, %.100s, expert %d is adapted by two pairs",
+                             sites[i].layer, sites[i].module, sites[i].expert);
     }
     return SP_OK;
 }
@@ -91,6 +123,24 @@ static void remark_uncounted(const sp_audit *audit)
                   n, first->rank, (double)first->scale);
 }
 
+static void add_modules(const sp_audit *audit, const sp_pair *pair)
+{
+    static const sp_module experts[] = {SP_MODULE_EXPERT_GATE_PROJ, SP_MODULE_EXPERT_UP_PROJ};
+    sp_adapter *adapter = audit->adapter;
+    sp_module_key key = pair->a->key;
+
+    if (key.fused == SP_FUSED_NONE) {
+        adapter->modules |= sp_audit_module_bit(adapter, &key);
+        return;
+    }
+    for (int i = 0; i < (pair->is_down ? 1 : 2) && pair->experts > 0; i++) {
+        sp_module module = pair->is_down ? SP_MODULE_EXPERT_DOWN_PROJ : experts[i];
+
+        key.site = sp_geometry_known_site(adapter->geometry, key.layer, module, 0);
+        adapter->modules |= sp_audit_module_bit(adapter, &key);
+    }
+}
+
 sp_status sp_audit_sites(sp_audit *audit)
 {
     sp_adapter *adapter = audit->adapter;
@@ -108,9 +158,11 @@ sp_status sp_audit_sites(sp_audit *audit)
         fill_sites(audit, &audit->pairs[i], adapter->sites + adapter->n_sites);
         adapter->n_sites += n_sites_of(&audit->pairs[i]);
     }
-    qsort(adapter->sites, n, sizeof *adapter->sites, by_place);
-    for (size_t i = 0; i < n; i++)
-        adapter->modules |= SP_MODULE_BIT(adapter->sites[i].module);
+    for (size_t i = 0; i < audit->n_pairs; i++)
+        add_modules(audit, &audit->pairs[i]);
+    if (!adapter->geometry)
+        return keep_paths(audit); /* the pairs' order is the sites' */
+    qsort(adapter->sites, n, sizeof *adapter->sites, by_site);
     return check_twins(audit);
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/kernels.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #define CONVERTED_MAX 1024 /* elements of a row that are converted at a time */
@@ -23,20 +24,20 @@ typedef struct module_items {
 
 /* The same with what config and base make of it: which tokens move which rows. */
 typedef struct module_rows {
-    sp_module module;
+    sp_site_kind kind;
     const sp_item *table, *tokens, *copy;
     const sp_id_list *ids;
     int32_t own_rows; /* of the adapter's own vocabulary; 0: it says nothing of it */
 } module_rows;
 
-static module_items find_items(const sp_audit *audit, sp_module module)
+static module_items find_items(const sp_audit *audit, sp_site_kind kind)
 {
     module_items found = {0};
 
     for (size_t i = 0; i < audit->n_items; i++) {
         const sp_item *item = &audit->items[i];
 
-        if (item->key.module != module)
+        if (item->key.kind != kind)
             continue;
         if (item->key.role == SP_ROLE_TABLE)
             found.table = item;
@@ -48,17 +49,52 @@ static module_items find_items(const sp_audit *audit, sp_module module)
     return found;
 }
 
+/* The row of the embedding or the head; NULL: there is none, or no geometry. */
+static const sp_site_row *table_row(const sp_audit *audit, sp_site_kind kind)
+{
+    const sp_geometry *geometry = audit->options->geometry;
+
+    return geometry ? sp_geometry_row(geometry, sp_geometry_find_kind(geometry, kind)) : NULL;
+}
+
+static bool table_dims(const sp_audit *audit, sp_site_kind kind, int32_t *out_vocab,
+                       int32_t *out_hidden)
+{
+    const sp_site_row *row = table_row(audit, kind);
+
+    if (!row)
+        return false;
+    *out_vocab = kind == SP_SITE_EMBEDDING ? row->k_in : row->n_out;
+    *out_hidden = kind == SP_SITE_EMBEDDING ? row->n_out : row->k_in;
+    return true;
+}
+
 /* ---- the served table ------------------------------------------------------------------------ */
 
-static const sp_tensor *find_served(const sp_checkpoint *base, sp_module module, bool tied)
+/* By the path that a geometry made by hand gives it. */
+static const sp_tensor *find_by_path(const sp_audit *audit, const sp_checkpoint *base,
+                                     sp_site_kind kind)
+{
+    const sp_site_row *row = table_row(audit, kind);
+    char name[SP_SITE_PATH_BYTES_MAX + 8];
+
+    if (!row)
+        return NULL;
+    snprintf(name, sizeof name, "%s.weight", sp_geometry_path(audit->options->geometry, row));
+    return sp_checkpoint_find(base, name);
+}
+
+static const sp_tensor *find_served(const sp_audit *audit, const sp_checkpoint *base,
+                                    sp_site_kind kind, bool tied)
 {
     static const char *const embed[] = {
         "model.embed_tokens.weight", "model.language_model.embed_tokens.weight",
         "language_model.model.embed_tokens.weight", "embed_tokens.weight"};
     static const char *const head[] = {"lm_head.weight", "language_model.lm_head.weight"};
-    const sp_tensor *found = NULL;
+    const sp_tensor *found =
+        sp_geometry_shape(audit->options->geometry) ? NULL : find_by_path(audit, base, kind);
 
-    if (module == SP_MODULE_LM_HEAD && !tied) {
+    if (kind == SP_SITE_HEAD && !tied) {
         for (size_t i = 0; i < sizeof head / sizeof *head && !found; i++)
             found = sp_checkpoint_find(base, head[i]);
         return found;
@@ -68,9 +104,9 @@ static const sp_tensor *find_served(const sp_checkpoint *base, sp_module module,
     return found;
 }
 
-static size_t index_of(sp_module module)
+static size_t index_of(sp_site_kind kind)
 {
-    return module == SP_MODULE_LM_HEAD;
+    return kind == SP_SITE_HEAD;
 }
 
 static void close_served(sp_served *table)
@@ -86,42 +122,32 @@ void sp_audit_close_served(sp_audit *audit)
         close_served(&audit->served[i]);
 }
 
-static sp_status refuse_base(const sp_audit *audit, sp_module module, const char *what)
+static sp_status refuse_base(const sp_audit *audit, sp_site_kind kind, const char *what)
 {
-    return sp_refuse(audit->error, SP_REASON_BASE_UNAVAILABLE, sp_module_name(module), -1,
+    return sp_refuse(audit->error, SP_REASON_BASE_UNAVAILABLE, sp_audit_table_name(audit, kind), -1,
                      "the adapter carries a table of %s, and the base model's own, which it must "
                      "be held against, %s",
-                     sp_module_name(module), what);
+                     sp_audit_table_name(audit, kind), what);
 }
 
-static bool table_dims(const sp_audit *audit, sp_module module, int32_t *out_vocab,
-                       int32_t *out_hidden)
-{
-    bool embed = module == SP_MODULE_EMBED_TOKENS;
-
-    return audit->options->geometry &&
-           sp_geometry_site(audit->options->geometry, -1, module, embed ? out_vocab : out_hidden,
-                            embed ? out_hidden : out_vocab);
-}
-
-static sp_status map_served(const sp_audit *audit, sp_module module, sp_served *table)
+static sp_status map_served(const sp_audit *audit, sp_site_kind kind, sp_served *table)
 {
     const sp_model_shape *shape = sp_geometry_shape(audit->options->geometry);
     const sp_tensor *tensor =
-        find_served(table->checkpoint, module, shape && shape->tied_embeddings);
+        find_served(audit, table->checkpoint, kind, shape && shape->tied_embeddings);
     int32_t hidden = 0, vocab = 0;
     sp_error local;
     sp_status status;
 
-    table_dims(audit, module, &vocab, &hidden);
+    table_dims(audit, kind, &vocab, &hidden);
     if (!tensor || !sp_tensor_type_dtype(tensor->type, &table->dtype))
-        return refuse_base(audit, module, "is not in its checkpoint as F32, F16 or BF16");
+        return refuse_base(audit, kind, "is not in its checkpoint as F32, F16 or BF16");
     if (tensor->n_dims != 2 || tensor->dims[0] != vocab || tensor->dims[1] != hidden)
-        return refuse_base(audit, module, "has not the shape that config.json gives it");
+        return refuse_base(audit, kind, "has not the shape that config.json gives it");
     status =
         sp_file_map(sp_checkpoint_path(table->checkpoint, tensor->file), &table->mapping, &local);
     if (status != SP_OK || table->mapping.bytes < tensor->offset_bytes + tensor->bytes)
-        return refuse_base(audit, module, "cannot be mapped");
+        return refuse_base(audit, kind, "cannot be mapped");
     table->data = (const char *)table->mapping.data + tensor->offset_bytes;
     table->rows = vocab;
     table->cols = hidden;
@@ -129,16 +155,16 @@ static sp_status map_served(const sp_audit *audit, sp_module module, sp_served *
 }
 
 /* The table that the host gave, if it gave this one. */
-static sp_status take_given(const sp_audit *audit, sp_module module, const sp_served_table *given,
+static sp_status take_given(const sp_audit *audit, sp_site_kind kind, const sp_served_table *given,
                             sp_served *out_table)
 {
     int32_t vocab = 0, hidden = 0;
 
-    table_dims(audit, module, &vocab, &hidden);
+    table_dims(audit, kind, &vocab, &hidden);
     if (given->rows != vocab || given->hidden != hidden)
-        return refuse_base(audit, module, "was given with another shape than the geometry's");
+        return refuse_base(audit, kind, "was given with another shape than the geometry's");
     if (sp_dtype_bytes(given->dtype) == 0)
-        return refuse_base(audit, module, "was given with a type that is not known");
+        return refuse_base(audit, kind, "was given with a type that is not known");
     *out_table = (sp_served){.data = given->data,
                              .dtype = given->dtype,
                              .rows = given->rows,
@@ -147,19 +173,19 @@ static sp_status take_given(const sp_audit *audit, sp_module module, const sp_se
     return SP_OK;
 }
 
-static sp_status open_served(sp_audit *audit, sp_module module)
+static sp_status open_served(sp_audit *audit, sp_site_kind kind)
 {
     const sp_served_tables *given = audit->options->served;
-    sp_served *table = &audit->served[index_of(module)];
+    sp_served *table = &audit->served[index_of(kind)];
     sp_error local;
     sp_status status;
 
-    if (given && module == SP_MODULE_EMBED_TOKENS && given->embed.data)
-        return take_given(audit, module, &given->embed, table);
-    if (given && module == SP_MODULE_LM_HEAD && given->head.data)
-        return take_given(audit, module, &given->head, table);
+    if (given && kind == SP_SITE_EMBEDDING && given->embed.data)
+        return take_given(audit, kind, &given->embed, table);
+    if (given && kind == SP_SITE_HEAD && given->head.data)
+        return take_given(audit, kind, &given->head, table);
     if (!audit->options->base_dir)
-        return refuse_base(audit, module, "was not given");
+        return refuse_base(audit, kind, "was not given");
     status = sp_checkpoint_open(audit->options->base_dir, "model", &table->checkpoint, &local);
     if (status == SP_ERR_MEMORY) {
         if (audit->error)
@@ -167,9 +193,9 @@ static sp_status open_served(sp_audit *audit, sp_module module)
         return status;
     }
     if (status != SP_OK)
-        return sp_refuse(audit->error, SP_REASON_BASE_UNAVAILABLE, sp_module_name(module), -1,
-                         "the base model cannot be read: %s", local.text);
-    return map_served(audit, module, table);
+        return sp_refuse(audit->error, SP_REASON_BASE_UNAVAILABLE, sp_audit_table_name(audit, kind),
+                         -1, "the base model cannot be read: %s", local.text);
+    return map_served(audit, kind, table);
 }
 
 /* ---- comparing ------------------------------------------------------------------------------- */
@@ -225,7 +251,7 @@ static int64_t first_difference(const void *data, sp_dtype dtype, const sp_serve
 sp_status sp_audit_compare_copy(const sp_audit *audit, const sp_item *copy, uint64_t at,
                                 const void *piece, size_t n, sp_error *error)
 {
-    const sp_served *table = &audit->served[index_of(copy->key.module)];
+    const sp_served *table = &audit->served[index_of(copy->key.kind)];
     int64_t element_bytes = (int64_t)sp_dtype_bytes(copy->dtype);
     int64_t first = (int64_t)at / element_bytes, count = (int64_t)n / element_bytes;
     int64_t same = first_difference(piece, copy->dtype, table, first, count);
@@ -306,39 +332,41 @@ static int32_t mark_different_rows(const sp_kernels *kernels, const sp_item *ite
     return n;
 }
 
-static void remark_rows(sp_audit *audit, sp_module module, const sp_item *item, int32_t n,
+static void remark_rows(sp_audit *audit, sp_site_kind kind, const sp_item *item, int32_t n,
                         const sp_served *table)
 {
     sp_remarks *notes = &audit->adapter->notes;
     int64_t more = item->tensor->dims[0] - table->rows;
 
     if (n == 0)
-        sp_remark(notes, "the table of %s equals the base model's", sp_module_name(module));
+        sp_remark(notes, "the table of %s equals the base model's",
+                  sp_audit_table_name(audit, kind));
     else
         sp_remark(notes, "%d of %lld rows of %s differ from the base model's", n,
-                  (long long)table->rows, sp_module_name(module));
+                  (long long)table->rows, sp_audit_table_name(audit, kind));
     if (more > 0)
         sp_remark(notes, "%lld rows of %s are beyond the served vocabulary and are dropped",
-                  (long long)more, sp_module_name(module));
+                  (long long)more, sp_audit_table_name(audit, kind));
 }
 
 /* The adapter's tokens are among its own rows: those of its table, or the base's. */
-static sp_status check_ids(const sp_audit *audit, sp_module module, const sp_id_list *list,
+static sp_status check_ids(const sp_audit *audit, sp_site_kind kind, const sp_id_list *list,
                            int32_t own_rows)
 {
-    int64_t vocab = audit->served[index_of(module)].rows;
+    int64_t vocab = audit->served[index_of(kind)].rows;
     int64_t adapter_rows = own_rows ? own_rows : vocab;
 
     for (int32_t i = 0; i < list->n; i++) {
         if (list->ids[i] >= adapter_rows)
             return sp_refuse(audit->error, SP_REASON_BAD_TOKEN_INDEX, "trainable_token_indices", i,
                              "token %d is not among the %lld rows of the adapter's %s",
-                             list->ids[i], (long long)adapter_rows, sp_module_name(module));
+                             list->ids[i], (long long)adapter_rows,
+                             sp_audit_table_name(audit, kind));
     }
     return SP_OK;
 }
 
-static void mark_ids(sp_audit *audit, sp_module module, const sp_id_list *list, int32_t vocab,
+static void mark_ids(sp_audit *audit, sp_site_kind kind, const sp_id_list *list, int32_t vocab,
                      bool *overridden)
 {
     int32_t n_dropped = 0;
@@ -352,7 +380,7 @@ static void mark_ids(sp_audit *audit, sp_module module, const sp_id_list *list, 
     if (n_dropped > 0)
         sp_remark(&audit->adapter->notes,
                   "%d trainable tokens of %s are beyond the served vocabulary and are dropped",
-                  n_dropped, sp_module_name(module));
+                  n_dropped, sp_audit_table_name(audit, kind));
 }
 
 /* The rows themselves, and a map from every token to its row or to none. */
@@ -367,7 +395,7 @@ static size_t overlay_bytes(const sp_audit *audit, int32_t rows, const sp_served
 /* Which rows of one module change, from its full table and its trainable tokens. */
 static sp_status measure_rows(sp_audit *audit, const module_rows *rows, int32_t *out_rows)
 {
-    const sp_served *table = &audit->served[index_of(rows->module)];
+    const sp_served *table = &audit->served[index_of(rows->kind)];
     int32_t vocab = (int32_t)table->rows;
     bool *overridden;
     const sp_kernels *kernels;
@@ -379,9 +407,9 @@ static sp_status measure_rows(sp_audit *audit, const module_rows *rows, int32_t 
     if (!overridden)
         return sp_fail_memory(audit->error, (size_t)vocab, "the rows of a table");
     if (rows->table)
-        remark_rows(audit, rows->module, rows->table,
+        remark_rows(audit, rows->kind, rows->table,
                     mark_different_rows(kernels, rows->table, table, overridden), table);
-    mark_ids(audit, rows->module, rows->ids, vocab, overridden);
+    mark_ids(audit, rows->kind, rows->ids, vocab, overridden);
     *out_rows = 0;
     for (int32_t i = 0; i < vocab; i++)
         *out_rows += overridden[i];
@@ -392,13 +420,13 @@ static sp_status measure_rows(sp_audit *audit, const module_rows *rows, int32_t 
 
 /* ---- config and shapes ----------------------------------------------------------------------- */
 
-static sp_status check_shape(const sp_audit *audit, sp_module module, const sp_item *item)
+static sp_status check_shape(const sp_audit *audit, sp_site_kind kind, const sp_item *item)
 {
     const int64_t *dims = item->tensor->dims;
     int32_t vocab = 0, hidden = 0;
     bool rows_fit;
 
-    if (!table_dims(audit, module, &vocab, &hidden))
+    if (!table_dims(audit, kind, &vocab, &hidden))
         return SP_OK;
     rows_fit = item->key.role == SP_ROLE_TOKENS || dims[0] >= vocab;
     if (rows_fit && dims[1] == hidden)
@@ -408,7 +436,7 @@ static sp_status check_shape(const sp_audit *audit, sp_module module, const sp_i
                      item->tensor->name, (long long)dims[0], (long long)dims[1], vocab, hidden);
 }
 
-static sp_status check_tokens(const sp_audit *audit, sp_module module, const sp_item *tokens,
+static sp_status check_tokens(const sp_audit *audit, sp_site_kind kind, const sp_item *tokens,
                               const sp_id_list *list)
 {
     static const char field[] = "trainable_token_indices";
@@ -416,11 +444,11 @@ static sp_status check_tokens(const sp_audit *audit, sp_module module, const sp_
     if (tokens && !list->given)
         return sp_refuse(audit->error, SP_REASON_BAD_TOKEN_INDEX, tokens->tensor->name, -1,
                          "%.200s has rows, but %s lists no tokens for %s", tokens->tensor->name,
-                         field, sp_module_name(module));
+                         field, sp_audit_table_name(audit, kind));
     if (!tokens && list->given)
         return sp_refuse(audit->error, SP_REASON_BAD_TOKEN_INDEX, field, -1,
                          "%s lists %d tokens for %s, but the file has no rows for them", field,
-                         list->n, sp_module_name(module));
+                         list->n, sp_audit_table_name(audit, kind));
     if (tokens && tokens->tensor->dims[0] != list->n)
         return sp_refuse(audit->error, SP_REASON_BAD_TOKEN_INDEX, tokens->tensor->name, -1,
                          "%.200s has %lld rows; %s lists %d tokens", tokens->tensor->name,
@@ -436,10 +464,10 @@ static bool ends_with(const char *text, const char *ending)
 }
 
 /* modules_to_save promises a table. */
-static sp_status check_saved(const sp_audit *audit, sp_module module, const sp_item *table)
+static sp_status check_saved(const sp_audit *audit, sp_site_kind kind, const sp_item *table)
 {
     const sp_name_rule *rule = &audit->config.modules_to_save;
-    const char *name = sp_module_name(module);
+    const char *name = sp_audit_table_name(audit, kind);
 
     for (size_t i = 0; i < rule->n; i++) {
         if (table || !ends_with(rule->names[i], name))
@@ -462,7 +490,7 @@ static sp_status check_saved(const sp_audit *audit, sp_module module, const sp_i
  */
 static sp_status check_tied_tables(const sp_audit *audit, bool has_embed, bool has_head)
 {
-    const char *lacking = sp_module_name(has_embed ? SP_MODULE_LM_HEAD : SP_MODULE_EMBED_TOKENS);
+    const char *lacking = sp_audit_table_name(audit, has_embed ? SP_SITE_HEAD : SP_SITE_EMBEDDING);
 
     if (!audit->config.ties_tables || has_embed == has_head)
         return SP_OK;
@@ -479,17 +507,17 @@ static sp_status check_tied_tables(const sp_audit *audit, bool has_embed, bool h
 
 /* ---- one module ------------------------------------------------------------------------------ */
 
-static sp_status check_module(sp_audit *audit, sp_module module, const module_items *items,
+static sp_status check_module(sp_audit *audit, sp_site_kind kind, const module_items *items,
                               const sp_id_list *list)
 {
     const sp_item *own[] = {items->table, items->tokens};
-    sp_status status = check_tokens(audit, module, items->tokens, list);
+    sp_status status = check_tokens(audit, kind, items->tokens, list);
 
     if (status == SP_OK)
-        status = check_saved(audit, module, items->table);
+        status = check_saved(audit, kind, items->table);
     for (size_t i = 0; i < 2 && status == SP_OK; i++) {
         if (own[i])
-            status = check_shape(audit, module, own[i]);
+            status = check_shape(audit, kind, own[i]);
     }
     return status;
 }
@@ -506,11 +534,11 @@ static sp_status open_module(sp_audit *audit, const module_rows *rows)
 
     if (!needs_served(rows) || !audit->options->geometry)
         return SP_OK;
-    status = open_served(audit, rows->module);
+    status = open_served(audit, rows->kind);
     if (status == SP_OK && rows->copy)
-        status = check_copy_shape(audit, rows->copy, &audit->served[index_of(rows->module)]);
+        status = check_copy_shape(audit, rows->copy, &audit->served[index_of(rows->kind)]);
     if (status == SP_OK)
-        status = check_ids(audit, rows->module, rows->ids, rows->own_rows);
+        status = check_ids(audit, rows->kind, rows->ids, rows->own_rows);
     return status;
 }
 
@@ -541,6 +569,15 @@ static sp_factor table_factor(const sp_item *item)
                        .col_stride = 1};
 }
 
+static sp_module_set table_bit(const sp_audit *audit, sp_site_kind kind)
+{
+    const sp_site_row *row = table_row(audit, kind);
+
+    if (row)
+        return (sp_module_set)1 << row->module;
+    return SP_MODULE_BIT(kind == SP_SITE_HEAD ? SP_MODULE_LM_HEAD : SP_MODULE_EMBED_TOKENS);
+}
+
 static sp_status add_table(sp_audit *audit, const module_rows *rows, int32_t rows_changed)
 {
     sp_adapter *adapter = audit->adapter;
@@ -558,13 +595,15 @@ static sp_status add_table(sp_audit *audit, const module_rows *rows, int32_t row
     }
     adapter->token_ids[index] = ids;
     adapter->rows_changed[index] = rows_changed;
-    adapter->tables[index] = (sp_adapter_table){.module = rows->module,
+    adapter->tables[index] = (sp_adapter_table){.struct_bytes = sizeof(sp_adapter_table),
+                                                .kind = rows->kind,
+                                                .module = sp_audit_table_name(audit, rows->kind),
                                                 .full = table_factor(rows->table),
                                                 .trainable = table_factor(rows->tokens),
                                                 .token_ids = ids,
                                                 .n_ids = list->n,
                                                 .rows = rows->own_rows};
-    adapter->modules |= SP_MODULE_BIT(rows->module);
+    adapter->modules |= table_bit(audit, rows->kind);
     adapter->n_tables++;
     return SP_OK;
 }
@@ -581,15 +620,16 @@ static void resolve_rows(const sp_audit *audit, module_rows out_rows[2])
     static const sp_id_list none = {0};
     const sp_model_shape *shape =
         audit->options->geometry ? sp_geometry_shape(audit->options->geometry) : NULL;
-    module_items embed = find_items(audit, SP_MODULE_EMBED_TOKENS);
-    module_items head = find_items(audit, SP_MODULE_LM_HEAD);
+    module_items embed = find_items(audit, SP_SITE_EMBEDDING);
+    module_items head = find_items(audit, SP_SITE_HEAD);
     module_rows *rows = out_rows;
 
     rows[0] =
-        (module_rows){SP_MODULE_EMBED_TOKENS,      embed.table,         embed.tokens, embed.copy,
+        (module_rows){SP_SITE_EMBEDDING,           embed.table,         embed.tokens, embed.copy,
                       &audit->config.tokens_embed, rows_of(embed.table)};
-    rows[1] = (module_rows){SP_MODULE_LM_HEAD,          head.table,         head.tokens, head.copy,
-                            &audit->config.tokens_head, rows_of(head.table)};
+    rows[1] = (module_rows){
+        SP_SITE_HEAD,       head.table, head.tokens, head.copy, &audit->config.tokens_head,
+        rows_of(head.table)};
     /* On a tied base trainable tokens move the head's rows too. */
     if (shape && shape->tied_embeddings && !head.tokens && embed.tokens) {
         rows[1].tokens = embed.tokens;
@@ -606,14 +646,13 @@ sp_status sp_audit_table_shapes(sp_audit *audit)
 {
     const sp_model_shape *shape =
         audit->options->geometry ? sp_geometry_shape(audit->options->geometry) : NULL;
-    module_items embed = find_items(audit, SP_MODULE_EMBED_TOKENS);
-    module_items head = find_items(audit, SP_MODULE_LM_HEAD);
+    module_items embed = find_items(audit, SP_SITE_EMBEDDING);
+    module_items head = find_items(audit, SP_SITE_HEAD);
     module_rows rows[2];
-    sp_status status =
-        check_module(audit, SP_MODULE_EMBED_TOKENS, &embed, &audit->config.tokens_embed);
+    sp_status status = check_module(audit, SP_SITE_EMBEDDING, &embed, &audit->config.tokens_embed);
 
     if (status == SP_OK)
-        status = check_module(audit, SP_MODULE_LM_HEAD, &head, &audit->config.tokens_head);
+        status = check_module(audit, SP_SITE_HEAD, &head, &audit->config.tokens_head);
     if (status == SP_OK && shape && shape->tied_embeddings && !embed.tokens && !head.tokens)
         status = check_tied_tables(audit, embed.table != NULL, head.table != NULL);
     resolve_rows(audit, rows);

@@ -67,9 +67,7 @@ static sp_status refuse_unmatched(const sp_audit *audit, const char *field, cons
 
 static bool base_has(const sp_audit *audit, sp_module module)
 {
-    const sp_geometry *geometry = audit->options->geometry;
-
-    return geometry && (sp_geometry_modules(geometry) & SP_MODULE_BIT(module));
+    return audit->options->geometry && sp_geometry_has_known(audit->options->geometry, module);
 }
 
 static sp_status check_parameters(const sp_audit *audit)
@@ -177,26 +175,15 @@ static void mark_in_file(const sp_audit *audit, bool *marks)
 }
 
 /* Marks the names of one site of the base, unless the config leaves it out. */
-static sp_status mark_site(const sp_audit *audit, int32_t layer, sp_module module, bool *marks)
+static sp_status mark_site(const sp_audit *audit, const sp_site_row *row, bool *marks)
 {
-    static const char experts[] = "mlp.experts.";
-    const char *own = sp_module_name(module);
-    bool is_expert = (SP_MODULES_EXPERTS & SP_MODULE_BIT(module)) != 0;
-    char path[PATH_BYTES];
+    const char *path = sp_geometry_path(audit->options->geometry, row);
     bool excluded;
-    sp_status status;
+    sp_status status = sp_name_rule_match(&audit->config.exclude_modules, path, strlen(path),
+                                          &excluded, audit->error);
 
-    if (layer < 0)
-        snprintf(path, sizeof path, "%s%s", module == SP_MODULE_LM_HEAD ? "" : "model.", own);
-    else if (is_expert)
-        snprintf(path, sizeof path, "model.layers.%d.mlp.experts.0.%s", layer,
-                 own + strlen(experts));
-    else
-        snprintf(path, sizeof path, "model.layers.%d.%s", layer, own);
-    status = sp_name_rule_match(&audit->config.exclude_modules, path, strlen(path), &excluded,
-                                audit->error);
     if (status == SP_OK && !excluded &&
-        (layer < 0 || sp_peft_config_layer_listed(&audit->config, path, strlen(path))))
+        (row->layer < 0 || sp_peft_config_layer_listed(&audit->config, path, strlen(path))))
         sp_name_rule_mark(&audit->config.target_modules, path, strlen(path), marks);
     return status;
 }
@@ -205,18 +192,15 @@ static sp_status mark_in_base(const sp_audit *audit, bool *marks)
 {
     const sp_geometry *geometry = audit->options->geometry;
 
-    for (int32_t layer = -1; layer < sp_geometry_layers(geometry); layer++) {
-        for (int32_t module = 0; module < SP_MODULE_COUNT; module++) {
-            sp_status status;
+    sp_status status = SP_OK;
 
-            if (!sp_geometry_site(geometry, layer, (sp_module)module, NULL, NULL))
-                continue;
-            status = mark_site(audit, layer, (sp_module)module, marks);
-            if (status != SP_OK)
-                return status;
-        }
+    for (int32_t i = 0; i < sp_geometry_n_sites(geometry) && status == SP_OK; i++) {
+        const sp_site_row *row = sp_geometry_row(geometry, i);
+
+        if (row->expert <= 0) /* one expert stands for all */
+            status = mark_site(audit, row, marks);
     }
-    return SP_OK;
+    return status;
 }
 
 /* The first listed name with places in the base and no tensor in the file. */
@@ -268,7 +252,7 @@ static sp_status remark_unlisted(const sp_audit *audit)
         sp_status status;
 
         if (key->fused != SP_FUSED_NONE ||
-            (key->module == SP_MODULE_ROUTER && audit->config.lists_router))
+            (key->kind == SP_SITE_ROUTER && audit->config.lists_router))
             continue;
         status = sp_name_rule_match(rule, key->path, key->path_bytes, &listed, audit->error);
         if (status != SP_OK)

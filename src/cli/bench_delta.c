@@ -41,28 +41,28 @@ static const int32_t adapter_counts[] = {1, 4, 16};
 typedef struct group {
     const char *model, *name;
     int32_t n_targets, k_in;
-    sp_module modules[TARGETS_MAX];
+    const char *modules[TARGETS_MAX];
     int32_t n_out[TARGETS_MAX];
 } group;
 
-#define QKV                                                  \
-    {                                                        \
-        SP_MODULE_Q_PROJ, SP_MODULE_K_PROJ, SP_MODULE_V_PROJ \
+#define QKV                          \
+    {                                \
+        "q_proj", "k_proj", "v_proj" \
     }
-#define GATE_UP                                \
-    {                                          \
-        SP_MODULE_GATE_PROJ, SP_MODULE_UP_PROJ \
+#define GATE_UP                \
+    {                          \
+        "gate_proj", "up_proj" \
     }
 
 static const group groups[] = {
     {"qwen3-0.6b", "qkv", 3, 1024, QKV, {2048, 1024, 1024}},
-    {"qwen3-0.6b", "o", 1, 2048, {SP_MODULE_O_PROJ}, {1024}},
+    {"qwen3-0.6b", "o", 1, 2048, {"o_proj"}, {1024}},
     {"qwen3-0.6b", "gate_up", 2, 1024, GATE_UP, {3072, 3072}},
-    {"qwen3-0.6b", "down", 1, 3072, {SP_MODULE_DOWN_PROJ}, {1024}},
+    {"qwen3-0.6b", "down", 1, 3072, {"down_proj"}, {1024}},
     {"qwen3-8b", "qkv", 3, 4096, QKV, {4096, 1024, 1024}},
-    {"qwen3-8b", "o", 1, 4096, {SP_MODULE_O_PROJ}, {4096}},
+    {"qwen3-8b", "o", 1, 4096, {"o_proj"}, {4096}},
     {"qwen3-8b", "gate_up", 2, 4096, GATE_UP, {12288, 12288}},
-    {"qwen3-8b", "down", 1, 12288, {SP_MODULE_DOWN_PROJ}, {4096}},
+    {"qwen3-8b", "down", 1, 12288, {"down_proj"}, {4096}},
 };
 
 typedef struct delta_settings {
@@ -103,6 +103,7 @@ typedef struct rounds {
 
 /* What belongs to one group. */
 typedef struct rig {
+    char paths[TARGETS_MAX][32]; /* of the sites */
     const group *group;
     uint16_t *weights[TARGETS_MAX]; /* bf16 [n_out, k_in] */
     sp_geometry *geometry;
@@ -208,6 +209,9 @@ static sp_status load_adapters(rig *r, size_t which, sp_error *error)
         return sp_fail_memory(error, (size_t)ranks[which] * WIDEST * 2, "an adapter");
     for (int32_t t = 0; t < g->n_targets; t++)
         sites[t] = (sp_adapter_site){
+            .struct_bytes = sizeof sites[t],
+            .site = t,
+            .path = r->paths[t],
             .module = g->modules[t],
             .expert = -1,
             .rank = ranks[which],
@@ -273,17 +277,22 @@ static void destroy_rig(rig *r)
 
 static sp_status create_rig(const delta_bench *bench, const group *g, rig *r, sp_error *error)
 {
-    sp_site_dims dims[TARGETS_MAX];
+    sp_site sites[TARGETS_MAX];
     sp_status status = SP_OK;
 
     *r = (rig){.group = g};
     for (int32_t t = 0; t < g->n_targets; t++) {
-        dims[t] = (sp_site_dims){0, g->modules[t], g->k_in, g->n_out[t]};
+        snprintf(r->paths[t], sizeof r->paths[t], "layers.0.%s", g->modules[t]);
+        sites[t] = (sp_site){.struct_bytes = sizeof sites[t],
+                             .path = r->paths[t],
+                             .expert = -1,
+                             .k_in = g->k_in,
+                             .n_out = g->n_out[t]};
         r->weights[t] = make_values((size_t)g->n_out[t] * (size_t)g->k_in);
         if (!r->weights[t])
             return sp_fail_memory(error, (size_t)g->n_out[t] * (size_t)g->k_in * 2, "a layer");
     }
-    status = sp_geometry_create(1, 0, dims, (size_t)g->n_targets, &r->geometry, error);
+    status = sp_geometry_create(sites, (size_t)g->n_targets, &r->geometry, error);
     if (status == SP_OK)
         status = sp_plan_create(ROWS_MAX, SLOTS, &r->plan, error);
     for (size_t i = 0; i < COUNT(ranks) && status == SP_OK; i++)
@@ -353,11 +362,10 @@ static sp_status time_delta(delta_bench *bench, const rig *r, size_t which, doub
     double began;
 
     for (int32_t t = 0; t < r->group->n_targets; t++)
-        outputs[t] =
-            (sp_delta_output){r->group->modules[t], bench->y[t], r->group->n_out[t], SP_DTYPE_BF16};
+        outputs[t] = (sp_delta_output){t, bench->y[t], r->group->n_out[t], SP_DTYPE_BF16};
     evict(bench);
     began = sp_clock_seconds();
-    status = sp_delta_apply(r->delta[which], r->plan, 0, bench->x, r->group->k_in, outputs,
+    status = sp_delta_apply(r->delta[which], r->plan, bench->x, r->group->k_in, outputs,
                             r->group->n_targets);
     *out_seconds = sp_clock_seconds() - began;
     return status;

@@ -12,8 +12,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MODULE_BIT(module) ((sp_module_set)1 << (module))
-
 typedef struct inspect_settings {
     const char *model, *precision, *expert_layout;
     bool allow_partial, allow_no_effect, allow_unknown_fields, allow_base_changing_init;
@@ -130,17 +128,21 @@ static sp_status measure_slot(const inspect_settings *s, const sp_adapter *adapt
                               const sp_adapter_options *options, int64_t *out_bytes,
                               sp_error *error)
 {
-    const sp_module_set linear = MODULE_BIT(SP_MODULE_ROUTER) - 1;
+    sp_module_set linear;
     sp_layout_options layout;
     size_t slot_bytes, matrix_bytes;
     sp_status status;
 
     *out_bytes = options->geometry ? 0 : -1;
-    if (!options->geometry || !(sp_adapter_modules(adapter) & linear))
+    if (!options->geometry)
+        return SP_OK;
+    linear =
+        sp_adapter_modules(adapter) & sp_geometry_kind_modules(options->geometry, SP_SITE_LINEAR);
+    if (!linear)
         return SP_OK;
     sp_layout_options_default(&layout, sizeof layout);
     layout.geometry = options->geometry;
-    layout.modules = sp_adapter_modules(adapter) & linear;
+    layout.modules = linear;
     layout.rank = s->rank_max > 0 ? (int32_t)s->rank_max : sp_adapter_rank_max(adapter);
     layout.dtype = options->pool_dtype;
     status = sp_layout_measure(&layout, &slot_bytes, &matrix_bytes, error);
@@ -171,8 +173,7 @@ static int print_accepted(const inspect_settings *s, const sp_adapter *adapter,
 
     sp_receipt_options_default(&receipt_options, sizeof receipt_options);
     if (options->geometry)
-        receipt_options.engine_modules =
-            sp_engine_modules(sp_geometry_shape(options->geometry)->family);
+        receipt_options.engine_modules = sp_engine_modules(options->geometry);
     if (measure_slot(s, adapter, options, &receipt_options.slot_bytes, &error) != SP_OK ||
         sp_receipt_create(adapter, &receipt_options, &receipt, &error) != SP_OK)
         return sp_cli_fail("inspect", &error);

@@ -172,6 +172,7 @@ sp_status sp_run_settings_open(const sp_run_settings *settings, int64_t kv_token
 {
     sp_engine_options options;
     sp_engine_adapter *adapters;
+    sp_module_set modules;
     sp_status status = check_usage(settings, error);
 
     *out_usage = true;
@@ -181,8 +182,10 @@ sp_status sp_run_settings_open(const sp_run_settings *settings, int64_t kv_token
     if (status != SP_OK)
         return status;
     fill_options(settings, kv_tokens_wanted, &options);
-    if (settings->lora_modules[0])
-        status = sp_module_set_parse(settings->lora_modules, &options.lora_modules, error);
+    if (settings->lora_modules[0]) {
+        options.lora_modules = settings->lora_modules;
+        status = sp_module_set_parse(NULL, settings->lora_modules, &modules, error);
+    }
     if (status != SP_OK)
         goto free_list;
     *out_usage = false;

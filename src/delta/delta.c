@@ -11,14 +11,6 @@
 #define ROWS_LIMIT    (1 << 20)
 #define SCRATCH_ALIGN 256
 
-#define MODULE_BIT(module) ((sp_module_set)1 << (module))
-/* What no_ffn leaves out: the FFN in every form, and GDN's out_proj. */
-#define FFN_MODULES                                                                  \
-    (MODULE_BIT(SP_MODULE_GDN_OUT) | MODULE_BIT(SP_MODULE_GATE_PROJ) |               \
-     MODULE_BIT(SP_MODULE_UP_PROJ) | MODULE_BIT(SP_MODULE_DOWN_PROJ) |               \
-     MODULE_BIT(SP_MODULE_SHARED_GATE_PROJ) | MODULE_BIT(SP_MODULE_SHARED_UP_PROJ) | \
-     MODULE_BIT(SP_MODULE_SHARED_DOWN_PROJ) | MODULE_BIT(SP_MODULE_SHARED_EXPERT_GATE))
-
 /* ---- life ---------------------------------------------------------------------------------- */
 
 void sp_delta_options_default(sp_delta_options *out_options, size_t struct_bytes)
@@ -36,7 +28,7 @@ static int32_t largest_k(const sp_layout *layout)
         const sp_layout_site *site = sp_layout_site_at(layout, i);
 
         /* No row is ever as long as the vocabulary: embed_tokens gathers. */
-        if (site->module != SP_MODULE_EMBED_TOKENS && site->k_in > k_max)
+        if (site->kind != SP_SITE_EMBEDDING && site->k_in > k_max)
             k_max = site->k_in;
     }
     return k_max;
@@ -94,6 +86,15 @@ static sp_status create_scratch(sp_delta *delta, const char *cpu_isa, sp_error *
     return SP_OK;
 }
 
+static void set_sites(sp_delta *delta)
+{
+    const sp_geometry *geometry = sp_layout_geometry(delta->layout);
+
+    delta->n_sites = sp_geometry_n_sites(geometry);
+    delta->embed_site = sp_geometry_find_kind(geometry, SP_SITE_EMBEDDING);
+    delta->head_site = sp_geometry_find_kind(geometry, SP_SITE_HEAD);
+}
+
 sp_status sp_delta_create(const sp_delta_options *options, sp_delta **out_delta, sp_error *error)
 {
     sp_delta *delta;
@@ -106,10 +107,11 @@ sp_status sp_delta_create(const sp_delta_options *options, sp_delta **out_delta,
         return sp_fail_memory(error, sizeof *delta, "the delta");
     delta->pool = options->pool;
     delta->layout = sp_pool_layout(options->pool);
+    set_sites(delta);
     delta->exec = options->exec;
     delta->rows_max = options->rows_max;
     delta->no_apply = options->no_apply;
-    delta->skipped = options->no_ffn ? FFN_MODULES : 0;
+    delta->skipped = options->skip_modules;
     if (on_gpu(delta->pool))
         status = sp_delta_gpu_create(delta->pool, delta->rows_max, &delta->gpu, error);
     else
@@ -133,18 +135,18 @@ void sp_delta_destroy(sp_delta *delta)
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
-static sp_status check_output(const sp_delta *delta, int32_t layer, const sp_delta_output *output,
+static sp_status check_output(const sp_delta *delta, const sp_delta_output *output,
                               int32_t *io_k_in)
 {
     sp_dtype dtype = sp_layout_dtype(delta->layout);
     const sp_layout_site *site;
 
-    if ((unsigned)output->module >= SP_MODULE_COUNT || output->y == NULL ||
-        output->module == SP_MODULE_EMBED_TOKENS)
+    if (output->site < 0 || output->site >= delta->n_sites || output->y == NULL ||
+        output->site == delta->embed_site)
         return SP_ERR_ARGUMENT;
     if (output->y_type != dtype && output->y_type != SP_DTYPE_F32)
         return SP_ERR_ARGUMENT;
-    site = sp_layout_site_at(delta->layout, sp_layout_find(delta->layout, layer, output->module));
+    site = sp_layout_site_at(delta->layout, sp_layout_find(delta->layout, output->site));
     if (site == NULL)
         return SP_OK;
     if (*io_k_in != 0 && site->k_in != *io_k_in)
@@ -167,27 +169,26 @@ sp_status sp_delta_check_plan(const sp_delta *delta, const sp_plan *plan)
 }
 
 /* All but x. *out_k_in is 0 where the pool holds none of the sites. */
-static sp_status check_outputs(const sp_delta *delta, int32_t layer, const sp_delta_output *outputs,
+static sp_status check_outputs(const sp_delta *delta, const sp_delta_output *outputs,
                                int32_t n_outputs, int32_t *out_k_in)
 {
     sp_status status = SP_OK;
 
-    if (n_outputs < 0 || (outputs == NULL && n_outputs > 0) || layer < -1 ||
-        layer >= sp_geometry_layers(sp_layout_geometry(delta->layout)))
+    if (n_outputs < 0 || (outputs == NULL && n_outputs > 0))
         return SP_ERR_ARGUMENT;
     *out_k_in = 0;
     for (int32_t i = 0; i < n_outputs && status == SP_OK; i++)
-        status = check_output(delta, layer, &outputs[i], out_k_in);
+        status = check_output(delta, &outputs[i], out_k_in);
     return status;
 }
 
-static sp_status check_apply(const sp_delta *delta, int32_t layer, const void *x, int64_t x_stride,
+static sp_status check_apply(const sp_delta *delta, const void *x, int64_t x_stride,
                              const sp_delta_output *outputs, int32_t n_outputs, int32_t *out_k_in)
 {
     sp_status status = x != NULL ? SP_OK : SP_ERR_ARGUMENT;
 
     if (status == SP_OK)
-        status = check_outputs(delta, layer, outputs, n_outputs, out_k_in);
+        status = check_outputs(delta, outputs, n_outputs, out_k_in);
     if (status != SP_OK)
         return status;
     return x_stride < *out_k_in ? SP_ERR_STRIDE : SP_OK;
@@ -259,22 +260,24 @@ static sp_lora_job new_job(const sp_delta *delta, const void *x, int64_t x_strid
     };
 }
 
-/* The site of an output that has a delta to apply, or -1. */
-static int32_t site_of(const sp_delta *delta, int32_t layer, sp_module module)
+/* The layout's index of an output that has a delta to apply, or -1. */
+static int32_t site_of(const sp_delta *delta, int32_t site)
 {
-    if ((delta->skipped >> module & 1u) != 0)
+    int32_t index = sp_layout_find(delta->layout, site);
+
+    if (index >= 0 && (delta->skipped >> sp_layout_site_at(delta->layout, index)->module & 1u) != 0)
         return -1;
-    return sp_layout_find(delta->layout, layer, module);
+    return index;
 }
 
 /* The checks are over and the plan routes a row. */
-static void apply_on_cpu(const sp_delta *delta, const sp_plan_view *view, int32_t layer,
-                         sp_lora_job *job, const sp_delta_output *outputs, int32_t n_outputs)
+static void apply_on_cpu(const sp_delta *delta, const sp_plan_view *view, sp_lora_job *job,
+                         const sp_delta_output *outputs, int32_t n_outputs)
 {
     site_group group = {.n = 0};
 
     for (int32_t i = 0; i < n_outputs; i++) {
-        int32_t site = site_of(delta, layer, outputs[i].module);
+        int32_t site = site_of(delta, outputs[i].site);
 
         if (site < 0)
             continue;
@@ -289,14 +292,14 @@ static void apply_on_cpu(const sp_delta *delta, const sp_plan_view *view, int32_
 }
 
 /* Sites from outputs [first, n_outputs) until the call is full; returns the output after them. */
-static int32_t fill_call(const sp_delta *delta, int32_t layer, const sp_delta_output *outputs,
-                         int32_t n_outputs, int32_t first, sp_delta_gpu_call *call)
+static int32_t fill_call(const sp_delta *delta, const sp_delta_output *outputs, int32_t n_outputs,
+                         int32_t first, sp_delta_gpu_call *call)
 {
     int32_t i = first;
 
     call->n = 0;
     for (; i < n_outputs && call->n < SP_CUDA_SITES_MAX; i++) {
-        int32_t site = site_of(delta, layer, outputs[i].module);
+        int32_t site = site_of(delta, outputs[i].site);
 
         if (site < 0)
             continue;
@@ -307,21 +310,21 @@ static int32_t fill_call(const sp_delta *delta, int32_t layer, const sp_delta_ou
 }
 
 /* What the plan routes does not matter: a graph that is captured here may replay any other. */
-static sp_status apply_on_gpu(const sp_delta *delta, int32_t layer, sp_delta_gpu_call *call,
+static sp_status apply_on_gpu(const sp_delta *delta, sp_delta_gpu_call *call,
                               const sp_delta_output *outputs, int32_t n_outputs)
 {
     sp_status status = SP_OK;
 
     for (int32_t i = 0; i < n_outputs && status == SP_OK;) {
-        i = fill_call(delta, layer, outputs, n_outputs, i, call);
+        i = fill_call(delta, outputs, n_outputs, i, call);
         if (call->n > 0)
             status = sp_delta_gpu_apply(delta->gpu, call);
     }
     return status;
 }
 
-sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t layer, const void *x,
-                         int64_t x_stride, const sp_delta_output *outputs, int32_t n_outputs)
+sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, const void *x, int64_t x_stride,
+                         const sp_delta_output *outputs, int32_t n_outputs)
 {
     sp_plan_view view;
     sp_lora_job job;
@@ -332,24 +335,24 @@ sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, int32_t layer, co
     if (status != SP_OK)
         return status;
     view = *sp_plan_get(plan);
-    status = check_apply(delta, layer, x, x_stride, outputs, n_outputs, &k_in);
+    status = check_apply(delta, x, x_stride, outputs, n_outputs, &k_in);
     if (status != SP_OK || delta->no_apply || k_in == 0)
         return status;
     if (delta->gpu != NULL) {
         sp_delta_gpu_call call = {view.n_rows, k_in, x, x_stride, .n = 0};
 
-        return apply_on_gpu(delta, layer, &call, outputs, n_outputs);
+        return apply_on_gpu(delta, &call, outputs, n_outputs);
     }
     job = new_job(delta, x, x_stride, k_in);
     if (view.n_segments > 0)
-        apply_on_cpu(delta, &view, layer, &job, outputs, n_outputs);
+        apply_on_cpu(delta, &view, &job, outputs, n_outputs);
     return SP_OK;
 }
 
 /* ---- in pieces ----------------------------------------------------------------------------- */
 
-sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, int32_t layer, const void *x,
-                         int64_t x_stride, const sp_delta_output *outputs, int32_t n_outputs,
+sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, const void *x, int64_t x_stride,
+                         const sp_delta_output *outputs, int32_t n_outputs,
                          sp_delta_pieces *out_pieces)
 {
     sp_plan_view view;
@@ -363,7 +366,7 @@ sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, int32_t layer, co
     if (status != SP_OK)
         return status;
     view = *sp_plan_get(plan);
-    status = check_apply(delta, layer, x, x_stride, outputs, n_outputs, &k_in);
+    status = check_apply(delta, x, x_stride, outputs, n_outputs, &k_in);
     if (status != SP_OK)
         return status;
     *out_pieces = (sp_delta_pieces){.fits = n_outputs <= SP_LORA_GROUP_MAX && delta->gpu == NULL};
@@ -372,7 +375,7 @@ sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, int32_t layer, co
     delta->pieces = new_job(delta, x, x_stride, k_in);
     delta->pieces.in_pieces = true;
     for (int32_t i = 0; i < n_outputs; i++) {
-        int32_t site = delta->no_apply ? -1 : site_of(delta, layer, outputs[i].module);
+        int32_t site = delta->no_apply ? -1 : site_of(delta, outputs[i].site);
 
         delta->piece_target[i] = site < 0 ? -1 : group.n;
         if (site >= 0)
@@ -435,16 +438,16 @@ sp_status sp_delta_start(sp_delta *delta, const sp_plan *plan)
 
 /* Both halves take one group: the sites that the pool holds, in the order of the outputs. The
  * checks are over. */
-static sp_status fill_half(const sp_delta *delta, int32_t layer, const sp_delta_output *outputs,
-                           int32_t n_outputs, sp_delta_gpu_call *call)
+static sp_status fill_half(const sp_delta *delta, const sp_delta_output *outputs, int32_t n_outputs,
+                           sp_delta_gpu_call *call)
 {
-    int32_t taken = fill_call(delta, layer, outputs, n_outputs, 0, call);
+    int32_t taken = fill_call(delta, outputs, n_outputs, 0, call);
 
     return taken < n_outputs ? SP_ERR_ARGUMENT : SP_OK;
 }
 
-sp_status sp_delta_enqueue_shrink(sp_delta *delta, const sp_plan *plan, int32_t layer,
-                                  const void *x, int64_t x_stride, const sp_delta_output *outputs,
+sp_status sp_delta_enqueue_shrink(sp_delta *delta, const sp_plan *plan, const void *x,
+                                  int64_t x_stride, const sp_delta_output *outputs,
                                   int32_t n_outputs, sp_stream *stream)
 {
     sp_delta_gpu_call call = {.x = x, .x_stride = x_stride};
@@ -458,15 +461,15 @@ sp_status sp_delta_enqueue_shrink(sp_delta *delta, const sp_plan *plan, int32_t 
         return SP_ERR_UNSUPPORTED;
     view = *sp_plan_get(plan);
     call.n_rows = view.n_rows;
-    status = check_apply(delta, layer, x, x_stride, outputs, n_outputs, &call.k_in);
+    status = check_apply(delta, x, x_stride, outputs, n_outputs, &call.k_in);
     if (status == SP_OK)
-        status = fill_half(delta, layer, outputs, n_outputs, &call);
+        status = fill_half(delta, outputs, n_outputs, &call);
     if (status != SP_OK || delta->no_apply || call.n == 0)
         return status;
     return sp_delta_gpu_shrink(delta->gpu, &call, stream);
 }
 
-sp_status sp_delta_enqueue_expand(sp_delta *delta, const sp_plan *plan, int32_t layer,
+sp_status sp_delta_enqueue_expand(sp_delta *delta, const sp_plan *plan,
                                   const sp_delta_output *outputs, int32_t n_outputs,
                                   sp_stream *stream)
 {
@@ -481,9 +484,9 @@ sp_status sp_delta_enqueue_expand(sp_delta *delta, const sp_plan *plan, int32_t 
         return SP_ERR_UNSUPPORTED;
     view = *sp_plan_get(plan);
     call.n_rows = view.n_rows;
-    status = check_outputs(delta, layer, outputs, n_outputs, &call.k_in);
+    status = check_outputs(delta, outputs, n_outputs, &call.k_in);
     if (status == SP_OK)
-        status = fill_half(delta, layer, outputs, n_outputs, &call);
+        status = fill_half(delta, outputs, n_outputs, &call);
     if (status != SP_OK || delta->no_apply || call.n == 0)
         return status;
     return sp_delta_gpu_expand(delta->gpu, &call, stream);

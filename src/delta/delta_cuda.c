@@ -74,7 +74,7 @@ sp_cuda_scratch sp_cuda_scratch_cut(char *block, int32_t rows_max, int32_t n_slo
 /* No row is ever as long as the vocabulary: embed_tokens gathers. */
 static bool is_gathered(const sp_layout *layout, int32_t index)
 {
-    return sp_layout_site_at(layout, index)->module == SP_MODULE_EMBED_TOKENS;
+    return sp_layout_site_at(layout, index)->kind == SP_SITE_EMBEDDING;
 }
 
 static bool is_first_of_width(const sp_layout *layout, int32_t index)
@@ -372,8 +372,10 @@ sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call)
 sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const int32_t *tokens,
                              int32_t vocab, int32_t hidden, void *y, int64_t y_stride)
 {
-    const sp_pool_overlays *overlays = sp_pool_overlays_of(gpu->pool, SP_MODULE_EMBED_TOKENS);
-    int32_t site = sp_layout_find(sp_pool_layout(gpu->pool), -1, SP_MODULE_EMBED_TOKENS);
+    const sp_pool_overlays *overlays = sp_pool_overlays_of(gpu->pool, SP_SITE_EMBEDDING);
+    const sp_layout *layout = sp_pool_layout(gpu->pool);
+    int32_t site = sp_layout_find(
+        layout, sp_geometry_find_kind(sp_layout_geometry(layout), SP_SITE_EMBEDDING));
     sp_pool_tables pairs = {.rank = NULL};
     sp_cuda_embed embed;
 
@@ -409,7 +411,7 @@ sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const int32_t *t
 sp_status sp_delta_gpu_head(sp_delta_gpu *gpu, int32_t n_rows, const void *x, int64_t x_stride,
                             int32_t vocab, int32_t hidden, float *logits, int64_t logits_stride)
 {
-    const sp_pool_overlays *overlays = sp_pool_overlays_of(gpu->pool, SP_MODULE_LM_HEAD);
+    const sp_pool_overlays *overlays = sp_pool_overlays_of(gpu->pool, SP_SITE_HEAD);
     sp_cuda_head head = {
         .type = gpu->type,
         .n_rows = n_rows,

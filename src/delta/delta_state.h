@@ -29,8 +29,9 @@ struct sp_delta {
     const sp_kernels *kernels;
     int32_t rows_max;
     bool no_apply;
-    sp_module_set skipped; /* by no_ffn */
-    void *block;           /* what scratch is cut out of */
+    int32_t n_sites, embed_site, head_site; /* of the geometry; -1: none */
+    sp_module_set skipped;
+    void *block; /* what scratch is cut out of */
     sp_lora_scratch scratch;
     sp_token_scratch token_scratch;
     sp_delta_gpu *gpu; /* NULL on the CPU; else kernels, block and the scratches are NULL */

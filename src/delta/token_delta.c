@@ -22,13 +22,22 @@ static size_t align_up(size_t bytes)
     return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 }
 
-static bool table_dims(const sp_layout *layout, sp_module module, int32_t *out_vocab,
+static int32_t site_of(const sp_layout *layout, sp_site_kind kind)
+{
+    return sp_layout_find(layout, sp_geometry_find_kind(sp_layout_geometry(layout), kind));
+}
+
+static bool table_dims(const sp_layout *layout, sp_site_kind kind, int32_t *out_vocab,
                        int32_t *out_hidden)
 {
-    bool embed = module == SP_MODULE_EMBED_TOKENS;
+    const sp_geometry *geometry = sp_layout_geometry(layout);
+    sp_site site = {.struct_bytes = sizeof site};
 
-    return sp_geometry_site(sp_layout_geometry(layout), -1, module, embed ? out_vocab : out_hidden,
-                            embed ? out_hidden : out_vocab);
+    if (sp_geometry_site_at(geometry, sp_geometry_find_kind(geometry, kind), &site, NULL) != SP_OK)
+        return false;
+    *out_vocab = kind == SP_SITE_EMBEDDING ? site.k_in : site.n_out;
+    *out_hidden = kind == SP_SITE_EMBEDDING ? site.n_out : site.k_in;
+    return true;
 }
 
 /* Bytes of the packed rows of one round, at the level and for the weights that need most. */
@@ -57,14 +66,14 @@ static size_t cut(char *block, const sp_layout *layout, sp_token_scratch *out)
 {
     int32_t rank = sp_layout_rank_stride(layout), vocab = 0, hidden = 0;
     const sp_served_tables *served = sp_layout_served(layout);
-    bool has_pairs = sp_layout_find(layout, -1, SP_MODULE_EMBED_TOKENS) >= 0;
+    bool has_pairs = site_of(layout, SP_SITE_EMBEDDING) >= 0;
     size_t xa_bytes =
         align_up(SP_TOKEN_ROUND_ROWS * (size_t)rank * sp_dtype_bytes(sp_layout_dtype(layout)));
 
     *out = (sp_token_scratch){0};
     if (!has_pairs && served->head.data == NULL)
         return 0;
-    table_dims(layout, SP_MODULE_LM_HEAD, &vocab, &hidden);
+    table_dims(layout, SP_SITE_HEAD, &vocab, &hidden);
     out->x_bytes = packed_bytes(layout, hidden > rank ? hidden : rank);
     if (block != NULL) {
         out->packed_x = block;
@@ -140,13 +149,13 @@ static void add_gemm(round *r, const sp_gemm_args *args, const void *x, int64_t 
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
-bool sp_delta_has_tokens(const sp_delta *delta, sp_module module)
+bool sp_delta_has_tokens(const sp_delta *delta, sp_site_kind kind)
 {
-    const sp_pool_overlays *tables = sp_pool_overlays_of(delta->pool, module);
+    const sp_pool_overlays *tables = sp_pool_overlays_of(delta->pool, kind);
     /* What is captured for a GPU must serve what the slots hold later. */
     bool replaced = delta->gpu != NULL ? tables->n != NULL : tables->n_slots > 0;
 
-    return !delta->no_apply && (sp_layout_find(delta->layout, -1, module) >= 0 || replaced);
+    return !delta->no_apply && (site_of(delta->layout, kind) >= 0 || replaced);
 }
 
 /* ---- embeddings ---------------------------------------------------------------------------- */
@@ -162,7 +171,7 @@ typedef struct embed_job {
 
 static void override_embeddings(const embed_job *job)
 {
-    const sp_pool_overlays *tables = sp_pool_overlays_of(job->delta->pool, SP_MODULE_EMBED_TOKENS);
+    const sp_pool_overlays *tables = sp_pool_overlays_of(job->delta->pool, SP_SITE_EMBEDDING);
     sp_override_args args = {
         .rows = tables->rows,
         .map = tables->map,
@@ -215,7 +224,7 @@ static void add_embed_rows(const embed_job *job, round *r, const sp_pool_tables 
 static void apply_embed_pairs(const embed_job *job)
 {
     const sp_delta *delta = job->delta;
-    int32_t site = sp_layout_find(delta->layout, -1, SP_MODULE_EMBED_TOKENS);
+    int32_t site = site_of(delta->layout, SP_SITE_EMBEDDING);
     round r = {.delta = delta};
     const sp_pool_tables *tables = sp_pool_tables_at(delta->pool, site);
 
@@ -246,10 +255,10 @@ sp_status sp_delta_embed(sp_delta *delta, const sp_plan *plan, const int32_t *to
     status = sp_delta_check_plan(delta, plan);
     if (status != SP_OK)
         return status;
-    if (!sp_delta_has_tokens(delta, SP_MODULE_EMBED_TOKENS))
+    if (!sp_delta_has_tokens(delta, SP_SITE_EMBEDDING))
         return SP_OK;
     job.view = *sp_plan_get(plan);
-    if (!table_dims(delta->layout, SP_MODULE_EMBED_TOKENS, &job.vocab, &job.hidden))
+    if (!table_dims(delta->layout, SP_SITE_EMBEDDING, &job.vocab, &job.hidden))
         return SP_ERR_ARGUMENT;
     if (y_stride < job.hidden)
         return SP_ERR_STRIDE;
@@ -303,7 +312,7 @@ static void add_head_rows(const head_job *job, round *r, const sp_pool_overlays 
 
 static void override_logits(const head_job *job)
 {
-    const sp_pool_overlays *tables = sp_pool_overlays_of(job->delta->pool, SP_MODULE_LM_HEAD);
+    const sp_pool_overlays *tables = sp_pool_overlays_of(job->delta->pool, SP_SITE_HEAD);
     round r = {.delta = job->delta};
 
     if (tables->n_slots == 0)
@@ -329,7 +338,7 @@ sp_status sp_delta_head(sp_delta *delta, const sp_plan *plan, const void *x, int
                     .x_stride = x_stride,
                     .logits = logits,
                     .logits_stride = logits_stride};
-    sp_delta_output output = {SP_MODULE_LM_HEAD, logits, logits_stride, SP_DTYPE_F32};
+    sp_delta_output output = {-1, logits, logits_stride, SP_DTYPE_F32};
     sp_status status;
 
     if (x == NULL || logits == NULL)
@@ -337,10 +346,11 @@ sp_status sp_delta_head(sp_delta *delta, const sp_plan *plan, const void *x, int
     status = sp_delta_check_plan(delta, plan);
     if (status != SP_OK)
         return status;
-    if (!sp_delta_has_tokens(delta, SP_MODULE_LM_HEAD))
+    if (!sp_delta_has_tokens(delta, SP_SITE_HEAD))
         return SP_OK;
+    output.site = delta->head_site;
     job.view = *sp_plan_get(plan);
-    if (!table_dims(delta->layout, SP_MODULE_LM_HEAD, &job.vocab, &job.hidden))
+    if (!table_dims(delta->layout, SP_SITE_HEAD, &job.vocab, &job.hidden))
         return SP_ERR_ARGUMENT;
     if (x_stride < job.hidden || logits_stride < job.vocab)
         return SP_ERR_STRIDE;
@@ -352,5 +362,5 @@ sp_status sp_delta_head(sp_delta *delta, const sp_plan *plan, const void *x, int
         if (status != SP_OK)
             return status;
     }
-    return sp_delta_apply(delta, plan, -1, x, x_stride, &output, 1);
+    return sp_delta_apply(delta, plan, x, x_stride, &output, 1);
 }

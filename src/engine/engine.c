@@ -10,12 +10,6 @@
 #define ADAPTER_NAME_MAX  255
 #define TOKENIZER_FILE    "tokenizer.json"
 #define DEFAULT_KV_TOKENS 65536
-#define DENSE_LINEAR_MODULES                                                              \
-    ((1u << SP_MODULE_Q_PROJ) | (1u << SP_MODULE_K_PROJ) | (1u << SP_MODULE_V_PROJ) |     \
-     (1u << SP_MODULE_O_PROJ) | (1u << SP_MODULE_GATE_PROJ) | (1u << SP_MODULE_UP_PROJ) | \
-     (1u << SP_MODULE_DOWN_PROJ))
-#define TOKEN_MODULES ((1u << SP_MODULE_EMBED_TOKENS) | (1u << SP_MODULE_LM_HEAD))
-
 void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes)
 {
     const sp_engine_options defaults = {
@@ -35,9 +29,15 @@ void sp_engine_options_default(sp_engine_options *out_options, size_t struct_byt
     sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
 
-sp_module_set sp_engine_modules(sp_family family)
+sp_module_set sp_engine_modules(const sp_geometry *geometry)
 {
-    return family == SP_FAMILY_QWEN3 ? DENSE_LINEAR_MODULES | TOKEN_MODULES : 0;
+    const sp_model_shape *shape = sp_geometry_shape(geometry);
+
+    if (!shape || shape->family != SP_FAMILY_QWEN3)
+        return 0;
+    return sp_geometry_kind_modules(geometry, SP_SITE_LINEAR) |
+           sp_geometry_kind_modules(geometry, SP_SITE_EMBEDDING) |
+           sp_geometry_kind_modules(geometry, SP_SITE_HEAD);
 }
 
 /* ---- names --------------------------------------------------------------------------------- */

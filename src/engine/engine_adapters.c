@@ -10,6 +10,11 @@
 
 #include <string.h>
 
+/* What no_ffn leaves out: the FFN in every form, and the output of the linear attention. */
+#define FFN_MODULES                                                                      \
+    "linear_attn.out_proj,mlp.gate_proj,mlp.up_proj,mlp.down_proj,"                      \
+    "mlp.shared_expert.gate_proj,mlp.shared_expert.up_proj,mlp.shared_expert.down_proj," \
+    "mlp.shared_expert_gate"
 #define DEFAULT_POOL_RANK 64
 
 /* ---- opening ------------------------------------------------------------------------------- */
@@ -43,8 +48,7 @@ static sp_status open_adapter(const sp_engine *engine, const sp_engine_adapter *
     status = sp_adapter_open(wanted->path, &options, &adapter, error);
     if (status != SP_OK)
         return status;
-    status =
-        sp_adapter_check_modules(adapter, sp_engine_modules(engine->model.shape.family), error);
+    status = sp_adapter_check_modules(adapter, sp_engine_modules(engine->model.geometry), error);
     if (status != SP_OK) {
         sp_adapter_release(adapter);
         return status;
@@ -65,6 +69,7 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
 {
     sp_layout_options options;
     int32_t rank = 0;
+    sp_status status;
 
     sp_layout_options_default(&options, sizeof options);
     for (size_t i = 0; i < n; i++) {
@@ -75,8 +80,11 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
             rank = sp_adapter_rank_max(adapters[i]);
     }
     if (engine->options.lora_modules) {
-        options.modules =
-            engine->options.lora_modules & sp_geometry_modules(engine->model.geometry);
+        status = sp_module_set_parse(engine->model.geometry, engine->options.lora_modules,
+                                     &options.modules, error);
+        if (status != SP_OK)
+            return status;
+        options.modules &= sp_geometry_modules(engine->model.geometry);
         if (!options.modules)
             return sp_fail(error, SP_ERR_ARGUMENT, NULL, "lora-modules", -1,
                            "lora-modules names nothing that the base model has");
@@ -94,6 +102,7 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
 static sp_status create_delta(sp_engine *engine, sp_error *error)
 {
     sp_delta_options options;
+    sp_status status = SP_OK;
 
     sp_delta_options_default(&options, sizeof options);
     options.pool = engine->pool;
@@ -101,7 +110,11 @@ static sp_status create_delta(sp_engine *engine, sp_error *error)
     options.rows_max = engine->options.step_rows;
     options.cpu_isa = engine->kernels->level;
     options.no_apply = engine->options.no_apply;
-    options.no_ffn = engine->options.no_ffn;
+    if (engine->options.no_ffn)
+        status =
+            sp_module_set_parse(engine->model.geometry, FFN_MODULES, &options.skip_modules, error);
+    if (status != SP_OK)
+        return status;
     return sp_delta_create(&options, &engine->delta, error);
 }
 
@@ -111,8 +124,8 @@ static sp_status create_stage(sp_engine *engine, sp_error *error)
     sp_adapter_options audit = adapter_options(engine);
     sp_stage_options options;
 
-    if (sp_disk_source_create(&audit, sp_engine_modules(engine->model.shape.family),
-                              &engine->disk) != SP_OK)
+    if (sp_disk_source_create(&audit, sp_engine_modules(engine->model.geometry), &engine->disk) !=
+        SP_OK)
         return sp_fail_memory(error, sizeof audit, "the source of adapters");
     sp_stage_options_default(&options, sizeof options);
     options.pool = engine->pool;

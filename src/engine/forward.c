@@ -375,19 +375,18 @@ static sp_status attention_block(row_job *job)
     const sp_model_shape *shape = &forward->model->shape;
     const sp_layer_weights *w = job->weights;
     const sp_projection inputs[] = {
-        {SP_MODULE_Q_PROJ, w->q, w->q_bias, forward->q, q_width(shape)},
-        {SP_MODULE_K_PROJ, w->k, w->k_bias, forward->k, kv_width(shape)},
-        {SP_MODULE_V_PROJ, w->v, w->v_bias, forward->v, kv_width(shape)},
+        {w->sites.q, w->q, w->q_bias, forward->q, q_width(shape)},
+        {w->sites.k, w->k, w->k_bias, forward->k, kv_width(shape)},
+        {w->sites.v, w->v, w->v_bias, forward->v, kv_width(shape)},
     };
-    const sp_projection output = {SP_MODULE_O_PROJ, w->o, w->o_bias, forward->site_output,
-                                  shape->hidden};
-    sp_status status = sp_project(forward, job->layer, forward->hidden, shape->hidden, inputs, 3);
+    const sp_projection output = {w->sites.o, w->o, w->o_bias, forward->site_output, shape->hidden};
+    sp_status status = sp_project(forward, forward->hidden, shape->hidden, inputs, 3);
 
     if (status != SP_OK)
         return status;
     run_rows(job, rope_task);
     sp_exec_run(forward->exec, attention_task, job, forward->n_items * shape->kv_heads);
-    return sp_project(forward, job->layer, forward->attended, q_width(shape), &output, 1);
+    return sp_project(forward, forward->attended, q_width(shape), &output, 1);
 }
 
 static sp_status ffn_block(row_job *job)
@@ -396,17 +395,17 @@ static sp_status ffn_block(row_job *job)
     const sp_model_shape *shape = &forward->model->shape;
     const sp_layer_weights *w = job->weights;
     const sp_projection inputs[] = {
-        {SP_MODULE_GATE_PROJ, w->gate, NULL, forward->gate, shape->intermediate},
-        {SP_MODULE_UP_PROJ, w->up, NULL, forward->up, shape->intermediate},
+        {w->sites.gate, w->gate, NULL, forward->gate, shape->intermediate},
+        {w->sites.up, w->up, NULL, forward->up, shape->intermediate},
     };
-    const sp_projection output = {SP_MODULE_DOWN_PROJ, w->down, NULL, forward->site_output,
+    const sp_projection output = {w->sites.down, w->down, NULL, forward->site_output,
                                   shape->hidden};
-    sp_status status = sp_project(forward, job->layer, forward->hidden, shape->hidden, inputs, 2);
+    sp_status status = sp_project(forward, forward->hidden, shape->hidden, inputs, 2);
 
     if (status != SP_OK)
         return status;
     run_rows(job, silu_task);
-    return sp_project(forward, job->layer, forward->gate, shape->intermediate, &output, 1);
+    return sp_project(forward, forward->gate, shape->intermediate, &output, 1);
 }
 
 /* ---- the pass ------------------------------------------------------------------------------ */
@@ -417,7 +416,7 @@ static sp_status embed_block(row_job *job)
     double began;
     sp_status status;
 
-    if (!forward->delta || !sp_delta_has_tokens(forward->delta, SP_MODULE_EMBED_TOKENS)) {
+    if (!forward->delta || !sp_delta_has_tokens(forward->delta, SP_SITE_EMBEDDING)) {
         run_rows(job, embed_task);
         return SP_OK;
     }
@@ -498,7 +497,7 @@ sp_status sp_forward_logits(sp_forward *forward, const int32_t *rows, int32_t n_
     sp_gemm_pack(forward->kernels, forward->exec, forward->packed, forward->type, SP_DTYPE_BF16,
                  forward->hidden, shape->hidden, rows, n_rows, shape->hidden);
     sp_gemm_run(forward->kernels, forward->exec, &args, 1);
-    if (!forward->delta || !sp_delta_has_tokens(forward->delta, SP_MODULE_LM_HEAD))
+    if (!forward->delta || !sp_delta_has_tokens(forward->delta, SP_SITE_HEAD))
         return SP_OK;
     began = sp_clock_seconds();
     status = adapt_logits(forward, rows, n_rows);

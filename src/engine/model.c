@@ -120,6 +120,19 @@ static const uint16_t *find_in_layer(model_loader *loader, int32_t layer, const 
     return find_weight(loader, name, rows, cols);
 }
 
+static sp_layer_sites find_sites(const sp_geometry *geometry, int32_t layer)
+{
+    return (sp_layer_sites){
+        .q = sp_geometry_find_module(geometry, layer, "self_attn.q_proj", -1),
+        .k = sp_geometry_find_module(geometry, layer, "self_attn.k_proj", -1),
+        .v = sp_geometry_find_module(geometry, layer, "self_attn.v_proj", -1),
+        .o = sp_geometry_find_module(geometry, layer, "self_attn.o_proj", -1),
+        .gate = sp_geometry_find_module(geometry, layer, "mlp.gate_proj", -1),
+        .up = sp_geometry_find_module(geometry, layer, "mlp.up_proj", -1),
+        .down = sp_geometry_find_module(geometry, layer, "mlp.down_proj", -1),
+    };
+}
+
 static void load_layer(model_loader *loader, int32_t layer)
 {
     const sp_model_shape *shape = &loader->model->shape;
@@ -128,6 +141,7 @@ static void load_layer(model_loader *loader, int32_t layer)
     int32_t q = shape->q_heads * shape->head_dim;
     int32_t kv = shape->kv_heads * shape->head_dim;
 
+    w->sites = find_sites(loader->model->geometry, layer);
     w->input_norm = find_in_layer(loader, layer, "input_layernorm.weight", hidden, 0);
     w->q = find_in_layer(loader, layer, "self_attn.q_proj.weight", q, hidden);
     w->k = find_in_layer(loader, layer, "self_attn.k_proj.weight", kv, hidden);

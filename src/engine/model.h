@@ -9,6 +9,11 @@
 
 #include <sidepath/adapter.h>
 
+/* Numbers of a layer's sites in the geometry. */
+typedef struct sp_layer_sites {
+    int32_t q, k, v, o, gate, up, down;
+} sp_layer_sites;
+
 /* All bf16, row-major. hidden H, q width Q = q_heads * head_dim, kv width K, FFN width I. */
 typedef struct sp_layer_weights {
     const uint16_t *input_norm;                        /* [H] */
@@ -17,6 +22,7 @@ typedef struct sp_layer_weights {
     const uint16_t *q_norm, *k_norm;                   /* [head_dim] */
     const uint16_t *post_norm;                         /* [H] */
     const uint16_t *gate, *up, *down;                  /* [I, H] [I, H] [H, I] */
+    sp_layer_sites sites;
 } sp_layer_weights;
 
 typedef struct sp_model {

@@ -136,13 +136,13 @@ static void fill(sp_forward *forward, int32_t k, const sp_projection *p, sp_gemm
         .y = p->y,
         .y_stride = p->n,
     };
-    *out_output = (sp_delta_output){
-        .module = p->module, .y = p->y, .y_stride = p->n, .y_type = forward->type};
+    *out_output =
+        (sp_delta_output){.site = p->site, .y = p->y, .y_stride = p->n, .y_type = forward->type};
 }
 
 /* Begins the side paths in pieces; what does not fit is applied afterwards. */
-static sp_status begin_delta(project_job *job, int32_t layer, const sp_delta_output *outputs,
-                             int32_t n_outputs, bool *out_apart)
+static sp_status begin_delta(project_job *job, const sp_delta_output *outputs, int32_t n_outputs,
+                             bool *out_apart)
 {
     sp_forward *forward = job->forward;
     sp_status status = SP_OK;
@@ -151,8 +151,8 @@ static sp_status begin_delta(project_job *job, int32_t layer, const sp_delta_out
     if (!forward->delta)
         return SP_OK;
     if (job->gemm.n_pieces <= sp_project_pieces_max(sp_exec_threads(forward->exec)))
-        status = sp_delta_begin(forward->delta, forward->plan, layer, job->pack.x,
-                                job->pack.x_stride, outputs, n_outputs, &job->delta);
+        status = sp_delta_begin(forward->delta, forward->plan, job->pack.x, job->pack.x_stride,
+                                outputs, n_outputs, &job->delta);
     *out_apart = !job->delta.fits;
     if (*out_apart)
         job->delta = (sp_delta_pieces){0};
@@ -161,19 +161,19 @@ static sp_status begin_delta(project_job *job, int32_t layer, const sp_delta_out
     return status;
 }
 
-static sp_status apply_apart(const project_job *job, int32_t layer, const sp_delta_output *outputs,
+static sp_status apply_apart(const project_job *job, const sp_delta_output *outputs,
                              int32_t n_outputs)
 {
     sp_forward *forward = job->forward;
     double began = sp_clock_seconds();
-    sp_status status = sp_delta_apply(forward->delta, forward->plan, layer, job->pack.x,
+    sp_status status = sp_delta_apply(forward->delta, forward->plan, job->pack.x,
                                       job->pack.x_stride, outputs, n_outputs);
 
     forward->delta_seconds += sp_clock_seconds() - began;
     return status;
 }
 
-sp_status sp_project(sp_forward *forward, int32_t layer, const void *x, int32_t k,
+sp_status sp_project(sp_forward *forward, const void *x, int32_t k,
                      const sp_projection *projections, int32_t n_projections)
 {
     int32_t threads = sp_exec_threads(forward->exec);
@@ -197,12 +197,12 @@ sp_status sp_project(sp_forward *forward, int32_t layer, const void *x, int32_t 
         fill(forward, k, &projections[i], &gemms[i], &outputs[i]);
     sp_pack_job_cut(&job.pack, threads);
     sp_gemm_job_cut(forward->kernels, threads, gemms, n_projections, &job.gemm);
-    status = begin_delta(&job, layer, outputs, n_projections, &apart);
+    status = begin_delta(&job, outputs, n_projections, &apart);
     if (status != SP_OK)
         return status;
     share_packed_x(&job, gemms);
     run_pack(&job);
     sp_exec_run(forward->exec, gemm_task, &job, job.delta.shrink + job.gemm.n_pieces);
     sp_exec_run(forward->exec, waiting_task, &job, atomic_load(&job.n_waiting));
-    return apart ? apply_apart(&job, layer, outputs, n_projections) : SP_OK;
+    return apart ? apply_apart(&job, outputs, n_projections) : SP_OK;
 }

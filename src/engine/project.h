@@ -15,7 +15,7 @@
 #define SP_PROJECTIONS_MAX 3
 
 typedef struct sp_projection {
-    sp_module module;
+    int32_t site;           /* in the model's geometry */
     const uint16_t *weight; /* [n, k] bf16 */
     const uint16_t *bias;   /* [n] bf16, or NULL */
     void *y;                /* [n_rows, n] of the forward's type */
@@ -27,7 +27,7 @@ int32_t sp_project_pieces_max(int32_t threads);
 
 /* y = x · Wᵀ (+ bias) for 1 .. SP_PROJECTIONS_MAX projections that share x [n_rows, k], then their
  * deltas. Fails like sp_delta_apply. */
-sp_status sp_project(sp_forward *forward, int32_t layer, const void *x, int32_t k,
+sp_status sp_project(sp_forward *forward, const void *x, int32_t k,
                      const sp_projection *projections, int32_t n_projections);
 
 #endif

@@ -26,10 +26,12 @@ static void add_text(sp_sha256 *hash, const char *text)
     sp_sha256_update(hash, text, strlen(text) + 1);
 }
 
-static void add_site(sp_sha256 *hash, const sp_layout_site *site)
+static void add_site(sp_sha256 *hash, const sp_geometry *geometry, const sp_layout_site *site)
 {
-    add_number(hash, (uint64_t)site->layer);
-    add_text(hash, sp_module_name(site->module));
+    sp_site row = {.struct_bytes = sizeof row};
+
+    (void)sp_geometry_site_at(geometry, site->site, &row, NULL);
+    add_text(hash, row.path);
     add_number(hash, (uint64_t)site->k_in);
     add_number(hash, (uint64_t)site->n_out);
     add_number(hash, site->a_offset_bytes);
@@ -61,7 +63,7 @@ sp_status sp_layout_hash(const sp_layout *layout, sp_digest *out_fingerprint, sp
     add_number(hash, sp_layout_slot_bytes(layout));
     add_number(hash, (uint64_t)sp_layout_n_sites(layout));
     for (int32_t i = 0; i < sp_layout_n_sites(layout); i++)
-        add_site(hash, sp_layout_site_at(layout, i));
+        add_site(hash, sp_layout_geometry(layout), sp_layout_site_at(layout, i));
     add_served(hash, &served->embed);
     add_served(hash, &served->head);
     sp_sha256_finish(hash, out_fingerprint->bytes);

@@ -154,9 +154,9 @@ static int64_t convert_factor(const pack_job *job, char *to, int32_t stride,
 
 static const char *site_name(const sp_adapter_site *site)
 {
-    const char *name = sp_module_name(site->module);
-
-    return name != NULL ? name : "unknown module";
+    if (site->module != NULL)
+        return site->module;
+    return site->path != NULL ? site->path : "unknown module";
 }
 
 static sp_status check_dims(const sp_layout_site *place, const sp_adapter_site *site,
@@ -172,17 +172,33 @@ static sp_status check_dims(const sp_layout_site *place, const sp_adapter_site *
                    (int)site->b.cols, (int)site->rank, (int)place->k_in, (int)place->n_out);
 }
 
-/* The place of one site, or why the pool cannot take it. */
+/* Whether the layout holds the module with this name in any layer. */
+static bool holds_module(const sp_layout *layout, const char *name)
+{
+    const sp_geometry *geometry = sp_layout_geometry(layout);
+
+    for (int32_t m = 0; m < sp_geometry_n_modules(geometry); m++) {
+        if (strcmp(sp_geometry_module_name(geometry, m), name) == 0)
+            return (sp_layout_modules(layout) >> m & 1u) != 0;
+    }
+    return false;
+}
+
+/*
+ * The place of one site, or why the pool cannot take it. By its path: the adapter may have been
+ * opened with another geometry, or with none.
+ */
 static sp_status locate(const sp_layout *layout, const sp_adapter_site *site, int32_t *out_index,
                         sp_error *error)
 {
-    bool unheld = site->expert >= 0 || site->module == SP_MODULE_ROUTER;
-    int32_t index = sp_layout_find(layout, site->layer, site->module);
+    bool unheld = site->kind == SP_SITE_EXPERT || site->kind == SP_SITE_ROUTER;
+    int32_t index =
+        sp_layout_find(layout, sp_geometry_find(sp_layout_geometry(layout), site->path));
 
     if (unheld)
         return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", site_name(site),
                        site->layer, "router and expert deltas cannot be held by this pool");
-    if (index < 0 && (sp_layout_modules(layout) >> site->module & 1u) != 0)
+    if (index < 0 && holds_module(layout, site_name(site)))
         return sp_fail(error, SP_ERR_MISMATCH, "wrong-layer-kind", site_name(site), site->layer,
                        "layer %d of the base model has no %s", (int)site->layer, site_name(site));
     if (index < 0)

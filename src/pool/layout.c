@@ -1,7 +1,6 @@
 /*
- * layout.c: where every matrix lies inside a slot. One walk over (layer, module) serves measuring,
- * building and, through sp_layout_find, packing, tables and delta; so the predicate "this layer
- * has this module" is asked in one place only.
+ * layout.c: where every matrix lies inside a slot. One walk over the geometry's rows serves
+ * measuring, building and, through sp_layout_find, packing, tables and delta.
  */
 #include "base/alloc.h"
 #include "base/error.h"
@@ -9,14 +8,6 @@
 #include "pool/image.h"
 
 #include <stdatomic.h>
-
-/* Linear modules outside the experts, router, embeddings and head: what "all" means for a pool. */
-#define LINEAR_MODULES (((sp_module_set)1 << SP_MODULE_ROUTER) - 1u)
-/* They differ in size by adapter and live in a pool of their own. */
-#define EXPERT_MODULES                                                                       \
-    ((sp_module_set)1 << SP_MODULE_ROUTER | (sp_module_set)1 << SP_MODULE_EXPERT_GATE_PROJ | \
-     (sp_module_set)1 << SP_MODULE_EXPERT_UP_PROJ |                                          \
-     (sp_module_set)1 << SP_MODULE_EXPERT_DOWN_PROJ)
 
 struct sp_layout {
     atomic_int references;
@@ -30,7 +21,7 @@ struct sp_layout {
     size_t slot_bytes;
     sp_digest fingerprint;
     sp_layout_site *sites; /* [n_sites] in slot order */
-    int32_t *site_index;   /* [layers + 1][SP_MODULE_COUNT], layer -1 first; -1 = not held */
+    int32_t *site_index;   /* [the geometry's sites]; -1 = not held */
 };
 
 /* ---- the walk ------------------------------------------------------------------------------ */
@@ -62,24 +53,27 @@ static size_t place_matrix(region_cursor *cursor, int32_t n)
 static int32_t place_sites(const sp_geometry *geometry, sp_module_set modules,
                            region_cursor *cursor, sp_layout_site *sites, int32_t *site_index)
 {
-    int32_t layers = sp_geometry_layers(geometry), n_sites = 0;
+    int32_t n_rows = sp_geometry_n_sites(geometry), n_sites = 0;
 
-    for (int32_t layer = -1; layer < layers; layer++) {
-        for (int32_t module = 0; module < SP_MODULE_COUNT; module++) {
-            sp_layout_site site = {.layer = layer, .module = (sp_module)module};
-            bool held = (modules >> module & 1u) != 0 &&
-                        sp_geometry_site(geometry, layer, site.module, &site.k_in, &site.n_out);
+    for (int32_t i = 0; i < n_rows; i++) {
+        sp_site row = {.struct_bytes = sizeof row};
+        sp_layout_site site;
+        int32_t module;
 
-            if (site_index != NULL)
-                site_index[(layer + 1) * SP_MODULE_COUNT + module] = held ? n_sites : -1;
-            if (!held)
-                continue;
-            site.a_offset_bytes = place_matrix(cursor, site.k_in);
-            site.b_offset_bytes = place_matrix(cursor, site.n_out);
-            if (sites != NULL)
-                sites[n_sites] = site;
-            n_sites++;
-        }
+        (void)sp_geometry_site_at(geometry, i, &row, NULL);
+        module = sp_geometry_site_module(geometry, i);
+        if (site_index != NULL)
+            site_index[i] = -1;
+        if ((modules >> module & 1u) == 0)
+            continue;
+        site = (sp_layout_site){i, row.layer, row.kind, module, row.k_in, row.n_out, 0, 0};
+        site.a_offset_bytes = place_matrix(cursor, site.k_in);
+        site.b_offset_bytes = place_matrix(cursor, site.n_out);
+        if (site_index != NULL)
+            site_index[i] = n_sites;
+        if (sites != NULL)
+            sites[n_sites] = site;
+        n_sites++;
     }
     return n_sites;
 }
@@ -99,14 +93,14 @@ void sp_layout_options_default(sp_layout_options *out_options, size_t struct_byt
 
 static int32_t lowest_module(sp_module_set modules)
 {
-    return modules != 0 ? __builtin_ctz(modules) : -1;
+    return modules != 0 ? __builtin_ctzll(modules) : -1;
 }
 
 /* Checks the options; *out_modules is what the layout will hold. */
 static sp_status resolve_options(const sp_layout_options *options, sp_module_set *out_modules,
                                  sp_error *error)
 {
-    sp_module_set wanted, present;
+    sp_module_set wanted, present, apart;
 
     if (options == NULL || options->struct_bytes < sizeof *options || options->geometry == NULL)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
@@ -119,13 +113,18 @@ static sp_status resolve_options(const sp_layout_options *options, sp_module_set
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "unknown element type %d",
                        (int)options->dtype);
     present = sp_geometry_modules(options->geometry);
-    wanted = options->modules != 0 ? options->modules : present & LINEAR_MODULES;
-    if ((wanted & EXPERT_MODULES) != 0)
+    /* They differ in size by adapter and live in a pool of their own. */
+    apart = sp_geometry_kind_modules(options->geometry, SP_SITE_ROUTER) |
+            sp_geometry_kind_modules(options->geometry, SP_SITE_EXPERT);
+    wanted = options->modules != 0 ? options->modules
+                                   : sp_geometry_kind_modules(options->geometry, SP_SITE_LINEAR);
+    if ((wanted & apart) != 0)
         return sp_fail(error, SP_ERR_UNSUPPORTED, NULL,
-                       sp_module_name((sp_module)lowest_module(wanted & EXPERT_MODULES)), -1,
-                       "router and expert modules cannot live in the slots of this pool");
+                       sp_geometry_module_name(options->geometry, lowest_module(wanted & apart)),
+                       -1, "router and expert modules cannot live in the slots of this pool");
     if ((wanted & ~present) != 0) {
-        const char *name = sp_module_name((sp_module)lowest_module(wanted & ~present));
+        const char *name =
+            sp_geometry_module_name(options->geometry, lowest_module(wanted & ~present));
 
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, name != NULL ? name : "modules", -1,
                        "no layer of the base model has this module");
@@ -180,7 +179,7 @@ static sp_status allocate(const sp_layout_options *options, sp_module_set module
 {
     region_cursor cursor = start_cursor(options);
     size_t n_sites = (size_t)place_sites(options->geometry, modules, &cursor, NULL, NULL);
-    size_t n_cells = ((size_t)sp_geometry_layers(options->geometry) + 1) * SP_MODULE_COUNT;
+    size_t n_cells = (size_t)sp_geometry_n_sites(options->geometry);
     sp_layout *layout;
 
     if (cursor.overflow)
@@ -310,10 +309,9 @@ const sp_layout_site *sp_layout_site_at(const sp_layout *layout, int32_t index)
     return index >= 0 && index < layout->n_sites ? &layout->sites[index] : NULL;
 }
 
-int32_t sp_layout_find(const sp_layout *layout, int32_t layer, sp_module module)
+int32_t sp_layout_find(const sp_layout *layout, int32_t site)
 {
-    if (layer < -1 || layer >= sp_geometry_layers(layout->geometry) ||
-        (unsigned)module >= SP_MODULE_COUNT)
+    if (site < 0 || site >= sp_geometry_n_sites(layout->geometry))
         return -1;
-    return layout->site_index[(layer + 1) * SP_MODULE_COUNT + (int32_t)module];
+    return layout->site_index[site];
 }

@@ -94,40 +94,46 @@ static int32_t mark_different_rows(const table_pair *pair, int32_t *source)
 
 /* ---- selecting ----------------------------------------------------------------------------- */
 
+static const char *table_name(const sp_adapter_table *table)
+{
+    if (table->module != NULL)
+        return table->module;
+    return table->kind == SP_SITE_EMBEDDING ? "embed_tokens" : "lm_head";
+}
+
 static sp_status fail_shape(const sp_adapter_table *table, const char *what,
                             const sp_factor *factor, const sp_served_table *served, sp_error *error)
 {
-    return sp_fail(error, SP_ERR_MISMATCH, "shape-mismatch", sp_module_name(table->module), -1,
+    return sp_fail(error, SP_ERR_MISMATCH, "shape-mismatch", table_name(table), -1,
                    "the %s of %s are [%d, %d]; the served table is [%d, %d]", what,
-                   sp_module_name(table->module), (int)factor->rows, (int)factor->cols,
-                   (int)served->rows, (int)served->hidden);
+                   table_name(table), (int)factor->rows, (int)factor->cols, (int)served->rows,
+                   (int)served->hidden);
 }
 
 static sp_status check_table(const sp_adapter_table *table, const sp_served_table *served,
                              sp_error *error)
 {
     if (!served->data || served->rows < 1 || served->hidden < 1)
-        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported",
-                       sp_module_name(table->module), -1,
+        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", table_name(table), -1,
                        "replaced rows of %s cannot be held: the table is not served",
-                       sp_module_name(table->module));
+                       table_name(table));
     if (table->full.data && (table->full.rows < served->rows || table->full.cols != served->hidden))
         return fail_shape(table, "rows", &table->full, served, error);
     if (table->trainable.data && table->trainable.cols != served->hidden)
         return fail_shape(table, "trainable rows", &table->trainable, served, error);
     if (table->n_ids != (table->trainable.data ? table->trainable.rows : 0))
-        return sp_fail(error, SP_ERR_REFUSED, "bad-token-index", sp_module_name(table->module), -1,
+        return sp_fail(error, SP_ERR_REFUSED, "bad-token-index", table_name(table), -1,
                        "%d trainable tokens of %s are listed for %d rows", (int)table->n_ids,
-                       sp_module_name(table->module), (int)table->trainable.rows);
+                       table_name(table), (int)table->trainable.rows);
     return SP_OK;
 }
 
 static sp_status bad_token(const sp_adapter_table *table, int32_t index, const char *why,
                            sp_error *error)
 {
-    return sp_fail(error, SP_ERR_REFUSED, "bad-token-index", sp_module_name(table->module), index,
-                   "trainable token %d of %s %s", (int)table->token_ids[index],
-                   sp_module_name(table->module), why);
+    return sp_fail(error, SP_ERR_REFUSED, "bad-token-index", table_name(table), index,
+                   "trainable token %d of %s %s", (int)table->token_ids[index], table_name(table),
+                   why);
 }
 
 static sp_status mark_trainable(const sp_adapter_table *table, const sp_served_table *served,
@@ -335,13 +341,11 @@ static sp_status make_plan(const sp_adapter_table *tables, size_t n_tables,
 
     *out_plan = (overlay_plan){.embed.served = &served->embed, .head.served = &served->head};
     for (size_t i = 0; i < n_tables && status == SP_OK; i++) {
-        part_plan *part =
-            tables[i].module == SP_MODULE_EMBED_TOKENS ? &out_plan->embed : &out_plan->head;
+        part_plan *part = tables[i].kind == SP_SITE_EMBEDDING ? &out_plan->embed : &out_plan->head;
 
         if (part->table)
-            status =
-                sp_fail(error, SP_ERR_REFUSED, "duplicate-tensor", sp_module_name(tables[i].module),
-                        -1, "%s has two tables in one adapter", sp_module_name(tables[i].module));
+            status = sp_fail(error, SP_ERR_REFUSED, "duplicate-tensor", table_name(&tables[i]), -1,
+                             "%s has two tables in one adapter", table_name(&tables[i]));
         part->table = &tables[i];
         if (status == SP_OK)
             status = plan_part(part, dtype, &out_plan->bytes, error);

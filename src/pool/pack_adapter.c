@@ -9,8 +9,13 @@ sp_module_set sp_adapter_pair_modules(const sp_adapter *adapter)
 {
     sp_module_set modules = 0;
 
-    for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++)
-        modules |= (sp_module_set)1 << sp_adapter_site_at(adapter, i)->module;
+    for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
+        int32_t site = sp_adapter_site_at(adapter, i)->site;
+
+        if (site >= 0)
+            modules |= (sp_module_set)1
+                       << sp_geometry_site_module(sp_adapter_geometry(adapter), site);
+    }
     return modules;
 }
 

@@ -247,9 +247,9 @@ uint64_t sp_pool_changes(const sp_pool *pool)
     return pool->changes;
 }
 
-const sp_pool_overlays *sp_pool_overlays_of(const sp_pool *pool, sp_module module)
+const sp_pool_overlays *sp_pool_overlays_of(const sp_pool *pool, sp_site_kind kind)
 {
-    return module == SP_MODULE_EMBED_TOKENS ? &pool->overlays.embed : &pool->overlays.head;
+    return kind == SP_SITE_EMBEDDING ? &pool->overlays.embed : &pool->overlays.head;
 }
 
 const sp_pool_tables *sp_pool_tables_at(const sp_pool *pool, int32_t site)

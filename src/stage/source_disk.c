@@ -15,13 +15,14 @@ sp_status sp_adapter_check_modules(const sp_adapter *adapter, sp_module_set supp
 {
     sp_module_set missing = sp_adapter_modules(adapter) & ~supported;
 
-    for (int32_t m = 0; m < SP_MODULE_COUNT; m++)
-        if ((missing >> m & 1u) != 0)
-            return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported",
-                           sp_module_name((sp_module)m), -1,
-                           "adapter %s adapts %s, which this build's engine cannot apply yet",
-                           sp_adapter_name(adapter), sp_module_name((sp_module)m));
-    return SP_OK;
+    const char *name;
+
+    if (missing == 0)
+        return SP_OK;
+    name = sp_geometry_module_name(sp_adapter_geometry(adapter), __builtin_ctzll(missing));
+    return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", name, -1,
+                   "adapter %s adapts %s, which this build's engine cannot apply yet",
+                   sp_adapter_name(adapter), name);
 }
 
 static size_t factor_bytes(const sp_factor *factor)
@@ -60,7 +61,7 @@ sp_status sp_adapter_facts_of(const sp_adapter *adapter, sp_adapter_facts *out_f
         const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
 
         /* One column of A is all that a token reads. */
-        int32_t inputs = site->module == SP_MODULE_EMBED_TOKENS ? 0 : site->a.cols;
+        int32_t inputs = site->kind == SP_SITE_EMBEDDING ? 0 : site->a.cols;
 
         facts.file_bytes += factor_bytes(&site->a) + factor_bytes(&site->b);
         facts.row_macs += (double)site->rank * ((double)inputs + (double)site->b.rows);

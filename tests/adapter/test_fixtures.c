@@ -118,8 +118,7 @@ static const sp_adapter_site *find_site(const context *c, int layer, const char 
     for (size_t i = 0; i < sp_adapter_n_sites(c->adapter); i++) {
         const sp_adapter_site *site = sp_adapter_site_at(c->adapter, i);
 
-        if (site->layer == layer && site->expert == expert &&
-            strcmp(sp_module_name(site->module), module) == 0)
+        if (site->layer == layer && site->expert == expert && strcmp(site->module, module) == 0)
             return site;
     }
     fail_msg("%s/%s: no site for layer %d, %s, expert %d", c->model, c->name, layer, module,
@@ -344,7 +343,7 @@ static size_t expect_table(const context *c, const char *module, size_t index)
     if (!want_full && !want_tokens)
         return 0;
     assert_non_null(table);
-    assert_string_equal(sp_module_name(table->module), module);
+    assert_string_equal(table->module, module);
     expect_table_factor(c, &table->full, want_full);
     expect_table_factor(c, &table->trainable, want_tokens);
     assert_int_equal(table->n_ids, want_tokens ? json_array_size(ids) : 0);
@@ -383,9 +382,10 @@ static void sites_ascend(const sp_adapter *adapter)
         const sp_adapter_site *a = sp_adapter_site_at(adapter, i - 1);
         const sp_adapter_site *b = sp_adapter_site_at(adapter, i);
 
-        assert_true(a->layer < b->layer ||
-                    (a->layer == b->layer &&
-                     (a->module < b->module || (a->module == b->module && a->expert < b->expert))));
+        assert_true(a->site < b->site);
+        assert_true(a->layer <= b->layer);
+        assert_true(strcmp(a->module, b->module) != 0 || a->layer < b->layer ||
+                    a->expert < b->expert);
     }
 }
 

@@ -3,6 +3,7 @@
  * columns, against the merge that PEFT does, written out here; and what is refused as ambiguous.
  */
 #include "adapter/toy.h"
+#include "support/known_sites.h"
 
 #include "base/alloc.h"
 #include "base/half.h"
@@ -17,17 +18,13 @@
 /* A model of one layer with experts of any size. */
 static sp_geometry *expert_geometry(int hidden, int intermediate, int experts)
 {
-    const sp_site_dims sites[] = {
+    const site_dims sites[] = {
         {0, SP_MODULE_Q_PROJ, hidden, hidden},
         {0, SP_MODULE_EXPERT_GATE_PROJ, hidden, intermediate},
         {0, SP_MODULE_EXPERT_UP_PROJ, hidden, intermediate},
         {0, SP_MODULE_EXPERT_DOWN_PROJ, intermediate, hidden},
     };
-    sp_geometry *geometry;
-    sp_error error;
-
-    assert_ok(sp_geometry_create(1, experts, sites, 4, &geometry, &error), &error);
-    return geometry;
+    return known_geometry(experts, sites, 4);
 }
 
 /* The config without a version, so that the shapes must tell; members as in make_adapter. */
@@ -54,7 +51,7 @@ static const sp_adapter_site *site_of(const sp_adapter *adapter, sp_module modul
     for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
         const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
 
-        if (site->module == module && site->expert == expert)
+        if (strcmp(site->module, sp_module_name(module)) == 0 && site->expert == expert)
             return site;
     }
     fail_msg("no site of module %d, expert %d", module, expert);

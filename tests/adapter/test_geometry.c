@@ -2,6 +2,7 @@
  * Shapes and sites of the five families, against numbers that are read off the fixtures' tensors
  * and the check values of the design.
  */
+#include "support/known_sites.h"
 #include "support/test.h"
 
 #include "base/alloc.h"
@@ -27,7 +28,7 @@ static void check_site(const sp_geometry *geometry, int layer, sp_module module,
 {
     int32_t k = -1, n = -1;
 
-    assert_true(sp_geometry_site(geometry, layer, module, &k, &n));
+    assert_true(known_dims(geometry, layer, module, &k, &n));
     assert_int_equal(k, k_in);
     assert_int_equal(n, n_out);
 }
@@ -69,12 +70,12 @@ static void dense_transformers_5(void **state)
     }
     check_site(geometry, -1, SP_MODULE_EMBED_TOKENS, 512, 64);
     check_site(geometry, -1, SP_MODULE_LM_HEAD, 64, 512);
-    assert_false(sp_geometry_site(geometry, 4, SP_MODULE_Q_PROJ, NULL, NULL));
-    assert_false(sp_geometry_site(geometry, -2, SP_MODULE_Q_PROJ, NULL, NULL));
-    assert_false(sp_geometry_site(geometry, -1, SP_MODULE_Q_PROJ, NULL, NULL));
-    assert_false(sp_geometry_site(geometry, 0, SP_MODULE_EMBED_TOKENS, NULL, NULL));
-    assert_false(sp_geometry_site(geometry, 0, SP_MODULE_ROUTER, NULL, NULL));
-    assert_false(sp_geometry_site(geometry, 0, SP_MODULE_COUNT, NULL, NULL));
+    assert_false(known_dims(geometry, 4, SP_MODULE_Q_PROJ, NULL, NULL));
+    assert_false(known_dims(geometry, -2, SP_MODULE_Q_PROJ, NULL, NULL));
+    assert_false(known_dims(geometry, -1, SP_MODULE_Q_PROJ, NULL, NULL));
+    assert_false(known_dims(geometry, 0, SP_MODULE_EMBED_TOKENS, NULL, NULL));
+    assert_false(known_dims(geometry, 0, SP_MODULE_ROUTER, NULL, NULL));
+    assert_int_equal(sp_geometry_n_sites(geometry), 2 + 4 * 7);
     sp_geometry_release(geometry);
 }
 
@@ -120,8 +121,8 @@ static void moe(void **state)
     check_site(geometry, 2, SP_MODULE_EXPERT_GATE_PROJ, 64, 48);
     check_site(geometry, 2, SP_MODULE_EXPERT_UP_PROJ, 64, 48);
     check_site(geometry, 2, SP_MODULE_EXPERT_DOWN_PROJ, 48, 64);
-    assert_false(sp_geometry_site(geometry, 2, SP_MODULE_GATE_PROJ, NULL, NULL));
-    assert_false(sp_geometry_site(geometry, 2, SP_MODULE_SHARED_EXPERT_GATE, NULL, NULL));
+    assert_false(known_dims(geometry, 2, SP_MODULE_GATE_PROJ, NULL, NULL));
+    assert_false(known_dims(geometry, 2, SP_MODULE_SHARED_EXPERT_GATE, NULL, NULL));
     sp_geometry_release(geometry);
 }
 
@@ -142,9 +143,9 @@ static void hybrid_moe_fused_inputs(void **state)
     check_site(geometry, 0, SP_MODULE_GDN_IN_QKVZ, 64, 192);
     check_site(geometry, 0, SP_MODULE_GDN_IN_BA, 64, 8);
     check_site(geometry, 0, SP_MODULE_GDN_OUT, 64, 64);
-    assert_false(sp_geometry_site(geometry, 0, SP_MODULE_GDN_IN_QKV, NULL, NULL));
-    assert_false(sp_geometry_site(geometry, 0, SP_MODULE_Q_PROJ, NULL, NULL));
-    assert_false(sp_geometry_site(geometry, 3, SP_MODULE_GDN_OUT, NULL, NULL));
+    assert_false(known_dims(geometry, 0, SP_MODULE_GDN_IN_QKV, NULL, NULL));
+    assert_false(known_dims(geometry, 0, SP_MODULE_Q_PROJ, NULL, NULL));
+    assert_false(known_dims(geometry, 3, SP_MODULE_GDN_OUT, NULL, NULL));
     check_site(geometry, 3, SP_MODULE_SHARED_DOWN_PROJ, 40, 64);
     check_site(geometry, 0, SP_MODULE_SHARED_EXPERT_GATE, 64, 1);
     sp_geometry_release(geometry);
@@ -290,8 +291,7 @@ static void mlp_only_layers(void **state)
     assert_ok(parse(text, &geometry, &error), &error);
     /* Sparse are the layers 1 and 3 by the step, and 3 is listed as dense. head_dim is 8 / 2. */
     for (int layer = 0; layer < 4; layer++)
-        assert_int_equal(sp_geometry_site(geometry, layer, SP_MODULE_ROUTER, NULL, NULL),
-                         layer == 1);
+        assert_int_equal(known_dims(geometry, layer, SP_MODULE_ROUTER, NULL, NULL), layer == 1);
     check_site(geometry, 3, SP_MODULE_UP_PROJ, 8, 12);
     check_site(geometry, 0, SP_MODULE_K_PROJ, 8, 4);
     assert_false(sp_geometry_shape(geometry)->norm_topk_prob);
@@ -326,63 +326,9 @@ static void full_attention_interval(void **state)
     }
 }
 
-/* ---- by hand --------------------------------------------------------------------------------- */
-
-static void by_hand(void **state)
-{
-    static const sp_site_dims sites[] = {
-        {-1, SP_MODULE_LM_HEAD, 6, 30},
-        {0, SP_MODULE_Q_PROJ, 6, 9},
-        {1, SP_MODULE_GDN_OUT, 7, 6},
-        {1, SP_MODULE_EXPERT_UP_PROJ, 6, 5},
-    };
-    sp_geometry *geometry;
-    sp_error error;
-
-    (void)state;
-    assert_ok(sp_geometry_create(2, 4, sites, 4, &geometry, &error), &error);
-    assert_null(sp_geometry_shape(geometry));
-    check_site(geometry, 1, SP_MODULE_EXPERT_UP_PROJ, 6, 5);
-    check_site(geometry, -1, SP_MODULE_LM_HEAD, 6, 30);
-    assert_int_equal(sp_geometry_layer_kind(geometry, 0), SP_LAYER_FULL_ATTENTION);
-    assert_int_equal(sp_geometry_layer_kind(geometry, 1), SP_LAYER_LINEAR_ATTENTION);
-    assert_int_equal(sp_geometry_modules(geometry),
-                     1u << SP_MODULE_LM_HEAD | 1u << SP_MODULE_Q_PROJ | 1u << SP_MODULE_GDN_OUT |
-                         1u << SP_MODULE_EXPERT_UP_PROJ);
-    assert_ptr_equal(sp_geometry_retain(geometry), geometry);
-    sp_geometry_release(geometry);
-    sp_geometry_release(geometry);
-    sp_geometry_release(NULL);
-}
-
-static void by_hand_refused(void **state)
-{
-    static const sp_site_dims wrong[][2] = {
-        {{0, SP_MODULE_Q_PROJ, 6, 9}, {0, SP_MODULE_Q_PROJ, 6, 9}},
-        {{0, SP_MODULE_Q_PROJ, 6, 9}, {2, SP_MODULE_Q_PROJ, 6, 9}},
-        {{0, SP_MODULE_Q_PROJ, 6, 9}, {-1, SP_MODULE_Q_PROJ, 6, 9}},
-        {{0, SP_MODULE_Q_PROJ, 6, 9}, {0, SP_MODULE_LM_HEAD, 6, 9}},
-        {{0, SP_MODULE_Q_PROJ, 6, 9}, {0, SP_MODULE_K_PROJ, 0, 9}},
-        {{0, SP_MODULE_Q_PROJ, 6, 9}, {0, SP_MODULE_K_PROJ, 6, -1}},
-        {{0, SP_MODULE_Q_PROJ, 6, 9}, {0, SP_MODULE_EXPERT_UP_PROJ, 6, 9}},
-        {{0, SP_MODULE_Q_PROJ, 6, 9}, {0, SP_MODULE_COUNT, 6, 9}},
-    };
-
-    (void)state;
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        sp_geometry *geometry = NULL;
-        sp_error error;
-
-        assert_int_equal(sp_geometry_create(2, 0, wrong[i], 2, &geometry, &error), SP_ERR_ARGUMENT);
-        assert_int_equal(error.position, 1);
-        assert_null(geometry);
-    }
-    assert_int_equal(sp_geometry_create(0, 0, NULL, 0, &(sp_geometry *){NULL}, NULL),
-                     SP_ERR_ARGUMENT);
-}
-
 /* ---- modules --------------------------------------------------------------------------------- */
 
+/* The names of the families, whatever the model. */
 static void module_sets(void **state)
 {
     static const struct {
@@ -403,20 +349,34 @@ static void module_sets(void **state)
         const char *text;
         int position;
     } wrong[] = {{"", 0}, {"q_proj,", 7}, {"q_proj,r_proj", 7}, {"proj", 0}, {",q_proj", 0}};
+    sp_geometry *geometry = open_model("qwen3-tied");
     sp_module_set set;
     sp_error error;
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_ok(sp_module_set_parse(cases[i].text, &set, &error), &error);
+        assert_ok(sp_module_set_parse(NULL, cases[i].text, &set, &error), &error);
+        assert_int_equal(set, cases[i].set);
+        assert_ok(sp_module_set_parse(geometry, cases[i].text, &set, &error), &error);
         assert_int_equal(set, cases[i].set);
     }
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        assert_int_equal(sp_module_set_parse(wrong[i].text, &set, &error), SP_ERR_INPUT);
+        assert_int_equal(sp_module_set_parse(NULL, wrong[i].text, &set, &error), SP_ERR_INPUT);
         assert_int_equal(error.position, wrong[i].position);
+        assert_int_equal(sp_module_set_parse(geometry, wrong[i].text, &set, &error), SP_ERR_INPUT);
     }
-    assert_string_equal(sp_module_name(SP_MODULE_LM_HEAD), "lm_head");
-    assert_null(sp_module_name(SP_MODULE_COUNT));
+    assert_int_equal(sp_geometry_n_modules(NULL), 24);
+    assert_int_equal(sp_geometry_n_modules(geometry), 24);
+    assert_string_equal(sp_geometry_module_name(NULL, 23), "lm_head");
+    assert_string_equal(sp_geometry_module_name(geometry, 23), "lm_head");
+    assert_null(sp_geometry_module_name(NULL, 24));
+    assert_null(sp_geometry_module_name(geometry, -1));
+    /* q, k, v, o; gate, up, down; embedding and head. */
+    assert_int_equal(sp_geometry_modules(geometry), 0xf | 0x7 << 11 | 0x3 << 22);
+    assert_int_equal(sp_geometry_kind_modules(geometry, SP_SITE_LINEAR), 0xf | 0x7 << 11);
+    assert_int_equal(sp_geometry_kind_modules(geometry, SP_SITE_HEAD), 1 << 23);
+    assert_int_equal(sp_geometry_kind_modules(geometry, SP_SITE_EXPERT), 0);
+    sp_geometry_release(geometry);
 }
 
 static void missing_files(void **state)
@@ -466,8 +426,7 @@ int main(void)
         cmocka_unit_test(hybrid_moe_fused_inputs), cmocka_unit_test(hybrid_dense),
         cmocka_unit_test(nested_text_config),      cmocka_unit_test(refused_configs),
         cmocka_unit_test(each_field_is_checked),   cmocka_unit_test(mlp_only_layers),
-        cmocka_unit_test(full_attention_interval), cmocka_unit_test(by_hand),
-        cmocka_unit_test(by_hand_refused),         cmocka_unit_test(module_sets),
+        cmocka_unit_test(full_attention_interval), cmocka_unit_test(module_sets),
         cmocka_unit_test(missing_files),           cmocka_unit_test(every_allocation_can_fail),
     };
 

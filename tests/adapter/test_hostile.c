@@ -2,6 +2,7 @@
  * Files that are cut, shrink, hang or are something else; and memory that runs out anywhere. Each
  * ends in a named error, with nothing left behind.
  */
+#include "adapter/known_module.h"
 #include "adapter/toy.h"
 
 #include "adapter/intake_state.h"

@@ -3,6 +3,7 @@
  * what is wrong with either.
  */
 #include "adapter/toy.h"
+#include "support/known_sites.h"
 
 #include "base/alloc.h"
 
@@ -290,14 +291,14 @@ static const sp_tensor_desc head_descs[] = {
 static sp_intake *head_intake(const float *table)
 {
     static const char config[] = "{\"r\": 1, \"lora_alpha\": 4}";
-    const sp_site_dims sites[] = {{-1, SP_MODULE_LM_HEAD, COLS, ROWS}};
+    const site_dims sites[] = {{-1, SP_MODULE_LM_HEAD, COLS, ROWS}};
     const sp_served_tables served = {.head = {table, SP_DTYPE_F32, ROWS, COLS, false}};
     sp_adapter_options options;
     sp_intake *intake;
     sp_error error;
 
     sp_adapter_options_default(&options, sizeof options);
-    assert_ok(sp_geometry_create(1, 0, sites, 1, &options.geometry, &error), &error);
+    options.geometry = known_geometry(0, sites, 1);
     options.served = &served;
     assert_ok(sp_intake_create(config, strlen(config), head_descs, 3, &options, &intake, &error),
               &error);

@@ -64,7 +64,9 @@ static void any_subset(void **state)
 
             if (!(subset >> m & 1))
                 continue;
-            assert_int_equal(site->module, m);
+            assert_string_equal(site->path, modules[m].path + strlen("base_model.model."));
+            assert_int_equal(sp_geometry_find(options.geometry, site->path), site->site);
+            assert_ptr_equal(sp_adapter_geometry(opened), options.geometry);
             assert_int_equal(site->a.cols, modules[m].k_in);
             assert_int_equal(site->b.rows, modules[m].n_out);
             n++;

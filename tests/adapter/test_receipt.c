@@ -1,6 +1,7 @@
 /*
  * The receipt: what it says as JSON and as a table, and what the engine lacks.
  */
+#include "adapter/known_module.h"
 #include "adapter/toy.h"
 
 #include "adapter/reason.h"

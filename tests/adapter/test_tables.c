@@ -124,8 +124,10 @@ static void rows_that_differ(void **state)
         store(data, dtype, 511 * HIDDEN + 63, -7.0f);
         opened = toy_opened(adapter, &b.options);
         assert_int_equal(sp_adapter_n_tables(opened), 1);
-        assert_int_equal(sp_adapter_table_at(opened, 0)->module,
-                         head ? SP_MODULE_LM_HEAD : SP_MODULE_EMBED_TOKENS);
+        assert_int_equal(sp_adapter_table_at(opened, 0)->kind,
+                         head ? SP_SITE_HEAD : SP_SITE_EMBEDDING);
+        assert_string_equal(sp_adapter_table_at(opened, 0)->module,
+                            head ? "lm_head" : "embed_tokens");
         assert_int_equal(sp_adapter_table_at(opened, 0)->full.rows, VOCAB);
         assert_null(sp_adapter_table_at(opened, 0)->trainable.data);
         assert_int_equal(sp_adapter_overlay_bytes(opened), overlay(2));

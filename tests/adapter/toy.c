@@ -1,12 +1,13 @@
 #include "adapter/toy.h"
 
 #include "base/alloc.h"
+#include "support/known_sites.h"
 
 #include <string.h>
 
 sp_geometry *toy_geometry(void)
 {
-    static const sp_site_dims sites[] = {
+    static const site_dims sites[] = {
         {-1, SP_MODULE_EMBED_TOKENS, TOY_VOCAB, TOY_HIDDEN},
         {-1, SP_MODULE_LM_HEAD, TOY_HIDDEN, TOY_VOCAB},
         {0, SP_MODULE_Q_PROJ, TOY_HIDDEN, 12},
@@ -25,13 +26,7 @@ sp_geometry *toy_geometry(void)
         {1, SP_MODULE_EXPERT_UP_PROJ, TOY_HIDDEN, TOY_INTERMEDIATE},
         {1, SP_MODULE_EXPERT_DOWN_PROJ, TOY_INTERMEDIATE, TOY_HIDDEN},
     };
-    sp_geometry *geometry;
-    sp_error error;
-
-    assert_ok(
-        sp_geometry_create(2, TOY_EXPERTS, sites, sizeof sites / sizeof *sites, &geometry, &error),
-        &error);
-    return geometry;
+    return known_geometry(TOY_EXPERTS, sites, sizeof sites / sizeof *sites);
 }
 
 make_adapter *toy_adapter(void)

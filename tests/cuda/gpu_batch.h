@@ -84,9 +84,10 @@ static inline gpu_batch gpu_batch_make(delta_rig *rig, int32_t rows_max)
     batch.x = gpu_buffer_make(batch.device, (size_t)rows_max * (size_t)scene->x_stride * element);
     for (int32_t i = 0; i < scene->n_sites; i++) {
         batch.y[i] = gpu_buffer_make(batch.device, (size_t)rows_max * scene_y_row_bytes(scene, i));
-        batch.outputs[i] =
-            (sp_delta_output){scene->dims[i].module, batch.y[i].device + GUARD_BYTES,
-                              scene->dims[i].n_out + scene_pad(scene), scene->y_type[i]};
+        batch.outputs[i] = (sp_delta_output){
+            known_site(rig->pool.geometry, scene->dims[i].layer, scene->dims[i].module),
+            batch.y[i].device + GUARD_BYTES, scene->dims[i].n_out + scene_pad(scene),
+            scene->y_type[i]};
     }
     return batch;
 }
@@ -140,8 +141,8 @@ static inline void gpu_batch_enqueue(gpu_batch *batch)
     const delta_scene *scene = batch->rig->scene;
 
     assert_ok(sp_delta_start(batch->rig->delta, batch->plan), NULL);
-    assert_ok(sp_delta_apply(batch->rig->delta, batch->plan, scene->dims[0].layer,
-                             gpu_batch_x(batch), scene->x_stride, batch->outputs, scene->n_sites),
+    assert_ok(sp_delta_apply(batch->rig->delta, batch->plan, gpu_batch_x(batch), scene->x_stride,
+                             batch->outputs, scene->n_sites),
               NULL);
 }
 

@@ -90,7 +90,7 @@ static void make_scene(const scene_shape *shape, delta_scene *out_scene)
         .pad = shape->pad,
     };
     for (int32_t i = 0; i < shape->n_sites; i++) {
-        out_scene->dims[i] = (sp_site_dims){0, modules[i], shape->k_in, shape->n_out[i]};
+        out_scene->dims[i] = (site_dims){0, modules[i], shape->k_in, shape->n_out[i]};
         out_scene->y_type[i] = shape->y_type[i];
     }
     scene_fill(out_scene, shape->pool_rank, &random);
@@ -353,12 +353,12 @@ static void enqueue_halves(gpu_batch *batch, sp_stream *side, sp_event *ready, s
     assert_ok(sp_delta_start(delta, batch->plan), NULL);
     assert_ok(sp_event_record(ready, main_stream, NULL), NULL);
     assert_ok(sp_stream_wait_event(side, ready, NULL), NULL);
-    assert_ok(sp_delta_enqueue_shrink(delta, batch->plan, 0, gpu_batch_x(batch), scene->x_stride,
+    assert_ok(sp_delta_enqueue_shrink(delta, batch->plan, gpu_batch_x(batch), scene->x_stride,
                                       batch->outputs, scene->n_sites, side),
               NULL);
     assert_ok(sp_event_record(shrunk, side, NULL), NULL);
     assert_ok(sp_stream_wait_event(main_stream, shrunk, NULL), NULL);
-    assert_ok(sp_delta_enqueue_expand(delta, batch->plan, 0, batch->outputs, scene->n_sites, NULL),
+    assert_ok(sp_delta_enqueue_expand(delta, batch->plan, batch->outputs, scene->n_sites, NULL),
               NULL);
 }
 
@@ -503,7 +503,7 @@ static void a_graph_of_many_rows_replays_whatever_the_slots_hold(void **state)
 /* ---- groups -------------------------------------------------------------------------------- */
 
 /* Four sites that share x, other widths behind them, and the head at layer -1. */
-static const sp_site_dims group_dims[] = {
+static const site_dims group_dims[] = {
     {0, SP_MODULE_GDN_IN_QKV, 256, 96}, {0, SP_MODULE_GDN_IN_Z, 256, 64},
     {0, SP_MODULE_GDN_IN_B, 256, 4},    {0, SP_MODULE_GDN_IN_A, 256, 4},
     {0, SP_MODULE_GDN_OUT, 64, 256},    {1, SP_MODULE_GATE_PROJ, 256, 512},
@@ -527,7 +527,7 @@ typedef struct group_test {
     sp_plan *plan;
 } group_test;
 
-static sp_delta *make_delta(sp_pool *pool, bool no_apply, bool no_ffn)
+static sp_delta *make_delta(sp_pool *pool, bool no_apply, sp_module_set skipped)
 {
     sp_delta_options options;
     sp_delta *delta = NULL;
@@ -537,7 +537,7 @@ static sp_delta *make_delta(sp_pool *pool, bool no_apply, bool no_ffn)
     options.pool = pool;
     options.rows_max = GROUP_ROWS;
     options.no_apply = no_apply;
-    options.no_ffn = no_ffn;
+    options.skip_modules = skipped;
     assert_ok(sp_delta_create(&options, &delta, &error), &error);
     return delta;
 }
@@ -547,7 +547,7 @@ static void make_group_test(group_test *t)
     sp_test_random random = {5};
     hand_adapter *without;
 
-    t->pool = hand_pool_create_on(gpu, 2, group_dims, GROUP_SITES, 16, SP_DTYPE_BF16, 2);
+    t->pool = hand_pool_create_on(gpu, group_dims, GROUP_SITES, 16, SP_DTYPE_BF16, 2);
     t->adapter = hand_adapter_create(1);
     for (int32_t i = 0; i < GROUP_SITES; i++)
         hand_adapter_add(t->adapter, &group_dims[i], 3 + i, 0.5f, SP_DTYPE_BF16, &random);
@@ -561,7 +561,7 @@ static void make_group_test(group_test *t)
         t->slots[i] = i % 3 == 2 ? SP_SLOT_BASE : i % 4 == 3;
     t->x_buffer = gpu_buffer_make(gpu, sizeof t->x);
     gpu_buffer_write(gpu, &t->x_buffer, t->x, sizeof t->x);
-    t->delta = make_delta(t->pool.pool, false, false);
+    t->delta = make_delta(t->pool.pool, false, 0);
     assert_ok(sp_plan_create(GROUP_ROWS, 2, &t->plan, NULL), NULL);
     hand_plan_rows(t->plan, t->pool.pool, t->slots, NULL, GROUP_ROWS);
 }
@@ -581,7 +581,7 @@ static sp_dtype group_type(int32_t site)
 }
 
 /* A y of zeros for this site. */
-static gpu_buffer group_y(int32_t site, sp_delta_output *out_output)
+static gpu_buffer group_y(const group_test *t, int32_t site, sp_delta_output *out_output)
 {
     size_t bytes = (size_t)(GROUP_ROWS * group_dims[site].n_out) * sp_dtype_bytes(group_type(site));
     gpu_buffer y = gpu_buffer_make(gpu, bytes);
@@ -590,8 +590,9 @@ static gpu_buffer group_y(int32_t site, sp_delta_output *out_output)
     assert_non_null(zeros);
     gpu_buffer_write(gpu, &y, zeros, bytes);
     free(zeros);
-    *out_output = (sp_delta_output){group_dims[site].module, y.device + GUARD_BYTES,
-                                    group_dims[site].n_out, group_type(site)};
+    *out_output = (sp_delta_output){
+        known_site(t->pool.geometry, group_dims[site].layer, group_dims[site].module),
+        y.device + GUARD_BYTES, group_dims[site].n_out, group_type(site)};
     return y;
 }
 
@@ -639,9 +640,9 @@ static void check_group(group_test *t, int32_t first, int32_t last)
     gpu_buffer y[SP_CUDA_SITES_MAX];
 
     for (int32_t i = first; i < last; i++)
-        y[i - first] = group_y(i, &outputs[i - first]);
-    assert_ok(sp_delta_apply(t->delta, t->plan, group_dims[first].layer,
-                             t->x_buffer.device + GUARD_BYTES, GROUP_STRIDE, outputs, last - first),
+        y[i - first] = group_y(t, i, &outputs[i - first]);
+    assert_ok(sp_delta_apply(t->delta, t->plan, t->x_buffer.device + GUARD_BYTES, GROUP_STRIDE,
+                             outputs, last - first),
               NULL);
     for (int32_t i = first; i < last; i++) {
         expect_site(t, i, &y[i - first]);
@@ -685,28 +686,30 @@ static void bad_calls_are_refused_as_on_the_cpu(void **state)
 
     (void)state;
     make_group_test(&t);
-    y = group_y(5, &output);
+    y = group_y(&t, 5, &output);
     x = t.x_buffer.device + GUARD_BYTES;
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, 1, x, 512, &output, 1), SP_ERR_STATE);
+    assert_int_equal(sp_delta_apply(t.delta, t.plan, x, 512, &output, 1), SP_ERR_STATE);
     assert_ok(sp_delta_upload(t.delta, t.plan), NULL);
     assert_ok(sp_delta_start(t.delta, t.plan), NULL);
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, 1, x, 255, &output, 1), SP_ERR_STRIDE);
-    assert_int_equal(sp_delta_enqueue_shrink(t.delta, t.plan, 1, x, 255, &output, 1, NULL),
+    assert_int_equal(sp_delta_apply(t.delta, t.plan, x, 255, &output, 1), SP_ERR_STRIDE);
+    assert_int_equal(sp_delta_enqueue_shrink(t.delta, t.plan, x, 255, &output, 1, NULL),
                      SP_ERR_STRIDE);
-    assert_int_equal(sp_delta_enqueue_shrink(t.delta, t.plan, 1, NULL, 512, &output, 1, NULL),
+    assert_int_equal(sp_delta_enqueue_shrink(t.delta, t.plan, NULL, 512, &output, 1, NULL),
                      SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_enqueue_expand(t.delta, t.plan, 1, NULL, 1, NULL), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, 2, x, 512, &output, 1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, 1, NULL, 512, &output, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_enqueue_expand(t.delta, t.plan, NULL, 1, NULL), SP_ERR_ARGUMENT);
+    bad = output;
+    bad.site = GROUP_SITES;
+    assert_int_equal(sp_delta_apply(t.delta, t.plan, x, 512, &bad, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(t.delta, t.plan, NULL, 512, &output, 1), SP_ERR_ARGUMENT);
     bad = output;
     bad.y_stride = 511;
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, 1, x, 512, &bad, 1), SP_ERR_STRIDE);
-    assert_int_equal(sp_delta_enqueue_expand(t.delta, t.plan, 1, &bad, 1, NULL), SP_ERR_STRIDE);
+    assert_int_equal(sp_delta_apply(t.delta, t.plan, x, 512, &bad, 1), SP_ERR_STRIDE);
+    assert_int_equal(sp_delta_enqueue_expand(t.delta, t.plan, &bad, 1, NULL), SP_ERR_STRIDE);
     bad = output;
     bad.y_type = SP_DTYPE_F16;
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, 1, x, 512, &bad, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(t.delta, t.plan, x, 512, &bad, 1), SP_ERR_ARGUMENT);
     hand_plan_rows(t.plan, t.pool.pool, t.slots, NULL, GROUP_ROWS - 1);
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, 1, x, 512, &output, 1), SP_ERR_STATE);
+    assert_int_equal(sp_delta_apply(t.delta, t.plan, x, 512, &output, 1), SP_ERR_STATE);
     expect_untouched(&y);
     gpu_buffer_free(gpu, &y);
     free_group_test(&t);
@@ -715,40 +718,38 @@ static void bad_calls_are_refused_as_on_the_cpu(void **state)
 static void levers_skip_what_they_say(void **state)
 {
     static group_test t;
-    sp_delta *none, *no_ffn;
+    sp_delta *none, *no_gate;
     sp_delta_output gate, out;
     gpu_buffer y, z;
 
     (void)state;
     make_group_test(&t);
-    none = make_delta(t.pool.pool, true, false);
-    no_ffn = make_delta(t.pool.pool, false, true);
-    y = group_y(5, &gate);
-    z = group_y(0, &out);
+    none = make_delta(t.pool.pool, true, 0);
+    no_gate = make_delta(t.pool.pool, false, known_bit(t.pool.geometry, SP_MODULE_GATE_PROJ));
+    y = group_y(&t, 5, &gate);
+    z = group_y(&t, 0, &out);
     assert_ok(sp_delta_upload(none, t.plan), NULL);
     assert_ok(sp_delta_start(none, t.plan), NULL);
-    assert_ok(sp_delta_upload(no_ffn, t.plan), NULL);
-    assert_ok(sp_delta_start(no_ffn, t.plan), NULL);
-    assert_ok(sp_delta_apply(none, t.plan, 1, t.x_buffer.device + GUARD_BYTES, 512, &gate, 1),
-              NULL);
-    assert_ok(sp_delta_apply(no_ffn, t.plan, 1, t.x_buffer.device + GUARD_BYTES, 512, &gate, 1),
+    assert_ok(sp_delta_upload(no_gate, t.plan), NULL);
+    assert_ok(sp_delta_start(no_gate, t.plan), NULL);
+    assert_ok(sp_delta_apply(none, t.plan, t.x_buffer.device + GUARD_BYTES, 512, &gate, 1), NULL);
+    assert_ok(sp_delta_apply(no_gate, t.plan, t.x_buffer.device + GUARD_BYTES, 512, &gate, 1),
               NULL);
     expect_untouched(&y);
-    assert_ok(sp_delta_apply(no_ffn, t.plan, 0, t.x_buffer.device + GUARD_BYTES, 512, &out, 1),
-              NULL);
+    assert_ok(sp_delta_apply(no_gate, t.plan, t.x_buffer.device + GUARD_BYTES, 512, &out, 1), NULL);
     expect_site(&t, 0, &z);
     gpu_buffer_free(gpu, &y);
     gpu_buffer_free(gpu, &z);
     sp_delta_destroy(none);
-    sp_delta_destroy(no_ffn);
+    sp_delta_destroy(no_gate);
     free_group_test(&t);
 }
 
 /* A layout of one site; the status and subject of a delta over it. */
-static void expect_unsupported(const sp_site_dims *site, int32_t rank, sp_dtype dtype,
+static void expect_unsupported(const site_dims *site, int32_t rank, sp_dtype dtype,
                                int32_t rows_max, const char *subject)
 {
-    hand_pool pool = hand_pool_create_on(gpu, 1, site, 1, rank, dtype, 1);
+    hand_pool pool = hand_pool_create_on(gpu, site, 1, rank, dtype, 1);
     sp_delta_options options;
     sp_delta *delta = NULL;
     sp_error error = {0};
@@ -765,7 +766,7 @@ static void expect_unsupported(const sp_site_dims *site, int32_t rank, sp_dtype 
 
 static void what_has_no_kernels_is_named(void **state)
 {
-    static const sp_site_dims q = {0, SP_MODULE_Q_PROJ, 16, 16};
+    static const site_dims q = {0, SP_MODULE_Q_PROJ, 16, 16};
     size_t before = sp_device_allocated_bytes(gpu);
 
     (void)state;
@@ -777,8 +778,8 @@ static void what_has_no_kernels_is_named(void **state)
 
 static void create_takes_the_bytes_it_says(void **state)
 {
-    static const sp_site_dims q = {0, SP_MODULE_Q_PROJ, 4096, 4096};
-    hand_pool pool = hand_pool_create_on(gpu, 1, &q, 1, 16, SP_DTYPE_BF16, 3);
+    static const site_dims q = {0, SP_MODULE_Q_PROJ, 4096, 4096};
+    hand_pool pool = hand_pool_create_on(gpu, &q, 1, 16, SP_DTYPE_BF16, 3);
     size_t before = sp_device_allocated_bytes(gpu), bytes;
     sp_delta *delta = make_delta(pool.pool, false, false);
 

@@ -87,7 +87,7 @@ static void *run_routed(void *user, const routed_case *c, sp_dtype y_type)
     sp_delta *delta = NULL;
     sp_plan *plan = NULL;
     sp_error error;
-    sp_delta_output output = {SP_MODULE_Q_PROJ, y.device + GUARD_BYTES, c->n_out, y_type};
+    sp_delta_output output = {0, y.device + GUARD_BYTES, c->n_out, y_type};
 
     (void)user;
     sp_delta_options_default(&options, sizeof options);
@@ -98,7 +98,7 @@ static void *run_routed(void *user, const routed_case *c, sp_dtype y_type)
     hand_plan_rows(plan, c->pool.pool, golden_i32(c->slots), NULL, c->n_rows);
     assert_ok(sp_delta_upload(delta, plan), NULL);
     assert_ok(sp_delta_start(delta, plan), NULL);
-    assert_ok(sp_delta_apply(delta, plan, 0, x.device + GUARD_BYTES, c->k_in, &output, 1), NULL);
+    assert_ok(sp_delta_apply(delta, plan, x.device + GUARD_BYTES, c->k_in, &output, 1), NULL);
     sp_delta_destroy(delta); /* waits */
     sp_plan_destroy(plan);
     gpu_buffer_free(gpu, &x);

@@ -10,7 +10,7 @@
 
 static sp_device *gpu;
 
-static const sp_site_dims dims[] = {
+static const site_dims dims[] = {
     {0, SP_MODULE_Q_PROJ, 2048, 2048},
     {0, SP_MODULE_DOWN_PROJ, 4096, 2048},
     {1, SP_MODULE_Q_PROJ, 2048, 2048},
@@ -60,7 +60,7 @@ static void expect_cells(const hand_pool *pool, int32_t site, int32_t slot, int3
 static void an_image_arrives_as_it_is(void **state)
 {
     size_t before = sp_device_allocated_bytes(gpu);
-    hand_pool pool = hand_pool_create_on(gpu, 2, dims, SITES, 16, SP_DTYPE_BF16, SLOTS);
+    hand_pool pool = hand_pool_create_on(gpu, dims, SITES, 16, SP_DTYPE_BF16, SLOTS);
     hand_adapter *adapter = make_adapter_of(3, 9);
     sp_image *image = hand_pack(&pool, adapter);
     size_t bytes = sp_layout_slot_bytes(pool.layout);
@@ -94,7 +94,7 @@ static void an_image_arrives_as_it_is(void **state)
 /* A load that is given up leaves zeros, and the other slots as they were. */
 static void an_aborted_load_leaves_nothing(void **state)
 {
-    hand_pool pool = hand_pool_create_on(gpu, 2, dims, SITES, 16, SP_DTYPE_BF16, SLOTS);
+    hand_pool pool = hand_pool_create_on(gpu, dims, SITES, 16, SP_DTYPE_BF16, SLOTS);
     hand_adapter *adapter = make_adapter_of(4, 16);
     sp_image *image = hand_pack(&pool, adapter);
     size_t bytes = sp_layout_slot_bytes(pool.layout);
@@ -152,7 +152,7 @@ static void make_load_test(load_test *t)
     sp_delta_options options;
     sp_error error;
 
-    t->pool = hand_pool_create_on(gpu, 2, dims, SITES, 16, SP_DTYPE_BF16, SLOTS);
+    t->pool = hand_pool_create_on(gpu, dims, SITES, 16, SP_DTYPE_BF16, SLOTS);
     for (int i = 0; i < 2; i++) {
         t->adapters[i] = make_adapter_of(10 + (uint64_t)i, 16);
         t->images[i] = hand_pack(&t->pool, t->adapters[i]);
@@ -169,7 +169,7 @@ static void make_load_test(load_test *t)
     for (int64_t i = 0; i < STEP_ROWS * 2048; i++)
         hand_store(SP_DTYPE_BF16, t->start, i, 0.01 * (double)sp_test_float(&random));
     gpu_buffer_write(gpu, &t->x, t->start, bytes);
-    t->output = (sp_delta_output){SP_MODULE_Q_PROJ, t->y.device + GUARD_BYTES, 2048, SP_DTYPE_BF16};
+    t->output = (sp_delta_output){0, t->y.device + GUARD_BYTES, 2048, SP_DTYPE_BF16};
 }
 
 static void free_load_test(load_test *t)
@@ -191,9 +191,8 @@ static void enqueue_steps(load_test *t, int steps)
     for (int i = 0; i < steps; i++) {
         assert_ok(sp_delta_upload(t->delta, t->plan), NULL);
         assert_ok(sp_delta_start(t->delta, t->plan), NULL);
-        assert_ok(
-            sp_delta_apply(t->delta, t->plan, 0, t->x.device + GUARD_BYTES, 2048, &t->output, 1),
-            NULL);
+        assert_ok(sp_delta_apply(t->delta, t->plan, t->x.device + GUARD_BYTES, 2048, &t->output, 1),
+                  NULL);
     }
 }
 

@@ -15,12 +15,18 @@
 
 enum { K = 12, N_Q = 9, N_K = 4, N_DOWN = 6, K_DOWN = 10, ROWS = 4 };
 
-static const sp_site_dims sites[] = {
+static const site_dims sites[] = {
     {0, SP_MODULE_Q_PROJ, K, N_Q},
     {0, SP_MODULE_K_PROJ, K, N_K},
     {0, SP_MODULE_DOWN_PROJ, K_DOWN, N_DOWN},
     {1, SP_MODULE_Q_PROJ, K, N_Q},
+    /* The pool holds none of these. */
+    {0, SP_MODULE_UP_PROJ, K, N_Q},
+    {-1, SP_MODULE_LM_HEAD, K, N_K},
 };
+enum { N_SITES = 6, N_HELD = 4 };
+
+#define SITE(layer, module) known_site(f->pool.geometry, layer, module)
 
 /* Slot 0 adapts q and down of layer 0, slot 1 nothing, slot 2 q of layer 1; slot 3 is empty. */
 typedef struct fixture {
@@ -49,7 +55,7 @@ static int setup(void **state)
     static fixture f;
     sp_test_random random = {3};
 
-    f.pool = hand_pool_create(2, sites, 4, 8, SP_DTYPE_F32, 4);
+    f.pool = hand_pool_create_part(sites, N_SITES, N_HELD, 8, SP_DTYPE_F32, 4);
     for (int32_t i = 0; i < 3; i++)
         f.adapters[i] = hand_adapter_create((uint64_t)i + 1);
     hand_adapter_add(f.adapters[0], &sites[0], 3, 2.0f, SP_DTYPE_F32, &random);
@@ -77,7 +83,7 @@ static int teardown(void **state)
     return 0;
 }
 
-static sp_delta *make_delta(const fixture *f, bool no_apply, bool no_ffn)
+static sp_delta *make_delta(const fixture *f, bool no_apply, sp_module_set skipped)
 {
     sp_delta_options options;
     sp_delta *delta = NULL;
@@ -88,7 +94,7 @@ static sp_delta *make_delta(const fixture *f, bool no_apply, bool no_ffn)
     options.exec = f->exec;
     options.rows_max = ROWS;
     options.no_apply = no_apply;
-    options.no_ffn = no_ffn;
+    options.skip_modules = skipped;
     assert_ok(sp_delta_create(&options, &delta, &error), &error);
     return delta;
 }
@@ -121,9 +127,9 @@ static void expect_row(const sp_adapter_site *site, double scale, const float *x
 static void absent_rows_keep_their_bytes(void **state)
 {
     fixture *f = *state;
-    sp_delta *delta = make_delta(f, false, false);
-    sp_delta_output outputs[] = {{SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32},
-                                 {SP_MODULE_K_PROJ, f->k, N_K, SP_DTYPE_F32}};
+    sp_delta *delta = make_delta(f, false, 0);
+    sp_delta_output outputs[] = {{SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32},
+                                 {SITE(0, SP_MODULE_K_PROJ), f->k, N_K, SP_DTYPE_F32}};
     fixture before;
 
     reset_y(f);
@@ -131,7 +137,7 @@ static void absent_rows_keep_their_bytes(void **state)
     f->q[1][2] = f->q[3][0] = NAN;
     before = *f;
     plan_rows(f, (int32_t[]){0, 1, 0, -1}, (float[]){1.0f, 1.0f, 0.0f, 1.0f});
-    assert_ok(sp_delta_apply(delta, f->plan, 0, f->x, K, outputs, 2), NULL);
+    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, outputs, 2), NULL);
     expect_row(&f->adapters[0]->sites[0], 2.0, f->x[0], before.q[0], f->q[0]);
     assert_memory_equal(f->q[1], before.q[1], 3 * sizeof f->q[1]);
     assert_memory_equal(f->k, before.k, sizeof f->k);
@@ -141,14 +147,14 @@ static void absent_rows_keep_their_bytes(void **state)
 static void layers_are_apart(void **state)
 {
     fixture *f = *state;
-    sp_delta *delta = make_delta(f, false, false);
-    sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    sp_delta *delta = make_delta(f, false, 0);
+    sp_delta_output output = {SITE(1, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
     fixture before;
 
     reset_y(f);
     before = *f;
     plan_rows(f, (int32_t[]){2, 0, 1, 2}, (float[]){0.5f, 1.0f, 1.0f, 1.0f});
-    assert_ok(sp_delta_apply(delta, f->plan, 1, f->x, K, &output, 1), NULL);
+    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, &output, 1), NULL);
     expect_row(&f->adapters[2]->sites[0], 0.5, f->x[0], before.q[0], f->q[0]);
     assert_memory_equal(f->q[1], before.q[1], 2 * sizeof f->q[1]);
     expect_row(&f->adapters[2]->sites[0], 1.0, f->x[3], before.q[3], f->q[3]);
@@ -158,17 +164,17 @@ static void layers_are_apart(void **state)
 static void sites_that_no_pool_holds_cost_nothing(void **state)
 {
     fixture *f = *state;
-    sp_delta *delta = make_delta(f, false, false);
-    sp_delta_output outputs[] = {{SP_MODULE_UP_PROJ, f->q, N_Q, SP_DTYPE_F32},
-                                 {SP_MODULE_LM_HEAD, f->k, N_K, SP_DTYPE_F32}};
+    sp_delta *delta = make_delta(f, false, 0);
+    sp_delta_output outputs[] = {{SITE(0, SP_MODULE_UP_PROJ), f->q, N_Q, SP_DTYPE_F32},
+                                 {SITE(-1, SP_MODULE_LM_HEAD), f->k, N_K, SP_DTYPE_F32}};
     fixture before;
 
     reset_y(f);
     before = *f;
     plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
-    assert_ok(sp_delta_apply(delta, f->plan, 0, f->x, K, outputs, 1), NULL);
-    assert_ok(sp_delta_apply(delta, f->plan, -1, f->x, K, outputs + 1, 1), NULL);
-    assert_ok(sp_delta_apply(delta, f->plan, 0, f->x, K, NULL, 0), NULL);
+    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, outputs, 1), NULL);
+    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, outputs + 1, 1), NULL);
+    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, NULL, 0), NULL);
     assert_memory_equal(f->q, before.q, sizeof f->q);
     assert_memory_equal(f->k, before.k, sizeof f->k);
     sp_delta_destroy(delta);
@@ -177,26 +183,27 @@ static void sites_that_no_pool_holds_cost_nothing(void **state)
 static void levers_skip_what_they_say(void **state)
 {
     fixture *f = *state;
-    sp_delta *none = make_delta(f, true, false), *no_ffn = make_delta(f, false, true);
-    sp_delta_output q = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
-    sp_delta_output down = {SP_MODULE_DOWN_PROJ, f->down, N_DOWN, SP_DTYPE_F32};
+    sp_delta *none = make_delta(f, true, 0),
+             *no_down = make_delta(f, false, known_bit(f->pool.geometry, SP_MODULE_DOWN_PROJ));
+    sp_delta_output q = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_output down = {SITE(0, SP_MODULE_DOWN_PROJ), f->down, N_DOWN, SP_DTYPE_F32};
     fixture before;
 
     reset_y(f);
     before = *f;
     plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
-    assert_ok(sp_delta_apply(none, f->plan, 0, f->x, K, &q, 1), NULL);
-    assert_ok(sp_delta_apply(none, f->plan, 0, f->x, K, &down, 1), NULL);
-    assert_ok(sp_delta_apply(no_ffn, f->plan, 0, f->x, K, &down, 1), NULL);
+    assert_ok(sp_delta_apply(none, f->plan, f->x, K, &q, 1), NULL);
+    assert_ok(sp_delta_apply(none, f->plan, f->x, K, &down, 1), NULL);
+    assert_ok(sp_delta_apply(no_down, f->plan, f->x, K, &down, 1), NULL);
     assert_memory_equal(f->q, before.q, sizeof f->q);
     assert_memory_equal(f->down, before.down, sizeof f->down);
-    assert_ok(sp_delta_apply(no_ffn, f->plan, 0, f->x, K, &q, 1), NULL);
+    assert_ok(sp_delta_apply(no_down, f->plan, f->x, K, &q, 1), NULL);
     assert_memory_not_equal(f->q, before.q, sizeof f->q);
     /* A lever skips work, not checks. */
     down.y_stride = N_DOWN - 1;
-    assert_int_equal(sp_delta_apply(none, f->plan, 0, f->x, K, &down, 1), SP_ERR_STRIDE);
+    assert_int_equal(sp_delta_apply(none, f->plan, f->x, K, &down, 1), SP_ERR_STRIDE);
     sp_delta_destroy(none);
-    sp_delta_destroy(no_ffn);
+    sp_delta_destroy(no_down);
 }
 
 /* ---- refusals ------------------------------------------------------------------------------ */
@@ -204,36 +211,36 @@ static void levers_skip_what_they_say(void **state)
 static void bad_calls_write_nothing(void **state)
 {
     fixture *f = *state;
-    sp_delta *delta = make_delta(f, false, false);
-    const sp_delta_output good = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
-    sp_delta_output two[] = {good, {SP_MODULE_K_PROJ, f->k, N_K, SP_DTYPE_F32}};
+    sp_delta *delta = make_delta(f, false, 0);
+    const sp_delta_output good = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_output two[] = {good, {SITE(0, SP_MODULE_K_PROJ), f->k, N_K, SP_DTYPE_F32}};
     fixture before;
 
     reset_y(f);
     before = *f;
     plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
-    assert_int_equal(sp_delta_apply(NULL, f->plan, 0, f->x, K, two, 1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(delta, NULL, 0, f->x, K, two, 1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(delta, f->plan, 0, NULL, K, two, 1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, NULL, 1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, -1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(delta, f->plan, 2, f->x, K, two, 1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(delta, f->plan, -2, f->x, K, two, 1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K - 1, two, 1), SP_ERR_STRIDE);
+    assert_int_equal(sp_delta_apply(NULL, f->plan, f->x, K, two, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, NULL, f->x, K, two, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, f->plan, NULL, K, two, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, NULL, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, -1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K - 1, two, 1), SP_ERR_STRIDE);
     /* The first output is good: it must not be written because the second is not. */
     two[1].y_stride = N_K - 1;
-    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 2), SP_ERR_STRIDE);
+    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, 2), SP_ERR_STRIDE);
     two[1].y_stride = N_K;
     two[1].y_type = SP_DTYPE_BF16;
-    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, 2), SP_ERR_ARGUMENT);
     two[1] = good;
     two[1].y = NULL;
-    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, 2), SP_ERR_ARGUMENT);
     two[1] = good;
-    two[1].module = SP_MODULE_COUNT;
-    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 2), SP_ERR_ARGUMENT);
-    two[1] = (sp_delta_output){SP_MODULE_DOWN_PROJ, f->down, N_DOWN, SP_DTYPE_F32};
-    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    two[1].site = N_SITES;
+    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    two[1].site = -1;
+    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    two[1] = (sp_delta_output){SITE(0, SP_MODULE_DOWN_PROJ), f->down, N_DOWN, SP_DTYPE_F32};
+    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, 2), SP_ERR_ARGUMENT);
     assert_memory_equal(f->q, before.q, sizeof f->q);
     assert_memory_equal(f->k, before.k, sizeof f->k);
     assert_memory_equal(f->down, before.down, sizeof f->down);
@@ -243,13 +250,13 @@ static void bad_calls_write_nothing(void **state)
 static void a_plan_above_rows_max_is_refused(void **state)
 {
     fixture *f = *state;
-    sp_delta *delta = make_delta(f, false, false);
-    sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    sp_delta *delta = make_delta(f, false, 0);
+    sp_delta_output output = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
     sp_plan *plan = NULL;
 
     assert_ok(sp_plan_create(ROWS + 1, 4, &plan, NULL), NULL);
     hand_plan_rows(plan, f->pool.pool, (int32_t[]){0, 0, 0, 0, -1}, NULL, ROWS + 1);
-    assert_int_equal(sp_delta_apply(delta, plan, 0, f->x, K, &output, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_apply(delta, plan, f->x, K, &output, 1), SP_ERR_ARGUMENT);
     sp_plan_destroy(plan);
     sp_delta_destroy(delta);
 }
@@ -326,8 +333,8 @@ static void bad_single_calls_are_refused(void **state)
 static void calls_for_a_gpu_say_so(void **state)
 {
     fixture *f = *state;
-    sp_delta *delta = make_delta(f, false, false);
-    const sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    sp_delta *delta = make_delta(f, false, 0);
+    const sp_delta_output output = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
     sp_delta_solo *solo = NULL;
     sp_plan *larger = NULL;
     sp_error error;
@@ -342,10 +349,9 @@ static void calls_for_a_gpu_say_so(void **state)
     assert_int_equal(sp_delta_upload(delta, larger), SP_ERR_ARGUMENT);
     assert_int_equal(sp_delta_start(delta, larger), SP_ERR_ARGUMENT);
     sp_plan_destroy(larger);
-    assert_int_equal(sp_delta_enqueue_shrink(delta, f->plan, 0, f->x, K, &output, 1, NULL),
+    assert_int_equal(sp_delta_enqueue_shrink(delta, f->plan, f->x, K, &output, 1, NULL),
                      SP_ERR_UNSUPPORTED);
-    assert_int_equal(sp_delta_enqueue_expand(delta, f->plan, 0, &output, 1, NULL),
-                     SP_ERR_UNSUPPORTED);
+    assert_int_equal(sp_delta_enqueue_expand(delta, f->plan, &output, 1, NULL), SP_ERR_UNSUPPORTED);
     assert_int_equal(sp_delta_device_bytes(f->pool.pool, ROWS), 0);
     assert_int_equal(sp_delta_solo_create(f->pool.device, 4, 16, 8, &solo, &error),
                      SP_ERR_UNSUPPORTED);
@@ -360,13 +366,13 @@ static void calls_for_a_gpu_say_so(void **state)
 static void apply_does_not_allocate(void **state)
 {
     fixture *f = *state;
-    sp_delta *delta = make_delta(f, false, false);
-    sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    sp_delta *delta = make_delta(f, false, 0);
+    sp_delta_output output = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
     size_t blocks = sp_alloc_blocks();
 
     plan_rows(f, (int32_t[]){0, 0, 1, -1}, NULL);
     sp_alloc_fail_after(0);
-    assert_ok(sp_delta_apply(delta, f->plan, 0, f->x, K, &output, 1), NULL);
+    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, &output, 1), NULL);
     assert_false(sp_alloc_failed());
     sp_alloc_fail_after(-1);
     assert_int_equal(sp_alloc_blocks(), blocks);
@@ -378,7 +384,7 @@ static void create_takes_the_bytes_it_says(void **state)
     fixture *f = *state;
     size_t before = sp_alloc_bytes();
     size_t workspace = sp_delta_workspace_bytes(f->pool.layout, ROWS);
-    sp_delta *delta = make_delta(f, false, false);
+    sp_delta *delta = make_delta(f, false, 0);
     size_t taken = sp_alloc_bytes() - before;
 
     assert_in_range(taken, workspace, workspace + 4096);
@@ -426,9 +432,9 @@ static void every_failed_allocation_is_survived(void **state)
 static void the_next_step_sees_a_swapped_slot(void **state)
 {
     fixture *f = *state;
-    sp_delta *delta = make_delta(f, false, false);
-    sp_delta_output outputs[] = {{SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32},
-                                 {SP_MODULE_K_PROJ, f->k, N_K, SP_DTYPE_F32}};
+    sp_delta *delta = make_delta(f, false, 0);
+    sp_delta_output outputs[] = {{SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32},
+                                 {SITE(0, SP_MODULE_K_PROJ), f->k, N_K, SP_DTYPE_F32}};
     hand_adapter *other = hand_adapter_create(99);
     sp_test_random random = {9};
     fixture before;
@@ -439,7 +445,7 @@ static void the_next_step_sees_a_swapped_slot(void **state)
     reset_y(f);
     before = *f;
     plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL); /* the plan's arrays have not moved */
-    assert_ok(sp_delta_apply(delta, f->plan, 0, f->x, K, outputs, 2), NULL);
+    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, outputs, 2), NULL);
     assert_memory_equal(f->q, before.q, sizeof f->q); /* the old adapter's q is gone */
     for (int32_t row = 0; row < ROWS; row++)
         expect_row(&other->sites[0], 3.0, f->x[row], before.k[row], f->k[row]);
@@ -452,13 +458,13 @@ static void the_next_step_sees_a_swapped_slot(void **state)
 /* Every call that takes a plan refuses it, and writes nothing. */
 static void expect_plan_refused(fixture *f, sp_delta *delta)
 {
-    sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_output output = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
     const int32_t tokens[ROWS] = {0};
     sp_delta_pieces pieces = {.fits = true, .pack = 7};
     fixture before = *f;
 
-    assert_int_equal(sp_delta_apply(delta, f->plan, 0, f->x, K, &output, 1), SP_ERR_STATE);
-    assert_int_equal(sp_delta_begin(delta, f->plan, 0, f->x, K, &output, 1, &pieces), SP_ERR_STATE);
+    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, &output, 1), SP_ERR_STATE);
+    assert_int_equal(sp_delta_begin(delta, f->plan, f->x, K, &output, 1, &pieces), SP_ERR_STATE);
     assert_int_equal(pieces.pack, 7);
     assert_int_equal(sp_delta_upload(delta, f->plan), SP_ERR_STATE);
     assert_int_equal(sp_delta_start(delta, f->plan), SP_ERR_STATE);
@@ -470,16 +476,16 @@ static void expect_plan_refused(fixture *f, sp_delta *delta)
 static void a_plan_of_released_versions_is_refused(void **state)
 {
     fixture *f = *state;
-    sp_delta *delta = make_delta(f, false, false);
+    sp_delta *delta = make_delta(f, false, 0);
     sp_slot_handle handle = hand_handle(f->pool.pool, 0);
-    sp_delta_output output = {SP_MODULE_Q_PROJ, f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_output output = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
     fixture before = *f;
 
     plan_rows(f, (int32_t[]){0, -1, 0, 2}, NULL);
     assert_ok(sp_pool_release(f->pool.pool, handle, NULL), NULL);
     expect_plan_refused(f, delta);
     assert_ok(sp_pool_acquire(f->pool.pool, handle, NULL), NULL);
-    assert_ok(sp_delta_apply(delta, f->plan, 0, f->x, K, &output, 1), NULL);
+    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, &output, 1), NULL);
     assert_memory_not_equal(f->q[0], before.q[0], sizeof f->q[0]);
     reset_y(f);
     hand_unload(f->pool.pool, handle);
@@ -492,8 +498,8 @@ static void a_plan_of_released_versions_is_refused(void **state)
 static void a_plan_of_another_pool_is_refused(void **state)
 {
     fixture *f = *state;
-    hand_pool other = hand_pool_create(2, sites, 4, 8, SP_DTYPE_F32, 4);
-    sp_delta *delta = make_delta(f, false, false);
+    hand_pool other = hand_pool_create_part(sites, N_SITES, N_HELD, 8, SP_DTYPE_F32, 4);
+    sp_delta *delta = make_delta(f, false, 0);
 
     expect_plan_refused(f, delta); /* never built */
     assert_int_equal(hand_load_adapter(&other, f->adapters[0]).slot, 0);

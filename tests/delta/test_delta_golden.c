@@ -67,8 +67,7 @@ static void *run_routed(void *user, const routed_case *c, sp_dtype y_type)
     sp_delta *delta;
     sp_plan *plan;
     sp_error error;
-    sp_delta_output output = {SP_MODULE_Q_PROJ, kernel_case_values(c->y0, y_type), c->n_out,
-                              y_type};
+    sp_delta_output output = {0, kernel_case_values(c->y0, y_type), c->n_out, y_type};
 
     sp_delta_options_default(&options, sizeof options);
     options.pool = c->pool.pool;
@@ -78,7 +77,7 @@ static void *run_routed(void *user, const routed_case *c, sp_dtype y_type)
     assert_ok(sp_delta_create(&options, &delta, &error), &error);
     assert_ok(sp_plan_create(c->n_rows, c->n_slots, &plan, NULL), NULL);
     hand_plan_rows(plan, c->pool.pool, golden_i32(c->slots), NULL, c->n_rows);
-    assert_ok(sp_delta_apply(delta, plan, 0, c->x->data, c->k_in, &output, 1), NULL);
+    assert_ok(sp_delta_apply(delta, plan, c->x->data, c->k_in, &output, 1), NULL);
     sp_plan_destroy(plan);
     sp_delta_destroy(delta);
     return output.y;

@@ -125,7 +125,7 @@ static void run_shape(const shape *s, sp_dtype dtype, sp_test_random *random, sp
     };
 
     for (int32_t i = 0; i < s->n_sites; i++) {
-        scene.dims[i] = (sp_site_dims){0, modules[i], s->k_in, s->n_out[i]};
+        scene.dims[i] = (site_dims){0, modules[i], s->k_in, s->n_out[i]};
         scene.y_type[i] = sp_test_below(random, 2) != 0 ? dtype : SP_DTYPE_F32;
     }
     scene_fill(&scene, s->rank_max, random);

@@ -13,7 +13,7 @@
 
 enum { K = 4, N = 3 };
 
-static const sp_site_dims sites[] = {{0, SP_MODULE_Q_PROJ, K, N}, {0, SP_MODULE_V_PROJ, K, N}};
+static const site_dims sites[] = {{0, SP_MODULE_Q_PROJ, K, N}, {0, SP_MODULE_V_PROJ, K, N}};
 
 static void add_ones(make_adapter *adapter, const char *module, int rank)
 {
@@ -34,10 +34,9 @@ static void add_ones(make_adapter *adapter, const char *module, int rank)
 static void apply(const make_adapter *made, float request_scale, float y[2][N])
 {
     char *folder = make_adapter_folder(made);
-    hand_pool pool = hand_pool_create(1, sites, 2, 16, SP_DTYPE_F32, 1);
+    hand_pool pool = hand_pool_create(sites, 2, 16, SP_DTYPE_F32, 1);
     const float x[K] = {1, 1, 1, 1};
-    sp_delta_output outputs[] = {{SP_MODULE_Q_PROJ, y[0], N, SP_DTYPE_F32},
-                                 {SP_MODULE_V_PROJ, y[1], N, SP_DTYPE_F32}};
+    sp_delta_output outputs[] = {{0, y[0], N, SP_DTYPE_F32}, {1, y[1], N, SP_DTYPE_F32}};
     sp_adapter_options options;
     sp_delta_options delta_options;
     sp_adapter *adapter;
@@ -62,7 +61,7 @@ static void apply(const make_adapter *made, float request_scale, float y[2][N])
     hand_plan_rows(plan, pool.pool, &handle.slot, &request_scale, 1);
     for (int i = 0; i < 2 * N; i++)
         y[i / N][i % N] = 0;
-    assert_ok(sp_delta_apply(delta, plan, 0, x, K, outputs, 2), NULL);
+    assert_ok(sp_delta_apply(delta, plan, x, K, outputs, 2), NULL);
     sp_plan_destroy(plan);
     sp_delta_destroy(delta);
     sp_exec_destroy(delta_options.exec);

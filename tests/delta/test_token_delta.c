@@ -48,11 +48,12 @@ static void bad_calls_write_nothing(void **state)
     float *y = sp_calloc(TOKEN_ROWS * TOKEN_VOCAB, sizeof *y);
     float *zero = sp_calloc(TOKEN_ROWS * TOKEN_VOCAB, sizeof *zero);
     int32_t token = w->token[3];
-    sp_delta_output output = {SP_MODULE_EMBED_TOKENS, y, TOKEN_VOCAB, SP_DTYPE_F32};
+    sp_delta_output output = {known_site(w->geometry, -1, SP_MODULE_EMBED_TOKENS), y, TOKEN_VOCAB,
+                              SP_DTYPE_F32};
 
     (void)state;
     assert_true(y && zero);
-    assert_true(sp_delta_has_tokens(w->delta, SP_MODULE_EMBED_TOKENS));
+    assert_true(sp_delta_has_tokens(w->delta, SP_SITE_EMBEDDING));
     assert_int_equal(sp_delta_embed(w->delta, w->plan, w->token, y, HIDDEN - 1), SP_ERR_STRIDE);
     assert_int_equal(sp_delta_head(w->delta, w->plan, y, HIDDEN - 1, y, TOKEN_VOCAB),
                      SP_ERR_STRIDE);
@@ -66,7 +67,7 @@ static void bad_calls_write_nothing(void **state)
     assert_int_equal(sp_delta_embed(w->delta, w->plan, w->token, y, HIDDEN), SP_ERR_ARGUMENT);
     w->token[3] = token;
     /* A token is no row of x: embed_tokens is no linear site. */
-    assert_int_equal(sp_delta_apply(w->delta, w->plan, -1, y, TOKEN_VOCAB, &output, 1),
+    assert_int_equal(sp_delta_apply(w->delta, w->plan, y, TOKEN_VOCAB, &output, 1),
                      SP_ERR_ARGUMENT);
     assert_memory_equal(y, zero, TOKEN_ROWS * TOKEN_VOCAB * sizeof *y);
     sp_free(zero);

@@ -227,12 +227,15 @@ static void test_modules_that_the_base_has(void **state)
     (void)state;
     sp_engine_options_default(&options, sizeof options);
     options.model_dir = SP_TEST_DEMO "/base";
-    assert_ok(sp_module_set_parse("all-linear", &options.lora_modules, &error), &error);
+    options.lora_modules = "all-linear";
     assert_ok(sp_engine_open(&options, &adapter, 1, &engine, &error), &error);
     sp_engine_close(engine);
-    assert_ok(sp_module_set_parse("mlp.gate", &options.lora_modules, &error), &error);
+    options.lora_modules = "mlp.gate";
     assert_int_equal(sp_engine_open(&options, &adapter, 1, &engine, &error), SP_ERR_ARGUMENT);
     assert_non_null(strstr(error.text, "lora-modules"));
+    options.lora_modules = "no_such_module";
+    assert_int_equal(sp_engine_open(&options, &adapter, 1, &engine, &error), SP_ERR_INPUT);
+    assert_non_null(strstr(error.text, "no_such_module"));
 }
 
 int main(void)

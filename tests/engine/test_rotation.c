@@ -46,12 +46,7 @@ static sp_engine_options options_with(int32_t slots)
 
 static sp_engine *open_with(sp_engine_options options)
 {
-    sp_error error;
-
-    assert_ok(sp_module_set_parse("q_proj,k_proj,v_proj,o_proj,mlp.gate_proj,mlp.up_proj,"
-                                  "mlp.down_proj",
-                                  &options.lora_modules, &error),
-              &error);
+    options.lora_modules = "q_proj,k_proj,v_proj,o_proj,mlp.gate_proj,mlp.up_proj,mlp.down_proj";
     return engine_run_open(&options, NULL, 0);
 }
 

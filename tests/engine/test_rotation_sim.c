@@ -133,7 +133,7 @@ static sp_status fetch(void *user, const char *name, const char *location, const
 
 /* ---- a world ------------------------------------------------------------------------------- */
 
-static const sp_site_dims sites[] = {{0, SP_MODULE_Q_PROJ, 8, 8}, {0, SP_MODULE_DOWN_PROJ, 12, 8}};
+static const site_dims sites[] = {{0, SP_MODULE_Q_PROJ, 8, 8}, {0, SP_MODULE_DOWN_PROJ, 12, 8}};
 
 static void sim_begin(sim *s, uint64_t seed)
 {
@@ -154,7 +154,7 @@ static void sim_begin(sim *s, uint64_t seed)
     s->seed = seed;
     s->random.state = seed * UINT64_C(0x9e3779b97f4a7c15);
     running = s;
-    s->pool = hand_pool_create(1, sites, 2, 8, SP_DTYPE_BF16, 1 + (int32_t)below(s, 3));
+    s->pool = hand_pool_create(sites, 2, 8, SP_DTYPE_BF16, 1 + (int32_t)below(s, 3));
     for (int32_t i = 0; i < N_IDENTITIES; i++) {
         s->adapters[i] = hand_adapter_create((uint64_t)i + 1);
         hand_adapter_add(s->adapters[i], &sites[i % 2], 1 + (int32_t)below(s, 8), 1.0f,

@@ -14,15 +14,13 @@ static void check_geometry(const sp_geometry *geometry)
 
     FUZZ_CHECK(layers >= 1 && layers == shape->layers);
     FUZZ_CHECK(shape->q_heads % shape->kv_heads == 0 && shape->head_dim >= 1);
-    for (int32_t layer = -1; layer < layers; layer++) {
-        for (int32_t module = 0; module < SP_MODULE_COUNT; module++) {
-            int32_t k_in = 0, n_out = 0;
+    for (int32_t i = 0; i < sp_geometry_n_sites(geometry); i++) {
+        sp_site site = {.struct_bytes = sizeof site};
 
-            if (!sp_geometry_site(geometry, layer, (sp_module)module, &k_in, &n_out))
-                continue;
-            FUZZ_CHECK(k_in >= 1 && n_out >= 1);
-            seen |= (sp_module_set)1 << module;
-        }
+        FUZZ_CHECK(sp_geometry_site_at(geometry, i, &site, NULL) == SP_OK);
+        FUZZ_CHECK(site.k_in >= 1 && site.n_out >= 1 && site.layer < layers);
+        FUZZ_CHECK(sp_geometry_find(geometry, site.path) == i);
+        seen |= (sp_module_set)1 << sp_geometry_site_module(geometry, i);
     }
     FUZZ_CHECK(seen == sp_geometry_modules(geometry));
 }

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const sp_site_dims sites[] = {
+static const site_dims sites[] = {
     {0, SP_MODULE_Q_PROJ, 3, 2},
     {0, SP_MODULE_K_PROJ, 3, 1},
     {1, SP_MODULE_Q_PROJ, 3, 2},
@@ -23,7 +23,7 @@ static const sp_site_dims sites[] = {
 
 static hand_pool make_pool(int32_t rank, sp_dtype dtype)
 {
-    return hand_pool_create(2, sites, 3, rank, dtype, 2);
+    return hand_pool_create(sites, 3, rank, dtype, 2);
 }
 
 static sp_status pack(const hand_pool *pool, const hand_adapter *adapter, sp_image **out_image,
@@ -166,8 +166,8 @@ static uint32_t converted(sp_dtype to, sp_dtype from, uint32_t bits)
 /* Packs k_in elements as a row of A, by one thread and by two, and holds each against half.h. */
 static void expect_row(sp_exec *exec, sp_dtype from, sp_dtype to, const uint32_t *bits, int32_t k)
 {
-    const sp_site_dims dims = {0, SP_MODULE_O_PROJ, k, 1};
-    hand_pool pool = hand_pool_create(1, &dims, 1, 8, to, 1);
+    const site_dims dims = {0, SP_MODULE_O_PROJ, k, 1};
+    hand_pool pool = hand_pool_create(&dims, 1, 8, to, 1);
     hand_adapter *adapter = hand_adapter_create(1);
     void *row = malloc(4 * (size_t)k);
     const uint32_t zero = 0;
@@ -263,8 +263,8 @@ static void floats_at_every_border(void **state)
 static void overflow_is_found_wherever_it_is(void **state)
 {
     enum { K = 8192 + 300 };
-    const sp_site_dims dims = {0, SP_MODULE_O_PROJ, K, 1};
-    hand_pool pool = hand_pool_create(1, &dims, 1, 8, SP_DTYPE_BF16, 1);
+    const site_dims dims = {0, SP_MODULE_O_PROJ, K, 1};
+    hand_pool pool = hand_pool_create(&dims, 1, 8, SP_DTYPE_BF16, 1);
     hand_adapter *adapter = hand_adapter_create(1);
     float *row = calloc(K, sizeof *row);
     const float zero = 0;
@@ -329,8 +329,8 @@ static void threads_change_nothing(void **state)
 static void long_strided_and_unaligned_rows(void **state)
 {
     enum { K = 777, N = 5, RANK = 2 };
-    const sp_site_dims dims = {0, SP_MODULE_O_PROJ, K, N};
-    hand_pool pool = hand_pool_create(1, &dims, 1, 8, SP_DTYPE_BF16, 1);
+    const site_dims dims = {0, SP_MODULE_O_PROJ, K, N};
+    hand_pool pool = hand_pool_create(&dims, 1, 8, SP_DTYPE_BF16, 1);
     hand_adapter *plain = hand_adapter_create(1), *view = hand_adapter_create(1);
     sp_test_random random = {4};
     const sp_adapter_site *from = hand_adapter_add(plain, &dims, RANK, 1.0f, SP_DTYPE_F32, &random);
@@ -386,26 +386,37 @@ static void refuse(const hand_pool *pool, const hand_adapter *adapter, sp_status
     assert_int_equal(sp_alloc_bytes(), before);
 }
 
+/* The site at another place, whose path is kept in `path`. */
+static void move(sp_adapter_site *site, char path[KNOWN_PATH_BYTES], int32_t layer,
+                 sp_module module, int32_t expert)
+{
+    known_path(layer, module, expert, path);
+    site->path = path;
+    site->module = sp_module_name(module);
+    site->kind = sp_known_modules[module].kind;
+    site->layer = layer;
+    site->expert = expert;
+}
+
 static void sites_that_do_not_fit_are_refused_by_name(void **state)
 {
     hand_pool pool = make_pool(3, SP_DTYPE_F32); /* R = 8 */
     hand_adapter *adapter = hand_adapter_create(1);
     sp_test_random random = {1};
     sp_adapter_site good, *site;
+    char path[KNOWN_PATH_BYTES];
 
     (void)state;
     site = hand_adapter_add(adapter, &sites[0], 8, 1.0f, SP_DTYPE_F32, &random);
     good = *site;
-    site->module = SP_MODULE_O_PROJ;
+    move(site, path, 0, SP_MODULE_O_PROJ, -1);
     refuse(&pool, adapter, SP_ERR_REFUSED, "module-not-in-pool", "self_attn.o_proj");
-    site->module = SP_MODULE_ROUTER;
+    move(site, path, 0, SP_MODULE_ROUTER, -1);
     refuse(&pool, adapter, SP_ERR_UNSUPPORTED, "engine-unsupported", "mlp.gate");
-    site->module = SP_MODULE_EXPERT_GATE_PROJ;
-    site->expert = 3;
+    move(site, path, 0, SP_MODULE_EXPERT_GATE_PROJ, 3);
     refuse(&pool, adapter, SP_ERR_UNSUPPORTED, "engine-unsupported", "mlp.experts.gate_proj");
     *site = good;
-    site->layer = 1;
-    site->module = SP_MODULE_K_PROJ; /* layer 0 has one, layer 1 has none */
+    move(site, path, 1, SP_MODULE_K_PROJ, -1); /* layer 0 has one, layer 1 has none */
     refuse(&pool, adapter, SP_ERR_MISMATCH, "wrong-layer-kind", "self_attn.k_proj");
     *site = good;
     site->rank = site->a.rows = site->b.cols = 9;

@@ -2,7 +2,7 @@
  * The layout of a slot: the check values of two known hybrids, offsets computed by hand, and what
  * is refused.
  */
-#include "support/test.h"
+#include "support/known_sites.h"
 
 #include "base/alloc.h"
 
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BIT(module) ((sp_module_set)1 << (module))
+#define BIT(module) known_bit(geometry, module)
 
 /* ---- hybrids by hand ----------------------------------------------------------------------- */
 
@@ -25,28 +25,27 @@ enum { SITES_PER_LAYER_MAX = 7 };
 
 static sp_geometry *make_hybrid(const hybrid *h)
 {
-    sp_site_dims *sites = calloc((size_t)h->layers * SITES_PER_LAYER_MAX, sizeof *sites);
-    sp_geometry *geometry = NULL;
+    site_dims *sites = calloc((size_t)h->layers * SITES_PER_LAYER_MAX, sizeof *sites);
+    sp_geometry *geometry;
     size_t n = 0;
-    sp_error error;
 
     assert_non_null(sites);
     for (int32_t layer = 0; layer < h->layers; layer++) {
         if (layer % h->full_every == h->full_every - 1) {
-            sites[n++] = (sp_site_dims){layer, SP_MODULE_Q_PROJ, h->hidden, h->q_width};
-            sites[n++] = (sp_site_dims){layer, SP_MODULE_K_PROJ, h->hidden, h->kv_width};
-            sites[n++] = (sp_site_dims){layer, SP_MODULE_V_PROJ, h->hidden, h->kv_width};
-            sites[n++] = (sp_site_dims){layer, SP_MODULE_O_PROJ, h->o_width, h->hidden};
+            sites[n++] = (site_dims){layer, SP_MODULE_Q_PROJ, h->hidden, h->q_width};
+            sites[n++] = (site_dims){layer, SP_MODULE_K_PROJ, h->hidden, h->kv_width};
+            sites[n++] = (site_dims){layer, SP_MODULE_V_PROJ, h->hidden, h->kv_width};
+            sites[n++] = (site_dims){layer, SP_MODULE_O_PROJ, h->o_width, h->hidden};
         } else {
-            sites[n++] = (sp_site_dims){layer, SP_MODULE_GDN_OUT, h->gdn_value, h->hidden};
+            sites[n++] = (site_dims){layer, SP_MODULE_GDN_OUT, h->gdn_value, h->hidden};
         }
         if (h->intermediate == 0)
             continue;
-        sites[n++] = (sp_site_dims){layer, SP_MODULE_GATE_PROJ, h->hidden, h->intermediate};
-        sites[n++] = (sp_site_dims){layer, SP_MODULE_UP_PROJ, h->hidden, h->intermediate};
-        sites[n++] = (sp_site_dims){layer, SP_MODULE_DOWN_PROJ, h->intermediate, h->hidden};
+        sites[n++] = (site_dims){layer, SP_MODULE_GATE_PROJ, h->hidden, h->intermediate};
+        sites[n++] = (site_dims){layer, SP_MODULE_UP_PROJ, h->hidden, h->intermediate};
+        sites[n++] = (site_dims){layer, SP_MODULE_DOWN_PROJ, h->intermediate, h->hidden};
     }
-    assert_ok(sp_geometry_create(h->layers, 0, sites, n, &geometry, &error), &error);
+    geometry = known_geometry(0, sites, n);
     free(sites);
     return geometry;
 }
@@ -92,21 +91,18 @@ static void known_hybrids_have_the_known_bytes(void **state)
 
 /* ---- a small slot by hand ------------------------------------------------------------------ */
 
-static const sp_site_dims small_sites[] = {
+static const site_dims small_sites[] = {
     /* Out of order on purpose. */
     {1, SP_MODULE_DOWN_PROJ, 40, 24}, {0, SP_MODULE_V_PROJ, 24, 10},
     {0, SP_MODULE_Q_PROJ, 24, 5},     {-1, SP_MODULE_LM_HEAD, 24, 100},
     {1, SP_MODULE_Q_PROJ, 24, 5},     {-1, SP_MODULE_EMBED_TOKENS, 100, 24},
-    {1, SP_MODULE_ROUTER, 24, 4},
+    {1, SP_MODULE_ROUTER, 24, 4},     {1, SP_MODULE_EXPERT_UP_PROJ, 24, 6},
 };
+enum { SMALL_SITES = sizeof small_sites / sizeof *small_sites };
 
 static sp_geometry *make_small(void)
 {
-    sp_geometry *geometry = NULL;
-    sp_error error;
-
-    assert_ok(sp_geometry_create(2, 4, small_sites, 7, &geometry, &error), &error);
-    return geometry;
+    return known_geometry(4, small_sites, SMALL_SITES);
 }
 
 static sp_layout_options small_options(sp_geometry *geometry)
@@ -119,18 +115,27 @@ static sp_layout_options small_options(sp_geometry *geometry)
     return options;
 }
 
-static void expect_site(const sp_layout *layout, int32_t index, sp_layout_site want)
+typedef struct wanted_site {
+    site_dims dims;
+    size_t a_offset_bytes, b_offset_bytes;
+} wanted_site;
+
+static void expect_site(const sp_layout *layout, int32_t index, wanted_site want)
 {
+    const sp_geometry *geometry = sp_layout_geometry(layout);
     const sp_layout_site *site = sp_layout_site_at(layout, index);
 
     assert_non_null(site);
-    assert_int_equal(site->layer, want.layer);
-    assert_int_equal(site->module, want.module);
-    assert_int_equal(site->k_in, want.k_in);
-    assert_int_equal(site->n_out, want.n_out);
+    assert_int_equal(site->site, known_site(geometry, want.dims.layer, want.dims.module));
+    assert_int_equal(site->layer, want.dims.layer);
+    assert_int_equal(site->kind, sp_known_modules[want.dims.module].kind);
+    assert_string_equal(sp_geometry_module_name(geometry, site->module),
+                        sp_module_name(want.dims.module));
+    assert_int_equal(site->k_in, want.dims.k_in);
+    assert_int_equal(site->n_out, want.dims.n_out);
     assert_int_equal(site->a_offset_bytes, want.a_offset_bytes);
     assert_int_equal(site->b_offset_bytes, want.b_offset_bytes);
-    assert_int_equal(sp_layout_find(layout, want.layer, want.module), index);
+    assert_int_equal(sp_layout_find(layout, site->site), index);
 }
 
 static void offsets_are_those_computed_by_hand(void **state)
@@ -143,30 +148,28 @@ static void offsets_are_those_computed_by_hand(void **state)
 
     (void)state;
     assert_ok(sp_layout_create(&options, &layout, &error), &error);
-    sp_geometry_release(geometry); /* the layout keeps it */
+    sp_geometry_release(geometry); /* the layout keeps it, so that it can be asked below */
     assert_int_equal(sp_layout_rank_stride(layout), 8);
     assert_int_equal(sp_layout_dtype(layout), SP_DTYPE_BF16);
     assert_int_equal(sp_layout_modules(layout),
                      BIT(SP_MODULE_Q_PROJ) | BIT(SP_MODULE_V_PROJ) | BIT(SP_MODULE_DOWN_PROJ));
     assert_int_equal(sp_layout_n_sites(layout), 4);
     /* A of q: 8 × 24 × 2 = 384 → 512. B: 5 × 8 × 2 = 80 → 256. B of v: 160 → 256. */
-    expect_site(layout, 0, (sp_layout_site){0, SP_MODULE_Q_PROJ, 24, 5, 0, 512});
-    expect_site(layout, 1, (sp_layout_site){0, SP_MODULE_V_PROJ, 24, 10, 768, 1280});
-    expect_site(layout, 2, (sp_layout_site){1, SP_MODULE_Q_PROJ, 24, 5, 1536, 2048});
+    expect_site(layout, 0, (wanted_site){{0, SP_MODULE_Q_PROJ, 24, 5}, 0, 512});
+    expect_site(layout, 1, (wanted_site){{0, SP_MODULE_V_PROJ, 24, 10}, 768, 1280});
+    expect_site(layout, 2, (wanted_site){{1, SP_MODULE_Q_PROJ, 24, 5}, 1536, 2048});
     /* A of down: 8 × 40 × 2 = 640 → 768; B: 24 × 8 × 2 = 384 → 512. */
-    expect_site(layout, 3, (sp_layout_site){1, SP_MODULE_DOWN_PROJ, 40, 24, 2304, 3072});
+    expect_site(layout, 3, (wanted_site){{1, SP_MODULE_DOWN_PROJ, 40, 24}, 2304, 3072});
     assert_int_equal(sp_layout_slot_bytes(layout), 3584);
     assert_ok(sp_layout_measure(&options, &slot, &matrices, &error), &error);
     assert_int_equal(slot, 3584);
     assert_int_equal(matrices, 384 + 80 + 384 + 160 + 384 + 80 + 640 + 384);
     assert_ok(sp_layout_measure(&options, NULL, NULL, &error), &error);
 
-    assert_int_equal(sp_layout_find(layout, 1, SP_MODULE_V_PROJ), -1);
-    assert_int_equal(sp_layout_find(layout, -1, SP_MODULE_LM_HEAD), -1);
-    assert_int_equal(sp_layout_find(layout, -2, SP_MODULE_Q_PROJ), -1);
-    assert_int_equal(sp_layout_find(layout, 2, SP_MODULE_Q_PROJ), -1);
-    assert_int_equal(sp_layout_find(layout, 0, SP_MODULE_COUNT), -1);
-    assert_int_equal(sp_layout_find(layout, 0, (sp_module)-1), -1);
+    assert_int_equal(sp_layout_find(layout, known_site(geometry, -1, SP_MODULE_LM_HEAD)), -1);
+    assert_int_equal(sp_layout_find(layout, known_site(geometry, 1, SP_MODULE_ROUTER)), -1);
+    assert_int_equal(sp_layout_find(layout, -1), -1);
+    assert_int_equal(sp_layout_find(layout, sp_geometry_n_sites(geometry)), -1);
     assert_null(sp_layout_site_at(layout, -1));
     assert_null(sp_layout_site_at(layout, 4));
     sp_layout_release(layout);
@@ -184,9 +187,9 @@ static void head_and_embeddings_come_first_when_asked_for(void **state)
     options.dtype = SP_DTYPE_F32;
     assert_ok(sp_layout_create(&options, &layout, &error), &error);
     /* embed A: 8 × 100 × 4 = 3200 → 3328, B: 24 × 8 × 4 = 768; head A: 768, B: 3200 → 3328. */
-    expect_site(layout, 0, (sp_layout_site){-1, SP_MODULE_EMBED_TOKENS, 100, 24, 0, 3328});
-    expect_site(layout, 1, (sp_layout_site){-1, SP_MODULE_LM_HEAD, 24, 100, 4096, 4864});
-    expect_site(layout, 2, (sp_layout_site){0, SP_MODULE_V_PROJ, 24, 10, 8192, 8960});
+    expect_site(layout, 0, (wanted_site){{-1, SP_MODULE_EMBED_TOKENS, 100, 24}, 0, 3328});
+    expect_site(layout, 1, (wanted_site){{-1, SP_MODULE_LM_HEAD, 24, 100}, 4096, 4864});
+    expect_site(layout, 2, (wanted_site){{0, SP_MODULE_V_PROJ, 24, 10}, 8192, 8960});
     sp_layout_release(layout);
     sp_geometry_release(geometry);
 }
@@ -223,7 +226,7 @@ static void bad_options_are_refused_by_name(void **state)
     refuse(options, SP_ERR_UNSUPPORTED, "mlp.gate");
     options.modules = BIT(SP_MODULE_EXPERT_UP_PROJ) | BIT(SP_MODULE_Q_PROJ);
     refuse(options, SP_ERR_UNSUPPORTED, "mlp.experts.up_proj");
-    options.modules = BIT(31);
+    options.modules = (sp_module_set)1 << 63;
     refuse(options, SP_ERR_ARGUMENT, "modules");
     options = good;
     options.dtype = (sp_dtype)7;
@@ -242,16 +245,15 @@ static void a_slot_beyond_the_address_space_is_refused(void **state)
     /* Each of 2^18 sites: 4096 × (2^31 - 1) × 4 × 2 bytes, nearly 2^46; with more than 2^18 of
      * them, beyond 2^64. */
     enum { LAYERS = 1 << 16, MODULES = 5 };
-    sp_site_dims *sites = calloc(LAYERS * MODULES, sizeof *sites);
-    sp_geometry *geometry = NULL;
+    site_dims *sites = calloc(LAYERS * MODULES, sizeof *sites);
+    sp_geometry *geometry;
     sp_layout_options options;
-    sp_error error;
 
     (void)state;
     assert_non_null(sites);
     for (int32_t i = 0; i < LAYERS * MODULES; i++)
-        sites[i] = (sp_site_dims){i / MODULES, (sp_module)(i % MODULES), INT32_MAX, INT32_MAX};
-    assert_ok(sp_geometry_create(LAYERS, 0, sites, LAYERS * MODULES, &geometry, &error), &error);
+        sites[i] = (site_dims){i / MODULES, (sp_module)(i % MODULES), INT32_MAX, INT32_MAX};
+    geometry = known_geometry(0, sites, LAYERS * MODULES);
     options = small_options(geometry);
     options.rank = SP_POOL_RANK_MAX;
     options.dtype = SP_DTYPE_F32;
@@ -262,11 +264,9 @@ static void a_slot_beyond_the_address_space_is_refused(void **state)
 
 static void a_geometry_without_linear_modules_is_refused(void **state)
 {
-    sp_geometry *geometry = NULL;
-    sp_error error;
+    sp_geometry *geometry = known_geometry(0, &small_sites[3], 1);
 
     (void)state;
-    assert_ok(sp_geometry_create(1, 0, &small_sites[3], 1, &geometry, &error), &error);
     refuse(small_options(geometry), SP_ERR_ARGUMENT, "modules");
     sp_geometry_release(geometry);
 }

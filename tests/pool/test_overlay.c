@@ -31,7 +31,7 @@ typedef struct tables {
 /* The adapter's full table equals the served one; two rows more; no trainable tokens. */
 static void start(tables *t)
 {
-    *t = (tables){.adapter.module = SP_MODULE_EMBED_TOKENS};
+    *t = (tables){.adapter.kind = SP_SITE_EMBEDDING};
     for (int32_t i = 0; i < ROWS * HIDDEN; i++) {
         t->own[i] = served_value(i / HIDDEN, i % HIDDEN);
         if (i < VOCAB * HIDDEN)
@@ -264,7 +264,7 @@ static void two_tables_stand_apart(void **state)
     served = (sp_served_tables){.embed = t.table, .head = t.table};
     t.own[4 * HIDDEN] = 9.0f;
     list[0] = list[1] = t.adapter;
-    list[1].module = SP_MODULE_LM_HEAD;
+    list[1].kind = SP_SITE_HEAD;
     list[1].full.data = NULL;
     train(&t, 2, (int32_t[]){7, 2});
     list[1].trainable = t.adapter.trainable;
@@ -278,7 +278,7 @@ static void two_tables_stand_apart(void **state)
     assert_true(row_value(overlay, &overlay->head, 0, 0) == t.delta[HIDDEN]);
     assert_int_equal(overlay->bytes, 6 * 256);
     sp_overlay_destroy(overlay);
-    list[1].module = SP_MODULE_EMBED_TOKENS;
+    list[1].kind = SP_SITE_EMBEDDING;
     assert_int_equal(sp_overlay_build(list, 2, &served, SP_DTYPE_BF16, &overlay, &error),
                      SP_ERR_REFUSED);
     assert_string_equal(error.code, "duplicate-tensor");

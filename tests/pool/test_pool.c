@@ -14,7 +14,7 @@
 
 enum { SLOTS = 3, SITES = 2 };
 
-static const sp_site_dims dims[SITES] = {
+static const site_dims dims[SITES] = {
     {0, SP_MODULE_Q_PROJ, 6, 5},
     {1, SP_MODULE_Q_PROJ, 6, 5},
 };
@@ -31,7 +31,7 @@ static int setup(void **state)
     static fixture f;
     sp_test_random random = {1};
 
-    f.hand = hand_pool_create(2, dims, SITES, 8, SP_DTYPE_BF16, SLOTS);
+    f.hand = hand_pool_create(dims, SITES, 8, SP_DTYPE_BF16, SLOTS);
     f.pool = f.hand.pool;
     for (int32_t i = 0; i < 3; i++) {
         hand_adapter *adapter = hand_adapter_create((uint64_t)i + 100);
@@ -233,7 +233,7 @@ static void a_released_version_can_be_had_again(void **state)
 static void handles_of_another_pool_are_stale(void **state)
 {
     fixture *f = *state;
-    hand_pool other = hand_pool_create(2, dims, SITES, 8, SP_DTYPE_BF16, SLOTS);
+    hand_pool other = hand_pool_create(dims, SITES, 8, SP_DTYPE_BF16, SLOTS);
     sp_slot_handle here = load(f, 0), there = {-1, 0};
     sp_error error;
 
@@ -637,7 +637,7 @@ static void a_slots_info_has_the_callers_size(void **state)
 static void a_foreign_image_is_refused(void **state)
 {
     fixture *f = *state;
-    hand_pool other = hand_pool_create(2, dims, SITES, 64, SP_DTYPE_BF16, 1);
+    hand_pool other = hand_pool_create(dims, SITES, 64, SP_DTYPE_BF16, 1);
     hand_adapter *adapter = hand_adapter_create(1);
     sp_image *image = hand_pack(&other, adapter);
     sp_error error;
@@ -728,7 +728,7 @@ static void a_pool_that_is_too_large_says_what_to_lower(void **state)
 {
     enum { LAYERS = 8192 };
     fixture *f = *state;
-    sp_site_dims *wide = calloc(LAYERS, sizeof *wide);
+    site_dims *wide = calloc(LAYERS, sizeof *wide);
     sp_layout_options layout_options;
     sp_geometry *geometry = NULL;
     sp_pool_options options;
@@ -751,8 +751,8 @@ static void a_pool_that_is_too_large_says_what_to_lower(void **state)
 
     /* 8192 × 4096 × (2^31 - 1) × 2 × 2 bytes, 2^58 a slot: 4096 of them are beyond 2^64. */
     for (int32_t layer = 0; layer < LAYERS; layer++)
-        wide[layer] = (sp_site_dims){layer, SP_MODULE_Q_PROJ, INT32_MAX, INT32_MAX};
-    assert_ok(sp_geometry_create(LAYERS, 0, wide, LAYERS, &geometry, &error), &error);
+        wide[layer] = (site_dims){layer, SP_MODULE_Q_PROJ, INT32_MAX, INT32_MAX};
+    geometry = known_geometry(0, wide, LAYERS);
     sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = geometry;
     layout_options.rank = SP_POOL_RANK_MAX;

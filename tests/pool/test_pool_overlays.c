@@ -15,7 +15,7 @@
 #define SLOTS  4
 #define UNIT   ((size_t)768) /* one replaced row: rows, map and ids, 256 bytes each */
 
-static const sp_site_dims sites[] = {
+static const site_dims sites[] = {
     {-1, SP_MODULE_EMBED_TOKENS, VOCAB, HIDDEN},
     {-1, SP_MODULE_LM_HEAD, HIDDEN, VOCAB},
     {0, SP_MODULE_Q_PROJ, HIDDEN, 8},
@@ -37,7 +37,7 @@ static world *world_create(size_t budget)
     sp_error error;
 
     assert_non_null(w);
-    assert_ok(sp_geometry_create(1, 0, sites, 3, &w->geometry, &error), &error);
+    w->geometry = known_geometry(0, sites, 3);
     sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = w->geometry;
     layout_options.rank = 8;
@@ -66,12 +66,12 @@ static void world_destroy(world *w)
 /* An image of `n` replaced rows, tokens 0 .. n, all of whose elements are `value`; n 0: none. */
 static sp_image *make_image(const world *w, int32_t n, float value)
 {
-    const sp_site_dims dims = sites[2];
+    const site_dims dims = sites[2];
     sp_test_random random = {(uint64_t)value};
     hand_adapter *adapter = hand_adapter_create((uint64_t)value);
     float *rows = sp_calloc((size_t)n * HIDDEN + 1, sizeof *rows);
     int32_t ids[VOCAB];
-    sp_adapter_table table = {.module = SP_MODULE_EMBED_TOKENS, .token_ids = ids, .n_ids = n};
+    sp_adapter_table table = {.kind = SP_SITE_EMBEDDING, .token_ids = ids, .n_ids = n};
     hand_pool pool = {w->geometry, w->layout, w->device, w->pool, true};
     sp_image *image;
     sp_error error;
@@ -131,11 +131,11 @@ static sp_status try_load(world *w, int32_t n, float value, sp_error *error)
 
 static void check_shown(const world *w, int32_t slot, int32_t n, float value)
 {
-    const sp_pool_overlays *tables = sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS);
+    const sp_pool_overlays *tables = sp_pool_overlays_of(w->pool, SP_SITE_EMBEDDING);
     const uint16_t *rows = tables->rows[slot];
 
     assert_int_equal(tables->n[slot], n);
-    assert_int_equal(sp_pool_overlays_of(w->pool, SP_MODULE_LM_HEAD)->n[slot], 0);
+    assert_int_equal(sp_pool_overlays_of(w->pool, SP_SITE_HEAD)->n[slot], 0);
     if (n == 0) {
         assert_null(rows);
         assert_null(tables->map[slot]);
@@ -168,14 +168,14 @@ static void loads_show_and_unloads_hide(void **state)
     check_shown(w, a.slot, 1, 3.0f);
     check_shown(w, plain, 0, 0);
     check_shown(w, b, 2, 5.0f);
-    assert_int_equal(sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS)->n_slots, 2);
+    assert_int_equal(sp_pool_overlays_of(w->pool, SP_SITE_EMBEDDING)->n_slots, 2);
     assert_int_equal(sp_pool_drain(w->pool, a, NULL), SP_BUSY);
     check_shown(w, a.slot, 1, 3.0f); /* who holds it finishes on it */
     assert_ok(sp_pool_release(w->pool, a, NULL), NULL);
     check_shown(w, a.slot, 0, 0);
     assert_ok(sp_pool_drain(w->pool, hand_handle(w->pool, b), NULL), NULL);
     check_shown(w, b, 0, 0);
-    assert_int_equal(sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS)->n_slots, 0);
+    assert_int_equal(sp_pool_overlays_of(w->pool, SP_SITE_EMBEDDING)->n_slots, 0);
     assert_int_equal(sp_device_allocated_bytes(w->device), bytes);
     world_destroy(w);
 }
@@ -194,7 +194,7 @@ static void too_large_is_refused_by_name(void **state)
     world_destroy(w);
     w = world_create(0);
     assert_int_equal(try_load(w, 1, 1.0f, &error), SP_ERR_TOO_LARGE);
-    assert_null(sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS)->n);
+    assert_null(sp_pool_overlays_of(w->pool, SP_SITE_EMBEDDING)->n);
     load(w, 0, 1.0f);
     world_destroy(w);
 }
@@ -281,7 +281,7 @@ static void an_aborted_load_gives_its_room_back(void **state)
 
 static int32_t n_shown(const world *w)
 {
-    return sp_pool_overlays_of(w->pool, SP_MODULE_EMBED_TOKENS)->n_slots;
+    return sp_pool_overlays_of(w->pool, SP_SITE_EMBEDDING)->n_slots;
 }
 
 /* The device fails at its n-th call of a load: nothing of it is seen, the slot beside it is as it

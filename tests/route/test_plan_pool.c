@@ -38,9 +38,9 @@ static void release(const fixture *f, sp_slot_handle handle)
 static int setup(void **state)
 {
     static fixture f;
-    const sp_site_dims dims = {0, SP_MODULE_Q_PROJ, 4, 4};
+    const site_dims dims = {0, SP_MODULE_Q_PROJ, 4, 4};
 
-    f.hand = hand_pool_create(1, &dims, 1, 8, SP_DTYPE_F32, SLOTS);
+    f.hand = hand_pool_create(&dims, 1, 8, SP_DTYPE_F32, SLOTS);
     for (int32_t i = 0; i < 3; i++) {
         hand_adapter *adapter = hand_adapter_create((uint64_t)i + 1);
 
@@ -244,9 +244,9 @@ static void expect_ended(const sp_plan *plan, const sp_pool *pool, const char *c
 static void a_plan_is_of_one_pool(void **state)
 {
     fixture *f = *state;
-    const sp_site_dims dims = {0, SP_MODULE_Q_PROJ, 4, 4};
+    const site_dims dims = {0, SP_MODULE_Q_PROJ, 4, 4};
     const sp_route_span span = span_of(1, base, 1.0f);
-    hand_pool other = hand_pool_create(1, &dims, 1, 8, SP_DTYPE_F32, SLOTS);
+    hand_pool other = hand_pool_create(&dims, 1, 8, SP_DTYPE_F32, SLOTS);
 
     expect_ended(f->plan, f->hand.pool, "plan-of-another-pool"); /* never built */
     build(f, &span, 1, 1);

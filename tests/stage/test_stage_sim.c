@@ -138,7 +138,7 @@ static sp_status fetch(void *user, const char *name, const char *location, const
 
 /* ---- a world ------------------------------------------------------------------------------- */
 
-static const sp_site_dims sites[] = {
+static const site_dims sites[] = {
     {0, SP_MODULE_Q_PROJ, 8, 8}, {0, SP_MODULE_DOWN_PROJ, 12, 8}, {1, SP_MODULE_Q_PROJ, 8, 8}};
 
 static void make_identities(sim *s)
@@ -161,7 +161,7 @@ static void sim_begin(sim *s, uint64_t seed)
 
     *s = (sim){.seed = seed, .random = {seed * UINT64_C(0x9e3779b97f4a7c15)}, .active = -1};
     running = s;
-    s->pool = hand_pool_create(2, sites, 3, 8, SP_DTYPE_BF16, 1 + (int32_t)below(s, 4));
+    s->pool = hand_pool_create(sites, 3, 8, SP_DTYPE_BF16, 1 + (int32_t)below(s, 4));
     make_identities(s);
     for (int32_t i = 0; i < N_LOCATIONS; i++)
         s->disk[i] = (int32_t)below(s, N_IDENTITIES);

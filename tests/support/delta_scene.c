@@ -83,7 +83,7 @@ void scene_free(delta_scene *scene)
 const sp_adapter_site *scene_site(const delta_scene *scene, int32_t adapter, int32_t i)
 {
     for (int32_t s = 0; adapter >= 0 && s < scene->adapters[adapter]->n_sites; s++)
-        if (scene->adapters[adapter]->sites[s].module == scene->dims[i].module)
+        if (scene->adapters[adapter]->sites[s].module == sp_module_name(scene->dims[i].module))
             return &scene->adapters[adapter]->sites[s];
     return NULL;
 }
@@ -117,8 +117,8 @@ delta_rig rig_create(const delta_scene *scene, const char *level, sp_exec *exec,
     delta_rig rig = {.scene = scene, .level = level, .n_slots = scene->n_adapters};
     sp_delta_options options;
 
-    rig.pool = hand_pool_create(scene->dims[0].layer + 1, scene->dims, (size_t)scene->n_sites,
-                                pool_rank, scene->dtype, rig.n_slots);
+    rig.pool =
+        hand_pool_create(scene->dims, (size_t)scene->n_sites, pool_rank, scene->dtype, rig.n_slots);
     sp_delta_options_default(&options, sizeof options);
     options.exec = exec;
     options.rows_max = rows_max;
@@ -133,8 +133,8 @@ delta_rig rig_create_on(sp_device *device, const delta_scene *scene, int32_t poo
     delta_rig rig = {.scene = scene, .n_slots = scene->n_adapters};
     sp_delta_options options;
 
-    rig.pool = hand_pool_create_on(device, scene->dims[0].layer + 1, scene->dims,
-                                   (size_t)scene->n_sites, pool_rank, scene->dtype, rig.n_slots);
+    rig.pool = hand_pool_create_on(device, scene->dims, (size_t)scene->n_sites, pool_rank,
+                                   scene->dtype, rig.n_slots);
     sp_delta_options_default(&options, sizeof options);
     options.rows_max = rows_max;
     fill_rig(&rig, slot_order, &options);
@@ -206,8 +206,9 @@ static void run_rows(delta_rig *rig, const int32_t *rows, int32_t n_rows, void *
 
     for (int32_t i = 0; i < scene->n_sites; i++) {
         out_y[i] = batch.y[i];
-        outputs[i] = (sp_delta_output){scene->dims[i].module, out_y[i],
-                                       scene->dims[i].n_out + scene_pad(scene), scene->y_type[i]};
+        outputs[i] = (sp_delta_output){
+            known_site(rig->pool.geometry, scene->dims[i].layer, scene->dims[i].module), out_y[i],
+            scene->dims[i].n_out + scene_pad(scene), scene->y_type[i]};
     }
     assert_ok(sp_plan_create(n_rows, rig->n_slots, &plan, NULL), NULL);
     hand_plan_rows(plan, rig->pool.pool, batch.seq_slot, batch.row_scale, n_rows);
@@ -221,9 +222,7 @@ static void apply_whole(delta_rig *rig, const sp_plan *plan, const void *x,
 {
     const delta_scene *scene = rig->scene;
 
-    assert_ok(sp_delta_apply(rig->delta, plan, scene->dims[0].layer, x, scene->x_stride, outputs,
-                             scene->n_sites),
-              NULL);
+    assert_ok(sp_delta_apply(rig->delta, plan, x, scene->x_stride, outputs, scene->n_sites), NULL);
 }
 
 void rig_apply(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y)
@@ -265,9 +264,9 @@ static void apply_pieces(delta_rig *rig, const sp_plan *plan, const void *x,
     const delta_scene *scene = rig->scene;
     sp_delta_pieces pieces;
 
-    assert_ok(sp_delta_begin(rig->delta, plan, scene->dims[0].layer, x, scene->x_stride, outputs,
-                             scene->n_sites, &pieces),
-              NULL);
+    assert_ok(
+        sp_delta_begin(rig->delta, plan, x, scene->x_stride, outputs, scene->n_sites, &pieces),
+        NULL);
     assert_true(pieces.fits);
     for (int32_t piece = pieces.pack; piece-- > 0;)
         sp_delta_pack(rig->delta, piece);
@@ -292,9 +291,9 @@ static void apply_too_early(delta_rig *rig, const sp_plan *plan, const void *x,
     const delta_scene *scene = rig->scene;
     sp_delta_pieces pieces;
 
-    assert_ok(sp_delta_begin(rig->delta, plan, scene->dims[0].layer, x, scene->x_stride, outputs,
-                             scene->n_sites, &pieces),
-              NULL);
+    assert_ok(
+        sp_delta_begin(rig->delta, plan, x, scene->x_stride, outputs, scene->n_sites, &pieces),
+        NULL);
     assert_true(pieces.fits && pieces.shrink > 0);
     for (int32_t piece = pieces.pack; piece-- > 0;)
         sp_delta_pack(rig->delta, piece);
@@ -312,9 +311,9 @@ static void ask_fits(delta_rig *rig, const sp_plan *plan, const void *x,
     const delta_scene *scene = rig->scene;
     sp_delta_pieces pieces = {.fits = true, .pack = 1, .shrink = 1};
 
-    assert_ok(sp_delta_begin(rig->delta, plan, scene->dims[0].layer, x, scene->x_stride, outputs,
-                             scene->n_sites, &pieces),
-              NULL);
+    assert_ok(
+        sp_delta_begin(rig->delta, plan, x, scene->x_stride, outputs, scene->n_sites, &pieces),
+        NULL);
     assert_true(!pieces.fits && pieces.pack == 0 && pieces.shrink == 0);
 }
 

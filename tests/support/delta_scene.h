@@ -16,7 +16,7 @@ enum { SCENE_SITES_MAX = 3, SCENE_ADAPTERS_MAX = 48, SCENE_PAD = 5 };
 typedef struct delta_scene {
     sp_dtype dtype;
     int32_t n_rows, n_adapters, n_sites;
-    sp_site_dims dims[SCENE_SITES_MAX];
+    site_dims dims[SCENE_SITES_MAX];
     sp_dtype y_type[SCENE_SITES_MAX];
     hand_adapter *adapters[SCENE_ADAPTERS_MAX];
     int32_t *row_adapter; /* [n_rows], -1 = base */

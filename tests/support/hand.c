@@ -47,7 +47,9 @@ void hand_adapter_destroy(hand_adapter *adapter)
     for (int32_t i = 0; i < adapter->n_sites; i++) {
         free((void *)(uintptr_t)adapter->sites[i].a.data);
         free((void *)(uintptr_t)adapter->sites[i].b.data);
+        free(adapter->paths[i]);
     }
+    free(adapter->paths);
     free(adapter->sites);
     free(adapter);
 }
@@ -61,18 +63,28 @@ static void *factor_block(int32_t rows, int32_t cols, sp_dtype dtype)
     return block;
 }
 
-static sp_adapter_site *add_empty(hand_adapter *adapter, const sp_site_dims *dims, int32_t rank,
+static sp_adapter_site *add_empty(hand_adapter *adapter, const site_dims *dims, int32_t rank,
                                   float scale, sp_dtype dtype, void *a, void *b)
 {
     sp_adapter_site *sites =
         realloc(adapter->sites, ((size_t)adapter->n_sites + 1) * sizeof *sites);
 
-    assert_non_null(sites);
+    char **paths = realloc(adapter->paths, ((size_t)adapter->n_sites + 1) * sizeof *paths);
+    char *path = malloc(KNOWN_PATH_BYTES);
+
+    assert_true(sites != NULL && paths != NULL && path != NULL);
+    known_path(dims->layer, dims->module, -1, path);
+    paths[adapter->n_sites] = path;
     adapter->sites = sites;
+    adapter->paths = paths;
     sites[adapter->n_sites] = (sp_adapter_site){
+        .struct_bytes = sizeof *sites,
+        .site = -1,
+        .path = path,
+        .module = sp_module_name(dims->module),
         .layer = dims->layer,
-        .module = dims->module,
         .expert = -1,
+        .kind = sp_known_modules[dims->module].kind,
         .rank = rank,
         .scale = scale,
         .a = {a, dtype, rank, dims->k_in, dims->k_in, 1},
@@ -81,7 +93,7 @@ static sp_adapter_site *add_empty(hand_adapter *adapter, const sp_site_dims *dim
     return &sites[adapter->n_sites++];
 }
 
-sp_adapter_site *hand_adapter_add(hand_adapter *adapter, const sp_site_dims *dims, int32_t rank,
+sp_adapter_site *hand_adapter_add(hand_adapter *adapter, const site_dims *dims, int32_t rank,
                                   float scale, sp_dtype dtype, sp_test_random *random)
 {
     void *a = factor_block(rank, dims->k_in, dtype), *b = factor_block(dims->n_out, rank, dtype);
@@ -93,9 +105,8 @@ sp_adapter_site *hand_adapter_add(hand_adapter *adapter, const sp_site_dims *dim
     return add_empty(adapter, dims, rank, scale, dtype, a, b);
 }
 
-sp_adapter_site *hand_adapter_add_copy(hand_adapter *adapter, const sp_site_dims *dims,
-                                       int32_t rank, float scale, sp_dtype dtype, const void *a,
-                                       const void *b)
+sp_adapter_site *hand_adapter_add_copy(hand_adapter *adapter, const site_dims *dims, int32_t rank,
+                                       float scale, sp_dtype dtype, const void *a, const void *b)
 {
     void *a_copy = factor_block(rank, dims->k_in, dtype);
     void *b_copy = factor_block(dims->n_out, rank, dtype);
@@ -108,30 +119,19 @@ sp_adapter_site *hand_adapter_add_copy(hand_adapter *adapter, const sp_site_dims
 
 /* ---- pools --------------------------------------------------------------------------------- */
 
-hand_pool hand_pool_create(int32_t layers, const sp_site_dims *sites, size_t n_sites, int32_t rank,
-                           sp_dtype dtype, int32_t slots)
-{
-    sp_device *device = NULL;
-    hand_pool pool;
-
-    assert_ok(sp_device_open("cpu", NULL, &device, NULL), NULL);
-    pool = hand_pool_create_on(device, layers, sites, n_sites, rank, dtype, slots);
-    pool.borrowed = false;
-    return pool;
-}
-
-hand_pool hand_pool_create_on(sp_device *device, int32_t layers, const sp_site_dims *sites,
-                              size_t n_sites, int32_t rank, sp_dtype dtype, int32_t slots)
+static hand_pool create_pool(sp_device *device, const site_dims *sites, size_t n_sites,
+                             size_t n_held, int32_t rank, sp_dtype dtype, int32_t slots)
 {
     hand_pool pool = {.device = device, .borrowed = true};
     sp_layout_options layout_options;
     sp_pool_options pool_options;
     sp_error error;
 
-    assert_ok(sp_geometry_create(layers, 0, sites, n_sites, &pool.geometry, &error), &error);
+    pool.geometry = known_geometry(0, sites, n_sites);
     sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = pool.geometry;
-    layout_options.modules = sp_geometry_modules(pool.geometry);
+    for (size_t i = 0; i < n_held; i++)
+        layout_options.modules |= known_bit(pool.geometry, sites[i].module);
     layout_options.rank = rank;
     layout_options.dtype = dtype;
     layout_options.images_for = device;
@@ -142,6 +142,30 @@ hand_pool hand_pool_create_on(sp_device *device, int32_t layers, const sp_site_d
     pool_options.slots = slots;
     assert_ok(sp_pool_create(&pool_options, &pool.pool, &error), &error);
     return pool;
+}
+
+hand_pool hand_pool_create_part(const site_dims *sites, size_t n_sites, size_t n_held, int32_t rank,
+                                sp_dtype dtype, int32_t slots)
+{
+    sp_device *device = NULL;
+    hand_pool pool;
+
+    assert_ok(sp_device_open("cpu", NULL, &device, NULL), NULL);
+    pool = create_pool(device, sites, n_sites, n_held, rank, dtype, slots);
+    pool.borrowed = false;
+    return pool;
+}
+
+hand_pool hand_pool_create(const site_dims *sites, size_t n_sites, int32_t rank, sp_dtype dtype,
+                           int32_t slots)
+{
+    return hand_pool_create_part(sites, n_sites, n_sites, rank, dtype, slots);
+}
+
+hand_pool hand_pool_create_on(sp_device *device, const site_dims *sites, size_t n_sites,
+                              int32_t rank, sp_dtype dtype, int32_t slots)
+{
+    return create_pool(device, sites, n_sites, n_sites, rank, dtype, slots);
 }
 
 void hand_pool_destroy(hand_pool *pool)

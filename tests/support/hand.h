@@ -5,6 +5,7 @@
 #ifndef SP_TEST_SUPPORT_HAND_H
 #define SP_TEST_SUPPORT_HAND_H
 
+#include "support/known_sites.h"
 #include "support/test.h"
 
 #include <sidepath/route.h>
@@ -17,6 +18,7 @@ double hand_load(sp_dtype dtype, const void *tensor, int64_t index);
 /* A list of sites with the factors' memory, as an opened adapter would hold them. */
 typedef struct hand_adapter {
     sp_adapter_site *sites;
+    char **paths; /* [n_sites], owned */
     int32_t n_sites;
     sp_digest digest;
 } hand_adapter;
@@ -26,12 +28,11 @@ hand_adapter *hand_adapter_create(uint64_t identity);
 void hand_adapter_destroy(hand_adapter *adapter);
 
 /* Adds a site with random factors of this type; returns it (valid until the next is added). */
-sp_adapter_site *hand_adapter_add(hand_adapter *adapter, const sp_site_dims *dims, int32_t rank,
+sp_adapter_site *hand_adapter_add(hand_adapter *adapter, const site_dims *dims, int32_t rank,
                                   float scale, sp_dtype dtype, sp_test_random *random);
 /* Adds a site with a copy of these factors: a [rank, k_in], b [n_out, rank]. */
-sp_adapter_site *hand_adapter_add_copy(hand_adapter *adapter, const sp_site_dims *dims,
-                                       int32_t rank, float scale, sp_dtype dtype, const void *a,
-                                       const void *b);
+sp_adapter_site *hand_adapter_add_copy(hand_adapter *adapter, const site_dims *dims, int32_t rank,
+                                       float scale, sp_dtype dtype, const void *a, const void *b);
 
 /* A geometry, its layout and a pool. */
 typedef struct hand_pool {
@@ -42,11 +43,14 @@ typedef struct hand_pool {
     bool borrowed; /* the device */
 } hand_pool;
 
-hand_pool hand_pool_create(int32_t layers, const sp_site_dims *sites, size_t n_sites, int32_t rank,
-                           sp_dtype dtype, int32_t slots);
+hand_pool hand_pool_create(const site_dims *sites, size_t n_sites, int32_t rank, sp_dtype dtype,
+                           int32_t slots);
+/* Of a geometry with all sites, the pool holds the modules of the first n_held. */
+hand_pool hand_pool_create_part(const site_dims *sites, size_t n_sites, size_t n_held, int32_t rank,
+                                sp_dtype dtype, int32_t slots);
 /* On this device, borrowed; images lie in memory pinned for it. The above opens the CPU. */
-hand_pool hand_pool_create_on(sp_device *device, int32_t layers, const sp_site_dims *sites,
-                              size_t n_sites, int32_t rank, sp_dtype dtype, int32_t slots);
+hand_pool hand_pool_create_on(sp_device *device, const site_dims *sites, size_t n_sites,
+                              int32_t rank, sp_dtype dtype, int32_t slots);
 void hand_pool_destroy(hand_pool *pool);
 
 sp_image *hand_pack(const hand_pool *pool, const hand_adapter *adapter);

@@ -236,7 +236,7 @@ static routed_case load_routed(sp_device *device, const golden *file, const json
         .y_ref = golden_get(file, "%s.y_ref", name),
         .n_slots = (int32_t)json_integer_value(json_object_get(entry, "slots")),
     };
-    sp_site_dims dims = {0, SP_MODULE_Q_PROJ, (int32_t)c.x->shape[1], (int32_t)c.y0->shape[1]};
+    site_dims dims = {0, SP_MODULE_Q_PROJ, (int32_t)c.x->shape[1], (int32_t)c.y0->shape[1]};
     int32_t max_rank;
 
     c.n_rows = (int32_t)c.x->shape[0];
@@ -244,8 +244,8 @@ static routed_case load_routed(sp_device *device, const golden *file, const json
     c.n_out = dims.n_out;
     c.dtype = kernel_case_dtype(c.x);
     max_rank = (int32_t)json_integer_value(json_object_get(entry, "max_rank"));
-    c.pool = device != NULL ? hand_pool_create_on(device, 1, &dims, 1, max_rank, c.dtype, c.n_slots)
-                            : hand_pool_create(1, &dims, 1, max_rank, c.dtype, c.n_slots);
+    c.pool = device != NULL ? hand_pool_create_on(device, &dims, 1, max_rank, c.dtype, c.n_slots)
+                            : hand_pool_create(&dims, 1, max_rank, c.dtype, c.n_slots);
     for (int32_t slot = 0; slot < c.n_slots; slot++) {
         hand_adapter *adapter = hand_adapter_create((uint64_t)slot + 1);
 

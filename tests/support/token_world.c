@@ -18,7 +18,7 @@ static void create_pool(token_world *w, sp_test_random *random)
     assert_non_null(w->served);
     for (int64_t i = 0; i < TOKEN_VOCAB * w->hidden; i++)
         hand_store(w->dtype, w->served, i, (double)sp_test_float(random));
-    assert_ok(sp_geometry_create(1, 0, w->sites, 3, &w->geometry, &error), &error);
+    w->geometry = known_geometry(0, w->sites, 3);
     sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = w->geometry;
     layout_options.modules = sp_geometry_modules(w->geometry);
@@ -61,7 +61,8 @@ static void add_overlay(token_world *w, int32_t slot, sp_image *image, sp_test_r
     }
     for (int t = 0; t < 2; t++)
         tables[t] = (sp_adapter_table){
-            .module = t == 0 ? SP_MODULE_EMBED_TOKENS : SP_MODULE_LM_HEAD,
+            .struct_bytes = sizeof tables[t],
+            .kind = t == 0 ? SP_SITE_EMBEDDING : SP_SITE_HEAD,
             .trainable = {rows, w->dtype, n, w->hidden, w->hidden, 1},
             .token_ids = ids,
             .n_ids = n,
@@ -118,9 +119,9 @@ token_world *token_world_create(sp_device *device, sp_dtype dtype, int32_t hidde
     w->hidden = hidden;
     w->pad = pad;
     w->device = device;
-    w->sites[0] = (sp_site_dims){-1, SP_MODULE_EMBED_TOKENS, TOKEN_VOCAB, hidden};
-    w->sites[1] = (sp_site_dims){-1, SP_MODULE_LM_HEAD, hidden, TOKEN_VOCAB};
-    w->sites[2] = (sp_site_dims){0, SP_MODULE_Q_PROJ, hidden, 8};
+    w->sites[0] = (site_dims){-1, SP_MODULE_EMBED_TOKENS, TOKEN_VOCAB, hidden};
+    w->sites[1] = (site_dims){-1, SP_MODULE_LM_HEAD, hidden, TOKEN_VOCAB};
+    w->sites[2] = (site_dims){0, SP_MODULE_Q_PROJ, hidden, 8};
     create_pool(w, &random);
     for (int32_t slot = 0; slot < TOKEN_SLOTS; slot++)
         load_slot(w, slot, &random);

@@ -25,8 +25,8 @@ typedef struct token_kind {
 
 typedef struct token_world {
     sp_dtype dtype;
-    int32_t hidden, pad;   /* columns behind each row of x, y and logits */
-    sp_site_dims sites[3]; /* embed_tokens, lm_head, q_proj */
+    int32_t hidden, pad; /* columns behind each row of x, y and logits */
+    site_dims sites[3];  /* embed_tokens, lm_head, q_proj */
     sp_geometry *geometry;
     sp_layout *layout;
     sp_device *device;

@@ -10,11 +10,12 @@ int main(void)
     sp_module_set set = 0;
     sp_error error;
 
-    if (sp_module_set_parse("q_proj,mlp.gate_proj", &set, &error) != SP_OK)
+    if (sp_module_set_parse(NULL, "q_proj,mlp.gate_proj", &set, &error) != SP_OK)
         return 1;
-    if (set != (1u << SP_MODULE_Q_PROJ | 1u << SP_MODULE_GATE_PROJ))
+    if (set != (1u << 0 | 1u << 11) ||
+        strcmp(sp_geometry_module_name(NULL, 11), "mlp.gate_proj") != 0)
         return 2;
-    if (sp_module_set_parse("no_such_module", &set, &error) != SP_ERR_INPUT)
+    if (sp_module_set_parse(NULL, "no_such_module", &set, &error) != SP_ERR_INPUT)
         return 3;
     if (!strstr(error.text, "no_such_module"))
         return 4;
