@@ -167,7 +167,7 @@ static sp_engine *start_engine(const settings *s, const char *folder, sp_error *
     for (int32_t a = 0; a < N_ADAPTERS; a++) {
         snprintf(names[a], sizeof names[a], "a%d", (int)a);
         snprintf(paths[a], sizeof paths[a], "%s/a%d", folder, (int)a);
-        adapters[a] = (sp_engine_adapter){names[a], paths[a]};
+        adapters[a] = (sp_engine_adapter){sizeof(sp_engine_adapter), names[a], paths[a]};
     }
     sp_engine_options_default(&options, sizeof options);
     options.model_dir = s->model;

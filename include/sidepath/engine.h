@@ -9,6 +9,10 @@
  * requests join and leave. When pages run out the youngest running request is preempted: its pages
  * are freed and it is recomputed later. None of this changes a bit of its logits.
  *
+ * Structs that a caller fills or receives begin with their size, struct_bytes, and only grow at
+ * their end; sp_text_span, sp_logit_bias and sp_logprob stay as they are for good. An argument that
+ * must not be NULL and is gives SP_ERR_ARGUMENT with its name.
+ *
  * One thread calls the functions of one engine. Nothing here blocks except on computation, and on
  * file reads in sp_engine_open.
  *
@@ -63,6 +67,7 @@ typedef struct sp_engine_options {
 SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
 
 typedef struct sp_engine_adapter {
+    size_t struct_bytes;
     const char *name; /* 1 .. 255 bytes of UTF-8; see sp_engine_name_check */
     const char *path;
 } sp_engine_adapter;
@@ -211,6 +216,7 @@ typedef enum sp_finish {
 
 /* What has become of a request so far. Times are sp_clock_seconds (CLOCK_MONOTONIC); 0: not yet. */
 typedef struct sp_request_trace {
+    size_t struct_bytes;
     double submitted, scheduled, first_token; /* the second: its first rows were in a step */
     int32_t prompt_tokens, cached_tokens;     /* of the prompt; found in the prefix cache when the
                                                  request first ran */
@@ -222,6 +228,7 @@ typedef struct sp_request_trace {
  * one event for each token of the prompt but the first, in order, each once: is_prompt.
  */
 typedef struct sp_request_event {
+    size_t struct_bytes; /* what the library fills */
     int64_t request;
     int32_t token;    /* -1 for a request that ends without one (max_tokens 0, or it failed) */
     int32_t position; /* of the token, counted from the beginning of the prompt */
@@ -254,8 +261,9 @@ SP_API sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, 
 SP_API sp_status sp_engine_check(const sp_engine *engine, const sp_request *request,
                                  sp_error *error);
 
-/* Drops a request at once and frees its pages and its adapter reference. SP_ERR_NOT_FOUND. */
-SP_API sp_status sp_engine_cancel(sp_engine *engine, int64_t id);
+/* Drops a request at once and frees its pages and its adapter reference. SP_ERR_NOT_FOUND: none
+ * waits or runs under this id. */
+SP_API sp_status sp_engine_cancel(sp_engine *engine, int64_t id, sp_error *error);
 
 /*
  * One step of the batch: every running request advances by one token or one prefill chunk. Events
@@ -270,6 +278,7 @@ SP_API sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event,
                                 sp_error *error);
 
 typedef struct sp_engine_stats {
+    size_t struct_bytes;
     uint64_t steps, rows, prefill_rows, decode_rows, tokens, preemptions;
     uint64_t rotations;   /* slots that waiting adapters got by preemption */
     double step_seconds;  /* sum over steps */
@@ -290,7 +299,9 @@ typedef struct sp_engine_stats {
     double open_seconds, adapter_seconds; /* of sp_engine_open; the adapters' share */
 } sp_engine_stats;
 
-SP_API void sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats);
+/* Fills the caller's struct, whose struct_bytes is set. SP_ERR_ARGUMENT: a size that none has. */
+SP_API sp_status sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats,
+                                     sp_error *error);
 
 /* ---- adapters while it runs ---------------------------------------------------------------- */
 
@@ -315,7 +326,7 @@ SP_API void sp_engine_load_default(sp_engine_load *out_load, size_t struct_bytes
  */
 SP_API sp_status sp_engine_load_adapter(sp_engine *engine, const sp_engine_load *load,
                                         int64_t *out_ticket, sp_error *error);
-/* As sp_stage_result: SP_PENDING, or the outcome, once. */
+/* As sp_stage_result: SP_PENDING, or the outcome, once. out_generation may be NULL. */
 SP_API sp_status sp_engine_load_result(sp_engine *engine, int64_t ticket, uint64_t *out_generation,
                                        sp_error *error);
 SP_API void sp_engine_load_forget(sp_engine *engine, int64_t ticket);
@@ -331,7 +342,7 @@ SP_API sp_status sp_engine_set_active(sp_engine *engine, const char *name, sp_er
  * Gets on with loads without a step, for an engine that has no requests; waits for the next piece
  * of one, timeout_ms at most. SP_AGAIN: no load is going on.
  */
-SP_API sp_status sp_engine_poll(sp_engine *engine, int32_t timeout_ms);
+SP_API sp_status sp_engine_poll(sp_engine *engine, int32_t timeout_ms, sp_error *error);
 
 typedef enum sp_adapter_state {
     SP_ADAPTER_DISK = 0,    /* loaded again when a request needs it */
@@ -345,6 +356,7 @@ SP_API const char *sp_adapter_state_name(sp_adapter_state state); /* "ready" */
 
 /* What one version of an adapter is; strings live until the next call that changes adapters. */
 typedef struct sp_engine_adapter_info {
+    size_t struct_bytes;
     const char *name, *path;
     sp_adapter_state state;
     int32_t slot; /* -1: none now */
@@ -365,16 +377,19 @@ typedef struct sp_engine_adapter_info {
     double flops_ratio;  /* multiply-adds that it adds to a row, over those of the base's layers */
 } sp_engine_adapter_info;
 
-/* In the order of loading, draining versions among them. */
+/*
+ * In the order of loading, draining versions among them. The caller has set out_info->struct_bytes.
+ * SP_ERR_ARGUMENT: no such index, or a size that the struct cannot have.
+ */
 SP_API size_t sp_engine_n_adapters(const sp_engine *engine);
 SP_API sp_status sp_engine_adapter_at(const sp_engine *engine, size_t index,
-                                      sp_engine_adapter_info *out_info);
-/* The version that a name means now. SP_ERR_NOT_FOUND. */
+                                      sp_engine_adapter_info *out_info, sp_error *error);
+/* The version that a name means now. SP_ERR_NOT_FOUND; SP_ERR_ARGUMENT for the struct's size. */
 SP_API sp_status sp_engine_find_adapter(const sp_engine *engine, const char *name,
-                                        sp_engine_adapter_info *out_info);
+                                        sp_engine_adapter_info *out_info, sp_error *error);
 /* The digest of the version that a request holds; all zero for the base. SP_ERR_NOT_FOUND. */
 SP_API sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id,
-                                          sp_digest *out_digest);
+                                          sp_digest *out_digest, sp_error *error);
 
 #ifdef __cplusplus
 }

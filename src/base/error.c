@@ -77,6 +77,11 @@ sp_status sp_fail(sp_error *error, sp_status status, const char *code, const cha
     return status;
 }
 
+sp_status sp_fail_null(sp_error *error, const char *name)
+{
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, name, -1, "the argument %s is NULL", name);
+}
+
 sp_status sp_fail_memory(sp_error *error, size_t bytes, const char *what)
 {
     return sp_fail(error, SP_ERR_MEMORY, NULL, NULL, -1, "out of memory: %zu bytes for %s", bytes,

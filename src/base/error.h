@@ -29,6 +29,9 @@ SP_PRIVATE sp_status sp_fail(sp_error *error, sp_status status, const char *code
                              const char *subject, int64_t position, const char *format, ...)
     SP_PRINTF(6, 7);
 
+/* SP_ERR_ARGUMENT: the argument `name`, the error's subject, is NULL. */
+SP_PRIVATE sp_status sp_fail_null(sp_error *error, const char *name);
+
 /* SP_ERR_MEMORY with the bytes that were asked for and what they were for. */
 SP_PRIVATE sp_status sp_fail_memory(sp_error *error, size_t bytes, const char *what);
 

@@ -96,12 +96,12 @@ static sp_status parse_row_counts(step_bench *bench, sp_error *error)
 /* The adapter of row i when the rows take turns among all of them; NULL: the base. */
 static const char *adapter_of(const step_bench *bench, bool with_adapters, int32_t row)
 {
-    sp_engine_adapter_info info;
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
     size_t n = sp_engine_n_adapters(bench->engine);
 
     if (!with_adapters || n == 0)
         return NULL;
-    sp_engine_adapter_at(bench->engine, (size_t)row % n, &info);
+    sp_engine_adapter_at(bench->engine, (size_t)row % n, &info, NULL);
     return info.name;
 }
 
@@ -135,11 +135,12 @@ static sp_status time_decode(step_bench *bench, int32_t rows, bool with_adapters
         status = submit(bench, adapter_of(bench, with_adapters, i), prompt, PROMPT_TOKENS,
                         (int32_t)n_max + 2, error);
     while (status == SP_OK) {
-        sp_engine_stats before, after;
+        sp_engine_stats before = {.struct_bytes = sizeof before},
+                        after = {.struct_bytes = sizeof after};
 
-        sp_engine_get_stats(bench->engine, &before);
+        sp_engine_get_stats(bench->engine, &before, NULL);
         status = sp_engine_step(bench->engine, NULL, NULL, error);
-        sp_engine_get_stats(bench->engine, &after);
+        sp_engine_get_stats(bench->engine, &after, NULL);
         if (after.decode_rows - before.decode_rows == (uint64_t)rows && n_times < n_max)
             times[n_times++] = after.step_seconds - before.step_seconds;
     }
@@ -160,18 +161,19 @@ static sp_status time_one_prefill(step_bench *bench, bool with_adapters, double 
 {
     int32_t n = (int32_t)bench->settings.prefill;
     int32_t *tokens = sp_calloc((size_t)n, sizeof *tokens);
-    sp_engine_stats before, after;
+    sp_engine_stats before = {.struct_bytes = sizeof before},
+                    after = {.struct_bytes = sizeof after};
     sp_status status;
 
     if (!tokens)
         return sp_fail_memory(error, (size_t)n * sizeof *tokens, "a prompt");
     for (int32_t i = 0; i < n; i++)
         tokens[i] = (i * 7) % sp_engine_shape(bench->engine)->vocab;
-    sp_engine_get_stats(bench->engine, &before);
+    sp_engine_get_stats(bench->engine, &before, NULL);
     status = submit(bench, adapter_of(bench, with_adapters, 0), tokens, n, 1, error);
     while (status == SP_OK)
         status = sp_engine_step(bench->engine, NULL, NULL, error);
-    sp_engine_get_stats(bench->engine, &after);
+    sp_engine_get_stats(bench->engine, &after, NULL);
     *out_seconds = after.step_seconds - before.step_seconds;
     sp_free(tokens);
     return status == SP_AGAIN ? SP_OK : status;
@@ -235,17 +237,17 @@ static sp_status run_cases(step_bench *bench, sp_error *error)
 /* Weight bytes a step reads, over what a plain read of as many bytes would take. */
 static double read_ratio(const step_bench *bench, const step_case *c)
 {
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
-    sp_engine_get_stats(bench->engine, &stats);
+    sp_engine_get_stats(bench->engine, &stats, NULL);
     return (double)stats.weight_bytes / bench->read_bytes_per_second / c->seconds;
 }
 
 static void print_json(const step_bench *bench)
 {
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
-    sp_engine_get_stats(bench->engine, &stats);
+    sp_engine_get_stats(bench->engine, &stats, NULL);
     fputs("{\"bench\": \"step\", \"cases\": [", stdout);
     for (size_t i = 0; i < bench->n_cases; i++) {
         const step_case *c = &bench->cases[i];
@@ -264,9 +266,9 @@ static void print_json(const step_bench *bench)
 
 static void print_text(const step_bench *bench)
 {
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
-    sp_engine_get_stats(bench->engine, &stats);
+    sp_engine_get_stats(bench->engine, &stats, NULL);
     printf("weights %.1f MB, streaming read %.2f GB/s, level %s\n",
            (double)stats.weight_bytes / 1e6, bench->read_bytes_per_second / 1e9,
            sp_engine_cpu_isa(bench->engine));

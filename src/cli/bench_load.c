@@ -373,7 +373,7 @@ static sp_status load_and_unload(load_bench *bench, sp_engine *engine, double *o
     sp_status status = begin_load(bench, engine, &ticket, error);
 
     while (status == SP_PENDING) {
-        sp_engine_poll(engine, 100);
+        sp_engine_poll(engine, 100, NULL);
         status = sp_engine_load_result(engine, ticket, NULL, error);
     }
     *out_seconds = sp_clock_seconds() - began;
@@ -440,11 +440,12 @@ static sp_status submit_rows(load_bench *bench, sp_engine *engine, sp_error *err
 static sp_status time_step(load_bench *bench, sp_engine *engine, double *out_seconds,
                            sp_error *error)
 {
-    sp_engine_stats before, after;
+    sp_engine_stats before = {.struct_bytes = sizeof before},
+                    after = {.struct_bytes = sizeof after};
     double began;
     sp_status status;
 
-    sp_engine_get_stats(engine, &before);
+    sp_engine_get_stats(engine, &before, NULL);
     if (before.running + before.waiting == 0) {
         status = submit_rows(bench, engine, error);
         if (status != SP_OK)
@@ -453,7 +454,7 @@ static sp_status time_step(load_bench *bench, sp_engine *engine, double *out_sec
     began = sp_clock_seconds();
     status = sp_engine_step(engine, NULL, NULL, error);
     *out_seconds = sp_clock_seconds() - began;
-    sp_engine_get_stats(engine, &after);
+    sp_engine_get_stats(engine, &after, NULL);
     if (after.decode_rows - before.decode_rows != (uint64_t)bench->settings.rows ||
         after.prefill_rows != before.prefill_rows)
         *out_seconds = -1;

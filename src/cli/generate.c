@@ -223,13 +223,13 @@ static void on_event(void *user, const sp_request_event *event)
 
 static void show_progress(generate_run *run, bool last)
 {
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
     double now = sp_clock_seconds();
 
     if (!run->progress || (!last && now - run->last_progress < PROGRESS_INTERVAL_S))
         return;
     run->last_progress = now;
-    sp_engine_get_stats(run->engine, &stats);
+    sp_engine_get_stats(run->engine, &stats, NULL);
     fprintf(stderr, "\r%zu of %zu requests done, %llu tokens, %.1f tokens/s ", run->n_finished,
             run->requests.n, (unsigned long long)stats.tokens,
             stats.step_seconds > 0 ? (double)stats.tokens / stats.step_seconds : 0.0);
@@ -307,10 +307,10 @@ static void add_adapters_json(sp_text *out, const sp_engine *engine)
 {
     sp_text_add(out, "\"adapters\": [");
     for (size_t i = 0; i < sp_engine_n_adapters(engine); i++) {
-        sp_engine_adapter_info info;
+        sp_engine_adapter_info info = {.struct_bytes = sizeof info};
         char digest[2 * SP_DIGEST_BYTES + 1];
 
-        sp_engine_adapter_at(engine, i, &info);
+        sp_engine_adapter_at(engine, i, &info, NULL);
         sp_hex(info.digest.bytes, SP_DIGEST_BYTES, digest);
         sp_text_add(out, i ? ", {\"name\": " : "{\"name\": ");
         sp_text_json_string(out, info.name, strlen(info.name));
@@ -349,9 +349,9 @@ static void add_times_json(sp_text *out, const generate_run *run, const sp_engin
 static void add_summary_json(sp_text *out, const generate_run *run)
 {
     sp_process_memory memory = sp_process_memory_now();
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
-    sp_engine_get_stats(run->engine, &stats);
+    sp_engine_get_stats(run->engine, &stats, NULL);
     sp_text_format(out,
                    "{\"summary\": {\"requests\": %zu, \"tokens\": %llu, \"steps\": %llu, "
                    "\"rows\": %llu, \"prefill_rows\": %llu, \"decode_rows\": %llu, "
@@ -385,9 +385,9 @@ static void add_result_text(sp_text *out, const sp_cli_request *request, size_t 
 
 static void print_summary_text(const generate_run *run)
 {
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
-    sp_engine_get_stats(run->engine, &stats);
+    sp_engine_get_stats(run->engine, &stats, NULL);
     fprintf(stderr,
             "%llu tokens in %llu steps, %.1f tokens/s; first token after %.0f ms; %d adapters "
             "loaded in %.0f ms\n",

@@ -110,6 +110,7 @@ static sp_status split_adapters(const sp_setting_list *list, sp_engine_adapter *
             return sp_fail(error, SP_ERR_ARGUMENT, NULL, "adapter", -1,
                            "--adapter: \"%s\" is not NAME=DIR", list->values[i]);
         }
+        adapters[i].struct_bytes = sizeof adapters[i];
         adapters[i].name = sp_strndup(list->values[i], (size_t)(equals - list->values[i]));
         adapters[i].path = equals + 1;
         if (!adapters[i].name) {

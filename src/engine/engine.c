@@ -49,8 +49,11 @@ static sp_status bad_name(sp_error *error, const char *name, const char *why)
 
 sp_status sp_engine_name_check(const char *name, const char *base_name, sp_error *error)
 {
-    size_t bytes = strlen(name);
+    size_t bytes;
 
+    if (!name)
+        return sp_fail_null(error, "name");
+    bytes = strlen(name);
     if (bytes == 0)
         return bad_name(error, name, "is empty");
     if (bytes > ADAPTER_NAME_MAX)
@@ -264,21 +267,61 @@ static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, 
     return status;
 }
 
+/* The caller's list in today's size; *out_own is NULL for an empty one. */
+static sp_status read_adapters(const sp_engine_adapter *adapters, size_t n,
+                               sp_engine_adapter **out_own, sp_error *error)
+{
+    sp_engine_adapter *own;
+
+    *out_own = NULL;
+    if (n == 0)
+        return SP_OK;
+    own = sp_calloc(n, sizeof *own);
+    if (!own)
+        return sp_fail_memory(error, n * sizeof *own, "the list of adapters");
+    for (size_t i = 0; i < n; i++) {
+        sp_status status =
+            sp_struct_read_at(&own[i], sizeof own[i], adapters, i, "sp_engine_adapter", error);
+
+        if (status == SP_OK && (!own[i].name || !own[i].path))
+            status = sp_fail_null(error, own[i].name ? "adapters.path" : "adapters.name");
+        if (status != SP_OK) {
+            sp_free(own);
+            return status;
+        }
+    }
+    *out_own = own;
+    return SP_OK;
+}
+
 sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
                          size_t n_adapters, sp_engine **out_engine, sp_error *error)
 {
     double began = sp_clock_seconds();
+    sp_engine_options own;
+    sp_engine_adapter *own_adapters = NULL;
     sp_engine *engine;
-    sp_status status = check_options(options, error);
+    sp_status status;
 
+    if (!out_engine)
+        return sp_fail_null(error, "out_engine");
+    sp_engine_options_default(&own, sizeof own);
+    status = sp_struct_read(&own, sizeof own, options, "sp_engine_options", error);
+    if (status == SP_OK)
+        status = check_options(&own, error);
+    if (status == SP_OK)
+        status = read_adapters(adapters, n_adapters, &own_adapters, error);
     if (status != SP_OK)
         return status;
     engine = sp_calloc(1, sizeof *engine);
-    if (!engine)
+    if (!engine) {
+        sp_free(own_adapters);
         return sp_fail_memory(error, sizeof *engine, "the engine");
-    engine->options = *options;
+    }
+    engine->options = own;
     engine->next_id = 1;
-    status = open_all(engine, adapters, n_adapters, error);
+    status = open_all(engine, own_adapters, n_adapters, error);
+    sp_free(own_adapters);
     if (status != SP_OK) {
         sp_engine_close(engine);
         return status;
@@ -343,40 +386,50 @@ const char *sp_engine_cpu_isa(const sp_engine *engine)
     return engine->kernels->level;
 }
 
-void sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats)
+static sp_engine_stats stats_of(const sp_engine *engine)
 {
     const sp_pages *pages = &engine->scheduler.pages;
+    sp_engine_stats stats = engine->stats;
 
-    *out_stats = engine->stats;
-    out_stats->delta_seconds = engine->forward.delta_seconds;
-    out_stats->preemptions = engine->scheduler.preemptions;
-    out_stats->rotations = engine->scheduler.rotations;
-    out_stats->waiting = engine->scheduler.n_waiting;
-    out_stats->running = engine->scheduler.n_running;
-    out_stats->running_max = engine->options.max_running;
-    out_stats->slots = engine->pool ? engine->options.max_loras : 0;
-    out_stats->page_tokens = engine->options.page_tokens;
-    out_stats->kv_pages = pages->n_pages;
-    out_stats->kv_pages_used = pages->n_pages - sp_pages_available(pages);
-    out_stats->kv_pages_cached = pages->n_idle;
-    out_stats->prefix_tokens = engine->scheduler.prefix_tokens;
-    out_stats->kv_pages_used_max = pages->used_max;
-    out_stats->weight_bytes = engine->model.weight_bytes;
-    out_stats->pool_bytes = engine->pool ? sp_pool_device_bytes(engine->pool) : 0;
-    out_stats->kv_bytes = engine->cache.bytes;
-    out_stats->scratch_bytes = engine->forward.scratch_bytes + engine->rope.bytes;
+    stats.delta_seconds = engine->forward.delta_seconds;
+    stats.preemptions = engine->scheduler.preemptions;
+    stats.rotations = engine->scheduler.rotations;
+    stats.waiting = engine->scheduler.n_waiting;
+    stats.running = engine->scheduler.n_running;
+    stats.running_max = engine->options.max_running;
+    stats.slots = engine->pool ? engine->options.max_loras : 0;
+    stats.page_tokens = engine->options.page_tokens;
+    stats.kv_pages = pages->n_pages;
+    stats.kv_pages_used = pages->n_pages - sp_pages_available(pages);
+    stats.kv_pages_cached = pages->n_idle;
+    stats.prefix_tokens = engine->scheduler.prefix_tokens;
+    stats.kv_pages_used_max = pages->used_max;
+    stats.weight_bytes = engine->model.weight_bytes;
+    stats.pool_bytes = engine->pool ? sp_pool_device_bytes(engine->pool) : 0;
+    stats.kv_bytes = engine->cache.bytes;
+    stats.scratch_bytes = engine->forward.scratch_bytes + engine->rope.bytes;
     if (engine->layout)
-        out_stats->scratch_bytes +=
-            sp_delta_workspace_bytes(engine->layout, engine->options.step_rows);
+        stats.scratch_bytes += sp_delta_workspace_bytes(engine->layout, engine->options.step_rows);
     if (engine->stage) {
         sp_stage_stats stage;
 
         sp_stage_get_stats(engine->stage, &stage);
-        out_stats->adapter_reads = stage.fetches;
-        out_stats->adapter_copies = stage.copies;
-        out_stats->host_evictions = stage.evictions;
-        out_stats->host_bytes = stage.host_bytes;
+        stats.adapter_reads = stage.fetches;
+        stats.adapter_copies = stage.copies;
+        stats.host_evictions = stage.evictions;
+        stats.host_bytes = stage.host_bytes;
     }
+    return stats;
+}
+
+sp_status sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats, sp_error *error)
+{
+    sp_engine_stats stats;
+
+    if (!engine)
+        return sp_fail_null(error, "engine");
+    stats = stats_of(engine);
+    return sp_struct_write(out_stats, &stats, sizeof stats, "sp_engine_stats", error);
 }
 
 static sp_status need_tokenizer(const sp_engine *engine, sp_error *error)
@@ -414,8 +467,13 @@ sp_status sp_engine_encode_spans(const sp_engine *engine, const char *text, size
 {
     size_t n_max = max_tokens > 0 ? (size_t)max_tokens : SIZE_MAX;
     size_t n = 0;
-    sp_status status = need_tokenizer(engine, error);
+    sp_status status;
 
+    if (!engine || (!text && bytes > 0) || (!spans && n_spans > 0))
+        return sp_fail_null(error, !engine ? "engine" : text || bytes == 0 ? "spans" : "text");
+    if (!out_tokens || !out_n_tokens)
+        return sp_fail_null(error, out_tokens ? "out_n_tokens" : "out_tokens");
+    status = need_tokenizer(engine, error);
     if (status == SP_OK)
         status = sp_tokenizer_encode_spans(engine->tokenizer, text, bytes, spans, n_spans, n_max,
                                            out_tokens, &n, error);
@@ -430,8 +488,16 @@ sp_status sp_engine_decode(const sp_engine *engine, const int32_t *tokens, int32
                            bool skip_special, char **out_text, size_t *out_bytes, sp_error *error)
 {
     sp_text text = {0};
-    sp_status status = need_tokenizer(engine, error);
+    sp_status status;
 
+    if (!engine || (!tokens && n_tokens > 0))
+        return sp_fail_null(error, engine ? "tokens" : "engine");
+    if (!out_text || !out_bytes)
+        return sp_fail_null(error, out_text ? "out_bytes" : "out_text");
+    if (n_tokens < 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "n_tokens", -1,
+                       "n_tokens is %d; it must be 0 or more", n_tokens);
+    status = need_tokenizer(engine, error);
     if (status != SP_OK)
         return status;
     sp_text_add(&text, "");

@@ -371,26 +371,38 @@ sp_status sp_engine_load_adapter(sp_engine *engine, const sp_engine_load *load, 
                                  sp_error *error)
 {
     sp_stage_load_options options;
-    sp_status status = no_slots(engine, error);
+    sp_engine_load own;
+    sp_status status;
 
+    if (!engine || !out_ticket)
+        return sp_fail_null(error, engine ? "out_ticket" : "engine");
+    sp_engine_load_default(&own, sizeof own);
+    status = sp_struct_read(&own, sizeof own, load, "sp_engine_load", error);
     if (status == SP_OK)
-        status = sp_engine_name_check(load->name, engine->base_name, error);
+        status = no_slots(engine, error);
+    if (status == SP_OK)
+        status = sp_engine_name_check(own.name, engine->base_name, error);
+    if (status == SP_OK && !own.path)
+        status = sp_fail_null(error, "path");
     if (status != SP_OK)
         return status;
     sp_stage_load_options_default(&options, sizeof options);
-    options.name = load->name;
-    options.location = load->path;
-    options.replace = load->replace;
-    options.expected_generation = load->expected_generation;
-    options.pinned = load->pinned;
+    options.name = own.name;
+    options.location = own.path;
+    options.replace = own.replace;
+    options.expected_generation = own.expected_generation;
+    options.pinned = own.pinned;
     return sp_stage_load(engine->stage, &options, out_ticket, error);
 }
 
 sp_status sp_engine_load_result(sp_engine *engine, int64_t ticket, uint64_t *out_generation,
                                 sp_error *error)
 {
-    sp_status status = no_slots(engine, error);
+    sp_status status;
 
+    if (!engine)
+        return sp_fail_null(error, "engine");
+    status = no_slots(engine, error);
     return status == SP_OK ? sp_stage_result(engine->stage, ticket, out_generation, error) : status;
 }
 
@@ -402,6 +414,8 @@ void sp_engine_load_forget(sp_engine *engine, int64_t ticket)
 
 sp_status sp_engine_unload_adapter(sp_engine *engine, const char *name, sp_error *error)
 {
+    if (!engine || !name)
+        return sp_fail_null(error, engine ? "name" : "engine");
     if (!engine->stage)
         return no_adapter(name, error);
     return sp_stage_unload(engine->stage, name, error);
@@ -409,6 +423,8 @@ sp_status sp_engine_unload_adapter(sp_engine *engine, const char *name, sp_error
 
 sp_status sp_engine_pin_adapter(sp_engine *engine, const char *name, bool pinned, sp_error *error)
 {
+    if (!engine || !name)
+        return sp_fail_null(error, engine ? "name" : "engine");
     if (!engine->stage)
         return no_adapter(name, error);
     return sp_stage_set_pinned(engine->stage, name, pinned, error);
@@ -416,17 +432,22 @@ sp_status sp_engine_pin_adapter(sp_engine *engine, const char *name, bool pinned
 
 sp_status sp_engine_set_active(sp_engine *engine, const char *name, sp_error *error)
 {
-    bool base = !name || strcmp(name, engine->base_name) == 0;
+    bool base;
 
+    if (!engine)
+        return sp_fail_null(error, "engine");
+    base = !name || strcmp(name, engine->base_name) == 0;
     if (!engine->stage)
         return base ? SP_OK : no_adapter(name, error);
     return sp_stage_set_active(engine->stage, base ? NULL : name, error);
 }
 
-sp_status sp_engine_poll(sp_engine *engine, int32_t timeout_ms)
+sp_status sp_engine_poll(sp_engine *engine, int32_t timeout_ms, sp_error *error)
 {
     sp_status status;
 
+    if (!engine)
+        return sp_fail_null(error, "engine");
     if (!engine->stage)
         return SP_AGAIN;
     status = sp_stage_poll(engine->stage);
@@ -505,32 +526,46 @@ size_t sp_engine_n_adapters(const sp_engine *engine)
     return engine->stage ? sp_stage_n_versions(engine->stage) : 0;
 }
 
+static sp_status write_info(const sp_engine *engine, const sp_version_info *version,
+                            sp_engine_adapter_info *out_info, sp_error *error)
+{
+    const sp_engine_adapter_info info = info_of(engine, version);
+
+    return sp_struct_write(out_info, &info, sizeof info, "sp_engine_adapter_info", error);
+}
+
 sp_status sp_engine_adapter_at(const sp_engine *engine, size_t index,
-                               sp_engine_adapter_info *out_info)
+                               sp_engine_adapter_info *out_info, sp_error *error)
 {
     sp_version_info version;
-    sp_status status =
-        engine->stage ? sp_stage_version_at(engine->stage, index, &version) : SP_ERR_ARGUMENT;
 
-    if (status == SP_OK)
-        *out_info = info_of(engine, &version);
-    return status;
+    if (!engine)
+        return sp_fail_null(error, "engine");
+    if (index >= sp_engine_n_adapters(engine))
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "index", (int64_t)index,
+                       "there is no adapter %zu; there are %zu", index,
+                       sp_engine_n_adapters(engine));
+    sp_stage_version_at(engine->stage, index, &version);
+    return write_info(engine, &version, out_info, error);
 }
 
 sp_status sp_engine_find_adapter(const sp_engine *engine, const char *name,
-                                 sp_engine_adapter_info *out_info)
+                                 sp_engine_adapter_info *out_info, sp_error *error)
 {
     sp_version_info version;
-    sp_status status =
-        engine->stage ? sp_stage_find(engine->stage, name, &version) : SP_ERR_NOT_FOUND;
 
-    if (status == SP_OK)
-        *out_info = info_of(engine, &version);
-    return status;
+    if (!engine || !name)
+        return sp_fail_null(error, engine ? "name" : "engine");
+    if (!engine->stage || sp_stage_find(engine->stage, name, &version) != SP_OK)
+        return no_adapter(name, error);
+    return write_info(engine, &version, out_info, error);
 }
 
-sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id, sp_digest *out_digest)
+sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id, sp_digest *out_digest,
+                                   sp_error *error)
 {
+    if (!engine || !out_digest)
+        return sp_fail_null(error, engine ? "out_digest" : "engine");
     for (int32_t i = 0; i < engine->n_sequences; i++) {
         const sp_version *version = engine->sequences[i]->hold.version;
 
@@ -539,5 +574,6 @@ sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id, sp_diges
         *out_digest = version ? *sp_version_digest(version) : (sp_digest){{0}};
         return SP_OK;
     }
-    return SP_ERR_NOT_FOUND;
+    return sp_fail(error, SP_ERR_NOT_FOUND, NULL, "id", id, "no request %lld waits or runs",
+                   (long long)id);
 }

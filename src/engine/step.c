@@ -113,6 +113,7 @@ static void emit(step_run *run, const sp_sequence *sequence, sp_request_event ev
 {
     const sp_text *text = &run->engine->event_text;
 
+    event.struct_bytes = sizeof event;
     event.request = sequence->id;
     event.text = text->data ? text->data : "";
     event.text_bytes = text->bytes;
@@ -142,6 +143,7 @@ static void emit_failure(step_run *run, const sp_sequence *sequence, sp_status s
                          const sp_error *error)
 {
     sp_request_event event = {
+        .struct_bytes = sizeof event,
         .request = sequence->id,
         .token = -1,
         .position = sequence->n_tokens,
@@ -440,6 +442,8 @@ sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *
     const sp_batch *batch;
     sp_status status;
 
+    if (!engine)
+        return sp_fail_null(error, "engine");
     if (engine->stage) {
         sp_stage_poll(engine->stage);
         engine->stats.load_seconds += sp_clock_seconds() - began;

@@ -114,10 +114,23 @@ static sp_status check_stop(const sp_engine *engine, const sp_request *request, 
     return SP_OK;
 }
 
-sp_status sp_engine_check(const sp_engine *engine, const sp_request *request, sp_error *error)
+static sp_status check_lists(const sp_request *request, sp_error *error)
+{
+    if (request->n_logit_bias > 0 && !request->logit_bias)
+        return sp_fail_null(error, "logit_bias");
+    if (request->n_stop > 0 && !request->stop)
+        return sp_fail_null(error, "stop");
+    return SP_OK;
+}
+
+/* A request in today's size, checked whole. */
+static sp_status check(const sp_engine *engine, const sp_request *request, sp_error *error)
 {
     sp_hold hold;
-    sp_status status = sp_engine_hold(engine, request->adapter, &hold, error);
+    sp_status status = check_lists(request, error);
+
+    if (status == SP_OK)
+        status = sp_engine_hold(engine, request->adapter, &hold, error);
 
     if (status == SP_OK) {
         if (engine->stage)
@@ -133,6 +146,23 @@ sp_status sp_engine_check(const sp_engine *engine, const sp_request *request, sp
     if (status == SP_OK)
         status = sp_ends_check(request, engine->model.shape.vocab, error);
     return status;
+}
+
+static sp_status read_request(const sp_engine *engine, const sp_request *from, sp_request *out,
+                              sp_error *error)
+{
+    if (!engine)
+        return sp_fail_null(error, "engine");
+    sp_request_default(out, sizeof *out);
+    return sp_struct_read(out, sizeof *out, from, "sp_request", error);
+}
+
+sp_status sp_engine_check(const sp_engine *engine, const sp_request *request, sp_error *error)
+{
+    sp_request own;
+    sp_status status = read_request(engine, request, &own, error);
+
+    return status == SP_OK ? check(engine, &own, error) : status;
 }
 
 /* ---- sequences ----------------------------------------------------------------------------- */
@@ -203,6 +233,7 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
     sequence->n_tokens = request->n_tokens;
     sequence->max_tokens = request->max_tokens;
     sequence->lora_scale = request->lora_scale;
+    sequence->trace.struct_bytes = sizeof sequence->trace;
     sequence->trace.submitted = sp_clock_seconds();
     sequence->trace.prompt_tokens = request->n_tokens;
     sequence->logits_fn = request->logits_fn;
@@ -245,12 +276,18 @@ sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t
                            sp_error *error)
 {
     sp_sequence *sequence;
-    sp_status status = sp_engine_check(engine, request, error);
+    sp_request own;
+    sp_status status;
 
+    if (!out_id)
+        return sp_fail_null(error, "out_id");
+    status = read_request(engine, request, &own, error);
+    if (status == SP_OK)
+        status = check(engine, &own, error);
     if (status != SP_OK)
         return status;
-    if (reserve_sequences(engine) != SP_OK || create_sequence(engine, request, &sequence) != SP_OK)
-        return sp_fail_memory(error, (size_t)request->n_tokens * sizeof(int32_t), "a request");
+    if (reserve_sequences(engine) != SP_OK || create_sequence(engine, &own, &sequence) != SP_OK)
+        return sp_fail_memory(error, (size_t)own.n_tokens * sizeof(int32_t), "a request");
     sequence->id = engine->next_id;
     status = sp_scheduler_add(&engine->scheduler, sequence);
     if (status != SP_OK) {
@@ -258,7 +295,7 @@ sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t
         return sp_fail_memory(error, sizeof *sequence, "the queue");
     }
     /* Decided here, once: what the name means later does not concern this request. */
-    status = sp_engine_hold(engine, request->adapter, &sequence->hold, error);
+    status = sp_engine_hold(engine, own.adapter, &sequence->hold, error);
     if (status != SP_OK) {
         sp_scheduler_remove(&engine->scheduler, sequence);
         destroy_sequence(sequence);
@@ -287,13 +324,16 @@ void sp_engine_drop(sp_engine *engine, sp_sequence *sequence)
     destroy_sequence(sequence);
 }
 
-sp_status sp_engine_cancel(sp_engine *engine, int64_t id)
+sp_status sp_engine_cancel(sp_engine *engine, int64_t id, sp_error *error)
 {
+    if (!engine)
+        return sp_fail_null(error, "engine");
     for (int32_t i = 0; i < engine->n_sequences; i++) {
         if (engine->sequences[i]->id == id) {
             sp_engine_drop(engine, engine->sequences[i]);
             return SP_OK;
         }
     }
-    return SP_ERR_NOT_FOUND;
+    return sp_fail(error, SP_ERR_NOT_FOUND, NULL, "id", id, "no request %lld waits or runs",
+                   (long long)id);
 }

@@ -42,7 +42,8 @@ static bool copy_adapters(const sp_engine *engine, bool with_receipts, sp_snapsh
     for (size_t i = 0; i < n; i++) {
         sp_engine_adapter_info *info = &snapshot->adapters[i];
 
-        if (sp_engine_adapter_at(engine, i, info) != SP_OK)
+        info->struct_bytes = sizeof *info;
+        if (sp_engine_adapter_at(engine, i, info, NULL) != SP_OK)
             break;
         info->name = sp_strdup(info->name);
         info->path = sp_strdup(info->path ? info->path : "");
@@ -81,9 +82,9 @@ sp_status sp_snapshot_take(const sp_engine *engine, const sp_driver_counts *coun
                            const sp_metrics *metrics, bool with_receipts, char *const *hidden,
                            size_t n_hidden, sp_snapshot *out_snapshot)
 {
-    sp_snapshot snapshot = {.counts = *counts};
+    sp_snapshot snapshot = {.counts = *counts, .stats.struct_bytes = sizeof snapshot.stats};
 
-    sp_engine_get_stats(engine, &snapshot.stats);
+    sp_engine_get_stats(engine, &snapshot.stats, NULL);
     if (!copy_adapters(engine, with_receipts, &snapshot) ||
         !copy_hidden(hidden, n_hidden, &snapshot) || !copy_metrics(metrics, &snapshot)) {
         sp_snapshot_free(&snapshot);

@@ -75,7 +75,7 @@ static void drop_choices(sp_driver *driver, sp_generation *generation)
     for (int32_t i = driver->n_running - 1; i >= 0; i--) {
         if (driver->running[i].generation != generation)
             continue;
-        sp_engine_cancel(driver->engine, driver->running[i].id);
+        sp_engine_cancel(driver->engine, driver->running[i].id, NULL);
         remove_running(driver, i);
     }
 }
@@ -105,11 +105,11 @@ static void describe(sp_driver *driver, sp_generation *generation)
 {
     const char *served = generation->adapter;
     sp_digest digest = {{0}};
-    sp_engine_adapter_info info;
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
 
-    sp_engine_request_digest(driver->engine, generation->choices[0].id, &digest);
+    sp_engine_request_digest(driver->engine, generation->choices[0].id, &digest, NULL);
     for (size_t i = 0; !served && i < sp_engine_n_adapters(driver->engine); i++)
-        if (sp_engine_adapter_at(driver->engine, i, &info) == SP_OK && info.active)
+        if (sp_engine_adapter_at(driver->engine, i, &info, NULL) == SP_OK && info.active)
             served = info.name;
     if (served && strcmp(served, sp_engine_base_name(driver->engine)) == 0)
         served = NULL;
@@ -131,7 +131,7 @@ static sp_status submit_choices(sp_driver *driver, sp_generation *generation, sp
         if (status != SP_OK)
             return status;
         if (!add_running(driver, generation, i)) {
-            sp_engine_cancel(driver->engine, choice->id);
+            sp_engine_cancel(driver->engine, choice->id, NULL);
             return sp_fail_memory(error, sizeof(sp_running), "a running request");
         }
     }
@@ -328,9 +328,9 @@ static void take_failure(sp_driver *driver, sp_status status, const sp_error *er
 
 static void count_step(sp_driver *driver)
 {
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
-    sp_engine_get_stats(driver->engine, &stats);
+    sp_engine_get_stats(driver->engine, &stats, NULL);
     sp_metrics_step(&driver->metrics, &stats, sp_clock_seconds());
 }
 
@@ -418,7 +418,7 @@ static void *run(void *user)
         if (driver->n_running > 0)
             step(driver);
         else if (driver->n_loads > 0)
-            sp_engine_poll(driver->engine, IDLE_POLL_MS);
+            sp_engine_poll(driver->engine, IDLE_POLL_MS, NULL);
     }
     end_all(driver);
     return NULL;
@@ -429,13 +429,13 @@ static void *run(void *user)
 sp_status sp_driver_start(const sp_driver_options *options, sp_driver **out_driver, sp_error *error)
 {
     sp_driver *driver = sp_calloc(1, sizeof *driver);
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
     if (!driver)
         return sp_fail_memory(error, sizeof *driver, "the engine's thread");
     driver->options = *options;
     driver->engine = options->engine;
-    sp_engine_get_stats(driver->engine, &stats);
+    sp_engine_get_stats(driver->engine, &stats, NULL);
     sp_metrics_start(&driver->metrics, sp_engine_base_name(driver->engine), &stats);
     sp_task_queue_open(&driver->queue);
     if (pthread_create(&driver->thread, NULL, run, driver) != 0) {

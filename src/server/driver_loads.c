@@ -94,10 +94,10 @@ static void remove_load(sp_driver *driver, sp_pending_load *load)
 static void finish_task(sp_driver *driver, sp_adapter_task *task, sp_status status,
                         const sp_error *error)
 {
-    sp_engine_adapter_info info;
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
 
     if (status >= 0 && task->name &&
-        sp_engine_find_adapter(driver->engine, task->name, &info) == SP_OK) {
+        sp_engine_find_adapter(driver->engine, task->name, &info, NULL) == SP_OK) {
         task->generation = info.generation;
         task->digest = info.digest;
     }
@@ -272,9 +272,9 @@ static void run_load(sp_driver *driver, sp_adapter_task *task, bool replace)
 /* A pin keeps an adapter from making way for others, not from being unloaded by name. */
 static sp_status unload(sp_driver *driver, const char *name, sp_error *error)
 {
-    sp_engine_adapter_info info;
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
 
-    if (sp_engine_find_adapter(driver->engine, name, &info) == SP_OK && info.pinned)
+    if (sp_engine_find_adapter(driver->engine, name, &info, NULL) == SP_OK && info.pinned)
         sp_engine_pin_adapter(driver->engine, name, false, NULL);
     return sp_engine_unload_adapter(driver->engine, name, error);
 }

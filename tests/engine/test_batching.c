@@ -56,7 +56,7 @@ static sp_engine *open_engine(const char *model, sp_dtype precision, int32_t max
 
     for (size_t i = 0; i < N_ADAPTERS; i++) {
         snprintf(paths[i], sizeof paths[i], SP_TEST_FIXTURES "/qwen3-tied/adapters/%s", names[i]);
-        adapters[i] = (sp_engine_adapter){names[i], paths[i]};
+        adapters[i] = (sp_engine_adapter){sizeof(sp_engine_adapter), names[i], paths[i]};
     }
     sp_engine_options_default(&options, sizeof options);
     options.model_dir = model;
@@ -114,7 +114,7 @@ static void check_batching(sp_dtype precision, uint64_t seed)
     plan_entry *plan = sp_calloc(N_REQUESTS, sizeof *plan);
     char *model = make_model();
     engine_run *list[N_REQUESTS];
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
     sp_engine *engine;
     int32_t submitted = 0, step = 0;
     bool more = true;
@@ -135,7 +135,7 @@ static void check_batching(sp_dtype precision, uint64_t seed)
     }
     for (int32_t i = 0; i < N_REQUESTS; i++)
         engine_run_assert_same(&plan[i].alone, &plan[i].together);
-    sp_engine_get_stats(engine, &stats);
+    sp_engine_get_stats(engine, &stats, NULL);
     print_message("%llu steps, %llu rows, %llu preemptions, %lld of %lld pages at most\n",
                   (unsigned long long)stats.steps, (unsigned long long)stats.rows,
                   (unsigned long long)stats.preemptions, (long long)stats.kv_pages_used_max,
@@ -172,19 +172,19 @@ static void test_cancel(void **state)
     int32_t prompt[3] = {5, 6, 7};
     engine_run a = engine_run_init("r1", prompt, 3, 10), b = a, alone = a;
     engine_run *both[2] = {&a, &b}, *one[1] = {&alone};
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
     (void)state;
     engine_run_submit(engine, &a);
     engine_run_submit(engine, &b);
     engine_run_step(engine, both, 2);
     engine_run_step(engine, both, 2);
-    assert_int_equal(sp_engine_cancel(engine, a.id), SP_OK);
-    assert_int_equal(sp_engine_cancel(engine, a.id), SP_ERR_NOT_FOUND);
+    assert_int_equal(sp_engine_cancel(engine, a.id, NULL), SP_OK);
+    assert_int_equal(sp_engine_cancel(engine, a.id, NULL), SP_ERR_NOT_FOUND);
     while (engine_run_step(engine, both, 2))
         continue;
     assert_int_equal(a.n_tokens, 2);
-    sp_engine_get_stats(engine, &stats);
+    sp_engine_get_stats(engine, &stats, NULL);
     assert_int_equal(stats.kv_pages_used, 0);
     assert_int_equal(stats.running + stats.waiting, 0);
     engine_run_submit(engine, &alone);
@@ -201,7 +201,8 @@ static void test_cancel(void **state)
 /* Every allocation of opening, submitting and stepping may fail: a clean error, nothing leaked. */
 static void test_every_allocation_may_fail(void **state)
 {
-    sp_engine_adapter adapter = {"r1", SP_TEST_FIXTURES "/qwen3-tied/adapters/r1"};
+    sp_engine_adapter adapter = {sizeof(sp_engine_adapter), "r1",
+                                 SP_TEST_FIXTURES "/qwen3-tied/adapters/r1"};
     int32_t prompt[3] = {5, 6, 7};
     sp_engine_options options;
     size_t blocks = sp_alloc_blocks();

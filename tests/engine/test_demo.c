@@ -24,9 +24,9 @@ static const char *const models[N_MODELS] = {"base", "scripture", "csource", "sq
 static sp_engine *open_demo(sp_dtype precision)
 {
     static const sp_engine_adapter adapters[] = {
-        {"scripture", SP_TEST_DEMO "/adapters/scripture"},
-        {"csource", SP_TEST_DEMO "/adapters/csource"},
-        {"sqldoc", SP_TEST_DEMO "/adapters/sqldoc"},
+        {sizeof(sp_engine_adapter), "scripture", SP_TEST_DEMO "/adapters/scripture"},
+        {sizeof(sp_engine_adapter), "csource", SP_TEST_DEMO "/adapters/csource"},
+        {sizeof(sp_engine_adapter), "sqldoc", SP_TEST_DEMO "/adapters/sqldoc"},
     };
     sp_engine_options options;
 
@@ -219,7 +219,8 @@ static void test_held_back_text_is_let_go(void **state)
 /* "all-linear" names modules of every family; the pool holds those that this base has. */
 static void test_modules_that_the_base_has(void **state)
 {
-    const sp_engine_adapter adapter = {"csource", SP_TEST_DEMO "/adapters/csource"};
+    const sp_engine_adapter adapter = {sizeof(sp_engine_adapter), "csource",
+                                       SP_TEST_DEMO "/adapters/csource"};
     sp_engine_options options;
     sp_engine *engine = NULL;
     sp_error error;

@@ -79,10 +79,10 @@ static engine_run run_reference(const char *adapter, const int32_t *prompt, sp_d
 
 static int32_t count_ready(const sp_engine *engine)
 {
-    sp_engine_adapter_info info;
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
     int32_t n = 0;
 
-    for (size_t i = 0; sp_engine_adapter_at(engine, i, &info) == SP_OK; i++)
+    for (size_t i = 0; sp_engine_adapter_at(engine, i, &info, NULL) == SP_OK; i++)
         n += info.state == SP_ADAPTER_READY;
     return n;
 }
@@ -175,7 +175,7 @@ static void alone_is_mixed_in_f32(void **state)
 
 static void an_overlay_beyond_the_budget_is_refused(void **state)
 {
-    sp_engine_adapter adapter = {"head", ADAPTERS "save-head"};
+    sp_engine_adapter adapter = {sizeof(sp_engine_adapter), "head", ADAPTERS "save-head"};
     sp_engine_options options;
     sp_engine *engine = NULL;
     sp_error error = {0};
@@ -324,7 +324,7 @@ static char *write_adapter(const char *tensor, const void *data, int32_t rows,
 static engine_run run_adapter(const char *path, const char *isa, sp_dtype precision,
                               const int32_t *prompt)
 {
-    sp_engine_adapter adapter = {"it", path};
+    sp_engine_adapter adapter = {sizeof(sp_engine_adapter), "it", path};
     engine_run run = engine_run_init("it", prompt, PROMPT, MAX_TOKENS);
     engine_run *list[1] = {&run};
     sp_engine_options options;

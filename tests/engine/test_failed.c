@@ -87,7 +87,7 @@ static int64_t submit(sp_engine *engine, const char *adapter, const int32_t *pro
 
 static sp_engine *open_engine(const char *folder)
 {
-    const sp_engine_adapter adapter = {"overflows", folder};
+    const sp_engine_adapter adapter = {sizeof(sp_engine_adapter), "overflows", folder};
     sp_engine_options options;
 
     sp_engine_options_default(&options, sizeof options);
@@ -126,7 +126,8 @@ static void each_is_told_and_others_go_on(void **state)
 
         assert_int_equal(s.n_failed[i], 1);
         assert_int_equal(s.n_other_events[i], 0);
-        assert_int_equal(sp_engine_request_digest(engine, s.bad[i], &digest), SP_ERR_NOT_FOUND);
+        assert_int_equal(sp_engine_request_digest(engine, s.bad[i], &digest, NULL),
+                         SP_ERR_NOT_FOUND);
     }
     assert_int_equal(s.n_tokens, NEW);
     assert_int_equal(s.good_finish, SP_FINISH_LENGTH);

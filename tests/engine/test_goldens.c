@@ -108,7 +108,7 @@ static void run_model(model_run *m, const model_case *c, sp_dtype precision, con
     snprintf(model_dir, sizeof model_dir, "%s/%s", SP_TEST_FIXTURES, c->model);
     for (size_t a = 0; a < m->n_adapters; a++) {
         snprintf(paths[a], sizeof paths[a], "%s/adapters/%s", model_dir, c->adapters[a]);
-        adapters[a] = (sp_engine_adapter){c->adapters[a], paths[a]};
+        adapters[a] = (sp_engine_adapter){sizeof(sp_engine_adapter), c->adapters[a], paths[a]};
     }
     sp_engine_options_default(&options, sizeof options);
     options.model_dir = model_dir;

@@ -91,7 +91,7 @@ static void run_variant(const variant *v, const engine_run *reference, const cha
     /* The youngest is the one that is preempted. */
     int32_t place =
         v->must_preempt ? v->others : (int32_t)sp_test_below(random, (uint32_t)v->others + 1);
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
     for (int32_t i = 0; i <= v->others; i++) {
         uint32_t other = sp_test_below(random, N_ADAPTERS + 1);
@@ -116,7 +116,7 @@ static void run_variant(const variant *v, const engine_run *reference, const cha
         engine_run_submit(engine, &runs[i]);
     engine_run_all(engine, list, (size_t)v->others + 1);
     engine_run_assert_same(reference, &runs[place]);
-    sp_engine_get_stats(engine, &stats);
+    sp_engine_get_stats(engine, &stats, NULL);
     if (v->must_preempt)
         assert_true(runs[place].n_recomputed > PROMPT);
     assert_int_equal(stats.kv_pages_used, 0);

@@ -202,8 +202,9 @@ static const char *const names[] = {"ffn", "r1", "same-as-ffn"};
 
 static sp_engine *open_engine(bool prefix_cache, int64_t kv_tokens)
 {
-    const sp_engine_adapter adapters[] = {
-        {names[0], ADAPTERS "ffn"}, {names[1], ADAPTERS "r1"}, {names[2], ADAPTERS "ffn"}};
+    const sp_engine_adapter adapters[] = {{sizeof(sp_engine_adapter), names[0], ADAPTERS "ffn"},
+                                          {sizeof(sp_engine_adapter), names[1], ADAPTERS "r1"},
+                                          {sizeof(sp_engine_adapter), names[2], ADAPTERS "ffn"}};
     sp_engine_options options;
 
     sp_engine_options_default(&options, sizeof options);
@@ -244,7 +245,7 @@ static uint64_t run_all(engine_run *runs, bool prefix_cache, int64_t kv_tokens, 
 {
     sp_engine *engine = open_engine(prefix_cache, kv_tokens);
     engine_run *list[N_RUNS];
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
     for (int32_t i = 0; i < N_RUNS; i++) {
         runs[i] = make_run(i);
@@ -254,7 +255,7 @@ static uint64_t run_all(engine_run *runs, bool prefix_cache, int64_t kv_tokens, 
             engine_run_all(engine, &list[i], 1);
     }
     engine_run_all(engine, list, N_RUNS);
-    sp_engine_get_stats(engine, &stats);
+    sp_engine_get_stats(engine, &stats, NULL);
     assert_int_equal(stats.kv_pages_used, 0);
     sp_engine_close(engine);
     return stats.prefix_tokens;
@@ -292,7 +293,7 @@ static uint64_t saved_by(const char *first, float first_scale, const char *secon
     sp_engine *engine = open_engine(true, 4096);
     engine_run a = engine_run_init(first, prompts[0], N_PROMPT, 1);
     engine_run b = engine_run_init(second, prompts[0], N_PROMPT, 1), *runs[] = {&a, &b};
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
     a.request.lora_scale = first_scale;
     b.request.lora_scale = second_scale;
@@ -300,7 +301,7 @@ static uint64_t saved_by(const char *first, float first_scale, const char *secon
     engine_run_all(engine, runs, 1);
     engine_run_submit(engine, &b);
     engine_run_all(engine, runs, 2);
-    sp_engine_get_stats(engine, &stats);
+    sp_engine_get_stats(engine, &stats, NULL);
     engine_run_free(&a);
     engine_run_free(&b);
     sp_engine_close(engine);

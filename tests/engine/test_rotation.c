@@ -71,7 +71,7 @@ static sp_status load_as(sp_engine *engine, const char *name, const char *path, 
     load.replace = replace;
     status = sp_engine_load_adapter(engine, &load, &ticket, error);
     while (status == SP_PENDING) {
-        sp_engine_poll(engine, 10);
+        sp_engine_poll(engine, 10, NULL);
         status = sp_engine_load_result(engine, ticket, NULL, error);
     }
     return status;
@@ -201,14 +201,14 @@ static void test_churn_changes_no_token(void **state)
 static void test_load_evict_load_gives_the_same_bits(void **state)
 {
     sp_engine *engine = open_with(options_with(1));
-    sp_engine_adapter_info info;
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
 
     (void)state;
     must_load(engine, "r1");
     must_load(engine, "ffn");
     check_quiet(engine, "r1", path_of("r1"), 0, NEW);
     check_quiet(engine, "ffn", path_of("ffn"), 1, NEW);
-    assert_ok(sp_engine_find_adapter(engine, "r1", &info), NULL);
+    assert_ok(sp_engine_find_adapter(engine, "r1", &info, NULL), NULL);
     assert_int_equal(info.state, SP_ADAPTER_HOST);
     check_quiet(engine, "r1", path_of("r1"), 0, NEW);
     /* Rank 16 after all seven modules at other ranks: nothing of an earlier adapter shows. */
@@ -278,7 +278,7 @@ static void test_every_adapter_gets_its_turn(void **state)
     sp_engine *engine;
     engine_run a[STREAM], b = make_run("r1", 1, 6), *runs[STREAM + 1];
     engine_run alone_a = quiet(path_of("ffn"), 0, LONG), alone_b = quiet(path_of("r1"), 1, 6);
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
     int32_t steps_b = 0;
 
     (void)state;
@@ -301,7 +301,7 @@ static void test_every_adapter_gets_its_turn(void **state)
             steps_b = step;
     /* The bound, and the steps of a copy on a thread of its own: 10 ms each where nothing runs. */
     assert_in_range(steps_b, PREEMPT, PREEMPT + 60);
-    sp_engine_get_stats(engine, &stats);
+    sp_engine_get_stats(engine, &stats, NULL);
     assert_true(stats.rotations > 0);
     engine_run_assert_same(&alone_b, &b);
     for (int32_t i = 0; i < STREAM; i++) {
@@ -319,7 +319,7 @@ static void test_unload_in_mid_stream(void **state)
     sp_engine *engine = open_with(options_with(1));
     engine_run alone = quiet(path_of("ffn"), 0, NEW), here = make_run("ffn", 0, NEW);
     engine_run late = make_run("ffn", 0, NEW), *runs[] = {&here};
-    sp_engine_adapter_info info;
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
     int64_t id;
     sp_error error;
 
@@ -330,7 +330,7 @@ static void test_unload_in_mid_stream(void **state)
         engine_run_step(engine, runs, 1);
     assert_int_equal(sp_engine_unload_adapter(engine, "ffn", &error), SP_BUSY);
     assert_int_equal(sp_engine_submit(engine, &late.request, &id, &error), SP_ERR_NOT_FOUND);
-    assert_ok(sp_engine_adapter_at(engine, 0, &info), NULL);
+    assert_ok(sp_engine_adapter_at(engine, 0, &info, NULL), NULL);
     assert_int_equal(info.state, SP_ADAPTER_DRAINING);
     engine_run_all(engine, runs, 1);
     engine_run_assert_same(&alone, &here);
@@ -344,7 +344,7 @@ static void test_cancel_gives_the_slot_back(void **state)
 {
     sp_engine *engine = open_with(options_with(1));
     engine_run here = make_run("ffn", 0, 200), *runs[] = {&here};
-    sp_engine_adapter_info info;
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
 
     (void)state;
     must_load(engine, "ffn");
@@ -353,10 +353,10 @@ static void test_cancel_gives_the_slot_back(void **state)
         engine_run_submit(engine, &here);
         for (int32_t k = 0; k < 4; k++)
             engine_run_step(engine, runs, 1);
-        assert_ok(sp_engine_find_adapter(engine, "ffn", &info), NULL);
+        assert_ok(sp_engine_find_adapter(engine, "ffn", &info, NULL), NULL);
         assert_int_equal(info.references, 1);
-        assert_int_equal(sp_engine_cancel(engine, here.id), SP_OK);
-        assert_ok(sp_engine_find_adapter(engine, "ffn", &info), NULL);
+        assert_int_equal(sp_engine_cancel(engine, here.id, NULL), SP_OK);
+        assert_ok(sp_engine_find_adapter(engine, "ffn", &info, NULL), NULL);
         assert_int_equal(info.references, 0);
         engine_run_free(&here);
         check_quiet(engine, "r1", path_of("r1"), 1, 4);
@@ -370,7 +370,7 @@ static void test_all_slots_and_the_base_at_once(void **state)
 {
     sp_engine *engine = open_with(options_with(N_NAMES));
     engine_run alone, here[N_NAMES + 1], *runs[N_NAMES + 1];
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
     (void)state;
     for (int32_t i = 0; i < N_NAMES; i++)
@@ -381,7 +381,7 @@ static void test_all_slots_and_the_base_at_once(void **state)
         engine_run_submit(engine, &here[i]);
     }
     engine_run_all(engine, runs, N_NAMES + 1);
-    sp_engine_get_stats(engine, &stats);
+    sp_engine_get_stats(engine, &stats, NULL);
     assert_int_equal(stats.rotations, 0);
     for (int32_t i = 0; i <= N_NAMES; i++) {
         alone = quiet(i < N_NAMES ? path_of(names[i]) : NULL, i, NEW);
@@ -423,7 +423,7 @@ static void test_pins_states_and_digests(void **state)
 {
     sp_engine *engine = open_with(options_with(1));
     engine_run b = make_run("r1", 0, 2);
-    sp_engine_adapter_info info;
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
     sp_engine_load load;
     sp_digest digest, none = {{0}};
     int64_t ticket, id;
@@ -437,19 +437,19 @@ static void test_pins_states_and_digests(void **state)
     load.path = path_of("r1");
     assert_int_equal(sp_engine_load_adapter(engine, &load, &ticket, &error), SP_PENDING);
     sp_engine_load_forget(engine, ticket);
-    while (sp_engine_find_adapter(engine, "r1", &info) != SP_OK)
-        sp_engine_poll(engine, 10);
+    while (sp_engine_find_adapter(engine, "r1", &info, NULL) != SP_OK)
+        sp_engine_poll(engine, 10, NULL);
     assert_string_equal(sp_adapter_state_name(info.state), "host");
     assert_int_equal(sp_engine_submit(engine, &b.request, &id, &error), SP_OK);
-    assert_ok(sp_engine_request_digest(engine, id, &digest), NULL);
+    assert_ok(sp_engine_request_digest(engine, id, &digest, NULL), NULL);
     assert_memory_equal(&digest, &info.digest, sizeof digest);
     /* Its only slot is pinned for good: told by name, and the engine goes on. */
     assert_int_equal(sp_engine_step(engine, NULL, NULL, &error), SP_ERR_SLOTS_PINNED);
     assert_int_equal(error.position, id);
-    assert_int_equal(sp_engine_request_digest(engine, id, &digest), SP_ERR_NOT_FOUND);
+    assert_int_equal(sp_engine_request_digest(engine, id, &digest, NULL), SP_ERR_NOT_FOUND);
     b.request.adapter = NULL;
     assert_int_equal(sp_engine_submit(engine, &b.request, &id, &error), SP_OK);
-    assert_ok(sp_engine_request_digest(engine, id, &digest), NULL);
+    assert_ok(sp_engine_request_digest(engine, id, &digest, NULL), NULL);
     assert_memory_equal(&digest, &none, sizeof digest);
     assert_int_equal(sp_engine_unload_adapter(engine, "ffn", &error), SP_ERR_STATE);
     load.name = "no:name";
@@ -463,7 +463,7 @@ static void test_pins_states_and_digests(void **state)
 static void test_changed_files_end_their_requests_only(void **state)
 {
     sp_engine_options options = options_with(1);
-    sp_engine_adapter_info info;
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
     sp_engine *engine = open_with(options);
     char *variant = make_variant("plain-r8", 20);
     engine_run alone = quiet(path_of("r1"), 1, 4), bad = make_run("x", 0, 4), good;
@@ -472,7 +472,7 @@ static void test_changed_files_end_their_requests_only(void **state)
 
     (void)state;
     assert_ok(load_as(engine, "x", variant, false, &error), &error);
-    assert_ok(sp_engine_find_adapter(engine, "x", &info), NULL);
+    assert_ok(sp_engine_find_adapter(engine, "x", &info, NULL), NULL);
     sp_engine_close(engine);
     options.host_bytes_max = info.host_bytes;
     engine = open_with(options);

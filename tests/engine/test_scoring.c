@@ -45,9 +45,10 @@ static sp_engine *open_engine(sp_dtype precision, int32_t max_running, int64_t k
                               bool prefix_cache, int32_t chunk)
 {
     /* The last one replaces rows of the head: logits that are computed once more. */
-    const sp_engine_adapter adapters[3] = {{"all-linear", ADAPTERS "all-linear"},
-                                           {"r64", ADAPTERS "r64"},
-                                           {"tokens", ADAPTERS "tokens"}};
+    const sp_engine_adapter adapters[3] = {
+        {sizeof(sp_engine_adapter), "all-linear", ADAPTERS "all-linear"},
+        {sizeof(sp_engine_adapter), "r64", ADAPTERS "r64"},
+        {sizeof(sp_engine_adapter), "tokens", ADAPTERS "tokens"}};
     sp_engine_options options;
 
     sp_engine_options_default(&options, sizeof options);
@@ -189,7 +190,7 @@ static void free_scene(scene *s)
 /* Runs the list twice, so that the second round finds the first one's pages; returns statistics. */
 static sp_engine_stats check_together(scene *s, sp_engine *engine)
 {
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
     for (int round = 0; round < 2; round++) {
         engine_run together[N_RUNS], *list[N_RUNS];
@@ -206,7 +207,7 @@ static sp_engine_stats check_together(scene *s, sp_engine *engine)
             engine_run_free(&together[i]);
         }
     }
-    sp_engine_get_stats(engine, &stats);
+    sp_engine_get_stats(engine, &stats, NULL);
     sp_engine_close(engine);
     return stats;
 }
@@ -214,7 +215,7 @@ static sp_engine_stats check_together(scene *s, sp_engine *engine)
 static void check_scene(sp_dtype precision)
 {
     static scene s;
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
     make_scene(&s, precision);
     stats = check_together(&s, open_engine(precision, 16, 1024, false, 64));
@@ -354,7 +355,7 @@ static void test_submit_without_memory(void **state)
     (void)state;
     /* Lists grow once and stay. */
     assert_ok(sp_engine_submit(engine, &run.request, &run.id, &error), &error);
-    assert_ok(sp_engine_cancel(engine, run.id), NULL);
+    assert_ok(sp_engine_cancel(engine, run.id, NULL), NULL);
     blocks = sp_alloc_blocks();
     for (n = 0; status == SP_ERR_MEMORY; n++) {
         assert_int_equal(sp_alloc_blocks(), blocks);
@@ -383,7 +384,7 @@ static void test_refused(void **state)
     const sp_logit_bias outside = {VOCAB, 1};
     sp_engine *engine = open_engine(SP_DTYPE_BF16, 2, 64, false, 8);
     sp_request good, bad;
-    sp_engine_stats stats;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
     (void)state;
     sp_request_default(&good, sizeof good);
@@ -408,7 +409,7 @@ static void test_refused(void **state)
     bad = good;
     bad.max_tokens = 0;
     check_refused(engine, &bad, "max_tokens");
-    sp_engine_get_stats(engine, &stats);
+    sp_engine_get_stats(engine, &stats, NULL);
     assert_int_equal(stats.waiting + stats.running, 0);
     sp_engine_close(engine);
 }

@@ -149,7 +149,8 @@ size_t engine_run_turn(const char *const *names, const char *const *paths, int32
         int32_t a = (i + first) % n;
 
         if (!only || strcmp(only, names[a]) == 0)
-            out_adapters[n_taken++] = (sp_engine_adapter){names[a], paths[a]};
+            out_adapters[n_taken++] =
+                (sp_engine_adapter){sizeof(sp_engine_adapter), names[a], paths[a]};
     }
     return n_taken;
 }
