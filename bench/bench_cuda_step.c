@@ -387,7 +387,8 @@ static sp_grouped_lora_params make_grouped(const grouped_shape *s)
 {
     int32_t offsets[257], ids[256], ranks[256];
     float scales[256];
-    sp_grouped_lora_params p = {.total_rows = s->rows,
+    sp_grouped_lora_params p = {.struct_bytes = sizeof(sp_grouped_lora_params),
+                                .total_rows = s->rows,
                                 .input_size = s->in,
                                 .output_size = s->out,
                                 .max_rank = s->rank,

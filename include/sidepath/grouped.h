@@ -11,8 +11,6 @@
  * rank. An output depends on its own row, adapter and scale, and on nothing else.
  * Weights outside an adapter's own rank are ignored and may be NaN. A segment whose adapter has
  * rank 0 or scale 0 is neither read nor written.
- *
- * Stability: stable.
  */
 #ifndef SIDEPATH_GROUPED_H
 #define SIDEPATH_GROUPED_H
@@ -32,6 +30,7 @@ extern "C" {
  * host pointer, or, for the calls of sp_grouped_lora, a pointer of its device.
  */
 typedef struct sp_grouped_lora_params {
+    size_t struct_bytes;
     const void *input;  /* [total_rows, input_size] */
     const void *lora_a; /* [n_adapters, input_size, S] */
     const void *lora_b; /* [n_adapters, S, output_size] */
@@ -55,16 +54,17 @@ SP_API size_t sp_grouped_lora_workspace_bytes(int32_t total_rows, int32_t output
 
 /*
  * The checks that sp_grouped_lora_gemm makes first, alone. Pure.
- * SP_ERR_ARGUMENT: a size out of range, a pointer missing, a workspace that is too small or not
- * aligned. SP_ERR_INPUT: offsets, adapters, ranks or scales that are not as said above;
- * error->subject names the array and error->position the index.
+ * SP_ERR_UNSUPPORTED: more rows, a wider input or output or a higher rank than the limits above;
+ * error->subject names which. SP_ERR_ARGUMENT: a size below 1, more segments than rows, a pointer
+ * missing, a workspace that is too small or not aligned. SP_ERR_INPUT: offsets, adapters, ranks or
+ * scales that are not as said above; error->subject names the array and error->position the index.
  */
 SP_API sp_status sp_grouped_lora_check(const sp_grouped_lora_params *params, sp_error *error);
 
 /*
- * Runs on the CPU, on the executor's threads; returns when the output is written. Writes nothing
- * when the checks fail. Does not allocate. cpu_isa as in sp_delta_options; SP_ERR_UNSUPPORTED where
- * this machine lacks the level.
+ * Runs on the CPU, on the executor's threads (NULL: the caller alone); returns when the output is
+ * written. Writes nothing when the checks fail. Does not allocate. cpu_isa as in sp_delta_options;
+ * SP_ERR_UNSUPPORTED where this machine lacks the level.
  */
 SP_API sp_status sp_grouped_lora_gemm(const sp_grouped_lora_params *params, sp_exec *exec,
                                       const char *cpu_isa, sp_error *error);
@@ -84,9 +84,10 @@ SP_API sp_status sp_grouped_lora_create(sp_device *device, sp_grouped_lora **out
 SP_API void sp_grouped_lora_destroy(sp_grouped_lora *grouped); /* NULL is allowed */
 
 /*
- * Enqueues the GEMM on the stream (NULL: the device's main one); may be captured. Does not
- * allocate, wait or read device memory: of the metadata only sizes and the presence of pointers are
- * checked (SP_ERR_ARGUMENT as above). Offsets, adapters and ranks out of range touch nothing
+ * Enqueues the GEMM on the stream (NULL: the device's main one; a host's own is wrapped by
+ * sp_stream_wrap); may be captured. Does not allocate, wait or read device memory: of the metadata
+ * only sizes and the presence of pointers are checked (SP_ERR_ARGUMENT and SP_ERR_UNSUPPORTED as
+ * above). Offsets, adapters and ranks out of range touch nothing
  * outside the tensors; what they compute is not specified.
  */
 SP_API sp_status sp_grouped_lora_launch(sp_grouped_lora *grouped,
@@ -94,12 +95,13 @@ SP_API sp_status sp_grouped_lora_launch(sp_grouped_lora *grouped,
                                         sp_error *error);
 
 /*
- * The checks of sp_grouped_lora_check, with the same errors, on metadata that lies on the device.
- * Waits for the main stream; not during a capture.
+ * The checks of sp_grouped_lora_check, with the same errors, on metadata in device memory, after
+ * the work that the stream (NULL: the main one) holds, for which the call waits; not during a
+ * capture.
  */
 SP_API sp_status sp_grouped_lora_check_device(sp_grouped_lora *grouped,
                                               const sp_grouped_lora_params *params,
-                                              sp_error *error);
+                                              sp_stream *stream, sp_error *error);
 
 #ifdef __cplusplus
 }

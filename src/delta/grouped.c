@@ -9,6 +9,7 @@
 #include "delta/grouped_sizes.h"
 
 #include "base/error.h"
+#include "base/grow.h"
 #include "base/half.h"
 #include "kernels/kernels.h"
 
@@ -62,30 +63,85 @@ size_t sp_grouped_lora_workspace_bytes(int32_t total_rows, int32_t output_size, 
     return xa_bytes(total_rows, rank_stride) + align_up((size_t)total_rows * sizeof(grouped_tile));
 }
 
-sp_status sp_grouped_check_sizes(const sp_grouped_lora_params *p, sp_error *error)
+/* A size that must be from 1 to `most`, which is what the kernels take. */
+static sp_status check_size(const char *name, int32_t size, int32_t most, sp_error *error)
 {
-    size_t need;
-
-    if (p == NULL)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "the parameters are missing");
-    need = sp_grouped_lora_workspace_bytes(p->total_rows, p->output_size, p->max_rank);
-    if (need == 0 || p->input_size < 1 || p->input_size > SP_GROUPED_LORA_WIDTH_MAX ||
-        p->n_segments < 1 || p->n_segments > p->total_rows || p->n_adapters < 1)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                       "%d rows of %d inputs and %d outputs in %d segments, %d adapters of rank %d "
-                       "are out of range",
-                       (int)p->total_rows, (int)p->input_size, (int)p->output_size,
-                       (int)p->n_segments, (int)p->n_adapters, (int)p->max_rank);
-    if (p->input == NULL || p->lora_a == NULL || p->lora_b == NULL || p->output == NULL ||
-        p->segment_offsets == NULL || p->segment_adapters == NULL || p->ranks == NULL ||
-        p->scales == NULL)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "a tensor is missing");
-    if (p->workspace == NULL || (uintptr_t)p->workspace % WORKSPACE_ALIGN != 0 ||
-        p->workspace_bytes < need)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "workspace", -1,
-                       "the workspace must have %zu bytes on a %d-byte boundary", need,
-                       WORKSPACE_ALIGN);
+    if (size < 1)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, name, -1, "%s must be at least 1, not %d",
+                       name, (int)size);
+    if (size > most)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, name, -1,
+                       "the grouped GEMM takes %s up to %d, not %d", name, (int)most, (int)size);
     return SP_OK;
+}
+
+static sp_status check_sizes(const sp_grouped_lora_params *p, sp_error *error)
+{
+    const struct {
+        const char *name;
+        int32_t size, most;
+    } sizes[] = {
+        {"total_rows", p->total_rows, SP_GROUPED_LORA_ROWS_MAX},
+        {"input_size", p->input_size, SP_GROUPED_LORA_WIDTH_MAX},
+        {"output_size", p->output_size, SP_GROUPED_LORA_WIDTH_MAX},
+        {"max_rank", p->max_rank, SP_GROUPED_LORA_RANK_MAX},
+        {"n_segments", p->n_segments, INT32_MAX},
+        {"n_adapters", p->n_adapters, INT32_MAX},
+    };
+
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        sp_status status = check_size(sizes[i].name, sizes[i].size, sizes[i].most, error);
+
+        if (status != SP_OK)
+            return status;
+    }
+    if (p->n_segments > p->total_rows)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "n_segments", -1,
+                       "%d segments cannot cover %d rows: none is empty", (int)p->n_segments,
+                       (int)p->total_rows);
+    return SP_OK;
+}
+
+static sp_status check_pointers(const sp_grouped_lora_params *p, sp_error *error)
+{
+    const struct {
+        const char *name;
+        const void *pointer;
+    } pointers[] = {
+        {"input", p->input},
+        {"lora_a", p->lora_a},
+        {"lora_b", p->lora_b},
+        {"output", p->output},
+        {"workspace", p->workspace},
+        {"segment_offsets", p->segment_offsets},
+        {"segment_adapters", p->segment_adapters},
+        {"ranks", p->ranks},
+        {"scales", p->scales},
+    };
+    size_t need = sp_grouped_lora_workspace_bytes(p->total_rows, p->output_size, p->max_rank);
+
+    for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++)
+        if (pointers[i].pointer == NULL)
+            return sp_fail(error, SP_ERR_ARGUMENT, NULL, pointers[i].name, -1, "%s is NULL",
+                           pointers[i].name);
+    if ((uintptr_t)p->workspace % WORKSPACE_ALIGN != 0 || p->workspace_bytes < need)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "workspace", -1,
+                       "the workspace must have %zu bytes on a %d-byte boundary, it has %zu at %p",
+                       need, WORKSPACE_ALIGN, p->workspace_bytes, p->workspace);
+    return SP_OK;
+}
+
+sp_status sp_grouped_read_params(const sp_grouped_lora_params *params,
+                                 sp_grouped_lora_params *out_params, sp_error *error)
+{
+    sp_status status;
+
+    *out_params = (sp_grouped_lora_params){.struct_bytes = sizeof *out_params};
+    status =
+        sp_struct_read(out_params, sizeof *out_params, params, "sp_grouped_lora_params", error);
+    if (status == SP_OK)
+        status = check_sizes(out_params, error);
+    return status == SP_OK ? check_pointers(out_params, error) : status;
 }
 
 static sp_status check_segments(const sp_grouped_lora_params *p, sp_error *error)
@@ -110,22 +166,28 @@ static sp_status check_segments(const sp_grouped_lora_params *p, sp_error *error
     return SP_OK;
 }
 
-sp_status sp_grouped_lora_check(const sp_grouped_lora_params *params, sp_error *error)
+static sp_status check_metadata(const sp_grouped_lora_params *p, sp_error *error)
 {
-    sp_status status = sp_grouped_check_sizes(params, error);
+    sp_status status = check_segments(p, error);
 
-    if (status == SP_OK)
-        status = check_segments(params, error);
     if (status != SP_OK)
         return status;
-    for (int32_t a = 0; a < params->n_adapters; a++) {
-        if (params->ranks[a] < 0 || params->ranks[a] > params->max_rank)
+    for (int32_t a = 0; a < p->n_adapters; a++) {
+        if (p->ranks[a] < 0 || p->ranks[a] > p->max_rank)
             return sp_fail(error, SP_ERR_INPUT, NULL, "ranks", a, "rank %d is not in 0 .. %d",
-                           (int)params->ranks[a], (int)params->max_rank);
-        if (!isfinite(params->scales[a]))
+                           (int)p->ranks[a], (int)p->max_rank);
+        if (!isfinite(p->scales[a]))
             return sp_fail(error, SP_ERR_INPUT, NULL, "scales", a, "the scale is not finite");
     }
     return SP_OK;
+}
+
+sp_status sp_grouped_lora_check(const sp_grouped_lora_params *params, sp_error *error)
+{
+    sp_grouped_lora_params own;
+    sp_status status = sp_grouped_read_params(params, &own, error);
+
+    return status == SP_OK ? check_metadata(&own, error) : status;
 }
 
 /* ---- arithmetic ---------------------------------------------------------------------------- */
@@ -230,20 +292,21 @@ static void cut_tiles(grouped_job *job)
 sp_status sp_grouped_lora_gemm(const sp_grouped_lora_params *params, sp_exec *exec,
                                const char *cpu_isa, sp_error *error)
 {
-    grouped_job job = {.params = params};
-    sp_status status = sp_grouped_lora_check(params, error);
+    sp_grouped_lora_params own;
+    grouped_job job = {.params = &own};
+    sp_status status = sp_grouped_read_params(params, &own, error);
 
-    if (status == SP_OK && exec == NULL)
-        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "the executor is missing");
+    if (status == SP_OK)
+        status = check_metadata(&own, error);
     if (status == SP_OK)
         status = sp_kernels_get(cpu_isa, &job.kernels, error);
     if (status != SP_OK)
         return status;
-    job.rank_stride = sp_grouped_lora_rank_stride(params->max_rank);
-    job.n_columns = (params->output_size + COLUMNS - 1) / COLUMNS;
-    job.xa = params->workspace;
-    job.tiles = (grouped_tile *)(void *)((char *)params->workspace +
-                                         xa_bytes(params->total_rows, job.rank_stride));
+    job.rank_stride = sp_grouped_lora_rank_stride(own.max_rank);
+    job.n_columns = (own.output_size + COLUMNS - 1) / COLUMNS;
+    job.xa = own.workspace;
+    job.tiles =
+        (grouped_tile *)(void *)((char *)own.workspace + xa_bytes(own.total_rows, job.rank_stride));
     cut_tiles(&job);
     if (job.n_tiles == 0)
         return SP_OK;

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "delta/grouped_sizes.h"
 #include "device/device_cuda.h"
+#include "device/step_streams.h"
 #include "kernels/kernels_cuda.h"
 
 struct sp_grouped_lora {
@@ -19,7 +20,8 @@ sp_status sp_grouped_lora_create(sp_device *device, sp_grouped_lora **out_groupe
     sp_status status;
 
     if (device == NULL || out_grouped == NULL)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "the device is missing");
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, device == NULL ? "device" : "out_grouped", -1,
+                       "%s is NULL", device == NULL ? "device" : "out_grouped");
     if (sp_device_get_kind(device) != SP_DEVICE_CUDA)
         return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, sp_device_name(device), -1,
                        "this form of the grouped GEMM runs on a GPU; use sp_grouped_lora_gemm");
@@ -44,6 +46,7 @@ void sp_grouped_lora_destroy(sp_grouped_lora *grouped)
 {
     if (grouped == NULL)
         return;
+    (void)sp_device_wait_all(grouped->device, NULL);
     sp_device_free(grouped->device, grouped->report);
     sp_free(grouped);
 }
@@ -76,25 +79,26 @@ static sp_status fail_device(const sp_grouped_lora *grouped, sp_status status, s
                    sp_device_error_text(grouped->device));
 }
 
-static sp_status check_call(const sp_grouped_lora *grouped, const sp_grouped_lora_params *params,
-                            sp_error *error)
+static sp_status read_call(const sp_grouped_lora *grouped, const sp_grouped_lora_params *params,
+                           sp_grouped_lora_params *out_params, sp_error *error)
 {
     if (grouped == NULL)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "the kernels are missing");
-    return sp_grouped_check_sizes(params, error);
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "grouped", -1, "grouped is NULL");
+    return sp_grouped_read_params(params, out_params, error);
 }
 
 sp_status sp_grouped_lora_launch(sp_grouped_lora *grouped, const sp_grouped_lora_params *params,
                                  sp_stream *stream, sp_error *error)
 {
-    sp_status status = check_call(grouped, params, error);
+    sp_grouped_lora_params own;
+    sp_status status = read_call(grouped, params, &own, error);
     sp_cuda_grouped g;
 
     if (status != SP_OK)
         return status;
     if (stream == NULL)
         stream = sp_device_main_stream(grouped->device);
-    g = to_kernel(params);
+    g = to_kernel(&own);
     status = sp_device_cuda_status(
         grouped->device, grouped->kernels.grouped_gemm(grouped->gpu, &g, sp_stream_native(stream)),
         "launching the grouped GEMM");
@@ -121,24 +125,27 @@ static sp_status fail_metadata(const sp_cuda_grouped_report *report, sp_error *e
 }
 
 sp_status sp_grouped_lora_check_device(sp_grouped_lora *grouped,
-                                       const sp_grouped_lora_params *params, sp_error *error)
+                                       const sp_grouped_lora_params *params, sp_stream *stream,
+                                       sp_error *error)
 {
-    sp_status status = check_call(grouped, params, error);
+    sp_grouped_lora_params own;
+    sp_status status = read_call(grouped, params, &own, error);
     sp_cuda_grouped_report report;
-    sp_stream *stream;
     sp_cuda_grouped g;
 
     if (status != SP_OK)
         return status;
-    stream = sp_device_main_stream(grouped->device);
-    g = to_kernel(params);
+    if (stream == NULL)
+        stream = sp_device_main_stream(grouped->device);
+    g = to_kernel(&own);
     status = sp_device_cuda_status(
         grouped->device,
         grouped->kernels.grouped_check(grouped->gpu, &g, grouped->report, sp_stream_native(stream)),
         "checking the grouped GEMM's metadata");
-    if (status == SP_OK)
-        status = sp_device_read(grouped->device, &report, grouped->report, sizeof report, NULL);
     if (status != SP_OK)
         return fail_device(grouped, status, error);
-    return fail_metadata(&report, error);
+    status = sp_stream_wait(stream, error);
+    if (status == SP_OK)
+        status = sp_device_read(grouped->device, &report, grouped->report, sizeof report, error);
+    return status == SP_OK ? fail_metadata(&report, error) : status;
 }

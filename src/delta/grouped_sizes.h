@@ -4,7 +4,9 @@
 
 #include <sidepath/grouped.h>
 
-/* SP_ERR_ARGUMENT as in sp_grouped_lora_check; reads nothing that the pointers point to. */
-sp_status sp_grouped_check_sizes(const sp_grouped_lora_params *params, sp_error *error);
+/* The caller's parameters in today's size, checked as far as that needs no metadata:
+ * SP_ERR_ARGUMENT and SP_ERR_UNSUPPORTED as in sp_grouped_lora_check. */
+sp_status sp_grouped_read_params(const sp_grouped_lora_params *params,
+                                 sp_grouped_lora_params *out_params, sp_error *error);
 
 #endif

@@ -161,6 +161,7 @@ static sp_grouped_lora_params open_case(const golden *file, int index)
     const golden_tensor *ids = golden_get(file, "g%02d.segmentAdapterIds", index);
 
     return (sp_grouped_lora_params){
+        .struct_bytes = sizeof(sp_grouped_lora_params),
         .input = input->data,
         .lora_a = a->data,
         .lora_b = b->data,
@@ -284,6 +285,7 @@ static random_call make_random(const shape *s, uint64_t seed)
     fill_segments(&r, s, &random);
     fill_weights(&r, s, &random);
     r.params = (sp_grouped_lora_params){
+        .struct_bytes = sizeof(sp_grouped_lora_params),
         .input = r.x,
         .lora_a = r.a,
         .lora_b = r.b,
@@ -420,7 +422,8 @@ static void refuse(const random_call *r, const char *subject, int64_t position)
     call c = make_call(&r->params);
     sp_error on_host = {0}, on_device = {0};
 
-    assert_int_equal(sp_grouped_lora_check_device(grouped, &c.device, &on_device), SP_ERR_INPUT);
+    assert_int_equal(sp_grouped_lora_check_device(grouped, &c.device, NULL, &on_device),
+                     SP_ERR_INPUT);
     assert_string_equal(on_device.subject, subject);
     assert_int_equal(on_device.position, position);
     /* The host's check, on the host's copies, says the same. */
@@ -443,7 +446,7 @@ static void bad_metadata_is_named_and_harmless(void **state)
     sp_error error;
 
     (void)state;
-    assert_ok(sp_grouped_lora_check_device(grouped, &c.device, &error), &error);
+    assert_ok(sp_grouped_lora_check_device(grouped, &c.device, NULL, &error), &error);
     free_call(&c);
     r.offsets[2] = r.offsets[1];
     refuse(&r, "segment_offsets", 2);
@@ -488,12 +491,18 @@ static void bad_sizes_are_refused(void **state)
     assert_int_equal(sp_grouped_lora_launch(grouped, &c.device, NULL, &error), SP_ERR_ARGUMENT)
     REFUSED(total_rows, 0);
     REFUSED(input_size, 0);
-    REFUSED(output_size, SP_GROUPED_LORA_WIDTH_MAX + 1);
-    REFUSED(max_rank, SP_GROUPED_LORA_RANK_MAX + 1);
+    REFUSED(max_rank, -1);
     REFUSED(n_segments, 5);
     REFUSED(lora_a, NULL);
     REFUSED(workspace_bytes, good.workspace_bytes - 1);
 #undef REFUSED
+    c.device = good;
+    c.device.output_size = SP_GROUPED_LORA_WIDTH_MAX + 1;
+    assert_int_equal(sp_grouped_lora_launch(grouped, &c.device, NULL, &error), SP_ERR_UNSUPPORTED);
+    assert_string_equal(error.subject, "output_size");
+    c.device = good;
+    c.device.max_rank = SP_GROUPED_LORA_RANK_MAX + 1;
+    assert_int_equal(sp_grouped_lora_launch(grouped, &c.device, NULL, &error), SP_ERR_UNSUPPORTED);
     assert_int_equal(sp_grouped_lora_launch(NULL, &good, NULL, &error), SP_ERR_ARGUMENT);
     assert_ok(sp_device_open("cpu", NULL, &cpu, NULL), NULL);
     assert_int_equal(sp_grouped_lora_create(cpu, &none, &error), SP_ERR_UNSUPPORTED);

@@ -39,6 +39,7 @@ static sp_grouped_lora_params open_case(const golden *file, int index, void *out
     const golden_tensor *ids = golden_get(file, "g%02d.segmentAdapterIds", index);
 
     return (sp_grouped_lora_params){
+        .struct_bytes = sizeof(sp_grouped_lora_params),
         .input = input->data,
         .lora_a = a->data,
         .lora_b = b->data,
@@ -210,7 +211,7 @@ static void every_case_matches(void **state)
 static void bits_do_not_depend_on_segments_or_threads(void **state)
 {
     golden *file = golden_open("kernels/grouped.safetensors");
-    sp_exec *one = hand_exec(1), *three = hand_exec(3);
+    sp_exec *three = hand_exec(3);
     sp_error error;
 
     (void)state;
@@ -230,14 +231,13 @@ static void bits_do_not_depend_on_segments_or_threads(void **state)
                 single.segment_offsets = (int32_t[]){0, 1};
                 single.segment_adapters = &params.segment_adapters[g];
                 single.total_rows = single.n_segments = 1;
-                assert_ok(sp_grouped_lora_gemm(&single, one, NULL, &error), &error);
+                assert_ok(sp_grouped_lora_gemm(&single, NULL, NULL, &error), &error);
             }
         assert_memory_equal(apart, together, (size_t)params.total_rows * width * 2);
         sp_aligned_free(workspace);
         free(together);
         free(apart);
     }
-    sp_exec_destroy(one);
     sp_exec_destroy(three);
     golden_close(file);
 }
@@ -251,6 +251,7 @@ static void large_sizes_match_double(void **state)
     sp_test_random random = {11};
     const float scale = 0.5f;
     sp_grouped_lora_params params = {
+        .struct_bytes = sizeof(sp_grouped_lora_params),
         .input = x,
         .lora_a = a,
         .lora_b = b,
@@ -337,6 +338,7 @@ static void reset_call(small_call *c, void *workspace)
 {
     *c = (small_call){.offsets = {0, 1, 4}, .ids = {1, 0}, .ranks = {2, 0}, .scales = {1, 1}};
     c->params = (sp_grouped_lora_params){
+        .struct_bytes = sizeof(sp_grouped_lora_params),
         .input = c->x,
         .lora_a = c->a,
         .lora_b = c->b,
@@ -415,28 +417,35 @@ static void bad_arguments_are_refused(void **state)
 #define REFUSED(field, value, subject) \
     c.params.field = value;            \
     refuse(&c, exec, workspace, SP_ERR_ARGUMENT, subject, -1)
-    REFUSED(input, NULL, "");
-    REFUSED(lora_a, NULL, "");
-    REFUSED(lora_b, NULL, "");
-    REFUSED(output, NULL, "");
-    REFUSED(segment_offsets, NULL, "");
-    REFUSED(segment_adapters, NULL, "");
-    REFUSED(ranks, NULL, "");
-    REFUSED(scales, NULL, "");
+#define UNSUPPORTED(field, value) \
+    c.params.field = value;       \
+    refuse(&c, exec, workspace, SP_ERR_UNSUPPORTED, #field, -1)
+    REFUSED(input, NULL, "input");
+    REFUSED(lora_a, NULL, "lora_a");
+    REFUSED(lora_b, NULL, "lora_b");
+    REFUSED(output, NULL, "output");
+    REFUSED(segment_offsets, NULL, "segment_offsets");
+    REFUSED(segment_adapters, NULL, "segment_adapters");
+    REFUSED(ranks, NULL, "ranks");
+    REFUSED(scales, NULL, "scales");
     REFUSED(workspace, NULL, "workspace");
     REFUSED(workspace, (char *)workspace + 64, "workspace");
     REFUSED(workspace_bytes, c.params.workspace_bytes - 1, "workspace");
-    REFUSED(total_rows, 0, "");
-    REFUSED(input_size, 0, "");
-    REFUSED(output_size, 0, "");
-    REFUSED(max_rank, 0, "");
-    REFUSED(max_rank, SP_GROUPED_LORA_RANK_MAX + 1, "");
-    REFUSED(n_segments, 0, "");
-    REFUSED(n_segments, 5, "");
-    REFUSED(n_adapters, 0, "");
+    REFUSED(total_rows, 0, "total_rows");
+    REFUSED(input_size, 0, "input_size");
+    REFUSED(output_size, 0, "output_size");
+    REFUSED(max_rank, 0, "max_rank");
+    REFUSED(n_segments, 0, "n_segments");
+    REFUSED(n_segments, 5, "n_segments");
+    REFUSED(n_adapters, 0, "n_adapters");
+    REFUSED(struct_bytes, 0, "sp_grouped_lora_params");
+    UNSUPPORTED(total_rows, SP_GROUPED_LORA_ROWS_MAX + 1);
+    UNSUPPORTED(input_size, SP_GROUPED_LORA_WIDTH_MAX + 1);
+    UNSUPPORTED(output_size, SP_GROUPED_LORA_WIDTH_MAX + 1);
+    UNSUPPORTED(max_rank, SP_GROUPED_LORA_RANK_MAX + 1);
+#undef UNSUPPORTED
 #undef REFUSED
     assert_int_equal(sp_grouped_lora_gemm(NULL, exec, NULL, NULL), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_grouped_lora_gemm(&c.params, NULL, NULL, NULL), SP_ERR_ARGUMENT);
     assert_int_equal(sp_grouped_lora_gemm(&c.params, exec, "mmx", NULL), SP_ERR_ARGUMENT);
     sp_exec_destroy(exec);
     sp_aligned_free(workspace);
@@ -455,7 +464,7 @@ static void calls_for_a_gpu_say_so(void **state)
     assert_string_equal(error.subject, "cpu");
     assert_int_equal(sp_grouped_lora_create(NULL, &grouped, &error), SP_ERR_ARGUMENT);
     assert_int_equal(sp_grouped_lora_launch(NULL, NULL, NULL, &error), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_grouped_lora_check_device(NULL, NULL, &error), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_grouped_lora_check_device(NULL, NULL, NULL, &error), SP_ERR_ARGUMENT);
     sp_grouped_lora_destroy(NULL);
     sp_device_close(device);
 }
