@@ -138,24 +138,33 @@ static void build_plan(int32_t n_rows)
         spans[i] = (sp_route_span){sizeof spans[i], bench.handles[slot], 1, 1.0f};
     }
     CHECK(sp_plan_build(bench.plan, bench.pool, spans, n_rows, n_rows, &bench.error));
-    CHECK(sp_delta_upload(bench.delta, bench.plan));
+    CHECK(sp_delta_upload(bench.delta, bench.plan, NULL, NULL));
 }
 
 /* The groups of one layer: q,k,v; o; gate,up; down. */
 static void apply_group(int32_t layer, int first, int n)
 {
     sp_delta_output outputs[3];
+    const sp_delta_call call = {
+        .struct_bytes = sizeof call,
+        .plan = bench.plan,
+        .x = bench.x,
+        .x_stride = modules[first].k_in,
+        .x_type = SP_DTYPE_BF16,
+        .outputs = outputs,
+        .n_outputs = n,
+    };
 
     for (int i = 0; i < n; i++)
-        outputs[i] = (sp_delta_output){layer * MODULES + first + i,
+        outputs[i] = (sp_delta_output){sizeof *outputs, layer * MODULES + first + i,
                                        (char *)bench.y + (size_t)i * ROWS_MAX * 4096,
                                        modules[first + i].n_out, SP_DTYPE_BF16};
-    CHECK(sp_delta_apply(bench.delta, bench.plan, bench.x, modules[first].k_in, outputs, n));
+    CHECK(sp_delta_apply(bench.delta, &call, &bench.error));
 }
 
 static void enqueue_step(void)
 {
-    CHECK(sp_delta_start(bench.delta, bench.plan));
+    CHECK(sp_delta_start(bench.delta, bench.plan, NULL, NULL));
     for (int32_t layer = 0; layer < LAYERS; layer++) {
         apply_group(layer, 0, 3);
         apply_group(layer, 3, 1);
@@ -241,7 +250,7 @@ static void time_eager(int32_t n_rows, const char *name, int first, int n)
     double seconds[TIMES], apply;
 
     build_plan(n_rows);
-    CHECK(sp_delta_start(bench.delta, bench.plan));
+    CHECK(sp_delta_start(bench.delta, bench.plan, NULL, NULL));
     for (int t = 0; t < TIMES; t++) {
         double began = sp_clock_seconds();
 
@@ -264,7 +273,7 @@ static void time_upload(int32_t n_rows)
         double began = sp_clock_seconds();
 
         for (int i = 0; i < CALLS; i++)
-            CHECK(sp_delta_upload(bench.delta, bench.plan));
+            CHECK(sp_delta_upload(bench.delta, bench.plan, NULL, NULL));
         seconds[t] = (sp_clock_seconds() - began) / CALLS;
         CHECK(sp_stream_wait(bench.stream, NULL));
     }
@@ -279,10 +288,10 @@ static void time_plan(int32_t n_rows)
     sp_graph *graph = NULL;
 
     build_plan(n_rows);
-    CHECK(sp_delta_start(bench.delta, bench.plan));
+    CHECK(sp_delta_start(bench.delta, bench.plan, NULL, NULL));
     CHECK(sp_graph_begin(bench.stream, NULL));
     for (int i = 0; i < NODES; i++)
-        CHECK(sp_delta_start(bench.delta, bench.plan));
+        CHECK(sp_delta_start(bench.delta, bench.plan, NULL, NULL));
     CHECK(sp_graph_end(bench.stream, &graph, NULL));
     for (int t = 0; t < TIMES; t++)
         seconds[t] = graph_seconds(graph) / NODES;

@@ -97,7 +97,14 @@ static int is_right(const sp_adapter *adapter, int32_t number, int32_t n)
 
 int main(int argc, char **argv)
 {
-    sp_delta_output output = {.y = y, .y_stride = WIDTH_MAX, .y_type = SP_DTYPE_F32};
+    sp_delta_output output = {
+        .struct_bytes = sizeof output, .y = y, .y_stride = WIDTH_MAX, .y_type = SP_DTYPE_F32};
+    sp_delta_call call = {.struct_bytes = sizeof call,
+                          .x = x,
+                          .x_stride = WIDTH_MAX,
+                          .x_type = SP_DTYPE_F32,
+                          .outputs = &output,
+                          .n_outputs = 1};
     sp_site site = {.struct_bytes = sizeof site};
     sp_adapter *adapters[N_ADAPTERS];
     sp_slot_handle handles[N_ADAPTERS];
@@ -123,10 +130,10 @@ int main(int argc, char **argv)
     for (int i = 0; i < N_ADAPTERS; i++)
         adapters[i] = load(options.pool, geometry, argv[2 + i], &handles[i]);
     check(sp_delta_create(&options, &delta, &error));
-    plan = make_plan(options.pool, handles);
+    call.plan = plan = make_plan(options.pool, handles);
     for (int i = 0; i < N_ROWS * WIDTH_MAX; i++)
         x[i / WIDTH_MAX][i % WIDTH_MAX] = (float)(i % 13) / 8 - 1;
-    check(sp_delta_apply(delta, plan, x, WIDTH_MAX, &output, 1));
+    check(sp_delta_apply(delta, &call, &error));
     for (int32_t n = 0; n < site.n_out; n++)
         n_right += is_right(adapters[row_adapter[BY_HAND]], output.site, n);
     printf("row %d: %d of %d outputs are right\n", BY_HAND, (int)n_right, (int)site.n_out);

@@ -366,15 +366,25 @@ static void linear_group(host *h, int32_t n_rows, int32_t layer, int first, int 
 {
     const linear *l = &h->model.linear[layer][first];
     sp_delta_output outputs[3];
+    const sp_delta_call call = {
+        .struct_bytes = sizeof call,
+        .plan = h->plan,
+        .x = x,
+        .x_stride = l->k_in,
+        .x_type = SP_DTYPE_F32,
+        .outputs = outputs,
+        .n_outputs = n,
+    };
 
     for (int i = 0; i < n; i++) {
         gemm(x, n_rows, &l[i], y[i]);
-        outputs[i] = (sp_delta_output){.site = site_of(layer, first + i),
+        outputs[i] = (sp_delta_output){.struct_bytes = sizeof *outputs,
+                                       .site = site_of(layer, first + i),
                                        .y = y[i],
                                        .y_stride = l[i].n_out,
                                        .y_type = SP_DTYPE_F32};
     }
-    check(sp_delta_apply(h->delta, h->plan, x, l->k_in, outputs, n));
+    check(sp_delta_apply(h->delta, &call, &error));
 }
 
 static void rms_norm(const model *m, const float *x, int32_t n_rows, const float *weight, float *y)
@@ -475,6 +485,18 @@ static float *forward(host *h, const batch *b)
     int64_t width = m->hidden + m->inner + m->heads * m->head_dim, n = b->n_rows;
     float *x = allocate(n * m->hidden, sizeof *x), *logits = allocate(n * m->vocab, sizeof *x),
           *t[5];
+    const sp_delta_embed_call embed = {.struct_bytes = sizeof embed,
+                                       .plan = h->plan,
+                                       .tokens = b->tokens,
+                                       .y = x,
+                                       .y_stride = m->hidden};
+    sp_delta_head_call head_call = {.struct_bytes = sizeof head_call,
+                                    .plan = h->plan,
+                                    .x_stride = m->hidden,
+                                    .x_type = SP_DTYPE_F32,
+                                    .logits = logits,
+                                    .logits_stride = m->vocab,
+                                    .logits_type = SP_DTYPE_F32};
 
     for (int i = 0; i < 5; i++)
         t[i] = allocate(n * width, sizeof *x);
@@ -482,12 +504,13 @@ static float *forward(host *h, const batch *b)
     for (int64_t row = 0; row < n; row++)
         memcpy(x + row * m->hidden, m->embed + (int64_t)b->tokens[row] * m->hidden,
                (size_t)m->hidden * sizeof *x);
-    check(sp_delta_embed(h->delta, h->plan, b->tokens, x, m->hidden));
+    check(sp_delta_embed(h->delta, &embed, &error));
     for (int32_t layer = 0; layer < m->layers; layer++)
         run_layer(h, b, layer, x, t);
     rms_norm(m, x, b->n_rows, m->norm, t[0]);
     gemm(t[0], b->n_rows, &head, logits);
-    check(sp_delta_head(h->delta, h->plan, t[0], m->hidden, logits, m->vocab));
+    head_call.x = t[0];
+    check(sp_delta_head(h->delta, &head_call, &error));
     return logits;
 }
 

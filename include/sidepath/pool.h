@@ -328,6 +328,10 @@ typedef struct sp_pool_tables {
 /* site: an index of the layout's; NULL where it has none. */
 SP_API const sp_pool_tables *sp_pool_tables_at(const sp_pool *pool, int32_t site);
 
+/* [slots] on the device, at an address that never changes: the generation of the version that each
+ * slot shows to the steps, 0: none. It changes with the tables, in the order of the steps. */
+SP_API const uint64_t *sp_pool_generations(const sp_pool *pool);
+
 /*
  * Rows of one table that the slots replace, on the device: [slots] each, at addresses that never
  * change. A cell's n is 0 and its pointers NULL where the slot replaces none. The pool's: it lives

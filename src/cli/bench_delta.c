@@ -358,15 +358,24 @@ static double time_base(delta_bench *bench, const rig *r, int32_t n_rows)
 static sp_status time_delta(delta_bench *bench, const rig *r, size_t which, double *out_seconds)
 {
     sp_delta_output outputs[TARGETS_MAX];
+    const sp_delta_call call = {
+        .struct_bytes = sizeof call,
+        .plan = r->plan,
+        .x = bench->x,
+        .x_stride = r->group->k_in,
+        .x_type = SP_DTYPE_BF16,
+        .outputs = outputs,
+        .n_outputs = r->group->n_targets,
+    };
     sp_status status;
     double began;
 
     for (int32_t t = 0; t < r->group->n_targets; t++)
-        outputs[t] = (sp_delta_output){t, bench->y[t], r->group->n_out[t], SP_DTYPE_BF16};
+        outputs[t] =
+            (sp_delta_output){sizeof *outputs, t, bench->y[t], r->group->n_out[t], SP_DTYPE_BF16};
     evict(bench);
     began = sp_clock_seconds();
-    status = sp_delta_apply(r->delta[which], r->plan, bench->x, r->group->k_in, outputs,
-                            r->group->n_targets);
+    status = sp_delta_apply(r->delta[which], &call, NULL);
     *out_seconds = sp_clock_seconds() - began;
     return status;
 }

@@ -1,7 +1,7 @@
 /*
- * delta.c: the plan's deltas at the sites of one layer that share x. Everything is checked before
- * anything is written; then each segment of the plan goes to the job with its slot's cells of the
- * tables, and absent sites drop out there.
+ * delta.c: the plan's deltas at the sites that share x. Everything is checked before anything is
+ * written; then each segment of the plan goes to the job with its slot's cells of the tables, and
+ * absent sites drop out there.
  */
 #include "base/alloc.h"
 #include "base/error.h"
@@ -34,13 +34,25 @@ static int32_t largest_k(const sp_layout *layout)
     return k_max;
 }
 
-size_t sp_delta_workspace_bytes(const sp_layout *layout, int32_t rows_max)
+static sp_lora_sizes sizes_of(const sp_layout *layout, int32_t rows_max, bool x_f32)
 {
+    return (sp_lora_sizes){
+        .dtype = sp_layout_dtype(layout),
+        .k_max = largest_k(layout),
+        .rank_max = sp_layout_rank_stride(layout),
+        .rows_max = rows_max,
+        .x_f32 = x_f32,
+    };
+}
+
+size_t sp_delta_workspace_bytes(const sp_layout *layout, int32_t rows_max, bool x_f32)
+{
+    sp_lora_sizes sizes;
+
     if (layout == NULL || rows_max < 1 || rows_max > ROWS_LIMIT)
         return 0;
-    return sp_lora_scratch_bytes(sp_layout_dtype(layout), largest_k(layout),
-                                 sp_layout_rank_stride(layout), rows_max) +
-           sp_token_scratch_bytes(layout);
+    sizes = sizes_of(layout, rows_max, x_f32);
+    return sp_lora_scratch_bytes(&sizes) + sp_token_scratch_bytes(layout, x_f32);
 }
 
 static bool on_gpu(const sp_pool *pool)
@@ -48,22 +60,26 @@ static bool on_gpu(const sp_pool *pool)
     return sp_device_get_kind(sp_pool_device(pool)) == SP_DEVICE_CUDA;
 }
 
-size_t sp_delta_device_bytes(const sp_pool *pool, int32_t rows_max)
+size_t sp_delta_device_bytes(const sp_pool *pool, int32_t rows_max, bool x_f32)
 {
     if (pool == NULL || rows_max < 1 || rows_max > SP_CUDA_ROWS_MAX || !on_gpu(pool))
         return 0;
-    return sp_delta_gpu_bytes(pool, rows_max);
+    return sp_delta_gpu_bytes(pool, rows_max, x_f32);
 }
 
-static sp_status check_options(const sp_delta_options *options, sp_error *error)
+static sp_status read_options(const sp_delta_options *from, sp_delta_options *out, sp_error *error)
 {
-    if (options == NULL || options->struct_bytes < sizeof *options || options->pool == NULL ||
-        (options->exec == NULL && !on_gpu(options->pool)))
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                       "delta options without a pool or executor, or not initialised");
-    if (options->rows_max < 1 || options->rows_max > ROWS_LIMIT)
+    sp_status status;
+
+    sp_delta_options_default(out, sizeof *out);
+    status = sp_struct_read(out, sizeof *out, from, "sp_delta_options", error);
+    if (status != SP_OK)
+        return status;
+    if (out->pool == NULL)
+        return sp_delta_missing("pool", error);
+    if (out->rows_max < 1 || out->rows_max > ROWS_LIMIT)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "rows_max", -1,
-                       "rows_max must be from 1 to %d, not %d", ROWS_LIMIT, (int)options->rows_max);
+                       "rows_max must be from 1 to %d, not %d", ROWS_LIMIT, (int)out->rows_max);
     return SP_OK;
 }
 
@@ -71,51 +87,49 @@ static sp_status check_options(const sp_delta_options *options, sp_error *error)
 static sp_status create_scratch(sp_delta *delta, const char *cpu_isa, sp_error *error)
 {
     const sp_layout *layout = delta->layout;
-    size_t scratch_bytes = sp_delta_workspace_bytes(layout, delta->rows_max);
+    size_t bytes = sp_delta_workspace_bytes(layout, delta->rows_max, delta->x_f32);
+    sp_lora_sizes sizes = sizes_of(layout, delta->rows_max, delta->x_f32);
     sp_status status = sp_kernels_get(cpu_isa, &delta->kernels, error);
 
     if (status != SP_OK)
         return status;
-    delta->block = sp_aligned_calloc(scratch_bytes, SCRATCH_ALIGN);
+    delta->block = sp_aligned_calloc(bytes, SCRATCH_ALIGN);
     if (delta->block == NULL)
-        return sp_fail_memory(error, scratch_bytes, "the delta's scratch");
-    sp_lora_scratch_cut(delta->block, sp_layout_dtype(layout), largest_k(layout),
-                        sp_layout_rank_stride(layout), delta->rows_max, &delta->scratch);
-    sp_token_scratch_cut((char *)delta->block + scratch_bytes - sp_token_scratch_bytes(layout),
-                         layout, &delta->token_scratch);
+        return sp_fail_memory(error, bytes, "the delta's scratch");
+    sp_lora_scratch_cut(delta->block, &sizes, &delta->scratch);
+    sp_token_scratch_cut((char *)delta->block + bytes -
+                             sp_token_scratch_bytes(layout, delta->x_f32),
+                         layout, delta->x_f32, &delta->token_scratch);
     return SP_OK;
-}
-
-static void set_sites(sp_delta *delta)
-{
-    const sp_geometry *geometry = sp_layout_geometry(delta->layout);
-
-    delta->n_sites = sp_geometry_n_sites(geometry);
-    delta->embed_site = sp_geometry_find_kind(geometry, SP_SITE_EMBEDDING);
-    delta->head_site = sp_geometry_find_kind(geometry, SP_SITE_HEAD);
 }
 
 sp_status sp_delta_create(const sp_delta_options *options, sp_delta **out_delta, sp_error *error)
 {
+    sp_delta_options own;
+    sp_status status = read_options(options, &own, error);
     sp_delta *delta;
-    sp_status status = check_options(options, error);
 
     if (status != SP_OK)
         return status;
+    if (out_delta == NULL)
+        return sp_delta_missing("out_delta", error);
     delta = sp_calloc(1, sizeof *delta);
     if (delta == NULL)
         return sp_fail_memory(error, sizeof *delta, "the delta");
-    delta->pool = options->pool;
-    delta->layout = sp_pool_layout(options->pool);
-    set_sites(delta);
-    delta->exec = options->exec;
-    delta->rows_max = options->rows_max;
-    delta->no_apply = options->no_apply;
-    delta->skipped = options->skip_modules;
+    delta->pool = own.pool;
+    delta->layout = sp_pool_layout(own.pool);
+    delta->exec = own.exec;
+    delta->rows_max = own.rows_max;
+    delta->n_sites = sp_geometry_n_sites(sp_layout_geometry(delta->layout));
+    delta->embed = sp_token_table_of(delta->layout, SP_SITE_EMBEDDING);
+    delta->head = sp_token_table_of(delta->layout, SP_SITE_HEAD);
+    delta->x_f32 = own.x_f32;
+    delta->no_apply = own.no_apply;
+    delta->skipped = own.skip_modules;
     if (on_gpu(delta->pool))
-        status = sp_delta_gpu_create(delta->pool, delta->rows_max, &delta->gpu, error);
+        status = sp_delta_gpu_create(delta->pool, delta->rows_max, own.x_f32, &delta->gpu, error);
     else
-        status = create_scratch(delta, options->cpu_isa, error);
+        status = create_scratch(delta, own.cpu_isa, error);
     if (status != SP_OK) {
         sp_free(delta);
         return status;
@@ -135,66 +149,147 @@ void sp_delta_destroy(sp_delta *delta)
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
-static sp_status check_output(const sp_delta *delta, const sp_delta_output *output,
-                              int32_t *io_k_in)
+sp_status sp_delta_missing(const char *name, sp_error *error)
+{
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, name, -1, "%s is NULL", name);
+}
+
+sp_status sp_delta_rows_of(const sp_delta *delta, const sp_plan *plan,
+                           const sp_plan_view **out_view, int32_t *out_rows, sp_error *error)
+{
+    sp_status status;
+
+    if (delta == NULL)
+        return sp_delta_missing("delta", error);
+    *out_view = NULL;
+    if (plan == NULL && (delta->gpu == NULL || !sp_delta_gpu_has_device_rows(delta->gpu)))
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "plan", -1,
+                       "plan is NULL, and the step did not begin with sp_plan_from_device");
+    if (plan == NULL) {
+        *out_rows = sp_delta_gpu_rows_started(delta->gpu);
+        return SP_OK;
+    }
+    status = sp_plan_check(plan, delta->pool, error);
+    if (status != SP_OK)
+        return status;
+    *out_view = sp_plan_get(plan);
+    *out_rows = (*out_view)->n_rows;
+    if (*out_rows > delta->rows_max)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "plan", -1,
+                       "the plan has %d rows, the delta was made for %d", (int)*out_rows,
+                       (int)delta->rows_max);
+    return SP_OK;
+}
+
+sp_status sp_delta_check_x_type(const sp_delta *delta, sp_dtype x_type, sp_error *error)
+{
+    sp_dtype dtype = sp_layout_dtype(delta->layout);
+
+    if (x_type == dtype || (x_type == SP_DTYPE_F32 && delta->x_f32))
+        return SP_OK;
+    if (x_type == SP_DTYPE_F32)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "x_type", -1,
+                       "x is f32 and the pool %s: set x_f32 in sp_delta_options",
+                       sp_dtype_name(dtype));
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, "x_type", (int64_t)x_type,
+                   "x_type is %d, it must be %s as the pool's, or f32", (int)x_type,
+                   sp_dtype_name(dtype));
+}
+
+sp_status sp_delta_check_stride(const char *name, int64_t stride, int64_t width, sp_error *error)
+{
+    if (stride >= width)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_STRIDE, "bad-stride", name, -1,
+                   "%s is %lld, a row has %lld elements", name, (long long)stride,
+                   (long long)width);
+}
+
+static sp_status check_output(const sp_delta *delta, const sp_delta_output *output, int32_t index,
+                              int32_t *io_k_in, sp_error *error)
 {
     sp_dtype dtype = sp_layout_dtype(delta->layout);
     const sp_layout_site *site;
 
-    if (output->site < 0 || output->site >= delta->n_sites || output->y == NULL ||
-        output->site == delta->embed_site)
-        return SP_ERR_ARGUMENT;
+    if (output->site < 0 || output->site >= delta->n_sites)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "site", index,
+                       "output %d names site %d, the geometry has sites 0 to %d", (int)index,
+                       (int)output->site, (int)delta->n_sites - 1);
+    if (output->y == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "y", index, "y of output %d is NULL",
+                       (int)index);
     if (output->y_type != dtype && output->y_type != SP_DTYPE_F32)
-        return SP_ERR_ARGUMENT;
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "y_type", index,
+                       "y_type of output %d is %d, it must be %s as the pool's, or f32", (int)index,
+                       (int)output->y_type, sp_dtype_name(dtype));
+    if (output->site == delta->embed.site)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "site", index,
+                       "output %d names site %d, which takes tokens: call sp_delta_embed",
+                       (int)index, (int)output->site);
     site = sp_layout_site_at(delta->layout, sp_layout_find(delta->layout, output->site));
     if (site == NULL)
         return SP_OK;
     if (*io_k_in != 0 && site->k_in != *io_k_in)
-        return SP_ERR_ARGUMENT;
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "site", index,
+                       "output %d has %d inputs, the outputs before it %d: they do not share x",
+                       (int)index, (int)site->k_in, (int)*io_k_in);
     *io_k_in = site->k_in;
-    return output->y_stride < site->n_out ? SP_ERR_STRIDE : SP_OK;
+    return sp_delta_check_stride("y_stride", output->y_stride, site->n_out, error);
 }
 
-/* The plan is of this pool, its versions are held still, and its rows fit. */
-sp_status sp_delta_check_plan(const sp_delta *delta, const sp_plan *plan)
+sp_delta_output sp_delta_output_at(const sp_delta_group *group, int32_t index)
+{
+    sp_delta_output output = {.struct_bytes = sizeof output};
+
+    (void)sp_struct_read_at(&output, sizeof output, group->call.outputs, (size_t)index,
+                            "sp_delta_output", NULL);
+    return output;
+}
+
+static sp_status check_outputs(const sp_delta *delta, const sp_delta_call *call, int32_t *out_k_in,
+                               sp_error *error)
+{
+    if (call->n_outputs < 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "n_outputs", -1,
+                       "n_outputs cannot be negative (%d)", (int)call->n_outputs);
+    if (call->outputs == NULL && call->n_outputs > 0)
+        return sp_delta_missing("outputs", error);
+    *out_k_in = 0;
+    for (int32_t i = 0; i < call->n_outputs; i++) {
+        sp_delta_output output = {.struct_bytes = sizeof output};
+        sp_status status = sp_struct_read_at(&output, sizeof output, call->outputs, (size_t)i,
+                                             "sp_delta_output", error);
+
+        if (status == SP_OK)
+            status = check_output(delta, &output, i, out_k_in, error);
+        if (status != SP_OK)
+            return status;
+    }
+    return SP_OK;
+}
+
+sp_status sp_delta_read_group(const sp_delta *delta, const sp_delta_call *call, bool with_x,
+                              sp_delta_group *out_group, sp_error *error)
 {
     sp_status status;
 
-    if (delta == NULL || plan == NULL)
-        return SP_ERR_ARGUMENT;
-    status = sp_plan_check(plan, delta->pool, NULL);
-    if (status != SP_OK)
-        return status;
-    return sp_plan_get(plan)->n_rows <= delta->rows_max ? SP_OK : SP_ERR_ARGUMENT;
-}
-
-/* All but x. *out_k_in is 0 where the pool holds none of the sites. */
-static sp_status check_outputs(const sp_delta *delta, const sp_delta_output *outputs,
-                               int32_t n_outputs, int32_t *out_k_in)
-{
-    sp_status status = SP_OK;
-
-    if (n_outputs < 0 || (outputs == NULL && n_outputs > 0))
-        return SP_ERR_ARGUMENT;
-    *out_k_in = 0;
-    for (int32_t i = 0; i < n_outputs && status == SP_OK; i++)
-        status = check_output(delta, &outputs[i], out_k_in);
-    return status;
-}
-
-static sp_status check_apply(const sp_delta *delta, const void *x, int64_t x_stride,
-                             const sp_delta_output *outputs, int32_t n_outputs, int32_t *out_k_in)
-{
-    sp_status status = x != NULL ? SP_OK : SP_ERR_ARGUMENT;
-
+    out_group->call = (sp_delta_call){.struct_bytes = sizeof out_group->call};
+    status = sp_struct_read(&out_group->call, sizeof out_group->call, call, "sp_delta_call", error);
     if (status == SP_OK)
-        status = check_outputs(delta, outputs, n_outputs, out_k_in);
-    if (status != SP_OK)
+        status = sp_delta_rows_of(delta, out_group->call.plan, &out_group->view, &out_group->n_rows,
+                                  error);
+    if (status == SP_OK && with_x && out_group->call.x == NULL)
+        status = sp_delta_missing("x", error);
+    if (status == SP_OK && with_x)
+        status = sp_delta_check_x_type(delta, out_group->call.x_type, error);
+    if (status == SP_OK)
+        status = check_outputs(delta, &out_group->call, &out_group->k_in, error);
+    if (status != SP_OK || !with_x)
         return status;
-    return x_stride < *out_k_in ? SP_ERR_STRIDE : SP_OK;
+    return sp_delta_check_stride("x_stride", out_group->call.x_stride, out_group->k_in, error);
 }
 
-/* ---- applying ------------------------------------------------------------------------------ */
+/* ---- on the CPU ---------------------------------------------------------------------------- */
 
 /* The sites of one job: at most SP_LORA_GROUP_MAX that the pool holds. */
 typedef struct site_group {
@@ -240,28 +335,22 @@ static void add_rows(const sp_plan_view *view, const site_group *group, sp_lora_
     }
 }
 
-static void apply_group(const sp_plan_view *view, const site_group *group, sp_lora_job *job)
-{
-    add_rows(view, group, job);
-    sp_lora_job_finish(job);
-}
-
-static sp_lora_job new_job(const sp_delta *delta, const void *x, int64_t x_stride, int32_t k_in)
+static sp_lora_job new_job(const sp_delta *delta, const sp_delta_group *group)
 {
     return (sp_lora_job){
         .kernels = delta->kernels,
         .exec = delta->exec,
         .scratch = &delta->scratch,
         .dtype = sp_layout_dtype(delta->layout),
-        .k_in = k_in,
+        .x_type = group->call.x_type,
+        .k_in = group->k_in,
         .rank_max = sp_layout_rank_stride(delta->layout),
-        .x = x,
-        .x_stride = x_stride,
+        .x = group->call.x,
+        .x_stride = group->call.x_stride,
     };
 }
 
-/* The layout's index of an output that has a delta to apply, or -1. */
-static int32_t site_of(const sp_delta *delta, int32_t site)
+int32_t sp_delta_site_of(const sp_delta *delta, int32_t site)
 {
     int32_t index = sp_layout_find(delta->layout, site);
 
@@ -271,223 +360,90 @@ static int32_t site_of(const sp_delta *delta, int32_t site)
 }
 
 /* The checks are over and the plan routes a row. */
-static void apply_on_cpu(const sp_delta *delta, const sp_plan_view *view, sp_lora_job *job,
-                         const sp_delta_output *outputs, int32_t n_outputs)
+static void apply_on_cpu(const sp_delta *delta, const sp_delta_group *group)
 {
-    site_group group = {.n = 0};
+    sp_lora_job job = new_job(delta, group);
+    site_group sites = {.n = 0};
 
-    for (int32_t i = 0; i < n_outputs; i++) {
-        int32_t site = site_of(delta, outputs[i].site);
+    for (int32_t i = 0; i < group->call.n_outputs; i++) {
+        sp_delta_output output = sp_delta_output_at(group, i);
+        int32_t site = sp_delta_site_of(delta, output.site);
 
-        if (site < 0)
-            continue;
-        add_site(delta, site, &outputs[i], &group, job);
-        if (group.n == SP_LORA_GROUP_MAX) {
-            apply_group(view, &group, job);
-            group.n = 0;
+        if (site >= 0)
+            add_site(delta, site, &output, &sites, &job);
+        if (sites.n == SP_LORA_GROUP_MAX || (sites.n > 0 && i + 1 == group->call.n_outputs)) {
+            add_rows(group->view, &sites, &job);
+            sp_lora_job_finish(&job);
+            sites.n = 0;
         }
     }
-    if (group.n > 0)
-        apply_group(view, &group, job);
 }
 
-/* Sites from outputs [first, n_outputs) until the call is full; returns the output after them. */
-static int32_t fill_call(const sp_delta *delta, const sp_delta_output *outputs, int32_t n_outputs,
-                         int32_t first, sp_delta_gpu_call *call)
+bool sp_delta_begin_round(sp_delta *delta, const sp_delta_group *group)
 {
-    int32_t i = first;
+    site_group sites = {.n = 0};
 
-    call->n = 0;
-    for (; i < n_outputs && call->n < SP_CUDA_SITES_MAX; i++) {
-        int32_t site = site_of(delta, outputs[i].site);
+    delta->pieces = new_job(delta, group);
+    delta->pieces.in_pieces = true;
+    for (int32_t i = 0; i < group->call.n_outputs; i++) {
+        sp_delta_output output = sp_delta_output_at(group, i);
+        int32_t site = delta->no_apply ? -1 : sp_delta_site_of(delta, output.site);
 
-        if (site < 0)
-            continue;
-        call->sites[call->n] = site;
-        call->outputs[call->n++] = &outputs[i];
+        delta->piece_target[i] = site < 0 ? -1 : sites.n;
+        if (site >= 0)
+            add_site(delta, site, &output, &sites, &delta->pieces);
     }
-    return i;
+    if (sites.n > 0)
+        add_rows(group->view, &sites, &delta->pieces);
+    if (delta->pieces.too_large)
+        return false;
+    sp_lora_job_cut(&delta->pieces);
+    return true;
 }
+
+void sp_delta_end_round(sp_delta *delta)
+{
+    delta->half.open = false;
+}
+
+/* ---- applying ------------------------------------------------------------------------------ */
 
 /* What the plan routes does not matter: a graph that is captured here may replay any other. */
-static sp_status apply_on_gpu(const sp_delta *delta, sp_delta_gpu_call *call,
-                              const sp_delta_output *outputs, int32_t n_outputs)
+static sp_status apply_on_gpu(const sp_delta *delta, const sp_delta_group *group, sp_error *error)
 {
-    sp_status status = SP_OK;
+    sp_delta_gpu_call call = sp_delta_gpu_call_of(group->n_rows, group->k_in, &group->call);
+    sp_status status = sp_delta_gpu_check_rows(delta->gpu, group->n_rows, error);
 
-    for (int32_t i = 0; i < n_outputs && status == SP_OK;) {
-        i = fill_call(delta, outputs, n_outputs, i, call);
-        if (call->n > 0)
-            status = sp_delta_gpu_apply(delta->gpu, call);
+    for (int32_t i = 0; i < group->call.n_outputs && status == SP_OK; i++) {
+        sp_delta_output output = sp_delta_output_at(group, i);
+        int32_t site = sp_delta_site_of(delta, output.site);
+
+        if (site >= 0)
+            sp_delta_gpu_call_add(&call, site, &output);
+        if (call.n == SP_CUDA_SITES_MAX || (call.n > 0 && i + 1 == group->call.n_outputs)) {
+            status = sp_delta_gpu_apply(delta->gpu, &call, error);
+            call.n = 0;
+        }
     }
     return status;
 }
 
-sp_status sp_delta_apply(sp_delta *delta, const sp_plan *plan, const void *x, int64_t x_stride,
-                         const sp_delta_output *outputs, int32_t n_outputs)
+sp_status sp_delta_apply_group(sp_delta *delta, const sp_delta_group *group, sp_error *error)
 {
-    sp_plan_view view;
-    sp_lora_job job;
-    int32_t k_in;
-    sp_status status;
-
-    status = sp_delta_check_plan(delta, plan);
-    if (status != SP_OK)
-        return status;
-    view = *sp_plan_get(plan);
-    status = check_apply(delta, x, x_stride, outputs, n_outputs, &k_in);
-    if (status != SP_OK || delta->no_apply || k_in == 0)
-        return status;
-    if (delta->gpu != NULL) {
-        sp_delta_gpu_call call = {view.n_rows, k_in, x, x_stride, .n = 0};
-
-        return apply_on_gpu(delta, &call, outputs, n_outputs);
-    }
-    job = new_job(delta, x, x_stride, k_in);
-    if (view.n_segments > 0)
-        apply_on_cpu(delta, &view, &job, outputs, n_outputs);
+    sp_delta_end_round(delta);
+    if (delta->no_apply || group->k_in == 0)
+        return SP_OK;
+    if (delta->gpu != NULL)
+        return apply_on_gpu(delta, group, error);
+    if (group->view->n_segments > 0)
+        apply_on_cpu(delta, group);
     return SP_OK;
 }
 
-/* ---- in pieces ----------------------------------------------------------------------------- */
-
-sp_status sp_delta_begin(sp_delta *delta, const sp_plan *plan, const void *x, int64_t x_stride,
-                         const sp_delta_output *outputs, int32_t n_outputs,
-                         sp_delta_pieces *out_pieces)
+sp_status sp_delta_apply(sp_delta *delta, const sp_delta_call *call, sp_error *error)
 {
-    sp_plan_view view;
-    site_group group = {.n = 0};
-    int32_t k_in;
-    sp_status status;
+    sp_delta_group group;
+    sp_status status = sp_delta_read_group(delta, call, true, &group, error);
 
-    if (out_pieces == NULL)
-        return SP_ERR_ARGUMENT;
-    status = sp_delta_check_plan(delta, plan);
-    if (status != SP_OK)
-        return status;
-    view = *sp_plan_get(plan);
-    status = check_apply(delta, x, x_stride, outputs, n_outputs, &k_in);
-    if (status != SP_OK)
-        return status;
-    *out_pieces = (sp_delta_pieces){.fits = n_outputs <= SP_LORA_GROUP_MAX && delta->gpu == NULL};
-    if (!out_pieces->fits)
-        return SP_OK;
-    delta->pieces = new_job(delta, x, x_stride, k_in);
-    delta->pieces.in_pieces = true;
-    for (int32_t i = 0; i < n_outputs; i++) {
-        int32_t site = delta->no_apply ? -1 : site_of(delta, outputs[i].site);
-
-        delta->piece_target[i] = site < 0 ? -1 : group.n;
-        if (site >= 0)
-            add_site(delta, site, &outputs[i], &group, &delta->pieces);
-    }
-    if (group.n > 0)
-        add_rows(&view, &group, &delta->pieces);
-    out_pieces->fits = !delta->pieces.too_large;
-    if (!out_pieces->fits)
-        return SP_OK;
-    sp_lora_job_cut(&delta->pieces);
-    out_pieces->pack = delta->pieces.n_pack_tasks;
-    out_pieces->shrink = delta->pieces.n_shrink_tasks;
-    out_pieces->packed_x = sp_lora_job_packed_x(&delta->pieces, view.n_rows);
-    return SP_OK;
-}
-
-void sp_delta_pack(sp_delta *delta, int32_t piece)
-{
-    sp_lora_job_pack(&delta->pieces, piece);
-}
-
-void sp_delta_shrink(sp_delta *delta, int32_t piece)
-{
-    sp_lora_job_shrink(&delta->pieces, piece);
-}
-
-bool sp_delta_expand(sp_delta *delta, int32_t output, int64_t column_begin, int64_t column_end)
-{
-    int32_t target = delta->piece_target[output];
-
-    return target < 0 || sp_lora_job_expand(&delta->pieces, target, column_begin, column_end);
-}
-
-/* ---- a step on a GPU ----------------------------------------------------------------------- */
-
-sp_status sp_delta_upload(sp_delta *delta, const sp_plan *plan)
-{
-    sp_plan_view view;
-    sp_status status;
-
-    status = sp_delta_check_plan(delta, plan);
-    if (status != SP_OK)
-        return status;
-    view = *sp_plan_get(plan);
-    return delta->gpu != NULL ? sp_delta_gpu_upload(delta->gpu, &view) : SP_OK;
-}
-
-sp_status sp_delta_start(sp_delta *delta, const sp_plan *plan)
-{
-    sp_plan_view view;
-    sp_status status;
-
-    status = sp_delta_check_plan(delta, plan);
-    if (status != SP_OK)
-        return status;
-    view = *sp_plan_get(plan);
-    return delta->gpu != NULL ? sp_delta_gpu_start(delta->gpu, view.n_rows) : SP_OK;
-}
-
-/* Both halves take one group: the sites that the pool holds, in the order of the outputs. The
- * checks are over. */
-static sp_status fill_half(const sp_delta *delta, const sp_delta_output *outputs, int32_t n_outputs,
-                           sp_delta_gpu_call *call)
-{
-    int32_t taken = fill_call(delta, outputs, n_outputs, 0, call);
-
-    return taken < n_outputs ? SP_ERR_ARGUMENT : SP_OK;
-}
-
-sp_status sp_delta_enqueue_shrink(sp_delta *delta, const sp_plan *plan, const void *x,
-                                  int64_t x_stride, const sp_delta_output *outputs,
-                                  int32_t n_outputs, sp_stream *stream)
-{
-    sp_delta_gpu_call call = {.x = x, .x_stride = x_stride};
-    sp_plan_view view;
-    sp_status status;
-
-    status = sp_delta_check_plan(delta, plan);
-    if (status != SP_OK)
-        return status;
-    if (delta->gpu == NULL)
-        return SP_ERR_UNSUPPORTED;
-    view = *sp_plan_get(plan);
-    call.n_rows = view.n_rows;
-    status = check_apply(delta, x, x_stride, outputs, n_outputs, &call.k_in);
-    if (status == SP_OK)
-        status = fill_half(delta, outputs, n_outputs, &call);
-    if (status != SP_OK || delta->no_apply || call.n == 0)
-        return status;
-    return sp_delta_gpu_shrink(delta->gpu, &call, stream);
-}
-
-sp_status sp_delta_enqueue_expand(sp_delta *delta, const sp_plan *plan,
-                                  const sp_delta_output *outputs, int32_t n_outputs,
-                                  sp_stream *stream)
-{
-    sp_delta_gpu_call call = {.x = NULL};
-    sp_plan_view view;
-    sp_status status;
-
-    status = sp_delta_check_plan(delta, plan);
-    if (status != SP_OK)
-        return status;
-    if (delta->gpu == NULL)
-        return SP_ERR_UNSUPPORTED;
-    view = *sp_plan_get(plan);
-    call.n_rows = view.n_rows;
-    status = check_outputs(delta, outputs, n_outputs, &call.k_in);
-    if (status == SP_OK)
-        status = fill_half(delta, outputs, n_outputs, &call);
-    if (status != SP_OK || delta->no_apply || call.n == 0)
-        return status;
-    return sp_delta_gpu_expand(delta->gpu, &call, stream);
+    return status == SP_OK ? sp_delta_apply_group(delta, &group, error) : status;
 }

@@ -22,19 +22,23 @@ struct sp_delta_gpu {
     int number; /* of the GPU */
     sp_cuda_kernels kernels;
     sp_stream *main_stream;
-    void *main_native;
     int32_t rows_max, n_slots, rank_stride, type;
     int64_t slot_elements;
     void *block; /* device: what scratch is cut out of */
     sp_cuda_scratch scratch;
+    sp_cuda_row_report *report; /* device */
     /* Uploads take turns: pinned seq_slot and row_scale of rows_max each, and when they are read.
-     */
+     * After them the report as the host reads it. */
     char *staging;
+    sp_cuda_row_report *report_read;
     sp_event *uploaded[SP_CUDA_UPLOADS];
     int32_t turn;
     int32_t rows_set;     /* rows of seq_slot_in that may not be -1 */
+    int32_t device_rows;  /* the most that ever came from device memory: a graph may write them */
     int32_t rows_started; /* of the plan node that was enqueued last, or -1 */
-    bool after_plan;      /* it is the main stream's last kernel, as far as we know */
+    bool from_device;     /* its rows came from device memory */
+    void *plan_native;    /* the stream that it was enqueued on */
+    bool after_plan;      /* it is that stream's last kernel, as far as we know */
 };
 
 /* ---- scratch ------------------------------------------------------------------------------- */
@@ -47,11 +51,11 @@ static void *take(char *block, size_t *cursor, size_t bytes)
     return taken;
 }
 
-sp_cuda_scratch sp_cuda_scratch_cut(char *block, int32_t rows_max, int32_t n_slots,
-                                    size_t planes_bytes)
+sp_cuda_scratch sp_cuda_scratch_cut(char *block, const sp_cuda_scratch_sizes *sizes)
 {
-    size_t rows = (size_t)rows_max * sizeof(int32_t), slots = (size_t)n_slots * sizeof(int32_t);
-    size_t tiles = (size_t)sp_cuda_tiles_bound(rows_max, n_slots) * sizeof(sp_cuda_tile), at = 0;
+    size_t rows = (size_t)sizes->rows_max * sizeof(int32_t), at = 0;
+    size_t slots = (size_t)sizes->n_slots * sizeof(int32_t);
+    size_t tiles = (size_t)sp_cuda_tiles_bound(sizes->rows_max, sizes->n_slots);
     sp_cuda_scratch s;
 
     s.plan.seq_slot_in = take(block, &at, rows);
@@ -65,8 +69,9 @@ sp_cuda_scratch sp_cuda_scratch_cut(char *block, int32_t rows_max, int32_t n_slo
     s.plan.tile_begin = take(block, &at, rows);
     s.plan.tile_rows = take(block, &at, rows);
     s.plan.tile_slot = take(block, &at, rows);
-    s.plan.tiles = take(block, &at, tiles);
-    s.planes = take(block, &at, planes_bytes);
+    s.plan.tiles = take(block, &at, tiles * sizeof(sp_cuda_tile));
+    s.planes = take(block, &at, sizes->planes_bytes);
+    s.rounded = sizes->rounded_bytes > 0 ? take(block, &at, sizes->rounded_bytes) : NULL;
     s.bytes = at;
     return s;
 }
@@ -108,10 +113,49 @@ static size_t planes_bytes(const sp_pool *pool, int32_t rows_max)
     return most;
 }
 
-size_t sp_delta_gpu_bytes(const sp_pool *pool, int32_t rows_max)
+/* What the head reads, whether or not the pool has its pairs. */
+static int32_t head_k(const sp_layout *layout)
 {
-    return sp_cuda_scratch_cut(NULL, rows_max, sp_pool_slots(pool), planes_bytes(pool, rows_max))
-        .bytes;
+    const sp_geometry *geometry = sp_layout_geometry(layout);
+    sp_site site = {.struct_bytes = sizeof site};
+    int32_t head = sp_geometry_find_kind(geometry, SP_SITE_HEAD);
+
+    return sp_geometry_site_at(geometry, head, &site, NULL) == SP_OK ? site.k_in : 0;
+}
+
+/* Rows of an FP32 x, in two bytes an element. */
+static size_t rounded_bytes(const sp_layout *layout, int32_t rows_max)
+{
+    int32_t k_max = 1;
+
+    for (int32_t i = 0; i < sp_layout_n_sites(layout); i++)
+        if (!is_gathered(layout, i) && sp_layout_site_at(layout, i)->k_in > k_max)
+            k_max = sp_layout_site_at(layout, i)->k_in;
+    k_max = head_k(layout) > k_max ? head_k(layout) : k_max;
+    return (size_t)rows_max * (size_t)k_max * sizeof(uint16_t);
+}
+
+static sp_cuda_scratch_sizes sizes_of(const sp_pool *pool, int32_t rows_max, bool x_f32)
+{
+    return (sp_cuda_scratch_sizes){
+        .rows_max = rows_max,
+        .n_slots = sp_pool_slots(pool),
+        .planes_bytes = planes_bytes(pool, rows_max),
+        .rounded_bytes = x_f32 ? rounded_bytes(sp_pool_layout(pool), rows_max) : 0,
+    };
+}
+
+/* The report comes after the scratch. */
+static size_t block_bytes(const sp_cuda_scratch_sizes *sizes)
+{
+    return sp_cuda_scratch_cut(NULL, sizes).bytes + sizeof(sp_cuda_row_report);
+}
+
+size_t sp_delta_gpu_bytes(const sp_pool *pool, int32_t rows_max, bool x_f32)
+{
+    sp_cuda_scratch_sizes sizes = sizes_of(pool, rows_max, x_f32);
+
+    return block_bytes(&sizes);
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -144,39 +188,40 @@ static int32_t *staged_slots(const sp_delta_gpu *gpu)
     return (int32_t *)(void *)(gpu->staging + (size_t)gpu->turn * upload_bytes(gpu));
 }
 
-static sp_status allocate(sp_delta_gpu *gpu, sp_error *error)
+static sp_status allocate(sp_delta_gpu *gpu, bool x_f32, sp_error *error)
 {
-    size_t planes = planes_bytes(gpu->pool, gpu->rows_max);
-    size_t bytes = sp_cuda_scratch_cut(NULL, gpu->rows_max, gpu->n_slots, planes).bytes;
+    sp_cuda_scratch_sizes sizes = sizes_of(gpu->pool, gpu->rows_max, x_f32);
+    size_t uploads = SP_CUDA_UPLOADS * upload_bytes(gpu);
     void *staging = NULL;
-    sp_status status = sp_device_alloc(gpu->device, bytes, &gpu->block, error);
+    sp_status status = sp_device_alloc(gpu->device, block_bytes(&sizes), &gpu->block, error);
 
     if (status != SP_OK)
         return status;
-    gpu->scratch = sp_cuda_scratch_cut(gpu->block, gpu->rows_max, gpu->n_slots, planes);
+    gpu->scratch = sp_cuda_scratch_cut(gpu->block, &sizes);
+    gpu->report = (sp_cuda_row_report *)(void *)((char *)gpu->block + gpu->scratch.bytes);
     status =
-        sp_device_alloc_pinned(gpu->device, SP_CUDA_UPLOADS * upload_bytes(gpu), &staging, error);
+        sp_device_alloc_pinned(gpu->device, uploads + sizeof *gpu->report_read, &staging, error);
+    if (status != SP_OK)
+        return status;
     gpu->staging = staging;
-    for (int i = 0; i < SP_CUDA_UPLOADS && status == SP_OK; i++) {
-        status = sp_event_create(gpu->device, &gpu->uploaded[i], NULL);
-        if (status != SP_OK)
-            sp_fail(error, status, NULL, sp_device_name(gpu->device), -1, "%.400s",
-                    sp_device_error_text(gpu->device));
-    }
+    gpu->report_read = (sp_cuda_row_report *)(void *)(gpu->staging + uploads);
+    *gpu->report_read = (sp_cuda_row_report){.first_row = -1};
+    for (int i = 0; i < SP_CUDA_UPLOADS && status == SP_OK; i++)
+        status = sp_event_create(gpu->device, &gpu->uploaded[i], error);
     return status;
 }
 
 /* No row is routed until the first upload. */
-static sp_status clear_rows(sp_delta_gpu *gpu)
+static sp_status clear_rows(sp_delta_gpu *gpu, sp_error *error)
 {
     size_t bytes = (size_t)gpu->rows_max * sizeof(int32_t);
 
     memset(gpu->staging, 0xff, bytes);
     return sp_device_write(gpu->device, (void *)(uintptr_t)gpu->scratch.plan.seq_slot_in,
-                           gpu->staging, bytes, NULL);
+                           gpu->staging, bytes, error);
 }
 
-sp_status sp_delta_gpu_create(sp_pool *pool, int32_t rows_max, sp_delta_gpu **out_gpu,
+sp_status sp_delta_gpu_create(sp_pool *pool, int32_t rows_max, bool x_f32, sp_delta_gpu **out_gpu,
                               sp_error *error)
 {
     const sp_layout *layout = sp_pool_layout(pool);
@@ -192,7 +237,6 @@ sp_status sp_delta_gpu_create(sp_pool *pool, int32_t rows_max, sp_delta_gpu **ou
     gpu->device = sp_pool_device(pool);
     gpu->number = sp_device_cuda_index(gpu->device);
     gpu->main_stream = sp_device_main_stream(gpu->device);
-    gpu->main_native = sp_stream_native(gpu->main_stream);
     gpu->rows_max = rows_max;
     gpu->n_slots = sp_pool_slots(pool);
     gpu->rank_stride = sp_layout_rank_stride(layout);
@@ -201,13 +245,9 @@ sp_status sp_delta_gpu_create(sp_pool *pool, int32_t rows_max, sp_delta_gpu **ou
     gpu->rows_started = -1;
     status = sp_kernels_cuda_get(gpu->device, &gpu->kernels, error);
     if (status == SP_OK)
-        status = allocate(gpu, error);
-    if (status == SP_OK) {
-        status = clear_rows(gpu);
-        if (status != SP_OK)
-            sp_fail(error, status, NULL, sp_device_name(gpu->device), -1, "%.400s",
-                    sp_device_error_text(gpu->device));
-    }
+        status = allocate(gpu, x_f32, error);
+    if (status == SP_OK)
+        status = clear_rows(gpu, error);
     if (status != SP_OK) {
         sp_delta_gpu_destroy(gpu);
         return status;
@@ -230,46 +270,159 @@ void sp_delta_gpu_destroy(sp_delta_gpu *gpu)
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
+static void *native_of(const sp_delta_gpu *gpu, const sp_stream *stream)
+{
+    return sp_stream_native(stream != NULL ? stream : gpu->main_stream);
+}
+
+/* The status of a launch, with the backend's words. */
+static sp_status launched(const sp_delta_gpu *gpu, int code, const char *what, sp_error *error)
+{
+    sp_status status = sp_device_cuda_status(gpu->device, code, what);
+
+    if (status == SP_OK)
+        return SP_OK;
+    return sp_fail(error, status, NULL, sp_device_name(gpu->device), -1, "%.400s",
+                   sp_device_error_text(gpu->device));
+}
+
 /* Rows that an earlier upload set and this one has not become -1, so that a graph which was
  * captured with more rows finds nothing there. */
-sp_status sp_delta_gpu_upload(sp_delta_gpu *gpu, const sp_plan_view *view)
+sp_status sp_delta_gpu_upload(sp_delta_gpu *gpu, const sp_plan_view *view, sp_stream *stream,
+                              sp_error *error)
 {
-    int32_t n_rows = view->n_rows, n = n_rows > gpu->rows_set ? n_rows : gpu->rows_set;
+    int32_t n_rows = view->n_rows, set = gpu->rows_set, n;
     int32_t *slots = staged_slots(gpu);
     float *scales = (float *)(void *)(slots + gpu->rows_max);
     sp_event *read = gpu->uploaded[gpu->turn];
-    sp_status status = sp_event_wait(read, NULL);
+    sp_status status = sp_event_wait(read, error);
 
+    set = gpu->device_rows > set ? gpu->device_rows : set;
+    n = n_rows > set ? n_rows : set;
     if (status != SP_OK || n == 0)
         return status;
+    if (stream == NULL)
+        stream = gpu->main_stream;
     memcpy(slots, view->seq_slot, (size_t)n_rows * sizeof *slots);
     memcpy(scales, view->row_scale, (size_t)n_rows * sizeof *scales);
     for (int32_t row = n_rows; row < n; row++) {
         slots[row] = SP_SLOT_BASE;
         scales[row] = 1.0f;
     }
-    status = sp_stream_copy(gpu->main_stream, (void *)(uintptr_t)gpu->scratch.plan.seq_slot_in,
-                            slots, (size_t)n * sizeof *slots, NULL);
+    status = sp_stream_copy(stream, (void *)(uintptr_t)gpu->scratch.plan.seq_slot_in, slots,
+                            (size_t)n * sizeof *slots, error);
     if (status == SP_OK)
-        status = sp_stream_copy(gpu->main_stream, (void *)(uintptr_t)gpu->scratch.plan.row_scale_in,
-                                scales, (size_t)n * sizeof *scales, NULL);
+        status = sp_stream_copy(stream, (void *)(uintptr_t)gpu->scratch.plan.row_scale_in, scales,
+                                (size_t)n * sizeof *scales, error);
     gpu->rows_set = status == SP_OK ? n_rows : n;
     gpu->turn = (gpu->turn + 1) % SP_CUDA_UPLOADS;
-    return status == SP_OK ? sp_event_record(read, gpu->main_stream, NULL) : status;
+    return status == SP_OK ? sp_event_record(read, stream, error) : status;
 }
 
-sp_status sp_delta_gpu_start(sp_delta_gpu *gpu, int32_t n_rows)
+static sp_status start_plan(sp_delta_gpu *gpu, int32_t n_rows, sp_stream *stream, bool from_device,
+                            sp_error *error)
 {
-    int code = gpu->kernels.plan_rows(gpu->number, &gpu->scratch.plan, n_rows, gpu->n_slots,
-                                      gpu->main_native);
-    sp_status status = sp_device_cuda_status(gpu->device, code, "launching the plan");
+    void *native = native_of(gpu, stream);
+    sp_status status = launched(
+        gpu, gpu->kernels.plan_rows(gpu->number, &gpu->scratch.plan, n_rows, gpu->n_slots, native),
+        "launching the plan", error);
 
     gpu->rows_started = status == SP_OK ? n_rows : -1;
+    gpu->from_device = status == SP_OK && from_device;
+    gpu->plan_native = native;
     gpu->after_plan = true;
     return status;
 }
 
+sp_status sp_delta_gpu_start(sp_delta_gpu *gpu, int32_t n_rows, sp_stream *stream, sp_error *error)
+{
+    return start_plan(gpu, n_rows, stream, false, error);
+}
+
+/* Reads the caller's arrays, writes the plan's input and the report, which is copied to where the
+ * host reads it. */
+sp_status sp_delta_gpu_rows_from_device(sp_delta_gpu *gpu, const sp_device_rows *rows,
+                                        sp_stream *stream, sp_error *error)
+{
+    const sp_cuda_rows check = {
+        .n_rows = rows->n_rows,
+        .n_slots = gpu->n_slots,
+        .slot = rows->slot,
+        .generation = rows->generation,
+        .scale = rows->row_scale,
+        .shown = sp_pool_generations(gpu->pool),
+        .seq_slot = (int32_t *)(uintptr_t)gpu->scratch.plan.seq_slot_in,
+        .row_scale = (float *)(uintptr_t)gpu->scratch.plan.row_scale_in,
+        .report = gpu->report,
+    };
+    sp_status status;
+
+    if (stream == NULL)
+        stream = gpu->main_stream;
+    if (rows->n_rows > gpu->device_rows)
+        gpu->device_rows = rows->n_rows;
+    status = launched(gpu, gpu->kernels.check_rows(gpu->number, &check, sp_stream_native(stream)),
+                      "checking rows", error);
+    if (status == SP_OK)
+        status = sp_stream_copy(stream, gpu->report_read, gpu->report, sizeof *gpu->report, error);
+    return status == SP_OK ? start_plan(gpu, rows->n_rows, stream, true, error) : status;
+}
+
+void sp_delta_gpu_report(const sp_delta_gpu *gpu, sp_row_report *out_report)
+{
+    sp_cuda_row_report read = *(const volatile sp_cuda_row_report *)gpu->report_read;
+
+    *out_report = (sp_row_report){
+        .struct_bytes = sizeof *out_report,
+        .step = read.step,
+        .n_rows = read.n_rows,
+        .n_refused = read.n_refused,
+        .first_row = read.first_row,
+        .reason = (sp_row_refusal)read.reason,
+    };
+}
+
+int32_t sp_delta_gpu_rows_started(const sp_delta_gpu *gpu)
+{
+    return gpu->rows_started;
+}
+
+bool sp_delta_gpu_has_device_rows(const sp_delta_gpu *gpu)
+{
+    return gpu->from_device;
+}
+
+sp_status sp_delta_gpu_check_rows(const sp_delta_gpu *gpu, int32_t n_rows, sp_error *error)
+{
+    if (n_rows == gpu->rows_started)
+        return SP_OK;
+    if (gpu->rows_started < 0)
+        return sp_fail(error, SP_ERR_STATE, NULL, "plan", -1,
+                       "no step was started: call sp_delta_upload and sp_delta_start first");
+    return sp_fail(error, SP_ERR_STATE, NULL, "plan", -1,
+                   "the plan has %d rows, the step was started with %d", (int)n_rows,
+                   (int)gpu->rows_started);
+}
+
 /* ---- groups -------------------------------------------------------------------------------- */
+
+sp_delta_gpu_call sp_delta_gpu_call_of(int32_t n_rows, int32_t k_in, const sp_delta_call *call)
+{
+    return (sp_delta_gpu_call){
+        .n_rows = n_rows,
+        .k_in = k_in,
+        .x = call->x,
+        .x_stride = call->x_stride,
+        .x_type = call->x_type,
+        .stream = call->stream,
+    };
+}
+
+void sp_delta_gpu_call_add(sp_delta_gpu_call *call, int32_t site, const sp_delta_output *output)
+{
+    call->sites[call->n] = site;
+    call->outputs[call->n++] = *output;
+}
 
 static void set_site(const sp_delta_gpu *gpu, int32_t index, const sp_delta_output *output,
                      sp_cuda_site *site)
@@ -308,87 +461,91 @@ static void set_group(const sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp
         .planes = gpu->scratch.planes,
     };
     for (int32_t i = 0; i < call->n; i++)
-        set_site(gpu, call->sites[i], call->outputs[i], &group->sites[i]);
+        set_site(gpu, call->sites[i], &call->outputs[i], &group->sites[i]);
+}
+
+/* A kernel that is launched in full order now stands between the plan's and the next. */
+static void note_kernel(sp_delta_gpu *gpu, const void *native)
+{
+    if (native == gpu->plan_native)
+        gpu->after_plan = false;
+}
+
+static sp_status round_x(sp_delta_gpu *gpu, int32_t n_rows, int32_t k, const void *x,
+                         int64_t x_stride, void *native, sp_error *error)
+{
+    const sp_cuda_round round = {
+        .type = gpu->type,
+        .n_rows = n_rows,
+        .k = k,
+        .x = x,
+        .x_stride = x_stride,
+        .to = gpu->scratch.rounded,
+    };
+
+    note_kernel(gpu, native);
+    return launched(gpu, gpu->kernels.round_rows(gpu->number, &round, native), "rounding x", error);
 }
 
 /*
  * A kernel may begin while its predecessor ends, but reads the plan at once: so not when the
  * predecessor is the plan's own. What stands before on another stream is not known here.
  */
-static sp_status launch_shrink(sp_delta_gpu *gpu, sp_cuda_group *group, sp_stream *stream)
+sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
 {
-    bool on_main = stream == NULL || stream == gpu->main_stream;
-    void *native = on_main ? gpu->main_native : sp_stream_native(stream);
+    void *native = native_of(gpu, call->stream);
+    sp_cuda_group group;
 
-    group->after_plan = !on_main || gpu->after_plan;
-    if (on_main)
-        gpu->after_plan = false;
-    return sp_device_cuda_status(gpu->device, gpu->kernels.shrink(gpu->number, group, native),
-                                 "launching a shrink");
+    set_group(gpu, call, &group);
+    if ((int32_t)call->x_type != gpu->type) {
+        sp_status status =
+            round_x(gpu, call->n_rows, call->k_in, call->x, call->x_stride, native, error);
+
+        if (status != SP_OK)
+            return status;
+        group.x = gpu->scratch.rounded;
+        group.x_stride = call->k_in;
+    }
+    group.after_plan = native != gpu->plan_native || gpu->after_plan;
+    note_kernel(gpu, native);
+    return launched(gpu, gpu->kernels.shrink(gpu->number, &group, native), "launching a shrink",
+                    error);
 }
 
-static sp_status launch_expand(sp_delta_gpu *gpu, const sp_cuda_group *group, sp_stream *stream)
-{
-    void *native = stream == NULL ? gpu->main_native : sp_stream_native(stream);
-
-    return sp_device_cuda_status(gpu->device, gpu->kernels.expand(gpu->number, group, native),
-                                 "launching an expand");
-}
-
-sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_stream *stream)
+sp_status sp_delta_gpu_expand(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
 {
     sp_cuda_group group;
 
-    if (call->n_rows != gpu->rows_started)
-        return SP_ERR_STATE;
     set_group(gpu, call, &group);
-    return launch_shrink(gpu, &group, stream);
+    return launched(gpu, gpu->kernels.expand(gpu->number, &group, native_of(gpu, call->stream)),
+                    "launching an expand", error);
 }
 
-sp_status sp_delta_gpu_expand(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_stream *stream)
+sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
 {
-    sp_cuda_group group;
+    sp_status status = sp_delta_gpu_shrink(gpu, call, error);
 
-    if (call->n_rows != gpu->rows_started)
-        return SP_ERR_STATE;
-    set_group(gpu, call, &group);
-    return launch_expand(gpu, &group, stream);
-}
-
-sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call)
-{
-    sp_cuda_group group;
-    sp_status status;
-
-    if (call->n_rows != gpu->rows_started)
-        return SP_ERR_STATE;
-    set_group(gpu, call, &group);
-    status = launch_shrink(gpu, &group, NULL);
-    return status == SP_OK ? launch_expand(gpu, &group, NULL) : status;
+    return status == SP_OK ? sp_delta_gpu_expand(gpu, call, error) : status;
 }
 
 /* ---- tokens -------------------------------------------------------------------------------- */
 
-sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const int32_t *tokens,
-                             int32_t vocab, int32_t hidden, void *y, int64_t y_stride)
+sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_table *table,
+                             const sp_delta_embed_call *call, sp_error *error)
 {
     const sp_pool_overlays *overlays = sp_pool_overlays_of(gpu->pool, SP_SITE_EMBEDDING);
-    const sp_layout *layout = sp_pool_layout(gpu->pool);
-    int32_t site = sp_layout_find(
-        layout, sp_geometry_find_kind(sp_layout_geometry(layout), SP_SITE_EMBEDDING));
     sp_pool_tables pairs = {.rank = NULL};
+    void *native = native_of(gpu, call->stream);
     sp_cuda_embed embed;
 
-    if (n_rows != gpu->rows_started)
-        return SP_ERR_STATE;
-    if (site >= 0)
-        pairs = *sp_pool_tables_at(gpu->pool, site);
+    if (table->index >= 0)
+        pairs = *sp_pool_tables_at(gpu->pool, table->index);
     embed = (sp_cuda_embed){
         .type = gpu->type,
         .n_rows = n_rows,
-        .vocab = vocab,
-        .hidden = hidden,
-        .tokens = tokens,
+        .vocab = table->vocab,
+        .hidden = table->hidden,
+        .tokens = call->tokens,
         .seq_slot = gpu->scratch.plan.seq_slot,
         .row_scale = gpu->scratch.plan.row_scale,
         .rows = overlays->rows,
@@ -399,41 +556,56 @@ sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const int32_t *t
         .rank_stride = gpu->rank_stride,
         .rank = pairs.rank,
         .scale = pairs.scale,
-        .y = y,
-        .y_stride = y_stride,
+        .y = call->y,
+        .y_stride = call->y_stride,
     };
-    gpu->after_plan = false;
-    return sp_device_cuda_status(gpu->device,
-                                 gpu->kernels.embed_rows(gpu->number, &embed, gpu->main_native),
-                                 "launching the embeddings");
+    note_kernel(gpu, native);
+    return launched(gpu, gpu->kernels.embed_rows(gpu->number, &embed, native),
+                    "launching the embeddings", error);
 }
 
-sp_status sp_delta_gpu_head(sp_delta_gpu *gpu, int32_t n_rows, const void *x, int64_t x_stride,
-                            int32_t vocab, int32_t hidden, float *logits, int64_t logits_stride)
+static sp_status launch_head(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_table *table,
+                             const sp_delta_head_call *call, sp_error *error)
 {
     const sp_pool_overlays *overlays = sp_pool_overlays_of(gpu->pool, SP_SITE_HEAD);
-    sp_cuda_head head = {
+    void *native = native_of(gpu, call->stream);
+    const sp_cuda_head head = {
         .type = gpu->type,
         .n_rows = n_rows,
         .n_slots = gpu->n_slots,
-        .vocab = vocab,
-        .hidden = hidden,
-        .x = x,
-        .x_stride = x_stride,
+        .vocab = table->vocab,
+        .hidden = table->hidden,
+        .x = call->x,
+        .x_stride = call->x_stride,
         .tiles = gpu->scratch.plan.tiles,
         .rows = overlays->rows,
         .ids = overlays->ids,
         .n = overlays->n,
-        .logits = logits,
-        .logits_stride = logits_stride,
+        .logits = call->logits,
+        .logits_stride = call->logits_stride,
+        .logits_is_f32 = call->logits_type == SP_DTYPE_F32,
     };
 
-    if (n_rows != gpu->rows_started)
-        return SP_ERR_STATE;
     if (overlays->n == NULL)
         return SP_OK;
-    gpu->after_plan = false;
-    return sp_device_cuda_status(gpu->device,
-                                 gpu->kernels.head_rows(gpu->number, &head, gpu->main_native),
-                                 "launching the replaced logits");
+    note_kernel(gpu, native);
+    return launched(gpu, gpu->kernels.head_rows(gpu->number, &head, native),
+                    "launching the replaced logits", error);
+}
+
+sp_status sp_delta_gpu_head(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_table *table,
+                            sp_delta_head_call *io_call, sp_error *error)
+{
+    sp_status status;
+
+    if ((int32_t)io_call->x_type != gpu->type) {
+        status = round_x(gpu, n_rows, table->hidden, io_call->x, io_call->x_stride,
+                         native_of(gpu, io_call->stream), error);
+        if (status != SP_OK)
+            return status;
+        io_call->x = gpu->scratch.rounded;
+        io_call->x_stride = table->hidden;
+        io_call->x_type = (sp_dtype)gpu->type;
+    }
+    return launch_head(gpu, n_rows, table, io_call, error);
 }

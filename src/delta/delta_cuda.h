@@ -1,6 +1,6 @@
 /*
  * delta_cuda.h: the GPU's half of an sp_delta: plan and planes at fixed addresses on the device,
- * and the launches. delta.c has checked what comes here.
+ * and the launches. The callers have checked what comes here. `stream` is NULL for the main one.
  */
 #ifndef SP_DELTA_DELTA_CUDA_H
 #define SP_DELTA_DELTA_CUDA_H
@@ -9,55 +9,95 @@
 
 #include <sidepath/delta.h>
 
+#include <assert.h>
+
 #define SP_CUDA_UPLOADS 4 /* plans that may be on their way before a further one waits */
 
-/* Plan, seq_slot_in and row_scale_in included, and planes, cut out of one block of the device. */
+/* Plan, seq_slot_in and row_scale_in included, planes, and what else a delta has on the device, cut
+ * out of one block. */
 typedef struct sp_cuda_scratch {
     sp_cuda_plan plan;
     float *planes;
+    void *rounded; /* rows of an FP32 x, of the factors' type; NULL: there are none */
     size_t bytes;
 } sp_cuda_scratch;
 
+typedef struct sp_cuda_scratch_sizes {
+    int32_t rows_max, n_slots;
+    size_t planes_bytes, rounded_bytes;
+} sp_cuda_scratch_sizes;
+
 /* Cuts `block`; with NULL only .bytes means anything. */
-sp_cuda_scratch sp_cuda_scratch_cut(char *block, int32_t rows_max, int32_t n_slots,
-                                    size_t planes_bytes);
+sp_cuda_scratch sp_cuda_scratch_cut(char *block, const sp_cuda_scratch_sizes *sizes);
 
 typedef struct sp_delta_gpu sp_delta_gpu;
 
 /* Device bytes that create takes. */
-size_t sp_delta_gpu_bytes(const sp_pool *pool, int32_t rows_max);
+size_t sp_delta_gpu_bytes(const sp_pool *pool, int32_t rows_max, bool x_f32);
 
 /*
  * SP_ERR_UNSUPPORTED with `engine-unsupported`: what the kernels do not know, by name: f32, ranks
  * above SP_CUDA_RANK_MAX, more rows than SP_CUDA_ROWS_MAX.
  */
-sp_status sp_delta_gpu_create(sp_pool *pool, int32_t rows_max, sp_delta_gpu **out_gpu,
+sp_status sp_delta_gpu_create(sp_pool *pool, int32_t rows_max, bool x_f32, sp_delta_gpu **out_gpu,
                               sp_error *error);
 void sp_delta_gpu_destroy(sp_delta_gpu *gpu); /* NULL is allowed */
 
-sp_status sp_delta_gpu_upload(sp_delta_gpu *gpu, const sp_plan_view *view);
-sp_status sp_delta_gpu_start(sp_delta_gpu *gpu, int32_t n_rows);
+/* ---- a step -------------------------------------------------------------------------------- */
 
-/* Sites of one layer that the pool holds, at most SP_CUDA_SITES_MAX, with a site's number each. */
+sp_status sp_delta_gpu_upload(sp_delta_gpu *gpu, const sp_plan_view *view, sp_stream *stream,
+                              sp_error *error);
+sp_status sp_delta_gpu_start(sp_delta_gpu *gpu, int32_t n_rows, sp_stream *stream, sp_error *error);
+sp_status sp_delta_gpu_rows_from_device(sp_delta_gpu *gpu, const sp_device_rows *rows,
+                                        sp_stream *stream, sp_error *error);
+void sp_delta_gpu_report(const sp_delta_gpu *gpu, sp_row_report *out_report);
+
+/* Of the plan node that was enqueued last; -1: none. */
+int32_t sp_delta_gpu_rows_started(const sp_delta_gpu *gpu);
+/* Whether its rows came from device memory. */
+bool sp_delta_gpu_has_device_rows(const sp_delta_gpu *gpu);
+
+/* SP_ERR_STATE: start was not called for this many rows. */
+sp_status sp_delta_gpu_check_rows(const sp_delta_gpu *gpu, int32_t n_rows, sp_error *error);
+
+/* ---- groups -------------------------------------------------------------------------------- */
+
+/* Sites that share x and that the pool holds, at most SP_CUDA_SITES_MAX, by their layout index. */
 typedef struct sp_delta_gpu_call {
     int32_t n_rows, k_in;
-    const void *x; /* NULL for an expand */
+    const void *x; /* not read by an expand */
     int64_t x_stride;
+    sp_dtype x_type;
+    sp_stream *stream;
     int32_t n;
     int32_t sites[SP_CUDA_SITES_MAX];
-    const sp_delta_output *outputs[SP_CUDA_SITES_MAX];
+    sp_delta_output outputs[SP_CUDA_SITES_MAX];
 } sp_delta_gpu_call;
 
-/* SP_ERR_STATE: start was not called for this many rows. stream NULL: the main one. */
-sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_stream *stream);
-sp_status sp_delta_gpu_expand(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_stream *stream);
-sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call);
+/* A call without sites yet. */
+sp_delta_gpu_call sp_delta_gpu_call_of(int32_t n_rows, int32_t k_in, const sp_delta_call *call);
+void sp_delta_gpu_call_add(sp_delta_gpu_call *call, int32_t site, const sp_delta_output *output);
+
+sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error);
+sp_status sp_delta_gpu_expand(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error);
+sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error);
+
+/* ---- tokens -------------------------------------------------------------------------------- */
+
+/* A site whose rows are a table of tokens. */
+typedef struct sp_token_table {
+    int32_t site;  /* in the geometry, -1: it has none */
+    int32_t index; /* in the layout, -1: the pool has no pairs there */
+    int32_t vocab, hidden;
+} sp_token_table;
 
 /* The replaced rows of the pool's overlays, and the pairs of embed_tokens. Dimensions and strides
  * have been checked; tokens, y, x and logits are device memory. */
-sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const int32_t *tokens,
-                             int32_t vocab, int32_t hidden, void *y, int64_t y_stride);
-sp_status sp_delta_gpu_head(sp_delta_gpu *gpu, int32_t n_rows, const void *x, int64_t x_stride,
-                            int32_t vocab, int32_t hidden, float *logits, int64_t logits_stride);
+sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_table *table,
+                             const sp_delta_embed_call *call, sp_error *error);
+
+/* The replaced logits. An FP32 x is rounded, and *io_call is then of the rounded one. */
+sp_status sp_delta_gpu_head(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_table *table,
+                            sp_delta_head_call *io_call, sp_error *error);
 
 #endif

@@ -62,38 +62,40 @@ static void *take(char *block, size_t *used, size_t bytes)
     return taken;
 }
 
-static size_t cut(char *block, sp_dtype dtype, int32_t k_max, int32_t rank_max, int32_t rows_max,
-                  sp_lora_scratch *out)
+static size_t cut(char *block, const sp_lora_sizes *sizes, sp_lora_scratch *out)
 {
-    size_t rows = (size_t)round_rows(rows_max), used = 0;
+    size_t rows = (size_t)round_rows(sizes->rows_max), used = 0;
+    size_t element = sp_dtype_bytes(sizes->dtype);
 
     out->round_rows = (int32_t)rows;
-    out->x_bytes = packed_budget(dtype, k_max, rows_max);
-    out->xa_bytes = SP_LORA_GROUP_MAX * packed_budget(dtype, rank_max, rows_max);
+    out->x_bytes = packed_budget(sizes->dtype, sizes->k_max, sizes->rows_max);
+    out->xa_bytes =
+        SP_LORA_GROUP_MAX * packed_budget(sizes->dtype, sizes->rank_max, sizes->rows_max);
     out->packed_x = take(block, &used, out->x_bytes);
     out->packed_xa = take(block, &used, out->xa_bytes);
-    out->xa =
-        take(block, &used, SP_LORA_GROUP_MAX * rows * (size_t)rank_max * sp_dtype_bytes(dtype));
+    out->xa = take(block, &used, SP_LORA_GROUP_MAX * rows * (size_t)sizes->rank_max * element);
     out->scale = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->scale);
     out->works = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->works);
     out->items = take(block, &used, rows * sizeof *out->items);
     out->first_pack = take(block, &used, rows * sizeof *out->first_pack);
     out->first_shrink = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->first_shrink);
     out->first_expand = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->first_expand);
+    out->rounded = NULL;
+    if (sizes->x_f32 && sizes->dtype != SP_DTYPE_F32)
+        out->rounded = take(block, &used, rows * (size_t)sizes->k_max * element);
     return used;
 }
 
-size_t sp_lora_scratch_bytes(sp_dtype dtype, int32_t k_max, int32_t rank_max, int32_t rows_max)
+size_t sp_lora_scratch_bytes(const sp_lora_sizes *sizes)
 {
     sp_lora_scratch scratch;
 
-    return cut(NULL, dtype, k_max, rank_max, rows_max, &scratch);
+    return cut(NULL, sizes, &scratch);
 }
 
-void sp_lora_scratch_cut(void *block, sp_dtype dtype, int32_t k_max, int32_t rank_max,
-                         int32_t rows_max, sp_lora_scratch *out_scratch)
+void sp_lora_scratch_cut(void *block, const sp_lora_sizes *sizes, sp_lora_scratch *out_scratch)
 {
-    cut(block, dtype, k_max, rank_max, rows_max, out_scratch);
+    cut(block, sizes, out_scratch);
 }
 
 /* ---- tasks --------------------------------------------------------------------------------- */
@@ -114,17 +116,38 @@ static int32_t owner_of(const int32_t *first_task, int32_t n, int32_t task)
     return low;
 }
 
+/* Rows [begin, end) of the item, FP32, rounded to the job's type; returns row 0 of such rows. */
+static const char *round_rows_of(const sp_lora_job *job, const sp_lora_item *item, int64_t begin,
+                                 int64_t end)
+{
+    int64_t row_bytes = job->k_in * (int64_t)sp_dtype_bytes(job->dtype);
+    char *rounded = job->scratch->rounded + item->first * row_bytes;
+
+    for (int64_t i = begin; i < end; i++) {
+        int64_t row = item->row_index != NULL ? item->row_index[i] : i;
+
+        job->kernels->convert(job->dtype, rounded + i * row_bytes, SP_DTYPE_F32,
+                              (const float *)item->x + row * job->x_stride, job->k_in);
+    }
+    return rounded;
+}
+
 static void pack_task(void *user, int32_t task, int32_t thread)
 {
     const sp_lora_job *job = user;
     int32_t index = owner_of(job->scratch->first_pack, job->n_items, task);
     const sp_lora_item *item = &job->scratch->items[index];
     int64_t begin = (task - job->scratch->first_pack[index]) * job->pack_rows;
+    int64_t end = min64(begin + job->pack_rows, item->rows);
 
     (void)thread;
-    job->kernels->x_pack(item->packed_x, job->dtype, job->dtype, item->x, job->x_stride,
-                         item->row_index, item->rows, job->k_in, begin,
-                         min64(begin + job->pack_rows, item->rows));
+    if (job->x_type == job->dtype)
+        job->kernels->x_pack(item->packed_x, job->dtype, job->dtype, item->x, job->x_stride,
+                             item->row_index, item->rows, job->k_in, begin, end);
+    else
+        job->kernels->x_pack(item->packed_x, job->dtype, job->dtype,
+                             round_rows_of(job, item, begin, end), job->k_in, NULL, item->rows,
+                             job->k_in, begin, end);
 }
 
 /* Runs task number `task` of a GEMM that was split this way. */
@@ -363,9 +386,10 @@ static void add_item(sp_lora_job *job, const int32_t *row_order, int32_t first, 
 
     *item = (sp_lora_item){
         .packed_x = job->scratch->packed_x + job->x_used,
-        .x = row_order != NULL ? job->x : element_at(job->dtype, job->x, first * job->x_stride),
+        .x = row_order != NULL ? job->x : element_at(job->x_type, job->x, first * job->x_stride),
         .row_index = row_order != NULL ? row_order + first : NULL,
         .rows = rows,
+        .first = job->n_rows,
     };
     for (int32_t t = 0; t < job->n_targets; t++) {
         if (!is_present(&pairs[t]))
@@ -419,7 +443,7 @@ void sp_lora_job_finish(sp_lora_job *job)
 
 void sp_lora_job_cut(sp_lora_job *job)
 {
-    job->n_pack_tasks = job->n_shrink_tasks = 0;
+    job->n_pack_tasks = job->n_shrink_tasks = job->n_expand_tasks = 0;
     if (job->n_works == 0)
         return;
     number_gemm_tasks(job);
@@ -446,6 +470,31 @@ void sp_lora_job_pack(sp_lora_job *job, int32_t task)
 void sp_lora_job_shrink(sp_lora_job *job, int32_t task)
 {
     shrink_task(job, task, 0);
+}
+
+void sp_lora_job_run_shrinks(sp_lora_job *job)
+{
+    sp_lora_job_cut(job);
+    sp_exec_run(job->exec, pack_task, job, job->n_pack_tasks);
+    sp_exec_run(job->exec, shrink_task, job, job->n_shrink_tasks);
+}
+
+void sp_lora_job_set_y(sp_lora_job *job, int32_t target, void *y, int64_t y_stride, sp_dtype y_type)
+{
+    for (int32_t i = 0; i < job->n_works; i++) {
+        sp_gemm_args *expand = &job->scratch->works[i].expand;
+
+        if (job->scratch->works[i].target != target)
+            continue;
+        expand->y = y;
+        expand->y_stride = y_stride;
+        expand->y_type = y_type;
+    }
+}
+
+void sp_lora_job_run_expands(sp_lora_job *job)
+{
+    sp_exec_run(job->exec, expand_task, job, job->n_expand_tasks);
 }
 
 /*

@@ -57,6 +57,7 @@ typedef struct sp_lora_item {
     const void *x;            /* row 0 of the matrix that row_index counts in */
     const int32_t *row_index; /* [rows], or NULL: consecutive rows from x */
     int32_t rows;
+    int32_t first; /* its first row, counted in the round */
 } sp_lora_item;
 
 /*
@@ -69,28 +70,35 @@ typedef struct sp_lora_scratch {
     char *packed_x;           /* [x_bytes] */
     char *packed_xa;          /* [xa_bytes] */
     char *xa;                 /* [SP_LORA_GROUP_MAX][round_rows, rank_max] of the job's type */
-    float *scale;             /* [SP_LORA_GROUP_MAX][round_rows] */
-    sp_lora_work *works;      /* [SP_LORA_GROUP_MAX * round_rows] */
-    sp_lora_item *items;      /* [round_rows] */
+    char *rounded;       /* [round_rows, k_max] of the job's type: rows of an FP32 x; or NULL */
+    float *scale;        /* [SP_LORA_GROUP_MAX][round_rows] */
+    sp_lora_work *works; /* [SP_LORA_GROUP_MAX * round_rows] */
+    sp_lora_item *items; /* [round_rows] */
     /* Numbers of the first task of each item and work, ascending. */
     int32_t *first_pack, *first_shrink, *first_expand;
 } sp_lora_scratch;
 
-/* Bytes for sp_lora_scratch_cut: every site up to k_max inputs and rank_max, at any level. */
-size_t sp_lora_scratch_bytes(sp_dtype dtype, int32_t k_max, int32_t rank_max, int32_t rows_max);
+/* What scratch must suffice for: every site up to k_max inputs and rank_max, at any level. */
+typedef struct sp_lora_sizes {
+    sp_dtype dtype;
+    int32_t k_max, rank_max, rows_max;
+    bool x_f32; /* x may be FP32 where dtype is not */
+} sp_lora_sizes;
 
-/* Cuts `block` (256-byte aligned) of sp_lora_scratch_bytes bytes for the same arguments. */
-void sp_lora_scratch_cut(void *block, sp_dtype dtype, int32_t k_max, int32_t rank_max,
-                         int32_t rows_max, sp_lora_scratch *out_scratch);
+size_t sp_lora_scratch_bytes(const sp_lora_sizes *sizes);
+
+/* Cuts `block` (256-byte aligned) of sp_lora_scratch_bytes bytes for the same sizes. */
+void sp_lora_scratch_cut(void *block, const sp_lora_sizes *sizes, sp_lora_scratch *out_scratch);
 
 typedef struct sp_lora_job {
     /* Set by the caller. */
     const sp_kernels *kernels;
     sp_exec *exec;
     const sp_lora_scratch *scratch;
-    sp_dtype dtype; /* of x, A, B and xa */
+    sp_dtype dtype;  /* of A, B and xa, and of x as it is multiplied */
+    sp_dtype x_type; /* dtype, or F32: then x is rounded to dtype first */
     int32_t k_in, rank_max;
-    const void *x; /* [rows, k_in], stride x_stride elements */
+    const void *x; /* [rows, k_in] of x_type, stride x_stride elements */
     int64_t x_stride;
     int32_t n_targets; /* 1 .. SP_LORA_GROUP_MAX */
     sp_lora_target targets[SP_LORA_GROUP_MAX];
@@ -127,5 +135,15 @@ void sp_lora_job_shrink(sp_lora_job *job, int32_t task);
 /* Folds columns [begin, end) of one target, all rows; false, and nothing is done, while an xa that
  * it needs is on its way. */
 bool sp_lora_job_expand(sp_lora_job *job, int32_t target, int64_t column_begin, int64_t column_end);
+
+/*
+ * The round in two phases, after the rows were added with in_pieces: all packing and shrinking; all
+ * expands. Between them an output of the routed form, whose rows are named by row_order, may be
+ * given another y.
+ */
+void sp_lora_job_run_shrinks(sp_lora_job *job);
+void sp_lora_job_set_y(sp_lora_job *job, int32_t target, void *y, int64_t y_stride,
+                       sp_dtype y_type);
+void sp_lora_job_run_expands(sp_lora_job *job);
 
 #endif

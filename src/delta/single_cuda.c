@@ -1,125 +1,90 @@
 /* single_cuda.c: the delta of one adapter on plain device pointers. All rows are of slot 0. */
+#include "delta/single_cuda.h"
+
 #include "base/alloc.h"
 #include "base/error.h"
 #include "delta/delta_cuda.h"
-#include "delta/single_check.h"
 #include "device/device_cuda.h"
+#include "device/step_streams.h"
 #include "kernels/cuda_choose.h"
 
-#define K_IN_MAX (1 << 20)
-
-struct sp_delta_solo {
+struct sp_single_gpu {
     sp_device *device;
-    int gpu;
+    int number; /* of the GPU */
     sp_cuda_kernels kernels;
-    int32_t rows_max, k_in_max, rank_max;
     int32_t rank_stride; /* of every call, so that the planes fit whatever the rank */
     void *block;
     sp_cuda_scratch scratch;
 };
 
-static size_t planes_bytes(const sp_delta_solo *solo)
+static size_t planes_bytes(const sp_delta_single_options *options, int32_t rank_stride)
 {
     size_t most = 0;
 
-    for (int32_t rows = 1; rows <= solo->rows_max; rows++)
-        for (int32_t chunk = 1; chunk <= sp_cuda_chunks(solo->k_in_max); chunk++) {
-            size_t bytes =
-                sp_cuda_planes_bytes(rows, 1, chunk * SP_CUDA_CHUNK_K, solo->rank_stride, 1);
+    for (int32_t rows = 1; rows <= options->rows_max; rows++)
+        for (int32_t chunk = 1; chunk <= sp_cuda_chunks(options->k_in_max); chunk++) {
+            size_t bytes = sp_cuda_planes_bytes(rows, 1, chunk * SP_CUDA_CHUNK_K, rank_stride, 1);
 
             most = bytes > most ? bytes : most;
         }
     return most;
 }
 
-static sp_status check_create(sp_device *device, int32_t rows_max, int32_t k_in_max,
-                              int32_t rank_max, sp_delta_solo **out_solo, sp_error *error)
+sp_status sp_single_gpu_create(const sp_delta_single_options *options, sp_single_gpu **out_gpu,
+                               sp_error *error)
 {
-    if (device == NULL || out_solo == NULL || rows_max < 1 || rows_max > SP_CUDA_ROWS_MAX ||
-        k_in_max < 1 || k_in_max > K_IN_MAX || rank_max < 1 || rank_max > SP_CUDA_RANK_MAX)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                       "%d rows of %d inputs at rank %d are out of range", (int)rows_max,
-                       (int)k_in_max, (int)rank_max);
-    if (sp_device_get_kind(device) != SP_DEVICE_CUDA)
-        return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, sp_device_name(device), -1,
-                       "this form runs on a GPU; use sp_delta_apply_single");
-    return SP_OK;
-}
+    sp_single_gpu *gpu = sp_calloc(1, sizeof *gpu);
+    sp_cuda_scratch_sizes sizes = {.rows_max = options->rows_max, .n_slots = 1};
+    sp_status status;
 
-sp_status sp_delta_solo_create(sp_device *device, int32_t rows_max, int32_t k_in_max,
-                               int32_t rank_max, sp_delta_solo **out_solo, sp_error *error)
-{
-    sp_status status = check_create(device, rows_max, k_in_max, rank_max, out_solo, error);
-    sp_delta_solo *solo;
-    size_t planes;
-
-    if (status != SP_OK)
-        return status;
-    solo = sp_calloc(1, sizeof *solo);
-    if (solo == NULL)
-        return sp_fail_memory(error, sizeof *solo, "the delta");
-    solo->device = device;
-    solo->gpu = sp_device_cuda_index(device);
-    solo->rows_max = rows_max;
-    solo->k_in_max = k_in_max;
-    solo->rank_max = rank_max;
-    solo->rank_stride = (rank_max + 7) / 8 * 8;
-    planes = planes_bytes(solo);
-    status = sp_kernels_cuda_get(device, &solo->kernels, error);
+    if (gpu == NULL)
+        return sp_fail_memory(error, sizeof *gpu, "the delta");
+    gpu->device = options->device;
+    gpu->number = sp_device_cuda_index(options->device);
+    gpu->rank_stride = (options->rank_max + 7) / 8 * 8;
+    sizes.planes_bytes = planes_bytes(options, gpu->rank_stride);
+    if (options->x_f32)
+        sizes.rounded_bytes =
+            (size_t)options->rows_max * (size_t)options->k_in_max * sizeof(uint16_t);
+    status = sp_kernels_cuda_get(gpu->device, &gpu->kernels, error);
     if (status == SP_OK)
-        status = sp_device_alloc(device, sp_cuda_scratch_cut(NULL, rows_max, 1, planes).bytes,
-                                 &solo->block, error);
+        status = sp_device_alloc(gpu->device, sp_cuda_scratch_cut(NULL, &sizes).bytes, &gpu->block,
+                                 error);
     if (status != SP_OK) {
-        sp_free(solo);
+        sp_free(gpu);
         return status;
     }
-    solo->scratch = sp_cuda_scratch_cut(solo->block, rows_max, 1, planes);
-    solo->scratch.plan.seq_slot_in = NULL; /* all rows in slot 0, with scale 1 */
-    solo->scratch.plan.row_scale_in = NULL;
-    *out_solo = solo;
+    gpu->scratch = sp_cuda_scratch_cut(gpu->block, &sizes);
+    gpu->scratch.plan.seq_slot_in = NULL; /* all rows in slot 0, with scale 1 */
+    gpu->scratch.plan.row_scale_in = NULL;
+    *out_gpu = gpu;
     return SP_OK;
 }
 
-void sp_delta_solo_destroy(sp_delta_solo *solo)
+void sp_single_gpu_destroy(sp_single_gpu *gpu)
 {
-    if (solo == NULL)
+    if (gpu == NULL)
         return;
-    (void)sp_stream_wait(sp_device_main_stream(solo->device), NULL);
-    sp_device_free(solo->device, solo->block);
-    sp_free(solo);
+    (void)sp_device_wait_all(gpu->device, NULL);
+    sp_device_free(gpu->device, gpu->block);
+    sp_free(gpu);
 }
 
-static sp_status check_call(const sp_delta_solo *solo, const sp_delta_single *args, sp_error *error)
+static sp_cuda_group to_group(const sp_single_gpu *gpu, const sp_delta_single_args *args)
 {
-    sp_status status = sp_delta_single_check(args, error);
-
-    if (status != SP_OK)
-        return status;
-    if (solo == NULL || args->rows > solo->rows_max || args->k_in > solo->k_in_max ||
-        args->rank > solo->rank_max)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                       "%d rows of %d inputs at rank %d are more than was prepared for",
-                       (int)args->rows, (int)args->k_in, (int)args->rank);
-    if (args->dtype == SP_DTYPE_F32)
-        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "f32", -1,
-                       "the CUDA kernels take bf16 and f16, not f32");
-    return SP_OK;
-}
-
-static sp_cuda_group to_group(const sp_delta_solo *solo, const sp_delta_single *args)
-{
+    bool rounds = args->x_type != args->dtype;
     sp_cuda_group group = {
         .type = (int32_t)args->dtype,
         .n_rows = args->rows,
         .n_slots = 1,
         .n_sites = 1,
         .k_in = args->k_in,
-        .rank_stride = solo->rank_stride,
+        .rank_stride = gpu->rank_stride,
         .after_plan = 1,
-        .x = args->x,
-        .x_stride = args->x_stride,
-        .plan = solo->scratch.plan,
-        .planes = solo->scratch.planes,
+        .x = rounds ? gpu->scratch.rounded : args->x,
+        .x_stride = rounds ? args->k_in : args->x_stride,
+        .plan = gpu->scratch.plan,
+        .planes = gpu->scratch.planes,
     };
 
     group.sites[0] = (sp_cuda_site){
@@ -137,26 +102,37 @@ static sp_cuda_group to_group(const sp_delta_solo *solo, const sp_delta_single *
     return group;
 }
 
-sp_status sp_delta_solo_apply(sp_delta_solo *solo, const sp_delta_single *args, sp_stream *stream,
-                              sp_error *error)
+static int round_x(const sp_single_gpu *gpu, const sp_delta_single_args *args, void *native)
 {
-    sp_status status = check_call(solo, args, error);
-    sp_cuda_group group;
-    void *native;
-    int code;
+    const sp_cuda_round round = {
+        .type = (int32_t)args->dtype,
+        .n_rows = args->rows,
+        .k = args->k_in,
+        .x = args->x,
+        .x_stride = args->x_stride,
+        .to = gpu->scratch.rounded,
+    };
 
-    if (status != SP_OK || args->rows == 0 || args->rank == 0 || args->scale == 0.0f)
-        return status;
-    native = sp_stream_native(stream != NULL ? stream : sp_device_main_stream(solo->device));
-    group = to_group(solo, args);
-    code = solo->kernels.plan_rows(solo->gpu, &group.plan, args->rows, 1, native);
+    return gpu->kernels.round_rows(gpu->number, &round, native);
+}
+
+sp_status sp_single_gpu_apply(sp_single_gpu *gpu, const sp_delta_single_args *args, sp_error *error)
+{
+    sp_stream *stream = args->stream != NULL ? args->stream : sp_device_main_stream(gpu->device);
+    void *native = sp_stream_native(stream);
+    sp_cuda_group group = to_group(gpu, args);
+    int code = gpu->kernels.plan_rows(gpu->number, &group.plan, args->rows, 1, native);
+    sp_status status;
+
+    if (code == 0 && args->x_type != args->dtype)
+        code = round_x(gpu, args, native);
     if (code == 0)
-        code = solo->kernels.shrink(solo->gpu, &group, native);
+        code = gpu->kernels.shrink(gpu->number, &group, native);
     if (code == 0)
-        code = solo->kernels.expand(solo->gpu, &group, native);
-    status = sp_device_cuda_status(solo->device, code, "launching a delta");
+        code = gpu->kernels.expand(gpu->number, &group, native);
+    status = sp_device_cuda_status(gpu->device, code, "launching a delta");
     if (status != SP_OK)
-        return sp_fail(error, status, NULL, sp_device_name(solo->device), -1, "%.400s",
-                       sp_device_error_text(solo->device));
+        return sp_fail(error, status, NULL, sp_device_name(gpu->device), -1, "%.400s",
+                       sp_device_error_text(gpu->device));
     return SP_OK;
 }

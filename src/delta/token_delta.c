@@ -9,6 +9,8 @@
  * Work is collected into rounds of GEMMs whose outputs go straight into y, so that a step with
  * rows of many adapters runs them together. Which rows share a round changes no bit.
  */
+#include "base/error.h"
+#include "base/grow.h"
 #include "delta/delta_state.h"
 #include "kernels/gemm.h"
 
@@ -62,37 +64,42 @@ static size_t packed_bytes(const sp_layout *layout, int64_t k)
     return align_up(most);
 }
 
-static size_t cut(char *block, const sp_layout *layout, sp_token_scratch *out)
+static size_t cut(char *block, const sp_layout *layout, bool x_f32, sp_token_scratch *out)
 {
     int32_t rank = sp_layout_rank_stride(layout), vocab = 0, hidden = 0;
     const sp_served_tables *served = sp_layout_served(layout);
     bool has_pairs = site_of(layout, SP_SITE_EMBEDDING) >= 0;
     size_t xa_bytes =
         align_up(SP_TOKEN_ROUND_ROWS * (size_t)rank * sp_dtype_bytes(sp_layout_dtype(layout)));
+    size_t scale_bytes = align_up(SP_TOKEN_ROUND_ROWS * sizeof(float)), rounded_bytes = 0;
 
     *out = (sp_token_scratch){0};
     if (!has_pairs && served->head.data == NULL)
         return 0;
     table_dims(layout, SP_SITE_HEAD, &vocab, &hidden);
+    if (x_f32 && sp_layout_dtype(layout) != SP_DTYPE_F32)
+        rounded_bytes = align_up(SP_TOKEN_ROUND_ROWS * (size_t)hidden * sizeof(uint16_t));
     out->x_bytes = packed_bytes(layout, hidden > rank ? hidden : rank);
     if (block != NULL) {
         out->packed_x = block;
         out->xa = block + out->x_bytes;
         out->scale = (float *)(void *)(out->xa + xa_bytes);
+        out->rounded = rounded_bytes > 0 ? (char *)out->scale + scale_bytes : NULL;
     }
-    return out->x_bytes + xa_bytes + align_up(SP_TOKEN_ROUND_ROWS * sizeof(float));
+    return out->x_bytes + xa_bytes + scale_bytes + rounded_bytes;
 }
 
-size_t sp_token_scratch_bytes(const sp_layout *layout)
+size_t sp_token_scratch_bytes(const sp_layout *layout, bool x_f32)
 {
     sp_token_scratch scratch;
 
-    return cut(NULL, layout, &scratch);
+    return cut(NULL, layout, x_f32, &scratch);
 }
 
-void sp_token_scratch_cut(char *block, const sp_layout *layout, sp_token_scratch *out_scratch)
+void sp_token_scratch_cut(char *block, const sp_layout *layout, bool x_f32,
+                          sp_token_scratch *out_scratch)
 {
-    cut(block, layout, out_scratch);
+    cut(block, layout, x_f32, out_scratch);
 }
 
 /* ---- rounds -------------------------------------------------------------------------------- */
@@ -149,24 +156,45 @@ static void add_gemm(round *r, const sp_gemm_args *args, const void *x, int64_t 
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
+sp_token_table sp_token_table_of(const sp_layout *layout, sp_site_kind kind)
+{
+    sp_token_table table = {.site = sp_geometry_find_kind(sp_layout_geometry(layout), kind)};
+
+    table.index = table.site < 0 ? -1 : sp_layout_find(layout, table.site);
+    if (table.site >= 0)
+        (void)table_dims(layout, kind, &table.vocab, &table.hidden);
+    return table;
+}
+
+static const sp_token_table *table_of(const sp_delta *delta, sp_site_kind kind)
+{
+    return kind == SP_SITE_EMBEDDING ? &delta->embed : &delta->head;
+}
+
 bool sp_delta_has_tokens(const sp_delta *delta, sp_site_kind kind)
 {
     const sp_pool_overlays *tables = sp_pool_overlays_of(delta->pool, kind);
     /* What is captured for a GPU must serve what the slots hold later. */
     bool replaced = delta->gpu != NULL ? tables->n != NULL : tables->n_slots > 0;
 
-    return !delta->no_apply && (site_of(delta->layout, kind) >= 0 || replaced);
+    return !delta->no_apply && (table_of(delta, kind)->index >= 0 || replaced);
+}
+
+static sp_status check_table(const sp_delta *delta, sp_site_kind kind, sp_error *error)
+{
+    const char *name = kind == SP_SITE_EMBEDDING ? "embedding" : "head";
+
+    if (table_of(delta, kind)->site >= 0)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, "delta", -1, "the geometry has no %s", name);
 }
 
 /* ---- embeddings ---------------------------------------------------------------------------- */
 
 typedef struct embed_job {
-    sp_delta *delta;
-    sp_plan_view view;
-    const int32_t *tokens;
-    int32_t vocab, hidden;
-    void *y; /* [n_rows, hidden], stride y_stride elements */
-    int64_t y_stride;
+    const sp_delta *delta;
+    const sp_plan_view *view;
+    sp_delta_embed_call call; /* as the caller's, in today's size */
 } embed_job;
 
 static void override_embeddings(const embed_job *job)
@@ -176,16 +204,16 @@ static void override_embeddings(const embed_job *job)
         .rows = tables->rows,
         .map = tables->map,
         .row_type = tables->row_type,
-        .row_slot = job->view.seq_slot,
-        .token = job->tokens,
-        .width = job->hidden,
+        .row_slot = job->view->seq_slot,
+        .token = job->call.tokens,
+        .width = job->delta->embed.hidden,
         .type = sp_layout_dtype(job->delta->layout),
-        .y = job->y,
-        .y_stride = job->y_stride,
+        .y = job->call.y,
+        .y_stride = job->call.y_stride,
     };
 
     if (tables->n_slots > 0)
-        job->delta->kernels->override_rows(&args, 0, job->view.n_rows);
+        job->delta->kernels->override_rows(&args, 0, job->view->n_rows);
 }
 
 /* scale · B · A[:, token] for `rows` rows of one slot, whose rank is not 0. */
@@ -204,72 +232,99 @@ static void add_embed_rows(const embed_job *job, round *r, const sp_pool_tables 
         .delta_type = dtype,
         .epilogue = SP_EPILOGUE_FOLD,
         .rows = rows,
-        .n = job->hidden,
+        .n = delta->embed.hidden,
         .k = rank,
         .w = tables->b[slot],
         .w_stride = stride,
-        .y = job->y,
-        .y_stride = job->y_stride,
+        .y = job->call.y,
+        .y_stride = job->call.y_stride,
         .row_index = row_order,
         .scale = scale,
     };
 
-    delta->kernels->gather_columns(dtype, xa, stride, tables->a[slot], job->vocab, rank,
-                                   job->tokens, row_order, rows);
+    delta->kernels->gather_columns(dtype, xa, stride, tables->a[slot], delta->embed.vocab, rank,
+                                   job->call.tokens, row_order, rows);
     for (int32_t i = 0; i < rows; i++)
-        scale[i] = sp_effective_scale(tables->scale[slot], job->view.row_scale[row_order[i]]);
+        scale[i] = sp_effective_scale(tables->scale[slot], job->view->row_scale[row_order[i]]);
     add_gemm(r, &args, xa, stride, NULL);
 }
 
 static void apply_embed_pairs(const embed_job *job)
 {
     const sp_delta *delta = job->delta;
-    int32_t site = site_of(delta->layout, SP_SITE_EMBEDDING);
+    const sp_pool_tables *tables = sp_pool_tables_at(delta->pool, delta->embed.index);
+    const sp_plan_view *view = job->view;
     round r = {.delta = delta};
-    const sp_pool_tables *tables = sp_pool_tables_at(delta->pool, site);
 
     if (tables == NULL)
         return;
-    for (int32_t s = 0; s < job->view.n_segments; s++) {
-        int32_t slot = job->view.segment_slot[s], end = job->view.segment_begin[s + 1];
+    for (int32_t s = 0; s < view->n_segments; s++) {
+        int32_t slot = view->segment_slot[s], end = view->segment_begin[s + 1];
 
-        for (int32_t i = job->view.segment_begin[s]; tables->rank[slot] > 0 && i < end;) {
+        for (int32_t i = view->segment_begin[s]; tables->rank[slot] > 0 && i < end;) {
             int32_t rows =
                 make_room(&r, sp_layout_dtype(delta->layout), end - i, tables->rank[slot]);
 
-            add_embed_rows(job, &r, tables, slot, job->view.row_order + i, rows);
+            add_embed_rows(job, &r, tables, slot, view->row_order + i, rows);
             i += rows;
         }
     }
     run_round(&r);
 }
 
-sp_status sp_delta_embed(sp_delta *delta, const sp_plan *plan, const int32_t *tokens, void *y,
-                         int64_t y_stride)
+static sp_status check_tokens(const embed_job *job, sp_error *error)
 {
-    embed_job job = {.delta = delta, .tokens = tokens, .y = y, .y_stride = y_stride};
+    int32_t vocab = job->delta->embed.vocab;
+
+    for (int32_t i = 0; i < job->view->n_rows; i++) {
+        int32_t token = job->call.tokens[i];
+
+        if (job->view->seq_slot[i] >= 0 && (token < 0 || token >= vocab))
+            return sp_fail(error, SP_ERR_ARGUMENT, NULL, "tokens", i,
+                           "token %d of row %d is outside the vocabulary of %d", (int)token, (int)i,
+                           (int)vocab);
+    }
+    return SP_OK;
+}
+
+static sp_status read_embed(const sp_delta *delta, const sp_delta_embed_call *call, embed_job *job,
+                            int32_t *out_rows, sp_error *error)
+{
     sp_status status;
 
-    if (tokens == NULL || y == NULL)
-        return SP_ERR_ARGUMENT;
-    status = sp_delta_check_plan(delta, plan);
+    job->call = (sp_delta_embed_call){.struct_bytes = sizeof job->call};
+    status = sp_struct_read(&job->call, sizeof job->call, call, "sp_delta_embed_call", error);
+    if (status == SP_OK)
+        status = sp_delta_rows_of(delta, job->call.plan, &job->view, out_rows, error);
+    if (status == SP_OK && (job->call.tokens == NULL || job->call.y == NULL))
+        status = sp_delta_missing(job->call.tokens == NULL ? "tokens" : "y", error);
+    if (status == SP_OK)
+        status = check_table(delta, SP_SITE_EMBEDDING, error);
     if (status != SP_OK)
         return status;
+    return sp_delta_check_stride("y_stride", job->call.y_stride, delta->embed.hidden, error);
+}
+
+sp_status sp_delta_embed(sp_delta *delta, const sp_delta_embed_call *call, sp_error *error)
+{
+    embed_job job = {.delta = delta};
+    int32_t n_rows = 0;
+    sp_status status = read_embed(delta, call, &job, &n_rows, error);
+
+    if (status != SP_OK)
+        return status;
+    sp_delta_end_round(delta);
     if (!sp_delta_has_tokens(delta, SP_SITE_EMBEDDING))
         return SP_OK;
-    job.view = *sp_plan_get(plan);
-    if (!table_dims(delta->layout, SP_SITE_EMBEDDING, &job.vocab, &job.hidden))
-        return SP_ERR_ARGUMENT;
-    if (y_stride < job.hidden)
-        return SP_ERR_STRIDE;
-    if (delta->gpu != NULL)
-        return sp_delta_gpu_embed(delta->gpu, job.view.n_rows, tokens, job.vocab, job.hidden, y,
-                                  y_stride);
-    for (int32_t i = 0; i < job.view.n_rows; i++)
-        if (job.view.seq_slot[i] >= 0 && (tokens[i] < 0 || tokens[i] >= job.vocab))
-            return SP_ERR_ARGUMENT;
-    if (job.view.n_segments == 0)
-        return SP_OK;
+    if (delta->gpu != NULL) {
+        status = sp_delta_gpu_check_rows(delta->gpu, n_rows, error);
+        return status == SP_OK
+                   ? sp_delta_gpu_embed(delta->gpu, n_rows, &delta->embed, &job.call, error)
+                   : status;
+    }
+    status = check_tokens(&job, error);
+    if (status != SP_OK || job.view->n_segments == 0)
+        return status;
     override_embeddings(&job);
     apply_embed_pairs(&job);
     return SP_OK;
@@ -278,89 +333,142 @@ sp_status sp_delta_embed(sp_delta *delta, const sp_plan *plan, const int32_t *to
 /* ---- logits -------------------------------------------------------------------------------- */
 
 typedef struct head_job {
-    sp_delta *delta;
-    sp_plan_view view;
-    int32_t vocab, hidden;
-    const void *x; /* [n_rows, hidden], stride x_stride elements */
-    int64_t x_stride;
-    float *logits; /* [n_rows, vocab], stride logits_stride elements */
-    int64_t logits_stride;
+    const sp_delta *delta;
+    const sp_plan_view *view;
+    sp_delta_head_call call; /* as the caller's, in today's size */
 } head_job;
+
+/* The rows of an FP32 x that row_order names, in the pool's type. */
+static const char *round_head_rows(const head_job *job, const round *r, const int32_t *row_order,
+                                   int32_t rows)
+{
+    const sp_delta *delta = job->delta;
+    sp_dtype dtype = sp_layout_dtype(delta->layout);
+    size_t row_bytes = (size_t)delta->head.hidden * sp_dtype_bytes(dtype);
+    char *rounded = delta->token_scratch.rounded + (size_t)r->n_rows * row_bytes;
+
+    for (int32_t i = 0; i < rows; i++)
+        delta->kernels->convert(dtype, rounded + (size_t)i * row_bytes, SP_DTYPE_F32,
+                                (const float *)job->call.x + row_order[i] * job->call.x_stride,
+                                delta->head.hidden);
+    return rounded;
+}
 
 /* The logits of the slot's replaced tokens, for the `rows` rows that row_order names. */
 static void add_head_rows(const head_job *job, round *r, const sp_pool_overlays *tables,
                           int32_t slot, const int32_t *row_order, int32_t rows)
 {
+    int32_t hidden = job->delta->head.hidden;
     sp_gemm_args args = {
         .x_type = sp_layout_dtype(job->delta->layout),
         .w_type = (sp_dtype)tables->row_type[slot],
-        .y_type = SP_DTYPE_F32,
+        .y_type = job->call.logits_type,
         .epilogue = SP_EPILOGUE_STORE,
         .rows = rows,
         .n = tables->n[slot],
-        .k = job->hidden,
+        .k = hidden,
         .w = tables->rows[slot],
-        .w_stride = job->hidden,
-        .y = job->logits,
-        .y_stride = job->logits_stride,
+        .w_stride = hidden,
+        .y = job->call.logits,
+        .y_stride = job->call.logits_stride,
         .row_index = row_order,
         .column_index = tables->ids[slot],
     };
 
-    add_gemm(r, &args, job->x, job->x_stride, row_order);
+    if (job->call.x_type == args.x_type)
+        add_gemm(r, &args, job->call.x, job->call.x_stride, row_order);
+    else
+        add_gemm(r, &args, round_head_rows(job, r, row_order, rows), hidden, NULL);
 }
 
 static void override_logits(const head_job *job)
 {
     const sp_pool_overlays *tables = sp_pool_overlays_of(job->delta->pool, SP_SITE_HEAD);
+    const sp_plan_view *view = job->view;
     round r = {.delta = job->delta};
 
     if (tables->n_slots == 0)
         return;
-    for (int32_t s = 0; s < job->view.n_segments; s++) {
-        int32_t slot = job->view.segment_slot[s], end = job->view.segment_begin[s + 1];
+    for (int32_t s = 0; s < view->n_segments; s++) {
+        int32_t slot = view->segment_slot[s], end = view->segment_begin[s + 1];
 
-        for (int32_t i = job->view.segment_begin[s]; tables->n[slot] > 0 && i < end;) {
-            int32_t rows = make_room(&r, (sp_dtype)tables->row_type[slot], end - i, job->hidden);
+        for (int32_t i = view->segment_begin[s]; tables->n[slot] > 0 && i < end;) {
+            int32_t rows =
+                make_room(&r, (sp_dtype)tables->row_type[slot], end - i, job->delta->head.hidden);
 
-            add_head_rows(job, &r, tables, slot, job->view.row_order + i, rows);
+            add_head_rows(job, &r, tables, slot, view->row_order + i, rows);
             i += rows;
         }
     }
     run_round(&r);
 }
 
-sp_status sp_delta_head(sp_delta *delta, const sp_plan *plan, const void *x, int64_t x_stride,
-                        float *logits, int64_t logits_stride)
+static sp_status check_head(const sp_delta *delta, const sp_delta_head_call *call, sp_error *error)
 {
-    head_job job = {.delta = delta,
-                    .x = x,
-                    .x_stride = x_stride,
-                    .logits = logits,
-                    .logits_stride = logits_stride};
-    sp_delta_output output = {-1, logits, logits_stride, SP_DTYPE_F32};
+    sp_dtype dtype = sp_layout_dtype(delta->layout);
     sp_status status;
 
-    if (x == NULL || logits == NULL)
-        return SP_ERR_ARGUMENT;
-    status = sp_delta_check_plan(delta, plan);
-    if (status != SP_OK)
+    if (call->x == NULL || call->logits == NULL)
+        return sp_delta_missing(call->x == NULL ? "x" : "logits", error);
+    status = sp_delta_check_x_type(delta, call->x_type, error);
+    if (status == SP_OK && call->logits_type != SP_DTYPE_F32 && call->logits_type != dtype)
+        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, "logits_type", (int64_t)call->logits_type,
+                         "logits_type is %d, it must be f32 or %s as the pool's",
+                         (int)call->logits_type, sp_dtype_name(dtype));
+    if (status == SP_OK)
+        status = check_table(delta, SP_SITE_HEAD, error);
+    if (status == SP_OK)
+        status = sp_delta_check_stride("x_stride", call->x_stride, delta->head.hidden, error);
+    if (status == SP_OK)
+        status =
+            sp_delta_check_stride("logits_stride", call->logits_stride, delta->head.vocab, error);
+    return status;
+}
+
+/* The pair of the head, as at any linear site. */
+static sp_status apply_head_pair(sp_delta *delta, const head_job *job, int32_t n_rows,
+                                 sp_error *error)
+{
+    const sp_delta_output output = {sizeof output, delta->head.site, job->call.logits,
+                                    job->call.logits_stride, job->call.logits_type};
+    const sp_delta_group group = {
+        .call = {.struct_bytes = sizeof group.call,
+                 .plan = job->call.plan,
+                 .x = job->call.x,
+                 .x_stride = job->call.x_stride,
+                 .x_type = job->call.x_type,
+                 .outputs = &output,
+                 .n_outputs = 1,
+                 .stream = job->call.stream},
+        .view = job->view,
+        .n_rows = n_rows,
+        .k_in = delta->head.index < 0 ? 0 : delta->head.hidden,
+    };
+
+    return sp_delta_apply_group(delta, &group, error);
+}
+
+sp_status sp_delta_head(sp_delta *delta, const sp_delta_head_call *call, sp_error *error)
+{
+    head_job job = {.delta = delta, .call = {.struct_bytes = sizeof job.call}};
+    int32_t n_rows = 0;
+    sp_status status =
+        sp_struct_read(&job.call, sizeof job.call, call, "sp_delta_head_call", error);
+
+    if (status == SP_OK)
+        status = sp_delta_rows_of(delta, job.call.plan, &job.view, &n_rows, error);
+    if (status == SP_OK)
+        status = check_head(delta, &job.call, error);
+    if (status != SP_OK || !sp_delta_has_tokens(delta, SP_SITE_HEAD))
         return status;
-    if (!sp_delta_has_tokens(delta, SP_SITE_HEAD))
-        return SP_OK;
-    output.site = delta->head_site;
-    job.view = *sp_plan_get(plan);
-    if (!table_dims(delta->layout, SP_SITE_HEAD, &job.vocab, &job.hidden))
-        return SP_ERR_ARGUMENT;
-    if (x_stride < job.hidden || logits_stride < job.vocab)
-        return SP_ERR_STRIDE;
     if (delta->gpu == NULL) {
         override_logits(&job);
     } else {
-        status = sp_delta_gpu_head(delta->gpu, job.view.n_rows, x, x_stride, job.vocab, job.hidden,
-                                   logits, logits_stride);
+        status = sp_delta_gpu_check_rows(delta->gpu, n_rows, error);
+        if (status == SP_OK)
+            status = sp_delta_gpu_head(delta->gpu, n_rows, &delta->head, &job.call, error);
         if (status != SP_OK)
             return status;
     }
-    return sp_delta_apply(delta, plan, x, x_stride, &output, 1);
+    return apply_head_pair(delta, &job, n_rows, error);
 }

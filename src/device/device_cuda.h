@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* Rises with every change of an entry's arguments. */
-#define SP_CUDA_VERSION 1
+#define SP_CUDA_VERSION 2
 
 typedef void (*sp_cuda_fn)(void);
 

@@ -409,7 +409,8 @@ static sp_engine_stats stats_of(const sp_engine *engine)
     stats.kv_bytes = engine->cache.bytes;
     stats.scratch_bytes = engine->forward.scratch_bytes + engine->rope.bytes;
     if (engine->layout)
-        stats.scratch_bytes += sp_delta_workspace_bytes(engine->layout, engine->options.step_rows);
+        stats.scratch_bytes +=
+            sp_delta_workspace_bytes(engine->layout, engine->options.step_rows, false);
     if (engine->stage) {
         sp_stage_stats stage;
 

@@ -413,6 +413,13 @@ static sp_status ffn_block(row_job *job)
 static sp_status embed_block(row_job *job)
 {
     sp_forward *forward = job->forward;
+    const sp_delta_embed_call call = {
+        .struct_bytes = sizeof call,
+        .plan = forward->plan,
+        .tokens = forward->row_token,
+        .y = forward->residual,
+        .y_stride = forward->model->shape.hidden,
+    };
     double began;
     sp_status status;
 
@@ -422,8 +429,7 @@ static sp_status embed_block(row_job *job)
     }
     run_rows(job, gather_task);
     began = sp_clock_seconds();
-    status = sp_delta_embed(forward->delta, forward->plan, forward->row_token, forward->residual,
-                            forward->model->shape.hidden);
+    status = sp_delta_embed(forward->delta, &call, NULL);
     forward->delta_seconds += sp_clock_seconds() - began;
     run_rows(job, norm_task);
     return status;
@@ -463,6 +469,16 @@ static sp_status adapt_logits(sp_forward *forward, const int32_t *rows, int32_t 
 {
     int64_t hidden = forward->model->shape.hidden;
     size_t row_bytes = (size_t)hidden * sp_dtype_bytes(forward->type);
+    const sp_delta_head_call call = {
+        .struct_bytes = sizeof call,
+        .plan = forward->head_plan,
+        .x = forward->site_output,
+        .x_stride = hidden,
+        .x_type = forward->type,
+        .logits = forward->logits,
+        .logits_stride = forward->model->shape.vocab,
+        .logits_type = SP_DTYPE_F32,
+    };
     sp_status status = sp_plan_select(forward->head_plan, forward->plan, rows, n_rows, NULL);
 
     if (status != SP_OK)
@@ -470,8 +486,7 @@ static sp_status adapt_logits(sp_forward *forward, const int32_t *rows, int32_t 
     for (int32_t i = 0; i < n_rows; i++)
         memcpy(row_of(forward, forward->site_output, i, hidden),
                row_of(forward, forward->hidden, rows[i], hidden), row_bytes);
-    return sp_delta_head(forward->delta, forward->head_plan, forward->site_output, hidden,
-                         forward->logits, forward->model->shape.vocab);
+    return sp_delta_head(forward->delta, &call, NULL);
 }
 
 sp_status sp_forward_logits(sp_forward *forward, const int32_t *rows, int32_t n_rows)

@@ -4,6 +4,8 @@
 #include "base/spin.h"
 #include "kernels/gemm.h"
 
+#include <sidepath/delta_pieces.h>
+
 #include <stdatomic.h>
 
 /* Elements that the calling thread packs itself rather than wake others. */
@@ -32,15 +34,15 @@ static void pack_task(void *user, int32_t task, int32_t thread)
 
     (void)thread;
     if (task < job->delta.pack)
-        sp_delta_pack(job->forward->delta, task);
+        sp_delta_pieces_pack(job->forward->delta, task);
     else
         sp_pack_job_run(&job->pack, task - job->delta.pack);
 }
 
 static bool expand(project_job *job, const sp_gemm_piece *piece)
 {
-    return sp_delta_expand(job->forward->delta, piece->gemm, piece->column_begin,
-                           piece->column_end);
+    return sp_delta_pieces_expand(job->forward->delta, piece->gemm, piece->column_begin,
+                                  piece->column_end);
 }
 
 static bool expand_soon(project_job *job, const sp_gemm_piece *piece)
@@ -73,7 +75,7 @@ static void gemm_task(void *user, int32_t task, int32_t thread)
 
     (void)thread;
     if (number < 0) {
-        sp_delta_shrink(job->forward->delta, task);
+        sp_delta_pieces_shrink(job->forward->delta, task);
         return;
     }
     piece = sp_gemm_job_piece(&job->gemm, number);
@@ -136,38 +138,36 @@ static void fill(sp_forward *forward, int32_t k, const sp_projection *p, sp_gemm
         .y = p->y,
         .y_stride = p->n,
     };
-    *out_output =
-        (sp_delta_output){.site = p->site, .y = p->y, .y_stride = p->n, .y_type = forward->type};
+    *out_output = (sp_delta_output){.struct_bytes = sizeof *out_output,
+                                    .site = p->site,
+                                    .y = p->y,
+                                    .y_stride = p->n,
+                                    .y_type = forward->type};
 }
 
 /* Begins the side paths in pieces; what does not fit is applied afterwards. */
-static sp_status begin_delta(project_job *job, const sp_delta_output *outputs, int32_t n_outputs,
-                             bool *out_apart)
+static sp_status begin_delta(project_job *job, const sp_delta_call *call, bool *out_apart)
 {
     sp_forward *forward = job->forward;
     sp_status status = SP_OK;
 
     *out_apart = false;
+    job->delta = (sp_delta_pieces){.struct_bytes = sizeof job->delta};
     if (!forward->delta)
         return SP_OK;
     if (job->gemm.n_pieces <= sp_project_pieces_max(sp_exec_threads(forward->exec)))
-        status = sp_delta_begin(forward->delta, forward->plan, job->pack.x, job->pack.x_stride,
-                                outputs, n_outputs, &job->delta);
+        status = sp_delta_pieces_begin(forward->delta, call, &job->delta, NULL);
     *out_apart = !job->delta.fits;
-    if (*out_apart)
-        job->delta = (sp_delta_pieces){0};
     for (int32_t i = 0; job->delta.shrink > 0 && i < job->gemm.n_strips; i++)
         atomic_store_explicit(&forward->strip_done[i], 0, memory_order_relaxed);
     return status;
 }
 
-static sp_status apply_apart(const project_job *job, const sp_delta_output *outputs,
-                             int32_t n_outputs)
+static sp_status apply_apart(const project_job *job, const sp_delta_call *call)
 {
     sp_forward *forward = job->forward;
     double began = sp_clock_seconds();
-    sp_status status = sp_delta_apply(forward->delta, forward->plan, job->pack.x,
-                                      job->pack.x_stride, outputs, n_outputs);
+    sp_status status = sp_delta_apply(forward->delta, call, NULL);
 
     forward->delta_seconds += sp_clock_seconds() - began;
     return status;
@@ -190,6 +190,15 @@ sp_status sp_project(sp_forward *forward, const void *x, int32_t k,
                  .rows = forward->n_rows,
                  .k = k},
     };
+    const sp_delta_call call = {
+        .struct_bytes = sizeof call,
+        .plan = forward->plan,
+        .x = x,
+        .x_stride = k,
+        .x_type = forward->type,
+        .outputs = outputs,
+        .n_outputs = n_projections,
+    };
     bool apart;
     sp_status status;
 
@@ -197,12 +206,12 @@ sp_status sp_project(sp_forward *forward, const void *x, int32_t k,
         fill(forward, k, &projections[i], &gemms[i], &outputs[i]);
     sp_pack_job_cut(&job.pack, threads);
     sp_gemm_job_cut(forward->kernels, threads, gemms, n_projections, &job.gemm);
-    status = begin_delta(&job, outputs, n_projections, &apart);
+    status = begin_delta(&job, &call, &apart);
     if (status != SP_OK)
         return status;
     share_packed_x(&job, gemms);
     run_pack(&job);
     sp_exec_run(forward->exec, gemm_task, &job, job.delta.shrink + job.gemm.n_pieces);
     sp_exec_run(forward->exec, waiting_task, &job, atomic_load(&job.n_waiting));
-    return apart ? apply_apart(&job, outputs, n_projections) : SP_OK;
+    return apart ? apply_apart(&job, &call) : SP_OK;
 }

@@ -143,9 +143,50 @@ typedef struct sp_cuda_head {
     const void *const *rows;   /* [slots] -> [n, hidden], on 256-byte boundaries */
     const int32_t *const *ids; /* [slots] -> [n] */
     const int32_t *n;          /* [slots] */
-    float *logits;             /* [n_rows, vocab], stride logits_stride elements */
+    void *logits;              /* [n_rows, vocab], stride logits_stride elements */
     int64_t logits_stride;
+    int32_t logits_is_f32; /* else of `type` */
 } sp_cuda_head;
+
+/* FP32 rows, rounded to nearest even. */
+typedef struct sp_cuda_round {
+    int32_t type; /* sp_dtype of `to`: BF16 or F16 */
+    int32_t n_rows, k;
+    const float *x; /* [n_rows, k], stride x_stride elements */
+    int64_t x_stride;
+    void *to; /* [n_rows, k], dense */
+} sp_cuda_round;
+
+/* Why a row is refused; the numbers are those of sp_row_refusal. */
+typedef enum sp_cuda_refusal {
+    SP_CUDA_ROW_FINE = 0,
+    SP_CUDA_ROW_SLOT = 1,  /* no such slot */
+    SP_CUDA_ROW_SCALE = 2, /* not finite, or outside 0 .. 16 */
+    SP_CUDA_ROW_EMPTY = 3, /* the slot shows no version */
+    SP_CUDA_ROW_STALE = 4  /* it shows another one */
+} sp_cuda_refusal;
+
+typedef struct sp_cuda_row_report {
+    uint64_t step; /* rises by one with every check */
+    int32_t n_rows, n_refused;
+    int32_t first_row; /* of the refused ones, or -1 */
+    int32_t reason;    /* its sp_cuda_refusal */
+} sp_cuda_row_report;
+
+/*
+ * Rows whose versions were chosen on the device. A row that is fine goes to seq_slot and row_scale
+ * as it is, a refused one as the base's; each refused row is counted.
+ */
+typedef struct sp_cuda_rows {
+    int32_t n_rows, n_slots;
+    const int32_t *slot;        /* [n_rows], -1: the base */
+    const uint64_t *generation; /* [n_rows]; not read for the base */
+    const float *scale;         /* [n_rows], or NULL: all 1 */
+    const uint64_t *shown;      /* [n_slots] generation that the slot's tables show; 0: none */
+    int32_t *seq_slot;          /* [n_rows] */
+    float *row_scale;           /* [n_rows] */
+    sp_cuda_row_report *report;
+} sp_cuda_rows;
 
 /* name, arguments. All return a cudaError_t as int. */
 #define SP_CUDA_KERNEL_LIST(X)                                                                 \
@@ -158,6 +199,8 @@ typedef struct sp_cuda_head {
       (int gpu, const sp_cuda_grouped *grouped, sp_cuda_grouped_report *report, void *stream)) \
     X(embed_rows, (int gpu, const sp_cuda_embed *embed, void *stream))                         \
     X(head_rows, (int gpu, const sp_cuda_head *head, void *stream))                            \
+    X(round_rows, (int gpu, const sp_cuda_round *round, void *stream))                         \
+    X(check_rows, (int gpu, const sp_cuda_rows *rows, void *stream))                           \
     X(kernels_init, (int gpu))
 
 typedef struct sp_cuda_kernels {

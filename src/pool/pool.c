@@ -257,6 +257,11 @@ const sp_pool_tables *sp_pool_tables_at(const sp_pool *pool, int32_t site)
     return site >= 0 && site < sp_layout_n_sites(pool->layout) ? &pool->site_views[site] : NULL;
 }
 
+const uint64_t *sp_pool_generations(const sp_pool *pool)
+{
+    return sp_site_tables_generations(&pool->tables);
+}
+
 static sp_status find_slot(const sp_pool *pool, int32_t slot, sp_slot_info **out_info,
                            sp_error *error)
 {
@@ -368,7 +373,7 @@ static char *slot_memory(const sp_pool *pool, int32_t slot)
     return pool->memory + (size_t)slot * sp_layout_slot_bytes(pool->layout);
 }
 
-static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image)
+static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image, uint64_t generation)
 {
     char *memory = slot_memory(pool, slot);
     sp_site_column column;
@@ -376,6 +381,7 @@ static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image)
 
     if (status != SP_OK)
         return status;
+    *column.generation = generation;
     for (int32_t i = 0; i < sp_layout_n_sites(pool->layout); i++) {
         const sp_layout_site *site = sp_layout_site_at(pool->layout, i);
 
@@ -632,6 +638,7 @@ static sp_status check_written(const sp_pool *pool, int32_t slot, const sp_image
 sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image,
                               sp_slot_handle *out_handle, sp_error *error)
 {
+    uint64_t generation = next_number();
     sp_slot_info *info = NULL;
     sp_status status = check_loading(pool, slot, image, error);
 
@@ -642,14 +649,14 @@ sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image
     if (out_handle == NULL)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "out_handle", -1,
                        "out_handle is NULL: nobody could release the slot");
-    status = show_slot(pool, slot, image);
+    status = show_slot(pool, slot, image, generation);
     if (status != SP_OK) {
         hide_slot(pool, slot);
         return fail_switch(pool, status, slot, error);
     }
     info = &pool->slots[slot];
     info->state = SP_SLOT_READY;
-    info->generation = next_number();
+    info->generation = generation;
     info->references = 1;
     info->last_use = ++pool->use;
     info->digest = image->digest;

@@ -8,7 +8,7 @@
 
 static size_t column_bytes(const sp_site_tables *tables)
 {
-    return (size_t)tables->n_sites * CELL_BYTES;
+    return sizeof(uint64_t) + (size_t)tables->n_sites * CELL_BYTES;
 }
 
 size_t sp_site_tables_device_bytes(const sp_site_tables *tables)
@@ -49,11 +49,13 @@ void sp_site_tables_destroy(sp_site_tables *tables)
 
 /* ---- cells --------------------------------------------------------------------------------- */
 
-/* Pointers first, for their alignment; `block` has place for n of each. */
-static sp_site_column cut(void *block, size_t n)
+/* The larger ones first, for their alignment; `block` has place for `slots` columns of n sites. */
+static sp_site_column cut(void *block, size_t slots, size_t n)
 {
-    sp_site_column column = {.a = block};
+    sp_site_column column = {.generation = block};
 
+    n *= slots;
+    column.a = (const void **)(void *)(column.generation + slots);
     column.b = column.a + n;
     column.scale = (float *)(void *)(column.b + n);
     column.rank = (int32_t *)(void *)(column.scale + n);
@@ -62,12 +64,17 @@ static sp_site_column cut(void *block, size_t n)
 
 static sp_site_column device_cells(const sp_site_tables *tables)
 {
-    return cut(tables->cells, (size_t)tables->n_sites * (size_t)tables->n_slots);
+    return cut(tables->cells, (size_t)tables->n_slots, (size_t)tables->n_sites);
 }
 
 static sp_site_column host_column(const sp_site_tables *tables)
 {
-    return cut(sp_column_ring_column(&tables->ring), (size_t)tables->n_sites);
+    return cut(sp_column_ring_column(&tables->ring), 1, (size_t)tables->n_sites);
+}
+
+const uint64_t *sp_site_tables_generations(const sp_site_tables *tables)
+{
+    return device_cells(tables).generation;
 }
 
 sp_pool_tables sp_site_tables_at(const sp_site_tables *tables, int32_t site)
@@ -92,7 +99,7 @@ sp_status sp_site_tables_begin(sp_site_tables *tables, sp_site_column *out_colum
     sp_status status = sp_column_ring_begin(&tables->ring, &column);
 
     if (status == SP_OK)
-        *out_column = cut(column, (size_t)tables->n_sites);
+        *out_column = cut(column, 1, (size_t)tables->n_sites);
     return status;
 }
 
@@ -102,6 +109,13 @@ static sp_status send(sp_site_tables *tables, int32_t slot, void *table, const v
     return sp_column_ring_send(&tables->ring, (char *)table + (size_t)slot * cell_bytes,
                                (size_t)tables->n_slots * cell_bytes, column, cell_bytes,
                                (size_t)tables->n_sites);
+}
+
+static sp_status send_generation(sp_site_tables *tables, int32_t slot, uint64_t *table,
+                                 const uint64_t *generation)
+{
+    return sp_column_ring_send(&tables->ring, table + slot, sizeof *table, generation,
+                               sizeof *table, 1);
 }
 
 sp_status sp_site_tables_show(sp_site_tables *tables, int32_t slot)
@@ -115,6 +129,8 @@ sp_status sp_site_tables_show(sp_site_tables *tables, int32_t slot)
         status = send(tables, slot, cells.scale, column.scale, sizeof *cells.scale);
     if (status == SP_OK)
         status = send(tables, slot, cells.rank, column.rank, sizeof *cells.rank);
+    if (status == SP_OK)
+        status = send_generation(tables, slot, cells.generation, column.generation);
     ended = sp_column_ring_end(&tables->ring);
     return status != SP_OK ? status : ended;
 }
@@ -126,7 +142,9 @@ sp_status sp_site_tables_hide(sp_site_tables *tables, int32_t slot)
 
     if (status != SP_OK)
         return status;
-    first = send(tables, slot, cells.rank, column.rank, sizeof *cells.rank);
+    first = send_generation(tables, slot, cells.generation, column.generation);
+    status = send(tables, slot, cells.rank, column.rank, sizeof *cells.rank);
+    first = first != SP_OK ? first : status;
     status = send(tables, slot, cells.scale, column.scale, sizeof *cells.scale);
     first = first != SP_OK ? first : status;
     status = send(tables, slot, cells.a, column.a, sizeof *cells.a);

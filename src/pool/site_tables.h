@@ -12,8 +12,9 @@
 
 #include <sidepath/pool.h>
 
-/* One slot's cells, [n_sites] each. */
+/* One slot's cells, [n_sites] each, and its version. */
 typedef struct sp_site_column {
+    uint64_t *generation; /* [1]; 0: the slot shows none */
     const void **a, **b;
     float *scale;
     int32_t *rank; /* 0: absent, and then the others are 0 as well */
@@ -22,7 +23,7 @@ typedef struct sp_site_column {
 typedef struct sp_site_tables {
     sp_device *device; /* borrowed */
     int32_t n_sites, n_slots;
-    void *cells; /* device: a, b, scale, rank */
+    void *cells; /* device: generation, a, b, scale, rank */
     sp_column_ring ring;
     sp_event *hidden; /* behind the last step that could read what was hidden last */
 } sp_site_tables;
@@ -38,11 +39,15 @@ sp_pool_tables sp_site_tables_at(const sp_site_tables *tables, int32_t site);
 /* The column that the next show or hide sends, zeroed. Waits for an earlier switch, if need be. */
 sp_status sp_site_tables_begin(sp_site_tables *tables, sp_site_column *out_column);
 
-/* Sends the column. The rank is what makes a cell count: it goes last. */
+/* [n_slots] on the device: the version that each slot shows, 0: none. */
+const uint64_t *sp_site_tables_generations(const sp_site_tables *tables);
+
+/* Sends the column. The rank is what makes a cell count, and the generation what lets rows from
+ * device memory in: they go last. */
 sp_status sp_site_tables_show(sp_site_tables *tables, int32_t slot);
 
-/* Makes every cell of the slot absent, rank first; goes on after a failure. `hidden` is then behind
- * all steps so far. */
+/* Makes every cell of the slot absent, generation and rank first; goes on after a failure. `hidden`
+ * is then behind all steps so far. */
 sp_status sp_site_tables_hide(sp_site_tables *tables, int32_t slot);
 
 #endif

@@ -25,6 +25,7 @@ typedef struct gpu_batch {
     delta_rig *rig;
     sp_device *device;
     sp_plan *plan;
+    sp_stream *stream;               /* NULL: the main one */
     int32_t rows_max, n_rows, n_set; /* rows of the plan; of which the batch gave n_set */
     gpu_buffer x, y[SCENE_SITES_MAX];
     sp_delta_output outputs[SCENE_SITES_MAX];
@@ -78,17 +79,16 @@ static inline gpu_batch gpu_batch_make(delta_rig *rig, int32_t rows_max)
 {
     const delta_scene *scene = rig->scene;
     gpu_batch batch = {.rig = rig, .device = rig->pool.device, .rows_max = rows_max};
-    size_t element = sp_dtype_bytes(scene->dtype);
+    size_t element = sp_dtype_bytes(scene_x_type(scene));
+    void *y[SCENE_SITES_MAX];
 
     assert_ok(sp_plan_create(rows_max, rig->n_slots, &batch.plan, NULL), NULL);
     batch.x = gpu_buffer_make(batch.device, (size_t)rows_max * (size_t)scene->x_stride * element);
     for (int32_t i = 0; i < scene->n_sites; i++) {
         batch.y[i] = gpu_buffer_make(batch.device, (size_t)rows_max * scene_y_row_bytes(scene, i));
-        batch.outputs[i] = (sp_delta_output){
-            known_site(rig->pool.geometry, scene->dims[i].layer, scene->dims[i].module),
-            batch.y[i].device + GUARD_BYTES, scene->dims[i].n_out + scene_pad(scene),
-            scene->y_type[i]};
+        y[i] = batch.y[i].device + GUARD_BYTES;
     }
+    rig_outputs(rig, y, batch.outputs);
     return batch;
 }
 
@@ -106,7 +106,7 @@ static inline void gpu_batch_set(gpu_batch *batch, const int32_t *rows, int32_t 
 {
     const delta_scene *scene = batch->rig->scene;
     rig_batch host = rig_gather(batch->rig, rows, n_rows);
-    size_t x_bytes = (size_t)scene->x_stride * sp_dtype_bytes(scene->dtype);
+    size_t x_bytes = (size_t)scene->x_stride * sp_dtype_bytes(scene_x_type(scene));
     int32_t n = n_rows > padded_rows ? n_rows : padded_rows;
     int32_t *slots = malloc((size_t)n * sizeof *slots);
     float *scales = malloc((size_t)n * sizeof *scales);
@@ -135,21 +135,33 @@ static inline const void *gpu_batch_x(const gpu_batch *batch)
     return batch->x.device + GUARD_BYTES;
 }
 
+/* Its call, on its stream. */
+static inline sp_delta_call gpu_batch_call(const gpu_batch *batch)
+{
+    sp_delta_call call = rig_call(batch->rig, batch->plan, gpu_batch_x(batch), batch->outputs);
+
+    call.stream = batch->stream;
+    return call;
+}
+
 /* What a step enqueues; what a graph of it holds. */
 static inline void gpu_batch_enqueue(gpu_batch *batch)
 {
-    const delta_scene *scene = batch->rig->scene;
+    sp_delta_call call = gpu_batch_call(batch);
+    sp_error error;
 
-    assert_ok(sp_delta_start(batch->rig->delta, batch->plan), NULL);
-    assert_ok(sp_delta_apply(batch->rig->delta, batch->plan, gpu_batch_x(batch), scene->x_stride,
-                             batch->outputs, scene->n_sites),
-              NULL);
+    assert_ok(sp_delta_start(batch->rig->delta, batch->plan, batch->stream, &error), &error);
+    assert_ok(sp_delta_apply(batch->rig->delta, &call, &error), &error);
 }
 
 static inline void gpu_batch_run(gpu_batch *batch)
 {
-    assert_ok(sp_delta_upload(batch->rig->delta, batch->plan), NULL);
+    sp_error error;
+
+    assert_ok(sp_delta_upload(batch->rig->delta, batch->plan, batch->stream, &error), &error);
     gpu_batch_enqueue(batch);
+    if (batch->stream != NULL) /* reads follow the main one */
+        assert_ok(sp_stream_wait(batch->stream, &error), &error);
 }
 
 /* Output i of the rows, with their pads; lives until the next read of it. */

@@ -346,20 +346,21 @@ static void nan_neighbours_do_not_matter(void **state)
 /* Shrink on a stream of its own and the expand on the main one, eager and captured. */
 static void enqueue_halves(gpu_batch *batch, sp_stream *side, sp_event *ready, sp_event *shrunk)
 {
-    const delta_scene *scene = batch->rig->scene;
     sp_delta *delta = batch->rig->delta;
     sp_stream *main_stream = sp_device_main_stream(gpu);
+    sp_delta_call call = gpu_batch_call(batch);
+    sp_error error;
 
-    assert_ok(sp_delta_start(delta, batch->plan), NULL);
+    assert_ok(sp_delta_start(delta, batch->plan, NULL, NULL), NULL);
     assert_ok(sp_event_record(ready, main_stream, NULL), NULL);
     assert_ok(sp_stream_wait_event(side, ready, NULL), NULL);
-    assert_ok(sp_delta_enqueue_shrink(delta, batch->plan, gpu_batch_x(batch), scene->x_stride,
-                                      batch->outputs, scene->n_sites, side),
-              NULL);
+    call.stream = side;
+    assert_ok(sp_delta_shrink(delta, &call, &error), &error);
     assert_ok(sp_event_record(shrunk, side, NULL), NULL);
     assert_ok(sp_stream_wait_event(main_stream, shrunk, NULL), NULL);
-    assert_ok(sp_delta_enqueue_expand(delta, batch->plan, batch->outputs, scene->n_sites, NULL),
-              NULL);
+    call.stream = NULL;
+    call.x = NULL;
+    assert_ok(sp_delta_expand(delta, &call, &error), &error);
 }
 
 static void halves_have_the_bits_of_the_whole(void **state)
@@ -385,7 +386,7 @@ static void halves_have_the_bits_of_the_whole(void **state)
         sp_graph *graph = NULL;
 
         gpu_batch_set(&batch, rows, sizes[s], sizes[s]);
-        assert_ok(sp_delta_upload(rig.delta, batch.plan), NULL);
+        assert_ok(sp_delta_upload(rig.delta, batch.plan, NULL, NULL), NULL);
         enqueue_halves(&batch, side, ready, shrunk);
         expect_same(&base, &batch, rows, sizes[s]);
         gpu_batch_set(&batch, rows, sizes[s], sizes[s]);
@@ -406,7 +407,7 @@ static void halves_have_the_bits_of_the_whole(void **state)
 
 static void replay(gpu_batch *batch, sp_graph *graph)
 {
-    assert_ok(sp_delta_upload(batch->rig->delta, batch->plan), NULL);
+    assert_ok(sp_delta_upload(batch->rig->delta, batch->plan, NULL, NULL), NULL);
     assert_ok(sp_graph_launch(graph, sp_device_main_stream(gpu), NULL), NULL);
 }
 
@@ -591,6 +592,7 @@ static gpu_buffer group_y(const group_test *t, int32_t site, sp_delta_output *ou
     gpu_buffer_write(gpu, &y, zeros, bytes);
     free(zeros);
     *out_output = (sp_delta_output){
+        sizeof(sp_delta_output),
         known_site(t->pool.geometry, group_dims[site].layer, group_dims[site].module),
         y.device + GUARD_BYTES, group_dims[site].n_out, group_type(site)};
     return y;
@@ -641,8 +643,8 @@ static void check_group(group_test *t, int32_t first, int32_t last)
 
     for (int32_t i = first; i < last; i++)
         y[i - first] = group_y(t, i, &outputs[i - first]);
-    assert_ok(sp_delta_apply(t->delta, t->plan, t->x_buffer.device + GUARD_BYTES, GROUP_STRIDE,
-                             outputs, last - first),
+    assert_ok(hand_apply(t->delta, t->plan, SP_DTYPE_BF16, t->x_buffer.device + GUARD_BYTES,
+                         GROUP_STRIDE, outputs, last - first),
               NULL);
     for (int32_t i = first; i < last; i++) {
         expect_site(t, i, &y[i - first]);
@@ -656,8 +658,8 @@ static void all_groups_of_a_model_are_right(void **state)
 
     (void)state;
     make_group_test(&t);
-    assert_ok(sp_delta_upload(t.delta, t.plan), NULL);
-    assert_ok(sp_delta_start(t.delta, t.plan), NULL);
+    assert_ok(sp_delta_upload(t.delta, t.plan, NULL, NULL), NULL);
+    assert_ok(sp_delta_start(t.delta, t.plan, NULL, NULL), NULL);
     check_group(&t, 0, 4);
     check_group(&t, 4, 5);
     check_group(&t, 5, 7);
@@ -681,6 +683,7 @@ static void bad_calls_are_refused_as_on_the_cpu(void **state)
 {
     static group_test t;
     sp_delta_output output, bad;
+    sp_delta_call call;
     gpu_buffer y;
     const void *x;
 
@@ -688,28 +691,32 @@ static void bad_calls_are_refused_as_on_the_cpu(void **state)
     make_group_test(&t);
     y = group_y(&t, 5, &output);
     x = t.x_buffer.device + GUARD_BYTES;
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, x, 512, &output, 1), SP_ERR_STATE);
-    assert_ok(sp_delta_upload(t.delta, t.plan), NULL);
-    assert_ok(sp_delta_start(t.delta, t.plan), NULL);
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, x, 255, &output, 1), SP_ERR_STRIDE);
-    assert_int_equal(sp_delta_enqueue_shrink(t.delta, t.plan, x, 255, &output, 1, NULL),
-                     SP_ERR_STRIDE);
-    assert_int_equal(sp_delta_enqueue_shrink(t.delta, t.plan, NULL, 512, &output, 1, NULL),
-                     SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_enqueue_expand(t.delta, t.plan, NULL, 1, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(t.delta, t.plan, SP_DTYPE_BF16, x, 512, &output, 1), SP_ERR_STATE);
+    assert_ok(sp_delta_upload(t.delta, t.plan, NULL, NULL), NULL);
+    assert_ok(sp_delta_start(t.delta, t.plan, NULL, NULL), NULL);
+    assert_int_equal(hand_apply(t.delta, t.plan, SP_DTYPE_BF16, x, 255, &output, 1), SP_ERR_STRIDE);
+    call = hand_call(t.plan, SP_DTYPE_BF16, x, 255, &output, 1);
+    assert_int_equal(sp_delta_shrink(t.delta, &call, NULL), SP_ERR_STRIDE);
+    call = hand_call(t.plan, SP_DTYPE_BF16, NULL, 512, &output, 1);
+    assert_int_equal(sp_delta_shrink(t.delta, &call, NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_expand(t.delta, &call, NULL), SP_ERR_STATE); /* no shrink */
+    call.outputs = NULL;
+    assert_int_equal(sp_delta_expand(t.delta, &call, NULL), SP_ERR_ARGUMENT);
     bad = output;
     bad.site = GROUP_SITES;
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, x, 512, &bad, 1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, NULL, 512, &output, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(t.delta, t.plan, SP_DTYPE_BF16, x, 512, &bad, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(t.delta, t.plan, SP_DTYPE_BF16, NULL, 512, &output, 1),
+                     SP_ERR_ARGUMENT);
     bad = output;
     bad.y_stride = 511;
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, x, 512, &bad, 1), SP_ERR_STRIDE);
-    assert_int_equal(sp_delta_enqueue_expand(t.delta, t.plan, &bad, 1, NULL), SP_ERR_STRIDE);
+    assert_int_equal(hand_apply(t.delta, t.plan, SP_DTYPE_BF16, x, 512, &bad, 1), SP_ERR_STRIDE);
+    call.outputs = &bad;
+    assert_int_equal(sp_delta_expand(t.delta, &call, NULL), SP_ERR_STRIDE);
     bad = output;
     bad.y_type = SP_DTYPE_F16;
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, x, 512, &bad, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(t.delta, t.plan, SP_DTYPE_BF16, x, 512, &bad, 1), SP_ERR_ARGUMENT);
     hand_plan_rows(t.plan, t.pool.pool, t.slots, NULL, GROUP_ROWS - 1);
-    assert_int_equal(sp_delta_apply(t.delta, t.plan, x, 512, &output, 1), SP_ERR_STATE);
+    assert_int_equal(hand_apply(t.delta, t.plan, SP_DTYPE_BF16, x, 512, &output, 1), SP_ERR_STATE);
     expect_untouched(&y);
     gpu_buffer_free(gpu, &y);
     free_group_test(&t);
@@ -728,15 +735,20 @@ static void levers_skip_what_they_say(void **state)
     no_gate = make_delta(t.pool.pool, false, known_bit(t.pool.geometry, SP_MODULE_GATE_PROJ));
     y = group_y(&t, 5, &gate);
     z = group_y(&t, 0, &out);
-    assert_ok(sp_delta_upload(none, t.plan), NULL);
-    assert_ok(sp_delta_start(none, t.plan), NULL);
-    assert_ok(sp_delta_upload(no_gate, t.plan), NULL);
-    assert_ok(sp_delta_start(no_gate, t.plan), NULL);
-    assert_ok(sp_delta_apply(none, t.plan, t.x_buffer.device + GUARD_BYTES, 512, &gate, 1), NULL);
-    assert_ok(sp_delta_apply(no_gate, t.plan, t.x_buffer.device + GUARD_BYTES, 512, &gate, 1),
-              NULL);
+    assert_ok(sp_delta_upload(none, t.plan, NULL, NULL), NULL);
+    assert_ok(sp_delta_start(none, t.plan, NULL, NULL), NULL);
+    assert_ok(sp_delta_upload(no_gate, t.plan, NULL, NULL), NULL);
+    assert_ok(sp_delta_start(no_gate, t.plan, NULL, NULL), NULL);
+    assert_ok(
+        hand_apply(none, t.plan, SP_DTYPE_BF16, t.x_buffer.device + GUARD_BYTES, 512, &gate, 1),
+        NULL);
+    assert_ok(
+        hand_apply(no_gate, t.plan, SP_DTYPE_BF16, t.x_buffer.device + GUARD_BYTES, 512, &gate, 1),
+        NULL);
     expect_untouched(&y);
-    assert_ok(sp_delta_apply(no_gate, t.plan, t.x_buffer.device + GUARD_BYTES, 512, &out, 1), NULL);
+    assert_ok(
+        hand_apply(no_gate, t.plan, SP_DTYPE_BF16, t.x_buffer.device + GUARD_BYTES, 512, &out, 1),
+        NULL);
     expect_site(&t, 0, &z);
     gpu_buffer_free(gpu, &y);
     gpu_buffer_free(gpu, &z);
@@ -784,10 +796,10 @@ static void create_takes_the_bytes_it_says(void **state)
     sp_delta *delta = make_delta(pool.pool, false, false);
 
     (void)state;
-    bytes = sp_delta_device_bytes(pool.pool, GROUP_ROWS);
+    bytes = sp_delta_device_bytes(pool.pool, GROUP_ROWS, false);
     assert_true(bytes > 0);
     assert_int_equal(sp_device_allocated_bytes(gpu) - before, bytes);
-    assert_int_equal(sp_delta_device_bytes(pool.pool, 0), 0);
+    assert_int_equal(sp_delta_device_bytes(pool.pool, 0, false), 0);
     sp_delta_destroy(delta);
     assert_int_equal(sp_device_allocated_bytes(gpu), before);
     hand_pool_destroy(&pool);

@@ -169,7 +169,8 @@ static void make_load_test(load_test *t)
     for (int64_t i = 0; i < STEP_ROWS * 2048; i++)
         hand_store(SP_DTYPE_BF16, t->start, i, 0.01 * (double)sp_test_float(&random));
     gpu_buffer_write(gpu, &t->x, t->start, bytes);
-    t->output = (sp_delta_output){0, t->y.device + GUARD_BYTES, 2048, SP_DTYPE_BF16};
+    t->output = (sp_delta_output){sizeof(sp_delta_output), 0, t->y.device + GUARD_BYTES, 2048,
+                                  SP_DTYPE_BF16};
 }
 
 static void free_load_test(load_test *t)
@@ -189,9 +190,10 @@ static void free_load_test(load_test *t)
 static void enqueue_steps(load_test *t, int steps)
 {
     for (int i = 0; i < steps; i++) {
-        assert_ok(sp_delta_upload(t->delta, t->plan), NULL);
-        assert_ok(sp_delta_start(t->delta, t->plan), NULL);
-        assert_ok(sp_delta_apply(t->delta, t->plan, t->x.device + GUARD_BYTES, 2048, &t->output, 1),
+        assert_ok(sp_delta_upload(t->delta, t->plan, NULL, NULL), NULL);
+        assert_ok(sp_delta_start(t->delta, t->plan, NULL, NULL), NULL);
+        assert_ok(hand_apply(t->delta, t->plan, SP_DTYPE_BF16, t->x.device + GUARD_BYTES, 2048,
+                             &t->output, 1),
                   NULL);
     }
 }

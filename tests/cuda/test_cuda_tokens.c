@@ -5,6 +5,7 @@
  */
 #include "cuda/gpu_batch.h"
 #include "pool/image.h"
+#include "support/delta_call.h"
 #include "support/token_world.h"
 
 static sp_device *gpu;
@@ -16,7 +17,7 @@ static void run(token_world *w, void (*enqueue)(token_world *w, const void *firs
     sp_stream *stream = sp_device_main_stream(gpu);
     sp_graph *graph = NULL;
 
-    assert_ok(sp_delta_upload(w->delta, w->plan), NULL);
+    assert_ok(sp_delta_upload(w->delta, w->plan, NULL, NULL), NULL);
     if (!captured) {
         enqueue(w, first, second);
         return;
@@ -33,8 +34,8 @@ static bool as_graph;
 
 static void enqueue_embed(token_world *w, const void *tokens, void *y)
 {
-    assert_ok(sp_delta_start(w->delta, w->plan), NULL);
-    assert_ok(sp_delta_embed(w->delta, w->plan, tokens, y, w->hidden + w->pad), NULL);
+    assert_ok(sp_delta_start(w->delta, w->plan, NULL, NULL), NULL);
+    assert_ok(hand_embed(w->delta, w->plan, tokens, y, w->hidden + w->pad), NULL);
 }
 
 static void embed(token_world *w, void *y, size_t y_bytes)
@@ -52,8 +53,9 @@ static void embed(token_world *w, void *y, size_t y_bytes)
 
 static void enqueue_head(token_world *w, const void *x, void *logits)
 {
-    assert_ok(sp_delta_start(w->delta, w->plan), NULL);
-    assert_ok(sp_delta_head(w->delta, w->plan, x, w->hidden + w->pad, logits, TOKEN_VOCAB + w->pad),
+    assert_ok(sp_delta_start(w->delta, w->plan, NULL, NULL), NULL);
+    assert_ok(hand_head(w->delta, w->plan, w->dtype, x, w->hidden + w->pad, SP_DTYPE_F32, logits,
+                        TOKEN_VOCAB + w->pad),
               NULL);
 }
 
@@ -146,7 +148,7 @@ static void odd_tokens_are_harmless(void **state)
     embed(w, y, bytes);
     for (size_t i = 0; i < bytes / 2; i++)
         assert_int_equal(y[i], 0);
-    assert_int_equal(sp_delta_embed(w->delta, w->plan, w->token, y, 63), SP_ERR_STRIDE);
+    assert_int_equal(hand_embed(w->delta, w->plan, w->token, y, 63), SP_ERR_STRIDE);
     free(y);
     token_world_destroy(w);
 }
@@ -191,7 +193,7 @@ static void make_busy_world(busy_world *b)
     gpu_buffer_write(gpu, &b->first, x, 0); /* guards */
     gpu_buffer_write(gpu, &b->second, x, 0);
     assert_ok(sp_event_create(gpu, &b->behind, NULL), NULL);
-    assert_ok(sp_delta_upload(b->w->delta, b->w->plan), NULL);
+    assert_ok(sp_delta_upload(b->w->delta, b->w->plan, NULL, NULL), NULL);
     enqueue_logits(b, &b->first);
     assert_ok(sp_graph_begin(stream, NULL), NULL);
     for (int i = 0; i < BUSY_HEADS; i++)

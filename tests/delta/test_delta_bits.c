@@ -364,11 +364,13 @@ static void check_single(const alone *base)
         int32_t row = i / scene->n_sites, o = i % scene->n_sites;
         const sp_adapter_site *site = scene_site(scene, scene->row_adapter[row], o);
         size_t bytes = scene_y_row_bytes(scene, o);
-        sp_delta_single args = {
+        sp_delta_single_args args = {
+            .struct_bytes = sizeof args,
             .rows = 1,
             .k_in = scene->dims[o].k_in,
             .n_out = scene->dims[o].n_out,
             .dtype = scene->dtype,
+            .x_type = scene->dtype,
             .y_type = scene->y_type[o],
             .x_stride = scene->x_stride,
             .a_stride = scene->dims[o].k_in,
@@ -387,7 +389,7 @@ static void check_single(const alone *base)
             args.b_stride = site->rank;
             args.scale = sp_effective_scale(site->scale, scene->row_scale[row]);
         }
-        assert_ok(sp_delta_apply_single(&args, base->one_thread, base->level, &error), &error);
+        assert_ok(hand_single(&args, base->one_thread, base->level, &error), &error);
         assert_memory_equal(y, base->y[row][o], bytes);
         free(y);
     }

@@ -3,12 +3,13 @@
  * that a changed slot is seen by the next step.
  */
 #include "route/plan_rows.h"
+#include "support/delta_call.h"
 #include "support/hand.h"
 #include "support/test.h"
 
 #include "base/alloc.h"
 
-#include <sidepath/delta.h>
+#include <sidepath/delta_pieces.h>
 
 #include <math.h>
 #include <string.h>
@@ -128,8 +129,9 @@ static void absent_rows_keep_their_bytes(void **state)
 {
     fixture *f = *state;
     sp_delta *delta = make_delta(f, false, 0);
-    sp_delta_output outputs[] = {{SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32},
-                                 {SITE(0, SP_MODULE_K_PROJ), f->k, N_K, SP_DTYPE_F32}};
+    sp_delta_output outputs[] = {
+        {sizeof(sp_delta_output), SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32},
+        {sizeof(sp_delta_output), SITE(0, SP_MODULE_K_PROJ), f->k, N_K, SP_DTYPE_F32}};
     fixture before;
 
     reset_y(f);
@@ -137,7 +139,7 @@ static void absent_rows_keep_their_bytes(void **state)
     f->q[1][2] = f->q[3][0] = NAN;
     before = *f;
     plan_rows(f, (int32_t[]){0, 1, 0, -1}, (float[]){1.0f, 1.0f, 0.0f, 1.0f});
-    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, outputs, 2), NULL);
+    assert_ok(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, outputs, 2), NULL);
     expect_row(&f->adapters[0]->sites[0], 2.0, f->x[0], before.q[0], f->q[0]);
     assert_memory_equal(f->q[1], before.q[1], 3 * sizeof f->q[1]);
     assert_memory_equal(f->k, before.k, sizeof f->k);
@@ -148,13 +150,14 @@ static void layers_are_apart(void **state)
 {
     fixture *f = *state;
     sp_delta *delta = make_delta(f, false, 0);
-    sp_delta_output output = {SITE(1, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_output output = {sizeof(sp_delta_output), SITE(1, SP_MODULE_Q_PROJ), f->q, N_Q,
+                              SP_DTYPE_F32};
     fixture before;
 
     reset_y(f);
     before = *f;
     plan_rows(f, (int32_t[]){2, 0, 1, 2}, (float[]){0.5f, 1.0f, 1.0f, 1.0f});
-    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, &output, 1), NULL);
+    assert_ok(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, &output, 1), NULL);
     expect_row(&f->adapters[2]->sites[0], 0.5, f->x[0], before.q[0], f->q[0]);
     assert_memory_equal(f->q[1], before.q[1], 2 * sizeof f->q[1]);
     expect_row(&f->adapters[2]->sites[0], 1.0, f->x[3], before.q[3], f->q[3]);
@@ -165,16 +168,17 @@ static void sites_that_no_pool_holds_cost_nothing(void **state)
 {
     fixture *f = *state;
     sp_delta *delta = make_delta(f, false, 0);
-    sp_delta_output outputs[] = {{SITE(0, SP_MODULE_UP_PROJ), f->q, N_Q, SP_DTYPE_F32},
-                                 {SITE(-1, SP_MODULE_LM_HEAD), f->k, N_K, SP_DTYPE_F32}};
+    sp_delta_output outputs[] = {
+        {sizeof(sp_delta_output), SITE(0, SP_MODULE_UP_PROJ), f->q, N_Q, SP_DTYPE_F32},
+        {sizeof(sp_delta_output), SITE(-1, SP_MODULE_LM_HEAD), f->k, N_K, SP_DTYPE_F32}};
     fixture before;
 
     reset_y(f);
     before = *f;
     plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
-    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, outputs, 1), NULL);
-    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, outputs + 1, 1), NULL);
-    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, NULL, 0), NULL);
+    assert_ok(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, outputs, 1), NULL);
+    assert_ok(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, outputs + 1, 1), NULL);
+    assert_ok(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, NULL, 0), NULL);
     assert_memory_equal(f->q, before.q, sizeof f->q);
     assert_memory_equal(f->k, before.k, sizeof f->k);
     sp_delta_destroy(delta);
@@ -185,23 +189,25 @@ static void levers_skip_what_they_say(void **state)
     fixture *f = *state;
     sp_delta *none = make_delta(f, true, 0),
              *no_down = make_delta(f, false, known_bit(f->pool.geometry, SP_MODULE_DOWN_PROJ));
-    sp_delta_output q = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
-    sp_delta_output down = {SITE(0, SP_MODULE_DOWN_PROJ), f->down, N_DOWN, SP_DTYPE_F32};
+    sp_delta_output q = {sizeof(sp_delta_output), SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q,
+                         SP_DTYPE_F32};
+    sp_delta_output down = {sizeof(sp_delta_output), SITE(0, SP_MODULE_DOWN_PROJ), f->down, N_DOWN,
+                            SP_DTYPE_F32};
     fixture before;
 
     reset_y(f);
     before = *f;
     plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
-    assert_ok(sp_delta_apply(none, f->plan, f->x, K, &q, 1), NULL);
-    assert_ok(sp_delta_apply(none, f->plan, f->x, K, &down, 1), NULL);
-    assert_ok(sp_delta_apply(no_down, f->plan, f->x, K, &down, 1), NULL);
+    assert_ok(hand_apply(none, f->plan, SP_DTYPE_F32, f->x, K, &q, 1), NULL);
+    assert_ok(hand_apply(none, f->plan, SP_DTYPE_F32, f->x, K, &down, 1), NULL);
+    assert_ok(hand_apply(no_down, f->plan, SP_DTYPE_F32, f->x, K, &down, 1), NULL);
     assert_memory_equal(f->q, before.q, sizeof f->q);
     assert_memory_equal(f->down, before.down, sizeof f->down);
-    assert_ok(sp_delta_apply(no_down, f->plan, f->x, K, &q, 1), NULL);
+    assert_ok(hand_apply(no_down, f->plan, SP_DTYPE_F32, f->x, K, &q, 1), NULL);
     assert_memory_not_equal(f->q, before.q, sizeof f->q);
     /* A lever skips work, not checks. */
     down.y_stride = N_DOWN - 1;
-    assert_int_equal(sp_delta_apply(none, f->plan, f->x, K, &down, 1), SP_ERR_STRIDE);
+    assert_int_equal(hand_apply(none, f->plan, SP_DTYPE_F32, f->x, K, &down, 1), SP_ERR_STRIDE);
     sp_delta_destroy(none);
     sp_delta_destroy(no_down);
 }
@@ -212,35 +218,38 @@ static void bad_calls_write_nothing(void **state)
 {
     fixture *f = *state;
     sp_delta *delta = make_delta(f, false, 0);
-    const sp_delta_output good = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
-    sp_delta_output two[] = {good, {SITE(0, SP_MODULE_K_PROJ), f->k, N_K, SP_DTYPE_F32}};
+    const sp_delta_output good = {sizeof(sp_delta_output), SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q,
+                                  SP_DTYPE_F32};
+    sp_delta_output two[] = {
+        good, {sizeof(sp_delta_output), SITE(0, SP_MODULE_K_PROJ), f->k, N_K, SP_DTYPE_F32}};
     fixture before;
 
     reset_y(f);
     before = *f;
     plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
-    assert_int_equal(sp_delta_apply(NULL, f->plan, f->x, K, two, 1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(delta, NULL, f->x, K, two, 1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(delta, f->plan, NULL, K, two, 1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, NULL, 1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, -1), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K - 1, two, 1), SP_ERR_STRIDE);
+    assert_int_equal(hand_apply(NULL, f->plan, SP_DTYPE_F32, f->x, K, two, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(delta, NULL, SP_DTYPE_F32, f->x, K, two, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(delta, f->plan, SP_DTYPE_F32, NULL, K, two, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, NULL, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, two, -1), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K - 1, two, 1), SP_ERR_STRIDE);
     /* The first output is good: it must not be written because the second is not. */
     two[1].y_stride = N_K - 1;
-    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, 2), SP_ERR_STRIDE);
+    assert_int_equal(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, two, 2), SP_ERR_STRIDE);
     two[1].y_stride = N_K;
     two[1].y_type = SP_DTYPE_BF16;
-    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, two, 2), SP_ERR_ARGUMENT);
     two[1] = good;
     two[1].y = NULL;
-    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, two, 2), SP_ERR_ARGUMENT);
     two[1] = good;
     two[1].site = N_SITES;
-    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, two, 2), SP_ERR_ARGUMENT);
     two[1].site = -1;
-    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, 2), SP_ERR_ARGUMENT);
-    two[1] = (sp_delta_output){SITE(0, SP_MODULE_DOWN_PROJ), f->down, N_DOWN, SP_DTYPE_F32};
-    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, two, 2), SP_ERR_ARGUMENT);
+    two[1] = (sp_delta_output){sizeof(sp_delta_output), SITE(0, SP_MODULE_DOWN_PROJ), f->down,
+                               N_DOWN, SP_DTYPE_F32};
+    assert_int_equal(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, two, 2), SP_ERR_ARGUMENT);
     assert_memory_equal(f->q, before.q, sizeof f->q);
     assert_memory_equal(f->k, before.k, sizeof f->k);
     assert_memory_equal(f->down, before.down, sizeof f->down);
@@ -251,12 +260,13 @@ static void a_plan_above_rows_max_is_refused(void **state)
 {
     fixture *f = *state;
     sp_delta *delta = make_delta(f, false, 0);
-    sp_delta_output output = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_output output = {sizeof(sp_delta_output), SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q,
+                              SP_DTYPE_F32};
     sp_plan *plan = NULL;
 
     assert_ok(sp_plan_create(ROWS + 1, 4, &plan, NULL), NULL);
     hand_plan_rows(plan, f->pool.pool, (int32_t[]){0, 0, 0, 0, -1}, NULL, ROWS + 1);
-    assert_int_equal(sp_delta_apply(delta, plan, f->x, K, &output, 1), SP_ERR_ARGUMENT);
+    assert_int_equal(hand_apply(delta, plan, SP_DTYPE_F32, f->x, K, &output, 1), SP_ERR_ARGUMENT);
     sp_plan_destroy(plan);
     sp_delta_destroy(delta);
 }
@@ -270,11 +280,13 @@ static void bad_options_are_refused(void **state)
 
     sp_delta_options_default(&options, sizeof options);
     assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "pool");
     options.pool = f->pool.pool;
-    assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_ARGUMENT);
-    options.exec = f->exec;
+    assert_int_equal(sp_delta_create(&options, NULL, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "out_delta");
     options.rows_max = 0;
     assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "rows_max");
     options.rows_max = (1 << 20) + 1;
     assert_int_equal(sp_delta_create(&options, &delta, &error), SP_ERR_ARGUMENT);
     options.rows_max = 8;
@@ -287,77 +299,107 @@ static void bad_options_are_refused(void **state)
     assert_int_equal(sp_delta_create(NULL, &delta, &error), SP_ERR_ARGUMENT);
     assert_null(delta);
     sp_delta_destroy(NULL);
-    assert_int_equal(sp_delta_workspace_bytes(f->pool.layout, 0), 0);
-    assert_int_equal(sp_delta_workspace_bytes(NULL, 8), 0);
+    assert_int_equal(sp_delta_workspace_bytes(f->pool.layout, 0, false), 0);
+    assert_int_equal(sp_delta_workspace_bytes(NULL, 8, false), 0);
 }
 
-static void bad_single_calls_are_refused(void **state)
-{
-    fixture *f = *state;
-    float a[2 * K] = {0}, b[N_Q * 2] = {0};
-    const sp_delta_single good = {1,       K, N_Q, 2, SP_DTYPE_F32, SP_DTYPE_F32, f->x, a, b,
-                                  f->q[0], K, K,   2, N_Q,          1.0f};
-    static const float bad_scales[] = {NAN, INFINITY, -INFINITY};
-    sp_delta_single args = good;
-    sp_error error;
-
-    assert_ok(sp_delta_apply_single(&args, f->exec, NULL, &error), &error);
-    assert_int_equal(sp_delta_apply_single(NULL, f->exec, NULL, NULL), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_apply_single(&args, NULL, NULL, NULL), SP_ERR_ARGUMENT);
-#define REFUSED(field, value, wanted)                                              \
-    args = good;                                                                   \
-    args.field = value;                                                            \
-    assert_int_equal(sp_delta_apply_single(&args, f->exec, NULL, &error), wanted); \
-    assert_int_equal(error.status, wanted)
-    REFUSED(rows, -1, SP_ERR_ARGUMENT);
-    REFUSED(rank, -1, SP_ERR_ARGUMENT);
-    REFUSED(k_in, 0, SP_ERR_ARGUMENT);
-    REFUSED(n_out, 0, SP_ERR_ARGUMENT);
-    REFUSED(x, NULL, SP_ERR_ARGUMENT);
-    REFUSED(a, NULL, SP_ERR_ARGUMENT);
-    REFUSED(b, NULL, SP_ERR_ARGUMENT);
-    REFUSED(y, NULL, SP_ERR_ARGUMENT);
-    REFUSED(y_type, SP_DTYPE_BF16, SP_ERR_ARGUMENT);
-    REFUSED(dtype, (sp_dtype)9, SP_ERR_ARGUMENT);
-    REFUSED(x_stride, K - 1, SP_ERR_STRIDE);
-    REFUSED(a_stride, K - 1, SP_ERR_STRIDE);
-    REFUSED(b_stride, 1, SP_ERR_STRIDE);
-    REFUSED(y_stride, N_Q - 1, SP_ERR_STRIDE);
-    for (size_t i = 0; i < 3; i++) {
-        REFUSED(scale, bad_scales[i], SP_ERR_ARGUMENT);
-    }
-#undef REFUSED
-}
-
-/* On the CPU a step needs no beginning, and the GPU's own calls say that they are. */
-static void calls_for_a_gpu_say_so(void **state)
+/* On the CPU a step needs no beginning: the calls check. */
+static void a_step_on_the_cpu_begins_with_checks(void **state)
 {
     fixture *f = *state;
     sp_delta *delta = make_delta(f, false, 0);
-    const sp_delta_output output = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
-    sp_delta_solo *solo = NULL;
+    const sp_device_rows rows = {.struct_bytes = sizeof rows};
+    sp_row_report report = {.struct_bytes = sizeof report};
     sp_plan *larger = NULL;
     sp_error error;
 
     plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
-    assert_ok(sp_delta_upload(delta, f->plan), NULL);
-    assert_ok(sp_delta_start(delta, f->plan), NULL);
-    assert_int_equal(sp_delta_upload(delta, NULL), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_start(NULL, f->plan), SP_ERR_ARGUMENT);
+    assert_ok(sp_delta_upload(delta, f->plan, NULL, &error), &error);
+    assert_ok(sp_delta_start(delta, f->plan, NULL, &error), &error);
+    assert_int_equal(sp_delta_upload(delta, NULL, NULL, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "plan");
+    assert_int_equal(sp_delta_start(NULL, f->plan, NULL, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "delta");
     assert_ok(sp_plan_create(ROWS + 1, 4, &larger, NULL), NULL);
     hand_plan_rows(larger, f->pool.pool, (int32_t[]){0, 0, 0, 0, -1}, NULL, ROWS + 1);
-    assert_int_equal(sp_delta_upload(delta, larger), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_delta_start(delta, larger), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_delta_upload(delta, larger, NULL, &error), SP_ERR_ARGUMENT);
+    assert_non_null(strstr(error.text, "5 rows"));
+    assert_int_equal(sp_delta_start(delta, larger, NULL, &error), SP_ERR_ARGUMENT);
     sp_plan_destroy(larger);
-    assert_int_equal(sp_delta_enqueue_shrink(delta, f->plan, f->x, K, &output, 1, NULL),
-                     SP_ERR_UNSUPPORTED);
-    assert_int_equal(sp_delta_enqueue_expand(delta, f->plan, &output, 1, NULL), SP_ERR_UNSUPPORTED);
-    assert_int_equal(sp_delta_device_bytes(f->pool.pool, ROWS), 0);
-    assert_int_equal(sp_delta_solo_create(f->pool.device, 4, 16, 8, &solo, &error),
-                     SP_ERR_UNSUPPORTED);
+    assert_int_equal(sp_delta_device_bytes(f->pool.pool, ROWS, false), 0);
+    assert_int_equal(sp_plan_from_device(delta, &rows, NULL, &error), SP_ERR_UNSUPPORTED);
     assert_string_equal(error.subject, "cpu");
-    assert_int_equal(sp_delta_solo_apply(NULL, NULL, NULL, &error), SP_ERR_ARGUMENT);
-    sp_delta_solo_destroy(NULL);
+    assert_int_equal(sp_delta_row_report(delta, &report, &error), SP_ERR_UNSUPPORTED);
+    sp_delta_destroy(delta);
+}
+
+/* Each says which argument, what it was and what was expected. */
+static void refusals_say_what_was_expected(void **state)
+{
+    fixture *f = *state;
+    sp_delta *delta = make_delta(f, false, 0);
+    sp_delta_output output = {sizeof output, SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_call call = hand_call(f->plan, SP_DTYPE_F32, f->x, K, &output, 1);
+    sp_error error;
+
+    plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
+    call.x_stride = 11;
+    assert_int_equal(sp_delta_apply(delta, &call, &error), SP_ERR_STRIDE);
+    assert_string_equal(error.subject, "x_stride");
+    assert_non_null(strstr(error.text, "11"));
+    assert_non_null(strstr(error.text, "12"));
+    call.x_stride = K;
+    output.y_stride = 8;
+    assert_int_equal(sp_delta_apply(delta, &call, &error), SP_ERR_STRIDE);
+    assert_string_equal(error.subject, "y_stride");
+    output.y_stride = N_Q;
+    output.site = 1000;
+    assert_int_equal(sp_delta_apply(delta, &call, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "site");
+    assert_non_null(strstr(error.text, "1000"));
+    output.site = SITE(0, SP_MODULE_Q_PROJ);
+    call.plan = NULL;
+    assert_int_equal(sp_delta_apply(delta, &call, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "plan");
+    call.plan = f->plan;
+    call.outputs = NULL;
+    assert_int_equal(sp_delta_apply(delta, &call, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "outputs");
+    call.outputs = &output;
+    call.struct_bytes = 4;
+    assert_int_equal(sp_delta_apply(delta, &call, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "sp_delta_call");
+    assert_int_equal(sp_delta_apply(delta, NULL, &error), SP_ERR_ARGUMENT);
+    sp_delta_destroy(delta);
+}
+
+/* Outputs of an older host, a field shorter and so closer together, and of a newer one. */
+static void outputs_of_other_sizes_are_read(void **state)
+{
+    typedef struct newer_output {
+        sp_delta_output known;
+        int64_t more;
+    } newer_output;
+    fixture *f = *state;
+    sp_delta *delta = make_delta(f, false, 0);
+    newer_output outputs[2] = {
+        {{sizeof *outputs, SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32}, 0},
+        {{sizeof *outputs, SITE(0, SP_MODULE_K_PROJ), f->k, N_K, SP_DTYPE_F32}, 0}};
+    sp_delta_call call = hand_call(f->plan, SP_DTYPE_F32, f->x, K, &outputs[0].known, 2);
+    fixture before;
+    sp_error error;
+
+    reset_y(f);
+    before = *f;
+    plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL);
+    assert_ok(sp_delta_apply(delta, &call, &error), &error);
+    expect_row(&f->adapters[0]->sites[0], 2.0, f->x[1], before.q[1], f->q[1]);
+    outputs[1].more = 1;
+    assert_int_equal(sp_delta_apply(delta, &call, &error), SP_ERR_UNSUPPORTED);
+    assert_string_equal(error.subject, "sp_delta_output");
+    outputs[1] = (newer_output){.known = outputs[1].known};
+    outputs[1].known.struct_bytes = sizeof(sp_delta_output);
+    assert_int_equal(sp_delta_apply(delta, &call, &error), SP_ERR_ARGUMENT);
     sp_delta_destroy(delta);
 }
 
@@ -367,12 +409,13 @@ static void apply_does_not_allocate(void **state)
 {
     fixture *f = *state;
     sp_delta *delta = make_delta(f, false, 0);
-    sp_delta_output output = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_output output = {sizeof(sp_delta_output), SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q,
+                              SP_DTYPE_F32};
     size_t blocks = sp_alloc_blocks();
 
     plan_rows(f, (int32_t[]){0, 0, 1, -1}, NULL);
     sp_alloc_fail_after(0);
-    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, &output, 1), NULL);
+    assert_ok(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, &output, 1), NULL);
     assert_false(sp_alloc_failed());
     sp_alloc_fail_after(-1);
     assert_int_equal(sp_alloc_blocks(), blocks);
@@ -383,7 +426,7 @@ static void create_takes_the_bytes_it_says(void **state)
 {
     fixture *f = *state;
     size_t before = sp_alloc_bytes();
-    size_t workspace = sp_delta_workspace_bytes(f->pool.layout, ROWS);
+    size_t workspace = sp_delta_workspace_bytes(f->pool.layout, ROWS, false);
     sp_delta *delta = make_delta(f, false, 0);
     size_t taken = sp_alloc_bytes() - before;
 
@@ -396,9 +439,6 @@ static void every_failed_allocation_is_survived(void **state)
 {
     fixture *f = *state;
     size_t before = sp_alloc_bytes();
-    float a[K] = {1}, b[N_Q] = {1}, y[N_Q] = {0};
-    sp_delta_single single = {1, K, N_Q, 1, SP_DTYPE_F32, SP_DTYPE_F32, f->x, a, b,
-                              y, K, K,   1, N_Q,          1.0f};
     sp_delta_options options;
     sp_error error;
     int64_t n = 0;
@@ -420,11 +460,6 @@ static void every_failed_allocation_is_survived(void **state)
         assert_int_equal(sp_alloc_bytes(), before);
     }
     assert_int_equal(n, 2);
-    sp_alloc_fail_after(0);
-    assert_int_equal(sp_delta_apply_single(&single, f->exec, NULL, &error), SP_ERR_MEMORY);
-    sp_alloc_fail_after(-1);
-    assert_true(y[0] == 0.0f);
-    assert_int_equal(sp_alloc_bytes(), before);
 }
 
 /* ---- changes between steps ----------------------------------------------------------------- */
@@ -433,8 +468,9 @@ static void the_next_step_sees_a_swapped_slot(void **state)
 {
     fixture *f = *state;
     sp_delta *delta = make_delta(f, false, 0);
-    sp_delta_output outputs[] = {{SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32},
-                                 {SITE(0, SP_MODULE_K_PROJ), f->k, N_K, SP_DTYPE_F32}};
+    sp_delta_output outputs[] = {
+        {sizeof(sp_delta_output), SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32},
+        {sizeof(sp_delta_output), SITE(0, SP_MODULE_K_PROJ), f->k, N_K, SP_DTYPE_F32}};
     hand_adapter *other = hand_adapter_create(99);
     sp_test_random random = {9};
     fixture before;
@@ -445,7 +481,7 @@ static void the_next_step_sees_a_swapped_slot(void **state)
     reset_y(f);
     before = *f;
     plan_rows(f, (int32_t[]){0, 0, 0, 0}, NULL); /* the plan's arrays have not moved */
-    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, outputs, 2), NULL);
+    assert_ok(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, outputs, 2), NULL);
     assert_memory_equal(f->q, before.q, sizeof f->q); /* the old adapter's q is gone */
     for (int32_t row = 0; row < ROWS; row++)
         expect_row(&other->sites[0], 3.0, f->x[row], before.k[row], f->k[row]);
@@ -458,18 +494,23 @@ static void the_next_step_sees_a_swapped_slot(void **state)
 /* Every call that takes a plan refuses it, and writes nothing. */
 static void expect_plan_refused(fixture *f, sp_delta *delta)
 {
-    sp_delta_output output = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_output output = {sizeof(sp_delta_output), SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q,
+                              SP_DTYPE_F32};
     const int32_t tokens[ROWS] = {0};
-    sp_delta_pieces pieces = {.fits = true, .pack = 7};
+    sp_delta_call call = hand_call(f->plan, SP_DTYPE_F32, f->x, K, &output, 1);
+    sp_delta_pieces pieces = {.struct_bytes = sizeof pieces, .fits = true, .pack = 7};
     fixture before = *f;
 
-    assert_int_equal(sp_delta_apply(delta, f->plan, f->x, K, &output, 1), SP_ERR_STATE);
-    assert_int_equal(sp_delta_begin(delta, f->plan, f->x, K, &output, 1, &pieces), SP_ERR_STATE);
+    assert_int_equal(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, &output, 1), SP_ERR_STATE);
+    assert_int_equal(sp_delta_pieces_begin(delta, &call, &pieces, NULL), SP_ERR_STATE);
+    assert_int_equal(sp_delta_shrink(delta, &call, NULL), SP_ERR_STATE);
+    assert_int_equal(sp_delta_expand(delta, &call, NULL), SP_ERR_STATE);
     assert_int_equal(pieces.pack, 7);
-    assert_int_equal(sp_delta_upload(delta, f->plan), SP_ERR_STATE);
-    assert_int_equal(sp_delta_start(delta, f->plan), SP_ERR_STATE);
-    assert_int_equal(sp_delta_embed(delta, f->plan, tokens, f->q, N_Q), SP_ERR_STATE);
-    assert_int_equal(sp_delta_head(delta, f->plan, f->x, K, &f->q[0][0], N_Q), SP_ERR_STATE);
+    assert_int_equal(sp_delta_upload(delta, f->plan, NULL, NULL), SP_ERR_STATE);
+    assert_int_equal(sp_delta_start(delta, f->plan, NULL, NULL), SP_ERR_STATE);
+    assert_int_equal(hand_embed(delta, f->plan, tokens, f->q, N_Q), SP_ERR_STATE);
+    assert_int_equal(hand_head(delta, f->plan, SP_DTYPE_F32, f->x, K, SP_DTYPE_F32, f->q, N_Q),
+                     SP_ERR_STATE);
     assert_memory_equal(f->q, before.q, sizeof f->q);
 }
 
@@ -478,14 +519,15 @@ static void a_plan_of_released_versions_is_refused(void **state)
     fixture *f = *state;
     sp_delta *delta = make_delta(f, false, 0);
     sp_slot_handle handle = hand_handle(f->pool.pool, 0);
-    sp_delta_output output = {SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q, SP_DTYPE_F32};
+    sp_delta_output output = {sizeof(sp_delta_output), SITE(0, SP_MODULE_Q_PROJ), f->q, N_Q,
+                              SP_DTYPE_F32};
     fixture before = *f;
 
     plan_rows(f, (int32_t[]){0, -1, 0, 2}, NULL);
     assert_ok(sp_pool_release(f->pool.pool, handle, NULL), NULL);
     expect_plan_refused(f, delta);
     assert_ok(sp_pool_acquire(f->pool.pool, handle, NULL), NULL);
-    assert_ok(sp_delta_apply(delta, f->plan, f->x, K, &output, 1), NULL);
+    assert_ok(hand_apply(delta, f->plan, SP_DTYPE_F32, f->x, K, &output, 1), NULL);
     assert_memory_not_equal(f->q[0], before.q[0], sizeof f->q[0]);
     reset_y(f);
     hand_unload(f->pool.pool, handle);
@@ -523,8 +565,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(bad_calls_write_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(a_plan_above_rows_max_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(bad_options_are_refused, setup, teardown),
-        cmocka_unit_test_setup_teardown(bad_single_calls_are_refused, setup, teardown),
-        cmocka_unit_test_setup_teardown(calls_for_a_gpu_say_so, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_step_on_the_cpu_begins_with_checks, setup, teardown),
+        cmocka_unit_test_setup_teardown(refusals_say_what_was_expected, setup, teardown),
+        cmocka_unit_test_setup_teardown(outputs_of_other_sizes_are_read, setup, teardown),
         cmocka_unit_test_setup_teardown(apply_does_not_allocate, setup, teardown),
         cmocka_unit_test_setup_teardown(create_takes_the_bytes_it_says, setup, teardown),
         cmocka_unit_test_setup_teardown(every_failed_allocation_is_survived, setup, teardown),

@@ -1,6 +1,7 @@
 /*
  * Every case of the kernel fixtures, at every level that this machine runs.
  */
+#include "support/delta_call.h"
 #include "support/kernel_cases.h"
 #include "support/test.h"
 
@@ -21,12 +22,14 @@ static void *run_single(void *user, const single_case *c, sp_dtype dtype, sp_dty
     const cpu_run *run = user;
     void *x = kernel_case_values(c->x, dtype), *a = kernel_case_values(c->a, dtype),
          *b = kernel_case_values(c->b, dtype);
-    sp_delta_single args = {
+    sp_delta_single_args args = {
+        .struct_bytes = sizeof args,
         .rows = (int32_t)c->x->shape[0],
         .k_in = (int32_t)c->a->shape[1],
         .n_out = (int32_t)c->b->shape[0],
         .rank = (int32_t)c->a->shape[0],
         .dtype = dtype,
+        .x_type = dtype,
         .y_type = y_type,
         .x = x,
         .a = a,
@@ -40,7 +43,7 @@ static void *run_single(void *user, const single_case *c, sp_dtype dtype, sp_dty
     };
     sp_error error;
 
-    assert_ok(sp_delta_apply_single(&args, run->exec, run->level, &error), &error);
+    assert_ok(hand_single(&args, run->exec, run->level, &error), &error);
     free(x);
     free(a);
     free(b);
@@ -67,7 +70,8 @@ static void *run_routed(void *user, const routed_case *c, sp_dtype y_type)
     sp_delta *delta;
     sp_plan *plan;
     sp_error error;
-    sp_delta_output output = {0, kernel_case_values(c->y0, y_type), c->n_out, y_type};
+    sp_delta_output output = {sizeof(sp_delta_output), 0, kernel_case_values(c->y0, y_type),
+                              c->n_out, y_type};
 
     sp_delta_options_default(&options, sizeof options);
     options.pool = c->pool.pool;
@@ -77,7 +81,9 @@ static void *run_routed(void *user, const routed_case *c, sp_dtype y_type)
     assert_ok(sp_delta_create(&options, &delta, &error), &error);
     assert_ok(sp_plan_create(c->n_rows, c->n_slots, &plan, NULL), NULL);
     hand_plan_rows(plan, c->pool.pool, golden_i32(c->slots), NULL, c->n_rows);
-    assert_ok(sp_delta_apply(delta, plan, c->x->data, c->k_in, &output, 1), NULL);
+    assert_ok(
+        hand_apply(delta, plan, sp_layout_dtype(c->pool.layout), c->x->data, c->k_in, &output, 1),
+        NULL);
     sp_plan_destroy(plan);
     sp_delta_destroy(delta);
     return output.y;

@@ -2,6 +2,7 @@
  * From an adapter's files to y, with numbers that can be worked out in the head: all factors and x
  * are ones, k = 4, so that xa = 4 for each rank and an element of y is scale · r · 4.
  */
+#include "support/delta_call.h"
 #include "support/hand.h"
 #include "support/make_adapter.h"
 
@@ -36,7 +37,8 @@ static void apply(const make_adapter *made, float request_scale, float y[2][N])
     char *folder = make_adapter_folder(made);
     hand_pool pool = hand_pool_create(sites, 2, 16, SP_DTYPE_F32, 1);
     const float x[K] = {1, 1, 1, 1};
-    sp_delta_output outputs[] = {{0, y[0], N, SP_DTYPE_F32}, {1, y[1], N, SP_DTYPE_F32}};
+    sp_delta_output outputs[] = {{sizeof(sp_delta_output), 0, y[0], N, SP_DTYPE_F32},
+                                 {sizeof(sp_delta_output), 1, y[1], N, SP_DTYPE_F32}};
     sp_adapter_options options;
     sp_delta_options delta_options;
     sp_adapter *adapter;
@@ -61,7 +63,7 @@ static void apply(const make_adapter *made, float request_scale, float y[2][N])
     hand_plan_rows(plan, pool.pool, &handle.slot, &request_scale, 1);
     for (int i = 0; i < 2 * N; i++)
         y[i / N][i % N] = 0;
-    assert_ok(sp_delta_apply(delta, plan, x, K, outputs, 2), NULL);
+    assert_ok(hand_apply(delta, plan, SP_DTYPE_F32, x, K, outputs, 2), NULL);
     sp_plan_destroy(plan);
     sp_delta_destroy(delta);
     sp_exec_destroy(delta_options.exec);

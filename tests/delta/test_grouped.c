@@ -438,7 +438,8 @@ static void bad_arguments_are_refused(void **state)
     REFUSED(n_segments, 0, "n_segments");
     REFUSED(n_segments, 5, "n_segments");
     REFUSED(n_adapters, 0, "n_adapters");
-    REFUSED(struct_bytes, 0, "sp_grouped_lora_params");
+    c.params.struct_bytes = 0;
+    refuse(&c, exec, workspace, SP_ERR_ARGUMENT, "sp_grouped_lora_params", 0);
     UNSUPPORTED(total_rows, SP_GROUPED_LORA_ROWS_MAX + 1);
     UNSUPPORTED(input_size, SP_GROUPED_LORA_WIDTH_MAX + 1);
     UNSUPPORTED(output_size, SP_GROUPED_LORA_WIDTH_MAX + 1);

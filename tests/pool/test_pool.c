@@ -99,6 +99,8 @@ static int32_t load_idle(const fixture *f, int32_t i)
 /* The slot's cells of every table show this image, or nothing (NULL). */
 static void expect_tables(const fixture *f, int32_t slot, const sp_image *image)
 {
+    assert_int_equal(sp_pool_generations(f->pool)[slot],
+                     image != NULL ? info_of(f, slot).generation : 0);
     for (int32_t site = 0; site < SITES; site++) {
         const sp_layout_site *place = sp_layout_site_at(f->hand.layout, site);
         size_t a_bytes = 8 * 6 * 2, b_bytes = 5 * 8 * 2;
@@ -707,8 +709,9 @@ static void create_and_destroy_return_to_the_same_bytes(void **state)
     }
     sp_alloc_fail_after(-1);
     assert_true(n >= 5); /* pool, slots, contents, memory, tables */
-    /* 5 slots of 4 regions (A 96, B 80 bytes each, on 256), and 5 × 2 cells of 24 bytes. */
-    assert_int_equal(sp_pool_device_bytes(pool), 5 * 4 * 256 + 5 * 2 * 24);
+    /* 5 slots of 4 regions (A 96, B 80 bytes each, on 256), 5 × 2 cells of 24 bytes, and
+     * 5 generations. */
+    assert_int_equal(sp_pool_device_bytes(pool), 5 * 4 * 256 + 5 * 2 * 24 + 5 * 8);
     assert_true(sp_device_allocated_bytes(f->hand.device) - device >= sp_pool_device_bytes(pool));
     sp_pool_destroy(pool);
     sp_pool_destroy(NULL);

@@ -2,6 +2,8 @@
 
 #include "kernels/kernels.h"
 
+#include <sidepath/delta_pieces.h>
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -123,6 +125,7 @@ delta_rig rig_create(const delta_scene *scene, const char *level, sp_exec *exec,
     options.exec = exec;
     options.rows_max = rows_max;
     options.cpu_isa = level;
+    options.x_f32 = scene->x_f32;
     fill_rig(&rig, slot_order, &options);
     return rig;
 }
@@ -137,6 +140,7 @@ delta_rig rig_create_on(sp_device *device, const delta_scene *scene, int32_t poo
                                    scene->dtype, rig.n_slots);
     sp_delta_options_default(&options, sizeof options);
     options.rows_max = rows_max;
+    options.x_f32 = scene->x_f32;
     fill_rig(&rig, slot_order, &options);
     return rig;
 }
@@ -147,19 +151,39 @@ void rig_destroy(delta_rig *rig)
     hand_pool_destroy(&rig->pool);
 }
 
+sp_dtype scene_x_type(const delta_scene *scene)
+{
+    return scene->x_f32 ? SP_DTYPE_F32 : scene->dtype;
+}
+
+/* Off by a quarter, at most, of what lies between two numbers of the type. */
+static void widen_row(const delta_scene *scene, int32_t row, float *x)
+{
+    double off = scene->dtype == SP_DTYPE_F16 ? 0x1p-13 : 0x1p-10;
+
+    for (int32_t k = 0; k < scene->x_stride; k++) {
+        double value = hand_load(scene->dtype, scene->x, (int64_t)row * scene->x_stride + k);
+
+        x[k] = (float)(value + (k % 2 == 0 ? off : -off) * value);
+    }
+}
+
 static void gather_row(const delta_rig *rig, int32_t which, int32_t at, rig_batch *batch)
 {
     const delta_scene *scene = rig->scene;
     int32_t row = which >= 0 ? which : SCENE_NAN - which;
     int32_t adapter = scene->row_adapter[row];
-    size_t x_bytes = (size_t)scene->x_stride * sp_dtype_bytes(scene->dtype);
+    size_t x_bytes = (size_t)scene->x_stride * sp_dtype_bytes(scene_x_type(scene));
     char *x = batch->x + (size_t)at * x_bytes;
 
     batch->seq_slot[at] = adapter >= 0 ? rig->slot_of[adapter] : SP_SLOT_BASE;
     batch->row_scale[at] = scene->row_scale[row];
-    memcpy(x, (const char *)scene->x + (size_t)row * x_bytes, x_bytes);
+    if (scene->x_f32)
+        widen_row(scene, row, (float *)(void *)x);
+    else
+        memcpy(x, (const char *)scene->x + (size_t)row * x_bytes, x_bytes);
     for (int32_t k = 0; which < 0 && k < scene->x_stride; k++)
-        hand_store(scene->dtype, x, k, NAN);
+        hand_store(scene_x_type(scene), x, k, NAN);
     for (int32_t i = 0; i < scene->n_sites; i++) {
         size_t bytes = scene_y_row_bytes(scene, i);
 
@@ -175,7 +199,7 @@ rig_batch rig_gather(const delta_rig *rig, const int32_t *rows, int32_t n_rows)
     rig_batch batch = {
         .seq_slot = must_alloc(n, sizeof(int32_t)),
         .row_scale = must_alloc(n, sizeof(float)),
-        .x = must_alloc(n * (size_t)scene->x_stride, sp_dtype_bytes(scene->dtype)),
+        .x = must_alloc(n * (size_t)scene->x_stride, sp_dtype_bytes(scene_x_type(scene))),
     };
 
     for (int32_t i = 0; i < scene->n_sites; i++)
@@ -192,6 +216,27 @@ void rig_batch_free(rig_batch *batch)
     free(batch->seq_slot);
 }
 
+void rig_outputs(const delta_rig *rig, void *const *y, sp_delta_output *out_outputs)
+{
+    const delta_scene *scene = rig->scene;
+
+    for (int32_t i = 0; i < scene->n_sites; i++)
+        out_outputs[i] = (sp_delta_output){
+            .struct_bytes = sizeof *out_outputs,
+            .site = known_site(rig->pool.geometry, scene->dims[i].layer, scene->dims[i].module),
+            .y = y[i],
+            .y_stride = scene->dims[i].n_out + scene_pad(scene),
+            .y_type = scene->y_type[i],
+        };
+}
+
+sp_delta_call rig_call(const delta_rig *rig, const sp_plan *plan, const void *x,
+                       const sp_delta_output *outputs)
+{
+    return hand_call(plan, scene_x_type(rig->scene), x, rig->scene->x_stride, outputs,
+                     rig->scene->n_sites);
+}
+
 /* The whole of sp_delta_apply, or another way to the same. */
 typedef void (*apply_fn)(delta_rig *rig, const sp_plan *plan, const void *x,
                          const sp_delta_output *outputs);
@@ -204,12 +249,9 @@ static void run_rows(delta_rig *rig, const int32_t *rows, int32_t n_rows, void *
     sp_delta_output outputs[SCENE_SITES_MAX];
     sp_plan *plan = NULL;
 
-    for (int32_t i = 0; i < scene->n_sites; i++) {
+    for (int32_t i = 0; i < scene->n_sites; i++)
         out_y[i] = batch.y[i];
-        outputs[i] = (sp_delta_output){
-            known_site(rig->pool.geometry, scene->dims[i].layer, scene->dims[i].module), out_y[i],
-            scene->dims[i].n_out + scene_pad(scene), scene->y_type[i]};
-    }
+    rig_outputs(rig, out_y, outputs);
     assert_ok(sp_plan_create(n_rows, rig->n_slots, &plan, NULL), NULL);
     hand_plan_rows(plan, rig->pool.pool, batch.seq_slot, batch.row_scale, n_rows);
     apply(rig, plan, batch.x, outputs);
@@ -220,14 +262,31 @@ static void run_rows(delta_rig *rig, const int32_t *rows, int32_t n_rows, void *
 static void apply_whole(delta_rig *rig, const sp_plan *plan, const void *x,
                         const sp_delta_output *outputs)
 {
-    const delta_scene *scene = rig->scene;
+    sp_delta_call call = rig_call(rig, plan, x, outputs);
+    sp_error error;
 
-    assert_ok(sp_delta_apply(rig->delta, plan, x, scene->x_stride, outputs, scene->n_sites), NULL);
+    assert_ok(sp_delta_apply(rig->delta, &call, &error), &error);
 }
 
 void rig_apply(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y)
 {
     run_rows(rig, rows, n_rows, out_y, apply_whole);
+}
+
+static void apply_halves(delta_rig *rig, const sp_plan *plan, const void *x,
+                         const sp_delta_output *outputs)
+{
+    sp_delta_call call = rig_call(rig, plan, x, outputs);
+    sp_error error;
+
+    assert_ok(sp_delta_shrink(rig->delta, &call, &error), &error);
+    call.x = NULL; /* an expand does not read it */
+    assert_ok(sp_delta_expand(rig->delta, &call, &error), &error);
+}
+
+void rig_apply_halves(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y)
+{
+    run_rows(rig, rows, n_rows, out_y, apply_halves);
 }
 
 /* Expands one output in the shortest pieces there are, last one first. */
@@ -236,7 +295,7 @@ static void expand_backwards(delta_rig *rig, int32_t output, int32_t n_out, bool
     int32_t begin = (n_out - 1) / SP_DELTA_COLUMN_STEP * SP_DELTA_COLUMN_STEP;
 
     for (int32_t end = n_out; begin >= 0; end = begin, begin -= SP_DELTA_COLUMN_STEP)
-        assert_int_equal(sp_delta_expand(rig->delta, output, begin, end), expected);
+        assert_int_equal(sp_delta_pieces_expand(rig->delta, output, begin, end), expected);
 }
 
 /* What the pieces packed, against the kernels' own form of all rows. */
@@ -262,19 +321,18 @@ static void apply_pieces(delta_rig *rig, const sp_plan *plan, const void *x,
                          const sp_delta_output *outputs)
 {
     const delta_scene *scene = rig->scene;
-    sp_delta_pieces pieces;
+    sp_delta_pieces pieces = {.struct_bytes = sizeof pieces};
+    sp_delta_call call = rig_call(rig, plan, x, outputs);
 
-    assert_ok(
-        sp_delta_begin(rig->delta, plan, x, scene->x_stride, outputs, scene->n_sites, &pieces),
-        NULL);
+    assert_ok(sp_delta_pieces_begin(rig->delta, &call, &pieces, NULL), NULL);
     assert_true(pieces.fits);
     for (int32_t piece = pieces.pack; piece-- > 0;)
-        sp_delta_pack(rig->delta, piece);
+        sp_delta_pieces_pack(rig->delta, piece);
     rig->shares_x = pieces.packed_x != NULL;
     if (rig->shares_x)
         check_packed_x(rig, sp_plan_get(plan)->n_rows, x, pieces.packed_x);
     for (int32_t piece = pieces.shrink; piece-- > 0;)
-        sp_delta_shrink(rig->delta, piece);
+        sp_delta_pieces_shrink(rig->delta, piece);
     for (int32_t i = 0; i < scene->n_sites; i++)
         expand_backwards(rig, i, scene->dims[i].n_out, true);
 }
@@ -289,14 +347,13 @@ static void apply_too_early(delta_rig *rig, const sp_plan *plan, const void *x,
                             const sp_delta_output *outputs)
 {
     const delta_scene *scene = rig->scene;
-    sp_delta_pieces pieces;
+    sp_delta_pieces pieces = {.struct_bytes = sizeof pieces};
+    sp_delta_call call = rig_call(rig, plan, x, outputs);
 
-    assert_ok(
-        sp_delta_begin(rig->delta, plan, x, scene->x_stride, outputs, scene->n_sites, &pieces),
-        NULL);
+    assert_ok(sp_delta_pieces_begin(rig->delta, &call, &pieces, NULL), NULL);
     assert_true(pieces.fits && pieces.shrink > 0);
     for (int32_t piece = pieces.pack; piece-- > 0;)
-        sp_delta_pack(rig->delta, piece);
+        sp_delta_pieces_pack(rig->delta, piece);
     expand_backwards(rig, 0, scene->dims[0].n_out, false);
 }
 
@@ -308,12 +365,10 @@ void rig_apply_too_early(delta_rig *rig, const int32_t *rows, int32_t n_rows, vo
 static void ask_fits(delta_rig *rig, const sp_plan *plan, const void *x,
                      const sp_delta_output *outputs)
 {
-    const delta_scene *scene = rig->scene;
-    sp_delta_pieces pieces = {.fits = true, .pack = 1, .shrink = 1};
+    sp_delta_pieces pieces = {sizeof pieces, true, 1, 1, NULL};
+    sp_delta_call call = rig_call(rig, plan, x, outputs);
 
-    assert_ok(
-        sp_delta_begin(rig->delta, plan, x, scene->x_stride, outputs, scene->n_sites, &pieces),
-        NULL);
+    assert_ok(sp_delta_pieces_begin(rig->delta, &call, &pieces, NULL), NULL);
     assert_true(!pieces.fits && pieces.pack == 0 && pieces.shrink == 0);
 }
 

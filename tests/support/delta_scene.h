@@ -6,10 +6,9 @@
 #ifndef SP_TEST_SUPPORT_DELTA_SCENE_H
 #define SP_TEST_SUPPORT_DELTA_SCENE_H
 
+#include "support/delta_call.h"
 #include "support/hand.h"
 #include "support/test.h"
-
-#include <sidepath/delta.h>
 
 enum { SCENE_SITES_MAX = 3, SCENE_ADAPTERS_MAX = 48, SCENE_PAD = 5 };
 
@@ -23,6 +22,7 @@ typedef struct delta_scene {
     float *row_scale;     /* [n_rows] */
     const int32_t *ranks; /* [n_adapters] of each at every site, 0: absent; NULL: random ones */
     int32_t pad;          /* columns behind each row of x and y; 0: SCENE_PAD */
+    bool x_f32; /* batches have an FP32 x, off by less than what rounding to dtype takes away */
     int32_t x_stride;
     void *x;                   /* [n_rows, k_in] of dtype, stride x_stride; pads NaN */
     void *y0[SCENE_SITES_MAX]; /* [n_rows, n_out] of y_type, stride n_out + pad */
@@ -62,6 +62,9 @@ void rig_destroy(delta_rig *rig);
 /* A row of the scene, or (SCENE_NAN - r) row r with an x of NaN only. */
 #define SCENE_NAN (-1)
 
+/* The type of a batch's x. */
+sp_dtype scene_x_type(const delta_scene *scene);
+
 /* What a batch is made of, in the batch's own order: [n_rows] each. y[i] as scene.y0. */
 typedef struct rig_batch {
     int32_t *seq_slot;
@@ -80,12 +83,20 @@ void rig_batch_free(rig_batch *batch);
  */
 void rig_apply(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y);
 
-/* The same with sp_delta_begin and its pieces, each kind last one first. */
+/* The scene's sites with these y [n_sites], as a batch has them; and a call of them all. */
+void rig_outputs(const delta_rig *rig, void *const *y, sp_delta_output *out_outputs);
+sp_delta_call rig_call(const delta_rig *rig, const sp_plan *plan, const void *x,
+                       const sp_delta_output *outputs);
+
+/* The same with sp_delta_shrink and sp_delta_expand. */
+void rig_apply_halves(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y);
+
+/* The same with sp_delta_pieces_begin and its pieces, each kind last one first. */
 void rig_apply_pieces(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y);
 /* Asks for the expand of the first output, which some row adapts, before any shrink: must be told
  * so; out_y is what it was. */
 void rig_apply_too_early(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y);
-/* sp_delta_begin must say that the rows do not fit; out_y is what it was. */
+/* sp_delta_pieces_begin must say that the rows do not fit; out_y is what it was. */
 void rig_expect_too_large(delta_rig *rig, const int32_t *rows, int32_t n_rows, void **out_y);
 
 /* Bytes of one row of output i, pads included. */

@@ -127,6 +127,7 @@ token_world *token_world_create(sp_device *device, sp_dtype dtype, int32_t hidde
         load_slot(w, slot, &random);
     w->exec = hand_exec(2);
     sp_delta_options_default(&options, sizeof options);
+    options.x_f32 = true;
     options.pool = w->pool;
     options.exec = w->exec;
     options.rows_max = TOKEN_ROWS;

@@ -5,7 +5,8 @@
  *             y[row, n] = T(fmaf(scale, (float)T(Σ_j A[j, token] · B[n, j]), y[row, n])),
  *             j ascending, one fmaf each from +0
  *     head:   logits[row, ids[i]] = x[row, :] · rows[i, :] for the slot's n replaced tokens, by the
- *             quarters and chunks of the shrink's xa (kernels_cuda.h), all chunks in index order
+ *             quarters and chunks of the shrink's xa (kernels_cuda.h), all chunks in index order,
+ *             rounded once where the logits are not FP32
  *
  * Embed: one block a row. Head: grid (blocks, tiles); a block takes 16 replaced rows at a time, the
  * M side of the mma, against a tile of up to 8 rows, its N side, and goes on by the grid's width,
@@ -161,6 +162,15 @@ static __device__ float sum_group(head_shared *s, const sp_cuda_head &h, const u
     return sum;
 }
 
+template <int F16>
+static __device__ __forceinline__ void store_logit(const sp_cuda_head &h, int64_t at, float sum)
+{
+    if (h.logits_is_f32)
+        ((float *)h.logits)[at] = sum;
+    else
+        ((uint16_t *)h.logits)[at] = narrow<F16>(sum);
+}
+
 template <int F16, int VEC>
 __global__ void __launch_bounds__(HEAD_THREADS) head_kernel(const sp_cuda_head h)
 {
@@ -178,7 +188,7 @@ __global__ void __launch_bounds__(HEAD_THREADS) head_kernel(const sp_cuda_head h
         float sum = sum_group<F16, VEC>(&s, h, rows, first, n, x, g < count ? h.hidden : 0);
 
         if (row < count && first + c < n)
-            h.logits[tile->row[row] * h.logits_stride + h.ids[slot][first + c]] = sum;
+            store_logit<F16>(h, tile->row[row] * h.logits_stride + h.ids[slot][first + c], sum);
     }
 }
 
