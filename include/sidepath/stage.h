@@ -13,7 +13,8 @@
  *
  * Threads. All functions are called by one thread, the engine's, between two steps; none of them
  * waits for a load, but sp_stage_wait. With threads > 0 the stage starts loader threads, which
- * open, check and pack, and one more, which copies images into slots that no step reads. With
+ * fetch, check and pack, each source's own, and one more, which copies images into slots that no
+ * step reads. With
  * threads = 0 it starts none, and sp_stage_poll does one piece of that work on the caller.
  *
  * Nothing that fails leaves a trace: until a load is whole, checked and in place, the name means
@@ -25,6 +26,7 @@
 #define SIDEPATH_STAGE_H
 
 #include <sidepath/pool.h>
+#include <sidepath/source.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,42 +35,7 @@ extern "C" {
 typedef struct sp_stage sp_stage;
 typedef struct sp_version sp_version;
 
-/* ---- sources ------------------------------------------------------------------------------- */
-
-/* What is worth knowing of an adapter once its tensors are packed and gone. */
-typedef struct sp_adapter_facts {
-    int32_t rank;      /* the largest */
-    int32_t sites;     /* pairs that are applied */
-    size_t file_bytes; /* stored bytes of its tensors */
-    double row_macs;   /* multiply-adds that it adds to one row */
-    char *receipt;     /* its receipt in JSON, owned; NULL: the source made none */
-} sp_adapter_facts;
-
-/* What they own is the caller's (sp_adapter_facts_clear). SP_ERR_MEMORY. */
-SP_API sp_status sp_adapter_facts_of(const sp_adapter *adapter, sp_adapter_facts *out_facts,
-                                     sp_error *error);
-/* Lets go of what the facts own and makes them empty. */
-SP_API void sp_adapter_facts_clear(sp_adapter_facts *facts);
-
-/*
- * One place that adapters come from. `fetch` is called on loader threads, several at a time, and
- * may block: it opens, checks and packs the adapter at `location` for `layout`. *out_image and
- * *out_facts are handed over to the stage. On failure nothing is handed over and `error` says why.
- */
-typedef struct sp_stage_source {
-    void *user;
-    sp_status (*fetch)(void *user, const char *name, const char *location, const sp_layout *layout,
-                       sp_image **out_image, sp_adapter_facts *out_facts, sp_error *error);
-} sp_stage_source;
-
-/*
- * Adapters in directories. `options` say how they are judged (geometry, rank_max and so on; the
- * name is the load's); modules outside `supported` are refused as `engine-unsupported`. Everything
- * is copied, the geometry retained. *out_source is valid until sp_disk_source_destroy.
- */
-SP_API sp_status sp_disk_source_create(const sp_adapter_options *options, sp_module_set supported,
-                                       sp_stage_source *out_source);
-SP_API void sp_disk_source_destroy(sp_stage_source *source);
+/* ---- judging ------------------------------------------------------------------------------- */
 
 /* The refusal of what this engine cannot apply: modules outside the set, by pairs or rows. */
 SP_API sp_status sp_adapter_check_modules(const sp_adapter *adapter, sp_module_set supported,
@@ -79,33 +46,48 @@ SP_API sp_status sp_adapter_check_modules(const sp_adapter *adapter, sp_module_s
 typedef struct sp_stage_options {
     size_t struct_bytes;
     sp_pool *pool;                  /* borrowed until sp_stage_destroy; all its slots EMPTY */
-    const sp_stage_source *sources; /* [n_sources], copied */
-    int32_t n_sources;
-    size_t host_bytes_max; /* budget of packed images on the host; 0: no limit */
-    int32_t threads;       /* loader threads, 0 .. 64 */
-    sp_exec *exec;         /* helps sp_stage_add, and nothing else; borrowed; NULL: none */
+    const sp_stage_source *sources; /* [n_sources], copied; asked in this order */
+    int32_t n_sources;              /* 0 .. 64 */
+    size_t host_bytes_max;          /* budget of packed images on the host; 0: no limit */
+    int32_t threads;                /* loader threads of each source, 0 .. 64 */
+    sp_exec *exec;                  /* helps sp_stage_add, and nothing else; borrowed; NULL: none */
+    const sp_adapter_options *audit; /* how adapters of the sources are judged (the name is the
+                                        load's): copied, the geometry retained, served tables
+                                        borrowed. NULL: the defaults, with the geometry and the
+                                        served tables of the pool's layout */
+    sp_module_set supported;         /* modules that the host can apply: others are refused as
+                                        `engine-unsupported`; the default: all */
+    int32_t call_ms_max;             /* a call of a source that takes longer is cancelled and fails
+                                        as `source-timeout`; 0: no limit */
 } sp_stage_options;
 
 SP_API void sp_stage_options_default(sp_stage_options *out_options, size_t struct_bytes);
 
 /*
- * SP_ERR_ARGUMENT: options out of range. SP_ERR_BUDGET: a budget below one image, with the number
- * and the setting. SP_ERR_MEMORY, SP_ERR_THREAD. *out_stage is owned by the caller.
+ * With threads > 0 it starts that many for each source, one that packs what comes from memory, and
+ * one that copies. SP_ERR_ARGUMENT: options out of range. SP_ERR_BUDGET: a budget below one image,
+ * with the number and the setting. SP_ERR_MEMORY, SP_ERR_THREAD. *out_stage is owned by the caller.
  */
 SP_API sp_status sp_stage_create(const sp_stage_options *options, sp_stage **out_stage,
                                  sp_error *error);
 
-/* Waits for the pieces of work in hand, drops everything and empties the slots. All holds must be
- * released. NULL is allowed. */
+/*
+ * Cancels the fetches in hand and waits for them and for the other pieces of work, drops everything
+ * and empties the slots. All holds must be released. NULL is allowed.
+ */
 SP_API void sp_stage_destroy(sp_stage *stage);
 
 /* ---- loading and unloading ----------------------------------------------------------------- */
 
+#define SP_SOURCE_ANY (-1)
+
 typedef struct sp_stage_load_options {
     size_t struct_bytes;
     const char *name;
-    const char *location; /* a directory for the disk source; also used to load it again later */
-    int32_t source;       /* index of the source */
+    const char *location; /* a directory for the disk source; also used to load it again later;
+                             NULL: none */
+    int32_t source;       /* index of the source; SP_SOURCE_ANY, the default: the first that has it,
+                             in their order */
     bool replace;         /* false: a name that is taken is refused as `name-taken` */
     uint64_t expected_generation; /* not 0: replace only while the name is at this generation */
     bool pinned;                  /* keep it in its slot, whatever others need */
@@ -126,8 +108,20 @@ SP_API sp_status sp_stage_load(sp_stage *stage, const sp_stage_load_options *opt
                                int64_t *out_ticket, sp_error *error);
 
 /*
- * At start: the same in one call, from an adapter that is open already. It takes a slot while one
- * is EMPTY; the rest wait in the host cache.
+ * The same from an adapter that is open already, from memory as from files; the options' source is
+ * not looked at. It is packed on a loader thread and retained until then. Such a version cannot be
+ * had again from anywhere, so its image stays in the host cache, within the budget, as long as the
+ * version lives: it is never evicted, and what does not fit is refused at once as
+ * `host-cache-full`. SP_ERR_UNSUPPORTED with `engine-unsupported`: modules outside the stage's
+ * `supported`. The adapter must have been judged against the geometry of the pool's layout.
+ */
+SP_API sp_status sp_stage_put(sp_stage *stage, const sp_stage_load_options *options,
+                              sp_adapter *adapter, int64_t *out_ticket, sp_error *error);
+
+/*
+ * At start: a load in one call, from an adapter that is open already. It takes a slot while one is
+ * EMPTY; the rest wait in the host cache. It is loaded again from options->location; without one,
+ * or without sources, its image stays on the host as that of sp_stage_put does.
  */
 SP_API sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *options,
                               const sp_adapter *adapter, sp_error *error);
@@ -172,8 +166,12 @@ typedef enum sp_route_kind {
     SP_ROUTE_DEFAULT = 2 /* the active adapter, else the base */
 } sp_route_kind;
 
-/* One request's hold on a version; kept by the caller, changed by the functions below only. */
+/*
+ * One request's hold on a version; kept by the caller, who sets struct_bytes, and changed by the
+ * functions below only.
+ */
 typedef struct sp_hold {
+    size_t struct_bytes;
     sp_version *version; /* NULL: the base */
     int32_t slot;        /* -1: in no slot now */
     uint64_t generation; /* the pool's, of the slot */
@@ -250,7 +248,18 @@ typedef enum sp_version_state {
 
 SP_API const char *sp_version_state_name(sp_version_state state); /* "ready" */
 
+/* What is known of an adapter whose tensors are packed and gone. */
+typedef struct sp_adapter_facts {
+    size_t struct_bytes;
+    int32_t rank;        /* the largest */
+    int32_t sites;       /* pairs that are applied */
+    size_t file_bytes;   /* stored bytes of its tensors */
+    double row_macs;     /* multiply-adds that it adds to one row */
+    const char *receipt; /* its receipt in JSON; NULL: the source gave none */
+} sp_adapter_facts;
+
 typedef struct sp_version_info {
+    size_t struct_bytes;
     const char *name; /* strings live until the version goes */
     const char *location;
     sp_version_state state;
@@ -262,19 +271,22 @@ typedef struct sp_version_info {
     uint64_t last_use;   /* the stage's own clock: larger is later */
     uint64_t uses;
     sp_digest digest;
-    sp_adapter_facts facts;
+    const sp_adapter_facts *facts; /* the stage's, until the version goes or is loaded again */
     size_t image_bytes; /* that its image takes in the host cache now; 0 when it has none */
     double load_seconds;
 } sp_version_info;
 
 /* Versions in the order of loading, draining ones among them. */
 SP_API size_t sp_stage_n_versions(const sp_stage *stage);
-SP_API sp_status sp_stage_version_at(const sp_stage *stage, size_t index,
-                                     sp_version_info *out_info);
-/* The version that a name means now. SP_ERR_NOT_FOUND. */
-SP_API sp_status sp_stage_find(const sp_stage *stage, const char *name, sp_version_info *out_info);
+/* SP_ERR_ARGUMENT: past the last, or no struct. */
+SP_API sp_status sp_stage_version_at(const sp_stage *stage, size_t index, sp_version_info *out_info,
+                                     sp_error *error);
+/* The version that a name means now. SP_ERR_NOT_FOUND, SP_ERR_ARGUMENT. */
+SP_API sp_status sp_stage_find(const sp_stage *stage, const char *name, sp_version_info *out_info,
+                               sp_error *error);
 
 typedef struct sp_stage_stats {
+    size_t struct_bytes;
     size_t host_bytes, host_bytes_max;   /* images, those being made included; the budget */
     uint64_t handovers;                  /* copies into slots that a request waited for */
     uint64_t fetches, copies, evictions; /* fetches from sources, copies into slots, images dropped
@@ -282,7 +294,8 @@ typedef struct sp_stage_stats {
     int32_t n_images, n_in_flight;
 } sp_stage_stats;
 
-SP_API void sp_stage_get_stats(const sp_stage *stage, sp_stage_stats *out_stats);
+SP_API sp_status sp_stage_get_stats(const sp_stage *stage, sp_stage_stats *out_stats,
+                                    sp_error *error); /* SP_ERR_ARGUMENT */
 
 /*
  * The id of a version in events and logs: FNV-1a (64 bit) over the name, then, if generation is

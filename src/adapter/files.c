@@ -104,3 +104,47 @@ void sp_adapter_files_close(sp_adapter_files *files)
     sp_free(files->config_path);
     *files = (sp_adapter_files){0};
 }
+
+/* ---- data ----------------------------------------------------------------------------------- */
+
+sp_status sp_adapter_file_open(const sp_checkpoint *checkpoint, int32_t index, sp_file *out_file,
+                               sp_error *error)
+{
+    const char *path = sp_checkpoint_path(checkpoint, index);
+    uint64_t bytes = sp_checkpoint_file_bytes(checkpoint, index);
+    sp_error local;
+    sp_status status = sp_file_open(path, out_file, &local);
+
+    if (status == SP_ERR_NOT_FOUND || status == SP_ERR_INPUT)
+        return sp_refuse(error, SP_REASON_WEIGHTS_MISSING, sp_path_tail(path), -1, "%s",
+                         local.text);
+    if (status != SP_OK) {
+        if (error)
+            *error = local;
+        return status;
+    }
+    if (out_file->bytes != bytes) {
+        path = sp_path_tail(path);
+        status = sp_refuse(error, SP_REASON_TRUNCATED, path, (int64_t)out_file->bytes,
+                           "%s had %llu bytes when its header was read, now %llu", path,
+                           (unsigned long long)bytes, (unsigned long long)out_file->bytes);
+        sp_file_close(out_file);
+    }
+    return status;
+}
+
+sp_status sp_adapter_file_read(const sp_checkpoint *checkpoint, const sp_file *file,
+                               const sp_tensor *tensor, uint64_t at, void *memory, size_t n,
+                               sp_error *error)
+{
+    const char *path = sp_path_tail(sp_checkpoint_path(checkpoint, tensor->file));
+    sp_error local;
+    sp_status status = sp_file_read(file, tensor->offset_bytes + at, memory, n, &local);
+
+    if (status == SP_ERR_TRUNCATED)
+        return sp_refuse(error, SP_REASON_TRUNCATED, tensor->name, local.position,
+                         "%s shrank while %.150s was read: %s", path, tensor->name, local.text);
+    if (status != SP_OK)
+        return sp_fail(error, status, NULL, path, local.position, "%s: %s", path, local.text);
+    return SP_OK;
+}

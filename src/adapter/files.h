@@ -5,6 +5,8 @@
 #ifndef SP_ADAPTER_FILES_H
 #define SP_ADAPTER_FILES_H
 
+#include "base/file.h"
+
 #include <sidepath/safetensors.h>
 
 typedef struct sp_adapter_files {
@@ -28,5 +30,16 @@ typedef struct sp_adapter_files {
  */
 sp_status sp_adapter_files_open(const char *path, sp_adapter_files *out_files, sp_error *error);
 void sp_adapter_files_close(sp_adapter_files *files); /* twice is harmless */
+
+/*
+ * One of the checkpoint's files, for reading data: it must be what its header was read from, else
+ * `truncated`, or `weights-missing`.
+ */
+sp_status sp_adapter_file_open(const sp_checkpoint *checkpoint, int32_t index, sp_file *out_file,
+                               sp_error *error);
+/* n bytes of a tensor in it, from byte `at` on; `truncated` where the file shrank. */
+sp_status sp_adapter_file_read(const sp_checkpoint *checkpoint, const sp_file *file,
+                               const sp_tensor *tensor, uint64_t at, void *memory, size_t n,
+                               sp_error *error);
 
 #endif

@@ -3,10 +3,10 @@
  * not a signal. Each piece is checked and hashed while it is still in the cache. A tensor is a
  * task, so that threads may share the work: hashing takes longer than all else.
  */
+#include "adapter/files.h"
 #include "adapter/intake_state.h"
 
 #include "base/alloc.h"
-#include "base/file.h"
 
 #include <stdlib.h>
 
@@ -16,8 +16,8 @@
 typedef struct read_job {
     sp_intake *intake;
     const size_t *wanted; /* this file's, ascending by offset */
+    const sp_checkpoint *checkpoint;
     const sp_file *file;
-    const char *path;
 } read_job;
 
 /* A wanted tensor and where it lies. */
@@ -41,22 +41,6 @@ static const sp_tensor *tensor_of(const sp_intake *intake, size_t wanted)
     return intake->landings[wanted].item->tensor;
 }
 
-static sp_status read_piece(const read_job *job, const sp_tensor *tensor, uint64_t at, void *memory,
-                            size_t n, sp_error *error)
-{
-    sp_error local;
-    sp_status status = sp_file_read(job->file, tensor->offset_bytes + at, memory, n, &local);
-
-    if (status == SP_ERR_TRUNCATED)
-        return sp_refuse(error, SP_REASON_TRUNCATED, tensor->name, local.position,
-                         "%s shrank while %.150s was read: %s", job->path, tensor->name,
-                         local.text);
-    if (status != SP_OK)
-        return sp_fail(error, status, NULL, job->path, local.position, "%s: %s", job->path,
-                       local.text);
-    return SP_OK;
-}
-
 /* sp_intake_fill_fn */
 static sp_status read_tensor(void *user, size_t i, sp_error *error)
 {
@@ -70,7 +54,7 @@ static sp_status read_tensor(void *user, size_t i, sp_error *error)
     while (status == SP_OK && room > 0) {
         size_t n = room < PIECE_BYTES ? room : PIECE_BYTES;
 
-        status = read_piece(job, tensor, at, memory, n, error);
+        status = sp_adapter_file_read(job->checkpoint, job->file, tensor, at, memory, n, error);
         if (status == SP_OK)
             status = sp_intake_take(job->intake, wanted, n, error);
         at += n;
@@ -80,41 +64,14 @@ static sp_status read_tensor(void *user, size_t i, sp_error *error)
     return status;
 }
 
-/* The file must be what its header was read from. */
-static sp_status open_file(const sp_checkpoint *checkpoint, int32_t index, sp_file *out_file,
-                           sp_error *error)
-{
-    const char *path = sp_checkpoint_path(checkpoint, index);
-    uint64_t bytes = sp_checkpoint_file_bytes(checkpoint, index);
-    sp_error local;
-    sp_status status = sp_file_open(path, out_file, &local);
-
-    if (status == SP_ERR_NOT_FOUND || status == SP_ERR_INPUT)
-        return sp_refuse(error, SP_REASON_WEIGHTS_MISSING, sp_path_tail(path), -1, "%s",
-                         local.text);
-    if (status != SP_OK) {
-        if (error)
-            *error = local;
-        return status;
-    }
-    if (out_file->bytes != bytes) {
-        path = sp_path_tail(path);
-        status = sp_refuse(error, SP_REASON_TRUNCATED, path, (int64_t)out_file->bytes,
-                           "%s had %llu bytes when its header was read, now %llu", path,
-                           (unsigned long long)bytes, (unsigned long long)out_file->bytes);
-        sp_file_close(out_file);
-    }
-    return status;
-}
-
 /* The n tensors that lie in one file. */
 static sp_status read_file(sp_intake *intake, const sp_checkpoint *checkpoint, const size_t *wanted,
                            size_t n, sp_exec *exec, sp_error *error)
 {
-    int32_t index = tensor_of(intake, wanted[0])->file;
     sp_file file;
-    read_job job = {intake, wanted, &file, sp_path_tail(sp_checkpoint_path(checkpoint, index))};
-    sp_status status = open_file(checkpoint, index, &file, error);
+    read_job job = {intake, wanted, checkpoint, &file};
+    sp_status status =
+        sp_adapter_file_open(checkpoint, tensor_of(intake, wanted[0])->file, &file, error);
 
     if (status != SP_OK)
         return status;

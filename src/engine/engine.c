@@ -412,9 +412,9 @@ static sp_engine_stats stats_of(const sp_engine *engine)
         stats.scratch_bytes +=
             sp_delta_workspace_bytes(engine->layout, engine->options.step_rows, false);
     if (engine->stage) {
-        sp_stage_stats stage;
+        sp_stage_stats stage = {.struct_bytes = sizeof stage};
 
-        sp_stage_get_stats(engine->stage, &stage);
+        (void)sp_stage_get_stats(engine->stage, &stage, NULL);
         stats.adapter_reads = stage.fetches;
         stats.adapter_copies = stage.copies;
         stats.host_evictions = stage.evictions;

@@ -123,14 +123,18 @@ static sp_status create_stage(sp_engine *engine, sp_error *error)
 {
     sp_adapter_options audit = adapter_options(engine);
     sp_stage_options options;
+    sp_status status;
 
-    if (sp_disk_source_create(&audit, sp_engine_modules(engine->model.geometry), &engine->disk) !=
-        SP_OK)
-        return sp_fail_memory(error, sizeof audit, "the source of adapters");
+    engine->disk.struct_bytes = sizeof engine->disk;
+    status = sp_disk_source_create(&engine->disk, error);
+    if (status != SP_OK)
+        return status;
     sp_stage_options_default(&options, sizeof options);
     options.pool = engine->pool;
     options.sources = &engine->disk;
     options.n_sources = 1;
+    options.audit = &audit;
+    options.supported = sp_engine_modules(engine->model.geometry);
     options.host_bytes_max = engine->options.host_bytes_max;
     options.threads = engine->options.loader_threads;
     options.exec = engine->exec;
@@ -291,12 +295,13 @@ sp_status sp_engine_hold(const sp_engine *engine, const char *adapter, sp_hold *
         kind = SP_ROUTE_DEFAULT;
     else if (strcmp(adapter, engine->base_name) == 0)
         kind = SP_ROUTE_BASE;
+    out_hold->struct_bytes = sizeof *out_hold;
     if (engine->stage)
         return sp_stage_hold(engine->stage, kind, adapter, out_hold, error);
     if (kind == SP_ROUTE_NAMED)
         return sp_fail(error, SP_ERR_NOT_FOUND, NULL, adapter, -1,
                        "no adapter is loaded under the name \"%s\"", adapter);
-    *out_hold = (sp_hold){.slot = -1};
+    *out_hold = (sp_hold){.struct_bytes = sizeof *out_hold, .slot = -1};
     return SP_OK;
 }
 
@@ -331,9 +336,9 @@ static bool can_yield(void *user, const sp_sequence *sequence)
 static uint64_t handovers(void *user)
 {
     sp_engine *engine = user;
-    sp_stage_stats stats;
+    sp_stage_stats stats = {.struct_bytes = sizeof stats};
 
-    sp_stage_get_stats(engine->stage, &stats);
+    (void)sp_stage_get_stats(engine->stage, &stats, NULL);
     return stats.handovers;
 }
 
@@ -500,9 +505,9 @@ static sp_engine_adapter_info info_of(const sp_engine *engine, const sp_version_
         .path = version->location,
         .state = (sp_adapter_state)version->state,
         .slot = version->slot,
-        .rank = version->facts.rank,
-        .sites = version->facts.sites,
-        .file_bytes = version->facts.file_bytes,
+        .rank = version->facts->rank,
+        .sites = version->facts->sites,
+        .file_bytes = version->facts->file_bytes,
         .slot_bytes = sp_layout_slot_bytes(engine->layout),
         .host_bytes = version->image_bytes,
         .digest = version->digest,
@@ -516,8 +521,8 @@ static sp_engine_adapter_info info_of(const sp_engine *engine, const sp_version_
         .last_use = version->last_use,
         .rows = version->uses,
         .load_seconds = version->load_seconds,
-        .receipt = version->facts.receipt,
-        .flops_ratio = version->facts.row_macs / base_row_macs(&engine->model.shape),
+        .receipt = version->facts->receipt,
+        .flops_ratio = version->facts->row_macs / base_row_macs(&engine->model.shape),
     };
 }
 
@@ -537,7 +542,7 @@ static sp_status write_info(const sp_engine *engine, const sp_version_info *vers
 sp_status sp_engine_adapter_at(const sp_engine *engine, size_t index,
                                sp_engine_adapter_info *out_info, sp_error *error)
 {
-    sp_version_info version;
+    sp_version_info version = {.struct_bytes = sizeof version};
 
     if (!engine)
         return sp_fail_null(error, "engine");
@@ -545,18 +550,18 @@ sp_status sp_engine_adapter_at(const sp_engine *engine, size_t index,
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "index", (int64_t)index,
                        "there is no adapter %zu; there are %zu", index,
                        sp_engine_n_adapters(engine));
-    sp_stage_version_at(engine->stage, index, &version);
+    (void)sp_stage_version_at(engine->stage, index, &version, NULL);
     return write_info(engine, &version, out_info, error);
 }
 
 sp_status sp_engine_find_adapter(const sp_engine *engine, const char *name,
                                  sp_engine_adapter_info *out_info, sp_error *error)
 {
-    sp_version_info version;
+    sp_version_info version = {.struct_bytes = sizeof version};
 
     if (!engine || !name)
         return sp_fail_null(error, engine ? "name" : "engine");
-    if (!engine->stage || sp_stage_find(engine->stage, name, &version) != SP_OK)
+    if (!engine->stage || sp_stage_find(engine->stage, name, &version, NULL) != SP_OK)
         return no_adapter(name, error);
     return write_info(engine, &version, out_info, error);
 }

@@ -126,7 +126,7 @@ static sp_status check_lists(const sp_request *request, sp_error *error)
 /* A request in today's size, checked whole. */
 static sp_status check(const sp_engine *engine, const sp_request *request, sp_error *error)
 {
-    sp_hold hold;
+    sp_hold hold = {.struct_bytes = sizeof hold};
     sp_status status = check_lists(request, error);
 
     if (status == SP_OK)

@@ -248,22 +248,51 @@ void sp_image_memory_destroy(void *memory, sp_device *pinned)
         sp_aligned_free(memory);
 }
 
-static sp_image *create_image(const sp_layout *layout)
+sp_status sp_image_create(const sp_layout *layout, sp_image **out_image, sp_error *error)
 {
     size_t n_sites = (size_t)sp_layout_n_sites(layout);
     sp_image *image = sp_calloc(1, sizeof *image);
 
     if (image == NULL)
-        return NULL;
+        return sp_fail_memory(error, sizeof *image, "an adapter's packed image");
     image->ranks = sp_calloc(n_sites, sizeof *image->ranks);
     image->scales = sp_calloc(n_sites, sizeof *image->scales);
     image->data = sp_image_memory_create(sp_layout_images_for(layout), sp_layout_slot_bytes(layout),
                                          &image->pinned);
     image->bytes = sp_layout_image_bytes(layout);
-    if (image->ranks != NULL && image->scales != NULL && image->data != NULL)
-        return image;
-    sp_image_destroy(image);
-    return NULL;
+    image->fingerprint = sp_layout_fingerprint(layout);
+    if (image->ranks == NULL || image->scales == NULL || image->data == NULL) {
+        sp_image_destroy(image);
+        return sp_fail_memory(error, sp_layout_image_bytes(layout), "an adapter's packed image");
+    }
+    *out_image = image;
+    return SP_OK;
+}
+
+static sp_status bad_image(int32_t site, const char *what, sp_error *error)
+{
+    return sp_fail(error, SP_ERR_REFUSED, "bad-image", "image", site,
+                   "a packed image that has %s is not taken", what);
+}
+
+sp_status sp_image_seal(sp_image *image, const sp_layout *layout, const sp_image_label *label,
+                        sp_error *error)
+{
+    int32_t n_sites = sp_layout_n_sites(layout);
+
+    for (int32_t i = 0; i < n_sites; i++) {
+        if (label->ranks[i] < 0 || label->ranks[i] > sp_layout_rank_stride(layout))
+            return bad_image(i, "a rank beyond the pool's", error);
+        if (!isfinite(label->scales[i]))
+            return bad_image(i, "a scale that is not finite", error);
+    }
+    if (sp_xxh3(image->data, sp_layout_slot_bytes(layout)) != label->checksum)
+        return bad_image(-1, "bytes of another checksum", error);
+    memcpy(image->ranks, label->ranks, (size_t)n_sites * sizeof *image->ranks);
+    memcpy(image->scales, label->scales, (size_t)n_sites * sizeof *image->scales);
+    image->digest = label->digest;
+    image->checksum = label->checksum;
+    return SP_OK;
 }
 
 void sp_image_destroy(sp_image *image)
@@ -385,18 +414,15 @@ sp_status sp_layout_pack_sites(const sp_layout *layout, const sp_adapter_site *s
     status = place_sites(&job, sites, n_sites, error);
     if (status != SP_OK)
         goto free_sites;
-    image = create_image(layout);
-    if (image == NULL) {
-        status = sp_fail_memory(error, sp_layout_image_bytes(layout), "an adapter's packed image");
+    status = sp_image_create(layout, &image, error);
+    if (status != SP_OK)
         goto free_sites;
-    }
     status = fill_image(&job, exec, image, error);
     if (status != SP_OK) {
         sp_image_destroy(image);
         goto free_sites;
     }
     image->digest = *digest;
-    image->fingerprint = sp_layout_fingerprint(layout);
     image->checksum = sp_xxh3(image->data, sp_layout_slot_bytes(layout));
     *out_image = image;
 free_sites:

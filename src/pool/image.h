@@ -32,6 +32,27 @@ sp_status sp_layout_pack_sites(const sp_layout *layout, const sp_adapter_site *s
                                size_t n_sites, const sp_digest *digest, sp_exec *exec,
                                sp_image **out_image, sp_error *error);
 
+/*
+ * An image of this layout that adapts nothing yet; its bytes are not set. Owned by the caller.
+ * SP_ERR_MEMORY.
+ */
+sp_status sp_image_create(const sp_layout *layout, sp_image **out_image, sp_error *error);
+
+/* What somebody says of the bytes that have been written into an image: [n_sites] each. */
+typedef struct sp_image_label {
+    const int32_t *ranks;
+    const float *scales;
+    sp_digest digest;
+    uint64_t checksum;
+} sp_image_label;
+
+/*
+ * Makes it an image of an adapter. SP_ERR_REFUSED with `bad-image`: a rank beyond the layout's, a
+ * scale that is not finite, or bytes of another checksum; nothing was changed.
+ */
+sp_status sp_image_seal(sp_image *image, const sp_layout *layout, const sp_image_label *label,
+                        sp_error *error);
+
 /* Host bytes that every image of this layout takes, its arrays included, without an overlay. */
 size_t sp_layout_image_bytes(const sp_layout *layout);
 

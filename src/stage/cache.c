@@ -1,8 +1,8 @@
 /*
  * cache.c: contents: which have an image on the host, which are in slots. Images go by least
  * recent use when the budget needs room; never one that a copy reads, that someone waits to see in
- * a slot, that a load is landing, or that a request has begun with: that one could not be had
- * again if its files changed.
+ * a slot, that a load is landing, that no source could give again, or that a request has begun
+ * with: that one could not be had again if its files changed.
  */
 #include "base/alloc.h"
 #include "stage/stage_state.h"
@@ -24,7 +24,7 @@ static bool can_evict(const stage_content *content)
     bool awaited = content->slot < 0 && (content->n_waiting > 0 || content->prefetch);
 
     return content->image != NULL && !content->copying && !awaited && content->n_begun == 0 &&
-           content->n_landing == 0;
+           content->n_landing == 0 && content->n_kept == 0;
 }
 
 void sp_stage_unreserve_image(sp_stage *stage, size_t bytes)
@@ -221,7 +221,7 @@ void sp_stage_drop_unused(sp_stage *stage, stage_content *content)
     while (*link != content)
         link = &(*link)->next;
     *link = content->next;
-    sp_adapter_facts_clear(&content->facts);
-    sp_adapter_facts_clear(&content->task.facts);
+    sp_stage_facts_clear(&content->facts);
+    sp_stage_facts_clear(&content->task.facts);
     sp_free(content);
 }

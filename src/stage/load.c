@@ -12,7 +12,8 @@
 
 void sp_stage_load_options_default(sp_stage_load_options *out_options, size_t struct_bytes)
 {
-    const sp_stage_load_options defaults = {.struct_bytes = sizeof defaults};
+    const sp_stage_load_options defaults = {.struct_bytes = sizeof defaults,
+                                            .source = SP_SOURCE_ANY};
 
     sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
@@ -33,7 +34,8 @@ void sp_stage_load_destroy(stage_load *load)
     if (load == NULL)
         return;
     sp_version_destroy(load->version);
-    sp_adapter_facts_clear(&load->task.facts);
+    sp_adapter_release(load->task.adapter);
+    sp_stage_facts_clear(&load->task.facts);
     sp_free(load->spare);
     sp_free(load);
 }
@@ -56,14 +58,25 @@ static stage_load *create_load(const sp_stage_load_options *options)
     return load;
 }
 
-static sp_status check_options(const sp_stage *stage, const sp_stage_load_options *options,
-                               sp_error *error)
+/* The caller's options in today's size, checked. */
+static sp_status read_options(const sp_stage *stage, const sp_stage_load_options *options,
+                              sp_stage_load_options *out_options, sp_error *error)
 {
-    if (options->struct_bytes < sizeof *options || options->name == NULL ||
-        options->name[0] == '\0' || options->location == NULL || options->source < 0 ||
-        options->source >= stage->n_sources)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                       "a load without a name, a location or a known source");
+    sp_status status;
+
+    sp_stage_load_options_default(out_options, sizeof *out_options);
+    status =
+        sp_struct_read(out_options, sizeof *out_options, options, "sp_stage_load_options", error);
+    if (status != SP_OK)
+        return status;
+    if (out_options->name == NULL || out_options->name[0] == '\0')
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "name", -1, "a load without a name");
+    if (out_options->source < SP_SOURCE_ANY || out_options->source >= stage->n_sources)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "source", out_options->source,
+                       "there is no source %d; the stage has %d", (int)out_options->source,
+                       (int)stage->n_sources);
+    if (out_options->location == NULL)
+        out_options->location = "";
     return SP_OK;
 }
 
@@ -105,11 +118,9 @@ static sp_status cache_full(const sp_stage *stage, sp_error *error)
 static sp_status begin_load(sp_stage *stage, const sp_stage_load_options *options,
                             stage_load **out_load, sp_error *error)
 {
-    sp_status status = check_options(stage, options, error);
     stage_load *load;
+    sp_status status;
 
-    if (status != SP_OK)
-        return status;
     if (sp_stage_find_load(stage, options->name) != NULL)
         return sp_fail(error, SP_BUSY, NULL, options->name, -1,
                        "a load under the name \"%s\" is going on", options->name);
@@ -128,25 +139,60 @@ static sp_status begin_load(sp_stage *stage, const sp_stage_load_options *option
     return SP_OK;
 }
 
-sp_status sp_stage_load(sp_stage *stage, const sp_stage_load_options *options, int64_t *out_ticket,
-                        sp_error *error)
+/* The version's options are read; its task is filled in by the caller. */
+static void submit_load(sp_stage *stage, stage_load *load, int64_t *out_ticket)
 {
-    stage_load *load;
-    sp_status status = begin_load(stage, options, &load, error);
-
-    if (status != SP_OK)
-        return status;
     append_load(stage, load);
-    load->task = (stage_task){
-        .kind = TASK_LOAD,
-        .owner = load,
-        .source = &stage->sources[options->source],
-        .name = load->version->name,
-        .location = load->version->location,
-    };
+    load->task.kind = TASK_LOAD;
+    load->task.owner = load;
+    load->task.id = ++stage->next_fetch;
+    load->task.name = load->version->name;
+    load->task.location = load->version->location;
     stage->fetches++;
     sp_stage_submit(stage, &load->task);
     *out_ticket = load->ticket;
+}
+
+sp_status sp_stage_load(sp_stage *stage, const sp_stage_load_options *options, int64_t *out_ticket,
+                        sp_error *error)
+{
+    sp_stage_load_options own;
+    stage_load *load;
+    sp_status status = read_options(stage, options, &own, error);
+
+    if (status == SP_OK && out_ticket == NULL)
+        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, "out_ticket", -1, "no result is given");
+    if (status == SP_OK && stage->n_sources == 0)
+        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, "source", -1,
+                         "the stage has no source to load from");
+    if (status == SP_OK)
+        status = begin_load(stage, &own, &load, error);
+    if (status != SP_OK)
+        return status;
+    sp_stage_ask_sources(stage, &load->task, own.source);
+    submit_load(stage, load, out_ticket);
+    return SP_PENDING;
+}
+
+sp_status sp_stage_put(sp_stage *stage, const sp_stage_load_options *options, sp_adapter *adapter,
+                       int64_t *out_ticket, sp_error *error)
+{
+    sp_stage_load_options own;
+    stage_load *load;
+    sp_status status = read_options(stage, options, &own, error);
+
+    if (status == SP_OK && (adapter == NULL || out_ticket == NULL))
+        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, adapter ? "out_ticket" : "adapter", -1,
+                         "it is NULL");
+    if (status == SP_OK)
+        status = sp_adapter_check_modules(adapter, stage->supported, error);
+    if (status == SP_OK)
+        status = begin_load(stage, &own, &load, error);
+    if (status != SP_OK)
+        return status;
+    load->version->kept = true;
+    load->task.adapter = sp_adapter_retain(adapter);
+    submit_load(stage, load, out_ticket);
     return SP_PENDING;
 }
 
@@ -192,6 +238,7 @@ static void commit(sp_stage *stage, stage_load *load)
     load->generation = version->generation = ++stage->generation;
     version->content = load->content;
     version->content->n_versions++;
+    version->content->n_kept += version->kept;
     version->content->last_use = version->last_use = ++stage->clock;
     version->load_seconds = load->task.seconds;
     sp_stage_append_version(stage, version);
@@ -341,9 +388,9 @@ static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *i
         content->next = stage->contents;
         stage->contents = content;
     }
-    sp_adapter_facts_clear(&content->facts);
+    sp_stage_facts_clear(&content->facts);
     content->facts = load->task.facts;
-    load->task.facts = (sp_adapter_facts){0};
+    load->task.facts = (sp_adapter_facts){.struct_bytes = sizeof load->task.facts};
     if (content->image == NULL) {
         content->image = image;
         content->image_bytes = sp_image_bytes(image);
@@ -376,6 +423,8 @@ void sp_stage_load_fetched(sp_stage *stage, stage_load *load)
     sp_error error = load->task.error;
     sp_status status = load->task.status;
 
+    sp_adapter_release(load->task.adapter);
+    load->task.adapter = NULL;
     if (status == SP_OK) {
         status = check_load(stage, load, &error);
         if (status == SP_OK)
@@ -461,15 +510,21 @@ static sp_status fill_slot(sp_stage *stage, stage_content *content, sp_error *er
 sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *options,
                        const sp_adapter *adapter, sp_error *error)
 {
+    sp_stage_load_options own;
     stage_load *load;
     sp_error failure;
-    sp_status status = begin_load(stage, options, &load, error);
+    sp_status status = read_options(stage, options, &own, error);
 
+    if (status == SP_OK && adapter == NULL)
+        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, "adapter", -1, "it is NULL");
+    if (status == SP_OK)
+        status = begin_load(stage, &own, &load, error);
     if (status != SP_OK)
         return status;
     append_load(stage, load);
-    load->task.seconds = options->spent_seconds - sp_clock_seconds();
-    load->task.status = sp_adapter_facts_of(adapter, &load->task.facts, &load->task.error);
+    load->version->kept = stage->n_sources == 0 || own.location[0] == '\0';
+    load->task.seconds = own.spent_seconds - sp_clock_seconds();
+    load->task.status = sp_stage_facts_of(adapter, &load->task.facts, &load->task.error);
     if (load->task.status == SP_OK)
         load->task.status = sp_layout_pack(stage->layout, adapter, stage->exec, &load->task.image,
                                            &load->task.error);

@@ -3,6 +3,7 @@
  * and then it lives as long as requests hold it.
  */
 #include "base/alloc.h"
+#include "base/grow.h"
 #include "stage/stage_state.h"
 
 #include <string.h>
@@ -59,12 +60,14 @@ static void remove_version(sp_stage *stage, sp_version *version)
 {
     stage_content *content = version->content;
     sp_version **link = &stage->versions;
+    bool kept = version->kept;
 
     while (*link != version)
         link = &(*link)->next;
     *link = version->next;
     sp_version_destroy(version);
     content->n_versions--;
+    content->n_kept -= kept;
     sp_stage_drop_unused(stage, content);
 }
 
@@ -121,8 +124,11 @@ sp_status sp_stage_unload(sp_stage *stage, const char *name, sp_error *error)
     if (version != NULL && version->pinned)
         return sp_fail(error, SP_ERR_STATE, "pinned", name, -1,
                        "the adapter \"%s\" is pinned; unpin it before unloading it", name);
-    if (load != NULL)
+    if (load != NULL) {
         load->cancelled = true;
+        if (load->state == LOAD_FETCHING)
+            sp_stage_cancel(stage, &load->task);
+    }
     if (version == NULL)
         return SP_OK;
     held = version->references > 0;
@@ -166,7 +172,9 @@ sp_status sp_stage_set_active(sp_stage *stage, const char *name, sp_error *error
 sp_status sp_stage_hold(sp_stage *stage, sp_route_kind kind, const char *name, sp_hold *out_hold,
                         sp_error *error)
 {
+    sp_hold hold = {.struct_bytes = sizeof hold, .slot = -1};
     sp_version *version = NULL;
+    sp_status status;
 
     if (kind == SP_ROUTE_DEFAULT)
         version = stage->active;
@@ -175,12 +183,15 @@ sp_status sp_stage_hold(sp_stage *stage, sp_route_kind kind, const char *name, s
         if (version == NULL)
             return no_such_name(name != NULL ? name : "", error);
     }
+    hold.version = version;
+    status = sp_struct_write(out_hold, &hold, sizeof hold, "sp_hold", error);
+    if (status != SP_OK)
+        return status;
     if (version != NULL) {
         version->references++;
         version->last_use = ++stage->clock;
         version->content->last_use = stage->clock;
     }
-    *out_hold = (sp_hold){.version = version, .slot = -1};
     return SP_OK;
 }
 
@@ -195,7 +206,8 @@ void sp_stage_release(sp_stage *stage, sp_hold *hold)
         version->content->n_begun--;
         sp_stage_refresh_slot(stage, version->content);
     }
-    *hold = (sp_hold){.slot = -1};
+    hold->version = NULL;
+    hold->begun = false;
     version->references--;
     if (version->references == 0 && version->detached)
         remove_version(stage, version);
@@ -228,6 +240,7 @@ static sp_version_info info_of(const sp_stage *stage, const sp_version *version)
     const stage_content *content = version->content;
 
     return (sp_version_info){
+        .struct_bytes = sizeof(sp_version_info),
         .name = version->name,
         .location = version->location,
         .state = state_of(version),
@@ -240,7 +253,7 @@ static sp_version_info info_of(const sp_stage *stage, const sp_version *version)
         .last_use = version->last_use,
         .uses = version->uses,
         .digest = content->digest,
-        .facts = content->facts,
+        .facts = &content->facts,
         .image_bytes = content->image != NULL ? content->image_bytes : 0,
         .load_seconds = version->load_seconds,
     };
@@ -255,24 +268,33 @@ size_t sp_stage_n_versions(const sp_stage *stage)
     return n;
 }
 
-sp_status sp_stage_version_at(const sp_stage *stage, size_t index, sp_version_info *out_info)
+static sp_status write_info(const sp_stage *stage, const sp_version *version,
+                            sp_version_info *out_info, sp_error *error)
+{
+    sp_version_info info = info_of(stage, version);
+
+    return sp_struct_write(out_info, &info, sizeof info, "sp_version_info", error);
+}
+
+sp_status sp_stage_version_at(const sp_stage *stage, size_t index, sp_version_info *out_info,
+                              sp_error *error)
 {
     const sp_version *version = stage->versions;
 
-    while (version != NULL && index-- > 0)
+    for (size_t i = 0; version != NULL && i < index; i++)
         version = version->next;
     if (version == NULL)
-        return SP_ERR_ARGUMENT;
-    *out_info = info_of(stage, version);
-    return SP_OK;
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "index", (int64_t)index,
+                       "there is no version %zu; there are %zu", index, sp_stage_n_versions(stage));
+    return write_info(stage, version, out_info, error);
 }
 
-sp_status sp_stage_find(const sp_stage *stage, const char *name, sp_version_info *out_info)
+sp_status sp_stage_find(const sp_stage *stage, const char *name, sp_version_info *out_info,
+                        sp_error *error)
 {
-    const sp_version *version = sp_stage_current(stage, name);
+    const sp_version *version = name != NULL ? sp_stage_current(stage, name) : NULL;
 
     if (version == NULL)
-        return SP_ERR_NOT_FOUND;
-    *out_info = info_of(stage, version);
-    return SP_OK;
+        return no_such_name(name != NULL ? name : "", error);
+    return write_info(stage, version, out_info, error);
 }

@@ -6,8 +6,6 @@
 #include "base/alloc.h"
 #include "stage/stage_state.h"
 
-#include <string.h>
-
 /* ---- the queue ----------------------------------------------------------------------------- */
 
 void sp_stage_want(sp_stage *stage, stage_content *content)
@@ -212,15 +210,22 @@ static void free_fetch_strings(stage_content *content)
     content->fetch_name = content->fetch_location = NULL;
 }
 
-/* Any of its versions knows where the bytes came from; a current one the best. */
+/* Any of its versions that a source gave knows where the bytes came from; a current one the best.
+ */
 static const sp_version *origin_of(const sp_stage *stage, const stage_content *content)
 {
     const sp_version *origin = NULL;
 
     for (const sp_version *v = stage->versions; v != NULL; v = v->next)
-        if (v->content == content && (origin == NULL || origin->detached))
+        if (v->content == content && !v->kept && (origin == NULL || origin->detached))
             origin = v;
     return origin;
+}
+
+void sp_stage_ask_sources(const sp_stage *stage, stage_task *task, int32_t source)
+{
+    task->source = source == SP_SOURCE_ANY ? 0 : source;
+    task->source_last = source == SP_SOURCE_ANY ? stage->n_sources - 1 : source;
 }
 
 static sp_status start_fetch(sp_stage *stage, stage_content *content)
@@ -237,33 +242,22 @@ static sp_status start_fetch(sp_stage *stage, stage_content *content)
     content->task = (stage_task){
         .kind = TASK_REFETCH,
         .owner = content,
-        .source = &stage->sources[origin->source],
+        .id = ++stage->next_fetch,
         .name = content->fetch_name,
         .location = content->fetch_location,
+        .digest = &content->digest,
     };
+    sp_stage_ask_sources(stage, &content->task, origin->source);
     stage->fetches++;
     sp_stage_submit(stage, &content->task);
     return SP_OK;
 }
 
-static bool has_digest(const sp_image *image, const sp_digest *digest)
-{
-    sp_digest own = sp_image_digest(image);
-
-    return memcmp(&own, digest, sizeof own) == 0;
-}
-
-/* The bytes must be the ones that the version was loaded with. */
 static void refetched(sp_stage *stage, stage_content *content)
 {
     stage_task *task = &content->task;
 
     content->fetching = false;
-    if (task->status == SP_OK && !has_digest(task->image, &content->digest))
-        task->status = sp_fail(&task->error, SP_ERR_MISMATCH, "content-changed", task->name, -1,
-                               "the files of \"%s\" have changed since it was loaded; load it "
-                               "again",
-                               task->name);
     if (task->status == SP_OK && content->image == NULL) {
         content->image = task->image;
         task->image = NULL;
@@ -273,7 +267,7 @@ static void refetched(sp_stage *stage, stage_content *content)
     }
     sp_image_destroy(task->image);
     task->image = NULL;
-    sp_adapter_facts_clear(&task->facts); /* what is known of the content stays */
+    sp_stage_facts_clear(&task->facts); /* what is known of the content stays */
     if (task->status != SP_OK && content->image == NULL)
         sp_stage_fail_content(stage, content, task->status, &task->error);
     free_fetch_strings(content);
@@ -377,6 +371,7 @@ sp_status sp_stage_poll(sp_stage *stage)
     bool changed = false;
     stage_task *next;
 
+    sp_stage_check_deadlines(stage);
     sp_stage_run_one(stage);
     for (stage_task *task = sp_stage_take_done(stage); task != NULL; task = next) {
         next = task->next;

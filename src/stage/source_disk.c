@@ -1,144 +1,137 @@
-/* source_disk.c: adapters from directories. Only reads its own state, so loaders share it. */
+/*
+ * source_disk.c: adapters from directories. Every fetch has files of its own, so loaders share
+ * nothing.
+ */
+#include "adapter/files.h"
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/grow.h"
 
 #include <sidepath/stage.h>
 
-typedef struct disk_source {
-    sp_adapter_options options; /* strings owned, geometry retained */
-    char *base_dir;
-    sp_module_set supported;
-} disk_source;
+#include <stdlib.h>
 
-sp_status sp_adapter_check_modules(const sp_adapter *adapter, sp_module_set supported,
-                                   sp_error *error)
+/* One adapter that is being read. */
+typedef struct disk_adapter {
+    sp_adapter_files files;
+    sp_tensor_desc *descs;     /* [n] in the order of files and offsets */
+    const sp_tensor **tensors; /* [n] likewise */
+    sp_file file;              /* the one that was read last */
+    int32_t file_index;        /* -1: none */
+} disk_adapter;
+
+static void close_adapter(disk_adapter *adapter)
 {
-    sp_module_set missing = sp_adapter_modules(adapter) & ~supported;
-
-    const char *name;
-
-    if (missing == 0)
-        return SP_OK;
-    name = sp_geometry_module_name(sp_adapter_geometry(adapter), __builtin_ctzll(missing));
-    return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", name, -1,
-                   "adapter %s adapts %s, which this build's engine cannot apply yet",
-                   sp_adapter_name(adapter), name);
+    if (adapter->file_index >= 0)
+        sp_file_close(&adapter->file);
+    sp_adapter_files_close(&adapter->files);
+    sp_free(adapter->tensors);
+    sp_free(adapter->descs);
+    sp_free(adapter);
 }
 
-static size_t factor_bytes(const sp_factor *factor)
+static int by_file_offset(const void *left, const void *right)
 {
-    return (size_t)factor->rows * (size_t)factor->cols * sp_dtype_bytes(factor->dtype);
+    const sp_tensor *a = *(const sp_tensor *const *)left;
+    const sp_tensor *b = *(const sp_tensor *const *)right;
+
+    if (a->file != b->file)
+        return a->file < b->file ? -1 : 1;
+    return (a->offset_bytes > b->offset_bytes) - (a->offset_bytes < b->offset_bytes);
 }
 
-static sp_status copy_receipt(const sp_adapter *adapter, char **out_json, sp_error *error)
+static sp_status list_tensors(disk_adapter *adapter, size_t n, sp_error *error)
 {
-    sp_receipt_options options;
-    sp_receipt *receipt;
-    sp_status status;
+    adapter->tensors = sp_calloc(n + 1, sizeof(sp_tensor *)); /* never an empty block */
+    adapter->descs = sp_calloc(n + 1, sizeof *adapter->descs);
+    if (adapter->tensors == NULL || adapter->descs == NULL)
+        return sp_fail_memory(error, n * sizeof *adapter->descs, "a list of tensors");
+    for (size_t i = 0; i < n; i++)
+        adapter->tensors[i] = sp_checkpoint_at(adapter->files.checkpoint, i);
+    qsort(adapter->tensors, n, sizeof(sp_tensor *), by_file_offset);
+    for (size_t i = 0; i < n; i++) {
+        const sp_tensor *tensor = adapter->tensors[i];
 
-    sp_receipt_options_default(&options, sizeof options);
-    status = sp_receipt_create(adapter, &options, &receipt, error);
-    if (status != SP_OK)
-        return status;
-    *out_json = sp_strdup(sp_receipt_json(receipt));
-    sp_receipt_destroy(receipt);
-    return *out_json != NULL ? SP_OK : sp_fail_memory(error, 1, "a receipt");
-}
-
-sp_status sp_adapter_facts_of(const sp_adapter *adapter, sp_adapter_facts *out_facts,
-                              sp_error *error)
-{
-    sp_adapter_facts facts = {
-        .rank = sp_adapter_rank_max(adapter),
-        .sites = (int32_t)sp_adapter_n_sites(adapter),
-    };
-    sp_status status = copy_receipt(adapter, &facts.receipt, error);
-
-    if (status != SP_OK)
-        return status;
-
-    for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
-        const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
-
-        /* One column of A is all that a token reads. */
-        int32_t inputs = site->kind == SP_SITE_EMBEDDING ? 0 : site->a.cols;
-
-        facts.file_bytes += factor_bytes(&site->a) + factor_bytes(&site->b);
-        facts.row_macs += (double)site->rank * ((double)inputs + (double)site->b.rows);
+        adapter->descs[i] = (sp_tensor_desc){sizeof *adapter->descs, tensor->name, tensor->type,
+                                             tensor->n_dims, tensor->dims};
     }
-    for (size_t i = 0; i < sp_adapter_n_tables(adapter); i++) {
-        const sp_adapter_table *table = sp_adapter_table_at(adapter, i);
-
-        facts.file_bytes += factor_bytes(&table->full) + factor_bytes(&table->trainable);
-    }
-    *out_facts = facts;
     return SP_OK;
 }
 
-void sp_adapter_facts_clear(sp_adapter_facts *facts)
+static sp_status describe(void *user, const sp_source_request *request,
+                          sp_source_description *out_description, sp_error *error)
 {
-    sp_free(facts->receipt);
-    *facts = (sp_adapter_facts){0};
-}
-
-static sp_status fetch(void *user, const char *name, const char *location, const sp_layout *layout,
-                       sp_image **out_image, sp_adapter_facts *out_facts, sp_error *error)
-{
-    const disk_source *disk = user;
-    sp_adapter_options options = disk->options;
-    sp_adapter_facts facts = {0};
-    sp_adapter *adapter;
+    disk_adapter *adapter;
+    size_t n;
     sp_status status;
 
-    options.name = name;
-    status = sp_adapter_open(location, &options, &adapter, error);
-    if (status != SP_OK)
+    (void)user;
+    if (request->location[0] == '\0')
+        return sp_fail(error, SP_ERR_NOT_FOUND, NULL, request->name, -1,
+                       "no directory was given for \"%s\"", request->name);
+    adapter = sp_calloc(1, sizeof *adapter);
+    if (adapter == NULL)
+        return sp_fail_memory(error, sizeof *adapter, "an adapter");
+    adapter->file_index = -1;
+    status = sp_adapter_files_open(request->location, &adapter->files, error);
+    n = status == SP_OK ? sp_checkpoint_n_tensors(adapter->files.checkpoint) : 0;
+    if (status == SP_OK)
+        status = list_tensors(adapter, n, error);
+    if (status != SP_OK) {
+        close_adapter(adapter);
         return status;
-    status = sp_adapter_check_modules(adapter, disk->supported, error);
-    if (status == SP_OK)
-        status = sp_adapter_facts_of(adapter, &facts, error);
-    if (status == SP_OK)
-        status = sp_layout_pack(layout, adapter, NULL, out_image, error);
-    if (status == SP_OK)
-        *out_facts = facts;
-    else
-        sp_adapter_facts_clear(&facts);
-    sp_adapter_release(adapter);
-    return status;
+    }
+    out_description->handle = adapter;
+    out_description->config = adapter->files.config;
+    out_description->config_bytes = adapter->files.config_bytes;
+    out_description->config_name = adapter->files.config_shown;
+    out_description->note = adapter->files.saved_twice ? SP_SAVED_TWICE_NOTE : NULL;
+    out_description->tensors = adapter->descs;
+    out_description->n_tensors = n;
+    return SP_OK;
 }
 
-sp_status sp_disk_source_create(const sp_adapter_options *options, sp_module_set supported,
-                                sp_stage_source *out_source)
+static sp_status fetch(void *user, const sp_source_request *request, void *handle,
+                       const sp_source_piece *piece, sp_error *error)
 {
-    disk_source *disk = sp_calloc(1, sizeof *disk);
+    disk_adapter *adapter = handle;
+    const sp_tensor *tensor = adapter->tensors[piece->part];
+    sp_status status = SP_OK;
 
-    if (disk == NULL)
-        return SP_ERR_MEMORY;
-    disk->options = *options;
-    disk->options.exec = NULL; /* which loader threads could not share */
-    disk->supported = supported;
-    if (options->base_dir != NULL) {
-        disk->base_dir = sp_strdup(options->base_dir);
-        if (disk->base_dir == NULL) {
-            sp_free(disk);
-            return SP_ERR_MEMORY;
-        }
+    (void)user;
+    (void)request;
+    if (adapter->file_index != tensor->file) {
+        if (adapter->file_index >= 0)
+            sp_file_close(&adapter->file);
+        adapter->file_index = -1;
+        status =
+            sp_adapter_file_open(adapter->files.checkpoint, tensor->file, &adapter->file, error);
     }
-    disk->options.base_dir = disk->base_dir;
-    if (options->geometry != NULL)
-        sp_geometry_retain(options->geometry);
-    *out_source = (sp_stage_source){disk, fetch};
-    return SP_OK;
+    if (status != SP_OK)
+        return status;
+    adapter->file_index = tensor->file;
+    return sp_adapter_file_read(adapter->files.checkpoint, &adapter->file, tensor, piece->offset,
+                                piece->memory, piece->bytes, error);
+}
+
+static void release(void *user, const sp_source_request *request, void *handle)
+{
+    (void)user;
+    (void)request;
+    close_adapter(handle);
+}
+
+sp_status sp_disk_source_create(sp_stage_source *out_source, sp_error *error)
+{
+    const sp_stage_source source = {
+        .struct_bytes = sizeof source, .describe = describe, .fetch = fetch, .release = release};
+
+    return sp_struct_write(out_source, &source, sizeof source, "sp_stage_source", error);
 }
 
 void sp_disk_source_destroy(sp_stage_source *source)
 {
-    disk_source *disk = source->user;
-
-    if (disk == NULL)
-        return;
-    sp_geometry_release(disk->options.geometry);
-    sp_free(disk->base_dir);
-    sp_free(disk);
-    *source = (sp_stage_source){NULL, NULL};
+    source->describe = NULL;
+    source->fetch = NULL;
+    source->release = NULL;
 }

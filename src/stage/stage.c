@@ -1,31 +1,47 @@
+#include "adapter/intake_state.h"
 #include "base/alloc.h"
 #include "base/grow.h"
 #include "pool/image.h"
 #include "stage/stage_state.h"
 
-#include <string.h>
-
 #define LOADERS_MAX 64
+#define SOURCES_MAX 64
 
 void sp_stage_options_default(sp_stage_options *out_options, size_t struct_bytes)
 {
-    const sp_stage_options defaults = {.struct_bytes = sizeof defaults, .threads = 1};
+    const sp_stage_options defaults = {
+        .struct_bytes = sizeof defaults,
+        .threads = 1,
+        .supported = ~(sp_module_set)0,
+    };
 
     sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
+}
+
+/* ---- options ------------------------------------------------------------------------------- */
+
+static sp_status bad_option(const char *field, int32_t value, const char *wanted, sp_error *error)
+{
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, field, -1, "%s is %d; it must be %s", field,
+                   (int)value, wanted);
 }
 
 static sp_status check_options(const sp_stage_options *options, sp_error *error)
 {
     size_t image_bytes;
 
-    if (options->struct_bytes < sizeof *options || options->pool == NULL ||
-        options->n_sources < 0 || (options->n_sources > 0 && options->sources == NULL))
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                       "stage options without a pool, or not initialised");
+    if (options->pool == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "pool", -1, "stage options without a pool");
+    if (options->n_sources < 0 || options->n_sources > SOURCES_MAX ||
+        (options->n_sources > 0 && options->sources == NULL))
+        return bad_option("n_sources", options->n_sources, "from 0 to 64, of a list that is given",
+                          error);
     if (options->threads < 0 || options->threads > LOADERS_MAX)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "loader-threads", -1,
                        "loader threads must be from 0 to %d, not %d", LOADERS_MAX,
                        (int)options->threads);
+    if (options->call_ms_max < 0)
+        return bad_option("call_ms_max", options->call_ms_max, "at least 0", error);
     image_bytes = sp_layout_image_bytes(sp_pool_layout(options->pool));
     if (options->host_bytes_max != 0 && options->host_bytes_max < image_bytes)
         return sp_fail(error, SP_ERR_BUDGET, NULL, "host-cache-mib", -1,
@@ -35,52 +51,120 @@ static sp_status check_options(const sp_stage_options *options, sp_error *error)
     return SP_OK;
 }
 
-static sp_status allocate(sp_stage *stage, const sp_stage_options *options)
+static sp_status read_sources(sp_stage *stage, const sp_stage_options *options, sp_error *error)
+{
+    for (int32_t i = 0; i < options->n_sources; i++) {
+        sp_stage_source *source = &stage->sources[i];
+        sp_status status;
+
+        source->struct_bytes = sizeof *source;
+        status = sp_struct_read_at(source, sizeof *source, options->sources, (size_t)i,
+                                   "sp_stage_source", error);
+        if (status != SP_OK)
+            return status;
+        if (source->describe == NULL || source->fetch == NULL)
+            return sp_fail(error, SP_ERR_ARGUMENT, NULL, "sources", i,
+                           "source %d has no function that describes, or none that fetches",
+                           (int)i);
+        if (source->threads < 0 || source->threads > LOADERS_MAX)
+            return bad_option("threads", source->threads, "from 0 to 64 for a source", error);
+    }
+    stage->n_sources = options->n_sources;
+    return SP_OK;
+}
+
+/* How adapters are judged: as the caller says, else by what the pool's layout knows. */
+static sp_status read_audit(sp_stage *stage, const sp_stage_options *options, sp_error *error)
+{
+    sp_adapter_options *audit = &stage->audit;
+    sp_status status = SP_OK;
+
+    sp_adapter_options_default(audit, sizeof *audit);
+    if (options->audit != NULL)
+        status = sp_adapter_options_read(options->audit, audit, error);
+    if (status != SP_OK)
+        return status;
+    audit->exec = NULL; /* which loader threads could not share */
+    if (audit->geometry == NULL)
+        audit->geometry = sp_layout_geometry(stage->layout);
+    if (audit->served == NULL && audit->base_dir == NULL)
+        audit->served = sp_layout_served(stage->layout);
+    if (audit->base_dir != NULL) {
+        audit->base_dir = stage->base_dir = sp_strdup(audit->base_dir);
+        if (stage->base_dir == NULL)
+            return sp_fail_memory(error, 1, "a path");
+    }
+    stage->geometry = sp_geometry_retain(audit->geometry);
+    return SP_OK;
+}
+
+static sp_status allocate(sp_stage *stage, const sp_stage_options *options, sp_error *error)
 {
     size_t n_sources = (size_t)options->n_sources, n_slots = (size_t)stage->n_slots;
 
     stage->slot_content = sp_calloc(n_slots, sizeof(stage_content *));
     stage->slot_infos = sp_calloc(n_slots, sizeof *stage->slot_infos);
     stage->sources = sp_calloc(n_sources + 1, sizeof *stage->sources); /* never an empty block */
-    if (stage->slot_content == NULL || stage->slot_infos == NULL || stage->sources == NULL)
-        return SP_ERR_MEMORY;
+    stage->fetch_queues = sp_calloc(n_sources + 1, sizeof *stage->fetch_queues);
+    if (stage->slot_content == NULL || stage->slot_infos == NULL || stage->sources == NULL ||
+        stage->fetch_queues == NULL)
+        return sp_fail_memory(error, n_slots * sizeof *stage->slot_infos, "the stage");
     for (size_t i = 0; i < n_slots; i++)
         stage->slot_infos[i].struct_bytes = sizeof *stage->slot_infos;
-    if (n_sources > 0)
-        memcpy(stage->sources, options->sources, n_sources * sizeof *stage->sources);
-    stage->n_sources = options->n_sources;
     return SP_OK;
 }
 
 static void free_stage(sp_stage *stage)
 {
+    sp_geometry_release(stage->geometry);
+    sp_free(stage->base_dir);
+    sp_free(stage->fetch_queues);
     sp_free(stage->sources);
     sp_free(stage->slot_infos);
     sp_free(stage->slot_content);
     sp_free(stage);
 }
 
-sp_status sp_stage_create(const sp_stage_options *options, sp_stage **out_stage, sp_error *error)
+static sp_status set_up(sp_stage *stage, const sp_stage_options *options, sp_error *error)
 {
-    sp_stage *stage;
-    sp_status status = check_options(options, error);
+    sp_status status;
 
-    if (status != SP_OK)
-        return status;
-    stage = sp_calloc(1, sizeof *stage);
-    if (stage == NULL)
-        return sp_fail_memory(error, sizeof *stage, "the stage");
     stage->pool = options->pool;
     stage->layout = sp_pool_layout(options->pool);
     stage->image_bytes = sp_layout_image_bytes(stage->layout);
     stage->host_bytes_max = options->host_bytes_max;
     stage->exec = options->exec;
     stage->n_slots = sp_pool_slots(options->pool);
-    status = allocate(stage, options);
-    if (status != SP_OK)
-        sp_fail_memory(error, (size_t)stage->n_slots * sizeof *stage->slot_infos, "the stage");
-    else
+    stage->supported = options->supported;
+    stage->call_ns_max = (uint64_t)options->call_ms_max * 1000000;
+    status = allocate(stage, options, error);
+    if (status == SP_OK)
+        status = read_sources(stage, options, error);
+    if (status == SP_OK)
+        status = read_audit(stage, options, error);
+    if (status == SP_OK)
         status = sp_stage_workers_start(stage, options->threads, error);
+    return status;
+}
+
+sp_status sp_stage_create(const sp_stage_options *options, sp_stage **out_stage, sp_error *error)
+{
+    sp_stage_options own;
+    sp_stage *stage;
+    sp_status status;
+
+    sp_stage_options_default(&own, sizeof own);
+    status = sp_struct_read(&own, sizeof own, options, "sp_stage_options", error);
+    if (status == SP_OK && out_stage == NULL)
+        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, "out_stage", -1, "no result is given");
+    if (status == SP_OK)
+        status = check_options(&own, error);
+    if (status != SP_OK)
+        return status;
+    stage = sp_calloc(1, sizeof *stage);
+    if (stage == NULL)
+        return sp_fail_memory(error, sizeof *stage, "the stage");
+    status = set_up(stage, &own, error);
     if (status != SP_OK) {
         free_stage(stage);
         return status;
@@ -98,19 +182,25 @@ static void drop_task_image(stage_task *task)
         sp_image_destroy(task->image);
 }
 
-static void drop_tasks(sp_stage *stage)
+static void drop_queue(sp_stage *stage, const stage_queue *queue)
 {
-    stage_queue *queues[] = {&stage->fetch_queue, &stage->copy_queue, &stage->done};
     stage_task *next;
 
-    for (size_t i = 0; i < sizeof queues / sizeof queues[0]; i++) {
-        for (stage_task *task = queues[i]->first; task != NULL; task = next) {
-            next = task->next;
-            drop_task_image(task);
-            if (task->kind == TASK_COPY)
-                sp_pool_load_abort(stage->pool, task->slot, NULL);
-        }
+    for (stage_task *task = queue->first; task != NULL; task = next) {
+        next = task->next;
+        drop_task_image(task);
+        if (task->kind == TASK_COPY)
+            sp_pool_load_abort(stage->pool, task->slot, NULL);
     }
+}
+
+static void drop_tasks(sp_stage *stage)
+{
+    for (int32_t i = 0; i < stage->n_sources; i++)
+        drop_queue(stage, &stage->fetch_queues[i]);
+    drop_queue(stage, &stage->pack_queue);
+    drop_queue(stage, &stage->copy_queue);
+    drop_queue(stage, &stage->done);
 }
 
 static void empty_slot(sp_stage *stage, int32_t slot)
@@ -149,8 +239,8 @@ void sp_stage_destroy(sp_stage *stage)
         if (content->slot >= 0)
             empty_slot(stage, content->slot);
         sp_image_destroy(content->image);
-        sp_adapter_facts_clear(&content->facts);
-        sp_adapter_facts_clear(&content->task.facts);
+        sp_stage_facts_clear(&content->facts);
+        sp_stage_facts_clear(&content->task.facts);
         sp_free(content->fetch_name);
         sp_free(content->fetch_location);
         sp_free(content);
@@ -158,9 +248,10 @@ void sp_stage_destroy(sp_stage *stage)
     free_stage(stage);
 }
 
-void sp_stage_get_stats(const sp_stage *stage, sp_stage_stats *out_stats)
+sp_status sp_stage_get_stats(const sp_stage *stage, sp_stage_stats *out_stats, sp_error *error)
 {
-    *out_stats = (sp_stage_stats){
+    sp_stage_stats stats = {
+        .struct_bytes = sizeof stats,
         .host_bytes = stage->host_bytes,
         .host_bytes_max = stage->host_bytes_max,
         .fetches = stage->fetches,
@@ -169,6 +260,8 @@ void sp_stage_get_stats(const sp_stage *stage, sp_stage_stats *out_stats)
         .evictions = stage->evictions,
         .n_in_flight = stage->n_in_flight,
     };
+
     for (const stage_content *c = stage->contents; c != NULL; c = c->next)
-        out_stats->n_images += c->image != NULL;
+        stats.n_images += c->image != NULL;
+    return sp_struct_write(out_stats, &stats, sizeof stats, "sp_stage_stats", error);
 }

@@ -19,6 +19,7 @@
 #include <sidepath/stage.h>
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 typedef enum stage_task_kind { TASK_LOAD, TASK_REFETCH, TASK_COPY } stage_task_kind;
 
@@ -26,10 +27,18 @@ typedef struct stage_task {
     struct stage_task *next;
     stage_task_kind kind;
     void *owner; /* stage_load or content */
-    /* fetch */
-    const sp_stage_source *source;
+    /* fetch, or the packing of an adapter that is open */
+    uint64_t id;
+    sp_adapter *adapter;         /* to be packed; shared; NULL: fetch */
+    int32_t source, source_last; /* that is asked now, and the last that may be */
     const char *name, *location;
-    sp_image *image; /* fetched: owned until taken; copy: borrowed from the content */
+    const sp_digest *digest; /* not NULL: exactly this content */
+    sp_status first_status;  /* what the first source said that did not have it */
+    sp_error first_error;
+    atomic_bool cancelled;     /* nobody wants it any more */
+    atomic_ullong deadline_ns; /* of the source's current call; 0: none */
+    bool overdue;              /* and it was told so */
+    sp_image *image;           /* fetched: owned until taken; copy: borrowed from the content */
     sp_adapter_facts facts;
     double seconds;
     /* copy */
@@ -54,6 +63,7 @@ typedef struct stage_content {
     bool prefetch;       /* wanted in a slot without a request that waits */
     bool budget_blocked; /* its fetch waits for room in the host cache */
     int32_t n_versions, n_landing, n_pins;
+    int32_t n_kept;    /* versions that no source could give again: the image stays */
     int32_t n_waiting; /* holds that wait for its slot */
     int32_t n_begun;   /* holds that must not lose it */
     uint64_t last_use;
@@ -73,6 +83,7 @@ struct sp_version {
     uint64_t generation;
     int32_t references;
     bool detached, pinned;
+    bool kept; /* no source could give it again */
     uint64_t last_use, uses;
     double load_seconds;
 };
@@ -98,13 +109,24 @@ typedef struct stage_queue {
     stage_task *first, *last;
 } stage_queue;
 
+typedef struct stage_worker {
+    sp_stage *stage;
+    stage_queue *queue;
+    pthread_t thread;
+} stage_worker;
+
 struct sp_stage {
     sp_pool *pool;
     const sp_layout *layout;
     sp_exec *exec;      /* borrowed; NULL: none helps */
     size_t image_bytes; /* of an image without an overlay: what is reserved before it is known */
-    sp_stage_source *sources;
+    sp_stage_source *sources; /* [n_sources] */
     int32_t n_sources;
+    sp_adapter_options audit;
+    sp_geometry *geometry; /* the audit's, retained */
+    char *base_dir;        /* the audit's */
+    sp_module_set supported;
+    uint64_t call_ns_max; /* 0: no limit */
     size_t host_bytes, host_bytes_max;
 
     sp_version *versions; /* in the order of loading */
@@ -117,26 +139,49 @@ struct sp_stage {
     sp_version *active;
     uint64_t generation, clock;
     int64_t next_ticket;
+    uint64_t next_fetch;
     int32_t n_in_flight; /* tasks given out and not taken back */
     uint64_t fetches, copies, handovers, evictions;
 
     /* shared with the workers, under the mutex */
     pthread_mutex_t mutex;
     pthread_cond_t work, done_signal;
-    stage_queue fetch_queue, copy_queue, done;
+    stage_queue *fetch_queues; /* [n_sources] */
+    stage_queue pack_queue, copy_queue, done;
     bool stop;
 
-    pthread_t *threads; /* [n_threads]: loaders, and the copier last */
-    int32_t n_threads;
+    stage_worker *workers; /* [n_workers]: the sources' by turns, the packer, the copier */
+    int32_t n_workers;
 };
 
 /* ---- worker.c: queues and threads ---------------------------------------------------------- */
 
-sp_status sp_stage_workers_start(sp_stage *stage, int32_t loaders, sp_error *error);
+sp_status sp_stage_workers_start(sp_stage *stage, int32_t threads, sp_error *error);
 void sp_stage_workers_stop(sp_stage *stage); /* what was queued and not begun stays undone */
 void sp_stage_submit(sp_stage *stage, stage_task *task);
 stage_task *sp_stage_take_done(sp_stage *stage); /* the list, oldest first; NULL: none */
 void sp_stage_run_one(sp_stage *stage);          /* without threads: one task on the caller */
+
+/* ---- facts.c ------------------------------------------------------------------------------- */
+
+/* What they own is the caller's. SP_ERR_MEMORY. */
+sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_adapter_facts *out_facts,
+                            sp_error *error);
+/* Lets go of what the facts own and makes them empty. */
+void sp_stage_facts_clear(sp_adapter_facts *facts);
+
+/* ---- fetch.c: one adapter from one source -------------------------------------------------- */
+
+/*
+ * On a loader thread. Fills the task's image and facts, or its status and error; false: this source
+ * does not have it, the task goes on to the next one.
+ */
+bool sp_stage_fetch(const sp_stage *stage, stage_task *task);
+/* On the engine's: the fetch is not wanted any more. */
+void sp_stage_cancel(const sp_stage *stage, stage_task *task);
+/* Tells sources of calls that are past their deadlines. */
+void sp_stage_check_deadlines(const sp_stage *stage);
+void sp_stage_cancel_all(const sp_stage *stage);
 
 /* ---- cache.c: contents, images, slots ------------------------------------------------------ */
 
@@ -186,6 +231,8 @@ void sp_stage_load_destroy(stage_load *load);
 
 /* ---- rotate.c: who waits for a slot -------------------------------------------------------- */
 
+/* The sources that a fetch may ask: one, or all in their order (SP_SOURCE_ANY). */
+void sp_stage_ask_sources(const sp_stage *stage, stage_task *task, int32_t source);
 void sp_stage_want(sp_stage *stage, stage_content *content);
 void sp_stage_unwant(sp_stage *stage, stage_content *content);
 /* Nobody can have it now: those that wait are told when they ask. */

@@ -1,6 +1,8 @@
 /*
- * worker.c: the loader threads and the copier. A task moves queue → thread → done list; whoever
- * has it owns it, so nothing else is shared. The mutex is held to move a pointer, never for work.
+ * worker.c: the loader threads, the packer and the copier. A task moves queue → thread → done list;
+ * whoever has it owns it, but for the two atomics by which the engine's thread cancels it. Every
+ * source has a queue and threads of its own, so that one that hangs keeps no other's tasks waiting.
+ * The mutex is held to move a pointer, never for work.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -31,50 +33,60 @@ static stage_task *pop(stage_queue *queue)
     return task;
 }
 
-static void run_task(sp_stage *stage, stage_task *task)
+static stage_queue *queue_of(sp_stage *stage, const stage_task *task)
+{
+    if (task->kind == TASK_COPY)
+        return &stage->copy_queue;
+    return task->adapter != NULL ? &stage->pack_queue : &stage->fetch_queues[task->source];
+}
+
+/* False: a fetch that goes on to the next source. */
+static bool run_task(sp_stage *stage, stage_task *task)
 {
     double began = sp_clock_seconds();
+    bool finished = true;
 
     if (task->kind == TASK_COPY)
         task->status = sp_pool_load_write(stage->pool, task->slot, task->image, &task->error);
     else
-        task->status = task->source->fetch(task->source->user, task->name, task->location,
-                                           stage->layout, &task->image, &task->facts, &task->error);
-    task->seconds = sp_clock_seconds() - began;
+        finished = sp_stage_fetch(stage, task);
+    task->seconds += sp_clock_seconds() - began;
+    return finished;
 }
 
-static void work_on(sp_stage *stage, stage_queue *queue)
+/* To the done list, or to the next source's queue. */
+static void pass_on(sp_stage *stage, stage_task *task, bool finished)
 {
+    if (finished) {
+        push(&stage->done, task);
+        pthread_cond_signal(&stage->done_signal);
+        return;
+    }
+    task->source++;
+    push(queue_of(stage, task), task);
+    pthread_cond_broadcast(&stage->work);
+}
+
+static void *run_worker(void *user)
+{
+    const stage_worker *worker = user;
+    sp_stage *stage = worker->stage;
+
     pthread_mutex_lock(&stage->mutex);
     while (!stage->stop) {
-        stage_task *task = pop(queue);
+        stage_task *task = pop(worker->queue);
+        bool finished;
 
         if (task == NULL) {
             pthread_cond_wait(&stage->work, &stage->mutex);
             continue;
         }
         pthread_mutex_unlock(&stage->mutex);
-        run_task(stage, task);
+        finished = run_task(stage, task);
         pthread_mutex_lock(&stage->mutex);
-        push(&stage->done, task);
-        pthread_cond_signal(&stage->done_signal);
+        pass_on(stage, task, finished);
     }
     pthread_mutex_unlock(&stage->mutex);
-}
-
-static void *run_loader(void *user)
-{
-    sp_stage *stage = user;
-
-    work_on(stage, &stage->fetch_queue);
-    return NULL;
-}
-
-static void *run_copier(void *user)
-{
-    sp_stage *stage = user;
-
-    work_on(stage, &stage->copy_queue);
     return NULL;
 }
 
@@ -93,27 +105,51 @@ static sp_status init_sync(sp_stage *stage)
     return SP_OK;
 }
 
-sp_status sp_stage_workers_start(sp_stage *stage, int32_t loaders, sp_error *error)
+/* Those of one source. */
+static int32_t n_loaders(const sp_stage *stage, int32_t source, int32_t threads)
 {
-    int32_t wanted = loaders > 0 ? loaders + 1 : 0;
+    return stage->sources[source].threads > 0 ? stage->sources[source].threads : threads;
+}
+
+/* Which queue each worker takes from; returns their number. `workers` may be NULL. */
+static int32_t assign_queues(sp_stage *stage, int32_t threads, stage_worker *workers)
+{
+    stage_queue *const own[] = {&stage->pack_queue, &stage->copy_queue};
+    int32_t n = 0;
+
+    for (int32_t source = 0; source < stage->n_sources; source++) {
+        for (int32_t i = 0; i < n_loaders(stage, source, threads); i++, n++)
+            if (workers != NULL)
+                workers[n].queue = &stage->fetch_queues[source];
+    }
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++, n++)
+        if (workers != NULL)
+            workers[n].queue = own[i];
+    return n;
+}
+
+sp_status sp_stage_workers_start(sp_stage *stage, int32_t threads, sp_error *error)
+{
+    int32_t wanted = threads > 0 ? assign_queues(stage, threads, NULL) : 0;
 
     if (init_sync(stage) != SP_OK)
         return sp_fail(error, SP_ERR_THREAD, NULL, NULL, -1, "a condition could not be made");
     if (wanted == 0)
         return SP_OK;
-    stage->threads = sp_calloc((size_t)wanted, sizeof *stage->threads);
-    if (stage->threads == NULL) {
+    stage->workers = sp_calloc((size_t)wanted, sizeof *stage->workers);
+    if (stage->workers == NULL) {
         sp_stage_workers_stop(stage);
-        return sp_fail_memory(error, (size_t)wanted * sizeof *stage->threads, "loader threads");
+        return sp_fail_memory(error, (size_t)wanted * sizeof *stage->workers, "loader threads");
     }
+    assign_queues(stage, threads, stage->workers);
     for (int32_t i = 0; i < wanted; i++) {
-        if (pthread_create(&stage->threads[i], NULL, i < loaders ? run_loader : run_copier,
-                           stage) != 0) {
+        stage->workers[i].stage = stage;
+        if (pthread_create(&stage->workers[i].thread, NULL, run_worker, &stage->workers[i]) != 0) {
             sp_stage_workers_stop(stage);
             return sp_fail(error, SP_ERR_THREAD, NULL, NULL, i, "loader thread %d did not start",
                            (int)i);
         }
-        stage->n_threads++;
+        stage->n_workers++;
     }
     return SP_OK;
 }
@@ -124,11 +160,12 @@ void sp_stage_workers_stop(sp_stage *stage)
     stage->stop = true;
     pthread_cond_broadcast(&stage->work);
     pthread_mutex_unlock(&stage->mutex);
-    for (int32_t i = 0; i < stage->n_threads; i++)
-        pthread_join(stage->threads[i], NULL);
-    sp_free(stage->threads);
-    stage->threads = NULL;
-    stage->n_threads = 0;
+    sp_stage_cancel_all(stage);
+    for (int32_t i = 0; i < stage->n_workers; i++)
+        pthread_join(stage->workers[i].thread, NULL);
+    sp_free(stage->workers);
+    stage->workers = NULL;
+    stage->n_workers = 0;
     pthread_cond_destroy(&stage->done_signal);
     pthread_cond_destroy(&stage->work);
     pthread_mutex_destroy(&stage->mutex);
@@ -138,7 +175,7 @@ void sp_stage_submit(sp_stage *stage, stage_task *task)
 {
     stage->n_in_flight++;
     pthread_mutex_lock(&stage->mutex);
-    push(task->kind == TASK_COPY ? &stage->copy_queue : &stage->fetch_queue, task);
+    push(queue_of(stage, task), task);
     pthread_cond_broadcast(&stage->work);
     pthread_mutex_unlock(&stage->mutex);
 }
@@ -160,22 +197,22 @@ void sp_stage_run_one(sp_stage *stage)
 {
     stage_task *task;
 
-    if (stage->n_threads > 0)
+    if (stage->n_workers > 0)
         return;
     task = pop(&stage->copy_queue);
     if (task == NULL)
-        task = pop(&stage->fetch_queue);
-    if (task == NULL)
-        return;
-    run_task(stage, task);
-    push(&stage->done, task);
+        task = pop(&stage->pack_queue);
+    for (int32_t i = 0; i < stage->n_sources && task == NULL; i++)
+        task = pop(&stage->fetch_queues[i]);
+    if (task != NULL)
+        pass_on(stage, task, run_task(stage, task));
 }
 
 void sp_stage_wait(sp_stage *stage, int32_t timeout_ms)
 {
     struct timespec until;
 
-    if (stage->n_threads == 0 || stage->n_in_flight == 0)
+    if (stage->n_workers == 0 || stage->n_in_flight == 0)
         return;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += timeout_ms / 1000;

@@ -12,6 +12,7 @@
 #include "engine/scheduler.h"
 #include "pool/image.h"
 #include "support/hand.h"
+#include "support/packed_source.h"
 #include "support/seeds.h"
 #include "support/test.h"
 
@@ -51,6 +52,7 @@ typedef struct sim {
     hand_pool pool;
     hand_adapter *adapters[N_IDENTITIES];
     sp_image *expected[N_IDENTITIES];
+    packed_source packed;
     sp_stage *stage;
     sp_scheduler scheduler;
     fake fakes[SEQUENCES];
@@ -112,23 +114,22 @@ static bool can_yield(void *user, const sp_sequence *sequence)
 static uint64_t handovers(void *user)
 {
     sim *s = user;
-    sp_stage_stats stats;
+    sp_stage_stats stats = {.struct_bytes = sizeof stats};
 
-    sp_stage_get_stats(s->stage, &stats);
+    (void)sp_stage_get_stats(s->stage, &stats, NULL);
     return stats.handovers;
 }
 
-static sp_status fetch(void *user, const char *name, const char *location, const sp_layout *layout,
-                       sp_image **out_image, sp_adapter_facts *out_facts, sp_error *error)
+static sp_status find(void *user, const sp_source_request *request, sp_image **out_image,
+                      sp_error *error)
 {
     sim *s = user;
-    const hand_adapter *adapter = s->adapters[location[0] - '0'];
+    const hand_adapter *adapter = s->adapters[request->location[0] - '0'];
 
     if (s->fetch_fails && below(s, 8) == 0)
-        return sp_fail(error, SP_ERR_IO, NULL, name, -1, "a disk that fails");
-    *out_facts = (sp_adapter_facts){.rank = 4};
-    return sp_layout_pack_sites(layout, adapter->sites, (size_t)adapter->n_sites, &adapter->digest,
-                                NULL, out_image, error);
+        return sp_fail(error, SP_ERR_IO, NULL, request->name, -1, "a disk that fails");
+    return sp_layout_pack_sites(s->pool.layout, adapter->sites, (size_t)adapter->n_sites,
+                                &adapter->digest, NULL, out_image, error);
 }
 
 /* ---- a world ------------------------------------------------------------------------------- */
@@ -137,7 +138,7 @@ static const site_dims sites[] = {{0, SP_MODULE_Q_PROJ, 8, 8}, {0, SP_MODULE_DOW
 
 static void sim_begin(sim *s, uint64_t seed)
 {
-    sp_stage_source source = {s, fetch};
+    sp_stage_source source;
     sp_stage_options stage;
     sp_scheduler_options scheduler = {.max_running = 1 + (int32_t)(seed % 6),
                                       .step_rows = 16,
@@ -161,6 +162,8 @@ static void sim_begin(sim *s, uint64_t seed)
                          SP_DTYPE_BF16, &s->random);
         s->expected[i] = hand_pack(&s->pool, s->adapters[i]);
     }
+    s->packed = (packed_source){s, s->pool.layout, find, NULL};
+    source = packed_source_table(&s->packed);
     sp_stage_options_default(&stage, sizeof stage);
     stage.pool = s->pool.pool;
     stage.sources = &source;
@@ -345,6 +348,7 @@ static void submit(sim *s)
         return;
     memset(f, 0, sizeof *f);
     q = &f->sequence;
+    q->hold.struct_bytes = sizeof q->hold;
     if (sp_stage_hold(s->stage, kind, random_name(s), &q->hold, NULL) != SP_OK)
         return;
     f->live = true;
@@ -402,7 +406,7 @@ static bool anyone(const sim *s)
 static void live(uint64_t seed)
 {
     size_t bytes = sp_alloc_bytes();
-    sp_stage_stats stats;
+    sp_stage_stats stats = {.struct_bytes = sizeof stats};
     static sim s;
 
     sim_begin(&s, seed);
@@ -414,7 +418,7 @@ static void live(uint64_t seed)
         step(&s);
         check_all(&s);
     }
-    sp_stage_get_stats(s.stage, &stats);
+    (void)sp_stage_get_stats(s.stage, &stats, NULL);
     seen.rotations += s.scheduler.rotations;
     seen.preemptions += s.scheduler.preemptions;
     seen.saved += s.scheduler.prefix_tokens;

@@ -48,11 +48,13 @@ static world *world_create(int32_t slots, int32_t threads, size_t budget)
     sp_adapter_options_default(&adapter_options, sizeof adapter_options);
     adapter_options.geometry = w->geometry;
     adapter_options.base_dir = SP_TEST_FIXTURES "/qwen3-tied";
-    assert_ok(sp_disk_source_create(&adapter_options, ~(sp_module_set)0, &w->disk), NULL);
+    w->disk.struct_bytes = sizeof w->disk;
+    assert_ok(sp_disk_source_create(&w->disk, &error), &error);
     sp_stage_options_default(&options, sizeof options);
     options.pool = w->pool;
     options.sources = &w->disk;
     options.n_sources = 1;
+    options.audit = &adapter_options;
     options.threads = threads;
     options.host_bytes_max = budget;
     assert_ok(sp_stage_create(&options, &w->stage, &error), &error);
@@ -107,15 +109,16 @@ static void must_load(const world *w, const char *name, const char *location)
 
 static sp_version_info find(const world *w, const char *name)
 {
-    sp_version_info info;
+    sp_version_info info = {.struct_bytes = sizeof info};
+    sp_error error;
 
-    assert_ok(sp_stage_find(w->stage, name, &info), NULL);
+    assert_ok(sp_stage_find(w->stage, name, &info, &error), &error);
     return info;
 }
 
 static sp_hold hold(const world *w, sp_route_kind kind, const char *name)
 {
-    sp_hold held;
+    sp_hold held = {.struct_bytes = sizeof held};
     sp_error error;
 
     assert_ok(sp_stage_hold(w->stage, kind, name, &held, &error), &error);
@@ -150,7 +153,7 @@ static void test_names_of_one_content_share(void **state)
 {
     world *w = world_create(2, 0, 0);
     sp_version_info one, two;
-    sp_stage_stats stats;
+    sp_stage_stats stats = {.struct_bytes = sizeof stats};
 
     (void)state;
     must_load(w, "one", ADAPTERS "plain-r8");
@@ -160,7 +163,7 @@ static void test_names_of_one_content_share(void **state)
     assert_int_equal(one.state, SP_VERSION_READY);
     assert_int_equal(one.slot, two.slot);
     assert_true(one.generation != two.generation && one.id_hash != two.id_hash);
-    sp_stage_get_stats(w->stage, &stats);
+    assert_ok(sp_stage_get_stats(w->stage, &stats, NULL), NULL);
     assert_int_equal(stats.n_images, 1);
     assert_true(stats.copies == 1);
     assert_int_equal(sp_stage_unload(w->stage, "one", NULL), SP_OK);
@@ -219,7 +222,7 @@ static void test_expected_generation(void **state)
 static void test_full_pool(void **state)
 {
     world *w = world_create(1, 0, 0);
-    sp_version_info info;
+    sp_version_info info = {.struct_bytes = sizeof info};
     sp_hold a, b;
     sp_error error;
 
@@ -297,7 +300,7 @@ static void test_cut_files_leave_the_old_state(void **state)
     world *w = world_create(2, 0, 0);
     char *directory = sp_test_make_directory(), *config, *weights;
     size_t config_bytes, weights_bytes, n_failed = 0;
-    sp_version_info info;
+    sp_version_info info = {.struct_bytes = sizeof info};
     sp_digest digest;
     sp_error error;
     sp_hold x;
@@ -340,7 +343,7 @@ static void test_cut_files_leave_the_old_state(void **state)
 static void test_content_changed_on_disk(void **state)
 {
     world *probe = world_create(1, 0, 0);
-    sp_stage_stats stats;
+    sp_stage_stats stats = {.struct_bytes = sizeof stats};
     size_t image_bytes;
     char *directory = sp_test_make_directory(), *bytes;
     const char *const files[] = {"adapter_config.json", "adapter_model.safetensors"};
@@ -352,7 +355,7 @@ static void test_content_changed_on_disk(void **state)
 
     (void)state;
     must_load(probe, "x", ADAPTERS "r1");
-    sp_stage_get_stats(probe->stage, &stats);
+    assert_ok(sp_stage_get_stats(probe->stage, &stats, NULL), NULL);
     image_bytes = stats.host_bytes;
     world_destroy(probe);
     w = world_create(1, 0, image_bytes);
@@ -417,7 +420,6 @@ static void test_start_up(void **state)
     for (int32_t i = 0; i < 3; i++) {
         sp_stage_load_options options;
         sp_adapter *adapter;
-        sp_adapter_facts facts;
         char path[512];
 
         snprintf(path, sizeof path, ADAPTERS "%s", locations[i]);
@@ -425,22 +427,18 @@ static void test_start_up(void **state)
         assert_ok(sp_adapter_check_modules(adapter, sp_adapter_modules(adapter), &error), &error);
         assert_int_equal(sp_adapter_check_modules(adapter, 0, &error), SP_ERR_UNSUPPORTED);
         assert_string_equal(error.code, "engine-unsupported");
-        assert_ok(sp_adapter_facts_of(adapter, &facts, &error), &error);
         sp_stage_load_options_default(&options, sizeof options);
         options.name = locations[i];
         options.location = path;
         assert_ok(sp_stage_add(w->stage, &options, adapter, &error), &error);
-        assert_int_equal(find(w, locations[i]).facts.rank, facts.rank);
-        assert_non_null(strstr(facts.receipt, "\"verdict\": \"accepted\""));
-        assert_string_equal(find(w, locations[i]).facts.receipt, facts.receipt);
-        sp_adapter_facts_clear(&facts);
-        assert_null(facts.receipt);
+        assert_int_equal(find(w, locations[i]).facts->rank, sp_adapter_rank_max(adapter));
+        assert_non_null(strstr(find(w, locations[i]).facts->receipt, "\"verdict\": \"accepted\""));
         assert_int_equal(sp_stage_add(w->stage, &options, adapter, &error), SP_ERR_STATE);
         options.name = "pinned";
         options.pinned = true;
         if (i == 2) { /* no slot is EMPTY any more */
             assert_int_equal(sp_stage_add(w->stage, &options, adapter, &error), SP_POOL_FULL);
-            assert_int_equal(sp_stage_find(w->stage, "pinned", NULL), SP_ERR_NOT_FOUND);
+            assert_int_equal(sp_stage_find(w->stage, "pinned", NULL, &error), SP_ERR_NOT_FOUND);
         }
         sp_adapter_release(adapter);
     }
@@ -451,9 +449,9 @@ static void test_start_up(void **state)
     assert_string_equal(sp_version_state_name((sp_version_state)9), "unknown");
     /* Rank 8 on all seven modules of 4 layers; hidden 64, FFN 160, 4 heads and 2 kv heads of 32:
      * 4 * 8 * ((64 + 128) + 2 * (64 + 64) + (128 + 64) + 3 * (64 + 160)) multiply-adds. */
-    assert_int_equal(find(w, "plain-r8").facts.sites, 28);
-    assert_true(find(w, "plain-r8").facts.row_macs >= 41984.0);
-    assert_true(find(w, "plain-r8").facts.row_macs <= 41984.0);
+    assert_int_equal(find(w, "plain-r8").facts->sites, 28);
+    assert_true(find(w, "plain-r8").facts->row_macs >= 41984.0);
+    assert_true(find(w, "plain-r8").facts->row_macs <= 41984.0);
     world_destroy(w);
 }
 
@@ -675,10 +673,10 @@ static void test_failed_copies_of_a_replacement(void **state)
 static void b_is_unknown_and_a_can_be_had(const world *w, void *user)
 {
     const slot_view *a = user;
-    sp_version_info info;
+    sp_version_info info = {.struct_bytes = sizeof info};
     sp_hold held = hold(w, SP_ROUTE_NAMED, "a");
 
-    assert_int_equal(sp_stage_find(w->stage, "b", &info), SP_ERR_NOT_FOUND);
+    assert_int_equal(sp_stage_find(w->stage, "b", &info, NULL), SP_ERR_NOT_FOUND);
     assert_int_equal(request(w, &held), SP_OK); /* back from the host, if it lost its slot */
     expect_view(w, held.slot, a);
     sp_stage_release(w->stage, &held);

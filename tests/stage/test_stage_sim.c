@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "pool/image.h"
 #include "support/hand.h"
+#include "support/packed_source.h"
 #include "support/seeds.h"
 #include "support/test.h"
 
@@ -63,6 +64,7 @@ typedef struct sim {
     hand_pool pool;
     hand_adapter *adapters[N_IDENTITIES];
     sp_image *expected[N_IDENTITIES];
+    packed_source packed;
     int32_t disk[N_LOCATIONS]; /* identity, -1: nothing there */
     uint32_t fail_permille;
     size_t budget;
@@ -109,30 +111,28 @@ static uint32_t below(sim *s, uint32_t n)
 
 /* ---- the source ---------------------------------------------------------------------------- */
 
-static sp_status fetch(void *user, const char *name, const char *location, const sp_layout *layout,
-                       sp_image **out_image, sp_adapter_facts *out_facts, sp_error *error)
+static sp_status find(void *user, const sp_source_request *request, sp_image **out_image,
+                      sp_error *error)
 {
     sim *s = user;
-    int32_t identity = s->disk[location[0] - '0'];
+    int32_t identity = s->disk[request->location[0] - '0'];
     const hand_adapter *adapter;
-    sp_image *image;
-    sp_status status;
 
     if (identity < 0)
-        return sp_fail(error, SP_ERR_NOT_FOUND, NULL, name, -1, "nothing there");
+        return sp_fail(error, SP_ERR_NOT_FOUND, NULL, request->name, -1, "nothing there");
     if (below(s, 1000) < s->fail_permille)
-        return sp_fail(error, SP_ERR_TRUNCATED, NULL, name, -1, "cut short");
+        return sp_fail(error, SP_ERR_TRUNCATED, NULL, request->name, -1, "cut short");
     adapter = s->adapters[identity];
-    status = sp_layout_pack_sites(layout, adapter->sites, (size_t)adapter->n_sites,
-                                  &adapter->digest, NULL, &image, error);
-    if (status != SP_OK)
-        return status;
-    if (below(s, 1000) < s->fail_permille) {
-        sp_image_destroy(image);
-        return sp_fail(error, SP_ERR_IO, NULL, name, -1, "failed behind the last byte");
-    }
-    *out_image = image;
-    *out_facts = (sp_adapter_facts){.rank = 4, .sites = adapter->n_sites, .file_bytes = 100};
+    return sp_layout_pack_sites(s->pool.layout, adapter->sites, (size_t)adapter->n_sites,
+                                &adapter->digest, NULL, out_image, error);
+}
+
+static sp_status after_the_last_byte(void *user, const sp_source_request *request, sp_error *error)
+{
+    sim *s = user;
+
+    if (below(s, 1000) < s->fail_permille)
+        return sp_fail(error, SP_ERR_IO, NULL, request->name, -1, "failed after the last byte");
     return SP_OK;
 }
 
@@ -155,7 +155,7 @@ static void make_identities(sim *s)
 
 static void sim_begin(sim *s, uint64_t seed)
 {
-    sp_stage_source source = {s, fetch};
+    sp_stage_source source;
     sp_stage_options options;
     sp_error error;
 
@@ -167,6 +167,8 @@ static void sim_begin(sim *s, uint64_t seed)
         s->disk[i] = (int32_t)below(s, N_IDENTITIES);
     s->fail_permille = below(s, 2) ? below(s, 200) : 0;
     s->budget = below(s, 3) == 0 ? 0 : (1 + below(s, 6)) * s->expected[0]->bytes;
+    s->packed = (packed_source){s, s->pool.layout, find, after_the_last_byte};
+    source = packed_source_table(&s->packed);
     sp_stage_options_default(&options, sizeof options);
     options.pool = s->pool.pool;
     options.sources = &source;
@@ -268,10 +270,10 @@ static int32_t holders_of(const sim *s, uint64_t generation)
 static void check_registry(const sim *s)
 {
     size_t n_current = 0, n = sp_stage_n_versions(s->stage);
-    sp_version_info info;
+    sp_version_info info = {.struct_bytes = sizeof info};
 
     for (int32_t i = 0; i < N_NAMES; i++) {
-        sp_status status = sp_stage_find(s->stage, name_text(i), &info);
+        sp_status status = sp_stage_find(s->stage, name_text(i), &info, NULL);
 
         SIM_CHECK(status == (s->names[i].exists ? SP_OK : SP_ERR_NOT_FOUND));
         if (status != SP_OK)
@@ -281,7 +283,7 @@ static void check_registry(const sim *s)
         SIM_CHECK(info.pinned == s->names[i].pinned && info.active == (s->active == i));
     }
     for (size_t i = 0; i < n; i++) {
-        SIM_CHECK(sp_stage_version_at(s->stage, i, &info) == SP_OK);
+        SIM_CHECK(sp_stage_version_at(s->stage, i, &info, NULL) == SP_OK);
         SIM_CHECK(info.references == holders_of(s, info.generation));
         SIM_CHECK(info.state != SP_VERSION_DRAINING || info.references > 0);
         n_current -= info.state != SP_VERSION_DRAINING;
@@ -292,9 +294,9 @@ static void check_registry(const sim *s)
 static void check_budget(const sim *s)
 {
     size_t image_bytes = s->expected[0]->bytes;
-    sp_stage_stats stats;
+    sp_stage_stats stats = {.struct_bytes = sizeof stats};
 
-    sp_stage_get_stats(s->stage, &stats);
+    SIM_CHECK(sp_stage_get_stats(s->stage, &stats, NULL) == SP_OK);
     SIM_CHECK(s->budget == 0 || stats.host_bytes <= s->budget);
     SIM_CHECK(stats.host_bytes >= (size_t)stats.n_images * image_bytes);
     SIM_CHECK(stats.host_bytes <= (size_t)(stats.n_images + stats.n_in_flight) * image_bytes);
@@ -368,9 +370,9 @@ static void start_load(sim *s)
 static void check_shared(sim *s, int32_t name, const sp_version_info *info)
 {
     for (int32_t i = 0; i < N_NAMES; i++) {
-        sp_version_info other;
+        sp_version_info other = {.struct_bytes = sizeof other};
 
-        if (i == name || sp_stage_find(s->stage, name_text(i), &other) != SP_OK ||
+        if (i == name || sp_stage_find(s->stage, name_text(i), &other, NULL) != SP_OK ||
             memcmp(&other.digest, &info->digest, sizeof info->digest) != 0)
             continue;
         seen.shared++;
@@ -383,7 +385,7 @@ static void take_result(sim *s, sim_load *load)
     uint64_t generation = 0;
     sp_error error;
     sp_status status = sp_stage_result(s->stage, load->ticket, &generation, &error);
-    sp_version_info info;
+    sp_version_info info = {.struct_bytes = sizeof info};
 
     if (status == SP_PENDING)
         return;
@@ -398,7 +400,7 @@ static void take_result(sim *s, sim_load *load)
     }
     seen.loads_ok++;
     SIM_CHECK(generation > s->names[load->name].generation);
-    SIM_CHECK(sp_stage_find(s->stage, name_text(load->name), &info) == SP_OK);
+    SIM_CHECK(sp_stage_find(s->stage, name_text(load->name), &info, NULL) == SP_OK);
     SIM_CHECK(expected_of(s, &info.digest) != NULL);
     s->names[load->name].exists = true;
     s->names[load->name].generation = generation;
@@ -491,6 +493,7 @@ static void submit(sim *s)
     if (r == NULL)
         return;
     *r = (sim_request){.id = ++s->next_id, .work = 1 + (int32_t)below(s, WORK_MAX)};
+    r->hold.struct_bytes = sizeof r->hold;
     status = sp_stage_hold(s->stage, kind, name_text(name), &r->hold, NULL);
     if (kind == SP_ROUTE_NAMED && !s->names[name].exists) {
         SIM_CHECK(status == SP_ERR_NOT_FOUND);
@@ -677,14 +680,14 @@ static void wind_down(sim *s)
 
 static void unload_all(sim *s)
 {
-    sp_stage_stats stats;
+    sp_stage_stats stats = {.struct_bytes = sizeof stats};
 
     for (int32_t i = 0; i < N_NAMES; i++) {
         sp_stage_set_pinned(s->stage, name_text(i), false, NULL);
         SIM_CHECK(sp_stage_unload(s->stage, name_text(i), NULL) ==
                   (s->names[i].exists ? SP_OK : SP_ERR_NOT_FOUND));
     }
-    sp_stage_get_stats(s->stage, &stats);
+    SIM_CHECK(sp_stage_get_stats(s->stage, &stats, NULL) == SP_OK);
     SIM_CHECK(sp_stage_n_versions(s->stage) == 0 && stats.host_bytes == 0);
 }
 

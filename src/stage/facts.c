@@ -1,0 +1,74 @@
+/* facts.c: what is worth knowing of an adapter once its tensors are packed and gone. */
+#include "base/alloc.h"
+#include "stage/stage_state.h"
+
+sp_status sp_adapter_check_modules(const sp_adapter *adapter, sp_module_set supported,
+                                   sp_error *error)
+{
+    sp_module_set missing = sp_adapter_modules(adapter) & ~supported;
+    const char *name;
+
+    if (missing == 0)
+        return SP_OK;
+    name = sp_geometry_module_name(sp_adapter_geometry(adapter), __builtin_ctzll(missing));
+    return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", name, -1,
+                   "adapter %s adapts %s, which this build's engine cannot apply yet",
+                   sp_adapter_name(adapter), name);
+}
+
+static size_t factor_bytes(const sp_factor *factor)
+{
+    return (size_t)factor->rows * (size_t)factor->cols * sp_dtype_bytes(factor->dtype);
+}
+
+static sp_status copy_receipt(const sp_adapter *adapter, char **out_json, sp_error *error)
+{
+    sp_receipt_options options;
+    sp_receipt *receipt;
+    sp_status status;
+
+    sp_receipt_options_default(&options, sizeof options);
+    status = sp_receipt_create(adapter, &options, &receipt, error);
+    if (status != SP_OK)
+        return status;
+    *out_json = sp_strdup(sp_receipt_json(receipt));
+    sp_receipt_destroy(receipt);
+    return *out_json != NULL ? SP_OK : sp_fail_memory(error, 1, "a receipt");
+}
+
+sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_adapter_facts *out_facts, sp_error *error)
+{
+    sp_adapter_facts facts = {
+        .struct_bytes = sizeof facts,
+        .rank = sp_adapter_rank_max(adapter),
+        .sites = (int32_t)sp_adapter_n_sites(adapter),
+    };
+    char *receipt;
+    sp_status status = copy_receipt(adapter, &receipt, error);
+
+    if (status != SP_OK)
+        return status;
+    facts.receipt = receipt;
+    for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
+        const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
+
+        /* One column of A is all that a token reads. */
+        int32_t inputs = site->kind == SP_SITE_EMBEDDING ? 0 : site->a.cols;
+
+        facts.file_bytes += factor_bytes(&site->a) + factor_bytes(&site->b);
+        facts.row_macs += (double)site->rank * ((double)inputs + (double)site->b.rows);
+    }
+    for (size_t i = 0; i < sp_adapter_n_tables(adapter); i++) {
+        const sp_adapter_table *table = sp_adapter_table_at(adapter, i);
+
+        facts.file_bytes += factor_bytes(&table->full) + factor_bytes(&table->trainable);
+    }
+    *out_facts = facts;
+    return SP_OK;
+}
+
+void sp_stage_facts_clear(sp_adapter_facts *facts)
+{
+    sp_free((void *)(uintptr_t)facts->receipt);
+    *facts = (sp_adapter_facts){.struct_bytes = sizeof *facts};
+}

@@ -1,0 +1,396 @@
+/*
+ * fetch.c: one adapter from one source, on a loader thread: described, audited, brought in pieces,
+ * packed. What a source says is judged here and nowhere else.
+ */
+#include "adapter/intake_state.h"
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/grow.h"
+#include "pool/image.h"
+#include "stage/stage_state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PIECE_BYTES ((size_t)256 << 10)
+#define PIECE_STEP  4 /* every element is a whole number of it, or the other way round */
+
+/* A fetch under way. */
+typedef struct fetch {
+    const sp_stage *stage;
+    const sp_stage_source *source;
+    stage_task *task;
+    sp_source_request request;
+    sp_source_description description;
+} fetch;
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+static bool is_over(const stage_task *task)
+{
+    uint64_t deadline_ns = atomic_load(&task->deadline_ns);
+
+    return deadline_ns != 0 && sp_clock_ns() > deadline_ns;
+}
+
+bool sp_source_is_cancelled(const sp_source_request *request)
+{
+    const stage_task *task = request->token;
+
+    return atomic_load(&task->cancelled) || is_over(task);
+}
+
+static uint64_t begin_call(const fetch *f)
+{
+    uint64_t max_ns = f->stage->call_ns_max;
+    uint64_t deadline_ns = max_ns != 0 ? sp_clock_ns() + max_ns : 0;
+
+    atomic_store(&f->task->deadline_ns, deadline_ns);
+    return deadline_ns;
+}
+
+/* A call that took too long has failed, whatever it returned. */
+static sp_status end_call(const fetch *f, sp_status status, sp_error *error)
+{
+    bool over = is_over(f->task);
+
+    atomic_store(&f->task->deadline_ns, 0);
+    if (atomic_load(&f->task->cancelled))
+        return sp_fail(error, SP_ERR_STATE, "load-cancelled", f->request.name, -1,
+                       "\"%s\" was unloaded while it was being loaded", f->request.name);
+    if (over)
+        return sp_fail(error, SP_ERR_IO, "source-timeout", f->request.name, -1,
+                       "the source of \"%s\" did not answer within %llu ms", f->request.name,
+                       (unsigned long long)(f->stage->call_ns_max / 1000000));
+    if (status > 0)
+        return sp_fail(error, SP_ERR_IO, NULL, f->request.name, status,
+                       "the source of \"%s\" answered with a status that is no failure",
+                       f->request.name);
+    if (status != SP_OK && error->text[0] == '\0')
+        return sp_fail(error, status, NULL, f->request.name, -1,
+                       "the source of \"%s\" failed and does not say why: %s", f->request.name,
+                       sp_status_text(status));
+    return status;
+}
+
+static sp_status fetch_piece(const fetch *f, size_t part, uint64_t offset, void *memory, size_t n,
+                             sp_error *error)
+{
+    sp_source_piece piece = {sizeof piece, part, offset, memory, n, begin_call(f)};
+    sp_status status =
+        f->source->fetch(f->source->user, &f->request, f->description.handle, &piece, error);
+
+    return end_call(f, status, error);
+}
+
+static size_t piece_bytes(const fetch *f)
+{
+    size_t bytes = f->source->piece_bytes;
+
+    if (bytes == 0)
+        return PIECE_BYTES;
+    return bytes < PIECE_STEP ? PIECE_STEP : bytes - bytes % PIECE_STEP;
+}
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
+typedef struct part {
+    size_t index; /* in the description */
+    size_t wanted;
+} part;
+
+static int by_index(const void *left, const void *right)
+{
+    const part *a = left;
+    const part *b = right;
+
+    return (a->index > b->index) - (a->index < b->index);
+}
+
+static sp_status fetch_part(const fetch *f, sp_intake *intake, const part *from, sp_error *error)
+{
+    uint64_t at = 0;
+    void *memory;
+    size_t room;
+    sp_status status = sp_intake_next(intake, from->wanted, &memory, &room, error);
+
+    while (status == SP_OK && room > 0) {
+        size_t n = room < piece_bytes(f) ? room : piece_bytes(f);
+
+        status = fetch_piece(f, from->index, at, memory, n, error);
+        if (status == SP_OK)
+            status = sp_intake_take(intake, from->wanted, n, error);
+        at += n;
+        if (status == SP_OK)
+            status = sp_intake_next(intake, from->wanted, &memory, &room, error);
+    }
+    return status;
+}
+
+/* In the order of the description, which is the source's own. */
+static sp_status fetch_parts(const fetch *f, sp_intake *intake, sp_error *error)
+{
+    size_t n = sp_intake_n_wanted(intake);
+    part *parts = sp_malloc((n + 1) * sizeof *parts); /* never an empty block */
+    sp_status status = SP_OK;
+
+    if (parts == NULL)
+        return sp_fail_memory(error, n * sizeof *parts, "a list of tensors");
+    for (size_t i = 0; i < n; i++) {
+        sp_wanted_tensor tensor = {.struct_bytes = sizeof tensor};
+
+        (void)sp_intake_wanted_at(intake, i, &tensor, NULL);
+        parts[i] = (part){tensor.index, i};
+    }
+    qsort(parts, n, sizeof *parts, by_index);
+    for (size_t i = 0; i < n && status == SP_OK; i++)
+        status = fetch_part(f, intake, &parts[i], error);
+    sp_free(parts);
+    return status;
+}
+
+static sp_status pack(const sp_stage *stage, stage_task *task, const sp_adapter *adapter)
+{
+    sp_status status = sp_adapter_check_modules(adapter, stage->supported, &task->error);
+
+    if (status == SP_OK)
+        status = sp_stage_facts_of(adapter, &task->facts, &task->error);
+    if (status == SP_OK)
+        status = sp_layout_pack(stage->layout, adapter, NULL, &task->image, &task->error);
+    return status;
+}
+
+static sp_status fetch_tensors(const fetch *f)
+{
+    const sp_source_description *d = &f->description;
+    sp_intake_origin origin = {d->config_name != NULL ? d->config_name : "adapter_config.json",
+                               d->note};
+    sp_adapter_options options = f->stage->audit;
+    sp_error *error = &f->task->error;
+    sp_adapter *adapter = NULL;
+    sp_intake *intake;
+    sp_status status;
+
+    options.name = f->request.name;
+    status = sp_intake_describe(d->config, d->config_bytes, &origin, d->tensors, d->n_tensors,
+                                &options, &intake, error);
+    if (status != SP_OK)
+        return status;
+    /* Of the pairs already, before gigabytes have come in vain. */
+    status = sp_adapter_check_modules(sp_intake_adapter(intake), f->stage->supported, error);
+    if (status == SP_OK)
+        status = fetch_parts(f, intake, error);
+    if (status == SP_OK)
+        status = sp_intake_finish(intake, &adapter, error);
+    sp_intake_destroy(intake);
+    if (status == SP_OK)
+        status = pack(f->stage, f->task, adapter);
+    sp_adapter_release(adapter);
+    return status;
+}
+
+/* ---- images ---------------------------------------------------------------------------------- */
+
+static sp_status check_image(const fetch *f, const sp_packed_image *packed, sp_error *error)
+{
+    if (!f->source->images_trusted)
+        return sp_fail(error, SP_ERR_REFUSED, "image-not-trusted", f->request.name, -1,
+                       "the source of \"%s\" gives an image that it has packed, and is not trusted "
+                       "with that",
+                       f->request.name);
+    if (memcmp(&packed->fingerprint, &f->request.fingerprint, sizeof packed->fingerprint) != 0 ||
+        packed->n_sites != sp_layout_n_sites(f->stage->layout))
+        return sp_fail(error, SP_ERR_REFUSED, "other-layout", f->request.name, -1,
+                       "the image of \"%s\" was packed for another layout than this pool's",
+                       f->request.name);
+    if (packed->ranks == NULL || packed->scales == NULL)
+        return sp_fail(error, SP_ERR_REFUSED, "bad-image", f->request.name, -1,
+                       "the image of \"%s\" comes without ranks or scales", f->request.name);
+    return SP_OK;
+}
+
+static sp_status fetch_slot(const fetch *f, char *data, sp_error *error)
+{
+    size_t bytes = sp_layout_slot_bytes(f->stage->layout);
+    sp_status status = SP_OK;
+
+    for (size_t at = 0, n; at < bytes && status == SP_OK; at += n) {
+        n = bytes - at < piece_bytes(f) ? bytes - at : piece_bytes(f);
+        status = fetch_piece(f, 0, at, data + at, n, error);
+    }
+    return status;
+}
+
+static sp_status packed_facts(const sp_packed_image *packed, sp_adapter_facts *out_facts,
+                              sp_error *error)
+{
+    *out_facts = (sp_adapter_facts){.struct_bytes = sizeof *out_facts,
+                                    .rank = packed->rank,
+                                    .sites = packed->pairs,
+                                    .file_bytes = packed->file_bytes,
+                                    .row_macs = packed->row_macs};
+    if (packed->receipt == NULL)
+        return SP_OK;
+    out_facts->receipt = sp_strdup(packed->receipt);
+    return out_facts->receipt != NULL ? SP_OK
+                                      : sp_fail_memory(error, strlen(packed->receipt), "a receipt");
+}
+
+static sp_status fetch_image(const fetch *f)
+{
+    sp_error *error = &f->task->error;
+    sp_packed_image packed = {.struct_bytes = sizeof packed};
+    sp_image *image;
+    sp_status status =
+        sp_struct_read(&packed, sizeof packed, f->description.image, "sp_packed_image", error);
+
+    if (status == SP_OK)
+        status = check_image(f, &packed, error);
+    if (status == SP_OK)
+        status = sp_image_create(f->stage->layout, &image, error);
+    if (status != SP_OK)
+        return status;
+    status = fetch_slot(f, image->data, error);
+    if (status == SP_OK)
+        status = sp_image_seal(
+            image, f->stage->layout,
+            &(sp_image_label){packed.ranks, packed.scales, packed.digest, packed.checksum}, error);
+    if (status == SP_OK)
+        status = packed_facts(&packed, &f->task->facts, error);
+    if (status == SP_OK)
+        f->task->image = image;
+    else
+        sp_image_destroy(image);
+    return status;
+}
+
+/* ---- one source ------------------------------------------------------------------------------ */
+
+static sp_status check_content(stage_task *task)
+{
+    sp_digest digest = sp_image_digest(task->image);
+
+    if (task->digest == NULL || memcmp(&digest, task->digest, sizeof digest) == 0)
+        return SP_OK;
+    sp_image_destroy(task->image);
+    task->image = NULL;
+    return sp_fail(&task->error, SP_ERR_MISMATCH, "content-changed", task->name, -1,
+                   "the files of \"%s\" have changed since it was loaded; load it again",
+                   task->name);
+}
+
+static sp_status fetch_described(const fetch *f)
+{
+    stage_task *task = f->task;
+    sp_status status = f->description.image != NULL ? fetch_image(f) : fetch_tensors(f);
+
+    if (status == SP_OK)
+        status = check_content(task);
+    if (status != SP_OK)
+        sp_stage_facts_clear(&task->facts);
+    return status;
+}
+
+static sp_status fetch_from(const sp_stage *stage, stage_task *task)
+{
+    fetch f = {.stage = stage, .source = &stage->sources[task->source], .task = task};
+    sp_status status, described;
+
+    f.request = (sp_source_request){.struct_bytes = sizeof f.request,
+                                    .id = task->id,
+                                    .name = task->name,
+                                    .location = task->location,
+                                    .digest = task->digest,
+                                    .fingerprint = sp_layout_fingerprint(stage->layout),
+                                    .token = task};
+    f.description.struct_bytes = sizeof f.description;
+    task->error = (sp_error){.code = "", .position = -1};
+    if (atomic_load(&task->cancelled))
+        return end_call(&f, SP_OK, &task->error);
+    begin_call(&f);
+    described = f.source->describe(f.source->user, &f.request, &f.description, &task->error);
+    status = end_call(&f, described, &task->error);
+    if (status == SP_OK)
+        status = fetch_described(&f);
+    if (described == SP_OK && f.source->release != NULL)
+        f.source->release(f.source->user, &f.request, f.description.handle);
+    return status;
+}
+
+/* Where another source may have what this one has not, or has in another version. */
+static bool may_go_on(const stage_task *task)
+{
+    bool lacking =
+        task->status == SP_ERR_NOT_FOUND || strcmp(task->error.code, "content-changed") == 0;
+
+    return lacking && task->source < task->source_last;
+}
+
+bool sp_stage_fetch(const sp_stage *stage, stage_task *task)
+{
+    if (task->adapter != NULL) {
+        task->status = pack(stage, task, task->adapter);
+        return true;
+    }
+    task->status = fetch_from(stage, task);
+    if (task->status == SP_OK)
+        return true;
+    if (may_go_on(task)) {
+        if (task->first_status == SP_OK) {
+            task->first_status = task->status;
+            task->first_error = task->error;
+        }
+        return false;
+    }
+    if (task->status == SP_ERR_NOT_FOUND && task->first_status != SP_OK) {
+        task->status = task->first_status;
+        task->error = task->first_error;
+    }
+    return true;
+}
+
+/* ---- the engine's side ----------------------------------------------------------------------- */
+
+static void wake(const sp_stage *stage, const stage_task *task)
+{
+    for (int32_t i = 0; i < stage->n_sources; i++)
+        if (stage->sources[i].cancel != NULL)
+            stage->sources[i].cancel(stage->sources[i].user, task->id);
+}
+
+void sp_stage_cancel(const sp_stage *stage, stage_task *task)
+{
+    atomic_store(&task->cancelled, true);
+    wake(stage, task);
+}
+
+static void check_deadline(const sp_stage *stage, stage_task *task)
+{
+    if (task->overdue || !is_over(task))
+        return;
+    task->overdue = true;
+    wake(stage, task);
+}
+
+void sp_stage_check_deadlines(const sp_stage *stage)
+{
+    if (stage->call_ns_max == 0)
+        return;
+    for (stage_load *load = stage->loads; load != NULL; load = load->next)
+        if (load->state == LOAD_FETCHING)
+            check_deadline(stage, &load->task);
+    for (stage_content *c = stage->contents; c != NULL; c = c->next)
+        if (c->fetching)
+            check_deadline(stage, &c->task);
+}
+
+void sp_stage_cancel_all(const sp_stage *stage)
+{
+    for (stage_load *load = stage->loads; load != NULL; load = load->next)
+        if (load->state == LOAD_FETCHING)
+            sp_stage_cancel(stage, &load->task);
+    for (stage_content *c = stage->contents; c != NULL; c = c->next)
+        if (c->fetching)
+            sp_stage_cancel(stage, &c->task);
+}
