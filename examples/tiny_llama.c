@@ -259,6 +259,7 @@ static void describe(host *h)
     sites[0].kind = SP_SITE_EMBEDDING;
     sites[1].path = "lm_head";
     sites[1].kind = SP_SITE_HEAD;
+    sites[1].tied = m->served.head.data == m->served.embed.data;
     sites[0].k_in = sites[1].n_out = m->vocab;
     sites[0].n_out = sites[1].k_in = m->hidden;
     for (int32_t layer = 0; layer < m->layers; layer++)

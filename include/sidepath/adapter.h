@@ -111,9 +111,11 @@ typedef struct sp_site {
     int32_t layer, expert; /* -1: in none; else a number that is a word of the path */
     int32_t k_in, n_out;   /* of one expert */
     int32_t group;         /* sites of one layer with the same group share x; -1: alone */
+    bool tied;             /* a head whose table is the embedding's: tokens that an adapter trained
+                              replace rows of both */
 } sp_site;
 
-/* Layer, expert and group -1, all else 0. */
+/* Layer, expert and group -1, tied false, all else 0. */
 SP_API void sp_site_default(sp_site *out_site, size_t struct_bytes);
 
 #define SP_SITE_PATH_BYTES_MAX 512 /* with the NUL */
@@ -127,7 +129,8 @@ SP_API void sp_site_default(sp_site *out_site, size_t struct_bytes);
  * *out_geometry holds one reference, owned by the caller. SP_ERR_ARGUMENT with the row's index as
  * position: no path, or one that is too long or not printable ASCII between dots; a number that
  * the path does not have; a dimension below 1; a place or a path given twice; a second embedding or
- * head; one module of two kinds; sites of one group with different k_in; more than 64 modules.
+ * head; one module of two kinds; sites of one group with different k_in; more than 64 modules; a
+ * tied site that is no head, or that has no embedding with its dimensions.
  * SP_ERR_TOO_LARGE: more than SP_SITES_MAX rows. SP_ERR_MEMORY.
  */
 SP_API sp_status sp_geometry_create(const sp_site *sites, size_t n_sites,

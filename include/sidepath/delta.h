@@ -6,10 +6,12 @@
  *
  * Rounding points, everywhere the same (T is the pool's type, bf16 in serving):
  *     x     = T(x)              where x is FP32 and T is not: as if the caller had rounded it
- * before xa    = T(Σ x·A)          FP32 accumulation from +0, the backend's fixed order delta = T(Σ
- * xa·B) y     = Ty(fmaf(scale, (float)delta, (float)y)) T(·) rounds to nearest even. An FP32 y
- * takes the fma without the last rounding; with T = F32 nothing is rounded before it. Rows with
- * slot -1, rank 0 or an effective scale of 0 are neither read nor written.
+ *     xa    = T(Σ x·A)          FP32 accumulation from +0, the backend's fixed order
+ *     delta = T(Σ xa·B)
+ *     y     = Ty(fmaf(scale, (float)delta, (float)y))
+ * T(·) rounds to nearest even. An FP32 y takes the fma without the last rounding; with T = F32
+ * nothing is rounded before it. Rows with slot -1, rank 0 or an effective scale of 0 are neither
+ * read nor written.
  *
  * One set of calls for both backends. On the CPU a call has done its work when it returns. On a GPU
  * x, y, tokens and logits are device memory, and a call only enqueues, on `stream` (NULL: the

@@ -37,6 +37,7 @@ struct sp_geometry {
     int32_t n_modules;
     sp_module_set present, known; /* modules with a site; those of the table, by its numbers */
     int32_t embedding, head;      /* rows, or NO_ROW */
+    bool tied;                    /* the head's table is the embedding's */
 };
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -446,6 +447,7 @@ static void append(sp_geometry *geometry, const sp_site *site, const sp_site_row
         geometry->embedding = index;
     if (site->kind == SP_SITE_HEAD)
         geometry->head = index;
+    geometry->tied |= site->tied;
 }
 
 sp_status sp_geometry_add(sp_geometry *geometry, const sp_site *site, size_t index, sp_error *error)
@@ -524,6 +526,20 @@ static sp_status check_groups(const sp_geometry *geometry, sp_error *error)
     return status;
 }
 
+/* A tied head's table [n_out, k_in] is the embedding's [k_in, n_out]. */
+static sp_status check_tied(const sp_geometry *geometry, sp_error *error)
+{
+    const sp_site_row *embedding = sp_geometry_row(geometry, geometry->embedding);
+    const sp_site_row *head = sp_geometry_row(geometry, geometry->head);
+
+    if (!geometry->tied ||
+        (embedding && embedding->k_in == head->n_out && embedding->n_out == head->k_in))
+        return SP_OK;
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, sp_geometry_path(geometry, head), geometry->head,
+                   "site %d: %.200s is tied, and there is no embedding with %d tokens of %d",
+                   geometry->head, sp_geometry_path(geometry, head), head->n_out, head->k_in);
+}
+
 /* Rows that are all of the table get its numbers, so that their sets are those of a config.json. */
 static sp_status number_as_known(sp_geometry *geometry, sp_error *error)
 {
@@ -551,7 +567,8 @@ sp_status sp_geometry_finish(sp_geometry *geometry, int32_t layers, sp_error *er
         if (geometry->rows[i].layer >= 0)
             geometry->in_layer[geometry->rows[i].layer] = true;
     }
-    return check_groups(geometry, error);
+    status = check_tied(geometry, error);
+    return status == SP_OK ? check_groups(geometry, error) : status;
 }
 
 /* ---- asking -------------------------------------------------------------------------------- */
@@ -576,6 +593,11 @@ sp_layer_kind sp_geometry_layer_kind(const sp_geometry *geometry, int32_t layer)
     if (layer < 0 || layer >= geometry->layers || !geometry->kinds)
         return SP_LAYER_FULL_ATTENTION;
     return geometry->kinds[layer];
+}
+
+bool sp_geometry_is_tied(const sp_geometry *geometry)
+{
+    return geometry->tied;
 }
 
 int32_t sp_geometry_n_sites(const sp_geometry *geometry)
@@ -606,7 +628,8 @@ sp_status sp_geometry_site_at(const sp_geometry *geometry, int32_t site, sp_site
                       .expert = row->expert,
                       .k_in = row->k_in,
                       .n_out = row->n_out,
-                      .group = row->group};
+                      .group = row->group,
+                      .tied = geometry->tied && site == geometry->head};
     return sp_struct_write(out_site, &found, sizeof found, "sp_site", error);
 }
 

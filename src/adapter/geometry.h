@@ -64,6 +64,9 @@ bool sp_geometry_has_known(const sp_geometry *geometry, sp_module module);
 /* Index of the module with exactly this name of n bytes, or -1. */
 int32_t sp_geometry_module_index(const sp_geometry *geometry, const char *name, size_t n);
 
+/* True when the head's table is the embedding's. */
+bool sp_geometry_is_tied(const sp_geometry *geometry);
+
 /* True when any site is in this layer. */
 bool sp_geometry_has_layer(const sp_geometry *geometry, int32_t layer);
 

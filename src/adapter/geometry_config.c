@@ -79,7 +79,9 @@ static sp_status add_module(sp_geometry *geometry, int32_t layer, sp_module modu
                     .layer = layer,
                     .k_in = size.k_in,
                     .n_out = size.n_out,
-                    .group = known->group};
+                    .group = known->group,
+                    .tied = module == SP_MODULE_LM_HEAD &&
+                            sp_geometry_shape(geometry)->tied_embeddings};
     sp_status status = SP_OK;
 
     for (int32_t e = 0; e < n && status == SP_OK; e++) {

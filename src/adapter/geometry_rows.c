@@ -65,6 +65,8 @@ static sp_status check_numbers(const sp_site *site, size_t index, sp_error *erro
         return refuse(site, index, "is no expert's; its expert is -1", error);
     if (site->k_in < 1 || site->n_out < 1)
         return refuse(site, index, "has a dimension below 1", error);
+    if (site->tied && site->kind != SP_SITE_HEAD)
+        return refuse(site, index, "is tied, and no head", error);
     if (site->group < -1)
         return refuse(site, index, "has a group below -1", error);
     return SP_OK;

@@ -69,6 +69,11 @@ static bool table_dims(const sp_audit *audit, sp_site_kind kind, int32_t *out_vo
     return true;
 }
 
+static bool is_tied(const sp_audit *audit)
+{
+    return audit->options->geometry && sp_geometry_is_tied(audit->options->geometry);
+}
+
 /* ---- the served table ------------------------------------------------------------------------ */
 
 /* By the path that a geometry made by hand gives it. */
@@ -85,7 +90,7 @@ static const sp_tensor *find_by_path(const sp_audit *audit, const sp_checkpoint 
 }
 
 static const sp_tensor *find_served(const sp_audit *audit, const sp_checkpoint *base,
-                                    sp_site_kind kind, bool tied)
+                                    sp_site_kind kind)
 {
     static const char *const embed[] = {
         "model.embed_tokens.weight", "model.language_model.embed_tokens.weight",
@@ -94,7 +99,7 @@ static const sp_tensor *find_served(const sp_audit *audit, const sp_checkpoint *
     const sp_tensor *found =
         sp_geometry_shape(audit->options->geometry) ? NULL : find_by_path(audit, base, kind);
 
-    if (kind == SP_SITE_HEAD && !tied) {
+    if (kind == SP_SITE_HEAD) {
         for (size_t i = 0; i < sizeof head / sizeof *head && !found; i++)
             found = sp_checkpoint_find(base, head[i]);
         return found;
@@ -132,9 +137,8 @@ static sp_status refuse_base(const sp_audit *audit, sp_site_kind kind, const cha
 
 static sp_status map_served(const sp_audit *audit, sp_site_kind kind, sp_served *table)
 {
-    const sp_model_shape *shape = sp_geometry_shape(audit->options->geometry);
     const sp_tensor *tensor =
-        find_served(audit, table->checkpoint, kind, shape && shape->tied_embeddings);
+        find_served(audit, table->checkpoint, is_tied(audit) ? SP_SITE_EMBEDDING : kind);
     int32_t hidden = 0, vocab = 0;
     sp_error local;
     sp_status status;
@@ -618,8 +622,6 @@ static int32_t rows_of(const sp_item *table)
 static void resolve_rows(const sp_audit *audit, module_rows out_rows[2])
 {
     static const sp_id_list none = {0};
-    const sp_model_shape *shape =
-        audit->options->geometry ? sp_geometry_shape(audit->options->geometry) : NULL;
     module_items embed = find_items(audit, SP_SITE_EMBEDDING);
     module_items head = find_items(audit, SP_SITE_HEAD);
     module_rows *rows = out_rows;
@@ -631,7 +633,7 @@ static void resolve_rows(const sp_audit *audit, module_rows out_rows[2])
         SP_SITE_HEAD,       head.table, head.tokens, head.copy, &audit->config.tokens_head,
         rows_of(head.table)};
     /* On a tied base trainable tokens move the head's rows too. */
-    if (shape && shape->tied_embeddings && !head.tokens && embed.tokens) {
+    if (is_tied(audit) && !head.tokens && embed.tokens) {
         rows[1].tokens = embed.tokens;
         rows[1].ids = rows[0].ids;
         rows[1].own_rows = rows[0].own_rows;
@@ -644,8 +646,6 @@ static void resolve_rows(const sp_audit *audit, module_rows out_rows[2])
 
 sp_status sp_audit_table_shapes(sp_audit *audit)
 {
-    const sp_model_shape *shape =
-        audit->options->geometry ? sp_geometry_shape(audit->options->geometry) : NULL;
     module_items embed = find_items(audit, SP_SITE_EMBEDDING);
     module_items head = find_items(audit, SP_SITE_HEAD);
     module_rows rows[2];
@@ -653,7 +653,7 @@ sp_status sp_audit_table_shapes(sp_audit *audit)
 
     if (status == SP_OK)
         status = check_module(audit, SP_SITE_HEAD, &head, &audit->config.tokens_head);
-    if (status == SP_OK && shape && shape->tied_embeddings && !embed.tokens && !head.tokens)
+    if (status == SP_OK && is_tied(audit) && !embed.tokens && !head.tokens)
         status = check_tied_tables(audit, embed.table != NULL, head.table != NULL);
     resolve_rows(audit, rows);
     for (size_t i = 0; i < 2 && status == SP_OK; i++)

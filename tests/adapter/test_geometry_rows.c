@@ -293,6 +293,36 @@ static void one_embedding_and_one_head(void **state)
     refuse(&head, &other, "second head");
 }
 
+static void a_tied_head_has_its_embedding(void **state)
+{
+    sp_site rows[] = {make_row("h.0.q", SP_SITE_LINEAR, 0, -1),
+                      make_row("wte", SP_SITE_EMBEDDING, -1, -1),
+                      make_row("out", SP_SITE_HEAD, -1, -1)};
+    sp_site site = {.struct_bytes = sizeof site};
+    sp_geometry *geometry = NULL;
+    sp_error error;
+
+    (void)state;
+    rows[2].k_in = rows[1].n_out; /* 9 */
+    rows[2].n_out = rows[1].k_in; /* 6 */
+    geometry = create(rows, 3);
+    assert_ok(sp_geometry_site_at(geometry, 2, &site, &error), &error);
+    assert_false(site.tied);
+    sp_geometry_release(geometry);
+    rows[2].tied = true;
+    geometry = create(rows, 3);
+    assert_ok(sp_geometry_site_at(geometry, 2, &site, &error), &error);
+    assert_true(site.tied);
+    assert_ok(sp_geometry_site_at(geometry, 1, &site, &error), &error);
+    assert_false(site.tied);
+    sp_geometry_release(geometry);
+    refuse(&rows[0], &rows[2], "no embedding with 6 tokens of 9");
+    rows[2].n_out++;
+    refuse(&rows[1], &rows[2], "no embedding with 7 tokens of 9");
+    rows[0].tied = true;
+    refuse(&rows[1], &rows[0], "tied, and no head");
+}
+
 static void long_texts(void **state)
 {
     char path[SP_SITE_PATH_BYTES_MAX + 1];
@@ -464,6 +494,7 @@ int main(void)
         cmocka_unit_test(wrong_rows_are_refused),
         cmocka_unit_test(wrong_numbers_are_refused),
         cmocka_unit_test(one_embedding_and_one_head),
+        cmocka_unit_test(a_tied_head_has_its_embedding),
         cmocka_unit_test(long_texts),
         cmocka_unit_test(sixty_four_modules_at_most),
         cmocka_unit_test(wrong_calls),

@@ -313,6 +313,55 @@ static void tied_tokens(void **state)
     close_base(&b);
 }
 
+/* The base's sites as a host writes them by hand, with a head that is tied or not. */
+static sp_geometry *by_hand(const base *b, bool tied)
+{
+    int32_t n = sp_geometry_n_sites(b->options.geometry);
+    sp_site *sites = sp_calloc((size_t)n, sizeof *sites);
+    sp_geometry *geometry;
+    sp_error error;
+
+    for (int32_t i = 0; i < n; i++) {
+        sites[i].struct_bytes = sizeof sites[i];
+        assert_ok(sp_geometry_site_at(b->options.geometry, i, &sites[i], &error), &error);
+        assert_int_equal(sites[i].tied, sites[i].kind == SP_SITE_HEAD); /* as config.json says */
+        sites[i].tied = tied && sites[i].kind == SP_SITE_HEAD;
+    }
+    assert_ok(sp_geometry_create(sites, (size_t)n, &geometry, &error), &error);
+    assert_null(sp_geometry_shape(geometry));
+    sp_free(sites);
+    return geometry;
+}
+
+/* Without a config.json it is the head's row that says whether the head is tied. */
+static void tied_by_hand(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *tokens = with_pair(), *head = with_pair();
+
+    (void)state;
+    make_adapter_config_with(tokens, ", \"trainable_token_indices\": [7, 5]");
+    make_adapter_add_random(tokens, TOKENS(EMBED), 2, HIDDEN, 4);
+    make_adapter_add_random(head, HEAD ".weight", VOCAB, HIDDEN, 3);
+    for (int tied = 0; tied < 2; tied++) {
+        sp_adapter_options options = b.options;
+        sp_adapter *opened;
+
+        options.geometry = by_hand(&b, tied);
+        opened = toy_opened(tokens, &options);
+        assert_int_equal(sp_adapter_n_tables(opened), 1 + tied);
+        sp_adapter_release(opened);
+        if (!tied) /* the checkpoint has no table of that name */
+            toy_refused(head, &options, "base-unavailable", NULL, "lm_head", "an untied head");
+        else
+            sp_adapter_release(toy_opened(head, &options));
+        sp_geometry_release(options.geometry);
+    }
+    make_adapter_destroy(tokens);
+    make_adapter_destroy(head);
+    close_base(&b);
+}
+
 /*
  * ensure_weight_tying on a tied base: both tables are there, or the file lost one. Without it, and
  * on an untied base, each side stands alone.
@@ -672,6 +721,7 @@ int main(void)
         cmocka_unit_test(tokens_of_another_name),
         cmocka_unit_test(a_listed_module_as_a_table),
         cmocka_unit_test(tied_tokens),
+        cmocka_unit_test(tied_by_hand),
         cmocka_unit_test(tied_tokens_beyond_the_vocabulary),
         cmocka_unit_test(tokens_and_a_table),
         cmocka_unit_test(token_lists),

@@ -14,16 +14,19 @@
 static sp_geometry *make_geometry(size_t n_sites)
 {
     static const sp_site sites[] = {
-        {sizeof(sp_site), "model.layers.0.self_attn.q_proj", NULL, SP_SITE_LINEAR, 0, -1, 8, 8, -1},
+        {sizeof(sp_site), "model.layers.0.self_attn.q_proj", NULL, SP_SITE_LINEAR, 0, -1, 8, 8, -1,
+         false},
         {sizeof(sp_site), "model.layers.1.linear_attn.out_proj", NULL, SP_SITE_LINEAR, 1, -1, 8, 8,
-         -1},
+         -1, false},
         {sizeof(sp_site), "model.layers.1.mlp.experts.0.gate_proj", NULL, SP_SITE_EXPERT, 1, 0, 8,
-         8, -1},
-        {sizeof(sp_site), "lm_head", NULL, SP_SITE_HEAD, -1, -1, 8, 8, -1},
+         8, -1, false},
+        {sizeof(sp_site), "lm_head", NULL, SP_SITE_HEAD, -1, -1, 8, 8, -1, false},
         /* Not of the table: with it names are looked up. */
-        {sizeof(sp_site), "transformer.h.0.attn.c_attn", NULL, SP_SITE_LINEAR, 0, -1, 8, 8, -1},
-        {sizeof(sp_site), "model.layers.1.moe.experts.2.w1", NULL, SP_SITE_EXPERT, 1, 2, 8, 8, -1},
-        {sizeof(sp_site), "transformer.wte", NULL, SP_SITE_EMBEDDING, -1, -1, 8, 8, -1},
+        {sizeof(sp_site), "transformer.h.0.attn.c_attn", NULL, SP_SITE_LINEAR, 0, -1, 8, 8, -1,
+         false},
+        {sizeof(sp_site), "model.layers.1.moe.experts.2.w1", NULL, SP_SITE_EXPERT, 1, 2, 8, 8, -1,
+         false},
+        {sizeof(sp_site), "transformer.wte", NULL, SP_SITE_EMBEDDING, -1, -1, 8, 8, -1, false},
     };
     sp_geometry *geometry = NULL;
 
