@@ -100,13 +100,27 @@ static inline void gpu_batch_free(gpu_batch *batch)
         gpu_buffer_free(batch->device, &batch->y[i]);
 }
 
+/* x and y of gathered rows, which are freed. The plan stays. */
+static inline void gpu_batch_fill(gpu_batch *batch, rig_batch *host, int32_t n_rows)
+{
+    const delta_scene *scene = batch->rig->scene;
+    size_t x_bytes = (size_t)scene->x_stride * sp_dtype_bytes(scene_x_type(scene));
+
+    gpu_buffer_write(batch->device, &batch->x, host->x, (size_t)n_rows * x_bytes);
+    for (int32_t i = 0; i < scene->n_sites; i++) {
+        gpu_buffer_write(batch->device, &batch->y[i], host->y[i],
+                         (size_t)n_rows * scene_y_row_bytes(scene, i));
+        free(host->y[i]);
+    }
+    batch->n_set = n_rows;
+    rig_batch_free(host);
+}
+
 /* The rows, and up to padded_rows pads of the base behind them, whose x and y are poison. */
 static inline void gpu_batch_set(gpu_batch *batch, const int32_t *rows, int32_t n_rows,
                                  int32_t padded_rows)
 {
-    const delta_scene *scene = batch->rig->scene;
     rig_batch host = rig_gather(batch->rig, rows, n_rows);
-    size_t x_bytes = (size_t)scene->x_stride * sp_dtype_bytes(scene_x_type(scene));
     int32_t n = n_rows > padded_rows ? n_rows : padded_rows;
     int32_t *slots = malloc((size_t)n * sizeof *slots);
     float *scales = malloc((size_t)n * sizeof *scales);
@@ -117,15 +131,8 @@ static inline void gpu_batch_set(gpu_batch *batch, const int32_t *rows, int32_t 
         scales[i] = i < n_rows ? host.row_scale[i] : 1.0f;
     }
     hand_plan_rows(batch->plan, batch->rig->pool.pool, slots, scales, n);
-    gpu_buffer_write(batch->device, &batch->x, host.x, (size_t)n_rows * x_bytes);
-    for (int32_t i = 0; i < scene->n_sites; i++) {
-        gpu_buffer_write(batch->device, &batch->y[i], host.y[i],
-                         (size_t)n_rows * scene_y_row_bytes(scene, i));
-        free(host.y[i]);
-    }
+    gpu_batch_fill(batch, &host, n_rows);
     batch->n_rows = n;
-    batch->n_set = n_rows;
-    rig_batch_free(&host);
     free(slots);
     free(scales);
 }

@@ -143,6 +143,7 @@ typedef struct load_test {
     gpu_buffer x, y;
     uint16_t *start; /* x, then y */
     sp_delta_output output;
+    sp_stream *stream; /* of the steps; NULL: the main one */
 } load_test;
 
 static void make_load_test(load_test *t)
@@ -189,13 +190,14 @@ static void free_load_test(load_test *t)
 
 static void enqueue_steps(load_test *t, int steps)
 {
-    for (int i = 0; i < steps; i++) {
-        assert_ok(sp_delta_upload(t->delta, t->plan, NULL, NULL), NULL);
-        assert_ok(sp_delta_start(t->delta, t->plan, NULL, NULL), NULL);
-        assert_ok(hand_apply(t->delta, t->plan, SP_DTYPE_BF16, t->x.device + GUARD_BYTES, 2048,
-                             &t->output, 1),
-                  NULL);
-    }
+    sp_delta_call call =
+        hand_call(t->plan, SP_DTYPE_BF16, t->x.device + GUARD_BYTES, 2048, &t->output, 1);
+
+    call.stream = t->stream;
+    assert_ok(sp_delta_upload(t->delta, t->plan, t->stream, NULL), NULL);
+    assert_ok(sp_delta_start(t->delta, t->plan, t->stream, NULL), NULL);
+    for (int i = 0; i < steps; i++)
+        assert_ok(sp_delta_apply(t->delta, &call, NULL), NULL);
 }
 
 /* Into slot 0, which all rows of the plan are of. */
@@ -210,6 +212,13 @@ static void load(load_test *t, int which)
     hand_plan_rows(t->plan, t->pool.pool, slots, NULL, STEP_ROWS);
 }
 
+static void wait_for_steps(load_test *t)
+{
+    sp_stream *stream = t->stream != NULL ? t->stream : sp_device_main_stream(gpu);
+
+    assert_ok(sp_stream_wait(stream, NULL), NULL);
+}
+
 /* STEPS of adapter 0, a swap, one step of adapter 1; with a wait before the swap or without. */
 static void run_swap(load_test *t, bool wait, uint16_t *out_y)
 {
@@ -217,21 +226,22 @@ static void run_swap(load_test *t, bool wait, uint16_t *out_y)
     load(t, 0);
     enqueue_steps(t, STEPS);
     if (wait)
-        assert_ok(sp_stream_wait(sp_device_main_stream(gpu), NULL), NULL);
+        wait_for_steps(t);
     hand_unload(t->pool.pool, hand_handle(t->pool.pool, 0));
     load(t, 1);
     enqueue_steps(t, 1);
+    wait_for_steps(t);
     memcpy(out_y, gpu_buffer_read(gpu, &t->y, t->y.bytes), t->y.bytes);
     hand_unload(t->pool.pool, hand_handle(t->pool.pool, 0));
 }
 
-static void steps_before_a_swap_see_the_old_adapter(void **state)
+static void check_swaps(sp_stream *stream)
 {
     static load_test t;
     uint16_t *waited, *busy;
 
-    (void)state;
     make_load_test(&t);
+    t.stream = stream;
     waited = malloc(t.y.bytes);
     busy = malloc(t.y.bytes);
     assert_true(waited != NULL && busy != NULL);
@@ -244,6 +254,25 @@ static void steps_before_a_swap_see_the_old_adapter(void **state)
     free(waited);
     free(busy);
     free_load_test(&t);
+}
+
+static void steps_before_a_swap_see_the_old_adapter(void **state)
+{
+    (void)state;
+    check_swaps(NULL);
+}
+
+/* A rewritten slot waits for steps on the host's streams, too, and they see the new tables. */
+static void so_do_steps_on_a_stream_of_the_hosts(void **state)
+{
+    sp_stream *owner = NULL, *stream = NULL;
+
+    (void)state;
+    assert_ok(sp_stream_create(gpu, &owner, NULL), NULL);
+    assert_ok(sp_stream_wrap(gpu, sp_stream_native(owner), &stream, NULL), NULL);
+    check_swaps(stream);
+    sp_stream_destroy(stream);
+    sp_stream_destroy(owner);
 }
 
 typedef struct writer {
@@ -299,6 +328,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(an_image_arrives_as_it_is),
         cmocka_unit_test(an_aborted_load_leaves_nothing),
         cmocka_unit_test(steps_before_a_swap_see_the_old_adapter),
+        cmocka_unit_test(so_do_steps_on_a_stream_of_the_hosts),
         cmocka_unit_test(loads_beside_the_steps_change_nothing),
     };
 

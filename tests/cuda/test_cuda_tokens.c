@@ -153,6 +153,87 @@ static void odd_tokens_are_harmless(void **state)
     token_world_destroy(w);
 }
 
+/* ---- types, and a stream of the host's ----------------------------------------------------- */
+
+enum { TYPE_HIDDEN = 264, TYPE_STRIDE = TYPE_HIDDEN + 8, LOGITS_STRIDE = TOKEN_VOCAB + 8 };
+
+/* The head of random rows, exact in bf16, on `stream`; logits begin as `start`, of which the type
+ * is logits_type. With an FP32 x the rows are off by an eighth of a bf16's step. */
+static void run_head(token_world *w, sp_dtype x_type, sp_dtype logits_type, sp_stream *stream,
+                     const void *start, void *out_logits)
+{
+    size_t x_bytes = TOKEN_ROWS * TYPE_STRIDE * sp_dtype_bytes(x_type);
+    size_t bytes = TOKEN_ROWS * LOGITS_STRIDE * sp_dtype_bytes(logits_type);
+    gpu_buffer in = gpu_buffer_make(gpu, x_bytes), out = gpu_buffer_make(gpu, bytes);
+    static float x[TOKEN_ROWS * TYPE_STRIDE];
+    sp_test_random random = {77};
+    sp_delta_head_call call = {.struct_bytes = sizeof call,
+                               .plan = w->plan,
+                               .x = in.device + GUARD_BYTES,
+                               .x_stride = TYPE_STRIDE,
+                               .x_type = x_type,
+                               .logits = out.device + GUARD_BYTES,
+                               .logits_stride = LOGITS_STRIDE,
+                               .logits_type = logits_type,
+                               .stream = stream};
+    sp_error error;
+
+    for (int64_t i = 0; i < TOKEN_ROWS * TYPE_STRIDE; i++) {
+        uint16_t exact;
+        double value;
+
+        hand_store(SP_DTYPE_BF16, &exact, 0, (double)sp_test_float(&random));
+        value = hand_load(SP_DTYPE_BF16, &exact, 0);
+        hand_store(x_type, x, i, x_type == SP_DTYPE_F32 ? value * (1 + 0x1p-10) : value);
+    }
+    gpu_buffer_write(gpu, &in, x, x_bytes);
+    gpu_buffer_write(gpu, &out, start, bytes);
+    assert_ok(sp_delta_upload(w->delta, w->plan, stream, &error), &error);
+    assert_ok(sp_delta_start(w->delta, w->plan, stream, &error), &error);
+    assert_ok(sp_delta_head(w->delta, &call, &error), &error);
+    assert_ok(sp_stream_wait(stream != NULL ? stream : sp_device_main_stream(gpu), &error), &error);
+    memcpy(out_logits, gpu_buffer_read(gpu, &out, bytes), bytes);
+    gpu_buffer_free(gpu, &in);
+    gpu_buffer_free(gpu, &out);
+}
+
+/* A bf16 logit is the FP32 one, rounded once; but a replaced one is rounded before its pair, too.
+ */
+static void a_small_head_in_other_types(void **state)
+{
+    token_world *w = token_world_create(gpu, SP_DTYPE_BF16, TYPE_HIDDEN, 8, NULL, 41);
+    static uint16_t narrow_start[TOKEN_ROWS * LOGITS_STRIDE], narrow[TOKEN_ROWS * LOGITS_STRIDE];
+    static float start[TOKEN_ROWS * LOGITS_STRIDE], wide[TOKEN_ROWS * LOGITS_STRIDE],
+        again[TOKEN_ROWS * LOGITS_STRIDE];
+    sp_test_random random = {8};
+    sp_stream *owner = NULL, *stream = NULL;
+
+    (void)state;
+    assert_ok(sp_stream_create(gpu, &owner, NULL), NULL);
+    assert_ok(sp_stream_wrap(gpu, sp_stream_native(owner), &stream, NULL), NULL);
+    for (int64_t i = 0; i < TOKEN_ROWS * LOGITS_STRIDE; i++) {
+        hand_store(SP_DTYPE_BF16, narrow_start, i, (double)sp_test_float(&random));
+        start[i] = (float)hand_load(SP_DTYPE_BF16, narrow_start, i);
+    }
+    run_head(w, SP_DTYPE_BF16, SP_DTYPE_F32, NULL, start, wide);
+    assert_memory_not_equal(wide, start, sizeof wide);
+    run_head(w, SP_DTYPE_F32, SP_DTYPE_F32, stream, start, again);
+    assert_memory_equal(again, wide, sizeof wide);
+    run_head(w, SP_DTYPE_F32, SP_DTYPE_BF16, stream, narrow_start, narrow);
+    for (int32_t i = 0; i < TOKEN_ROWS * LOGITS_STRIDE; i++) {
+        int32_t slot = w->row_slot[i / LOGITS_STRIDE], token = i % LOGITS_STRIDE;
+        uint16_t want;
+
+        if (slot >= 0 && token < TOKEN_VOCAB && w->kinds[slot].pairs && w->is_replaced[slot][token])
+            continue;
+        hand_store(SP_DTYPE_BF16, &want, 0, (double)wide[i]);
+        assert_int_equal(narrow[i], want);
+    }
+    sp_stream_destroy(stream);
+    sp_stream_destroy(owner);
+    token_world_destroy(w);
+}
+
 /* ---- switches under load ------------------------------------------------------------------- */
 
 enum { BUSY_HEADS = 200, BUSY_LAUNCHES = 20, SWITCHED = 3, ROW_STRIDE = TOKEN_VOCAB + 8 };
@@ -290,6 +371,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(other_widths_are_right),
         cmocka_unit_test(one_row_has_one_answer),
         cmocka_unit_test(odd_tokens_are_harmless),
+        cmocka_unit_test(a_small_head_in_other_types),
         cmocka_unit_test(rows_change_between_steps_and_none_is_waited_for),
     };
 
