@@ -33,6 +33,19 @@ extern "C" {
 
 typedef struct sp_layout sp_layout;
 
+/*
+ * A part of a site: a range of its rows (of B, its outputs) and of its columns (of A, its inputs),
+ * in an order of the host's. docs/SLICES.md says what for.
+ */
+typedef struct sp_site_slice {
+    size_t struct_bytes;
+    int32_t site;               /* of the geometry; linear */
+    int32_t row_begin, row_end; /* [begin, end) of n_out; an end of 0: all of them */
+    int32_t col_begin, col_end; /* [begin, end) of k_in; an end of 0: all of them */
+    const int32_t *row_map;     /* [rows of the slice] which row of the site each one is, any of
+                                   them; NULL: row_begin and on */
+} sp_site_slice;
+
 typedef struct sp_layout_options {
     size_t struct_bytes;
     sp_geometry *geometry;   /* retained */
@@ -44,13 +57,18 @@ typedef struct sp_layout_options {
     sp_device *images_for;   /* host images lie in memory that this device copies from at full
                                 speed; borrowed as long as the layout and its images live. NULL:
                                 in plain memory */
+    const sp_site_slice *slices; /* [n_slices] ascending by site, each with the struct_bytes of the
+                                    first; borrowed until return. Other sites are held whole */
+    size_t n_slices;
 } sp_layout_options;
 
 SP_API void sp_layout_options_default(sp_layout_options *out_options, size_t struct_bytes);
 
 /*
  * SP_ERR_ARGUMENT: a rank out of range, a module that the geometry lacks everywhere.
- * SP_ERR_UNSUPPORTED: router or expert modules (they live in a pool of their own).
+ * SP_ERR_UNSUPPORTED: router or expert modules (they live in a pool of their own). Of slices, with
+ * the slice's index as position: SP_ERR_ARGUMENT with `bad-slice` or `module-not-in-pool`,
+ * SP_ERR_UNSUPPORTED with `slice-unsupported`: an embedding or a head.
  */
 SP_API sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_layout,
                                   sp_error *error);
@@ -67,19 +85,23 @@ SP_API sp_device *sp_layout_images_for(const sp_layout *layout); /* borrowed, or
 
 /*
  * SHA-256 over all that decides the bytes of an image beside the adapter: every site's path with
- * its dimensions and place, rank stride, element type, and type and shape of the served tables. Two
- * layouts with one fingerprint give one image for one adapter.
+ * its dimensions, place and slice, rank stride, element type, and type and shape of the served
+ * tables. Two layouts with one fingerprint give one image for one adapter.
  */
 SP_API sp_digest sp_layout_fingerprint(const sp_layout *layout);
 
-/* Sites in slot order: those rows of the geometry that the pool holds. */
+/* Sites in slot order: those rows of the geometry that the pool holds. The layout's, as long as it
+ * lives. */
 typedef struct sp_layout_site {
+    size_t struct_bytes;
     int32_t site; /* in the geometry */
     int32_t layer;
     sp_site_kind kind;
-    int32_t module; /* number of its name in the geometry */
-    int32_t k_in, n_out;
+    int32_t module;                        /* number of its name in the geometry */
+    int32_t k_in, n_out;                   /* of the slice */
     size_t a_offset_bytes, b_offset_bytes; /* inside a slot */
+    int32_t row_begin, col_begin;          /* of the slice; 0 where it is the whole */
+    const int32_t *row_map;                /* [n_out] row of the whole; NULL: row_begin and on */
 } sp_layout_site;
 
 SP_API int32_t sp_layout_n_sites(const sp_layout *layout);

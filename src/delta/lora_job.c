@@ -173,11 +173,33 @@ static void shrink_task(void *user, int32_t task, int32_t thread)
 
     (void)thread;
     run_piece(job->kernels, shrink, &work->shrink_split, task - first[index]);
+    if (job->half == SP_LORA_SHRINK)
+        return;
     if (atomic_fetch_sub_explicit(&work->pending, 1, memory_order_acq_rel) != 1)
         return;
     job->kernels->x_pack(work->packed_xa, job->dtype, job->dtype, shrink->y, shrink->y_stride, NULL,
                          shrink->rows, shrink->n, 0, shrink->rows);
     atomic_store_explicit(&work->ready, true, memory_order_release);
+}
+
+/* The rows of one work's xa, rounded to the job's type and packed for the expand. */
+static void round_task(void *user, int32_t task, int32_t thread)
+{
+    const sp_lora_job *job = user;
+    const sp_lora_work *work = &job->scratch->works[task];
+    const sp_gemm_args *shrink = &work->shrink, *expand = &work->expand;
+    const sp_lora_target *target = &job->targets[work->target];
+    size_t row_bytes = (size_t)shrink->y_stride * sp_dtype_bytes(job->dtype);
+
+    (void)thread;
+    for (int64_t i = 0; i < shrink->rows; i++) {
+        int64_t row = expand->row_index[i]; /* halves are of routed rows */
+
+        job->kernels->convert(job->dtype, (char *)shrink->y + (size_t)i * row_bytes, SP_DTYPE_F32,
+                              target->xa + row * target->xa_stride, shrink->n);
+    }
+    job->kernels->x_pack(work->packed_xa, job->dtype, job->dtype, shrink->y, shrink->y_stride, NULL,
+                         shrink->rows, shrink->n, 0, shrink->rows);
 }
 
 static void expand_task(void *user, int32_t task, int32_t thread)
@@ -278,9 +300,14 @@ static void run_round(sp_lora_job *job)
 {
     if (job->n_works > 0) {
         number_gemm_tasks(job);
-        pack_round(job);
-        sp_exec_run(job->exec, shrink_task, job, job->n_shrink_tasks);
-        sp_exec_run(job->exec, expand_task, job, job->n_expand_tasks);
+        if (job->half == SP_LORA_EXPAND) {
+            sp_exec_run(job->exec, round_task, job, job->n_works);
+        } else {
+            pack_round(job);
+            sp_exec_run(job->exec, shrink_task, job, job->n_shrink_tasks);
+        }
+        if (job->half != SP_LORA_SHRINK)
+            sp_exec_run(job->exec, expand_task, job, job->n_expand_tasks);
     }
     job->n_rows = job->n_items = job->n_works = 0;
     job->x_used = job->xa_used = 0;
@@ -375,6 +402,12 @@ static void add_work(sp_lora_job *job, const sp_lora_item *item, int32_t t, int3
         .row_index = item->row_index,
         .scale = scales,
     };
+    if (job->half == SP_LORA_SHRINK) {
+        work->shrink.y = target->xa;
+        work->shrink.y_stride = target->xa_stride;
+        work->shrink.y_type = SP_DTYPE_F32;
+        work->shrink.row_index = item->row_index;
+    }
     job->xa_used += packed_bytes(job, item->rows, pair->rank);
 }
 

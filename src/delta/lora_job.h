@@ -33,7 +33,20 @@ typedef struct sp_lora_target {
     int64_t y_stride;
     sp_dtype y_type;
     int32_t n_out;
+    float *xa; /* [rows, rank_max] FP32, stride xa_stride elements; see sp_lora_half. Else NULL */
+    int64_t xa_stride;
 } sp_lora_target;
+
+/*
+ * What of a job runs. In the whole, xa is rounded to the job's type as it is made. A shrink leaves
+ * the sums as they are in the targets' xa, the row's own rank of columns; an expand takes xa from
+ * there, sums over several jobs perhaps, and rounds it then.
+ */
+typedef enum sp_lora_half {
+    SP_LORA_WHOLE = 0,
+    SP_LORA_SHRINK = 1,
+    SP_LORA_EXPAND = 2
+} sp_lora_half;
 
 /* How the outputs of one GEMM are cut into tasks. */
 typedef struct sp_lora_split {
@@ -103,6 +116,7 @@ typedef struct sp_lora_job {
     int32_t n_targets; /* 1 .. SP_LORA_GROUP_MAX */
     sp_lora_target targets[SP_LORA_GROUP_MAX];
     bool in_pieces; /* the caller runs the one round there may be, piece by piece */
+    sp_lora_half half;
     /* The round so far. Start with zeros. */
     int32_t n_rows, n_items, n_works;
     size_t x_used, xa_used;

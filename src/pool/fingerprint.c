@@ -38,6 +38,38 @@ static void add_site(sp_sha256 *hash, const sp_geometry *geometry, const sp_layo
     add_number(hash, site->b_offset_bytes);
 }
 
+static bool is_slice(const sp_geometry *geometry, const sp_layout_site *site)
+{
+    sp_site row = {.struct_bytes = sizeof row};
+
+    (void)sp_geometry_site_at(geometry, site->site, &row, NULL);
+    return site->k_in != row.k_in || site->n_out != row.n_out || site->row_map != NULL;
+}
+
+/* Where a layout holds parts, what they are parts of and which; the record of one that holds whole
+ * sites ends before. */
+static void add_slices(sp_sha256 *hash, const sp_layout *layout)
+{
+    const sp_geometry *geometry = sp_layout_geometry(layout);
+
+    for (int32_t i = 0; i < sp_layout_n_sites(layout); i++) {
+        const sp_layout_site *site = sp_layout_site_at(layout, i);
+        sp_site row = {.struct_bytes = sizeof row};
+
+        if (!is_slice(geometry, site))
+            continue;
+        (void)sp_geometry_site_at(geometry, site->site, &row, NULL);
+        add_number(hash, (uint64_t)i);
+        add_number(hash, (uint64_t)row.k_in);
+        add_number(hash, (uint64_t)row.n_out);
+        add_number(hash, (uint64_t)site->col_begin);
+        add_number(hash, (uint64_t)site->row_begin);
+        add_number(hash, site->row_map != NULL);
+        for (int32_t k = 0; site->row_map != NULL && k < site->n_out; k++)
+            add_number(hash, (uint64_t)site->row_map[k]);
+    }
+}
+
 static void add_served(sp_sha256 *hash, const sp_served_table *table)
 {
     add_number(hash, table->data != NULL);
@@ -66,6 +98,7 @@ sp_status sp_layout_hash(const sp_layout *layout, sp_digest *out_fingerprint, sp
         add_site(hash, sp_layout_geometry(layout), sp_layout_site_at(layout, i));
     add_served(hash, &served->embed);
     add_served(hash, &served->head);
+    add_slices(hash, layout);
     sp_sha256_finish(hash, out_fingerprint->bytes);
     return SP_OK;
 }

@@ -159,17 +159,21 @@ static const char *site_name(const sp_adapter_site *site)
     return site->path != NULL ? site->path : "unknown module";
 }
 
-static sp_status check_dims(const sp_layout_site *place, const sp_adapter_site *site,
-                            sp_error *error)
+/* Against the whole site, of which the layout may hold a part. */
+static sp_status check_dims(const sp_layout *layout, const sp_layout_site *place,
+                            const sp_adapter_site *site, sp_error *error)
 {
-    if (site->a.rows == site->rank && site->a.cols == place->k_in && site->b.rows == place->n_out &&
+    sp_site row = {.struct_bytes = sizeof row};
+
+    (void)sp_geometry_site_at(sp_layout_geometry(layout), place->site, &row, NULL);
+    if (site->a.rows == site->rank && site->a.cols == row.k_in && site->b.rows == row.n_out &&
         site->b.cols == site->rank && site->rank >= 1)
         return SP_OK;
     return sp_fail(error, SP_ERR_MISMATCH, "shape-mismatch", site_name(site), site->layer,
                    "layer %d: lora_A [%d, %d] and lora_B [%d, %d] of rank %d do not fit a module "
                    "of %d inputs and %d outputs",
                    (int)site->layer, (int)site->a.rows, (int)site->a.cols, (int)site->b.rows,
-                   (int)site->b.cols, (int)site->rank, (int)place->k_in, (int)place->n_out);
+                   (int)site->b.cols, (int)site->rank, (int)row.k_in, (int)row.n_out);
 }
 
 /* Whether the layout holds the module with this name in any layer. */
@@ -214,7 +218,7 @@ static sp_status locate(const sp_layout *layout, const sp_adapter_site *site, in
         return sp_fail(error, SP_ERR_REFUSED, "non-finite", site_name(site), site->layer,
                        "the scale of layer %d is not finite", (int)site->layer);
     *out_index = index;
-    return check_dims(sp_layout_site_at(layout, index), site, error);
+    return check_dims(layout, sp_layout_site_at(layout, index), site, error);
 }
 
 /* ---- packing ------------------------------------------------------------------------------- */
@@ -323,15 +327,57 @@ static void note_overflow(pack_job *job, int32_t place, const sp_adapter_site *s
     pthread_mutex_unlock(&job->mutex);
 }
 
-/* A factor into its region [begin, end) of the image, zeros behind it. */
-static int64_t pack_factor(const pack_job *job, size_t begin, size_t end, int32_t stride,
-                           const sp_factor *factor)
+/* Zeros from behind a matrix of rows × stride elements at `begin` to the region's end. */
+static void clear_tail(const pack_job *job, size_t begin, size_t end, int32_t rows, int32_t stride)
 {
-    size_t bytes = (size_t)factor->rows * (size_t)stride * sp_dtype_bytes(job->dtype);
-    int64_t bad = convert_factor(job, job->data + begin, stride, factor);
+    size_t bytes = (size_t)rows * (size_t)stride * sp_dtype_bytes(job->dtype);
 
     memset(job->data + begin + bytes, 0, end - begin - bytes);
-    return bad;
+}
+
+/* `n` rows of B from row `first` on. */
+static sp_factor rows_of(const sp_factor *b, int32_t first, int32_t n)
+{
+    sp_factor rows = *b;
+
+    rows.data = (const char *)b->data + first * b->row_stride * (int64_t)sp_dtype_bytes(b->dtype);
+    rows.rows = n;
+    return rows;
+}
+
+/* The place's columns of A. As pack_b: the element of the whole that overflowed, or -1. */
+static int64_t pack_a(const pack_job *job, const sp_layout_site *place, const sp_factor *a)
+{
+    sp_factor part = *a;
+    int64_t bad;
+
+    part.data = (const char *)a->data +
+                place->col_begin * a->col_stride * (int64_t)sp_dtype_bytes(a->dtype);
+    part.cols = place->k_in;
+    bad = convert_factor(job, job->data + place->a_offset_bytes, place->k_in, &part);
+    clear_tail(job, place->a_offset_bytes, place->b_offset_bytes, part.rows, place->k_in);
+    return bad < 0 ? bad : bad / part.cols * a->cols + place->col_begin + bad % part.cols;
+}
+
+/* The place's rows of B, in its order, up to `end`. */
+static int64_t pack_b(const pack_job *job, const sp_layout_site *place, size_t end,
+                      const sp_factor *b)
+{
+    int32_t stride = sp_layout_rank_stride(job->layout),
+            count = place->row_map != NULL ? 1 : place->n_out;
+    size_t row_bytes = (size_t)stride * sp_dtype_bytes(job->dtype);
+
+    for (int32_t i = 0; i < place->n_out; i += count) {
+        int32_t first = place->row_map != NULL ? place->row_map[i] : place->row_begin;
+        sp_factor part = rows_of(b, first, count);
+        int64_t bad = convert_factor(job, job->data + place->b_offset_bytes + (size_t)i * row_bytes,
+                                     stride, &part);
+
+        if (bad >= 0)
+            return (int64_t)first * b->cols + bad;
+    }
+    clear_tail(job, place->b_offset_bytes, end, place->n_out, stride);
+    return -1;
 }
 
 /* sp_task_fn: everything between this place's first byte and the next place's. */
@@ -349,13 +395,12 @@ static void pack_place(void *user, int32_t index, int32_t thread)
         memset(job->data + place->a_offset_bytes, 0, end - place->a_offset_bytes);
         return;
     }
-    bad = pack_factor(job, place->a_offset_bytes, place->b_offset_bytes, place->k_in, &site->a);
+    bad = pack_a(job, place, &site->a);
     if (bad >= 0) {
         note_overflow(job, index, site, 'A', bad);
         return;
     }
-    bad =
-        pack_factor(job, place->b_offset_bytes, end, sp_layout_rank_stride(job->layout), &site->b);
+    bad = pack_b(job, place, end, &site->b);
     if (bad >= 0)
         note_overflow(job, index, site, 'B', bad);
 }

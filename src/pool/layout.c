@@ -6,8 +6,10 @@
 #include "base/error.h"
 #include "base/grow.h"
 #include "pool/image.h"
+#include "pool/slice.h"
 
 #include <stdatomic.h>
+#include <string.h>
 
 struct sp_layout {
     atomic_int references;
@@ -22,6 +24,7 @@ struct sp_layout {
     sp_digest fingerprint;
     sp_layout_site *sites; /* [n_sites] in slot order */
     int32_t *site_index;   /* [the geometry's sites]; -1 = not held */
+    int32_t *row_maps;     /* those of all sites, one after the other */
 };
 
 /* ---- the walk ------------------------------------------------------------------------------ */
@@ -50,23 +53,36 @@ static size_t place_matrix(region_cursor *cursor, int32_t n)
 }
 
 /* Places every site; fills `sites` and `site_index` unless they are NULL. Returns the count. */
-static int32_t place_sites(const sp_geometry *geometry, sp_module_set modules,
+static int32_t place_sites(const sp_layout_options *options, sp_module_set modules,
                            region_cursor *cursor, sp_layout_site *sites, int32_t *site_index)
 {
-    int32_t n_rows = sp_geometry_n_sites(geometry), n_sites = 0;
+    int32_t n_rows = sp_geometry_n_sites(options->geometry), n_sites = 0;
+    size_t next_slice = 0;
 
     for (int32_t i = 0; i < n_rows; i++) {
         sp_site row = {.struct_bytes = sizeof row};
+        int32_t module = sp_geometry_site_module(options->geometry, i);
         sp_layout_site site;
-        int32_t module;
+        sp_site_part part;
 
-        (void)sp_geometry_site_at(geometry, i, &row, NULL);
-        module = sp_geometry_site_module(geometry, i);
         if (site_index != NULL)
             site_index[i] = -1;
         if ((modules >> module & 1u) == 0)
             continue;
-        site = (sp_layout_site){i, row.layer, row.kind, module, row.k_in, row.n_out, 0, 0};
+        (void)sp_geometry_site_at(options->geometry, i, &row, NULL);
+        part = sp_slices_part(options, i, &row, &next_slice);
+        site = (sp_layout_site){
+            .struct_bytes = sizeof site,
+            .site = i,
+            .layer = row.layer,
+            .kind = row.kind,
+            .module = module,
+            .k_in = part.k_in,
+            .n_out = part.n_out,
+            .row_begin = part.row_begin,
+            .col_begin = part.col_begin,
+            .row_map = part.row_map,
+        };
         site.a_offset_bytes = place_matrix(cursor, site.k_in);
         site.b_offset_bytes = place_matrix(cursor, site.n_out);
         if (site_index != NULL)
@@ -96,15 +112,20 @@ static int32_t lowest_module(sp_module_set modules)
     return modules != 0 ? __builtin_ctzll(modules) : -1;
 }
 
-/* Checks the options; *out_modules is what the layout will hold. */
-static sp_status resolve_options(const sp_layout_options *options, sp_module_set *out_modules,
-                                 sp_error *error)
+/* Reads the caller's options and checks them; *out_modules is what the layout will hold. */
+static sp_status resolve_options(const sp_layout_options *from, sp_layout_options *options,
+                                 sp_module_set *out_modules, sp_error *error)
 {
     sp_module_set wanted, present, apart;
+    sp_status status;
 
-    if (options == NULL || options->struct_bytes < sizeof *options || options->geometry == NULL)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                       "layout options without a geometry or not initialised");
+    sp_layout_options_default(options, sizeof *options);
+    status = sp_struct_read(options, sizeof *options, from, "sp_layout_options", error);
+    if (status != SP_OK)
+        return status;
+    if (options->geometry == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "sp_layout_options", -1,
+                       "the layout's options have no geometry");
     if (options->rank < 1 || options->rank > SP_POOL_RANK_MAX)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "max-lora-rank", -1,
                        "the pool's rank must be from 1 to %d, not %d", SP_POOL_RANK_MAX,
@@ -133,7 +154,7 @@ static sp_status resolve_options(const sp_layout_options *options, sp_module_set
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "modules", -1,
                        "the base model has no linear module that a pool could hold");
     *out_modules = wanted;
-    return SP_OK;
+    return sp_slices_check(options, wanted, error);
 }
 
 static region_cursor start_cursor(const sp_layout_options *options)
@@ -155,14 +176,15 @@ static sp_status fail_overflow(sp_error *error)
 sp_status sp_layout_measure(const sp_layout_options *options, size_t *out_slot_bytes,
                             size_t *out_matrix_bytes, sp_error *error)
 {
+    sp_layout_options own;
     sp_module_set modules = 0;
     region_cursor cursor;
-    sp_status status = resolve_options(options, &modules, error);
+    sp_status status = resolve_options(options, &own, &modules, error);
 
     if (status != SP_OK)
         return status;
-    cursor = start_cursor(options);
-    place_sites(options->geometry, modules, &cursor, NULL, NULL);
+    cursor = start_cursor(&own);
+    place_sites(&own, modules, &cursor, NULL, NULL);
     if (cursor.overflow)
         return fail_overflow(error);
     if (out_slot_bytes != NULL)
@@ -178,7 +200,7 @@ static sp_status allocate(const sp_layout_options *options, sp_module_set module
                           sp_layout **out_layout, sp_error *error)
 {
     region_cursor cursor = start_cursor(options);
-    size_t n_sites = (size_t)place_sites(options->geometry, modules, &cursor, NULL, NULL);
+    size_t n_sites = (size_t)place_sites(options, modules, &cursor, NULL, NULL);
     size_t n_cells = (size_t)sp_geometry_n_sites(options->geometry);
     sp_layout *layout;
 
@@ -207,30 +229,59 @@ free_layout:
     return SP_ERR_MEMORY;
 }
 
+/* The sites' row maps are the caller's still: copies take their place. */
+static sp_status keep_row_maps(sp_layout *layout, sp_error *error)
+{
+    size_t n = 0;
+    int32_t *to;
+
+    for (int32_t i = 0; i < layout->n_sites; i++)
+        n += layout->sites[i].row_map != NULL ? (size_t)layout->sites[i].n_out : 0;
+    if (n == 0)
+        return SP_OK;
+    layout->row_maps = to = sp_malloc(n * sizeof *to);
+    if (to == NULL)
+        return sp_fail_memory(error, n * sizeof *to, "the row maps of a slot layout");
+    for (int32_t i = 0; i < layout->n_sites; i++) {
+        sp_layout_site *site = &layout->sites[i];
+
+        if (site->row_map == NULL)
+            continue;
+        memcpy(to, site->row_map, (size_t)site->n_out * sizeof *to);
+        site->row_map = to;
+        to += site->n_out;
+    }
+    return SP_OK;
+}
+
 sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_layout,
                            sp_error *error)
 {
+    sp_layout_options own;
     sp_module_set modules = 0;
     region_cursor cursor;
     sp_layout *layout = NULL;
-    sp_status status = resolve_options(options, &modules, error);
+    sp_status status = resolve_options(options, &own, &modules, error);
 
+    if (status == SP_OK && out_layout == NULL)
+        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, "out_layout", -1, "out_layout is NULL");
     if (status == SP_OK)
-        status = allocate(options, modules, &layout, error);
+        status = allocate(&own, modules, &layout, error);
     if (status != SP_OK)
         return status;
-    cursor = start_cursor(options);
-    layout->n_sites =
-        place_sites(options->geometry, modules, &cursor, layout->sites, layout->site_index);
+    cursor = start_cursor(&own);
+    layout->n_sites = place_sites(&own, modules, &cursor, layout->sites, layout->site_index);
     layout->slot_bytes = cursor.slot_bytes;
     layout->rank_stride = cursor.rank_stride;
-    layout->dtype = options->dtype;
-    layout->served = options->served;
-    layout->images_for = options->images_for;
+    layout->dtype = own.dtype;
+    layout->served = own.served;
+    layout->images_for = own.images_for;
     layout->modules = modules;
-    layout->geometry = sp_geometry_retain(options->geometry);
+    layout->geometry = sp_geometry_retain(own.geometry);
     atomic_init(&layout->references, 1);
-    status = sp_layout_hash(layout, &layout->fingerprint, error);
+    status = keep_row_maps(layout, error);
+    if (status == SP_OK)
+        status = sp_layout_hash(layout, &layout->fingerprint, error);
     if (status != SP_OK) {
         sp_layout_release(layout);
         return status;
@@ -252,6 +303,7 @@ void sp_layout_release(sp_layout *layout)
     if (atomic_fetch_sub_explicit(&layout->references, 1, memory_order_acq_rel) != 1)
         return;
     sp_geometry_release(layout->geometry);
+    sp_free(layout->row_maps);
     sp_free(layout->site_index);
     sp_free(layout->sites);
     sp_free(layout);

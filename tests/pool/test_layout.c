@@ -233,10 +233,10 @@ static void bad_options_are_refused_by_name(void **state)
     refuse(options, SP_ERR_ARGUMENT, "");
     options = good;
     options.struct_bytes = 0;
-    refuse(options, SP_ERR_ARGUMENT, "");
+    refuse(options, SP_ERR_ARGUMENT, "sp_layout_options");
     options = good;
     options.geometry = NULL;
-    refuse(options, SP_ERR_ARGUMENT, "");
+    refuse(options, SP_ERR_ARGUMENT, "sp_layout_options");
     sp_geometry_release(geometry);
 }
 

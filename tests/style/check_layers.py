@@ -19,7 +19,7 @@ ROOMS = ["cli", "server", "chat", "engine", "delta", "route", "stage", "pool", "
 # Public headers whose name is not their room's.
 PUBLIC_ROOM = {"status": "base", "version": "base", "allocator": "base", "safetensors": "adapter",
                "intake": "adapter", "overlay": "pool", "grouped": "delta",
-               "delta_pieces": "delta", "source": "stage"}
+               "delta_pieces": "delta", "source": "stage", "partial": "delta"}
 ENGINE_BY_PUBLIC_HEADERS = {"delta", "route", "stage", "pool", "adapter"}
 CUDA_FOLDERS = ("src/kernels/cuda/", "src/device/cuda/")
 SUFFIXES = {".c", ".h", ".cu", ".cuh", ".inc"}

@@ -119,19 +119,29 @@ sp_adapter_site *hand_adapter_add_copy(hand_adapter *adapter, const site_dims *d
 
 /* ---- pools --------------------------------------------------------------------------------- */
 
-static hand_pool create_pool(sp_device *device, const site_dims *sites, size_t n_sites,
-                             size_t n_held, int32_t rank, sp_dtype dtype, int32_t slots)
+/* What a pool's layout is made from beside its rank and type. */
+typedef struct pool_sites {
+    const site_dims *sites;
+    size_t n_sites, n_held;
+    const sp_site_slice *slices;
+    size_t n_slices;
+} pool_sites;
+
+static hand_pool create_pool(sp_device *device, const pool_sites *of, int32_t rank, sp_dtype dtype,
+                             int32_t slots)
 {
     hand_pool pool = {.device = device, .borrowed = true};
     sp_layout_options layout_options;
     sp_pool_options pool_options;
     sp_error error;
 
-    pool.geometry = known_geometry(0, sites, n_sites);
+    pool.geometry = known_geometry(0, of->sites, of->n_sites);
     sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = pool.geometry;
-    for (size_t i = 0; i < n_held; i++)
-        layout_options.modules |= known_bit(pool.geometry, sites[i].module);
+    for (size_t i = 0; i < of->n_held; i++)
+        layout_options.modules |= known_bit(pool.geometry, of->sites[i].module);
+    layout_options.slices = of->slices;
+    layout_options.n_slices = of->n_slices;
     layout_options.rank = rank;
     layout_options.dtype = dtype;
     layout_options.images_for = device;
@@ -144,16 +154,23 @@ static hand_pool create_pool(sp_device *device, const site_dims *sites, size_t n
     return pool;
 }
 
-hand_pool hand_pool_create_part(const site_dims *sites, size_t n_sites, size_t n_held, int32_t rank,
-                                sp_dtype dtype, int32_t slots)
+static hand_pool create_cpu_pool(const pool_sites *of, int32_t rank, sp_dtype dtype, int32_t slots)
 {
     sp_device *device = NULL;
     hand_pool pool;
 
     assert_ok(sp_device_open("cpu", NULL, &device, NULL), NULL);
-    pool = create_pool(device, sites, n_sites, n_held, rank, dtype, slots);
+    pool = create_pool(device, of, rank, dtype, slots);
     pool.borrowed = false;
     return pool;
+}
+
+hand_pool hand_pool_create_part(const site_dims *sites, size_t n_sites, size_t n_held, int32_t rank,
+                                sp_dtype dtype, int32_t slots)
+{
+    const pool_sites of = {sites, n_sites, n_held, NULL, 0};
+
+    return create_cpu_pool(&of, rank, dtype, slots);
 }
 
 hand_pool hand_pool_create(const site_dims *sites, size_t n_sites, int32_t rank, sp_dtype dtype,
@@ -162,10 +179,21 @@ hand_pool hand_pool_create(const site_dims *sites, size_t n_sites, int32_t rank,
     return hand_pool_create_part(sites, n_sites, n_sites, rank, dtype, slots);
 }
 
+hand_pool hand_pool_create_sliced(const site_dims *sites, size_t n_sites, int32_t rank,
+                                  sp_dtype dtype, int32_t slots, const sp_site_slice *slices,
+                                  size_t n_slices)
+{
+    const pool_sites of = {sites, n_sites, n_sites, slices, n_slices};
+
+    return create_cpu_pool(&of, rank, dtype, slots);
+}
+
 hand_pool hand_pool_create_on(sp_device *device, const site_dims *sites, size_t n_sites,
                               int32_t rank, sp_dtype dtype, int32_t slots)
 {
-    return create_pool(device, sites, n_sites, n_sites, rank, dtype, slots);
+    const pool_sites of = {sites, n_sites, n_sites, NULL, 0};
+
+    return create_pool(device, &of, rank, dtype, slots);
 }
 
 void hand_pool_destroy(hand_pool *pool)

@@ -48,6 +48,10 @@ hand_pool hand_pool_create(const site_dims *sites, size_t n_sites, int32_t rank,
 /* Of a geometry with all sites, the pool holds the modules of the first n_held. */
 hand_pool hand_pool_create_part(const site_dims *sites, size_t n_sites, size_t n_held, int32_t rank,
                                 sp_dtype dtype, int32_t slots);
+/* Of parts of the sites; slices' sites count in `sites`. */
+hand_pool hand_pool_create_sliced(const site_dims *sites, size_t n_sites, int32_t rank,
+                                  sp_dtype dtype, int32_t slots, const sp_site_slice *slices,
+                                  size_t n_slices);
 /* On this device, borrowed; images lie in memory pinned for it. The above opens the CPU. */
 hand_pool hand_pool_create_on(sp_device *device, const site_dims *sites, size_t n_sites,
                               int32_t rank, sp_dtype dtype, int32_t slots);
