@@ -72,8 +72,10 @@ function(sidepath_shared_library target name)
                          SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
                          LINKER_LANGUAGE C LINK_DEPENDS ${map})
   # The run time of a sanitizer comes with the program.
-  target_link_options(${target} PRIVATE ${SIDEPATH_SANITIZE_FLAGS} -Wl,--version-script=${map}
-                      $<$<NOT:$<BOOL:${SIDEPATH_SANITIZE}>>:-Wl,--no-undefined>)
+  target_link_options(${target} PRIVATE ${SIDEPATH_SANITIZE_FLAGS} -Wl,--version-script=${map})
+  if(NOT SIDEPATH_SANITIZE)
+    target_link_options(${target} PRIVATE -Wl,--no-undefined)
+  endif()
 endfunction()
 
 # libsidepath, shared and static: every room added so far. Called after delta. The shared one also
