@@ -33,12 +33,7 @@ bool sp_key_is_expert(const sp_module_key *key)
 
 const char *sp_audit_table_name(const sp_audit *audit, sp_site_kind kind)
 {
-    const sp_geometry *geometry = audit->options->geometry;
-    int32_t site = geometry ? sp_geometry_find_kind(geometry, kind) : -1;
-
-    if (site >= 0)
-        return sp_geometry_module_name(geometry, sp_geometry_row(geometry, site)->module);
-    return sp_module_name(kind == SP_SITE_HEAD ? SP_MODULE_LM_HEAD : SP_MODULE_EMBED_TOKENS);
+    return sp_geometry_table_name(audit->options->geometry, kind);
 }
 
 sp_module_set sp_audit_module_bit(const sp_adapter *adapter, const sp_module_key *key)

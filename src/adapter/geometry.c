@@ -662,6 +662,15 @@ int32_t sp_geometry_find_kind(const sp_geometry *geometry, sp_site_kind kind)
     return NO_ROW;
 }
 
+const char *sp_geometry_table_name(const sp_geometry *geometry, sp_site_kind kind)
+{
+    int32_t site = geometry ? sp_geometry_find_kind(geometry, kind) : NO_ROW;
+
+    if (site != NO_ROW)
+        return geometry->modules[geometry->rows[site].module].name;
+    return sp_module_name(kind == SP_SITE_HEAD ? SP_MODULE_LM_HEAD : SP_MODULE_EMBED_TOKENS);
+}
+
 const sp_module_row *sp_geometry_module_row(const sp_geometry *geometry, int32_t module)
 {
     return module >= 0 && module < geometry->n_modules ? &geometry->modules[module] : NULL;

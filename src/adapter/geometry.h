@@ -61,6 +61,9 @@ int32_t sp_geometry_known_site(const sp_geometry *geometry, int32_t layer, sp_mo
 /* True when any layer has this module of the table. */
 bool sp_geometry_has_known(const sp_geometry *geometry, sp_module module);
 
+/* The name of the embedding's or the head's module; the table's, without a geometry or a site. */
+const char *sp_geometry_table_name(const sp_geometry *geometry, sp_site_kind kind);
+
 /* Index of the module with exactly this name of n bytes, or -1. */
 int32_t sp_geometry_module_index(const sp_geometry *geometry, const char *name, size_t n);
 

@@ -300,21 +300,10 @@ static sp_status refuse_kind_of_pair(const char *name, sp_error *error)
 static bool names_table(const sp_geometry *geometry, span path)
 {
     span last = take_last_part(&path);
-    int32_t sites[] = {-1, -1};
 
-    if (span_is(last, "embed_tokens") || span_is(last, "lm_head"))
-        return true;
-    if (geometry) {
-        sites[0] = sp_geometry_find_kind(geometry, SP_SITE_EMBEDDING);
-        sites[1] = sp_geometry_find_kind(geometry, SP_SITE_HEAD);
-    }
-    for (size_t i = 0; i < 2; i++) {
-        const sp_site_row *row = sites[i] < 0 ? NULL : sp_geometry_row(geometry, sites[i]);
-
-        if (row && span_is(last, sp_geometry_module_row(geometry, row->module)->name))
-            return true;
-    }
-    return false;
+    return span_is(last, "embed_tokens") || span_is(last, "lm_head") ||
+           span_is(last, sp_geometry_table_name(geometry, SP_SITE_EMBEDDING)) ||
+           span_is(last, sp_geometry_table_name(geometry, SP_SITE_HEAD));
 }
 
 static bool has_no_place(const sp_module_key *key)

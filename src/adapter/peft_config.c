@@ -1,5 +1,6 @@
 #include "adapter/peft_config.h"
 
+#include "adapter/geometry.h"
 #include "adapter/reason.h"
 #include "base/alloc.h"
 
@@ -504,17 +505,24 @@ static bool ends_in(const char *path, const char *name)
            (n == length || path[n - length - 1] == '.');
 }
 
+/* What the base calls its embedding or its head. */
+static const char *table_name(const reader *r, sp_site_kind kind)
+{
+    return sp_geometry_table_name(r->options->geometry, kind);
+}
+
 static sp_status read_modules_to_save(const reader *r)
 {
     sp_name_rule *rule = &r->config->modules_to_save;
     sp_status status = read_name_rule(r, "modules_to_save", false, rule);
 
     for (size_t i = 0; status == SP_OK && i < rule->n; i++) {
-        if (!ends_in(rule->names[i], "embed_tokens") && !ends_in(rule->names[i], "lm_head"))
+        if (!ends_in(rule->names[i], table_name(r, SP_SITE_EMBEDDING)) &&
+            !ends_in(rule->names[i], table_name(r, SP_SITE_HEAD)))
             return sp_refuse(r->error, SP_REASON_MODULES_TO_SAVE, "modules_to_save", (int64_t)i,
-                             "%s: modules_to_save lists \"%.100s\"; embed_tokens and lm_head are "
-                             "served",
-                             r->subject, rule->names[i]);
+                             "%s: modules_to_save lists \"%.100s\"; %.100s and %.100s are served",
+                             r->subject, rule->names[i], table_name(r, SP_SITE_EMBEDDING),
+                             table_name(r, SP_SITE_HEAD));
     }
     return status;
 }
@@ -589,14 +597,14 @@ static sp_status read_token_list(const reader *r, const char *module, const json
     sp_id_list *list = NULL;
     sp_status status;
 
-    if (ends_in(module, "embed_tokens"))
+    if (ends_in(module, table_name(r, SP_SITE_EMBEDDING)))
         list = &r->config->tokens_embed;
-    else if (ends_in(module, "lm_head"))
+    else if (ends_in(module, table_name(r, SP_SITE_HEAD)))
         list = &r->config->tokens_head;
     if (!list || list->given)
         return sp_refuse(r->error, SP_REASON_BAD_TOKEN_INDEX, field, -1,
                          "%s: %s names \"%.100s\", which %s", r->subject, field, module,
-                         list ? "it has already" : "is neither embed_tokens nor lm_head");
+                         list ? "it has already" : "is neither the embedding nor the head");
     if (!json_is_array(value))
         return wrong_type(r, field, "a list of integers, or a map of lists");
     status = read_ids(r, field, value, SP_REASON_BAD_TOKEN_INDEX, list);
@@ -612,7 +620,7 @@ static sp_status read_tokens(const reader *r)
     if (!value || json_is_null(value))
         return SP_OK;
     if (!json_is_object(value))
-        return read_token_list(r, "embed_tokens", value);
+        return read_token_list(r, table_name(r, SP_SITE_EMBEDDING), value);
     json_object_foreach(value, module, list)
     {
         sp_status status = read_token_list(r, module, list);
