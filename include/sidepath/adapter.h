@@ -44,6 +44,7 @@ typedef enum sp_layer_kind {
  * Counts are elements unless the name says otherwise. A feature that the family lacks is 0.
  */
 typedef struct sp_model_shape {
+    size_t struct_bytes; /* the library's */
     sp_family family;
     int32_t layers, hidden, vocab;
     int32_t q_heads, kv_heads, head_dim;

@@ -65,7 +65,9 @@ SP_API bool sp_tensor_type_dtype(sp_tensor_type type, sp_dtype *out_dtype);
 #define SP_SAFETENSORS_ENTRY_BYTES_MAX    4096      /* one tensor's entry, without its name */
 #define SP_SAFETENSORS_METADATA_BYTES_MAX 8388608
 
+/* The library's own, by pointer; arrays of them are never given. */
 typedef struct sp_tensor {
+    size_t struct_bytes;
     const char *name; /* UTF-8, NUL-terminated, no NUL inside; lives as long as the list */
     sp_tensor_type type;
     int32_t n_dims; /* 0 for a scalar */

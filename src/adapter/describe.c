@@ -64,6 +64,7 @@ static sp_status fill_tensor(const sp_tensor_desc *desc, sp_tensor *tensor, sp_e
                          "tensor %.200s has the unknown type %d", desc->name, (int)desc->type);
     if (desc->n_dims < 0 || desc->n_dims > SP_TENSOR_DIMS_MAX)
         return malformed(desc->name, "its dimensions are not 0 to 8", error);
+    tensor->struct_bytes = sizeof *tensor;
     tensor->type = desc->type;
     tensor->n_dims = desc->n_dims;
     for (int32_t i = 0; i < desc->n_dims; i++) {

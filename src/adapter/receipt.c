@@ -365,18 +365,24 @@ static sp_status finish(sp_receipt *receipt, bool complete, sp_receipt **out_rec
 sp_status sp_receipt_create(const sp_adapter *adapter, const sp_receipt_options *options,
                             sp_receipt **out_receipt, sp_error *error)
 {
+    sp_receipt_options own;
     sp_receipt *receipt;
     bool complete;
+    sp_status status;
 
-    if (!adapter || !options || !out_receipt || options->struct_bytes != sizeof *options)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                       "no adapter, no result, or options not from sp_receipt_options_default");
+    if (!adapter || !out_receipt)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, adapter ? "out_receipt" : "adapter", -1,
+                       "no %s is given", adapter ? "result" : "adapter");
+    sp_receipt_options_default(&own, sizeof own);
+    status = sp_struct_read(&own, sizeof own, options, "sp_receipt_options", error);
+    if (status != SP_OK)
+        return status;
     receipt = sp_calloc(1, sizeof *receipt);
     if (!receipt)
         return sp_fail_memory(error, sizeof *receipt, "a receipt");
-    json_head(&receipt->json, adapter, options);
-    table_head(&receipt->table, adapter, options);
-    complete = write_modules(receipt, adapter, options) && !receipt->missing.failed;
+    json_head(&receipt->json, adapter, &own);
+    table_head(&receipt->table, adapter, &own);
+    complete = write_modules(receipt, adapter, &own) && !receipt->missing.failed;
     if (complete) {
         json_tail(receipt, adapter);
         table_tail(receipt, adapter);

@@ -346,6 +346,7 @@ static sp_status read_fields(const cursor *c, const json_t *fields, const char *
     uint64_t begin, end, bytes;
     sp_status status;
 
+    tensor->struct_bytes = sizeof *tensor;
     if (!json_is_string(type))
         return bad_entry(c, name, at, "\"dtype\" is missing or no text");
     if (!read_type(type, &tensor->type))

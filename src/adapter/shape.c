@@ -530,7 +530,7 @@ sp_status sp_model_shape_read(const json_t *config, sp_model_shape *out_shape,
 {
     const json_t *text = json_object_get(config, "text_config");
     reader r = {.top = config, .text = text ? text : config, .error = error};
-    sp_model_shape shape = {0};
+    sp_model_shape shape = {.struct_bytes = sizeof shape};
     sp_layer_plan *layers;
     sp_status status;
 

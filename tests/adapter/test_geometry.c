@@ -39,6 +39,7 @@ static void dense_transformers_5(void **state)
     const sp_model_shape *shape = sp_geometry_shape(geometry);
 
     (void)state;
+    assert_int_equal(shape->struct_bytes, sizeof *shape);
     assert_int_equal(shape->family, SP_FAMILY_QWEN3);
     assert_int_equal(shape->layers, 4);
     assert_int_equal(shape->hidden, 64);

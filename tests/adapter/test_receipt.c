@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 
 #include <jansson.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -463,6 +464,47 @@ static void refused(void **state)
     assert_int_equal(sp_receipt_create(NULL, NULL, &receipt, &error), SP_ERR_ARGUMENT);
 }
 
+/* An older host's options are shorter: what they lack is the default. */
+static void options_grow(void **state)
+{
+    struct {
+        sp_receipt_options options;
+        uint64_t later;
+    } longer;
+    sp_adapter_options options = toy_options();
+    make_adapter *adapter = toy_adapter();
+    sp_adapter *opened = toy_opened(adapter, &options);
+    sp_receipt *receipt = NULL;
+    sp_error error;
+
+    (void)state;
+    memset(&longer, 0, sizeof longer);
+    longer.options.struct_bytes = offsetof(sp_receipt_options, slot_bytes);
+    longer.options.engine_modules = 1u << SP_MODULE_Q_PROJ;
+    longer.options.slot_bytes = 77; /* beyond what the host has */
+    assert_ok(sp_receipt_create(opened, &longer.options, &receipt, &error), &error);
+    assert_non_null(strstr(sp_receipt_json(receipt), "\"slot_bytes\": null"));
+    assert_false(sp_receipt_is_servable(receipt, &error));
+    sp_receipt_destroy(receipt);
+    longer.options.struct_bytes = sizeof longer;
+    assert_ok(sp_receipt_create(opened, &longer.options, &receipt, &error), &error);
+    assert_non_null(strstr(sp_receipt_json(receipt), "\"slot_bytes\": 77"));
+    sp_receipt_destroy(receipt);
+    receipt = NULL;
+    longer.later = 1;
+    assert_int_equal(sp_receipt_create(opened, &longer.options, &receipt, &error),
+                     SP_ERR_UNSUPPORTED);
+    assert_int_equal(error.position, sizeof(sp_receipt_options));
+    longer.options.struct_bytes = 0;
+    assert_int_equal(sp_receipt_create(opened, &longer.options, &receipt, &error), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_receipt_create(opened, NULL, &receipt, &error), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_receipt_create(opened, &longer.options, NULL, &error), SP_ERR_ARGUMENT);
+    assert_null(receipt);
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
 /* ---- reason codes ---------------------------------------------------------------------------- */
 
 static void reason_codes(void **state)
@@ -491,7 +533,8 @@ int main(void)
         cmocka_unit_test(engine_missing), cmocka_unit_test(one_kind_alone),
         cmocka_unit_test(replaced_rows),  cmocka_unit_test(unchecked),
         cmocka_unit_test(refused),        cmocka_unit_test(saved_twice),
-        cmocka_unit_test(foreign_names),  cmocka_unit_test(reason_codes),
+        cmocka_unit_test(foreign_names),  cmocka_unit_test(options_grow),
+        cmocka_unit_test(reason_codes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -66,6 +66,7 @@ static void lists_tensors_by_name(void **state)
     assert_null(sp_safetensors_at(file, 4));
     tensor = sp_safetensors_find(file, "z");
     assert_int_equal(tensor->type, SP_TENSOR_F32);
+    assert_int_equal(tensor->struct_bytes, sizeof *tensor);
     assert_int_equal(tensor->n_dims, 2);
     assert_int_equal(tensor->dims[0], 2);
     assert_int_equal(tensor->dims[1], 3);
