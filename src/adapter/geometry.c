@@ -50,8 +50,8 @@ static void use_known_modules(sp_geometry *geometry)
         geometry->owned_names[i] = NULL;
     }
     for (int32_t i = 0; i < SP_MODULE_COUNT; i++)
-        geometry->modules[i] =
-            (sp_module_row){sp_known_modules[i].name, sp_known_modules[i].kind, (sp_module)i};
+        geometry->modules[i] = (sp_module_row){sp_known_modules[i].name, sp_known_modules[i].kind,
+                                               (sp_module)i, NO_ROW};
     geometry->n_modules = SP_MODULE_COUNT;
 }
 
@@ -390,7 +390,7 @@ static sp_status number_of(sp_geometry *geometry, const sp_site *site, size_t in
     *out_module = geometry->n_modules;
     geometry->owned_names[geometry->n_modules] = name;
     geometry->modules[geometry->n_modules++] =
-        (sp_module_row){name, site->kind, sp_module_find(name, n)};
+        (sp_module_row){name, site->kind, sp_module_find(name, n), geometry->n_rows};
     return SP_OK;
 }
 

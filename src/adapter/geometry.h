@@ -34,6 +34,7 @@ typedef struct sp_module_row {
     const char *name; /* static, or in memory of the geometry */
     sp_site_kind kind;
     sp_module known; /* SP_MODULE_OTHER: not in the table */
+    int32_t first;   /* row; of modules that the host names only */
 } sp_module_row;
 
 typedef struct sp_site_row {

@@ -14,7 +14,7 @@ static const sp_module_row *module_row(const sp_geometry *geometry, int32_t modu
     if (!sp_module_name((sp_module)module))
         return NULL;
     *known = (sp_module_row){sp_known_modules[module].name, sp_known_modules[module].kind,
-                             (sp_module)module};
+                             (sp_module)module, -1};
     return known;
 }
 

@@ -165,19 +165,19 @@ static bool cut_path(const sp_geometry *geometry, const char *path, size_t n, cu
     return false;
 }
 
-/* True when some site of this module has what the core has before its layer's number. */
+/*
+ * True when the module's first site has what the core has before its layer's number. The first
+ * speaks for all: a file may have a million names under another trunk.
+ */
 static bool has_trunk(const sp_geometry *geometry, const char *core, const cut *c)
 {
-    for (int32_t i = 0; i < sp_geometry_n_sites(geometry); i++) {
-        const sp_site_row *row = sp_geometry_row(geometry, i);
-        const char *own = sp_geometry_path(geometry, row) + row->core_at;
+    const sp_module_row *module = sp_geometry_module_row(geometry, c->module);
+    const sp_site_row *row = sp_geometry_row(geometry, module->first);
+    const char *own = sp_geometry_path(geometry, row) + row->core_at;
+    const char *number = own + c->trunk_bytes;
 
-        if (row->module == c->module && row->core_bytes > c->trunk_bytes &&
-            memcmp(own, core, c->trunk_bytes) == 0 &&
-            sp_path_number(own + c->trunk_bytes, strcspn(own + c->trunk_bytes, ".")) == row->layer)
-            return true;
-    }
-    return false;
+    return row->core_bytes > c->trunk_bytes && memcmp(own, core, c->trunk_bytes) == 0 &&
+           sp_path_number(number, strcspn(number, ".")) == row->layer;
 }
 
 static sp_status refuse_cut(const sp_geometry *geometry, const sp_module_key *key, const char *core,

@@ -366,6 +366,42 @@ static void tables_of_other_names(void **state)
     sp_geometry_release(geometry);
 }
 
+/* StarCoder2: half of its names are of the table, half are not. */
+static void half_known_names(void **state)
+{
+    static const char *const pairs[] = {PEFT "model.layers.0.self_attn.q_proj",
+                                        PEFT "model.layers.0.mlp.c_fc",
+                                        PEFT "model.layers.1.self_attn.q_proj"};
+    const sp_site rows[] = {
+        row("model.layers.0.mlp.c_fc", SP_SITE_LINEAR, 0, -1),
+        row("model.layers.0.self_attn.q_proj", SP_SITE_LINEAR, 0, -1),
+        row("model.layers.1.self_attn.q_proj", SP_SITE_LINEAR, 1, -1),
+    };
+    static const name_case cases[] = {
+        {PEFT "model.layers.1.mlp.c_fc.lora_A.weight", NULL, "wrong-layer-kind", "have it: 0"},
+        {PEFT "model.layers.2.self_attn.q_proj.lora_A.weight", NULL, "layer-out-of-range", "2"},
+        {PEFT "model.layers.0.self_attn.k_proj.lora_A.weight", NULL, "unsupported-module",
+         "k_proj"},
+        {PEFT "model.layers.0.mlp.experts.lora_A.weight", NULL, "unsupported-module", "experts"},
+    };
+    sp_geometry *geometry = make(rows, 3);
+    sp_adapter_options options = options_of(geometry);
+    make_adapter *adapter = with_pairs(pairs, 3);
+    sp_adapter *opened = toy_opened(adapter, &options);
+
+    (void)state;
+    assert_int_equal(sp_adapter_n_sites(opened), 3);
+    for (int32_t i = 0; i < 3; i++) {
+        assert_int_equal(sp_adapter_site_at(opened, (size_t)i)->site, i);
+        assert_string_equal(sp_adapter_site_at(opened, (size_t)i)->path, rows[i].path);
+    }
+    assert_int_equal(sp_adapter_modules(opened), 3);
+    check_names(geometry, cases, sizeof cases / sizeof *cases);
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    sp_geometry_release(geometry);
+}
+
 /* ---- digests ------------------------------------------------------------------------------- */
 
 static sp_digest digest_of(const make_adapter *adapter, sp_geometry *geometry)
@@ -552,6 +588,7 @@ int main(void)
         cmocka_unit_test(parts),
         cmocka_unit_test(experts),
         cmocka_unit_test(tables_of_other_names),
+        cmocka_unit_test(half_known_names),
         cmocka_unit_test(digests_are_of_paths),
         cmocka_unit_test(digests_are_the_hash_of_their_records),
         cmocka_unit_test(digests_of_known_names_do_not_move),
