@@ -32,6 +32,15 @@ sp_adapter_task *sp_adapter_task_create(sp_task_kind kind, const char *name, con
     return created;
 }
 
+sp_adapter_task *sp_adapter_task_create_list(const char *name)
+{
+    sp_adapter_task *created = sp_adapter_task_create(SP_TASK_LIST, name, NULL);
+
+    if (created)
+        created->look_up = name ? SP_LOOK_UP_NAME : SP_LOOK_UP_LIST;
+    return created;
+}
+
 static bool copy_adapters(const sp_engine *engine, bool with_receipts, sp_snapshot *snapshot)
 {
     size_t n = sp_engine_n_adapters(engine);

@@ -22,11 +22,22 @@ typedef struct sp_snapshot {
     size_t n_awaited;
 } sp_snapshot;
 
+/* What a task wants to know of the file system; see adapter_dir.h. */
+typedef enum sp_look_up {
+    SP_LOOK_UP_NONE,
+    SP_LOOK_UP_PATH,
+    SP_LOOK_UP_NAME,
+    SP_LOOK_UP_LIST
+} sp_look_up;
+
 typedef struct sp_adapter_task {
     sp_task task;
     /* Filled before the push. */
     char *name; /* ACTIVATE: NULL is the base */
-    char *path;
+    char *path; /* LOAD: where it is; after a SP_LOOK_UP_NAME its folder, or NULL */
+    sp_look_up look_up;
+    bool looked_up;    /* the answer is there */
+    uint64_t asked_ns; /* the look-up's own */
     bool replace, pinned;
     bool unpinned;                    /* it was said to be none: what it replaces may be pinned */
     bool with_metrics, with_receipts; /* LIST */
@@ -42,6 +53,10 @@ typedef struct sp_adapter_task {
 
 /* NULL: out of memory. */
 sp_adapter_task *sp_adapter_task_create(sp_task_kind kind, const char *name, const char *path);
+
+/* A list after the look-up of a name's folder, or of all folders (name NULL). NULL: out of memory.
+ */
+sp_adapter_task *sp_adapter_task_create_list(const char *name);
 
 /* The engine's thread: copies what it says now. `metrics` may be NULL. */
 sp_status sp_snapshot_take(const sp_engine *engine, const sp_driver_counts *counts,

@@ -6,7 +6,6 @@
 #include "base/alloc.h"
 #include "base/confine.h"
 #include "base/error.h"
-#include "server/adapter_dir.h"
 
 #include <stdarg.h>
 #include <string.h>
@@ -20,8 +19,13 @@ typedef struct code_status {
 
 /* Where the reason says more than the library's status. 503 and 429: try again later. */
 static const code_status by_code[] = {
-    {SP_CODE_SHUTTING_DOWN, 503}, {SP_CODE_REQUEST_TIMEOUT, 504}, {"name-taken", 400},
-    {"generation-changed", 409},  {"load-cancelled", 409},        {"pinned", 409},
+    {SP_CODE_SHUTTING_DOWN, 503},
+    {SP_CODE_REQUEST_TIMEOUT, 504},
+    {"name-taken", 400},
+    {"generation-changed", 409},
+    {SP_CODE_ADAPTER_NOT_FOUND, 404},
+    {"load-cancelled", 409},
+    {"pinned", 409},
 };
 
 typedef struct status_default {
@@ -229,6 +233,7 @@ static void wake_exchange(void *user)
 
 static void start_waiting(sp_call *call, sp_task *task, void (*resume)(sp_call *call))
 {
+    sp_task_release(call->task);
     call->task = task;
     call->resume = resume;
     sp_task_listen(task, wake_exchange, call->exchange);
@@ -252,6 +257,10 @@ void sp_call_wait_adapter(sp_call *call, sp_adapter_task *task, void (*resume)(s
         return;
     }
     start_waiting(call, &task->task, resume);
+    if (call->api->dir && task->look_up != SP_LOOK_UP_NONE) {
+        sp_adapter_dir_look_up(call->api->dir, task);
+        return;
+    }
     status = sp_driver_adapter(call->api->driver, task, &error);
     if (status != SP_OK)
         stop_waiting(call, status, &error);
@@ -269,19 +278,18 @@ void sp_call_wait_generation(sp_call *call, sp_generation *generation,
         stop_waiting(call, status, &error);
 }
 
-void sp_api_model(const sp_api *api, const char *model, const char **out_adapter, char **out_path)
+const char *sp_api_model(const sp_api *api, const char *model)
 {
     const char *base = sp_engine_base_name(api->engine);
     size_t bytes = strlen(base);
 
-    *out_path = NULL;
-    *out_adapter = model;
-    if (!model)
-        return;
-    if (strncmp(model, base, bytes) == 0 && model[bytes] == ':')
-        *out_adapter = model + bytes + 1;
-    if (strcmp(*out_adapter, base) != 0)
-        *out_path = sp_adapter_dir_find(*out_adapter, base);
+    return model && strncmp(model, base, bytes) == 0 && model[bytes] == ':' ? model + bytes + 1
+                                                                            : model;
+}
+
+bool sp_api_may_have_folder(const sp_api *api, const char *name)
+{
+    return api->dir && sp_adapter_dir_may_hold(name, sp_engine_base_name(api->engine));
 }
 
 static int hex_digit(char c)

@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "chat/chat.h"
+#include "server/adapter_dir.h"
 #include "server/driver.h"
 #include "server/http.h"
 #include "server/keys.h"
@@ -21,6 +22,7 @@ typedef struct sp_api {
     const sp_server_refusals *refusals;
     const sp_engine *engine; /* for what never changes: text, shape, the base's name */
     sp_driver *driver;
+    sp_adapter_dir *dir; /* NULL: there is none */
     sp_http *http;
     sp_budget budget;               /* of all that clients can fill */
     pthread_mutex_t keys_lock;      /* the two are replaced while requests come in */
@@ -88,17 +90,19 @@ void sp_error_json(sp_text *out, sp_status status, const sp_error *error);
  */
 json_t *sp_call_body(sp_call *call);
 
-/* Gives the task to the driver and waits for it. Takes the caller's reference. */
+/* Gives the task to the driver, by way of its look-up, and waits for it. Takes the caller's
+ * reference; a task that was waited for before is let go of. */
 void sp_call_wait_adapter(sp_call *call, sp_adapter_task *task, void (*resume)(sp_call *call));
 void sp_call_wait_generation(sp_call *call, sp_generation *generation,
                              void (*resume)(sp_call *call));
 
 /*
- * What `model` means for the engine: *out_adapter NULL for no name at all (the active adapter),
- * else a part of `model`: behind the base's name and ':' where these stand in front. *out_path
- * (owned, may be NULL) is its folder in --adapter-dir.
+ * What `model` means for the engine: NULL for no name at all (the active adapter), else a part of
+ * `model`: after the base's name and ':' where these stand in front.
  */
-void sp_api_model(const sp_api *api, const char *model, const char **out_adapter, char **out_path);
+const char *sp_api_model(const sp_api *api, const char *model);
+/* Whether the name could have a folder in --adapter-dir, without looking. */
+bool sp_api_may_have_folder(const sp_api *api, const char *name);
 
 /* A part of a path without its percent escapes; NULL for bad ones, NUL, or bad UTF-8. */
 char *sp_path_decode(const char *path);

@@ -10,7 +10,8 @@
 
 #define WAKE_INTERVAL_NS     10000000u
 #define IDLE_POLL_MS         5
-#define STEP_FAILURES_MAX    3 /* in a row of a step as a whole */
+#define LOOK_UP_IDLE_MS      250 /* for time-outs of those that wait for it */
+#define STEP_FAILURES_MAX    3   /* in a row of a step as a whole */
 #define DEADLINE_INTERVAL_NS 500000000u
 #define NS_PER_S             1000000000u
 #define WAKE_BYTES           (SP_OUTBOX_BYTES_MAX / 4)
@@ -149,7 +150,8 @@ void sp_driver_admit(sp_driver *driver, sp_generation *generation)
         sp_task_release(&generation->task);
         return;
     }
-    if (status == SP_ERR_NOT_FOUND && n_in_batch == 0 && sp_driver_load_for(driver, generation))
+    if (status == SP_ERR_NOT_FOUND && n_in_batch == 0 &&
+        sp_driver_load_for(driver, generation, &error))
         return;
     drop_choices(driver, generation);
     /* Those in the batch were counted down one by one. */
@@ -375,15 +377,17 @@ static void drop_late(sp_driver *driver)
     if (most_ns == 0 || now_ns < driver->next_deadline_check_ns)
         return;
     driver->next_deadline_check_ns = now_ns + DEADLINE_INTERVAL_NS;
+    sp_fail(&error, SP_ERR_STATE, SP_CODE_REQUEST_TIMEOUT, NULL, -1,
+            "the request took longer than %d seconds (--request-timeout)",
+            driver->options.request_time_s);
     for (int32_t i = driver->n_running - 1; i >= 0; i--) {
         if (i >= driver->n_running || now_ns - driver->running[i].generation->received_ns < most_ns)
             continue;
-        sp_fail(&error, SP_ERR_STATE, SP_CODE_REQUEST_TIMEOUT, NULL, -1,
-                "the request took longer than %d seconds (--request-timeout)",
-                driver->options.request_time_s);
         driver->counts.failed++;
         fail_generation(driver, driver->running[i].generation, SP_ERR_STATE, &error);
     }
+    if (now_ns > most_ns)
+        sp_driver_drop_late_waiters(driver, now_ns - most_ns, &error);
 }
 
 static void end_all(sp_driver *driver)
@@ -397,14 +401,21 @@ static void end_all(sp_driver *driver)
     wake_touched(driver);
 }
 
+/* How long there is nothing to do but for new tasks; a look-up comes back as one. */
+static int32_t idle_ms(const sp_driver *driver)
+{
+    if (driver->n_running > 0 || driver->n_loads > driver->n_looking)
+        return 0;
+    return driver->n_looking > 0 ? LOOK_UP_IDLE_MS : -1;
+}
+
 static void *run(void *user)
 {
     sp_driver *driver = user;
     bool closed = false;
 
     while (!closed) {
-        bool idle = driver->n_running == 0 && driver->n_loads == 0;
-        sp_task *tasks = sp_task_queue_take(&driver->queue, idle, &closed);
+        sp_task *tasks = sp_task_queue_take(&driver->queue, idle_ms(driver), &closed);
 
         while (tasks) {
             sp_task *task = tasks;
@@ -417,7 +428,7 @@ static void *run(void *user)
         sp_driver_poll_loads(driver);
         if (driver->n_running > 0)
             step(driver);
-        else if (driver->n_loads > 0)
+        else if (driver->n_loads > driver->n_looking)
             sp_engine_poll(driver->engine, IDLE_POLL_MS, NULL);
     }
     end_all(driver);

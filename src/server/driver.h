@@ -3,9 +3,9 @@
  * driver takes them between two steps, runs the batch, puts what it produces into outboxes and
  * wakes readers. It waits for nobody but the engine.
  *
- * It also loads an adapter that a request names and the engine does not know yet, when the task
- * brings a path for it: the request waits, every other one goes on. A name that was unloaded stays
- * unknown until it is loaded again by name.
+ * It also loads an adapter that a request names and the engine does not know yet, when the name has
+ * a folder: the request waits for the look-up and the load, every other one goes on. A name that
+ * was unloaded stays unknown until it is loaded again by name.
  *
  * It must not know: HTTP, JSON, file layouts.
  */
@@ -21,6 +21,11 @@ typedef struct sp_driver_options {
     sp_engine *engine;      /* borrowed; nobody else may call it until sp_driver_stop */
     int32_t in_flight_max;  /* choices that run or wait; more are turned away */
     int32_t request_time_s; /* a generation that takes longer is ended; 0: no limit */
+    /* Whether a name could have a folder, without looking; and the look-up, which brings the task
+     * back by sp_driver_adapter. NULL: there are no folders. */
+    bool (*may_have_folder)(void *user, const char *name);
+    void (*look_up)(void *user, sp_adapter_task *task);
+    void *look_up_user;
 } sp_driver_options;
 
 /* Reason codes of outcomes that only the server has. */

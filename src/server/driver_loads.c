@@ -1,7 +1,8 @@
 /*
  * driver_loads.c: adapters on the engine's thread: loads that were asked for, loads that requests
- * wait for, and the names that were taken away. One load per name is under way at a time; what
- * else wants that name meanwhile joins it, or is told to come back.
+ * wait for, and the names that were taken away. One load per name is under way at a time, its
+ * look-up included: requests join it, and loads come after it, one by one, so that each gets the
+ * answer that it would have got alone.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -79,16 +80,47 @@ static sp_pending_load *add_load(sp_driver *driver, const char *name)
     return load;
 }
 
+static void set_looking(sp_driver *driver, sp_pending_load *load, bool looking)
+{
+    driver->n_looking += (int32_t)looking - (int32_t)load->looking;
+    load->looking = looking;
+}
+
 static void remove_load(sp_driver *driver, sp_pending_load *load)
 {
     sp_pending_load **link = &driver->loads;
 
+    set_looking(driver, load, false);
     while (*link != load)
         link = &(*link)->next;
     *link = load->next;
     driver->n_loads--;
     sp_free(load->name);
     sp_free(load);
+}
+
+/* Whether the file system is worth asking for the name. */
+static bool may_have_folder(const sp_driver *driver, const char *name)
+{
+    return driver->options.may_have_folder && find_hidden(driver, name) == driver->n_hidden &&
+           driver->options.may_have_folder(driver->options.look_up_user, name);
+}
+
+/* Sends a task to the look-up, which brings it back. Takes its reference. */
+static void look_up(sp_driver *driver, sp_adapter_task *task)
+{
+    task->look_up = SP_LOOK_UP_NAME;
+    driver->options.look_up(driver->options.look_up_user, task);
+    sp_task_release(&task->task);
+}
+
+static bool look_up_name(sp_driver *driver, const char *name)
+{
+    sp_adapter_task *task = sp_adapter_task_create(SP_TASK_FOLDER, name, NULL);
+
+    if (task)
+        look_up(driver, task);
+    return task != NULL;
 }
 
 static void finish_task(sp_driver *driver, sp_adapter_task *task, sp_status status,
@@ -118,43 +150,24 @@ static void add_waiter(sp_driver *driver, sp_pending_load *load, sp_generation *
     driver->counts.waiting_for_load++;
 }
 
-static sp_status begin_load(sp_driver *driver, const sp_engine_load *wanted,
-                            sp_pending_load **out_load, sp_error *error)
+bool sp_driver_load_for(sp_driver *driver, sp_generation *generation, const sp_error *unknown)
 {
-    sp_pending_load *load = add_load(driver, wanted->name);
-    sp_status status;
-
-    if (!load)
-        return sp_fail_memory(error, sizeof *load, "a load");
-    status = sp_engine_load_adapter(driver->engine, wanted, &load->ticket, error);
-    if (status == SP_PENDING) {
-        *out_load = load;
-        return SP_OK;
-    }
-    remove_load(driver, load);
-    return status;
-}
-
-bool sp_driver_load_for(sp_driver *driver, sp_generation *generation)
-{
-    sp_engine_load wanted;
     sp_pending_load *load;
-    sp_error error = {0};
-    sp_status status;
 
     if (!generation->adapter || find_hidden(driver, generation->adapter) < driver->n_hidden)
         return false;
     load = find_load(driver, generation->adapter);
-    if (!load && !generation->adapter_path)
+    if (!load && !may_have_folder(driver, generation->adapter))
         return false;
     if (!load) {
-        sp_engine_load_default(&wanted, sizeof wanted);
-        wanted.name = generation->adapter;
-        wanted.path = generation->adapter_path;
-        status = begin_load(driver, &wanted, &load, &error);
-        if (status != SP_OK) {
-            sp_driver_refuse(driver, generation, status, &error);
-            return true;
+        load = add_load(driver, generation->adapter);
+        if (!load)
+            return false;
+        set_looking(driver, load, true);
+        load->unknown = *unknown;
+        if (!look_up_name(driver, load->name)) {
+            remove_load(driver, load);
+            return false;
         }
     }
     add_waiter(driver, load, generation);
@@ -176,6 +189,25 @@ static void release_waiters(sp_driver *driver, sp_task *waiters, sp_status statu
             sp_driver_refuse(driver, generation, status, error);
         } else {
             sp_driver_admit(driver, generation);
+        }
+    }
+}
+
+void sp_driver_drop_late_waiters(sp_driver *driver, uint64_t before_ns, const sp_error *error)
+{
+    for (sp_pending_load *load = driver->loads; load; load = load->next) {
+        sp_task **link = &load->waiters;
+
+        while (*link) {
+            sp_generation *generation = (sp_generation *)(void *)*link;
+
+            if (generation->received_ns >= before_ns) {
+                link = &(*link)->next;
+                continue;
+            }
+            *link = (*link)->next;
+            driver->counts.waiting_for_load--;
+            sp_driver_refuse(driver, generation, SP_ERR_STATE, error);
         }
     }
 }
@@ -202,14 +234,27 @@ void sp_driver_drop_cancelled_waiters(sp_driver *driver)
 
 /* ---- outcomes ------------------------------------------------------------------------------ */
 
+/* Those that came while the load was under way, in their order. */
+static void run_later(sp_driver *driver, sp_task *later)
+{
+    while (later) {
+        sp_adapter_task *task = (sp_adapter_task *)(void *)later;
+
+        later = later->next;
+        sp_driver_run_adapter_task(driver, task);
+    }
+}
+
 static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status, sp_error *error)
 {
     sp_adapter_task *task = load->task;
-    sp_task *waiters = load->waiters;
+    sp_task *waiters = load->waiters, *later = load->later;
 
-    driver->counts.loads++;
-    driver->counts.load_failures += status != SP_OK;
-    sp_metrics_load(&driver->metrics, (double)(sp_clock_ns() - load->began_ns) / NS_PER_S);
+    if (!load->looking) {
+        driver->counts.loads++;
+        driver->counts.load_failures += status != SP_OK;
+        sp_metrics_load(&driver->metrics, (double)(sp_clock_ns() - load->began_ns) / NS_PER_S);
+    }
     if (status == SP_OK)
         show(driver, load->name);
     if (task && task->task.kind == SP_TASK_ACTIVATE && status == SP_OK)
@@ -220,6 +265,7 @@ static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status,
     if (task)
         finish_task(driver, task, status, error);
     release_waiters(driver, waiters, status, error);
+    run_later(driver, later);
 }
 
 void sp_driver_poll_loads(sp_driver *driver)
@@ -228,9 +274,11 @@ void sp_driver_poll_loads(sp_driver *driver)
 
     for (sp_pending_load *load = driver->loads; load; load = next) {
         sp_error error = {0};
-        sp_status status = sp_engine_load_result(driver->engine, load->ticket, NULL, &error);
+        sp_status status = SP_PENDING;
 
         next = load->next;
+        if (!load->looking)
+            status = sp_engine_load_result(driver->engine, load->ticket, NULL, &error);
         if (status != SP_PENDING)
             end_load(driver, load, status, &error);
     }
@@ -242,31 +290,83 @@ void sp_driver_end_loads(sp_driver *driver)
 
     sp_fail(&error, SP_ERR_STATE, SP_CODE_SHUTTING_DOWN, NULL, -1, "the server is shutting down");
     while (driver->loads) {
-        sp_engine_load_forget(driver->engine, driver->loads->ticket);
-        end_load(driver, driver->loads, SP_ERR_STATE, &error);
+        sp_pending_load *load = driver->loads;
+
+        while (load->later) {
+            sp_task *later = load->later;
+
+            load->later = later->next;
+            sp_task_finish(later, SP_ERR_STATE, &error);
+            sp_task_release(later);
+        }
+        if (!load->looking)
+            sp_engine_load_forget(driver->engine, load->ticket);
+        end_load(driver, load, SP_ERR_STATE, &error);
     }
 }
 
 /* ---- tasks --------------------------------------------------------------------------------- */
 
-static void run_load(sp_driver *driver, sp_adapter_task *task, bool replace)
+/* The load begins, whoever wanted it; where it cannot, it ends. */
+static void begin_load(sp_driver *driver, sp_pending_load *load, const char *path)
 {
+    const sp_adapter_task *task = load->task;
     sp_engine_load wanted;
-    sp_pending_load *load;
     sp_error error = {0};
     sp_status status;
 
     sp_engine_load_default(&wanted, sizeof wanted);
-    wanted.name = task->name;
-    wanted.path = task->path;
-    wanted.replace = replace;
-    wanted.expected_generation = task->expected_generation;
-    wanted.pinned = task->pinned;
-    status = begin_load(driver, &wanted, &load, &error);
-    if (status == SP_OK)
-        load->task = task;
-    else
-        finish_task(driver, task, status, &error);
+    wanted.name = load->name;
+    wanted.path = path;
+    if (task) {
+        wanted.replace = task->replace;
+        wanted.expected_generation = task->expected_generation;
+        wanted.pinned = task->pinned;
+    }
+    status = sp_engine_load_adapter(driver->engine, &wanted, &load->ticket, &error);
+    if (status == SP_PENDING) {
+        set_looking(driver, load, false);
+        return;
+    }
+    set_looking(driver, load, true); /* there is nothing to be counted, nor to be forgotten */
+    end_load(driver, load, status, &error);
+}
+
+static void run_load(sp_driver *driver, sp_adapter_task *task)
+{
+    sp_pending_load *load = find_load(driver, task->name);
+    sp_error error = {0};
+
+    if (load) {
+        sp_task **link = &load->later;
+
+        while (*link)
+            link = &(*link)->next;
+        task->task.next = NULL;
+        *link = &task->task;
+        return;
+    }
+    load = add_load(driver, task->name);
+    if (!load) {
+        finish_task(driver, task, sp_fail_memory(&error, sizeof *load, "a load"), &error);
+        return;
+    }
+    load->task = task;
+    begin_load(driver, load, task->path);
+}
+
+/* A load's folder was looked for; or an unloaded name's, which is only hidden where it has one. */
+static void take_folder(sp_driver *driver, sp_adapter_task *task)
+{
+    sp_pending_load *load = find_load(driver, task->name);
+
+    if (load && load->looking && task->path)
+        begin_load(driver, load, task->path);
+    else if (load && load->looking)
+        end_load(driver, load, SP_ERR_NOT_FOUND, &load->unknown);
+    else if (!load && !task->path)
+        show(driver, task->name);
+    sp_task_release(&task->task);
 }
 
 /* A pin keeps an adapter from making way for others, not from being unloaded by name. */
@@ -279,17 +379,24 @@ static sp_status unload(sp_driver *driver, const char *name, sp_error *error)
     return sp_engine_unload_adapter(driver->engine, name, error);
 }
 
-/* A name whose folder is there is known as long as it was not taken away. */
+/* A name whose folder is there is known as long as it was not taken away. It is hidden at once;
+ * that there is no folder, so that nothing needs hiding, is found out later. */
 static void run_unload(sp_driver *driver, sp_adapter_task *task)
 {
+    bool may = may_have_folder(driver, task->name);
     sp_error error = {0};
     sp_status status = unload(driver, task->name, &error);
-    bool known = task->path && find_hidden(driver, task->name) == driver->n_hidden;
 
-    if (status == SP_ERR_NOT_FOUND && known)
+    if (status == SP_ERR_NOT_FOUND && may && !task->looked_up) {
+        look_up(driver, task);
+        return;
+    }
+    if (status == SP_ERR_NOT_FOUND && may && task->path)
         status = SP_OK;
-    if (status >= 0 && task->path && !hide(driver, task->name))
+    if (status >= 0 && may && !hide(driver, task->name))
         status = sp_fail_memory(&error, sizeof(char *), "a name");
+    if (status >= 0 && may && !task->looked_up)
+        look_up_name(driver, task->name);
     driver->counts.unloads += status >= 0;
     sp_task_finish(&task->task, status, &error);
     sp_task_release(&task->task);
@@ -299,10 +406,12 @@ static void run_activate(sp_driver *driver, sp_adapter_task *task)
 {
     sp_error error = {0};
     sp_status status = sp_engine_set_active(driver->engine, task->name, &error);
+    bool may = status == SP_ERR_NOT_FOUND && may_have_folder(driver, task->name);
 
-    if (status == SP_ERR_NOT_FOUND && task->path &&
-        find_hidden(driver, task->name) == driver->n_hidden)
-        run_load(driver, task, false);
+    if (may && !task->looked_up)
+        look_up(driver, task);
+    else if (may && task->path)
+        run_load(driver, task);
     else
         finish_task(driver, task, status, &error);
 }
@@ -315,7 +424,8 @@ static void run_list(sp_driver *driver, sp_adapter_task *task)
         task->with_receipts, driver->hidden, driver->n_hidden, &task->snapshot);
 
     for (const sp_pending_load *load = driver->loads; load && status == SP_OK; load = load->next)
-        if (load->waiters && !sp_snapshot_add_awaited(&task->snapshot, load->name))
+        if (load->waiters && !load->looking &&
+            !sp_snapshot_add_awaited(&task->snapshot, load->name))
             status = SP_ERR_MEMORY;
     if (status != SP_OK)
         sp_fail_memory(&error, sizeof(sp_snapshot), "a list of adapters");
@@ -327,13 +437,16 @@ void sp_driver_run_adapter_task(sp_driver *driver, sp_adapter_task *task)
 {
     switch (task->task.kind) {
     case SP_TASK_LOAD:
-        run_load(driver, task, task->replace);
+        run_load(driver, task);
         break;
     case SP_TASK_UNLOAD:
         run_unload(driver, task);
         break;
     case SP_TASK_ACTIVATE:
         run_activate(driver, task);
+        break;
+    case SP_TASK_FOLDER:
+        take_folder(driver, task);
         break;
     case SP_TASK_LIST:
     case SP_TASK_GENERATE:

@@ -19,7 +19,10 @@ typedef struct sp_pending_load {
     struct sp_pending_load *next;
     char *name;
     int64_t ticket;
+    bool looking;          /* for its folder: there is no ticket yet */
+    sp_error unknown;      /* what to say where there is no folder */
     sp_adapter_task *task; /* NULL: nobody asked for the load itself; else a reference */
+    sp_task *later;        /* loads of the same name that come after it, by `next`, likewise */
     sp_task *waiters;      /* generations, by `next`, with their references */
     uint64_t began_ns;
 } sp_pending_load;
@@ -38,7 +41,7 @@ struct sp_driver {
     int32_t n_step_failures;
     uint64_t next_deadline_check_ns;
     sp_pending_load *loads;
-    int32_t n_loads;
+    int32_t n_loads, n_looking; /* the second: of the first, those that look for a folder */
     char **hidden;
     size_t n_hidden;
     sp_driver_counts counts;
@@ -51,11 +54,14 @@ void sp_driver_admit(sp_driver *driver, sp_generation *generation);
 void sp_driver_refuse(sp_driver *driver, sp_generation *generation, sp_status status,
                       const sp_error *error);
 
-/* driver_loads.c. The first takes the generation's reference when it returns true. */
-bool sp_driver_load_for(sp_driver *driver, sp_generation *generation);
+/* driver_loads.c. The first takes the generation's reference when it returns true; `unknown` is
+ * what to say where there is no folder of that name. */
+bool sp_driver_load_for(sp_driver *driver, sp_generation *generation, const sp_error *unknown);
 void sp_driver_run_adapter_task(sp_driver *driver, sp_adapter_task *task);
 void sp_driver_poll_loads(sp_driver *driver);
 void sp_driver_drop_cancelled_waiters(sp_driver *driver);
+/* Those that were received before `before_ns` have waited for too long. */
+void sp_driver_drop_late_waiters(sp_driver *driver, uint64_t before_ns, const sp_error *error);
 void sp_driver_end_loads(sp_driver *driver);
 
 #endif

@@ -16,14 +16,12 @@ static void destroy(sp_task *task)
     sp_budget_hold(generation->budget, SP_BUDGET_ANSWERS, &generation->outbox_held, 0);
     sp_budget_hold(generation->budget, SP_BUDGET_REQUESTS, &generation->request_held, 0);
     sp_free(generation->adapter);
-    sp_free(generation->adapter_path);
     sp_free(generation->served);
     sp_free(generation->choices);
     sp_free(generation);
 }
 
-sp_generation *sp_generation_create(int32_t n_choices, const char *adapter,
-                                    const char *adapter_path)
+sp_generation *sp_generation_create(int32_t n_choices, const char *adapter)
 {
     sp_generation *generation = sp_calloc(1, sizeof *generation);
 
@@ -34,10 +32,7 @@ sp_generation *sp_generation_create(int32_t n_choices, const char *adapter,
     generation->n_choices = n_choices;
     if (adapter)
         generation->adapter = sp_strdup(adapter);
-    if (adapter_path)
-        generation->adapter_path = sp_strdup(adapter_path);
-    if (!generation->choices || (adapter && !generation->adapter) ||
-        (adapter_path && !generation->adapter_path)) {
+    if (!generation->choices || (adapter && !generation->adapter)) {
         sp_task_release(&generation->task);
         return NULL;
     }

@@ -29,9 +29,8 @@ typedef struct sp_generation {
     /* Filled before the push. */
     sp_choice *choices; /* [n_choices], owned */
     int32_t n_choices;
-    char *adapter;      /* the name for the engine; NULL: what is active, else the base */
-    char *adapter_path; /* where to load it from, should the engine not know it; NULL: nowhere */
-    bool wake_each;     /* the reader wants every token, not just the end */
+    char *adapter;  /* the name for the engine; NULL: what is active, else the base */
+    bool wake_each; /* the reader wants every token, not just the end */
     /* What the requests' pointers point into; let go of with the generation. */
     void *owned;
     void (*release_owned)(void *owned);
@@ -53,9 +52,8 @@ typedef struct sp_generation {
     uint64_t woken_ns;
 } sp_generation;
 
-/* NULL: out of memory. `names` are copied. */
-sp_generation *sp_generation_create(int32_t n_choices, const char *adapter,
-                                    const char *adapter_path);
+/* NULL: out of memory. The name is copied. */
+sp_generation *sp_generation_create(int32_t n_choices, const char *adapter);
 
 /* One token in the outbox; its best alternatives and its text follow it there. */
 typedef struct sp_produced {

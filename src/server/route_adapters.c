@@ -5,7 +5,6 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/hash.h"
-#include "server/adapter_dir.h"
 #include "server/api.h"
 #include "server/plain_text.h"
 #include "server/request_fields.h"
@@ -117,6 +116,7 @@ static sp_status start_load(sp_call *call, const adapter_body *wanted, sp_error 
     task = sp_adapter_task_create(SP_TASK_LOAD, wanted->name, path);
     sp_free(path);
     if (task) {
+        task->look_up = SP_LOOK_UP_PATH;
         task->replace = wanted->replace;
         task->pinned = wanted->pinned;
         task->unpinned = wanted->unpinned;
@@ -140,10 +140,7 @@ void sp_route_load(sp_call *call)
         call->model = sp_strdup(wanted.name);
     if (status == SP_OK)
         status = start_load(call, &wanted, &error);
-    /* A path that leads nowhere is a wrong request, but not an unknown model. */
-    if (status == SP_ERR_NOT_FOUND)
-        sp_call_refuse(call, 404, NULL, error.subject, "adapter-not-found", "%s", error.text);
-    else if (status == SP_ERR_UNSUPPORTED)
+    if (status == SP_ERR_UNSUPPORTED)
         sp_call_refuse(call, 403, NULL, error.subject, "no-adapter-dir", "%s", error.text);
     else if (status != SP_OK)
         sp_call_fail(call, status, &error);
@@ -178,12 +175,9 @@ void sp_route_unload(sp_call *call)
         return;
     status = read_body(body, false, &wanted, &error);
     if (status == SP_OK) {
-        char *folder = sp_adapter_dir_find(wanted.name, sp_engine_base_name(call->api->engine));
-
         call->model = sp_strdup(wanted.name);
-        sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_UNLOAD, wanted.name, folder),
+        sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_UNLOAD, wanted.name, NULL),
                              answer_unload);
-        sp_free(folder);
     } else {
         sp_call_fail(call, status, &error);
     }
@@ -214,9 +208,7 @@ static void answer_active(sp_call *call)
 void sp_route_active(sp_call *call)
 {
     json_t *body = sp_call_body(call);
-    const char *adapter = NULL;
-    char *path = NULL;
-    const char *wanted;
+    const char *adapter, *wanted;
     sp_error error;
 
     if (!body)
@@ -227,12 +219,11 @@ void sp_route_active(sp_call *call)
     } else if (sp_json_string(body, "lora_name", false, NULL, &wanted, &error) != SP_OK) {
         sp_call_fail(call, SP_ERR_INPUT, &error);
     } else {
-        sp_api_model(call->api, wanted, &adapter, &path);
+        adapter = sp_api_model(call->api, wanted);
         if (adapter && strcmp(adapter, sp_engine_base_name(call->api->engine)) == 0)
             adapter = NULL;
-        sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_ACTIVATE, adapter, path),
+        sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_ACTIVATE, adapter, NULL),
                              answer_active);
-        sp_free(path);
     }
     json_decref(body);
 }
@@ -322,14 +313,14 @@ static void answer_adapters(sp_call *call)
         add_refusal(&body, &refusals->items[i]);
         folders.separator = ", ";
     }
-    sp_adapter_dir_list(sp_engine_base_name(call->api->engine), add_folder, &folders);
+    sp_adapter_dir_list(call->api->dir, add_folder, &folders);
     sp_text_add(&body, "]}\n");
     sp_call_answer_json(call, &body);
 }
 
 void sp_route_adapters(sp_call *call)
 {
-    sp_adapter_task *task = sp_adapter_task_create(SP_TASK_LIST, NULL, NULL);
+    sp_adapter_task *task = sp_adapter_task_create_list(NULL);
 
     if (task)
         task->with_receipts = true;

@@ -45,13 +45,8 @@ static sp_status add_turn_ends(sp_chat_answer *answer, const sp_api *api, sp_err
 static sp_generation *create_generation(const sp_chat_answer *answer, const sp_api *api)
 {
     const sp_sampling_fields *fields = &answer->request.fields;
-    const char *adapter;
-    char *path;
-    sp_generation *generation;
+    sp_generation *generation = sp_generation_create(fields->n, sp_api_model(api, fields->model));
 
-    sp_api_model(api, fields->model, &adapter, &path);
-    generation = sp_generation_create(fields->n, adapter, path);
-    sp_free(path);
     for (int32_t i = 0; generation && i < fields->n; i++) {
         sp_request *request = &generation->choices[i].request;
 

@@ -309,17 +309,15 @@ static void fill_choices(completion *made, sp_generation *generation)
 
 static sp_generation *create_generation(completion *made)
 {
-    const char *adapter;
-    char *path;
+    const sp_api *api = made->reply.call->api;
     sp_generation *generation;
 
     made->n_choices = made->request.n_prompts * made->request.best_of;
     made->choices = sp_calloc((size_t)made->n_choices, sizeof *made->choices);
     if (!made->choices)
         return NULL;
-    sp_api_model(made->reply.call->api, made->request.fields.model, &adapter, &path);
-    generation = sp_generation_create(made->n_choices, adapter, path);
-    sp_free(path);
+    generation =
+        sp_generation_create(made->n_choices, sp_api_model(api, made->request.fields.model));
     if (generation)
         fill_choices(made, generation);
     return generation;

@@ -5,7 +5,6 @@
  */
 #include "base/alloc.h"
 #include "base/hash.h"
-#include "server/adapter_dir.h"
 #include "server/api.h"
 
 #include <string.h>
@@ -71,7 +70,16 @@ static void add_models(model_list *list)
     for (size_t i = 0; i < list->snapshot->n_adapters; i++)
         if (list->snapshot->adapters[i].state != SP_ADAPTER_DRAINING)
             add_model(list, list->snapshot->adapters[i].name, base, &list->snapshot->adapters[i]);
-    sp_adapter_dir_list(base, visit_folder, list);
+    if (!list->wanted)
+        sp_adapter_dir_list(list->call->api->dir, visit_folder, list);
+}
+
+/* Of one model: its folder was looked up where that is what decides. */
+static bool needs_look_up(const model_list *list, const sp_adapter_task *task)
+{
+    return list->wanted && list->n == 0 && !task->looked_up &&
+           !sp_snapshot_is_hidden(list->snapshot, list->wanted) &&
+           sp_api_may_have_folder(list->call->api, list->wanted);
 }
 
 static void answer_models(sp_call *call)
@@ -89,6 +97,13 @@ static void answer_models(sp_call *call)
     if (!list.wanted)
         sp_text_add(&body, "{\"object\": \"list\", \"data\": [");
     add_models(&list);
+    if (needs_look_up(&list, task)) {
+        sp_text_free(&body);
+        sp_call_wait_adapter(call, sp_adapter_task_create_list(list.wanted), answer_models);
+        return;
+    }
+    if (list.wanted && list.n == 0 && task->path)
+        visit_folder(&list, list.wanted);
     if (!list.wanted)
         sp_text_add(&body, "]}");
     if (list.n > 0) {
@@ -103,19 +118,19 @@ static void answer_models(sp_call *call)
 
 void sp_route_models(sp_call *call)
 {
-    sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_LIST, NULL, NULL), answer_models);
+    sp_call_wait_adapter(call, sp_adapter_task_create_list(NULL), answer_models);
 }
 
 /* "BASE:NAME" is NAME here too. */
 void sp_route_model(sp_call *call)
 {
-    const char *adapter;
-    char *path, *name;
+    char *name = sp_strdup(sp_api_model(call->api, call->argument));
 
-    sp_api_model(call->api, call->argument, &adapter, &path);
-    sp_free(path);
-    name = sp_strdup(adapter);
     sp_free(call->argument);
     call->argument = name;
-    sp_route_models(call);
+    if (!name) {
+        sp_call_refuse(call, 503, NULL, NULL, "out-of-memory", "out of memory");
+        return;
+    }
+    sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_LIST, NULL, NULL), answer_models);
 }

@@ -4,7 +4,6 @@
  */
 #include "base/alloc.h"
 #include "base/error.h"
-#include "server/adapter_dir.h"
 #include "server/completion_request.h"
 
 #include "server/api.h"
@@ -16,7 +15,7 @@
 /* The answer waits here while the engine's thread is asked about the model's name. */
 typedef struct text_state {
     sp_text body;
-    char *adapter, *path;
+    char *adapter;
 } text_state;
 
 static void destroy(void *state)
@@ -25,7 +24,6 @@ static void destroy(void *state)
 
     sp_text_free(&text->body);
     sp_free(text->adapter);
-    sp_free(text->path);
     sp_free(text);
 }
 
@@ -34,7 +32,7 @@ static void answer(sp_call *call)
     text_state *state = call->state;
     const sp_adapter_task *task = (sp_adapter_task *)(void *)call->task;
     const sp_snapshot *snapshot = &task->snapshot;
-    bool known;
+    bool hidden, known;
 
     if (!sp_task_is_done(call->task))
         return;
@@ -42,11 +40,12 @@ static void answer(sp_call *call)
         sp_call_fail(call, task->task.status, &task->task.error);
         return;
     }
-    known = strcmp(state->adapter, sp_engine_base_name(call->api->engine)) == 0 ||
-            sp_snapshot_find(snapshot, state->adapter) ||
-            (state->path && !sp_snapshot_is_hidden(snapshot, state->adapter));
+    hidden = sp_snapshot_is_hidden(snapshot, state->adapter);
+    known = sp_snapshot_find(snapshot, state->adapter) || (task->path && !hidden);
     if (known)
         sp_call_answer_json(call, &state->body);
+    else if (!hidden && !task->looked_up && sp_api_may_have_folder(call->api, state->adapter))
+        sp_call_wait_adapter(call, sp_adapter_task_create_list(state->adapter), answer);
     else
         sp_call_refuse(call, 404, NULL, "model", "model_not_found", "there is no model \"%.255s\"",
                        state->adapter);
@@ -56,18 +55,16 @@ static void answer(sp_call *call)
 static void answer_for_model(sp_call *call, const json_t *body, sp_text *text)
 {
     const char *model = json_string_value(json_object_get(body, "model"));
-    const char *adapter = NULL;
-    char *path = NULL;
+    const char *adapter = sp_api_model(call->api, model);
     text_state *state;
 
-    sp_api_model(call->api, model, &adapter, &path);
     if (!adapter || strcmp(adapter, sp_engine_base_name(call->api->engine)) == 0) {
         sp_call_answer_json(call, text);
         return;
     }
     state = sp_calloc(1, sizeof *state);
     if (state) {
-        *state = (text_state){*text, sp_strdup(adapter), path};
+        *state = (text_state){*text, sp_strdup(adapter)};
         call->state = state;
         call->free_state = destroy;
         call->model = sp_strdup(model);
@@ -76,10 +73,8 @@ static void answer_for_model(sp_call *call, const json_t *body, sp_text *text)
         sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_LIST, NULL, NULL), answer);
         return;
     }
-    if (!state) {
+    if (!state)
         sp_text_free(text);
-        sp_free(path);
-    }
     sp_call_refuse(call, 503, NULL, NULL, "out-of-memory", "out of memory");
 }
 

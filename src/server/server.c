@@ -163,6 +163,30 @@ static sp_status start_http(sp_server *server, sp_error *error)
     return sp_http_start(&options, &server->api.http, error);
 }
 
+/* A task comes out of the look-up, on its thread, with the reference that it was given. */
+static void pass_task(void *user, sp_adapter_task *task)
+{
+    const sp_api *api = user;
+    sp_error error;
+    sp_status status = sp_driver_adapter(api->driver, task, &error);
+
+    if (status != SP_OK)
+        sp_task_finish(&task->task, status, &error);
+    sp_task_release(&task->task);
+}
+
+static bool may_have_folder(void *user, const char *name)
+{
+    return sp_api_may_have_folder(user, name);
+}
+
+static void look_up(void *user, sp_adapter_task *task)
+{
+    const sp_api *api = user;
+
+    sp_adapter_dir_look_up(api->dir, task);
+}
+
 static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t running_max,
                              sp_error *error)
 {
@@ -171,6 +195,9 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
         .engine = engine,
         .in_flight_max = running_max + (int32_t)settings->queue,
         .request_time_s = (int32_t)settings->request_timeout_s,
+        .may_have_folder = may_have_folder,
+        .look_up = look_up,
+        .look_up_user = &server->api,
     };
     sp_status status = open_keys(&server->api, error);
 
@@ -178,6 +205,9 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
         status = open_chat(&server->api, error);
     if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);
+    if (status == SP_OK && !ABSENT(settings->adapter_dir))
+        status = sp_adapter_dir_open(sp_engine_base_name(engine), pass_task, &server->api,
+                                     &server->api.dir, error);
     if (status == SP_OK)
         status = start_http(server, error);
     return status;
@@ -251,6 +281,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
         nanosleep(&pause, NULL);
     }
     sp_http_stop(server->api.http, &unfinished);
+    sp_adapter_dir_close(server->api.dir);
     sp_driver_destroy(server->api.driver);
     sp_chat_close(server->api.chat);
     sp_keys_close(server->api.api_keys);

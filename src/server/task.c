@@ -1,5 +1,10 @@
 #include "server/task.h"
 
+#include <time.h>
+
+#define NS_PER_MS 1000000L
+#define NS_PER_S  1000000000L
+
 void sp_task_start(sp_task *task, sp_task_kind kind, void (*destroy)(sp_task *task))
 {
     task->kind = kind;
@@ -71,9 +76,14 @@ bool sp_task_is_done(sp_task *task)
 
 void sp_task_queue_open(sp_task_queue *queue)
 {
+    pthread_condattr_t monotonic;
+
     *queue = (sp_task_queue){.first = NULL};
     pthread_mutex_init(&queue->lock, NULL);
-    pthread_cond_init(&queue->filled, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&queue->filled, &monotonic);
+    pthread_condattr_destroy(&monotonic);
 }
 
 void sp_task_queue_destroy(sp_task_queue *queue)
@@ -124,13 +134,30 @@ void sp_task_queue_close(sp_task_queue *queue)
     pthread_mutex_unlock(&queue->lock);
 }
 
-sp_task *sp_task_queue_take(sp_task_queue *queue, bool wait, bool *out_closed)
+/* Under the lock. False: the time is up. */
+static bool wait_until(sp_task_queue *queue, const struct timespec *until)
 {
-    sp_task *all;
+    if (!until)
+        return pthread_cond_wait(&queue->filled, &queue->lock) == 0;
+    return pthread_cond_timedwait(&queue->filled, &queue->lock, until) == 0;
+}
 
+sp_task *sp_task_queue_take(sp_task_queue *queue, int32_t wait_ms, bool *out_closed)
+{
+    struct timespec until;
+    sp_task *all;
+    bool waits = wait_ms != 0;
+
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += wait_ms > 0 ? wait_ms / 1000 : 0;
+    until.tv_nsec += wait_ms > 0 ? wait_ms % 1000 * NS_PER_MS : 0;
+    if (until.tv_nsec >= NS_PER_S) {
+        until.tv_nsec -= NS_PER_S;
+        until.tv_sec++;
+    }
     pthread_mutex_lock(&queue->lock);
-    while (wait && !queue->first && !queue->closed && !queue->knocked)
-        pthread_cond_wait(&queue->filled, &queue->lock);
+    while (waits && !queue->first && !queue->closed && !queue->knocked)
+        waits = wait_until(queue, wait_ms > 0 ? &until : NULL);
     all = queue->first;
     queue->first = NULL;
     queue->last = NULL;

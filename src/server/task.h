@@ -22,7 +22,8 @@ typedef enum sp_task_kind {
     SP_TASK_LOAD,     /* the others: an sp_adapter_task */
     SP_TASK_UNLOAD,
     SP_TASK_ACTIVATE,
-    SP_TASK_LIST
+    SP_TASK_LIST,
+    SP_TASK_FOLDER /* whether a name has a folder: the driver's own question */
 } sp_task_kind;
 
 typedef struct sp_task sp_task;
@@ -70,7 +71,7 @@ bool sp_task_queue_push(sp_task_queue *queue, sp_task *task);
 void sp_task_queue_knock(sp_task_queue *queue);
 void sp_task_queue_close(sp_task_queue *queue);
 /* All that is there, as a list by `next`, with the queue's references. Waits while there is
- * nothing and `wait`, until a push, a knock or the close. */
-sp_task *sp_task_queue_take(sp_task_queue *queue, bool wait, bool *out_closed);
+ * nothing, wait_ms at most (-1: for ever), until a push, a knock or the close. */
+sp_task *sp_task_queue_take(sp_task_queue *queue, int32_t wait_ms, bool *out_closed);
 
 #endif

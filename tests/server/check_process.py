@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import serving
-from serving import complete, get, run_checks, until
+from serving import complete, get, post, run_checks, until
 
 
 def metric(server, series):
@@ -82,7 +83,113 @@ def check_sighup(binary):
         assert server.process.wait(timeout=20) == 0
 
 
-CHECKS = [check_unread_log, check_sighup]
+def check_slow_files(binary):
+    """Every opening below --adapter-dir takes a third of a second: what is loaded and what needs no
+    files does not wait, nor do lists for long; only who asks for a file does."""
+    shim = Path(binary).parent / "tests" / "slow_files.so"
+    if not shim.exists() or b"__asan_init" in Path(binary).read_bytes():
+        print("skipped: no %s, or a sanitizer" % shim)
+        sys.exit(77)
+    folders = {"a%d" % i: "scripture" for i in range(3)}
+    with serving.folder_of_adapters(**folders) as folder:
+        (folder / "late").mkdir()
+        environment = dict(os.environ, LD_PRELOAD=str(shim), SLOW_FILES_MS="300")
+        with serving.serving(binary, "--adapter-dir", folder, "--request-timeout", 60,
+                             "--adapter", "in=%s" % (serving.ADAPTERS / "csource"),
+                             environment=environment) as server:
+            want = complete(server, "in", max_tokens=4)
+            answers = {}
+            def ask(model, path="/v1/completions"):
+                more = {} if path == "/tokenize" else {"max_tokens": 1}
+                answers[model, path] = post(server, path, {"model": model, "prompt": "a", **more})
+            waiting = [threading.Thread(target=ask, args=more) for more in
+                       (("a0",), ("nobody",), ("a1", "/tokenize"), ("none", "/tokenize"))]
+            for thread in waiting:
+                thread.start()
+            start = time.monotonic()
+            body = {"model": "in", "prompt": "a"}
+            calls = (lambda: get(server, "/health").status == 200,
+                     lambda: complete(server, "in", max_tokens=4) == want,
+                     lambda: post(server, "/tokenize", body).status == 200,
+                     lambda: get(server, "/v1/models/in").status == 200)
+            while time.monotonic() - start < 1:
+                for made in calls:
+                    began = time.monotonic()
+                    assert made() and time.monotonic() - began < 0.28
+            for thread in waiting:
+                thread.join()
+            assert answers["a0", "/v1/completions"].status == 200
+            assert answers["nobody", "/v1/completions"].code == "model_not_found"
+            assert answers["none", "/tokenize"].code == "model_not_found"
+            assert answers["a1", "/tokenize"].status == 200
+            def listed(path, field):
+                began = time.monotonic()
+                names = {m[field] for m in get(server, path).json["data"]}
+                return names, time.monotonic() - began
+            until(lambda: len(listed("/v1/models", "id")[0]) == 5)
+            for path, field in (("/v1/models", "id"), ("/v1/lora_adapters", "name")):
+                names, seconds = listed(path, field)
+                assert names - {"base"} == {*folders, "in"} and seconds < 0.28, (names, seconds)
+            # An unload of what is loaded is done at once, and stays so when its folder was found.
+            began = time.monotonic()
+            assert post(server, "/v1/unload_lora_adapter", {"lora_name": "a0"}).status == 200
+            assert time.monotonic() - began < 0.28
+            time.sleep(0.6)
+            body = {"model": "a0", "prompt": "a"}
+            assert post(server, "/v1/completions", body).code == "model_not_found"
+            answer = post(server, "/v1/load_lora_adapter", {"lora_name": "a0", "lora_path": "x"})
+            assert (answer.status, answer.code) == (404, "adapter-not-found")
+
+
+def check_hanging_files(binary):
+    """A file system that does not answer at all: its requests end by --request-timeout, and the
+    server ends when it is told to."""
+    shim = Path(binary).parent / "tests" / "slow_files.so"
+    if not shim.exists() or b"__asan_init" in Path(binary).read_bytes():
+        print("skipped: no %s, or a sanitizer" % shim)
+        sys.exit(77)
+    environment = dict(os.environ, LD_PRELOAD=str(shim), SLOW_FILES_MS="60000")
+    with serving.serving(binary, "--adapter-dir", serving.ADAPTERS, "--request-timeout", 1,
+                         environment=environment) as server:
+        answer = post(server, "/v1/completions", {"model": "sqldoc", "prompt": "a"})
+        assert (answer.status, answer.code) == (504, "request-timeout"), answer.bytes
+        began = time.monotonic()
+        assert {m["id"] for m in get(server, "/v1/models").json["data"]} == {"base"}
+        assert complete(server, "base", max_tokens=2)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=20) == 0
+        assert time.monotonic() - began < 5
+
+
+def check_loads_of_one_name(binary):
+    """64 loads of one name at once are one load: one 200, and for all others the same refusal; with
+    load_inplace all of them succeed, one after the other, and with a stale generation none but the
+    first."""
+    def all_at_once(server, **more):
+        answers = []
+        body = {"lora_name": "x", "lora_path": "scripture", **more}
+        threads = [threading.Thread(target=lambda: answers.append(
+            post(server, "/v1/load_lora_adapter", body))) for _ in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sorted((a.status, None if a.status == 200 else a.code) for a in answers)
+    with serving.serving(binary, "--adapter-dir", serving.ADAPTERS) as server:
+        assert all_at_once(server) == [(200, None)] + [(400, "name-taken")] * 63
+        assert all_at_once(server, load_inplace=True) == [(200, None)] * 64
+        listed = get(server, "/v1/lora_adapters").json["data"]
+        generation = [a["generation"] for a in listed if a["name"] == "x"][0]
+        assert all_at_once(server, load_inplace=True, expected_generation=generation) == \
+            [(200, None)] + [(409, "generation-changed")] * 63
+        # All of them wrong in the same way: the same code again.
+        body = {"lora_name": "y", "lora_path": "."}
+        codes = {post(server, "/v1/load_lora_adapter", body).code for _ in range(4)}
+        assert len(codes) == 1, codes
+
+
+CHECKS = [check_unread_log, check_sighup, check_slow_files, check_hanging_files,
+          check_loads_of_one_name]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])

@@ -13,7 +13,7 @@
 
 static sp_generation *create(int32_t n_choices)
 {
-    sp_generation *generation = sp_generation_create(n_choices, "name", NULL);
+    sp_generation *generation = sp_generation_create(n_choices, "name");
 
     assert_non_null(generation);
     return generation;
@@ -162,13 +162,13 @@ static void test_queue(void **state)
 
     (void)state;
     sp_task_queue_open(&queue);
-    assert_null(sp_task_queue_take(&queue, false, &closed));
+    assert_null(sp_task_queue_take(&queue, 0, &closed));
     assert_false(closed);
     sp_task_queue_knock(&queue);
-    assert_null(sp_task_queue_take(&queue, true, &closed)); /* does not wait */
+    assert_null(sp_task_queue_take(&queue, -1, &closed)); /* does not wait */
     for (int i = 0; i < 3; i++)
         assert_true(sp_task_queue_push(&queue, &made[i]->task));
-    all = sp_task_queue_take(&queue, true, &closed);
+    all = sp_task_queue_take(&queue, -1, &closed);
     for (int i = 0; i < 3; i++, all = all->next) {
         assert_ptr_equal(all, &made[i]->task);
         assert_int_equal(atomic_load(&all->references), 2);
