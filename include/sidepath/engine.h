@@ -62,6 +62,7 @@ typedef struct sp_engine_options {
      * first refusal fails the opening. Called inside sp_engine_open. */
     void (*adapter_refused)(void *user, const char *name, const sp_error *error);
     void *adapter_refused_user;
+    bool weights_copy; /* read into memory, so that nothing that happens to the files matters */
 } sp_engine_options;
 
 SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
@@ -302,6 +303,27 @@ typedef struct sp_engine_stats {
 /* Fills the caller's struct, whose struct_bytes is set. SP_ERR_ARGUMENT: a size that none has. */
 SP_API sp_status sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats,
                                      sp_error *error);
+
+/* ---- the files of the weights -------------------------------------------------------------- */
+
+/* Reason codes: what is mapped has changed, so that answers would be wrong; and the files are
+ * others now, while what was mapped is as it was. */
+#define SP_CODE_WEIGHTS_CHANGED  "weights-changed"
+#define SP_CODE_WEIGHTS_REPLACED "weights-replaced"
+
+/*
+ * Whether something may have happened to a file of the weights since the last call: then
+ * sp_engine_check_weights says what. It never waits for the file system, and sees what is written
+ * on this machine before the next step can read it; what another machine writes only a check finds.
+ */
+SP_API bool sp_engine_weights_touched(const sp_engine *engine);
+/*
+ * Looks at the files of the weights: SP_OK, SP_ERR_STATE with SP_CODE_WEIGHTS_REPLACED, or with
+ * SP_CODE_WEIGHTS_CHANGED: SP_ERR_TRUNCATED, SP_ERR_INPUT (it was written to), SP_ERR_IO (a part of
+ * it could not be read). error->subject is the file. With weights_copy always SP_OK. Any thread; it
+ * may wait for the file system.
+ */
+SP_API sp_status sp_engine_check_weights(const sp_engine *engine, sp_error *error);
 
 /* ---- adapters while it runs ---------------------------------------------------------------- */
 

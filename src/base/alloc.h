@@ -21,7 +21,7 @@ SP_PRIVATE char *sp_strndup(const char *text, size_t bytes);
 
 /* Large aligned blocks: `align` is a power of two; MADV_HUGEPAGE above 4 MiB. Zeroed. */
 SP_PRIVATE void *sp_aligned_calloc(size_t bytes, size_t align);
-void *sp_aligned_malloc(size_t bytes, size_t align); /* the same, not zeroed */
+SP_PRIVATE void *sp_aligned_malloc(size_t bytes, size_t align); /* the same, not zeroed */
 SP_PRIVATE void sp_aligned_free(void *memory);
 
 /* Bytes and blocks now allocated. A leak test compares them before and after. */

@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/confine.h"
 #include "base/error.h"
+#include "base/mapped.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -143,6 +144,7 @@ sp_status sp_file_map(const char *path, sp_mapping *out_mapping, sp_error *error
     }
     out_mapping->data = data;
     out_mapping->bytes = (size_t)file.bytes;
+    out_mapping->entry = sp_mapped_add(data, (size_t)file.bytes, path);
 close_file:
     sp_file_close(&file);
     return status;
@@ -150,10 +152,13 @@ close_file:
 
 void sp_file_unmap(sp_mapping *mapping)
 {
-    if (mapping->data)
+    if (mapping->data) {
+        sp_mapped_remove(mapping->entry);
         munmap((void *)(uintptr_t)mapping->data, mapping->bytes);
+    }
     mapping->data = NULL;
     mapping->bytes = 0;
+    mapping->entry = -1;
 }
 
 static int write_fully(int fd, const char *data, size_t bytes)

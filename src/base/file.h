@@ -1,7 +1,7 @@
 /*
  * file.h: reading files. Directories, FIFOs and devices are refused before a byte is read, so that
  * nothing blocks on them. Adapters are read with pread (a file that shrinks is an error); base
- * weights are mapped and trusted.
+ * weights are mapped (mapped.h).
  */
 #ifndef SP_BASE_FILE_H
 #define SP_BASE_FILE_H
@@ -20,12 +20,12 @@ typedef struct sp_file {
  * something in its path is no directory. SP_ERR_INPUT: not a regular file. SP_ERR_IO: no
  * permission and the like. `subject` of the error is the path (sp_path_tail).
  */
-sp_status sp_file_open(const char *path, sp_file *out_file, sp_error *error);
-void sp_file_close(sp_file *file);
+SP_PRIVATE sp_status sp_file_open(const char *path, sp_file *out_file, sp_error *error);
+SP_PRIVATE void sp_file_close(sp_file *file);
 
 /* Exactly `bytes` bytes at `offset`, or SP_ERR_TRUNCATED (it shrank) or SP_ERR_IO. */
-sp_status sp_file_read(const sp_file *file, uint64_t offset, void *out_data, size_t bytes,
-                       sp_error *error);
+SP_PRIVATE sp_status sp_file_read(const sp_file *file, uint64_t offset, void *out_data,
+                                  size_t bytes, sp_error *error);
 
 /*
  * The whole file, with a NUL behind it that is not counted. SP_ERR_TOO_LARGE above bytes_max.
@@ -38,6 +38,7 @@ SP_PRIVATE sp_status sp_file_read_all(const char *path, size_t bytes_max, char *
 typedef struct sp_mapping {
     const void *data;
     size_t bytes;
+    int32_t entry; /* of base/mapped.h */
 } sp_mapping;
 SP_PRIVATE sp_status sp_file_map(const char *path, sp_mapping *out_mapping, sp_error *error);
 SP_PRIVATE void sp_file_unmap(sp_mapping *mapping);
@@ -57,7 +58,7 @@ SP_PRIVATE int sp_path_exists(const char *path);
  * the last parts that fit. Points into `path`.
  */
 #define SP_PATH_SHOWN_BYTES 200
-const char *sp_path_tail(const char *path);
+SP_PRIVATE const char *sp_path_tail(const char *path);
 
 /* The folder of a file's path, "." for a bare name. Owned by the caller; NULL: out of memory. */
 char *sp_path_folder(const char *path);

@@ -1,4 +1,5 @@
 #include "base/json.h"
+#include "base/mapped.h"
 #include "cli/cli.h"
 
 #include <stdio.h>
@@ -54,6 +55,7 @@ int sp_cli_wants_help(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    sp_mapped_handle_faults(SP_FAULT_ENDS);
     /* Else jansson may drop bytes of a string unseen when memory is short. */
     sp_json_own_memory(true);
     if (argc < 2) {

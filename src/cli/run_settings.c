@@ -65,6 +65,8 @@ const sp_setting sp_run_setting_rows[SP_RUN_SETTINGS_COUNT] = {
      "N", "steps that an adapter waits for a slot before running requests make way", false},
     {"prefix-cache", SP_SETTING_BOOL, FIELD(prefix_cache), "1", 0, 0, NULL, NULL,
      "share the KV pages of equal beginnings; changes no result", false},
+    {"weights-copy", SP_SETTING_BOOL, FIELD(weights_copy), NULL, 0, 0, NULL, NULL,
+     "read the base weights into memory instead of mapping their files", false},
     {"served-model-name", SP_SETTING_STRING, FIELD(served_name), NULL, 0, 0, NULL, "NAME",
      "the base's name; default: its folder's", false},
 };
@@ -165,6 +167,7 @@ static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_want
     options->allow_partial = settings->allow_partial;
     options->allow_no_effect = settings->allow_no_effect;
     options->allow_unknown_fields = settings->allow_unknown_fields;
+    options->weights_copy = settings->weights_copy;
     options->allow_base_changing_init = settings->allow_base_changing_init;
 }
 

@@ -17,7 +17,7 @@ typedef struct sp_run_settings {
         step_rows, prefill_chunk, page_tokens, host_cache_mib, loader_threads, adapter_wait_steps,
         adapter_preempt_steps;
     bool no_apply, no_ffn, allow_partial, allow_no_effect, allow_unknown_fields,
-        allow_base_changing_init, prefix_cache;
+        allow_base_changing_init, prefix_cache, weights_copy;
     /* Set by the verb, no flags: adapters may be loaded later; who hears of start-up adapters that
      * are refused, see sp_engine_options. */
     bool adapter_loading;
@@ -26,7 +26,7 @@ typedef struct sp_run_settings {
 } sp_run_settings;
 
 /* Rows for a struct whose first member is an sp_run_settings. */
-#define SP_RUN_SETTINGS_COUNT 29
+#define SP_RUN_SETTINGS_COUNT 30
 extern const sp_setting sp_run_setting_rows[SP_RUN_SETTINGS_COUNT];
 
 /* Joins the shared rows and a verb's own into one table; the caller frees it with sp_free. */

@@ -6,6 +6,7 @@
  */
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/mapped.h"
 #include "cli/cli.h"
 #include "cli/run_settings.h"
 #include "server/server.h"
@@ -158,6 +159,7 @@ static int run_verb(serve_settings *settings)
     sigaddset(&blocked, SIGHUP);
     sigprocmask(SIG_BLOCK, &blocked, &before);
     signal(SIGPIPE, SIG_IGN);
+    sp_mapped_handle_faults(SP_FAULT_SURVIVES);
     status = sp_log_open(STDERR_FILENO, LOG_BYTES_MAX, &settings->server.log, &error);
     if (status == SP_OK)
         status = open_and_serve(settings, &usage, &error);

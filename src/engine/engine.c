@@ -151,7 +151,8 @@ static sp_status open_model(sp_engine *engine, sp_error *error)
 {
     const sp_model_shape *shape = &engine->model.shape;
     sp_error why;
-    sp_status status = sp_model_open(engine->options.model_dir, &engine->model, error);
+    sp_status status = sp_model_open(engine->options.model_dir, engine->options.weights_copy,
+                                     &engine->model, error);
 
     if (status != SP_OK)
         return status;
@@ -421,6 +422,18 @@ static sp_engine_stats stats_of(const sp_engine *engine)
         stats.host_bytes = stage.host_bytes;
     }
     return stats;
+}
+
+bool sp_engine_weights_touched(const sp_engine *engine)
+{
+    return engine && sp_weight_files_touched(&engine->model.files);
+}
+
+sp_status sp_engine_check_weights(const sp_engine *engine, sp_error *error)
+{
+    if (!engine)
+        return sp_fail_null(error, "engine");
+    return sp_weight_files_check(&engine->model.files, error);
 }
 
 sp_status sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats, sp_error *error)

@@ -106,9 +106,9 @@ static const uint16_t *find_weight(model_loader *loader, const char *name, int32
         return NULL;
     }
     loader->model->weight_bytes += (size_t)tensor->bytes;
-    return aligned_data(
-        loader, (const char *)loader->model->shards[tensor->file].data + tensor->offset_bytes,
-        (size_t)tensor->bytes);
+    return aligned_data(loader,
+                        loader->model->files.files[tensor->file].data + tensor->offset_bytes,
+                        (size_t)tensor->bytes);
 }
 
 static const uint16_t *find_in_layer(model_loader *loader, int32_t layer, const char *module,
@@ -182,27 +182,6 @@ static sp_status load_weights(sp_model *model, const sp_checkpoint *checkpoint, 
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-static sp_status map_shards(sp_model *model, const sp_checkpoint *checkpoint, sp_error *error)
-{
-    int32_t n = sp_checkpoint_n_files(checkpoint);
-
-    model->shards = sp_calloc((size_t)n, sizeof *model->shards);
-    if (!model->shards)
-        return sp_fail_memory(error, (size_t)n * sizeof *model->shards, "mappings");
-    model->n_shards = (size_t)n;
-    for (int32_t i = 0; i < n; i++) {
-        const char *path = sp_checkpoint_path(checkpoint, i);
-        sp_status status = sp_file_map(path, &model->shards[i], error);
-
-        if (status != SP_OK)
-            return status;
-        if (model->shards[i].bytes < sp_checkpoint_file_bytes(checkpoint, i))
-            return sp_fail(error, SP_ERR_TRUNCATED, "truncated", path, -1,
-                           "%s shrank while it was opened", path);
-    }
-    return SP_OK;
-}
-
 static sp_status bad_eos(sp_error *error, const char *path)
 {
     return sp_fail(error, SP_ERR_INPUT, NULL, "eos_token_id", -1,
@@ -264,23 +243,23 @@ static sp_status check_directory(const char *directory, sp_error *error)
     return SP_OK;
 }
 
-static sp_status open_files(sp_model *model, const char *directory, sp_error *error)
+static sp_status open_files(sp_model *model, const char *directory, bool copy, sp_error *error)
 {
     sp_checkpoint *checkpoint;
     sp_status status = sp_checkpoint_open(directory, "model", &checkpoint, error);
 
     if (status != SP_OK)
         return status;
-    status = map_shards(model, checkpoint, error);
+    status = sp_weight_files_open(checkpoint, copy, &model->files, error);
     if (status == SP_OK)
         status = load_weights(model, checkpoint, error);
     sp_checkpoint_destroy(checkpoint);
     return status;
 }
 
-sp_status sp_model_open(const char *directory, sp_model *out_model, sp_error *error)
+sp_status sp_model_open(const char *directory, bool copy, sp_model *out_model, sp_error *error)
 {
-    sp_model model = {0};
+    sp_model model = {.files.notify = -1};
     sp_status status = check_directory(directory, error);
 
     if (status != SP_OK)
@@ -299,7 +278,7 @@ sp_status sp_model_open(const char *directory, sp_model *out_model, sp_error *er
     if (status == SP_OK)
         status = read_generation_config(&model, directory, error);
     if (status == SP_OK)
-        status = open_files(&model, directory, error);
+        status = open_files(&model, directory, copy, error);
     if (status != SP_OK) {
         sp_model_close(&model);
         return status;
@@ -310,14 +289,12 @@ sp_status sp_model_open(const char *directory, sp_model *out_model, sp_error *er
 
 void sp_model_close(sp_model *model)
 {
-    for (size_t i = 0; i < model->n_shards; i++)
-        sp_file_unmap(&model->shards[i]);
+    sp_weight_files_close(&model->files);
     for (size_t i = 0; i < model->n_copies; i++)
         sp_free(model->copies[i]);
-    sp_free(model->shards);
     sp_free(model->copies);
     sp_free(model->layers);
     sp_free(model->name);
     sp_geometry_release(model->geometry);
-    *model = (sp_model){0};
+    *model = (sp_model){.files.notify = -1};
 }

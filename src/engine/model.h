@@ -1,11 +1,12 @@
 /*
  * model.h: the base weights: bf16, mapped from the checkpoint's files and never copied (but for a
- * tensor that the file stores at an odd address). Owns the mappings; immutable after opening.
+ * tensor that the file stores at an odd address, or all of them where that is wished). Owns the
+ * files; immutable after opening.
  */
 #ifndef SP_ENGINE_MODEL_H
 #define SP_ENGINE_MODEL_H
 
-#include "base/file.h"
+#include "engine/weight_files.h"
 
 #include <sidepath/adapter.h>
 
@@ -32,8 +33,7 @@ typedef struct sp_model {
     const uint16_t *embed;      /* [vocab, H] */
     const uint16_t *head;       /* [vocab, H]; the same memory as embed when tied */
     const uint16_t *final_norm; /* [H] */
-    sp_mapping *shards;
-    size_t n_shards;
+    sp_weight_files files;
     void **copies; /* tensors whose file offset is odd */
     size_t n_copies;
     size_t weight_bytes; /* of the tensors in use */
@@ -41,12 +41,12 @@ typedef struct sp_model {
 } sp_model;
 
 /*
- * Reads config.json and maps the shards. Tensors of other kinds (a vision tower, MTP layers) are
- * left alone. SP_ERR_NOT_FOUND: a file or a weight is missing (named). SP_ERR_MISMATCH: a weight
- * has another shape (both given). SP_ERR_UNSUPPORTED: an architecture or a dtype that this engine
- * does not run (named). SP_ERR_TRUNCATED, SP_ERR_INPUT: a shard is broken.
+ * Reads config.json and maps the shards, or copies them. Tensors of other kinds (a vision tower,
+ * MTP layers) are left alone. SP_ERR_NOT_FOUND: a file or a weight is missing (named).
+ * SP_ERR_MISMATCH: a weight has another shape (both given). SP_ERR_UNSUPPORTED: an architecture or
+ * a dtype that this engine does not run (named). SP_ERR_TRUNCATED, SP_ERR_INPUT: a shard is broken.
  */
-sp_status sp_model_open(const char *directory, sp_model *out_model, sp_error *error);
+sp_status sp_model_open(const char *directory, bool copy, sp_model *out_model, sp_error *error);
 void sp_model_close(sp_model *model);
 
 #endif

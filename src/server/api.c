@@ -19,6 +19,8 @@ typedef struct code_status {
 
 /* Where the reason says more than the library's status. 503 and 429: try again later. */
 static const code_status by_code[] = {
+    {SP_CODE_WEIGHTS_CHANGED, 503},
+    {SP_CODE_WEIGHTS_REPLACED, 503},
     {SP_CODE_SHUTTING_DOWN, 503},
     {SP_CODE_REQUEST_TIMEOUT, 504},
     {"name-taken", 400},

@@ -23,6 +23,7 @@ typedef struct sp_api {
     const sp_engine *engine; /* for what never changes: text, shape, the base's name */
     sp_driver *driver;
     sp_adapter_dir *dir; /* NULL: there is none */
+    sp_weights_watch *weights;
     sp_http *http;
     sp_budget budget;               /* of all that clients can fill */
     pthread_mutex_t keys_lock;      /* the two are replaced while requests come in */

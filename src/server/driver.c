@@ -159,13 +159,22 @@ void sp_driver_admit(sp_driver *driver, sp_generation *generation)
     sp_driver_refuse(driver, generation, status, &error);
 }
 
+static bool weights_changed(const sp_driver *driver, sp_error *out_error)
+{
+    return sp_weights_watch_state(driver->options.weights, out_error) == SP_WEIGHTS_CHANGED;
+}
+
 static void run_task(sp_driver *driver, sp_task *task)
 {
+    sp_error error;
+
     if (task->kind != SP_TASK_GENERATE) {
         sp_driver_run_adapter_task(driver, (sp_adapter_task *)(void *)task);
     } else if (atomic_load(&task->cancelled)) {
         driver->counts.cancelled++;
         sp_driver_refuse(driver, (sp_generation *)(void *)task, SP_ERR_STATE, NULL);
+    } else if (weights_changed(driver, &error)) {
+        sp_driver_refuse(driver, (sp_generation *)(void *)task, error.status, &error);
     } else {
         sp_driver_admit(driver, (sp_generation *)(void *)task);
     }
@@ -193,17 +202,28 @@ static void count_token(sp_driver *driver, const sp_running *running, const sp_r
     driver->counts.finished_length += event->finish == SP_FINISH_LENGTH;
 }
 
-/* The engine has dropped the choice; its siblings go with it, behind the step. */
-static void note_failure(sp_driver *driver, int32_t index, const sp_request_event *event)
+static void note_failure(sp_driver *driver, sp_generation *generation, sp_status status,
+                         const sp_error *error)
 {
-    sp_generation *generation = driver->running[index].generation;
+    if (generation->failure != SP_OK)
+        return;
+    driver->counts.failed++;
+    generation->failure = status;
+    generation->error = *error;
+}
 
-    if (generation->failure == SP_OK) {
-        driver->counts.failed++;
-        generation->failure = event->failure;
-        generation->error = *event->error;
-    }
-    remove_running(driver, index);
+/* Whether what this step has computed is not to be let out: it may have read other weights. */
+static bool is_spoilt(sp_driver *driver, sp_generation *generation)
+{
+    sp_error error;
+
+    if (!driver->weights_checked)
+        sp_weights_watch_look(driver->options.weights);
+    driver->weights_checked = true;
+    if (!weights_changed(driver, &error))
+        return false;
+    note_failure(driver, generation, error.status, &error);
+    return true;
 }
 
 /* Inside a step: nothing may leave the batch here but what the engine itself has ended. */
@@ -218,8 +238,13 @@ static void on_event(void *user, const sp_request_event *event)
         return;
     generation = driver->running[index].generation;
     touch(driver, generation);
-    if (event->finish == SP_FINISH_FAILED) {
-        note_failure(driver, index, event);
+    if (is_spoilt(driver, generation) && event->finish == SP_FINISH_NONE)
+        return; /* after the step all of its choices are dropped */
+    if (event->finish == SP_FINISH_FAILED)
+        note_failure(driver, generation, event->failure, event->error);
+    if (generation->failure != SP_OK) {
+        /* The engine has dropped the choice; its siblings go with it, after the step. */
+        remove_running(driver, index);
         return;
     }
     produced = (sp_produced){.choice = driver->running[index].choice,
@@ -340,9 +365,12 @@ static void step(sp_driver *driver)
 {
     sp_error error = {.position = -1};
     double began = sp_clock_seconds();
-    sp_status status = sp_engine_step(driver->engine, on_event, driver, &error);
-    double seconds = sp_clock_seconds() - began;
+    sp_status status;
+    double seconds;
 
+    driver->weights_checked = false;
+    status = sp_engine_step(driver->engine, on_event, driver, &error);
+    seconds = sp_clock_seconds() - began;
     count_step(driver);
     if (driver->n_loads > 0 && seconds > driver->counts.step_seconds_max_while_loading)
         driver->counts.step_seconds_max_while_loading = seconds;

@@ -14,6 +14,7 @@
 
 #include "server/adapter_task.h"
 #include "server/generation.h"
+#include "server/weights_watch.h"
 
 typedef struct sp_driver sp_driver;
 
@@ -26,6 +27,7 @@ typedef struct sp_driver_options {
     bool (*may_have_folder)(void *user, const char *name);
     void (*look_up)(void *user, sp_adapter_task *task);
     void *look_up_user;
+    sp_weights_watch *weights; /* borrowed, may be NULL: nothing is answered once they changed */
 } sp_driver_options;
 
 /* Reason codes of outcomes that only the server has. */

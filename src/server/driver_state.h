@@ -39,6 +39,7 @@ struct sp_driver {
     sp_generation **touched; /* [n_touched], room for twice as many as can run: to be woken */
     int32_t n_touched;
     int32_t n_step_failures;
+    bool weights_checked; /* in this step */
     uint64_t next_deadline_check_ns;
     sp_pending_load *loads;
     int32_t n_loads, n_looking; /* the second: of the first, those that look for a folder */

@@ -90,6 +90,7 @@ typedef struct sp_driver_counts {
 typedef struct sp_front_counts {
     uint64_t log_lines_dropped;
     uint64_t key_reloads, key_reload_failures;
+    bool weights_changed; /* or replaced */
     sp_http_counts http;
     size_t client_bytes[SP_BUDGET_KINDS], client_bytes_max;
     uint64_t client_bytes_refused;

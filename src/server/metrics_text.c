@@ -398,6 +398,9 @@ static void add_client_bytes(sp_text *out, const sp_front_counts *front)
 
 static void add_front(sp_text *out, const sp_front_counts *front)
 {
+    add_plain(out, "sidepath_weights_changed", "gauge",
+              "1 once a file of the weights is not what it was when it was mapped.",
+              front->weights_changed);
     add_connections(out, &front->http);
     add_client_bytes(out, front);
     add_counter(out, "sidepath_log_lines_dropped_total",

@@ -15,6 +15,7 @@ static sp_front_counts count_front(sp_api *api)
     const sp_budget *budget = &api->budget;
 
     return (sp_front_counts){
+        .weights_changed = sp_weights_watch_state(api->weights, NULL) != SP_WEIGHTS_SOUND,
         .http = sp_http_count(api->http),
         .client_bytes = {atomic_load(&budget->used[SP_BUDGET_BODIES]),
                          atomic_load(&budget->used[SP_BUDGET_REQUESTS]),

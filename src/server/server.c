@@ -202,6 +202,10 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
     sp_status status = open_keys(&server->api, error);
 
     if (status == SP_OK)
+        status = sp_weights_watch_start(engine, settings->log, &server->api.weights, error);
+    driver.weights = server->api.weights;
+
+    if (status == SP_OK)
         status = open_chat(&server->api, error);
     if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);
@@ -282,6 +286,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
     }
     sp_http_stop(server->api.http, &unfinished);
     sp_adapter_dir_close(server->api.dir);
+    sp_weights_watch_stop(server->api.weights);
     sp_driver_destroy(server->api.driver);
     sp_chat_close(server->api.chat);
     sp_keys_close(server->api.api_keys);

@@ -20,6 +20,7 @@
  *     log.c                     lines to standard error, which nobody waits for
  *     task.h, generation.h, adapter_task.h      what crosses between the two threads
  *     driver.c, driver_loads.c  the engine's thread
+ *     weights_watch.c           whether the base's weights are what they were
  *     server.c                  all of it joined, started and stopped
  *
  * Threads: the HTTP thread (parses, tokenises, writes), the log's, the engine's thread, and those

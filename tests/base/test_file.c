@@ -74,7 +74,7 @@ static void check_refused(const char *name, sp_status status, const char *word)
     sp_file file = {-7, 77};
     char *data = (char *)&file;
     size_t bytes = 77;
-    sp_mapping mapping = {&file, 77};
+    sp_mapping mapping = {&file, 77, -1};
     sp_error error;
 
     assert_int_equal(sp_file_open(path, &file, &error), status);
@@ -200,7 +200,7 @@ static void empty_files_are_files(void **state)
     char *path = in_directory("empty");
     char *data;
     size_t bytes = 9;
-    sp_mapping mapping = {&path, 9};
+    sp_mapping mapping = {&path, 9, -1};
     sp_error error;
 
     (void)state;

@@ -2,7 +2,10 @@
 """Faults around the process: a log that nobody reads, signals, files that change, few descriptors.
     check_process.py SIDEPATH [CHECK..]"""
 
+import json
 import os
+import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -188,8 +191,87 @@ def check_loads_of_one_name(binary):
         assert len(codes) == 1, codes
 
 
-CHECKS = [check_unread_log, check_sighup, check_slow_files, check_hanging_files,
-          check_loads_of_one_name]
+def rewrite(file):
+    """Other weights in the same bytes' place, a few pages of them."""
+    with open(file, "r+b") as opened:
+        opened.seek(file.stat().st_size // 2)
+        opened.write(b"\x01\x3f" * 8192)
+
+
+def replace(file):
+    other = file.with_suffix(".new")
+    other.write_bytes(file.read_bytes())
+    os.rename(other, file)
+
+
+CHANGES = [
+    ("weights-changed", lambda file: os.truncate(file, 4096)),
+    ("weights-changed", lambda file: os.truncate(file, file.stat().st_size + 1)),
+    ("weights-changed", rewrite),
+    ("weights-changed", os.utime),
+    ("weights-replaced", replace),
+    ("weights-replaced", os.remove),
+]
+
+
+def changed_base(binary, change, *flags):
+    """What a server says of a base that is changed under it while a stream runs: the code of
+    /ready, the number of tokens that the stream got, and the code of a request that comes then."""
+    long = {"prompt": "The", "max_tokens": 800, "temperature": 0, "ignore_eos": True,
+            "return_token_ids": True}
+    with tempfile.TemporaryDirectory() as top:
+        base = Path(top) / "base"
+        shutil.copytree(serving.BASE, base)
+        with serving.serving(binary, *flags, model=base) as server:
+            quiet = [complete(server, "base", max_tokens=800, ignore_eos=True)[0]]
+            stream = server.connect()
+            body = json.dumps({**long, "stream": True}).encode()
+            stream.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+                           b"application/json\r\nContent-Length: %d\r\nConnection: close\r\n"
+                           b"\r\n" % len(body) + body)
+            got = stream.recv(100)
+            change(base / "model.safetensors")
+            after = post(server, "/v1/completions", {**long, "max_tokens": 4})
+            got += b"".join(iter(lambda: stream.recv(65536), b""))
+            if after.status == 200:
+                assert after.json["choices"][0]["token_ids"] == quiet[0][:4]
+            tokens = [int(n) for part in re.findall(rb'"token_ids": \[([0-9, ]+)\]', got)
+                      for n in part.split(b",")]
+            assert tokens == quiet[0][:len(tokens)], "tokens of other weights"
+            if "--weights-copy" not in flags:
+                until(lambda: get(server, "/ready").status == 503)
+            ready = get(server, "/ready")
+            code = None if ready.status == 200 else ready.code
+            assert metric(server, "sidepath_weights_changed") == (code is not None)
+            assert get(server, "/health").status == 200
+            named = [line for line in server.log if "model.safetensors" in line]
+            assert bool(named) == (code is not None), server.log[-5:]
+            if code:
+                assert "model.safetensors" in ready.json["error"]["message"]
+            return code, len(tokens), None if after.status == 200 else after.code
+
+
+def check_changed_weights(binary):
+    """Weights that are truncated, rewritten, replaced or removed under a running server: it lives,
+    names the file, is not ready, and lets no token of other weights out."""
+    for want, change in CHANGES:
+        code, n, after = changed_base(binary, change)
+        assert code == want, (want, code)
+        if want == "weights-changed":
+            assert n < 800 and after == want, (want, n, after)
+        else:
+            assert n == 800 and after is None, (want, n, after)
+
+
+def check_copied_weights(binary):
+    """With --weights-copy nothing that happens to the files matters."""
+    for _, change in CHANGES[:3]:
+        assert changed_base(binary, change, "--weights-copy") == (None, 800, None)
+
+
+CHECKS = [check_unread_log, check_sighup, check_changed_weights, check_copied_weights,
+          check_slow_files, check_hanging_files, check_loads_of_one_name]
+
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])

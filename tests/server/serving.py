@@ -44,8 +44,9 @@ class Server:
     """One server process. `log` holds the lines of its standard error so far; an `unread` one's are
     read up to its address only."""
 
-    def __init__(self, binary, *flags, environment=None, unread=False, descriptors=None):
-        command = [str(binary), "serve", "--model", str(BASE), "--port", "0", "--threads", "1",
+    def __init__(self, binary, *flags, environment=None, unread=False, descriptors=None,
+                 model=BASE):
+        command = [str(binary), "serve", "--model", str(model), "--port", "0", "--threads", "1",
                    *map(str, flags)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
                                         env=environment or os.environ.copy(),
