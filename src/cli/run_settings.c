@@ -40,7 +40,7 @@ const sp_setting sp_run_setting_rows[SP_RUN_SETTINGS_COUNT] = {
     {"step-rows", SP_SETTING_INT, FIELD(step_rows), "256", 1, 65536, NULL, "N",
      "most rows of one step", false},
     {"prefill-chunk", SP_SETTING_INT, FIELD(prefill_chunk), "0", 0, 65536, NULL, "N",
-     "most prompt rows of one request in one step; 0: step-rows", false},
+     "most prompt rows of one request in one step; 0: step-rows, for a server 64", false},
     {"no-apply", SP_SETTING_BOOL, FIELD(no_apply), NULL, 0, 0, NULL, NULL,
      "measuring: keep adapters resident and skip every delta", false},
     {"no-ffn", SP_SETTING_BOOL, FIELD(no_ffn), NULL, 0, 0, NULL, NULL,

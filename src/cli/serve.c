@@ -20,8 +20,10 @@
 #include <unistd.h>
 
 #define KV_TOKENS_BY_ITSELF 65536
-#define LOG_BYTES_MAX       ((size_t)1 << 20)
-#define LOG_WAIT_MS         1000 /* for the last lines, at the end */
+/* A long prompt comes in by pieces that streams beside it hardly feel (docs/PERFORMANCE.md). */
+#define PREFILL_CHUNK_BY_ITSELF 64
+#define LOG_BYTES_MAX           ((size_t)1 << 20)
+#define LOG_WAIT_MS             1000 /* for the last lines, at the end */
 
 typedef struct serve_settings {
     sp_run_settings run; /* first: the shared rows point into it */
@@ -136,6 +138,8 @@ static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_er
     *out_usage = true;
     settings->server.model_dir = settings->run.model;
     settings->run.adapter_loading = true;
+    if (settings->run.prefill_chunk == 0)
+        settings->run.prefill_chunk = PREFILL_CHUNK_BY_ITSELF;
     settings->run.adapter_refused = report_refused;
     settings->run.adapter_refused_user = &notes;
     if (status == SP_OK)
