@@ -29,6 +29,10 @@ if(NOT CMAKE_CROSSCOMPILING)
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/soak_server.py
                    $<TARGET_FILE:sidepath_cli>)
   set_tests_properties(soak_server PROPERTIES LABELS soak TIMEOUT 7200)
+  add_test(NAME soak_faults
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/soak_faults.py
+                   $<TARGET_FILE:sidepath_cli>)
+  set_tests_properties(soak_faults PROPERTIES LABELS soak TIMEOUT 7200)
   sidepath_server_checks(check_metrics)
   # The status page in a browser of 290 MB: by hand, and skipped by name where there is none.
   add_test(NAME soak_status_page
