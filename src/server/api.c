@@ -8,6 +8,7 @@
 #include "base/error.h"
 
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- what an error is answered with --------------------------------------------------------- */
@@ -173,9 +174,11 @@ void sp_call_answer_json(sp_call *call, sp_text *body)
     sp_call_answer_text(call, 200, SP_JSON_TYPE, body);
 }
 
-static void answer_error(sp_call *call, int status, sp_text *body, const char *code)
+static void answer_error(sp_call *call, int status, sp_text *body, const char *code,
+                         const char *param)
 {
     call->code = code;
+    snprintf(call->param, sizeof call->param, "%s", param ? param : "");
     if (status == 429 || status == 503)
         sp_exchange_add_header(call->exchange, "Retry-After", "1");
     if (status == 401)
@@ -194,7 +197,7 @@ void sp_call_refuse(sp_call *call, int status, const char *type, const char *par
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
     add_error(&body, type ? type : type_of(status), param, code, message);
-    answer_error(call, status, &body, code);
+    answer_error(call, status, &body, code, param);
 }
 
 void sp_call_fail(sp_call *call, sp_status status, const sp_error *error)
@@ -202,7 +205,8 @@ void sp_call_fail(sp_call *call, sp_status status, const sp_error *error)
     sp_text body = {0};
 
     sp_error_json(&body, status, error);
-    answer_error(call, sp_http_status_of(status, error), &body, code_of(status, error));
+    answer_error(call, sp_http_status_of(status, error), &body, code_of(status, error),
+                 param_of(status, error));
 }
 
 /* ---- requests ------------------------------------------------------------------------------ */

@@ -16,6 +16,8 @@
 
 #define SP_JSON_TYPE "application/json"
 #define SP_TEXT_TYPE "text/plain; charset=utf-8"
+/* Of texts of a client that go into the log, with their NUL. */
+#define SP_LOGGED_BYTES 65
 
 typedef struct sp_api {
     const sp_server_settings *settings;
@@ -56,9 +58,12 @@ struct sp_call {
     const sp_route *route; /* NULL: no route fits */
     uint64_t number, began_ns;
     char *argument;
-    char *model;      /* as the request names it, for the log; NULL: not yet, or none */
-    const char *code; /* of the error that was answered, for the log; static */
-    sp_task *task;    /* what it waits for: a reference, released with the call */
+    char *model;                 /* as the request names it, for the log; NULL: not yet, or none */
+    const char *code;            /* of the error that was answered, for the log; static */
+    char param[SP_LOGGED_BYTES]; /* the field of that error, likewise; "": none */
+    char id[SP_LOGGED_BYTES];    /* the end of the answer's id, and X-Request-Id */
+    char request_id[SP_LOGGED_BYTES]; /* X-Request-Id as the client sent it; "": it did not */
+    sp_task *task;                    /* what it waits for: a reference, released with the call */
     void (*resume)(sp_call *call);
     void *state; /* the handler's, freed by free_state */
     void (*free_state)(void *state);

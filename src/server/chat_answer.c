@@ -30,8 +30,7 @@ static void add_call_id(const sp_chat_choice *choice, int32_t call, sp_text *out
 {
     const sp_call *http = choice->answer->reply.call;
 
-    sp_text_format(out, "\"id\": \"call-%016llx-%llx-%d-%d\", \"type\": \"function\"",
-                   (unsigned long long)http->api->instance, (unsigned long long)http->number,
+    sp_text_format(out, "\"id\": \"call-%s-%d-%d\", \"type\": \"function\"", http->id,
                    index_of(choice), call);
 }
 

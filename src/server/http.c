@@ -26,7 +26,6 @@
 #define READS_MAX          4  /* likewise */
 #define SCRATCH_BYTES      65536
 #define STREAM_BLOCK_BYTES 16384
-#define CHUNK_HEAD_BYTES   10     /* of a block's size in hex, with CR LF */
 #define SEND_BUFFER_BYTES  131072 /* what a client that does not read may hold in the system */
 #define IN_KEPT_BYTES      65536  /* a larger buffer is given back between two requests */
 #define HALF_CLOSED_NS     150000000u
@@ -568,28 +567,40 @@ static void run_woken(sp_http *http)
     }
 }
 
-static void add_connection(sp_http *http, int fd, const struct sockaddr_storage *from)
+static void append(sp_http *http, sp_connection *added)
 {
-    sp_connection *added = sp_calloc(1, sizeof *added);
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = added};
-    int one = 1, send_bytes = SEND_BUFFER_BYTES;
-
-    if (!added || (added->http = http, added->fd = fd, !sp_limits_admit(added, from))) {
-        close(fd);
-        sp_free(added);
-        return;
-    }
-    added->since_ns = sp_clock_ns();
-    added->events = event.events;
     added->previous = http->last;
     if (http->last)
         http->last->next = added;
     else
         http->first = added;
     http->last = added;
+}
+
+static void add_connection(sp_http *http, int fd, const struct sockaddr_storage *from)
+{
+    sp_connection *added = sp_calloc(1, sizeof *added);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = added};
+    int one = 1, send_bytes = SEND_BUFFER_BYTES;
+
+    if (!added) {
+        close(fd);
+        return;
+    }
+    added->http = http;
+    added->fd = fd;
+    added->since_ns = sp_clock_ns();
+    added->events = event.events;
+    if (!sp_limits_admit(added, from)) {
+        close(fd);
+        sp_free(added);
+        return;
+    }
+    append(http, added);
     /* Tokens are small and wanted at once. */
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof send_bytes);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one); /* a client may vanish unheard */
     if (epoll_ctl(http->epoll, EPOLL_CTL_ADD, fd, &event) != 0)
         sp_connection_close(added);
 }

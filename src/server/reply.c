@@ -46,10 +46,9 @@ static void write_head(sp_reply *reply)
     if (!model)
         model = served ? served : sp_engine_base_name(api->engine);
     sp_text_format(&reply->head,
-                   "{\"id\": \"%s%016llx-%llx\", \"object\": \"%s\", \"created\": %lld, "
+                   "{\"id\": \"%s%s\", \"object\": \"%s\", \"created\": %lld, "
                    "\"model\": ",
-                   reply->form->id_prefix, (unsigned long long)api->instance,
-                   (unsigned long long)reply->call->number,
+                   reply->form->id_prefix, reply->call->id,
                    reply->stream ? reply->form->stream_object : reply->form->object,
                    (long long)time(NULL));
     sp_text_json_string(&reply->head, model, strlen(model));

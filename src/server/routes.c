@@ -7,11 +7,13 @@
 #include "base/clock.h"
 #include "server/api.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 #include <time.h>
 
-#define NS_PER_MS 1e6
+#define NS_PER_MS  1e6
+#define REQUEST_ID "X-Request-Id"
 
 static const sp_route routes[] = {
     {"POST", "/v1/completions", false, SP_ACCESS_USER, sp_route_completions},
@@ -133,6 +135,15 @@ static void check_call(sp_call *call)
 
 /* ---- the life of a call -------------------------------------------------------------------- */
 
+/* The client's own, where it can stand in a log and a header, else the call's. */
+static void take_request_id(sp_call *call, const char *sent)
+{
+    if (sent && strlen(sent) < sizeof call->request_id)
+        snprintf(call->request_id, sizeof call->request_id, "%s", sent);
+    sp_exchange_add_header(call->exchange, REQUEST_ID,
+                           call->request_id[0] ? call->request_id : call->id);
+}
+
 static sp_call *create_call(sp_api *api, sp_exchange *exchange)
 {
     sp_call *call = sp_calloc(1, sizeof *call);
@@ -145,6 +156,9 @@ static sp_call *create_call(sp_api *api, sp_exchange *exchange)
     call->number = atomic_fetch_add(&api->n_calls, 1);
     call->prompt_tokens = -1;
     call->generated_tokens = -1;
+    snprintf(call->id, sizeof call->id, "%016llx-%llx", (unsigned long long)api->instance,
+             (unsigned long long)call->number);
+    take_request_id(call, sp_exchange_header(exchange, REQUEST_ID));
     sp_exchange_set_context(exchange, call);
     return call;
 }
@@ -238,7 +252,9 @@ static void log_call(const sp_call *call, bool whole)
     sp_text line = {0};
 
     add_time(&line);
-    sp_text_format(&line, ", \"call\": %llu", (unsigned long long)call->number);
+    sp_text_format(&line, ", \"id\": \"%s\"", call->id);
+    if (call->request_id[0])
+        add_text_field(&line, "request_id", call->request_id);
     add_text_field(&line, "client", sp_exchange_client(exchange));
     add_text_field(&line, "method", sp_exchange_method(exchange));
     add_text_field(&line, "path", sp_exchange_path(exchange));
@@ -253,6 +269,8 @@ static void log_call(const sp_call *call, bool whole)
                        (long long)call->prompt_tokens, (long long)call->generated_tokens);
     if (call->code)
         add_text_field(&line, "code", call->code);
+    if (call->param[0])
+        add_text_field(&line, "param", call->param);
     sp_text_add(&line, "}\n");
     if (!line.failed)
         sp_log_add(call->api->settings->log, line.data, line.bytes);

@@ -203,6 +203,27 @@ def mutate(rng, data):
     return bytes(data)
 
 
+def check_ids(binary):
+    """One line of the log finds a complaint: by the answer's id, by the id that came with the
+    request, and it names the field that was refused."""
+    with serving.serving(binary) as server:
+        body = {"model": "base", "prompt": "a", "max_tokens": 1}
+        own = post(server, "/v1/completions", body)
+        sent = post(server, "/v1/completions", body, headers={"X-Request-Id": "abc/1 \u00e9"})
+        long = post(server, "/v1/completions", body, headers={"X-Request-Id": "x" * 65})
+        bad = post(server, "/v1/completions", {**body, "top_k": "many"})
+        assert own.json["id"] == "cmpl-" + own.headers["x-request-id"]
+        assert long.json["id"] == "cmpl-" + long.headers["x-request-id"]
+        assert sent.headers["x-request-id"] == "abc/1 \u00e9"
+        assert bad.status == 400 and bad.headers["x-request-id"]
+        assert raw(server, HELLO + b"a b\r\n\r\n").count(b"X-Request-Id: ") == 1
+        until(lambda: len(server.access_log()) == 5)
+        lines = server.access_log()
+        assert [line["id"] for line in lines[:3]] == [a.json["id"][5:] for a in (own, sent, long)]
+        assert ["request_id" in line for line in lines] == [False, True, False, False, False]
+        assert lines[3]["param"] == "top_k" and lines[3]["id"] == bad.headers["x-request-id"]
+
+
 def check_garbage(binary):
     """Requests with random damage, in headers and bodies: whatever comes back is a whole answer,
     and the server goes on."""
@@ -607,11 +628,13 @@ def check_unfinished_at_the_end(binary):
         assert any("every request was finished" in line for line in server.log)
 
 
-CHECKS = [check_smuggling, check_framing, check_answers_of_the_http_layer, check_garbage,
-          check_limits, check_giant_prompts, check_clients_that_leave, check_slow_readers,
-          check_request_timeout, check_connections_of_one_address, check_idle_connections,
-          check_unfinished_connections, check_few_descriptors, check_memory_of_bodies,
-          check_memory_of_answers, check_shutdown, check_unfinished_at_the_end]
+CHECKS = [check_smuggling, check_framing, check_answers_of_the_http_layer, check_ids,
+          check_garbage, check_limits, check_giant_prompts, check_clients_that_leave,
+          check_slow_readers, check_request_timeout, check_connections_of_one_address,
+          check_idle_connections, check_unfinished_connections, check_few_descriptors,
+          check_memory_of_bodies, check_memory_of_answers, check_shutdown,
+          check_unfinished_at_the_end]
+
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])
