@@ -26,7 +26,6 @@ typedef struct sp_api {
     sp_driver *driver;
     sp_adapter_dir *dir; /* NULL: there is none */
     sp_weights_watch *weights;
-    sp_http *http;
     sp_budget budget;               /* of all that clients can fill */
     pthread_mutex_t keys_lock;      /* the two are replaced while requests come in */
     sp_keys *api_keys, *admin_keys; /* NULL: none are asked for */

@@ -844,9 +844,9 @@ int32_t sp_http_n_working(const sp_http *http)
     return atomic_load(&http->n_exchanges) - atomic_load(&http->n_stuck);
 }
 
-sp_http_counts sp_http_count(const sp_http *http)
+sp_http_counts sp_http_count(const sp_exchange *exchange)
 {
-    return http->counts;
+    return exchange->http->counts;
 }
 
 void sp_http_stop(sp_http *http, const sp_http_refusal *unfinished)

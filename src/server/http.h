@@ -80,8 +80,8 @@ void sp_http_quiesce(sp_http *http);
  * has taken nothing for five seconds though all of the answer is there. Any thread.
  */
 int32_t sp_http_n_working(const sp_http *http);
-/* The HTTP thread. */
-sp_http_counts sp_http_count(const sp_http *http);
+/* The HTTP thread, from a handler. */
+sp_http_counts sp_http_count(const sp_exchange *exchange);
 /* Ends every exchange and frees all; bodies that are still on their way in are refused with
  * `unfinished`. NULL is allowed. */
 void sp_http_stop(sp_http *http, const sp_http_refusal *unfinished);

@@ -10,13 +10,14 @@
 
 #define NS_PER_S 1e9
 
-static sp_front_counts count_front(sp_api *api)
+static sp_front_counts count_front(const sp_call *call)
 {
+    sp_api *api = call->api;
     const sp_budget *budget = &api->budget;
 
     return (sp_front_counts){
         .weights_changed = sp_weights_watch_state(api->weights, NULL) != SP_WEIGHTS_SOUND,
-        .http = sp_http_count(api->http),
+        .http = sp_http_count(call->exchange),
         .client_bytes = {atomic_load(&budget->used[SP_BUDGET_BODIES]),
                          atomic_load(&budget->used[SP_BUDGET_REQUESTS]),
                          atomic_load(&budget->used[SP_BUDGET_ANSWERS])},
@@ -69,7 +70,7 @@ static bool has_snapshot(sp_call *call)
 
 static void answer_metrics(sp_call *call)
 {
-    sp_front_counts front = count_front(call->api);
+    sp_front_counts front = count_front(call);
     sp_metrics_view view;
     sp_text body = {0};
 
@@ -82,7 +83,7 @@ static void answer_metrics(sp_call *call)
 
 static void answer_status(sp_call *call)
 {
-    sp_front_counts front = count_front(call->api);
+    sp_front_counts front = count_front(call);
     sp_metrics_view view;
     sp_text body = {0};
 

@@ -61,6 +61,7 @@ const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
 
 struct sp_server {
     sp_api api;
+    sp_http *http;
 };
 
 /* ---- adapters of the start ------------------------------------------------------------------ */
@@ -160,7 +161,7 @@ static sp_status start_http(sp_server *server, sp_error *error)
         .handlers = sp_api_handlers(&server->api),
     };
 
-    return sp_http_start(&options, &server->api.http, error);
+    return sp_http_start(&options, &server->http, error);
 }
 
 /* A task comes out of the look-up, on its thread, with the reference that it was given. */
@@ -246,7 +247,7 @@ sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
 
 const char *sp_server_address(const sp_server *server)
 {
-    return sp_http_address(server->api.http);
+    return sp_http_address(server->http);
 }
 
 /* ---- stop ---------------------------------------------------------------------------------- */
@@ -258,7 +259,7 @@ static bool wait_for_exchanges(const sp_server *server, bool (*hurry)(void))
         sp_clock_ns() + (uint64_t)server->api.settings->shutdown_timeout_s * 1000000000u;
     const struct timespec pause = {0, STOP_INTERVAL_NS};
 
-    while (sp_http_n_working(server->api.http) > 0) {
+    while (sp_http_n_working(server->http) > 0) {
         if (sp_clock_ns() >= until_ns || (hurry && hurry()))
             return false;
         nanosleep(&pause, NULL);
@@ -272,9 +273,9 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
                                                "the server is shutting down"};
     bool finished = true;
 
-    if (server->api.http) {
+    if (server->http) {
         atomic_store(&server->api.draining, true);
-        sp_http_quiesce(server->api.http);
+        sp_http_quiesce(server->http);
         finished = wait_for_exchanges(server, hurry);
     }
     /* Those that are left see the driver's end first, and can still say so. */
@@ -284,7 +285,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
 
         nanosleep(&pause, NULL);
     }
-    sp_http_stop(server->api.http, &unfinished);
+    sp_http_stop(server->http, &unfinished);
     sp_adapter_dir_close(server->api.dir);
     sp_weights_watch_stop(server->api.weights);
     sp_driver_destroy(server->api.driver);
