@@ -549,22 +549,27 @@ static void take_event(sp_connection *connection, uint32_t events)
         advance(connection);
 }
 
+static void wake(sp_connection *connection)
+{
+    const sp_http_handlers *handlers = &connection->http->options.handlers;
+    sp_exchange *exchange = connection->exchange;
+
+    exchange->wake_ns = 0;
+    if (connection->state == SP_CONNECTION_WORKING) {
+        handlers->woken(handlers->user, exchange);
+        if (exchange->status != 0)
+            begin_sending(connection);
+    }
+    if (connection->state == SP_CONNECTION_SENDING)
+        advance(connection);
+}
+
 static void run_woken(sp_http *http)
 {
-    const sp_http_handlers *handlers = &http->options.handlers;
     sp_exchange *exchange;
 
-    while ((exchange = sp_http_next_woken(http)) != NULL) {
-        sp_connection *connection = exchange->connection;
-
-        if (connection->state == SP_CONNECTION_WORKING) {
-            handlers->woken(handlers->user, exchange);
-            if (exchange->status != 0)
-                begin_sending(connection);
-        }
-        if (connection->state == SP_CONNECTION_SENDING)
-            advance(connection);
-    }
+    while ((exchange = sp_http_next_woken(http)) != NULL)
+        wake(exchange->connection);
 }
 
 static void append(sp_http *http, sp_connection *added)
@@ -664,6 +669,12 @@ static void look_at_receiver(sp_connection *connection, uint64_t now_ns)
     }
 }
 
+static void wake_if_due(sp_connection *connection, uint64_t now_ns)
+{
+    if (connection->exchange->wake_ns != 0 && now_ns >= connection->exchange->wake_ns)
+        wake(connection);
+}
+
 static void look_at_sender(sp_connection *connection, uint64_t now_ns)
 {
     sp_http *http = connection->http;
@@ -676,6 +687,8 @@ static void look_at_sender(sp_connection *connection, uint64_t now_ns)
     else if (has_unsent(connection) && http->quiesced_ns != 0 &&
              now_ns - connection->since_ns > DRAIN_SEND_NS)
         set_stuck(connection->exchange, true);
+    else
+        wake_if_due(connection, now_ns);
 }
 
 static void look_at(sp_connection *connection, uint64_t now_ns)
@@ -698,6 +711,8 @@ static void look_at(sp_connection *connection, uint64_t now_ns)
     case SP_CONNECTION_WORKING:
         if (connection->half_closed && now_ns - connection->half_closed_ns > HALF_CLOSED_NS)
             sp_connection_close(connection);
+        else
+            wake_if_due(connection, now_ns);
         break;
     case SP_CONNECTION_SENDING:
         look_at_sender(connection, now_ns);

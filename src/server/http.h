@@ -123,6 +123,10 @@ typedef int64_t (*sp_http_read_fn)(void *user, sp_exchange *exchange, char *buff
 void sp_exchange_stream(sp_exchange *exchange, const char *content_type, sp_http_read_fn read,
                         void *user);
 
+/* A sleeping exchange, or its stream, is looked at again in this time, once, unless it was before.
+ */
+void sp_exchange_wake_in(sp_exchange *exchange, int64_t milliseconds);
+
 int sp_exchange_status(const sp_exchange *exchange);          /* 0: not answered */
 uint64_t sp_exchange_bytes_sent(const sp_exchange *exchange); /* of the body */
 

@@ -2,6 +2,7 @@
  * http_exchange.c: one request and its answer, as handlers see them.
  */
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "server/http_state.h"
 
 #include <string.h>
@@ -159,6 +160,11 @@ void sp_exchange_stream(sp_exchange *exchange, const char *content_type, sp_http
     exchange->content_type = content_type;
     exchange->read = read;
     exchange->read_user = user;
+}
+
+void sp_exchange_wake_in(sp_exchange *exchange, int64_t milliseconds)
+{
+    exchange->wake_ns = sp_clock_ns() + (uint64_t)milliseconds * 1000000u;
 }
 
 int sp_exchange_status(const sp_exchange *exchange)

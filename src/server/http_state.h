@@ -85,6 +85,7 @@ struct sp_exchange {
     sp_http_read_fn read;
     void *read_user;
     bool stream_ended;
+    uint64_t wake_ns; /* 0: not by itself */
     bool close_after;
     bool stuck; /* counted in n_stuck */
     sp_answer_header headers[SP_ANSWER_HEADERS_MAX];

@@ -1,10 +1,14 @@
 #include "server/reply.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 
 #include <string.h>
 #include <time.h>
+
+#define NS_PER_S  1000000000u
+#define NS_PER_MS 1000000u
 
 static sp_reply *reply_of(sp_call *call)
 {
@@ -114,6 +118,15 @@ static void hold(sp_reply *reply)
     reply->no_room |= !sp_budget_hold(reply->budget, SP_BUDGET_ANSWERS, &reply->held, bytes);
 }
 
+/* Who serves it is known as soon as there is a token. */
+static void begin_answer(sp_reply *reply)
+{
+    write_head(reply);
+    if (reply->stream && !reply->begun && reply->form->begin)
+        reply->form->begin(reply);
+    reply->begun = true;
+}
+
 /* Returns whether that was the last of it. */
 static bool take(sp_reply *reply)
 {
@@ -122,7 +135,7 @@ static bool take(sp_reply *reply)
     size_t cursor = 0;
 
     if (reply->taken.bytes > 0)
-        write_head(reply);
+        begin_answer(reply);
     while ((produced = sp_produced_next(&reply->taken, &cursor)) != NULL) {
         reply->generated_tokens += produced->token >= 0 && !produced->is_prompt;
         if (produced->choice % reply->choices_per_prompt == 0)
@@ -157,6 +170,7 @@ static void end_stream(sp_reply *reply)
         add_error_event(reply, task->status, &task->error);
         return;
     }
+    begin_answer(reply);
     if (reply->form->end)
         reply->form->end(reply);
     if (reply->include_usage) {
@@ -167,6 +181,27 @@ static void end_stream(sp_reply *reply)
         sp_text_add(&reply->out, "}\n\n");
     }
     sp_text_add(&reply->out, "data: [DONE]\n\n");
+}
+
+/* A comment from time to time tells proxies and clients that a stream lives. */
+static void keep_alive(sp_reply *reply)
+{
+    uint64_t interval_ns = (uint64_t)reply->call->api->settings->keep_alive_s * NS_PER_S;
+    uint64_t now_ns = sp_clock_ns();
+
+    if (interval_ns == 0 || reply->ended)
+        return;
+    if (reply->out.bytes > 0) {
+        reply->sent_ns = now_ns;
+        return;
+    }
+    if (now_ns - reply->sent_ns >= interval_ns) {
+        sp_text_add(&reply->out, ": waiting\n\n");
+        reply->sent_ns = now_ns;
+    } else {
+        sp_exchange_wake_in(reply->call->exchange,
+                            (int64_t)((reply->sent_ns + interval_ns - now_ns) / NS_PER_MS) + 1);
+    }
 }
 
 static int64_t read_stream(void *user, sp_exchange *exchange, char *buffer, size_t bytes)
@@ -187,6 +222,7 @@ static int64_t read_stream(void *user, sp_exchange *exchange, char *buffer, size
             add_error_event(reply, SP_ERR_MEMORY, &error);
             reply->ended = true; /* the exchange's end takes it out of the batch */
         }
+        keep_alive(reply);
         left = reply->out.bytes;
     }
     if (reply->out.failed || reply->head.failed || reply->taken.failed)
@@ -201,9 +237,7 @@ static int64_t read_stream(void *user, sp_exchange *exchange, char *buffer, size
 
 static void start_stream(sp_reply *reply)
 {
-    write_head(reply);
-    if (reply->form->begin)
-        reply->form->begin(reply);
+    reply->sent_ns = sp_clock_ns();
     sp_exchange_add_header(reply->call->exchange, "Cache-Control", "no-cache");
     sp_exchange_stream(reply->call->exchange, "text/event-stream; charset=utf-8", read_stream,
                        reply);
@@ -236,7 +270,7 @@ static void fail_without_room(sp_call *call)
     sp_call_fail(call, SP_ERR_MEMORY, &error);
 }
 
-/* There is news: the end, a failure, or the first tokens of a stream. */
+/* There is news: the end, a failure, or the first tokens of a stream, or that it waits for long. */
 static void resume(sp_call *call)
 {
     sp_reply *reply = reply_of(call);
@@ -286,6 +320,8 @@ void sp_reply_start(sp_reply *reply, sp_call *call, sp_generation *generation)
     call->prompt_tokens = reply->prompt_tokens;
     call->generated_tokens = 0;
     generation->wake_each = reply->stream;
+    if (reply->stream && call->api->settings->keep_alive_s > 0)
+        sp_exchange_wake_in(call->exchange, call->api->settings->keep_alive_s * 1000);
     generation->received_ns = call->began_ns;
     reply->budget = &call->api->budget;
     if (!sp_generation_hold(generation, reply->budget)) {

@@ -45,7 +45,9 @@ struct sp_reply {
     sp_text taken, out;
     size_t out_sent;
     sp_budget *budget;
-    size_t held; /* of the budget, for all of these and what the form keeps */
+    size_t held;      /* of the budget, for all of these and what the form keeps */
+    uint64_t sent_ns; /* of a stream: the last event or comment */
+    bool begun;       /* the stream's first event is written */
     bool ended, no_room;
 };
 

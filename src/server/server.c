@@ -49,6 +49,8 @@ const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
      "for a request to come in, from its first byte on", false},
     {"send-timeout", SP_SETTING_INT, FIELD(send_timeout_s), "60", 1, 1e6, NULL, "SECONDS",
      "of a client that takes nothing of its answer", false},
+    {"stream-keep-alive", SP_SETTING_INT, FIELD(keep_alive_s), "10", 0, 1e6, NULL, "SECONDS",
+     "a stream that waits so long gets its headers, and a comment as often; 0: never", false},
     {"header-bytes-max", SP_SETTING_INT, FIELD(header_bytes), "32768", 1024, 1 << 24, NULL, "N",
      "of a request's headers", false},
     {"body-bytes-max", SP_SETTING_INT, FIELD(body_bytes), "8388608", 1024, 1 << 30, NULL, "N",

@@ -43,12 +43,12 @@ typedef struct sp_server_settings {
     sp_log *log;           /* likewise, borrowed; NULL: nothing is logged */
     const char *host, *adapter_dir, *api_key_file, *admin_key_file, *chat_template;
     int64_t port, connections, connections_per_address, header_bytes, body_bytes, client_bytes,
-        queue, idle_timeout_s, receive_timeout_s, send_timeout_s, request_timeout_s,
+        queue, keep_alive_s, idle_timeout_s, receive_timeout_s, send_timeout_s, request_timeout_s,
         shutdown_timeout_s;
     bool adapter_routes, access_log;
 } sp_server_settings;
 
-#define SP_SERVER_SETTINGS_COUNT 19
+#define SP_SERVER_SETTINGS_COUNT 20
 /* Rows whose offsets count from the beginning of an sp_server_settings. */
 extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
 

@@ -576,6 +576,31 @@ def check_memory_of_answers(binary):
         until(lambda: client_bytes(server, "answers") + client_bytes(server, "requests") == 0)
 
 
+def check_streams_that_wait(binary):
+    """A stream that waits for its turn gets headers and comments meanwhile, and then its tokens;
+    what is refused later is an event."""
+    with serving.serving(binary, "--max-running", 1, "--stream-keep-alive", 1) as server:
+        first = server.connect()
+        first.sendall(bytes_of({**LONG, "model": "base", "stream": True, "n": 12}))
+        assert first.recv(10)
+        connection = http.client.HTTPConnection(*server.address, timeout=60)
+        body = {"model": "base", "prompt": "The", "max_tokens": 4, "temperature": 0,
+                "ignore_eos": True, "stream": True, "return_token_ids": True}
+        start = time.monotonic()
+        connection.request("POST", "/v1/completions", json.dumps(body), serving.JSON)
+        response = connection.getresponse()
+        assert response.status == 200 and 0.9 < time.monotonic() - start < 5
+        assert response.readline() == b": waiting\n" and time.monotonic() - start > 1.9
+        first.close()
+        answer = serving.Answer(response)
+        events = [json.loads(line[6:]) for line in answer.bytes.decode().splitlines()
+                  if line.startswith("data: {")]
+        tokens = [t for e in events for c in e["choices"] for t in c["token_ids"]]
+        assert tokens == complete(server, "base", max_tokens=4, ignore_eos=True)[0]
+        assert answer.bytes.endswith(b"data: [DONE]\n\n")
+        connection.close()
+
+
 def check_shutdown(binary):
     """SIGTERM: what runs finishes, what is new is turned away; a second signal does not wait."""
     with serving.serving(binary, "--adapter-dir", ADAPTERS, "--shutdown-timeout", 600) as server:
@@ -633,8 +658,8 @@ CHECKS = [check_smuggling, check_framing, check_answers_of_the_http_layer, check
           check_garbage, check_limits, check_giant_prompts, check_clients_that_leave,
           check_slow_readers, check_request_timeout, check_connections_of_one_address,
           check_idle_connections, check_unfinished_connections, check_few_descriptors,
-          check_memory_of_bodies, check_memory_of_answers, check_shutdown,
-          check_unfinished_at_the_end]
+          check_memory_of_bodies, check_memory_of_answers, check_streams_that_wait,
+          check_shutdown, check_unfinished_at_the_end]
 
 
 if __name__ == "__main__":

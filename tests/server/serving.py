@@ -127,6 +127,7 @@ class Answer:
         assert self.headers["content-type"].startswith("text/event-stream"), self.headers
         parts = self.bytes.decode().split("\n\n")
         assert parts[-1] == "" and parts[-2] == "data: [DONE]", parts[-2:]
+        parts = [part for part in parts if not part.startswith(": ")]
         assert all(part.startswith("data: ") for part in parts[:-1])
         return [json.loads(part[6:]) for part in parts[:-2]]
 
