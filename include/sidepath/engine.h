@@ -22,6 +22,7 @@
 #define SIDEPATH_ENGINE_H
 
 #include <sidepath/adapter.h>
+#include <sidepath/intake.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -348,6 +349,25 @@ SP_API void sp_engine_load_default(sp_engine_load *out_load, size_t struct_bytes
  */
 SP_API sp_status sp_engine_load_adapter(sp_engine *engine, const sp_engine_load *load,
                                         int64_t *out_ticket, sp_error *error);
+/*
+ * An adapter from memory, judged as the engine judges those of files; else as
+ * sp_adapter_from_tensors. Reads only what never changes in an engine: any thread, beside steps,
+ * which it does not hold up.
+ */
+SP_API sp_status sp_engine_read_tensors(const sp_engine *engine, const char *name,
+                                        const char *config, size_t config_bytes,
+                                        const sp_tensor_view *views, size_t n_views,
+                                        sp_adapter **out_adapter, sp_error *error);
+
+/*
+ * As sp_engine_load_adapter, from an adapter of sp_engine_read_tensors, which is retained until it
+ * is packed. load->path is shown in lists and may be NULL. Such a version stays in the host cache
+ * as long as it lives, in a slot or not; where the cache has no room for it, it is refused at once
+ * with SP_POOL_FULL and `host-cache-full`.
+ */
+SP_API sp_status sp_engine_put_adapter(sp_engine *engine, const sp_engine_load *load,
+                                       sp_adapter *adapter, int64_t *out_ticket, sp_error *error);
+
 /* As sp_stage_result: SP_PENDING, or the outcome, once. out_generation may be NULL. */
 SP_API sp_status sp_engine_load_result(sp_engine *engine, int64_t ticket, uint64_t *out_generation,
                                        sp_error *error);

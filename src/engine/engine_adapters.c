@@ -64,6 +64,12 @@ static sp_served_table served_table(const sp_engine *engine, const uint16_t *dat
     return (sp_served_table){data, SP_DTYPE_BF16, shape->vocab, shape->hidden, false};
 }
 
+static sp_served_tables served_tables(const sp_engine *engine)
+{
+    return (sp_served_tables){.embed = served_table(engine, engine->model.embed),
+                              .head = served_table(engine, engine->model.head)};
+}
+
 static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, size_t n,
                                sp_error *error)
 {
@@ -94,8 +100,7 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
     options.geometry = engine->model.geometry;
     options.rank = rank ? rank : DEFAULT_POOL_RANK;
     options.dtype = engine->options.precision;
-    options.served.embed = served_table(engine, engine->model.embed);
-    options.served.head = served_table(engine, engine->model.head);
+    options.served = served_tables(engine);
     return sp_layout_create(&options, &engine->layout, error);
 }
 
@@ -372,32 +377,79 @@ void sp_engine_load_default(sp_engine_load *out_load, size_t struct_bytes)
     sp_struct_default(out_load, struct_bytes, &defaults, sizeof defaults);
 }
 
-sp_status sp_engine_load_adapter(sp_engine *engine, const sp_engine_load *load, int64_t *out_ticket,
-                                 sp_error *error)
+/* The caller's load in today's size, checked, as the stage's options. */
+static sp_status read_load(const sp_engine *engine, const sp_engine_load *load,
+                           sp_stage_load_options *out_options, sp_error *error)
 {
-    sp_stage_load_options options;
     sp_engine_load own;
     sp_status status;
 
-    if (!engine || !out_ticket)
-        return sp_fail_null(error, engine ? "out_ticket" : "engine");
     sp_engine_load_default(&own, sizeof own);
     status = sp_struct_read(&own, sizeof own, load, "sp_engine_load", error);
     if (status == SP_OK)
         status = no_slots(engine, error);
     if (status == SP_OK)
         status = sp_engine_name_check(own.name, engine->base_name, error);
-    if (status == SP_OK && !own.path)
+    if (status != SP_OK)
+        return status;
+    sp_stage_load_options_default(out_options, sizeof *out_options);
+    out_options->name = own.name;
+    out_options->location = own.path;
+    out_options->replace = own.replace;
+    out_options->expected_generation = own.expected_generation;
+    out_options->pinned = own.pinned;
+    return SP_OK;
+}
+
+sp_status sp_engine_load_adapter(sp_engine *engine, const sp_engine_load *load, int64_t *out_ticket,
+                                 sp_error *error)
+{
+    sp_stage_load_options options;
+    sp_status status;
+
+    if (!engine || !out_ticket)
+        return sp_fail_null(error, engine ? "out_ticket" : "engine");
+    status = read_load(engine, load, &options, error);
+    if (status == SP_OK && !options.location)
         status = sp_fail_null(error, "path");
     if (status != SP_OK)
         return status;
-    sp_stage_load_options_default(&options, sizeof options);
-    options.name = own.name;
-    options.location = own.path;
-    options.replace = own.replace;
-    options.expected_generation = own.expected_generation;
-    options.pinned = own.pinned;
     return sp_stage_load(engine->stage, &options, out_ticket, error);
+}
+
+sp_status sp_engine_read_tensors(const sp_engine *engine, const char *name, const char *config,
+                                 size_t config_bytes, const sp_tensor_view *views, size_t n_views,
+                                 sp_adapter **out_adapter, sp_error *error)
+{
+    sp_adapter_options options;
+    sp_served_tables served;
+    sp_status status;
+
+    if (!engine)
+        return sp_fail_null(error, "engine");
+    status = sp_engine_name_check(name, engine->base_name, error);
+    if (status != SP_OK)
+        return status;
+    served = served_tables(engine);
+    options = adapter_options(engine);
+    options.base_dir = NULL; /* the caller's string, which may be gone */
+    options.served = &served;
+    options.name = name;
+    return sp_adapter_from_tensors(config, config_bytes, views, n_views, &options, out_adapter,
+                                   error);
+}
+
+sp_status sp_engine_put_adapter(sp_engine *engine, const sp_engine_load *load, sp_adapter *adapter,
+                                int64_t *out_ticket, sp_error *error)
+{
+    sp_stage_load_options options;
+    sp_status status;
+
+    if (!engine)
+        return sp_fail_null(error, "engine");
+    status = read_load(engine, load, &options, error);
+    return status == SP_OK ? sp_stage_put(engine->stage, &options, adapter, out_ticket, error)
+                           : status;
 }
 
 sp_status sp_engine_load_result(sp_engine *engine, int64_t ticket, uint64_t *out_generation,
