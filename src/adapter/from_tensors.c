@@ -73,7 +73,7 @@ static sp_status resolve_strides(source *from, sp_error *error)
     for (int32_t i = view->n_dims - 1; i >= 0; i--) {
         int64_t stride = view->strides ? view->strides[i] : dense, reach;
 
-        from->strides[i] = stride;
+        from->strides[i] = view->shape[i] > 1 ? stride : 0; /* else nothing is multiplied by it */
         if (stride < 0 || (stride == 0 && view->shape[i] > 1))
             return bad_stride(view, i, stride, "it must be above 0", error);
         if (view->shape[i] > 1 && (__builtin_mul_overflow(view->shape[i] - 1, stride, &reach) ||
