@@ -221,6 +221,14 @@ static sp_status locate(const sp_layout *layout, const sp_adapter_site *site, in
     return check_dims(layout, sp_layout_site_at(layout, index), site, error);
 }
 
+sp_status sp_layout_check_site(const sp_layout *layout, const sp_adapter_site *site,
+                               sp_error *error)
+{
+    int32_t index;
+
+    return locate(layout, site, &index, error);
+}
+
 /* ---- packing ------------------------------------------------------------------------------- */
 
 size_t sp_layout_image_bytes(const sp_layout *layout)

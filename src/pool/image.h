@@ -32,6 +32,10 @@ sp_status sp_layout_pack_sites(const sp_layout *layout, const sp_adapter_site *s
                                size_t n_sites, const sp_digest *digest, sp_exec *exec,
                                sp_image **out_image, sp_error *error);
 
+/* Whether packing will find a place for this site: what it returns else, without its data. */
+sp_status sp_layout_check_site(const sp_layout *layout, const sp_adapter_site *site,
+                               sp_error *error);
+
 /*
  * An image of this layout that adapts nothing yet; its bytes are not set. Owned by the caller.
  * SP_ERR_MEMORY.

@@ -161,6 +161,16 @@ static sp_status pack(const sp_stage *stage, stage_task *task, const sp_adapter 
     return status;
 }
 
+/* All that is known of the pairs already, before gigabytes have come in vain. */
+static sp_status check_pairs(const sp_stage *stage, const sp_adapter *adapter, sp_error *error)
+{
+    sp_status status = sp_adapter_check_modules(adapter, stage->supported, error);
+
+    for (size_t i = 0; i < sp_adapter_n_sites(adapter) && status == SP_OK; i++)
+        status = sp_layout_check_site(stage->layout, sp_adapter_site_at(adapter, i), error);
+    return status;
+}
+
 static sp_status fetch_tensors(const fetch *f)
 {
     const sp_source_description *d = &f->description;
@@ -177,8 +187,7 @@ static sp_status fetch_tensors(const fetch *f)
                                 &options, &intake, error);
     if (status != SP_OK)
         return status;
-    /* Of the pairs already, before gigabytes have come in vain. */
-    status = sp_adapter_check_modules(sp_intake_adapter(intake), f->stage->supported, error);
+    status = check_pairs(f->stage, sp_intake_adapter(intake), error);
     if (status == SP_OK)
         status = fetch_parts(f, intake, error);
     if (status == SP_OK)

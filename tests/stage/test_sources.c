@@ -196,7 +196,7 @@ typedef struct world {
 } world;
 
 /* Everything but the stage. Sources and threads are the test's to add. */
-static world *world_create(int32_t slots)
+static world *world_of(int32_t slots, const char *modules)
 {
     world *w = sp_calloc(1, sizeof *w);
     sp_layout_options layout_options;
@@ -208,6 +208,9 @@ static world *world_create(int32_t slots)
     sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = w->geometry;
     layout_options.rank = 16;
+    if (modules != NULL)
+        assert_ok(sp_module_set_parse(w->geometry, modules, &layout_options.modules, &error),
+                  &error);
     assert_ok(sp_layout_create(&layout_options, &w->layout, &error), &error);
     assert_ok(sp_device_open("cpu", NULL, &w->device, &error), &error);
     sp_pool_options_default(&pool_options, sizeof pool_options);
@@ -226,6 +229,11 @@ static world *world_create(int32_t slots)
     w->options.audit = &w->audit;
     w->options.threads = 0;
     return w;
+}
+
+static world *world_create(int32_t slots)
+{
+    return world_of(slots, NULL);
 }
 
 static void start(world *w, const sp_stage_source *sources, int32_t n)
@@ -399,6 +407,20 @@ static void verdicts_come_before_bytes(void **state)
     assert_int_equal(w->test.n_fetched, 0);
     assert_int_equal(w->test.n_released, w->test.n_described);
     assert_ok(load(w, "x", NULL, 0, &error), &error);
+    world_destroy(w);
+}
+
+static void so_does_a_pool_that_lacks_a_module(void **state)
+{
+    world *w = world_of(1, "q_proj,v_proj");
+    const sp_stage_source sources[] = {table_of(&w->test)};
+    sp_error error;
+
+    (void)state;
+    start(w, sources, 1);
+    assert_int_equal(load(w, "x", NULL, 0, &error), SP_ERR_REFUSED);
+    assert_string_equal(error.code, "module-not-in-pool");
+    assert_int_equal(w->test.n_fetched, 0);
     world_destroy(w);
 }
 
@@ -807,6 +829,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tensors_give_what_the_folder_gives),
         cmocka_unit_test(verdicts_come_before_bytes),
+        cmocka_unit_test(so_does_a_pool_that_lacks_a_module),
         cmocka_unit_test(failures_leave_the_old_version),
         cmocka_unit_test(the_first_that_has_it_gives_it),
         cmocka_unit_test(a_dropped_image_is_asked_for_by_its_digest),
