@@ -7,7 +7,8 @@ Fixtures: every adapter by itself against PEFT's golden logits; then the base an
 all prompts in one padded batch, against the goldens again, and every call of the library made a
 second time with one row at a time, whose bits must be those of the batch (transformers' own GEMMs
 depend on the batch's shape, so bits of logits are counted, not required); then greedy generation
-with all adapters in one batch. FIXTURES is a folder like tests/fixtures, whose index.json lists models and adapters.
+with all adapters in one batch. FIXTURES is a folder like tests/fixtures, whose index.json lists
+models and adapters.
 Architectures: tiny random models of other families, two adapters made by PEFT for each, and PEFT's
 logits against those of one batch with both.
 Ends with 1 where an adapter that must be served is not, or is wrong. By hand: needs torch,
