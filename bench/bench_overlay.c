@@ -18,9 +18,9 @@
 #include "base/clock.h"
 #include "base/half.h"
 #include "bench/bench_machine.h"
+#include "pool/overlay.h"
 
 #include <sidepath/engine.h>
-#include <sidepath/overlay.h>
 
 #include <stdio.h>
 #include <stdlib.h>

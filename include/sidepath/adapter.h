@@ -323,7 +323,7 @@ SP_API sp_module_set sp_adapter_modules(const sp_adapter *adapter);
 
 /*
  * Experimental. Whole-row replacements of the embedding or the head (modules_to_save and trainable
- * tokens), as stored: the overlay room turns them into override sets.
+ * tokens), as stored: packing turns them into the rows that differ.
  */
 typedef struct sp_adapter_table {
     size_t struct_bytes;

@@ -18,8 +18,7 @@
 #ifndef SIDEPATH_POOL_H
 #define SIDEPATH_POOL_H
 
-#include <sidepath/device.h>
-#include <sidepath/overlay.h>
+#include <sidepath/adapter.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -145,7 +144,8 @@ SP_API uint64_t sp_image_checksum(const sp_image *image);
  */
 SP_API sp_module_set sp_adapter_pair_modules(const sp_adapter *adapter);
 
-/* The bytes that the rows which it replaces take beside the slot; see sp_overlay_measure. */
+/* The bytes that the rows which it replaces take beside the slot; 0: it replaces none. Fails as
+ * sp_layout_pack does for such rows. */
 SP_API sp_status sp_layout_measure_overlay(const sp_layout *layout, const sp_adapter *adapter,
                                            size_t *out_bytes, sp_error *error);
 
@@ -157,7 +157,8 @@ SP_API sp_status sp_layout_measure_overlay(const sp_layout *layout, const sp_ada
  * SP_ERR_TOO_LARGE with `rank-exceeds-pool`; SP_ERR_REFUSED with `module-not-in-pool` (the text
  * names the module and lora-modules); SP_ERR_UNSUPPORTED with `engine-unsupported` where the
  * adapter holds sites that no slot can hold (experts, router) or replaces rows of a table that is
- * not served; what sp_overlay_build returns; SP_ERR_MEMORY.
+ * not served; SP_ERR_MISMATCH with `shape-mismatch` and SP_ERR_REFUSED with `bad-token-index` for
+ * its replaced rows; SP_ERR_MEMORY.
  */
 SP_API sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter, sp_exec *exec,
                                 sp_image **out_image, sp_error *error);

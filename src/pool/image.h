@@ -5,6 +5,8 @@
 #ifndef SP_POOL_IMAGE_H
 #define SP_POOL_IMAGE_H
 
+#include "pool/overlay.h"
+
 #include <sidepath/pool.h>
 
 /* What the tables need beside the bytes: [n_sites] each, rank 0 = this site is not adapted. */

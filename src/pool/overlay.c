@@ -3,8 +3,6 @@
  * gets a source, by comparing the adapter's table with the served one, which reads both once; then
  * the rows that count are copied into one block. The tables themselves are not needed afterwards.
  */
-#include <sidepath/overlay.h>
-
 #include "base/alloc.h"
 #include "base/error.h"
 #include "kernels/kernels.h"

@@ -11,6 +11,7 @@
 
 #include "pool/column_ring.h"
 #include "pool/extents.h"
+#include "pool/overlay.h"
 
 #include <sidepath/pool.h>
 

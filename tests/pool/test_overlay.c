@@ -1,9 +1,8 @@
 /* test_overlay.c: which rows an adapter replaces, where they come from, and their image. */
 #include "base/alloc.h"
 #include "base/half.h"
+#include "pool/overlay.h"
 #include "support/test.h"
-
-#include <sidepath/overlay.h>
 
 #include <string.h>
 

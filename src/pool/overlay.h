@@ -1,7 +1,7 @@
 /*
  * overlay.h: whole rows of embed_tokens and lm_head that an adapter replaces.
  *
- * Part of the pool room. An adapter that was trained with modules_to_save or with trainable tokens
+ * An adapter that was trained with modules_to_save or with trainable tokens
  * carries rows that take the place of the served table's, for its own requests only. Here its
  * tables, as stored, are held against the served ones: which rows differ, where each comes from,
  * and a compact image of them: the rows, a map from token to row, and the tokens in order. The
@@ -9,18 +9,12 @@
  * version as the slot.
  *
  * Everything here is pure: no files, no work on a device. Thread-safe on distinct objects.
- *
- * Stability: experimental.
  */
-#ifndef SIDEPATH_OVERLAY_H
-#define SIDEPATH_OVERLAY_H
+#ifndef SP_POOL_OVERLAY_H
+#define SP_POOL_OVERLAY_H
 
 #include <sidepath/adapter.h>
 #include <sidepath/device.h>
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Where a token's row comes from: the i-th row of the trainable tensor, or one of these. */
 #define SP_ROW_SERVED (-1) /* not replaced */
@@ -43,9 +37,8 @@ typedef struct sp_overlay_counts {
  * or not among the adapter's rows; a count of tokens that is not the count of trainable rows.
  * Outputs are set only on success, out_source is scratch before.
  */
-SP_API sp_status sp_overlay_select(const sp_adapter_table *table, const sp_served_table *served,
-                                   int32_t *out_source, sp_overlay_counts *out_counts,
-                                   sp_error *error);
+sp_status sp_overlay_select(const sp_adapter_table *table, const sp_served_table *served,
+                            int32_t *out_source, sp_overlay_counts *out_counts, sp_error *error);
 
 /* One module's part of an overlay. n 0: nothing is replaced there, and it takes no bytes. */
 typedef struct sp_overlay_part {
@@ -73,18 +66,15 @@ typedef struct sp_overlay {
  * SP_ERR_UNSUPPORTED with `engine-unsupported`: a table of a module that is not served. What
  * sp_overlay_select returns. SP_ERR_MEMORY.
  */
-SP_API sp_status sp_overlay_build(const sp_adapter_table *tables, size_t n_tables,
-                                  const sp_served_tables *served, sp_dtype dtype,
-                                  sp_overlay **out_overlay, sp_error *error);
+sp_status sp_overlay_build(const sp_adapter_table *tables, size_t n_tables,
+                           const sp_served_tables *served, sp_dtype dtype, sp_overlay **out_overlay,
+                           sp_error *error);
 
 /* The bytes that sp_overlay_build would take, 0 when no row is replaced. */
-SP_API sp_status sp_overlay_measure(const sp_adapter_table *tables, size_t n_tables,
-                                    const sp_served_tables *served, sp_dtype dtype,
-                                    size_t *out_bytes, sp_error *error);
+sp_status sp_overlay_measure(const sp_adapter_table *tables, size_t n_tables,
+                             const sp_served_tables *served, sp_dtype dtype, size_t *out_bytes,
+                             sp_error *error);
 
-SP_API void sp_overlay_destroy(sp_overlay *overlay); /* NULL is allowed */
+void sp_overlay_destroy(sp_overlay *overlay); /* NULL is allowed */
 
-#ifdef __cplusplus
-}
-#endif
 #endif
