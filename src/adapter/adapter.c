@@ -33,6 +33,14 @@ sp_status sp_adapter_options_read(const sp_adapter_options *options,
     if (sp_dtype_bytes(read.pool_dtype) == 0)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "pool_dtype", -1, "no such element type: %d",
                        (int)read.pool_dtype);
+    if (read.rank_max < 0 || read.expert_rank_max < 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL,
+                       read.rank_max < 0 ? "rank_max" : "expert_rank_max", -1,
+                       "the largest rank that is taken is %d; it must be 0 or more",
+                       (int)(read.rank_max < 0 ? read.rank_max : read.expert_rank_max));
+    if ((int)read.expert_layout < 0 || read.expert_layout > SP_EXPERT_LAYOUT_SWAPPED)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "expert_layout", -1,
+                       "no such layout of experts: %d", (int)read.expert_layout);
     *out_options = read;
     return SP_OK;
 }
@@ -93,9 +101,8 @@ sp_status sp_adapter_open(const char *path, const sp_adapter_options *options,
     sp_status status;
     char *name;
 
-    if (!path || !options || !out_adapter)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                       "no path, no options or no result given");
+    if (!path || !out_adapter)
+        return sp_fail_null(error, path ? "out_adapter" : "path");
     status = sp_adapter_options_read(options, &own, error);
     if (status != SP_OK)
         return status;

@@ -104,9 +104,13 @@ sp_status sp_shard_index_parse(const char *bytes, size_t n_bytes, const char *su
 {
     const json_t *map;
     size_t n;
-    sp_status status;
-    sp_shard_index *index = sp_calloc(1, sizeof *index);
+    sp_status status =
+        SP_NEED(error, {"bytes", bytes}, {"subject", subject}, {"out_index", out_index});
+    sp_shard_index *index;
 
+    if (status != SP_OK)
+        return status;
+    index = sp_calloc(1, sizeof *index);
     if (!index)
         return sp_fail_memory(error, sizeof *index, subject);
     status =
@@ -450,10 +454,14 @@ static sp_status refuse_missing(const char *directory, const char *stem, const c
 sp_status sp_checkpoint_open(const char *directory, const char *stem,
                              sp_checkpoint **out_checkpoint, sp_error *error)
 {
-    char *single = file_of(directory, "", stem, ".safetensors");
-    char *index = file_of(directory, "", stem, ".safetensors.index.json");
-    sp_status status;
+    sp_status status = SP_NEED(error, {"directory", directory}, {"stem", stem},
+                               {"out_checkpoint", out_checkpoint});
+    char *single, *index;
 
+    if (status != SP_OK)
+        return status;
+    single = file_of(directory, "", stem, ".safetensors");
+    index = file_of(directory, "", stem, ".safetensors.index.json");
     if (!single || !index) {
         status = sp_fail_memory(error, 0, "a path");
     } else if (sp_path_exists(single)) {
@@ -471,8 +479,11 @@ sp_status sp_checkpoint_open(const char *directory, const char *stem,
 
 sp_status sp_checkpoint_open_file(const char *path, sp_checkpoint **out_checkpoint, sp_error *error)
 {
-    char *copy = sp_strdup(path);
+    char *copy;
 
+    if (!path || !out_checkpoint)
+        return sp_fail_null(error, path ? "out_checkpoint" : "path");
+    copy = sp_strdup(path);
     if (!copy)
         return sp_fail_memory(error, strlen(path) + 1, "a path");
     return open_single(copy, out_checkpoint, error);

@@ -204,7 +204,7 @@ sp_status sp_geometry_parse(const char *bytes, size_t n_bytes, sp_geometry **out
     sp_status status;
 
     if (!bytes || !out_geometry)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "no text or no result given");
+        return sp_fail_null(error, bytes ? "out_geometry" : "bytes");
     status = sp_json_parse(bytes, n_bytes, "config.json", NULL, NULL, &config, error);
     if (status != SP_OK)
         return status;
@@ -220,7 +220,7 @@ sp_status sp_geometry_open(const char *path, sp_geometry **out_geometry, sp_erro
     sp_status status;
 
     if (!path || !out_geometry)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "no path or no result given");
+        return sp_fail_null(error, path ? "out_geometry" : "path");
     if (sp_path_is_directory(path)) {
         joined = sp_path_join(path, "config.json");
         if (!joined)

@@ -64,7 +64,8 @@ static sp_status check_numbers(const sp_site *site, size_t index, sp_error *erro
     if (site->kind != SP_SITE_EXPERT && site->expert != -1)
         return refuse(site, index, "is no expert's; its expert is -1", error);
     if (site->k_in < 1 || site->n_out < 1)
-        return refuse(site, index, "has a dimension below 1", error);
+        return refuse(site, index, site->k_in < 1 ? "has a k_in below 1" : "has an n_out below 1",
+                      error);
     if (site->tied && site->kind != SP_SITE_HEAD)
         return refuse(site, index, "is tied, and no head", error);
     if (site->group < -1)
@@ -152,8 +153,10 @@ sp_status sp_geometry_create(const sp_site *sites, size_t n_sites, sp_geometry *
     sp_geometry *geometry;
     sp_status status;
 
-    if (!sites || n_sites == 0 || !out_geometry)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "no sites or no result given");
+    if (!sites || !out_geometry)
+        return sp_fail_null(error, sites ? "out_geometry" : "sites");
+    if (n_sites == 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "n_sites", -1, "a geometry of no sites");
     if (n_sites > SP_SITES_MAX)
         return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "n_sites", -1,
                        "%zu sites; at most %d are taken", n_sites, SP_SITES_MAX);

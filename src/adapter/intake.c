@@ -246,6 +246,8 @@ sp_status sp_intake_wanted_at(const sp_intake *intake, size_t wanted, sp_wanted_
     const sp_tensor *tensor;
     sp_wanted_tensor found = {.struct_bytes = sizeof found};
 
+    if (!intake)
+        return sp_fail_null(error, "intake");
     if (wanted >= intake->n_landings)
         return no_tensor(wanted, intake, error);
     tensor = intake->landings[wanted].item->tensor;
@@ -271,10 +273,13 @@ static char *next_byte(const sp_landing *landing)
 sp_status sp_intake_next(sp_intake *intake, size_t wanted, void **out_memory, size_t *out_bytes,
                          sp_error *error)
 {
+    sp_status status =
+        SP_NEED(error, {"intake", intake}, {"out_memory", out_memory}, {"out_bytes", out_bytes});
+
+    if (status != SP_OK)
+        return status;
     if (wanted >= intake->n_landings)
         return no_tensor(wanted, intake, error);
-    if (!out_memory || !out_bytes)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "no result is given");
     *out_memory = next_byte(&intake->landings[wanted]);
     *out_bytes = (size_t)room_of(&intake->landings[wanted]);
     return SP_OK;
@@ -351,8 +356,11 @@ static sp_status check_take(const sp_intake *intake, size_t wanted, size_t n_byt
 sp_status sp_intake_take(sp_intake *intake, size_t wanted, size_t n_bytes, sp_error *error)
 {
     sp_landing *landing;
-    sp_status status = check_take(intake, wanted, n_bytes, error);
+    sp_status status;
 
+    if (!intake)
+        return sp_fail_null(error, "intake");
+    status = check_take(intake, wanted, n_bytes, error);
     if (status != SP_OK)
         return status;
     landing = &intake->landings[wanted];
@@ -487,11 +495,12 @@ static sp_status audit_data(sp_intake *intake, sp_error *error)
 
 sp_status sp_intake_finish(sp_intake *intake, sp_adapter **out_adapter, sp_error *error)
 {
-    sp_adapter *adapter = intake->audit.adapter;
+    sp_adapter *adapter;
     sp_status status;
 
-    if (!out_adapter)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "out_adapter", -1, "no result is given");
+    if (!intake || !out_adapter)
+        return sp_fail_null(error, intake ? "out_adapter" : "intake");
+    adapter = intake->audit.adapter;
     if (!intake->audited)
         return sp_fail(error, SP_ERR_STATE, NULL, NULL, -1, "the intake was finished before");
     status = audit_data(intake, error);

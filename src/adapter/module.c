@@ -60,7 +60,7 @@ sp_status sp_module_set_parse(const sp_geometry *geometry, const char *text, sp_
     sp_module_set set = 0;
 
     if (!text || !out_set)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "no text or no result given");
+        return sp_fail_null(error, text ? "out_set" : "text");
     for (const char *name = text;;) {
         size_t n = strcspn(name, ",");
         const char *end = name + n;

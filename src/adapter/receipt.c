@@ -367,12 +367,11 @@ sp_status sp_receipt_create(const sp_adapter *adapter, const sp_receipt_options 
 {
     sp_receipt_options own;
     sp_receipt *receipt;
-    bool complete;
     sp_status status;
+    bool complete;
 
     if (!adapter || !out_receipt)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, adapter ? "out_receipt" : "adapter", -1,
-                       "no %s is given", adapter ? "result" : "adapter");
+        return sp_fail_null(error, adapter ? "out_receipt" : "adapter");
     sp_receipt_options_default(&own, sizeof own);
     status = sp_struct_read(&own, sizeof own, options, "sp_receipt_options", error);
     if (status != SP_OK)
@@ -394,9 +393,11 @@ sp_status sp_receipt_create_refused(const char *name, const sp_error *refusal,
                                     sp_receipt **out_receipt, sp_error *error)
 {
     sp_receipt *receipt;
+    sp_status status;
 
-    if (!name || !refusal || !out_receipt)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "no refusal or no result given");
+    status = SP_NEED(error, {"name", name}, {"refusal", refusal}, {"out_receipt", out_receipt});
+    if (status != SP_OK)
+        return status;
     receipt = sp_calloc(1, sizeof *receipt);
     if (!receipt)
         return sp_fail_memory(error, sizeof *receipt, "a receipt");

@@ -107,7 +107,11 @@ sp_status sp_safetensors_header_bytes(const void *bytes, size_t n_bytes, uint64_
                                       const char *subject, size_t *out_bytes, sp_error *error)
 {
     uint64_t length;
+    sp_status status =
+        SP_NEED(error, {"bytes", bytes}, {"subject", subject}, {"out_bytes", out_bytes});
 
+    if (status != SP_OK)
+        return status;
     if (file_bytes < LENGTH_BYTES || n_bytes < LENGTH_BYTES)
         return sp_refuse(error, SP_REASON_TRUNCATED, subject, (int64_t)file_bytes,
                          "%s has %llu bytes; the header's length alone takes %d", subject,
@@ -599,7 +603,8 @@ sp_status sp_safetensors_parse(const void *bytes, size_t n_bytes, uint64_t file_
                 .subject = subject,
                 .error = error};
     sp_status status =
-        sp_safetensors_header_bytes(bytes, n_bytes, file_bytes, subject, &c.end, error);
+        out_header ? sp_safetensors_header_bytes(bytes, n_bytes, file_bytes, subject, &c.end, error)
+                   : sp_fail_null(error, "out_header");
 
     if (status != SP_OK)
         return status;

@@ -82,6 +82,14 @@ sp_status sp_fail_null(sp_error *error, const char *name)
     return sp_fail(error, SP_ERR_ARGUMENT, NULL, name, -1, "the argument %s is NULL", name);
 }
 
+sp_status sp_need(sp_error *error, const sp_argument *arguments, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!arguments[i].pointer)
+            return sp_fail_null(error, arguments[i].name);
+    return SP_OK;
+}
+
 sp_status sp_fail_memory(sp_error *error, size_t bytes, const char *what)
 {
     return sp_fail(error, SP_ERR_MEMORY, NULL, NULL, -1, "out of memory: %zu bytes for %s", bytes,

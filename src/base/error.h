@@ -32,6 +32,18 @@ SP_PRIVATE sp_status sp_fail(sp_error *error, sp_status status, const char *code
 /* SP_ERR_ARGUMENT: the argument `name`, the error's subject, is NULL. */
 SP_PRIVATE sp_status sp_fail_null(sp_error *error, const char *name);
 
+/* An argument and its name. */
+typedef struct sp_argument {
+    const char *name;
+    const void *pointer;
+} sp_argument;
+
+/* sp_fail_null of the first that is NULL, else SP_OK: SP_NEED(error, {"pool", pool}, ...). */
+SP_PRIVATE sp_status sp_need(sp_error *error, const sp_argument *arguments, size_t n);
+#define SP_NEED(error, ...)                            \
+    sp_need(error, (const sp_argument[]){__VA_ARGS__}, \
+            sizeof((const sp_argument[]){__VA_ARGS__}) / sizeof(sp_argument))
+
 /* SP_ERR_MEMORY with the bytes that were asked for and what they were for. */
 SP_PRIVATE sp_status sp_fail_memory(sp_error *error, size_t bytes, const char *what);
 

@@ -323,13 +323,14 @@ void sp_device_free_pinned(sp_device *device, void *memory)
 
 /* ---- copies -------------------------------------------------------------------------------- */
 
-static sp_status check_range(const void *owner, const char *owner_name, const void *to,
-                             const void *from, sp_error *error)
+/* The memories of a device and of the host that a copy is between. */
+static sp_status check_copy(const sp_device *device, const void *device_memory,
+                            const void *host_memory, sp_error *error)
 {
-    if (!owner)
-        return sp_device_missing(owner_name, error);
-    if (!to || !from)
-        return sp_device_missing(to ? "from" : "to", error);
+    if (!device)
+        return sp_device_missing("device", error);
+    if (!device_memory || !host_memory)
+        return sp_device_missing(device_memory ? "host_memory" : "device_memory", error);
     return SP_OK;
 }
 
@@ -355,7 +356,7 @@ sp_status sp_device_write(sp_device *device, void *device_memory, const void *ho
 
     if (bytes == 0)
         return SP_OK;
-    status = check_range(device, "device", device_memory, host_memory, error);
+    status = check_copy(device, device_memory, host_memory, error);
     if (status != SP_OK)
         return status;
     return sp_device_told(device, device->ops->write(device, device_memory, host_memory, bytes),
@@ -369,7 +370,7 @@ sp_status sp_device_read(sp_device *device, void *host_memory, const void *devic
 
     if (bytes == 0)
         return SP_OK;
-    status = check_range(device, "device", host_memory, device_memory, error);
+    status = check_copy(device, device_memory, host_memory, error);
     if (status != SP_OK)
         return status;
     return sp_device_told(device, device->ops->read(device, host_memory, device_memory, bytes),
@@ -389,9 +390,13 @@ sp_status sp_device_write_column(sp_device *device, void *device_memory, size_t 
                                  const void *host_memory, size_t host_stride, size_t width,
                                  size_t height, sp_error *error)
 {
-    sp_stream *stream = device ? &device->main_stream : NULL;
-    sp_status status = sp_stream_copy_column(stream, device_memory, device_stride, host_memory,
-                                             host_stride, width, height, error);
+    sp_status status;
 
-    return status == SP_OK ? sp_stream_wait(stream, error) : status;
+    if (width == 0 || height == 0)
+        return SP_OK;
+    status = check_copy(device, device_memory, host_memory, error);
+    if (status == SP_OK)
+        status = sp_stream_copy_column(&device->main_stream, device_memory, device_stride,
+                                       host_memory, host_stride, width, height, error);
+    return status == SP_OK ? sp_stream_wait(&device->main_stream, error) : status;
 }

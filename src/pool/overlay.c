@@ -160,8 +160,11 @@ sp_status sp_overlay_select(const sp_adapter_table *table, const sp_served_table
 {
     table_pair pair = {.own = table, .served = served};
     sp_overlay_counts counts = {0};
-    sp_status status = check_table(table, served, error);
+    sp_status status = SP_NEED(error, {"table", table}, {"served", served},
+                               {"out_source", out_source}, {"out_counts", out_counts});
 
+    if (status == SP_OK)
+        status = check_table(table, served, error);
     if (status == SP_OK)
         status = sp_kernels_get(NULL, &pair.kernels, error);
     if (status != SP_OK)
@@ -353,13 +356,28 @@ static sp_status make_plan(const sp_adapter_table *tables, size_t n_tables,
     return status;
 }
 
+static sp_status check_build(const sp_adapter_table *tables, size_t n_tables,
+                             const sp_served_tables *served, sp_dtype dtype, sp_error *error)
+{
+    if (!served || (!tables && n_tables > 0))
+        return sp_fail_null(error, served ? "tables" : "served");
+    if (sp_dtype_bytes(dtype) == 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "dtype", -1, "dtype is %d, which no type has",
+                       (int)dtype);
+    return SP_OK;
+}
+
 sp_status sp_overlay_measure(const sp_adapter_table *tables, size_t n_tables,
                              const sp_served_tables *served, sp_dtype dtype, size_t *out_bytes,
                              sp_error *error)
 {
     overlay_plan plan;
-    sp_status status = make_plan(tables, n_tables, served, dtype, &plan, error);
+    sp_status status = check_build(tables, n_tables, served, dtype, error);
 
+    if (status == SP_OK && !out_bytes)
+        status = sp_fail_null(error, "out_bytes");
+    if (status == SP_OK)
+        status = make_plan(tables, n_tables, served, dtype, &plan, error);
     if (status != SP_OK)
         return status;
     *out_bytes = plan.bytes;
@@ -405,6 +423,12 @@ sp_status sp_overlay_build(const sp_adapter_table *tables, size_t n_tables,
                            const sp_served_tables *served, sp_dtype dtype, sp_overlay **out_overlay,
                            sp_error *error)
 {
+    sp_status status = check_build(tables, n_tables, served, dtype, error);
+
+    if (status == SP_OK && !out_overlay)
+        status = sp_fail_null(error, "out_overlay");
+    if (status != SP_OK)
+        return status;
     return sp_overlay_build_for(NULL, tables, n_tables, served, dtype, out_overlay, error);
 }
 

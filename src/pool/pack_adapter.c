@@ -33,8 +33,11 @@ sp_status sp_layout_measure_overlay(const sp_layout *layout, const sp_adapter *a
                                     size_t *out_bytes, sp_error *error)
 {
     sp_adapter_table tables[TABLES_MAX];
-    size_t n = list_tables(adapter, tables);
+    size_t n;
 
+    if (layout == NULL || adapter == NULL)
+        return sp_fail_null(error, layout != NULL ? "adapter" : "layout");
+    n = list_tables(adapter, tables);
     return sp_overlay_measure(tables, n, sp_layout_served(layout), sp_layout_dtype(layout),
                               out_bytes, error);
 }
@@ -60,10 +63,15 @@ sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter, sp_
                          sp_image **out_image, sp_error *error)
 {
     sp_adapter_table tables[TABLES_MAX];
-    size_t n_tables = list_tables(adapter, tables);
+    size_t n_tables;
     sp_image *image;
-    sp_status status = pack_sites(layout, adapter, exec, &image, error);
+    sp_status status =
+        SP_NEED(error, {"layout", layout}, {"adapter", adapter}, {"out_image", out_image});
 
+    if (status != SP_OK)
+        return status;
+    n_tables = list_tables(adapter, tables);
+    status = pack_sites(layout, adapter, exec, &image, error);
     if (status != SP_OK)
         return status;
     status = sp_overlay_build_for(sp_layout_images_for(layout), tables, n_tables,

@@ -537,6 +537,8 @@ static sp_status check_loading(const sp_pool *pool, int32_t slot, const sp_image
 
     if (status != SP_OK)
         return status;
+    if (image == NULL)
+        return sp_fail_null(error, "image");
     if (info->state != SP_SLOT_LOADING)
         return sp_fail(error, SP_ERR_STATE, NULL, "slot", slot, "slot %d is not being loaded",
                        (int)slot);
@@ -553,8 +555,11 @@ static sp_status no_room(const sp_pool *pool, size_t bytes, sp_error *error)
 
 sp_status sp_pool_check_room(sp_pool *pool, const sp_image *image, sp_error *error)
 {
-    size_t bytes = sp_image_overlay_bytes(image), offset_bytes;
+    size_t bytes, offset_bytes;
 
+    if (pool == NULL || image == NULL)
+        return sp_fail_null(error, pool != NULL ? "image" : "pool");
+    bytes = sp_image_overlay_bytes(image);
     if (bytes > pool->overlays.bytes)
         return sp_fail(error, SP_ERR_TOO_LARGE, "overlay-too-large", "overlay-bytes", -1,
                        "the rows of embed_tokens and lm_head that the adapter replaces take %zu "
@@ -640,15 +645,15 @@ sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image
 {
     uint64_t generation = next_number();
     sp_slot_info *info = NULL;
-    sp_status status = check_loading(pool, slot, image, error);
+    sp_status status;
 
+    if (out_handle == NULL)
+        return sp_fail_null(error, "out_handle");
+    status = check_loading(pool, slot, image, error);
     if (status == SP_OK)
         status = check_written(pool, slot, image, error);
     if (status != SP_OK)
         return status;
-    if (out_handle == NULL)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "out_handle", -1,
-                       "out_handle is NULL: nobody could release the slot");
     status = show_slot(pool, slot, image, generation);
     if (status != SP_OK) {
         hide_slot(pool, slot);

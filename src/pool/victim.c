@@ -14,9 +14,11 @@ sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots, int32_
     int32_t victim = -1, n_pinned = 0;
     uint64_t oldest_use = 0;
 
-    if (slots == NULL || n_slots < 1 || out_slot == NULL)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "slots", n_slots,
-                       "slots or out_slot is NULL, or there are %d slots", (int)n_slots);
+    if (slots == NULL || out_slot == NULL)
+        return sp_fail_null(error, slots != NULL ? "out_slot" : "slots");
+    if (n_slots < 1)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "n_slots", n_slots,
+                       "n_slots is %d; there must be one at least", (int)n_slots);
     for (int32_t i = 0; i < n_slots; i++) {
         sp_slot_info slot = {.struct_bytes = sizeof slot};
         sp_status status =
@@ -24,6 +26,10 @@ sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots, int32_
 
         if (status != SP_OK)
             return status;
+        if ((int)slot.state < 0 || slot.state > SP_SLOT_DRAINING)
+            return sp_fail(error, SP_ERR_ARGUMENT, NULL, "slots", i,
+                           "the state of slot %d is %d, which no slot has", (int)i,
+                           (int)slot.state);
         if (slot.state == SP_SLOT_EMPTY) {
             *out_slot = i;
             return SP_OK;

@@ -293,8 +293,13 @@ sp_status sp_plan_build(sp_plan *plan, const sp_pool *pool, const sp_route_span 
     int32_t row = 0;
     sp_status status;
 
-    if (plan == NULL || pool == NULL || n_spans < 0 || (spans == NULL && n_spans > 0))
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "plan, pool or spans are missing");
+    if (plan == NULL || pool == NULL)
+        return sp_fail_null(error, plan != NULL ? "pool" : "plan");
+    if (n_spans < 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "n_spans", -1,
+                       "n_spans is %d; it must be 0 or more", (int)n_spans);
+    if (spans == NULL && n_spans > 0)
+        return sp_fail_null(error, "spans");
     if (padded_rows < 0 || padded_rows > plan->rows_max)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "padded_rows", -1,
                        "%d padded rows, the plan has room for %d", (int)padded_rows,
@@ -320,12 +325,15 @@ sp_status sp_plan_build(sp_plan *plan, const sp_pool *pool, const sp_route_span 
 static sp_status check_selection(const sp_plan *plan, const sp_plan *from, const int32_t *rows,
                                  int32_t n_rows, sp_error *error)
 {
-    if (plan == NULL || from == NULL || plan == from || n_rows < 0 || (rows == NULL && n_rows > 0))
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1,
-                       "plan, from or rows are missing, or plan and from are the same");
-    if (n_rows > plan->rows_max)
+    if (plan == NULL || from == NULL)
+        return sp_fail_null(error, plan != NULL ? "from" : "plan");
+    if (plan == from)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "from", -1, "plan and from are the same");
+    if (n_rows < 0 || n_rows > plan->rows_max)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "n_rows", -1,
                        "%d rows, the plan has room for %d", (int)n_rows, (int)plan->rows_max);
+    if (rows == NULL && n_rows > 0)
+        return sp_fail_null(error, "rows");
     for (int32_t i = 0; i < n_rows; i++) {
         if (rows[i] < 0 || rows[i] >= from->view.n_rows)
             return sp_fail(error, SP_ERR_ARGUMENT, NULL, "rows", i,

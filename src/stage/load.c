@@ -64,6 +64,8 @@ static sp_status read_options(const sp_stage *stage, const sp_stage_load_options
 {
     sp_status status;
 
+    if (stage == NULL)
+        return sp_fail_null(error, "stage");
     sp_stage_load_options_default(out_options, sizeof *out_options);
     status =
         sp_struct_read(out_options, sizeof *out_options, options, "sp_stage_load_options", error);
@@ -161,7 +163,7 @@ sp_status sp_stage_load(sp_stage *stage, const sp_stage_load_options *options, i
     sp_status status = read_options(stage, options, &own, error);
 
     if (status == SP_OK && out_ticket == NULL)
-        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, "out_ticket", -1, "no result is given");
+        status = sp_fail_null(error, "out_ticket");
     if (status == SP_OK && stage->n_sources == 0)
         status = sp_fail(error, SP_ERR_ARGUMENT, NULL, "source", -1,
                          "the stage has no source to load from");
@@ -182,8 +184,7 @@ sp_status sp_stage_put(sp_stage *stage, const sp_stage_load_options *options, sp
     sp_status status = read_options(stage, options, &own, error);
 
     if (status == SP_OK && (adapter == NULL || out_ticket == NULL))
-        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, adapter ? "out_ticket" : "adapter", -1,
-                         "it is NULL");
+        status = sp_fail_null(error, adapter ? "out_ticket" : "adapter");
     if (status == SP_OK)
         status = sp_adapter_check_modules(adapter, stage->supported, error);
     if (status == SP_OK)
@@ -456,9 +457,12 @@ static stage_load *load_of(const sp_stage *stage, int64_t ticket)
 sp_status sp_stage_result(sp_stage *stage, int64_t ticket, uint64_t *out_generation,
                           sp_error *error)
 {
-    stage_load *load = load_of(stage, ticket);
+    stage_load *load;
     sp_status status;
 
+    if (stage == NULL)
+        return sp_fail_null(error, "stage");
+    load = load_of(stage, ticket);
     if (load == NULL)
         return sp_fail(error, SP_ERR_NOT_FOUND, NULL, NULL, ticket, "there is no load %lld",
                        (long long)ticket);
@@ -516,7 +520,7 @@ sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *options,
     sp_status status = read_options(stage, options, &own, error);
 
     if (status == SP_OK && adapter == NULL)
-        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, "adapter", -1, "it is NULL");
+        status = sp_fail_null(error, "adapter");
     if (status == SP_OK)
         status = begin_load(stage, &own, &load, error);
     if (status != SP_OK)

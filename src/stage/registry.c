@@ -115,10 +115,15 @@ static sp_status no_such_name(const char *name, sp_error *error)
 
 sp_status sp_stage_unload(sp_stage *stage, const char *name, sp_error *error)
 {
-    sp_version *version = sp_stage_current(stage, name);
-    stage_load *load = sp_stage_find_load(stage, name);
+    sp_status status = SP_NEED(error, {"stage", stage}, {"name", name});
+    sp_version *version;
+    stage_load *load;
     bool held;
 
+    if (status != SP_OK)
+        return status;
+    version = sp_stage_current(stage, name);
+    load = sp_stage_find_load(stage, name);
     if (version == NULL && load == NULL)
         return no_such_name(name, error);
     if (version != NULL && version->pinned)
@@ -138,9 +143,12 @@ sp_status sp_stage_unload(sp_stage *stage, const char *name, sp_error *error)
 
 sp_status sp_stage_set_pinned(sp_stage *stage, const char *name, bool pinned, sp_error *error)
 {
-    sp_version *version = sp_stage_current(stage, name);
-    sp_status status;
+    sp_status status = SP_NEED(error, {"stage", stage}, {"name", name});
+    sp_version *version;
 
+    if (status != SP_OK)
+        return status;
+    version = sp_stage_current(stage, name);
     if (version == NULL)
         return no_such_name(name, error);
     if (!pinned || version->content->slot >= 0 || version->content->copying) {
@@ -159,8 +167,11 @@ sp_status sp_stage_set_pinned(sp_stage *stage, const char *name, bool pinned, sp
 
 sp_status sp_stage_set_active(sp_stage *stage, const char *name, sp_error *error)
 {
-    sp_version *version = name != NULL ? sp_stage_current(stage, name) : NULL;
+    sp_version *version;
 
+    if (stage == NULL)
+        return sp_fail_null(error, "stage");
+    version = name != NULL ? sp_stage_current(stage, name) : NULL;
     if (name != NULL && version == NULL)
         return no_such_name(name, error);
     stage->active = version;
@@ -176,12 +187,19 @@ sp_status sp_stage_hold(sp_stage *stage, sp_route_kind kind, const char *name, s
     sp_version *version = NULL;
     sp_status status;
 
+    if (stage == NULL)
+        return sp_fail_null(error, "stage");
+    if ((int)kind < 0 || kind > SP_ROUTE_DEFAULT)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "kind", -1, "no such kind of route: %d",
+                       (int)kind);
+    if (kind == SP_ROUTE_NAMED && name == NULL)
+        return sp_fail_null(error, "name");
     if (kind == SP_ROUTE_DEFAULT)
         version = stage->active;
     if (kind == SP_ROUTE_NAMED) {
-        version = name != NULL ? sp_stage_current(stage, name) : NULL;
+        version = sp_stage_current(stage, name);
         if (version == NULL)
-            return no_such_name(name != NULL ? name : "", error);
+            return no_such_name(name, error);
     }
     hold.version = version;
     status = sp_struct_write(out_hold, &hold, sizeof hold, "sp_hold", error);
@@ -279,8 +297,11 @@ static sp_status write_info(const sp_stage *stage, const sp_version *version,
 sp_status sp_stage_version_at(const sp_stage *stage, size_t index, sp_version_info *out_info,
                               sp_error *error)
 {
-    const sp_version *version = stage->versions;
+    const sp_version *version;
 
+    if (stage == NULL)
+        return sp_fail_null(error, "stage");
+    version = stage->versions;
     for (size_t i = 0; version != NULL && i < index; i++)
         version = version->next;
     if (version == NULL)
@@ -292,9 +313,13 @@ sp_status sp_stage_version_at(const sp_stage *stage, size_t index, sp_version_in
 sp_status sp_stage_find(const sp_stage *stage, const char *name, sp_version_info *out_info,
                         sp_error *error)
 {
-    const sp_version *version = name != NULL ? sp_stage_current(stage, name) : NULL;
+    sp_status status = SP_NEED(error, {"stage", stage}, {"name", name});
+    const sp_version *version;
 
+    if (status != SP_OK)
+        return status;
+    version = sp_stage_current(stage, name);
     if (version == NULL)
-        return no_such_name(name != NULL ? name : "", error);
+        return no_such_name(name, error);
     return write_info(stage, version, out_info, error);
 }

@@ -132,8 +132,10 @@ static bool should_give_way(const sp_stage *stage, const stage_content *content,
 sp_status sp_stage_ask(sp_stage *stage, sp_hold *hold, bool give_way, sp_error *error)
 {
     stage_content *content;
-    sp_status status;
+    sp_status status = SP_NEED(error, {"stage", stage}, {"hold", hold});
 
+    if (status != SP_OK)
+        return status;
     if (hold->version == NULL || hold->slot >= 0)
         return SP_OK;
     content = hold->version->content;
@@ -371,6 +373,8 @@ sp_status sp_stage_poll(sp_stage *stage)
     bool changed = false;
     stage_task *next;
 
+    if (stage == NULL)
+        return SP_ERR_ARGUMENT;
     sp_stage_check_deadlines(stage);
     sp_stage_run_one(stage);
     for (stage_task *task = sp_stage_take_done(stage); task != NULL; task = next) {

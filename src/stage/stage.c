@@ -156,7 +156,7 @@ sp_status sp_stage_create(const sp_stage_options *options, sp_stage **out_stage,
     sp_stage_options_default(&own, sizeof own);
     status = sp_struct_read(&own, sizeof own, options, "sp_stage_options", error);
     if (status == SP_OK && out_stage == NULL)
-        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, "out_stage", -1, "no result is given");
+        status = sp_fail_null(error, "out_stage");
     if (status == SP_OK)
         status = check_options(&own, error);
     if (status != SP_OK)
@@ -248,7 +248,7 @@ void sp_stage_destroy(sp_stage *stage)
     free_stage(stage);
 }
 
-sp_status sp_stage_get_stats(const sp_stage *stage, sp_stage_stats *out_stats, sp_error *error)
+static sp_stage_stats stats_of(const sp_stage *stage)
 {
     sp_stage_stats stats = {
         .struct_bytes = sizeof stats,
@@ -263,5 +263,15 @@ sp_status sp_stage_get_stats(const sp_stage *stage, sp_stage_stats *out_stats, s
 
     for (const stage_content *c = stage->contents; c != NULL; c = c->next)
         stats.n_images += c->image != NULL;
+    return stats;
+}
+
+sp_status sp_stage_get_stats(const sp_stage *stage, sp_stage_stats *out_stats, sp_error *error)
+{
+    sp_stage_stats stats;
+
+    if (stage == NULL)
+        return sp_fail_null(error, "stage");
+    stats = stats_of(stage);
     return sp_struct_write(out_stats, &stats, sizeof stats, "sp_stage_stats", error);
 }

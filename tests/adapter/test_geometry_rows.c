@@ -263,10 +263,10 @@ static void wrong_numbers_are_refused(void **state)
     good.group = 0;
     bad = make_row("h.0.k", SP_SITE_LINEAR, 0, -1);
     bad.k_in = 0;
-    refuse(&good, &bad, "dimension below 1");
+    refuse(&good, &bad, "k_in below 1");
     bad.k_in = 6;
     bad.n_out = -1;
-    refuse(&good, &bad, "dimension below 1");
+    refuse(&good, &bad, "n_out below 1");
     bad.n_out = 9;
     bad.group = -2;
     refuse(&good, &bad, "group below -1");

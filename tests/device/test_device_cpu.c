@@ -289,9 +289,9 @@ static void null_arguments_are_named(void **state)
     assert_int_equal(sp_device_alloc(device, 1, NULL, &error), SP_ERR_ARGUMENT);
     assert_string_equal(error.subject, "out_memory");
     assert_int_equal(sp_device_write(device, NULL, &byte, 1, &error), SP_ERR_ARGUMENT);
-    assert_string_equal(error.subject, "to");
+    assert_string_equal(error.subject, "device_memory");
     assert_int_equal(sp_device_read(device, &byte, NULL, 1, &error), SP_ERR_ARGUMENT);
-    assert_string_equal(error.subject, "from");
+    assert_string_equal(error.subject, "device_memory");
     assert_int_equal(sp_device_pin(device, &byte, 0, &error), SP_ERR_ARGUMENT);
     assert_string_equal(error.subject, "bytes");
     assert_int_equal(sp_device_memory(device, NULL, NULL, &error), SP_ERR_ARGUMENT);

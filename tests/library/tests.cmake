@@ -1,0 +1,10 @@
+foreach(argument --self-test ${PROJECT_SOURCE_DIR})
+  if(argument STREQUAL --self-test)
+    set(name library_coverage_self_test)
+  else()
+    set(name library_coverage)
+  endif()
+  add_test(NAME ${name} COMMAND ${Python3_EXECUTABLE} -B
+                                ${CMAKE_CURRENT_SOURCE_DIR}/library/check_library.py ${argument})
+  set_tests_properties(${name} PROPERTIES LABELS quick TIMEOUT 60)
+endforeach()
