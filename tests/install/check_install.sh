@@ -7,12 +7,18 @@ set -eu
 cmake=$1 cc=$2 build=$3 source=$4 scratch=$5
 consumer=$source/tests/install/consumer
 
-# Runs a program that must print the name of one status.
+# Runs a program, with its arguments, that must print the name of one status.
 expect() {
-    [ "$("$2")" = "$1" ] || {
-        echo "$2 failed" >&2
+    status=$1 program=$2
+    shift 2
+    [ "$("$program" "$@")" = "$status" ] || {
+        echo "$program failed" >&2
         exit 1
     }
+}
+
+expect_engine() {
+    expect SP_ERR_NOT_FOUND "$1" "$source/demo/base" "$source/demo/adapters/sqldoc"
 }
 
 by_pkg_config() {
@@ -37,7 +43,7 @@ by_pkg_config() {
     # shellcheck disable=SC2046
     $cc -std=c17 "$consumer/engine_consumer.c" $(pkg-config --cflags --libs sidepath-engine) \
         -o "$scratch/pc_engine"
-    expect SP_ERR_NOT_FOUND "$scratch/pc_engine"
+    expect_engine "$scratch/pc_engine"
     unset LD_LIBRARY_PATH
     expect SP_ERR_INPUT "$scratch/pc_static"
 }
@@ -52,7 +58,7 @@ all_static() {
         $(pkg-config --cflags --static --libs sidepath-engine) -o "$scratch/all_static_engine" \
         2>"$scratch/log" || cat "$scratch/log" >&2
     expect SP_ERR_INPUT "$scratch/all_static"
-    expect SP_ERR_NOT_FOUND "$scratch/all_static_engine"
+    expect_engine "$scratch/all_static_engine"
 }
 
 by_find_package() {
@@ -66,8 +72,8 @@ by_find_package() {
     }
     expect SP_ERR_INPUT "$scratch/consumer/consumer_shared"
     expect SP_ERR_INPUT "$scratch/consumer/consumer_static"
-    expect SP_ERR_NOT_FOUND "$scratch/consumer/consumer_engine"
-    expect SP_ERR_NOT_FOUND "$scratch/consumer/consumer_engine_static"
+    expect_engine "$scratch/consumer/consumer_engine"
+    expect_engine "$scratch/consumer/consumer_engine_static"
 }
 
 rm -rf "$scratch"
