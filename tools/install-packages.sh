@@ -1,5 +1,6 @@
 #!/bin/sh
 # Installs by name the packages that are missing for the groups given as arguments:
+#     library what a build of the library alone needs
 #     build   what a build of the library and the program needs
 #     test    what a build of the tests needs besides
 #     style   what the style checks among the tests need besides
@@ -9,8 +10,9 @@
 # are the same and untested.
 set -eu
 
-build="gcc libc6-dev make cmake ninja-build pkg-config libjansson-dev libssl-dev libutf8proc-dev
-libxxhash-dev libpcre2-dev python3"
+library="gcc libc6-dev make cmake ninja-build pkg-config libjansson-dev libssl-dev libxxhash-dev
+libpcre2-dev"
+build="$library libutf8proc-dev python3"
 test="libcmocka-dev python3-jinja2"
 style="clang-format-14 g++"
 ci="clang-14 libclang-rt-14-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user git
@@ -22,13 +24,14 @@ packages=""
 venv=""
 for group in "$@"; do
     case "$group" in
+    library) packages="$packages $library" ;;
     build) packages="$packages $build" ;;
     test) packages="$packages $test" ;;
     style) packages="$packages $style" ;;
     client) packages="$packages $client" venv="build/client-venv" ;;
     ci) packages="$packages $ci" ;;
     *)
-        echo "usage: $0 build|test|style|client|ci ..." >&2
+        echo "usage: $0 library|build|test|style|client|ci ..." >&2
         exit 2
         ;;
     esac

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Each header compiles alone: the public ones as C and as C++, with include/ as the only folder,
-# the internal ones as C with src/ as well.
+# Each header compiles alone: the public ones as C and as C++, with include/ as the only folder and
+# also where the host defines SP_API itself, the internal ones as C with src/ as well.
 #     check_headers.sh CC CXX ROOT [FLAG...]      (flags of the libraries that headers include)
 #     check_headers.sh --self-test CC CXX DIRECTORY
 set -u
@@ -16,6 +16,8 @@ check_tree() {
         name=${header#"$root"/include/}
         # The header is included, not compiled itself, so that "unused" warnings stay quiet.
         echo "#include <$name>" | $cc -std=c17 $strict -I"$root/include" -x c - || failed=1
+        echo "#include <$name>" |
+            $cc -std=c17 $strict -DSP_API= -I"$root/include" -x c - || failed=1
         echo "#include <$name>" | $cxx -std=c++11 $strict -I"$root/include" -x c++ - || failed=1
     done
     for header in "$root"/src/*/*.h; do
