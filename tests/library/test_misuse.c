@@ -660,14 +660,48 @@ static void engine_adapters(void **state)
     REFUSED(SP_ERR_NOT_FOUND, "none", sp_engine_find_adapter(w.engine, "none", &info, &error));
 }
 
+static void engine_memory(void **state)
+{
+    const char config[] = "{}";
+    const sp_tensor_view view = {.struct_bytes = sizeof view};
+    sp_adapter *adapter = NULL;
+    sp_engine_load load;
+    int64_t ticket = -3;
+
+    (void)state;
+    sp_engine_load_default(&load, sizeof load);
+    load.name = "b";
+    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_check_weights(NULL, &error));
+    REFUSED(SP_ERR_ARGUMENT, "engine",
+            sp_engine_read_tensors(NULL, "b", config, 2, &view, 1, &adapter, &error));
+    REFUSED(SP_ERR_ARGUMENT, "name",
+            sp_engine_read_tensors(w.engine, NULL, config, 2, &view, 1, &adapter, &error));
+    REFUSED(SP_ERR_ARGUMENT, "config",
+            sp_engine_read_tensors(w.engine, "b", NULL, 2, &view, 1, &adapter, &error));
+    REFUSED(SP_ERR_ARGUMENT, "views",
+            sp_engine_read_tensors(w.engine, "b", config, 2, NULL, 1, &adapter, &error));
+    REFUSED(SP_ERR_ARGUMENT, "out_adapter",
+            sp_engine_read_tensors(w.engine, "b", config, 2, &view, 1, NULL, &error));
+    assert_null(adapter);
+    REFUSED(SP_ERR_ARGUMENT, "engine",
+            sp_engine_put_adapter(NULL, &load, w.adapter, &ticket, &error));
+    REFUSED(SP_ERR_ARGUMENT, "sp_engine_load",
+            sp_engine_put_adapter(w.engine, NULL, w.adapter, &ticket, &error));
+    REFUSED(SP_ERR_ARGUMENT, "adapter",
+            sp_engine_put_adapter(w.engine, &load, NULL, &ticket, &error));
+    REFUSED(SP_ERR_ARGUMENT, "out_ticket",
+            sp_engine_put_adapter(w.engine, &load, w.adapter, NULL, &error));
+    assert_int_equal(ticket, -3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        MISUSE(the_allocator),   MISUSE(executors),       MISUSE(devices),    MISUSE(copies),
-        MISUSE(streams),         MISUSE(events),          MISUSE(geometries), MISUSE(adapters),
-        MISUSE(safetensors),     MISUSE(layouts),         MISUSE(pools),      MISUSE(handles),
-        MISUSE(loads_in_pieces), MISUSE(plans),           MISUSE(engines),    MISUSE(texts),
-        MISUSE(requests),        MISUSE(engine_adapters),
+        MISUSE(the_allocator),   MISUSE(executors),       MISUSE(devices),       MISUSE(copies),
+        MISUSE(streams),         MISUSE(events),          MISUSE(geometries),    MISUSE(adapters),
+        MISUSE(safetensors),     MISUSE(layouts),         MISUSE(pools),         MISUSE(handles),
+        MISUSE(loads_in_pieces), MISUSE(plans),           MISUSE(engines),       MISUSE(texts),
+        MISUSE(requests),        MISUSE(engine_adapters), MISUSE(engine_memory),
     };
     return cmocka_run_group_tests(tests, misuse_open_world, misuse_close_world);
 }

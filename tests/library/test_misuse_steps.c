@@ -1,5 +1,5 @@
 /*
- * test_misuse.c, continued: the calls of a step, replaced rows, and adapters from memory.
+ * test_misuse.c, continued: the calls of a step, adapters from memory, and a stage.
  */
 #include "support/misuse.h"
 
@@ -417,40 +417,6 @@ static void intakes(void **state)
     assert_null(adapter);
 }
 
-/* ---- replaced rows ------------------------------------------------------------------------- */
-
-static void overlays(void **state)
-{
-    const sp_served_tables *served = sp_layout_served(w.layout);
-    const sp_served_table rows = {.data = x, .dtype = SP_DTYPE_BF16, .rows = ROWS, .hidden = WIDTH};
-    sp_adapter_table table = {.struct_bytes = sizeof table, .kind = SP_SITE_HEAD, .module = "head"};
-    sp_overlay_counts counts = {0};
-    sp_overlay *overlay = NULL;
-    int32_t source[ROWS];
-    size_t bytes;
-
-    (void)state;
-    REFUSED(SP_ERR_ARGUMENT, "table", sp_overlay_select(NULL, &rows, source, &counts, &error));
-    REFUSED(SP_ERR_ARGUMENT, "served", sp_overlay_select(&table, NULL, source, &counts, &error));
-    REFUSED(SP_ERR_ARGUMENT, "out_source", sp_overlay_select(&table, &rows, NULL, &counts, &error));
-    REFUSED(SP_ERR_ARGUMENT, "out_counts", sp_overlay_select(&table, &rows, source, NULL, &error));
-    REFUSED(SP_ERR_ARGUMENT, "tables",
-            sp_overlay_build(NULL, 1, served, SP_DTYPE_BF16, &overlay, &error));
-    REFUSED(SP_ERR_ARGUMENT, "served",
-            sp_overlay_build(&table, 1, NULL, SP_DTYPE_BF16, &overlay, &error));
-    REFUSED(SP_ERR_ARGUMENT, "dtype",
-            sp_overlay_build(&table, 1, served, (sp_dtype)FOREIGN, &overlay, &error));
-    REFUSED(SP_ERR_ARGUMENT, "out_overlay",
-            sp_overlay_build(&table, 1, served, SP_DTYPE_BF16, NULL, &error));
-    REFUSED(SP_ERR_ARGUMENT, "tables",
-            sp_overlay_measure(NULL, 1, served, SP_DTYPE_BF16, &bytes, &error));
-    REFUSED(SP_ERR_ARGUMENT, "served",
-            sp_overlay_measure(&table, 1, NULL, SP_DTYPE_BF16, &bytes, &error));
-    REFUSED(SP_ERR_ARGUMENT, "out_bytes",
-            sp_overlay_measure(&table, 1, served, SP_DTYPE_BF16, NULL, &error));
-    assert_null(overlay);
-}
-
 /* ---- stage --------------------------------------------------------------------------------- */
 
 /* A stage over a pool of its own. */
@@ -603,10 +569,10 @@ static void stage_requests(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        MISUSE(deltas),       MISUSE(applies),        MISUSE(outputs),  MISUSE(halves_and_pieces),
-        MISUSE(partial_sums), MISUSE(tokens),         MISUSE(singles),  MISUSE(grouped),
-        MISUSE(views),        MISUSE(intakes),        MISUSE(overlays), MISUSE(stages),
-        MISUSE(stage_loads),  MISUSE(stage_requests),
+        MISUSE(deltas),         MISUSE(applies), MISUSE(outputs), MISUSE(halves_and_pieces),
+        MISUSE(partial_sums),   MISUSE(tokens),  MISUSE(singles), MISUSE(grouped),
+        MISUSE(views),          MISUSE(intakes), MISUSE(stages),  MISUSE(stage_loads),
+        MISUSE(stage_requests),
     };
     return cmocka_run_group_tests(tests, misuse_open_world, misuse_close_world);
 }
