@@ -21,9 +21,16 @@ if(SIDEPATH_FUZZ)
   list(APPEND SIDEPATH_SANITIZE_FLAGS -fsanitize=fuzzer-no-link)
 endif()
 
+# SP_ASSERT (src/base/assert.h) is live in debug builds, under a sanitizer and by SIDEPATH_ASSERT.
+if(SIDEPATH_ASSERT OR SIDEPATH_SANITIZE OR SIDEPATH_FUZZ)
+  set(SIDEPATH_ASSERT_DEFINITION SP_ASSERT_LIVE=1)
+else()
+  set(SIDEPATH_ASSERT_DEFINITION $<$<CONFIG:Debug>:SP_ASSERT_LIVE=1>)
+endif()
+
 function(sidepath_compile_options target)
   target_compile_options(${target} PRIVATE ${SIDEPATH_WARNINGS} ${SIDEPATH_FLOAT_FLAGS}
                                            ${SIDEPATH_SANITIZE_FLAGS})
-  target_compile_definitions(${target} PRIVATE _GNU_SOURCE)
+  target_compile_definitions(${target} PRIVATE _GNU_SOURCE ${SIDEPATH_ASSERT_DEFINITION})
   target_link_options(${target} PUBLIC ${SIDEPATH_SANITIZE_FLAGS})
 endfunction()
