@@ -110,9 +110,10 @@ SP_API const char *sp_engine_cpu_isa(const sp_engine *engine); /* the level in u
 /*
  * Text to ids, raw: no template and no added tokens; the text of special tokens is plain text
  * unless parse_special. *out_tokens is owned by the caller (sp_engine_free). SP_ERR_NOT_FOUND: the
- * model has no tokenizer.json. SP_ERR_INPUT: the text is not UTF-8. SP_ERR_TOO_LARGE with the code
- * "too-many-tokens": there are more than max_tokens (0: no limit); a text that is far too long
- * costs little, which is what a server needs that takes texts from anyone.
+ * model has no tokenizer.json ("tokenizer-missing"). SP_ERR_INPUT: the text is not UTF-8.
+ * SP_ERR_TOO_LARGE with the code "too-many-tokens", or "context_length_exceeded" where max_tokens
+ * is sp_engine_max_context: there are more than max_tokens (0: no limit); a text that is far too
+ * long costs little, which is what a server needs that takes texts from anyone.
  */
 SP_API sp_status sp_engine_encode(const sp_engine *engine, const char *text, size_t bytes,
                                   bool parse_special, int32_t max_tokens, int32_t **out_tokens,
@@ -253,8 +254,9 @@ typedef void (*sp_request_event_fn)(void *user, const sp_request_event *event);
 /*
  * Checks the request whole and queues it. Everything is copied. *out_id is positive and never
  * reused. SP_ERR_NOT_FOUND with the adapter's name; SP_ERR_INPUT: an empty prompt, an id outside
- * the vocabulary, a parameter out of range (named); SP_ERR_TOO_LARGE: prompt and max_tokens exceed
- * the context or the whole KV cache, with the numbers and the setting; SP_ERR_MEMORY.
+ * the vocabulary, a parameter out of range (named); SP_ERR_TOO_LARGE with
+ * "context_length_exceeded": prompt and max_tokens exceed the context or the whole KV cache, with
+ * the numbers and the setting; SP_ERR_MEMORY.
  */
 SP_API sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t *out_id,
                                   sp_error *error);
@@ -271,10 +273,11 @@ SP_API sp_status sp_engine_cancel(sp_engine *engine, int64_t id, sp_error *error
  * One step of the batch: every running request advances by one token or one prefill chunk. Events
  * come in the order of submission. SP_AGAIN: nothing is waiting or running. A step in which all
  * requests wait for adapters on their way has no rows and waits for them, 10 ms at most.
- * A request that cannot go on (a non-finite logit, say) is dropped and ends with an event,
- * SP_FINISH_FAILED; the others go on. The status and the error are then those of the first that was
- * dropped, its id in error->position. An error without an event is the step's own: no request was
- * dropped, and position is -1.
+ * A request that cannot go on is dropped and ends with an event, SP_FINISH_FAILED; where its logits
+ * are not finite the code is "adapter-non-finite" with the adapter as subject, or
+ * "logits-non-finite" for the base; the others go on. The status and the error are then those of
+ * the first that was dropped, its id in error->position. An error without an event is the step's
+ * own: no request was dropped, and position is -1.
  */
 SP_API sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *user,
                                 sp_error *error);

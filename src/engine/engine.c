@@ -450,7 +450,7 @@ static sp_status need_tokenizer(const sp_engine *engine, sp_error *error)
 {
     if (engine->tokenizer)
         return SP_OK;
-    return sp_fail(error, SP_ERR_NOT_FOUND, NULL, TOKENIZER_FILE, -1,
+    return sp_fail(error, SP_ERR_NOT_FOUND, SP_ENGINE_NO_TOKENIZER, TOKENIZER_FILE, -1,
                    "the model %s has no " TOKENIZER_FILE "; give token ids instead",
                    engine->base_name);
 }
@@ -468,11 +468,20 @@ sp_status sp_engine_encode(const sp_engine *engine, const char *text, size_t byt
 /* The tokenizer knows how many tokens are too many, and the engine why. */
 static void name_context(const sp_engine *engine, int32_t max_tokens, sp_error *error)
 {
-    if (error && error->code && strcmp(error->code, SP_TOKENIZER_TOO_MANY) == 0)
+    int32_t context = sp_engine_max_context(engine);
+
+    if (!error || !error->code || strcmp(error->code, SP_TOKENIZER_TOO_MANY) != 0)
+        return;
+    if (max_tokens == context)
+        sp_fail(error, SP_ERR_TOO_LARGE, SP_ENGINE_CONTEXT_EXCEEDED, "prompt", -1,
+                "This model's maximum context length is %d tokens. However, your prompt has more "
+                "than %d tokens; shorten it, or raise max-context or kv-tokens",
+                context, context);
+    else
         sp_fail(error, SP_ERR_TOO_LARGE, SP_TOKENIZER_TOO_MANY, "prompt", -1,
                 "the text has more than %d tokens, the most that are taken; the context is %d "
                 "(max-context, kv-tokens)",
-                max_tokens, sp_engine_max_context(engine));
+                max_tokens, context);
 }
 
 sp_status sp_engine_encode_spans(const sp_engine *engine, const char *text, size_t bytes,

@@ -16,6 +16,12 @@
 #include <sidepath/pool.h>
 #include <sidepath/stage.h>
 
+/* Reason codes of requests. The first is OpenAI's, which clients and proxies look for. */
+#define SP_ENGINE_CONTEXT_EXCEEDED   "context_length_exceeded"
+#define SP_ENGINE_NO_TOKENIZER       "tokenizer-missing"
+#define SP_ENGINE_ADAPTER_NON_FINITE "adapter-non-finite" /* logits, with an adapter applied */
+#define SP_ENGINE_LOGITS_NON_FINITE  "logits-non-finite"  /* without one */
+
 /* A row of the step under way whose logits are wanted. */
 typedef struct sp_logit_row {
     int32_t row;

@@ -173,6 +173,22 @@ static void fail_sequence(step_run *run, sp_sequence *sequence, sp_status status
     finish_sequence(run, sequence);
 }
 
+/* Where an adapter is applied it is to blame: the base's own logits are finite, or no request of
+ * the base would get on either. */
+static void fail_logits(step_run *run, sp_sequence *sequence, sp_status status)
+{
+    bool adapted = sequence->hold.version && sequence->lora_scale > 0.0f;
+    const char *name = adapted ? sp_version_name(sequence->hold.version) : run->engine->base_name;
+    sp_error error;
+
+    sp_fail(&error, status, adapted ? SP_ENGINE_ADAPTER_NON_FINITE : SP_ENGINE_LOGITS_NON_FINITE,
+            name, sequence->id,
+            "request %lld was dropped: its logits with %s \"%s\" are not finite",
+            (long long)sequence->id, adapted ? "the adapter" : "the base", name);
+    emit_failure(run, sequence, status, &error);
+    finish_sequence(run, sequence);
+}
+
 static void note_token(sp_engine *engine, sp_sequence *sequence, int32_t token)
 {
     sequence->tokens[sequence->n_tokens++] = token;
@@ -330,7 +346,7 @@ static void use_logits(step_run *run, const sp_logit_row *wanted, const float *l
         finish_sequence(run, sequence);
     }
     if (status != SP_OK)
-        fail_sequence(run, sequence, status, "its logits are not finite");
+        fail_logits(run, sequence, status);
 }
 
 static void flush_logits(step_run *run)

@@ -46,21 +46,19 @@ static sp_status check_prompt(const sp_engine *engine, const sp_request *request
 static sp_status check_length(const sp_engine *engine, const sp_request *request, sp_error *error)
 {
     int64_t total = (int64_t)request->n_tokens + request->max_tokens;
-    int64_t capacity = (int64_t)engine->scheduler.pages.n_pages * engine->options.page_tokens;
+    int32_t context = sp_engine_max_context(engine);
 
     if (request->max_tokens < 0 ||
         (request->max_tokens == 0 && !request->logits_fn && !request->prompt_logprobs))
         return bad_field(error, "max_tokens", "at least 1");
-    if (total > engine->max_context)
-        return sp_fail(error, SP_ERR_TOO_LARGE, SP_TOKENIZER_TOO_MANY, "prompt", -1,
-                       "the prompt's %d tokens and max_tokens %d exceed the context of %d",
-                       request->n_tokens, request->max_tokens, engine->max_context);
-    if (total > capacity)
-        return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "kv-tokens", -1,
-                       "the prompt's %d tokens and max_tokens %d exceed the KV cache of %lld "
-                       "tokens; raise kv-tokens",
-                       request->n_tokens, request->max_tokens, (long long)capacity);
-    return SP_OK;
+    if (total <= context)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_TOO_LARGE, SP_ENGINE_CONTEXT_EXCEEDED, "prompt", -1,
+                   "This model's maximum context length is %d tokens. However, you requested %lld "
+                   "tokens (%d in the prompt, %d in the completion); shorten one of them, or raise "
+                   "%s",
+                   context, (long long)total, request->n_tokens, request->max_tokens,
+                   context < engine->max_context ? "kv-tokens" : "max-context");
 }
 
 static sp_sample_params sample_params(const sp_request *request)

@@ -84,6 +84,40 @@ static void test_too_many_tokens(void **state)
         SP_ERR_TOO_LARGE);
 }
 
+/* OpenAI's code and sentence where the limit is the context, by text and by ids. */
+static void test_context(void **state)
+{
+    static const char sentence[] = "This model's maximum context length is 320 tokens. However, ";
+    sp_text text = {0};
+    int32_t *tokens = NULL;
+    int32_t ids[320] = {0}, n;
+    sp_request request;
+    int64_t id;
+    sp_error error;
+
+    (void)state;
+    for (int i = 0; i < 321; i++)
+        sp_text_add(&text, "The "); /* a token each at least */
+    assert_int_equal(
+        sp_engine_encode(engine, text.data, text.bytes, false, 320, &tokens, &n, &error),
+        SP_ERR_TOO_LARGE);
+    sp_text_free(&text);
+    assert_string_equal(error.code, "context_length_exceeded");
+    assert_string_equal(error.subject, "prompt");
+    assert_memory_equal(error.text, sentence, sizeof sentence - 1);
+    sp_request_default(&request, sizeof request);
+    request.tokens = ids;
+    request.n_tokens = 300;
+    request.max_tokens = 21;
+    assert_int_equal(sp_engine_submit(engine, &request, &id, &error), SP_ERR_TOO_LARGE);
+    assert_string_equal(error.code, "context_length_exceeded");
+    assert_memory_equal(error.text, sentence, sizeof sentence - 1);
+    assert_non_null(strstr(error.text, "requested 321 tokens (300 in the prompt, 21 in"));
+    assert_non_null(strstr(error.text, "kv-tokens"));
+    request.max_tokens = 20;
+    assert_ok(sp_engine_check(engine, &request, &error), &error);
+}
+
 static void test_ends(void **state)
 {
     const int32_t foreign = 1 << 30;
@@ -111,9 +145,8 @@ static void test_max_context(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_there_and_back),
-        cmocka_unit_test(test_too_many_tokens),
-        cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_too_many_tokens),
+        cmocka_unit_test(test_context),        cmocka_unit_test(test_ends),
         cmocka_unit_test(test_max_context),
     };
 

@@ -45,6 +45,8 @@ static void on_event(void *user, const sp_request_event *event)
         assert_non_null(event->error);
         assert_int_equal(event->error->position, s->bad[i]);
         assert_non_null(strstr(event->error->text, "dropped"));
+        assert_string_equal(event->error->code, "adapter-non-finite");
+        assert_string_equal(event->error->subject, "overflows");
     }
 }
 
