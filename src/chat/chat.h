@@ -111,10 +111,11 @@ void sp_chat_prompt_free(sp_chat_prompt *prompt);
  * The prompt's ids. A special token is one only where the template wrote all of its text: what a
  * message, a tool or a variable holds is plain text, and so is a token of which the template wrote
  * one half. Otherwise the ids are those of the whole text. sp_engine_free releases *out_tokens.
- * SP_ERR_TOO_LARGE: they are more than the engine's context, which is found out early.
+ * SP_ERR_TOO_LARGE with "messages" as subject: they are more than max_tokens, found out early.
  */
 sp_status sp_chat_tokenize(const sp_engine *engine, const sp_chat_prompt *prompt,
-                           int32_t **out_tokens, int32_t *out_n_tokens, sp_error *error);
+                           int32_t max_tokens, int32_t **out_tokens, int32_t *out_n_tokens,
+                           sp_error *error);
 
 /* ---- generated text to message ------------------------------------------------------------- */
 

@@ -39,11 +39,17 @@ void sp_chat_prompt_free(sp_chat_prompt *prompt)
 }
 
 sp_status sp_chat_tokenize(const sp_engine *engine, const sp_chat_prompt *prompt,
-                           int32_t **out_tokens, int32_t *out_n_tokens, sp_error *error)
+                           int32_t max_tokens, int32_t **out_tokens, int32_t *out_n_tokens,
+                           sp_error *error)
 {
-    return sp_engine_encode_spans(engine, prompt->text.data ? prompt->text.data : "",
-                                  prompt->text.bytes, prompt->spans, prompt->n_spans,
-                                  sp_engine_max_context(engine), out_tokens, out_n_tokens, error);
+    sp_status status = sp_engine_encode_spans(engine, prompt->text.data ? prompt->text.data : "",
+                                              prompt->text.bytes, prompt->spans, prompt->n_spans,
+                                              max_tokens, out_tokens, out_n_tokens, error);
+
+    /* The text is the template's; what the caller can shorten is in the messages. */
+    if (status == SP_ERR_TOO_LARGE && error)
+        snprintf(error->subject, sizeof error->subject, "messages");
+    return status;
 }
 
 /* The path of a field for an error; a long one is cut. `out` has SP_ERROR_SUBJECT_BYTES. */

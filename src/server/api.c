@@ -29,6 +29,12 @@ static const code_status by_code[] = {
     {SP_CODE_ADAPTER_NOT_FOUND, 404},
     {"load-cancelled", 409},
     {"pinned", 409},
+    {SP_CODE_ADAPTER_NON_FINITE, 500},
+    {SP_CODE_LOGITS_NON_FINITE, 500},
+    {SP_CODE_NO_TOKENIZER, 501},
+    {SP_CHAT_NO_TEMPLATE, 501},
+    {SP_CHAT_MALFORMED, 501},
+    {SP_CHAT_UNSUPPORTED, 501},
 };
 
 typedef struct status_default {
@@ -43,15 +49,15 @@ static const status_default by_status[] = {
     {SP_PENDING, 503, "busy"},
     {SP_POOL_FULL, 503, "pool-full"},
     {SP_ERR_SLOTS_PINNED, 409, "slots-pinned"},
-    {SP_ERR_STATE, 409, NULL},
+    {SP_ERR_STATE, 409, "conflict"},
     {SP_ERR_NOT_FOUND, 404, "model_not_found"},
-    {SP_ERR_ARGUMENT, 400, NULL},
+    {SP_ERR_ARGUMENT, 400, SP_CODE_INVALID_VALUE},
     {SP_ERR_UNSUPPORTED, 400, "unsupported"},
-    {SP_ERR_INPUT, 400, NULL},
-    {SP_ERR_TRUNCATED, 400, NULL},
-    {SP_ERR_REFUSED, 400, NULL},
-    {SP_ERR_MISMATCH, 400, NULL},
-    {SP_ERR_TOO_LARGE, 400, NULL},
+    {SP_ERR_INPUT, 400, SP_CODE_INVALID_VALUE},
+    {SP_ERR_TRUNCATED, 400, "truncated"},
+    {SP_ERR_REFUSED, 400, "refused"},
+    {SP_ERR_MISMATCH, 400, "mismatch"},
+    {SP_ERR_TOO_LARGE, 400, "too-large"},
     {SP_ERR_BUDGET, 400, "budget-too-small"},
     {SP_ERR_MEMORY, 503, "out-of-memory"},
 };
@@ -145,15 +151,25 @@ static void add_error(sp_text *out, const char *type, const char *param, const c
     sp_text_add(out, "}}");
 }
 
-/* The subject of an unknown name is the name; the parameter that it stands in is `model`. */
-static const char *param_of(sp_status status, const sp_error *error)
+/* The field of the body that the error is about. The subject of an unknown name is that name; a
+ * prompt that was made of messages is in no field but these; other subjects may be files, tensors
+ * or flags. */
+static const char *param_of(const sp_call *call, sp_status status, const sp_error *error)
 {
-    return status == SP_ERR_NOT_FOUND && !has_code(error) ? "model" : error->subject;
+    sp_field_set fields = call->route ? call->route->fields : SP_FIELDS_NONE;
+
+    if (status == SP_ERR_NOT_FOUND && !has_code(error))
+        return sp_fields_know(fields, "model") ? "model" : "lora_name";
+    if (has_code(error) && strcmp(error->code, SP_CODE_UNKNOWN_FIELD) == 0)
+        return error->subject;
+    if (fields == SP_FIELDS_CHAT && strcmp(error->subject, "prompt") == 0)
+        return "messages";
+    return sp_fields_know(fields, error->subject) ? error->subject : NULL;
 }
 
-void sp_error_json(sp_text *out, sp_status status, const sp_error *error)
+void sp_error_json(const sp_call *call, sp_text *out, sp_status status, const sp_error *error)
 {
-    add_error(out, type_of(sp_http_status_of(status, error)), param_of(status, error),
+    add_error(out, type_of(sp_http_status_of(status, error)), param_of(call, status, error),
               code_of(status, error), error->text);
 }
 
@@ -204,9 +220,9 @@ void sp_call_fail(sp_call *call, sp_status status, const sp_error *error)
 {
     sp_text body = {0};
 
-    sp_error_json(&body, status, error);
+    sp_error_json(call, &body, status, error);
     answer_error(call, sp_http_status_of(status, error), &body, code_of(status, error),
-                 param_of(status, error));
+                 param_of(call, status, error));
 }
 
 /* ---- requests ------------------------------------------------------------------------------ */

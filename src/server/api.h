@@ -12,6 +12,7 @@
 #include "server/driver.h"
 #include "server/http.h"
 #include "server/keys.h"
+#include "server/request_fields.h"
 #include "server/server.h"
 
 #define SP_JSON_TYPE "application/json"
@@ -30,11 +31,12 @@ typedef struct sp_api {
     pthread_mutex_t keys_lock;      /* the two are replaced while requests come in */
     sp_keys *api_keys, *admin_keys; /* NULL: none are asked for */
     atomic_ullong n_key_reloads, n_key_reload_failures;
-    sp_chat *chat;       /* NULL: the model has no template that could be used, because of */
-    sp_error chat_error; /* this */
-    int64_t started_s;   /* Unix time */
-    uint64_t started_ns; /* sp_clock_ns */
-    uint64_t instance;   /* random: makes ids of answers unique over restarts */
+    sp_chat *chat;            /* NULL: the model has no template that could be used, because of */
+    sp_error chat_error;      /* this */
+    json_t *tokenizer_config; /* tokenizer_config.json; NULL: the model has none */
+    int64_t started_s;        /* Unix time */
+    uint64_t started_ns;      /* sp_clock_ns */
+    uint64_t instance;        /* random: makes ids of answers unique over restarts */
     atomic_ullong n_calls;
     uint64_t http_codes[SP_HTTP_CODES]; /* the HTTP thread's: answers by status */
     atomic_bool draining;
@@ -48,6 +50,7 @@ typedef struct sp_route {
     const char *method, *path;
     bool is_prefix; /* the rest of the path, decoded, is call->argument */
     sp_access access;
+    sp_field_set fields; /* of its body */
     void (*handle)(sp_call *call);
 } sp_route;
 
@@ -78,15 +81,16 @@ sp_http_handlers sp_api_handlers(sp_api *api);
 void sp_call_answer_json(sp_call *call, sp_text *body);
 void sp_call_answer_text(sp_call *call, int status, const char *content_type, sp_text *body);
 
-/* {"error": {"message", "type", "param", "code"}}; `param` and `code` may be NULL. */
+/* {"error": {"message", "type", "param", "code"}}; `param`, a field of the body, may be NULL. */
 void sp_call_refuse(sp_call *call, int status, const char *type, const char *param,
                     const char *code, const char *format, ...) SP_PRINTF(6, 7);
-/* The same for what a function of the library returned, "not yet" included. */
+/* The same for what a function of the library returned, "not yet" included. An error without a
+ * code gets that of its status; a subject that is no field of the body is no `param`. */
 void sp_call_fail(sp_call *call, sp_status status, const sp_error *error);
 /* The status that an error is answered with. */
 int sp_http_status_of(sp_status status, const sp_error *error);
 /* The error object alone, as an event in a stream that has begun. */
-void sp_error_json(sp_text *out, sp_status status, const sp_error *error);
+void sp_error_json(const sp_call *call, sp_text *out, sp_status status, const sp_error *error);
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
@@ -120,6 +124,7 @@ void sp_route_models(sp_call *call);
 void sp_route_model(sp_call *call);
 void sp_route_tokenize(sp_call *call);
 void sp_route_detokenize(sp_call *call);
+void sp_route_tokenizer_info(sp_call *call);
 void sp_route_load(sp_call *call);
 void sp_route_unload(sp_call *call);
 void sp_route_active(sp_call *call);

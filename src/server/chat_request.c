@@ -12,8 +12,9 @@ static sp_status read_kwargs(const json_t *body, sp_chat_request *chat, sp_error
     return SP_OK;
 }
 
-static sp_status read_chat(const json_t *body, sp_chat_request *chat, sp_error *error)
+sp_status sp_chat_request_read(const json_t *body, sp_chat_request *out_chat, sp_error *error)
 {
+    sp_chat_request *chat = out_chat;
     sp_status status;
 
     sp_chat_request_default(chat);
@@ -45,7 +46,7 @@ sp_status sp_chat_completion_request_read(json_t *body, sp_chat_completion_reque
     if (status == SP_OK)
         status = sp_sampling_fields_read(body, SP_FIELDS_CHAT, &request.fields, error);
     if (status == SP_OK)
-        status = read_chat(body, &request.chat, error);
+        status = sp_chat_request_read(body, &request.chat, error);
     if (status == SP_OK)
         status = sp_json_bool(body, "parallel_tool_calls", false, true, NULL, &parallel, error);
     request.one_call = !parallel;

@@ -15,6 +15,9 @@ typedef struct sp_chat_completion_request {
     bool one_call; /* "parallel_tool_calls": false */
 } sp_chat_completion_request;
 
+/* The fields that are about the conversation alone; borrows them from `body`. SP_ERR_INPUT. */
+sp_status sp_chat_request_read(const json_t *body, sp_chat_request *out_chat, sp_error *error);
+
 /* SP_ERR_INPUT with the field as subject. Keeps a reference to `body`. */
 sp_status sp_chat_completion_request_read(json_t *body, sp_chat_completion_request *out_request,
                                           sp_error *error);

@@ -202,12 +202,20 @@ static void count_token(sp_driver *driver, const sp_running *running, const sp_r
     driver->counts.finished_length += event->finish == SP_FINISH_LENGTH;
 }
 
+bool sp_is_non_finite(const sp_error *error)
+{
+    return error->code && (strcmp(error->code, SP_CODE_ADAPTER_NON_FINITE) == 0 ||
+                           strcmp(error->code, SP_CODE_LOGITS_NON_FINITE) == 0);
+}
+
 static void note_failure(sp_driver *driver, sp_generation *generation, sp_status status,
                          const sp_error *error)
 {
     if (generation->failure != SP_OK)
         return;
     driver->counts.failed++;
+    if (sp_is_non_finite(error))
+        sp_metrics_non_finite(&driver->metrics, generation->served);
     generation->failure = status;
     generation->error = *error;
 }

@@ -36,6 +36,12 @@ typedef struct sp_driver_options {
 #define SP_CODE_SHUTTING_DOWN   "shutting-down"
 #define SP_CODE_QUEUE_FULL      "queue-full"
 
+/* Those of the engine for logits that are not finite: nothing that a client could mend. */
+#define SP_CODE_ADAPTER_NON_FINITE "adapter-non-finite"
+#define SP_CODE_LOGITS_NON_FINITE  "logits-non-finite"
+#define SP_CODE_NO_TOKENIZER       "tokenizer-missing"
+bool sp_is_non_finite(const sp_error *error);
+
 sp_status sp_driver_start(const sp_driver_options *options, sp_driver **out_driver,
                           sp_error *error);
 /* Ends what still runs with `shutting-down` and joins the thread; the engine is the caller's again.

@@ -164,6 +164,11 @@ void sp_metrics_event(sp_metrics *metrics, sp_request_clock *clock, const char *
         observe(metrics, SP_HISTOGRAM_REQUEST, now_s - clock->arrived);
 }
 
+void sp_metrics_non_finite(sp_metrics *metrics, const char *adapter)
+{
+    traffic_of(metrics, adapter)->non_finite++;
+}
+
 void sp_metrics_step(sp_metrics *metrics, const sp_engine_stats *stats, double now_s)
 {
     const sp_engine_stats *last = &metrics->last;

@@ -45,6 +45,7 @@ typedef struct sp_histogram {
 typedef struct sp_traffic {
     char name[256]; /* at most 255 bytes: the rule for adapter names */
     uint64_t requests, prompt_tokens, cached_tokens, new_tokens;
+    uint64_t non_finite; /* requests that ended because logits were not finite */
 } sp_traffic;
 
 /* What happened in one second of the clock. */
@@ -73,6 +74,8 @@ void sp_metrics_start(sp_metrics *metrics, const char *base_name, const sp_engin
 /* A new event of a request; `adapter` NULL is the base. Events of prompt tokens count nothing. */
 void sp_metrics_event(sp_metrics *metrics, sp_request_clock *clock, const char *adapter,
                       const sp_request_event *event, double now_s);
+/* A request ended because its logits were not finite; `adapter` as above. */
+void sp_metrics_non_finite(sp_metrics *metrics, const char *adapter);
 /* After every step, and after every sp_engine_poll. */
 void sp_metrics_step(sp_metrics *metrics, const sp_engine_stats *stats, double now_s);
 /* The outcome of a load, good or bad. */

@@ -330,6 +330,11 @@ static uint64_t new_tokens_of(const sp_traffic *traffic)
     return traffic->new_tokens;
 }
 
+static uint64_t non_finite_of(const sp_traffic *traffic)
+{
+    return traffic->non_finite;
+}
+
 static void add_traffic(sp_text *out, const sp_metrics *metrics)
 {
     static const struct {
@@ -341,6 +346,8 @@ static void add_traffic(sp_text *out, const sp_metrics *metrics)
         {"sidepath_adapter_cached_tokens_total", "Those that the prefix cache had.",
          cached_tokens_of},
         {"sidepath_adapter_generated_tokens_total", "Their new tokens.", new_tokens_of},
+        {"sidepath_adapter_non_finite_total", "Requests that logits which are not finite ended.",
+         non_finite_of},
     };
 
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {

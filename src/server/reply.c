@@ -157,7 +157,7 @@ static void add_error_event(sp_reply *reply, sp_status status, const sp_error *e
 {
     reply->call->code = error->code;
     sp_text_add(&reply->out, "data: ");
-    sp_error_json(&reply->out, status, error);
+    sp_error_json(reply->call, &reply->out, status, error);
     sp_text_add(&reply->out, "\n\n");
 }
 

@@ -28,11 +28,16 @@ typedef struct field_rule {
 #define COMPLETION SP_FIELDS_COMPLETION
 #define CHAT       SP_FIELDS_CHAT
 #define BOTH       (COMPLETION | CHAT)
+#define TOKENIZE   SP_FIELDS_TOKENIZE
+#define DETOKENIZE SP_FIELDS_DETOKENIZE
+#define LOAD       SP_FIELDS_LOAD
+#define NAME       SP_FIELDS_NAME
 
 static const field_rule rules[] = {
-    {"model", BOTH, SERVED},
-    {"prompt", COMPLETION, SERVED},
-    {"messages", CHAT, SERVED},
+    {"model", BOTH | TOKENIZE | DETOKENIZE, SERVED},
+    {"prompt", COMPLETION | TOKENIZE, SERVED},
+    {"messages", CHAT | TOKENIZE, SERVED},
+    {"tokens", DETOKENIZE, SERVED},
     {"max_tokens", BOTH, SERVED},
     {"max_completion_tokens", CHAT, SERVED},
     {"n", BOTH, SERVED},
@@ -54,15 +59,22 @@ static const field_rule rules[] = {
     {"lora_scale", BOTH, SERVED},
     {"return_token_ids", BOTH, SERVED},
     {"echo", COMPLETION, SERVED},
-    {"parse_special", COMPLETION, SERVED},
-    {"tools", CHAT, SERVED},
-    {"tool_choice", CHAT, SERVED},
-    {"chat_template_kwargs", CHAT, SERVED},
-    {"add_generation_prompt", CHAT, SERVED},
-    {"continue_final_message", CHAT, SERVED},
+    {"parse_special", COMPLETION | TOKENIZE, SERVED},
+    {"tools", CHAT | TOKENIZE, SERVED},
+    {"tool_choice", CHAT | TOKENIZE, SERVED},
+    {"chat_template_kwargs", CHAT | TOKENIZE, SERVED},
+    {"add_generation_prompt", CHAT | TOKENIZE, SERVED},
+    {"continue_final_message", CHAT | TOKENIZE, SERVED},
+    {"return_token_strs", TOKENIZE, SERVED},
     {"logprobs", BOTH, SERVED},
     {"top_logprobs", CHAT, SERVED},
     {"logit_bias", BOTH, SERVED},
+    {"lora_name", LOAD | NAME, SERVED},
+    {"lora_path", LOAD, SERVED},
+    {"load_inplace", LOAD, SERVED},
+    {"pinned", LOAD, SERVED},
+    {"expected_generation", LOAD, SERVED},
+    {"lora_int_id", LOAD | NAME, IGNORED}, /* an id of vLLM's own */
     {"user", BOTH, IGNORED},
     {"metadata", BOTH, IGNORED},
     {"store", BOTH, IGNORED},
@@ -74,6 +86,7 @@ static const field_rule rules[] = {
     {"best_of", COMPLETION, SERVED},
     {"suffix", COMPLETION, ONLY_EMPTY},
     {"add_special_tokens", BOTH, ONLY_FALSE},
+    {"add_special_tokens", TOKENIZE, IGNORED}, /* a text never gets any */
     {"spaces_between_special_tokens", BOTH, ONLY_TRUE},
     {"include_stop_str_in_output", BOTH, ONLY_FALSE},
     {"use_beam_search", BOTH, ONLY_FALSE},
@@ -87,16 +100,22 @@ static const field_rule rules[] = {
     {"include_reasoning", CHAT, ONLY_TRUE},
     {"prediction", CHAT, IGNORED},
     {"return_tokens_as_token_ids", BOTH, ONLY_FALSE},
-    {"chat_template", CHAT, ONLY_EMPTY},
+    {"chat_template", CHAT | TOKENIZE, ONLY_EMPTY},
     {"documents", CHAT, ONLY_EMPTY},
 };
 
-static const field_rule *find_rule(const char *name, sp_field_set set)
+static const field_rule *find_rule(const char *name, size_t bytes, sp_field_set set)
 {
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
-        if ((rules[i].sets & (unsigned)set) != 0 && strcmp(rules[i].name, name) == 0)
+        if ((rules[i].sets & (unsigned)set) != 0 && strncmp(rules[i].name, name, bytes) == 0 &&
+            rules[i].name[bytes] == '\0')
             return &rules[i];
     return NULL;
+}
+
+bool sp_fields_know(sp_field_set set, const char *path)
+{
+    return find_rule(path, strcspn(path, ".["), set) != NULL;
 }
 
 static bool is_number(const json_t *value, double number)
@@ -144,7 +163,7 @@ sp_status sp_fields_check(const json_t *object, sp_field_set set, sp_error *erro
 
     json_object_foreach((json_t *)(uintptr_t)object, name, value)
     {
-        const field_rule *rule = find_rule(name, set);
+        const field_rule *rule = find_rule(name, strlen(name), set);
 
         if (json_is_null(value))
             continue;

@@ -16,16 +16,29 @@
 
 #define SP_CODE_UNKNOWN_FIELD     "unknown-field"
 #define SP_CODE_UNSUPPORTED_FIELD "unsupported-field"
+#define SP_CODE_INVALID_VALUE     "invalid-value"
 
 #define SP_N_MAX               128
 #define SP_STOP_MAX            64
 #define SP_STOP_TEXT_BYTES_MAX 1024
 #define SP_STOP_IDS_MAX        64 /* of the request: a chat template may add some of its own */
 
-typedef enum sp_field_set { SP_FIELDS_COMPLETION = 1, SP_FIELDS_CHAT = 2 } sp_field_set;
+/* Bodies, each with fields of its own. */
+typedef enum sp_field_set {
+    SP_FIELDS_NONE = 0,
+    SP_FIELDS_COMPLETION = 1,
+    SP_FIELDS_CHAT = 2,
+    SP_FIELDS_TOKENIZE = 4,
+    SP_FIELDS_DETOKENIZE = 8,
+    SP_FIELDS_LOAD = 16,
+    SP_FIELDS_NAME = 32 /* of an adapter, to unload or to make active */
+} sp_field_set;
 
 /* Every field of the object against the rule above. */
 sp_status sp_fields_check(const json_t *object, sp_field_set set, sp_error *error);
+
+/* Whether `path` ("messages[2].role") is a field of that body, or inside of one. */
+bool sp_fields_know(sp_field_set set, const char *path);
 
 typedef struct sp_sampling_fields {
     const char *model;  /* NULL: absent. Strings are borrowed from the object. */

@@ -9,6 +9,7 @@
 #include "server/plain_text.h"
 #include "server/request_fields.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- bodies -------------------------------------------------------------------------------- */
@@ -19,33 +20,13 @@ typedef struct adapter_body {
     int64_t expected_generation;
 } adapter_body;
 
-static bool is_known(const char *name, bool load)
-{
-    static const char *const known[] = {"lora_name",    "lora_int_id", "lora_path",
-                                        "load_inplace", "pinned",      "expected_generation"};
-    size_t n = load ? sizeof known / sizeof *known : 2;
-
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(known[i], name) == 0)
-            return true;
-    return false;
-}
-
-/* lora_int_id is an id of vLLM's own; there is nothing here that it could mean. */
 static sp_status read_body(const json_t *body, bool load, adapter_body *out_body, sp_error *error)
 {
-    const char *name;
-    json_t *value;
-    sp_status status;
+    sp_status status = sp_fields_check(body, load ? SP_FIELDS_LOAD : SP_FIELDS_NAME, error);
 
     *out_body = (adapter_body){.name = NULL};
-    json_object_foreach((json_t *)(uintptr_t)body, name, value)
-    {
-        if (!is_known(name, load) && !json_is_null(value))
-            return sp_fail(error, SP_ERR_INPUT, SP_CODE_UNKNOWN_FIELD, name, -1,
-                           "the field \"%.100s\" is not known", name);
-    }
-    status = sp_json_string(body, "lora_name", true, NULL, &out_body->name, error);
+    if (status == SP_OK)
+        status = sp_json_string(body, "lora_name", true, NULL, &out_body->name, error);
     if (status == SP_OK && load)
         status = sp_json_string(body, "lora_path", true, NULL, &out_body->path, error);
     if (status == SP_OK)
@@ -109,6 +90,8 @@ static sp_status start_load(sp_call *call, const adapter_body *wanted, sp_error 
     sp_status status =
         sp_engine_name_check(wanted->name, sp_engine_base_name(call->api->engine), error);
 
+    if (status != SP_OK) /* its subject is the name itself */
+        snprintf(error->subject, sizeof error->subject, "lora_name");
     if (status == SP_OK)
         status = sp_adapter_dir_resolve(wanted->path, &path, error);
     if (status != SP_OK)
@@ -214,7 +197,7 @@ void sp_route_active(sp_call *call)
     if (!body)
         return;
     if (json_object_size(body) != 1 || !json_object_get(body, "lora_name")) {
-        sp_call_refuse(call, 400, NULL, "lora_name", NULL,
+        sp_call_refuse(call, 400, NULL, "lora_name", SP_CODE_INVALID_VALUE,
                        "the body must be {\"lora_name\": NAME}, or null for the base");
     } else if (sp_json_string(body, "lora_name", false, NULL, &wanted, &error) != SP_OK) {
         sp_call_fail(call, SP_ERR_INPUT, &error);

@@ -15,8 +15,8 @@ static sp_status make_prompt(sp_chat_answer *answer, const sp_api *api, sp_error
     answer->request.chat.unix_seconds = (int64_t)time(NULL);
     status = sp_chat_render(api->chat, &answer->request.chat, &answer->prompt, error);
     if (status == SP_OK)
-        status = sp_chat_tokenize(api->engine, &answer->prompt, &answer->tokens, &answer->n_tokens,
-                                  error);
+        status = sp_chat_tokenize(api->engine, &answer->prompt, sp_engine_max_context(api->engine),
+                                  &answer->tokens, &answer->n_tokens, error);
     sp_text_free(&answer->prompt.text);
     return status;
 }

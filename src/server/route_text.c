@@ -1,14 +1,15 @@
 /*
- * route_text.c: POST /tokenize and /detokenize, for clients that count or cut tokens. `model` is
- * held to the names that the server knows, as on every other route.
+ * route_text.c: POST /tokenize and /detokenize, for clients that count or cut tokens, and GET
+ * /tokenizer_info, for those that want to know its special tokens. `model` is held to the names
+ * that the server knows, as on every other route.
  */
 #include "base/alloc.h"
 #include "base/error.h"
-#include "server/completion_request.h"
-
 #include "server/api.h"
+#include "server/chat_request.h"
 
 #include <string.h>
+#include <time.h>
 
 #define CONTEXTS_MAX 8 /* of a text to be counted */
 
@@ -78,23 +79,12 @@ static void answer_for_model(sp_call *call, const json_t *body, sp_text *text)
     sp_call_refuse(call, 503, NULL, NULL, "out-of-memory", "out of memory");
 }
 
-static sp_status check_fields(const json_t *body, const char *const *known, sp_error *error)
+static sp_status check_fields(const json_t *body, sp_field_set set, sp_error *error)
 {
-    const char *name;
     const char *unused;
-    json_t *value;
+    sp_status status = sp_fields_check(body, set, error);
 
-    json_object_foreach((json_t *)(uintptr_t)body, name, value)
-    {
-        size_t i = 0;
-
-        while (known[i] && strcmp(known[i], name) != 0)
-            i++;
-        if (!known[i] && !json_is_null(value))
-            return sp_fail(error, SP_ERR_INPUT, SP_CODE_UNKNOWN_FIELD, name, -1,
-                           "the field \"%.100s\" is not known", name);
-    }
-    return sp_json_string(body, "model", false, NULL, &unused, error);
+    return status == SP_OK ? sp_json_string(body, "model", false, NULL, &unused, error) : status;
 }
 
 /* ---- to ids -------------------------------------------------------------------------------- */
@@ -134,27 +124,63 @@ static int32_t tokens_max(const sp_engine *engine)
     return context > INT32_MAX / CONTEXTS_MAX ? INT32_MAX : context * CONTEXTS_MAX;
 }
 
-static sp_status tokenize(const sp_call *call, const json_t *body, sp_text *out, sp_error *error)
+static sp_status encode_prompt(const sp_call *call, const json_t *body, int32_t **out_tokens,
+                               int32_t *out_n, sp_error *error)
 {
-    static const char *const known[] = {
-        "model", "prompt", "parse_special", "add_special_tokens", "return_token_strs", NULL};
     const sp_engine *engine = call->api->engine;
     const char *prompt;
-    bool parse_special = false, texts = false;
-    int32_t *tokens = NULL;
-    int32_t n = 0;
-    sp_status status = check_fields(body, known, error);
+    bool parse_special = false;
+    sp_status status = sp_json_string(body, "prompt", true, NULL, &prompt, error);
 
     if (status == SP_OK)
-        status = sp_json_string(body, "prompt", true, NULL, &prompt, error);
-    if (status == SP_OK)
         status = sp_json_bool(body, "parse_special", false, false, NULL, &parse_special, error);
+    if (status != SP_OK)
+        return status;
+    return sp_engine_encode(engine, prompt, json_string_length(json_object_get(body, "prompt")),
+                            parse_special, tokens_max(engine), out_tokens, out_n, error);
+}
+
+/* A conversation as chat would put it to the model. */
+static sp_status encode_messages(const sp_call *call, const json_t *body, int32_t **out_tokens,
+                                 int32_t *out_n, sp_error *error)
+{
+    const sp_api *api = call->api;
+    sp_chat_prompt prompt = {.n_spans = 0};
+    sp_chat_request request;
+    sp_status status;
+
+    if (json_object_get(body, "prompt"))
+        return sp_fail(error, SP_ERR_INPUT, NULL, "messages", -1,
+                       "\"prompt\" and \"messages\" exclude each other");
+    if (!api->chat)
+        return sp_fail(error, SP_ERR_NOT_FOUND, api->chat_error.code, NULL, -1,
+                       "no chat with this model: %s", api->chat_error.text);
+    status = sp_chat_request_read(body, &request, error);
+    request.unix_seconds = (int64_t)time(NULL);
+    if (status == SP_OK)
+        status = sp_chat_render(api->chat, &request, &prompt, error);
+    if (status == SP_OK)
+        status = sp_chat_tokenize(api->engine, &prompt, tokens_max(api->engine), out_tokens, out_n,
+                                  error);
+    sp_chat_prompt_free(&prompt);
+    return status;
+}
+
+static sp_status tokenize(const sp_call *call, const json_t *body, sp_text *out, sp_error *error)
+{
+    const sp_engine *engine = call->api->engine;
+    const json_t *messages = json_object_get(body, "messages");
+    bool texts = false;
+    int32_t *tokens = NULL;
+    int32_t n = 0;
+    sp_status status = check_fields(body, SP_FIELDS_TOKENIZE, error);
+
     if (status == SP_OK)
         status = sp_json_bool(body, "return_token_strs", false, false, NULL, &texts, error);
-    if (status == SP_OK)
-        status =
-            sp_engine_encode(engine, prompt, json_string_length(json_object_get(body, "prompt")),
-                             parse_special, tokens_max(engine), &tokens, &n, error);
+    if (status == SP_OK && messages && !json_is_null(messages))
+        status = encode_messages(call, body, &tokens, &n, error);
+    else if (status == SP_OK)
+        status = encode_prompt(call, body, &tokens, &n, error);
     if (status != SP_OK)
         return status;
     add_tokens(out, engine, tokens, n);
@@ -169,13 +195,12 @@ static sp_status tokenize(const sp_call *call, const json_t *body, sp_text *out,
 
 static sp_status detokenize(const sp_call *call, const json_t *body, sp_text *out, sp_error *error)
 {
-    static const char *const known[] = {"model", "tokens", NULL};
     const json_t *list = json_object_get(body, "tokens");
     int32_t *tokens = NULL;
     int32_t n = 0;
     char *text = NULL;
     size_t bytes = 0;
-    sp_status status = check_fields(body, known, error);
+    sp_status status = check_fields(body, SP_FIELDS_DETOKENIZE, error);
 
     if (status == SP_OK && !json_is_array(list))
         status = sp_fail(error, SP_ERR_INPUT, NULL, "tokens", -1,
@@ -222,4 +247,28 @@ void sp_route_tokenize(sp_call *call)
 void sp_route_detokenize(sp_call *call)
 {
     convert(call, detokenize);
+}
+
+/* ---- the tokenizer itself ------------------------------------------------------------------ */
+
+static int add_json(const char *bytes, size_t n, void *user)
+{
+    sp_text_add_bytes(user, bytes, n);
+    return 0;
+}
+
+void sp_route_tokenizer_info(sp_call *call)
+{
+    const json_t *config = call->api->tokenizer_config;
+    sp_text body = {0};
+
+    if (!config) {
+        sp_call_refuse(call, 501, NULL, NULL, SP_CODE_NO_TOKENIZER,
+                       "the model's folder has no tokenizer_config.json");
+        return;
+    }
+    if (json_dump_callback(config, add_json, &body, JSON_ENSURE_ASCII) != 0)
+        body.failed = true;
+    sp_text_add(&body, "\n");
+    sp_call_answer_json(call, &body);
 }

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/confine.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "server/api.h"
 
 #include <string.h>
@@ -140,10 +141,29 @@ static sp_status open_chat(sp_api *api, sp_error *error)
 
     if (sp_chat_open(settings->model_dir, file, api->engine, &api->chat, &api->chat_error) != SP_OK)
         api->chat = NULL;
+    if (api->chat)
+        sp_log_line(settings->log, "sidepath serve: chat by %s", sp_chat_source(api->chat));
+    else
+        sp_log_line(settings->log, "sidepath serve: no chat: %s [%s]", api->chat_error.text,
+                    api->chat_error.code ? api->chat_error.code : "");
     if (api->chat || !file)
         return SP_OK;
     return sp_fail(error, SP_ERR_INPUT, api->chat_error.code, "chat-template", -1,
                    "--chat-template %s: %s", file, api->chat_error.text);
+}
+
+#define TOKENIZER_CONFIG_BYTES_MAX ((size_t)64 << 20)
+
+/* For clients that ask; a server whose model has none, or a broken one, serves everything else. */
+static void open_tokenizer_config(sp_api *api)
+{
+    char *path = sp_path_join(api->settings->model_dir, "tokenizer_config.json");
+
+    if (path && sp_path_exists(path) &&
+        sp_json_read_object(path, TOKENIZER_CONFIG_BYTES_MAX, NULL, &api->tokenizer_config, NULL) !=
+            SP_OK)
+        api->tokenizer_config = NULL;
+    sp_free(path);
 }
 
 static sp_status start_http(sp_server *server, sp_error *error)
@@ -210,6 +230,7 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
 
     if (status == SP_OK)
         status = open_chat(&server->api, error);
+    open_tokenizer_config(&server->api);
     if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);
     if (status == SP_OK && !ABSENT(settings->adapter_dir))
@@ -292,6 +313,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
     sp_weights_watch_stop(server->api.weights);
     sp_driver_destroy(server->api.driver);
     sp_chat_close(server->api.chat);
+    json_decref(server->api.tokenizer_config);
     sp_keys_close(server->api.api_keys);
     sp_keys_close(server->api.admin_keys);
     pthread_mutex_destroy(&server->api.keys_lock);

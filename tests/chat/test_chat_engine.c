@@ -43,7 +43,7 @@ static void test_built_in(void **state)
     sp_chat_request_default(&request);
     request.messages = messages;
     assert_ok(sp_chat_render(chat, &request, &prompt, &error), &error);
-    assert_ok(sp_chat_tokenize(engine, &prompt, &ids, &n, &error), &error);
+    assert_ok(sp_chat_tokenize(engine, &prompt, 1024, &ids, &n, &error), &error);
     want[n_want++] = TURN_BEGIN;
     for (int i = 0; i < 3; i++) {
         assert_ok(

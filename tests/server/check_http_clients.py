@@ -5,10 +5,11 @@ frameworks, evaluation harnesses, proxies. On the demo model, whose tokenizer ha
     check_http_clients.py SIDEPATH [CHECK..]"""
 
 import json
+import struct
 import sys
 
 import serving
-from serving import ADAPTERS, complete, get, post, run_checks
+from serving import ADAPTERS, BASE, complete, folder_of_adapters, get, post, run_checks
 
 CONTINUATION_BYTE = 0x80
 
@@ -177,7 +178,164 @@ def check_best_of(binary):
             assert answer.status == 400 and answer.json["error"]["param"] == "best_of", answer.bytes
 
 
-CHECKS = [check_logprob_entries, check_token_ids, check_usage_in_each, check_unasked, check_best_of]
+def check_context(binary):
+    """OpenAI's code and sentence, by which proxies know that a conversation is to be shortened."""
+    user = lambda text: [{"role": "user", "content": text}]
+    for flag in ("--max-context", "--kv-tokens"):
+        with serving.serving(binary, flag, 128) as server:
+            for path, body, param in (
+                    ("/v1/completions", {"prompt": "a " * 500}, "prompt"),
+                    ("/v1/completions", {"prompt": [5] * 128, "max_tokens": 1}, "prompt"),
+                    ("/v1/completions", {"prompt": [5], "max_tokens": 128}, "prompt"),
+                    ("/v1/completions", {"prompt": [5], "max_tokens": 128, "stream": True},
+                     "prompt"),
+                    ("/v1/chat/completions", {"messages": user("a " * 500)}, "messages"),
+                    ("/v1/chat/completions", {"messages": user("a"), "max_tokens": 128},
+                     "messages")):
+                answer = post(server, path, body)
+                error = answer.json["error"]
+                assert answer.status == 400, (path, answer.bytes)
+                assert error["code"] == "context_length_exceeded" and error["param"] == param, error
+                assert error["type"] == "invalid_request_error"
+                assert error["message"].startswith(
+                    "This model's maximum context length is 128 tokens. However, "), error
+                assert flag in error["message"], error
+                if "max_tokens" in body and param == "prompt":
+                    assert "you requested 129 tokens" in error["message"], error
+            assert len(complete(server, "base", [5] * 127, 1, ignore_eos=True)[0]) == 1
+
+
+def check_error_codes(binary):
+    """Every error has a code, and `param` is a field of the request or null."""
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    text, talk, load = "/v1/completions", "/v1/chat/completions", "/v1/load_lora_adapter"
+    bad = [
+        (text, {}, "prompt"), (text, {"prompt": "a", "n": 0}, "n"),
+        (text, {"prompt": "a", "temperature": "x"}, "temperature"),
+        (text, {"prompt": "a", "top_p": 7}, "top_p"), (text, {"prompt": "a", "stop": [5]}, "stop"),
+        (text, {"prompt": "a", "nonsense": 5}, "nonsense"), (text, {"prompt": [999999]}, "prompt"),
+        (text, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        (text, {"prompt": "a", "model": "nope"}, "model"),
+        (text, {"prompt": "a", "n": 128}, "n"), (text, {"prompt": "a", "model": "bad"}, None),
+        (talk, {**chat, "tool_choice": "required"}, "tool_choice"),
+        (talk, {"messages": [{"role": "x"}]}, "messages[0].role"),
+        (talk, {**chat, "logit_bias": {"1": 101}}, "logit_bias"),
+        (talk, {**chat, "model": "nope"}, "model"),
+        ("/tokenize", {}, "prompt"), ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {**chat, "prompt": "a"}, "messages"),
+        ("/tokenize", {"messages": 5}, "messages"),
+        ("/detokenize", {"tokens": "a"}, "tokens"), ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [1], "prompt": "a"}, "prompt"), (load, {}, "lora_name"),
+        (load, {"lora_name": "a:b", "lora_path": "sqldoc"}, "lora_name"),
+        (load, {"lora_name": "x"}, "lora_path"),
+        (load, {"lora_name": "x", "lora_path": "none"}, "lora_path"),
+        (load, {"lora_name": "x", "lora_path": "bad"}, None),
+        (load, {"lora_name": "x", "lora_path": "/etc"}, "lora_path"),
+        ("/v1/unload_lora_adapter", {"lora_name": "nope"}, "lora_name"),
+        ("/v1/unload_lora_adapter", {"lora_name": 5}, "lora_name"),
+        ("/v1/lora/active", {"lora_name": "nope"}, "lora_name"),
+        ("/v1/lora/active", {"x": 1}, "lora_name"), ("/v1/nothing", {}, None),
+    ]
+    with folder_of_adapters(sqldoc="sqldoc", bad="sqldoc") as folder:
+        (folder / "bad" / "adapter_model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+        with serving.serving(binary, "--adapter-dir", folder, "--queue", 16) as server:
+            for path, body, param in bad:
+                answer = post(server, path, body)
+                error = answer.json["error"]
+                assert 400 <= answer.status < 500, (path, body, answer.bytes)
+                assert error["code"] and error["type"] and error["message"], (path, body, error)
+                assert error["param"] == param, (path, body, error)
+            for path in ("/v1/models/nope", "/v1/models/%zz", "/nothing"):
+                assert get(server, path).code, path
+            lines = [line for line in server.access_log() if line["status"] >= 400]
+            assert len(lines) >= len(bad) and all(line["code"] for line in lines)
+
+
+def check_no_tokenizer(binary):
+    """What the server lacks is no fault of the request, and no unknown model."""
+    messages = [{"role": "user", "content": "a"}]
+    with serving.model_without("tokenizer.json", "tokenizer_config.json") as model, \
+            serving.serving(binary, model=model) as server:
+        for path, body in (("/v1/completions", {"prompt": "a"}), ("/tokenize", {"prompt": "a"}),
+                           ("/detokenize", {"tokens": [5]})):
+            answer = post(server, path, body)
+            assert (answer.status, answer.code) == (501, "tokenizer-missing"), answer.bytes
+            assert answer.json["error"]["param"] is None
+        for path in ("/v1/chat/completions", "/tokenize"):
+            answer = post(server, path, {"messages": messages})
+            assert (answer.status, answer.code) == (501, "chat-template-missing"), answer.bytes
+        answer = get(server, "/tokenizer_info")
+        assert (answer.status, answer.code) == (501, "tokenizer-missing")
+        assert any("no chat: " in line and "[chat-template-missing]" in line for line in server.log)
+        answer = post(server, "/v1/completions", {"prompt": [5, 6], "max_tokens": 2,
+                                                  "return_token_ids": True})
+        assert answer.status == 200 and len(answer.json["choices"][0]["token_ids"]) == 2
+
+
+def blow_up(file):
+    """Every element of an adapter's file becomes 1e30, which is finite in F32 and in BF16."""
+    data = bytearray(file.read_bytes())
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    (dtype,) = {t["dtype"] for n, t in header.items() if n != "__metadata__"}
+    huge = struct.pack("<f", 1e30)[{"F32": 0, "BF16": 2}[dtype]:]
+    data[8 + length:] = huge * ((len(data) - 8 - length) // len(huge))
+    file.write_bytes(data)
+
+
+def check_non_finite(binary):
+    """An adapter whose finite values blow up: its requests fail as its own, and it is counted."""
+    with folder_of_adapters(huge="sqldoc", good="sqldoc") as folder:
+        blow_up(folder / "huge" / "adapter_model.safetensors")
+        with serving.serving(binary, "--adapter-dir", folder) as server:
+            want = complete(server, "good"), complete(server, "base")
+            body = {"model": "huge", "prompt": "The", "max_tokens": 4}
+            for change in ({}, {"stream": True}, {"n": 2}, {"temperature": 0}):
+                answer = post(server, "/v1/completions", {**body, **change})
+                error = answer.json["error"]
+                assert answer.status == 500, (change, answer.bytes)
+                assert error["code"] == "adapter-non-finite" and error["param"] is None, error
+                assert error["type"] == "server_error" and "huge" in error["message"]
+            assert post(server, "/v1/completions", {**body, "lora_scale": 0}).status == 200
+            assert (complete(server, "good"), complete(server, "base")) == want
+            counts = [line for line in get(server, "/metrics").bytes.decode().split("\n")
+                      if line.startswith("sidepath_adapter_non_finite_total")]
+            assert 'sidepath_adapter_non_finite_total{adapter="huge"} 4' in counts, counts
+            assert 'sidepath_adapter_non_finite_total{adapter="good"} 0' in counts, counts
+
+
+def check_tokenizer(binary):
+    """/tokenize with messages gives the prompt of a chat; /tokenizer_info names its tokens."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "a <|im_end|>"}]
+    with serving.serving(binary) as server:
+        for change in ({}, {"tools": tools}, {"chat_template_kwargs": {"enable_thinking": False}},
+                       {"tools": tools, "tool_choice": "none"}):
+            chat = post(server, "/v1/chat/completions", {
+                "messages": messages, "max_tokens": 1, "return_token_ids": True, **change}).json
+            said = post(server, "/tokenize", {"messages": messages, **change,
+                                              "return_token_strs": True})
+            assert said.status == 200, said.bytes
+            assert said.json["tokens"] == chat["prompt_token_ids"], (change, said.json)
+            assert said.json["count"] == len(said.json["token_strs"]) == len(said.json["tokens"])
+        bare = post(server, "/tokenize", {"messages": messages, "add_generation_prompt": False})
+        whole = post(server, "/tokenize", {"messages": messages})
+        n = bare.json["count"]
+        assert whole.json["tokens"][:n] == bare.json["tokens"] and whole.json["count"] > n
+        long = [{"role": "user", "content": "a b " * 2000}]
+        assert post(server, "/tokenize", {"messages": long}).json["count"] > 2048
+        long[0]["content"] *= 5
+        answer = post(server, "/tokenize", {"messages": long})
+        assert (answer.status, answer.code) == (400, "too-many-tokens"), answer.bytes
+        assert answer.json["error"]["param"] == "messages"
+        assert any(line.endswith("chat by built-in Qwen form") for line in server.log), server.log
+        info = get(server, "/tokenizer_info")
+        assert info.status == 200
+        assert info.json == json.loads((BASE / "tokenizer_config.json").read_text())
+
+
+CHECKS = [check_logprob_entries, check_token_ids, check_usage_in_each, check_unasked, check_best_of,
+          check_context, check_error_codes, check_no_tokenizer, check_non_finite, check_tokenizer]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])

@@ -311,15 +311,17 @@ def check_giant_prompts(binary):
                     answer.begin()
                     error = json.loads(answer.read())["error"]
                 assert answer.status == 400, (path, answer.status, error)
-                assert error["code"] == "too-many-tokens", (path, error)
-                assert error["param"] == "prompt" and "max-context" in error["message"], error
+                code = "too-many-tokens" if path == "/tokenize" else "context_length_exceeded"
+                assert error["code"] == code, (path, error)
+                param = "messages" if "messages" in body else "prompt"
+                assert error["param"] == param and "max-context" in error["message"], error
                 taken = 8 * listed if path == "/tokenize" else listed
                 assert "more than %d tokens" % taken in error["message"], (path, error)
         # More than the context can be counted, and only there.
         long = "a b" * listed
         count = post(server, "/tokenize", {"prompt": long}).json["count"]
         assert count > listed
-        assert post(server, "/v1/completions", {"prompt": long}).code == "too-many-tokens"
+        assert post(server, "/v1/completions", {"prompt": long}).code == "context_length_exceeded"
         assert complete(server, "base", max_tokens=2)
 
 

@@ -190,6 +190,23 @@ def folder_of_adapters(**links):
         yield Path(top)
 
 
+@contextlib.contextmanager
+def model_without(*names, **files):
+    """The demo's base in a fresh folder called "base", without some of its files and with others:
+    config_json={...} writes config.json."""
+    with tempfile.TemporaryDirectory() as top:
+        folder = Path(top) / "base"
+        folder.mkdir()
+        for file in BASE.iterdir():
+            if file.name not in names:
+                (folder / file.name).write_bytes(file.read_bytes())
+        for name, content in files.items():
+            text = content if isinstance(content, str) else json.dumps(content)
+            stem, ending = name.rsplit("_", 1)
+            (folder / (stem + "." + ending)).write_text(text)
+        yield folder
+
+
 def until(condition, seconds=20, what="a condition"):
     end = time.monotonic() + seconds
     while time.monotonic() < end:

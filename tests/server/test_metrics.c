@@ -161,6 +161,10 @@ static void test_events(void **state)
     assert_int_equal(traffic->prompt_tokens, 30);
     assert_int_equal(traffic->cached_tokens, 16);
     assert_int_equal(traffic->new_tokens, 3);
+    assert_int_equal(traffic->non_finite, 0);
+    sp_metrics_non_finite(s->metrics, "tales");
+    sp_metrics_non_finite(s->metrics, NULL);
+    assert_int_equal(traffic->non_finite, 1);
     text = text_of(s);
     assert_line(text, "sidepath_adapter_generated_tokens_total{adapter=\"tales\"} 3");
     assert_line(text, "sidepath_adapter_generated_tokens_total{adapter=\"base \\\"q\\\"\"} 1");

@@ -140,6 +140,23 @@ static void test_refusals(void **state)
     assert_int_equal(sp_alloc_bytes(), bytes);
 }
 
+/* Fields belong to bodies; what is inside of one is known by it. */
+static void test_known(void **state)
+{
+    (void)state;
+    assert_true(sp_fields_know(SP_FIELDS_CHAT, "messages[2].content[0].type"));
+    assert_true(sp_fields_know(SP_FIELDS_CHAT, "chat_template_kwargs.x"));
+    assert_true(sp_fields_know(SP_FIELDS_TOKENIZE, "messages"));
+    assert_true(sp_fields_know(SP_FIELDS_LOAD, "lora_path"));
+    assert_false(sp_fields_know(SP_FIELDS_NAME, "lora_path"));
+    assert_false(sp_fields_know(SP_FIELDS_COMPLETION, "messages"));
+    assert_false(sp_fields_know(SP_FIELDS_CHAT, "message"));
+    assert_false(sp_fields_know(SP_FIELDS_CHAT, "messagesx"));
+    assert_false(sp_fields_know(SP_FIELDS_CHAT, ""));
+    assert_false(sp_fields_know(SP_FIELDS_COMPLETION, "tokenizer.json"));
+    assert_false(sp_fields_know(SP_FIELDS_NONE, "model"));
+}
+
 static void test_harmless(void **state)
 {
     sp_completion_request request;
@@ -183,9 +200,9 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),  cmocka_unit_test(test_all_fields),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_harmless),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_all_fields),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_harmless),
+        cmocka_unit_test(test_known),    cmocka_unit_test(test_no_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
