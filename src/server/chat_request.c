@@ -36,15 +36,15 @@ sp_status sp_chat_request_read(const json_t *body, sp_chat_request *out_chat, sp
     return status == SP_OK ? read_kwargs(body, chat, error) : status;
 }
 
-sp_status sp_chat_completion_request_read(json_t *body, sp_chat_completion_request *out_request,
-                                          sp_error *error)
+sp_status sp_chat_completion_request_read(json_t *body, const sp_sampling_defaults *defaults,
+                                          sp_chat_completion_request *out_request, sp_error *error)
 {
     sp_chat_completion_request request = {.body = json_incref(body)};
     bool parallel = true;
     sp_status status = sp_fields_check(body, SP_FIELDS_CHAT, error);
 
     if (status == SP_OK)
-        status = sp_sampling_fields_read(body, SP_FIELDS_CHAT, &request.fields, error);
+        status = sp_sampling_fields_read(body, SP_FIELDS_CHAT, defaults, &request.fields, error);
     if (status == SP_OK)
         status = sp_chat_request_read(body, &request.chat, error);
     if (status == SP_OK)

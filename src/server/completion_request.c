@@ -58,14 +58,15 @@ static sp_status read_best_of(const json_t *body, sp_completion_request *request
     return status;
 }
 
-sp_status sp_completion_request_read(json_t *body, sp_completion_request *out_request,
-                                     sp_error *error)
+sp_status sp_completion_request_read(json_t *body, const sp_sampling_defaults *defaults,
+                                     sp_completion_request *out_request, sp_error *error)
 {
     sp_completion_request request = {.body = json_incref(body)};
     sp_status status = sp_fields_check(body, SP_FIELDS_COMPLETION, error);
 
     if (status == SP_OK)
-        status = sp_sampling_fields_read(body, SP_FIELDS_COMPLETION, &request.fields, error);
+        status =
+            sp_sampling_fields_read(body, SP_FIELDS_COMPLETION, defaults, &request.fields, error);
     if (status == SP_OK)
         status = read_best_of(body, &request, error);
     if (status == SP_OK)

@@ -26,8 +26,8 @@ typedef struct sp_completion_request {
 } sp_completion_request;
 
 /* SP_ERR_INPUT with the field as subject. Keeps a reference to `body`. */
-sp_status sp_completion_request_read(json_t *body, sp_completion_request *out_request,
-                                     sp_error *error);
+sp_status sp_completion_request_read(json_t *body, const sp_sampling_defaults *defaults,
+                                     sp_completion_request *out_request, sp_error *error);
 void sp_completion_request_free(sp_completion_request *request);
 
 #endif

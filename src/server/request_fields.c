@@ -222,31 +222,32 @@ static sp_status read_int(const json_t *object, const char *field, int64_t minim
 
 typedef struct double_field {
     const char *name;
-    double fallback, minimum, maximum;
+    double minimum, maximum;
     size_t offset;
 } double_field;
 
-#define DOUBLE(field, fallback, minimum, maximum)                               \
-    {                                                                           \
-#field, fallback, minimum, maximum, offsetof(sp_sampling_fields, field) \
+#define DOUBLE(field, minimum, maximum)                               \
+    {                                                                 \
+#field, minimum, maximum, offsetof(sp_sampling_fields, field) \
     }
 
+/* *fields holds what those mean that are left out. */
 static sp_status read_doubles(const json_t *object, sp_sampling_fields *fields, sp_error *error)
 {
     static const double_field table[] = {
-        DOUBLE(temperature, 1, 0, 1000),
-        DOUBLE(top_p, 1, 0, 1),
-        DOUBLE(min_p, 0, 0, 1),
-        DOUBLE(lora_scale, 1, 0, 16),
-        DOUBLE(presence_penalty, 0, -2, 2),
-        DOUBLE(frequency_penalty, 0, -2, 2),
-        DOUBLE(repetition_penalty, 1, 0.01, 100),
+        DOUBLE(temperature, 0, 1000),
+        DOUBLE(top_p, 0, 1),
+        DOUBLE(min_p, 0, 1),
+        DOUBLE(lora_scale, 0, 16),
+        DOUBLE(presence_penalty, -2, 2),
+        DOUBLE(frequency_penalty, -2, 2),
+        DOUBLE(repetition_penalty, 0.01, 100),
     };
 
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        double value = 0;
-        sp_status status =
-            sp_json_double(object, table[i].name, false, table[i].fallback, NULL, &value, error);
+        double *field = (double *)(void *)((char *)fields + table[i].offset);
+        double value = *field;
+        sp_status status = sp_json_double(object, table[i].name, false, value, NULL, &value, error);
 
         if (status != SP_OK)
             return status;
@@ -254,7 +255,7 @@ static sp_status read_doubles(const json_t *object, sp_sampling_fields *fields, 
             return sp_fail(error, SP_ERR_INPUT, NULL, table[i].name, -1,
                            "field \"%s\" must be from %g to %g", table[i].name, table[i].minimum,
                            table[i].maximum);
-        *(double *)(void *)((char *)fields + table[i].offset) = value;
+        *field = value;
     }
     return SP_OK;
 }
@@ -477,13 +478,22 @@ static sp_status read_max_tokens(const json_t *object, sp_sampling_fields *field
     return status;
 }
 
+const sp_sampling_defaults sp_sampling_api_defaults = {
+    .temperature = 1, .top_p = 1, .min_p = 0, .repetition_penalty = 1, .top_k = 0};
+
 sp_status sp_sampling_fields_read(const json_t *object, sp_field_set set,
+                                  const sp_sampling_defaults *defaults,
                                   sp_sampling_fields *out_fields, sp_error *error)
 {
     sp_sampling_fields *fields = out_fields;
     sp_status status;
 
-    *fields = (sp_sampling_fields){.max_tokens = -1};
+    *fields = (sp_sampling_fields){.max_tokens = -1,
+                                   .temperature = defaults->temperature,
+                                   .top_p = defaults->top_p,
+                                   .min_p = defaults->min_p,
+                                   .lora_scale = 1,
+                                   .repetition_penalty = defaults->repetition_penalty};
     status = sp_json_string(object, "model", false, NULL, &fields->model, error);
     if (status == SP_OK)
         status = read_max_tokens(object, fields, error);
@@ -492,7 +502,7 @@ sp_status sp_sampling_fields_read(const json_t *object, sp_field_set set,
     if (status == SP_OK)
         status = read_int(object, "min_tokens", 0, INT32_MAX, 0, &fields->min_tokens, error);
     if (status == SP_OK)
-        status = read_int(object, "top_k", -1, INT32_MAX, 0, &fields->top_k, error);
+        status = read_int(object, "top_k", -1, INT32_MAX, defaults->top_k, &fields->top_k, error);
     if (status == SP_OK)
         status = read_doubles(object, fields, error);
     if (status == SP_OK)

@@ -40,6 +40,14 @@ sp_status sp_fields_check(const json_t *object, sp_field_set set, sp_error *erro
 /* Whether `path` ("messages[2].role") is a field of that body, or inside of one. */
 bool sp_fields_know(sp_field_set set, const char *path);
 
+/* What a request means by a field of sampling that it leaves out. */
+typedef struct sp_sampling_defaults {
+    double temperature, top_p, min_p, repetition_penalty;
+    int32_t top_k;
+} sp_sampling_defaults;
+
+extern const sp_sampling_defaults sp_sampling_api_defaults; /* those of OpenAI's API */
+
 typedef struct sp_sampling_fields {
     const char *model;  /* NULL: absent. Strings are borrowed from the object. */
     int64_t max_tokens; /* -1: absent */
@@ -61,6 +69,7 @@ typedef struct sp_sampling_fields {
 } sp_sampling_fields;
 
 sp_status sp_sampling_fields_read(const json_t *object, sp_field_set set,
+                                  const sp_sampling_defaults *defaults,
                                   sp_sampling_fields *out_fields, sp_error *error);
 void sp_sampling_fields_free(sp_sampling_fields *fields);
 /* Copies n further ids to stop_tokens. SP_ERR_MEMORY. */

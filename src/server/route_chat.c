@@ -102,7 +102,7 @@ static void read_and_start(sp_call *call, json_t *body)
     }
     answer->reply.form = &sp_chat_answer_form;
     answer->reply.call = call;
-    status = sp_chat_completion_request_read(body, &answer->request, &error);
+    status = sp_chat_completion_request_read(body, &call->api->sampling, &answer->request, &error);
     if (status != SP_OK) {
         sp_free(answer);
         sp_call_fail(call, status, &error);

@@ -369,7 +369,7 @@ void sp_route_completions(sp_call *call)
         return;
     }
     made->reply.form = &form;
-    status = sp_completion_request_read(body, &made->request, &error);
+    status = sp_completion_request_read(body, &call->api->sampling, &made->request, &error);
     json_decref(body);
     if (status == SP_OK) {
         start(made, call);

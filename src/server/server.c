@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "server/api.h"
+#include "server/generation_config.h"
 
 #include <string.h>
 #include <sys/random.h>
@@ -28,6 +29,8 @@ const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
      "adapters that requests may name by their folder, and clients may load", false},
     {"chat-template", SP_SETTING_STRING, FIELD(chat_template), "", 0, 0, NULL, "FILE",
      "a Jinja template for chat; default: the model's own", false},
+    {"generation-config", SP_SETTING_CHOICE, FIELD(generation_config), "auto", 0, 0, "auto|none",
+     NULL, "take what requests leave out from the model's generation_config.json", false},
     {"adapter-routes", SP_SETTING_BOOL, FIELD(adapter_routes), "true", 0, 0, NULL, NULL,
      "let clients load, unload and activate adapters", false},
     {"api-key-file", SP_SETTING_STRING, FIELD(api_key_file), "", 0, 0, NULL, "FILE",
@@ -152,7 +155,52 @@ static sp_status open_chat(sp_api *api, sp_error *error)
                    "--chat-template %s: %s", file, api->chat_error.text);
 }
 
-#define TOKENIZER_CONFIG_BYTES_MAX ((size_t)64 << 20)
+#define TOKENIZER_CONFIG_BYTES_MAX  ((size_t)64 << 20)
+#define GENERATION_CONFIG_BYTES_MAX ((size_t)1 << 20)
+
+static void log_generation_config(const sp_api *api, sp_text *applied, const sp_text *unused)
+{
+    if (applied->bytes == 0)
+        sp_text_add(applied, "nothing");
+    sp_log_line(api->settings->log,
+                "sidepath serve: generation_config.json gives requests that leave them out: %s%s%s",
+                applied->data, unused->bytes > 0 ? "; not used: " : "",
+                unused->bytes > 0 ? unused->data : "");
+}
+
+static sp_status read_generation_config(sp_api *api, const char *path, sp_error *error)
+{
+    sp_text applied = {0}, unused = {0};
+    json_t *root = NULL;
+    sp_status status = sp_json_read_object(path, GENERATION_CONFIG_BYTES_MAX,
+                                           SP_CODE_GENERATION_CONFIG, &root, error);
+
+    if (status == SP_OK)
+        status = sp_generation_config_take(root, &api->sampling, &applied, &unused, error);
+    if (status == SP_OK)
+        log_generation_config(api, &applied, &unused);
+    json_decref(root);
+    sp_text_free(&unused);
+    sp_text_free(&applied);
+    return status;
+}
+
+static sp_status open_generation_config(sp_api *api, sp_error *error)
+{
+    char *path;
+    sp_status status = SP_OK;
+
+    api->sampling = sp_sampling_api_defaults;
+    if (strcmp(api->settings->generation_config, "none") == 0)
+        return SP_OK;
+    path = sp_path_join(api->settings->model_dir, "generation_config.json");
+    if (!path)
+        return sp_fail_memory(error, 1, "a path");
+    if (sp_path_exists(path))
+        status = read_generation_config(api, path, error);
+    sp_free(path);
+    return status;
+}
 
 /* For clients that ask; a server whose model has none, or a broken one, serves everything else. */
 static void open_tokenizer_config(sp_api *api)
@@ -230,6 +278,8 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
 
     if (status == SP_OK)
         status = open_chat(&server->api, error);
+    if (status == SP_OK)
+        status = open_generation_config(&server->api, error);
     open_tokenizer_config(&server->api);
     if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);

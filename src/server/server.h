@@ -11,7 +11,7 @@
  *     budget.c                  the memory that clients can fill
  *     routes.c                  which path and method means which handler; keys; the access log
  *     api.h, api.c              what handlers share: a call, errors as JSON, waiting for a task
- *     completion_request.c, chat_request.c, request_fields.c
+ *     completion_request.c, chat_request.c, request_fields.c, generation_config.c
  *                               bytes to a checked request, without I/O (fuzzed)
  *     route_completions.c, route_chat.c, chat_answer.c, reply.c, logprob_text.c
  *                               a request through the engine, and its answer
@@ -41,7 +41,8 @@ typedef struct sp_server sp_server;
 typedef struct sp_server_settings {
     const char *model_dir; /* set by the verb, no flag: where the chat template is */
     sp_log *log;           /* likewise, borrowed; NULL: nothing is logged */
-    const char *host, *adapter_dir, *api_key_file, *admin_key_file, *chat_template;
+    const char *host, *adapter_dir, *api_key_file, *admin_key_file, *chat_template,
+        *generation_config;
     int64_t port, connections, connections_per_address, header_bytes, body_bytes, client_bytes,
         queue, keep_alive_s, idle_timeout_s, receive_timeout_s, send_timeout_s, request_timeout_s,
         shutdown_timeout_s;

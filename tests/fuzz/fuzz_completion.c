@@ -43,7 +43,8 @@ static void read_completion(json_t *body)
 {
     sp_completion_request request;
     sp_error error;
-    sp_status status = sp_completion_request_read(body, &request, &error);
+    sp_status status =
+        sp_completion_request_read(body, &sp_sampling_api_defaults, &request, &error);
 
     if (status != SP_OK) {
         check_error(status, &error);
@@ -57,7 +58,8 @@ static void read_chat(json_t *body)
 {
     sp_chat_completion_request request;
     sp_error error;
-    sp_status status = sp_chat_completion_request_read(body, &request, &error);
+    sp_status status =
+        sp_chat_completion_request_read(body, &sp_sampling_api_defaults, &request, &error);
 
     if (status != SP_OK) {
         check_error(status, &error);

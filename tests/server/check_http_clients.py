@@ -5,11 +5,13 @@ frameworks, evaluation harnesses, proxies. On the demo model, whose tokenizer ha
     check_http_clients.py SIDEPATH [CHECK..]"""
 
 import json
+import re
 import struct
+import subprocess
 import sys
 
 import serving
-from serving import ADAPTERS, BASE, complete, folder_of_adapters, get, post, run_checks
+from serving import ADAPTERS, BASE, ROOT, complete, folder_of_adapters, get, post, run_checks
 
 CONTINUATION_BYTE = 0x80
 
@@ -334,8 +336,95 @@ def check_tokenizer(binary):
         assert info.json == json.loads((BASE / "tokenizer_config.json").read_text())
 
 
+def check_generation_config(binary):
+    """What the base's makers sample with, unless the request says otherwise."""
+    def ask(server, **fields):
+        body = {"prompt": "The", "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
+        answer = post(server, "/v1/completions", {**body, **fields})
+        assert answer.status == 200, answer.bytes
+        return answer.json["choices"][0]["token_ids"]
+
+    config = {"temperature": 0.01, "top_k": 1, "max_new_tokens": 5, "do_sample": True}
+    with serving.model_without(generation_config_json=config) as model:
+        with serving.serving(binary, model=model) as server:
+            greedy = ask(server, temperature=0)
+            assert ask(server) == ask(server) == greedy
+            assert ask(server, temperature=None, top_k=None) == greedy
+            assert any("leave them out: temperature 0.01, top_k 1; not used: max_new_tokens, "
+                       "do_sample" in line for line in server.log), server.log
+            hot = {"temperature": 5, "seed": 3}
+            assert ask(server, **hot) == greedy  # one token is left to choose from
+            free = ask(server, **hot, top_k=0)
+            assert free != greedy
+            chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9,
+                    "return_token_ids": True}
+            answers = [post(server, "/v1/chat/completions", chat).json["choices"][0]["token_ids"]
+                       for _ in range(2)]
+            assert answers[0] == answers[1]
+        with serving.serving(binary, "--generation-config", "none", model=model) as server:
+            assert ask(server, **hot) == ask(server, **hot, top_k=0) == free
+            assert not any("generation_config" in line for line in server.log)
+    with serving.model_without(generation_config_json={"top_p": 3}) as model:
+        run = subprocess.run([binary, "serve", "--model", str(model), "--port", "0"], timeout=60,
+                             capture_output=True, text=True)
+        assert run.returncode != 0 and "top_p" in run.stderr, run.stderr
+        with serving.serving(binary, "--generation-config", "none", model=model) as server:
+            assert ask(server, temperature=0) == greedy
+
+
+def documented_fields():
+    """{(route, field): default as JSON, or None} of docs/HTTP.md."""
+    text = (ROOT / "docs/HTTP.md").read_text()
+    text = text[text.index("## Fields"):text.index("An answer ends with")]
+    fields = {}
+    for name, where, default in re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", text, re.M):
+        for route in ("completions", "chat"):
+            if where in ("both", route):
+                fields[route, name] = default
+    for line in text.split("\n"):
+        if line.startswith("Taken and ignored") or line.startswith("Taken only"):
+            for part in re.split(r"[;:] |, and ", line)[1:]:
+                routes = [r for r in ("completions", "chat") if part.startswith("in " + r)] or \
+                    ["completions", "chat"]
+                for name, value in re.findall(r"`(\w+)`((?: [^`,.;]+)?)", part):
+                    fields.update({(route, name): value.strip() for route in routes})
+    return fields
+
+
+def check_documented_fields(binary):
+    """docs/HTTP.md names every field that the server knows, and its default is what happens."""
+    known = set()
+    source = (ROOT / "src/server/request_fields.c").read_text()
+    for name, sets in re.findall(r'^    \{"(\w+)", ([A-Z |]+), \w+\},', source, re.M):
+        for route, word in (("completions", "COMPLETION"), ("chat", "CHAT")):
+            if word in sets or "BOTH" in sets:
+                known.add((route, name))
+    documented = documented_fields()
+    assert known == set(documented), known ^ set(documented)
+    with serving.serving(binary) as server:
+        for route, path, body in (
+                ("completions", "/v1/completions", {"prompt": "The"}),
+                ("chat", "/v1/chat/completions",
+                 {"messages": [{"role": "user", "content": "The"}], "max_tokens": 16})):
+            body = {**body, "seed": 7}
+            want = post(server, path, body).json["choices"]
+            tried = 0
+            for (where, field), default in documented.items():
+                try:
+                    value = json.loads(default)
+                except ValueError:
+                    continue
+                if where == route and field not in body:
+                    answer = post(server, path, {**body, field: value})
+                    assert answer.status == 200, (route, field, value, answer.bytes)
+                    assert answer.json["choices"] == want, (route, field, value)
+                    tried += 1
+            assert tried >= 25, tried
+
+
 CHECKS = [check_logprob_entries, check_token_ids, check_usage_in_each, check_unasked, check_best_of,
-          check_context, check_error_codes, check_no_tokenizer, check_non_finite, check_tokenizer]
+          check_context, check_error_codes, check_no_tokenizer, check_non_finite, check_tokenizer,
+          check_generation_config, check_documented_fields]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])

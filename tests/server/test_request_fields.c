@@ -15,7 +15,7 @@ static sp_status read_text(const char *text, sp_completion_request *out_request,
     sp_status status;
 
     assert_non_null(body);
-    status = sp_completion_request_read(body, out_request, error);
+    status = sp_completion_request_read(body, &sp_sampling_api_defaults, out_request, error);
     json_decref(body);
     return status;
 }
