@@ -77,6 +77,29 @@ static sp_status open_weights(sp_adapter_files *files, const char *path, const c
     return sp_checkpoint_open_file(path, &files->checkpoint, error);
 }
 
+/* What transformers or vLLM would read there. */
+static sp_status look_beside(sp_adapter_files *files, const char *folder, sp_error *error)
+{
+    static const char *const names[] = {
+        "added_tokens.json",       "chat_template.jinja", "chat_template.json",
+        "generation_config.json",  "merges.txt",          "new_embeddings.safetensors",
+        "special_tokens_map.json", "tokenizer.json",      "tokenizer.model",
+        "tokenizer_config.json",   "vocab.json"};
+
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *path = sp_path_join(folder, names[i]);
+
+        if (!path)
+            return sp_fail_memory(error, strlen(folder), "a path");
+        if (sp_path_exists(path)) {
+            sp_text_add(&files->beside, files->beside.bytes > 0 ? ", " : "");
+            sp_text_add(&files->beside, names[i]);
+        }
+        sp_free(path);
+    }
+    return files->beside.failed ? sp_fail_memory(error, 1, "a list of files") : SP_OK;
+}
+
 sp_status sp_adapter_files_open(const char *path, sp_adapter_files *out_files, sp_error *error)
 {
     bool is_folder = sp_path_is_directory(path) || ends_with(path, "/") || !sp_path_exists(path);
@@ -89,6 +112,8 @@ sp_status sp_adapter_files_open(const char *path, sp_adapter_files *out_files, s
     status = read_config(&files, folder, error);
     if (status == SP_OK)
         status = open_weights(&files, path, folder, is_folder, error);
+    if (status == SP_OK)
+        status = look_beside(&files, folder, error);
     sp_free(folder);
     if (status == SP_OK)
         *out_files = files;
@@ -102,6 +127,7 @@ void sp_adapter_files_close(sp_adapter_files *files)
     sp_checkpoint_destroy(files->checkpoint);
     sp_free(files->config);
     sp_free(files->config_path);
+    sp_text_free(&files->beside);
     *files = (sp_adapter_files){0};
 }
 

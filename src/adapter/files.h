@@ -6,6 +6,7 @@
 #define SP_ADAPTER_FILES_H
 
 #include "base/file.h"
+#include "base/text.h"
 
 #include <sidepath/safetensors.h>
 
@@ -15,12 +16,17 @@ typedef struct sp_adapter_files {
     char *config;             /* [config_bytes] and a NUL */
     size_t config_bytes;
     bool saved_twice; /* an index of shards is beside the one file, which is read */
+    sp_text beside;   /* the names of SP_BESIDE_NOTE, with ", " between them; empty: none */
     sp_checkpoint *checkpoint;
 } sp_adapter_files;
 
 /* What a receipt says of a folder that was saved twice. */
 #define SP_SAVED_TWICE_NOTE \
     "adapter_model.safetensors is read; the index of shards beside it is not"
+
+/* What a receipt says of files that trainers save beside the weights, and that are not read. */
+#define SP_BESIDE_NOTE \
+    "%s beside the weights: not used; text, chat and ends are the base's for every adapter"
 
 /*
  * `path` is the folder, or the tensor file itself with the config beside it. Blocks on file reads.

@@ -3,6 +3,7 @@
  * for everything that is kept is one block, and what lands in it is checked and hashed piece by
  * piece.
  */
+#include "adapter/files.h"
 #include "adapter/intake_state.h"
 #include "adapter/values.h"
 
@@ -75,6 +76,8 @@ sp_status sp_intake_begin(const char *config, size_t config_bytes, const sp_inta
     }
     if (origin->note)
         sp_remark(&intake->audit.adapter->notes, "%s", origin->note);
+    if (origin->beside)
+        sp_remark(&intake->audit.adapter->notes, SP_BESIDE_NOTE, origin->beside);
     *out_intake = intake;
     return SP_OK;
 }

@@ -357,34 +357,62 @@ static void unchecked(void **state)
     make_adapter_destroy(adapter);
 }
 
-/* One file and an index of shards in one folder: the file is read, and the receipt says so. */
-static void saved_twice(void **state)
+/* Opens what is in the folder and holds the receipt's notes against JSON. */
+static void check_notes(const char *folder, const sp_adapter_options *options, const char *notes)
+{
+    sp_receipt_options receipt_options;
+    sp_adapter *opened;
+    sp_receipt *receipt;
+    sp_error error;
+    json_t *root;
+
+    sp_receipt_options_default(&receipt_options, sizeof receipt_options);
+    assert_ok(sp_adapter_open(folder, options, &opened, &error), &error);
+    assert_ok(sp_receipt_create(opened, &receipt_options, &receipt, &error), &error);
+    root = parse(receipt);
+    check(root, "notes", notes);
+    json_decref(root);
+    sp_receipt_destroy(receipt);
+    sp_adapter_release(opened);
+}
+
+/* Files that trainers save beside the weights are named, those that are there and no others. */
+static void beside(void **state)
 {
     sp_adapter_options options = toy_options();
-    sp_receipt_options receipt_options;
     make_adapter *adapter = toy_adapter();
     char *folder = make_adapter_folder(adapter);
 
     (void)state;
-    sp_receipt_options_default(&receipt_options, sizeof receipt_options);
-    for (int twice = 0; twice < 2; twice++) {
-        sp_adapter *opened;
-        sp_receipt *receipt;
-        sp_error error;
-        json_t *root;
+    sp_test_write_file(folder, "README.md", "{}", 2);
+    check_notes(folder, &options, "[]");
+    sp_test_write_file(folder, "generation_config.json", "{", 1);
+    check_notes(folder, &options,
+                "[\"generation_config.json beside the weights: not used; text, chat and ends are "
+                "the base's for every adapter\"]");
+    sp_test_write_file(folder, "chat_template.jinja", "x", 1);
+    sp_test_write_file(folder, "added_tokens.json", "{}", 2);
+    check_notes(folder, &options,
+                "[\"added_tokens.json, chat_template.jinja, generation_config.json beside the "
+                "weights: not used; text, chat and ends are the base's for every adapter\"]");
+    sp_test_remove_tree(folder);
+    sp_free(folder);
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
 
-        assert_ok(sp_adapter_open(folder, &options, &opened, &error), &error);
-        assert_ok(sp_receipt_create(opened, &receipt_options, &receipt, &error), &error);
-        root = parse(receipt);
-        check(root, "notes",
-              twice ? "[\"adapter_model.safetensors is read; the index of shards beside it is "
-                      "not\"]"
-                    : "[]");
-        json_decref(root);
-        sp_receipt_destroy(receipt);
-        sp_adapter_release(opened);
-        sp_test_write_file(folder, "adapter_model.safetensors.index.json", "{}", 2);
-    }
+/* One file and an index of shards in one folder: the file is read, and the receipt says so. */
+static void saved_twice(void **state)
+{
+    sp_adapter_options options = toy_options();
+    make_adapter *adapter = toy_adapter();
+    char *folder = make_adapter_folder(adapter);
+
+    (void)state;
+    check_notes(folder, &options, "[]");
+    sp_test_write_file(folder, "adapter_model.safetensors.index.json", "{}", 2);
+    check_notes(folder, &options,
+                "[\"adapter_model.safetensors is read; the index of shards beside it is not\"]");
     sp_test_remove_tree(folder);
     sp_free(folder);
     make_adapter_destroy(adapter);
@@ -533,7 +561,8 @@ int main(void)
         cmocka_unit_test(engine_missing), cmocka_unit_test(one_kind_alone),
         cmocka_unit_test(replaced_rows),  cmocka_unit_test(unchecked),
         cmocka_unit_test(refused),        cmocka_unit_test(saved_twice),
-        cmocka_unit_test(foreign_names),  cmocka_unit_test(options_grow),
+        cmocka_unit_test(beside),         cmocka_unit_test(foreign_names),
+        cmocka_unit_test(options_grow),
         cmocka_unit_test(reason_codes),
     };
 
