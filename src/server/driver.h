@@ -28,6 +28,10 @@ typedef struct sp_driver_options {
     void (*look_up)(void *user, sp_adapter_task *task);
     void *look_up_user;
     sp_weights_watch *weights; /* borrowed, may be NULL: nothing is answered once they changed */
+    /* Told on the engine's thread of every adapter that has come in, with its receipt (may be
+     * NULL), both borrowed; must not block. NULL: nobody. */
+    void (*loaded)(void *user, const char *name, const char *receipt);
+    void *loaded_user;
 } sp_driver_options;
 
 /* Reason codes of outcomes that only the server has. */

@@ -245,6 +245,15 @@ static void run_later(sp_driver *driver, sp_task *later)
     }
 }
 
+static void tell_loaded(const sp_driver *driver, const char *name)
+{
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+
+    if (driver->options.loaded &&
+        sp_engine_find_adapter(driver->engine, name, &info, NULL) == SP_OK)
+        driver->options.loaded(driver->options.loaded_user, name, info.receipt);
+}
+
 static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status, sp_error *error)
 {
     sp_adapter_task *task = load->task;
@@ -255,8 +264,10 @@ static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status,
         driver->counts.load_failures += status != SP_OK;
         sp_metrics_load(&driver->metrics, (double)(sp_clock_ns() - load->began_ns) / NS_PER_S);
     }
-    if (status == SP_OK)
+    if (status == SP_OK) {
         show(driver, load->name);
+        tell_loaded(driver, load->name);
+    }
     if (task && task->task.kind == SP_TASK_ACTIVATE && status == SP_OK)
         status = sp_engine_set_active(driver->engine, task->name, error);
     if (task && task->unpinned && status == SP_OK)

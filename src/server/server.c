@@ -8,6 +8,7 @@
 #include "base/confine.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "server/adapter_notes.h"
 #include "server/api.h"
 #include "server/generation_config.h"
 
@@ -258,6 +259,22 @@ static void look_up(void *user, sp_adapter_task *task)
     sp_adapter_dir_look_up(api->dir, task);
 }
 
+static void on_loaded(void *user, const char *name, const char *receipt)
+{
+    sp_adapter_notes_log(user, name, receipt);
+}
+
+/* Those that the engine was opened with; while it is still ours. */
+static void log_notes_of_start(const sp_engine *engine, sp_log *log)
+{
+    for (size_t i = 0; i < sp_engine_n_adapters(engine); i++) {
+        sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+
+        if (sp_engine_adapter_at(engine, i, &info, NULL) == SP_OK)
+            sp_adapter_notes_log(log, info.name, info.receipt);
+    }
+}
+
 static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t running_max,
                              sp_error *error)
 {
@@ -269,6 +286,8 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
         .may_have_folder = may_have_folder,
         .look_up = look_up,
         .look_up_user = &server->api,
+        .loaded = on_loaded,
+        .loaded_user = settings->log,
     };
     sp_status status = open_keys(&server->api, error);
 
@@ -281,6 +300,8 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
     if (status == SP_OK)
         status = open_generation_config(&server->api, error);
     open_tokenizer_config(&server->api);
+    if (status == SP_OK)
+        log_notes_of_start(engine, settings->log);
     if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);
     if (status == SP_OK && !ABSENT(settings->adapter_dir))

@@ -17,6 +17,7 @@
  *                               a request through the engine, and its answer
  *     route_models.c, route_text.c, route_adapters.c, route_status.c   the other routes
  *     adapter_dir.c, keys.c     what clients may load, and who may ask
+ *     adapter_notes.c           what receipts note, into the log
  *     log.c                     lines to standard error, which nobody waits for
  *     task.h, generation.h, adapter_task.h      what crosses between the two threads
  *     driver.c, driver_loads.c  the engine's thread

@@ -145,7 +145,7 @@ static void test_bad_requests(void **state)
     check_failure(shell_run(NULL, "generate --model %s --request ''", DEMO), 1,
                   "the prompt is empty");
     check_failure(shell_run(NULL, "generate --model %s --request hello --max-tokens 4000", DEMO), 1,
-                  "context of 2048");
+                  "context length is 2048");
     check_failure(shell_run(NULL,
                             "generate --model %s --request 'hello you' --max-tokens 100 "
                             "--kv-tokens 64",

@@ -372,6 +372,28 @@ def check_generation_config(binary):
             assert ask(server, temperature=0) == greedy
 
 
+def check_adapter_notes(binary):
+    """Files beside an adapter's weights: in its receipt and in the log, at the start and later."""
+    with folder_of_adapters(first="sqldoc", later="csource", plain="scripture") as folder:
+        (folder / "first" / "chat_template.jinja").write_text("x")
+        (folder / "later" / "generation_config.json").write_text('{"eos_token_id": 5}')
+        with serving.serving(binary, "--adapter", "first=%s" % (folder / "first"), "--adapter-dir",
+                             folder, "--max-lora-rank", 16) as server:
+            def said(name):
+                return [line for line in server.log
+                        if line.startswith('sidepath serve: adapter "%s": ' % name)]
+
+            assert len(said("first")) == 1 and "chat_template.jinja" in said("first")[0], server.log
+            for name in ("later", "plain", "later"):
+                complete(server, name)
+            serving.until(lambda: said("later"), 5, "a line for the later adapter")
+            assert len(said("later")) == 1 and "generation_config.json" in said("later")[0]
+            assert not said("plain")
+            listed = {a["name"]: a for a in get(server, "/v1/lora_adapters").json["data"]}
+            assert any("generation_config.json" in n for n in listed["later"]["receipt"]["notes"])
+            assert listed["plain"]["receipt"]["notes"] == []
+
+
 def documented_fields():
     """{(route, field): default as JSON, or None} of docs/HTTP.md."""
     text = (ROOT / "docs/HTTP.md").read_text()
@@ -424,7 +446,7 @@ def check_documented_fields(binary):
 
 CHECKS = [check_logprob_entries, check_token_ids, check_usage_in_each, check_unasked, check_best_of,
           check_context, check_error_codes, check_no_tokenizer, check_non_finite, check_tokenizer,
-          check_generation_config, check_documented_fields]
+          check_generation_config, check_adapter_notes, check_documented_fields]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])
