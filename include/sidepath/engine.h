@@ -98,6 +98,12 @@ SP_API void sp_engine_close(sp_engine *engine); /* NULL is allowed; drops runnin
 SP_API sp_module_set sp_engine_modules(const sp_geometry *geometry);
 
 SP_API const sp_model_shape *sp_engine_shape(const sp_engine *engine);
+/*
+ * What the base's folder holds beside what is used, a sentence each: keys of config.json, weights,
+ * a head of its own on a base that says it is tied. For a log. Borrowed; NULL from the number of
+ * notes on.
+ */
+SP_API const char *sp_engine_note(const sp_engine *engine, size_t index);
 SP_API const char *sp_engine_base_name(const sp_engine *engine); /* the model folder's name */
 /* Tokens of one request, prompt included: the context, or what the KV cache holds. */
 SP_API int32_t sp_engine_max_context(const sp_engine *engine);

@@ -78,7 +78,7 @@ typedef struct sp_source_description {
     const char *config; /* the text of adapter_config.json */
     size_t config_bytes;
     const char *config_name;       /* what errors call it; NULL: "adapter_config.json" */
-    const char *note;              /* for the receipt; NULL: none */
+    const char *note;              /* for the receipt, one a line; NULL: none */
     const sp_tensor_desc *tensors; /* [n_tensors] */
     size_t n_tensors;
     const sp_packed_image *image; /* not NULL: packed already; config and tensors are not read */

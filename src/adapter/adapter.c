@@ -78,10 +78,8 @@ static sp_status open_named(const char *path, const char *name, const sp_adapter
     if (status != SP_OK)
         return status;
     status = sp_intake_begin(files.config, files.config_bytes,
-                             &(sp_intake_origin){files.config_shown,
-                                                 files.saved_twice ? SP_SAVED_TWICE_NOTE : NULL,
-                                                 files.beside.bytes > 0 ? files.beside.data : NULL},
-                             options, name, &intake, error);
+                             &(sp_intake_origin){files.config_shown, files.note.data}, options,
+                             name, &intake, error);
     if (status == SP_OK) {
         status = sp_intake_audit(intake, sp_checkpoint_at(files.checkpoint, 0),
                                  sp_checkpoint_n_tensors(files.checkpoint), error);

@@ -39,17 +39,26 @@ static sp_status read_config(sp_adapter_files *files, const char *folder, sp_err
     return status;
 }
 
+static void add_note(sp_adapter_files *files, const char *note)
+{
+    sp_text_add(&files->note, files->note.bytes > 0 ? "\n" : "");
+    sp_text_add(&files->note, note);
+}
+
 /* The one file goes before an index, as everywhere; but a folder with both was saved twice. */
 static sp_status look_for_two_saves(sp_adapter_files *files, const char *folder, sp_error *error)
 {
     char *single = sp_path_join(folder, "adapter_model.safetensors");
     char *index = sp_path_join(folder, "adapter_model.safetensors.index.json");
+    bool saved_twice = false;
     sp_status status = SP_OK;
 
     if (!single || !index)
         status = sp_fail_memory(error, strlen(folder), "a path");
     else
-        files->saved_twice = sp_path_exists(single) && sp_path_exists(index);
+        saved_twice = sp_path_exists(single) && sp_path_exists(index);
+    if (saved_twice)
+        add_note(files, "adapter_model.safetensors is read; the index of shards beside it is not");
     sp_free(single);
     sp_free(index);
     return status;
@@ -86,18 +95,27 @@ static sp_status look_beside(sp_adapter_files *files, const char *folder, sp_err
         "special_tokens_map.json", "tokenizer.json",      "tokenizer.model",
         "tokenizer_config.json",   "vocab.json"};
 
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    sp_text found = {0};
+    bool failed = false;
+
+    for (size_t i = 0; i < sizeof names / sizeof *names && !failed; i++) {
         char *path = sp_path_join(folder, names[i]);
 
-        if (!path)
-            return sp_fail_memory(error, strlen(folder), "a path");
-        if (sp_path_exists(path)) {
-            sp_text_add(&files->beside, files->beside.bytes > 0 ? ", " : "");
-            sp_text_add(&files->beside, names[i]);
+        failed = !path;
+        if (path && sp_path_exists(path)) {
+            sp_text_add(&found, found.bytes > 0 ? ", " : "");
+            sp_text_add(&found, names[i]);
         }
         sp_free(path);
     }
-    return files->beside.failed ? sp_fail_memory(error, 1, "a list of files") : SP_OK;
+    if (found.bytes > 0) {
+        sp_text_add(&found, " beside the weights: not used; text, chat and ends are the base's for "
+                            "every adapter");
+        add_note(files, found.failed ? "" : found.data);
+    }
+    failed |= found.failed || files->note.failed;
+    sp_text_free(&found);
+    return failed ? sp_fail_memory(error, strlen(folder), "a list of files") : SP_OK;
 }
 
 sp_status sp_adapter_files_open(const char *path, sp_adapter_files *out_files, sp_error *error)
@@ -127,7 +145,7 @@ void sp_adapter_files_close(sp_adapter_files *files)
     sp_checkpoint_destroy(files->checkpoint);
     sp_free(files->config);
     sp_free(files->config_path);
-    sp_text_free(&files->beside);
+    sp_text_free(&files->note);
     *files = (sp_adapter_files){0};
 }
 

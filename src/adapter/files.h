@@ -15,18 +15,9 @@ typedef struct sp_adapter_files {
     const char *config_shown; /* what texts call it; points into config_path */
     char *config;             /* [config_bytes] and a NUL */
     size_t config_bytes;
-    bool saved_twice; /* an index of shards is beside the one file, which is read */
-    sp_text beside;   /* the names of SP_BESIDE_NOTE, with ", " between them; empty: none */
+    sp_text note; /* for the receipt, a line for each; empty: none */
     sp_checkpoint *checkpoint;
 } sp_adapter_files;
-
-/* What a receipt says of a folder that was saved twice. */
-#define SP_SAVED_TWICE_NOTE \
-    "adapter_model.safetensors is read; the index of shards beside it is not"
-
-/* What a receipt says of files that trainers save beside the weights, and that are not read. */
-#define SP_BESIDE_NOTE \
-    "%s beside the weights: not used; text, chat and ends are the base's for every adapter"
 
 /*
  * `path` is the folder, or the tensor file itself with the config beside it. Blocks on file reads.

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/grow.h"
 #include "base/hash.h"
+#include "base/text.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -38,6 +39,8 @@ struct sp_geometry {
     sp_module_set present, known; /* modules with a site; those of the table, by its numbers */
     int32_t embedding, head;      /* rows, or NO_ROW */
     bool tied;                    /* the head's table is the embedding's */
+    sp_text notes;                /* [n_notes] texts, each with its NUL */
+    size_t n_notes;
 };
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -87,6 +90,7 @@ void sp_geometry_release(sp_geometry *geometry)
     sp_free(geometry->by_place);
     sp_free(geometry->in_layer);
     sp_free(geometry->kinds);
+    sp_text_free(&geometry->notes);
     sp_free(geometry);
 }
 
@@ -96,6 +100,26 @@ void sp_geometry_set_shape(sp_geometry *geometry, const sp_model_shape *shape, s
     geometry->has_shape = true;
     geometry->experts = shape->experts;
     geometry->kinds = kinds;
+}
+
+sp_status sp_geometry_add_note(sp_geometry *geometry, const char *note, sp_error *error)
+{
+    sp_text_add_bytes(&geometry->notes, note, strlen(note) + 1);
+    if (geometry->notes.failed)
+        return sp_fail_memory(error, strlen(note), "a note");
+    geometry->n_notes++;
+    return SP_OK;
+}
+
+const char *sp_geometry_note(const sp_geometry *geometry, size_t index)
+{
+    const char *note = geometry->notes.data;
+
+    if (index >= geometry->n_notes)
+        return NULL;
+    while (index-- > 0)
+        note += strlen(note) + 1;
+    return note;
 }
 
 /* ---- paths --------------------------------------------------------------------------------- */

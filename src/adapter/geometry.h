@@ -100,6 +100,9 @@ sp_status sp_geometry_add(sp_geometry *geometry, const sp_site *site, size_t ind
 /* What is known once all rows are there; layers at least `layers`. Groups are checked. */
 sp_status sp_geometry_finish(sp_geometry *geometry, int32_t layers, sp_error *error);
 
+/* Takes a copy; see sp_geometry_note. SP_ERR_MEMORY. */
+sp_status sp_geometry_add_note(sp_geometry *geometry, const char *note, sp_error *error);
+
 void sp_geometry_set_shape(sp_geometry *geometry, const sp_model_shape *shape,
                            sp_layer_kind *kinds); /* takes kinds, [shape->layers] */
 

@@ -2,7 +2,9 @@
  * geometry_config.c: the sites of a model that config.json describes, by the table of known
  * modules: the embedding and the head first, then the layers, modules in the table's order.
  */
+#include "adapter/config_keys.h"
 #include "adapter/geometry.h"
+#include "adapter/own_head.h"
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -184,16 +186,53 @@ static sp_status from_shape(const sp_model_shape *shape, const sp_layer_plan *la
     return SP_OK;
 }
 
-static sp_status from_config(const json_t *config, sp_geometry **out_geometry, sp_error *error)
+static sp_status add_notes(sp_geometry *geometry, const char *unused, bool own_head,
+                           sp_error *error)
 {
+    sp_text note = {0};
+    sp_status status = SP_OK;
+
+    if (unused) {
+        sp_text_format(&note, "config.json: not used: %s", unused);
+        status = note.failed ? sp_fail_memory(error, 1, "a note")
+                             : sp_geometry_add_note(geometry, note.data, error);
+    }
+    if (own_head && status == SP_OK)
+        status = sp_geometry_add_note(geometry,
+                                      "lm_head.weight is not the embedding, so it is the head, "
+                                      "though config.json says tie_word_embeddings",
+                                      error);
+    sp_text_free(&note);
+    return status;
+}
+
+/* `directory`: where the checkpoint is; NULL: nowhere. */
+static sp_status from_config(const json_t *config, const char *directory,
+                             sp_geometry **out_geometry, sp_error *error)
+{
+    sp_geometry *geometry = NULL;
     sp_model_shape shape;
     sp_layer_plan *layers;
+    sp_text unused = {0};
+    bool own_head = false;
     sp_status status = sp_model_shape_read(config, &shape, &layers, error);
 
     if (status != SP_OK)
         return status;
-    status = from_shape(&shape, layers, out_geometry, error);
+    status = sp_config_keys_check(config, &unused, error);
+    if (status == SP_OK && shape.tied_embeddings && directory)
+        status = sp_has_own_head(directory, &own_head, error);
+    shape.tied_embeddings &= !own_head;
+    if (status == SP_OK)
+        status = from_shape(&shape, layers, &geometry, error);
+    if (status == SP_OK)
+        status = add_notes(geometry, unused.bytes > 0 ? unused.data : NULL, own_head, error);
+    sp_text_free(&unused);
     sp_free(layers);
+    if (status == SP_OK)
+        *out_geometry = geometry;
+    else if (geometry)
+        sp_geometry_release(geometry);
     return status;
 }
 
@@ -208,13 +247,14 @@ sp_status sp_geometry_parse(const char *bytes, size_t n_bytes, sp_geometry **out
     status = sp_json_parse(bytes, n_bytes, "config.json", NULL, NULL, &config, error);
     if (status != SP_OK)
         return status;
-    status = from_config(config, out_geometry, error);
+    status = from_config(config, NULL, out_geometry, error);
     json_decref(config);
     return status;
 }
 
 sp_status sp_geometry_open(const char *path, sp_geometry **out_geometry, sp_error *error)
 {
+    const char *directory = NULL;
     json_t *config;
     char *joined = NULL;
     sp_status status;
@@ -225,11 +265,12 @@ sp_status sp_geometry_open(const char *path, sp_geometry **out_geometry, sp_erro
         joined = sp_path_join(path, "config.json");
         if (!joined)
             return sp_fail_memory(error, strlen(path), "a path");
+        directory = path;
         path = joined;
     }
     status = sp_json_read_object(path, CONFIG_BYTES_MAX, NULL, &config, error);
     if (status == SP_OK) {
-        status = from_config(config, out_geometry, error);
+        status = from_config(config, directory, out_geometry, error);
         json_decref(config);
     }
     sp_free(joined);

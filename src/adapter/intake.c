@@ -3,7 +3,6 @@
  * for everything that is kept is one block, and what lands in it is checked and hashed piece by
  * piece.
  */
-#include "adapter/files.h"
 #include "adapter/intake_state.h"
 #include "adapter/values.h"
 
@@ -54,6 +53,17 @@ static sp_status create_adapter(sp_intake *intake, const char *name, sp_error *e
     return SP_OK;
 }
 
+/* One for each line. */
+static void add_notes(sp_remarks *notes, const char *lines)
+{
+    while (lines && *lines) {
+        size_t bytes = strcspn(lines, "\n");
+
+        sp_remark(notes, "%.*s", (int)bytes, lines);
+        lines += bytes + (lines[bytes] == '\n');
+    }
+}
+
 sp_status sp_intake_begin(const char *config, size_t config_bytes, const sp_intake_origin *origin,
                           const sp_adapter_options *options, const char *name,
                           sp_intake **out_intake, sp_error *error)
@@ -74,10 +84,7 @@ sp_status sp_intake_begin(const char *config, size_t config_bytes, const sp_inta
         sp_intake_destroy(intake);
         return status;
     }
-    if (origin->note)
-        sp_remark(&intake->audit.adapter->notes, "%s", origin->note);
-    if (origin->beside)
-        sp_remark(&intake->audit.adapter->notes, SP_BESIDE_NOTE, origin->beside);
+    add_notes(&intake->audit.adapter->notes, origin->note);
     *out_intake = intake;
     return SP_OK;
 }

@@ -33,11 +33,10 @@ struct sp_intake {
     char *names;     /* one block */
 };
 
-/* What a config is called in texts, and what the receipt notes of its files (NULL: nothing). */
+/* What a config is called in texts, and notes for the receipt, one a line (NULL: none). */
 typedef struct sp_intake_origin {
     const char *config_name;
     const char *note;
-    const char *beside; /* names, for SP_BESIDE_NOTE */
 } sp_intake_origin;
 
 /* The caller's options in today's size; the defaults for what it lacks. SP_ERR_ARGUMENT. */

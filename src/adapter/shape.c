@@ -126,26 +126,6 @@ static bool is_moe(sp_family family)
 
 /* ---- attention and RoPE -------------------------------------------------------------------- */
 
-/* rope_parameters (transformers 5) or rope_scaling (4); NULL when there is neither. */
-static sp_status find_rope(const reader *r, const json_t **out_rope)
-{
-    static const char *const names[] = {"rope_parameters", "rope_scaling"};
-
-    *out_rope = NULL;
-    for (size_t i = 0; i < 2; i++) {
-        const json_t *value = json_object_get(r->text, names[i]);
-
-        if (!value || json_is_null(value))
-            continue;
-        if (!json_is_object(value))
-            return sp_fail(r->error, SP_ERR_INPUT, NULL, names[i], -1,
-                           "config.json: \"%s\" is no object", names[i]);
-        *out_rope = value;
-        return SP_OK;
-    }
-    return SP_OK;
-}
-
 /* Text positions are the same in all sections of a multimodal RoPE, so that it is a plain one. */
 static sp_status check_rope_type(const reader *r, const json_t *rope)
 {
@@ -164,12 +144,45 @@ static sp_status check_rope_type(const reader *r, const json_t *rope)
     return SP_OK;
 }
 
-/* A number of the RoPE object, or of the level above it where transformers 4 had it. */
+/* rope_parameters (transformers 5) or rope_scaling (4); NULL when there is neither. */
+static sp_status find_rope(const reader *r, const json_t **out_rope)
+{
+    static const char *const names[] = {"rope_parameters", "rope_scaling"};
+
+    *out_rope = NULL;
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *value = json_object_get(r->text, names[i]);
+        sp_status status;
+
+        if (!value || json_is_null(value))
+            continue;
+        if (!json_is_object(value))
+            return sp_fail(r->error, SP_ERR_INPUT, NULL, names[i], -1,
+                           "config.json: \"%s\" is no object", names[i]);
+        status = check_rope_type(r, value);
+        if (status != SP_OK)
+            return status;
+        if (!*out_rope)
+            *out_rope = value;
+    }
+    return SP_OK;
+}
+
+/* A number of the RoPE object, or of the level above it where transformers 4 had it; where both
+ * have it they must agree. */
 static sp_status read_rope_number(const reader *r, const json_t *rope, const char *field,
                                   bool required, double default_value, double *out_value)
 {
     const json_t *inner = rope ? json_object_get(rope, field) : NULL;
 
+    const json_t *outer = json_object_get(r->text, field);
+
+    if (json_is_number(inner) && json_is_number(outer) &&
+        (json_number_value(inner) < json_number_value(outer) ||
+         json_number_value(inner) > json_number_value(outer)))
+        return sp_fail(r->error, SP_ERR_INPUT, NULL, field, -1,
+                       "config.json: %s is %g, and %g in RoPE's object", field,
+                       json_number_value(outer), json_number_value(inner));
     return sp_json_double(inner && !json_is_null(inner) ? rope : r->text, field, required,
                           default_value, NULL, out_value, r->error);
 }
@@ -181,8 +194,6 @@ static sp_status read_rope(const reader *r, sp_model_shape *shape)
     double rotary;
     sp_status status = find_rope(r, &rope);
 
-    if (status == SP_OK && rope)
-        status = check_rope_type(r, rope);
     if (status == SP_OK)
         status = read_rope_number(r, rope, "rope_theta", true, 0, &theta);
     if (status == SP_OK)
@@ -199,6 +210,9 @@ static sp_status read_rope(const reader *r, sp_model_shape *shape)
                        "config.json: partial_rotary_factor %g of head_dim %d is no even number of "
                        "dimensions",
                        factor, shape->head_dim);
+    if (!is_hybrid(shape->family) && factor < 1)
+        return unsupported(r, "partial_rotary_factor",
+                           "this family rotates whole heads; partial_rotary_factor is not served");
     shape->rope_theta = theta;
     shape->partial_rotary_factor = (float)factor;
     return SP_OK;

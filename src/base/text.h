@@ -20,10 +20,10 @@ SP_PRIVATE void sp_text_free(sp_text *text);
 SP_PRIVATE void sp_text_clear(sp_text *text); /* keeps the memory, forgets a failure */
 SP_PRIVATE void sp_text_add(sp_text *text, const char *string);
 SP_PRIVATE void sp_text_add_bytes(sp_text *text, const char *data, size_t bytes);
-void sp_text_format(sp_text *text, const char *format, ...) SP_PRINTF(2, 3);
+SP_PRIVATE void sp_text_format(sp_text *text, const char *format, ...) SP_PRINTF(2, 3);
 
 /* A foreign text for a terminal, as sp_make_printable leaves it. */
-void sp_text_add_printable(sp_text *text, const char *string);
+SP_PRIVATE void sp_text_add_printable(sp_text *text, const char *string);
 
 /* A JSON string with quotes; bytes that are not UTF-8 become U+FFFD. */
 void sp_text_json_string(sp_text *text, const char *data, size_t bytes);

@@ -370,6 +370,17 @@ const sp_model_shape *sp_engine_shape(const sp_engine *engine)
     return &engine->model.shape;
 }
 
+const char *sp_engine_note(const sp_engine *engine, size_t index)
+{
+    size_t n = 0;
+
+    while (sp_geometry_note(engine->model.geometry, n))
+        n++;
+    if (index < n)
+        return sp_geometry_note(engine->model.geometry, index);
+    return index == n ? engine->model.unused : NULL;
+}
+
 const char *sp_engine_base_name(const sp_engine *engine)
 {
     return engine->base_name;

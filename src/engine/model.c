@@ -3,14 +3,17 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/text.h"
 
 #include <sidepath/safetensors.h>
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define GENERATION_CONFIG_BYTES_MAX ((size_t)1 << 20)
 #define TENSOR_NAME_BYTES           192
+#define UNUSED_NAMES                5 /* that a note has in full */
 
 /* ---- names --------------------------------------------------------------------------------- */
 
@@ -36,6 +39,7 @@ typedef struct model_loader {
     const sp_checkpoint *checkpoint;
     sp_error *error;
     sp_status status; /* the first failure; later look-ups do nothing */
+    bool *used;       /* [tensors of the checkpoint] */
 } model_loader;
 
 /* A tensor that starts at an odd address cannot be read as 16-bit elements: it is copied. */
@@ -105,6 +109,7 @@ static const uint16_t *find_weight(model_loader *loader, const char *name, int32
                                  sp_tensor_type_name(tensor->type));
         return NULL;
     }
+    loader->used[tensor - sp_checkpoint_at(loader->checkpoint, 0)] = true;
     loader->model->weight_bytes += (size_t)tensor->bytes;
     return aligned_data(loader,
                         loader->model->files.files[tensor->file].data + tensor->offset_bytes,
@@ -161,6 +166,79 @@ static void load_layer(model_loader *loader, int32_t layer)
     w->down = find_in_layer(loader, layer, "mlp.down_proj.weight", hidden, shape->intermediate);
 }
 
+/* ---- what is left over --------------------------------------------------------------------- */
+
+static bool begins_with(const char *text, const char *beginning)
+{
+    return strncmp(text, beginning, strlen(beginning)) == 0;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), length = strlen(end);
+
+    return n >= length && strcmp(text + n - length, end) == 0;
+}
+
+/* Of the layers that run, the embedding, the last norm or the head. */
+static bool is_in_trunk(const sp_model_shape *shape, const char *name)
+{
+    static const char layers[] = "model.layers.";
+
+    if (begins_with(name, layers)) {
+        long long layer = strtoll(name + strlen(layers), NULL, 10);
+
+        return layer >= 0 && layer < shape->layers;
+    }
+    return begins_with(name, "model.embed_tokens.") || begins_with(name, "model.norm.") ||
+           begins_with(name, "lm_head.");
+}
+
+/* Tables that older programs saved, and a tied base's copy of its embedding. */
+static bool says_nothing(const sp_model_shape *shape, const char *name)
+{
+    return ends_with(name, ".rotary_emb.inv_freq") ||
+           (shape->tied_embeddings && strcmp(name, "lm_head.weight") == 0);
+}
+
+static void add_unused(sp_text *out, const char *name, size_t n)
+{
+    if (n == 0)
+        sp_text_add(out, "weights that nothing uses: ");
+    if (n > 0 && n < UNUSED_NAMES)
+        sp_text_add(out, ", ");
+    if (n < UNUSED_NAMES)
+        sp_text_add_printable(out, name);
+}
+
+/* A weight of a part that runs, and that is not applied, would make the answers slightly wrong. */
+static void check_unused(model_loader *loader)
+{
+    const sp_model_shape *shape = &loader->model->shape;
+    sp_text names = {0};
+    size_t n = 0;
+
+    for (size_t i = 0; i < sp_checkpoint_n_tensors(loader->checkpoint); i++) {
+        const char *name = sp_checkpoint_at(loader->checkpoint, i)->name;
+
+        if (loader->used[i] || says_nothing(shape, name))
+            continue;
+        if (is_in_trunk(shape, name)) {
+            sp_text_free(&names);
+            loader->status =
+                sp_fail(loader->error, SP_ERR_UNSUPPORTED, "unused-weight", name, -1,
+                        "the checkpoint has the weight %s, which this engine does not apply", name);
+            return;
+        }
+        add_unused(&names, name, n++);
+    }
+    if (n > UNUSED_NAMES)
+        sp_text_format(&names, " and %zu more", n - UNUSED_NAMES);
+    if (names.failed)
+        loader->status = sp_fail_memory(loader->error, 1, "the names of weights");
+    loader->model->unused = names.data;
+}
+
 static sp_status load_weights(sp_model *model, const sp_checkpoint *checkpoint, sp_error *error)
 {
     const sp_model_shape *shape = &model->shape;
@@ -170,6 +248,9 @@ static sp_status load_weights(sp_model *model, const sp_checkpoint *checkpoint, 
     model->layers = sp_calloc((size_t)shape->layers, sizeof *model->layers);
     if (!model->layers)
         return sp_fail_memory(error, (size_t)shape->layers * sizeof *model->layers, "layers");
+    loader.used = sp_calloc(sp_checkpoint_n_tensors(checkpoint) + 1, sizeof *loader.used);
+    if (!loader.used)
+        return sp_fail_memory(error, sp_checkpoint_n_tensors(checkpoint), "a list of weights");
     model->embed = find_weight(&loader, "model.embed_tokens.weight", shape->vocab, shape->hidden);
     model->final_norm = find_weight(&loader, "model.norm.weight", shape->hidden, 0);
     model->head = model->embed;
@@ -177,6 +258,9 @@ static sp_status load_weights(sp_model *model, const sp_checkpoint *checkpoint, 
         model->head = find_weight(&loader, "lm_head.weight", shape->vocab, shape->hidden);
     for (int32_t layer = 0; layer < shape->layers; layer++)
         load_layer(&loader, layer);
+    if (loader.status == SP_OK)
+        check_unused(&loader);
+    sp_free(loader.used);
     return loader.status;
 }
 
@@ -295,6 +379,7 @@ void sp_model_close(sp_model *model)
     sp_free(model->copies);
     sp_free(model->layers);
     sp_free(model->name);
+    sp_free(model->unused);
     sp_geometry_release(model->geometry);
     *model = (sp_model){.files.notify = -1};
 }

@@ -275,6 +275,14 @@ static void log_notes_of_start(const sp_engine *engine, sp_log *log)
     }
 }
 
+static void log_notes_of_base(const sp_engine *engine, sp_log *log)
+{
+    const char *note;
+
+    for (size_t i = 0; (note = sp_engine_note(engine, i)) != NULL; i++)
+        sp_log_line(log, "sidepath serve: the base: %s", note);
+}
+
 static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t running_max,
                              sp_error *error)
 {
@@ -300,8 +308,10 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
     if (status == SP_OK)
         status = open_generation_config(&server->api, error);
     open_tokenizer_config(&server->api);
-    if (status == SP_OK)
+    if (status == SP_OK) {
+        log_notes_of_base(engine, settings->log);
         log_notes_of_start(engine, settings->log);
+    }
     if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);
     if (status == SP_OK && !ABSENT(settings->adapter_dir))

@@ -85,7 +85,7 @@ static sp_status describe(void *user, const sp_source_request *request,
     out_description->config = adapter->files.config;
     out_description->config_bytes = adapter->files.config_bytes;
     out_description->config_name = adapter->files.config_shown;
-    out_description->note = adapter->files.saved_twice ? SP_SAVED_TWICE_NOTE : NULL;
+    out_description->note = adapter->files.note.data;
     out_description->tensors = adapter->descs;
     out_description->n_tensors = n;
     return SP_OK;

@@ -234,6 +234,13 @@ static void refused_configs(void **state)
          SP_ERR_UNSUPPORTED, "layer_types"},
         {"{" DENSE_FIELDS ",\"rope_theta\":1e4,\"partial_rotary_factor\":0.25}", SP_ERR_INPUT,
          "partial_rotary_factor"},
+        {"{" DENSE_FIELDS ",\"rope_theta\":1e4,\"partial_rotary_factor\":0.5}", SP_ERR_UNSUPPORTED,
+         "partial_rotary_factor"},
+        {"{" DENSE_FIELDS ",\"rope_theta\":1e4,\"rope_parameters\":{\"rope_theta\":1e6}}",
+         SP_ERR_INPUT, "rope_theta"},
+        {"{" DENSE_FIELDS ",\"rope_parameters\":{\"rope_theta\":1e6},"
+         "\"rope_scaling\":{\"rope_type\":\"yarn\"}}",
+         SP_ERR_UNSUPPORTED, "rope_type"},
         {"{" DENSE_FIELDS ",\"rope_theta\":1e4,\"eos_token_id\":16}", SP_ERR_INPUT, "eos_token_id"},
         {"{" DENSE_FIELDS ",\"rope_theta\":1e4,\"eos_token_id\":[1,2,3,4,5,6,7,8,9]}",
          SP_ERR_UNSUPPORTED, "eos_token_id"},
@@ -248,6 +255,22 @@ static void refused_configs(void **state)
         assert_string_equal(error.subject, cases[i].subject);
         assert_null(geometry);
     }
+}
+
+static void notes(void **state)
+{
+    sp_geometry *geometry = open_model("qwen3-tied");
+    sp_error error;
+
+    (void)state;
+    assert_null(sp_geometry_note(geometry, 0));
+    sp_geometry_release(geometry);
+    assert_ok(parse("{" DENSE_FIELDS ",\"rope_theta\":1e4,\"new_key\":0,\"other\":[]}", &geometry,
+                    &error),
+              &error);
+    assert_string_equal(sp_geometry_note(geometry, 0), "config.json: not used: new_key, other");
+    assert_null(sp_geometry_note(geometry, 1));
+    sp_geometry_release(geometry);
 }
 
 /* Each required field in turn made absent, of the wrong type, and out of range. */
@@ -422,13 +445,21 @@ static void every_allocation_can_fail(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dense_transformers_5),    cmocka_unit_test(dense_transformers_4),
-        cmocka_unit_test(attention_bias),          cmocka_unit_test(moe),
-        cmocka_unit_test(hybrid_moe_fused_inputs), cmocka_unit_test(hybrid_dense),
-        cmocka_unit_test(nested_text_config),      cmocka_unit_test(refused_configs),
-        cmocka_unit_test(each_field_is_checked),   cmocka_unit_test(mlp_only_layers),
-        cmocka_unit_test(full_attention_interval), cmocka_unit_test(module_sets),
-        cmocka_unit_test(missing_files),           cmocka_unit_test(every_allocation_can_fail),
+        cmocka_unit_test(dense_transformers_5),
+        cmocka_unit_test(dense_transformers_4),
+        cmocka_unit_test(attention_bias),
+        cmocka_unit_test(moe),
+        cmocka_unit_test(hybrid_moe_fused_inputs),
+        cmocka_unit_test(hybrid_dense),
+        cmocka_unit_test(nested_text_config),
+        cmocka_unit_test(refused_configs),
+        cmocka_unit_test(each_field_is_checked),
+        cmocka_unit_test(mlp_only_layers),
+        cmocka_unit_test(full_attention_interval),
+        cmocka_unit_test(module_sets),
+        cmocka_unit_test(notes),
+        cmocka_unit_test(missing_files),
+        cmocka_unit_test(every_allocation_can_fail),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
