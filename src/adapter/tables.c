@@ -315,14 +315,16 @@ static bool row_differs(const sp_kernels *kernels, const sp_item *item, const ch
     return false;
 }
 
-/* Marks in overridden [vocab] the rows of the full table that differ from the served ones. */
+/* Marks in overridden [vocab] the rows of the full table that differ from the served ones. A table
+ * may have fewer rows: a tokenizer has fewer ids than a base whose table is padded. */
 static int32_t mark_different_rows(const sp_kernels *kernels, const sp_item *item,
                                    const sp_served *table, bool *overridden)
 {
     int32_t n = 0;
     int64_t cols = table->cols;
+    int64_t rows = item->tensor->dims[0] < table->rows ? item->tensor->dims[0] : table->rows;
 
-    for (int64_t row = 0; row < table->rows; row++) {
+    for (int64_t row = 0; row < rows; row++) {
         const char *own =
             (const char *)item->data + row * cols * (int64_t)sp_dtype_bytes(item->dtype);
         const char *theirs =
@@ -351,6 +353,10 @@ static void remark_rows(sp_audit *audit, sp_site_kind kind, const sp_item *item,
     if (more > 0)
         sp_remark(notes, "%lld rows of %s are beyond the served vocabulary and are dropped",
                   (long long)more, sp_audit_table_name(audit, kind));
+    if (more < 0)
+        sp_remark(notes, "the table of %s has %lld rows; the base model's %lld beyond them stay",
+                  sp_audit_table_name(audit, kind), (long long)item->tensor->dims[0],
+                  (long long)-more);
 }
 
 /* The adapter's tokens are among its own rows: those of its table, or the base's. */
@@ -432,7 +438,7 @@ static sp_status check_shape(const sp_audit *audit, sp_site_kind kind, const sp_
 
     if (!table_dims(audit, kind, &vocab, &hidden))
         return SP_OK;
-    rows_fit = item->key.role == SP_ROLE_TOKENS || dims[0] >= vocab;
+    rows_fit = item->key.role == SP_ROLE_TOKENS || dims[0] >= 1;
     if (rows_fit && dims[1] == hidden)
         return SP_OK;
     return sp_refuse(audit->error, SP_REASON_SHAPE_MISMATCH, item->tensor->name, -1,

@@ -74,9 +74,10 @@ static int32_t mark_different_rows(const table_pair *pair, int32_t *source)
 {
     const sp_factor *full = &pair->own->full;
     const sp_served_table *served = pair->served;
+    int32_t rows = full->rows < served->rows ? (int32_t)full->rows : served->rows;
     int32_t n = 0;
 
-    for (int32_t row = 0; row < served->rows; row++) {
+    for (int32_t row = 0; row < rows; row++) {
         const void *own = element_at(full->dtype, full->data, row * full->row_stride);
         const void *theirs = element_at(served->dtype, served->data, (int64_t)row * served->hidden);
         bool differs =
@@ -115,7 +116,7 @@ static sp_status check_table(const sp_adapter_table *table, const sp_served_tabl
         return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", table_name(table), -1,
                        "replaced rows of %s cannot be held: the table is not served",
                        table_name(table));
-    if (table->full.data && (table->full.rows < served->rows || table->full.cols != served->hidden))
+    if (table->full.data && (table->full.rows < 1 || table->full.cols != served->hidden))
         return fail_shape(table, "rows", &table->full, served, error);
     if (table->trainable.data && table->trainable.cols != served->hidden)
         return fail_shape(table, "trainable rows", &table->trainable, served, error);
@@ -173,7 +174,8 @@ sp_status sp_overlay_select(const sp_adapter_table *table, const sp_served_table
         out_source[row] = SP_ROW_SERVED;
     if (table->full.data) {
         counts.different = mark_different_rows(&pair, out_source);
-        counts.dropped_rows = table->full.rows - served->rows;
+        if (table->full.rows > served->rows)
+            counts.dropped_rows = table->full.rows - served->rows;
     }
     status = mark_trainable(table, served, out_source, &counts.dropped_ids, error);
     if (status != SP_OK)

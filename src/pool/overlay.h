@@ -32,7 +32,8 @@ typedef struct sp_overlay_counts {
  * conversion to the served type: any differing bit counts, or, where the served table is
  * approximate, a difference above SP_OVERLAY_NOISE_MAX. A trainable token takes its own row even
  * where the full table differs or nothing does.
- * SP_ERR_MISMATCH with `shape-mismatch`: another hidden size, or fewer rows than served.
+ * SP_ERR_MISMATCH with `shape-mismatch`: another hidden size, or no rows. A full table with fewer
+ * rows than served replaces those it has.
  * SP_ERR_REFUSED with `bad-token-index` and its position: a token that is negative, listed twice
  * or not among the adapter's rows; a count of tokens that is not the count of trainable rows.
  * Outputs are set only on success, out_source is scratch before.

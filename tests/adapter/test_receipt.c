@@ -562,8 +562,7 @@ int main(void)
         cmocka_unit_test(replaced_rows),  cmocka_unit_test(unchecked),
         cmocka_unit_test(refused),        cmocka_unit_test(saved_twice),
         cmocka_unit_test(beside),         cmocka_unit_test(foreign_names),
-        cmocka_unit_test(options_grow),
-        cmocka_unit_test(reason_codes),
+        cmocka_unit_test(options_grow),   cmocka_unit_test(reason_codes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -186,16 +186,39 @@ static void equal_tables(void **state)
     close_base(&b);
 }
 
+/* The tokenizer's rows on a base whose table is padded: those there are count, the others stay. */
+static void fewer_rows(void **state)
+{
+    base b = open_base("qwen3-tied");
+    make_adapter *adapter = with_pair();
+    sp_adapter *opened;
+    uint16_t *data;
+
+    (void)state;
+    data = add_table(adapter, EMBED ".weight", "BF16", VOCAB - 2, b.embed);
+    opened = toy_opened(adapter, &b.options);
+    assert_int_equal(sp_adapter_overlay_bytes(opened), 0);
+    expect_note(opened, "the table of embed_tokens equals the base model's");
+    expect_note(opened,
+                "the table of embed_tokens has 510 rows; the base model's 2 beyond them stay");
+    sp_adapter_release(opened);
+    data[509 * HIDDEN + 3] ^= 1;
+    data[0] ^= 1;
+    opened = toy_opened(adapter, &b.options);
+    assert_int_equal(sp_adapter_overlay_bytes(opened), overlay(2));
+    expect_note(opened, "2 of 512 rows of embed_tokens differ from the base model's");
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    close_base(&b);
+}
+
 static void table_shapes(void **state)
 {
     static const struct {
         int rows, cols;
         bool taken;
-    } cases[] = {{VOCAB, HIDDEN, true},
-                 {VOCAB + 8, HIDDEN, true},
-                 {VOCAB - 1, HIDDEN, false},
-                 {VOCAB, HIDDEN + 1, false},
-                 {HIDDEN, VOCAB, false}};
+    } cases[] = {{VOCAB, HIDDEN, true}, {VOCAB + 8, HIDDEN, true},  {VOCAB - 1, HIDDEN, true},
+                 {1, HIDDEN, true},     {VOCAB, HIDDEN + 1, false}, {HIDDEN, VOCAB, false}};
     base b = open_base("qwen3-tied");
 
     (void)state;
@@ -712,6 +735,7 @@ int main(void)
         cmocka_unit_test(rows_that_differ),
         cmocka_unit_test(smallest_difference),
         cmocka_unit_test(equal_tables),
+        cmocka_unit_test(fewer_rows),
         cmocka_unit_test(table_shapes),
         cmocka_unit_test(wrong_shapes_are_not_read),
         cmocka_unit_test(twice_the_same_table),

@@ -74,6 +74,23 @@ static void an_equal_table_overrides_nothing(void **state)
     assert_int_equal(t.counts.dropped_rows, ROWS - VOCAB);
 }
 
+/* What lies behind the table's last row is not read: the rows there are the served ones. */
+static void a_shorter_table_replaces_the_rows_it_has(void **state)
+{
+    tables t;
+
+    (void)state;
+    start(&t);
+    t.adapter.full.rows = t.adapter.rows = VOCAB - 2;
+    t.own[3 * HIDDEN] += 1;
+    t.own[(VOCAB - 3) * HIDDEN + 1] += 1;
+    t.own[(VOCAB - 2) * HIDDEN] += 1;
+    t.own[(VOCAB - 1) * HIDDEN] += 1;
+    expect_source(&t, (int32_t[VOCAB]){S, S, S, O, S, O, S, S});
+    assert_int_equal(t.counts.different, 2);
+    assert_int_equal(t.counts.dropped_rows, 0);
+}
+
 static void any_bit_counts_after_conversion(void **state)
 {
     tables t;
@@ -158,7 +175,7 @@ static void bad_tokens_and_shapes_are_refused(void **state)
     train(&t, 1, (int32_t[]){VOCAB - 1});
     expect_source(&t, (int32_t[VOCAB]){S, S, S, S, S, S, S, 0});
     start(&t);
-    t.adapter.full.rows = VOCAB - 1;
+    t.adapter.full.rows = 0;
     refuse(&t, "shape-mismatch", -1);
     start(&t);
     t.adapter.full.cols = HIDDEN - 1;
@@ -317,6 +334,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_equal_table_overrides_nothing),
+        cmocka_unit_test(a_shorter_table_replaces_the_rows_it_has),
         cmocka_unit_test(any_bit_counts_after_conversion),
         cmocka_unit_test(noise_does_not_count_where_the_base_is_approximate),
         cmocka_unit_test(a_trainable_token_takes_its_own_row),
