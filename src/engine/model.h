@@ -42,12 +42,12 @@ typedef struct sp_model {
 } sp_model;
 
 /*
- * Reads config.json and maps the shards, or copies them. Tensors of other kinds (a vision tower, MTP layers) are
- * left alone and named in `unused`; one that belongs to a part that runs, and that nothing applies,
- * is SP_ERR_UNSUPPORTED with "unused-weight". SP_ERR_NOT_FOUND: a file or a weight is missing
- * (named). SP_ERR_MISMATCH: a weight has another shape (both given). SP_ERR_UNSUPPORTED: an
- * architecture or a dtype that this engine does not run (named). SP_ERR_TRUNCATED, SP_ERR_INPUT: a
- * shard is broken.
+ * Reads config.json and maps the shards, or copies them. Tensors of other kinds (a vision tower,
+ * MTP layers) are left alone and named in `unused`; one that belongs to a part that runs, and that
+ * nothing applies, is SP_ERR_UNSUPPORTED with "unused-weight". SP_ERR_NOT_FOUND: a file or a weight
+ * is missing (named). SP_ERR_MISMATCH: a weight has another shape (both given). SP_ERR_UNSUPPORTED:
+ * an architecture or a dtype that this engine does not run (named). SP_ERR_TRUNCATED, SP_ERR_INPUT:
+ * a shard is broken.
  */
 sp_status sp_model_open(const char *directory, bool copy, sp_model *out_model, sp_error *error);
 void sp_model_close(sp_model *model);
