@@ -50,7 +50,7 @@ typedef struct sp_server_settings {
     bool adapter_routes, access_log;
 } sp_server_settings;
 
-#define SP_SERVER_SETTINGS_COUNT 20
+#define SP_SERVER_SETTINGS_COUNT 21
 /* Rows whose offsets count from the beginning of an sp_server_settings. */
 extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
 
