@@ -99,7 +99,7 @@ static void fill_tables(const build_case *c, uint16_t *served, void *own)
 static int run_build_case(const build_case *c, const settings *s, sp_exec *exec, uint16_t *served,
                           void *own, bool last)
 {
-    sp_served_tables tables = {.embed = {served, SP_DTYPE_BF16, VOCAB, HIDDEN, false}};
+    sp_served_table embed = {sizeof embed, served, SP_DTYPE_BF16, VOCAB, HIDDEN, false};
     sp_adapter_table table = {.struct_bytes = sizeof table,
                               .kind = SP_SITE_EMBEDDING,
                               .full = {own, c->dtype, VOCAB, HIDDEN, HIDDEN, 1}};
@@ -115,7 +115,7 @@ static int run_build_case(const build_case *c, const settings *s, sp_exec *exec,
 
         rates[i] = sp_bench_read_rate(exec, own, (size_t)VOCAB * HIDDEN * 2);
         began = sp_clock_seconds();
-        if (sp_overlay_build(&table, 1, &tables, SP_DTYPE_BF16, &overlay, &error) != SP_OK)
+        if (sp_overlay_build(&table, 1, &embed, NULL, SP_DTYPE_BF16, &overlay, &error) != SP_OK)
             return fail("building", &error);
         seconds[i] = sp_clock_seconds() - began;
         ratios[i] = moved / seconds[i] / rates[i];

@@ -43,7 +43,7 @@ typedef struct model {
     float eps;
     float *frequencies;         /* [head_dim / 2] of the rotation, radians per position */
     float *embed, *head, *norm; /* [vocab, hidden] twice, [hidden] */
-    sp_served_tables served;    /* the two tables as stored, which adapters may replace rows of */
+    sp_served_table served_embed, served_head; /* as stored; adapters may replace rows of them */
     linear linear[LAYERS_MAX][N_LINEAR];
     float *norm_in[LAYERS_MAX], *norm_post[LAYERS_MAX];
 } model;
@@ -208,7 +208,7 @@ static void read_model(model *m, const char *directory)
 {
     char *json = read_text(directory, "config.json");
     sp_checkpoint *checkpoint;
-    sp_served_table table = {.dtype = SP_DTYPE_BF16};
+    sp_served_table table = {.struct_bytes = sizeof table, .dtype = SP_DTYPE_BF16};
     int64_t n;
 
     m->layers = (int32_t)number(json, "num_hidden_layers", 0);
@@ -227,13 +227,13 @@ static void read_model(model *m, const char *directory)
         read_layer(m, checkpoint, layer);
     n = (int64_t)m->vocab * m->hidden;
     m->norm = read_weight(checkpoint, -1, "model.norm.weight", "", m->hidden);
-    m->served.embed = m->served.head = table;
-    m->served.embed.data = read_tensor(checkpoint, "model.embed_tokens.weight", SP_TENSOR_BF16, n);
-    m->served.head.data = read_tensor(checkpoint, "lm_head.weight", SP_TENSOR_BF16, n);
-    if (m->served.head.data == NULL) /* a tied head */
-        m->served.head.data = m->served.embed.data;
-    m->embed = widen(m->served.embed.data, n);
-    m->head = widen(m->served.head.data, n);
+    m->served_embed = m->served_head = table;
+    m->served_embed.data = read_tensor(checkpoint, "model.embed_tokens.weight", SP_TENSOR_BF16, n);
+    m->served_head.data = read_tensor(checkpoint, "lm_head.weight", SP_TENSOR_BF16, n);
+    if (m->served_head.data == NULL) /* a tied head */
+        m->served_head.data = m->served_embed.data;
+    m->embed = widen(m->served_embed.data, n);
+    m->head = widen(m->served_head.data, n);
     sp_checkpoint_destroy(checkpoint);
 }
 
@@ -259,7 +259,7 @@ static void describe(host *h)
     sites[0].kind = SP_SITE_EMBEDDING;
     sites[1].path = "lm_head";
     sites[1].kind = SP_SITE_HEAD;
-    sites[1].tied = m->served.head.data == m->served.embed.data;
+    sites[1].tied = m->served_head.data == m->served_embed.data;
     sites[0].k_in = sites[1].n_out = m->vocab;
     sites[0].n_out = sites[1].k_in = m->hidden;
     for (int32_t layer = 0; layer < m->layers; layer++)
@@ -287,7 +287,8 @@ static sp_adapter *open_adapter(const host *h, const char *directory, const char
     sp_adapter_options_default(&options, sizeof options);
     options.geometry = h->geometry;
     options.pool_dtype = SP_DTYPE_F32;
-    options.served = &h->model.served; /* copies of the tables are held against these */
+    options.served_embed = &h->model.served_embed; /* copies are held against these */
+    options.served_head = &h->model.served_head;
     check(sp_adapter_open(path, &options, &adapter, &error));
     return adapter;
 }
@@ -302,7 +303,8 @@ static void make_pool(host *h)
     sp_layout_options_default(&layout, sizeof layout);
     layout.geometry = h->geometry;
     layout.dtype = SP_DTYPE_F32;
-    layout.served = h->model.served;
+    layout.served_embed = &h->model.served_embed;
+    layout.served_head = &h->model.served_head;
     layout.rank = 1;
     for (int32_t i = 0; i < h->n_adapters; i++) {
         int32_t rank = sp_adapter_rank_max(h->adapters[i]);

@@ -210,17 +210,13 @@ SP_API sp_status sp_module_set_parse(const sp_geometry *geometry, const char *te
 
 /* A table that the host serves. Borrowed; it must not change. */
 typedef struct sp_served_table {
+    size_t struct_bytes;
     const void *data; /* [rows, hidden] row-major, aligned to its type; NULL: not served */
     sp_dtype dtype;
     int32_t rows, hidden;
     bool approximate; /* made from weights of a lower precision than bf16 (a quantised base): its
                          rows differ from the trained ones by rounding noise */
 } sp_served_table;
-
-/* With a tied head both name the same memory. */
-typedef struct sp_served_tables {
-    sp_served_table embed, head;
-} sp_served_tables;
 
 /*
  * Against an approximate table a row counts as replaced above this largest absolute difference:
@@ -257,9 +253,9 @@ typedef struct sp_adapter_options {
     sp_expert_layout expert_layout;
     sp_exec
         *exec; /* helps to read, check and hash; borrowed until return; NULL: the caller alone */
-    const sp_served_tables *served; /* what base_dir is for, from memory; a table that is here is
-                                       not looked for in base_dir; borrowed until the adapter is
-                                       open; NULL: none */
+    /* What base_dir is for, from memory; a table that is here is not looked for in base_dir.
+     * Borrowed until the adapter is open; NULL: not given. */
+    const sp_served_table *served_embed, *served_head;
     sp_device *views_on; /* the GPU on which views of sp_adapter_from_tensors may be; borrowed until
                             return; NULL: host memory alone */
 } sp_adapter_options;

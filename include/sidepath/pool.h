@@ -47,15 +47,16 @@ typedef struct sp_site_slice {
 
 typedef struct sp_layout_options {
     size_t struct_bytes;
-    sp_geometry *geometry;   /* retained */
-    sp_module_set modules;   /* of the geometry; 0: every module of linear sites */
-    int32_t rank;            /* the pool's rank, 1 .. SP_POOL_RANK_MAX */
-    sp_dtype dtype;          /* BF16; F32 in the checking mode; F16 where a host asks for it */
-    sp_served_tables served; /* what replaced rows are held against; borrowed as long as the layout
-                                lives. Without data such adapters are refused */
-    sp_device *images_for;   /* host images lie in memory that this device copies from at full
-                                speed; borrowed as long as the layout and its images live. NULL:
-                                in plain memory */
+    sp_geometry *geometry; /* retained */
+    sp_module_set modules; /* of the geometry; 0: every module of linear sites */
+    int32_t rank;          /* the pool's rank, 1 .. SP_POOL_RANK_MAX */
+    sp_dtype dtype;        /* BF16; F32 in the checking mode; F16 where a host asks for it */
+    /* What replaced rows are held against; their data is borrowed as long as the layout lives.
+     * NULL: not served, and such adapters are refused. With a tied head both are of one memory. */
+    const sp_served_table *served_embed, *served_head;
+    sp_device *images_for;       /* host images lie in memory that this device copies from at full
+                                    speed; borrowed as long as the layout and its images live. NULL:
+                                    in plain memory */
     const sp_site_slice *slices; /* [n_slices] ascending by site, each with the struct_bytes of the
                                     first; borrowed until return. Other sites are held whole */
     size_t n_slices;
@@ -79,7 +80,8 @@ SP_API int32_t sp_layout_rank_stride(const sp_layout *layout); /* R */
 SP_API sp_dtype sp_layout_dtype(const sp_layout *layout);
 SP_API sp_module_set sp_layout_modules(const sp_layout *layout);
 SP_API sp_geometry *sp_layout_geometry(const sp_layout *layout); /* borrowed */
-SP_API const sp_served_tables *sp_layout_served(const sp_layout *layout);
+/* kind: SP_SITE_EMBEDDING or SP_SITE_HEAD; NULL where it is not served. The layout's. */
+SP_API const sp_served_table *sp_layout_served(const sp_layout *layout, sp_site_kind kind);
 SP_API sp_device *sp_layout_images_for(const sp_layout *layout); /* borrowed, or NULL */
 
 /*
@@ -157,8 +159,8 @@ SP_API sp_status sp_layout_measure_overlay(const sp_layout *layout, const sp_ada
  * SP_ERR_TOO_LARGE with `rank-exceeds-pool`; SP_ERR_REFUSED with `module-not-in-pool` (the text
  * names the module and lora-modules); SP_ERR_UNSUPPORTED with `engine-unsupported` where the
  * adapter holds sites that no slot can hold (experts, router) or replaces rows of a table that is
- * not served; SP_ERR_MISMATCH with `shape-mismatch` and SP_ERR_REFUSED with `bad-token-index` for
- * its replaced rows; SP_ERR_MEMORY.
+ * not served; SP_ERR_MISMATCH with `shape-mismatch` and SP_ERR_REFUSED with `bad-token-index`: rows
+ * that do not fit the served table; SP_ERR_MEMORY.
  */
 SP_API sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter, sp_exec *exec,
                                 sp_image **out_image, sp_error *error);

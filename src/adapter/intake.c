@@ -227,7 +227,7 @@ sp_status sp_intake_audit(sp_intake *intake, const sp_tensor *tensors, size_t n,
         status = steps[i](&intake->audit);
     intake->audit.error = NULL;
     intake->options.base_dir = NULL; /* both have been read */
-    intake->options.served = NULL;
+    intake->options.served_embed = intake->options.served_head = NULL;
     intake->audited = status == SP_OK;
     return status;
 }

@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/file.h"
+#include "base/grow.h"
 #include "base/half.h"
 #include "kernels/kernels.h"
 
@@ -179,15 +180,19 @@ static sp_status take_given(const sp_audit *audit, sp_site_kind kind, const sp_s
 
 static sp_status open_served(sp_audit *audit, sp_site_kind kind)
 {
-    const sp_served_tables *given = audit->options->served;
+    const sp_served_table *from =
+        kind == SP_SITE_EMBEDDING ? audit->options->served_embed : audit->options->served_head;
+    sp_served_table given = {.struct_bytes = sizeof given};
     sp_served *table = &audit->served[index_of(kind)];
     sp_error local;
-    sp_status status;
+    sp_status status = SP_OK;
 
-    if (given && kind == SP_SITE_EMBEDDING && given->embed.data)
-        return take_given(audit, kind, &given->embed, table);
-    if (given && kind == SP_SITE_HEAD && given->head.data)
-        return take_given(audit, kind, &given->head, table);
+    if (from)
+        status = sp_struct_read(&given, sizeof given, from, "sp_served_table", audit->error);
+    if (status != SP_OK)
+        return status;
+    if (given.data)
+        return take_given(audit, kind, &given, table);
     if (!audit->options->base_dir)
         return refuse_base(audit, kind, "was not given");
     status = sp_checkpoint_open(audit->options->base_dir, "model", &table->checkpoint, &local);

@@ -67,14 +67,13 @@ static size_t packed_bytes(const sp_layout *layout, int64_t k)
 static size_t cut(char *block, const sp_layout *layout, bool x_f32, sp_token_scratch *out)
 {
     int32_t rank = sp_layout_rank_stride(layout), vocab = 0, hidden = 0;
-    const sp_served_tables *served = sp_layout_served(layout);
     bool has_pairs = site_of(layout, SP_SITE_EMBEDDING) >= 0;
     size_t xa_bytes =
         align_up(SP_TOKEN_ROUND_ROWS * (size_t)rank * sp_dtype_bytes(sp_layout_dtype(layout)));
     size_t scale_bytes = align_up(SP_TOKEN_ROUND_ROWS * sizeof(float)), rounded_bytes = 0;
 
     *out = (sp_token_scratch){0};
-    if (!has_pairs && served->head.data == NULL)
+    if (!has_pairs && sp_layout_served(layout, SP_SITE_HEAD) == NULL)
         return 0;
     table_dims(layout, SP_SITE_HEAD, &vocab, &hidden);
     if (x_f32 && sp_layout_dtype(layout) != SP_DTYPE_F32)

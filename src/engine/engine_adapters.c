@@ -61,18 +61,20 @@ static sp_served_table served_table(const sp_engine *engine, const uint16_t *dat
 {
     const sp_model_shape *shape = &engine->model.shape;
 
-    return (sp_served_table){data, SP_DTYPE_BF16, shape->vocab, shape->hidden, false};
-}
-
-static sp_served_tables served_tables(const sp_engine *engine)
-{
-    return (sp_served_tables){.embed = served_table(engine, engine->model.embed),
-                              .head = served_table(engine, engine->model.head)};
+    return (sp_served_table){
+        .struct_bytes = sizeof(sp_served_table),
+        .data = data,
+        .dtype = SP_DTYPE_BF16,
+        .rows = shape->vocab,
+        .hidden = shape->hidden,
+    };
 }
 
 static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, size_t n,
                                sp_error *error)
 {
+    const sp_served_table embed = served_table(engine, engine->model.embed);
+    const sp_served_table head = served_table(engine, engine->model.head);
     sp_layout_options options;
     int32_t rank = 0;
     sp_status status;
@@ -100,7 +102,8 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
     options.geometry = engine->model.geometry;
     options.rank = rank ? rank : DEFAULT_POOL_RANK;
     options.dtype = engine->options.precision;
-    options.served = served_tables(engine);
+    options.served_embed = &embed;
+    options.served_head = &head;
     return sp_layout_create(&options, &engine->layout, error);
 }
 
@@ -422,7 +425,7 @@ sp_status sp_engine_read_tensors(const sp_engine *engine, const char *name, cons
                                  sp_adapter **out_adapter, sp_error *error)
 {
     sp_adapter_options options;
-    sp_served_tables served;
+    sp_served_table embed, head;
     sp_status status;
 
     if (!engine)
@@ -430,10 +433,12 @@ sp_status sp_engine_read_tensors(const sp_engine *engine, const char *name, cons
     status = sp_engine_name_check(name, engine->base_name, error);
     if (status != SP_OK)
         return status;
-    served = served_tables(engine);
+    embed = served_table(engine, engine->model.embed);
+    head = served_table(engine, engine->model.head);
     options = adapter_options(engine);
     options.base_dir = NULL; /* the caller's string, which may be gone */
-    options.served = &served;
+    options.served_embed = &embed;
+    options.served_head = &head;
     options.name = name;
     return sp_adapter_from_tensors(config, config_bytes, views, n_views, &options, out_adapter,
                                    error);

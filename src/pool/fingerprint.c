@@ -72,8 +72,8 @@ static void add_slices(sp_sha256 *hash, const sp_layout *layout)
 
 static void add_served(sp_sha256 *hash, const sp_served_table *table)
 {
-    add_number(hash, table->data != NULL);
-    if (table->data == NULL)
+    add_number(hash, table != NULL);
+    if (table == NULL)
         return;
     add_number(hash, (uint64_t)table->dtype);
     add_number(hash, (uint64_t)table->rows);
@@ -83,7 +83,6 @@ static void add_served(sp_sha256 *hash, const sp_served_table *table)
 
 sp_status sp_layout_hash(const sp_layout *layout, sp_digest *out_fingerprint, sp_error *error)
 {
-    const sp_served_tables *served = sp_layout_served(layout);
     sp_sha256 *hash;
     sp_status status = sp_sha256_create(&hash);
 
@@ -96,8 +95,8 @@ sp_status sp_layout_hash(const sp_layout *layout, sp_digest *out_fingerprint, sp
     add_number(hash, (uint64_t)sp_layout_n_sites(layout));
     for (int32_t i = 0; i < sp_layout_n_sites(layout); i++)
         add_site(hash, sp_layout_geometry(layout), sp_layout_site_at(layout, i));
-    add_served(hash, &served->embed);
-    add_served(hash, &served->head);
+    add_served(hash, sp_layout_served(layout, SP_SITE_EMBEDDING));
+    add_served(hash, sp_layout_served(layout, SP_SITE_HEAD));
     add_slices(hash, layout);
     sp_sha256_finish(hash, out_fingerprint->bytes);
     return SP_OK;

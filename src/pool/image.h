@@ -71,7 +71,7 @@ void sp_image_memory_destroy(void *memory, sp_device *pinned); /* NULL is allowe
 
 /* As sp_overlay_build, in memory for the images of `device`. */
 sp_status sp_overlay_build_for(sp_device *device, const sp_adapter_table *tables, size_t n_tables,
-                               const sp_served_tables *served, sp_dtype dtype,
-                               sp_overlay **out_overlay, sp_error *error);
+                               const sp_served_table *embed, const sp_served_table *head,
+                               sp_dtype dtype, sp_overlay **out_overlay, sp_error *error);
 
 #endif

@@ -16,8 +16,8 @@ struct sp_layout {
     sp_geometry *geometry;
     sp_module_set modules;
     sp_dtype dtype;
-    sp_served_tables served;
-    sp_device *images_for; /* borrowed, or NULL */
+    sp_served_table embed, head; /* data NULL: not served */
+    sp_device *images_for;       /* borrowed, or NULL */
     int32_t rank_stride;
     int32_t n_sites;
     size_t slot_bytes;
@@ -254,6 +254,12 @@ static sp_status keep_row_maps(sp_layout *layout, sp_error *error)
     return SP_OK;
 }
 
+static sp_status read_served(const sp_served_table *from, sp_served_table *out, sp_error *error)
+{
+    *out = (sp_served_table){.struct_bytes = sizeof *out};
+    return from != NULL ? sp_struct_read(out, sizeof *out, from, "sp_served_table", error) : SP_OK;
+}
+
 sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_layout,
                            sp_error *error)
 {
@@ -274,12 +280,15 @@ sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_lay
     layout->slot_bytes = cursor.slot_bytes;
     layout->rank_stride = cursor.rank_stride;
     layout->dtype = own.dtype;
-    layout->served = own.served;
     layout->images_for = own.images_for;
     layout->modules = modules;
     layout->geometry = sp_geometry_retain(own.geometry);
     atomic_init(&layout->references, 1);
-    status = keep_row_maps(layout, error);
+    status = read_served(own.served_embed, &layout->embed, error);
+    if (status == SP_OK)
+        status = read_served(own.served_head, &layout->head, error);
+    if (status == SP_OK)
+        status = keep_row_maps(layout, error);
     if (status == SP_OK)
         status = sp_layout_hash(layout, &layout->fingerprint, error);
     if (status != SP_OK) {
@@ -346,9 +355,11 @@ sp_digest sp_layout_fingerprint(const sp_layout *layout)
     return layout->fingerprint;
 }
 
-const sp_served_tables *sp_layout_served(const sp_layout *layout)
+const sp_served_table *sp_layout_served(const sp_layout *layout, sp_site_kind kind)
 {
-    return &layout->served;
+    const sp_served_table *table = kind == SP_SITE_EMBEDDING ? &layout->embed : &layout->head;
+
+    return table->data != NULL ? table : NULL;
 }
 
 int32_t sp_layout_n_sites(const sp_layout *layout)

@@ -3,6 +3,9 @@
  * gets a source, by comparing the adapter's table with the served one, which reads both once; then
  * the rows that count are copied into one block. The tables themselves are not needed afterwards.
  */
+
+#include "pool/overlay.h"
+
 #include "base/alloc.h"
 #include "base/error.h"
 #include "kernels/kernels.h"
@@ -112,7 +115,7 @@ static sp_status fail_shape(const sp_adapter_table *table, const char *what,
 static sp_status check_table(const sp_adapter_table *table, const sp_served_table *served,
                              sp_error *error)
 {
-    if (!served->data || served->rows < 1 || served->hidden < 1)
+    if (!served || !served->data || served->rows < 1 || served->hidden < 1)
         return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", table_name(table), -1,
                        "replaced rows of %s cannot be held: the table is not served",
                        table_name(table));
@@ -337,12 +340,12 @@ static void free_plan(overlay_plan *plan)
 }
 
 static sp_status make_plan(const sp_adapter_table *tables, size_t n_tables,
-                           const sp_served_tables *served, sp_dtype dtype, overlay_plan *out_plan,
-                           sp_error *error)
+                           const sp_served_table *embed, const sp_served_table *head,
+                           sp_dtype dtype, overlay_plan *out_plan, sp_error *error)
 {
     sp_status status = SP_OK;
 
-    *out_plan = (overlay_plan){.embed.served = &served->embed, .head.served = &served->head};
+    *out_plan = (overlay_plan){.embed.served = embed, .head.served = head};
     for (size_t i = 0; i < n_tables && status == SP_OK; i++) {
         part_plan *part = tables[i].kind == SP_SITE_EMBEDDING ? &out_plan->embed : &out_plan->head;
 
@@ -358,28 +361,13 @@ static sp_status make_plan(const sp_adapter_table *tables, size_t n_tables,
     return status;
 }
 
-static sp_status check_build(const sp_adapter_table *tables, size_t n_tables,
-                             const sp_served_tables *served, sp_dtype dtype, sp_error *error)
-{
-    if (!served || (!tables && n_tables > 0))
-        return sp_fail_null(error, served ? "tables" : "served");
-    if (sp_dtype_bytes(dtype) == 0)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "dtype", -1, "dtype is %d, which no type has",
-                       (int)dtype);
-    return SP_OK;
-}
-
 sp_status sp_overlay_measure(const sp_adapter_table *tables, size_t n_tables,
-                             const sp_served_tables *served, sp_dtype dtype, size_t *out_bytes,
-                             sp_error *error)
+                             const sp_served_table *embed, const sp_served_table *head,
+                             sp_dtype dtype, size_t *out_bytes, sp_error *error)
 {
     overlay_plan plan;
-    sp_status status = check_build(tables, n_tables, served, dtype, error);
+    sp_status status = make_plan(tables, n_tables, embed, head, dtype, &plan, error);
 
-    if (status == SP_OK && !out_bytes)
-        status = sp_fail_null(error, "out_bytes");
-    if (status == SP_OK)
-        status = make_plan(tables, n_tables, served, dtype, &plan, error);
     if (status != SP_OK)
         return status;
     *out_bytes = plan.bytes;
@@ -388,12 +376,12 @@ sp_status sp_overlay_measure(const sp_adapter_table *tables, size_t n_tables,
 }
 
 sp_status sp_overlay_build_for(sp_device *device, const sp_adapter_table *tables, size_t n_tables,
-                               const sp_served_tables *served, sp_dtype dtype,
-                               sp_overlay **out_overlay, sp_error *error)
+                               const sp_served_table *embed, const sp_served_table *head,
+                               sp_dtype dtype, sp_overlay **out_overlay, sp_error *error)
 {
     overlay_plan plan;
     sp_overlay *overlay = NULL;
-    sp_status status = make_plan(tables, n_tables, served, dtype, &plan, error);
+    sp_status status = make_plan(tables, n_tables, embed, head, dtype, &plan, error);
 
     if (status != SP_OK)
         return status;
@@ -422,16 +410,10 @@ free_overlay:
 }
 
 sp_status sp_overlay_build(const sp_adapter_table *tables, size_t n_tables,
-                           const sp_served_tables *served, sp_dtype dtype, sp_overlay **out_overlay,
-                           sp_error *error)
+                           const sp_served_table *embed, const sp_served_table *head,
+                           sp_dtype dtype, sp_overlay **out_overlay, sp_error *error)
 {
-    sp_status status = check_build(tables, n_tables, served, dtype, error);
-
-    if (status == SP_OK && !out_overlay)
-        status = sp_fail_null(error, "out_overlay");
-    if (status != SP_OK)
-        return status;
-    return sp_overlay_build_for(NULL, tables, n_tables, served, dtype, out_overlay, error);
+    return sp_overlay_build_for(NULL, tables, n_tables, embed, head, dtype, out_overlay, error);
 }
 
 void sp_overlay_destroy(sp_overlay *overlay)

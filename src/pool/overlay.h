@@ -64,17 +64,17 @@ typedef struct sp_overlay {
  * the pool's, nearest even; with an F32 pool and a BF16 table served they stay BF16 where that
  * loses nothing, so that a row equal to the served one gives the served one's bits.
  * *out_overlay is owned by the caller (sp_overlay_destroy), and NULL when no row is replaced.
- * SP_ERR_UNSUPPORTED with `engine-unsupported`: a table of a module that is not served. What
+ * SP_ERR_UNSUPPORTED with `engine-unsupported`: a table of a module that is not served (NULL). What
  * sp_overlay_select returns. SP_ERR_MEMORY.
  */
 sp_status sp_overlay_build(const sp_adapter_table *tables, size_t n_tables,
-                           const sp_served_tables *served, sp_dtype dtype, sp_overlay **out_overlay,
-                           sp_error *error);
+                           const sp_served_table *embed, const sp_served_table *head,
+                           sp_dtype dtype, sp_overlay **out_overlay, sp_error *error);
 
 /* The bytes that sp_overlay_build would take, 0 when no row is replaced. */
 sp_status sp_overlay_measure(const sp_adapter_table *tables, size_t n_tables,
-                             const sp_served_tables *served, sp_dtype dtype, size_t *out_bytes,
-                             sp_error *error);
+                             const sp_served_table *embed, const sp_served_table *head,
+                             sp_dtype dtype, size_t *out_bytes, sp_error *error);
 
 void sp_overlay_destroy(sp_overlay *overlay); /* NULL is allowed */
 

@@ -37,8 +37,11 @@ sp_status sp_layout_measure_overlay(const sp_layout *layout, const sp_adapter *a
 
     if (layout == NULL || adapter == NULL)
         return sp_fail_null(error, layout != NULL ? "adapter" : "layout");
+    if (out_bytes == NULL)
+        return sp_fail_null(error, "out_bytes");
     n = list_tables(adapter, tables);
-    return sp_overlay_measure(tables, n, sp_layout_served(layout), sp_layout_dtype(layout),
+    return sp_overlay_measure(tables, n, sp_layout_served(layout, SP_SITE_EMBEDDING),
+                              sp_layout_served(layout, SP_SITE_HEAD), sp_layout_dtype(layout),
                               out_bytes, error);
 }
 
@@ -74,9 +77,9 @@ sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter, sp_
     status = pack_sites(layout, adapter, exec, &image, error);
     if (status != SP_OK)
         return status;
-    status = sp_overlay_build_for(sp_layout_images_for(layout), tables, n_tables,
-                                  sp_layout_served(layout), sp_layout_dtype(layout),
-                                  &image->overlay, error);
+    status = sp_overlay_build_for(
+        sp_layout_images_for(layout), tables, n_tables, sp_layout_served(layout, SP_SITE_EMBEDDING),
+        sp_layout_served(layout, SP_SITE_HEAD), sp_layout_dtype(layout), &image->overlay, error);
     if (status != SP_OK) {
         sp_image_destroy(image);
         return status;

@@ -87,8 +87,10 @@ static sp_status read_audit(sp_stage *stage, const sp_stage_options *options, sp
     audit->exec = NULL; /* which loader threads could not share */
     if (audit->geometry == NULL)
         audit->geometry = sp_layout_geometry(stage->layout);
-    if (audit->served == NULL && audit->base_dir == NULL)
-        audit->served = sp_layout_served(stage->layout);
+    if (audit->served_embed == NULL && audit->served_head == NULL && audit->base_dir == NULL) {
+        audit->served_embed = sp_layout_served(stage->layout, SP_SITE_EMBEDDING);
+        audit->served_head = sp_layout_served(stage->layout, SP_SITE_HEAD);
+    }
     if (audit->base_dir != NULL) {
         audit->base_dir = stage->base_dir = sp_strdup(audit->base_dir);
         if (stage->base_dir == NULL)

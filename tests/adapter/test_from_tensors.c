@@ -35,9 +35,14 @@ static char *receipt_of(const sp_adapter *adapter)
     return json;
 }
 
+/* The base's tables; data NULL: not served. */
+typedef struct served_pair {
+    sp_served_table embed, head;
+} served_pair;
+
 /* Slot bytes and replaced rows; true where the pool takes them. */
-static bool same_images(sp_geometry *geometry, const sp_served_tables *served,
-                        const sp_adapter *one, const sp_adapter *two)
+static bool same_images(sp_geometry *geometry, const served_pair *served, const sp_adapter *one,
+                        const sp_adapter *two)
 {
     sp_layout_options options;
     sp_layout *layout;
@@ -49,8 +54,8 @@ static bool same_images(sp_geometry *geometry, const sp_served_tables *served,
     options.geometry = geometry;
     options.modules = sp_adapter_pair_modules(one); /* 0: all linear ones */
     options.rank = 64;
-    if (served)
-        options.served = *served;
+    options.served_embed = served && served->embed.data ? &served->embed : NULL;
+    options.served_head = served && served->head.data ? &served->head : NULL;
     assert_ok(sp_layout_create(&options, &layout, &error), &error);
     status = sp_layout_pack(layout, one, NULL, &images[0], &error);
     assert_int_equal(sp_layout_pack(layout, two, NULL, &images[1], &error), status);
@@ -86,13 +91,16 @@ typedef struct model {
     char path[256];
     sp_geometry *geometry;
     golden *file;
-    sp_served_tables served;
+    served_pair served;
 } model;
 
 static sp_served_table table_of(const golden_tensor *tensor)
 {
-    return (sp_served_table){tensor->data, SP_DTYPE_BF16, (int32_t)tensor->shape[0],
-                             (int32_t)tensor->shape[1], false};
+    return (sp_served_table){.struct_bytes = sizeof(sp_served_table),
+                             .data = tensor->data,
+                             .dtype = SP_DTYPE_BF16,
+                             .rows = (int32_t)tensor->shape[0],
+                             .hidden = (int32_t)tensor->shape[1]};
 }
 
 static model open_model(const char *name)
@@ -147,7 +155,8 @@ static sp_status open_both(const model *m, const char *adapter, view_form form,
     file = golden_open(path);
     list = view_list_create(file, form);
     options.base_dir = NULL;
-    options.served = &m->served;
+    options.served_embed = &m->served.embed;
+    options.served_head = &m->served.head;
     status = sp_adapter_from_tensors(config, config_bytes, list->views, list->n, &options,
                                      out_memory, error);
     view_list_destroy(list);
@@ -213,6 +222,7 @@ static void architectures_are_the_same_from_memory(void **state)
         arch a = arch_open(arch_names[i / VIEW_FORMS]);
         view_list *list = view_list_create(a.adapter, (view_form)(i % VIEW_FORMS));
         sp_adapter *folder = arch_adapter(&a, SP_DTYPE_BF16), *memory;
+        const served_pair served = {.head = a.head};
         sp_adapter_options options;
         char path[640], *config;
         size_t config_bytes;
@@ -222,7 +232,7 @@ static void architectures_are_the_same_from_memory(void **state)
         assert_ok(sp_file_read_all(path, 1u << 20, &config, &config_bytes, &error), &error);
         sp_adapter_options_default(&options, sizeof options);
         options.geometry = a.geometry;
-        options.served = &a.served;
+        options.served_head = a.head.data ? &a.head : NULL;
         options.name = sp_adapter_name(folder);
         assert_ok(sp_adapter_from_tensors(config, config_bytes, list->views, list->n, &options,
                                           &memory, &error),
@@ -230,7 +240,7 @@ static void architectures_are_the_same_from_memory(void **state)
         view_list_destroy(list);
         sp_free(config);
         assert_same_adapters(folder, memory);
-        assert_true(same_images(a.geometry, &a.served, folder, memory));
+        assert_true(same_images(a.geometry, &served, folder, memory));
         sp_adapter_release(folder);
         sp_adapter_release(memory);
         arch_close(&a);
@@ -577,7 +587,7 @@ static void a_copied_head_is_held_against_the_served_one(void **state)
     sp_adapter_options options = toy_options();
     make_adapter *made = make_adapter_create();
     float table[TOY_VOCAB * TOY_HIDDEN];
-    sp_served_tables served = {.head = {table, SP_DTYPE_F32, TOY_VOCAB, TOY_HIDDEN, false}};
+    sp_served_table head = {sizeof head, table, SP_DTYPE_F32, TOY_VOCAB, TOY_HIDDEN, false};
     float *copy;
 
     (void)state;
@@ -589,16 +599,16 @@ static void a_copied_head_is_held_against_the_served_one(void **state)
                             TOY_HIDDEN);
     memcpy(copy, table, sizeof table);
     toy_refused(made, &options, "base-unavailable", "lm_head", "was not given", "no witness");
-    options.served = &served;
+    options.served_head = &head;
     options.base_dir = "/nonexistent"; /* which is not looked into */
     sp_adapter_release(toy_opened(made, &options));
     copy[77] += 0.5f;
     toy_refused(made, &options, "base-copy-differs", NULL, "row 9", "another base");
-    served.head.approximate = true;
+    head.approximate = true;
     toy_refused(made, &options, "base-copy-differs", NULL, "row 9", "more than noise");
     copy[77] -= 0.45f;
     sp_adapter_release(toy_opened(made, &options));
-    served.head.rows--;
+    head.rows--;
     toy_refused(made, &options, "base-unavailable", "lm_head", "shape", "of another shape");
     make_adapter_destroy(made);
     sp_geometry_release(options.geometry);

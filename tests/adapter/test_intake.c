@@ -292,14 +292,14 @@ static sp_intake *head_intake(const float *table)
 {
     static const char config[] = "{\"r\": 1, \"lora_alpha\": 4}";
     const site_dims sites[] = {{-1, SP_MODULE_LM_HEAD, COLS, ROWS}};
-    const sp_served_tables served = {.head = {table, SP_DTYPE_F32, ROWS, COLS, false}};
+    const sp_served_table served = {sizeof served, table, SP_DTYPE_F32, ROWS, COLS, false};
     sp_adapter_options options;
     sp_intake *intake;
     sp_error error;
 
     sp_adapter_options_default(&options, sizeof options);
     options.geometry = known_geometry(0, sites, 1);
-    options.served = &served;
+    options.served_head = &served;
     assert_ok(sp_intake_create(config, strlen(config), head_descs, 3, &options, &intake, &error),
               &error);
     sp_geometry_release(options.geometry); /* the intake has its own reference */

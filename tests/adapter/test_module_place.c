@@ -336,8 +336,7 @@ static void experts(void **state)
 static void tables_of_other_names(void **state)
 {
     static const uint16_t served[6 * 10];
-    const sp_served_tables tables = {
-        .embed = {.data = served, .dtype = SP_DTYPE_BF16, .rows = 6, .hidden = 10}};
+    const sp_served_table embed = {sizeof embed, served, SP_DTYPE_BF16, 6, 10, false};
     sp_geometry *geometry = gpt2();
     sp_adapter_options options = options_of(geometry);
     make_adapter *adapter = make_adapter_create();
@@ -345,7 +344,7 @@ static void tables_of_other_names(void **state)
     sp_adapter *opened;
 
     (void)state;
-    options.served = &tables;
+    options.served_embed = &embed;
     make_adapter_config_with(adapter, ", \"trainable_token_indices\": {\"wte\": [4, 1]}");
     make_adapter_add_random(adapter, PEFT "transformer.wte.token_adapter.trainable_tokens_delta", 2,
                             10, 3);

@@ -197,7 +197,7 @@ static void check(sp_status status, const sp_error *error, sp_adapter *adapter)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     static float head[16 * 8];
-    const sp_served_tables served = {.head = {head, SP_DTYPE_F32, 16, 8, false}};
+    const sp_served_table served = {sizeof served, head, SP_DTYPE_F32, 16, 8, false};
     cursor c = {data, bytes};
     fuzz_view own[VIEWS_MAX];
     sp_tensor_view views[VIEWS_MAX];
@@ -215,7 +215,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     options.geometry = flags & 1 ? NULL : geometry;
     options.allow_partial = flags & 2;
     options.allow_no_effect = flags & 4;
-    options.served = flags & 8 ? &served : NULL;
+    options.served_head = flags & 8 ? &served : NULL;
     options.rank_max = flags & 16 ? 2 : 0;
     while (n < VIEWS_MAX && c.left > 0) {
         all_there = next_view(&c, &own[n], &views[n]) && all_there;

@@ -17,7 +17,7 @@ static const site_dims turned[] = {
 };
 
 static sp_digest fingerprint_of(const site_dims *sites, size_t n, int32_t rank, sp_dtype dtype,
-                                const sp_served_tables *served)
+                                const sp_served_table *embed)
 {
     sp_layout_options options;
     sp_geometry *geometry;
@@ -30,8 +30,7 @@ static sp_digest fingerprint_of(const site_dims *sites, size_t n, int32_t rank, 
     options.geometry = geometry;
     options.rank = rank;
     options.dtype = dtype;
-    if (served != NULL)
-        options.served = *served;
+    options.served_embed = embed;
     assert_ok(sp_layout_create(&options, &layout, &error), &error);
     fingerprint = sp_layout_fingerprint(layout);
     sp_layout_release(layout);
@@ -62,7 +61,7 @@ static void it_is_the_hash_of_its_record(void **state)
 static void what_changes_an_image_changes_it(void **state)
 {
     const uint16_t data[1] = {0};
-    const sp_served_tables served = {.embed = {data, SP_DTYPE_BF16, 7, 6, false}};
+    const sp_served_table served = {sizeof served, data, SP_DTYPE_BF16, 7, 6, false};
     const sp_digest base = fingerprint_of(dims, 2, 8, SP_DTYPE_BF16, NULL);
     const sp_digest rank_5 = fingerprint_of(dims, 2, 5, SP_DTYPE_BF16, NULL);
     const sp_digest others[] = {

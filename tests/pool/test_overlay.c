@@ -38,7 +38,7 @@ static void start(tables *t)
     }
     for (int32_t i = 0; i < 4 * HIDDEN; i++)
         t->delta[i] = -1.0f - (float)i;
-    t->table = (sp_served_table){t->served, SP_DTYPE_BF16, VOCAB, HIDDEN, false};
+    t->table = (sp_served_table){sizeof t->table, t->served, SP_DTYPE_BF16, VOCAB, HIDDEN, false};
     t->adapter.full = (sp_factor){t->own, SP_DTYPE_F32, ROWS, HIDDEN, HIDDEN, 1};
     t->adapter.rows = ROWS;
 }
@@ -209,13 +209,14 @@ static float row_value(const sp_overlay *overlay, const sp_overlay_part *part, i
 
 static sp_overlay *build(const tables *t, sp_dtype dtype)
 {
-    const sp_served_tables served = {.embed = t->table, .head = t->table};
-    sp_overlay *overlay = (sp_overlay *)(void *)&served; /* must be replaced */
+    sp_overlay other, *overlay = &other; /* must be replaced */
     size_t bytes = 1;
     sp_error error;
 
-    assert_ok(sp_overlay_build(&t->adapter, 1, &served, dtype, &overlay, &error), &error);
-    assert_ok(sp_overlay_measure(&t->adapter, 1, &served, dtype, &bytes, &error), &error);
+    assert_ok(sp_overlay_build(&t->adapter, 1, &t->table, &t->table, dtype, &overlay, &error),
+              &error);
+    assert_ok(sp_overlay_measure(&t->adapter, 1, &t->table, &t->table, dtype, &bytes, &error),
+              &error);
     assert_int_equal(bytes, overlay ? overlay->bytes : 0);
     return overlay;
 }
@@ -270,14 +271,12 @@ static void nothing_replaced_is_no_image(void **state)
 static void two_tables_stand_apart(void **state)
 {
     sp_adapter_table list[2];
-    sp_served_tables served;
     sp_overlay *overlay;
     sp_error error = {0};
     tables t;
 
     (void)state;
     start(&t);
-    served = (sp_served_tables){.embed = t.table, .head = t.table};
     t.own[4 * HIDDEN] = 9.0f;
     list[0] = list[1] = t.adapter;
     list[1].kind = SP_SITE_HEAD;
@@ -286,7 +285,8 @@ static void two_tables_stand_apart(void **state)
     list[1].trainable = t.adapter.trainable;
     list[1].token_ids = t.ids;
     list[1].n_ids = 2;
-    assert_ok(sp_overlay_build(list, 2, &served, SP_DTYPE_BF16, &overlay, &error), &error);
+    assert_ok(sp_overlay_build(list, 2, &t.table, &t.table, SP_DTYPE_BF16, &overlay, &error),
+              &error);
     assert_int_equal(overlay->embed.n, 1);
     assert_int_equal(overlay->head.n, 2);
     assert_int_equal(ids_of(overlay, &overlay->embed)[0], 4);
@@ -295,7 +295,7 @@ static void two_tables_stand_apart(void **state)
     assert_int_equal(overlay->bytes, 6 * 256);
     sp_overlay_destroy(overlay);
     list[1].kind = SP_SITE_EMBEDDING;
-    assert_int_equal(sp_overlay_build(list, 2, &served, SP_DTYPE_BF16, &overlay, &error),
+    assert_int_equal(sp_overlay_build(list, 2, &t.table, &t.table, SP_DTYPE_BF16, &overlay, &error),
                      SP_ERR_REFUSED);
     assert_string_equal(error.code, "duplicate-tensor");
 }
@@ -304,19 +304,17 @@ static void every_failed_allocation_is_an_error(void **state)
 {
     size_t blocks = sp_alloc_blocks();
     sp_overlay *overlay = NULL;
-    sp_served_tables served;
     int n = 0;
     tables t;
 
     (void)state;
     start(&t);
     train(&t, 1, (int32_t[]){3});
-    served = (sp_served_tables){.embed = t.table};
     for (;; n++) {
         sp_status status;
 
         sp_alloc_fail_after(n);
-        status = sp_overlay_build(&t.adapter, 1, &served, SP_DTYPE_BF16, &overlay, NULL);
+        status = sp_overlay_build(&t.adapter, 1, &t.table, NULL, SP_DTYPE_BF16, &overlay, NULL);
         if (!sp_alloc_failed()) {
             sp_alloc_fail_after(-1);
             assert_int_equal(status, SP_OK);

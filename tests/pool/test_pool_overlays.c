@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/half.h"
 #include "pool/image.h"
+#include "pool/overlay.h"
 #include "support/faulty_device.h"
 #include "support/hand.h"
 
@@ -26,6 +27,7 @@ typedef struct world {
     sp_layout *layout;
     sp_device *device;
     sp_pool *pool;
+    sp_served_table table;
     uint16_t served[VOCAB * HIDDEN];
 } world;
 
@@ -41,7 +43,8 @@ static world *world_create(size_t budget)
     sp_layout_options_default(&layout_options, sizeof layout_options);
     layout_options.geometry = w->geometry;
     layout_options.rank = 8;
-    layout_options.served.embed = (sp_served_table){w->served, SP_DTYPE_BF16, VOCAB, HIDDEN, false};
+    w->table = (sp_served_table){sizeof w->table, w->served, SP_DTYPE_BF16, VOCAB, HIDDEN, false};
+    layout_options.served_embed = &w->table;
     assert_ok(sp_layout_create(&layout_options, &w->layout, &error), &error);
     assert_ok(sp_device_open("cpu", NULL, &w->device, NULL), NULL);
     sp_pool_options_default(&pool_options, sizeof pool_options);
@@ -84,9 +87,9 @@ static sp_image *make_image(const world *w, int32_t n, float value)
     hand_adapter_add(adapter, &dims, 8, 1.0f, SP_DTYPE_F32, &random);
     image = hand_pack(&pool, adapter);
     if (n > 0) {
-        assert_ok(sp_overlay_build(&table, 1, sp_layout_served(w->layout), SP_DTYPE_BF16,
-                                   &image->overlay, &error),
-                  &error);
+        assert_ok(
+            sp_overlay_build(&table, 1, &w->table, NULL, SP_DTYPE_BF16, &image->overlay, &error),
+            &error);
         image->bytes += sizeof *image->overlay + image->overlay->bytes;
     }
     sp_free(rows);

@@ -58,10 +58,11 @@ arch arch_open(const char *name)
     golden_path(file, a.folder, sizeof a.folder);
     head = golden_find(a.adapter, "%s", copy);
     if (head) /* there are no base weights: the copy itself is what it is held against */
-        a.served.head = (sp_served_table){.data = head->data,
-                                          .dtype = SP_DTYPE_BF16,
-                                          .rows = (int32_t)head->shape[0],
-                                          .hidden = (int32_t)head->shape[1]};
+        a.head = (sp_served_table){.struct_bytes = sizeof a.head,
+                                   .data = head->data,
+                                   .dtype = SP_DTYPE_BF16,
+                                   .rows = (int32_t)head->shape[0],
+                                   .hidden = (int32_t)head->shape[1]};
     return a;
 }
 
@@ -81,7 +82,7 @@ sp_adapter *arch_adapter(const arch *a, sp_dtype pool_dtype)
     sp_adapter_options_default(&options, sizeof options);
     options.geometry = a->geometry;
     options.pool_dtype = pool_dtype;
-    options.served = &a->served;
+    options.served_head = a->head.data ? &a->head : NULL;
     assert_ok(sp_adapter_open(a->folder, &options, &adapter, &error), &error);
     return adapter;
 }

@@ -18,8 +18,8 @@ typedef struct arch {
     sp_geometry *geometry; /* site i is row i of sites.json */
     int32_t n_sites;
     golden *adapter, *golden;
-    char folder[512]; /* of the adapter */
-    sp_served_tables served;
+    char folder[512];     /* of the adapter */
+    sp_served_table head; /* data NULL: none stands in for it */
 } arch;
 
 arch arch_open(const char *name);

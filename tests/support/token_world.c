@@ -12,6 +12,7 @@ static void create_pool(token_world *w, sp_test_random *random)
 {
     sp_layout_options layout_options;
     sp_pool_options pool_options;
+    sp_served_table table = {sizeof table, NULL, w->dtype, TOKEN_VOCAB, w->hidden, false};
     sp_error error;
 
     w->served = sp_calloc(TOKEN_VOCAB * (size_t)w->hidden, sp_dtype_bytes(w->dtype));
@@ -25,8 +26,8 @@ static void create_pool(token_world *w, sp_test_random *random)
     layout_options.rank = TOKEN_RANK;
     layout_options.dtype = w->dtype;
     layout_options.images_for = w->device;
-    layout_options.served.embed = layout_options.served.head =
-        (sp_served_table){w->served, w->dtype, TOKEN_VOCAB, w->hidden, false};
+    table.data = w->served;
+    layout_options.served_embed = layout_options.served_head = &table;
     assert_ok(sp_layout_create(&layout_options, &w->layout, &error), &error);
     if (w->device == NULL) {
         assert_ok(sp_device_open("cpu", NULL, &w->device, NULL), NULL);
@@ -67,8 +68,9 @@ static void add_overlay(token_world *w, int32_t slot, sp_image *image, sp_test_r
             .token_ids = ids,
             .n_ids = n,
         };
-    assert_ok(sp_overlay_build_for(w->device, tables, 2, sp_layout_served(w->layout), w->dtype,
-                                   &image->overlay, &error),
+    assert_ok(sp_overlay_build_for(
+                  w->device, tables, 2, sp_layout_served(w->layout, SP_SITE_EMBEDDING),
+                  sp_layout_served(w->layout, SP_SITE_HEAD), w->dtype, &image->overlay, &error),
               &error);
     image->bytes += sizeof *image->overlay + image->overlay->bytes;
     sp_free(rows);
