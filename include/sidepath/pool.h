@@ -52,7 +52,8 @@ typedef struct sp_layout_options {
     int32_t rank;          /* the pool's rank, 1 .. SP_POOL_RANK_MAX */
     sp_dtype dtype;        /* BF16; F32 in the checking mode; F16 where a host asks for it */
     /* What replaced rows are held against; their data is borrowed as long as the layout lives.
-     * NULL: not served, and such adapters are refused. With a tied head both are of one memory. */
+     * NULL: not served, and such adapters are refused. With a tied head both are of one memory,
+     * and only then. */
     const sp_served_table *served_embed, *served_head;
     sp_device *images_for;       /* host images lie in memory that this device copies from at full
                                     speed; borrowed as long as the layout and its images live. NULL:
@@ -65,7 +66,8 @@ typedef struct sp_layout_options {
 SP_API void sp_layout_options_default(sp_layout_options *out_options, size_t struct_bytes);
 
 /*
- * SP_ERR_ARGUMENT: a rank out of range, a module that the geometry lacks everywhere.
+ * SP_ERR_ARGUMENT: a rank out of range, a module that the geometry lacks everywhere, one table for
+ * both sides where the geometry's head is not tied.
  * SP_ERR_UNSUPPORTED: router or expert modules (they live in a pool of their own). Of slices, with
  * the slice's index as position: SP_ERR_ARGUMENT with `bad-slice` or `module-not-in-pool`,
  * SP_ERR_UNSUPPORTED with `slice-unsupported`: an embedding or a head.

@@ -260,6 +260,26 @@ static sp_status read_served(const sp_served_table *from, sp_served_table *out, 
     return from != NULL ? sp_struct_read(out, sizeof *out, from, "sp_served_table", error) : SP_OK;
 }
 
+/*
+ * One table for both sides is a tied head. A geometry that says otherwise would let trainable
+ * tokens replace the embedding's rows alone, which nothing later can see.
+ */
+static sp_status check_tied(const sp_layout *layout, sp_error *error)
+{
+    int32_t head = sp_geometry_find_kind(layout->geometry, SP_SITE_HEAD);
+    sp_site site = {.struct_bytes = sizeof site};
+
+    if (layout->head.data == NULL || layout->head.data != layout->embed.data || head < 0)
+        return SP_OK;
+    sp_geometry_site_at(layout->geometry, head, &site, NULL);
+    if (site.tied)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, "served_head", -1,
+                   "served_head is the memory of served_embed, and the geometry's head, %.200s, is "
+                   "not tied",
+                   site.path);
+}
+
 sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_layout,
                            sp_error *error)
 {
@@ -287,6 +307,8 @@ sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_lay
     status = read_served(own.served_embed, &layout->embed, error);
     if (status == SP_OK)
         status = read_served(own.served_head, &layout->head, error);
+    if (status == SP_OK)
+        status = check_tied(layout, error);
     if (status == SP_OK)
         status = keep_row_maps(layout, error);
     if (status == SP_OK)

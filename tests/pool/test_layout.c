@@ -302,9 +302,53 @@ static void every_failed_allocation_is_survived(void **state)
     assert_int_equal(sp_alloc_bytes(), before);
 }
 
+/* One memory for both tables is what a tied head is; the geometry must say so. */
+static void one_table_for_both_sides_is_a_tied_head(void **state)
+{
+    sp_site rows[] = {{.path = "model.embed_tokens", .kind = SP_SITE_EMBEDDING},
+                      {.path = "lm_head", .kind = SP_SITE_HEAD},
+                      {.path = "model.layers.0.self_attn.q_proj", .kind = SP_SITE_LINEAR}};
+    static const float data[2][4 * 4];
+    sp_served_table embed = {sizeof embed, data[0], SP_DTYPE_F32, 4, 4, false}, head = embed;
+    sp_layout *layout = NULL;
+    sp_error error;
+
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        rows[i].struct_bytes = sizeof rows[i];
+        rows[i].layer = i == 2 ? 0 : -1;
+        rows[i].expert = rows[i].group = -1;
+        rows[i].k_in = rows[i].n_out = 4;
+    }
+    for (int i = 0; i < 4; i++) {
+        sp_layout_options options;
+        bool is_same = i & 1, is_tied = i & 2;
+
+        rows[1].tied = is_tied;
+        head.data = data[!is_same];
+        sp_layout_options_default(&options, sizeof options);
+        assert_ok(sp_geometry_create(rows, 3, &options.geometry, &error), &error);
+        options.rank = 8;
+        options.served_embed = &embed;
+        options.served_head = &head;
+        if (is_same && !is_tied) {
+            assert_int_equal(sp_layout_create(&options, &layout, &error), SP_ERR_ARGUMENT);
+            assert_string_equal(error.subject, "served_head");
+            assert_non_null(strstr(error.text, "lm_head"));
+            assert_null(layout);
+        } else {
+            assert_ok(sp_layout_create(&options, &layout, &error), &error);
+            sp_layout_release(layout);
+            layout = NULL;
+        }
+        sp_geometry_release(options.geometry);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_table_for_both_sides_is_a_tied_head),
         cmocka_unit_test(known_hybrids_have_the_known_bytes),
         cmocka_unit_test(offsets_are_those_computed_by_hand),
         cmocka_unit_test(head_and_embeddings_come_first_when_asked_for),

@@ -12,10 +12,11 @@ static void create_pool(token_world *w, sp_test_random *random)
 {
     sp_layout_options layout_options;
     sp_pool_options pool_options;
-    sp_served_table table = {sizeof table, NULL, w->dtype, TOKEN_VOCAB, w->hidden, false};
+    sp_served_table embed = {sizeof embed, NULL, w->dtype, TOKEN_VOCAB, w->hidden, false}, head;
+    size_t table_bytes = TOKEN_VOCAB * (size_t)w->hidden * sp_dtype_bytes(w->dtype);
     sp_error error;
 
-    w->served = sp_calloc(TOKEN_VOCAB * (size_t)w->hidden, sp_dtype_bytes(w->dtype));
+    w->served = sp_calloc(2, table_bytes); /* the embedding, and a head of its own with its rows */
     assert_non_null(w->served);
     for (int64_t i = 0; i < TOKEN_VOCAB * w->hidden; i++)
         hand_store(w->dtype, w->served, i, (double)sp_test_float(random));
@@ -26,8 +27,12 @@ static void create_pool(token_world *w, sp_test_random *random)
     layout_options.rank = TOKEN_RANK;
     layout_options.dtype = w->dtype;
     layout_options.images_for = w->device;
-    table.data = w->served;
-    layout_options.served_embed = layout_options.served_head = &table;
+    memcpy((char *)w->served + table_bytes, w->served, table_bytes);
+    head = embed;
+    embed.data = w->served;
+    head.data = (char *)w->served + table_bytes;
+    layout_options.served_embed = &embed;
+    layout_options.served_head = &head;
     assert_ok(sp_layout_create(&layout_options, &w->layout, &error), &error);
     if (w->device == NULL) {
         assert_ok(sp_device_open("cpu", NULL, &w->device, NULL), NULL);
