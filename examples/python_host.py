@@ -21,17 +21,17 @@ ffi.cdef("""
     typedef struct { int status; const char *code; char subject[256]; int64_t position;
                      char text[512]; } sp_error;
     const char *sp_status_name(int status);
-    typedef struct { const void *data; int dtype; int32_t rows, hidden; bool approximate;
-        } sp_served_table;
-    typedef struct { sp_served_table embed, head; } sp_served_tables;
+    typedef struct { size_t struct_bytes; const void *data; int dtype; int32_t rows, hidden;
+        bool approximate; } sp_served_table;
     typedef struct { size_t struct_bytes; void *geometry; const char *name;
         int32_t rank_max, expert_rank_max; bool experts_off, allow_partial, allow_no_effect,
         allow_unknown_fields, allow_base_changing_init; int pool_dtype; const char *base_dir;
-        int expert_layout; void *exec; const sp_served_tables *served; } sp_adapter_options;
+        int expert_layout; void *exec; const sp_served_table *served_embed, *served_head;
+        } sp_adapter_options;
     typedef struct { size_t struct_bytes; const char *path, *module; int kind;
         int32_t layer, expert, k_in, n_out, group; bool tied; } sp_site;
     typedef struct { size_t struct_bytes; void *geometry; uint64_t modules; int32_t rank; int dtype;
-        sp_served_tables served; void *images_for; } sp_layout_options;
+        const sp_served_table *served_embed, *served_head; } sp_layout_options;
     typedef struct { size_t struct_bytes; void *layout, *device; int32_t slots;
         size_t overlay_bytes; } sp_pool_options;
     typedef struct { size_t struct_bytes; void *pool, *exec; int32_t rows_max;
@@ -120,6 +120,11 @@ def struct(name, **fields):
     return out
 
 
+def served(weight):
+    return struct("sp_served_table", data=pointer(weight), dtype=DTYPES[weight.dtype],
+                  rows=weight.shape[0], hidden=weight.shape[1])
+
+
 def pointer(tensor):
     return ffi.cast("void *", tensor.data_ptr())
 
@@ -151,8 +156,11 @@ class Host:
         self.model, self.names, self.plans, self.watch = model, None, {}, None
         self.embed, self.head = model.get_input_embeddings(), model.get_output_embeddings()
         self.dtype = DTYPES[self.embed.weight.dtype]
-        tables = [(pointer(w), self.dtype, *w.shape) for w in (self.embed.weight, self.head.weight)]
-        self.served = ffi.new("sp_served_tables *", tables)
+        # An embedding that scales what it gathers is left out, and so are adapters of it.
+        self.has_embed = type(self.embed) is torch.nn.Embedding
+        self.served = {"served_head": served(self.head.weight)}
+        if self.has_embed:
+            self.served["served_embed"] = served(self.embed.weight)
         self.geometry = self._describe()
         opened = {name: self._open(path) for name, path in adapters.items()}
         self._make_pool(list(opened.values()))
@@ -183,8 +191,7 @@ class Host:
         """A row for each place of the text model that an adapter may name; hooks where it can."""
         decoder, rows, self.sites = self.model.get_decoder(), [], {}
         inside = {id(module) for module in decoder.modules()}
-        plain = type(self.embed) is torch.nn.Embedding  # others scale what they have gathered
-        tied = plain and self.embed.weight.data_ptr() == self.head.weight.data_ptr()
+        tied = self.has_embed and self.embed.weight.data_ptr() == self.head.weight.data_ptr()
         for path, module in self.model.named_modules():
             numbers = [int(word) for word in path.split(".") if word.isdigit()]
             layer = numbers[0] if numbers else -1
@@ -193,7 +200,7 @@ class Host:
             elif id(module) not in inside:
                 continue
             elif module is self.embed:
-                if not plain:
+                if not self.has_embed:
                     continue
                 sites = [(path, EMBEDDING, -1, -1, *module.weight.shape, False)]
             elif isinstance(module, (torch.nn.Linear, Conv1D)) and len(numbers) == 1:
@@ -212,14 +219,14 @@ class Host:
 
     def _open(self, path):
         settings = struct("sp_adapter_options", geometry=self.geometry, pool_dtype=self.dtype,
-                           served=self.served)
+                          **self.served)
         return made(sp.sp_adapter_open, os.fsencode(path), settings)
 
     def _make_pool(self, opened):
         self.device = made(sp.sp_device_open, b"cpu", ffi.NULL)
         self.exec = made(sp.sp_exec_create, struct("sp_exec_options"))
-        layout = struct("sp_layout_options", geometry=self.geometry, dtype=self.dtype, rank=1)
-        layout.served = self.served[0]
+        layout = struct("sp_layout_options", geometry=self.geometry, dtype=self.dtype, rank=1,
+                        **self.served)
         for adapter in opened:
             layout.rank = max(layout.rank, sp.sp_adapter_rank_max(adapter))
             layout.modules |= sp.sp_adapter_pair_modules(adapter)
