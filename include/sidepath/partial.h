@@ -7,9 +7,11 @@
  * that part out in FP32, the host adds the parts of all ranks in rank order, and every rank that
  * needs y goes on from the sum:
  *
- *     part of rank p   Σ x·A over its columns, FP32 from +0, in the order of the level for so many
- * k xa               T(((part 0 + part 1) + part 2) + ...), FP32 additions, one rounding delta, y
- * as sp_delta_apply
+ *     part of rank p   FP32 sum of x · A over its columns, from +0, in the level's order
+ *
+ *     xa               T(((part 0 + part 1) + part 2) + ...): FP32 additions, then one rounding
+ *
+ *     delta, y         as in sp_delta_apply
  *
  * These are the bits of a row whatever else is in the step, as everywhere, for one number of ranks:
  * other cuts of the columns may give others. A sum in another order, such as an all-reduce that

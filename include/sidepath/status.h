@@ -32,7 +32,7 @@ extern "C" {
     X(SP_OK, 0, "ok")                                                         \
     X(SP_PENDING, 1, "started, not finished")                                 \
     X(SP_AGAIN, 2, "nothing to do now, ask again")                            \
-    X(SP_BUSY, 3, "still in use, goes on behind this call")                   \
+    X(SP_BUSY, 3, "still in use, ends after this call")                       \
     X(SP_POOL_FULL, 4, "no adapter slot is free now")                         \
     X(SP_ERR_ARGUMENT, -1, "an argument is out of its range")                 \
     X(SP_ERR_STATE, -2, "the object is not in a state that allows this call") \
