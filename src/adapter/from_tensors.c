@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "base/grow.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define PIECE_BYTES ((size_t)256 << 10)
@@ -43,6 +44,27 @@ static sp_status bad_stride(const sp_tensor_view *view, int32_t dim, int64_t str
                    (long long)stride, (int)dim, what);
 }
 
+/* Of a device that is called "cuda:N". */
+static int32_t gpu_number(const sp_device *device)
+{
+    const char *colon = strchr(sp_device_name(device), ':');
+
+    return colon ? (int32_t)strtol(colon + 1, NULL, 10) : 0;
+}
+
+static sp_status check_gpu(const sp_tensor_view *view, const sp_device *device, sp_error *error)
+{
+    if (!device || sp_device_get_kind(device) != SP_DEVICE_CUDA)
+        return bad_view(view, "device_kind", "is on a GPU, and the options name none in views_on",
+                        error);
+    if (view->device_index == gpu_number(device))
+        return SP_OK;
+    return sp_fail(error, SP_ERR_ARGUMENT, NULL, "device_index", view->device_index,
+                   "the view of %.200s is on GPU %d, and views_on is %s: copy it there, or open "
+                   "that GPU",
+                   view->name, (int)view->device_index, sp_device_name(device));
+}
+
 static sp_status check_device(const sp_tensor_view *view, const sp_device *device, sp_error *error)
 {
     switch (view->device_kind) {
@@ -52,10 +74,7 @@ static sp_status check_device(const sp_tensor_view *view, const sp_device *devic
         return SP_OK;
     case SP_VIEW_CUDA:
     case SP_VIEW_CUDA_MANAGED:
-        if (device && sp_device_get_kind(device) == SP_DEVICE_CUDA)
-            return SP_OK;
-        return bad_view(view, "device_kind", "is on a GPU, and the options name none in views_on",
-                        error);
+        return check_gpu(view, device, error);
     default:
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "device_kind", view->device_kind,
                        "the view of %.200s is on a device of kind %d, which cannot be read",

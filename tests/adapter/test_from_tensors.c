@@ -635,7 +635,7 @@ static void views_of_device_memory(void **state)
     sp_device *device;
     sp_device_ops ops;
     held *h = hold();
-    sp_adapter *host, *memory = NULL;
+    sp_adapter *host, *memory = NULL, *again = NULL;
     sp_error error;
 
     (void)state;
@@ -657,10 +657,18 @@ static void views_of_device_memory(void **state)
     reads_left = 0;
     refused(h, &options, SP_ERR_DEVICE, "", "could not be copied");
     reads_left = -1;
+    h->views[1].device_index = 1;
+    refused(h, &options, SP_ERR_ARGUMENT, "", "is on GPU 1");
+    memcpy(device->name, "cuda:1", sizeof "cuda:1");
+    refused(h, &options, SP_ERR_ARGUMENT, "", "is on GPU 0, and views_on is cuda:1");
+    h->views[0].device_index = 1;
+    assert_ok(from_held(h, &options, &again, &error), &error);
+    assert_same_adapters(host, again);
     device->ops = cpu_ops;
     refused(h, &options, SP_ERR_ARGUMENT, "", "views_on"); /* the CPU is no GPU */
     sp_adapter_release(host);
     sp_adapter_release(memory);
+    sp_adapter_release(again);
     sp_device_close(device);
     sp_free(h);
     sp_geometry_release(options.geometry);
