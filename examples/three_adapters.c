@@ -70,8 +70,7 @@ static sp_plan *make_plan(const sp_pool *pool, const sp_slot_handle *handles)
     sp_plan *plan;
 
     for (int i = 0; i < N_ROWS; i++) {
-        spans[i] = (sp_route_span){.struct_bytes = sizeof spans[i], .n_rows = 1, .scale = 1};
-        spans[i].handle.slot = SP_SLOT_BASE;
+        sp_route_span_default(&spans[i], sizeof spans[i]);
         if (row_adapter[i] >= 0)
             spans[i].handle = handles[row_adapter[i]];
     }

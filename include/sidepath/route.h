@@ -66,6 +66,9 @@ typedef struct sp_route_span {
     float scale;           /* request scale, finite, 0 .. 16; 0 means base, exactly */
 } sp_route_span;
 
+/* One row of the base, with scale 1: a span that sets its handle alone runs its adapter. */
+SP_API void sp_route_span_default(sp_route_span *out_span, size_t struct_bytes);
+
 /*
  * Builds the plan of one step from spans in row order, each with the struct_bytes of the first;
  * rows beyond the last span up to padded_rows are pads (slot -1); a padded_rows below the spans'

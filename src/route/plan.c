@@ -233,10 +233,22 @@ static sp_status check_version(const sp_pool *pool, sp_slot_handle handle, int32
                    (int)index, why.text);
 }
 
+void sp_route_span_default(sp_route_span *out_span, size_t struct_bytes)
+{
+    const sp_route_span defaults = {
+        .struct_bytes = sizeof defaults,
+        .handle = {.slot = SP_SLOT_BASE},
+        .n_rows = 1,
+        .scale = 1.0f,
+    };
+
+    sp_struct_default(out_span, struct_bytes, &defaults, sizeof defaults);
+}
+
 static sp_status read_span(const sp_route_span *spans, int32_t index, sp_route_span *out,
                            sp_error *error)
 {
-    *out = (sp_route_span){.struct_bytes = sizeof *out};
+    sp_route_span_default(out, sizeof *out);
     return sp_struct_read_at(out, sizeof *out, spans, (size_t)index, "sp_route_span", error);
 }
 

@@ -1038,6 +1038,7 @@ DEFAULT(sp_adapter_options)
 DEFAULT(sp_receipt_options)
 DEFAULT(sp_layout_options)
 DEFAULT(sp_pool_options)
+DEFAULT(sp_route_span)
 DEFAULT(sp_delta_options)
 DEFAULT(sp_delta_single_options)
 DEFAULT(sp_stage_options)
@@ -1063,6 +1064,7 @@ static const defaults all_defaults[] = {
     DEFAULTS(sp_receipt_options, slot_bytes),
     DEFAULTS(sp_layout_options, n_slices),
     DEFAULTS(sp_pool_options, overlay_bytes),
+    DEFAULTS(sp_route_span, scale),
     DEFAULTS(sp_engine_options, weights_copy),
     DEFAULTS(sp_request, keep_special),
     DEFAULTS(sp_engine_load, pinned),

@@ -370,6 +370,28 @@ static void spans_have_the_callers_size(void **state)
     assert_string_equal(error.subject, "sp_route_span");
 }
 
+/* A span that says nothing of its scale must not fall to the base, which is what 0 means. */
+static void a_span_without_a_scale_runs_its_adapter(void **state)
+{
+    fixture *f = *state;
+    struct older {
+        size_t struct_bytes;
+        sp_slot_handle handle;
+        int32_t n_rows;
+    } older = {offsetof(sp_route_span, scale), f->handles[1], 2};
+    sp_route_span span;
+
+    sp_route_span_default(&span, sizeof span);
+    build(f, &span, 1, 0);
+    expect_ints(sp_plan_get(f->plan)->seq_slot, (int32_t[]){SP_SLOT_BASE}, 1);
+    span.handle = f->handles[1];
+    build(f, &span, 1, 0);
+    expect_ints(sp_plan_get(f->plan)->seq_slot, (int32_t[]){1}, 1);
+    build(f, (const sp_route_span *)&older, 1, 0);
+    expect_ints(sp_plan_get(f->plan)->seq_slot, (int32_t[]){1, 1}, 2);
+    assert_true(sp_plan_get(f->plan)->row_scale[1] == 1.0f);
+}
+
 static void building_does_not_allocate(void **state)
 {
     fixture *f = *state;
@@ -395,6 +417,7 @@ int main(void)
         WITH_POOL(a_plan_is_of_one_pool),
         WITH_POOL(a_plan_ends_with_its_versions),
         WITH_POOL(a_plan_ends_when_its_slot_is_loaded_anew),
+        WITH_POOL(a_span_without_a_scale_runs_its_adapter),
         WITH_POOL(a_selection_has_the_rows_of_its_plan),
         WITH_POOL(a_bad_selection_changes_nothing),
         WITH_POOL(spans_have_the_callers_size),
