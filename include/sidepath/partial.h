@@ -7,7 +7,8 @@
  * that part out in FP32, the host adds the parts of all ranks in rank order, and every rank that
  * needs y goes on from the sum:
  *
- *     part of rank p   FP32 sum of x · A over its columns, from +0, in the level's order
+ *     part of rank p   FP32 sum of x · A over its columns, from +0, in the order that the backend
+ *                      has, and on the CPU its level, for so many columns
  *
  *     xa               T(((part 0 + part 1) + part 2) + ...): FP32 additions, then one rounding
  *
@@ -16,6 +17,8 @@
  * These are the bits of a row whatever else is in the step, as everywhere, for one number of ranks:
  * other cuts of the columns may give others. A sum in another order, such as an all-reduce that
  * does not fix one, does not keep the promise; gather the parts and add them.
+ * On a GPU all pointers are device memory, the step began with sp_delta_upload and sp_delta_start
+ * or with sp_plan_from_device, and a call only enqueues and may be captured, as in delta.h.
  * docs/SLICES.md has the whole picture.
  */
 #ifndef SIDEPATH_PARTIAL_H
@@ -41,12 +44,13 @@ typedef struct sp_delta_partial {
 /* Sites that share x. */
 typedef struct sp_delta_partial_call {
     size_t struct_bytes;
-    const sp_plan *plan;
-    const void *x;    /* [n_rows, k_in of the slice]; x is for sp_delta_shrink_partial alone */
-    int64_t x_stride; /* elements between rows, >= k_in */
-    sp_dtype x_type;  /* the pool's dtype, or F32 (options.x_f32): rounded first */
+    const sp_plan *plan; /* NULL: the rows of the last sp_plan_from_device */
+    const void *x;       /* [n_rows, k_in of the slice]; x is for sp_delta_shrink_partial alone */
+    int64_t x_stride;    /* elements between rows, >= k_in */
+    sp_dtype x_type;     /* the pool's dtype, or F32 (options.x_f32): rounded first */
     const sp_delta_partial *sites; /* [n_sites], each with the struct_bytes of the first */
     int32_t n_sites;
+    sp_stream *stream; /* GPU: NULL is the main one. Not used on the CPU */
 } sp_delta_partial_call;
 
 /*
@@ -57,7 +61,7 @@ typedef struct sp_delta_partial_call {
  * SP_ERR_STATE: what sp_plan_check says of the plan. SP_ERR_STRIDE: x_stride < k_in, xa_stride < R.
  * SP_ERR_ARGUMENT: no such site, sites whose k_in differ, an embedding or a head, something
  * missing, an x of another type, a plan of more than rows_max rows. SP_ERR_UNSUPPORTED: an FP32 x
- * without x_f32; with `engine-unsupported`: on a GPU.
+ * without x_f32. SP_ERR_STATE, GPU: another number of rows than was started. SP_ERR_DEVICE.
  */
 SP_API sp_status sp_delta_shrink_partial(sp_delta *delta, const sp_delta_partial_call *call,
                                          sp_error *error);

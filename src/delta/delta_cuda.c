@@ -528,6 +528,64 @@ sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, s
     return status == SP_OK ? sp_delta_gpu_expand(gpu, call, error) : status;
 }
 
+/* ---- parts --------------------------------------------------------------------------------- */
+
+static sp_status take_parts(sp_delta_gpu *gpu, const sp_cuda_group *group,
+                            const sp_cuda_parts *parts, void *native, sp_error *error)
+{
+    note_kernel(gpu, native);
+    return launched(gpu, gpu->kernels.take_parts(gpu->number, group, parts, native),
+                    "taking a part of xa", error);
+}
+
+sp_status sp_delta_gpu_shrink_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *call,
+                                    const sp_cuda_parts *parts, sp_error *error)
+{
+    sp_status status = sp_delta_gpu_shrink(gpu, call, error);
+    sp_cuda_group group;
+
+    if (status != SP_OK)
+        return status;
+    set_group(gpu, call, &group);
+    return take_parts(gpu, &group, parts, native_of(gpu, call->stream), error);
+}
+
+/* Of one input and so of one plane: the sums are all there is to add. */
+sp_status sp_delta_gpu_expand_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *call,
+                                    const sp_cuda_parts *parts, sp_error *error)
+{
+    void *native = native_of(gpu, call->stream);
+    sp_cuda_group group;
+    sp_status status;
+
+    set_group(gpu, call, &group);
+    group.k_in = 1;
+    note_kernel(gpu, native);
+    status = launched(gpu, gpu->kernels.give_parts(gpu->number, &group, parts, native),
+                      "giving a sum of parts", error);
+    if (status != SP_OK)
+        return status;
+    return launched(gpu, gpu->kernels.expand(gpu->number, &group, native), "launching an expand",
+                    error);
+}
+
+sp_status sp_delta_gpu_clear_part(sp_delta_gpu *gpu, int32_t n_rows, const sp_cuda_parts *parts,
+                                  sp_stream *stream, sp_error *error)
+{
+    const sp_cuda_group none = {
+        .type = gpu->type,
+        .n_rows = n_rows,
+        .n_slots = gpu->n_slots,
+        .n_sites = 1,
+        .k_in = 1,
+        .rank_stride = gpu->rank_stride,
+        .plan = gpu->scratch.plan,
+        .planes = gpu->scratch.planes,
+    };
+
+    return take_parts(gpu, &none, parts, native_of(gpu, stream), error);
+}
+
 /* ---- tokens -------------------------------------------------------------------------------- */
 
 sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_table *table,

@@ -82,6 +82,18 @@ sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, 
 sp_status sp_delta_gpu_expand(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error);
 sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error);
 
+/*
+ * The halves with xa in the caller's device memory between them: the sums of the shrink into
+ * parts, and an expand that goes on from there; parts are of the call's sites. clear_part fills
+ * the first of parts, which the pool has no site for, with zeros.
+ */
+sp_status sp_delta_gpu_shrink_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *call,
+                                    const sp_cuda_parts *parts, sp_error *error);
+sp_status sp_delta_gpu_expand_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *call,
+                                    const sp_cuda_parts *parts, sp_error *error);
+sp_status sp_delta_gpu_clear_part(sp_delta_gpu *gpu, int32_t n_rows, const sp_cuda_parts *parts,
+                                  sp_stream *stream, sp_error *error);
+
 /* ---- tokens -------------------------------------------------------------------------------- */
 
 /* A site whose rows are a table of tokens. */

@@ -1,6 +1,7 @@
 /*
- * partial.c: the halves of a delta with xa in the host's hands between them. The same job as in
- * delta.c runs, but for its other half; so where there is one rank the bits are the same.
+ * partial.c: the halves of a delta with xa in the host's hands between them. On the CPU the same
+ * job as in delta.c runs, but for its other half; on a GPU the same shrink and expand, with a
+ * launch between them that takes or gives xa. So where there is one rank the bits are the same.
  */
 #include "base/error.h"
 #include "base/grow.h"
@@ -14,7 +15,7 @@
 typedef struct partial_call {
     sp_delta *delta;
     sp_delta_partial_call args;
-    const sp_plan_view *view;
+    const sp_plan_view *view; /* not used on a GPU */
     int32_t n_rows;
     sp_lora_half half;
     int32_t k_in; /* of the first site that the pool holds; 0: of none yet */
@@ -120,10 +121,9 @@ static sp_status begin(sp_delta *delta, const sp_delta_partial_call *from, sp_lo
         status = sp_delta_missing("delta", error);
     if (status != SP_OK)
         return status;
-    if (delta->gpu != NULL)
-        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "cuda", -1,
-                       "parts of sums are taken on the CPU alone");
     status = sp_delta_rows_of(delta, call->args.plan, &call->view, &call->n_rows, error);
+    if (status == SP_OK && delta->gpu != NULL)
+        status = sp_delta_gpu_check_rows(delta->gpu, call->n_rows, error);
     if (status == SP_OK)
         status = check_sites(call, error);
     if (status == SP_OK && half == SP_LORA_SHRINK)
@@ -133,7 +133,7 @@ static sp_status begin(sp_delta *delta, const sp_delta_partial_call *from, sp_lo
 
 /* ---- running ------------------------------------------------------------------------------- */
 
-/* Sites of one job. */
+/* Sites of one job or launch. */
 typedef struct partial_group {
     int32_t n;
     int32_t places[SP_LORA_GROUP_MAX]; /* in the layout */
@@ -165,7 +165,7 @@ static void add_segments(const partial_call *call, const partial_group *group, s
     }
 }
 
-static void run_group(const partial_call *call, const partial_group *group)
+static void run_on_cpu(const partial_call *call, const partial_group *group)
 {
     const sp_delta *delta = call->delta;
     sp_lora_job job = {
@@ -195,37 +195,93 @@ static void run_group(const partial_call *call, const partial_group *group)
     sp_lora_job_finish(&job);
 }
 
-static void clear_xa(const partial_call *call, const sp_delta_partial *site)
+static sp_status run_on_gpu(const partial_call *call, const partial_group *group, sp_error *error)
+{
+    sp_delta_gpu_call own = {
+        .n_rows = call->n_rows,
+        .k_in = call->k_in,
+        .x = call->args.x,
+        .x_stride = call->args.x_stride,
+        .x_type = call->args.x_type,
+        .stream = call->args.stream,
+    };
+    sp_cuda_parts parts = {.xa = {NULL}};
+
+    for (int32_t t = 0; t < group->n; t++) {
+        const sp_delta_partial *site = &group->sites[t];
+        const sp_delta_output output = {
+            .struct_bytes = sizeof output,
+            .site = site->site,
+            .y = site->y,
+            .y_stride = site->y_stride,
+            .y_type = site->y_type,
+        };
+
+        sp_delta_gpu_call_add(&own, group->places[t], &output);
+        parts.xa[t] = site->xa;
+        parts.xa_stride[t] = site->xa_stride;
+    }
+    if (call->half == SP_LORA_SHRINK)
+        return sp_delta_gpu_shrink_parts(call->delta->gpu, &own, &parts, error);
+    return sp_delta_gpu_expand_parts(call->delta->gpu, &own, &parts, error);
+}
+
+static sp_status run_group(const partial_call *call, const partial_group *group, sp_error *error)
+{
+    if (group->n == 0)
+        return SP_OK;
+    if (call->delta->gpu != NULL)
+        return run_on_gpu(call, group, error);
+    run_on_cpu(call, group);
+    return SP_OK;
+}
+
+/* Zeros in every row of a site's xa. */
+static sp_status clear_xa(const partial_call *call, const sp_delta_partial *site, sp_error *error)
 {
     size_t bytes = (size_t)sp_layout_rank_stride(call->delta->layout) * sizeof *site->xa;
 
+    if (call->delta->gpu != NULL) {
+        const sp_cuda_parts part = {.xa = {site->xa}, .xa_stride = {site->xa_stride}};
+
+        return sp_delta_gpu_clear_part(call->delta->gpu, call->n_rows, &part, call->args.stream,
+                                       error);
+    }
     for (int32_t row = 0; row < call->n_rows; row++)
         memset(site->xa + row * site->xa_stride, 0, bytes);
+    return SP_OK;
+}
+
+/* The CPU writes only the sums that there are; a GPU's launch all of a site that the pool holds. */
+static bool wants_zeros(const partial_call *call, int32_t place)
+{
+    return call->half == SP_LORA_SHRINK && (place < 0 || call->delta->gpu == NULL);
 }
 
 /* Sites that the pool does not hold, or that a lever leaves out, drop out here. */
-static void run(const partial_call *call)
+static sp_status run(const partial_call *call, sp_error *error)
 {
     partial_group group = {.n = 0};
+    sp_status status = SP_OK;
 
     sp_delta_end_round(call->delta);
-    for (int32_t i = 0; i < call->args.n_sites; i++) {
+    for (int32_t i = 0; i < call->args.n_sites && status == SP_OK; i++) {
         sp_delta_partial *site = &group.sites[group.n];
+        int32_t place;
 
         (void)read_site(call, i, site, NULL);
-        if (call->half == SP_LORA_SHRINK)
-            clear_xa(call, site);
-        group.places[group.n] =
-            call->delta->no_apply ? -1 : sp_delta_site_of(call->delta, site->site);
-        if (group.places[group.n] < 0)
+        place = call->delta->no_apply ? -1 : sp_delta_site_of(call->delta, site->site);
+        if (wants_zeros(call, place))
+            status = clear_xa(call, site, error);
+        if (status != SP_OK || place < 0)
             continue;
+        group.places[group.n] = place;
         if (++group.n == SP_LORA_GROUP_MAX) {
-            run_group(call, &group);
+            status = run_group(call, &group, error);
             group.n = 0;
         }
     }
-    if (group.n > 0)
-        run_group(call, &group);
+    return status == SP_OK ? run_group(call, &group, error) : status;
 }
 
 sp_status sp_delta_shrink_partial(sp_delta *delta, const sp_delta_partial_call *call,
@@ -234,9 +290,7 @@ sp_status sp_delta_shrink_partial(sp_delta *delta, const sp_delta_partial_call *
     partial_call own;
     sp_status status = begin(delta, call, SP_LORA_SHRINK, &own, error);
 
-    if (status == SP_OK)
-        run(&own);
-    return status;
+    return status == SP_OK ? run(&own, error) : status;
 }
 
 sp_status sp_delta_expand_from(sp_delta *delta, const sp_delta_partial_call *call, sp_error *error)
@@ -244,7 +298,5 @@ sp_status sp_delta_expand_from(sp_delta *delta, const sp_delta_partial_call *cal
     partial_call own;
     sp_status status = begin(delta, call, SP_LORA_EXPAND, &own, error);
 
-    if (status == SP_OK)
-        run(&own);
-    return status;
+    return status == SP_OK ? run(&own, error) : status;
 }

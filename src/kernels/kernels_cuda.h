@@ -83,6 +83,17 @@ typedef struct sp_cuda_group {
 } sp_cuda_group;
 
 /*
+ * xa of a group's sites between its two halves. take_parts follows a shrink of the group and writes
+ * its sums, each as stated above; a site without ranks (rank NULL, one_rank 0) gets zeros.
+ * give_parts makes such sums, of several groups added up, what an expand of the group with k_in 1,
+ * so of one plane, goes on from.
+ */
+typedef struct sp_cuda_parts {
+    float *xa[SP_CUDA_SITES_MAX]; /* [n_rows, rank_stride], stride xa_stride elements */
+    int64_t xa_stride[SP_CUDA_SITES_MAX];
+} sp_cuda_parts;
+
+/*
  * The grouped GEMM in FP16, shapes and checks as in sidepath/grouped.h, of which this is the same
  * with a stride. Its own order of summation, fixed by k and the own rank: warp w of 16 sums the
  * slices of 32 k with the numbers w, w + 16, ... in a chain of two mma m16n8k16 each, the 16 sums
@@ -189,18 +200,20 @@ typedef struct sp_cuda_rows {
 } sp_cuda_rows;
 
 /* name, arguments. All return a cudaError_t as int. */
-#define SP_CUDA_KERNEL_LIST(X)                                                                 \
-    X(plan_rows,                                                                               \
-      (int gpu, const sp_cuda_plan *plan, int32_t n_rows, int32_t n_slots, void *stream))      \
-    X(shrink, (int gpu, const sp_cuda_group *group, void *stream))                             \
-    X(expand, (int gpu, const sp_cuda_group *group, void *stream))                             \
-    X(grouped_gemm, (int gpu, const sp_cuda_grouped *grouped, void *stream))                   \
-    X(grouped_check,                                                                           \
-      (int gpu, const sp_cuda_grouped *grouped, sp_cuda_grouped_report *report, void *stream)) \
-    X(embed_rows, (int gpu, const sp_cuda_embed *embed, void *stream))                         \
-    X(head_rows, (int gpu, const sp_cuda_head *head, void *stream))                            \
-    X(round_rows, (int gpu, const sp_cuda_round *round, void *stream))                         \
-    X(check_rows, (int gpu, const sp_cuda_rows *rows, void *stream))                           \
+#define SP_CUDA_KERNEL_LIST(X)                                                                     \
+    X(plan_rows,                                                                                   \
+      (int gpu, const sp_cuda_plan *plan, int32_t n_rows, int32_t n_slots, void *stream))          \
+    X(shrink, (int gpu, const sp_cuda_group *group, void *stream))                                 \
+    X(expand, (int gpu, const sp_cuda_group *group, void *stream))                                 \
+    X(take_parts, (int gpu, const sp_cuda_group *group, const sp_cuda_parts *parts, void *stream)) \
+    X(give_parts, (int gpu, const sp_cuda_group *group, const sp_cuda_parts *parts, void *stream)) \
+    X(grouped_gemm, (int gpu, const sp_cuda_grouped *grouped, void *stream))                       \
+    X(grouped_check,                                                                               \
+      (int gpu, const sp_cuda_grouped *grouped, sp_cuda_grouped_report *report, void *stream))     \
+    X(embed_rows, (int gpu, const sp_cuda_embed *embed, void *stream))                             \
+    X(head_rows, (int gpu, const sp_cuda_head *head, void *stream))                                \
+    X(round_rows, (int gpu, const sp_cuda_round *round, void *stream))                             \
+    X(check_rows, (int gpu, const sp_cuda_rows *rows, void *stream))                               \
     X(kernels_init, (int gpu))
 
 typedef struct sp_cuda_kernels {

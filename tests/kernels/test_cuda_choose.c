@@ -54,6 +54,27 @@ static void the_bounds_are_not_wasteful(void **state)
     assert_int_equal(sp_cuda_windows_bound(3, 64, 8), 3);
 }
 
+/* What parts.cu relies on: an expand of one input adds nothing up, and any group's planes have room
+ * for the one that it reads. */
+static void one_input_is_one_plane(void **state)
+{
+    static const int32_t rows[] = {1, 64, 256, 257, 2048, 65536};
+    static const int32_t ranks[] = {8, 24, 64, 512};
+
+    (void)state;
+    for (int32_t i = 0; i < 6 * 4 * 4; i++) {
+        int32_t n_rows = rows[i % 6], rank = ranks[i / 6 % 4], sites = i / 24 + 1;
+        size_t plane = (size_t)n_rows * (size_t)rank * (size_t)sites * 4;
+
+        for (int32_t slots = 1; slots <= 64; slots *= 4) {
+            assert_int_equal(sp_cuda_choose_shrink(n_rows, slots, 1, rank, sites).n_planes, 1);
+            assert_int_equal(sp_cuda_planes_bytes(n_rows, slots, 1, rank, sites), plane);
+            assert_true(sp_cuda_planes_bytes(n_rows, slots, 8, rank, sites) >= plane);
+            assert_true(sp_cuda_planes_bytes(n_rows, slots, 5128, rank, sites) >= plane);
+        }
+    }
+}
+
 /* Every chunk in one plane, every plane in one block, and shapes that there are kernels for. */
 static void planes_cover_k_and_blocks_cover_planes(void **state)
 {
@@ -108,6 +129,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiles_and_windows_stay_within_their_bounds),
         cmocka_unit_test(the_bounds_are_not_wasteful),
+        cmocka_unit_test(one_input_is_one_plane),
         cmocka_unit_test(planes_cover_k_and_blocks_cover_planes),
         cmocka_unit_test(the_ring_takes_the_large_steps),
     };

@@ -745,7 +745,7 @@ static const taken all_taken[] = {
     TAKEN(sp_delta_call, stream, SP_OK, 1, fill_call, take_call),
     TAKEN(sp_delta_output, y_type, SP_OK, LIST, fill_outputs, take_outputs),
     TAKEN(sp_delta_partial, y_type, SP_OK, LIST, fill_partials, take_partials),
-    TAKEN(sp_delta_partial_call, n_sites, SP_OK, 1, fill_partial_call, take_partial_call),
+    TAKEN(sp_delta_partial_call, stream, SP_OK, 1, fill_partial_call, take_partial_call),
     TAKEN(sp_delta_embed_call, stream, SP_OK, 1, fill_embed, take_embed),
     TAKEN(sp_delta_head_call, stream, SP_OK, 1, fill_head, take_head),
     TAKEN(sp_delta_single_options, x_f32, SP_OK, 1, fill_single, take_single),

@@ -191,7 +191,14 @@ hand_pool hand_pool_create_sliced(const site_dims *sites, size_t n_sites, int32_
 hand_pool hand_pool_create_on(sp_device *device, const site_dims *sites, size_t n_sites,
                               int32_t rank, sp_dtype dtype, int32_t slots)
 {
-    const pool_sites of = {sites, n_sites, n_sites, NULL, 0};
+    return hand_pool_create_sliced_on(device, sites, n_sites, rank, dtype, slots, NULL, 0);
+}
+
+hand_pool hand_pool_create_sliced_on(sp_device *device, const site_dims *sites, size_t n_sites,
+                                     int32_t rank, sp_dtype dtype, int32_t slots,
+                                     const sp_site_slice *slices, size_t n_slices)
+{
+    const pool_sites of = {sites, n_sites, n_sites, slices, n_slices};
 
     return create_pool(device, &of, rank, dtype, slots);
 }

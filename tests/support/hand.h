@@ -55,6 +55,9 @@ hand_pool hand_pool_create_sliced(const site_dims *sites, size_t n_sites, int32_
 /* On this device, borrowed; images lie in memory pinned for it. The above opens the CPU. */
 hand_pool hand_pool_create_on(sp_device *device, const site_dims *sites, size_t n_sites,
                               int32_t rank, sp_dtype dtype, int32_t slots);
+hand_pool hand_pool_create_sliced_on(sp_device *device, const site_dims *sites, size_t n_sites,
+                                     int32_t rank, sp_dtype dtype, int32_t slots,
+                                     const sp_site_slice *slices, size_t n_slices);
 void hand_pool_destroy(hand_pool *pool);
 
 sp_image *hand_pack(const hand_pool *pool, const hand_adapter *adapter);
