@@ -70,13 +70,20 @@ static void free_call(call *c)
 }
 
 /* The output, until the next read. */
-static const uint16_t *run_call(call *c)
+static const uint16_t *run_call_on(call *c, sp_stream *stream)
 {
     sp_error error;
 
     gpu_buffer_write(gpu, &c->buffers[Y], c->host.output, y_bytes(&c->host));
-    assert_ok(sp_grouped_lora_launch(grouped, &c->device, NULL, &error), &error);
+    assert_ok(sp_grouped_lora_launch(grouped, &c->device, stream, &error), &error);
+    if (stream != NULL) /* reads follow the main one */
+        assert_ok(sp_stream_wait(stream, &error), &error);
     return (const uint16_t *)(void *)gpu_buffer_read(gpu, &c->buffers[Y], y_bytes(&c->host));
+}
+
+static const uint16_t *run_call(call *c)
+{
+    return run_call_on(c, NULL);
 }
 
 /* ---- reference ----------------------------------------------------------------------------- */
@@ -364,6 +371,41 @@ static void a_small_shape_is_right(void **state)
     check_shape(&(shape){9, 33, 21, 70, 3, 4}, 2);
 }
 
+/* A stream of the host's, eager and captured. */
+static void a_small_shape_on_the_hosts_stream(void **state)
+{
+    static const shape s = {17, 100, 72, 12, 4, 4};
+    random_call r = make_random(&s, 1);
+    call c = make_call(&r.params);
+    size_t bytes = y_bytes(&r.params);
+    sp_stream *owner = NULL, *stream = NULL;
+    uint16_t *want = malloc(bytes);
+    sp_graph *graph = NULL;
+    sp_error error;
+
+    (void)state;
+    assert_non_null(want);
+    assert_ok(sp_stream_create(gpu, &owner, &error), &error);
+    assert_ok(sp_stream_wrap(gpu, sp_stream_native(owner), &stream, &error), &error);
+    memcpy(want, run_call(&c), bytes);
+    check_rows(&r.params, want, 1);
+    assert_memory_equal(run_call_on(&c, stream), want, bytes);
+    gpu_buffer_write(gpu, &c.buffers[Y], c.host.output, bytes);
+    assert_ok(sp_graph_begin(stream, &error), &error);
+    assert_ok(sp_grouped_lora_launch(grouped, &c.device, stream, &error), &error);
+    assert_ok(sp_graph_end(stream, &graph, &error), &error);
+    assert_ok(sp_graph_launch(graph, stream, &error), &error);
+    assert_ok(sp_stream_wait(stream, &error), &error);
+    assert_memory_equal(gpu_buffer_read(gpu, &c.buffers[Y], bytes), want, bytes);
+    assert_ok(sp_grouped_lora_check_device(grouped, &c.device, stream, &error), &error);
+    sp_graph_destroy(graph);
+    sp_stream_destroy(stream);
+    sp_stream_destroy(owner);
+    free(want);
+    free_call(&c);
+    free_random(&r);
+}
+
 static void random_shapes_are_right(void **state)
 {
     static const shape shapes[] = {
@@ -531,6 +573,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_small_shape_is_right),
+        cmocka_unit_test(a_small_shape_on_the_hosts_stream),
         cmocka_unit_test(every_case_matches),
         cmocka_unit_test(random_shapes_are_right),
         cmocka_unit_test(a_graph_replays_other_metadata),

@@ -234,6 +234,46 @@ static void a_small_head_in_other_types(void **state)
     token_world_destroy(w);
 }
 
+/* Embeddings on a stream of the host's have the bytes of those on the main one. */
+static void a_small_embedding_on_the_hosts_stream(void **state)
+{
+    token_world *w = token_world_create(gpu, SP_DTYPE_BF16, 64, 8, NULL, 42);
+    enum { BYTES = TOKEN_ROWS * 72 * 2 };
+    static uint16_t start[TOKEN_ROWS * 72], want[TOKEN_ROWS * 72];
+    gpu_buffer tokens = gpu_buffer_make(gpu, sizeof w->token), y = gpu_buffer_make(gpu, BYTES);
+    sp_delta_embed_call call = {.struct_bytes = sizeof call,
+                                .plan = w->plan,
+                                .tokens = (const int32_t *)(void *)(tokens.device + GUARD_BYTES),
+                                .y = y.device + GUARD_BYTES,
+                                .y_stride = 72};
+    sp_stream *owner = NULL, *stream = NULL;
+    sp_test_random random = {43};
+    sp_error error;
+
+    (void)state;
+    for (int64_t i = 0; i < TOKEN_ROWS * 72; i++)
+        hand_store(SP_DTYPE_BF16, start, i, (double)sp_test_float(&random));
+    memcpy(want, start, BYTES);
+    as_graph = false;
+    embed(w, want, BYTES);
+    assert_memory_not_equal(want, start, BYTES);
+    assert_ok(sp_stream_create(gpu, &owner, &error), &error);
+    assert_ok(sp_stream_wrap(gpu, sp_stream_native(owner), &stream, &error), &error);
+    call.stream = stream;
+    gpu_buffer_write(gpu, &tokens, w->token, sizeof w->token);
+    gpu_buffer_write(gpu, &y, start, BYTES);
+    assert_ok(sp_delta_upload(w->delta, w->plan, stream, &error), &error);
+    assert_ok(sp_delta_start(w->delta, w->plan, stream, &error), &error);
+    assert_ok(sp_delta_embed(w->delta, &call, &error), &error);
+    assert_ok(sp_stream_wait(stream, &error), &error);
+    assert_memory_equal(gpu_buffer_read(gpu, &y, BYTES), want, BYTES);
+    sp_stream_destroy(stream);
+    sp_stream_destroy(owner);
+    gpu_buffer_free(gpu, &tokens);
+    gpu_buffer_free(gpu, &y);
+    token_world_destroy(w);
+}
+
 /* ---- switches under load ------------------------------------------------------------------- */
 
 enum { BUSY_HEADS = 200, BUSY_LAUNCHES = 20, SWITCHED = 3, ROW_STRIDE = TOKEN_VOCAB + 8 };
@@ -372,6 +412,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(one_row_has_one_answer),
         cmocka_unit_test(odd_tokens_are_harmless),
         cmocka_unit_test(a_small_head_in_other_types),
+        cmocka_unit_test(a_small_embedding_on_the_hosts_stream),
         cmocka_unit_test(rows_change_between_steps_and_none_is_waited_for),
     };
 
