@@ -607,6 +607,97 @@ static void bad_calls_write_nothing(void **state)
     free_world(&w);
 }
 
+static const site_dims two_widths[] = {{0, SP_MODULE_O_PROJ, K, N},
+                                       {0, SP_MODULE_DOWN_PROJ, K + 1, N}};
+
+static void sites_that_do_not_share_x_are_refused(void **state)
+{
+    static float x[ROWS * X_STRIDE], xa[2][ROWS * R];
+    static const int32_t base_rows[ROWS] = {-1, -1, -1, -1, -1, -1, -1, -1, -1};
+    sp_delta_partial sites[] = {site_with(xa[0], NULL, SP_DTYPE_F32),
+                                site_with(xa[1], NULL, SP_DTYPE_F32)};
+    rank_rig rig = {.pool = hand_pool_create(two_widths, 2, R, SP_DTYPE_F32, 1)};
+    sp_delta_options options;
+    sp_delta_partial_call call;
+
+    (void)state;
+    sp_delta_options_default(&options, sizeof options);
+    options.pool = rig.pool.pool;
+    assert_ok(sp_delta_create(&options, &rig.delta, NULL), NULL);
+    assert_ok(sp_plan_create(ROWS, 1, &rig.plan, NULL), NULL);
+    hand_plan_rows(rig.plan, rig.pool.pool, base_rows, row_scale, ROWS);
+    sites[1].site = 1;
+    call = call_of(&rig, x, sites);
+    call.n_sites = 2;
+    expect(&rig, sp_delta_shrink_partial, &call, SP_ERR_ARGUMENT, "sites");
+    call.n_sites = 1;
+    assert_ok(sp_delta_shrink_partial(rig.delta, &call, NULL), NULL);
+    free_rank(&rig);
+}
+
+/* An apply's shrink that is under way is no more: its scratch has other rows now. */
+static void a_part_ends_a_half_of_an_apply(void **state)
+{
+    static world w;
+    static float xa[ROWS * R], y[ROWS * Y_STRIDE];
+    const sp_delta_output output = {sizeof output, 0, y, Y_STRIDE, SP_DTYPE_F32};
+    sp_delta_call call = {.struct_bytes = sizeof call,
+                          .x = w.x,
+                          .x_stride = X_STRIDE,
+                          .x_type = SP_DTYPE_F32,
+                          .outputs = &output,
+                          .n_outputs = 1};
+    rank_rig rig;
+
+    (void)state;
+    make_world(&w, SP_DTYPE_F32, "scalar");
+    rig = make_rank(&w, NULL);
+    call.plan = rig.plan;
+    assert_ok(sp_delta_shrink(rig.delta, &call, NULL), NULL);
+    shrink(&rig, w.x, xa);
+    assert_int_equal(sp_delta_expand(rig.delta, &call, NULL), SP_ERR_STATE);
+    assert_ok(sp_delta_shrink(rig.delta, &call, NULL), NULL);
+    expand(&rig, xa, y, SP_DTYPE_F32);
+    assert_int_equal(sp_delta_expand(rig.delta, &call, NULL), SP_ERR_STATE);
+    free_rank(&rig);
+    free_world(&w);
+}
+
+/* The levers of the options: xa is zero and y as it was. */
+static void check_lever(const world *w, bool no_apply, sp_module_set skip_modules)
+{
+    static float xa[ROWS * R], y[ROWS * Y_STRIDE];
+    static const float zeros[ROWS * R];
+    rank_rig rig = make_rank(w, NULL);
+    sp_delta_options options;
+
+    sp_delta_destroy(rig.delta);
+    sp_delta_options_default(&options, sizeof options);
+    options.pool = rig.pool.pool;
+    options.no_apply = no_apply;
+    options.skip_modules = skip_modules;
+    assert_ok(sp_delta_create(&options, &rig.delta, NULL), NULL);
+    shrink(&rig, w->x, xa);
+    assert_memory_equal(xa, zeros, sizeof xa);
+    for (int32_t i = 0; i < ROWS * R; i++)
+        xa[i] = 1;
+    memcpy(y, w->y0, sizeof y);
+    expand(&rig, xa, y, SP_DTYPE_F32);
+    assert_memory_equal(y, w->y0, sizeof y);
+    free_rank(&rig);
+}
+
+static void levers_skip_parts(void **state)
+{
+    static world w;
+
+    (void)state;
+    make_world(&w, SP_DTYPE_F32, "scalar");
+    check_lever(&w, true, 0);
+    check_lever(&w, false, SP_MODULE_BIT(SP_MODULE_O_PROJ));
+    free_world(&w);
+}
+
 static void halves_do_not_allocate(void **state)
 {
     static world w;
@@ -637,6 +728,9 @@ int main(void)
         cmocka_unit_test(many_rows_and_sites_have_the_bits_of_few),
         cmocka_unit_test(an_fp32_x_is_rounded_first),
         cmocka_unit_test(bad_calls_write_nothing),
+        cmocka_unit_test(sites_that_do_not_share_x_are_refused),
+        cmocka_unit_test(a_part_ends_a_half_of_an_apply),
+        cmocka_unit_test(levers_skip_parts),
         cmocka_unit_test(halves_do_not_allocate),
     };
 

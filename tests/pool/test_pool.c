@@ -267,6 +267,9 @@ static void changes_tell_when_a_handle_may_have_ended(void **state)
     assert_int_equal(sp_pool_changes(f->pool), now);
     release(f, second);
     assert_true(sp_pool_changes(f->pool) != now);
+    now = sp_pool_changes(f->pool);
+    assert_ok(sp_pool_drain(f->pool, first, NULL), NULL);
+    assert_true(sp_pool_changes(f->pool) != now); /* its slot is empty */
 }
 
 static void table_addresses_never_change(void **state)

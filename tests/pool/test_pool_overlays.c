@@ -233,6 +233,23 @@ static void room_comes_from_idle_slots(void **state)
     world_destroy(w);
 }
 
+/* A load that finds no room for its rows takes no victim for its slot either. */
+static void a_load_without_room_evicts_nobody(void **state)
+{
+    world *w = world_create(UNIT);
+    sp_error error = {0};
+
+    (void)state;
+    load(w, 1, 1.0f); /* held, with all of the room */
+    for (int32_t i = 1; i < SLOTS; i++)
+        load_idle(w, 0, (float)(1 + i));
+    assert_int_equal(try_load(w, 1, 9.0f, &error), SP_POOL_FULL);
+    assert_int_equal(try_load(w, 2, 9.0f, &error), SP_ERR_TOO_LARGE);
+    for (int32_t i = 0; i < SLOTS; i++)
+        assert_int_equal(state_of(w, i), SP_SLOT_READY);
+    world_destroy(w);
+}
+
 static void a_slot_is_loaded_again_with_another_overlay(void **state)
 {
     world *w = world_create(8 * UNIT);
@@ -369,6 +386,7 @@ int main(void)
         cmocka_unit_test(loads_show_and_unloads_hide),
         cmocka_unit_test(too_large_is_refused_by_name),
         cmocka_unit_test(room_comes_from_idle_slots),
+        cmocka_unit_test(a_load_without_room_evicts_nobody),
         cmocka_unit_test(a_slot_is_loaded_again_with_another_overlay),
         cmocka_unit_test(an_aborted_load_gives_its_room_back),
         cmocka_unit_test(a_load_that_fails_half_way_shows_nothing),

@@ -154,6 +154,52 @@ static void an_image_is_cut_from_the_whole_adapter(void **state)
     check_cut(&part_of_permuted, some, 4, 7);
 }
 
+/* The element is named by its place in the whole adapter, which is what its author can look at. */
+static void expect_overflow(const sp_site_slice *slice, int32_t a_index, int32_t b_index,
+                            const char *place)
+{
+    const site_dims whole = {0, SP_MODULE_Q_PROJ, K, N};
+    sp_geometry *geometry = known_geometry(0, &whole, 1);
+    sp_layout_options options = options_for(geometry, slice, 1);
+    hand_adapter *adapter = hand_adapter_create(7);
+    float a[RANK * K] = {0}, b[N * RANK] = {0};
+    sp_digest digest = {{0}};
+    sp_layout *layout = NULL;
+    sp_image *image = NULL;
+    sp_error error;
+
+    if (a_index >= 0)
+        a[a_index] = 1e38f;
+    if (b_index >= 0)
+        b[b_index] = 1e38f;
+    options.dtype = SP_DTYPE_F16;
+    assert_ok(sp_layout_create(&options, &layout, &error), &error);
+    hand_adapter_add_copy(adapter, &whole, RANK, 0.5f, SP_DTYPE_F32, a, b);
+    assert_int_equal(sp_layout_pack_sites(layout, adapter->sites, 1, &digest, NULL, &image, &error),
+                     SP_ERR_REFUSED);
+    assert_string_equal(error.code, "non-finite");
+    assert_int_equal(error.position, a_index >= 0 ? a_index : b_index);
+    assert_non_null(strstr(error.text, place));
+    assert_null(image);
+    hand_adapter_destroy(adapter);
+    sp_layout_release(layout);
+    sp_geometry_release(geometry);
+}
+
+static void an_overflow_is_placed_in_the_whole(void **state)
+{
+    static const int32_t some[] = {5, 8, 0};
+    const sp_site_slice columns = slice_of(0, 0, 0, 3, 9, NULL),
+                        rows = slice_of(0, 2, 7, 0, 0, NULL),
+                        mapped = slice_of(0, 0, 3, 0, 0, some);
+
+    (void)state;
+    expect_overflow(&columns, 1 * K + 4, -1, "lora_A [1, 4]");
+    expect_overflow(&columns, 2 * K + 8, -1, "lora_A [2, 8]");
+    expect_overflow(&rows, -1, 5 * RANK + 2, "lora_B [5, 2]");
+    expect_overflow(&mapped, -1, 8 * RANK + 1, "lora_B [8, 1]");
+}
+
 /* The map is copied: the host's may go. */
 static void a_row_map_is_the_layouts_own(void **state)
 {
@@ -338,6 +384,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_part_has_its_own_dimensions),
         cmocka_unit_test(an_image_is_cut_from_the_whole_adapter),
+        cmocka_unit_test(an_overflow_is_placed_in_the_whole),
         cmocka_unit_test(a_row_map_is_the_layouts_own),
         cmocka_unit_test(creation_survives_every_failed_allocation),
         cmocka_unit_test(a_slice_is_part_of_the_fingerprint),
