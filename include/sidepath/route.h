@@ -49,6 +49,7 @@ typedef struct sp_plan_view {
     const int32_t *tile_begin; /* [n_tiles] offsets into row_order */
     const int32_t *tile_rows;  /* [n_tiles] 1 .. SP_TILE_ROWS, all of one slot */
     const int32_t *tile_slot;  /* [n_tiles] */
+    uint64_t build;            /* another number after every build, of all plans; 0: none yet */
 } sp_plan_view;
 
 /* A plan of no rows. SP_ERR_ARGUMENT: rows_max outside 1 .. 2^20, slots_max outside 1 .. 4096.

@@ -33,6 +33,7 @@ typedef struct sp_delta_half {
     bool whole; /* CPU: more than one round takes, so the expand does all of it, from `call` */
     int32_t n_outputs;
     int32_t sites[SP_DELTA_GROUP_MAX];
+    uint64_t build; /* of the plan, which may be built anew under the same address */
     sp_delta_call call;
 } sp_delta_half;
 

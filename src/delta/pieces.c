@@ -67,10 +67,21 @@ static sp_status read_half(const sp_delta *delta, const sp_delta_call *call, boo
                    (int)out_group->call.n_outputs);
 }
 
+/* 0: rows that the device chose. */
+static uint64_t build_of(const sp_delta_group *group)
+{
+    return group->view != NULL ? group->view->build : 0;
+}
+
 static void open_half(sp_delta *delta, const sp_delta_group *group, bool whole)
 {
     delta->half = (sp_delta_half){
-        .open = true, .whole = whole, .n_outputs = group->call.n_outputs, .call = group->call};
+        .open = true,
+        .whole = whole,
+        .n_outputs = group->call.n_outputs,
+        .build = build_of(group),
+        .call = group->call,
+    };
     for (int32_t i = 0; i < group->call.n_outputs; i++)
         delta->half.sites[i] = sp_delta_output_at(group, i).site;
 }
@@ -79,15 +90,17 @@ static sp_status check_half(const sp_delta *delta, const sp_delta_group *group, 
 {
     const sp_delta_half *half = &delta->half;
     bool same = half->open && half->n_outputs == group->call.n_outputs &&
-                half->call.plan == group->call.plan;
+                half->call.plan == group->call.plan && half->build == build_of(group);
 
     for (int32_t i = 0; same && i < half->n_outputs; i++)
         same = half->sites[i] == sp_delta_output_at(group, i).site;
     if (same)
         return SP_OK;
     return sp_fail(error, SP_ERR_STATE, NULL, half->open ? "outputs" : "delta", -1,
-                   half->open ? "the shrink that is under way is of another plan or other sites"
-                              : "no shrink is under way: call sp_delta_shrink first");
+                   half->open
+                       ? "the shrink that is under way is of another plan, of one that was built "
+                         "anew since, or of other sites: shrink again"
+                       : "no shrink is under way: call sp_delta_shrink first");
 }
 
 static sp_delta_gpu_call gpu_call(const sp_delta *delta, const sp_delta_group *group)

@@ -17,6 +17,7 @@
 #include <sidepath/route.h>
 
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #define ROWS_LIMIT        (1 << 20)
@@ -180,12 +181,16 @@ static void build_tiles(sp_plan *plan)
     }
 }
 
+/* Builds of all plans, so that a plan made at the address of another one is not taken for it. */
+static atomic_uint_fast64_t last_build;
+
 /* After the rows are set. */
 static void group(sp_plan *plan, const sp_pool *pool, uint64_t pool_changes, int32_t n_rows)
 {
     plan->pool = pool;
     plan->pool_changes = pool_changes;
     plan->view.n_rows = n_rows;
+    plan->view.build = atomic_fetch_add_explicit(&last_build, 1, memory_order_relaxed) + 1;
     build_segments(plan);
     build_order(plan);
     build_tiles(plan);

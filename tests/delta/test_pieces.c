@@ -201,6 +201,31 @@ static void an_expand_needs_its_shrink(void **state)
     end_half_test(&t);
 }
 
+/* Under the same plan, built anew, the shrink's rows are not those of the expand any more. */
+static void an_expand_refuses_a_plan_that_was_built_anew(void **state)
+{
+    int32_t *rows = all_rows(ROWS);
+    rig_batch before;
+    sp_error error;
+    half_test t;
+
+    (void)state;
+    begin_half_test(&t);
+    before = rig_gather(&t.rig, rows, ROWS);
+    assert_ok(sp_delta_shrink(t.rig.delta, &t.call, &error), &error);
+    hand_plan_rows(t.plan, t.rig.pool.pool, t.batch.seq_slot, t.batch.row_scale, 1);
+    assert_int_equal(sp_delta_expand(t.rig.delta, &t.call, &error), SP_ERR_STATE);
+    assert_non_null(strstr(error.text, "shrink again"));
+    for (int32_t i = 0; i < 3; i++)
+        assert_memory_equal(t.batch.y[i], before.y[i], ROWS * scene_y_row_bytes(&t.scene, i));
+    assert_ok(sp_delta_shrink(t.rig.delta, &t.call, &error), &error);
+    assert_ok(sp_delta_expand(t.rig.delta, &t.call, &error), &error);
+    free_y(&t.scene, before.y);
+    rig_batch_free(&before);
+    free(rows);
+    end_half_test(&t);
+}
+
 static void a_half_takes_four_outputs(void **state)
 {
     sp_error error;
@@ -276,6 +301,7 @@ int main(void)
         cmocka_unit_test(an_f32_x_has_the_bits_of_the_rounded_one),
         cmocka_unit_test(no_executor_is_the_caller_alone),
         cmocka_unit_test(an_expand_needs_its_shrink),
+        cmocka_unit_test(an_expand_refuses_a_plan_that_was_built_anew),
         cmocka_unit_test(a_half_takes_four_outputs),
         cmocka_unit_test(an_expand_has_a_y_of_its_own),
         cmocka_unit_test(an_f32_x_without_the_option_is_unsupported),

@@ -294,6 +294,21 @@ static void a_plan_ends_when_its_slot_is_loaded_anew(void **state)
 
 /* ---- rows of another plan ------------------------------------------------------------------ */
 
+/* What ended between the build and the selection has ended for the selection, too. */
+static void a_selection_ends_with_its_plans_versions(void **state)
+{
+    fixture *f = *state;
+    const sp_route_span span = span_of(2, f->handles[0], 1.0f);
+    sp_plan *head;
+
+    assert_ok(sp_plan_create(ROWS_MAX, SLOTS, &head, NULL), NULL);
+    build(f, &span, 1, 0);
+    release(f, f->handles[0]);
+    assert_ok(sp_plan_select(head, f->plan, (int32_t[]){1}, 1, NULL), NULL);
+    expect_ended(head, f->hand.pool, "handle-released");
+    sp_plan_destroy(head);
+}
+
 static void a_selection_has_the_rows_of_its_plan(void **state)
 {
     fixture *f = *state;
@@ -392,6 +407,24 @@ static void a_span_without_a_scale_runs_its_adapter(void **state)
     assert_true(sp_plan_get(f->plan)->row_scale[1] == 1.0f);
 }
 
+static void a_build_has_a_number_of_its_own(void **state)
+{
+    fixture *f = *state;
+    const sp_route_span span = span_of(1, f->handles[0], 1.0f);
+    uint64_t first;
+    sp_plan *other;
+
+    assert_int_equal(sp_plan_get(f->plan)->build, 0);
+    build(f, &span, 1, 0);
+    first = sp_plan_get(f->plan)->build;
+    build(f, &span, 1, 0);
+    assert_true(sp_plan_get(f->plan)->build > first);
+    assert_ok(sp_plan_create(1, 1, &other, NULL), NULL);
+    assert_ok(sp_plan_select(other, f->plan, (int32_t[]){0}, 1, NULL), NULL);
+    assert_true(sp_plan_get(other)->build > sp_plan_get(f->plan)->build);
+    sp_plan_destroy(other);
+}
+
 static void building_does_not_allocate(void **state)
 {
     fixture *f = *state;
@@ -418,7 +451,9 @@ int main(void)
         WITH_POOL(a_plan_ends_with_its_versions),
         WITH_POOL(a_plan_ends_when_its_slot_is_loaded_anew),
         WITH_POOL(a_span_without_a_scale_runs_its_adapter),
+        WITH_POOL(a_build_has_a_number_of_its_own),
         WITH_POOL(a_selection_has_the_rows_of_its_plan),
+        WITH_POOL(a_selection_ends_with_its_plans_versions),
         WITH_POOL(a_bad_selection_changes_nothing),
         WITH_POOL(spans_have_the_callers_size),
         WITH_POOL(building_does_not_allocate),
