@@ -352,6 +352,47 @@ static void transposed_f32_views_are_the_folder_with_these_bytes(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* Views are copied piece by piece: a row that is longer than a piece goes on in the next one. */
+static void long_rows_go_over_the_borders_of_pieces(void **state)
+{
+    enum { COLS = 70001 }; /* of 4 bytes; a piece has 2^18 bytes */
+    static float columns[COLS * 2], b[12 * 2];
+    static const int64_t shape[] = {2, COLS}, strides[] = {1, 2};
+    sp_site site;
+    sp_adapter_options options;
+    held *h = hold();
+    sp_adapter *adapter;
+    const float *a;
+    sp_error error;
+
+    (void)state;
+    for (int64_t i = 0; i < 2 * COLS; i++)
+        columns[i % COLS * 2 + i / COLS] = value_at(i);
+    for (int64_t i = 0; i < 12 * 2; i++)
+        b[i] = value_at(i);
+    sp_site_default(&site, sizeof site);
+    site.path = "model.layers.0.self_attn.q_proj";
+    site.layer = 0;
+    site.k_in = COLS;
+    site.n_out = 12;
+    sp_adapter_options_default(&options, sizeof options);
+    assert_ok(sp_geometry_create(&site, 1, &options.geometry, &error), &error);
+    h->views[1].data = columns;
+    h->views[1].shape = shape;
+    h->views[1].strides = strides;
+    h->views[1].device_kind = SP_VIEW_CUDA_PINNED; /* which is host memory */
+    h->views[0].data = b;
+    h->views[0].strides = NULL;
+    assert_ok(from_held(h, &options, &adapter, &error), &error);
+    a = sp_adapter_site_at(adapter, 0)->a.data;
+    for (int64_t i = 0; i < 2 * COLS; i++)
+        assert_true(a[i] == value_at(i));
+    assert_memory_equal(sp_adapter_site_at(adapter, 0)->b.data, b, sizeof b);
+    sp_adapter_release(adapter);
+    sp_free(h);
+    sp_geometry_release(options.geometry);
+}
+
 /* ---- what is wrong --------------------------------------------------------------------------- */
 
 static void refused(const held *h, const sp_adapter_options *options, sp_status status,
@@ -680,6 +721,7 @@ int main(void)
         cmocka_unit_test(the_fixtures_are_the_same_from_memory),
         cmocka_unit_test(architectures_are_the_same_from_memory),
         cmocka_unit_test(transposed_f32_views_are_the_folder_with_these_bytes),
+        cmocka_unit_test(long_rows_go_over_the_borders_of_pieces),
         cmocka_unit_test(wrong_strides_are_named),
         cmocka_unit_test(wrong_views_are_named),
         cmocka_unit_test(strides_of_single_rows_do_not_matter),
