@@ -170,6 +170,26 @@ static sp_status take_layout_to_measure(const void *at, sp_error *error)
     return sp_layout_measure(at, &slot_bytes, &matrix_bytes, error);
 }
 
+static void fill_served(void *at)
+{
+    static const uint16_t table[2 * 8];
+
+    *(sp_served_table *)at = (sp_served_table){.struct_bytes = sizeof(sp_served_table),
+                                               .data = table,
+                                               .dtype = SP_DTYPE_BF16,
+                                               .rows = 2,
+                                               .hidden = 8};
+}
+
+static sp_status take_served(const void *at, sp_error *error)
+{
+    sp_layout_options options;
+
+    fill_layout(&options);
+    options.served_head = at;
+    return take_layout(&options, error);
+}
+
 static void fill_slices(void *at)
 {
     const char *const paths[LIST] = {"model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"};
@@ -733,6 +753,7 @@ static const taken all_taken[] = {
     TAKEN(sp_receipt_options, slot_bytes, SP_OK, 1, fill_receipt, take_receipt),
     TAKEN(sp_layout_options, n_slices, SP_OK, 1, fill_layout, take_layout),
     TAKEN(sp_layout_options, n_slices, SP_OK, 1, fill_layout, take_layout_to_measure),
+    TAKEN(sp_served_table, approximate, SP_OK, 1, fill_served, take_served),
     TAKEN(sp_site_slice, row_map, SP_OK, LIST, fill_slices, take_slices),
     TAKEN(sp_pool_options, overlay_bytes, SP_OK, 1, fill_pool, take_pool),
     TAKEN(sp_slot_info, digest, SP_OK, LIST, fill_slots, take_slots),
