@@ -244,8 +244,13 @@ def changed_base(binary, change, *flags):
             code = None if ready.status == 200 else ready.code
             assert metric(server, "sidepath_weights_changed") == (code is not None)
             assert get(server, "/health").status == 200
-            named = [line for line in server.log if "model.safetensors" in line]
-            assert bool(named) == (code is not None), server.log[-5:]
+
+            def named():
+                return any("model.safetensors" in line for line in server.log)
+
+            if code: # the log has a thread of its own
+                until(named)
+            assert named() == (code is not None), server.log[-5:]
             if code:
                 assert "model.safetensors" in ready.json["error"]["message"]
             return code, len(tokens), None if after.status == 200 else after.code
