@@ -4,6 +4,7 @@
 #include "base/grow.h"
 
 #include <sidepath/allocator.h>
+#include <stdbool.h>
 
 #include <malloc.h>
 #include <stdatomic.h>
@@ -14,7 +15,8 @@
 /* Above this an aligned block asks for huge pages. */
 #define HUGE_PAGE_BLOCK_BYTES ((size_t)4 << 20)
 #define HUGE_PAGE_BYTES       ((size_t)2 << 20)
-#define SMALL_ALIGN           ((size_t)16) /* what malloc gives */
+#define LAZY_BLOCK_BYTES      ((size_t)64 << 20) /* zeroed by its pages, see drop_pages */
+#define SMALL_ALIGN           ((size_t)16)       /* what malloc gives */
 
 static atomic_size_t allocated_bytes;
 static atomic_size_t allocated_blocks;
@@ -230,12 +232,20 @@ static void *take_aligned(size_t bytes, size_t align, size_t *out_bytes)
     return memory;
 }
 
+/* Private pages that are given back read as zero and come again when they are touched: a large
+ * block costs what is used of it. */
+static bool drop_pages(void *memory, size_t bytes)
+{
+    return (uintptr_t)memory % HUGE_PAGE_BYTES == 0 && bytes % HUGE_PAGE_BYTES == 0 &&
+           madvise(memory, bytes, MADV_DONTNEED) == 0;
+}
+
 void *sp_aligned_calloc(size_t bytes, size_t align)
 {
     size_t taken;
     void *memory = take_aligned(bytes, align, &taken);
 
-    if (memory)
+    if (memory && !(taken >= LAZY_BLOCK_BYTES && !host.alloc && drop_pages(memory, taken)))
         memset(memory, 0, taken);
     return memory;
 }

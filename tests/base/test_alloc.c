@@ -3,11 +3,12 @@
 
 #include "support/test.h"
 
-#include <sidepath/allocator.h>
-
 #include <pthread.h>
+#include <sidepath/allocator.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define THREADS 4
 #define ROUNDS  2000
@@ -317,9 +318,44 @@ static void an_allocator_without_a_function_is_refused(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, remember, compare)
 
+/* Pages in memory by the kernel's own count. */
+static long resident_pages(void)
+{
+    FILE *file = fopen("/proc/self/statm", "r");
+    long size, resident;
+
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%ld %ld", &size, &resident), 2);
+    fclose(file);
+    return resident;
+}
+
+/* 256 MiB: what was written into the block before does not show, and none of it is in memory. */
+static void a_large_block_is_zero_and_costs_what_is_used(void **state)
+{
+    size_t bytes = (size_t)256 << 20;
+    long before, grown;
+    char *block;
+
+    (void)state;
+    for (int round = 0; round < 2; round++) {
+        before = resident_pages();
+        block = sp_aligned_calloc(bytes, 64);
+        assert_non_null(block);
+        grown = resident_pages() - before;
+        assert_true(grown * sysconf(_SC_PAGESIZE) < (long)bytes / 4);
+        for (size_t at = 0; at < bytes; at += (size_t)1 << 20)
+            assert_int_equal(block[at], 0);
+        assert_int_equal(block[bytes - 1], 0);
+        block[bytes / 2] = 1;
+        sp_aligned_free(block);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_large_block_is_zero_and_costs_what_is_used),
         TEST(counts_blocks_and_bytes),
         TEST(nothing_is_no_block),
         TEST(the_hosts_functions_serve_every_call),
