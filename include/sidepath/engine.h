@@ -47,7 +47,8 @@ typedef struct sp_engine_options {
                                  else all linear ones */
     int32_t max_context;      /* tokens of one request, prompt included; 0: the model's */
     int32_t max_running;      /* requests that hold KV pages at a time */
-    int64_t kv_tokens;        /* KV capacity, rounded up to pages */
+    int64_t kv_tokens;        /* KV capacity, rounded up to pages; 0: the lesser of max_running ×
+                                 max_context and half of the memory that the rest leaves */
     int32_t page_tokens;      /* tokens of a KV page; a divisor of the attention block (32) */
     int32_t step_rows;        /* most rows of one step */
     int32_t prefill_chunk;    /* most rows of one request in one step; 0: step_rows */
@@ -55,7 +56,8 @@ typedef struct sp_engine_options {
     bool allow_partial, allow_no_effect, allow_unknown_fields, allow_base_changing_init;
     bool prefix_cache;      /* requests share the KV pages of equal beginnings; changes no bit */
     bool adapter_loading;   /* adapters may be loaded later: there are slots without any at start */
-    size_t host_bytes_max;  /* budget of packed adapters on the host; 0: no limit */
+    size_t host_bytes_max;  /* budget of packed adapters on the host; 0: one adapter and half of the
+                               memory that everything else leaves */
     int32_t loader_threads; /* 0: loads are done by the thread that steps, between two steps */
     int32_t adapter_wait_steps;    /* see the fairness rule in scheduler.h */
     int32_t adapter_preempt_steps; /* at least adapter_wait_steps */
@@ -63,10 +65,15 @@ typedef struct sp_engine_options {
      * first refusal fails the opening. Called inside sp_engine_open. */
     void (*adapter_refused)(void *user, const char *name, const sp_error *error);
     void *adapter_refused_user;
-    bool weights_copy; /* read into memory, so that nothing that happens to the files matters */
+    bool weights_copy;   /* read into memory, so that nothing that happens to the files matters */
+    size_t memory_bytes; /* what may be taken in all; 0: what the system says is free, the limits of
+                            cgroups included */
 } sp_engine_options;
 
 SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
+
+/* Reason code: a part of the engine would take more memory than is free. */
+#define SP_CODE_MEMORY_SHORT "memory-short"
 
 typedef struct sp_engine_adapter {
     size_t struct_bytes;
@@ -87,7 +94,10 @@ SP_API sp_status sp_engine_name_check(const char *name, const char *base_name, s
  * SP_ERR_UNSUPPORTED for the model's files, what sp_adapter_open and sp_layout_pack return for an
  * adapter (with `engine-unsupported` for kinds that this engine cannot apply), SP_ERR_ARGUMENT
  * for adapters without slots, SP_ERR_MEMORY with the setting to lower. More adapters than slots is
- * fine: the rest wait in the host cache.
+ * fine: the rest wait in the host cache. What all of it will take (weights, slots, replaced rows,
+ * scratch, host cache, KV cache) is held against the memory that is free before any of it is
+ * taken: SP_ERR_MEMORY with the code SP_CODE_MEMORY_SHORT, needed and free in the text and the
+ * setting to change as the subject.
  */
 SP_API sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
                                 size_t n_adapters, sp_engine **out_engine, sp_error *error);

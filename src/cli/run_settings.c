@@ -34,7 +34,9 @@ const sp_setting sp_run_setting_rows[SP_RUN_SETTINGS_COUNT] = {
     {"max-running", SP_SETTING_INT, FIELD(max_running), "64", 1, 4096, NULL, "N",
      "requests that run at a time", false},
     {"kv-tokens", SP_SETTING_INT, FIELD(kv_tokens), "0", 0, 1e12, NULL, "N",
-     "capacity of the KV cache in tokens; 0: what the requests need, at most 65536", false},
+     "capacity of the KV cache in tokens; 0: what the requests need; for a server max-running x "
+     "max-context, or half of the memory that is left",
+     false},
     {"page-tokens", SP_SETTING_INT, FIELD(page_tokens), "16", 1, 32, NULL, "N",
      "tokens of a KV page: 1, 2, 4, 8, 16 or 32", false},
     {"step-rows", SP_SETTING_INT, FIELD(step_rows), "256", 1, 65536, NULL, "N",
@@ -55,8 +57,10 @@ const sp_setting sp_run_setting_rows[SP_RUN_SETTINGS_COUNT] = {
      NULL, "accept adapters made against a changed base (pissa, olora, ...)", false},
     {"active", SP_SETTING_STRING, FIELD(active), NULL, 0, 0, NULL, "NAME",
      "the adapter of requests that name none; default: the base", false},
+    {"memory", SP_SETTING_INT, FIELD(memory_bytes), "0", 0, 1e15, NULL, "BYTES",
+     "memory that may be taken; 0: what is free, cgroup limits included", false},
     {"host-cache-mib", SP_SETTING_INT, FIELD(host_cache_mib), "0", 0, 1 << 24, NULL, "N",
-     "memory for packed adapters outside the slots; 0: no limit", false},
+     "memory for packed adapters outside the slots; 0: half of what everything else leaves", false},
     {"loader-threads", SP_SETTING_INT, FIELD(loader_threads), "1", 0, 64, NULL, "N",
      "threads that load adapters beside the steps; 0: none", false},
     {"adapter-wait-steps", SP_SETTING_INT, FIELD(adapter_wait_steps), "64", 1, 1 << 24, NULL, "N",
@@ -155,6 +159,7 @@ static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_want
     options->step_rows = (int32_t)settings->step_rows;
     options->prefill_chunk = (int32_t)settings->prefill_chunk;
     options->host_bytes_max = (size_t)settings->host_cache_mib << 20;
+    options->memory_bytes = (size_t)settings->memory_bytes;
     options->loader_threads = (int32_t)settings->loader_threads;
     options->adapter_wait_steps = (int32_t)settings->adapter_wait_steps;
     options->adapter_preempt_steps = (int32_t)settings->adapter_preempt_steps;

@@ -19,7 +19,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define KV_TOKENS_BY_ITSELF 65536
 /* A long prompt comes in by pieces that streams beside it hardly feel (docs/PERFORMANCE.md). */
 #define PREFILL_CHUNK_BY_ITSELF 64
 #define LOG_BYTES_MAX           ((size_t)1 << 20)
@@ -143,8 +142,7 @@ static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_er
     settings->run.adapter_refused = report_refused;
     settings->run.adapter_refused_user = &notes;
     if (status == SP_OK)
-        status =
-            sp_run_settings_open(&settings->run, KV_TOKENS_BY_ITSELF, &engine, out_usage, error);
+        status = sp_run_settings_open(&settings->run, 0, &engine, out_usage, error);
     if (status == SP_OK)
         status = serve_until_signal(settings, engine, &notes.kept, error);
     sp_engine_close(engine);

@@ -1,15 +1,17 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/free_memory.h"
 #include "base/grow.h"
 #include "base/integer.h"
 #include "engine/engine_state.h"
+#include "engine/preflight.h"
 
 #include <string.h>
 
-#define ADAPTER_NAME_MAX  255
-#define TOKENIZER_FILE    "tokenizer.json"
-#define DEFAULT_KV_TOKENS 65536
+#define ADAPTER_NAME_MAX 255
+#define TOKENIZER_FILE   "tokenizer.json"
+
 void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes)
 {
     const sp_engine_options defaults = {
@@ -17,7 +19,6 @@ void sp_engine_options_default(sp_engine_options *out_options, size_t struct_byt
         .precision = SP_DTYPE_BF16,
         .max_loras = 8,
         .max_running = 64,
-        .kv_tokens = DEFAULT_KV_TOKENS,
         .page_tokens = 16,
         .step_rows = 256,
         .prefix_cache = true,
@@ -109,8 +110,8 @@ static sp_status check_options(const sp_engine_options *options, sp_error *error
                           "at least adapter-wait-steps, which must be at least 1");
     if (options->max_context < 0)
         return bad_option(error, "max-context", "0 or more");
-    if (options->kv_tokens < 1 || options->kv_tokens > (int64_t)INT32_MAX / 2)
-        return bad_option(error, "kv-tokens", "from 1 to 1073741823");
+    if (options->kv_tokens < 0 || options->kv_tokens > (int64_t)INT32_MAX / 2)
+        return bad_option(error, "kv-tokens", "from 0 to 1073741823");
     return SP_OK;
 }
 
@@ -147,12 +148,12 @@ static sp_status open_tokenizer(sp_engine *engine, sp_error *error)
     return status;
 }
 
-static sp_status open_model(sp_engine *engine, sp_error *error)
+static sp_status open_model(sp_engine *engine, size_t free_bytes, sp_error *error)
 {
     const sp_model_shape *shape = &engine->model.shape;
     sp_error why;
     sp_status status = sp_model_open(engine->options.model_dir, engine->options.weights_copy,
-                                     &engine->model, error);
+                                     free_bytes, &engine->model, error);
 
     if (status != SP_OK)
         return status;
@@ -204,9 +205,10 @@ static sp_status create_cache(sp_engine *engine, sp_error *error)
         .gate = sp_engine_gate(engine),
         .prefix_cache = engine->options.prefix_cache,
     };
+    bool resident = !engine->kv_left_open;
     sp_status status =
         sp_kv_cache_create(engine->device, &engine->model.shape, engine->options.precision, n_pages,
-                           page_tokens, &engine->cache, error);
+                           page_tokens, resident, &engine->cache, error);
 
     if (status != SP_OK)
         return status;
@@ -215,24 +217,33 @@ static sp_status create_cache(sp_engine *engine, sp_error *error)
     return create_rope(engine, (int64_t)n_pages * page_tokens, error);
 }
 
-static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
+static sp_forward_options forward_options(sp_engine *engine)
 {
-    size_t running = (size_t)engine->options.max_running;
-    /* One for each row that may be chosen for at a time. */
-    size_t places = (size_t)min64(sp_exec_threads(engine->exec), SP_LOGIT_ROWS);
-    size_t adjusted = places * (size_t)engine->model.shape.vocab;
-    int32_t slots = engine->options.max_loras > 0 ? engine->options.max_loras : 1;
-    sp_forward_options options = {
+    return (sp_forward_options){
         .model = &engine->model,
         .kernels = engine->kernels,
         .exec = engine->exec,
         .cache = &engine->cache,
         .rope = &engine->rope,
         .delta = engine->delta,
-        .slots = slots,
+        .slots = engine->options.max_loras > 0 ? engine->options.max_loras : 1,
         .type = engine->options.precision,
         .rows_max = engine->options.step_rows,
     };
+}
+
+/* One for each row that may be chosen for at a time. */
+static size_t choosing_places(const sp_engine *engine)
+{
+    return (size_t)min64(sp_exec_threads(engine->exec), SP_LOGIT_ROWS);
+}
+
+static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
+{
+    size_t running = (size_t)engine->options.max_running;
+    size_t places = choosing_places(engine);
+    size_t adjusted = places * (size_t)engine->model.shape.vocab;
+    sp_forward_options options = forward_options(engine);
     sp_status status;
 
     engine->spans = sp_calloc(running, sizeof *engine->spans);
@@ -245,21 +256,75 @@ static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
                               "the choice of tokens");
     if (!engine->spans || !engine->finished)
         return sp_fail_memory(error, running * sizeof *engine->spans, "the plan of a step");
-    status = sp_plan_create(engine->options.step_rows, slots, &engine->plan, error);
+    status = sp_plan_create(engine->options.step_rows, options.slots, &engine->plan, error);
     return status == SP_OK ? sp_forward_create(&options, &engine->forward, error) : status;
+}
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+static size_t scratch_bytes(sp_engine *engine)
+{
+    sp_forward_options options = forward_options(engine);
+    size_t vocab = (size_t)engine->model.shape.vocab;
+    size_t bytes =
+        sp_forward_scratch_bytes(&options) +
+        choosing_places(engine) * (sp_sample_scratch_bytes((int32_t)vocab) + vocab * sizeof(float));
+
+    if (engine->layout)
+        bytes += sp_delta_workspace_bytes(engine->layout, engine->options.step_rows, false);
+    return bytes;
+}
+
+/* Nothing large has been taken yet; what was left open is settled here. */
+static sp_status preflight(sp_engine *engine, size_t overlay_bytes, size_t free_bytes,
+                           sp_error *error)
+{
+    sp_memory_needs needs = {
+        .weights = engine->model.weight_bytes,
+        .overlay = overlay_bytes,
+        .scratch = scratch_bytes(engine),
+        .host_cache = engine->options.host_bytes_max,
+        .kv_token = sp_kv_token_bytes(&engine->model.shape, engine->options.precision),
+        .kv_tokens = engine->options.kv_tokens,
+        .max_running = engine->options.max_running,
+        .max_context = engine->max_context,
+        .page_tokens = engine->options.page_tokens,
+    };
+    sp_memory_shares shares;
+    sp_status status;
+
+    if (engine->layout) {
+        needs.slot = sp_layout_slot_bytes(engine->layout);
+        needs.slots = engine->options.max_loras;
+    }
+    status = sp_memory_preflight(&needs, free_bytes, &shares, error);
+    if (status != SP_OK)
+        return status;
+    engine->kv_left_open = engine->options.kv_tokens == 0;
+    engine->options.kv_tokens = shares.kv_tokens;
+    engine->options.host_bytes_max = shares.host_cache;
+    return SP_OK;
 }
 
 static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, size_t n_adapters,
                           sp_error *error)
 {
+    size_t free_bytes =
+        engine->options.memory_bytes ? engine->options.memory_bytes : sp_free_memory("");
+    sp_startup startup = {0};
     double began;
     sp_status status = open_host(engine, error);
 
     if (status == SP_OK)
-        status = open_model(engine, error);
+        status = open_model(engine, free_bytes, error);
     began = sp_clock_seconds();
     if (status == SP_OK)
-        status = sp_engine_open_adapters(engine, adapters, n_adapters, error);
+        status = sp_engine_read_adapters(engine, adapters, n_adapters, &startup, error);
+    if (status == SP_OK)
+        status = preflight(engine, startup.overlay_bytes, free_bytes, error);
+    if (status == SP_OK)
+        status = sp_engine_start_adapters(engine, &startup, error);
+    sp_startup_free(&startup);
     engine->stats.adapter_seconds = sp_clock_seconds() - began;
     if (status == SP_OK)
         status = create_cache(engine, error);

@@ -168,19 +168,16 @@ static size_t overlay_budget(const sp_engine *engine, sp_adapter *const *adapter
     return sum + largest;
 }
 
-static sp_status create_pool(sp_engine *engine, sp_adapter *const *adapters, size_t n,
-                             sp_error *error)
+static sp_status create_pool(sp_engine *engine, size_t overlay_bytes, sp_error *error)
 {
     sp_pool_options options;
-    sp_status status = create_layout(engine, adapters, n, error);
+    sp_status status;
 
-    if (status != SP_OK)
-        return status;
     sp_pool_options_default(&options, sizeof options);
     options.layout = engine->layout;
     options.device = engine->device;
     options.slots = engine->options.max_loras;
-    options.overlay_bytes = overlay_budget(engine, adapters, n);
+    options.overlay_bytes = overlay_bytes;
     status = sp_pool_create(&options, &engine->pool, error);
     if (status == SP_OK)
         status = create_stage(engine, error);
@@ -237,50 +234,71 @@ static sp_status add_adapter(sp_engine *engine, const sp_engine_adapter *wanted,
 }
 
 /* All are opened before the first is packed: the pool is as large as they need. */
-static sp_status load_adapters(sp_engine *engine, const sp_engine_adapter *wanted, size_t n,
-                               sp_adapter **adapters, double *seconds, sp_error *error)
+static sp_status open_startup(sp_engine *engine, sp_startup *startup, sp_error *error)
 {
     sp_status status = SP_OK;
 
-    for (size_t i = 0; i < n && status == SP_OK; i++) {
+    for (size_t i = 0; i < startup->n && status == SP_OK; i++) {
         sp_error why;
 
-        seconds[i] = -sp_clock_seconds();
-        status = open_adapter(engine, &wanted[i], &adapters[i], &why);
-        seconds[i] += sp_clock_seconds();
+        startup->seconds[i] = -sp_clock_seconds();
+        status = open_adapter(engine, &startup->wanted[i], &startup->adapters[i], &why);
+        startup->seconds[i] += sp_clock_seconds();
         if (status != SP_OK)
-            status = refused(engine, wanted[i].name, status, &why, error);
+            status = refused(engine, startup->wanted[i].name, status, &why, error);
     }
     if (status == SP_OK)
-        status = create_pool(engine, adapters, n, error);
-    for (size_t i = 0; i < n && status == SP_OK; i++)
-        if (adapters[i])
-            status = add_adapter(engine, &wanted[i], adapters[i], seconds[i], error);
+        status = create_layout(engine, startup->adapters, startup->n, error);
+    if (status == SP_OK)
+        startup->overlay_bytes = overlay_budget(engine, startup->adapters, startup->n);
     return status;
 }
 
-sp_status sp_engine_open_adapters(sp_engine *engine, const sp_engine_adapter *wanted, size_t n,
-                                  sp_error *error)
+sp_status sp_engine_read_adapters(sp_engine *engine, const sp_engine_adapter *wanted, size_t n,
+                                  sp_startup *out_startup, sp_error *error)
 {
-    sp_adapter **adapters;
-    double *seconds;
+    sp_startup startup = {.wanted = wanted, .n = n};
     sp_status status = check_adapter_names(engine, wanted, n, error);
 
     if (status != SP_OK)
         return status;
+    *out_startup = (sp_startup){0};
     if (engine->options.max_loras == 0 || (n == 0 && !engine->options.adapter_loading))
         return SP_OK;
-    adapters = sp_calloc(n + 1, sizeof(sp_adapter *)); /* never an empty block */
-    seconds = sp_calloc(n + 1, sizeof *seconds);
-    if (adapters && seconds)
-        status = load_adapters(engine, wanted, n, adapters, seconds, error);
+    startup.adapters = sp_calloc(n + 1, sizeof(sp_adapter *)); /* never an empty block */
+    startup.seconds = sp_calloc(n + 1, sizeof *startup.seconds);
+    if (startup.adapters && startup.seconds)
+        status = open_startup(engine, &startup, error);
     else
         status = sp_fail_memory(error, n * sizeof(sp_adapter *), "the list of adapters");
-    for (size_t i = 0; adapters && i < n; i++)
-        sp_adapter_release(adapters[i]);
-    sp_free(seconds);
-    sp_free(adapters);
+    if (status == SP_OK)
+        *out_startup = startup;
+    else
+        sp_startup_free(&startup);
     return status;
+}
+
+sp_status sp_engine_start_adapters(sp_engine *engine, const sp_startup *startup, sp_error *error)
+{
+    sp_status status;
+
+    if (!engine->layout)
+        return SP_OK;
+    status = create_pool(engine, startup->overlay_bytes, error);
+    for (size_t i = 0; i < startup->n && status == SP_OK; i++)
+        if (startup->adapters[i])
+            status = add_adapter(engine, &startup->wanted[i], startup->adapters[i],
+                                 startup->seconds[i], error);
+    return status;
+}
+
+void sp_startup_free(sp_startup *startup)
+{
+    for (size_t i = 0; startup->adapters && i < startup->n; i++)
+        sp_adapter_release(startup->adapters[i]);
+    sp_free(startup->seconds);
+    sp_free(startup->adapters);
+    *startup = (sp_startup){0};
 }
 
 void sp_engine_close_adapters(sp_engine *engine)

@@ -54,6 +54,7 @@ struct sp_engine {
     sp_scheduler scheduler;
     sp_forward forward;
     int32_t max_context;
+    bool kv_left_open; /* the preflight has set the KV cache's size */
 
     sp_sequence **sequences; /* ascending by id */
     int32_t n_sequences, sequences_capacity;
@@ -76,9 +77,22 @@ struct sp_engine {
 /* Frees a sequence: out of the scheduler, its adapter reference given back. */
 void sp_engine_drop(sp_engine *engine, sp_sequence *sequence);
 
-/* engine_adapters.c: pool, stage and delta, and the start-up adapters in them. */
-sp_status sp_engine_open_adapters(sp_engine *engine, const sp_engine_adapter *wanted, size_t n,
-                                  sp_error *error);
+/* The start-up adapters between their opening and their slots. */
+typedef struct sp_startup {
+    const sp_engine_adapter *wanted; /* [n] borrowed */
+    size_t n;
+    sp_adapter **adapters; /* [n] one reference each; NULL: refused */
+    double *seconds;       /* [n] that the opening took */
+    size_t overlay_bytes;  /* that the pool is to have */
+} sp_startup;
+
+/* engine_adapters.c. First the adapters are opened and engine->layout is made, if there are to be
+ * slots at all: then it is known what pool, stage and delta need. */
+sp_status sp_engine_read_adapters(sp_engine *engine, const sp_engine_adapter *wanted, size_t n,
+                                  sp_startup *out_startup, sp_error *error);
+/* Then pool, stage and delta are made and the adapters loaded. */
+sp_status sp_engine_start_adapters(sp_engine *engine, const sp_startup *startup, sp_error *error);
+void sp_startup_free(sp_startup *startup);
 void sp_engine_close_adapters(sp_engine *engine);
 
 /* How the scheduler asks for slots; all NULL without a pool. */

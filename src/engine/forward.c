@@ -1,6 +1,7 @@
 #include "engine/forward.h"
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/project.h"
@@ -97,6 +98,28 @@ static sp_status allocate(sp_forward *forward, sp_error *error)
     return SP_OK;
 }
 
+size_t sp_forward_scratch_bytes(const sp_forward_options *options)
+{
+    const sp_model_shape *shape = &options->model->shape;
+    const sp_kernels *kernels = options->kernels;
+    const sp_forward sizes = {
+        .model = options->model,
+        .kernels = kernels,
+        .type = options->type,
+        .rows_max = options->rows_max,
+    };
+    size_t widths = 3 * (size_t)shape->hidden + 2 * (size_t)q_width(shape) +
+                    2 * (size_t)kv_width(shape) + 2 * (size_t)shape->intermediate;
+    size_t row =
+        widths * sp_dtype_bytes(options->type) + 3 * sizeof(int32_t) + sizeof(sp_attention_item);
+    size_t logits = (size_t)SP_LOGIT_ROWS * (size_t)shape->vocab * sizeof(float);
+    size_t attention =
+        kernels->attention_scratch_floats(shape->q_heads / shape->kv_heads, shape->head_dim) *
+        sizeof(float) * (size_t)sp_exec_threads(options->exec);
+
+    return (size_t)options->rows_max * row + packed_bytes(&sizes) + logits + attention;
+}
+
 sp_status sp_forward_create(const sp_forward_options *options, sp_forward *out_forward,
                             sp_error *error)
 {
@@ -113,6 +136,7 @@ sp_status sp_forward_create(const sp_forward_options *options, sp_forward *out_f
     };
     sp_status status = allocate(&forward, error);
 
+    SP_ASSERT(status != SP_OK || forward.scratch_bytes == sp_forward_scratch_bytes(options));
     if (status == SP_OK && forward.delta)
         status = sp_plan_create(SP_LOGIT_ROWS, forward.slots, &forward.head_plan, error);
     if (status != SP_OK) {

@@ -83,6 +83,9 @@ typedef struct sp_forward_options {
     int32_t rows_max;
 } sp_forward_options;
 
+/* Bytes of the activations that sp_forward_create allocates; cache and delta may be NULL yet. */
+size_t sp_forward_scratch_bytes(const sp_forward_options *options);
+
 sp_status sp_forward_create(const sp_forward_options *options, sp_forward *out_forward,
                             sp_error *error);
 void sp_forward_destroy(sp_forward *forward);

@@ -9,6 +9,8 @@
 #include <sidepath/adapter.h>
 #include <sidepath/device.h>
 
+#include <stdbool.h>
+
 typedef struct sp_kv_cache {
     sp_device *device; /* borrowed */
     void *memory;      /* [layers][2][n_pages][kv_heads][page_tokens][head_dim] of dtype */
@@ -17,10 +19,14 @@ typedef struct sp_kv_cache {
     size_t bytes, half_layer_bytes;
 } sp_kv_cache;
 
-/* SP_ERR_MEMORY says how much was needed and names --kv-tokens. */
+/* Bytes of one token's keys and values in all layers. */
+size_t sp_kv_token_bytes(const sp_model_shape *shape, sp_dtype dtype);
+
+/* With `resident` every page is touched now, else a large cache comes into memory as it is used.
+ * SP_ERR_MEMORY says how much was needed and names kv-tokens. */
 sp_status sp_kv_cache_create(sp_device *device, const sp_model_shape *shape, sp_dtype dtype,
-                             int32_t n_pages, int32_t page_tokens, sp_kv_cache *out_cache,
-                             sp_error *error);
+                             int32_t n_pages, int32_t page_tokens, bool resident,
+                             sp_kv_cache *out_cache, sp_error *error);
 void sp_kv_cache_destroy(sp_kv_cache *cache);
 
 static inline void *sp_kv_cache_keys(const sp_kv_cache *cache, int32_t layer)

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "engine/preflight.h"
 
 #include <sidepath/safetensors.h>
 
@@ -327,21 +328,37 @@ static sp_status check_directory(const char *directory, sp_error *error)
     return SP_OK;
 }
 
-static sp_status open_files(sp_model *model, const char *directory, bool copy, sp_error *error)
+/* Whole files are held against what is free where they are copied; of mapped ones only the tensors
+ * in use come into memory, and those are known once they are mapped. */
+static sp_status check_memory(const sp_checkpoint *checkpoint, size_t free_bytes, sp_error *error)
+{
+    size_t sum = 0;
+
+    for (int32_t i = 0; i < sp_checkpoint_n_files(checkpoint); i++)
+        sum += sp_checkpoint_file_bytes(checkpoint, i);
+    return sp_memory_preflight_weights(sum, free_bytes, error);
+}
+
+static sp_status open_files(sp_model *model, const char *directory, bool copy, size_t free_bytes,
+                            sp_error *error)
 {
     sp_checkpoint *checkpoint;
     sp_status status = sp_checkpoint_open(directory, "model", &checkpoint, error);
 
     if (status != SP_OK)
         return status;
-    status = sp_weight_files_open(checkpoint, copy, &model->files, error);
+    if (copy)
+        status = check_memory(checkpoint, free_bytes, error);
+    if (status == SP_OK)
+        status = sp_weight_files_open(checkpoint, copy, &model->files, error);
     if (status == SP_OK)
         status = load_weights(model, checkpoint, error);
     sp_checkpoint_destroy(checkpoint);
     return status;
 }
 
-sp_status sp_model_open(const char *directory, bool copy, sp_model *out_model, sp_error *error)
+sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes, sp_model *out_model,
+                        sp_error *error)
 {
     sp_model model = {.files.notify = -1};
     sp_status status = check_directory(directory, error);
@@ -362,7 +379,7 @@ sp_status sp_model_open(const char *directory, bool copy, sp_model *out_model, s
     if (status == SP_OK)
         status = read_generation_config(&model, directory, error);
     if (status == SP_OK)
-        status = open_files(&model, directory, copy, error);
+        status = open_files(&model, directory, copy, free_bytes, error);
     if (status != SP_OK) {
         sp_model_close(&model);
         return status;

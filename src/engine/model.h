@@ -47,9 +47,11 @@ typedef struct sp_model {
  * nothing applies, is SP_ERR_UNSUPPORTED with "unused-weight". SP_ERR_NOT_FOUND: a file or a weight
  * is missing (named). SP_ERR_MISMATCH: a weight has another shape (both given). SP_ERR_UNSUPPORTED:
  * an architecture or a dtype that this engine does not run (named). SP_ERR_TRUNCATED, SP_ERR_INPUT:
- * a shard is broken.
+ * a shard is broken. SP_ERR_MEMORY: copies would take more than free_bytes (preflight.h), or there
+ * is no memory.
  */
-sp_status sp_model_open(const char *directory, bool copy, sp_model *out_model, sp_error *error);
+sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes, sp_model *out_model,
+                        sp_error *error);
 void sp_model_close(sp_model *model);
 
 #endif

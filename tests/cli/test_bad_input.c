@@ -151,6 +151,12 @@ static void test_bad_requests(void **state)
                             "--kv-tokens 64",
                             DEMO),
                   1, "raise kv-tokens");
+    check_failure(shell_run(NULL,
+                            "generate --model %s --request hello --memory 64000000 "
+                            "--max-loras 512 --max-lora-rank 1024 --adapter a=" SP_TEST_DEMO
+                            "/adapters/sqldoc",
+                            DEMO),
+                  1, "lower max-loras");
     check_failure(shell_run(NULL, "generate --model %s --request hello", TIED), 1,
                   "tokenizer.json");
     check_failure(shell_run(NULL, "logits --model %s --tokens 1,600 --out /nowhere/x", TIED), 1,

@@ -1,0 +1,349 @@
+/*
+ * preflight: each sum is held against what is left, in order, and the first that does not fit is
+ * named with its setting; what was left open gets its share. The sums are done by hand, in MiB.
+ * Then the same through sp_engine_open, by memory_bytes and in a cgroup where one can be made:
+ * every refusal comes within a second and leaves nothing allocated.
+ */
+#include "engine/preflight.h"
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "support/test.h"
+
+#include <sidepath/engine.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MIB ((size_t)1 << 20)
+#define GIB ((size_t)1 << 30)
+
+/* ---- the arithmetic ------------------------------------------------------------------------ */
+
+/* 100 + 4 * 10 + 20 + 30 + 40 = 230 before the KV cache, which takes 16 more. */
+static sp_memory_needs needs_of_246(void)
+{
+    return (sp_memory_needs){
+        .weights = 100 * MIB,
+        .slot = 10 * MIB,
+        .slots = 4,
+        .overlay = 20 * MIB,
+        .scratch = 30 * MIB,
+        .host_cache = 40 * MIB,
+        .kv_token = MIB,
+        .kv_tokens = 16,
+        .max_running = 2,
+        .max_context = 20,
+        .page_tokens = 16,
+    };
+}
+
+static void refused(const sp_memory_needs *needs, size_t free_bytes, const char *setting)
+{
+    sp_memory_shares shares = {-7, 7};
+    sp_error error = {0};
+
+    assert_int_equal(sp_memory_preflight(needs, free_bytes, &shares, &error), SP_ERR_MEMORY);
+    assert_string_equal(error.code, SP_CODE_MEMORY_SHORT);
+    assert_string_equal(error.subject, setting);
+    assert_int_equal(shares.kv_tokens, -7);
+    assert_int_equal(shares.host_cache, 7);
+}
+
+static sp_memory_shares fits(const sp_memory_needs *needs, size_t free_bytes)
+{
+    sp_memory_shares shares;
+    sp_error error;
+
+    assert_ok(sp_memory_preflight(needs, free_bytes, &shares, &error), &error);
+    return shares;
+}
+
+static void the_sums_in_their_order(void **state)
+{
+    sp_memory_needs needs = needs_of_246();
+
+    (void)state;
+    assert_int_equal(fits(&needs, 246 * MIB).kv_tokens, 16);
+    assert_int_equal(fits(&needs, 246 * MIB).host_cache, 40 * MIB);
+    refused(&needs, 246 * MIB - 1, "kv-tokens");
+    refused(&needs, 230 * MIB - 1, "host-cache-mib");
+    refused(&needs, 190 * MIB - 1, "step-rows");
+    refused(&needs, 160 * MIB - 1, "overlay-bytes");
+    refused(&needs, 140 * MIB - 1, "max-loras");
+    refused(&needs, 100 * MIB - 1, "model");
+    refused(&needs, 0, "model");
+}
+
+static void the_text_says_needed_and_free(void **state)
+{
+    sp_memory_needs needs = needs_of_246();
+    sp_memory_shares shares;
+    sp_error error;
+
+    (void)state;
+    needs.slots = 512;
+    needs.slot = 40 * MIB;
+    assert_int_equal(sp_memory_preflight(&needs, 2 * GIB, &shares, &error), SP_ERR_MEMORY);
+    assert_non_null(strstr(error.text, "20480 MiB needed, 1948 MiB free"));
+    assert_non_null(strstr(error.text, "lower max-loras"));
+}
+
+static void an_open_kv_cache_gets_half_of_what_is_left(void **state)
+{
+    sp_memory_needs needs = needs_of_246();
+
+    (void)state;
+    needs.kv_tokens = 0;
+    assert_int_equal(fits(&needs, 330 * MIB).kv_tokens, 48); /* half of 100, in pages of 16 */
+    assert_int_equal(fits(&needs, 358 * MIB).kv_tokens, 64); /* half of 128 */
+    assert_int_equal(fits(&needs, 900 * MIB).kv_tokens, 64); /* 2 requests of 20, in pages */
+    assert_int_equal(fits(&needs, 246 * MIB).kv_tokens, 16); /* one page is the least */
+    refused(&needs, 245 * MIB, "kv-tokens");
+}
+
+static void an_open_host_cache_gets_half_of_the_rest(void **state)
+{
+    sp_memory_needs needs = needs_of_246();
+
+    (void)state;
+    needs.kv_tokens = 0;
+    needs.host_cache = 0;
+    /* 190 are taken, KV gets 64 of the 128 that are left; an image of 10, and half of 64. */
+    assert_int_equal(fits(&needs, 318 * MIB).kv_tokens, 64);
+    assert_int_equal(fits(&needs, 318 * MIB).host_cache, 42 * MIB);
+    needs.slots = 0;
+    assert_int_equal(fits(&needs, 318 * MIB).host_cache, 0);
+}
+
+static void sums_that_overflow_fit_nowhere(void **state)
+{
+    sp_memory_needs needs = needs_of_246();
+
+    (void)state;
+    needs.slot = SIZE_MAX / 2;
+    refused(&needs, 1000 * MIB, "max-loras");
+    refused(&needs, SIZE_MAX, "max-loras");
+    needs = needs_of_246();
+    needs.kv_token = SIZE_MAX / 4;
+    refused(&needs, SIZE_MAX, "kv-tokens");
+}
+
+static void where_nothing_is_known_all_fit(void **state)
+{
+    sp_memory_needs needs = needs_of_246();
+
+    (void)state;
+    needs.kv_tokens = 0;
+    needs.host_cache = 0;
+    assert_int_equal(fits(&needs, SIZE_MAX).kv_tokens, 64);
+    assert_int_equal(fits(&needs, SIZE_MAX).host_cache, 0);
+    needs.max_context = 40960;
+    assert_int_equal(fits(&needs, SIZE_MAX).kv_tokens, 65536);
+}
+
+/* ---- an engine's opening ------------------------------------------------------------------- */
+
+static sp_engine_options small_options(void)
+{
+    sp_engine_options options;
+
+    sp_engine_options_default(&options, sizeof options);
+    options.model_dir = SP_TEST_DEMO "/base";
+    options.threads = 1;
+    options.max_loras = 2;
+    options.max_lora_rank = 8;
+    options.kv_tokens = 320;
+    options.adapter_loading = true;
+    return options;
+}
+
+/* NULL where the opening is refused as it should be, else what is wrong; it runs in a child, too,
+ * where no assertion of cmocka is heard. */
+static const char *opening_refused(const sp_engine_options *options, const char *setting)
+{
+    size_t before = sp_alloc_bytes();
+    double began = sp_clock_seconds();
+    sp_engine *engine = NULL;
+    sp_error error = {0};
+    sp_status status = sp_engine_open(options, NULL, 0, &engine, &error);
+
+    if (status == SP_OK)
+        sp_engine_close(engine);
+    if (status != SP_ERR_MEMORY || !error.code || strcmp(error.code, SP_CODE_MEMORY_SHORT) != 0)
+        return "it was not refused for memory";
+    if (strcmp(error.subject, setting) != 0)
+        return "another setting is named";
+    if (sp_clock_seconds() - began > 1)
+        return "it took more than a second";
+    return sp_alloc_bytes() == before ? NULL : "memory was left behind";
+}
+
+static void check_refused(const sp_engine_options *options, const char *setting)
+{
+    const char *wrong = opening_refused(options, setting);
+
+    if (wrong)
+        fail_msg("%s: %s", setting, wrong);
+}
+
+static void each_sum_of_an_engine(void **state)
+{
+    sp_engine_options options = small_options();
+    sp_engine *engine;
+    sp_error error;
+
+    (void)state;
+    options.memory_bytes = 128 * MIB;
+    assert_ok(sp_engine_open(&options, NULL, 0, &engine, &error), &error);
+    sp_engine_close(engine);
+    options.memory_bytes = MIB;
+    check_refused(&options, "model");
+    options.weights_copy = true;
+    check_refused(&options, "model");
+    options = small_options();
+    options.memory_bytes = 128 * MIB;
+    options.max_loras = 512;
+    options.max_lora_rank = 1024;
+    check_refused(&options, "max-loras");
+    options = small_options();
+    options.memory_bytes = 128 * MIB;
+    options.overlay_bytes = GIB;
+    check_refused(&options, "overlay-bytes");
+    options = small_options();
+    options.memory_bytes = 128 * MIB;
+    options.step_rows = 65536;
+    check_refused(&options, "step-rows");
+    options = small_options();
+    options.memory_bytes = 128 * MIB;
+    options.host_bytes_max = GIB;
+    check_refused(&options, "host-cache-mib");
+    options = small_options();
+    options.memory_bytes = 128 * MIB;
+    options.kv_tokens = 1000000;
+    check_refused(&options, "kv-tokens");
+}
+
+/* 3,072 bytes a token; 2,048 tokens for each of two requests are less than half of what is left. */
+static void an_open_cache_of_an_engine(void **state)
+{
+    sp_engine_options options = small_options();
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
+    sp_engine *engine;
+    sp_error error;
+
+    (void)state;
+    options.kv_tokens = 0;
+    options.max_running = 2;
+    options.memory_bytes = GIB;
+    assert_ok(sp_engine_open(&options, NULL, 0, &engine, &error), &error);
+    assert_ok(sp_engine_get_stats(engine, &stats, &error), &error);
+    sp_engine_close(engine);
+    assert_int_equal(stats.kv_bytes, (size_t)2 * 2048 * 3072);
+    options.max_running = 4096; /* 24 GiB */
+    assert_ok(sp_engine_open(&options, NULL, 0, &engine, &error), &error);
+    assert_ok(sp_engine_get_stats(engine, &stats, &error), &error);
+    sp_engine_close(engine);
+    assert_true(stats.kv_bytes < GIB / 2);
+    assert_true(stats.kv_bytes > GIB / 2 - 64 * MIB);
+}
+
+/* ---- in a cgroup --------------------------------------------------------------------------- */
+
+static bool write_number(const char *folder, const char *name, long long number)
+{
+    char path[512];
+    FILE *file;
+    bool written;
+
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    file = fopen(path, "r+");
+    if (!file)
+        return false;
+    written = fprintf(file, "%lld\n", number) > 0;
+    return fclose(file) == 0 && written;
+}
+
+/* A group of its own with that limit; false where this machine does not let us make one. */
+static bool make_group(char *folder, size_t folder_bytes, long long limit)
+{
+    static const char *const mounts[][2] = {
+        {"/sys/fs/cgroup/memory", "memory.limit_in_bytes"},
+        {"/sys/fs/cgroup", "memory.max"},
+    };
+
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(folder, folder_bytes, "%s/sidepath-test-%d", mounts[i][0], (int)getpid());
+        if (mkdir(folder, 0755) != 0)
+            continue;
+        if (write_number(folder, mounts[i][1], limit))
+            return true;
+        rmdir(folder);
+    }
+    return false;
+}
+
+/* In the child: the number of the first opening that is not refused as it should be. */
+static int openings_in_a_group(void)
+{
+    sp_engine_options options = small_options();
+
+    options.max_loras = 512;
+    options.max_lora_rank = 1024;
+    if (opening_refused(&options, "max-loras"))
+        return 1;
+    options = small_options();
+    options.overlay_bytes = 4 * GIB;
+    if (opening_refused(&options, "overlay-bytes"))
+        return 2;
+    options = small_options();
+    options.host_bytes_max = 4 * GIB;
+    if (opening_refused(&options, "host-cache-mib"))
+        return 3;
+    options = small_options();
+    options.kv_tokens = 1000000;
+    return opening_refused(&options, "kv-tokens") ? 4 : 0;
+}
+
+static void in_a_group_of_2_gib(void **state)
+{
+    char folder[256];
+    pid_t child;
+    int status;
+
+    (void)state;
+    if (!make_group(folder, sizeof folder, 2LL << 30)) {
+        print_message("in_a_group_of_2_gib: no cgroup can be made on this machine\n");
+        skip();
+    }
+    child = fork();
+    if (child == 0)
+        _exit(write_number(folder, "cgroup.procs", getpid()) ? openings_in_a_group() : 99);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    rmdir(folder);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 99) {
+        print_message("in_a_group_of_2_gib: no process can join a cgroup on this machine\n");
+        skip();
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_sums_in_their_order),
+        cmocka_unit_test(the_text_says_needed_and_free),
+        cmocka_unit_test(an_open_kv_cache_gets_half_of_what_is_left),
+        cmocka_unit_test(an_open_host_cache_gets_half_of_the_rest),
+        cmocka_unit_test(sums_that_overflow_fit_nowhere),
+        cmocka_unit_test(where_nothing_is_known_all_fit),
+        cmocka_unit_test(in_a_group_of_2_gib), /* before any thread is started */
+        cmocka_unit_test(each_sum_of_an_engine),
+        cmocka_unit_test(an_open_cache_of_an_engine),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
