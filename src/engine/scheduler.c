@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include "base/alloc.h"
+#include "base/assert.h"
 
 #include <string.h>
 
@@ -14,6 +15,7 @@ static void insert_by_id(sp_sequence **list, int32_t *n, sp_sequence *sequence)
         list[at] = list[at - 1];
         at--;
     }
+    SP_ASSERT(at == 0 || list[at - 1]->id < sequence->id);
     list[at] = sequence;
     (*n)++;
 }
@@ -228,6 +230,8 @@ static void preempt(sp_scheduler *scheduler, sp_sequence *victim)
     victim->n_computed = 0;
     victim->trace.preemptions++;
     victim->state = SP_SEQUENCE_WAITING;
+    SP_ASSERT(scheduler->n_waiting < scheduler->waiting_capacity);
+    SP_ASSERT(victim->n_pages == 0);
     insert_by_id(scheduler->waiting, &scheduler->n_waiting, victim);
     scheduler->preemptions++;
 }
@@ -268,6 +272,8 @@ static void add_entry(sp_batch *batch, sp_sequence *sequence, int32_t n_rows)
         batch->entries[at] = batch->entries[at - 1];
         at--;
     }
+    SP_ASSERT(n_rows > 0);
+    SP_ASSERT(sequence->state == SP_SEQUENCE_RUNNING);
     batch->entries[at] = (sp_batch_entry){.sequence = sequence, .n_rows = n_rows};
     batch->n_entries++;
     batch->n_rows += n_rows;
@@ -284,8 +290,10 @@ static void schedule(sp_scheduler *scheduler, sp_sequence *sequence)
         rows = budget;
     if (rows > 0)
         rows = reserve_rows(scheduler, sequence, rows);
+    SP_ASSERT(scheduler->batch.n_entries < scheduler->n_running || rows <= 0);
     if (rows > 0)
         add_entry(&scheduler->batch, sequence, rows);
+    SP_ASSERT(scheduler->batch.n_rows <= scheduler->options.step_rows);
 }
 
 /*
@@ -412,6 +420,8 @@ static void start_running(sp_scheduler *scheduler, sp_sequence *sequence)
     sequence->slot_wait = 0;
     sequence->admitted_step = scheduler->step;
     sequence->n_tokens_admitted = sequence->n_tokens;
+    SP_ASSERT(scheduler->n_running < scheduler->options.max_running);
+    SP_ASSERT(sequence->n_pages == 0 && sequence->n_computed == 0);
     insert_by_id(scheduler->running, &scheduler->n_running, sequence);
     reuse_pages(scheduler, sequence);
     schedule(scheduler, sequence);

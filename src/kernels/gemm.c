@@ -6,6 +6,7 @@
  */
 #include "kernels/gemm.h"
 
+#include "base/assert.h"
 #include "base/integer.h"
 
 #define PIECES_PER_THREAD 8
@@ -28,12 +29,16 @@ void sp_pack_job_cut(sp_pack_job *job, int32_t threads)
 
     job->piece_rows = round_up(max64(ceil_div(rows, pieces), least), job->kernels->x_pack_rows);
     job->n_pieces = (int32_t)ceil_div(rows, job->piece_rows);
+    SP_ASSERT(job->piece_rows > 0 && job->piece_rows % job->kernels->x_pack_rows == 0);
+    SP_ASSERT(job->n_pieces * job->piece_rows >= rows);
 }
 
 void sp_pack_job_run(const sp_pack_job *job, int32_t piece)
 {
     int64_t begin = piece * job->piece_rows;
 
+    SP_ASSERT(piece >= 0 && piece < job->n_pieces);
+    SP_ASSERT(begin < job->rows);
     job->kernels->x_pack(job->packed, job->x_type, job->w_type, job->x, job->x_stride,
                          job->row_index, job->rows, job->k, begin,
                          min64(begin + job->piece_rows, job->rows));
@@ -91,6 +96,11 @@ static gemm_split split_gemm(const sp_gemm_job *job, const sp_gemm_args *args)
     split.rows = round_up(min64(split.rows, args->rows), kernels->gemm_rows);
     split.row_pieces = ceil_div(args->rows, split.rows);
     split.column_pieces = ceil_div(args->n, split.columns);
+    /* Borders that the level's tiles do not know would be computed by another kernel form. */
+    SP_ASSERT(split.rows > 0 && split.rows % kernels->gemm_rows == 0);
+    SP_ASSERT(split.columns > 0 && split.columns % kernels->gemm_columns == 0);
+    SP_ASSERT((split.row_pieces - 1) * split.rows < args->rows);
+    SP_ASSERT((split.column_pieces - 1) * split.columns < args->n);
     return split;
 }
 
@@ -126,6 +136,7 @@ sp_gemm_piece sp_gemm_job_piece(const sp_gemm_job *job, int32_t piece)
     int64_t left = piece;
     int32_t strips = 0;
 
+    SP_ASSERT(piece >= 0 && piece < job->n_pieces);
     for (int32_t g = 0; g < job->n_gemms; g++) {
         const sp_gemm_args *args = &job->gemms[g];
         gemm_split split;
@@ -151,11 +162,16 @@ sp_gemm_piece sp_gemm_job_piece(const sp_gemm_job *job, int32_t piece)
             .column_end = min64(column + split.columns, args->n),
         };
     }
+    SP_ASSERT(!"a piece of no GEMM");
     return (sp_gemm_piece){0};
 }
 
 void sp_gemm_job_run(const sp_gemm_job *job, const sp_gemm_piece *piece)
 {
+    SP_ASSERT(piece->gemm >= 0 && piece->gemm < job->n_gemms);
+    SP_ASSERT(piece->row_begin < piece->row_end && piece->column_begin < piece->column_end);
+    SP_ASSERT(piece->row_end <= job->gemms[piece->gemm].rows);
+    SP_ASSERT(piece->column_end <= job->gemms[piece->gemm].n);
     job->kernels->gemm_nt(&job->gemms[piece->gemm], piece->row_begin, piece->row_end,
                           piece->column_begin, piece->column_end);
 }

@@ -15,6 +15,7 @@
  * LOADING; a READY slot has a generation that no other slot ever had; an EMPTY slot has no extent.
  */
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "base/error.h"
 #include "base/grow.h"
 #include "device/step_streams.h"
@@ -379,6 +380,8 @@ static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image, u
     sp_site_column column;
     sp_status status = sp_site_tables_begin(&pool->tables, &column);
 
+    SP_ASSERT(pool->slots[slot].state == SP_SLOT_LOADING);
+    SP_ASSERT(generation > pool->slots[slot].generation);
     if (status != SP_OK)
         return status;
     *column.generation = generation;
@@ -387,6 +390,7 @@ static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image, u
 
         if (image->ranks[i] == 0)
             continue;
+        SP_ASSERT(image->ranks[i] > 0 && image->ranks[i] <= sp_layout_rank_stride(pool->layout));
         column.a[i] = memory + site->a_offset_bytes;
         column.b[i] = memory + site->b_offset_bytes;
         column.scale[i] = image->scales[i];
@@ -417,6 +421,9 @@ static sp_status hide_slot(sp_pool *pool, int32_t slot)
 /* The generation stays: it tells "never loaded" from "empty again". */
 static void reset_slot(sp_pool *pool, int32_t slot, sp_slot_state state)
 {
+    SP_ASSERT(slot >= 0 && slot < pool->n_slots);
+    SP_ASSERT(pool->slots[slot].references == 0); /* nobody's version goes */
+    SP_ASSERT(state == SP_SLOT_EMPTY || state == SP_SLOT_LOADING);
     pool->slots[slot] = (sp_slot_info){
         .struct_bytes = sizeof(sp_slot_info),
         .state = state,
@@ -460,6 +467,7 @@ sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot, sp_error *error)
         return no_victim(pool, status, error);
     if (pool->slots[slot].state == SP_SLOT_READY)
         status = hide_slot(pool, slot);
+    SP_ASSERT(pool->slots[slot].state == SP_SLOT_EMPTY || sp_slot_is_idle(&pool->slots[slot]));
     reset_slot(pool, slot, status == SP_OK ? SP_SLOT_LOADING : SP_SLOT_EMPTY);
     if (status != SP_OK)
         return fail_switch(pool, status, slot, error);
@@ -520,11 +528,13 @@ static sp_status take_extent(sp_pool *pool, int32_t slot, size_t bytes)
 
         if (!sp_extents_overlap(&extents[i], &extent))
             continue;
+        SP_ASSERT(i != slot && sp_slot_is_idle(&pool->slots[i]));
         status = hide_slot(pool, i);
         reset_slot(pool, i, SP_SLOT_EMPTY);
         if (status != SP_OK)
             return status;
     }
+    SP_ASSERT(extent.bytes <= pool->overlays.bytes - extent.offset_bytes);
     extents[slot] = extent;
     return SP_OK;
 }
@@ -660,6 +670,7 @@ sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image
         return fail_switch(pool, status, slot, error);
     }
     info = &pool->slots[slot];
+    SP_ASSERT(info->references == 0 && !info->pinned && !info->awaited);
     info->state = SP_SLOT_READY;
     info->generation = generation;
     info->references = 1;
@@ -726,6 +737,7 @@ sp_status sp_pool_acquire(sp_pool *pool, sp_slot_handle handle, sp_error *error)
     if (info->references == INT32_MAX)
         return sp_fail(error, SP_ERR_STATE, NULL, "slot", handle.slot,
                        "slot %d has too many references", (int)handle.slot);
+    SP_ASSERT(info->references >= 0);
     info->references++;
     info->last_use = ++pool->use;
     return SP_OK;
@@ -774,6 +786,7 @@ sp_status sp_pool_drain(sp_pool *pool, sp_slot_handle handle, sp_error *error)
                        "slot %d is pinned: unpin it first", (int)handle.slot);
     if (info->references == 0)
         return empty_slot(pool, handle.slot, error);
+    SP_ASSERT(info->references > 0 && !info->pinned);
     info->state = SP_SLOT_DRAINING;
     info->awaited = false;
     return sp_fail(error, SP_BUSY, NULL, "slot", handle.slot,

@@ -11,6 +11,7 @@
 #include "route/plan_rows.h"
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "base/error.h"
 #include "base/grow.h"
 
@@ -61,6 +62,8 @@ static void cut_block(sp_plan *plan)
     plan->segment_slot = take(&cursor, plan->slots_max);
     plan->slot_cursor = take(&cursor, plan->slots_max);
     plan->segment_begin = take(&cursor, plan->slots_max + 1);
+    SP_ASSERT(cursor - plan->block ==
+              5 * (int64_t)plan->rows_max + 3 * (int64_t)plan->slots_max + 1);
 }
 
 static void fill_view(sp_plan *plan)
@@ -153,6 +156,8 @@ static void build_segments(sp_plan *plan)
     }
     plan->segment_begin[plan->view.n_segments] = routed;
     plan->view.n_routed = routed;
+    SP_ASSERT(routed <= plan->view.n_rows);
+    SP_ASSERT(plan->view.n_segments <= plan->slots_max && plan->view.n_segments <= routed);
 }
 
 static void build_order(sp_plan *plan)
@@ -160,9 +165,14 @@ static void build_order(sp_plan *plan)
     for (int32_t row = 0; row < plan->view.n_rows; row++) {
         int32_t slot = plan->seq_slot[row];
 
-        if (slot >= 0)
-            plan->row_order[plan->slot_cursor[slot]++] = row;
+        if (slot < 0)
+            continue;
+        SP_ASSERT(plan->slot_cursor[slot] < plan->view.n_routed);
+        plan->row_order[plan->slot_cursor[slot]++] = row;
     }
+    /* Each slot's cursor has come to the beginning of the next segment. */
+    for (int32_t i = 0; i < plan->view.n_segments; i++)
+        SP_ASSERT(plan->slot_cursor[plan->segment_slot[i]] == plan->segment_begin[i + 1]);
 }
 
 static void build_tiles(sp_plan *plan)
@@ -179,6 +189,8 @@ static void build_tiles(sp_plan *plan)
             plan->view.n_tiles++;
         }
     }
+    SP_ASSERT(plan->view.n_tiles <= plan->view.n_routed);
+    SP_ASSERT(plan->view.n_tiles >= plan->view.n_segments);
 }
 
 /* Builds of all plans, so that a plan made at the address of another one is not taken for it. */
@@ -199,6 +211,8 @@ static void group(sp_plan *plan, const sp_pool *pool, uint64_t pool_changes, int
 /* A scale of 0 is the base, exactly: the row takes no slot, so nothing can touch it. */
 static void set_row(sp_plan *plan, int32_t row, int32_t slot, float scale)
 {
+    SP_ASSERT(row >= 0 && row < plan->rows_max);
+    SP_ASSERT(slot >= SP_SLOT_BASE && slot < plan->slots_max);
     plan->seq_slot[row] = scale == 0.0f ? SP_SLOT_BASE : slot;
     plan->row_scale[row] = scale;
 }
