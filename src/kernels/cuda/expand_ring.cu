@@ -33,6 +33,13 @@
 #define WINDOW_ROWS  (SP_CUDA_WINDOW_TILES * ROWS)
 #define FEW_SLOTS    128 /* whose ranks and scales a block fetches at its start */
 
+/* read_window: each lane holds one tile's slot and two rows, `lane` and `lane` + 32, of the tiles
+ * lane / ROWS and 4 + lane / ROWS. */
+static_assert(SP_WARP / ROWS == 4 && SP_WARP % ROWS == 0, "a warp reads four tiles at a time");
+static_assert(SP_CUDA_WINDOW_TILES == 2 * (SP_WARP / ROWS), "two rows a lane are a whole window");
+static_assert(SP_CUDA_WINDOW_TILES <= SP_WARP, "a lane for each tile of a window");
+static_assert(WINDOW_ROWS == 2 * SP_WARP, "two rows a lane are the rows of a window");
+
 typedef struct ring_shape {
     int first_chunk[SP_CUDA_SITES_MAX + 1]; /* of each site */
     int columns, window_tiles;              /* of a stage */

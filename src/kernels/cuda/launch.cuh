@@ -21,9 +21,9 @@ cudaError_t sp_cuda_shrink_windows_init(int gpu);
 cudaError_t sp_cuda_expand_init(void);
 cudaError_t sp_cuda_expand_ring_init(int gpu);
 
-/* Whether the code that runs waits for its predecessor itself; not what was made from PTX of a GPU
- * that knows no such wait. Set by sp_cuda_kernels_init. */
-extern bool sp_cuda_overlaps;
+/* Whether the code that runs on the current GPU waits for its predecessor itself; not what was made
+ * from PTX of a GPU that knows no such wait. Known from that GPU's sp_cuda_kernels_init on. */
+bool sp_cuda_overlaps(void);
 
 /* A launch that may begin while its predecessor still runs, unless `after` says otherwise. */
 static inline cudaLaunchConfig_t sp_cuda_overlapping(dim3 grid, int threads, size_t shared_bytes,
@@ -39,7 +39,7 @@ static inline cudaLaunchConfig_t sp_cuda_overlapping(dim3 grid, int threads, siz
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = overlap;
-    config.numAttrs = after || !sp_cuda_overlaps ? 0 : 1;
+    config.numAttrs = after || !sp_cuda_overlaps() ? 0 : 1;
     return config;
 }
 

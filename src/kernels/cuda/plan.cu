@@ -516,7 +516,15 @@ static bool takes_parts(int parts)
     return false;
 }
 
-bool sp_cuda_overlaps = true;
+/* Of each GPU; written at its init, before any launch there. */
+static bool waits[GPUS];
+
+bool sp_cuda_overlaps(void)
+{
+    int gpu = GPUS;
+
+    return cudaGetDevice(&gpu) == cudaSuccess && gpu < GPUS && waits[gpu];
+}
 
 /* The code that runs may be of an older architecture than the GPU: then it knows neither clusters
  * nor the wait for a predecessor. */
@@ -525,10 +533,9 @@ static cudaError_t find_clusters(int gpu)
     cudaFuncAttributes kernel;
     cudaError_t code = cudaFuncGetAttributes(&kernel, plan_kernel);
 
-    if (code == cudaSuccess && kernel.ptxVersion < 90)
-        sp_cuda_overlaps = false;
     if (code != cudaSuccess || gpu >= GPUS)
         return code;
+    waits[gpu] = kernel.ptxVersion >= 90;
     parts_max[gpu] = 1;
     if (kernel.ptxVersion < 90)
         return cudaSuccess;
