@@ -11,6 +11,11 @@ function(sidepath_cuda)
   file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/kernels/cuda/*.cuh
        ${PROJECT_SOURCE_DIR}/src/device/cuda/*.cuh
        ${PROJECT_SOURCE_DIR}/src/kernels/*cuda*.h ${PROJECT_SOURCE_DIR}/src/device/device_cuda.h)
+  # Spills are warnings, like the compilers' own.
+  set(strict OFF)
+  if(CMAKE_COMPILE_WARNING_AS_ERROR)
+    set(strict ON)
+  endif()
   set(targets "")
   list(GET SIDEPATH_CUDA_ARCHITECTURES 0 first)
   foreach(architecture ${SIDEPATH_CUDA_ARCHITECTURES})
@@ -31,10 +36,13 @@ function(sidepath_cuda)
     add_custom_command(
       OUTPUT ${object}
       COMMAND
-        ${SIDEPATH_NVCC} -c -std=c++17 -O3 --fmad=false ${targets} -I${PROJECT_SOURCE_DIR}/include
+        ${PROJECT_SOURCE_DIR}/cmake/nvcc_spills.sh ${PROJECT_SOURCE_DIR}/cmake/cuda_spills.txt
+        ${strict} ${SIDEPATH_NVCC} -c -std=c++17 -O3 --fmad=false ${targets}
+        -I${PROJECT_SOURCE_DIR}/include
         -I${PROJECT_SOURCE_DIR}/src -diag-suppress 128 -Xcompiler -fPIC,-fvisibility=hidden,-Wall
-        -Xptxas -warn-spills -Xfatbin -compress-all -o ${object} ${source}
-      DEPENDS ${source} ${headers}
+        -Xfatbin -compress-all -o ${object} ${source}
+      DEPENDS ${source} ${headers} ${PROJECT_SOURCE_DIR}/cmake/nvcc_spills.sh
+              ${PROJECT_SOURCE_DIR}/cmake/cuda_spills.txt
       COMMENT "Building ${name}.cu for ${SIDEPATH_CUDA_ARCHITECTURES}"
       VERBATIM)
   endforeach()

@@ -14,6 +14,10 @@ sidepath_style_test(tree_self_test ${Python3_EXECUTABLE} -B ${style}/check_style
 sidepath_style_test(docs ${Python3_EXECUTABLE} -B ${style}/check_docs.py)
 sidepath_style_test(docs_self_test ${Python3_EXECUTABLE} -B ${style}/check_docs.py --self-test)
 
+sidepath_style_test(spills_self_test ${style}/check_spills.sh
+                    ${PROJECT_SOURCE_DIR}/cmake/nvcc_spills.sh
+                    ${CMAKE_CURRENT_BINARY_DIR}/spills_self_test)
+
 find_program(SIDEPATH_CXX NAMES c++ g++ clang++-14 clang++)
 mark_as_advanced(SIDEPATH_CXX)
 sidepath_style_test(headers ${style}/check_headers.sh ${CMAKE_C_COMPILER} ${SIDEPATH_CXX}
