@@ -81,16 +81,16 @@ typedef struct sp_geometry sp_geometry;
  */
 SP_API sp_status sp_geometry_open(const char *path, sp_geometry **out_geometry, sp_error *error);
 
-/*
- * What sp_geometry_open found beside what it uses, a sentence each: keys of config.json that it
- * does not know, a head of its own on a base that says it is tied (which then counts as not tied).
- * Borrowed as long as the geometry lives; NULL from the number of notes on.
- */
-SP_API const char *sp_geometry_note(const sp_geometry *geometry, size_t index);
-
 /* The same from bytes in memory; `bytes` is not kept. */
 SP_API sp_status sp_geometry_parse(const char *bytes, size_t n_bytes, sp_geometry **out_geometry,
                                    sp_error *error);
+
+/*
+ * What reading config.json found beside what is used, a sentence each: keys that are not known, a
+ * head of its own on a base that says it is tied (which then counts as not tied).
+ * Borrowed as long as the geometry lives; NULL from the number of notes on.
+ */
+SP_API const char *sp_geometry_note(const sp_geometry *geometry, size_t index);
 
 /*
  * What a site is to the library: which deltas can land there and how. A linear site takes rows of
