@@ -89,7 +89,8 @@ SP_API sp_device *sp_layout_images_for(const sp_layout *layout); /* borrowed, or
 /*
  * SHA-256 over all that decides the bytes of an image beside the adapter: every site's path with
  * its dimensions, place and slice, rank stride, element type, and type and shape of the served
- * tables. Two layouts with one fingerprint give one image for one adapter.
+ * tables. Two layouts with one fingerprint give one image for one adapter, where the tables'
+ * content is the same, too, of which the fingerprint says nothing.
  */
 SP_API sp_digest sp_layout_fingerprint(const sp_layout *layout);
 
@@ -124,7 +125,8 @@ SP_API sp_status sp_layout_measure(const sp_layout_options *options, size_t *out
 
 /*
  * An adapter's packed bytes, and what the tables need beside them: rank and scale of every site.
- * Made by packing only, immutable, and bound to its layout: a pool of another one refuses it.
+ * Made by packing only, immutable, and bound to its layout: a pool of another fingerprint refuses
+ * it, and one with replaced rows also a pool that serves other tables.
  */
 typedef struct sp_image sp_image;
 

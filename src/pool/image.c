@@ -260,6 +260,22 @@ void sp_image_memory_destroy(void *memory, sp_device *pinned)
         sp_aligned_free(memory);
 }
 
+static const void *served_data(const sp_layout *layout, sp_site_kind kind)
+{
+    const sp_served_table *table = sp_layout_served(layout, kind);
+
+    return table != NULL ? table->data : NULL;
+}
+
+bool sp_image_is_for(const sp_image *image, const sp_layout *layout)
+{
+    sp_digest wanted = sp_layout_fingerprint(layout);
+
+    return memcmp(&image->fingerprint, &wanted, sizeof wanted) == 0 &&
+           (image->overlay == NULL || (image->embed == served_data(layout, SP_SITE_EMBEDDING) &&
+                                       image->head == served_data(layout, SP_SITE_HEAD)));
+}
+
 sp_status sp_image_create(const sp_layout *layout, sp_image **out_image, sp_error *error)
 {
     size_t n_sites = (size_t)sp_layout_n_sites(layout);
@@ -273,6 +289,8 @@ sp_status sp_image_create(const sp_layout *layout, sp_image **out_image, sp_erro
                                          &image->pinned);
     image->bytes = sp_layout_image_bytes(layout);
     image->fingerprint = sp_layout_fingerprint(layout);
+    image->embed = served_data(layout, SP_SITE_EMBEDDING);
+    image->head = served_data(layout, SP_SITE_HEAD);
     if (image->ranks == NULL || image->scales == NULL || image->data == NULL) {
         sp_image_destroy(image);
         return sp_fail_memory(error, sp_layout_image_bytes(layout), "an adapter's packed image");

@@ -11,16 +11,21 @@
 
 /* What the tables need beside the bytes: [n_sites] each, rank 0 = this site is not adapted. */
 struct sp_image {
-    void *data;            /* [slot_bytes], 256-byte aligned */
-    int32_t *ranks;        /* [n_sites] */
-    float *scales;         /* [n_sites] stored (effective) scale of each site */
-    sp_digest digest;      /* the adapter's */
-    sp_digest fingerprint; /* the layout's */
-    uint64_t checksum;     /* XXH3 of data; no trust in it */
-    size_t bytes;          /* host bytes that the image takes, its arrays and overlay included */
-    sp_overlay *overlay;   /* rows that it replaces; owned, NULL: none */
-    sp_device *pinned;     /* whose pinned memory data is, or NULL */
+    void *data;               /* [slot_bytes], 256-byte aligned */
+    int32_t *ranks;           /* [n_sites] */
+    float *scales;            /* [n_sites] stored (effective) scale of each site */
+    sp_digest digest;         /* the adapter's */
+    sp_digest fingerprint;    /* the layout's */
+    uint64_t checksum;        /* XXH3 of data; no trust in it */
+    size_t bytes;             /* host bytes that the image takes, its arrays and overlay included */
+    sp_overlay *overlay;      /* rows that it replaces; owned, NULL: none */
+    sp_device *pinned;        /* whose pinned memory data is, or NULL */
+    const void *embed, *head; /* data of the layout's served tables, compared and never read */
 };
+
+/* Whether it is what the layout's pools take: packed for one with this fingerprint and, where it
+ * replaces rows, against the same tables, whose content the fingerprint does not have. */
+bool sp_image_is_for(const sp_image *image, const sp_layout *layout);
 
 /* The fingerprint of a layout whose sites are all in place. SP_ERR_MEMORY. */
 sp_status sp_layout_hash(const sp_layout *layout, sp_digest *out_fingerprint, sp_error *error);

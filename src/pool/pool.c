@@ -477,11 +477,9 @@ sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot, sp_error *error)
 
 static sp_status check_image(const sp_pool *pool, const sp_image *image, sp_error *error)
 {
-    sp_digest wanted = sp_layout_fingerprint(pool->layout);
-
     if (image == NULL)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "image", -1, "no image is given");
-    if (memcmp(&image->fingerprint, &wanted, sizeof wanted) == 0)
+    if (sp_image_is_for(image, pool->layout))
         return SP_OK;
     return sp_fail(error, SP_ERR_ARGUMENT, "other-layout", "image", -1,
                    "the image was packed for another layout than this pool's: pack the adapter "

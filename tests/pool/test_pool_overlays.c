@@ -250,6 +250,28 @@ static void a_load_without_room_evicts_nobody(void **state)
     world_destroy(w);
 }
 
+/* Which rows an adapter replaces depends on the table that they were compared with: two models of
+ * one shape have one fingerprint, and an image with rows is still of one of them. */
+static void rows_belong_to_the_table_they_were_compared_with(void **state)
+{
+    world *w = world_create(4 * UNIT), *other = world_create(4 * UNIT);
+    sp_digest one = sp_layout_fingerprint(w->layout), two = sp_layout_fingerprint(other->layout);
+    sp_image *rows = make_image(w, 1, 3.0f), *plain = make_image(w, 0, 4.0f);
+    sp_slot_handle handle;
+    sp_error error;
+
+    (void)state;
+    assert_memory_equal(&one, &two, sizeof one);
+    assert_int_equal(sp_pool_load(other->pool, rows, &handle, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.code, "other-layout");
+    assert_ok(sp_pool_load(other->pool, plain, &handle, &error), &error);
+    assert_ok(sp_pool_load(w->pool, rows, &handle, &error), &error);
+    sp_image_destroy(rows);
+    sp_image_destroy(plain);
+    world_destroy(other);
+    world_destroy(w);
+}
+
 static void a_slot_is_loaded_again_with_another_overlay(void **state)
 {
     world *w = world_create(8 * UNIT);
@@ -387,6 +409,7 @@ int main(void)
         cmocka_unit_test(too_large_is_refused_by_name),
         cmocka_unit_test(room_comes_from_idle_slots),
         cmocka_unit_test(a_load_without_room_evicts_nobody),
+        cmocka_unit_test(rows_belong_to_the_table_they_were_compared_with),
         cmocka_unit_test(a_slot_is_loaded_again_with_another_overlay),
         cmocka_unit_test(an_aborted_load_gives_its_room_back),
         cmocka_unit_test(a_load_that_fails_half_way_shows_nothing),
