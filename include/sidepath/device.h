@@ -107,9 +107,10 @@ SP_API void sp_device_options_default(sp_device_options *out_options, size_t str
 /*
  * "cpu" (the host's memory), "cuda" (GPU number 0) or "cuda:N". options NULL: the defaults.
  * *out_device is owned by the caller (sp_device_close).
- * SP_ERR_ARGUMENT: another name, half a pair of functions. SP_ERR_NO_DEVICE: the shared object, the
- * driver or the GPU is missing, too old or busy; the text says which. SP_ERR_UNSUPPORTED: the
- * shared object is of another version or lacks an entry; the text names it. SP_ERR_MEMORY.
+ * SP_ERR_ARGUMENT: another name, half a pair of functions. SP_ERR_NO_DEVICE: the shared object
+ * (`no-cuda-library`), the driver or the GPU is missing, too old or busy; the text says which.
+ * SP_ERR_UNSUPPORTED with `missing-kernel`: the shared object is of another version or lacks an
+ * entry; the text names it. SP_ERR_MEMORY.
  */
 SP_API sp_status sp_device_open(const char *name, const sp_device_options *options,
                                 sp_device **out_device, sp_error *error);

@@ -244,8 +244,8 @@ SP_API sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots,
  * nothing is left and *out_handle is as it was.
  * SP_POOL_FULL: every slot has a holder, is on its way or pinned, or the room for replaced rows is
  * taken; release a handle and try again. SP_ERR_SLOTS_PINNED: every slot is pinned.
- * SP_ERR_TOO_LARGE with `overlay-too-large`. SP_ERR_ARGUMENT: an image that was not packed for the
- * pool's layout. SP_ERR_DEVICE.
+ * SP_ERR_TOO_LARGE with `overlay-too-large`. SP_ERR_ARGUMENT with `other-layout`: an image that was
+ * not packed for the pool's layout. SP_ERR_DEVICE.
  */
 SP_API sp_status sp_pool_load(sp_pool *pool, const sp_image *image, sp_slot_handle *out_handle,
                               sp_error *error);

@@ -132,7 +132,9 @@ SP_API sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *opti
  * or, where a new name found no free slot, on the host. SP_POOL_FULL: a replacement found no slot
  * beside the version that serves; try again. SP_ERR_SLOTS_PINNED: it never will. SP_ERR_STATE with
  * `load-cancelled`: the name was unloaded meanwhile; `name-taken`, `generation-changed` as above.
- * SP_ERR_NOT_FOUND: no such ticket. Else what the source returned.
+ * SP_ERR_NOT_FOUND: no such ticket. SP_ERR_IO with `source-timeout`. Of packed images
+ * SP_ERR_REFUSED with `image-not-trusted`, `other-layout` (packed for another layout) or
+ * `bad-image` (ranks, scales or checksum). Else what the source returned.
  */
 SP_API sp_status sp_stage_result(sp_stage *stage, int64_t ticket, uint64_t *out_generation,
                                  sp_error *error);

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The documents against the tree: every path and link that a document names exists, and every room
-of src/ and every public header stands in the README.
+of src/ and every public header stands in the README, and every reason code that a call gives is
+said in a public header or a document.
     check_docs.py [ROOT]
     check_docs.py --self-test"""
 
@@ -13,6 +14,8 @@ TOPS = "src|include|tests|tools|docs|demo|examples|cmake|bench|\\.ci"
 PATH = re.compile(r"`((?:%s)(?:/[\w.*<>-]+)*)(?:/)?`" % TOPS)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
+CODE = re.compile(r"\bsp_fail\(\s*\w+,\s*[\w>.-]+,\s*\"([\w-]+)\"")
+
 
 def documents(root):
     return [root / "README.md"] + sorted((root / "docs").glob("*.md"))
@@ -21,6 +24,19 @@ def documents(root):
 def named_paths(text):
     """Paths in backquotes; one with a placeholder (<room>) or a star is a pattern, not a path."""
     return [path for path in PATH.findall(text) if not re.search(r"[<>*]", path)]
+
+
+def reason_codes(root):
+    return {code: source.relative_to(root) for source in sorted((root / "src").rglob("*.c"))
+            for code in CODE.findall(source.read_text(encoding="utf-8"))}
+
+
+def unsaid_codes(root):
+    texts = documents(root) + sorted((root / "include/sidepath").glob("*.h"))
+    said = "".join(path.read_text(encoding="utf-8") for path in texts)
+    for code, source in sorted(reason_codes(root).items()):
+        if not re.search(r"(?<![\w-])%s(?![\w-])" % re.escape(code), said):
+            yield "no header and no document says what `%s` of %s is" % (code, source)
 
 
 def problems_of(root):
@@ -42,6 +58,7 @@ def problems_of(root):
     for header in sorted((root / "include/sidepath").glob("*.h")):
         if "`include/sidepath/%s`" % header.name not in readme:
             yield "README.md does not name include/sidepath/%s" % header.name
+    yield from unsaid_codes(root)
 
 
 def self_test():
@@ -67,7 +84,14 @@ def self_test():
         for text, want in bad.items():
             put("README.md", text)
             assert list(problems_of(root)) == [want], (text, list(problems_of(root)))
-    print("check_docs: %d ways to break the rules are found" % len(bad))
+        put("README.md", good)
+        put("src/pool/pool.c", 'return sp_fail(error, SP_ERR_STATE, "slot-on-fire",\n"slot", 0);')
+        put("include/sidepath/pool.h", "/* `not-slot-on-fire` */")
+        assert list(problems_of(root)) == [
+            "no header and no document says what `slot-on-fire` of src/pool/pool.c is"]
+        put("include/sidepath/pool.h", "/* SP_ERR_STATE with `slot-on-fire` */")
+        assert not list(problems_of(root)), list(problems_of(root))
+    print("check_docs: %d ways to break the rules are found" % (len(bad) + 1))
 
 
 def main():
