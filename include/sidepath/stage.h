@@ -73,7 +73,8 @@ SP_API sp_status sp_stage_create(const sp_stage_options *options, sp_stage **out
 
 /*
  * Cancels the fetches in hand and waits for them and for the other pieces of work, drops everything
- * and empties the slots. All holds must be released. NULL is allowed.
+ * and empties the slots. All holds must be released. NULL is allowed. In the child of a fork() it
+ * waits for nothing, as the threads are the parent's; no other call may be made there.
  */
 SP_API void sp_stage_destroy(sp_stage *stage);
 

@@ -218,10 +218,14 @@ static void empty_slot(sp_stage *stage, int32_t slot)
 
 void sp_stage_destroy(sp_stage *stage)
 {
+    bool is_parents;
+
     if (stage == NULL)
         return;
+    is_parents = sp_stage_is_parents(stage);
     sp_stage_workers_stop(stage);
-    drop_tasks(stage);
+    if (!is_parents) /* else a thread may have been at work on them */
+        drop_tasks(stage);
     while (stage->loads != NULL) {
         stage_load *load = stage->loads;
 

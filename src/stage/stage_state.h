@@ -152,11 +152,14 @@ struct sp_stage {
 
     stage_worker *workers; /* [n_workers]: the sources' by turns, the packer, the copier */
     int32_t n_workers;
+    uint32_t epoch; /* of the process that started them */
 };
 
 /* ---- worker.c: queues and threads ---------------------------------------------------------- */
 
 sp_status sp_stage_workers_start(sp_stage *stage, int32_t threads, sp_error *error);
+/* Whether its threads are those of a process of which this one is a fork's child. */
+bool sp_stage_is_parents(const sp_stage *stage);
 void sp_stage_workers_stop(sp_stage *stage); /* what was queued and not begun stays undone */
 void sp_stage_submit(sp_stage *stage, stage_task *task);
 stage_task *sp_stage_take_done(sp_stage *stage); /* the list, oldest first; NULL: none */

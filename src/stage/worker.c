@@ -6,6 +6,7 @@
  */
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/fork_epoch.h"
 #include "stage/stage_state.h"
 
 #include <errno.h>
@@ -132,6 +133,7 @@ sp_status sp_stage_workers_start(sp_stage *stage, int32_t threads, sp_error *err
 {
     int32_t wanted = threads > 0 ? assign_queues(stage, threads, NULL) : 0;
 
+    stage->epoch = sp_fork_epoch();
     if (init_sync(stage) != SP_OK)
         return sp_fail(error, SP_ERR_THREAD, NULL, NULL, -1, "a condition could not be made");
     if (wanted == 0)
@@ -154,8 +156,25 @@ sp_status sp_stage_workers_start(sp_stage *stage, int32_t threads, sp_error *err
     return SP_OK;
 }
 
+bool sp_stage_is_parents(const sp_stage *stage)
+{
+    return stage->n_workers > 0 && stage->epoch != sp_fork_epoch();
+}
+
+static void forget_workers(sp_stage *stage)
+{
+    sp_free(stage->workers);
+    stage->workers = NULL;
+    stage->n_workers = 0;
+}
+
 void sp_stage_workers_stop(sp_stage *stage)
 {
+    /* A fork's child has none of the threads, and what they held of the mutex stays held. */
+    if (sp_stage_is_parents(stage)) {
+        forget_workers(stage);
+        return;
+    }
     pthread_mutex_lock(&stage->mutex);
     stage->stop = true;
     pthread_cond_broadcast(&stage->work);
@@ -163,9 +182,7 @@ void sp_stage_workers_stop(sp_stage *stage)
     sp_stage_cancel_all(stage);
     for (int32_t i = 0; i < stage->n_workers; i++)
         pthread_join(stage->workers[i].thread, NULL);
-    sp_free(stage->workers);
-    stage->workers = NULL;
-    stage->n_workers = 0;
+    forget_workers(stage);
     pthread_cond_destroy(&stage->done_signal);
     pthread_cond_destroy(&stage->work);
     pthread_mutex_destroy(&stage->mutex);

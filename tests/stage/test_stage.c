@@ -11,6 +11,8 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define ADAPTERS SP_TEST_FIXTURES "/qwen3-tied/adapters/"
 
@@ -700,6 +702,29 @@ static void test_failed_copies_over_a_victim(void **state)
     }
 }
 
+/* Its threads are the parent's: joining them would take for ever. */
+static void test_a_child_destroys_its_parents_stage(void **state)
+{
+    world *w = world_create(2, 2, 0);
+    int status = -1;
+    pid_t child;
+
+    (void)state;
+    must_load(w, "one", ADAPTERS "plain-r8");
+    child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        alarm(20);
+        world_destroy(w);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    must_load(w, "two", ADAPTERS "regex");
+    world_destroy(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -712,6 +737,7 @@ int main(void)
         cmocka_unit_test_teardown(test_active_is_default_only, leaks_nothing),
         cmocka_unit_test_teardown(test_cut_files_leave_the_old_state, leaks_nothing),
         cmocka_unit_test_teardown(test_content_changed_on_disk, leaks_nothing),
+        cmocka_unit_test_teardown(test_a_child_destroys_its_parents_stage, leaks_nothing),
         cmocka_unit_test_teardown(test_options, leaks_nothing),
         cmocka_unit_test_teardown(test_start_up, leaks_nothing),
         cmocka_unit_test_teardown(test_ask_takes_nothing, leaks_nothing),
