@@ -12,7 +12,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}
         FILES_MATCHING PATTERN "*.md")
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DOCDIR}
-        FILES_MATCHING PATTERN "*.c")
+        FILES_MATCHING PATTERN "*.c" PATTERN "*.py")
 
 # Two sets: a program that links the shared libraries needs none of the libraries behind them.
 set(shared_libraries sidepath_shared)

@@ -89,7 +89,7 @@ for page in $(grep -oh 'docs/[A-Z]*\.md' "$prefix"/include/sidepath/*.h | sort -
         exit 1
     }
 done
-for example in "$source"/examples/*.c; do
+for example in "$source"/examples/*.c "$source"/examples/*.py; do
     cmp "$example" "$prefix/share/doc/sidepath/examples/$(basename "$example")" || exit 1
 done
 if grep -rl "$source\|$prefix" "$prefix" --include=*.pc --include=*.cmake; then
