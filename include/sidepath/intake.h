@@ -58,7 +58,8 @@ typedef struct sp_tensor_view {
  * `header-malformed` and `duplicate-key` for descriptions that no file could have. SP_ERR_ARGUMENT:
  * NULL, a number out of range, a view without memory or on a device that options->views_on is not.
  * SP_ERR_STRIDE with `bad-stride`: a stride that is negative, or 0 in a dimension above 1, or leads
- * out of the address space; error->position is its dimension. SP_ERR_MEMORY, SP_ERR_DEVICE.
+ * out of the address space; error->position is its dimension. SP_ERR_TOO_LARGE: 2^31 views or more.
+ * SP_ERR_MEMORY, SP_ERR_DEVICE.
  */
 SP_API sp_status sp_adapter_from_tensors(const char *config, size_t config_bytes,
                                          const sp_tensor_view *views, size_t n_views,

@@ -156,6 +156,9 @@ sp_status sp_intake_describe(const char *config, size_t config_bytes,
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "tensors", -1, "no tensors are given");
     if (!out_intake)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "out_intake", -1, "no result is given");
+    if (n_tensors > INT32_MAX)
+        return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "n_tensors", -1,
+                       "%zu tensors; no adapter has more than %d", n_tensors, INT32_MAX);
     status = sp_intake_begin(config, config_bytes, origin, options, "adapter", &intake, error);
     if (status != SP_OK)
         return status;

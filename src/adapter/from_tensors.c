@@ -299,6 +299,9 @@ sp_status sp_adapter_from_tensors(const char *config, size_t config_bytes,
                        : !out_adapter ? "out_adapter"
                                       : "views",
                        -1, "it is NULL");
+    if (n_views > INT32_MAX)
+        return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "n_views", -1,
+                       "%zu views; no adapter has more than %d tensors", n_views, INT32_MAX);
     status = sp_adapter_options_read(options, &own, error);
     if (status != SP_OK)
         return status;

@@ -546,6 +546,10 @@ static void wrong_calls_are_named(void **state)
         sp_adapter_from_tensors(CONFIG, strlen(CONFIG), NULL, 0, &options, &adapter, &error),
         SP_ERR_REFUSED);
     assert_string_equal(error.code, "empty-adapter");
+    assert_int_equal(sp_adapter_from_tensors(CONFIG, strlen(CONFIG), h->views, SIZE_MAX, &options,
+                                             &adapter, &error),
+                     SP_ERR_TOO_LARGE);
+    assert_string_equal(error.subject, "n_views");
     assert_null(adapter);
     sp_free(h);
     sp_geometry_release(options.geometry);

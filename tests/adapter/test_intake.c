@@ -184,6 +184,10 @@ static void calls_without_what_they_need(void **state)
                      SP_ERR_ARGUMENT);
     assert_int_equal(sp_intake_create(CONFIG, 5, NULL, 2, &options, &intake, &error),
                      SP_ERR_ARGUMENT);
+    assert_int_equal(
+        sp_intake_create(CONFIG, strlen(CONFIG), c.descs, SIZE_MAX, &options, &intake, &error),
+        SP_ERR_TOO_LARGE);
+    assert_string_equal(error.subject, "n_tensors");
     assert_int_equal(sp_intake_create(CONFIG, 5, c.descs, 2, NULL, &intake, &error),
                      SP_ERR_ARGUMENT);
     assert_int_equal(sp_intake_create(CONFIG, 5, c.descs, 2, &options, NULL, &error),
