@@ -111,7 +111,8 @@ typedef struct sp_delta_call {
  * SP_ERR_STRIDE: x_stride < k_in or y_stride < n_out. SP_ERR_ARGUMENT: an x or y type that is
  * neither the pool's nor F32, a site that the geometry has not or that takes tokens, outputs whose
  * k_in differ, a plan of more than rows_max rows. SP_ERR_UNSUPPORTED: an FP32 x without x_f32.
- * SP_ERR_STATE, GPU: another number of rows than was started. SP_ERR_DEVICE.
+ * SP_ERR_STATE, GPU: another plan than was started, or one that was built anew since.
+ * SP_ERR_DEVICE.
  */
 SP_API sp_status sp_delta_apply(sp_delta *delta, const sp_delta_call *call, sp_error *error);
 

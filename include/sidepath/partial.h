@@ -61,7 +61,8 @@ typedef struct sp_delta_partial_call {
  * SP_ERR_STATE: what sp_plan_check says of the plan. SP_ERR_STRIDE: x_stride < k_in, xa_stride < R.
  * SP_ERR_ARGUMENT: no such site, sites whose k_in differ, an embedding or a head, something
  * missing, an x of another type, a plan of more than rows_max rows. SP_ERR_UNSUPPORTED: an FP32 x
- * without x_f32. SP_ERR_STATE, GPU: another number of rows than was started. SP_ERR_DEVICE.
+ * without x_f32. SP_ERR_STATE, GPU: another plan than was started, or one that was
+ * built anew since. SP_ERR_DEVICE.
  */
 SP_API sp_status sp_delta_shrink_partial(sp_delta *delta, const sp_delta_partial_call *call,
                                          sp_error *error);

@@ -412,7 +412,7 @@ void sp_delta_end_round(sp_delta *delta)
 static sp_status apply_on_gpu(const sp_delta *delta, const sp_delta_group *group, sp_error *error)
 {
     sp_delta_gpu_call call = sp_delta_gpu_call_of(group->n_rows, group->k_in, &group->call);
-    sp_status status = sp_delta_gpu_check_rows(delta->gpu, group->n_rows, error);
+    sp_status status = sp_delta_gpu_check_step(delta->gpu, group->view, error);
 
     for (int32_t i = 0; i < group->call.n_outputs && status == SP_OK; i++) {
         sp_delta_output output = sp_delta_output_at(group, i);

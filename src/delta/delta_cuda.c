@@ -33,12 +33,13 @@ struct sp_delta_gpu {
     sp_cuda_row_report *report_read;
     sp_event *uploaded[SP_CUDA_UPLOADS];
     int32_t turn;
-    int32_t rows_set;     /* rows of seq_slot_in that may not be -1 */
-    int32_t device_rows;  /* the most that ever came from device memory: a graph may write them */
-    int32_t rows_started; /* of the plan node that was enqueued last, or -1 */
-    bool from_device;     /* its rows came from device memory */
-    void *plan_native;    /* the stream that it was enqueued on */
-    bool after_plan;      /* it is that stream's last kernel, as far as we know */
+    int32_t rows_set;       /* rows of seq_slot_in that may not be -1 */
+    int32_t device_rows;    /* the most that ever came from device memory: a graph may write them */
+    int32_t rows_started;   /* of the plan node that was enqueued last, or -1 */
+    uint64_t build_started; /* and of its plan; 0: rows that the device chose */
+    bool from_device;       /* its rows came from device memory */
+    void *plan_native;      /* the stream that it was enqueued on */
+    bool after_plan;        /* it is that stream's last kernel, as far as we know */
 };
 
 /* ---- scratch ------------------------------------------------------------------------------- */
@@ -334,9 +335,11 @@ static sp_status start_plan(sp_delta_gpu *gpu, int32_t n_rows, sp_stream *stream
     return status;
 }
 
-sp_status sp_delta_gpu_start(sp_delta_gpu *gpu, int32_t n_rows, sp_stream *stream, sp_error *error)
+sp_status sp_delta_gpu_start(sp_delta_gpu *gpu, const sp_plan_view *view, sp_stream *stream,
+                             sp_error *error)
 {
-    return start_plan(gpu, n_rows, stream, false, error);
+    gpu->build_started = view->build;
+    return start_plan(gpu, view->n_rows, stream, false, error);
 }
 
 /* Reads the caller's arrays, writes the plan's input and the report, which is copied to where the
@@ -361,6 +364,7 @@ sp_status sp_delta_gpu_rows_from_device(sp_delta_gpu *gpu, const sp_device_rows 
         stream = gpu->main_stream;
     if (rows->n_rows > gpu->device_rows)
         gpu->device_rows = rows->n_rows;
+    gpu->build_started = 0;
     status = launched(gpu, gpu->kernels.check_rows(gpu->number, &check, sp_stream_native(stream)),
                       "checking rows", error);
     if (status == SP_OK)
@@ -392,16 +396,17 @@ bool sp_delta_gpu_has_device_rows(const sp_delta_gpu *gpu)
     return gpu->from_device;
 }
 
-sp_status sp_delta_gpu_check_rows(const sp_delta_gpu *gpu, int32_t n_rows, sp_error *error)
+sp_status sp_delta_gpu_check_step(const sp_delta_gpu *gpu, const sp_plan_view *view,
+                                  sp_error *error)
 {
-    if (n_rows == gpu->rows_started)
-        return SP_OK;
     if (gpu->rows_started < 0)
         return sp_fail(error, SP_ERR_STATE, NULL, "plan", -1,
                        "no step was started: call sp_delta_upload and sp_delta_start first");
+    if ((view != NULL ? view->build : 0) == gpu->build_started)
+        return SP_OK;
     return sp_fail(error, SP_ERR_STATE, NULL, "plan", -1,
-                   "the plan has %d rows, the step was started with %d", (int)n_rows,
-                   (int)gpu->rows_started);
+                   "the step was started with another plan, or this one was built anew since: call "
+                   "sp_delta_upload and sp_delta_start with it");
 }
 
 /* ---- groups -------------------------------------------------------------------------------- */

@@ -47,7 +47,8 @@ void sp_delta_gpu_destroy(sp_delta_gpu *gpu); /* NULL is allowed */
 
 sp_status sp_delta_gpu_upload(sp_delta_gpu *gpu, const sp_plan_view *view, sp_stream *stream,
                               sp_error *error);
-sp_status sp_delta_gpu_start(sp_delta_gpu *gpu, int32_t n_rows, sp_stream *stream, sp_error *error);
+sp_status sp_delta_gpu_start(sp_delta_gpu *gpu, const sp_plan_view *view, sp_stream *stream,
+                             sp_error *error);
 sp_status sp_delta_gpu_rows_from_device(sp_delta_gpu *gpu, const sp_device_rows *rows,
                                         sp_stream *stream, sp_error *error);
 void sp_delta_gpu_report(const sp_delta_gpu *gpu, sp_row_report *out_report);
@@ -57,8 +58,10 @@ int32_t sp_delta_gpu_rows_started(const sp_delta_gpu *gpu);
 /* Whether its rows came from device memory. */
 bool sp_delta_gpu_has_device_rows(const sp_delta_gpu *gpu);
 
-/* SP_ERR_STATE: start was not called for this many rows. */
-sp_status sp_delta_gpu_check_rows(const sp_delta_gpu *gpu, int32_t n_rows, sp_error *error);
+/* SP_ERR_STATE: start was not called for this build of this plan, or, where view is NULL, for rows
+ * that the device chose. */
+sp_status sp_delta_gpu_check_step(const sp_delta_gpu *gpu, const sp_plan_view *view,
+                                  sp_error *error);
 
 /* ---- groups -------------------------------------------------------------------------------- */
 

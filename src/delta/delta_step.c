@@ -32,7 +32,7 @@ sp_status sp_delta_start(sp_delta *delta, const sp_plan *plan, sp_stream *stream
     if (status != SP_OK || delta->gpu == NULL)
         return status;
     sp_delta_end_round(delta);
-    return sp_delta_gpu_start(delta->gpu, view->n_rows, stream, error);
+    return sp_delta_gpu_start(delta->gpu, view, stream, error);
 }
 
 /* ---- rows that the device chose ------------------------------------------------------------ */

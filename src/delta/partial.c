@@ -123,7 +123,7 @@ static sp_status begin(sp_delta *delta, const sp_delta_partial_call *from, sp_lo
         return status;
     status = sp_delta_rows_of(delta, call->args.plan, &call->view, &call->n_rows, error);
     if (status == SP_OK && delta->gpu != NULL)
-        status = sp_delta_gpu_check_rows(delta->gpu, call->n_rows, error);
+        status = sp_delta_gpu_check_step(delta->gpu, call->view, error);
     if (status == SP_OK)
         status = check_sites(call, error);
     if (status == SP_OK && half == SP_LORA_SHRINK)

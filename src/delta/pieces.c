@@ -129,7 +129,7 @@ sp_status sp_delta_shrink(sp_delta *delta, const sp_delta_call *call, sp_error *
     if (delta->gpu != NULL) {
         sp_delta_gpu_call on_gpu = gpu_call(delta, &group);
 
-        status = sp_delta_gpu_check_rows(delta->gpu, group.n_rows, error);
+        status = sp_delta_gpu_check_step(delta->gpu, group.view, error);
         if (status == SP_OK && on_gpu.n > 0)
             status = sp_delta_gpu_shrink(delta->gpu, &on_gpu, error);
         if (status != SP_OK)
@@ -167,7 +167,7 @@ sp_status sp_delta_expand(sp_delta *delta, const sp_delta_call *call, sp_error *
     if (delta->gpu != NULL) {
         sp_delta_gpu_call on_gpu = gpu_call(delta, &group);
 
-        status = sp_delta_gpu_check_rows(delta->gpu, group.n_rows, error);
+        status = sp_delta_gpu_check_step(delta->gpu, group.view, error);
         if (status == SP_OK && on_gpu.n > 0)
             status = sp_delta_gpu_expand(delta->gpu, &on_gpu, error);
     } else if (delta->half.whole) {

@@ -316,7 +316,7 @@ sp_status sp_delta_embed(sp_delta *delta, const sp_delta_embed_call *call, sp_er
     if (!sp_delta_has_tokens(delta, SP_SITE_EMBEDDING))
         return SP_OK;
     if (delta->gpu != NULL) {
-        status = sp_delta_gpu_check_rows(delta->gpu, n_rows, error);
+        status = sp_delta_gpu_check_step(delta->gpu, job.view, error);
         return status == SP_OK
                    ? sp_delta_gpu_embed(delta->gpu, n_rows, &delta->embed, &job.call, error)
                    : status;
@@ -463,7 +463,7 @@ sp_status sp_delta_head(sp_delta *delta, const sp_delta_head_call *call, sp_erro
     if (delta->gpu == NULL) {
         override_logits(&job);
     } else {
-        status = sp_delta_gpu_check_rows(delta->gpu, n_rows, error);
+        status = sp_delta_gpu_check_step(delta->gpu, job.view, error);
         if (status == SP_OK)
             status = sp_delta_gpu_head(delta->gpu, n_rows, &delta->head, &job.call, error);
         if (status != SP_OK)

@@ -717,6 +717,9 @@ static void bad_calls_are_refused_as_on_the_cpu(void **state)
     assert_int_equal(hand_apply(t.delta, t.plan, SP_DTYPE_BF16, x, 512, &bad, 1), SP_ERR_ARGUMENT);
     hand_plan_rows(t.plan, t.pool.pool, t.slots, NULL, GROUP_ROWS - 1);
     assert_int_equal(hand_apply(t.delta, t.plan, SP_DTYPE_BF16, x, 512, &output, 1), SP_ERR_STATE);
+    /* Built anew with as many rows: the device still has those of the build before. */
+    hand_plan_rows(t.plan, t.pool.pool, t.slots, NULL, GROUP_ROWS);
+    assert_int_equal(hand_apply(t.delta, t.plan, SP_DTYPE_BF16, x, 512, &output, 1), SP_ERR_STATE);
     expect_untouched(&y);
     gpu_buffer_free(gpu, &y);
     free_group_test(&t);

@@ -557,8 +557,12 @@ static void bad_calls_are_refused(void **state)
     hand_plan_rows(rig.plan, rig.pool.pool, w.slot, w.scale, PAIR_ROWS - 1);
     assert_int_equal(sp_delta_shrink_partial(rig.delta, &call, &error), SP_ERR_STATE);
     assert_string_equal(error.subject, "plan"); /* the step was started with more rows */
-    call.x_type = SP_DTYPE_F32;
     hand_plan_rows(rig.plan, rig.pool.pool, w.slot, w.scale, PAIR_ROWS);
+    assert_int_equal(sp_delta_shrink_partial(rig.delta, &call, &error), SP_ERR_STATE);
+    assert_string_equal(error.subject, "plan"); /* built anew, it may have other rows */
+    assert_ok(sp_delta_upload(rig.delta, rig.plan, NULL, NULL), NULL);
+    assert_ok(sp_delta_start(rig.delta, rig.plan, NULL, NULL), NULL);
+    call.x_type = SP_DTYPE_F32;
     assert_int_equal(sp_delta_shrink_partial(rig.delta, &call, &error), SP_ERR_UNSUPPORTED);
     assert_string_equal(error.subject, "x_type");
     assert_int_equal(sp_delta_expand_from(rig.delta, &call, &error), SP_ERR_ARGUMENT);
