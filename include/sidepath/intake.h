@@ -5,7 +5,7 @@
  * sp_adapter_from_tensors takes them from memory in one call. An sp_intake takes them in two parts,
  * for a caller that wants the verdict before it moves gigabytes: from config and descriptions every
  * check is made that needs no data; then the bytes of each wanted tensor are written to where the
- * intake says, in pieces, and checked and hashed as they come; at the end stands the same
+ * intake says, in pieces, and checked and hashed as they come; the result is the same
  * sp_adapter that sp_adapter_open makes of files with this content, with the same digest and
  * receipt.
  *

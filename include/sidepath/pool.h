@@ -48,14 +48,15 @@ typedef struct sp_site_slice {
 typedef struct sp_layout_options {
     size_t struct_bytes;
     sp_geometry *geometry; /* retained */
-    sp_module_set modules; /* of the geometry; 0: every module of linear sites */
+    sp_module_set modules; /* of the geometry; 0: every module of linear sites, also where that is
+                              the union of adapters without pairs */
     int32_t rank;          /* the pool's rank, 1 .. SP_POOL_RANK_MAX */
-    sp_dtype dtype;        /* BF16; F32 in the checking mode; F16 where a host asks for it */
+    sp_dtype dtype;        /* BF16; F32 in the checking mode; F16 where a host wants it */
     /* What replaced rows are held against; their data is borrowed as long as the layout lives.
      * NULL: not served, and such adapters are refused. With a tied head both are of one memory,
      * and only then. */
     const sp_served_table *served_embed, *served_head;
-    sp_device *images_for;       /* host images lie in memory that this device copies from at full
+    sp_device *images_for;       /* host images are in memory that this device copies from at full
                                     speed; borrowed as long as the layout and its images live. NULL:
                                     in plain memory */
     const sp_site_slice *slices; /* [n_slices] ascending by site, each with the struct_bytes of the
@@ -350,7 +351,7 @@ typedef struct sp_pool_tables {
     const void *const *b; /* [slots] → [n_out, R] */
     const float *scale;   /* [slots] */
     const int32_t *rank;  /* [slots] */
-    /* Where slot 0 has its factors, whatever its cells say; those of slot s lie s slots further. */
+    /* Where slot 0 has its factors, whatever its cells say; those of slot s are s slots further. */
     const void *first_a, *first_b;
 } sp_pool_tables;
 

@@ -1,6 +1,6 @@
 /*
  * version.h: which Sidepath a host was compiled against, and which one it runs with. This is the
- * one place where the version stands: the build, the program and the package files read it here.
+ * one place that states the version: the build, the program and the package files read it here.
  *
  * Within one minor version a host that was compiled against older headers runs with a newer
  * library: functions, enumerators and fields are only added, fields at the end of a struct that
