@@ -246,7 +246,10 @@ static void apply_on_cpu(const sp_delta_single *single, const sp_delta_single_ar
         .x = args->x,
         .x_stride = args->x_stride,
         .n_targets = 1,
-        .targets[0] = {args->y, args->y_stride, args->y_type, args->n_out},
+        .targets[0] = {.y = args->y,
+                       .y_stride = args->y_stride,
+                       .y_type = args->y_type,
+                       .n_out = args->n_out},
     };
 
     sp_lora_job_add(&job, NULL, args->rows, NULL, &pair);

@@ -238,8 +238,8 @@ static void receipts(void **state)
 {
     static const char *const gpt2[] = {
         "\"verdict\": \"accepted\"", "\"sites\": 8", "\"attn.c_proj\": {\"sites\": 2, \"rank\": 2",
-        "{\"rank\": 6, \"scale\": 2, \"sites\": 1, \"layers\": [0]}, "
-        "{\"rank\": 8, \"scale\": 1.5, \"sites\": 1, \"layers\": [1]}",
+        ("{\"rank\": 6, \"scale\": 2, \"sites\": 1, \"layers\": [0]}, "
+         "{\"rank\": 8, \"scale\": 1.5, \"sites\": 1, \"layers\": [1]}"),
         "fan_in_fan_out"};
     static const char *const phi3[] = {
         "\"self_attn.qkv_proj\": {\"sites\": 2", "\"lm_head\": {\"sites\": 1",

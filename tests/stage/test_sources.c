@@ -96,7 +96,7 @@ static sp_status fetch(void *user, const sp_source_request *request, void *handl
 
     assert_ptr_equal(handle, source);
     atomic_fetch_add(&source->n_fetched, 1);
-    switch (source->manner) {
+    switch (atomic_load(&source->manner)) {
     case HANGS_FETCHING:
         return hang(source, request, error);
     case FAILS_HALF_WAY:
