@@ -233,11 +233,16 @@ static void *take_aligned(size_t bytes, size_t align, size_t *out_bytes)
 }
 
 /* Private pages that are given back read as zero and come again when they are touched: a large
- * block costs what is used of it. */
+ * block costs what is used of it. Emulators are known that accept the advice and ignore it, so the
+ * first byte has to show it. */
 static bool drop_pages(void *memory, size_t bytes)
 {
-    return (uintptr_t)memory % HUGE_PAGE_BYTES == 0 && bytes % HUGE_PAGE_BYTES == 0 &&
-           madvise(memory, bytes, MADV_DONTNEED) == 0;
+    volatile char *first = memory;
+
+    if ((uintptr_t)memory % HUGE_PAGE_BYTES != 0 || bytes % HUGE_PAGE_BYTES != 0)
+        return false;
+    *first = 1;
+    return madvise(memory, bytes, MADV_DONTNEED) == 0 && *first == 0;
 }
 
 void *sp_aligned_calloc(size_t bytes, size_t align)
