@@ -114,7 +114,8 @@ SP_API sp_status sp_stage_load(sp_stage *stage, const sp_stage_load_options *opt
  * had again from anywhere, so its image stays in the host cache, within the budget, as long as the
  * version lives: it is never evicted, and what does not fit is refused at once as
  * `host-cache-full`. SP_ERR_UNSUPPORTED with `engine-unsupported`: modules outside the stage's
- * `supported`. The adapter must have been judged against the geometry of the pool's layout.
+ * `supported`. SP_ERR_ARGUMENT with `other-geometry`: the adapter was opened against another
+ * geometry than the one of the pool's layout.
  */
 SP_API sp_status sp_stage_put(sp_stage *stage, const sp_stage_load_options *options,
                               sp_adapter *adapter, int64_t *out_ticket, sp_error *error);

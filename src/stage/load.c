@@ -176,6 +176,17 @@ sp_status sp_stage_load(sp_stage *stage, const sp_stage_load_options *options, i
     return SP_PENDING;
 }
 
+/* Module sets are of one geometry, so an adapter of another one cannot be held against them. */
+static sp_status check_geometry(const sp_stage *stage, const sp_adapter *adapter, sp_error *error)
+{
+    if (sp_adapter_geometry(adapter) == sp_layout_geometry(stage->layout))
+        return SP_OK;
+    return sp_fail(error, SP_ERR_ARGUMENT, "other-geometry", "adapter", -1,
+                   "the adapter %.100s was opened against another geometry than that of the pool's "
+                   "layout, or none: give that one in the options of opening it",
+                   sp_adapter_name(adapter));
+}
+
 sp_status sp_stage_put(sp_stage *stage, const sp_stage_load_options *options, sp_adapter *adapter,
                        int64_t *out_ticket, sp_error *error)
 {
@@ -185,6 +196,8 @@ sp_status sp_stage_put(sp_stage *stage, const sp_stage_load_options *options, sp
 
     if (status == SP_OK && (adapter == NULL || out_ticket == NULL))
         status = sp_fail_null(error, adapter ? "out_ticket" : "adapter");
+    if (status == SP_OK)
+        status = check_geometry(stage, adapter, error);
     if (status == SP_OK)
         status = sp_adapter_check_modules(adapter, stage->supported, error);
     if (status == SP_OK)
@@ -521,6 +534,8 @@ sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *options,
 
     if (status == SP_OK && adapter == NULL)
         status = sp_fail_null(error, "adapter");
+    if (status == SP_OK)
+        status = check_geometry(stage, adapter, error);
     if (status == SP_OK)
         status = begin_load(stage, &own, &load, error);
     if (status != SP_OK)

@@ -824,9 +824,39 @@ static void wrong_options(void **state)
     world_destroy(w);
 }
 
+/* Module sets of another geometry have other bits. */
+static void an_adapter_of_another_geometry_is_refused(void **state)
+{
+    world *w = world_create(1);
+    sp_geometry *own = w->geometry;
+    sp_stage_load_options options;
+    sp_adapter *adapter;
+    int64_t ticket = -1;
+    sp_error error;
+
+    (void)state;
+    start(w, NULL, 0);
+    assert_ok(sp_geometry_open(BASE, &w->audit.geometry, &error), &error);
+    adapter = from_memory(w, "plain-r8");
+    assert_ptr_not_equal(w->audit.geometry, own);
+    sp_geometry_release(w->audit.geometry);
+    w->audit.geometry = own;
+    sp_stage_load_options_default(&options, sizeof options);
+    options.name = "other";
+    assert_int_equal(sp_stage_put(w->stage, &options, adapter, &ticket, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.code, "other-geometry");
+    assert_int_equal(ticket, -1);
+    assert_int_equal(sp_stage_add(w->stage, &options, adapter, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.code, "other-geometry");
+    assert_int_equal(sp_stage_n_versions(w->stage), 0);
+    sp_adapter_release(adapter);
+    world_destroy(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_adapter_of_another_geometry_is_refused),
         cmocka_unit_test(tensors_give_what_the_folder_gives),
         cmocka_unit_test(verdicts_come_before_bytes),
         cmocka_unit_test(so_does_a_pool_that_lacks_a_module),
