@@ -49,6 +49,7 @@ static int byte_at(const scene *made, size_t at)
 static int run_child(scene *made, sp_fault fault, char *out_said, size_t bytes)
 {
     int fds[2], ended = 0;
+    size_t at = 0;
     ssize_t n;
     pid_t child;
 
@@ -66,8 +67,9 @@ static int run_child(scene *made, sp_fault fault, char *out_said, size_t bytes)
         _exit(right ? 42 : 1);
     }
     close(fds[1]);
-    n = read(fds[0], out_said, bytes - 1);
-    out_said[n > 0 ? n : 0] = '\0';
+    while (at + 1 < bytes && (n = read(fds[0], out_said + at, bytes - 1 - at)) > 0)
+        at += (size_t)n; /* it is written in pieces */
+    out_said[at] = '\0';
     close(fds[0]);
     assert_int_equal(waitpid(child, &ended, 0), child);
     return ended;
