@@ -1,0 +1,54 @@
+/*
+ * delta_pieces.h: sp_delta_apply in pieces, for a host that runs them inside parallel jobs of its
+ * own on the CPU, beside its base GEMM: a side path then costs no barrier, and y is folded while it
+ * is in a cache. The bits are those of sp_delta_apply.
+ */
+#ifndef SIDEPATH_DELTA_PIECES_H
+#define SIDEPATH_DELTA_PIECES_H
+
+#include <sidepath/delta.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct sp_delta_pieces {
+    size_t struct_bytes;
+    bool fits;
+    int32_t pack, shrink; /* how many; both 0: no row has a delta here */
+    /* x as the kernels of the delta's level pack it, after the pack pieces, where one adapter has
+     * all rows and x is of the pool's type: a host whose base GEMM is of that level, over all these
+     * rows, need not pack x again. The delta's, until the next begin. Else NULL. */
+    const void *packed_x;
+} sp_delta_pieces;
+
+/*
+ * Checks and plans like sp_delta_apply and writes nothing but *out_pieces. Where it says `fits`,
+ * the host runs sp_delta_pieces_pack for every pack piece, then, after a barrier,
+ * sp_delta_pieces_shrink for every shrink piece, and sp_delta_pieces_expand once for every column
+ * of every output, when the base has written that column in all rows. Pieces run on any thread and
+ * in any order; shrink pieces do not wait for anything, so expands that come after them find them
+ * done, sooner or later. Where it does not fit (more rows or outputs than one round of scratch
+ * takes; a GPU), or fails, nothing is begun.
+ * One group is under way at a time; the next begin, or any other call, ends it. x, outputs' y and
+ * the plan are borrowed until then.
+ */
+SP_API sp_status sp_delta_pieces_begin(sp_delta *delta, const sp_delta_call *call,
+                                       sp_delta_pieces *out_pieces, sp_error *error);
+
+/* piece: 0 .. pieces.pack - 1, and 0 .. pieces.shrink - 1. */
+SP_API void sp_delta_pieces_pack(sp_delta *delta, int32_t piece);
+SP_API void sp_delta_pieces_shrink(sp_delta *delta, int32_t piece);
+
+/* The columns of a piece begin at a multiple of this. */
+#define SP_DELTA_COLUMN_STEP 16
+
+/* Columns [column_begin, column_end) of outputs[output], all rows. False: a shrink that it needs
+ * has not returned, nothing was done, call again. */
+SP_API bool sp_delta_pieces_expand(sp_delta *delta, int32_t output, int64_t column_begin,
+                                   int64_t column_end);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,458 @@
+/*
+ * engine.h: the host engine: one Qwen3-family base model, many adapters, one batch.
+ *
+ * The engine owns weights, KV pages, the scheduler and sampling. It reaches adapters only through
+ * the library's public headers, so any other engine could do what it does. It must not know HTTP.
+ *
+ * Life of a request: submit (checked whole, or refused and nothing kept) → waits for KV pages →
+ * its rows share steps with everyone else's → one event per token → finished. Between steps
+ * requests join and leave. When pages run out the youngest running request is preempted: its pages
+ * are freed and it is recomputed later. None of this changes a bit of its logits.
+ *
+ * Structs that a caller fills or receives begin with their size, struct_bytes, and only grow at
+ * their end; sp_text_span, sp_logit_bias and sp_logprob stay as they are for good. An argument that
+ * must not be NULL and is gives SP_ERR_ARGUMENT with its name.
+ *
+ * One thread calls the functions of one engine. Nothing here blocks except on computation, and on
+ * file reads in sp_engine_open.
+ *
+ * Stability: experimental.
+ */
+#ifndef SIDEPATH_ENGINE_H
+#define SIDEPATH_ENGINE_H
+
+#include <sidepath/adapter.h>
+#include <sidepath/intake.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct sp_engine sp_engine;
+
+typedef struct sp_engine_options {
+    size_t struct_bytes;
+    const char *model_dir;    /* a Hugging Face directory: config.json, *.safetensors, .. */
+    const char *served_name;  /* the base's name; NULL: the folder's */
+    sp_dtype precision;       /* BF16 to serve, F32 to check */
+    const char *cpu_isa;      /* NULL or "auto", scalar, avx2, avx512, amx */
+    int32_t threads;          /* 0: as many as the process may use */
+    int32_t max_loras;        /* adapter slots; 0: none, the base alone */
+    int32_t max_lora_rank;    /* 0: the largest of the start-up adapters, else 64 */
+    size_t overlay_bytes;     /* budget of rows of embed_tokens and lm_head that adapters replace;
+                                 0: what the start-up adapters need, and once more the largest
+                                 of them, so that it can be replaced while it serves */
+    const char *lora_modules; /* what the pool holds, as sp_module_set_parse reads it; those that
+                                 the base has count. NULL: the union of the start-up adapters,
+                                 else all linear ones */
+    int32_t max_context;      /* tokens of one request, prompt included; 0: the model's */
+    int32_t max_running;      /* requests that hold KV pages at a time */
+    int64_t kv_tokens;        /* KV capacity, rounded up to pages; 0: the lesser of max_running ×
+                                 max_context and half of the memory that the rest leaves */
+    int32_t page_tokens;      /* tokens of a KV page; a divisor of the attention block (32) */
+    int32_t step_rows;        /* most rows of one step */
+    int32_t prefill_chunk;    /* most rows of one request in one step; 0: step_rows */
+    bool no_apply, no_ffn;    /* measuring levers: adapters stay resident, deltas are skipped */
+    bool allow_partial, allow_no_effect, allow_unknown_fields, allow_base_changing_init;
+    bool prefix_cache;      /* requests share the KV pages of equal beginnings; changes no bit */
+    bool adapter_loading;   /* adapters may be loaded later: there are slots without any at start */
+    size_t host_bytes_max;  /* budget of packed adapters on the host; 0: one adapter and half of the
+                               memory that everything else leaves */
+    int32_t loader_threads; /* 0: loads are done by the thread that steps, between two steps */
+    int32_t adapter_wait_steps;    /* see the fairness rule in scheduler.h */
+    int32_t adapter_preempt_steps; /* at least adapter_wait_steps */
+    /* Told of every start-up adapter that is refused, and the engine opens without it; NULL: the
+     * first refusal fails the opening. Called inside sp_engine_open. */
+    void (*adapter_refused)(void *user, const char *name, const sp_error *error);
+    void *adapter_refused_user;
+    bool weights_copy;   /* read into memory, so that nothing that happens to the files matters */
+    size_t memory_bytes; /* what may be taken in all; 0: what the system says is free, the limits of
+                            cgroups included */
+} sp_engine_options;
+
+SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
+
+/* Reason code: a part of the engine would take more memory than is free. */
+#define SP_CODE_MEMORY_SHORT "memory-short"
+
+typedef struct sp_engine_adapter {
+    size_t struct_bytes;
+    const char *name; /* 1 .. 255 bytes of UTF-8; see sp_engine_name_check */
+    const char *path;
+} sp_engine_adapter;
+
+/*
+ * The rule for adapter names: no control characters, no ':', not "." or "..", no blank at either
+ * end, not `base_name` (may be NULL). SP_ERR_INPUT says what is wrong.
+ */
+SP_API sp_status sp_engine_name_check(const char *name, const char *base_name, sp_error *error);
+
+/*
+ * Maps the weights, loads the adapters into slots, allocates pool, KV cache and scratch. On
+ * failure nothing is left behind. *out_engine is owned by the caller (sp_engine_close). Every
+ * string is copied. SP_ERR_NOT_FOUND, SP_ERR_INPUT, SP_ERR_TRUNCATED, SP_ERR_MISMATCH,
+ * SP_ERR_UNSUPPORTED for the model's files, what sp_adapter_open and sp_layout_pack return for an
+ * adapter (with `engine-unsupported` for kinds that this engine cannot apply), SP_ERR_ARGUMENT
+ * for adapters without slots, SP_ERR_MEMORY with the setting to lower. More adapters than slots is
+ * fine: the rest wait in the host cache. What all of it will take (weights, slots, replaced rows,
+ * scratch, host cache, KV cache) is held against the memory that is free before any of it is
+ * taken: SP_ERR_MEMORY with the code SP_CODE_MEMORY_SHORT, needed and free in the text and the
+ * setting to change as the subject.
+ */
+SP_API sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
+                                size_t n_adapters, sp_engine **out_engine, sp_error *error);
+SP_API void sp_engine_close(sp_engine *engine); /* NULL is allowed; drops running requests */
+
+/* The modules whose deltas this engine can apply in a base of this geometry; what
+ * `sidepath inspect` holds adapters to. */
+SP_API sp_module_set sp_engine_modules(const sp_geometry *geometry);
+
+SP_API const sp_model_shape *sp_engine_shape(const sp_engine *engine);
+/*
+ * What the base's folder holds beside what is used, a sentence each: keys of config.json, weights,
+ * a head of its own on a base that says it is tied. For a log. Borrowed; NULL from the number of
+ * notes on.
+ */
+SP_API const char *sp_engine_note(const sp_engine *engine, size_t index);
+SP_API const char *sp_engine_base_name(const sp_engine *engine); /* the model folder's name */
+/* Tokens of one request, prompt included: the context, or what the KV cache holds. */
+SP_API int32_t sp_engine_max_context(const sp_engine *engine);
+SP_API const char *sp_engine_cpu_isa(const sp_engine *engine); /* the level in use */
+
+/* ---- text ---------------------------------------------------------------------------------- */
+
+/* These may be called by any thread at any time: what they read never changes. */
+
+/*
+ * Text to ids, raw: no template and no added tokens; the text of special tokens is plain text
+ * unless parse_special. *out_tokens is owned by the caller (sp_engine_free). SP_ERR_NOT_FOUND: the
+ * model has no tokenizer.json ("tokenizer-missing"). SP_ERR_INPUT: the text is not UTF-8.
+ * SP_ERR_TOO_LARGE with the code "too-many-tokens", or "context_length_exceeded" where max_tokens
+ * is sp_engine_max_context: there are more than max_tokens (0: no limit); a text that is far too
+ * long costs little, which is what a server needs that takes texts from anyone.
+ */
+SP_API sp_status sp_engine_encode(const sp_engine *engine, const char *text, size_t bytes,
+                                  bool parse_special, int32_t max_tokens, int32_t **out_tokens,
+                                  int32_t *out_n_tokens, sp_error *error);
+
+/* Bytes [begin, end) of a text. */
+typedef struct sp_text_span {
+    size_t begin, end;
+} sp_text_span;
+
+/*
+ * The same, where a special token is one only if all of its text lies in one of `spans`, which
+ * ascend and do not touch. Apart from that a span changes nothing: the text is normalised, split
+ * and merged as one. SP_ERR_ARGUMENT: the spans are not in order or leave the text.
+ */
+SP_API sp_status sp_engine_encode_spans(const sp_engine *engine, const char *text, size_t bytes,
+                                        const sp_text_span *spans, size_t n_spans,
+                                        int32_t max_tokens, int32_t **out_tokens,
+                                        int32_t *out_n_tokens, sp_error *error);
+/*
+ * Ids to text. Bytes that are no UTF-8 become U+FFFD, ids that the tokenizer does not have add
+ * nothing; with skip_special neither do special tokens. *out_text is owned by the caller
+ * (sp_engine_free). SP_ERR_NOT_FOUND: no tokenizer.json.
+ */
+SP_API sp_status sp_engine_decode(const sp_engine *engine, const int32_t *tokens, int32_t n_tokens,
+                                  bool skip_special, char **out_text, size_t *out_bytes,
+                                  sp_error *error);
+/* The bytes of one token, borrowed; they need not be whole characters. NULL and 0: an id without
+ * text, or no tokenizer. */
+SP_API const char *sp_engine_token_bytes(const sp_engine *engine, int32_t token, size_t *out_bytes);
+/* Whether a token is a special one of the tokenizer, whose text an answer does not show. */
+SP_API bool sp_engine_token_is_special(const sp_engine *engine, int32_t token);
+SP_API void sp_engine_free(void *memory);
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+/* One row of logits: `position` is the index of the token that it follows. Borrowed until return.
+ * Called inside sp_engine_step, in ascending position; after a preemption the positions come once
+ * more, with the same bytes. */
+typedef void (*sp_logits_fn)(void *user, int32_t position, const float *logits, int32_t vocab);
+
+#define SP_LOGIT_BIAS_MAX   1024
+#define SP_TOP_LOGPROBS_MAX 20
+#define SP_STOP_TOKENS_MAX  128
+#define SP_LOGPROB_MIN      (-9999.0) /* what is smaller is given as this: all are finite */
+
+typedef struct sp_logit_bias {
+    int32_t token;
+    float bias; /* -100 .. 100, added to the token's logit */
+} sp_logit_bias;
+
+typedef struct sp_logprob {
+    int32_t token;
+    float logprob; /* natural logarithm */
+} sp_logprob;
+
+typedef struct sp_request {
+    size_t struct_bytes;
+    const char *adapter;   /* its name, or the base's; NULL: the active adapter, else the base */
+    float lora_scale;      /* multiplies the stored scale; 0 .. 16, 0 = base, exactly */
+    const int32_t *tokens; /* the prompt, at least one id below the vocabulary */
+    int32_t n_tokens;
+    int32_t max_tokens; /* at least 1; 0, prefill only, with logits_fn or prompt_logprobs */
+    double temperature; /* 0: greedy */
+    int32_t top_k;      /* 0: off */
+    double top_p;       /* 1: off */
+    double min_p;       /* 0: off */
+    uint64_t seed;
+    double presence_penalty;   /* -2 .. 2, of ids that are in the output; 0: off */
+    double frequency_penalty;  /* -2 .. 2, for each time that an id is in the output; 0: off */
+    double repetition_penalty; /* 0.01 .. 100, divides or multiplies the logits of ids that are in
+                                  the prompt or the output; 1: off */
+    const sp_logit_bias *logit_bias; /* [n_logit_bias], at most SP_LOGIT_BIAS_MAX, each id once */
+    int32_t n_logit_bias;
+    /* Logprobs are the log-softmax of the model's own logits (an adapter's included), before bias,
+     * penalties, temperature and filters. */
+    bool logprobs;           /* of every new token */
+    bool prompt_logprobs;    /* of every token of the prompt but the first */
+    int32_t top_logprobs;    /* 0 .. SP_TOP_LOGPROBS_MAX of the best ids beside each of these */
+    bool ignore_eos;         /* the model's own end-of-text ids do not stop it */
+    const char *const *stop; /* stop strings, none of them empty; one that is the text of a special
+                                token means that token, too */
+    int32_t n_stop;
+    sp_logits_fn logits_fn; /* called for every position from logits_from on; may be NULL */
+    void *logits_user;
+    int32_t logits_from;
+    const int32_t *stop_tokens; /* [n_stop_tokens] ids that end the text, ignore_eos or not */
+    int32_t n_stop_tokens;      /* at most SP_STOP_TOKENS_MAX */
+    int32_t min_tokens;         /* before so many new tokens no id that ends the text is chosen, and
+                                   no stop string is looked for; at most max_tokens */
+    bool keep_special;          /* the text of special tokens is part of the text; that of a token
+                                   that ends it is not */
+} sp_request;
+
+SP_API void sp_request_default(sp_request *out_request, size_t struct_bytes);
+
+typedef enum sp_finish {
+    SP_FINISH_NONE = 0,
+    SP_FINISH_STOP,
+    SP_FINISH_LENGTH,
+    SP_FINISH_FAILED /* it was dropped; the event's error says why */
+} sp_finish;
+
+/* What has become of a request so far. Times are sp_clock_seconds (CLOCK_MONOTONIC); 0: not yet. */
+typedef struct sp_request_trace {
+    size_t struct_bytes;
+    double submitted, scheduled, first_token; /* the second: its first rows were in a step */
+    int32_t prompt_tokens, cached_tokens;     /* of the prompt; found in the prefix cache when the
+                                                 request first ran */
+    int32_t new_tokens, preemptions;
+} sp_request_trace;
+
+/*
+ * One new token of a request; the last one carries the reason. With prompt_logprobs, before these,
+ * one event for each token of the prompt but the first, in order, each once: is_prompt.
+ */
+typedef struct sp_request_event {
+    size_t struct_bytes; /* what the library fills */
+    int64_t request;
+    int32_t token;    /* -1 for a request that ends without one (max_tokens 0, or it failed) */
+    int32_t position; /* of the token, counted from the beginning of the prompt */
+    bool is_prompt;   /* a token of the prompt, with its logprob and without text */
+    const char *text; /* new text, whole UTF-8 sequences; held back where it could begin a
+                         stop string; borrowed until return */
+    size_t text_bytes;
+    sp_finish finish;
+    sp_status failure;     /* SP_OK, or with SP_FINISH_FAILED why; error is borrowed until return */
+    const sp_error *error; /* NULL unless it failed */
+    /* Where they were asked for; else n_top is 0. Borrowed until return. */
+    float logprob;
+    const sp_logprob *top; /* [n_top] best first, the lower of equal ids first */
+    int32_t n_top;
+    const sp_request_trace *trace; /* borrowed until return */
+} sp_request_event;
+
+typedef void (*sp_request_event_fn)(void *user, const sp_request_event *event);
+
+/*
+ * Checks the request whole and queues it. Everything is copied. *out_id is positive and never
+ * reused. SP_ERR_NOT_FOUND with the adapter's name; SP_ERR_INPUT: an empty prompt, an id outside
+ * the vocabulary, a parameter out of range (named); SP_ERR_TOO_LARGE with
+ * "context_length_exceeded": prompt and max_tokens exceed the context or the whole KV cache, with
+ * the numbers and the setting; SP_ERR_MEMORY.
+ */
+SP_API sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t *out_id,
+                                  sp_error *error);
+
+/* The checks of sp_engine_submit alone. */
+SP_API sp_status sp_engine_check(const sp_engine *engine, const sp_request *request,
+                                 sp_error *error);
+
+/* Drops a request at once and frees its pages and its adapter reference. SP_ERR_NOT_FOUND: none
+ * waits or runs under this id. */
+SP_API sp_status sp_engine_cancel(sp_engine *engine, int64_t id, sp_error *error);
+
+/*
+ * One step of the batch: every running request advances by one token or one prefill chunk. Events
+ * come in the order of submission. SP_AGAIN: nothing is waiting or running. A step in which all
+ * requests wait for adapters on their way has no rows and waits for them, 10 ms at most.
+ * A request that cannot go on is dropped and ends with an event, SP_FINISH_FAILED; where its logits
+ * are not finite the code is "adapter-non-finite" with the adapter as subject, or
+ * "logits-non-finite" for the base; the others go on. The status and the error are then those of
+ * the first that was dropped, its id in error->position. An error without an event is the step's
+ * own: no request was dropped, and position is -1.
+ */
+SP_API sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *user,
+                                sp_error *error);
+
+typedef struct sp_engine_stats {
+    size_t struct_bytes;
+    uint64_t steps, rows, prefill_rows, decode_rows, tokens, preemptions;
+    uint64_t rotations;   /* slots that waiting adapters got by preemption */
+    double step_seconds;  /* sum over steps */
+    double delta_seconds; /* of it, in deltas that ran apart from the base's GEMMs: those of
+                             embeddings, head and large batches */
+    int32_t waiting, running, running_max;
+    int32_t slots, page_tokens;
+    int64_t kv_pages, kv_pages_used, kv_pages_used_max;
+    int64_t kv_pages_cached; /* not in use, kept for the prefix cache */
+    uint64_t prefix_tokens;  /* tokens that the prefix cache has saved from being computed */
+    double load_seconds;     /* sum of the time that steps were held up by adapters coming in */
+    uint64_t adapter_reads;  /* adapters read and packed: from files, or from another source */
+    uint64_t adapter_copies; /* images copied into slots */
+    uint64_t host_evictions; /* images dropped from the host cache for want of budget */
+    size_t host_bytes;       /* images in the host cache */
+    size_t weight_bytes;     /* mapped, not copied */
+    size_t pool_bytes, kv_bytes, scratch_bytes;
+    double open_seconds, adapter_seconds; /* of sp_engine_open; the adapters' share */
+} sp_engine_stats;
+
+/* Fills the caller's struct, whose struct_bytes is set. SP_ERR_ARGUMENT: a size that none has. */
+SP_API sp_status sp_engine_get_stats(const sp_engine *engine, sp_engine_stats *out_stats,
+                                     sp_error *error);
+
+/* ---- the files of the weights -------------------------------------------------------------- */
+
+/* Reason codes: what is mapped has changed, so that answers would be wrong; and the files are
+ * others now, while what was mapped is as it was. */
+#define SP_CODE_WEIGHTS_CHANGED  "weights-changed"
+#define SP_CODE_WEIGHTS_REPLACED "weights-replaced"
+
+/*
+ * Whether something may have happened to a file of the weights since the last call: then
+ * sp_engine_check_weights says what. It never waits for the file system, and sees what is written
+ * on this machine before the next step can read it; what another machine writes only a check finds.
+ */
+SP_API bool sp_engine_weights_touched(const sp_engine *engine);
+/*
+ * Looks at the files of the weights: SP_OK, SP_ERR_STATE with SP_CODE_WEIGHTS_REPLACED, or with
+ * SP_CODE_WEIGHTS_CHANGED: SP_ERR_TRUNCATED, SP_ERR_INPUT (it was written to), SP_ERR_IO (a part of
+ * it could not be read). error->subject is the file. With weights_copy always SP_OK. Any thread; it
+ * may wait for the file system.
+ */
+SP_API sp_status sp_engine_check_weights(const sp_engine *engine, sp_error *error);
+
+/* ---- adapters while it runs ---------------------------------------------------------------- */
+
+/*
+ * A load begins here and ends between two steps; no step waits for it. stage.h has the whole
+ * story: what a name, a version and a generation are, and what each status means.
+ */
+typedef struct sp_engine_load {
+    size_t struct_bytes;
+    const char *name; /* see sp_engine_name_check */
+    const char *path;
+    bool replace;                 /* false: a name that is taken is refused as `name-taken` */
+    uint64_t expected_generation; /* not 0: only if the name is at this generation */
+    bool pinned;
+} sp_engine_load;
+
+SP_API void sp_engine_load_default(sp_engine_load *out_load, size_t struct_bytes);
+
+/*
+ * SP_PENDING: begun, and *out_ticket asks for the outcome. SP_ERR_INPUT: a bad name.
+ * SP_ERR_UNSUPPORTED: the engine was opened without slots. Else as sp_stage_load.
+ */
+SP_API sp_status sp_engine_load_adapter(sp_engine *engine, const sp_engine_load *load,
+                                        int64_t *out_ticket, sp_error *error);
+/*
+ * An adapter from memory, judged as the engine judges those of files; else as
+ * sp_adapter_from_tensors. Reads only what never changes in an engine: any thread, beside steps,
+ * which it does not hold up.
+ */
+SP_API sp_status sp_engine_read_tensors(const sp_engine *engine, const char *name,
+                                        const char *config, size_t config_bytes,
+                                        const sp_tensor_view *views, size_t n_views,
+                                        sp_adapter **out_adapter, sp_error *error);
+
+/*
+ * As sp_engine_load_adapter, from an adapter of sp_engine_read_tensors, which is retained until it
+ * is packed. load->path is shown in lists and may be NULL. Such a version stays in the host cache
+ * as long as it lives, in a slot or not; where the cache has no room for it, it is refused at once
+ * with SP_POOL_FULL and `host-cache-full`.
+ */
+SP_API sp_status sp_engine_put_adapter(sp_engine *engine, const sp_engine_load *load,
+                                       sp_adapter *adapter, int64_t *out_ticket, sp_error *error);
+
+/* As sp_stage_result: SP_PENDING, or the outcome, once. out_generation may be NULL. */
+SP_API sp_status sp_engine_load_result(sp_engine *engine, int64_t ticket, uint64_t *out_generation,
+                                       sp_error *error);
+SP_API void sp_engine_load_forget(sp_engine *engine, int64_t ticket);
+
+/* As sp_stage_unload: the name is gone at once; SP_BUSY while requests finish on it. */
+SP_API sp_status sp_engine_unload_adapter(sp_engine *engine, const char *name, sp_error *error);
+SP_API sp_status sp_engine_pin_adapter(sp_engine *engine, const char *name, bool pinned,
+                                       sp_error *error);
+/* What requests without a name mean from now on; NULL: the base. */
+SP_API sp_status sp_engine_set_active(sp_engine *engine, const char *name, sp_error *error);
+
+/*
+ * Gets on with loads without a step, for an engine that has no requests; waits for the next piece
+ * of one, timeout_ms at most. SP_AGAIN: no load is going on.
+ */
+SP_API sp_status sp_engine_poll(sp_engine *engine, int32_t timeout_ms, sp_error *error);
+
+typedef enum sp_adapter_state {
+    SP_ADAPTER_DISK = 0,    /* loaded again when a request needs it */
+    SP_ADAPTER_HOST = 1,    /* packed, in the host cache */
+    SP_ADAPTER_LOADING = 2, /* on its way to a slot */
+    SP_ADAPTER_READY = 3,   /* in a slot */
+    SP_ADAPTER_DRAINING = 4 /* unloaded or replaced; requests finish on it */
+} sp_adapter_state;
+
+SP_API const char *sp_adapter_state_name(sp_adapter_state state); /* "ready" */
+
+/* What one version of an adapter is; strings live until the next call that changes adapters. */
+typedef struct sp_engine_adapter_info {
+    size_t struct_bytes;
+    const char *name, *path;
+    sp_adapter_state state;
+    int32_t slot; /* -1: none now */
+    int32_t rank, sites;
+    size_t file_bytes; /* stored bytes of its tensors */
+    size_t slot_bytes; /* what a slot takes, whatever is in it */
+    size_t host_bytes; /* what its image takes in the host cache now */
+    sp_digest digest;
+    uint64_t generation, id_hash;
+    bool pinned, active;
+    int32_t references;  /* requests that hold it: */
+    int32_t running;     /* those that hold its slot, */
+    int32_t waiting;     /* and those that wait */
+    uint64_t last_use;   /* larger is later */
+    uint64_t rows;       /* rows that steps have routed to it */
+    double load_seconds; /* reading, checking and packing */
+    const char *receipt; /* its receipt in JSON; may be NULL */
+    double flops_ratio;  /* multiply-adds that it adds to a row, over those of the base's layers */
+} sp_engine_adapter_info;
+
+/*
+ * In the order of loading, draining versions among them. The caller has set out_info->struct_bytes.
+ * SP_ERR_ARGUMENT: no such index, or a size that the struct cannot have.
+ */
+SP_API size_t sp_engine_n_adapters(const sp_engine *engine);
+SP_API sp_status sp_engine_adapter_at(const sp_engine *engine, size_t index,
+                                      sp_engine_adapter_info *out_info, sp_error *error);
+/* The version that a name means now. SP_ERR_NOT_FOUND; SP_ERR_ARGUMENT for the struct's size. */
+SP_API sp_status sp_engine_find_adapter(const sp_engine *engine, const char *name,
+                                        sp_engine_adapter_info *out_info, sp_error *error);
+/* The digest of the version that a request holds; all zero for the base. SP_ERR_NOT_FOUND. */
+SP_API sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id,
+                                          sp_digest *out_digest, sp_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
