@@ -371,12 +371,15 @@ static void take_folder(sp_driver *driver, sp_adapter_task *task)
 {
     sp_pending_load *load = find_load(driver, task->name);
 
-    if (load && load->looking && task->path)
+    if (load && load->looking && task->path) {
         begin_load(driver, load, task->path);
-    else if (load && load->looking)
-        end_load(driver, load, SP_ERR_NOT_FOUND, &load->unknown);
-    else if (!load && !task->path)
+    } else if (load && load->looking) {
+        sp_error unknown = load->unknown; /* the load is gone before its waiters are told */
+
+        end_load(driver, load, SP_ERR_NOT_FOUND, &unknown);
+    } else if (!load && !task->path) {
         show(driver, task->name);
+    }
     sp_task_release(&task->task);
 }
 
