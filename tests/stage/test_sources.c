@@ -68,8 +68,10 @@ static sp_status describe(void *user, const sp_source_request *request,
     test_source *source = user;
 
     atomic_fetch_add(&source->n_described, 1);
+    pthread_mutex_lock(&source->mutex); /* two threads of the stage may be here */
     source->seen = *request;
     source->had_digest = request->digest != NULL;
+    pthread_mutex_unlock(&source->mutex);
     if (source->manner == LACKS)
         return sp_fail(error, SP_ERR_NOT_FOUND, NULL, request->name, -1, "not in memory");
     if (source->manner == HANGS_DESCRIBING)
