@@ -162,7 +162,7 @@ sp_gemm_piece sp_gemm_job_piece(const sp_gemm_job *job, int32_t piece)
             .column_end = min64(column + split.columns, args->n),
         };
     }
-    SP_ASSERT(!"a piece of no GEMM");
+    SP_ASSERT(false && "a piece of no GEMM");
     return (sp_gemm_piece){0};
 }
 
