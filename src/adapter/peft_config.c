@@ -268,9 +268,9 @@ static sp_status check_init(const reader *r)
             continue;
         if (!r->options->allow_base_changing_init)
             return sp_refuse(r->error, SP_REASON_BASE_CHANGING_INIT, "init_lora_weights", -1,
-                             "%s: \"%.100s\" changes the base before training, so that this file "
-                             "is a difference to another base; allow-base-changing-init takes "
-                             "it as it is",
+                             "%s: init_lora_weights is \"%.100s\", which changes the base before "
+                             "training, so that this file is a difference to another base; "
+                             "allow-base-changing-init takes it as it is",
                              r->subject, name);
         sp_remark(r->remarks,
                   "init_lora_weights is \"%.100s\": right only if the file was converted back to "

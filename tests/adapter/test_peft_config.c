@@ -203,6 +203,20 @@ static void every_member(void **state)
     sp_geometry_release(options.geometry);
 }
 
+/* The text alone, which is all that a log has, says which field to look at. */
+static void changing_init_names_its_field(void **state)
+{
+    sp_adapter_options options = toy_options();
+    make_adapter *adapter = toy_adapter();
+
+    (void)state;
+    make_adapter_config_with(adapter, ", \"init_lora_weights\": \"pissa_niter_4\"");
+    toy_refused(adapter, &options, "base-changing-init", "init_lora_weights",
+                "init_lora_weights is \"pissa_niter_4\"", "PiSSA");
+    make_adapter_destroy(adapter);
+    sp_geometry_release(options.geometry);
+}
+
 /* Whole texts: what is required, and what is no config at all. */
 static const struct {
     const char *text;
@@ -537,7 +551,8 @@ static void allowed_by_flags(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_member),       cmocka_unit_test(whole_texts),
+        cmocka_unit_test(every_member),
+        cmocka_unit_test(changing_init_names_its_field),       cmocka_unit_test(whole_texts),
         cmocka_unit_test(scales_of_a_module), cmocka_unit_test(layers_of_paths),
         cmocka_unit_test(byte_order_mark),    cmocka_unit_test(nested_deeply),
         cmocka_unit_test(outside_of_layers),  cmocka_unit_test(bounded_work),
