@@ -198,6 +198,20 @@ static int print_refused(const inspect_settings *s, const char *path, const sp_e
     return exit_status;
 }
 
+/*
+ * A base that cannot be read, or is not served, leaves nothing to hold an adapter against. Under
+ * --json that is a verdict too: a script reads one object whatever the reason.
+ */
+static int fail_base(const inspect_settings *s, const char *path, const sp_error *failure)
+{
+    sp_error refusal;
+
+    if (!s->json || failure->status == SP_ERR_MEMORY)
+        return sp_cli_fail("inspect", failure);
+    sp_fail(&refusal, SP_ERR_REFUSED, "base-unavailable", NULL, -1, "%s", failure->text);
+    return print_refused(s, path, &refusal);
+}
+
 static int inspect(const inspect_settings *s, const char *path)
 {
     sp_geometry *geometry = NULL;
@@ -207,7 +221,7 @@ static int inspect(const inspect_settings *s, const char *path)
     int exit_status;
 
     if (s->model && sp_geometry_open(s->model, &geometry, &error) != SP_OK)
-        return sp_cli_fail("inspect", &error);
+        return fail_base(s, path, &error);
     options = adapter_options(s, geometry);
     if (sp_adapter_open(path, &options, &adapter, &error) == SP_OK) {
         exit_status = print_accepted(s, adapter, &options);

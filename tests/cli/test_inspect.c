@@ -279,6 +279,39 @@ static void failures(void **state)
     }
 }
 
+/* A script that asks for JSON gets it, whatever is wrong with the base. */
+static void json_of_a_bad_base(void **state)
+{
+    static const struct {
+        const char *model, *words;
+    } cases[] = {
+        {SP_TEST_FIXTURES "/qwen2", "Qwen2ForCausalLM (model_type qwen2) is not served"},
+        {SP_TEST_FIXTURES "/llama3", "LlamaForCausalLM"},
+        {"/nonexistent", "cannot open /nonexistent"},
+        {ADAPTERS "plain-r8", "config.json"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char arguments[1024];
+        outcome result;
+        json_t *root;
+
+        snprintf(arguments, sizeof arguments, ADAPTERS "plain-r8 --json --model %s",
+                 cases[i].model);
+        result = run(arguments);
+        root = json_of(&result);
+        assert_int_equal(result.status, 1);
+        assert_string_equal(text_at(root, "verdict"), "refused");
+        assert_string_equal(text_at(root, "code"), "base-unavailable");
+        assert_non_null(strstr(text_at(root, "message"), cases[i].words));
+        assert_true(json_is_null(json_object_get(root, "tensor")));
+        assert_true(json_is_null(json_object_get(root, "digest")));
+        json_decref(root);
+        forget(&result);
+    }
+}
+
 static void usage(void **state)
 {
     static const char *const wrong[] = {"", "a b", "--nonsense x", "x --precision f16",
@@ -313,6 +346,7 @@ int main(void)
         cmocka_unit_test(no_linear_site),
         cmocka_unit_test(a_full_disk),
         cmocka_unit_test(failures),
+        cmocka_unit_test(json_of_a_bad_base),
         cmocka_unit_test(usage),
     };
 
