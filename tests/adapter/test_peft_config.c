@@ -551,12 +551,11 @@ static void allowed_by_flags(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_member),
-        cmocka_unit_test(changing_init_names_its_field),       cmocka_unit_test(whole_texts),
-        cmocka_unit_test(scales_of_a_module), cmocka_unit_test(layers_of_paths),
-        cmocka_unit_test(byte_order_mark),    cmocka_unit_test(nested_deeply),
-        cmocka_unit_test(outside_of_layers),  cmocka_unit_test(bounded_work),
-        cmocka_unit_test(allowed_by_flags),
+        cmocka_unit_test(every_member),    cmocka_unit_test(changing_init_names_its_field),
+        cmocka_unit_test(whole_texts),     cmocka_unit_test(scales_of_a_module),
+        cmocka_unit_test(layers_of_paths), cmocka_unit_test(byte_order_mark),
+        cmocka_unit_test(nested_deeply),   cmocka_unit_test(outside_of_layers),
+        cmocka_unit_test(bounded_work),    cmocka_unit_test(allowed_by_flags),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -674,14 +674,41 @@ static void a_copy_leaves_the_digest(void **state)
     close_base(&b);
 }
 
+/* A copy made with the tokenizer's ids, of a base whose table is padded beyond them. */
+static void copies_of_fewer_rows(void **state)
+{
+    static const char *const names[] = {HEAD ".base_layer.weight", EMBED ".base_layer.weight"};
+    base b = open_base("qwen3-tied");
+
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        const char *dtype = i < 2 ? "BF16" : "F32";
+        make_adapter *adapter = with_pair();
+        void *data = add_table(adapter, names[i % 2], dtype, VOCAB - 2, b.embed);
+        sp_adapter *opened = toy_opened(adapter, &b.options);
+
+        assert_int_equal(sp_adapter_n_sites(opened), 1);
+        assert_int_equal(sp_adapter_n_tables(opened), 0);
+        sp_adapter_release(opened);
+        store(data, dtype, (VOCAB - 3) * HIDDEN, 3.5f);
+        toy_refused(adapter, &b.options, "base-copy-differs", names[i % 2], "row 509", "altered");
+        make_adapter_destroy(adapter);
+    }
+    close_base(&b);
+}
+
 static void copies_of_other_shapes(void **state)
 {
     base b = open_base("qwen3-tied");
     make_adapter *adapter = with_pair();
 
     (void)state;
-    make_adapter_add_random(adapter, HEAD ".base_layer.weight", VOCAB - 1, HIDDEN, 2);
-    toy_refused(adapter, &b.options, "base-copy-differs", NULL, "[512, 64]", "a row less");
+    add_table(adapter, HEAD ".base_layer.weight", "BF16", VOCAB + 1, b.embed);
+    toy_refused(adapter, &b.options, "base-copy-differs", NULL, "[512, 64]", "a row more");
+    make_adapter_destroy(adapter);
+    adapter = with_pair();
+    make_adapter_add_random(adapter, HEAD ".base_layer.weight", VOCAB, HIDDEN - 1, 2);
+    toy_refused(adapter, &b.options, "base-copy-differs", NULL, "[512, 64]", "a column less");
     make_adapter_destroy(adapter);
     adapter = make_adapter_create();
     add_table(adapter, HEAD ".base_layer.weight", "BF16", VOCAB, b.embed);
@@ -753,6 +780,7 @@ int main(void)
         cmocka_unit_test(copies),
         cmocka_unit_test(copies_of_higher_precision),
         cmocka_unit_test(a_copy_leaves_the_digest),
+        cmocka_unit_test(copies_of_fewer_rows),
         cmocka_unit_test(copies_of_other_shapes),
         cmocka_unit_test(base_unavailable),
         cmocka_unit_test(without_a_model),
