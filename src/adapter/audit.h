@@ -3,8 +3,8 @@
  *
  * The steps, each in its file: the config is read (peft_config.c), every tensor is named
  * (module_key.c), put beside its partner and held against config and geometry (audit.c,
- * targets.c, fused.c), data is taken in and its values are checked (intake.c, values.c), tables are
- * held against the base (tables.c), and the content is hashed (digest.c).
+ * targets.c, promised.c, fused.c), data is taken in and its values are checked (intake.c,
+ * values.c), tables are held against the base (tables.c), and the content is hashed (digest.c).
  */
 #ifndef SP_ADAPTER_AUDIT_H
 #define SP_ADAPTER_AUDIT_H
@@ -98,6 +98,9 @@ sp_status sp_audit_parameters(sp_audit *audit);
 
 /* target_modules, exclude_modules, layers_to_transform, target_parameters against the items. */
 sp_status sp_audit_targets(sp_audit *audit);
+
+/* Notes the places that target_modules covers and the file lacks. After sp_audit_targets. */
+sp_status sp_audit_promised(sp_audit *audit);
 
 /*
  * Decides how a fused pair is to be read, and checks its shapes. `sibling` is the layer's other

@@ -215,8 +215,8 @@ static sp_status check_not_empty(sp_audit *audit)
 sp_status sp_intake_audit(sp_intake *intake, const sp_tensor *tensors, size_t n, sp_error *error)
 {
     static sp_status (*const steps[])(sp_audit *) = {
-        sp_audit_parameters, sp_audit_names, sp_audit_targets, sp_audit_table_shapes,
-        check_not_empty,     allocate_data,  sp_audit_sites,
+        sp_audit_parameters,   sp_audit_names,  sp_audit_targets, sp_audit_promised,
+        sp_audit_table_shapes, check_not_empty, allocate_data,    sp_audit_sites,
     };
     sp_status status = SP_OK;
 

@@ -174,21 +174,29 @@ static void mark_in_file(const sp_audit *audit, bool *marks)
     }
 }
 
-/* Marks the names of one site of the base, unless the config leaves it out. */
-static sp_status mark_site(const sp_audit *audit, const sp_site_row *row, bool *marks)
+/* What is known of the listed names, each [n_sorted]. */
+typedef struct name_marks {
+    bool *in_file; /* some tensor is meant by it */
+    bool *wanted;  /* some site of the base is, which the config does not leave out */
+    bool *in_base; /* some site of the base is */
+} name_marks;
+
+/* Marks the names of one site of the base. */
+static sp_status mark_site(const sp_audit *audit, const sp_site_row *row, const name_marks *marks)
 {
     const char *path = sp_geometry_path(audit->options->geometry, row);
     bool excluded;
     sp_status status = sp_name_rule_match(&audit->config.exclude_modules, path, strlen(path),
                                           &excluded, audit->error);
 
+    sp_name_rule_mark(&audit->config.target_modules, path, strlen(path), marks->in_base);
     if (status == SP_OK && !excluded &&
         (row->layer < 0 || sp_peft_config_layer_listed(&audit->config, path, strlen(path))))
-        sp_name_rule_mark(&audit->config.target_modules, path, strlen(path), marks);
+        sp_name_rule_mark(&audit->config.target_modules, path, strlen(path), marks->wanted);
     return status;
 }
 
-static sp_status mark_in_base(const sp_audit *audit, bool *marks)
+static sp_status mark_in_base(const sp_audit *audit, const name_marks *marks)
 {
     const sp_geometry *geometry = audit->options->geometry;
 
@@ -203,8 +211,31 @@ static sp_status mark_in_base(const sp_audit *audit, bool *marks)
     return status;
 }
 
+/* Names that mean nothing in the base: another model's, or those of a part that is not served. */
+static void remark_unknown_names(const sp_audit *audit, const name_marks *marks)
+{
+    const sp_name_rule *rule = &audit->config.target_modules;
+    const char *first = NULL;
+    size_t n = 0;
+
+    for (size_t i = 0; i < rule->n; i++) {
+        size_t index = sp_name_rule_index(rule, rule->names[i]);
+
+        if (index == rule->n_sorted || marks->in_file[index] || marks->in_base[index])
+            continue;
+        if (!first)
+            first = rule->names[i];
+        n++;
+    }
+    if (n > 0)
+        sp_remark(&audit->adapter->notes,
+                  "target_modules: %zu of %zu names fit no module of the base model that an "
+                  "adapter can change (first \"%.150s\")",
+                  n, rule->n, first);
+}
+
 /* The first listed name with places in the base and no tensor in the file. */
-static sp_status check_marks(const sp_audit *audit, const bool *in_file, const bool *in_base)
+static sp_status check_marks(const sp_audit *audit, const name_marks *marks)
 {
     const sp_name_rule *rule = &audit->config.target_modules;
 
@@ -212,7 +243,7 @@ static sp_status check_marks(const sp_audit *audit, const bool *in_file, const b
         size_t index = sp_name_rule_index(rule, rule->names[i]);
         sp_status status;
 
-        if (index == rule->n_sorted || in_file[index] || !in_base[index])
+        if (index == rule->n_sorted || marks->in_file[index] || !marks->wanted[index])
             continue;
         status = refuse_unmatched(audit, "target_modules", rule->names[i]);
         if (status != SP_OK)
@@ -224,19 +255,23 @@ static sp_status check_marks(const sp_audit *audit, const bool *in_file, const b
 static sp_status check_listed_names(const sp_audit *audit)
 {
     size_t n = audit->config.target_modules.n_sorted;
-    bool *marks;
+    name_marks marks;
     sp_status status;
 
     if (n == 0 || !audit->options->geometry)
         return SP_OK;
-    marks = sp_calloc(2 * n, sizeof *marks);
-    if (!marks)
-        return sp_fail_memory(audit->error, 2 * n * sizeof *marks, "target_modules");
-    mark_in_file(audit, marks);
-    status = mark_in_base(audit, marks + n);
+    marks.in_file = sp_calloc(3 * n, sizeof *marks.in_file);
+    if (!marks.in_file)
+        return sp_fail_memory(audit->error, 3 * n * sizeof *marks.in_file, "target_modules");
+    marks.wanted = marks.in_file + n;
+    marks.in_base = marks.wanted + n;
+    mark_in_file(audit, marks.in_file);
+    status = mark_in_base(audit, &marks);
     if (status == SP_OK)
-        status = check_marks(audit, marks, marks + n);
-    sp_free(marks);
+        status = check_marks(audit, &marks);
+    if (status == SP_OK)
+        remark_unknown_names(audit, &marks);
+    sp_free(marks.in_file);
     return status;
 }
 

@@ -153,7 +153,13 @@ static const struct {
                                            "the file was converted back to the plain "
                                            "base\"]"},
     {", \"target_modules\": [\"q_proj\", \"v_proj\"]", "[]"},
-    {", \"target_modules\": \"ALL-linear\"", "[]"},
+    {", \"target_modules\": \"ALL-linear\"",
+     "[\"the file has no tensor for layer 1, which target_modules covers\", \"the file has no "
+     "self_attn.k_proj for layer 0, which target_modules covers\", \"the file has no "
+     "self_attn.o_proj for layer 0, which target_modules covers\"]"},
+    {", \"target_modules\": [\"q_proj\", \"c_attn\", \"v_proj\", \"fc1\"]",
+     "[\"target_modules: 2 of 4 names fit no module of the base model that an adapter can change "
+     "(first \\\"c_attn\\\")\"]"},
     {", \"target_modules\": []",
      "[\"target_modules is an empty list\", \"2 of 2 modules in the file are not in "
      "target_modules; they are applied\"]"},
