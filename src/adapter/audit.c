@@ -31,6 +31,11 @@ bool sp_key_is_expert(const sp_module_key *key)
     return key->kind == SP_SITE_ROUTER || key->kind == SP_SITE_EXPERT;
 }
 
+bool sp_item_is_copy(const sp_item *item)
+{
+    return item->key.role == SP_ROLE_BASE_COPY || item->key.role == SP_ROLE_BIAS_COPY;
+}
+
 const char *sp_audit_table_name(const sp_audit *audit, sp_site_kind kind)
 {
     return sp_geometry_table_name(audit->options->geometry, kind);
@@ -67,6 +72,7 @@ static void write_shape(const sp_tensor *tensor, char *out_text, size_t bytes)
 
 static sp_status check_dtype(const sp_audit *audit, const sp_tensor *tensor, sp_item *item)
 {
+    int32_t n_dims = item->key.role == SP_ROLE_BIAS_COPY ? 1 : 2;
     char shape[128];
 
     write_shape(tensor, shape, sizeof shape);
@@ -77,10 +83,11 @@ static sp_status check_dtype(const sp_audit *audit, const sp_tensor *tensor, sp_
     if (tensor->bytes == 0)
         return sp_refuse(audit->error, SP_REASON_EMPTY_ADAPTER, tensor->name, -1,
                          "%.200s is %s: it has no elements", tensor->name, shape);
-    if (tensor->n_dims != 2 || tensor->dims[0] > INT32_MAX || tensor->dims[1] > INT32_MAX)
+    if (tensor->n_dims != n_dims || tensor->dims[0] > INT32_MAX ||
+        tensor->dims[n_dims - 1] > INT32_MAX)
         return sp_refuse(audit->error, SP_REASON_SHAPE_MISMATCH, tensor->name, -1,
-                         "%.200s is %s, of %d dimensions; it must have two", tensor->name, shape,
-                         tensor->n_dims);
+                         "%.200s is %s, of %d dimensions; it must have %s", tensor->name, shape,
+                         tensor->n_dims, n_dims == 1 ? "one" : "two");
     return SP_OK;
 }
 

@@ -42,7 +42,9 @@ typedef struct sp_pair {
     int32_t experts; /* 0 without a geometry */
 } sp_pair;
 
-/* The served table of one module: elements [rows, cols], of the host or of the base's checkpoint.
+/*
+ * The served table of one module, or its bias (cols 1): elements [rows, cols], of the host or of
+ * the base's checkpoint.
  */
 typedef struct sp_served {
     sp_checkpoint *checkpoint; /* NULL: the host's */
@@ -87,6 +89,7 @@ typedef struct sp_audit {
     sp_pair *pairs; /* in the items' order */
     size_t n_pairs;
     sp_served served[2]; /* of embed_tokens and lm_head, where the adapter has rows of them */
+    sp_served biases[2]; /* of both, where it has a copy */
     sp_error *error;
 } sp_audit;
 
@@ -118,7 +121,11 @@ void sp_fused_sites(const sp_audit *audit, const sp_pair *pair, sp_adapter_site 
  */
 sp_status sp_audit_table_shapes(sp_audit *audit);
 
-/* A piece of a copy of the base's table, [n] bytes from byte `at` on, against the served one. */
+/* A parameter of the base's that stands beside a pair: it is compared and not applied. */
+bool sp_item_is_copy(const sp_item *item);
+
+/* A piece of a copy of the base's table or bias, [n] bytes from byte `at` on, against the served
+ * one. */
 sp_status sp_audit_compare_copy(const sp_audit *audit, const sp_item *copy, uint64_t at,
                                 const void *piece, size_t n, sp_error *error);
 

@@ -111,15 +111,10 @@ void sp_intake_destroy(sp_intake *intake)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* A copy of a base tensor is compared piece by piece and not kept; without a base not even that. */
-static bool is_copy(const sp_item *item)
-{
-    return item->key.role == SP_ROLE_BASE_COPY;
-}
-
+/* A copy of the base is compared piece by piece and not kept; without a base not even that. */
 static bool is_wanted(const sp_audit *audit, const sp_item *item)
 {
-    return !is_copy(item) || audit->options->geometry;
+    return !sp_item_is_copy(item) || audit->options->geometry;
 }
 
 static bool add_padded(size_t *sum, uint64_t bytes)
@@ -142,7 +137,7 @@ static bool measure(const sp_intake *intake, size_t *out_kept, size_t *out_windo
     for (size_t i = 0; i < audit->n_items; i++) {
         if (!is_wanted(audit, &audit->items[i]))
             continue;
-        if (is_copy(&audit->items[i]))
+        if (sp_item_is_copy(&audit->items[i]))
             *out_windows += WINDOW_BYTES;
         else if (!add_padded(&kept, audit->items[i].tensor->bytes))
             return false;
@@ -165,7 +160,7 @@ static void place_items(sp_intake *intake)
             continue;
         intake->n_landings++;
         landing->item = item;
-        if (is_copy(item)) {
+        if (sp_item_is_copy(item)) {
             landing->window_bytes = WINDOW_BYTES;
             landing->data = window;
             window += WINDOW_BYTES;
@@ -205,7 +200,7 @@ static sp_status allocate_data(sp_audit *audit)
 static sp_status check_not_empty(sp_audit *audit)
 {
     for (size_t i = 0; i < audit->n_items; i++) {
-        if (!is_copy(&audit->items[i]))
+        if (!sp_item_is_copy(&audit->items[i]))
             return SP_OK;
     }
     return sp_refuse(audit->error, SP_REASON_EMPTY_ADAPTER, NULL, -1,
@@ -315,7 +310,7 @@ static sp_status check_piece(const sp_intake *intake, const sp_landing *landing,
     const sp_item *item = landing->item;
     int64_t element_bytes = (int64_t)sp_dtype_bytes(item->dtype), bad;
 
-    if (is_copy(item))
+    if (sp_item_is_copy(item))
         return sp_audit_compare_copy(&intake->audit, item, at, piece, n, error);
     bad = sp_values_find_bad(piece, item->dtype, (int64_t)n / element_bytes,
                              intake->options.pool_dtype);
@@ -335,7 +330,7 @@ static sp_status take_pieces(sp_intake *intake, sp_landing *landing, size_t n_by
         uint64_t began_ns;
 
         status = check_piece(intake, landing, landing->taken + at, memory + at, n, error);
-        if (status != SP_OK || is_copy(landing->item))
+        if (status != SP_OK || sp_item_is_copy(landing->item))
             continue;
         began_ns = sp_clock_ns();
         sp_sha256_update(landing->hash, memory + at, n);
@@ -374,7 +369,7 @@ sp_status sp_intake_take(sp_intake *intake, size_t wanted, size_t n_bytes, sp_er
     if (status != SP_OK)
         return status;
     landing = &intake->landings[wanted];
-    if (!landing->hash && !is_copy(landing->item) && n_bytes > 0 &&
+    if (!landing->hash && !sp_item_is_copy(landing->item) && n_bytes > 0 &&
         sp_sha256_create(&landing->hash) != SP_OK)
         return sp_fail_memory(error, 0, "a digest");
     status = take_pieces(intake, landing, n_bytes, error);

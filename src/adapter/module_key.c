@@ -95,6 +95,7 @@ static const struct {
 } plain_endings[] = {
     {".token_adapter.base_layer.weight", SP_ROLE_TABLE, ENDING_TABLE},
     {".base_layer.weight", SP_ROLE_BASE_COPY, ENDING_TABLE},
+    {".base_layer.bias", SP_ROLE_BIAS_COPY, ENDING_TABLE},
     {".bias", SP_ROLE_BIAS, ENDING_OTHER},
     {".weight", SP_ROLE_TABLE, ENDING_TABLE},
 };
@@ -120,7 +121,25 @@ static bool take_ending(span *path, const char *marker, const char *tail, span *
     return true;
 }
 
-static bool read_ending(span *path, sp_module_key *key, ending_kind *out_kind)
+/* A table's name in whatever place: where that is not known, the place is what to complain of. */
+static bool names_table(const sp_geometry *geometry, span path)
+{
+    span last = take_last_part(&path);
+
+    return span_is(last, "embed_tokens") || span_is(last, "lm_head") ||
+           span_is(last, sp_geometry_table_name(geometry, SP_SITE_EMBEDDING)) ||
+           span_is(last, sp_geometry_table_name(geometry, SP_SITE_HEAD));
+}
+
+/* PEFT copies the base's parameters beside the pairs of embedding and head, and of nothing else. */
+static bool can_end_so(const sp_geometry *geometry, span path, size_t plain)
+{
+    return plain_endings[plain].role != SP_ROLE_BIAS_COPY ||
+           (take_suffix(&path, plain_endings[plain].text) && names_table(geometry, path));
+}
+
+static bool read_ending(const sp_geometry *geometry, span *path, sp_module_key *key,
+                        ending_kind *out_kind)
 {
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         span adapter;
@@ -134,7 +153,7 @@ static bool read_ending(span *path, sp_module_key *key, ending_kind *out_kind)
         return true;
     }
     for (size_t i = 0; i < sizeof plain_endings / sizeof *plain_endings; i++) {
-        if (!take_suffix(path, plain_endings[i].text))
+        if (!can_end_so(geometry, *path, i) || !take_suffix(path, plain_endings[i].text))
             continue;
         key->role = plain_endings[i].role;
         *out_kind = plain_endings[i].kind;
@@ -296,30 +315,20 @@ static sp_status refuse_kind_of_pair(const char *name, sp_error *error)
                      name);
 }
 
-/* A table's name in whatever place: where that is not known, the place is what to complain of. */
-static bool names_table(const sp_geometry *geometry, span path)
-{
-    span last = take_last_part(&path);
-
-    return span_is(last, "embed_tokens") || span_is(last, "lm_head") ||
-           span_is(last, sp_geometry_table_name(geometry, SP_SITE_EMBEDDING)) ||
-           span_is(last, sp_geometry_table_name(geometry, SP_SITE_HEAD));
-}
-
 static bool has_no_place(const sp_module_key *key)
 {
     return key->role == SP_ROLE_BIAS || key->role == SP_ROLE_MAGNITUDE;
 }
 
 /* The ending; the rest of the name is the path. */
-static sp_status read_role(const char *name, sp_module_key *out_key, ending_kind *out_kind,
-                           sp_error *error)
+static sp_status read_role(const sp_geometry *geometry, const char *name, sp_module_key *out_key,
+                           ending_kind *out_kind, sp_error *error)
 {
     span path = {name, strlen(name)};
 
     *out_key = (sp_module_key){.module = SP_MODULE_OTHER, .layer = -1, .expert = -1, .site = -1};
     take_prefix(&path, "base_model.model.");
-    if (!read_ending(&path, out_key, out_kind))
+    if (!read_ending(geometry, &path, out_key, out_kind))
         return refuse_ending(name, error);
     out_key->path = path.begin;
     out_key->path_bytes = path.n;
@@ -356,7 +365,7 @@ sp_status sp_module_key_parse(const char *name, sp_module_key *out_key, sp_error
 {
     sp_module_key key;
     ending_kind kind;
-    sp_status status = read_role(name, &key, &kind, error);
+    sp_status status = read_role(NULL, name, &key, &kind, error);
 
     if (status == SP_OK && !has_no_place(&key)) {
         status = read_known_place(name, &key, error);
@@ -385,7 +394,7 @@ static sp_status read_in_rows(const sp_geometry *geometry, const char *name, sp_
 {
     sp_module_key key;
     ending_kind kind;
-    sp_status status = read_role(name, &key, &kind, error);
+    sp_status status = read_role(geometry, name, &key, &kind, error);
 
     if (status == SP_OK && !has_no_place(&key)) {
         if (reads_fused(geometry, name, &key))

@@ -15,7 +15,8 @@ typedef enum sp_key_role {
     SP_ROLE_TOKENS,    /* token_adapter.trainable_tokens_delta */
     SP_ROLE_BASE_COPY, /* embed_tokens.base_layer.weight beside a pair */
     SP_ROLE_MAGNITUDE, /* DoRA's lora_magnitude_vector */
-    SP_ROLE_BIAS       /* any ".bias" */
+    SP_ROLE_BIAS,      /* any ".bias" but the next */
+    SP_ROLE_BIAS_COPY  /* lm_head.base_layer.bias beside a pair */
 } sp_key_role;
 
 /* Fused experts: two pairs hang on one module, told apart by nesting, not by name. */

@@ -20,13 +20,13 @@
 
 /* What the file holds for one of the two modules. */
 typedef struct module_items {
-    const sp_item *table, *tokens, *copy;
+    const sp_item *table, *tokens, *copy, *bias;
 } module_items;
 
 /* The same with what config and base make of it: which tokens move which rows. */
 typedef struct module_rows {
     sp_site_kind kind;
-    const sp_item *table, *tokens, *copy;
+    const sp_item *table, *tokens, *copy, *bias;
     const sp_id_list *ids;
     int32_t own_rows; /* of the adapter's own vocabulary; 0: it says nothing of it */
 } module_rows;
@@ -46,6 +46,8 @@ static module_items find_items(const sp_audit *audit, sp_site_kind kind)
             found.tokens = item;
         if (item->key.role == SP_ROLE_BASE_COPY)
             found.copy = item;
+        if (item->key.role == SP_ROLE_BIAS_COPY)
+            found.bias = item;
     }
     return found;
 }
@@ -79,34 +81,37 @@ static bool is_tied(const sp_audit *audit)
 
 /* By the path that a geometry made by hand gives it. */
 static const sp_tensor *find_by_path(const sp_audit *audit, const sp_checkpoint *base,
-                                     sp_site_kind kind)
+                                     sp_site_kind kind, const char *parameter)
 {
     const sp_site_row *row = table_row(audit, kind);
     char name[SP_SITE_PATH_BYTES_MAX + 8];
 
     if (!row)
         return NULL;
-    snprintf(name, sizeof name, "%s.weight", sp_geometry_path(audit->options->geometry, row));
+    snprintf(name, sizeof name, "%s.%s", sp_geometry_path(audit->options->geometry, row),
+             parameter);
     return sp_checkpoint_find(base, name);
 }
 
+/* "weight" or "bias" of the embedding or the head. */
 static const sp_tensor *find_served(const sp_audit *audit, const sp_checkpoint *base,
-                                    sp_site_kind kind)
+                                    sp_site_kind kind, const char *parameter)
 {
-    static const char *const embed[] = {
-        "model.embed_tokens.weight", "model.language_model.embed_tokens.weight",
-        "language_model.model.embed_tokens.weight", "embed_tokens.weight"};
-    static const char *const head[] = {"lm_head.weight", "language_model.lm_head.weight"};
-    const sp_tensor *found =
-        sp_geometry_shape(audit->options->geometry) ? NULL : find_by_path(audit, base, kind);
+    static const char *const embed[] = {"model.embed_tokens", "model.language_model.embed_tokens",
+                                        "language_model.model.embed_tokens", "embed_tokens"};
+    static const char *const head[] = {"lm_head", "language_model.lm_head"};
+    bool is_head = kind == SP_SITE_HEAD;
+    size_t n = is_head ? sizeof head / sizeof *head : sizeof embed / sizeof *embed;
+    const sp_tensor *found = sp_geometry_shape(audit->options->geometry)
+                                 ? NULL
+                                 : find_by_path(audit, base, kind, parameter);
 
-    if (kind == SP_SITE_HEAD) {
-        for (size_t i = 0; i < sizeof head / sizeof *head && !found; i++)
-            found = sp_checkpoint_find(base, head[i]);
-        return found;
+    for (size_t i = 0; i < n && !found; i++) {
+        char name[64];
+
+        snprintf(name, sizeof name, "%s.%s", is_head ? head[i] : embed[i], parameter);
+        found = sp_checkpoint_find(base, name);
     }
-    for (size_t i = 0; i < sizeof embed / sizeof *embed && !found; i++)
-        found = sp_checkpoint_find(base, embed[i]);
     return found;
 }
 
@@ -124,39 +129,48 @@ static void close_served(sp_served *table)
 
 void sp_audit_close_served(sp_audit *audit)
 {
-    for (size_t i = 0; i < sizeof audit->served / sizeof *audit->served; i++)
+    for (size_t i = 0; i < sizeof audit->served / sizeof *audit->served; i++) {
         close_served(&audit->served[i]);
+        close_served(&audit->biases[i]);
+    }
 }
 
 static sp_status refuse_base(const sp_audit *audit, sp_site_kind kind, const char *what)
 {
-    return sp_refuse(audit->error, SP_REASON_BASE_UNAVAILABLE, sp_audit_table_name(audit, kind), -1,
-                     "the adapter carries a table of %s, and the base model's own, which it must "
-                     "be held against, %s",
-                     sp_audit_table_name(audit, kind), what);
+    return sp_refuse(
+        audit->error, SP_REASON_BASE_UNAVAILABLE, sp_audit_table_name(audit, kind), -1,
+        "the adapter carries a table or bias of %s, and the base model's own, which it must "
+        "be held against, %s",
+        sp_audit_table_name(audit, kind), what);
+}
+
+static sp_status map_tensor(const sp_audit *audit, sp_site_kind kind, const sp_tensor *tensor,
+                            sp_served *table)
+{
+    sp_error local;
+    sp_status status =
+        sp_file_map(sp_checkpoint_path(table->checkpoint, tensor->file), &table->mapping, &local);
+
+    if (status != SP_OK || table->mapping.bytes < tensor->offset_bytes + tensor->bytes)
+        return refuse_base(audit, kind, "cannot be mapped");
+    table->data = (const char *)table->mapping.data + tensor->offset_bytes;
+    table->rows = tensor->dims[0];
+    table->cols = tensor->n_dims == 2 ? tensor->dims[1] : 1;
+    return SP_OK;
 }
 
 static sp_status map_served(const sp_audit *audit, sp_site_kind kind, sp_served *table)
 {
     const sp_tensor *tensor =
-        find_served(audit, table->checkpoint, is_tied(audit) ? SP_SITE_EMBEDDING : kind);
+        find_served(audit, table->checkpoint, is_tied(audit) ? SP_SITE_EMBEDDING : kind, "weight");
     int32_t hidden = 0, vocab = 0;
-    sp_error local;
-    sp_status status;
 
     table_dims(audit, kind, &vocab, &hidden);
     if (!tensor || !sp_tensor_type_dtype(tensor->type, &table->dtype))
         return refuse_base(audit, kind, "is not in its checkpoint as F32, F16 or BF16");
     if (tensor->n_dims != 2 || tensor->dims[0] != vocab || tensor->dims[1] != hidden)
         return refuse_base(audit, kind, "has not the shape that config.json gives it");
-    status =
-        sp_file_map(sp_checkpoint_path(table->checkpoint, tensor->file), &table->mapping, &local);
-    if (status != SP_OK || table->mapping.bytes < tensor->offset_bytes + tensor->bytes)
-        return refuse_base(audit, kind, "cannot be mapped");
-    table->data = (const char *)table->mapping.data + tensor->offset_bytes;
-    table->rows = vocab;
-    table->cols = hidden;
-    return SP_OK;
+    return map_tensor(audit, kind, tensor, table);
 }
 
 /* The table that the host gave, if it gave this one. */
@@ -178,21 +192,11 @@ static sp_status take_given(const sp_audit *audit, sp_site_kind kind, const sp_s
     return SP_OK;
 }
 
-static sp_status open_served(sp_audit *audit, sp_site_kind kind)
+static sp_status open_base(const sp_audit *audit, sp_site_kind kind, sp_served *table)
 {
-    const sp_served_table *from =
-        kind == SP_SITE_EMBEDDING ? audit->options->served_embed : audit->options->served_head;
-    sp_served_table given = {.struct_bytes = sizeof given};
-    sp_served *table = &audit->served[index_of(kind)];
     sp_error local;
-    sp_status status = SP_OK;
+    sp_status status;
 
-    if (from)
-        status = sp_struct_read(&given, sizeof given, from, "sp_served_table", audit->error);
-    if (status != SP_OK)
-        return status;
-    if (given.data)
-        return take_given(audit, kind, &given, table);
     if (!audit->options->base_dir)
         return refuse_base(audit, kind, "was not given");
     status = sp_checkpoint_open(audit->options->base_dir, "model", &table->checkpoint, &local);
@@ -204,7 +208,49 @@ static sp_status open_served(sp_audit *audit, sp_site_kind kind)
     if (status != SP_OK)
         return sp_refuse(audit->error, SP_REASON_BASE_UNAVAILABLE, sp_audit_table_name(audit, kind),
                          -1, "the base model cannot be read: %s", local.text);
-    return map_served(audit, kind, table);
+    return SP_OK;
+}
+
+static sp_status open_served(sp_audit *audit, sp_site_kind kind)
+{
+    const sp_served_table *from =
+        kind == SP_SITE_EMBEDDING ? audit->options->served_embed : audit->options->served_head;
+    sp_served_table given = {.struct_bytes = sizeof given};
+    sp_served *table = &audit->served[index_of(kind)];
+    sp_status status = SP_OK;
+
+    if (from)
+        status = sp_struct_read(&given, sizeof given, from, "sp_served_table", audit->error);
+    if (status != SP_OK)
+        return status;
+    if (given.data)
+        return take_given(audit, kind, &given, table);
+    status = open_base(audit, kind, table);
+    return status == SP_OK ? map_served(audit, kind, table) : status;
+}
+
+/* The base's own bias, which only its checkpoint has. */
+static sp_status open_bias(sp_audit *audit, sp_site_kind kind, const sp_item *copy)
+{
+    sp_served *bias = &audit->biases[index_of(kind)];
+    sp_status status = open_base(audit, kind, bias);
+    const sp_tensor *tensor;
+
+    if (status != SP_OK)
+        return status;
+    tensor = find_served(audit, bias->checkpoint, kind, "bias");
+    if (!tensor)
+        return sp_refuse(audit->error, SP_REASON_BASE_COPY_DIFFERS, copy->tensor->name, -1,
+                         "%.200s is a bias that the base model's %s has not: the adapter was made "
+                         "for another base",
+                         copy->tensor->name, sp_audit_table_name(audit, kind));
+    if (tensor->n_dims != 1 || !sp_tensor_type_dtype(tensor->type, &bias->dtype))
+        return refuse_base(audit, kind, "has a bias that is not [n] of F32, F16 or BF16");
+    if (copy->tensor->dims[0] > tensor->dims[0])
+        return sp_refuse(audit->error, SP_REASON_BASE_COPY_DIFFERS, copy->tensor->name, -1,
+                         "%.200s is [%lld], the base model's bias [%lld]", copy->tensor->name,
+                         (long long)copy->tensor->dims[0], (long long)tensor->dims[0]);
+    return map_tensor(audit, kind, tensor, bias);
 }
 
 /* ---- comparing ------------------------------------------------------------------------------- */
@@ -260,7 +306,9 @@ static int64_t first_difference(const void *data, sp_dtype dtype, const sp_serve
 sp_status sp_audit_compare_copy(const sp_audit *audit, const sp_item *copy, uint64_t at,
                                 const void *piece, size_t n, sp_error *error)
 {
-    const sp_served *table = &audit->served[index_of(copy->key.kind)];
+    bool is_bias = copy->key.role == SP_ROLE_BIAS_COPY;
+    const sp_served *table = is_bias ? &audit->biases[index_of(copy->key.kind)]
+                                     : &audit->served[index_of(copy->key.kind)];
     int64_t element_bytes = (int64_t)sp_dtype_bytes(copy->dtype);
     int64_t first = (int64_t)at / element_bytes, count = (int64_t)n / element_bytes;
     int64_t same = first_difference(piece, copy->dtype, table, first, count);
@@ -268,9 +316,10 @@ sp_status sp_audit_compare_copy(const sp_audit *audit, const sp_item *copy, uint
     if (same == count)
         return SP_OK;
     return sp_refuse(error, SP_REASON_BASE_COPY_DIFFERS, copy->tensor->name, first + same,
-                     "%.200s is not the base model's table (first in row %lld): the adapter was "
+                     "%.200s is not the base model's %s (first in row %lld): the adapter was "
                      "made for another base",
-                     copy->tensor->name, (long long)((first + same) / table->cols));
+                     copy->tensor->name, is_bias ? "bias" : "table",
+                     (long long)((first + same) / table->cols));
 }
 
 /* A copy may end before a padded table does, as a tokenizer's ids do: it is compared as far. */
@@ -546,10 +595,12 @@ static bool needs_served(const module_rows *rows)
 /* All of one module that can be held against the served table without data. */
 static sp_status open_module(sp_audit *audit, const module_rows *rows)
 {
-    sp_status status;
+    sp_status status = SP_OK;
 
-    if (!needs_served(rows) || !audit->options->geometry)
-        return SP_OK;
+    if (rows->bias && audit->options->geometry)
+        status = open_bias(audit, rows->kind, rows->bias);
+    if (status != SP_OK || !needs_served(rows) || !audit->options->geometry)
+        return status;
     status = open_served(audit, rows->kind);
     if (status == SP_OK && rows->copy)
         status = check_copy_shape(audit, rows->copy, &audit->served[index_of(rows->kind)]);
@@ -568,6 +619,10 @@ static sp_status compare_module(sp_audit *audit, const module_rows *rows, int32_
         sp_audit_ignore(audit, rows->copy->tensor->name,
                         checked ? "a copy of the base model's own table"
                                 : "a copy of the base's table, not compared without a base model");
+    if (rows->bias)
+        sp_audit_ignore(audit, rows->bias->tensor->name,
+                        checked ? "a copy of the base model's own bias"
+                                : "a copy of the base's bias, not compared without a base model");
     if (!checked || (!rows->table && rows->ids->n == 0))
         return SP_OK;
     return measure_rows(audit, rows, out_rows);
@@ -638,12 +693,12 @@ static void resolve_rows(const sp_audit *audit, module_rows out_rows[2])
     module_items head = find_items(audit, SP_SITE_HEAD);
     module_rows *rows = out_rows;
 
-    rows[0] =
-        (module_rows){SP_SITE_EMBEDDING,           embed.table,         embed.tokens, embed.copy,
-                      &audit->config.tokens_embed, rows_of(embed.table)};
-    rows[1] = (module_rows){
-        SP_SITE_HEAD,       head.table, head.tokens, head.copy, &audit->config.tokens_head,
-        rows_of(head.table)};
+    rows[0] = (module_rows){SP_SITE_EMBEDDING,   embed.table, embed.tokens,
+                            embed.copy,          embed.bias,  &audit->config.tokens_embed,
+                            rows_of(embed.table)};
+    rows[1] = (module_rows){SP_SITE_HEAD,       head.table, head.tokens,
+                            head.copy,          head.bias,  &audit->config.tokens_head,
+                            rows_of(head.table)};
     /* On a tied base trainable tokens move the head's rows too. */
     if (is_tied(audit) && !head.tokens && embed.tokens) {
         rows[1].tokens = embed.tokens;

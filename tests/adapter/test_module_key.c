@@ -86,6 +86,8 @@ static void outside_of_layers(void **state)
           -1, SP_MODULE_EMBED_TOKENS, -1, SP_FUSED_NONE, "model.language_model.embed_tokens");
     check("lm_head.token_adapter.trainable_tokens_delta.default", SP_ROLE_TOKENS, -1,
           SP_MODULE_LM_HEAD, -1, SP_FUSED_NONE, "lm_head");
+    check("base_model.model.lm_head.base_layer.bias", SP_ROLE_BIAS_COPY, -1, SP_MODULE_LM_HEAD, -1,
+          SP_FUSED_NONE, "lm_head");
     check("lm_head.base_layer.weight", SP_ROLE_BASE_COPY, -1, SP_MODULE_LM_HEAD, -1, SP_FUSED_NONE,
           "lm_head");
 }
@@ -203,6 +205,7 @@ static void biases_and_magnitudes(void **state)
         sp_key_role role;
     } cases[] = {
         {"base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias", SP_ROLE_BIAS},
+        {"base_model.model.lm_head.bias", SP_ROLE_BIAS},
         {"model.layers.0.self_attn.k_proj.bias", SP_ROLE_BIAS},
         {"model.layers.0.self_attn.k_proj.lora_B.bias", SP_ROLE_BIAS},
         {"model.layers.0.self_attn.k_proj.lora_B.default.bias", SP_ROLE_BIAS},

@@ -717,6 +717,139 @@ static void copies_of_other_shapes(void **state)
     close_base(&b);
 }
 
+/* ---- copies of the base's bias --------------------------------------------------------------- */
+
+#define BIAS HEAD ".base_layer.bias"
+
+/* A base's folder with a head and, where n_bias > 0, its bias: F16 elements 1/4, 2/4, 3/4 .. */
+static char *head_with_bias(int n_bias)
+{
+    make_adapter *made = make_adapter_create();
+    char *folder = sp_test_make_directory();
+    unsigned char *bytes;
+    uint16_t *bias;
+    size_t n;
+
+    make_adapter_add_random(made, "lm_head.weight", TOY_VOCAB, TOY_HIDDEN, 7);
+    if (n_bias > 0) {
+        bias = make_adapter_add(made, "lm_head.bias", "F16", 1, n_bias);
+        for (int i = 0; i < n_bias; i++)
+            bias[i] = sp_f32_to_f16((float)(i + 1) / 4);
+    }
+    bytes = make_adapter_bytes(made, &n);
+    sp_test_write_file(folder, "model.safetensors", bytes, n);
+    sp_free(bytes);
+    make_adapter_destroy(made);
+    return folder;
+}
+
+static void forget_folder(char *folder)
+{
+    sp_test_remove_tree(folder);
+    sp_free(folder);
+}
+
+/* A pair of the head, and n elements of the copied bias as PEFT keeps it. */
+static make_adapter *with_bias(const char *dtype, int n)
+{
+    make_adapter *adapter = make_adapter_create();
+    void *data;
+
+    make_adapter_add_pair(adapter, HEAD, 2, TOY_HIDDEN, TOY_VOCAB, 8);
+    data = make_adapter_add(adapter, BIAS, dtype, 1, n);
+    for (int i = 0; i < n; i++)
+        store(data, dtype, i, (float)(i + 1) / 4);
+    make_adapter_config_with(adapter, ", \"bias\": \"none\"");
+    return adapter;
+}
+
+static void equal_biases(void **state)
+{
+    static const char *const dtypes[] = {"F16", "F32", "BF16"};
+    sp_adapter_options options = toy_options();
+    char *folder = head_with_bias(TOY_VOCAB);
+    make_adapter *plain = make_adapter_create();
+    sp_adapter *opened;
+    sp_digest digest;
+
+    (void)state;
+    make_adapter_add_pair(plain, HEAD, 2, TOY_HIDDEN, TOY_VOCAB, 8);
+    opened = toy_opened(plain, &options);
+    digest = sp_adapter_digest(opened);
+    sp_adapter_release(opened);
+    make_adapter_destroy(plain);
+    options.base_dir = folder;
+    for (int i = 0; i < 4; i++) {
+        make_adapter *adapter = with_bias(dtypes[i % 3], i < 3 ? TOY_VOCAB : TOY_VOCAB - 2);
+        sp_digest own;
+
+        opened = toy_opened(adapter, &options);
+        assert_int_equal(sp_adapter_n_sites(opened), 1);
+        assert_int_equal(sp_adapter_n_tables(opened), 0);
+        own = sp_adapter_digest(opened);
+        assert_memory_equal(own.bytes, digest.bytes, SP_DIGEST_BYTES);
+        expect_note(opened, BIAS);
+        expect_note(opened, "a copy of the base model's own bias");
+        sp_adapter_release(opened);
+        store(make_adapter_data(adapter, BIAS, NULL), dtypes[i % 3], 9, 3.5f);
+        toy_refused(adapter, &options, "base-copy-differs", BIAS, "bias (first in row 9)", "9");
+        make_adapter_destroy(adapter);
+    }
+    forget_folder(folder);
+    sp_geometry_release(options.geometry);
+}
+
+static void biases_without_a_witness(void **state)
+{
+    sp_adapter_options options = toy_options(), none;
+    char *without = head_with_bias(0), *folder = head_with_bias(TOY_VOCAB);
+    make_adapter *adapter = with_bias("F16", TOY_VOCAB);
+    sp_adapter *opened;
+
+    (void)state;
+    toy_refused(adapter, &options, "base-unavailable", "lm_head", "not given", "no base");
+    options.base_dir = without;
+    toy_refused(adapter, &options, "base-copy-differs", BIAS, "has not", "no bias");
+    sp_adapter_options_default(&none, sizeof none);
+    opened = toy_opened(adapter, &none);
+    expect_note(opened, "a copy of the base's bias, not compared");
+    sp_adapter_release(opened);
+    make_adapter_destroy(adapter);
+    options.base_dir = folder;
+    adapter = with_bias("F16", TOY_VOCAB + 1);
+    toy_refused(adapter, &options, "base-copy-differs", BIAS, "[17]", "an element more");
+    make_adapter_destroy(adapter);
+    adapter = toy_adapter();
+    make_adapter_add_random(adapter, BIAS, 1, TOY_VOCAB, 1);
+    toy_refused(adapter, &options, "shape-mismatch", BIAS, "must have one", "two dimensions");
+    make_adapter_destroy(adapter);
+    adapter = make_adapter_create();
+    make_adapter_add(adapter, BIAS, "F16", 1, TOY_VOCAB);
+    toy_refused(adapter, &options, "empty-adapter", NULL, "nothing to apply", "a copy alone");
+    make_adapter_destroy(adapter);
+    forget_folder(folder);
+    forget_folder(without);
+    sp_geometry_release(options.geometry);
+}
+
+/* A bias that is no copy beside a table's pair was trained. */
+static void trained_biases(void **state)
+{
+    static const char *const names[] = {
+        HEAD ".bias", "base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias"};
+    sp_adapter_options options = toy_options();
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        make_adapter *adapter = toy_adapter();
+
+        make_adapter_add(adapter, names[i], "F16", 1, TOY_VOCAB);
+        toy_refused(adapter, &options, "bias", names[i], NULL, names[i]);
+        make_adapter_destroy(adapter);
+    }
+    sp_geometry_release(options.geometry);
+}
+
 /* ---- the base's side ------------------------------------------------------------------------- */
 
 static void base_unavailable(void **state)
@@ -782,6 +915,9 @@ int main(void)
         cmocka_unit_test(a_copy_leaves_the_digest),
         cmocka_unit_test(copies_of_fewer_rows),
         cmocka_unit_test(copies_of_other_shapes),
+        cmocka_unit_test(equal_biases),
+        cmocka_unit_test(biases_without_a_witness),
+        cmocka_unit_test(trained_biases),
         cmocka_unit_test(base_unavailable),
         cmocka_unit_test(without_a_model),
     };
