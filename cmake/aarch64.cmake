@@ -15,4 +15,4 @@ set(CMAKE_C_FLAGS_INIT "-isystem ${headers} -isystem ${headers}/aarch64-linux-gn
 set(CMAKE_EXE_LINKER_FLAGS_INIT "-L${libraries} -Wl,-rpath-link,${libraries}")
 set(CMAKE_SHARED_LINKER_FLAGS_INIT "-L${libraries}")
 set(CMAKE_CROSSCOMPILING_EMULATOR
-    qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=${libraries})
+    qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=${libraries} -E SP_EMULATED=1)
