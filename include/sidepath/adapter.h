@@ -73,11 +73,10 @@ typedef struct sp_geometry sp_geometry;
 /*
  * Reads the config.json in `path` (the model's directory, or the file itself). Both the
  * transformers 4 and 5 styles, and a nested text_config. Where the file says that the base is tied,
- * a checkpoint beside it is asked for a head of its own. Blocks on file reads. *out_geometry holds
- * one reference, owned by the caller.
- * SP_ERR_NOT_FOUND: no such file. SP_ERR_INPUT: not JSON, a field missing or of the wrong type
- * (named). SP_ERR_UNSUPPORTED: an architecture, RoPE type or feature that is not served (named), or
- * a key that would change the mathematics and is not read.
+ * a checkpoint beside it is searched for a head of its own. Blocks on file reads. *out_geometry
+ * holds one reference, owned by the caller. SP_ERR_NOT_FOUND: no such file. SP_ERR_INPUT: not JSON,
+ * a field missing or of the wrong type (named). SP_ERR_UNSUPPORTED: an architecture, RoPE type or
+ * feature that is not served (named), or a key that would change the mathematics and is not read.
  */
 SP_API sp_status sp_geometry_open(const char *path, sp_geometry **out_geometry, sp_error *error);
 

@@ -121,7 +121,7 @@ void sp_fused_sites(const sp_audit *audit, const sp_pair *pair, sp_adapter_site 
  */
 sp_status sp_audit_table_shapes(sp_audit *audit);
 
-/* A parameter of the base's that stands beside a pair: it is compared and not applied. */
+/* A copy of a base parameter beside a pair: it is compared and not applied. */
 bool sp_item_is_copy(const sp_item *item);
 
 /* A piece of a copy of the base's table or bias, [n] bytes from byte `at` on, against the served

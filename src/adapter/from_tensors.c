@@ -18,7 +18,7 @@ typedef struct source {
     sp_tensor_view view;
     const char *first; /* element (0, 0, …) */
     int64_t strides[SP_TENSOR_DIMS_MAX];
-    uint64_t span_bytes; /* from the first element to behind the last */
+    uint64_t span_bytes; /* from the first element to the end of the last */
 } source;
 
 typedef struct copy_job {

@@ -4,7 +4,7 @@
  *
  * A path is compared without the trunk that different loaders put before the layers, the embedding
  * and the head ("model.", "model.language_model.", ..): what is left is the path's core, and every
- * core stands once in a geometry.
+ * core occurs once in a geometry.
  */
 #ifndef SP_ADAPTER_GEOMETRY_H
 #define SP_ADAPTER_GEOMETRY_H
