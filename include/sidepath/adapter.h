@@ -196,8 +196,8 @@ SP_API sp_module_set sp_geometry_kind_modules(const sp_geometry *geometry, sp_si
 
 /*
  * Reads a comma-separated list of module names; a name may be a full one ("mlp.gate_proj") or its
- * last part ("q_proj"), which stands for every module that ends so ("gate_proj": the dense FFN's
- * and the shared expert's, but not the experts', which are named in full); "all-linear" stands for
+ * last part ("q_proj"), which means every module that ends so ("gate_proj": the dense FFN's
+ * and the shared expert's, but not the experts', which are named in full); "all-linear" means
  * every module of linear sites. Modules that a config.json's model lacks may be named: intersect
  * the set with sp_geometry_modules. SP_ERR_INPUT names the part that fits nothing, with its byte
  * position.

@@ -55,7 +55,7 @@ sp_site_kind sp_geometry_kind(const sp_geometry *geometry, const sp_site_row *ro
 /* Every site is one of the table's, of the table's kind: names are read by the table's grammar. */
 bool sp_geometry_is_known(const sp_geometry *geometry);
 
-/* The site of one of the table's modules, or -1. expert: -1 stands for any, by expert 0. */
+/* The site of one of the table's modules, or -1. expert: -1 means any, found by expert 0. */
 int32_t sp_geometry_known_site(const sp_geometry *geometry, int32_t layer, sp_module module,
                                int32_t expert);
 

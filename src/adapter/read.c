@@ -20,7 +20,7 @@ typedef struct read_job {
     const sp_file *file;
 } read_job;
 
-/* A wanted tensor and where it lies. */
+/* A wanted tensor: its number in the intake, and what the headers say of it. */
 typedef struct target {
     size_t wanted;
     const sp_tensor *tensor;
@@ -64,7 +64,7 @@ static sp_status read_tensor(void *user, size_t i, sp_error *error)
     return status;
 }
 
-/* The n tensors that lie in one file. */
+/* The n tensors of one file. */
 static sp_status read_file(sp_intake *intake, const sp_checkpoint *checkpoint, const size_t *wanted,
                            size_t n, sp_exec *exec, sp_error *error)
 {

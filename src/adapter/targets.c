@@ -205,7 +205,7 @@ static sp_status mark_in_base(const sp_audit *audit, const name_marks *marks)
     for (int32_t i = 0; i < sp_geometry_n_sites(geometry) && status == SP_OK; i++) {
         const sp_site_row *row = sp_geometry_row(geometry, i);
 
-        if (row->expert <= 0) /* one expert stands for all */
+        if (row->expert <= 0) /* one expert represents all */
             status = mark_site(audit, row, marks);
     }
     return status;

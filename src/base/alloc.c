@@ -39,7 +39,7 @@ static int must_fail(void)
 
 /* ---- the system's memory or the host's ----------------------------------------------------- */
 
-/* Before a block of the host's stands how it was taken, as free must say it again. */
+/* Precedes each block of the host's: how it was allocated, which free has to repeat. */
 typedef struct host_header {
     size_t bytes, align; /* as alloc was asked */
     size_t before;       /* bytes between the begin of the whole and the block */

@@ -46,7 +46,7 @@ static bool is_piece(const piece *text, const char *string)
     return string && strlen(string) == text->bytes && memcmp(text->data, string, text->bytes) == 0;
 }
 
-/* Whether a tag holds a name and nothing behind it, such as an attribute. */
+/* Whether a tag holds a name and nothing after it, such as an attribute. */
 static bool is_name(const piece *text)
 {
     for (size_t i = 0; i < text->bytes; i++)
