@@ -136,10 +136,12 @@ typedef struct sp_chat_delta {
 typedef void (*sp_chat_delta_fn)(void *user, const sp_chat_delta *delta);
 
 /*
- * A streaming parser. Content and reasoning come as they are written, but for the beginning of a
- * tag, which is held back until it is one or is not. A call comes when it is complete, so that one
- * whose JSON is broken comes as content, tags and all. The newlines that the Qwen form writes
- * around its tags belong to the tags; every other byte comes exactly once, in order.
+ * A streaming parser: what comes does not depend on how the text is cut. Content and reasoning come
+ * as they are written, but for the beginning of a tag, which is held back until it is one or is
+ * not, and white space at the beginning, which an opening <think> takes with it. A call comes when
+ * it is complete, so that one whose JSON is broken comes as content, tags and all. The newlines
+ * that the Qwen form writes around its tags belong to the tags; every other byte comes once, in
+ * order.
  */
 typedef struct sp_chat_parser sp_chat_parser;
 

@@ -25,8 +25,9 @@ struct sp_chat_parser {
     bool reasoning, tools;
     json_t *tagged_tools; /* owned; see sp_chat_prompt */
     state state;
-    bool newline; /* there was one before the <tool_call> that is open */
-    sp_text held; /* not yet passed on */
+    size_t blanks; /* STATE_BEGIN: white space at the beginning of `held`, counted once */
+    bool newline;  /* there was one before the <tool_call> that is open */
+    sp_text held;  /* not yet passed on */
     int32_t n_calls;
 };
 
@@ -305,19 +306,21 @@ static sp_status close_call(sp_chat_parser *parser, bool ended, bool *out_more, 
 
 /* --- States --------------------------------------------------------------------------------- */
 
-/* White space may stand before <think>; anything else means that there will be none. */
+/* White space, however much, may stand before <think>; anything else means that there will be none.
+ * `held` is not empty. */
 static bool begin(sp_chat_parser *parser, bool ended)
 {
     const sp_text *held = &parser->held;
-    size_t blanks = held->data ? strspn(held->data, " \t\r\n") : 0;
-    size_t left = held->bytes - blanks, n = strlen(THINK_OPEN);
+    size_t left, n = strlen(THINK_OPEN);
 
-    if (left >= n && memcmp(held->data + blanks, THINK_OPEN, n) == 0) {
-        drop(parser, blanks + n);
+    parser->blanks += strspn(held->data + parser->blanks, " \t\r\n");
+    left = held->bytes - parser->blanks;
+    if (left >= n && memcmp(held->data + parser->blanks, THINK_OPEN, n) == 0) {
+        drop(parser, parser->blanks + n);
         parser->state = STATE_THOUGHT;
         return true;
     }
-    if (!ended && left < n && memcmp(held->data + blanks, THINK_OPEN, left) == 0 && blanks <= n)
+    if (!ended && left < n && memcmp(held->data + parser->blanks, THINK_OPEN, left) == 0)
         return false;
     parser->state = STATE_CONTENT;
     return true;

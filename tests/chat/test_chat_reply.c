@@ -67,9 +67,8 @@ static void finish(sp_chat_parser *parser, notes *note)
         sp_text_add(&note->text, note->last == SP_CHAT_TOOL_ARGUMENTS ? ")" : "\"");
 }
 
-/* In pieces of `step` bytes, the first one of `first`. */
-static void check_cut(const char *flags, const char *text, const char *want, size_t first,
-                      size_t step)
+/* What comes of `text` in pieces of `step` bytes, the first one of `first`. Owned. */
+static char *parse(const char *flags, const char *text, size_t first, size_t step)
 {
     notes note = {0};
     sp_chat_parser *parser = start(flags, &note);
@@ -81,10 +80,18 @@ static void check_cut(const char *flags, const char *text, const char *want, siz
         assert_ok(sp_chat_parser_push(parser, text + at, n, &error), &error);
     }
     finish(parser, &note);
-    if (strcmp(note.text.data ? note.text.data : "", want) != 0)
-        fail_msg("%s by %zu, %zu:\n%s\nwanted\n%s", text, first, step,
-                 note.text.data ? note.text.data : "", want);
-    sp_text_free(&note.text);
+    sp_text_add(&note.text, "");
+    return note.text.data;
+}
+
+static void check_cut(const char *flags, const char *text, const char *want, size_t first,
+                      size_t step)
+{
+    char *got = parse(flags, text, first, step);
+
+    if (strcmp(got, want) != 0)
+        fail_msg("%s by %zu, %zu:\n%s\nwanted\n%s", text, first, step, got, want);
+    sp_free(got);
 }
 
 static void check(const char *flags, const char *text, const char *want)
@@ -123,6 +130,9 @@ static void test_reasoning(void **state)
     check("r", "<think>\nso\n</think>\n\nyes", "R\"so\"C\"yes\"");
     check("r", "\n<think>so</think>yes", "R\"so\"C\"yes\"");
     check("r", "<think>\n\n</think>\n\nyes", "C\"yes\"");
+    check("r", "         <think>so</think>yes", "R\"so\"C\"yes\""); /* blanks: more than the tag */
+    check("r", "\t\n\t\n\t\n\t\n\t\nyes", "C\"\t\n\t\n\t\n\t\n\t\nyes\"");
+    check("r", "         ", "C\"         \"");
     check("r", "<thinking> yes", "C\"<thinking> yes\"");
     check("r", "<think>so</think>a</think>b", "R\"so\"C\"a</think>b\"");
     check("tc", "<tool_call>{}</tool_call></think>x", "R\"<tool_call>{}</tool_call>\"C\"x\"");
@@ -240,6 +250,42 @@ static void test_broken_tagged_calls(void **state)
     }
 }
 
+/* How a text was cut does not show: every text of up to four of these pieces. */
+static void test_every_cut(void **state)
+{
+    static const char *const flags[] = {"rc", "tc", "mc"};
+    static const char *const pieces[] = {
+        "",
+        "\n",
+        "         ",
+        "x",
+        "<t",
+        "</t",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "{\"name\":\"f\"}",
+    };
+    const size_t n = sizeof pieces / sizeof *pieces;
+
+    (void)state;
+    for (size_t i = 0; i < 3 * n * n * n * n; i++) {
+        size_t rest = i / 3;
+        sp_text text = {0};
+        char *whole;
+
+        for (int k = 0; k < 4; k++, rest /= n)
+            sp_text_add(&text, pieces[rest % n]);
+        whole = parse(flags[i % 3], text.data, SIZE_MAX, SIZE_MAX);
+        check_cut(flags[i % 3], text.data, whole, 1, 1);
+        for (size_t first = 1; first < text.bytes; first++)
+            check_cut(flags[i % 3], text.data, whole, first, SIZE_MAX);
+        sp_free(whole);
+        sp_text_free(&text);
+    }
+}
+
 /* Nothing is held back that cannot be the beginning of a tag. */
 static void test_prompt(void **state)
 {
@@ -306,10 +352,11 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),        cmocka_unit_test(test_reasoning),
-        cmocka_unit_test(test_calls),        cmocka_unit_test(test_broken_calls),
-        cmocka_unit_test(test_tagged_calls), cmocka_unit_test(test_broken_tagged_calls),
-        cmocka_unit_test(test_prompt),       cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_plain),         cmocka_unit_test(test_reasoning),
+        cmocka_unit_test(test_calls),         cmocka_unit_test(test_broken_calls),
+        cmocka_unit_test(test_tagged_calls),  cmocka_unit_test(test_broken_tagged_calls),
+        cmocka_unit_test(test_every_cut),     cmocka_unit_test(test_prompt),
+        cmocka_unit_test(test_out_of_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
