@@ -18,7 +18,7 @@
 #include "base/text.h"
 #include "bench/bench_machine.h"
 #include "bench/peer_onednn.h"
-#include "kernels/gemm.h"
+#include "kernels/cpu/gemm.h"
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,13 +1,13 @@
 #include "bench/bench_machine.h"
 
 #include "base/clock.h"
-#include "kernels/cpu_features.h"
+#include "kernels/cpu/cpu_features.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #if defined(__x86_64__)
-#include "kernels/tiles_amx.h"
+#include "kernels/cpu/tiles_amx.h"
 
 #include <immintrin.h>
 #endif

@@ -10,7 +10,8 @@ function(sidepath_cuda)
        ${PROJECT_SOURCE_DIR}/src/device/cuda/*.cu)
   file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/kernels/cuda/*.cuh
        ${PROJECT_SOURCE_DIR}/src/device/cuda/*.cuh
-       ${PROJECT_SOURCE_DIR}/src/kernels/*cuda*.h ${PROJECT_SOURCE_DIR}/src/device/device_cuda.h)
+       ${PROJECT_SOURCE_DIR}/src/kernels/*.h
+       ${PROJECT_SOURCE_DIR}/src/kernels/cuda/*.h ${PROJECT_SOURCE_DIR}/src/device/device_cuda.h)
   # Spills are warnings, like the compilers' own.
   set(strict OFF)
   if(CMAKE_COMPILE_WARNING_AS_ERROR)

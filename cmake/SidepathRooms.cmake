@@ -1,4 +1,5 @@
-# A room is a folder of src/. Its sources become one object library, sidepath_<room>.
+# A room is a folder of src/, with a folder for each of its jobs where it has several. Its sources
+# become one object library, sidepath_<room>.
 # Files named *_avx2.c, *_avx512.c, *_amx.c get the flags of that instruction set and are left out
 # on other processors.
 
@@ -14,9 +15,11 @@ endmacro()
 
 function(sidepath_room room)
   cmake_parse_arguments(ARG "" "" "LIBRARIES" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${room}/*.c)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${room}/*.c
+       ${PROJECT_SOURCE_DIR}/src/${room}/*/*.c)
   foreach(isa avx2 avx512 amx)
-    file(GLOB isa_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${room}/*_${isa}.c)
+    file(GLOB isa_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${room}/*_${isa}.c
+         ${PROJECT_SOURCE_DIR}/src/${room}/*/*_${isa}.c)
     if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
       list(REMOVE_ITEM sources ${isa_sources})
     elseif(isa_sources)
@@ -88,7 +91,7 @@ function(sidepath_library)
   file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/sidepath/*.h)
   list(FILTER headers EXCLUDE REGEX "/engine.h$")
   file(GLOB private_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/base/*.h
-       ${PROJECT_SOURCE_DIR}/src/kernels/*.h)
+       ${PROJECT_SOURCE_DIR}/src/kernels/*/*.h)
   list(JOIN headers "|" public)
   list(JOIN private_headers "|" private)
   sidepath_shared_library(

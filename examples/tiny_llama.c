@@ -10,8 +10,8 @@
  * the rows of a batch, the comparison. All numbers are float; no sequence is continued, so there is
  * no KV cache.
  */
+#include <sidepath/checkpoint.h>
 #include <sidepath/delta.h>
-#include <sidepath/safetensors.h>
 
 #include <math.h>
 #include <stdio.h>

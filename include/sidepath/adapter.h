@@ -1,9 +1,9 @@
 /*
  * adapter.h: files in, a checked and immutable adapter out.
  *
- * This room owns: reading safetensors and adapter_config.json, the model shape and the geometry
- * (which sites a base model has and how large they are), the names of modules, the audit that
- * applies every tensor or refuses the adapter by name, the receipt, the digest, the reason codes.
+ * This room owns: adapter_config.json, the geometry (which sites a base model has and how large
+ * they are), the names of modules, the audit that applies every tensor or refuses the adapter by
+ * name, the receipt, the digest, the reason codes.
  * It must not know: slots, requests, devices, threads.
  *
  * All calls are thread-safe on distinct objects; sp_geometry and sp_adapter are immutable after
@@ -15,6 +15,7 @@
 #ifndef SIDEPATH_ADAPTER_H
 #define SIDEPATH_ADAPTER_H
 
+#include <sidepath/checkpoint.h>
 #include <sidepath/device.h>
 
 #include <stdbool.h>
@@ -22,49 +23,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* ---- model shape --------------------------------------------------------------------------- */
-
-typedef enum sp_family {
-    SP_FAMILY_QWEN3 = 0,     /* Qwen3ForCausalLM: dense */
-    SP_FAMILY_QWEN3_MOE = 1, /* Qwen3MoeForCausalLM */
-    SP_FAMILY_QWEN3_NEXT = 2,
-    SP_FAMILY_QWEN35 = 3,     /* Qwen3_5 text, dense hybrid */
-    SP_FAMILY_QWEN35_MOE = 4, /* Qwen3_5Moe, text-only or conditional generation */
-    SP_FAMILY_CUSTOM = 99     /* none of these */
-} sp_family;
-
-typedef enum sp_layer_kind {
-    SP_LAYER_FULL_ATTENTION = 0,
-    SP_LAYER_LINEAR_ATTENTION = 1
-} sp_layer_kind;
-
-/*
- * What config.json says of a base model, in numbers: all that an engine and a geometry need.
- * Counts are elements unless the name says otherwise. A feature that the family lacks is 0.
- */
-typedef struct sp_model_shape {
-    size_t struct_bytes; /* the library's */
-    sp_family family;
-    int32_t layers, hidden, vocab;
-    int32_t q_heads, kv_heads, head_dim;
-    int32_t intermediate;  /* dense FFN; 0 where every layer is MoE */
-    int32_t max_positions; /* the context length */
-    float rms_norm_eps;
-    double rope_theta;
-    float partial_rotary_factor; /* 1 for dense Qwen3 */
-    bool tied_embeddings, attention_bias;
-    bool gated_attention;    /* q_proj's width is 2 * q_heads * head_dim */
-    bool zero_centred_norms; /* the norm multiplies by 1 + w */
-    /* mixture of experts */
-    int32_t experts, experts_per_token, expert_intermediate, shared_expert_intermediate;
-    bool norm_topk_prob;
-    /* gated delta net */
-    int32_t gdn_key_heads, gdn_value_heads, gdn_key_head_dim, gdn_value_head_dim, gdn_conv_kernel;
-    bool gdn_fused_inputs;    /* in_proj_qkvz + in_proj_ba, else qkv, z, b, a apart */
-    int32_t eos_token_ids[8]; /* from config.json; generation_config.json may replace them */
-    int32_t n_eos_token_ids;
-} sp_model_shape;
 
 /* ---- geometry ------------------------------------------------------------------------------ */
 

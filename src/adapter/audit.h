@@ -16,7 +16,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 
-#include <sidepath/safetensors.h>
+#include <sidepath/checkpoint.h>
 
 #include <stdatomic.h>
 

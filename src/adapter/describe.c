@@ -3,6 +3,7 @@
  * a file is held to, and put into the order that it has.
  */
 #include "adapter/intake_state.h"
+#include "checkpoint/tensor.h"
 
 #include "base/alloc.h"
 #include "base/grow.h"

@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/text.h"
 
-#include <sidepath/safetensors.h>
+#include <sidepath/checkpoint.h>
 
 typedef struct sp_adapter_files {
     char *config_path;

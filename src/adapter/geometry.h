@@ -1,6 +1,6 @@
 /*
- * geometry.h: what the files of this room share about a base model: its shape, its rows of sites,
- * and how a path finds its row.
+ * geometry.h: what the files of this room share about a base model: its rows of sites, and how a
+ * path finds its row.
  *
  * A path is compared without the trunk that different loaders put before the layers, the embedding
  * and the head ("model.", "model.language_model.", ..): what is left is the path's core, and every
@@ -10,20 +10,7 @@
 #define SP_ADAPTER_GEOMETRY_H
 
 #include "adapter/known_module.h"
-#include "base/json.h"
-
-/* What one layer of a model is made of. */
-typedef struct sp_layer_plan {
-    sp_layer_kind kind;
-    bool moe; /* router and experts instead of a dense FFN */
-} sp_layer_plan;
-
-/*
- * Reads config.json into a shape and one plan per layer. *out_layers is owned by the caller
- * (sp_free), shape->layers long.
- */
-sp_status sp_model_shape_read(const json_t *config, sp_model_shape *out_shape,
-                              sp_layer_plan **out_layers, sp_error *error);
+#include "checkpoint/shape.h"
 
 /* ---- rows ---------------------------------------------------------------------------------- */
 

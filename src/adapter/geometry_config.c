@@ -2,12 +2,12 @@
  * geometry_config.c: the sites of a model that config.json describes, by the table of known
  * modules: the embedding and the head first, then the layers, modules in the table's order.
  */
-#include "adapter/config_keys.h"
 #include "adapter/geometry.h"
-#include "adapter/own_head.h"
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "checkpoint/config_keys.h"
+#include "checkpoint/own_head.h"
 
 #include <stdio.h>
 #include <string.h>

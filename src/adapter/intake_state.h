@@ -79,7 +79,4 @@ sp_status sp_intake_read_files(sp_intake *intake, const sp_checkpoint *checkpoin
  */
 const sp_adapter *sp_intake_adapter(const sp_intake *intake);
 
-/* Bytes of shape and type; false where they are no number of bytes. `bytes` is not read. */
-bool sp_tensor_measure(const sp_tensor *tensor, uint64_t *out_bytes);
-
 #endif

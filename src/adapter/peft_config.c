@@ -530,7 +530,7 @@ static sp_status read_modules_to_save(const reader *r)
 /* ---- lists of numbers ------------------------------------------------------------------------ */
 
 /* One integer or a list of them, each from 0. `reason` and `what` say what is wrong otherwise. */
-static sp_status read_ids(const reader *r, const char *field, const json_t *value, sp_reason reason,
+static sp_status read_ids(const reader *r, const char *field, const json_t *value, int32_t reason,
                           sp_id_list *list)
 {
     bool single = json_is_integer(value);

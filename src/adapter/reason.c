@@ -3,7 +3,6 @@
 #include <sidepath/adapter.h>
 
 #include <stdarg.h>
-#include <stdio.h>
 
 static const struct {
     const char *name;
@@ -25,40 +24,19 @@ int32_t sp_reason_count(void)
     return SP_REASON_COUNT;
 }
 
-sp_status sp_reason_status(sp_reason reason)
+sp_status sp_reason_status(int32_t reason)
 {
     return reasons[reason].status;
 }
 
-sp_status sp_refuse(sp_error *error, sp_reason reason, const char *subject, int64_t position,
+sp_status sp_refuse(sp_error *error, int32_t reason, const char *subject, int64_t position,
                     const char *format, ...)
 {
-    char text[SP_ERROR_TEXT_BYTES];
     va_list arguments;
 
     va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
+    sp_fail_v(error, reasons[reason].status, reasons[reason].name, subject, position, format,
+              arguments);
     va_end(arguments);
-    return sp_fail(error, reasons[reason].status, reasons[reason].name, subject, position, "%s",
-                   text);
-}
-
-sp_status sp_reason_json(const char *bytes, size_t n_bytes, const char *subject,
-                         sp_reason malformed, int64_t position, json_t **out_root, sp_error *error)
-{
-    sp_error local;
-    bool duplicate;
-    sp_status status = sp_json_parse(bytes, n_bytes, subject, NULL, &duplicate, out_root, &local);
-
-    if (status == SP_OK)
-        return SP_OK;
-    if (status == SP_ERR_MEMORY) {
-        if (error)
-            *error = local;
-        return status;
-    }
-    if (local.position > 0)
-        position += local.position;
-    return sp_refuse(error, duplicate ? SP_REASON_DUPLICATE_KEY : malformed, subject, position,
-                     "%s", local.text);
+    return reasons[reason].status;
 }

@@ -1,30 +1,16 @@
 /*
- * reason.h: the reason codes, in one table. Each refusal of an adapter (or of a checkpoint's files)
- * carries one of them. Names and numbers are stable; docs/ADAPTERS.md is checked against this list
- * by a test.
+ * reason.h: the reason codes, in one table. Each refusal of an adapter carries one of them, each
+ * refusal of a checkpoint's files one of those of checkpoint/file_reason.h. Names and numbers are
+ * stable; docs/ADAPTERS.md is checked against this list by a test.
  *
  *   X(symbol, number, name, status that goes with it)
  */
 #ifndef SP_ADAPTER_REASON_H
 #define SP_ADAPTER_REASON_H
 
-#include "base/error.h"
-#include "base/json.h"
+#include "checkpoint/file_reason.h"
 
-#define SP_REASON_LIST(X)                                                                 \
-    /* files */                                                                           \
-    X(SP_REASON_CONFIG_MISSING, 0, "config-missing", SP_ERR_NOT_FOUND)                    \
-    X(SP_REASON_CONFIG_MALFORMED, 1, "config-malformed", SP_ERR_REFUSED)                  \
-    X(SP_REASON_WEIGHTS_MISSING, 2, "weights-missing", SP_ERR_NOT_FOUND)                  \
-    X(SP_REASON_UNSAFE_PATH, 3, "unsafe-path", SP_ERR_REFUSED)                            \
-    X(SP_REASON_HEADER_MALFORMED, 4, "header-malformed", SP_ERR_REFUSED)                  \
-    X(SP_REASON_HEADER_OVERLAP, 5, "header-overlap", SP_ERR_REFUSED)                      \
-    X(SP_REASON_TRUNCATED, 6, "truncated", SP_ERR_TRUNCATED)                              \
-    X(SP_REASON_DUPLICATE_KEY, 7, "duplicate-key", SP_ERR_REFUSED)                        \
-    X(SP_REASON_LFS_POINTER, 8, "lfs-pointer", SP_ERR_REFUSED)                            \
-    X(SP_REASON_PICKLE_REFUSED, 9, "pickle-refused", SP_ERR_REFUSED)                      \
-    X(SP_REASON_UNSUPPORTED_DTYPE, 10, "unsupported-dtype", SP_ERR_REFUSED)               \
-    X(SP_REASON_NON_FINITE, 11, "non-finite", SP_ERR_REFUSED)                             \
+#define SP_ADAPTER_REASON_LIST(X)                                                         \
     /* adapter_config.json */                                                             \
     X(SP_REASON_BAD_RANK, 12, "bad-rank", SP_ERR_REFUSED)                                 \
     X(SP_REASON_BAD_ALPHA, 13, "bad-alpha", SP_ERR_REFUSED)                               \
@@ -56,7 +42,6 @@
     X(SP_REASON_EXPERT_OUT_OF_RANGE, 38, "expert-out-of-range", SP_ERR_MISMATCH)          \
     X(SP_REASON_MALFORMED_EXPERT_INDEX, 39, "malformed-expert-index", SP_ERR_REFUSED)     \
     X(SP_REASON_EXPERT_ON_DENSE_MODEL, 40, "expert-on-dense-model", SP_ERR_MISMATCH)      \
-    X(SP_REASON_DUPLICATE_TENSOR, 41, "duplicate-tensor", SP_ERR_REFUSED)                 \
     X(SP_REASON_UNPAIRED_TENSOR, 42, "unpaired-tensor", SP_ERR_REFUSED)                   \
     X(SP_REASON_SHAPE_MISMATCH, 43, "shape-mismatch", SP_ERR_MISMATCH)                    \
     X(SP_REASON_EMPTY_ADAPTER, 44, "empty-adapter", SP_ERR_REFUSED)                       \
@@ -72,25 +57,23 @@
     X(SP_REASON_EXPERTS_TOO_LARGE, 52, "experts-too-large", SP_ERR_TOO_LARGE)             \
     X(SP_REASON_OVERLAY_TOO_LARGE, 53, "overlay-too-large", SP_ERR_TOO_LARGE)
 
+/* Those of files, and those of adapters. */
+#define SP_REASON_LIST(X)  \
+    SP_FILE_REASON_LIST(X) \
+    SP_ADAPTER_REASON_LIST(X)
+
 typedef enum sp_reason {
 #define SP_REASON_ENUM(symbol, number, name, status) symbol = number,
-    SP_REASON_LIST(SP_REASON_ENUM)
+    SP_ADAPTER_REASON_LIST(SP_REASON_ENUM)
 #undef SP_REASON_ENUM
         SP_REASON_COUNT = 54
 } sp_reason;
 
 /* The status that goes with the code. */
-sp_status sp_reason_status(sp_reason reason);
+sp_status sp_reason_status(int32_t reason);
 
 /* Fills *error with the code's name and status, and returns that status. See sp_fail. */
-sp_status sp_refuse(sp_error *error, sp_reason reason, const char *subject, int64_t position,
+sp_status sp_refuse(sp_error *error, int32_t reason, const char *subject, int64_t position,
                     const char *format, ...) SP_PRINTF(5, 6);
-
-/*
- * sp_json_parse with the room's codes: `duplicate-key` for a key that stands twice, `malformed`
- * for every other fault of the text. `position` is added to the byte positions that are reported.
- */
-sp_status sp_reason_json(const char *bytes, size_t n_bytes, const char *subject,
-                         sp_reason malformed, int64_t position, json_t **out_root, sp_error *error);
 
 #endif

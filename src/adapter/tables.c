@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "base/grow.h"
 #include "base/half.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -2,7 +2,6 @@
 
 #include "base/text.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -55,11 +54,9 @@ const char *sp_dtype_name(sp_dtype dtype)
     return "unknown";
 }
 
-sp_status sp_fail(sp_error *error, sp_status status, const char *code, const char *subject,
-                  int64_t position, const char *format, ...)
+sp_status sp_fail_v(sp_error *error, sp_status status, const char *code, const char *subject,
+                    int64_t position, const char *format, va_list arguments)
 {
-    va_list arguments;
-
     if (!error)
         return status;
     memset(error, 0, sizeof *error);
@@ -70,10 +67,19 @@ sp_status sp_fail(sp_error *error, sp_status status, const char *code, const cha
         snprintf(error->subject, sizeof error->subject, "%s", subject);
         sp_make_printable(error->subject);
     }
-    va_start(arguments, format);
     vsnprintf(error->text, sizeof error->text, format, arguments);
-    va_end(arguments);
     sp_make_printable(error->text);
+    return status;
+}
+
+sp_status sp_fail(sp_error *error, sp_status status, const char *code, const char *subject,
+                  int64_t position, const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    sp_fail_v(error, status, code, subject, position, format, arguments);
+    va_end(arguments);
     return status;
 }
 

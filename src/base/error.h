@@ -12,6 +12,8 @@
 
 #include <sidepath/status.h>
 
+#include <stdarg.h>
+
 #if defined(__GNUC__)
 #define SP_PRINTF(format_index, first_argument) \
     __attribute__((format(printf, format_index, first_argument)))
@@ -28,6 +30,11 @@
 SP_PRIVATE sp_status sp_fail(sp_error *error, sp_status status, const char *code,
                              const char *subject, int64_t position, const char *format, ...)
     SP_PRINTF(6, 7);
+
+/* The same with the format's arguments as a list. */
+SP_PRIVATE sp_status sp_fail_v(sp_error *error, sp_status status, const char *code,
+                               const char *subject, int64_t position, const char *format,
+                               va_list arguments) SP_PRINTF(6, 0);
 
 /* SP_ERR_ARGUMENT: the argument `name`, the error's subject, is NULL. */
 SP_PRIVATE sp_status sp_fail_null(sp_error *error, const char *name);

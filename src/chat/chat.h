@@ -13,6 +13,7 @@
 #define SP_CHAT_CHAT_H
 
 #include "base/text.h"
+#include "chat/jinja/codes.h"
 
 #include <jansson.h>
 #include <sidepath/engine.h>
@@ -21,15 +22,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Reason codes (sp_error.code). */
+/* Reason codes (sp_error.code), beside those of a template. */
 #define SP_CHAT_NO_TEMPLATE      "chat-template-missing"
-#define SP_CHAT_MALFORMED        "chat-template-malformed"   /* no template, or broken JSON */
-#define SP_CHAT_UNSUPPORTED      "chat-template-unsupported" /* a construct, named with its line */
-#define SP_CHAT_FAILED           "chat-template-failed"      /* it ran into an error */
-#define SP_CHAT_RAISED           "chat-template-raised"      /* it called raise_exception */
-#define SP_CHAT_LIMIT            "chat-limit-exceeded"       /* steps, depth, memory, output */
-#define SP_CHAT_BAD_MESSAGES     "bad-messages"              /* the request; subject: the field */
-#define SP_CHAT_BAD_CONTENT_TYPE "unsupported-content-type"  /* a part that is no text */
+#define SP_CHAT_BAD_MESSAGES     "bad-messages"             /* the request; subject: the field */
+#define SP_CHAT_BAD_CONTENT_TYPE "unsupported-content-type" /* a part that is no text */
 #define SP_CHAT_BAD_TOOL_CHOICE  "unsupported-tool-choice"
 
 /* ---- the template -------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
 #include "base/json.h"
 #include "chat/chat.h"
 #include "chat/chat_state.h"
-#include "chat/template_run.h"
+#include "chat/jinja/interpreter.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -5,7 +5,7 @@
 #define SP_CHAT_CHAT_STATE_H
 
 #include "chat/chat.h"
-#include "chat/node.h"
+#include "chat/jinja/node.h"
 
 /* The special tokens that a configuration names, as a template's variables. */
 #define SP_CHAT_TOKENS 7

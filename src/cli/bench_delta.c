@@ -14,7 +14,7 @@
 #include "base/settings.h"
 #include "cli/bench.h"
 #include "cli/cli.h"
-#include "kernels/gemm.h"
+#include "kernels/cpu/gemm.h"
 #include "pool/image.h"
 
 #include <sidepath/delta.h>

@@ -9,7 +9,7 @@
 #include "cli/bench.h"
 #include "cli/cli.h"
 #include "cli/run_settings.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 #include "pool/image.h"
 
 #include <stdio.h>

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "device/device_cuda.h"
 #include "device/step_streams.h"
-#include "kernels/cuda_choose.h"
+#include "kernels/cuda/cuda_choose.h"
 
 #include <string.h>
 

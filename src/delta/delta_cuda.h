@@ -5,7 +5,7 @@
 #ifndef SP_DELTA_DELTA_CUDA_H
 #define SP_DELTA_DELTA_CUDA_H
 
-#include "kernels/kernels_cuda.h"
+#include "kernels/cuda/kernels_cuda.h"
 
 #include <sidepath/delta.h>
 

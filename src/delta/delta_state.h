@@ -7,7 +7,7 @@
 #define SP_DELTA_DELTA_STATE_H
 
 #include "delta/delta_cuda.h"
-#include "delta/lora_job.h"
+#include "delta/shrink_expand.h"
 
 #include <sidepath/delta.h>
 

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/grow.h"
 #include "base/half.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 
 #include <math.h>
 #include <string.h>

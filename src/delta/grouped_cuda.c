@@ -4,7 +4,7 @@
 #include "delta/grouped_sizes.h"
 #include "device/device_cuda.h"
 #include "device/step_streams.h"
-#include "kernels/kernels_cuda.h"
+#include "kernels/cuda/kernels_cuda.h"
 
 struct sp_grouped_lora {
     sp_device *device;

@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/grow.h"
-#include "delta/lora_job.h"
+#include "delta/shrink_expand.h"
 #include "delta/single_cuda.h"
 
 #include <sidepath/delta.h>

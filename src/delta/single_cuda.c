@@ -6,7 +6,7 @@
 #include "delta/delta_cuda.h"
 #include "device/device_cuda.h"
 #include "device/step_streams.h"
-#include "kernels/cuda_choose.h"
+#include "kernels/cuda/cuda_choose.h"
 
 struct sp_single_gpu {
     sp_device *device;

@@ -2,7 +2,7 @@
 #ifndef SP_DELTA_SINGLE_CUDA_H
 #define SP_DELTA_SINGLE_CUDA_H
 
-#include "kernels/kernels_cuda.h"
+#include "kernels/cuda/kernels_cuda.h"
 
 #include <sidepath/delta.h>
 

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/grow.h"
 #include "delta/delta_state.h"
-#include "kernels/gemm.h"
+#include "kernels/cpu/gemm.h"
 
 #define ROUND_GEMMS 32
 #define ALIGN_BYTES 64

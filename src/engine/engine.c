@@ -5,7 +5,7 @@
 #include "base/grow.h"
 #include "base/integer.h"
 #include "engine/engine_state.h"
-#include "engine/preflight.h"
+#include "engine/model/preflight.h"
 
 #include <string.h>
 

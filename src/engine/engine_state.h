@@ -6,11 +6,11 @@
 #define SP_ENGINE_ENGINE_STATE_H
 
 #include "base/text.h"
-#include "engine/forward.h"
-#include "engine/model.h"
-#include "engine/rope.h"
-#include "engine/scheduler.h"
-#include "engine/tokenizer.h"
+#include "engine/model/forward.h"
+#include "engine/model/model.h"
+#include "engine/ops/rope.h"
+#include "engine/schedule/scheduler.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include <sidepath/engine.h>
 #include <sidepath/pool.h>

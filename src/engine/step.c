@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/engine_state.h"
-#include "engine/logprobs.h"
+#include "engine/sampling/logprobs.h"
 
 #include <string.h>
 

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/half.h"
 #include "base/hash.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 
 #include <math.h>
 #include <pthread.h>

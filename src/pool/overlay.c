@@ -8,7 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 #include "pool/image.h"
 
 #include <math.h>

@@ -8,9 +8,9 @@
 #include "base/confine.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "server/adapter_notes.h"
-#include "server/api.h"
-#include "server/generation_config.h"
+#include "server/api/api.h"
+#include "server/api/generation_config.h"
+#include "server/driver/adapter_notes.h"
 
 #include <string.h>
 #include <sys/random.h>
@@ -72,27 +72,6 @@ struct sp_server {
 };
 
 /* ---- adapters of the start ------------------------------------------------------------------ */
-
-void sp_server_keep_refusal(void *user, const char *name, const sp_error *error)
-{
-    sp_server_refusals *refusals = user;
-    sp_server_refusal *grown =
-        sp_realloc(refusals->items, (refusals->n + 1) * sizeof *refusals->items);
-
-    if (!grown)
-        return;
-    refusals->items = grown;
-    grown[refusals->n] = (sp_server_refusal){sp_strdup(name), *error};
-    refusals->n += grown[refusals->n].name != NULL;
-}
-
-void sp_server_refusals_free(sp_server_refusals *refusals)
-{
-    for (size_t i = 0; i < refusals->n; i++)
-        sp_free(refusals->items[i].name);
-    sp_free(refusals->items);
-    *refusals = (sp_server_refusals){.items = NULL};
-}
 
 sp_status sp_server_confine(const sp_server_settings *settings, sp_error *error)
 {

@@ -4,10 +4,10 @@
  * The room turns requests into tasks for one thread that owns the engine, and what that thread
  * produces into answers. It must not know: tensors, kernels, slots, how an adapter is stored.
  *
- *     http.h, http.c            connections and time-outs; no JSON. Beside it: http_parse.c (bytes
- *                               to a head and a body, without I/O, fuzzed), http_exchange.c (a
- *                               request and its answer), http_limits.c (who makes way for whom),
- *                               http_listener.c
+ *     http.h, connection.c            connections and time-outs; no JSON. Beside it: parse.c (bytes
+ *                               to a head and a body, without I/O, fuzzed), exchange.c (a
+ *                               request and its answer), limits.c (who makes way for whom),
+ *                               listener.c
  *     budget.c                  the memory that clients can fill
  *     routes.c                  which path and method means which handler; keys; the access log
  *     api.h, api.c              what handlers share: a call, errors as JSON, waiting for a task
@@ -20,7 +20,7 @@
  *     adapter_notes.c           what receipts note, into the log
  *     log.c                     lines to standard error, which nobody waits for
  *     task.h, generation.h, adapter_task.h      what crosses between the two threads
- *     driver.c, driver_loads.c  the engine's thread
+ *     driver.c, loads.c  the engine's thread
  *     weights_watch.c           whether the base's weights are what they were
  *     server.c                  all of it joined, started and stopped
  *
@@ -32,7 +32,8 @@
 #define SP_SERVER_SERVER_H
 
 #include "base/settings.h"
-#include "server/log.h"
+#include "server/metrics/log.h"
+#include "server/metrics/refusals.h"
 
 #include <sidepath/engine.h>
 
@@ -53,20 +54,6 @@ typedef struct sp_server_settings {
 #define SP_SERVER_SETTINGS_COUNT 21
 /* Rows whose offsets count from the beginning of an sp_server_settings. */
 extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
-
-/* An adapter of the start that was refused; the server starts without it and says so. */
-typedef struct sp_server_refusal {
-    char *name;
-    sp_error error;
-} sp_server_refusal;
-
-/* Keeps a refusal for sp_server_start: an `adapter_refused` hook, `user` a list of these. */
-typedef struct sp_server_refusals {
-    sp_server_refusal *items; /* [n] */
-    size_t n;
-} sp_server_refusals;
-void sp_server_keep_refusal(void *user, const char *name, const sp_error *error);
-void sp_server_refusals_free(sp_server_refusals *refusals);
 
 /*
  * Confines adapters to --adapter-dir; before sp_engine_open, which reads some of them. SP_OK too

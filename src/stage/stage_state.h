@@ -232,7 +232,8 @@ void sp_stage_settle_landings(sp_stage *stage, stage_content *content, sp_status
 bool sp_stage_step_landings(sp_stage *stage);
 void sp_stage_load_destroy(stage_load *load);
 
-/* ---- rotate.c: who waits for a slot -------------------------------------------------------- */
+/* ---- admission.c: who waits for a slot --------------------------------------------------------
+ */
 
 /* The sources that a fetch may ask: one, or all in their order (SP_SOURCE_ANY). */
 void sp_stage_ask_sources(const sp_stage *stage, stage_task *task, int32_t source);

@@ -12,7 +12,7 @@
 #include "base/alloc.h"
 #include "base/json.h"
 #include "chat/chat_state.h"
-#include "engine/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include <stdio.h>
 #include <stdlib.h>

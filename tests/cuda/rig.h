@@ -7,8 +7,8 @@
 
 #include "base/half.h"
 #include "device/device_cuda.h"
-#include "kernels/cuda_choose.h"
-#include "kernels/kernels_cuda.h"
+#include "kernels/cuda/cuda_choose.h"
+#include "kernels/cuda/kernels_cuda.h"
 
 #include <sidepath/route.h>
 

@@ -4,7 +4,7 @@
  * have the bytes of their rows alone. Skipped where there is no GPU.
  */
 #include "cuda/gpu_batch.h"
-#include "kernels/kernels_cuda.h"
+#include "kernels/cuda/kernels_cuda.h"
 
 #include <math.h>
 

@@ -5,7 +5,7 @@
  */
 #include "support/delta_scene.h"
 
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 
 #include <stdlib.h>
 #include <string.h>

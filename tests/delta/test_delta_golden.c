@@ -5,7 +5,7 @@
 #include "support/kernel_cases.h"
 #include "support/test.h"
 
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 
 #include <sidepath/delta.h>
 

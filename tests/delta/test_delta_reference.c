@@ -4,7 +4,7 @@
  */
 #include "support/delta_scene.h"
 
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
 #include "support/test.h"
 
 #include "base/alloc.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 
 #include <sidepath/grouped.h>
 

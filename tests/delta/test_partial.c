@@ -5,7 +5,7 @@
  */
 #include "base/alloc.h"
 #include "base/half.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 #include "support/hand.h"
 
 #include <sidepath/partial.h>

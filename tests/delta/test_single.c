@@ -4,7 +4,7 @@
  * its values against fixtures in test_delta_golden.c.
  */
 #include "base/alloc.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 #include "support/delta_call.h"
 #include "support/hand.h"
 #include "support/test.h"

@@ -4,7 +4,7 @@
  * bytes, pads included.
  */
 #include "base/alloc.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 #include "support/delta_call.h"
 #include "support/token_world.h"
 

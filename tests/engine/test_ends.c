@@ -7,7 +7,7 @@
 #include "support/test.h"
 
 #include "base/alloc.h"
-#include "engine/ends.h"
+#include "engine/sampling/ends.h"
 
 #include <math.h>
 #include <string.h>

@@ -7,7 +7,7 @@
 
 #include "base/alloc.h"
 #include "base/file.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 #include "support/engine_run.h"
 
 #include <jansson.h>

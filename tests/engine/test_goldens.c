@@ -5,7 +5,7 @@
 #include "support/test.h"
 
 #include "base/alloc.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 #include "support/engine_run.h"
 #include "support/golden.h"
 

@@ -3,7 +3,7 @@
 #include "support/test.h"
 
 #include "base/alloc.h"
-#include "engine/logprobs.h"
+#include "engine/sampling/logprobs.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  */
 #include "support/test.h"
 
-#include "engine/penalties.h"
+#include "engine/sampling/penalties.h"
 
 #include <math.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * Then the same through sp_engine_open, by memory_bytes and in a cgroup where one can be made:
  * every refusal comes within a second and leaves nothing allocated.
  */
-#include "engine/preflight.h"
+#include "engine/model/preflight.h"
 
 #include "base/alloc.h"
 #include "base/clock.h"

@@ -9,7 +9,7 @@
  */
 #include "base/alloc.h"
 #include "base/error.h"
-#include "engine/scheduler.h"
+#include "engine/schedule/scheduler.h"
 #include "pool/image.h"
 #include "support/hand.h"
 #include "support/packed_source.h"

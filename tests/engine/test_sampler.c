@@ -5,7 +5,7 @@
 #include "support/test.h"
 
 #include "base/alloc.h"
-#include "engine/sampler.h"
+#include "engine/sampling/sampler.h"
 
 #include <math.h>
 #include <stdbool.h>

@@ -5,7 +5,7 @@
 #include "support/test.h"
 
 #include "base/alloc.h"
-#include "engine/scheduler.h"
+#include "engine/schedule/scheduler.h"
 
 #include <string.h>
 

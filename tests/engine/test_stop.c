@@ -3,7 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/text.h"
-#include "engine/stop.h"
+#include "engine/sampling/stop.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
 #include "base/alloc.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include <pthread.h>
 #include <stdio.h>

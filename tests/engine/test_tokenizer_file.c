@@ -3,7 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/text.h"
-#include "engine/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include <stdio.h>
 #include <string.h>

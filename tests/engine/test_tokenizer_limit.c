@@ -3,7 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/text.h"
-#include "engine/tokenizer_parts.h"
+#include "engine/tokenizer/tokenizer_parts.h"
 
 #include <stdlib.h>
 #include <string.h>

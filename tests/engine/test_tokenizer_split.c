@@ -11,8 +11,8 @@
 
 #include "base/alloc.h"
 #include "base/text.h"
-#include "engine/tokenizer_split.h"
-#include "engine/unicode_class.h"
+#include "engine/tokenizer/tokenizer_split.h"
+#include "engine/tokenizer/unicode_class.h"
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -6,8 +6,8 @@
 
 #include "base/alloc.h"
 #include "base/text.h"
-#include "server/chat_request.h"
-#include "server/completion_request.h"
+#include "server/api/chat_request.h"
+#include "server/api/completion_request.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
 #include "fuzz/target.h"
 
 #include "base/alloc.h"
-#include "server/http_parse.h"
+#include "server/http/parse.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  */
 #include "fuzz/target.h"
 
-#include <sidepath/safetensors.h>
+#include <sidepath/checkpoint.h>
 
 #include <string.h>
 

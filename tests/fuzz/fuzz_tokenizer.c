@@ -5,7 +5,7 @@
 #include "fuzz/target.h"
 
 #include "base/alloc.h"
-#include "engine/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include <string.h>
 

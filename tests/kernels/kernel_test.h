@@ -7,8 +7,8 @@
 #ifndef SP_TESTS_KERNEL_TEST_H
 #define SP_TESTS_KERNEL_TEST_H
 
+#include "kernels/cpu/kernels.h"
 #include "kernels/element.h"
-#include "kernels/kernels.h"
 #include "support/test.h"
 
 #include <math.h>

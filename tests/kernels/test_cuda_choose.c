@@ -1,6 +1,6 @@
 /* test_cuda_choose.c: the bounds that size the CUDA launches, against segments counted one by one.
  */
-#include "kernels/cuda_choose.h"
+#include "kernels/cuda/cuda_choose.h"
 #include "support/test.h"
 
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  */
 #include "kernel_test.h"
 
-#include "kernels/gemm.h"
+#include "kernels/cpu/gemm.h"
 
 #define ROWS_MAX 257
 #define N_MAX    131

@@ -1,7 +1,7 @@
 /* test_levels.c: which level a processor gets, from made-up CPUID registers, and how it is named.
  */
-#include "kernels/cpu_features.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/cpu_features.h"
+#include "kernels/cpu/kernels.h"
 #include "support/test.h"
 
 #include <string.h>

@@ -29,7 +29,7 @@ static void plain_pack_tiles(void *to, const uint16_t *const *lines, int64_t c, 
 }
 
 void fill_amx_emulated(sp_kernels *kernels, const sp_kernels *below);
-#include "kernels/gemm_amx.c"
+#include "kernels/cpu/gemm_amx.c"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 

@@ -6,7 +6,7 @@
 #include "support/misuse.h"
 
 #include <sidepath/allocator.h>
-#include <sidepath/safetensors.h>
+#include <sidepath/checkpoint.h>
 
 #include <math.h>
 

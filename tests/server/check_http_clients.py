@@ -420,7 +420,7 @@ def documented_fields():
 def check_documented_fields(binary):
     """docs/HTTP.md names every field that the server knows, and its default is what happens."""
     known = set()
-    source = (ROOT / "src/server/request_fields.c").read_text()
+    source = (ROOT / "src/server/api/request_fields.c").read_text()
     for name, sets in re.findall(r'^    \{"(\w+)", ([A-Z |]+), \w+\},', source, re.M):
         for route, word in (("completions", "COMPLETION"), ("chat", "CHAT")):
             if word in sets or "BOTH" in sets:

@@ -1,7 +1,7 @@
 /* The budget of what clients can fill: its shares, and that all of it comes back. */
 #include "support/test.h"
 
-#include "server/budget.h"
+#include "server/http/budget.h"
 
 #define MAX  ((size_t)8 << 20)
 #define MANY ((size_t)1 << 20)

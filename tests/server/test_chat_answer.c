@@ -5,7 +5,7 @@
 #include "support/test.h"
 
 #include "base/alloc.h"
-#include "server/chat_answer.h"
+#include "server/api/chat_answer.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
 #include "support/test.h"
 
 #include "base/alloc.h"
-#include "server/generation.h"
+#include "server/driver/generation.h"
 
 #include <pthread.h>
 #include <stdio.h>

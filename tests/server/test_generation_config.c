@@ -5,7 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/json.h"
-#include "server/generation_config.h"
+#include "server/api/generation_config.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
  * check_http_robust.py. */
 #include "support/test.h"
 
-#include "server/http_parse.h"
+#include "server/http/parse.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/file.h"
-#include "server/api.h"
+#include "server/api/api.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #include "support/test.h"
 
 #include "base/clock.h"
-#include "server/log.h"
+#include "server/metrics/log.h"
 
 #include <fcntl.h>
 #include <signal.h>

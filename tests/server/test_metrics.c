@@ -5,7 +5,7 @@
 #include "support/test.h"
 
 #include "base/alloc.h"
-#include "server/metrics.h"
+#include "server/metrics/metrics.h"
 #include "support/shell.h"
 
 #include <jansson.h>

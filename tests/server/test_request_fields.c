@@ -5,7 +5,7 @@
 #include "support/test.h"
 
 #include "base/alloc.h"
-#include "server/completion_request.h"
+#include "server/api/completion_request.h"
 
 #include <string.h>
 

@@ -119,7 +119,7 @@ def main():
     minor, whole = version(root)
     library = {name: "SIDEPATH_" + minor for name, header in declared.items()
                if header not in ENGINE_HEADERS}
-    private = declared_functions(root / "src", "SP_PRIVATE", "*/*.h")
+    private = declared_functions(root / "src", "SP_PRIVATE", "**/*.h")
     library.update((name, "SIDEPATH_PRIVATE_" + whole) for name in private)
     engine = {name: "SIDEPATH_ENGINE_" + minor for name, header in declared.items()
               if header in ENGINE_HEADERS}

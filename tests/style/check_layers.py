@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Reads the #include lines of src/ and include/ and checks the way through the rooms:
 
-    cli -> server -> chat -> engine -> delta -> route -> stage -> pool -> adapter -> kernels
-        -> device -> base
+    cli -> server -> chat -> engine -> delta -> route -> stage -> pool -> adapter -> checkpoint
+        -> kernels -> device -> base
 
-A room may include headers of its own and of rooms to its right, never to its left. The engine
-reaches adapter, pool, stage, route and delta by their public headers only. CUDA headers stay in
+A room may include headers of its own and of rooms to its right, never to its left. A room with
+folders has an order of them too (FOLDERS): a file includes headers of its own folder and of those
+to its right; what lies in the room itself comes first and may include all. The engine reaches
+adapter, pool, stage, route and delta by their public headers only. CUDA headers stay in
 src/kernels/cuda and src/device/cuda. --self-test proves that each rule can fail.
 """
 
@@ -15,9 +17,21 @@ import tempfile
 from pathlib import Path
 
 ROOMS = ["cli", "server", "chat", "engine", "delta", "route", "stage", "pool", "adapter",
-         "kernels", "device", "base"]
+         "checkpoint", "kernels", "device", "base"]
+# The folders of a room, each with the folders whose headers it may include beside its own.
+FOLDERS = {
+    "engine": {"schedule": ["sampling", "tokenizer"], "model": ["schedule", "ops"],
+               "sampling": ["tokenizer"], "ops": [], "tokenizer": []},
+    "chat": {"jinja": []},
+    "server": {"api": ["driver", "metrics", "http"], "driver": ["metrics", "http"],
+               "metrics": ["http"], "http": []},
+    "kernels": {"cpu": [], "cuda": []},
+    "device": {"cuda": []},
+}
+# Headers that lie in a room with folders, and what all of its folders may know.
+OPEN_HEADERS = {"kernels/element.h", "device/device_cuda.h", "server/server.h"}
 # Public headers whose name is not their room's.
-PUBLIC_ROOM = {"status": "base", "version": "base", "allocator": "base", "safetensors": "adapter",
+PUBLIC_ROOM = {"status": "base", "version": "base", "allocator": "base",
                "intake": "adapter", "overlay": "pool", "grouped": "delta",
                "delta_pieces": "delta", "source": "stage", "partial": "delta"}
 ENGINE_BY_PUBLIC_HEADERS = {"delta", "route", "stage", "pool", "adapter"}
@@ -32,6 +46,21 @@ def room_of_public(name):
     stem = name[len("sidepath/"):].removesuffix(".h")
     room = PUBLIC_ROOM.get(stem, stem)
     return room if room in ROOMS else None
+
+
+def folder_of(path):
+    """The folder of a path in a room ("pool/a.c": "", "server/http/b.c": "http")."""
+    return "/".join(path.split("/")[1:-1])
+
+
+def check_folder(path, room, quoted):
+    """What is wrong with an include between two folders of one room, or None."""
+    own, other = folder_of(path[len("src/"):]), folder_of(quoted)
+    if own == "" or own == other or quoted in OPEN_HEADERS:
+        return None
+    if other in FOLDERS[room].get(own, []):
+        return None
+    return "%s/%s includes %s, which it must not know" % (room, own, quoted)
 
 
 def check_include(root, path, room, quoted, angled):
@@ -53,6 +82,10 @@ def check_include(root, path, room, quoted, angled):
             return '"%s" does not start with a room ("base/error.h")' % quoted
         if not (root / "src" / quoted).is_file():
             return '"%s" does not exist' % quoted
+    if quoted and target == room and room in FOLDERS:
+        problem = check_folder(path, room, quoted)
+        if problem:
+            return problem
     if ROOMS.index(target) < ROOMS.index(room):
         return "%s includes %s, a room to its left" % (room, quoted or angled)
     if path.startswith("include/") and not public:
@@ -92,13 +125,17 @@ def check_tree(root):
 SELF_TEST_FILES = {
     "include/sidepath/status.h": "", "include/sidepath/pool.h": "#include <sidepath/status.h>\n",
     "src/base/error.h": "#include <sidepath/status.h>\n", "src/pool/layout.h": "",
-    "src/engine/step.h": "", "src/kernels/gemm.h": "",
+    "src/engine/step.h": "", "src/kernels/cpu/gemm.h": "", "src/kernels/element.h": "",
+    "src/server/http/http.h": "", "src/server/api/api.h": "", "src/server/server.h": "",
 }
 SELF_TEST_GOOD = {
     "src/pool/a.c": '#include "pool/layout.h"\n#include "base/error.h"\n#include <stdio.h>\n',
-    "src/engine/b.c": '#include <sidepath/pool.h>\n#include "kernels/gemm.h"\n',
+    "src/engine/b.c": '#include <sidepath/pool.h>\n#include "kernels/cpu/gemm.h"\n',
     "src/cli/c.c": '#include "engine/step.h"\n#include "pool/layout.h"\n',
     "src/device/cuda/d.cu": "#include <cuda_runtime.h>\n",
+    "src/server/api/e.c": '#include "server/http/http.h"\n#include "server/api/api.h"\n',
+    "src/server/f.c": '#include "server/api/api.h"\n',
+    "src/kernels/cpu/g.c": '#include "kernels/element.h"\n',
 }
 SELF_TEST_BAD = {
     "src/base/a.c": ('#include "pool/layout.h"\n', "a room to its left"),
@@ -111,6 +148,8 @@ SELF_TEST_BAD = {
     "src/pool/h.c": ("#include <sidepath/nothing.h>\n", "belongs to no room"),
     "src/pool/i.c": ("#include <cuda_runtime.h>\n", "outside src/kernels/cuda/"),
     "src/attic/j.c": ("", "lies in no room"),
+    "src/server/http/k.c": ('#include "server/api/api.h"\n', "which it must not know"),
+    "src/kernels/cuda/l.c": ('#include "kernels/cpu/gemm.h"\n', "which it must not know"),
     "include/sidepath/device.h": ('#include "base/error.h"\n', "a public header includes"),
 }
 
@@ -126,7 +165,7 @@ def self_test():
         build(root, SELF_TEST_FILES)
         build(root, SELF_TEST_GOOD)
         problems, count = check_tree(root)
-        assert not problems and count == 10, (problems, count)
+        assert not problems and count == 14, (problems, count)
         for name, (text, want) in SELF_TEST_BAD.items():
             build(root, {name: text})
             problems, _ = check_tree(root)

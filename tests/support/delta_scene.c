@@ -1,6 +1,6 @@
 #include "support/delta_scene.h"
 
-#include "kernels/kernels.h"
+#include "kernels/cpu/kernels.h"
 
 #include <sidepath/delta_pieces.h>
 

@@ -3,7 +3,7 @@
 #define SP_KERNELS_CUDA_LAUNCH_CUH
 
 #include "device/cuda/current.cuh"
-#include "kernels/cuda_choose.h"
+#include "kernels/cuda/cuda_choose.h"
 
 /* The shrink of many rows; only where sizes and addresses are multiples of 16 bytes. NotSupported:
  * the GPU lacks the shared memory. */

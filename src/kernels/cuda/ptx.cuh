@@ -2,7 +2,7 @@
 #ifndef SP_KERNELS_CUDA_PTX_CUH
 #define SP_KERNELS_CUDA_PTX_CUH
 
-#include "kernels/cuda_choose.h"
+#include "kernels/cuda/cuda_choose.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

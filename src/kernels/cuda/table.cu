@@ -1,6 +1,6 @@
 /* table.cu: the one exported symbol, built from the same lists that the library resolves. */
 #include "device/device_cuda.h"
-#include "kernels/kernels_cuda.h"
+#include "kernels/cuda/kernels_cuda.h"
 
 extern "C" {
 

@@ -15,7 +15,6 @@
 #define SIDEPATH_INTAKE_H
 
 #include <sidepath/adapter.h>
-#include <sidepath/safetensors.h>
 
 #ifdef __cplusplus
 extern "C" {

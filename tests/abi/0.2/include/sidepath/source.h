@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-/* ---- what a stage asks for ----------------------------------------------------------------- */
+/* ---- what a stage requests ------------------------------------------------------------------ */
 
 /* One fetch, from describe to release. Filled by the stage; valid until release has returned. */
 typedef struct sp_source_request {
@@ -69,7 +69,7 @@ typedef struct sp_packed_image {
 } sp_packed_image;
 
 /*
- * Zeroed by the stage, struct_bytes set: a source writes no field that lies beyond it. What the
+ * Zeroed by the stage, struct_bytes set: a source writes no field beyond it. What the
  * pointers lead to belongs to the source and stays until release.
  */
 typedef struct sp_source_description {

@@ -1,0 +1,572 @@
+#include "delta/shrink_expand.h"
+
+#include "base/integer.h"
+
+#include <sidepath/route.h>
+
+#include <string.h>
+
+#define ALIGN_BYTES 64
+/* Adapters of a decode step that fit into one round even where a level packs a lone row as many. */
+#define LONE_ITEMS 32
+/* Multiply-adds below which a task costs more than it gives, and tasks for every thread. */
+#define TASK_WORK_MIN    (1 << 15)
+#define TASKS_PER_THREAD 4
+#define LINE_BYTES       64
+/* Adapters whose B an expand asks for before it begins, and how much of each: what a cache takes.
+ */
+#define FETCHED_WORKS 32
+#define FETCHED_BYTES 4096
+/* Elements that the calling thread packs itself rather than wake others. */
+#define PACK_ALONE_ELEMENTS (1 << 14)
+
+/* ---- scratch ------------------------------------------------------------------------------- */
+
+static size_t align_up(size_t bytes)
+{
+    return (bytes + ALIGN_BYTES - 1) & ~(size_t)(ALIGN_BYTES - 1);
+}
+
+static int32_t round_rows(int32_t rows_max)
+{
+    return rows_max < SP_LORA_ROUND_ROWS ? rows_max : SP_LORA_ROUND_ROWS;
+}
+
+/* Bytes for the packed rows of one round at the level that needs most. */
+static size_t packed_budget(sp_dtype dtype, int32_t k, int32_t rows_max)
+{
+    int32_t rows = round_rows(rows_max);
+    size_t lone = (size_t)(rows < LONE_ITEMS ? rows : LONE_ITEMS);
+    size_t budget = 0;
+
+    for (const char *const *level = sp_kernels_levels(); *level != NULL; level++) {
+        const sp_kernels *kernels;
+        size_t bytes;
+
+        if (sp_kernels_get(*level, &kernels, NULL) != SP_OK)
+            continue;
+        bytes = align_up(kernels->x_pack_bytes(dtype, dtype, rows, k));
+        budget = bytes > budget ? bytes : budget;
+        bytes = lone * align_up(kernels->x_pack_bytes(dtype, dtype, 1, k));
+        budget = bytes > budget ? bytes : budget;
+    }
+    return budget;
+}
+
+/* Takes `bytes` from the block; with a NULL block it only counts. */
+static void *take(char *block, size_t *used, size_t bytes)
+{
+    void *taken = block != NULL ? block + *used : NULL;
+
+    *used += align_up(bytes);
+    return taken;
+}
+
+static size_t cut(char *block, const sp_lora_sizes *sizes, sp_lora_scratch *out)
+{
+    size_t rows = (size_t)round_rows(sizes->rows_max), used = 0;
+    size_t element = sp_dtype_bytes(sizes->dtype);
+
+    out->round_rows = (int32_t)rows;
+    out->x_bytes = packed_budget(sizes->dtype, sizes->k_max, sizes->rows_max);
+    out->xa_bytes =
+        SP_LORA_GROUP_MAX * packed_budget(sizes->dtype, sizes->rank_max, sizes->rows_max);
+    out->packed_x = take(block, &used, out->x_bytes);
+    out->packed_xa = take(block, &used, out->xa_bytes);
+    out->xa = take(block, &used, SP_LORA_GROUP_MAX * rows * (size_t)sizes->rank_max * element);
+    out->scale = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->scale);
+    out->works = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->works);
+    out->items = take(block, &used, rows * sizeof *out->items);
+    out->first_pack = take(block, &used, rows * sizeof *out->first_pack);
+    out->first_shrink = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->first_shrink);
+    out->first_expand = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->first_expand);
+    out->rounded = NULL;
+    if (sizes->x_f32 && sizes->dtype != SP_DTYPE_F32)
+        out->rounded = take(block, &used, rows * (size_t)sizes->k_max * element);
+    return used;
+}
+
+size_t sp_lora_scratch_bytes(const sp_lora_sizes *sizes)
+{
+    sp_lora_scratch scratch;
+
+    return cut(NULL, sizes, &scratch);
+}
+
+void sp_lora_scratch_cut(void *block, const sp_lora_sizes *sizes, sp_lora_scratch *out_scratch)
+{
+    cut(block, sizes, out_scratch);
+}
+
+/* ---- tasks --------------------------------------------------------------------------------- */
+
+/* Who owns a task: the last of n whose first task is not above it. */
+static int32_t owner_of(const int32_t *first_task, int32_t n, int32_t task)
+{
+    int32_t low = 0, high = n - 1;
+
+    while (low < high) {
+        int32_t middle = (low + high + 1) / 2;
+
+        if (first_task[middle] <= task)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* Rows [begin, end) of the item, FP32, rounded to the job's type; returns row 0 of such rows. */
+static const char *round_rows_of(const sp_lora_job *job, const sp_lora_item *item, int64_t begin,
+                                 int64_t end)
+{
+    int64_t row_bytes = job->k_in * (int64_t)sp_dtype_bytes(job->dtype);
+    char *rounded = job->scratch->rounded + item->first * row_bytes;
+
+    for (int64_t i = begin; i < end; i++) {
+        int64_t row = item->row_index != NULL ? item->row_index[i] : i;
+
+        job->kernels->convert(job->dtype, rounded + i * row_bytes, SP_DTYPE_F32,
+                              (const float *)item->x + row * job->x_stride, job->k_in);
+    }
+    return rounded;
+}
+
+static void pack_task(void *user, int32_t task, int32_t thread)
+{
+    const sp_lora_job *job = user;
+    int32_t index = owner_of(job->scratch->first_pack, job->n_items, task);
+    const sp_lora_item *item = &job->scratch->items[index];
+    int64_t begin = (task - job->scratch->first_pack[index]) * job->pack_rows;
+    int64_t end = min64(begin + job->pack_rows, item->rows);
+
+    (void)thread;
+    if (job->x_type == job->dtype)
+        job->kernels->x_pack(item->packed_x, job->dtype, job->dtype, item->x, job->x_stride,
+                             item->row_index, item->rows, job->k_in, begin, end);
+    else
+        job->kernels->x_pack(item->packed_x, job->dtype, job->dtype,
+                             round_rows_of(job, item, begin, end), job->k_in, NULL, item->rows,
+                             job->k_in, begin, end);
+}
+
+/* Runs task number `task` of a GEMM that was split this way. */
+static void run_piece(const sp_kernels *kernels, const sp_gemm_args *args,
+                      const sp_lora_split *split, int32_t task)
+{
+    int64_t row = task / split->column_tasks * split->rows;
+    int64_t column = task % split->column_tasks * split->columns;
+
+    kernels->gemm_nt(args, row, min64(row + split->rows, args->rows), column,
+                     min64(column + split->columns, args->n));
+}
+
+/* Whoever finishes the last piece of an item's xa packs it for the expand: no barrier of its own.
+ */
+static void shrink_task(void *user, int32_t task, int32_t thread)
+{
+    const sp_lora_job *job = user;
+    const int32_t *first = job->scratch->first_shrink;
+    int32_t index = owner_of(first, job->n_works, task);
+    sp_lora_work *work = &job->scratch->works[index];
+    const sp_gemm_args *shrink = &work->shrink;
+
+    (void)thread;
+    run_piece(job->kernels, shrink, &work->shrink_split, task - first[index]);
+    if (job->half == SP_LORA_SHRINK)
+        return;
+    if (atomic_fetch_sub_explicit(&work->pending, 1, memory_order_acq_rel) != 1)
+        return;
+    job->kernels->x_pack(work->packed_xa, job->dtype, job->dtype, shrink->y, shrink->y_stride, NULL,
+                         shrink->rows, shrink->n, 0, shrink->rows);
+    atomic_store_explicit(&work->ready, true, memory_order_release);
+}
+
+/* The rows of one work's xa, rounded to the job's type and packed for the expand. */
+static void round_task(void *user, int32_t task, int32_t thread)
+{
+    const sp_lora_job *job = user;
+    const sp_lora_work *work = &job->scratch->works[task];
+    const sp_gemm_args *shrink = &work->shrink, *expand = &work->expand;
+    const sp_lora_target *target = &job->targets[work->target];
+    size_t row_bytes = (size_t)shrink->y_stride * sp_dtype_bytes(job->dtype);
+
+    (void)thread;
+    for (int64_t i = 0; i < shrink->rows; i++) {
+        int64_t row = expand->row_index[i]; /* halves are of routed rows */
+
+        job->kernels->convert(job->dtype, (char *)shrink->y + (size_t)i * row_bytes, SP_DTYPE_F32,
+                              target->xa + row * target->xa_stride, shrink->n);
+    }
+    job->kernels->x_pack(work->packed_xa, job->dtype, job->dtype, shrink->y, shrink->y_stride, NULL,
+                         shrink->rows, shrink->n, 0, shrink->rows);
+}
+
+static void expand_task(void *user, int32_t task, int32_t thread)
+{
+    const sp_lora_job *job = user;
+    const int32_t *first = job->scratch->first_expand;
+    int32_t index = owner_of(first, job->n_works, task);
+    const sp_lora_work *work = &job->scratch->works[index];
+
+    (void)thread;
+    run_piece(job->kernels, &work->expand, &work->expand_split, task - first[index]);
+}
+
+/* ---- a round ------------------------------------------------------------------------------- */
+
+/*
+ * Cuts a GEMM into pieces of about `piece` multiply-adds. A shrink has few columns and long sums,
+ * so it is cut over rows first; an expand has many columns and short sums, the other way round.
+ */
+static sp_lora_split split_gemm(const sp_kernels *kernels, const sp_gemm_args *args, int64_t piece,
+                                bool rows_first)
+{
+    int64_t rows = args->rows, columns = args->n, k = max64(args->k, 1);
+    sp_lora_split split;
+
+    if (rows_first) {
+        rows = round_up(max64(piece / (k * columns), 1), kernels->gemm_rows);
+        rows = min64(rows, args->rows);
+    }
+    columns = round_up(max64(piece / (k * rows), 1), kernels->gemm_columns);
+    columns = min64(columns, args->n);
+    split.rows = rows;
+    split.columns = columns;
+    split.column_tasks = (int32_t)ceil_div(args->n, columns);
+    split.n_tasks = (int32_t)ceil_div(args->rows, rows) * split.column_tasks;
+    return split;
+}
+
+static int64_t piece_work(const sp_lora_job *job, int64_t work)
+{
+    return max64(work / ((int64_t)sp_exec_threads(job->exec) * TASKS_PER_THREAD), TASK_WORK_MIN);
+}
+
+static void number_gemm_tasks(sp_lora_job *job)
+{
+    int64_t shrink_work = 0, expand_work = 0, shrink_piece, expand_piece;
+
+    for (int32_t i = 0; i < job->n_works; i++) {
+        const sp_lora_work *work = &job->scratch->works[i];
+
+        shrink_work += work->shrink.rows * work->shrink.n * work->shrink.k;
+        expand_work += work->expand.rows * work->expand.n * work->expand.k;
+    }
+    shrink_piece = piece_work(job, shrink_work);
+    expand_piece = piece_work(job, expand_work);
+    job->n_shrink_tasks = job->n_expand_tasks = 0;
+    for (int32_t i = 0; i < job->n_works; i++) {
+        sp_lora_work *work = &job->scratch->works[i];
+
+        work->shrink_split = split_gemm(job->kernels, &work->shrink, shrink_piece, true);
+        work->expand_split = split_gemm(job->kernels, &work->expand, expand_piece, false);
+        job->scratch->first_shrink[i] = job->n_shrink_tasks;
+        job->scratch->first_expand[i] = job->n_expand_tasks;
+        job->n_shrink_tasks += work->shrink_split.n_tasks;
+        job->n_expand_tasks += work->expand_split.n_tasks;
+        atomic_store_explicit(&work->pending, work->shrink_split.n_tasks, memory_order_relaxed);
+        atomic_store_explicit(&work->ready, false, memory_order_relaxed);
+    }
+}
+
+static void number_pack_tasks(sp_lora_job *job)
+{
+    int64_t elements = (int64_t)job->n_rows * job->k_in;
+    int64_t rows = job->n_rows;
+
+    if (elements > PACK_ALONE_ELEMENTS)
+        rows = ceil_div(rows, (int64_t)sp_exec_threads(job->exec) * TASKS_PER_THREAD);
+    job->pack_rows = round_up(max64(rows, 1), job->kernels->x_pack_rows);
+    job->n_pack_tasks = 0;
+    for (int32_t i = 0; i < job->n_items; i++) {
+        job->scratch->first_pack[i] = job->n_pack_tasks;
+        job->n_pack_tasks += (int32_t)ceil_div(job->scratch->items[i].rows, job->pack_rows);
+    }
+}
+
+static void pack_round(sp_lora_job *job)
+{
+    number_pack_tasks(job);
+    if ((int64_t)job->n_rows * job->k_in > PACK_ALONE_ELEMENTS) {
+        sp_exec_run(job->exec, pack_task, job, job->n_pack_tasks);
+        return;
+    }
+    for (int32_t task = 0; task < job->n_pack_tasks; task++)
+        pack_task(job, task, 0);
+}
+
+static void run_round(sp_lora_job *job)
+{
+    if (job->n_works > 0) {
+        number_gemm_tasks(job);
+        if (job->half == SP_LORA_EXPAND) {
+            sp_exec_run(job->exec, round_task, job, job->n_works);
+        } else {
+            pack_round(job);
+            sp_exec_run(job->exec, shrink_task, job, job->n_shrink_tasks);
+        }
+        if (job->half != SP_LORA_SHRINK)
+            sp_exec_run(job->exec, expand_task, job, job->n_expand_tasks);
+    }
+    job->n_rows = job->n_items = job->n_works = 0;
+    job->x_used = job->xa_used = 0;
+}
+
+/* ---- adding -------------------------------------------------------------------------------- */
+
+static const void *element_at(sp_dtype dtype, const void *base, int64_t index)
+{
+    return (const char *)base + index * (int64_t)sp_dtype_bytes(dtype);
+}
+
+static bool is_present(const sp_lora_pair *pair)
+{
+    return pair->rank > 0 && pair->scale != 0.0f;
+}
+
+static size_t packed_bytes(const sp_lora_job *job, int32_t rows, int32_t k)
+{
+    return align_up(job->kernels->x_pack_bytes(job->dtype, job->dtype, rows, k));
+}
+
+/* Does an item of so many rows fit into the round as it is? */
+static bool fits(const sp_lora_job *job, int32_t rows, const sp_lora_pair *pairs)
+{
+    size_t xa_bytes = job->xa_used;
+
+    for (int32_t t = 0; t < job->n_targets; t++)
+        if (is_present(&pairs[t]))
+            xa_bytes += packed_bytes(job, rows, pairs[t].rank);
+    return job->n_rows + rows <= job->scratch->round_rows &&
+           job->x_used + packed_bytes(job, rows, job->k_in) <= job->scratch->x_bytes &&
+           xa_bytes <= job->scratch->xa_bytes;
+}
+
+/* Effective scales of the item's rows at target t; returns where they lie. */
+static const float *fill_scales(const sp_lora_job *job, int32_t t, const int32_t *row_order,
+                                int32_t first, int32_t rows, const float *row_scale, float stored)
+{
+    float *scales = job->scratch->scale + t * job->scratch->round_rows + job->n_rows;
+
+    for (int32_t i = 0; i < rows; i++) {
+        int32_t row = row_order != NULL ? row_order[first + i] : first + i;
+
+        scales[i] = sp_effective_scale(stored, row_scale != NULL ? row_scale[row] : 1.0f);
+    }
+    return scales;
+}
+
+static void add_work(sp_lora_job *job, const sp_lora_item *item, int32_t t, int32_t first,
+                     const float *scales, const sp_lora_pair *pair)
+{
+    const sp_lora_target *target = &job->targets[t];
+    const sp_lora_scratch *scratch = job->scratch;
+    sp_lora_work *work = &scratch->works[job->n_works++];
+    int64_t xa_row = (int64_t)t * scratch->round_rows + job->n_rows;
+    char *y = target->y;
+
+    if (item->row_index == NULL)
+        y += first * target->y_stride * (int64_t)sp_dtype_bytes(target->y_type);
+    work->target = t;
+    work->packed_xa = scratch->packed_xa + job->xa_used;
+    work->shrink = (sp_gemm_args){
+        .packed_x = item->packed_x,
+        .x_type = job->dtype,
+        .w_type = job->dtype,
+        .y_type = job->dtype,
+        .delta_type = job->dtype,
+        .epilogue = SP_EPILOGUE_STORE,
+        .rows = item->rows,
+        .n = pair->rank,
+        .k = job->k_in,
+        .w = pair->a,
+        .w_stride = pair->a_stride,
+        .y = scratch->xa + xa_row * job->rank_max * (int64_t)sp_dtype_bytes(job->dtype),
+        .y_stride = job->rank_max,
+    };
+    work->expand = (sp_gemm_args){
+        .packed_x = work->packed_xa,
+        .x_type = job->dtype,
+        .w_type = job->dtype,
+        .y_type = target->y_type,
+        .delta_type = job->dtype,
+        .epilogue = SP_EPILOGUE_FOLD,
+        .rows = item->rows,
+        .n = target->n_out,
+        .k = pair->rank,
+        .w = pair->b,
+        .w_stride = pair->b_stride,
+        .y = y,
+        .y_stride = target->y_stride,
+        .row_index = item->row_index,
+        .scale = scales,
+    };
+    if (job->half == SP_LORA_SHRINK) {
+        work->shrink.y = target->xa;
+        work->shrink.y_stride = target->xa_stride;
+        work->shrink.y_type = SP_DTYPE_F32;
+        work->shrink.row_index = item->row_index;
+    }
+    job->xa_used += packed_bytes(job, item->rows, pair->rank);
+}
+
+/* Rows first .. first + rows of the segment; they fit. */
+static void add_item(sp_lora_job *job, const int32_t *row_order, int32_t first, int32_t rows,
+                     const float *row_scale, const sp_lora_pair *pairs)
+{
+    sp_lora_item *item = &job->scratch->items[job->n_items++];
+
+    *item = (sp_lora_item){
+        .packed_x = job->scratch->packed_x + job->x_used,
+        .x = row_order != NULL ? job->x : element_at(job->x_type, job->x, first * job->x_stride),
+        .row_index = row_order != NULL ? row_order + first : NULL,
+        .rows = rows,
+        .first = job->n_rows,
+    };
+    for (int32_t t = 0; t < job->n_targets; t++) {
+        if (!is_present(&pairs[t]))
+            continue;
+        add_work(job, item, t, first,
+                 fill_scales(job, t, row_order, first, rows, row_scale, pairs[t].scale), &pairs[t]);
+    }
+    job->x_used += packed_bytes(job, rows, job->k_in);
+    job->n_rows += rows;
+}
+
+/* Rows of the next item: as many as the round takes; 0 when it must run first. */
+static int32_t next_rows(const sp_lora_job *job, int32_t rows, const sp_lora_pair *pairs)
+{
+    int32_t room = job->scratch->round_rows - job->n_rows;
+
+    rows = rows < room ? rows : room;
+    /* A lone row fits into an empty round always: see packed_budget. */
+    while (rows > 1 && job->n_rows == 0 && !fits(job, rows, pairs))
+        rows /= 2;
+    return job->n_rows == 0 || fits(job, rows, pairs) ? rows : 0;
+}
+
+void sp_lora_job_add(sp_lora_job *job, const int32_t *row_order, int32_t rows,
+                     const float *row_scale, const sp_lora_pair *pairs)
+{
+    bool present = false;
+
+    for (int32_t t = 0; t < job->n_targets; t++)
+        present |= is_present(&pairs[t]);
+    for (int32_t first = 0; present && first < rows && !job->too_large;) {
+        int32_t count = next_rows(job, rows - first, pairs);
+
+        if (count == 0 && job->in_pieces) {
+            job->too_large = true;
+        } else if (count == 0) {
+            run_round(job);
+        } else {
+            add_item(job, row_order, first, count, row_scale, pairs);
+            first += count;
+        }
+    }
+}
+
+void sp_lora_job_finish(sp_lora_job *job)
+{
+    run_round(job);
+}
+
+/* ---- in pieces ----------------------------------------------------------------------------- */
+
+void sp_lora_job_cut(sp_lora_job *job)
+{
+    job->n_pack_tasks = job->n_shrink_tasks = job->n_expand_tasks = 0;
+    if (job->n_works == 0)
+        return;
+    number_gemm_tasks(job);
+    number_pack_tasks(job);
+}
+
+const void *sp_lora_job_packed_x(const sp_lora_job *job, int32_t rows)
+{
+    const sp_lora_item *item = &job->scratch->items[0];
+
+    if (job->n_items != 1 || item->rows != rows)
+        return NULL;
+    for (int32_t i = 0; item->row_index != NULL && i < rows; i++)
+        if (item->row_index[i] != i)
+            return NULL;
+    return item->packed_x;
+}
+
+void sp_lora_job_pack(sp_lora_job *job, int32_t task)
+{
+    pack_task(job, task, 0);
+}
+
+void sp_lora_job_shrink(sp_lora_job *job, int32_t task)
+{
+    shrink_task(job, task, 0);
+}
+
+void sp_lora_job_run_shrinks(sp_lora_job *job)
+{
+    sp_lora_job_cut(job);
+    sp_exec_run(job->exec, pack_task, job, job->n_pack_tasks);
+    sp_exec_run(job->exec, shrink_task, job, job->n_shrink_tasks);
+}
+
+void sp_lora_job_set_y(sp_lora_job *job, int32_t target, void *y, int64_t y_stride, sp_dtype y_type)
+{
+    for (int32_t i = 0; i < job->n_works; i++) {
+        sp_gemm_args *expand = &job->scratch->works[i].expand;
+
+        if (job->scratch->works[i].target != target)
+            continue;
+        expand->y = y;
+        expand->y_stride = y_stride;
+        expand->y_type = y_type;
+    }
+}
+
+void sp_lora_job_run_expands(sp_lora_job *job)
+{
+    sp_exec_run(job->exec, expand_task, job, job->n_expand_tasks);
+}
+
+/*
+ * Asks for the B of some columns for all adapters of the round: it is a short run of each, too
+ * short for the processor to notice a stream.
+ */
+static void fetch_b(const sp_lora_job *job, int32_t target, int64_t column_begin,
+                    int64_t column_end)
+{
+    for (int32_t i = 0, n = 0; i < job->n_works && n < FETCHED_WORKS; i++) {
+        const sp_gemm_args *expand = &job->scratch->works[i].expand;
+        int64_t row, bytes;
+        const char *b;
+
+        if (job->scratch->works[i].target != target)
+            continue;
+        row = expand->w_stride * (int64_t)sp_dtype_bytes(expand->w_type);
+        bytes = (column_end - column_begin) * row;
+        b = (const char *)expand->w + column_begin * row;
+        for (int64_t at = 0; at < bytes && at < FETCHED_BYTES; at += LINE_BYTES)
+            __builtin_prefetch(b + at, 0, 2);
+        n++;
+    }
+}
+
+bool sp_lora_job_expand(sp_lora_job *job, int32_t target, int64_t column_begin, int64_t column_end)
+{
+    for (int32_t i = 0; i < job->n_works; i++) {
+        const sp_lora_work *work = &job->scratch->works[i];
+
+        if (work->target == target && !atomic_load_explicit(&work->ready, memory_order_acquire))
+            return false;
+    }
+    fetch_b(job, target, column_begin, column_end);
+    for (int32_t i = 0; i < job->n_works; i++) {
+        const sp_lora_work *work = &job->scratch->works[i];
+
+        if (work->target == target)
+            job->kernels->gemm_nt(&work->expand, 0, work->expand.rows, column_begin, column_end);
+    }
+    return true;
+}

@@ -1,0 +1,163 @@
+/*
+ * shrink_expand.h: side paths as rounds of tasks. A job collects items, a few rows of one adapter
+ * each, until its scratch is full, and then runs them together: one parallel run packs x, one
+ * shrinks all of them, one expands and folds all of them. So a step with sixteen rows of sixteen
+ * adapters pays for three barriers, not for three times sixteen.
+ *
+ * How rows are cut into items and rounds, and tasks over threads, never changes a bit: every
+ * kernel's output depends on its own rows alone.
+ */
+#ifndef SP_DELTA_SHRINK_EXPAND_H
+#define SP_DELTA_SHRINK_EXPAND_H
+
+#include "kernels/cpu/kernels.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#define SP_LORA_GROUP_MAX  4   /* outputs that one job folds from one x */
+#define SP_LORA_ROUND_ROWS 512 /* rows of one round */
+
+/* One adapter's factors at one site. rank 0 or scale 0: absent. */
+typedef struct sp_lora_pair {
+    const void *a; /* [rank, k_in], stride a_stride elements */
+    const void *b; /* [n_out, rank], stride b_stride elements */
+    int64_t a_stride, b_stride;
+    int32_t rank;
+    float scale;
+} sp_lora_pair;
+
+/* One output of the group. */
+typedef struct sp_lora_target {
+    void *y; /* [rows, n_out], stride y_stride elements */
+    int64_t y_stride;
+    sp_dtype y_type;
+    int32_t n_out;
+    float *xa; /* [rows, rank_max] FP32, stride xa_stride elements; see sp_lora_half. Else NULL */
+    int64_t xa_stride;
+} sp_lora_target;
+
+/*
+ * What of a job runs. In the whole, xa is rounded to the job's type as it is made. A shrink leaves
+ * the sums as they are in the targets' xa, the row's own rank of columns; an expand takes xa from
+ * there, sums over several jobs perhaps, and rounds it then.
+ */
+typedef enum sp_lora_half {
+    SP_LORA_WHOLE = 0,
+    SP_LORA_SHRINK = 1,
+    SP_LORA_EXPAND = 2
+} sp_lora_half;
+
+/* How the outputs of one GEMM are cut into tasks. */
+typedef struct sp_lora_split {
+    int64_t rows, columns; /* of one task */
+    int32_t column_tasks, n_tasks;
+} sp_lora_split;
+
+/* The work of one (item, output): two GEMMs and the packing between them. */
+typedef struct sp_lora_work {
+    sp_gemm_args shrink, expand;
+    int32_t target;
+    void *packed_xa; /* what expand reads */
+    sp_lora_split shrink_split, expand_split;
+    atomic_int pending; /* shrink tasks that have not returned */
+    atomic_bool ready;  /* packed_xa is */
+} sp_lora_work;
+
+/* A few rows of one adapter; `rows` of packed x, shared by the item's outputs. */
+typedef struct sp_lora_item {
+    void *packed_x;
+    const void *x;            /* row 0 of the matrix that row_index counts in */
+    const int32_t *row_index; /* [rows], or NULL: consecutive rows from x */
+    int32_t rows;
+    int32_t first; /* its first row, counted in the round */
+} sp_lora_item;
+
+/*
+ * Scratch of a job, cut out of one block whose address never changes. Budgets bound a round; one
+ * item of round_rows rows fits into an empty round always.
+ */
+typedef struct sp_lora_scratch {
+    int32_t round_rows;
+    size_t x_bytes, xa_bytes; /* budgets of the packed forms */
+    char *packed_x;           /* [x_bytes] */
+    char *packed_xa;          /* [xa_bytes] */
+    char *xa;                 /* [SP_LORA_GROUP_MAX][round_rows, rank_max] of the job's type */
+    char *rounded;       /* [round_rows, k_max] of the job's type: rows of an FP32 x; or NULL */
+    float *scale;        /* [SP_LORA_GROUP_MAX][round_rows] */
+    sp_lora_work *works; /* [SP_LORA_GROUP_MAX * round_rows] */
+    sp_lora_item *items; /* [round_rows] */
+    /* Numbers of the first task of each item and work, ascending. */
+    int32_t *first_pack, *first_shrink, *first_expand;
+} sp_lora_scratch;
+
+/* What scratch must suffice for: every site up to k_max inputs and rank_max, at any level. */
+typedef struct sp_lora_sizes {
+    sp_dtype dtype;
+    int32_t k_max, rank_max, rows_max;
+    bool x_f32; /* x may be FP32 where dtype is not */
+} sp_lora_sizes;
+
+size_t sp_lora_scratch_bytes(const sp_lora_sizes *sizes);
+
+/* Cuts `block` (256-byte aligned) of sp_lora_scratch_bytes bytes for the same sizes. */
+void sp_lora_scratch_cut(void *block, const sp_lora_sizes *sizes, sp_lora_scratch *out_scratch);
+
+typedef struct sp_lora_job {
+    /* Set by the caller. */
+    const sp_kernels *kernels;
+    sp_exec *exec;
+    const sp_lora_scratch *scratch;
+    sp_dtype dtype;  /* of A, B and xa, and of x as it is multiplied */
+    sp_dtype x_type; /* dtype, or F32: then x is rounded to dtype first */
+    int32_t k_in, rank_max;
+    const void *x; /* [rows, k_in] of x_type, stride x_stride elements */
+    int64_t x_stride;
+    int32_t n_targets; /* 1 .. SP_LORA_GROUP_MAX */
+    sp_lora_target targets[SP_LORA_GROUP_MAX];
+    bool in_pieces; /* the caller runs the one round there may be, piece by piece */
+    sp_lora_half half;
+    /* The round so far. Start with zeros. */
+    int32_t n_rows, n_items, n_works;
+    size_t x_used, xa_used;
+    int32_t n_pack_tasks, n_shrink_tasks, n_expand_tasks;
+    int64_t pack_rows; /* of one packing task */
+    bool too_large;    /* in_pieces, and there is more than one round takes */
+} sp_lora_job;
+
+/*
+ * Adds rows of one adapter; pairs is [n_targets]. Rows are row_order[0 .. rows) or, where that is
+ * NULL, 0 .. rows. row_scale ([rows of x], by row number) is the request scale; NULL is 1. Runs
+ * rounds as they fill. row_order must live until sp_lora_job_finish.
+ */
+void sp_lora_job_add(sp_lora_job *job, const int32_t *row_order, int32_t rows,
+                     const float *row_scale, const sp_lora_pair *pairs);
+
+/* Runs what is left. */
+void sp_lora_job_finish(sp_lora_job *job);
+
+/*
+ * The round in pieces (see in_pieces), in place of sp_lora_job_finish. Cutting sets n_pack_tasks
+ * and n_shrink_tasks. All packing comes before all shrinking; pieces of one kind run in any order,
+ * on any threads.
+ */
+void sp_lora_job_cut(sp_lora_job *job);
+/* The packed form of rows 0 .. rows, where the round has just them as one item in their order. */
+const void *sp_lora_job_packed_x(const sp_lora_job *job, int32_t rows);
+void sp_lora_job_pack(sp_lora_job *job, int32_t task);
+void sp_lora_job_shrink(sp_lora_job *job, int32_t task);
+/* Folds columns [begin, end) of one target, all rows; false, and nothing is done, while an xa that
+ * it needs is on its way. */
+bool sp_lora_job_expand(sp_lora_job *job, int32_t target, int64_t column_begin, int64_t column_end);
+
+/*
+ * The round in two phases, after the rows were added with in_pieces: all packing and shrinking; all
+ * expands. Between them an output of the routed form, whose rows are named by row_order, may be
+ * given another y.
+ */
+void sp_lora_job_run_shrinks(sp_lora_job *job);
+void sp_lora_job_set_y(sp_lora_job *job, int32_t target, void *y, int64_t y_stride,
+                       sp_dtype y_type);
+void sp_lora_job_run_expands(sp_lora_job *job);
+
+#endif

@@ -1,0 +1,57 @@
+/*
+ * model.h: the base weights: bf16, mapped from the checkpoint's files and never copied (but for a
+ * tensor that the file stores at an odd address, or all of them where that is wished). Owns the
+ * files; immutable after opening.
+ */
+#ifndef SP_ENGINE_MODEL_MODEL_H
+#define SP_ENGINE_MODEL_MODEL_H
+
+#include "engine/model/weight_files.h"
+
+#include <sidepath/adapter.h>
+
+/* Numbers of a layer's sites in the geometry. */
+typedef struct sp_layer_sites {
+    int32_t q, k, v, o, gate, up, down;
+} sp_layer_sites;
+
+/* All bf16, row-major. hidden H, q width Q = q_heads * head_dim, kv width K, FFN width I. */
+typedef struct sp_layer_weights {
+    const uint16_t *input_norm;                        /* [H] */
+    const uint16_t *q, *k, *v, *o;                     /* [Q, H] [K, H] [K, H] [H, Q] */
+    const uint16_t *q_bias, *k_bias, *v_bias, *o_bias; /* [Q] [K] [K] [H], or NULL */
+    const uint16_t *q_norm, *k_norm;                   /* [head_dim] */
+    const uint16_t *post_norm;                         /* [H] */
+    const uint16_t *gate, *up, *down;                  /* [I, H] [I, H] [H, I] */
+    sp_layer_sites sites;
+} sp_layer_weights;
+
+typedef struct sp_model {
+    sp_geometry *geometry; /* one reference */
+    sp_model_shape shape;
+    sp_layer_weights *layers;   /* [shape.layers] */
+    const uint16_t *embed;      /* [vocab, H] */
+    const uint16_t *head;       /* [vocab, H]; the same memory as embed when tied */
+    const uint16_t *final_norm; /* [H] */
+    sp_weight_files files;
+    void **copies; /* tensors whose file offset is odd */
+    size_t n_copies;
+    size_t weight_bytes; /* of the tensors in use */
+    char *name;          /* the directory's own name */
+    char *unused;        /* names of tensors that nothing uses, as a sentence; NULL: none */
+} sp_model;
+
+/*
+ * Reads config.json and maps the shards, or copies them. Tensors of other kinds (a vision tower,
+ * MTP layers) are left alone and named in `unused`; one that belongs to a part that runs, and that
+ * nothing applies, is SP_ERR_UNSUPPORTED with "unused-weight". SP_ERR_NOT_FOUND: a file or a weight
+ * is missing (named). SP_ERR_MISMATCH: a weight has another shape (both given). SP_ERR_UNSUPPORTED:
+ * an architecture or a dtype that this engine does not run (named). SP_ERR_TRUNCATED, SP_ERR_INPUT:
+ * a shard is broken. SP_ERR_MEMORY: copies would take more than free_bytes (preflight.h), or there
+ * is no memory.
+ */
+sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes, sp_model *out_model,
+                        sp_error *error);
+void sp_model_close(sp_model *model);
+
+#endif

@@ -1,0 +1,43 @@
+/*
+ * weight_files.h: the files of the base weights: mapped, and then watched, or copied into memory.
+ * What is mapped and changes would change answers: it is told apart from what is as it was.
+ */
+#ifndef SP_ENGINE_MODEL_WEIGHT_FILES_H
+#define SP_ENGINE_MODEL_WEIGHT_FILES_H
+
+#include "base/file.h"
+
+#include <sidepath/checkpoint.h>
+
+#include <stdbool.h>
+#include <sys/stat.h>
+
+typedef struct sp_weight_file {
+    const char *data;
+    size_t bytes;
+    char *path;
+    sp_mapping mapping; /* empty where it was copied */
+    sp_file file;       /* open as long as it is mapped */
+    struct stat seen;   /* before it was mapped */
+} sp_weight_file;
+
+typedef struct sp_weight_files {
+    sp_weight_file *files; /* [n] */
+    size_t n;
+    int notify; /* an inotify; -1: none */
+    bool copied;
+} sp_weight_files;
+
+/*
+ * Maps or copies the checkpoint's files. SP_ERR_TRUNCATED: one is shorter than its header says.
+ * SP_ERR_MEMORY: for copies, with the setting. What sp_file_open and sp_file_read return.
+ */
+sp_status sp_weight_files_open(const sp_checkpoint *checkpoint, bool copy,
+                               sp_weight_files *out_files, sp_error *error);
+void sp_weight_files_close(sp_weight_files *files);
+
+/* As sp_engine_weights_touched and sp_engine_check_weights. */
+bool sp_weight_files_touched(const sp_weight_files *files);
+sp_status sp_weight_files_check(const sp_weight_files *files, sp_error *error);
+
+#endif

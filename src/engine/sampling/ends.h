@@ -1,0 +1,34 @@
+/*
+ * ends.h: which tokens end the text of one request: the model's end-of-text ids unless the request
+ * ignores them, the ids that it names, and the special tokens that its stop strings name, whose
+ * text is not part of an answer and so cannot be found there. Owns the list, and the rule that none
+ * of them is chosen before min_tokens.
+ */
+#ifndef SP_ENGINE_SAMPLING_ENDS_H
+#define SP_ENGINE_SAMPLING_ENDS_H
+
+#include "engine/tokenizer/tokenizer.h"
+
+#include <sidepath/adapter.h>
+#include <sidepath/engine.h>
+
+typedef struct sp_ends {
+    int32_t *tokens; /* [n], owned */
+    int32_t n;
+    int32_t min_tokens; /* new tokens before which none of them is chosen */
+} sp_ends;
+
+/* SP_ERR_INPUT with "stop_token_ids" or "min_tokens" as subject: out of range. */
+sp_status sp_ends_check(const sp_request *request, int32_t vocab, sp_error *error);
+
+/* For a request that was checked; `tokenizer` may be NULL. SP_ERR_MEMORY. */
+sp_status sp_ends_create(const sp_request *request, const sp_model_shape *shape,
+                         const sp_tokenizer *tokenizer, sp_ends *out_ends);
+void sp_ends_destroy(sp_ends *ends);
+
+bool sp_ends_has(const sp_ends *ends, int32_t token);
+
+/* Takes all of them out of a row of logits: to -inf. */
+void sp_ends_forbid(const sp_ends *ends, float *logits);
+
+#endif

@@ -1,0 +1,127 @@
+#include "engine/sampling/logprobs.h"
+
+#include "engine/sampling/sampler.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LANES 16
+
+/*
+ * e^x for x <= 0, -inf included; below -87 it is about 1e-38. The limit is set on the bits, as an
+ * integer (a larger magnitude is a larger number there): compilers do not make vectors of a
+ * floating-point comparison that chooses.
+ */
+static inline float exp_of(float x)
+{
+    const float log2_e = 1.442695041f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+    const int32_t sign = INT32_MIN, limit = (int32_t)0xc2ae0000; /* -87 */
+    float rest, power, sum;
+    int32_t bits, exponent;
+
+    memcpy(&bits, &x, sizeof bits);
+    bits |= sign;
+    bits = bits < limit ? bits : limit;
+    memcpy(&x, &bits, sizeof x);
+    exponent = (int32_t)(x * log2_e - 0.5f); /* towards 0, so to the nearest: x is not positive */
+    rest = x - (float)exponent * ln2_high;
+    rest = rest - (float)exponent * ln2_low;
+    /* The series up to the sixth power; |rest| is at most 0.35. */
+    sum = 1.0f / 720;
+    sum = sum * rest + 1.0f / 120;
+    sum = sum * rest + 1.0f / 24;
+    sum = sum * rest + 1.0f / 6;
+    sum = sum * rest + 0.5f;
+    sum = sum * rest + 1.0f;
+    sum = sum * rest + 1.0f;
+    bits = (exponent + 127) * (1 << 23);
+    memcpy(&power, &bits, sizeof power);
+    return sum * power;
+}
+
+/* The best ids so far, best first. */
+typedef struct best_list {
+    sp_logprob *items; /* logits, until all are found */
+    int32_t n, n_max;
+    float floor; /* an id comes in when it is above; ids ascend, so equal ones stay out */
+} best_list;
+
+static void offer(best_list *list, int32_t id, float logit)
+{
+    int32_t at = list->n < list->n_max ? list->n++ : list->n - 1;
+
+    for (; at > 0 && list->items[at - 1].logprob < logit; at--)
+        list->items[at] = list->items[at - 1];
+    list->items[at] = (sp_logprob){.token = id, .logprob = logit};
+    if (list->n == list->n_max)
+        list->floor = list->items[list->n - 1].logprob;
+}
+
+/* A row that has fewer ids than the list has places lets -inf in as well. */
+static bool is_wanted(const best_list *list, float logit)
+{
+    return list->n < list->n_max || logit > list->floor;
+}
+
+static void offer_lanes(best_list *list, const float *logits, int32_t id)
+{
+    bool any = list->n < list->n_max;
+
+    if (list->n_max == 0)
+        return;
+    for (int j = 0; j < LANES; j++)
+        any |= logits[id + j] > list->floor;
+    for (int j = 0; j < LANES && any; j++)
+        if (is_wanted(list, logits[id + j]))
+            offer(list, id + j, logits[id + j]);
+}
+
+/* The sum of e^(logit - best) over the row; offers every id to the list on the way. */
+static double sum_row(const float *logits, int32_t vocab, float best, best_list *list)
+{
+    double lanes[LANES] = {0}, sum = 0;
+    float weights[LANES];
+    int32_t id = 0;
+
+    for (; id + LANES <= vocab; id += LANES) {
+        for (int j = 0; j < LANES; j++)
+            weights[j] = exp_of(logits[id + j] - best);
+        for (int j = 0; j < LANES; j++)
+            lanes[j] += (double)weights[j];
+        offer_lanes(list, logits, id);
+    }
+    for (int j = 0; id < vocab; id++, j++) {
+        lanes[j] += (double)exp_of(logits[id] - best);
+        if (list->n_max > 0 && is_wanted(list, logits[id]))
+            offer(list, id, logits[id]);
+    }
+    for (int j = 0; j < LANES; j++)
+        sum += lanes[j];
+    return sum;
+}
+
+static float logprob_of(float logit, float best, double log_sum)
+{
+    double logprob = (double)logit - (double)best - log_sum;
+
+    return logprob > SP_LOGPROB_MIN ? (float)logprob : (float)SP_LOGPROB_MIN;
+}
+
+sp_status sp_logprobs(const float *logits, int32_t vocab, int32_t chosen, int32_t n_top,
+                      float *out_logprob, sp_logprob *out_top, sp_error *error)
+{
+    best_list list = {.items = out_top, .n_max = n_top < vocab ? n_top : vocab, .floor = -INFINITY};
+    int32_t best_id;
+    double log_sum;
+    float best;
+    sp_status status = sp_sample_greedy(logits, vocab, &best_id, error);
+
+    if (status != SP_OK)
+        return status;
+    best = logits[best_id];
+    log_sum = log(sum_row(logits, vocab, best, &list));
+    for (int32_t i = 0; i < list.n; i++)
+        out_top[i].logprob = logprob_of(out_top[i].logprob, best, log_sum);
+    *out_logprob = logprob_of(logits[chosen], best, log_sum);
+    return SP_OK;
+}

@@ -1,0 +1,42 @@
+/*
+ * penalties.h: what a request adds to its logits before a token is chosen: a bias for named ids,
+ * and penalties for ids that it has seen. Owns the formulas and their order; knows no sampling.
+ *
+ * The order is vLLM's: bias, repetition, frequency, presence. In FP32, for a token t:
+ *
+ *     l += bias[t]
+ *     t in prompt or output:  l = l > 0 ? l / repetition : l * repetition
+ *     t in output, n times:   l -= frequency * n
+ *                             l -= presence
+ *
+ * There is no state: everything is counted anew from the request's own tokens, so that a
+ * preempted request, or one in another batch, gets the same bits. The cost is a walk over the
+ * tokens and never over the vocabulary.
+ */
+#ifndef SP_ENGINE_SAMPLING_PENALTIES_H
+#define SP_ENGINE_SAMPLING_PENALTIES_H
+
+#include <sidepath/engine.h>
+
+typedef struct sp_penalties {
+    double presence, frequency; /* -2 .. 2; 0: off */
+    double repetition;          /* 0.01 .. 100; 1: off */
+    const sp_logit_bias *bias;  /* [n_bias], borrowed */
+    int32_t n_bias;
+} sp_penalties;
+
+/* SP_ERR_INPUT with the field's name as subject: out of range, an id outside the vocabulary, or
+ * one that comes twice. */
+sp_status sp_penalties_check(const sp_penalties *penalties, int32_t vocab, sp_error *error);
+
+/* Whether they change anything. */
+bool sp_penalties_any(const sp_penalties *penalties);
+
+/*
+ * Changes logits [vocab] in place. tokens [n_tokens]: the first n_prompt are the prompt, the others
+ * the output; all are below vocab. counts [vocab] is scratch with any content. Allocates nothing.
+ */
+void sp_penalties_apply(const sp_penalties *penalties, const int32_t *tokens, int32_t n_prompt,
+                        int32_t n_tokens, int32_t *counts, float *logits);
+
+#endif

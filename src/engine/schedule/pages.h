@@ -1,0 +1,53 @@
+/*
+ * pages.h: which KV pages are free, held or idle. Owns page numbers only; the memory behind them
+ * is kv_cache's. Pure and allocation-free after creation.
+ *
+ * A page is free, held by one or more sequences, or idle: nobody holds it, but what is in it is
+ * known (prefix.h) and may be of use. Idle pages are given out again when no page is free, the
+ * one that fell idle first before the others.
+ */
+#ifndef SP_ENGINE_SCHEDULE_PAGES_H
+#define SP_ENGINE_SCHEDULE_PAGES_H
+
+#include <sidepath/status.h>
+
+#include <stdbool.h>
+
+typedef struct sp_pages {
+    int32_t *free_pages; /* [n_pages], a stack: the last freed is taken first */
+    int32_t n_free, n_pages;
+    int32_t *holders;         /* [n_pages] sequences that hold the page */
+    bool *known;              /* [n_pages] its content is in the prefix table */
+    int32_t *before, *behind; /* [n_pages] neighbours in the list of idle pages, or -1 */
+    int32_t oldest, youngest; /* ends of that list, or -1 */
+    int32_t n_idle;
+    int32_t used_max; /* most pages that were ever held at a time */
+} sp_pages;
+
+sp_status sp_pages_create(int32_t n_pages, sp_pages *out_pages);
+void sp_pages_destroy(sp_pages *pages);
+
+/* A free page, held once, or -1. */
+int32_t sp_pages_take(sp_pages *pages);
+/* The oldest idle page, held once and not known any more, or -1. */
+int32_t sp_pages_evict(sp_pages *pages);
+/* One more holder of a page that is held or idle. */
+void sp_pages_share(sp_pages *pages, int32_t page);
+/* One holder less; without any, the page is idle if it is known, else free. */
+void sp_pages_give(sp_pages *pages, int32_t page);
+/* The content of a held page is in the prefix table. */
+void sp_pages_set_known(sp_pages *pages, int32_t page);
+
+/* Pages that sp_pages_take and sp_pages_evict can give. */
+static inline int32_t sp_pages_available(const sp_pages *pages)
+{
+    return pages->n_free + pages->n_idle;
+}
+
+/* Pages that hold n_tokens tokens. */
+static inline int32_t sp_pages_for(int32_t n_tokens, int32_t page_tokens)
+{
+    return (n_tokens + page_tokens - 1) / page_tokens;
+}
+
+#endif

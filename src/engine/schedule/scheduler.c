@@ -1,0 +1,480 @@
+#include "engine/schedule/scheduler.h"
+
+#include "base/alloc.h"
+#include "base/assert.h"
+
+#include <string.h>
+
+/* ---- ordered lists of sequences ------------------------------------------------------------ */
+
+static void insert_by_id(sp_sequence **list, int32_t *n, sp_sequence *sequence)
+{
+    int32_t at = *n;
+
+    while (at > 0 && list[at - 1]->id > sequence->id) {
+        list[at] = list[at - 1];
+        at--;
+    }
+    SP_ASSERT(at == 0 || list[at - 1]->id < sequence->id);
+    list[at] = sequence;
+    (*n)++;
+}
+
+/* Takes the sequence out of the list; false where it is not in it. */
+static bool take_out(sp_sequence **list, int32_t *n, const sp_sequence *sequence)
+{
+    for (int32_t i = 0; i < *n; i++) {
+        if (list[i] != sequence)
+            continue;
+        memmove(&list[i], &list[i + 1], (size_t)(*n - i - 1) * sizeof *list);
+        (*n)--;
+        return true;
+    }
+    return false;
+}
+
+/* ---- set-up -------------------------------------------------------------------------------- */
+
+sp_status sp_scheduler_create(const sp_scheduler_options *options, sp_scheduler *out_scheduler)
+{
+    sp_scheduler scheduler = {.options = *options};
+    size_t n = (size_t)options->max_running;
+
+    scheduler.running = sp_calloc(n, sizeof(sp_sequence *));
+    scheduler.batch.entries = sp_calloc(n, sizeof(sp_batch_entry));
+    if (!scheduler.running || !scheduler.batch.entries ||
+        sp_pages_create(options->n_pages, &scheduler.pages) != SP_OK ||
+        (options->prefix_cache &&
+         sp_prefix_create(options->n_pages, options->page_tokens, &scheduler.prefix) != SP_OK)) {
+        sp_scheduler_destroy(&scheduler);
+        return SP_ERR_MEMORY;
+    }
+    *out_scheduler = scheduler;
+    return SP_OK;
+}
+
+void sp_scheduler_destroy(sp_scheduler *scheduler)
+{
+    sp_prefix_destroy(&scheduler->prefix);
+    sp_pages_destroy(&scheduler->pages);
+    sp_free(scheduler->batch.entries);
+    sp_free(scheduler->running);
+    sp_free(scheduler->waiting);
+    *scheduler = (sp_scheduler){0};
+}
+
+/* Makes room for every sequence, so that a preemption never has to allocate. */
+static sp_status reserve_waiting(sp_scheduler *scheduler)
+{
+    int32_t need = scheduler->n_waiting + scheduler->n_running + 1;
+    int32_t capacity = scheduler->waiting_capacity ? scheduler->waiting_capacity : 16;
+    sp_sequence **grown;
+
+    if (need <= scheduler->waiting_capacity)
+        return SP_OK;
+    while (capacity < need)
+        capacity *= 2;
+    grown = sp_realloc(scheduler->waiting, (size_t)capacity * sizeof *grown);
+    if (!grown)
+        return SP_ERR_MEMORY;
+    scheduler->waiting = grown;
+    scheduler->waiting_capacity = capacity;
+    return SP_OK;
+}
+
+sp_status sp_scheduler_add(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    sp_status status = reserve_waiting(scheduler);
+
+    if (status != SP_OK)
+        return status;
+    sequence->state = SP_SEQUENCE_WAITING;
+    insert_by_id(scheduler->waiting, &scheduler->n_waiting, sequence);
+    return SP_OK;
+}
+
+/* From the last to the first: what stands behind a page falls idle before it. */
+static void give_pages_back(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    sequence->n_known = 0;
+    while (sequence->n_pages > 0)
+        sp_pages_give(&scheduler->pages, sequence->pages[--sequence->n_pages]);
+}
+
+void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    if (!take_out(scheduler->running, &scheduler->n_running, sequence))
+        take_out(scheduler->waiting, &scheduler->n_waiting, sequence);
+    give_pages_back(scheduler, sequence);
+}
+
+/* ---- known pages --------------------------------------------------------------------------- */
+
+static int32_t take_page(sp_scheduler *scheduler)
+{
+    int32_t page = sp_pages_take(&scheduler->pages);
+
+    if (page >= 0)
+        return page;
+    page = sp_pages_evict(&scheduler->pages);
+    if (page >= 0)
+        sp_prefix_remove(&scheduler->prefix, page);
+    return page;
+}
+
+static const int32_t *next_block(const sp_scheduler *scheduler, const sp_sequence *sequence)
+{
+    return sequence->tokens + (size_t)sequence->n_known * (size_t)scheduler->options.page_tokens;
+}
+
+static void step_behind(const sp_scheduler *scheduler, sp_sequence *sequence, int32_t page)
+{
+    sequence->prefix_place = sp_prefix_behind(&scheduler->prefix, sequence->prefix_place, page,
+                                              next_block(scheduler, sequence));
+    sequence->n_known++;
+}
+
+/* Rows that are wanted must be computed: the last one, and those whose logits are asked for. */
+static int32_t reusable_tokens(const sp_sequence *sequence)
+{
+    int32_t n = sequence->n_tokens - 1;
+
+    if (sequence->logits_fn && sequence->logits_from < n)
+        n = sequence->logits_from > 0 ? sequence->logits_from : 0;
+    if (sp_sequence_scores(sequence, sequence->n_scored) && sequence->n_scored < n)
+        n = sequence->n_scored;
+    return n;
+}
+
+/* A sequence without pages begins with those that hold its first tokens already. */
+static void reuse_pages(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    int32_t page_tokens = scheduler->options.page_tokens;
+    int32_t n_blocks = reusable_tokens(sequence) / page_tokens;
+
+    if (!scheduler->options.prefix_cache)
+        return;
+    sequence->prefix_place = sp_prefix_begin(&sequence->prefix_key);
+    while (sequence->n_known < n_blocks) {
+        int32_t page = sp_prefix_find(&scheduler->prefix, &sequence->prefix_key,
+                                      sequence->prefix_place, next_block(scheduler, sequence));
+
+        if (page < 0)
+            break;
+        sp_pages_share(&scheduler->pages, page);
+        sequence->pages[sequence->n_pages++] = page;
+        step_behind(scheduler, sequence, page);
+    }
+    sequence->n_computed = sequence->n_known * page_tokens;
+    scheduler->prefix_tokens += (uint64_t)sequence->n_computed;
+    if (sequence->trace.preemptions == 0)
+        sequence->trace.cached_tokens = sequence->n_computed;
+}
+
+/* A page that was filled twice is kept once: both hold the same bits. */
+static void remember_page(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    const int32_t *tokens = next_block(scheduler, sequence);
+    int32_t *page = &sequence->pages[sequence->n_known];
+    int32_t twin =
+        sp_prefix_find(&scheduler->prefix, &sequence->prefix_key, sequence->prefix_place, tokens);
+
+    if (twin >= 0) {
+        sp_pages_share(&scheduler->pages, twin);
+        sp_pages_give(&scheduler->pages, *page);
+        *page = twin;
+    } else {
+        sp_prefix_insert(&scheduler->prefix, &sequence->prefix_key, sequence->prefix_place, tokens,
+                         *page);
+        sp_pages_set_known(&scheduler->pages, *page);
+    }
+    step_behind(scheduler, sequence, *page);
+}
+
+void sp_scheduler_advance(sp_scheduler *scheduler, sp_sequence *sequence, int32_t n_rows)
+{
+    sequence->n_computed += n_rows;
+    if (!scheduler->options.prefix_cache)
+        return;
+    while ((sequence->n_known + 1) * scheduler->options.page_tokens <= sequence->n_computed)
+        remember_page(scheduler, sequence);
+}
+
+/* ---- one step ------------------------------------------------------------------------------ */
+
+static void drop_entry(sp_batch *batch, const sp_sequence *sequence)
+{
+    for (int32_t i = 0; i < batch->n_entries; i++) {
+        if (batch->entries[i].sequence != sequence)
+            continue;
+        batch->n_rows -= batch->entries[i].n_rows;
+        memmove(&batch->entries[i], &batch->entries[i + 1],
+                (size_t)(batch->n_entries - i - 1) * sizeof batch->entries[0]);
+        batch->n_entries--;
+        return;
+    }
+}
+
+static void give_slot_back(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    if (scheduler->options.gate.yield)
+        scheduler->options.gate.yield(scheduler->options.gate.user, sequence);
+}
+
+static void preempt(sp_scheduler *scheduler, sp_sequence *victim)
+{
+    drop_entry(&scheduler->batch, victim);
+    take_out(scheduler->running, &scheduler->n_running, victim);
+    give_pages_back(scheduler, victim);
+    give_slot_back(scheduler, victim);
+    victim->n_computed = 0;
+    victim->trace.preemptions++;
+    victim->state = SP_SEQUENCE_WAITING;
+    SP_ASSERT(scheduler->n_waiting < scheduler->waiting_capacity);
+    SP_ASSERT(victim->n_pages == 0);
+    insert_by_id(scheduler->waiting, &scheduler->n_waiting, victim);
+    scheduler->preemptions++;
+}
+
+/*
+ * Reserves pages for `want` more rows of a running sequence and returns how many rows fit: less
+ * when pages are short, 0 when it must sit this step out.
+ */
+static int32_t reserve_rows(sp_scheduler *scheduler, sp_sequence *sequence, int32_t want)
+{
+    int32_t page_tokens = scheduler->options.page_tokens;
+
+    for (;;) {
+        int32_t held = sequence->n_pages * page_tokens;
+        sp_sequence *youngest = scheduler->running[scheduler->n_running - 1];
+        int32_t page;
+
+        if (held >= sequence->n_computed + want)
+            return want;
+        page = take_page(scheduler);
+        if (page >= 0) {
+            sequence->pages[sequence->n_pages++] = page;
+            continue;
+        }
+        if (held > sequence->n_computed)
+            return held - sequence->n_computed;
+        if (youngest == sequence)
+            return 0;
+        preempt(scheduler, youngest);
+    }
+}
+
+static void add_entry(sp_batch *batch, sp_sequence *sequence, int32_t n_rows)
+{
+    int32_t at = batch->n_entries;
+
+    while (at > 0 && batch->entries[at - 1].sequence->id > sequence->id) {
+        batch->entries[at] = batch->entries[at - 1];
+        at--;
+    }
+    SP_ASSERT(n_rows > 0);
+    SP_ASSERT(sequence->state == SP_SEQUENCE_RUNNING);
+    batch->entries[at] = (sp_batch_entry){.sequence = sequence, .n_rows = n_rows};
+    batch->n_entries++;
+    batch->n_rows += n_rows;
+}
+
+static void schedule(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    int32_t rows = sp_sequence_pending(sequence);
+    int32_t budget = scheduler->options.step_rows - scheduler->batch.n_rows;
+
+    if (rows > scheduler->options.prefill_chunk)
+        rows = scheduler->options.prefill_chunk;
+    if (rows > budget)
+        rows = budget;
+    if (rows > 0)
+        rows = reserve_rows(scheduler, sequence, rows);
+    SP_ASSERT(scheduler->batch.n_entries < scheduler->n_running || rows <= 0);
+    if (rows > 0)
+        add_entry(&scheduler->batch, sequence, rows);
+    SP_ASSERT(scheduler->batch.n_rows <= scheduler->options.step_rows);
+}
+
+/*
+ * Schedules the running sequences of one kind in order. A preemption takes sequences from the end
+ * of the list only, behind the one that is being served, so the index stays right.
+ */
+static void schedule_running(sp_scheduler *scheduler, bool decode)
+{
+    for (int32_t i = 0; i < scheduler->n_running; i++) {
+        sp_sequence *sequence = scheduler->running[i];
+
+        if ((sp_sequence_pending(sequence) == 1) == decode)
+            schedule(scheduler, sequence);
+    }
+}
+
+/* ---- adapters ------------------------------------------------------------------------------ */
+
+static void fail(sp_scheduler *scheduler, sp_sequence *sequence, sp_status status)
+{
+    scheduler->failed = sequence;
+    scheduler->failed_status = status;
+}
+
+/* Whether the sequence could have its slot now; else notes what it waits for. */
+static bool ask(sp_scheduler *scheduler, sp_sequence *sequence, bool give_way)
+{
+    const sp_adapter_gate *gate = &scheduler->options.gate;
+    sp_status status = gate->ask ? gate->ask(gate->user, sequence, give_way) : SP_OK;
+
+    if (status == SP_OK)
+        return true;
+    if (status < 0)
+        fail(scheduler, sequence, status);
+    if (status != SP_POOL_FULL && status != SP_BUSY)
+        return false;
+    if (++sequence->slot_wait > scheduler->slot_wait) {
+        scheduler->slot_wait = sequence->slot_wait;
+        scheduler->slot_wait_full = status == SP_POOL_FULL;
+    }
+    return false;
+}
+
+/* The wait that counts: a slot that changed hands a moment ago is not to change again at once. */
+static uint64_t patience(const sp_scheduler *scheduler)
+{
+    uint64_t since = scheduler->step - scheduler->handover_step;
+
+    return scheduler->slot_wait < since ? scheduler->slot_wait : since;
+}
+
+static void watch_handovers(sp_scheduler *scheduler)
+{
+    const sp_adapter_gate *gate = &scheduler->options.gate;
+    uint64_t handovers = gate->handovers ? gate->handovers(gate->user) : 0;
+
+    scheduler->step++;
+    if (handovers == scheduler->handovers)
+        return;
+    scheduler->handovers = handovers;
+    scheduler->handover_step = scheduler->step;
+}
+
+/* All who hold the sequence's slot have got on since they were admitted. */
+static bool slot_got_on(const sp_scheduler *scheduler, const sp_sequence *sequence)
+{
+    for (int32_t i = 0; i < scheduler->n_running; i++) {
+        const sp_sequence *other = scheduler->running[i];
+
+        if (other->hold.slot == sequence->hold.slot && other->n_tokens <= other->n_tokens_admitted)
+            return false;
+    }
+    return true;
+}
+
+static const sp_sequence *longest_in_slot(const sp_scheduler *scheduler)
+{
+    const sp_adapter_gate *gate = &scheduler->options.gate;
+    const sp_sequence *longest = NULL;
+
+    for (int32_t i = 0; i < scheduler->n_running; i++) {
+        const sp_sequence *sequence = scheduler->running[i];
+
+        if (gate->can_yield(gate->user, sequence) && slot_got_on(scheduler, sequence) &&
+            (!longest || sequence->admitted_step < longest->admitted_step))
+            longest = sequence;
+    }
+    return longest;
+}
+
+/* Empties one slot for those that have waited too long. */
+static void rotate(sp_scheduler *scheduler)
+{
+    const sp_sequence *longest;
+    int32_t slot;
+
+    if (!scheduler->options.gate.can_yield || !scheduler->slot_wait_full ||
+        patience(scheduler) < scheduler->options.adapter_preempt_steps)
+        return;
+    longest = longest_in_slot(scheduler);
+    if (!longest)
+        return;
+    slot = longest->hold.slot;
+    for (int32_t i = scheduler->n_running - 1; i >= 0; i--)
+        if (scheduler->running[i]->hold.slot == slot)
+            preempt(scheduler, scheduler->running[i]);
+    scheduler->rotations++;
+    scheduler->handover_step = scheduler->step;
+}
+
+/* ---- admission ----------------------------------------------------------------------------- */
+
+static void start_running(sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    const sp_adapter_gate *gate = &scheduler->options.gate;
+    sp_status status = gate->take ? gate->take(gate->user, sequence) : SP_OK;
+
+    if (status != SP_OK) {
+        fail(scheduler, sequence, status);
+        return;
+    }
+    take_out(scheduler->waiting, &scheduler->n_waiting, sequence);
+    sequence->state = SP_SEQUENCE_RUNNING;
+    sequence->slot_wait = 0;
+    sequence->admitted_step = scheduler->step;
+    sequence->n_tokens_admitted = sequence->n_tokens;
+    SP_ASSERT(scheduler->n_running < scheduler->options.max_running);
+    SP_ASSERT(sequence->n_pages == 0 && sequence->n_computed == 0);
+    insert_by_id(scheduler->running, &scheduler->n_running, sequence);
+    reuse_pages(scheduler, sequence);
+    schedule(scheduler, sequence);
+}
+
+/* Room for one more running sequence, in rows and in pages. */
+static bool has_room(const sp_scheduler *scheduler, const sp_sequence *sequence)
+{
+    int32_t need = sp_pages_for(sequence->n_tokens + 1, scheduler->options.page_tokens);
+
+    if (scheduler->n_running == 0)
+        return true;
+    return scheduler->n_running < scheduler->options.max_running &&
+           scheduler->batch.n_rows < scheduler->options.step_rows &&
+           need <= sp_pages_available(&scheduler->pages);
+}
+
+/*
+ * In order, but for those whose adapter is not there. Once one finds no room, none behind it is
+ * admitted; they ask all the same, so that their adapters come in meanwhile.
+ */
+static void admit(sp_scheduler *scheduler)
+{
+    bool give_way = patience(scheduler) >= scheduler->options.adapter_wait_steps;
+    bool full = false;
+    int32_t at = 0;
+
+    scheduler->slot_wait = 0;
+    while (at < scheduler->n_waiting && !scheduler->failed) {
+        sp_sequence *sequence = scheduler->waiting[at];
+        bool ready = ask(scheduler, sequence, give_way);
+
+        full = full || (ready && !has_room(scheduler, sequence));
+        if (ready && !full)
+            start_running(scheduler, sequence);
+        else
+            at++;
+    }
+}
+
+const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler)
+{
+    uint64_t preemptions = scheduler->preemptions;
+
+    scheduler->batch.n_entries = 0;
+    scheduler->batch.n_rows = 0;
+    scheduler->failed = NULL;
+    watch_handovers(scheduler);
+    rotate(scheduler);
+    schedule_running(scheduler, true);
+    schedule_running(scheduler, false);
+    /* Whoever was preempted in this step is not let in again at once: its pages went to others. */
+    if (scheduler->preemptions == preemptions)
+        admit(scheduler);
+    return &scheduler->batch;
+}

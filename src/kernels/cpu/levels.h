@@ -1,0 +1,52 @@
+/*
+ * levels.h: what each level adds to the table of functions. A fill function overwrites the entries
+ * that its level improves and leaves the others as the level below set them.
+ */
+#ifndef SP_KERNELS_CPU_LEVELS_H
+#define SP_KERNELS_CPU_LEVELS_H
+
+#include "kernels/cpu/kernels.h"
+
+void sp_kernels_fill_scalar(sp_kernels *kernels);
+void sp_kernels_fill_avx2(sp_kernels *kernels);
+void sp_kernels_fill_avx512(sp_kernels *kernels);
+/* `below` serves the types that have no tile instruction; it must outlive the table. */
+void sp_kernels_fill_amx(sp_kernels *kernels, const sp_kernels *below);
+
+/* Parts of a level that live in files of their own. */
+void sp_kernels_fill_gemm_avx2(sp_kernels *kernels);
+void sp_kernels_fill_attention_avx2(sp_kernels *kernels);
+void sp_kernels_fill_attention_avx512(sp_kernels *kernels);
+
+/* gemm_scalar.c; see the entries of sp_kernels. */
+size_t sp_x_pack_bytes_scalar(sp_dtype x_type, sp_dtype w_type, int64_t rows, int64_t k);
+void sp_x_pack_scalar(void *packed, sp_dtype x_type, sp_dtype w_type, const void *x,
+                      int64_t x_stride, const int32_t *row_index, int64_t rows, int64_t k,
+                      int64_t row_begin, int64_t row_end);
+void sp_gemm_nt_scalar(const sp_gemm_args *args, int64_t row_begin, int64_t row_end,
+                       int64_t n_begin, int64_t n_end);
+
+/*
+ * The end of a GEMM, elementwise and therefore the same bits on every level: `count` finished sums
+ * of row `row` for outputs from n_begin on.
+ */
+void sp_gemm_epilogue_scalar(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
+                             const float *sums);
+void sp_gemm_epilogue_avx2(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
+                           const float *sums);
+void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
+                             const float *sums);
+
+/* `tiles` tiles [16 pairs][16 rows][2] of BF16, one behind another, out of 16 rows from element c
+ * on. Moves bits. */
+void sp_pack_tiles_avx512(void *to, const uint16_t *const *lines, int64_t c, int64_t tiles);
+
+/*
+ * The epilogue for `rows` (at most 16) rows of 16 outputs whose sums lie turned over: [16 outputs,
+ * rows], stride `stride` floats, a multiple of four rows readable. False, and nothing is done,
+ * where the types or the columns are not the common ones.
+ */
+bool sp_gemm_turned_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t rows,
+                                    int64_t n_begin, const float *sums, int64_t stride);
+
+#endif

@@ -1,0 +1,196 @@
+/*
+ * cuda_choose.h: which shape of launch serves which step, as pure host functions of padded rows,
+ * slots and dimensions; never of the mix of adapters. No choice changes a bit (kernels_cuda.h).
+ */
+#ifndef SP_KERNELS_CUDA_CUDA_CHOOSE_H
+#define SP_KERNELS_CUDA_CUDA_CHOOSE_H
+
+#include "kernels/cuda/kernels_cuda.h"
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SP_CUDA_CHUNK_K      512
+#define SP_CUDA_GROUP_CHUNKS 4
+/* Above this many rows a block takes a window of several tiles. */
+#define SP_CUDA_DECODE_ROWS 256
+/* Up to this many blocks of one chunk (16 KB of weights) a block takes one; above, a group of them.
+ * Chosen for 132 multiprocessors and harmless elsewhere, as all here. */
+#define SP_CUDA_CHUNK_BLOCKS  10000
+#define SP_CUDA_WINDOW_BLOCKS 160 /* the same for windows */
+#define SP_CUDA_SHRINK_WAVE   264 /* blocks of windows that are resident together, of the small */
+#define SP_CUDA_WAVE          528 /* blocks of the expand that are resident together */
+#define SP_CUDA_STEPS_MAX     8   /* of a block of the expand */
+#define SP_CUDA_WINDOW_TILES  8
+#define SP_CUDA_RING_RANKS    64   /* the most that the ring of the expand is for */
+#define SP_CUDA_RING_STEPS    8192 /* in decode, of 128 columns of one tile, at least */
+#define SP_CUDA_RING_WIDE     96   /* of many rows, steps of 128 columns at most, above rank 32 */
+
+/* Tiles that n_rows rows of n_slots slots can need at most. */
+static inline int32_t sp_cuda_tiles_bound(int32_t n_rows, int32_t n_slots)
+{
+    int32_t used = n_slots < n_rows ? n_slots : n_rows;
+    int64_t bound = ((int64_t)n_rows + (int64_t)(SP_CUDA_TILE_ROWS - 1) * used) / SP_CUDA_TILE_ROWS;
+
+    return (int32_t)(bound < n_rows ? bound : n_rows);
+}
+
+static inline int32_t sp_cuda_ceil(int32_t n, int32_t by)
+{
+    return (n + by - 1) / by;
+}
+
+/* Windows of at most window_tiles tiles of one slot that they can need: each slot's last may be a
+ * part. */
+static inline int32_t sp_cuda_windows_bound(int32_t n_rows, int32_t n_slots, int32_t window_tiles)
+{
+    int32_t used = n_slots < n_rows ? n_slots : n_rows;
+    int64_t tiles = sp_cuda_tiles_bound(n_rows, n_slots);
+    int64_t bound = (tiles + (int64_t)(window_tiles - 1) * used) / window_tiles;
+
+    return (int32_t)(bound < tiles ? bound : tiles);
+}
+
+static inline int32_t sp_cuda_chunks(int32_t k_in)
+{
+    return sp_cuda_ceil(k_in, SP_CUDA_CHUNK_K);
+}
+
+typedef struct sp_cuda_shrink_choice {
+    int32_t plane_chunks; /* of one block and one plane: 1, or SP_CUDA_GROUP_CHUNKS */
+    int32_t n_planes;
+    int32_t block_planes; /* of one block of windows, one after the other */
+    int32_t window_tiles; /* of one block: 1 in decode, else 4, 8 or 16 */
+    int32_t rank_warps;   /* 64 ranks each, of all sites together; 1 to 3 */
+} sp_cuda_shrink_choice;
+
+/* Windows of many rows: as few planes as keep the device full, and as few blocks, for each begins
+ * with a chain of loads. */
+static inline void sp_cuda_choose_windows(sp_cuda_shrink_choice *choice, int32_t tiles,
+                                          int32_t chunks, int32_t rank_groups)
+{
+    int32_t groups = sp_cuda_ceil(chunks, SP_CUDA_GROUP_CHUNKS), wave = SP_CUDA_SHRINK_WAVE;
+    int32_t windows = sp_cuda_ceil(tiles, SP_CUDA_WINDOW_TILES), sets;
+    int32_t sixty_fours = sp_cuda_ceil(rank_groups, 4);
+
+    choice->window_tiles = SP_CUDA_WINDOW_TILES;
+    choice->rank_warps = rank_groups <= 4 ? 1 : rank_groups <= 8 || rank_groups == 16 ? 2 : 3;
+    if (windows * sp_cuda_ceil(sixty_fours, choice->rank_warps) * groups < SP_CUDA_WINDOW_BLOCKS &&
+        windows * sixty_fours * groups >= SP_CUDA_WINDOW_BLOCKS)
+        choice->rank_warps = 1;
+    sets = sp_cuda_ceil(sixty_fours, choice->rank_warps);
+    if (windows * sets * groups < SP_CUDA_WINDOW_BLOCKS) {
+        if (windows * sets * chunks < SP_CUDA_WINDOW_BLOCKS)
+            choice->window_tiles = SP_CUDA_WINDOW_TILES / 2;
+        return;
+    }
+    choice->plane_chunks = SP_CUDA_GROUP_CHUNKS;
+    choice->n_planes = groups;
+    if ((rank_groups == 4 || rank_groups == 8) &&
+        sp_cuda_ceil(tiles, 2 * SP_CUDA_WINDOW_TILES) * sixty_fours * groups >= wave / 2 - 4) {
+        choice->window_tiles = 2 * SP_CUDA_WINDOW_TILES;
+        choice->rank_warps = 1;
+        windows = sp_cuda_ceil(tiles, choice->window_tiles);
+        sets = sixty_fours;
+    }
+    if (choice->window_tiles > SP_CUDA_WINDOW_TILES || choice->rank_warps > 1)
+        wave /= 2;
+    while (choice->block_planes < groups &&
+           windows * sets * sp_cuda_ceil(groups, choice->block_planes) > wave)
+        choice->block_planes++;
+}
+
+static inline sp_cuda_shrink_choice sp_cuda_choose_shrink(int32_t n_rows, int32_t n_slots,
+                                                          int32_t k_in, int32_t rank_stride,
+                                                          int32_t n_sites)
+{
+    int32_t chunks = sp_cuda_chunks(k_in), tiles = sp_cuda_tiles_bound(n_rows, n_slots);
+    int32_t rank_groups = n_sites * sp_cuda_ceil(rank_stride, 16);
+    sp_cuda_shrink_choice choice = {1, chunks, 1, 1, 1};
+
+    if (n_rows > SP_CUDA_DECODE_ROWS) {
+        sp_cuda_choose_windows(&choice, tiles, chunks, rank_groups);
+    } else if ((int64_t)tiles * rank_groups * chunks > SP_CUDA_CHUNK_BLOCKS) {
+        choice.plane_chunks = SP_CUDA_GROUP_CHUNKS;
+        choice.n_planes = sp_cuda_ceil(chunks, SP_CUDA_GROUP_CHUNKS);
+    }
+    return choice;
+}
+
+typedef struct sp_cuda_expand_choice {
+    int32_t ranks;        /* of B that a block holds in registers: 32, 64 or 128 */
+    int32_t window_tiles; /* of one block: 1 in decode, else 8 */
+    int32_t steps_ahead;  /* steps of 128 columns in flight together */
+    int32_t steps;        /* of a block; a multiple of steps_ahead */
+    /* Of a stage of the ring (expand_ring.cu), which comes before the above where a GPU has it; 0:
+     * not for this step. */
+    int32_t ring_columns, ring_tiles;
+} sp_cuda_expand_choice;
+
+/* A block of the ring has a multiprocessor to itself, so it pays where there is much to move: many
+ * rows, or in decode many columns of many tiles. A stage is 25 to 66 KB. With B of a large rank,
+ * few columns fit in one, and wide sites gain nothing. */
+static inline void sp_cuda_choose_ring(int32_t n_rows, int32_t tiles, int32_t total_steps,
+                                       int32_t rank_stride, sp_cuda_expand_choice *choice)
+{
+    if (rank_stride > SP_CUDA_RING_RANKS)
+        return;
+    if (n_rows > SP_CUDA_DECODE_ROWS) {
+        if (rank_stride > 32 && total_steps > SP_CUDA_RING_WIDE)
+            return;
+        choice->ring_columns = rank_stride <= 32 ? 512 : 256;
+        choice->ring_tiles = SP_CUDA_WINDOW_TILES / 2;
+    } else if ((int64_t)tiles * total_steps >= SP_CUDA_RING_STEPS) {
+        choice->ring_columns = rank_stride <= 16 ? 1024 : rank_stride <= 32 ? 512 : 256;
+        choice->ring_tiles = 1;
+    }
+}
+
+/* total_steps: the sum over the sites of ceil(n_out / 128). */
+static inline sp_cuda_expand_choice sp_cuda_choose_expand(int32_t n_rows, int32_t n_slots,
+                                                          int32_t total_steps, int32_t rank_stride)
+{
+    int32_t tiles = sp_cuda_tiles_bound(n_rows, n_slots);
+    sp_cuda_expand_choice choice = {0, 1, 1, 1, 0, 0};
+    int32_t most;
+    int64_t blocks;
+
+    choice.ranks = rank_stride <= 32 ? 32 : rank_stride <= 64 ? 64 : 128;
+    if (n_rows > SP_CUDA_DECODE_ROWS)
+        choice.window_tiles = SP_CUDA_WINDOW_TILES;
+    blocks = (int64_t)sp_cuda_ceil(tiles, choice.window_tiles) * total_steps;
+    if (choice.window_tiles == 1 && blocks > 2 * SP_CUDA_WAVE)
+        choice.steps_ahead = 128 / choice.ranks;
+    /* Fewer blocks, for each begins with a chain of loads, while the device stays full. */
+    choice.steps = choice.steps_ahead;
+    most = choice.window_tiles == 1 ? 2 * choice.steps_ahead : SP_CUDA_STEPS_MAX;
+    while (choice.steps < most && blocks > (int64_t)choice.steps * 2 * SP_CUDA_WAVE)
+        choice.steps *= 2;
+    sp_cuda_choose_ring(n_rows, tiles, total_steps, rank_stride, &choice);
+    return choice;
+}
+
+/* Columns of one plane row: every site's own stretch. */
+static inline int32_t sp_cuda_plane_columns(int32_t rank_stride, int32_t n_sites)
+{
+    return rank_stride * n_sites;
+}
+
+/* Fewer rows may be split over more planes and so need more. */
+static inline size_t sp_cuda_planes_bytes(int32_t n_rows, int32_t n_slots, int32_t k_in,
+                                          int32_t rank_stride, int32_t n_sites)
+{
+    sp_cuda_shrink_choice choice =
+        sp_cuda_choose_shrink(n_rows, n_slots, k_in, rank_stride, n_sites);
+
+    return (size_t)choice.n_planes * (size_t)n_rows *
+           (size_t)sp_cuda_plane_columns(rank_stride, n_sites) * sizeof(float);
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

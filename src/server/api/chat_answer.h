@@ -1,0 +1,36 @@
+/*
+ * chat_answer.h: what was generated for a chat, taken apart by the chat room, as messages or as
+ * the deltas of a stream.
+ */
+#ifndef SP_SERVER_API_CHAT_ANSWER_H
+#define SP_SERVER_API_CHAT_ANSWER_H
+
+#include "server/api/chat_request.h"
+#include "server/api/reply.h"
+
+typedef struct sp_chat_answer sp_chat_answer;
+
+/* One choice. In a stream its texts are empty but for what the next event takes along. */
+typedef struct sp_chat_choice {
+    sp_chat_answer *answer;
+    sp_chat_parser *parser;
+    sp_text content, reasoning, calls; /* calls: members of "tool_calls", the last one open */
+    sp_text logprobs, token_ids;
+    sp_finish finish;
+} sp_chat_choice;
+
+struct sp_chat_answer {
+    sp_reply reply; /* first */
+    sp_chat_completion_request request;
+    sp_chat_prompt prompt; /* its flags; the text is gone once it is tokenised */
+    int32_t *tokens;
+    int32_t n_tokens;
+    sp_chat_choice *choices; /* [request.fields.n] */
+};
+
+extern const sp_reply_form sp_chat_answer_form;
+
+/* As many as the request wants; after the prompt is known. */
+sp_status sp_chat_answer_add_choices(sp_chat_answer *answer, sp_error *error);
+
+#endif

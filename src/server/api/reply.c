@@ -1,0 +1,333 @@
+#include "server/api/reply.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/hash.h"
+
+#include <string.h>
+#include <time.h>
+
+#define NS_PER_S  1000000000u
+#define NS_PER_MS 1000000u
+
+static sp_reply *reply_of(sp_call *call)
+{
+    return call->state;
+}
+
+const char *sp_finish_json(sp_finish finish)
+{
+    switch (finish) {
+    case SP_FINISH_STOP:
+        return "\"stop\"";
+    case SP_FINISH_LENGTH:
+        return "\"length\"";
+    case SP_FINISH_FAILED: /* an error is answered instead */
+    case SP_FINISH_NONE:
+        break;
+    }
+    return "null";
+}
+
+/* ---- what all objects of an answer share ---------------------------------------------------- */
+
+static bool is_zero(const sp_digest *digest)
+{
+    static const sp_digest zero;
+
+    return memcmp(digest, &zero, sizeof zero) == 0;
+}
+
+static void write_head(sp_reply *reply)
+{
+    const sp_api *api = reply->call->api;
+    const char *served = reply->generation->served;
+    const char *model = reply->model;
+    char digest[2 * SP_DIGEST_BYTES + 1];
+
+    if (reply->head.bytes > 0)
+        return;
+    if (!model)
+        model = served ? served : sp_engine_base_name(api->engine);
+    sp_text_format(&reply->head,
+                   "{\"id\": \"%s%s\", \"object\": \"%s\", \"created\": %lld, "
+                   "\"model\": ",
+                   reply->form->id_prefix, reply->call->id,
+                   reply->stream ? reply->form->stream_object : reply->form->object,
+                   (long long)time(NULL));
+    sp_text_json_string(&reply->head, model, strlen(model));
+    sp_hex(reply->generation->digest.bytes, SP_DIGEST_BYTES, digest);
+    if (is_zero(&reply->generation->digest))
+        sp_text_add(&reply->head, ", \"adapter_digest\": null, \"choices\": [");
+    else
+        sp_text_format(&reply->head, ", \"adapter_digest\": \"%s\", \"choices\": [", digest);
+}
+
+static void add_usage(sp_reply *reply, sp_text *out)
+{
+    sp_text_format(out,
+                   "\"usage\": {\"prompt_tokens\": %lld, \"completion_tokens\": %lld, "
+                   "\"total_tokens\": %lld, \"prompt_tokens_details\": {\"cached_tokens\": %lld}}",
+                   (long long)reply->prompt_tokens, (long long)reply->generated_tokens,
+                   (long long)(reply->prompt_tokens + reply->generated_tokens),
+                   (long long)reply->cached_tokens);
+}
+
+void sp_reply_event_begin(sp_reply *reply)
+{
+    sp_text_add(&reply->out, "data: ");
+    sp_text_add_bytes(&reply->out, reply->head.data, reply->head.bytes);
+}
+
+void sp_reply_add_ids(sp_text *out, const char *field, const int32_t *tokens, int32_t n)
+{
+    sp_text_format(out, ", \"%s\": [", field);
+    for (int32_t i = 0; i < n; i++)
+        sp_text_format(out, "%s%d", i ? ", " : "", tokens[i]);
+    sp_text_add(out, "]");
+}
+
+/* Behind the list of choices. */
+static void add_members(sp_reply *reply)
+{
+    sp_text_add(&reply->out, "]");
+    if (reply->form->add_members && !reply->has_members)
+        reply->form->add_members(reply);
+    reply->has_members = true;
+}
+
+void sp_reply_event_end(sp_reply *reply)
+{
+    add_members(reply);
+    if (reply->usage_each) {
+        sp_text_add(&reply->out, ", ");
+        add_usage(reply, &reply->out);
+    } else if (reply->include_usage) {
+        sp_text_add(&reply->out, ", \"usage\": null");
+    }
+    sp_text_add(&reply->out, "}\n\n");
+}
+
+/* ---- out of the outbox ---------------------------------------------------------------------- */
+
+static void hold(sp_reply *reply)
+{
+    size_t bytes = reply->head.capacity + reply->taken.capacity + reply->out.capacity +
+                   reply->form->kept_bytes(reply);
+
+    reply->no_room |= !sp_budget_hold(reply->budget, SP_BUDGET_ANSWERS, &reply->held, bytes);
+}
+
+/* Who serves it is known as soon as there is a token. */
+static void begin_answer(sp_reply *reply)
+{
+    write_head(reply);
+    if (reply->stream && !reply->begun && reply->form->begin)
+        reply->form->begin(reply);
+    reply->begun = true;
+}
+
+/* Returns whether that was the last of it. */
+static bool take(sp_reply *reply)
+{
+    bool done = sp_generation_take(reply->generation, &reply->taken);
+    const sp_produced *produced;
+    size_t cursor = 0;
+
+    if (reply->taken.bytes > 0)
+        begin_answer(reply);
+    while ((produced = sp_produced_next(&reply->taken, &cursor)) != NULL) {
+        reply->generated_tokens += produced->token >= 0 && !produced->is_prompt;
+        if (produced->choice % reply->choices_per_prompt == 0)
+            reply->cached_tokens += produced->cached_tokens;
+        reply->form->produced(reply, produced);
+    }
+    reply->call->generated_tokens = reply->generated_tokens;
+    hold(reply);
+    return done;
+}
+
+static void no_room(sp_error *out_error)
+{
+    sp_fail(out_error, SP_ERR_MEMORY, SP_CODE_MEMORY_FULL, NULL, -1,
+            "clients fill all memory that they may (--client-bytes-max); try again later");
+}
+
+static void add_error_event(sp_reply *reply, sp_status status, const sp_error *error)
+{
+    reply->call->code = error->code;
+    sp_text_add(&reply->out, "data: ");
+    sp_error_json(reply->call, &reply->out, status, error);
+    sp_text_add(&reply->out, "\n\n");
+}
+
+static void end_stream(sp_reply *reply)
+{
+    const sp_task *task = &reply->generation->task;
+
+    reply->ended = true;
+    if (task->status != SP_OK) {
+        add_error_event(reply, task->status, &task->error);
+        return;
+    }
+    begin_answer(reply);
+    if (reply->form->end)
+        reply->form->end(reply);
+    if (reply->include_usage) {
+        sp_text_add(&reply->out, "data: ");
+        sp_text_add_bytes(&reply->out, reply->head.data, reply->head.bytes);
+        sp_text_add(&reply->out, "], ");
+        add_usage(reply, &reply->out);
+        sp_text_add(&reply->out, "}\n\n");
+    }
+    sp_text_add(&reply->out, "data: [DONE]\n\n");
+}
+
+/* A comment from time to time tells proxies and clients that a stream lives. */
+static void keep_alive(sp_reply *reply)
+{
+    uint64_t interval_ns = (uint64_t)reply->call->api->settings->keep_alive_s * NS_PER_S;
+    uint64_t now_ns = sp_clock_ns();
+
+    if (interval_ns == 0 || reply->ended)
+        return;
+    if (reply->out.bytes > 0) {
+        reply->sent_ns = now_ns;
+        return;
+    }
+    if (now_ns - reply->sent_ns >= interval_ns) {
+        sp_text_add(&reply->out, ": waiting\n\n");
+        reply->sent_ns = now_ns;
+    } else {
+        sp_exchange_wake_in(reply->call->exchange,
+                            (int64_t)((reply->sent_ns + interval_ns - now_ns) / NS_PER_MS) + 1);
+    }
+}
+
+static int64_t read_stream(void *user, sp_exchange *exchange, char *buffer, size_t bytes)
+{
+    sp_reply *reply = user;
+    size_t left = reply->out.bytes - reply->out_sent;
+
+    (void)exchange;
+    if (left == 0 && !reply->ended) {
+        sp_text_clear(&reply->out);
+        reply->out_sent = 0;
+        if (take(reply)) {
+            end_stream(reply);
+        } else if (reply->no_room) {
+            sp_error error;
+
+            no_room(&error);
+            add_error_event(reply, SP_ERR_MEMORY, &error);
+            reply->ended = true; /* the exchange's end takes it out of the batch */
+        }
+        keep_alive(reply);
+        left = reply->out.bytes;
+    }
+    if (reply->out.failed || reply->head.failed || reply->taken.failed)
+        return SP_HTTP_ABORT;
+    if (left == 0)
+        return reply->ended ? SP_HTTP_END : SP_HTTP_WAIT;
+    left = left < bytes ? left : bytes;
+    memcpy(buffer, reply->out.data + reply->out_sent, left);
+    reply->out_sent += left;
+    return (int64_t)left;
+}
+
+static void start_stream(sp_reply *reply)
+{
+    reply->sent_ns = sp_clock_ns();
+    sp_exchange_add_header(reply->call->exchange, "Cache-Control", "no-cache");
+    sp_exchange_stream(reply->call->exchange, "text/event-stream; charset=utf-8", read_stream,
+                       reply);
+}
+
+static void answer_whole(sp_reply *reply)
+{
+    sp_text body = {0};
+
+    write_head(reply);
+    sp_text_add_bytes(&body, reply->head.data, reply->head.bytes);
+    reply->out = body;
+    reply->form->add_choices(reply);
+    add_members(reply);
+    sp_text_add(&reply->out, ", ");
+    add_usage(reply, &reply->out);
+    sp_text_add(&reply->out, "}\n");
+    body = reply->out;
+    reply->out = (sp_text){0};
+    body.failed |= reply->head.failed;
+    sp_call_answer_json(reply->call, &body);
+}
+
+/* The exchange's end takes it out of the batch. */
+static void fail_without_room(sp_call *call)
+{
+    sp_error error;
+
+    no_room(&error);
+    sp_call_fail(call, SP_ERR_MEMORY, &error);
+}
+
+/* There is news: the end, a failure, or the first tokens of a stream, or that it waits for long. */
+static void resume(sp_call *call)
+{
+    sp_reply *reply = reply_of(call);
+    sp_task *task = call->task;
+    bool done = sp_task_is_done(task);
+
+    if (done && task->status != SP_OK && reply->generated_tokens == 0)
+        sp_call_fail(call, task->status, &task->error);
+    else if (reply->stream)
+        start_stream(reply);
+    else if (!take(reply) && !reply->no_room)
+        return;
+    else if (reply->no_room)
+        fail_without_room(call);
+    else if (task->status != SP_OK)
+        sp_call_fail(call, task->status, &task->error);
+    else
+        answer_whole(reply);
+}
+
+static void release(void *state)
+{
+    sp_reply *reply = state;
+
+    if (atomic_fetch_sub(&reply->references, 1) == 1)
+        reply->form->destroy(reply);
+}
+
+void sp_reply_free_parts(sp_reply *reply)
+{
+    sp_text_free(&reply->head);
+    sp_text_free(&reply->taken);
+    sp_text_free(&reply->out);
+    if (reply->held > 0)
+        sp_budget_hold(reply->budget, SP_BUDGET_ANSWERS, &reply->held, 0);
+}
+
+void sp_reply_start(sp_reply *reply, sp_call *call, sp_generation *generation)
+{
+    reply->call = call;
+    reply->generation = generation;
+    atomic_init(&reply->references, 2);
+    generation->owned = reply;
+    generation->release_owned = release;
+    call->state = reply;
+    call->free_state = release;
+    call->prompt_tokens = reply->prompt_tokens;
+    call->generated_tokens = 0;
+    generation->wake_each = reply->stream;
+    if (reply->stream && call->api->settings->keep_alive_s > 0)
+        sp_exchange_wake_in(call->exchange, call->api->settings->keep_alive_s * 1000);
+    generation->received_ns = call->began_ns;
+    reply->budget = &call->api->budget;
+    if (!sp_generation_hold(generation, reply->budget)) {
+        call->task = &generation->task; /* it ends with the call */
+        fail_without_room(call);
+        return;
+    }
+    sp_call_wait_generation(call, generation, resume);
+}

@@ -1,0 +1,72 @@
+/*
+ * reply.h: what the engine's thread produces for one generation, on its way into an answer: a
+ * whole JSON body, or a stream of server-sent events. The form (completions, chat) says what a
+ * token looks like; this file takes tokens out of the outbox, counts them, and knows the end.
+ */
+#ifndef SP_SERVER_API_REPLY_H
+#define SP_SERVER_API_REPLY_H
+
+#include "server/api/api.h"
+
+#include <stdatomic.h>
+
+typedef struct sp_reply sp_reply;
+
+typedef struct sp_reply_form {
+    const char *object, *stream_object; /* "text_completion" */
+    const char *id_prefix;              /* "cmpl-" */
+    /* Streaming only: what comes before the first token, and behind the last. May be NULL. */
+    void (*begin)(sp_reply *reply);
+    void (*end)(sp_reply *reply);
+    /* One token of a choice; in a stream it adds events to reply->out. */
+    void (*produced)(sp_reply *reply, const sp_produced *produced);
+    /* Not streaming: the members of "choices". */
+    void (*add_choices)(sp_reply *reply);
+    /* Members of the answer beside "choices", or of a stream's first event: each begins with a
+     * comma. May be NULL. */
+    void (*add_members)(sp_reply *reply);
+    /* The memory of what is kept for the end. */
+    size_t (*kept_bytes)(const sp_reply *reply);
+    void (*destroy)(sp_reply *reply); /* frees the form's own struct, the reply in it included */
+} sp_reply_form;
+
+struct sp_reply {
+    const sp_reply_form *form;
+    atomic_int references; /* the call's and the generation's: a client may go at any time */
+    sp_call *call;
+    sp_generation *generation; /* the call's task */
+    const char *model;         /* as the request names it; NULL: it does not. Borrowed. */
+    bool stream, include_usage;
+    bool usage_each;  /* with include_usage: in each event, as far as it has come */
+    bool has_members; /* they were in an event */
+    int64_t prompt_tokens, generated_tokens, cached_tokens;
+    int32_t choices_per_prompt; /* they share one prompt, which counts once */
+    sp_text head;               /* the members that every object of the answer begins with */
+    sp_text taken, out;
+    size_t out_sent;
+    sp_budget *budget;
+    size_t held;      /* of the budget, for all of these and what the form keeps */
+    uint64_t sent_ns; /* of a stream: the last event or comment */
+    bool begun;       /* the stream's first event is written */
+    bool ended, no_room;
+};
+
+/*
+ * The reply becomes the call's state, and waits for its generation, whose reference it takes. The
+ * form's struct begins with the sp_reply.
+ */
+void sp_reply_start(sp_reply *reply, sp_call *call, sp_generation *generation);
+/* What every form's destroy begins with. */
+void sp_reply_free_parts(sp_reply *reply);
+
+/* An event around the members of "choices" that are added in between. */
+void sp_reply_event_begin(sp_reply *reply);
+void sp_reply_event_end(sp_reply *reply);
+
+/* `, "FIELD": [..]` */
+void sp_reply_add_ids(sp_text *out, const char *field, const int32_t *tokens, int32_t n);
+
+/* "stop", "length" with quotes, or null. */
+const char *sp_finish_json(sp_finish finish);
+
+#endif

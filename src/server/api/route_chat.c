@@ -1,0 +1,131 @@
+/*
+ * route_chat.c: POST /v1/chat/completions. The chat room makes a prompt of the messages; the rest
+ * of the way is that of completions, with an answer of its own (chat_answer.c).
+ */
+#include "base/alloc.h"
+#include "base/error.h"
+#include "server/api/chat_answer.h"
+
+#include <time.h>
+
+static sp_status make_prompt(sp_chat_answer *answer, const sp_api *api, sp_error *error)
+{
+    sp_status status;
+
+    answer->request.chat.unix_seconds = (int64_t)time(NULL);
+    status = sp_chat_render(api->chat, &answer->request.chat, &answer->prompt, error);
+    if (status == SP_OK)
+        status = sp_chat_tokenize(api->engine, &answer->prompt, sp_engine_max_context(api->engine),
+                                  &answer->tokens, &answer->n_tokens, error);
+    sp_text_free(&answer->prompt.text);
+    return status;
+}
+
+/* Without max_tokens: as many as there is room for. */
+static int32_t tokens_wanted(const sp_chat_answer *answer, const sp_engine *engine)
+{
+    int64_t room = (int64_t)sp_engine_max_context(engine) - answer->n_tokens;
+
+    if (answer->request.fields.max_tokens >= 0)
+        return (int32_t)answer->request.fields.max_tokens;
+    return room > 1 ? (int32_t)room : 1;
+}
+
+/* The model ends an answer with what its template writes there. */
+static sp_status add_turn_ends(sp_chat_answer *answer, const sp_api *api, sp_error *error)
+{
+    int32_t n;
+    const int32_t *ends = sp_chat_turn_ends(api->chat, &n);
+
+    if (answer->request.fields.ignore_eos)
+        return SP_OK;
+    return sp_sampling_fields_add_stop_tokens(&answer->request.fields, ends, n, error);
+}
+
+static sp_generation *create_generation(const sp_chat_answer *answer, const sp_api *api)
+{
+    const sp_sampling_fields *fields = &answer->request.fields;
+    sp_generation *generation = sp_generation_create(fields->n, sp_api_model(api, fields->model));
+
+    for (int32_t i = 0; generation && i < fields->n; i++) {
+        sp_request *request = &generation->choices[i].request;
+
+        *request = sp_sampling_fields_request(fields);
+        request->max_tokens = tokens_wanted(answer, api->engine);
+        request->seed = fields->seed + (uint64_t)i;
+        request->tokens = answer->tokens;
+        request->n_tokens = answer->n_tokens;
+    }
+    return generation;
+}
+
+static void start(sp_chat_answer *answer, sp_call *call)
+{
+    const sp_sampling_fields *fields = &answer->request.fields;
+    sp_generation *generation = NULL;
+    sp_error error;
+    sp_status status = make_prompt(answer, call->api, &error);
+
+    if (status == SP_OK)
+        status = add_turn_ends(answer, call->api, &error);
+    if (status == SP_OK)
+        status = sp_chat_answer_add_choices(answer, &error);
+    if (status == SP_OK) {
+        generation = create_generation(answer, call->api);
+        if (!generation)
+            status = sp_fail_memory(&error, sizeof *generation, "a generation");
+    }
+    if (status != SP_OK) {
+        sp_chat_answer_form.destroy(&answer->reply);
+        sp_call_fail(call, status, &error);
+        return;
+    }
+    answer->reply.model = fields->model;
+    answer->reply.stream = fields->stream;
+    answer->reply.include_usage = fields->include_usage;
+    answer->reply.usage_each = fields->usage_each;
+    answer->reply.prompt_tokens = answer->n_tokens;
+    answer->reply.choices_per_prompt = fields->n;
+    sp_reply_start(&answer->reply, call, generation);
+}
+
+static void read_and_start(sp_call *call, json_t *body)
+{
+    sp_chat_answer *answer = sp_calloc(1, sizeof *answer);
+    sp_error error;
+    sp_status status;
+
+    if (!answer) {
+        sp_fail_memory(&error, sizeof *answer, "a request");
+        sp_call_fail(call, SP_ERR_MEMORY, &error);
+        return;
+    }
+    answer->reply.form = &sp_chat_answer_form;
+    answer->reply.call = call;
+    status = sp_chat_completion_request_read(body, &call->api->sampling, &answer->request, &error);
+    if (status != SP_OK) {
+        sp_free(answer);
+        sp_call_fail(call, status, &error);
+        return;
+    }
+    if (answer->request.fields.model)
+        call->model = sp_strdup(answer->request.fields.model);
+    start(answer, call);
+}
+
+void sp_route_chat(sp_call *call)
+{
+    const sp_api *api = call->api;
+    json_t *body;
+
+    if (!api->chat) {
+        sp_call_refuse(call, 501, NULL, NULL, api->chat_error.code, "no chat with this model: %s",
+                       api->chat_error.text);
+        return;
+    }
+    body = sp_call_body(call);
+    if (!body)
+        return;
+    read_and_start(call, body);
+    json_decref(body);
+}

@@ -1,0 +1,316 @@
+/*
+ * routes.c: an exchange becomes a call: which route it is for, whether it may, and at its end a
+ * line in the access log. Everything that can be said by the headers is said before the body is
+ * read.
+ */
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "server/api/api.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+#define NS_PER_MS  1e6
+#define REQUEST_ID "X-Request-Id"
+
+static const sp_route routes[] = {
+    {"POST", "/v1/completions", false, SP_ACCESS_USER, SP_FIELDS_COMPLETION, sp_route_completions},
+    {"POST", "/v1/chat/completions", false, SP_ACCESS_USER, SP_FIELDS_CHAT, sp_route_chat},
+    {"GET", "/v1/models", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_route_models},
+    {"GET", "/v1/models/", true, SP_ACCESS_USER, SP_FIELDS_NONE, sp_route_model},
+    {"POST", "/tokenize", false, SP_ACCESS_USER, SP_FIELDS_TOKENIZE, sp_route_tokenize},
+    {"GET", "/tokenizer_info", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_route_tokenizer_info},
+    {"POST", "/detokenize", false, SP_ACCESS_USER, SP_FIELDS_DETOKENIZE, sp_route_detokenize},
+    {"GET", "/v1/lora_adapters", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_route_adapters},
+    {"POST", "/v1/load_lora_adapter", false, SP_ACCESS_ADMIN, SP_FIELDS_LOAD, sp_route_load},
+    {"POST", "/v1/unload_lora_adapter", false, SP_ACCESS_ADMIN, SP_FIELDS_NAME, sp_route_unload},
+    {"POST", "/v1/lora/active", false, SP_ACCESS_ADMIN, SP_FIELDS_NAME, sp_route_active},
+    {"GET", "/health", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_route_health},
+    {"GET", "/ready", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_route_ready},
+    {"GET", "/version", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_route_version},
+    {"GET", "/metrics", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_route_metrics},
+    {"GET", "/status.json", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_route_status},
+    {"GET", "/", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_route_page},
+};
+
+/* ---- finding and refusing ------------------------------------------------------------------ */
+
+static bool fits(const sp_route *route, const char *path)
+{
+    size_t bytes = strlen(route->path);
+
+    if (route->is_prefix)
+        return strncmp(path, route->path, bytes) == 0 && path[bytes] != '\0';
+    return strcmp(path, route->path) == 0;
+}
+
+/* *out_other_method: the path exists, for other methods. */
+static const sp_route *find_route(const sp_exchange *exchange, bool *out_other_method)
+{
+    const char *path = sp_exchange_path(exchange);
+
+    *out_other_method = false;
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        if (!fits(&routes[i], path))
+            continue;
+        if (strcmp(routes[i].method, sp_exchange_method(exchange)) == 0)
+            return &routes[i];
+        *out_other_method = true;
+    }
+    return NULL;
+}
+
+/* Those of --admin-key-file for what changes adapters, else those of --api-key-file. */
+static bool shows_key(const sp_api *api, sp_access access, const char *shown)
+{
+    if (access == SP_ACCESS_ADMIN && api->admin_keys)
+        return sp_keys_accept(api->admin_keys, shown);
+    if (!api->api_keys)
+        return true;
+    return sp_keys_accept(api->api_keys, shown) ||
+           (api->admin_keys && sp_keys_accept(api->admin_keys, shown));
+}
+
+static bool may(const sp_call *call)
+{
+    sp_api *api = call->api;
+    bool shown;
+
+    if (call->route->access == SP_ACCESS_OPEN)
+        return true;
+    pthread_mutex_lock(&api->keys_lock);
+    shown =
+        shows_key(api, call->route->access, sp_exchange_header(call->exchange, "Authorization"));
+    pthread_mutex_unlock(&api->keys_lock);
+    return shown;
+}
+
+/* A page on another site can make a browser post text or a form, but not JSON, unasked. */
+static bool is_json(const sp_call *call)
+{
+    const char *type = sp_exchange_header(call->exchange, "Content-Type");
+    size_t bytes = sizeof SP_JSON_TYPE - 1;
+
+    return type && strncasecmp(type, SP_JSON_TYPE, bytes) == 0 &&
+           (type[bytes] == '\0' || type[bytes] == ';' || type[bytes] == ' ');
+}
+
+static void refuse_no_route(sp_call *call, bool other_method)
+{
+    if (other_method)
+        sp_call_refuse(call, 405, NULL, NULL, "method-not-allowed", "this path does not take %s",
+                       sp_exchange_method(call->exchange));
+    else
+        sp_call_refuse(call, 404, NULL, NULL, "not-found", "there is no such path");
+}
+
+/* Answers what the headers alone decide. */
+static void check_call(sp_call *call)
+{
+    const sp_api *api = call->api;
+    bool is_post = strcmp(call->route->method, "POST") == 0;
+
+    if (call->route->access != SP_ACCESS_OPEN && sp_exchange_is_surplus(call->exchange))
+        sp_call_refuse(call, 503, NULL, NULL, "too-many-connections",
+                       "the server has all connections that it may have; try again later");
+    else if (!may(call))
+        sp_call_refuse(call, 401, NULL, NULL, "invalid_api_key",
+                       "this route needs a key: \"Authorization: Bearer KEY\"");
+    else if (call->route->access == SP_ACCESS_ADMIN && !api->settings->adapter_routes)
+        sp_call_refuse(call, 403, NULL, NULL, "adapter-routes-off",
+                       "the server was started with --no-adapter-routes");
+    else if (is_post && !is_json(call))
+        sp_call_refuse(call, 415, NULL, NULL, "not-json",
+                       "send JSON, with the header \"Content-Type: application/json\"");
+    else if (is_post && atomic_load(&api->draining))
+        sp_call_refuse(call, 503, NULL, NULL, SP_CODE_SHUTTING_DOWN, "the server is shutting down");
+    else if (call->route->is_prefix) {
+        call->argument =
+            sp_path_decode(sp_exchange_path(call->exchange) + strlen(call->route->path));
+        if (!call->argument)
+            sp_call_refuse(call, 400, NULL, NULL, "invalid-path", "the path does not decode");
+    }
+}
+
+/* ---- the life of a call -------------------------------------------------------------------- */
+
+/* The client's own, where it can stand in a log and a header, else the call's. */
+static void take_request_id(sp_call *call, const char *sent)
+{
+    if (sent && strlen(sent) < sizeof call->request_id)
+        snprintf(call->request_id, sizeof call->request_id, "%s", sent);
+    sp_exchange_add_header(call->exchange, REQUEST_ID,
+                           call->request_id[0] ? call->request_id : call->id);
+}
+
+static sp_call *create_call(sp_api *api, sp_exchange *exchange)
+{
+    sp_call *call = sp_calloc(1, sizeof *call);
+
+    if (!call)
+        return NULL;
+    call->api = api;
+    call->exchange = exchange;
+    call->began_ns = sp_clock_ns();
+    call->number = atomic_fetch_add(&api->n_calls, 1);
+    call->prompt_tokens = -1;
+    call->generated_tokens = -1;
+    snprintf(call->id, sizeof call->id, "%016llx-%llx", (unsigned long long)api->instance,
+             (unsigned long long)call->number);
+    take_request_id(call, sp_exchange_header(exchange, REQUEST_ID));
+    sp_exchange_set_context(exchange, call);
+    return call;
+}
+
+/* No memory even for a call: an empty answer. */
+static void answer_nothing(sp_exchange *exchange)
+{
+    sp_text empty = {0};
+
+    sp_exchange_answer(exchange, 503, SP_TEXT_TYPE, &empty);
+}
+
+static void on_begun(void *user, sp_exchange *exchange)
+{
+    sp_call *call = create_call(user, exchange);
+    bool other_method;
+
+    if (!call) {
+        answer_nothing(exchange);
+        return;
+    }
+    call->route = find_route(exchange, &other_method);
+    if (call->route)
+        check_call(call);
+    else
+        refuse_no_route(call, other_method);
+}
+
+static void on_complete(void *user, sp_exchange *exchange)
+{
+    sp_call *call = sp_exchange_context(exchange);
+
+    (void)user;
+    call->route->handle(call);
+}
+
+static void on_woken(void *user, sp_exchange *exchange)
+{
+    sp_call *call = sp_exchange_context(exchange);
+
+    (void)user;
+    if (call->resume)
+        call->resume(call);
+}
+
+static void on_refused(void *user, sp_exchange *exchange, const sp_http_refusal *refusal)
+{
+    sp_call *call = sp_exchange_context(exchange);
+
+    if (!call)
+        call = create_call(user, exchange);
+    if (call)
+        sp_call_refuse(call, refusal->status, NULL, NULL, refusal->code, "%s", refusal->why);
+    else
+        answer_nothing(exchange);
+}
+
+static void on_limited(void *user, const char *what)
+{
+    const sp_api *api = user;
+
+    sp_log_line(api->settings->log, "sidepath serve: %s", what);
+}
+
+/* ---- the access log ------------------------------------------------------------------------ */
+
+static void add_text_field(sp_text *out, const char *name, const char *value)
+{
+    sp_text_format(out, ", \"%s\": ", name);
+    if (value)
+        sp_text_json_string(out, value, strlen(value));
+    else
+        sp_text_add(out, "null");
+}
+
+static void add_time(sp_text *out)
+{
+    struct timespec now;
+    struct tm utc;
+    char text[32];
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &utc);
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+    sp_text_format(out, "{\"time\": \"%s.%03ldZ\"", text, now.tv_nsec / 1000000);
+}
+
+static void log_call(const sp_call *call, bool whole)
+{
+    const sp_exchange *exchange = call->exchange;
+    sp_text line = {0};
+
+    add_time(&line);
+    sp_text_format(&line, ", \"id\": \"%s\"", call->id);
+    if (call->request_id[0])
+        add_text_field(&line, "request_id", call->request_id);
+    add_text_field(&line, "client", sp_exchange_client(exchange));
+    add_text_field(&line, "method", sp_exchange_method(exchange));
+    add_text_field(&line, "path", sp_exchange_path(exchange));
+    sp_text_format(&line, ", \"status\": %d, \"whole\": %s, \"ms\": %.3f, \"bytes\": %llu",
+                   sp_exchange_status(exchange), whole ? "true" : "false",
+                   (double)(sp_clock_ns() - call->began_ns) / NS_PER_MS,
+                   (unsigned long long)sp_exchange_bytes_sent(exchange));
+    if (call->model)
+        add_text_field(&line, "model", call->model);
+    if (call->prompt_tokens >= 0)
+        sp_text_format(&line, ", \"prompt_tokens\": %lld, \"generated_tokens\": %lld",
+                       (long long)call->prompt_tokens, (long long)call->generated_tokens);
+    if (call->code)
+        add_text_field(&line, "code", call->code);
+    if (call->param[0])
+        add_text_field(&line, "param", call->param);
+    sp_text_add(&line, "}\n");
+    if (!line.failed)
+        sp_log_add(call->api->settings->log, line.data, line.bytes);
+    sp_text_free(&line);
+}
+
+static void on_ended(void *user, sp_exchange *exchange, bool whole)
+{
+    sp_call *call = sp_exchange_context(exchange);
+    int status = sp_exchange_status(exchange);
+    sp_api *api = user;
+
+    if (status > 0 && status < SP_HTTP_CODES)
+        api->http_codes[status]++;
+    if (!call)
+        return;
+    if (call->task) {
+        if (call->task->kind == SP_TASK_GENERATE && !sp_task_is_done(call->task))
+            sp_driver_cancel(api->driver, call->task);
+        else
+            sp_task_detach(call->task, false);
+    }
+    if (api->settings->access_log)
+        log_call(call, whole);
+    if (call->free_state)
+        call->free_state(call->state);
+    sp_task_release(call->task);
+    sp_free(call->argument);
+    sp_free(call->model);
+    sp_free(call);
+}
+
+sp_http_handlers sp_api_handlers(sp_api *api)
+{
+    return (sp_http_handlers){.user = api,
+                              .begun = on_begun,
+                              .complete = on_complete,
+                              .woken = on_woken,
+                              .refused = on_refused,
+                              .ended = on_ended,
+                              .limited = on_limited};
+}

@@ -1,0 +1,428 @@
+#include "server/driver/adapter_dir.h"
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/confine.h"
+#include "base/error.h"
+#include "base/file.h"
+
+#include <sidepath/engine.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define QUICK_SCAN_NS 50000000u  /* a list waits for a scan that takes no longer, */
+#define FIRST_SCAN_NS 500000000u /* and for the first as long as this */
+#define CLOSE_WAIT_S  1
+
+typedef struct name_list {
+    char **names; /* [n] */
+    size_t n, capacity;
+} name_list;
+
+struct sp_adapter_dir {
+    const char *base;
+    void (*done)(void *user, sp_adapter_task *task);
+    void *user;
+    pthread_t thread;
+    pthread_mutex_t lock; /* of all below */
+    pthread_cond_t filled;
+    sp_task *first, *last; /* tasks to be looked at, by `next` */
+    name_list found;       /* by the last scan, and by what was looked up since */
+    bool scan_wanted, scanning, has_scanned;
+    uint64_t scan_began_ns, last_scan_ns; /* the second: how long it took */
+    bool closed, has_ended;
+    bool abandoned; /* the thread frees it, should it ever get so far */
+    pthread_cond_t ended;
+};
+
+/* ---- names --------------------------------------------------------------------------------- */
+
+static size_t find_name(const name_list *list, const char *name)
+{
+    size_t i = 0;
+
+    while (i < list->n && strcmp(list->names[i], name) != 0)
+        i++;
+    return i;
+}
+
+/* Short of memory a name is missing until the next scan. */
+static void add_name(name_list *list, const char *name)
+{
+    if (list->n == list->capacity) {
+        size_t capacity = list->capacity ? 2 * list->capacity : 16;
+        char **grown = sp_realloc(list->names, capacity * sizeof *grown);
+
+        if (!grown)
+            return;
+        list->names = grown;
+        list->capacity = capacity;
+    }
+    list->names[list->n] = sp_strdup(name);
+    list->n += list->names[list->n] != NULL;
+}
+
+static void free_names(name_list *list)
+{
+    for (size_t i = 0; i < list->n; i++)
+        sp_free(list->names[i]);
+    sp_free(list->names);
+    *list = (name_list){NULL, 0, 0};
+}
+
+static void note_name(sp_adapter_dir *dir, const char *name, bool there)
+{
+    size_t i;
+
+    pthread_mutex_lock(&dir->lock);
+    i = find_name(&dir->found, name);
+    if (there && i == dir->found.n) {
+        add_name(&dir->found, name);
+    } else if (!there && i < dir->found.n) {
+        sp_free(dir->found.names[i]);
+        dir->found.names[i] = dir->found.names[--dir->found.n];
+    }
+    pthread_mutex_unlock(&dir->lock);
+}
+
+bool sp_adapter_dir_may_hold(const char *name, const char *base)
+{
+    return sp_confine_directory() && name[0] != '.' && !strchr(name, '/') &&
+           sp_engine_name_check(name, base, NULL) == SP_OK;
+}
+
+/* ---- paths --------------------------------------------------------------------------------- */
+
+static sp_status leads_out(const char *path, sp_error *error)
+{
+    return sp_fail(error, SP_ERR_INPUT, SP_CODE_UNSAFE_PATH, "lora_path", -1,
+                   "lora_path \"%s\" leads out of the directory of adapters", path);
+}
+
+sp_status sp_adapter_dir_resolve(const char *path, char **out_path, sp_error *error)
+{
+    char *full;
+
+    if (!sp_confine_directory())
+        return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "lora_path", -1,
+                       "the server was started without --adapter-dir, so it loads no paths");
+    if (path[0] == '\0')
+        return sp_fail(error, SP_ERR_INPUT, NULL, "lora_path", -1, "lora_path is empty");
+    /* Absolute: inside by its text, or not at all. The kernel judges the rest at the opening. */
+    if (path[0] == '/' && !sp_is_confined(path, NULL))
+        return leads_out(path, error);
+    full = path[0] == '/' ? sp_strdup(path) : sp_path_join(sp_confine_directory(), path);
+    if (!full)
+        return sp_fail_memory(error, strlen(path), "a path");
+    *out_path = full;
+    return SP_OK;
+}
+
+/* ---- the file system, on the thread ---------------------------------------------------------- */
+
+/* The path as clients know it. */
+static const char *shown_path(const char *path)
+{
+    const char *relative;
+
+    return sp_is_confined(path, &relative) ? relative : path;
+}
+
+static sp_status look_up_path(const char *path, sp_error *error)
+{
+    int fd = sp_confined_open(path, O_PATH);
+
+    if (fd >= 0) {
+        close(fd);
+        return SP_OK;
+    }
+    if (errno == EXDEV || errno == ELOOP)
+        return leads_out(shown_path(path), error);
+    return sp_fail(error, SP_ERR_NOT_FOUND, SP_CODE_ADAPTER_NOT_FOUND, "lora_path", -1,
+                   "no adapter was found at lora_path \"%s\"", shown_path(path));
+}
+
+static bool holds_adapter(const char *folder)
+{
+    char *config = sp_path_join(folder, "adapter_config.json");
+    bool holds = config && sp_path_exists(config);
+
+    sp_free(config);
+    return holds;
+}
+
+/* Its folder, owned by the caller; NULL: there is none. */
+static char *find_folder(const sp_adapter_dir *dir, const char *name)
+{
+    char *folder;
+
+    if (!sp_adapter_dir_may_hold(name, dir->base))
+        return NULL;
+    folder = sp_path_join(sp_confine_directory(), name);
+    if (folder && holds_adapter(folder))
+        return folder;
+    sp_free(folder);
+    return NULL;
+}
+
+/* Passes the task on, unless nobody is there any more. */
+static void pass_on(sp_adapter_dir *dir, sp_adapter_task *task)
+{
+    pthread_mutex_lock(&dir->lock);
+    if (dir->closed)
+        sp_task_release(&task->task);
+    else
+        dir->done(dir->user, task);
+    pthread_mutex_unlock(&dir->lock);
+}
+
+static void look_up(sp_adapter_dir *dir, sp_adapter_task *task)
+{
+    sp_error error = {0};
+    sp_status status = SP_OK;
+
+    if (task->look_up == SP_LOOK_UP_PATH) {
+        status = look_up_path(task->path, &error);
+    } else if (task->look_up == SP_LOOK_UP_NAME) {
+        task->path = find_folder(dir, task->name);
+        note_name(dir, task->name, task->path != NULL);
+    }
+    task->looked_up = true;
+    if (status == SP_OK) {
+        pass_on(dir, task);
+        return;
+    }
+    sp_task_finish(&task->task, status, &error);
+    sp_task_release(&task->task);
+}
+
+/* Under the lock. Takes the first task out, of lists only those that were asked for before. */
+static sp_adapter_task *take_task(sp_adapter_dir *dir, uint64_t lists_before_ns)
+{
+    sp_task **link = &dir->first;
+    sp_task *before = NULL;
+
+    for (; *link && !dir->closed; before = *link, link = &(*link)->next) {
+        sp_adapter_task *task = (sp_adapter_task *)(void *)*link;
+
+        if (task->look_up == SP_LOOK_UP_LIST && task->asked_ns > lists_before_ns)
+            continue;
+        *link = task->task.next;
+        if (dir->last == &task->task)
+            dir->last = before;
+        return task;
+    }
+    return NULL;
+}
+
+static void serve_tasks(sp_adapter_dir *dir, uint64_t lists_before_ns)
+{
+    sp_adapter_task *task;
+
+    do {
+        pthread_mutex_lock(&dir->lock);
+        task = take_task(dir, lists_before_ns);
+        pthread_mutex_unlock(&dir->lock);
+        if (task)
+            look_up(dir, task);
+    } while (task);
+}
+
+static bool is_closed(sp_adapter_dir *dir)
+{
+    bool closed;
+
+    pthread_mutex_lock(&dir->lock);
+    closed = dir->closed;
+    pthread_mutex_unlock(&dir->lock);
+    return closed;
+}
+
+/* What is looked up meanwhile does not wait for the rest of the scan, nor do lists for long. */
+static void read_folders(sp_adapter_dir *dir, name_list *out_found)
+{
+    DIR *directory = opendir(sp_confine_directory());
+    struct dirent *entry;
+
+    if (!directory)
+        return;
+    while ((entry = readdir(directory)) != NULL && !is_closed(dir)) {
+        char *folder = find_folder(dir, entry->d_name);
+
+        if (folder)
+            add_name(out_found, entry->d_name);
+        sp_free(folder);
+        serve_tasks(dir, sp_clock_ns() - dir->scan_began_ns > FIRST_SCAN_NS ? UINT64_MAX : 0);
+    }
+    closedir(directory);
+}
+
+static void scan(sp_adapter_dir *dir)
+{
+    name_list found = {NULL, 0, 0}, before;
+
+    read_folders(dir, &found);
+    pthread_mutex_lock(&dir->lock);
+    before = dir->found;
+    dir->found = found;
+    dir->scanning = false;
+    dir->has_scanned = true;
+    dir->last_scan_ns = sp_clock_ns() - dir->scan_began_ns;
+    pthread_mutex_unlock(&dir->lock);
+    free_names(&before);
+}
+
+static void destroy(sp_adapter_dir *dir)
+{
+    while (dir->first) {
+        sp_task *task = dir->first;
+
+        dir->first = task->next;
+        sp_task_release(task);
+    }
+    free_names(&dir->found);
+    pthread_cond_destroy(&dir->filled);
+    pthread_cond_destroy(&dir->ended);
+    pthread_mutex_destroy(&dir->lock);
+    sp_free(dir);
+}
+
+static void *run(void *user)
+{
+    sp_adapter_dir *dir = user;
+    bool abandoned;
+
+    pthread_mutex_lock(&dir->lock);
+    while (!dir->closed) {
+        uint64_t began_ns = dir->scan_began_ns;
+        bool scans = dir->scan_wanted;
+
+        if (!dir->first && !scans) {
+            pthread_cond_wait(&dir->filled, &dir->lock);
+            continue;
+        }
+        if (scans) {
+            dir->scan_wanted = false;
+            dir->scanning = true;
+            began_ns = dir->scan_began_ns = sp_clock_ns();
+        }
+        pthread_mutex_unlock(&dir->lock);
+        if (scans)
+            scan(dir);
+        serve_tasks(dir, began_ns);
+        pthread_mutex_lock(&dir->lock);
+    }
+    dir->has_ended = true;
+    abandoned = dir->abandoned;
+    pthread_cond_signal(&dir->ended);
+    pthread_mutex_unlock(&dir->lock);
+    if (abandoned)
+        destroy(dir);
+    return NULL;
+}
+
+/* ---- any thread ---------------------------------------------------------------------------- */
+
+sp_status sp_adapter_dir_open(const char *base, void (*done)(void *user, sp_adapter_task *task),
+                              void *user, sp_adapter_dir **out_dir, sp_error *error)
+{
+    sp_adapter_dir *dir = sp_calloc(1, sizeof *dir);
+    pthread_condattr_t monotonic;
+
+    if (!dir)
+        return sp_fail_memory(error, sizeof *dir, "the directory of adapters");
+    dir->base = base;
+    dir->done = done;
+    dir->user = user;
+    dir->scan_wanted = true;
+    pthread_mutex_init(&dir->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&dir->filled, NULL);
+    pthread_cond_init(&dir->ended, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    if (pthread_create(&dir->thread, NULL, run, dir) != 0) {
+        destroy(dir);
+        return sp_fail(error, SP_ERR_THREAD, NULL, NULL, -1,
+                       "cannot start the thread of the directory of adapters");
+    }
+    *out_dir = dir;
+    return SP_OK;
+}
+
+void sp_adapter_dir_close(sp_adapter_dir *dir)
+{
+    struct timespec until;
+    bool ended;
+
+    if (!dir)
+        return;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += CLOSE_WAIT_S;
+    pthread_mutex_lock(&dir->lock);
+    dir->closed = true;
+    pthread_cond_signal(&dir->filled);
+    while (!dir->has_ended && pthread_cond_timedwait(&dir->ended, &dir->lock, &until) == 0)
+        continue;
+    ended = dir->has_ended;
+    dir->abandoned = !ended;
+    if (!ended)
+        pthread_detach(dir->thread);
+    pthread_mutex_unlock(&dir->lock);
+    if (!ended)
+        return;
+    pthread_join(dir->thread, NULL);
+    destroy(dir);
+}
+
+/* Under the lock: whether a scan that begins now would be over soon, by what is known. */
+static bool scans_quickly(const sp_adapter_dir *dir)
+{
+    uint64_t most_ns = dir->has_scanned ? QUICK_SCAN_NS : FIRST_SCAN_NS;
+
+    if (dir->scanning && sp_clock_ns() - dir->scan_began_ns > most_ns)
+        return false;
+    return !dir->has_scanned || dir->last_scan_ns <= QUICK_SCAN_NS;
+}
+
+void sp_adapter_dir_look_up(sp_adapter_dir *dir, sp_adapter_task *task)
+{
+    bool passes = false;
+
+    sp_task_retain(&task->task);
+    pthread_mutex_lock(&dir->lock);
+    if (task->look_up == SP_LOOK_UP_LIST) {
+        passes = !scans_quickly(dir);
+        dir->scan_wanted = true;
+        task->asked_ns = sp_clock_ns();
+    }
+    task->looked_up = passes;
+    if (!passes) {
+        task->task.next = NULL;
+        if (dir->last)
+            dir->last->next = &task->task;
+        else
+            dir->first = &task->task;
+        dir->last = &task->task;
+    }
+    pthread_cond_signal(&dir->filled);
+    pthread_mutex_unlock(&dir->lock);
+    if (passes)
+        pass_on(dir, task);
+}
+
+void sp_adapter_dir_list(sp_adapter_dir *dir, void (*visit)(void *user, const char *name),
+                         void *user)
+{
+    if (!dir)
+        return;
+    pthread_mutex_lock(&dir->lock);
+    for (size_t i = 0; i < dir->found.n; i++)
+        visit(user, dir->found.names[i]);
+    pthread_mutex_unlock(&dir->lock);
+}

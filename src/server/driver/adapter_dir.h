@@ -1,0 +1,55 @@
+/*
+ * adapter_dir.h: the directory of adapters that clients may name. It turns names and paths from
+ * requests into paths inside the directory, or refuses; base/confine.h sees to it that opening
+ * them cannot lead out.
+ *
+ * Whatever touches the file system is done by one thread of its own, since a file system may take
+ * its time and nobody else should: tasks that need it pass through here on their way to the
+ * engine's thread. What the directory holds is scanned beside them; lists are made of the last
+ * scan.
+ */
+#ifndef SP_SERVER_DRIVER_ADAPTER_DIR_H
+#define SP_SERVER_DRIVER_ADAPTER_DIR_H
+
+#include "server/driver/adapter_task.h"
+
+typedef struct sp_adapter_dir sp_adapter_dir;
+
+/* The code of a path that leads nowhere, with SP_ERR_NOT_FOUND. */
+#define SP_CODE_ADAPTER_NOT_FOUND "adapter-not-found"
+
+/*
+ * Starts the thread and a first scan of the directory of base/confine.h; `base` is borrowed, and so
+ * is `user`. `done` gets each task that has passed, with the outcome in it, on that thread: it
+ * takes the reference. *out_dir is owned by the caller. SP_ERR_MEMORY, SP_ERR_THREAD.
+ */
+sp_status sp_adapter_dir_open(const char *base, void (*done)(void *user, sp_adapter_task *task),
+                              void *user, sp_adapter_dir **out_dir, sp_error *error);
+/* No `done` is called from here on. A thread that waits for the file system is left to the end of
+ * the process. NULL is allowed. */
+void sp_adapter_dir_close(sp_adapter_dir *dir);
+
+/*
+ * Any thread: looks up what task->look_up says, then passes the task on. SP_LOOK_UP_PATH: whether
+ * anything is at task->path, else the task ends with SP_CODE_ADAPTER_NOT_FOUND, or `unsafe-path`
+ * where it leads out. SP_LOOK_UP_NAME: the folder of task->name into task->path, which stays NULL
+ * where there is none. SP_LOOK_UP_LIST: a scan, unless that takes long; then the next list is of
+ * it. Takes a reference of its own.
+ */
+void sp_adapter_dir_look_up(sp_adapter_dir *dir, sp_adapter_task *task);
+
+/* Any thread, no file system: whether a folder of that name could be an adapter beside `base`. */
+bool sp_adapter_dir_may_hold(const char *name, const char *base);
+
+/*
+ * No file system: where `path`, relative to the directory or absolute inside it, would be.
+ * *out_path is owned by the caller (sp_free). SP_ERR_UNSUPPORTED: the server has no directory of
+ * adapters. SP_ERR_INPUT with `unsafe-path`: it leads out by its text.
+ */
+sp_status sp_adapter_dir_resolve(const char *path, char **out_path, sp_error *error);
+
+/* Calls `visit` for each folder of the last scan, in no order. A NULL directory holds none. */
+void sp_adapter_dir_list(sp_adapter_dir *dir, void (*visit)(void *user, const char *name),
+                         void *user);
+
+#endif

@@ -1,0 +1,13 @@
+/*
+ * adapter_notes.h: what an adapter's receipt notes, into the log when it comes in: places that its
+ * config promises, files beside its weights, whatever was decided about it without a refusal.
+ */
+#ifndef SP_SERVER_DRIVER_ADAPTER_NOTES_H
+#define SP_SERVER_DRIVER_ADAPTER_NOTES_H
+
+#include "server/metrics/log.h"
+
+/* One line for each note of `receipt` (JSON; NULL: none). Any thread, never blocks. */
+void sp_adapter_notes_log(sp_log *log, const char *name, const char *receipt);
+
+#endif

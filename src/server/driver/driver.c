@@ -1,0 +1,557 @@
+/*
+ * driver.c: the engine's thread: tasks in, steps, tokens out.
+ */
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "server/driver/driver_state.h"
+
+#include <string.h>
+
+#define WAKE_INTERVAL_NS     10000000u
+#define IDLE_POLL_MS         5
+#define LOOK_UP_IDLE_MS      250 /* for time-outs of those that wait for it */
+#define STEP_FAILURES_MAX    3   /* in a row of a step as a whole */
+#define DEADLINE_INTERVAL_NS 500000000u
+#define NS_PER_S             1000000000u
+#define WAKE_BYTES           (SP_OUTBOX_BYTES_MAX / 4)
+
+/* ---- the batch ----------------------------------------------------------------------------- */
+
+static int32_t find_running(const sp_driver *driver, int64_t id)
+{
+    int32_t low = 0, high = driver->n_running;
+
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+
+        if (driver->running[middle].id < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < driver->n_running && driver->running[low].id == id ? low : -1;
+}
+
+static bool add_running(sp_driver *driver, sp_generation *generation, int32_t choice)
+{
+    if (driver->n_running == driver->running_capacity) {
+        int32_t capacity = driver->running_capacity ? driver->running_capacity * 2 : 64;
+        sp_running *grown = sp_realloc(driver->running, (size_t)capacity * sizeof *grown);
+        sp_generation **touched;
+
+        if (grown)
+            driver->running = grown;
+        touched = sp_realloc(driver->touched, 2 * (size_t)capacity * sizeof *touched);
+        if (touched)
+            driver->touched = touched;
+        if (!grown || !touched)
+            return false;
+        driver->running_capacity = capacity;
+    }
+    sp_task_retain(&generation->task);
+    driver->running[driver->n_running++] =
+        (sp_running){generation->choices[choice].id, generation, choice};
+    generation->n_left++;
+    return true;
+}
+
+/* Takes a choice out of the list, whose engine request has ended. */
+static void remove_running(sp_driver *driver, int32_t index)
+{
+    sp_running removed = driver->running[index];
+
+    memmove(&driver->running[index], &driver->running[index + 1],
+            (size_t)(driver->n_running - index - 1) * sizeof *driver->running);
+    driver->n_running--;
+    removed.generation->choices[removed.choice].id = 0;
+    removed.generation->n_left--;
+    atomic_fetch_sub(&driver->n_in_flight, 1);
+    sp_task_release(&removed.generation->task);
+}
+
+/* Every choice of it leaves the batch. The caller holds a reference. */
+static void drop_choices(sp_driver *driver, sp_generation *generation)
+{
+    for (int32_t i = driver->n_running - 1; i >= 0; i--) {
+        if (driver->running[i].generation != generation)
+            continue;
+        sp_engine_cancel(driver->engine, driver->running[i].id, NULL);
+        remove_running(driver, i);
+    }
+}
+
+static void fail_generation(sp_driver *driver, sp_generation *generation, sp_status status,
+                            const sp_error *error)
+{
+    sp_task_retain(&generation->task);
+    drop_choices(driver, generation);
+    sp_task_finish(&generation->task, status, error);
+    sp_task_release(&generation->task);
+}
+
+/* ---- admission ----------------------------------------------------------------------------- */
+
+void sp_driver_refuse(sp_driver *driver, sp_generation *generation, sp_status status,
+                      const sp_error *error)
+{
+    driver->counts.refused += error != NULL; /* else it was cancelled, and is counted so */
+    atomic_fetch_sub(&driver->n_in_flight, generation->n_choices);
+    sp_task_finish(&generation->task, status, error);
+    sp_task_release(&generation->task);
+}
+
+/* What the generation is told about the adapter that serves it. */
+static void describe(sp_driver *driver, sp_generation *generation)
+{
+    const char *served = generation->adapter;
+    sp_digest digest = {{0}};
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+
+    sp_engine_request_digest(driver->engine, generation->choices[0].id, &digest, NULL);
+    for (size_t i = 0; !served && i < sp_engine_n_adapters(driver->engine); i++)
+        if (sp_engine_adapter_at(driver->engine, i, &info, NULL) == SP_OK && info.active)
+            served = info.name;
+    if (served && strcmp(served, sp_engine_base_name(driver->engine)) == 0)
+        served = NULL;
+    pthread_mutex_lock(&generation->task.lock);
+    generation->digest = digest;
+    generation->served = served ? sp_strdup(served) : NULL;
+    pthread_mutex_unlock(&generation->task.lock);
+}
+
+static sp_status submit_choices(sp_driver *driver, sp_generation *generation, sp_error *error)
+{
+    for (int32_t i = 0; i < generation->n_choices; i++) {
+        sp_choice *choice = &generation->choices[i];
+        sp_status status;
+
+        choice->request.adapter = generation->adapter;
+        choice->clock.arrived = (double)generation->received_ns / NS_PER_S;
+        status = sp_engine_submit(driver->engine, &choice->request, &choice->id, error);
+        if (status != SP_OK)
+            return status;
+        if (!add_running(driver, generation, i)) {
+            sp_engine_cancel(driver->engine, choice->id, NULL);
+            return sp_fail_memory(error, sizeof(sp_running), "a running request");
+        }
+    }
+    return SP_OK;
+}
+
+void sp_driver_admit(sp_driver *driver, sp_generation *generation)
+{
+    sp_error error = {0};
+    sp_status status = submit_choices(driver, generation, &error);
+    int32_t n_in_batch = generation->n_left;
+
+    if (status == SP_OK) {
+        describe(driver, generation);
+        sp_task_release(&generation->task);
+        return;
+    }
+    if (status == SP_ERR_NOT_FOUND && n_in_batch == 0 &&
+        sp_driver_load_for(driver, generation, &error))
+        return;
+    drop_choices(driver, generation);
+    /* Those in the batch were counted down one by one. */
+    atomic_fetch_add(&driver->n_in_flight, n_in_batch);
+    sp_driver_refuse(driver, generation, status, &error);
+}
+
+static bool weights_changed(const sp_driver *driver, sp_error *out_error)
+{
+    return sp_weights_watch_state(driver->options.weights, out_error) == SP_WEIGHTS_CHANGED;
+}
+
+static void run_task(sp_driver *driver, sp_task *task)
+{
+    sp_error error;
+
+    if (task->kind != SP_TASK_GENERATE) {
+        sp_driver_run_adapter_task(driver, (sp_adapter_task *)(void *)task);
+    } else if (atomic_load(&task->cancelled)) {
+        driver->counts.cancelled++;
+        sp_driver_refuse(driver, (sp_generation *)(void *)task, SP_ERR_STATE, NULL);
+    } else if (weights_changed(driver, &error)) {
+        sp_driver_refuse(driver, (sp_generation *)(void *)task, error.status, &error);
+    } else {
+        sp_driver_admit(driver, (sp_generation *)(void *)task);
+    }
+}
+
+/* ---- tokens out ---------------------------------------------------------------------------- */
+
+/* There is room: neither a step nor what is held back has more generations than choices ran. */
+static void touch(sp_driver *driver, sp_generation *generation)
+{
+    if (generation->touched)
+        return;
+    generation->touched = true;
+    sp_task_retain(&generation->task);
+    driver->touched[driver->n_touched++] = generation;
+}
+
+static void count_token(sp_driver *driver, const sp_running *running, const sp_request_event *event)
+{
+    sp_generation *generation = running->generation;
+
+    sp_metrics_event(&driver->metrics, &generation->choices[running->choice].clock,
+                     generation->served, event, sp_clock_seconds());
+    driver->counts.finished_stop += event->finish == SP_FINISH_STOP;
+    driver->counts.finished_length += event->finish == SP_FINISH_LENGTH;
+}
+
+bool sp_is_non_finite(const sp_error *error)
+{
+    return error->code && (strcmp(error->code, SP_CODE_ADAPTER_NON_FINITE) == 0 ||
+                           strcmp(error->code, SP_CODE_LOGITS_NON_FINITE) == 0);
+}
+
+static void note_failure(sp_driver *driver, sp_generation *generation, sp_status status,
+                         const sp_error *error)
+{
+    if (generation->failure != SP_OK)
+        return;
+    driver->counts.failed++;
+    if (sp_is_non_finite(error))
+        sp_metrics_non_finite(&driver->metrics, generation->served);
+    generation->failure = status;
+    generation->error = *error;
+}
+
+/* Whether what this step has computed is not to be let out: it may have read other weights. */
+static bool is_spoilt(sp_driver *driver, sp_generation *generation)
+{
+    sp_error error;
+
+    if (!driver->weights_checked)
+        sp_weights_watch_look(driver->options.weights);
+    driver->weights_checked = true;
+    if (!weights_changed(driver, &error))
+        return false;
+    note_failure(driver, generation, error.status, &error);
+    return true;
+}
+
+/* Inside a step: nothing may leave the batch here but what the engine itself has ended. */
+static void on_event(void *user, const sp_request_event *event)
+{
+    sp_driver *driver = user;
+    int32_t index = find_running(driver, event->request);
+    sp_generation *generation;
+    sp_produced produced;
+
+    if (index < 0)
+        return;
+    generation = driver->running[index].generation;
+    touch(driver, generation);
+    if (is_spoilt(driver, generation) && event->finish == SP_FINISH_NONE)
+        return; /* after the step all of its choices are dropped */
+    if (event->finish == SP_FINISH_FAILED)
+        note_failure(driver, generation, event->failure, event->error);
+    if (generation->failure != SP_OK) {
+        /* The engine has dropped the choice; its siblings go with it, after the step. */
+        remove_running(driver, index);
+        return;
+    }
+    produced = (sp_produced){.choice = driver->running[index].choice,
+                             .token = event->token,
+                             .finish = event->finish,
+                             .text_bytes = (uint32_t)event->text_bytes,
+                             .logprob = event->logprob,
+                             .n_top = event->n_top,
+                             .is_prompt = event->is_prompt};
+    if (event->finish != SP_FINISH_NONE && event->trace)
+        produced.cached_tokens = event->trace->cached_tokens;
+    count_token(driver, &driver->running[index], event);
+    if (generation->overflowed ||
+        !sp_generation_add(generation, &produced, event->top, event->text))
+        generation->overflowed = true;
+    if (event->finish != SP_FINISH_NONE)
+        remove_running(driver, index);
+}
+
+static bool wants_wake(sp_generation *generation)
+{
+    bool wants;
+
+    pthread_mutex_lock(&generation->task.lock);
+    wants = generation->wake_each || generation->outbox.bytes > WAKE_BYTES;
+    pthread_mutex_unlock(&generation->task.lock);
+    return wants;
+}
+
+static void drop_slow_reader(sp_driver *driver, sp_generation *generation)
+{
+    sp_error error;
+
+    if (generation->no_room) {
+        driver->counts.failed++;
+        sp_fail(&error, SP_ERR_MEMORY, SP_CODE_MEMORY_FULL, NULL, -1,
+                "clients fill all memory that they may (--client-bytes-max); try again later");
+        fail_generation(driver, generation, SP_ERR_MEMORY, &error);
+        return;
+    }
+    driver->counts.slow_readers++;
+    sp_fail(&error, SP_ERR_TOO_LARGE, SP_CODE_SLOW_READER, NULL, -1,
+            "the client does not read: %zu bytes of its answer wait", SP_OUTBOX_BYTES_MAX);
+    fail_generation(driver, generation, SP_ERR_TOO_LARGE, &error);
+}
+
+/*
+ * A wake costs the two threads more than a token of a small model does, so a stream gets one at
+ * most every WAKE_INTERVAL_NS, with all of its tokens since; the first token and the end do not
+ * wait. Where steps take longer than that nothing is held back.
+ */
+static bool is_held(sp_generation *generation, uint64_t now_ns)
+{
+    if (generation->failure != SP_OK || generation->overflowed || generation->n_left == 0 ||
+        now_ns - generation->woken_ns >= WAKE_INTERVAL_NS)
+        return false;
+    return !sp_task_is_done(&generation->task);
+}
+
+static void wake_one(sp_driver *driver, sp_generation *generation, uint64_t now_ns)
+{
+    if (sp_task_is_done(&generation->task))
+        return; /* it has failed, and was told so */
+    if (generation->failure != SP_OK) {
+        fail_generation(driver, generation, generation->failure, &generation->error);
+    } else if (generation->overflowed) {
+        drop_slow_reader(driver, generation);
+    } else if (generation->n_left == 0) {
+        sp_task_finish(&generation->task, SP_OK, NULL);
+    } else if (wants_wake(generation)) {
+        generation->woken_ns = now_ns;
+        sp_task_wake(&generation->task);
+    }
+}
+
+static void wake_touched(sp_driver *driver)
+{
+    uint64_t now_ns = sp_clock_ns();
+    int32_t n = driver->n_touched;
+
+    driver->n_touched = 0;
+    for (int32_t i = 0; i < n; i++) {
+        sp_generation *generation = driver->touched[i];
+
+        if (is_held(generation, now_ns)) {
+            driver->touched[driver->n_touched++] = generation;
+            continue;
+        }
+        generation->touched = false;
+        wake_one(driver, generation, now_ns);
+        sp_task_release(&generation->task);
+    }
+}
+
+/* ---- steps --------------------------------------------------------------------------------- */
+
+/* A step's own failure could come back for ever: after some in a row, all requests are ended. */
+static void take_failure(sp_driver *driver, sp_status status, const sp_error *error)
+{
+    if (++driver->n_step_failures < STEP_FAILURES_MAX)
+        return;
+    driver->n_step_failures = 0;
+    while (driver->n_running > 0) {
+        driver->counts.failed++;
+        fail_generation(driver, driver->running[0].generation, status, error);
+    }
+}
+
+static void count_step(sp_driver *driver)
+{
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
+
+    sp_engine_get_stats(driver->engine, &stats, NULL);
+    sp_metrics_step(&driver->metrics, &stats, sp_clock_seconds());
+}
+
+static void step(sp_driver *driver)
+{
+    sp_error error = {.position = -1};
+    double began = sp_clock_seconds();
+    sp_status status;
+    double seconds;
+
+    driver->weights_checked = false;
+    status = sp_engine_step(driver->engine, on_event, driver, &error);
+    seconds = sp_clock_seconds() - began;
+    count_step(driver);
+    if (driver->n_loads > 0 && seconds > driver->counts.step_seconds_max_while_loading)
+        driver->counts.step_seconds_max_while_loading = seconds;
+    if (status < 0 && error.position < 0)
+        take_failure(driver, status, &error);
+    else
+        driver->n_step_failures = 0;
+    wake_touched(driver);
+}
+
+static void drop_cancelled(sp_driver *driver)
+{
+    if (!atomic_exchange(&driver->has_cancelled, false))
+        return;
+    for (int32_t i = driver->n_running - 1; i >= 0; i--) {
+        if (i >= driver->n_running)
+            continue; /* its siblings went with one before */
+        if (!atomic_load(&driver->running[i].generation->task.cancelled))
+            continue;
+        driver->counts.cancelled++;
+        fail_generation(driver, driver->running[i].generation, SP_ERR_STATE, NULL);
+    }
+    sp_driver_drop_cancelled_waiters(driver);
+}
+
+static void drop_late(sp_driver *driver)
+{
+    uint64_t now_ns = sp_clock_ns();
+    uint64_t most_ns = (uint64_t)driver->options.request_time_s * NS_PER_S;
+    sp_error error;
+
+    if (most_ns == 0 || now_ns < driver->next_deadline_check_ns)
+        return;
+    driver->next_deadline_check_ns = now_ns + DEADLINE_INTERVAL_NS;
+    sp_fail(&error, SP_ERR_STATE, SP_CODE_REQUEST_TIMEOUT, NULL, -1,
+            "the request took longer than %d seconds (--request-timeout)",
+            driver->options.request_time_s);
+    for (int32_t i = driver->n_running - 1; i >= 0; i--) {
+        if (i >= driver->n_running || now_ns - driver->running[i].generation->received_ns < most_ns)
+            continue;
+        driver->counts.failed++;
+        fail_generation(driver, driver->running[i].generation, SP_ERR_STATE, &error);
+    }
+    if (now_ns > most_ns)
+        sp_driver_drop_late_waiters(driver, now_ns - most_ns, &error);
+}
+
+static void end_all(sp_driver *driver)
+{
+    sp_error error;
+
+    sp_fail(&error, SP_ERR_STATE, SP_CODE_SHUTTING_DOWN, NULL, -1, "the server is shutting down");
+    while (driver->n_running > 0)
+        fail_generation(driver, driver->running[0].generation, SP_ERR_STATE, &error);
+    sp_driver_end_loads(driver);
+    wake_touched(driver);
+}
+
+/* How long there is nothing to do but for new tasks; a look-up comes back as one. */
+static int32_t idle_ms(const sp_driver *driver)
+{
+    if (driver->n_running > 0 || driver->n_loads > driver->n_looking)
+        return 0;
+    return driver->n_looking > 0 ? LOOK_UP_IDLE_MS : -1;
+}
+
+static void *run(void *user)
+{
+    sp_driver *driver = user;
+    bool closed = false;
+
+    while (!closed) {
+        sp_task *tasks = sp_task_queue_take(&driver->queue, idle_ms(driver), &closed);
+
+        while (tasks) {
+            sp_task *task = tasks;
+
+            tasks = task->next;
+            run_task(driver, task);
+        }
+        drop_cancelled(driver);
+        drop_late(driver);
+        sp_driver_poll_loads(driver);
+        if (driver->n_running > 0)
+            step(driver);
+        else if (driver->n_loads > driver->n_looking)
+            sp_engine_poll(driver->engine, IDLE_POLL_MS, NULL);
+    }
+    end_all(driver);
+    return NULL;
+}
+
+/* ---- any thread ---------------------------------------------------------------------------- */
+
+sp_status sp_driver_start(const sp_driver_options *options, sp_driver **out_driver, sp_error *error)
+{
+    sp_driver *driver = sp_calloc(1, sizeof *driver);
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
+
+    if (!driver)
+        return sp_fail_memory(error, sizeof *driver, "the engine's thread");
+    driver->options = *options;
+    driver->engine = options->engine;
+    sp_engine_get_stats(driver->engine, &stats, NULL);
+    sp_metrics_start(&driver->metrics, sp_engine_base_name(driver->engine), &stats);
+    sp_task_queue_open(&driver->queue);
+    if (pthread_create(&driver->thread, NULL, run, driver) != 0) {
+        sp_task_queue_destroy(&driver->queue);
+        sp_free(driver);
+        return sp_fail(error, SP_ERR_THREAD, NULL, NULL, -1, "cannot start the engine's thread");
+    }
+    *out_driver = driver;
+    return SP_OK;
+}
+
+void sp_driver_stop(sp_driver *driver)
+{
+    if (!driver)
+        return;
+    sp_task_queue_close(&driver->queue);
+    pthread_join(driver->thread, NULL);
+}
+
+void sp_driver_destroy(sp_driver *driver)
+{
+    if (!driver)
+        return;
+    sp_task_queue_destroy(&driver->queue);
+    for (size_t i = 0; i < driver->n_hidden; i++)
+        sp_free(driver->hidden[i]);
+    sp_free(driver->hidden);
+    sp_free(driver->running);
+    sp_free(driver->touched);
+    sp_free(driver);
+}
+
+static sp_status shutting_down(sp_error *error)
+{
+    return sp_fail(error, SP_ERR_STATE, SP_CODE_SHUTTING_DOWN, NULL, -1,
+                   "the server is shutting down");
+}
+
+sp_status sp_driver_generate(sp_driver *driver, sp_generation *generation, sp_error *error)
+{
+    int32_t most = driver->options.in_flight_max;
+    int32_t before;
+
+    if (generation->n_choices > most)
+        return sp_fail(error, SP_ERR_TOO_LARGE, NULL, "n", -1,
+                       "%d answers are wanted; at most %d may be in flight", generation->n_choices,
+                       most);
+    before = atomic_fetch_add(&driver->n_in_flight, generation->n_choices);
+    if (before > most - generation->n_choices) {
+        atomic_fetch_sub(&driver->n_in_flight, generation->n_choices);
+        return sp_fail(error, SP_AGAIN, SP_CODE_QUEUE_FULL, NULL, -1,
+                       "%d requests are in flight, which is all that the server takes; try again "
+                       "later",
+                       before);
+    }
+    if (sp_task_queue_push(&driver->queue, &generation->task))
+        return SP_OK;
+    atomic_fetch_sub(&driver->n_in_flight, generation->n_choices);
+    return shutting_down(error);
+}
+
+sp_status sp_driver_adapter(sp_driver *driver, sp_adapter_task *task, sp_error *error)
+{
+    return sp_task_queue_push(&driver->queue, &task->task) ? SP_OK : shutting_down(error);
+}
+
+void sp_driver_cancel(sp_driver *driver, sp_task *task)
+{
+    sp_task_detach(task, true);
+    atomic_store(&driver->has_cancelled, true);
+    sp_task_queue_knock(&driver->queue);
+}

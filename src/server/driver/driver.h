@@ -1,0 +1,66 @@
+/*
+ * driver.h: the one thread that owns the engine. Everything else reaches the engine by tasks: the
+ * driver takes them between two steps, runs the batch, puts what it produces into outboxes and
+ * wakes readers. It waits for nobody but the engine.
+ *
+ * It also loads an adapter that a request names and the engine does not know yet, when the name has
+ * a folder: the request waits for the look-up and the load, every other one goes on. A name that
+ * was unloaded stays unknown until it is loaded again by name.
+ *
+ * It must not know: HTTP, JSON, file layouts.
+ */
+#ifndef SP_SERVER_DRIVER_DRIVER_H
+#define SP_SERVER_DRIVER_DRIVER_H
+
+#include "server/driver/adapter_task.h"
+#include "server/driver/generation.h"
+#include "server/driver/weights_watch.h"
+
+typedef struct sp_driver sp_driver;
+
+typedef struct sp_driver_options {
+    sp_engine *engine;      /* borrowed; nobody else may call it until sp_driver_stop */
+    int32_t in_flight_max;  /* choices that run or wait; more are turned away */
+    int32_t request_time_s; /* a generation that takes longer is ended; 0: no limit */
+    /* Whether a name could have a folder, without looking; and the look-up, which brings the task
+     * back by sp_driver_adapter. NULL: there are no folders. */
+    bool (*may_have_folder)(void *user, const char *name);
+    void (*look_up)(void *user, sp_adapter_task *task);
+    void *look_up_user;
+    sp_weights_watch *weights; /* borrowed, may be NULL: nothing is answered once they changed */
+    /* Told on the engine's thread of every adapter that has come in, with its receipt (may be
+     * NULL), both borrowed; must not block. NULL: nobody. */
+    void (*loaded)(void *user, const char *name, const char *receipt);
+    void *loaded_user;
+} sp_driver_options;
+
+/* Reason codes of outcomes that only the server has. */
+#define SP_CODE_SLOW_READER     "slow-reader"
+#define SP_CODE_REQUEST_TIMEOUT "request-timeout"
+#define SP_CODE_SHUTTING_DOWN   "shutting-down"
+#define SP_CODE_QUEUE_FULL      "queue-full"
+
+/* Those of the engine for logits that are not finite: nothing that a client could mend. */
+#define SP_CODE_ADAPTER_NON_FINITE "adapter-non-finite"
+#define SP_CODE_LOGITS_NON_FINITE  "logits-non-finite"
+#define SP_CODE_NO_TOKENIZER       "tokenizer-missing"
+bool sp_is_non_finite(const sp_error *error);
+
+sp_status sp_driver_start(const sp_driver_options *options, sp_driver **out_driver,
+                          sp_error *error);
+/* Ends what still runs with `shutting-down` and joins the thread; the engine is the caller's again.
+ * The other functions may still be called: they refuse. NULL is allowed. */
+void sp_driver_stop(sp_driver *driver);
+void sp_driver_destroy(sp_driver *driver); /* after the stop; NULL is allowed */
+
+/*
+ * Any thread. SP_AGAIN with `queue-full`: too much is in flight, come back later. SP_ERR_TOO_LARGE:
+ * more choices than may ever be in flight. SP_ERR_STATE with `shutting-down`.
+ */
+sp_status sp_driver_generate(sp_driver *driver, sp_generation *generation, sp_error *error);
+/* Any thread. SP_ERR_STATE with `shutting-down`. */
+sp_status sp_driver_adapter(sp_driver *driver, sp_adapter_task *task, sp_error *error);
+/* Any thread: detaches, and takes a generation out of the batch before the next step. */
+void sp_driver_cancel(sp_driver *driver, sp_task *task);
+
+#endif

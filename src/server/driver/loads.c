@@ -1,0 +1,470 @@
+/*
+ * loads.c: adapters on the engine's thread: loads that were asked for, loads that requests
+ * wait for, and the names that were taken away. One load per name is under way at a time, its
+ * look-up included: requests join it, and loads come after it, one by one, so that each gets the
+ * answer that it would have got alone.
+ */
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "server/driver/driver_state.h"
+
+#include <string.h>
+
+#define NS_PER_S 1000000000u
+
+/* ---- hidden names -------------------------------------------------------------------------- */
+
+static size_t find_hidden(const sp_driver *driver, const char *name)
+{
+    size_t i = 0;
+
+    while (i < driver->n_hidden && strcmp(driver->hidden[i], name) != 0)
+        i++;
+    return i;
+}
+
+static void show(sp_driver *driver, const char *name)
+{
+    size_t i = find_hidden(driver, name);
+
+    if (i == driver->n_hidden)
+        return;
+    sp_free(driver->hidden[i]);
+    driver->hidden[i] = driver->hidden[--driver->n_hidden];
+}
+
+static bool hide(sp_driver *driver, const char *name)
+{
+    char **grown;
+
+    if (find_hidden(driver, name) < driver->n_hidden)
+        return true;
+    grown = sp_realloc(driver->hidden, (driver->n_hidden + 1) * sizeof *grown);
+    if (!grown)
+        return false;
+    driver->hidden = grown;
+    grown[driver->n_hidden] = sp_strdup(name);
+    if (!grown[driver->n_hidden])
+        return false;
+    driver->n_hidden++;
+    return true;
+}
+
+/* ---- the list of loads --------------------------------------------------------------------- */
+
+static sp_pending_load *find_load(const sp_driver *driver, const char *name)
+{
+    sp_pending_load *load = driver->loads;
+
+    while (load && strcmp(load->name, name) != 0)
+        load = load->next;
+    return load;
+}
+
+static sp_pending_load *add_load(sp_driver *driver, const char *name)
+{
+    sp_pending_load *load = sp_calloc(1, sizeof *load);
+
+    if (!load)
+        return NULL;
+    load->name = sp_strdup(name);
+    if (!load->name) {
+        sp_free(load);
+        return NULL;
+    }
+    load->began_ns = sp_clock_ns();
+    load->next = driver->loads;
+    driver->loads = load;
+    driver->n_loads++;
+    return load;
+}
+
+static void set_looking(sp_driver *driver, sp_pending_load *load, bool looking)
+{
+    driver->n_looking += (int32_t)looking - (int32_t)load->looking;
+    load->looking = looking;
+}
+
+static void remove_load(sp_driver *driver, sp_pending_load *load)
+{
+    sp_pending_load **link = &driver->loads;
+
+    set_looking(driver, load, false);
+    while (*link != load)
+        link = &(*link)->next;
+    *link = load->next;
+    driver->n_loads--;
+    sp_free(load->name);
+    sp_free(load);
+}
+
+/* Whether the file system is worth asking for the name. */
+static bool may_have_folder(const sp_driver *driver, const char *name)
+{
+    return driver->options.may_have_folder && find_hidden(driver, name) == driver->n_hidden &&
+           driver->options.may_have_folder(driver->options.look_up_user, name);
+}
+
+/* Sends a task to the look-up, which brings it back. Takes its reference. */
+static void look_up(sp_driver *driver, sp_adapter_task *task)
+{
+    task->look_up = SP_LOOK_UP_NAME;
+    driver->options.look_up(driver->options.look_up_user, task);
+    sp_task_release(&task->task);
+}
+
+static bool look_up_name(sp_driver *driver, const char *name)
+{
+    sp_adapter_task *task = sp_adapter_task_create(SP_TASK_FOLDER, name, NULL);
+
+    if (task)
+        look_up(driver, task);
+    return task != NULL;
+}
+
+static void finish_task(sp_driver *driver, sp_adapter_task *task, sp_status status,
+                        const sp_error *error)
+{
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+
+    if (status >= 0 && task->name &&
+        sp_engine_find_adapter(driver->engine, task->name, &info, NULL) == SP_OK) {
+        task->generation = info.generation;
+        task->digest = info.digest;
+    }
+    sp_task_finish(&task->task, status, error);
+    sp_task_release(&task->task);
+}
+
+/* ---- requests that wait for an adapter ------------------------------------------------------ */
+
+static void add_waiter(sp_driver *driver, sp_pending_load *load, sp_generation *generation)
+{
+    sp_task **link = &load->waiters;
+
+    while (*link)
+        link = &(*link)->next;
+    generation->task.next = NULL;
+    *link = &generation->task;
+    driver->counts.waiting_for_load++;
+}
+
+bool sp_driver_load_for(sp_driver *driver, sp_generation *generation, const sp_error *unknown)
+{
+    sp_pending_load *load;
+
+    if (!generation->adapter || find_hidden(driver, generation->adapter) < driver->n_hidden)
+        return false;
+    load = find_load(driver, generation->adapter);
+    if (!load && !may_have_folder(driver, generation->adapter))
+        return false;
+    if (!load) {
+        load = add_load(driver, generation->adapter);
+        if (!load)
+            return false;
+        set_looking(driver, load, true);
+        load->unknown = *unknown;
+        if (!look_up_name(driver, load->name)) {
+            remove_load(driver, load);
+            return false;
+        }
+    }
+    add_waiter(driver, load, generation);
+    return true;
+}
+
+static void release_waiters(sp_driver *driver, sp_task *waiters, sp_status status,
+                            const sp_error *error)
+{
+    while (waiters) {
+        sp_generation *generation = (sp_generation *)(void *)waiters;
+
+        waiters = waiters->next;
+        driver->counts.waiting_for_load--;
+        if (atomic_load(&generation->task.cancelled)) {
+            driver->counts.cancelled++;
+            sp_driver_refuse(driver, generation, SP_ERR_STATE, NULL);
+        } else if (status < 0 || status == SP_POOL_FULL) {
+            sp_driver_refuse(driver, generation, status, error);
+        } else {
+            sp_driver_admit(driver, generation);
+        }
+    }
+}
+
+void sp_driver_drop_late_waiters(sp_driver *driver, uint64_t before_ns, const sp_error *error)
+{
+    for (sp_pending_load *load = driver->loads; load; load = load->next) {
+        sp_task **link = &load->waiters;
+
+        while (*link) {
+            sp_generation *generation = (sp_generation *)(void *)*link;
+
+            if (generation->received_ns >= before_ns) {
+                link = &(*link)->next;
+                continue;
+            }
+            *link = (*link)->next;
+            driver->counts.waiting_for_load--;
+            sp_driver_refuse(driver, generation, SP_ERR_STATE, error);
+        }
+    }
+}
+
+void sp_driver_drop_cancelled_waiters(sp_driver *driver)
+{
+    for (sp_pending_load *load = driver->loads; load; load = load->next) {
+        sp_task **link = &load->waiters;
+
+        while (*link) {
+            sp_task *task = *link;
+
+            if (!atomic_load(&task->cancelled)) {
+                link = &task->next;
+                continue;
+            }
+            *link = task->next;
+            driver->counts.waiting_for_load--;
+            driver->counts.cancelled++;
+            sp_driver_refuse(driver, (sp_generation *)(void *)task, SP_ERR_STATE, NULL);
+        }
+    }
+}
+
+/* ---- outcomes ------------------------------------------------------------------------------ */
+
+/* Those that came while the load was under way, in their order. */
+static void run_later(sp_driver *driver, sp_task *later)
+{
+    while (later) {
+        sp_adapter_task *task = (sp_adapter_task *)(void *)later;
+
+        later = later->next;
+        sp_driver_run_adapter_task(driver, task);
+    }
+}
+
+static void tell_loaded(const sp_driver *driver, const char *name)
+{
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+
+    if (driver->options.loaded &&
+        sp_engine_find_adapter(driver->engine, name, &info, NULL) == SP_OK)
+        driver->options.loaded(driver->options.loaded_user, name, info.receipt);
+}
+
+static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status, sp_error *error)
+{
+    sp_adapter_task *task = load->task;
+    sp_task *waiters = load->waiters, *later = load->later;
+
+    if (!load->looking) {
+        driver->counts.loads++;
+        driver->counts.load_failures += status != SP_OK;
+        sp_metrics_load(&driver->metrics, (double)(sp_clock_ns() - load->began_ns) / NS_PER_S);
+    }
+    if (status == SP_OK) {
+        show(driver, load->name);
+        tell_loaded(driver, load->name);
+    }
+    if (task && task->task.kind == SP_TASK_ACTIVATE && status == SP_OK)
+        status = sp_engine_set_active(driver->engine, task->name, error);
+    if (task && task->unpinned && status == SP_OK)
+        status = sp_engine_pin_adapter(driver->engine, task->name, false, error);
+    remove_load(driver, load);
+    if (task)
+        finish_task(driver, task, status, error);
+    release_waiters(driver, waiters, status, error);
+    run_later(driver, later);
+}
+
+void sp_driver_poll_loads(sp_driver *driver)
+{
+    sp_pending_load *next;
+
+    for (sp_pending_load *load = driver->loads; load; load = next) {
+        sp_error error = {0};
+        sp_status status = SP_PENDING;
+
+        next = load->next;
+        if (!load->looking)
+            status = sp_engine_load_result(driver->engine, load->ticket, NULL, &error);
+        if (status != SP_PENDING)
+            end_load(driver, load, status, &error);
+    }
+}
+
+void sp_driver_end_loads(sp_driver *driver)
+{
+    sp_error error;
+
+    sp_fail(&error, SP_ERR_STATE, SP_CODE_SHUTTING_DOWN, NULL, -1, "the server is shutting down");
+    while (driver->loads) {
+        sp_pending_load *load = driver->loads;
+
+        while (load->later) {
+            sp_task *later = load->later;
+
+            load->later = later->next;
+            sp_task_finish(later, SP_ERR_STATE, &error);
+            sp_task_release(later);
+        }
+        if (!load->looking)
+            sp_engine_load_forget(driver->engine, load->ticket);
+        end_load(driver, load, SP_ERR_STATE, &error);
+    }
+}
+
+/* ---- tasks --------------------------------------------------------------------------------- */
+
+/* The load begins, whoever wanted it; where it cannot, it ends. */
+static void begin_load(sp_driver *driver, sp_pending_load *load, const char *path)
+{
+    const sp_adapter_task *task = load->task;
+    sp_engine_load wanted;
+    sp_error error = {0};
+    sp_status status;
+
+    sp_engine_load_default(&wanted, sizeof wanted);
+    wanted.name = load->name;
+    wanted.path = path;
+    if (task) {
+        wanted.replace = task->replace;
+        wanted.expected_generation = task->expected_generation;
+        wanted.pinned = task->pinned;
+    }
+    status = sp_engine_load_adapter(driver->engine, &wanted, &load->ticket, &error);
+    if (status == SP_PENDING) {
+        set_looking(driver, load, false);
+        return;
+    }
+    set_looking(driver, load, true); /* there is nothing to be counted, nor to be forgotten */
+    end_load(driver, load, status, &error);
+}
+
+static void run_load(sp_driver *driver, sp_adapter_task *task)
+{
+    sp_pending_load *load = find_load(driver, task->name);
+    sp_error error = {0};
+
+    if (load) {
+        sp_task **link = &load->later;
+
+        while (*link)
+            link = &(*link)->next;
+        task->task.next = NULL;
+        *link = &task->task;
+        return;
+    }
+    load = add_load(driver, task->name);
+    if (!load) {
+        finish_task(driver, task, sp_fail_memory(&error, sizeof *load, "a load"), &error);
+        return;
+    }
+    load->task = task;
+    begin_load(driver, load, task->path);
+}
+
+/* A load's folder was looked for; or an unloaded name's, which is only hidden where it has one. */
+static void take_folder(sp_driver *driver, sp_adapter_task *task)
+{
+    sp_pending_load *load = find_load(driver, task->name);
+
+    if (load && load->looking && task->path) {
+        begin_load(driver, load, task->path);
+    } else if (load && load->looking) {
+        sp_error unknown = load->unknown; /* the load is gone before its waiters are told */
+
+        end_load(driver, load, SP_ERR_NOT_FOUND, &unknown);
+    } else if (!load && !task->path) {
+        show(driver, task->name);
+    }
+    sp_task_release(&task->task);
+}
+
+/* A pin keeps an adapter from making way for others, not from being unloaded by name. */
+static sp_status unload(sp_driver *driver, const char *name, sp_error *error)
+{
+    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+
+    if (sp_engine_find_adapter(driver->engine, name, &info, NULL) == SP_OK && info.pinned)
+        sp_engine_pin_adapter(driver->engine, name, false, NULL);
+    return sp_engine_unload_adapter(driver->engine, name, error);
+}
+
+/* A name whose folder is there is known as long as it was not taken away. It is hidden at once;
+ * that there is no folder, so that nothing needs hiding, is found out later. */
+static void run_unload(sp_driver *driver, sp_adapter_task *task)
+{
+    bool may = may_have_folder(driver, task->name);
+    sp_error error = {0};
+    sp_status status = unload(driver, task->name, &error);
+
+    if (status == SP_ERR_NOT_FOUND && may && !task->looked_up) {
+        look_up(driver, task);
+        return;
+    }
+    if (status == SP_ERR_NOT_FOUND && may && task->path)
+        status = SP_OK;
+    if (status >= 0 && may && !hide(driver, task->name))
+        status = sp_fail_memory(&error, sizeof(char *), "a name");
+    if (status >= 0 && may && !task->looked_up)
+        look_up_name(driver, task->name);
+    driver->counts.unloads += status >= 0;
+    sp_task_finish(&task->task, status, &error);
+    sp_task_release(&task->task);
+}
+
+static void run_activate(sp_driver *driver, sp_adapter_task *task)
+{
+    sp_error error = {0};
+    sp_status status = sp_engine_set_active(driver->engine, task->name, &error);
+    bool may = status == SP_ERR_NOT_FOUND && may_have_folder(driver, task->name);
+
+    if (may && !task->looked_up)
+        look_up(driver, task);
+    else if (may && task->path)
+        run_load(driver, task);
+    else
+        finish_task(driver, task, status, &error);
+}
+
+static void run_list(sp_driver *driver, sp_adapter_task *task)
+{
+    sp_error error = {0};
+    sp_status status = sp_snapshot_take(
+        driver->engine, &driver->counts, task->with_metrics ? &driver->metrics : NULL,
+        task->with_receipts, driver->hidden, driver->n_hidden, &task->snapshot);
+
+    for (const sp_pending_load *load = driver->loads; load && status == SP_OK; load = load->next)
+        if (load->waiters && !load->looking &&
+            !sp_snapshot_add_awaited(&task->snapshot, load->name))
+            status = SP_ERR_MEMORY;
+    if (status != SP_OK)
+        sp_fail_memory(&error, sizeof(sp_snapshot), "a list of adapters");
+    sp_task_finish(&task->task, status, &error);
+    sp_task_release(&task->task);
+}
+
+void sp_driver_run_adapter_task(sp_driver *driver, sp_adapter_task *task)
+{
+    switch (task->task.kind) {
+    case SP_TASK_LOAD:
+        run_load(driver, task);
+        break;
+    case SP_TASK_UNLOAD:
+        run_unload(driver, task);
+        break;
+    case SP_TASK_ACTIVATE:
+        run_activate(driver, task);
+        break;
+    case SP_TASK_FOLDER:
+        take_folder(driver, task);
+        break;
+    case SP_TASK_LIST:
+    case SP_TASK_GENERATE:
+        run_list(driver, task);
+        break;
+    }
+}

@@ -1,0 +1,32 @@
+/*
+ * log.h: lines on their way to standard error. Whoever has a line leaves it in a buffer and goes
+ * on; a thread of the log's own writes it. When nobody reads standard error the buffer fills, and
+ * later lines are dropped and counted: a log delays no request and no signal.
+ */
+#ifndef SP_SERVER_METRICS_LOG_H
+#define SP_SERVER_METRICS_LOG_H
+
+#include "base/error.h"
+
+typedef struct sp_log sp_log;
+
+/*
+ * Writes to `fd`, which is borrowed; at most bytes_max bytes wait. *out_log is owned by the caller
+ * (sp_log_close). SP_ERR_MEMORY, SP_ERR_THREAD.
+ */
+sp_status sp_log_open(int fd, size_t bytes_max, sp_log **out_log, sp_error *error);
+
+/* Any thread, never blocks: whole lines, each with its line feed, are taken all or none. A NULL log
+ * takes nothing. */
+void sp_log_add(sp_log *log, const char *lines, size_t bytes);
+/* The same for one line that is made here, without its line feed. */
+void sp_log_line(sp_log *log, const char *format, ...) SP_PRINTF(2, 3);
+
+/* Any thread: lines that were dropped since it was opened. */
+uint64_t sp_log_dropped(sp_log *log);
+
+/* Gives what waits wait_ms_max to be written and frees all; where the file still takes nothing
+ * then, its thread and buffer are left to the end of the process. NULL is allowed. */
+void sp_log_close(sp_log *log, int32_t wait_ms_max);
+
+#endif
