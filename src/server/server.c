@@ -226,6 +226,18 @@ static void pass_task(void *user, sp_adapter_task *task)
     sp_task_release(&task->task);
 }
 
+static void log_skipped(void *user, const char *name, const char *why)
+{
+    const sp_api *api = user;
+    char *shown = sp_strdup(name);
+
+    if (shown)
+        sp_make_printable(shown);
+    sp_log_line(api->settings->log, "sidepath serve: \"%s\" in --adapter-dir is skipped: %s",
+                shown ? shown : "", why);
+    sp_free(shown);
+}
+
 static bool may_have_folder(void *user, const char *name)
 {
     return sp_api_may_have_folder(user, name);
@@ -294,8 +306,8 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
     if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);
     if (status == SP_OK && !ABSENT(settings->adapter_dir))
-        status = sp_adapter_dir_open(sp_engine_base_name(engine), pass_task, &server->api,
-                                     &server->api.dir, error);
+        status = sp_adapter_dir_open(sp_engine_base_name(engine), pass_task, log_skipped,
+                                     &server->api, &server->api.dir, error);
     if (status == SP_OK)
         status = start_http(server, error);
     return status;

@@ -1,6 +1,7 @@
 /*
  * Out of the directory leads no way: "..", absolute links, relative links, links of links, a link
- * as the last part or in the middle. Inside, links are followed. Elsewhere nothing changes.
+ * as the last part or in the middle. Inside, links are followed. Elsewhere nothing changes. The
+ * directory is known under each of its names, and a snapshot's links lead into its repository.
  */
 #include "support/test.h"
 
@@ -177,12 +178,150 @@ static void test_no_directory(void **state)
     assert_ok(sp_confine_to(inside, &error), &error);
 }
 
+static sp_status read_file(const char *path)
+{
+    char *data;
+    size_t bytes;
+    sp_error error = {0};
+    sp_status status = sp_file_read_all(path, 100, &data, &bytes, &error);
+
+    if (status == SP_OK)
+        sp_free(data);
+    else if (error.code[0])
+        assert_string_equal(error.code, SP_CODE_UNSAFE_PATH);
+    return status;
+}
+
+/* Relative, through links to it, to its parent or into it, and from inside of it. */
+static void test_other_names(void **state)
+{
+    static const char *const good[] = {
+        "inside/folder/file", "./inside//folder/./file",  "folder/../inside/folder/file",
+        "alias/folder/file",  "above/inside/folder/file", "into/file",
+        "chain/folder/file",
+    };
+    static const char *const bad[] = {
+        "inside/up",
+        "./inside/absolute",
+        "alias/up",
+        "above/inside/link_of_link",
+        "into_up/secret",
+        "inside/up_folder/secret",
+        "to_up",
+        "chain/folder/../../secret",
+        "alias/../inside/folder/file",
+    };
+    static const char *const links[][2] = {
+        {"inside", "alias"},
+        {".", "above"},
+        {"inside/folder", "into"},
+        {"alias", "chain"},
+        {"inside/up_folder", "into_up"},
+        {"inside/up", "to_up"},
+        {"to_itself", "to_itself"},
+    };
+    char before[4096];
+
+    (void)state;
+    assert_non_null(getcwd(before, sizeof before));
+    assert_int_equal(chdir(top), 0);
+    assert_int_equal(mkdir("folder", 0700), 0);
+    for (size_t i = 0; i < sizeof links / sizeof *links; i++)
+        assert_int_equal(symlink(links[i][0], links[i][1]), 0);
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+        if (read_file(good[i]) != SP_OK)
+            fail_msg("%s is not opened", good[i]);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        if (read_file(bad[i]) == SP_OK || sp_path_exists(bad[i]))
+            fail_msg("%s is opened", bad[i]);
+    assert_int_equal(read_file("secret"), SP_OK);
+    assert_int_equal(read_file("to_itself"), SP_ERR_NOT_FOUND);
+    assert_int_equal(chdir("inside/folder"), 0);
+    assert_int_equal(read_file("file"), SP_OK);
+    assert_int_equal(read_file("../up"), SP_ERR_INPUT);
+    assert_int_equal(chdir(before), 0);
+}
+
+/* As it was given, made absolute, counts as text too. */
+static void test_given_name(void **state)
+{
+    char *alias = path_of(top, "given");
+    char *file = path_of(alias, "folder/file");
+    const char *relative;
+    sp_error error;
+
+    (void)state;
+    assert_int_equal(symlink("inside", alias), 0);
+    assert_false(sp_is_confined(file, NULL));
+    assert_ok(sp_confine_to(alias, &error), &error);
+    assert_true(sp_is_confined(file, &relative));
+    assert_string_equal(relative, "folder/file");
+    assert_ok(sp_confine_to(inside, &error), &error);
+    sp_free(file);
+    sp_free(alias);
+}
+
+/* The cache of Hugging Face: a snapshot's files are links to blobs. */
+static void test_snapshot(void **state)
+{
+    static const char *const folders[] = {"hub",
+                                          "hub/models--a--b",
+                                          "hub/models--a--b/blobs",
+                                          "hub/models--a--b/snapshots",
+                                          "hub/models--a--b/snapshots/1",
+                                          "hub/models--a--b/snapshots/1/sub"};
+    static const char *const links[][2] = {{"../../blobs/x", "file"},
+                                           {"../../../blobs/x", "sub/file"},
+                                           {"../../../../secret", "out"},
+                                           {"../../../blobs", "gone"}};
+    sp_error error;
+    char *hub = path_of(top, "hub");
+    char *path = path_of(top, folders[4]);
+
+    (void)state;
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        char *folder = path_of(top, folders[i]);
+
+        assert_int_equal(mkdir(folder, 0700), 0);
+        sp_free(folder);
+    }
+    for (size_t i = 0; i < sizeof links / sizeof *links; i++) {
+        char *link = path_of(path, links[i][1]);
+
+        assert_int_equal(symlink(links[i][0], link), 0);
+        sp_free(link);
+    }
+    sp_test_write_file(hub, "models--a--b/blobs/x", "good", 4);
+    for (size_t i = 3; i < 6; i++) { /* snapshots, the snapshot, a folder in it */
+        static const char *const to_file[] = {"1/sub/file", "sub/file", "file"};
+        char *confined = path_of(top, folders[i]);
+
+        assert_ok(sp_confine_to(confined, &error), &error);
+        if (system_has_openat2())
+            assert_ok(read_inside(to_file[i - 3], &error), &error);
+        sp_free(confined);
+    }
+    assert_ok(sp_confine_to(path, &error), &error);
+    assert_int_equal(read_inside("out", &error), SP_ERR_INPUT);
+    assert_true(read_inside("gone", &error) < 0);
+    assert_int_equal(read_inside("../../blobs/x", &error), SP_ERR_INPUT);
+    assert_int_equal(read_inside("sub/../../../blobs/x", &error), SP_ERR_INPUT);
+    /* The cache as a whole is none of it: its links lead where they always do. */
+    assert_ok(sp_confine_to(hub, &error), &error);
+    if (system_has_openat2())
+        assert_ok(read_inside("models--a--b/snapshots/1/file", &error), &error);
+    assert_ok(sp_confine_to(inside, &error), &error);
+    sp_free(path);
+    sp_free(hub);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ways_in),      cmocka_unit_test(test_ways_out),
         cmocka_unit_test(test_reason),       cmocka_unit_test(test_elsewhere),
-        cmocka_unit_test(test_no_directory),
+        cmocka_unit_test(test_no_directory), cmocka_unit_test(test_other_names),
+        cmocka_unit_test(test_given_name),   cmocka_unit_test(test_snapshot),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -373,6 +373,65 @@ def check_loading(binary):
             assert states["mine"] == "ready" and states["good"] == "available", states
 
 
+def check_skipped_folders(binary):
+    """What --adapter-dir holds and lists do not show is named once, with what to do. Its own name
+    may be relative, or lead through a link; nothing leads out by any of them."""
+    reasons = {"outside": "it is a link out of the directory", "empty": "it has no adapter_config",
+               "files": "its adapter_config.json is a link out", "base": "no adapter can have this",
+               "models--a--b": "snapshots/REVISION", "adapter_config.json": "an adapter itself"}
+    with folder_of_adapters(good="sqldoc") as folder:
+        inside = folder / "inside"
+        inside.mkdir()
+        os.symlink("inside", folder / "alias")
+        os.rename(folder / "good", inside / "good")
+        os.symlink(ADAPTERS / "scripture", inside / "outside")
+        for name in ("empty", "files", "models--a--b", ".staged", "base"):
+            (inside / name).mkdir()
+        (inside / "README.md").write_text("no adapter")
+        (inside / "adapter_config.json").write_text("{}")
+        os.symlink(ADAPTERS / "scripture" / "adapter_config.json",
+                   inside / "files" / "adapter_config.json")
+        for given in (os.path.relpath(inside), folder / "alias"):
+            with serving.serving(binary, "--adapter-dir", given,
+                                 "--adapter", "a=%s/outside" % given,
+                                 "--adapter", "b=%s/good" % given) as server:
+                for _ in range(3): # three scans
+                    listed = get(server, "/v1/lora_adapters").json["data"]
+                    assert {a["name"] for a in listed} == {"a", "b", "good"}, listed
+                refused = [a["error"] for a in listed if a["name"] == "a"][0]
+                assert "leads out" in refused["message"], refused
+                skipped = [l for l in server.log if "in --adapter-dir is skipped" in l]
+                assert len(skipped) == len(reasons), skipped
+                for name, why in reasons.items():
+                    assert any('"%s" in' % name in l and why in l for l in skipped), (name, skipped)
+                for path, status in (("good", 200), ("outside", 400), ("files", 400)):
+                    body = {"lora_name": "x", "lora_path": os.path.abspath(given) + "/" + path,
+                            "load_inplace": True}
+                    assert post(server, "/v1/load_lora_adapter", body).status == status, path
+
+
+def check_snapshot_as_directory(binary):
+    """A snapshot in the cache of Hugging Face, whose files are links to its repository's blobs."""
+    with folder_of_adapters() as hub:
+        repository = hub / "models--a--b"
+        snapshot = repository / "snapshots" / "4f2c"
+        (repository / "blobs").mkdir(parents=True)
+        for name in ("sqldoc", "csource"):
+            (snapshot / name).mkdir(parents=True)
+            for file in (ADAPTERS / name).iterdir():
+                blob = repository / "blobs" / (name + file.name)
+                blob.write_bytes(file.read_bytes())
+                os.symlink(os.path.relpath(blob, snapshot / name), snapshot / name / file.name)
+        oracle = generate(binary, "sqldoc", "The", 8)["tokens"]
+        with serving.serving(binary, "--adapter-dir", snapshot) as server:
+            listed = {m["id"] for m in get(server, "/v1/models").json["data"]}
+            assert listed == {"base", "sqldoc", "csource"}, listed
+            assert complete(server, "sqldoc")[0] == oracle
+            body = {"lora_name": "x", "lora_path": "csource/../../../blobs"}
+            assert post(server, "/v1/load_lora_adapter", body).code == "unsafe-path"
+            assert not any("skipped" in line for line in server.log), server.log
+
+
 def check_pinned(binary):
     """With every slot pinned nothing else can ever run: that is no "try again"."""
     with serving.serving(binary, "--adapter-dir", ADAPTERS, "--max-loras", 1) as server:
@@ -553,6 +612,7 @@ def check_settings(binary):
 
 CHECKS = [check_completions, check_streams, check_sampling_fields, check_logprobs, check_chat,
           check_ends, check_bad_requests, check_unknown_models, check_models, check_loading,
+          check_skipped_folders, check_snapshot_as_directory,
           check_pinned, check_forbidden_folders, check_folder_names, check_refused_at_start,
           check_keys, check_loads_beside_streams, check_settings]
 

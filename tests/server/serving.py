@@ -218,6 +218,7 @@ def until(condition, seconds=20, what="a condition"):
 
 def run_checks(checks, binary):
     """Calls every function with the binary and prints its name and time."""
+    assert checks, "no check has this name"
     for check in checks:
         start = time.monotonic()
         check(binary)

@@ -12,12 +12,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #define QUICK_SCAN_NS 50000000u  /* a list waits for a scan that takes no longer, */
 #define FIRST_SCAN_NS 500000000u /* and for the first as long as this */
 #define CLOSE_WAIT_S  1
+#define TOLD_MAX      64 /* what is skipped is named, each once, as far as this */
+#define CONFIG_NAME   "adapter_config.json"
 
 typedef struct name_list {
     char **names; /* [n] */
@@ -27,7 +30,9 @@ typedef struct name_list {
 struct sp_adapter_dir {
     const char *base;
     void (*done)(void *user, sp_adapter_task *task);
+    void (*skipped)(void *user, const char *name, const char *why);
     void *user;
+    name_list told; /* the thread's own: what was said to be skipped */
     pthread_t thread;
     pthread_mutex_t lock; /* of all below */
     pthread_cond_t filled;
@@ -106,6 +111,7 @@ static sp_status leads_out(const char *path, sp_error *error)
 
 sp_status sp_adapter_dir_resolve(const char *path, char **out_path, sp_error *error)
 {
+    const char *relative = path;
     char *full;
 
     if (!sp_confine_directory())
@@ -114,9 +120,9 @@ sp_status sp_adapter_dir_resolve(const char *path, char **out_path, sp_error *er
     if (path[0] == '\0')
         return sp_fail(error, SP_ERR_INPUT, NULL, "lora_path", -1, "lora_path is empty");
     /* Absolute: inside by its text, or not at all. The kernel judges the rest at the opening. */
-    if (path[0] == '/' && !sp_is_confined(path, NULL))
+    if (path[0] == '/' && !sp_is_confined(path, &relative))
         return leads_out(path, error);
-    full = path[0] == '/' ? sp_strdup(path) : sp_path_join(sp_confine_directory(), path);
+    full = sp_path_join(sp_confine_directory(), relative);
     if (!full)
         return sp_fail_memory(error, strlen(path), "a path");
     *out_path = full;
@@ -149,7 +155,7 @@ static sp_status look_up_path(const char *path, sp_error *error)
 
 static bool holds_adapter(const char *folder)
 {
-    char *config = sp_path_join(folder, "adapter_config.json");
+    char *config = sp_path_join(folder, CONFIG_NAME);
     bool holds = config && sp_path_exists(config);
 
     sp_free(config);
@@ -243,10 +249,83 @@ static bool is_closed(sp_adapter_dir *dir)
     return closed;
 }
 
+/* ---- what is skipped ------------------------------------------------------------------------- */
+
+#define WHAT_TO_DO \
+    "; copy there what it links to, or name that place at the start with --adapter NAME=DIR"
+
+static const char *why_config_fails(const char *folder)
+{
+    char *config = sp_path_join(folder, CONFIG_NAME);
+    int fd = config ? sp_confined_open(config, O_PATH) : -1;
+
+    sp_free(config);
+    if (fd >= 0)
+        close(fd);
+    if (fd < 0 && (errno == EXDEV || errno == ELOOP))
+        return "its " CONFIG_NAME " is a link out of the directory" WHAT_TO_DO;
+    return fd < 0 && errno != ENOENT ? "its " CONFIG_NAME " cannot be opened"
+                                     : "it has no " CONFIG_NAME;
+}
+
+/* NULL: it is nothing that anybody would take for an adapter. */
+static const char *why_skipped(const sp_adapter_dir *dir, const char *name, const char *folder)
+{
+    static const char repository[] = "models--";
+    struct stat info;
+    int fd = sp_confined_open(folder, O_PATH);
+    bool is_folder = fd >= 0 && fstat(fd, &info) == 0 && S_ISDIR(info.st_mode);
+
+    if (fd >= 0)
+        close(fd);
+    else if (errno == EXDEV || errno == ELOOP)
+        return "it is a link out of the directory" WHAT_TO_DO;
+    if (strcmp(name, CONFIG_NAME) == 0)
+        return "the directory is an adapter itself, and should hold adapters; name it with "
+               "--adapter NAME=DIR, or give the directory above it";
+    if (!is_folder)
+        return NULL;
+    if (strncmp(name, repository, sizeof repository - 1) == 0)
+        return "it is a repository of a Hugging Face cache; an adapter of it is the folder "
+               "snapshots/REVISION in it: name that with --adapter NAME=DIR";
+    if (!sp_adapter_dir_may_hold(name, dir->base))
+        return "no adapter can have this name";
+    return why_config_fails(folder);
+}
+
+static void tell_skipped(sp_adapter_dir *dir, const char *name)
+{
+    char *folder;
+    const char *why;
+
+    if (name[0] == '.' || dir->told.n == TOLD_MAX || find_name(&dir->told, name) < dir->told.n)
+        return;
+    folder = sp_path_join(sp_confine_directory(), name);
+    why = folder ? why_skipped(dir, name, folder) : NULL;
+    if (why) {
+        add_name(&dir->told, name);
+        dir->skipped(dir->user, name, why);
+    }
+    sp_free(folder);
+}
+
+/* ---- scans ----------------------------------------------------------------------------------- */
+
+/* The directory that was opened at the start, wherever it was moved since. */
+static DIR *open_listing(void)
+{
+    int fd = sp_confined_open(sp_confine_directory(), O_RDONLY | O_DIRECTORY);
+    DIR *listing = fd >= 0 ? fdopendir(fd) : NULL;
+
+    if (fd >= 0 && !listing)
+        close(fd);
+    return listing;
+}
+
 /* What is looked up meanwhile does not wait for the rest of the scan, nor do lists for long. */
 static void read_folders(sp_adapter_dir *dir, name_list *out_found)
 {
-    DIR *directory = opendir(sp_confine_directory());
+    DIR *directory = open_listing();
     struct dirent *entry;
 
     if (!directory)
@@ -256,6 +335,8 @@ static void read_folders(sp_adapter_dir *dir, name_list *out_found)
 
         if (folder)
             add_name(out_found, entry->d_name);
+        else
+            tell_skipped(dir, entry->d_name);
         sp_free(folder);
         serve_tasks(dir, sp_clock_ns() - dir->scan_began_ns > FIRST_SCAN_NS ? UINT64_MAX : 0);
     }
@@ -286,6 +367,7 @@ static void destroy(sp_adapter_dir *dir)
         sp_task_release(task);
     }
     free_names(&dir->found);
+    free_names(&dir->told);
     pthread_cond_destroy(&dir->filled);
     pthread_cond_destroy(&dir->ended);
     pthread_mutex_destroy(&dir->lock);
@@ -329,6 +411,7 @@ static void *run(void *user)
 /* ---- any thread ---------------------------------------------------------------------------- */
 
 sp_status sp_adapter_dir_open(const char *base, void (*done)(void *user, sp_adapter_task *task),
+                              void (*skipped)(void *user, const char *name, const char *why),
                               void *user, sp_adapter_dir **out_dir, sp_error *error)
 {
     sp_adapter_dir *dir = sp_calloc(1, sizeof *dir);
@@ -338,6 +421,7 @@ sp_status sp_adapter_dir_open(const char *base, void (*done)(void *user, sp_adap
         return sp_fail_memory(error, sizeof *dir, "the directory of adapters");
     dir->base = base;
     dir->done = done;
+    dir->skipped = skipped;
     dir->user = user;
     dir->scan_wanted = true;
     pthread_mutex_init(&dir->lock, NULL);

@@ -21,9 +21,12 @@ typedef struct sp_adapter_dir sp_adapter_dir;
 /*
  * Starts the thread and a first scan of the directory of base/confine.h; `base` is borrowed, and so
  * is `user`. `done` gets each task that has passed, with the outcome in it, on that thread: it
- * takes the reference. *out_dir is owned by the caller. SP_ERR_MEMORY, SP_ERR_THREAD.
+ * takes the reference. `skipped` is told, on that thread, of what a scan finds and lists do not
+ * show, once for each name (64 at most), with a sentence; the name is a stranger's text. *out_dir
+ * is owned by the caller. SP_ERR_MEMORY, SP_ERR_THREAD.
  */
 sp_status sp_adapter_dir_open(const char *base, void (*done)(void *user, sp_adapter_task *task),
+                              void (*skipped)(void *user, const char *name, const char *why),
                               void *user, sp_adapter_dir **out_dir, sp_error *error);
 /* No `done` is called from here on. A thread that waits for the file system is left to the end of
  * the process. NULL is allowed. */
@@ -42,9 +45,10 @@ void sp_adapter_dir_look_up(sp_adapter_dir *dir, sp_adapter_task *task);
 bool sp_adapter_dir_may_hold(const char *name, const char *base);
 
 /*
- * No file system: where `path`, relative to the directory or absolute inside it, would be.
- * *out_path is owned by the caller (sp_free). SP_ERR_UNSUPPORTED: the server has no directory of
- * adapters. SP_ERR_INPUT with `unsafe-path`: it leads out by its text.
+ * No file system: where `path`, relative to the directory or absolute inside it (as the system
+ * knows it, or as the server was given it), would be. *out_path is owned by the caller (sp_free).
+ * SP_ERR_UNSUPPORTED: the server has no directory of adapters. SP_ERR_INPUT with `unsafe-path`: it
+ * leads out by its text.
  */
 sp_status sp_adapter_dir_resolve(const char *path, char **out_path, sp_error *error);
 
