@@ -6,7 +6,9 @@
 #include "base/integer.h"
 #include "engine/engine_state.h"
 #include "engine/model/preflight.h"
+#include "engine/ops/kv_cache.h"
 
+#include <math.h>
 #include <string.h>
 
 #define ADAPTER_NAME_MAX 255
@@ -176,20 +178,7 @@ static sp_status open_model(sp_engine *engine, size_t free_bytes, sp_error *erro
 
 /* ---- buffers ------------------------------------------------------------------------------- */
 
-/* No position beyond the cache can come, so the tables end there. */
-static sp_status create_rope(sp_engine *engine, int64_t kv_tokens, sp_error *error)
-{
-    const sp_model_shape *shape = &engine->model.shape;
-    int32_t positions = kv_tokens < engine->max_context ? (int32_t)kv_tokens : engine->max_context;
-
-    if (sp_rope_create(shape->rope_theta, shape->head_dim / 2, positions, &engine->rope) == SP_OK)
-        return SP_OK;
-    return sp_fail(error, SP_ERR_MEMORY, NULL, "max-context", -1,
-                   "out of memory for the rotary tables of %d positions; lower max-context",
-                   positions);
-}
-
-static sp_status create_cache(sp_engine *engine, sp_error *error)
+static sp_status create_scheduler(sp_engine *engine, sp_error *error)
 {
     int32_t page_tokens = engine->options.page_tokens;
     int32_t n_pages = (int32_t)((engine->options.kv_tokens + page_tokens - 1) / page_tokens);
@@ -205,70 +194,78 @@ static sp_status create_cache(sp_engine *engine, sp_error *error)
         .gate = sp_engine_gate(engine),
         .prefix_cache = engine->options.prefix_cache,
     };
-    bool resident = !engine->kv_left_open;
-    sp_status status =
-        sp_kv_cache_create(engine->device, &engine->model.shape, engine->options.precision, n_pages,
-                           page_tokens, resident, &engine->cache, error);
 
-    if (status != SP_OK)
-        return status;
     if (sp_scheduler_create(&options, &engine->scheduler) != SP_OK)
         return sp_fail_memory(error, (size_t)n_pages * sizeof(int32_t), "the list of KV pages");
-    return create_rope(engine, (int64_t)n_pages * page_tokens, error);
+    return SP_OK;
 }
 
-static sp_forward_options forward_options(sp_engine *engine)
+static sp_attention_shape attention_shape(const sp_model_shape *shape)
 {
-    return (sp_forward_options){
-        .model = &engine->model,
+    return (sp_attention_shape){
+        .layers = shape->layers,
+        .q_heads = shape->q_heads,
+        .kv_heads = shape->kv_heads,
+        .head_dim = shape->head_dim,
+        .scale = (float)(1.0 / sqrt((double)shape->head_dim)),
+    };
+}
+
+/* `widths` is filled and borrowed by the options. No position beyond the cache can come, so the
+ * rotary tables end there. */
+static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX])
+{
+    const sp_model_shape *shape = &engine->model.shape;
+    const sp_pages *pages = &engine->scheduler.pages;
+    int64_t kv_tokens = (int64_t)pages->n_pages * engine->options.page_tokens;
+
+    return (sp_ops_options){
+        .device = engine->device,
         .kernels = engine->kernels,
         .exec = engine->exec,
-        .cache = &engine->cache,
-        .rope = &engine->rope,
         .delta = engine->delta,
         .slots = engine->options.max_loras > 0 ? engine->options.max_loras : 1,
         .type = engine->options.precision,
         .rows_max = engine->options.step_rows,
+        .hidden = shape->hidden,
+        .vocab = shape->vocab,
+        .n_widths = sp_forward_widths(shape, widths),
+        .widths = widths,
+        .attention = attention_shape(shape),
+        .rope = {.theta = shape->rope_theta,
+                 .n_rot = shape->head_dim / 2,
+                 .positions = (int32_t)min64(kv_tokens, engine->max_context)},
+        .kv_pages = pages->n_pages,
+        .page_tokens = engine->options.page_tokens,
+        .kv_resident = !engine->kv_left_open,
     };
-}
-
-/* One for each row that may be chosen for at a time. */
-static size_t choosing_places(const sp_engine *engine)
-{
-    return (size_t)min64(sp_exec_threads(engine->exec), SP_LOGIT_ROWS);
 }
 
 static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
 {
     size_t running = (size_t)engine->options.max_running;
-    size_t places = choosing_places(engine);
-    size_t adjusted = places * (size_t)engine->model.shape.vocab;
-    sp_forward_options options = forward_options(engine);
+    int32_t widths[SP_ROWS_MAX];
+    sp_ops_options options = ops_options(engine, widths);
     sp_status status;
 
     engine->spans = sp_calloc(running, sizeof *engine->spans);
+    engine->step_spans = sp_calloc(running, sizeof *engine->step_spans);
     engine->finished = sp_calloc(running, sizeof(sp_sequence *));
-    engine->sample_bytes = sp_sample_scratch_bytes(engine->model.shape.vocab);
-    engine->sample_scratch = sp_malloc(places * engine->sample_bytes);
-    engine->adjusted_logits = sp_calloc(adjusted, sizeof(float));
-    if (!engine->sample_scratch || !engine->adjusted_logits)
-        return sp_fail_memory(error, places * engine->sample_bytes + adjusted * sizeof(float),
-                              "the choice of tokens");
-    if (!engine->spans || !engine->finished)
+    if (!engine->spans || !engine->step_spans || !engine->finished)
         return sp_fail_memory(error, running * sizeof *engine->spans, "the plan of a step");
     status = sp_plan_create(engine->options.step_rows, options.slots, &engine->plan, error);
-    return status == SP_OK ? sp_forward_create(&options, &engine->forward, error) : status;
+    if (status == SP_OK)
+        status = sp_ops_create(engine->op_table, &options, &engine->ops, error);
+    return status == SP_OK ? sp_model_place(&engine->model, engine->ops, error) : status;
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
 static size_t scratch_bytes(sp_engine *engine)
 {
-    sp_forward_options options = forward_options(engine);
-    size_t vocab = (size_t)engine->model.shape.vocab;
-    size_t bytes =
-        sp_forward_scratch_bytes(&options) +
-        choosing_places(engine) * (sp_sample_scratch_bytes((int32_t)vocab) + vocab * sizeof(float));
+    int32_t widths[SP_ROWS_MAX];
+    sp_ops_options options = ops_options(engine, widths);
+    size_t bytes = sp_ops_scratch_bytes(engine->op_table, &options);
 
     if (engine->layout)
         bytes += sp_delta_workspace_bytes(engine->layout, engine->options.step_rows, false);
@@ -279,12 +276,13 @@ static size_t scratch_bytes(sp_engine *engine)
 static sp_status preflight(sp_engine *engine, size_t overlay_bytes, size_t free_bytes,
                            sp_error *error)
 {
+    sp_attention_shape attention = attention_shape(&engine->model.shape);
     sp_memory_needs needs = {
         .weights = engine->model.weight_bytes,
         .overlay = overlay_bytes,
         .scratch = scratch_bytes(engine),
         .host_cache = engine->options.host_bytes_max,
-        .kv_token = sp_kv_token_bytes(&engine->model.shape, engine->options.precision),
+        .kv_token = sp_kv_token_bytes(&attention, engine->options.precision),
         .kv_tokens = engine->options.kv_tokens,
         .max_running = engine->options.max_running,
         .max_context = engine->max_context,
@@ -327,7 +325,7 @@ static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, 
     sp_startup_free(&startup);
     engine->stats.adapter_seconds = sp_clock_seconds() - began;
     if (status == SP_OK)
-        status = create_cache(engine, error);
+        status = create_scheduler(engine, error);
     if (status == SP_OK)
         status = create_step_buffers(engine, error);
     return status;
@@ -385,6 +383,7 @@ sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapt
         return sp_fail_memory(error, sizeof *engine, "the engine");
     }
     engine->options = own;
+    engine->op_table = &sp_cpu_op_table;
     engine->next_id = 1;
     status = open_all(engine, own_adapters, n_adapters, error);
     sp_free(own_adapters);
@@ -410,17 +409,14 @@ void sp_engine_close(sp_engine *engine)
     sp_free(engine->sequences);
     sp_text_free(&engine->event_text);
     sp_text_free(&engine->decoded);
-    sp_forward_destroy(&engine->forward);
-    sp_free(engine->adjusted_logits);
-    sp_free(engine->sample_scratch);
+    sp_ops_destroy(engine->ops);
     sp_free(engine->finished);
+    sp_free(engine->step_spans);
     sp_free(engine->spans);
     sp_scheduler_destroy(&engine->scheduler);
-    sp_kv_cache_destroy(&engine->cache);
     sp_plan_destroy(engine->plan);
     sp_engine_close_adapters(engine);
     sp_tokenizer_close(engine->tokenizer);
-    sp_rope_destroy(&engine->rope);
     sp_model_close(&engine->model);
     sp_device_close(engine->device);
     sp_exec_destroy(engine->exec);
@@ -468,7 +464,7 @@ static sp_engine_stats stats_of(const sp_engine *engine)
     const sp_pages *pages = &engine->scheduler.pages;
     sp_engine_stats stats = engine->stats;
 
-    stats.delta_seconds = engine->forward.delta_seconds;
+    stats.delta_seconds = engine->ops->delta_seconds;
     stats.preemptions = engine->scheduler.preemptions;
     stats.rotations = engine->scheduler.rotations;
     stats.waiting = engine->scheduler.n_waiting;
@@ -483,8 +479,8 @@ static sp_engine_stats stats_of(const sp_engine *engine)
     stats.kv_pages_used_max = pages->used_max;
     stats.weight_bytes = engine->model.weight_bytes;
     stats.pool_bytes = engine->pool ? sp_pool_device_bytes(engine->pool) : 0;
-    stats.kv_bytes = engine->cache.bytes;
-    stats.scratch_bytes = engine->forward.scratch_bytes + engine->rope.bytes;
+    stats.kv_bytes = engine->ops->kv_bytes;
+    stats.scratch_bytes = engine->ops->scratch_bytes;
     if (engine->layout)
         stats.scratch_bytes +=
             sp_delta_workspace_bytes(engine->layout, engine->options.step_rows, false);

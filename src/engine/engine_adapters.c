@@ -57,24 +57,22 @@ static sp_status open_adapter(const sp_engine *engine, const sp_engine_adapter *
     return SP_OK;
 }
 
-static sp_served_table served_table(const sp_engine *engine, const uint16_t *data)
+static sp_served_table served_table(const sp_weight *table)
 {
-    const sp_model_shape *shape = &engine->model.shape;
-
     return (sp_served_table){
         .struct_bytes = sizeof(sp_served_table),
-        .data = data,
-        .dtype = SP_DTYPE_BF16,
-        .rows = shape->vocab,
-        .hidden = shape->hidden,
+        .data = table->host,
+        .dtype = table->type,
+        .rows = table->rows,
+        .hidden = table->columns,
     };
 }
 
 static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, size_t n,
                                sp_error *error)
 {
-    const sp_served_table embed = served_table(engine, engine->model.embed);
-    const sp_served_table head = served_table(engine, engine->model.head);
+    const sp_served_table embed = served_table(&engine->model.embed);
+    const sp_served_table head = served_table(&engine->model.head);
     sp_layout_options options;
     int32_t rank = 0;
     sp_status status;
@@ -451,8 +449,8 @@ sp_status sp_engine_read_tensors(const sp_engine *engine, const char *name, cons
     status = sp_engine_name_check(name, engine->base_name, error);
     if (status != SP_OK)
         return status;
-    embed = served_table(engine, engine->model.embed);
-    head = served_table(engine, engine->model.head);
+    embed = served_table(&engine->model.embed);
+    head = served_table(&engine->model.head);
     options = adapter_options(engine);
     options.base_dir = NULL; /* the caller's string, which may be gone */
     options.served_embed = &embed;

@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "engine/model/forward.h"
 #include "engine/model/model.h"
-#include "engine/ops/rope.h"
+#include "engine/ops/ops.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -24,11 +24,8 @@
 
 /* A row of the step under way whose logits are wanted. */
 typedef struct sp_logit_row {
-    int32_t row;
+    int32_t row, position;
     sp_sequence *sequence;
-    bool chooses;     /* a token, which is... */
-    int32_t token;    /* this one, or */
-    sp_status status; /* why there is none */
 } sp_logit_row;
 
 struct sp_engine {
@@ -38,7 +35,6 @@ struct sp_engine {
     const sp_kernels *kernels;
     sp_exec *exec;
     sp_device *device;
-    sp_rope rope;
     sp_tokenizer *tokenizer; /* NULL: the model directory has no tokenizer.json */
 
     sp_layout *layout; /* NULL where no adapter can be loaded, as are pool, stage and delta */
@@ -50,9 +46,10 @@ struct sp_engine {
     sp_plan *plan;
     sp_route_span *spans; /* [max_running] */
 
-    sp_kv_cache cache;
     sp_scheduler scheduler;
-    sp_forward forward;
+    const sp_op_table *op_table; /* of the backend */
+    sp_ops *ops;
+    sp_step_span *step_spans; /* [max_running] */
     int32_t max_context;
     bool kv_left_open; /* the preflight has set the KV cache's size */
 
@@ -62,9 +59,7 @@ struct sp_engine {
 
     sp_logit_row logit_rows[SP_LOGIT_ROWS]; /* the window under way */
     int32_t n_logit_rows;
-    char *sample_scratch;                /* [places][sample_bytes]; step.c has the places */
-    size_t sample_bytes;                 /* of one thread */
-    float *adjusted_logits;              /* [places, vocab] rows with bias and penalties */
+    sp_choice choices[SP_LOGIT_ROWS];    /* of the same rows */
     sp_logprob top[SP_TOP_LOGPROBS_MAX]; /* of the event under way */
     sp_text decoded;                     /* of the token under way */
     sp_text event_text;                  /* what of it is set free */

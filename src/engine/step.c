@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/engine_state.h"
-#include "engine/sampling/logprobs.h"
 
 #include <string.h>
 
@@ -44,6 +43,30 @@ static sp_status route(sp_engine *engine, const sp_batch *batch, sp_error *error
     }
     return sp_plan_build(engine->plan, engine->pool, engine->spans, batch->n_entries, batch->n_rows,
                          error);
+}
+
+/* ---- the forward pass ---------------------------------------------------------------------- */
+
+static sp_status run_forward(sp_engine *engine, const sp_batch *batch)
+{
+    const sp_step step = {
+        .spans = engine->step_spans,
+        .n_spans = batch->n_entries,
+        .n_rows = batch->n_rows,
+        .plan = engine->plan,
+    };
+
+    for (int32_t i = 0; i < batch->n_entries; i++) {
+        const sp_sequence *sequence = batch->entries[i].sequence;
+
+        engine->step_spans[i] = (sp_step_span){
+            .tokens = sequence->tokens + sequence->n_computed,
+            .pages = sequence->pages,
+            .position = sequence->n_computed,
+            .n_rows = batch->entries[i].n_rows,
+        };
+    }
+    return sp_forward_run(&engine->model, engine->ops, &step);
 }
 
 /* ---- tokens -------------------------------------------------------------------------------- */
@@ -229,24 +252,24 @@ static bool wants_token(const sp_sequence *sequence, int32_t position)
            sequence->n_tokens - sequence->n_prompt < sequence->max_tokens;
 }
 
-/* The logprob of `token` by a row of raw logits; the best ids go to engine->top. */
-static sp_status score_token(sp_engine *engine, const sp_sequence *sequence, const float *logits,
+/* The logprob of `token` by the raw logits of a row of the window; the best ids go to
+ * engine->top. */
+static sp_status score_token(sp_engine *engine, const sp_sequence *sequence, int32_t index,
                              int32_t token, token_score *out_score)
 {
     int32_t vocab = engine->model.shape.vocab;
 
     out_score->n_top = sequence->top_logprobs < vocab ? sequence->top_logprobs : vocab;
-    return sp_logprobs(logits, vocab, token, sequence->top_logprobs, &out_score->logprob,
-                       engine->top, NULL);
+    return sp_op_score(engine->ops, index, token, sequence->top_logprobs, &out_score->logprob,
+                       engine->top);
 }
 
 /* The token behind the position is one of the prompt, whose logprob is wanted. */
-static sp_status score_prompt(step_run *run, sp_sequence *sequence, const float *logits,
-                              int32_t position)
+static sp_status score_prompt(step_run *run, sp_sequence *sequence, int32_t index, int32_t position)
 {
     int32_t token = sequence->tokens[position + 1];
     token_score score;
-    sp_status status = score_token(run->engine, sequence, logits, token, &score);
+    sp_status status = score_token(run->engine, sequence, index, token, &score);
 
     if (status != SP_OK)
         return status;
@@ -257,87 +280,55 @@ static sp_status score_prompt(step_run *run, sp_sequence *sequence, const float 
     return SP_OK;
 }
 
-static const float *logits_of(const sp_engine *engine, int32_t index)
-{
-    return engine->forward.logits + (size_t)index * (size_t)engine->model.shape.vocab;
-}
-
-/* The row with what the request adds to it: a copy where it adds something. */
-static const float *adjust(const sp_engine *engine, const sp_sequence *sequence,
-                           const float *logits, int32_t place)
-{
-    size_t vocab = (size_t)engine->model.shape.vocab;
-    float *adjusted = engine->adjusted_logits + (size_t)place * vocab;
-    bool may_end = sequence->n_tokens - sequence->n_prompt >= sequence->ends.min_tokens;
-
-    if (!sequence->adjusted && may_end)
-        return logits;
-    memcpy(adjusted, logits, vocab * sizeof *adjusted);
-    if (!may_end)
-        sp_ends_forbid(&sequence->ends, adjusted);
-    sp_penalties_apply(
-        &sequence->penalties, sequence->tokens, sequence->n_prompt, sequence->n_tokens,
-        (int32_t *)(void *)(engine->sample_scratch + (size_t)place * engine->sample_bytes),
-        adjusted);
-    return adjusted;
-}
-
-/* One row's token. The vocabulary is long: rows are chosen for side by side, each in the memory of
- * its thread, or of its task where there are fewer of those. */
-static void choose_task(void *user, int32_t task, int32_t thread)
-{
-    sp_engine *engine = user;
-    int32_t place = sp_exec_threads(engine->exec) > SP_LOGIT_ROWS ? task : thread;
-    sp_logit_row *row = &engine->logit_rows[task];
-    const sp_sequence *sequence = row->sequence;
-
-    if (row->chooses)
-        row->status = sp_sample(
-            engine->kernels, adjust(engine, sequence, logits_of(engine, task), place),
-            engine->model.shape.vocab, &sequence->sampling,
-            (uint64_t)(sequence->n_tokens - sequence->n_prompt),
-            engine->sample_scratch + (size_t)place * engine->sample_bytes, &row->token, NULL);
-}
-
 static void choose_tokens(sp_engine *engine)
 {
     for (int32_t i = 0; i < engine->n_logit_rows; i++) {
-        sp_logit_row *row = &engine->logit_rows[i];
-        int32_t position = engine->forward.row_position[row->row];
+        const sp_logit_row *row = &engine->logit_rows[i];
+        const sp_sequence *sequence = row->sequence;
 
-        row->chooses = wants_token(row->sequence, position);
+        engine->choices[i] = (sp_choice){
+            .sampling = wants_token(sequence, row->position) ? &sequence->sampling : NULL,
+            .penalties = &sequence->penalties,
+            .ends = &sequence->ends,
+            .tokens = sequence->tokens,
+            .n_prompt = sequence->n_prompt,
+            .n_tokens = sequence->n_tokens,
+            .adjusted = sequence->adjusted,
+        };
     }
-    sp_exec_run(engine->exec, choose_task, engine, engine->n_logit_rows);
+    sp_op_choose(engine->ops, engine->choices, engine->n_logit_rows);
 }
 
-static sp_status use_token(step_run *run, const sp_logit_row *row, const float *logits)
+static sp_status use_token(step_run *run, sp_sequence *sequence, int32_t index)
 {
-    sp_sequence *sequence = row->sequence;
+    const sp_choice *choice = &run->engine->choices[index];
     token_score score = no_score;
-    sp_status status = row->status;
+    sp_status status = choice->status;
 
     if (status == SP_OK && sequence->logprobs)
-        status = score_token(run->engine, sequence, logits, row->token, &score);
+        status = score_token(run->engine, sequence, index, choice->token, &score);
     if (status == SP_OK)
-        take_token(run, sequence, row->token, score);
+        take_token(run, sequence, choice->token, score);
     return status;
 }
 
-static void use_logits(step_run *run, const sp_logit_row *wanted, const float *logits)
+/* Row `index` of the window. */
+static void use_logits(step_run *run, int32_t index)
 {
     sp_engine *engine = run->engine;
-    sp_sequence *sequence = wanted->sequence;
-    int32_t position = engine->forward.row_position[wanted->row];
+    sp_sequence *sequence = engine->logit_rows[index].sequence;
+    int32_t position = engine->logit_rows[index].position;
     sp_status status = SP_OK;
 
     if (is_finished(engine, sequence))
         return;
     if (sequence->logits_fn && position >= sequence->logits_from)
-        sequence->logits_fn(sequence->logits_user, position, logits, engine->model.shape.vocab);
+        sequence->logits_fn(sequence->logits_user, position, sp_op_read_logits(engine->ops, index),
+                            engine->model.shape.vocab);
     if (sp_sequence_scores(sequence, position)) {
-        status = score_prompt(run, sequence, logits, position);
-    } else if (wanted->chooses) {
-        status = use_token(run, wanted, logits);
+        status = score_prompt(run, sequence, index, position);
+    } else if (engine->choices[index].sampling) {
+        status = use_token(run, sequence, index);
     } else if (position == sequence->n_tokens - 1) {
         sp_text_clear(&engine->event_text);
         emit(run, sequence,
@@ -360,7 +351,7 @@ static void flush_logits(step_run *run)
         return;
     for (int32_t i = 0; i < n; i++)
         rows[i] = engine->logit_rows[i].row;
-    status = sp_forward_logits(&engine->forward, rows, n);
+    status = sp_forward_logits(&engine->model, engine->ops, rows, n);
     for (int32_t i = 0; i < n && status != SP_OK; i++) {
         sp_sequence *sequence = engine->logit_rows[i].sequence;
 
@@ -370,7 +361,7 @@ static void flush_logits(step_run *run)
     if (status == SP_OK)
         choose_tokens(engine);
     for (int32_t i = 0; i < n && status == SP_OK; i++)
-        use_logits(run, &engine->logit_rows[i], logits_of(engine, i));
+        use_logits(run, i);
     engine->n_logit_rows = 0;
 }
 
@@ -391,10 +382,12 @@ static void take_logits(step_run *run, const sp_batch *batch)
         sp_sequence *sequence = batch->entries[e].sequence;
 
         for (int32_t i = 0; i < batch->entries[e].n_rows; i++, row++) {
-            if (!wants_logits(sequence, engine->forward.row_position[row]))
+            int32_t position = engine->step_spans[e].position + i;
+
+            if (!wants_logits(sequence, position))
                 continue;
             engine->logit_rows[engine->n_logit_rows++] =
-                (sp_logit_row){.row = row, .sequence = sequence};
+                (sp_logit_row){.row = row, .position = position, .sequence = sequence};
             if (engine->n_logit_rows == SP_LOGIT_ROWS)
                 flush_logits(run);
         }
@@ -474,7 +467,7 @@ sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *
         error->position = -1; /* of the plan; no request has this id */
     if (status != SP_OK)
         return status;
-    status = sp_forward_run(&engine->forward, batch, engine->plan);
+    status = run_forward(engine, batch);
     if (status != SP_OK)
         return sp_fail(error, status, NULL, NULL, -1, "a step failed: %s", sp_status_text(status));
     count_step(engine, batch, began);

@@ -44,14 +44,14 @@ typedef struct model_loader {
 } model_loader;
 
 /* A tensor that starts at an odd address cannot be read as 16-bit elements: it is copied. */
-static const uint16_t *aligned_data(model_loader *loader, const char *data, size_t bytes)
+static const void *aligned_data(model_loader *loader, const char *data, size_t bytes)
 {
     sp_model *model = loader->model;
     void **grown;
     void *copy;
 
     if (((uintptr_t)data & 1) == 0)
-        return (const uint16_t *)(const void *)data;
+        return data;
     grown = sp_realloc(model->copies, (model->n_copies + 1) * sizeof *grown);
     if (grown)
         model->copies = grown;
@@ -84,87 +84,98 @@ static void fail_shape(model_loader *loader, const sp_tensor *tensor, int32_t ro
 }
 
 /* The weight [rows, cols] (a vector when cols is 0) of that name; a failure is kept in loader. */
-static const uint16_t *find_weight(model_loader *loader, const char *name, int32_t rows,
-                                   int32_t cols)
+static sp_weight find_weight(model_loader *loader, const char *name, int32_t rows, int32_t cols)
 {
+    sp_weight weight = {.type = SP_DTYPE_BF16, .rows = rows, .columns = cols};
     const sp_tensor *tensor;
     bool fits;
 
     if (loader->status != SP_OK)
-        return NULL;
+        return weight;
     tensor = sp_checkpoint_find(loader->checkpoint, name);
     if (!tensor) {
         loader->status = sp_fail(loader->error, SP_ERR_NOT_FOUND, NULL, name, -1,
                                  "the checkpoint has no weight %s", name);
-        return NULL;
+        return weight;
     }
     fits = cols > 0 ? tensor->n_dims == 2 && tensor->dims[0] == rows && tensor->dims[1] == cols
                     : tensor->n_dims == 1 && tensor->dims[0] == rows;
     if (!fits) {
         fail_shape(loader, tensor, rows, cols);
-        return NULL;
+        return weight;
     }
     if (tensor->type != SP_TENSOR_BF16) {
         loader->status = sp_fail(loader->error, SP_ERR_UNSUPPORTED, "unsupported-dtype", name, -1,
                                  "weight %s is %s; this engine runs BF16 checkpoints", name,
                                  sp_tensor_type_name(tensor->type));
-        return NULL;
+        return weight;
     }
     loader->used[tensor - sp_checkpoint_at(loader->checkpoint, 0)] = true;
     loader->model->weight_bytes += (size_t)tensor->bytes;
-    return aligned_data(loader,
-                        loader->model->files.files[tensor->file].data + tensor->offset_bytes,
-                        (size_t)tensor->bytes);
+    weight.host =
+        aligned_data(loader, loader->model->files.files[tensor->file].data + tensor->offset_bytes,
+                     (size_t)tensor->bytes);
+    return weight;
 }
 
-static const uint16_t *find_in_layer(model_loader *loader, int32_t layer, const char *module,
-                                     int32_t rows, int32_t cols)
+static sp_weight find_in_layer(model_loader *loader, int32_t layer, const char *module,
+                               const char *parameter, int32_t rows, int32_t cols)
 {
     char name[TENSOR_NAME_BYTES];
 
-    snprintf(name, sizeof name, "model.layers.%d.%s", layer, module);
+    snprintf(name, sizeof name, "model.layers.%d.%s.%s", layer, module, parameter);
     return find_weight(loader, name, rows, cols);
 }
 
-static sp_layer_sites find_sites(const sp_geometry *geometry, int32_t layer)
+static sp_norm as_norm(const model_loader *loader, sp_weight weight)
 {
-    return (sp_layer_sites){
-        .q = sp_geometry_find_module(geometry, layer, "self_attn.q_proj", -1),
-        .k = sp_geometry_find_module(geometry, layer, "self_attn.k_proj", -1),
-        .v = sp_geometry_find_module(geometry, layer, "self_attn.v_proj", -1),
-        .o = sp_geometry_find_module(geometry, layer, "self_attn.o_proj", -1),
-        .gate = sp_geometry_find_module(geometry, layer, "mlp.gate_proj", -1),
-        .up = sp_geometry_find_module(geometry, layer, "mlp.up_proj", -1),
-        .down = sp_geometry_find_module(geometry, layer, "mlp.down_proj", -1),
+    const sp_model_shape *shape = &loader->model->shape;
+
+    return (sp_norm){
+        .weight = weight,
+        .eps = shape->rms_norm_eps,
+        .offset = shape->zero_centred_norms ? 1.0f : 0.0f,
     };
+}
+
+static sp_norm find_norm(model_loader *loader, int32_t layer, const char *module, int32_t width)
+{
+    return as_norm(loader, find_in_layer(loader, layer, module, "weight", width, 0));
+}
+
+static sp_linear find_linear(model_loader *loader, int32_t layer, const char *module,
+                             int32_t outputs, int32_t inputs, bool bias)
+{
+    sp_linear linear = {
+        .weight = find_in_layer(loader, layer, module, "weight", outputs, inputs),
+        .site = sp_geometry_find_module(loader->model->geometry, layer, module, -1),
+    };
+
+    if (bias)
+        linear.bias = find_in_layer(loader, layer, module, "bias", outputs, 0);
+    return linear;
 }
 
 static void load_layer(model_loader *loader, int32_t layer)
 {
     const sp_model_shape *shape = &loader->model->shape;
     sp_layer_weights *w = &loader->model->layers[layer];
-    int32_t hidden = shape->hidden;
+    bool bias = shape->attention_bias;
+    int32_t hidden = shape->hidden, inner = shape->intermediate;
     int32_t q = shape->q_heads * shape->head_dim;
     int32_t kv = shape->kv_heads * shape->head_dim;
 
-    w->sites = find_sites(loader->model->geometry, layer);
-    w->input_norm = find_in_layer(loader, layer, "input_layernorm.weight", hidden, 0);
-    w->q = find_in_layer(loader, layer, "self_attn.q_proj.weight", q, hidden);
-    w->k = find_in_layer(loader, layer, "self_attn.k_proj.weight", kv, hidden);
-    w->v = find_in_layer(loader, layer, "self_attn.v_proj.weight", kv, hidden);
-    w->o = find_in_layer(loader, layer, "self_attn.o_proj.weight", hidden, q);
-    if (shape->attention_bias) {
-        w->q_bias = find_in_layer(loader, layer, "self_attn.q_proj.bias", q, 0);
-        w->k_bias = find_in_layer(loader, layer, "self_attn.k_proj.bias", kv, 0);
-        w->v_bias = find_in_layer(loader, layer, "self_attn.v_proj.bias", kv, 0);
-        w->o_bias = find_in_layer(loader, layer, "self_attn.o_proj.bias", hidden, 0);
-    }
-    w->q_norm = find_in_layer(loader, layer, "self_attn.q_norm.weight", shape->head_dim, 0);
-    w->k_norm = find_in_layer(loader, layer, "self_attn.k_norm.weight", shape->head_dim, 0);
-    w->post_norm = find_in_layer(loader, layer, "post_attention_layernorm.weight", hidden, 0);
-    w->gate = find_in_layer(loader, layer, "mlp.gate_proj.weight", shape->intermediate, hidden);
-    w->up = find_in_layer(loader, layer, "mlp.up_proj.weight", shape->intermediate, hidden);
-    w->down = find_in_layer(loader, layer, "mlp.down_proj.weight", hidden, shape->intermediate);
+    w->input_norm = find_norm(loader, layer, "input_layernorm", hidden);
+    w->q = find_linear(loader, layer, "self_attn.q_proj", q, hidden, bias);
+    w->k = find_linear(loader, layer, "self_attn.k_proj", kv, hidden, bias);
+    w->v = find_linear(loader, layer, "self_attn.v_proj", kv, hidden, bias);
+    w->o = find_linear(loader, layer, "self_attn.o_proj", hidden, q, bias);
+    w->q_norm = find_norm(loader, layer, "self_attn.q_norm", shape->head_dim);
+    w->k_norm = find_norm(loader, layer, "self_attn.k_norm", shape->head_dim);
+    w->post_norm = find_norm(loader, layer, "post_attention_layernorm", hidden);
+    w->gate = find_linear(loader, layer, "mlp.gate_proj", inner, hidden, false);
+    w->up = find_linear(loader, layer, "mlp.up_proj", inner, hidden, false);
+    w->down = find_linear(loader, layer, "mlp.down_proj", hidden, inner, false);
 }
 
 /* ---- what is left over --------------------------------------------------------------------- */
@@ -253,7 +264,8 @@ static sp_status load_weights(sp_model *model, const sp_checkpoint *checkpoint, 
     if (!loader.used)
         return sp_fail_memory(error, sp_checkpoint_n_tensors(checkpoint), "a list of weights");
     model->embed = find_weight(&loader, "model.embed_tokens.weight", shape->vocab, shape->hidden);
-    model->final_norm = find_weight(&loader, "model.norm.weight", shape->hidden, 0);
+    model->final_norm =
+        as_norm(&loader, find_weight(&loader, "model.norm.weight", shape->hidden, 0));
     model->head = model->embed;
     if (!shape->tied_embeddings)
         model->head = find_weight(&loader, "lm_head.weight", shape->vocab, shape->hidden);
@@ -386,6 +398,43 @@ sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes, sp_
     }
     *out_model = model;
     return SP_OK;
+}
+
+/* ---- placement ----------------------------------------------------------------------------- */
+
+static sp_status place_linear(sp_linear *linear, sp_ops *ops, sp_error *error)
+{
+    sp_status status = sp_op_place(ops, &linear->weight, error);
+
+    return status == SP_OK ? sp_op_place(ops, &linear->bias, error) : status;
+}
+
+static sp_status place_layer(sp_layer_weights *w, sp_ops *ops, sp_error *error)
+{
+    sp_norm *norms[] = {&w->input_norm, &w->q_norm, &w->k_norm, &w->post_norm};
+    sp_linear *linears[] = {&w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down};
+    sp_status status = SP_OK;
+
+    for (size_t i = 0; i < sizeof norms / sizeof norms[0] && status == SP_OK; i++)
+        status = sp_op_place(ops, &norms[i]->weight, error);
+    for (size_t i = 0; i < sizeof linears / sizeof linears[0] && status == SP_OK; i++)
+        status = place_linear(linears[i], ops, error);
+    return status;
+}
+
+sp_status sp_model_place(sp_model *model, sp_ops *ops, sp_error *error)
+{
+    sp_status status = sp_op_place(ops, &model->embed, error);
+
+    if (model->head.host == model->embed.host)
+        model->head.placed = model->embed.placed;
+    else if (status == SP_OK)
+        status = sp_op_place(ops, &model->head, error);
+    if (status == SP_OK)
+        status = sp_op_place(ops, &model->final_norm.weight, error);
+    for (int32_t layer = 0; layer < model->shape.layers && status == SP_OK; layer++)
+        status = place_layer(&model->layers[layer], ops, error);
+    return status;
 }
 
 void sp_model_close(sp_model *model)

@@ -7,32 +7,26 @@
 #define SP_ENGINE_MODEL_MODEL_H
 
 #include "engine/model/weight_files.h"
+#include "engine/ops/ops.h"
 
 #include <sidepath/adapter.h>
 
-/* Numbers of a layer's sites in the geometry. */
-typedef struct sp_layer_sites {
-    int32_t q, k, v, o, gate, up, down;
-} sp_layer_sites;
-
-/* All bf16, row-major. hidden H, q width Q = q_heads * head_dim, kv width K, FFN width I. */
+/* Row-major. hidden H, q width Q = q_heads * head_dim, kv width K, FFN width I. */
 typedef struct sp_layer_weights {
-    const uint16_t *input_norm;                        /* [H] */
-    const uint16_t *q, *k, *v, *o;                     /* [Q, H] [K, H] [K, H] [H, Q] */
-    const uint16_t *q_bias, *k_bias, *v_bias, *o_bias; /* [Q] [K] [K] [H], or NULL */
-    const uint16_t *q_norm, *k_norm;                   /* [head_dim] */
-    const uint16_t *post_norm;                         /* [H] */
-    const uint16_t *gate, *up, *down;                  /* [I, H] [I, H] [H, I] */
-    sp_layer_sites sites;
+    sp_norm input_norm;       /* [H] */
+    sp_linear q, k, v, o;     /* [Q, H] [K, H] [K, H] [H, Q] */
+    sp_norm q_norm, k_norm;   /* [head_dim] */
+    sp_norm post_norm;        /* [H] */
+    sp_linear gate, up, down; /* [I, H] [I, H] [H, I] */
 } sp_layer_weights;
 
 typedef struct sp_model {
     sp_geometry *geometry; /* one reference */
     sp_model_shape shape;
-    sp_layer_weights *layers;   /* [shape.layers] */
-    const uint16_t *embed;      /* [vocab, H] */
-    const uint16_t *head;       /* [vocab, H]; the same memory as embed when tied */
-    const uint16_t *final_norm; /* [H] */
+    sp_layer_weights *layers; /* [shape.layers] */
+    sp_weight embed;          /* [vocab, H] */
+    sp_weight head;           /* [vocab, H]; the same memory as embed when tied */
+    sp_norm final_norm;       /* [H] */
     sp_weight_files files;
     void **copies; /* tensors whose file offset is odd */
     size_t n_copies;
@@ -53,5 +47,8 @@ typedef struct sp_model {
 sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes, sp_model *out_model,
                         sp_error *error);
 void sp_model_close(sp_model *model);
+
+/* Puts every weight where the backend reads it. What sp_op_place returns. */
+sp_status sp_model_place(sp_model *model, sp_ops *ops, sp_error *error);
 
 #endif

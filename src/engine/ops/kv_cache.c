@@ -4,13 +4,13 @@
 
 #include <string.h>
 
-size_t sp_kv_token_bytes(const sp_model_shape *shape, sp_dtype dtype)
+size_t sp_kv_token_bytes(const sp_attention_shape *shape, sp_dtype dtype)
 {
     return (size_t)shape->layers * 2 * (size_t)shape->kv_heads * (size_t)shape->head_dim *
            sp_dtype_bytes(dtype);
 }
 
-sp_status sp_kv_cache_create(sp_device *device, const sp_model_shape *shape, sp_dtype dtype,
+sp_status sp_kv_cache_create(sp_device *device, const sp_attention_shape *shape, sp_dtype dtype,
                              int32_t n_pages, int32_t page_tokens, bool resident,
                              sp_kv_cache *out_cache, sp_error *error)
 {

@@ -6,7 +6,8 @@
 #ifndef SP_ENGINE_OPS_KV_CACHE_H
 #define SP_ENGINE_OPS_KV_CACHE_H
 
-#include <sidepath/adapter.h>
+#include "engine/ops/ops.h"
+
 #include <sidepath/device.h>
 
 #include <stdbool.h>
@@ -19,12 +20,12 @@ typedef struct sp_kv_cache {
     size_t bytes, half_layer_bytes;
 } sp_kv_cache;
 
-/* Bytes of one token's keys and values in all layers. */
-size_t sp_kv_token_bytes(const sp_model_shape *shape, sp_dtype dtype);
+/* Bytes of one token's keys and values in all layers that have them. */
+size_t sp_kv_token_bytes(const sp_attention_shape *shape, sp_dtype dtype);
 
 /* With `resident` every page is touched now, else a large cache comes into memory as it is used.
  * SP_ERR_MEMORY says how much was needed and names kv-tokens. */
-sp_status sp_kv_cache_create(sp_device *device, const sp_model_shape *shape, sp_dtype dtype,
+sp_status sp_kv_cache_create(sp_device *device, const sp_attention_shape *shape, sp_dtype dtype,
                              int32_t n_pages, int32_t page_tokens, bool resident,
                              sp_kv_cache *out_cache, sp_error *error);
 void sp_kv_cache_destroy(sp_kv_cache *cache);

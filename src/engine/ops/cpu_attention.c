@@ -1,0 +1,106 @@
+/* cpu_attention.c: keys and values into the cache, and attention over it. */
+#include "engine/ops/cpu_ops.h"
+
+#include <string.h>
+
+/* ---- RoPE and the cache -------------------------------------------------------------------- */
+
+/* One head of a row: element [row, head] of an activation. */
+static void *head_of(const sp_cpu_ops *cpu, sp_rows rows, int32_t row, int32_t head)
+{
+    return (char *)sp_cpu_row(cpu, rows, row) +
+           (size_t)head * (size_t)cpu->attention.head_dim * sp_dtype_bytes(cpu->type);
+}
+
+static void rotate(const sp_cpu_ops *cpu, const sp_norm *norm, void *head, int32_t position)
+{
+    const sp_rope *rope = &cpu->rope;
+    size_t angle = (size_t)position * (size_t)rope->n_rot;
+
+    cpu->kernels->rmsnorm_rope(cpu->type, head, norm->weight.placed, norm->offset,
+                               cpu->attention.head_dim, norm->eps, rope->cosine + angle,
+                               rope->sine + angle, rope->n_rot);
+}
+
+/* Copies one head vector of a row into the cache. */
+static void store_head(const sp_cpu_ops *cpu, void *block, const void *vector, int32_t page,
+                       int32_t head, int32_t token_in_page)
+{
+    memcpy((char *)block + sp_kv_cache_offset(&cpu->cache, page, head, token_in_page), vector,
+           (size_t)cpu->attention.head_dim * sp_dtype_bytes(cpu->type));
+}
+
+static void rope_row(const sp_cpu_ops *cpu, const void *user, int32_t row)
+{
+    const sp_rope_call *call = user;
+    int32_t page_tokens = cpu->cache.page_tokens;
+    int32_t position = cpu->row_position[row];
+    int32_t page = cpu->row_pages[row][position / page_tokens];
+    void *keys = sp_kv_cache_keys(&cpu->cache, call->layer);
+    void *values = sp_kv_cache_values(&cpu->cache, call->layer);
+
+    for (int32_t h = 0; h < cpu->attention.q_heads; h++)
+        rotate(cpu, call->q_norm, head_of(cpu, call->q, row, h), position);
+    for (int32_t h = 0; h < cpu->attention.kv_heads; h++) {
+        void *k = head_of(cpu, call->k, row, h);
+
+        rotate(cpu, call->k_norm, k, position);
+        store_head(cpu, keys, k, page, h, position % page_tokens);
+        store_head(cpu, values, head_of(cpu, call->v, row, h), page, h, position % page_tokens);
+    }
+}
+
+sp_status sp_cpu_rope_and_cache(sp_ops *ops, const sp_rope_call *call)
+{
+    sp_cpu_each_row((sp_cpu_ops *)ops, rope_row, call);
+    return SP_OK;
+}
+
+/* ---- attention ----------------------------------------------------------------------------- */
+
+typedef struct attention_job {
+    const sp_cpu_ops *cpu;
+    sp_rows q, y;
+    int32_t layer;
+} attention_job;
+
+/* One kv head of one attention item. */
+static void attention_task(void *user, int32_t task, int32_t thread)
+{
+    const attention_job *job = user;
+    const sp_cpu_ops *cpu = job->cpu;
+    const sp_attention_shape *shape = &cpu->attention;
+    const sp_attention_item *item = &cpu->items[task / shape->kv_heads];
+    int32_t kv_head = task % shape->kv_heads;
+    int32_t group = shape->q_heads / shape->kv_heads;
+    sp_attention_args args = {
+        .type = cpu->type,
+        .n_rows = item->n_rows,
+        .first_position = item->first_position,
+        .group = group,
+        .head_dim = shape->head_dim,
+        .kv_heads = shape->kv_heads,
+        .kv_head = kv_head,
+        .page_tokens = cpu->cache.page_tokens,
+        .scale = shape->scale,
+        .q = head_of(cpu, job->q, item->row, kv_head * group),
+        .q_stride = cpu->widths[job->q],
+        .out = head_of(cpu, job->y, item->row, kv_head * group),
+        .out_stride = cpu->widths[job->y],
+        .k_cache = sp_kv_cache_keys(&cpu->cache, job->layer),
+        .v_cache = sp_kv_cache_values(&cpu->cache, job->layer),
+        .pages = item->pages,
+        .scratch = cpu->attention_scratch + (size_t)thread * cpu->attention_scratch_floats,
+    };
+
+    cpu->kernels->attention(&args);
+}
+
+sp_status sp_cpu_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y)
+{
+    sp_cpu_ops *cpu = (sp_cpu_ops *)ops;
+    attention_job job = {.cpu = cpu, .q = q, .y = y, .layer = layer};
+
+    sp_exec_run(cpu->exec, attention_task, &job, cpu->n_items * cpu->attention.kv_heads);
+    return SP_OK;
+}

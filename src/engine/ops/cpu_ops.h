@@ -1,0 +1,100 @@
+/*
+ * cpu_ops.h: the backend of ops on the CPU: the memory of all activations, which is allocated once
+ * for rows_max rows, and the step under way. cpu_ops.c makes it and lays out a step; cpu_rows.c,
+ * cpu_linear.c, cpu_attention.c and cpu_logits.c are the ops.
+ */
+#ifndef SP_ENGINE_OPS_CPU_OPS_H
+#define SP_ENGINE_OPS_CPU_OPS_H
+
+#include "engine/ops/kv_cache.h"
+#include "engine/ops/ops.h"
+#include "engine/ops/rope.h"
+#include "kernels/cpu/kernels.h"
+
+#include <stdatomic.h>
+
+/* A run of at most SP_ATTENTION_ROWS consecutive rows of one sequence: the unit of attention. */
+#define SP_ATTENTION_ROWS 32
+typedef struct sp_attention_item {
+    int32_t row, n_rows, first_position;
+    const int32_t *pages;
+} sp_attention_item;
+
+typedef struct sp_cpu_ops {
+    sp_ops ops; /* first */
+    /* borrowed */
+    const sp_kernels *kernels;
+    sp_exec *exec;
+    sp_delta *delta; /* NULL: the base alone */
+
+    sp_dtype type; /* T */
+    int32_t rows_max, hidden, vocab;
+    int32_t widths[SP_ROWS_MAX];
+    sp_attention_shape attention;
+    sp_kv_cache cache;
+    sp_rope rope;
+
+    void *rows[SP_ROWS_MAX]; /* [rows_max, widths[i]] of T, row-major without padding */
+    void *packed;            /* x of the GEMM under way, packed */
+    float *attention_scratch;
+    size_t attention_scratch_floats; /* per thread */
+    int32_t *waiting;       /* [sp_cpu_linear_pieces_max] of cpu_linear.c, as is the next */
+    atomic_int *strip_done; /* pieces of each strip of columns that have been computed */
+
+    float *logits;      /* [SP_LOGIT_ROWS, vocab] of the last window */
+    void *logit_rows;   /* [SP_LOGIT_ROWS, hidden] of T: their x, for the deltas */
+    sp_plan *head_plan; /* of the window; NULL without delta */
+    int32_t places;     /* rows that a token may be chosen for at a time */
+    size_t sample_bytes;
+    char *sample_scratch;   /* [places][sample_bytes] */
+    float *adjusted_logits; /* [places, vocab] rows with bias and penalties */
+
+    /* of the step under way */
+    const sp_plan *plan;
+    int32_t n_rows;
+    int32_t *row_position; /* [rows_max], as are the next three */
+    int32_t *row_token;
+    const int32_t **row_pages; /* of the row's sequence */
+    sp_attention_item *items;
+    int32_t n_items;
+} sp_cpu_ops;
+
+static inline void *sp_cpu_row(const sp_cpu_ops *cpu, sp_rows rows, int32_t row)
+{
+    return (char *)cpu->rows[rows] +
+           (size_t)row * (size_t)cpu->widths[rows] * sp_dtype_bytes(cpu->type);
+}
+
+/* Runs fn for all rows of the step, on all threads where there are enough. */
+typedef void (*sp_cpu_row_fn)(const sp_cpu_ops *cpu, const void *args, int32_t row);
+void sp_cpu_each_row(const sp_cpu_ops *cpu, sp_cpu_row_fn fn, const void *args);
+
+/* ---- the entries of the table -------------------------------------------------------------- */
+
+sp_status sp_cpu_embed(sp_ops *ops, const sp_weight *table, sp_rows y);
+sp_status sp_cpu_norm(sp_ops *ops, sp_rows x, const sp_norm *norm, sp_rows y);
+sp_status sp_cpu_add_norm(sp_ops *ops, sp_rows sum, sp_rows x, const sp_norm *norm, sp_rows y);
+sp_status sp_cpu_silu_mul(sp_ops *ops, sp_rows gate, sp_rows up);
+
+/*
+ * The side paths ride on the base: their shrinks are the first tasks of the base GEMM's parallel
+ * job, and the last piece of a strip of columns is followed, on the same thread and while its
+ * outputs are in the cache, by the expand of the same columns. So a step with adapters has no more
+ * barriers than one without. Bits do not change: the kernels are those of sp_gemm_run and
+ * sp_delta_apply.
+ */
+sp_status sp_cpu_linear(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n);
+/* Room for the pieces that have to wait, for sp_cpu_ops.waiting. */
+int32_t sp_cpu_linear_pieces_max(int32_t threads);
+
+sp_status sp_cpu_rope_and_cache(sp_ops *ops, const sp_rope_call *call);
+sp_status sp_cpu_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y);
+
+sp_status sp_cpu_logits(sp_ops *ops, sp_rows x, const sp_weight *head, const int32_t *rows,
+                        int32_t n_rows);
+void sp_cpu_choose(sp_ops *ops, sp_choice *choices, int32_t n);
+sp_status sp_cpu_score(sp_ops *ops, int32_t index, int32_t token, int32_t n_top, float *out_logprob,
+                       sp_logprob *out_top);
+const float *sp_cpu_read_logits(sp_ops *ops, int32_t index);
+
+#endif

@@ -1,0 +1,34 @@
+/*
+ * weight.h: base weights as ops take them. A weight says what it is and where it is; who mapped,
+ * copied or converted it owns the bytes (model.h), and the backend that it was placed on decides
+ * where its kernels read it.
+ */
+#ifndef SP_ENGINE_OPS_WEIGHT_H
+#define SP_ENGINE_OPS_WEIGHT_H
+
+#include <sidepath/status.h>
+
+#include <stdint.h>
+
+/* Scales of a quantised type would be two more members, after `host`. */
+typedef struct sp_weight {
+    sp_dtype type;
+    int32_t rows, columns; /* [rows, columns] row-major without padding; a vector has 0 columns */
+    const void *host;      /* borrowed of the model; NULL: the model has no such weight */
+    const void *placed;    /* where ops read it; NULL until sp_op_place */
+} sp_weight;
+
+/* y = x / rms(x) * (weight + offset). */
+typedef struct sp_norm {
+    sp_weight weight; /* [width] */
+    float eps, offset;
+} sp_norm;
+
+/* y = x · weightᵀ (+ bias), and the side path of the row's adapter at `site`. */
+typedef struct sp_linear {
+    sp_weight weight; /* [outputs, inputs] */
+    sp_weight bias;   /* [outputs], or without host */
+    int32_t site;     /* in the model's geometry */
+} sp_linear;
+
+#endif
