@@ -309,7 +309,8 @@ static void make_call(bench *b, rig *r, const layer *of, const step *s)
     r->group.rank_stride = s->rank;
     r->group.x_stride = of->k;
     r->group.x = take(b, rows * (size_t)of->k * 2);
-    r->group.planes = take(b, sp_cuda_planes_bytes(s->rows, s->slots, of->k, s->rank, of->n_sites));
+    r->group.partials =
+        take(b, sp_cuda_partials_bytes(s->rows, s->slots, of->k, s->rank, of->n_sites));
     for (int i = 0; i < of->n_sites; i++) {
         size_t n = (size_t)of->n[i];
 

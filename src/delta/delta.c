@@ -1,7 +1,7 @@
 /*
  * delta.c: the plan's deltas at the sites that share x. Everything is checked before anything is
- * written; then each segment of the plan goes to the job with its slot's cells of the tables, and
- * absent sites drop out there.
+ * written; then each segment of the plan is added to the job with its slot's cells of the tables;
+ * absent sites are dropped there.
  */
 #include "base/alloc.h"
 #include "base/error.h"
@@ -27,7 +27,7 @@ static int32_t largest_k(const sp_layout *layout)
     for (int32_t i = 0; i < sp_layout_n_sites(layout); i++) {
         const sp_layout_site *site = sp_layout_site_at(layout, i);
 
-        /* No row is ever as long as the vocabulary: embed_tokens gathers. */
+        /* embed_tokens gathers, so no packed row is as long as the vocabulary. */
         if (site->kind != SP_SITE_EMBEDDING && site->k_in > k_max)
             k_max = site->k_in;
     }
@@ -359,7 +359,7 @@ int32_t sp_delta_site_of(const sp_delta *delta, int32_t site)
     return index;
 }
 
-/* The checks are over and the plan routes a row. */
+/* After all checks, if the plan routes any row. */
 static void apply_on_cpu(const sp_delta *delta, const sp_delta_group *group)
 {
     sp_lora_job job = new_job(delta, group);
@@ -408,7 +408,7 @@ void sp_delta_end_round(sp_delta *delta)
 
 /* ---- applying ------------------------------------------------------------------------------ */
 
-/* What the plan routes does not matter: a graph that is captured here may replay any other. */
+/* Independent of what the plan routes: a graph captured here may replay any other plan. */
 static sp_status apply_on_gpu(const sp_delta *delta, const sp_delta_group *group, sp_error *error)
 {
     sp_delta_gpu_call call = sp_delta_gpu_call_of(group->n_rows, group->k_in, &group->call);

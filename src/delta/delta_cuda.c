@@ -1,8 +1,8 @@
 /*
- * delta_cuda.c: a step's deltas on a GPU. The plan's rows are copied to fixed addresses and turned
+ * delta_cuda.c: a step's deltas on a GPU. The plan's rows are copied to fixed addresses and made
  * into tiles there by one kernel; then each group of sites is two launches that read the tables of
- * the pool. A captured graph holds addresses and sizes only, so it replays rightly whatever the
- * plan and the slots hold by then.
+ * the pool. A captured graph contains only addresses and sizes, so it replays correctly whatever
+ * the plan and the slots hold by then.
  */
 #include "delta/delta_cuda.h"
 
@@ -24,22 +24,24 @@ struct sp_delta_gpu {
     sp_stream *main_stream;
     int32_t rows_max, n_slots, rank_stride, type;
     int64_t slot_elements;
-    void *block; /* device: what scratch is cut out of */
+    void *block; /* device memory that holds the scratch */
     sp_cuda_scratch scratch;
     sp_cuda_row_report *report; /* device */
-    /* Uploads take turns: pinned seq_slot and row_scale of rows_max each, and when they are read.
-     * After them the report as the host reads it. */
+    /* Uploads rotate over pinned buffers of seq_slot and row_scale, rows_max each, with an event
+     * for each that records when it has been read. The report, as the host reads it, follows
+     * them. */
     char *staging;
     sp_cuda_row_report *report_read;
     sp_event *uploaded[SP_CUDA_UPLOADS];
     int32_t turn;
-    int32_t rows_set;       /* rows of seq_slot_in that may not be -1 */
-    int32_t device_rows;    /* the most that ever came from device memory: a graph may write them */
+    int32_t rows_set; /* rows of seq_slot_in that may hold something other than -1 */
+    int32_t
+        device_rows; /* the most rows that ever came from device memory: a graph may write them */
     int32_t rows_started;   /* of the plan node that was enqueued last, or -1 */
-    uint64_t build_started; /* and of its plan; 0: rows that the device chose */
+    uint64_t build_started; /* the build of its plan; 0: rows chosen on the device */
     bool from_device;       /* its rows came from device memory */
-    void *plan_native;      /* the stream that it was enqueued on */
-    bool after_plan;        /* it is that stream's last kernel, as far as we know */
+    void *plan_native;      /* the native stream that it was enqueued on */
+    bool after_plan;        /* it is that stream's last kernel, as far as known here */
 };
 
 /* ---- scratch ------------------------------------------------------------------------------- */
@@ -71,13 +73,13 @@ sp_cuda_scratch sp_cuda_scratch_cut(char *block, const sp_cuda_scratch_sizes *si
     s.plan.tile_rows = take(block, &at, rows);
     s.plan.tile_slot = take(block, &at, rows);
     s.plan.tiles = take(block, &at, tiles * sizeof(sp_cuda_tile));
-    s.planes = take(block, &at, sizes->planes_bytes);
+    s.partials = take(block, &at, sizes->partials_bytes);
     s.rounded = sizes->rounded_bytes > 0 ? take(block, &at, sizes->rounded_bytes) : NULL;
     s.bytes = at;
     return s;
 }
 
-/* No row is ever as long as the vocabulary: embed_tokens gathers. */
+/* embed_tokens gathers, so no row of xa is computed from the vocabulary. */
 static bool is_gathered(const sp_layout *layout, int32_t index)
 {
     return sp_layout_site_at(layout, index)->kind == SP_SITE_EMBEDDING;
@@ -92,8 +94,9 @@ static bool is_first_of_width(const sp_layout *layout, int32_t index)
     return true;
 }
 
-/* The largest need of any row count, width and group: the choice of planes is no monotone one. */
-static size_t planes_bytes(const sp_pool *pool, int32_t rows_max)
+/* The largest size over all row counts, widths and groups: the number of partials is not
+ * monotonic. */
+static size_t partials_bytes(const sp_pool *pool, int32_t rows_max)
 {
     const sp_layout *layout = sp_pool_layout(pool);
     int32_t n_slots = sp_pool_slots(pool), rank_stride = sp_layout_rank_stride(layout);
@@ -106,7 +109,7 @@ static size_t planes_bytes(const sp_pool *pool, int32_t rows_max)
             continue;
         for (int32_t rows = 1; rows <= rows_max; rows++)
             for (int32_t sites = 1; sites <= SP_CUDA_SITES_MAX; sites++) {
-                size_t bytes = sp_cuda_planes_bytes(rows, n_slots, k, rank_stride, sites);
+                size_t bytes = sp_cuda_partials_bytes(rows, n_slots, k, rank_stride, sites);
 
                 most = bytes > most ? bytes : most;
             }
@@ -114,7 +117,7 @@ static size_t planes_bytes(const sp_pool *pool, int32_t rows_max)
     return most;
 }
 
-/* What the head reads, whether or not the pool has its pairs. */
+/* The width that the head reads, whether or not the pool has its pairs. */
 static int32_t head_k(const sp_layout *layout)
 {
     const sp_geometry *geometry = sp_layout_geometry(layout);
@@ -141,7 +144,7 @@ static sp_cuda_scratch_sizes sizes_of(const sp_pool *pool, int32_t rows_max, boo
     return (sp_cuda_scratch_sizes){
         .rows_max = rows_max,
         .n_slots = sp_pool_slots(pool),
-        .planes_bytes = planes_bytes(pool, rows_max),
+        .partials_bytes = partials_bytes(pool, rows_max),
         .rounded_bytes = x_f32 ? rounded_bytes(sp_pool_layout(pool), rows_max) : 0,
     };
 }
@@ -276,7 +279,7 @@ static void *native_of(const sp_delta_gpu *gpu, const sp_stream *stream)
     return sp_stream_native(stream != NULL ? stream : gpu->main_stream);
 }
 
-/* The status of a launch, with the backend's words. */
+/* The status of a launch, with the backend's error text. */
 static sp_status launched(const sp_delta_gpu *gpu, int code, const char *what, sp_error *error)
 {
     sp_status status = sp_device_cuda_status(gpu->device, code, what);
@@ -287,8 +290,8 @@ static sp_status launched(const sp_delta_gpu *gpu, int code, const char *what, s
                    sp_device_error_text(gpu->device));
 }
 
-/* Rows that an earlier upload set and this one has not become -1, so that a graph which was
- * captured with more rows finds nothing there. */
+/* Rows that an earlier upload set and this one lacks become -1, so that a graph captured with more
+ * rows finds nothing there. */
 sp_status sp_delta_gpu_upload(sp_delta_gpu *gpu, const sp_plan_view *view, sp_stream *stream,
                               sp_error *error)
 {
@@ -463,14 +466,14 @@ static void set_group(const sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp
         .x = call->x,
         .x_stride = call->x_stride,
         .plan = gpu->scratch.plan,
-        .planes = gpu->scratch.planes,
+        .partials = gpu->scratch.partials,
     };
     for (int32_t i = 0; i < call->n; i++)
         set_site(gpu, call->sites[i], &call->outputs[i], &group->sites[i]);
 }
 
-/* A kernel that is launched in full order now stands between the plan's and the next. */
-static void note_kernel(sp_delta_gpu *gpu, const void *native)
+/* Records that a kernel launched without overlap now follows the plan's. */
+static void record_kernel(sp_delta_gpu *gpu, const void *native)
 {
     if (native == gpu->plan_native)
         gpu->after_plan = false;
@@ -488,13 +491,13 @@ static sp_status round_x(sp_delta_gpu *gpu, int32_t n_rows, int32_t k, const voi
         .to = gpu->scratch.rounded,
     };
 
-    note_kernel(gpu, native);
+    record_kernel(gpu, native);
     return launched(gpu, gpu->kernels.round_rows(gpu->number, &round, native), "rounding x", error);
 }
 
 /*
- * A kernel may begin while its predecessor ends, but reads the plan at once: so not when the
- * predecessor is the plan's own. What stands before on another stream is not known here.
+ * A kernel may start before its predecessor ends, but it reads the plan at once: so it must not
+ * overlap the plan's own kernel. Work on other streams is not tracked here.
  */
 sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
 {
@@ -512,7 +515,7 @@ sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, 
         group.x_stride = call->k_in;
     }
     group.after_plan = native != gpu->plan_native || gpu->after_plan;
-    note_kernel(gpu, native);
+    record_kernel(gpu, native);
     return launched(gpu, gpu->kernels.shrink(gpu->number, &group, native), "launching a shrink",
                     error);
 }
@@ -538,7 +541,7 @@ sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, s
 static sp_status take_parts(sp_delta_gpu *gpu, const sp_cuda_group *group,
                             const sp_cuda_parts *parts, void *native, sp_error *error)
 {
-    note_kernel(gpu, native);
+    record_kernel(gpu, native);
     return launched(gpu, gpu->kernels.take_parts(gpu->number, group, parts, native),
                     "taking a part of xa", error);
 }
@@ -555,7 +558,7 @@ sp_status sp_delta_gpu_shrink_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *
     return take_parts(gpu, &group, parts, native_of(gpu, call->stream), error);
 }
 
-/* Of one input and so of one plane: the sums are all there is to add. */
+/* With one input there is one partial: the sums themselves. */
 sp_status sp_delta_gpu_expand_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *call,
                                     const sp_cuda_parts *parts, sp_error *error)
 {
@@ -565,7 +568,7 @@ sp_status sp_delta_gpu_expand_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *
 
     set_group(gpu, call, &group);
     group.k_in = 1;
-    note_kernel(gpu, native);
+    record_kernel(gpu, native);
     status = launched(gpu, gpu->kernels.give_parts(gpu->number, &group, parts, native),
                       "giving a sum of parts", error);
     if (status != SP_OK)
@@ -585,7 +588,7 @@ sp_status sp_delta_gpu_clear_part(sp_delta_gpu *gpu, int32_t n_rows, const sp_cu
         .k_in = 1,
         .rank_stride = gpu->rank_stride,
         .plan = gpu->scratch.plan,
-        .planes = gpu->scratch.planes,
+        .partials = gpu->scratch.partials,
     };
 
     return take_parts(gpu, &none, parts, native_of(gpu, stream), error);
@@ -622,7 +625,7 @@ sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_t
         .y = call->y,
         .y_stride = call->y_stride,
     };
-    note_kernel(gpu, native);
+    record_kernel(gpu, native);
     return launched(gpu, gpu->kernels.embed_rows(gpu->number, &embed, native),
                     "launching the embeddings", error);
 }
@@ -651,7 +654,7 @@ static sp_status launch_head(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_t
 
     if (overlays->n == NULL)
         return SP_OK;
-    note_kernel(gpu, native);
+    record_kernel(gpu, native);
     return launched(gpu, gpu->kernels.head_rows(gpu->number, &head, native),
                     "launching the replaced logits", error);
 }

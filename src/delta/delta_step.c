@@ -1,5 +1,5 @@
-/* delta_step.c: what begins a step: the plan's rows, from the host or from device memory. On the
- * CPU there is nothing to begin. */
+/* delta_step.c: the start of a step: the plan's rows, from the host or from device memory. On the
+ * CPU there is nothing to do. */
 #include "base/error.h"
 #include "base/grow.h"
 #include "delta/delta_state.h"

@@ -1,10 +1,10 @@
 /*
  * grouped.c: the grouped LoRA GEMM in FP16 on the CPU.
  *
- * A [in, S] and B [S, out] have their summed index outside, so both sums run as rank-one updates:
- * a block of A's or B's rows is widened once and added, row by row, to the FP32 sums of a tile of
- * at most TILE_ROWS rows. Products of two FP16 numbers are exact in FP32, so a fused multiply-add
- * and a separate one give the same bits, and every level the same answer.
+ * A [in, S] and B [S, out] have the summed index as their outer one, so both sums are computed as
+ * rank-one updates: a block of A's or B's rows is widened once and added, row by row, to the FP32
+ * sums of a tile of at most TILE_ROWS rows. Products of two FP16 numbers are exact in FP32, so a
+ * fused multiply-add and a separate one give the same bits, and every level the same answer.
  */
 #include "delta/grouped_sizes.h"
 

@@ -105,7 +105,7 @@ sp_status sp_grouped_lora_launch(sp_grouped_lora *grouped, const sp_grouped_lora
     return status == SP_OK ? SP_OK : fail_device(grouped, status, error);
 }
 
-/* The sentence for what the device found, whose values stay there. */
+/* The error text for what the device found; the values stay on the device. */
 static sp_status fail_metadata(const sp_cuda_grouped_report *report, sp_error *error)
 {
     static const struct {

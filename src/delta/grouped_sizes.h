@@ -4,8 +4,8 @@
 
 #include <sidepath/grouped.h>
 
-/* The caller's parameters in today's size, checked as far as that needs no metadata:
- * SP_ERR_ARGUMENT and SP_ERR_UNSUPPORTED as in sp_grouped_lora_check. */
+/* Reads the caller's parameters in the current size and checks what needs no metadata. No argument
+ * but error may be NULL. SP_ERR_ARGUMENT and SP_ERR_UNSUPPORTED as in sp_grouped_lora_check. */
 sp_status sp_grouped_read_params(const sp_grouped_lora_params *params,
                                  sp_grouped_lora_params *out_params, sp_error *error);
 

@@ -1,7 +1,8 @@
 /*
- * partial.c: the halves of a delta with xa in the host's hands between them. On the CPU the same
- * job as in delta.c runs, but for its other half; on a GPU the same shrink and expand, with a
- * launch between them that takes or gives xa. So where there is one rank the bits are the same.
+ * partial.c: a delta in two halves, shrink and expand, with xa in the host's memory between them
+ * (the host may sum it over ranks). On the CPU each half is a job of delta.c restricted to it; on a
+ * GPU the same shrink and expand run, with a launch between them that exports or imports xa. So on
+ * a single rank the bits are those of a whole delta.
  */
 #include "base/error.h"
 #include "base/grow.h"
@@ -11,14 +12,14 @@
 
 #include <string.h>
 
-/* A call that has been read and is being checked, site by site. */
+/* A call that has been read and is checked site by site. */
 typedef struct partial_call {
     sp_delta *delta;
     sp_delta_partial_call args;
     const sp_plan_view *view; /* not used on a GPU */
     int32_t n_rows;
     sp_lora_half half;
-    int32_t k_in; /* of the first site that the pool holds; 0: of none yet */
+    int32_t k_in; /* of the first site in the pool; 0: none yet */
 } partial_call;
 
 /* ---- checks -------------------------------------------------------------------------------- */
@@ -108,7 +109,7 @@ static sp_status check_sites(partial_call *call, sp_error *error)
     return status;
 }
 
-/* Everything, before anything is written. */
+/* Checks everything before anything is written. */
 static sp_status begin(sp_delta *delta, const sp_delta_partial_call *from, sp_lora_half half,
                        partial_call *call, sp_error *error)
 {
@@ -252,13 +253,14 @@ static sp_status clear_xa(const partial_call *call, const sp_delta_partial *site
     return SP_OK;
 }
 
-/* The CPU writes only the sums that there are; a GPU's launch all of a site that the pool holds. */
+/* Whether a site's xa must be zeroed first: the CPU writes only existing sums, a GPU's launch all
+ * of a site in the pool. */
 static bool wants_zeros(const partial_call *call, int32_t place)
 {
     return call->half == SP_LORA_SHRINK && (place < 0 || call->delta->gpu == NULL);
 }
 
-/* Sites that the pool does not hold, or that a lever leaves out, drop out here. */
+/* Sites that are not in the pool, or are skipped by a setting, are dropped here. */
 static sp_status run(const partial_call *call, sp_error *error)
 {
     partial_group group = {.n = 0};

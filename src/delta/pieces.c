@@ -1,6 +1,6 @@
 /*
  * pieces.c: an apply in halves, for a host with two streams or two phases, and in pieces, for one
- * that runs them inside its own parallel jobs. Both are the round of one sp_lora_job.
+ * that runs them inside its own parallel jobs. Both use a single round of one sp_lora_job.
  */
 #include "base/error.h"
 #include "base/grow.h"
@@ -67,7 +67,7 @@ static sp_status read_half(const sp_delta *delta, const sp_delta_call *call, boo
                    (int)out_group->call.n_outputs);
 }
 
-/* 0: rows that the device chose. */
+/* 0: rows chosen on the device. */
 static uint64_t build_of(const sp_delta_group *group)
 {
     return group->view != NULL ? group->view->build : 0;

@@ -7,17 +7,19 @@
 #include <string.h>
 
 #define ALIGN_BYTES 64
-/* Adapters of a decode step that fit into one round even where a level packs a lone row as many. */
+/* Adapters of a decode step that fit into one round even on a level that packs a single row as a
+ * full tile. */
 #define LONE_ITEMS 32
-/* Multiply-adds below which a task costs more than it gives, and tasks for every thread. */
+/* Multiply-adds below which a task is not worth its overhead, and tasks per thread. */
 #define TASK_WORK_MIN    (1 << 15)
 #define TASKS_PER_THREAD 4
 #define LINE_BYTES       64
-/* Adapters whose B an expand asks for before it begins, and how much of each: what a cache takes.
+/* Adapters whose B an expand prefetches before it starts, and how much of each: what fits into a
+ * cache.
  */
-#define FETCHED_WORKS 32
-#define FETCHED_BYTES 4096
-/* Elements that the calling thread packs itself rather than wake others. */
+#define PREFETCHED_WORKS 32
+#define FETCHED_BYTES    4096
+/* Up to so many elements the calling thread packs alone instead of waking others. */
 #define PACK_ALONE_ELEMENTS (1 << 14)
 
 /* ---- scratch ------------------------------------------------------------------------------- */
@@ -100,7 +102,7 @@ void sp_lora_scratch_cut(void *block, const sp_lora_sizes *sizes, sp_lora_scratc
 
 /* ---- tasks --------------------------------------------------------------------------------- */
 
-/* Who owns a task: the last of n whose first task is not above it. */
+/* The owner of a task: the last of n whose first task is not above it. */
 static int32_t owner_of(const int32_t *first_task, int32_t n, int32_t task)
 {
     int32_t low = 0, high = n - 1;
@@ -161,7 +163,8 @@ static void run_piece(const sp_kernels *kernels, const sp_gemm_args *args,
                      min64(column + split->columns, args->n));
 }
 
-/* Whoever finishes the last piece of an item's xa packs it for the expand: no barrier of its own.
+/* The thread that finishes the last piece of an item's xa packs it for the expand, which saves a
+ * barrier.
  */
 static void shrink_task(void *user, int32_t task, int32_t thread)
 {
@@ -193,7 +196,7 @@ static void round_task(void *user, int32_t task, int32_t thread)
 
     (void)thread;
     for (int64_t i = 0; i < shrink->rows; i++) {
-        int64_t row = expand->row_index[i]; /* halves are of routed rows */
+        int64_t row = expand->row_index[i]; /* halves always have routed rows */
 
         job->kernels->convert(job->dtype, (char *)shrink->y + (size_t)i * row_bytes, SP_DTYPE_F32,
                               target->xa + row * target->xa_stride, shrink->n);
@@ -217,7 +220,7 @@ static void expand_task(void *user, int32_t task, int32_t thread)
 
 /*
  * Cuts a GEMM into pieces of about `piece` multiply-adds. A shrink has few columns and long sums,
- * so it is cut over rows first; an expand has many columns and short sums, the other way round.
+ * so it is split over rows first; an expand has many columns and short sums, so over columns first.
  */
 static sp_lora_split split_gemm(const sp_kernels *kernels, const sp_gemm_args *args, int64_t piece,
                                 bool rows_first)
@@ -330,7 +333,7 @@ static size_t packed_bytes(const sp_lora_job *job, int32_t rows, int32_t k)
     return align_up(job->kernels->x_pack_bytes(job->dtype, job->dtype, rows, k));
 }
 
-/* Does an item of so many rows fit into the round as it is? */
+/* Whether an item of so many rows fits into what is left of the round. */
 static bool fits(const sp_lora_job *job, int32_t rows, const sp_lora_pair *pairs)
 {
     size_t xa_bytes = job->xa_used;
@@ -343,7 +346,7 @@ static bool fits(const sp_lora_job *job, int32_t rows, const sp_lora_pair *pairs
            xa_bytes <= job->scratch->xa_bytes;
 }
 
-/* Effective scales of the item's rows at target t; returns where they lie. */
+/* Effective scales of the item's rows at target t; returns their address. */
 static const float *fill_scales(const sp_lora_job *job, int32_t t, const int32_t *row_order,
                                 int32_t first, int32_t rows, const float *row_scale, float stored)
 {
@@ -411,7 +414,7 @@ static void add_work(sp_lora_job *job, const sp_lora_item *item, int32_t t, int3
     job->xa_used += packed_bytes(job, item->rows, pair->rank);
 }
 
-/* Rows first .. first + rows of the segment; they fit. */
+/* Adds rows [first, first + rows) of the segment; they fit. */
 static void add_item(sp_lora_job *job, const int32_t *row_order, int32_t first, int32_t rows,
                      const float *row_scale, const sp_lora_pair *pairs)
 {
@@ -434,13 +437,13 @@ static void add_item(sp_lora_job *job, const int32_t *row_order, int32_t first, 
     job->n_rows += rows;
 }
 
-/* Rows of the next item: as many as the round takes; 0 when it must run first. */
+/* Rows of the next item: as many as fit into the round; 0 when it must run first. */
 static int32_t next_rows(const sp_lora_job *job, int32_t rows, const sp_lora_pair *pairs)
 {
     int32_t room = job->scratch->round_rows - job->n_rows;
 
     rows = rows < room ? rows : room;
-    /* A lone row fits into an empty round always: see packed_budget. */
+    /* A single row always fits into an empty round: see packed_budget. */
     while (rows > 1 && job->n_rows == 0 && !fits(job, rows, pairs))
         rows /= 2;
     return job->n_rows == 0 || fits(job, rows, pairs) ? rows : 0;
@@ -531,13 +534,13 @@ void sp_lora_job_run_expands(sp_lora_job *job)
 }
 
 /*
- * Asks for the B of some columns for all adapters of the round: it is a short run of each, too
- * short for the processor to notice a stream.
+ * Prefetches some columns of B for all adapters of the round: each is a short run, too short for
+ * the hardware prefetcher.
  */
-static void fetch_b(const sp_lora_job *job, int32_t target, int64_t column_begin,
-                    int64_t column_end)
+static void prefetch_b(const sp_lora_job *job, int32_t target, int64_t column_begin,
+                       int64_t column_end)
 {
-    for (int32_t i = 0, n = 0; i < job->n_works && n < FETCHED_WORKS; i++) {
+    for (int32_t i = 0, n = 0; i < job->n_works && n < PREFETCHED_WORKS; i++) {
         const sp_gemm_args *expand = &job->scratch->works[i].expand;
         int64_t row, bytes;
         const char *b;
@@ -561,7 +564,7 @@ bool sp_lora_job_expand(sp_lora_job *job, int32_t target, int64_t column_begin, 
         if (work->target == target && !atomic_load_explicit(&work->ready, memory_order_acquire))
             return false;
     }
-    fetch_b(job, target, column_begin, column_end);
+    prefetch_b(job, target, column_begin, column_end);
     for (int32_t i = 0; i < job->n_works; i++) {
         const sp_lora_work *work = &job->scratch->works[i];
 

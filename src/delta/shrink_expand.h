@@ -1,11 +1,12 @@
 /*
- * shrink_expand.h: side paths as rounds of tasks. A job collects items, a few rows of one adapter
- * each, until its scratch is full, and then runs them together: one parallel run packs x, one
- * shrinks all of them, one expands and folds all of them. So a step with sixteen rows of sixteen
- * adapters pays for three barriers, not for three times sixteen.
+ * shrink_expand.h: side paths as rounds of tasks. A job collects work items, a few rows of one
+ * adapter each, until its scratch is full, and then runs them together as one round: one parallel
+ * loop packs x, one shrinks all items, one expands and folds all of them. So a step with sixteen
+ * rows of sixteen adapters pays for three barriers, not for three times sixteen.
  *
- * How rows are cut into items and rounds, and tasks over threads, never changes a bit: every
- * kernel's output depends on its own rows alone.
+ * How rows are split into items and rounds, and tasks over threads, never changes a bit: every
+ * kernel's output depends only on its own rows. Pointers may not be NULL unless said so; a job
+ * belongs to one thread, except for the tasks of a round in pieces.
  */
 #ifndef SP_DELTA_SHRINK_EXPAND_H
 #define SP_DELTA_SHRINK_EXPAND_H
@@ -38,9 +39,9 @@ typedef struct sp_lora_target {
 } sp_lora_target;
 
 /*
- * What of a job runs. In the whole, xa is rounded to the job's type as it is made. A shrink leaves
- * the sums as they are in the targets' xa, the row's own rank of columns; an expand takes xa from
- * there, sums over several jobs perhaps, and rounds it then.
+ * Which half of a job runs. In a whole job, xa is rounded to the job's type as it is computed. A
+ * shrink stores the unrounded sums in the targets' xa, as many columns as the row's own rank; an
+ * expand reads xa from there (possibly summed over several jobs) and rounds it then.
  */
 typedef enum sp_lora_half {
     SP_LORA_WHOLE = 0,
@@ -48,9 +49,9 @@ typedef enum sp_lora_half {
     SP_LORA_EXPAND = 2
 } sp_lora_half;
 
-/* How the outputs of one GEMM are cut into tasks. */
+/* How the outputs of one GEMM are split into tasks. */
 typedef struct sp_lora_split {
-    int64_t rows, columns; /* of one task */
+    int64_t rows, columns; /* per task */
     int32_t column_tasks, n_tasks;
 } sp_lora_split;
 
@@ -60,22 +61,22 @@ typedef struct sp_lora_work {
     int32_t target;
     void *packed_xa; /* what expand reads */
     sp_lora_split shrink_split, expand_split;
-    atomic_int pending; /* shrink tasks that have not returned */
-    atomic_bool ready;  /* packed_xa is */
+    atomic_int pending; /* shrink tasks that are not done */
+    atomic_bool ready;  /* packed_xa is complete */
 } sp_lora_work;
 
 /* A few rows of one adapter; `rows` of packed x, shared by the item's outputs. */
 typedef struct sp_lora_item {
     void *packed_x;
-    const void *x;            /* row 0 of the matrix that row_index counts in */
+    const void *x;            /* row 0 of the matrix that row_index refers to */
     const int32_t *row_index; /* [rows], or NULL: consecutive rows from x */
     int32_t rows;
-    int32_t first; /* its first row, counted in the round */
+    int32_t first; /* its first row in the round */
 } sp_lora_item;
 
 /*
- * Scratch of a job, cut out of one block whose address never changes. Budgets bound a round; one
- * item of round_rows rows fits into an empty round always.
+ * Scratch of a job, in one block whose address never changes. The budgets bound a round; one item
+ * of round_rows rows always fits into an empty round.
  */
 typedef struct sp_lora_scratch {
     int32_t round_rows;
@@ -91,16 +92,17 @@ typedef struct sp_lora_scratch {
     int32_t *first_pack, *first_shrink, *first_expand;
 } sp_lora_scratch;
 
-/* What scratch must suffice for: every site up to k_max inputs and rank_max, at any level. */
+/* What the scratch is sized for: every site up to k_max inputs and rank_max, at any level. */
 typedef struct sp_lora_sizes {
     sp_dtype dtype;
     int32_t k_max, rank_max, rows_max;
     bool x_f32; /* x may be FP32 where dtype is not */
 } sp_lora_sizes;
 
+/* Bytes of the scratch for these sizes. */
 size_t sp_lora_scratch_bytes(const sp_lora_sizes *sizes);
 
-/* Cuts `block` (256-byte aligned) of sp_lora_scratch_bytes bytes for the same sizes. */
+/* Carves up `block` (256-byte aligned), of sp_lora_scratch_bytes bytes for the same sizes. */
 void sp_lora_scratch_cut(void *block, const sp_lora_sizes *sizes, sp_lora_scratch *out_scratch);
 
 typedef struct sp_lora_job {
@@ -108,21 +110,21 @@ typedef struct sp_lora_job {
     const sp_kernels *kernels;
     sp_exec *exec;
     const sp_lora_scratch *scratch;
-    sp_dtype dtype;  /* of A, B and xa, and of x as it is multiplied */
+    sp_dtype dtype;  /* of A, B and xa, and of x when it is multiplied */
     sp_dtype x_type; /* dtype, or F32: then x is rounded to dtype first */
     int32_t k_in, rank_max;
     const void *x; /* [rows, k_in] of x_type, stride x_stride elements */
     int64_t x_stride;
     int32_t n_targets; /* 1 .. SP_LORA_GROUP_MAX */
     sp_lora_target targets[SP_LORA_GROUP_MAX];
-    bool in_pieces; /* the caller runs the one round there may be, piece by piece */
+    bool in_pieces; /* the caller runs the only round, piece by piece */
     sp_lora_half half;
-    /* The round so far. Start with zeros. */
+    /* The round so far. Must be zeros at the start. */
     int32_t n_rows, n_items, n_works;
     size_t x_used, xa_used;
     int32_t n_pack_tasks, n_shrink_tasks, n_expand_tasks;
     int64_t pack_rows; /* of one packing task */
-    bool too_large;    /* in_pieces, and there is more than one round takes */
+    bool too_large;    /* in_pieces, and the rows do not fit into one round */
 } sp_lora_job;
 
 /*
@@ -133,7 +135,7 @@ typedef struct sp_lora_job {
 void sp_lora_job_add(sp_lora_job *job, const int32_t *row_order, int32_t rows,
                      const float *row_scale, const sp_lora_pair *pairs);
 
-/* Runs what is left. */
+/* Runs the last round. exec NULL: everything on the calling thread. */
 void sp_lora_job_finish(sp_lora_job *job);
 
 /*
@@ -142,20 +144,23 @@ void sp_lora_job_finish(sp_lora_job *job);
  * on any threads.
  */
 void sp_lora_job_cut(sp_lora_job *job);
-/* The packed form of rows 0 .. rows, where the round has just them as one item in their order. */
+/* The packed form of rows 0 .. rows, where the round consists of exactly them as one item, in
+ * order; else NULL. */
 const void *sp_lora_job_packed_x(const sp_lora_job *job, int32_t rows);
+/* Runs one packing or one shrink task of the round. */
 void sp_lora_job_pack(sp_lora_job *job, int32_t task);
 void sp_lora_job_shrink(sp_lora_job *job, int32_t task);
-/* Folds columns [begin, end) of one target, all rows; false, and nothing is done, while an xa that
- * it needs is on its way. */
+/* Folds columns [begin, end) of one target, all rows; returns false and does nothing while an xa
+ * that it needs is not complete. */
 bool sp_lora_job_expand(sp_lora_job *job, int32_t target, int64_t column_begin, int64_t column_end);
 
 /*
  * The round in two phases, after the rows were added with in_pieces: all packing and shrinking; all
- * expands. Between them an output of the routed form, whose rows are named by row_order, may be
- * given another y.
+ * expands. Between them an output of the routed form, whose rows are named by row_order, may get
+ * another y.
  */
 void sp_lora_job_run_shrinks(sp_lora_job *job);
+/* Gives target `target` another y for the expands to come. */
 void sp_lora_job_set_y(sp_lora_job *job, int32_t target, void *y, int64_t y_stride,
                        sp_dtype y_type);
 void sp_lora_job_run_expands(sp_lora_job *job);

@@ -12,18 +12,18 @@ struct sp_single_gpu {
     sp_device *device;
     int number; /* of the GPU */
     sp_cuda_kernels kernels;
-    int32_t rank_stride; /* of every call, so that the planes fit whatever the rank */
+    int32_t rank_stride; /* the same for every call, so that the partials fit whatever the rank */
     void *block;
     sp_cuda_scratch scratch;
 };
 
-static size_t planes_bytes(const sp_delta_single_options *options, int32_t rank_stride)
+static size_t partials_bytes(const sp_delta_single_options *options, int32_t rank_stride)
 {
     size_t most = 0;
 
     for (int32_t rows = 1; rows <= options->rows_max; rows++)
         for (int32_t chunk = 1; chunk <= sp_cuda_chunks(options->k_in_max); chunk++) {
-            size_t bytes = sp_cuda_planes_bytes(rows, 1, chunk * SP_CUDA_CHUNK_K, rank_stride, 1);
+            size_t bytes = sp_cuda_partials_bytes(rows, 1, chunk * SP_CUDA_CHUNK_K, rank_stride, 1);
 
             most = bytes > most ? bytes : most;
         }
@@ -42,7 +42,7 @@ sp_status sp_single_gpu_create(const sp_delta_single_options *options, sp_single
     gpu->device = options->device;
     gpu->number = sp_device_cuda_index(options->device);
     gpu->rank_stride = (options->rank_max + 7) / 8 * 8;
-    sizes.planes_bytes = planes_bytes(options, gpu->rank_stride);
+    sizes.partials_bytes = partials_bytes(options, gpu->rank_stride);
     if (options->x_f32)
         sizes.rounded_bytes =
             (size_t)options->rows_max * (size_t)options->k_in_max * sizeof(uint16_t);
@@ -84,7 +84,7 @@ static sp_cuda_group to_group(const sp_single_gpu *gpu, const sp_delta_single_ar
         .x = rounds ? gpu->scratch.rounded : args->x,
         .x_stride = rounds ? args->k_in : args->x_stride,
         .plan = gpu->scratch.plan,
-        .planes = gpu->scratch.planes,
+        .partials = gpu->scratch.partials,
     };
 
     group.sites[0] = (sp_cuda_site){

@@ -2,12 +2,11 @@
  * token_delta.c: embeddings and logits, where a table of tokens is what the adapter changes.
  *
  * Replaced rows come first: an embedding is the adapter's row instead of the served one; a logit is
- * the product with the adapter's row. Pairs come behind them: for lm_head as at any linear site,
- * for embed_tokens with a gathered column of A in place of x · Aᵀ, which is what it is for a
- * one-hot x.
+ * the product with the adapter's row. Pairs follow: for lm_head as at any linear site, for
+ * embed_tokens with a gathered column of A instead of x · Aᵀ, which it equals for a one-hot x.
  *
- * Work is collected into rounds of GEMMs whose outputs go straight into y, so that a step with
- * rows of many adapters runs them together. Which rows share a round changes no bit.
+ * Work is collected into rounds of GEMMs whose outputs are written directly into y, so that a step
+ * with rows of many adapters runs them together. Which rows share a round changes no bit.
  */
 #include "base/error.h"
 #include "base/grow.h"
@@ -173,7 +172,7 @@ static const sp_token_table *table_of(const sp_delta *delta, sp_site_kind kind)
 bool sp_delta_has_tokens(const sp_delta *delta, sp_site_kind kind)
 {
     const sp_pool_overlays *tables = sp_pool_overlays_of(delta->pool, kind);
-    /* What is captured for a GPU must serve what the slots hold later. */
+    /* What is captured for a GPU must work for whatever the slots hold later. */
     bool replaced = delta->gpu != NULL ? tables->n != NULL : tables->n_slots > 0;
 
     return !delta->no_apply && (table_of(delta, kind)->index >= 0 || replaced);
@@ -193,7 +192,7 @@ static sp_status check_table(const sp_delta *delta, sp_site_kind kind, sp_error 
 typedef struct embed_job {
     const sp_delta *delta;
     const sp_plan_view *view;
-    sp_delta_embed_call call; /* as the caller's, in today's size */
+    sp_delta_embed_call call; /* the caller's, in the current size */
 } embed_job;
 
 static void override_embeddings(const embed_job *job)
@@ -334,7 +333,7 @@ sp_status sp_delta_embed(sp_delta *delta, const sp_delta_embed_call *call, sp_er
 typedef struct head_job {
     const sp_delta *delta;
     const sp_plan_view *view;
-    sp_delta_head_call call; /* as the caller's, in today's size */
+    sp_delta_head_call call; /* the caller's, in the current size */
 } head_job;
 
 /* The rows of an FP32 x that row_order names, in the pool's type. */

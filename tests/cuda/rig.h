@@ -169,9 +169,9 @@ static inline void rig_make(rig *r, const rig_shape *shape, const int32_t *seq_s
     rig_plan(r);
     rig_sites(r);
     r->group.x = rig_put(r, r->x, rows * (size_t)shape->k * 2);
-    r->group.planes = rig_put(r, NULL,
-                              sp_cuda_planes_bytes(shape->rows, shape->slots, shape->k,
-                                                   shape->rank_stride, shape->sites));
+    r->group.partials = rig_put(r, NULL,
+                                sp_cuda_partials_bytes(shape->rows, shape->slots, shape->k,
+                                                       shape->rank_stride, shape->sites));
 }
 
 static inline void rig_free(rig *r)

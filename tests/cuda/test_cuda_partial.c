@@ -17,7 +17,7 @@ static sp_device *gpu;
 enum { ROWS = 60, ROWS_MAX = 300, ADAPTERS = 6, POOL_RANK = 16, XA_STRIDE = POOL_RANK + 3 };
 
 /* FP32 terms that one sum loses a last bit to, at most: 128 products of a quarter, the quarters,
- * and the planes. */
+ * and the partials. */
 #define SUM_LOSS (256 * 0x1p-23)
 
 static void make_scene(delta_scene *scene, sp_dtype dtype, int32_t k_in, bool x_f32)
@@ -199,7 +199,7 @@ static void check_halves(halves *h, const int32_t *rows, int32_t n_rows, sp_stre
         free(want[i]);
 }
 
-/* Planes of one chunk and of four, more groups of them than one, odd sizes, windows. */
+/* Partials of one chunk and of four, more groups of them than one, odd sizes, windows. */
 static void a_small_rank_alone_has_the_bits_of_an_apply(void **state)
 {
     static const int32_t counts[] = {1, 17, ROWS_MAX}, ks[] = {200, 1101, 5128};

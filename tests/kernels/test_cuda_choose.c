@@ -54,9 +54,9 @@ static void the_bounds_are_not_wasteful(void **state)
     assert_int_equal(sp_cuda_windows_bound(3, 64, 8), 3);
 }
 
-/* What parts.cu relies on: an expand of one input adds nothing up, and any group's planes have room
- * for the one that it reads. */
-static void one_input_is_one_plane(void **state)
+/* What parts.cu relies on: an expand of one input adds nothing up, and any group's partials have
+ * room for the one that it reads. */
+static void one_input_is_one_partial(void **state)
 {
     static const int32_t rows[] = {1, 64, 256, 257, 2048, 65536};
     static const int32_t ranks[] = {8, 24, 64, 512};
@@ -64,19 +64,19 @@ static void one_input_is_one_plane(void **state)
     (void)state;
     for (int32_t i = 0; i < 6 * 4 * 4; i++) {
         int32_t n_rows = rows[i % 6], rank = ranks[i / 6 % 4], sites = i / 24 + 1;
-        size_t plane = (size_t)n_rows * (size_t)rank * (size_t)sites * 4;
+        size_t partial = (size_t)n_rows * (size_t)rank * (size_t)sites * 4;
 
         for (int32_t slots = 1; slots <= 64; slots *= 4) {
-            assert_int_equal(sp_cuda_choose_shrink(n_rows, slots, 1, rank, sites).n_planes, 1);
-            assert_int_equal(sp_cuda_planes_bytes(n_rows, slots, 1, rank, sites), plane);
-            assert_true(sp_cuda_planes_bytes(n_rows, slots, 8, rank, sites) >= plane);
-            assert_true(sp_cuda_planes_bytes(n_rows, slots, 5128, rank, sites) >= plane);
+            assert_int_equal(sp_cuda_choose_shrink(n_rows, slots, 1, rank, sites).n_partials, 1);
+            assert_int_equal(sp_cuda_partials_bytes(n_rows, slots, 1, rank, sites), partial);
+            assert_true(sp_cuda_partials_bytes(n_rows, slots, 8, rank, sites) >= partial);
+            assert_true(sp_cuda_partials_bytes(n_rows, slots, 5128, rank, sites) >= partial);
         }
     }
 }
 
-/* Every chunk in one plane, every plane in one block, and shapes that there are kernels for. */
-static void planes_cover_k_and_blocks_cover_planes(void **state)
+/* Every chunk in one partial, every partial in one block, and shapes that there are kernels for. */
+static void partials_cover_k_and_blocks_cover_partials(void **state)
 {
     static const int32_t rows[] = {1, 64, 256, 257, 512, 2048, 8192, 65536};
     static const int32_t ks[] = {8, 512, 520, 2560, 4096, 12288, 25600};
@@ -89,10 +89,10 @@ static void planes_cover_k_and_blocks_cover_planes(void **state)
         sp_cuda_shrink_choice choice = sp_cuda_choose_shrink(n_rows, 16, k, rank, sites);
         int32_t window = choice.window_tiles;
 
-        assert_true(choice.plane_chunks == 1 || choice.plane_chunks == 4);
-        assert_true(choice.n_planes * choice.plane_chunks >= chunks);
-        assert_true((choice.n_planes - 1) * choice.plane_chunks < chunks);
-        assert_in_range(choice.block_planes, 1, choice.n_planes);
+        assert_true(choice.partial_chunks == 1 || choice.partial_chunks == 4);
+        assert_true(choice.n_partials * choice.partial_chunks >= chunks);
+        assert_true((choice.n_partials - 1) * choice.partial_chunks < chunks);
+        assert_in_range(choice.block_partials, 1, choice.n_partials);
         assert_int_equal(window == 1, n_rows <= 256);
         assert_true(window == 1 || window == 4 || window == 8 || window == 16);
         assert_in_range(choice.rank_warps, 1, window == 1 || window == 16 ? 1 : 3);
@@ -129,8 +129,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiles_and_windows_stay_within_their_bounds),
         cmocka_unit_test(the_bounds_are_not_wasteful),
-        cmocka_unit_test(one_input_is_one_plane),
-        cmocka_unit_test(planes_cover_k_and_blocks_cover_planes),
+        cmocka_unit_test(one_input_is_one_partial),
+        cmocka_unit_test(partials_cover_k_and_blocks_cover_partials),
         cmocka_unit_test(the_ring_takes_the_large_steps),
     };
 

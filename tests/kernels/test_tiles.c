@@ -10,9 +10,9 @@
 #define SP_TILES_EMULATED
 #define EPILOGUE sp_gemm_epilogue_avx2
 /* What is of AVX-512 is tested by test_gemm.c, where the machine has it. */
-#define TURNED_EPILOGUE(...) false
-#define PACK_TILES           plain_pack_tiles
-#define sp_kernels_fill_amx  fill_amx_emulated
+#define TRANSPOSED_EPILOGUE(...) false
+#define PACK_TILES               plain_pack_tiles
+#define sp_kernels_fill_amx      fill_amx_emulated
 /* Panels so small that short lengths cross their borders. */
 #define PANEL_N     64
 #define PANEL_K     64

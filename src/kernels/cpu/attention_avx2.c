@@ -1,6 +1,6 @@
 /*
  * attention_avx2.c: attention_tile.h with AVX2 and FMA. Scores: lanes along head_dim, three queries
- * × four keys in registers. Values: lanes along head_dim, one broadcast weight a step.
+ * × four keys in registers. Values: lanes along head_dim, one broadcast weight per step.
  */
 #define QUERIES   3
 #define KEYS      4
@@ -46,7 +46,7 @@ SP_INLINE void score(int queries, const float *q, const float *keys, int32_t d, 
                       sp_v8_reduce4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
 }
 
-/* The largest lane; a NaN is passed over, its weight is one anyway. */
+/* The largest lane; NaNs are skipped, their weights are NaN anyway. */
 SP_INLINE float largest_lane(__m256 v)
 {
     __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));

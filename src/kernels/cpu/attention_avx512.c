@@ -1,7 +1,7 @@
 /*
  * attention_avx512.c: attention_tile.h with AVX-512, bit for bit the form of AVX2. A vector of
- * scores holds eight lanes of two keys, a block's weights lie in two vectors; the weighted sums
- * are elementwise and sixteen wide.
+ * scores holds eight lanes of two keys, a block's weights fill two vectors; the weighted sums are
+ * elementwise and sixteen wide.
  */
 #define QUERIES   4
 #define KEYS      8
@@ -116,7 +116,7 @@ static void softmax_step(attention_tile *tile, int32_t query, int32_t count, flo
     for (int s = 0; s < BLOCK / 16; s++) {
         scores[s] = _mm512_mask_mul_ps(_mm512_set1_ps(-INFINITY), (__mmask16)(seen >> 16 * s),
                                        _mm512_loadu_ps(weights + 16 * s), _mm512_set1_ps(scale));
-        largest = _mm512_max_ps(scores[s], largest); /* a NaN is passed over */
+        largest = _mm512_max_ps(scores[s], largest); /* NaNs are skipped */
     }
     maximum = _mm512_reduce_max_ps(largest);
     SP_UNROLL

@@ -4,19 +4,19 @@
  *
  * For every query (row, head): blocks of 32 keys in order from position 0; in each block the
  * scores, the new maximum, the weights exp(score - maximum), and then sum and total rescaled and
- * added to. A query takes exactly the keys up to its own position, so neither later rows of a
- * prefill nor what an unfinished page holds can reach it.
+ * added to. A query reads exactly the keys up to its own position, so neither later rows of a
+ * prefill nor the unused part of a page can affect it.
  *
  * Keys and values of a block are widened once, in pair order, and shared by a tile of queries:
  * all heads of the group and as many rows as the tile holds.
  *
  * Every level has the same bits: a score is eight lanes along head_dim and the tree of
- * sp_v8_reduce4, a total is eight lanes along the block's keys and the same tree; what is wider
- * only holds more of them.
+ * sp_v8_reduce4, a total is eight lanes along the block's keys and the same tree; wider vectors
+ * only hold more of them.
  *
  * To be defined:
  *   QUERIES     queries whose sums stay in registers
- *   KEYS        keys that they meet at a time, a divisor of the block
+ *   KEYS        keys that they are multiplied by at a time, a divisor of the block
  *   D_VECTORS   vectors of the weighted sum that stay in registers
  *   D_LANES     FP32 values in such a vector
  *
@@ -83,13 +83,13 @@ static attention_tile tile_in_scratch(const sp_attention_args *args)
     return tile;
 }
 
-/* Eight values of key `token` of the block, from element i of it on, go here. */
+/* Where eight values of key `token` of the block, from its element i on, are stored. */
 SP_INLINE float *place_key(const attention_tile *tile, int32_t token, int32_t i);
 
 /* Scores of `queries` (at most QUERIES) queries with KEYS keys; scaled later. */
 SP_INLINE void score(int queries, const float *q, const float *keys, int32_t d, float *out_scores);
 
-/* Turns one query's `count` scores into weights; those behind them become 0. */
+/* Replaces one query's first `count` scores by weights; the rest of the block become 0. */
 static void softmax_step(attention_tile *tile, int32_t query, int32_t count, float scale);
 
 /* sum = sum * rescale + Σ weight[t] value[t] over `vectors` vectors of d. */
@@ -198,7 +198,7 @@ static int32_t keys_seen(const sp_attention_args *args, int32_t first_row, int32
 static void add_block(const sp_attention_args *args, attention_tile *tile, int32_t first_row,
                       int32_t queries, int32_t begin)
 {
-    int32_t first = 0; /* rows before this query lie wholly before the block */
+    int32_t first = 0; /* rows whose position is before the block see none of it */
 
     while (keys_seen(args, first_row, first, begin) == 0)
         first++;

@@ -12,7 +12,7 @@
 typedef struct sp_cpu_features {
     bool avx2;   /* AVX2, FMA and F16C, YMM state saved */
     bool avx512; /* F, BW, VL, DQ on top, ZMM and mask state saved */
-    bool amx;    /* tiles with bf16 on top, tile state saved; the permission is asked for apart */
+    bool amx;    /* tiles with bf16 on top, tile state saved; see sp_cpu_request_tiles */
 } sp_cpu_features;
 
 /* The registers that decide. leaf7 is sub-leaf 0; all zero where CPUID lacks the leaf. */
@@ -21,15 +21,15 @@ typedef struct sp_cpuid {
     uint64_t xcr0; /* 0 without OSXSAVE */
 } sp_cpuid;
 
-/* Pure: tests feed it machines that they do not have. */
+/* Pure, so that tests can describe any machine. No pointer may be NULL. */
 sp_cpu_features sp_cpu_features_from(const sp_cpuid *registers);
 
 /* This machine. */
 sp_cpu_features sp_cpu_features_detect(void);
 
 /*
- * Asks Linux for the right to use tile registers, for this process. False where it is refused, for
- * instance because an alternate signal stack is too small for the larger frames.
+ * Requests Linux's permission to use tile registers, for this process. False where it is refused,
+ * for instance because an alternate signal stack is too small for the larger frames.
  */
 bool sp_cpu_request_tiles(void);
 

@@ -1,6 +1,6 @@
 /*
- * epilogue_avx2.c: what happens to finished sums, eight outputs at a time. Elementwise, so every
- * form has the same bits.
+ * epilogue_avx2.c: the epilogue of a GEMM, eight outputs at a time. Elementwise, so every level has
+ * the same bits.
  */
 #include "kernels/cpu/levels.h"
 #include "kernels/cpu/vector_avx2.h"
@@ -37,7 +37,7 @@ SP_INLINE void store(sp_dtype y_type, void *y, int64_t count, const float *sums)
                          sp_v8_load_tail(SP_DTYPE_F32, sums, j, count - j));
 }
 
-/* The common cases in vectors; elementwise, so the others are the scalar form's with its bits. */
+/* The common cases in vectors; the others go to the scalar epilogue, which has the same bits. */
 void sp_gemm_epilogue_avx2(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
                            const float *sums)
 {

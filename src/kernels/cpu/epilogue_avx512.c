@@ -1,6 +1,6 @@
 /*
- * epilogue_avx512.c: what happens to finished sums, sixteen outputs at a time, the last few under a
- * mask. The bits are those of epilogue_avx2.c; cases that are not common go there.
+ * epilogue_avx512.c: the epilogue of a GEMM, sixteen outputs at a time, the last few masked. The
+ * bits are those of epilogue_avx2.c; uncommon cases go there.
  */
 #include "kernels/cpu/levels.h"
 #include "kernels/cpu/transpose_avx512.h"
@@ -42,7 +42,7 @@ SP_INLINE void store(sp_dtype type, void *data, int64_t index, __mmask16 mask, _
         _mm256_mask_storeu_epi16(at, mask, to_bf16(value));
 }
 
-/* Y's new values where the old ones, of `type`, lie at y + index. */
+/* Y's new values; the old ones, of `type`, are at y + index. */
 SP_INLINE __m512 folded(sp_dtype type, __m512 scale, __m512 sum, const void *y, int64_t index,
                         __mmask16 mask)
 {
@@ -73,7 +73,7 @@ static void *y_at(const sp_gemm_args *args, int64_t row, int64_t n)
     return sp_element_at_mut(args->y_type, args->y, y_row * args->y_stride + n);
 }
 
-/* BF16 or FP32 of one kind, to columns in order, and no bias. */
+/* y and delta of the same type, BF16 or FP32, consecutive columns, no bias. */
 static bool is_common(const sp_gemm_args *args)
 {
     bool fold = args->epilogue == SP_EPILOGUE_FOLD;
@@ -102,10 +102,10 @@ void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_be
         fold_or_store(args, SP_DTYPE_BF16, false, row, y, count, sums);
 }
 
-/* ---- sums that lie turned over --------------------------------------------------------------- */
+/* ---- transposed sums ------------------------------------------------------------------------- */
 
-SP_INLINE void finish_turned(const sp_gemm_args *args, sp_dtype type, bool fold, int64_t row,
-                             int64_t rows, int64_t n_begin, const float *sums, int64_t stride)
+SP_INLINE void finish_transposed(const sp_gemm_args *args, sp_dtype type, bool fold, int64_t row,
+                                 int64_t rows, int64_t n_begin, const float *sums, int64_t stride)
 {
     const float *lines[16];
 
@@ -115,7 +115,7 @@ SP_INLINE void finish_turned(const sp_gemm_args *args, sp_dtype type, bool fold,
     for (int64_t r = 0; r < rows; r += 4) {
         __m512 value[4];
 
-        sp_turn_16x4(lines, r, value);
+        sp_transpose_16x4(lines, r, value);
         SP_UNROLL
         for (int i = 0; i < 4; i++) {
             void *y;
@@ -131,20 +131,20 @@ SP_INLINE void finish_turned(const sp_gemm_args *args, sp_dtype type, bool fold,
     }
 }
 
-bool sp_gemm_turned_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t rows,
-                                    int64_t n_begin, const float *sums, int64_t stride)
+bool sp_gemm_transposed_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t rows,
+                                        int64_t n_begin, const float *sums, int64_t stride)
 {
     bool fold = args->epilogue == SP_EPILOGUE_FOLD;
 
     if (!is_common(args))
         return false;
     if (args->y_type == SP_DTYPE_F32 && fold)
-        finish_turned(args, SP_DTYPE_F32, true, row, rows, n_begin, sums, stride);
+        finish_transposed(args, SP_DTYPE_F32, true, row, rows, n_begin, sums, stride);
     else if (args->y_type == SP_DTYPE_F32)
-        finish_turned(args, SP_DTYPE_F32, false, row, rows, n_begin, sums, stride);
+        finish_transposed(args, SP_DTYPE_F32, false, row, rows, n_begin, sums, stride);
     else if (fold)
-        finish_turned(args, SP_DTYPE_BF16, true, row, rows, n_begin, sums, stride);
+        finish_transposed(args, SP_DTYPE_BF16, true, row, rows, n_begin, sums, stride);
     else
-        finish_turned(args, SP_DTYPE_BF16, false, row, rows, n_begin, sums, stride);
+        finish_transposed(args, SP_DTYPE_BF16, false, row, rows, n_begin, sums, stride);
     return true;
 }

@@ -1,8 +1,7 @@
 /*
- * gemm.c: splits packing and GEMMs over the executor. A split never changes a bit, because an
- * output depends on its own row of x and of w only; so it is free to follow the machine: pieces
- * that are large enough to stream memory in long runs and small enough to keep all threads busy
- * to the end.
+ * gemm.c: splits packing and GEMMs into tasks of the executor. A split never changes a bit, because
+ * an output depends only on its own row of x and of w; so it can be tuned for the machine: pieces
+ * large enough to stream memory in long runs, and small enough to balance the threads.
  */
 #include "kernels/cpu/gemm.h"
 
@@ -10,13 +9,13 @@
 #include "base/integer.h"
 
 #define PIECES_PER_THREAD 8
-#define PIECE_WORK_MIN    (1 << 17) /* multiply-adds below which a piece costs more than it gives */
+#define PIECE_WORK_MIN    (1 << 17) /* multiply-adds; less is not worth a piece's overhead */
 #define PIECE_ROWS_MAX    512
-/* Many rows are cut as well rather than have narrower pieces: x of 512 rows is larger than a cache,
- * and would come from memory for every few columns. */
+/* Many rows are split over rows rather than into narrower pieces: x of 512 rows exceeds a core's
+ * cache, and would be read from memory again for every few columns. */
 #define PIECE_COLUMNS_MIN 128
 #define PIECE_ROWS_MIN    256
-/* Both sides of what a level multiplies at a time, at most: a narrower piece wastes the rest. */
+/* Upper bound of both sides of a level's inner tile: a narrower piece wastes part of it. */
 #define PIECE_STEP 32
 
 /* ---- packing ------------------------------------------------------------------------------- */
@@ -72,7 +71,7 @@ void sp_gemm_pack(const sp_kernels *kernels, sp_exec *exec, void *packed, sp_dty
 
 /* ---- running ------------------------------------------------------------------------------- */
 
-/* How one GEMM is cut: pieces of rows × columns, columns varying fastest. */
+/* How one GEMM is split: pieces of rows × columns, columns varying fastest. */
 typedef struct gemm_split {
     int64_t rows, columns; /* of one piece */
     int64_t row_pieces, column_pieces;
@@ -90,13 +89,13 @@ static gemm_split split_gemm(const sp_gemm_job *job, const sp_gemm_args *args)
     if (args->rows >= PIECE_ROWS_MIN)
         split.columns = round_up(split.columns, PIECE_STEP);
     split.columns = round_up(split.columns, kernels->gemm_columns);
-    /* Too few columns for a whole piece's work is a shrink: it is cut over its rows as well. */
+    /* Too few columns for one piece's work, as in a shrink: it is split over rows as well. */
     if (split.columns >= args->n)
         split.rows = max64(job->piece_work / (k * args->n), 1);
     split.rows = round_up(min64(split.rows, args->rows), kernels->gemm_rows);
     split.row_pieces = ceil_div(args->rows, split.rows);
     split.column_pieces = ceil_div(args->n, split.columns);
-    /* Borders that the level's tiles do not know would be computed by another kernel form. */
+    /* Pieces must start on the level's tile boundaries. */
     SP_ASSERT(split.rows > 0 && split.rows % kernels->gemm_rows == 0);
     SP_ASSERT(split.columns > 0 && split.columns % kernels->gemm_columns == 0);
     SP_ASSERT((split.row_pieces - 1) * split.rows < args->rows);

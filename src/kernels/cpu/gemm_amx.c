@@ -1,20 +1,20 @@
 /*
  * gemm_amx.c: gemm_nt for BF16 × BF16 with AMX tiles; the other types keep the level below.
  *
- * A tile of weights is 16 rows of w × 32 k, as they lie in memory; a tile of x is 16 pairs of k ×
- * 16 rows of x, packed so: [16 pairs][16 rows][2], pads zero. Tiles of x lie in the order in which
- * a panel of weights meets them: [k / PANEL_K][row / 16][tiles of PANEL_K, or what is left]. The
- * product is 16 × 16 sums, which are turned over on the way to y.
+ * A tile of weights is 16 rows of w × 32 k, as stored in memory; a tile of x is 16 pairs of k × 16
+ * rows of x, packed as [16 pairs][16 rows][2], padded with zeros. Tiles of x are stored in the
+ * order in which a panel of weights reads them: [k / PANEL_K][row / 16][tiles of PANEL_K, or what
+ * is left]. The product is 16 × 16 sums, which are transposed on the way to y.
  *
  * Order of one output, the instruction's own: per block of 32 k an even-k and an odd-k chain of
  * fused steps from 0; their sum is added to the accumulator, in block order; subnormals count as
- * zero throughout. A sum may rest in memory between two blocks, which changes no bit.
+ * zero throughout. A sum may be stored to memory between two blocks, which changes no bit.
  *
  * Up to FEW_ROWS rows run on vectors, in the same order, and are packed as plain FP32: a tile of x
- * that holds one row is a kilobyte to 64 bytes of it. Up to DIRECT_ROWS rows, weights go from
- * memory into tiles. More rows share panels of w that are copied into tile order first: row-major
- * lines 8 KiB apart fall into the same sets of the cache. One call uses one shape of tiles for
- * whole groups of 16 weight rows and another for the rest.
+ * with one row would take a kilobyte for 64 bytes of data. Up to DIRECT_ROWS rows, weights are
+ * loaded from memory directly into tiles. More rows share panels of w that are copied into tile
+ * order first: row-major lines 8 KiB apart map to the same cache sets. A call uses one tile shape
+ * for full groups of 16 weight rows and another for the rest.
  */
 #include "base/integer.h"
 #include "kernels/cpu/levels.h"
@@ -29,12 +29,12 @@
 #define X_TILE    1024 /* bytes */
 #define PAIR      (2 * GROUP)
 #define EIGHT     8           /* 32-bit values in a vector of AVX2 */
-#define WIDE_ROWS (4 * GROUP) /* rows of x that one pass over the weights takes */
+#define WIDE_ROWS (4 * GROUP) /* rows of x that share one pass over the weights */
 
 #ifndef EPILOGUE
-#define EPILOGUE        sp_gemm_epilogue_avx512
-#define TURNED_EPILOGUE sp_gemm_turned_epilogue_avx512
-#define PACK_TILES      sp_pack_tiles_avx512
+#define EPILOGUE            sp_gemm_epilogue_avx512
+#define TRANSPOSED_EPILOGUE sp_gemm_transposed_epilogue_avx512
+#define PACK_TILES          sp_pack_tiles_avx512
 #endif
 #define FEW_ROWS    2
 #define FEW_COLUMNS 128 /* outputs finished before their epilogue runs */
@@ -42,7 +42,7 @@
 #define DIRECT_ROWS 64
 #endif
 #ifndef AHEAD
-#define AHEAD 128 /* k that memory is asked ahead */
+#define AHEAD 128 /* prefetch distance in k */
 #endif
 #ifndef AHEAD_WIDE
 #define AHEAD_WIDE 512
@@ -54,9 +54,10 @@
 #define M_BLOCK 512 /* rows of x that share a panel: 256 KiB of sums */
 #endif
 
-/* ---- 16 × 16 values of 32 bits, turned over -------------------------------------------------- */
+/* ---- transposes of 32-bit values
+ * -------------------------------------------------------------- */
 
-SP_INLINE void turn_8x8(__m256 *r)
+SP_INLINE void transpose_registers(__m256 *r)
 {
     __m256 t[8];
 
@@ -89,7 +90,7 @@ SP_INLINE void transpose_8x8(const char *in, int64_t in_stride, char *out, int64
     SP_UNROLL
     for (int i = 0; i < 8; i++)
         r[i] = _mm256_loadu_ps((const void *)(in + i * in_stride));
-    turn_8x8(r);
+    transpose_registers(r);
     SP_UNROLL
     for (int i = 0; i < 8; i++)
         _mm256_storeu_ps((void *)(out + i * out_stride), r[i]);
@@ -112,7 +113,7 @@ static bool has_tiles(sp_dtype x_type, sp_dtype w_type)
 
 static const sp_kernels *below; /* the level below, for the other types */
 
-/* Elements of a row of plain FP32, zeroes behind k. */
+/* Elements of a row of plain FP32, padded with zeros. */
 static int64_t plain_length(int64_t k)
 {
     return ceil_div(k, K_STEP) * K_STEP;
@@ -127,7 +128,7 @@ static size_t x_pack_bytes(sp_dtype x_type, sp_dtype w_type, int64_t rows, int64
     return (size_t)(ceil_div(rows, GROUP) * ceil_div(k, K_STEP)) * X_TILE;
 }
 
-/* Where the tiles of the group of `row` for the k of one panel, from `k` on, lie. */
+/* Byte offset of the tiles of `row`'s group for the panel's k from `k` on. */
 static int64_t x_offset(int64_t rows, int64_t row, int64_t k_length, int64_t k)
 {
     int64_t tiles = min64(PANEL_K / K_STEP, ceil_div(k_length - k, K_STEP));
@@ -159,7 +160,7 @@ static void pack_panel(char *to, const uint16_t *const *lines, int64_t rows, int
 {
     int64_t whole = rows == GROUP ? length / K_STEP * K_STEP : 0;
 
-    if (whole > 0) /* else not all lines are there */
+    if (whole > 0) /* else some lines are missing */
         PACK_TILES(to, lines, begin, whole / K_STEP);
     for (int64_t c = whole; c < length; c += K_STEP)
         pack_tile(to + c / K_STEP * X_TILE, lines, rows, begin + c, min64(K_STEP, length - c));
@@ -235,7 +236,7 @@ SP_INLINE void zero_sums(bool two_w, bool two_x)
         tile_zero(3);
 }
 
-/* To and from `sums` [PAIR outputs, PAIR rows]. */
+/* Stores tiles to `sums` [PAIR outputs, PAIR rows]. */
 SP_INLINE void store_sums(bool two_w, bool two_x, float *sums)
 {
     tile_store(0, sums, PAIR * 4);
@@ -258,7 +259,8 @@ SP_INLINE void load_sums(bool two_w, bool two_x, const float *sums)
         tile_load(3, sums + GROUP * PAIR + GROUP, PAIR * 4);
 }
 
-/* The last, short step of n weight rows as whole lines with zeroes: nothing beyond k is read. */
+/* The last, short step of n weight rows as full lines padded with zeros: nothing beyond k is
+ * read. */
 static void copy_tail(char *lines, const sp_gemm_args *args, int64_t j, int64_t n, int64_t k)
 {
     memset(lines, 0, (size_t)PAIR * TILE_BYTES);
@@ -272,13 +274,13 @@ static void copy_tail(char *lines, const sp_gemm_args *args, int64_t j, int64_t 
 static void finish_group(const sp_gemm_args *args, const float *sums, int64_t sums_stride,
                          int64_t row, int64_t rows, int64_t j, int64_t n)
 {
-    alignas(64) float turned[GROUP][GROUP]; /* [row, output] */
+    alignas(64) float transposed[GROUP][GROUP]; /* [row, output] */
 
-    if (n == GROUP && TURNED_EPILOGUE(args, row, rows, j, sums, sums_stride))
+    if (n == GROUP && TRANSPOSED_EPILOGUE(args, row, rows, j, sums, sums_stride))
         return;
-    transpose_16x16((const char *)sums, sums_stride * 4, (char *)turned, GROUP * 4);
+    transpose_16x16((const char *)sums, sums_stride * 4, (char *)transposed, GROUP * 4);
     for (int64_t r = 0; r < rows; r++)
-        EPILOGUE(args, row + r, j, n, turned[r]);
+        EPILOGUE(args, row + r, j, n, transposed[r]);
 }
 
 /* n outputs from j on, of `rows` rows from `row` on; sums is [outputs, rows], stride sums_stride.
@@ -294,8 +296,8 @@ static void finish(const sp_gemm_args *args, const float *sums, int64_t sums_str
 
 /* ---- few rows: weights from memory into tiles ------------------------------------------------ */
 
-/* Asks for the lines of `n` weight rows that a later step reads. */
-SP_INLINE void fetch_rows(const char *w, int64_t w_stride, int n)
+/* Prefetches the lines of `n` weight rows that a later step reads. */
+SP_INLINE void prefetch_rows(const char *w, int64_t w_stride, int n)
 {
     SP_UNROLL
     for (int i = 0; i < n; i++)
@@ -318,9 +320,9 @@ SP_INLINE void direct_product(const sp_gemm_args *args, bool two_w, bool two_x, 
         for (int64_t c = k; c < end; c += K_STEP, x0 += X_TILE, x1 += X_TILE) {
             const char *ahead = (c + AHEAD < whole ? w0 : next) + (c + AHEAD) * 2;
 
-            fetch_rows(ahead, stride, GROUP);
+            prefetch_rows(ahead, stride, GROUP);
             if (two_w)
-                fetch_rows(ahead + GROUP * stride, stride, GROUP);
+                prefetch_rows(ahead + GROUP * stride, stride, GROUP);
             tile_step(two_w, two_x, w0 + c * 2, w1 + c * 2, stride, x0, x1);
         }
         if (end < args->k && end < k + PANEL_K) {
@@ -365,7 +367,8 @@ SP_INLINE void wide_product(const sp_gemm_args *args, bool four, int64_t row, in
         int64_t end = min64(k + PANEL_K, whole), offset = 0;
 
         for (int64_t c = k; c < end; c += K_STEP, offset += X_TILE) {
-            fetch_rows((c + AHEAD_WIDE < whole ? w : next) + (c + AHEAD_WIDE) * 2, stride, GROUP);
+            prefetch_rows((c + AHEAD_WIDE < whole ? w : next) + (c + AHEAD_WIDE) * 2, stride,
+                          GROUP);
             wide_step(four, w + c * 2, stride, x, offset);
         }
         if (end < args->k && end < k + PANEL_K) {
@@ -414,7 +417,7 @@ static void gemm_direct(const sp_gemm_args *args, int64_t row_begin, int64_t row
 {
     int64_t rows = row_end - row_begin;
 
-    /* A wide step has x in a tile that is cut to fit a short group of weights. */
+    /* A wide step holds x in a tile whose shape is set for a short group of weights. */
     if (rows > PAIR && rows <= WIDE_ROWS && n_end - n_begin >= GROUP) {
         for (int64_t j = n_begin; j < n_end; j += GROUP)
             wide_block(args, row_begin, rows, j);
@@ -428,15 +431,16 @@ static void gemm_direct(const sp_gemm_args *args, int64_t row_begin, int64_t row
 /* ---- few rows: the instruction's arithmetic on vectors --------------------------------------- */
 
 /*
- * Eight outputs lie in one vector, their weights turned over, so that a vector's lanes are the
- * instruction's chains, step by step. As fast as memory for one row, and without tiles to set up,
- * which would cost more than the short sums of an expand.
+ * Eight outputs fill one vector, their weights transposed, so that each lane runs one output's
+ * chain in the instruction's order. Memory-bound for one row, and without tile configuration, which
+ * would cost more than the short sums of an expand.
  */
 typedef float few_sums[FEW_ROWS][FEW_COLUMNS];
 
-/* Up to 16 k of n weight rows: r[pair] has one pair of each. Nothing beyond k or the rows is read.
+/* Up to 16 k of n weight rows: r[pair] gets one pair of each. Nothing beyond k or the rows is read.
  */
-SP_INLINE void turn_weights(const sp_gemm_args *args, int64_t j, int64_t n, int64_t k, __m256 *r)
+SP_INLINE void transpose_weights(const sp_gemm_args *args, int64_t j, int64_t n, int64_t k,
+                                 __m256 *r)
 {
     alignas(32) uint16_t lines[EIGHT][EIGHT * 2];
     int64_t count = min64(args->k - k, EIGHT * 2), stride = args->w_stride * 2;
@@ -452,18 +456,18 @@ SP_INLINE void turn_weights(const sp_gemm_args *args, int64_t j, int64_t n, int6
     SP_UNROLL
     for (int c = 0; c < EIGHT; c++)
         r[c] = _mm256_loadu_ps((const void *)(from + c * stride));
-    turn_8x8(r);
+    transpose_registers(r);
 }
 
 /* Sixteen k of a block for EIGHT outputs of `rows` rows; x is at these k. */
-SP_INLINE void few_steps(int rows, const __m256 *turned, const float *x, int64_t x_stride,
+SP_INLINE void few_steps(int rows, const __m256 *transposed, const float *x, int64_t x_stride,
                          __m256 *even, __m256 *odd)
 {
     const __m256i high = _mm256_set1_epi32((int)0xffff0000u);
 
     SP_UNROLL
     for (int pair = 0; pair < EIGHT; pair++) {
-        __m256i w = _mm256_castps_si256(turned[pair]);
+        __m256i w = _mm256_castps_si256(transposed[pair]);
         __m256 w_even = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
         __m256 w_odd = _mm256_castsi256_ps(_mm256_and_si256(w, high));
 
@@ -481,21 +485,21 @@ SP_INLINE void few_steps(int rows, const __m256 *turned, const float *x, int64_t
 SP_INLINE void few_block(int rows, const sp_gemm_args *args, int64_t j, int64_t n, int64_t k,
                          const float *x, int64_t x_stride, __m256 *sum)
 {
-    __m256 even[FEW_ROWS], odd[FEW_ROWS], turned[EIGHT];
+    __m256 even[FEW_ROWS], odd[FEW_ROWS], transposed[EIGHT];
     bool is_short = k + K_STEP / 2 >= args->k;
 
     SP_UNROLL
     for (int r = 0; r < rows; r++)
         even[r] = odd[r] = _mm256_setzero_ps();
-    turn_weights(args, j, n, k, turned);
-    few_steps(rows, turned, x, x_stride, even, odd);
+    transpose_weights(args, j, n, k, transposed);
+    few_steps(rows, transposed, x, x_stride, even, odd);
     if (!is_short) {
-        turn_weights(args, j, n, k + K_STEP / 2, turned);
-        few_steps(rows, turned, x + K_STEP / 2, x_stride, even, odd);
+        transpose_weights(args, j, n, k + K_STEP / 2, transposed);
+        few_steps(rows, transposed, x + K_STEP / 2, x_stride, even, odd);
     }
     SP_UNROLL
     for (int r = 0; r < rows; r++) {
-        /* The instruction goes on with zeroes up to 32 k, which makes a -0 a 0. */
+        /* The instruction continues with zeros up to 32 k, which turns -0 into 0. */
         if (is_short) {
             even[r] = _mm256_add_ps(even[r], _mm256_setzero_ps());
             odd[r] = _mm256_add_ps(odd[r], _mm256_setzero_ps());
@@ -505,7 +509,7 @@ SP_INLINE void few_block(int rows, const sp_gemm_args *args, int64_t j, int64_t 
 }
 
 /* `groups` times EIGHT outputs of `rows` rows from `row` on; n of them are there. Two groups at a
- * time keep twice as many chains going. Weights are asked for `ahead` bytes ahead. */
+ * time keep twice as many chains in flight. Weights are prefetched `ahead` bytes ahead. */
 SP_INLINE void few_outputs(int rows, int groups, const sp_gemm_args *args, int64_t row, int64_t j,
                            int64_t n, int64_t ahead, float *sums)
 {
@@ -520,7 +524,7 @@ SP_INLINE void few_outputs(int rows, int groups, const sp_gemm_args *args, int64
             sum[g][r] = _mm256_setzero_ps();
     }
     for (int64_t k = 0; k < args->k; k += K_STEP) {
-        fetch_rows(w_at(args, j, k) + ahead, args->w_stride * 2, groups * EIGHT);
+        prefetch_rows(w_at(args, j, k) + ahead, args->w_stride * 2, groups * EIGHT);
         SP_UNROLL
         for (int g = 0; g < groups; g++)
             few_block(rows, args, j + g * EIGHT, min64(n - g * EIGHT, EIGHT), k, x + k, x_stride,
@@ -534,15 +538,15 @@ SP_INLINE void few_outputs(int rows, int groups, const sp_gemm_args *args, int64
     }
 }
 
-/* From one group of outputs to the same place in the next; from the last, whose successor is
- * somebody else's or is not there, to what comes in its own rows. */
+/* Prefetch distance: from one group of outputs to the same k of the next; for the last group, whose
+ * successor belongs to another task or does not exist, further along its own rows. */
 static int64_t few_ahead(const sp_gemm_args *args, int64_t j, int64_t outputs, int64_t n_end)
 {
     return j + outputs < n_end ? outputs * args->w_stride * 2 : AHEAD_FEW * 2;
 }
 
-/* Outputs [begin, end) of a call for [.., n_end). Out of line, so that no arithmetic moves to where
- * subnormals are not flushed. */
+/* Outputs [begin, end) of a call for [.., n_end). Not inlined, so that no arithmetic is moved to
+ * where subnormals are not flushed. */
 static __attribute__((noinline)) void few_columns(const sp_gemm_args *args, int64_t row,
                                                   int64_t rows, int64_t begin, int64_t end,
                                                   int64_t n_end, few_sums sums)
@@ -581,17 +585,17 @@ static void gemm_few(const sp_gemm_args *args, int64_t row_begin, int64_t row_en
 
 /* ---- many rows: panels of w in tile order ---------------------------------------------------- */
 
-/* Of a pair of groups, [step][weight row][32 k], in one piece: at a stride it would fall into a few
- * sets of the first-level cache, where it has to stay while rows of x pass by. */
+/* A pair of groups, [step][weight row][32 k], contiguous: at a stride it would map to a few sets of
+ * the first-level cache, where it must stay while all rows of x are multiplied. */
 typedef char pair_panel[PANEL_K / K_STEP][PAIR][TILE_BYTES];
 
-/* On the stack of one thread. */
+/* One thread's, on its stack. */
 typedef struct panel_scratch {
     alignas(64) pair_panel panel[PANEL_N / PAIR];
     alignas(64) float sums[PANEL_N / PAIR][M_BLOCK / PAIR][PAIR * PAIR];
 } panel_scratch;
 
-/* Copies n weight rows × `length` k; rows up to a whole pair are zero, as is what lies beyond k. */
+/* Copies n weight rows × `length` k; missing rows of a pair are zero, as is everything beyond k. */
 static void copy_panel(panel_scratch *scratch, const sp_gemm_args *args, int64_t j, int64_t n,
                        int64_t k, int64_t length)
 {
@@ -616,15 +620,15 @@ static void copy_panel(panel_scratch *scratch, const sp_gemm_args *args, int64_t
     }
 }
 
-/* What the panel after this one reads, to be asked for while this one is multiplied: weights from
- * memory, x from the cache that all cores share. A step asks for one line of `rows` weight rows and
- * for the next `x_lines` of x. */
-typedef struct fetch_list {
+/* What the next panel reads, to be prefetched while this one is multiplied: weights from memory, x
+ * from the shared cache. A step prefetches one line of `rows` weight rows and the next `x_lines` of
+ * x. */
+typedef struct prefetch_list {
     const char *w, *x;
     int64_t w_stride, rows, x_lines;
-} fetch_list;
+} prefetch_list;
 
-SP_INLINE void fetch_next(fetch_list *fetch, int64_t step)
+SP_INLINE void prefetch_next(prefetch_list *fetch, int64_t step)
 {
     for (int64_t i = 0; i < fetch->rows; i++)
         _mm_prefetch(fetch->w + i * fetch->w_stride + step * TILE_BYTES, _MM_HINT_T1);
@@ -653,9 +657,9 @@ SP_INLINE void dot_step(bool two_x)
 }
 
 /*
- * The products of one step, each tile replaced by the next step's right after its last use. While
- * the other hyperthread of a core works, tiles seem not to be renamed, and a load waits for the
- * products before it: this order costs 10 to 15 % less then, and the same otherwise.
+ * The products of one step; each tile is reloaded for the next step right after its last use. While
+ * the core's other hyperthread is busy, tiles seem not to be renamed, and a load waits for the
+ * products before it: this order is 10 to 15 % faster then, and equal otherwise.
  */
 SP_INLINE void dot_and_load(bool two_x, const char *w, const char *x0, const char *x1)
 {
@@ -674,7 +678,7 @@ SP_INLINE void dot_and_load(bool two_x, const char *w, const char *x0, const cha
 
 /* One pair of groups of weights × one pair of groups of x over a panel's k. */
 SP_INLINE void panel_product(bool two_x, bool first, pair_panel *panel, const char *x0,
-                             const char *x1, int64_t steps, float *sums, fetch_list *fetch)
+                             const char *x1, int64_t steps, float *sums, prefetch_list *fetch)
 {
     if (first)
         zero_sums(true, two_x);
@@ -682,7 +686,7 @@ SP_INLINE void panel_product(bool two_x, bool first, pair_panel *panel, const ch
         load_sums(true, two_x, sums);
     load_step(two_x, (*panel)[0][0], x0, x1);
     for (int64_t s = 0; s < steps; s++) {
-        fetch_next(fetch, s);
+        prefetch_next(fetch, s);
         if (s + 1 < steps)
             dot_and_load(two_x, (*panel)[s + 1][0], x0 + (s + 1) * X_TILE, x1 + (s + 1) * X_TILE);
         else
@@ -691,15 +695,16 @@ SP_INLINE void panel_product(bool two_x, bool first, pair_panel *panel, const ch
     store_sums(true, two_x, sums);
 }
 
-/* Where the panel of n columns after the one at j, k begins, and how much of it a step asks for. */
-static fetch_list next_panel(const sp_gemm_args *args, int64_t row, int64_t rows, int64_t j,
-                             int64_t n, int64_t k)
+/* Where the panel of n columns after the one at j, k starts, and how much of it a step
+ * prefetches. */
+static prefetch_list next_panel(const sp_gemm_args *args, int64_t row, int64_t rows, int64_t j,
+                                int64_t n, int64_t k)
 {
     int64_t products = ceil_div(rows, PAIR) * ceil_div(n, PAIR);
     int64_t x_lines = ceil_div(rows, GROUP) * PANEL_K / K_STEP * GROUP;
     bool last = k + PANEL_K >= args->k;
 
-    return (fetch_list){
+    return (prefetch_list){
         .w = last ? w_at(args, j + PANEL_N, 0) : w_at(args, j, k + PANEL_K),
         .x = x_group(args, row, last ? 0 : k + PANEL_K),
         .w_stride = args->w_stride * 2,
@@ -714,7 +719,7 @@ static void panel_rows(panel_scratch *scratch, const sp_gemm_args *args, int64_t
                        int64_t j, int64_t n, int64_t k)
 {
     int64_t steps = ceil_div(min64(PANEL_K, args->k - k), K_STEP), fetched = 0;
-    fetch_list fetch = next_panel(args, row, rows, j, n, k);
+    prefetch_list fetch = next_panel(args, row, rows, j, n, k);
 
     for (int64_t c = 0; c < n; c += PAIR) {
         pair_panel *panel = &scratch->panel[c / PAIR];

@@ -1,5 +1,5 @@
 /*
- * gemm_avx2.c: gemm_nt with AVX2 and FMA; how it works stands in gemm_vector.h. 16 registers: 12
+ * gemm_avx2.c: gemm_nt with AVX2 and FMA; gemm_vector.h describes the algorithm. 16 registers: 12
  * sums, 3 of x and 1 of w when many rows share widened weights.
  */
 #include "kernels/cpu/vector_avx2.h"

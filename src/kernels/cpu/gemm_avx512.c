@@ -1,8 +1,8 @@
 /*
- * gemm_avx512.c: gemm_nt with FP32 fused steps on 512-bit vectors; how it works stands in
- * gemm_vector.h. BF16 weights are widened, because the BF16 dot instruction has half the rate of
- * FP32 FMA where it was measured. 32 registers: 24 sums, 3 of x and 1 of w when many rows share
- * widened weights.
+ * gemm_avx512.c: gemm_nt with FP32 fused steps on 512-bit vectors; gemm_vector.h describes the
+ * algorithm. BF16 weights are widened, because the BF16 dot instruction has half the rate of FP32
+ * FMA where it was measured. 32 registers: 24 sums, 3 of x and 1 of w when many rows share widened
+ * weights.
  */
 #include "kernels/cpu/vector_avx2.h"
 
@@ -43,7 +43,7 @@ SP_INLINE __mmask32 first_lanes(int64_t count)
     return count >= 32 ? 0xffffffffu : (1u << count) - 1u;
 }
 
-/* At most 16 values from `index` on, zeroes behind `count`; nothing beyond is touched. */
+/* At most 16 values from `index` on, zeros after `count`; nothing beyond is read. */
 SP_INLINE __m512 load_lanes(sp_dtype type, const void *data, int64_t index, int64_t count)
 {
     __mmask16 mask = count <= 0 ? 0 : (__mmask16)(first_lanes(count) & 0xffffu);

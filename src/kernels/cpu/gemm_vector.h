@@ -8,12 +8,11 @@
  *
  * Order of one output, whatever surrounds it: one vector of LANES sums; for each K_STEP k a fused
  * step with the first and one with the second vector of the pair; then the tree of vec_reduce4.
- * Lanes run along k, so that w is used as it lies in memory; the price, a reduction per output, is
- * paid once per k.
+ * Lanes run along k, so that w is used as stored; the cost is one reduction per output.
  *
  * One or two rows, and any rows at a short k, keep their sums in registers through all of k and
  * read w straight from memory, whose bandwidth bounds them. Up to SOME_ROWS rows do so for one
- * block of k at a time, their lanes in memory between the blocks, so that x stays in the
+ * block of k at a time and keep their lanes in memory between blocks, so that x stays in the
  * first-level cache. More rows share pieces of w that are widened once into that cache. None of
  * this changes a bit: storing and loading a lane is exact.
  *
@@ -24,7 +23,7 @@
  *   vec_epilogue                    sp_gemm_epilogue_<level>
  *   vec_keep                        holds a loaded vector in a register, where a compiler would
  *                                   rather load it again for each use and run out of load ports
- *   pair_load, pair_load_tail       K_STEP weights, or fewer and zeroes behind them
+ *   pair_load, pair_load_tail       K_STEP weights, or fewer followed by zeros
  *   pair_pack                       values of x in the pair order of the weights' type
  *   COLUMNS                         weight rows that an inner kernel takes, a multiple of 4
  *   ROWS                            rows of x that it takes when many share widened weights
@@ -100,7 +99,7 @@ static void x_pack(void *packed, sp_dtype x_type, sp_dtype w_type, const void *x
     }
 }
 
-/* Length of the block of k that begins at `k`, and where row `row` of it lies. */
+/* Length of the block of k that starts at `k`; and the address of its row `row`. */
 static int64_t block_length(const sp_gemm_args *args, int64_t k)
 {
     return min64(K_BLOCK, padded(args->k) - k);
@@ -231,7 +230,7 @@ SP_INLINE void gemm_few(const sp_gemm_args *args, sp_dtype w_type, int64_t row_b
     }
 }
 
-/* The sums of `n` outputs (a multiple of 4) whose lanes lie in memory. */
+/* The sums of `n` outputs (a multiple of 4) whose lanes are in memory. */
 SP_INLINE void finish_lanes(const float *lanes, int n, float *out_sums)
 {
     for (int c = 0; c < n; c += 4) {
@@ -313,7 +312,7 @@ SP_INLINE void gemm_some(const sp_gemm_args *args, sp_dtype w_type, int64_t row_
 
 /* ---- many rows: pieces of w widened into the cache ----------------------------------------- */
 
-/* What one thread keeps on its stack: 64 to 112 KiB. */
+/* One thread's, on its stack: 64 to 112 KiB. */
 typedef struct many_scratch {
     alignas(64) float lanes[M_BLOCK * N_BLOCK * LANES]; /* [row][output][lane] */
     alignas(64) float panel[PANEL][K_BLOCK];
@@ -365,9 +364,8 @@ SP_INLINE void inner_step(int rows, vec acc[ROWS][COLUMNS], const float *x, int6
 }
 
 /*
- * Adds `length` k of rows × COLUMNS outputs to their lanes; see lanes_at. On the way it fetches
- * `length` 16-bit weights of two rows of the piece that comes next, so that memory works while
- * this thread multiplies.
+ * Adds `length` k of rows × COLUMNS outputs to their lanes; see lanes_at. Also prefetches `length`
+ * 16-bit weights of two rows of the next piece, to overlap memory access with arithmetic.
  */
 SP_INLINE void inner(int rows, float *lanes, const float *x, int64_t x_stride,
                      const float (*w)[K_BLOCK], int64_t length, const char *const *fetch)
@@ -430,7 +428,7 @@ static void panel_product(many_scratch *scratch, int64_t column, const float *x,
     }
 }
 
-/* Where the piece of w after panel p of the block at j, k begins. */
+/* The rows of the piece of w after panel p of the block at j, k. */
 SP_INLINE void next_piece(const sp_gemm_args *args, sp_dtype w_type, int64_t j, int64_t n,
                           int64_t p, int64_t k, const char **out_rows)
 {

@@ -1,6 +1,6 @@
 /*
- * kernels.c: the tables of all levels, filled once. Each starts as a copy of the level below and
- * is overwritten by its own entries; a level that the machine lacks is never filled.
+ * kernels.c: the tables of all levels, filled once. Each starts as a copy of the level below and is
+ * overwritten by its own entries; levels that the machine lacks are not filled.
  */
 #include "kernels/cpu/kernels.h"
 

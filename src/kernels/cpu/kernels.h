@@ -33,7 +33,7 @@ typedef enum sp_epilogue {
 
 /*
  * y[i, j] (rows × n) from x · wᵀ. Supported (x_type, w_type): equal types, and F32 × BF16.
- * y_type: any. bias only with STORE. Rows of w lie in memory verbatim, row-major.
+ * y_type: any. bias only with STORE. Rows of w are stored verbatim, row-major.
  */
 typedef struct sp_gemm_args {
     const void *packed_x; /* from x_pack with the same rows, k, x_type, w_type */
@@ -47,9 +47,9 @@ typedef struct sp_gemm_args {
     int64_t y_stride;
     const int32_t *row_index;    /* [rows] or NULL */
     const int32_t *column_index; /* [n] or NULL: output j goes to column column_index[j] of y, so
-                                    that rows of w which replace a few rows of a larger matrix
-                                    give these outputs the bits that they would have in it */
-    const float *scale;          /* [rows], FOLD only; a row whose scale is 0 is left untouched */
+                                    that rows of w that replace a few rows of a larger matrix give
+                                    the same bits as in that matrix */
+    const float *scale;          /* [rows], FOLD only; a row of scale 0 is not touched */
 } sp_gemm_args;
 
 /*
@@ -151,13 +151,14 @@ typedef struct sp_kernels {
 
 /*
  * The table of a level: "auto" or NULL is the best that this machine, its OS and the build have.
- * Static storage. SP_ERR_UNSUPPORTED names a level that this machine lacks, SP_ERR_ARGUMENT a
- * name that is none.
+ * Static storage. SP_ERR_UNSUPPORTED names a level that this machine lacks, SP_ERR_ARGUMENT an
+ * unknown name. Any thread.
  */
 SP_PRIVATE sp_status sp_kernels_get(const char *level, const sp_kernels **out_kernels,
                                     sp_error *error);
 
-/* Names of the levels that this machine can run, ascending, NULL-terminated. */
+/* Names of the levels that this machine can run, ascending, NULL-terminated. Static storage; any
+ * thread. */
 const char *const *sp_kernels_levels(void);
 
 #endif

@@ -96,7 +96,7 @@ static void convert(sp_dtype to_type, void *to, sp_dtype from_type, const void *
 
 /* ---- attention ----------------------------------------------------------------------------- */
 
-/* Where token `token` of the sequence lies in k_cache or v_cache, in elements. */
+/* Offset of token `token` of the sequence in k_cache or v_cache, in elements. */
 static int64_t cache_offset(const sp_attention_args *args, int64_t token)
 {
     int64_t page = args->pages[token / args->page_tokens];

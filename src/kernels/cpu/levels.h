@@ -7,13 +7,15 @@
 
 #include "kernels/cpu/kernels.h"
 
+/* Each overwrites its level's entries in a table filled by the level below. The CPU must have the
+ * level. */
 void sp_kernels_fill_scalar(sp_kernels *kernels);
 void sp_kernels_fill_avx2(sp_kernels *kernels);
 void sp_kernels_fill_avx512(sp_kernels *kernels);
 /* `below` serves the types that have no tile instruction; it must outlive the table. */
 void sp_kernels_fill_amx(sp_kernels *kernels, const sp_kernels *below);
 
-/* Parts of a level that live in files of their own. */
+/* Parts of a level in files of their own. */
 void sp_kernels_fill_gemm_avx2(sp_kernels *kernels);
 void sp_kernels_fill_attention_avx2(sp_kernels *kernels);
 void sp_kernels_fill_attention_avx512(sp_kernels *kernels);
@@ -37,16 +39,16 @@ void sp_gemm_epilogue_avx2(const sp_gemm_args *args, int64_t row, int64_t n_begi
 void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_begin, int64_t count,
                              const float *sums);
 
-/* `tiles` tiles [16 pairs][16 rows][2] of BF16, one behind another, out of 16 rows from element c
- * on. Moves bits. */
+/* `tiles` tiles [16 pairs][16 rows][2] of BF16, contiguous, from 16 rows, starting at element c.
+ * Copies bits. */
 void sp_pack_tiles_avx512(void *to, const uint16_t *const *lines, int64_t c, int64_t tiles);
 
 /*
- * The epilogue for `rows` (at most 16) rows of 16 outputs whose sums lie turned over: [16 outputs,
- * rows], stride `stride` floats, a multiple of four rows readable. False, and nothing is done,
- * where the types or the columns are not the common ones.
+ * The epilogue for `rows` (at most 16) rows of 16 outputs whose sums are transposed: [16 outputs,
+ * rows], stride `stride` floats, a multiple of four rows readable. Returns false and does nothing
+ * for uncommon types or columns.
  */
-bool sp_gemm_turned_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t rows,
-                                    int64_t n_begin, const float *sums, int64_t stride);
+bool sp_gemm_transposed_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t rows,
+                                        int64_t n_begin, const float *sums, int64_t stride);
 
 #endif

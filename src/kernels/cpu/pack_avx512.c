@@ -1,5 +1,5 @@
 /*
- * pack_avx512.c: x for tiles, 16 rows at a time, without a copy of the lines on the way.
+ * pack_avx512.c: packs x into tiles, 16 rows at a time, without an intermediate copy.
  */
 #include "kernels/cpu/levels.h"
 #include "kernels/cpu/transpose_avx512.h"
@@ -14,7 +14,7 @@ void sp_pack_tiles_avx512(void *to, const uint16_t *const *lines, int64_t c, int
     for (int64_t at = 0; at < 16 * tiles; at += 4, out += 64) {
         __m512 value[4];
 
-        sp_turn_16x4(pairs, at, value);
+        sp_transpose_16x4(pairs, at, value);
         SP_UNROLL
         for (int p = 0; p < 4; p++)
             _mm512_storeu_ps(out + 16 * p, value[p]);

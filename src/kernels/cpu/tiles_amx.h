@@ -1,6 +1,6 @@
 /*
- * tiles_amx.h: the few tile instructions that gemm_amx.c uses, behind names of our own, so that
- * the same code runs on a machine without them: with SP_TILES_EMULATED a tile is an array, and the
+ * tiles_amx.h: the few tile instructions that gemm_amx.c uses, under names of our own, so that the
+ * same code runs on a machine without them: with SP_TILES_EMULATED a tile is an array, and the
  * product is the instruction's arithmetic written out (see tile_dot), bit for bit. Tests use that
  * to run the level's logic anywhere, and to compare it with the hardware where there is one.
  */
@@ -16,7 +16,7 @@
 
 #define FLUSH_SUBNORMALS 0x8040u /* of inputs and of results, in MXCSR */
 
-/* Shapes: one for the weights and the sums, one for x, which is always whole. */
+/* Shapes: one for the weights and the sums, one for x, which always has all rows. */
 typedef struct tile_config {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -40,8 +40,8 @@ static inline tile_config tile_config_of(int64_t rows)
 #ifndef SP_TILES_EMULATED
 
 /*
- * Compilers model the memory that these instructions read and write loosely, gcc 12 as not at all:
- * without a barrier it may leave what they should read in registers.
+ * Compilers model the memory that these instructions access loosely, gcc 12 not at all: without a
+ * barrier it may keep in registers what they should read.
  */
 #define tile_barrier() __asm__ volatile("" ::: "memory")
 

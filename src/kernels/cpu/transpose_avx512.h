@@ -1,6 +1,6 @@
 /*
- * transpose_avx512.h: 16 lines of 32-bit values, turned over four at a time. Loads bring the lanes
- * to where they belong, so that half of the shuffles remain.
+ * transpose_avx512.h: transposes 16 lines of 32-bit values, four values at a time. Loads place the
+ * lanes where they belong, which saves half of the shuffles.
  */
 #ifndef SP_KERNELS_CPU_TRANSPOSE_AVX512_H
 #define SP_KERNELS_CPU_TRANSPOSE_AVX512_H
@@ -8,7 +8,7 @@
 #include "kernels/cpu/vector_avx2.h"
 
 /* The values `at` .. `at` + 4 of 16 lines, as four vectors of 16. */
-SP_INLINE void sp_turn_16x4(const float *const *lines, int64_t at, __m512 *out_values)
+SP_INLINE void sp_transpose_16x4(const float *const *lines, int64_t at, __m512 *out_values)
 {
     __m512 m[4], low[2], high[2];
 

@@ -61,7 +61,7 @@ SP_INLINE void sp_v8_store(sp_dtype type, void *data, int64_t index, __m256 valu
                          type == SP_DTYPE_BF16 ? sp_v8_to_bf16(value) : sp_v8_to_f16(value));
 }
 
-/* The `count` < 8 elements from `index` on, zeroes behind them; nothing beyond is touched. */
+/* The `count` < 8 elements from `index` on, followed by zeros; nothing beyond is read. */
 SP_INLINE __m256 sp_v8_load_tail(sp_dtype type, const void *data, int64_t index, int64_t count)
 {
     float values[8] = {0};
@@ -81,6 +81,7 @@ SP_INLINE void sp_v8_store_tail(sp_dtype type, void *data, int64_t index, int64_
         sp_element_store(type, data, index + i, values[i]);
 }
 
+/* The values after a conversion to `type` and back. */
 SP_INLINE __m256 sp_v8_round(sp_dtype type, __m256 value)
 {
     if (type == SP_DTYPE_BF16)
@@ -90,7 +91,7 @@ SP_INLINE __m256 sp_v8_round(sp_dtype type, __m256 value)
 
 /*
  * The lanes of four vectors, each summed by the one tree ((0+1)+(2+3)) + ((4+5)+(6+7)): every sum
- * over lanes in this level goes through it.
+ * over lanes at this level uses it.
  */
 SP_INLINE __m128 sp_v8_reduce4(__m256 a, __m256 b, __m256 c, __m256 d)
 {
@@ -99,6 +100,7 @@ SP_INLINE __m128 sp_v8_reduce4(__m256 a, __m256 b, __m256 c, __m256 d)
     return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
 }
 
+/* The sum of eight lanes, by the tree of sp_v8_reduce4. */
 SP_INLINE float sp_v8_reduce(__m256 a)
 {
     return _mm_cvtss_f32(sp_v8_reduce4(a, a, a, a));
@@ -160,7 +162,7 @@ SP_INLINE sp_v16 sp_v16_load(sp_dtype type, const void *data)
     return v;
 }
 
-/* The same for `count` < 16 values and zeroes behind them; nothing beyond is read. */
+/* The same for `count` < 16 values, followed by zeros; nothing beyond is read. */
 SP_INLINE sp_v16 sp_v16_load_tail(sp_dtype type, const void *data, int64_t count)
 {
     __m256i buffer[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};

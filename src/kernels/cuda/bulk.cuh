@@ -1,7 +1,7 @@
 /*
- * bulk.cuh: bulk copies from global to shared memory, the barriers in shared memory that tell when
- * one is done, and what else of shared memory has no word, from sm_90 on. Addresses and sizes of
- * bulk copies are multiples of 16.
+ * bulk.cuh: PTX wrappers for shared memory, from sm_90 on: bulk copies (cp.async.bulk) from global
+ * memory, the mbarriers that track their completion, ldmatrix and stmatrix. Addresses and sizes of
+ * bulk copies are multiples of 16 bytes. Barriers are shared-memory addresses.
  */
 #ifndef SP_KERNELS_CUDA_BULK_CUH
 #define SP_KERNELS_CUDA_BULK_CUH
@@ -16,7 +16,7 @@ static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arriva
                  : "memory");
 }
 
-/* What init wrote is seen by bulk copies, too. */
+/* Makes the initialised barriers visible to bulk copies. */
 static __device__ __forceinline__ void barrier_init_done(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -27,7 +27,7 @@ static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* The phase ends only when so many bytes more have come. */
+/* The current phase also waits for so many bytes of bulk copies (expect_tx). Does not arrive. */
 static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
 {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
@@ -35,13 +35,13 @@ static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t
                  : "memory");
 }
 
-/* One arrival, once this thread's copy_async until here are done. */
+/* Arrives once all of this thread's earlier copy_async are complete. */
 static __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-/* Until the phase of this parity has ended. */
+/* Blocks until the phase of this parity has completed. */
 static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity)
 {
     uint32_t done;
@@ -56,8 +56,8 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity
     while (!done);
 }
 
-/* Bulk copies take another way to shared memory: what was written there before, by a thread or by
- * copy_async, comes before the next of this thread. */
+/* Bulk copies go through the async proxy: orders earlier writes to shared memory, by a thread or by
+ * copy_async, before this thread's next bulk copy. */
 static __device__ __forceinline__ void copies_before_bulk(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -81,9 +81,9 @@ static __device__ __forceinline__ uint4 load_shared(uint32_t from)
     return v;
 }
 
-/* Four 8 x 8 matrices of 16 bits, turned over: thread 4 i + j gets or gives (2 j, i) and
- * (2 j + 1, i). Lane l has the address of row l % 8 of matrix l / 8. */
-static __device__ __forceinline__ uint4 load_turned(uint32_t from)
+/* Four 8 x 8 matrices of 16-bit elements, transposed: thread 4 i + j holds (2 j, i) and (2 j + 1,
+ * i). Lane l has the address of row l % 8 of matrix l / 8. All 32 lanes call it together. */
+static __device__ __forceinline__ uint4 load_transposed(uint32_t from)
 {
     uint4 v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -92,7 +92,7 @@ static __device__ __forceinline__ uint4 load_turned(uint32_t from)
     return v;
 }
 
-static __device__ __forceinline__ void store_turned(uint32_t to, uint4 v)
+static __device__ __forceinline__ void store_transposed(uint32_t to, uint4 v)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to),
                  "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));

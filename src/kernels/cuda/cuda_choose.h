@@ -1,6 +1,7 @@
 /*
- * cuda_choose.h: which shape of launch serves which step, as pure host functions of padded rows,
- * slots and dimensions; never of the mix of adapters. No choice changes a bit (kernels_cuda.h).
+ * cuda_choose.h: the launch configuration of each step, as pure host functions of padded rows,
+ * slots and dimensions; never of the mix of adapters. Any thread may call them. No choice changes a
+ * bit of the results (kernels_cuda.h).
  */
 #ifndef SP_KERNELS_CUDA_CUDA_CHOOSE_H
 #define SP_KERNELS_CUDA_CUDA_CHOOSE_H
@@ -17,17 +18,17 @@ extern "C" {
 #define SP_CUDA_GROUP_CHUNKS 4
 /* Above this many rows a block takes a window of several tiles. */
 #define SP_CUDA_DECODE_ROWS 256
-/* Up to this many blocks of one chunk (16 KB of weights) a block takes one; above, a group of them.
- * Chosen for 132 multiprocessors and harmless elsewhere, as all here. */
+/* Up to this many blocks of one chunk each (16 KB of weights); above, a block takes a group of
+ * chunks. Like all constants here tuned for 132 multiprocessors and harmless elsewhere. */
 #define SP_CUDA_CHUNK_BLOCKS  10000
-#define SP_CUDA_WINDOW_BLOCKS 160 /* the same for windows */
-#define SP_CUDA_SHRINK_WAVE   264 /* blocks of windows that are resident together, of the small */
-#define SP_CUDA_WAVE          528 /* blocks of the expand that are resident together */
-#define SP_CUDA_STEPS_MAX     8   /* of a block of the expand */
+#define SP_CUDA_WINDOW_BLOCKS 160 /* the same for windows: below, smaller blocks */
+#define SP_CUDA_SHRINK_WAVE   264 /* resident blocks of the small window kernels */
+#define SP_CUDA_WAVE          528 /* resident blocks of the expand */
+#define SP_CUDA_STEPS_MAX     8   /* of one expand block */
 #define SP_CUDA_WINDOW_TILES  8
-#define SP_CUDA_RING_RANKS    64   /* the most that the ring of the expand is for */
-#define SP_CUDA_RING_STEPS    8192 /* in decode, of 128 columns of one tile, at least */
-#define SP_CUDA_RING_WIDE     96   /* of many rows, steps of 128 columns at most, above rank 32 */
+#define SP_CUDA_RING_RANKS    64   /* largest rank that the expand ring serves */
+#define SP_CUDA_RING_STEPS    8192 /* decode: at least so many steps (128 columns of one tile) */
+#define SP_CUDA_RING_WIDE     96 /* many rows above rank 32: at most so many steps of 128 columns */
 
 /* Tiles that n_rows rows of n_slots slots can need at most. */
 static inline int32_t sp_cuda_tiles_bound(int32_t n_rows, int32_t n_slots)
@@ -43,8 +44,8 @@ static inline int32_t sp_cuda_ceil(int32_t n, int32_t by)
     return (n + by - 1) / by;
 }
 
-/* Windows of at most window_tiles tiles of one slot that they can need: each slot's last may be a
- * part. */
+/* Windows, of at most window_tiles tiles of one slot each, that they can need: each slot's last
+ * window may be partly filled. */
 static inline int32_t sp_cuda_windows_bound(int32_t n_rows, int32_t n_slots, int32_t window_tiles)
 {
     int32_t used = n_slots < n_rows ? n_slots : n_rows;
@@ -60,15 +61,15 @@ static inline int32_t sp_cuda_chunks(int32_t k_in)
 }
 
 typedef struct sp_cuda_shrink_choice {
-    int32_t plane_chunks; /* of one block and one plane: 1, or SP_CUDA_GROUP_CHUNKS */
-    int32_t n_planes;
-    int32_t block_planes; /* of one block of windows, one after the other */
-    int32_t window_tiles; /* of one block: 1 in decode, else 4, 8 or 16 */
-    int32_t rank_warps;   /* 64 ranks each, of all sites together; 1 to 3 */
+    int32_t partial_chunks; /* chunks summed into one partial: 1, or SP_CUDA_GROUP_CHUNKS */
+    int32_t n_partials;
+    int32_t block_partials; /* partials that one window block computes in sequence */
+    int32_t window_tiles;   /* per block: 1 in decode, else 4, 8 or 16 */
+    int32_t rank_warps;     /* of 64 ranks each, over all sites; 1 to 3 */
 } sp_cuda_shrink_choice;
 
-/* Windows of many rows: as few planes as keep the device full, and as few blocks, for each begins
- * with a chain of loads. */
+/* Many rows: the fewest partials that keep the device full, and few blocks, because each starts
+ * with a chain of dependent loads. */
 static inline void sp_cuda_choose_windows(sp_cuda_shrink_choice *choice, int32_t tiles,
                                           int32_t chunks, int32_t rank_groups)
 {
@@ -87,8 +88,8 @@ static inline void sp_cuda_choose_windows(sp_cuda_shrink_choice *choice, int32_t
             choice->window_tiles = SP_CUDA_WINDOW_TILES / 2;
         return;
     }
-    choice->plane_chunks = SP_CUDA_GROUP_CHUNKS;
-    choice->n_planes = groups;
+    choice->partial_chunks = SP_CUDA_GROUP_CHUNKS;
+    choice->n_partials = groups;
     if ((rank_groups == 4 || rank_groups == 8) &&
         sp_cuda_ceil(tiles, 2 * SP_CUDA_WINDOW_TILES) * sixty_fours * groups >= wave / 2 - 4) {
         choice->window_tiles = 2 * SP_CUDA_WINDOW_TILES;
@@ -98,9 +99,9 @@ static inline void sp_cuda_choose_windows(sp_cuda_shrink_choice *choice, int32_t
     }
     if (choice->window_tiles > SP_CUDA_WINDOW_TILES || choice->rank_warps > 1)
         wave /= 2;
-    while (choice->block_planes < groups &&
-           windows * sets * sp_cuda_ceil(groups, choice->block_planes) > wave)
-        choice->block_planes++;
+    while (choice->block_partials < groups &&
+           windows * sets * sp_cuda_ceil(groups, choice->block_partials) > wave)
+        choice->block_partials++;
 }
 
 static inline sp_cuda_shrink_choice sp_cuda_choose_shrink(int32_t n_rows, int32_t n_slots,
@@ -114,25 +115,25 @@ static inline sp_cuda_shrink_choice sp_cuda_choose_shrink(int32_t n_rows, int32_
     if (n_rows > SP_CUDA_DECODE_ROWS) {
         sp_cuda_choose_windows(&choice, tiles, chunks, rank_groups);
     } else if ((int64_t)tiles * rank_groups * chunks > SP_CUDA_CHUNK_BLOCKS) {
-        choice.plane_chunks = SP_CUDA_GROUP_CHUNKS;
-        choice.n_planes = sp_cuda_ceil(chunks, SP_CUDA_GROUP_CHUNKS);
+        choice.partial_chunks = SP_CUDA_GROUP_CHUNKS;
+        choice.n_partials = sp_cuda_ceil(chunks, SP_CUDA_GROUP_CHUNKS);
     }
     return choice;
 }
 
 typedef struct sp_cuda_expand_choice {
-    int32_t ranks;        /* of B that a block holds in registers: 32, 64 or 128 */
-    int32_t window_tiles; /* of one block: 1 in decode, else 8 */
+    int32_t ranks;        /* of B that a block keeps in registers: 32, 64 or 128 */
+    int32_t window_tiles; /* per block: 1 in decode, else 8 */
     int32_t steps_ahead;  /* steps of 128 columns in flight together */
-    int32_t steps;        /* of a block; a multiple of steps_ahead */
-    /* Of a stage of the ring (expand_ring.cu), which comes before the above where a GPU has it; 0:
-     * not for this step. */
+    int32_t steps;        /* per block; a multiple of steps_ahead */
+    /* Size of a ring stage (expand_ring.cu), which is preferred to the above on GPUs that have it;
+     * 0: the ring is not used for this step. */
     int32_t ring_columns, ring_tiles;
 } sp_cuda_expand_choice;
 
-/* A block of the ring has a multiprocessor to itself, so it pays where there is much to move: many
- * rows, or in decode many columns of many tiles. A stage is 25 to 66 KB. With B of a large rank,
- * few columns fit in one, and wide sites gain nothing. */
+/* A ring block occupies a whole multiprocessor, so it pays where there is much data to move: many
+ * rows, or in decode many columns of many tiles. A stage is 25 to 66 KB. At a large rank few
+ * columns of B fit in a stage, and wide sites gain nothing. */
 static inline void sp_cuda_choose_ring(int32_t n_rows, int32_t tiles, int32_t total_steps,
                                        int32_t rank_stride, sp_cuda_expand_choice *choice)
 {
@@ -164,7 +165,7 @@ static inline sp_cuda_expand_choice sp_cuda_choose_expand(int32_t n_rows, int32_
     blocks = (int64_t)sp_cuda_ceil(tiles, choice.window_tiles) * total_steps;
     if (choice.window_tiles == 1 && blocks > 2 * SP_CUDA_WAVE)
         choice.steps_ahead = 128 / choice.ranks;
-    /* Fewer blocks, for each begins with a chain of loads, while the device stays full. */
+    /* Fewer blocks while the device stays full: each starts with a chain of dependent loads. */
     choice.steps = choice.steps_ahead;
     most = choice.window_tiles == 1 ? 2 * choice.steps_ahead : SP_CUDA_STEPS_MAX;
     while (choice.steps < most && blocks > (int64_t)choice.steps * 2 * SP_CUDA_WAVE)
@@ -173,21 +174,21 @@ static inline sp_cuda_expand_choice sp_cuda_choose_expand(int32_t n_rows, int32_
     return choice;
 }
 
-/* Columns of one plane row: every site's own stretch. */
-static inline int32_t sp_cuda_plane_columns(int32_t rank_stride, int32_t n_sites)
+/* Columns of one row of a partial: rank_stride for each site. */
+static inline int32_t sp_cuda_partial_columns(int32_t rank_stride, int32_t n_sites)
 {
     return rank_stride * n_sites;
 }
 
-/* Fewer rows may be split over more planes and so need more. */
-static inline size_t sp_cuda_planes_bytes(int32_t n_rows, int32_t n_slots, int32_t k_in,
-                                          int32_t rank_stride, int32_t n_sites)
+/* Bytes of all split-K partials. Not monotonic: fewer rows may be split into more partials. */
+static inline size_t sp_cuda_partials_bytes(int32_t n_rows, int32_t n_slots, int32_t k_in,
+                                            int32_t rank_stride, int32_t n_sites)
 {
     sp_cuda_shrink_choice choice =
         sp_cuda_choose_shrink(n_rows, n_slots, k_in, rank_stride, n_sites);
 
-    return (size_t)choice.n_planes * (size_t)n_rows *
-           (size_t)sp_cuda_plane_columns(rank_stride, n_sites) * sizeof(float);
+    return (size_t)choice.n_partials * (size_t)n_rows *
+           (size_t)sp_cuda_partial_columns(rank_stride, n_sites) * sizeof(float);
 }
 
 #ifdef __cplusplus

@@ -1,20 +1,20 @@
 /*
  * expand.cu: y += scale · xa · Bᵀ for a group of sites in one launch.
  *
- *     xa[row, c]  = T(planes added in the order of kernels_cuda.h)
+ *     xa[row, c]  = T(partials summed in the order of kernels_cuda.h)
  *     y[row, j]   = Ty(fmaf(scale, (float)T(xa[row, :] · B[slot][j, :]), y[row, j]))
  *
  * Grid (sum over sites of ceil(n_out / (128 · steps)), tiles / TILES), 128 threads. A block takes
- * `steps` steps of 128 outputs of one site against a window of TILES tiles, run by run of tiles
- * that share a slot. A warp takes 32 outputs of a step, as the M sides of two mma: outputs are
- * dealt to the M rows so that, once the products are transposed in registers, each thread holds
- * eight neighbours of one row and moves y in 16-byte pieces. B and y of AHEAD steps are in flight
- * together; B is asked for before the shrink is waited for. Bound by the bytes of B (decode) or y
- * (prefill).
+ * `steps` steps of 128 outputs of one site for a window of TILES tiles, one run of tiles that share
+ * a slot after another. A warp takes 32 outputs of a step, as the M sides of two mma: outputs are
+ * assigned to the M rows so that, after the products are transposed in registers, each thread holds
+ * eight adjacent outputs of one row and moves y in 16-byte vectors. B and y of AHEAD steps are in
+ * flight together; the loads of B are issued before the wait for the shrink. Bound by the bytes of
+ * B (decode) or y (prefill).
  */
 #include "kernels/cuda/expand.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/planes.cuh"
+#include "kernels/cuda/partials.cuh"
 
 #define THREADS      128
 #define STEP         128 /* outputs of a block's step */
@@ -24,12 +24,12 @@
 typedef struct launch_shape {
     int first_block[SP_CUDA_SITES_MAX + 1]; /* of each site */
     int tiles_bound, steps;
-    planes_shape planes;
-    int lanes;    /* threads that share the groups of one element: 1, 2, 4 or 8 */
-    int xa_pitch; /* elements; an odd multiple of 32: no bank twice */
+    partials_shape partials;
+    int lanes;    /* threads that sum one element's groups together: 1, 2, 4 or 8 */
+    int xa_pitch; /* elements; an odd multiple of 32: no bank conflicts */
 } launch_shape;
 
-/* What a block knows of its site and of the run of tiles at hand. */
+/* A block's site and the adapter of its current run of tiles. */
 typedef struct work {
     const uint16_t *b;
     int b_stride, n_out, rank;
@@ -43,12 +43,12 @@ typedef struct slot_cell {
 } slot_cell;
 
 template <int TILES> struct window {
-    slot_cell cell[THREADS];                          /* of all slots, where they are that few */
-    int slot[TILES];                                  /* -1: no tile */
-    int count;                                        /* rows of the first tile */
-    int row[TILES * ROWS];                            /* -1: none */
+    slot_cell cell[THREADS]; /* of all slots, if there are at most THREADS */
+    int slot[TILES];         /* -1: no tile */
+    int count;               /* rows of the first tile */
+    int row[TILES * ROWS];   /* -1: none */
     float request[TILES * ROWS], scale[TILES * ROWS]; /* scale 0: not of this run, or no row */
-    char *y[TILES * ROWS];                            /* where scale is not 0: the row's output 0 */
+    char *y[TILES * ROWS]; /* the row's output 0; valid where scale is not 0 */
 };
 
 /* ---- the window ---------------------------------------------------------------------------- */
@@ -88,7 +88,7 @@ static __device__ __forceinline__ slot_cell cell_of(const window<TILES> *win,
             site.scale != NULL ? site.scale[slot] : site.one_scale};
 }
 
-/* Rows of scale 0 are as absent: neither read nor written. */
+/* Rows of scale 0 are treated as absent: neither read nor written. */
 template <int TILES>
 static __device__ __forceinline__ void scale_run(window<TILES> *win, const sp_cuda_site &site,
                                                  int from, int to, float stored)
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void scale_run(window<TILES> *win, const sp_cu
     int i = threadIdx.x / ROWS;
 
     if (TILES > 1)
-        __syncthreads(); /* the run before is done with them */
+        __syncthreads(); /* the previous run is done with them */
     if (i < TILES) {
         int row = i >= from && i < to ? win->row[threadIdx.x] : -1;
 
@@ -110,7 +110,7 @@ static __device__ __forceinline__ void scale_run(window<TILES> *win, const sp_cu
 
 /* ---- B ------------------------------------------------------------------------------------- */
 
-/* The output, of a warp's 32, that M row g of 8 x 8 matrix 0 stands for; matrix j: 2 j later. */
+/* The output, among a warp's 32, that M row g of 8 x 8 matrix 0 computes; matrix j: 2 j further. */
 static __device__ __forceinline__ int first_column(void)
 {
     int g = (threadIdx.x & 31) >> 2;
@@ -139,24 +139,25 @@ static __device__ __forceinline__ void load_b(uint4 (&w)[S][4], const work &at, 
 
 /* ---- xa ------------------------------------------------------------------------------------ */
 
-/* Four neighbours of one row in all planes. Few threads: each of `lanes` neighbours of the warp
- * fetches one group of planes, and all add the groups in index order. */
-static __device__ __forceinline__ float4 sum_shared(const float *plane, int64_t plane_floats,
+/* Sums four adjacent elements of one row over all partials. For few elements: each of `lanes`
+ * adjacent lanes loads one group of partials, and all of them add the groups in index order. */
+static __device__ __forceinline__ float4 sum_shared(const float *partial, int64_t partial_floats,
                                                     const launch_shape &shape, int lanes,
                                                     bool valid)
 {
     int mine = threadIdx.x % lanes, lane0 = (threadIdx.x & 31) - mine;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
-    for (int base = 0; base * shape.planes.group_planes < shape.planes.n_planes; base += lanes) {
-        int first = (base + mine) * shape.planes.group_planes;
-        int n = valid ? min(shape.planes.group_planes, shape.planes.n_planes - first) : 0;
+    for (int base = 0; base * shape.partials.group_partials < shape.partials.n_partials;
+         base += lanes) {
+        int first = (base + mine) * shape.partials.group_partials;
+        int n = valid ? min(shape.partials.group_partials, shape.partials.n_partials - first) : 0;
         float4 v[SP_CUDA_GROUP_CHUNKS];
 
 #pragma unroll
         for (int i = 0; i < SP_CUDA_GROUP_CHUNKS; i++)
             if (i < n)
-                v[i] = *(const float4 *)(plane + (first + i) * plane_floats);
+                v[i] = *(const float4 *)(partial + (first + i) * partial_floats);
 #pragma unroll
         for (int i = 1; i < SP_CUDA_GROUP_CHUNKS; i++)
             if (i < n)
@@ -167,7 +168,7 @@ static __device__ __forceinline__ float4 sum_shared(const float *plane, int64_t 
 
             if (base + i == 0)
                 sum = u;
-            else if ((base + i) * shape.planes.group_planes < shape.planes.n_planes)
+            else if ((base + i) * shape.partials.group_partials < shape.partials.n_partials)
                 add(&sum, u);
         }
     }
@@ -181,8 +182,8 @@ static __device__ __forceinline__ int lanes_for(int items, int lanes)
     return lanes;
 }
 
-/* xa of tiles [from, to), T, zero beyond the rank up to a multiple of 32. Rows that are none keep
- * what was there: no other row's product sees it. */
+/* xa of tiles [from, to), T, zero beyond the rank up to a multiple of 32. Absent rows keep their
+ * old content: no other row's product reads it. */
 template <int F16, int TILES>
 static __device__ __forceinline__ void gather_xa(uint16_t *xa, const window<TILES> *win,
                                                  const sp_cuda_group &group,
@@ -191,8 +192,8 @@ static __device__ __forceinline__ void gather_xa(uint16_t *xa, const window<TILE
 {
     int fours = ((rank + 31) / 32) * 8, rows = TILES > 1 ? (to - from) * ROWS : win->count;
     int items = rows * fours, lanes = TILES > 1 ? 1 : lanes_for(items, shape.lanes);
-    int plane_row = group.rank_stride * group.n_sites;
-    int64_t plane_floats = (int64_t)group.n_rows * plane_row;
+    int partial_row = group.rank_stride * group.n_sites;
+    int64_t partial_floats = (int64_t)group.n_rows * partial_row;
 
     for (int warp0 = threadIdx.x & ~31; warp0 < items * lanes; warp0 += THREADS) {
         int item = (warp0 + (int)(threadIdx.x & 31)) / lanes;
@@ -200,12 +201,13 @@ static __device__ __forceinline__ void gather_xa(uint16_t *xa, const window<TILE
         int row = item < items ? win->row[at] : -1;
         bool valid = row >= 0 && c < rank;
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        const float *plane = group.planes + (int64_t)row * plane_row + site * group.rank_stride + c;
+        const float *partial =
+            group.partials + (int64_t)row * partial_row + site * group.rank_stride + c;
 
         if (lanes > 1)
-            v = sum_shared(plane, plane_floats, shape, lanes, valid);
+            v = sum_shared(partial, partial_floats, shape, lanes, valid);
         else if (valid)
-            v = sum_alone(plane, plane_floats, shape.planes);
+            v = sum_alone(partial, partial_floats, shape.partials);
         if (row >= 0 && threadIdx.x % lanes == 0)
             *(uint2 *)&xa[at * shape.xa_pitch + c] =
                 make_uint2(narrow_two<F16>(c < rank ? v.x : 0.0f, c + 1 < rank ? v.y : 0.0f),
@@ -215,7 +217,7 @@ static __device__ __forceinline__ void gather_xa(uint16_t *xa, const window<TILE
 
 /* ---- delta --------------------------------------------------------------------------------- */
 
-/* Eight neighbours of row g, from column0 + 8 t on. xa: of this thread's row and t. */
+/* Eight adjacent outputs of row g, from column0 + 8 t on. xa: at this thread's row and t. */
 template <int F16, int VEC, int S>
 static __device__ __forceinline__ uint4 make_delta(const work &at, const uint4 (&a)[S][4],
                                                    const uint16_t *xa, int column0)
@@ -242,7 +244,7 @@ static __device__ __forceinline__ uint4 make_delta(const work &at, const uint4 (
 
 /* ---- y ------------------------------------------------------------------------------------- */
 
-/* Eight neighbours of 16 bits. */
+/* Eight adjacent 16-bit elements. */
 union eight {
     uint4 all;
     uint32_t two[4];
@@ -302,7 +304,7 @@ static __device__ __forceinline__ void fold_each(char *y, bool is_f32, int colum
     }
 }
 
-/* Asks for what load_y will load. */
+/* Prefetches to L2 what load_y will load. */
 template <int TILES>
 static __device__ __forceinline__ void prefetch_y(const window<TILES> *win, const work &at,
                                                   int column0)
@@ -315,7 +317,7 @@ static __device__ __forceinline__ void prefetch_y(const window<TILES> *win, cons
             prefetch_l2(win->y[i * ROWS + g] + column * 2);
 }
 
-/* y of this thread's row of a tile, where it is of 16 bits. */
+/* y of this thread's row of a tile, for 16-bit y. */
 template <int TILES>
 static __device__ __forceinline__ void load_y(uint4 *y, const window<TILES> *win, const work &at,
                                               int tile, int column0)
@@ -329,8 +331,8 @@ static __device__ __forceinline__ void load_y(uint4 *y, const window<TILES> *win
 
 /* ---- kernel -------------------------------------------------------------------------------- */
 
-/* y of 16 bits: without a branch, so that the tiles' chains run side by side. A tile's y of the
- * step at next_column0 (n_out: none) is asked for as soon as its registers are free. */
+/* 16-bit y: branch-free, so that the tiles' dependency chains overlap. A tile's y of the step at
+ * next_column0 (n_out: none) is loaded as soon as its registers are free. */
 template <int F16, int TILES, int S>
 static __device__ __forceinline__ void fold_halves(const work &at, const window<TILES> *win,
                                                    const uint4 (&a)[S][4], uint4 (&y)[TILES],
@@ -397,7 +399,7 @@ static __device__ __forceinline__ void fold_step(const work &at, const window<TI
         load_b<VEC, S>(w, at, next_column0, 0);
 }
 
-/* Blocks of a multiprocessor, as many as registers allow without a spill. */
+/* Resident blocks per multiprocessor: as many as registers allow without spills. */
 static constexpr int resident(int tiles, int s, int ahead)
 {
     return tiles > 1 && s == 4 ? 2 : s == 4 || ahead > 1 || (tiles > 1 && s == 2) ? 3 : 4;
@@ -468,7 +470,7 @@ __global__ void __launch_bounds__(THREADS, resident(TILES, S, AHEAD))
                 }
             }
     }
-    /* A kernel that is done means that all before it are: so one block waits in any case. */
+    /* A kernel's completion implies that of all kernels before it, so one block always waits. */
     if (!waited && blockIdx.x == 0 && blockIdx.y == 0)
         wait_predecessor();
 }
@@ -485,8 +487,8 @@ static launch_shape shape_of(const sp_cuda_group *group, int steps)
             shape.first_block[i] + sp_cuda_ceil(group->sites[i].n_out, STEP * steps);
     shape.tiles_bound = sp_cuda_tiles_bound(group->n_rows, group->n_slots);
     shape.steps = steps;
-    shape.planes = planes_of(group);
-    groups = sp_cuda_ceil(shape.planes.n_planes, shape.planes.group_planes);
+    shape.partials = partials_of(group);
+    groups = sp_cuda_ceil(shape.partials.n_partials, shape.partials.group_partials);
     shape.lanes = groups > 4 ? 8 : groups > 2 ? 4 : groups;
     shape.xa_pitch = 32 * (sp_cuda_ceil(group->rank_stride, 32) | 1);
     return shape;
@@ -524,19 +526,19 @@ static cudaError_t launch_vectors(const sp_cuda_group *group, sp_cuda_expand_cho
                                    : launch<F16, 1, 1, 1, 1>(group, steps, on);
 }
 
-/* How y and B may be moved. */
-typedef enum moves {
-    MOVE_EACH,    /* element by element: odd sizes or addresses */
-    MOVE_VECTORS, /* in 16-byte pieces, y of 16 bits */
-    MOVE_FLOATS,  /* in 16-byte pieces, y in FP32 at some site */
-} moves;
+/* How y and B may be accessed. */
+typedef enum access {
+    ACCESS_ELEMENTS, /* element by element: odd sizes or addresses */
+    ACCESS_VECTORS,  /* in 16-byte vectors, 16-bit y */
+    ACCESS_FLOATS,   /* in 16-byte vectors, y in FP32 at some site */
+} access;
 
 static bool aligned(const void *memory, int64_t stride, int elements)
 {
     return (uintptr_t)memory % 16 == 0 && stride % elements == 0;
 }
 
-static moves moves_of(const sp_cuda_group *group)
+static access access_of(const sp_cuda_group *group)
 {
     bool vectors = true, floats = false;
 
@@ -549,23 +551,23 @@ static moves moves_of(const sp_cuda_group *group)
                   aligned(site->b, site->b_stride, 8) && site->b_slot_stride % 8 == 0 &&
                   (site->rank != NULL || site->one_rank % 8 == 0);
     }
-    return !vectors ? MOVE_EACH : floats ? MOVE_FLOATS : MOVE_VECTORS;
+    return !vectors ? ACCESS_ELEMENTS : floats ? ACCESS_FLOATS : ACCESS_VECTORS;
 }
 
 template <int F16>
 static cudaError_t launch_chosen(int gpu, const sp_cuda_group *group, cudaStream_t on)
 {
-    moves how = moves_of(group);
+    access how = access_of(group);
     int total_steps = 0;
     sp_cuda_expand_choice choice;
     cudaError_t code;
 
     for (int i = 0; i < group->n_sites; i++)
         total_steps += sp_cuda_ceil(group->sites[i].n_out, STEP);
-    if (how == MOVE_EACH)
-        return launch<F16, MOVE_EACH, 1, 1, 1>(group, 1, on);
-    if (how == MOVE_FLOATS)
-        return launch<F16, MOVE_FLOATS, 1, 4, 1>(group, 1, on);
+    if (how == ACCESS_ELEMENTS)
+        return launch<F16, ACCESS_ELEMENTS, 1, 1, 1>(group, 1, on);
+    if (how == ACCESS_FLOATS)
+        return launch<F16, ACCESS_FLOATS, 1, 4, 1>(group, 1, on);
     choice = sp_cuda_choose_expand(group->n_rows, group->n_slots, total_steps, group->rank_stride);
     code = choice.ring_columns > 0 ? sp_cuda_expand_ring(gpu, group, choice, on)
                                    : cudaErrorNotSupported;

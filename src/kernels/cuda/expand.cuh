@@ -1,10 +1,11 @@
-/* expand.cuh: the product of B and xa, as every form of the expand makes it. */
+/* expand.cuh: the product of B and xa, shared by all variants of the expand. */
 #ifndef SP_KERNELS_CUDA_EXPAND_CUH
 #define SP_KERNELS_CUDA_EXPAND_CUH
 
 #include "kernels/cuda/ptx.cuh"
 
-/* From pieces of rows to what an mma takes; `keep`: in registers of their own, for several tiles.
+/* From 16-byte vectors of rows to mma operands; `keep`: in registers of their own, for reuse over
+ * several tiles.
  */
 template <int S>
 static __device__ __forceinline__ void interleave(uint4 (&a)[S][4], const uint4 (&w)[S][4],
@@ -25,7 +26,7 @@ static __device__ __forceinline__ void interleave(uint4 (&a)[S][4], const uint4 
         }
 }
 
-/* 32 ranks more of two M sides by one N side, whose row and quarter v is. */
+/* Adds 32 ranks of two M operands by one N operand, of which v is this thread's row and quarter. */
 template <int F16>
 static __device__ __forceinline__ void multiply(float (&acc)[2][4], const uint4 (&a)[4], uint4 v)
 {

@@ -1,37 +1,38 @@
 /*
- * expand_ring.cu: y += scale · xa · Bᵀ for a group of sites in one launch, for steps that move
- * much memory; from sm_90 on, the bits of expand.cu.
+ * expand_ring.cu: y += scale · xa · Bᵀ for a group of sites in one launch, for steps that move much
+ * data; from sm_90 on, with the bits of expand.cu.
  *
- * Grid: one block a multiprocessor. The work is a list of (window of tiles, chunk of columns of one
- * site), chunks of a window side by side, and each block takes an equal stretch of it. Within a
- * window's stretch the block goes site by site, run by run of tiles that share a slot, chunk by
- * chunk; each of these is one stage of a ring in shared memory: the run's rows of y and the slot's
- * rows of B. Warps have a trade each, for one warp that did it all would be the limit: the leader
- * notes what a stage holds and asks for B, loaders ask for y, gatherers sum the planes to xa when a
- * run begins, consumers multiply and fold y where it lies, storers write it back. They wait for
- * each other by barriers in shared memory. B is asked for before the shrink is waited for, as many
- * stages as there are. Bound by memory: the bytes in flight, not the threads, hide its latency.
+ * A persistent, warp-specialised pipeline. Grid: one block per multiprocessor. Work items are pairs
+ * (window of tiles, chunk of columns of one site), the chunks of a window adjacent, and each block
+ * takes an equal contiguous range of them. Within a window the block iterates over sites, runs of
+ * tiles that share a slot, and chunks; each of these fills one stage of a ring in shared memory:
+ * the run's rows of y and the slot's rows of B. Each warp has one role, since a single producer
+ * warp would be the bottleneck: the producer writes the stage descriptor and issues the copies of
+ * B, loaders issue those of y, gatherers sum the split-K partials to xa when a run starts,
+ * consumers multiply and fold into y in place, storers write y back. They synchronise by mbarriers.
+ * The producer fills all stages with B before the other warps' wait for the shrink. Bound by
+ * memory: the bytes in flight, not the threads, hide its latency.
  */
 #include "base/integer.h"
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/expand.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/planes.cuh"
+#include "kernels/cuda/partials.cuh"
 
 #define ROWS         SP_CUDA_TILE_ROWS
 #define CONSUMERS    8 /* warps that compute */
-#define GATHERERS    3 /* warps that sum planes */
-#define LOADERS      2 /* warps that ask for y */
+#define GATHERERS    3 /* warps that sum partials */
+#define LOADERS      2 /* warps that load y */
 #define STORERS      2 /* warps that store y */
 #define GATHER_0     CONSUMERS
 #define LOAD_0       (GATHER_0 + GATHERERS)
 #define STORE_0      (LOAD_0 + LOADERS)
-#define LEADER       (STORE_0 + STORERS) /* the warp that says what is in a stage, and asks for B */
-#define THREADS      ((LEADER + 1) * SP_WARP)
-#define WARP_COLUMNS 32 /* of a warp at a time */
+#define PRODUCER     (STORE_0 + STORERS) /* the warp that writes stage descriptors and loads B */
+#define THREADS      ((PRODUCER + 1) * SP_WARP)
+#define WARP_COLUMNS 32 /* that a warp computes at a time */
 #define STAGES_MAX   10
 #define WINDOW_ROWS  (SP_CUDA_WINDOW_TILES * ROWS)
-#define FEW_SLOTS    128 /* whose ranks and scales a block fetches at its start */
+#define FEW_SLOTS    128 /* up to so many, a block loads all ranks and scales at its start */
 
 /* read_window: each lane holds one tile's slot and two rows, `lane` and `lane` + 32, of the tiles
  * lane / ROWS and 4 + lane / ROWS. */
@@ -44,25 +45,25 @@ typedef struct ring_shape {
     int first_chunk[SP_CUDA_SITES_MAX + 1]; /* of each site */
     int columns, window_tiles;              /* of a stage */
     int stages, stage_bytes;
-    int y_pitch;  /* bytes; 16 more than a multiple of 128: no bank twice */
-    int b_at;     /* bytes into a stage */
+    int y_pitch;  /* bytes; 16 more than a multiple of 128: no bank conflicts */
+    int b_at;     /* byte offset of B in a stage */
     int xa_pitch; /* elements; an odd multiple of 32, likewise */
-    int xa_bytes; /* of one of two */
+    int xa_bytes; /* of one of the two buffers */
     int tiles_bound;
-    planes_shape planes;
+    partials_shape partials;
 } ring_shape;
 
-/* What a stage holds. */
-typedef struct alignas(16) note {
-    int site, columns; /* columns 0: the end */
+/* Stage descriptor: what a stage holds. */
+typedef struct alignas(16) stage_desc {
+    int site, columns; /* columns 0: no more stages */
     int rank, b_pitch; /* bytes */
     int tiles, rows;
-    int fresh; /* the first of its run and site, whose xa is to be gathered */
+    int fresh; /* the first stage of its run and site: xa is gathered for it */
     int pad;
     char *y[WINDOW_ROWS]; /* at the stage's first column; NULL: neither read nor written */
     int row[WINDOW_ROWS]; /* of xa; -1: none */
     float scale[WINDOW_ROWS];
-} note;
+} stage_desc;
 
 /* Rank and stored scale of a slot. */
 typedef struct slot_cell {
@@ -71,20 +72,20 @@ typedef struct slot_cell {
 } slot_cell;
 
 typedef struct block_shared {
-    uint64_t noted[STAGES_MAX], full[STAGES_MAX], done[STAGES_MAX], empty[STAGES_MAX];
+    uint64_t described[STAGES_MAX], full[STAGES_MAX], done[STAGES_MAX], empty[STAGES_MAX];
     uint64_t xa_full[2], xa_empty[2];
-    note notes[STAGES_MAX];
+    stage_desc descs[STAGES_MAX];
     slot_cell cell[SP_CUDA_SITES_MAX][FEW_SLOTS];
 } block_shared;
 
 #if __CUDA_ARCH__ >= 900
 
-/* Where in the ring a warp is. */
-typedef struct place {
+/* A warp's position in the ring: stage, phase parity, stages so far. */
+typedef struct pipeline_state {
     int stage, parity, count;
-} place;
+} pipeline_state;
 
-static __device__ __forceinline__ void next(place *at, int stages)
+static __device__ __forceinline__ void advance(pipeline_state *at, int stages)
 {
     at->count++;
     if (++at->stage == stages) {
@@ -98,29 +99,30 @@ static __device__ __forceinline__ uint32_t barrier_of(const uint64_t *barriers, 
     return shared_address(&barriers[stage]);
 }
 
-/* What the warp did until here comes before what others do behind the barrier. Every lane arrives:
- * one for all would do and is no faster, but a race checker believes a lane only its own word. */
+/* Orders the warp's work so far before what others do after the barrier. Every lane arrives: a
+ * single arrival for the warp would suffice and is no faster, but race checkers track lanes one by
+ * one. */
 static __device__ __forceinline__ void warp_arrive(uint32_t barrier)
 {
     __syncwarp();
     barrier_arrive(barrier);
 }
 
-/* ---- filling ------------------------------------------------------------------------------- */
+/* ---- producer ------------------------------------------------------------------------------ */
 
-/* This lane's part of a window: tile `lane`, and rows `lane` and `lane` + 32. */
+/* A lane's part of a window: tile `lane`, and rows `lane` and `lane` + 32. */
 typedef struct lane_window {
     int slot; /* -1: no tile */
     int row[2];
     float request[2];
 } lane_window;
 
-typedef struct filler {
+typedef struct producer {
     block_shared *shared;
     const ring_shape *shape;
     uint32_t ring; /* shared address */
-    place at;
-} filler;
+    pipeline_state at;
+} producer;
 
 static __device__ __forceinline__ lane_window read_window(const sp_cuda_group &group, int first,
                                                           int tiles)
@@ -146,9 +148,10 @@ static __device__ __forceinline__ lane_window read_window(const sp_cuda_group &g
     return win;
 }
 
-/* Rows [column0, + columns) of B, the own rank of each, one behind the other. */
-static __device__ __forceinline__ void ask_b(uint32_t to, const uint16_t *from, int64_t stride,
-                                             int columns, int rank, uint32_t full)
+/* Issues the copies of `columns` rows of B, each of the adapter's own rank, contiguous in shared
+ * memory. */
+static __device__ __forceinline__ void copy_b(uint32_t to, const uint16_t *from, int64_t stride,
+                                              int columns, int rank, uint32_t full)
 {
     int lane = threadIdx.x & 31, pieces = (rank + 7) / 8;
 
@@ -180,7 +183,7 @@ typedef struct site_run {
     slot_cell cell;
 } site_run;
 
-static __device__ __forceinline__ void write_note(note *what, const sp_cuda_site &site,
+static __device__ __forceinline__ void write_desc(stage_desc *desc, const sp_cuda_site &site,
                                                   const site_run &run, const lane_window &win,
                                                   int column0, int columns, bool fresh)
 {
@@ -194,24 +197,24 @@ static __device__ __forceinline__ void write_note(note *what, const sp_cuda_site
 
         rows += __popc(__ballot_sync(~0u, mine && win.row[h] >= 0));
         if (mine) {
-            what->row[at] = scale != 0.0f ? win.row[h] : -1;
-            what->y[at] =
+            desc->row[at] = scale != 0.0f ? win.row[h] : -1;
+            desc->y[at] =
                 scale != 0.0f ? (char *)site.y + (win.row[h] * site.y_stride + column0) * 2 : NULL;
-            what->scale[at] = scale;
+            desc->scale[at] = scale;
         }
     }
     if (lane == 0) {
-        what->site = run.site;
-        what->columns = columns;
-        what->rank = run.cell.rank;
-        what->b_pitch = (run.cell.rank + 7) / 8 * 16;
-        what->tiles = run.to - run.from;
-        what->rows = rows;
-        what->fresh = fresh;
+        desc->site = run.site;
+        desc->columns = columns;
+        desc->rank = run.cell.rank;
+        desc->b_pitch = (run.cell.rank + 7) / 8 * 16;
+        desc->tiles = run.to - run.from;
+        desc->rows = rows;
+        desc->fresh = fresh;
     }
 }
 
-static __device__ __forceinline__ void fill_stage(filler *fill, const sp_cuda_site &site,
+static __device__ __forceinline__ void fill_stage(producer *fill, const sp_cuda_site &site,
                                                   const site_run &run, const lane_window &win,
                                                   int column0, bool fresh)
 {
@@ -221,20 +224,20 @@ static __device__ __forceinline__ void fill_stage(filler *fill, const sp_cuda_si
 
     if (fill->at.count >= fill->shape->stages)
         barrier_wait(barrier_of(fill->shared->empty, stage), fill->at.parity ^ 1);
-    write_note(&fill->shared->notes[stage], site, run, win, column0, columns, fresh);
-    warp_arrive(barrier_of(fill->shared->noted, stage));
-    ask_b(fill->ring + stage * fill->shape->stage_bytes + fill->shape->b_at,
-          (const uint16_t *)site.b + run.slot * site.b_slot_stride + column0 * site.b_stride,
-          site.b_stride, columns, run.cell.rank, full);
+    write_desc(&fill->shared->descs[stage], site, run, win, column0, columns, fresh);
+    warp_arrive(barrier_of(fill->shared->described, stage));
+    copy_b(fill->ring + stage * fill->shape->stage_bytes + fill->shape->b_at,
+           (const uint16_t *)site.b + run.slot * site.b_slot_stride + column0 * site.b_stride,
+           site.b_stride, columns, run.cell.rank, full);
     barrier_arrive_after_copies(full);
     __syncwarp();
     if (lane == 0)
         barrier_arrive(full);
-    next(&fill->at, fill->shape->stages);
+    advance(&fill->at, fill->shape->stages);
 }
 
-/* Chunks [from, to) of one site, for all runs of the window. */
-static __device__ __forceinline__ void fill_site(filler *fill, const sp_cuda_group &group,
+/* Fills stages with chunks [from, to) of one site, for all runs of the window. */
+static __device__ __forceinline__ void fill_site(producer *fill, const sp_cuda_group &group,
                                                  const lane_window &win, int index, int tiles,
                                                  int from, int to)
 {
@@ -256,8 +259,8 @@ static __device__ __forceinline__ void fill_site(filler *fill, const sp_cuda_gro
     }
 }
 
-/* Chunks [chunk, chunk_end) of a window, those of site 0 first. */
-static __device__ __forceinline__ void fill_window(filler *fill, const sp_cuda_group &group,
+/* Fills stages with chunks [chunk, chunk_end) of a window, those of site 0 first. */
+static __device__ __forceinline__ void fill_window(producer *fill, const sp_cuda_group &group,
                                                    int n_tiles, int window, int chunk,
                                                    int chunk_end)
 {
@@ -274,7 +277,7 @@ static __device__ __forceinline__ void fill_window(filler *fill, const sp_cuda_g
     }
 }
 
-static __device__ __forceinline__ void fill_all(filler *fill, const sp_cuda_group &group,
+static __device__ __forceinline__ void fill_all(producer *fill, const sp_cuda_group &group,
                                                 int n_tiles)
 {
     const ring_shape &shape = *fill->shape;
@@ -290,18 +293,18 @@ static __device__ __forceinline__ void fill_all(filler *fill, const sp_cuda_grou
         fill_window(fill, group, n_tiles, window, chunk, chunk_end);
         unit += chunk_end - chunk;
     }
-    /* The end. */
+    /* The descriptor that ends the stages. */
     if (fill->at.count >= shape.stages)
         barrier_wait(barrier_of(fill->shared->empty, fill->at.stage), fill->at.parity ^ 1);
     if ((threadIdx.x & 31) == 0)
-        fill->shared->notes[fill->at.stage].columns = 0;
-    warp_arrive(barrier_of(fill->shared->noted, fill->at.stage));
+        fill->shared->descs[fill->at.stage].columns = 0;
+    warp_arrive(barrier_of(fill->shared->described, fill->at.stage));
 }
 
-/* ---- loading ------------------------------------------------------------------------------- */
+/* ---- loaders ------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void load_tile(const note &what, int tile, uint32_t to, int pitch,
-                                                 int bytes)
+static __device__ __forceinline__ void load_tile(const stage_desc &desc, int tile, uint32_t to,
+                                                 int pitch, int bytes)
 {
     int lane = threadIdx.x & 31;
 
@@ -311,7 +314,7 @@ static __device__ __forceinline__ void load_tile(const note &what, int tile, uin
 
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
-            from[i] = what.y[tile * ROWS + i];
+            from[i] = desc.y[tile * ROWS + i];
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
             if (from[i] != NULL)
@@ -319,28 +322,28 @@ static __device__ __forceinline__ void load_tile(const note &what, int tile, uin
     }
 }
 
-/* y of all stages, this warp's share: tiles by turns, or pieces of the rows of a single tile. */
+/* This warp's share of y in all stages: tiles round-robin, or the rows of a single tile. */
 static __device__ __forceinline__ void load_all(block_shared *shared, uint32_t ring,
                                                 const ring_shape &shape)
 {
     int lane = threadIdx.x & 31, self = (threadIdx.x >> 5) - LOAD_0;
-    place at = {0, 0, 0};
+    pipeline_state at = {0, 0, 0};
 
     wait_predecessor();
-    for (;; next(&at, shape.stages)) {
-        const note &what = shared->notes[at.stage];
+    for (;; advance(&at, shape.stages)) {
+        const stage_desc &desc = shared->descs[at.stage];
         uint32_t to = ring + at.stage * shape.stage_bytes;
         int bytes, tiles;
 
-        barrier_wait(barrier_of(shared->noted, at.stage), at.parity);
-        bytes = what.columns * 2;
-        tiles = what.tiles;
+        barrier_wait(barrier_of(shared->described, at.stage), at.parity);
+        bytes = desc.columns * 2;
+        tiles = desc.tiles;
         if (bytes == 0)
             break;
         if (tiles == 1) {
 #pragma unroll 1
-            for (int i = self; i < what.rows; i += LOADERS) {
-                const char *from = what.y[i];
+            for (int i = self; i < desc.rows; i += LOADERS) {
+                const char *from = desc.y[i];
 
                 if (from != NULL)
 #pragma unroll 4
@@ -349,44 +352,45 @@ static __device__ __forceinline__ void load_all(block_shared *shared, uint32_t r
             }
         } else {
             for (int tile = self; tile < tiles; tile += LOADERS)
-                load_tile(what, tile, to, shape.y_pitch, bytes);
+                load_tile(desc, tile, to, shape.y_pitch, bytes);
         }
         barrier_arrive_after_copies(barrier_of(shared->full, at.stage));
     }
 }
 
-/* ---- gathering ----------------------------------------------------------------------------- */
+/* ---- gatherers ----------------------------------------------------------------------------- */
 
-/* xa of a run, T, zero beyond the rank up to a multiple of 32. Rows that are none keep what was
- * there: no other row's product sees it. */
+/* xa of a run, T, zero beyond the rank up to a multiple of 32. Absent rows keep their old content:
+ * no other row's product reads it. */
 template <int F16, int N, int AHEAD>
-static __device__ __forceinline__ void gather_xa(uint16_t *xa, int pitch, const note &what,
-                                                 const sp_cuda_group &group, planes_shape planes)
+static __device__ __forceinline__ void gather_xa(uint16_t *xa, int pitch, const stage_desc &desc,
+                                                 const sp_cuda_group &group,
+                                                 partials_shape partials)
 {
-    int self = threadIdx.x - GATHER_0 * SP_WARP, rank = what.rank, rows = what.rows;
+    int self = threadIdx.x - GATHER_0 * SP_WARP, rank = desc.rank, rows = desc.rows;
     int fours = (rank + 3) / 4, items = rows * fours, end = (rank + 31) / 32 * 8;
-    int plane_row = group.rank_stride * group.n_sites;
-    int64_t plane_floats = (int64_t)group.n_rows * plane_row;
-    const float *first = group.planes + what.site * group.rank_stride;
+    int partial_row = group.rank_stride * group.n_sites;
+    int64_t partial_floats = (int64_t)group.n_rows * partial_row;
+    const float *first = group.partials + desc.site * group.rank_stride;
 
     for (int item0 = self; item0 < items; item0 += N * GATHERERS * SP_WARP) {
-        const float *plane[N];
+        const float *partial[N];
         float4 v[N];
         int to[N], left[N];
 
 #pragma unroll
         for (int i = 0; i < N; i++) {
             int item = item0 + i * GATHERERS * SP_WARP, at = item / fours;
-            int c = (item - at * fours) * 4, row = item < items ? what.row[at] : -1;
+            int c = (item - at * fours) * 4, row = item < items ? desc.row[at] : -1;
 
-            plane[i] = row < 0 ? NULL : first + (int64_t)row * plane_row + c;
+            partial[i] = row < 0 ? NULL : first + (int64_t)row * partial_row + c;
             to[i] = at * pitch + c;
             left[i] = rank - c;
         }
-        sum_several<N, AHEAD>(v, plane, plane_floats, planes);
+        sum_several<N, AHEAD>(v, partial, partial_floats, partials);
 #pragma unroll
         for (int i = 0; i < N; i++)
-            if (plane[i] != NULL)
+            if (partial[i] != NULL)
                 *(uint2 *)&xa[to[i]] = make_uint2(
                     narrow_two<F16>(v[i].x, left[i] > 1 ? v[i].y : 0.0f),
                     narrow_two<F16>(left[i] > 2 ? v[i].z : 0.0f, left[i] > 3 ? v[i].w : 0.0f));
@@ -396,42 +400,42 @@ static __device__ __forceinline__ void gather_xa(uint16_t *xa, int pitch, const 
             make_uint2(0, 0);
 }
 
-/* xa of the fresh stages, into two places by turns, ahead of those that compute. */
+/* xa of each fresh stage, double-buffered, ahead of the consumers. */
 template <int F16>
 static __device__ __forceinline__ void gather_all(block_shared *shared, char *memory,
                                                   const sp_cuda_group &group,
                                                   const ring_shape &shape)
 {
     int runs = 0;
-    place at = {0, 0, 0};
+    pipeline_state at = {0, 0, 0};
 
     wait_predecessor();
-    for (;; next(&at, shape.stages)) {
-        const note &what = shared->notes[at.stage];
+    for (;; advance(&at, shape.stages)) {
+        const stage_desc &desc = shared->descs[at.stage];
 
-        barrier_wait(barrier_of(shared->noted, at.stage), at.parity);
-        if (what.columns == 0)
+        barrier_wait(barrier_of(shared->described, at.stage), at.parity);
+        if (desc.columns == 0)
             break;
-        if (what.fresh) {
-            int turn = runs & 1;
-            uint16_t *xa = (uint16_t *)(memory + turn * shape.xa_bytes);
+        if (desc.fresh) {
+            int buffer = runs & 1;
+            uint16_t *xa = (uint16_t *)(memory + buffer * shape.xa_bytes);
 
             if (runs >= 2)
-                barrier_wait(barrier_of(shared->xa_empty, turn), ((runs >> 1) - 1) & 1);
-            if (shape.planes.n_planes > 2) /* about as many loads in flight either way */
-                gather_xa<F16, 2, 8>(xa, shape.xa_pitch, what, group, shape.planes);
+                barrier_wait(barrier_of(shared->xa_empty, buffer), ((runs >> 1) - 1) & 1);
+            if (shape.partials.n_partials > 2) /* about as many loads in flight either way */
+                gather_xa<F16, 2, 8>(xa, shape.xa_pitch, desc, group, shape.partials);
             else
-                gather_xa<F16, 4, 2>(xa, shape.xa_pitch, what, group, shape.planes);
+                gather_xa<F16, 4, 2>(xa, shape.xa_pitch, desc, group, shape.partials);
             runs++;
-            warp_arrive(barrier_of(shared->xa_full, turn));
+            warp_arrive(barrier_of(shared->xa_full, buffer));
         }
         warp_arrive(barrier_of(shared->empty, at.stage));
     }
 }
 
-/* ---- computing ----------------------------------------------------------------------------- */
+/* ---- consumers ----------------------------------------------------------------------------- */
 
-/* y of a column and two neighbouring rows. */
+/* y of a column and two adjacent rows. */
 template <int F16>
 static __device__ __forceinline__ uint32_t fold_two(uint32_t old, float low, float high,
                                                     float2 scale)
@@ -442,7 +446,7 @@ static __device__ __forceinline__ uint32_t fold_two(uint32_t old, float low, flo
                            __fmaf_rn(scale.y, change.y, before.y));
 }
 
-/* Ranks [32 s, + 32) of this warp's columns: of this thread's row and quarter of B. */
+/* This thread's row and quarter of B, ranks [32 s, 32 s + 32), for this warp's columns. */
 static __device__ __forceinline__ void read_b(uint4 (&w)[4], const char *b, int pitch, int rank,
                                               int s)
 {
@@ -454,7 +458,7 @@ static __device__ __forceinline__ void read_b(uint4 (&w)[4], const char *b, int 
     }
 }
 
-/* What a thread takes of a stage. */
+/* A thread's pointers into a stage. */
 typedef struct share {
     const char *b;      /* of its row and quarter */
     const uint16_t *xa; /* likewise */
@@ -495,7 +499,8 @@ static __device__ __forceinline__ void fold_tiles(const share &at, const uint4 (
     for (int g = 0; g < G; g++)
 #pragma unroll
         for (int i = 0; i < N; i++)
-            old[g][i] = load_turned(y + i * ROWS * at.y_pitch + g * CONSUMERS * WARP_COLUMNS * 2);
+            old[g][i] =
+                load_transposed(y + i * ROWS * at.y_pitch + g * CONSUMERS * WARP_COLUMNS * 2);
 #pragma unroll
     for (int g = 0; g < G; g++)
 #pragma unroll
@@ -506,7 +511,7 @@ static __device__ __forceinline__ void fold_tiles(const share &at, const uint4 (
             v->y = fold_two<F16>(v->y, acc[g][i][0][2], acc[g][i][0][3], by[i]);
             v->z = fold_two<F16>(v->z, acc[g][i][1][0], acc[g][i][1][1], by[i]);
             v->w = fold_two<F16>(v->w, acc[g][i][1][2], acc[g][i][1][3], by[i]);
-            store_turned(y + i * ROWS * at.y_pitch + g * CONSUMERS * WARP_COLUMNS * 2, *v);
+            store_transposed(y + i * ROWS * at.y_pitch + g * CONSUMERS * WARP_COLUMNS * 2, *v);
         }
 }
 
@@ -535,7 +540,7 @@ static __device__ __forceinline__ void fold_columns(const share &at, int tiles)
         fold_tiles<F16, S, G, 1>(at, a, tile);
 }
 
-/* The xa of the next run, once it is gathered; that of the run before is given back. */
+/* Waits for the next run's xa and releases the buffer of the previous run. */
 static __device__ __forceinline__ const uint16_t *next_xa(block_shared *shared, const char *memory,
                                                           int xa_bytes, int runs)
 {
@@ -545,31 +550,31 @@ static __device__ __forceinline__ const uint16_t *next_xa(block_shared *shared, 
     return (const uint16_t *)(memory + (runs & 1) * xa_bytes);
 }
 
-static __device__ __forceinline__ share share_of(const note &what, const ring_shape &shape,
+static __device__ __forceinline__ share share_of(const stage_desc &desc, const ring_shape &shape,
                                                  const char *stage, const uint16_t *xa)
 {
     int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     int column = (int)(threadIdx.x >> 5) * WARP_COLUMNS;
     share mine;
 
-    mine.rank = what.rank;
-    mine.b_pitch = what.b_pitch;
+    mine.rank = desc.rank;
+    mine.b_pitch = desc.b_pitch;
     mine.xa_pitch = shape.xa_pitch;
     mine.y_pitch = shape.y_pitch;
     mine.xa = xa + g * shape.xa_pitch + 8 * t;
     mine.b = stage + shape.b_at + (column + g) * mine.b_pitch + t * 16;
     mine.y = shared_address(stage) + (lane & 7) * shape.y_pitch + (column + (lane & 24)) * 2;
-    mine.scale = what.scale + 2 * t;
+    mine.scale = desc.scale + 2 * t;
     return mine;
 }
 
-static __device__ __forceinline__ void move_on(share *mine, int columns)
+static __device__ __forceinline__ void advance_columns(share *mine, int columns)
 {
     mine->b += columns * mine->b_pitch;
     mine->y += columns * 2;
 }
 
-/* S: of 32 ranks each, as many as the pool has room for. */
+/* S: groups of 32 ranks that cover the pool's rank. */
 template <int F16, int S>
 static __device__ __forceinline__ void compute(block_shared *shared, char *memory,
                                                const ring_shape &shape)
@@ -577,38 +582,38 @@ static __device__ __forceinline__ void compute(block_shared *shared, char *memor
     const int all = CONSUMERS * WARP_COLUMNS;
     const uint16_t *xa = NULL;
     int runs = 0;
-    place at = {0, 0, 0};
+    pipeline_state at = {0, 0, 0};
 
-    for (;; next(&at, shape.stages)) {
-        const note &what = shared->notes[at.stage];
+    for (;; advance(&at, shape.stages)) {
+        const stage_desc &desc = shared->descs[at.stage];
         char *stage = memory + 2 * shape.xa_bytes + at.stage * shape.stage_bytes;
         int left, tiles;
         share mine;
 
-        barrier_wait(barrier_of(shared->noted, at.stage), at.parity);
-        if (what.columns == 0)
+        barrier_wait(barrier_of(shared->described, at.stage), at.parity);
+        if (desc.columns == 0)
             break;
-        if (what.fresh)
+        if (desc.fresh)
             xa = next_xa(shared, memory, shape.xa_bytes, runs++);
-        mine = share_of(what, shape, stage, xa);
-        tiles = what.tiles;
-        left = what.columns - (int)(threadIdx.x >> 5) * WARP_COLUMNS;
+        mine = share_of(desc, shape, stage, xa);
+        tiles = desc.tiles;
+        left = desc.columns - (int)(threadIdx.x >> 5) * WARP_COLUMNS;
         barrier_wait(barrier_of(shared->full, at.stage), at.parity);
         for (; tiles == 1 && left > all; left -= 2 * all) {
             fold_columns<F16, S, 2>(mine, tiles);
-            move_on(&mine, 2 * all);
+            advance_columns(&mine, 2 * all);
         }
         for (; left > 0; left -= all) {
             fold_columns<F16, S, 1>(mine, tiles);
-            move_on(&mine, all);
+            advance_columns(&mine, all);
         }
         warp_arrive(barrier_of(shared->done, at.stage));
     }
 }
 
-/* ---- storing ------------------------------------------------------------------------------- */
+/* ---- storers ------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void store_tile(const note &what, int tile, uint32_t from,
+static __device__ __forceinline__ void store_tile(const stage_desc &desc, int tile, uint32_t from,
                                                   int pitch, int bytes)
 {
     int lane = threadIdx.x & 31;
@@ -620,7 +625,7 @@ static __device__ __forceinline__ void store_tile(const note &what, int tile, ui
 
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            to[i] = what.y[tile * ROWS + i];
+            to[i] = desc.y[tile * ROWS + i];
             v[i] = load_shared(from + (tile * ROWS + i) * pitch + c);
         }
 #pragma unroll
@@ -634,23 +639,23 @@ static __device__ __forceinline__ void store_all(block_shared *shared, uint32_t 
                                                  const ring_shape &shape)
 {
     int lane = threadIdx.x & 31, self = (threadIdx.x >> 5) - STORE_0;
-    place at = {0, 0, 0};
+    pipeline_state at = {0, 0, 0};
 
-    for (;; next(&at, shape.stages)) {
-        const note &what = shared->notes[at.stage];
+    for (;; advance(&at, shape.stages)) {
+        const stage_desc &desc = shared->descs[at.stage];
         uint32_t from = ring + at.stage * shape.stage_bytes;
         int bytes, tiles;
 
-        barrier_wait(barrier_of(shared->noted, at.stage), at.parity);
-        bytes = what.columns * 2;
-        tiles = what.tiles;
+        barrier_wait(barrier_of(shared->described, at.stage), at.parity);
+        bytes = desc.columns * 2;
+        tiles = desc.tiles;
         if (bytes == 0)
             break;
         barrier_wait(barrier_of(shared->done, at.stage), at.parity);
         if (tiles == 1) {
 #pragma unroll 1
-            for (int i = self; i < what.rows; i += STORERS) {
-                char *to = what.y[i];
+            for (int i = self; i < desc.rows; i += STORERS) {
+                char *to = desc.y[i];
 
                 if (to != NULL)
 #pragma unroll 4
@@ -659,7 +664,7 @@ static __device__ __forceinline__ void store_all(block_shared *shared, uint32_t 
             }
         } else {
             for (int tile = self; tile < tiles; tile += STORERS)
-                store_tile(what, tile, from, shape.y_pitch, bytes);
+                store_tile(desc, tile, from, shape.y_pitch, bytes);
         }
         warp_arrive(barrier_of(shared->empty, at.stage));
     }
@@ -672,7 +677,7 @@ static __device__ __forceinline__ void init(block_shared *shared, const sp_cuda_
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < stages; i++) {
-            barrier_init(barrier_of(shared->noted, i), SP_WARP);
+            barrier_init(barrier_of(shared->described, i), SP_WARP);
             barrier_init(barrier_of(shared->full, i), (LOADERS + 1) * SP_WARP + 1);
             barrier_init(barrier_of(shared->done, i), CONSUMERS * SP_WARP);
             barrier_init(barrier_of(shared->empty, i), (STORERS + GATHERERS) * SP_WARP);
@@ -707,7 +712,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     int warp = threadIdx.x >> 5, n_tiles = 0;
 
     release_successor();
-    if (warp == LEADER)
+    if (warp == PRODUCER)
         n_tiles = min(group.plan.head->n_tiles, shape.tiles_bound);
     init(&shared, group, shape.stages);
     __syncthreads();
@@ -717,10 +722,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         gather_all<F16>(&shared, memory, group, shape);
     } else if (warp < STORE_0) {
         load_all(&shared, ring, shape);
-    } else if (warp < LEADER) {
+    } else if (warp < PRODUCER) {
         store_all(&shared, ring, shape);
     } else {
-        filler fill = {&shared, &shape, ring, {0, 0, 0}};
+        producer fill = {&shared, &shape, ring, {0, 0, 0}};
 
         fill_all(&fill, group, n_tiles);
     }
@@ -729,7 +734,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- launch -------------------------------------------------------------------------------- */
 
-/* As many stages as the shared memory of a block has room for. */
+/* With as many stages as fit into a block's shared memory. */
 static ring_shape shape_of(const sp_cuda_group *group, sp_cuda_expand_choice choice, int capacity)
 {
     ring_shape shape = {};
@@ -748,11 +753,11 @@ static ring_shape shape_of(const sp_cuda_group *group, sp_cuda_expand_choice cho
     shape.stages = (capacity - 2 * shape.xa_bytes) / shape.stage_bytes;
     shape.stages = shape.stages > STAGES_MAX ? STAGES_MAX : shape.stages;
     shape.tiles_bound = sp_cuda_tiles_bound(group->n_rows, group->n_slots);
-    shape.planes = planes_of(group);
+    shape.partials = partials_of(group);
     return shape;
 }
 
-/* What a block may take beside block_shared, and that one's own alignment. */
+/* Dynamic shared memory available beside block_shared and its alignment. */
 static cudaError_t capacity_of(int gpu, int *out_bytes)
 {
     cudaError_t code =
@@ -762,7 +767,7 @@ static cudaError_t capacity_of(int gpu, int *out_bytes)
     return code;
 }
 
-/* Code that was made from what the compiler wrote for an older GPU is empty. */
+/* The kernel is empty where it was built from PTX of an architecture before sm_90. */
 template <int F16, int S> static bool is_empty(void)
 {
     cudaFuncAttributes made;
@@ -804,7 +809,7 @@ cudaError_t sp_cuda_expand_ring(int gpu, const sp_cuda_group *group, sp_cuda_exp
     if (code != cudaSuccess)
         return code;
     shape = shape_of(group, choice, capacity);
-    if (shape.stages < 3) /* too little would be in flight */
+    if (shape.stages < 3) /* too few bytes in flight */
         return cudaErrorNotSupported;
     return group->type == SP_DTYPE_F16 ? launch_ranks<1>(group, shape, blocks, stream)
                                        : launch_ranks<0>(group, shape, blocks, stream);

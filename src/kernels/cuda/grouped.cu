@@ -7,11 +7,11 @@
  * A tile is at most 8 consecutive rows of one segment: tile t of segment g has the number
  * offset[g] / 8 + g + t, so a block finds its segment by a search in the offsets and no list of
  * tiles is needed; numbers between two segments' have no rows. Weights are the M side of the mma,
- * rows its N side. Both factors have the summed index outside, so they cross shared memory once and
- * are turned by ldmatrix.trans. Shrink: grid (tiles, ceil(S / 16)), a block of 16 warps shares k.
- * Expand: grid (ceil(out / 128), tiles / tiles_per_block), 8 warps of 16 columns. Bound by the
- * bytes of A and B (decode) or y (prefill). Elements outside the own rank may be NaN: they are
- * replaced by zeros before they reach a register of the mma.
+ * rows its N side. Both factors have the summed index outside, so they pass through shared memory
+ * once and are transposed by ldmatrix.trans. Shrink: grid (tiles, ceil(S / 16)), the 16 warps of a
+ * block split k. Expand: grid (ceil(out / 128), tiles / tiles_per_block), 8 warps of 16 columns.
+ * Bound by the bytes of A and B (decode) or y (prefill). Elements outside the adapter's own rank
+ * may be NaN: they are replaced by zeros before they reach an mma.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -21,7 +21,7 @@
 #define SLICE_K         32
 #define STEP_K          (SHRINK_WARPS * SLICE_K)
 #define SLICES_NOW      1  /* of a warp that are loaded ahead; 4 measured slower everywhere */
-#define SLICE_PITCH     24 /* halves: eight rows of 48 bytes lie in different banks */
+#define SLICE_PITCH     24 /* halves: eight rows of 48 bytes fall into different banks */
 #define EXPAND_THREADS  256
 #define COLUMNS         128
 #define B_RANKS         64 /* ranks of B in shared memory at a time */
@@ -35,7 +35,7 @@ typedef struct group_tile {
     float scale;
 } group_tile;
 
-/* A tile without rows has count 0, also where the metadata is not what it should be. */
+/* A tile without rows has count 0, also where the metadata is invalid. */
 static __device__ group_tile find_tile(const sp_cuda_grouped &g, int number)
 {
     int low = 0, high = g.n_segments - 1, begin, end, adapter, row;
@@ -60,8 +60,8 @@ static __device__ group_tile find_tile(const sp_cuda_grouped &g, int number)
             g.scales[adapter]};
 }
 
-/* Eight 8 x 8 pieces' rows in, turned on the way: the M side of one mma from [k, m] storage. */
-static __device__ __forceinline__ void load_turned(uint32_t *a, const uint16_t *row)
+/* The M operand of one mma from [k, m] storage: four 8 x 8 matrices, transposed on load. */
+static __device__ __forceinline__ void load_transposed(uint32_t *a, const uint16_t *row)
 {
     uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
 
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void load_turned(uint32_t *a, const uint16_t *
                  : "memory");
 }
 
-/* Eight elements of one row, those at and beyond `keep` zeros. */
+/* Eight elements of one row; those at and beyond `keep` are zeros. */
 template <int VEC> static __device__ __forceinline__ uint4 load_kept(const uint16_t *from, int keep)
 {
     union {
@@ -95,7 +95,7 @@ template <int VEC> static __device__ __forceinline__ uint4 load_kept(const uint1
 
 /* ---- shrink -------------------------------------------------------------------------------- */
 
-/* Where row k of a slice is stored, so that lane t's k = 8t .. 8t + 7 are those of its x. */
+/* The row where k of a slice is stored, so that lane t gets k = 8t .. 8t + 7, as in its x. */
 static __device__ __forceinline__ int slice_row(int k)
 {
     return (k >> 2 & 1) * 16 + (k >> 1 & 1) * 8 + (k >> 3) * 2 + (k & 1);
@@ -123,16 +123,16 @@ static __device__ __forceinline__ void add_slice(float *acc, uint16_t *slice,
                                                  const slice_part &part)
 {
     int lane = threadIdx.x & 31;
-    /* Lanes 0-7 give the rows of piece 0 (m 0-7, k 0-7), then m 8-15, then k 8-15. */
-    const uint16_t *turned = slice + ((lane & 7) + (lane >> 4) * 8) * SLICE_PITCH + (lane & 8);
+    /* Lanes 0-7 address the rows of matrix 0 (m 0-7, k 0-7), then m 8-15, then k 8-15. */
+    const uint16_t *lane_row = slice + ((lane & 7) + (lane >> 4) * 8) * SLICE_PITCH + (lane & 8);
     uint32_t a[4];
 
     *(uint4 *)&slice[slice_row(lane) * SLICE_PITCH] = part.low;
     *(uint4 *)&slice[slice_row(lane) * SLICE_PITCH + 8] = part.high;
     __syncwarp();
-    load_turned(a, turned);
+    load_transposed(a, lane_row);
     mma<1>(acc, a[0], a[1], a[2], a[3], part.x.x, part.x.y);
-    load_turned(a, turned + 16 * SLICE_PITCH);
+    load_transposed(a, lane_row + 16 * SLICE_PITCH);
     mma<1>(acc, a[0], a[1], a[2], a[3], part.x.z, part.x.w);
     __syncwarp();
 }
@@ -223,14 +223,14 @@ static __device__ void fill_xa(expand_shared *s, const sp_cuda_grouped &g, const
 static __device__ __forceinline__ void add_ranks(float *acc, const expand_shared *s, int ranks)
 {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const uint16_t *turned =
+    const uint16_t *lane_row =
         &s->b[(lane & 7) + (lane >> 4) * 8][warp * 16 + (lane & 8)]; /* as in add_slice */
 
     for (int rank = 0; rank < ranks; rank += 16) {
         const uint32_t *xa = (const uint32_t *)&s->xa[lane >> 2][rank + 2 * (lane & 3)];
         uint32_t a[4];
 
-        load_turned(a, turned + rank * B_PITCH);
+        load_transposed(a, lane_row + rank * B_PITCH);
         mma<1>(acc, a[0], a[1], a[2], a[3], xa[0], xa[4]);
     }
 }
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(EXPAND_THREADS)
     expand_kernel(const sp_cuda_grouped g, int n_tiles, int tiles_per_block)
 {
     int column0 = (int)blockIdx.x * COLUMNS, first = (int)blockIdx.y * tiles_per_block;
-    int held = -1; /* the adapter whose B lies in shared memory, all of it */
+    int held = -1; /* the adapter whose whole B is in shared memory */
     bool waited = false;
     __shared__ __align__(16) expand_shared s;
 
@@ -305,16 +305,16 @@ __global__ void __launch_bounds__(EXPAND_THREADS)
         __syncthreads();
         fold_tile<VEC>(&s, g, tile, column0);
     }
-    /* A kernel that is done means that all before it are: so one block waits in any case. */
+    /* A kernel's completion implies that of all kernels before it, so one block always waits. */
     if (!waited && blockIdx.x == 0 && blockIdx.y == 0)
         wait_predecessor();
 }
 
 /* ---- check --------------------------------------------------------------------------------- */
 
-/* The first fault in the order of the host's check: offsets and adapters by segment, the end, then
- * ranks and scales by adapter. */
-static __device__ void note(unsigned long long *first, int64_t place, int fault, int index)
+/* Keeps the first fault in the order of the host's check: offsets and adapters by segment, the end,
+ * then ranks and scales by adapter. */
+static __device__ void keep_fault(unsigned long long *first, int64_t place, int fault, int index)
 {
     atomicMin(first, (unsigned long long)place << 32 | (unsigned long long)fault << 28 |
                          (unsigned long long)index);
@@ -329,24 +329,24 @@ __global__ void __launch_bounds__(1024)
         first = ~0ull;
     __syncthreads();
     if (threadIdx.x == 0 && g.segment_offsets[0] != 0)
-        note(&first, 0, SP_CUDA_GROUPED_OFFSETS, 0);
+        keep_fault(&first, 0, SP_CUDA_GROUPED_OFFSETS, 0);
     for (int i = threadIdx.x; i < g.n_segments; i += 1024) {
         int adapter = g.segment_adapters[i];
 
         if (g.segment_offsets[i + 1] <= g.segment_offsets[i])
-            note(&first, 2 * i + 1, SP_CUDA_GROUPED_OFFSETS, i + 1);
+            keep_fault(&first, 2 * i + 1, SP_CUDA_GROUPED_OFFSETS, i + 1);
         if (adapter < 0 || adapter >= g.n_adapters)
-            note(&first, 2 * i + 2, SP_CUDA_GROUPED_ADAPTERS, i);
+            keep_fault(&first, 2 * i + 2, SP_CUDA_GROUPED_ADAPTERS, i);
     }
     if (threadIdx.x == 0 && g.segment_offsets[g.n_segments] != g.total_rows)
-        note(&first, 2 * g.n_segments + 1, SP_CUDA_GROUPED_OFFSETS, g.n_segments);
+        keep_fault(&first, 2 * g.n_segments + 1, SP_CUDA_GROUPED_OFFSETS, g.n_segments);
     for (int i = threadIdx.x; i < g.n_adapters; i += 1024) {
         int64_t place = 2 * ((int64_t)g.n_segments + 1 + i);
 
         if (g.ranks[i] < 0 || g.ranks[i] > g.max_rank)
-            note(&first, place, SP_CUDA_GROUPED_RANKS, i);
+            keep_fault(&first, place, SP_CUDA_GROUPED_RANKS, i);
         if (!isfinite(g.scales[i]))
-            note(&first, place + 1, SP_CUDA_GROUPED_SCALES, i);
+            keep_fault(&first, place + 1, SP_CUDA_GROUPED_SCALES, i);
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -376,7 +376,8 @@ static void launch_shrink(const sp_cuda_grouped &g, int n_tiles, cudaStream_t st
         shrink_kernel<0, 0><<<grid, threads, 0, stream>>>(g);
 }
 
-/* Chained to the shrink: tiles and B, which it does not write, are read beside it. */
+/* Launched to overlap the shrink: reads tiles and B, which the shrink does not write, before it
+ * waits. */
 template <int VEC>
 static cudaError_t launch_expand(const sp_cuda_grouped &g, int n_tiles, cudaStream_t stream)
 {

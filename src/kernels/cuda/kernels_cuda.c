@@ -1,4 +1,4 @@
-/* kernels_cuda.c: the launchers of an opened CUDA object, each found by its name. */
+/* kernels_cuda.c: the launchers of an opened CUDA object, each looked up by name. */
 #include "kernels/cuda/kernels_cuda.h"
 
 #include "base/error.h"

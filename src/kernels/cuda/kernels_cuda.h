@@ -1,7 +1,9 @@
 /*
  * kernels_cuda.h: the launchers of libsidepath_cuda.so, as plain C. Numbers only: every pointer is
  * a device pointer unless it says host. A launcher only enqueues work on the stream: it does not
- * allocate, wait or read device memory, so all of them can be captured.
+ * allocate, wait or read device memory, so all of them can be captured. Pointers must not be NULL
+ * unless said so; any thread may call one, and work is ordered by the stream; `gpu` is the device's
+ * number.
  *
  * The order of summation, fixed by k and by the row's own rank alone:
  *     xa[c]    = sum over groups of 4 chunks, in index order, of the sum of a group's chunks of
@@ -27,7 +29,8 @@ extern "C" {
 #define SP_CUDA_SLOTS_MAX 4096
 #define SP_CUDA_TILE_ROWS 8
 
-/* What the kernels need of one tile, in one place: a decode step is a chain of loads. */
+/* Everything that the kernels need of one tile in one record: a decode step is a chain of dependent
+ * loads. */
 typedef struct sp_cuda_tile {
     int32_t slot;
     int32_t count; /* rows in use; 0: no tile */
@@ -53,7 +56,7 @@ typedef struct sp_cuda_plan {
     sp_cuda_tile *tiles; /* [sp_cuda_tiles_bound], the rest with count 0 */
 } sp_cuda_plan;
 
-/* One output of a group. The factors of slot s lie at `a + s * a_slot_stride` and so on. */
+/* One output of a group. The factors of slot s are at `a + s * a_slot_stride` and so on. */
 typedef struct sp_cuda_site {
     const void *a;                        /* [rank, k_in], stride a_stride elements */
     const void *b;                        /* [n_out, rank], stride b_stride elements */
@@ -78,15 +81,15 @@ typedef struct sp_cuda_group {
     const void *x;       /* [n_rows, k_in], stride x_stride elements */
     int64_t x_stride;
     sp_cuda_plan plan;
-    float *planes; /* sp_cuda_planes_bytes */
+    float *partials; /* sp_cuda_partials_bytes */
     sp_cuda_site sites[SP_CUDA_SITES_MAX];
 } sp_cuda_group;
 
 /*
- * xa of a group's sites between its two halves. take_parts follows a shrink of the group and writes
- * its sums, each as stated above; a site without ranks (rank NULL, one_rank 0) gets zeros.
- * give_parts makes such sums, of several groups added up, what an expand of the group with k_in 1,
- * so of one plane, goes on from.
+ * xa of a group's sites between shrink and expand. take_parts follows a shrink of the group and
+ * writes its sums, each as stated above; a site without ranks (rank NULL, one_rank 0) gets zeros.
+ * give_parts stores such sums, possibly of several groups added up, as the single partial of a
+ * group with k_in 1, for an expand of that group.
  */
 typedef struct sp_cuda_parts {
     float *xa[SP_CUDA_SITES_MAX]; /* [n_rows, rank_stride], stride xa_stride elements */
@@ -95,9 +98,9 @@ typedef struct sp_cuda_parts {
 
 /*
  * The grouped GEMM in FP16, shapes and checks as in sidepath/grouped.h, of which this is the same
- * with a stride. Its own order of summation, fixed by k and the own rank: warp w of 16 sums the
- * slices of 32 k with the numbers w, w + 16, ... in a chain of two mma m16n8k16 each, the 16 sums
- * are added in order; delta is a chain of one mma for each 16 ranks.
+ * with a stride. It has its own order of summation, fixed by k and the adapter's own rank: warp w
+ * of 16 sums the slices of 32 k with the numbers w, w + 16, ... in a chain of two mma m16n8k16
+ * each, the 16 sums are added in order; delta is a chain of one mma for each 16 ranks.
  */
 typedef struct sp_cuda_grouped {
     const void *input;               /* f16 [total_rows, input_size] */
@@ -178,15 +181,15 @@ typedef enum sp_cuda_refusal {
 } sp_cuda_refusal;
 
 typedef struct sp_cuda_row_report {
-    uint64_t step; /* rises by one with every check */
+    uint64_t step; /* incremented by every check */
     int32_t n_rows, n_refused;
     int32_t first_row; /* of the refused ones, or -1 */
     int32_t reason;    /* its sp_cuda_refusal */
 } sp_cuda_row_report;
 
 /*
- * Rows whose versions were chosen on the device. A row that is fine goes to seq_slot and row_scale
- * as it is, a refused one as the base's; each refused row is counted.
+ * Rows whose versions were chosen on the device. A valid row is copied to seq_slot and row_scale, a
+ * refused one becomes a row of the base; refused rows are counted.
  */
 typedef struct sp_cuda_rows {
     int32_t n_rows, n_slots;

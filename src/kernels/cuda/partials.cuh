@@ -1,21 +1,21 @@
-/* planes.cuh: what the shrink left, added in the order of kernels_cuda.h. */
-#ifndef SP_KERNELS_CUDA_PLANES_CUH
-#define SP_KERNELS_CUDA_PLANES_CUH
+/* partials.cuh: sums the shrink's split-K partials in the order of kernels_cuda.h. */
+#ifndef SP_KERNELS_CUDA_PARTIALS_CUH
+#define SP_KERNELS_CUDA_PARTIALS_CUH
 
 #include "kernels/cuda/ptx.cuh"
 
-#define PLANES_NOW 4 /* loads of planes in flight */
+#define PARTIALS_NOW 4 /* loads of partials in flight */
 
-typedef struct planes_shape {
-    int n_planes, group_planes; /* in all, and of one group of chunks */
-} planes_shape;
+typedef struct partials_shape {
+    int n_partials, group_partials; /* in all, and per group of chunks */
+} partials_shape;
 
-static inline planes_shape planes_of(const sp_cuda_group *group)
+static inline partials_shape partials_of(const sp_cuda_group *group)
 {
     sp_cuda_shrink_choice shrink = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
                                                          group->rank_stride, group->n_sites);
 
-    return {shrink.n_planes, SP_CUDA_GROUP_CHUNKS / shrink.plane_chunks};
+    return {shrink.n_partials, SP_CUDA_GROUP_CHUNKS / shrink.partial_chunks};
 }
 
 static __device__ __forceinline__ void add(float4 *sum, float4 v)
@@ -26,64 +26,65 @@ static __device__ __forceinline__ void add(float4 *sum, float4 v)
     sum->w += v.w;
 }
 
-/* Four neighbours of one row in all planes, by one thread. */
-static __device__ __forceinline__ float4 sum_alone(const float *plane, int64_t plane_floats,
-                                                   planes_shape shape)
+/* Four adjacent elements of one row, summed over all partials by one thread. */
+static __device__ __forceinline__ float4 sum_alone(const float *partial, int64_t partial_floats,
+                                                   partials_shape shape)
 {
-    float4 sum, group = *(const float4 *)plane;
-    int mask = shape.group_planes - 1;
+    float4 sum, group = *(const float4 *)partial;
+    int mask = shape.group_partials - 1;
 
-    for (int base = 1; base < shape.n_planes; base += PLANES_NOW) {
-        float4 v[PLANES_NOW];
+    for (int base = 1; base < shape.n_partials; base += PARTIALS_NOW) {
+        float4 v[PARTIALS_NOW];
 
 #pragma unroll
-        for (int i = 0; i < PLANES_NOW; i++)
-            if (base + i < shape.n_planes) {
-                plane += plane_floats;
-                v[i] = *(const float4 *)plane;
+        for (int i = 0; i < PARTIALS_NOW; i++)
+            if (base + i < shape.n_partials) {
+                partial += partial_floats;
+                v[i] = *(const float4 *)partial;
             }
 #pragma unroll
-        for (int i = 0; i < PLANES_NOW; i++) {
-            if (base + i >= shape.n_planes)
+        for (int i = 0; i < PARTIALS_NOW; i++) {
+            if (base + i >= shape.n_partials)
                 break;
             if (((base + i) & mask) != 0) {
                 add(&group, v[i]);
                 continue;
             }
-            if (base + i == shape.group_planes)
+            if (base + i == shape.group_partials)
                 sum = group;
             else
                 add(&sum, group);
             group = v[i];
         }
     }
-    if (shape.n_planes <= shape.group_planes)
+    if (shape.n_partials <= shape.group_partials)
         return group;
     add(&sum, group);
     return sum;
 }
 
-/* The same of N pieces side by side, AHEAD planes at a time; NULL: none, and zeros. */
+/* The same for N elements side by side, AHEAD partials at a time; a NULL pointer gives zeros. */
 template <int N, int AHEAD>
-static __device__ __forceinline__ void sum_several(float4 (&sum)[N], const float *const (&plane)[N],
-                                                   int64_t plane_floats, planes_shape shape)
+static __device__ __forceinline__ void sum_several(float4 (&sum)[N],
+                                                   const float *const (&partial)[N],
+                                                   int64_t partial_floats, partials_shape shape)
 {
-    int mask = shape.group_planes - 1;
+    int mask = shape.group_partials - 1;
     float4 group[N] = {};
 
 #pragma unroll AHEAD
-    for (int p = 0; p < shape.n_planes; p++) {
+    for (int p = 0; p < shape.n_partials; p++) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
-            if (plane[i] != NULL)
-                v = *(const float4 *)(plane[i] + p * plane_floats);
+            if (partial[i] != NULL)
+                v = *(const float4 *)(partial[i] + p * partial_floats);
             if ((p & mask) != 0) {
                 add(&group[i], v);
                 continue;
             }
-            if (p == shape.group_planes)
+            if (p == shape.group_partials)
                 sum[i] = group[i];
             else if (p > 0)
                 add(&sum[i], group[i]);
@@ -92,7 +93,7 @@ static __device__ __forceinline__ void sum_several(float4 (&sum)[N], const float
     }
 #pragma unroll
     for (int i = 0; i < N; i++)
-        if (shape.n_planes <= shape.group_planes)
+        if (shape.n_partials <= shape.group_partials)
             sum[i] = group[i];
         else
             add(&sum[i], group[i]);

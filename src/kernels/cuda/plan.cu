@@ -1,17 +1,17 @@
 /*
  * plan.cu: seq_slot and row_scale → segments, row order and tiles, the same bytes as the host's
- * sp_plan_build_rows. A counting sort by slot that keeps the rows' order inside a slot. Few rows
- * take one block; more take a cluster of 8 or 16 blocks, with a part of the rows each. In a part
- * the rows are cut into strips, one for each warp: a strip counts its rows of each slot, the counts
- * of the strips and parts before it say where its first row of the slot goes, and each warp then
- * places its own rows, straight into the tiles, without a word to the others. What the parts need
- * of each other is one number a slot, which they read in each other's shared memory. GPUs before
- * sm_90 have no clusters: there one block takes all rows. A slot or scale out of range refuses the
- * whole plan: no tile, every row the base's, and head->refused_row says which row.
+ * sp_plan_build_rows. A stable counting sort by slot. Few rows take one block; more take a cluster
+ * of 8 or 16 blocks, each with a part of the rows. In a part the rows are cut into strips, one for
+ * each warp: a strip counts its rows of each slot, the counts of the strips and parts before it
+ * give the place of its first row of the slot, and each warp then writes its own rows directly into
+ * the tiles, without further synchronisation. The parts exchange one number per slot, through
+ * distributed shared memory. GPUs before sm_90 have no clusters: there one block takes all rows. A
+ * slot or scale out of range refuses the whole plan: no tile, every row the base's, and
+ * head->refused_row says which row.
  *
- * Bound by latency: one chain of loads, counts and stores. So the tiles are zeroed while the rows
- * are on their way, and nothing is written to memory between that and the meeting of the parts,
- * which would wait for it.
+ * Bound by latency: one chain of loads, counts and stores. So the tiles are zeroed while the loads
+ * of the rows are in flight, and nothing is written to global memory between that and the cluster
+ * barrier, which would wait for it.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -19,13 +19,13 @@
 #define THREADS      512
 #define WARPS        (THREADS / SP_WARP)
 #define ROWS         SP_CUDA_TILE_ROWS
-#define PARTS_FEW    8  /* every GPU with clusters takes them */
-#define PARTS_MANY   16 /* some do */
+#define PARTS_FEW    8  /* the portable cluster size */
+#define PARTS_MANY   16 /* supported by some GPUs */
 #define FEW_ROWS     8192
 #define ALONE_ROWS   512
 #define AT_ONCE      2           /* rows of a thread whose loads are in flight together */
-#define SHARED_BYTES (98 * 1024) /* that every GPU from sm_80 on gives a block */
-#define GPUS         64          /* with a note on clusters; others do without */
+#define SHARED_BYTES (98 * 1024) /* available to a block from sm_80 on */
+#define GPUS         64          /* whose cluster size is recorded; others use one block */
 #define SCALE_MAX    16.0f
 
 static_assert(SP_CUDA_ROWS_MAX < 1 << 17 && SP_CUDA_SLOTS_MAX < 1 << 15, "see pack");
@@ -33,7 +33,7 @@ static_assert(sizeof(sp_cuda_tile) == 80 && ROWS == 8, "five pieces of 16 bytes,
 
 /* Where a slot's rows go. */
 typedef struct slot_place {
-    int row, tile;    /* place of the first in row_order, first tile */
+    int row, tile;    /* index of the first in row_order, first tile */
     int rows, before; /* of all parts, of the parts before this one */
 } slot_place;
 
@@ -42,8 +42,8 @@ typedef struct plan_shared {
     int refused, refused_of_all; /* the part's first, the plan's; n_rows: none */
 } plan_shared;
 
-/* What every thread knows. Behind plan_shared lie place [n_slots], mine [n_slots] and
- * cell [n_strips, n_slots]. */
+/* The kernel's sizes. In shared memory, plan_shared is followed by place [n_slots], mine [n_slots]
+ * and cell [n_strips, n_slots]. */
 typedef struct sizes {
     int n_rows, n_slots, slot_bits, tiles_bound;
     int parts, part_rows;
@@ -59,7 +59,7 @@ typedef struct block_memory {
 
 /* ---- prefix sums --------------------------------------------------------------------------- */
 
-/* Tiles, and in the lower half segments and rows: 17 bits hold those. */
+/* Packs tiles into the upper half, segments and rows (17 bits) into the lower one. */
 static __device__ __forceinline__ unsigned long long pack(int rows)
 {
     return (unsigned long long)(unsigned)((rows + ROWS - 1) / ROWS) << 32 |
@@ -91,7 +91,7 @@ static __device__ __forceinline__ unsigned long long scan_warp(unsigned long lon
 typedef struct row_cell {
     int slot; /* -1: without adapter; -2: refused */
     float scale;
-    int number; /* among the strip's rows of the slot */
+    int number; /* index among the strip's rows of the slot */
 } row_cell;
 
 static __device__ __forceinline__ row_cell check_row(int slot, float scale, int n_slots)
@@ -103,8 +103,8 @@ static __device__ __forceinline__ row_cell check_row(int slot, float scale, int 
     return {slot, scale, 0};
 }
 
-/* AT_ONCE rows of this thread, 32 apart; slot -1 beyond the end. All loads are under way before the
- * first value is looked at. */
+/* AT_ONCE rows of this thread, 32 apart; slot -1 beyond the end. All loads are issued before the
+ * first value is used. */
 static __device__ __forceinline__ void read_rows(row_cell (&cells)[AT_ONCE],
                                                  const sp_cuda_plan &plan, int row0, int end,
                                                  int n_slots)
@@ -125,13 +125,13 @@ static __device__ __forceinline__ void read_rows(row_cell (&cells)[AT_ONCE],
         cells[i] = check_row(slot[i], scale[i], n_slots);
 }
 
-/* The lanes whose slot is this lane's; slots have `bits` bits. One for which slot < 0 is nobody's.
+/* The lanes with this lane's slot; slots have `bits` bits. Lanes with slot < 0 belong to no set.
  */
 static __device__ __forceinline__ unsigned find_peers(int slot, int bits)
 {
     unsigned peers = __ballot_sync(~0u, slot >= 0);
 
-#pragma unroll 1 /* the kernel runs once through its code, and has to fetch it */
+#pragma unroll 1 /* the code runs once, and instruction fetches cost more */
     for (int bit = 0; bit < bits; bit++) {
         unsigned mine = slot >> bit & 1;
 
@@ -140,8 +140,8 @@ static __device__ __forceinline__ unsigned find_peers(int slot, int bits)
     return peers;
 }
 
-/* Of 32 rows that a warp holds, one each: how many of this row's slot come before it, by the cells
- * of the warp's strip, which then count these too. Slot < 0: nothing. */
+/* Of 32 rows, one per lane: the index of this lane's row among the strip's rows of its slot. The
+ * strip's cells then count these rows too. Slot < 0: no effect, any result. */
 static __device__ __forceinline__ int number_row(int *cells, int slot, int bits)
 {
     unsigned peers = find_peers(slot, bits);
@@ -155,7 +155,7 @@ static __device__ __forceinline__ int number_row(int *cells, int slot, int bits)
     return number;
 }
 
-/* Counts rows that a warp has read. */
+/* Counts the rows that a warp has read. */
 static __device__ __forceinline__ void count_rows(const block_memory &m, row_cell (&cells)[AT_ONCE],
                                                   int row0, int end, const sizes &n)
 {
@@ -172,7 +172,7 @@ static __device__ __forceinline__ void count_rows(const block_memory &m, row_cel
 
 /* ---- segments ------------------------------------------------------------------------------ */
 
-/* The part's rows of the slot; its cells become sums over the strips before. */
+/* The part's number of rows of the slot; its cells become exclusive sums over the strips. */
 static __device__ __forceinline__ int add_strips(const block_memory &m, int slot, const sizes &n)
 {
     int rows = 0;
@@ -187,8 +187,8 @@ static __device__ __forceinline__ int add_strips(const block_memory &m, int slot
     return rows;
 }
 
-/* From here each part can read the others' `mine` and `refused`. */
-static __device__ __forceinline__ void meet(const sizes &n)
+/* Barrier over all parts: after it each can read the others' `mine` and `refused`. */
+static __device__ __forceinline__ void join_parts(const sizes &n)
 {
     if (n.parts > 1) {
         cluster_arrive();
@@ -197,7 +197,7 @@ static __device__ __forceinline__ void meet(const sizes &n)
         __syncthreads();
 }
 
-/* Rows of all parts and of those before this one are noted. */
+/* Stores the slot's rows of all parts and of the parts before this one; returns the former. */
 static __device__ __forceinline__ int add_parts(const block_memory &m, int slot, const sizes &n)
 {
     int rows = 0, before = 0;
@@ -220,8 +220,8 @@ static __device__ __forceinline__ int add_parts(const block_memory &m, int slot,
     return rows;
 }
 
-/* By the last warp; seen after the next barrier. */
-static __device__ __forceinline__ void note_refused(const block_memory &m, const sizes &n)
+/* Done by the last warp; visible after the next barrier. */
+static __device__ __forceinline__ void keep_refused(const block_memory &m, const sizes &n)
 {
     int lane = threadIdx.x & 31, refused = m.shared->refused;
 
@@ -234,7 +234,7 @@ static __device__ __forceinline__ void note_refused(const block_memory &m, const
 }
 
 /* The sum over the warps before this one. */
-static __device__ __forceinline__ unsigned long long of_warps_before(const plan_shared *s)
+static __device__ __forceinline__ unsigned long long sum_of_warps_before(const plan_shared *s)
 {
     int lane = threadIdx.x & 31;
     unsigned long long sum = lane < (int)threadIdx.x / SP_WARP ? s->warp_sum[lane] : 0;
@@ -243,8 +243,9 @@ static __device__ __forceinline__ unsigned long long of_warps_before(const plan_
            __reduce_add_sync(~0u, (unsigned)sum);
 }
 
-static __device__ __forceinline__ void note_segment(const block_memory &m, const sp_cuda_plan &plan,
-                                                    int slot, const totals &before)
+static __device__ __forceinline__ void write_segment(const block_memory &m,
+                                                     const sp_cuda_plan &plan, int slot,
+                                                     const totals &before)
 {
     m.place[slot].row = before.rows;
     m.place[slot].tile = before.tiles;
@@ -254,14 +255,14 @@ static __device__ __forceinline__ void note_segment(const block_memory &m, const
     }
 }
 
-/* Where each slot's rows go. Only the warps that have a slot take part in the sums. */
+/* Computes each slot's place. Only warps that have a slot take part in the sums. */
 static __device__ __forceinline__ void make_segments(const block_memory &m,
                                                      const sp_cuda_plan &plan, const sizes &n)
 {
     unsigned long long carry = 0, value = 0, sum = 0;
     int warp = threadIdx.x >> 5;
 
-    note_refused(m, n);
+    keep_refused(m, n);
 #pragma unroll 1
     for (int base = 0; base < n.n_slots; base += THREADS) {
         int slot = base + (int)threadIdx.x;
@@ -275,10 +276,10 @@ static __device__ __forceinline__ void make_segments(const block_memory &m,
         }
         __syncthreads();
         if (takes_part) {
-            unsigned long long before = carry + of_warps_before(m.shared) + sum - value;
+            unsigned long long before = carry + sum_of_warps_before(m.shared) + sum - value;
 
             if (value != 0)
-                note_segment(m, plan, slot, unpack(before));
+                write_segment(m, plan, slot, unpack(before));
             if (slot == min(base + THREADS, n.n_slots) - 1)
                 m.shared->total = before + value;
         }
@@ -291,8 +292,8 @@ static __device__ __forceinline__ void make_segments(const block_memory &m,
 
 /* ---- order and tiles ----------------------------------------------------------------------- */
 
-/* Row `row` is number `number` of the part's rows of its slot. The first of a tile writes its head;
- * what is no row stays zeros. */
+/* Row `row` is number `number` of the part's rows of its slot. The first row of a tile writes its
+ * head; entries without a row stay zeros. */
 static __device__ __forceinline__ void place_row(const block_memory &m, const sp_cuda_plan &plan,
                                                  row_cell cell, int row, int number)
 {
@@ -312,8 +313,8 @@ static __device__ __forceinline__ void place_row(const block_memory &m, const sp
     }
 }
 
-/* Rows that a warp has read, 32 at a time, as the view shows them and into their tiles; `numbered`:
- * they have their numbers from when they were counted. */
+/* Writes rows that a warp has read, 32 at a time, to seq_slot and row_scale and into their tiles;
+ * `numbered`: their numbers are known from counting. */
 static __device__ __forceinline__ void place_rows(const block_memory &m, const sp_cuda_plan &plan,
                                                   const row_cell (&cells)[AT_ONCE], int row0,
                                                   int end, const sizes &n, bool numbered,
@@ -340,7 +341,7 @@ static __device__ __forceinline__ void place_rows(const block_memory &m, const s
     }
 }
 
-/* Every part a share of the tiles. */
+/* Each part zeroes its share of the tiles. */
 static __device__ __forceinline__ void zero_tiles(const sp_cuda_plan &plan, const sizes &n)
 {
     int4 *to = (int4 *)plan.tiles;
@@ -374,7 +375,7 @@ static __device__ __forceinline__ void clear(const block_memory &m, const sizes 
     __syncthreads();
 }
 
-/* All parts have placed their rows, or will: by one thread of one part. */
+/* Called by one thread of one part. */
 static __device__ __forceinline__ void write_head(const block_memory &m, const sp_cuda_plan &plan,
                                                   const sizes &n)
 {
@@ -393,7 +394,7 @@ __global__ void __launch_bounds__(THREADS)
     block_memory m = cut(memory, n);
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first = (int)blockIdx.x * n.part_rows;
     int row0 = first + warp * n.strip_rows, end = min(first + n.part_rows, n.n_rows);
-    bool once = n.strip_rows <= AT_ONCE * SP_WARP; /* a strip's rows stay in registers */
+    bool once = n.strip_rows <= AT_ONCE * SP_WARP; /* a strip's rows fit in registers */
     row_cell cells[AT_ONCE];
 
     end = warp < n.n_strips ? min(row0 + n.strip_rows, end) : 0;
@@ -408,10 +409,10 @@ __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     for (int slot = threadIdx.x; slot < n.n_slots; slot += THREADS)
         m.mine[slot] = add_strips(m, slot, n);
-    meet(n);
+    join_parts(n);
     make_segments(m, plan, n);
     if (n.parts > 1)
-        cluster_arrive(); /* this block reads no more of the others */
+        cluster_arrive(); /* this block has finished reading the others' memory */
     for (int row = row0; row < end; row += AT_ONCE * SP_WARP) {
         if (!once)
             read_rows(cells, plan, row + lane, end, n.n_slots);
@@ -425,8 +426,7 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- launch -------------------------------------------------------------------------------- */
 
-/* The most blocks of a cluster that the GPU takes of this kernel, or 1. Written at init, before any
- * launch. */
+/* Each GPU's largest cluster of this kernel, or 1. Written at init, before any launch. */
 static int parts_max[GPUS];
 
 static size_t shared_bytes(const sizes &n)
@@ -444,7 +444,7 @@ static int parts_of(int gpu, int n_rows)
     return n_rows <= FEW_ROWS || most < PARTS_MANY ? PARTS_FEW : PARTS_MANY;
 }
 
-/* As many strips of a part as there is room for, up to one for each warp. */
+/* As many strips per part as fit into shared memory, up to one per warp. */
 static sizes sizes_of(int n_rows, int n_slots, int parts)
 {
     sizes n = {};
@@ -502,7 +502,7 @@ extern "C" int sp_cuda_plan_rows(int gpu, const sp_cuda_plan *plan, int32_t n_ro
     return (int)cudaLaunchKernelEx(&config, plan_kernel, *plan, n);
 }
 
-/* Whether a cluster of so many blocks, with the most memory that a plan can ask for, can run. */
+/* Whether a cluster of so many blocks, with the most memory that a plan can need, can run. */
 static bool takes_parts(int parts)
 {
     sizes n = sizes_of(SP_CUDA_ROWS_MAX, SP_CUDA_SLOTS_MAX, parts);
@@ -516,7 +516,7 @@ static bool takes_parts(int parts)
     return false;
 }
 
-/* Of each GPU; written at its init, before any launch there. */
+/* See sp_cuda_overlaps. Per GPU; written at its init, before any launch on it. */
 static bool waits[GPUS];
 
 bool sp_cuda_overlaps(void)
@@ -526,8 +526,8 @@ bool sp_cuda_overlaps(void)
     return cudaGetDevice(&gpu) == cudaSuccess && gpu < GPUS && waits[gpu];
 }
 
-/* The code that runs may be of an older architecture than the GPU: then it knows neither clusters
- * nor the wait for a predecessor. */
+/* The code may have been built for an older architecture than the GPU's: then it has neither
+ * clusters nor the wait for a predecessor. */
 static cudaError_t find_clusters(int gpu)
 {
     cudaFuncAttributes kernel;
@@ -547,7 +547,7 @@ static cudaError_t find_clusters(int gpu)
     return cudaSuccess;
 }
 
-/* Loads this object's code, too: a GPU that the build has none for fails here, not in a step. */
+/* Also loads this object's code: a GPU that the build has no code for fails here, not in a step. */
 extern "C" int sp_cuda_kernels_init(int gpu)
 {
     sp_cuda_current current(gpu);

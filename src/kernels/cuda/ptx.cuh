@@ -1,4 +1,4 @@
-/* ptx.cuh: the instructions that CUDA C++ has no word for, and the loads built on them. */
+/* ptx.cuh: PTX instructions without a CUDA C++ intrinsic, and the loads built on them. */
 #ifndef SP_KERNELS_CUDA_PTX_CUH
 #define SP_KERNELS_CUDA_PTX_CUH
 
@@ -10,7 +10,7 @@
 
 #define SP_WARP 32
 
-/* 16 bytes of weights: read once by this block, so they do not displace others in L1. */
+/* 16 bytes of weights, read once by this block, so without allocation in L1. */
 static __device__ __forceinline__ uint4 load_weights(const void *from)
 {
     uint4 v;
@@ -20,13 +20,14 @@ static __device__ __forceinline__ uint4 load_weights(const void *from)
     return v;
 }
 
-/* Only a hint: it cannot return an old value. */
+/* Prefetches a line to L2. Only a hint: a later load cannot return a stale value because of it. */
 static __device__ __forceinline__ void prefetch_l2(const void *at)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
-/* Until here a kernel may overlap its predecessor and must not read what that one writes. */
+/* Waits until the predecessor is complete. Before it a kernel may overlap its predecessor and must
+ * not read what that one writes. */
 static __device__ __forceinline__ void wait_predecessor(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -41,8 +42,8 @@ static __device__ __forceinline__ void release_successor(void)
 #endif
 }
 
-/* Clusters: blocks that reach each other's shared memory. A block passes `arrive` at once and
- * `wait` when all have arrived; what they wrote before is then seen. */
+/* The two halves of a cluster barrier. `arrive` does not block; `wait` returns when all blocks of
+ * the cluster have arrived, and what they wrote before is visible then. */
 static __device__ __forceinline__ void cluster_arrive(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -57,7 +58,7 @@ static __device__ __forceinline__ void cluster_wait(void)
 #endif
 }
 
-/* What block `rank` of the cluster has at this place of its shared memory. */
+/* Loads block `rank`'s value at this address of distributed shared memory. */
 static __device__ __forceinline__ int load_of_block(const int *at, int rank)
 {
     int value = 0;
@@ -72,19 +73,19 @@ static __device__ __forceinline__ int load_of_block(const int *at, int rank)
     return value;
 }
 
-/* The address of shared memory that copy_async takes. */
+/* The shared-memory address that PTX instructions take. */
 static __device__ __forceinline__ uint32_t shared_address(const void *at)
 {
     return (uint32_t)__cvta_generic_to_shared(at);
 }
 
-/* 16 bytes to shared memory. */
+/* Copies 16 bytes from global to shared memory (cp.async). */
 static __device__ __forceinline__ void copy_async(uint32_t to, const void *from)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* The same, or zeros if !valid; then nothing is read. */
+/* The same; if !valid, writes zeros and reads nothing. */
 static __device__ __forceinline__ void copy_async_if(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -92,7 +93,7 @@ static __device__ __forceinline__ void copy_async_if(uint32_t to, const void *fr
                  : "memory");
 }
 
-/* 16 bytes of y, whose address comes out of shared memory: the compiler would not know that it is
+/* 16 bytes of y. Its address is read from shared memory, so the compiler could not know that it is
  * global. */
 static __device__ __forceinline__ uint4 load_global(const void *from)
 {
@@ -114,14 +115,14 @@ static __device__ __forceinline__ void copy_commit(void)
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Until at most N of this thread's commits are under way. */
+/* Waits until at most N of this thread's committed groups are in flight. */
 template <int N> static __device__ __forceinline__ void copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Of an 8 x 8 matrix of 16-bit elements, thread 4 i + j holds (i, 2 j) and (i, 2 j + 1); the result
- * is held likewise. */
+/* Transposes an 8 x 8 matrix of 16-bit elements of which thread 4 i + j holds (i, 2 j) and (i, 2 j
+ * + 1). */
 static __device__ __forceinline__ uint32_t transpose(uint32_t two)
 {
     uint32_t out;
@@ -129,7 +130,7 @@ static __device__ __forceinline__ uint32_t transpose(uint32_t two)
     return out;
 }
 
-/* One element type: mma, and conversions of one number. F16: 0 is bf16, 1 is f16. */
+/* mma and conversions for one element type. F16: 0 is bf16, 1 is f16. */
 template <int F16>
 static __device__ __forceinline__ void mma(float *c, uint32_t a0, uint32_t a1, uint32_t a2,
                                            uint32_t a3, uint32_t b0, uint32_t b1)
@@ -158,7 +159,7 @@ template <int F16> static __device__ __forceinline__ uint16_t narrow(float value
                : __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
-/* Two neighbours at once, the first in the low half. */
+/* Two adjacent elements at once, the first in the low half. */
 template <int F16> static __device__ __forceinline__ float2 widen_two(uint32_t bits)
 {
     if (F16)
@@ -202,7 +203,7 @@ static __device__ __forceinline__ uint4 load_eight(const uint16_t *row, int k, i
     return v.all;
 }
 
-/* The same of a row that the predecessor may have written, so through the coherent path. */
+/* The same for a row that the predecessor may have written, so through the coherent path. */
 template <int VEC>
 static __device__ __forceinline__ uint4 load_eight_of_row(const uint16_t *from, int k, int k_end)
 {

@@ -1,17 +1,17 @@
 /*
- * rows.cu: what a host's rows become before the other kernels read them.
+ * rows.cu: prepares a host's rows for the other kernels.
  *
  *     round:  to[row, k] = T(x[row, k]), FP32 to bf16 or f16, nearest even; grid (rows, pieces
  *             of a row); bound by the bytes read
- *     check:  slot, generation and scale of each row, held against what the pool's slots show now:
- *             fine rows go to the plan's input, the others become the base's; one block, bound by
- *             the latency of two loads, one after another
+ *     check:  slot, generation and scale of each row, compared with what the pool's slots show now:
+ *             valid rows go to the plan's input, the others become rows of the base; one block,
+ *             bound by the latency of two dependent loads
  */
 #include "device/cuda/current.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 #define ROUND_THREADS 128
-#define ROUND_EACH    4 /* elements of a thread */
+#define ROUND_EACH    4 /* elements per thread */
 #define CHECK_THREADS 1024
 #define REASONS       8 /* a report's key is row * REASONS + reason */
 #define SCALE_MAX     16.0f

@@ -1,6 +1,6 @@
 /*
- * segments.cuh: windows of tiles that share a slot. A block that took any so many tiles would meet,
- * at each end of a segment, two slots, and work twice as long as the others, who would wait for it.
+ * segments.cuh: windows of tiles that share a slot. A window of arbitrary adjacent tiles would
+ * contain two slots at each segment boundary, and its block would run twice as long as the others.
  */
 #ifndef SP_KERNELS_CUDA_SEGMENTS_CUH
 #define SP_KERNELS_CUDA_SEGMENTS_CUH
@@ -8,7 +8,7 @@
 #include "kernels/cuda/ptx.cuh"
 
 typedef struct tile_run {
-    int first, n; /* tiles; n 0: there is no such window */
+    int first, n; /* tiles; n 0: no such window */
 } tile_run;
 
 static __device__ __forceinline__ int parts(int n, int of)
@@ -16,7 +16,7 @@ static __device__ __forceinline__ int parts(int n, int of)
     return (n + of - 1) / of;
 }
 
-/* The sum over the lanes below this one. */
+/* Exclusive prefix sum over the lanes. */
 static __device__ __forceinline__ int sum_below(int own)
 {
     int sum = own;
@@ -31,9 +31,9 @@ static __device__ __forceinline__ int sum_below(int own)
 }
 
 /*
- * Tiles of window `number`, by each warp for itself. A lane takes n_segments / 32 segments in a
- * row. The records that the next loads will need are asked for beforehand: window `number` begins
- * at most at tile number * WINDOW_TILES.
+ * Tiles of window `number`; each warp computes it for itself. A lane takes n_segments / 32
+ * consecutive segments. The records that the next loads need are prefetched: window `number` starts
+ * at tile number * WINDOW_TILES at the latest.
  */
 template <int WINDOW_TILES>
 static __device__ __forceinline__ tile_run find_window(const sp_cuda_plan &plan, int n_slots,

@@ -1,16 +1,17 @@
 /*
  * shrink.cu: xa = x · Aᵀ for a group of sites in one launch, for few rows.
  *
- *     planes[p][row, site * R + c] = sum over the chunks of plane p of x[row, :] · A[slot][c, :]
+ *     partials[p][row, site * R + c] = sum over the chunks of partial p of x[row, :] · A[slot][c,
+ * :]
  *
- * Grid (planes, tiles, sites * ceil(R / 16)), 128 threads. A block takes 16 ranks of one site, the
- * M side of the mma, against a tile of up to 8 rows of one adapter, its N side, over the one chunk
- * (few blocks) or the group of chunks of a plane; its four warps take the four quarters of each
- * chunk. Weights go from global memory to registers in 16-byte pieces: thread t of a group of four
- * holds k = 8t .. 8t + 7 of each 32, on both sides of the mma alike, so neither shared memory nor a
- * shuffle is needed. Bound by the bytes of A; at few rows by latency, so weights are asked for
- * before the predecessor is waited for, and ranks are looked up beside the tile's record, not after
- * it. A block above the slot's own rank ends at once.
+ * Grid (partials, tiles, sites * ceil(R / 16)), 128 threads. A block takes 16 ranks of one site,
+ * the M side of the mma, and a tile of up to 8 rows of one adapter, its N side, over the one chunk
+ * (few blocks) or the group of chunks of a partial; its four warps take the four quarters of each
+ * chunk. Weights are loaded from global memory into registers in 16-byte vectors: thread t of a
+ * group of four holds k = 8t .. 8t + 7 of each 32, on both sides of the mma alike, so neither
+ * shared memory nor a shuffle is needed. Bound by the bytes of A; at few rows by latency, so the
+ * loads of weights are issued before the wait for the predecessor, and ranks are loaded together
+ * with the tile's record, not after it. A block above the slot's own rank exits at once.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -19,9 +20,9 @@
 #define THREADS     128
 #define QUARTER_K   128
 #define RANKS       16
-#define RED_PITCH   20 /* floats of one row of quarters: no two of a warp in one bank */
+#define RED_PITCH   20 /* floats of one row of quarters: no bank conflicts in a warp */
 
-/* Of one thread for a quarter of a chunk. */
+/* One thread's mma operands for a quarter of a chunk. */
 typedef struct operands {
     uint4 low[4], high[4]; /* ranks g and g + 8 */
     uint4 x[4];
@@ -61,7 +62,7 @@ static __device__ __forceinline__ void multiply(float (&acc)[4], const operands 
     }
 }
 
-/* The sums of a warp's quarter; each chunk's four wait for each other in shared memory. */
+/* The sums of a chunk's four quarters, one warp each, exchanged through shared memory. */
 typedef float quarters[4][SP_CUDA_TILE_ROWS][RED_PITCH];
 
 static __device__ __forceinline__ void keep_quarter(quarters &q, const float (&acc)[4])
@@ -79,7 +80,8 @@ static __device__ __forceinline__ float sum_quarters(const quarters &q, int row,
     return ((q[0][row][c] + q[1][row][c]) + q[2][row][c]) + q[3][row][c];
 }
 
-/* The own rank of the slot. All ranks are asked for beside the tile's record where they fit. */
+/* The slot's own rank. `mine` is slot threadIdx.x's, loaded together with the tile's record, if
+ * there are at most THREADS slots. */
 static __device__ __forceinline__ int own_rank(const sp_cuda_site &site, int slot, int n_slots,
                                                int mine, int *shared)
 {
@@ -116,7 +118,8 @@ __global__ void __launch_bounds__(THREADS)
     if (count > 0)
         rank = own_rank(site, slot, group.n_slots, mine, &shared_rank);
     if (rank0 >= rank) {
-        /* A kernel that is done means that all before it are: so one block waits in any case. */
+        /* A kernel's completion implies that of all kernels before it, so one block always
+         * waits. */
         if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0)
             wait_predecessor();
         return;
@@ -148,9 +151,9 @@ __global__ void __launch_bounds__(THREADS)
     for (int i = 1; i < n_chunks; i++)
         sum = sum + sum_quarters(q[i], row, c);
     if (row < count && rank0 + c < ((rank + 3) & ~3))
-        group.planes[((int64_t)blockIdx.x * group.n_rows + out_row) *
-                         (group.rank_stride * group.n_sites) +
-                     index * group.rank_stride + rank0 + c] = sum;
+        group.partials[((int64_t)blockIdx.x * group.n_rows + out_row) *
+                           (group.rank_stride * group.n_sites) +
+                       index * group.rank_stride + rank0 + c] = sum;
 }
 
 template <int F16, int VEC>
@@ -158,16 +161,16 @@ static cudaError_t launch(const sp_cuda_group *group, sp_cuda_shrink_choice choi
                           cudaStream_t stream)
 {
     int rank_groups = sp_cuda_ceil(group->rank_stride, RANKS);
-    dim3 grid((unsigned)choice.n_planes,
+    dim3 grid((unsigned)choice.n_partials,
               (unsigned)sp_cuda_tiles_bound(group->n_rows, group->n_slots),
               (unsigned)(group->n_sites * rank_groups));
     cudaLaunchAttribute overlap;
-    /* Tiles are read before the wait, so the plan's own kernel must be over. */
+    /* Tiles are read before the wait, so the plan's kernel must be complete. */
     cudaLaunchConfig_t config =
         sp_cuda_overlapping(grid, THREADS, 0, &overlap, group->after_plan != 0, stream);
 
     return cudaLaunchKernelEx(&config,
-                              choice.plane_chunks == 1
+                              choice.partial_chunks == 1
                                   ? shrink_kernel<F16, VEC, 1>
                                   : shrink_kernel<F16, VEC, SP_CUDA_GROUP_CHUNKS>,
                               *group, rank_groups, sp_cuda_chunks(group->k_in));
@@ -209,7 +212,7 @@ extern "C" int sp_cuda_shrink(int gpu, const sp_cuda_group *group, void *stream)
     return (int)(vec ? launch<0, 1>(group, choice, on) : launch<0, 0>(group, choice, on));
 }
 
-/* x is read through L1, which the ring of the expand would otherwise leave small. */
+/* x is read through L1, which the expand ring's carveout would otherwise leave small. */
 template <int F16, int VEC, int CHUNKS> static cudaError_t keep_l1(cudaError_t before)
 {
     return before != cudaSuccess

@@ -1,16 +1,17 @@
 /*
- * shrink_windows.cu: xa = x · Aᵀ for a group of sites in one launch, for many rows; the bits of
- * shrink.cu.
+ * shrink_windows.cu: xa = x · Aᵀ for a group of sites in one launch, for many rows; with the bits
+ * of shrink.cu.
  *
- *     planes[p][row, site * R + c] = sum over the chunks of plane p of x[row, :] · A[slot][c, :]
+ *     partials[p][row, site * R + c] = sum over the chunks of partial p of x[row, :] · A[slot][c,
+ * :]
  *
- * Grid (sets of 16 * GROUPS * WARPS ranks of all sites, runs of planes, windows). A block takes a
- * window of up to WINDOW tiles that share a slot against a set of that slot's own ranks, so x is
- * read once for all of them. x and A pass through a ring of stages in shared memory, one quarter
- * (128 k) each. A warp takes pairs of tiles, the M sides of the mma, whose registers are so put in
- * order once for all ranks, and GROUPS groups of 16 ranks, its N sides. Rows of a stage are 256
- * bytes, neighbouring 64 of them swapped in odd rows: no bank twice. Bound by the bytes of x from
- * memory, and of x and A from L2.
+ * Grid (sets of 16 * GROUPS * WARPS ranks of all sites, runs of partials, windows). A block
+ * multiplies a window of up to WINDOW tiles that share a slot by a set of that slot's own ranks, so
+ * x is read once for all of them. x and A pass through a ring of stages in shared memory, one
+ * quarter (128 k) each. A warp takes pairs of tiles, the M sides of the mma, whose operands are so
+ * arranged once for all ranks, and GROUPS groups of 16 ranks, its N sides. Rows of a stage are 256
+ * bytes, swizzled: adjacent 64-byte blocks are swapped in odd rows, which avoids bank conflicts.
+ * Bound by the bytes of x from memory, and of x and A from L2.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -19,7 +20,7 @@
 #define ROWS      SP_CUDA_TILE_ROWS
 #define RANKS     16
 #define STAGE_K   128
-#define PIECES    16 /* of 16 bytes in a row of a stage */
+#define PIECES    16 /* 16-byte vectors in a row of a stage */
 #define ROW_BYTES (STAGE_K * 2)
 #define QUARTERS  (SP_CUDA_CHUNK_K / STAGE_K)
 
@@ -38,9 +39,9 @@ template <int WINDOW, int WARPS, int GROUPS> struct block {
         a_rows = groups * RANKS,
         rows = x_rows + a_rows, /* of a stage: of x, then of A */
         threads = SP_WARP * row_warps * WARPS,
-        pass_rows = threads / PIECES, /* that all threads together fetch a piece of */
+        pass_rows = threads / PIECES, /* rows that all threads together copy one vector of */
         stage_bytes = rows * ROW_BYTES,
-        resident = groups <= 4 && tiles <= 8 ? 2 : 1, /* blocks of a multiprocessor */
+        resident = groups <= 4 && tiles <= 8 ? 2 : 1, /* blocks per multiprocessor */
         stages = 4 * stage_bytes * resident <= 190 * 1024 ? 4 : 3,
         unroll = GROUPS * warp_tiles < 8 ? 4
                  : WARPS < 3             ? 2
@@ -54,7 +55,7 @@ template <int WINDOW, int WARPS, int GROUPS> struct window {
     int out_row[shape::x_rows]; /* -1: none */
     int n_groups;
     rank_group group[shape::groups];
-    const uint16_t *source[shape::rows]; /* where a row's k 0 lies */
+    const uint16_t *source[shape::rows]; /* address of a row's k 0 */
 };
 
 /* ---- what the block works on --------------------------------------------------------------- */
@@ -87,7 +88,7 @@ static __device__ __forceinline__ void list_groups(window<WINDOW, WARPS, GROUPS>
     int index = first + (int)threadIdx.x;
 
 #pragma unroll
-    for (int i = 0; i < SP_CUDA_SITES_MAX; i++) { /* all asked for at once */
+    for (int i = 0; i < SP_CUDA_SITES_MAX; i++) { /* independent loads */
         rank[i] = i >= group.n_sites            ? 0
                   : group.sites[i].rank != NULL ? group.sites[i].rank[slot]
                                                 : group.sites[i].one_rank;
@@ -112,7 +113,7 @@ static __device__ __forceinline__ void list_sources(window<WINDOW, WARPS, GROUPS
     typedef block<WINDOW, WARPS, GROUPS> shape;
 
     for (int i = threadIdx.x; i < shape::rows; i += shape::threads) {
-        /* What no one stores the product of may be any row. */
+        /* A row whose product is not stored may be any row. */
         const uint16_t *source = (const uint16_t *)group.x;
         int rank = i - shape::x_rows;
 
@@ -132,15 +133,15 @@ static __device__ __forceinline__ void list_sources(window<WINDOW, WARPS, GROUPS
 
 /* ---- the ring ------------------------------------------------------------------------------ */
 
-/* Where in a stage 16-byte piece `piece` of a row lies. */
-static __device__ __forceinline__ int place(int row, int piece)
+/* Byte offset in a stage of 16-byte vector `piece` of a row (the swizzle). */
+static __device__ __forceinline__ int swizzled(int row, int piece)
 {
     return row * ROW_BYTES + (piece ^ ((row & 1) << 2)) * 16;
 }
 
 /*
- * This thread's pieces of N rows of a stage that begins at k, one in each pass; those of rows from
- * `end` on are left (N: no check). `to` and `source` are at this thread's first row, row0.
+ * Copies this thread's vectors of N rows of a stage that starts at k, one per pass; rows from `end`
+ * on are skipped (N: no check). `to` and `source` are at this thread's first row, row0.
  */
 template <int N, int PASS_ROWS>
 static __device__ __forceinline__ void load_rows(uint32_t to, const uint16_t *const *source,
@@ -164,9 +165,9 @@ static __device__ __forceinline__ void load_rows(uint32_t to, const uint16_t *co
 
 /* ---- the product --------------------------------------------------------------------------- */
 
-/* A thread's share of GROUPS groups of 16 ranks by TILES tiles of 8 rows. Of two tiles [j] has the
- * lower eight ranks and [j + 1] the upper: ranks 2 t and 2 t + 1 of row g of the one tile, then of
- * the other. */
+/* A thread's accumulators of GROUPS groups of 16 ranks by TILES tiles of 8 rows. Of two tiles [j]
+ * has the lower eight ranks and [j + 1] the upper: ranks 2 t and 2 t + 1 of row g of the one tile,
+ * then of the other. */
 template <int TILES, int GROUPS> struct sums {
     float of[GROUPS][TILES][4];
 };
@@ -176,7 +177,8 @@ template <int F16, int TILES, int GROUPS, int UNROLL>
 static __device__ __forceinline__ sums<TILES, GROUPS> multiply(const char *x, const char *a)
 {
     int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-    /* Of row g, for even and odd s: the swap of an odd row, with no sum left to do in the loop. */
+    /* Offsets of row g for even and odd s, with an odd row's swap: no address arithmetic is left in
+     * the loop. */
     int even = g * ROW_BYTES + t * 16 + (g & 1) * 64, odd = even - (g & 1) * 128;
     sums<TILES, GROUPS> acc = {};
 
@@ -207,7 +209,7 @@ static __device__ __forceinline__ sums<TILES, GROUPS> multiply(const char *x, co
     return acc;
 }
 
-/* A sum that is begun at +0: the first term comes out as it is, for no term is -0. */
+/* Adds to a sum that starts at +0: that leaves the first term as it is, since no term is -0. */
 template <int TILES, int GROUPS>
 static __device__ __forceinline__ void add_into(sums<TILES, GROUPS> *sum,
                                                 const sums<TILES, GROUPS> &v)
@@ -224,13 +226,13 @@ static __device__ __forceinline__ void add_into(sums<TILES, GROUPS> *sum,
 template <int WINDOW, int WARPS, int GROUPS>
 static __device__ __forceinline__ void store(
     const window<WINDOW, WARPS, GROUPS> &win, const sp_cuda_group &group,
-    const sums<block<WINDOW, WARPS, GROUPS>::warp_tiles, GROUPS> &plane, int number, int x_row,
+    const sums<block<WINDOW, WARPS, GROUPS>::warp_tiles, GROUPS> &partial, int number, int x_row,
     int group0)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
     int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     int64_t row_floats = group.rank_stride * group.n_sites;
-    float *to_plane = group.planes + (int64_t)number * group.n_rows * row_floats + 2 * t;
+    float *to_partial = group.partials + (int64_t)number * group.n_rows * row_floats + 2 * t;
 
 #pragma unroll
     for (int j = 0; j < shape::warp_tiles; j++) {
@@ -243,12 +245,12 @@ static __device__ __forceinline__ void store(
             if (group0 + i >= win.n_groups)
                 break;
             rank_group at = win.group[group0 + i];
-            float *to = to_plane + out * row_floats + at.site * group.rank_stride + at.rank0;
+            float *to = to_partial + out * row_floats + at.site * group.rank_stride + at.rank0;
             int end = ((at.rank + 3) & ~3) - at.rank0;
 
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const float *pair = &plane.of[i][(j & ~1) + h][(j & 1) * 2];
+                const float *pair = &partial.of[i][(j & ~1) + h][(j & 1) * 2];
 
                 if (h * 8 + 2 * t < end)
                     *(float2 *)(to + h * 8) = make_float2(pair[0], pair[1]);
@@ -259,7 +261,7 @@ static __device__ __forceinline__ void store(
 
 /* ---- kernel -------------------------------------------------------------------------------- */
 
-/* Asks for the x of the first stages, which may not be read yet. */
+/* Prefetches to L2 the x of the first stages, which may not be read yet. */
 template <int WINDOW, int WARPS, int GROUPS>
 static __device__ __forceinline__ void prefetch_x(const window<WINDOW, WARPS, GROUPS> &win, int k0,
                                                   int k1)
@@ -276,11 +278,11 @@ static __device__ __forceinline__ void prefetch_x(const window<WINDOW, WARPS, GR
     }
 }
 
-/* k [k0, k1), in planes of so many stages; the first is number plane0. */
+/* k [k0, k1), in partials of partial_stages stages each; the first is number partial0. */
 template <int F16, int WINDOW, int WARPS, int GROUPS>
 static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &win,
                                            const sp_cuda_group &group, char *ring, int k0, int k1,
-                                           int plane_stages, int plane0)
+                                           int partial_stages, int partial0)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
     int warp = threadIdx.x >> 5, n = (k1 - k0 + STAGE_K - 1) / STAGE_K;
@@ -288,11 +290,11 @@ static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &
         group0 = warp / shape::row_warps * GROUPS;
     int x_at = x_row * ROW_BYTES, a_at = (shape::x_rows + group0 * RANKS) * ROW_BYTES;
     int a_end = win.n_groups * RANKS, mine = threadIdx.x / PIECES;
-    uint32_t to_x = shared_address(ring) + place(mine, threadIdx.x % PIECES);
+    uint32_t to_x = shared_address(ring) + swizzled(mine, threadIdx.x % PIECES);
     uint32_t to_a = to_x + shape::x_rows * ROW_BYTES;
     const uint16_t *const *from_x = win.source + mine, *const *from_a = from_x + shape::x_rows;
-    sums<shape::warp_tiles, GROUPS> chunk = {}, plane = {};
-    int left = plane_stages, number = plane0;
+    sums<shape::warp_tiles, GROUPS> chunk = {}, partial = {};
+    int left = partial_stages, number = partial0;
 
     static_assert(shape::pass_rows % 2 == 0 && shape::x_rows % 2 == 0, "one parity, one place");
     for (int i = 0; i < shape::stages - 1 && i < n; i++)
@@ -321,13 +323,13 @@ static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &
             add_into(&chunk, multiply<F16, shape::warp_tiles, GROUPS, shape::unroll>(
                                  ring + at + x_at, ring + at + a_at));
         if (step % QUARTERS == QUARTERS - 1 || step == n - 1) {
-            add_into(&plane, chunk);
+            add_into(&partial, chunk);
             chunk = {};
         }
         if (--left == 0 || step == n - 1) {
-            store(win, group, plane, number++, x_row, group0);
-            plane = {};
-            left = plane_stages;
+            store(win, group, partial, number++, x_row, group0);
+            partial = {};
+            left = partial_stages;
         }
         at = at + shape::stage_bytes < shape::stages * shape::stage_bytes ? at + shape::stage_bytes
                                                                           : 0;
@@ -340,11 +342,11 @@ static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &
 template <int F16, int WINDOW, int WARPS, int GROUPS>
 __global__ void __launch_bounds__(block<WINDOW, WARPS, GROUPS>::threads,
                                   block<WINDOW, WARPS, GROUPS>::resident)
-    windows_kernel(const __grid_constant__ sp_cuda_group group, int tiles_bound, int plane_k,
-                   int block_planes)
+    windows_kernel(const __grid_constant__ sp_cuda_group group, int tiles_bound, int partial_k,
+                   int block_partials)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
-    int block_k = plane_k * block_planes, k0 = blockIdx.y * block_k;
+    int block_k = partial_k * block_partials, k0 = blockIdx.y * block_k;
     int k1 = min(k0 + block_k, group.k_in);
     tile_run run_of;
     extern __shared__ __align__(128) char ring[];
@@ -362,17 +364,18 @@ __global__ void __launch_bounds__(block<WINDOW, WARPS, GROUPS>::threads,
     }
     if (run_of.n > 0 && win.n_groups > 0) {
         list_sources(&win, group, win.slot);
-        run<F16, WINDOW, WARPS, GROUPS>(win, group, ring, k0, k1, plane_k / STAGE_K,
-                                        blockIdx.y * block_planes);
+        run<F16, WINDOW, WARPS, GROUPS>(win, group, ring, k0, k1, partial_k / STAGE_K,
+                                        blockIdx.y * block_partials);
     } else if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
-        /* A kernel that is done means that all before it are: so one block waits in any case. */
+        /* A kernel's completion implies that of all kernels before it, so one block always
+         * waits. */
         wait_predecessor();
     }
 }
 
 /* ---- launch -------------------------------------------------------------------------------- */
 
-/* Beside the ring a block has its window: 4 KB are more than that. */
+/* Besides the ring a block has its window, which takes less than 4 KB. */
 static bool has_shared(int gpu, int ring_bytes)
 {
     int most = 0;
@@ -391,7 +394,7 @@ static cudaError_t launch(int gpu, const sp_cuda_group *group, sp_cuda_shrink_ch
     int tiles = sp_cuda_tiles_bound(group->n_rows, group->n_slots);
     cudaLaunchAttribute overlap;
     dim3 grid((unsigned)sp_cuda_ceil(rank_groups, shape::groups),
-              (unsigned)sp_cuda_ceil(choice.n_planes, choice.block_planes),
+              (unsigned)sp_cuda_ceil(choice.n_partials, choice.block_partials),
               (unsigned)sp_cuda_windows_bound(group->n_rows, group->n_slots, shape::tiles));
     cudaLaunchConfig_t config =
         sp_cuda_overlapping(grid, shape::threads, shape::stages * shape::stage_bytes, &overlap,
@@ -402,14 +405,14 @@ static cudaError_t launch(int gpu, const sp_cuda_group *group, sp_cuda_shrink_ch
     if (!has_shared(gpu, shape::stages * shape::stage_bytes))
         return cudaErrorNotSupported;
     return cudaLaunchKernelEx(&config, windows_kernel<F16, WINDOW, WARPS, GROUPS>, *group, tiles,
-                              choice.plane_chunks * SP_CUDA_CHUNK_K, choice.block_planes);
+                              choice.partial_chunks * SP_CUDA_CHUNK_K, choice.block_partials);
 }
 
 template <int F16, int WINDOW>
 static cudaError_t launch_ranks(int gpu, const sp_cuda_group *group, sp_cuda_shrink_choice choice,
                                 cudaStream_t on)
 {
-    /* A small window has two row warps: so its groups of ranks go to warps of their own. */
+    /* A small window has two row warps, so each of its groups of ranks gets warps of its own. */
     enum { apart = WINDOW < SP_CUDA_WINDOW_TILES };
 
     if (choice.rank_warps == 3)

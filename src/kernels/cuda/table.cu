@@ -1,4 +1,4 @@
-/* table.cu: the one exported symbol, built from the same lists that the library resolves. */
+/* table.cu: the one exported symbol, built from the lists that the library resolves. */
 #include "device/device_cuda.h"
 #include "kernels/cuda/kernels_cuda.h"
 

@@ -1,5 +1,5 @@
 /*
- * tokens.cu: tables of tokens that an adapter changes.
+ * tokens.cu: token tables (embed_tokens, lm_head) whose rows an adapter changes.
  *
  *     embed:  y[row] = the slot's own row of the token, where it replaces it; then
  *             y[row, n] = T(fmaf(scale, (float)T(Σ_j A[j, token] · B[n, j]), y[row, n])),
@@ -8,22 +8,22 @@
  *             quarters and chunks of the shrink's xa (kernels_cuda.h), all chunks in index order,
  *             rounded once where the logits are not FP32
  *
- * Embed: one block a row. Head: grid (blocks, tiles); a block takes 16 replaced rows at a time, the
- * M side of the mma, against a tile of up to 8 rows, its N side, and goes on by the grid's width,
- * as how many there are is known on the device only. Bound by the bytes of y, and of the rows.
+ * Embed: one block per row. Head: grid (blocks, tiles); a block takes 16 replaced rows at a time,
+ * the M side of the mma, and a tile of up to 8 rows, its N side, and strides by the grid's width,
+ * because their number is known only on the device. Bound by the bytes of y, and of the rows.
  */
 #include "device/cuda/current.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 #define EMBED_THREADS 256
 #define HEAD_THREADS  128
-#define HEAD_BLOCKS   4096 /* of all tiles together */
+#define HEAD_BLOCKS   4096 /* over all tiles */
 #define QUARTER_K     128
 #define GROUP         16
 
 /* ---- embed --------------------------------------------------------------------------------- */
 
-/* What one row takes from its slot. */
+/* What one row reads from its slot. */
 typedef struct embed_row {
     const uint16_t *own; /* [hidden], or NULL */
     const uint16_t *b;   /* [hidden, rank] */
