@@ -9,11 +9,11 @@ sp_status sp_column_ring_create(sp_device *device, size_t bytes, sp_column_ring 
 {
     sp_column_ring ring = {.device = device, .bytes = bytes};
     sp_status status =
-        sp_device_alloc_pinned(device, SP_COLUMN_TURNS * bytes, &ring.columns, error);
+        sp_device_alloc_pinned(device, SP_COLUMNS_IN_FLIGHT * bytes, &ring.columns, error);
 
     if (status != SP_OK)
         return status;
-    for (int i = 0; i < SP_COLUMN_TURNS && status == SP_OK; i++)
+    for (int i = 0; i < SP_COLUMNS_IN_FLIGHT && status == SP_OK; i++)
         status = sp_event_create(device, &ring.done[i], NULL);
     if (status != SP_OK) {
         sp_column_ring_destroy(&ring);
@@ -29,7 +29,7 @@ void sp_column_ring_destroy(sp_column_ring *ring)
     if (ring->device == NULL)
         return;
     (void)sp_stream_wait(sp_device_main_stream(ring->device), NULL);
-    for (int i = 0; i < SP_COLUMN_TURNS; i++)
+    for (int i = 0; i < SP_COLUMNS_IN_FLIGHT; i++)
         sp_event_destroy(ring->done[i]);
     sp_device_free_pinned(ring->device, ring->columns);
     *ring = (sp_column_ring){0};
@@ -37,7 +37,7 @@ void sp_column_ring_destroy(sp_column_ring *ring)
 
 sp_status sp_column_ring_begin(sp_column_ring *ring, void **out_column)
 {
-    sp_status status = sp_event_wait(ring->done[ring->turn], NULL);
+    sp_status status = sp_event_wait(ring->done[ring->next], NULL);
 
     if (status != SP_OK)
         return status;
@@ -48,7 +48,7 @@ sp_status sp_column_ring_begin(sp_column_ring *ring, void **out_column)
 
 void *sp_column_ring_column(const sp_column_ring *ring)
 {
-    return (char *)ring->columns + (size_t)ring->turn * ring->bytes;
+    return (char *)ring->columns + (size_t)ring->next * ring->bytes;
 }
 
 sp_status sp_column_ring_send(const sp_column_ring *ring, void *to, size_t table_stride,
@@ -61,8 +61,8 @@ sp_status sp_column_ring_send(const sp_column_ring *ring, void *to, size_t table
 sp_status sp_column_ring_end(sp_column_ring *ring)
 {
     sp_status status =
-        sp_event_record(ring->done[ring->turn], sp_device_main_stream(ring->device), NULL);
+        sp_event_record(ring->done[ring->next], sp_device_main_stream(ring->device), NULL);
 
-    ring->turn = (ring->turn + 1) % SP_COLUMN_TURNS;
+    ring->next = (ring->next + 1) % SP_COLUMNS_IN_FLIGHT;
     return status;
 }

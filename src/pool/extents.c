@@ -1,6 +1,6 @@
 #include "pool/extents.h"
 
-/* The free bytes from `begin` on; 0 when it lies inside an extent. */
+/* The free bytes from `begin` on; 0 when it is inside an extent. */
 static size_t gap_at(const sp_extent *taken, int32_t n, size_t block_bytes, size_t begin)
 {
     size_t end = block_bytes;
@@ -21,7 +21,7 @@ bool sp_extents_place(const sp_extent *taken, int32_t n, size_t block_bytes, siz
 {
     size_t best_gap = 0, best = 0;
 
-    /* A gap begins at the block's beginning or at an extent's end. */
+    /* A gap starts at the block's start or at an extent's end. */
     for (int32_t i = -1; i < n; i++) {
         size_t begin = i < 0 ? 0 : taken[i].offset_bytes + taken[i].bytes;
         size_t gap = i >= 0 && taken[i].bytes == 0 ? 0 : gap_at(taken, n, block_bytes, begin);

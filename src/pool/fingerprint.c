@@ -1,6 +1,6 @@
 /*
- * fingerprint.c: what decides the bytes of an image beside the adapter, in one number, so that an
- * image can say which layout it belongs to.
+ * fingerprint.c: a digest of everything but the adapter that determines an image's bytes, so that
+ * an image records which layout it was packed for.
  *
  * Numbers are 64-bit little-endian, texts end in their NUL.
  */
@@ -46,8 +46,8 @@ static bool is_slice(const sp_geometry *geometry, const sp_layout_site *site)
     return site->k_in != row.k_in || site->n_out != row.n_out || site->row_map != NULL;
 }
 
-/* Where a layout holds parts, what they are parts of and which; the record of one that holds whole
- * sites ends before. */
+/* For a layout of slices: the whole sites' sizes and the slices. The record of a layout of whole
+ * sites ends before this. */
 static void add_slices(sp_sha256 *hash, const sp_layout *layout)
 {
     const sp_geometry *geometry = sp_layout_geometry(layout);

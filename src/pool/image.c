@@ -1,6 +1,6 @@
 /*
- * image.c: an adapter's tensors as the bytes of a slot. Everything that the adapter lacks is zero
- * in it, so that copying it over a slot leaves nothing of an earlier adapter behind. Each byte is
+ * image.c: packs an adapter's tensors into the bytes of a slot. Everything that the adapter lacks
+ * is zero, so that copying the image over a slot leaves nothing of an earlier adapter. Each byte is
  * written once, by the task of its place: a block of this size is fresh memory, and touching it
  * costs more than converting into it.
  */
@@ -22,10 +22,10 @@ typedef struct pack_job {
     const sp_layout *layout;
     const sp_kernels *kernels;
     const sp_adapter_site **sites; /* [places] the site of each place, or NULL */
-    char *data;                    /* the image's */
+    char *data;                    /* of the image */
     sp_dtype dtype;
 
-    pthread_mutex_t mutex; /* of what follows */
+    pthread_mutex_t mutex; /* guards the fields below */
     int32_t failed_place;  /* the first one, whatever the threads; INT32_MAX: none */
     sp_status status;
     sp_error error;
@@ -33,10 +33,10 @@ typedef struct pack_job {
 
 /* ---- conversion ---------------------------------------------------------------------------- */
 
-#define CHUNK_ELEMENTS 8192 /* converted and checked while they are in the first cache */
+#define CHUNK_ELEMENTS 8192 /* converted and checked while in the first-level cache */
 #define STAGE_FLOATS   256
 
-/* Elements as FP32, exactly. Stored tensors may lie at any byte address. */
+/* Elements as FP32, exactly. Stored tensors may be at any byte address. */
 static void load_floats(sp_dtype dtype, const char *from, int64_t stride, int32_t n, float *out)
 {
     uint16_t half;
@@ -61,7 +61,8 @@ static void load_floats(sp_dtype dtype, const char *from, int64_t stride, int32_
     }
 }
 
-/* The first of n converted elements that was finite and is not any more; n if there is none. */
+/* The first of n converted elements that was finite before conversion and no longer is; n if there
+ * is none. */
 static int64_t first_overflow(sp_dtype to_type, const void *to, sp_dtype from_type,
                               const void *from, int64_t n)
 {
@@ -74,7 +75,7 @@ static int64_t first_overflow(sp_dtype to_type, const void *to, sp_dtype from_ty
     return n;
 }
 
-/* n elements in a row, aligned to their type; returns the first that overflowed, or n. */
+/* n contiguous elements, aligned to their type; returns the first that overflowed, or n. */
 static int64_t convert_run(const pack_job *job, char *to, sp_dtype from_type, const char *from,
                            int64_t n)
 {
@@ -120,8 +121,8 @@ static int64_t convert_strided_row(const pack_job *job, char *to, const sp_facto
 }
 
 /*
- * The factor's rows to `to`, `stride` elements apart, zeros behind each up to the next. Returns the
- * first element that overflowed, counted row by row, or -1.
+ * Converts the factor's rows to `to`, `stride` elements apart, with zeros after each up to the
+ * next. Returns the first element that overflowed, in row-major order, or -1.
  */
 static int64_t convert_factor(const pack_job *job, char *to, int32_t stride,
                               const sp_factor *factor)
@@ -159,7 +160,7 @@ static const char *site_name(const sp_adapter_site *site)
     return site->path != NULL ? site->path : "unknown module";
 }
 
-/* Against the whole site, of which the layout may hold a part. */
+/* Checks against the whole site, of which the layout may hold a slice. */
 static sp_status check_dims(const sp_layout *layout, const sp_layout_site *place,
                             const sp_adapter_site *site, sp_error *error)
 {
@@ -337,8 +338,8 @@ void sp_image_destroy(sp_image *image)
 }
 
 /* Keeps the failure of the lowest place, so that threads do not decide what is reported. */
-static void note_overflow(pack_job *job, int32_t place, const sp_adapter_site *site, char letter,
-                          int64_t index)
+static void record_overflow(pack_job *job, int32_t place, const sp_adapter_site *site, char letter,
+                            int64_t index)
 {
     const sp_factor *factor = letter == 'A' ? &site->a : &site->b;
 
@@ -353,7 +354,7 @@ static void note_overflow(pack_job *job, int32_t place, const sp_adapter_site *s
     pthread_mutex_unlock(&job->mutex);
 }
 
-/* Zeros from behind a matrix of rows × stride elements at `begin` to the region's end. */
+/* Zeroes the region after a matrix of rows × stride elements at `begin`. */
 static void clear_tail(const pack_job *job, size_t begin, size_t end, int32_t rows, int32_t stride)
 {
     size_t bytes = (size_t)rows * (size_t)stride * sp_dtype_bytes(job->dtype);
@@ -371,7 +372,8 @@ static sp_factor rows_of(const sp_factor *b, int32_t first, int32_t n)
     return rows;
 }
 
-/* The place's columns of A. As pack_b: the element of the whole that overflowed, or -1. */
+/* The place's columns of A. Returns, as pack_b, the element of the whole matrix that overflowed, or
+ * -1. */
 static int64_t pack_a(const pack_job *job, const sp_layout_site *place, const sp_factor *a)
 {
     sp_factor part = *a;
@@ -423,12 +425,12 @@ static void pack_place(void *user, int32_t index, int32_t thread)
     }
     bad = pack_a(job, place, &site->a);
     if (bad >= 0) {
-        note_overflow(job, index, site, 'A', bad);
+        record_overflow(job, index, site, 'A', bad);
         return;
     }
     bad = pack_b(job, place, end, &site->b);
     if (bad >= 0)
-        note_overflow(job, index, site, 'B', bad);
+        record_overflow(job, index, site, 'B', bad);
 }
 
 /* Finds the place of every site; all that can be wrong but values is found here. */

@@ -1,6 +1,6 @@
 /*
- * layout.c: where every matrix lies inside a slot. One walk over the geometry's rows serves
- * measuring, building and, through sp_layout_find, packing, tables and delta.
+ * layout.c: the offset of every matrix inside a slot. One walk over the geometry's rows is used for
+ * measuring and building and, through sp_layout_find, for packing, tables and delta.
  */
 #include "base/alloc.h"
 #include "base/error.h"
@@ -24,14 +24,14 @@ struct sp_layout {
     sp_digest fingerprint;
     sp_layout_site *sites; /* [n_sites] in slot order */
     int32_t *site_index;   /* [the geometry's sites]; -1 = not held */
-    int32_t *row_maps;     /* those of all sites, one after the other */
+    int32_t *row_maps;     /* those of all sites, concatenated */
 };
 
 /* ---- the walk ------------------------------------------------------------------------------ */
 
 typedef struct region_cursor {
-    size_t slot_bytes;   /* with every matrix on its boundary */
-    size_t matrix_bytes; /* the plain sum */
+    size_t slot_bytes;   /* with every matrix aligned */
+    size_t matrix_bytes; /* without padding */
     size_t element_bytes;
     int32_t rank_stride;
     bool overflow;
@@ -134,7 +134,7 @@ static sp_status resolve_options(const sp_layout_options *from, sp_layout_option
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "unknown element type %d",
                        (int)options->dtype);
     present = sp_geometry_modules(options->geometry);
-    /* They differ in size by adapter and live in a pool of their own. */
+    /* Expert factors differ in size by adapter and have a pool of their own. */
     apart = sp_geometry_kind_modules(options->geometry, SP_SITE_ROUTER) |
             sp_geometry_kind_modules(options->geometry, SP_SITE_EXPERT);
     wanted = options->modules != 0 ? options->modules
@@ -229,7 +229,7 @@ free_layout:
     return SP_ERR_MEMORY;
 }
 
-/* The sites' row maps are the caller's still: copies take their place. */
+/* The sites' row maps still belong to the caller: replaces them by copies. */
 static sp_status keep_row_maps(sp_layout *layout, sp_error *error)
 {
     size_t n = 0;
@@ -261,8 +261,8 @@ static sp_status read_served(const sp_served_table *from, sp_served_table *out, 
 }
 
 /*
- * One table for both sides is a tied head. A geometry that says otherwise would let trainable
- * tokens replace the embedding's rows alone, which nothing later can see.
+ * The same table on both sides is a tied head. A geometry that says otherwise would let trainable
+ * tokens replace the embedding's rows alone, which no later check could notice.
  */
 static sp_status check_tied(const sp_layout *layout, sp_error *error)
 {

@@ -1,7 +1,7 @@
 /*
  * overlay.c: from an adapter's tables to the rows that it replaces. Two stages: every token's row
  * gets a source, by comparing the adapter's table with the served one, which reads both once; then
- * the rows that count are copied into one block. The tables themselves are not needed afterwards.
+ * the replaced rows are copied into one block. The tables are not needed afterwards.
  */
 
 #include "pool/overlay.h"
@@ -54,7 +54,7 @@ static bool bits_differ(const table_pair *pair, const void *own, const void *the
     return false;
 }
 
-/* A difference that rounding to few bits does not explain. A NaN does not pass for noise. */
+/* A difference larger than quantisation noise. A NaN never counts as noise. */
 static bool values_differ(const table_pair *pair, const void *own, const void *theirs)
 {
     sp_dtype own_type = pair->own->full.dtype, type = pair->served->dtype;
@@ -231,7 +231,7 @@ static bool is_exact(const sp_kernels *kernels, sp_dtype dtype, sp_dtype from, c
 
 /*
  * The type of the rows. A GEMM sums BF16 weights in another order than F32 ones, so in the checking
- * mode rows that are BF16 anyway stay so, as the served table's are.
+ * mode rows that are exactly BF16 stay BF16, like the served table's.
  */
 static sp_dtype rows_dtype(const sp_kernels *kernels, const part_plan *plan, sp_dtype pool)
 {
@@ -250,7 +250,7 @@ static sp_dtype rows_dtype(const sp_kernels *kernels, const part_plan *plan, sp_
     return SP_DTYPE_BF16;
 }
 
-/* Lays the part out from *io_bytes on. */
+/* Assigns the part's offsets, from *io_bytes on. */
 static void place_part(part_plan *plan, size_t *io_bytes)
 {
     sp_overlay_part *part = &plan->part;

@@ -3,12 +3,13 @@
  *
  * An adapter that was trained with modules_to_save or with trainable tokens
  * carries rows that take the place of the served table's, for its own requests only. Here its
- * tables, as stored, are held against the served ones: which rows differ, where each comes from,
+ * tables, as stored, are compared with the served ones: which rows differ, where each comes from,
  * and a compact image of them: the rows, a map from token to row, and the tokens in order. The
- * image is part of sp_image and lives in an extent of the pool's second memory, under the same
+ * image is part of sp_image and is placed in an extent of the pool's overlay memory, under the same
  * version as the slot.
  *
- * Everything here is pure: no files, no work on a device. Thread-safe on distinct objects.
+ * Everything here is pure: no files, no work on a device. Thread-safe on distinct objects. Pointers
+ * may not be NULL unless said so.
  */
 #ifndef SP_POOL_OVERLAY_H
 #define SP_POOL_OVERLAY_H
@@ -24,24 +25,23 @@ typedef struct sp_overlay_counts {
     int32_t overridden;   /* rows that are replaced */
     int32_t different;    /* rows of the full table that differ from the served ones */
     int32_t dropped_rows; /* rows of the full table beyond the served vocabulary */
-    int32_t dropped_ids;  /* trainable tokens beyond it, and inside the adapter's own rows */
+    int32_t dropped_ids;  /* trainable tokens beyond it but inside the adapter's own rows */
 } sp_overlay_counts;
 
 /*
- * The source of every row, out_source [served->rows]. Rows of the full table are compared after
- * conversion to the served type: any differing bit counts, or, where the served table is
- * approximate, a difference above SP_OVERLAY_NOISE_MAX. A trainable token takes its own row even
- * where the full table differs or nothing does.
- * SP_ERR_MISMATCH with `shape-mismatch`: another hidden size, or no rows. A full table with fewer
- * rows than served replaces those it has.
- * SP_ERR_REFUSED with `bad-token-index` and its position: a token that is negative, listed twice
- * or not among the adapter's rows; a count of tokens that is not the count of trainable rows.
- * Outputs are set only on success, out_source is scratch before.
+ * Determines the source of every row, out_source [served->rows]. Rows of the full table are
+ * compared after conversion to the served type: any differing bit counts, or, where the served
+ * table is approximate, a difference above SP_OVERLAY_NOISE_MAX. A trainable token always takes its
+ * trained row, whether or not the full table or that row differs. SP_ERR_MISMATCH with
+ * `shape-mismatch`: another hidden size, or no rows. A full table with fewer rows than served
+ * replaces those it has. SP_ERR_REFUSED with `bad-token-index` and its position: a token that is
+ * negative, listed twice or not among the adapter's rows; a count of tokens that is not the count
+ * of trainable rows. Outputs are set only on success; out_source is undefined otherwise.
  */
 sp_status sp_overlay_select(const sp_adapter_table *table, const sp_served_table *served,
                             int32_t *out_source, sp_overlay_counts *out_counts, sp_error *error);
 
-/* One module's part of an overlay. n 0: nothing is replaced there, and it takes no bytes. */
+/* One module's part of an overlay. n 0: nothing is replaced there, and it has no bytes. */
 typedef struct sp_overlay_part {
     int32_t n;
     int32_t vocab, hidden;
@@ -61,11 +61,11 @@ typedef struct sp_overlay {
 
 /*
  * Builds the overlay of up to two tables (of different modules). Rows are converted to `dtype`,
- * the pool's, nearest even; with an F32 pool and a BF16 table served they stay BF16 where that
- * loses nothing, so that a row equal to the served one gives the served one's bits.
- * *out_overlay is owned by the caller (sp_overlay_destroy), and NULL when no row is replaced.
- * SP_ERR_UNSUPPORTED with `engine-unsupported`: a table of a module that is not served (NULL). What
- * sp_overlay_select returns. SP_ERR_MEMORY.
+ * the pool's, nearest even; with an F32 pool and a BF16 served table they stay BF16 where that is
+ * exact, so that a row equal to the served one gives the served one's bits. *out_overlay is owned
+ * by the caller (sp_overlay_destroy), and NULL when no row is replaced. SP_ERR_UNSUPPORTED with
+ * `engine-unsupported`: a table of a module that is not served (NULL). What sp_overlay_select
+ * returns. SP_ERR_MEMORY.
  */
 sp_status sp_overlay_build(const sp_adapter_table *tables, size_t n_tables,
                            const sp_served_table *embed, const sp_served_table *head,

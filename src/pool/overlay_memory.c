@@ -3,7 +3,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
-/* One slot's cells: a column of the tables, which lie in this order, [n_slots] each. */
+/* One slot's cells: a column of the tables, which are stored in this order, [n_slots] each. */
 typedef struct module_pointers {
     const void *rows, *map, *ids;
 } module_pointers;
@@ -16,7 +16,7 @@ enum { EMBED, HEAD, MODULES };
 
 typedef struct overlay_column {
     module_pointers pointers[MODULES];
-    module_numbers numbers[MODULES]; /* n is what makes a cell count */
+    module_numbers numbers[MODULES]; /* a cell is valid when n is not 0 */
 } overlay_column;
 
 #define POINTERS (sizeof(module_pointers) / sizeof(void *) * MODULES)
@@ -160,7 +160,7 @@ sp_status sp_overlay_memory_show(sp_overlay_memory *memory, int32_t slot, const 
 
     if (status != SP_OK)
         return status;
-    /* Known before it is done: what fails half-way must be hidden as well. */
+    /* Recorded first: a show that fails half-way must be hidden as well. */
     memory->shown[slot] = shown;
     memory->embed.n_slots += shown.embed;
     memory->head.n_slots += shown.head;

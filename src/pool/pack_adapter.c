@@ -1,4 +1,4 @@
-/* pack_adapter.c: an adapter object as the sites and tables that image.c and overlay.c take. */
+/* pack_adapter.c: an adapter object's sites and tables, as image.c and overlay.c take them. */
 #include "base/alloc.h"
 #include "base/error.h"
 #include "pool/image.h"
@@ -50,7 +50,8 @@ static sp_status pack_sites(const sp_layout *layout, const sp_adapter *adapter, 
 {
     size_t n_sites = sp_adapter_n_sites(adapter);
     sp_digest digest = sp_adapter_digest(adapter);
-    sp_adapter_site *sites = sp_calloc(n_sites + 1, sizeof *sites); /* never an empty block */
+    sp_adapter_site *sites = sp_calloc(
+        n_sites + 1, sizeof *sites); /* at least one, since an empty block would be NULL */
     sp_status status;
 
     if (sites == NULL)

@@ -32,8 +32,8 @@
 #define SLOTS_LIMIT 4096
 
 /*
- * Generations and changes of all pools are drawn from one sequence, so that neither a handle nor
- * what a plan remembers can fit another pool, not even one that was made at the same address.
+ * Generations and change numbers of all pools come from one sequence, so that neither a handle nor
+ * what a plan remembers can match another pool, not even one created at the same address.
  */
 static atomic_uint_fast64_t last_number;
 
@@ -42,7 +42,7 @@ static uint64_t next_number(void)
     return atomic_fetch_add_explicit(&last_number, 1, memory_order_relaxed) + 1;
 }
 
-/* What load_write left in a LOADING slot, so that commit cannot switch to something else. */
+/* What load_write wrote into a LOADING slot, so that commit cannot switch to something else. */
 typedef struct slot_content {
     bool written;
     uint64_t checksum;
@@ -53,12 +53,12 @@ struct sp_pool {
     sp_layout *layout;
     sp_device *device;
     int32_t n_slots;
-    uint64_t changes;    /* another number after whatever may have ended a handle */
-    uint64_t use;        /* rises with every use */
+    uint64_t changes;    /* a new number after each event that may invalidate a handle */
+    uint64_t use;        /* incremented with every use */
     sp_slot_info *slots; /* [n_slots] */
     slot_content *contents;
     char *memory;           /* device [n_slots][slot_bytes] */
-    sp_stream *load_stream; /* images, beside the steps; loader threads share it */
+    sp_stream *load_stream; /* for images, concurrent with steps; shared by loader threads */
     sp_site_tables tables;
     sp_overlay_memory overlays;
     sp_pool_tables *site_views; /* [n_sites] what sp_pool_tables_at gives */
@@ -404,8 +404,8 @@ static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image, u
     return status == SP_OK ? sp_device_others_follow(pool->device, NULL) : status;
 }
 
-/* Between the steps before and after, on whatever streams they are. Goes on after a failed cell: as
- * many as possible must be absent. */
+/* Ordered between the steps before and after, on whatever streams they run. Continues after a
+ * failed cell: as many as possible must be cleared. */
 static sp_status hide_slot(sp_pool *pool, int32_t slot)
 {
     sp_status first = sp_device_main_follows(pool->device, NULL);
@@ -422,7 +422,7 @@ static sp_status hide_slot(sp_pool *pool, int32_t slot)
 static void reset_slot(sp_pool *pool, int32_t slot, sp_slot_state state)
 {
     SP_ASSERT(slot >= 0 && slot < pool->n_slots);
-    SP_ASSERT(pool->slots[slot].references == 0); /* nobody's version goes */
+    SP_ASSERT(pool->slots[slot].references == 0); /* nobody holds the version */
     SP_ASSERT(state == SP_SLOT_EMPTY || state == SP_SLOT_LOADING);
     pool->slots[slot] = (sp_slot_info){
         .struct_bytes = sizeof(sp_slot_info),
@@ -498,7 +498,7 @@ static int32_t oldest_idle(const sp_pool *pool, const sp_extent *extents)
     return oldest;
 }
 
-/* Finds room for `bytes` bytes; what idle slots hold of it is still in their hands. */
+/* Finds room for `bytes` bytes; the parts that idle slots hold are not freed yet. */
 static bool find_room(sp_pool *pool, size_t bytes, size_t *out_offset_bytes)
 {
     sp_extent *trial = pool->overlays.trial;
@@ -597,8 +597,8 @@ sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *imag
 }
 
 /*
- * On the pool's own stream, behind the last step that could read the slot's former adapter. It
- * waits for that here, on the loader's thread, and the steps go on beside it.
+ * On the pool's own stream, after the last step that could read the slot's former adapter. The wait
+ * for it is here, on the loader thread, while steps continue.
  */
 static sp_status copy_image(sp_pool *pool, int32_t slot, const sp_image *image)
 {
@@ -609,7 +609,7 @@ static sp_status copy_image(sp_pool *pool, int32_t slot, const sp_image *image)
                                 sp_layout_slot_bytes(pool->layout), NULL);
     if (status == SP_OK && image->overlay != NULL)
         status = sp_overlay_memory_write(&pool->overlays, slot, image->overlay, pool->load_stream);
-    /* Also behind a failure: what is under way still reads the image, which the caller may free. */
+    /* Also after a failure: copies in flight still read the image, which the caller may free. */
     waited = sp_stream_wait(pool->load_stream, NULL);
     return status == SP_OK ? waited : status;
 }

@@ -49,7 +49,7 @@ void sp_site_tables_destroy(sp_site_tables *tables)
 
 /* ---- cells --------------------------------------------------------------------------------- */
 
-/* The larger ones first, for their alignment; `block` has place for `slots` columns of n sites. */
+/* The larger ones first, for their alignment; `block` has room for `slots` columns of n sites. */
 static sp_site_column cut(void *block, size_t slots, size_t n)
 {
     sp_site_column column = {.generation = block};

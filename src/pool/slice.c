@@ -1,6 +1,6 @@
 /*
  * slice.c: slices of sites. They are listed in the order of sites, so that a site given twice is
- * found by looking at its neighbour, and a layout is laid out in one walk over both lists.
+ * next to itself, and a layout is built in one walk over both lists.
  */
 #include "pool/slice.h"
 
@@ -27,7 +27,7 @@ static bool is_range(int32_t begin, int32_t end, int32_t n)
     return (begin == 0 && end == 0) || (begin >= 0 && begin < end && end <= n);
 }
 
-/* The site, which must come after that of the slice before. */
+/* Checks the slice's site, which must come after the previous slice's. */
 static sp_status check_site(const sp_layout_options *options, sp_module_set modules, size_t index,
                             int32_t site, int32_t before, sp_site *row, sp_error *error)
 {

@@ -14,14 +14,14 @@ typedef struct sp_site_part {
 } sp_site_part;
 
 /*
- * What sp_layout_create says of bad slices; error->position is the slice's index. `modules` are
- * those that the layout holds.
+ * Checks a layout's slices, with the statuses of sp_layout_create; error->position is the slice's
+ * index. `modules` are those that the layout holds.
  */
 sp_status sp_slices_check(const sp_layout_options *options, sp_module_set modules, sp_error *error);
 
 /*
- * The part of a site that options, which have been checked, say. Sites are asked for in ascending
- * order; *io_next begins with 0. row_map is the caller's.
+ * The part of a site according to options that have been checked. Sites must be passed in ascending
+ * order; *io_next starts at 0. row_map belongs to the caller.
  */
 sp_site_part sp_slices_part(const sp_layout_options *options, int32_t site, const sp_site *row,
                             size_t *io_next);

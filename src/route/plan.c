@@ -4,9 +4,9 @@
  * grouping is a counting sort by slot: rows keep their order inside a slot, and the cost is
  * rows + slots, whatever the mix.
  *
- * What the plan was built on stays known: the pool, the number of its last change, and the
- * generation of each slot that it routes to. While the pool's number is the same, every handle is
- * what it was; else each segment's is asked for again.
+ * The plan remembers what it was built on: the pool, its change number, and the generation of each
+ * slot that it routes to. While the pool's change number is the same, every handle is still valid;
+ * otherwise each segment's is checked again.
  */
 #include "route/plan_rows.h"
 
@@ -28,9 +28,9 @@
 struct sp_plan {
     int32_t rows_max, slots_max;
     sp_plan_view view;   /* its counts, and the arrays below */
-    const sp_pool *pool; /* compared, never read; NULL: of rows alone, or of none */
+    const sp_pool *pool; /* compared, never read; NULL: a plan of rows alone, or none */
     uint64_t pool_changes;
-    /* Cut out of `block`, in this order; the lengths are in sp_plan_create. */
+    /* Parts of `block`, in this order; the lengths are in sp_plan_create. */
     int32_t *seq_slot, *row_order;
     int32_t *tile_begin, *tile_rows, *tile_slot;
     int32_t *segment_slot, *slot_cursor, *segment_begin;
@@ -49,7 +49,8 @@ static int32_t *take(int32_t **cursor, int32_t n)
     return taken;
 }
 
-/* Cuts the block into the plan's arrays: five of rows_max, two of slots_max, one of one more. */
+/* Carves the block into the plan's arrays: five of rows_max, two of slots_max, one of slots_max +
+ * 1. */
 static void cut_block(sp_plan *plan)
 {
     int32_t *cursor = plan->block;
@@ -133,7 +134,7 @@ void sp_plan_destroy(sp_plan *plan)
 
 /* ---- grouping ------------------------------------------------------------------------------ */
 
-/* One segment for each slot that has rows; slot_cursor becomes the place of its next row. */
+/* One segment for each slot that has rows; slot_cursor becomes the index of its next row. */
 static void build_segments(sp_plan *plan)
 {
     int32_t routed = 0;
@@ -170,7 +171,7 @@ static void build_order(sp_plan *plan)
         SP_ASSERT(plan->slot_cursor[slot] < plan->view.n_routed);
         plan->row_order[plan->slot_cursor[slot]++] = row;
     }
-    /* Each slot's cursor has come to the beginning of the next segment. */
+    /* Each slot's cursor is now at the start of the next segment. */
     for (int32_t i = 0; i < plan->view.n_segments; i++)
         SP_ASSERT(plan->slot_cursor[plan->segment_slot[i]] == plan->segment_begin[i + 1]);
 }
@@ -193,10 +194,11 @@ static void build_tiles(sp_plan *plan)
     SP_ASSERT(plan->view.n_tiles >= plan->view.n_segments);
 }
 
-/* Builds of all plans, so that a plan made at the address of another one is not taken for it. */
+/* Numbers the builds of all plans, so that a plan created at the address of another one is not
+ * mistaken for it. */
 static atomic_uint_fast64_t last_build;
 
-/* After the rows are set. */
+/* Groups the rows, once they are set. */
 static void group(sp_plan *plan, const sp_pool *pool, uint64_t pool_changes, int32_t n_rows)
 {
     plan->pool = pool;
@@ -238,7 +240,7 @@ static sp_status check_slot(int32_t slot, int32_t n_slots, const char *subject, 
                    (int)n_slots);
 }
 
-/* The version that the span names may run; what is wrong with it is told of the span. */
+/* Checks that the span's version may run; an error names the span. */
 static sp_status check_version(const sp_pool *pool, sp_slot_handle handle, int32_t index,
                                sp_error *error)
 {
