@@ -1,5 +1,5 @@
 /*
- * adapter.c: opening an adapter, and what an open one answers.
+ * adapter.c: opening an adapter, and the getters of an open one.
  */
 #include "adapter/files.h"
 #include "adapter/intake_state.h"
@@ -45,7 +45,7 @@ sp_status sp_adapter_options_read(const sp_adapter_options *options,
     return SP_OK;
 }
 
-/* The folder's last name, of the resolved path; the path itself when it cannot be resolved. */
+/* The last component of the resolved path; the path itself when it cannot be resolved. */
 static char *folder_name(const char *path)
 {
     char real[PATH_MAX];

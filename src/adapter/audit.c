@@ -1,6 +1,6 @@
 /*
- * audit.c: every tensor is named and put beside its partner, or the adapter is refused. Nothing is
- * skipped in silence: what is left out is on the receipt.
+ * audit.c: every tensor is identified and paired with its partner, or the adapter is refused.
+ * Nothing is skipped silently: what is left out is on the receipt.
  */
 #include "adapter/audit.h"
 
@@ -100,7 +100,7 @@ static sp_status check_experts_off(const sp_audit *audit, const sp_module_key *k
                      "%.200s: adapters of router and experts are switched off (experts)", name);
 }
 
-/* Name, place, type: all that one tensor alone can be asked. */
+/* Checks name, place and type: all that one tensor alone determines. */
 static sp_status read_item(sp_audit *audit, const sp_tensor *tensor, sp_item *item)
 {
     sp_status status =
@@ -122,7 +122,7 @@ static bool same_adapter_name(const sp_module_key *a, const sp_module_key *b)
             memcmp(a->adapter_name, b->adapter_name, a->adapter_name_bytes) == 0);
 }
 
-/* Tables that PEFT writes without a name even where it writes one elsewhere. */
+/* False for tables, which PEFT writes without an adapter name even where other keys have one. */
 static bool can_have_name(const sp_module_key *key)
 {
     return key->role == SP_ROLE_A || key->role == SP_ROLE_B || key->role == SP_ROLE_TOKENS ||
@@ -187,7 +187,7 @@ static sp_status read_items(sp_audit *audit)
 
 /* ---- order and twins ------------------------------------------------------------------------- */
 
-/* Without the trunk, which says nothing. */
+/* Compares without the trunk, which carries no information. */
 static int compare_paths(const sp_module_key *a, const sp_module_key *b)
 {
     size_t a_trunk = sp_path_trunk_bytes(a->path, a->path_bytes);
@@ -198,7 +198,7 @@ static int compare_paths(const sp_module_key *a, const sp_module_key *b)
     return order != 0 ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-/* The order of the digest: by what the names say, whatever the numbers of the host's rows. */
+/* The digest's order: by the names, independent of the numbers of the host's rows. */
 static int compare_places(const sp_module_key *a, const sp_module_key *b)
 {
     if ((a->module == SP_MODULE_OTHER) != (b->module == SP_MODULE_OTHER))
@@ -302,7 +302,7 @@ static sp_status check_pair_shapes(const sp_audit *audit, const sp_pair *pair)
     return SP_OK;
 }
 
-/* The router as a parameter is known to PEFT by the parameter's path. */
+/* PEFT identifies the router as a parameter by the parameter's path. */
 static sp_status pair_scale(const sp_audit *audit, sp_pair *pair)
 {
     static const char suffix[] = ".weight";
@@ -347,7 +347,7 @@ static sp_status check_rank_limit(const sp_audit *audit, const sp_pair *pair)
                      pair->a->tensor->name, pair->rank, limit);
 }
 
-/* The other fused pair of the layer, which stands beside this one in the list; or NULL. */
+/* The other fused pair of the layer, which is next to this one in the list; or NULL. */
 static const sp_pair *fused_sibling(const sp_audit *audit, size_t i)
 {
     const sp_pair *pair = &audit->pairs[i];

@@ -1,6 +1,6 @@
 /*
- * describe.c: an intake from descriptions that a caller gives: they are held to what the header of
- * a file is held to, and put into the order that it has.
+ * describe.c: an intake from a caller's tensor descriptions: they must satisfy what a file's header
+ * must, and are sorted as it is.
  */
 #include "adapter/intake_state.h"
 #include "checkpoint/tensor.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A tensor and its place in the caller's list. */
+/* A tensor and its index in the caller's list. */
 typedef struct entry {
     sp_tensor tensor;
     size_t index;
@@ -78,7 +78,7 @@ static sp_status fill_tensor(const sp_tensor_desc *desc, sp_tensor *tensor, sp_e
     return SP_OK;
 }
 
-/* entries [n]: names still point into the caller's list. */
+/* entries [n]: their names still point into the caller's list. */
 static sp_status read_descs(const sp_tensor_desc *descs, size_t n, entry *entries,
                             size_t *out_name_bytes, sp_error *error)
 {
@@ -110,7 +110,8 @@ static sp_status keep_list(sp_intake *intake, const entry *entries, size_t n, si
 {
     char *name;
 
-    intake->list = sp_calloc(n + 1, sizeof *intake->list); /* never an empty block */
+    intake->list = sp_calloc(
+        n + 1, sizeof *intake->list); /* at least one, since an empty block would be NULL */
     intake->order = sp_calloc(n + 1, sizeof *intake->order);
     intake->names = name = sp_malloc(name_bytes + 1);
     if (!intake->list || !intake->order || !intake->names)
@@ -130,7 +131,8 @@ static sp_status keep_list(sp_intake *intake, const entry *entries, size_t n, si
 static sp_status take_list(sp_intake *intake, const sp_tensor_desc *descs, size_t n,
                            sp_error *error)
 {
-    entry *entries = sp_calloc(n + 1, sizeof *entries); /* never an empty block */
+    entry *entries =
+        sp_calloc(n + 1, sizeof *entries); /* at least one, since an empty block would be NULL */
     size_t name_bytes;
     sp_status status;
 

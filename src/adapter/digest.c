@@ -1,11 +1,11 @@
 /*
  * digest.c: the adapter's identity: SHA-256 over one record per applied tensor, in the order of
- * places. Names, prefixes, the order in the file, shards and labels do not enter; every stored bit
- * does.
+ * places. Names, prefixes, the order in the file, shards and labels are not covered; every stored
+ * bit is.
  *
  * A record is made of 32-bit little-endian numbers (place, role, how it is read, effective scale,
  * dtype, rows, columns) and the SHA-256 of the stored bytes, which read.c takes while it reads
- * them. A place of the table is layer, module and expert as numbers, any other one its path.
+ * them. A known place is hashed as layer, module and expert numbers, any other one as its path.
  */
 #include "adapter/audit.h"
 #include "base/half.h"
@@ -24,12 +24,12 @@ static void add_number(sp_sha256 *hash, uint32_t number)
     sp_sha256_update(hash, bytes, sizeof bytes);
 }
 
-/* What no layer's number is. The record of a place that the table does not have begins with it, so
- * that it equals none of the others, and then with the record's version. */
+/* Not a layer's number. The record of a place outside the table starts with it, so that it equals
+ * no other, followed by the record's version. */
 #define OTHER_PLACE   0x80000000u
 #define OTHER_VERSION 1u
 
-/* Its path without the trunk; the host's own numbers say nothing of the adapter. */
+/* Its path without the trunk; the host's row numbers are not part of the adapter. */
 static void add_other_place(sp_sha256 *hash, const sp_module_key *key)
 {
     size_t trunk = sp_path_trunk_bytes(key->path, key->path_bytes);

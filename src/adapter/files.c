@@ -45,7 +45,8 @@ static void add_note(sp_adapter_files *files, const char *note)
     sp_text_add(&files->note, note);
 }
 
-/* The one file goes before an index, as everywhere; but a folder with both was saved twice. */
+/* The single file takes precedence over an index, as everywhere; but a folder with both was saved
+ * twice. */
 static sp_status look_for_two_saves(sp_adapter_files *files, const char *folder, sp_error *error)
 {
     char *single = sp_path_join(folder, "adapter_model.safetensors");
@@ -86,7 +87,7 @@ static sp_status open_weights(sp_adapter_files *files, const char *path, const c
     return sp_checkpoint_open_file(path, &files->checkpoint, error);
 }
 
-/* What transformers or vLLM would read there. */
+/* Notes files that transformers or vLLM would read there. */
 static sp_status look_beside(sp_adapter_files *files, const char *folder, sp_error *error)
 {
     static const char *const names[] = {

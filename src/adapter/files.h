@@ -1,6 +1,6 @@
 /*
- * files.h: the two files of an adapter's folder, found and held against the rules, with the headers
- * of the weights read and none of their data.
+ * files.h: the two files of an adapter's folder, located and checked; reads the weights' headers
+ * and none of their data. Any thread, on distinct objects.
  */
 #ifndef SP_ADAPTER_FILES_H
 #define SP_ADAPTER_FILES_H
@@ -12,10 +12,10 @@
 
 typedef struct sp_adapter_files {
     char *config_path;
-    const char *config_shown; /* what texts call it; points into config_path */
+    const char *config_shown; /* its name in texts; points into config_path */
     char *config;             /* [config_bytes] and a NUL */
     size_t config_bytes;
-    sp_text note; /* for the receipt, a line for each; empty: none */
+    sp_text note; /* for the receipt, one per line; empty: none */
     sp_checkpoint *checkpoint;
 } sp_adapter_files;
 
@@ -26,15 +26,15 @@ typedef struct sp_adapter_files {
  * success (sp_adapter_files_close).
  */
 sp_status sp_adapter_files_open(const char *path, sp_adapter_files *out_files, sp_error *error);
-void sp_adapter_files_close(sp_adapter_files *files); /* twice is harmless */
+void sp_adapter_files_close(sp_adapter_files *files); /* may be called twice */
 
 /*
- * One of the checkpoint's files, for reading data: it must be what its header was read from, else
- * `truncated`, or `weights-missing`.
+ * Opens one of the checkpoint's files for reading data: it must be the file that its header was
+ * read from, else `truncated` or `weights-missing`.
  */
 sp_status sp_adapter_file_open(const sp_checkpoint *checkpoint, int32_t index, sp_file *out_file,
                                sp_error *error);
-/* n bytes of a tensor in it, from byte `at` on; `truncated` where the file shrank. */
+/* Reads n bytes of a tensor in it, from byte `at` on; `truncated` where the file shrank. */
 sp_status sp_adapter_file_read(const sp_checkpoint *checkpoint, const sp_file *file,
                                const sp_tensor *tensor, uint64_t at, void *memory, size_t n,
                                sp_error *error);

@@ -1,7 +1,7 @@
 /*
- * from_tensors.c: an adapter from views of memory. A view is brought into the dense order of a
- * file, a piece at a time, and goes the way of a file's bytes from there. A view on a GPU is copied
- * to the host first, as much of the memory as it spans.
+ * from_tensors.c: an adapter from views of memory. A view is gathered into the dense order of a
+ * file, a piece at a time, and is then treated like a file's bytes. A view on a GPU is first copied
+ * to the host, as much memory as it spans.
  */
 #include "adapter/intake_state.h"
 
@@ -13,7 +13,7 @@
 
 #define PIECE_BYTES ((size_t)256 << 10)
 
-/* A view with every default filled in. */
+/* A view with all defaults filled in. */
 typedef struct source {
     sp_tensor_view view;
     const char *first; /* element (0, 0, …) */
@@ -44,7 +44,7 @@ static sp_status bad_stride(const sp_tensor_view *view, int32_t dim, int64_t str
                    (long long)stride, (int)dim, what);
 }
 
-/* Of a device that is called "cuda:N". */
+/* The number of a device named "cuda:N". */
 static int32_t gpu_number(const sp_device *device)
 {
     const char *colon = strchr(sp_device_name(device), ':');
@@ -82,7 +82,7 @@ static sp_status check_device(const sp_tensor_view *view, const sp_device *devic
     }
 }
 
-/* Dense strides where there are none; the span of those that there are. */
+/* Fills in dense strides if none are given, and computes the span. */
 static sp_status resolve_strides(source *from, sp_error *error)
 {
     const sp_tensor_view *view = &from->view;
@@ -98,7 +98,7 @@ static sp_status resolve_strides(source *from, sp_error *error)
         if (view->shape[i] > 1 && (__builtin_mul_overflow(view->shape[i] - 1, stride, &reach) ||
                                    __builtin_add_overflow(last, reach, &last)))
             return bad_stride(view, i, stride, "it leads out of the address space", error);
-        /* A dense shape was measured by the audit: where it overflows, that says so. */
+        /* The audit measures a dense shape and reports its overflow. */
         if (view->shape[i] > 0 && __builtin_mul_overflow(dense, view->shape[i], &dense))
             dense = 1;
     }
@@ -118,7 +118,7 @@ static bool has_elements(const sp_tensor_view *view)
     return true;
 }
 
-/* All but what sp_intake_describe finds in name, type and shape. */
+/* Checks what sp_intake_describe does not: it checks name, type and shape. */
 static sp_status check_view(source *from, const sp_device *device, sp_error *error)
 {
     const sp_tensor_view *view = &from->view;
@@ -142,7 +142,7 @@ static sp_status check_view(source *from, const sp_device *device, sp_error *err
 
 /* ---- copying --------------------------------------------------------------------------------- */
 
-/* Elements of 2 or 4 bytes at any address, `stride` bytes apart, into a row. */
+/* Copies elements of 2 or 4 bytes at any address, `stride` bytes apart, to a contiguous row. */
 static void gather(char *to, const char *from, int64_t stride, int64_t n, size_t element_bytes)
 {
     if (stride == (int64_t)element_bytes) {
@@ -177,7 +177,7 @@ static void copy_elements(const source *from, const char *first, int64_t at, int
     }
 }
 
-/* The whole of a matrix whose memory can be read here. */
+/* Takes a whole matrix whose memory is readable from the host. */
 static sp_status take_matrix(sp_intake *intake, size_t wanted, const source *from,
                              const char *first, sp_error *error)
 {
@@ -254,7 +254,7 @@ static sp_status read_views(const sp_tensor_view *views, size_t n, const sp_devi
     return SP_OK;
 }
 
-/* What is on a GPU is fetched by the calling thread. */
+/* Whether a view is on a GPU, whose memory only the calling thread copies. */
 static bool any_on_device(const source *sources, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -305,7 +305,8 @@ sp_status sp_adapter_from_tensors(const char *config, size_t config_bytes,
     status = sp_adapter_options_read(options, &own, error);
     if (status != SP_OK)
         return status;
-    sources = sp_calloc(n_views + 1, sizeof *sources); /* never an empty block */
+    sources = sp_calloc(n_views + 1,
+                        sizeof *sources); /* at least one, since an empty block would be NULL */
     descs = sp_calloc(n_views + 1, sizeof *descs);
     if (sources && descs)
         status = read_views(views, n_views, own.views_on, sources, descs, error);

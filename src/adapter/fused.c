@@ -4,8 +4,8 @@
  * One pair holds all experts: A [E·r, in] has row e·r + j, B [out, E·r] has column j·E + e (some
  * trainers wrote e·r + j, and mark it). With both parameters adapted, gate_up is the inner pair
  * (experts.base_layer) and down the outer one; alone, either is the outer one, and only the config
- * or the shapes tell which. PEFT 0.18 took input and output of a 3-D parameter the other way
- * round: its A reads the output, and the delta is the transpose.
+ * or the shapes tell which. PEFT 0.18 swapped input and output of a 3-D parameter: its A reads the
+ * output, and the delta is the transpose.
  */
 #include "adapter/audit.h"
 
@@ -36,7 +36,7 @@ static bool known_dims(const sp_audit *audit, int32_t layer, expert_dims *out_di
     return true;
 }
 
-/* Input and output width of the parameter as this reading has them. */
+/* Input and output width of the parameter in this reading. */
 static void widths(const expert_dims *dims, reading how, int64_t *out_in, int64_t *out_out)
 {
     int64_t in = how.is_down ? dims->intermediate : dims->hidden;
@@ -149,7 +149,7 @@ static sp_status check_ranks(const sp_audit *audit, const sp_pair *pair)
     return SP_OK;
 }
 
-/* A geometry by hand may lack an expert that the tensor has. */
+/* A host's geometry may lack an expert that the tensor has. */
 static sp_status check_experts(const sp_audit *audit, const sp_pair *pair)
 {
     const sp_geometry *geometry = audit->options->geometry;
@@ -268,7 +268,7 @@ static sp_factor slice(sp_factor factor, int32_t first, int32_t rows)
     return factor;
 }
 
-/* What a site is by its place in the geometry. */
+/* Sets a site's fields from its row in the geometry. */
 static void set_place(const sp_geometry *geometry, sp_module module, sp_adapter_site *site)
 {
     const sp_site_row *row;

@@ -21,7 +21,7 @@
 struct sp_geometry {
     atomic_int references;
     int32_t layers, experts;
-    bool has_shape, has_other; /* other: a site that the table does not know as it is */
+    bool has_shape, has_other; /* other: a site that is not exactly one of the table's */
     sp_model_shape shape;
     sp_layer_kind *kinds; /* [layers], or NULL */
 
@@ -36,10 +36,11 @@ struct sp_geometry {
     sp_module_row modules[SP_MODULES_MAX];
     char *owned_names[SP_MODULES_MAX]; /* NULL where the name is static */
     int32_t n_modules;
-    sp_module_set present, known; /* modules with a site; those of the table, by its numbers */
-    int32_t embedding, head;      /* rows, or NO_ROW */
-    bool tied;                    /* the head's table is the embedding's */
-    sp_text notes;                /* [n_notes] texts, each with its NUL */
+    sp_module_set present,
+        known;               /* modules with a site; known: those of the table, by its numbers */
+    int32_t embedding, head; /* rows, or NO_ROW */
+    bool tied;               /* the head's table is the embedding's */
+    sp_text notes;           /* [n_notes] texts, each with its NUL */
     size_t n_notes;
 };
 
@@ -167,7 +168,7 @@ int32_t sp_path_number(const char *text, size_t n)
     return number <= INT32_MAX ? (int32_t)number : -1;
 }
 
-/* Takes "NUMBER." off the beginning; false if that is not there. */
+/* Consumes "NUMBER." from the start of the text; false if it is not there. */
 static bool take_number(const char **text, size_t *n, int32_t number)
 {
     const char *dot = memchr(*text, '.', *n);
@@ -179,7 +180,7 @@ static bool take_number(const char **text, size_t *n, int32_t number)
     return true;
 }
 
-/* The module of the table that this core is a place of. */
+/* The table's module that this core names a place of. */
 static sp_module known_of(const char *core, size_t n, int32_t layer, int32_t expert)
 {
     static const char layers[] = "layers.", experts[] = "mlp.experts.";
@@ -387,7 +388,7 @@ int32_t sp_geometry_module_index(const sp_geometry *geometry, const char *name, 
     return -1;
 }
 
-/* The number of this module's name, which is given one if it is new. */
+/* The number of this module's name; a new name gets a number. */
 static sp_status number_of(sp_geometry *geometry, const sp_site *site, size_t index,
                            int32_t *out_module, sp_error *error)
 {
@@ -564,7 +565,8 @@ static sp_status check_tied(const sp_geometry *geometry, sp_error *error)
                    geometry->head, sp_geometry_path(geometry, head), head->n_out, head->k_in);
 }
 
-/* Rows that are all of the table get its numbers, so that their sets are those of a config.json. */
+/* If all rows are the table's, modules get its numbers, so that their sets equal those of a
+ * config.json. */
 static sp_status number_as_known(sp_geometry *geometry, sp_error *error)
 {
     if (geometry->has_other)

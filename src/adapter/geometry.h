@@ -1,10 +1,11 @@
 /*
- * geometry.h: what the files of this room share about a base model: its rows of sites, and how a
- * path finds its row.
+ * geometry.h: the internal view of a base model's geometry: its rows of sites, and the lookup of a
+ * path. Immutable after sp_geometry_finish, and then readable from any thread. Only arguments that
+ * say so may be NULL.
  *
- * A path is compared without the trunk that different loaders put before the layers, the embedding
- * and the head ("model.", "model.language_model.", ..): what is left is the path's core, and every
- * core occurs once in a geometry.
+ * A path is compared without the trunk that loaders put before the layers, the embedding and the
+ * head ("model.", "model.language_model.", ..): the rest is the path's core, which is unique in a
+ * geometry.
  */
 #ifndef SP_ADAPTER_GEOMETRY_H
 #define SP_ADAPTER_GEOMETRY_H
@@ -30,19 +31,23 @@ typedef struct sp_site_row {
     uint16_t core_bytes;
     int32_t module; /* index of its name */
     int32_t layer, expert, k_in, n_out, group;
-    sp_module known; /* what the core says, by the table; SP_MODULE_OTHER: nothing */
+    sp_module known; /* the table's module for the core; SP_MODULE_OTHER: none */
 } sp_site_row;
 
 /* NULL for an index out of range. */
 const sp_site_row *sp_geometry_row(const sp_geometry *geometry, int32_t site);
+/* The path of a row, NUL-terminated; lives as long as the geometry. */
 const char *sp_geometry_path(const sp_geometry *geometry, const sp_site_row *row);
+/* `module` must be in range; the row lives as long as the geometry. */
 const sp_module_row *sp_geometry_module_row(const sp_geometry *geometry, int32_t module);
+/* The kind of a row's module. */
 sp_site_kind sp_geometry_kind(const sp_geometry *geometry, const sp_site_row *row);
 
-/* Every site is one of the table's, of the table's kind: names are read by the table's grammar. */
+/* Whether every site is one of the table's, with the table's kind: then names follow the table's
+ * grammar. */
 bool sp_geometry_is_known(const sp_geometry *geometry);
 
-/* The site of one of the table's modules, or -1. expert: -1 means any, found by expert 0. */
+/* The site of one of the table's modules, or -1. expert -1: any expert, represented by expert 0. */
 int32_t sp_geometry_known_site(const sp_geometry *geometry, int32_t layer, sp_module module,
                                int32_t expert);
 
@@ -63,6 +68,7 @@ bool sp_geometry_has_layer(const sp_geometry *geometry, int32_t layer);
 
 /* As sp_geometry_find and sp_geometry_find_module, for texts of n bytes. */
 int32_t sp_geometry_find_core(const sp_geometry *geometry, const char *core, size_t n);
+/* The site of module index `module` in a layer (expert -1: not an expert), or -1. */
 int32_t sp_geometry_find_place(const sp_geometry *geometry, int32_t layer, int32_t module,
                                int32_t expert);
 
@@ -78,19 +84,19 @@ int32_t sp_path_number(const char *text, size_t n);
 sp_status sp_geometry_start(bool known, sp_geometry **out_geometry, sp_error *error);
 
 /*
- * Adds one row. `site` has today's size, its path and module are copied, module is not NULL. Named
- * errors for what cannot be; `index` is the caller's number of the site in them.
+ * Adds one row. `site` has the current size, its path and module are copied, module is not NULL.
+ * Invalid rows give named errors, in which `index` is the caller's number of the site.
  */
 sp_status sp_geometry_add(sp_geometry *geometry, const sp_site *site, size_t index,
                           sp_error *error);
 
-/* What is known once all rows are there; layers at least `layers`. Groups are checked. */
+/* Completes the geometry, with at least `layers` layers, and checks the groups. */
 sp_status sp_geometry_finish(sp_geometry *geometry, int32_t layers, sp_error *error);
 
 /* Takes a copy; see sp_geometry_note. SP_ERR_MEMORY. */
 sp_status sp_geometry_add_note(sp_geometry *geometry, const char *note, sp_error *error);
 
 void sp_geometry_set_shape(sp_geometry *geometry, const sp_model_shape *shape,
-                           sp_layer_kind *kinds); /* takes kinds, [shape->layers] */
+                           sp_layer_kind *kinds); /* takes ownership of kinds, [shape->layers] */
 
 #endif

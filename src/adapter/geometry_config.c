@@ -48,7 +48,7 @@ static void set_gdn(const sp_model_shape *s, dims *sites)
     sites[SP_MODULE_GDN_OUT] = (dims){value, s->hidden};
 }
 
-/* gate, up, down of one width, as three modules in a row from `first`. */
+/* gate, up and down of one width, as three consecutive modules from `first`. */
 static void set_ffn(dims *sites, sp_module first, int32_t hidden, int32_t width)
 {
     sites[first] = sites[first + 1] = (dims){hidden, width};
@@ -148,7 +148,7 @@ static sp_layer_kind *kinds_of(const sp_layer_plan *layers, int32_t n)
     return kinds;
 }
 
-/* Experts by the layer: a number that no model has would take the memory of millions of rows. */
+/* Bounds experts times layers: an absurd number would allocate millions of rows. */
 static sp_status check_size(const sp_model_shape *shape, sp_error *error)
 {
     int64_t sites = (int64_t)shape->layers * (3 * (int64_t)shape->experts + SP_MODULE_COUNT);

@@ -1,6 +1,6 @@
 /*
  * geometry_rows.c: a geometry from the host's own rows. A row is checked by itself here, and
- * against the others where it is added.
+ * against the others when it is added.
  */
 #include "adapter/geometry.h"
 #include "base/error.h"
@@ -92,8 +92,8 @@ static bool skip_number(const char **text, int32_t number)
 }
 
 /*
- * What the path says of the module: the words after the layer's number without the expert's, or
- * the last word outside the layers.
+ * The module's name according to the path: the words after the layer's number without the expert's,
+ * or the last word outside the layers.
  */
 static sp_status module_of(const sp_site *site, size_t index, char *out_module, sp_error *error)
 {

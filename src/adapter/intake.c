@@ -1,7 +1,7 @@
 /*
- * intake.c: from headers and data to an adapter. All that needs no data is checked first; memory
- * for everything that is kept is one block, and what lands in it is checked and hashed piece by
- * piece.
+ * intake.c: from headers and data to an adapter. All that needs no data is checked first;
+ * everything that is kept is in one block, and data is checked and hashed piece by piece as it is
+ * stored there.
  */
 #include "adapter/intake_state.h"
 #include "adapter/values.h"
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PIECE_BYTES  ((size_t)256 << 10) /* checked and hashed while it is in the cache */
+#define PIECE_BYTES  ((size_t)256 << 10) /* checked and hashed while in the cache */
 #define WINDOW_BYTES ((size_t)1 << 20)   /* of a copy of the base */
 #define ALIGN_BYTES  64
 
@@ -111,7 +111,7 @@ void sp_intake_destroy(sp_intake *intake)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* A copy of the base is compared piece by piece and not kept; without a base not even that. */
+/* A copy of the base is compared piece by piece and not kept; without a base it is not read. */
 static bool is_wanted(const sp_audit *audit, const sp_item *item)
 {
     return !sp_item_is_copy(item) || audit->options->geometry;
@@ -127,11 +127,11 @@ static bool add_padded(size_t *sum, uint64_t bytes)
     return !__builtin_add_overflow(*sum, padded, sum);
 }
 
-/* Bytes of what is kept and of the windows; false where they are too many for any memory. */
+/* Bytes of kept data and of the windows; false on overflow. */
 static bool measure(const sp_intake *intake, size_t *out_kept, size_t *out_windows)
 {
     const sp_audit *audit = &intake->audit;
-    size_t kept = ALIGN_BYTES; /* never an empty block */
+    size_t kept = ALIGN_BYTES; /* at least one, since an empty block would be NULL */
 
     *out_windows = 0;
     for (size_t i = 0; i < audit->n_items; i++) {
@@ -393,12 +393,13 @@ typedef struct run_job {
     void *user;
     atomic_int failed_task; /* the first one, whatever the threads; INT32_MAX: none */
 
-    pthread_mutex_t mutex; /* of what follows, and of changes to failed_task */
+    pthread_mutex_t mutex; /* guards the fields below, and changes to failed_task */
     sp_status status;
     sp_error error;
 } run_job;
 
-/* sp_task_fn. Tasks after a failed one are left; those before it may fail earlier still. */
+/* sp_task_fn. Tasks after a failed one are skipped; those before it still run, as a lower one may
+ * fail. */
 static void run_task(void *user, int32_t task, int32_t thread)
 {
     run_job *job = user;
@@ -442,7 +443,7 @@ static size_t matrix_bytes(int64_t elements, sp_dtype pool)
     return (bytes + EXPERT_ALIGN_BYTES - 1) / EXPERT_ALIGN_BYTES * EXPERT_ALIGN_BYTES;
 }
 
-/* What packing the router and expert sites takes, from the audited sites. */
+/* The bytes of packed router and expert sites, from the audited sites. */
 static size_t expert_bytes(const sp_adapter *adapter, sp_dtype pool)
 {
     size_t bytes = 0;

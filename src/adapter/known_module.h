@@ -1,7 +1,7 @@
 /*
  * known_module.h: the names of the model families that config.json is read for, as one table. A
  * geometry made from a config.json takes its sites from these rows; for any other model the host
- * gives rows of its own. The numbers stand in digests and are stable.
+ * gives rows of its own. The numbers enter digests and are stable.
  */
 #ifndef SP_ADAPTER_KNOWN_MODULE_H
 #define SP_ADAPTER_KNOWN_MODULE_H
@@ -10,8 +10,8 @@
 
 /* Sites of one layer with the same group share their input; -1: alone. */
 #define SP_GROUP_ALONE (-1)
-#define SP_GROUP_MIXER 0 /* what the layer's attention, of either kind, reads */
-#define SP_GROUP_FFN   1 /* what its FFN reads, dense or not */
+#define SP_GROUP_MIXER 0 /* the input of the layer's attention, of either kind */
+#define SP_GROUP_FFN   1 /* the input of its FFN, dense or MoE */
 
 /*
  * Number, the path after "layers.N." (without the expert's number) or after the trunk, kind, group.

@@ -26,7 +26,7 @@ const char *sp_geometry_module_name(const sp_geometry *geometry, int32_t module)
     return row ? row->name : NULL;
 }
 
-/* True when `name` is `path` or ends it at a dot. */
+/* True when `name` is `path` or a suffix of it after a dot. */
 static bool names_path(const char *path, const char *name, size_t n)
 {
     size_t path_bytes = strlen(path);
@@ -36,7 +36,7 @@ static bool names_path(const char *path, const char *name, size_t n)
     return n == path_bytes || path[path_bytes - n - 1] == '.';
 }
 
-/* A name without a dot ("gate_proj") means no expert: those live apart and are named by path. */
+/* A name without a dot ("gate_proj") does not match experts, which are named by path. */
 static sp_module_set modules_named(const sp_geometry *geometry, const char *name, size_t n)
 {
     bool all_linear = n == strlen("all-linear") && memcmp(name, "all-linear", n) == 0;

@@ -38,7 +38,7 @@ static bool take_suffix(span *s, const char *suffix)
     return true;
 }
 
-/* The part of a path up to the next dot, which is taken off with it. */
+/* Consumes the part of a path up to the next dot, with the dot. */
 static span take_part(span *s)
 {
     const char *dot = memchr(s->begin, '.', s->n);
@@ -50,7 +50,7 @@ static span take_part(span *s)
     return part;
 }
 
-/* The last part of a path, which is taken off with the dot before it. */
+/* Consumes the last part of a path, with the dot before it. */
 static span take_last_part(span *s)
 {
     size_t n = s->n;
@@ -68,8 +68,8 @@ static span take_last_part(span *s)
 typedef enum ending_kind { ENDING_LORA, ENDING_EMBEDDING, ENDING_TABLE, ENDING_OTHER } ending_kind;
 
 /*
- * Each ending as PEFT writes it. `marker` is followed by an optional adapter name and then by
- * `tail`; the longest fitting one comes first.
+ * Key suffixes as PEFT writes them: `marker`, an optional adapter name, `tail`; the longest match
+ * first.
  */
 static const struct {
     const char *marker, *tail;
@@ -87,7 +87,7 @@ static const struct {
     {".lora_B", ".bias", SP_ROLE_BIAS, ENDING_OTHER},
 };
 
-/* The same for endings that no adapter name can stand in. */
+/* The same for suffixes that cannot contain an adapter name. */
 static const struct {
     const char *text;
     sp_key_role role;
@@ -100,7 +100,7 @@ static const struct {
     {".weight", SP_ROLE_TABLE, ENDING_TABLE},
 };
 
-/* Takes "<marker>[.NAME]<tail>" off the end. */
+/* Consumes "<marker>[.NAME]<tail>" from the end. */
 static bool take_ending(span *path, const char *marker, const char *tail, span *out_adapter)
 {
     span rest = *path;
@@ -121,7 +121,7 @@ static bool take_ending(span *path, const char *marker, const char *tail, span *
     return true;
 }
 
-/* A table's name in whatever place: where that is not known, the place is what to complain of. */
+/* Whether the path ends in a table's name, in any place: an unknown place is reported as such. */
 static bool names_table(const sp_geometry *geometry, span path)
 {
     span last = take_last_part(&path);
@@ -131,7 +131,7 @@ static bool names_table(const sp_geometry *geometry, span path)
            span_is(last, sp_geometry_table_name(geometry, SP_SITE_HEAD));
 }
 
-/* PEFT copies the base's parameters beside the pairs of embedding and head, and of nothing else. */
+/* PEFT stores copies of base parameters only beside pairs of embedding and head. */
 static bool can_end_so(const sp_geometry *geometry, span path, size_t plain)
 {
     return plain_endings[plain].role != SP_ROLE_BIAS_COPY ||
@@ -167,7 +167,7 @@ static bool read_ending(const sp_geometry *geometry, span *path, sp_module_key *
 static const char *const trunks[] = {"model.language_model.", "language_model.model.", "model.",
                                      ""};
 
-/* What compiling, distributing and a second PEFT model put in front of names. */
+/* The prefixes that torch.compile, distributed wrappers and a second PEFT model add to names. */
 bool sp_path_is_wrapped(const char *path, size_t n)
 {
     static const char *const wrappers[] = {"_orig_mod.", "module.", "_fsdp_wrapped_module.",
@@ -211,7 +211,7 @@ static sp_status refuse_module(const char *name, span module, sp_error *error)
                      name, (int)(module.n < 100 ? module.n : 100), module.begin);
 }
 
-/* What follows "mlp.experts": nothing, ".base_layer", or ".N.gate_proj" and the like. */
+/* Reads what follows "mlp.experts": nothing, ".base_layer", or ".N.gate_proj" and the like. */
 static sp_status read_expert(const char *name, span rest, sp_module_key *key, sp_error *error)
 {
     span whole = rest, part;
@@ -239,7 +239,7 @@ static sp_status read_expert(const char *name, span rest, sp_module_key *key, sp
     return SP_OK;
 }
 
-/* What follows "layers.". */
+/* Reads what follows "layers.". */
 static sp_status read_layer(const char *name, span rest, sp_module_key *key, sp_error *error)
 {
     span index = take_part(&rest);
@@ -288,7 +288,7 @@ static sp_status read_place(const char *name, span path, sp_module_key *key, sp_
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
-/* Lower-case "lora" anywhere, or PEFT's own prefix: it wants to be an adapter's tensor. */
+/* Lower-case "lora" anywhere, or PEFT's own prefix: it is meant as an adapter's tensor. */
 static bool looks_like_peft(const char *name)
 {
     return strncmp(name, "base_model.model.", strlen("base_model.model.")) == 0 ||
@@ -320,7 +320,7 @@ static bool has_no_place(const sp_module_key *key)
     return key->role == SP_ROLE_BIAS || key->role == SP_ROLE_MAGNITUDE;
 }
 
-/* The ending; the rest of the name is the path. */
+/* Reads the suffix; the rest of the name is the path. */
 static sp_status read_role(const sp_geometry *geometry, const char *name, sp_module_key *out_key,
                            ending_kind *out_kind, sp_error *error)
 {
@@ -335,7 +335,7 @@ static sp_status read_role(const sp_geometry *geometry, const char *name, sp_mod
     return SP_OK;
 }
 
-/* Whether this ending can be had by this place, which was found, or not (`status`). */
+/* Checks that this suffix is valid for the place, which was found or not (`status`). */
 static sp_status check_ending(const sp_geometry *geometry, const char *name,
                               const sp_module_key *key, ending_kind kind, sp_status status,
                               sp_error *error)
@@ -351,7 +351,7 @@ static sp_status check_ending(const sp_geometry *geometry, const char *name,
     return status;
 }
 
-/* By the grammar of the table; the kind is the table's. */
+/* Reads a place by the table's grammar; the kind is the table's. */
 static sp_status read_known_place(const char *name, sp_module_key *key, sp_error *error)
 {
     sp_status status = read_place(name, (span){key->path, key->path_bytes}, key, error);
@@ -376,7 +376,7 @@ sp_status sp_module_key_parse(const char *name, sp_module_key *out_key, sp_error
     return status;
 }
 
-/* True for the fused experts of the table, which stand for many sites. */
+/* True for the fused experts of the table, which represent many sites. */
 static bool reads_fused(const sp_geometry *geometry, const char *name, sp_module_key *key)
 {
     sp_module_key known = *key;
@@ -388,7 +388,7 @@ static bool reads_fused(const sp_geometry *geometry, const char *name, sp_module
     return true;
 }
 
-/* In a model whose names are not all of the table. */
+/* Reads a place in a model with names outside the table. */
 static sp_status read_in_rows(const sp_geometry *geometry, const char *name, sp_module_key *out_key,
                               sp_error *error)
 {

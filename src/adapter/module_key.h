@@ -1,7 +1,8 @@
 /*
- * module_key.h: the name of a tensor → what it is: a role and a place. Where the model's names are
- * those of the table of known modules, or no model is given, the place is read by their grammar and
- * held against the model afterwards; in a model of other names it is looked up.
+ * module_key.h: a tensor's name → its role and place. Where all names of the model are in the table
+ * of known modules, or no model is given, the place is parsed by their grammar and then checked
+ * against the model; in a model with other names it is looked up. Pure; any thread. geometry may be
+ * NULL where said, name and out_key may not; error may be.
  */
 #ifndef SP_ADAPTER_MODULE_KEY_H
 #define SP_ADAPTER_MODULE_KEY_H
@@ -19,7 +20,7 @@ typedef enum sp_key_role {
     SP_ROLE_BIAS_COPY  /* lm_head.base_layer.bias beside a pair */
 } sp_key_role;
 
-/* Fused experts: two pairs hang on one module, told apart by nesting, not by name. */
+/* Fused experts: two pairs belong to one module, distinguished by nesting, not by name. */
 typedef enum sp_key_fused {
     SP_FUSED_NONE,
     SP_FUSED_OUTER, /* mlp.experts.lora_A */
@@ -29,9 +30,9 @@ typedef enum sp_key_fused {
 typedef struct sp_module_key {
     sp_key_role role;
     int32_t layer;    /* -1 outside the layers */
-    sp_module module; /* of the table; SP_MODULE_OTHER: only the path says which */
+    sp_module module; /* of the table; SP_MODULE_OTHER: identified only by its path */
     sp_site_kind kind;
-    int32_t expert; /* -1 where the module is no single expert */
+    int32_t expert; /* -1 where the module is not a single expert */
     int32_t site;   /* in the geometry; -1 without one, and for a fused key */
     sp_key_fused fused;
     const char *path; /* the module's path as PEFT saw it, inside `name`: "model.layers.0.…" */
@@ -41,7 +42,7 @@ typedef struct sp_module_key {
 } sp_module_key;
 
 /*
- * Name to role and place, and the place held against the geometry, unless that is NULL. The codes
+ * Name to role and place; the place is checked against the geometry, unless that is NULL. The codes
  * of the two below.
  */
 sp_status sp_module_key_read(const sp_geometry *geometry, const char *name, sp_module_key *out_key,
@@ -57,7 +58,7 @@ sp_status sp_module_key_read(const sp_geometry *geometry, const char *name, sp_m
 sp_status sp_module_key_parse(const char *name, sp_module_key *out_key, sp_error *error);
 
 /*
- * Whether the model has this place: `layer-out-of-range`, `expert-out-of-range`,
+ * Checks that the model has this place: `layer-out-of-range`, `expert-out-of-range`,
  * `expert-on-dense-model`, `wrong-layer-kind` (lists the layers that have it),
  * `unsupported-module`. Sets key->site.
  */
@@ -72,8 +73,10 @@ sp_status sp_module_key_check(const sp_geometry *geometry, sp_module_key *key, c
 sp_status sp_module_key_find(const sp_geometry *geometry, sp_module_key *key, const char *name,
                              sp_error *error);
 
-/* A wrapper's name before the path, as compiling or distributing a model puts it. */
+/* Whether the path starts with a wrapper's name, as torch.compile or distributed wrappers add
+ * it. */
 bool sp_path_is_wrapped(const char *path, size_t n);
+/* Refuses a name with `unknown-prefix`, and returns that status. */
 sp_status sp_refuse_prefix(const char *name, const char *path, size_t n, sp_error *error);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * module_place.c: the place that a tensor's name gives, held against a model: by the table's
- * numbers, or by its path in a model of other names. Where it is not there the reason is looked
- * for: another trunk, another layer, another expert.
+ * module_place.c: checks the place in a tensor's name against a model: by the table's numbers, or
+ * by path in a model with other names. For a missing place it determines the reason: another trunk,
+ * layer or expert.
  */
 #include "adapter/module_key.h"
 #include "adapter/reason.h"
@@ -110,7 +110,7 @@ typedef struct cut {
     int32_t layer, expert, module;
 } cut;
 
-/* The module that is named by [begin, end), with or without an expert's number in it; or -1. */
+/* The module named by [begin, end), with or without an expert's number; or -1. */
 static int32_t module_after(const sp_geometry *geometry, const char *begin, const char *end,
                             int32_t *out_expert)
 {
@@ -141,8 +141,8 @@ static int32_t module_after(const sp_geometry *geometry, const char *begin, cons
 }
 
 /*
- * Finds the word before which the trunk ends: a number, or what was meant to be one (layer -1),
- * with a module of the geometry after it.
+ * Finds the word before which the trunk ends: a number, or what was meant as one (layer -1), with a
+ * module of the geometry after it.
  */
 static bool cut_path(const sp_geometry *geometry, const char *path, size_t n, cut *out_cut)
 {
@@ -166,8 +166,8 @@ static bool cut_path(const sp_geometry *geometry, const char *path, size_t n, cu
 }
 
 /*
- * True when the module's first site has what the core has before its layer's number. The first
- * speaks for all: a file may have a million names under another trunk.
+ * True when the module's first site has what the core has before its layer's number. Only the first
+ * is checked: a file may have a million names under another trunk.
  */
 static bool has_trunk(const sp_geometry *geometry, const char *core, const cut *c)
 {
@@ -197,7 +197,8 @@ static sp_status refuse_cut(const sp_geometry *geometry, const sp_module_key *ke
     return refuse_layer_kind(geometry, c->layer, c->module, name, error);
 }
 
-/* True when the last word is a module outside the layers: it is under another trunk here. */
+/* True when the last word is a module outside the layers, which the geometry has under another
+ * trunk. */
 static bool ends_in_outside(const sp_geometry *geometry, const char *path, size_t n)
 {
     size_t begin = n;

@@ -13,7 +13,7 @@ static bool begins_with(const char *text, size_t n, const char *beginning)
     return n >= length && memcmp(text, beginning, length) == 0;
 }
 
-/* The bytes of the trunk in front of the layers, the embedding or the head; 0 if there is none. */
+/* Bytes of the trunk before the layers, the embedding or the head; 0 if there is none. */
 static size_t trunk_bytes(const char *path, size_t n)
 {
     static const char model[] = "model.", language_model[] = "language_model.";
@@ -71,7 +71,7 @@ void sp_name_rule_clear(sp_name_rule *rule)
     *rule = (sp_name_rule){0};
 }
 
-/* The place of exactly this text of n bytes; n_sorted if it is not there. */
+/* Index of exactly this text of n bytes; n_sorted if it is not listed. */
 static size_t find_text(const sp_name_rule *rule, const char *text, size_t n)
 {
     size_t low = 0, high = rule->n_sorted;
@@ -86,12 +86,13 @@ static size_t find_text(const sp_name_rule *rule, const char *text, size_t n)
         if (order < 0)
             low = middle + 1;
         else
-            high = middle; /* `text` is the beginning of a longer name, or before it */
+            high = middle; /* `text` is a prefix of a longer name, or sorts before it */
     }
     return rule->n_sorted;
 }
 
-/* The first name from *at on that the path ends in, at a dot; *at moves past that end. */
+/* Index of the first name, from *at on, that is a suffix of the path after a dot; *at moves past
+ * it. */
 static size_t next_name(const sp_name_rule *rule, const char *path, size_t n, size_t *at)
 {
     while (*at < n) {

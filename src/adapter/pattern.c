@@ -13,8 +13,8 @@
 #define REPEAT_MAX     1000
 /*
  * Steps of one match. Ordinary patterns take some tens, one that begins with ".*" two or three
- * hundred on the path of an expert; what needs more is tried again with STEPS_FACTOR times as many.
- * A match pays for what its tries were allowed, at most about four times what it took.
+ * hundred on the path of an expert; one that needs more is tried again with STEPS_FACTOR times as
+ * many. A match is charged what its tries were allowed, at most about four times what it took.
  */
 #define MATCH_STEPS_FIRST 320
 #define STEPS_FACTOR      2
@@ -23,24 +23,25 @@
 
 struct sp_pattern {
     sp_pattern_form form;
-    char *text;                 /* a copy, for errors and for the plain form */
+    char *text;                 /* a copy, for errors and plain matching */
     bool plain;                 /* characters and "." only: compared directly */
     const char *field;          /* static storage */
     int64_t *steps_left;        /* borrowed; NULL: no limit besides that of one match */
-    pcre2_general_context *own; /* the rest: NULL for a plain one */
+    pcre2_general_context *own; /* this and the rest: NULL for a plain one */
     pcre2_match_context *limits;
     pcre2_code *code;
     pcre2_match_data *result;
 };
 
-/* ---- what may stand in a pattern ------------------------------------------------------------- */
+/* ---- the syntax of patterns
+ * ------------------------------------------------------------------- */
 
-/* Where the check stands. */
+/* The state of the syntax check. */
 typedef struct scan {
     const char *text;
     size_t at;
     int depth;
-    bool repeatable; /* the last thing can take a repetition */
+    bool repeatable; /* the last item can be repeated */
     bool look[DEPTH_MAX];
     const char *fault;
 } scan;
@@ -115,7 +116,7 @@ static bool scan_number(scan *s, int *out_number)
     return s->at > start;
 }
 
-/* "*", "+", "?", "{m}", "{m,}", "{m,n}", each with a "?" behind it if lazy. */
+/* "*", "+", "?", "{m}", "{m,}", "{m,n}", each followed by a "?" if lazy. */
 static bool scan_repetition(scan *s)
 {
     if (!s->repeatable)
@@ -333,7 +334,7 @@ void sp_pattern_destroy(sp_pattern *pattern)
 
 /* ---- matching -------------------------------------------------------------------------------- */
 
-/* Characters and dots, where a dot fits any character; compared from the end. */
+/* Characters and dots, where a dot matches any character; compared from the end. */
 static bool match_plain(const sp_pattern *pattern, const char *path, size_t n)
 {
     size_t length = strlen(pattern->text);
@@ -350,7 +351,7 @@ static bool match_plain(const sp_pattern *pattern, const char *path, size_t n)
     return true;
 }
 
-/* What pcre2_match says within the limits; PCRE2_ERROR_MATCHLIMIT beyond them. */
+/* The result of pcre2_match within the limits; PCRE2_ERROR_MATCHLIMIT beyond them. */
 static int match_within_limits(sp_pattern *pattern, const char *path, size_t n)
 {
     uint32_t steps = MATCH_STEPS_FIRST;

@@ -1,12 +1,12 @@
 /*
- * pattern.h: the regular expressions of adapter_config.json, which PEFT hands to Python's `re`.
+ * pattern.h: the regular expressions of adapter_config.json, which PEFT passes to Python's `re`.
  *
  * They are matched by PCRE2 against module paths (ASCII letters, digits, dots, underscores). Only
- * what both engines read in the same way is taken: characters, ".", classes, groups, look-ahead,
- * alternation, anchors, the usual repetitions, and the escapes \. \- \_ \/ \d \D \w \W \s \S \b \B.
- * Everything else is `unsupported-pattern`, as is a pattern whose matching takes too long. One
- * match has a limit of its own; thousands of patterns that each stay below it against thousands of
- * paths would still take hours, so that the patterns of one config draw on one number of steps.
+ * syntax that both engines interpret alike is accepted: characters, ".", classes, groups,
+ * look-ahead, alternation, anchors, the usual repetitions, and the escapes \. \- \_ \/ \d \D \w \W
+ * \s \S \b \B. Everything else is `unsupported-pattern`, as is a pattern whose matching takes too
+ * long. One match has a limit of its own; thousands of patterns that each stay below it would still
+ * take hours against thousands of paths, so the patterns of one config share one budget of steps.
  */
 #ifndef SP_ADAPTER_PATTERN_H
 #define SP_ADAPTER_PATTERN_H
@@ -27,10 +27,10 @@ typedef enum sp_pattern_form {
 } sp_pattern_form;
 
 /*
- * `field` names the config's field in errors; the text is not kept. *steps_left is lowered by each
- * match and may be shared by patterns; it is borrowed for the pattern's life. NULL: only the limit
- * of one match. *out_pattern is owned by the caller. `unsupported-pattern` with the byte position
- * inside the text; SP_ERR_MEMORY.
+ * `field` names the config's field in errors; the text is not kept. *steps_left is decremented by
+ * each match and may be shared by patterns; it is borrowed for the pattern's life. NULL: only the
+ * limit of one match. *out_pattern is owned by the caller. `unsupported-pattern` with the byte
+ * position inside the text; SP_ERR_MEMORY.
  */
 sp_status sp_pattern_create(const char *text, sp_pattern_form form, const char *field,
                             int64_t *steps_left, sp_pattern **out_pattern, sp_error *error);

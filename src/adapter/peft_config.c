@@ -15,7 +15,7 @@
 #define RULES_MAX          16384
 #define LAYERS_PATTERN_MAX 64
 
-/* What every reader of a field needs. */
+/* The arguments that all field readers share. */
 typedef struct reader {
     sp_peft_config *config;
     const sp_adapter_options *options;
@@ -62,7 +62,7 @@ static sp_status read_flag(const reader *r, const char *field, bool *out_value)
     return SP_OK;
 }
 
-/* False for null, false, 0, "", [] and {}: a default that says nothing. */
+/* False for null, false, 0, "", [] and {}: a default without effect. */
 static bool says_something(const json_t *value)
 {
     switch (json_typeof(value)) {
@@ -87,8 +87,8 @@ static bool says_something(const json_t *value)
 
 typedef enum field_kind {
     FIELD_READ,       /* has a reader of its own below */
-    FIELD_LABEL,      /* may say anything: it changes nothing here */
-    FIELD_UNSUPPORTED /* refused when it says something */
+    FIELD_LABEL,      /* may have any value: it has no effect here */
+    FIELD_UNSUPPORTED /* refused unless it has no effect */
 } field_kind;
 
 static const struct {
@@ -126,7 +126,7 @@ static const struct {
     {"qalora_group_size", FIELD_LABEL},
     {"ensure_weight_tying", FIELD_READ},
     {"runtime_config", FIELD_LABEL},
-    {"loftq_config", FIELD_LABEL}, /* the methods themselves show in init_lora_weights */
+    {"loftq_config", FIELD_LABEL}, /* the methods themselves are visible in init_lora_weights */
     {"eva_config", FIELD_LABEL},
     {"corda_config", FIELD_LABEL},
     {"lora_ga_config", FIELD_LABEL},
@@ -392,7 +392,7 @@ static sp_status read_rules(const reader *r, const char *field, bool ranks, sp_p
     return SP_OK;
 }
 
-/* The value of the first rule that fits; `fallback` when none does. */
+/* The value of the first rule that matches; `fallback` when none does. */
 static sp_status apply_rules(const sp_pattern_rules *rules, const char *path, size_t n,
                              double fallback, double *out_value, sp_error *error)
 {
@@ -505,7 +505,7 @@ static bool ends_in(const char *path, const char *name)
            (n == length || path[n - length - 1] == '.');
 }
 
-/* What the base calls its embedding or its head. */
+/* The base's name for its embedding or head. */
 static const char *table_name(const reader *r, sp_site_kind kind)
 {
     return sp_geometry_table_name(r->options->geometry, kind);
@@ -687,8 +687,8 @@ static int64_t part_number(const char *path, size_t begin, size_t end)
     return number;
 }
 
-/* The number behind the last part that is `word` (NULL: any), with something behind it; or -1. */
-static int64_t layer_behind(const char *path, size_t n, const char *word)
+/* The number after the last part that equals `word` (NULL: any), if something follows it; or -1. */
+static int64_t layer_after(const char *path, size_t n, const char *word)
 {
     int64_t found = -1;
     size_t begin = 0, before = 0, before_end = 0;
@@ -717,9 +717,9 @@ bool sp_peft_config_layer_listed(const sp_peft_config *config, const char *path,
     if (!config->layers_to_transform.given)
         return true;
     if (config->layers_pattern.n == 0)
-        layer = layer_behind(path, n, NULL);
+        layer = layer_after(path, n, NULL);
     for (size_t i = 0; i < config->layers_pattern.n && layer < 0; i++)
-        layer = layer_behind(path, n, config->layers_pattern.names[i]);
+        layer = layer_after(path, n, config->layers_pattern.names[i]);
     number = (int32_t)layer;
     return layer >= 0 &&
            bsearch(&number, config->layers_to_transform.ids, (size_t)config->layers_to_transform.n,
@@ -728,7 +728,7 @@ bool sp_peft_config_layer_listed(const sp_peft_config *config, const char *path,
 
 /* ---- fused experts --------------------------------------------------------------------------- */
 
-/* A release tells; a development version may stand on either side of the change. */
+/* A release number decides; a development version may be from before or after the change. */
 static void read_version(const reader *r)
 {
     const char *version = json_string_value(field_of(r, "peft_version"));
@@ -759,7 +759,8 @@ static sp_status read_columns_text(const reader *r, const json_t *value, sp_expe
     return SP_OK;
 }
 
-/* The marker of some trainers, and its details for each parameter, which must agree with it. */
+/* Reads the marker that some trainers write, and its details for each parameter, which must agree
+ * with it. */
 static sp_status read_columns(const reader *r)
 {
     const json_t *marker = field_of(r, "lora_B_layout");

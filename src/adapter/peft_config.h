@@ -1,7 +1,7 @@
 /*
  * peft_config.h: adapter_config.json, read and checked. What changes the mathematics and is not
- * served is refused by name; what is a label is ignored; a key that is not known is refused when
- * it says anything.
+ * supported is refused by name; labels are ignored; an unknown key is refused unless its value has
+ * no effect. A config belongs to one thread at a time, because matching counts steps.
  */
 #ifndef SP_ADAPTER_PEFT_CONFIG_H
 #define SP_ADAPTER_PEFT_CONFIG_H
@@ -17,7 +17,7 @@ typedef struct sp_pattern_rule {
     sp_pattern *pattern;
     const char *key; /* borrowed from the config's JSON */
     double value;
-    bool decides; /* a path was asked for that this row gave the value of */
+    bool decides; /* this row has given some path its value */
 } sp_pattern_rule;
 
 typedef struct sp_pattern_rules {
@@ -37,9 +37,9 @@ typedef enum sp_expert_columns {
 } sp_expert_columns;
 
 typedef enum sp_peft_orientation {
-    SP_ORIENTATION_UNKNOWN = 0, /* no version in the file: the shapes must tell */
+    SP_ORIENTATION_UNKNOWN = 0, /* no version in the file: the shapes must decide */
     SP_ORIENTATION_LINEAR = 1,  /* PEFT 0.19 and later: A reads the input, as in a linear layer */
-    SP_ORIENTATION_SWAPPED = 2  /* PEFT 0.18 and before: of 3-D parameters, the transpose */
+    SP_ORIENTATION_SWAPPED = 2  /* PEFT 0.18 and before: transposed for 3-D parameters */
 } sp_peft_orientation;
 
 typedef struct sp_peft_config {
@@ -56,15 +56,16 @@ typedef struct sp_peft_config {
     sp_expert_columns columns;
     sp_peft_orientation orientation;
     bool lists_gate_up, lists_down, lists_router; /* what target_parameters names */
-    bool ties_tables; /* ensure_weight_tying: embed_tokens and lm_head were trained as one */
+    bool ties_tables; /* ensure_weight_tying: embed_tokens and lm_head were trained as one table */
 } sp_peft_config;
 
-/* Where remarks for the receipt go: texts, each with its NUL, one behind the other. */
+/* Remarks for the receipt: texts, each with its NUL, concatenated. */
 typedef struct sp_remarks {
     sp_text text;
     size_t n;
 } sp_remarks;
 
+/* Appends one formatted text. An allocation failure is kept in remarks->text. */
 void sp_remark(sp_remarks *remarks, const char *format, ...) SP_PRINTF(2, 3);
 
 /*
@@ -76,12 +77,13 @@ sp_status sp_peft_config_parse(const char *bytes, size_t n_bytes, const char *su
                                const sp_adapter_options *options, sp_peft_config *out_config,
                                sp_remarks *remarks, sp_error *error);
 
-/* Remarks the rows of rank_pattern and alpha_pattern that have decided nothing so far. */
+/* Adds remarks for the rows of rank_pattern and alpha_pattern that no path has used. */
 void sp_peft_config_remark_unused(const sp_peft_config *config, sp_remarks *remarks);
 
-/* Names of the fields that are known, one after the other; NULL past the last. */
+/* Name of known field `index`; NULL past the last. */
 const char *sp_peft_config_field(size_t index);
 
+/* Frees what the config owns and zeroes it. Zeros are allowed. */
 void sp_peft_config_clear(sp_peft_config *config);
 
 /*

@@ -1,7 +1,7 @@
 /*
  * promised.c: places that target_modules covers in the base and that the file lacks: layers that
- * were not saved, modules that were left out of some. A file may be meant so, and so they are
- * notes; a name without any tensor is targets.c's.
+ * were not saved, modules that were left out of some. That may be intended, so they are notes;
+ * targets.c handles names without any tensor.
  */
 #include "adapter/audit.h"
 
@@ -12,14 +12,14 @@
 
 #define LIST_BYTES 160
 
-/* What is known of places, each by its site's number; all experts of a layer are their first. */
+/* Facts about places, by site number; all experts of a layer are represented by the first. */
 typedef struct places {
     const sp_audit *audit;
     const sp_geometry *geometry;
     bool *in_file; /* [sites] */
-    bool *lacking; /* [sites] covered and not in the file */
+    bool *lacking; /* [sites] covered but not in the file */
     bool *layers;  /* [layers] to be listed */
-    bool *used;    /* [layers] the file has a tensor of it */
+    bool *used;    /* [layers] the file has a tensor in it */
     bool in_some_layer[SP_MODULES_MAX];
 } places;
 
@@ -60,8 +60,9 @@ static void mark_file(places *p)
 /* ---- what the config covers ------------------------------------------------------------------ */
 
 /*
- * A list's name without any tensor is not looked at again. Of what an expression or "all-linear"
- * covers, the linear modules: router and experts are parameters in some versions of a model.
+ * A listed name without any tensor is not reported again. Of what an expression or "all-linear"
+ * covers only linear modules are expected: router and experts are parameters in some versions of a
+ * model.
  */
 static bool is_expected(const places *p, const sp_site_row *row)
 {

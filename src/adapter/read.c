@@ -1,7 +1,7 @@
 /*
  * read.c: an adapter's data from its files, with pread, so that a file that shrinks is an error and
- * not a signal. Each piece is checked and hashed while it is still in the cache. A tensor is a
- * task, so that threads may share the work: hashing takes longer than all else.
+ * not a signal. Each piece is checked and hashed while it is in the cache. Each tensor is a task,
+ * so that threads can share the work: hashing takes most of the time.
  */
 #include "adapter/files.h"
 #include "adapter/intake_state.h"
@@ -20,7 +20,7 @@ typedef struct read_job {
     const sp_file *file;
 } read_job;
 
-/* A wanted tensor: its number in the intake, and what the headers say of it. */
+/* A needed tensor: its number in the intake, and its header entry. */
 typedef struct target {
     size_t wanted;
     const sp_tensor *tensor;
@@ -100,7 +100,8 @@ sp_status sp_intake_read_files(sp_intake *intake, const sp_checkpoint *checkpoin
                                sp_error *error)
 {
     size_t n = intake->n_landings;
-    target *targets = sp_malloc((n + 1) * sizeof *targets); /* never an empty block */
+    target *targets =
+        sp_malloc((n + 1) * sizeof *targets); /* at least one, since an empty block would be NULL */
     size_t *wanted = sp_malloc((n + 1) * sizeof *wanted);
     sp_status status = SP_OK;
 

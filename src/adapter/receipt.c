@@ -1,6 +1,6 @@
 /*
- * receipt.c: what opening an adapter found, as JSON and as a table. Both texts are made at once,
- * so that a receipt needs nothing of its adapter.
+ * receipt.c: the findings of opening an adapter, as JSON and as a table. Both texts are made at
+ * once, so that a receipt does not depend on its adapter.
  */
 #include "adapter/audit.h"
 
@@ -23,10 +23,10 @@ typedef struct variant {
     size_t n_sites;
     sp_text layers; /* "0-2, 5"; empty outside the layers */
     sp_text layers_json;
-    int32_t first, last; /* the run of layers that is still open; -1: none */
+    int32_t first, last; /* the current run of layers; -1: none */
 } variant;
 
-/* All of one module kind. */
+/* The summary of one module kind. */
 typedef struct module_summary {
     const char *name;
     size_t n_sites;
@@ -46,7 +46,7 @@ void sp_receipt_options_default(sp_receipt_options *out_options, size_t struct_b
 
 /* ---- gathering ------------------------------------------------------------------------------- */
 
-/* Writes the open run of layers: "3" or "3-5", and the numbers themselves for JSON. */
+/* Writes the current run of layers: "3" or "3-5", and the numbers themselves for JSON. */
 static void close_run(variant *v)
 {
     if (v->first < 0)
@@ -178,7 +178,7 @@ static void json_module(sp_text *out, const module_summary *summary)
     sp_text_add(out, "}");
 }
 
-/* The texts of a list, one behind the other, in pairs where it is the ignored one. */
+/* The texts of a list, in pairs for the list of ignored tensors. */
 static void json_remarks(sp_text *out, const sp_remarks *remarks, bool pairs)
 {
     const char *text = remarks->text.data;
@@ -244,7 +244,7 @@ static void json_tail(sp_receipt *receipt, const sp_adapter *adapter)
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-/* Names and notes come from files of strangers: none of them may write a line of its own. */
+/* Names and notes come from untrusted files: none may start a line of its own. */
 static void table_line(sp_text *out, const char *before, const char *foreign, const char *behind)
 {
     sp_text_add(out, before);

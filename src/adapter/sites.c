@@ -1,6 +1,5 @@
 /*
- * sites.c: from checked pairs to the sites that the adapter shows, in their order, and whether
- * they do anything.
+ * sites.c: from checked pairs to the adapter's sites, in order, and whether they have any effect.
  */
 #include "adapter/audit.h"
 #include "adapter/values.h"
@@ -63,7 +62,7 @@ static void fill_sites(const sp_audit *audit, const sp_pair *pair, sp_adapter_si
     }
 }
 
-/* Without a geometry paths are the file's: into one block of the adapter's. */
+/* Without a geometry paths come from the file: copies them into one block of the adapter. */
 static sp_status keep_paths(const sp_audit *audit)
 {
     sp_adapter *adapter = audit->adapter;
@@ -88,7 +87,7 @@ static sp_status keep_paths(const sp_audit *audit)
     return SP_OK;
 }
 
-/* One expert by itself and again inside a fused pair. */
+/* Refuses an expert that occurs by itself and again in a fused pair. */
 static sp_status check_twins(const sp_audit *audit)
 {
     const sp_adapter_site *sites = audit->adapter->sites;
@@ -102,7 +101,7 @@ static sp_status check_twins(const sp_audit *audit)
     return SP_OK;
 }
 
-/* Fused pairs give their sites only with the base's number of experts. */
+/* Fused pairs give sites only if the base's number of experts is known. */
 static void remark_uncounted(const sp_audit *audit)
 {
     const sp_pair *first = NULL;
@@ -181,7 +180,7 @@ double sp_factor_value(const sp_factor *factor, int64_t row, int64_t col, sp_dty
 }
 
 /*
- * One element of B·A: true when it is not zero beyond the doubt of rounding. Products of two FP32
+ * Whether one element of B·A is certainly not zero, whatever the rounding. Products of two FP32
  * numbers are exact in double; adding them is not.
  */
 static bool surely_not_zero(const sp_adapter_site *site, int64_t row, int64_t col, sp_dtype pool)
@@ -198,7 +197,7 @@ static bool surely_not_zero(const sp_adapter_site *site, int64_t row, int64_t co
     return fabs(sum) > size * site->rank * 0x1p-50;
 }
 
-/* Trained factors show it in the first element that is looked at. */
+/* Trained factors are found non-zero at the first element. */
 static bool quick_look(const sp_adapter_site *site, sp_dtype pool)
 {
     for (int32_t i = 0; i < 8; i++) {
@@ -240,7 +239,7 @@ static uint64_t residue(double value)
     return value < 0 && shifted != 0 ? PRIME - shifted : shifted;
 }
 
-/* SplitMix64: some number for each column, the same in every run. */
+/* SplitMix64: a pseudo-random number for each column, the same in every run. */
 static uint64_t some_number(uint64_t index)
 {
     uint64_t z = (index + 1) * UINT64_C(0x9e3779b97f4a7c15);
@@ -252,8 +251,8 @@ static uint64_t some_number(uint64_t index)
 
 /*
  * Whether B·A is zero: B·(A·v) for a vector v, in exact arithmetic modulo a prime, so that factors
- * which cancel each other are found out in the time of reading them once. A product that is zero
- * gives zero; one that is not gives zero with odds of 2^-60.
+ * that cancel are detected in the time of reading them once. A zero product gives zero; a non-zero
+ * one gives zero with probability 2^-60.
  */
 static sp_status product_is_zero(const sp_adapter_site *site, sp_dtype pool, bool *out_zero,
                                  sp_error *error)

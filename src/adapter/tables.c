@@ -1,7 +1,7 @@
 /*
  * tables.c: whole rows of embed_tokens and lm_head: full tables, trainable tokens, and copies of
- * the base's own table that PEFT writes beside a pair. They are held against the served table,
- * the host's own, or mapped for that and for nothing else.
+ * the base's own table that PEFT writes beside a pair. They are compared with the served table,
+ * which the host gives or which is mapped just for that.
  */
 #include "adapter/audit.h"
 #include "adapter/values.h"
@@ -18,17 +18,17 @@
 
 #define CONVERTED_MAX 1024 /* elements of a row that are converted at a time */
 
-/* What the file holds for one of the two modules. */
+/* The file's items for one of the two modules. */
 typedef struct module_items {
     const sp_item *table, *tokens, *copy, *bias;
 } module_items;
 
-/* The same with what config and base make of it: which tokens move which rows. */
+/* The same combined with config and base: which tokens replace which rows. */
 typedef struct module_rows {
     sp_site_kind kind;
     const sp_item *table, *tokens, *copy, *bias;
     const sp_id_list *ids;
-    int32_t own_rows; /* of the adapter's own vocabulary; 0: it says nothing of it */
+    int32_t own_rows; /* of the adapter's own vocabulary; 0: unknown */
 } module_rows;
 
 static module_items find_items(const sp_audit *audit, sp_site_kind kind)
@@ -79,7 +79,7 @@ static bool is_tied(const sp_audit *audit)
 
 /* ---- the served table ------------------------------------------------------------------------ */
 
-/* By the path that a geometry made by hand gives it. */
+/* Finds the table by its path in the host's geometry. */
 static const sp_tensor *find_by_path(const sp_audit *audit, const sp_checkpoint *base,
                                      sp_site_kind kind, const char *parameter)
 {
@@ -229,7 +229,7 @@ static sp_status open_served(sp_audit *audit, sp_site_kind kind)
     return status == SP_OK ? map_served(audit, kind, table) : status;
 }
 
-/* The base's own bias, which only its checkpoint has. */
+/* Opens the base's bias, which only its checkpoint has. */
 static sp_status open_bias(sp_audit *audit, sp_site_kind kind, const sp_item *copy)
 {
     sp_served *bias = &audit->biases[index_of(kind)];
@@ -264,7 +264,7 @@ static float rounded(float value, sp_dtype dtype)
     return value;
 }
 
-/* An element that may not be aligned: a mapped file has its own idea of offsets. */
+/* Loads an element that may be unaligned, as in a mapped file. */
 static float load(const void *data, sp_dtype dtype, int64_t index)
 {
     const char *at = (const char *)data + index * (int64_t)sp_dtype_bytes(dtype);
@@ -275,8 +275,8 @@ static float load(const void *data, sp_dtype dtype, int64_t index)
 }
 
 /*
- * Whether an element of a copy is the served one. Rounding either of them to the other's type may
- * explain a difference: that is how a copy was made; and so may the noise of a quantised base.
+ * Whether an element of a copy is the served one. A difference is accepted if rounding either to
+ * the other's type explains it, which is how copies are made, or the noise of a quantised base.
  */
 static bool same_value(float own, sp_dtype dtype, float theirs, const sp_served *table)
 {
@@ -322,7 +322,8 @@ sp_status sp_audit_compare_copy(const sp_audit *audit, const sp_item *copy, uint
                      (long long)((first + same) / table->cols));
 }
 
-/* A copy may end before a padded table does, as a tokenizer's ids do: it is compared as far. */
+/* A copy may be shorter than a padded table, as a tokenizer's ids are: only its rows are
+ * compared. */
 static sp_status check_copy_shape(const sp_audit *audit, const sp_item *copy,
                                   const sp_served *table)
 {
@@ -338,7 +339,7 @@ static sp_status check_copy_shape(const sp_audit *audit, const sp_item *copy,
 
 /* ---- overridden rows ------------------------------------------------------------------------- */
 
-/* A difference that rounding to few bits does not explain. */
+/* Whether a difference exceeds quantisation noise. */
 static bool exceeds_noise(const void *own, sp_dtype dtype, const void *theirs,
                           const sp_served *table)
 {
@@ -414,7 +415,7 @@ static void remark_rows(sp_audit *audit, sp_site_kind kind, const sp_item *item,
                   (long long)-more);
 }
 
-/* The adapter's tokens are among its own rows: those of its table, or the base's. */
+/* Checks that the adapter's tokens are among its own rows: those of its table, or the base's. */
 static sp_status check_ids(const sp_audit *audit, sp_site_kind kind, const sp_id_list *list,
                            int32_t own_rows)
 {
@@ -448,7 +449,7 @@ static void mark_ids(sp_audit *audit, sp_site_kind kind, const sp_id_list *list,
                   n_dropped, sp_audit_table_name(audit, kind));
 }
 
-/* The rows themselves, and a map from every token to its row or to none. */
+/* Bytes of the rows themselves, and of a map from every token to its row or none. */
 static size_t overlay_bytes(const sp_audit *audit, int32_t rows, const sp_served *table)
 {
     if (rows == 0)
@@ -528,7 +529,7 @@ static bool ends_with(const char *text, const char *ending)
     return n >= n_ending && strcmp(text + n - n_ending, ending) == 0;
 }
 
-/* modules_to_save promises a table. */
+/* Checks that modules_to_save has its table. */
 static sp_status check_saved(const sp_audit *audit, sp_site_kind kind, const sp_item *table)
 {
     const sp_name_rule *rule = &audit->config.modules_to_save;
@@ -592,7 +593,7 @@ static bool needs_served(const module_rows *rows)
     return rows->table || rows->copy || rows->ids->n > 0;
 }
 
-/* All of one module that can be held against the served table without data. */
+/* Checks one module against the served table as far as possible without data. */
 static sp_status open_module(sp_audit *audit, const module_rows *rows)
 {
     sp_status status = SP_OK;
@@ -609,7 +610,7 @@ static sp_status open_module(sp_audit *audit, const module_rows *rows)
     return status;
 }
 
-/* And with it. A copy that differs was refused when its data came. */
+/* The rest, with data. A copy that differs was refused when its data was read. */
 static sp_status compare_module(sp_audit *audit, const module_rows *rows, int32_t *out_rows)
 {
     bool checked = audit->options->geometry != NULL;
@@ -679,7 +680,7 @@ static sp_status add_table(sp_audit *audit, const module_rows *rows, int32_t row
     return SP_OK;
 }
 
-/* Rows of the adapter's own vocabulary as this table gives them; 0: it gives none. */
+/* Rows of the adapter's vocabulary according to this table; 0: unknown. */
 static int32_t rows_of(const sp_item *table)
 {
     return table ? (int32_t)table->tensor->dims[0] : 0;
@@ -699,7 +700,7 @@ static void resolve_rows(const sp_audit *audit, module_rows out_rows[2])
     rows[1] = (module_rows){SP_SITE_HEAD,       head.table, head.tokens,
                             head.copy,          head.bias,  &audit->config.tokens_head,
                             rows_of(head.table)};
-    /* On a tied base trainable tokens move the head's rows too. */
+    /* On a tied base trainable tokens replace the head's rows too. */
     if (is_tied(audit) && !head.tokens && embed.tokens) {
         rows[1].tokens = embed.tokens;
         rows[1].ids = rows[0].ids;

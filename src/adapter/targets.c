@@ -1,7 +1,7 @@
 /*
- * targets.c: what the config says it adapts, against what the file holds. The tensors decide; but
- * a name that the config lists, that the base has places for, and that no tensor carries, is the
- * mark of a file that lost something on its way.
+ * targets.c: checks what the config says it adapts against what the file holds. The tensors decide;
+ * but a name that the config lists, the base has places for, and no tensor carries, means that the
+ * file has lost something.
  */
 #include "adapter/audit.h"
 
@@ -12,7 +12,7 @@
 
 #define PATH_BYTES 512
 
-/* True when one of the two is the other's end, at a dot. */
+/* True when `end` is a suffix of `whole` after a dot. */
 static bool is_end_of(const char *whole, const char *end)
 {
     size_t n = strlen(whole), length = strlen(end);
@@ -96,8 +96,8 @@ static sp_status check_parameters(const sp_audit *audit)
 /* ---- paths ----------------------------------------------------------------------------------- */
 
 /*
- * The paths that a pair goes by: its own, and for a fused one those of the parameters that it
- * covers, so that a list of gate_proj, up_proj, down_proj finds them. Up to 4, NULL behind.
+ * The paths that may name a pair: its own, and for a fused one those of the parameters that it
+ * covers, so that a list of gate_proj, up_proj, down_proj finds them. Up to 4, NULL-terminated.
  */
 typedef struct path_list {
     char text[4][PATH_BYTES];
@@ -154,7 +154,7 @@ static sp_status check_not_excluded(const sp_audit *audit, const sp_pair *pair)
 
 /* ---- target_modules -------------------------------------------------------------------------- */
 
-/* Marks the listed names that some pair of the file is meant by, or a table of whole rows. */
+/* Marks the listed names that match some pair or table of the file. */
 static void mark_in_file(const sp_audit *audit, bool *marks)
 {
     const sp_name_rule *rule = &audit->config.target_modules;
@@ -174,11 +174,11 @@ static void mark_in_file(const sp_audit *audit, bool *marks)
     }
 }
 
-/* What is known of the listed names, each [n_sorted]. */
+/* Facts about the listed names, each [n_sorted]. */
 typedef struct name_marks {
-    bool *in_file; /* some tensor is meant by it */
-    bool *wanted;  /* some site of the base is, which the config does not leave out */
-    bool *in_base; /* some site of the base is */
+    bool *in_file; /* it matches some tensor */
+    bool *wanted;  /* it matches some site of the base that the config does not exclude */
+    bool *in_base; /* it matches some site of the base */
 } name_marks;
 
 /* Marks the names of one site of the base. */
@@ -211,7 +211,8 @@ static sp_status mark_in_base(const sp_audit *audit, const name_marks *marks)
     return status;
 }
 
-/* Names that mean nothing in the base: another model's, or those of a part that is not served. */
+/* Adds remarks for names that match nothing in the base: another model's, or those of a part that
+ * is not served. */
 static void remark_unknown_names(const sp_audit *audit, const name_marks *marks)
 {
     const sp_name_rule *rule = &audit->config.target_modules;
@@ -275,7 +276,7 @@ static sp_status check_listed_names(const sp_audit *audit)
     return status;
 }
 
-/* Tensors that target_modules does not ask for are applied all the same, and remarked. */
+/* Tensors that target_modules does not name are applied all the same, with a remark. */
 static sp_status remark_unlisted(const sp_audit *audit)
 {
     const sp_name_rule *rule = &audit->config.target_modules;

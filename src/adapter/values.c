@@ -2,7 +2,7 @@
 
 #include "base/half.h"
 
-/* Elements of one look: small enough to stay in the first cache, and a constant for the loops. */
+/* Elements per pass: small enough for the first-level cache, and a constant trip count. */
 #define BLOCK 256
 
 /*

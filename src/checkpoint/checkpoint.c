@@ -189,7 +189,7 @@ struct sp_checkpoint {
     size_t n_tensors;
 };
 
-/* Missing, or something else in its place: the same to the user. */
+/* Missing, or not a regular file: the same to the user. */
 static sp_status open_weights(const char *path, sp_file *out_file, sp_error *error)
 {
     sp_error local;
@@ -203,7 +203,7 @@ static sp_status open_weights(const char *path, sp_file *out_file, sp_error *err
     return status;
 }
 
-/* A read that ends early means that the file has shrunk since it was opened. */
+/* A short read means that the file has shrunk since it was opened. */
 static sp_status read_at_start(const sp_file *file, const char *path, void *out_bytes,
                                size_t n_bytes, sp_error *error)
 {
@@ -241,7 +241,7 @@ static sp_status read_header(const sp_file *file, const char *path, sp_safetenso
     return status;
 }
 
-/* Takes `path` in every case. */
+/* Takes ownership of `path` in every case. */
 static sp_status add_file(sp_checkpoint *checkpoint, char *path, sp_error *error)
 {
     checkpoint_file *added = &checkpoint->files[checkpoint->n_files];
@@ -423,7 +423,7 @@ static char *file_of(const char *directory, const char *before, const char *stem
     return path;
 }
 
-/* Neither file is there. A pickle beside it is told apart, and not opened. */
+/* Neither file exists. A pickle there has its own error, and is not opened. */
 static sp_status refuse_missing(const char *directory, const char *stem, const char *single,
                                 sp_error *error)
 {

@@ -5,7 +5,7 @@
 #include <string.h>
 
 typedef enum key_rule {
-    ANY,      /* read elsewhere, or without a meaning for what a forward pass computes */
+    ANY,      /* read elsewhere, or without effect on the forward pass */
     NULL_KEY, /* served only as absent */
     FALSE_KEY,
     ONE_KEY
@@ -116,7 +116,7 @@ static const config_key keys[] = {
 static const config_key rope_keys[] = {
     {"mrope_interleaved", ANY},
     {"mrope_section", ANY},
-    {"original_max_position_embeddings", ANY}, /* where a long form begins */
+    {"original_max_position_embeddings", ANY}, /* where long-context scaling starts */
     {"partial_rotary_factor", ANY},
     {"rope_theta", ANY},
     {"rope_type", ANY},

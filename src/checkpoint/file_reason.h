@@ -1,6 +1,6 @@
 /*
- * file_reason.h: the reason codes of files that cannot be read. The adapter room's table goes on
- * from here (adapter/reason.h); numbers are those of one sequence, stable, and never given twice.
+ * file_reason.h: the reason codes of files that cannot be read. The adapter room's table continues
+ * this one (adapter/reason.h); their numbers form one sequence, are stable, and are never reused.
  *
  *   X(symbol, number, name, status that goes with it)
  */

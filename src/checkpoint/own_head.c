@@ -21,7 +21,7 @@ static bool same_kind(const sp_tensor *a, const sp_tensor *b)
            memcmp(a->dims, b->dims, (size_t)a->n_dims * sizeof *a->dims) == 0;
 }
 
-/* Files that cannot be mapped are somebody else's error. */
+/* Files that cannot be mapped are reported elsewhere. */
 static bool same_bytes(const sp_checkpoint *checkpoint, const sp_tensor *a, const sp_tensor *b)
 {
     sp_mapping first = {0}, second = {0};

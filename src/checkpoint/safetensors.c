@@ -18,11 +18,11 @@
 
 #define LENGTH_BYTES 8
 
-/* The public record first, so that a pointer to it is handed out. */
+/* The public record comes first, so that a pointer to it is one to the entry. */
 typedef struct entry {
     sp_tensor tensor;
     uint64_t position; /* of the entry's name in the file */
-    size_t name_at;    /* offset of the name in `names` while that may still move */
+    size_t name_at;    /* offset of the name in `names` while that may still be reallocated */
 } entry;
 
 struct sp_safetensors {
@@ -33,7 +33,7 @@ struct sp_safetensors {
     bool has_metadata;
 };
 
-/* Where parsing stands. Positions are offsets in the file. */
+/* The parser's state. Positions are offsets in the file. */
 typedef struct cursor {
     const char *bytes; /* the file's first bytes */
     size_t at, end;    /* [at, end) is what is left of the header */
@@ -82,7 +82,7 @@ static uint64_t little_endian_64(const unsigned char *bytes)
     return value;
 }
 
-/* What else the file is, when its first eight bytes cannot be a header's length. */
+/* Says what else the file may be, when its first eight bytes cannot be a header's length. */
 static sp_status refuse_length(const unsigned char *bytes, uint64_t length, const char *subject,
                                sp_error *error)
 {
@@ -143,7 +143,7 @@ static void skip_space(cursor *c)
         c->at++;
 }
 
-/* The byte at the cursor after white space; NUL at the end (a NUL byte fits nothing either). */
+/* The byte at the cursor after white space; NUL at the end (a NUL byte is never valid either). */
 static char peek(cursor *c)
 {
     skip_space(c);
@@ -193,7 +193,7 @@ static sp_status skip_object(cursor *c, size_t bytes_max)
     return malformed(c, start, "an object that does not end");
 }
 
-/* Reads [begin, end) of the file as JSON; a failure gets its place in the file. */
+/* Reads [begin, end) of the file as JSON; a failure gets its position in the file. */
 static sp_status read_json(const cursor *c, size_t begin, size_t end, json_t **out_value)
 {
     return sp_reason_json(c->bytes + begin, end - begin, c->subject, SP_REASON_HEADER_MALFORMED,
@@ -384,7 +384,7 @@ static sp_status read_fields(const cursor *c, const json_t *fields, const char *
     return SP_OK;
 }
 
-/* "__metadata__": an object of strings, which says nothing that matters here. */
+/* "__metadata__": an object of strings, which is not used. */
 static sp_status read_metadata(sp_safetensors *header, const cursor *c, size_t begin, size_t at)
 {
     json_t *fields;

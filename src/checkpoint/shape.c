@@ -2,8 +2,8 @@
  * shape.c: config.json of a Hugging Face checkpoint → numbers.
  *
  * Five families, in the styles of transformers 4 and 5. What would change the mathematics and is
- * not served (scaled RoPE, sliding windows, another activation) is refused by name, for a base that
- * runs slightly wrong is worse than one that does not start.
+ * not supported (scaled RoPE, sliding windows, another activation) is refused by name, because a
+ * base that runs slightly wrong is worse than one that does not start.
  */
 #include "checkpoint/shape.h"
 
@@ -127,7 +127,7 @@ static bool is_moe(sp_family family)
 
 /* ---- attention and RoPE -------------------------------------------------------------------- */
 
-/* Text positions are the same in all sections of a multimodal RoPE, so that it is a plain one. */
+/* Text positions are the same in all sections of a multimodal RoPE, which makes it a plain one. */
 static sp_status check_rope_type(const reader *r, const json_t *rope)
 {
     static const char *const names[] = {"rope_type", "type"};
@@ -380,7 +380,7 @@ static sp_status read_moe(const reader *r, sp_model_shape *shape)
         return sp_fail(r->error, SP_ERR_INPUT, NULL, "num_experts_per_tok", -1,
                        "config.json: %d experts per token of %d", shape->experts_per_token,
                        shape->experts);
-    shape->norm_topk_prob = true; /* what Qwen3_5Moe always does */
+    shape->norm_topk_prob = true; /* always so in Qwen3_5Moe */
     if (shape->family == SP_FAMILY_QWEN3_MOE || shape->family == SP_FAMILY_QWEN3_NEXT)
         status =
             sp_json_bool(r->text, "norm_topk_prob", false, shape->family == SP_FAMILY_QWEN3_NEXT,
@@ -445,7 +445,7 @@ static sp_status read_eos(const reader *r, sp_model_shape *shape)
     return SP_OK;
 }
 
-/* The level that has it decides; when both have it they must agree. */
+/* Either level may have it; when both have it they must agree. */
 static sp_status read_tied(const reader *r, sp_model_shape *shape)
 {
     bool top = false, text = false;
