@@ -12,11 +12,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Above this an aligned block asks for huge pages. */
+/* Above this an aligned block requests huge pages. */
 #define HUGE_PAGE_BLOCK_BYTES ((size_t)4 << 20)
 #define HUGE_PAGE_BYTES       ((size_t)2 << 20)
-#define LAZY_BLOCK_BYTES      ((size_t)64 << 20) /* zeroed by its pages, see drop_pages */
-#define SMALL_ALIGN           ((size_t)16)       /* what malloc gives */
+#define LAZY_BLOCK_BYTES      ((size_t)64 << 20) /* zeroed by dropping pages, see drop_pages */
+#define SMALL_ALIGN           ((size_t)16)       /* malloc's alignment */
 
 static atomic_size_t allocated_bytes;
 static atomic_size_t allocated_blocks;
@@ -39,10 +39,10 @@ static int must_fail(void)
 
 /* ---- the system's memory or the host's ----------------------------------------------------- */
 
-/* Precedes each block of the host's: how it was allocated, which free has to repeat. */
+/* Precedes each block from the host's allocator: how it was allocated, which free needs. */
 typedef struct host_header {
-    size_t bytes, align; /* as alloc was asked */
-    size_t before;       /* bytes between the begin of the whole and the block */
+    size_t bytes, align; /* as passed to the host's alloc */
+    size_t before;       /* bytes from the start of the allocation to the block */
     size_t wanted;       /* bytes of the block */
 } host_header;
 
@@ -154,7 +154,7 @@ void *sp_calloc(size_t count, size_t element_bytes)
     return memory;
 }
 
-/* The host has no such function: a new block, and a copy. */
+/* For a host without realloc: allocates a new block and copies. */
 static void *grow_on_host(void *memory, size_t bytes)
 {
     size_t old_bytes = bytes_of(memory);
@@ -211,7 +211,7 @@ char *sp_strndup(const char *text, size_t bytes)
     return copy;
 }
 
-/* *out_bytes is what was taken: whole units of the alignment. */
+/* *out_bytes is the allocated size: a multiple of the alignment. */
 static void *take_aligned(size_t bytes, size_t align, size_t *out_bytes)
 {
     void *memory;
@@ -232,9 +232,9 @@ static void *take_aligned(size_t bytes, size_t align, size_t *out_bytes)
     return memory;
 }
 
-/* Private pages that are given back read as zero and come again when they are touched: a large
- * block costs what is used of it. Emulators are known that accept the advice and ignore it, so the
- * first byte has to show it. */
+/* Dropped private pages read as zero and are allocated again when touched: a large block costs only
+ * what is used of it. Some emulators accept the advice and ignore it, so the first byte is
+ * checked. */
 static bool drop_pages(void *memory, size_t bytes)
 {
     volatile char *first = memory;

@@ -1,11 +1,11 @@
 /*
- * assert.h: SP_ASSERT states what the code believes of itself: an order of its own calls, an index
- * that it made, a count that two structures share. It never judges input, which is refused with an
+ * assert.h: SP_ASSERT states the code's own invariants: the order of its calls, an index that it
+ * computed, a count that two structures share. It never judges input, which is refused with an
  * error, and it never has side effects, because a build without assertions does not evaluate it.
  *
  * Assertions are live where SP_ASSERT_LIVE is 1: in debug builds, under a sanitizer, in the fuzz
- * targets and wherever SIDEPATH_ASSERT=ON asks CMake for them, as a long run of a simulator does.
- * What is known when compiling is a _Static_assert instead.
+ * targets and wherever CMake is given SIDEPATH_ASSERT=ON, as a long run of a simulator does. What
+ * is known when compiling is a _Static_assert instead.
  */
 #ifndef SP_BASE_ASSERT_H
 #define SP_BASE_ASSERT_H
@@ -24,8 +24,7 @@
 
 /*
  * Prints "FILE:LINE: FUNCTION: EXPRESSION does not hold" to standard error and aborts. The only
- * place of the library that ends the process, and reached by nothing but a live assertion. From any
- * thread.
+ * place of the library that ends the process, and called only by a live assertion. Any thread.
  */
 SP_PRIVATE SP_NORETURN void sp_assert_failed(const char *expression, const char *file, int line,
                                              const char *function);

@@ -6,7 +6,9 @@
 
 #include <stdint.h>
 
+/* Nanoseconds of the monotonic clock. Any thread. */
 uint64_t sp_clock_ns(void);
+/* The same in seconds. */
 SP_PRIVATE double sp_clock_seconds(void);
 
 #endif

@@ -217,8 +217,8 @@ static bool find_inside(const char *path, char *out_relative)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* A link may lead anywhere, so it counts as one that leads out. O_PATH with O_NOFOLLOW opens the
- * link itself. */
+/* A link may lead anywhere, so it is treated as leading out. O_PATH with O_NOFOLLOW opens the link
+ * itself. */
 static int refuse_link(int fd)
 {
     struct stat info;
@@ -232,7 +232,7 @@ static int refuse_link(int fd)
     return -1;
 }
 
-/* Where the system has no openat2: part by part, and every link is refused. */
+/* Without openat2: opens component by component, and refuses every link. */
 static int open_by_parts(const char *relative, int flags)
 {
     int fd = fcntl(root_fd, F_DUPFD_CLOEXEC, 0);

@@ -1,9 +1,9 @@
 /*
- * base: what every room needs and what knows no LoRA, no model and no device: status and error
- * text, allocation, 16-bit floats, files, clock, hashes, JSON reading, text building, settings.
+ * base: what every room needs, independent of LoRA, models and devices: status and error text,
+ * allocation, 16-bit floats, files, clock, hashes, JSON reading, text building, settings.
  *
- * error.h: filling an sp_error. The function that first knows a failure calls sp_fail; everyone
- * above passes the status on untouched.
+ * error.h: filling an sp_error. The function that first knows a failure calls sp_fail; all callers
+ * pass the status on unchanged.
  */
 #ifndef SP_BASE_ERROR_H
 #define SP_BASE_ERROR_H
@@ -23,9 +23,9 @@
 
 /*
  * Fills *error (which may be NULL) and returns `status`, so that callers write
- * `return sp_fail(...)`. `code` is a static string or NULL; `subject` may be NULL and is cut to
- * fit at a UTF-8 border. Control characters and bytes that are not UTF-8 become '?' in subject and
- * text. Neither `subject` nor an argument of the format may lie inside *error.
+ * `return sp_fail(...)`. `code` is a static string or NULL; `subject` may be NULL and is truncated
+ * at a UTF-8 boundary. Control characters and bytes that are not UTF-8 become '?' in subject and
+ * text. Neither `subject` nor an argument of the format may point into *error.
  */
 SP_PRIVATE sp_status sp_fail(sp_error *error, sp_status status, const char *code,
                              const char *subject, int64_t position, const char *format, ...)
@@ -51,7 +51,7 @@ SP_PRIVATE sp_status sp_need(sp_error *error, const sp_argument *arguments, size
     sp_need(error, (const sp_argument[]){__VA_ARGS__}, \
             sizeof((const sp_argument[]){__VA_ARGS__}) / sizeof(sp_argument))
 
-/* SP_ERR_MEMORY with the bytes that were asked for and what they were for. */
+/* SP_ERR_MEMORY with the bytes that were requested and what they were for. */
 SP_PRIVATE sp_status sp_fail_memory(sp_error *error, size_t bytes, const char *what);
 
 #endif

@@ -27,7 +27,7 @@ static sp_status fail_errno(sp_error *error, const char *path, const char *what)
     if (number == EXDEV)
         return sp_fail(error, SP_ERR_INPUT, SP_CODE_UNSAFE_PATH, path, -1,
                        "%s leads out of the directory of adapters", path);
-    if (number == ENXIO || number == ENODEV) /* a socket, or a device that nothing drives */
+    if (number == ENXIO || number == ENODEV) /* a socket, or a device without a driver */
         return sp_fail(error, SP_ERR_INPUT, NULL, path, -1, "%s is not a regular file", path);
     return sp_fail(error, status, NULL, path, -1, "%s %s: %s", what, path, strerror(number));
 }
@@ -228,7 +228,7 @@ free_name:
     return status;
 }
 
-/* Where the path is confined a link that leads out is as good as nothing. */
+/* On a confined path a link that leads out counts as missing. */
 static int examine(const char *path, struct stat *out_info)
 {
     int fd, result;

@@ -21,6 +21,7 @@ typedef struct sp_file {
  * permission and the like. `subject` of the error is the path (sp_path_tail).
  */
 SP_PRIVATE sp_status sp_file_open(const char *path, sp_file *out_file, sp_error *error);
+/* Closes the file and sets fd to -1; a closed one is allowed. */
 SP_PRIVATE void sp_file_close(sp_file *file);
 
 /* Exactly `bytes` bytes at `offset`, or SP_ERR_TRUNCATED (it shrank) or SP_ERR_IO. */
@@ -28,7 +29,7 @@ SP_PRIVATE sp_status sp_file_read(const sp_file *file, uint64_t offset, void *ou
                                   size_t bytes, sp_error *error);
 
 /*
- * The whole file, with a NUL behind it that is not counted. SP_ERR_TOO_LARGE above bytes_max.
+ * Reads the whole file, followed by a NUL that is not counted. SP_ERR_TOO_LARGE above bytes_max.
  * *out_data is owned by the caller (sp_free).
  */
 SP_PRIVATE sp_status sp_file_read_all(const char *path, size_t bytes_max, char **out_data,
@@ -40,22 +41,24 @@ typedef struct sp_mapping {
     size_t bytes;
     int32_t entry; /* of base/mapped.h */
 } sp_mapping;
+/* The statuses of sp_file_open; SP_ERR_IO: it cannot be mapped. */
 SP_PRIVATE sp_status sp_file_map(const char *path, sp_mapping *out_mapping, sp_error *error);
 SP_PRIVATE void sp_file_unmap(sp_mapping *mapping);
 
 /*
- * Writes `path` whole or not at all: into a temporary file beside it, then a rename. SP_ERR_INPUT:
- * something is there that is no regular file (a device, a directory); it is left as it is.
- * SP_ERR_NOT_FOUND: its directory is missing. SP_ERR_IO: no permission, no space and the like.
+ * Writes `path` atomically: to a temporary file beside it, then a rename. SP_ERR_INPUT: `path`
+ * exists and is not a regular file (a device, a directory); it is not changed. SP_ERR_NOT_FOUND:
+ * its directory is missing. SP_ERR_IO: no permission, no space and the like.
  */
 sp_status sp_file_write_all(const char *path, const void *data, size_t bytes, sp_error *error);
 
+/* Whether `path` exists and is a directory. Blocks on the file system; any thread. */
 SP_PRIVATE int sp_path_is_directory(const char *path);
 SP_PRIVATE int sp_path_exists(const char *path);
 
 /*
- * What a text that has more to say shows of a path: all of it, or of one beyond SP_PATH_SHOWN_BYTES
- * the last parts that fit. Points into `path`.
+ * What a longer text shows of a path: all of it, or if it exceeds SP_PATH_SHOWN_BYTES the last
+ * components that fit. Points into `path`.
  */
 #define SP_PATH_SHOWN_BYTES 200
 SP_PRIVATE const char *sp_path_tail(const char *path);

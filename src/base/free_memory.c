@@ -8,7 +8,7 @@
 
 #define PATH_BYTES 4096
 
-/* Where one version of cgroups keeps its numbers. */
+/* The files of one version of cgroups. */
 typedef struct cgroup_files {
     const char *mount;
     const char *limit, *usage;
@@ -66,7 +66,7 @@ static size_t read_at(const char *folder, const char *name, const char *field, s
     return n < 0 || (size_t)n >= sizeof path ? otherwise : read_field(path, field, otherwise);
 }
 
-/* What one group's own limit leaves. */
+/* Bytes free under one group's own limit. */
 static size_t group_free(const char *folder, const cgroup_files *files)
 {
     size_t limit = read_at(folder, files->limit, "", SIZE_MAX);
@@ -80,7 +80,7 @@ static size_t group_free(const char *folder, const cgroup_files *files)
     return limit - smaller(limit, used);
 }
 
-/* The least that a group and its ancestors leave. A path from outside a container ends at the
+/* The least that is free in a group and its ancestors. A path from outside a container ends at the
  * mount's own root, which is then the container's group. */
 static size_t groups_free(const char *root, const cgroup_files *files, const char *group)
 {

@@ -1,7 +1,7 @@
 /*
  * free_memory.h: how much memory this process may still take before the system reclaims or kills:
- * MemAvailable, lowered by what the limits of its cgroups (v1 or v2, the ancestors' too) leave.
- * Page cache that can be dropped counts as free in both.
+ * MemAvailable, limited by what its cgroups (v1 or v2, with their ancestors) still allow. Page
+ * cache that can be dropped counts as free in both.
  */
 #ifndef SP_BASE_FREE_MEMORY_H
 #define SP_BASE_FREE_MEMORY_H
@@ -12,7 +12,7 @@
 
 /*
  * Bytes that are free below the file system `root` ("" for this machine), or SIZE_MAX where
- * nothing says. Reads a few small files; any thread.
+ * unknown. Reads a few small files; any thread.
  */
 SP_PRIVATE size_t sp_free_memory(const char *root);
 

@@ -1,5 +1,5 @@
-/* integer.h: the small sums of cutting work into pieces. No argument is negative, no step 0, and no
- * sum overflows. */
+/* integer.h: integer helpers for splitting work. Arguments must not be negative, step not 0, and no
+ * sum may overflow. */
 #ifndef SP_BASE_INTEGER_H
 #define SP_BASE_INTEGER_H
 
@@ -20,7 +20,7 @@ static inline int64_t ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-/* The next multiple of `step`. */
+/* Rounds up to a multiple of `step`. */
 static inline int64_t round_up(int64_t a, int64_t step)
 {
     return ceil_div(a, step) * step;

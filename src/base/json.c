@@ -8,9 +8,9 @@
 #include <string.h>
 
 /*
- * When jansson's lexer has no memory to hold a string's bytes, it goes on without them: what is
- * left passes for the text, or fails an assertion of its own. With allocators of ours the failure
- * is noted, and a second attempt lets jansson come to an orderly end before the parse fails.
+ * When jansson's lexer has no memory to hold a string's bytes, it continues without them: the rest
+ * is taken for the text, or fails one of its assertions. With our allocators the failure is
+ * recorded, and a second attempt lets jansson finish in order before the parse fails.
  */
 static _Thread_local bool memory_failed;
 
@@ -35,7 +35,7 @@ void sp_json_own_memory(bool own)
 sp_status sp_json_parse(const char *bytes, size_t n_bytes, const char *subject, const char *code,
                         bool *out_duplicate, json_t **out_root, sp_error *error)
 {
-    json_error_t problem = {0}; /* jansson leaves the code as it was when it has no memory */
+    json_error_t problem = {0}; /* jansson does not set the code when out of memory */
     enum json_error_code kind;
     json_t *root;
 
@@ -85,8 +85,7 @@ sp_status sp_json_read_object(const char *path, size_t bytes_max, const char *co
 }
 
 /*
- * Looks a field up. Returns SP_OK with *out_value NULL for one that is absent or null and not
- * required.
+ * Looks up a field. Returns SP_OK with *out_value NULL if it is absent or null and not required.
  */
 static sp_status find_field(const json_t *object, const char *field, bool required,
                             const char *code, const json_t **out_value, sp_error *error)

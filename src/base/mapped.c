@@ -10,7 +10,7 @@
 
 #define PATH_BYTES 256
 
-/* Read by a signal handler, so nothing is ever freed: `begin` 0 is a free place. */
+/* Read by a signal handler, so nothing is ever freed: `begin` 0: a free entry. */
 typedef struct mapped {
     atomic_uintptr_t begin;
     atomic_size_t bytes;
@@ -19,7 +19,7 @@ typedef struct mapped {
 } mapped;
 
 static mapped all[SP_MAPPED_MAX];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of those who add and remove */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* for adding and removing */
 static sp_fault mode;
 
 int32_t sp_mapped_add(const void *data, size_t bytes, const char *path)
@@ -67,7 +67,7 @@ static mapped *find(uintptr_t address)
     return NULL;
 }
 
-/* A standard error that nobody reads is not waited for. */
+/* Does not block on a standard error that is not read. */
 static void say(const char *text)
 {
     struct pollfd ready = {.fd = STDERR_FILENO, .events = POLLOUT};
@@ -82,12 +82,12 @@ static bool read_as_zeros(mapped *file)
     void *begin = (void *)atomic_load(&file->begin);
 
     if (atomic_exchange(&file->faulted, true))
-        return true; /* another thread has just done it */
+        return true; /* another thread has already done it */
     return mmap(begin, atomic_load(&file->bytes), PROT_READ,
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) != MAP_FAILED;
 }
 
-/* Returning repeats the access: it reads a zero now, or faults again with no handler there. */
+/* Returning repeats the access: it now reads a zero, or faults again without a handler. */
 static void on_fault(int number, siginfo_t *info, void *context)
 {
     mapped *file = find((uintptr_t)info->si_addr);

@@ -133,7 +133,7 @@ static sp_status list_add(sp_setting_list *list, const char *value, sp_error *er
     return SP_OK;
 }
 
-/* A list's default gives way to the environment, and either to the first flag. */
+/* The environment replaces a list's default, and the first flag either of them. */
 static void drop_fallback(const sp_setting *setting, void *values)
 {
     sp_setting_list *list = field_of(setting, values);
@@ -187,7 +187,7 @@ static void clear_value(const sp_setting *setting, void *values)
     }
 }
 
-/* The value that holds unless a flag is given. */
+/* Sets the value used unless a flag is given. */
 static sp_status set_fallback(const sp_setting *setting, const char *text, const char *source,
                               void *values, sp_error *error)
 {
@@ -224,7 +224,7 @@ static sp_status set_defaults(const sp_setting *settings, size_t n_settings, voi
     return status;
 }
 
-/* What stands for the value in the help: "N", "auto|cpu"; nothing for a switch. */
+/* The value's placeholder in the help: "N", "auto|cpu"; nothing for a switch. */
 static const char *value_in_help(const sp_setting *setting)
 {
     if (setting->type == SP_SETTING_BOOL)
@@ -377,7 +377,7 @@ void sp_settings_free_lists(const sp_setting *settings, size_t n_settings, void 
 
 /* ---- help ---------------------------------------------------------------------------------- */
 
-/* The default as help shows it, one spelling for all words of yes and no; "" if there is none. */
+/* The default as shown in the help, with one spelling for booleans; "" if there is none. */
 static const char *default_in_help(const sp_setting *setting)
 {
     bool on;

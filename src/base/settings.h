@@ -1,7 +1,8 @@
 /*
- * settings.h: the mechanism behind every setting. Each room (or verb) that has settings gives rows;
- * one table yields the flag, the environment variable, the default and the help text. There is no
- * other getenv in the program. Flags win over the environment, the environment over the default.
+ * settings.h: the mechanism of all settings. Each room (or verb) with settings provides rows; one
+ * table gives the flag, the environment variable, the default and the help text. There is no other
+ * getenv in the program. Flags take precedence over the environment, the environment over the
+ * default. For the main thread, at start.
  */
 #ifndef SP_BASE_SETTINGS_H
 #define SP_BASE_SETTINGS_H
@@ -40,12 +41,13 @@ typedef struct sp_setting {
 
 /*
  * Fills `values` from defaults, environment and argv. argv[0] is skipped. "--name value" and
- * "--name=value" are both taken; "--" ends the flags. Arguments that are no flags are collected in
- * *out_positional (may be NULL: then one is an error). Unknown flags: SP_ERR_ARGUMENT, with the
+ * "--name=value" are both taken; "--" ends the flags. Other arguments are collected in
+ * *out_positional (may be NULL: then they are an error). Unknown flags: SP_ERR_ARGUMENT, with the
  * nearest name suggested. SP_ERR_INPUT: a value of the wrong type or out of range, with its source.
  */
 sp_status sp_settings_parse(const sp_setting *settings, size_t n_settings, int argc, char **argv,
                             void *values, sp_setting_list *out_positional, sp_error *error);
+/* Frees the arrays of all LIST settings in `values`, and zeroes them. */
 void sp_settings_free_lists(const sp_setting *settings, size_t n_settings, void *values,
                             sp_setting_list *positional);
 

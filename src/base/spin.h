@@ -1,11 +1,11 @@
 /*
- * spin.h: what a thread does while it waits for another for a moment.
+ * spin.h: the pause instruction for short spin-waits.
  */
 #ifndef SP_BASE_SPIN_H
 #define SP_BASE_SPIN_H
 
-/* Tells the CPU that this is a waiting loop: it draws less power and leaves the core's other
- * thread more of it. */
+/* Tells the CPU that this is a spin-wait loop: saves power and leaves more of the core to its other
+ * hyperthread. */
 static inline void sp_spin_pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

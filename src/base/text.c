@@ -83,7 +83,7 @@ void sp_text_format(sp_text *text, const char *format, ...)
     text->bytes += (size_t)n;
 }
 
-/* Bytes of the sequence that starts with this byte; 0 if none does. */
+/* Length of the sequence that starts with this byte; 0 if it cannot start one. */
 static size_t utf8_lead_bytes(unsigned char lead)
 {
     if (lead < 0x80)
@@ -93,8 +93,8 @@ static size_t utf8_lead_bytes(unsigned char lead)
     return lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
 }
 
-/* Table 3-7 of the Unicode Standard: overlong forms, surrogates and numbers above U+10FFFF show in
- * the second byte. */
+/* Table 3-7 of the Unicode Standard: overlong forms, surrogates and code points above U+10FFFF are
+ * recognised by the second byte. */
 static bool utf8_second_fits(unsigned char lead, unsigned char second)
 {
     unsigned char low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
@@ -205,7 +205,7 @@ bool sp_utf8_valid(const char *data, size_t bytes)
     return true;
 }
 
-/* C0, DEL, and C1 in its two-byte form: a terminal would obey them. */
+/* C0, DEL, and C1 in its two-byte form: a terminal would interpret them. */
 static bool is_control(const char *text, size_t sequence_bytes)
 {
     unsigned char c = (unsigned char)text[0];

@@ -2,16 +2,16 @@
  * device: where memory lives and who runs the work. It owns memory, copies and the thread
  * executor; it must not know numbers.
  *
- * cpus.h: how many processors this process may really use: its affinity mask, lowered by the
+ * cpus.h: how many processors this process may really use: its affinity mask, limited by the
  * cgroup's quota. A container with a quota of two on a machine of 64 must not start 64 threads,
- * because every spinning one takes time away from the others.
+ * because every spinning one takes time from the others. Any thread.
  */
 #ifndef SP_DEVICE_CPUS_H
 #define SP_DEVICE_CPUS_H
 
 #include <stdint.h>
 
-/* At least 1. */
+/* The number of usable processors, at least 1. Reads small files. */
 int32_t sp_cpus_usable(void);
 
 /*

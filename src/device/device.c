@@ -1,7 +1,7 @@
 /*
- * device.c: what all devices share: opening, the host's allocators, and the blocks, in a list, so
- * that the number of bytes is known and a device that is closed takes what was left with it.
- * stream.c has streams, events and graphs. All else goes to the backend.
+ * device.c: what all devices share: opening, the host's allocators, and the list of blocks, so that
+ * bytes are counted and closing a device frees what is left. stream.c has streams, events and
+ * graphs. Everything else is up to the backend.
  */
 #include "device/device_ops.h"
 #include "device/step_streams.h"
@@ -323,7 +323,7 @@ void sp_device_free_pinned(sp_device *device, void *memory)
 
 /* ---- copies -------------------------------------------------------------------------------- */
 
-/* The memories of a device and of the host that a copy is between. */
+/* Checks the device and host memory of a copy. */
 static sp_status check_copy(const sp_device *device, const void *device_memory,
                             const void *host_memory, sp_error *error)
 {

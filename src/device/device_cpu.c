@@ -1,6 +1,6 @@
 /*
- * device_cpu.c: the host's memory as a device. Its streams do everything at once, so an event has
- * always happened; there is nothing that a graph could save, so capture is not offered.
+ * device_cpu.c: the host's memory as a device. Its streams are synchronous, so every event is
+ * already complete; a graph would save nothing, so capture is not supported.
  */
 #include "device/device_ops.h"
 

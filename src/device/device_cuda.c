@@ -1,10 +1,10 @@
 /*
- * device_cuda.c: a GPU as a device, through the shared object that knows CUDA. The object is opened
- * at run time and stays open for the life of the process: a runtime that has started cannot be
- * taken out again safely.
+ * device_cuda.c: a GPU as a device, through the shared object that contains the CUDA code. The
+ * object is opened at run time and stays open for the life of the process: an initialised CUDA
+ * runtime cannot be unloaded safely.
  *
- * Two streams: the main one carries the steps and the table switches between them, the copy stream
- * carries images beside them. A copy first waits for what the main stream holds, so that it cannot
+ * Two streams: the main one runs the steps and the table switches between them, the copy stream
+ * copies images concurrently. A copy first waits for the work on the main stream, so that it cannot
  * overtake a step that still reads the slot.
  */
 #include "device/device_cuda.h"
@@ -78,7 +78,7 @@ sp_status sp_device_cuda_status(sp_device *device, int code, const char *what)
     return status;
 }
 
-/* A child of the process that opened the GPU has no use of it: CUDA would fail, or worse. */
+/* A fork's child cannot use the GPU that its parent opened: CUDA would fail, or worse. */
 #define CALL(device, what, name, ...)                                                          \
     sp_device_cuda_status(device,                                                              \
                           sp_device_is_parents(device)                                         \
@@ -227,7 +227,7 @@ static void cuda_unpin(sp_device *device, void *memory)
     (void)CALL(device, "unpinning memory", unpin, memory);
 }
 
-/* The copy stream goes on after what the main stream holds now. */
+/* Makes the copy stream wait for the work now on the main stream. */
 static sp_status follow_main(sp_device *device)
 {
     cuda_device *cuda = cuda_of(device);

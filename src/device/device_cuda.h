@@ -1,8 +1,8 @@
 /*
- * device_cuda.h: the border between the library and libsidepath_cuda.so. That object exports one
+ * device_cuda.h: the interface between the library and libsidepath_cuda.so. That object exports one
  * symbol, sp_cuda_object: a version and a list of named functions. Each room lists what it needs of
- * it here (device) or in kernels/kernels_cuda.h, with the same lines on both sides of the border;
- * the library resolves every entry when it opens the object, so that a missing one has a name.
+ * it here (device) or in kernels/kernels_cuda.h, with the same lines on both sides; the library
+ * resolves every entry when it opens the object, so that a missing one is named.
  *
  * Entries return a cudaError_t as int (0 is success) and take the number of the GPU first.
  */
@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/* Rises with every change of an entry's arguments. */
+/* Incremented with every change of an entry's arguments. */
 #define SP_CUDA_VERSION 2
 
 typedef void (*sp_cuda_fn)(void);

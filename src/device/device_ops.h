@@ -1,6 +1,6 @@
 /*
- * device_ops.h: what a backend of sp_device fills in. device.c keeps the blocks, counts bytes and
- * checks arguments; a backend only allocates, copies and orders.
+ * device_ops.h: the functions of a backend of sp_device. device.c lists the blocks, counts bytes
+ * and checks arguments; a backend only allocates, copies and orders.
  */
 #ifndef SP_DEVICE_DEVICE_OPS_H
 #define SP_DEVICE_DEVICE_OPS_H
@@ -18,7 +18,7 @@ typedef struct sp_device_block sp_device_block;
 /* Streams, events and graphs are the backend's own handles; NULL on the CPU. */
 typedef struct sp_device_ops {
     sp_device_kind kind;
-    void (*close)(sp_device *device); /* frees what open made, the struct included */
+    void (*close)(sp_device *device); /* frees what open created, the struct included */
     sp_status (*memory)(const sp_device *device, size_t *out_free, size_t *out_total);
     sp_status (*alloc)(sp_device *device, size_t bytes, void **out_memory, sp_error *error);
     void (*free)(sp_device *device, void *memory);
@@ -54,7 +54,7 @@ typedef struct sp_device_ops {
 struct sp_stream {
     sp_device *device;
     void *handle;
-    bool borrowed;   /* the handle is the host's */
+    bool borrowed;   /* the handle belongs to the host */
     sp_stream *next; /* of the streams on which steps may run */
 };
 
@@ -73,37 +73,39 @@ struct sp_device {
     const sp_device_ops *ops;
     char name[SP_DEVICE_NAME_BYTES];
     char error_text[SP_ERROR_TEXT_BYTES]; /* of the last failure; under the mutex */
-    pthread_mutex_t mutex;                /* loader threads allocate beside the engine's */
+    pthread_mutex_t mutex; /* loader threads allocate concurrently with the engine's */
     sp_device_block *blocks;
     size_t bytes;
     sp_stream main_stream;
     uint32_t epoch;            /* of the process that opened it */
     sp_device_options options; /* the host's functions; library is not kept */
-    sp_stream *streams;        /* created or wrapped, but not those apart */
-    void *order;               /* event; made with the first of them */
+    sp_stream *streams;        /* created or wrapped, without those of sp_stream_create_apart */
+    void *order;               /* event; created with the first of them */
     pthread_mutex_t order_mutex;
 };
 
-/* Sets the common part; the backend's struct must be zeroed. */
+/* Initialises the common part; the backend's struct must be zeroed. */
 void sp_device_init(sp_device *device, const sp_device_ops *ops, const char *name,
                     const sp_device_options *options);
-/* Frees every block that is left, and the mutexes. */
+/* Frees all remaining blocks, and the mutexes. */
 void sp_device_release(sp_device *device);
 
 /* Whether this process is a child of the one that opened the device. */
 bool sp_device_is_parents(const sp_device *device);
 
-/* The device's mutex. Not in a child: a thread of the parent may have held it at the fork, and a
- * child that closes the device has one thread. */
+/* Locks the device's mutex. Does nothing in a fork's child: a thread of the parent may have held it
+ * at the fork, and a child that closes the device has one thread. */
 void sp_device_lock(sp_device *device);
+/* The counterpart of sp_device_lock, with the same exception. */
 void sp_device_unlock(sp_device *device);
 
-/* SP_ERR_ARGUMENT: the argument `name` is NULL. */
+/* Returns SP_ERR_ARGUMENT: the argument `name` is NULL. */
 sp_status sp_device_missing(const char *name, sp_error *error);
-/* What a backend returned, as it is; a failure with the backend's words or the status's own. */
+/* Passes on what a backend returned; fills *error for a failure, with the backend's text or the
+ * status's own. */
 sp_status sp_device_told(const sp_device *device, sp_status status, sp_error *error);
 
-/* The backends' halves of sp_device_open; the options are of today's size. */
+/* The backends' parts of sp_device_open; the options are in the current size. */
 sp_status sp_device_open_cpu(const sp_device_options *options, sp_device **out_device,
                              sp_error *error);
 sp_status sp_device_open_cuda(int32_t index, const sp_device_options *options,

@@ -1,9 +1,9 @@
 /*
- * exec.c: the executor. A job is n_tasks numbers that threads take one by one from a single atomic
- * counter. Two decisions a reader might question:
+ * exec.c: the executor. A job is n_tasks task numbers that threads claim one by one from a single
+ * atomic counter. Two decisions a reader might question:
  *
- * The counter holds what *remains*. A worker that was late for one job can only claim a task that
- * is really open, whichever job that belongs to, so jobs need no generation number; and as a job
+ * The counter holds what *remains*. A worker that is late for one job can only claim a task that is
+ * really unclaimed, whichever job it belongs to, so jobs need no generation number; and since a job
  * cannot end before its claimed tasks do, fn, user and n_tasks may be plain fields that are read
  * after the claim.
  *
@@ -29,7 +29,7 @@
 
 #define THREADS_MAX       1024
 #define CACHE_LINE_BYTES  64
-#define SPINS_PER_READING 64 /* of the clock */
+#define SPINS_PER_READING 64 /* clock readings */
 
 typedef struct exec_worker {
     sp_exec *exec;
@@ -46,7 +46,7 @@ struct sp_exec {
     sp_exec_run_fn host_run;
     void *host_user;
 
-    /* The job. Written between jobs, read after a claim. */
+    /* The job. Written between jobs, read after a task is claimed. */
     sp_task_fn fn;
     void *user;
     int32_t n_tasks;
@@ -322,7 +322,8 @@ sp_status sp_exec_create_host(int32_t threads, sp_exec_run_fn run, void *user, s
     return SP_OK;
 }
 
-/* The threads of a parent process are not here; its mutex may be held by one of them for good. */
+/* A fork's child has none of the threads, and its copy of the mutex may stay locked by one of
+ * them. */
 void sp_exec_destroy(sp_exec *exec)
 {
     if (!exec)

@@ -1,24 +1,24 @@
 /*
- * step_streams.h: the order between the main stream, on which a pool switches its tables, and the
- * streams of the host on which steps may run: every stream that was created or wrapped. Events are
- * recorded when a pool asks, which is seldom; a step pays nothing. For one device these calls and
- * the making of streams exclude each other. Nothing to do on the CPU.
+ * step_streams.h: orders the main stream, on which a pool switches its tables, and the streams on
+ * which steps may run: every stream that was created or wrapped. Events are recorded when a pool
+ * needs them, which is rare; a step costs nothing. For one device these calls and the creation of
+ * streams must not run concurrently. No-ops on the CPU. device may not be NULL.
  */
 #ifndef SP_DEVICE_STEP_STREAMS_H
 #define SP_DEVICE_STEP_STREAMS_H
 
 #include <sidepath/device.h>
 
-/* The main stream goes on after all that the others hold now. */
+/* Makes the main stream wait for all work now on the others. Does not block. */
 sp_status sp_device_main_follows(sp_device *device, sp_error *error);
 
-/* The others go on after all that the main stream holds now. */
+/* Makes the others wait for all work now on the main stream. Does not block. */
 sp_status sp_device_others_follow(sp_device *device, sp_error *error);
 
-/* Returns when all of them, and the main stream, are idle. */
+/* Blocks until all of them, and the main stream, are idle. */
 sp_status sp_device_wait_all(sp_device *device, sp_error *error);
 
-/* A stream that is none of them, because no step runs there: for copies beside the steps. */
+/* Creates a stream outside this order, on which no step runs: for copies concurrent with steps. */
 sp_status sp_stream_create_apart(sp_device *device, sp_stream **out_stream, sp_error *error);
 
 #endif

@@ -137,7 +137,7 @@ sp_status sp_stream_create_apart(sp_device *device, sp_stream **out_stream, sp_e
     return status;
 }
 
-/* `stream` goes on after what the main stream holds now; with the lock. */
+/* Makes `stream` wait for the work now on the main stream. The caller holds the lock. */
 static sp_status follow_main(sp_device *device, sp_stream *stream)
 {
     sp_status status = device->ops->event_record(device, device->order, device->main_stream.handle);
@@ -147,8 +147,8 @@ static sp_status follow_main(sp_device *device, sp_stream *stream)
     return device->ops->stream_wait_event(device, stream->handle, device->order);
 }
 
-/* From here on the stream is one of those on which steps may run: it sees the tables as the main
- * stream has left them. */
+/* Adds the stream to those on which steps may run: it sees the tables as the main stream has left
+ * them. */
 static sp_status add_stream(sp_stream *stream, sp_error *error)
 {
     sp_device *device = stream->device;

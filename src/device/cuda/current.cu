@@ -1,17 +1,17 @@
-/* current.cu: see current.cuh. The driver's two functions are found at run time, as nothing here
- * links to libcuda. */
+/* current.cu: see current.cuh. The driver's two functions are looked up at run time, since nothing
+ * here links to libcuda. */
 #include "device/cuda/current.cuh"
 
 #include <cuda.h>
 
 #include <atomic>
 
-#define DRIVER_VERSION 12000 /* of the functions' forms, which are older */
+#define DRIVER_VERSION 12000 /* the ABI version requested for the functions, which are older */
 
 typedef CUresult(CUDAAPI *get_current_fn)(CUcontext *);
 typedef CUresult(CUDAAPI *set_current_fn)(CUcontext);
 
-/* Written with the same values by whoever opens a GPU. */
+/* Each opened GPU writes the same values. */
 static std::atomic<get_current_fn> get_current;
 static std::atomic<set_current_fn> set_current;
 static std::atomic<CUcontext> primary[SP_CUDA_GPUS_MAX];
@@ -46,7 +46,7 @@ cudaError_t sp_cuda_current_init(int gpu)
         before = NULL; /* the driver was never used */
     code = cudaSetDevice(gpu);
     if (code == cudaSuccess)
-        code = cudaFree(NULL); /* makes the context: a busy or too old GPU fails here */
+        code = cudaFree(NULL); /* creates the context: a busy or too old GPU fails here */
     if (code == cudaSuccess && get_current.load()(&own) == CUDA_SUCCESS)
         primary[gpu] = own;
     if (own != before)

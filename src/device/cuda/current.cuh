@@ -1,8 +1,8 @@
 /*
- * current.cuh: the calling thread's current CUDA context, which is the host's: every entry makes
- * the GPU's own current for as long as it runs and puts back what was there, a context of the
- * driver's or none included. cudaSetDevice alone could not: it knows devices only, and to put back
- * a thread's default it would make a context on GPU 0.
+ * current.cuh: the calling thread's current CUDA context belongs to the host: every entry makes the
+ * GPU's primary context current while it runs and then restores the previous one, even a driver API
+ * context or none. cudaSetDevice alone could not: it selects devices only, and restoring a thread's
+ * default would create a context on GPU 0.
  */
 #ifndef SP_DEVICE_CUDA_CURRENT_CUH
 #define SP_DEVICE_CUDA_CURRENT_CUH
@@ -11,7 +11,8 @@
 
 #define SP_CUDA_GPUS_MAX 64
 
-/* Finds the GPU's primary context; before any other entry for it. Host code, as all here. */
+/* Finds the GPU's primary context; call it before any other entry for that GPU. Host code, as all
+ * here. */
 cudaError_t sp_cuda_current_init(int gpu);
 
 class sp_cuda_current

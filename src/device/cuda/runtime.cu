@@ -1,6 +1,6 @@
 /*
- * runtime.cu: the device entries, one runtime call each. cudart is linked statically and there is
- * no link to libcuda, so that the object loads, and says so, where there is no driver.
+ * runtime.cu: the device entries, one runtime call each. cudart is linked statically and libcuda
+ * not at all, so that the object loads, and reports an error, where there is no driver.
  */
 #include "device/cuda/current.cuh"
 #include "device/device_cuda.h"
@@ -13,7 +13,7 @@
     if (selected.code != cudaSuccess) \
     return failed(selected.code)
 
-/* Takes the error out of the runtime's own memory of it, or a later launch would report it. */
+/* Clears the runtime's last error, or a later launch would report it. */
 static int failed(cudaError_t code)
 {
     if (code != cudaSuccess)
