@@ -25,6 +25,16 @@ def without_comments(text):
     return _BLANK.sub(_spaces, text)
 
 
+def comments(text):
+    """Every comment as a list of (line, text): its lines, without what marks them as a comment."""
+    for match in _BLANK.finditer(text):
+        if match.group(0)[0] in "\"'":
+            continue
+        first = text.count("\n", 0, match.start()) + 1
+        yield [(first + i, re.sub(r"^\s*(?:/\*+|//|\*(?!/))?\s*|\s*(?:\*/)?\s*$", "", line))
+               for i, line in enumerate(match.group(0).split("\n"))]
+
+
 def code_only(text):
     """The same without preprocessor lines: macros have no functions of their own."""
     return _DIRECTIVE.sub(lambda match: re.sub(r"[^\n]", " ", match.group(0)),

@@ -11,6 +11,8 @@ sidepath_style_test(layers ${Python3_EXECUTABLE} -B ${style}/check_layers.py)
 sidepath_style_test(layers_self_test ${Python3_EXECUTABLE} -B ${style}/check_layers.py --self-test)
 sidepath_style_test(tree ${Python3_EXECUTABLE} -B ${style}/check_style.py)
 sidepath_style_test(tree_self_test ${Python3_EXECUTABLE} -B ${style}/check_style.py --self-test)
+sidepath_style_test(words ${Python3_EXECUTABLE} -B ${style}/check_words.py)
+sidepath_style_test(words_self_test ${Python3_EXECUTABLE} -B ${style}/check_words.py --self-test)
 sidepath_style_test(docs ${Python3_EXECUTABLE} -B ${style}/check_docs.py)
 sidepath_style_test(docs_self_test ${Python3_EXECUTABLE} -B ${style}/check_docs.py --self-test)
 
