@@ -283,6 +283,11 @@ SP_API sp_geometry *sp_adapter_geometry(const sp_adapter *adapter);
  */
 SP_API sp_module_set sp_adapter_modules(const sp_adapter *adapter);
 
+/* The refusal of what an engine cannot apply, `engine-unsupported`: modules outside the set, by
+ * pairs or rows. */
+SP_API sp_status sp_adapter_check_modules(const sp_adapter *adapter, sp_module_set supported,
+                                          sp_error *error);
+
 /*
  * Experimental. Whole-row replacements of the embedding or the head (modules_to_save and trainable
  * tokens), as stored: packing turns them into the rows that differ.

@@ -21,8 +21,7 @@
 #ifndef SIDEPATH_ENGINE_H
 #define SIDEPATH_ENGINE_H
 
-#include <sidepath/adapter.h>
-#include <sidepath/intake.h>
+#include <sidepath/stage.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -77,15 +76,9 @@ SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t str
 
 typedef struct sp_engine_adapter {
     size_t struct_bytes;
-    const char *name; /* 1 .. 255 bytes of UTF-8; see sp_engine_name_check */
+    const char *name; /* 1 .. 255 bytes of UTF-8; see sp_stage_name_check */
     const char *path;
 } sp_engine_adapter;
-
-/*
- * The rule for adapter names: no control characters, no ':', not "." or "..", no blank at either
- * end, not `base_name` (may be NULL). SP_ERR_INPUT says what is wrong.
- */
-SP_API sp_status sp_engine_name_check(const char *name, const char *base_name, sp_error *error);
 
 /*
  * Maps the weights, loads the adapters into slots, allocates pool, KV cache and scratch. On
@@ -348,28 +341,15 @@ SP_API sp_status sp_engine_check_weights(const sp_engine *engine, sp_error *erro
 /* ---- adapters while it runs ---------------------------------------------------------------- */
 
 /*
- * A load begins here and ends between two steps; no step waits for it. stage.h has the whole
- * story: what a name, a version and a generation are, and what each status means.
+ * Its stage: adapters are loaded, unloaded, pinned, made active and listed there, between two
+ * steps; a load ends between two steps too, and no step waits for it. stage.h has the whole story.
+ * Borrowed; NULL: the engine was opened without slots (max_loras 0), or without adapters and
+ * without adapter_loading. Requests are held and given slots by the engine alone.
  */
-typedef struct sp_engine_load {
-    size_t struct_bytes;
-    const char *name; /* see sp_engine_name_check */
-    const char *path;
-    bool replace;                 /* false: a name that is taken is refused as `name-taken` */
-    uint64_t expected_generation; /* not 0: only if the name is at this generation */
-    bool pinned;
-} sp_engine_load;
-
-SP_API void sp_engine_load_default(sp_engine_load *out_load, size_t struct_bytes);
+SP_API sp_stage *sp_engine_stage(const sp_engine *engine);
 
 /*
- * SP_PENDING: begun, and *out_ticket asks for the outcome. SP_ERR_INPUT: a bad name.
- * SP_ERR_UNSUPPORTED: the engine was opened without slots. Else as sp_stage_load.
- */
-SP_API sp_status sp_engine_load_adapter(sp_engine *engine, const sp_engine_load *load,
-                                        int64_t *out_ticket, sp_error *error);
-/*
- * An adapter from memory, judged as the engine judges those of files; else as
+ * An adapter for sp_stage_put from memory, judged as the engine judges those of files; else as
  * sp_adapter_from_tensors. Reads only what never changes in an engine: any thread, beside steps,
  * which it does not hold up.
  */
@@ -379,75 +359,11 @@ SP_API sp_status sp_engine_read_tensors(const sp_engine *engine, const char *nam
                                         sp_adapter **out_adapter, sp_error *error);
 
 /*
- * As sp_engine_load_adapter, from an adapter of sp_engine_read_tensors, which is retained until it
- * is packed. load->path is shown in lists and may be NULL. Such a version stays in the host cache
- * as long as it lives, in a slot or not; where the cache has no room for it, it is refused at once
- * with SP_POOL_FULL and `host-cache-full`.
+ * Multiply-adds of the base's linear layers for one row: what the row_macs of an adapter's facts
+ * are held against.
  */
-SP_API sp_status sp_engine_put_adapter(sp_engine *engine, const sp_engine_load *load,
-                                       sp_adapter *adapter, int64_t *out_ticket, sp_error *error);
+SP_API double sp_engine_row_macs(const sp_engine *engine);
 
-/* As sp_stage_result: SP_PENDING, or the outcome, once. out_generation may be NULL. */
-SP_API sp_status sp_engine_load_result(sp_engine *engine, int64_t ticket, uint64_t *out_generation,
-                                       sp_error *error);
-SP_API void sp_engine_load_forget(sp_engine *engine, int64_t ticket);
-
-/* As sp_stage_unload: the name is gone at once; SP_BUSY while requests finish on it. */
-SP_API sp_status sp_engine_unload_adapter(sp_engine *engine, const char *name, sp_error *error);
-SP_API sp_status sp_engine_pin_adapter(sp_engine *engine, const char *name, bool pinned,
-                                       sp_error *error);
-/* What requests without a name mean from now on; NULL: the base. */
-SP_API sp_status sp_engine_set_active(sp_engine *engine, const char *name, sp_error *error);
-
-/*
- * Gets on with loads without a step, for an engine that has no requests; waits for the next piece
- * of one, timeout_ms at most. SP_AGAIN: no load is going on.
- */
-SP_API sp_status sp_engine_poll(sp_engine *engine, int32_t timeout_ms, sp_error *error);
-
-typedef enum sp_adapter_state {
-    SP_ADAPTER_DISK = 0,    /* loaded again when a request needs it */
-    SP_ADAPTER_HOST = 1,    /* packed, in the host cache */
-    SP_ADAPTER_LOADING = 2, /* on its way to a slot */
-    SP_ADAPTER_READY = 3,   /* in a slot */
-    SP_ADAPTER_DRAINING = 4 /* unloaded or replaced; requests finish on it */
-} sp_adapter_state;
-
-SP_API const char *sp_adapter_state_name(sp_adapter_state state); /* "ready" */
-
-/* What one version of an adapter is; strings live until the next call that changes adapters. */
-typedef struct sp_engine_adapter_info {
-    size_t struct_bytes;
-    const char *name, *path;
-    sp_adapter_state state;
-    int32_t slot; /* -1: none now */
-    int32_t rank, sites;
-    size_t file_bytes; /* stored bytes of its tensors */
-    size_t slot_bytes; /* what a slot takes, whatever is in it */
-    size_t host_bytes; /* what its image takes in the host cache now */
-    sp_digest digest;
-    uint64_t generation, id_hash;
-    bool pinned, active;
-    int32_t references;  /* requests that hold it: */
-    int32_t running;     /* those that hold its slot, */
-    int32_t waiting;     /* and those that wait */
-    uint64_t last_use;   /* larger is later */
-    uint64_t rows;       /* rows that steps have routed to it */
-    double load_seconds; /* reading, checking and packing */
-    const char *receipt; /* its receipt in JSON; may be NULL */
-    double flops_ratio;  /* multiply-adds that it adds to a row, over those of the base's layers */
-} sp_engine_adapter_info;
-
-/*
- * In the order of loading, draining versions among them. The caller has set out_info->struct_bytes.
- * SP_ERR_ARGUMENT: no such index, or a size that the struct cannot have.
- */
-SP_API size_t sp_engine_n_adapters(const sp_engine *engine);
-SP_API sp_status sp_engine_adapter_at(const sp_engine *engine, size_t index,
-                                      sp_engine_adapter_info *out_info, sp_error *error);
-/* The version that a name means now. SP_ERR_NOT_FOUND; SP_ERR_ARGUMENT for the struct's size. */
-SP_API sp_status sp_engine_find_adapter(const sp_engine *engine, const char *name,
-                                        sp_engine_adapter_info *out_info, sp_error *error);
 /* The digest of the version that a request holds; all zero for the base. SP_ERR_NOT_FOUND. */
 SP_API sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id,
                                           sp_digest *out_digest, sp_error *error);

@@ -33,13 +33,7 @@ extern "C" {
 #endif
 
 typedef struct sp_stage sp_stage;
-typedef struct sp_version sp_version;
-
-/* ---- judging ------------------------------------------------------------------------------- */
-
-/* The refusal of what this engine cannot apply: modules outside the set, by pairs or rows. */
-SP_API sp_status sp_adapter_check_modules(const sp_adapter *adapter, sp_module_set supported,
-                                          sp_error *error);
+typedef struct sp_stage_version sp_stage_version;
 
 /* ---- set-up -------------------------------------------------------------------------------- */
 
@@ -57,8 +51,10 @@ typedef struct sp_stage_options {
                                         served tables of the pool's layout */
     sp_module_set supported;         /* modules that the host can apply: others are refused as
                                         `engine-unsupported`; the default: all */
-    int32_t call_ms_max;             /* a call of a source that takes longer is cancelled and fails
-                                        as `source-timeout`; 0: no limit */
+    const char *base_name; /* the base model's own, copied; NULL: none. No adapter may have
+                              it, and where it is asked for by name the base is meant */
+    int32_t call_ms_max;   /* a call of a source that takes longer is cancelled and fails
+                              as `source-timeout`; 0: no limit */
 } sp_stage_options;
 
 SP_API void sp_stage_options_default(sp_stage_options *out_options, size_t struct_bytes);
@@ -77,6 +73,14 @@ SP_API sp_status sp_stage_create(const sp_stage_options *options, sp_stage **out
  * waits for nothing, as the threads are the parent's; no other call may be made there.
  */
 SP_API void sp_stage_destroy(sp_stage *stage);
+
+/* ---- names ---------------------------------------------------------------------------------- */
+
+/*
+ * The rule for adapter names: no control characters, no ':', not "." or "..", no blank at either
+ * end, not `base_name` (may be NULL). SP_ERR_INPUT says what is wrong.
+ */
+SP_API sp_status sp_stage_name_check(const char *name, const char *base_name, sp_error *error);
 
 /* ---- loading and unloading ----------------------------------------------------------------- */
 
@@ -101,9 +105,9 @@ SP_API void sp_stage_load_options_default(sp_stage_load_options *out_options, si
  * Starts a load and returns SP_PENDING with a ticket; sp_stage_result tells how it went. Strings
  * are copied. The name becomes visible, or changes its meaning, at the end of a load that
  * succeeded; until then its old version serves.
- * SP_BUSY: a load under this name is going on. SP_POOL_FULL with `host-cache-full`: the budget is
- * taken by adapters in use; try again. SP_ERR_STATE with `name-taken` or `generation-changed`.
- * SP_ERR_ARGUMENT, SP_ERR_MEMORY.
+ * SP_ERR_INPUT: a name that sp_stage_name_check refuses. SP_BUSY: a load under this name is going
+ * on. SP_POOL_FULL with `host-cache-full`: the budget is taken by adapters in use; try again.
+ * SP_ERR_STATE with `name-taken` or `generation-changed`. SP_ERR_ARGUMENT, SP_ERR_MEMORY.
  */
 SP_API sp_status sp_stage_load(sp_stage *stage, const sp_stage_load_options *options,
                                int64_t *out_ticket, sp_error *error);
@@ -159,16 +163,16 @@ SP_API sp_status sp_stage_unload(sp_stage *stage, const char *name, sp_error *er
 SP_API sp_status sp_stage_set_pinned(sp_stage *stage, const char *name, bool pinned,
                                      sp_error *error);
 
-/* What DEFAULT means from now on: this name, or the base (NULL). SP_ERR_NOT_FOUND. */
+/* What DEFAULT means from now on: this name, or the base (NULL, or its name). SP_ERR_NOT_FOUND. */
 SP_API sp_status sp_stage_set_active(sp_stage *stage, const char *name, sp_error *error);
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
-typedef enum sp_route_kind {
-    SP_ROUTE_BASE = 0,   /* no adapter */
-    SP_ROUTE_NAMED = 1,  /* the adapter of this name; an unknown name is an error */
-    SP_ROUTE_DEFAULT = 2 /* the active adapter, else the base */
-} sp_route_kind;
+typedef enum sp_hold_kind {
+    SP_HOLD_BASE = 0,   /* no adapter */
+    SP_HOLD_NAMED = 1,  /* the adapter of this name; an unknown name is an error */
+    SP_HOLD_DEFAULT = 2 /* the active adapter, else the base */
+} sp_hold_kind;
 
 /*
  * One request's hold on a version; kept by the caller, who sets struct_bytes, and changed by the
@@ -176,18 +180,18 @@ typedef enum sp_route_kind {
  */
 typedef struct sp_hold {
     size_t struct_bytes;
-    sp_version *version; /* NULL: the base */
-    int32_t slot;        /* -1: in no slot now */
-    uint64_t generation; /* the pool's, of the slot */
-    bool waiting;        /* counted among those that wait for a slot */
-    bool begun;          /* has been in a slot: its version must not get lost any more */
+    sp_stage_version *version; /* NULL: the base */
+    int32_t slot;              /* -1: in no slot now */
+    uint64_t generation;       /* the pool's, of the slot */
+    bool waiting;              /* counted among those that wait for a slot */
+    bool begun;                /* has been in a slot: its version must not get lost any more */
 } sp_hold;
 
 /*
  * What a request means, decided once, at admission. Works at once, wherever the content is.
  * SP_ERR_NOT_FOUND with the name.
  */
-SP_API sp_status sp_stage_hold(sp_stage *stage, sp_route_kind kind, const char *name,
+SP_API sp_status sp_stage_hold(sp_stage *stage, sp_hold_kind kind, const char *name,
                                sp_hold *out_hold, sp_error *error);
 
 /*
@@ -221,9 +225,9 @@ SP_API void sp_stage_release(sp_stage *stage, sp_hold *hold);
 SP_API void sp_stage_use(sp_stage *stage, const sp_hold *hold, uint64_t amount);
 
 /* The digest and facts of a held version; borrowed as long as it is held. */
-SP_API const sp_digest *sp_version_digest(const sp_version *version);
-SP_API const char *sp_version_name(const sp_version *version);
-SP_API uint64_t sp_version_generation(const sp_version *version);
+SP_API const sp_digest *sp_stage_version_digest(const sp_stage_version *version);
+SP_API const char *sp_stage_version_name(const sp_stage_version *version);
+SP_API uint64_t sp_stage_version_generation(const sp_stage_version *version);
 
 /* ---- progress ------------------------------------------------------------------------------ */
 
@@ -242,52 +246,60 @@ SP_API void sp_stage_wait(sp_stage *stage, int32_t timeout_ms);
 
 /* ---- list ---------------------------------------------------------------------------------- */
 
-typedef enum sp_version_state {
-    SP_VERSION_DISK = 0,    /* neither image nor slot; loaded again when a request needs it */
-    SP_VERSION_HOST = 1,    /* packed image in the host cache */
-    SP_VERSION_LOADING = 2, /* on its way */
-    SP_VERSION_READY = 3,   /* in a slot */
-    SP_VERSION_DRAINING = 4 /* its name is gone or means another; requests still hold it */
-} sp_version_state;
+/*
+ * sp_stage_poll, and where that says SP_PENDING, sp_stage_wait and sp_stage_poll again: for an
+ * engine that has no requests. NULL: SP_AGAIN.
+ */
+SP_API sp_status sp_stage_poll_wait(sp_stage *stage, int32_t timeout_ms);
 
-SP_API const char *sp_version_state_name(sp_version_state state); /* "ready" */
+typedef enum sp_stage_version_state {
+    SP_STAGE_VERSION_DISK = 0,    /* neither image nor slot; loaded again when a request needs it */
+    SP_STAGE_VERSION_HOST = 1,    /* packed image in the host cache */
+    SP_STAGE_VERSION_LOADING = 2, /* on its way */
+    SP_STAGE_VERSION_READY = 3,   /* in a slot */
+    SP_STAGE_VERSION_DRAINING = 4 /* its name is gone or means another; requests still hold it */
+} sp_stage_version_state;
+
+SP_API const char *sp_stage_version_state_name(sp_stage_version_state state); /* "ready" */
 
 /* What is known of an adapter whose tensors are packed and gone. */
-typedef struct sp_adapter_facts {
+typedef struct sp_stage_facts {
     size_t struct_bytes;
     int32_t rank;        /* the largest */
     int32_t sites;       /* pairs that are applied */
     size_t file_bytes;   /* stored bytes of its tensors */
     double row_macs;     /* multiply-adds that it adds to one row */
     const char *receipt; /* its receipt in JSON; NULL: the source gave none */
-} sp_adapter_facts;
+} sp_stage_facts;
 
-typedef struct sp_version_info {
+typedef struct sp_stage_version_info {
     size_t struct_bytes;
     const char *name; /* strings live until the version goes */
     const char *location;
-    sp_version_state state;
+    sp_stage_version_state state;
     int32_t slot; /* -1: none */
     bool pinned, active;
-    int32_t references;  /* requests that hold it, waiting ones included */
+    int32_t references;  /* requests that hold it, */
+    int32_t in_slot;     /* and those of them that hold its slot; the others wait */
     uint64_t generation; /* rises with every load of the stage; never 0 */
-    uint64_t id_hash;    /* sp_adapter_id_hash of both */
+    uint64_t id_hash;    /* sp_stage_id_hash of both */
     uint64_t last_use;   /* the stage's own clock: larger is later */
     uint64_t uses;
     sp_digest digest;
-    const sp_adapter_facts *facts; /* the stage's, until the version goes or is loaded again */
+    const sp_stage_facts *facts; /* the stage's, until the version goes or is loaded again */
     size_t image_bytes; /* that its image takes in the host cache now; 0 when it has none */
+    size_t slot_bytes;  /* what a slot takes, whatever is in it */
     double load_seconds;
-} sp_version_info;
+} sp_stage_version_info;
 
-/* Versions in the order of loading, draining ones among them. */
+/* Versions in the order of loading, draining ones among them. NULL: a stage without any. */
 SP_API size_t sp_stage_n_versions(const sp_stage *stage);
 /* SP_ERR_ARGUMENT: past the last, or no struct. */
-SP_API sp_status sp_stage_version_at(const sp_stage *stage, size_t index, sp_version_info *out_info,
-                                     sp_error *error);
+SP_API sp_status sp_stage_version_at(const sp_stage *stage, size_t index,
+                                     sp_stage_version_info *out_info, sp_error *error);
 /* The version that a name means now. SP_ERR_NOT_FOUND, SP_ERR_ARGUMENT. */
-SP_API sp_status sp_stage_find(const sp_stage *stage, const char *name, sp_version_info *out_info,
-                               sp_error *error);
+SP_API sp_status sp_stage_find(const sp_stage *stage, const char *name,
+                               sp_stage_version_info *out_info, sp_error *error);
 
 typedef struct sp_stage_stats {
     size_t struct_bytes;
@@ -306,7 +318,7 @@ SP_API sp_status sp_stage_get_stats(const sp_stage *stage, sp_stage_stats *out_s
  * not 0, over its 8 little-endian bytes; never 0, which means no adapter. Caches of keys and
  * values are keyed by the digest, not by this.
  */
-SP_API uint64_t sp_adapter_id_hash(const char *name, uint64_t generation);
+SP_API uint64_t sp_stage_id_hash(const char *name, uint64_t generation);
 
 #ifdef __cplusplus
 }

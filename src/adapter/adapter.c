@@ -196,3 +196,20 @@ double sp_adapter_hash_seconds(const sp_adapter *adapter)
 {
     return adapter->hash_seconds;
 }
+
+sp_status sp_adapter_check_modules(const sp_adapter *adapter, sp_module_set supported,
+                                   sp_error *error)
+{
+    sp_module_set missing;
+    const char *name;
+
+    if (adapter == NULL)
+        return sp_fail_null(error, "adapter");
+    missing = sp_adapter_modules(adapter) & ~supported;
+    if (missing == 0)
+        return SP_OK;
+    name = sp_geometry_module_name(sp_adapter_geometry(adapter), __builtin_ctzll(missing));
+    return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", name, -1,
+                   "adapter %s adapts %s, which this build's engine cannot apply yet",
+                   sp_adapter_name(adapter), name);
+}

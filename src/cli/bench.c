@@ -96,12 +96,13 @@ static sp_status parse_row_counts(step_bench *bench, sp_error *error)
 /* The adapter of row i when the rows take turns among all of them; NULL: the base. */
 static const char *adapter_of(const step_bench *bench, bool with_adapters, int32_t row)
 {
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
-    size_t n = sp_engine_n_adapters(bench->engine);
+    const sp_stage *stage = sp_engine_stage(bench->engine);
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
+    size_t n = sp_stage_n_versions(stage);
 
     if (!with_adapters || n == 0)
         return NULL;
-    sp_engine_adapter_at(bench->engine, (size_t)row % n, &info, NULL);
+    sp_stage_version_at(stage, (size_t)row % n, &info, NULL);
     return info.name;
 }
 
@@ -196,7 +197,7 @@ static sp_status time_prefill(step_bench *bench, bool with_adapters, double *out
 static void add_case(step_bench *bench, const char *kind, int32_t rows, bool with_adapters,
                      double seconds)
 {
-    size_t n = sp_engine_n_adapters(bench->engine);
+    size_t n = sp_stage_n_versions(sp_engine_stage(bench->engine));
 
     if ((size_t)rows < n && strcmp(kind, "decode") == 0)
         n = (size_t)rows;
@@ -208,7 +209,7 @@ static void add_case(step_bench *bench, const char *kind, int32_t rows, bool wit
 
 static sp_status run_cases(step_bench *bench, sp_error *error)
 {
-    bool adapters = sp_engine_n_adapters(bench->engine) > 0;
+    bool adapters = sp_stage_n_versions(sp_engine_stage(bench->engine)) > 0;
     sp_status status = SP_OK;
 
     for (int32_t i = 0; i < bench->n_row_counts; i++) {

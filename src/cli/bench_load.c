@@ -356,13 +356,13 @@ static sp_status time_parts(load_bench *bench, sp_error *error)
 static sp_status begin_load(load_bench *bench, sp_engine *engine, int64_t *out_ticket,
                             sp_error *error)
 {
-    sp_engine_load load;
+    sp_stage_load_options load;
 
-    sp_engine_load_default(&load, sizeof load);
+    sp_stage_load_options_default(&load, sizeof load);
     load.name = "loaded by bench";
-    load.path = bench->path;
+    load.location = bench->path;
     load.replace = true;
-    return sp_engine_load_adapter(engine, &load, out_ticket, error);
+    return sp_stage_load(sp_engine_stage(engine), &load, out_ticket, error);
 }
 
 static sp_status load_and_unload(load_bench *bench, sp_engine *engine, double *out_seconds,
@@ -373,12 +373,12 @@ static sp_status load_and_unload(load_bench *bench, sp_engine *engine, double *o
     sp_status status = begin_load(bench, engine, &ticket, error);
 
     while (status == SP_PENDING) {
-        sp_engine_poll(engine, 100, NULL);
-        status = sp_engine_load_result(engine, ticket, NULL, error);
+        sp_stage_poll_wait(sp_engine_stage(engine), 100);
+        status = sp_stage_result(sp_engine_stage(engine), ticket, NULL, error);
     }
     *out_seconds = sp_clock_seconds() - began;
     if (status == SP_OK)
-        status = sp_engine_unload_adapter(engine, "loaded by bench", error);
+        status = sp_stage_unload(sp_engine_stage(engine), "loaded by bench", error);
     return status;
 }
 
@@ -471,7 +471,7 @@ static sp_status time_steps(load_bench *bench, sp_engine *engine, bool with_load
 
     while (n < (size_t)bench->settings.steps && status == SP_OK) {
         if (with_loads && ticket == 0) {
-            sp_engine_unload_adapter(engine, "loaded by bench", NULL);
+            sp_stage_unload(sp_engine_stage(engine), "loaded by bench", NULL);
             status = begin_load(bench, engine, &ticket, error);
             if (status != SP_PENDING)
                 break;
@@ -479,7 +479,7 @@ static sp_status time_steps(load_bench *bench, sp_engine *engine, bool with_load
         status = time_step(bench, engine, &times[n], error);
         if (status == SP_OK && times[n] >= 0)
             n++;
-        if (ticket != 0 && sp_engine_load_result(engine, ticket, NULL, error) == SP_OK) {
+        if (ticket != 0 && sp_stage_result(sp_engine_stage(engine), ticket, NULL, error) == SP_OK) {
             ticket = 0;
             ++*out_loads;
         }

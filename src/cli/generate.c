@@ -305,24 +305,26 @@ static void add_number(sp_text *out, const char *field, double value)
 
 static void add_adapters_json(sp_text *out, const sp_engine *engine)
 {
+    const sp_stage *stage = sp_engine_stage(engine);
+
     sp_text_add(out, "\"adapters\": [");
-    for (size_t i = 0; i < sp_engine_n_adapters(engine); i++) {
-        sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+    for (size_t i = 0; i < sp_stage_n_versions(stage); i++) {
+        sp_stage_version_info info = {.struct_bytes = sizeof info};
         char digest[2 * SP_DIGEST_BYTES + 1];
 
-        sp_engine_adapter_at(engine, i, &info, NULL);
+        sp_stage_version_at(stage, i, &info, NULL);
         sp_hex(info.digest.bytes, SP_DIGEST_BYTES, digest);
         sp_text_add(out, i ? ", {\"name\": " : "{\"name\": ");
         sp_text_json_string(out, info.name, strlen(info.name));
         sp_text_format(out,
                        ", \"slot\": %d, \"rank\": %d, \"sites\": %d, \"slot_bytes\": %zu, "
                        "\"rows\": %llu, \"digest\": \"%s\"",
-                       info.slot, info.rank, info.sites, info.slot_bytes,
-                       (unsigned long long)info.rows, digest);
+                       info.slot, info.facts->rank, info.facts->sites, info.slot_bytes,
+                       (unsigned long long)info.uses, digest);
         sp_text_add(out, ", ");
         add_number(out, "load_seconds", info.load_seconds);
         sp_text_add(out, "\"flops_ratio\": ");
-        sp_text_json_double(out, info.flops_ratio);
+        sp_text_json_double(out, info.facts->row_macs / sp_engine_row_macs(engine));
         sp_text_add(out, "}");
     }
     sp_text_add(out, "]");
@@ -393,8 +395,8 @@ static void print_summary_text(const generate_run *run)
             "loaded in %.0f ms\n",
             (unsigned long long)stats.tokens, (unsigned long long)stats.steps,
             stats.step_seconds > 0 ? (double)stats.tokens / stats.step_seconds : 0.0,
-            (run->first_token - run->began) * 1e3, (int)sp_engine_n_adapters(run->engine),
-            stats.adapter_seconds * 1e3);
+            (run->first_token - run->began) * 1e3,
+            (int)sp_stage_n_versions(sp_engine_stage(run->engine)), stats.adapter_seconds * 1e3);
 }
 
 /* Everything is put together first, so that a failure prints nothing. */

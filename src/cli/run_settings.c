@@ -176,6 +176,18 @@ static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_want
     options->allow_base_changing_init = settings->allow_base_changing_init;
 }
 
+static sp_status set_active(const sp_engine *engine, const char *name, sp_error *error)
+{
+    sp_stage *stage = sp_engine_stage(engine);
+
+    if (stage)
+        return sp_stage_set_active(stage, name, error);
+    if (strcmp(name, sp_engine_base_name(engine)) == 0)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_NOT_FOUND, NULL, name, -1,
+                   "no adapter is loaded under the name \"%s\"", name);
+}
+
 sp_status sp_run_settings_open(const sp_run_settings *settings, int64_t kv_tokens_wanted,
                                sp_engine **out_engine, bool *out_usage, sp_error *error)
 {
@@ -205,7 +217,7 @@ sp_status sp_run_settings_open(const sp_run_settings *settings, int64_t kv_token
     }
     status = sp_engine_open(&options, adapters, settings->adapters.n, out_engine, error);
     if (status == SP_OK && settings->active) {
-        status = sp_engine_set_active(*out_engine, settings->active, error);
+        status = set_active(*out_engine, settings->active, error);
         if (status != SP_OK) {
             sp_engine_close(*out_engine);
             *out_engine = NULL;

@@ -110,7 +110,8 @@ static sp_status serve_until_signal(const serve_settings *settings, sp_engine *e
 {
     sp_log *log = settings->server.log;
     sp_server *server;
-    size_t n_adapters = sp_engine_n_adapters(engine); /* while the engine is still ours */
+    size_t n_adapters =
+        sp_stage_n_versions(sp_engine_stage(engine)); /* while the engine is still ours */
     sp_status status = sp_server_start(&settings->server, engine, refusals,
                                        (int32_t)settings->run.max_running, &server, error);
 

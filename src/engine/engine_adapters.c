@@ -5,7 +5,6 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/grow.h"
 #include "engine/engine_state.h"
 
 #include <string.h>
@@ -144,6 +143,7 @@ static sp_status create_stage(sp_engine *engine, sp_error *error)
     options.host_bytes_max = engine->options.host_bytes_max;
     options.threads = engine->options.loader_threads;
     options.exec = engine->exec;
+    options.base_name = engine->base_name;
     return sp_stage_create(&options, &engine->stage, error);
 }
 
@@ -191,7 +191,7 @@ static sp_status check_adapter_names(const sp_engine *engine, const sp_engine_ad
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "max-loras", -1,
                        "%zu adapters need slots; raise max-loras above 0", n);
     for (size_t i = 0; i < n; i++) {
-        sp_status status = sp_engine_name_check(wanted[i].name, engine->base_name, error);
+        sp_status status = sp_stage_name_check(wanted[i].name, engine->base_name, error);
 
         if (status != SP_OK)
             return status;
@@ -313,16 +313,11 @@ void sp_engine_close_adapters(sp_engine *engine)
 sp_status sp_engine_hold(const sp_engine *engine, const char *adapter, sp_hold *out_hold,
                          sp_error *error)
 {
-    sp_route_kind kind = SP_ROUTE_NAMED;
-
-    if (!adapter)
-        kind = SP_ROUTE_DEFAULT;
-    else if (strcmp(adapter, engine->base_name) == 0)
-        kind = SP_ROUTE_BASE;
     out_hold->struct_bytes = sizeof *out_hold;
     if (engine->stage)
-        return sp_stage_hold(engine->stage, kind, adapter, out_hold, error);
-    if (kind == SP_ROUTE_NAMED)
+        return sp_stage_hold(engine->stage, adapter ? SP_HOLD_NAMED : SP_HOLD_DEFAULT, adapter,
+                             out_hold, error);
+    if (adapter && strcmp(adapter, engine->base_name) != 0)
         return sp_fail(error, SP_ERR_NOT_FOUND, NULL, adapter, -1,
                        "no adapter is loaded under the name \"%s\"", adapter);
     *out_hold = (sp_hold){.struct_bytes = sizeof *out_hold, .slot = -1};
@@ -366,74 +361,18 @@ static uint64_t handovers(void *user)
     return stats.handovers;
 }
 
-sp_adapter_gate sp_engine_gate(sp_engine *engine)
+sp_slot_gate sp_engine_gate(sp_engine *engine)
 {
     if (!engine->stage)
-        return (sp_adapter_gate){0};
-    return (sp_adapter_gate){engine, ask, take, yield, can_yield, handovers};
+        return (sp_slot_gate){0};
+    return (sp_slot_gate){engine, ask, take, yield, can_yield, handovers};
 }
 
 /* ---- while it runs ------------------------------------------------------------------------- */
 
-static sp_status no_slots(const sp_engine *engine, sp_error *error)
+sp_stage *sp_engine_stage(const sp_engine *engine)
 {
-    if (engine->stage)
-        return SP_OK;
-    return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "max-loras", -1,
-                   "the engine was opened without adapter slots");
-}
-
-static sp_status no_adapter(const char *name, sp_error *error)
-{
-    return sp_fail(error, SP_ERR_NOT_FOUND, NULL, name, -1,
-                   "no adapter is loaded under the name \"%s\"", name);
-}
-
-void sp_engine_load_default(sp_engine_load *out_load, size_t struct_bytes)
-{
-    const sp_engine_load defaults = {.struct_bytes = sizeof defaults};
-
-    sp_struct_default(out_load, struct_bytes, &defaults, sizeof defaults);
-}
-
-/* The caller's load in today's size, checked, as the stage's options. */
-static sp_status read_load(const sp_engine *engine, const sp_engine_load *load,
-                           sp_stage_load_options *out_options, sp_error *error)
-{
-    sp_engine_load own;
-    sp_status status;
-
-    sp_engine_load_default(&own, sizeof own);
-    status = sp_struct_read(&own, sizeof own, load, "sp_engine_load", error);
-    if (status == SP_OK)
-        status = no_slots(engine, error);
-    if (status == SP_OK)
-        status = sp_engine_name_check(own.name, engine->base_name, error);
-    if (status != SP_OK)
-        return status;
-    sp_stage_load_options_default(out_options, sizeof *out_options);
-    out_options->name = own.name;
-    out_options->location = own.path;
-    out_options->replace = own.replace;
-    out_options->expected_generation = own.expected_generation;
-    out_options->pinned = own.pinned;
-    return SP_OK;
-}
-
-sp_status sp_engine_load_adapter(sp_engine *engine, const sp_engine_load *load, int64_t *out_ticket,
-                                 sp_error *error)
-{
-    sp_stage_load_options options;
-    sp_status status;
-
-    if (!engine || !out_ticket)
-        return sp_fail_null(error, engine ? "out_ticket" : "engine");
-    status = read_load(engine, load, &options, error);
-    if (status == SP_OK && !options.location)
-        status = sp_fail_null(error, "path");
-    if (status != SP_OK)
-        return status;
-    return sp_stage_load(engine->stage, &options, out_ticket, error);
+    return engine ? engine->stage : NULL;
 }
 
 sp_status sp_engine_read_tensors(const sp_engine *engine, const char *name, const char *config,
@@ -446,7 +385,7 @@ sp_status sp_engine_read_tensors(const sp_engine *engine, const char *name, cons
 
     if (!engine)
         return sp_fail_null(error, "engine");
-    status = sp_engine_name_check(name, engine->base_name, error);
+    status = sp_stage_name_check(name, engine->base_name, error);
     if (status != SP_OK)
         return status;
     embed = served_table(&engine->model.embed);
@@ -460,183 +399,13 @@ sp_status sp_engine_read_tensors(const sp_engine *engine, const char *name, cons
                                    error);
 }
 
-sp_status sp_engine_put_adapter(sp_engine *engine, const sp_engine_load *load, sp_adapter *adapter,
-                                int64_t *out_ticket, sp_error *error)
+double sp_engine_row_macs(const sp_engine *engine)
 {
-    sp_stage_load_options options;
-    sp_status status;
-
-    if (!engine)
-        return sp_fail_null(error, "engine");
-    status = read_load(engine, load, &options, error);
-    return status == SP_OK ? sp_stage_put(engine->stage, &options, adapter, out_ticket, error)
-                           : status;
-}
-
-sp_status sp_engine_load_result(sp_engine *engine, int64_t ticket, uint64_t *out_generation,
-                                sp_error *error)
-{
-    sp_status status;
-
-    if (!engine)
-        return sp_fail_null(error, "engine");
-    status = no_slots(engine, error);
-    return status == SP_OK ? sp_stage_result(engine->stage, ticket, out_generation, error) : status;
-}
-
-void sp_engine_load_forget(sp_engine *engine, int64_t ticket)
-{
-    if (engine->stage)
-        sp_stage_forget(engine->stage, ticket);
-}
-
-sp_status sp_engine_unload_adapter(sp_engine *engine, const char *name, sp_error *error)
-{
-    if (!engine || !name)
-        return sp_fail_null(error, engine ? "name" : "engine");
-    if (!engine->stage)
-        return no_adapter(name, error);
-    return sp_stage_unload(engine->stage, name, error);
-}
-
-sp_status sp_engine_pin_adapter(sp_engine *engine, const char *name, bool pinned, sp_error *error)
-{
-    if (!engine || !name)
-        return sp_fail_null(error, engine ? "name" : "engine");
-    if (!engine->stage)
-        return no_adapter(name, error);
-    return sp_stage_set_pinned(engine->stage, name, pinned, error);
-}
-
-sp_status sp_engine_set_active(sp_engine *engine, const char *name, sp_error *error)
-{
-    bool base;
-
-    if (!engine)
-        return sp_fail_null(error, "engine");
-    base = !name || strcmp(name, engine->base_name) == 0;
-    if (!engine->stage)
-        return base ? SP_OK : no_adapter(name, error);
-    return sp_stage_set_active(engine->stage, base ? NULL : name, error);
-}
-
-sp_status sp_engine_poll(sp_engine *engine, int32_t timeout_ms, sp_error *error)
-{
-    sp_status status;
-
-    if (!engine)
-        return sp_fail_null(error, "engine");
-    if (!engine->stage)
-        return SP_AGAIN;
-    status = sp_stage_poll(engine->stage);
-    if (status != SP_PENDING)
-        return status;
-    sp_stage_wait(engine->stage, timeout_ms);
-    return sp_stage_poll(engine->stage);
-}
-
-/* ---- what is loaded ------------------------------------------------------------------------ */
-
-const char *sp_adapter_state_name(sp_adapter_state state)
-{
-    return sp_version_state_name((sp_version_state)state);
-}
-
-_Static_assert((int)SP_ADAPTER_DRAINING == (int)SP_VERSION_DRAINING &&
-                   (int)SP_ADAPTER_READY == (int)SP_VERSION_READY,
-               "the engine's states are the stage's");
-
-/* Multiply-adds of the base's linear layers for one row. */
-static double base_row_macs(const sp_model_shape *shape)
-{
+    const sp_model_shape *shape = &engine->model.shape;
     double q = (double)shape->q_heads * shape->head_dim;
     double kv = (double)shape->kv_heads * shape->head_dim;
 
     return (double)shape->layers * shape->hidden * (2 * q + 2 * kv + 3.0 * shape->intermediate);
-}
-
-/* Requests in one state that hold the version: a generation is never given twice. */
-static int32_t count_holders(const sp_engine *engine, const sp_version_info *version,
-                             sp_sequence_state state)
-{
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < engine->n_sequences && version->references > 0; i++) {
-        const sp_sequence *sequence = engine->sequences[i];
-
-        if (sequence->state == state && sequence->hold.version &&
-            sp_version_generation(sequence->hold.version) == version->generation)
-            n++;
-    }
-    return n;
-}
-
-static sp_engine_adapter_info info_of(const sp_engine *engine, const sp_version_info *version)
-{
-    return (sp_engine_adapter_info){
-        .name = version->name,
-        .path = version->location,
-        .state = (sp_adapter_state)version->state,
-        .slot = version->slot,
-        .rank = version->facts->rank,
-        .sites = version->facts->sites,
-        .file_bytes = version->facts->file_bytes,
-        .slot_bytes = sp_layout_slot_bytes(engine->layout),
-        .host_bytes = version->image_bytes,
-        .digest = version->digest,
-        .generation = version->generation,
-        .id_hash = version->id_hash,
-        .pinned = version->pinned,
-        .active = version->active,
-        .references = version->references,
-        .running = count_holders(engine, version, SP_SEQUENCE_RUNNING),
-        .waiting = count_holders(engine, version, SP_SEQUENCE_WAITING),
-        .last_use = version->last_use,
-        .rows = version->uses,
-        .load_seconds = version->load_seconds,
-        .receipt = version->facts->receipt,
-        .flops_ratio = version->facts->row_macs / base_row_macs(&engine->model.shape),
-    };
-}
-
-size_t sp_engine_n_adapters(const sp_engine *engine)
-{
-    return engine->stage ? sp_stage_n_versions(engine->stage) : 0;
-}
-
-static sp_status write_info(const sp_engine *engine, const sp_version_info *version,
-                            sp_engine_adapter_info *out_info, sp_error *error)
-{
-    const sp_engine_adapter_info info = info_of(engine, version);
-
-    return sp_struct_write(out_info, &info, sizeof info, "sp_engine_adapter_info", error);
-}
-
-sp_status sp_engine_adapter_at(const sp_engine *engine, size_t index,
-                               sp_engine_adapter_info *out_info, sp_error *error)
-{
-    sp_version_info version = {.struct_bytes = sizeof version};
-
-    if (!engine)
-        return sp_fail_null(error, "engine");
-    if (index >= sp_engine_n_adapters(engine))
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "index", (int64_t)index,
-                       "there is no adapter %zu; there are %zu", index,
-                       sp_engine_n_adapters(engine));
-    (void)sp_stage_version_at(engine->stage, index, &version, NULL);
-    return write_info(engine, &version, out_info, error);
-}
-
-sp_status sp_engine_find_adapter(const sp_engine *engine, const char *name,
-                                 sp_engine_adapter_info *out_info, sp_error *error)
-{
-    sp_version_info version = {.struct_bytes = sizeof version};
-
-    if (!engine || !name)
-        return sp_fail_null(error, engine ? "name" : "engine");
-    if (!engine->stage || sp_stage_find(engine->stage, name, &version, NULL) != SP_OK)
-        return no_adapter(name, error);
-    return write_info(engine, &version, out_info, error);
 }
 
 sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id, sp_digest *out_digest,
@@ -645,11 +414,11 @@ sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id, sp_diges
     if (!engine || !out_digest)
         return sp_fail_null(error, engine ? "out_digest" : "engine");
     for (int32_t i = 0; i < engine->n_sequences; i++) {
-        const sp_version *version = engine->sequences[i]->hold.version;
+        const sp_stage_version *version = engine->sequences[i]->hold.version;
 
         if (engine->sequences[i]->id != id)
             continue;
-        *out_digest = version ? *sp_version_digest(version) : (sp_digest){{0}};
+        *out_digest = version ? *sp_stage_version_digest(version) : (sp_digest){{0}};
         return SP_OK;
     }
     return sp_fail(error, SP_ERR_NOT_FOUND, NULL, "id", id, "no request %lld waits or runs",

@@ -91,7 +91,7 @@ void sp_startup_free(sp_startup *startup);
 void sp_engine_close_adapters(sp_engine *engine);
 
 /* How the scheduler asks for slots; all NULL without a pool. */
-sp_adapter_gate sp_engine_gate(sp_engine *engine);
+sp_slot_gate sp_engine_gate(sp_engine *engine);
 
 /* The adapter version that a request means. SP_ERR_NOT_FOUND. */
 sp_status sp_engine_hold(const sp_engine *engine, const char *adapter, sp_hold *out_hold,

@@ -201,7 +201,8 @@ static void fail_sequence(step_run *run, sp_sequence *sequence, sp_status status
 static void fail_logits(step_run *run, sp_sequence *sequence, sp_status status)
 {
     bool adapted = sequence->hold.version && sequence->lora_scale > 0.0f;
-    const char *name = adapted ? sp_version_name(sequence->hold.version) : run->engine->base_name;
+    const char *name =
+        adapted ? sp_stage_version_name(sequence->hold.version) : run->engine->base_name;
     sp_error error;
 
     sp_fail(&error, status, adapted ? SP_ENGINE_ADAPTER_NON_FINITE : SP_ENGINE_LOGITS_NON_FINITE,

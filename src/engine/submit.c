@@ -265,7 +265,7 @@ static sp_prefix_key key_of(const sp_sequence *sequence)
 
     if (!sequence->hold.version || sequence->lora_scale <= 0.0f)
         return key;
-    key.digest = *sp_version_digest(sequence->hold.version);
+    key.digest = *sp_stage_version_digest(sequence->hold.version);
     key.scale = sequence->lora_scale;
     return key;
 }

@@ -258,11 +258,13 @@ static void on_loaded(void *user, const char *name, const char *receipt)
 /* Those that the engine was opened with; while it is still ours. */
 static void log_notes_of_start(const sp_engine *engine, sp_log *log)
 {
-    for (size_t i = 0; i < sp_engine_n_adapters(engine); i++) {
-        sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+    const sp_stage *stage = sp_engine_stage(engine);
 
-        if (sp_engine_adapter_at(engine, i, &info, NULL) == SP_OK)
-            sp_adapter_notes_log(log, info.name, info.receipt);
+    for (size_t i = 0; i < sp_stage_n_versions(stage); i++) {
+        sp_stage_version_info info = {.struct_bytes = sizeof info};
+
+        if (sp_stage_version_at(stage, i, &info, NULL) == SP_OK)
+            sp_adapter_notes_log(log, info.name, info.facts->receipt);
     }
 }
 

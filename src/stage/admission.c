@@ -84,6 +84,7 @@ static sp_status take_slot(sp_stage *stage, sp_hold *hold)
         return status;
     hold->slot = handle.slot;
     hold->generation = handle.generation;
+    hold->version->n_in_slot++;
     if (!hold->begun) {
         hold->begun = true;
         content->n_begun++;
@@ -183,6 +184,7 @@ void sp_stage_yield(sp_stage *stage, sp_hold *hold)
     sp_pool_release(stage->pool, (sp_slot_handle){hold->slot, hold->generation}, NULL);
     hold->slot = -1;
     hold->generation = 0;
+    hold->version->n_in_slot--;
     sp_stage_refresh_slot(stage, hold->version->content);
 }
 
@@ -214,11 +216,11 @@ static void free_fetch_strings(stage_content *content)
 
 /* Any of its versions that a source gave knows where the bytes came from; a current one the best.
  */
-static const sp_version *origin_of(const sp_stage *stage, const stage_content *content)
+static const sp_stage_version *origin_of(const sp_stage *stage, const stage_content *content)
 {
-    const sp_version *origin = NULL;
+    const sp_stage_version *origin = NULL;
 
-    for (const sp_version *v = stage->versions; v != NULL; v = v->next)
+    for (const sp_stage_version *v = stage->versions; v != NULL; v = v->next)
         if (v->content == content && !v->kept && (origin == NULL || origin->detached))
             origin = v;
     return origin;
@@ -232,7 +234,7 @@ void sp_stage_ask_sources(const sp_stage *stage, stage_task *task, int32_t sourc
 
 static sp_status start_fetch(sp_stage *stage, stage_content *content)
 {
-    const sp_version *origin = origin_of(stage, content);
+    const sp_stage_version *origin = origin_of(stage, content);
 
     content->fetch_name = sp_strdup(origin->name);
     content->fetch_location = sp_strdup(origin->location);
@@ -366,6 +368,16 @@ static bool serve_wants(sp_stage *stage)
             changed = true;
     }
     return changed;
+}
+
+sp_status sp_stage_poll_wait(sp_stage *stage, int32_t timeout_ms)
+{
+    sp_status status = stage != NULL ? sp_stage_poll(stage) : SP_AGAIN;
+
+    if (status != SP_PENDING)
+        return status;
+    sp_stage_wait(stage, timeout_ms);
+    return sp_stage_poll(stage);
 }
 
 sp_status sp_stage_poll(sp_stage *stage)

@@ -2,23 +2,6 @@
 #include "base/alloc.h"
 #include "stage/stage_state.h"
 
-sp_status sp_adapter_check_modules(const sp_adapter *adapter, sp_module_set supported,
-                                   sp_error *error)
-{
-    sp_module_set missing;
-    const char *name;
-
-    if (adapter == NULL)
-        return sp_fail_null(error, "adapter");
-    missing = sp_adapter_modules(adapter) & ~supported;
-    if (missing == 0)
-        return SP_OK;
-    name = sp_geometry_module_name(sp_adapter_geometry(adapter), __builtin_ctzll(missing));
-    return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", name, -1,
-                   "adapter %s adapts %s, which this build's engine cannot apply yet",
-                   sp_adapter_name(adapter), name);
-}
-
 static size_t factor_bytes(const sp_factor *factor)
 {
     return (size_t)factor->rows * (size_t)factor->cols * sp_dtype_bytes(factor->dtype);
@@ -39,9 +22,9 @@ static sp_status copy_receipt(const sp_adapter *adapter, char **out_json, sp_err
     return *out_json != NULL ? SP_OK : sp_fail_memory(error, 1, "a receipt");
 }
 
-sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_adapter_facts *out_facts, sp_error *error)
+sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_stage_facts *out_facts, sp_error *error)
 {
-    sp_adapter_facts facts = {
+    sp_stage_facts facts = {
         .struct_bytes = sizeof facts,
         .rank = sp_adapter_rank_max(adapter),
         .sites = (int32_t)sp_adapter_n_sites(adapter),
@@ -70,8 +53,8 @@ sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_adapter_facts *out_fac
     return SP_OK;
 }
 
-void sp_stage_facts_clear(sp_adapter_facts *facts)
+void sp_stage_facts_clear(sp_stage_facts *facts)
 {
     sp_free((void *)(uintptr_t)facts->receipt);
-    *facts = (sp_adapter_facts){.struct_bytes = sizeof *facts};
+    *facts = (sp_stage_facts){.struct_bytes = sizeof *facts};
 }

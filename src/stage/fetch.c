@@ -231,14 +231,14 @@ static sp_status fetch_slot(const fetch *f, char *data, sp_error *error)
     return status;
 }
 
-static sp_status packed_facts(const sp_packed_image *packed, sp_adapter_facts *out_facts,
+static sp_status packed_facts(const sp_packed_image *packed, sp_stage_facts *out_facts,
                               sp_error *error)
 {
-    *out_facts = (sp_adapter_facts){.struct_bytes = sizeof *out_facts,
-                                    .rank = packed->rank,
-                                    .sites = packed->pairs,
-                                    .file_bytes = packed->file_bytes,
-                                    .row_macs = packed->row_macs};
+    *out_facts = (sp_stage_facts){.struct_bytes = sizeof *out_facts,
+                                  .rank = packed->rank,
+                                  .sites = packed->pairs,
+                                  .file_bytes = packed->file_bytes,
+                                  .row_macs = packed->row_macs};
     if (packed->receipt == NULL)
         return SP_OK;
     out_facts->receipt = sp_strdup(packed->receipt);

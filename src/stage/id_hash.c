@@ -3,7 +3,7 @@
 #define FNV_OFFSET UINT64_C(0xcbf29ce484222325)
 #define FNV_PRIME  UINT64_C(0x100000001b3)
 
-uint64_t sp_adapter_id_hash(const char *name, uint64_t generation)
+uint64_t sp_stage_id_hash(const char *name, uint64_t generation)
 {
     uint64_t hash = FNV_OFFSET;
 

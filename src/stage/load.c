@@ -33,7 +33,7 @@ void sp_stage_load_destroy(stage_load *load)
 {
     if (load == NULL)
         return;
-    sp_version_destroy(load->version);
+    sp_stage_version_destroy(load->version);
     sp_adapter_release(load->task.adapter);
     sp_stage_facts_clear(&load->task.facts);
     sp_free(load->spare);
@@ -47,7 +47,7 @@ static stage_load *create_load(const sp_stage_load_options *options)
     if (load == NULL)
         return NULL;
     load->spare = sp_calloc(1, sizeof *load->spare);
-    load->version = sp_version_create(options);
+    load->version = sp_stage_version_create(options);
     if (load->spare == NULL || load->version == NULL) {
         sp_stage_load_destroy(load);
         return NULL;
@@ -71,8 +71,9 @@ static sp_status read_options(const sp_stage *stage, const sp_stage_load_options
         sp_struct_read(out_options, sizeof *out_options, options, "sp_stage_load_options", error);
     if (status != SP_OK)
         return status;
-    if (out_options->name == NULL || out_options->name[0] == '\0')
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "name", -1, "a load without a name");
+    status = sp_stage_name_check(out_options->name, stage->base_name, error);
+    if (status != SP_OK)
+        return status;
     if (out_options->source < SP_SOURCE_ANY || out_options->source >= stage->n_sources)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "source", out_options->source,
                        "there is no source %d; the stage has %d", (int)out_options->source,
@@ -86,7 +87,7 @@ static sp_status read_options(const sp_stage *stage, const sp_stage_load_options
 static sp_status check_name(const sp_stage *stage, const char *name, bool replace,
                             uint64_t expected_generation, sp_error *error)
 {
-    const sp_version *current = sp_stage_current(stage, name);
+    const sp_stage_version *current = sp_stage_current(stage, name);
 
     if (current != NULL && !replace)
         return sp_fail(error, SP_ERR_STATE, "name-taken", name, -1,
@@ -232,7 +233,7 @@ static void settle(sp_stage *stage, stage_load *load, sp_status status, const sp
     if (status != SP_OK && error != NULL)
         load->error = *error;
     load->content = NULL;
-    sp_version_destroy(load->version);
+    sp_stage_version_destroy(load->version);
     load->version = NULL;
     sp_free(load->spare);
     load->spare = NULL;
@@ -245,8 +246,8 @@ static void settle(sp_stage *stage, stage_load *load, sp_status status, const sp
 /* The name gets its new meaning; pins and DEFAULT go with the name. */
 static void commit(sp_stage *stage, stage_load *load)
 {
-    sp_version *version = load->version;
-    sp_version *old = sp_stage_current(stage, version->name);
+    sp_stage_version *version = load->version;
+    sp_stage_version *old = sp_stage_current(stage, version->name);
 
     load->version = NULL;
     load->generation = version->generation = ++stage->generation;
@@ -286,14 +287,15 @@ static sp_status no_slot(sp_status status, const stage_load *load, sp_error *err
 }
 
 /* The old version holds the only slot that could be had, and nobody reads it. */
-static bool may_take_place(const sp_stage *stage, const sp_version *old)
+static bool may_take_place(const sp_stage *stage, const sp_stage_version *old)
 {
     return old->references == 0 && old->content->n_versions == 1 && old->content->n_landing == 0 &&
            sp_stage_slot_idle(stage, old->content);
 }
 
 /* No slot: a new name waits on the host, a replacement needs one unless the old is idle. */
-static void land_without_slot(sp_stage *stage, stage_load *load, sp_version *old, sp_status why)
+static void land_without_slot(sp_stage *stage, stage_load *load, sp_stage_version *old,
+                              sp_status why)
 {
     stage_content *content = load->content;
     sp_error error;
@@ -320,7 +322,7 @@ static void land_without_slot(sp_stage *stage, stage_load *load, sp_version *old
 /* One attempt to get on; true if something changed. */
 static bool step_landing(sp_stage *stage, stage_load *load)
 {
-    sp_version *old = sp_stage_current(stage, load->version->name);
+    sp_stage_version *old = sp_stage_current(stage, load->version->name);
     stage_content *content = load->content;
     sp_error error;
     sp_status status = check_load(stage, load, &error);
@@ -404,7 +406,7 @@ static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *i
     }
     sp_stage_facts_clear(&content->facts);
     content->facts = load->task.facts;
-    load->task.facts = (sp_adapter_facts){.struct_bytes = sizeof load->task.facts};
+    load->task.facts = (sp_stage_facts){.struct_bytes = sizeof load->task.facts};
     if (content->image == NULL) {
         content->image = image;
         content->image_bytes = sp_image_bytes(image);

@@ -10,19 +10,19 @@
 
 /* ---- versions ------------------------------------------------------------------------------ */
 
-sp_version *sp_stage_current(const sp_stage *stage, const char *name)
+sp_stage_version *sp_stage_current(const sp_stage *stage, const char *name)
 {
-    uint64_t hash = sp_adapter_id_hash(name, 0);
+    uint64_t hash = sp_stage_id_hash(name, 0);
 
-    for (sp_version *v = stage->versions; v != NULL; v = v->next)
+    for (sp_stage_version *v = stage->versions; v != NULL; v = v->next)
         if (!v->detached && v->name_hash == hash && strcmp(v->name, name) == 0)
             return v;
     return NULL;
 }
 
-sp_version *sp_version_create(const sp_stage_load_options *options)
+sp_stage_version *sp_stage_version_create(const sp_stage_load_options *options)
 {
-    sp_version *version = sp_calloc(1, sizeof *version);
+    sp_stage_version *version = sp_calloc(1, sizeof *version);
 
     if (version == NULL)
         return NULL;
@@ -30,14 +30,14 @@ sp_version *sp_version_create(const sp_stage_load_options *options)
     version->location = sp_strdup(options->location);
     version->source = options->source;
     if (version->name == NULL || version->location == NULL) {
-        sp_version_destroy(version);
+        sp_stage_version_destroy(version);
         return NULL;
     }
-    version->name_hash = sp_adapter_id_hash(version->name, 0);
+    version->name_hash = sp_stage_id_hash(version->name, 0);
     return version;
 }
 
-void sp_version_destroy(sp_version *version)
+void sp_stage_version_destroy(sp_stage_version *version)
 {
     if (version == NULL)
         return;
@@ -46,9 +46,9 @@ void sp_version_destroy(sp_version *version)
     sp_free(version);
 }
 
-void sp_stage_append_version(sp_stage *stage, sp_version *version)
+void sp_stage_append_version(sp_stage *stage, sp_stage_version *version)
 {
-    sp_version **link = &stage->versions;
+    sp_stage_version **link = &stage->versions;
 
     while (*link != NULL)
         link = &(*link)->next;
@@ -56,22 +56,22 @@ void sp_stage_append_version(sp_stage *stage, sp_version *version)
     *link = version;
 }
 
-static void remove_version(sp_stage *stage, sp_version *version)
+static void remove_version(sp_stage *stage, sp_stage_version *version)
 {
     stage_content *content = version->content;
-    sp_version **link = &stage->versions;
+    sp_stage_version **link = &stage->versions;
     bool kept = version->kept;
 
     while (*link != version)
         link = &(*link)->next;
     *link = version->next;
-    sp_version_destroy(version);
+    sp_stage_version_destroy(version);
     content->n_versions--;
     content->n_kept -= kept;
     sp_stage_drop_unused(stage, content);
 }
 
-void sp_stage_pin_version(sp_stage *stage, sp_version *version, bool pinned)
+void sp_stage_pin_version(sp_stage *stage, sp_stage_version *version, bool pinned)
 {
     if (version->pinned == pinned)
         return;
@@ -80,7 +80,7 @@ void sp_stage_pin_version(sp_stage *stage, sp_version *version, bool pinned)
     sp_stage_refresh_slot(stage, version->content);
 }
 
-void sp_stage_detach(sp_stage *stage, sp_version *version)
+void sp_stage_detach(sp_stage *stage, sp_stage_version *version)
 {
     sp_stage_pin_version(stage, version, false);
     version->detached = true;
@@ -90,22 +90,27 @@ void sp_stage_detach(sp_stage *stage, sp_version *version)
         remove_version(stage, version);
 }
 
-const sp_digest *sp_version_digest(const sp_version *version)
+const sp_digest *sp_stage_version_digest(const sp_stage_version *version)
 {
     return &version->content->digest;
 }
 
-const char *sp_version_name(const sp_version *version)
+const char *sp_stage_version_name(const sp_stage_version *version)
 {
     return version->name;
 }
 
-uint64_t sp_version_generation(const sp_version *version)
+uint64_t sp_stage_version_generation(const sp_stage_version *version)
 {
     return version->generation;
 }
 
 /* ---- names --------------------------------------------------------------------------------- */
+
+bool sp_stage_is_base_name(const sp_stage *stage, const char *name)
+{
+    return name != NULL && stage->base_name != NULL && strcmp(name, stage->base_name) == 0;
+}
 
 static sp_status no_such_name(const char *name, sp_error *error)
 {
@@ -116,7 +121,7 @@ static sp_status no_such_name(const char *name, sp_error *error)
 sp_status sp_stage_unload(sp_stage *stage, const char *name, sp_error *error)
 {
     sp_status status = SP_NEED(error, {"stage", stage}, {"name", name});
-    sp_version *version;
+    sp_stage_version *version;
     stage_load *load;
     bool held;
 
@@ -144,7 +149,7 @@ sp_status sp_stage_unload(sp_stage *stage, const char *name, sp_error *error)
 sp_status sp_stage_set_pinned(sp_stage *stage, const char *name, bool pinned, sp_error *error)
 {
     sp_status status = SP_NEED(error, {"stage", stage}, {"name", name});
-    sp_version *version;
+    sp_stage_version *version;
 
     if (status != SP_OK)
         return status;
@@ -167,10 +172,12 @@ sp_status sp_stage_set_pinned(sp_stage *stage, const char *name, bool pinned, sp
 
 sp_status sp_stage_set_active(sp_stage *stage, const char *name, sp_error *error)
 {
-    sp_version *version;
+    sp_stage_version *version;
 
     if (stage == NULL)
         return sp_fail_null(error, "stage");
+    if (sp_stage_is_base_name(stage, name))
+        name = NULL;
     version = name != NULL ? sp_stage_current(stage, name) : NULL;
     if (name != NULL && version == NULL)
         return no_such_name(name, error);
@@ -180,23 +187,23 @@ sp_status sp_stage_set_active(sp_stage *stage, const char *name, sp_error *error
 
 /* ---- holding ------------------------------------------------------------------------------- */
 
-sp_status sp_stage_hold(sp_stage *stage, sp_route_kind kind, const char *name, sp_hold *out_hold,
+sp_status sp_stage_hold(sp_stage *stage, sp_hold_kind kind, const char *name, sp_hold *out_hold,
                         sp_error *error)
 {
     sp_hold hold = {.struct_bytes = sizeof hold, .slot = -1};
-    sp_version *version = NULL;
+    sp_stage_version *version = NULL;
     sp_status status;
 
     if (stage == NULL)
         return sp_fail_null(error, "stage");
-    if ((int)kind < 0 || kind > SP_ROUTE_DEFAULT)
-        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "kind", -1, "no such kind of route: %d",
+    if ((int)kind < 0 || kind > SP_HOLD_DEFAULT)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "kind", -1, "no such kind of hold: %d",
                        (int)kind);
-    if (kind == SP_ROUTE_NAMED && name == NULL)
+    if (kind == SP_HOLD_NAMED && name == NULL)
         return sp_fail_null(error, "name");
-    if (kind == SP_ROUTE_DEFAULT)
+    if (kind == SP_HOLD_DEFAULT)
         version = stage->active;
-    if (kind == SP_ROUTE_NAMED) {
+    if (kind == SP_HOLD_NAMED && !sp_stage_is_base_name(stage, name)) {
         version = sp_stage_current(stage, name);
         if (version == NULL)
             return no_such_name(name, error);
@@ -215,7 +222,7 @@ sp_status sp_stage_hold(sp_stage *stage, sp_route_kind kind, const char *name, s
 
 void sp_stage_release(sp_stage *stage, sp_hold *hold)
 {
-    sp_version *version = hold->version;
+    sp_stage_version *version = hold->version;
 
     if (version == NULL)
         return;
@@ -233,32 +240,32 @@ void sp_stage_release(sp_stage *stage, sp_hold *hold)
 
 /* ---- list ---------------------------------------------------------------------------------- */
 
-const char *sp_version_state_name(sp_version_state state)
+const char *sp_stage_version_state_name(sp_stage_version_state state)
 {
     static const char *const names[] = {"disk", "host", "loading", "ready", "draining"};
 
     return (size_t)state < sizeof names / sizeof names[0] ? names[state] : "unknown";
 }
 
-static sp_version_state state_of(const sp_version *version)
+static sp_stage_version_state state_of(const sp_stage_version *version)
 {
     const stage_content *content = version->content;
 
     if (version->detached)
-        return SP_VERSION_DRAINING;
+        return SP_STAGE_VERSION_DRAINING;
     if (content->slot >= 0)
-        return SP_VERSION_READY;
+        return SP_STAGE_VERSION_READY;
     if (content->copying || content->fetching)
-        return SP_VERSION_LOADING;
-    return content->image != NULL ? SP_VERSION_HOST : SP_VERSION_DISK;
+        return SP_STAGE_VERSION_LOADING;
+    return content->image != NULL ? SP_STAGE_VERSION_HOST : SP_STAGE_VERSION_DISK;
 }
 
-static sp_version_info info_of(const sp_stage *stage, const sp_version *version)
+static sp_stage_version_info info_of(const sp_stage *stage, const sp_stage_version *version)
 {
     const stage_content *content = version->content;
 
-    return (sp_version_info){
-        .struct_bytes = sizeof(sp_version_info),
+    return (sp_stage_version_info){
+        .struct_bytes = sizeof(sp_stage_version_info),
         .name = version->name,
         .location = version->location,
         .state = state_of(version),
@@ -266,13 +273,15 @@ static sp_version_info info_of(const sp_stage *stage, const sp_version *version)
         .pinned = version->pinned,
         .active = version == stage->active,
         .references = version->references,
+        .in_slot = version->n_in_slot,
         .generation = version->generation,
-        .id_hash = sp_adapter_id_hash(version->name, version->generation),
+        .id_hash = sp_stage_id_hash(version->name, version->generation),
         .last_use = version->last_use,
         .uses = version->uses,
         .digest = content->digest,
         .facts = &content->facts,
         .image_bytes = content->image != NULL ? content->image_bytes : 0,
+        .slot_bytes = sp_layout_slot_bytes(stage->layout),
         .load_seconds = version->load_seconds,
     };
 }
@@ -281,23 +290,23 @@ size_t sp_stage_n_versions(const sp_stage *stage)
 {
     size_t n = 0;
 
-    for (const sp_version *v = stage->versions; v != NULL; v = v->next)
+    for (const sp_stage_version *v = stage ? stage->versions : NULL; v != NULL; v = v->next)
         n++;
     return n;
 }
 
-static sp_status write_info(const sp_stage *stage, const sp_version *version,
-                            sp_version_info *out_info, sp_error *error)
+static sp_status write_info(const sp_stage *stage, const sp_stage_version *version,
+                            sp_stage_version_info *out_info, sp_error *error)
 {
-    sp_version_info info = info_of(stage, version);
+    sp_stage_version_info info = info_of(stage, version);
 
-    return sp_struct_write(out_info, &info, sizeof info, "sp_version_info", error);
+    return sp_struct_write(out_info, &info, sizeof info, "sp_stage_version_info", error);
 }
 
-sp_status sp_stage_version_at(const sp_stage *stage, size_t index, sp_version_info *out_info,
+sp_status sp_stage_version_at(const sp_stage *stage, size_t index, sp_stage_version_info *out_info,
                               sp_error *error)
 {
-    const sp_version *version;
+    const sp_stage_version *version;
 
     if (stage == NULL)
         return sp_fail_null(error, "stage");
@@ -310,11 +319,11 @@ sp_status sp_stage_version_at(const sp_stage *stage, size_t index, sp_version_in
     return write_info(stage, version, out_info, error);
 }
 
-sp_status sp_stage_find(const sp_stage *stage, const char *name, sp_version_info *out_info,
+sp_status sp_stage_find(const sp_stage *stage, const char *name, sp_stage_version_info *out_info,
                         sp_error *error)
 {
     sp_status status = SP_NEED(error, {"stage", stage}, {"name", name});
-    const sp_version *version;
+    const sp_stage_version *version;
 
     if (status != SP_OK)
         return status;

@@ -100,6 +100,14 @@ static sp_status read_audit(sp_stage *stage, const sp_stage_options *options, sp
     return SP_OK;
 }
 
+static sp_status copy_base_name(sp_stage *stage, const sp_stage_options *options, sp_error *error)
+{
+    if (options->base_name == NULL)
+        return SP_OK;
+    stage->base_name = sp_strdup(options->base_name);
+    return stage->base_name != NULL ? SP_OK : sp_fail_memory(error, 1, "a name");
+}
+
 static sp_status allocate(sp_stage *stage, const sp_stage_options *options, sp_error *error)
 {
     size_t n_sources = (size_t)options->n_sources, n_slots = (size_t)stage->n_slots;
@@ -120,6 +128,7 @@ static void free_stage(sp_stage *stage)
 {
     sp_geometry_release(stage->geometry);
     sp_free(stage->base_dir);
+    sp_free(stage->base_name);
     sp_free(stage->fetch_queues);
     sp_free(stage->sources);
     sp_free(stage->slot_infos);
@@ -144,6 +153,8 @@ static sp_status set_up(sp_stage *stage, const sp_stage_options *options, sp_err
         status = read_sources(stage, options, error);
     if (status == SP_OK)
         status = read_audit(stage, options, error);
+    if (status == SP_OK)
+        status = copy_base_name(stage, options, error);
     if (status == SP_OK)
         status = sp_stage_workers_start(stage, options->threads, error);
     return status;
@@ -233,10 +244,10 @@ void sp_stage_destroy(sp_stage *stage)
         sp_stage_load_destroy(load);
     }
     while (stage->versions != NULL) {
-        sp_version *version = stage->versions;
+        sp_stage_version *version = stage->versions;
 
         stage->versions = version->next;
-        sp_version_destroy(version);
+        sp_stage_version_destroy(version);
     }
     while (stage->contents != NULL) {
         stage_content *content = stage->contents;

@@ -2,7 +2,7 @@
  * stage_state.h: what a stage is made of. Everything but the queues belongs to the engine's
  * thread; a worker sees only the task that it was given.
  *
- *   sp_version   a name's meaning: content + generation. Current, or detached and still held.
+ *   sp_stage_version   a name's meaning: content + generation. Current, or detached and still held.
  *   content      bytes told apart by their digest: an image on the host, a slot, both or neither.
  *   stage_load   a load under way, with all that its success will need allocated beforehand.
  *   stage_task   one piece of work for a thread: a fetch from a source or a copy into a slot.
@@ -39,7 +39,7 @@ typedef struct stage_task {
     atomic_ullong deadline_ns; /* of the source's current call; 0: none */
     bool overdue;              /* and it was told so */
     sp_image *image;           /* fetched: owned until taken; copy: borrowed from the content */
-    sp_adapter_facts facts;
+    sp_stage_facts facts;
     double seconds;
     /* copy */
     int32_t slot;
@@ -53,7 +53,7 @@ typedef struct stage_content {
     struct stage_content *want_next; /* in the queue of those that wait for a slot */
     bool wanted;
     sp_digest digest;
-    sp_adapter_facts facts;
+    sp_stage_facts facts;
     sp_image *image;          /* NULL: not on the host */
     size_t image_bytes;       /* of its image, when it has one */
     int32_t slot;             /* -1: in none */
@@ -74,14 +74,14 @@ typedef struct stage_content {
     sp_error failure;
 } stage_content;
 
-struct sp_version {
-    sp_version *next;
+struct sp_stage_version {
+    sp_stage_version *next;
     char *name, *location;
     uint64_t name_hash;
     int32_t source;
     stage_content *content;
     uint64_t generation;
-    int32_t references;
+    int32_t references, n_in_slot; /* holds, and those of them that hold the slot */
     bool detached, pinned;
     bool kept; /* no source could give it again */
     uint64_t last_use, uses;
@@ -96,9 +96,9 @@ typedef struct stage_load {
     stage_load_state state;
     bool replace, pinned, cancelled, forgotten;
     uint64_t expected_generation;
-    sp_version *version;    /* becomes the name's meaning */
-    stage_content *spare;   /* becomes its content, if no other has the digest */
-    stage_content *content; /* once LANDING */
+    sp_stage_version *version; /* becomes the name's meaning */
+    stage_content *spare;      /* becomes its content, if no other has the digest */
+    stage_content *content;    /* once LANDING */
     stage_task task;
     sp_status status; /* once DONE */
     sp_error error;
@@ -125,18 +125,19 @@ struct sp_stage {
     sp_adapter_options audit;
     sp_geometry *geometry; /* the audit's, retained */
     char *base_dir;        /* the audit's */
+    char *base_name;       /* NULL: none */
     sp_module_set supported;
     uint64_t call_ns_max; /* 0: no limit */
     size_t host_bytes, host_bytes_max;
 
-    sp_version *versions; /* in the order of loading */
+    sp_stage_version *versions; /* in the order of loading */
     stage_content *contents;
     stage_load *loads;            /* by ticket */
     stage_content *wants;         /* first come, first served */
     stage_content **slot_content; /* [slots] */
     sp_slot_info *slot_infos;     /* [slots] scratch */
     int32_t n_slots;
-    sp_version *active;
+    sp_stage_version *active;
     uint64_t generation, clock;
     int64_t next_ticket;
     uint64_t next_fetch;
@@ -168,10 +169,9 @@ void sp_stage_run_one(sp_stage *stage);          /* without threads: one task on
 /* ---- facts.c ------------------------------------------------------------------------------- */
 
 /* What they own is the caller's. SP_ERR_MEMORY. */
-sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_adapter_facts *out_facts,
-                            sp_error *error);
+sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_stage_facts *out_facts, sp_error *error);
 /* Lets go of what the facts own and makes them empty. */
-void sp_stage_facts_clear(sp_adapter_facts *facts);
+void sp_stage_facts_clear(sp_stage_facts *facts);
 
 /* ---- fetch.c: one adapter from one source -------------------------------------------------- */
 
@@ -214,13 +214,14 @@ void sp_stage_drop_unused(sp_stage *stage, stage_content *content);
 
 /* ---- registry.c: names and versions -------------------------------------------------------- */
 
-sp_version *sp_stage_current(const sp_stage *stage, const char *name);
-sp_version *sp_version_create(const sp_stage_load_options *options);
-void sp_version_destroy(sp_version *version);
-void sp_stage_append_version(sp_stage *stage, sp_version *version);
+sp_stage_version *sp_stage_current(const sp_stage *stage, const char *name);
+bool sp_stage_is_base_name(const sp_stage *stage, const char *name); /* NULL: no */
+sp_stage_version *sp_stage_version_create(const sp_stage_load_options *options);
+void sp_stage_version_destroy(sp_stage_version *version);
+void sp_stage_append_version(sp_stage *stage, sp_stage_version *version);
 /* The version means its name no more; gone at once if nobody holds it. */
-void sp_stage_detach(sp_stage *stage, sp_version *version);
-void sp_stage_pin_version(sp_stage *stage, sp_version *version, bool pinned);
+void sp_stage_detach(sp_stage *stage, sp_stage_version *version);
+void sp_stage_pin_version(sp_stage *stage, sp_stage_version *version, bool pinned);
 
 /* ---- load.c: loads under way --------------------------------------------------------------- */
 

@@ -79,11 +79,11 @@ static engine_run run_reference(const char *adapter, const int32_t *prompt, sp_d
 
 static int32_t count_ready(const sp_engine *engine)
 {
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
     int32_t n = 0;
 
-    for (size_t i = 0; sp_engine_adapter_at(engine, i, &info, NULL) == SP_OK; i++)
-        n += info.state == SP_ADAPTER_READY;
+    for (size_t i = 0; sp_stage_version_at(sp_engine_stage(engine), i, &info, NULL) == SP_OK; i++)
+        n += info.state == SP_STAGE_VERSION_READY;
     return n;
 }
 

@@ -63,7 +63,7 @@ static sp_status put(sp_engine *engine, const char *name, const char *adapter, v
 {
     content c = open_content(adapter, form);
     sp_adapter *opened;
-    sp_engine_load load;
+    sp_stage_load_options load;
     int64_t ticket;
     sp_status status;
 
@@ -71,14 +71,14 @@ static sp_status put(sp_engine *engine, const char *name, const char *adapter, v
                                      c.list->n, &opened, error),
               error);
     close_content(&c);
-    sp_engine_load_default(&load, sizeof load);
+    sp_stage_load_options_default(&load, sizeof load);
     load.name = name;
     load.replace = true;
-    status = sp_engine_put_adapter(engine, &load, opened, &ticket, error);
+    status = sp_stage_put(sp_engine_stage(engine), &load, opened, &ticket, error);
     sp_adapter_release(opened);
     while (status == SP_PENDING) {
-        sp_engine_poll(engine, 10, NULL);
-        status = sp_engine_load_result(engine, ticket, NULL, error);
+        sp_stage_poll_wait(sp_engine_stage(engine), 10);
+        status = sp_stage_result(sp_engine_stage(engine), ticket, NULL, error);
     }
     return status;
 }
@@ -142,7 +142,7 @@ static void what_is_refused(void **state)
     sp_engine *engine = open_engine(NULL, 0);
     content c = open_content("dora", VIEW_DENSE);
     sp_adapter *adapter = NULL;
-    sp_engine_load load;
+    sp_stage_load_options load;
     int64_t ticket;
     sp_error error;
 
@@ -159,12 +159,13 @@ static void what_is_refused(void **state)
                      SP_ERR_ARGUMENT);
     assert_null(adapter);
     close_content(&c);
-    sp_engine_load_default(&load, sizeof load);
+    sp_stage_load_options_default(&load, sizeof load);
     load.name = "x";
-    assert_int_equal(sp_engine_put_adapter(engine, &load, NULL, &ticket, &error), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_engine_put_adapter(NULL, &load, NULL, &ticket, &error), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_engine_load_adapter(engine, &load, &ticket, &error), SP_ERR_ARGUMENT);
-    assert_string_equal(error.subject, "path");
+    assert_int_equal(sp_stage_put(sp_engine_stage(engine), &load, NULL, &ticket, &error),
+                     SP_ERR_ARGUMENT);
+    assert_int_equal(sp_stage_put(NULL, &load, NULL, &ticket, &error), SP_ERR_ARGUMENT);
+    /* 4 layers of 64 inputs: q and o 128, k and v 64, gate, up and down 160 */
+    assert_true(sp_engine_row_macs(engine) == 4.0 * 64 * (2 * 128 + 2 * 64 + 3 * 160));
     sp_engine_close(engine);
 }
 

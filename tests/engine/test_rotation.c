@@ -61,18 +61,18 @@ static const char *path_of(const char *name)
 static sp_status load_as(sp_engine *engine, const char *name, const char *path, bool replace,
                          sp_error *error)
 {
-    sp_engine_load load;
+    sp_stage_load_options load;
     int64_t ticket;
     sp_status status;
 
-    sp_engine_load_default(&load, sizeof load);
+    sp_stage_load_options_default(&load, sizeof load);
     load.name = name;
-    load.path = path;
+    load.location = path;
     load.replace = replace;
-    status = sp_engine_load_adapter(engine, &load, &ticket, error);
+    status = sp_stage_load(sp_engine_stage(engine), &load, &ticket, error);
     while (status == SP_PENDING) {
-        sp_engine_poll(engine, 10, NULL);
-        status = sp_engine_load_result(engine, ticket, NULL, error);
+        sp_stage_poll_wait(sp_engine_stage(engine), 10);
+        status = sp_stage_result(sp_engine_stage(engine), ticket, NULL, error);
     }
     return status;
 }
@@ -172,20 +172,22 @@ static void test_churn_changes_no_token(void **state)
         engine_run_submit(engine, &here[i]);
     }
     for (int32_t step = 0; engine_run_step(engine, runs, N_NAMES + 1); step++) {
-        sp_engine_load load;
+        sp_stage_load_options load;
 
-        sp_engine_load_default(&load, sizeof load);
+        sp_stage_load_options_default(&load, sizeof load);
         load.name = "noise";
-        load.path = path_of(step % 3 == 0 ? "plain-r8" : step % 3 == 1 ? "regex" : "exclude");
+        load.location = path_of(step % 3 == 0 ? "plain-r8" : step % 3 == 1 ? "regex" : "exclude");
         load.replace = true;
-        if (ticket == 0 && sp_engine_load_adapter(engine, &load, &ticket, &error) != SP_PENDING)
+        if (ticket == 0 &&
+            sp_stage_load(sp_engine_stage(engine), &load, &ticket, &error) != SP_PENDING)
             ticket = 0;
-        if (ticket != 0 && sp_engine_load_result(engine, ticket, NULL, &error) != SP_PENDING) {
+        if (ticket != 0 &&
+            sp_stage_result(sp_engine_stage(engine), ticket, NULL, &error) != SP_PENDING) {
             ticket = 0;
             n_loads++;
         }
         if (step % 7 == 3)
-            sp_engine_unload_adapter(engine, "noise", NULL);
+            sp_stage_unload(sp_engine_stage(engine), "noise", NULL);
         if (step % 11 == 5) /* the names of running requests get other contents as well */
             load_as(engine, names[step % N_NAMES], path_of("regex"), true, &error);
     }
@@ -201,15 +203,15 @@ static void test_churn_changes_no_token(void **state)
 static void test_load_evict_load_gives_the_same_bits(void **state)
 {
     sp_engine *engine = open_with(options_with(1));
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
 
     (void)state;
     must_load(engine, "r1");
     must_load(engine, "ffn");
     check_quiet(engine, "r1", path_of("r1"), 0, NEW);
     check_quiet(engine, "ffn", path_of("ffn"), 1, NEW);
-    assert_ok(sp_engine_find_adapter(engine, "r1", &info, NULL), NULL);
-    assert_int_equal(info.state, SP_ADAPTER_HOST);
+    assert_ok(sp_stage_find(sp_engine_stage(engine), "r1", &info, NULL), NULL);
+    assert_int_equal(info.state, SP_STAGE_VERSION_HOST);
     check_quiet(engine, "r1", path_of("r1"), 0, NEW);
     /* Rank 16 after all seven modules at other ranks: nothing of an earlier adapter shows. */
     must_load(engine, "all-linear");
@@ -237,7 +239,7 @@ static void test_replaced_content_leaves_nothing_behind(void **state)
     assert_ok(load_as(engine, "y", path_of("plain-r8"), false, &error), &error);
     check_quiet(engine, "y", path_of("plain-r8"), 0, NEW);
     check_quiet(engine, NULL, NULL, 0, NEW);
-    assert_int_equal(sp_engine_unload_adapter(engine, "x", &error), SP_OK);
+    assert_int_equal(sp_stage_unload(sp_engine_stage(engine), "x", &error), SP_OK);
     assert_ok(load_as(engine, "x", path_of("r1"), false, &error), &error);
     check_quiet(engine, "x", path_of("r1"), 0, NEW);
     sp_engine_close(engine);
@@ -319,7 +321,7 @@ static void test_unload_in_mid_stream(void **state)
     sp_engine *engine = open_with(options_with(1));
     engine_run alone = quiet(path_of("ffn"), 0, NEW), here = make_run("ffn", 0, NEW);
     engine_run late = make_run("ffn", 0, NEW), *runs[] = {&here};
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
     int64_t id;
     sp_error error;
 
@@ -328,13 +330,13 @@ static void test_unload_in_mid_stream(void **state)
     engine_run_submit(engine, &here);
     for (int32_t i = 0; i < 5; i++)
         engine_run_step(engine, runs, 1);
-    assert_int_equal(sp_engine_unload_adapter(engine, "ffn", &error), SP_BUSY);
+    assert_int_equal(sp_stage_unload(sp_engine_stage(engine), "ffn", &error), SP_BUSY);
     assert_int_equal(sp_engine_submit(engine, &late.request, &id, &error), SP_ERR_NOT_FOUND);
-    assert_ok(sp_engine_adapter_at(engine, 0, &info, NULL), NULL);
-    assert_int_equal(info.state, SP_ADAPTER_DRAINING);
+    assert_ok(sp_stage_version_at(sp_engine_stage(engine), 0, &info, NULL), NULL);
+    assert_int_equal(info.state, SP_STAGE_VERSION_DRAINING);
     engine_run_all(engine, runs, 1);
     engine_run_assert_same(&alone, &here);
-    assert_int_equal(sp_engine_n_adapters(engine), 0);
+    assert_int_equal(sp_stage_n_versions(sp_engine_stage(engine)), 0);
     engine_run_free(&alone);
     engine_run_free(&here);
     sp_engine_close(engine);
@@ -344,7 +346,7 @@ static void test_cancel_gives_the_slot_back(void **state)
 {
     sp_engine *engine = open_with(options_with(1));
     engine_run here = make_run("ffn", 0, 200), *runs[] = {&here};
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
 
     (void)state;
     must_load(engine, "ffn");
@@ -353,10 +355,10 @@ static void test_cancel_gives_the_slot_back(void **state)
         engine_run_submit(engine, &here);
         for (int32_t k = 0; k < 4; k++)
             engine_run_step(engine, runs, 1);
-        assert_ok(sp_engine_find_adapter(engine, "ffn", &info, NULL), NULL);
+        assert_ok(sp_stage_find(sp_engine_stage(engine), "ffn", &info, NULL), NULL);
         assert_int_equal(info.references, 1);
         assert_int_equal(sp_engine_cancel(engine, here.id, NULL), SP_OK);
-        assert_ok(sp_engine_find_adapter(engine, "ffn", &info, NULL), NULL);
+        assert_ok(sp_stage_find(sp_engine_stage(engine), "ffn", &info, NULL), NULL);
         assert_int_equal(info.references, 0);
         engine_run_free(&here);
         check_quiet(engine, "r1", path_of("r1"), 1, 4);
@@ -400,7 +402,7 @@ static void test_active_moves_default_only(void **state)
 
     (void)state;
     must_load(engine, "ffn");
-    assert_ok(sp_engine_set_active(engine, "ffn", &error), &error);
+    assert_ok(sp_stage_set_active(sp_engine_stage(engine), "ffn", &error), &error);
     here = make_run(NULL, 0, 6);
     run_one(engine, &here);
     engine_run_assert_same(&ffn, &here);
@@ -409,7 +411,7 @@ static void test_active_moves_default_only(void **state)
     run_one(engine, &here);
     engine_run_assert_same(&base, &here);
     engine_run_free(&here);
-    assert_ok(sp_engine_set_active(engine, NULL, &error), &error);
+    assert_ok(sp_stage_set_active(sp_engine_stage(engine), NULL, &error), &error);
     here = make_run(NULL, 0, 6);
     run_one(engine, &here);
     engine_run_assert_same(&base, &here);
@@ -423,23 +425,23 @@ static void test_pins_states_and_digests(void **state)
 {
     sp_engine *engine = open_with(options_with(1));
     engine_run b = make_run("r1", 0, 2);
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
-    sp_engine_load load;
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
+    sp_stage_load_options load;
     sp_digest digest, none = {{0}};
     int64_t ticket, id;
     sp_error error;
 
     (void)state;
     must_load(engine, "ffn");
-    assert_ok(sp_engine_pin_adapter(engine, "ffn", true, &error), &error);
-    sp_engine_load_default(&load, sizeof load);
+    assert_ok(sp_stage_set_pinned(sp_engine_stage(engine), "ffn", true, &error), &error);
+    sp_stage_load_options_default(&load, sizeof load);
     load.name = "r1";
-    load.path = path_of("r1");
-    assert_int_equal(sp_engine_load_adapter(engine, &load, &ticket, &error), SP_PENDING);
-    sp_engine_load_forget(engine, ticket);
-    while (sp_engine_find_adapter(engine, "r1", &info, NULL) != SP_OK)
-        sp_engine_poll(engine, 10, NULL);
-    assert_string_equal(sp_adapter_state_name(info.state), "host");
+    load.location = path_of("r1");
+    assert_int_equal(sp_stage_load(sp_engine_stage(engine), &load, &ticket, &error), SP_PENDING);
+    sp_stage_forget(sp_engine_stage(engine), ticket);
+    while (sp_stage_find(sp_engine_stage(engine), "r1", &info, NULL) != SP_OK)
+        sp_stage_poll_wait(sp_engine_stage(engine), 10);
+    assert_string_equal(sp_stage_version_state_name(info.state), "host");
     assert_int_equal(sp_engine_submit(engine, &b.request, &id, &error), SP_OK);
     assert_ok(sp_engine_request_digest(engine, id, &digest, NULL), NULL);
     assert_memory_equal(&digest, &info.digest, sizeof digest);
@@ -451,10 +453,10 @@ static void test_pins_states_and_digests(void **state)
     assert_int_equal(sp_engine_submit(engine, &b.request, &id, &error), SP_OK);
     assert_ok(sp_engine_request_digest(engine, id, &digest, NULL), NULL);
     assert_memory_equal(&digest, &none, sizeof digest);
-    assert_int_equal(sp_engine_unload_adapter(engine, "ffn", &error), SP_ERR_STATE);
+    assert_int_equal(sp_stage_unload(sp_engine_stage(engine), "ffn", &error), SP_ERR_STATE);
     load.name = "no:name";
-    assert_int_equal(sp_engine_load_adapter(engine, &load, &ticket, &error), SP_ERR_INPUT);
-    assert_int_equal(sp_engine_name_check("fine", NULL, &error), SP_OK);
+    assert_int_equal(sp_stage_load(sp_engine_stage(engine), &load, &ticket, &error), SP_ERR_INPUT);
+    assert_int_equal(sp_stage_name_check("fine", NULL, &error), SP_OK);
     sp_engine_close(engine);
     engine_run_free(&b);
 }
@@ -463,7 +465,7 @@ static void test_pins_states_and_digests(void **state)
 static void test_changed_files_end_their_requests_only(void **state)
 {
     sp_engine_options options = options_with(1);
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
     sp_engine *engine = open_with(options);
     char *variant = make_variant("plain-r8", 20);
     engine_run alone = quiet(path_of("r1"), 1, 4), bad = make_run("x", 0, 4), good;
@@ -472,9 +474,9 @@ static void test_changed_files_end_their_requests_only(void **state)
 
     (void)state;
     assert_ok(load_as(engine, "x", variant, false, &error), &error);
-    assert_ok(sp_engine_find_adapter(engine, "x", &info, NULL), NULL);
+    assert_ok(sp_stage_find(sp_engine_stage(engine), "x", &info, NULL), NULL);
     sp_engine_close(engine);
-    options.host_bytes_max = info.host_bytes;
+    options.host_bytes_max = info.image_bytes;
     engine = open_with(options);
     assert_ok(load_as(engine, "x", variant, false, &error), &error);
     must_load(engine, "r1");
@@ -548,15 +550,15 @@ static void test_many_adapters_through_few_slots(void **state)
             sp_test_remove_tree(variant);
             sp_free(variant);
         }
-        assert_int_equal(sp_engine_n_adapters(engine), n);
+        assert_int_equal(sp_stage_n_versions(sp_engine_stage(engine)), n);
     }
     for (int32_t i = 0; i < n; i++) {
         char name[32];
 
         snprintf(name, sizeof name, "adapter-%d", (int)i);
-        assert_int_equal(sp_engine_unload_adapter(engine, name, NULL), SP_OK);
+        assert_int_equal(sp_stage_unload(sp_engine_stage(engine), name, NULL), SP_OK);
     }
-    assert_int_equal(sp_engine_n_adapters(engine), 0);
+    assert_int_equal(sp_stage_n_versions(sp_engine_stage(engine)), 0);
     assert_true(sp_alloc_bytes() <= before + 65536); /* a hash of pages may have grown */
     sp_engine_close(engine);
 }
@@ -575,7 +577,7 @@ static void test_loads_and_unloads_leave_memory_flat(void **state)
         sp_error error;
 
         assert_ok(load_as(engine, "x", path_of(names[i % N_NAMES]), false, &error), &error);
-        assert_int_equal(sp_engine_unload_adapter(engine, "x", &error), SP_OK);
+        assert_int_equal(sp_stage_unload(sp_engine_stage(engine), "x", &error), SP_OK);
         last = sp_clock_seconds() - began;
         if (i < 10)
             first = last;

@@ -337,7 +337,7 @@ static const char *random_name(sim *s)
 
 static void submit(sim *s)
 {
-    sp_route_kind kind = below(s, 6) == 0 ? SP_ROUTE_BASE : SP_ROUTE_NAMED;
+    sp_hold_kind kind = below(s, 6) == 0 ? SP_HOLD_BASE : SP_HOLD_NAMED;
     fake *f = NULL;
     sp_sequence *q;
 
@@ -353,7 +353,7 @@ static void submit(sim *s)
         return;
     f->live = true;
     if (q->hold.version)
-        f->digest = *sp_version_digest(q->hold.version);
+        f->digest = *sp_stage_version_digest(q->hold.version);
     q->prefix_key.digest = f->digest;
     q->id = ++s->next_id;
     q->tokens = f->tokens;

@@ -528,8 +528,8 @@ static void engines(void **state)
     options.model_dir = NULL;
     REFUSED(SP_ERR_ARGUMENT, "model", sp_engine_open(&options, NULL, 0, &engine, &error));
     assert_null(engine);
-    REFUSED(SP_ERR_ARGUMENT, "name", sp_engine_name_check(NULL, "base", &error));
-    REFUSED(SP_ERR_INPUT, "name", sp_engine_name_check("", "base", &error));
+    REFUSED(SP_ERR_ARGUMENT, "name", sp_stage_name_check(NULL, "base", &error));
+    REFUSED(SP_ERR_INPUT, "name", sp_stage_name_check("", "base", &error));
 }
 
 static void texts(void **state)
@@ -614,50 +614,14 @@ static void requests(void **state)
     REFUSED(SP_ERR_NOT_FOUND, "99", sp_engine_request_digest(w.engine, 99, &digest, &error));
 }
 
-static void engine_adapters(void **state)
+static void engine_stats(void **state)
 {
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
     sp_engine_stats stats = {.struct_bytes = sizeof stats};
-    sp_engine_load load;
-    uint64_t generation;
-    int64_t ticket = -3;
 
     (void)state;
-    sp_engine_load_default(&load, sizeof load);
-    load.name = "b";
-    load.path = LIBRARY_WORLD_ADAPTER;
     REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_get_stats(NULL, &stats, &error));
     REFUSED(SP_ERR_ARGUMENT, "sp_engine_stats", sp_engine_get_stats(w.engine, NULL, &error));
-    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_load_adapter(NULL, &load, &ticket, &error));
-    REFUSED(SP_ERR_ARGUMENT, "sp_engine_load",
-            sp_engine_load_adapter(w.engine, NULL, &ticket, &error));
-    REFUSED(SP_ERR_ARGUMENT, "out_ticket", sp_engine_load_adapter(w.engine, &load, NULL, &error));
-    load.name = NULL;
-    REFUSED(SP_ERR_ARGUMENT, "name", sp_engine_load_adapter(w.engine, &load, &ticket, &error));
-    load.name = "b";
-    load.path = NULL;
-    REFUSED(SP_ERR_ARGUMENT, "path", sp_engine_load_adapter(w.engine, &load, &ticket, &error));
-    assert_int_equal(ticket, -3);
-    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_load_result(NULL, 1, &generation, &error));
-    REFUSED(SP_ERR_NOT_FOUND, "99", sp_engine_load_result(w.engine, 99, &generation, &error));
-    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_unload_adapter(NULL, "a", &error));
-    REFUSED(SP_ERR_ARGUMENT, "name", sp_engine_unload_adapter(w.engine, NULL, &error));
-    REFUSED(SP_ERR_NOT_FOUND, "none", sp_engine_unload_adapter(w.engine, "none", &error));
-    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_pin_adapter(NULL, "a", true, &error));
-    REFUSED(SP_ERR_ARGUMENT, "name", sp_engine_pin_adapter(w.engine, NULL, true, &error));
-    REFUSED(SP_ERR_NOT_FOUND, "none", sp_engine_pin_adapter(w.engine, "none", true, &error));
-    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_set_active(NULL, "a", &error));
-    REFUSED(SP_ERR_NOT_FOUND, "none", sp_engine_set_active(w.engine, "none", &error));
-    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_poll(NULL, 0, &error));
-    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_adapter_at(NULL, 0, &info, &error));
-    REFUSED(SP_ERR_ARGUMENT, "sp_engine_adapter_info",
-            sp_engine_adapter_at(w.engine, 0, NULL, &error));
-    REFUSED(SP_ERR_ARGUMENT, "index", sp_engine_adapter_at(w.engine, 1, &info, &error));
-    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_find_adapter(NULL, "a", &info, &error));
-    REFUSED(SP_ERR_ARGUMENT, "name", sp_engine_find_adapter(w.engine, NULL, &info, &error));
-    REFUSED(SP_ERR_ARGUMENT, "sp_engine_adapter_info",
-            sp_engine_find_adapter(w.engine, "a", NULL, &error));
-    REFUSED(SP_ERR_NOT_FOUND, "none", sp_engine_find_adapter(w.engine, "none", &info, &error));
+    assert_null(sp_engine_stage(NULL));
 }
 
 static void engine_memory(void **state)
@@ -665,12 +629,8 @@ static void engine_memory(void **state)
     const char config[] = "{}";
     const sp_tensor_view view = {.struct_bytes = sizeof view};
     sp_adapter *adapter = NULL;
-    sp_engine_load load;
-    int64_t ticket = -3;
 
     (void)state;
-    sp_engine_load_default(&load, sizeof load);
-    load.name = "b";
     REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_check_weights(NULL, &error));
     REFUSED(SP_ERR_ARGUMENT, "engine",
             sp_engine_read_tensors(NULL, "b", config, 2, &view, 1, &adapter, &error));
@@ -683,25 +643,16 @@ static void engine_memory(void **state)
     REFUSED(SP_ERR_ARGUMENT, "out_adapter",
             sp_engine_read_tensors(w.engine, "b", config, 2, &view, 1, NULL, &error));
     assert_null(adapter);
-    REFUSED(SP_ERR_ARGUMENT, "engine",
-            sp_engine_put_adapter(NULL, &load, w.adapter, &ticket, &error));
-    REFUSED(SP_ERR_ARGUMENT, "sp_engine_load",
-            sp_engine_put_adapter(w.engine, NULL, w.adapter, &ticket, &error));
-    REFUSED(SP_ERR_ARGUMENT, "adapter",
-            sp_engine_put_adapter(w.engine, &load, NULL, &ticket, &error));
-    REFUSED(SP_ERR_ARGUMENT, "out_ticket",
-            sp_engine_put_adapter(w.engine, &load, w.adapter, NULL, &error));
-    assert_int_equal(ticket, -3);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        MISUSE(the_allocator),   MISUSE(executors),       MISUSE(devices),       MISUSE(copies),
-        MISUSE(streams),         MISUSE(events),          MISUSE(geometries),    MISUSE(adapters),
-        MISUSE(safetensors),     MISUSE(layouts),         MISUSE(pools),         MISUSE(handles),
-        MISUSE(loads_in_pieces), MISUSE(plans),           MISUSE(engines),       MISUSE(texts),
-        MISUSE(requests),        MISUSE(engine_adapters), MISUSE(engine_memory),
+        MISUSE(the_allocator),   MISUSE(executors),    MISUSE(devices),       MISUSE(copies),
+        MISUSE(streams),         MISUSE(events),       MISUSE(geometries),    MISUSE(adapters),
+        MISUSE(safetensors),     MISUSE(layouts),      MISUSE(pools),         MISUSE(handles),
+        MISUSE(loads_in_pieces), MISUSE(plans),        MISUSE(engines),       MISUSE(texts),
+        MISUSE(requests),        MISUSE(engine_stats), MISUSE(engine_memory),
     };
     return cmocka_run_group_tests(tests, misuse_open_world, misuse_close_world);
 }

@@ -531,33 +531,35 @@ static void stage_loads(void **state)
 static void stage_requests(void **state)
 {
     sp_hold hold = {.struct_bytes = sizeof hold};
-    sp_version_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
     sp_stage_stats stats = {.struct_bytes = sizeof stats};
     sp_stage_load_options load;
     depot d;
 
     (void)state;
     depot_open(&d);
-    REFUSED(SP_ERR_ARGUMENT, "stage", sp_stage_hold(NULL, SP_ROUTE_BASE, NULL, &hold, &error));
-    REFUSED(SP_ERR_ARGUMENT, "name", sp_stage_hold(d.stage, SP_ROUTE_NAMED, NULL, &hold, &error));
-    REFUSED(SP_ERR_NOT_FOUND, "none",
-            sp_stage_hold(d.stage, SP_ROUTE_NAMED, "none", &hold, &error));
+    REFUSED(SP_ERR_ARGUMENT, "stage", sp_stage_hold(NULL, SP_HOLD_BASE, NULL, &hold, &error));
+    REFUSED(SP_ERR_ARGUMENT, "name", sp_stage_hold(d.stage, SP_HOLD_NAMED, NULL, &hold, &error));
+    REFUSED(SP_ERR_NOT_FOUND, "none", sp_stage_hold(d.stage, SP_HOLD_NAMED, "none", &hold, &error));
     REFUSED(SP_ERR_ARGUMENT, "kind",
-            sp_stage_hold(d.stage, (sp_route_kind)FOREIGN, "a", &hold, &error));
-    REFUSED(SP_ERR_ARGUMENT, "sp_hold", sp_stage_hold(d.stage, SP_ROUTE_BASE, NULL, NULL, &error));
+            sp_stage_hold(d.stage, (sp_hold_kind)FOREIGN, "a", &hold, &error));
+    REFUSED(SP_ERR_ARGUMENT, "sp_hold", sp_stage_hold(d.stage, SP_HOLD_BASE, NULL, NULL, &error));
     REFUSED(SP_ERR_ARGUMENT, "stage", sp_stage_request(NULL, &hold, false, &error));
     REFUSED(SP_ERR_ARGUMENT, "hold", sp_stage_request(d.stage, NULL, false, &error));
     REFUSED(SP_ERR_ARGUMENT, "stage", sp_stage_ask(NULL, &hold, false, &error));
     REFUSED(SP_ERR_ARGUMENT, "hold", sp_stage_ask(d.stage, NULL, false, &error));
     assert_int_equal(sp_stage_poll(NULL), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_stage_poll_wait(NULL, 0), SP_AGAIN);
+    assert_int_equal(sp_stage_n_versions(NULL), 0);
     REFUSED(SP_ERR_ARGUMENT, "stage", sp_stage_version_at(NULL, 0, &info, &error));
     REFUSED(SP_ERR_ARGUMENT, "index", sp_stage_version_at(d.stage, 0, &info, &error));
     sp_stage_load_options_default(&load, sizeof load);
     load.name = "a";
     load.location = LIBRARY_WORLD_ADAPTER;
     assert_ok(sp_stage_add(d.stage, &load, w.adapter, &error), &error);
-    REFUSED(SP_ERR_ARGUMENT, "sp_version_info", sp_stage_version_at(d.stage, 0, NULL, &error));
-    REFUSED(SP_ERR_ARGUMENT, "sp_version_info", sp_stage_find(d.stage, "a", NULL, &error));
+    REFUSED(SP_ERR_ARGUMENT, "sp_stage_version_info",
+            sp_stage_version_at(d.stage, 0, NULL, &error));
+    REFUSED(SP_ERR_ARGUMENT, "sp_stage_version_info", sp_stage_find(d.stage, "a", NULL, &error));
     REFUSED(SP_ERR_ARGUMENT, "stage", sp_stage_find(NULL, "a", &info, &error));
     REFUSED(SP_ERR_ARGUMENT, "name", sp_stage_find(d.stage, NULL, &info, &error));
     REFUSED(SP_ERR_NOT_FOUND, "none", sp_stage_find(d.stage, "none", &info, &error));

@@ -301,7 +301,7 @@ static sp_status take_engine_adapters(const void *at, sp_error *error)
     fill_engine(&options);
     status = sp_engine_open(&options, at, LIST, &engine, error);
     if (status == SP_OK)
-        assert_int_equal(sp_engine_n_adapters(engine), LIST);
+        assert_int_equal(sp_stage_n_versions(sp_engine_stage(engine)), LIST);
     sp_engine_close(engine);
     return status;
 }
@@ -326,26 +326,6 @@ static sp_status take_request(const void *at, sp_error *error)
     if (status == SP_OK)
         assert_ok(sp_engine_cancel(world.engine, id, error), error);
     return status;
-}
-
-static void fill_load(void *at)
-{
-    sp_engine_load_default(at, sizeof(sp_engine_load));
-    ((sp_engine_load *)at)->name = "b";
-    ((sp_engine_load *)at)->path = LIBRARY_WORLD_ADAPTER;
-}
-
-static sp_status take_load(const void *at, sp_error *error)
-{
-    int64_t ticket = 0;
-    sp_status status = sp_engine_load_adapter(world.engine, at, &ticket, error);
-
-    if (status != SP_PENDING)
-        return status;
-    while ((status = sp_engine_load_result(world.engine, ticket, NULL, error)) == SP_PENDING)
-        sp_engine_poll(world.engine, 10, NULL);
-    assert_ok(status, error);
-    return sp_engine_unload_adapter(world.engine, "b", error);
 }
 
 /* ---- delta --------------------------------------------------------------------------------- */
@@ -777,7 +757,6 @@ static const taken all_taken[] = {
     TAKEN(sp_stage_load_options, spent_seconds, SP_OK, 1, fill_stage_load, take_stage_load),
     TAKEN(sp_tensor_view, device_index, SP_OK, LIST, fill_views, take_views),
     TAKEN(sp_tensor_desc, shape, SP_ERR_ARGUMENT, LIST, fill_descs, take_descs),
-    TAKEN(sp_engine_load, pinned, SP_OK, 1, fill_load, take_load),
 };
 
 /* The list as a host has it whose struct has `bytes` bytes: what today's has beyond is cut off,
@@ -911,16 +890,6 @@ static sp_status give_stats(void *out, sp_error *error)
     return sp_engine_get_stats(world.engine, out, error);
 }
 
-static sp_status give_adapter_at(void *out, sp_error *error)
-{
-    return sp_engine_adapter_at(world.engine, 0, out, error);
-}
-
-static sp_status give_adapter_of(void *out, sp_error *error)
-{
-    return sp_engine_find_adapter(world.engine, "a", out, error);
-}
-
 static sp_status give_pieces(void *out, sp_error *error)
 {
     sp_delta_call call;
@@ -961,7 +930,7 @@ static sp_status give_stage_stats(void *out, sp_error *error)
 
 static sp_status give_hold(void *out, sp_error *error)
 {
-    return sp_stage_hold(given_stage(), SP_ROUTE_BASE, NULL, out, error);
+    return sp_stage_hold(given_stage(), SP_HOLD_BASE, NULL, out, error);
 }
 
 static sp_status give_wanted(void *out, sp_error *error)
@@ -981,8 +950,8 @@ static sp_status give_wanted(void *out, sp_error *error)
 }
 
 static const given all_given[] = {
-    GIVEN(sp_version_info, generation, load_seconds, give_version_at),
-    GIVEN(sp_version_info, generation, load_seconds, give_version_of),
+    GIVEN(sp_stage_version_info, generation, load_seconds, give_version_at),
+    GIVEN(sp_stage_version_info, generation, load_seconds, give_version_of),
     GIVEN(sp_hold, slot, begun, give_hold),
     GIVEN(sp_stage_stats, host_bytes, n_in_flight, give_stage_stats),
     GIVEN(sp_wanted_tensor, index, bytes, give_wanted),
@@ -990,8 +959,6 @@ static const given all_given[] = {
     GIVEN(sp_site, path, tied, give_site),
     GIVEN(sp_slot_info, generation, digest, give_slot),
     GIVEN(sp_engine_stats, kv_bytes, adapter_seconds, give_stats),
-    GIVEN(sp_engine_adapter_info, rank, flops_ratio, give_adapter_at),
-    GIVEN(sp_engine_adapter_info, rank, flops_ratio, give_adapter_of),
 };
 
 /* What is given to a host whose struct has `bytes` bytes: today's content as far as there is room,
@@ -1066,7 +1033,6 @@ DEFAULT(sp_stage_options)
 DEFAULT(sp_stage_load_options)
 DEFAULT(sp_engine_options)
 DEFAULT(sp_request)
-DEFAULT(sp_engine_load)
 
 #define DEFAULTS(type, last)                          \
     {                                                 \
@@ -1088,7 +1054,6 @@ static const defaults all_defaults[] = {
     DEFAULTS(sp_route_span, scale),
     DEFAULTS(sp_engine_options, memory_bytes),
     DEFAULTS(sp_request, keep_special),
-    DEFAULTS(sp_engine_load, pinned),
 };
 
 static void defaults_are_cut_to_the_hosts_size(void **state)

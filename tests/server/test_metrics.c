@@ -21,7 +21,7 @@ typedef struct scene {
     sp_metrics *metrics;
     sp_engine_stats stats;
     sp_driver_counts counts;
-    sp_engine_adapter_info adapters[5];
+    sp_listed_adapter adapters[5];
     sp_front_counts front;
     uint64_t codes[SP_HTTP_CODES];
     sp_server_refusal refusal;
@@ -31,33 +31,33 @@ typedef struct scene {
 
 static void set_adapters(scene *s)
 {
-    s->adapters[0] = (sp_engine_adapter_info){.name = "tales",
-                                              .state = SP_ADAPTER_READY,
-                                              .slot = 1,
-                                              .rank = 8,
-                                              .host_bytes = 100,
-                                              .pinned = true,
-                                              .references = 3,
-                                              .running = 2,
-                                              .waiting = 1,
-                                              .generation = 4};
-    s->adapters[1] = (sp_engine_adapter_info){.name = HOSTILE,
-                                              .state = SP_ADAPTER_HOST,
-                                              .slot = -1,
-                                              .rank = 64,
-                                              .host_bytes = 7,
-                                              .waiting = 2,
-                                              .generation = 5};
-    s->adapters[2] = (sp_engine_adapter_info){
-        .name = "cold", .state = SP_ADAPTER_DISK, .slot = -1, .rank = 4, .generation = 6};
-    s->adapters[3] = (sp_engine_adapter_info){.name = "tales",
-                                              .state = SP_ADAPTER_DRAINING,
-                                              .slot = 0,
-                                              .running = 1,
-                                              .host_bytes = 100,
-                                              .generation = 3};
-    s->adapters[4] = (sp_engine_adapter_info){
-        .name = "a,b", .state = SP_ADAPTER_READY, .slot = 2, .running = 1, .generation = 7};
+    s->adapters[0] = (sp_listed_adapter){.name = "tales",
+                                         .state = SP_STAGE_VERSION_READY,
+                                         .slot = 1,
+                                         .rank = 8,
+                                         .host_bytes = 100,
+                                         .pinned = true,
+                                         .references = 3,
+                                         .running = 2,
+                                         .waiting = 1,
+                                         .generation = 4};
+    s->adapters[1] = (sp_listed_adapter){.name = HOSTILE,
+                                         .state = SP_STAGE_VERSION_HOST,
+                                         .slot = -1,
+                                         .rank = 64,
+                                         .host_bytes = 7,
+                                         .waiting = 2,
+                                         .generation = 5};
+    s->adapters[2] = (sp_listed_adapter){
+        .name = "cold", .state = SP_STAGE_VERSION_DISK, .slot = -1, .rank = 4, .generation = 6};
+    s->adapters[3] = (sp_listed_adapter){.name = "tales",
+                                         .state = SP_STAGE_VERSION_DRAINING,
+                                         .slot = 0,
+                                         .running = 1,
+                                         .host_bytes = 100,
+                                         .generation = 3};
+    s->adapters[4] = (sp_listed_adapter){
+        .name = "a,b", .state = SP_STAGE_VERSION_READY, .slot = 2, .running = 1, .generation = 7};
 }
 
 static scene *make_scene(void)

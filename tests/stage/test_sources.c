@@ -296,9 +296,9 @@ static sp_status load(const world *w, const char *name, const char *location, in
     return status == SP_PENDING ? settle(w, ticket, error) : status;
 }
 
-static sp_version_info find(const world *w, const char *name)
+static sp_stage_version_info find(const world *w, const char *name)
 {
-    sp_version_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
     sp_error error;
 
     assert_ok(sp_stage_find(w->stage, name, &info, &error), &error);
@@ -311,7 +311,7 @@ static sp_status use(const world *w, const char *name, sp_error *error)
     sp_hold held = {.struct_bytes = sizeof held};
     sp_status status;
 
-    assert_ok(sp_stage_hold(w->stage, SP_ROUTE_NAMED, name, &held, error), error);
+    assert_ok(sp_stage_hold(w->stage, SP_HOLD_NAMED, name, &held, error), error);
     do {
         sp_stage_wait(w->stage, 10);
         sp_stage_poll(w->stage);
@@ -336,7 +336,7 @@ static bool has_digest_of(const world *w, const char *name, const char *adapter)
 {
     sp_adapter *opened = open_folder(w, adapter);
     sp_digest digest = sp_adapter_digest(opened);
-    sp_version_info info = find(w, name);
+    sp_stage_version_info info = find(w, name);
 
     sp_adapter_release(opened);
     return memcmp(&digest, &info.digest, sizeof digest) == 0;
@@ -450,7 +450,7 @@ static void failures_leave_the_old_version(void **state)
         if (!strstr(error.text, cases[i].word))
             fail_msg("\"%s\" lacks \"%s\"", error.text, cases[i].word);
         assert_int_equal(find(w, "x").generation, generation);
-        assert_int_equal(find(w, "x").state, SP_VERSION_READY);
+        assert_int_equal(find(w, "x").state, SP_STAGE_VERSION_READY);
     }
     world_destroy(w);
 }
@@ -498,7 +498,7 @@ static void a_dropped_image_is_asked_for_by_its_digest(void **state)
     w->test.manner = SERVES; /* something else by any name */
     assert_ok(load(w, "y", ADAPTERS "ffn", 1, &error), &error);
     assert_ok(use(w, "y", &error), &error);
-    assert_int_equal(find(w, "x").state, SP_VERSION_DISK);
+    assert_int_equal(find(w, "x").state, SP_STAGE_VERSION_DISK);
     assert_ok(use(w, "x", &error), &error);
     assert_true(w->test.had_digest);
     assert_true(has_digest_of(w, "x", "attn-r4"));
@@ -698,7 +698,7 @@ static void what_is_in_memory_only_is_never_evicted(void **state)
             assert_ok(use(w, others[i % 3], &error), &error);
             assert_true(find(w, "m").image_bytes > 0);
             assert_ok(use(w, "m", &error), &error);
-            assert_int_equal(find(w, "m").state, SP_VERSION_READY);
+            assert_int_equal(find(w, "m").state, SP_STAGE_VERSION_READY);
         }
         world_destroy(w);
     }
@@ -787,7 +787,7 @@ static void wrong_options(void **state)
     world *w = world_create(1);
     sp_stage_source sources[] = {w->disk};
     sp_stage_load_options options;
-    sp_version_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
     int64_t ticket;
     sp_error error;
 
@@ -821,7 +821,7 @@ static void wrong_options(void **state)
     assert_int_equal(load(w, "x", NULL, SP_SOURCE_ANY, &error), SP_ERR_NOT_FOUND); /* no folder */
     assert_int_equal(sp_stage_version_at(w->stage, 0, &info, &error), SP_ERR_ARGUMENT);
     assert_int_equal(sp_stage_get_stats(w->stage, NULL, &error), SP_ERR_ARGUMENT);
-    assert_int_equal(sp_stage_hold(w->stage, SP_ROUTE_BASE, NULL, NULL, &error), SP_ERR_ARGUMENT);
+    assert_int_equal(sp_stage_hold(w->stage, SP_HOLD_BASE, NULL, NULL, &error), SP_ERR_ARGUMENT);
     assert_int_equal(sp_disk_source_create(NULL, &error), SP_ERR_ARGUMENT);
     world_destroy(w);
 }

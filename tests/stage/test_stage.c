@@ -59,6 +59,7 @@ static world *world_create(int32_t slots, int32_t threads, size_t budget)
     options.audit = &adapter_options;
     options.threads = threads;
     options.host_bytes_max = budget;
+    options.base_name = "the-base";
     assert_ok(sp_stage_create(&options, &w->stage, &error), &error);
     return w;
 }
@@ -109,16 +110,16 @@ static void must_load(const world *w, const char *name, const char *location)
     assert_ok(load(w, name, location, true, NULL, &error), &error);
 }
 
-static sp_version_info find(const world *w, const char *name)
+static sp_stage_version_info find(const world *w, const char *name)
 {
-    sp_version_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
     sp_error error;
 
     assert_ok(sp_stage_find(w->stage, name, &info, &error), &error);
     return info;
 }
 
-static sp_hold hold(const world *w, sp_route_kind kind, const char *name)
+static sp_hold hold(const world *w, sp_hold_kind kind, const char *name)
 {
     sp_hold held = {.struct_bytes = sizeof held};
     sp_error error;
@@ -145,16 +146,16 @@ static sp_status request(const world *w, sp_hold *held)
 static void test_id_hash(void **state)
 {
     (void)state;
-    assert_true(sp_adapter_id_hash("a", 0) == UINT64_C(0xaf63dc4c8601ec8c));
-    assert_true(sp_adapter_id_hash("scripture", 0) == UINT64_C(0xc7bea099fc88b678));
-    assert_true(sp_adapter_id_hash("scripture", 1) == UINT64_C(0x546fcadd27557f99));
-    assert_true(sp_adapter_id_hash("scripture", 256) == UINT64_C(0xfac77f5e6e3a0853));
+    assert_true(sp_stage_id_hash("a", 0) == UINT64_C(0xaf63dc4c8601ec8c));
+    assert_true(sp_stage_id_hash("scripture", 0) == UINT64_C(0xc7bea099fc88b678));
+    assert_true(sp_stage_id_hash("scripture", 1) == UINT64_C(0x546fcadd27557f99));
+    assert_true(sp_stage_id_hash("scripture", 256) == UINT64_C(0xfac77f5e6e3a0853));
 }
 
 static void test_names_of_one_content_share(void **state)
 {
     world *w = world_create(2, 0, 0);
-    sp_version_info one, two;
+    sp_stage_version_info one, two;
     sp_stage_stats stats = {.struct_bytes = sizeof stats};
 
     (void)state;
@@ -162,14 +163,14 @@ static void test_names_of_one_content_share(void **state)
     must_load(w, "two", ADAPTERS "plain-r8");
     one = find(w, "one");
     two = find(w, "two");
-    assert_int_equal(one.state, SP_VERSION_READY);
+    assert_int_equal(one.state, SP_STAGE_VERSION_READY);
     assert_int_equal(one.slot, two.slot);
     assert_true(one.generation != two.generation && one.id_hash != two.id_hash);
     assert_ok(sp_stage_get_stats(w->stage, &stats, NULL), NULL);
     assert_int_equal(stats.n_images, 1);
     assert_true(stats.copies == 1);
     assert_int_equal(sp_stage_unload(w->stage, "one", NULL), SP_OK);
-    assert_int_equal(find(w, "two").state, SP_VERSION_READY);
+    assert_int_equal(find(w, "two").state, SP_STAGE_VERSION_READY);
     world_destroy(w);
 }
 
@@ -182,14 +183,14 @@ static void test_replace_keeps_the_old_for_its_holders(void **state)
 
     (void)state;
     must_load(w, "x", ADAPTERS "plain-r8");
-    old = hold(w, SP_ROUTE_NAMED, "x");
+    old = hold(w, SP_HOLD_NAMED, "x");
     assert_int_equal(request(w, &old), SP_OK);
     assert_int_equal(load(w, "x", ADAPTERS "attn-r4", false, NULL, &error), SP_ERR_STATE);
     assert_string_equal(error.code, "name-taken");
     assert_ok(load(w, "x", ADAPTERS "attn-r4", true, &generation, &error), &error);
-    assert_true(generation > sp_version_generation(old.version));
-    new = hold(w, SP_ROUTE_NAMED, "x");
-    assert_true(sp_version_generation(new.version) == generation);
+    assert_true(generation > sp_stage_version_generation(old.version));
+    new = hold(w, SP_HOLD_NAMED, "x");
+    assert_true(sp_stage_version_generation(new.version) == generation);
     assert_int_equal(request(w, &new), SP_OK);
     assert_true(new.slot != old.slot);
     assert_int_equal(sp_stage_n_versions(w->stage), 2);
@@ -224,29 +225,29 @@ static void test_expected_generation(void **state)
 static void test_full_pool(void **state)
 {
     world *w = world_create(1, 0, 0);
-    sp_version_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
     sp_hold a, b;
     sp_error error;
 
     (void)state;
     must_load(w, "a", ADAPTERS "plain-r8");
-    a = hold(w, SP_ROUTE_NAMED, "a");
+    a = hold(w, SP_HOLD_NAMED, "a");
     assert_int_equal(request(w, &a), SP_OK);
     /* A new name waits on the host; a replacement beside a version in use finds no slot. */
     must_load(w, "b", ADAPTERS "attn-r4");
-    assert_int_equal(find(w, "b").state, SP_VERSION_HOST);
+    assert_int_equal(find(w, "b").state, SP_STAGE_VERSION_HOST);
     assert_int_equal(load(w, "a", ADAPTERS "ffn", true, NULL, &error), SP_POOL_FULL);
     info = find(w, "a");
-    assert_memory_equal(&info.digest, sp_version_digest(a.version), SP_DIGEST_BYTES);
-    b = hold(w, SP_ROUTE_NAMED, "b");
+    assert_memory_equal(&info.digest, sp_stage_version_digest(a.version), SP_DIGEST_BYTES);
+    b = hold(w, SP_HOLD_NAMED, "b");
     assert_int_equal(request(w, &b), SP_POOL_FULL);
     sp_stage_release(w->stage, &a);
     assert_int_equal(request(w, &b), SP_OK);
-    assert_int_equal(find(w, "a").state, SP_VERSION_HOST);
+    assert_int_equal(find(w, "a").state, SP_STAGE_VERSION_HOST);
     sp_stage_release(w->stage, &b);
     /* Idle, the only slot's version may be replaced in its place. */
     assert_ok(load(w, "b", ADAPTERS "ffn", true, NULL, &error), &error);
-    b = hold(w, SP_ROUTE_NAMED, "b");
+    b = hold(w, SP_HOLD_NAMED, "b");
     assert_int_equal(request(w, &b), SP_OK);
     sp_stage_release(w->stage, &b);
     world_destroy(w);
@@ -262,7 +263,7 @@ static void test_pins(void **state)
     must_load(w, "a", ADAPTERS "plain-r8");
     assert_int_equal(sp_stage_set_pinned(w->stage, "a", true, &error), SP_OK);
     must_load(w, "b", ADAPTERS "attn-r4");
-    b = hold(w, SP_ROUTE_NAMED, "b");
+    b = hold(w, SP_HOLD_NAMED, "b");
     assert_int_equal(sp_stage_request(w->stage, &b, false, &error), SP_ERR_SLOTS_PINNED);
     sp_stage_release(w->stage, &b);
     assert_int_equal(sp_stage_unload(w->stage, "a", &error), SP_ERR_STATE);
@@ -281,18 +282,51 @@ static void test_active_is_default_only(void **state)
     (void)state;
     must_load(w, "a", ADAPTERS "plain-r8");
     must_load(w, "b", ADAPTERS "attn-r4");
-    before = hold(w, SP_ROUTE_DEFAULT, NULL);
+    before = hold(w, SP_HOLD_DEFAULT, NULL);
     assert_null(before.version);
     assert_int_equal(sp_stage_set_active(w->stage, "b", NULL), SP_OK);
-    after = hold(w, SP_ROUTE_DEFAULT, NULL);
-    named = hold(w, SP_ROUTE_NAMED, "a");
-    assert_string_equal(sp_version_name(after.version), "b");
-    assert_string_equal(sp_version_name(named.version), "a");
+    after = hold(w, SP_HOLD_DEFAULT, NULL);
+    named = hold(w, SP_HOLD_NAMED, "a");
+    assert_string_equal(sp_stage_version_name(after.version), "b");
+    assert_string_equal(sp_stage_version_name(named.version), "a");
     assert_int_equal(sp_stage_set_active(w->stage, "c", NULL), SP_ERR_NOT_FOUND);
     assert_int_equal(sp_stage_unload(w->stage, "b", NULL), SP_BUSY);
-    assert_null(hold(w, SP_ROUTE_DEFAULT, NULL).version);
+    assert_null(hold(w, SP_HOLD_DEFAULT, NULL).version);
     sp_stage_release(w->stage, &after);
     sp_stage_release(w->stage, &named);
+    world_destroy(w);
+}
+
+/* No adapter has the base's name, and where a request or the active adapter is named so, the base
+ * is meant. Names that no adapter may have are refused before anything begins. */
+static void test_the_bases_name(void **state)
+{
+    static const char *const bad[] = {"the-base", "", "a:b", "..", " a", "a\n"};
+    world *w = world_create(2, 0, 0);
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
+    sp_error error;
+    sp_hold x;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(load(w, bad[i], ADAPTERS "plain-r8", false, NULL, &error), SP_ERR_INPUT);
+    assert_int_equal(sp_stage_n_versions(w->stage), 0);
+    must_load(w, "a", ADAPTERS "plain-r8");
+    assert_int_equal(sp_stage_set_active(w->stage, "a", NULL), SP_OK);
+    assert_null(hold(w, SP_HOLD_NAMED, "the-base").version);
+    x = hold(w, SP_HOLD_DEFAULT, NULL);
+    assert_string_equal(sp_stage_version_name(x.version), "a");
+    assert_ok(sp_stage_request(w->stage, &x, false, &error), &error);
+    assert_ok(sp_stage_find(w->stage, "a", &info, &error), &error);
+    assert_int_equal(info.references, 1);
+    assert_int_equal(info.in_slot, 1);
+    sp_stage_yield(w->stage, &x);
+    assert_ok(sp_stage_find(w->stage, "a", &info, &error), &error);
+    assert_int_equal(info.references, 1);
+    assert_int_equal(info.in_slot, 0);
+    sp_stage_release(w->stage, &x);
+    assert_int_equal(sp_stage_set_active(w->stage, "the-base", NULL), SP_OK);
+    assert_null(hold(w, SP_HOLD_DEFAULT, NULL).version);
     world_destroy(w);
 }
 
@@ -302,7 +336,7 @@ static void test_cut_files_leave_the_old_state(void **state)
     world *w = world_create(2, 0, 0);
     char *directory = sp_test_make_directory(), *config, *weights;
     size_t config_bytes, weights_bytes, n_failed = 0;
-    sp_version_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
     sp_digest digest;
     sp_error error;
     sp_hold x;
@@ -323,7 +357,7 @@ static void test_cut_files_leave_the_old_state(void **state)
         assert_true(error.text[0] != '\0');
         info = find(w, "x");
         assert_memory_equal(&info.digest, &digest, sizeof digest);
-        assert_int_equal(info.state, SP_VERSION_READY);
+        assert_int_equal(info.state, SP_STAGE_VERSION_READY);
         n_failed++;
     }
     assert_true(n_failed > 20);
@@ -333,7 +367,7 @@ static void test_cut_files_leave_the_old_state(void **state)
     /* The files are gone, the host cache serves on. */
     must_load(w, "y", ADAPTERS "plain-r8");
     must_load(w, "z", ADAPTERS "attn-r4");
-    x = hold(w, SP_ROUTE_NAMED, "x");
+    x = hold(w, SP_HOLD_NAMED, "x");
     assert_int_equal(request(w, &x), SP_OK);
     sp_stage_release(w->stage, &x);
     sp_free(config);
@@ -374,10 +408,10 @@ static void test_content_changed_on_disk(void **state)
         if (version == 0) {
             must_load(w, "x", directory);
             must_load(w, "y", ADAPTERS "attn-r4"); /* drives x out of slot and host */
-            assert_int_equal(find(w, "x").state, SP_VERSION_DISK);
+            assert_int_equal(find(w, "x").state, SP_STAGE_VERSION_DISK);
         }
     }
-    x = hold(w, SP_ROUTE_NAMED, "x");
+    x = hold(w, SP_HOLD_NAMED, "x");
     do {
         sp_stage_poll(w->stage);
         status = sp_stage_request(w->stage, &x, false, &error);
@@ -444,11 +478,11 @@ static void test_start_up(void **state)
         }
         sp_adapter_release(adapter);
     }
-    assert_int_equal(find(w, "plain-r8").state, SP_VERSION_READY);
-    assert_int_equal(find(w, "attn-r4").state, SP_VERSION_READY);
-    assert_int_equal(find(w, "ffn").state, SP_VERSION_HOST);
-    assert_string_equal(sp_version_state_name(find(w, "ffn").state), "host");
-    assert_string_equal(sp_version_state_name((sp_version_state)9), "unknown");
+    assert_int_equal(find(w, "plain-r8").state, SP_STAGE_VERSION_READY);
+    assert_int_equal(find(w, "attn-r4").state, SP_STAGE_VERSION_READY);
+    assert_int_equal(find(w, "ffn").state, SP_STAGE_VERSION_HOST);
+    assert_string_equal(sp_stage_version_state_name(find(w, "ffn").state), "host");
+    assert_string_equal(sp_stage_version_state_name((sp_stage_version_state)9), "unknown");
     /* Rank 8 on all seven modules of 4 layers; hidden 64, FFN 160, 4 heads and 2 kv heads of 32:
      * 4 * 8 * ((64 + 128) + 2 * (64 + 64) + (128 + 64) + 3 * (64 + 160)) multiply-adds. */
     assert_int_equal(find(w, "plain-r8").facts->sites, 28);
@@ -466,8 +500,8 @@ static void test_ask_takes_nothing(void **state)
     (void)state;
     must_load(w, "a", ADAPTERS "plain-r8");
     must_load(w, "b", ADAPTERS "attn-r4"); /* has the slot */
-    a = hold(w, SP_ROUTE_NAMED, "a");
-    b = hold(w, SP_ROUTE_NAMED, "b");
+    a = hold(w, SP_HOLD_NAMED, "a");
+    b = hold(w, SP_HOLD_NAMED, "b");
     assert_int_equal(sp_stage_ask(w->stage, &b, false, &error), SP_OK);
     assert_int_equal(b.slot, -1);
     assert_int_equal(sp_stage_ask(w->stage, &b, true, &error), SP_AGAIN);
@@ -500,7 +534,7 @@ static void test_forgotten_loads_go_on(void **state)
     assert_int_equal(sp_stage_result(w->stage, ticket, NULL, &error), SP_ERR_NOT_FOUND);
     while (sp_stage_poll(w->stage) != SP_AGAIN)
         continue;
-    assert_int_equal(find(w, "a").state, SP_VERSION_READY);
+    assert_int_equal(find(w, "a").state, SP_STAGE_VERSION_READY);
     world_destroy(w);
 }
 
@@ -527,8 +561,8 @@ static void test_threads(void **state)
     for (int32_t i = 0; i < 8; i++)
         assert_ok(settle(w, tickets[i], NULL, &error), &error);
     for (int32_t round = 0; round < 40; round++) {
-        sp_hold a = hold(w, SP_ROUTE_NAMED, locations[round % 8]);
-        sp_hold b = hold(w, SP_ROUTE_NAMED, locations[(round * 3 + 1) % 8]);
+        sp_hold a = hold(w, SP_HOLD_NAMED, locations[round % 8]);
+        sp_hold b = hold(w, SP_HOLD_NAMED, locations[(round * 3 + 1) % 8]);
 
         assert_int_equal(request(w, &a), SP_OK);
         assert_int_equal(request(w, &b), SP_OK);
@@ -626,7 +660,7 @@ static void load_with_every_fault(const world *w, const char *name, const char *
 }
 
 typedef struct old_state {
-    sp_version_info info;
+    sp_stage_version_info info;
     slot_view view;
     const sp_hold *held;
 } old_state;
@@ -634,11 +668,11 @@ typedef struct old_state {
 static void old_version_serves(const world *w, void *user)
 {
     const old_state *old = user;
-    sp_version_info now = find(w, "a");
+    sp_stage_version_info now = find(w, "a");
 
     assert_int_equal(now.generation, old->info.generation);
     assert_memory_equal(&now.digest, &old->info.digest, sizeof now.digest);
-    assert_int_equal(now.state, SP_VERSION_READY);
+    assert_int_equal(now.state, SP_STAGE_VERSION_READY);
     assert_int_equal(now.slot, old->info.slot);
     assert_int_equal(count_slots(w, SP_SLOT_READY), 1);
     assert_int_equal(count_slots(w, SP_SLOT_EMPTY), 1);
@@ -658,7 +692,7 @@ static void test_failed_copies_of_a_replacement(void **state)
 
         faulty_device_wrap(w->device);
         must_load(w, "a", ADAPTERS "plain-r8");
-        held = hold(w, SP_ROUTE_NAMED, "a");
+        held = hold(w, SP_HOLD_NAMED, "a");
         assert_int_equal(request(w, &held), SP_OK);
         old = (old_state){find(w, "a"), view_slot(w, held.slot), &held};
         load_with_every_fault(w, "a", ADAPTERS "r1", old_version_serves, &old);
@@ -675,8 +709,8 @@ static void test_failed_copies_of_a_replacement(void **state)
 static void b_is_unknown_and_a_can_be_had(const world *w, void *user)
 {
     const slot_view *a = user;
-    sp_version_info info = {.struct_bytes = sizeof info};
-    sp_hold held = hold(w, SP_ROUTE_NAMED, "a");
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
+    sp_hold held = hold(w, SP_HOLD_NAMED, "a");
 
     assert_int_equal(sp_stage_find(w->stage, "b", &info, NULL), SP_ERR_NOT_FOUND);
     assert_int_equal(request(w, &held), SP_OK); /* back from the host, if it lost its slot */
@@ -696,7 +730,7 @@ static void test_failed_copies_over_a_victim(void **state)
         must_load(w, "a", ADAPTERS "plain-r8");
         a = view_slot(w, 0);
         load_with_every_fault(w, "b", ADAPTERS "r1", b_is_unknown_and_a_can_be_had, &a);
-        assert_int_equal(find(w, "b").state, SP_VERSION_READY);
+        assert_int_equal(find(w, "b").state, SP_STAGE_VERSION_READY);
         sp_free(a.data);
         world_destroy(w);
     }
@@ -735,6 +769,7 @@ int main(void)
         cmocka_unit_test_teardown(test_full_pool, leaks_nothing),
         cmocka_unit_test_teardown(test_pins, leaks_nothing),
         cmocka_unit_test_teardown(test_active_is_default_only, leaks_nothing),
+        cmocka_unit_test_teardown(test_the_bases_name, leaks_nothing),
         cmocka_unit_test_teardown(test_cut_files_leave_the_old_state, leaks_nothing),
         cmocka_unit_test_teardown(test_content_changed_on_disk, leaks_nothing),
         cmocka_unit_test_teardown(test_a_child_destroys_its_parents_stage, leaks_nothing),

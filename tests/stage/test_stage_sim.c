@@ -252,8 +252,9 @@ static void check_requests(const sim *s)
 
         if (!r->live || r->hold.version == NULL)
             continue;
-        SIM_CHECK(memcmp(sp_version_digest(r->hold.version), &r->digest, sizeof r->digest) == 0);
-        SIM_CHECK(sp_version_generation(r->hold.version) == r->generation);
+        SIM_CHECK(memcmp(sp_stage_version_digest(r->hold.version), &r->digest, sizeof r->digest) ==
+                  0);
+        SIM_CHECK(sp_stage_version_generation(r->hold.version) == r->generation);
     }
 }
 
@@ -270,7 +271,7 @@ static int32_t holders_of(const sim *s, uint64_t generation)
 static void check_registry(const sim *s)
 {
     size_t n_current = 0, n = sp_stage_n_versions(s->stage);
-    sp_version_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
 
     for (int32_t i = 0; i < N_NAMES; i++) {
         sp_status status = sp_stage_find(s->stage, name_text(i), &info, NULL);
@@ -285,8 +286,8 @@ static void check_registry(const sim *s)
     for (size_t i = 0; i < n; i++) {
         SIM_CHECK(sp_stage_version_at(s->stage, i, &info, NULL) == SP_OK);
         SIM_CHECK(info.references == holders_of(s, info.generation));
-        SIM_CHECK(info.state != SP_VERSION_DRAINING || info.references > 0);
-        n_current -= info.state != SP_VERSION_DRAINING;
+        SIM_CHECK(info.state != SP_STAGE_VERSION_DRAINING || info.references > 0);
+        n_current -= info.state != SP_STAGE_VERSION_DRAINING;
     }
     SIM_CHECK(n_current == 0);
 }
@@ -367,10 +368,10 @@ static void start_load(sim *s)
 }
 
 /* Names of one content are in one slot, or in none. */
-static void check_shared(sim *s, int32_t name, const sp_version_info *info)
+static void check_shared(sim *s, int32_t name, const sp_stage_version_info *info)
 {
     for (int32_t i = 0; i < N_NAMES; i++) {
-        sp_version_info other = {.struct_bytes = sizeof other};
+        sp_stage_version_info other = {.struct_bytes = sizeof other};
 
         if (i == name || sp_stage_find(s->stage, name_text(i), &other, NULL) != SP_OK ||
             memcmp(&other.digest, &info->digest, sizeof info->digest) != 0)
@@ -385,7 +386,7 @@ static void take_result(sim *s, sim_load *load)
     uint64_t generation = 0;
     sp_error error;
     sp_status status = sp_stage_result(s->stage, load->ticket, &generation, &error);
-    sp_version_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
 
     if (status == SP_PENDING)
         return;
@@ -486,7 +487,7 @@ static void submit(sim *s)
 {
     int32_t name = (int32_t)below(s, N_NAMES);
     uint32_t draw = below(s, 6);
-    sp_route_kind kind = draw == 0 ? SP_ROUTE_BASE : draw == 1 ? SP_ROUTE_DEFAULT : SP_ROUTE_NAMED;
+    sp_hold_kind kind = draw == 0 ? SP_HOLD_BASE : draw == 1 ? SP_HOLD_DEFAULT : SP_HOLD_NAMED;
     sim_request *r = free_request(s);
     sp_status status;
 
@@ -495,21 +496,21 @@ static void submit(sim *s)
     *r = (sim_request){.id = ++s->next_id, .work = 1 + (int32_t)below(s, WORK_MAX)};
     r->hold.struct_bytes = sizeof r->hold;
     status = sp_stage_hold(s->stage, kind, name_text(name), &r->hold, NULL);
-    if (kind == SP_ROUTE_NAMED && !s->names[name].exists) {
+    if (kind == SP_HOLD_NAMED && !s->names[name].exists) {
         SIM_CHECK(status == SP_ERR_NOT_FOUND);
         return;
     }
     SIM_CHECK(status == SP_OK);
-    if (kind == SP_ROUTE_BASE || (kind == SP_ROUTE_DEFAULT && s->active < 0))
+    if (kind == SP_HOLD_BASE || (kind == SP_HOLD_DEFAULT && s->active < 0))
         SIM_CHECK(r->hold.version == NULL);
     else
-        SIM_CHECK(strcmp(sp_version_name(r->hold.version),
-                         name_text(kind == SP_ROUTE_DEFAULT ? s->active : name)) == 0);
+        SIM_CHECK(strcmp(sp_stage_version_name(r->hold.version),
+                         name_text(kind == SP_HOLD_DEFAULT ? s->active : name)) == 0);
     r->live = true;
     if (r->hold.version == NULL)
         return;
-    r->digest = *sp_version_digest(r->hold.version);
-    r->generation = sp_version_generation(r->hold.version);
+    r->digest = *sp_stage_version_digest(r->hold.version);
+    r->generation = sp_stage_version_generation(r->hold.version);
 }
 
 static void finish(sim *s, sim_request *r)

@@ -321,7 +321,7 @@ static void fail(sp_scheduler *scheduler, sp_sequence *sequence, sp_status statu
 /* Whether the sequence could have its slot now; else notes what it waits for. */
 static bool ask(sp_scheduler *scheduler, sp_sequence *sequence, bool give_way)
 {
-    const sp_adapter_gate *gate = &scheduler->options.gate;
+    const sp_slot_gate *gate = &scheduler->options.gate;
     sp_status status = gate->ask ? gate->ask(gate->user, sequence, give_way) : SP_OK;
 
     if (status == SP_OK)
@@ -347,7 +347,7 @@ static uint64_t patience(const sp_scheduler *scheduler)
 
 static void watch_handovers(sp_scheduler *scheduler)
 {
-    const sp_adapter_gate *gate = &scheduler->options.gate;
+    const sp_slot_gate *gate = &scheduler->options.gate;
     uint64_t handovers = gate->handovers ? gate->handovers(gate->user) : 0;
 
     scheduler->step++;
@@ -371,7 +371,7 @@ static bool slot_got_on(const sp_scheduler *scheduler, const sp_sequence *sequen
 
 static const sp_sequence *longest_in_slot(const sp_scheduler *scheduler)
 {
-    const sp_adapter_gate *gate = &scheduler->options.gate;
+    const sp_slot_gate *gate = &scheduler->options.gate;
     const sp_sequence *longest = NULL;
 
     for (int32_t i = 0; i < scheduler->n_running; i++) {
@@ -408,7 +408,7 @@ static void rotate(sp_scheduler *scheduler)
 
 static void start_running(sp_scheduler *scheduler, sp_sequence *sequence)
 {
-    const sp_adapter_gate *gate = &scheduler->options.gate;
+    const sp_slot_gate *gate = &scheduler->options.gate;
     sp_status status = gate->take ? gate->take(gate->user, sequence) : SP_OK;
 
     if (status != SP_OK) {

@@ -46,20 +46,20 @@ typedef struct sp_batch {
  * slot; SP_POOL_FULL or SP_BUSY, it waits for what others hold; another positive status, it waits;
  * negative, it can never run. `take` after an `ask` that said SP_OK gives it the slot.
  */
-typedef struct sp_adapter_gate {
+typedef struct sp_slot_gate {
     void *user;
     sp_status (*ask)(void *user, sp_sequence *sequence, bool give_way);
     sp_status (*take)(void *user, sp_sequence *sequence);
     void (*yield)(void *user, sp_sequence *sequence);
     bool (*can_yield)(void *user, const sp_sequence *sequence);
     uint64_t (*handovers)(void *user); /* times that a slot has changed hands */
-} sp_adapter_gate;
+} sp_slot_gate;
 
 typedef struct sp_scheduler_options {
     int32_t max_running, step_rows, prefill_chunk, page_tokens, n_pages;
     uint64_t adapter_wait_steps, adapter_preempt_steps;
-    sp_adapter_gate gate; /* all NULL: every sequence may run */
-    bool prefix_cache;    /* sequences begin with pages that others have computed */
+    sp_slot_gate gate; /* all NULL: every sequence may run */
+    bool prefix_cache; /* sequences begin with pages that others have computed */
 } sp_scheduler_options;
 
 typedef struct sp_scheduler {

@@ -88,7 +88,7 @@ static sp_status start_load(sp_call *call, const adapter_body *wanted, sp_error 
     sp_adapter_task *task;
     char *path;
     sp_status status =
-        sp_engine_name_check(wanted->name, sp_engine_base_name(call->api->engine), error);
+        sp_stage_name_check(wanted->name, sp_engine_base_name(call->api->engine), error);
 
     if (status != SP_OK) /* its subject is the name itself */
         snprintf(error->subject, sizeof error->subject, "lora_name");
@@ -213,7 +213,7 @@ void sp_route_active(sp_call *call)
 
 /* ---- list ---------------------------------------------------------------------------------- */
 
-static void add_adapter(sp_text *out, const sp_engine_adapter_info *info)
+static void add_adapter(sp_text *out, const sp_listed_adapter *info)
 {
     char digest[2 * SP_DIGEST_BYTES + 1];
 
@@ -223,8 +223,9 @@ static void add_adapter(sp_text *out, const sp_engine_adapter_info *info)
     sp_text_format(out,
                    ", \"state\": \"%s\", \"digest\": \"%s\", \"generation\": %llu, \"slot\": %d, "
                    "\"pinned\": %s, \"active\": %s, \"references\": %d, \"rows\": %llu, ",
-                   sp_adapter_state_name(info->state), digest, (unsigned long long)info->generation,
-                   info->slot, info->pinned ? "true" : "false", info->active ? "true" : "false",
+                   sp_stage_version_state_name(info->state), digest,
+                   (unsigned long long)info->generation, info->slot,
+                   info->pinned ? "true" : "false", info->active ? "true" : "false",
                    info->references, (unsigned long long)info->rows);
     sp_text_format(out,
                    "\"rank\": %d, \"sites\": %d, \"file_bytes\": %zu, \"slot_bytes\": %zu, "
@@ -260,7 +261,7 @@ static void add_folder(void *user, const char *name)
     folder_list *list = user;
 
     if (sp_snapshot_find(list->snapshot, name) ||
-        sp_engine_name_check(name, sp_engine_base_name(list->call->api->engine), NULL) != SP_OK)
+        sp_stage_name_check(name, sp_engine_base_name(list->call->api->engine), NULL) != SP_OK)
         return;
     sp_text_add(list->out, list->separator);
     list->separator = ", ";

@@ -27,7 +27,7 @@ static void add_string(sp_text *out, const char *field, const char *value)
 }
 
 static void add_model(model_list *list, const char *id, const char *parent,
-                      const sp_engine_adapter_info *info)
+                      const sp_listed_adapter *info)
 {
     const sp_api *api = list->call->api;
     char digest[2 * SP_DIGEST_BYTES + 1];
@@ -57,7 +57,7 @@ static void visit_folder(void *user, const char *name)
     const char *base = sp_engine_base_name(list->call->api->engine);
 
     if (sp_snapshot_find(list->snapshot, name) || sp_snapshot_is_hidden(list->snapshot, name) ||
-        sp_engine_name_check(name, base, NULL) != SP_OK)
+        sp_stage_name_check(name, base, NULL) != SP_OK)
         return;
     add_model(list, name, base, NULL);
 }
@@ -68,7 +68,7 @@ static void add_models(model_list *list)
 
     add_model(list, base, NULL, NULL);
     for (size_t i = 0; i < list->snapshot->n_adapters; i++)
-        if (list->snapshot->adapters[i].state != SP_ADAPTER_DRAINING)
+        if (list->snapshot->adapters[i].state != SP_STAGE_VERSION_DRAINING)
             add_model(list, list->snapshot->adapters[i].name, base, &list->snapshot->adapters[i]);
     if (!list->wanted)
         sp_adapter_dir_list(list->call->api->dir, visit_folder, list);

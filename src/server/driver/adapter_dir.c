@@ -98,7 +98,7 @@ static void note_name(sp_adapter_dir *dir, const char *name, bool there)
 bool sp_adapter_dir_may_hold(const char *name, const char *base)
 {
     return sp_confine_directory() && name[0] != '.' && !strchr(name, '/') &&
-           sp_engine_name_check(name, base, NULL) == SP_OK;
+           sp_stage_name_check(name, base, NULL) == SP_OK;
 }
 
 /* ---- paths --------------------------------------------------------------------------------- */

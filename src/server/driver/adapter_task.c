@@ -41,24 +41,51 @@ sp_adapter_task *sp_adapter_task_create_list(const char *name)
     return created;
 }
 
-static bool copy_adapters(const sp_engine *engine, bool with_receipts, sp_snapshot *snapshot)
+/* Strings are the copy's own. False: out of memory. */
+static bool copy_adapter(const sp_stage_version_info *info, bool with_receipt,
+                         sp_listed_adapter *out_adapter)
 {
-    size_t n = sp_engine_n_adapters(engine);
+    const sp_stage_facts *facts = info->facts;
+    bool receipt = with_receipt && facts->receipt;
+
+    *out_adapter = (sp_listed_adapter){
+        .name = sp_strdup(info->name),
+        .path = sp_strdup(info->location),
+        .receipt = receipt ? sp_strdup(facts->receipt) : NULL,
+        .state = info->state,
+        .slot = info->slot,
+        .rank = facts->rank,
+        .sites = facts->sites,
+        .file_bytes = facts->file_bytes,
+        .slot_bytes = info->slot_bytes,
+        .host_bytes = info->image_bytes,
+        .digest = info->digest,
+        .generation = info->generation,
+        .pinned = info->pinned,
+        .active = info->active,
+        .references = info->references,
+        .running = info->in_slot,
+        .waiting = info->references - info->in_slot,
+        .rows = info->uses,
+        .load_seconds = info->load_seconds,
+    };
+    return out_adapter->name && out_adapter->path && (!receipt || out_adapter->receipt);
+}
+
+static bool copy_adapters(const sp_stage *stage, bool with_receipts, sp_snapshot *snapshot)
+{
+    size_t n = sp_stage_n_versions(stage);
 
     snapshot->adapters = sp_calloc(n + 1, sizeof *snapshot->adapters);
     if (!snapshot->adapters)
         return false;
     for (size_t i = 0; i < n; i++) {
-        sp_engine_adapter_info *info = &snapshot->adapters[i];
+        sp_stage_version_info info = {.struct_bytes = sizeof info};
 
-        info->struct_bytes = sizeof *info;
-        if (sp_engine_adapter_at(engine, i, info, NULL) != SP_OK)
+        if (sp_stage_version_at(stage, i, &info, NULL) != SP_OK)
             break;
-        info->name = sp_strdup(info->name);
-        info->path = sp_strdup(info->path ? info->path : "");
-        info->receipt = with_receipts && info->receipt ? sp_strdup(info->receipt) : NULL;
         snapshot->n_adapters = i + 1;
-        if (!info->name || !info->path)
+        if (!copy_adapter(&info, with_receipts, &snapshot->adapters[i]))
             return false;
     }
     return true;
@@ -94,7 +121,7 @@ sp_status sp_snapshot_take(const sp_engine *engine, const sp_driver_counts *coun
     sp_snapshot snapshot = {.counts = *counts, .stats.struct_bytes = sizeof snapshot.stats};
 
     sp_engine_get_stats(engine, &snapshot.stats, NULL);
-    if (!copy_adapters(engine, with_receipts, &snapshot) ||
+    if (!copy_adapters(sp_engine_stage(engine), with_receipts, &snapshot) ||
         !copy_hidden(hidden, n_hidden, &snapshot) || !copy_metrics(metrics, &snapshot)) {
         sp_snapshot_free(&snapshot);
         return SP_ERR_MEMORY;
@@ -135,10 +162,10 @@ void sp_snapshot_free(sp_snapshot *snapshot)
     *snapshot = (sp_snapshot){.n_adapters = 0};
 }
 
-const sp_engine_adapter_info *sp_snapshot_find(const sp_snapshot *snapshot, const char *name)
+const sp_listed_adapter *sp_snapshot_find(const sp_snapshot *snapshot, const char *name)
 {
     for (size_t i = 0; i < snapshot->n_adapters; i++)
-        if (snapshot->adapters[i].state != SP_ADAPTER_DRAINING &&
+        if (snapshot->adapters[i].state != SP_STAGE_VERSION_DRAINING &&
             strcmp(snapshot->adapters[i].name, name) == 0)
             return &snapshot->adapters[i];
     return NULL;

@@ -13,7 +13,7 @@
 typedef struct sp_snapshot {
     sp_engine_stats stats;
     sp_driver_counts counts;
-    sp_engine_adapter_info *adapters; /* [n_adapters]; their strings are the snapshot's own */
+    sp_listed_adapter *adapters; /* [n_adapters]; their strings are the snapshot's own */
     size_t n_adapters;
     sp_metrics *metrics; /* NULL where they were not asked for */
     char **hidden;       /* [n_hidden] names that were unloaded, though their folder is there */
@@ -66,7 +66,7 @@ sp_status sp_snapshot_take(const sp_engine *engine, const sp_driver_counts *coun
 bool sp_snapshot_add_awaited(sp_snapshot *snapshot, const char *name);
 void sp_snapshot_free(sp_snapshot *snapshot);
 /* The version that a name means; NULL: none. */
-const sp_engine_adapter_info *sp_snapshot_find(const sp_snapshot *snapshot, const char *name);
+const sp_listed_adapter *sp_snapshot_find(const sp_snapshot *snapshot, const char *name);
 bool sp_snapshot_is_hidden(const sp_snapshot *snapshot, const char *name);
 
 #endif

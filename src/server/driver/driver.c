@@ -106,11 +106,12 @@ static void describe(sp_driver *driver, sp_generation *generation)
 {
     const char *served = generation->adapter;
     sp_digest digest = {{0}};
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+    const sp_stage *stage = sp_engine_stage(driver->engine);
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
 
     sp_engine_request_digest(driver->engine, generation->choices[0].id, &digest, NULL);
-    for (size_t i = 0; !served && i < sp_engine_n_adapters(driver->engine); i++)
-        if (sp_engine_adapter_at(driver->engine, i, &info, NULL) == SP_OK && info.active)
+    for (size_t i = 0; !served && i < sp_stage_n_versions(stage); i++)
+        if (sp_stage_version_at(stage, i, &info, NULL) == SP_OK && info.active)
             served = info.name;
     if (served && strcmp(served, sp_engine_base_name(driver->engine)) == 0)
         served = NULL;
@@ -465,7 +466,7 @@ static void *run(void *user)
         if (driver->n_running > 0)
             step(driver);
         else if (driver->n_loads > driver->n_looking)
-            sp_engine_poll(driver->engine, IDLE_POLL_MS, NULL);
+            sp_stage_poll_wait(sp_engine_stage(driver->engine), IDLE_POLL_MS);
     }
     end_all(driver);
     return NULL;

@@ -123,13 +123,35 @@ static bool look_up_name(sp_driver *driver, const char *name)
     return task != NULL;
 }
 
+static sp_status no_slots(sp_error *error)
+{
+    return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "max-loras", -1,
+                   "the engine was opened without adapter slots");
+}
+
+static sp_status no_adapter(const char *name, sp_error *error)
+{
+    return sp_fail(error, SP_ERR_NOT_FOUND, NULL, name, -1,
+                   "no adapter is loaded under the name \"%s\"", name);
+}
+
+/* An engine without slots has the base alone. */
+static sp_status set_active(const sp_driver *driver, const char *name, sp_error *error)
+{
+    sp_stage *stage = sp_engine_stage(driver->engine);
+
+    if (stage)
+        return sp_stage_set_active(stage, name, error);
+    return name ? no_adapter(name, error) : SP_OK;
+}
+
 static void finish_task(sp_driver *driver, sp_adapter_task *task, sp_status status,
                         const sp_error *error)
 {
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
 
     if (status >= 0 && task->name &&
-        sp_engine_find_adapter(driver->engine, task->name, &info, NULL) == SP_OK) {
+        sp_stage_find(sp_engine_stage(driver->engine), task->name, &info, NULL) == SP_OK) {
         task->generation = info.generation;
         task->digest = info.digest;
     }
@@ -247,11 +269,11 @@ static void run_later(sp_driver *driver, sp_task *later)
 
 static void tell_loaded(const sp_driver *driver, const char *name)
 {
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
 
     if (driver->options.loaded &&
-        sp_engine_find_adapter(driver->engine, name, &info, NULL) == SP_OK)
-        driver->options.loaded(driver->options.loaded_user, name, info.receipt);
+        sp_stage_find(sp_engine_stage(driver->engine), name, &info, NULL) == SP_OK)
+        driver->options.loaded(driver->options.loaded_user, name, info.facts->receipt);
 }
 
 static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status, sp_error *error)
@@ -269,9 +291,9 @@ static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status,
         tell_loaded(driver, load->name);
     }
     if (task && task->task.kind == SP_TASK_ACTIVATE && status == SP_OK)
-        status = sp_engine_set_active(driver->engine, task->name, error);
+        status = set_active(driver, task->name, error);
     if (task && task->unpinned && status == SP_OK)
-        status = sp_engine_pin_adapter(driver->engine, task->name, false, error);
+        status = sp_stage_set_pinned(sp_engine_stage(driver->engine), task->name, false, error);
     remove_load(driver, load);
     if (task)
         finish_task(driver, task, status, error);
@@ -289,7 +311,7 @@ void sp_driver_poll_loads(sp_driver *driver)
 
         next = load->next;
         if (!load->looking)
-            status = sp_engine_load_result(driver->engine, load->ticket, NULL, &error);
+            status = sp_stage_result(sp_engine_stage(driver->engine), load->ticket, NULL, &error);
         if (status != SP_PENDING)
             end_load(driver, load, status, &error);
     }
@@ -311,7 +333,7 @@ void sp_driver_end_loads(sp_driver *driver)
             sp_task_release(later);
         }
         if (!load->looking)
-            sp_engine_load_forget(driver->engine, load->ticket);
+            sp_stage_forget(sp_engine_stage(driver->engine), load->ticket);
         end_load(driver, load, SP_ERR_STATE, &error);
     }
 }
@@ -322,19 +344,20 @@ void sp_driver_end_loads(sp_driver *driver)
 static void begin_load(sp_driver *driver, sp_pending_load *load, const char *path)
 {
     const sp_adapter_task *task = load->task;
-    sp_engine_load wanted;
+    sp_stage *stage = sp_engine_stage(driver->engine);
+    sp_stage_load_options wanted;
     sp_error error = {0};
     sp_status status;
 
-    sp_engine_load_default(&wanted, sizeof wanted);
+    sp_stage_load_options_default(&wanted, sizeof wanted);
     wanted.name = load->name;
-    wanted.path = path;
+    wanted.location = path;
     if (task) {
         wanted.replace = task->replace;
         wanted.expected_generation = task->expected_generation;
         wanted.pinned = task->pinned;
     }
-    status = sp_engine_load_adapter(driver->engine, &wanted, &load->ticket, &error);
+    status = stage ? sp_stage_load(stage, &wanted, &load->ticket, &error) : no_slots(&error);
     if (status == SP_PENDING) {
         set_looking(driver, load, false);
         return;
@@ -386,11 +409,14 @@ static void take_folder(sp_driver *driver, sp_adapter_task *task)
 /* A pin keeps an adapter from making way for others, not from being unloaded by name. */
 static sp_status unload(sp_driver *driver, const char *name, sp_error *error)
 {
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+    sp_stage *stage = sp_engine_stage(driver->engine);
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
 
-    if (sp_engine_find_adapter(driver->engine, name, &info, NULL) == SP_OK && info.pinned)
-        sp_engine_pin_adapter(driver->engine, name, false, NULL);
-    return sp_engine_unload_adapter(driver->engine, name, error);
+    if (!stage)
+        return no_adapter(name, error);
+    if (sp_stage_find(stage, name, &info, NULL) == SP_OK && info.pinned)
+        sp_stage_set_pinned(stage, name, false, NULL);
+    return sp_stage_unload(stage, name, error);
 }
 
 /* A name whose folder is there is known as long as it was not taken away. It is hidden at once;
@@ -419,7 +445,7 @@ static void run_unload(sp_driver *driver, sp_adapter_task *task)
 static void run_activate(sp_driver *driver, sp_adapter_task *task)
 {
     sp_error error = {0};
-    sp_status status = sp_engine_set_active(driver->engine, task->name, &error);
+    sp_status status = set_active(driver, task->name, &error);
     bool may = status == SP_ERR_NOT_FOUND && may_have_folder(driver, task->name);
 
     if (may && !task->looked_up)

@@ -78,7 +78,7 @@ void sp_metrics_event(sp_metrics *metrics, sp_request_clock *clock, const char *
                       const sp_request_event *event, double now_s);
 /* A request ended because its logits were not finite; `adapter` as above. */
 void sp_metrics_non_finite(sp_metrics *metrics, const char *adapter);
-/* After every step, and after every sp_engine_poll. */
+/* After every step, and after every sp_stage_poll_wait. */
 void sp_metrics_step(sp_metrics *metrics, const sp_engine_stats *stats, double now_s);
 /* The outcome of a load, good or bad. */
 void sp_metrics_load(sp_metrics *metrics, double seconds);
@@ -101,6 +101,24 @@ typedef struct sp_front_counts {
     uint64_t client_bytes_refused;
 } sp_front_counts;
 
+/* One version of an adapter as the stage lists it. */
+typedef struct sp_listed_adapter {
+    const char *name, *path;
+    const char *receipt; /* in JSON; NULL: not asked for, or there is none */
+    sp_stage_version_state state;
+    int32_t slot; /* -1: none now */
+    int32_t rank, sites;
+    size_t file_bytes, slot_bytes;
+    size_t host_bytes; /* what its image takes in the host cache now */
+    sp_digest digest;
+    uint64_t generation;
+    bool pinned, active;
+    int32_t references;       /* requests that hold it: */
+    int32_t running, waiting; /* those that hold its slot, and those that wait */
+    uint64_t rows;            /* that steps have routed to it */
+    double load_seconds;
+} sp_listed_adapter;
+
 /* All that an answer is made of; everything is borrowed. */
 typedef struct sp_metrics_view {
     const char *version, *base_name, *cpu_isa;
@@ -108,7 +126,7 @@ typedef struct sp_metrics_view {
     double uptime_s;
     bool draining;
     const sp_engine_stats *stats;
-    const sp_engine_adapter_info *adapters; /* [n_adapters] */
+    const sp_listed_adapter *adapters; /* [n_adapters] */
     size_t n_adapters;
     const char *const *awaited; /* [n_awaited] names that requests wait for, not yet read */
     size_t n_awaited;

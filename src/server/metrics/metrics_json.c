@@ -116,22 +116,22 @@ static void add_totals(sp_text *out, const sp_metrics_view *view)
 /* Names of one content share a slot: the first of them stands for it, the others are counted. */
 static void add_slot(sp_text *out, const sp_metrics_view *view, int32_t slot)
 {
-    const sp_engine_adapter_info *first = NULL;
+    const sp_listed_adapter *first = NULL;
     int32_t running = 0, n = 0;
 
     for (size_t i = 0; i < view->n_adapters; i++) {
-        const sp_engine_adapter_info *adapter = &view->adapters[i];
+        const sp_listed_adapter *adapter = &view->adapters[i];
 
         if (adapter->slot != slot)
             continue;
-        if (!first || (first->state == SP_ADAPTER_DRAINING && first->state != adapter->state))
+        if (!first || (first->state == SP_STAGE_VERSION_DRAINING && first->state != adapter->state))
             first = adapter;
         running += adapter->running;
         n++;
     }
     sp_text_format(out, "{\"slot\": %d", slot);
     add_string(out, ", ", "adapter", first ? first->name : NULL);
-    add_string(out, ", ", "state", first ? sp_adapter_state_name(first->state) : "empty");
+    add_string(out, ", ", "state", first ? sp_stage_version_state_name(first->state) : "empty");
     sp_text_format(out, ", \"names\": %d, \"running\": %d}", n, running);
 }
 
@@ -153,14 +153,13 @@ static void add_traffic(sp_text *out, const sp_metrics *metrics, const char *nam
     add_count(out, ", ", "generated_tokens", traffic ? traffic->new_tokens : 0);
 }
 
-static void add_adapter(sp_text *out, const sp_metrics_view *view,
-                        const sp_engine_adapter_info *adapter)
+static void add_adapter(sp_text *out, const sp_metrics_view *view, const sp_listed_adapter *adapter)
 {
     char digest[2 * SP_DIGEST_BYTES + 1];
 
     sp_hex(adapter->digest.bytes, SP_DIGEST_BYTES, digest);
     add_string(out, "{", "name", adapter->name);
-    add_string(out, ", ", "state", sp_adapter_state_name(adapter->state));
+    add_string(out, ", ", "state", sp_stage_version_state_name(adapter->state));
     sp_text_format(out, ", \"slot\": %d, \"rank\": %d", adapter->slot, adapter->rank);
     add_bool(out, ", ", "pinned", adapter->pinned);
     add_bool(out, ", ", "active", adapter->active);

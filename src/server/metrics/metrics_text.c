@@ -124,10 +124,10 @@ static void add_cache_config(sp_text *out, const sp_metrics_view *view)
 /* Whether a version before this one has put the name into the list: one may still be draining. */
 static bool is_listed(const sp_metrics_view *view, size_t index, bool running)
 {
-    const sp_engine_adapter_info *adapter = &view->adapters[index];
+    const sp_listed_adapter *adapter = &view->adapters[index];
 
     for (size_t i = 0; i < index; i++) {
-        const sp_engine_adapter_info *other = &view->adapters[i];
+        const sp_listed_adapter *other = &view->adapters[i];
 
         if ((running ? other->running : other->waiting) > 0 &&
             strcmp(other->name, adapter->name) == 0)
@@ -152,7 +152,7 @@ static void add_names(sp_text *out, const sp_metrics_view *view, bool running)
     const char *before = "";
 
     for (size_t i = 0; i < view->n_adapters; i++) {
-        const sp_engine_adapter_info *adapter = &view->adapters[i];
+        const sp_listed_adapter *adapter = &view->adapters[i];
 
         if ((running ? adapter->running : adapter->waiting) > 0 && !is_listed(view, i, running))
             before = add_name(out, before, adapter->name);
@@ -176,10 +176,10 @@ static void add_lora_requests(sp_text *out, const sp_metrics_view *view)
 }
 
 /* A version whose name is gone, or means another by now, can serve no new request. */
-static bool is_loaded(const sp_engine_adapter_info *adapter, bool *out_in_slot)
+static bool is_loaded(const sp_listed_adapter *adapter, bool *out_in_slot)
 {
-    *out_in_slot = adapter->state == SP_ADAPTER_READY;
-    return *out_in_slot || (adapter->state != SP_ADAPTER_DRAINING && adapter->host_bytes > 0);
+    *out_in_slot = adapter->state == SP_STAGE_VERSION_READY;
+    return *out_in_slot || (adapter->state != SP_STAGE_VERSION_DRAINING && adapter->host_bytes > 0);
 }
 
 static void add_residency(sp_text *out, const sp_metrics_view *view)
@@ -190,7 +190,7 @@ static void add_residency(sp_text *out, const sp_metrics_view *view)
     add_family(out, "vllm:lora_adapter_loaded", "gauge",
                "1 for each adapter in a slot (level gpu) or in the host cache only (level cpu).");
     for (size_t i = 0; i < view->n_adapters; i++) {
-        const sp_engine_adapter_info *adapter = &view->adapters[i];
+        const sp_listed_adapter *adapter = &view->adapters[i];
 
         if (!is_loaded(adapter, &in_slot))
             continue;

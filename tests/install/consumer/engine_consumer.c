@@ -29,7 +29,7 @@ static int share(const char *model, const char *path)
 {
     const sp_host_allocator allocator = {sizeof allocator, NULL, host_alloc, host_free};
     const sp_engine_adapter wanted = {sizeof wanted, "a", path};
-    sp_engine_adapter_info info = {.struct_bytes = sizeof info};
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
     sp_engine_options options;
     sp_adapter_options adapter_options;
     sp_geometry *geometry = NULL;
@@ -42,7 +42,7 @@ static int share(const char *model, const char *path)
     options.threads = 1;
     options.kv_tokens = 64;
     if (sp_engine_open(&options, &wanted, 1, &engine, NULL) != SP_OK ||
-        sp_engine_find_adapter(engine, "a", &info, NULL) != SP_OK ||
+        sp_stage_find(sp_engine_stage(engine), "a", &info, NULL) != SP_OK ||
         sp_geometry_open(model, &geometry, NULL) != SP_OK)
         return 2;
     sp_adapter_options_default(&adapter_options, sizeof adapter_options);
