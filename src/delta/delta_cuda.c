@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/integer.h"
 #include "device/device_cuda.h"
 #include "device/step_streams.h"
 #include "kernels/cuda/cuda_choose.h"
@@ -50,7 +51,7 @@ static void *take(char *block, size_t *cursor, size_t bytes)
 {
     void *taken = block == NULL ? NULL : block + *cursor;
 
-    *cursor += (bytes + SCRATCH_ALIGN - 1) & ~(size_t)(SCRATCH_ALIGN - 1);
+    *cursor += align_up(bytes, SCRATCH_ALIGN);
     return taken;
 }
 

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/grow.h"
 #include "base/half.h"
+#include "base/integer.h"
 #include "kernels/cpu/kernels.h"
 
 #include <math.h>
@@ -43,14 +44,9 @@ int32_t sp_grouped_lora_rank_stride(int32_t max_rank)
     return (max_rank + 7) / 8 * 8;
 }
 
-static size_t align_up(size_t bytes)
-{
-    return (bytes + WORKSPACE_ALIGN - 1) & ~(size_t)(WORKSPACE_ALIGN - 1);
-}
-
 static size_t xa_bytes(int32_t total_rows, int32_t rank_stride)
 {
-    return align_up((size_t)total_rows * (size_t)rank_stride * sizeof(uint16_t));
+    return align_up((size_t)total_rows * (size_t)rank_stride * sizeof(uint16_t), WORKSPACE_ALIGN);
 }
 
 size_t sp_grouped_lora_workspace_bytes(int32_t total_rows, int32_t output_size, int32_t max_rank)
@@ -60,7 +56,8 @@ size_t sp_grouped_lora_workspace_bytes(int32_t total_rows, int32_t output_size, 
     if (total_rows < 1 || total_rows > SP_GROUPED_LORA_ROWS_MAX || output_size < 1 ||
         output_size > SP_GROUPED_LORA_WIDTH_MAX || rank_stride == 0)
         return 0;
-    return xa_bytes(total_rows, rank_stride) + align_up((size_t)total_rows * sizeof(grouped_tile));
+    return xa_bytes(total_rows, rank_stride) +
+           align_up((size_t)total_rows * sizeof(grouped_tile), WORKSPACE_ALIGN);
 }
 
 /* A size that must be from 1 to `most`, which is what the kernels take. */

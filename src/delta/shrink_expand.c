@@ -24,11 +24,6 @@
 
 /* ---- scratch ------------------------------------------------------------------------------- */
 
-static size_t align_up(size_t bytes)
-{
-    return (bytes + ALIGN_BYTES - 1) & ~(size_t)(ALIGN_BYTES - 1);
-}
-
 static int32_t round_rows(int32_t rows_max)
 {
     return rows_max < SP_LORA_ROUND_ROWS ? rows_max : SP_LORA_ROUND_ROWS;
@@ -47,9 +42,9 @@ static size_t packed_budget(sp_dtype dtype, int32_t k, int32_t rows_max)
 
         if (sp_kernels_get(*level, &kernels, NULL) != SP_OK)
             continue;
-        bytes = align_up(kernels->x_pack_bytes(dtype, dtype, rows, k));
+        bytes = align_up(kernels->x_pack_bytes(dtype, dtype, rows, k), ALIGN_BYTES);
         budget = bytes > budget ? bytes : budget;
-        bytes = lone * align_up(kernels->x_pack_bytes(dtype, dtype, 1, k));
+        bytes = lone * align_up(kernels->x_pack_bytes(dtype, dtype, 1, k), ALIGN_BYTES);
         budget = bytes > budget ? bytes : budget;
     }
     return budget;
@@ -60,7 +55,7 @@ static void *take(char *block, size_t *used, size_t bytes)
 {
     void *taken = block != NULL ? block + *used : NULL;
 
-    *used += align_up(bytes);
+    *used += align_up(bytes, ALIGN_BYTES);
     return taken;
 }
 
@@ -330,7 +325,7 @@ static bool is_present(const sp_lora_pair *pair)
 
 static size_t packed_bytes(const sp_lora_job *job, int32_t rows, int32_t k)
 {
-    return align_up(job->kernels->x_pack_bytes(job->dtype, job->dtype, rows, k));
+    return align_up(job->kernels->x_pack_bytes(job->dtype, job->dtype, rows, k), ALIGN_BYTES);
 }
 
 /* Whether an item of so many rows fits into what is left of the round. */

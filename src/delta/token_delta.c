@@ -10,6 +10,7 @@
  */
 #include "base/error.h"
 #include "base/grow.h"
+#include "base/integer.h"
 #include "delta/delta_state.h"
 #include "kernels/cpu/gemm.h"
 
@@ -17,11 +18,6 @@
 #define ALIGN_BYTES 64
 
 /* ---- scratch ------------------------------------------------------------------------------- */
-
-static size_t align_up(size_t bytes)
-{
-    return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
-}
 
 static int32_t site_of(const sp_layout *layout, sp_site_kind kind)
 {
@@ -60,23 +56,25 @@ static size_t packed_bytes(const sp_layout *layout, int64_t k)
         bytes = kernels->x_pack_bytes(dtype, SP_DTYPE_BF16, SP_TOKEN_ROUND_ROWS, k);
         most = bytes > most ? bytes : most;
     }
-    return align_up(most);
+    return align_up(most, ALIGN_BYTES);
 }
 
 static size_t cut(char *block, const sp_layout *layout, bool x_f32, sp_token_scratch *out)
 {
     int32_t rank = sp_layout_rank_stride(layout), vocab = 0, hidden = 0;
     bool has_pairs = site_of(layout, SP_SITE_EMBEDDING) >= 0;
-    size_t xa_bytes =
-        align_up(SP_TOKEN_ROUND_ROWS * (size_t)rank * sp_dtype_bytes(sp_layout_dtype(layout)));
-    size_t scale_bytes = align_up(SP_TOKEN_ROUND_ROWS * sizeof(float)), rounded_bytes = 0;
+    size_t xa_bytes = align_up(
+        SP_TOKEN_ROUND_ROWS * (size_t)rank * sp_dtype_bytes(sp_layout_dtype(layout)), ALIGN_BYTES);
+    size_t scale_bytes = align_up(SP_TOKEN_ROUND_ROWS * sizeof(float), ALIGN_BYTES),
+           rounded_bytes = 0;
 
     *out = (sp_token_scratch){0};
     if (!has_pairs && sp_layout_served(layout, SP_SITE_HEAD) == NULL)
         return 0;
     table_dims(layout, SP_SITE_HEAD, &vocab, &hidden);
     if (x_f32 && sp_layout_dtype(layout) != SP_DTYPE_F32)
-        rounded_bytes = align_up(SP_TOKEN_ROUND_ROWS * (size_t)hidden * sizeof(uint16_t));
+        rounded_bytes =
+            align_up(SP_TOKEN_ROUND_ROWS * (size_t)hidden * sizeof(uint16_t), ALIGN_BYTES);
     out->x_bytes = packed_bytes(layout, hidden > rank ? hidden : rank);
     if (block != NULL) {
         out->packed_x = block;
@@ -128,7 +126,7 @@ static int32_t make_room(round *r, sp_dtype w_type, int32_t rows, int32_t k)
     size_t bytes;
 
     rows = rows < SP_TOKEN_ROUND_ROWS ? rows : SP_TOKEN_ROUND_ROWS;
-    bytes = align_up(kernels->x_pack_bytes(dtype, w_type, rows, k));
+    bytes = align_up(kernels->x_pack_bytes(dtype, w_type, rows, k), ALIGN_BYTES);
     if (r->n_gemms == ROUND_GEMMS || r->n_rows + rows > SP_TOKEN_ROUND_ROWS ||
         r->x_used + bytes > r->delta->token_scratch.x_bytes)
         run_round(r);
@@ -147,8 +145,8 @@ static void add_gemm(round *r, const sp_gemm_args *args, const void *x, int64_t 
     gemm->packed_x = packed;
     sp_gemm_pack(delta->kernels, delta->exec, packed, args->x_type, args->w_type, x, x_stride,
                  x_index, args->rows, args->k);
-    r->x_used +=
-        align_up(delta->kernels->x_pack_bytes(args->x_type, args->w_type, args->rows, args->k));
+    r->x_used += align_up(
+        delta->kernels->x_pack_bytes(args->x_type, args->w_type, args->rows, args->k), ALIGN_BYTES);
     r->n_rows += (int32_t)args->rows;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/integer.h"
 #include "kernels/cpu/kernels.h"
 #include "pool/image.h"
 
@@ -19,11 +20,6 @@
 static const void *element_at(sp_dtype dtype, const void *data, int64_t index)
 {
     return (const char *)data + index * (int64_t)sp_dtype_bytes(dtype);
-}
-
-static size_t align_up(size_t bytes)
-{
-    return (bytes + SP_POOL_ALIGN_BYTES - 1) / SP_POOL_ALIGN_BYTES * SP_POOL_ALIGN_BYTES;
 }
 
 /* ---- comparing ----------------------------------------------------------------------------- */
@@ -257,10 +253,12 @@ static void place_part(part_plan *plan, size_t *io_bytes)
     size_t row_bytes = (size_t)part->hidden * sp_dtype_bytes(part->dtype);
 
     part->rows_offset_bytes = *io_bytes;
-    part->map_offset_bytes = part->rows_offset_bytes + align_up((size_t)part->n * row_bytes);
-    part->ids_offset_bytes =
-        part->map_offset_bytes + align_up((size_t)part->vocab * sizeof(int32_t));
-    *io_bytes = part->ids_offset_bytes + align_up((size_t)part->n * sizeof(int32_t));
+    part->map_offset_bytes =
+        part->rows_offset_bytes + align_up((size_t)part->n * row_bytes, SP_POOL_ALIGN_BYTES);
+    part->ids_offset_bytes = part->map_offset_bytes +
+                             align_up((size_t)part->vocab * sizeof(int32_t), SP_POOL_ALIGN_BYTES);
+    *io_bytes =
+        part->ids_offset_bytes + align_up((size_t)part->n * sizeof(int32_t), SP_POOL_ALIGN_BYTES);
 }
 
 static sp_status plan_part(part_plan *plan, sp_dtype pool, size_t *io_bytes, sp_error *error)
@@ -294,7 +292,7 @@ static sp_status plan_part(part_plan *plan, sp_dtype pool, size_t *io_bytes, sp_
 /* The bytes between the pieces are zeroed, so that equal adapters give equal images. */
 static void zero_tail(char *piece, size_t bytes)
 {
-    memset(piece + bytes, 0, align_up(bytes) - bytes);
+    memset(piece + bytes, 0, align_up(bytes, SP_POOL_ALIGN_BYTES) - bytes);
 }
 
 static void write_part(const part_plan *plan, char *data)

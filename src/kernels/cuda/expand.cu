@@ -101,7 +101,7 @@ static __device__ __forceinline__ void scale_run(window<TILES> *win, const sp_cu
         int row = i >= from && i < to ? win->row[threadIdx.x] : -1;
 
         win->scale[threadIdx.x] =
-            row >= 0 ? (float)((double)stored * (double)win->request[threadIdx.x]) : 0.0f;
+            row >= 0 ? sp_scale_of_row(stored, win->request[threadIdx.x]) : 0.0f;
         win->y[threadIdx.x] =
             (char *)site.y + max(row, 0) * site.y_stride * (site.y_is_f32 ? 4 : 2);
     }

@@ -192,7 +192,7 @@ static __device__ __forceinline__ void write_desc(stage_desc *desc, const sp_cud
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int at = lane + 32 * h - run.from * ROWS;
-        float scale = (float)((double)run.cell.scale * (double)win.request[h]);
+        float scale = sp_scale_of_row(run.cell.scale, win.request[h]);
         bool mine = at >= 0 && at < (run.to - run.from) * ROWS;
 
         rows += __popc(__ballot_sync(~0u, mine && win.row[h] >= 0));

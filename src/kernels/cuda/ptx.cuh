@@ -3,6 +3,7 @@
 #define SP_KERNELS_CUDA_PTX_CUH
 
 #include "kernels/cuda/cuda_choose.h"
+#include "kernels/effective_scale.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -45,7 +45,7 @@ static __device__ embed_row find_embed_row(const sp_cuda_embed &e, int row)
     }
     if (e.rank == NULL)
         return out;
-    out.scale = (float)((double)e.scale[slot] * (double)e.row_scale[row]);
+    out.scale = sp_scale_of_row(e.scale[slot], e.row_scale[row]);
     out.rank = out.scale == 0.0f ? 0 : e.rank[slot];
     out.b = (const uint16_t *)e.b + slot * e.slot_stride;
     return out;
