@@ -8,7 +8,6 @@
 #include "engine/model/preflight.h"
 #include "engine/ops/kv_cache.h"
 
-#include <math.h>
 #include <string.h>
 
 #define TOKENIZER_FILE "tokenizer.json"
@@ -35,7 +34,7 @@ sp_module_set sp_engine_modules(const sp_geometry *geometry)
 {
     const sp_model_shape *shape = sp_geometry_shape(geometry);
 
-    if (!shape || shape->family != SP_FAMILY_QWEN3)
+    if (!shape || !sp_family_find(shape->family))
         return 0;
     return sp_geometry_kind_modules(geometry, SP_SITE_LINEAR) |
            sp_geometry_kind_modules(geometry, SP_SITE_EMBEDDING) |
@@ -167,17 +166,6 @@ static sp_status create_scheduler(sp_engine *engine, sp_error *error)
     return SP_OK;
 }
 
-static sp_attention_shape attention_shape(const sp_model_shape *shape)
-{
-    return (sp_attention_shape){
-        .layers = shape->layers,
-        .q_heads = shape->q_heads,
-        .kv_heads = shape->kv_heads,
-        .head_dim = shape->head_dim,
-        .scale = (float)(1.0 / sqrt((double)shape->head_dim)),
-    };
-}
-
 /* `widths` is filled and borrowed by the options. No position beyond the cache can come, so the
  * rotary tables end there. */
 static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX])
@@ -196,9 +184,9 @@ static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX]
         .rows_max = engine->options.step_rows,
         .hidden = shape->hidden,
         .vocab = shape->vocab,
-        .n_widths = sp_forward_widths(shape, widths),
+        .n_widths = engine->model.family->widths(shape, widths),
         .widths = widths,
-        .attention = attention_shape(shape),
+        .attention = sp_family_attention(shape),
         .rope = {.theta = shape->rope_theta,
                  .n_rot = shape->head_dim / 2,
                  .positions = (int32_t)min64(kv_tokens, engine->max_context)},
@@ -243,7 +231,7 @@ static size_t scratch_bytes(sp_engine *engine)
 static sp_status preflight(sp_engine *engine, size_t overlay_bytes, size_t free_bytes,
                            sp_error *error)
 {
-    sp_attention_shape attention = attention_shape(&engine->model.shape);
+    sp_attention_shape attention = sp_family_attention(&engine->model.shape);
     sp_memory_needs needs = {
         .weights = engine->model.weight_bytes,
         .overlay = overlay_bytes,

@@ -6,7 +6,7 @@
 #define SP_ENGINE_ENGINE_STATE_H
 
 #include "base/text.h"
-#include "engine/model/forward.h"
+#include "engine/model/family.h"
 #include "engine/model/model.h"
 #include "engine/ops/ops.h"
 #include "engine/schedule/scheduler.h"

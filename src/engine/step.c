@@ -66,7 +66,7 @@ static sp_status run_forward(sp_engine *engine, const sp_batch *batch)
             .n_rows = batch->entries[i].n_rows,
         };
     }
-    return sp_forward_run(&engine->model, engine->ops, &step);
+    return sp_family_forward(&engine->model, engine->ops, &step);
 }
 
 /* ---- tokens -------------------------------------------------------------------------------- */
@@ -352,7 +352,7 @@ static void flush_logits(step_run *run)
         return;
     for (int32_t i = 0; i < n; i++)
         rows[i] = engine->logit_rows[i].row;
-    status = sp_forward_logits(&engine->model, engine->ops, rows, n);
+    status = sp_family_logits(&engine->model, engine->ops, rows, n);
     for (int32_t i = 0; i < n && status != SP_OK; i++) {
         sp_sequence *sequence = engine->logit_rows[i].sequence;
 

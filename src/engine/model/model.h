@@ -11,22 +11,18 @@
 
 #include <sidepath/adapter.h>
 
-/* Row-major. hidden H, q width Q = q_heads * head_dim, kv width K, FFN width I. */
-typedef struct sp_layer_weights {
-    sp_norm input_norm;       /* [H] */
-    sp_linear q, k, v, o;     /* [Q, H] [K, H] [K, H] [H, Q] */
-    sp_norm q_norm, k_norm;   /* [head_dim] */
-    sp_norm post_norm;        /* [H] */
-    sp_linear gate, up, down; /* [I, H] [I, H] [H, I] */
-} sp_layer_weights;
+struct sp_family_row;
 
 typedef struct sp_model {
     sp_geometry *geometry; /* one reference */
     sp_model_shape shape;
-    sp_layer_weights *layers; /* [shape.layers] */
-    sp_weight embed;          /* [vocab, H] */
-    sp_weight head;           /* [vocab, H]; the same memory as embed when tied */
-    sp_norm final_norm;       /* [H] */
+    const struct sp_family_row *family;
+    void *layers;        /* [shape.layers] of the family's own struct */
+    sp_weight embed;     /* [vocab, H] */
+    sp_weight head;      /* [vocab, H]; the same memory as embed when tied */
+    sp_norm final_norm;  /* [H] */
+    sp_weight **weights; /* [n_weights] all of them, once: where they are in the structs above */
+    size_t n_weights;
     sp_weight_files files;
     void **copies; /* tensors whose file offset is odd */
     size_t n_copies;
@@ -42,7 +38,7 @@ typedef struct sp_model {
  * is missing (named). SP_ERR_MISMATCH: a weight has another shape (both given). SP_ERR_UNSUPPORTED:
  * an architecture or a dtype that this engine does not run (named). SP_ERR_TRUNCATED, SP_ERR_INPUT:
  * a shard is broken. SP_ERR_MEMORY: copies would take more than free_bytes (preflight.h), or there
- * is no memory.
+ * is no memory. *out_model must stay where it is, and is empty after a failure.
  */
 sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes, sp_model *out_model,
                         sp_error *error);

@@ -1,0 +1,39 @@
+#include "engine/model/family.h"
+
+#include <math.h>
+
+const sp_family_row *sp_family_find(sp_family family)
+{
+    for (const sp_family_row *const *row = sp_families; *row; row++)
+        if ((*row)->family == family)
+            return *row;
+    return NULL;
+}
+
+sp_attention_shape sp_family_attention(const sp_model_shape *shape)
+{
+    return (sp_attention_shape){
+        .layers = shape->layers,
+        .q_heads = shape->q_heads,
+        .kv_heads = shape->kv_heads,
+        .head_dim = shape->head_dim,
+        .scale = (float)(1.0 / sqrt((double)shape->head_dim)),
+    };
+}
+
+static void run_pass(void *user, sp_ops *ops)
+{
+    const sp_model *model = user;
+
+    model->family->pass(model, ops);
+}
+
+sp_status sp_family_forward(const sp_model *model, sp_ops *ops, const sp_step *step)
+{
+    return sp_op_step(ops, step, run_pass, (void *)(uintptr_t)model);
+}
+
+sp_status sp_family_logits(const sp_model *model, sp_ops *ops, const int32_t *rows, int32_t n_rows)
+{
+    return sp_op_logits(ops, model->family->final, &model->head, rows, n_rows);
+}

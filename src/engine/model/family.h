@@ -1,0 +1,50 @@
+/*
+ * family.h: what an engine must know of a family of models, as one row of a table: which weights a
+ * layer has, and the forward pass in ops. A family is one file (family_qwen3.c) and its row in
+ * families.c; what config.json says of it is read by checkpoint/shape.c.
+ */
+#ifndef SP_ENGINE_MODEL_FAMILY_H
+#define SP_ENGINE_MODEL_FAMILY_H
+
+#include "engine/model/model.h"
+#include "engine/model/weight_loader.h"
+
+typedef struct sp_family_row {
+    sp_family family;
+    const char *name;   /* as refusals of others list it */
+    size_t layer_bytes; /* of the family's own struct of a layer's weights */
+
+    /* Numbers and widths of the pass's activations; returns how many there are. */
+    int32_t (*widths)(const sp_model_shape *shape, int32_t out_widths[SP_ROWS_MAX]);
+
+    /* Finds the weights of a layer. out_layer is layer_bytes of zeros, which stay where they are
+     * until the model is closed. */
+    void (*load_layer)(sp_weight_loader *loader, int32_t layer, void *out_layer);
+
+    /* The forward pass, an sp_pass_fn: from the tokens of the step to hidden states after the last
+     * norm, which are left in the activation `final`. */
+    void (*pass)(const sp_model *model, sp_ops *ops);
+    sp_rows final;
+} sp_family_row;
+
+/* All families that the engine runs, NULL at the end. A program that is linked statically and
+ * defines this array itself, as a test does, runs the families of its own. */
+extern const sp_family_row *const sp_families[];
+
+extern const sp_family_row sp_family_qwen3;
+
+/* NULL: the engine does not run it. */
+const sp_family_row *sp_family_find(sp_family family);
+
+/* What attention and its cache need to know. */
+sp_attention_shape sp_family_attention(const sp_model_shape *shape);
+
+/* Computes all rows of the step: their keys and values go to the cache, and their final hidden
+ * states stay for sp_family_logits. Fails like sp_op_step. */
+sp_status sp_family_forward(const sp_model *model, sp_ops *ops, const sp_step *step);
+
+/* Logits of n_rows (at most SP_LOGIT_ROWS) rows of the last step, named by their row numbers. Fails
+ * like sp_op_logits. */
+sp_status sp_family_logits(const sp_model *model, sp_ops *ops, const int32_t *rows, int32_t n_rows);
+
+#endif

@@ -1,0 +1,29 @@
+/*
+ * weight_loader.h: names of tensors to weights, while a model is opened. A family names what it
+ * needs; the first failure is kept and makes the look-ups after it do nothing. What nobody has
+ * named is told apart afterwards: of a part that runs, or of another.
+ */
+#ifndef SP_ENGINE_MODEL_WEIGHT_LOADER_H
+#define SP_ENGINE_MODEL_WEIGHT_LOADER_H
+
+#include "engine/model/model.h"
+
+typedef struct sp_weight_loader sp_weight_loader;
+
+/* The model's weights, by its family, out of its mapped or copied files. Sets model->layers, embed,
+ * head, final_norm, unused and the list for sp_model_place. Statuses as sp_model_open. */
+sp_status sp_load_weights(sp_model *model, const sp_checkpoint *checkpoint, sp_error *error);
+
+const sp_model_shape *sp_weight_loader_shape(const sp_weight_loader *loader);
+
+/* "model.layers.N.<module>.weight" [width]. The outputs must stay where they are until the model is
+ * closed. */
+void sp_load_norm(sp_weight_loader *loader, int32_t layer, const char *module, int32_t width,
+                  sp_norm *out_norm);
+
+/* "model.layers.N.<module>.weight" [outputs, inputs], and ".bias" [outputs] if there is to be one;
+ * the module is the site of its side paths. */
+void sp_load_linear(sp_weight_loader *loader, int32_t layer, const char *module, int32_t outputs,
+                    int32_t inputs, bool bias, sp_linear *out_linear);
+
+#endif
