@@ -148,20 +148,24 @@ static sp_status create_scheduler(sp_engine *engine, sp_error *error)
 {
     int32_t page_tokens = engine->options.page_tokens;
     int32_t n_pages = (int32_t)((engine->options.kv_tokens + page_tokens - 1) / page_tokens);
+    sp_sequence_memory_options memory = {
+        .n_pages = n_pages,
+        .page_tokens = page_tokens,
+        .prefix_cache = engine->options.prefix_cache,
+    };
     sp_scheduler_options options = {
+        .memory = &engine->memory,
         .max_running = engine->options.max_running,
         .step_rows = engine->options.step_rows,
         .prefill_chunk = engine->options.prefill_chunk ? engine->options.prefill_chunk
                                                        : engine->options.step_rows,
-        .page_tokens = page_tokens,
-        .n_pages = n_pages,
         .adapter_wait_steps = (uint64_t)engine->options.adapter_wait_steps,
         .adapter_preempt_steps = (uint64_t)engine->options.adapter_preempt_steps,
         .gate = sp_engine_gate(engine),
-        .prefix_cache = engine->options.prefix_cache,
     };
 
-    if (sp_scheduler_create(&options, &engine->scheduler) != SP_OK)
+    if (sp_sequence_memory_create(&memory, &engine->memory) != SP_OK ||
+        sp_scheduler_create(&options, &engine->scheduler) != SP_OK)
         return sp_fail_memory(error, (size_t)n_pages * sizeof(int32_t), "the list of KV pages");
     return SP_OK;
 }
@@ -171,8 +175,7 @@ static sp_status create_scheduler(sp_engine *engine, sp_error *error)
 static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX])
 {
     const sp_model_shape *shape = &engine->model.shape;
-    const sp_pages *pages = &engine->scheduler.pages;
-    int64_t kv_tokens = (int64_t)pages->n_pages * engine->options.page_tokens;
+    int64_t kv_tokens = sp_sequence_memory_capacity(&engine->memory);
 
     return (sp_ops_options){
         .device = engine->device,
@@ -190,7 +193,7 @@ static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX]
         .rope = {.theta = shape->rope_theta,
                  .n_rot = shape->head_dim / 2,
                  .positions = (int32_t)min64(kv_tokens, engine->max_context)},
-        .kv_pages = pages->n_pages,
+        .kv_pages = engine->memory.options.n_pages,
         .page_tokens = engine->options.page_tokens,
         .kv_resident = !engine->kv_left_open,
     };
@@ -369,6 +372,7 @@ void sp_engine_close(sp_engine *engine)
     sp_free(engine->step_spans);
     sp_free(engine->spans);
     sp_scheduler_destroy(&engine->scheduler);
+    sp_sequence_memory_destroy(&engine->memory);
     sp_plan_destroy(engine->plan);
     sp_engine_close_adapters(engine);
     sp_tokenizer_close(engine->tokenizer);
@@ -404,7 +408,7 @@ const char *sp_engine_base_name(const sp_engine *engine)
 
 int32_t sp_engine_max_context(const sp_engine *engine)
 {
-    int64_t capacity = (int64_t)engine->scheduler.pages.n_pages * engine->options.page_tokens;
+    int64_t capacity = sp_sequence_memory_capacity(&engine->memory);
 
     return capacity < engine->max_context ? (int32_t)capacity : engine->max_context;
 }
@@ -416,7 +420,7 @@ const char *sp_engine_cpu_isa(const sp_engine *engine)
 
 static sp_engine_stats stats_of(const sp_engine *engine)
 {
-    const sp_pages *pages = &engine->scheduler.pages;
+    const sp_sequence_memory *memory = &engine->memory;
     sp_engine_stats stats = engine->stats;
 
     stats.delta_seconds = engine->ops->delta_seconds;
@@ -427,11 +431,11 @@ static sp_engine_stats stats_of(const sp_engine *engine)
     stats.running_max = engine->options.max_running;
     stats.slots = engine->pool ? engine->options.max_loras : 0;
     stats.page_tokens = engine->options.page_tokens;
-    stats.kv_pages = pages->n_pages;
-    stats.kv_pages_used = pages->n_pages - sp_pages_available(pages);
-    stats.kv_pages_cached = pages->n_idle;
-    stats.prefix_tokens = engine->scheduler.prefix_tokens;
-    stats.kv_pages_used_max = pages->used_max;
+    stats.kv_pages = memory->options.n_pages;
+    stats.kv_pages_used = memory->options.n_pages - sp_sequence_memory_available(memory);
+    stats.kv_pages_cached = sp_sequence_memory_evictable(memory);
+    stats.prefix_tokens = memory->resumed_tokens;
+    stats.kv_pages_used_max = sp_sequence_memory_used_max(memory);
     stats.weight_bytes = engine->model.weight_bytes;
     stats.pool_bytes = engine->pool ? sp_pool_device_bytes(engine->pool) : 0;
     stats.kv_bytes = engine->ops->kv_bytes;

@@ -46,6 +46,7 @@ struct sp_engine {
     sp_plan *plan;
     sp_route_span *spans; /* [max_running] */
 
+    sp_sequence_memory memory; /* whose pages the backend has the bytes of */
     sp_scheduler scheduler;
     const sp_op_table *op_table; /* of the backend */
     sp_ops *ops;

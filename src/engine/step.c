@@ -60,9 +60,9 @@ static sp_status run_forward(sp_engine *engine, const sp_batch *batch)
         const sp_sequence *sequence = batch->entries[i].sequence;
 
         engine->step_spans[i] = (sp_step_span){
-            .tokens = sequence->tokens + sequence->n_computed,
-            .pages = sequence->pages,
-            .position = sequence->n_computed,
+            .tokens = sequence->tokens + sequence->memory.n_committed,
+            .pages = sequence->memory.pages,
+            .position = sequence->memory.n_committed,
             .n_rows = batch->entries[i].n_rows,
         };
     }

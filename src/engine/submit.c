@@ -170,7 +170,7 @@ static void destroy_sequence(sp_sequence *sequence)
     sp_stop_destroy(sequence->stop);
     sp_ends_destroy(&sequence->ends);
     sp_text_free(&sequence->held);
-    sp_free(sequence->pages);
+    sp_held_memory_destroy(&sequence->memory);
     sp_free(sequence->bias);
     sp_free(sequence->tokens);
     sp_free(sequence);
@@ -217,10 +217,9 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
     if (!sequence)
         return SP_ERR_MEMORY;
     sequence->tokens = sp_calloc((size_t)total, sizeof(int32_t));
-    sequence->pages =
-        sp_calloc((size_t)sp_pages_for(total, engine->options.page_tokens) + 1, sizeof(int32_t));
-    if (!sequence->tokens || !sequence->pages || !create_stop(request, &sequence->stop) ||
-        !copy_sampling(request, sequence) ||
+    if (!sequence->tokens ||
+        sp_held_memory_create(&engine->memory, total, &sequence->memory) != SP_OK ||
+        !create_stop(request, &sequence->stop) || !copy_sampling(request, sequence) ||
         sp_ends_create(request, &engine->model.shape, engine->tokenizer, &sequence->ends) !=
             SP_OK) {
         destroy_sequence(sequence);
@@ -299,7 +298,7 @@ sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t
         destroy_sequence(sequence);
         return status;
     }
-    sequence->prefix_key = key_of(sequence);
+    sequence->memory.key = key_of(sequence);
     engine->sequences[engine->n_sequences++] = sequence;
     engine->next_id++;
     *out_id = sequence->id;

@@ -34,6 +34,7 @@ typedef struct fake {
 } fake;
 
 typedef struct world {
+    sp_sequence_memory memory;
     sp_scheduler scheduler;
     fake fakes[SEQUENCES];
     page_model model[PAGES];
@@ -44,11 +45,11 @@ typedef struct world {
 /* A request's first rows were computed by someone: the pages must hold its own tokens. */
 static void check_begun(const world *w, const sp_sequence *s)
 {
-    for (int32_t p = 0; (p + 1) * PAGE_TOKENS <= s->n_computed; p++) {
-        const page_model *m = &w->model[s->pages[p]];
+    for (int32_t p = 0; (p + 1) * PAGE_TOKENS <= s->memory.n_committed; p++) {
+        const page_model *m = &w->model[s->memory.pages[p]];
 
         assert_int_equal(m->n, (p + 1) * PAGE_TOKENS);
-        assert_true(memcmp(&m->scale, &s->prefix_key.scale, sizeof m->scale) == 0);
+        assert_true(memcmp(&m->scale, &s->memory.key.scale, sizeof m->scale) == 0);
         assert_memory_equal(m->tokens, s->tokens, (size_t)m->n * sizeof(int32_t));
     }
 }
@@ -58,13 +59,13 @@ static void check_pages(const world *w)
     int32_t holders[PAGES] = {0}, held = 0;
 
     for (int32_t i = 0; i < SEQUENCES; i++)
-        for (int32_t p = 0; w->fakes[i].live && p < w->fakes[i].sequence.n_pages; p++)
+        for (int32_t p = 0; w->fakes[i].live && p < w->fakes[i].sequence.memory.n_pages; p++)
             holders[w->fakes[i].pages[p]]++;
     for (int32_t page = 0; page < PAGES; page++) {
-        assert_int_equal(w->scheduler.pages.holders[page], holders[page]);
+        assert_int_equal(w->memory.pages.holders[page], holders[page]);
         held += holders[page] > 0;
     }
-    assert_int_equal(held + w->scheduler.pages.n_free + w->scheduler.pages.n_idle, PAGES);
+    assert_int_equal(held + w->memory.pages.n_free + w->memory.pages.n_idle, PAGES);
 }
 
 /* Writes the rows of the step into the model; no page with another holder may be written. */
@@ -74,10 +75,10 @@ static void compute(world *w, const sp_batch *batch)
         sp_sequence *s = batch->entries[e].sequence;
 
         for (int32_t i = 0; i < batch->entries[e].n_rows; i++) {
-            int32_t at = s->n_computed + i, page = s->pages[at / PAGE_TOKENS];
+            int32_t at = s->memory.n_committed + i, page = s->memory.pages[at / PAGE_TOKENS];
 
-            assert_int_equal(w->scheduler.pages.holders[page], 1);
-            w->model[page].scale = s->prefix_key.scale;
+            assert_int_equal(w->memory.pages.holders[page], 1);
+            w->model[page].scale = s->memory.key.scale;
             w->model[page].n = at + 1;
             memcpy(w->model[page].tokens, s->tokens, ((size_t)at + 1) * sizeof(int32_t));
         }
@@ -96,7 +97,7 @@ static void step(world *w)
     for (int32_t i = 0; i < SEQUENCES; i++) {
         sp_sequence *s = &w->fakes[i].sequence;
 
-        if (!w->fakes[i].live || s->n_computed < s->n_tokens)
+        if (!w->fakes[i].live || s->memory.n_committed < s->n_tokens)
             continue;
         check_begun(w, s);
         if (s->n_tokens < s->n_prompt + s->max_tokens) {
@@ -121,11 +122,12 @@ static void submit(world *w)
         f->live = true;
         f->sequence.id = ++w->next_id;
         f->sequence.tokens = f->tokens;
-        f->sequence.pages = f->pages;
+        f->sequence.memory.pages = f->pages;
+        f->sequence.memory.pages_max = TOKENS_MAX / PAGE_TOKENS + 1;
         f->sequence.n_prompt = 1 + (int32_t)sp_test_below(&w->random, 24);
         f->sequence.n_tokens = f->sequence.n_prompt;
         f->sequence.max_tokens = 1 + (int32_t)sp_test_below(&w->random, 15);
-        f->sequence.prefix_key.scale = sp_test_below(&w->random, 2) ? 1.0f : 0.0f;
+        f->sequence.memory.key.scale = sp_test_below(&w->random, 2) ? 1.0f : 0.0f;
         for (int32_t t = 0; t < f->sequence.n_prompt; t++)
             f->tokens[t] = t < 6 ? 7 : (int32_t)sp_test_below(&w->random, 2);
         assert_int_equal(sp_scheduler_add(&w->scheduler, &f->sequence), SP_OK);
@@ -133,21 +135,27 @@ static void submit(world *w)
     }
 }
 
+static void drop_all(world *w)
+{
+    for (int32_t i = 0; i < SEQUENCES; i++)
+        if (w->fakes[i].live)
+            sp_scheduler_remove(&w->scheduler, &w->fakes[i].sequence);
+}
+
 static void test_pages_hold_what_they_are_known_for(void **state)
 {
     static world w;
-    sp_scheduler_options options = {.max_running = 6,
-                                    .step_rows = 16,
-                                    .prefill_chunk = 7,
-                                    .page_tokens = PAGE_TOKENS,
-                                    .n_pages = PAGES,
-                                    .prefix_cache = true};
+    sp_sequence_memory_options memory = {
+        .n_pages = PAGES, .page_tokens = PAGE_TOKENS, .prefix_cache = true};
+    sp_scheduler_options options = {
+        .memory = &w.memory, .max_running = 6, .step_rows = 16, .prefill_chunk = 7};
     uint64_t preemptions = 0, saved = 0;
 
     (void)state;
     for (uint64_t seed = 1; seed <= 40; seed++) {
         memset(&w, 0, sizeof w);
         w.random.state = seed;
+        assert_int_equal(sp_sequence_memory_create(&memory, &w.memory), SP_OK);
         assert_int_equal(sp_scheduler_create(&options, &w.scheduler), SP_OK);
         for (int32_t i = 0; i < 400; i++) {
             if (sp_test_below(&w.random, 2))
@@ -162,8 +170,10 @@ static void test_pages_hold_what_they_are_known_for(void **state)
             step(&w);
         }
         preemptions += w.scheduler.preemptions;
-        saved += w.scheduler.prefix_tokens;
+        saved += w.memory.resumed_tokens;
+        drop_all(&w);
         sp_scheduler_destroy(&w.scheduler);
+        sp_sequence_memory_destroy(&w.memory);
     }
     print_message("%llu tokens saved, %llu preemptions\n", (unsigned long long)saved,
                   (unsigned long long)preemptions);
@@ -187,6 +197,10 @@ static void test_equal_hashes_are_not_enough(void **state)
     assert_int_equal(sp_prefix_find(&prefix, &two, place, tokens), -1);
     assert_int_equal(sp_prefix_find(&prefix, &three, place, tokens), -1);
     assert_int_equal(sp_prefix_find(&prefix, &one, elsewhere, tokens), -1);
+    prefix.tokens[3 * PAGE_TOKENS + 2]++; /* as if other tokens had this hash */
+    assert_int_equal(sp_prefix_find(&prefix, &one, place, tokens), -1);
+    prefix.tokens[3 * PAGE_TOKENS + 2]--;
+    assert_int_equal(sp_prefix_find(&prefix, &one, place, tokens), 3);
     sp_prefix_remove(&prefix, 3);
     assert_int_equal(sp_prefix_find(&prefix, &one, place, tokens), -1);
     sp_prefix_destroy(&prefix);

@@ -54,6 +54,7 @@ typedef struct sim {
     sp_image *expected[N_IDENTITIES];
     packed_source packed;
     sp_stage *stage;
+    sp_sequence_memory memory;
     sp_scheduler scheduler;
     fake fakes[SEQUENCES];
     page_model model[PAGES];
@@ -140,15 +141,15 @@ static void sim_begin(sim *s, uint64_t seed)
 {
     sp_stage_source source;
     sp_stage_options stage;
-    sp_scheduler_options scheduler = {.max_running = 1 + (int32_t)(seed % 6),
+    sp_sequence_memory_options memory = {
+        .n_pages = PAGES, .page_tokens = PAGE_TOKENS, .prefix_cache = seed % 4 != 0};
+    sp_scheduler_options scheduler = {.memory = &s->memory,
+                                      .max_running = 1 + (int32_t)(seed % 6),
                                       .step_rows = 16,
                                       .prefill_chunk = 9,
-                                      .page_tokens = PAGE_TOKENS,
-                                      .n_pages = PAGES,
                                       .adapter_wait_steps = WAIT_STEPS,
                                       .adapter_preempt_steps = PREEMPT_STEPS,
-                                      .gate = {s, ask, take, yield, can_yield, handovers},
-                                      .prefix_cache = seed % 4 != 0};
+                                      .gate = {s, ask, take, yield, can_yield, handovers}};
     sp_error error;
 
     memset(s, 0, sizeof *s);
@@ -171,6 +172,7 @@ static void sim_begin(sim *s, uint64_t seed)
     stage.threads = 0;
     stage.host_bytes_max = below(s, 2) ? 0 : (1 + below(s, 4)) * s->expected[0]->bytes;
     assert_ok(sp_stage_create(&stage, &s->stage, &error), &error);
+    assert_int_equal(sp_sequence_memory_create(&memory, &s->memory), SP_OK);
     assert_int_equal(sp_scheduler_create(&scheduler, &s->scheduler), SP_OK);
     s->fetch_fails = below(s, 2) != 0;
 }
@@ -178,6 +180,7 @@ static void sim_begin(sim *s, uint64_t seed)
 static void sim_end(sim *s)
 {
     sp_scheduler_destroy(&s->scheduler);
+    sp_sequence_memory_destroy(&s->memory);
     sp_stage_destroy(s->stage);
     for (int32_t i = 0; i < N_IDENTITIES; i++) {
         sp_image_destroy(s->expected[i]);
@@ -229,8 +232,8 @@ static void check_begun(const sim *s, const fake *f)
 {
     const sp_sequence *q = &f->sequence;
 
-    for (int32_t p = 0; (p + 1) * PAGE_TOKENS <= q->n_computed; p++) {
-        const page_model *m = &s->model[q->pages[p]];
+    for (int32_t p = 0; (p + 1) * PAGE_TOKENS <= q->memory.n_committed; p++) {
+        const page_model *m = &s->model[q->memory.pages[p]];
 
         SIM_CHECK(m->n == (p + 1) * PAGE_TOKENS);
         SIM_CHECK(memcmp(&m->digest, &f->digest, sizeof f->digest) == 0);
@@ -247,16 +250,16 @@ static void check_all(const sim *s)
 
         if (!s->fakes[i].live)
             continue;
-        for (int32_t p = 0; p < q->n_pages; p++)
-            holders[q->pages[p]]++;
-        SIM_CHECK(q->state == SP_SEQUENCE_RUNNING || (q->hold.slot < 0 && q->n_pages == 0));
+        for (int32_t p = 0; p < q->memory.n_pages; p++)
+            holders[q->memory.pages[p]]++;
+        SIM_CHECK(q->state == SP_SEQUENCE_RUNNING || (q->hold.slot < 0 && q->memory.n_pages == 0));
         SIM_CHECK(q->state == SP_SEQUENCE_WAITING || !q->hold.version || q->hold.slot >= 0);
     }
     for (int32_t page = 0; page < PAGES; page++) {
-        SIM_CHECK(s->scheduler.pages.holders[page] == holders[page]);
+        SIM_CHECK(s->memory.pages.holders[page] == holders[page]);
         held += holders[page] > 0;
     }
-    SIM_CHECK(held + sp_pages_available(&s->scheduler.pages) == PAGES);
+    SIM_CHECK(held + sp_sequence_memory_available(&s->memory) == PAGES);
 }
 
 /* ---- a step -------------------------------------------------------------------------------- */
@@ -277,10 +280,10 @@ static void compute(sim *s, const sp_batch_entry *entry)
     check_slot(s, f);
     check_begun(s, f);
     for (int32_t i = 0; i < entry->n_rows; i++) {
-        int32_t at = q->n_computed + i;
-        page_model *m = &s->model[q->pages[at / PAGE_TOKENS]];
+        int32_t at = q->memory.n_committed + i;
+        page_model *m = &s->model[q->memory.pages[at / PAGE_TOKENS]];
 
-        SIM_CHECK(s->scheduler.pages.holders[q->pages[at / PAGE_TOKENS]] == 1);
+        SIM_CHECK(s->memory.pages.holders[q->memory.pages[at / PAGE_TOKENS]] == 1);
         m->digest = f->digest;
         m->n = at + 1;
         memcpy(m->tokens, q->tokens, ((size_t)at + 1) * sizeof(int32_t));
@@ -293,7 +296,7 @@ static void after_step(sim *s, fake *f)
     sp_sequence *q = &f->sequence;
 
     SIM_CHECK(++f->age < LIFE_MAX);
-    if (q->n_computed < q->n_tokens)
+    if (q->memory.n_committed < q->n_tokens)
         return;
     if (q->n_tokens < q->n_prompt + q->max_tokens) {
         q->tokens[q->n_tokens++] = (int32_t)below(s, 2);
@@ -354,10 +357,11 @@ static void submit(sim *s)
     f->live = true;
     if (q->hold.version)
         f->digest = *sp_stage_version_digest(q->hold.version);
-    q->prefix_key.digest = f->digest;
+    q->memory.key.digest = f->digest;
     q->id = ++s->next_id;
     q->tokens = f->tokens;
-    q->pages = f->pages;
+    q->memory.pages = f->pages;
+    q->memory.pages_max = TOKENS_MAX / PAGE_TOKENS + 1;
     q->n_prompt = q->n_tokens = 1 + (int32_t)below(s, 24);
     q->max_tokens = 1 + (int32_t)below(s, TOKENS_MAX - 25);
     for (int32_t t = 0; t < q->n_prompt; t++)
@@ -421,7 +425,7 @@ static void live(uint64_t seed)
     (void)sp_stage_get_stats(s.stage, &stats, NULL);
     seen.rotations += s.scheduler.rotations;
     seen.preemptions += s.scheduler.preemptions;
-    seen.saved += s.scheduler.prefix_tokens;
+    seen.saved += s.memory.resumed_tokens;
     seen.evicted += stats.evictions;
     sim_end(&s);
     SIM_CHECK(sp_alloc_bytes() == bytes);

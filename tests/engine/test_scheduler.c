@@ -1,6 +1,6 @@
 /*
- * The scheduler's policy on sequences that compute nothing: the test plays the engine and advances
- * n_computed and n_tokens itself.
+ * The scheduler's policy on sequences that compute nothing: the test plays the engine, commits
+ * the rows of each step and advances n_tokens itself.
  */
 #include "support/test.h"
 
@@ -21,25 +21,35 @@ static void fake_init(fake *f, int64_t id, int32_t prompt, int32_t max_tokens)
 {
     memset(f, 0, sizeof *f);
     f->sequence.id = id;
-    f->sequence.pages = f->pages;
+    f->sequence.memory.pages = f->pages;
+    f->sequence.memory.pages_max = 64;
     f->sequence.n_prompt = prompt;
     f->sequence.n_tokens = prompt;
     f->sequence.max_tokens = max_tokens;
     f->target = prompt + max_tokens;
 }
 
+static sp_sequence_memory memory; /* of the scheduler under test */
+
 static sp_scheduler make_scheduler(int32_t max_running, int32_t step_rows, int32_t chunk,
                                    int32_t n_pages)
 {
-    sp_scheduler_options options = {.max_running = max_running,
+    sp_sequence_memory_options pages = {.n_pages = n_pages, .page_tokens = PAGE_TOKENS};
+    sp_scheduler_options options = {.memory = &memory,
+                                    .max_running = max_running,
                                     .step_rows = step_rows,
-                                    .prefill_chunk = chunk,
-                                    .page_tokens = PAGE_TOKENS,
-                                    .n_pages = n_pages};
+                                    .prefill_chunk = chunk};
     sp_scheduler scheduler;
 
+    assert_int_equal(sp_sequence_memory_create(&pages, &memory), SP_OK);
     assert_int_equal(sp_scheduler_create(&options, &scheduler), SP_OK);
     return scheduler;
+}
+
+static void destroy_scheduler(sp_scheduler *scheduler)
+{
+    sp_scheduler_destroy(scheduler);
+    sp_sequence_memory_destroy(&memory);
 }
 
 /* What the engine does after a step: computed rows count, a finished prefill yields a token. */
@@ -51,8 +61,8 @@ static void advance(sp_scheduler *scheduler, const sp_batch *batch)
     for (int32_t i = 0; i < batch->n_entries; i++) {
         sp_sequence *s = batch->entries[i].sequence;
 
-        s->n_computed += batch->entries[i].n_rows;
-        if (s->n_computed == s->n_tokens) {
+        sp_scheduler_advance(scheduler, s, batch->entries[i].n_rows);
+        if (sp_sequence_pending(s) == 0) {
             s->n_tokens++;
             if (s->n_tokens - s->n_prompt >= s->max_tokens)
                 done[n_done++] = s;
@@ -70,16 +80,16 @@ static void check_pages(const sp_scheduler *scheduler)
     for (int32_t i = 0; i < scheduler->n_running; i++) {
         const sp_sequence *s = scheduler->running[i];
 
-        for (int32_t p = 0; p < s->n_pages; p++) {
-            assert_in_range(s->pages[p], 0, scheduler->pages.n_pages - 1);
-            assert_false(seen[s->pages[p]]);
-            seen[s->pages[p]] = true;
+        for (int32_t p = 0; p < s->memory.n_pages; p++) {
+            assert_in_range(s->memory.pages[p], 0, memory.pages.n_pages - 1);
+            assert_false(seen[s->memory.pages[p]]);
+            seen[s->memory.pages[p]] = true;
             held++;
         }
     }
     for (int32_t i = 0; i < scheduler->n_waiting; i++)
-        assert_int_equal(scheduler->waiting[i]->n_pages, 0);
-    assert_int_equal(held + scheduler->pages.n_free, scheduler->pages.n_pages);
+        assert_int_equal(scheduler->waiting[i]->memory.n_pages, 0);
+    assert_int_equal(held + memory.pages.n_free, memory.pages.n_pages);
 }
 
 static void test_prefill_is_cut_into_chunks(void **state)
@@ -100,8 +110,8 @@ static void test_prefill_is_cut_into_chunks(void **state)
         check_pages(&scheduler);
     }
     assert_int_equal(sp_scheduler_plan(&scheduler)->n_entries, 0);
-    assert_int_equal(scheduler.pages.n_free, 16);
-    sp_scheduler_destroy(&scheduler);
+    assert_int_equal(memory.pages.n_free, 16);
+    destroy_scheduler(&scheduler);
 }
 
 static void test_decode_rows_go_before_prefill(void **state)
@@ -125,7 +135,7 @@ static void test_decode_rows_go_before_prefill(void **state)
     assert_int_equal(batch->entries[1].n_rows, 7);
     sp_scheduler_remove(&scheduler, &a.sequence);
     sp_scheduler_remove(&scheduler, &b.sequence);
-    sp_scheduler_destroy(&scheduler);
+    destroy_scheduler(&scheduler);
 }
 
 static void test_the_youngest_is_preempted_and_comes_back(void **state)
@@ -152,8 +162,8 @@ static void test_the_youngest_is_preempted_and_comes_back(void **state)
     assert_int_equal(a.sequence.n_tokens, 16);
     assert_int_equal(b.sequence.n_tokens, 11);
     assert_true(scheduler.preemptions >= 1);
-    assert_int_equal(scheduler.pages.n_free, 4);
-    sp_scheduler_destroy(&scheduler);
+    assert_int_equal(memory.pages.n_free, 4);
+    destroy_scheduler(&scheduler);
 }
 
 static void test_a_preempted_sequence_keeps_its_tokens(void **state)
@@ -173,9 +183,9 @@ static void test_a_preempted_sequence_keeps_its_tokens(void **state)
     sp_scheduler_remove(&scheduler, &a.sequence);
     advance(&scheduler, sp_scheduler_plan(&scheduler));
     assert_int_equal(b.sequence.n_tokens, 4);
-    assert_int_equal(b.sequence.n_computed, 3);
+    assert_int_equal(b.sequence.memory.n_committed, 3);
     sp_scheduler_remove(&scheduler, &b.sequence);
-    sp_scheduler_destroy(&scheduler);
+    destroy_scheduler(&scheduler);
 }
 
 /* Random arrivals and cancels in a cache for a few of them: nobody starves, no page is lost. */
@@ -208,7 +218,8 @@ static void test_random_load_finishes(void **state)
             for (int32_t i = 0; i < batch->n_entries; i++) {
                 const sp_sequence *s = batch->entries[i].sequence;
 
-                assert_true(s->n_pages * PAGE_TOKENS >= s->n_computed + batch->entries[i].n_rows);
+                assert_true(s->memory.n_pages * PAGE_TOKENS >=
+                            s->memory.n_committed + batch->entries[i].n_rows);
             }
             advance(&scheduler, batch);
             if (scheduler.n_running > 0 && sp_test_below(&random, 40) == 0) {
@@ -222,18 +233,15 @@ static void test_random_load_finishes(void **state)
         }
         for (int32_t i = 0; i < added; i++)
             assert_int_equal(fakes[i].sequence.n_tokens, fakes[i].target);
-        assert_int_equal(scheduler.pages.n_free, scheduler.pages.n_pages);
-        sp_scheduler_destroy(&scheduler);
+        assert_int_equal(memory.pages.n_free, memory.pages.n_pages);
+        destroy_scheduler(&scheduler);
     }
 }
 
 static void test_creation_survives_every_failed_allocation(void **state)
 {
-    sp_scheduler_options options = {.max_running = 8,
-                                    .step_rows = 8,
-                                    .prefill_chunk = 8,
-                                    .page_tokens = PAGE_TOKENS,
-                                    .n_pages = 8};
+    sp_scheduler_options options = {
+        .memory = &memory, .max_running = 8, .step_rows = 8, .prefill_chunk = 8};
     size_t blocks = sp_alloc_blocks();
 
     (void)state;

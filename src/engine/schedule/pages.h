@@ -1,6 +1,6 @@
 /*
- * pages.h: which KV pages are free, held or idle. Owns page numbers only; the memory behind them
- * is kv_cache's. Pure and allocation-free after creation.
+ * pages.h: which KV pages are free, held or idle. A part of sequence memory, which alone calls it.
+ * Owns page numbers only; their bytes are kv_cache's. Pure and allocation-free after creation.
  *
  * A page is free, held by one or more sequences, or idle: nobody holds it, but what is in it is
  * known (prefix.h) and may be of use. Idle pages are given out again when no page is free, the
@@ -18,7 +18,7 @@ typedef struct sp_pages {
     int32_t n_free, n_pages;
     int32_t *holders;         /* [n_pages] sequences that hold the page */
     bool *known;              /* [n_pages] its content is in the prefix table */
-    int32_t *before, *behind; /* [n_pages] neighbours in the list of idle pages, or -1 */
+    int32_t *older, *younger; /* [n_pages] neighbours in the list of idle pages, or -1 */
     int32_t oldest, youngest; /* ends of that list, or -1 */
     int32_t n_idle;
     int32_t used_max; /* most pages that were ever held at a time */
@@ -35,8 +35,22 @@ int32_t sp_pages_evict(sp_pages *pages);
 void sp_pages_share(sp_pages *pages, int32_t page);
 /* One holder less; without any, the page is idle if it is known, else free. */
 void sp_pages_give(sp_pages *pages, int32_t page);
-/* The content of a held page is in the prefix table. */
+/* The content of a page with one holder is in the prefix table from now on. */
 void sp_pages_set_known(sp_pages *pages, int32_t page);
+
+/* Each page is free, held or idle, and the counts say so. Time grows with n_pages. */
+bool sp_pages_is_consistent(const sp_pages *pages);
+
+static inline bool sp_pages_is_known(const sp_pages *pages, int32_t page)
+{
+    return pages->known[page];
+}
+
+/* One sequence holds it, and no other can come by it: it may be written. */
+static inline bool sp_pages_is_private(const sp_pages *pages, int32_t page)
+{
+    return pages->holders[page] == 1 && !pages->known[page];
+}
 
 /* Pages that sp_pages_take and sp_pages_evict can give. */
 static inline int32_t sp_pages_available(const sp_pages *pages)
@@ -44,7 +58,7 @@ static inline int32_t sp_pages_available(const sp_pages *pages)
     return pages->n_free + pages->n_idle;
 }
 
-/* Pages that hold n_tokens tokens. */
+/* Pages that hold n_tokens (0 or more) tokens. */
 static inline int32_t sp_pages_for(int32_t n_tokens, int32_t page_tokens)
 {
     return (n_tokens + page_tokens - 1) / page_tokens;

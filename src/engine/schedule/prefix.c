@@ -1,6 +1,7 @@
 #include "engine/schedule/prefix.h"
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "base/hash.h"
 
 #include <string.h>
@@ -60,15 +61,15 @@ sp_prefix_place sp_prefix_begin(const sp_prefix_key *key)
     return (sp_prefix_place){-1, mix(sp_xxh3(&key->digest, sizeof key->digest), scale)};
 }
 
-static uint64_t hash_behind(const sp_prefix *prefix, uint64_t hash, const int32_t *tokens)
+static uint64_t hash_after(const sp_prefix *prefix, uint64_t hash, const int32_t *tokens)
 {
     return mix(hash, sp_xxh3(tokens, (size_t)prefix->page_tokens * sizeof *tokens));
 }
 
-sp_prefix_place sp_prefix_behind(const sp_prefix *prefix, sp_prefix_place place, int32_t page,
-                                 const int32_t *tokens)
+sp_prefix_place sp_prefix_after(const sp_prefix *prefix, sp_prefix_place place, int32_t page,
+                                const int32_t *tokens)
 {
-    return (sp_prefix_place){page, hash_behind(prefix, place.hash, tokens)};
+    return (sp_prefix_place){page, hash_after(prefix, place.hash, tokens)};
 }
 
 static int32_t *bucket_of(const sp_prefix *prefix, uint64_t hash)
@@ -84,7 +85,7 @@ static int32_t *tokens_of(const sp_prefix *prefix, int32_t page)
 int32_t sp_prefix_find(const sp_prefix *prefix, const sp_prefix_key *key, sp_prefix_place place,
                        const int32_t *tokens)
 {
-    uint64_t hash = hash_behind(prefix, place.hash, tokens);
+    uint64_t hash = hash_after(prefix, place.hash, tokens);
     size_t bytes = (size_t)prefix->page_tokens * sizeof *tokens;
 
     for (int32_t page = *bucket_of(prefix, hash); page >= 0; page = prefix->next[page])
@@ -98,9 +99,11 @@ int32_t sp_prefix_find(const sp_prefix *prefix, const sp_prefix_key *key, sp_pre
 void sp_prefix_insert(sp_prefix *prefix, const sp_prefix_key *key, sp_prefix_place place,
                       const int32_t *tokens, int32_t page)
 {
-    uint64_t hash = hash_behind(prefix, place.hash, tokens);
+    uint64_t hash = hash_after(prefix, place.hash, tokens);
     int32_t *bucket = bucket_of(prefix, hash);
 
+    SP_ASSERT(page >= 0 && page < prefix->n_pages && page != place.parent);
+    SP_ASSERT(sp_prefix_find(prefix, key, place, tokens) < 0);
     prefix->hashes[page] = hash;
     prefix->parents[page] = place.parent;
     prefix->keys[page] = *key;
@@ -113,7 +116,29 @@ void sp_prefix_remove(sp_prefix *prefix, int32_t page)
 {
     int32_t *link = bucket_of(prefix, prefix->hashes[page]);
 
+    SP_ASSERT(sp_prefix_has(prefix, page));
     while (*link != page)
         link = &prefix->next[*link];
     *link = prefix->next[page];
+}
+
+/* ---- what must hold ------------------------------------------------------------------------ */
+
+bool sp_prefix_has(const sp_prefix *prefix, int32_t page)
+{
+    int32_t at = *bucket_of(prefix, prefix->hashes[page]);
+
+    while (at >= 0 && at != page)
+        at = prefix->next[at];
+    return at >= 0;
+}
+
+int32_t sp_prefix_entries(const sp_prefix *prefix)
+{
+    int32_t n = 0;
+
+    for (uint32_t bucket = 0; bucket < prefix->n_buckets; bucket++)
+        for (int32_t page = prefix->buckets[bucket]; page >= 0; page = prefix->next[page])
+            n++;
+    return n;
 }

@@ -1,6 +1,7 @@
 /*
  * prefix.h: which KV pages hold which tokens, so that a sequence can begin with pages that another
- * one has computed. Owns the table only; who holds a page is pages.h's.
+ * one has computed. A part of sequence memory, which alone calls it. Owns the table only; who holds
+ * a page is pages.h's.
  *
  * A full page of tokens is told apart by the page before it, by its own tokens, and, if it is the
  * first, by what keys and values depend on beside tokens: the adapter's content digest and the
@@ -15,6 +16,8 @@
 #define SP_ENGINE_SCHEDULE_PREFIX_H
 
 #include <sidepath/adapter.h>
+
+#include <stdbool.h>
 
 /* What the keys and values of a token depend on beside the tokens up to it. */
 typedef struct sp_prefix_key {
@@ -43,9 +46,9 @@ sp_status sp_prefix_create(int32_t n_pages, int32_t page_tokens, sp_prefix *out_
 void sp_prefix_destroy(sp_prefix *prefix);
 
 sp_prefix_place sp_prefix_begin(const sp_prefix_key *key);
-/* The place behind `page`, which holds these page_tokens tokens at `place`. */
-sp_prefix_place sp_prefix_behind(const sp_prefix *prefix, sp_prefix_place place, int32_t page,
-                                 const int32_t *tokens);
+/* The place after `page`, which holds these page_tokens tokens at `place`. */
+sp_prefix_place sp_prefix_after(const sp_prefix *prefix, sp_prefix_place place, int32_t page,
+                                const int32_t *tokens);
 
 /* The page with these page_tokens tokens at this place, or -1. */
 int32_t sp_prefix_find(const sp_prefix *prefix, const sp_prefix_key *key, sp_prefix_place place,
@@ -53,6 +56,12 @@ int32_t sp_prefix_find(const sp_prefix *prefix, const sp_prefix_key *key, sp_pre
 /* `page` holds these tokens at this place from now on; no other page does. */
 void sp_prefix_insert(sp_prefix *prefix, const sp_prefix_key *key, sp_prefix_place place,
                       const int32_t *tokens, int32_t page);
+/* `page` is in the table, and no page comes after it there. */
 void sp_prefix_remove(sp_prefix *prefix, int32_t page);
+
+/* Whether the table has `page`, in the bucket of its hash. */
+bool sp_prefix_has(const sp_prefix *prefix, int32_t page);
+/* Pages in the table. Time grows with n_pages. */
+int32_t sp_prefix_entries(const sp_prefix *prefix);
 
 #endif

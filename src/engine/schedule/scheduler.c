@@ -42,10 +42,7 @@ sp_status sp_scheduler_create(const sp_scheduler_options *options, sp_scheduler 
 
     scheduler.running = sp_calloc(n, sizeof(sp_sequence *));
     scheduler.batch.entries = sp_calloc(n, sizeof(sp_batch_entry));
-    if (!scheduler.running || !scheduler.batch.entries ||
-        sp_pages_create(options->n_pages, &scheduler.pages) != SP_OK ||
-        (options->prefix_cache &&
-         sp_prefix_create(options->n_pages, options->page_tokens, &scheduler.prefix) != SP_OK)) {
+    if (!scheduler.running || !scheduler.batch.entries) {
         sp_scheduler_destroy(&scheduler);
         return SP_ERR_MEMORY;
     }
@@ -55,8 +52,6 @@ sp_status sp_scheduler_create(const sp_scheduler_options *options, sp_scheduler 
 
 void sp_scheduler_destroy(sp_scheduler *scheduler)
 {
-    sp_prefix_destroy(&scheduler->prefix);
-    sp_pages_destroy(&scheduler->pages);
     sp_free(scheduler->batch.entries);
     sp_free(scheduler->running);
     sp_free(scheduler->waiting);
@@ -93,46 +88,14 @@ sp_status sp_scheduler_add(sp_scheduler *scheduler, sp_sequence *sequence)
     return SP_OK;
 }
 
-/* From the last to the first: what stands behind a page falls idle before it. */
-static void give_pages_back(sp_scheduler *scheduler, sp_sequence *sequence)
-{
-    sequence->n_known = 0;
-    while (sequence->n_pages > 0)
-        sp_pages_give(&scheduler->pages, sequence->pages[--sequence->n_pages]);
-}
-
 void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence)
 {
     if (!take_out(scheduler->running, &scheduler->n_running, sequence))
         take_out(scheduler->waiting, &scheduler->n_waiting, sequence);
-    give_pages_back(scheduler, sequence);
+    sp_sequence_memory_release(scheduler->options.memory, &sequence->memory);
 }
 
-/* ---- known pages --------------------------------------------------------------------------- */
-
-static int32_t take_page(sp_scheduler *scheduler)
-{
-    int32_t page = sp_pages_take(&scheduler->pages);
-
-    if (page >= 0)
-        return page;
-    page = sp_pages_evict(&scheduler->pages);
-    if (page >= 0)
-        sp_prefix_remove(&scheduler->prefix, page);
-    return page;
-}
-
-static const int32_t *next_block(const sp_scheduler *scheduler, const sp_sequence *sequence)
-{
-    return sequence->tokens + (size_t)sequence->n_known * (size_t)scheduler->options.page_tokens;
-}
-
-static void step_behind(const sp_scheduler *scheduler, sp_sequence *sequence, int32_t page)
-{
-    sequence->prefix_place = sp_prefix_behind(&scheduler->prefix, sequence->prefix_place, page,
-                                              next_block(scheduler, sequence));
-    sequence->n_known++;
-}
+/* ---- memory -------------------------------------------------------------------------------- */
 
 /* Rows that are wanted must be computed: the last one, and those whose logits are asked for. */
 static int32_t reusable_tokens(const sp_sequence *sequence)
@@ -146,58 +109,19 @@ static int32_t reusable_tokens(const sp_sequence *sequence)
     return n;
 }
 
-/* A sequence without pages begins with those that hold its first tokens already. */
-static void reuse_pages(sp_scheduler *scheduler, sp_sequence *sequence)
+static void resume(sp_scheduler *scheduler, sp_sequence *sequence)
 {
-    int32_t page_tokens = scheduler->options.page_tokens;
-    int32_t n_blocks = reusable_tokens(sequence) / page_tokens;
+    int32_t n = sp_sequence_memory_resume(scheduler->options.memory, &sequence->memory,
+                                          sequence->tokens, reusable_tokens(sequence));
 
-    if (!scheduler->options.prefix_cache)
-        return;
-    sequence->prefix_place = sp_prefix_begin(&sequence->prefix_key);
-    while (sequence->n_known < n_blocks) {
-        int32_t page = sp_prefix_find(&scheduler->prefix, &sequence->prefix_key,
-                                      sequence->prefix_place, next_block(scheduler, sequence));
-
-        if (page < 0)
-            break;
-        sp_pages_share(&scheduler->pages, page);
-        sequence->pages[sequence->n_pages++] = page;
-        step_behind(scheduler, sequence, page);
-    }
-    sequence->n_computed = sequence->n_known * page_tokens;
-    scheduler->prefix_tokens += (uint64_t)sequence->n_computed;
     if (sequence->trace.preemptions == 0)
-        sequence->trace.cached_tokens = sequence->n_computed;
-}
-
-/* A page that was filled twice is kept once: both hold the same bits. */
-static void remember_page(sp_scheduler *scheduler, sp_sequence *sequence)
-{
-    const int32_t *tokens = next_block(scheduler, sequence);
-    int32_t *page = &sequence->pages[sequence->n_known];
-    int32_t twin =
-        sp_prefix_find(&scheduler->prefix, &sequence->prefix_key, sequence->prefix_place, tokens);
-
-    if (twin >= 0) {
-        sp_pages_share(&scheduler->pages, twin);
-        sp_pages_give(&scheduler->pages, *page);
-        *page = twin;
-    } else {
-        sp_prefix_insert(&scheduler->prefix, &sequence->prefix_key, sequence->prefix_place, tokens,
-                         *page);
-        sp_pages_set_known(&scheduler->pages, *page);
-    }
-    step_behind(scheduler, sequence, *page);
+        sequence->trace.cached_tokens = n;
 }
 
 void sp_scheduler_advance(sp_scheduler *scheduler, sp_sequence *sequence, int32_t n_rows)
 {
-    sequence->n_computed += n_rows;
-    if (!scheduler->options.prefix_cache)
-        return;
-    while ((sequence->n_known + 1) * scheduler->options.page_tokens <= sequence->n_computed)
-        remember_page(scheduler, sequence);
+    sp_sequence_memory_commit(scheduler->options.memory, &sequence->memory, sequence->tokens,
+                              n_rows);
 }
 
 /* ---- one step ------------------------------------------------------------------------------ */
@@ -225,41 +149,28 @@ static void preempt(sp_scheduler *scheduler, sp_sequence *victim)
 {
     drop_entry(&scheduler->batch, victim);
     take_out(scheduler->running, &scheduler->n_running, victim);
-    give_pages_back(scheduler, victim);
+    sp_sequence_memory_release(scheduler->options.memory, &victim->memory);
     give_slot_back(scheduler, victim);
-    victim->n_computed = 0;
     victim->trace.preemptions++;
     victim->state = SP_SEQUENCE_WAITING;
     SP_ASSERT(scheduler->n_waiting < scheduler->waiting_capacity);
-    SP_ASSERT(victim->n_pages == 0);
+    SP_ASSERT(victim->memory.n_pages == 0);
     insert_by_id(scheduler->waiting, &scheduler->n_waiting, victim);
     scheduler->preemptions++;
 }
 
 /*
- * Reserves pages for `want` more rows of a running sequence and returns how many rows fit: less
- * when pages are short, 0 when it must sit this step out.
+ * Reserves `want` (1 or more) more rows of a running sequence and returns how many rows fit: less
+ * when memory is short, 0 when it must sit this step out.
  */
 static int32_t reserve_rows(sp_scheduler *scheduler, sp_sequence *sequence, int32_t want)
 {
-    int32_t page_tokens = scheduler->options.page_tokens;
-
     for (;;) {
-        int32_t held = sequence->n_pages * page_tokens;
         sp_sequence *youngest = scheduler->running[scheduler->n_running - 1];
-        int32_t page;
+        int32_t n = sp_sequence_memory_reserve(scheduler->options.memory, &sequence->memory, want);
 
-        if (held >= sequence->n_computed + want)
-            return want;
-        page = take_page(scheduler);
-        if (page >= 0) {
-            sequence->pages[sequence->n_pages++] = page;
-            continue;
-        }
-        if (held > sequence->n_computed)
-            return held - sequence->n_computed;
-        if (youngest == sequence)
-            return 0;
+        if (n > 0 || youngest == sequence)
+            return n;
         preempt(scheduler, youngest);
     }
 }
@@ -298,7 +209,7 @@ static void schedule(sp_scheduler *scheduler, sp_sequence *sequence)
 
 /*
  * Schedules the running sequences of one kind in order. A preemption takes sequences from the end
- * of the list only, behind the one that is being served, so the index stays right.
+ * of the list only, after the one that is being served, so the index stays right.
  */
 static void schedule_running(sp_scheduler *scheduler, bool decode)
 {
@@ -357,8 +268,8 @@ static void watch_handovers(sp_scheduler *scheduler)
     scheduler->handover_step = scheduler->step;
 }
 
-/* All who hold the sequence's slot have got on since they were admitted. */
-static bool slot_got_on(const sp_scheduler *scheduler, const sp_sequence *sequence)
+/* All who hold the sequence's slot have yielded a token since they were admitted. */
+static bool slot_has_yielded(const sp_scheduler *scheduler, const sp_sequence *sequence)
 {
     for (int32_t i = 0; i < scheduler->n_running; i++) {
         const sp_sequence *other = scheduler->running[i];
@@ -377,7 +288,7 @@ static const sp_sequence *longest_in_slot(const sp_scheduler *scheduler)
     for (int32_t i = 0; i < scheduler->n_running; i++) {
         const sp_sequence *sequence = scheduler->running[i];
 
-        if (gate->can_yield(gate->user, sequence) && slot_got_on(scheduler, sequence) &&
+        if (gate->can_yield(gate->user, sequence) && slot_has_yielded(scheduler, sequence) &&
             (!longest || sequence->admitted_step < longest->admitted_step))
             longest = sequence;
     }
@@ -421,26 +332,24 @@ static void start_running(sp_scheduler *scheduler, sp_sequence *sequence)
     sequence->admitted_step = scheduler->step;
     sequence->n_tokens_admitted = sequence->n_tokens;
     SP_ASSERT(scheduler->n_running < scheduler->options.max_running);
-    SP_ASSERT(sequence->n_pages == 0 && sequence->n_computed == 0);
+    SP_ASSERT(sequence->memory.n_pages == 0);
     insert_by_id(scheduler->running, &scheduler->n_running, sequence);
-    reuse_pages(scheduler, sequence);
+    resume(scheduler, sequence);
     schedule(scheduler, sequence);
 }
 
-/* Room for one more running sequence, in rows and in pages. */
+/* Room for one more running sequence, in rows and in memory. */
 static bool has_room(const sp_scheduler *scheduler, const sp_sequence *sequence)
 {
-    int32_t need = sp_pages_for(sequence->n_tokens + 1, scheduler->options.page_tokens);
-
     if (scheduler->n_running == 0)
         return true;
     return scheduler->n_running < scheduler->options.max_running &&
            scheduler->batch.n_rows < scheduler->options.step_rows &&
-           need <= sp_pages_available(&scheduler->pages);
+           sp_sequence_memory_has_room(scheduler->options.memory, sequence->n_tokens + 1);
 }
 
 /*
- * In order, but for those whose adapter is not there. Once one finds no room, none behind it is
+ * In order, but for those whose adapter is not there. Once one finds no room, none after it is
  * admitted; they ask all the same, so that their adapters come in meanwhile.
  */
 static void admit(sp_scheduler *scheduler)

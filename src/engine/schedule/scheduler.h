@@ -1,36 +1,35 @@
 /*
  * scheduler.h: which rows of which sequences make up the next step. Owns the order of service and
- * the pages of sequences; knows nothing of weights, adapters or time: the same calls in the same
- * order give the same steps.
+ * decides who holds memory; what it is held in, and what of it is known from others, is sequence
+ * memory's, which it asks for so many rows. It knows nothing of weights, adapters or time: the same
+ * calls in the same order give the same steps.
  *
  * Policy. Sequences are served in the order of submission. First every running sequence that has
  * one row pending (decode), then the running ones with more (prefill chunks), then waiting ones
- * are admitted while pages for all their tokens and one more are free. A sequence that needs a
- * page when none is free preempts the youngest running sequence that is younger than itself; the
+ * are admitted while there is memory for all their tokens and one more. A sequence that finds none
+ * for its next row preempts the youngest running sequence that is younger than itself; the
  * youngest of all just sits the step out. So the oldest always advances, and nothing starves.
- * A preempted sequence gives all its pages back and waits, in its old place in the order; its
+ * A preempted sequence releases all its memory and waits, in its old place in the order; its
  * tokens and its sampler's position stay, so its output does not change.
  *
  * Adapters. A waiting sequence runs only while its adapter is in a slot, which a gate gives and
  * takes; a sequence holds its slot exactly while it is running. One that cannot have a slot yet
- * lets those behind it pass. Fairness is counted in steps: when some sequence has waited
+ * lets those after it pass. Fairness is counted in steps: when some sequence has waited
  * adapter_wait_steps for slots that others hold, counted from the last time that a slot changed
  * hands, no new sequence of an adapter in a slot is admitted; after adapter_preempt_steps the
  * sequences of the slot that has been in use longest are preempted, once each of them has yielded
- * a token since it was admitted. So every adapter gets its turn, and every turn gets on.
+ * a token since it was admitted. So every adapter gets its turn, and every turn yields tokens.
  *
- * Prefix cache. Full pages are remembered with what is in them. A sequence that is admitted begins
- * with the known pages of its tokens, and computes at least its last token. A page that nobody
- * holds stays until a page is needed; nobody is preempted while such a page is left.
+ * Prefix cache. A sequence that is admitted resumes where sequence memory knows its tokens to, and
+ * computes at least its last token. Nobody is preempted while a page that nobody holds is left.
  */
 #ifndef SP_ENGINE_SCHEDULE_SCHEDULER_H
 #define SP_ENGINE_SCHEDULE_SCHEDULER_H
 
-#include "engine/schedule/pages.h"
-#include "engine/schedule/prefix.h"
 #include "engine/schedule/sequence.h"
+#include "engine/schedule/sequence_memory.h"
 
-/* n_rows rows of one sequence, from position sequence->n_computed on. */
+/* n_rows rows of one sequence, from position sequence->memory.n_committed on. */
 typedef struct sp_batch_entry {
     sp_sequence *sequence;
     int32_t n_rows;
@@ -56,18 +55,15 @@ typedef struct sp_slot_gate {
 } sp_slot_gate;
 
 typedef struct sp_scheduler_options {
-    int32_t max_running, step_rows, prefill_chunk, page_tokens, n_pages;
+    sp_sequence_memory *memory; /* borrowed until destruction; all sequences' memory is of it */
+    int32_t max_running, step_rows, prefill_chunk;
     uint64_t adapter_wait_steps, adapter_preempt_steps;
     sp_slot_gate gate; /* all NULL: every sequence may run */
-    bool prefix_cache; /* sequences begin with pages that others have computed */
 } sp_scheduler_options;
 
 typedef struct sp_scheduler {
     sp_scheduler_options options;
-    sp_pages pages;
-    sp_prefix prefix;       /* unused without options.prefix_cache */
-    uint64_t prefix_tokens; /* that were found in it */
-    sp_sequence **running;  /* [max_running], ascending by id, owned as pointers only */
+    sp_sequence **running; /* [max_running], ascending by id, owned as pointers only */
     int32_t n_running;
     sp_sequence **waiting; /* ascending by id */
     int32_t n_waiting, waiting_capacity;
@@ -87,19 +83,19 @@ void sp_scheduler_destroy(sp_scheduler *scheduler);
 /* Queues a sequence. Borrowed until sp_scheduler_remove. SP_ERR_MEMORY: nothing was queued. */
 sp_status sp_scheduler_add(sp_scheduler *scheduler, sp_sequence *sequence);
 
-/* Takes a sequence out, running or waiting, and its pages back. */
+/* Takes a sequence out, running or waiting, and releases its memory. */
 void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence);
 
 /*
- * Plans the next step: fills scheduler->batch and reserves the pages that its rows will write. Not
- * a state change of the sequences' tokens: the caller calls sp_scheduler_advance after the step,
- * before it removes sequences. Empty
+ * Plans the next step: fills scheduler->batch and reserves the memory that its rows will write.
+ * Not a state change of the sequences' tokens: the caller calls sp_scheduler_advance after the
+ * step, before it removes sequences. A step that failed is planned again, from the same rows. Empty
  * batch: nothing runs, and what waits (n_waiting) waits for an adapter. A sequence that can never
  * run is left in scheduler->failed, still waiting: the caller removes it.
  */
 const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler);
 
-/* The sequence's next n_rows rows have been computed. */
+/* The first n_rows (0 or more) of the sequence's rows in the batch are computed and count. */
 void sp_scheduler_advance(sp_scheduler *scheduler, sp_sequence *sequence, int32_t n_rows);
 
 #endif

@@ -3,8 +3,8 @@
  * reaches adapters, pool, routing and deltas only through their public headers, and knows no HTTP.
  *
  * sequence.h: one request inside the engine. Its tokens are the prompt and what was sampled since;
- * the first n_computed of them have their keys and values in the cache. A prefill chunk, a decode
- * step and the recomputation after a preemption are all the same thing: rows n_computed ..
+ * the first memory.n_committed of them have their keys and values in the cache. A prefill chunk, a
+ * decode step and the recomputation after a preemption are all the same thing: rows n_committed ..
  * n_tokens - 1 that have not been computed yet. The last of them yields the next token.
  */
 #ifndef SP_ENGINE_SCHEDULE_SEQUENCE_H
@@ -14,7 +14,7 @@
 #include "engine/sampling/penalties.h"
 #include "engine/sampling/sampler.h"
 #include "engine/sampling/stop.h"
-#include "engine/schedule/prefix.h"
+#include "engine/schedule/sequence_memory.h"
 #include "engine/tokenizer/tokenizer.h"
 
 #include <sidepath/engine.h>
@@ -22,7 +22,7 @@
 #include <sidepath/stage.h>
 
 typedef enum sp_sequence_state {
-    SP_SEQUENCE_WAITING = 0, /* holds no pages */
+    SP_SEQUENCE_WAITING = 0, /* holds no memory */
     SP_SEQUENCE_RUNNING = 1
 } sp_sequence_state;
 
@@ -30,18 +30,14 @@ typedef struct sp_sequence {
     int64_t id; /* rises with submission: the order of service */
     sp_sequence_state state;
     int32_t *tokens; /* [n_prompt + max_tokens], owned */
-    int32_t n_prompt, n_tokens, n_computed, max_tokens;
-    int32_t *pages; /* [pages of all its tokens], owned; the first n_pages are held */
-    int32_t n_pages;
+    int32_t n_prompt, n_tokens, max_tokens;
+    sp_held_memory memory;
 
     sp_hold hold; /* the adapter version that it means, and its slot while it runs */
     float lora_scale;
-    sp_prefix_key prefix_key;
-    sp_prefix_place prefix_place; /* behind its first n_known pages, */
-    int32_t n_known;              /* which are in the prefix table */
-    uint64_t slot_wait;           /* steps that it has waited for a slot that others held */
-    uint64_t admitted_step;       /* of the scheduler, when it last began to run */
-    int32_t n_tokens_admitted;    /* tokens that it had then */
+    uint64_t slot_wait;        /* steps that it has waited for a slot that others held */
+    uint64_t admitted_step;    /* of the scheduler, when it last began to run */
+    int32_t n_tokens_admitted; /* tokens that it had then */
 
     sp_sample_params sampling;
     sp_penalties penalties;
@@ -72,7 +68,7 @@ static inline bool sp_sequence_scores(const sp_sequence *sequence, int32_t posit
 /* Rows that wait to be computed. */
 static inline int32_t sp_sequence_pending(const sp_sequence *sequence)
 {
-    return sequence->n_tokens - sequence->n_computed;
+    return sequence->n_tokens - sequence->memory.n_committed;
 }
 
 #endif
