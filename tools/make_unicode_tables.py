@@ -15,7 +15,7 @@ import argparse
 import os
 import sys
 
-LETTER, NUMBER, MARK, SPACE, NFC_UNSAFE = 1, 2, 4, 8, 16
+LETTER, NUMBER, MARK, SPACE, NFC_UNSAFE, UPPER, LOWER = 1, 2, 4, 8, 16, 32, 64
 BLOCK = 128
 CODE_POINTS = 0x110000
 OUTPUT = os.path.join(os.path.dirname(__file__), "..", "src", "engine", "tokenizer",
@@ -51,7 +51,9 @@ def combining_seconds(unicodedata):
 
 def class_of(unicodedata, seconds, code):
     character = chr(code)
-    flags = {"L": LETTER, "N": NUMBER, "M": MARK}.get(unicodedata.category(character)[0], 0)
+    category = unicodedata.category(character)
+    flags = {"L": LETTER, "N": NUMBER, "M": MARK}.get(category[0], 0)
+    flags |= {"Lu": UPPER, "Lt": UPPER, "Ll": LOWER}.get(category, 0)
     if code in WHITE_SPACE:
         flags |= SPACE
     if 0xD800 <= code < 0xE000:

@@ -8,6 +8,7 @@
 #include "engine/model/preflight.h"
 #include "engine/ops/kv_cache.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define TOKENIZER_FILE "tokenizer.json"
@@ -98,6 +99,18 @@ static sp_status open_host(sp_engine *engine, sp_error *error)
     return status == SP_OK ? sp_device_open("cpu", NULL, &engine->device, error) : status;
 }
 
+static void note_tokenizer(sp_engine *engine)
+{
+    const int32_t n = sp_tokenizer_n_dropped(engine->tokenizer);
+
+    if (n > 0)
+        snprintf(engine->tokenizer_note, sizeof engine->tokenizer_note,
+                 TOKENIZER_FILE
+                 ": %d of the 256 bytes have no token and are dropped from texts, as "
+                 "the reference tokenizer does",
+                 n);
+}
+
 static sp_status open_tokenizer(sp_engine *engine, sp_error *error)
 {
     char *path = sp_path_join(engine->options.model_dir, TOKENIZER_FILE);
@@ -113,6 +126,8 @@ static sp_status open_tokenizer(sp_engine *engine, sp_error *error)
                              sp_tokenizer_n_ids(engine->tokenizer), engine->model.shape.vocab);
     }
     sp_free(path);
+    if (status == SP_OK && engine->tokenizer)
+        note_tokenizer(engine);
     return status;
 }
 
@@ -398,7 +413,9 @@ const char *sp_engine_note(const sp_engine *engine, size_t index)
         n++;
     if (index < n)
         return sp_geometry_note(engine->model.geometry, index);
-    return index == n ? engine->model.unused : NULL;
+    if (engine->model.unused && index == n++)
+        return engine->model.unused;
+    return engine->tokenizer_note[0] && index == n ? engine->tokenizer_note : NULL;
 }
 
 const char *sp_engine_base_name(const sp_engine *engine)
@@ -486,16 +503,6 @@ static sp_status need_tokenizer(const sp_engine *engine, sp_error *error)
                    engine->base_name);
 }
 
-sp_status sp_engine_encode(const sp_engine *engine, const char *text, size_t bytes,
-                           bool parse_special, int32_t max_tokens, int32_t **out_tokens,
-                           int32_t *out_n_tokens, sp_error *error)
-{
-    const sp_text_span all = {0, bytes};
-
-    return sp_engine_encode_spans(engine, text, bytes, &all, parse_special && bytes > 0, max_tokens,
-                                  out_tokens, out_n_tokens, error);
-}
-
 /* The tokenizer knows how many tokens are too many, and the engine why. */
 static void name_context(const sp_engine *engine, int32_t max_tokens, sp_error *error)
 {
@@ -515,9 +522,11 @@ static void name_context(const sp_engine *engine, int32_t max_tokens, sp_error *
                 max_tokens, context);
 }
 
-sp_status sp_engine_encode_spans(const sp_engine *engine, const char *text, size_t bytes,
-                                 const sp_text_span *spans, size_t n_spans, int32_t max_tokens,
-                                 int32_t **out_tokens, int32_t *out_n_tokens, sp_error *error)
+/* `spans` are where special tokens are parsed; add_special: what the post-processor adds. */
+static sp_status encode(const sp_engine *engine, const char *text, size_t bytes,
+                        const sp_text_span *spans, size_t n_spans, bool add_special,
+                        int32_t max_tokens, int32_t **out_tokens, int32_t *out_n_tokens,
+                        sp_error *error)
 {
     size_t n_max = max_tokens > 0 ? (size_t)max_tokens : SIZE_MAX;
     size_t n = 0;
@@ -529,13 +538,41 @@ sp_status sp_engine_encode_spans(const sp_engine *engine, const char *text, size
         return sp_fail_null(error, out_tokens ? "out_n_tokens" : "out_tokens");
     status = need_tokenizer(engine, error);
     if (status == SP_OK)
-        status = sp_tokenizer_encode_spans(engine->tokenizer, text, bytes, spans, n_spans, n_max,
-                                           out_tokens, &n, error);
+        status = sp_tokenizer_encode_spans(engine->tokenizer, text, bytes, spans, n_spans,
+                                           add_special, n_max, out_tokens, &n, error);
     if (status == SP_OK)
         *out_n_tokens = (int32_t)n;
     else
         name_context(engine, max_tokens, error);
     return status;
+}
+
+sp_status sp_engine_encode_spans(const sp_engine *engine, const char *text, size_t bytes,
+                                 const sp_text_span *spans, size_t n_spans, int32_t max_tokens,
+                                 int32_t **out_tokens, int32_t *out_n_tokens, sp_error *error)
+{
+    return encode(engine, text, bytes, spans, n_spans, false, max_tokens, out_tokens, out_n_tokens,
+                  error);
+}
+
+sp_status sp_engine_encode(const sp_engine *engine, const char *text, size_t bytes,
+                           bool parse_special, int32_t max_tokens, int32_t **out_tokens,
+                           int32_t *out_n_tokens, sp_error *error)
+{
+    const sp_text_span all = {0, bytes};
+
+    return encode(engine, text, bytes, &all, parse_special && bytes > 0, false, max_tokens,
+                  out_tokens, out_n_tokens, error);
+}
+
+sp_status sp_engine_encode_prompt(const sp_engine *engine, const char *text, size_t bytes,
+                                  bool parse_special, int32_t max_tokens, int32_t **out_tokens,
+                                  int32_t *out_n_tokens, sp_error *error)
+{
+    const sp_text_span all = {0, bytes};
+
+    return encode(engine, text, bytes, &all, parse_special && bytes > 0, true, max_tokens,
+                  out_tokens, out_n_tokens, error);
 }
 
 sp_status sp_engine_decode(const sp_engine *engine, const int32_t *tokens, int32_t n_tokens,

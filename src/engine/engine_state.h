@@ -35,7 +35,8 @@ struct sp_engine {
     const sp_kernels *kernels;
     sp_exec *exec;
     sp_device *device;
-    sp_tokenizer *tokenizer; /* NULL: the model directory has no tokenizer.json */
+    sp_tokenizer *tokenizer;  /* NULL: the model directory has no tokenizer.json */
+    char tokenizer_note[128]; /* "" for nothing to say */
 
     sp_layout *layout; /* NULL where no adapter can be loaded, as are pool, stage and delta */
     sp_pool *pool;

@@ -237,7 +237,8 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
     sequence->logits_user = request->logits_user;
     sequence->logits_from = request->logits_from;
     if (engine->tokenizer)
-        sequence->decoder = sp_decoder_start(engine->tokenizer, !request->keep_special);
+        sequence->decoder = sp_decoder_continue(engine->tokenizer, !request->keep_special,
+                                                request->tokens, (size_t)request->n_tokens);
     *out_sequence = sequence;
     return SP_OK;
 }

@@ -34,7 +34,7 @@ static json_t *ids_of(const sp_chat_prompt *prompt)
     json_t *list = json_array();
 
     if (sp_tokenizer_encode_spans(tokenizer, prompt->text.data, prompt->text.bytes, prompt->spans,
-                                  prompt->n_spans, SIZE_MAX, &ids, &n, &error) != SP_OK)
+                                  prompt->n_spans, false, SIZE_MAX, &ids, &n, &error) != SP_OK)
         json_array_append_new(list, json_string(error.text));
     for (size_t i = 0; i < n; i++)
         json_array_append_new(list, json_integer(ids[i]));

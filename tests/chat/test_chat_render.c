@@ -212,7 +212,8 @@ static void check_marks(const char *template, const char *json, const int32_t *w
 
     assert_ok(sp_tokenizer_open(SP_TEST_DEMO "/base", &tokenizer, &error), &error);
     assert_ok(sp_tokenizer_encode_spans(tokenizer, prompt.text.data, prompt.text.bytes,
-                                        prompt.spans, prompt.n_spans, SIZE_MAX, &ids, &n, &error),
+                                        prompt.spans, prompt.n_spans, false, SIZE_MAX, &ids, &n,
+                                        &error),
               &error);
     for (size_t i = 0; i < n; i++) {
         if (!sp_tokenizer_is_special(tokenizer, ids[i]))

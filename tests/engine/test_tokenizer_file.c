@@ -189,7 +189,7 @@ static sp_status encode_spans(const sp_tokenizer *tokenizer, const char *text,
 {
     sp_error error;
 
-    return sp_tokenizer_encode_spans(tokenizer, text, strlen(text), spans, n_spans, SIZE_MAX,
+    return sp_tokenizer_encode_spans(tokenizer, text, strlen(text), spans, n_spans, false, SIZE_MAX,
                                      out_ids, out_n, &error);
 }
 
@@ -285,14 +285,14 @@ static void test_limit_where_nfc_shrinks(void **state)
     tokenizer = parse_parts(&p);
     for (int i = 0; i < 4 * N_TOKENS; i++)
         sp_text_add(&text, "\xe1\xbe\xbe\xcc\x88\xcc\x81");
-    assert_ok(sp_tokenizer_encode_spans(tokenizer, text.data, text.bytes, NULL, 0, N_TOKENS, &ids,
-                                        &n, &error),
+    assert_ok(sp_tokenizer_encode_spans(tokenizer, text.data, text.bytes, NULL, 0, false, N_TOKENS,
+                                        &ids, &n, &error),
               &error);
     assert_int_equal(n, N_TOKENS);
     for (size_t i = 0; i < n; i++)
         assert_int_equal(ids[i], 258);
     sp_free(ids);
-    assert_int_equal(sp_tokenizer_encode_spans(tokenizer, text.data, text.bytes, NULL, 0,
+    assert_int_equal(sp_tokenizer_encode_spans(tokenizer, text.data, text.bytes, NULL, 0, false,
                                                N_TOKENS - 1, &ids, &n, &error),
                      SP_ERR_TOO_LARGE);
     sp_text_free(&text);
@@ -355,7 +355,6 @@ static void test_other_kinds_are_named(void **state)
            "model.continuing_subword_prefix", -1);
     REFUSE(model_head, "\"end_of_word_suffix\":\"</w>\",", UNSUPPORTED, "model.end_of_word_suffix",
            -1);
-    REFUSE(model_head, "\"ignore_merges\":true,", UNSUPPORTED, "model.ignore_merges", -1);
     REFUSE(added, "[{\"id\":259,\"content\":\"x\",\"special\":true,\"lstrip\":true}]", UNSUPPORTED,
            "x", 0);
 }
@@ -401,8 +400,69 @@ static void test_bad_vocabulary(void **state)
     REFUSE(vocab_tail, ",\"ab\":null", MALFORMED, "ab", -1);
     REFUSE(vocab_tail, ",\"ab\":256,\"abc\":256", MALFORMED, "abc", -1);  /* one id, two tokens */
     REFUSE(vocab_tail, ",\"ab\":256,\"ab\":257", MALFORMED, "small", -2); /* one key twice */
-    for (int byte = 0; byte < 256; byte += 51)
-        REFUSE(byte_left_out, byte, MALFORMED, "model.vocab", byte);
+    for (int byte = 0; byte < 256; byte += 51) {
+        parts p = good_parts();
+
+        p.byte_left_out = byte;
+        p.model_head = "\"unk_token\":\"ab\",";
+        refuse(&p, MALFORMED, "model.vocab", byte);
+        p.model_head = "\"byte_fallback\":true,";
+        refuse(&p, MALFORMED, "model.vocab", byte);
+    }
+}
+
+/* A byte without a token is dropped, and what is left of it and right of it may merge. */
+static void test_dropped_byte(void **state)
+{
+    parts p = good_parts();
+    sp_tokenizer *tokenizer;
+
+    (void)state;
+    p.byte_left_out = 0xc3;
+    p.normalizer = "null";
+    tokenizer = parse_parts(&p);
+    assert_int_equal(sp_tokenizer_n_dropped(tokenizer), 1);
+    CHECK_IDS(tokenizer, "x\xc3\xa9y", false, 'x', 0xa9, 'y');
+    sp_tokenizer_close(tokenizer);
+    p.byte_left_out = '!';
+    tokenizer = parse_parts(&p);
+    CHECK_IDS(tokenizer, ".!.", false, '.', '.');
+    {
+        int32_t *ids = NULL;
+        size_t n = 9;
+
+        assert_int_equal(
+            sp_tokenizer_encode_spans(tokenizer, "!", 1, NULL, 0, false, 0, &ids, &n, NULL), SP_OK);
+        assert_int_equal(n, 0);
+        assert_null(ids);
+    }
+    sp_tokenizer_close(tokenizer);
+    p.vocab_tail = ",\"..\":256";
+    p.merges = "[\". .\"]";
+    tokenizer = parse_parts(&p);
+    CHECK_IDS(tokenizer, ".!.", false, 256);
+    sp_tokenizer_close(tokenizer);
+}
+
+/* Plain text becomes no special token, neither by a merge nor as a whole piece. */
+static void test_special_merge(void **state)
+{
+    parts p = good_parts();
+    sp_tokenizer *tokenizer;
+
+    (void)state;
+    p.added = "[{\"id\":256,\"content\":\"ab\",\"special\":true,\"normalized\":false}]";
+    tokenizer = parse_parts(&p);
+    CHECK_IDS(tokenizer, "ab", true, 256);
+    CHECK_IDS(tokenizer, "ab", false, 'a', 'b');
+    CHECK_IDS(tokenizer, "abc", false, 'a', 258);
+    sp_tokenizer_close(tokenizer);
+    p.model_head = "\"ignore_merges\":true,";
+    tokenizer = parse_parts(&p);
+    CHECK_IDS(tokenizer, "ab", false, 'a', 'b');
+    CHECK_IDS(tokenizer, "abc", false, 257); /* a whole piece, which no merge makes */
+    CHECK_IDS(tokenizer, "abcb", false, 'a', 258, 'b');
+    sp_tokenizer_close(tokenizer);
 }
 
 static void test_bad_merges(void **state)
@@ -567,6 +627,8 @@ int main(void)
         cmocka_unit_test(test_other_kinds_are_named),
         cmocka_unit_test(test_other_splits_are_named),
         cmocka_unit_test(test_bad_vocabulary),
+        cmocka_unit_test(test_dropped_byte),
+        cmocka_unit_test(test_special_merge),
         cmocka_unit_test(test_bad_merges),
         cmocka_unit_test(test_bad_added_tokens),
         cmocka_unit_test(test_not_a_tokenizer),

@@ -186,8 +186,8 @@ static sp_status encode(const sp_tokenizer *tokenizer, const sp_text *text, size
 {
     const sp_text_span all = {0, text->bytes};
 
-    return sp_tokenizer_encode_spans(tokenizer, text->data, text->bytes, &all, 1, n_max, out_ids,
-                                     out_n, error);
+    return sp_tokenizer_encode_spans(tokenizer, text->data, text->bytes, &all, 1, false, n_max,
+                                     out_ids, out_n, error);
 }
 
 static void check_refused(const sp_tokenizer *tokenizer, const sp_text *text, size_t n_max)
@@ -287,7 +287,8 @@ static void test_borders(void **state)
         check_random_borders(tokenizer);
         check_token_borders(tokenizer);
         assert_int_equal(
-            sp_tokenizer_encode_spans(tokenizer, empty.data, 0, NULL, 0, 0, &ids, &n, NULL), SP_OK);
+            sp_tokenizer_encode_spans(tokenizer, empty.data, 0, NULL, 0, false, 0, &ids, &n, NULL),
+            SP_OK);
         assert_int_equal(n, 0);
         sp_tokenizer_close(tokenizer);
     }

@@ -117,9 +117,9 @@ static uint8_t *agreed;
 static void test_classes_agree(void **state)
 {
     const unsigned flags[] = {SP_UNICODE_LETTER, SP_UNICODE_NUMBER, SP_UNICODE_MARK,
-                              SP_UNICODE_SPACE};
+                              SP_UNICODE_SPACE,  SP_UNICODE_UPPER,  SP_UNICODE_LOWER};
     char spaces[sizeof white_space + 2];
-    matcher classes[4], unassigned = compile("\\p{Cn}");
+    matcher classes[6], unassigned = compile("\\p{Cn}");
     size_t n_agreed = 0;
 
     (void)state;
@@ -128,6 +128,8 @@ static void test_classes_agree(void **state)
     classes[1] = compile("\\p{N}");
     classes[2] = compile("\\p{M}");
     classes[3] = compile(spaces);
+    classes[4] = compile("[\\p{Lu}\\p{Lt}]");
+    classes[5] = compile("\\p{Ll}");
     agreed = sp_calloc(CODE_POINTS, 1);
     for (uint32_t code = 0; code < CODE_POINTS; code++) {
         const unsigned all = SP_UNICODE_LETTER | SP_UNICODE_NUMBER | SP_UNICODE_MARK;
@@ -137,7 +139,7 @@ static void test_classes_agree(void **state)
 
         if (code >= 0xd800 && code < 0xe000)
             continue;
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 6; i++)
             same = same &&
                    (match(classes[i], text, n) != 0) == ((sp_unicode_class(code) & flags[i]) != 0);
         if (!same && match(unassigned, text, n) == 0 &&
@@ -147,7 +149,7 @@ static void test_classes_agree(void **state)
         n_agreed += same;
     }
     assert_true(n_agreed > 1090000);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 6; i++)
         release(classes[i]);
     release(unassigned);
 }
@@ -160,6 +162,7 @@ static uint32_t random_code(sp_test_random *random)
         '\'',  's',   'S',   0x17f,  't',     'r',    'e',    'E',    'v',    'l',    'L',    'm',
         'd',   'a',   'Z',   '1',    '2',     '9',    0x661,  0xbd,   '!',    '.',    '(',    '/',
         0x301, 0x94d, 0x903, 0x4e2d, 0x1f600, 0x200d, 0xfe0f, 0x0,    0xe9,   0x212a, 0xdf,   0x378,
+        'A',   'B',   'C',   0x1c5,  0x2b0,   0xaa,   0x416,  '/',    '/',    'n',    'T',    'R',
     };
     uint32_t code;
 
@@ -209,7 +212,7 @@ static void test_random_texts(void **state)
         release(oracle);
         sp_text_free(&pattern);
     }
-    assert_int_equal(n_splits, 3);
+    assert_int_equal(n_splits, 6);
 }
 
 /* Worked out by hand from the pattern; "|" marks the borders. */
@@ -246,7 +249,12 @@ static void test_by_hand(void **state)
     check_pieces("qwen2", " !?\r\n|\ta|  \t| !");
     check_pieces("qwen2", "\xe0\xa4\xb9|\xe0\xa4\xbf\xe0\xa4\xa8"); /* a mark begins a word */
     check_pieces("qwen3.5", "\xe0\xa4\xb9\xe0\xa4\xbf\xe0\xa4\xa8");
-    check_pieces("three digits", "123|45|a|1|.|678|9");
+    check_pieces("llama3", "123|45|a|1|.|678|9");
+    check_pieces("tekken", "Hello|World|ABCabc|Def"); /* the case rises: a new word */
+    check_pieces("tekken", "it|'s| I|'LLx");          /* no contractions: one odd character first */
+    check_pieces("tekken", "A\xe4\xb8\xad|BC|!|1|2| http|://|a|//\n/|x");
+    check_pieces("gpt2", "He|'s|'|S| a|123| | !?|\n\n| x| 12");
+    check_pieces("smollm2", "He|'s|'|S| a|1|2|3|  |1| |2| x");
 }
 
 int main(void)

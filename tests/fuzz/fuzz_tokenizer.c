@@ -10,18 +10,20 @@
 #include <string.h>
 
 static const char text[] =
-    "abc <|x|> it's  1 + 23\r\n\xc3\xa9 e\xcc\x81 \xe4\xb8\xad\xf0\x9f\x98\x80";
+    "abc <|x|> it's  1 + 23\r\n\xc3\xa9 e\xcc\x81 \xe4\xb8\xad\xf0\x9f\x98\x80 aB/xb \xe2\x96\x81"
+    "b";
 
 static void use(const sp_tokenizer *tokenizer, int parse_special)
 {
+    const sp_text_span all = {0, sizeof text - 1};
     int32_t n_ids = sp_tokenizer_n_ids(tokenizer);
     int32_t *ids = NULL;
     size_t n, bytes;
     sp_text decoded = {0};
     sp_error error;
 
-    FUZZ_CHECK(sp_tokenizer_encode(tokenizer, text, sizeof text - 1, parse_special, &ids, &n,
-                                   &error) == SP_OK);
+    FUZZ_CHECK(sp_tokenizer_encode_spans(tokenizer, text, sizeof text - 1, &all, parse_special != 0,
+                                         parse_special != 0, SIZE_MAX, &ids, &n, &error) == SP_OK);
     for (size_t i = 0; i < n; i++)
         FUZZ_CHECK(sp_tokenizer_token_bytes(tokenizer, ids[i], &bytes) != NULL);
     sp_tokenizer_decode(tokenizer, ids, n, parse_special, &decoded);

@@ -550,6 +550,14 @@ static void texts(void **state)
     REFUSED(SP_ERR_ARGUMENT, "out_n_tokens",
             sp_engine_encode(w.engine, "a", 1, false, 0, &tokens, NULL, &error));
     REFUSED(SP_ERR_ARGUMENT, "engine",
+            sp_engine_encode_prompt(NULL, "a", 1, false, 0, &tokens, &n, &error));
+    REFUSED(SP_ERR_ARGUMENT, "text",
+            sp_engine_encode_prompt(w.engine, NULL, 1, false, 0, &tokens, &n, &error));
+    REFUSED(SP_ERR_ARGUMENT, "out_tokens",
+            sp_engine_encode_prompt(w.engine, "a", 1, false, 0, NULL, &n, &error));
+    REFUSED(SP_ERR_ARGUMENT, "out_n_tokens",
+            sp_engine_encode_prompt(w.engine, "a", 1, false, 0, &tokens, NULL, &error));
+    REFUSED(SP_ERR_ARGUMENT, "engine",
             sp_engine_encode_spans(NULL, "a", 1, &span, 1, 0, &tokens, &n, &error));
     REFUSED(SP_ERR_ARGUMENT, "text",
             sp_engine_encode_spans(w.engine, NULL, 1, &span, 1, 0, &tokens, &n, &error));

@@ -1,7 +1,7 @@
 /*
- * Encoding and decoding. A text goes through four stages, each cutting it further: added tokens
- * found in the raw text; NFC; added tokens found in the normalised text; pieces of the split, whose
- * bytes are merged.
+ * Encoding. A text goes through four stages, each cutting it further: added tokens found in the raw
+ * text; the normaliser; added tokens found in the normalised text; pieces of the pre-tokenizer,
+ * whose bytes or characters are merged.
  */
 #include "engine/tokenizer/tokenizer.h"
 
@@ -29,6 +29,11 @@ const char *sp_tokenizer_token_bytes(const sp_tokenizer *tokenizer, int32_t id, 
         return NULL;
     *out_bytes = tokenizer->token_begin[id + 1] - tokenizer->token_begin[id];
     return tokenizer->token_data + tokenizer->token_begin[id];
+}
+
+int32_t sp_tokenizer_n_dropped(const sp_tokenizer *tokenizer)
+{
+    return tokenizer->n_dropped;
 }
 
 bool sp_tokenizer_is_special(const sp_tokenizer *tokenizer, int32_t id)
@@ -106,24 +111,42 @@ static const sp_added *match_added(const sp_tokenizer *tokenizer, const char *te
     return longest;
 }
 
+static sp_status add_id(encoder *encode, int32_t id)
+{
+    if (encode->list.n == encode->n_max)
+        return too_many(encode);
+    return sp_id_list_add(&encode->list, id, encode->error);
+}
+
 /* The ids of one piece, which may be the whole text. */
 static sp_status encode_piece(encoder *encode, const char *piece, size_t bytes)
 {
+    const sp_tokenizer *tokenizer = encode->tokenizer;
     sp_status status;
 
-    if (sp_bound_exceeds(encode->tokenizer, piece, bytes, true, encode->n_max - encode->list.n))
+    if (tokenizer->ignore_merges) {
+        int32_t id = sp_piece_table_find(tokenizer, piece, bytes);
+
+        if (id >= 0)
+            return add_id(encode, id);
+    }
+    if (sp_bound_exceeds(tokenizer, piece, bytes, true, encode->n_max - encode->list.n))
         return too_many(encode);
-    status = sp_merge_piece(encode->tokenizer, piece, bytes, &encode->scratch, &encode->list,
-                            encode->error);
+    status =
+        sp_merge_piece(tokenizer, piece, bytes, &encode->scratch, &encode->list, encode->error);
     if (status == SP_OK && encode->list.n > encode->n_max)
         status = too_many(encode);
     return status;
 }
 
-static sp_status encode_pieces(encoder *encode, const char *text, size_t bytes)
+/* Pieces that begin with blanks, one each, or the text as one. */
+static sp_status encode_blank_pieces(encoder *encode, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
-        size_t n = sp_split_next(encode->tokenizer->split, text + at, bytes - at);
+        const char *next = encode->tokenizer->blank_begins_piece
+                               ? memchr(text + at + 1, ' ', bytes - at - 1)
+                               : NULL;
+        size_t n = next ? (size_t)(next - text) - at : bytes - at;
         sp_status status = encode_piece(encode, text + at, n);
 
         if (status != SP_OK)
@@ -133,11 +156,44 @@ static sp_status encode_pieces(encoder *encode, const char *text, size_t bytes)
     return SP_OK;
 }
 
-static sp_status add_id(encoder *encode, int32_t id)
+/* A Metaspace pre-tokenizer's share: a text that begins with no blank may get one. `origin` is
+ * where it begins in the whole text. */
+static sp_status encode_metaspace(encoder *encode, const char *text, size_t bytes, size_t origin)
 {
-    if (encode->list.n == encode->n_max)
-        return too_many(encode);
-    return sp_id_list_add(&encode->list, id, encode->error);
+    const sp_prepend prepend = encode->tokenizer->prepend;
+    const bool has_blank =
+        text[0] == ' ' || (bytes >= 3 && memcmp(text, "\xe2\x96\x81", 3) == 0); /* U+2581 */
+    const char *made;
+    size_t n;
+    sp_status status = sp_metaspace_text(text, bytes,
+                                         !has_blank && prepend != SP_PREPEND_NEVER &&
+                                             (prepend == SP_PREPEND_ALWAYS || origin == 0),
+                                         &made, &n, encode->error);
+
+    if (status == SP_OK)
+        status = encode_blank_pieces(encode, made, n);
+    if (made != text)
+        sp_free((char *)made);
+    return status;
+}
+
+static sp_status encode_pieces(encoder *encode, const char *text, size_t bytes, size_t origin)
+{
+    const sp_tokenizer *tokenizer = encode->tokenizer;
+
+    if (tokenizer->metaspace == SP_METASPACE_NORMALIZER)
+        return encode_piece(encode, text, bytes);
+    if (tokenizer->metaspace == SP_METASPACE_PIECES)
+        return encode_metaspace(encode, text, bytes, origin);
+    for (size_t at = 0; at < bytes;) {
+        size_t n = sp_split_next(tokenizer->split, text + at, bytes - at);
+        sp_status status = encode_piece(encode, text + at, n);
+
+        if (status != SP_OK)
+            return status;
+        at += n;
+    }
+    return SP_OK;
 }
 
 /*
@@ -189,8 +245,8 @@ static const sp_added *find_added(const sp_tokenizer *tokenizer, stretch *part, 
 
 static sp_status encode_stage(encoder *encode, stretch part, bool normalized);
 
-/* The text between two added tokens of the first stage. Where NFC has changed it, the spans tell
- * nothing about its bytes, unless one of them holds it all. */
+/* The text between two added tokens of the first stage. Where the normaliser has changed it, the
+ * spans tell nothing about its bytes, unless one of them holds it all. */
 static sp_status encode_raw(encoder *encode, stretch part)
 {
     const sp_text_span all = {0, SIZE_MAX};
@@ -200,6 +256,10 @@ static sp_status encode_raw(encoder *encode, stretch part)
 
     if (encode->tokenizer->nfc)
         status = sp_nfc(part.text, part.bytes, &normal, &n, encode->error);
+    else if (encode->tokenizer->metaspace == SP_METASPACE_NORMALIZER)
+        status = sp_metaspace_text(part.text, part.bytes,
+                                   encode->tokenizer->prepend == SP_PREPEND_ALWAYS, &normal, &n,
+                                   encode->error);
     if (status != SP_OK)
         return status;
     if (normal == part.text)
@@ -221,7 +281,8 @@ static sp_status encode_between(encoder *encode, stretch part, size_t begin, siz
     part.text += begin;
     part.origin += begin;
     part.bytes = end - begin;
-    return normalized ? encode_pieces(encode, part.text, part.bytes) : encode_raw(encode, part);
+    return normalized ? encode_pieces(encode, part.text, part.bytes, part.origin)
+                      : encode_raw(encode, part);
 }
 
 /* Cuts the text at the added tokens of one stage. */
@@ -286,9 +347,19 @@ static sp_status check_spans(const sp_text_span *spans, size_t n_spans, size_t b
     return SP_OK;
 }
 
+/* n of the tokens that the post-processor puts around a text, from `first` on. */
+static sp_status add_template(encoder *encode, int32_t first, int32_t n)
+{
+    sp_status status = SP_OK;
+
+    for (int32_t i = 0; i < n && status == SP_OK; i++)
+        status = add_id(encode, encode->tokenizer->template_ids[first + i]);
+    return status;
+}
+
 sp_status sp_tokenizer_encode_spans(const sp_tokenizer *tokenizer, const char *text, size_t bytes,
-                                    const sp_text_span *spans, size_t n_spans, size_t n_max,
-                                    int32_t **out_ids, size_t *out_n, sp_error *error)
+                                    const sp_text_span *spans, size_t n_spans, bool add_special,
+                                    size_t n_max, int32_t **out_ids, size_t *out_n, sp_error *error)
 {
     encoder encode = {.tokenizer = tokenizer, .n_max = n_max, .error = error};
     sp_status status = check_size(&encode, text, bytes);
@@ -297,8 +368,12 @@ sp_status sp_tokenizer_encode_spans(const sp_tokenizer *tokenizer, const char *t
         status = check_text(text, bytes, error);
     if (status == SP_OK)
         status = check_spans(spans, n_spans, bytes, error);
+    if (status == SP_OK && add_special)
+        status = add_template(&encode, 0, tokenizer->n_before);
     if (status == SP_OK)
         status = encode_stage(&encode, (stretch){text, bytes, 0, spans, n_spans}, false);
+    if (status == SP_OK && add_special)
+        status = add_template(&encode, tokenizer->n_before, tokenizer->n_after);
     sp_merge_scratch_free(&encode.scratch);
     if (status != SP_OK) {
         sp_free(encode.list.ids);
@@ -315,70 +390,5 @@ sp_status sp_tokenizer_encode(const sp_tokenizer *tokenizer, const char *text, s
     const sp_text_span all = {0, bytes};
 
     return sp_tokenizer_encode_spans(tokenizer, text, bytes, &all, parse_special && bytes > 0,
-                                     SIZE_MAX, out_ids, out_n, error);
-}
-
-/* --- Decoding ---------------------------------------------------------------------------- */
-
-static void add_replacement(sp_text *text)
-{
-    sp_text_add_bytes(text, "\xef\xbf\xbd", 3);
-}
-
-sp_decoder sp_decoder_start(const sp_tokenizer *tokenizer, bool skip_special)
-{
-    return (sp_decoder){.tokenizer = tokenizer, .skip_special = skip_special};
-}
-
-/* Takes one byte; what is held is always a proper beginning of a character. */
-static void push_byte(sp_decoder *decoder, unsigned char byte, sp_text *text)
-{
-    size_t n;
-
-    decoder->held[decoder->n_held++] = byte;
-    switch (sp_utf8_classify(decoder->held, decoder->n_held, &n)) {
-    case SP_UTF8_INCOMPLETE:
-        return;
-    case SP_UTF8_VALID:
-        sp_text_add_bytes(text, (const char *)decoder->held, n);
-        decoder->n_held = 0;
-        return;
-    case SP_UTF8_INVALID:
-        add_replacement(text);
-        if (n == decoder->n_held) {
-            decoder->n_held = 0;
-            return;
-        }
-        /* All but the last byte were a good beginning; the last one starts anew. */
-        decoder->n_held = 0;
-        push_byte(decoder, byte, text);
-    }
-}
-
-void sp_decoder_push(sp_decoder *decoder, int32_t id, sp_text *text)
-{
-    size_t bytes;
-    const char *data = sp_tokenizer_token_bytes(decoder->tokenizer, id, &bytes);
-
-    if (decoder->skip_special && sp_tokenizer_is_special(decoder->tokenizer, id))
-        return;
-    for (size_t i = 0; i < bytes; i++)
-        push_byte(decoder, (unsigned char)data[i], text);
-}
-
-void sp_decoder_flush(sp_decoder *decoder, sp_text *text)
-{
-    if (decoder->n_held > 0)
-        add_replacement(text);
-    decoder->n_held = 0;
-}
-
-void sp_tokenizer_decode(const sp_tokenizer *tokenizer, const int32_t *ids, size_t n,
-                         bool skip_special, sp_text *text)
-{
-    sp_decoder decoder = sp_decoder_start(tokenizer, skip_special);
-
-    for (size_t i = 0; i < n; i++)
-        sp_decoder_push(&decoder, ids[i], text);
-    sp_decoder_flush(&decoder, text);
+                                     false, SIZE_MAX, out_ids, out_n, error);
 }

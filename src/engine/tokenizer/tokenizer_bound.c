@@ -17,9 +17,10 @@
 #define WHOLE       ((size_t)UINT16_MAX)
 /*
  * NFC makes at least one byte of this many: U+1FBE U+0308 U+0301, of 7 bytes, become U+0390 of 2,
- * and nothing else shrinks as much.
+ * and nothing else shrinks as much; U+2581, of 3 bytes, becomes a blank. A blank in front of a text
+ * makes no token less.
  */
-#define NFC_SHRINKS 4u
+#define SHRINKS 4u
 
 static size_t pair_at(const char *text)
 {
@@ -37,6 +38,16 @@ static void add_token(sp_tokenizer *tokenizer, const char *text, size_t bytes)
         tokenizer->least_share = share;
 }
 
+/* A byte that is dropped counts nothing, nor do those next to it. */
+static void add_dropped(sp_tokenizer *tokenizer, size_t byte)
+{
+    for (size_t other = 0; other < 256; other++) {
+        tokenizer->pair_share[byte << 8 | other] = 0;
+        tokenizer->pair_share[other << 8 | byte] = 0;
+    }
+    tokenizer->least_share = 0;
+}
+
 sp_status sp_bound_prepare(sp_tokenizer *tokenizer, sp_error *error)
 {
     const size_t bytes = N_PAIRS * sizeof *tokenizer->pair_share;
@@ -52,13 +63,24 @@ sp_status sp_bound_prepare(sp_tokenizer *tokenizer, sp_error *error)
     /* Once more, as their texts are looked for. */
     for (size_t i = 0; i < tokenizer->n_added; i++)
         add_token(tokenizer, tokenizer->added[i].content, tokenizer->added[i].bytes);
+    for (size_t byte = 0; byte < 256; byte++)
+        if (tokenizer->byte_id[byte] < 0)
+            add_dropped(tokenizer, byte);
     return SP_OK;
+}
+
+/* The share of a byte without a neighbour. */
+static uint16_t alone(const sp_tokenizer *tokenizer, char byte)
+{
+    return tokenizer->byte_id[(unsigned char)byte] < 0 ? 0 : UINT16_MAX;
 }
 
 static uint16_t share_at(const sp_tokenizer *tokenizer, const char *text, size_t bytes, size_t at)
 {
-    uint16_t left = at > 0 ? tokenizer->pair_share[pair_at(text + at - 1)] : UINT16_MAX;
-    uint16_t right = at + 1 < bytes ? tokenizer->pair_share[pair_at(text + at)] : UINT16_MAX;
+    uint16_t left =
+        at > 0 ? tokenizer->pair_share[pair_at(text + at - 1)] : alone(tokenizer, text[at]);
+    uint16_t right =
+        at + 1 < bytes ? tokenizer->pair_share[pair_at(text + at)] : alone(tokenizer, text[at]);
 
     return left < right ? left : right;
 }
@@ -68,8 +90,8 @@ static bool is_ascii(const char *text, size_t bytes, size_t at)
     return at >= bytes || (unsigned char)text[at] < 0x80;
 }
 
-/* Whether NFC leaves this byte, and those next to it, as they are: a character of ASCII changes
- * only where one that is none follows it. */
+/* Whether normalising leaves this byte, and those next to it, as they are: a character of ASCII
+ * changes only where one that is none follows it. */
 static bool is_kept(const char *text, size_t bytes, size_t at)
 {
     return (at == 0 || is_ascii(text, bytes, at - 1)) && is_ascii(text, bytes, at) &&
@@ -79,7 +101,7 @@ static bool is_kept(const char *text, size_t bytes, size_t at)
 bool sp_bound_exceeds(const sp_tokenizer *tokenizer, const char *text, size_t bytes,
                       bool normalized, size_t n_max)
 {
-    const bool stays = normalized || !tokenizer->nfc;
+    const bool stays = normalized || !(tokenizer->nfc || tokenizer->metaspace);
     uint64_t sum = 0, most;
 
     if (bytes <= n_max)
@@ -87,6 +109,6 @@ bool sp_bound_exceeds(const sp_tokenizer *tokenizer, const char *text, size_t by
     most = (uint64_t)n_max << TOKEN_SHIFT; /* below `bytes`, which no memory has 2^48 of */
     for (size_t at = 0; at < bytes && sum <= most; at++)
         sum += stays || is_kept(text, bytes, at) ? share_at(tokenizer, text, bytes, at)
-                                                 : tokenizer->least_share / NFC_SHRINKS;
+                                                 : tokenizer->least_share / SHRINKS;
     return sum > most;
 }

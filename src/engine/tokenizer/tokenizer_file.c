@@ -1,136 +1,40 @@
 /*
- * Reading tokenizer.json. What the file asks for is checked against what this tokenizer does,
- * before a table is built; then vocabulary, merges and added tokens, each entry checked.
+ * Reading tokenizer.json. What the file asks for is checked against what this tokenizer does
+ * (tokenizer_settings.c) before a table is built; then vocabulary, merges and added tokens, each
+ * entry checked.
  */
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "engine/tokenizer/tokenizer_parts.h"
+#include "engine/tokenizer/tokenizer_settings.h"
 #include "engine/tokenizer/unicode_class.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* A file that is being read: the DOM, and the text of each id, borrowed from it. */
 typedef struct {
-    const json_t *vocab, *merges, *added;
+    const json_t *model, *vocab, *merges, *added;
     const char **text;     /* [n_ids] as in the file, NULL for none */
+    bool *prefixed;        /* [n_ids] added tokens that the normaliser puts a blank in front of */
     char *words;           /* scratch for the three words of a merge */
     size_t word_bytes_max; /* of the longest entry */
     sp_tokenizer *tokenizer;
 } reader;
 
-static sp_status unsupported(sp_error *error, const char *field, const char *why)
-{
-    return sp_fail(error, SP_ERR_INPUT, SP_TOKENIZER_UNSUPPORTED, field, -1, "%s: %s", field, why);
-}
-
 static sp_status malformed(sp_error *error, const char *subject, int64_t position, const char *why)
 {
-    return sp_fail(error, SP_ERR_INPUT, SP_TOKENIZER_MALFORMED, subject, position, "%s: %s",
-                   subject, why);
+    return sp_tokenizer_malformed(error, subject, position, why);
 }
 
-/* --- What the file asks for -------------------------------------------------------------- */
-
-static bool type_is(const json_t *object, const char *type)
-{
-    const char *found = json_string_value(json_object_get(object, "type"));
-
-    return found && strcmp(found, type) == 0;
-}
-
-static bool is_null(const json_t *value)
-{
-    return !value || json_is_null(value);
-}
-
-static sp_status check_normalizer(const json_t *root, bool *out_nfc, sp_error *error)
-{
-    const json_t *normalizer = json_object_get(root, "normalizer");
-
-    *out_nfc = type_is(normalizer, "NFC");
-    if (*out_nfc || is_null(normalizer))
-        return SP_OK;
-    return unsupported(error, "normalizer", "only NFC or null");
-}
-
-static sp_status check_byte_level(const json_t *step, sp_error *error)
-{
-    const char *field = "pre_tokenizer";
-
-    if (!type_is(step, "ByteLevel"))
-        return unsupported(error, field, "the second step must be ByteLevel");
-    if (!json_is_false(json_object_get(step, "add_prefix_space")))
-        return unsupported(error, field, "add_prefix_space must be false");
-    if (!json_is_false(json_object_get(step, "use_regex")))
-        return unsupported(error, field, "use_regex must be false behind a Split");
-    return SP_OK;
-}
-
-static sp_status check_pre_tokenizer(const json_t *root, const sp_split **out_split,
-                                     sp_error *error)
-{
-    const char *field = "pre_tokenizer", *pattern, *behavior;
-    const json_t *outer = json_object_get(root, field);
-    const json_t *steps = json_object_get(outer, "pretokenizers");
-    const json_t *first = json_array_get(steps, 0);
-
-    if (!type_is(outer, "Sequence") || json_array_size(steps) != 2 || !type_is(first, "Split"))
-        return unsupported(error, field, "only a Sequence of Split and ByteLevel");
-    behavior = json_string_value(json_object_get(first, "behavior"));
-    if (!behavior || strcmp(behavior, "Isolated") != 0 ||
-        !json_is_false(json_object_get(first, "invert")))
-        return unsupported(error, field, "only an Isolated Split that is not inverted");
-    pattern = json_string_value(json_object_get(json_object_get(first, "pattern"), "Regex"));
-    *out_split = pattern ? sp_split_find(pattern) : NULL;
-    if (!*out_split)
-        return unsupported(error, field,
-                           "the Split has another pattern than those that this build knows");
-    return check_byte_level(json_array_get(steps, 1), error);
-}
-
-/* An affix that is absent, null or empty. */
-static bool is_no_affix(const json_t *model, const char *field)
-{
-    const json_t *value = json_object_get(model, field);
-
-    return is_null(value) || (json_is_string(value) && json_string_length(value) == 0);
-}
-
-static sp_status check_model(const json_t *model, sp_error *error)
-{
-    const json_t *dropout = json_object_get(model, "dropout");
-
-    if (!json_is_object(model))
-        return malformed(error, "model", -1, "the field is missing or no object");
-    if (!is_null(json_object_get(model, "type")) && !type_is(model, "BPE"))
-        return unsupported(error, "model.type", "only BPE");
-    if (!is_null(dropout) && !(json_is_number(dropout) && json_number_value(dropout) == 0.0))
-        return unsupported(error, "model.dropout", "ids must not be random: only null or 0");
-    if (!is_no_affix(model, "continuing_subword_prefix"))
-        return unsupported(error, "model.continuing_subword_prefix", "only null or empty");
-    if (!is_no_affix(model, "end_of_word_suffix"))
-        return unsupported(error, "model.end_of_word_suffix", "only null or empty");
-    if (json_is_true(json_object_get(model, "ignore_merges")))
-        return unsupported(error, "model.ignore_merges", "only false");
-    return SP_OK;
-}
-
-static sp_status check_settings(const json_t *root, reader *read, sp_error *error)
+static sp_status find_tables(const json_t *root, reader *read, sp_error *error)
 {
     const json_t *model = json_object_get(root, "model");
-    sp_status status = check_model(model, error);
 
-    if (status == SP_OK)
-        status = check_normalizer(root, &read->tokenizer->nfc, error);
-    if (status == SP_OK)
-        status = check_pre_tokenizer(root, &read->tokenizer->split, error);
-    if (status != SP_OK)
-        return status;
-    if (!type_is(json_object_get(root, "decoder"), "ByteLevel"))
-        return unsupported(error, "decoder", "only ByteLevel");
+    read->model = model;
     read->vocab = json_object_get(model, "vocab");
     read->merges = json_object_get(model, "merges");
     read->added = json_object_get(root, "added_tokens");
@@ -138,7 +42,7 @@ static sp_status check_settings(const json_t *root, reader *read, sp_error *erro
         return malformed(error, "model.vocab", -1, "the field is missing or no object");
     if (!json_is_array(read->merges))
         return malformed(error, "model.merges", -1, "the field is missing or no array");
-    if (!is_null(read->added) && !json_is_array(read->added))
+    if (!sp_tokenizer_absent(read->added) && !json_is_array(read->added))
         return malformed(error, "added_tokens", -1, "the field is no array");
     return SP_OK;
 }
@@ -219,6 +123,28 @@ static sp_status place_token(reader *read, const char *token, const json_t *id_v
     return SP_OK;
 }
 
+static sp_status place_added(reader *read, const json_t *entry, int64_t index, sp_error *error)
+{
+    const char *token = json_string_value(json_object_get(entry, "content"));
+    const json_t *id = json_object_get(entry, "id"), *known = json_object_get(read->vocab, token);
+    const sp_tokenizer *tokenizer = read->tokenizer;
+    bool special, normalized = false;
+    sp_status status;
+
+    if (known && !json_equal(known, id))
+        return malformed(error, token, index, "the vocabulary has another id for it");
+    status = sp_json_bool(entry, "special", true, false, SP_TOKENIZER_MALFORMED, &special, error);
+    if (status == SP_OK)
+        status = sp_json_bool(entry, "normalized", true, false, SP_TOKENIZER_MALFORMED, &normalized,
+                              error);
+    if (status != SP_OK)
+        return status;
+    read->prefixed[json_integer_value(id)] = normalized &&
+                                             tokenizer->metaspace == SP_METASPACE_NORMALIZER &&
+                                             tokenizer->prepend == SP_PREPEND_ALWAYS;
+    return place_token(read, token, id, index, special ? SP_TOKEN_SPECIAL : SP_TOKEN_ADDED, error);
+}
+
 /* Fills text and kind. An added token may stand in the vocabulary too, under the same id. */
 static sp_status place_tokens(reader *read, sp_error *error)
 {
@@ -235,18 +161,7 @@ static sp_status place_tokens(reader *read, sp_error *error)
     }
     json_array_foreach(read->added, i, value)
     {
-        const json_t *known;
-        bool special;
-
-        token = json_string_value(json_object_get(value, "content"));
-        known = json_object_get(read->vocab, token);
-        if (known && !json_equal(known, json_object_get(value, "id")))
-            return malformed(error, token, (int64_t)i, "the vocabulary has another id for it");
-        status =
-            sp_json_bool(value, "special", true, false, SP_TOKENIZER_MALFORMED, &special, error);
-        if (status == SP_OK)
-            status = place_token(read, token, json_object_get(value, "id"), (int64_t)i,
-                                 special ? SP_TOKEN_SPECIAL : SP_TOKEN_ADDED, error);
+        status = place_added(read, value, (int64_t)i, error);
         if (status != SP_OK)
             return status;
     }
@@ -281,10 +196,10 @@ static int code_to_byte(uint32_t code)
 }
 
 /*
- * The bytes of a token, at most strlen(text); returns their number. A text with a character that
- * stands for no byte is taken as it is: added tokens are plain text.
+ * The bytes of a token of a byte-level vocabulary, at most strlen(text); returns their number, 0
+ * where a character stands for no byte.
  */
-static size_t token_to_bytes(const char *text, char *out)
+static size_t byte_level_bytes(const char *text, char *out)
 {
     size_t n = 0, bytes = strlen(text);
     uint32_t code;
@@ -294,13 +209,62 @@ static size_t token_to_bytes(const char *text, char *out)
 
         at += sp_utf8_read((const unsigned char *)text + at, &code);
         byte = code_to_byte(code);
-        if (byte < 0) {
-            memcpy(out, text, bytes);
-            return bytes;
-        }
+        if (byte < 0)
+            return 0;
         out[n++] = (char)byte;
     }
     return n;
+}
+
+static int hex_digit(char c)
+{
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                                  : -1;
+}
+
+/* The byte that "<0xHH>" spells, or -1. */
+static int spelled_byte(const char *text)
+{
+    int high, low;
+
+    if (strlen(text) != 6 || strncmp(text, "<0x", 3) != 0 || text[5] != '>')
+        return -1;
+    high = hex_digit(text[3]);
+    low = hex_digit(text[4]);
+    return high < 0 || low < 0 ? -1 : high * 16 + low;
+}
+
+/*
+ * The bytes of a token, at most strlen(text); returns their number. In a byte-level vocabulary a
+ * text with a character that stands for no byte is taken as it is: added tokens are plain text.
+ */
+static sp_status token_to_bytes(const sp_tokenizer *tokenizer, const char *text, char *out,
+                                size_t *out_bytes, sp_error *error)
+{
+    const int byte = spelled_byte(text);
+    const char *made = text;
+    sp_status status;
+
+    *out_bytes = tokenizer->metaspace ? 0 : byte_level_bytes(text, out);
+    if (*out_bytes > 0)
+        return SP_OK;
+    *out_bytes = strlen(text);
+    if (tokenizer->metaspace && byte >= 0) {
+        *out = (char)byte;
+        *out_bytes = 1;
+        return SP_OK;
+    }
+    if (tokenizer->metaspace) {
+        status = sp_metaspace_text(text, *out_bytes, false, &made, out_bytes, error);
+        if (status != SP_OK)
+            return status;
+    }
+    memcpy(out, made, *out_bytes);
+    if (made != text)
+        sp_free((char *)made);
+    return SP_OK;
 }
 
 static sp_status fill_token_data(reader *read, sp_error *error)
@@ -309,36 +273,113 @@ static sp_status fill_token_data(reader *read, sp_error *error)
     size_t bytes = 1, n = 0;
 
     for (int32_t id = 0; id < tokenizer->n_ids; id++)
-        bytes += read->text[id] ? strlen(read->text[id]) : 0;
+        bytes += read->text[id] ? strlen(read->text[id]) + read->prefixed[id] : 0;
     tokenizer->token_data = sp_malloc(bytes);
     if (!tokenizer->token_data)
         return sp_fail_memory(error, bytes, "the vocabulary");
     for (int32_t id = 0; id < tokenizer->n_ids; id++) {
+        size_t added = 0;
+        sp_status status = SP_OK;
+
         tokenizer->token_begin[id] = (uint32_t)n;
+        if (read->prefixed[id])
+            tokenizer->token_data[n++] = ' ';
         if (read->text[id])
-            n += token_to_bytes(read->text[id], tokenizer->token_data + n);
+            status =
+                token_to_bytes(tokenizer, read->text[id], tokenizer->token_data + n, &added, error);
+        if (status != SP_OK)
+            return status;
+        n += added;
     }
     tokenizer->token_begin[tokenizer->n_ids] = (uint32_t)n;
     return SP_OK;
 }
 
+static int32_t vocab_id(const reader *read, const char *word)
+{
+    const json_t *id = json_object_get(read->vocab, word);
+
+    return id ? (int32_t)json_integer_value(id) : -1;
+}
+
+/* How the vocabulary writes the token of a single byte. `out` has room for 7 bytes. */
+static void byte_word(const sp_tokenizer *tokenizer, unsigned byte, char *out)
+{
+    uint32_t code = byte_to_code(byte);
+
+    if (tokenizer->metaspace) {
+        snprintf(out, 7, "<0x%02X>", byte);
+        return;
+    }
+    memset(out, 0, 3);
+    out[0] = (char)code;
+    if (code >= 0x80) {
+        out[0] = (char)(0xc0 | code >> 6);
+        out[1] = (char)(0x80 | (code & 0x3f));
+    }
+}
+
+/*
+ * The reference drops a byte that has no token, which SmolLM2's rarest have not; where the file
+ * has another answer than to drop it, this tokenizer has none.
+ */
 static sp_status fill_byte_ids(reader *read, sp_error *error)
 {
-    for (unsigned byte = 0; byte < 256; byte++) {
-        uint32_t code = byte_to_code(byte);
-        char word[3] = {(char)code, 0, 0};
-        const json_t *id;
+    sp_tokenizer *tokenizer = read->tokenizer;
 
-        if (code >= 0x80) {
-            word[0] = (char)(0xc0 | code >> 6);
-            word[1] = (char)(0x80 | (code & 0x3f));
-        }
-        id = json_object_get(read->vocab, word);
-        if (!id)
+    for (unsigned byte = 0; byte < 256; byte++) {
+        char word[7];
+
+        byte_word(tokenizer, byte, word);
+        tokenizer->byte_id[byte] = vocab_id(read, word);
+        if (tokenizer->byte_id[byte] >= 0)
+            continue;
+        if (tokenizer->metaspace || json_is_true(json_object_get(read->model, "byte_fallback")) ||
+            !sp_tokenizer_absent(json_object_get(read->model, "unk_token")))
             return sp_fail(error, SP_ERR_INPUT, SP_TOKENIZER_MALFORMED, "model.vocab", byte,
                            "model.vocab: byte 0x%02x has no token", byte);
-        read->tokenizer->byte_id[byte] = (int32_t)json_integer_value(id);
+        tokenizer->n_dropped++;
     }
+    return tokenizer->n_dropped < 256
+               ? SP_OK
+               : malformed(error, "model.vocab", -1, "no byte at all has a token");
+}
+
+/* Whether a word of the vocabulary can be met as a piece: see sp_piece_table. A special token is
+ * none, so that plain text does not become one. */
+static bool is_piece(const reader *read, const char *word, int32_t id)
+{
+    const sp_tokenizer *tokenizer = read->tokenizer;
+    const size_t bytes = tokenizer->token_begin[id + 1] - tokenizer->token_begin[id];
+    uint32_t code;
+
+    if (tokenizer->kind[id] == SP_TOKEN_SPECIAL || bytes == 0)
+        return false;
+    if (!tokenizer->metaspace)
+        return byte_level_bytes(word, read->words) > 0;
+    return strcmp(word, " ") != 0 && spelled_byte(word) < 0 &&
+           sp_utf8_read((const unsigned char *)word, &code) == strlen(word);
+}
+
+static sp_status fill_pieces(reader *read, sp_error *error)
+{
+    sp_tokenizer *tokenizer = read->tokenizer;
+    const char *word;
+    json_t *value;
+    sp_status status;
+
+    if (!tokenizer->metaspace && !tokenizer->ignore_merges)
+        return SP_OK;
+    status = sp_piece_table_create(json_object_size(read->vocab), &tokenizer->pieces, error);
+    if (status != SP_OK)
+        return status;
+    json_object_foreach((json_t *)read->vocab, word, value)
+    {
+        if (is_piece(read, word, (int32_t)json_integer_value(value)))
+            sp_piece_table_add(tokenizer, &tokenizer->pieces, (int32_t)json_integer_value(value));
+    }
+    if (tokenizer->metaspace && sp_piece_table_find(tokenizer, " ", 1) < 0)
+        return malformed(error, "model.vocab", -1, "U+2581 has no token");
     return SP_OK;
 }
 
@@ -365,13 +406,8 @@ static bool merge_words(const json_t *merge, const char **out_left, size_t *out_
     return true;
 }
 
-static int32_t vocab_id(const reader *read, const char *word)
-{
-    const json_t *id = json_object_get(read->vocab, word);
-
-    return id ? (int32_t)json_integer_value(id) : -1;
-}
-
+/* Merges that make a special token, which sentencepiece's conversions had for a while, are left
+ * out: plain text must not become one. */
 static sp_status read_merge(reader *read, size_t rank, sp_error *error)
 {
     const char *left, *right;
@@ -394,6 +430,10 @@ static sp_status read_merge(reader *read, size_t rank, sp_error *error)
         return sp_fail(error, SP_ERR_INPUT, SP_TOKENIZER_MALFORMED, "model.merges", (int64_t)rank,
                        "merge %zu joins %.*s and %s to %s: not all three are in the vocabulary",
                        rank, (int)left_bytes, left, right, read->words);
+    if (read->tokenizer->metaspace && spelled_byte(read->words) >= 0)
+        return malformed(error, "model.merges", (int64_t)rank, "an entry makes a byte's token");
+    if (read->tokenizer->kind[id] == SP_TOKEN_SPECIAL)
+        return SP_OK;
     if (!sp_merge_table_add(&read->tokenizer->merges, left_id, right_id, (uint32_t)rank, id))
         return malformed(error, "model.merges", (int64_t)rank, "the same pair stands there twice");
     return SP_OK;
@@ -402,14 +442,8 @@ static sp_status read_merge(reader *read, size_t rank, sp_error *error)
 static sp_status read_merges(reader *read, sp_error *error)
 {
     size_t n_merges = json_array_size(read->merges);
-    size_t bytes = 2 * read->word_bytes_max + 1;
     sp_status status = sp_merge_table_create(n_merges, &read->tokenizer->merges, error);
 
-    if (status != SP_OK)
-        return status;
-    read->words = sp_malloc(bytes);
-    if (!read->words)
-        return sp_fail_memory(error, bytes, "the merges");
     for (size_t rank = 0; rank < n_merges && status == SP_OK; rank++)
         status = read_merge(read, rank, error);
     return status;
@@ -435,6 +469,9 @@ static sp_status read_added_token(sp_tokenizer *tokenizer, const json_t *entry, 
 
     if (status == SP_OK && normalized && tokenizer->nfc)
         status = sp_nfc(content, bytes, &text, &bytes, error);
+    if (status == SP_OK && normalized && tokenizer->metaspace == SP_METASPACE_NORMALIZER)
+        status = sp_metaspace_text(content, bytes, tokenizer->prepend == SP_PREPEND_ALWAYS, &text,
+                                   &bytes, error);
     if (status != SP_OK)
         return status;
     *added = (sp_added){sp_strndup(text, bytes), bytes, id, tokenizer->kind[id] == SP_TOKEN_SPECIAL,
@@ -480,8 +517,23 @@ static sp_status allocate_ids(reader *read, sp_error *error)
     tokenizer->kind = sp_calloc(n + 1, sizeof *tokenizer->kind);
     tokenizer->token_begin = sp_calloc(n + 1, sizeof *tokenizer->token_begin);
     read->text = sp_calloc(n + 1, sizeof *read->text);
-    if (!tokenizer->kind || !tokenizer->token_begin || !read->text)
+    read->prefixed = sp_calloc(n + 1, sizeof *read->prefixed);
+    read->words = sp_malloc(2 * read->word_bytes_max + 1);
+    if (!tokenizer->kind || !tokenizer->token_begin || !read->text || !read->prefixed ||
+        !read->words)
         return sp_fail_memory(error, (n + 1) * sizeof *read->text, "the vocabulary");
+    return SP_OK;
+}
+
+/* Tokens around a text must be tokens of the file. */
+static sp_status check_template(const sp_tokenizer *tokenizer, sp_error *error)
+{
+    for (int32_t i = 0; i < tokenizer->n_before + tokenizer->n_after; i++)
+        if (tokenizer->template_ids[i] >= tokenizer->n_ids ||
+            tokenizer->kind[tokenizer->template_ids[i]] == SP_TOKEN_NONE)
+            return sp_fail(error, SP_ERR_INPUT, SP_TOKENIZER_MALFORMED, "post_processor", -1,
+                           "post_processor: id %d of the template is no token",
+                           tokenizer->template_ids[i]);
     return SP_OK;
 }
 
@@ -494,9 +546,13 @@ static sp_status read_tables(reader *read, sp_error *error)
     if (status == SP_OK)
         status = place_tokens(read, error);
     if (status == SP_OK)
+        status = check_template(read->tokenizer, error);
+    if (status == SP_OK)
         status = fill_byte_ids(read, error);
     if (status == SP_OK)
         status = fill_token_data(read, error);
+    if (status == SP_OK)
+        status = fill_pieces(read, error);
     if (status == SP_OK)
         status = read_merges(read, error);
     if (status == SP_OK)
@@ -514,6 +570,7 @@ void sp_tokenizer_close(sp_tokenizer *tokenizer)
         sp_free(tokenizer->added[i].content);
     sp_free(tokenizer->added);
     sp_merge_table_free(&tokenizer->merges);
+    sp_piece_table_free(&tokenizer->pieces);
     sp_free(tokenizer->pair_share);
     sp_free(tokenizer->token_data);
     sp_free(tokenizer->token_begin);
@@ -535,10 +592,13 @@ sp_status sp_tokenizer_parse(const char *bytes, size_t n_bytes, const char *subj
     if (!read.tokenizer)
         status = sp_fail_memory(error, sizeof *read.tokenizer, "a tokenizer");
     if (status == SP_OK)
-        status = check_settings(root, &read, error);
+        status = sp_tokenizer_read_settings(root, read.tokenizer, error);
+    if (status == SP_OK)
+        status = find_tables(root, &read, error);
     if (status == SP_OK)
         status = read_tables(&read, error);
     sp_free(read.words);
+    sp_free(read.prefixed);
     sp_free((void *)read.text);
     json_decref(root);
     if (status != SP_OK) {

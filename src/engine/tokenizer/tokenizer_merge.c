@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "engine/tokenizer/tokenizer_parts.h"
+#include "engine/tokenizer/unicode_class.h"
 
 #include <string.h>
 
@@ -186,26 +187,64 @@ static void join(sp_merge_scratch *scratch, int32_t at, int32_t id)
         scratch->previous[after] = at;
 }
 
-static void start_symbols(const sp_tokenizer *tokenizer, const char *piece, size_t bytes,
+/* Adds a symbol behind the n that are there. */
+static void add_symbol(sp_merge_scratch *scratch, size_t n, int32_t id)
+{
+    scratch->id[n] = id;
+    scratch->next[n] = (int32_t)n + 1;
+    scratch->previous[n] = (int32_t)n - 1;
+}
+
+/* A symbol for each byte that has a token; returns their number. */
+static size_t start_bytes(const sp_tokenizer *tokenizer, const char *piece, size_t bytes,
                           sp_merge_scratch *scratch)
 {
+    size_t n = 0;
+
     for (size_t i = 0; i < bytes; i++) {
-        scratch->id[i] = tokenizer->byte_id[(unsigned char)piece[i]];
-        scratch->next[i] = i + 1 < bytes ? (int32_t)i + 1 : -1;
-        scratch->previous[i] = (int32_t)i - 1;
+        int32_t id = tokenizer->byte_id[(unsigned char)piece[i]];
+
+        if (id >= 0)
+            add_symbol(scratch, n++, id);
     }
+    return n;
+}
+
+/* A symbol for each character, or for each of its bytes where it has no token. */
+static size_t start_characters(const sp_tokenizer *tokenizer, const char *piece, size_t bytes,
+                               sp_merge_scratch *scratch)
+{
+    size_t n = 0;
+    uint32_t code;
+
+    for (size_t at = 0; at < bytes;) {
+        size_t length = sp_utf8_read((const unsigned char *)piece + at, &code);
+        int32_t id = sp_piece_table_find(tokenizer, piece + at, length);
+
+        if (id >= 0)
+            add_symbol(scratch, n++, id);
+        else
+            for (size_t i = 0; i < length; i++)
+                add_symbol(scratch, n++, tokenizer->byte_id[(unsigned char)piece[at + i]]);
+        at += length;
+    }
+    return n;
 }
 
 sp_status sp_merge_piece(const sp_tokenizer *tokenizer, const char *piece, size_t bytes,
                          sp_merge_scratch *scratch, sp_id_list *list, sp_error *error)
 {
-    size_t n_heap = 0;
+    size_t n_heap = 0, n;
     sp_status status = scratch_reserve(scratch, bytes, error);
 
     if (status != SP_OK)
         return status;
-    start_symbols(tokenizer, piece, bytes, scratch);
-    for (size_t i = 0; i + 1 < bytes; i++)
+    n = tokenizer->metaspace ? start_characters(tokenizer, piece, bytes, scratch)
+                             : start_bytes(tokenizer, piece, bytes, scratch);
+    if (n == 0)
+        return SP_OK;
+    scratch->next[n - 1] = -1;
+    for (size_t i = 0; i + 1 < n; i++)
         push_at(tokenizer, scratch, &n_heap, (int32_t)i);
     while (n_heap > 0) {
         uint64_t entry = heap_pop(scratch->heap, &n_heap);

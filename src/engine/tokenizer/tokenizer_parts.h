@@ -32,17 +32,55 @@ typedef struct sp_added {
     bool normalized; /* looked for in the normalised text */
 } sp_added;
 
+/*
+ * Which token has this text, where the text is a whole piece (ignore_merges) or one character
+ * (metaspace). Open addressing over the texts in token_data; at most half of the cells are taken.
+ */
+typedef struct sp_piece_table {
+    int32_t *cells; /* [mask + 1] ids, -1 in a free one; NULL: the tokenizer needs no table */
+    uint64_t mask;
+} sp_piece_table;
+
+/*
+ * Tokenizers that were converted from sentencepiece: U+2581 is the blank of the vocabulary, merges
+ * begin with characters, and one without a token is spelled in bytes. Inside this tokenizer a blank
+ * stands for U+2581, in tokens and in text, where no other blank is left.
+ */
+typedef enum sp_metaspace {
+    SP_METASPACE_NONE,       /* byte-level */
+    SP_METASPACE_NORMALIZER, /* the normaliser makes it: tokens are looked for behind it */
+    SP_METASPACE_PIECES      /* the pre-tokenizer makes it */
+} sp_metaspace;
+
+/* Which texts between two added tokens get a blank in front. */
+typedef enum sp_prepend {
+    SP_PREPEND_NEVER,
+    SP_PREPEND_FIRST,  /* the text's own beginning, where it has none */
+    SP_PREPEND_ALWAYS, /* by a pre-tokenizer: where it has none */
+} sp_prepend;
+
+#define SP_TEMPLATE_IDS_MAX 16 /* tokens around a text; the known files have one or two */
+
 struct sp_tokenizer {
     int32_t n_ids;
     uint8_t *kind;         /* [n_ids] SP_TOKEN_* */
     uint32_t *token_begin; /* [n_ids + 1] offsets into token_data */
     char *token_data;
-    int32_t byte_id[256];
+    int32_t byte_id[256]; /* -1: the byte has no token and is dropped */
+    int32_t n_dropped;    /* bytes without a token */
     sp_merge_table merges;
-    sp_added *added; /* sorted by content, bytewise */
+    sp_piece_table pieces; /* ignore_merges: tokens; metaspace: those of one character */
+    sp_added *added;       /* sorted by content, bytewise */
     size_t n_added;
-    const sp_split *split;
+    const sp_split *split; /* NULL: metaspace */
     bool nfc;
+    sp_metaspace metaspace;
+    sp_prepend prepend;
+    bool blank_begins_piece;                   /* else a text between added tokens is one */
+    bool ignore_merges;                        /* a piece that is a token is that token */
+    bool strip_first;                          /* decoding drops a blank in front */
+    int32_t template_ids[SP_TEMPLATE_IDS_MAX]; /* what the post-processor puts around a text */
+    int32_t n_before, n_after;                 /* n_before ids, then n_after */
     uint16_t *pair_share; /* [65536] by two bytes: the least that a byte of a token with this pair
                              counts, see tokenizer_bound.c */
     uint16_t least_share; /* of a byte of the longest token */
@@ -74,9 +112,26 @@ typedef struct sp_merge_scratch {
 
 void sp_merge_scratch_free(sp_merge_scratch *scratch);
 
-/* Appends the ids of one piece. O(bytes * log bytes), whatever the piece. */
+/* Appends the ids of one piece, none where all of its bytes are dropped. O(bytes * log bytes),
+ * whatever the piece. */
 sp_status sp_merge_piece(const sp_tokenizer *tokenizer, const char *piece, size_t bytes,
                          sp_merge_scratch *scratch, sp_id_list *list, sp_error *error);
+
+/* --- tokenizer_pieces.c ------------------------------------------------------------------ */
+
+sp_status sp_piece_table_create(size_t n_pieces, sp_piece_table *out_table, sp_error *error);
+void sp_piece_table_free(sp_piece_table *table);
+/* Adds a token by its text, which must not be there yet. */
+void sp_piece_table_add(const sp_tokenizer *tokenizer, sp_piece_table *table, int32_t id);
+/* The id, or -1. */
+int32_t sp_piece_table_find(const sp_tokenizer *tokenizer, const char *text, size_t bytes);
+
+/*
+ * Every U+2581 of a UTF-8 text becomes a blank, and with `prepend` a blank comes in front.
+ * *out_text is `text` itself where nothing changes, else owned by the caller (sp_free).
+ */
+sp_status sp_metaspace_text(const char *text, size_t bytes, bool prepend, const char **out_text,
+                            size_t *out_bytes, sp_error *error);
 
 /* --- tokenizer_bound.c ------------------------------------------------------------------- */
 

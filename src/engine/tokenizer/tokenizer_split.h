@@ -1,6 +1,6 @@
 /*
  * tokenizer_split.h: the pre-tokenizer. A text falls into pieces, and merges never cross a border.
- * One hand-written scanner stands for a small family of regular expressions; its oracle in the
+ * Three hand-written scanners stand for three families of regular expressions; their oracle in the
  * tests is a real regex engine.
  */
 #ifndef SP_ENGINE_TOKENIZER_TOKENIZER_SPLIT_H
@@ -9,9 +9,17 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+typedef enum sp_split_family {
+    SP_SPLIT_WORDS, /* contractions, words with what precedes them: Qwen, Llama 3 */
+    SP_SPLIT_CASES, /* words fall apart where the case rises: Mistral's tekken */
+    SP_SPLIT_BLANKS /* what ByteLevel itself splits by (use_regex): GPT-2, SmolLM2 */
+} sp_split_family;
+
 typedef struct sp_split {
     const char *name;
-    const char *pattern; /* exactly as it stands in the file */
+    const char *pattern; /* exactly as it stands in the file; of SP_SPLIT_BLANKS, what ByteLevel,
+                            alone or after Digits, amounts to */
+    sp_split_family family;
     unsigned digits_max; /* numbers in one piece */
     bool marks_in_words; /* combining marks count as letters inside a word */
 } sp_split;
@@ -20,6 +28,8 @@ extern const sp_split sp_splits[]; /* ends with a NULL name */
 
 /* The split of this pattern, or NULL. */
 const sp_split *sp_split_find(const char *pattern);
+/* The split of ByteLevel with use_regex, after Digits (individual_digits) or alone. */
+const sp_split *sp_split_byte_level(bool after_digits);
 
 /* Bytes of the first piece of a UTF-8 text of bytes >= 1. */
 size_t sp_split_next(const sp_split *split, const char *text, size_t bytes);

@@ -14,6 +14,8 @@ enum {
     SP_UNICODE_MARK = 4,        /* M* */
     SP_UNICODE_SPACE = 8,       /* White_Space: U+180E is not in it */
     SP_UNICODE_NFC_UNSAFE = 16, /* text without one of these is in NFC already */
+    SP_UNICODE_UPPER = 32,      /* Lu and Lt */
+    SP_UNICODE_LOWER = 64,      /* Ll; letters without case are Lm and Lo */
 };
 
 #define SP_UNICODE_BLOCK 128 /* code points per block of the table */

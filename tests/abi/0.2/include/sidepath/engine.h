@@ -103,8 +103,8 @@ SP_API sp_module_set sp_engine_modules(const sp_geometry *geometry);
 SP_API const sp_model_shape *sp_engine_shape(const sp_engine *engine);
 /*
  * What the base's folder holds beside what is used, a sentence each: keys of config.json, weights,
- * a head of its own on a base that says it is tied. For a log. Borrowed; NULL from the number of
- * notes on.
+ * a head of its own on a base that says it is tied; and bytes that its tokenizer drops. For a log.
+ * Borrowed; NULL from the number of notes on.
  */
 SP_API const char *sp_engine_note(const sp_engine *engine, size_t index);
 SP_API const char *sp_engine_base_name(const sp_engine *engine); /* the model folder's name */
@@ -117,7 +117,7 @@ SP_API const char *sp_engine_cpu_isa(const sp_engine *engine); /* the level in u
 /* These may be called by any thread at any time: what they read never changes. */
 
 /*
- * Text to ids, raw: no template and no added tokens; the text of special tokens is plain text
+ * Text to ids, raw: no template and nothing put around it; the text of special tokens is plain text
  * unless parse_special. *out_tokens is owned by the caller (sp_engine_free). SP_ERR_NOT_FOUND: the
  * model has no tokenizer.json ("tokenizer-missing"). SP_ERR_INPUT: the text is not UTF-8.
  * SP_ERR_TOO_LARGE with the code "too-many-tokens", or "context_length_exceeded" where max_tokens
@@ -127,6 +127,16 @@ SP_API const char *sp_engine_cpu_isa(const sp_engine *engine); /* the level in u
 SP_API sp_status sp_engine_encode(const sp_engine *engine, const char *text, size_t bytes,
                                   bool parse_special, int32_t max_tokens, int32_t **out_tokens,
                                   int32_t *out_n_tokens, sp_error *error);
+
+/*
+ * The same, with the tokens that the file's post-processor puts around a text: the one that begins
+ * it, where the model has one. This is what a completion's prompt becomes. The prompt of a chat is
+ * not: its template writes them.
+ */
+SP_API sp_status sp_engine_encode_prompt(const sp_engine *engine, const char *text, size_t bytes,
+                                         bool parse_special, int32_t max_tokens,
+                                         int32_t **out_tokens, int32_t *out_n_tokens,
+                                         sp_error *error);
 
 /* Bytes [begin, end) of a text. */
 typedef struct sp_text_span {
@@ -143,7 +153,8 @@ SP_API sp_status sp_engine_encode_spans(const sp_engine *engine, const char *tex
                                         int32_t max_tokens, int32_t **out_tokens,
                                         int32_t *out_n_tokens, sp_error *error);
 /*
- * Ids to text. Bytes that are no UTF-8 become U+FFFD, ids that the tokenizer does not have add
+ * Ids to text, as a text of its own: a blank that the tokenizer puts in front of every text is
+ * dropped. Bytes that are no UTF-8 become U+FFFD, ids that the tokenizer does not have add
  * nothing; with skip_special neither do special tokens. *out_text is owned by the caller
  * (sp_engine_free). SP_ERR_NOT_FOUND: no tokenizer.json.
  */
