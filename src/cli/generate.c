@@ -21,7 +21,7 @@ typedef struct generate_settings {
     sp_run_settings run; /* first: the shared rows point into it */
     sp_setting_list requests;
     sp_cli_request_defaults defaults;
-    bool parse_special, json;
+    bool parse_special, add_special, json;
 } generate_settings;
 
 #define FIELD(member) offsetof(generate_settings, member)
@@ -58,6 +58,9 @@ static const sp_setting own_rows[] = {
      "multiplies the adapter's scale; 0: base, exactly", true},
     {"parse-special", SP_SETTING_BOOL, FIELD(parse_special), NULL, 0, 0, NULL, NULL,
      "read the text of special tokens in prompts as these tokens", true},
+    {"add-special", SP_SETTING_BOOL, FIELD(add_special), "true", 0, 0, NULL, NULL,
+     "put the tokens around a prompt that tokenizer.json says (as a rule one that begins it)",
+     true},
     {"json", SP_SETTING_BOOL, FIELD(json), NULL, 0, 0, NULL, NULL,
      "one JSON object a request, then a summary", true},
 };
@@ -124,9 +127,9 @@ static sp_status encode_prompts(generate_run *run, sp_error *error)
 
         if (request->prompt_tokens || !request->prompt)
             continue;
-        status = sp_engine_encode(run->engine, request->prompt, request->prompt_bytes,
-                                  run->settings.parse_special, 0, &request->prompt_tokens,
-                                  &request->n_prompt_tokens, error);
+        status = (run->settings.add_special ? sp_engine_encode_prompt : sp_engine_encode)(
+            run->engine, request->prompt, request->prompt_bytes, run->settings.parse_special, 0,
+            &request->prompt_tokens, &request->n_prompt_tokens, error);
         if (status != SP_OK)
             return status;
     }

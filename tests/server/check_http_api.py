@@ -432,6 +432,65 @@ def check_snapshot_as_directory(binary):
             assert not any("skipped" in line for line in server.log), server.log
 
 
+def check_begin_of_text(binary):
+    """A tokenizer whose post-processor puts <s> before a text, and whose tokens carry blanks."""
+    template = "{{ bos_token }}[INST] {{ messages[0]['content'] }} [/INST]"
+    data = serving.ROOT / "tests" / "engine" / "data" / "tokenizers"
+    file = (data / "mistral_metaspace" / "tokenizer.json").read_text()
+    names = {t["content"]: t["id"] for t in json.loads(file)["added_tokens"]}
+    with serving.model_without(tokenizer_json=file, tokenizer_config_json={
+            "chat_template": template, "bos_token": "<s>"}) as model, \
+            serving.serving(binary, model=model) as server:
+        def ids(**body):
+            answer = post(server, "/tokenize", body)
+            assert answer.status == 200, answer.bytes
+            return answer.json["tokens"]
+
+        text = "the adapter of a base"
+        prompt = ids(prompt=text)
+        assert prompt[0] == names["<s>"] and names["<s>"] not in prompt[1:]
+        assert ids(prompt=text, add_special_tokens=False) == prompt[1:]
+        assert ids(prompt="") == prompt[:1]
+        shown = post(server, "/tokenize", {"prompt": text, "return_token_strs": True}).json
+        assert "".join(shown["token_strs"]) == "<s> " + text, shown
+        # A template writes it, so nothing else does; what a user writes is text.
+        chat = ids(messages=[{"role": "user", "content": "<s>" + text}])
+        assert chat[:2] == [names["<s>"], names["[INST]"]] and chat[-1] == names["[/INST]"]
+        assert names["<s>"] not in chat[1:]
+        refused = post(server, "/tokenize", {"messages": [{"role": "user", "content": text}],
+                                             "add_special_tokens": True})
+        assert refused.status == 400 and refused.json["error"]["param"] == "add_special_tokens"
+
+        body = {"model": "base", "max_tokens": 12, "temperature": 0, "return_token_ids": True}
+        answer = post(server, "/v1/completions", {**body, "prompt": text}).json
+        choice = answer["choices"][0]
+        assert choice["prompt_token_ids"] == prompt and answer["usage"]["prompt_tokens"] == \
+            len(prompt)
+        same = post(server, "/v1/completions", {**body, "prompt": prompt}).json["choices"][0]
+        assert same["token_ids"] == choice["token_ids"] and same["text"] == choice["text"]
+        raw = post(server, "/v1/completions", {**body, "prompt": text, "add_special_tokens": False})
+        assert raw.json["choices"][0]["prompt_token_ids"] == prompt[1:]
+        # The answer goes on with the prompt: a blank that begins it is its own.
+        def text_of(tokens):
+            return post(server, "/detokenize", {"tokens": tokens}).json["prompt"]
+
+        assert text_of(prompt) == "<s> " + text and text_of(prompt[1:]) == text
+        goes_on = text_of(prompt[1:] + [prompt[1]])
+        assert goes_on.startswith(text + " "), goes_on
+        assert text_of(prompt[1:] + choice["token_ids"]) == text + choice["text"]
+        biased = {**body, "logit_bias": {str(prompt[1]): 100}, "max_tokens": 1}
+        after = post(server, "/v1/completions", {**biased, "prompt": text}).json["choices"][0]
+        assert after["token_ids"] == [prompt[1]] and after["text"] == goes_on[len(text):]
+        alone = post(server, "/v1/completions", {**biased, "prompt": ""}).json["choices"][0]
+        assert alone["token_ids"] == [prompt[1]] and alone["text"] == after["text"][1:]
+        # An echo is the prompt as it was sent, and the token before it takes no room in it.
+        echoed = post(server, "/v1/completions", {
+            **body, "prompt": text, "echo": True, "logprobs": 0}).json["choices"][0]
+        lists = echoed["logprobs"]
+        assert echoed["text"] == text + choice["text"]
+        assert lists["tokens"][0] == "<s>" and lists["text_offset"][:2] == [0, 0], lists
+
+
 def check_pinned(binary):
     """With every slot pinned nothing else can ever run: that is no "try again"."""
     with serving.serving(binary, "--adapter-dir", ADAPTERS, "--max-loras", 1) as server:
@@ -613,8 +672,8 @@ def check_settings(binary):
 CHECKS = [check_completions, check_streams, check_sampling_fields, check_logprobs, check_chat,
           check_ends, check_bad_requests, check_unknown_models, check_models, check_loading,
           check_skipped_folders, check_snapshot_as_directory,
-          check_pinned, check_forbidden_folders, check_folder_names, check_refused_at_start,
-          check_keys, check_loads_beside_streams, check_settings]
+          check_begin_of_text, check_pinned, check_forbidden_folders, check_folder_names,
+          check_refused_at_start, check_keys, check_loads_beside_streams, check_settings]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])

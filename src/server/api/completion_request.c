@@ -75,6 +75,9 @@ sp_status sp_completion_request_read(json_t *body, const sp_sampling_defaults *d
         status =
             sp_json_bool(body, "parse_special", false, false, NULL, &request.parse_special, error);
     if (status == SP_OK)
+        status = sp_json_bool(body, "add_special_tokens", false, true, NULL,
+                              &request.add_special_tokens, error);
+    if (status == SP_OK)
         status = read_prompts(body, &request, error);
     if (status != SP_OK) {
         sp_completion_request_free(&request);

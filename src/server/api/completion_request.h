@@ -22,7 +22,7 @@ typedef struct sp_completion_request {
     sp_prompt *prompts; /* [n_prompts], owned */
     int32_t n_prompts;
     int32_t best_of; /* choices made of each prompt; the fields.n best of them are the answer */
-    bool echo, parse_special;
+    bool echo, parse_special, add_special_tokens;
 } sp_completion_request;
 
 /* SP_ERR_INPUT with the field as subject. Keeps a reference to `body`. */

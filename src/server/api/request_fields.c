@@ -85,8 +85,8 @@ static const field_rule rules[] = {
     {"priority", BOTH, IGNORED},
     {"best_of", COMPLETION, SERVED},
     {"suffix", COMPLETION, ONLY_EMPTY},
-    {"add_special_tokens", BOTH, ONLY_FALSE},
-    {"add_special_tokens", TOKENIZE, IGNORED}, /* a text never gets any */
+    {"add_special_tokens", COMPLETION | TOKENIZE, SERVED},
+    {"add_special_tokens", CHAT, ONLY_FALSE}, /* the template writes them */
     {"spaces_between_special_tokens", BOTH, ONLY_TRUE},
     {"include_stop_str_in_output", BOTH, ONLY_FALSE},
     {"use_beam_search", BOTH, ONLY_FALSE},

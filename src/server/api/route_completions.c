@@ -109,6 +109,16 @@ static void echo(completion *made, int32_t index)
     sp_text_free(&choice->text);
 }
 
+/* Whether a prompt's first token is one that the post-processor put before its text. */
+static bool begins_unseen(const sp_engine *engine, const sp_prompt *prompt)
+{
+    size_t bytes;
+    const char *text = sp_engine_token_bytes(engine, prompt->tokens[0], &bytes);
+
+    return prompt->text && sp_engine_token_is_special(engine, prompt->tokens[0]) &&
+           (bytes > prompt->text_bytes || memcmp(prompt->text, text, bytes) != 0);
+}
+
 static void add_logprobs(completion *made, const sp_produced *produced)
 {
     choice_state *choice = &made->choices[produced->choice];
@@ -122,7 +132,8 @@ static void add_logprobs(completion *made, const sp_produced *produced)
     if (made->request.echo && !choice->has_first) {
         const sp_produced first = {.token = prompt_of(made, produced->choice)->tokens[0]};
 
-        sp_logprob_lists_add(&choice->logprobs, engine, &first, true, false);
+        sp_logprob_lists_add(&choice->logprobs, engine, &first, true,
+                             begins_unseen(engine, prompt_of(made, produced->choice)));
         choice->has_first = true;
     }
     if (!produced->is_prompt && !choice->left_prompt) {
@@ -275,9 +286,10 @@ static sp_status tokenize(completion *made, const sp_engine *engine, sp_error *e
         sp_prompt *prompt = &made->request.prompts[i];
 
         if (prompt->text) {
-            sp_status status = sp_engine_encode(
-                engine, prompt->text, prompt->text_bytes, made->request.parse_special,
-                sp_engine_max_context(engine), &prompt->tokens, &prompt->n_tokens, error);
+            sp_status status =
+                (made->request.add_special_tokens ? sp_engine_encode_prompt : sp_engine_encode)(
+                    engine, prompt->text, prompt->text_bytes, made->request.parse_special,
+                    sp_engine_max_context(engine), &prompt->tokens, &prompt->n_tokens, error);
 
             if (status != SP_OK)
                 return status;

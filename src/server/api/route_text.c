@@ -102,15 +102,11 @@ static void add_token_texts(sp_text *out, const sp_engine *engine, const int32_t
 {
     sp_text_add(out, ", \"token_strs\": [");
     for (int32_t i = 0; i < n; i++) {
-        char *text = NULL;
-        size_t bytes = 0;
+        size_t bytes;
+        const char *text = sp_engine_token_bytes(engine, tokens[i], &bytes);
 
         sp_text_add(out, i ? ", " : "");
-        if (sp_engine_decode(engine, &tokens[i], 1, false, &text, &bytes, NULL) != SP_OK)
-            out->failed = true;
-        else
-            sp_text_json_string(out, text, bytes);
-        sp_engine_free(text);
+        sp_text_json_string(out, text ? text : "", bytes);
     }
     sp_text_add(out, "]");
 }
@@ -129,15 +125,18 @@ static sp_status encode_prompt(const sp_call *call, const json_t *body, int32_t 
 {
     const sp_engine *engine = call->api->engine;
     const char *prompt;
-    bool parse_special = false;
+    bool parse_special = false, add_special = true;
     sp_status status = sp_json_string(body, "prompt", true, NULL, &prompt, error);
 
     if (status == SP_OK)
         status = sp_json_bool(body, "parse_special", false, false, NULL, &parse_special, error);
+    if (status == SP_OK)
+        status = sp_json_bool(body, "add_special_tokens", false, true, NULL, &add_special, error);
     if (status != SP_OK)
         return status;
-    return sp_engine_encode(engine, prompt, json_string_length(json_object_get(body, "prompt")),
-                            parse_special, tokens_max(engine), out_tokens, out_n, error);
+    return (add_special ? sp_engine_encode_prompt : sp_engine_encode)(
+        engine, prompt, json_string_length(json_object_get(body, "prompt")), parse_special,
+        tokens_max(engine), out_tokens, out_n, error);
 }
 
 /* A conversation as chat would put it to the model. */
@@ -147,8 +146,16 @@ static sp_status encode_messages(const sp_call *call, const json_t *body, int32_
     const sp_api *api = call->api;
     sp_chat_prompt prompt = {.n_spans = 0};
     sp_chat_request request;
-    sp_status status;
+    bool add_special = false;
+    sp_status status =
+        sp_json_bool(body, "add_special_tokens", false, false, NULL, &add_special, error);
 
+    if (status != SP_OK)
+        return status;
+    if (add_special)
+        return sp_fail(error, SP_ERR_INPUT, SP_CODE_UNSUPPORTED_FIELD, "add_special_tokens", -1,
+                       "with \"messages\", \"add_special_tokens\" must be false: the template "
+                       "writes these tokens");
     if (json_object_get(body, "prompt"))
         return sp_fail(error, SP_ERR_INPUT, NULL, "messages", -1,
                        "\"prompt\" and \"messages\" exclude each other");
