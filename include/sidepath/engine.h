@@ -198,7 +198,7 @@ typedef struct sp_request {
     int32_t n_tokens;
     int32_t max_tokens; /* at least 1; 0, prefill only, with logits_fn or prompt_logprobs */
     double temperature; /* 0: greedy */
-    int32_t top_k;      /* 0: off */
+    int32_t top_k;      /* 0 or -1: off */
     double top_p;       /* 1: off */
     double min_p;       /* 0: off */
     uint64_t seed;
@@ -214,8 +214,8 @@ typedef struct sp_request {
     bool prompt_logprobs;    /* of every token of the prompt but the first */
     int32_t top_logprobs;    /* 0 .. SP_TOP_LOGPROBS_MAX of the best ids beside each of these */
     bool ignore_eos;         /* the model's own end-of-text ids do not stop it */
-    const char *const *stop; /* stop strings, none of them empty; one that is the text of a special
-                                token means that token, too */
+    const char *const *stop; /* at most 64 strings of 1 to 1,024 bytes; one that is the text of a
+                                special token means that token, too */
     int32_t n_stop;
     sp_logits_fn logits_fn; /* called for every position from logits_from on; may be NULL */
     void *logits_user;

@@ -20,7 +20,7 @@
 typedef struct generate_settings {
     sp_run_settings run; /* first: the shared rows point into it */
     sp_setting_list requests;
-    sp_cli_request_defaults defaults;
+    sp_request_flags flags;
     bool parse_special, add_special, json;
 } generate_settings;
 
@@ -29,33 +29,6 @@ typedef struct generate_settings {
 static const sp_setting own_rows[] = {
     {"request", SP_SETTING_LIST, FIELD(requests), NULL, 0, 0, NULL, "[NAME=]PROMPT",
      "a prompt and the adapter that it uses, split at the first '='; none: the base", true},
-    {"max-tokens", SP_SETTING_INT, FIELD(defaults.max_tokens), "64", 0, 1 << 24, NULL, "N",
-     "most new tokens; 0 with --prompt-logprobs only", true},
-    {"temperature", SP_SETTING_DOUBLE, FIELD(defaults.temperature), "0", 0, 1000, NULL, "T",
-     "0: greedy", true},
-    {"top-k", SP_SETTING_INT, FIELD(defaults.top_k), "0", 0, 1 << 24, NULL, "K", "0: off", true},
-    {"top-p", SP_SETTING_DOUBLE, FIELD(defaults.top_p), "1", 0, 1, NULL, "P", "1: off", true},
-    {"min-p", SP_SETTING_DOUBLE, FIELD(defaults.min_p), "0", 0, 1, NULL, "P", "0: off", true},
-    {"presence-penalty", SP_SETTING_DOUBLE, FIELD(defaults.presence_penalty), "0", -2, 2, NULL, "P",
-     "taken off the logits of ids that are in the output", true},
-    {"frequency-penalty", SP_SETTING_DOUBLE, FIELD(defaults.frequency_penalty), "0", -2, 2, NULL,
-     "P", "the same, for each time that the id is in it", true},
-    {"repetition-penalty", SP_SETTING_DOUBLE, FIELD(defaults.repetition_penalty), "1", 0.01, 100,
-     NULL, "P", "weakens ids that are in prompt or output; 1: off", true},
-    {"logprobs", SP_SETTING_BOOL, FIELD(defaults.logprobs), NULL, 0, 0, NULL, NULL,
-     "with --json: log-probabilities of the new tokens", true},
-    {"prompt-logprobs", SP_SETTING_BOOL, FIELD(defaults.prompt_logprobs), NULL, 0, 0, NULL, NULL,
-     "with --json: those of the prompt's tokens; it is then not read from the prefix cache", true},
-    {"top-logprobs", SP_SETTING_INT, FIELD(defaults.top_logprobs), "0", 0, SP_TOP_LOGPROBS_MAX,
-     NULL, "N", "best ids beside each of these", true},
-    {"seed", SP_SETTING_INT, FIELD(defaults.seed), "0", -9e18, 9e18, NULL, "S",
-     "of the random numbers", true},
-    {"stop", SP_SETTING_LIST, FIELD(defaults.stop), NULL, 0, 0, NULL, "TEXT",
-     "a text that ends the output; may be repeated", true},
-    {"ignore-eos", SP_SETTING_BOOL, FIELD(defaults.ignore_eos), NULL, 0, 0, NULL, NULL,
-     "go on behind an end-of-text id", true},
-    {"lora-scale", SP_SETTING_DOUBLE, FIELD(defaults.lora_scale), "1", 0, 16, NULL, "X",
-     "multiplies the adapter's scale; 0: base, exactly", true},
     {"parse-special", SP_SETTING_BOOL, FIELD(parse_special), NULL, 0, 0, NULL, NULL,
      "read the text of special tokens in prompts as these tokens", true},
     {"add-special", SP_SETTING_BOOL, FIELD(add_special), "true", 0, 0, NULL, NULL,
@@ -64,6 +37,8 @@ static const sp_setting own_rows[] = {
     {"json", SP_SETTING_BOOL, FIELD(json), NULL, 0, 0, NULL, NULL,
      "one JSON object a request, then a summary", true},
 };
+
+#define N_OWN_ROWS (sizeof own_rows / sizeof own_rows[0])
 
 /* One run of the verb. */
 typedef struct generate_run {
@@ -87,10 +62,10 @@ static sp_status collect_requests(generate_run *run, sp_error *error)
     const generate_settings *settings = &run->settings;
 
     if (settings->requests.n == 0)
-        return sp_cli_requests_read(&run->requests, stdin, &settings->defaults, error);
+        return sp_cli_requests_read(&run->requests, stdin, &settings->flags, error);
     for (size_t i = 0; i < settings->requests.n; i++) {
         sp_status status = sp_cli_requests_add_flag(&run->requests, settings->requests.values[i],
-                                                    &settings->defaults, error);
+                                                    &settings->flags, error);
 
         if (status != SP_OK)
             return status;
@@ -109,7 +84,7 @@ static int64_t kv_tokens_wanted(const generate_run *run)
         const sp_cli_request *request = &run->requests.items[i];
         int64_t prompt =
             request->prompt_tokens ? request->n_prompt_tokens : (int64_t)request->prompt_bytes;
-        int64_t need = prompt + request->max_tokens + page;
+        int64_t need = prompt + request->request.max_tokens + page;
 
         sum += need;
         most = need > most ? need : most;
@@ -170,9 +145,10 @@ static sp_status submit_requests(generate_run *run, sp_error *error)
         sp_request view = sp_cli_request_view(request);
         sp_status status;
 
-        request->tokens = sp_calloc((size_t)request->max_tokens + 1, sizeof(int32_t));
+        request->tokens = sp_calloc((size_t)request->request.max_tokens + 1, sizeof(int32_t));
         if (!request->tokens)
-            return sp_fail_memory(error, (size_t)request->max_tokens * sizeof(int32_t), "tokens");
+            return sp_fail_memory(error, (size_t)request->request.max_tokens * sizeof(int32_t),
+                                  "tokens");
         status = sp_engine_submit(run->engine, &view, &request->id, error);
         if (status != SP_OK)
             return status;
@@ -212,7 +188,7 @@ static void on_event(void *user, const sp_request_event *event)
         add_score(&request->prompt_scores, event);
         return;
     }
-    if (request->logprobs)
+    if (request->request.logprobs)
         add_score(&request->scores, event);
     if (run->first_token == 0)
         run->first_token = sp_clock_seconds();
@@ -290,9 +266,9 @@ static void add_result_json(sp_text *out, const sp_cli_request *request, size_t 
     sp_text_add(out, ", \"text\": ");
     sp_text_json_string(out, request->text.data ? request->text.data : "", request->text.bytes);
     sp_text_format(out, ", \"finish_reason\": \"%s\"", finish_name(request->finish));
-    if (request->logprobs)
+    if (request->request.logprobs)
         sp_text_format(out, ", \"logprobs\": [%s]", request->scores.data);
-    if (request->prompt_logprobs) /* the first token has none */
+    if (request->request.prompt_logprobs) /* the first token has none */
         sp_text_format(out, ", \"prompt_logprobs\": [null%s%s]",
                        request->prompt_scores.data ? ", " : "",
                        request->prompt_scores.data ? request->prompt_scores.data : "");
@@ -428,15 +404,23 @@ static sp_status print_results(const generate_run *run, sp_error *error)
 
 /* ---- the verb ------------------------------------------------------------------------------ */
 
+static sp_setting *create_rows(generate_settings *settings, size_t *out_n)
+{
+    sp_setting own[SP_REQUEST_FLAGS_MAX + N_OWN_ROWS];
+    size_t n = sp_request_flags_rows(&settings->flags, SP_FORM_FLAGS, FIELD(flags), own);
+
+    memcpy(own + n, own_rows, sizeof own_rows);
+    return sp_run_settings_join(own, n + N_OWN_ROWS, out_n);
+}
+
 static void print_help(const sp_setting *rows, size_t n_rows)
 {
     puts("usage: sidepath generate --model DIR [--adapter NAME=DIR]... "
          "[--request '[NAME=]PROMPT']... [FLAGS]\n\n"
          "Runs all requests as one batch, each with its own adapter. Without --request, standard\n"
-         "input holds one JSON object a line: adapter, prompt or prompt_tokens, max_tokens,\n"
-         "temperature, top_k, top_p, min_p, presence_penalty, frequency_penalty,\n"
-         "repetition_penalty, logit_bias (an object: id to bias), logprobs, prompt_logprobs,\n"
-         "top_logprobs, seed, stop, ignore_eos, lora_scale.\n");
+         "input holds one JSON object a line, of:\n");
+    sp_cli_requests_print_fields(stdout);
+    puts("");
     sp_settings_print_help(stdout, rows, n_rows);
 }
 
@@ -467,8 +451,7 @@ int sp_cli_generate(int argc, char **argv)
     generate_run run = {.began = sp_clock_seconds(), .progress = isatty(STDERR_FILENO) == 1};
     sp_error error;
     size_t n_rows;
-    sp_setting *rows =
-        sp_run_settings_join(own_rows, sizeof own_rows / sizeof own_rows[0], &n_rows);
+    sp_setting *rows = create_rows(&run.settings, &n_rows);
     int code = SP_EXIT_DONE;
 
     if (!rows)

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli/cli.h"
+#include "cli/request_flags.h"
 #include "cli/run_settings.h"
 
 #include <errno.h>
@@ -16,7 +17,7 @@ typedef struct logits_settings {
     sp_run_settings run;
     const char *use, *tokens, *out;
     int64_t last;
-    double lora_scale;
+    sp_request_flags flags;
 } logits_settings;
 
 #define FIELD(member) offsetof(logits_settings, member)
@@ -29,9 +30,9 @@ static const sp_setting own_rows[] = {
      "only the last N positions; 0: all", true},
     {"out", SP_SETTING_STRING, FIELD(out), NULL, 0, 0, NULL, "FILE", "safetensors file to write",
      true},
-    {"lora-scale", SP_SETTING_DOUBLE, FIELD(lora_scale), "1", 0, 16, NULL, "X",
-     "multiplies the adapter's scale; 0: base, exactly", true},
 };
+
+#define N_OWN_ROWS (sizeof own_rows / sizeof own_rows[0])
 
 /* The file under construction: header and rows in one block. */
 typedef struct logits_run {
@@ -114,8 +115,10 @@ static sp_status compute(logits_run *run, sp_error *error)
     int64_t id;
 
     sp_request_default(&request, sizeof request);
+    status = sp_request_flags_apply(&run->settings.flags, SP_FORM_LOGITS_FLAGS, &request, error);
+    if (status != SP_OK)
+        return status;
     request.adapter = strcmp(run->settings.use, "base") == 0 ? NULL : run->settings.use;
-    request.lora_scale = (float)run->settings.lora_scale;
     request.tokens = run->tokens;
     request.n_tokens = run->n_tokens;
     request.max_tokens = 0;
@@ -152,13 +155,21 @@ static int run_verb(logits_run *run)
     return status == SP_OK ? SP_EXIT_DONE : sp_cli_fail("logits", &error);
 }
 
+static sp_setting *create_rows(logits_settings *settings, size_t *out_n)
+{
+    sp_setting own[SP_REQUEST_FLAGS_MAX + N_OWN_ROWS];
+    size_t n = sp_request_flags_rows(&settings->flags, SP_FORM_LOGITS_FLAGS, FIELD(flags), own);
+
+    memcpy(own + n, own_rows, sizeof own_rows);
+    return sp_run_settings_join(own, n + N_OWN_ROWS, out_n);
+}
+
 int sp_cli_logits(int argc, char **argv)
 {
     logits_run run = {0};
     sp_error error;
     size_t n_rows;
-    sp_setting *rows =
-        sp_run_settings_join(own_rows, sizeof own_rows / sizeof own_rows[0], &n_rows);
+    sp_setting *rows = create_rows(&run.settings, &n_rows);
     int code = SP_EXIT_DONE;
 
     if (!rows)

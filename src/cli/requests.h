@@ -5,27 +5,17 @@
 #ifndef SP_CLI_REQUESTS_H
 #define SP_CLI_REQUESTS_H
 
-#include "base/settings.h"
 #include "base/text.h"
-
-#include <sidepath/engine.h>
+#include "cli/request_flags.h"
 
 /* One request and what became of it. Everything is owned (sp_cli_requests_free). */
 typedef struct sp_cli_request {
-    char *adapter; /* NULL: the base */
-    char *prompt;  /* text, or NULL where ids were given */
+    sp_request request; /* owns its lists; without adapter and prompt */
+    char *adapter;      /* NULL: the base */
+    char *prompt;       /* text, or NULL where ids were given */
     size_t prompt_bytes;
     int32_t *prompt_tokens; /* ids: given, or encoded from the text */
     int32_t n_prompt_tokens;
-    char **stop;
-    int32_t n_stop;
-    int32_t max_tokens, top_k;
-    double temperature, top_p, min_p, lora_scale;
-    double presence_penalty, frequency_penalty, repetition_penalty;
-    sp_logit_bias *bias;
-    int32_t n_bias, top_logprobs;
-    uint64_t seed;
-    bool ignore_eos, logprobs, prompt_logprobs;
 
     int64_t id;
     int32_t *tokens; /* [max_tokens] */
@@ -40,28 +30,22 @@ typedef struct sp_cli_requests {
     size_t n, capacity;
 } sp_cli_requests;
 
-/* What a request has where it says nothing: the values of the flags. */
-typedef struct sp_cli_request_defaults {
-    int64_t max_tokens, top_k, seed;
-    double temperature, top_p, min_p, lora_scale;
-    double presence_penalty, frequency_penalty, repetition_penalty;
-    int64_t top_logprobs;
-    bool ignore_eos, logprobs, prompt_logprobs;
-    sp_setting_list stop;
-} sp_cli_request_defaults;
-
-/* "[NAME=]PROMPT", split at the first '='; no name: the base. */
+/* What the flags say holds where a request says nothing.
+ *
+ * "[NAME=]PROMPT", split at the first '='; no name: the base. */
 sp_status sp_cli_requests_add_flag(sp_cli_requests *requests, const char *text,
-                                   const sp_cli_request_defaults *defaults, sp_error *error);
+                                   const sp_request_flags *defaults, sp_error *error);
 
 /* One JSON object. `line` counts from 1, for errors. */
 sp_status sp_cli_requests_add_json(sp_cli_requests *requests, const char *bytes, size_t n_bytes,
-                                   size_t line, const sp_cli_request_defaults *defaults,
-                                   sp_error *error);
+                                   size_t line, const sp_request_flags *defaults, sp_error *error);
 
 /* All lines of a stream; blank ones are passed over. */
 sp_status sp_cli_requests_read(sp_cli_requests *requests, FILE *stream,
-                               const sp_cli_request_defaults *defaults, sp_error *error);
+                               const sp_request_flags *defaults, sp_error *error);
+
+/* The names of a line's fields, for the help. */
+void sp_cli_requests_print_fields(FILE *stream);
 
 /* The engine's view; borrows from the request. */
 sp_request sp_cli_request_view(const sp_cli_request *request);

@@ -6,23 +6,9 @@
 #include "base/error.h"
 #include "base/grow.h"
 #include "engine/engine_state.h"
+#include "engine/request/request_table.h"
 
 #include <string.h>
-
-#define LORA_SCALE_MAX 16.0f
-
-void sp_request_default(sp_request *out_request, size_t struct_bytes)
-{
-    const sp_request defaults = {
-        .struct_bytes = sizeof defaults,
-        .lora_scale = 1.0f,
-        .max_tokens = 16,
-        .top_p = 1.0f,
-        .repetition_penalty = 1.0,
-    };
-
-    sp_struct_default(out_request, struct_bytes, &defaults, sizeof defaults);
-}
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
@@ -83,52 +69,11 @@ static sp_penalties penalties_of(const sp_request *request)
     };
 }
 
-static sp_status check_sampling(const sp_engine *engine, const sp_request *request, sp_error *error)
-{
-    sp_sample_params params = sample_params(request);
-    sp_penalties penalties = penalties_of(request);
-    sp_status status;
-
-    if (!(request->lora_scale >= 0 && request->lora_scale <= LORA_SCALE_MAX))
-        return bad_field(error, "lora_scale", "from 0 to 16");
-    if (request->top_logprobs < 0 || request->top_logprobs > SP_TOP_LOGPROBS_MAX)
-        return bad_field(error, "top_logprobs", "from 0 to 20");
-    status = sp_sample_params_check(&params, error);
-    if (status == SP_OK)
-        status = sp_penalties_check(&penalties, engine->model.shape.vocab, error);
-    return status;
-}
-
-static sp_status check_stop(const sp_engine *engine, const sp_request *request, sp_error *error)
-{
-    if (request->n_stop < 0 || request->n_stop > SP_STOP_STRINGS_MAX)
-        return bad_field(error, "stop", "at most 64 strings");
-    for (int32_t i = 0; i < request->n_stop; i++)
-        if (!request->stop[i] || request->stop[i][0] == '\0' ||
-            !sp_utf8_valid(request->stop[i], strlen(request->stop[i])))
-            return bad_field(error, "stop", "strings of UTF-8, none of them empty");
-    if (request->n_stop > 0 && !engine->tokenizer)
-        return bad_field(error, "stop", "left out: the model has no tokenizer.json");
-    return SP_OK;
-}
-
-static sp_status check_lists(const sp_request *request, sp_error *error)
-{
-    if (request->n_logit_bias > 0 && !request->logit_bias)
-        return sp_fail_null(error, "logit_bias");
-    if (request->n_stop > 0 && !request->stop)
-        return sp_fail_null(error, "stop");
-    return SP_OK;
-}
-
 /* A request in today's size, checked whole. */
 static sp_status check(const sp_engine *engine, const sp_request *request, sp_error *error)
 {
     sp_hold hold = {.struct_bytes = sizeof hold};
-    sp_status status = check_lists(request, error);
-
-    if (status == SP_OK)
-        status = sp_engine_hold(engine, request->adapter, &hold, error);
+    sp_status status = sp_engine_hold(engine, request->adapter, &hold, error);
 
     if (status == SP_OK) {
         if (engine->stage)
@@ -138,11 +83,9 @@ static sp_status check(const sp_engine *engine, const sp_request *request, sp_er
     if (status == SP_OK)
         status = check_length(engine, request, error);
     if (status == SP_OK)
-        status = check_sampling(engine, request, error);
-    if (status == SP_OK)
-        status = check_stop(engine, request, error);
-    if (status == SP_OK)
-        status = sp_ends_check(request, engine->model.shape.vocab, error);
+        status = sp_request_check(request, engine->model.shape.vocab, error);
+    if (status == SP_OK && request->n_stop > 0 && !engine->tokenizer)
+        status = bad_field(error, "stop", "left out: the model has no tokenizer.json");
     return status;
 }
 

@@ -170,7 +170,7 @@ static sp_status open_generation_config(sp_api *api, sp_error *error)
     char *path;
     sp_status status = SP_OK;
 
-    api->sampling = sp_sampling_api_defaults;
+    api->sampling = sp_request_left_out(SP_LEFT_OUT_API);
     if (strcmp(api->settings->generation_config, "none") == 0)
         return SP_OK;
     path = sp_path_join(api->settings->model_dir, "generation_config.json");

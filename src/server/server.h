@@ -11,7 +11,7 @@
  *     budget.c                  the memory that clients can fill
  *     routes.c                  which path and method means which handler; keys; the access log
  *     api.h, api.c              what handlers share: a call, errors as JSON, waiting for a task
- *     completion_request.c, chat_request.c, request_fields.c, generation_config.c
+ *     completion_request.c, chat_request.c, body_fields.c, body_rows.c, generation_config.c
  *                               bytes to a checked request, without I/O (fuzzed)
  *     route_completions.c, route_chat.c, chat_answer.c, reply.c, logprob_text.c
  *                               a request through the engine, and its answer

@@ -176,7 +176,7 @@ static void test_bad_json_lines(void **state)
         {"{\"prompt\": \"a\", \"prompt\": \"b\"}", "duplicate"},
         {"{\"prompt\": 7}", "prompt"},
         {"{\"prompt_tokens\": []}", "prompt_tokens"},
-        {"{\"prompt_tokens\": [1, -1]}", "prompt_tokens[1]"},
+        {"{\"prompt_tokens\": [1, -1]}", "element 1"},
         {"{\"prompt_tokens\": [1], \"prompt\": \"a\"}", "either"},
         {"{\"prompt\": \"a\", \"max_tokens\": 0}", "max_tokens"},
         {"{\"prompt\": \"a\", \"temperature\": -1}", "temperature"},

@@ -1,6 +1,6 @@
 /*
- * Bias and penalties: small rows worked out by hand, random rows against the formulas in double,
- * and what is refused.
+ * Bias and penalties: small rows worked out by hand, and random rows against the formulas in
+ * double.
  */
 #include "support/test.h"
 
@@ -122,57 +122,12 @@ static void test_against_definition(void **state)
     }
 }
 
-static void check_refused(sp_penalties penalties, const char *field, const char *word)
-{
-    sp_error error;
-
-    assert_int_equal(sp_penalties_check(&penalties, 10, &error), SP_ERR_INPUT);
-    assert_string_equal(error.subject, field);
-    if (!strstr(error.text, word))
-        fail_msg("\"%s\" does not say \"%s\"", error.text, word);
-}
-
-static void check_bad_bias(int32_t n, const sp_logit_bias *bias, const char *word)
-{
-    sp_penalties penalties = {.repetition = 1, .bias = bias, .n_bias = n};
-
-    check_refused(penalties, "logit_bias", word);
-}
-
-static void test_refused(void **state)
-{
-    const double bad[] = {-2.1, 2.1, NAN, INFINITY, -INFINITY};
-    const double bad_repetition[] = {0, -1, 0.009, 100.1, NAN, INFINITY};
-    static sp_logit_bias many[SP_LOGIT_BIAS_MAX + 1];
-    sp_penalties good = {2, -2, 0.01, (sp_logit_bias[]){{0, 100}, {9, -100}}, 2};
-    sp_error error;
-
-    (void)state;
-    assert_ok(sp_penalties_check(&good, 10, &error), &error);
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        check_refused((sp_penalties){bad[i], 0, 1, NULL, 0}, "presence_penalty", "-2 to 2");
-        check_refused((sp_penalties){0, bad[i], 1, NULL, 0}, "frequency_penalty", "-2 to 2");
-    }
-    for (size_t i = 0; i < sizeof bad_repetition / sizeof *bad_repetition; i++)
-        check_refused((sp_penalties){0, 0, bad_repetition[i], NULL, 0}, "repetition_penalty",
-                      "0.01 to 100");
-    check_bad_bias(1, (sp_logit_bias[]){{10, 0}}, "the vocabulary has 10");
-    check_bad_bias(1, (sp_logit_bias[]){{-1, 0}}, "-1");
-    check_bad_bias(1, (sp_logit_bias[]){{1, 100.5f}}, "-100 to 100");
-    check_bad_bias(1, (sp_logit_bias[]){{1, NAN}}, "-100 to 100");
-    check_bad_bias(2, (sp_logit_bias[]){{1, 0}, {1, 0}}, "twice");
-    check_bad_bias(1, NULL, "at most");
-    check_bad_bias(-1, many, "at most");
-    check_bad_bias(SP_LOGIT_BIAS_MAX + 1, many, "at most 1024");
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_by_hand),
         cmocka_unit_test(test_infinite_stays),
         cmocka_unit_test(test_against_definition),
-        cmocka_unit_test(test_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

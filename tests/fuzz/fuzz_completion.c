@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/text.h"
+#include "engine/sampling/stop.h"
 #include "server/api/chat_request.h"
 #include "server/api/completion_request.h"
 
@@ -13,14 +14,14 @@
 
 static void check_request(const sp_completion_request *request)
 {
-    sp_request engine = sp_sampling_fields_request(&request->fields);
+    sp_request engine = request->fields.request;
 
     FUZZ_CHECK(request->n_prompts >= 1 && request->n_prompts <= SP_PROMPTS_MAX);
     FUZZ_CHECK(request->fields.n >= 1 && request->fields.n <= SP_N_MAX);
     FUZZ_CHECK(engine.max_tokens >= 0);
     FUZZ_CHECK(engine.temperature >= 0 && engine.top_p >= 0 && engine.top_p <= 1);
     FUZZ_CHECK(engine.lora_scale >= 0 && engine.lora_scale <= 16);
-    FUZZ_CHECK(engine.n_stop >= 0 && engine.n_stop <= SP_STOP_MAX);
+    FUZZ_CHECK(engine.n_stop >= 0 && engine.n_stop <= SP_STOP_STRINGS_MAX);
     for (int32_t i = 0; i < engine.n_stop; i++)
         FUZZ_CHECK(engine.stop[i][0] != '\0' && strlen(engine.stop[i]) <= SP_STOP_TEXT_BYTES_MAX);
     for (int32_t i = 0; i < request->n_prompts; i++) {
@@ -41,10 +42,10 @@ static void check_error(sp_status status, const sp_error *error)
 
 static void read_completion(json_t *body)
 {
+    const sp_request defaults = sp_request_left_out(SP_LEFT_OUT_API);
     sp_completion_request request;
     sp_error error;
-    sp_status status =
-        sp_completion_request_read(body, &sp_sampling_api_defaults, &request, &error);
+    sp_status status = sp_completion_request_read(body, &defaults, &request, &error);
 
     if (status != SP_OK) {
         check_error(status, &error);
@@ -56,17 +57,17 @@ static void read_completion(json_t *body)
 
 static void read_chat(json_t *body)
 {
+    const sp_request defaults = sp_request_left_out(SP_LEFT_OUT_API);
     sp_chat_completion_request request;
     sp_error error;
-    sp_status status =
-        sp_chat_completion_request_read(body, &sp_sampling_api_defaults, &request, &error);
+    sp_status status = sp_chat_completion_request_read(body, &defaults, &request, &error);
 
     if (status != SP_OK) {
         check_error(status, &error);
         return;
     }
     FUZZ_CHECK(json_array_size(request.chat.messages) > 0);
-    FUZZ_CHECK(request.fields.max_tokens != 0 && request.fields.n >= 1);
+    FUZZ_CHECK(request.fields.request.max_tokens != 0 && request.fields.n >= 1);
     sp_chat_completion_request_free(&request);
 }
 

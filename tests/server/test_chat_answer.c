@@ -30,7 +30,7 @@ static sp_chat_answer *create(bool stream)
     answer->reply.form = &sp_chat_answer_form;
     answer->reply.stream = stream;
     answer->request.fields.n = 1;
-    answer->request.one_call = one_call;
+    answer->request.fields.one_call = one_call;
     answer->prompt.reasoning = true;
     answer->prompt.tools = true;
     sp_text_add(&answer->reply.head, "{\"choices\": [");

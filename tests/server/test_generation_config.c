@@ -5,12 +5,13 @@
 
 #include "base/alloc.h"
 #include "base/json.h"
+#include "server/api/body_fields.h"
 #include "server/api/generation_config.h"
 
 #include <string.h>
 
-static sp_status take(const char *text, sp_sampling_defaults *defaults, sp_text *applied,
-                      sp_text *unused, sp_error *error)
+static sp_status take(const char *text, sp_request *defaults, sp_text *applied, sp_text *unused,
+                      sp_error *error)
 {
     json_t *root = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     sp_status status;
@@ -26,7 +27,7 @@ static bool is_equal(double a, double b)
     return a >= b && a <= b;
 }
 
-static void assert_same(const sp_sampling_defaults *a, const sp_sampling_defaults *b)
+static void assert_same(const sp_request *a, const sp_request *b)
 {
     assert_true(is_equal(a->temperature, b->temperature) && is_equal(a->top_p, b->top_p));
     assert_true(is_equal(a->min_p, b->min_p));
@@ -34,10 +35,9 @@ static void assert_same(const sp_sampling_defaults *a, const sp_sampling_default
     assert_int_equal(a->top_k, b->top_k);
 }
 
-static void check(const char *text, sp_sampling_defaults want, const char *applied,
-                  const char *unused)
+static void check(const char *text, sp_request want, const char *applied, const char *unused)
 {
-    sp_sampling_defaults got = sp_sampling_api_defaults;
+    sp_request got = sp_request_left_out(SP_LEFT_OUT_API);
     sp_text taken = {0}, left = {0};
     sp_error error;
 
@@ -51,7 +51,7 @@ static void check(const char *text, sp_sampling_defaults want, const char *appli
 
 static void test_taken(void **state)
 {
-    sp_sampling_defaults want = sp_sampling_api_defaults;
+    sp_request want = sp_request_left_out(SP_LEFT_OUT_API);
 
     (void)state;
     check("{}", want, "", "");
@@ -64,11 +64,14 @@ static void test_taken(void **state)
     check("{\"temperature\": 0.5, \"top_k\": 20, \"max_new_tokens\": 2048, \"top_p\": 0.75, "
           "\"suppress_tokens\": [5]}",
           want, "temperature 0.5, top_k 20, top_p 0.75", "max_new_tokens, suppress_tokens");
-    want = (sp_sampling_defaults){0, 1, 0.25, 1.5, 0};
+    want = sp_request_left_out(SP_LEFT_OUT_API);
+    want.temperature = 0;
+    want.min_p = 0.25;
+    want.repetition_penalty = 1.5;
     check("{\"temperature\": 0, \"min_p\": 0.25, \"repetition_penalty\": 1.5}", want,
           "temperature 0, min_p 0.25, repetition_penalty 1.5", "");
     /* Its names are from outside, too. */
-    check("{\"a\\u001b[2J\": 1}", sp_sampling_api_defaults, "", "a?[2J");
+    check("{\"a\\u001b[2J\": 1}", sp_request_left_out(SP_LEFT_OUT_API), "", "a?[2J");
 }
 
 static void test_refused(void **state)
@@ -82,7 +85,8 @@ static void test_refused(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        sp_sampling_defaults got = sp_sampling_api_defaults;
+        sp_request got = sp_request_left_out(SP_LEFT_OUT_API);
+        const sp_request untouched = got;
         sp_text taken = {0}, left = {0};
         sp_error error;
 
@@ -90,7 +94,7 @@ static void test_refused(void **state)
         assert_string_equal(error.code, SP_CODE_GENERATION_CONFIG);
         assert_string_equal(error.subject, bad[i][1]);
         assert_non_null(strstr(error.text, "--generation-config none"));
-        assert_same(&got, &sp_sampling_api_defaults);
+        assert_same(&got, &untouched);
         sp_text_free(&taken);
         sp_text_free(&left);
     }
@@ -99,23 +103,27 @@ static void test_refused(void **state)
 /* What a request says itself stays. */
 static void test_order(void **state)
 {
-    const sp_sampling_defaults defaults = {0.5, 0.75, 0.25, 1.5, 20};
+    const sp_request defaults = {.temperature = 0.5,
+                                 .top_p = 0.75,
+                                 .min_p = 0.25,
+                                 .repetition_penalty = 1.5,
+                                 .lora_scale = 1,
+                                 .top_k = 20};
     json_t *body = json_loads("{\"temperature\": 2, \"top_k\": -1, \"top_p\": null}", 0, NULL);
-    sp_sampling_fields fields;
+    sp_body_fields fields;
     sp_request request;
     sp_error error;
 
     (void)state;
-    assert_ok(sp_sampling_fields_read(body, SP_FIELDS_COMPLETION, &defaults, &fields, &error),
-              &error);
-    request = sp_sampling_fields_request(&fields);
+    assert_ok(sp_body_fields_read(body, SP_FIELDS_COMPLETION, &defaults, &fields, &error), &error);
+    request = fields.request;
     assert_true(is_equal((double)request.temperature, 2));
-    assert_int_equal(request.top_k, 0);
+    assert_int_equal(request.top_k, -1);
     assert_true(is_equal((double)request.top_p, 0.75));
     assert_true(is_equal((double)request.min_p, 0.25));
     assert_true(is_equal((double)request.repetition_penalty, 1.5));
     assert_true(is_equal((double)request.lora_scale, 1));
-    sp_sampling_fields_free(&fields);
+    sp_body_fields_free(&fields);
     json_decref(body);
 }
 

@@ -20,8 +20,9 @@ ROOMS = ["cli", "server", "chat", "engine", "delta", "route", "stage", "pool", "
          "checkpoint", "kernels", "device", "base"]
 # The folders of a room, each with the folders whose headers it may include beside its own.
 FOLDERS = {
-    "engine": {"schedule": ["sampling", "tokenizer"], "model": ["ops"], "ops": ["sampling"],
-               "sampling": ["tokenizer"], "tokenizer": []},
+    "engine": {"request": ["sampling"], "schedule": ["sampling", "tokenizer"],
+               "model": ["ops"], "ops": ["sampling"], "sampling": ["tokenizer"],
+               "tokenizer": []},
     "chat": {"jinja": []},
     "server": {"api": ["driver", "metrics", "http"], "driver": ["metrics", "http"],
                "metrics": ["http"], "http": []},

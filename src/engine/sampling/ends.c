@@ -1,28 +1,8 @@
 #include "engine/sampling/ends.h"
 
 #include "base/alloc.h"
-#include "base/error.h"
 
 #include <math.h>
-
-sp_status sp_ends_check(const sp_request *request, int32_t vocab, sp_error *error)
-{
-    int32_t n = request->n_stop_tokens;
-
-    if (n < 0 || n > SP_STOP_TOKENS_MAX || (n > 0 && !request->stop_tokens))
-        return sp_fail(error, SP_ERR_INPUT, NULL, "stop_token_ids", -1,
-                       "stop_token_ids has %d ids; it may have at most %d", n, SP_STOP_TOKENS_MAX);
-    for (int32_t i = 0; i < n; i++)
-        if (request->stop_tokens[i] < 0 || request->stop_tokens[i] >= vocab)
-            return sp_fail(error, SP_ERR_INPUT, NULL, "stop_token_ids", i,
-                           "stop_token_ids names the id %d; the vocabulary has %d",
-                           request->stop_tokens[i], vocab);
-    if (request->min_tokens < 0 || request->min_tokens > request->max_tokens)
-        return sp_fail(error, SP_ERR_INPUT, NULL, "min_tokens", -1,
-                       "min_tokens is %d; it must be from 0 to max_tokens, which is %d",
-                       request->min_tokens, request->max_tokens);
-    return SP_OK;
-}
 
 sp_status sp_ends_create(const sp_request *request, const sp_model_shape *shape,
                          const sp_tokenizer *tokenizer, sp_ends *out_ends)

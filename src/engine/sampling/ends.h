@@ -18,9 +18,6 @@ typedef struct sp_ends {
     int32_t min_tokens; /* new tokens before which none of them is chosen */
 } sp_ends;
 
-/* SP_ERR_INPUT with "stop_token_ids" or "min_tokens" as subject: out of range. */
-sp_status sp_ends_check(const sp_request *request, int32_t vocab, sp_error *error);
-
 /* For a request that was checked; `tokenizer` may be NULL. SP_ERR_MEMORY. */
 sp_status sp_ends_create(const sp_request *request, const sp_model_shape *shape,
                          const sp_tokenizer *tokenizer, sp_ends *out_ends);

@@ -1,54 +1,5 @@
 #include "engine/sampling/penalties.h"
 
-#include "base/error.h"
-
-/* ---- checks -------------------------------------------------------------------------------- */
-
-static sp_status check_range(const char *field, double value, double minimum, double maximum,
-                             sp_error *error)
-{
-    if (value >= minimum && value <= maximum) /* false for NaN */
-        return SP_OK;
-    return sp_fail(error, SP_ERR_INPUT, NULL, field, -1, "%s is %g; it must be %g to %g", field,
-                   value, minimum, maximum);
-}
-
-static sp_status check_bias(const sp_penalties *penalties, int32_t vocab, sp_error *error)
-{
-    int32_t n = penalties->n_bias;
-
-    if (n < 0 || n > SP_LOGIT_BIAS_MAX || (n > 0 && !penalties->bias))
-        return sp_fail(error, SP_ERR_INPUT, NULL, "logit_bias", -1,
-                       "logit_bias has %d ids; it may have at most %d", n, SP_LOGIT_BIAS_MAX);
-    for (int32_t i = 0; i < n; i++) {
-        const sp_logit_bias *bias = &penalties->bias[i];
-
-        if (bias->token < 0 || bias->token >= vocab)
-            return sp_fail(error, SP_ERR_INPUT, NULL, "logit_bias", i,
-                           "logit_bias names the id %d; the vocabulary has %d", bias->token, vocab);
-        if (!(bias->bias >= -100.0f && bias->bias <= 100.0f))
-            return sp_fail(error, SP_ERR_INPUT, NULL, "logit_bias", i,
-                           "logit_bias of the id %d is %g; it must be -100 to 100", bias->token,
-                           (double)bias->bias);
-        for (int32_t j = 0; j < i; j++)
-            if (penalties->bias[j].token == bias->token)
-                return sp_fail(error, SP_ERR_INPUT, NULL, "logit_bias", i,
-                               "logit_bias names the id %d twice", bias->token);
-    }
-    return SP_OK;
-}
-
-sp_status sp_penalties_check(const sp_penalties *penalties, int32_t vocab, sp_error *error)
-{
-    sp_status status = check_range("presence_penalty", penalties->presence, -2, 2, error);
-
-    if (status == SP_OK)
-        status = check_range("frequency_penalty", penalties->frequency, -2, 2, error);
-    if (status == SP_OK)
-        status = check_range("repetition_penalty", penalties->repetition, 0.01, 100, error);
-    return status == SP_OK ? check_bias(penalties, vocab, error) : status;
-}
-
 /* ---- arithmetic ---------------------------------------------------------------------------- */
 
 static bool has_repetition(const sp_penalties *penalties)

@@ -25,10 +25,6 @@ typedef struct sp_penalties {
     int32_t n_bias;
 } sp_penalties;
 
-/* SP_ERR_INPUT with the field's name as subject: out of range, an id outside the vocabulary, or
- * one that comes twice. */
-sp_status sp_penalties_check(const sp_penalties *penalties, int32_t vocab, sp_error *error);
-
 /* Whether they change anything. */
 bool sp_penalties_any(const sp_penalties *penalties);
 

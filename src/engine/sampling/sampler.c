@@ -47,27 +47,6 @@ sp_sample_params sp_sample_params_default(void)
     return (sp_sample_params){.temperature = 0, .top_k = 0, .top_p = 1, .min_p = 0, .seed = 0};
 }
 
-static sp_status check_range(const char *field, double value, double maximum, sp_error *error)
-{
-    if (value >= 0 && value <= maximum) /* false for NaN */
-        return SP_OK;
-    return sp_fail(error, SP_ERR_INPUT, NULL, field, -1, "%s is %g; it must be 0 to %g", field,
-                   value, maximum);
-}
-
-sp_status sp_sample_params_check(const sp_sample_params *params, sp_error *error)
-{
-    sp_status status = check_range("temperature", params->temperature, 1000, error);
-
-    if (status == SP_OK)
-        status = check_range("top_k", params->top_k, INT32_MAX, error);
-    if (status == SP_OK)
-        status = check_range("top_p", params->top_p, 1, error);
-    if (status == SP_OK)
-        status = check_range("min_p", params->min_p, 1, error);
-    return status;
-}
-
 size_t sp_sample_scratch_bytes(int32_t vocab)
 {
     return vocab > 0 ? (size_t)vocab * (sizeof(float) + sizeof(int32_t)) : 0;

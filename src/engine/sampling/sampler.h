@@ -30,7 +30,7 @@
 
 typedef struct sp_sample_params {
     double temperature; /* 0 (greedy) .. 1000 */
-    int32_t top_k;      /* keeps the k best; 0: all */
+    int32_t top_k;      /* keeps the k best; 0 or -1: all */
     double top_p;       /* 0 .. 1: the best tokens up to this mass, at least one; 1: all */
     double min_p;       /* 0 .. 1: tokens of at least this share of the best one's; 0: all */
     uint64_t seed;
@@ -39,18 +39,15 @@ typedef struct sp_sample_params {
 /* Greedy: temperature 0, no filter, seed 0. */
 sp_sample_params sp_sample_params_default(void);
 
-/* SP_ERR_INPUT with the field's name as subject: out of range or not finite. */
-sp_status sp_sample_params_check(const sp_sample_params *params, sp_error *error);
-
 /* Bytes of scratch for a vocabulary: 8 for each id. Aligned for float. */
 size_t sp_sample_scratch_bytes(int32_t vocab);
 
 /*
  * The weights are what `kernels` computes, so a token depends on its level as its logits do.
- * logits [vocab], finite or -inf (a token that is ruled out); params as checked; position counts
- * the output tokens of the request from 0. Allocates nothing; scratch may be NULL when greedy.
- * SP_ERR_INPUT, code "bad-logits": a NaN or +inf, position is its id; code "no-token": every
- * logit is -inf. SP_ERR_ARGUMENT: vocab < 1.
+ * logits [vocab], finite or -inf (a token that is ruled out); params within these ranges; position
+ * counts the output tokens of the request from 0. Allocates nothing; scratch may be NULL when
+ * greedy. SP_ERR_INPUT, code "bad-logits": a NaN or +inf, position is its id; code "no-token":
+ * every logit is -inf. SP_ERR_ARGUMENT: vocab < 1.
  */
 sp_status sp_sample(const sp_kernels *kernels, const float *logits, int32_t vocab,
                     const sp_sample_params *params, uint64_t position, void *scratch,

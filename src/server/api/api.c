@@ -159,12 +159,12 @@ static const char *param_of(const sp_call *call, sp_status status, const sp_erro
     sp_field_set fields = call->route ? call->route->fields : SP_FIELDS_NONE;
 
     if (status == SP_ERR_NOT_FOUND && !has_code(error))
-        return sp_fields_know(fields, "model") ? "model" : "lora_name";
+        return sp_body_fields_know(fields, "model") ? "model" : "lora_name";
     if (has_code(error) && strcmp(error->code, SP_CODE_UNKNOWN_FIELD) == 0)
         return error->subject;
     if (fields == SP_FIELDS_CHAT && strcmp(error->subject, "prompt") == 0)
         return "messages";
-    return sp_fields_know(fields, error->subject) ? error->subject : NULL;
+    return sp_body_fields_know(fields, error->subject) ? error->subject : NULL;
 }
 
 void sp_error_json(const sp_call *call, sp_text *out, sp_status status, const sp_error *error)

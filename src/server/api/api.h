@@ -8,8 +8,8 @@
 
 #include "base/json.h"
 #include "chat/chat.h"
+#include "server/api/body_fields.h"
 #include "server/api/keys.h"
-#include "server/api/request_fields.h"
 #include "server/driver/adapter_dir.h"
 #include "server/driver/driver.h"
 #include "server/http/http.h"
@@ -31,13 +31,13 @@ typedef struct sp_api {
     pthread_mutex_t keys_lock;      /* the two are replaced while requests come in */
     sp_keys *api_keys, *admin_keys; /* NULL: none are asked for */
     atomic_ullong n_key_reloads, n_key_reload_failures;
-    sp_chat *chat;       /* NULL: the model has no template that could be used, because of */
-    sp_error chat_error; /* this */
-    sp_sampling_defaults sampling; /* of requests that leave these fields out */
-    json_t *tokenizer_config;      /* tokenizer_config.json; NULL: the model has none */
-    int64_t started_s;             /* Unix time */
-    uint64_t started_ns;           /* sp_clock_ns */
-    uint64_t instance;             /* random: makes ids of answers unique over restarts */
+    sp_chat *chat;            /* NULL: the model has no template that could be used, because of */
+    sp_error chat_error;      /* this */
+    sp_request sampling;      /* of requests that leave these fields out */
+    json_t *tokenizer_config; /* tokenizer_config.json; NULL: the model has none */
+    int64_t started_s;        /* Unix time */
+    uint64_t started_ns;      /* sp_clock_ns */
+    uint64_t instance;        /* random: makes ids of answers unique over restarts */
     atomic_ullong n_calls;
     uint64_t http_codes[SP_HTTP_CODES]; /* the HTTP thread's: answers by status */
     atomic_bool draining;

@@ -213,7 +213,7 @@ static void on_delta(void *user, const sp_chat_delta *delta)
     bool is_call = delta->kind == SP_CHAT_TOOL_CALL || delta->kind == SP_CHAT_TOOL_ARGUMENTS;
 
     /* A client that takes one call at a time gets the first; the model may have made more. */
-    if (is_call && delta->call > 0 && choice->answer->request.one_call)
+    if (is_call && delta->call > 0 && choice->answer->request.fields.one_call)
         return;
     if (choice->answer->reply.stream)
         stream_delta(choice, delta);
@@ -230,7 +230,7 @@ static void keep_token(sp_chat_choice *choice, const sp_produced *produced)
     if (answer->request.fields.return_token_ids)
         sp_text_format(&choice->token_ids, choice->token_ids.bytes ? ", %d" : "%d",
                        produced->token);
-    if (!answer->request.fields.logprobs)
+    if (!answer->request.fields.request.logprobs)
         return;
     if (choice->logprobs.bytes > 0)
         sp_text_add(&choice->logprobs, ", ");

@@ -36,21 +36,15 @@ sp_status sp_chat_request_read(const json_t *body, sp_chat_request *out_chat, sp
     return status == SP_OK ? read_kwargs(body, chat, error) : status;
 }
 
-sp_status sp_chat_completion_request_read(json_t *body, const sp_sampling_defaults *defaults,
+sp_status sp_chat_completion_request_read(json_t *body, const sp_request *defaults,
                                           sp_chat_completion_request *out_request, sp_error *error)
 {
     sp_chat_completion_request request = {.body = json_incref(body)};
-    bool parallel = true;
-    sp_status status = sp_fields_check(body, SP_FIELDS_CHAT, error);
+    sp_status status = sp_body_fields_read(body, SP_FIELDS_CHAT, defaults, &request.fields, error);
 
     if (status == SP_OK)
-        status = sp_sampling_fields_read(body, SP_FIELDS_CHAT, defaults, &request.fields, error);
-    if (status == SP_OK)
         status = sp_chat_request_read(body, &request.chat, error);
-    if (status == SP_OK)
-        status = sp_json_bool(body, "parallel_tool_calls", false, true, NULL, &parallel, error);
-    request.one_call = !parallel;
-    if (status == SP_OK && request.fields.max_tokens == 0)
+    if (status == SP_OK && request.fields.request.max_tokens == 0)
         status =
             sp_fail(error, SP_ERR_INPUT, NULL, "max_tokens", -1, "max_tokens must be at least 1");
     if (status != SP_OK) {
@@ -63,7 +57,7 @@ sp_status sp_chat_completion_request_read(json_t *body, const sp_sampling_defaul
 
 void sp_chat_completion_request_free(sp_chat_completion_request *request)
 {
-    sp_sampling_fields_free(&request->fields);
+    sp_body_fields_free(&request->fields);
     json_decref(request->body);
     *request = (sp_chat_completion_request){.body = NULL};
 }

@@ -6,20 +6,19 @@
 #define SP_SERVER_API_CHAT_REQUEST_H
 
 #include "chat/chat.h"
-#include "server/api/request_fields.h"
+#include "server/api/body_fields.h"
 
 typedef struct sp_chat_completion_request {
     json_t *body; /* a reference: everything is borrowed from it */
-    sp_sampling_fields fields;
+    sp_body_fields fields;
     sp_chat_request chat;
-    bool one_call; /* "parallel_tool_calls": false */
 } sp_chat_completion_request;
 
 /* The fields that are about the conversation alone; borrows them from `body`. SP_ERR_INPUT. */
 sp_status sp_chat_request_read(const json_t *body, sp_chat_request *out_chat, sp_error *error);
 
 /* SP_ERR_INPUT with the field as subject. Keeps a reference to `body`. */
-sp_status sp_chat_completion_request_read(json_t *body, const sp_sampling_defaults *defaults,
+sp_status sp_chat_completion_request_read(json_t *body, const sp_request *defaults,
                                           sp_chat_completion_request *out_request, sp_error *error);
 void sp_chat_completion_request_free(sp_chat_completion_request *request);
 

@@ -5,8 +5,6 @@
 
 #include <string.h>
 
-#define DEFAULT_MAX_TOKENS 16 /* the API's own */
-
 static sp_status read_prompt(const json_t *value, sp_prompt *prompt, sp_error *error)
 {
     if (json_is_string(value)) {
@@ -15,7 +13,7 @@ static sp_status read_prompt(const json_t *value, sp_prompt *prompt, sp_error *e
         return SP_OK;
     }
     if (json_is_array(value))
-        return sp_read_token_ids(value, "prompt", &prompt->tokens, &prompt->n_tokens, error);
+        return sp_field_read_ids(value, "prompt", &prompt->tokens, &prompt->n_tokens, error);
     return sp_fail(error, SP_ERR_INPUT, NULL, "prompt", -1,
                    "field \"prompt\" must be a text, a list of texts, a list of token ids, or a "
                    "list of such lists");
@@ -45,35 +43,30 @@ static sp_status read_prompts(const json_t *body, sp_completion_request *request
 }
 
 /* The best can only be told when all are there, which is no stream. */
-static sp_status read_best_of(const json_t *body, sp_completion_request *request, sp_error *error)
+static sp_status settle_best_of(sp_completion_request *request, sp_error *error)
 {
-    int32_t n = request->fields.n;
-    int64_t value = n;
-    sp_status status = sp_json_int(body, "best_of", false, n, SP_N_MAX, n, NULL, &value, error);
+    const sp_body_fields *fields = &request->fields;
 
-    request->best_of = (int32_t)value;
-    if (status == SP_OK && request->fields.stream && value > n)
-        status = sp_fail(error, SP_ERR_INPUT, SP_CODE_UNSUPPORTED_FIELD, "best_of", -1,
-                         "\"best_of\" above \"n\" and \"stream\" exclude each other");
-    return status;
+    request->best_of = fields->best_of > 0 ? fields->best_of : fields->n;
+    if (request->best_of < fields->n)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "best_of", -1,
+                       "best_of is %d; it must be from n, which is %d, to %d", request->best_of,
+                       fields->n, SP_N_MAX);
+    if (fields->stream && request->best_of > fields->n)
+        return sp_fail(error, SP_ERR_INPUT, SP_CODE_UNSUPPORTED_FIELD, "best_of", -1,
+                       "\"best_of\" above \"n\" and \"stream\" exclude each other");
+    return SP_OK;
 }
 
-sp_status sp_completion_request_read(json_t *body, const sp_sampling_defaults *defaults,
+sp_status sp_completion_request_read(json_t *body, const sp_request *defaults,
                                      sp_completion_request *out_request, sp_error *error)
 {
     sp_completion_request request = {.body = json_incref(body)};
-    sp_status status = sp_fields_check(body, SP_FIELDS_COMPLETION, error);
+    sp_status status =
+        sp_body_fields_read(body, SP_FIELDS_COMPLETION, defaults, &request.fields, error);
 
     if (status == SP_OK)
-        status =
-            sp_sampling_fields_read(body, SP_FIELDS_COMPLETION, defaults, &request.fields, error);
-    if (status == SP_OK)
-        status = read_best_of(body, &request, error);
-    if (status == SP_OK)
-        status = sp_json_bool(body, "echo", false, false, NULL, &request.echo, error);
-    if (status == SP_OK)
-        status =
-            sp_json_bool(body, "parse_special", false, false, NULL, &request.parse_special, error);
+        status = settle_best_of(&request, error);
     if (status == SP_OK)
         status = sp_json_bool(body, "add_special_tokens", false, true, NULL,
                               &request.add_special_tokens, error);
@@ -83,8 +76,6 @@ sp_status sp_completion_request_read(json_t *body, const sp_sampling_defaults *d
         sp_completion_request_free(&request);
         return status;
     }
-    if (request.fields.max_tokens < 0)
-        request.fields.max_tokens = DEFAULT_MAX_TOKENS;
     *out_request = request;
     return SP_OK;
 }
@@ -94,7 +85,7 @@ void sp_completion_request_free(sp_completion_request *request)
     for (int32_t i = 0; i < request->n_prompts; i++)
         sp_free(request->prompts[i].tokens);
     sp_free(request->prompts);
-    sp_sampling_fields_free(&request->fields);
+    sp_body_fields_free(&request->fields);
     json_decref(request->body);
     *request = (sp_completion_request){.body = NULL};
 }

@@ -4,7 +4,7 @@
 #ifndef SP_SERVER_API_COMPLETION_REQUEST_H
 #define SP_SERVER_API_COMPLETION_REQUEST_H
 
-#include "server/api/request_fields.h"
+#include "server/api/body_fields.h"
 
 #define SP_PROMPTS_MAX 1024
 
@@ -18,15 +18,14 @@ typedef struct sp_prompt {
 
 typedef struct sp_completion_request {
     json_t *body; /* a reference: strings are borrowed from it */
-    sp_sampling_fields fields;
+    sp_body_fields fields;
     sp_prompt *prompts; /* [n_prompts], owned */
     int32_t n_prompts;
     int32_t best_of; /* choices made of each prompt; the fields.n best of them are the answer */
-    bool echo, parse_special, add_special_tokens;
 } sp_completion_request;
 
 /* SP_ERR_INPUT with the field as subject. Keeps a reference to `body`. */
-sp_status sp_completion_request_read(json_t *body, const sp_sampling_defaults *defaults,
+sp_status sp_completion_request_read(json_t *body, const sp_request *defaults,
                                      sp_completion_request *out_request, sp_error *error);
 void sp_completion_request_free(sp_completion_request *request);
 

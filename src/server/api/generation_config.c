@@ -33,13 +33,12 @@ static void add_name(sp_text *out, const char *name, const json_t *value)
         sp_text_format(out, " %g", json_number_value(value));
 }
 
-sp_status sp_generation_config_take(const json_t *root, sp_sampling_defaults *defaults,
-                                    sp_text *applied, sp_text *unused, sp_error *error)
+sp_status sp_generation_config_take(const json_t *root, sp_request *defaults, sp_text *applied,
+                                    sp_text *unused, sp_error *error)
 {
-    static const char *const sampled[] = {"temperature",        "top_p", "top_k", "min_p",
-                                          "repetition_penalty", NULL};
+    const sp_field_part part = sp_request_part(NULL);
     json_t *fields = json_object();
-    sp_sampling_fields read;
+    sp_request read = *defaults;
     sp_error why = {.text = ""};
     sp_status status = fields ? SP_OK : SP_ERR_MEMORY;
     const char *name;
@@ -47,7 +46,7 @@ sp_status sp_generation_config_take(const json_t *root, sp_sampling_defaults *de
 
     json_object_foreach((json_t *)(uintptr_t)root, name, value)
     {
-        bool takes = is_one_of(name, sampled);
+        bool takes = sp_field_find(&part, name, strlen(name), SP_FORM_CONFIG) != NULL;
 
         if (json_is_null(value) || says_nothing(name) || status != SP_OK)
             continue;
@@ -56,7 +55,7 @@ sp_status sp_generation_config_take(const json_t *root, sp_sampling_defaults *de
         add_name(takes ? applied : unused, name, takes ? value : NULL);
     }
     if (status == SP_OK)
-        status = sp_sampling_fields_read(fields, SP_FIELDS_COMPLETION, defaults, &read, &why);
+        status = sp_request_read(fields, SP_FORM_CONFIG, NULL, 0, &read, &why);
     json_decref(fields);
     if (status == SP_ERR_MEMORY || applied->failed || unused->failed)
         return sp_fail_memory(error, sizeof read, "generation_config.json");
@@ -64,11 +63,6 @@ sp_status sp_generation_config_take(const json_t *root, sp_sampling_defaults *de
         return sp_fail(error, status, SP_CODE_GENERATION_CONFIG, why.subject, -1,
                        "generation_config.json: %s; --generation-config none starts without it",
                        why.text);
-    *defaults = (sp_sampling_defaults){.temperature = read.temperature,
-                                       .top_p = read.top_p,
-                                       .min_p = read.min_p,
-                                       .repetition_penalty = read.repetition_penalty,
-                                       .top_k = read.top_k};
-    sp_sampling_fields_free(&read);
+    *defaults = read;
     return SP_OK;
 }

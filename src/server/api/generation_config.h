@@ -7,18 +7,18 @@
 #define SP_SERVER_API_GENERATION_CONFIG_H
 
 #include "base/text.h"
-#include "server/api/request_fields.h"
+#include "engine/request/request_table.h"
 
 #define SP_CODE_GENERATION_CONFIG "generation-config-malformed"
 
 /*
- * Takes temperature, top_p, top_k, min_p and repetition_penalty over into *defaults. Into *applied
+ * Takes the fields that have SP_FORM_CONFIG over into *defaults. Into *applied
  * and *unused go the names of those and of all other keys that say something about how to generate,
  * with ", " between them; eos_token_id is the engine's, and null says nothing. SP_ERR_INPUT with
  * SP_CODE_GENERATION_CONFIG and the key as subject: a value that no request may have either;
  * *defaults is unchanged then.
  */
-sp_status sp_generation_config_take(const json_t *root, sp_sampling_defaults *defaults,
-                                    sp_text *applied, sp_text *unused, sp_error *error);
+sp_status sp_generation_config_take(const json_t *root, sp_request *defaults, sp_text *applied,
+                                    sp_text *unused, sp_error *error);
 
 #endif

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "server/api/api.h"
-#include "server/api/request_fields.h"
+#include "server/api/body_fields.h"
 #include "server/metrics/plain_text.h"
 
 #include <stdio.h>
@@ -22,7 +22,7 @@ typedef struct adapter_body {
 
 static sp_status read_body(const json_t *body, bool load, adapter_body *out_body, sp_error *error)
 {
-    sp_status status = sp_fields_check(body, load ? SP_FIELDS_LOAD : SP_FIELDS_NAME, error);
+    sp_status status = sp_body_fields_check(body, load ? SP_FIELDS_LOAD : SP_FIELDS_NAME, error);
 
     *out_body = (adapter_body){.name = NULL};
     if (status == SP_OK)

@@ -26,8 +26,8 @@ static int32_t tokens_wanted(const sp_chat_answer *answer, const sp_engine *engi
 {
     int64_t room = (int64_t)sp_engine_max_context(engine) - answer->n_tokens;
 
-    if (answer->request.fields.max_tokens >= 0)
-        return (int32_t)answer->request.fields.max_tokens;
+    if (answer->request.fields.request.max_tokens >= 0)
+        return answer->request.fields.request.max_tokens;
     return room > 1 ? (int32_t)room : 1;
 }
 
@@ -37,22 +37,22 @@ static sp_status add_turn_ends(sp_chat_answer *answer, const sp_api *api, sp_err
     int32_t n;
     const int32_t *ends = sp_chat_turn_ends(api->chat, &n);
 
-    if (answer->request.fields.ignore_eos)
+    if (answer->request.fields.request.ignore_eos)
         return SP_OK;
-    return sp_sampling_fields_add_stop_tokens(&answer->request.fields, ends, n, error);
+    return sp_body_fields_add_stop_tokens(&answer->request.fields, ends, n, error);
 }
 
 static sp_generation *create_generation(const sp_chat_answer *answer, const sp_api *api)
 {
-    const sp_sampling_fields *fields = &answer->request.fields;
+    const sp_body_fields *fields = &answer->request.fields;
     sp_generation *generation = sp_generation_create(fields->n, sp_api_model(api, fields->model));
 
     for (int32_t i = 0; generation && i < fields->n; i++) {
         sp_request *request = &generation->choices[i].request;
 
-        *request = sp_sampling_fields_request(fields);
+        *request = fields->request;
         request->max_tokens = tokens_wanted(answer, api->engine);
-        request->seed = fields->seed + (uint64_t)i;
+        request->seed = fields->request.seed + (uint64_t)i;
         request->tokens = answer->tokens;
         request->n_tokens = answer->n_tokens;
     }
@@ -61,7 +61,7 @@ static sp_generation *create_generation(const sp_chat_answer *answer, const sp_a
 
 static void start(sp_chat_answer *answer, sp_call *call)
 {
-    const sp_sampling_fields *fields = &answer->request.fields;
+    const sp_body_fields *fields = &answer->request.fields;
     sp_generation *generation = NULL;
     sp_error error;
     sp_status status = make_prompt(answer, call->api, &error);

@@ -94,7 +94,7 @@ static void echo(completion *made, int32_t index)
 {
     choice_state *choice = &made->choices[index];
 
-    if (choice->echoed || !made->request.echo)
+    if (choice->echoed || !made->request.fields.echo)
         return;
     choice->echoed = true;
     add_prompt_text(made, index, &choice->text);
@@ -123,13 +123,13 @@ static void add_logprobs(completion *made, const sp_produced *produced)
 {
     choice_state *choice = &made->choices[produced->choice];
     const sp_engine *engine = made->reply.call->api->engine;
-    bool hidden = !produced->is_prompt && !made->request.fields.keep_special &&
+    bool hidden = !produced->is_prompt && !made->request.fields.request.keep_special &&
                   sp_engine_token_is_special(engine, produced->token);
 
-    if (!made->request.fields.logprobs)
+    if (!made->request.fields.request.logprobs)
         return;
     /* A prompt's first token follows nothing, so the engine says nothing of it. */
-    if (made->request.echo && !choice->has_first) {
+    if (made->request.fields.echo && !choice->has_first) {
         const sp_produced first = {.token = prompt_of(made, produced->choice)->tokens[0]};
 
         sp_logprob_lists_add(&choice->logprobs, engine, &first, true,
@@ -147,7 +147,7 @@ static void add_logprobs(completion *made, const sp_produced *produced)
 static void stream_token(completion *made, const sp_produced *produced)
 {
     sp_reply *reply = &made->reply;
-    const sp_sampling_fields *fields = &made->request.fields;
+    const sp_body_fields *fields = &made->request.fields;
 
     /* Text that is held back comes with a later token. */
     if (produced->text_bytes == 0 && produced->finish == SP_FINISH_NONE &&
@@ -287,8 +287,8 @@ static sp_status tokenize(completion *made, const sp_engine *engine, sp_error *e
 
         if (prompt->text) {
             sp_status status =
-                (made->request.add_special_tokens ? sp_engine_encode_prompt : sp_engine_encode)(
-                    engine, prompt->text, prompt->text_bytes, made->request.parse_special,
+                (made->request.fields.add_special_tokens ? sp_engine_encode_prompt : sp_engine_encode)(
+                    engine, prompt->text, prompt->text_bytes, made->request.fields.parse_special,
                     sp_engine_max_context(engine), &prompt->tokens, &prompt->n_tokens, error);
 
             if (status != SP_OK)
@@ -302,20 +302,20 @@ static sp_status tokenize(completion *made, const sp_engine *engine, sp_error *e
 /* Every prompt best_of times; the choices of one prompt differ by their seeds. */
 static void fill_choices(completion *made, sp_generation *generation)
 {
-    const sp_sampling_fields *fields = &made->request.fields;
+    const sp_body_fields *fields = &made->request.fields;
 
     for (int32_t i = 0; i < generation->n_choices; i++) {
         sp_request *request = &generation->choices[i].request;
         const sp_prompt *prompt = prompt_of(made, i);
 
-        *request = sp_sampling_fields_request(fields);
-        request->seed = fields->seed + (uint64_t)(i % made->request.best_of);
+        *request = fields->request;
+        request->seed = fields->request.seed + (uint64_t)(i % made->request.best_of);
         request->logprobs |= made->request.best_of > fields->n;
         request->tokens = prompt->tokens;
         request->n_tokens = prompt->n_tokens;
         /* Without new tokens the engine is asked for those of the prompt, which it reads anyway. */
         request->prompt_logprobs =
-            made->request.echo && (fields->logprobs || fields->max_tokens == 0);
+            fields->echo && (fields->request.logprobs || fields->request.max_tokens == 0);
     }
 }
 
@@ -337,7 +337,7 @@ static sp_generation *create_generation(completion *made)
 
 static void start(completion *made, sp_call *call)
 {
-    const sp_sampling_fields *fields = &made->request.fields;
+    const sp_body_fields *fields = &made->request.fields;
     sp_generation *generation = NULL;
     sp_error error;
     sp_status status;

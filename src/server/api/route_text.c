@@ -82,7 +82,7 @@ static void answer_for_model(sp_call *call, const json_t *body, sp_text *text)
 static sp_status check_fields(const json_t *body, sp_field_set set, sp_error *error)
 {
     const char *unused;
-    sp_status status = sp_fields_check(body, set, error);
+    sp_status status = sp_body_fields_check(body, set, error);
 
     return status == SP_OK ? sp_json_string(body, "model", false, NULL, &unused, error) : status;
 }
@@ -213,7 +213,7 @@ static sp_status detokenize(const sp_call *call, const json_t *body, sp_text *ou
         status = sp_fail(error, SP_ERR_INPUT, NULL, "tokens", -1,
                          "field \"tokens\" must be a list of token ids");
     if (status == SP_OK && json_array_size(list) > 0)
-        status = sp_read_token_ids(list, "tokens", &tokens, &n, error);
+        status = sp_field_read_ids(list, "tokens", &tokens, &n, error);
     if (status == SP_OK)
         status = sp_engine_decode(call->api->engine, tokens, n, false, &text, &bytes, error);
     sp_free(tokens);

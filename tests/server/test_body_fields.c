@@ -11,11 +11,12 @@
 
 static sp_status read_text(const char *text, sp_completion_request *out_request, sp_error *error)
 {
+    const sp_request defaults = sp_request_left_out(SP_LEFT_OUT_API);
     json_t *body = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     sp_status status;
 
     assert_non_null(body);
-    status = sp_completion_request_read(body, &sp_sampling_api_defaults, out_request, error);
+    status = sp_completion_request_read(body, &defaults, out_request, error);
     json_decref(body);
     return status;
 }
@@ -31,8 +32,8 @@ static void test_defaults(void **state)
     assert_null(request.fields.model);
     assert_int_equal(request.n_prompts, 1);
     assert_int_equal(request.prompts[0].text_bytes, 3);
-    assert_false(request.echo || request.parse_special || request.fields.stream);
-    engine = sp_sampling_fields_request(&request.fields);
+    assert_false(request.fields.echo || request.fields.parse_special || request.fields.stream);
+    engine = request.fields.request;
     assert_int_equal(engine.max_tokens, 16);
     assert_true(engine.temperature >= 1 && engine.temperature <= 1);
     assert_true(engine.top_p >= 1 && engine.min_p <= 0 && engine.top_k == 0);
@@ -63,13 +64,13 @@ static void test_all_fields(void **state)
                         "\"skip_special_tokens\": false}",
                         &request, &error),
               &error);
-    engine = sp_sampling_fields_request(&request.fields);
+    engine = request.fields.request;
     assert_string_equal(request.fields.model, "m");
     assert_int_equal(request.n_prompts, 2);
     assert_int_equal(request.prompts[0].n_tokens, 2);
     assert_int_equal(request.prompts[0].tokens[1], 6);
     assert_int_equal(request.prompts[1].tokens[0], 7);
-    assert_true(request.fields.seed == (uint64_t)-2);
+    assert_true(request.fields.request.seed == (uint64_t)-2);
     assert_int_equal(engine.n_stop, 2);
     assert_string_equal(engine.stop[1], "yy");
     assert_true(engine.logprobs && engine.top_logprobs == 0 && engine.ignore_eos);
@@ -77,17 +78,17 @@ static void test_all_fields(void **state)
     assert_int_equal(engine.logit_bias[0].token, 7);
     assert_true(engine.logit_bias[0].bias <= -3.5f && engine.logit_bias[0].bias >= -3.5f);
     assert_true(engine.presence_penalty > 0 && engine.frequency_penalty < 0);
-    assert_true(request.fields.include_usage && request.echo);
+    assert_true(request.fields.include_usage && request.fields.echo);
     assert_int_equal(engine.n_stop_tokens, 2);
     assert_int_equal(engine.stop_tokens[0], 8);
     assert_int_equal(engine.stop_tokens[1], 2);
     assert_int_equal(engine.min_tokens, 4);
     assert_true(engine.keep_special);
-    assert_ok(sp_sampling_fields_add_stop_tokens(&request.fields, (const int32_t[]){7}, 1, &error),
+    assert_ok(sp_body_fields_add_stop_tokens(&request.fields, (const int32_t[]){7}, 1, &error),
               &error);
-    assert_int_equal(request.fields.n_stop_tokens, 3);
-    assert_int_equal(request.fields.stop_tokens[2], 7);
-    assert_int_equal(request.fields.stop_tokens[0], 8);
+    assert_int_equal(request.fields.request.n_stop_tokens, 3);
+    assert_int_equal(request.fields.request.stop_tokens[2], 7);
+    assert_int_equal(request.fields.request.stop_tokens[0], 8);
     sp_completion_request_free(&request);
 }
 
@@ -144,17 +145,17 @@ static void test_refusals(void **state)
 static void test_known(void **state)
 {
     (void)state;
-    assert_true(sp_fields_know(SP_FIELDS_CHAT, "messages[2].content[0].type"));
-    assert_true(sp_fields_know(SP_FIELDS_CHAT, "chat_template_kwargs.x"));
-    assert_true(sp_fields_know(SP_FIELDS_TOKENIZE, "messages"));
-    assert_true(sp_fields_know(SP_FIELDS_LOAD, "lora_path"));
-    assert_false(sp_fields_know(SP_FIELDS_NAME, "lora_path"));
-    assert_false(sp_fields_know(SP_FIELDS_COMPLETION, "messages"));
-    assert_false(sp_fields_know(SP_FIELDS_CHAT, "message"));
-    assert_false(sp_fields_know(SP_FIELDS_CHAT, "messagesx"));
-    assert_false(sp_fields_know(SP_FIELDS_CHAT, ""));
-    assert_false(sp_fields_know(SP_FIELDS_COMPLETION, "tokenizer.json"));
-    assert_false(sp_fields_know(SP_FIELDS_NONE, "model"));
+    assert_true(sp_body_fields_know(SP_FIELDS_CHAT, "messages[2].content[0].type"));
+    assert_true(sp_body_fields_know(SP_FIELDS_CHAT, "chat_template_kwargs.x"));
+    assert_true(sp_body_fields_know(SP_FIELDS_TOKENIZE, "messages"));
+    assert_true(sp_body_fields_know(SP_FIELDS_LOAD, "lora_path"));
+    assert_false(sp_body_fields_know(SP_FIELDS_NAME, "lora_path"));
+    assert_false(sp_body_fields_know(SP_FIELDS_COMPLETION, "messages"));
+    assert_false(sp_body_fields_know(SP_FIELDS_CHAT, "message"));
+    assert_false(sp_body_fields_know(SP_FIELDS_CHAT, "messagesx"));
+    assert_false(sp_body_fields_know(SP_FIELDS_CHAT, ""));
+    assert_false(sp_body_fields_know(SP_FIELDS_COMPLETION, "tokenizer.json"));
+    assert_false(sp_body_fields_know(SP_FIELDS_NONE, "model"));
 }
 
 static void test_harmless(void **state)
@@ -168,8 +169,8 @@ static void test_harmless(void **state)
                         "\"response_format\": {\"type\": \"text\"}, \"stop\": []}",
                         &request, &error),
               &error);
-    assert_int_equal(request.fields.n_stop, 0);
-    assert_false(request.fields.logprobs);
+    assert_int_equal(request.fields.request.n_stop, 0);
+    assert_false(request.fields.request.logprobs);
     sp_completion_request_free(&request);
 }
 

@@ -1,0 +1,69 @@
+/*
+ * request_table.h: every field of an sp_request that somebody can write, one row each: its name,
+ * type, range, its default for each who may leave it out, its flag and help, and the forms of a
+ * request that have it. The server's bodies, the lines and flags of `generate`,
+ * generation_config.json, sp_request_default and the engine's own checks read these rows;
+ * docs/HTTP.md and docs/SAMPLING.md are held against them.
+ */
+#ifndef SP_ENGINE_REQUEST_REQUEST_TABLE_H
+#define SP_ENGINE_REQUEST_REQUEST_TABLE_H
+
+#include "engine/request/field.h"
+
+#include <sidepath/engine.h>
+
+/* Forms of a request. Bits from SP_FORM_OTHERS on are free for forms that others have. */
+typedef enum sp_request_form {
+    SP_FORM_COMPLETION = 1,
+    SP_FORM_CHAT = 2,
+    SP_FORM_LINE = 4,          /* a JSON line of `generate` */
+    SP_FORM_FLAGS = 8,         /* the flags of `generate` */
+    SP_FORM_LOGITS_FLAGS = 16, /* those of `logits` */
+    SP_FORM_CONFIG = 32,       /* generation_config.json */
+    SP_FORM_OTHERS = 256
+} sp_request_form;
+
+/* Who leaves a field out: the index in sp_field.defaults. */
+typedef enum sp_left_out {
+    SP_LEFT_OUT_LIBRARY, /* sp_request_default */
+    SP_LEFT_OUT_GENERATE,
+    SP_LEFT_OUT_API /* what OpenAI's API means by it */
+} sp_left_out;
+
+#define SP_STOP_TEXT_BYTES_MAX 1024
+#define SP_STOP_IDS_MAX        64 /* as written: a chat template may add some of its own */
+#define SP_LOGIT_BIAS_ABS_MAX  100
+
+/* Offsets count in an sp_request. Defined in request_rows.c, with nothing else. */
+extern const sp_field sp_request_rows[];
+extern const size_t sp_n_request_rows;
+
+/* The table over a request's members; `request` may be NULL to look fields up. */
+sp_field_part sp_request_part(sp_request *request);
+
+/* A request with the defaults of `who`, without prompt. Owns no lists yet. */
+sp_request sp_request_left_out(sp_left_out who);
+
+/*
+ * Reads the members of a JSON object that are fields of `form`, in this table or in one of the
+ * others [n_others, at most 3], over what *request holds. The request owns its lists from then on
+ * (sp_request_free_lists), after a failure too. SP_ERR_INPUT with the field as subject.
+ */
+sp_status sp_request_read(const json_t *object, unsigned form, const sp_field_part *others,
+                          size_t n_others, sp_request *request, sp_error *error);
+void sp_request_free_lists(sp_request *request);
+
+/*
+ * What can be said of a request without an engine: ranges, lists, and ids below `vocab`.
+ * SP_ERR_INPUT with the field as subject, and its index where it is one of a list;
+ * SP_ERR_ARGUMENT: a list that is NULL and has a length.
+ */
+sp_status sp_request_check(const sp_request *request, int32_t vocab, sp_error *error);
+
+/* The reader of {"ID": BIAS} and of the completions' "logprobs": N, for the table. */
+sp_status sp_request_read_bias(const sp_field *row, const json_t *value, void *values,
+                               sp_error *error);
+sp_status sp_request_read_logprobs(const sp_field *row, const json_t *value, void *values,
+                                   sp_error *error);
+
+#endif
