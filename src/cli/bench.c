@@ -22,7 +22,6 @@ typedef struct step_settings {
     sp_run_settings run;
     const char *rows;
     int64_t steps, prefill;
-    bool json;
 } step_settings;
 
 #define FIELD(member) offsetof(step_settings, member)
@@ -34,7 +33,6 @@ static const sp_setting own_rows[] = {
      "timed steps a case; the median counts", true},
     {"prefill", SP_SETTING_INT, FIELD(prefill), "256", 0, 65536, NULL, "N",
      "prompt tokens of the prefill case; 0: none", true},
-    {"json", SP_SETTING_BOOL, FIELD(json), NULL, 0, 0, NULL, NULL, "JSON on standard output", true},
 };
 
 /* One measured case. */
@@ -292,7 +290,7 @@ static int64_t kv_tokens_wanted(const step_bench *bench)
 
     for (int32_t i = 0; i < bench->n_row_counts; i++) {
         int64_t need = (int64_t)bench->row_counts[i] * (PROMPT_TOKENS + bench->settings.steps + 2 +
-                                                        bench->settings.run.page_tokens);
+                                                        bench->settings.run.options.page_tokens);
 
         most = need > most ? need : most;
     }
@@ -306,19 +304,19 @@ static int run_step_bench(void *memory)
     bool usage = true;
     sp_status status = parse_row_counts(bench, &error);
 
-    bench->settings.run.prefix_cache = false; /* every row is to be computed */
+    bench->settings.run.options.prefix_cache = false; /* every row is to be computed */
     if (status == SP_OK)
         status = sp_run_settings_open(&bench->settings.run, kv_tokens_wanted(bench), &bench->engine,
                                       &usage, &error);
     if (status != SP_OK)
         return usage ? sp_cli_usage("bench", &error) : sp_cli_fail("bench", &error);
-    status = sp_bench_read_bandwidth((int32_t)bench->settings.run.threads,
+    status = sp_bench_read_bandwidth(bench->settings.run.options.threads,
                                      &bench->read_bytes_per_second, &error);
     if (status == SP_OK)
         status = run_cases(bench, &error);
     if (status != SP_OK)
         return sp_cli_fail("bench", &error);
-    if (bench->settings.json)
+    if (bench->settings.run.json)
         print_json(bench);
     else
         print_text(bench);
@@ -336,6 +334,7 @@ static int bench_step(int argc, char **argv)
 {
     static const sp_bench_verb verb = {
         .usage = "usage: sidepath bench step --model DIR [--adapter NAME=DIR]... [FLAGS]\n",
+        .uses = SP_OPTION_OF_ENGINE | SP_SETTING_OF_OUTPUT,
         .rows = own_rows,
         .n_rows = sizeof own_rows / sizeof own_rows[0],
         .bytes = sizeof(step_bench),
@@ -350,7 +349,8 @@ int sp_bench_main(const sp_bench_verb *verb, int argc, char **argv)
 {
     void *bench = sp_calloc(1, verb->bytes);
     size_t n_rows;
-    sp_setting *rows = sp_run_settings_join(verb->rows, verb->n_rows, &n_rows);
+    sp_setting *rows =
+        bench ? sp_run_settings_rows(bench, verb->uses, verb->rows, verb->n_rows, &n_rows) : NULL;
     sp_error error;
     int code = SP_EXIT_DONE;
 
@@ -360,7 +360,8 @@ int sp_bench_main(const sp_bench_verb *verb, int argc, char **argv)
     } else if (sp_cli_wants_help(argc, argv)) {
         puts(verb->usage);
         sp_settings_print_help(stdout, rows, n_rows);
-    } else if (sp_settings_parse(rows, n_rows, argc, argv, bench, NULL, &error) != SP_OK) {
+    } else if (sp_run_settings_parse(bench, verb->uses, rows, n_rows, argc, argv, NULL, &error) !=
+               SP_OK) {
         code = sp_cli_usage("bench", &error);
     } else {
         code = verb->run(bench);

@@ -18,9 +18,10 @@ sp_status sp_bench_read_bandwidth(int32_t threads, double *out_bytes_per_second,
 /* "machine": {...}, without a comma behind it. */
 void sp_bench_print_machine(FILE *stream);
 
-/* A measurement that opens an engine: its settings are the run's and its own. */
+/* A measurement: its settings are shared ones and its own. */
 typedef struct sp_bench_verb {
     const char *usage;      /* above the flags in its help */
+    unsigned uses;          /* the shared settings that it takes: see run_settings.h */
     const sp_setting *rows; /* [n_rows] its own */
     size_t n_rows;
     size_t bytes; /* of its state, which begins with the settings, and those with sp_run_settings */

@@ -11,9 +11,9 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/settings.h"
 #include "cli/bench.h"
 #include "cli/cli.h"
+#include "cli/run_settings.h"
 #include "kernels/cpu/gemm.h"
 #include "pool/image.h"
 
@@ -66,25 +66,20 @@ static const group groups[] = {
 };
 
 typedef struct delta_settings {
-    const char *shapes, *cpu_isa;
-    int64_t threads, rounds, rows_max;
-    bool json;
+    sp_run_settings run;
+    const char *shapes;
+    int64_t rounds, rows_max;
 } delta_settings;
 
 #define FIELD(member) offsetof(delta_settings, member)
 
-static const sp_setting rows[] = {
+static const sp_setting own_rows[] = {
     {"shapes", SP_SETTING_CHOICE, FIELD(shapes), "all", 0, 0, "all|qwen3-0.6b|qwen3-8b", NULL,
      "which model's layers", true},
-    {"cpu-isa", SP_SETTING_CHOICE, FIELD(cpu_isa), "auto", 0, 0, "auto|scalar|avx2|avx512|amx",
-     NULL, "instruction-set level", false},
-    {"threads", SP_SETTING_INT, FIELD(threads), "0", 0, 1024, NULL, "N",
-     "threads; 0: as many as the process may use", false},
     {"rows-max", SP_SETTING_INT, FIELD(rows_max), "64", 1, ROWS_MAX, NULL, "N",
      "leaves out the cases of more rows", true},
     {"rounds", SP_SETTING_INT, FIELD(rounds), "9", 3, ROUNDS_MAX, NULL, "N",
      "timed calls a case; the median counts", true},
-    {"json", SP_SETTING_BOOL, FIELD(json), NULL, 0, 0, NULL, NULL, "JSON on standard output", true},
 };
 
 typedef struct delta_case {
@@ -159,12 +154,12 @@ static sp_status create_bench(delta_bench *bench, sp_error *error)
 {
     sp_exec_options exec_options;
     bool complete = true;
-    sp_status status = sp_kernels_get(bench->settings.cpu_isa, &bench->kernels, error);
+    sp_status status = sp_kernels_get(bench->settings.run.cpu_isa, &bench->kernels, error);
 
     if (status != SP_OK)
         return status;
     sp_exec_options_default(&exec_options, sizeof exec_options);
-    exec_options.threads = (int32_t)bench->settings.threads;
+    exec_options.threads = bench->settings.run.options.threads;
     status = sp_exec_create(&exec_options, &bench->exec, error);
     if (status == SP_OK)
         status = sp_device_open("cpu", NULL, &bench->device, error);
@@ -181,7 +176,8 @@ static sp_status create_bench(delta_bench *bench, sp_error *error)
     if (!complete || !bench->x || !bench->packed || !bench->evict)
         return sp_fail_memory(error, EVICT_BYTES, "the benchmark");
     memset(bench->evict, 1, EVICT_BYTES);
-    return sp_bench_read_bandwidth((int32_t)bench->settings.threads, &bench->read_rate_best, error);
+    return sp_bench_read_bandwidth(bench->settings.run.options.threads, &bench->read_rate_best,
+                                   error);
 }
 
 static void destroy_bench(delta_bench *bench)
@@ -257,7 +253,7 @@ static sp_status create_rank(const delta_bench *bench, rig *r, size_t which, sp_
     delta.pool = r->pool[which];
     delta.exec = bench->exec;
     delta.rows_max = ROWS_MAX;
-    delta.cpu_isa = bench->settings.cpu_isa;
+    delta.cpu_isa = bench->settings.run.cpu_isa;
     status = sp_delta_create(&delta, &r->delta[which], error);
     return status == SP_OK ? load_adapters(r, which, error) : status;
 }
@@ -511,8 +507,9 @@ static void print_text(const delta_bench *bench)
     }
 }
 
-static int run_bench(delta_bench *bench)
+static int run_bench(void *memory)
 {
+    delta_bench *bench = memory;
     sp_error error;
     sp_status status = create_bench(bench, &error);
 
@@ -520,34 +517,29 @@ static int run_bench(delta_bench *bench)
         status = run_groups(bench, &error);
     if (status != SP_OK)
         return sp_cli_fail("bench", &error);
-    if (bench->settings.json)
+    if (bench->settings.run.json)
         print_json(bench);
     else
         print_text(bench);
     return SP_EXIT_DONE;
 }
 
+static void close_delta_bench(void *memory)
+{
+    destroy_bench(memory);
+}
+
 int sp_bench_delta(int argc, char **argv)
 {
-    delta_bench *bench;
-    sp_error error;
-    int code;
+    static const sp_bench_verb verb = {
+        .usage = "usage: sidepath bench delta [FLAGS]\n",
+        .uses = SP_OPTION_OF_KERNELS | SP_SETTING_OF_OUTPUT,
+        .rows = own_rows,
+        .n_rows = COUNT(own_rows),
+        .bytes = sizeof(delta_bench),
+        .run = run_bench,
+        .close = close_delta_bench,
+    };
 
-    if (sp_cli_wants_help(argc, argv)) {
-        puts("usage: sidepath bench delta [FLAGS]\n");
-        sp_settings_print_help(stdout, rows, COUNT(rows));
-        return SP_EXIT_DONE;
-    }
-    bench = sp_calloc(1, sizeof *bench);
-    if (!bench) {
-        sp_fail_memory(&error, sizeof *bench, "the benchmark");
-        return sp_cli_fail("bench", &error);
-    }
-    if (sp_settings_parse(rows, COUNT(rows), argc, argv, &bench->settings, NULL, &error) != SP_OK)
-        code = sp_cli_usage("bench", &error);
-    else
-        code = run_bench(bench);
-    destroy_bench(bench);
-    sp_free(bench);
-    return code;
+    return sp_bench_main(&verb, argc, argv);
 }

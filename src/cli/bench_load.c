@@ -26,7 +26,7 @@
 typedef struct load_settings {
     sp_run_settings run;
     int64_t loads, rounds, rows, steps;
-    bool files_only, json;
+    bool files_only;
 } load_settings;
 
 #define FIELD(member) offsetof(load_settings, member)
@@ -42,7 +42,6 @@ static const sp_setting own_rows[] = {
      "timed steps, without loads and with", true},
     {"files-only", SP_SETTING_BOOL, FIELD(files_only), NULL, 0, 0, NULL, NULL,
      "packing and copying only: of the model, config.json is enough", true},
-    {"json", SP_SETTING_BOOL, FIELD(json), NULL, 0, 0, NULL, NULL, "JSON on standard output", true},
 };
 
 typedef struct load_case {
@@ -123,7 +122,7 @@ static sp_status create_exec(const load_bench *bench, sp_exec **out_exec, sp_err
     sp_exec_options options;
 
     sp_exec_options_default(&options, sizeof options);
-    options.threads = (int32_t)bench->settings.run.threads;
+    options.threads = bench->settings.run.options.threads;
     return sp_exec_create(&options, out_exec, error);
 }
 
@@ -517,7 +516,7 @@ static sp_status time_pauses(load_bench *bench, int32_t threads, bool spare, sp_
     bool usage;
     sp_status status = SP_ERR_MEMORY;
 
-    settings.threads = threads;
+    settings.options.threads = threads;
     settings.adapters.values++;
     settings.adapters.n--;
     if (quiet && loaded)
@@ -617,14 +616,14 @@ static int run_load_bench(void *memory)
 
     if (status != SP_OK)
         return sp_cli_usage("bench", &error);
-    bench->settings.run.adapter_loading = true;
-    bench->settings.run.prefix_cache = false;
+    bench->settings.run.options.adapter_loading = true;
+    bench->settings.run.options.prefix_cache = false;
     status = time_parts(bench, &error);
     if (status == SP_OK && !bench->settings.files_only)
         status = time_engine(bench, threads, &error);
     if (status != SP_OK)
         return sp_cli_fail("bench", &error);
-    if (bench->settings.json)
+    if (bench->settings.run.json)
         print_json(bench);
     else
         print_text(bench);
@@ -644,6 +643,7 @@ int sp_bench_load(int argc, char **argv)
         .usage = "usage: sidepath bench load --model DIR --adapter NAME=DIR [--adapter NAME=DIR] "
                  "[FLAGS]\n\nThe first adapter is loaded again and again, rows of the second run "
                  "beside it.\n",
+        .uses = SP_OPTION_OF_ENGINE | SP_SETTING_OF_OUTPUT,
         .rows = own_rows,
         .n_rows = sizeof own_rows / sizeof own_rows[0],
         .bytes = sizeof(load_bench),

@@ -20,8 +20,8 @@
 typedef struct generate_settings {
     sp_run_settings run; /* first: the shared rows point into it */
     sp_setting_list requests;
-    sp_request_flags flags;
-    bool parse_special, add_special, json;
+    sp_field_flags flags;
+    bool parse_special, add_special;
 } generate_settings;
 
 #define FIELD(member) offsetof(generate_settings, member)
@@ -34,10 +34,9 @@ static const sp_setting own_rows[] = {
     {"add-special", SP_SETTING_BOOL, FIELD(add_special), "true", 0, 0, NULL, NULL,
      "put the tokens around a prompt that tokenizer.json says (as a rule one that begins it)",
      true},
-    {"json", SP_SETTING_BOOL, FIELD(json), NULL, 0, 0, NULL, NULL,
-     "one JSON object a request, then a summary", true},
 };
 
+#define USES       (SP_OPTION_OF_ENGINE | SP_SETTING_OF_OUTPUT)
 #define N_OWN_ROWS (sizeof own_rows / sizeof own_rows[0])
 
 /* One run of the verb. */
@@ -77,7 +76,7 @@ static sp_status collect_requests(generate_run *run, sp_error *error)
  * byte. */
 static int64_t kv_tokens_wanted(const generate_run *run)
 {
-    int64_t page = run->settings.run.page_tokens;
+    int64_t page = run->settings.run.options.page_tokens;
     int64_t sum = 0, most = page;
 
     for (size_t i = 0; i < run->requests.n; i++) {
@@ -385,19 +384,19 @@ static sp_status print_results(const generate_run *run, sp_error *error)
     sp_status status = SP_OK;
 
     for (size_t i = 0; i < run->requests.n; i++) {
-        if (run->settings.json)
+        if (run->settings.run.json)
             add_result_json(&out, &run->requests.items[i], i);
         else
             add_result_text(&out, &run->requests.items[i], i);
     }
-    if (run->settings.json)
+    if (run->settings.run.json)
         add_summary_json(&out, run);
     if (out.failed)
         status = sp_fail_memory(error, out.bytes, "the output");
     else if (fwrite(out.data, 1, out.bytes, stdout) != out.bytes || fflush(stdout) != 0)
         status = sp_fail(error, SP_ERR_IO, NULL, "stdout", -1, "cannot write to standard output");
     sp_text_free(&out);
-    if (status == SP_OK && !run->settings.json)
+    if (status == SP_OK && !run->settings.run.json)
         print_summary_text(run);
     return status;
 }
@@ -406,19 +405,21 @@ static sp_status print_results(const generate_run *run, sp_error *error)
 
 static sp_setting *create_rows(generate_settings *settings, size_t *out_n)
 {
-    sp_setting own[SP_REQUEST_FLAGS_MAX + N_OWN_ROWS];
-    size_t n = sp_request_flags_rows(&settings->flags, SP_FORM_FLAGS, FIELD(flags), own);
+    const sp_field_flag_set set = sp_request_flag_set(SP_FORM_FLAGS);
+    sp_setting own[SP_FIELD_FLAGS_MAX + N_OWN_ROWS];
+    size_t n = sp_field_flags_rows(&settings->flags, &set, FIELD(flags), own);
 
     memcpy(own + n, own_rows, sizeof own_rows);
-    return sp_run_settings_join(own, n + N_OWN_ROWS, out_n);
+    return sp_run_settings_rows(&settings->run, USES, own, n + N_OWN_ROWS, out_n);
 }
 
 static void print_help(const sp_setting *rows, size_t n_rows)
 {
     puts("usage: sidepath generate --model DIR [--adapter NAME=DIR]... "
          "[--request '[NAME=]PROMPT']... [FLAGS]\n\n"
-         "Runs all requests as one batch, each with its own adapter. Without --request, standard\n"
-         "input holds one JSON object a line, of:\n");
+         "Runs all requests as one batch, each with its own adapter. With --json one object a\n"
+         "request comes out, then a summary. Without --request, standard input holds one JSON\n"
+         "object a line, of:\n");
     sp_cli_requests_print_fields(stdout);
     puts("");
     sp_settings_print_help(stdout, rows, n_rows);
@@ -458,7 +459,8 @@ int sp_cli_generate(int argc, char **argv)
         return SP_EXIT_FAILED;
     if (sp_cli_wants_help(argc, argv)) {
         print_help(rows, n_rows);
-    } else if (sp_settings_parse(rows, n_rows, argc, argv, &run.settings, NULL, &error) != SP_OK) {
+    } else if (sp_run_settings_parse(&run.settings.run, USES, rows, n_rows, argc, argv, NULL,
+                                     &error) != SP_OK) {
         code = sp_cli_usage("generate", &error);
     } else {
         code = run_verb(&run);

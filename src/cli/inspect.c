@@ -2,9 +2,10 @@
  * inspect.c: the verdict on an adapter, without a run. The receipt goes to stdout, everything else
  * to stderr; exit 0 accepted or unchecked, 1 refused or failed, 2 usage.
  */
+#include "base/alloc.h"
 #include "base/error.h"
-#include "base/settings.h"
 #include "cli/cli.h"
+#include "cli/run_settings.h"
 
 #include <sidepath/engine.h>
 #include <sidepath/pool.h>
@@ -13,41 +14,16 @@
 #include <string.h>
 
 typedef struct inspect_settings {
-    const char *model, *precision, *expert_layout;
-    bool allow_partial, allow_no_effect, allow_unknown_fields, allow_base_changing_init;
-    bool experts, json;
-    int64_t rank_max, expert_rank_max;
+    sp_run_settings run;
+    const char *expert_layout;
+    bool experts;
+    int64_t expert_rank_max;
 } inspect_settings;
 
 #define FIELD(name) offsetof(inspect_settings, name)
+#define USES        (SP_OPTION_OF_ADAPTER | SP_SETTING_OF_OUTPUT)
 
-static const sp_setting settings[] = {
-    {.name = "model",
-     .type = SP_SETTING_STRING,
-     .offset = FIELD(model),
-     .value_name = "DIR",
-     .flag_only = true,
-     .help = "base model to hold the adapter against; without it the files alone are checked"},
-    {.name = "allow-partial",
-     .type = SP_SETTING_BOOL,
-     .offset = FIELD(allow_partial),
-     .default_text = "false",
-     .help = "skip tensors of modules that are not served, and list them"},
-    {.name = "allow-no-effect",
-     .type = SP_SETTING_BOOL,
-     .offset = FIELD(allow_no_effect),
-     .default_text = "false",
-     .help = "take an adapter that changes nothing"},
-    {.name = "allow-unknown-fields",
-     .type = SP_SETTING_BOOL,
-     .offset = FIELD(allow_unknown_fields),
-     .default_text = "false",
-     .help = "ignore fields of adapter_config.json that are not known"},
-    {.name = "allow-base-changing-init",
-     .type = SP_SETTING_BOOL,
-     .offset = FIELD(allow_base_changing_init),
-     .default_text = "false",
-     .help = "take PiSSA, OLoRA and the like as plain differences"},
+static const sp_setting own_rows[] = {
     {.name = "experts",
      .type = SP_SETTING_BOOL,
      .offset = FIELD(experts),
@@ -59,14 +35,6 @@ static const sp_setting settings[] = {
      .default_text = "auto",
      .choices = "auto|linear|swapped",
      .help = "how fused expert pairs are read where neither config nor shapes tell"},
-    {.name = "max-lora-rank",
-     .type = SP_SETTING_INT,
-     .offset = FIELD(rank_max),
-     .default_text = "0",
-     .minimum = 0,
-     .maximum = SP_POOL_RANK_MAX,
-     .value_name = "N",
-     .help = "largest rank that the pool takes; 0: the adapter's own"},
     {.name = "max-lora-expert-rank",
      .type = SP_SETTING_INT,
      .offset = FIELD(expert_rank_max),
@@ -75,28 +43,26 @@ static const sp_setting settings[] = {
      .maximum = SP_POOL_RANK_MAX,
      .value_name = "N",
      .help = "largest rank of router and expert adapters"},
-    {.name = "precision",
-     .type = SP_SETTING_CHOICE,
-     .offset = FIELD(precision),
-     .default_text = "bf16",
-     .choices = "bf16|f32",
-     .help = "what the run computes in; f32 is the checking mode"},
-    {.name = "json",
-     .type = SP_SETTING_BOOL,
-     .offset = FIELD(json),
-     .default_text = "false",
-     .flag_only = true,
-     .help = "print one JSON object"},
 };
-#define N_SETTINGS (sizeof settings / sizeof *settings)
 
-static void print_usage(FILE *stream)
+/* The files alone are checked unless the command line itself names a model. */
+static sp_setting *create_rows(inspect_settings *values, size_t *out_n)
+{
+    sp_setting *rows = sp_run_settings_rows(&values->run, USES, own_rows,
+                                            sizeof own_rows / sizeof *own_rows, out_n);
+
+    for (size_t i = 0; rows && i < *out_n; i++)
+        rows[i].flag_only |= strcmp(rows[i].name, "model") == 0;
+    return rows;
+}
+
+static void print_usage(FILE *stream, const sp_setting *rows, size_t n_rows)
 {
     fprintf(stream, "usage: sidepath inspect DIR [--model DIR] [--json] …\n\n"
                     "Prints what an adapter holds and whether it would be taken. Exit status: 0 "
                     "accepted (or\nunchecked, without --model), 1 refused or failed, 2 usage. "
                     "docs/ADAPTERS.md has the codes\nof refusals, and what to do about each.\n\n");
-    sp_settings_print_help(stream, settings, N_SETTINGS);
+    sp_settings_print_help(stream, rows, n_rows);
 }
 
 static sp_adapter_options adapter_options(const inspect_settings *s, sp_geometry *geometry)
@@ -105,17 +71,17 @@ static sp_adapter_options adapter_options(const inspect_settings *s, sp_geometry
 
     sp_adapter_options_default(&options, sizeof options);
     options.geometry = geometry;
-    options.base_dir = s->model;
-    options.rank_max = (int32_t)s->rank_max;
+    options.base_dir = s->run.model;
+    options.rank_max = s->run.options.max_lora_rank;
     if (geometry && !options.rank_max)
         options.rank_max = SP_POOL_RANK_MAX; /* no pool of the server's is larger */
     options.expert_rank_max = (int32_t)s->expert_rank_max;
     options.experts_off = !s->experts;
-    options.allow_partial = s->allow_partial;
-    options.allow_no_effect = s->allow_no_effect;
-    options.allow_unknown_fields = s->allow_unknown_fields;
-    options.allow_base_changing_init = s->allow_base_changing_init;
-    options.pool_dtype = strcmp(s->precision, "f32") == 0 ? SP_DTYPE_F32 : SP_DTYPE_BF16;
+    options.allow_partial = s->run.options.allow_partial;
+    options.allow_no_effect = s->run.options.allow_no_effect;
+    options.allow_unknown_fields = s->run.options.allow_unknown_fields;
+    options.allow_base_changing_init = s->run.options.allow_base_changing_init;
+    options.pool_dtype = strcmp(s->run.precision, "f32") == 0 ? SP_DTYPE_F32 : SP_DTYPE_BF16;
     if (strcmp(s->expert_layout, "linear") == 0)
         options.expert_layout = SP_EXPERT_LAYOUT_LINEAR;
     if (strcmp(s->expert_layout, "swapped") == 0)
@@ -143,7 +109,8 @@ static sp_status measure_slot(const inspect_settings *s, const sp_adapter *adapt
     sp_layout_options_default(&layout, sizeof layout);
     layout.geometry = options->geometry;
     layout.modules = linear;
-    layout.rank = s->rank_max > 0 ? (int32_t)s->rank_max : sp_adapter_rank_max(adapter);
+    layout.rank = s->run.options.max_lora_rank > 0 ? s->run.options.max_lora_rank
+                                                   : sp_adapter_rank_max(adapter);
     layout.dtype = options->pool_dtype;
     status = sp_layout_measure(&layout, &slot_bytes, &matrix_bytes, error);
     if (status == SP_OK)
@@ -156,7 +123,7 @@ static int print_receipt(const inspect_settings *s, const sp_receipt *receipt, i
 {
     sp_error error;
 
-    if (fputs(s->json ? sp_receipt_json(receipt) : sp_receipt_table(receipt), stdout) != EOF &&
+    if (fputs(s->run.json ? sp_receipt_json(receipt) : sp_receipt_table(receipt), stdout) != EOF &&
         fflush(stdout) == 0)
         return verdict;
     sp_fail(&error, SP_ERR_IO, NULL, "stdout", -1, "cannot write to standard output");
@@ -206,7 +173,7 @@ static int fail_base(const inspect_settings *s, const char *path, const sp_error
 {
     sp_error refusal;
 
-    if (!s->json || failure->status == SP_ERR_MEMORY)
+    if (!s->run.json || failure->status == SP_ERR_MEMORY)
         return sp_cli_fail("inspect", failure);
     sp_fail(&refusal, SP_ERR_REFUSED, "base-unavailable", NULL, -1, "%s", failure->text);
     return print_refused(s, path, &refusal);
@@ -220,7 +187,7 @@ static int inspect(const inspect_settings *s, const char *path)
     sp_error error;
     int exit_status;
 
-    if (s->model && sp_geometry_open(s->model, &geometry, &error) != SP_OK)
+    if (s->run.model && sp_geometry_open(s->run.model, &geometry, &error) != SP_OK)
         return fail_base(s, path, &error);
     options = adapter_options(s, geometry);
     if (sp_adapter_open(path, &options, &adapter, &error) == SP_OK) {
@@ -235,21 +202,28 @@ static int inspect(const inspect_settings *s, const char *path)
 
 int sp_cli_inspect(int argc, char **argv)
 {
-    inspect_settings values = {0};
+    inspect_settings values = {.experts = false};
     sp_setting_list paths = {0};
+    size_t n_rows;
+    sp_setting *rows = create_rows(&values, &n_rows);
     sp_error error;
     int exit_status = SP_EXIT_USAGE;
 
+    if (!rows)
+        return SP_EXIT_FAILED;
     if (sp_cli_wants_help(argc, argv)) {
-        print_usage(stdout);
-        return SP_EXIT_DONE;
-    }
-    if (sp_settings_parse(settings, N_SETTINGS, argc, argv, &values, &paths, &error) != SP_OK)
+        print_usage(stdout, rows, n_rows);
+        exit_status = SP_EXIT_DONE;
+    } else if (sp_run_settings_parse(&values.run, USES, rows, n_rows, argc, argv, &paths, &error) !=
+               SP_OK) {
         sp_cli_usage("inspect", &error);
-    else if (paths.n != 1)
-        print_usage(stderr);
-    else
-        exit_status = inspect(&values, paths.values[0]);
-    sp_settings_free_lists(settings, N_SETTINGS, &values, &paths);
+    } else {
+        if (paths.n != 1)
+            print_usage(stderr, rows, n_rows);
+        else
+            exit_status = inspect(&values, paths.values[0]);
+        sp_settings_free_lists(rows, n_rows, &values, &paths);
+    }
+    sp_free(rows);
     return exit_status;
 }

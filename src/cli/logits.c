@@ -6,8 +6,8 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli/cli.h"
-#include "cli/request_flags.h"
 #include "cli/run_settings.h"
+#include "engine/request/request_table.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ typedef struct logits_settings {
     sp_run_settings run;
     const char *use, *tokens, *out;
     int64_t last;
-    sp_request_flags flags;
+    sp_field_flags flags;
 } logits_settings;
 
 #define FIELD(member) offsetof(logits_settings, member)
@@ -32,6 +32,7 @@ static const sp_setting own_rows[] = {
      true},
 };
 
+#define USES       SP_OPTION_OF_ENGINE
 #define N_OWN_ROWS (sizeof own_rows / sizeof own_rows[0])
 
 /* The file under construction: header and rows in one block. */
@@ -110,12 +111,13 @@ static void take_logits(void *user, int32_t position, const float *logits, int32
 
 static sp_status compute(logits_run *run, sp_error *error)
 {
+    const sp_field_flag_set set = sp_request_flag_set(SP_FORM_LOGITS_FLAGS);
     sp_request request;
     sp_status status;
     int64_t id;
 
     sp_request_default(&request, sizeof request);
-    status = sp_request_flags_apply(&run->settings.flags, SP_FORM_LOGITS_FLAGS, &request, error);
+    status = sp_field_flags_apply(&run->settings.flags, &set, &request, error);
     if (status != SP_OK)
         return status;
     request.adapter = strcmp(run->settings.use, "base") == 0 ? NULL : run->settings.use;
@@ -157,11 +159,12 @@ static int run_verb(logits_run *run)
 
 static sp_setting *create_rows(logits_settings *settings, size_t *out_n)
 {
-    sp_setting own[SP_REQUEST_FLAGS_MAX + N_OWN_ROWS];
-    size_t n = sp_request_flags_rows(&settings->flags, SP_FORM_LOGITS_FLAGS, FIELD(flags), own);
+    const sp_field_flag_set set = sp_request_flag_set(SP_FORM_LOGITS_FLAGS);
+    sp_setting own[SP_FIELD_FLAGS_MAX + N_OWN_ROWS];
+    size_t n = sp_field_flags_rows(&settings->flags, &set, FIELD(flags), own);
 
     memcpy(own + n, own_rows, sizeof own_rows);
-    return sp_run_settings_join(own, n + N_OWN_ROWS, out_n);
+    return sp_run_settings_rows(&settings->run, USES, own, n + N_OWN_ROWS, out_n);
 }
 
 int sp_cli_logits(int argc, char **argv)
@@ -178,7 +181,8 @@ int sp_cli_logits(int argc, char **argv)
         puts("usage: sidepath logits --model DIR [--adapter NAME=DIR]... --use NAME|base "
              "--tokens 1,2,3 [--last N] --out FILE\n");
         sp_settings_print_help(stdout, rows, n_rows);
-    } else if (sp_settings_parse(rows, n_rows, argc, argv, &run.settings, NULL, &error) != SP_OK) {
+    } else if (sp_run_settings_parse(&run.settings.run, USES, rows, n_rows, argc, argv, NULL,
+                                     &error) != SP_OK) {
         code = sp_cli_usage("logits", &error);
     } else {
         code = run_verb(&run);

@@ -34,11 +34,13 @@ void sp_cli_requests_free(sp_cli_requests *requests)
 }
 
 /* *request is zeroed, to be freed after a failure too. */
-static sp_status start_request(const sp_request_flags *flags, sp_cli_request *request,
+static sp_status start_request(const sp_field_flags *flags, sp_cli_request *request,
                                sp_error *error)
 {
+    const sp_field_flag_set set = sp_request_flag_set(SP_FORM_FLAGS);
+
     request->request = sp_request_left_out(SP_LEFT_OUT_GENERATE);
-    return sp_request_flags_apply(flags, SP_FORM_FLAGS, &request->request, error);
+    return sp_field_flags_apply(flags, &set, &request->request, error);
 }
 
 /* Takes the request over, or frees it. */
@@ -69,7 +71,7 @@ static sp_status set_prompt(sp_cli_request *request, const char *text, size_t by
 }
 
 sp_status sp_cli_requests_add_flag(sp_cli_requests *requests, const char *text,
-                                   const sp_request_flags *defaults, sp_error *error)
+                                   const sp_field_flags *defaults, sp_error *error)
 {
     const char *equals = strchr(text, '=');
     const char *prompt = equals ? equals + 1 : text;
@@ -177,7 +179,7 @@ static void name_line(sp_error *error, size_t line)
 }
 
 sp_status sp_cli_requests_add_json(sp_cli_requests *requests, const char *bytes, size_t n_bytes,
-                                   size_t line, const sp_request_flags *defaults, sp_error *error)
+                                   size_t line, const sp_field_flags *defaults, sp_error *error)
 {
     sp_cli_request request = {0};
     json_t *root;
@@ -209,7 +211,7 @@ static bool is_blank(const char *bytes, size_t n)
 }
 
 sp_status sp_cli_requests_read(sp_cli_requests *requests, FILE *stream,
-                               const sp_request_flags *defaults, sp_error *error)
+                               const sp_field_flags *defaults, sp_error *error)
 {
     sp_text line = {0};
     sp_status status = SP_OK;

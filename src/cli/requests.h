@@ -6,7 +6,8 @@
 #define SP_CLI_REQUESTS_H
 
 #include "base/text.h"
-#include "cli/request_flags.h"
+#include "cli/field_flags.h"
+#include "engine/request/request_table.h"
 
 /* One request and what became of it. Everything is owned (sp_cli_requests_free). */
 typedef struct sp_cli_request {
@@ -34,15 +35,15 @@ typedef struct sp_cli_requests {
  *
  * "[NAME=]PROMPT", split at the first '='; no name: the base. */
 sp_status sp_cli_requests_add_flag(sp_cli_requests *requests, const char *text,
-                                   const sp_request_flags *defaults, sp_error *error);
+                                   const sp_field_flags *defaults, sp_error *error);
 
 /* One JSON object. `line` counts from 1, for errors. */
 sp_status sp_cli_requests_add_json(sp_cli_requests *requests, const char *bytes, size_t n_bytes,
-                                   size_t line, const sp_request_flags *defaults, sp_error *error);
+                                   size_t line, const sp_field_flags *defaults, sp_error *error);
 
 /* All lines of a stream; blank ones are passed over. */
 sp_status sp_cli_requests_read(sp_cli_requests *requests, FILE *stream,
-                               const sp_request_flags *defaults, sp_error *error);
+                               const sp_field_flags *defaults, sp_error *error);
 
 /* The names of a line's fields, for the help. */
 void sp_cli_requests_print_fields(FILE *stream);

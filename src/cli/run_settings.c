@@ -8,84 +8,89 @@
 
 #define FIELD(member) offsetof(sp_run_settings, member)
 
-const sp_setting sp_run_setting_rows[SP_RUN_SETTINGS_COUNT] = {
-    {"model", SP_SETTING_STRING, FIELD(model), NULL, 0, 0, NULL, "DIR",
-     "the base model's directory", false},
-    {"adapter", SP_SETTING_LIST, FIELD(adapters), NULL, 0, 0, NULL, "NAME=DIR",
-     "an adapter to load under a name; may be repeated", true},
-    {"device", SP_SETTING_CHOICE, FIELD(device), "auto", 0, 0, "auto|cpu|cuda", NULL,
-     "where to run", false},
-    {"cpu-isa", SP_SETTING_CHOICE, FIELD(cpu_isa), "auto", 0, 0, "auto|scalar|avx2|avx512|amx",
-     NULL, "highest CPU instruction set to use", false},
-    {"precision", SP_SETTING_CHOICE, FIELD(precision), "bf16", 0, 0, "bf16|f32", NULL,
-     "bf16 to serve, f32 to check", false},
-    {"threads", SP_SETTING_INT, FIELD(threads), "0", 0, 1024, NULL, "N",
-     "threads; 0: as many as the process may use", false},
-    {"max-loras", SP_SETTING_INT, FIELD(max_loras), "8", 0, 4096, NULL, "N", "adapter slots",
-     false},
-    {"max-lora-rank", SP_SETTING_INT, FIELD(max_lora_rank), "0", 0, 4096, NULL, "R",
-     "rank of a slot; 0: the largest of the adapters, else 64", false},
-    {"overlay-bytes", SP_SETTING_INT, FIELD(overlay_bytes), "0", 0, 1e15, NULL, "N",
-     "memory for embedding and head rows that adapters replace; 0: what the adapters need", false},
-    {"lora-modules", SP_SETTING_STRING, FIELD(lora_modules), "", 0, 0, NULL, "LIST",
-     "modules that a slot holds (q_proj,up_proj,...); empty: those of the adapters", false},
-    {"max-context", SP_SETTING_INT, FIELD(max_context), "0", 0, 1 << 24, NULL, "N",
-     "tokens of one request, prompt included; 0: the model's", false},
-    {"max-running", SP_SETTING_INT, FIELD(max_running), "64", 1, 4096, NULL, "N",
-     "requests that run at a time", false},
-    {"kv-tokens", SP_SETTING_INT, FIELD(kv_tokens), "0", 0, 1e12, NULL, "N",
-     "capacity of the KV cache in tokens; 0: what the requests need; for a server max-running x "
-     "max-context, or half of the memory that is left",
-     false},
-    {"page-tokens", SP_SETTING_INT, FIELD(page_tokens), "16", 1, 32, NULL, "N",
-     "tokens of a KV page: 1, 2, 4, 8, 16 or 32", false},
-    {"step-rows", SP_SETTING_INT, FIELD(step_rows), "256", 1, 65536, NULL, "N",
-     "most rows of one step", false},
-    {"prefill-chunk", SP_SETTING_INT, FIELD(prefill_chunk), "0", 0, 65536, NULL, "N",
-     "most prompt rows of one request in one step; 0: step-rows, for a server 64", false},
-    {"no-apply", SP_SETTING_BOOL, FIELD(no_apply), NULL, 0, 0, NULL, NULL,
-     "measuring: keep adapters resident and skip every delta", false},
-    {"no-ffn", SP_SETTING_BOOL, FIELD(no_ffn), NULL, 0, 0, NULL, NULL,
-     "measuring: skip the deltas of the FFN", false},
-    {"allow-partial", SP_SETTING_BOOL, FIELD(allow_partial), NULL, 0, 0, NULL, NULL,
-     "apply what fits of an adapter and list what does not", false},
-    {"allow-no-effect", SP_SETTING_BOOL, FIELD(allow_no_effect), NULL, 0, 0, NULL, NULL,
-     "accept an adapter whose every product is zero", false},
-    {"allow-unknown-fields", SP_SETTING_BOOL, FIELD(allow_unknown_fields), NULL, 0, 0, NULL, NULL,
-     "accept adapter_config.json fields that are not known", false},
-    {"allow-base-changing-init", SP_SETTING_BOOL, FIELD(allow_base_changing_init), NULL, 0, 0, NULL,
-     NULL, "accept adapters made against a changed base (pissa, olora, ...)", false},
-    {"active", SP_SETTING_STRING, FIELD(active), NULL, 0, 0, NULL, "NAME",
-     "the adapter of requests that name none; default: the base", false},
-    {"memory", SP_SETTING_INT, FIELD(memory_bytes), "0", 0, 1e15, NULL, "BYTES",
-     "memory that may be taken; 0: what is free, cgroup limits included", false},
-    {"host-cache-mib", SP_SETTING_INT, FIELD(host_cache_mib), "0", 0, 1 << 24, NULL, "N",
-     "memory for packed adapters outside the slots; 0: half of what everything else leaves", false},
-    {"loader-threads", SP_SETTING_INT, FIELD(loader_threads), "1", 0, 64, NULL, "N",
-     "threads that load adapters beside the steps; 0: none", false},
-    {"adapter-wait-steps", SP_SETTING_INT, FIELD(adapter_wait_steps), "64", 1, 1 << 24, NULL, "N",
-     "steps that an adapter waits for a slot before those in slots take no new requests", false},
-    {"adapter-preempt-steps", SP_SETTING_INT, FIELD(adapter_preempt_steps), "256", 1, 1 << 24, NULL,
-     "N", "steps that an adapter waits for a slot before running requests make way", false},
-    {"prefix-cache", SP_SETTING_BOOL, FIELD(prefix_cache), "1", 0, 0, NULL, NULL,
-     "share the KV pages of equal beginnings; changes no result", false},
-    {"weights-copy", SP_SETTING_BOOL, FIELD(weights_copy), NULL, 0, 0, NULL, NULL,
-     "read the base weights into memory instead of mapping their files", false},
-    {"served-model-name", SP_SETTING_STRING, FIELD(served_name), NULL, 0, 0, NULL, "NAME",
-     "the base's name; default: its folder's", false},
+/* A shared setting that is no row of the engine's table. */
+typedef struct shared_row {
+    unsigned uses;
+    sp_setting setting;
+} shared_row;
+
+#define ENGINE  SP_OPTION_OF_ENGINE
+#define ADAPTER SP_OPTION_OF_ADAPTER
+#define KERNELS SP_OPTION_OF_KERNELS
+
+static const shared_row shared_rows[] = {
+    {ENGINE | ADAPTER,
+     {"model", SP_SETTING_STRING, FIELD(model), NULL, 0, 0, NULL, "DIR",
+      "the base model's directory", false}},
+    {ENGINE,
+     {"adapter", SP_SETTING_LIST, FIELD(adapters), NULL, 0, 0, NULL, "NAME=DIR",
+      "an adapter to load under a name; may be repeated", true}},
+    {ENGINE,
+     {"device", SP_SETTING_CHOICE, FIELD(device), "auto", 0, 0, "auto|cpu|cuda", NULL,
+      "where to run", false}},
+    {ENGINE | KERNELS,
+     {"cpu-isa", SP_SETTING_CHOICE, FIELD(cpu_isa), "auto", 0, 0, "auto|scalar|avx2|avx512|amx",
+      NULL, "highest CPU instruction set to use", false}},
+    {ENGINE | ADAPTER,
+     {"precision", SP_SETTING_CHOICE, FIELD(precision), "bf16", 0, 0, "bf16|f32", NULL,
+      "bf16 to serve, f32 to check", false}},
+    {ENGINE,
+     {"lora-modules", SP_SETTING_STRING, FIELD(lora_modules), "", 0, 0, NULL, "LIST",
+      "modules that a slot holds (q_proj,up_proj,...); empty: those of the adapters", false}},
+    {ENGINE,
+     {"active", SP_SETTING_STRING, FIELD(active), NULL, 0, 0, NULL, "NAME",
+      "the adapter of requests that name none; default: the base", false}},
+    {ENGINE,
+     {"host-cache-mib", SP_SETTING_INT, FIELD(host_cache_mib), "0", 0, 1 << 24, NULL, "N",
+      "memory for packed adapters outside the slots; 0: half of what everything else leaves",
+      false}},
+    {ENGINE,
+     {"served-model-name", SP_SETTING_STRING, FIELD(served_name), NULL, 0, 0, NULL, "NAME",
+      "the base's name; default: its folder's", false}},
+    {SP_SETTING_OF_OUTPUT,
+     {"json", SP_SETTING_BOOL, FIELD(json), NULL, 0, 0, NULL, NULL, "JSON on standard output",
+      true}},
 };
+#define N_SHARED_ROWS (sizeof shared_rows / sizeof *shared_rows)
 
-sp_setting *sp_run_settings_join(const sp_setting *own, size_t n_own, size_t *out_n)
+static sp_field_flag_set option_flag_set(unsigned uses)
 {
-    size_t n = SP_RUN_SETTINGS_COUNT + n_own;
-    sp_setting *joined = sp_calloc(n, sizeof *joined);
+    return (sp_field_flag_set){.part = sp_option_part(NULL), .forms = uses, .has_variables = true};
+}
 
-    if (!joined)
+sp_setting *sp_run_settings_rows(sp_run_settings *run, unsigned uses, const sp_setting *own,
+                                 size_t n_own, size_t *out_n)
+{
+    const sp_field_flag_set set = option_flag_set(uses);
+    sp_setting *rows = sp_calloc(N_SHARED_ROWS + SP_FIELD_FLAGS_MAX + n_own, sizeof *rows);
+    size_t n = 0;
+
+    if (!rows)
         return NULL;
-    memcpy(joined, sp_run_setting_rows, sizeof sp_run_setting_rows);
-    memcpy(joined + SP_RUN_SETTINGS_COUNT, own, n_own * sizeof *own);
-    *out_n = n;
-    return joined;
+    for (size_t i = 0; i < N_SHARED_ROWS; i++)
+        if ((shared_rows[i].uses & uses) != 0)
+            rows[n++] = shared_rows[i].setting;
+    n += sp_field_flags_rows(&run->flags, &set, FIELD(flags), rows + n);
+    if (n_own > 0)
+        memcpy(rows + n, own, n_own * sizeof *own);
+    *out_n = n + n_own;
+    return rows;
+}
+
+sp_status sp_run_settings_parse(sp_run_settings *run, unsigned uses, const sp_setting *rows,
+                                size_t n_rows, int argc, char **argv,
+                                sp_setting_list *out_positional, sp_error *error)
+{
+    const sp_field_flag_set set = option_flag_set(uses);
+    sp_status status = sp_settings_parse(rows, n_rows, argc, argv, run, out_positional, error);
+
+    if (status != SP_OK)
+        return status;
+    sp_engine_options_default(&run->options, sizeof run->options);
+    status = sp_field_flags_apply(&run->flags, &set, &run->options, error);
+    if (status != SP_OK)
+        sp_settings_free_lists(rows, n_rows, run, out_positional);
+    return status;
 }
 
 /* ---- the engine ---------------------------------------------------------------------------- */
@@ -143,37 +148,14 @@ static sp_status check_usage(const sp_run_settings *settings, sp_error *error)
 static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_wanted,
                          sp_engine_options *options)
 {
-    sp_engine_options_default(options, sizeof *options);
+    *options = settings->options;
     options->model_dir = settings->model;
     options->served_name = settings->served_name;
     options->precision = strcmp(settings->precision, "f32") == 0 ? SP_DTYPE_F32 : SP_DTYPE_BF16;
     options->cpu_isa = settings->cpu_isa;
-    options->threads = (int32_t)settings->threads;
-    options->max_loras = (int32_t)settings->max_loras;
-    options->max_lora_rank = (int32_t)settings->max_lora_rank;
-    options->overlay_bytes = (size_t)settings->overlay_bytes;
-    options->max_context = (int32_t)settings->max_context;
-    options->max_running = (int32_t)settings->max_running;
-    options->kv_tokens = settings->kv_tokens > 0 ? settings->kv_tokens : kv_tokens_wanted;
-    options->page_tokens = (int32_t)settings->page_tokens;
-    options->step_rows = (int32_t)settings->step_rows;
-    options->prefill_chunk = (int32_t)settings->prefill_chunk;
     options->host_bytes_max = (size_t)settings->host_cache_mib << 20;
-    options->memory_bytes = (size_t)settings->memory_bytes;
-    options->loader_threads = (int32_t)settings->loader_threads;
-    options->adapter_wait_steps = (int32_t)settings->adapter_wait_steps;
-    options->adapter_preempt_steps = (int32_t)settings->adapter_preempt_steps;
-    options->prefix_cache = settings->prefix_cache;
-    options->adapter_loading = settings->adapter_loading;
-    options->adapter_refused = settings->adapter_refused;
-    options->adapter_refused_user = settings->adapter_refused_user;
-    options->no_apply = settings->no_apply;
-    options->no_ffn = settings->no_ffn;
-    options->allow_partial = settings->allow_partial;
-    options->allow_no_effect = settings->allow_no_effect;
-    options->allow_unknown_fields = settings->allow_unknown_fields;
-    options->weights_copy = settings->weights_copy;
-    options->allow_base_changing_init = settings->allow_base_changing_init;
+    if (options->kv_tokens == 0)
+        options->kv_tokens = kv_tokens_wanted;
 }
 
 static sp_status set_active(const sp_engine *engine, const char *name, sp_error *error)

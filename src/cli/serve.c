@@ -29,14 +29,16 @@ typedef struct serve_settings {
     sp_server_settings server;
 } serve_settings;
 
-static sp_setting *create_rows(size_t *out_n)
+#define USES SP_OPTION_OF_ENGINE
+
+static sp_setting *create_rows(serve_settings *settings, size_t *out_n)
 {
     sp_setting own[SP_SERVER_SETTINGS_COUNT];
 
     memcpy(own, sp_server_setting_rows, sizeof own);
     for (size_t i = 0; i < SP_SERVER_SETTINGS_COUNT; i++)
         own[i].offset += offsetof(serve_settings, server);
-    return sp_run_settings_join(own, SP_SERVER_SETTINGS_COUNT, out_n);
+    return sp_run_settings_rows(&settings->run, USES, own, SP_SERVER_SETTINGS_COUNT, out_n);
 }
 
 /* ---- signals ------------------------------------------------------------------------------- */
@@ -113,7 +115,7 @@ static sp_status serve_until_signal(const serve_settings *settings, sp_engine *e
     size_t n_adapters =
         sp_stage_n_versions(sp_engine_stage(engine)); /* while the engine is still ours */
     sp_status status = sp_server_start(&settings->server, engine, refusals,
-                                       (int32_t)settings->run.max_running, &server, error);
+                                       settings->run.options.max_running, &server, error);
 
     if (status != SP_OK)
         return status;
@@ -137,11 +139,11 @@ static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_er
 
     *out_usage = true;
     settings->server.model_dir = settings->run.model;
-    settings->run.adapter_loading = true;
-    if (settings->run.prefill_chunk == 0)
-        settings->run.prefill_chunk = PREFILL_CHUNK_BY_ITSELF;
-    settings->run.adapter_refused = report_refused;
-    settings->run.adapter_refused_user = &notes;
+    settings->run.options.adapter_loading = true;
+    if (settings->run.options.prefill_chunk == 0)
+        settings->run.options.prefill_chunk = PREFILL_CHUNK_BY_ITSELF;
+    settings->run.options.adapter_refused = report_refused;
+    settings->run.options.adapter_refused_user = &notes;
     if (status == SP_OK)
         status = sp_run_settings_open(&settings->run, 0, &engine, out_usage, error);
     if (status == SP_OK)
@@ -179,7 +181,7 @@ int sp_cli_serve(int argc, char **argv)
     serve_settings settings = {.run = {.model = NULL}};
     sp_error error;
     size_t n_rows;
-    sp_setting *rows = create_rows(&n_rows);
+    sp_setting *rows = create_rows(&settings, &n_rows);
     int code = SP_EXIT_DONE;
 
     if (!rows)
@@ -188,7 +190,8 @@ int sp_cli_serve(int argc, char **argv)
         puts("usage: sidepath serve --model DIR [--adapter NAME=DIR]... [--adapter-dir DIR] "
              "[--port P] ...\n");
         sp_settings_print_help(stdout, rows, n_rows);
-    } else if (sp_settings_parse(rows, n_rows, argc, argv, &settings, NULL, &error) != SP_OK) {
+    } else if (sp_run_settings_parse(&settings.run, USES, rows, n_rows, argc, argv, NULL, &error) !=
+               SP_OK) {
         code = sp_cli_usage("serve", &error);
     } else {
         code = run_verb(&settings);

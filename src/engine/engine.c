@@ -7,6 +7,7 @@
 #include "engine/engine_state.h"
 #include "engine/model/preflight.h"
 #include "engine/ops/kv_cache.h"
+#include "engine/option_rows.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -15,19 +16,10 @@
 
 void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes)
 {
-    const sp_engine_options defaults = {
-        .struct_bytes = sizeof defaults,
-        .precision = SP_DTYPE_BF16,
-        .max_loras = 8,
-        .max_running = 64,
-        .page_tokens = 16,
-        .step_rows = 256,
-        .prefix_cache = true,
-        .loader_threads = 1,
-        .adapter_wait_steps = 64,
-        .adapter_preempt_steps = 256,
-    };
+    sp_engine_options defaults = {.struct_bytes = sizeof defaults, .precision = SP_DTYPE_BF16};
+    const sp_field_part part = sp_option_part(&defaults);
 
+    sp_fields_set_defaults(&part, 0);
     sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
 
@@ -53,34 +45,21 @@ static sp_status bad_option(sp_error *error, const char *setting, const char *wa
 
 static sp_status check_options(const sp_engine_options *options, sp_error *error)
 {
+    const sp_field_part part = sp_option_part((sp_engine_options *)(uintptr_t)options);
     int32_t page = options->page_tokens;
+    sp_status status;
 
     if (!options->model_dir)
         return bad_option(error, "model", "given");
     if (options->precision != SP_DTYPE_BF16 && options->precision != SP_DTYPE_F32)
         return bad_option(error, "precision", "bf16 or f32");
-    if (options->max_loras < 0 || options->max_loras > 4096)
-        return bad_option(error, "max-loras", "from 0 to 4096");
-    if (options->max_lora_rank < 0 || options->max_lora_rank > SP_POOL_RANK_MAX)
-        return bad_option(error, "max-lora-rank", "from 0 to 4096");
-    if (page < 1 || page > SP_ATTENTION_BLOCK || (page & (page - 1)) != 0)
+    status = sp_fields_check_ranges(&part, SP_ERR_ARGUMENT, error);
+    if (status != SP_OK)
+        return status;
+    if ((page & (page - 1)) != 0)
         return bad_option(error, "page-tokens", "1, 2, 4, 8, 16 or 32");
-    if (options->max_running < 1 || options->max_running > 4096)
-        return bad_option(error, "max-running", "from 1 to 4096");
-    if (options->step_rows < 1 || options->step_rows > 65536)
-        return bad_option(error, "step-rows", "from 1 to 65536");
-    if (options->prefill_chunk < 0 || options->prefill_chunk > 65536)
-        return bad_option(error, "prefill-chunk", "from 0 to 65536");
-    if (options->loader_threads < 0 || options->loader_threads > 64)
-        return bad_option(error, "loader-threads", "from 0 to 64");
-    if (options->adapter_wait_steps < 1 ||
-        options->adapter_preempt_steps < options->adapter_wait_steps)
-        return bad_option(error, "adapter-preempt-steps",
-                          "at least adapter-wait-steps, which must be at least 1");
-    if (options->max_context < 0)
-        return bad_option(error, "max-context", "0 or more");
-    if (options->kv_tokens < 0 || options->kv_tokens > (int64_t)INT32_MAX / 2)
-        return bad_option(error, "kv-tokens", "from 0 to 1073741823");
+    if (options->adapter_preempt_steps < options->adapter_wait_steps)
+        return bad_option(error, "adapter-preempt-steps", "at least adapter-wait-steps");
     return SP_OK;
 }
 

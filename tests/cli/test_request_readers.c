@@ -271,7 +271,7 @@ static void read_chat(const sp_text *fields, verdict *out)
 }
 
 /* With flags that say what the API means by what is left out. */
-static void read_line(const sp_text *fields, const sp_request_flags *flags, verdict *out)
+static void read_line(const sp_text *fields, const sp_field_flags *flags, verdict *out)
 {
     sp_text line = {0};
 
@@ -376,13 +376,14 @@ static bool asks_for_none(const sp_text *fields)
 }
 
 /* The flags as a user gives them, through the settings. */
-static void parse_flags(sp_request_flags *flags)
+static void parse_flags(sp_field_flags *flags)
 {
     char *argv[] = {(char[]){"generate"}, (char[]){"--max-tokens"},
                     (char[]){"16"},       (char[]){"--temperature"},
                     (char[]){"1"},        NULL};
-    sp_setting rows[SP_REQUEST_FLAGS_MAX];
-    size_t n = sp_request_flags_rows(flags, SP_FORM_FLAGS, 0, rows);
+    const sp_field_flag_set set = sp_request_flag_set(SP_FORM_FLAGS);
+    sp_setting rows[SP_FIELD_FLAGS_MAX];
+    size_t n = sp_field_flags_rows(flags, &set, 0, rows);
     sp_error error;
 
     assert_ok(sp_settings_parse(rows, n, 5, argv, flags, NULL, &error), &error);
@@ -391,7 +392,7 @@ static void parse_flags(sp_request_flags *flags)
 static void test_same_verdict(void **state)
 {
     sp_test_random random = {14};
-    sp_request_flags flags;
+    sp_field_flags flags;
     size_t n_taken = 0, n_refused = 0, before = sp_alloc_bytes();
 
     (void)state;
@@ -447,7 +448,7 @@ static void test_old_differences(void **state)
         {", \"unheard\": 0", false},
         {", \"temperature\": null", true},
     };
-    sp_request_flags flags;
+    sp_field_flags flags;
 
     (void)state;
     parse_flags(&flags);
@@ -470,7 +471,7 @@ static void test_old_differences(void **state)
 static void test_logprobs(void **state)
 {
     sp_text number = {0}, pair = {0};
-    sp_request_flags flags;
+    sp_field_flags flags;
     verdict completion, line;
 
     (void)state;
@@ -497,9 +498,10 @@ static void test_lists_replace(void **state)
     } cases[] = {
         {"", 1}, {", \"stop\": null", 1}, {", \"stop\": []", 0}, {", \"stop\": [\"a\", \"b\"]", 2}};
     char *argv[] = {(char[]){"generate"}, (char[]){"--stop"}, (char[]){"END"}, NULL};
-    sp_request_flags flags;
-    sp_setting rows[SP_REQUEST_FLAGS_MAX];
-    size_t n = sp_request_flags_rows(&flags, SP_FORM_FLAGS, 0, rows);
+    sp_field_flags flags;
+    const sp_field_flag_set set = sp_request_flag_set(SP_FORM_FLAGS);
+    sp_setting rows[SP_FIELD_FLAGS_MAX];
+    size_t n = sp_field_flags_rows(&flags, &set, 0, rows);
     sp_error error;
 
     (void)state;

@@ -65,9 +65,10 @@ static int32_t chat_toy(const char *text, sp_error *error)
 static int32_t line_toy(const char *text, char *flag, sp_error *error)
 {
     char *argv[] = {(char[]){"generate"}, flag, NULL};
-    sp_setting rows[SP_REQUEST_FLAGS_MAX];
-    sp_request_flags flags;
-    size_t n = sp_request_flags_rows(&flags, SP_FORM_FLAGS, 0, rows);
+    const sp_field_flag_set set = sp_request_flag_set(SP_FORM_FLAGS);
+    sp_setting rows[SP_FIELD_FLAGS_MAX];
+    sp_field_flags flags;
+    size_t n = sp_field_flags_rows(&flags, &set, 0, rows);
     sp_cli_requests requests = {0};
     int32_t toy = -1;
 
@@ -114,9 +115,10 @@ static void test_engine(void **state)
 
 static void test_help(void **state)
 {
-    sp_setting rows[SP_REQUEST_FLAGS_MAX];
-    sp_request_flags flags;
-    size_t n = sp_request_flags_rows(&flags, SP_FORM_FLAGS, 0, rows), bytes = 0;
+    const sp_field_flag_set set = sp_request_flag_set(SP_FORM_FLAGS);
+    sp_setting rows[SP_FIELD_FLAGS_MAX];
+    sp_field_flags flags;
+    size_t n = sp_field_flags_rows(&flags, &set, 0, rows), bytes = 0;
     char *text = NULL;
     FILE *stream = open_memstream(&text, &bytes);
 

@@ -12,7 +12,8 @@ static void *member(const sp_field *row, void *values)
 
 static bool is_number(sp_field_type type)
 {
-    return type == SP_FIELD_INT || type == SP_FIELD_FLOAT || type == SP_FIELD_DOUBLE;
+    return type == SP_FIELD_INT || type == SP_FIELD_INT64 || type == SP_FIELD_SIZE ||
+           type == SP_FIELD_FLOAT || type == SP_FIELD_DOUBLE;
 }
 
 /* ---- look-up ------------------------------------------------------------------------------- */
@@ -93,11 +94,11 @@ static sp_status wrong_type(const sp_field *row, const char *want, sp_error *err
                    want);
 }
 
-static sp_status check_range(const sp_field *row, double number, sp_error *error)
+static sp_status check_range(const sp_field *row, double number, sp_status failure, sp_error *error)
 {
     if (number >= row->minimum && number <= row->maximum) /* false for NaN */
         return SP_OK;
-    return sp_fail(error, SP_ERR_INPUT, NULL, row->name, -1,
+    return sp_fail(error, failure, NULL, row->name, -1,
                    "%s is %.10g; it must be from %.10g to %.10g", row->name, number, row->minimum,
                    row->maximum);
 }
@@ -113,6 +114,12 @@ static void store_number(const sp_field *row, double number, void *values)
         break;
     case SP_FIELD_INT:
         *(int32_t *)member(row, values) = (int32_t)number;
+        break;
+    case SP_FIELD_INT64:
+        *(int64_t *)member(row, values) = (int64_t)number;
+        break;
+    case SP_FIELD_SIZE:
+        *(size_t *)member(row, values) = (size_t)number;
         break;
     case SP_FIELD_SEED:
         *(uint64_t *)member(row, values) = (uint64_t)(int64_t)number;
@@ -130,7 +137,7 @@ static void store_number(const sp_field *row, double number, void *values)
 
 sp_status sp_field_set_number(const sp_field *row, double number, void *values, sp_error *error)
 {
-    sp_status status = is_number(row->type) ? check_range(row, number, error) : SP_OK;
+    sp_status status = is_number(row->type) ? check_range(row, number, SP_ERR_INPUT, error) : SP_OK;
 
     if (status == SP_OK)
         store_number(row, number, values);
@@ -143,22 +150,30 @@ void sp_fields_set_defaults(const sp_field_part *part, size_t which)
         store_number(&part->rows[i], part->rows[i].defaults[which], part->values);
 }
 
-sp_status sp_fields_check_ranges(const sp_field_part *part, sp_error *error)
+static double load_number(const sp_field *row, void *values)
+{
+    switch (row->type) {
+    case SP_FIELD_INT:
+        return *(const int32_t *)member(row, values);
+    case SP_FIELD_INT64:
+        return (double)*(const int64_t *)member(row, values);
+    case SP_FIELD_SIZE:
+        return (double)*(const size_t *)member(row, values);
+    case SP_FIELD_FLOAT:
+        return (double)*(const float *)member(row, values);
+    default:
+        return *(const double *)member(row, values);
+    }
+}
+
+sp_status sp_fields_check_ranges(const sp_field_part *part, sp_status failure, sp_error *error)
 {
     for (size_t i = 0; i < part->n; i++) {
         const sp_field *row = &part->rows[i];
-        double number = 0;
-        sp_status status;
+        sp_status status = SP_OK;
 
-        if (!is_number(row->type))
-            continue;
-        if (row->type == SP_FIELD_INT)
-            number = *(const int32_t *)member(row, part->values);
-        else if (row->type == SP_FIELD_FLOAT)
-            number = (double)*(const float *)member(row, part->values);
-        else
-            number = *(const double *)member(row, part->values);
-        status = check_range(row, number, error);
+        if (is_number(row->type))
+            status = check_range(row, load_number(row, part->values), failure, error);
         if (status != SP_OK)
             return status;
     }

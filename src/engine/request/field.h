@@ -3,6 +3,8 @@
  * range, defaults, help and which forms of a request have it; the readers of JSON, the flags, the
  * defaults and the checks are loops over the rows, and a test holds the documents against them.
  *
+ * A table of options is made of the same rows; nobody reads it from JSON.
+ *
  * It owns how a field of each type is read and stored. It must not know: what a field means, HTTP,
  * the engine. Nothing here keeps state; any thread may call it.
  */
@@ -23,6 +25,8 @@ typedef enum sp_field_type {
     SP_FIELD_BOOL,       /* bool */
     SP_FIELD_NOT,        /* bool, which holds the opposite of what is written */
     SP_FIELD_INT,        /* int32_t within [minimum, maximum] */
+    SP_FIELD_INT64,      /* int64_t, likewise */
+    SP_FIELD_SIZE,       /* size_t, likewise */
     SP_FIELD_SEED,       /* uint64_t, written as a signed number */
     SP_FIELD_FLOAT,      /* float within [minimum, maximum] */
     SP_FIELD_DOUBLE,     /* double within [minimum, maximum] */
@@ -84,14 +88,14 @@ sp_status sp_fields_admit(const json_t *object, unsigned form, const sp_field_pa
 sp_status sp_fields_read(const json_t *object, unsigned form, const sp_field_part *parts,
                          size_t n_parts, sp_error *error);
 
-/* Numbers within their rows' ranges; NaN is in none. SP_ERR_INPUT with the field as subject. */
-sp_status sp_fields_check_ranges(const sp_field_part *part, sp_error *error);
+/* Numbers within their rows' ranges; NaN is in none. `failure` with the field as subject. */
+sp_status sp_fields_check_ranges(const sp_field_part *part, sp_status failure, sp_error *error);
 
 /* Frees the lists and leaves them empty. */
 void sp_fields_free(const sp_field_part *part);
 
 /* Stores a value as it is written, checked against the row's range: 0 and 1 are false and true.
- * For BOOL, NOT, INT, FLOAT and DOUBLE. SP_ERR_INPUT. */
+ * For BOOL, NOT, INT, INT64, SIZE, FLOAT and DOUBLE. SP_ERR_INPUT. */
 sp_status sp_field_set_number(const sp_field *row, double number, void *values, sp_error *error);
 
 /* Copies n texts into one owned block, in place of what was there. SP_ERR_INPUT, SP_ERR_MEMORY. */

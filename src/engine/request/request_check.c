@@ -82,7 +82,7 @@ sp_status sp_request_check(const sp_request *request, int32_t vocab, sp_error *e
     sp_status status = check_pointers(request, error);
 
     if (status == SP_OK)
-        status = sp_fields_check_ranges(&part, error);
+        status = sp_fields_check_ranges(&part, SP_ERR_INPUT, error);
     if (status == SP_OK)
         status = check_bias(request->logit_bias, request->n_logit_bias, vocab, error);
     if (status == SP_OK)

@@ -68,9 +68,6 @@ sp_status sp_completion_request_read(json_t *body, const sp_request *defaults,
     if (status == SP_OK)
         status = settle_best_of(&request, error);
     if (status == SP_OK)
-        status = sp_json_bool(body, "add_special_tokens", false, true, NULL,
-                              &request.add_special_tokens, error);
-    if (status == SP_OK)
         status = read_prompts(body, &request, error);
     if (status != SP_OK) {
         sp_completion_request_free(&request);
