@@ -286,10 +286,10 @@ static sp_status tokenize(completion *made, const sp_engine *engine, sp_error *e
         sp_prompt *prompt = &made->request.prompts[i];
 
         if (prompt->text) {
-            sp_status status =
-                (made->request.fields.add_special_tokens ? sp_engine_encode_prompt : sp_engine_encode)(
-                    engine, prompt->text, prompt->text_bytes, made->request.fields.parse_special,
-                    sp_engine_max_context(engine), &prompt->tokens, &prompt->n_tokens, error);
+            sp_status status = (made->request.fields.add_special_tokens ? sp_engine_encode_prompt
+                                                                        : sp_engine_encode)(
+                engine, prompt->text, prompt->text_bytes, made->request.fields.parse_special,
+                sp_engine_max_context(engine), &prompt->tokens, &prompt->n_tokens, error);
 
             if (status != SP_OK)
                 return status;
