@@ -127,7 +127,7 @@ static void open_bench(void)
     CHECK(sp_device_alloc(bench.device, ROWS_MAX * width, &bench.y, &bench.error));
 }
 
-/* Rows by turns to all slots. */
+/* Rows round-robin over all slots. */
 static void build_plan(int32_t n_rows)
 {
     static sp_route_span spans[ROWS_MAX];

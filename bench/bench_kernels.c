@@ -42,7 +42,7 @@ typedef struct bench {
     int32_t threads;
     int repeats;
     bool with_peer;
-    char *weights; /* copies one behind another */
+    char *weights; /* contiguous copies */
     uint16_t *x;   /* bf16 [1024, k] */
     uint16_t *y;   /* bf16 [1024, n] */
     void *packed;

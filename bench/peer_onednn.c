@@ -53,7 +53,7 @@ static bool execute(sp_bench_peer *peer, const_dnnl_primitive_t primitive, int n
            ok(dnnl_stream_wait(peer->stream));
 }
 
-/* One copy of the weights in the layout that the matmul asks for. */
+/* One copy of the weights in the layout that the matmul requires. */
 static bool reorder(sp_bench_peer *peer, const dnnl_memory_desc_t *wanted, dnnl_memory_t plain,
                     const dnnl_memory_desc_t *plain_desc, dnnl_memory_t *out_copy)
 {

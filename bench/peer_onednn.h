@@ -1,6 +1,6 @@
 /*
  * peer_onednn.h: oneDNN's BF16 matmul on the same operands, for bench_kernels. Its weights are
- * reordered once into the layout that it asks for; that is not timed.
+ * reordered once into the layout that it requires; that is not timed.
  */
 #ifndef SP_BENCH_PEER_ONEDNN_H
 #define SP_BENCH_PEER_ONEDNN_H

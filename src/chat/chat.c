@@ -29,7 +29,7 @@ static bool mentions(const char *source, size_t bytes, const char *what)
 const char *const sp_chat_token_names[SP_CHAT_TOKENS] = {
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"};
 
-/* A token stands there as its text, or as an object with its text as "content". */
+/* A token is given as its text, or as an object with its text as "content". */
 static const char *token_text(const json_t *value)
 {
     return json_string_value(json_is_object(value) ? json_object_get(value, "content") : value);

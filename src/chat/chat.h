@@ -82,10 +82,10 @@ void sp_chat_request_default(sp_chat_request *out_request);
 
 typedef struct sp_chat_prompt {
     sp_text text;
-    sp_text_span *spans; /* [n_spans] where the template itself speaks, ascending, not touching */
+    sp_text_span *spans; /* [n_spans] written by the template itself, ascending, not adjacent */
     size_t n_spans, spans_capacity;
     bool thinking;        /* the prompt ends inside <think>: the answer starts as reasoning */
-    bool fresh;           /* and right behind that tag: a newline is still the tag's */
+    bool fresh;           /* and right after that tag: a newline still belongs to the tag */
     bool reasoning;       /* the template knows <think>: an answer may begin with it */
     bool tools;           /* the template knows <tool_call>, and the request has tools */
     json_t *tagged_tools; /* owned: the tools, where the template has calls written as tags
@@ -101,6 +101,7 @@ typedef struct sp_chat_prompt {
  */
 sp_status sp_chat_render(const sp_chat *chat, const sp_chat_request *request,
                          sp_chat_prompt *out_prompt, sp_error *error);
+/* Zeros are allowed. */
 void sp_chat_prompt_free(sp_chat_prompt *prompt);
 
 /*

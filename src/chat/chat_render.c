@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* JSON that a string of the request held, released behind the rendering. */
+/* JSON that a string of the request held, released after the rendering. */
 typedef struct owned {
     struct owned *next;
     json_t *json;
@@ -530,7 +530,7 @@ static sp_status copy_out(sp_chat_prompt *prompt, const sp_build *build, size_t 
 /*
  * Where the last message's content ends in the prompt. Templates may trim it, so that it is looked
  * for without white space at its ends; and they may take it apart, so that parts of what is found
- * may be their own. But its last character is data, and so is white space behind it.
+ * may be their own. But its last character is data, and so is white space after it.
  */
 static size_t end_of_content(maker *make, const sp_build *build, const sp_value *messages)
 {

@@ -12,9 +12,9 @@
 
 typedef enum {
     STATE_BEGIN,     /* nothing but white space so far: <think> may come */
-    STATE_THOUGHT,   /* right behind <think>: a newline there is the tag's */
+    STATE_THOUGHT,   /* right after <think>: a newline there belongs to the tag */
     STATE_REASONING, /* up to </think> */
-    STATE_ANSWER,    /* right behind </think>: two newlines there are the tag's */
+    STATE_ANSWER,    /* right after </think>: two newlines there belong to the tag */
     STATE_CONTENT,   /* up to <tool_call> */
     STATE_CALL,      /* up to </tool_call> */
 } state;
@@ -144,7 +144,7 @@ static bool drop_newlines(sp_chat_parser *parser, size_t most, bool ended)
 }
 
 /*
- * Passes on what stands before `tag` and takes the tag, with a newline before it. False: it is not
+ * Passes on what is before `tag` and takes the tag, with a newline before it. False: it is not
  * there, and all but a possible beginning of it was passed on.
  */
 static bool up_to(sp_chat_parser *parser, const char *tag, sp_chat_delta_kind kind, bool ended)
@@ -169,7 +169,7 @@ static const char *skip_blanks(const char *at)
     return at + strspn(at, " \t\r\n");
 }
 
-/* Behind a JSON value, in text that is known to be JSON. */
+/* The end of a JSON value, in text that is known to be JSON. */
 static const char *skip_value(const char *at)
 {
     int depth = 0;
@@ -270,7 +270,7 @@ static sp_status tagged_call(sp_chat_parser *parser, const char *text, size_t by
     return status;
 }
 
-/* The text behind <tool_call>, when it is complete or the answer has ended. False: not yet. */
+/* The text after <tool_call>, when it is complete or the answer has ended. False: not yet. */
 static sp_status close_call(sp_chat_parser *parser, bool ended, bool *out_more, sp_error *error)
 {
     size_t at = find(&parser->held, CALL_CLOSE);
@@ -282,7 +282,7 @@ static sp_status close_call(sp_chat_parser *parser, bool ended, bool *out_more, 
     *out_more = at != SIZE_MAX || ended;
     if (!*out_more)
         return SP_OK;
-    call = sp_calloc(bytes + 1, 1); /* with a NUL behind it, for the scanner of arguments */
+    call = sp_calloc(bytes + 1, 1); /* with a NUL after it, for the scanner of arguments */
     if (!call)
         return sp_fail_memory(error, bytes, "a tool call");
     if (bytes > 0)
@@ -306,7 +306,7 @@ static sp_status close_call(sp_chat_parser *parser, bool ended, bool *out_more, 
 
 /* --- States --------------------------------------------------------------------------------- */
 
-/* White space, however much, may stand before <think>; anything else means that there will be none.
+/* White space, however much, may precede <think>; anything else means that there will be none.
  * `held` is not empty. */
 static bool begin(sp_chat_parser *parser, bool ended)
 {

@@ -1,6 +1,6 @@
 /*
  * The built-in template. It gives, byte for byte, what the released Qwen3 templates give: system
- * text and tools in one turn, reasoning kept behind the last question only, results of tools as one
+ * text and tools in one turn, reasoning kept after the last question only, results of tools as one
  * turn of the user, and the empty thought that switches thinking off. tests/chat compares.
  */
 #include "chat/chat_state.h"
@@ -33,7 +33,7 @@
     "{%- endif -%}\n"                                                            \
     "{%- endfor -%}\n"
 
-/* Reasoning that stands in the content, as a client may send it back, is taken out of it. */
+/* Reasoning that is in the content, as a client may send it back, is taken out of it. */
 #define ASSISTANT_TURN                                                        \
     "{%- set text = message.content -%}\n"                                    \
     "{%- set thought = message.reasoning_content|default(none) -%}\n"         \

@@ -29,7 +29,7 @@ static bool skip(cursor *in, const char *tag)
     return true;
 }
 
-/* What stands before `tag`, and the tag. */
+/* Takes what is before `tag`, and the tag. */
 static bool up_to(cursor *in, const char *tag, piece *out)
 {
     const char *found = memmem(in->at, (size_t)(in->end - in->at), tag, strlen(tag));
@@ -138,7 +138,7 @@ static void trim(piece *value)
         value->bytes--;
 }
 
-/* Behind "<parameter=". */
+/* After "<parameter=". */
 static sp_status add_parameter(cursor *in, const json_t *tools, const piece *name, sp_text *out)
 {
     piece key, value;

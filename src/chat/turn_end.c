@@ -1,7 +1,7 @@
 /*
  * How the template closes a turn of the assistant: the model was trained to write that token where
  * its answer ends, whatever the configuration of the base says. Found by rendering two answers, one
- * of text and one that is a call, and reading the ids behind what was put into them.
+ * of text and one that is a call, and reading the ids after what was put into them.
  */
 #include "base/alloc.h"
 #include "chat/chat_state.h"
@@ -31,9 +31,9 @@ static bool is_blank(const sp_engine *engine, int32_t token)
     return true;
 }
 
-/* The special token that stands there with nothing but white space around it; -1: none does.
- * Behind text it is the first, which may have others behind it; behind a call the last, because
- * calls may have marks of their own. */
+/* The special token there with nothing but white space around it; -1: none. After text it is the
+ * first, which others may follow; after a call the last, because calls may have marks of their
+ * own. */
 static int32_t find_end(const sp_engine *engine, const int32_t *tokens, int32_t n, bool last)
 {
     int32_t step = last ? -1 : 1;

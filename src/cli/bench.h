@@ -15,7 +15,7 @@ double sp_bench_median(double *values, size_t n);
  */
 sp_status sp_bench_read_bandwidth(int32_t threads, double *out_bytes_per_second, sp_error *error);
 
-/* "machine": {...}, without a comma behind it. */
+/* "machine": {...}, without a comma after it. */
 void sp_bench_print_machine(FILE *stream);
 
 /* A measurement: its settings are shared ones and its own. */

@@ -5,7 +5,7 @@
  *
  * Every timed call finds its weights cold, as in a step that went through all other layers before:
  * a buffer larger than the caches is read in between. Ratios are between neighbours in time: a
- * round times the base GEMM once and every case right behind it, the reading of that buffer gives
+ * round times the base GEMM once and every case right after it, the reading of that buffer gives
  * the machine's rate at that moment, and the median of the rounds counts.
  */
 #include "base/alloc.h"

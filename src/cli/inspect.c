@@ -118,7 +118,7 @@ static sp_status measure_slot(const inspect_settings *s, const sp_adapter *adapt
     return status;
 }
 
-/* Returns `verdict`, or the failure that a verdict which nobody got to read is. */
+/* Returns `verdict`, or failure if it could not be printed. */
 static int print_receipt(const inspect_settings *s, const sp_receipt *receipt, int verdict)
 {
     sp_error error;
@@ -166,7 +166,7 @@ static int print_refused(const inspect_settings *s, const char *path, const sp_e
 }
 
 /*
- * A base that cannot be read, or is not served, leaves nothing to hold an adapter against. Under
+ * A base that cannot be read, or is not served, leaves nothing to check an adapter against. Under
  * --json that is a verdict too: a script reads one object whatever the reason.
  */
 static int fail_base(const inspect_settings *s, const char *path, const sp_error *failure)

@@ -1,8 +1,8 @@
 /*
- * cache.c: contents: which have an image on the host, which are in slots. Images go by least
- * recent use when the budget needs room; never one that a copy reads, that someone waits to see in
- * a slot, that a load is landing, that no source could give again, or that a request has begun
- * with: that one could not be had again if its files changed.
+ * cache.c: contents: which have an image on the host, which are in slots. Images are evicted by
+ * least recent use when the budget needs room; never one that a copy reads, that is awaited in a
+ * slot, that a load is landing, that no source could provide again, or that a request has started
+ * with: that one could not be obtained again if its files changed.
  */
 #include "base/alloc.h"
 #include "stage/stage_state.h"
@@ -134,7 +134,7 @@ sp_status sp_stage_start_copy(sp_stage *stage, stage_content *content)
     int32_t slot;
     sp_status status = sp_pool_check_room(stage->pool, content->image, NULL);
 
-    /* Asked first, so that no slot is emptied in vain. */
+    /* Checked first, so that no slot is emptied for nothing. */
     if (status == SP_OK)
         status = sp_pool_load_begin(stage->pool, &slot, NULL);
     if (status < 0 && status != SP_ERR_SLOTS_PINNED)
@@ -152,7 +152,7 @@ sp_status sp_stage_start_copy(sp_stage *stage, stage_content *content)
         sp_pool_load_abort(stage->pool, slot, NULL);
         stage->slot_content[slot] = NULL;
     }
-    sp_stage_forget_lost_slots(stage); /* those whose replaced rows had to make room */
+    sp_stage_forget_lost_slots(stage); /* those that lost their replaced rows to make room */
     if (status != SP_OK)
         return status;
     content->copying = true;

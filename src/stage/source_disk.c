@@ -42,7 +42,8 @@ static int by_file_offset(const void *left, const void *right)
 
 static sp_status list_tensors(disk_adapter *adapter, size_t n, sp_error *error)
 {
-    adapter->tensors = sp_calloc(n + 1, sizeof(sp_tensor *)); /* never an empty block */
+    adapter->tensors = sp_calloc(
+        n + 1, sizeof(sp_tensor *)); /* at least one, since an empty block would be NULL */
     adapter->descs = sp_calloc(n + 1, sizeof *adapter->descs);
     if (adapter->tensors == NULL || adapter->descs == NULL)
         return sp_fail_memory(error, n * sizeof *adapter->descs, "a list of tensors");

@@ -1,8 +1,8 @@
 /*
  * worker.c: the loader threads, the packer and the copier. A task moves queue → thread → done list;
- * whoever has it owns it, but for the two atomics by which the engine's thread cancels it. Every
- * source has a queue and threads of its own, so that one that hangs keeps no other's tasks waiting.
- * The mutex is held to move a pointer, never for work.
+ * its current holder owns it, except for the two atomics by which the engine's thread cancels it.
+ * Every source has a queue and threads of its own, so that one that hangs delays no other. The
+ * mutex is held to move a pointer, never for work.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -41,7 +41,7 @@ static stage_queue *queue_of(sp_stage *stage, const stage_task *task)
     return task->adapter != NULL ? &stage->pack_queue : &stage->fetch_queues[task->source];
 }
 
-/* False: a fetch that goes on to the next source. */
+/* Returns false for a fetch that passes to the next source. */
 static bool run_task(sp_stage *stage, stage_task *task)
 {
     double began = sp_clock_seconds();
@@ -106,7 +106,7 @@ static sp_status init_sync(sp_stage *stage)
     return SP_OK;
 }
 
-/* Those of one source. */
+/* The number of one source's loader threads. */
 static int32_t n_loaders(const sp_stage *stage, int32_t source, int32_t threads)
 {
     return stage->sources[source].threads > 0 ? stage->sources[source].threads : threads;
@@ -170,7 +170,7 @@ static void forget_workers(sp_stage *stage)
 
 void sp_stage_workers_stop(sp_stage *stage)
 {
-    /* A fork's child has none of the threads, and what they held of the mutex stays held. */
+    /* A fork's child has none of the threads, and a mutex that one of them held stays locked. */
     if (sp_stage_is_parents(stage)) {
         forget_workers(stage);
         return;

@@ -13,8 +13,8 @@ from pathlib import Path
 import c_source
 
 HELD = (
-    "src/adapter", "src/base", "src/checkpoint", "src/delta", "src/device", "src/kernels",
-    "src/pool", "src/route",
+    "src/adapter", "src/base", "src/chat", "src/checkpoint", "src/delta", "src/device",
+    "src/kernels", "src/pool", "src/route",
 )
 SUFFIXES = {".c", ".h", ".cu", ".cuh"}
 SHOWN_MAX = 50

@@ -1,6 +1,6 @@
 /*
  * arena.h: memory that is freed all at once: a parsed template, or one rendering. A budget bounds
- * it, because what runs in it is somebody else's program.
+ * it, because it runs untrusted templates.
  */
 #ifndef SP_CHAT_JINJA_ARENA_H
 #define SP_CHAT_JINJA_ARENA_H
@@ -21,6 +21,7 @@ typedef struct sp_arena {
 void sp_arena_start(sp_arena *arena, size_t bytes_max);
 /* Zeroed, aligned for any scalar. NULL: over the budget, or out of memory. */
 void *sp_arena_take(sp_arena *arena, size_t count, size_t element_bytes);
+/* Frees everything at once. A zeroed arena is allowed. */
 void sp_arena_free(sp_arena *arena);
 
 #endif

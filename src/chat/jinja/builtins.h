@@ -1,8 +1,8 @@
 /*
  * builtins.h: what a template can call: filters, tests, methods of values and functions.
  *
- * Filters and tests are looked up when a template is read, so that one which asks for another is
- * refused before it serves. Methods and functions are found when they are called.
+ * Filters and tests are looked up when a template is read, so that a template with an unknown one
+ * is refused before it serves. Methods and functions are found when they are called.
  */
 #ifndef SP_CHAT_JINJA_BUILTINS_H
 #define SP_CHAT_JINJA_BUILTINS_H
@@ -11,7 +11,7 @@
 
 #define SP_PARAMETERS_MAX 5
 
-/* An entry of the table of filters. `parameters` are the names behind the operand, in order. */
+/* An entry of the table of filters. `parameters` are the names after the operand, in order. */
 typedef struct sp_filter {
     const char *name;
     sp_value (*call)(sp_render *render, const sp_value *operand, const sp_value *arguments);

@@ -51,7 +51,7 @@ static sp_value filter_capitalize(sp_render *render, const sp_value *operand,
     return text_of(sp_str_case(render, sp_value_str(render, operand), SP_CASE_CAPITALIZE));
 }
 
-/* Unlike str.title(): a word starts behind white space, hyphens and opening brackets only. */
+/* Unlike str.title(): a word starts after white space, hyphens and opening brackets only. */
 static sp_value filter_title(sp_render *render, const sp_value *operand, const sp_value *arguments)
 {
     const sp_str *text = sp_value_str(render, operand);
@@ -527,7 +527,7 @@ static int32_t named(sp_render *render, const sp_value *name,
     return which;
 }
 
-/* What is falsy, none for one, is nothing to map or to choose from. */
+/* What is falsy, such as none, has nothing to map or to choose from. */
 static sp_list items_or_none(sp_render *render, const sp_value *operand)
 {
     return sp_value_truth(operand) ? sp_value_items(render, operand) : (sp_list){0};

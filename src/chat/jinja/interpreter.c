@@ -1,8 +1,8 @@
 /*
  * The interpreter: walks the nodes of a template. Variables live in scopes that are searched from
  * the innermost: the body of a loop, of a macro and of a block have their own, an `if` has not, and
- * each pass of a loop starts afresh. That is Jinja's rule: what a loop sets is gone behind it, and
- * a namespace is the way around it.
+ * each pass of a loop starts afresh. That is Jinja's rule: what a loop sets is gone after it, and a
+ * namespace is the way around that.
  */
 #include "chat/jinja/interpreter.h"
 

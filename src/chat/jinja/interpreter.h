@@ -23,7 +23,7 @@ void sp_template_run(const sp_template *template, sp_render *render, const sp_va
 sp_value sp_binary(sp_render *render, sp_op op, const sp_value *left, const sp_value *right);
 bool sp_compare(sp_render *render, sp_op op, const sp_value *left, const sp_value *right);
 sp_value sp_negate(sp_render *render, const sp_value *value);
-/* object[begin:end:step]; undefined or none stands for a border that is left out. */
+/* object[begin:end:step]; undefined or none means a bound that is left out. */
 sp_value sp_slice(sp_render *render, const sp_value *object, const sp_value *begin,
                   const sp_value *end, const sp_value *step);
 

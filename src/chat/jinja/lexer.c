@@ -1,8 +1,8 @@
 /*
- * A template's source to tokens. Two modes: text outside of tags, and what stands inside of them.
- * White space around tags is cut here, as with trim_blocks and lstrip_blocks on, which is how
- * chat templates are written: the newline behind a {% tag %} and the blanks before one that stands
- * first in its line are dropped, and a '-' in a tag takes all white space on its side.
+ * A template's source to tokens. Two modes: text outside of tags, and what is inside of them. White
+ * space around tags is cut here, as with trim_blocks and lstrip_blocks on, which is how chat
+ * templates are written: the newline after a {% tag %} and the blanks before one that is first in
+ * its line are dropped, and a '-' in a tag takes all white space on its side.
  */
 #include "base/alloc.h"
 #include "chat/jinja/codes.h"
@@ -136,7 +136,7 @@ static void add_text(lexer *lex, size_t begin, size_t end)
     }
 }
 
-/* Behind the bytes of a closing tag: what its sign, or the trimming of blocks, takes besides. */
+/* After the bytes of a closing tag: what its sign, or the trimming of blocks, takes besides. */
 static void close_tag(lexer *lex, size_t end, char sign, bool is_print)
 {
     skip_to(lex, end);
@@ -196,7 +196,7 @@ static size_t word_tag_end(const lexer *lex, size_t at, const char *word, char *
     return looking_at(lex, at, "%}") ? at + 2 : 0;
 }
 
-/* Behind "{% raw %}": text up to "{% endraw %}". */
+/* After "{% raw %}": text up to "{% endraw %}". */
 static void lex_raw(lexer *lex, size_t end, char sign)
 {
     size_t begin, at, close;
@@ -319,8 +319,8 @@ static size_t put_hex(lexer *lex, size_t at, size_t n, char *out)
     return put_code(out, code);
 }
 
-/* The escape behind a backslash at `at`. Returns the bytes that it takes, and writes to `out` what
- * it stands for, which is never longer. */
+/* The escape after a backslash at `at`. Returns its length, and writes to `out` what it means,
+ * which is never longer. */
 static size_t lex_escape(lexer *lex, size_t at, char *out, size_t *out_n)
 {
     static const char from[] = "ntrabfv\\'\"", to[] = "\n\t\r\a\b\f\v\\'\"";

@@ -195,7 +195,7 @@ static sp_value split_blanks(sp_render *render, const sp_str *text, int64_t most
 
     sp_str_strip(text, NULL, true, false, &begin, &end);
     while (begin < text->bytes && sp_render_spend(render, 1)) {
-        if (most == 0) { /* the rest, but for the white space behind it */
+        if (most == 0) { /* the rest, except for the white space after it */
             sp_str_strip(text, NULL, false, true, &at, &end);
             sp_items_add(render, &items, sp_value_text(sp_str_slice(render, text, begin, end)));
             break;
@@ -394,7 +394,8 @@ static const method methods[] = {
     {SP_VALUE_MAP, "values", map_values, {0}},
 };
 
-/* What else Python's values have: a template that asks for it is refused, not told "undefined". */
+/* What else Python's values have: a template that uses it is refused, instead of getting
+ * "undefined". */
 static const struct {
     sp_value_kind kind;
     const char *names;
@@ -500,7 +501,8 @@ static bool fails_on_undefined(sp_render *render, const sp_value *object)
     return true;
 }
 
-/* A method comes before a key here, and behind it in sp_value_item, as in Jinja. */
+/* A method takes precedence over a key here, and a key over a method in sp_value_item, as in
+ * Jinja. */
 sp_value sp_value_attribute(sp_render *render, const sp_value *object, const sp_str *name)
 {
     sp_value value;

@@ -106,10 +106,11 @@ typedef struct sp_template {
 
 /*
  * `source` is copied. SP_ERR_INPUT (SP_CHAT_MALFORMED), SP_ERR_UNSUPPORTED (SP_CHAT_UNSUPPORTED):
- * position is the line, the text names the construct. On failure nothing is left behind.
+ * position is the line, the text names the construct. On failure everything is released.
  */
 sp_status sp_template_parse(const char *source, size_t bytes, const char *subject,
                             sp_template *out_template, sp_error *error);
+/* Frees the template and all its nodes. A zeroed one is allowed. */
 void sp_template_free(sp_template *template);
 
 /* The index of a variable's name, or -1 when the template never says it. */
@@ -146,7 +147,7 @@ typedef struct sp_token_list {
     size_t n;
 } sp_token_list;
 
-/* `source` is in the arena, has a NUL behind it, and is changed: newlines become \n. */
+/* `source` is in the arena, NUL-terminated, and is changed: newlines become \n. */
 sp_status sp_template_lex(sp_arena *arena, char *source, size_t bytes, const char *subject,
                           sp_token_list *out_list, sp_error *error);
 

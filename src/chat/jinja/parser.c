@@ -1,6 +1,6 @@
 /*
  * Tokens to nodes, by recursive descent. Precedence is Jinja's: from loose to tight, inline if, or,
- * and, not, comparisons, + and -, ~, * / // %, **, unary signs, and what stands behind a value
+ * and, not, comparisons, + and -, ~, * / // %, **, unary signs, and what follows a value
  * (attributes, calls, filters, tests).
  */
 #include "base/alloc.h"
@@ -36,7 +36,7 @@ static const sp_token *here(const parser *parse)
     return &parse->tokens[parse->at];
 }
 
-/* The list ends with SP_LEX_END, which is never left behind. */
+/* The list ends with SP_LEX_END, which is never passed. */
 static void advance(parser *parse)
 {
     parse->at += here(parse)->kind != SP_LEX_END;
@@ -216,7 +216,7 @@ static sp_node *parse_string(parser *parse)
     return constant(parse, sp_value_text(make_text(parse, data, bytes)));
 }
 
-/* Items up to a closing bracket; a comma may stand behind the last. */
+/* Items up to a closing bracket; a comma may follow the last. */
 static void parse_items(parser *parse, sp_node **tail, sp_op close, const char *close_text)
 {
     while (parse->failed == SP_OK && !skip_op(parse, close)) {
@@ -314,9 +314,9 @@ static sp_node *parse_primary(parser *parse)
     }
 }
 
-/* --- What stands behind a value -------------------------------------------------------------- */
+/* --- What follows a value -------------------------------------------------------------------- */
 
-/* Behind an opening parenthesis. */
+/* After an opening parenthesis. */
 static sp_node *parse_arguments(parser *parse)
 {
     sp_node *first = NULL, **tail = &first;
@@ -417,7 +417,7 @@ static void note_unknown(parser *parse, sp_node *node, const char *what)
     node->constant = sp_value_text(make_text(parse, token->text, token->bytes));
 }
 
-/* Behind '|'. */
+/* After '|'. */
 static sp_node *parse_filter(parser *parse, sp_node *operand)
 {
     const sp_token *token = here(parse);
@@ -435,7 +435,7 @@ static sp_node *parse_filter(parser *parse, sp_node *operand)
     return node;
 }
 
-/* A test's one argument may stand without parentheses: "is divisibleby 3". */
+/* A test's single argument may be without parentheses: "is divisibleby 3". */
 static bool starts_argument(const sp_token *token)
 {
     static const sp_op ops[] = {SP_OP_BRACKET_OPEN, SP_OP_BRACE_OPEN};
@@ -448,7 +448,7 @@ static bool starts_argument(const sp_token *token)
            is_op(token, ops[1]);
 }
 
-/* Behind "is". */
+/* After "is". */
 static sp_node *parse_test(parser *parse, sp_node *operand)
 {
     bool negated = skip_word(parse, "not");
@@ -663,7 +663,7 @@ static void need_tag_end(parser *parse)
     advance(parse);
 }
 
-/* Reads "{% word %}" behind a body that ended there. */
+/* Reads "{% word %}" after a body that ended there. */
 static void need_end(parser *parse, const char *word)
 {
     if (!skip_word(parse, word))

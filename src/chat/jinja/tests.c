@@ -1,4 +1,4 @@
-/* Tests: what may stand behind "is". */
+/* Tests: what may follow "is". */
 #include "chat/jinja/builtins.h"
 
 #include <string.h>
@@ -80,7 +80,7 @@ static bool test_mapping(sp_render *render, const sp_value *operand, const sp_va
     return operand->kind == SP_VALUE_MAP;
 }
 
-/* Jinja asks for a length and an index: a string and a mapping have both, and undefined too. */
+/* Jinja requires a length and an index: a string and a mapping have both, and undefined too. */
 static bool test_sequence(sp_render *render, const sp_value *operand, const sp_value *argument)
 {
     (void)render;

@@ -95,7 +95,7 @@ typedef struct sp_args {
 
 /* --- failing ------------------------------------------------------------------------------ */
 
-/* Levels of nodes and calls under way; each takes a few hundred bytes of stack. */
+/* Levels of active nodes and calls; each takes a few hundred bytes of stack. */
 #define SP_RENDER_DEPTH_MAX 400
 
 /*
@@ -107,7 +107,7 @@ struct sp_render {
     sp_status failed; /* SP_OK so far */
     sp_error *error;
     const char *subject; /* the template's name */
-    int32_t line;        /* of the statement under way */
+    int32_t line;        /* of the current statement */
     int64_t steps_left;
     int depth;
     int64_t unix_seconds;
@@ -176,7 +176,7 @@ const sp_str *sp_str_join(sp_render *render, const sp_str *left, const sp_str *r
 size_t sp_str_length(const sp_str *text); /* characters */
 /* Bytes of the character at `at`. */
 size_t sp_str_character(const sp_str *text, size_t at);
-/* The first `needle` at or behind `from`, or SIZE_MAX. */
+/* The first `needle` at or after `from`, or SIZE_MAX. */
 size_t sp_str_find(const sp_str *text, const sp_str *needle, size_t from);
 /* Where str.strip() with these characters (NULL: white space) would cut. */
 void sp_str_strip(const sp_str *text, const sp_str *characters, bool left, bool right,

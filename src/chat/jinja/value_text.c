@@ -301,7 +301,7 @@ const sp_str *sp_str_reversed(sp_render *render, const sp_str *text)
 /* --- Case ----------------------------------------------------------------------------------- */
 
 /* Characters that no change of case touches, whatever the table: those of scripts without cases,
- * digits, signs, combining marks. A rough set of whole ranges; what lies outside is not guessed at.
+ * digits, signs, combining marks. A rough set of whole ranges; the others are not guessed.
  */
 static const uint32_t caseless[][2] = {
     {0x80, 0xa9},       {0xab, 0xb4},       {0xb6, 0xb9},       {0xbb, 0xbf},     {0xd7, 0xd7},

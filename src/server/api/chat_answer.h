@@ -10,7 +10,7 @@
 
 typedef struct sp_chat_answer sp_chat_answer;
 
-/* One choice. In a stream its texts are empty but for what the next event takes along. */
+/* One choice. In a stream its texts are empty except for what goes into the next event. */
 typedef struct sp_chat_choice {
     sp_chat_answer *answer;
     sp_chat_parser *parser;
@@ -22,7 +22,7 @@ typedef struct sp_chat_choice {
 struct sp_chat_answer {
     sp_reply reply; /* first */
     sp_chat_completion_request request;
-    sp_chat_prompt prompt; /* its flags; the text is gone once it is tokenised */
+    sp_chat_prompt prompt; /* its flags; the text is freed once it is tokenised */
     int32_t *tokens;
     int32_t n_tokens;
     sp_chat_choice *choices; /* [request.fields.n] */

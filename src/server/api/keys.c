@@ -46,7 +46,7 @@ static sp_status add_lines(sp_keys *keys, const char *text, sp_error *error)
     return status;
 }
 
-/* A mark in front of the first key, or a NUL in one, would be part of it for no editor's eye. */
+/* A byte order mark before the first key, or a NUL in one, would be invisible in an editor. */
 static sp_status check_text(const char *path, const char *text, size_t bytes, sp_error *error)
 {
     for (size_t i = 0; i < bytes; i++) {
@@ -106,7 +106,7 @@ bool sp_keys_accept(const sp_keys *keys, const char *authorization)
     authorization += strspn(authorization, " ");
     bytes = strlen(authorization);
     while (bytes > 0 && strchr(" \t", authorization[bytes - 1]))
-        bytes--; /* blanks around a header's value are none of it */
+        bytes--; /* blanks around a header's value are not part of it */
     if (sp_sha256_of(authorization, bytes, shown) != SP_OK)
         return false;
     for (size_t i = 0; i < keys->n; i++) {

@@ -1,7 +1,7 @@
 /*
- * keys.h: the keys that clients must show ("Authorization: Bearer KEY"). A file holds one key a
- * line; empty lines and lines that begin with '#' do not count. Only digests are kept, and all of
- * them are compared to the end, so that time tells nothing.
+ * keys.h: the keys that clients must show ("Authorization: Bearer KEY"). A file has one key per
+ * line; empty lines and lines that start with '#' are ignored. Only digests are kept, and all of
+ * them are compared in constant time.
  */
 #ifndef SP_SERVER_API_KEYS_H
 #define SP_SERVER_API_KEYS_H

@@ -87,7 +87,7 @@ void sp_reply_add_ids(sp_text *out, const char *field, const int32_t *tokens, in
     sp_text_add(out, "]");
 }
 
-/* Behind the list of choices. */
+/* Adds the members after the list of choices. */
 static void add_members(sp_reply *reply)
 {
     sp_text_add(&reply->out, "]");

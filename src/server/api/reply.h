@@ -15,7 +15,7 @@ typedef struct sp_reply sp_reply;
 typedef struct sp_reply_form {
     const char *object, *stream_object; /* "text_completion" */
     const char *id_prefix;              /* "cmpl-" */
-    /* Streaming only: what comes before the first token, and behind the last. May be NULL. */
+    /* Streaming only: what comes before the first token, and after the last. May be NULL. */
     void (*begin)(sp_reply *reply);
     void (*end)(sp_reply *reply);
     /* One token of a choice; in a stream it adds events to reply->out. */

@@ -1,6 +1,6 @@
 /*
- * route_metrics.c: metrics, and the status page with its data. The engine's thread is asked for a
- * snapshot between two steps; text is made of it on the HTTP thread.
+ * route_metrics.c: metrics, and the status page with its data. The engine's thread takes a snapshot
+ * between two steps; the HTTP thread makes text of it.
  */
 #include "base/clock.h"
 #include "server/api/api.h"

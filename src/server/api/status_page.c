@@ -11,7 +11,7 @@ extern const size_t sp_page_html_bytes, sp_page_css_bytes, sp_page_js_bytes;
 #define STYLE_MARK  "<!--STYLE-->"
 #define SCRIPT_MARK "<!--SCRIPT-->"
 
-/* Adds what stands before the mark, then the part, and returns what stands behind the mark. */
+/* Adds the text before the mark, then the part, and returns the text after the mark. */
 static const char *add_part(sp_text *out, const char *html, const char *mark,
                             const unsigned char *part, size_t bytes)
 {

@@ -19,7 +19,7 @@ void sp_adapter_notes_log(sp_log *log, const char *name, const char *receipt)
     {
         char *text = sp_strdup(json_is_string(note) ? json_string_value(note) : "");
 
-        /* Names of files and fields are strangers' texts. */
+        /* Names of files and fields are untrusted text. */
         if (text) {
             sp_make_printable(text);
             sp_log_line(log, "sidepath serve: adapter \"%s\": %s", name, text);

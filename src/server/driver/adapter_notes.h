@@ -1,6 +1,6 @@
 /*
- * adapter_notes.h: what an adapter's receipt notes, into the log when it comes in: places that its
- * config promises, files beside its weights, whatever was decided about it without a refusal.
+ * adapter_notes.h: logs the notes of an adapter's receipt when it is loaded: places that its config
+ * promises, files beside its weights, whatever was decided about it without a refusal.
  */
 #ifndef SP_SERVER_DRIVER_ADAPTER_NOTES_H
 #define SP_SERVER_DRIVER_ADAPTER_NOTES_H

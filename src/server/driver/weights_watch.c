@@ -17,7 +17,7 @@ struct sp_weights_watch {
     sp_log *log;
     pthread_t thread;
     atomic_int state;
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* guards all fields below */
     pthread_cond_t news;  /* stopping, or ended */
     sp_error error;
     bool stopping, has_ended;

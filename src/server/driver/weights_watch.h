@@ -22,7 +22,7 @@ typedef enum sp_weights_state {
  */
 sp_status sp_weights_watch_start(sp_engine *engine, sp_log *log, sp_weights_watch **out_watch,
                                  sp_error *error);
-/* A look that waits for the file system is left to the end of the process. NULL is allowed. */
+/* A thread that waits for the file system is abandoned until the process ends. NULL is allowed. */
 void sp_weights_watch_stop(sp_weights_watch *watch);
 
 /* Any thread, no file system. *out_error (may be NULL) says what is wrong and in which file. It

@@ -1,8 +1,8 @@
 /*
  * budget.h: one number of bytes for all that clients can fill: bodies on their way in, requests
- * that wait or run, answers that nobody has read yet. Who wants more than is left is turned away;
- * the last shares are kept for what is small or has begun, so that large bodies cannot lock out
- * all others. Functions may be called by any thread.
+ * that wait or run, answers that have not been read yet. Who wants more than is left is turned
+ * away; the last shares are kept for what is small or has begun, so that large bodies cannot lock
+ * out all others. Functions may be called by any thread.
  */
 #ifndef SP_SERVER_HTTP_BUDGET_H
 #define SP_SERVER_HTTP_BUDGET_H

@@ -317,7 +317,7 @@ static bool take_size_byte(sp_http_chunks *chunks, char c)
     return !is_control(c);
 }
 
-/* Trailers are read over: what they would add may not change what was checked. */
+/* Trailers are discarded: they may not change what was checked. */
 static bool take_trailer_byte(sp_http_chunks *chunks, char c)
 {
     if (++chunks->trailer_bytes > TRAILER_BYTES_MAX)

@@ -31,7 +31,7 @@ typedef struct sp_http_head {
     int32_t n_headers;
     bool chunked;
     uint64_t length; /* Content-Length; 0 without */
-    bool keep_alive; /* the client wants the connection to go on */
+    bool keep_alive; /* the client wants to keep the connection */
     bool expects_continue;
 } sp_http_head;
 

@@ -6,7 +6,7 @@
 
 #include "base/text.h"
 
-/* A JSON string with the last part only of every path in it: where files lie is not told. */
+/* A JSON string with the last part only of every path in it: where files are is not disclosed. */
 void sp_text_json_without_paths(sp_text *out, const char *text);
 
 #endif
