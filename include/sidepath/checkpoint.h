@@ -169,13 +169,30 @@ typedef enum sp_family {
     SP_FAMILY_QWEN3_NEXT = 2,
     SP_FAMILY_QWEN35 = 3,     /* Qwen3_5 text, dense hybrid */
     SP_FAMILY_QWEN35_MOE = 4, /* Qwen3_5Moe, text-only or conditional generation */
+    SP_FAMILY_LLAMA = 5,      /* Llama types, dense: Llama, Mistral, Qwen2, SmolLM2 and 3 */
     SP_FAMILY_CUSTOM = 99     /* none of these */
 } sp_family;
 
 typedef enum sp_layer_kind {
     SP_LAYER_FULL_ATTENTION = 0,
-    SP_LAYER_LINEAR_ATTENTION = 1
+    SP_LAYER_LINEAR_ATTENTION = 1,
+    SP_LAYER_FULL_ATTENTION_NO_ROPE = 2 /* q and k are not rotated (SmolLM3) */
 } sp_layer_kind;
+
+typedef enum sp_rope_kind {
+    SP_ROPE_PLAIN = 0,
+    SP_ROPE_LINEAR = 1, /* every frequency is divided by factor */
+    SP_ROPE_LLAMA3 = 2  /* the low ones are, the high ones are not, those between are blended */
+} sp_rope_kind;
+
+typedef struct sp_rope_scaling {
+    sp_rope_kind kind;
+    double factor; /* 1 for a plain one */
+    /* of LLAMA3; else 0. A wave longer than original_positions / low_freq_factor is low, one
+     * shorter than original_positions / high_freq_factor is high. */
+    double low_freq_factor, high_freq_factor;
+    int32_t original_positions;
+} sp_rope_scaling;
 
 /*
  * What config.json says of a base model, in numbers: all that an engine and a geometry need.
@@ -190,8 +207,9 @@ typedef struct sp_model_shape {
     int32_t max_positions; /* the context length */
     float rms_norm_eps;
     double rope_theta;
-    float partial_rotary_factor; /* 1 for dense Qwen3 */
-    bool tied_embeddings, attention_bias;
+    float partial_rotary_factor; /* 1 where whole heads are rotated */
+    bool tied_embeddings;
+    bool attention_bias;     /* of q, k and v */
     bool gated_attention;    /* q_proj's width is 2 * q_heads * head_dim */
     bool zero_centred_norms; /* the norm multiplies by 1 + w */
     /* mixture of experts */
@@ -202,6 +220,9 @@ typedef struct sp_model_shape {
     bool gdn_fused_inputs;    /* in_proj_qkvz + in_proj_ba, else qkv, z, b, a apart */
     int32_t eos_token_ids[8]; /* from config.json; generation_config.json may replace them */
     int32_t n_eos_token_ids;
+    bool attention_output_bias; /* of o */
+    bool mlp_bias;              /* of gate, up and down */
+    sp_rope_scaling rope_scaling;
 } sp_model_shape;
 
 #ifdef __cplusplus

@@ -126,10 +126,10 @@ static sp_status add_all(sp_geometry *geometry, const sp_model_shape *s,
     for (int32_t layer = 0; layer < s->layers && status == SP_OK; layer++) {
         dims sites[SP_MODULE_COUNT] = {{0, 0}};
 
-        if (layers[layer].kind == SP_LAYER_FULL_ATTENTION)
-            set_attention(s, sites);
-        else
+        if (layers[layer].kind == SP_LAYER_LINEAR_ATTENTION)
             set_gdn(s, sites);
+        else
+            set_attention(s, sites);
         if (layers[layer].moe)
             set_moe(s, sites);
         else

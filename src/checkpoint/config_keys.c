@@ -8,7 +8,8 @@ typedef enum key_rule {
     ANY,      /* read elsewhere, or without effect on the forward pass */
     NULL_KEY, /* served only as absent */
     FALSE_KEY,
-    ONE_KEY
+    ONE_KEY,
+    SCALED_KEY /* of a RoPE's object: read where its type scales, else served only as 1 */
 } key_rule;
 
 typedef struct config_key {
@@ -34,9 +35,12 @@ static const config_key keys[] = {
     {"linear_num_value_heads", ANY},
     {"linear_value_head_dim", ANY},
     {"max_position_embeddings", ANY},
+    {"mlp_bias", ANY},
     {"mlp_only_layers", ANY},
     {"model_type", ANY},
     {"moe_intermediate_size", ANY},
+    {"no_rope_layer_interval", ANY},
+    {"no_rope_layers", ANY},
     {"norm_topk_prob", ANY},
     {"num_attention_heads", ANY},
     {"num_experts", ANY},
@@ -63,6 +67,7 @@ static const config_key keys[] = {
     {"hidden_dropout", ANY},
     {"image_token_id", ANY},
     {"initializer_range", ANY},
+    {"is_llama_config", ANY},
     {"mamba_ssm_dtype", ANY},
     {"max_window_layers", ANY},
     {"mtp_num_hidden_layers", ANY},
@@ -98,7 +103,6 @@ static const config_key keys[] = {
     {"lm_head_multiplier", ONE_KEY},
     {"logit_scale", ONE_KEY},
     {"logits_scaling", ONE_KEY},
-    {"mlp_bias", FALSE_KEY},
     {"moe_router_bias", FALSE_KEY},
     {"parallel_attn", FALSE_KEY},
     {"qkv_bias", FALSE_KEY},
@@ -122,7 +126,9 @@ static const config_key rope_keys[] = {
     {"rope_type", ANY},
     {"type", ANY},
     {"attention_factor", ONE_KEY},
-    {"factor", ONE_KEY},
+    {"factor", SCALED_KEY},
+    {"high_freq_factor", SCALED_KEY},
+    {"low_freq_factor", SCALED_KEY},
     {"mscale", ONE_KEY},
     {"mscale_all_dim", ONE_KEY},
     {NULL, ANY},
@@ -135,7 +141,17 @@ static const config_key *find_key(const config_key *table, const char *name)
     return table->name ? table : NULL;
 }
 
-static bool changes_nothing(const json_t *value, key_rule rule)
+/* The types that have been read (shape.c), by their names. */
+static bool is_scaled(const json_t *rope)
+{
+    const char *type = json_string_value(json_object_get(rope, "rope_type"));
+
+    if (!type)
+        type = json_string_value(json_object_get(rope, "type"));
+    return type && (strcmp(type, "linear") == 0 || strcmp(type, "llama3") == 0);
+}
+
+static bool changes_nothing(const json_t *object, const json_t *value, key_rule rule)
 {
     double number = json_number_value(value);
 
@@ -146,6 +162,10 @@ static bool changes_nothing(const json_t *value, key_rule rule)
         break;
     case FALSE_KEY:
         return json_is_false(value);
+    case SCALED_KEY:
+        if (is_scaled(object))
+            return true;
+        return json_is_number(value) && number >= 1 && number <= 1;
     case ONE_KEY:
         return json_is_number(value) && number >= 1 && number <= 1;
     }
@@ -164,7 +184,7 @@ static sp_status check_object(const json_t *object, const config_key *table, con
 
         if (json_is_null(value) || name[0] == '_')
             continue;
-        if (key && !changes_nothing(value, key->rule))
+        if (key && !changes_nothing(object, value, key->rule))
             return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, name, -1,
                            "config.json: \"%s%s\" with this value is not served: it changes what "
                            "the model computes",

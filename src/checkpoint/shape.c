@@ -1,9 +1,10 @@
 /*
  * shape.c: config.json of a Hugging Face checkpoint → numbers.
  *
- * Five families, in the styles of transformers 4 and 5. What would change the mathematics and is
- * not supported (scaled RoPE, sliding windows, another activation) is refused by name, because a
- * base that runs slightly wrong is worse than one that does not start.
+ * The Qwen3 families and the Llama types, in the styles of transformers 4 and 5. What would change
+ * the mathematics and is not supported (RoPE of another kind, sliding windows, another activation)
+ * is refused by name, because a base that runs slightly wrong is worse than one that does not
+ * start.
  */
 #include "checkpoint/shape.h"
 
@@ -20,6 +21,7 @@
 typedef struct reader {
     const json_t *top;  /* the whole file */
     const json_t *text; /* its text_config, or the same */
+    const struct architecture *architecture;
     sp_error *error;
 } reader;
 
@@ -63,53 +65,86 @@ static sp_status read_counts(const reader *r, const count_field *fields, size_t 
 
 /* ---- which model --------------------------------------------------------------------------- */
 
-static const struct {
-    const char *architecture, *model_type, *text_model_type;
+/* What an architecture does by itself where others have a field, or without any field. */
+struct architecture {
+    const char *name, *model_type;
+    const char *text_model_type; /* of text_config, where it has another */
     sp_family family;
-} families[] = {
-    {"Qwen3ForCausalLM", "qwen3", "qwen3", SP_FAMILY_QWEN3},
-    {"Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe", SP_FAMILY_QWEN3_MOE},
-    {"Qwen3NextForCausalLM", "qwen3_next", "qwen3_next", SP_FAMILY_QWEN3_NEXT},
-    {"Qwen3_5ForCausalLM", "qwen3_5_text", "qwen3_5_text", SP_FAMILY_QWEN35},
-    {"Qwen3_5ForConditionalGeneration", "qwen3_5", "qwen3_5_text", SP_FAMILY_QWEN35},
-    {"Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "qwen3_5_moe_text", SP_FAMILY_QWEN35_MOE},
-    {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "qwen3_5_moe_text", SP_FAMILY_QWEN35_MOE},
+    double rope_theta;     /* where config.json has none; 0: it must */
+    bool qkv_bias;         /* q, k and v have biases and o has none, whatever the fields say */
+    bool reads_biases;     /* attention_bias (of all four) and mlp_bias */
+    bool always_windowed;  /* sliding_window counts without use_sliding_window */
+    bool skips_rope;       /* no_rope_layers */
+    bool kv_heads_default; /* as many as heads where config.json has no num_key_value_heads */
+    bool tied;             /* where config.json does not say */
 };
-#define N_FAMILIES (sizeof families / sizeof *families)
 
-static bool is_one_of(const char *text, const char *a, const char *b)
-{
-    return strcmp(text, a) == 0 || strcmp(text, b) == 0;
-}
+static const struct architecture architectures[] = {
+    {.name = "Qwen3ForCausalLM", .model_type = "qwen3", .family = SP_FAMILY_QWEN3},
+    {.name = "Qwen3MoeForCausalLM", .model_type = "qwen3_moe", .family = SP_FAMILY_QWEN3_MOE},
+    {.name = "Qwen3NextForCausalLM", .model_type = "qwen3_next", .family = SP_FAMILY_QWEN3_NEXT},
+    {.name = "Qwen3_5ForCausalLM", .model_type = "qwen3_5_text", .family = SP_FAMILY_QWEN35},
+    {.name = "Qwen3_5ForConditionalGeneration",
+     .model_type = "qwen3_5",
+     .text_model_type = "qwen3_5_text",
+     .family = SP_FAMILY_QWEN35},
+    {.name = "Qwen3_5MoeForCausalLM",
+     .model_type = "qwen3_5_moe_text",
+     .family = SP_FAMILY_QWEN35_MOE},
+    {.name = "Qwen3_5MoeForConditionalGeneration",
+     .model_type = "qwen3_5_moe",
+     .text_model_type = "qwen3_5_moe_text",
+     .family = SP_FAMILY_QWEN35_MOE},
+    {.name = "LlamaForCausalLM",
+     .model_type = "llama",
+     .family = SP_FAMILY_LLAMA,
+     .rope_theta = 10000,
+     .reads_biases = true,
+     .kv_heads_default = true},
+    {.name = "MistralForCausalLM",
+     .model_type = "mistral",
+     .family = SP_FAMILY_LLAMA,
+     .always_windowed = true},
+    {.name = "Qwen2ForCausalLM",
+     .model_type = "qwen2",
+     .family = SP_FAMILY_LLAMA,
+     .qkv_bias = true},
+    {.name = "SmolLM3ForCausalLM",
+     .model_type = "smollm3",
+     .family = SP_FAMILY_LLAMA,
+     .reads_biases = true,
+     .skips_rope = true,
+     .tied = true},
+};
+#define N_ARCHITECTURES (sizeof architectures / sizeof *architectures)
 
 /* The architecture decides; without one, the model type. Both must agree. */
-static sp_status read_family(const reader *r, sp_family *out_family)
+static sp_status read_architecture(reader *r)
 {
     const json_t *list = json_object_get(r->top, "architectures");
-    const char *architecture = json_string_value(json_array_get(list, 0));
+    const char *name = json_string_value(json_array_get(list, 0));
     const char *model_type;
-    bool found = false;
     sp_status status = sp_json_string(r->top, "model_type", false, NULL, &model_type, r->error);
 
     if (status != SP_OK)
         return status;
-    if (!architecture && !model_type)
+    if (!name && !model_type)
         return sp_fail(r->error, SP_ERR_INPUT, NULL, "architectures", -1,
                        "config.json has neither \"architectures\" nor \"model_type\"");
-    for (size_t i = 0; i < N_FAMILIES && !found; i++) {
-        if (architecture && strcmp(architecture, families[i].architecture) != 0)
-            continue;
-        if (model_type &&
-            !is_one_of(model_type, families[i].model_type, families[i].text_model_type))
-            continue;
-        *out_family = families[i].family;
-        found = true;
+    for (size_t i = 0; i < N_ARCHITECTURES && !r->architecture; i++) {
+        const struct architecture *a = &architectures[i];
+
+        if ((!name || strcmp(name, a->name) == 0) &&
+            (!model_type || strcmp(model_type, a->model_type) == 0 ||
+             (a->text_model_type && strcmp(model_type, a->text_model_type) == 0)))
+            r->architecture = a;
     }
-    if (!found)
+    if (!r->architecture)
         return sp_fail(r->error, SP_ERR_UNSUPPORTED, NULL, "architectures", -1,
                        "the architecture %.100s (model_type %.100s) is not served; Qwen3, "
-                       "Qwen3Moe, Qwen3Next, Qwen3_5 and Qwen3_5Moe are",
-                       architecture ? architecture : "?", model_type ? model_type : "?");
+                       "Qwen3Moe, Qwen3Next, Qwen3_5, Qwen3_5Moe, Llama, Mistral, Qwen2 and "
+                       "SmolLM3 are",
+                       name ? name : "?", model_type ? model_type : "?");
     return SP_OK;
 }
 
@@ -127,32 +162,57 @@ static bool is_moe(sp_family family)
 
 /* ---- attention and RoPE -------------------------------------------------------------------- */
 
-/* Text positions are the same in all sections of a multimodal RoPE, which makes it a plain one. */
-static sp_status check_rope_type(const reader *r, const json_t *rope)
+static const struct {
+    const char *name;
+    sp_rope_kind kind;
+    bool llama_only;
+} rope_types[] = {
+    {"default", SP_ROPE_PLAIN, false},
+    /* Text positions are the same in all sections of a multimodal RoPE, so that it is a plain one.
+     */
+    {"mrope", SP_ROPE_PLAIN, false},
+    {"linear", SP_ROPE_LINEAR, true},
+    {"llama3", SP_ROPE_LLAMA3, true},
+};
+
+/* Both names of the type must mean the same, where both are there. */
+static sp_status read_rope_type(const reader *r, const json_t *rope, sp_rope_kind *out_kind)
 {
     static const char *const names[] = {"rope_type", "type"};
+    bool llama = r->architecture->family == SP_FAMILY_LLAMA, first = true;
 
     for (size_t i = 0; i < 2; i++) {
         const char *type;
+        size_t t = 0;
         sp_status status = sp_json_string(rope, names[i], false, NULL, &type, r->error);
 
         if (status != SP_OK)
             return status;
-        if (type && !is_one_of(type, "default", "mrope"))
+        if (!type)
+            continue;
+        while (t < sizeof rope_types / sizeof *rope_types &&
+               (strcmp(type, rope_types[t].name) != 0 || (rope_types[t].llama_only && !llama)))
+            t++;
+        if (t == sizeof rope_types / sizeof *rope_types ||
+            (!first && rope_types[t].kind != *out_kind))
             return sp_fail(r->error, SP_ERR_UNSUPPORTED, NULL, names[i], -1,
                            "config.json: RoPE of type \"%.100s\" is not served", type);
+        *out_kind = rope_types[t].kind;
+        first = false;
     }
     return SP_OK;
 }
 
 /* rope_parameters (transformers 5) or rope_scaling (4); NULL when there is neither. */
-static sp_status find_rope(const reader *r, const json_t **out_rope)
+static sp_status find_rope(const reader *r, const json_t **out_rope, sp_rope_kind *out_kind)
 {
     static const char *const names[] = {"rope_parameters", "rope_scaling"};
 
     *out_rope = NULL;
+    *out_kind = SP_ROPE_PLAIN;
     for (size_t i = 0; i < 2; i++) {
         const json_t *value = json_object_get(r->text, names[i]);
+        sp_rope_kind kind = SP_ROPE_PLAIN;
         sp_status status;
 
         if (!value || json_is_null(value))
@@ -160,11 +220,15 @@ static sp_status find_rope(const reader *r, const json_t **out_rope)
         if (!json_is_object(value))
             return sp_fail(r->error, SP_ERR_INPUT, NULL, names[i], -1,
                            "config.json: \"%s\" is no object", names[i]);
-        status = check_rope_type(r, value);
+        status = read_rope_type(r, value, &kind);
         if (status != SP_OK)
             return status;
+        if (*out_rope && kind != *out_kind)
+            return sp_fail(r->error, SP_ERR_INPUT, NULL, names[i], -1,
+                           "config.json: rope_parameters and rope_scaling are of two types");
         if (!*out_rope)
             *out_rope = value;
+        *out_kind = kind;
     }
     return SP_OK;
 }
@@ -175,7 +239,6 @@ static sp_status read_rope_number(const reader *r, const json_t *rope, const cha
                                   bool required, double default_value, double *out_value)
 {
     const json_t *inner = rope ? json_object_get(rope, field) : NULL;
-
     const json_t *outer = json_object_get(r->text, field);
 
     if (json_is_number(inner) && json_is_number(outer) &&
@@ -188,15 +251,50 @@ static sp_status read_rope_number(const reader *r, const json_t *rope, const cha
                           default_value, NULL, out_value, r->error);
 }
 
+/* The numbers of a scaled RoPE stand in its object alone. */
+static sp_status read_rope_scaling(const reader *r, const json_t *rope, sp_rope_scaling *out)
+{
+    int64_t original = 0;
+    sp_status status = SP_OK;
+
+    out->factor = 1;
+    if (out->kind != SP_ROPE_PLAIN)
+        status = sp_json_double(rope, "factor", true, 1, NULL, &out->factor, r->error);
+    if (status == SP_OK && !(out->factor >= 1 && isfinite(out->factor)))
+        return sp_fail(r->error, SP_ERR_INPUT, NULL, "factor", -1,
+                       "config.json: RoPE's factor must be at least 1");
+    if (status != SP_OK || out->kind != SP_ROPE_LLAMA3)
+        return status;
+    status =
+        sp_json_double(rope, "low_freq_factor", true, 0, NULL, &out->low_freq_factor, r->error);
+    if (status == SP_OK)
+        status = sp_json_double(rope, "high_freq_factor", true, 0, NULL, &out->high_freq_factor,
+                                r->error);
+    if (status == SP_OK)
+        status = sp_json_int(rope, "original_max_position_embeddings", true, 1, WIDTH_MAX, 0, NULL,
+                             &original, r->error);
+    if (status != SP_OK)
+        return status;
+    if (!(out->low_freq_factor > 0 && out->high_freq_factor > out->low_freq_factor &&
+          isfinite(out->high_freq_factor)))
+        return sp_fail(r->error, SP_ERR_INPUT, NULL, "high_freq_factor", -1,
+                       "config.json: RoPE's low_freq_factor must be above 0 and its "
+                       "high_freq_factor above that");
+    out->original_positions = (int32_t)original;
+    return SP_OK;
+}
+
 static sp_status read_rope(const reader *r, sp_model_shape *shape)
 {
     const json_t *rope;
-    double theta = 0, factor = 1;
+    double theta = 0, factor = 1, fallback = r->architecture->rope_theta;
     double rotary;
-    sp_status status = find_rope(r, &rope);
+    sp_status status = find_rope(r, &rope, &shape->rope_scaling.kind);
 
     if (status == SP_OK)
-        status = read_rope_number(r, rope, "rope_theta", true, 0, &theta);
+        status = read_rope_number(r, rope, "rope_theta", !(fallback > 0), fallback, &theta);
+    if (status == SP_OK)
+        status = read_rope_scaling(r, rope, &shape->rope_scaling);
     if (status == SP_OK)
         status = read_rope_number(r, rope, "partial_rotary_factor", false,
                                   is_hybrid(shape->family) ? 0.25 : 1, &factor);
@@ -221,25 +319,67 @@ static sp_status read_rope(const reader *r, sp_model_shape *shape)
 
 static sp_status read_head_dim(const reader *r, sp_model_shape *shape)
 {
-    /* Only Qwen3Moe has a fallback in transformers that follows from the other fields. */
-    bool required = shape->family != SP_FAMILY_QWEN3_MOE;
+    /* Of the Qwen3 families only Qwen3Moe has a fallback in transformers that follows from the
+     * other fields. */
+    bool llama = shape->family == SP_FAMILY_LLAMA;
+    bool given = json_is_integer(json_object_get(r->text, "head_dim"));
+    bool required = shape->family != SP_FAMILY_QWEN3_MOE && !llama;
     int32_t fallback = shape->hidden / shape->q_heads;
     sp_status status = read_count(r, "head_dim", required, HEADS_MAX, fallback, &shape->head_dim);
 
+    if (status == SP_OK && llama && !given && shape->hidden % shape->q_heads != 0)
+        return sp_fail(r->error, SP_ERR_INPUT, NULL, "num_attention_heads", -1,
+                       "config.json: hidden_size %d is no multiple of %d heads, and there is no "
+                       "head_dim",
+                       shape->hidden, shape->q_heads);
     if (status == SP_OK && shape->head_dim < 1)
         return sp_fail(r->error, SP_ERR_INPUT, NULL, "head_dim", -1,
                        "config.json: head_dim must be at least 1");
     return status;
 }
 
-static sp_status read_attention(const reader *r, sp_model_shape *shape)
+/* Biases of the linear maps. A field that the architecture does not read may not ask for any. */
+static sp_status read_biases(const reader *r, sp_model_shape *shape)
 {
+    const struct architecture *a = r->architecture;
+    bool llama = shape->family == SP_FAMILY_LLAMA;
+    sp_status status = sp_json_bool(r->text, "attention_bias", false, false, NULL,
+                                    &shape->attention_bias, r->error);
+
+    if (status == SP_OK)
+        status = sp_json_bool(r->text, "mlp_bias", false, false, NULL, &shape->mlp_bias, r->error);
+    if (status != SP_OK)
+        return status;
+    if (shape->mlp_bias && !a->reads_biases)
+        return unsupported(r, "mlp_bias", "\"mlp_bias\" is not served with this architecture");
+    if (shape->attention_bias && llama && !a->reads_biases && !a->qkv_bias)
+        return unsupported(r, "attention_bias",
+                           "\"attention_bias\" is not served with this architecture");
+    shape->attention_output_bias = shape->attention_bias && !a->qkv_bias;
+    shape->attention_bias |= a->qkv_bias;
+    return SP_OK;
+}
+
+/* Old checkpoints of Llama have as many of one as of the other, and do not say so. */
+static sp_status read_heads(const reader *r, sp_model_shape *shape)
+{
+    const json_t *kv_heads = json_object_get(r->text, "num_key_value_heads");
     const count_field fields[] = {
         {"num_attention_heads", HEADS_MAX, &shape->q_heads},
         {"num_key_value_heads", HEADS_MAX, &shape->kv_heads},
     };
+    bool both = !r->architecture->kv_heads_default || (kv_heads && !json_is_null(kv_heads));
+    sp_status status = read_counts(r, fields, both ? 2 : 1);
+
+    if (status == SP_OK && !both)
+        shape->kv_heads = shape->q_heads;
+    return status;
+}
+
+static sp_status read_attention(const reader *r, sp_model_shape *shape)
+{
     bool gate = true;
-    sp_status status = read_counts(r, fields, sizeof fields / sizeof *fields);
+    sp_status status = read_heads(r, shape);
 
     if (status == SP_OK)
         status = read_head_dim(r, shape);
@@ -252,8 +392,7 @@ static sp_status read_attention(const reader *r, sp_model_shape *shape)
     if ((int64_t)shape->q_heads * shape->head_dim > WIDTH_MAX / 2)
         return sp_fail(r->error, SP_ERR_INPUT, NULL, "head_dim", -1,
                        "config.json: %d heads of %d are too wide", shape->q_heads, shape->head_dim);
-    status = sp_json_bool(r->text, "attention_bias", false, false, NULL, &shape->attention_bias,
-                          r->error);
+    status = read_biases(r, shape);
     if (status == SP_OK)
         status = sp_json_bool(r->text, "attn_output_gate", false, true, NULL, &gate, r->error);
     if (status != SP_OK)
@@ -284,6 +423,39 @@ static sp_status read_layer_types(const reader *r, const json_t *types, const sp
             return sp_fail(r->error, SP_ERR_UNSUPPORTED, NULL, "layer_types", i,
                            "config.json: layer %d is of type \"%.100s\", which is not served", i,
                            type ? type : "?");
+    }
+    return SP_OK;
+}
+
+/* Layers that do not rotate, of full attention otherwise: a list of 0 (does not) and 1, or every
+ * so many-th. */
+static sp_status read_rope_layers(const reader *r, const sp_model_shape *shape,
+                                  sp_layer_plan *layers)
+{
+    const json_t *list = json_object_get(r->text, "no_rope_layers");
+    bool listed = list && !json_is_null(list);
+    int32_t interval = 4;
+    sp_status status =
+        read_count(r, "no_rope_layer_interval", false, LAYERS_MAX, interval, &interval);
+
+    if (status != SP_OK)
+        return status;
+    if (interval < 1 && !listed)
+        return sp_fail(r->error, SP_ERR_INPUT, NULL, "no_rope_layer_interval", -1,
+                       "config.json: no_rope_layer_interval must be at least 1");
+    if (listed && (!json_is_array(list) || json_array_size(list) != (size_t)shape->layers))
+        return sp_fail(r->error, SP_ERR_INPUT, NULL, "no_rope_layers", -1,
+                       "config.json: \"no_rope_layers\" is not a list of %d numbers",
+                       shape->layers);
+    for (int32_t i = 0; i < shape->layers; i++) {
+        const json_t *item = json_array_get(list, (size_t)i);
+        json_int_t rotates = listed ? json_integer_value(item) : (i + 1) % interval != 0;
+
+        if (listed && (!json_is_integer(item) || rotates < 0 || rotates > 1))
+            return sp_fail(r->error, SP_ERR_INPUT, NULL, "no_rope_layers", i,
+                           "config.json: \"no_rope_layers\" has an entry that is neither 0 nor 1");
+        if (rotates == 0)
+            layers[i].kind = SP_LAYER_FULL_ATTENTION_NO_ROPE;
     }
     return SP_OK;
 }
@@ -462,8 +634,20 @@ static sp_status read_tied(const reader *r, sp_model_shape *shape)
         return sp_fail(r->error, SP_ERR_INPUT, NULL, "tie_word_embeddings", -1,
                        "config.json: tie_word_embeddings is %s, and %s in text_config",
                        top ? "true" : "false", text ? "true" : "false");
-    shape->tied_embeddings = in_top ? top : text;
+    shape->tied_embeddings = in_top ? top : in_text ? text : r->architecture->tied;
     return SP_OK;
+}
+
+/* A window that no text can be longer than is none. */
+static sp_status check_window(const reader *r)
+{
+    const json_t *window = json_object_get(r->text, "sliding_window");
+    json_int_t positions = json_integer_value(json_object_get(r->text, "max_position_embeddings"));
+
+    if (!r->architecture->always_windowed || !window || json_is_null(window) ||
+        (json_is_integer(window) && json_integer_value(window) >= positions))
+        return SP_OK;
+    return unsupported(r, "sliding_window", "sliding-window attention is not served");
 }
 
 static sp_status check_unserved(const reader *r)
@@ -481,7 +665,7 @@ static sp_status check_unserved(const reader *r)
                        "config.json: the activation \"%.100s\" is not served; silu is", activation);
     if (window)
         return unsupported(r, "use_sliding_window", "sliding-window attention is not served");
-    return SP_OK;
+    return check_window(r);
 }
 
 static sp_status read_trunk(const reader *r, sp_model_shape *shape)
@@ -507,12 +691,14 @@ static sp_status read_trunk(const reader *r, sp_model_shape *shape)
     return SP_OK;
 }
 
-static sp_status read_shape(const reader *r, sp_model_shape *shape)
+static sp_status read_shape(reader *r, sp_model_shape *shape)
 {
-    sp_status status = read_family(r, &shape->family);
+    sp_status status = read_architecture(r);
 
-    if (status == SP_OK)
-        status = check_unserved(r);
+    if (status != SP_OK)
+        return status;
+    shape->family = r->architecture->family;
+    status = check_unserved(r);
     if (status == SP_OK)
         status = read_trunk(r, shape);
     if (status == SP_OK)
@@ -533,6 +719,8 @@ static sp_status read_layers(const reader *r, sp_model_shape *shape, sp_layer_pl
     bool any_dense = true;
     sp_status status = read_layer_kinds(r, shape, layers);
 
+    if (status == SP_OK && r->architecture->skips_rope)
+        status = read_rope_layers(r, shape, layers);
     if (status == SP_OK && is_moe(shape->family))
         status = read_moe_layers(r, shape, layers, &any_dense);
     if (status == SP_OK && any_dense)

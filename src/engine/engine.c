@@ -185,6 +185,7 @@ static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX]
         .widths = widths,
         .attention = sp_family_attention(shape),
         .rope = {.theta = shape->rope_theta,
+                 .scaling = shape->rope_scaling,
                  .n_rot = shape->head_dim / 2,
                  .positions = (int32_t)min64(kv_tokens, engine->max_context)},
         .kv_pages = engine->memory.options.n_pages,
@@ -386,15 +387,18 @@ const sp_model_shape *sp_engine_shape(const sp_engine *engine)
 
 const char *sp_engine_note(const sp_engine *engine, size_t index)
 {
+    const char *const own[] = {engine->model.unused, engine->model.converted,
+                               engine->tokenizer_note[0] ? engine->tokenizer_note : NULL};
     size_t n = 0;
 
     while (sp_geometry_note(engine->model.geometry, n))
         n++;
     if (index < n)
         return sp_geometry_note(engine->model.geometry, index);
-    if (engine->model.unused && index == n++)
-        return engine->model.unused;
-    return engine->tokenizer_note[0] && index == n ? engine->tokenizer_note : NULL;
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
+        if (own[i] && n++ == index)
+            return own[i];
+    return NULL;
 }
 
 const char *sp_engine_base_name(const sp_engine *engine)

@@ -210,7 +210,7 @@ static void refused_configs(void **state)
         {"[]", SP_ERR_INPUT, "text_config"},
         {"{\"text_config\":3}", SP_ERR_INPUT, "text_config"},
         {"{}", SP_ERR_INPUT, "architectures"},
-        {"{\"architectures\":[\"LlamaForCausalLM\"]}", SP_ERR_UNSUPPORTED, "architectures"},
+        {"{\"architectures\":[\"GemmaForCausalLM\"]}", SP_ERR_UNSUPPORTED, "architectures"},
         {"{\"architectures\":[\"Qwen3ForCausalLM\"],\"model_type\":\"qwen3_moe\"}",
          SP_ERR_UNSUPPORTED, "architectures"},
         {"{" DENSE_FIELDS "}", SP_ERR_INPUT, "rope_theta"},

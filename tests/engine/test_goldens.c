@@ -20,7 +20,8 @@
 #define LOGIT_ERROR   1e-3 /* allowed in f32 (tests/fixtures/README.md) */
 #define P2_LAST       4
 
-/* Every adapter of the dense models that must load: pairs, replaced rows and trained tokens. */
+/* Every adapter of the dense models, of each family, that must load: pairs, replaced rows and
+ * trained tokens. */
 typedef struct model_case {
     const char *model;
     const char *adapters[ADAPTERS_MAX];
@@ -52,6 +53,14 @@ static const model_case cases[] = {
      {"all-linear", "attn-r4", "embed-lora", "ffn", "head-lora", "patterns", "plain-r8",
       "rslora-r16", "save-head", "save-head-embed", "tokens", "tokens-dict"}},
     {"qwen3-bias", {"patterns", "plain-r8", "rslora-r16"}},
+    {"llama3",
+     {"all-linear-rs", "head-embed-lora", "patterns", "plain-r8", "regex", "save-head-embed",
+      "tokens"}},
+    {"qwen2",
+     {"all-linear-rs", "head-embed-lora", "layers", "patterns", "plain-r8", "save-head-embed",
+      "tokens"}},
+    {"smollm",
+     {"all-linear-rs", "head-embed-lora", "patterns", "plain-r8", "regex", "save-embed", "tokens"}},
 };
 
 static size_t count_adapters(const model_case *c)
@@ -118,6 +127,7 @@ static void run_model(model_run *m, const model_case *c, sp_dtype precision, con
     options.max_loras = ADAPTERS_MAX;
     options.kv_tokens = 8192;
     options.step_rows = 100; /* cuts some of the 33-token prompts at odd places */
+    options.prefix_cache = false;
     m->engine = engine_run_open(&options, adapters, m->n_adapters);
     for (size_t a = 0; a <= m->n_adapters; a++) {
         for (size_t p = 0; p < PROMPTS; p++, n++) {
@@ -147,6 +157,25 @@ static golden *open_golden(const model_run *m, size_t adapter)
     snprintf(name, sizeof name, "%s/golden/%s.safetensors", m->model->model,
              adapter < m->n_adapters ? m->model->adapters[adapter] : "base");
     return golden_open(name);
+}
+
+/* The rows of the mixed batch are those of the request alone, byte for byte: each adapter's longest
+ * prompt. */
+static void check_alone(const model_run *m)
+{
+    for (size_t a = 0; a <= m->n_adapters; a++) {
+        const engine_run *mixed = &m->runs[a * PROMPTS + PROMPTS - 1];
+        engine_run alone =
+            engine_run_init(a < m->n_adapters ? m->model->adapters[a] : NULL,
+                            m->prompts[PROMPTS - 1], m->n_prompt[PROMPTS - 1], GREEDY_TOKENS);
+        engine_run *list[] = {&alone};
+
+        alone.keep_logits = true;
+        engine_run_submit(m->engine, &alone);
+        engine_run_all(m->engine, list, 1);
+        engine_run_assert_same(&alone, mixed);
+        engine_run_free(&alone);
+    }
 }
 
 /* ---- f32 ----------------------------------------------------------------------------------- */
@@ -239,6 +268,7 @@ static void test_f32_logits_and_greedy_tokens(void **state)
 
             run_model(&m, &cases[i], SP_DTYPE_F32, *level);
             check_f32(&m);
+            check_alone(&m);
             free_model(&m);
         }
     }
@@ -308,6 +338,7 @@ static void test_bf16_is_as_near_as_the_reference(void **state)
 
         run_model(&m, &cases[i], SP_DTYPE_BF16, NULL);
         check_bf16(&m, json_object_get(json_object_get(root, "models"), cases[i].model));
+        check_alone(&m);
         free_model(&m);
     }
     json_decref(root);

@@ -2,7 +2,7 @@
  * One row, one answer: the bytes of a request's logits, tokens and text do not depend on who else
  * is in the batch, on the order, the slot, the pool's rank, the chunks of the prefill, the pages,
  * the threads or a preemption. On the demo model, in both precisions, for each adapter and the
- * base.
+ * base; and on the fixtures of the Llama types.
  */
 #include "support/test.h"
 
@@ -16,12 +16,32 @@
 #define N_OTHERS   16
 #define PROMPT     41 /* longer than an attention block, no multiple of anything */
 #define MAX_TOKENS 12
-#define VOCAB      2045 /* ids below the special ones */
 
-static const char *const names[N_ADAPTERS] = {"scripture", "csource", "sqldoc"};
-static const char *const paths[N_ADAPTERS] = {SP_TEST_DEMO "/adapters/scripture",
-                                              SP_TEST_DEMO "/adapters/csource",
-                                              SP_TEST_DEMO "/adapters/sqldoc"};
+typedef struct model {
+    const char *dir;
+    const char *names[N_ADAPTERS], *paths[N_ADAPTERS];
+    int32_t vocab; /* ids below the special ones */
+} model;
+
+#define FIXTURE(name, other)                                        \
+    {                                                               \
+        SP_TEST_FIXTURES "/" name, {"plain-r8", "patterns", other}, \
+            {SP_TEST_FIXTURES "/" name "/adapters/plain-r8",        \
+             SP_TEST_FIXTURES "/" name "/adapters/patterns",        \
+             SP_TEST_FIXTURES "/" name "/adapters/" other},         \
+            509                                                     \
+    }
+
+static const model demo = {SP_TEST_DEMO "/base",
+                           {"scripture", "csource", "sqldoc"},
+                           {SP_TEST_DEMO "/adapters/scripture", SP_TEST_DEMO "/adapters/csource",
+                            SP_TEST_DEMO "/adapters/sqldoc"},
+                           2045};
+static const model llama_types[] = {FIXTURE("llama3", "save-head-embed"),
+                                    FIXTURE("qwen2", "head-embed-lora"),
+                                    FIXTURE("smollm", "tokens")};
+
+static const model *m = &demo; /* of the test under way */
 
 /* How the engine under test is set up: everything that must not change a bit. */
 typedef struct variant {
@@ -54,10 +74,10 @@ static sp_engine *open_engine(const variant *v, sp_dtype precision, const char *
 {
     sp_engine_adapter adapters[N_ADAPTERS];
     sp_engine_options options;
-    size_t n = engine_run_turn(names, paths, N_ADAPTERS, v->order, only, adapters);
+    size_t n = engine_run_turn(m->names, m->paths, N_ADAPTERS, v->order, only, adapters);
 
     sp_engine_options_default(&options, sizeof options);
-    options.model_dir = SP_TEST_DEMO "/base";
+    options.model_dir = m->dir;
     options.precision = precision;
     options.max_loras = N_ADAPTERS;
     options.max_lora_rank = v->max_lora_rank;
@@ -106,9 +126,9 @@ static void run_variant(const variant *v, const engine_run *reference, const cha
             /* Two that grow from 31 to 60 tokens push a third out of 28 pages of 4. */
             if (v->must_preempt)
                 length = n_new = 30;
-            engine_run_fill_prompt(random, prompts[i], length, VOCAB);
-            runs[i] = engine_run_init(other < N_ADAPTERS ? names[other] : NULL, prompts[i], length,
-                                      n_new);
+            engine_run_fill_prompt(random, prompts[i], length, m->vocab);
+            runs[i] = engine_run_init(other < N_ADAPTERS ? m->names[other] : NULL, prompts[i],
+                                      length, n_new);
         }
         list[i] = &runs[i];
     }
@@ -130,11 +150,11 @@ static void check_precision(sp_dtype precision)
     sp_test_random random = {42};
 
     for (int32_t a = 0; a <= N_ADAPTERS; a++) {
-        const char *adapter = a < N_ADAPTERS ? names[a] : NULL;
+        const char *adapter = a < N_ADAPTERS ? m->names[a] : NULL;
         int32_t prompt[PROMPT];
         engine_run reference;
 
-        engine_run_fill_prompt(&random, prompt, PROMPT, VOCAB);
+        engine_run_fill_prompt(&random, prompt, PROMPT, m->vocab);
         reference = run_reference(adapter, prompt, precision);
         for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
             run_variant(&variants[i], &reference, adapter, prompt, precision, &random);
@@ -154,6 +174,16 @@ static void test_f32(void **state)
     check_precision(SP_DTYPE_F32);
 }
 
+static void test_llama_types(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof llama_types / sizeof llama_types[0]; i++) {
+        m = &llama_types[i];
+        check_precision(SP_DTYPE_BF16);
+    }
+    m = &demo;
+}
+
 /* The adapters do something: otherwise all of the above would hold for an engine without them. */
 static void test_adapters_differ_from_the_base(void **state)
 {
@@ -162,9 +192,9 @@ static void test_adapters_differ_from_the_base(void **state)
     engine_run runs[N_ADAPTERS + 1];
 
     (void)state;
-    engine_run_fill_prompt(&random, prompt, PROMPT, VOCAB);
+    engine_run_fill_prompt(&random, prompt, PROMPT, m->vocab);
     for (int32_t a = 0; a <= N_ADAPTERS; a++)
-        runs[a] = run_reference(a < N_ADAPTERS ? names[a] : NULL, prompt, SP_DTYPE_BF16);
+        runs[a] = run_reference(a < N_ADAPTERS ? m->names[a] : NULL, prompt, SP_DTYPE_BF16);
     for (int32_t a = 0; a <= N_ADAPTERS; a++)
         for (int32_t b = 0; b < a; b++)
             assert_memory_not_equal(runs[a].logits, runs[b].logits,
@@ -184,7 +214,7 @@ static void test_request_scale(void **state)
     engine_run *list[4];
 
     (void)state;
-    engine_run_fill_prompt(&random, prompt, PROMPT, VOCAB);
+    engine_run_fill_prompt(&random, prompt, PROMPT, m->vocab);
     for (int32_t i = 0; i < 4; i++) {
         runs[i] = engine_run_init(i == 3 ? NULL : "csource", prompt, PROMPT, MAX_TOKENS);
         runs[i].request.lora_scale = (float)i;
@@ -206,9 +236,8 @@ static void test_request_scale(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_f32),
-        cmocka_unit_test(test_adapters_differ_from_the_base),
+        cmocka_unit_test(test_bf16),          cmocka_unit_test(test_f32),
+        cmocka_unit_test(test_llama_types),   cmocka_unit_test(test_adapters_differ_from_the_base),
         cmocka_unit_test(test_request_scale),
     };
 

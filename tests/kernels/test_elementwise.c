@@ -126,6 +126,41 @@ static void check_rope(const sp_kernels *kernels, sp_test_random *random, sp_dty
     guarded_free(&x);
 }
 
+/* The rotation alone: what is beyond the rotated elements stays as it is. */
+static void check_plain_rope(const sp_kernels *kernels, sp_test_random *random, sp_dtype type,
+                             int64_t n, int64_t n_rot)
+{
+    guarded x = vector_new(random, type, n, 4.0f), y = copy_of(&x, type_bytes(type));
+    guarded cosine = guarded_new((size_t)n_rot * 4, 4), sine = guarded_new((size_t)n_rot * 4, 4);
+
+    for (int64_t i = 0; i < n_rot; i++) {
+        double angle = 100.0 * (double)sp_test_float(random);
+
+        sp_element_store(SP_DTYPE_F32, cosine.data, i, (float)cos(angle));
+        sp_element_store(SP_DTYPE_F32, sine.data, i, (float)sin(angle));
+    }
+    kernels->rope(type, y.data, (const float *)(void *)cosine.data,
+                  (const float *)(void *)sine.data, n_rot);
+    for (int64_t i = 0; i < n; i++) {
+        double expected = value_at(type, &x, i), size = 0;
+
+        if (i < 2 * n_rot) {
+            int64_t low = i % n_rot;
+            double c = value_at(SP_DTYPE_F32, &cosine, low), s = value_at(SP_DTYPE_F32, &sine, low);
+            double a = value_at(type, &x, low), b = value_at(type, &x, low + n_rot);
+
+            expected = i < n_rot ? a * c - b * s : b * c + a * s;
+            size = fabs(a) + fabs(b);
+        }
+        check_close(value_at(type, &y, i), expected,
+                    size * 0x1p-22 + (size > 0 ? half_ulp(type, expected) : 0), "plain rope", n, i);
+    }
+    guarded_free(&sine);
+    guarded_free(&cosine);
+    guarded_free(&y);
+    guarded_free(&x);
+}
+
 static void rope_matches_double(void **state)
 {
     const sp_kernels *kernels = kernels_or_skip(state);
@@ -136,9 +171,11 @@ static void rope_matches_double(void **state)
     sp_test_random random = {22};
 
     for (size_t t = 0; t < COUNT(dtypes); t++)
-        for (size_t c = 0; c < COUNT(shapes); c++)
+        for (size_t c = 0; c < COUNT(shapes); c++) {
             for (int offset = 0; offset < 2; offset++)
                 check_rope(kernels, &random, dtypes[t], shapes[c][0], shapes[c][1], (float)offset);
+            check_plain_rope(kernels, &random, dtypes[t], shapes[c][0], shapes[c][1]);
+        }
 }
 
 /* ---- SiLU·mul and addition ------------------------------------------------------------------ */

@@ -31,7 +31,7 @@ typedef struct sp_family_row {
  * defines this array itself, as a test does, runs the families of its own. */
 extern const sp_family_row *const sp_families[];
 
-extern const sp_family_row sp_family_qwen3;
+extern const sp_family_row sp_family_qwen3, sp_family_llama;
 
 /* NULL: the engine does not run it. */
 const sp_family_row *sp_family_find(sp_family family);

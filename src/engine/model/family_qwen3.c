@@ -44,7 +44,8 @@ static void load_layer(sp_weight_loader *loader, int32_t layer, void *out_layer)
     sp_load_linear(loader, layer, "self_attn.q_proj", q, hidden, bias, &w->q);
     sp_load_linear(loader, layer, "self_attn.k_proj", kv, hidden, bias, &w->k);
     sp_load_linear(loader, layer, "self_attn.v_proj", kv, hidden, bias, &w->v);
-    sp_load_linear(loader, layer, "self_attn.o_proj", hidden, q, bias, &w->o);
+    sp_load_linear(loader, layer, "self_attn.o_proj", hidden, q, shape->attention_output_bias,
+                   &w->o);
     sp_load_norm(loader, layer, "self_attn.q_norm", head, &w->q_norm);
     sp_load_norm(loader, layer, "self_attn.k_norm", head, &w->k_norm);
     sp_load_norm(loader, layer, "post_attention_layernorm", hidden, &w->post_norm);

@@ -119,7 +119,7 @@ static sp_status open_files(sp_model *model, const char *directory, bool copy, s
     if (status == SP_OK)
         status = sp_weight_files_open(checkpoint, copy, &model->files, error);
     if (status == SP_OK)
-        status = sp_load_weights(model, checkpoint, error);
+        status = sp_load_weights(model, checkpoint, free_bytes, error);
     sp_checkpoint_destroy(checkpoint);
     return status;
 }
@@ -187,6 +187,7 @@ void sp_model_close(sp_model *model)
     sp_free(model->weights);
     sp_free(model->name);
     sp_free(model->unused);
+    sp_free(model->converted);
     sp_geometry_release(model->geometry);
     *model = (sp_model){.files.notify = -1};
 }

@@ -1,6 +1,7 @@
 /*
  * model.h: the base weights: bf16, mapped from the checkpoint's files and never copied (but for a
- * tensor that the file stores at an odd address, or all of them where that is wished). Owns the
+ * tensor that the file stores at an odd address or in another type, F16 or F32, which is converted;
+ * or all of them where that is wished). Owns the
  * files; immutable after opening.
  */
 #ifndef SP_ENGINE_MODEL_MODEL_H
@@ -24,11 +25,12 @@ typedef struct sp_model {
     sp_weight **weights; /* [n_weights] all of them, once: where they are in the structs above */
     size_t n_weights;
     sp_weight_files files;
-    void **copies; /* tensors whose file offset is odd */
+    void **copies; /* tensors whose file offset is odd or whose type is not BF16 */
     size_t n_copies;
     size_t weight_bytes; /* of the tensors in use */
     char *name;          /* the directory's own name */
     char *unused;        /* names of tensors that nothing uses, as a sentence; NULL: none */
+    char *converted;     /* how many tensors were converted, as a sentence; NULL: none */
 } sp_model;
 
 /*

@@ -2,8 +2,10 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/half.h"
 #include "base/text.h"
 #include "engine/model/family.h"
+#include "engine/model/preflight.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,27 +23,67 @@ struct sp_weight_loader {
     sp_status status; /* the first failure; later look-ups do nothing */
     bool *used;       /* [tensors of the checkpoint] */
     size_t capacity;  /* of model->weights */
+    size_t free_bytes, converted_bytes;
+    size_t n_converted[2]; /* weights that were F32, and F16 */
 };
+
+/* Memory of the model's own for one weight; NULL after a failure. */
+static void *own_memory(sp_weight_loader *loader, size_t bytes, const char *what)
+{
+    sp_model *model = loader->model;
+    void **grown = sp_realloc(model->copies, (model->n_copies + 1) * sizeof *grown);
+    void *copy;
+
+    if (grown)
+        model->copies = grown;
+    copy = grown ? sp_malloc(bytes) : NULL;
+    if (copy)
+        model->copies[model->n_copies++] = copy;
+    else
+        loader->status = sp_fail_memory(loader->error, bytes, what);
+    return copy;
+}
 
 /* A tensor that starts at an odd address cannot be read as 16-bit elements: it is copied. */
 static const void *aligned_data(sp_weight_loader *loader, const char *data, size_t bytes)
 {
-    sp_model *model = loader->model;
-    void **grown;
     void *copy;
 
     if (((uintptr_t)data & 1) == 0)
         return data;
-    grown = sp_realloc(model->copies, (model->n_copies + 1) * sizeof *grown);
-    if (grown)
-        model->copies = grown;
-    copy = grown ? sp_malloc(bytes) : NULL;
-    if (!copy) {
-        loader->status = sp_fail_memory(loader->error, bytes, "a weight that is not aligned");
+    copy = own_memory(loader, bytes, "a weight that is not aligned");
+    if (copy)
+        memcpy(copy, data, bytes);
+    return copy;
+}
+
+/* The ops take BF16: other types are rounded to it once, to the nearest, ties to even. */
+static const void *converted_data(sp_weight_loader *loader, const sp_tensor *tensor,
+                                  const char *data)
+{
+    bool wide = tensor->type == SP_TENSOR_F32;
+    size_t n = (size_t)tensor->bytes / (wide ? 4 : 2);
+    uint16_t *copy;
+
+    loader->converted_bytes += n * sizeof *copy;
+    loader->n_converted[wide ? 0 : 1]++;
+    loader->status =
+        sp_memory_preflight_weights(loader->converted_bytes, loader->free_bytes, loader->error);
+    if (loader->status != SP_OK)
         return NULL;
+    copy = own_memory(loader, n * sizeof *copy, "a weight in BF16");
+    for (size_t i = 0; copy && i < n; i++) {
+        uint32_t word;
+        uint16_t half;
+
+        if (wide) {
+            memcpy(&word, data + i * sizeof word, sizeof word);
+            copy[i] = sp_f32_to_bf16(sp_f32_from_bits(word));
+        } else {
+            memcpy(&half, data + i * sizeof half, sizeof half);
+            copy[i] = sp_f32_to_bf16(sp_f16_to_f32(half));
+        }
     }
-    memcpy(copy, data, bytes);
-    model->copies[model->n_copies++] = copy;
     return copy;
 }
 
@@ -89,6 +131,7 @@ static void load(sp_weight_loader *loader, const char *name, int32_t rows, int32
                  sp_weight *out_weight)
 {
     const sp_tensor *tensor;
+    const char *data;
     bool fits;
 
     if (loader->status != SP_OK)
@@ -106,18 +149,20 @@ static void load(sp_weight_loader *loader, const char *name, int32_t rows, int32
         fail_shape(loader, tensor, rows, columns);
         return;
     }
-    if (tensor->type != SP_TENSOR_BF16) {
+    if (!sp_tensor_type_dtype(tensor->type, NULL)) {
         loader->status = sp_fail(loader->error, SP_ERR_UNSUPPORTED, "unsupported-dtype", name, -1,
-                                 "weight %s is %s; this engine runs BF16 checkpoints", name,
-                                 sp_tensor_type_name(tensor->type));
+                                 "weight %s is %s; this engine runs BF16, F16 and F32 checkpoints",
+                                 name, sp_tensor_type_name(tensor->type));
         return;
     }
+    data = loader->model->files.files[tensor->file].data + tensor->offset_bytes;
     loader->used[tensor - sp_checkpoint_at(loader->checkpoint, 0)] = true;
-    loader->model->weight_bytes += (size_t)tensor->bytes;
     *out_weight = (sp_weight){.type = SP_DTYPE_BF16, .rows = rows, .columns = columns};
-    out_weight->host =
-        aligned_data(loader, loader->model->files.files[tensor->file].data + tensor->offset_bytes,
-                     (size_t)tensor->bytes);
+    out_weight->host = tensor->type == SP_TENSOR_BF16
+                           ? aligned_data(loader, data, (size_t)tensor->bytes)
+                           : converted_data(loader, tensor, data);
+    loader->model->weight_bytes +=
+        sizeof(uint16_t) * (size_t)rows * (columns ? (size_t)columns : 1);
     if (loader->status == SP_OK)
         list_weight(loader, out_weight);
 }
@@ -143,6 +188,11 @@ static void set_norm(const sp_weight_loader *loader, sp_norm *out_norm)
 const sp_model_shape *sp_weight_loader_shape(const sp_weight_loader *loader)
 {
     return &loader->model->shape;
+}
+
+sp_layer_kind sp_weight_loader_kind(const sp_weight_loader *loader, int32_t layer)
+{
+    return sp_geometry_layer_kind(loader->model->geometry, layer);
 }
 
 void sp_load_norm(sp_weight_loader *loader, int32_t layer, const char *module, int32_t width,
@@ -234,6 +284,19 @@ static void check_unused(sp_weight_loader *loader)
     loader->model->unused = names.data;
 }
 
+static void note_converted(sp_weight_loader *loader)
+{
+    const size_t *n = loader->n_converted;
+    sp_text note = {0};
+
+    if (n[0] + n[1] == 0)
+        return;
+    sp_text_format(&note, "weights converted to BF16: %zu of F32, %zu of F16", n[0], n[1]);
+    if (note.failed)
+        loader->status = sp_fail_memory(loader->error, 1, "a note");
+    loader->model->converted = note.data;
+}
+
 /* ---- all of them --------------------------------------------------------------------------- */
 
 static void load_all(sp_weight_loader *loader)
@@ -253,13 +316,19 @@ static void load_all(sp_weight_loader *loader)
             loader, layer, (char *)model->layers + (size_t)layer * model->family->layer_bytes);
     if (loader->status == SP_OK)
         check_unused(loader);
+    if (loader->status == SP_OK)
+        note_converted(loader);
 }
 
-sp_status sp_load_weights(sp_model *model, const sp_checkpoint *checkpoint, sp_error *error)
+sp_status sp_load_weights(sp_model *model, const sp_checkpoint *checkpoint, size_t free_bytes,
+                          sp_error *error)
 {
     size_t layers = (size_t)model->shape.layers;
-    sp_weight_loader loader = {
-        .model = model, .checkpoint = checkpoint, .error = error, .status = SP_OK};
+    sp_weight_loader loader = {.model = model,
+                               .checkpoint = checkpoint,
+                               .error = error,
+                               .status = SP_OK,
+                               .free_bytes = free_bytes};
 
     model->layers = sp_calloc(layers, model->family->layer_bytes);
     if (!model->layers)

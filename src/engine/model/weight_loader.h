@@ -11,10 +11,12 @@
 typedef struct sp_weight_loader sp_weight_loader;
 
 /* The model's weights, by its family, out of its mapped or copied files. Sets model->layers, embed,
- * head, final_norm, unused and the list for sp_model_place. Statuses as sp_model_open. */
-sp_status sp_load_weights(sp_model *model, const sp_checkpoint *checkpoint, sp_error *error);
+ * head, final_norm, the notes and the list for sp_model_place. Statuses as sp_model_open. */
+sp_status sp_load_weights(sp_model *model, const sp_checkpoint *checkpoint, size_t free_bytes,
+                          sp_error *error);
 
 const sp_model_shape *sp_weight_loader_shape(const sp_weight_loader *loader);
+sp_layer_kind sp_weight_loader_kind(const sp_weight_loader *loader, int32_t layer);
 
 /* "model.layers.N.<module>.weight" [width]. The outputs must stay where they are until the model is
  * closed. */

@@ -1,4 +1,5 @@
 /* cpu_attention.c: keys and values into the cache, and attention over it. */
+#include "base/assert.h"
 #include "engine/ops/cpu_ops.h"
 
 #include <string.h>
@@ -15,11 +16,14 @@ static void *head_of(const sp_cpu_ops *cpu, sp_rows rows, int32_t row, int32_t h
 static void rotate(const sp_cpu_ops *cpu, const sp_norm *norm, void *head, int32_t position)
 {
     const sp_rope *rope = &cpu->rope;
-    size_t angle = (size_t)position * (size_t)rope->n_rot;
+    const float *cosine = rope->cosine + (size_t)position * (size_t)rope->n_rot;
+    const float *sine = rope->sine + (size_t)position * (size_t)rope->n_rot;
 
-    cpu->kernels->rmsnorm_rope(cpu->type, head, norm->weight.placed, norm->offset,
-                               cpu->attention.head_dim, norm->eps, rope->cosine + angle,
-                               rope->sine + angle, rope->n_rot);
+    if (norm)
+        cpu->kernels->rmsnorm_rope(cpu->type, head, norm->weight.placed, norm->offset,
+                                   cpu->attention.head_dim, norm->eps, cosine, sine, rope->n_rot);
+    else
+        cpu->kernels->rope(cpu->type, head, cosine, sine, rope->n_rot);
 }
 
 /* Copies one head vector of a row into the cache. */
@@ -39,12 +43,13 @@ static void rope_row(const sp_cpu_ops *cpu, const void *user, int32_t row)
     void *keys = sp_kv_cache_keys(&cpu->cache, call->layer);
     void *values = sp_kv_cache_values(&cpu->cache, call->layer);
 
-    for (int32_t h = 0; h < cpu->attention.q_heads; h++)
+    for (int32_t h = 0; h < cpu->attention.q_heads && !call->stays; h++)
         rotate(cpu, call->q_norm, head_of(cpu, call->q, row, h), position);
     for (int32_t h = 0; h < cpu->attention.kv_heads; h++) {
         void *k = head_of(cpu, call->k, row, h);
 
-        rotate(cpu, call->k_norm, k, position);
+        if (!call->stays)
+            rotate(cpu, call->k_norm, k, position);
         store_head(cpu, keys, k, page, h, position % page_tokens);
         store_head(cpu, values, head_of(cpu, call->v, row, h), page, h, position % page_tokens);
     }
@@ -52,6 +57,7 @@ static void rope_row(const sp_cpu_ops *cpu, const void *user, int32_t row)
 
 sp_status sp_cpu_rope_and_cache(sp_ops *ops, const sp_rope_call *call)
 {
+    SP_ASSERT(!call->stays || (!call->q_norm && !call->k_norm));
     sp_cpu_each_row((sp_cpu_ops *)ops, rope_row, call);
     return SP_OK;
 }

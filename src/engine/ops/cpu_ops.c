@@ -125,7 +125,7 @@ static sp_status allocate(sp_cpu_ops *cpu, const sp_ops_options *options, sp_err
 
 static sp_status create_rope(sp_cpu_ops *cpu, const sp_rope_shape *shape, sp_error *error)
 {
-    if (sp_rope_create(shape->theta, shape->n_rot, shape->positions, &cpu->rope) != SP_OK)
+    if (sp_rope_create(shape, &cpu->rope) != SP_OK)
         return sp_fail(error, SP_ERR_MEMORY, NULL, "max-context", -1,
                        "out of memory for the rotary tables of %d positions; lower max-context",
                        shape->positions);

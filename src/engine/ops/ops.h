@@ -23,6 +23,7 @@
 #include "engine/sampling/penalties.h"
 #include "engine/sampling/sampler.h"
 
+#include <sidepath/checkpoint.h>
 #include <sidepath/delta.h>
 
 /* Rows whose logits are computed at a time: bounds the logits buffer. */
@@ -48,6 +49,7 @@ typedef struct sp_attention_shape {
 
 typedef struct sp_rope_shape {
     double theta;
+    sp_rope_scaling scaling;
     int32_t n_rot;     /* pairs per head: half of the rotated width */
     int32_t positions; /* none beyond can come */
 } sp_rope_shape;
@@ -106,7 +108,8 @@ typedef struct sp_projection {
 
 typedef struct sp_rope_call {
     sp_rows q, k, v;                /* [q_heads, head_dim] and twice [kv_heads, head_dim] a row */
-    const sp_norm *q_norm, *k_norm; /* over each head, before the rotation */
+    const sp_norm *q_norm, *k_norm; /* over each head, before the rotation; NULL: none */
+    bool stays;                     /* q and k are not rotated; such a layer has no norms */
     int32_t layer;                  /* of the cache: 0 .. attention.layers - 1 */
 } sp_rope_call;
 
@@ -222,7 +225,8 @@ static inline void sp_op_linear(sp_ops *ops, sp_rows x, const sp_projection *pro
     SP_OP(ops, linear(ops, x, projections, n));
 }
 
-/* q = rope(norm(q)), k = rope(norm(k)), and k and v go to the cache, at each row's position. */
+/* q = rope(norm(q)), k = rope(norm(k)), and k and v go to the cache, at each row's position. A
+ * call may lack the norms, or norms and rotation. */
 static inline void sp_op_rope_and_cache(sp_ops *ops, const sp_rope_call *call)
 {
     SP_OP(ops, rope_and_cache(ops, call));

@@ -2,7 +2,7 @@
 #ifndef SP_ENGINE_OPS_ROPE_H
 #define SP_ENGINE_OPS_ROPE_H
 
-#include <sidepath/status.h>
+#include "engine/ops/ops.h"
 
 typedef struct sp_rope {
     float *cosine, *sine; /* [positions, n_rot] */
@@ -10,9 +10,9 @@ typedef struct sp_rope {
     size_t bytes;
 } sp_rope;
 
-/* n_rot: pairs per head (half of the rotated width). Frequencies are rounded to FP32 once, as the
- * reference implementation stores them; angles are taken in double. SP_ERR_MEMORY. */
-sp_status sp_rope_create(double theta, int32_t n_rot, int32_t positions, sp_rope *out_rope);
+/* Frequencies are rounded to FP32, as the reference implementation stores them, before and after
+ * they are scaled; angles are taken in double. SP_ERR_MEMORY. */
+sp_status sp_rope_create(const sp_rope_shape *shape, sp_rope *out_rope);
 void sp_rope_destroy(sp_rope *rope);
 
 #endif

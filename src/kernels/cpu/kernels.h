@@ -121,6 +121,9 @@ typedef struct sp_kernels {
     void (*rmsnorm_rope)(sp_dtype type, void *x, const uint16_t *w, float w_offset, int64_t n,
                          float eps, const float *cosine, const float *sine, int64_t n_rot);
 
+    /* RoPE alone, as there: the first 2 * n_rot elements of one head, in place. */
+    void (*rope)(sp_dtype type, void *x, const float *cosine, const float *sine, int64_t n_rot);
+
     /* out = T(silu(gate) * up), n elements; out may be gate or up. */
     void (*silu_mul)(sp_dtype type, void *out, const void *gate, const void *up, int64_t n);
 

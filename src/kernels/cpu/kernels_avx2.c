@@ -118,6 +118,31 @@ static void rmsnorm_rope(sp_dtype type, void *x, const uint16_t *w, float w_offs
     WITH_TYPE(type, rmsnorm_rope_typed, x, w, w_offset, n, eps, cosine, sine, n_rot);
 }
 
+SP_INLINE void rope_typed(sp_dtype type, void *x, const float *cosine, const float *sine,
+                          int64_t n_rot)
+{
+    int64_t i = 0;
+
+    for (; i + 8 <= n_rot; i += 8) {
+        __m256 a = sp_v8_load(type, x, i), b = sp_v8_load(type, x, i + n_rot);
+        __m256 c = _mm256_loadu_ps(cosine + i), s = _mm256_loadu_ps(sine + i);
+
+        sp_v8_store(type, x, i, _mm256_sub_ps(_mm256_mul_ps(a, c), _mm256_mul_ps(b, s)));
+        sp_v8_store(type, x, i + n_rot, _mm256_add_ps(_mm256_mul_ps(b, c), _mm256_mul_ps(a, s)));
+    }
+    for (; i < n_rot; i++) {
+        float a = sp_element_load(type, x, i), b = sp_element_load(type, x, i + n_rot);
+
+        sp_element_store(type, x, i, a * cosine[i] - b * sine[i]);
+        sp_element_store(type, x, i + n_rot, b * cosine[i] + a * sine[i]);
+    }
+}
+
+static void rope(sp_dtype type, void *x, const float *cosine, const float *sine, int64_t n_rot)
+{
+    WITH_TYPE(type, rope_typed, x, cosine, sine, n_rot);
+}
+
 /* ---- elementwise --------------------------------------------------------------------------- */
 
 SP_INLINE __m256 silu_times(__m256 gate, __m256 up)
@@ -211,6 +236,7 @@ void sp_kernels_fill_avx2(sp_kernels *kernels)
 {
     kernels->rmsnorm = rmsnorm;
     kernels->rmsnorm_rope = rmsnorm_rope;
+    kernels->rope = rope;
     kernels->silu_mul = silu_mul;
     kernels->exp_weights = exp_weights;
     kernels->add = add;

@@ -62,6 +62,16 @@ static void rmsnorm_rope(sp_dtype type, void *x, const uint16_t *w, float w_offs
     }
 }
 
+static void rope(sp_dtype type, void *x, const float *cosine, const float *sine, int64_t n_rot)
+{
+    for (int64_t i = 0; i < n_rot; i++) {
+        float a = sp_element_load(type, x, i), b = sp_element_load(type, x, i + n_rot);
+
+        sp_element_store(type, x, i, a * cosine[i] - b * sine[i]);
+        sp_element_store(type, x, i + n_rot, b * cosine[i] + a * sine[i]);
+    }
+}
+
 static void exp_weights(float *weights, const float *logits, float best, float inverse, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
@@ -226,6 +236,7 @@ void sp_kernels_fill_scalar(sp_kernels *kernels)
         .gemm_columns = 4,
         .rmsnorm = rmsnorm,
         .rmsnorm_rope = rmsnorm_rope,
+        .rope = rope,
         .silu_mul = silu_mul,
         .exp_weights = exp_weights,
         .add = add,

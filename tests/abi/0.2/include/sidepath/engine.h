@@ -1,5 +1,6 @@
 /*
- * engine.h: the host engine: one Qwen3-family base model, many adapters, one batch.
+ * engine.h: the host engine: one base model (dense Qwen3 or a Llama type), many adapters, one
+ * batch.
  *
  * The engine owns weights, KV pages, the scheduler and sampling. It reaches adapters only through
  * the library's public headers, so any other engine could do what it does. It must not know HTTP.
@@ -103,8 +104,8 @@ SP_API sp_module_set sp_engine_modules(const sp_geometry *geometry);
 SP_API const sp_model_shape *sp_engine_shape(const sp_engine *engine);
 /*
  * What the base's folder holds beside what is used, a sentence each: keys of config.json, weights,
- * a head of its own on a base that says it is tied; and bytes that its tokenizer drops. For a log.
- * Borrowed; NULL from the number of notes on.
+ * a head of its own on a base that says it is tied, what was converted; and bytes that its
+ * tokenizer drops. For a log. Borrowed; NULL from the number of notes on.
  */
 SP_API const char *sp_engine_note(const sp_engine *engine, size_t index);
 SP_API const char *sp_engine_base_name(const sp_engine *engine); /* the model folder's name */
