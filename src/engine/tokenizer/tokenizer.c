@@ -122,6 +122,7 @@ static sp_status add_id(encoder *encode, int32_t id)
 static sp_status encode_piece(encoder *encode, const char *piece, size_t bytes)
 {
     const sp_tokenizer *tokenizer = encode->tokenizer;
+    const size_t left = encode->n_max - encode->list.n;
     sp_status status;
 
     if (tokenizer->ignore_merges) {
@@ -130,7 +131,7 @@ static sp_status encode_piece(encoder *encode, const char *piece, size_t bytes)
         if (id >= 0)
             return add_id(encode, id);
     }
-    if (sp_bound_exceeds(tokenizer, piece, bytes, true, encode->n_max - encode->list.n))
+    if (bytes > left && sp_bound_exceeds(tokenizer, piece, bytes, true, left))
         return too_many(encode);
     status =
         sp_merge_piece(tokenizer, piece, bytes, &encode->scratch, &encode->list, encode->error);
@@ -227,9 +228,12 @@ static const sp_added *find_added(const sp_tokenizer *tokenizer, stretch *part, 
 {
     const char *text = part->text + at;
     size_t left = part->bytes - at, border;
-    const sp_added *added = match_added(tokenizer, text, left, normalized);
+    const sp_added *added;
 
     *out_step = 1;
+    if (!tokenizer->added_begin[normalized][(unsigned char)*text])
+        return NULL;
+    added = match_added(tokenizer, text, left, normalized);
     if (!added || !added->special)
         return added;
     if (in_span(part, at)) {

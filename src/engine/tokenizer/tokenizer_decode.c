@@ -50,6 +50,10 @@ static void push_byte(sp_decoder *decoder, unsigned char byte, sp_text *text)
 {
     size_t n;
 
+    if (decoder->n_held == 0 && byte < 0x80) {
+        add_character(decoder, &byte, 1, text);
+        return;
+    }
     decoder->held[decoder->n_held++] = byte;
     switch (sp_utf8_classify(decoder->held, decoder->n_held, &n)) {
     case SP_UTF8_INCOMPLETE:

@@ -481,6 +481,7 @@ static sp_status read_added_token(sp_tokenizer *tokenizer, const json_t *entry, 
     if (!added->content)
         return sp_fail_memory(error, bytes, "an added token");
     tokenizer->n_added++;
+    tokenizer->added_begin[normalized][(unsigned char)*added->content] = true;
     return SP_OK;
 }
 

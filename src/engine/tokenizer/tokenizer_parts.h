@@ -72,7 +72,8 @@ struct sp_tokenizer {
     sp_piece_table pieces; /* ignore_merges: tokens; metaspace: those of one character */
     sp_added *added;       /* sorted by content, bytewise */
     size_t n_added;
-    const sp_split *split; /* NULL: metaspace */
+    bool added_begin[2][256]; /* by `normalized`: some added token begins with this byte */
+    const sp_split *split;    /* NULL: metaspace */
     bool nfc;
     sp_metaspace metaspace;
     sp_prepend prepend;

@@ -70,7 +70,8 @@ typedef struct {
     size_t bytes;
     unsigned word;   /* flags of a word's characters */
     unsigned other;  /* flags that no character of alternative 4 has */
-    bool newlines;   /* there is an alternative 5 */
+    bool newlines;   /* they end alternative 4, and there is a 5 */
+    bool slashes;    /* so do slashes */
     bool digits_end; /* a number ends a run of spaces as the end of the text does */
 } scanner;
 
@@ -167,8 +168,8 @@ static size_t spaces(const scanner *scan)
     return last == 0 ? at : last;
 }
 
-/* Alternative 4 from `at` on, at a character of it. `tail` has what may end it. */
-static size_t others(const scanner *scan, size_t at, const char *tail)
+/* Alternative 4 from `at` on, at a character of it. */
+static size_t others(const scanner *scan, size_t at)
 {
     uint32_t code;
     unsigned flags;
@@ -176,7 +177,8 @@ static size_t others(const scanner *scan, size_t at, const char *tail)
 
     while ((length = look(scan, at, &code, &flags)) != 0 && !(flags & scan->other))
         at += length;
-    while (at < scan->bytes && scan->text[at] != '\0' && strchr(tail, scan->text[at]))
+    while (scan->newlines && at < scan->bytes &&
+           (is_newline(scan->text[at]) || (scan->slashes && scan->text[at] == '/')))
         at++;
     return at;
 }
@@ -199,9 +201,9 @@ static size_t next_word(const sp_split *split, const scanner *scan)
     if (!is_newline(code) && (next_flags & scan->word))
         return run_with(scan, length, scan->word, SIZE_MAX);
     if (!(flags & SP_UNICODE_SPACE))
-        return others(scan, 0, "\r\n");
+        return others(scan, 0);
     if (code == ' ' && length < scan->bytes && !(next_flags & scan->other))
-        return others(scan, length, "\r\n");
+        return others(scan, length);
     return spaces(scan);
 }
 
@@ -258,10 +260,10 @@ static size_t next_cased(const scanner *scan)
     if (own_upper > 0)
         return own_upper;
     if (!(flags & SP_UNICODE_SPACE))
-        return others(scan, 0, "\r\n/");
+        return others(scan, 0);
     look(scan, length, &next_code, &next_flags);
     if (code == ' ' && length < scan->bytes && !(next_flags & scan->other))
-        return others(scan, length, "\r\n/");
+        return others(scan, length);
     return spaces(scan);
 }
 
@@ -282,7 +284,7 @@ static size_t next_blank(const sp_split *split, const scanner *scan)
     if ((flags & SP_UNICODE_NUMBER) && (begin == 0 || !scan->digits_end))
         return run_with(scan, begin, SP_UNICODE_NUMBER, split->digits_max);
     if (length > 0 && !(flags & scan->other))
-        return others(scan, begin, "");
+        return others(scan, begin);
     return spaces(scan);
 }
 
@@ -295,6 +297,7 @@ size_t sp_split_next(const sp_split *split, const char *text, size_t bytes)
                           .word = word,
                           .other = word | SP_UNICODE_NUMBER | SP_UNICODE_SPACE,
                           .newlines = !blanks,
+                          .slashes = split->family == SP_SPLIT_CASES,
                           .digits_end = blanks && split->digits_max == 1};
 
     switch (split->family) {
