@@ -91,6 +91,8 @@ static void test_a_reservation_is_as_long_as_there_are_pages(void **state)
     assert_int_equal(a.n_committed, 8);
     assert_int_equal(a.n_reserved, 9);
     assert_int_equal(sp_sequence_memory_used_max(&memory), 3);
+    /* It began without a resume, and is known all the same. */
+    assert_int_equal(known(&memory, base, counting, 9), 8);
     free_held(&memory, &a);
     free_held(&memory, &b);
     sp_sequence_memory_destroy(&memory);

@@ -150,9 +150,12 @@ static void remember_page(sp_sequence_memory *memory, sp_held_memory *held, cons
 {
     const int32_t *block = next_block(memory, held, tokens);
     int32_t *page = &held->pages[held->n_known];
-    int32_t twin = sp_prefix_find(&memory->prefix, &held->key, held->place, block);
+    int32_t twin;
 
     SP_ASSERT(sp_pages_is_private(&memory->pages, *page));
+    if (held->n_known == 0)
+        held->place = sp_prefix_begin(&held->key);
+    twin = sp_prefix_find(&memory->prefix, &held->key, held->place, block);
     if (twin >= 0) {
         sp_pages_share(&memory->pages, twin);
         sp_pages_give(&memory->pages, *page);

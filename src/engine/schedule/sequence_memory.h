@@ -13,7 +13,7 @@
  * gives way and how many rows a step has is the scheduler's.
  *
  * A sequence's life is `resume, { reserve, the rows are computed, commit } ..., release`, as often
- * as it is preempted and comes back:
+ * as it is preempted and comes back. One that is to compute all of its rows begins with reserve:
  *
  *     resume    it holds nothing; it begins with the pages that hold its first tokens already
  *     reserve   the next k positions may be written
@@ -32,9 +32,9 @@
  *
  * The place for recurrent layers (gated delta nets; none is built yet). Their state does not grow
  * with the sequence and is overwritten by each row, so it is not in pages:
- *   - a state slot for each sequence that holds memory: taken in resume, given back in release, and
- *     counted in what is available. How a slot goes back from k rows to j is commit's and
- *     rollback's to know, and nobody else's;
+ *   - a state slot for each sequence that holds memory: taken when it begins, given back in
+ *     release, and counted in what is available. How a slot goes back from k rows to j is commit's
+ *     and rollback's to know, and nobody else's;
  *   - snapshots of slots at spaced page borders, under a byte budget, each belonging to an entry of
  *     the prefix table and evicted with it or before it. resume then answers with the last border
  *     that has both pages and a snapshot. That is why it says how far a prompt is computed instead
@@ -52,14 +52,14 @@
 
 /* What one sequence holds of it. All zero holds nothing and may be released and destroyed. */
 typedef struct sp_held_memory {
-    sp_prefix_key key;     /* its owner sets this before the first resume, and never again */
+    sp_prefix_key key;     /* its owner sets this before the first call, and never again */
     int32_t *pages;        /* [pages_max] owned; position p is in page pages[p / page_tokens] */
     int32_t n_pages;       /* of them that are held: those of the first n_reserved positions */
     int32_t pages_max;     /* pages of the longest that it may become */
     int32_t n_committed;   /* positions that are computed: the next row is at this one */
     int32_t n_reserved;    /* positions that may be written end here; at least n_committed */
     int32_t n_known;       /* first pages that are in the prefix table */
-    sp_prefix_place place; /* after them; unset while nothing is held */
+    sp_prefix_place place; /* after them; means nothing while there are none */
 } sp_held_memory;
 
 typedef struct sp_sequence_memory_options {
