@@ -37,7 +37,7 @@ static sp_status route(sp_engine *engine, const sp_batch *batch, sp_error *error
             .handle = {sequence->hold.version ? sequence->hold.slot : SP_SLOT_BASE,
                        sequence->hold.generation},
             .n_rows = batch->entries[i].n_rows,
-            .scale = sequence->lora_scale,
+            .scale = sequence->request.lora_scale,
         };
         sp_stage_use(engine->stage, &sequence->hold, (uint64_t)batch->entries[i].n_rows);
     }
@@ -74,14 +74,14 @@ static sp_status run_forward(sp_engine *engine, const sp_batch *batch)
 /* Adds `bytes` bytes to the event's text and forgets them. */
 static void show_held(sp_engine *engine, sp_sequence *sequence, size_t bytes)
 {
-    sp_text *held = &sequence->held;
+    sp_text *held = &sequence->text.held;
 
     if (bytes == 0)
         return;
     sp_text_add_bytes(&engine->event_text, held->data, bytes);
     memmove(held->data, held->data + bytes, held->bytes - bytes);
     held->bytes -= bytes;
-    sequence->n_shown += bytes;
+    sequence->text.n_shown += bytes;
 }
 
 /*
@@ -100,25 +100,25 @@ static bool advance_text(sp_engine *engine, sp_sequence *sequence, int32_t token
     if (!engine->tokenizer)
         return false;
     if (!eos)
-        sp_decoder_push(&sequence->decoder, token, decoded);
+        sp_decoder_push(&sequence->text.decoder, token, decoded);
     if (last)
-        sp_decoder_flush(&sequence->decoder, decoded);
+        sp_decoder_flush(&sequence->text.decoder, decoded);
     if (decoded->failed)
         engine->event_text.failed = true;
-    if (!sequence->stop || sequence->trace.new_tokens <= sequence->ends.min_tokens) {
+    if (!sequence->text.stop || sequence->trace.new_tokens <= sequence->sampling.ends.min_tokens) {
         sp_text_add_bytes(&engine->event_text, decoded->data, decoded->bytes);
         return false;
     }
-    sp_text_add_bytes(&sequence->held, decoded->data, decoded->bytes);
-    if (sequence->held.failed) {
+    sp_text_add_bytes(&sequence->text.held, decoded->data, decoded->bytes);
+    if (sequence->text.held.failed) {
         engine->event_text.failed = true;
         return false;
     }
-    stopped = sp_stop_push(sequence->stop, decoded->data, decoded->bytes, &shown);
+    stopped = sp_stop_push(sequence->text.stop, decoded->data, decoded->bytes, &shown);
     if (stopped || !last)
-        show_held(engine, sequence, shown - sequence->n_shown);
+        show_held(engine, sequence, shown - sequence->text.n_shown);
     else
-        show_held(engine, sequence, sequence->held.bytes);
+        show_held(engine, sequence, sequence->text.held.bytes);
     return stopped;
 }
 
@@ -200,7 +200,7 @@ static void fail_sequence(step_run *run, sp_sequence *sequence, sp_status status
  * the base would get on either. */
 static void fail_logits(step_run *run, sp_sequence *sequence, sp_status status)
 {
-    bool adapted = sequence->hold.version && sequence->lora_scale > 0.0f;
+    bool adapted = sequence->hold.version && sequence->request.lora_scale > 0.0f;
     const char *name =
         adapted ? sp_stage_version_name(sequence->hold.version) : run->engine->base_name;
     sp_error error;
@@ -225,8 +225,8 @@ static void note_token(sp_engine *engine, sp_sequence *sequence, int32_t token)
 static void take_token(step_run *run, sp_sequence *sequence, int32_t token, token_score score)
 {
     sp_engine *engine = run->engine;
-    bool eos = sp_ends_has(&sequence->ends, token);
-    bool full = sequence->n_tokens + 1 - sequence->n_prompt >= sequence->max_tokens;
+    bool eos = sp_ends_has(&sequence->sampling.ends, token);
+    bool full = sequence->n_tokens + 1 - sequence->request.n_prompt >= sequence->request.max_tokens;
     sp_finish finish = SP_FINISH_NONE;
 
     note_token(engine, sequence, token);
@@ -250,7 +250,7 @@ static void take_token(step_run *run, sp_sequence *sequence, int32_t token, toke
 static bool wants_token(const sp_sequence *sequence, int32_t position)
 {
     return position == sequence->n_tokens - 1 &&
-           sequence->n_tokens - sequence->n_prompt < sequence->max_tokens;
+           sequence->n_tokens - sequence->request.n_prompt < sequence->request.max_tokens;
 }
 
 /* The logprob of `token` by the raw logits of a row of the window; the best ids go to
@@ -260,9 +260,10 @@ static sp_status score_token(sp_engine *engine, const sp_sequence *sequence, int
 {
     int32_t vocab = engine->model.shape.vocab;
 
-    out_score->n_top = sequence->top_logprobs < vocab ? sequence->top_logprobs : vocab;
-    return sp_op_score(engine->ops, index, token, sequence->top_logprobs, &out_score->logprob,
-                       engine->top);
+    out_score->n_top =
+        sequence->request.top_logprobs < vocab ? sequence->request.top_logprobs : vocab;
+    return sp_op_score(engine->ops, index, token, sequence->request.top_logprobs,
+                       &out_score->logprob, engine->top);
 }
 
 /* The token behind the position is one of the prompt, whose logprob is wanted. */
@@ -274,7 +275,7 @@ static sp_status score_prompt(step_run *run, sp_sequence *sequence, int32_t inde
 
     if (status != SP_OK)
         return status;
-    sequence->n_scored = position + 1;
+    sequence->sampling.n_scored = position + 1;
     sp_text_clear(&run->engine->event_text);
     emit(run, sequence,
          (sp_request_event){.token = token, .position = position + 1, .is_prompt = true}, score);
@@ -288,13 +289,13 @@ static void choose_tokens(sp_engine *engine)
         const sp_sequence *sequence = row->sequence;
 
         engine->choices[i] = (sp_choice){
-            .sampling = wants_token(sequence, row->position) ? &sequence->sampling : NULL,
-            .penalties = &sequence->penalties,
-            .ends = &sequence->ends,
+            .sampling = wants_token(sequence, row->position) ? &sequence->sampling.params : NULL,
+            .penalties = &sequence->sampling.penalties,
+            .ends = &sequence->sampling.ends,
             .tokens = sequence->tokens,
-            .n_prompt = sequence->n_prompt,
+            .n_prompt = sequence->request.n_prompt,
             .n_tokens = sequence->n_tokens,
-            .adjusted = sequence->adjusted,
+            .adjusted = sequence->sampling.adjusted,
         };
     }
     sp_op_choose(engine->ops, engine->choices, engine->n_logit_rows);
@@ -306,7 +307,7 @@ static sp_status use_token(step_run *run, sp_sequence *sequence, int32_t index)
     token_score score = no_score;
     sp_status status = choice->status;
 
-    if (status == SP_OK && sequence->logprobs)
+    if (status == SP_OK && sequence->request.logprobs)
         status = score_token(run->engine, sequence, index, choice->token, &score);
     if (status == SP_OK)
         take_token(run, sequence, choice->token, score);
@@ -323,9 +324,10 @@ static void use_logits(step_run *run, int32_t index)
 
     if (is_finished(engine, sequence))
         return;
-    if (sequence->logits_fn && position >= sequence->logits_from)
-        sequence->logits_fn(sequence->logits_user, position, sp_op_read_logits(engine->ops, index),
-                            engine->model.shape.vocab);
+    if (sequence->request.logits_fn && position >= sequence->request.logits_from)
+        sequence->request.logits_fn(sequence->request.logits_user, position,
+                                    sp_op_read_logits(engine->ops, index),
+                                    engine->model.shape.vocab);
     if (sp_sequence_scores(sequence, position)) {
         status = score_prompt(run, sequence, index, position);
     } else if (engine->choices[index].sampling) {
@@ -371,7 +373,7 @@ static void flush_logits(step_run *run)
 static bool wants_logits(const sp_sequence *sequence, int32_t position)
 {
     return position == sequence->n_tokens - 1 || sp_sequence_scores(sequence, position) ||
-           (sequence->logits_fn && position >= sequence->logits_from);
+           (sequence->request.logits_fn && position >= sequence->request.logits_from);
 }
 
 static void take_logits(step_run *run, const sp_batch *batch)

@@ -110,11 +110,11 @@ sp_status sp_engine_check(const sp_engine *engine, const sp_request *request, sp
 
 static void destroy_sequence(sp_sequence *sequence)
 {
-    sp_stop_destroy(sequence->stop);
-    sp_ends_destroy(&sequence->ends);
-    sp_text_free(&sequence->held);
+    sp_stop_destroy(sequence->text.stop);
+    sp_ends_destroy(&sequence->sampling.ends);
+    sp_text_free(&sequence->text.held);
     sp_held_memory_destroy(&sequence->memory);
-    sp_free(sequence->bias);
+    sp_free(sequence->sampling.bias);
     sp_free(sequence->tokens);
     sp_free(sequence);
 }
@@ -131,24 +131,36 @@ static bool create_stop(const sp_request *request, sp_stop **out_stop)
     return sp_stop_create(request->stop, bytes, (size_t)request->n_stop, out_stop, NULL) == SP_OK;
 }
 
+static sp_sequence_request keep_request(const sp_request *request)
+{
+    return (sp_sequence_request){
+        .n_prompt = request->n_tokens,
+        .max_tokens = request->max_tokens,
+        .lora_scale = request->lora_scale,
+        .logprobs = request->logprobs,
+        .prompt_logprobs = request->prompt_logprobs,
+        .top_logprobs = request->top_logprobs,
+        .logits_fn = request->logits_fn,
+        .logits_user = request->logits_user,
+        .logits_from = request->logits_from,
+    };
+}
+
 /* False when out of memory. */
-static bool copy_sampling(const sp_request *request, sp_sequence *sequence)
+static bool copy_sampling(const sp_request *request, sp_sequence_sampling *sampling)
 {
     size_t n = (size_t)request->n_logit_bias;
 
-    sequence->sampling = sample_params(request);
-    sequence->penalties = penalties_of(request);
-    sequence->adjusted = sp_penalties_any(&sequence->penalties);
-    sequence->logprobs = request->logprobs;
-    sequence->prompt_logprobs = request->prompt_logprobs;
-    sequence->top_logprobs = request->top_logprobs;
+    sampling->params = sample_params(request);
+    sampling->penalties = penalties_of(request);
+    sampling->adjusted = sp_penalties_any(&sampling->penalties);
     if (n == 0)
         return true;
-    sequence->bias = sp_calloc(n, sizeof *sequence->bias);
-    sequence->penalties.bias = sequence->bias;
-    if (sequence->bias)
-        memcpy(sequence->bias, request->logit_bias, n * sizeof *sequence->bias);
-    return sequence->bias != NULL;
+    sampling->bias = sp_calloc(n, sizeof *sampling->bias);
+    sampling->penalties.bias = sampling->bias;
+    if (sampling->bias)
+        memcpy(sampling->bias, request->logit_bias, n * sizeof *sampling->bias);
+    return sampling->bias != NULL;
 }
 
 static sp_status create_sequence(const sp_engine *engine, const sp_request *request,
@@ -162,26 +174,22 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
     sequence->tokens = sp_calloc((size_t)total, sizeof(int32_t));
     if (!sequence->tokens ||
         sp_held_memory_create(&engine->memory, total, &sequence->memory) != SP_OK ||
-        !create_stop(request, &sequence->stop) || !copy_sampling(request, sequence) ||
-        sp_ends_create(request, &engine->model.shape, engine->tokenizer, &sequence->ends) !=
-            SP_OK) {
+        !create_stop(request, &sequence->text.stop) ||
+        !copy_sampling(request, &sequence->sampling) ||
+        sp_ends_create(request, &engine->model.shape, engine->tokenizer,
+                       &sequence->sampling.ends) != SP_OK) {
         destroy_sequence(sequence);
         return SP_ERR_MEMORY;
     }
     memcpy(sequence->tokens, request->tokens, (size_t)request->n_tokens * sizeof(int32_t));
-    sequence->n_prompt = request->n_tokens;
     sequence->n_tokens = request->n_tokens;
-    sequence->max_tokens = request->max_tokens;
-    sequence->lora_scale = request->lora_scale;
+    sequence->request = keep_request(request);
     sequence->trace.struct_bytes = sizeof sequence->trace;
     sequence->trace.submitted = sp_clock_seconds();
     sequence->trace.prompt_tokens = request->n_tokens;
-    sequence->logits_fn = request->logits_fn;
-    sequence->logits_user = request->logits_user;
-    sequence->logits_from = request->logits_from;
     if (engine->tokenizer)
-        sequence->decoder = sp_decoder_continue(engine->tokenizer, !request->keep_special,
-                                                request->tokens, (size_t)request->n_tokens);
+        sequence->text.decoder = sp_decoder_continue(engine->tokenizer, !request->keep_special,
+                                                     request->tokens, (size_t)request->n_tokens);
     *out_sequence = sequence;
     return SP_OK;
 }
@@ -206,10 +214,10 @@ static sp_prefix_key key_of(const sp_sequence *sequence)
 {
     sp_prefix_key key = {.scale = 0.0f};
 
-    if (!sequence->hold.version || sequence->lora_scale <= 0.0f)
+    if (!sequence->hold.version || sequence->request.lora_scale <= 0.0f)
         return key;
     key.digest = *sp_stage_version_digest(sequence->hold.version);
-    key.scale = sequence->lora_scale;
+    key.scale = sequence->request.lora_scale;
     return key;
 }
 

@@ -100,7 +100,7 @@ static void step(world *w)
         if (!w->fakes[i].live || s->memory.n_committed < s->n_tokens)
             continue;
         check_begun(w, s);
-        if (s->n_tokens < s->n_prompt + s->max_tokens) {
+        if (s->n_tokens < s->request.n_prompt + s->request.max_tokens) {
             s->tokens[s->n_tokens++] = (int32_t)sp_test_below(&w->random, 2);
             continue;
         }
@@ -124,11 +124,11 @@ static void submit(world *w)
         f->sequence.tokens = f->tokens;
         f->sequence.memory.pages = f->pages;
         f->sequence.memory.pages_max = TOKENS_MAX / PAGE_TOKENS + 1;
-        f->sequence.n_prompt = 1 + (int32_t)sp_test_below(&w->random, 24);
-        f->sequence.n_tokens = f->sequence.n_prompt;
-        f->sequence.max_tokens = 1 + (int32_t)sp_test_below(&w->random, 15);
+        f->sequence.request.n_prompt = 1 + (int32_t)sp_test_below(&w->random, 24);
+        f->sequence.n_tokens = f->sequence.request.n_prompt;
+        f->sequence.request.max_tokens = 1 + (int32_t)sp_test_below(&w->random, 15);
         f->sequence.memory.key.scale = sp_test_below(&w->random, 2) ? 1.0f : 0.0f;
-        for (int32_t t = 0; t < f->sequence.n_prompt; t++)
+        for (int32_t t = 0; t < f->sequence.request.n_prompt; t++)
             f->tokens[t] = t < 6 ? 7 : (int32_t)sp_test_below(&w->random, 2);
         assert_int_equal(sp_scheduler_add(&w->scheduler, &f->sequence), SP_OK);
         return;

@@ -252,8 +252,9 @@ static void check_all(const sim *s)
             continue;
         for (int32_t p = 0; p < q->memory.n_pages; p++)
             holders[q->memory.pages[p]]++;
-        SIM_CHECK(q->state == SP_SEQUENCE_RUNNING || (q->hold.slot < 0 && q->memory.n_pages == 0));
-        SIM_CHECK(q->state == SP_SEQUENCE_WAITING || !q->hold.version || q->hold.slot >= 0);
+        SIM_CHECK(q->queue.state == SP_SEQUENCE_RUNNING ||
+                  (q->hold.slot < 0 && q->memory.n_pages == 0));
+        SIM_CHECK(q->queue.state == SP_SEQUENCE_WAITING || !q->hold.version || q->hold.slot >= 0);
     }
     for (int32_t page = 0; page < PAGES; page++) {
         SIM_CHECK(s->memory.pages.holders[page] == holders[page]);
@@ -298,7 +299,7 @@ static void after_step(sim *s, fake *f)
     SIM_CHECK(++f->age < LIFE_MAX);
     if (q->memory.n_committed < q->n_tokens)
         return;
-    if (q->n_tokens < q->n_prompt + q->max_tokens) {
+    if (q->n_tokens < q->request.n_prompt + q->request.max_tokens) {
         q->tokens[q->n_tokens++] = (int32_t)below(s, 2);
         return;
     }
@@ -362,9 +363,9 @@ static void submit(sim *s)
     q->tokens = f->tokens;
     q->memory.pages = f->pages;
     q->memory.pages_max = TOKENS_MAX / PAGE_TOKENS + 1;
-    q->n_prompt = q->n_tokens = 1 + (int32_t)below(s, 24);
-    q->max_tokens = 1 + (int32_t)below(s, TOKENS_MAX - 25);
-    for (int32_t t = 0; t < q->n_prompt; t++)
+    q->request.n_prompt = q->n_tokens = 1 + (int32_t)below(s, 24);
+    q->request.max_tokens = 1 + (int32_t)below(s, TOKENS_MAX - 25);
+    for (int32_t t = 0; t < q->request.n_prompt; t++)
         q->tokens[t] = t < 6 ? 7 : (int32_t)below(s, 2);
     SIM_CHECK(sp_scheduler_add(&s->scheduler, q) == SP_OK);
 }

@@ -23,9 +23,9 @@ static void fake_init(fake *f, int64_t id, int32_t prompt, int32_t max_tokens)
     f->sequence.id = id;
     f->sequence.memory.pages = f->pages;
     f->sequence.memory.pages_max = 64;
-    f->sequence.n_prompt = prompt;
+    f->sequence.request.n_prompt = prompt;
     f->sequence.n_tokens = prompt;
-    f->sequence.max_tokens = max_tokens;
+    f->sequence.request.max_tokens = max_tokens;
     f->target = prompt + max_tokens;
 }
 
@@ -64,7 +64,7 @@ static void advance(sp_scheduler *scheduler, const sp_batch *batch)
         sp_scheduler_advance(scheduler, s, batch->entries[i].n_rows);
         if (sp_sequence_pending(s) == 0) {
             s->n_tokens++;
-            if (s->n_tokens - s->n_prompt >= s->max_tokens)
+            if (s->n_tokens - s->request.n_prompt >= s->request.max_tokens)
                 done[n_done++] = s;
         }
     }
@@ -179,7 +179,7 @@ static void test_a_preempted_sequence_keeps_its_tokens(void **state)
     sp_scheduler_add(&scheduler, &b.sequence);
     /* a takes the last page for its fifth row, so b cannot be admitted. */
     assert_int_equal(sp_scheduler_plan(&scheduler)->n_entries, 1);
-    assert_int_equal(b.sequence.state, SP_SEQUENCE_WAITING);
+    assert_int_equal(b.sequence.queue.state, SP_SEQUENCE_WAITING);
     sp_scheduler_remove(&scheduler, &a.sequence);
     advance(&scheduler, sp_scheduler_plan(&scheduler));
     assert_int_equal(b.sequence.n_tokens, 4);
@@ -227,7 +227,7 @@ static void test_random_load_finishes(void **state)
                     scheduler.running[sp_test_below(&random, (uint32_t)scheduler.n_running)];
 
                 sp_scheduler_remove(&scheduler, victim);
-                victim->n_tokens = victim->n_prompt + victim->max_tokens;
+                victim->n_tokens = victim->request.n_prompt + victim->request.max_tokens;
             }
             assert_true(++steps < 20000);
         }

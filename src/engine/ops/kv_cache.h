@@ -1,8 +1,7 @@
 /*
  * kv_cache.h: the memory of keys and values. Per layer one block of K pages and one of V pages:
  * element (token t, kv head h) of page p starts at ((p * kv_heads + h) * page_tokens + t) *
- * head_dim. Owns the bytes; which page belongs to whom is sequence
- * memory's.
+ * head_dim. Owns the bytes; which page belongs to whom is sequence memory's.
  */
 #ifndef SP_ENGINE_OPS_KV_CACHE_H
 #define SP_ENGINE_OPS_KV_CACHE_H

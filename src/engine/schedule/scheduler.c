@@ -83,7 +83,7 @@ sp_status sp_scheduler_add(sp_scheduler *scheduler, sp_sequence *sequence)
 
     if (status != SP_OK)
         return status;
-    sequence->state = SP_SEQUENCE_WAITING;
+    sequence->queue.state = SP_SEQUENCE_WAITING;
     insert_by_id(scheduler->waiting, &scheduler->n_waiting, sequence);
     return SP_OK;
 }
@@ -102,10 +102,11 @@ static int32_t reusable_tokens(const sp_sequence *sequence)
 {
     int32_t n = sequence->n_tokens - 1;
 
-    if (sequence->logits_fn && sequence->logits_from < n)
-        n = sequence->logits_from > 0 ? sequence->logits_from : 0;
-    if (sp_sequence_scores(sequence, sequence->n_scored) && sequence->n_scored < n)
-        n = sequence->n_scored;
+    if (sequence->request.logits_fn && sequence->request.logits_from < n)
+        n = sequence->request.logits_from > 0 ? sequence->request.logits_from : 0;
+    if (sp_sequence_scores(sequence, sequence->sampling.n_scored) &&
+        sequence->sampling.n_scored < n)
+        n = sequence->sampling.n_scored;
     return n;
 }
 
@@ -152,7 +153,7 @@ static void preempt(sp_scheduler *scheduler, sp_sequence *victim)
     sp_sequence_memory_release(scheduler->options.memory, &victim->memory);
     give_slot_back(scheduler, victim);
     victim->trace.preemptions++;
-    victim->state = SP_SEQUENCE_WAITING;
+    victim->queue.state = SP_SEQUENCE_WAITING;
     SP_ASSERT(scheduler->n_waiting < scheduler->waiting_capacity);
     SP_ASSERT(victim->memory.n_pages == 0);
     insert_by_id(scheduler->waiting, &scheduler->n_waiting, victim);
@@ -184,7 +185,7 @@ static void add_entry(sp_batch *batch, sp_sequence *sequence, int32_t n_rows)
         at--;
     }
     SP_ASSERT(n_rows > 0);
-    SP_ASSERT(sequence->state == SP_SEQUENCE_RUNNING);
+    SP_ASSERT(sequence->queue.state == SP_SEQUENCE_RUNNING);
     batch->entries[at] = (sp_batch_entry){.sequence = sequence, .n_rows = n_rows};
     batch->n_entries++;
     batch->n_rows += n_rows;
@@ -241,8 +242,8 @@ static bool ask(sp_scheduler *scheduler, sp_sequence *sequence, bool give_way)
         fail(scheduler, sequence, status);
     if (status != SP_POOL_FULL && status != SP_BUSY)
         return false;
-    if (++sequence->slot_wait > scheduler->slot_wait) {
-        scheduler->slot_wait = sequence->slot_wait;
+    if (++sequence->queue.slot_wait > scheduler->slot_wait) {
+        scheduler->slot_wait = sequence->queue.slot_wait;
         scheduler->slot_wait_full = status == SP_POOL_FULL;
     }
     return false;
@@ -274,7 +275,8 @@ static bool slot_has_yielded(const sp_scheduler *scheduler, const sp_sequence *s
     for (int32_t i = 0; i < scheduler->n_running; i++) {
         const sp_sequence *other = scheduler->running[i];
 
-        if (other->hold.slot == sequence->hold.slot && other->n_tokens <= other->n_tokens_admitted)
+        if (other->hold.slot == sequence->hold.slot &&
+            other->n_tokens <= other->queue.n_tokens_admitted)
             return false;
     }
     return true;
@@ -289,7 +291,7 @@ static const sp_sequence *longest_in_slot(const sp_scheduler *scheduler)
         const sp_sequence *sequence = scheduler->running[i];
 
         if (gate->can_yield(gate->user, sequence) && slot_has_yielded(scheduler, sequence) &&
-            (!longest || sequence->admitted_step < longest->admitted_step))
+            (!longest || sequence->queue.admitted_step < longest->queue.admitted_step))
             longest = sequence;
     }
     return longest;
@@ -327,10 +329,10 @@ static void start_running(sp_scheduler *scheduler, sp_sequence *sequence)
         return;
     }
     take_out(scheduler->waiting, &scheduler->n_waiting, sequence);
-    sequence->state = SP_SEQUENCE_RUNNING;
-    sequence->slot_wait = 0;
-    sequence->admitted_step = scheduler->step;
-    sequence->n_tokens_admitted = sequence->n_tokens;
+    sequence->queue.state = SP_SEQUENCE_RUNNING;
+    sequence->queue.slot_wait = 0;
+    sequence->queue.admitted_step = scheduler->step;
+    sequence->queue.n_tokens_admitted = sequence->n_tokens;
     SP_ASSERT(scheduler->n_running < scheduler->options.max_running);
     SP_ASSERT(sequence->memory.n_pages == 0);
     insert_by_id(scheduler->running, &scheduler->n_running, sequence);

@@ -26,43 +26,61 @@ typedef enum sp_sequence_state {
     SP_SEQUENCE_RUNNING = 1
 } sp_sequence_state;
 
-typedef struct sp_sequence {
-    int64_t id; /* rises with submission: the order of service */
-    sp_sequence_state state;
-    int32_t *tokens; /* [n_prompt + max_tokens], owned */
-    int32_t n_prompt, n_tokens, max_tokens;
-    sp_held_memory memory;
-
-    sp_hold hold; /* the adapter version that it means, and its slot while it runs */
+/* What was asked for; never changed after submission. */
+typedef struct sp_sequence_request {
+    int32_t n_prompt, max_tokens;
     float lora_scale;
-    uint64_t slot_wait;        /* steps that it has waited for a slot that others held */
-    uint64_t admitted_step;    /* of the scheduler, when it last began to run */
-    int32_t n_tokens_admitted; /* tokens that it had then */
+    bool logprobs, prompt_logprobs;
+    int32_t top_logprobs;
+    sp_logits_fn logits_fn; /* NULL: the logits are of no use to the caller */
+    void *logits_user;
+    int32_t logits_from;
+} sp_sequence_request;
 
-    sp_sample_params sampling;
+/* How its next token is chosen from a row of logits, and what has been scored. */
+typedef struct sp_sequence_sampling {
+    sp_sample_params params;
     sp_penalties penalties;
     sp_logit_bias *bias; /* [penalties.n_bias], owned */
     bool adjusted;       /* bias or penalties change its logits */
-    bool logprobs, prompt_logprobs;
-    int32_t top_logprobs;
-    int32_t n_scored; /* with prompt_logprobs: positions whose logits have been used up */
-    sp_request_trace trace;
     sp_ends ends;
-    sp_logits_fn logits_fn;
-    void *logits_user;
-    int32_t logits_from;
+    int32_t n_scored; /* with prompt_logprobs: positions whose logits have been used up */
+} sp_sequence_sampling;
 
-    sp_decoder decoder; /* unused where the model has no tokenizer */
-    sp_stop *stop;      /* NULL without stop strings */
-    sp_text held;       /* text that could still begin a stop string */
-    size_t n_shown;     /* bytes of text that events have carried */
+/* How far its tokens have become text. Unused where the model has no tokenizer. */
+typedef struct sp_sequence_text {
+    sp_decoder decoder;
+    sp_stop *stop;  /* NULL without stop strings */
+    sp_text held;   /* text that could still begin a stop string */
+    size_t n_shown; /* bytes of text that events have carried */
+} sp_sequence_text;
+
+/* Its place in the scheduler's queues. Only the scheduler writes it. */
+typedef struct sp_sequence_queue {
+    sp_sequence_state state;
+    uint64_t slot_wait;        /* steps that it has waited for a slot that others held */
+    uint64_t admitted_step;    /* of the scheduler, when it last began to run */
+    int32_t n_tokens_admitted; /* tokens that it had then */
+} sp_sequence_queue;
+
+typedef struct sp_sequence {
+    int64_t id;      /* rises with submission: the order of service */
+    int32_t *tokens; /* [request.n_prompt + request.max_tokens], owned */
+    int32_t n_tokens;
+    sp_hold hold; /* the adapter version that it means, and its slot while it runs */
+    sp_sequence_request request;
+    sp_held_memory memory;
+    sp_sequence_sampling sampling;
+    sp_sequence_text text;
+    sp_sequence_queue queue;
+    sp_request_trace trace;
 } sp_sequence;
 
 /* Whether the logits at a position are wanted for the logprob of the prompt's next token. */
 static inline bool sp_sequence_scores(const sp_sequence *sequence, int32_t position)
 {
-    return sequence->prompt_logprobs && position >= sequence->n_scored &&
-           position < sequence->n_prompt - 1;
+    return sequence->request.prompt_logprobs && position >= sequence->sampling.n_scored &&
+           position < sequence->request.n_prompt - 1;
 }
 
 /* Rows that wait to be computed. */
