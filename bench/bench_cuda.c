@@ -307,10 +307,11 @@ static void make_call(bench *b, rig *r, const layer *of, const step *s)
     r->group.n_sites = of->n_sites;
     r->group.k_in = of->k;
     r->group.rank_stride = s->rank;
+    r->group.multiprocessors = sp_device_cuda_multiprocessors(r->device);
     r->group.x_stride = of->k;
     r->group.x = take(b, rows * (size_t)of->k * 2);
-    r->group.partials =
-        take(b, sp_cuda_partials_bytes(s->rows, s->slots, of->k, s->rank, of->n_sites));
+    r->group.partials = take(b, sp_cuda_partials_bytes(r->group.multiprocessors, s->rows, s->slots,
+                                                       of->k, s->rank, of->n_sites));
     for (int i = 0; i < of->n_sites; i++) {
         size_t n = (size_t)of->n[i];
 

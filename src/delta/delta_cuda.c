@@ -21,6 +21,7 @@ struct sp_delta_gpu {
     sp_pool *pool;
     sp_device *device;
     int number; /* of the GPU */
+    int32_t multiprocessors;
     sp_cuda_kernels kernels;
     sp_stream *main_stream;
     int32_t rows_max, n_slots, rank_stride, type;
@@ -101,6 +102,7 @@ static size_t partials_bytes(const sp_pool *pool, int32_t rows_max)
 {
     const sp_layout *layout = sp_pool_layout(pool);
     int32_t n_slots = sp_pool_slots(pool), rank_stride = sp_layout_rank_stride(layout);
+    int32_t multiprocessors = sp_device_cuda_multiprocessors(sp_pool_device(pool));
     size_t most = 0;
 
     for (int32_t i = 0; i < sp_layout_n_sites(layout); i++) {
@@ -110,7 +112,8 @@ static size_t partials_bytes(const sp_pool *pool, int32_t rows_max)
             continue;
         for (int32_t rows = 1; rows <= rows_max; rows++)
             for (int32_t sites = 1; sites <= SP_CUDA_SITES_MAX; sites++) {
-                size_t bytes = sp_cuda_partials_bytes(rows, n_slots, k, rank_stride, sites);
+                size_t bytes =
+                    sp_cuda_partials_bytes(multiprocessors, rows, n_slots, k, rank_stride, sites);
 
                 most = bytes > most ? bytes : most;
             }
@@ -241,6 +244,7 @@ sp_status sp_delta_gpu_create(sp_pool *pool, int32_t rows_max, bool x_f32, sp_de
     gpu->pool = pool;
     gpu->device = sp_pool_device(pool);
     gpu->number = sp_device_cuda_index(gpu->device);
+    gpu->multiprocessors = sp_device_cuda_multiprocessors(gpu->device);
     gpu->main_stream = sp_device_main_stream(gpu->device);
     gpu->rows_max = rows_max;
     gpu->n_slots = sp_pool_slots(pool);
@@ -464,6 +468,7 @@ static void set_group(const sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp
         .n_sites = call->n,
         .k_in = call->k_in,
         .rank_stride = gpu->rank_stride,
+        .multiprocessors = gpu->multiprocessors,
         .x = call->x,
         .x_stride = call->x_stride,
         .plan = gpu->scratch.plan,
@@ -588,6 +593,7 @@ sp_status sp_delta_gpu_clear_part(sp_delta_gpu *gpu, int32_t n_rows, const sp_cu
         .n_sites = 1,
         .k_in = 1,
         .rank_stride = gpu->rank_stride,
+        .multiprocessors = gpu->multiprocessors,
         .plan = gpu->scratch.plan,
         .partials = gpu->scratch.partials,
     };

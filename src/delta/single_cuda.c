@@ -19,11 +19,13 @@ struct sp_single_gpu {
 
 static size_t partials_bytes(const sp_delta_single_options *options, int32_t rank_stride)
 {
+    int32_t multiprocessors = sp_device_cuda_multiprocessors(options->device);
     size_t most = 0;
 
     for (int32_t rows = 1; rows <= options->rows_max; rows++)
         for (int32_t chunk = 1; chunk <= sp_cuda_chunks(options->k_in_max); chunk++) {
-            size_t bytes = sp_cuda_partials_bytes(rows, 1, chunk * SP_CUDA_CHUNK_K, rank_stride, 1);
+            size_t bytes = sp_cuda_partials_bytes(multiprocessors, rows, 1, chunk * SP_CUDA_CHUNK_K,
+                                                  rank_stride, 1);
 
             most = bytes > most ? bytes : most;
         }
@@ -80,6 +82,7 @@ static sp_cuda_group to_group(const sp_single_gpu *gpu, const sp_delta_single_ar
         .n_sites = 1,
         .k_in = args->k_in,
         .rank_stride = gpu->rank_stride,
+        .multiprocessors = sp_device_cuda_multiprocessors(gpu->device),
         .after_plan = 1,
         .x = rounds ? gpu->scratch.rounded : args->x,
         .x_stride = rounds ? args->k_in : args->x_stride,

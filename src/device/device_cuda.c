@@ -27,6 +27,7 @@
 typedef struct cuda_device {
     sp_device base;
     int gpu;
+    int32_t multiprocessors;
     const sp_cuda_object_table *object;
     sp_cuda_device_entries call;
     void *copy_stream;
@@ -104,6 +105,11 @@ sp_cuda_fn sp_device_cuda_find(const sp_device *device, const char *name)
 int sp_device_cuda_index(const sp_device *device)
 {
     return cuda_of(device)->gpu;
+}
+
+int32_t sp_device_cuda_multiprocessors(const sp_device *device)
+{
+    return cuda_of(device)->multiprocessors;
 }
 
 static sp_status fail_entry(const char *name, sp_error *error)
@@ -421,7 +427,7 @@ static sp_status fail_no_device(sp_device *device, const char *what, int code, s
 static sp_status start_gpu(cuda_device *cuda, sp_error *error)
 {
     sp_device *device = &cuda->base;
-    int count = 0, major = 0, minor = 0;
+    int count = 0, major = 0, minor = 0, multiprocessors = 0;
     int code = cuda->call.device_count(&count);
     sp_status status;
 
@@ -430,7 +436,8 @@ static sp_status start_gpu(cuda_device *cuda, sp_error *error)
     if (cuda->gpu >= count)
         return sp_fail(error, SP_ERR_NO_DEVICE, NULL, device->name, -1,
                        "no usable device: there are %d GPUs, the first is number 0", count);
-    code = cuda->call.device_open(cuda->gpu, &major, &minor);
+    code = cuda->call.device_open(cuda->gpu, &major, &minor, &multiprocessors);
+    cuda->multiprocessors = (int32_t)multiprocessors;
     if (code != 0)
         return fail_no_device(device, "opening the GPU", code, error);
     if (major < MAJOR_MIN)

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* Incremented with every change of an entry's arguments. */
-#define SP_CUDA_VERSION 2
+#define SP_CUDA_VERSION 3
 
 typedef void (*sp_cuda_fn)(void);
 
@@ -34,7 +34,7 @@ typedef struct sp_cuda_object_table {
 /* name, arguments. All return int. */
 #define SP_CUDA_DEVICE_LIST(X)                                                                 \
     X(device_count, (int *out_count))                                                          \
-    X(device_open, (int gpu, int *out_major, int *out_minor))                                  \
+    X(device_open, (int gpu, int *out_major, int *out_minor, int *out_multiprocessors))        \
     X(memory, (int gpu, size_t *out_free, size_t *out_total))                                  \
     X(alloc, (int gpu, void **out_memory, size_t bytes))                                       \
     X(release, (int gpu, void *memory))                                                        \
@@ -73,6 +73,9 @@ sp_cuda_fn sp_device_cuda_find(const sp_device *device, const char *name);
 
 /* The number of the GPU, for calls of entries. */
 int sp_device_cuda_index(const sp_device *device);
+
+/* How many multiprocessors the GPU has. */
+int32_t sp_device_cuda_multiprocessors(const sp_device *device);
 
 /* The status of a cudaError_t; keeps its text for sp_device_error_text. */
 sp_status sp_device_cuda_status(sp_device *device, int code, const char *what);

@@ -23,6 +23,7 @@ typedef struct rig {
     sp_device *device;
     sp_cuda_kernels kernels;
     int gpu;
+    int32_t multiprocessors; /* that launches are chosen for; 0: the GPU's own */
     void *stream;
     rig_shape shape;
     sp_cuda_group group;
@@ -165,13 +166,17 @@ static inline void rig_make(rig *r, const rig_shape *shape, const int32_t *seq_s
                                .n_sites = shape->sites,
                                .k_in = shape->k,
                                .rank_stride = shape->rank_stride,
+                               .multiprocessors = r->multiprocessors
+                                                      ? r->multiprocessors
+                                                      : sp_device_cuda_multiprocessors(r->device),
                                .x_stride = shape->k};
     rig_plan(r);
     rig_sites(r);
     r->group.x = rig_put(r, r->x, rows * (size_t)shape->k * 2);
-    r->group.partials = rig_put(r, NULL,
-                                sp_cuda_partials_bytes(shape->rows, shape->slots, shape->k,
-                                                       shape->rank_stride, shape->sites));
+    r->group.partials =
+        rig_put(r, NULL,
+                sp_cuda_partials_bytes(r->group.multiprocessors, shape->rows, shape->slots,
+                                       shape->k, shape->rank_stride, shape->sites));
 }
 
 static inline void rig_free(rig *r)

@@ -108,6 +108,46 @@ static void random_steps_are_near_the_double_reference(void **state)
         }
 }
 
+/* Launches chosen for smaller and larger GPUs cut the work otherwise and give the same bytes. */
+static void the_size_of_the_gpu_moves_no_bit(void **state)
+{
+    static const int32_t sizes[] = {16, 48, 84, 264};
+    static const int32_t shapes[][5] = {/* rows, slots, k, n, R */
+                                        {64, 16, 4096, 1024, 64},
+                                        {256, 11, 12288, 512, 128},
+                                        {300, 3, 4096, 2048, 16},
+                                        {2048, 11, 5120, 1024, 64}};
+    int32_t seq_slot[2048], own[16];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        const int32_t *s = shapes[i];
+        rig_shape shape = {s[0], s[1], s[2], s[3], s[4], 2, 0, SP_DTYPE_BF16};
+        size_t bytes = (size_t)s[0] * (size_t)s[3] * 2;
+        uint16_t *want;
+
+        for (int32_t slot = 0; slot < s[1]; slot++)
+            own[slot] = slot % 3 == 0 ? s[4] : s[4] / 2;
+        for (int32_t row = 0; row < s[0]; row++)
+            seq_slot[row] = (int32_t)(rig_hash((uint32_t)row) % (uint32_t)(s[1] + 1)) - 1;
+        rig_make(&the_rig, &shape, seq_slot, own, NULL);
+        want = step(&the_rig, 1);
+        rig_free(&the_rig);
+        for (size_t size = 0; size < sizeof sizes / sizeof sizes[0]; size++) {
+            uint16_t *got;
+
+            the_rig.multiprocessors = sizes[size];
+            rig_make(&the_rig, &shape, seq_slot, own, NULL);
+            got = step(&the_rig, 1);
+            assert_memory_equal(got, want, bytes);
+            free(got);
+            rig_free(&the_rig);
+        }
+        the_rig.multiprocessors = 0;
+        free(want);
+    }
+}
+
 /* The row of seed 5 and slot 2 of any batch: its bytes in the first run are kept. */
 static void one_row_has_one_answer(void **state)
 {
@@ -625,6 +665,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_devices_plan_is_the_hosts),
         cmocka_unit_test(random_steps_are_near_the_double_reference),
+        cmocka_unit_test(the_size_of_the_gpu_moves_no_bit),
         cmocka_unit_test(one_row_has_one_answer),
         cmocka_unit_test(a_row_of_a_long_prefill_is_the_row_alone),
         cmocka_unit_test(rows_of_a_heavy_step_are_the_rows_alone),

@@ -54,6 +54,18 @@ static void the_bounds_are_not_wasteful(void **state)
     assert_int_equal(sp_cuda_windows_bound(3, 64, 8), 3);
 }
 
+/* Multiprocessors, from the smallest GPU to one that there is not yet. */
+static const int32_t gpus[] = {1, 16, 48, 84, 132, 170, 400};
+#define N_GPUS ((int32_t)(sizeof gpus / sizeof gpus[0]))
+
+static void the_measured_gpu_has_the_measured_numbers(void **state)
+{
+    (void)state;
+    assert_int_equal(sp_cuda_scaled(SP_CUDA_WAVE, SP_CUDA_MEASURED_ON), SP_CUDA_WAVE);
+    assert_int_equal(sp_cuda_scaled(SP_CUDA_WAVE, 66), SP_CUDA_WAVE / 2);
+    assert_int_equal(sp_cuda_scaled(SP_CUDA_RING_WIDE, 1), 1);
+}
+
 /* What parts.cu relies on: an expand of one input adds nothing up, and any group's partials have
  * room for the one that it reads. */
 static void one_input_is_one_partial(void **state)
@@ -62,15 +74,17 @@ static void one_input_is_one_partial(void **state)
     static const int32_t ranks[] = {8, 24, 64, 512};
 
     (void)state;
-    for (int32_t i = 0; i < 6 * 4 * 4; i++) {
-        int32_t n_rows = rows[i % 6], rank = ranks[i / 6 % 4], sites = i / 24 + 1;
+    for (int32_t i = 0; i < 6 * 4 * 4 * N_GPUS; i++) {
+        int32_t n_rows = rows[i % 6], rank = ranks[i / 6 % 4], sites = i / 24 % 4 + 1;
+        int32_t gpu = gpus[i / 96];
         size_t partial = (size_t)n_rows * (size_t)rank * (size_t)sites * 4;
 
         for (int32_t slots = 1; slots <= 64; slots *= 4) {
-            assert_int_equal(sp_cuda_choose_shrink(n_rows, slots, 1, rank, sites).n_partials, 1);
-            assert_int_equal(sp_cuda_partials_bytes(n_rows, slots, 1, rank, sites), partial);
-            assert_true(sp_cuda_partials_bytes(n_rows, slots, 8, rank, sites) >= partial);
-            assert_true(sp_cuda_partials_bytes(n_rows, slots, 5128, rank, sites) >= partial);
+            assert_int_equal(sp_cuda_choose_shrink(gpu, n_rows, slots, 1, rank, sites).n_partials,
+                             1);
+            assert_int_equal(sp_cuda_partials_bytes(gpu, n_rows, slots, 1, rank, sites), partial);
+            assert_true(sp_cuda_partials_bytes(gpu, n_rows, slots, 8, rank, sites) >= partial);
+            assert_true(sp_cuda_partials_bytes(gpu, n_rows, slots, 5128, rank, sites) >= partial);
         }
     }
 }
@@ -83,10 +97,10 @@ static void partials_cover_k_and_blocks_cover_partials(void **state)
     static const int32_t ranks[] = {8, 16, 24, 64, 128, 512};
 
     (void)state;
-    for (int32_t i = 0; i < 8 * 7 * 6 * 4; i++) {
+    for (int32_t i = 0; i < 8 * 7 * 6 * 4 * N_GPUS; i++) {
         int32_t n_rows = rows[i % 8], k = ks[i / 8 % 7], rank = ranks[i / 56 % 6];
-        int32_t sites = i / 336 + 1, chunks = (k + 511) / 512;
-        sp_cuda_shrink_choice choice = sp_cuda_choose_shrink(n_rows, 16, k, rank, sites);
+        int32_t sites = i / 336 % 4 + 1, chunks = (k + 511) / 512, gpu = gpus[i / 1344];
+        sp_cuda_shrink_choice choice = sp_cuda_choose_shrink(gpu, n_rows, 16, k, rank, sites);
         int32_t window = choice.window_tiles;
 
         assert_true(choice.partial_chunks == 1 || choice.partial_chunks == 4);
@@ -111,12 +125,13 @@ static void the_ring_takes_the_large_steps(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof small / sizeof small[0]; i++)
-        assert_int_equal(
-            sp_cuda_choose_expand(small[i][0], small[i][1], small[i][2], small[i][3]).ring_columns,
-            0);
+        assert_int_equal(sp_cuda_choose_expand(SP_CUDA_MEASURED_ON, small[i][0], small[i][1],
+                                               small[i][2], small[i][3])
+                             .ring_columns,
+                         0);
     for (size_t i = 0; i < sizeof large / sizeof large[0]; i++) {
-        sp_cuda_expand_choice choice =
-            sp_cuda_choose_expand(large[i][0], large[i][1], large[i][2], large[i][3]);
+        sp_cuda_expand_choice choice = sp_cuda_choose_expand(SP_CUDA_MEASURED_ON, large[i][0],
+                                                             large[i][1], large[i][2], large[i][3]);
 
         assert_true(choice.ring_columns > 0 && choice.ring_columns % 32 == 0);
         assert_true(choice.ring_tiles >= 1 && choice.ring_tiles <= SP_CUDA_WINDOW_TILES);
@@ -129,6 +144,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiles_and_windows_stay_within_their_bounds),
         cmocka_unit_test(the_bounds_are_not_wasteful),
+        cmocka_unit_test(the_measured_gpu_has_the_measured_numbers),
         cmocka_unit_test(one_input_is_one_partial),
         cmocka_unit_test(partials_cover_k_and_blocks_cover_partials),
         cmocka_unit_test(the_ring_takes_the_large_steps),

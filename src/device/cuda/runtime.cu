@@ -35,7 +35,7 @@ int sp_cuda_device_count(int *out_count)
     return failed(cudaGetDeviceCount(out_count));
 }
 
-int sp_cuda_device_open(int gpu, int *out_major, int *out_minor)
+int sp_cuda_device_open(int gpu, int *out_major, int *out_minor, int *out_multiprocessors)
 {
     cudaError_t code = sp_cuda_current_init(gpu);
 
@@ -43,6 +43,8 @@ int sp_cuda_device_open(int gpu, int *out_major, int *out_minor)
         code = cudaDeviceGetAttribute(out_major, cudaDevAttrComputeCapabilityMajor, gpu);
     if (code == cudaSuccess)
         code = cudaDeviceGetAttribute(out_minor, cudaDevAttrComputeCapabilityMinor, gpu);
+    if (code == cudaSuccess)
+        code = cudaDeviceGetAttribute(out_multiprocessors, cudaDevAttrMultiProcessorCount, gpu);
     return failed(code);
 }
 

@@ -1,7 +1,7 @@
 /*
- * cuda_choose.h: the launch configuration of each step, as pure host functions of padded rows,
- * slots and dimensions; never of the mix of adapters. Any thread may call them. No choice changes a
- * bit of the results (kernels_cuda.h).
+ * cuda_choose.h: the launch configuration of each step, as pure host functions of the GPU's
+ * multiprocessors, padded rows, slots and dimensions; never of the mix of adapters. Any thread may
+ * call them. No choice changes a bit of the results (kernels_cuda.h).
  */
 #ifndef SP_KERNELS_CUDA_CUDA_CHOOSE_H
 #define SP_KERNELS_CUDA_CUDA_CHOOSE_H
@@ -19,7 +19,9 @@ extern "C" {
 /* Above this many rows a block takes a window of several tiles. */
 #define SP_CUDA_DECODE_ROWS 256
 /* Up to this many blocks of one chunk each (16 KB of weights); above, a block takes a group of
- * chunks. Like all constants here tuned for 132 multiprocessors and harmless elsewhere. */
+ * chunks. Numbers of blocks and steps are those of the GPU that they were measured on, and are
+ * scaled to the multiprocessors of the one that runs (sp_cuda_scaled). */
+#define SP_CUDA_MEASURED_ON   132
 #define SP_CUDA_CHUNK_BLOCKS  10000
 #define SP_CUDA_WINDOW_BLOCKS 160 /* the same for windows: below, smaller blocks */
 #define SP_CUDA_SHRINK_WAVE   264 /* resident blocks of the small window kernels */
@@ -37,6 +39,14 @@ static inline int32_t sp_cuda_tiles_bound(int32_t n_rows, int32_t n_slots)
     int64_t bound = ((int64_t)n_rows + (int64_t)(SP_CUDA_TILE_ROWS - 1) * used) / SP_CUDA_TILE_ROWS;
 
     return (int32_t)(bound < n_rows ? bound : n_rows);
+}
+
+/* A number of blocks or steps for a GPU of so many multiprocessors; at least 1. */
+static inline int64_t sp_cuda_scaled(int64_t measured, int32_t multiprocessors)
+{
+    int64_t scaled = measured * multiprocessors / SP_CUDA_MEASURED_ON;
+
+    return scaled > 1 ? scaled : 1;
 }
 
 static inline int32_t sp_cuda_ceil(int32_t n, int32_t by)
@@ -70,21 +80,23 @@ typedef struct sp_cuda_shrink_choice {
 
 /* Many rows: the fewest partials that keep the device full, and few blocks, because each starts
  * with a chain of dependent loads. */
-static inline void sp_cuda_choose_windows(sp_cuda_shrink_choice *choice, int32_t tiles,
-                                          int32_t chunks, int32_t rank_groups)
+static inline void sp_cuda_choose_windows(sp_cuda_shrink_choice *choice, int32_t multiprocessors,
+                                          int32_t tiles, int32_t chunks, int32_t rank_groups)
 {
-    int32_t groups = sp_cuda_ceil(chunks, SP_CUDA_GROUP_CHUNKS), wave = SP_CUDA_SHRINK_WAVE;
+    int32_t groups = sp_cuda_ceil(chunks, SP_CUDA_GROUP_CHUNKS);
+    int64_t wave = sp_cuda_scaled(SP_CUDA_SHRINK_WAVE, multiprocessors);
+    int64_t least = sp_cuda_scaled(SP_CUDA_WINDOW_BLOCKS, multiprocessors);
     int32_t windows = sp_cuda_ceil(tiles, SP_CUDA_WINDOW_TILES), sets;
     int32_t sixty_fours = sp_cuda_ceil(rank_groups, 4);
 
     choice->window_tiles = SP_CUDA_WINDOW_TILES;
     choice->rank_warps = rank_groups <= 4 ? 1 : rank_groups <= 8 || rank_groups == 16 ? 2 : 3;
-    if (windows * sp_cuda_ceil(sixty_fours, choice->rank_warps) * groups < SP_CUDA_WINDOW_BLOCKS &&
-        windows * sixty_fours * groups >= SP_CUDA_WINDOW_BLOCKS)
+    if (windows * sp_cuda_ceil(sixty_fours, choice->rank_warps) * groups < least &&
+        windows * sixty_fours * groups >= least)
         choice->rank_warps = 1;
     sets = sp_cuda_ceil(sixty_fours, choice->rank_warps);
-    if (windows * sets * groups < SP_CUDA_WINDOW_BLOCKS) {
-        if (windows * sets * chunks < SP_CUDA_WINDOW_BLOCKS)
+    if (windows * sets * groups < least) {
+        if (windows * sets * chunks < least)
             choice->window_tiles = SP_CUDA_WINDOW_TILES / 2;
         return;
     }
@@ -104,17 +116,18 @@ static inline void sp_cuda_choose_windows(sp_cuda_shrink_choice *choice, int32_t
         choice->block_partials++;
 }
 
-static inline sp_cuda_shrink_choice sp_cuda_choose_shrink(int32_t n_rows, int32_t n_slots,
-                                                          int32_t k_in, int32_t rank_stride,
-                                                          int32_t n_sites)
+static inline sp_cuda_shrink_choice sp_cuda_choose_shrink(int32_t multiprocessors, int32_t n_rows,
+                                                          int32_t n_slots, int32_t k_in,
+                                                          int32_t rank_stride, int32_t n_sites)
 {
     int32_t chunks = sp_cuda_chunks(k_in), tiles = sp_cuda_tiles_bound(n_rows, n_slots);
     int32_t rank_groups = n_sites * sp_cuda_ceil(rank_stride, 16);
     sp_cuda_shrink_choice choice = {1, chunks, 1, 1, 1};
 
     if (n_rows > SP_CUDA_DECODE_ROWS) {
-        sp_cuda_choose_windows(&choice, tiles, chunks, rank_groups);
-    } else if ((int64_t)tiles * rank_groups * chunks > SP_CUDA_CHUNK_BLOCKS) {
+        sp_cuda_choose_windows(&choice, multiprocessors, tiles, chunks, rank_groups);
+    } else if ((int64_t)tiles * rank_groups * chunks >
+               sp_cuda_scaled(SP_CUDA_CHUNK_BLOCKS, multiprocessors)) {
         choice.partial_chunks = SP_CUDA_GROUP_CHUNKS;
         choice.n_partials = sp_cuda_ceil(chunks, SP_CUDA_GROUP_CHUNKS);
     }
@@ -134,26 +147,30 @@ typedef struct sp_cuda_expand_choice {
 /* A ring block occupies a whole multiprocessor, so it pays where there is much data to move: many
  * rows, or in decode many columns of many tiles. A stage is 25 to 66 KB. At a large rank few
  * columns of B fit in a stage, and wide sites gain nothing. */
-static inline void sp_cuda_choose_ring(int32_t n_rows, int32_t tiles, int32_t total_steps,
-                                       int32_t rank_stride, sp_cuda_expand_choice *choice)
+static inline void sp_cuda_choose_ring(int32_t multiprocessors, int32_t n_rows, int32_t tiles,
+                                       int32_t total_steps, int32_t rank_stride,
+                                       sp_cuda_expand_choice *choice)
 {
     if (rank_stride > SP_CUDA_RING_RANKS)
         return;
     if (n_rows > SP_CUDA_DECODE_ROWS) {
-        if (rank_stride > 32 && total_steps > SP_CUDA_RING_WIDE)
+        if (rank_stride > 32 && total_steps > sp_cuda_scaled(SP_CUDA_RING_WIDE, multiprocessors))
             return;
         choice->ring_columns = rank_stride <= 32 ? 512 : 256;
         choice->ring_tiles = SP_CUDA_WINDOW_TILES / 2;
-    } else if ((int64_t)tiles * total_steps >= SP_CUDA_RING_STEPS) {
+    } else if ((int64_t)tiles * total_steps >=
+               sp_cuda_scaled(SP_CUDA_RING_STEPS, multiprocessors)) {
         choice->ring_columns = rank_stride <= 16 ? 1024 : rank_stride <= 32 ? 512 : 256;
         choice->ring_tiles = 1;
     }
 }
 
 /* total_steps: the sum over the sites of ceil(n_out / 128). */
-static inline sp_cuda_expand_choice sp_cuda_choose_expand(int32_t n_rows, int32_t n_slots,
-                                                          int32_t total_steps, int32_t rank_stride)
+static inline sp_cuda_expand_choice sp_cuda_choose_expand(int32_t multiprocessors, int32_t n_rows,
+                                                          int32_t n_slots, int32_t total_steps,
+                                                          int32_t rank_stride)
 {
+    int64_t wave = sp_cuda_scaled(SP_CUDA_WAVE, multiprocessors);
     int32_t tiles = sp_cuda_tiles_bound(n_rows, n_slots);
     sp_cuda_expand_choice choice = {0, 1, 1, 1, 0, 0};
     int32_t most;
@@ -163,14 +180,14 @@ static inline sp_cuda_expand_choice sp_cuda_choose_expand(int32_t n_rows, int32_
     if (n_rows > SP_CUDA_DECODE_ROWS)
         choice.window_tiles = SP_CUDA_WINDOW_TILES;
     blocks = (int64_t)sp_cuda_ceil(tiles, choice.window_tiles) * total_steps;
-    if (choice.window_tiles == 1 && blocks > 2 * SP_CUDA_WAVE)
+    if (choice.window_tiles == 1 && blocks > 2 * wave)
         choice.steps_ahead = 128 / choice.ranks;
     /* Fewer blocks while the device stays full: each starts with a chain of dependent loads. */
     choice.steps = choice.steps_ahead;
     most = choice.window_tiles == 1 ? 2 * choice.steps_ahead : SP_CUDA_STEPS_MAX;
-    while (choice.steps < most && blocks > (int64_t)choice.steps * 2 * SP_CUDA_WAVE)
+    while (choice.steps < most && blocks > choice.steps * 2 * wave)
         choice.steps *= 2;
-    sp_cuda_choose_ring(n_rows, tiles, total_steps, rank_stride, &choice);
+    sp_cuda_choose_ring(multiprocessors, n_rows, tiles, total_steps, rank_stride, &choice);
     return choice;
 }
 
@@ -181,11 +198,12 @@ static inline int32_t sp_cuda_partial_columns(int32_t rank_stride, int32_t n_sit
 }
 
 /* Bytes of all split-K partials. Not monotonic: fewer rows may be split into more partials. */
-static inline size_t sp_cuda_partials_bytes(int32_t n_rows, int32_t n_slots, int32_t k_in,
-                                            int32_t rank_stride, int32_t n_sites)
+static inline size_t sp_cuda_partials_bytes(int32_t multiprocessors, int32_t n_rows,
+                                            int32_t n_slots, int32_t k_in, int32_t rank_stride,
+                                            int32_t n_sites)
 {
     sp_cuda_shrink_choice choice =
-        sp_cuda_choose_shrink(n_rows, n_slots, k_in, rank_stride, n_sites);
+        sp_cuda_choose_shrink(multiprocessors, n_rows, n_slots, k_in, rank_stride, n_sites);
 
     return (size_t)choice.n_partials * (size_t)n_rows *
            (size_t)sp_cuda_partial_columns(rank_stride, n_sites) * sizeof(float);

@@ -568,7 +568,8 @@ static cudaError_t launch_chosen(int gpu, const sp_cuda_group *group, cudaStream
         return launch<F16, ACCESS_ELEMENTS, 1, 1, 1>(group, 1, on);
     if (how == ACCESS_FLOATS)
         return launch<F16, ACCESS_FLOATS, 1, 4, 1>(group, 1, on);
-    choice = sp_cuda_choose_expand(group->n_rows, group->n_slots, total_steps, group->rank_stride);
+    choice = sp_cuda_choose_expand(group->multiprocessors, group->n_rows, group->n_slots,
+                                   total_steps, group->rank_stride);
     code = choice.ring_columns > 0 ? sp_cuda_expand_ring(gpu, group, choice, on)
                                    : cudaErrorNotSupported;
     return code == cudaErrorNotSupported ? launch_vectors<F16>(group, choice, on) : code;

@@ -800,12 +800,10 @@ static cudaError_t launch_ranks(const sp_cuda_group *group, const ring_shape &sh
 cudaError_t sp_cuda_expand_ring(int gpu, const sp_cuda_group *group, sp_cuda_expand_choice choice,
                                 cudaStream_t stream)
 {
-    int capacity = 0, blocks = 0;
+    int capacity = 0, blocks = group->multiprocessors;
     cudaError_t code = capacity_of(gpu, &capacity);
     ring_shape shape;
 
-    if (code == cudaSuccess)
-        code = cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, gpu);
     if (code != cudaSuccess)
         return code;
     shape = shape_of(group, choice, capacity);

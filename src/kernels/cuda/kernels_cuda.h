@@ -76,9 +76,10 @@ typedef struct sp_cuda_group {
     int32_t type; /* sp_dtype: BF16 or F16 */
     int32_t n_rows, n_slots, n_sites;
     int32_t k_in;
-    int32_t rank_stride; /* no own rank is larger; a multiple of 8 */
-    int32_t after_plan;  /* the kernel before this one on the stream is the plan's */
-    const void *x;       /* [n_rows, k_in], stride x_stride elements */
+    int32_t rank_stride;     /* no own rank is larger; a multiple of 8 */
+    int32_t multiprocessors; /* of the GPU; the same for shrink and expand */
+    int32_t after_plan;      /* the kernel before this one on the stream is the plan's */
+    const void *x;           /* [n_rows, k_in], stride x_stride elements */
     int64_t x_stride;
     sp_cuda_plan plan;
     float *partials; /* sp_cuda_partials_bytes */

@@ -12,8 +12,9 @@ typedef struct partials_shape {
 
 static inline partials_shape partials_of(const sp_cuda_group *group)
 {
-    sp_cuda_shrink_choice shrink = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
-                                                         group->rank_stride, group->n_sites);
+    sp_cuda_shrink_choice shrink =
+        sp_cuda_choose_shrink(group->multiprocessors, group->n_rows, group->n_slots, group->k_in,
+                              group->rank_stride, group->n_sites);
 
     return {shrink.n_partials, SP_CUDA_GROUP_CHUNKS / shrink.partial_chunks};
 }

@@ -195,8 +195,9 @@ extern "C" int sp_cuda_shrink(int gpu, const sp_cuda_group *group, void *stream)
 {
     cudaStream_t on = (cudaStream_t)stream;
     bool vec = vectors(group);
-    sp_cuda_shrink_choice choice = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
-                                                         group->rank_stride, group->n_sites);
+    sp_cuda_shrink_choice choice =
+        sp_cuda_choose_shrink(group->multiprocessors, group->n_rows, group->n_slots, group->k_in,
+                              group->rank_stride, group->n_sites);
     sp_cuda_current current(gpu);
     cudaError_t code = current.code;
 

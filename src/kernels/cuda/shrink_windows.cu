@@ -434,8 +434,9 @@ static cudaError_t launch_ranks(int gpu, const sp_cuda_group *group, sp_cuda_shr
 template <int F16>
 static cudaError_t launch_windows(int gpu, const sp_cuda_group *group, cudaStream_t on)
 {
-    sp_cuda_shrink_choice choice = sp_cuda_choose_shrink(group->n_rows, group->n_slots, group->k_in,
-                                                         group->rank_stride, group->n_sites);
+    sp_cuda_shrink_choice choice =
+        sp_cuda_choose_shrink(group->multiprocessors, group->n_rows, group->n_slots, group->k_in,
+                              group->rank_stride, group->n_sites);
 
     if (choice.window_tiles == 2 * SP_CUDA_WINDOW_TILES)
         return launch<F16, 2 * SP_CUDA_WINDOW_TILES, 2, 2>(gpu, group, choice, on);
