@@ -251,7 +251,7 @@ static sp_status read_rope_number(const reader *r, const json_t *rope, const cha
                           default_value, NULL, out_value, r->error);
 }
 
-/* The numbers of a scaled RoPE stand in its object alone. */
+/* The numbers of a scaled RoPE are in its object alone. */
 static sp_status read_rope_scaling(const reader *r, const json_t *rope, sp_rope_scaling *out)
 {
     int64_t original = 0;
@@ -338,7 +338,7 @@ static sp_status read_head_dim(const reader *r, sp_model_shape *shape)
     return status;
 }
 
-/* Biases of the linear maps. A field that the architecture does not read may not ask for any. */
+/* Biases of the linear maps. A field that the architecture does not read must not require any. */
 static sp_status read_biases(const reader *r, sp_model_shape *shape)
 {
     const struct architecture *a = r->architecture;

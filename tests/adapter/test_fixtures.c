@@ -22,6 +22,8 @@
 static const struct {
     const char *model, *adapter, *code;
 } refused[] = {
+    {"llama3", "dora", "dora"},
+    {"qwen2", "dora", "dora"},
     {"qwen3-bias", "bias-all", "bias"},
     {"qwen3-bias", "bias-lora-only", "bias"},
     {"qwen3-tied", "alora", "unsupported-field"},
@@ -33,6 +35,7 @@ static const struct {
     {"qwen3-tied", "lora-bias", "bias"},
     {"qwen3-tied", "pickle-bin", "pickle-refused"},
     {"qwen3-tied", "prefix", "peft-type"},
+    {"smollm", "dora", "dora"},
 };
 
 static const char *expected_code(const char *model, const char *adapter)
@@ -454,7 +457,7 @@ static void every_adapter(void **state)
         }
         sp_geometry_release(geometry);
     }
-    assert_int_equal(n, 126);
+    assert_int_equal(n, 150);
     json_decref(index);
 }
 

@@ -51,10 +51,11 @@ static void test_refused(void **state)
         {"{\"logit_scale\": 0.0625}", "logit_scale"},
         {"{\"embedding_multiplier\": 12}", "embedding_multiplier"},
         {"{\"residual_multiplier\": \"1\"}", "residual_multiplier"},
-        {"{\"mlp_bias\": true}", "mlp_bias"},
+        {"{\"qkv_bias\": true}", "qkv_bias"},
         {"{\"quantization_config\": {}}", "quantization_config"},
         {"{\"rope_parameters\": {\"attention_factor\": 1.2}}", "attention_factor"},
         {"{\"rope_scaling\": {\"factor\": 4}}", "factor"},
+        {"{\"rope_scaling\": {\"type\": \"default\", \"low_freq_factor\": 2}}", "low_freq_factor"},
         {"{\"text_config\": {\"clip_qkv\": 8}}", "clip_qkv"},
         {"{\"text_config\": {\"rope_parameters\": {\"mscale\": 0.7}}}", "mscale"},
     };

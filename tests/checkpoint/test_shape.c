@@ -210,6 +210,9 @@ static void refused_by_name(void **state)
         {"{" MISTRAL ",\"attention_bias\":true}", SP_ERR_UNSUPPORTED, "attention_bias"},
         {"{" MISTRAL ",\"mlp_bias\":true}", SP_ERR_UNSUPPORTED, "mlp_bias"},
         {"{" QWEN2 ",\"mlp_bias\":true}", SP_ERR_UNSUPPORTED, "mlp_bias"},
+        {"{" FIELDS("Qwen3ForCausalLM") ",\"num_key_value_heads\":2,\"head_dim\":6,"
+                                        "\"rope_theta\":1e4,\"mlp_bias\":true}",
+         SP_ERR_UNSUPPORTED, "mlp_bias"},
         {"{" QWEN2 ",\"use_sliding_window\":true}", SP_ERR_UNSUPPORTED, "use_sliding_window"},
         {"{" LLAMA ",\"hidden_act\":\"gelu\"}", SP_ERR_UNSUPPORTED, "hidden_act"},
         {"{" LLAMA ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}}", SP_ERR_UNSUPPORTED,

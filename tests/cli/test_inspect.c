@@ -285,8 +285,9 @@ static void json_of_a_bad_base(void **state)
     static const struct {
         const char *model, *words;
     } cases[] = {
-        {SP_TEST_FIXTURES "/qwen2", "Qwen2ForCausalLM (model_type qwen2) is not served"},
-        {SP_TEST_FIXTURES "/llama3", "LlamaForCausalLM"},
+        {SP_TEST_FIXTURES "/archs/gemma3_text",
+         "Gemma3ForCausalLM (model_type gemma3_text) is not served"},
+        {SP_TEST_FIXTURES "/archs/phi3", "Phi3ForCausalLM"},
         {"/nonexistent", "cannot open /nonexistent"},
         {ADAPTERS "plain-r8", "config.json"},
     };
