@@ -1,5 +1,5 @@
 /*
- * admission.c: who waits for a slot, and progress. Contents that someone waits for stand in one
+ * admission.c: the queue for slots, and its progress. Contents that someone waits for are in one
  * queue, first come, first served; each fetches its image as soon as the host cache has room, and
  * takes a slot as soon as the pool has a victim and nobody before it could use it.
  */
@@ -118,9 +118,9 @@ static bool fetch_blocked(const sp_stage *stage)
 }
 
 /*
- * Not one whose giving way would help nobody: pinned, or not yet had by those that it was loaded
- * for. And one that has begun gives its memory back by ending only: where its slot holds the only
- * copy, or others wait for room in the host cache, it goes on.
+ * Not if that would help nobody: the content is pinned, or not yet used by those it was loaded for.
+ * And a request that has started gives memory back only by ending: where its slot holds the only
+ * copy, or others wait for room in the host cache, it continues.
  */
 static bool should_give_way(const sp_stage *stage, const stage_content *content,
                             const sp_hold *hold)
@@ -214,7 +214,7 @@ static void free_fetch_strings(stage_content *content)
     content->fetch_name = content->fetch_location = NULL;
 }
 
-/* Any of its versions that a source gave knows where the bytes came from; a current one the best.
+/* A version from a source, which knows where the bytes came from; preferably a current one.
  */
 static const sp_stage_version *origin_of(const sp_stage *stage, const stage_content *content)
 {
@@ -271,7 +271,7 @@ static void refetched(sp_stage *stage, stage_content *content)
     }
     sp_image_destroy(task->image);
     task->image = NULL;
-    sp_stage_facts_clear(&task->facts); /* what is known of the content stays */
+    sp_stage_facts_clear(&task->facts); /* the content keeps its facts */
     if (task->status != SP_OK && content->image == NULL)
         sp_stage_fail_content(stage, content, task->status, &task->error);
     free_fetch_strings(content);
@@ -305,7 +305,7 @@ static void fail_short(sp_stage *stage, stage_content *content, sp_status status
     sp_stage_fail_content(stage, content, status, &error);
 }
 
-/* What those in front of the queue could not get: nobody behind them may take it away. */
+/* What those at the front of the queue could not get: nobody after them may take it. */
 typedef struct shortage {
     bool host, slots, overlays;
 } shortage;
@@ -329,7 +329,7 @@ static sp_status start_wanted_copy(sp_stage *stage, stage_content *content, shor
     return status;
 }
 
-/* One content of the queue; true if something changed. */
+/* Serves one content of the queue; returns true if something changed. */
 static bool serve_want(sp_stage *stage, stage_content *content, shortage *lacking)
 {
     sp_status status;

@@ -1,4 +1,4 @@
-/* facts.c: what is worth knowing of an adapter once its tensors are packed and gone. */
+/* facts.c: the facts about an adapter that are kept after its tensors are packed and freed. */
 #include "base/alloc.h"
 #include "stage/stage_state.h"
 

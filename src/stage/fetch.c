@@ -1,6 +1,6 @@
 /*
- * fetch.c: one adapter from one source, on a loader thread: described, audited, brought in pieces,
- * packed. What a source says is judged here and nowhere else.
+ * fetch.c: one adapter from one source, on a loader thread: described, audited, read in pieces,
+ * packed. This is the only place that validates what a source says.
  */
 #include "adapter/intake_state.h"
 #include "base/alloc.h"
@@ -14,9 +14,9 @@
 #include <string.h>
 
 #define PIECE_BYTES ((size_t)256 << 10)
-#define PIECE_STEP  4 /* every element is a whole number of it, or the other way round */
+#define PIECE_STEP  4 /* an element size is a multiple of it, or divides it */
 
-/* A fetch under way. */
+/* A fetch in progress. */
 typedef struct fetch {
     const sp_stage *stage;
     const sp_stage_source *source;
@@ -50,7 +50,7 @@ static uint64_t begin_call(const fetch *f)
     return deadline_ns;
 }
 
-/* A call that took too long has failed, whatever it returned. */
+/* A call that exceeded its deadline has failed, whatever it returned. */
 static sp_status end_call(const fetch *f, sp_status status, sp_error *error)
 {
     bool over = is_over(f->task);
@@ -132,7 +132,8 @@ static sp_status fetch_part(const fetch *f, sp_intake *intake, const part *from,
 static sp_status fetch_parts(const fetch *f, sp_intake *intake, sp_error *error)
 {
     size_t n = sp_intake_n_wanted(intake);
-    part *parts = sp_malloc((n + 1) * sizeof *parts); /* never an empty block */
+    part *parts =
+        sp_malloc((n + 1) * sizeof *parts); /* at least one, since an empty block would be NULL */
     sp_status status = SP_OK;
 
     if (parts == NULL)
@@ -161,7 +162,7 @@ static sp_status pack(const sp_stage *stage, stage_task *task, const sp_adapter 
     return status;
 }
 
-/* All that is known of the pairs already, before gigabytes have come in vain. */
+/* Checks what is known of the pairs before gigabytes are read for nothing. */
 static sp_status check_pairs(const sp_stage *stage, const sp_adapter *adapter, sp_error *error)
 {
     sp_status status = sp_adapter_check_modules(adapter, stage->supported, error);
@@ -327,7 +328,7 @@ static sp_status fetch_from(const sp_stage *stage, stage_task *task)
     return status;
 }
 
-/* Where another source may have what this one has not, or has in another version. */
+/* Whether the next source may have what this one lacks or has in another version. */
 static bool may_go_on(const stage_task *task)
 {
     bool lacking =

@@ -1,7 +1,7 @@
 /*
- * load.c: loads under way. A load fetches an image, finds or makes its content, lands it in a slot
- * beside what serves now, and then gives the name its new meaning. Memory that the last part needs
- * is taken before the first begins, so that nothing can fail half-way.
+ * load.c: loads in progress. A load fetches an image, finds or creates its content, lands it in a
+ * slot beside what is served now, and then switches the name to it. Memory that the last part needs
+ * is allocated before the first starts, so that nothing can fail half-way.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -58,7 +58,7 @@ static stage_load *create_load(const sp_stage_load_options *options)
     return load;
 }
 
-/* The caller's options in today's size, checked. */
+/* Reads the caller's options in the current size, and checks them. */
 static sp_status read_options(const sp_stage *stage, const sp_stage_load_options *options,
                               sp_stage_load_options *out_options, sp_error *error)
 {
@@ -83,7 +83,7 @@ static sp_status read_options(const sp_stage *stage, const sp_stage_load_options
     return SP_OK;
 }
 
-/* Whether the name may get a new meaning; asked at the beginning and again at the end. */
+/* Whether the name may be switched; checked at the start and again at the end. */
 static sp_status check_name(const sp_stage *stage, const char *name, bool replace,
                             uint64_t expected_generation, sp_error *error)
 {
@@ -177,7 +177,8 @@ sp_status sp_stage_load(sp_stage *stage, const sp_stage_load_options *options, i
     return SP_PENDING;
 }
 
-/* Module sets are of one geometry, so an adapter of another one cannot be held against them. */
+/* Module sets belong to one geometry, so an adapter of another one cannot be checked against
+ * them. */
 static sp_status check_geometry(const sp_stage *stage, const sp_adapter *adapter, sp_error *error)
 {
     if (sp_adapter_geometry(adapter) == sp_layout_geometry(stage->layout))
@@ -223,7 +224,7 @@ static void remove_load(sp_stage *stage, stage_load *load)
     sp_stage_load_destroy(load);
 }
 
-/* The outcome; what it had prepared and did not use goes. The list of loads stays as it is. */
+/* Records the outcome and frees what was prepared and not used. The load stays in the list. */
 static void settle(sp_stage *stage, stage_load *load, sp_status status, const sp_error *error)
 {
     stage_content *content = load->content;
@@ -243,7 +244,7 @@ static void settle(sp_stage *stage, stage_load *load, sp_status status, const sp
     }
 }
 
-/* The name gets its new meaning; pins and DEFAULT go with the name. */
+/* Switches the name to the new version; pins and DEFAULT belong to the name. */
 static void commit(sp_stage *stage, stage_load *load)
 {
     sp_stage_version *version = load->version;
@@ -286,7 +287,7 @@ static sp_status no_slot(sp_status status, const stage_load *load, sp_error *err
                    load->version->name);
 }
 
-/* The old version holds the only slot that could be had, and nobody reads it. */
+/* Whether the old version holds the only available slot, and nobody reads it. */
 static bool may_take_place(const sp_stage *stage, const sp_stage_version *old)
 {
     return old->references == 0 && old->content->n_versions == 1 && old->content->n_landing == 0 &&
@@ -319,7 +320,7 @@ static void land_without_slot(sp_stage *stage, stage_load *load, sp_stage_versio
     commit(stage, load);
 }
 
-/* One attempt to get on; true if something changed. */
+/* One attempt at progress; true if something changed. */
 static bool step_landing(sp_stage *stage, stage_load *load)
 {
     sp_stage_version *old = sp_stage_current(stage, load->version->name);
@@ -418,7 +419,7 @@ static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *i
     return content;
 }
 
-/* An image that no slot could ever take, or the host cache not now, ends its load here. */
+/* Ends the load of an image that fits no slot, or not into the host cache now. */
 static sp_status check_size(sp_stage *stage, const sp_image *image, sp_error *error)
 {
     sp_status status = sp_pool_check_room(stage->pool, image, error);
@@ -505,7 +506,8 @@ void sp_stage_forget(sp_stage *stage, int64_t ticket)
 
 /* ---- at start ------------------------------------------------------------------------------ */
 
-/* Copies on the caller, into an EMPTY slot only: start-up adapters do not drive each other out. */
+/* Copies on the calling thread, into an EMPTY slot only: start-up adapters do not evict each
+ * other. */
 static sp_status fill_slot(sp_stage *stage, stage_content *content, sp_error *error)
 {
     sp_slot_handle handle;
@@ -518,7 +520,7 @@ static sp_status fill_slot(sp_stage *stage, stage_content *content, sp_error *er
         return SP_OK;
     status = sp_pool_load(stage->pool, content->image, &handle, error);
     if (status == SP_POOL_FULL)
-        return SP_OK; /* it waits on the host for room for its replaced rows */
+        return SP_OK; /* it stays on the host until there is room for its replaced rows */
     sp_stage_forget_lost_slots(stage);
     if (status != SP_OK)
         return status;

@@ -1,6 +1,6 @@
 /*
- * registry.c: names and versions. A version is current, and then its name means it, or detached,
- * and then it lives as long as requests hold it.
+ * registry.c: names and versions. A version is either current, when its name refers to it, or
+ * detached, when it lives as long as requests hold it.
  */
 #include "base/alloc.h"
 #include "base/grow.h"

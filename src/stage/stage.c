@@ -73,7 +73,7 @@ static sp_status read_sources(sp_stage *stage, const sp_stage_options *options, 
     return SP_OK;
 }
 
-/* How adapters are judged: as the caller says, else by what the pool's layout knows. */
+/* How adapters are audited: by the caller's options, else by the pool's layout. */
 static sp_status read_audit(sp_stage *stage, const sp_stage_options *options, sp_error *error)
 {
     sp_adapter_options *audit = &stage->audit;
@@ -114,7 +114,9 @@ static sp_status allocate(sp_stage *stage, const sp_stage_options *options, sp_e
 
     stage->slot_content = sp_calloc(n_slots, sizeof(stage_content *));
     stage->slot_infos = sp_calloc(n_slots, sizeof *stage->slot_infos);
-    stage->sources = sp_calloc(n_sources + 1, sizeof *stage->sources); /* never an empty block */
+    stage->sources =
+        sp_calloc(n_sources + 1,
+                  sizeof *stage->sources); /* at least one, since an empty block would be NULL */
     stage->fetch_queues = sp_calloc(n_sources + 1, sizeof *stage->fetch_queues);
     if (stage->slot_content == NULL || stage->slot_infos == NULL || stage->sources == NULL ||
         stage->fetch_queues == NULL)
@@ -188,7 +190,7 @@ sp_status sp_stage_create(const sp_stage_options *options, sp_stage **out_stage,
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
-/* Fetched and not taken back: the image is the task's. */
+/* Fetched and not taken: the task owns the image. */
 static void drop_task_image(stage_task *task)
 {
     if (task->kind != TASK_COPY && task->image != NULL && task->status == SP_OK)
@@ -235,7 +237,7 @@ void sp_stage_destroy(sp_stage *stage)
         return;
     is_parents = sp_stage_is_parents(stage);
     sp_stage_workers_stop(stage);
-    if (!is_parents) /* else a thread may have been at work on them */
+    if (!is_parents) /* else a thread may have been working on them */
         drop_tasks(stage);
     while (stage->loads != NULL) {
         stage_load *load = stage->loads;

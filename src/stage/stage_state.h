@@ -1,15 +1,15 @@
 /*
- * stage_state.h: what a stage is made of. Everything but the queues belongs to the engine's
- * thread; a worker sees only the task that it was given.
+ * stage_state.h: the parts of a stage. Everything but the queues belongs to the engine's thread; a
+ * worker sees only its current task. Pointers may not be NULL unless said so.
  *
- *   sp_stage_version   a name's meaning: content + generation. Current, or detached and still held.
- *   content      bytes told apart by their digest: an image on the host, a slot, both or neither.
- *   stage_load   a load under way, with all that its success will need allocated beforehand.
- *   stage_task   one piece of work for a thread: a fetch from a source or a copy into a slot.
+ *   sp_stage_version   what a name refers to: content + generation. Current, or detached and held
+ *   content            bytes identified by their digest: with an image on the host, a slot, or both
+ *   stage_load         a load in progress, with all that its success needs allocated in advance
+ *   stage_task         work of one thread: a fetch from a source or a copy into a slot
  *
- * Invariants. A content has at least one version or load, or a piece of work in hand.
- * slot_content[s] = c exactly while c->slot = s or c is being copied to s. host_bytes counts the
- * image of every content with one and of every fetch in hand, and never exceeds the budget.
+ * Invariants. A content has at least one version or load, or a task in progress. slot_content[s] =
+ * c exactly while c->slot = s or c is being copied to s. host_bytes counts the image of every
+ * content with one and of every fetch in progress, and never exceeds the budget.
  */
 #ifndef SP_STAGE_STAGE_STATE_H
 #define SP_STAGE_STAGE_STATE_H
@@ -30,14 +30,14 @@ typedef struct stage_task {
     /* fetch, or the packing of an adapter that is open */
     uint64_t id;
     sp_adapter *adapter;         /* to be packed; shared; NULL: fetch */
-    int32_t source, source_last; /* that is asked now, and the last that may be */
+    int32_t source, source_last; /* the current source and the last one to ask */
     const char *name, *location;
     const sp_digest *digest; /* not NULL: exactly this content */
-    sp_status first_status;  /* what the first source said that did not have it */
+    sp_status first_status;  /* the answer of the first source that did not have it */
     sp_error first_error;
-    atomic_bool cancelled;     /* nobody wants it any more */
+    atomic_bool cancelled;     /* not wanted any more */
     atomic_ullong deadline_ns; /* of the source's current call; 0: none */
-    bool overdue;              /* and it was told so */
+    bool overdue;              /* the source was told */
     sp_image *image;           /* fetched: owned until taken; copy: borrowed from the content */
     sp_stage_facts facts;
     double seconds;
@@ -50,7 +50,7 @@ typedef struct stage_task {
 
 typedef struct stage_content {
     struct stage_content *next;
-    struct stage_content *want_next; /* in the queue of those that wait for a slot */
+    struct stage_content *want_next; /* next in the queue for a slot */
     bool wanted;
     sp_digest digest;
     sp_stage_facts facts;
@@ -59,18 +59,18 @@ typedef struct stage_content {
     int32_t slot;             /* -1: in none */
     uint64_t slot_generation; /* the pool's, of that slot */
     bool copying, fetching;
-    bool fresh;          /* in a slot, and none of those that waited for it has had it yet */
-    bool prefetch;       /* wanted in a slot without a request that waits */
+    bool fresh;          /* in a slot, and not yet used by those that waited for it */
+    bool prefetch;       /* wanted in a slot without a waiting request */
     bool budget_blocked; /* its fetch waits for room in the host cache */
     int32_t n_versions, n_landing, n_pins;
-    int32_t n_kept;    /* versions that no source could give again: the image stays */
+    int32_t n_kept;    /* versions that no source could provide again: the image stays */
     int32_t n_waiting; /* holds that wait for its slot */
     int32_t n_begun;   /* holds that must not lose it */
     uint64_t last_use;
-    stage_task task;      /* of the copy or fetch in hand; at most one */
-    char *fetch_name;     /* strings of a fetch in hand */
+    stage_task task;      /* the copy or fetch in progress; at most one */
+    char *fetch_name;     /* strings of a fetch in progress */
     char *fetch_location; /* likewise */
-    sp_status failed;     /* why it cannot be had, for those that wait; else SP_OK */
+    sp_status failed;     /* why it is not available, for those that wait; else SP_OK */
     sp_error failure;
 } stage_content;
 
@@ -83,7 +83,7 @@ struct sp_stage_version {
     uint64_t generation;
     int32_t references, n_in_slot; /* holds, and those of them that hold the slot */
     bool detached, pinned;
-    bool kept; /* no source could give it again */
+    bool kept; /* no source could provide it again */
     uint64_t last_use, uses;
     double load_seconds;
 };
@@ -96,7 +96,7 @@ typedef struct stage_load {
     stage_load_state state;
     bool replace, pinned, cancelled, forgotten;
     uint64_t expected_generation;
-    sp_stage_version *version; /* becomes the name's meaning */
+    sp_stage_version *version; /* what the name will refer to */
     stage_content *spare;      /* becomes its content, if no other has the digest */
     stage_content *content;    /* once LANDING */
     stage_task task;
@@ -118,8 +118,8 @@ typedef struct stage_worker {
 struct sp_stage {
     sp_pool *pool;
     const sp_layout *layout;
-    sp_exec *exec;      /* borrowed; NULL: none helps */
-    size_t image_bytes; /* of an image without an overlay: what is reserved before it is known */
+    sp_exec *exec;            /* borrowed; NULL: single-threaded */
+    size_t image_bytes;       /* of an image without an overlay: reserved until its size is known */
     sp_stage_source *sources; /* [n_sources] */
     int32_t n_sources;
     sp_adapter_options audit;
@@ -141,7 +141,7 @@ struct sp_stage {
     uint64_t generation, clock;
     int64_t next_ticket;
     uint64_t next_fetch;
-    int32_t n_in_flight; /* tasks given out and not taken back */
+    int32_t n_in_flight; /* tasks queued or running, or done and not taken */
     uint64_t fetches, copies, handovers, evictions;
 
     /* shared with the workers, under the mutex */
@@ -151,86 +151,105 @@ struct sp_stage {
     stage_queue pack_queue, copy_queue, done;
     bool stop;
 
-    stage_worker *workers; /* [n_workers]: the sources' by turns, the packer, the copier */
+    stage_worker *workers; /* [n_workers]: the sources' round-robin, the packer, the copier */
     int32_t n_workers;
     uint32_t epoch; /* of the process that started them */
 };
 
 /* ---- worker.c: queues and threads ---------------------------------------------------------- */
 
+/* Starts each source's loader threads (`threads` unless the source says), the packer and the
+ * copier. threads 0: none, and sp_stage_run_one does the work. On failure none is left.
+ * SP_ERR_THREAD, SP_ERR_MEMORY. */
 sp_status sp_stage_workers_start(sp_stage *stage, int32_t threads, sp_error *error);
 /* Whether its threads are those of a process of which this one is a fork's child. */
 bool sp_stage_is_parents(const sp_stage *stage);
-void sp_stage_workers_stop(sp_stage *stage); /* what was queued and not begun stays undone */
+void sp_stage_workers_stop(sp_stage *stage); /* tasks not yet started stay undone */
+/* Queues a task, which the workers own until sp_stage_take_done returns it. */
 void sp_stage_submit(sp_stage *stage, stage_task *task);
 stage_task *sp_stage_take_done(sp_stage *stage); /* the list, oldest first; NULL: none */
 void sp_stage_run_one(sp_stage *stage);          /* without threads: one task on the caller */
 
 /* ---- facts.c ------------------------------------------------------------------------------- */
 
-/* What they own is the caller's. SP_ERR_MEMORY. */
+/* Collects an adapter's facts; the caller owns what they own (sp_stage_facts_clear).
+ * SP_ERR_MEMORY. */
 sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_stage_facts *out_facts, sp_error *error);
-/* Lets go of what the facts own and makes them empty. */
+/* Frees what the facts own and empties them. */
 void sp_stage_facts_clear(sp_stage_facts *facts);
 
 /* ---- fetch.c: one adapter from one source -------------------------------------------------- */
 
 /*
- * On a loader thread. Fills the task's image and facts, or its status and error; false: this source
- * does not have it, the task goes on to the next one.
+ * Runs a fetch on a loader thread. Fills the task's image and facts, or its status and error;
+ * false: this source does not have it, and the task passes to the next one.
  */
 bool sp_stage_fetch(const sp_stage *stage, stage_task *task);
-/* On the engine's: the fetch is not wanted any more. */
+/* Cancels a fetch, on the engine's thread. */
 void sp_stage_cancel(const sp_stage *stage, stage_task *task);
 /* Tells sources of calls that are past their deadlines. */
 void sp_stage_check_deadlines(const sp_stage *stage);
+/* Cancels every fetch in progress. */
 void sp_stage_cancel_all(const sp_stage *stage);
 
 /* ---- cache.c: contents, images, slots ------------------------------------------------------ */
 
+/* The content with this digest; NULL: none. */
 stage_content *sp_stage_find_content(const sp_stage *stage, const sp_digest *digest);
-/* Room for `bytes` more of images, by evicting others. */
+/* Makes room for `bytes` more of images by evicting others; false: not possible now. */
 bool sp_stage_reserve_image(sp_stage *stage, size_t bytes);
+/* Gives back what sp_stage_reserve_image has counted. */
 void sp_stage_unreserve_image(sp_stage *stage, size_t bytes);
-/* Whatever is no longer READY in the pool is in no slot: after a failure there, or when idle
- * adapters had to make room for the replaced rows of another. */
+/* Takes contents out of slots that are no longer READY in the pool: after a failure there, or when
+ * idle adapters had to make room for another's replaced rows. */
 void sp_stage_forget_lost_slots(sp_stage *stage);
-/* Makes the room that was reserved for an image of unknown size as large as it is. */
+/* Grows the reservation made for an image of unknown size to its real size; false: no room. */
 bool sp_stage_grow_image(sp_stage *stage, const sp_image *image);
-/* EMPTY or idle slot → copy under way. SP_POOL_FULL, SP_ERR_SLOTS_PINNED: none. */
+/* Starts the copy into an EMPTY or idle slot. SP_POOL_FULL, SP_ERR_SLOTS_PINNED: none. */
 sp_status sp_stage_start_copy(sp_stage *stage, stage_content *content);
 /* What sp_stage_start_copy would say now, without doing it. */
 sp_status sp_stage_slot_status(const sp_stage *stage);
+/* The copy of a content is done: shows it in its slot, or records the failure. */
 void sp_stage_copied(sp_stage *stage, stage_content *content);
-/* Tells the pool whether the slot's content must not be given up. */
+/* Tells the pool whether the slot's content must be kept. */
 void sp_stage_refresh_slot(sp_stage *stage, stage_content *content);
 /* The version of the slot that the content is in. It is held by requests, not by the stage. */
 sp_slot_handle sp_stage_handle_of(const stage_content *content);
-/* The content has been copied into this slot; the load's reference is given back. */
+/* Records that the content has been copied into this slot; releases the load's reference. */
 void sp_stage_take_slot(sp_stage *stage, stage_content *content, sp_slot_handle handle);
+/* Whether no request holds the content's slot; it must be in one. */
 bool sp_stage_slot_idle(const sp_stage *stage, const stage_content *content);
 /* Frees a content that nothing needs any more. */
 void sp_stage_drop_unused(sp_stage *stage, stage_content *content);
 
 /* ---- registry.c: names and versions -------------------------------------------------------- */
 
+/* The version that the name refers to; NULL: none. */
 sp_stage_version *sp_stage_current(const sp_stage *stage, const char *name);
 bool sp_stage_is_base_name(const sp_stage *stage, const char *name); /* NULL: no */
+/* A version without content; the strings are copied. NULL: out of memory. */
 sp_stage_version *sp_stage_version_create(const sp_stage_load_options *options);
+/* NULL is allowed. Its content is not touched. */
 void sp_stage_version_destroy(sp_stage_version *version);
+/* Adds the version to the stage's list, which owns it from then on. */
 void sp_stage_append_version(sp_stage *stage, sp_stage_version *version);
-/* The version means its name no more; gone at once if nobody holds it. */
+/* Detaches the version from its name; frees it at once if nobody holds it. */
 void sp_stage_detach(sp_stage *stage, sp_stage_version *version);
+/* Pins or unpins; no effect if it already is so. */
 void sp_stage_pin_version(sp_stage *stage, sp_stage_version *version, bool pinned);
 
-/* ---- load.c: loads under way --------------------------------------------------------------- */
+/* ---- load.c: loads in progress ------------------------------------------------------------- */
 
+/* The unsettled load of this name; NULL: none. */
 stage_load *sp_stage_find_load(const sp_stage *stage, const char *name);
+/* The fetch of a load is done: takes its image, or settles the load with its status. */
 void sp_stage_load_fetched(sp_stage *stage, stage_load *load);
 /* The copy of a content has ended; settles the loads that wait for it. */
 void sp_stage_settle_landings(sp_stage *stage, stage_content *content, sp_status status,
                               const sp_error *error);
+/* Tries to land each load that waits for a slot; true if something changed. */
 bool sp_stage_step_landings(sp_stage *stage);
+/* NULL is allowed. */
 void sp_stage_load_destroy(stage_load *load);
 
 /* ---- admission.c: who waits for a slot --------------------------------------------------------
@@ -238,9 +257,11 @@ void sp_stage_load_destroy(stage_load *load);
 
 /* The sources that a fetch may ask: one, or all in their order (SP_SOURCE_ANY). */
 void sp_stage_ask_sources(const sp_stage *stage, stage_task *task, int32_t source);
+/* Queues the content for a slot; no effect if it is queued or in one. */
 void sp_stage_want(sp_stage *stage, stage_content *content);
+/* Takes the content out of the queue, if it is there. */
 void sp_stage_unwant(sp_stage *stage, stage_content *content);
-/* Nobody can have it now: those that wait are told when they ask. */
+/* Marks the content as unavailable: those that wait get the status when they ask. */
 void sp_stage_fail_content(sp_stage *stage, stage_content *content, sp_status status,
                            const sp_error *error);
 
