@@ -1,6 +1,6 @@
 /*
  * bench_load.c: `bench load`: what it costs to bring an adapter in. Each figure is a ratio to the
- * plainest way of moving the same bytes, or to the same step without a load beside it, in one run.
+ * simplest way of moving the same bytes, or to the same step without a concurrent load, in one run.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -179,9 +179,9 @@ static void destroy_parts(pack_parts *parts)
 }
 
 /*
- * The plain loop over the same bytes, with no question asked: the file into memory, and from there
- * as BF16 into memory of its own, as an image is. In steps of the whole file, or of pieces, where
- * the stored bytes never leave the cache: an opened adapter keeps them.
+ * The plain loop over the same bytes, without any check: the file into memory, and from there as
+ * BF16 into memory of its own, as an image is. In steps of the whole file, or of pieces, where the
+ * stored bytes never leave the cache: an opened adapter keeps them.
  */
 static sp_status read_and_convert(const sp_file *file, sp_dtype stored, const sp_kernels *kernels,
                                   size_t step_bytes, double *out_seconds, sp_error *error)

@@ -180,7 +180,7 @@ static void add_score(sp_text *out, const sp_request_event *event)
 static void on_event(void *user, const sp_request_event *event)
 {
     generate_run *run = user;
-    /* Ids are handed out in order, from 1, to one batch. */
+    /* Ids are assigned in order, from 1, to one batch. */
     sp_cli_request *request = &run->requests.items[event->request - run->requests.items[0].id];
 
     if (event->is_prompt) {

@@ -22,7 +22,7 @@ typedef struct sp_cli_request {
     int32_t *tokens; /* [max_tokens] */
     int32_t n_tokens;
     sp_text text;
-    sp_text scores, prompt_scores; /* items of JSON lists, where logprobs were asked for */
+    sp_text scores, prompt_scores; /* items of JSON lists, where logprobs were requested */
     sp_finish finish;
 } sp_cli_request;
 
@@ -41,7 +41,7 @@ sp_status sp_cli_requests_add_flag(sp_cli_requests *requests, const char *text,
 sp_status sp_cli_requests_add_json(sp_cli_requests *requests, const char *bytes, size_t n_bytes,
                                    size_t line, const sp_field_flags *defaults, sp_error *error);
 
-/* All lines of a stream; blank ones are passed over. */
+/* All lines of a stream; blank ones are skipped. */
 sp_status sp_cli_requests_read(sp_cli_requests *requests, FILE *stream,
                                const sp_field_flags *defaults, sp_error *error);
 
@@ -51,6 +51,7 @@ void sp_cli_requests_print_fields(FILE *stream);
 /* The engine's view; borrows from the request. */
 sp_request sp_cli_request_view(const sp_cli_request *request);
 
+/* Zeros are allowed. */
 void sp_cli_requests_free(sp_cli_requests *requests);
 
 #endif

@@ -38,7 +38,7 @@ sp_status sp_run_settings_parse(sp_run_settings *run, unsigned uses, const sp_se
 
 /*
  * Opens the engine that the settings describe. kv_tokens 0 means `kv_tokens_wanted`, and 0 there
- * leaves it to the engine. *out_usage is set when the failure lies in the command line itself.
+ * leaves it to the engine. *out_usage is set when the failure is in the command line itself.
  */
 sp_status sp_run_settings_open(const sp_run_settings *settings, int64_t kv_tokens_wanted,
                                sp_engine **out_engine, bool *out_usage, sp_error *error);

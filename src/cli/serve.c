@@ -19,7 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A long prompt comes in by pieces that streams beside it hardly feel (docs/PERFORMANCE.md). */
+/* A long prompt is prefilled in chunks that hardly delay concurrent streams
+ * (docs/PERFORMANCE.md). */
 #define PREFILL_CHUNK_BY_ITSELF 64
 #define LOG_BYTES_MAX           ((size_t)1 << 20)
 #define LOG_WAIT_MS             1000 /* for the last lines, at the end */

@@ -1,5 +1,5 @@
 /*
- * server.c: settings, and all of the room joined, started and stopped.
+ * server.c: settings, and starting and stopping the parts of this room.
  */
 #include "server/server.h"
 
@@ -115,8 +115,8 @@ sp_status sp_server_reload_keys(sp_server *server, sp_error *error)
     return status;
 }
 
-/* Without a template everything else is served, and chat says why it is not; one that was asked for
- * has to be there. */
+/* Without a template everything else is served, and chat says why it is not; a template given by a
+ * flag must exist. */
 static sp_status open_chat(sp_api *api, sp_error *error)
 {
     const sp_server_settings *settings = api->settings;

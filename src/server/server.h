@@ -6,7 +6,7 @@
  *
  *     http.h, connection.c            connections and time-outs; no JSON. Beside it: parse.c (bytes
  *                               to a head and a body, without I/O, fuzzed), exchange.c (a
- *                               request and its answer), limits.c (who makes way for whom),
+ *                               request and its answer), limits.c (which ones are closed),
  *                               listener.c
  *     budget.c                  the memory that clients can fill
  *     routes.c                  which path and method means which handler; keys; the access log
@@ -18,7 +18,7 @@
  *     route_models.c, route_text.c, route_adapters.c, route_status.c   the other routes
  *     adapter_dir.c, keys.c     what clients may load, and who may ask
  *     adapter_notes.c           what receipts note, into the log
- *     log.c                     lines to standard error, which nobody waits for
+ *     log.c                     lines to standard error, without blocking
  *     task.h, generation.h, adapter_task.h      what crosses between the two threads
  *     driver.c, loads.c  the engine's thread
  *     weights_watch.c           whether the base's weights are what they were
@@ -70,8 +70,8 @@ sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
                           const sp_server_refusals *refusals, int32_t running_max,
                           sp_server **out_server, sp_error *error);
 /*
- * Reads the key files again, for any thread but one at a time: both are taken or none, and what was
- * in force goes on where one cannot be read, with its error. SP_OK too without key files.
+ * Reads the key files again, for any thread but one at a time: both are taken or none, and the old
+ * keys stay in force where one cannot be read, with its error. SP_OK too without key files.
  */
 sp_status sp_server_reload_keys(sp_server *server, sp_error *error);
 /* "127.0.0.1:8000" */

@@ -82,7 +82,7 @@ int sp_http_status_of(sp_status status, const sp_error *error)
     for (size_t i = 0; has_code(error) && i < sizeof by_code / sizeof *by_code; i++)
         if (strcmp(by_code[i].code, error->code) == 0)
             return by_code[i].http_status;
-    /* A file of an adapter that is missing is the adapter's fault, not an unknown address. */
+    /* A missing file of an adapter is the adapter's fault, not an unknown URL. */
     if (status == SP_ERR_NOT_FOUND && has_code(error))
         return 400;
     return default_of(status)->http_status;
@@ -112,7 +112,7 @@ static const char *type_of(int http_status)
     }
 }
 
-/* Where the directory of adapters lies is nobody's business. */
+/* Leaves out where the directory of adapters is. */
 static void add_without_directory(sp_text *out, const char *text)
 {
     const char *directory = sp_confine_directory();

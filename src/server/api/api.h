@@ -1,7 +1,8 @@
 /*
- * api.h: what the handlers of all routes share. A call is one exchange on its way through a
- * handler. A handler answers, or gives a task to the driver and waits: then its `resume` runs on
- * the HTTP thread whenever the task has news.
+ * api.h: what the handlers of all routes share. A call is one exchange inside a handler. A handler
+ * answers, or gives a task to the driver and waits: then its `resume` runs on the HTTP thread
+ * whenever the task has news. Everything here runs on the HTTP thread; pointers may not be NULL
+ * unless said so.
  */
 #ifndef SP_SERVER_API_API_H
 #define SP_SERVER_API_API_H
@@ -27,11 +28,11 @@ typedef struct sp_api {
     sp_driver *driver;
     sp_adapter_dir *dir; /* NULL: there is none */
     sp_weights_watch *weights;
-    sp_budget budget;               /* of all that clients can fill */
-    pthread_mutex_t keys_lock;      /* the two are replaced while requests come in */
-    sp_keys *api_keys, *admin_keys; /* NULL: none are asked for */
+    sp_budget budget;          /* of all that clients can fill */
+    pthread_mutex_t keys_lock; /* guards the keys, which may be replaced while requests arrive */
+    sp_keys *api_keys, *admin_keys; /* NULL: none are required */
     atomic_ullong n_key_reloads, n_key_reload_failures;
-    sp_chat *chat;            /* NULL: the model has no template that could be used, because of */
+    sp_chat *chat;            /* NULL: the model has no usable template, because of */
     sp_error chat_error;      /* this */
     sp_request sampling;      /* of requests that leave these fields out */
     json_t *tokenizer_config; /* tokenizer_config.json; NULL: the model has none */
@@ -90,7 +91,7 @@ void sp_call_refuse(sp_call *call, int status, const char *type, const char *par
 void sp_call_fail(sp_call *call, sp_status status, const sp_error *error);
 /* The status that an error is answered with. */
 int sp_http_status_of(sp_status status, const sp_error *error);
-/* The error object alone, as an event in a stream that has begun. */
+/* The error object alone, as an event in a stream that has started. */
 void sp_error_json(const sp_call *call, sp_text *out, sp_status status, const sp_error *error);
 
 /* ---- requests ------------------------------------------------------------------------------ */
@@ -101,14 +102,15 @@ void sp_error_json(const sp_call *call, sp_text *out, sp_status status, const sp
 json_t *sp_call_body(sp_call *call);
 
 /* Gives the task to the driver, by way of its look-up, and waits for it. Takes the caller's
- * reference; a task that was waited for before is let go of. */
+ * reference; a task that was waited for before is released. */
 void sp_call_wait_adapter(sp_call *call, sp_adapter_task *task, void (*resume)(sp_call *call));
+/* The same for a generation, whose reference it takes. */
 void sp_call_wait_generation(sp_call *call, sp_generation *generation,
                              void (*resume)(sp_call *call));
 
 /*
  * What `model` means for the engine: NULL for no name at all (the active adapter), else a part of
- * `model`: after the base's name and ':' where these stand in front.
+ * `model`: after the base's name and ':' where it starts with these.
  */
 const char *sp_api_model(const sp_api *api, const char *model);
 /* Whether the name could have a folder in --adapter-dir, without looking. */

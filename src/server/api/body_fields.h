@@ -5,8 +5,8 @@
  * no I/O, so that it can be fuzzed.
  *
  * The rule for fields: one that changes the answer is served or refused by name. One that cannot
- * change it (user, metadata, ..) is taken and ignored. One that is known but not served is taken
- * while it asks for what happens anyway ("best_of": 1). null is the same as absent. Every other
+ * change it (user, metadata, ..) is taken and ignored. One that is known but not served is accepted
+ * while it requests what happens anyway ("best_of": 1). null is the same as absent. Every other
  * field is `unknown-field`.
  */
 #ifndef SP_SERVER_API_BODY_FIELDS_H
@@ -55,8 +55,8 @@ extern const size_t sp_n_body_rows;
 
 /*
  * `defaults` are what a body means by the fields of the engine that it leaves out; the seed is
- * random where it has none. SP_ERR_INPUT with the field as subject, SP_ERR_MEMORY: nothing is left
- * behind.
+ * random where it has none. SP_ERR_INPUT with the field as subject, SP_ERR_MEMORY: everything is
+ * released.
  */
 sp_status sp_body_fields_read(const json_t *object, sp_field_set set, const sp_request *defaults,
                               sp_body_fields *out_fields, sp_error *error);

@@ -126,7 +126,7 @@ static void begin(sp_reply *reply)
 
 /* ---- whole messages ------------------------------------------------------------------------ */
 
-/* Arguments of one call come in pieces; a call is closed when the next begins, or at the end. */
+/* Arguments of one call come in pieces; a call is closed when the next starts, or at the end. */
 static void keep_delta(sp_chat_choice *choice, const sp_chat_delta *delta)
 {
     sp_text *calls = &choice->calls;

@@ -20,6 +20,7 @@ sp_status sp_chat_request_read(const json_t *body, sp_chat_request *out_chat, sp
 /* SP_ERR_INPUT with the field as subject. Keeps a reference to `body`. */
 sp_status sp_chat_completion_request_read(json_t *body, const sp_request *defaults,
                                           sp_chat_completion_request *out_request, sp_error *error);
+/* Zeros are allowed. */
 void sp_chat_completion_request_free(sp_chat_completion_request *request);
 
 #endif

@@ -27,6 +27,7 @@ typedef struct sp_completion_request {
 /* SP_ERR_INPUT with the field as subject. Keeps a reference to `body`. */
 sp_status sp_completion_request_read(json_t *body, const sp_request *defaults,
                                      sp_completion_request *out_request, sp_error *error);
+/* Zeros are allowed. */
 void sp_completion_request_free(sp_completion_request *request);
 
 #endif

@@ -21,7 +21,7 @@ static sp_status make_prompt(sp_chat_answer *answer, const sp_api *api, sp_error
     return status;
 }
 
-/* Without max_tokens: as many as there is room for. */
+/* Without max_tokens: as many as fit into the context. */
 static int32_t tokens_wanted(const sp_chat_answer *answer, const sp_engine *engine)
 {
     int64_t room = (int64_t)sp_engine_max_context(engine) - answer->n_tokens;

@@ -61,8 +61,8 @@ static void add_prompt_text(completion *made, int32_t choice, sp_text *out)
     sp_engine_free(text);
 }
 
-/* Logprobs wait for the text that they are about: of what is held back nobody knows yet whether it
- * becomes a part of the answer. */
+/* Logprobs wait for the text that they belong to: of text that is held back it is not known yet
+ * whether it becomes part of the answer. */
 static void add_choice(completion *made, int32_t choice, int32_t index, const char *text,
                        size_t bytes, sp_finish finish)
 {
@@ -313,7 +313,7 @@ static void fill_choices(completion *made, sp_generation *generation)
         request->logprobs |= made->request.best_of > fields->n;
         request->tokens = prompt->tokens;
         request->n_tokens = prompt->n_tokens;
-        /* Without new tokens the engine is asked for those of the prompt, which it reads anyway. */
+        /* Without new tokens the engine computes those of the prompt, which it reads anyway. */
         request->prompt_logprobs =
             fields->echo && (fields->request.logprobs || fields->request.max_tokens == 0);
     }

@@ -1,7 +1,6 @@
 /*
  * route_models.c: GET /v1/models and /v1/models/ID: the base, the adapters that are loaded, and
- * those whose folder waits in --adapter-dir. Where anything lies on the disk is not told: `root`
- * is a name.
+ * those whose folder waits in --adapter-dir. No path is disclosed: `root` is a name.
  */
 #include "base/alloc.h"
 #include "base/hash.h"

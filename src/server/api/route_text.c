@@ -1,7 +1,7 @@
 /*
  * route_text.c: POST /tokenize and /detokenize, for clients that count or cut tokens, and GET
- * /tokenizer_info, for those that want to know its special tokens. `model` is held to the names
- * that the server knows, as on every other route.
+ * /tokenizer_info, for those that want to know its special tokens. `model` must be a name that the
+ * server knows, as on every other route.
  */
 #include "base/alloc.h"
 #include "base/error.h"
@@ -13,7 +13,7 @@
 
 #define CONTEXTS_MAX 8 /* of a text to be counted */
 
-/* The answer waits here while the engine's thread is asked about the model's name. */
+/* The answer waits here while the engine's thread looks up the model's name. */
 typedef struct text_state {
     sp_text body;
     char *adapter;

@@ -136,7 +136,7 @@ static void check_call(sp_call *call)
 
 /* ---- the life of a call -------------------------------------------------------------------- */
 
-/* The client's own, where it can stand in a log and a header, else the call's. */
+/* The client's own, if it is safe in a log and a header, else the call's. */
 static void take_request_id(sp_call *call, const char *sent)
 {
     if (sent && strlen(sent) < sizeof call->request_id)

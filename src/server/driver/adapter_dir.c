@@ -176,7 +176,7 @@ static char *find_folder(const sp_adapter_dir *dir, const char *name)
     return NULL;
 }
 
-/* Passes the task on, unless nobody is there any more. */
+/* Passes the task on, unless the directory is being closed. */
 static void pass_on(sp_adapter_dir *dir, sp_adapter_task *task)
 {
     pthread_mutex_lock(&dir->lock);
@@ -207,7 +207,7 @@ static void look_up(sp_adapter_dir *dir, sp_adapter_task *task)
     sp_task_release(&task->task);
 }
 
-/* Under the lock. Takes the first task out, of lists only those that were asked for before. */
+/* Under the lock. Takes out the first task, of lists only those that were requested before. */
 static sp_adapter_task *take_task(sp_adapter_dir *dir, uint64_t lists_before_ns)
 {
     sp_task **link = &dir->first;

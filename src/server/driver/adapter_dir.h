@@ -3,10 +3,9 @@
  * requests into paths inside the directory, or refuses; base/confine.h sees to it that opening
  * them cannot lead out.
  *
- * Whatever touches the file system is done by one thread of its own, since a file system may take
- * its time and nobody else should: tasks that need it pass through here on their way to the
- * engine's thread. What the directory holds is scanned beside them; lists are made of the last
- * scan.
+ * Whatever touches the file system is done by one thread of its own, since a file system may be
+ * slow and must delay nothing else: tasks that need it pass through here on their way to the
+ * engine's thread. The directory is scanned concurrently; lists are made of the last scan.
  */
 #ifndef SP_SERVER_DRIVER_ADAPTER_DIR_H
 #define SP_SERVER_DRIVER_ADAPTER_DIR_H
@@ -15,7 +14,7 @@
 
 typedef struct sp_adapter_dir sp_adapter_dir;
 
-/* The code of a path that leads nowhere, with SP_ERR_NOT_FOUND. */
+/* The code of a path that does not exist, with SP_ERR_NOT_FOUND. */
 #define SP_CODE_ADAPTER_NOT_FOUND "adapter-not-found"
 
 /*
@@ -28,8 +27,8 @@ typedef struct sp_adapter_dir sp_adapter_dir;
 sp_status sp_adapter_dir_open(const char *base, void (*done)(void *user, sp_adapter_task *task),
                               void (*skipped)(void *user, const char *name, const char *why),
                               void *user, sp_adapter_dir **out_dir, sp_error *error);
-/* No `done` is called from here on. A thread that waits for the file system is left to the end of
- * the process. NULL is allowed. */
+/* No `done` is called after this. A thread that waits for the file system is abandoned until the
+ * process ends. NULL is allowed. */
 void sp_adapter_dir_close(sp_adapter_dir *dir);
 
 /*

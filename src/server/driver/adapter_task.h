@@ -15,7 +15,7 @@ typedef struct sp_snapshot {
     sp_driver_counts counts;
     sp_listed_adapter *adapters; /* [n_adapters]; their strings are the snapshot's own */
     size_t n_adapters;
-    sp_metrics *metrics; /* NULL where they were not asked for */
+    sp_metrics *metrics; /* NULL where they were not requested */
     char **hidden;       /* [n_hidden] names that were unloaded, though their folder is there */
     size_t n_hidden;
     char **awaited; /* [n_awaited] names that requests wait for, read for the first time */
@@ -39,7 +39,7 @@ typedef struct sp_adapter_task {
     bool looked_up;    /* the answer is there */
     uint64_t asked_ns; /* the look-up's own */
     bool replace, pinned;
-    bool unpinned;                    /* it was said to be none: what it replaces may be pinned */
+    bool unpinned;                    /* explicitly not pinned: what it replaces may be pinned */
     bool with_metrics, with_receipts; /* LIST */
     uint64_t expected_generation;
     /* Filled before the task is done, read after it. */
@@ -64,6 +64,7 @@ sp_status sp_snapshot_take(const sp_engine *engine, const sp_driver_counts *coun
                            size_t n_hidden, sp_snapshot *out_snapshot);
 /* Notes one more awaited name. False: out of memory. */
 bool sp_snapshot_add_awaited(sp_snapshot *snapshot, const char *name);
+/* Frees what the snapshot owns. Zeros are allowed. */
 void sp_snapshot_free(sp_snapshot *snapshot);
 /* The version that a name means; NULL: none. */
 const sp_listed_adapter *sp_snapshot_find(const sp_snapshot *snapshot, const char *name);

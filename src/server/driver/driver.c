@@ -70,7 +70,7 @@ static void remove_running(sp_driver *driver, int32_t index)
     sp_task_release(&removed.generation->task);
 }
 
-/* Every choice of it leaves the batch. The caller holds a reference. */
+/* Removes all its choices from the batch. The caller holds a reference. */
 static void drop_choices(sp_driver *driver, sp_generation *generation)
 {
     for (int32_t i = driver->n_running - 1; i >= 0; i--) {
@@ -101,7 +101,7 @@ void sp_driver_refuse(sp_driver *driver, sp_generation *generation, sp_status st
     sp_task_release(&generation->task);
 }
 
-/* What the generation is told about the adapter that serves it. */
+/* Tells the generation which adapter serves it. */
 static void describe(sp_driver *driver, sp_generation *generation)
 {
     const char *served = generation->adapter;
@@ -183,7 +183,8 @@ static void run_task(sp_driver *driver, sp_task *task)
 
 /* ---- tokens out ---------------------------------------------------------------------------- */
 
-/* There is room: neither a step nor what is held back has more generations than choices ran. */
+/* There is always room: neither a step nor the held-back list has more generations than running
+ * choices. */
 static void touch(sp_driver *driver, sp_generation *generation)
 {
     if (generation->touched)
@@ -301,9 +302,9 @@ static void drop_slow_reader(sp_driver *driver, sp_generation *generation)
 }
 
 /*
- * A wake costs the two threads more than a token of a small model does, so a stream gets one at
- * most every WAKE_INTERVAL_NS, with all of its tokens since; the first token and the end do not
- * wait. Where steps take longer than that nothing is held back.
+ * A wake-up costs the two threads more than a token of a small model, so a stream gets at most one
+ * per WAKE_INTERVAL_NS, with all of its tokens since; the first token and the end do not wait.
+ * Where steps take longer than that nothing is held back.
  */
 static bool is_held(sp_generation *generation, uint64_t now_ns)
 {

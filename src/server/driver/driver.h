@@ -1,11 +1,11 @@
 /*
  * driver.h: the one thread that owns the engine. Everything else reaches the engine by tasks: the
  * driver takes them between two steps, runs the batch, puts what it produces into outboxes and
- * wakes readers. It waits for nobody but the engine.
+ * wakes readers. It waits only for the engine.
  *
  * It also loads an adapter that a request names and the engine does not know yet, when the name has
- * a folder: the request waits for the look-up and the load, every other one goes on. A name that
- * was unloaded stays unknown until it is loaded again by name.
+ * a folder: the request waits for the look-up and the load, all others continue. A name that was
+ * unloaded stays unknown until it is loaded again by name.
  *
  * It must not know: HTTP, JSON, file layouts.
  */
@@ -28,8 +28,8 @@ typedef struct sp_driver_options {
     void (*look_up)(void *user, sp_adapter_task *task);
     void *look_up_user;
     sp_weights_watch *weights; /* borrowed, may be NULL: nothing is answered once they changed */
-    /* Told on the engine's thread of every adapter that has come in, with its receipt (may be
-     * NULL), both borrowed; must not block. NULL: nobody. */
+    /* Called on the engine's thread for every loaded adapter, with its receipt (may be NULL), both
+     * borrowed; must not block. NULL: not called. */
     void (*loaded)(void *user, const char *name, const char *receipt);
     void *loaded_user;
 } sp_driver_options;
@@ -46,6 +46,8 @@ typedef struct sp_driver_options {
 #define SP_CODE_NO_TOKENIZER       "tokenizer-missing"
 bool sp_is_non_finite(const sp_error *error);
 
+/* Starts the engine's thread, which owns the engine until sp_driver_stop. *out_driver is owned by
+ * the caller. SP_ERR_MEMORY, SP_ERR_THREAD. */
 sp_status sp_driver_start(const sp_driver_options *options, sp_driver **out_driver,
                           sp_error *error);
 /* Ends what still runs with `shutting-down` and joins the thread; the engine is the caller's again.

@@ -14,14 +14,14 @@ typedef struct sp_running {
     int32_t choice;
 } sp_running;
 
-/* One load under way: a task's, or for the generations that wait for it, or both. */
+/* One load in progress: a task's, or for the generations that wait for it, or both. */
 typedef struct sp_pending_load {
     struct sp_pending_load *next;
     char *name;
     int64_t ticket;
     bool looking;          /* for its folder: there is no ticket yet */
     sp_error unknown;      /* what to say where there is no folder */
-    sp_adapter_task *task; /* NULL: nobody asked for the load itself; else a reference */
+    sp_adapter_task *task; /* NULL: the load itself was not requested; else a reference */
     sp_task *later;        /* loads of the same name that come after it, by `next`, likewise */
     sp_task *waiters;      /* generations, by `next`, with their references */
     uint64_t began_ns;

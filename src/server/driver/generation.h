@@ -1,6 +1,6 @@
 /*
  * generation.h: one request for text on its way through the engine: its choices (every prompt
- * n times), and the bounded outbox of what they have produced and nobody has read yet.
+ * n times), and the bounded outbox of what they have produced and the reader has not taken yet.
  *
  * The engine's thread never waits for a reader. It appends to the outbox; a reader takes all of it
  * at once. An outbox that would grow past its bound means a client that does not read: the
@@ -31,7 +31,7 @@ typedef struct sp_generation {
     int32_t n_choices;
     char *adapter;  /* the name for the engine; NULL: what is active, else the base */
     bool wake_each; /* the reader wants every token, not just the end */
-    /* What the requests' pointers point into; let go of with the generation. */
+    /* What the requests' pointers point into; released with the generation. */
     void *owned;
     void (*release_owned)(void *owned);
     uint64_t received_ns; /* sp_clock_ns when the request was read */
@@ -60,7 +60,7 @@ typedef struct sp_produced {
     int32_t choice, token; /* token -1: none */
     sp_finish finish;
     uint32_t text_bytes;
-    float logprob;         /* where it was asked for */
+    float logprob;         /* where it was requested */
     int32_t n_top;         /* alternatives */
     int32_t cached_tokens; /* of the prompt; with the finish only */
     bool is_prompt;        /* a token of the prompt, for its logprob */

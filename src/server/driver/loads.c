@@ -1,8 +1,8 @@
 /*
- * loads.c: adapters on the engine's thread: loads that were asked for, loads that requests
- * wait for, and the names that were taken away. One load per name is under way at a time, its
- * look-up included: requests join it, and loads come after it, one by one, so that each gets the
- * answer that it would have got alone.
+ * loads.c: adapters on the engine's thread: requested loads, loads that requests wait for, and the
+ * names that were unloaded. One load per name is in progress at a time, its look-up included:
+ * requests join it, and further loads follow it, one by one, so that each gets the answer that it
+ * would have got alone.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -99,7 +99,7 @@ static void remove_load(sp_driver *driver, sp_pending_load *load)
     sp_free(load);
 }
 
-/* Whether the file system is worth asking for the name. */
+/* Whether it is worth looking up the name in the file system. */
 static bool may_have_folder(const sp_driver *driver, const char *name)
 {
     return driver->options.may_have_folder && find_hidden(driver, name) == driver->n_hidden &&
@@ -256,7 +256,7 @@ void sp_driver_drop_cancelled_waiters(sp_driver *driver)
 
 /* ---- outcomes ------------------------------------------------------------------------------ */
 
-/* Those that came while the load was under way, in their order. */
+/* Those that came while the load was in progress, in their order. */
 static void run_later(sp_driver *driver, sp_task *later)
 {
     while (later) {
@@ -362,7 +362,7 @@ static void begin_load(sp_driver *driver, sp_pending_load *load, const char *pat
         set_looking(driver, load, false);
         return;
     }
-    set_looking(driver, load, true); /* there is nothing to be counted, nor to be forgotten */
+    set_looking(driver, load, true); /* it is not counted, and nothing has to be undone */
     end_load(driver, load, status, &error);
 }
 
@@ -397,7 +397,7 @@ static void take_folder(sp_driver *driver, sp_adapter_task *task)
     if (load && load->looking && task->path) {
         begin_load(driver, load, task->path);
     } else if (load && load->looking) {
-        sp_error unknown = load->unknown; /* the load is gone before its waiters are told */
+        sp_error unknown = load->unknown; /* the load is freed before its waiters are told */
 
         end_load(driver, load, SP_ERR_NOT_FOUND, &unknown);
     } else if (!load && !task->path) {
@@ -419,8 +419,8 @@ static sp_status unload(sp_driver *driver, const char *name, sp_error *error)
     return sp_stage_unload(stage, name, error);
 }
 
-/* A name whose folder is there is known as long as it was not taken away. It is hidden at once;
- * that there is no folder, so that nothing needs hiding, is found out later. */
+/* A name whose folder exists is known unless it was unloaded. It is hidden at once; that there is
+ * no folder, so that nothing needs hiding, is found out later. */
 static void run_unload(sp_driver *driver, sp_adapter_task *task)
 {
     bool may = may_have_folder(driver, task->name);

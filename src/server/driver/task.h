@@ -44,6 +44,7 @@ struct sp_task {
 /* One reference, the caller's. */
 void sp_task_start(sp_task *task, sp_task_kind kind, void (*destroy)(sp_task *task));
 /* Any thread. The last release frees the task; NULL is allowed there. */
+/* Any thread. The last release frees the task; NULL is allowed there. */
 void sp_task_retain(sp_task *task);
 void sp_task_release(sp_task *task);
 
@@ -72,6 +73,7 @@ void sp_task_queue_destroy(sp_task_queue *queue); /* releases what is left */
 bool sp_task_queue_push(sp_task_queue *queue, sp_task *task);
 /* Wakes the engine's thread without a task. Any thread. */
 void sp_task_queue_knock(sp_task_queue *queue);
+/* No task is accepted from here on; the taker is woken. Any thread. */
 /* No task is accepted from here on; the taker is woken. Any thread. */
 void sp_task_queue_close(sp_task_queue *queue);
 /* All that is there, as a list by `next`, with the queue's references. Waits while there is

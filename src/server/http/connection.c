@@ -1,6 +1,6 @@
 /*
  * connection.c: http.h by one thread that sleeps in epoll. A connection is read only while a
- * request is on its way in; what has come too early stays in its buffer, or with the system.
+ * request is on its way in; what arrives too early stays in its buffer, or in the kernel's.
  * `advance` takes a connection as far as its bytes and its client allow, whatever woke it.
  */
 #include "server/http/http.h"
@@ -143,8 +143,8 @@ static void free_dead(sp_http *http)
     }
 }
 
-/* Our side is closed first, and what still comes is read over: a socket that is closed with unread
- * bytes would take the answer away from the client. */
+/* Our side is closed first, and further input is discarded: closing a socket with unread bytes
+ * would reset the connection and lose the answer. */
 static void linger(sp_connection *connection)
 {
     if (shutdown(connection->fd, SHUT_WR) != 0) {
@@ -334,7 +334,7 @@ static void begin_body(sp_connection *connection)
     }
 }
 
-/* Empty lines before a request are passed over. */
+/* Skips empty lines before a request. */
 static void skip_empty_lines(sp_connection *connection)
 {
     const sp_text *in = &connection->in;

@@ -1,5 +1,5 @@
 /*
- * exchange.c: one request and its answer, as handlers see them.
+ * exchange.c: one request and its answer, as seen by handlers.
  */
 #include "base/alloc.h"
 #include "base/clock.h"

@@ -8,12 +8,12 @@
  * wrong with a request, its framing included, gets its one answer from `refused`.
  *
  * A client that closes its side while its exchange sleeps is noticed within a quarter of a second:
- * `ended` is called, and nothing more is sent. (Half of a close counts: the client has said that
- * it will not follow up, and no server can tell the two apart.)
+ * `ended` is called, and nothing more is sent. (A half-close counts as one: the client will send
+ * nothing more, and no server can tell the two apart.)
  *
  * At the limit of connections the one that has been idle for longest, of the address that has most
- * of them, makes way for a new one. Where none is idle, a few more are let in and marked: they are
- * for what has to answer always (sp_exchange_is_surplus).
+ * of them, is closed for a new one. Where none is idle, a few more are accepted and marked: they
+ * are for what must always answer (sp_exchange_is_surplus).
  */
 #ifndef SP_SERVER_HTTP_HTTP_H
 #define SP_SERVER_HTTP_HTTP_H
@@ -57,7 +57,7 @@ typedef struct sp_http_options {
 /* What has happened at its limits since the start, and what there is now. */
 typedef struct sp_http_counts {
     int32_t open, idle;      /* connections now */
-    int32_t connections_max; /* what the descriptors of the process leave of the option */
+    int32_t connections_max; /* the option, limited by the process's descriptors */
     uint64_t shed;           /* idle ones that made way for new ones */
     uint64_t surplus;        /* let in above the limit, for what has to answer always */
     uint64_t turned_away;    /* closed without a request being read */
@@ -72,7 +72,7 @@ typedef struct sp_http_counts {
 sp_status sp_http_start(const sp_http_options *options, sp_http **out_http, sp_error *error);
 /* "127.0.0.1:8000": the address that it listens on. Lives as long as `http`. */
 const char *sp_http_address(const sp_http *http);
-/* Takes no new connection from now on; requests on open ones go on. Any thread. */
+/* Takes no new connection from now on; requests on open ones continue. Any thread. */
 void sp_http_quiesce(sp_http *http);
 /*
  * Exchanges that are worth waiting for: a handler works on it, or its client takes its answer. Not

@@ -1,7 +1,7 @@
 /*
  * http_state.h: connections and exchanges, shared by connection.c (the loop), exchange.c (what
- * handlers see) and limits.c (who makes way for whom). Everything is the HTTP thread's alone,
- * but what stands under the lock and the atomics.
+ * handlers see) and limits.c (which are closed for others). Everything belongs to the HTTP thread
+ * alone, except what is under the lock and the atomics.
  */
 #ifndef SP_SERVER_HTTP_HTTP_STATE_H
 #define SP_SERVER_HTTP_HTTP_STATE_H
@@ -122,6 +122,7 @@ struct sp_http {
 /* exchange.c. The exchange of a head that is in, or of one that is refused (bytes 0). NULL:
  * out of memory. */
 sp_exchange *sp_exchange_create(sp_connection *connection, const char *head, size_t bytes);
+/* Frees the exchange, whose `ended` has been called. */
 void sp_exchange_destroy(sp_exchange *exchange);
 /* Puts the answer's head into the connection's `out`. */
 void sp_exchange_write_head(sp_exchange *exchange);
@@ -131,11 +132,11 @@ sp_exchange *sp_http_next_woken(sp_http *http);
 /* limits.c. False: it is closed at once, and was counted. */
 bool sp_limits_admit(sp_connection *added, const struct sockaddr_storage *from);
 void sp_limits_leave(sp_connection *connection);
-/* An idle one can make way for others. */
+/* Marks a connection as idle: it can be closed for others. */
 void sp_limits_set_idle(sp_connection *connection, bool idle);
 /* Says that a limit was reached, unless that was said a moment ago. */
 void sp_limits_note(sp_http *http, sp_http_limit limit);
-/* The descriptors of this process are used up: somebody idle makes way. */
+/* The descriptors of this process are used up: closes an idle connection. */
 void sp_limits_shed(sp_http *http);
 /* See sp_http_start. */
 sp_status sp_limits_fit_descriptors(sp_http *http, sp_error *error);

@@ -1,6 +1,6 @@
 /*
- * limits.c: how many connections there may be, and who makes way for whom. Nobody who waits
- * for an answer is ever cut off for another; those without a request are.
+ * limits.c: how many connections there may be, and which are closed for others. A connection that
+ * waits for an answer is never closed for another; one without a request may be.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -14,10 +14,11 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#define DESCRIPTORS_SPARE   24 /* for adapters' files and the like */
-#define CONNECTIONS_MIN     4
-#define NOTE_INTERVAL_NS    (10ull * SP_NS_PER_S)
-#define RECEIVE_PATIENCE_NS (2ull * SP_NS_PER_S) /* before one that is sending makes way */
+#define DESCRIPTORS_SPARE 24 /* for adapters' files and the like */
+#define CONNECTIONS_MIN   4
+#define NOTE_INTERVAL_NS  (10ull * SP_NS_PER_S)
+#define RECEIVE_PATIENCE_NS \
+    (2ull * SP_NS_PER_S) /* before one that is sending is closed for others */
 
 /* ---- addresses ----------------------------------------------------------------------------- */
 
@@ -178,8 +179,8 @@ static bool make_room(sp_connection *added)
     return fits;
 }
 
-/* Those above the limit make way for each other, the oldest first, for as long as none of them has
- * a request. */
+/* Those above the limit are closed for each other, the oldest first, as long as they have no
+ * request. */
 static bool make_room_above(sp_http *http)
 {
     if (http->n_surplus < SP_HTTP_SURPLUS_MAX)

@@ -1,7 +1,7 @@
 /*
- * log.h: lines on their way to standard error. Whoever has a line leaves it in a buffer and goes
- * on; a thread of the log's own writes it. When nobody reads standard error the buffer fills, and
- * later lines are dropped and counted: a log delays no request and no signal.
+ * log.h: asynchronous lines to standard error. Callers append a line to a buffer and continue; a
+ * thread of the log writes it. When standard error is not read the buffer fills, and later lines
+ * are dropped and counted: logging delays no request and no signal.
  */
 #ifndef SP_SERVER_METRICS_LOG_H
 #define SP_SERVER_METRICS_LOG_H

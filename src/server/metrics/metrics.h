@@ -4,9 +4,9 @@
  *
  * The engine's thread counts into one sp_metrics; whoever answers gets a copy of it. It has a
  * fixed size and is counted into without allocation: histograms, the last minute second by
- * second, and the traffic of the first SP_TRAFFIC_MAX names that made any. What comes behind them
- * is counted as ":other", which no adapter can be called, so a client that invents adapters
- * cannot make the output grow for ever.
+ * second, and the traffic of the first SP_TRAFFIC_MAX names that made any. Later names are counted
+ * as ":other", which no adapter can be called, so a client that invents adapters cannot make the
+ * output grow for ever.
  *
  * Names that begin with "vllm:" are those that the Kubernetes Gateway API Inference Extension and
  * llm-d read, with the meaning that they have in vLLM. "gpu" there means a slot, on whatever
@@ -104,7 +104,7 @@ typedef struct sp_front_counts {
 /* One version of an adapter as the stage lists it. */
 typedef struct sp_listed_adapter {
     const char *name, *path;
-    const char *receipt; /* in JSON; NULL: not asked for, or there is none */
+    const char *receipt; /* in JSON; NULL: not requested, or there is none */
     sp_stage_version_state state;
     int32_t slot; /* -1: none now */
     int32_t rank, sites;

@@ -1,6 +1,6 @@
 /*
  * metrics_json.c: what the status page shows, as one JSON object. The page computes nothing but
- * units, so what it shows can be held against this.
+ * units, so what it shows can be compared with this.
  */
 #include "base/hash.h"
 #include "server/metrics/metrics.h"
@@ -113,7 +113,7 @@ static void add_totals(sp_text *out, const sp_metrics_view *view)
     sp_text_add(out, "}");
 }
 
-/* Names of one content share a slot: the first of them stands for it, the others are counted. */
+/* Names of one content share a slot: the first of them represents it, the others are counted. */
 static void add_slot(sp_text *out, const sp_metrics_view *view, int32_t slot)
 {
     const sp_listed_adapter *first = NULL;

@@ -175,7 +175,7 @@ static void add_lora_requests(sp_text *out, const sp_metrics_view *view)
     sp_text_format(out, "\"} %.3f\n", view->now_unix_s);
 }
 
-/* A version whose name is gone, or means another by now, can serve no new request. */
+/* A version whose name was removed, or refers to another by now, can serve no new request. */
 static bool is_loaded(const sp_listed_adapter *adapter, bool *out_in_slot)
 {
     *out_in_slot = adapter->state == SP_STAGE_VERSION_READY;
