@@ -13,8 +13,8 @@ from pathlib import Path
 import c_source
 
 HELD = (
-    "src/adapter", "src/base", "src/chat", "src/checkpoint", "src/delta", "src/device",
-    "src/kernels", "src/pool", "src/route",
+    "bench", "src/adapter", "src/base", "src/chat", "src/checkpoint", "src/cli", "src/delta",
+    "src/device", "src/kernels", "src/pool", "src/route", "src/server", "src/stage",
 )
 SUFFIXES = {".c", ".h", ".cu", ".cuh"}
 SHOWN_MAX = 50
@@ -37,11 +37,11 @@ WORDS = (
 )
 # Parts of names, between underscores.
 NAMES = {
-    "plane": "partial", "planes": "partials", "turned": "transposed", "leader": "producer",
-    "trade": "role",
+    "plane": "partial", "planes": "partials", "leader": "producer", "trade": "role",
 }
-# The same in the kernels alone, where a note is no remark on a receipt.
-KERNEL_NAMES = {"note": "desc, or a verb", "notes": "descs", "noted": "described"}
+# The same in the kernels alone: elsewhere a note is on a receipt, and a client is turned away.
+KERNEL_NAMES = {"note": "desc, or a verb", "notes": "descs", "noted": "described",
+                "turned": "transposed"}
 
 COMMENT = re.compile(r"\b(?:%s)\b" % "|".join("(?P<w%d>%s)" % (i, word) for i, (word, _) in
                                               enumerate(WORDS)), re.IGNORECASE)
