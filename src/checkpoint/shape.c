@@ -592,29 +592,37 @@ static sp_status read_gdn(const reader *r, sp_model_shape *shape)
 
 /* ---- the rest ------------------------------------------------------------------------------ */
 
-static sp_status read_eos(const reader *r, sp_model_shape *shape)
+sp_status sp_model_shape_read_eos(const json_t *value, const char *file, sp_model_shape *shape,
+                                  sp_error *error)
 {
-    const json_t *value = json_object_get(r->text, "eos_token_id");
+    const size_t n_max = sizeof shape->eos_token_ids / sizeof *shape->eos_token_ids;
     size_t n = json_is_array(value) ? json_array_size(value) : 1;
 
     if (!value || json_is_null(value))
-        value = json_object_get(r->top, "eos_token_id");
-    if (!value || json_is_null(value))
         return SP_OK;
-    if (json_is_array(value))
-        n = json_array_size(value);
-    if (n > sizeof shape->eos_token_ids / sizeof *shape->eos_token_ids)
-        return unsupported(r, "eos_token_id", "more than 8 end-of-text ids");
+    if (n > n_max)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "eos_token_id", -1,
+                       "%s: \"eos_token_id\" has %zu ids; at most %zu are served", file, n, n_max);
     for (size_t i = 0; i < n; i++) {
         const json_t *id = json_is_array(value) ? json_array_get(value, i) : value;
 
         if (!json_is_integer(id) || json_integer_value(id) < 0 ||
             json_integer_value(id) >= shape->vocab)
-            return sp_fail(r->error, SP_ERR_INPUT, NULL, "eos_token_id", (int64_t)i,
-                           "config.json: \"eos_token_id\" is no id of the vocabulary");
-        shape->eos_token_ids[shape->n_eos_token_ids++] = (int32_t)json_integer_value(id);
+            return sp_fail(error, SP_ERR_INPUT, NULL, "eos_token_id", (int64_t)i,
+                           "%s: \"eos_token_id\" is no id of the vocabulary", file);
+        shape->eos_token_ids[i] = (int32_t)json_integer_value(id);
     }
+    shape->n_eos_token_ids = (int32_t)n;
     return SP_OK;
+}
+
+static sp_status read_eos(const reader *r, sp_model_shape *shape)
+{
+    const json_t *value = json_object_get(r->text, "eos_token_id");
+
+    if (!value || json_is_null(value))
+        value = json_object_get(r->top, "eos_token_id");
+    return sp_model_shape_read_eos(value, "config.json", shape, r->error);
 }
 
 /* Either level may have it; when both have it they must agree. */

@@ -8,6 +8,7 @@
 #define SP_CHECKPOINT_SHAPE_H
 
 #include "base/json.h"
+#include "base/private.h"
 
 #include <sidepath/checkpoint.h>
 
@@ -23,5 +24,13 @@ typedef struct sp_layer_plan {
  */
 sp_status sp_model_shape_read(const json_t *config, sp_model_shape *out_shape,
                               sp_layer_plan **out_layers, sp_error *error);
+
+/*
+ * "eos_token_id" of a config.json or generation_config.json, which errors call `file`: an id of the
+ * vocabulary or a list of them, in place of those in *shape; NULL and null leave these. On failure
+ * n_eos_token_ids is as it was. SP_ERR_INPUT, SP_ERR_UNSUPPORTED: too many.
+ */
+SP_PRIVATE sp_status sp_model_shape_read_eos(const json_t *value, const char *file,
+                                             sp_model_shape *shape, sp_error *error);
 
 #endif

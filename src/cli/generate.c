@@ -46,6 +46,7 @@ typedef struct generate_run {
     sp_engine *engine;
     size_t n_finished;
     double began, first_token, last_progress;
+    sp_error failed; /* of the first request that was dropped; status 0: none was */
     bool progress;
 } generate_run;
 
@@ -183,6 +184,8 @@ static void on_event(void *user, const sp_request_event *event)
     /* Ids are assigned in order, from 1, to one batch. */
     sp_cli_request *request = &run->requests.items[event->request - run->requests.items[0].id];
 
+    if (event->finish == SP_FINISH_FAILED && run->failed.status == SP_OK)
+        run->failed = *event->error;
     if (event->is_prompt) {
         add_score(&request->prompt_scores, event);
         return;
@@ -226,6 +229,10 @@ static sp_status run_batch(generate_run *run, sp_error *error)
         status = submit_requests(run, error);
     while (status == SP_OK) {
         status = sp_engine_step(run->engine, on_event, run, error);
+        if (status == SP_OK && run->failed.status != SP_OK) {
+            status = run->failed.status;
+            *error = run->failed;
+        }
         show_progress(run, false);
     }
     show_progress(run, true);

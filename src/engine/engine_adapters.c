@@ -324,18 +324,18 @@ sp_status sp_engine_hold(const sp_engine *engine, const char *adapter, sp_hold *
     return SP_OK;
 }
 
-static sp_status ask(void *user, sp_sequence *sequence, bool give_way)
+static sp_status ask(void *user, sp_sequence *sequence, bool give_way, sp_error *error)
 {
     sp_engine *engine = user;
 
-    return sp_stage_ask(engine->stage, &sequence->hold, give_way, &engine->gate_error);
+    return sp_stage_ask(engine->stage, &sequence->hold, give_way, error);
 }
 
-static sp_status take(void *user, sp_sequence *sequence)
+static sp_status take(void *user, sp_sequence *sequence, sp_error *error)
 {
     sp_engine *engine = user;
 
-    return sp_stage_request(engine->stage, &sequence->hold, false, &engine->gate_error);
+    return sp_stage_request(engine->stage, &sequence->hold, false, error);
 }
 
 static void yield(void *user, sp_sequence *sequence)
@@ -365,7 +365,7 @@ sp_slot_gate sp_engine_gate(sp_engine *engine)
 {
     if (!engine->stage)
         return (sp_slot_gate){0};
-    return (sp_slot_gate){engine, ask, take, yield, can_yield, handovers};
+    return (sp_slot_gate){engine, ask, take, sp_engine_refused, yield, can_yield, handovers};
 }
 
 /* ---- while it runs ------------------------------------------------------------------------- */

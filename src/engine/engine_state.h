@@ -42,7 +42,7 @@ struct sp_engine {
     sp_pool *pool;
     sp_stage_source disk;
     sp_stage *stage;
-    sp_error gate_error; /* why scheduler.failed can never run */
+    struct sp_step_run *run; /* the step that goes on; NULL: none */
     sp_delta *delta;
     sp_plan *plan;
     sp_route_span *spans; /* [max_running] */
@@ -94,6 +94,9 @@ void sp_engine_close_adapters(sp_engine *engine);
 
 /* How the scheduler asks for slots; all NULL without a pool. */
 sp_slot_gate sp_engine_gate(sp_engine *engine);
+
+/* step.c, for the gate: a waiting sequence can never run. It is dropped, with an event. */
+void sp_engine_refused(void *user, sp_sequence *sequence, const sp_error *error);
 
 /* The adapter version that a request means. SP_ERR_NOT_FOUND. */
 sp_status sp_engine_hold(const sp_engine *engine, const char *adapter, sp_hold *out_hold,

@@ -14,11 +14,11 @@
 #define LOAD_WAIT_MS 10
 
 /* What one step carries along. */
-typedef struct step_run {
+typedef struct sp_step_run {
     sp_engine *engine;
     sp_request_event_fn on_event;
     void *user;
-    sp_status status; /* the first failure of a single request */
+    sp_status status; /* without on_event the first failure of a single request, else SP_OK */
     sp_error *error;
 } step_run;
 
@@ -161,7 +161,7 @@ static bool is_finished(const sp_engine *engine, const sp_sequence *sequence)
     return engine->n_finished > 0 && engine->finished[engine->n_finished - 1] == sequence;
 }
 
-/* Tells of a request that is dropped; the step's status and error are those of the first. */
+/* Tells of a request that is dropped; where nobody takes events, by the step's status and error. */
 static void emit_failure(step_run *run, const sp_sequence *sequence, sp_status status,
                          const sp_error *error)
 {
@@ -177,13 +177,13 @@ static void emit_failure(step_run *run, const sp_sequence *sequence, sp_status s
         .trace = &sequence->trace,
     };
 
-    if (run->status == SP_OK) {
+    if (run->on_event) {
+        run->on_event(run->user, &event);
+    } else if (run->status == SP_OK) {
         run->status = status;
         if (run->error)
             *run->error = *error;
     }
-    if (run->on_event)
-        run->on_event(run->user, &event);
 }
 
 static void fail_sequence(step_run *run, sp_sequence *sequence, sp_status status, const char *why)
@@ -417,15 +417,14 @@ static void count_step(sp_engine *engine, const sp_batch *batch, double began)
 }
 
 /* Its adapter cannot be had any more; the others go on. */
-static void drop_failed(step_run *run, sp_sequence *sequence)
+void sp_engine_refused(void *user, sp_sequence *sequence, const sp_error *error)
 {
-    sp_engine *engine = run->engine;
-    sp_status status = engine->scheduler.failed_status;
-    sp_error error;
+    sp_engine *engine = user;
+    sp_error told;
 
-    sp_fail(&error, status, engine->gate_error.code, engine->gate_error.subject, sequence->id,
-            "request %lld was dropped: %s", (long long)sequence->id, engine->gate_error.text);
-    emit_failure(run, sequence, status, &error);
+    sp_fail(&told, error->status, error->code, error->subject, sequence->id,
+            "request %lld was dropped: %s", (long long)sequence->id, error->text);
+    emit_failure(engine->run, sequence, error->status, &told);
     sp_engine_drop(engine, sequence);
 }
 
@@ -460,14 +459,12 @@ sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *
         sp_stage_poll(engine->stage);
         engine->stats.load_seconds += sp_clock_seconds() - began;
     }
+    engine->run = &run;
     batch = sp_scheduler_plan(&engine->scheduler);
-    if (engine->scheduler.failed)
-        drop_failed(&run, engine->scheduler.failed);
+    engine->run = NULL;
     if (batch->n_entries == 0)
         return run_nothing(&run);
     status = route(engine, batch, error);
-    if (status != SP_OK && error)
-        error->position = -1; /* of the plan; no request has this id */
     if (status != SP_OK)
         return status;
     status = run_forward(engine, batch);

@@ -105,8 +105,7 @@ static void each_is_told_and_others_go_on(void **state)
     sp_engine *engine = open_engine(folder);
     engine_run alone;
     seen s = {.good = 0};
-    sp_error error = {.position = -1};
-    int32_t n_failed_steps = 0;
+    sp_error error;
     sp_status status = SP_OK;
 
     (void)state;
@@ -115,14 +114,8 @@ static void each_is_told_and_others_go_on(void **state)
         if (i == 0)
             s.good = submit(engine, NULL, prompt);
     }
-    while ((status = sp_engine_step(engine, on_event, &s, &error)) != SP_AGAIN) {
-        if (status == SP_OK)
-            continue;
-        n_failed_steps++;
-        assert_true(status < 0);
-        assert_int_equal(error.position, s.bad[0]); /* the first that was dropped */
-    }
-    assert_int_equal(n_failed_steps, 1);
+    while ((status = sp_engine_step(engine, on_event, &s, &error)) != SP_AGAIN)
+        assert_ok(status, &error); /* the events told of them, so no step has failed */
     for (int i = 0; i < BAD; i++) {
         sp_digest digest;
 

@@ -84,19 +84,21 @@ static uint32_t below(sim *s, uint32_t n)
 
 /* ---- the gate and the source --------------------------------------------------------------- */
 
-static sp_status ask(void *user, sp_sequence *sequence, bool give_way)
+static sp_status ask(void *user, sp_sequence *sequence, bool give_way, sp_error *error)
 {
     sim *s = user;
 
-    return sp_stage_ask(s->stage, &sequence->hold, give_way, NULL);
+    return sp_stage_ask(s->stage, &sequence->hold, give_way, error);
 }
 
-static sp_status take(void *user, sp_sequence *sequence)
+static sp_status take(void *user, sp_sequence *sequence, sp_error *error)
 {
     sim *s = user;
 
-    return sp_stage_request(s->stage, &sequence->hold, false, NULL);
+    return sp_stage_request(s->stage, &sequence->hold, false, error);
 }
+
+static void refused(void *user, sp_sequence *sequence, const sp_error *error);
 
 static void yield(void *user, sp_sequence *sequence)
 {
@@ -149,7 +151,7 @@ static void sim_begin(sim *s, uint64_t seed)
                                       .prefill_chunk = 9,
                                       .adapter_wait_steps = WAIT_STEPS,
                                       .adapter_preempt_steps = PREEMPT_STEPS,
-                                      .gate = {s, ask, take, yield, can_yield, handovers}};
+                                      .gate = {s, ask, take, refused, yield, can_yield, handovers}};
     sp_error error;
 
     memset(s, 0, sizeof *s);
@@ -309,18 +311,22 @@ static void after_step(sim *s, fake *f)
     drop(s, f);
 }
 
+/* Only before its first turn: what it holds cannot get lost later. */
+static void refused(void *user, sp_sequence *sequence, const sp_error *error)
+{
+    sim *s = user;
+
+    SIM_CHECK(!sequence->hold.begun && error->status < 0);
+    seen.failed++;
+    drop(s, fake_of(s, sequence));
+}
+
 static void step(sim *s)
 {
     const sp_batch *batch;
 
     sp_stage_poll(s->stage);
     batch = sp_scheduler_plan(&s->scheduler);
-    if (s->scheduler.failed) {
-        /* Only before its first turn: what it holds cannot get lost later. */
-        SIM_CHECK(!s->scheduler.failed->hold.begun);
-        seen.failed++;
-        drop(s, fake_of(s, s->scheduler.failed));
-    }
     for (int32_t i = 0; i < batch->n_entries; i++)
         compute(s, &batch->entries[i]);
     for (int32_t i = 0; i < batch->n_entries; i++)

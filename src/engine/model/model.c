@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "checkpoint/shape.h"
 #include "engine/model/family.h"
 #include "engine/model/preflight.h"
 #include "engine/model/weight_loader.h"
@@ -34,35 +35,6 @@ static char *folder_name(const char *path)
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-static sp_status bad_eos(sp_error *error, const char *path)
-{
-    return sp_fail(error, SP_ERR_INPUT, NULL, "eos_token_id", -1,
-                   "%s: \"eos_token_id\" is neither an id nor a list of at most 8 ids", path);
-}
-
-/* eos_token_id is a number or a list of numbers; absent leaves config.json's in force. */
-static sp_status take_eos_ids(sp_model_shape *shape, const json_t *value, const char *path,
-                              sp_error *error)
-{
-    size_t n = json_is_array(value) ? json_array_size(value) : 1;
-    size_t n_max = sizeof shape->eos_token_ids / sizeof shape->eos_token_ids[0];
-
-    if (!value || json_is_null(value))
-        return SP_OK;
-    if (n > n_max)
-        return bad_eos(error, path);
-    for (size_t i = 0; i < n; i++) {
-        const json_t *id = json_is_array(value) ? json_array_get(value, i) : value;
-
-        if (!json_is_integer(id) || json_integer_value(id) < 0 ||
-            json_integer_value(id) > INT32_MAX)
-            return bad_eos(error, path);
-        shape->eos_token_ids[i] = (int32_t)json_integer_value(id);
-    }
-    shape->n_eos_token_ids = (int32_t)n;
-    return SP_OK;
-}
-
 static sp_status read_generation_config(sp_model *model, const char *directory, sp_error *error)
 {
     char *path = sp_path_join(directory, "generation_config.json");
@@ -77,7 +49,8 @@ static sp_status read_generation_config(sp_model *model, const char *directory, 
     status = sp_json_read_object(path, GENERATION_CONFIG_BYTES_MAX, NULL, &root, error);
     if (status != SP_OK)
         goto free_path;
-    status = take_eos_ids(&model->shape, json_object_get(root, "eos_token_id"), path, error);
+    status =
+        sp_model_shape_read_eos(json_object_get(root, "eos_token_id"), path, &model->shape, error);
     json_decref(root);
 free_path:
     sp_free(path);

@@ -224,29 +224,20 @@ static void schedule_running(sp_scheduler *scheduler, bool decode)
 
 /* ---- adapters ------------------------------------------------------------------------------ */
 
-static void fail(sp_scheduler *scheduler, sp_sequence *sequence, sp_status status)
-{
-    scheduler->failed = sequence;
-    scheduler->failed_status = status;
-}
-
-/* Whether the sequence could have its slot now; else notes what it waits for. */
-static bool ask(sp_scheduler *scheduler, sp_sequence *sequence, bool give_way)
+/* Whether the sequence could have its slot now: SP_OK; a positive status: it waits, and what for is
+ * noted; negative: it can never run. */
+static sp_status ask(sp_scheduler *scheduler, sp_sequence *sequence, bool give_way, sp_error *error)
 {
     const sp_slot_gate *gate = &scheduler->options.gate;
-    sp_status status = gate->ask ? gate->ask(gate->user, sequence, give_way) : SP_OK;
+    sp_status status = gate->ask ? gate->ask(gate->user, sequence, give_way, error) : SP_OK;
 
-    if (status == SP_OK)
-        return true;
-    if (status < 0)
-        fail(scheduler, sequence, status);
     if (status != SP_POOL_FULL && status != SP_BUSY)
-        return false;
+        return status;
     if (++sequence->queue.slot_wait > scheduler->slot_wait) {
         scheduler->slot_wait = sequence->queue.slot_wait;
         scheduler->slot_wait_full = status == SP_POOL_FULL;
     }
-    return false;
+    return status;
 }
 
 /* The wait that counts: a slot that changed hands a moment ago is not to change again at once. */
@@ -319,15 +310,13 @@ static void rotate(sp_scheduler *scheduler)
 
 /* ---- admission ----------------------------------------------------------------------------- */
 
-static void start_running(sp_scheduler *scheduler, sp_sequence *sequence)
+static sp_status start_running(sp_scheduler *scheduler, sp_sequence *sequence, sp_error *error)
 {
     const sp_slot_gate *gate = &scheduler->options.gate;
-    sp_status status = gate->take ? gate->take(gate->user, sequence) : SP_OK;
+    sp_status status = gate->take ? gate->take(gate->user, sequence, error) : SP_OK;
 
-    if (status != SP_OK) {
-        fail(scheduler, sequence, status);
-        return;
-    }
+    if (status != SP_OK)
+        return status;
     take_out(scheduler->waiting, &scheduler->n_waiting, sequence);
     sequence->queue.state = SP_SEQUENCE_RUNNING;
     sequence->queue.slot_wait = 0;
@@ -338,6 +327,7 @@ static void start_running(sp_scheduler *scheduler, sp_sequence *sequence)
     insert_by_id(scheduler->running, &scheduler->n_running, sequence);
     resume(scheduler, sequence);
     schedule(scheduler, sequence);
+    return SP_OK;
 }
 
 /* Room for one more running sequence, in rows and in memory. */
@@ -361,15 +351,18 @@ static void admit(sp_scheduler *scheduler)
     int32_t at = 0;
 
     scheduler->slot_wait = 0;
-    while (at < scheduler->n_waiting && !scheduler->failed) {
+    while (at < scheduler->n_waiting) {
         sp_sequence *sequence = scheduler->waiting[at];
-        bool ready = ask(scheduler, sequence, give_way);
+        sp_error error;
+        sp_status status = ask(scheduler, sequence, give_way, &error);
 
-        full = full || (ready && !has_room(scheduler, sequence));
-        if (ready && !full)
-            start_running(scheduler, sequence);
+        full = full || (status == SP_OK && !has_room(scheduler, sequence));
+        if (status == SP_OK && !full)
+            status = start_running(scheduler, sequence, &error);
         else
-            at++;
+            at += status >= 0;
+        if (status < 0)
+            scheduler->options.gate.refused(scheduler->options.gate.user, sequence, &error);
     }
 }
 
@@ -379,7 +372,6 @@ const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler)
 
     scheduler->batch.n_entries = 0;
     scheduler->batch.n_rows = 0;
-    scheduler->failed = NULL;
     watch_handovers(scheduler);
     rotate(scheduler);
     schedule_running(scheduler, true);

@@ -43,12 +43,15 @@ typedef struct sp_batch {
 /*
  * Where slots come from. `ask`, in every step for every waiting sequence: SP_OK, it could have its
  * slot; SP_POOL_FULL or SP_BUSY, it waits for what others hold; another positive status, it waits;
- * negative, it can never run. `take` after an `ask` that said SP_OK gives it the slot.
+ * negative, it can never run. `take` after an `ask` that said SP_OK gives it the slot. `refused` is
+ * told, inside sp_scheduler_plan, of a waiting sequence that can never run, and must remove it; the
+ * error is borrowed until return.
  */
 typedef struct sp_slot_gate {
     void *user;
-    sp_status (*ask)(void *user, sp_sequence *sequence, bool give_way);
-    sp_status (*take)(void *user, sp_sequence *sequence);
+    sp_status (*ask)(void *user, sp_sequence *sequence, bool give_way, sp_error *error);
+    sp_status (*take)(void *user, sp_sequence *sequence, sp_error *error);
+    void (*refused)(void *user, sp_sequence *sequence, const sp_error *error);
     void (*yield)(void *user, sp_sequence *sequence);
     bool (*can_yield)(void *user, const sp_sequence *sequence);
     uint64_t (*handovers)(void *user); /* times that a slot has changed hands */
@@ -73,8 +76,6 @@ typedef struct sp_scheduler {
     uint64_t handovers, handover_step; /* as last seen, and when it last rose */
     uint64_t slot_wait;                /* the longest wait for a slot, as fairness counts it */
     bool slot_wait_full;               /* it is for a slot, not for room in the host cache */
-    sp_sequence *failed;               /* of the last plan: one that can never run, or NULL */
-    sp_status failed_status;
 } sp_scheduler;
 
 sp_status sp_scheduler_create(const sp_scheduler_options *options, sp_scheduler *out_scheduler);
@@ -90,8 +91,7 @@ void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence);
  * Plans the next step: fills scheduler->batch and reserves the memory that its rows will write.
  * Not a state change of the sequences' tokens: the caller calls sp_scheduler_advance after the
  * step, before it removes sequences. A step that failed is planned again, from the same rows. Empty
- * batch: nothing runs, and what waits (n_waiting) waits for an adapter. A sequence that can never
- * run is left in scheduler->failed, still waiting: the caller removes it.
+ * batch: nothing runs, and what waits (n_waiting) waits for an adapter.
  */
 const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler);
 

@@ -373,7 +373,7 @@ static void count_step(sp_driver *driver)
 
 static void step(sp_driver *driver)
 {
-    sp_error error = {.position = -1};
+    sp_error error;
     double began = sp_clock_seconds();
     sp_status status;
     double seconds;
@@ -384,7 +384,7 @@ static void step(sp_driver *driver)
     count_step(driver);
     if (driver->n_loads > 0 && seconds > driver->counts.step_seconds_max_while_loading)
         driver->counts.step_seconds_max_while_loading = seconds;
-    if (status < 0 && error.position < 0)
+    if (status < 0)
         take_failure(driver, status, &error);
     else
         driver->n_step_failures = 0;
