@@ -15,6 +15,11 @@ sidepath_style_test(words ${Python3_EXECUTABLE} -B ${style}/check_words.py)
 sidepath_style_test(words_self_test ${Python3_EXECUTABLE} -B ${style}/check_words.py --self-test)
 sidepath_style_test(docs ${Python3_EXECUTABLE} -B ${style}/check_docs.py)
 sidepath_style_test(docs_self_test ${Python3_EXECUTABLE} -B ${style}/check_docs.py --self-test)
+if(NOT CMAKE_CROSSCOMPILING)
+  sidepath_style_test(texts ${Python3_EXECUTABLE} -B ${style}/check_texts.py
+                      $<TARGET_FILE:sidepath_cli>)
+endif()
+sidepath_style_test(texts_self_test ${Python3_EXECUTABLE} -B ${style}/check_texts.py --self-test)
 
 sidepath_style_test(spills_self_test ${style}/check_spills.sh
                     ${PROJECT_SOURCE_DIR}/cmake/nvcc_spills.sh
