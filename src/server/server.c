@@ -29,7 +29,7 @@ const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
     {"adapter-dir", SP_SETTING_STRING, FIELD(adapter_dir), "", 0, 0, NULL, "DIR",
      "adapters that requests may name by their folder, and clients may load", false},
     {"chat-template", SP_SETTING_STRING, FIELD(chat_template), "", 0, 0, NULL, "FILE",
-     "a Jinja template for chat; default: the model's own", false},
+     "a Jinja template for chat, or none; default: the model's own", false},
     {"generation-config", SP_SETTING_CHOICE, FIELD(generation_config), "auto", 0, 0, "auto|none",
      NULL, "take what requests leave out from the model's generation_config.json", false},
     {"adapter-routes", SP_SETTING_BOOL, FIELD(adapter_routes), "true", 0, 0, NULL, NULL,
@@ -115,24 +115,35 @@ sp_status sp_server_reload_keys(sp_server *server, sp_error *error)
     return status;
 }
 
-/* Without a template everything else is served, and chat says why it is not; a template given by a
- * flag must exist. */
+/*
+ * A base without a template serves everything else, and chat says why it does not; the log has
+ * it too. One whose template is broken is not what its makers meant: the server does not start,
+ * unless it is told to go without.
+ */
 static sp_status open_chat(sp_api *api, sp_error *error)
 {
     const sp_server_settings *settings = api->settings;
     const char *file = ABSENT(settings->chat_template) ? NULL : settings->chat_template;
+    sp_status status;
 
-    if (sp_chat_open(settings->model_dir, file, api->engine, &api->chat, &api->chat_error) != SP_OK)
-        api->chat = NULL;
-    if (api->chat)
-        sp_log_line(settings->log, "sidepath serve: chat by %s", sp_chat_source(api->chat));
+    if (file && strcmp(file, "none") == 0)
+        status = sp_fail(&api->chat_error, SP_ERR_NOT_FOUND, SP_CHAT_NO_TEMPLATE, NULL, -1,
+                         "the server was started with --chat-template none");
     else
-        sp_log_line(settings->log, "sidepath serve: no chat: %s [%s]", api->chat_error.text,
-                    api->chat_error.code ? api->chat_error.code : "");
-    if (api->chat || !file)
+        status = sp_chat_open(settings->model_dir, file, api->engine, &api->chat, &api->chat_error);
+    if (status == SP_OK) {
+        sp_log_line(settings->log, "sidepath serve: chat by %s", sp_chat_source(api->chat));
         return SP_OK;
+    }
+    api->chat = NULL;
+    if (status == SP_ERR_NOT_FOUND && strcmp(api->chat_error.code, SP_CHAT_NO_TEMPLATE) == 0) {
+        sp_log_line(settings->log, "sidepath serve: no chat: %s [%s]", api->chat_error.text,
+                    api->chat_error.code);
+        return SP_OK;
+    }
     return sp_fail(error, SP_ERR_INPUT, api->chat_error.code, "chat-template", -1,
-                   "--chat-template %s: %s", file, api->chat_error.text);
+                   "%s; --chat-template FILE takes another template, none serves without chat",
+                   api->chat_error.text);
 }
 
 #define TOKENIZER_CONFIG_BYTES_MAX  ((size_t)64 << 20)

@@ -278,6 +278,44 @@ def check_no_tokenizer(binary):
         assert answer.status == 200 and len(answer.json["choices"][0]["token_ids"]) == 2
 
 
+def check_broken_template(binary):
+    """A base whose template cannot be used does not start by itself, and serves all but chat when
+    it is told to; /health says whether there is chat."""
+    said = "--chat-template FILE takes another template, none serves without chat"
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    for template, code in (("{% if %}", "chat-template-malformed"),
+                           ("{% import 'a' as b %}", "chat-template-unsupported")):
+        with serving.model_without("chat_template.jinja",
+                                   chat_template_jinja=template) as model:
+            line = serving.start_failing(binary, model=model)
+            assert said in line and line.endswith("[%s]" % code), line
+            with serving.serving(binary, "--chat-template", "none", model=model) as server:
+                for path in ("/health", "/ready"):
+                    assert get(server, path).json == {"status": "ok", "chat": False}
+                answer = post(server, "/v1/chat/completions", body)
+                assert (answer.status, answer.code) == (501, "chat-template-missing")
+                assert "--chat-template none" in answer.json["error"]["message"]
+                assert complete(server, "base", max_tokens=2)
+                assert any("no chat: " in line for line in server.log), server.log
+            (model / "good.jinja").write_text("{{ messages[0].content }}")
+            with serving.serving(binary, "--chat-template", model / "good.jinja",
+                                 model=model) as server:
+                assert get(server, "/health").json == {"status": "ok", "chat": True}
+                assert post(server, "/v1/chat/completions", body).status == 200
+
+
+def check_refused_base(binary):
+    """A base that does not run is refused with the names of those that do, and of no others."""
+    config = json.loads((BASE / "config.json").read_text())
+    for change in ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+                   {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}):
+        with serving.model_without("config.json", config_json={**config, **change}) as model:
+            line = serving.start_failing(binary, model=model)
+            assert change["architectures"][0] in line, line
+            assert "runs Qwen3ForCausalLM (dense) only" in line, line
+            assert "Moe" not in line and "Next" not in line, line
+
+
 def blow_up(file):
     """Every element of an adapter's file becomes 1e30, which is finite in F32 and in BF16."""
     data = bytearray(file.read_bytes())
@@ -442,7 +480,8 @@ def check_documented_fields(binary):
 
 
 CHECKS = [check_logprob_entries, check_token_ids, check_usage_in_each, check_unasked, check_best_of,
-          check_context, check_error_codes, check_no_tokenizer, check_non_finite, check_tokenizer,
+          check_context, check_error_codes, check_no_tokenizer, check_broken_template,
+          check_refused_base, check_non_finite, check_tokenizer,
           check_generation_config, check_adapter_notes, check_documented_fields]
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ def limit_of(descriptors):
     return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
 
-def start_failing(binary, *flags, descriptors=None):
+def start_failing(binary, *flags, descriptors=None, model=BASE):
     """The last line of a server that must not start."""
-    command = [str(binary), "serve", "--model", str(BASE), "--port", "0", *map(str, flags)]
+    command = [str(binary), "serve", "--model", str(model), "--port", "0", *map(str, flags)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS,
                           check=False, preexec_fn=limit_of(descriptors))
     assert done.returncode in (1, 2), (done.returncode, done.stderr)

@@ -98,15 +98,38 @@ static sp_status open_files(sp_model *model, const char *directory, bool copy, s
 }
 
 /* The families that run, as a list in words. */
-static sp_status refuse_family(const char *directory, sp_error *error)
+static const char *name_families(char *out_names, size_t bytes)
 {
-    char names[256] = "";
     size_t n = 0;
 
-    for (const sp_family_row *const *row = sp_families; *row && n < sizeof names; row++)
-        n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n > 0 ? ", " : "", (*row)->name);
+    out_names[0] = '\0';
+    for (const sp_family_row *const *row = sp_families; *row && n < bytes; row++)
+        n += (size_t)snprintf(out_names + n, bytes - n, "%s%s", n > 0 ? ", " : "", (*row)->name);
+    return out_names;
+}
+
+static sp_status refuse_family(const char *directory, sp_error *error)
+{
+    char names[256];
+
     return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "architectures", -1,
-                   "%s/config.json: this engine runs %s only", directory, names);
+                   "%s/config.json: this engine runs %s only", directory,
+                   name_families(names, sizeof names));
+}
+
+/* More families can be read, for adapters' sake, than run here: a refusal names those that run. */
+static sp_status open_geometry(const char *directory, sp_geometry **out_geometry, sp_error *error)
+{
+    sp_error cause = {.position = -1};
+    sp_status status = sp_geometry_open(directory, out_geometry, &cause);
+    char names[256];
+
+    if (status != SP_OK && error)
+        *error = cause;
+    if (status != SP_ERR_UNSUPPORTED || strcmp(cause.subject, "architectures") != 0)
+        return status;
+    return sp_fail(error, status, NULL, "architectures", -1, "%.*s; this engine runs %s only",
+                   (int)strcspn(cause.text, ";"), cause.text, name_families(names, sizeof names));
 }
 
 sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes, sp_model *out_model,
@@ -118,7 +141,7 @@ sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes, sp_
     *model = (sp_model){.files.notify = -1};
     if (status != SP_OK)
         return status;
-    status = sp_geometry_open(directory, &model->geometry, error);
+    status = open_geometry(directory, &model->geometry, error);
     if (status != SP_OK)
         return status;
     model->shape = *sp_geometry_shape(model->geometry);

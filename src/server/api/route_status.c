@@ -7,7 +7,8 @@ void sp_route_health(sp_call *call)
 {
     sp_text body = {0};
 
-    sp_text_add(&body, "{\"status\": \"ok\"}\n");
+    sp_text_format(&body, "{\"status\": \"ok\", \"chat\": %s}\n",
+                   call->api->chat ? "true" : "false");
     sp_call_answer_json(call, &body);
 }
 
