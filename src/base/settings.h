@@ -1,8 +1,8 @@
 /*
  * settings.h: the mechanism of all settings. Each room (or verb) with settings provides rows; one
  * table gives the flag, the environment variable, the default and the help text. There is no other
- * getenv in the program. Flags take precedence over the environment, the environment over the
- * default. For the main thread, at start.
+ * getenv in the program but that of the service manager's socket (cli/notify.c). Flags take
+ * precedence over the environment, the environment over the default. For the main thread, at start.
  */
 #ifndef SP_BASE_SETTINGS_H
 #define SP_BASE_SETTINGS_H

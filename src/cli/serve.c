@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/mapped.h"
 #include "cli/cli.h"
+#include "cli/notify.h"
 #include "cli/run_settings.h"
 #include "server/server.h"
 
@@ -122,7 +123,9 @@ static sp_status serve_until_signal(const serve_settings *settings, sp_engine *e
         return status;
     sp_log_line(log, "sidepath serve: %s, %zu adapters, at http://%s", sp_engine_base_name(engine),
                 n_adapters, sp_server_address(server));
+    sp_notify(SP_NOTIFY_READY);
     wait_for_end(server, &settings->server);
+    sp_notify(SP_NOTIFY_STOPPING);
     sp_log_line(log, "sidepath serve: finishing; a second signal ends at once");
     if (sp_server_stop(server, signal_is_pending))
         sp_log_line(log, "sidepath serve: every request was finished");

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "server/api/api.h"
+#include "server/api/cors.h"
 #include "server/api/generation_config.h"
 #include "server/driver/adapter_notes.h"
 
@@ -24,6 +25,8 @@
 const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
     {"host", SP_SETTING_STRING, FIELD(host), "127.0.0.1", 0, 0, NULL, "ADDRESS",
      "the address to listen on", false},
+    {"uds", SP_SETTING_STRING, FIELD(uds), "", 0, 0, NULL, "PATH",
+     "a Unix socket to listen on, in place of the address and port", false},
     {"port", SP_SETTING_INT, FIELD(port), "8000", 0, 65535, NULL, "P", "0: any that is free",
      false},
     {"adapter-dir", SP_SETTING_STRING, FIELD(adapter_dir), "", 0, 0, NULL, "DIR",
@@ -34,6 +37,8 @@ const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
      NULL, "take what requests leave out from the model's generation_config.json", false},
     {"adapter-routes", SP_SETTING_BOOL, FIELD(adapter_routes), "true", 0, 0, NULL, NULL,
      "let clients load, unload and activate adapters", false},
+    {"cors-allow-origin", SP_SETTING_LIST, FIELD(cors_origins), NULL, 0, 0, NULL, "ORIGIN",
+     "pages of https://HOST[:PORT] may call from a browser; *: any; may be repeated", false},
     {"api-key-file", SP_SETTING_STRING, FIELD(api_key_file), "", 0, 0, NULL, "FILE",
      "keys, one a line, that clients must show", false},
     {"admin-key-file", SP_SETTING_STRING, FIELD(admin_key_file), "", 0, 0, NULL, "FILE",
@@ -211,6 +216,7 @@ static sp_status start_http(sp_server *server, sp_error *error)
     sp_http_options options = {
         .host = settings->host,
         .port = (int32_t)settings->port,
+        .unix_path = ABSENT(settings->uds) ? NULL : settings->uds,
         .connections_max = (int32_t)settings->connections,
         .connections_per_address_max = (int32_t)settings->connections_per_address,
         .idle_timeout_s = (int32_t)settings->idle_timeout_s,
@@ -301,8 +307,10 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
         .loaded = on_loaded,
         .loaded_user = settings->log,
     };
-    sp_status status = open_keys(&server->api, error);
+    sp_status status = sp_cors_check(settings, error);
 
+    if (status == SP_OK)
+        status = open_keys(&server->api, error);
     if (status == SP_OK)
         status = sp_weights_watch_start(engine, settings->log, &server->api.weights, error);
     driver.weights = server->api.weights;

@@ -10,6 +10,7 @@
  *                               listener.c
  *     budget.c                  the memory that clients can fill
  *     routes.c                  which path and method means which handler; keys; the access log
+ *     cors.c                    pages of other origins
  *     api.h, api.c              what handlers share: a call, errors as JSON, waiting for a task
  *     completion_request.c, chat_request.c, body_fields.c, body_rows.c, generation_config.c
  *                               bytes to a checked request, without I/O (fuzzed)
@@ -43,15 +44,16 @@ typedef struct sp_server sp_server;
 typedef struct sp_server_settings {
     const char *model_dir; /* set by the verb, no flag: where the chat template is */
     sp_log *log;           /* likewise, borrowed; NULL: nothing is logged */
-    const char *host, *adapter_dir, *api_key_file, *admin_key_file, *chat_template,
+    const char *host, *uds, *adapter_dir, *api_key_file, *admin_key_file, *chat_template,
         *generation_config;
+    sp_setting_list cors_origins;
     int64_t port, connections, connections_per_address, header_bytes, body_bytes, client_bytes,
         queue, keep_alive_s, idle_timeout_s, receive_timeout_s, send_timeout_s, request_timeout_s,
         shutdown_timeout_s;
     bool adapter_routes, access_log;
 } sp_server_settings;
 
-#define SP_SERVER_SETTINGS_COUNT 21
+#define SP_SERVER_SETTINGS_COUNT 23
 /* Rows whose offsets count from the beginning of an sp_server_settings. */
 extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
 
@@ -74,7 +76,7 @@ sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
  * keys stay in force where one cannot be read, with its error. SP_OK too without key files.
  */
 sp_status sp_server_reload_keys(sp_server *server, sp_error *error);
-/* "127.0.0.1:8000" */
+/* "127.0.0.1:8000", or "unix:PATH" */
 const char *sp_server_address(const sp_server *server);
 /*
  * Takes no more requests, lets those that run finish for the shutdown time-out, ends the rest and

@@ -9,9 +9,12 @@ import re
 import struct
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import serving
-from serving import ADAPTERS, BASE, ROOT, complete, folder_of_adapters, get, post, run_checks
+from serving import (ADAPTERS, BASE, ROOT, call, complete, folder_of_adapters, get, post,
+                     run_checks)
 
 CONTINUATION_BYTE = 0x80
 
@@ -316,6 +319,62 @@ def check_refused_base(binary):
             assert "Moe" not in line and "Next" not in line, line
 
 
+def check_cors(binary):
+    """Pages of the origins that --cors-allow-origin names, and of no others, may call and read."""
+    page, other = "https://chat.example.org", "https://evil.example.org"
+    body = {"prompt": "a", "max_tokens": 1}
+
+    def asked(server, origin, path="/v1/completions", method="POST"):
+        return call(server, "OPTIONS", path, headers={
+            "Origin": origin, "Access-Control-Request-Method": method,
+            "Access-Control-Request-Headers": "authorization,content-type,x-sdk"})
+
+    def said(answer):
+        return {k: v for k, v in answer.headers.items() if k.startswith("access-control-")}
+
+    with serving.serving(binary) as server:
+        assert asked(server, page).status == 405
+        answer = post(server, "/v1/completions", body, headers={"Origin": page})
+        assert not said(answer) and "vary" not in answer.headers
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys"
+        keys.write_text("secret\n")
+        with serving.serving(binary, "--cors-allow-origin", page, "--cors-allow-origin",
+                             "http://localhost:3000", "--api-key-file", keys) as server:
+            answer = asked(server, page)
+            assert (answer.status, answer.bytes) == (204, b""), (answer.status, answer.bytes)
+            assert "content-length" not in answer.headers
+            assert said(answer) == {
+                "access-control-allow-origin": page, "access-control-max-age": "86400",
+                "access-control-allow-methods": "GET, POST",
+                "access-control-allow-headers": "authorization,content-type,x-sdk",
+                "access-control-expose-headers":
+                    said(answer)["access-control-expose-headers"]}, said(answer)
+            assert asked(server, "http://localhost:3000").status == 204
+            for origin in (other, "http://localhost:3001", page + ":443", "null", "*"):
+                answer = asked(server, origin)
+                assert answer.status == 405 and not said(answer), (origin, answer.headers)
+                assert answer.headers["vary"] == "Origin"
+            assert asked(server, page, "/nothing").status == 404
+            no_question = call(server, "OPTIONS", "/v1/completions", headers={"Origin": page})
+            assert no_question.status == 405
+            # What is answered can be read, whatever it is; the key is asked for as ever.
+            for key, status in (("secret", 200), ("wrong", 401)):
+                answer = post(server, "/v1/completions", body, headers={
+                    "Origin": page, "Authorization": "Bearer " + key})
+                assert answer.status == status
+                assert said(answer)["access-control-allow-origin"] == page
+                assert "X-Request-Id" in said(answer)["access-control-expose-headers"]
+            answer = post(server, "/v1/completions", {**body, "stream": True}, headers={
+                "Origin": page, "Authorization": "Bearer secret"})
+            assert answer.events() and said(answer)["access-control-allow-origin"] == page
+    with serving.serving(binary, "--cors-allow-origin", "*") as server:
+        answer = asked(server, other)
+        assert said(answer)["access-control-allow-origin"] == "*" and "vary" not in answer.headers
+    for bad in ("chat.example.org", "https://a.org/", "https://A.org", "https://", "a, b", "null"):
+        assert "cors-allow-origin" in serving.start_failing(binary, "--cors-allow-origin", bad)
+
+
 def blow_up(file):
     """Every element of an adapter's file becomes 1e30, which is finite in F32 and in BF16."""
     data = bytearray(file.read_bytes())
@@ -481,7 +540,7 @@ def check_documented_fields(binary):
 
 CHECKS = [check_logprob_entries, check_token_ids, check_usage_in_each, check_unasked, check_best_of,
           check_context, check_error_codes, check_no_tokenizer, check_broken_template,
-          check_refused_base, check_non_finite, check_tokenizer,
+          check_refused_base, check_cors, check_non_finite, check_tokenizer,
           check_generation_config, check_adapter_notes, check_documented_fields]
 
 if __name__ == "__main__":

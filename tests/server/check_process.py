@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -84,6 +85,51 @@ def check_sighup(binary):
         server.process.send_signal(signal.SIGTERM)
         server.process.send_signal(signal.SIGHUP)
         assert server.process.wait(timeout=20) == 0
+
+
+def check_unix_socket(binary):
+    """--uds: the same server on a Unix socket, whose file it makes and removes; one that a killed
+    server left is taken over, one that is in use is not, and what is no socket is left alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "http.sock"
+        def ask(server):
+            with server.connect() as made:
+                made.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                return b"".join(iter(lambda: made.recv(65536), b""))
+        killed = serving.Server(binary, "--uds", path)
+        assert ask(killed).startswith(b"HTTP/1.1 200 ")
+        line = serving.start_failing(binary, "--uds", path)
+        assert "--uds %s" % path in line, line
+        assert ask(killed).startswith(b"HTTP/1.1 200 ")
+        until(lambda: [l for l in killed.access_log() if l["client"] == "unix"], 5, "its line")
+        killed.process.kill()
+        killed.process.wait()
+        assert path.is_socket()
+        with serving.serving(binary, "--uds", path) as server:
+            assert ask(server).startswith(b"HTTP/1.1 200 ")
+        assert not path.exists()
+        path.write_text("mine")
+        assert "--uds %s" % path in serving.start_failing(binary, "--uds", path)
+        assert path.read_text() == "mine"
+        assert "too long" in serving.start_failing(binary, "--uds", folder + "/" + "x" * 200)
+
+
+def check_notify(binary):
+    """A service manager is told when the server takes requests and when it ends, by a path or an
+    abstract name; one that is not there is no failure."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (folder + "/notify", "\0sidepath-test-%d" % os.getpid()):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+                manager.bind(name)
+                manager.settimeout(60)
+                environment = dict(os.environ, NOTIFY_SOCKET=name.replace("\0", "@"))
+                with serving.serving(binary, environment=environment) as server:
+                    assert manager.recv(100) == b"READY=1"
+                    assert get(server, "/ready").status == 200
+                assert manager.recv(100) == b"STOPPING=1"
+        for name in ("", "@", "relative", folder + "/none", "/" + "x" * 200):
+            with serving.serving(binary, environment=dict(os.environ, NOTIFY_SOCKET=name)):
+                pass
 
 
 def check_slow_files(binary):
@@ -274,7 +320,8 @@ def check_copied_weights(binary):
         assert changed_base(binary, change, "--weights-copy") == (None, 800, None)
 
 
-CHECKS = [check_unread_log, check_sighup, check_changed_weights, check_copied_weights,
+CHECKS = [check_unread_log, check_sighup, check_unix_socket, check_notify,
+           check_changed_weights, check_copied_weights,
           check_slow_files, check_hanging_files, check_loads_of_one_name]
 
 

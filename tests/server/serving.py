@@ -65,9 +65,9 @@ class Server:
         for line in self.process.stderr:
             line = line.decode("utf-8", "replace").rstrip("\n")
             self.log.append(line)
-            match = re.search(r"at http://([0-9.]+):(\d+)$", line)
+            match = re.search(r"at http://(?:([0-9.]+):(\d+)|unix:(\S+))$", line)
             if match:
-                self.address = (match.group(1), int(match.group(2)))
+                self.address = match.group(3) or (match.group(1), int(match.group(2)))
                 self._found.set()
                 if self._unread:
                     return
@@ -78,7 +78,12 @@ class Server:
         return "http://%s:%d" % self.address
 
     def connect(self):
-        return socket.create_connection(self.address, timeout=60)
+        if not isinstance(self.address, str):
+            return socket.create_connection(self.address, timeout=60)
+        made = socket.socket(socket.AF_UNIX)
+        made.settimeout(60)
+        made.connect(self.address)
+        return made
 
     def stop(self, number=signal.SIGTERM):
         """Ends it and returns its exit status."""

@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "server/api/api.h"
+#include "server/api/cors.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -175,13 +176,16 @@ static void answer_nothing(sp_exchange *exchange)
 static void on_begun(void *user, sp_exchange *exchange)
 {
     sp_call *call = create_call(user, exchange);
-    bool other_method;
+    bool other_method, may_read;
 
     if (!call) {
         answer_nothing(exchange);
         return;
     }
+    may_read = sp_cors_add_headers(call);
     call->route = find_route(exchange, &other_method);
+    if (may_read && other_method && sp_cors_answer_preflight(call))
+        return;
     if (call->route)
         check_call(call);
     else

@@ -8,7 +8,6 @@
 
 #include <string.h>
 
-#define WAKE_INTERVAL_NS     10000000u
 #define IDLE_POLL_MS         5
 #define LOOK_UP_IDLE_MS      250 /* for time-outs of those that wait for it */
 #define STEP_FAILURES_MAX    3   /* in a row of a step as a whole */
@@ -42,7 +41,7 @@ static bool add_running(sp_driver *driver, sp_generation *generation, int32_t ch
 
         if (grown)
             driver->running = grown;
-        touched = sp_realloc(driver->touched, 2 * (size_t)capacity * sizeof *touched);
+        touched = sp_realloc(driver->touched, (size_t)capacity * sizeof *touched);
         if (touched)
             driver->touched = touched;
         if (!grown || !touched)
@@ -183,8 +182,7 @@ static void run_task(sp_driver *driver, sp_task *task)
 
 /* ---- tokens out ---------------------------------------------------------------------------- */
 
-/* There is always room: neither a step nor the held-back list has more generations than running
- * choices. */
+/* There is always room: a step has no more generations than running choices. */
 static void touch(sp_driver *driver, sp_generation *generation)
 {
     if (generation->touched)
@@ -301,20 +299,7 @@ static void drop_slow_reader(sp_driver *driver, sp_generation *generation)
     fail_generation(driver, generation, SP_ERR_TOO_LARGE, &error);
 }
 
-/*
- * A wake-up costs the two threads more than a token of a small model, so a stream gets at most one
- * per WAKE_INTERVAL_NS, with all of its tokens since; the first token and the end do not wait.
- * Where steps take longer than that nothing is held back.
- */
-static bool is_held(sp_generation *generation, uint64_t now_ns)
-{
-    if (generation->failure != SP_OK || generation->overflowed || generation->n_left == 0 ||
-        now_ns - generation->woken_ns >= WAKE_INTERVAL_NS)
-        return false;
-    return !sp_task_is_done(&generation->task);
-}
-
-static void wake_one(sp_driver *driver, sp_generation *generation, uint64_t now_ns)
+static void wake_one(sp_driver *driver, sp_generation *generation)
 {
     if (sp_task_is_done(&generation->task))
         return; /* it has failed, and was told so */
@@ -325,26 +310,22 @@ static void wake_one(sp_driver *driver, sp_generation *generation, uint64_t now_
     } else if (generation->n_left == 0) {
         sp_task_finish(&generation->task, SP_OK, NULL);
     } else if (wants_wake(generation)) {
-        generation->woken_ns = now_ns;
         sp_task_wake(&generation->task);
     }
 }
 
+/* A token is on its way as soon as its step is over. A wake of a connection that was not looked at
+ * since the last one costs nothing: what waits there is taken together. */
 static void wake_touched(sp_driver *driver)
 {
-    uint64_t now_ns = sp_clock_ns();
     int32_t n = driver->n_touched;
 
     driver->n_touched = 0;
     for (int32_t i = 0; i < n; i++) {
         sp_generation *generation = driver->touched[i];
 
-        if (is_held(generation, now_ns)) {
-            driver->touched[driver->n_touched++] = generation;
-            continue;
-        }
         generation->touched = false;
-        wake_one(driver, generation, now_ns);
+        wake_one(driver, generation);
         sp_task_release(&generation->task);
     }
 }

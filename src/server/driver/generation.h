@@ -49,7 +49,6 @@ typedef struct sp_generation {
     sp_status failure; /* not SP_OK: the engine has dropped a choice of it, because of: */
     sp_error error;
     bool touched; /* in the list of those to wake */
-    uint64_t woken_ns;
 } sp_generation;
 
 /* NULL: out of memory. The name is copied. */

@@ -732,8 +732,7 @@ static void tick(sp_http *http)
     if (atomic_load(&http->quiesce) && http->listener >= 0) {
         accept_some(http); /* those that had come before */
         listen_again(http, false);
-        close(http->listener);
-        http->listener = -1;
+        sp_http_close_listener(http);
         http->quiesced_ns = now_ns;
     }
     listen_again(http, true);
@@ -874,8 +873,7 @@ void sp_http_stop(sp_http *http, const sp_http_refusal *unfinished)
         eventfd_write(http->knock, 1);
         pthread_join(http->thread, NULL);
     }
-    if (http->listener >= 0)
-        close(http->listener);
+    sp_http_close_listener(http);
     if (http->epoll >= 0)
         close(http->epoll);
     if (http->knock >= 0)

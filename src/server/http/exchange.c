@@ -184,6 +184,7 @@ static const char *reason_of(int status)
         const char *reason;
     } reasons[] = {
         {200, "OK"},
+        {204, "No Content"},
         {400, "Bad Request"},
         {401, "Unauthorized"},
         {403, "Forbidden"},
@@ -235,7 +236,7 @@ void sp_exchange_write_head(sp_exchange *exchange)
         sp_text_format(out, "%s: %s\r\n", exchange->headers[i].name, exchange->headers[i].value);
     if (chunked)
         sp_text_add(out, "Transfer-Encoding: chunked\r\n");
-    else if (!exchange->read)
+    else if (!exchange->read && exchange->status != 204) /* which has no body by itself */
         sp_text_format(out, "Content-Length: %zu\r\n", exchange->answer.bytes);
     if (exchange->close_after)
         sp_text_add(out, "Connection: close\r\n");

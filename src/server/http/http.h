@@ -42,8 +42,9 @@ typedef struct sp_http_handlers {
 } sp_http_handlers;
 
 typedef struct sp_http_options {
-    const char *host; /* a name or an address */
-    int32_t port;     /* 0: any that is free */
+    const char *host;      /* a name or an address */
+    int32_t port;          /* 0: any that is free */
+    const char *unix_path; /* not NULL: a Unix socket there, in place of host and port */
     int32_t connections_max;
     int32_t connections_per_address_max; /* 0: no limit */
     int32_t idle_timeout_s;              /* of a connection without a request */
@@ -70,7 +71,7 @@ typedef struct sp_http_counts {
  * -n`); SP_ERR_IO: the port cannot be had, with the reason.
  */
 sp_status sp_http_start(const sp_http_options *options, sp_http **out_http, sp_error *error);
-/* "127.0.0.1:8000": the address that it listens on. Lives as long as `http`. */
+/* "127.0.0.1:8000" or "unix:PATH": where it listens. Lives as long as `http`. */
 const char *sp_http_address(const sp_http *http);
 /* Takes no new connection from now on; requests on open ones continue. Any thread. */
 void sp_http_quiesce(sp_http *http);

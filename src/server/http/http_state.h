@@ -11,10 +11,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 #define SP_CLIENT_BYTES       64
 #define SP_ADDRESS_BUCKETS    1024
-#define SP_ANSWER_HEADERS_MAX 8
+#define SP_ANSWER_HEADERS_MAX 12
 #define SP_HTTP_SURPLUS_MAX   16 /* connections above the limit */
 #define SP_NS_PER_S           1000000000u
 #define SP_HTTP_LIMITS        4
@@ -99,7 +100,9 @@ struct sp_http {
     sp_http_options options;
     int listener, epoll, knock; /* the last: an eventfd, for other threads */
     bool listening;             /* epoll looks at the listener */
-    char address[SP_CLIENT_BYTES + 16];
+    char address[sizeof(struct sockaddr_un) + 16];
+    dev_t unix_device; /* of the Unix socket's file, which is removed if it is still that one; */
+    ino_t unix_inode;  /* 0: there is none */
     pthread_t thread;
     bool has_thread;
     atomic_int n_exchanges, n_stuck;
@@ -144,7 +147,8 @@ sp_status sp_limits_fit_descriptors(sp_http *http, sp_error *error);
 /* connection.c: ends its exchange and closes the socket. */
 void sp_connection_close(sp_connection *connection);
 
-/* listener.c: opens the listener and writes its address. */
+/* listener.c: opens the listener and writes its address; closes it, if it is open. */
 sp_status sp_http_listen(sp_http *http, sp_error *error);
+void sp_http_close_listener(sp_http *http);
 
 #endif

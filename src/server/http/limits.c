@@ -37,6 +37,9 @@ static void print_address(const struct sockaddr_storage *from, char *out_client,
         if (!IN6_IS_ADDR_V4MAPPED(&network))
             memset(network.s6_addr + 8, 0, 8);
         inet_ntop(AF_INET6, &network, out_key, SP_CLIENT_BYTES);
+    } else if (from->ss_family == AF_UNIX) {
+        memcpy(out_client, "unix", sizeof "unix");
+        memcpy(out_key, "unix", sizeof "unix");
     }
 }
 
