@@ -265,10 +265,10 @@ SP_API const char *sp_stage_version_state_name(sp_stage_version_state state); /*
 /* What is known of an adapter whose tensors are packed and gone. */
 typedef struct sp_stage_facts {
     size_t struct_bytes;
-    int32_t rank;        /* the largest */
+    int32_t rank;        /* the largest, experts and router included */
     int32_t sites;       /* pairs that are applied */
     size_t file_bytes;   /* stored bytes of its tensors */
-    double row_macs;     /* multiply-adds that it adds to one row */
+    double row_macs;     /* sp_adapter_row_macs */
     const char *receipt; /* its receipt in JSON; NULL: the source gave none */
 } sp_stage_facts;
 

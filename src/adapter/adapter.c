@@ -167,6 +167,32 @@ sp_module_set sp_adapter_modules(const sp_adapter *adapter)
     return adapter->modules;
 }
 
+/* The share of a layer's experts that a row goes through. */
+static double expert_share(const sp_geometry *geometry)
+{
+    const sp_model_shape *shape = geometry ? sp_geometry_shape(geometry) : NULL;
+
+    return shape && shape->experts > 0 ? (double)shape->experts_per_token / shape->experts : 1;
+}
+
+double sp_adapter_row_macs(const sp_adapter *adapter)
+{
+    double of_all = 0, of_experts = 0;
+
+    for (size_t i = 0; adapter && i < adapter->n_sites; i++) {
+        const sp_adapter_site *site = &adapter->sites[i];
+        /* One column of A is all that a token reads. */
+        int32_t inputs = site->kind == SP_SITE_EMBEDDING ? 0 : site->a.cols;
+        double macs = (double)site->rank * ((double)inputs + (double)site->b.rows);
+
+        if (site->kind == SP_SITE_EXPERT)
+            of_experts += macs;
+        else
+            of_all += macs;
+    }
+    return adapter ? of_all + of_experts * expert_share(adapter->geometry) : 0;
+}
+
 sp_geometry *sp_adapter_geometry(const sp_adapter *adapter)
 {
     return adapter->geometry;

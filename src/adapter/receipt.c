@@ -204,6 +204,26 @@ static void hex_digest(const sp_adapter *adapter, char out_text[2 * SP_DIGEST_BY
         sp_hex(adapter->digest.bytes, SP_DIGEST_BYTES, out_text);
 }
 
+/* The largest rank, of experts and router too. */
+static int32_t largest_rank(const sp_adapter *adapter)
+{
+    int32_t rank = 0;
+
+    for (size_t i = 0; i < adapter->n_sites; i++)
+        rank = adapter->sites[i].rank > rank ? adapter->sites[i].rank : rank;
+    return rank;
+}
+
+static void json_cost(sp_text *out, const sp_adapter *adapter)
+{
+    if (!adapter->geometry) {
+        sp_text_add(out, ", \"rank\": null, \"row_macs\": null");
+        return;
+    }
+    sp_text_format(out, ", \"rank\": %d, \"row_macs\": ", largest_rank(adapter));
+    sp_text_json_double(out, sp_adapter_row_macs(adapter));
+}
+
 static void json_head(sp_text *out, const sp_adapter *adapter, const sp_receipt_options *options)
 {
     char digest[2 * SP_DIGEST_BYTES + 1];
@@ -222,6 +242,7 @@ static void json_head(sp_text *out, const sp_adapter *adapter, const sp_receipt_
         sp_text_format(out, ", \"slot_bytes\": %lld", (long long)options->slot_bytes);
     else
         sp_text_add(out, ", \"slot_bytes\": null");
+    json_cost(out, adapter);
     sp_text_add(out, ", \"modules\": {");
 }
 
@@ -268,6 +289,8 @@ static void table_head(sp_text *out, const sp_adapter *adapter, const sp_receipt
         sp_text_format(out, "sites    %zu\n", adapter->n_sites);
     if (adapter->geometry && options->slot_bytes >= 0)
         sp_text_format(out, "slot     %lld bytes\n", (long long)options->slot_bytes);
+    if (adapter->geometry)
+        sp_text_format(out, "cost     %.0f multiply-adds a row\n", sp_adapter_row_macs(adapter));
     if (adapter->expert_bytes > 0)
         sp_text_format(out, "experts  %zu bytes\n", adapter->expert_bytes);
     if (adapter->overlay_bytes > 0)
@@ -408,7 +431,8 @@ sp_status sp_receipt_create_refused(const char *name, const sp_error *refusal,
     sp_text_add(&receipt->json, ", \"tensor\": ");
     json_text(&receipt->json, refusal->subject);
     sp_text_add(&receipt->json,
-                ", \"digest\": null, \"sites\": null, \"slot_bytes\": null, \"modules\": {}, "
+                ", \"digest\": null, \"sites\": null, \"slot_bytes\": null, \"rank\": null, "
+                "\"row_macs\": null, \"modules\": {}, "
                 "\"ignored\": [], \"engine_missing\": [], \"notes\": []}\n");
     table_line(&receipt->table, "adapter  ", name, "\n");
     sp_text_format(&receipt->table, "verdict  refused: %s\n",

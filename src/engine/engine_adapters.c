@@ -399,13 +399,26 @@ sp_status sp_engine_read_tensors(const sp_engine *engine, const char *name, cons
                                    error);
 }
 
+/* Every place of the layers that an adapter could adapt; of the experts as many as a token is
+ * routed to. */
 double sp_engine_row_macs(const sp_engine *engine)
 {
+    const sp_geometry *geometry = engine->model.geometry;
     const sp_model_shape *shape = &engine->model.shape;
-    double q = (double)shape->q_heads * shape->head_dim;
-    double kv = (double)shape->kv_heads * shape->head_dim;
+    double of_all = 0, of_experts = 0;
 
-    return (double)shape->layers * shape->hidden * (2 * q + 2 * kv + 3.0 * shape->intermediate);
+    for (int32_t i = 0; i < sp_geometry_n_sites(geometry); i++) {
+        sp_site site = {.struct_bytes = sizeof site};
+
+        if (sp_geometry_site_at(geometry, i, &site, NULL) != SP_OK || site.layer < 0)
+            continue;
+        if (site.kind == SP_SITE_EXPERT)
+            of_experts += (double)site.k_in * site.n_out;
+        else
+            of_all += (double)site.k_in * site.n_out;
+    }
+    return shape->experts > 0 ? of_all + of_experts * shape->experts_per_token / shape->experts
+                              : of_all;
 }
 
 sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id, sp_digest *out_digest,

@@ -26,8 +26,8 @@ sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_stage_facts *out_facts
 {
     sp_stage_facts facts = {
         .struct_bytes = sizeof facts,
-        .rank = sp_adapter_rank_max(adapter),
         .sites = (int32_t)sp_adapter_n_sites(adapter),
+        .row_macs = sp_adapter_row_macs(adapter),
     };
     char *receipt;
     sp_status status = copy_receipt(adapter, &receipt, error);
@@ -38,11 +38,8 @@ sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_stage_facts *out_facts
     for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
         const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
 
-        /* One column of A is all that a token reads. */
-        int32_t inputs = site->kind == SP_SITE_EMBEDDING ? 0 : site->a.cols;
-
+        facts.rank = site->rank > facts.rank ? site->rank : facts.rank;
         facts.file_bytes += factor_bytes(&site->a) + factor_bytes(&site->b);
-        facts.row_macs += (double)site->rank * ((double)inputs + (double)site->b.rows);
     }
     for (size_t i = 0; i < sp_adapter_n_tables(adapter); i++) {
         const sp_adapter_table *table = sp_adapter_table_at(adapter, i);

@@ -51,9 +51,9 @@ static void check(const json_t *root, const char *path, const char *want)
 /* The keys that are promised, in this order. */
 static void check_keys(const json_t *root)
 {
-    static const char *const keys[] = {"verdict", "code",           "message",    "tensor",
-                                       "digest",  "sites",          "slot_bytes", "modules",
-                                       "ignored", "engine_missing", "notes"};
+    static const char *const keys[] = {
+        "verdict", "code",     "message", "tensor",  "digest",         "sites", "slot_bytes",
+        "rank",    "row_macs", "modules", "ignored", "engine_missing", "notes"};
     void *at = json_object_iter((json_t *)(uintptr_t)root);
 
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
@@ -90,6 +90,50 @@ static make_adapter *varied_adapter(void)
     return adapter;
 }
 
+/* What a row pays, of experts for those that it goes through: 2 of 8 in these bases. By hand. */
+static void cost(void **state)
+{
+    static const struct {
+        const char *model, *adapter, *rank, *macs;
+    } cases[] = {
+        /* three layers, rank 4: gate 64 → 48, up 64 → 48, down 48 → 64 of two experts each */
+        {"qwen3moe", "experts-fused", "4", "8064"},
+        /* three layers of GDN, rank 4: qkvz 64 → 192, ba 64 → 8 */
+        {"qwen3next", "gdn-in", "4", "3936"},
+        /* three layers, rank 4: the router 64 → 8, q_proj 64 → 128 */
+        {"qwen3moe", "router", "4", "3168"},
+    };
+
+    (void)state;
+    assert_false(sp_adapter_row_macs(NULL) > 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sp_receipt_options receipt_options;
+        sp_adapter_options options;
+        sp_receipt *receipt;
+        sp_adapter *adapter;
+        char path[512];
+        sp_error error;
+        json_t *root;
+
+        sp_receipt_options_default(&receipt_options, sizeof receipt_options);
+        sp_adapter_options_default(&options, sizeof options);
+        snprintf(path, sizeof path, SP_TEST_FIXTURES "/%s", cases[i].model);
+        assert_ok(sp_geometry_open(path, &options.geometry, &error), &error);
+        snprintf(path, sizeof path, SP_TEST_FIXTURES "/%s/adapters/%s", cases[i].model,
+                 cases[i].adapter);
+        assert_ok(sp_adapter_open(path, &options, &adapter, &error), &error);
+        assert_ok(sp_receipt_create(adapter, &receipt_options, &receipt, &error), &error);
+        root = parse(receipt);
+        check(root, "rank", cases[i].rank);
+        check(root, "row_macs", cases[i].macs);
+        assert_non_null(strstr(sp_receipt_table(receipt), cases[i].macs));
+        json_decref(root);
+        sp_receipt_destroy(receipt);
+        sp_adapter_release(adapter);
+        sp_geometry_release(options.geometry);
+    }
+}
+
 static void accepted(void **state)
 {
     sp_adapter_options options = toy_options();
@@ -109,6 +153,8 @@ static void accepted(void **state)
     check(root, "code", "null");
     check(root, "sites", "6");
     check(root, "slot_bytes", "12345");
+    check(root, "rank", "2");
+    check(root, "row_macs", "186"); /* 40 + 28 + 24 + 24 + 22 + 48 */
     assert_int_equal(strlen(json_string_value(json_object_get(root, "digest"))), 64);
     check(root, "modules/self_attn.q_proj",
           "{\"sites\": 1, \"rank\": 2, \"scale\": 2, \"variants\": [{\"rank\": 2, \"scale\": 2, "
@@ -563,12 +609,13 @@ static void reason_codes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(accepted),       cmocka_unit_test(notes),
-        cmocka_unit_test(engine_missing), cmocka_unit_test(one_kind_alone),
-        cmocka_unit_test(replaced_rows),  cmocka_unit_test(unchecked),
-        cmocka_unit_test(refused),        cmocka_unit_test(saved_twice),
-        cmocka_unit_test(beside),         cmocka_unit_test(foreign_names),
-        cmocka_unit_test(options_grow),   cmocka_unit_test(reason_codes),
+        cmocka_unit_test(cost),           cmocka_unit_test(accepted),
+        cmocka_unit_test(notes),          cmocka_unit_test(engine_missing),
+        cmocka_unit_test(one_kind_alone), cmocka_unit_test(replaced_rows),
+        cmocka_unit_test(unchecked),      cmocka_unit_test(refused),
+        cmocka_unit_test(saved_twice),    cmocka_unit_test(beside),
+        cmocka_unit_test(foreign_names),  cmocka_unit_test(options_grow),
+        cmocka_unit_test(reason_codes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

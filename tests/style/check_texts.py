@@ -27,8 +27,9 @@ INSPECT_ALONE = {"experts", "expert-layout", "max-lora-expert-rank"}
 # Words with a hyphen that are plain English, or the names of others.
 PLAIN = set("""all-linear args-json-object base-uri built-in connect-src default-src end-of-text
 form-action frame-ancestors function-name gemv-max-m instruction-set key-value llama-cpp-deepseek-r1
-llama-cpp-python log-probabilities prefill-bgmv sidepath-engine sliding-window streaming-read utf-8
-add_subdirectory save_pretrained""".split())
+llama-cpp-python log-probabilities multiply-adds prefill-bgmv sidepath-engine
+sliding-window streaming-read
+utf-8 add_subdirectory save_pretrained""".split())
 OTHERS = {"static"} # flags of other programs
 
 SOURCES = (".c", ".h", ".cu", ".cuh", ".py", ".sh", ".js", ".html", ".cmake", ".in")

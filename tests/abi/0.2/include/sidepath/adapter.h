@@ -274,6 +274,14 @@ SP_API const sp_adapter_site *sp_adapter_site_at(const sp_adapter *adapter, size
 /* The largest rank of its pairs outside the experts and the router; 0 if there is none. */
 SP_API int32_t sp_adapter_rank_max(const sp_adapter *adapter);
 
+/*
+ * Multiply-adds that it adds to one row: rank x (inputs + outputs) of each pair, of a pair of the
+ * embedding rank x outputs. A row goes through some of the experts only, so pairs of experts count
+ * by the share of them that a token is routed to; in full where the geometry is made by hand and
+ * does not say. 0 for NULL.
+ */
+SP_API double sp_adapter_row_macs(const sp_adapter *adapter);
+
 /* The geometry that it was held against, as long as the adapter; NULL: none. */
 SP_API sp_geometry *sp_adapter_geometry(const sp_adapter *adapter);
 
