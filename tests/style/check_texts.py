@@ -20,24 +20,26 @@ ROOMS = [("src/server/", {"serve"}), ("src/cli/serve", {"serve"}),
          ("src/cli/generate", {"generate"}), ("src/cli/logits", {"logits"}),
          ("src/cli/inspect", {"inspect"}), ("src/cli/bench_delta", {"bench delta"}),
          ("src/cli/bench_load", {"bench load"}), ("src/cli/bench", {"bench step"}),
-         ("src/cli/requests", {"generate"})]
+         ("src/cli/requests", {"generate"}), ("src/engine/request/request_rows", {"generate"})]
 # Settings that `inspect` and hosts have and the verbs that run a model lack, as long as their
 # engine takes no base with experts.
 INSPECT_ALONE = {"experts", "expert-layout", "max-lora-expert-rank"}
 # Words with a hyphen that are plain English, or the names of others.
 PLAIN = set("""all-linear args-json-object base-uri built-in connect-src default-src end-of-text
 form-action frame-ancestors function-name gemv-max-m instruction-set key-value llama-cpp-deepseek-r1
-llama-cpp-python log-probabilities multiply-adds prefill-bgmv sidepath-engine
-sliding-window streaming-read
-utf-8 add_subdirectory save_pretrained""".split())
-OTHERS = {"static"} # flags of other programs
+llama-cpp-python log-probabilities multiply-adds pre-tokenizer prefill-bgmv sidepath-engine
+sliding-window streaming-read utf-8
+add_subdirectory save_pretrained""".split())
+OTHERS = {"static", "cases"} # flags of other programs
 
-SOURCES = (".c", ".h", ".cu", ".cuh", ".py", ".sh", ".js", ".html", ".cmake", ".in")
+CODE = (".c", ".h", ".inc")
+SOURCES = (".c", ".h", ".inc", ".cu", ".cuh", ".py", ".sh", ".js", ".html", ".cmake", ".in")
 LITERAL = re.compile(r'"((?:\\.|[^"\\\n])*)"')
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|(\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')",
                      re.DOTALL)
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?![\w-])")
 HYPHENED = re.compile(r"(?<![\w/.%-])[a-z][a-z0-9]*(?:-[a-z0-9]+)+(?![\w/-]|\.\w)")
+FIELD = re.compile(r'(?:\.name = |KNOWN\()"(\w+)"')
 METRIC = re.compile(r"(?<![\w/-])(?:sidepath_[a-z][a-z_]*[a-z]|vllm:[a-z_]+[a-z])(?![\w(*.<-])")
 VARIABLE = re.compile(r"\bSIDEPATH_[A-Z_]+[A-Z]\b")
 SPAN = re.compile(r"```\w*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
@@ -76,7 +78,8 @@ class Program:
             self.variables |= set(VARIABLE.findall(out))
         self.any_flag = set().union(*self.flags.values(), {"version"})
         sources = {str(path.relative_to(root)): path.read_text(encoding="utf-8")
-                   for top in ("src", "include") for path in sorted((root / top).rglob("*.[ch]"))}
+                   for top in ("src", "include")
+                   for path in sorted((root / top).rglob("*")) if path.suffix in CODE}
         code = "".join(sources.values())
         self.texts = {name: literals(text) for name, text in sources.items()}
         self.literals = {t for texts in self.texts.values() for t in texts}
@@ -85,9 +88,9 @@ class Program:
         self.metrics = {m for name, texts in self.texts.items()
                         if name.startswith("src/server/") for text in texts
                         for m in METRIC.findall(text)}
-        self.fields = set(re.findall(r'^    \{"(\w+)", [A-Z |]+, [A-Z_]+\}', "\n".join(
-            path.read_text(encoding="utf-8")
-            for path in (root / "src/server").rglob("request_fields.c")), re.MULTILINE))
+        rows = [root / "src/server/api/body_rows.c", root / "src/engine/request/request_rows.inc"]
+        self.fields = set(FIELD.findall("".join(path.read_text(encoding="utf-8")
+                                                for path in rows if path.is_file())))
         reasons = re.findall(r'X\((SP_REASON_\w+), \d+, "([\w-]+)"', code)
         seen = Counter(re.findall(r"\bSP_REASON_\w+|\"[a-z-]+\"", code))
         self.given = {name for symbol, name in reasons if seen[symbol] > 1 or
@@ -245,7 +248,7 @@ GOOD = {
     "src/server/server.c": 'say("change --port");\n/* --gone */ add("sidepath_steps_total");',
     "src/adapter/reason.h": 'X(SP_REASON_DORA, 24, "dora", S)\nX(SP_REASON_FAR, 25, "far", S)\n'
                             'refuse(SP_REASON_DORA);',
-    "src/server/api/request_fields.c": 'rules[] = {\n    {"prompt", BOTH | CHAT, SERVED},\n};',
+    "src/server/api/body_rows.c": 'rows[] = {\n    {.name = "prompt", .forms = BOTH},\n};',
     "docs/alerts.yml": "expr: rate(sidepath_steps_total[5m]) > 0",
     "README.md": "`sidepath serve --port 1 --no-max-loras` gives `sidepath_steps_total`, `--port`\n"
                  "```sh\nsidepath serve \\\n  --port 2\ncmake --preset x\n```\n",
@@ -280,7 +283,7 @@ BAD = [
      'HTTP.md: `{"prompts": 1}` has the key "prompts", which is not in the sources'),
     ("src/server/server.c", "sidepath_steps_total", "sidepath_steps_total sidepath_new",
      "no document says what the metric sidepath_new is"),
-    ("src/server/api/request_fields.c", "\n};", '\n    {"seed", CHAT, SERVED},\n};',
+    ("src/server/api/body_rows.c", "\n};", '\n    KNOWN("seed", CHAT, IGNORED),\n};',
      "no document says what the field seed is"),
 ]
 
