@@ -376,9 +376,14 @@ SP_API sp_status sp_engine_read_tensors(const sp_engine *engine, const char *nam
  */
 SP_API double sp_engine_row_macs(const sp_engine *engine);
 
-/* The digest of the version that a request holds; all zero for the base. SP_ERR_NOT_FOUND. */
-SP_API sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id,
-                                          sp_digest *out_digest, sp_error *error);
+/*
+ * The version that a request holds, as it was resolved at submission: its name, borrowed until the
+ * request ends, and its digest. The base: NULL and all zero. Either output may be NULL.
+ * SP_ERR_NOT_FOUND: no request waits or runs under this id.
+ */
+SP_API sp_status sp_engine_request_adapter(const sp_engine *engine, int64_t id,
+                                           const char **out_name, sp_digest *out_digest,
+                                           sp_error *error);
 
 #ifdef __cplusplus
 }

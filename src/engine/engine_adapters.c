@@ -421,17 +421,20 @@ double sp_engine_row_macs(const sp_engine *engine)
                               : of_all;
 }
 
-sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id, sp_digest *out_digest,
-                                   sp_error *error)
+sp_status sp_engine_request_adapter(const sp_engine *engine, int64_t id, const char **out_name,
+                                    sp_digest *out_digest, sp_error *error)
 {
-    if (!engine || !out_digest)
-        return sp_fail_null(error, engine ? "out_digest" : "engine");
+    if (!engine)
+        return sp_fail_null(error, "engine");
     for (int32_t i = 0; i < engine->n_sequences; i++) {
         const sp_stage_version *version = engine->sequences[i]->hold.version;
 
         if (engine->sequences[i]->id != id)
             continue;
-        *out_digest = version ? *sp_stage_version_digest(version) : (sp_digest){{0}};
+        if (out_name)
+            *out_name = version ? sp_stage_version_name(version) : NULL;
+        if (out_digest)
+            *out_digest = version ? *sp_stage_version_digest(version) : (sp_digest){{0}};
         return SP_OK;
     }
     return sp_fail(error, SP_ERR_NOT_FOUND, NULL, "id", id, "no request %lld waits or runs",

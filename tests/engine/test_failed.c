@@ -121,7 +121,7 @@ static void each_is_told_and_others_go_on(void **state)
 
         assert_int_equal(s.n_failed[i], 1);
         assert_int_equal(s.n_other_events[i], 0);
-        assert_int_equal(sp_engine_request_digest(engine, s.bad[i], &digest, NULL),
+        assert_int_equal(sp_engine_request_adapter(engine, s.bad[i], NULL, &digest, NULL),
                          SP_ERR_NOT_FOUND);
     }
     assert_int_equal(s.n_tokens, NEW);

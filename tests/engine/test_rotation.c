@@ -427,6 +427,7 @@ static void test_pins_states_and_digests(void **state)
     engine_run b = make_run("r1", 0, 2);
     sp_stage_version_info info = {.struct_bytes = sizeof info};
     sp_stage_load_options load;
+    const char *name = NULL;
     sp_digest digest, none = {{0}};
     int64_t ticket, id;
     sp_error error;
@@ -443,15 +444,17 @@ static void test_pins_states_and_digests(void **state)
         sp_stage_poll_wait(sp_engine_stage(engine), 10);
     assert_string_equal(sp_stage_version_state_name(info.state), "host");
     assert_int_equal(sp_engine_submit(engine, &b.request, &id, &error), SP_OK);
-    assert_ok(sp_engine_request_digest(engine, id, &digest, NULL), NULL);
+    assert_ok(sp_engine_request_adapter(engine, id, &name, &digest, NULL), NULL);
+    assert_string_equal(name, "r1");
     assert_memory_equal(&digest, &info.digest, sizeof digest);
     /* Its only slot is pinned for good: told by name, and the engine goes on. */
     assert_int_equal(sp_engine_step(engine, NULL, NULL, &error), SP_ERR_SLOTS_PINNED);
     assert_int_equal(error.position, id);
-    assert_int_equal(sp_engine_request_digest(engine, id, &digest, NULL), SP_ERR_NOT_FOUND);
+    assert_int_equal(sp_engine_request_adapter(engine, id, &name, &digest, NULL), SP_ERR_NOT_FOUND);
     b.request.adapter = NULL;
     assert_int_equal(sp_engine_submit(engine, &b.request, &id, &error), SP_OK);
-    assert_ok(sp_engine_request_digest(engine, id, &digest, NULL), NULL);
+    assert_ok(sp_engine_request_adapter(engine, id, &name, &digest, NULL), NULL);
+    assert_null(name);
     assert_memory_equal(&digest, &none, sizeof digest);
     assert_int_equal(sp_stage_unload(sp_engine_stage(engine), "ffn", &error), SP_ERR_STATE);
     load.name = "no:name";

@@ -585,6 +585,7 @@ static void requests(void **state)
 {
     const int32_t token = 1;
     sp_request request;
+    const char *name;
     sp_digest digest;
     int64_t id = -3;
 
@@ -617,9 +618,9 @@ static void requests(void **state)
     REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_cancel(NULL, 1, &error));
     REFUSED(SP_ERR_NOT_FOUND, "-1", sp_engine_cancel(w.engine, -1, &error));
     REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_step(NULL, NULL, NULL, &error));
-    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_request_digest(NULL, 1, &digest, &error));
-    REFUSED(SP_ERR_ARGUMENT, "out_digest", sp_engine_request_digest(w.engine, 1, NULL, &error));
-    REFUSED(SP_ERR_NOT_FOUND, "99", sp_engine_request_digest(w.engine, 99, &digest, &error));
+    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_request_adapter(NULL, 1, &name, &digest, &error));
+    REFUSED(SP_ERR_NOT_FOUND, "99",
+            sp_engine_request_adapter(w.engine, 99, &name, &digest, &error));
 }
 
 static void engine_stats(void **state)

@@ -103,17 +103,10 @@ void sp_driver_refuse(sp_driver *driver, sp_generation *generation, sp_status st
 /* Tells the generation which adapter serves it. */
 static void describe(sp_driver *driver, sp_generation *generation)
 {
-    const char *served = generation->adapter;
+    const char *served = NULL;
     sp_digest digest = {{0}};
-    const sp_stage *stage = sp_engine_stage(driver->engine);
-    sp_stage_version_info info = {.struct_bytes = sizeof info};
 
-    sp_engine_request_digest(driver->engine, generation->choices[0].id, &digest, NULL);
-    for (size_t i = 0; !served && i < sp_stage_n_versions(stage); i++)
-        if (sp_stage_version_at(stage, i, &info, NULL) == SP_OK && info.active)
-            served = info.name;
-    if (served && strcmp(served, sp_engine_base_name(driver->engine)) == 0)
-        served = NULL;
+    sp_engine_request_adapter(driver->engine, generation->choices[0].id, &served, &digest, NULL);
     pthread_mutex_lock(&generation->task.lock);
     generation->digest = digest;
     generation->served = served ? sp_strdup(served) : NULL;

@@ -296,9 +296,9 @@ SP_API sp_status sp_engine_cancel(sp_engine *engine, int64_t id, sp_error *error
  * requests wait for adapters on their way has no rows and waits for them, 10 ms at most.
  * A request that cannot go on is dropped and ends with an event, SP_FINISH_FAILED; where its logits
  * are not finite the code is "adapter-non-finite" with the adapter as subject, or
- * "logits-non-finite" for the base; the others go on. The status and the error are then those of
- * the first that was dropped, its id in error->position. An error without an event is the step's
- * own: no request was dropped, and position is -1.
+ * "logits-non-finite" for the base; the others go on, and the step succeeds. Without on_event,
+ * where nobody else would be told, status and error are those of the first that was dropped. Any
+ * other error is the step's own: no request was dropped, and the next call tries again.
  */
 SP_API sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *user,
                                 sp_error *error);
@@ -376,9 +376,14 @@ SP_API sp_status sp_engine_read_tensors(const sp_engine *engine, const char *nam
  */
 SP_API double sp_engine_row_macs(const sp_engine *engine);
 
-/* The digest of the version that a request holds; all zero for the base. SP_ERR_NOT_FOUND. */
-SP_API sp_status sp_engine_request_digest(const sp_engine *engine, int64_t id,
-                                          sp_digest *out_digest, sp_error *error);
+/*
+ * The version that a request holds, as it was resolved at submission: its name, borrowed until the
+ * request ends, and its digest. The base: NULL and all zero. Either output may be NULL.
+ * SP_ERR_NOT_FOUND: no request waits or runs under this id.
+ */
+SP_API sp_status sp_engine_request_adapter(const sp_engine *engine, int64_t id,
+                                           const char **out_name, sp_digest *out_digest,
+                                           sp_error *error);
 
 #ifdef __cplusplus
 }
