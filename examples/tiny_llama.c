@@ -2,7 +2,7 @@
  * tiny_llama MODEL_DIR ADAPTER...: a whole engine for models of the Llama type, written against the
  * public headers alone. It describes its model by hand, loads the adapters (folders of
  * MODEL_DIR/adapters), and runs the prompts of MODEL_DIR/prompts.json with the base and with every
- * adapter, all in one batch. The logits are held against MODEL_DIR/golden, and then against those
+ * adapter, all in one batch. The logits are compared with MODEL_DIR/golden, and then against those
  * of each sequence alone, which must have the same bits: every sum here runs in an order that does
  * not depend on the batch, and so do the library's.
  *
@@ -237,7 +237,7 @@ static void read_model(model *m, const char *directory)
     sp_checkpoint_destroy(checkpoint);
 }
 
-/* ---- what the library is told -------------------------------------------------------------- */
+/* ---- the library's view of the model --------------------------------------------------------- */
 
 /* Number of a linear module's site: the embedding and the head are the first two. */
 static int32_t site_of(int32_t layer, int i)
@@ -287,7 +287,7 @@ static sp_adapter *open_adapter(const host *h, const char *directory, const char
     sp_adapter_options_default(&options, sizeof options);
     options.geometry = h->geometry;
     options.pool_dtype = SP_DTYPE_F32;
-    options.served_embed = &h->model.served_embed; /* copies are held against these */
+    options.served_embed = &h->model.served_embed; /* copies are compared with these */
     options.served_head = &h->model.served_head;
     check(sp_adapter_open(path, &options, &adapter, &error));
     return adapter;

@@ -122,10 +122,10 @@ SP_API sp_status sp_delta_apply(sp_delta *delta, const sp_delta_call *call, sp_e
 /*
  * The halves of an apply, with the same bits, for a host that runs the shrink beside its base GEMM:
  * the same plan and sites in both; x is read by the shrink, and must stay as it is until the expand
- * has returned or, on a GPU, is done; y is read and written by the expand alone. One shrink is
- * under way at a time, and any other call of this delta ends it.
- * As sp_delta_apply; SP_ERR_ARGUMENT: more outputs than SP_DELTA_GROUP_MAX; SP_ERR_STATE, expand:
- * no shrink of these sites is under way.
+ * has returned or, on a GPU, is done; y is read and written by the expand alone. One shrink is in
+ * progress at a time, and any other call of this delta ends it. As sp_delta_apply; SP_ERR_ARGUMENT:
+ * more outputs than SP_DELTA_GROUP_MAX; SP_ERR_STATE, expand: no shrink of these sites is in
+ * progress.
  */
 SP_API sp_status sp_delta_shrink(sp_delta *delta, const sp_delta_call *call, sp_error *error);
 SP_API sp_status sp_delta_expand(sp_delta *delta, const sp_delta_call *call, sp_error *error);

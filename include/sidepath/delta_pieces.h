@@ -29,9 +29,8 @@ typedef struct sp_delta_pieces {
  * of every output, when the base has written that column in all rows. Pieces run on any thread and
  * in any order; shrink pieces do not wait for anything, so expands that come after them find them
  * done, sooner or later. Where it does not fit (more rows or outputs than one round of scratch
- * takes; a GPU), or fails, nothing is begun.
- * One group is under way at a time; the next begin, or any other call, ends it. x, outputs' y and
- * the plan are borrowed until then.
+ * takes; a GPU), or fails, nothing is begun. One group is in progress at a time; the next begin, or
+ * any other call, ends it. x, outputs' y and the plan are borrowed until then.
  */
 SP_API sp_status sp_delta_pieces_begin(sp_delta *delta, const sp_delta_call *call,
                                        sp_delta_pieces *out_pieces, sp_error *error);

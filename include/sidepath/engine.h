@@ -61,7 +61,7 @@ typedef struct sp_engine_options {
     int32_t loader_threads; /* 0: loads are done by the thread that steps, between two steps */
     int32_t adapter_wait_steps;    /* see the fairness rule in scheduler.h */
     int32_t adapter_preempt_steps; /* at least adapter_wait_steps */
-    /* Told of every start-up adapter that is refused, and the engine opens without it; NULL: the
+    /* Called for every start-up adapter that is refused, and the engine opens without it; NULL: the
      * first refusal fails the opening. Called inside sp_engine_open. */
     void (*adapter_refused)(void *user, const char *name, const sp_error *error);
     void *adapter_refused_user;
@@ -82,16 +82,16 @@ typedef struct sp_engine_adapter {
 } sp_engine_adapter;
 
 /*
- * Maps the weights, loads the adapters into slots, allocates pool, KV cache and scratch. On
- * failure nothing is left behind. *out_engine is owned by the caller (sp_engine_close). Every
- * string is copied. SP_ERR_NOT_FOUND, SP_ERR_INPUT, SP_ERR_TRUNCATED, SP_ERR_MISMATCH,
- * SP_ERR_UNSUPPORTED for the model's files, what sp_adapter_open and sp_layout_pack return for an
- * adapter (with `engine-unsupported` for kinds that this engine cannot apply), SP_ERR_ARGUMENT
- * for adapters without slots, SP_ERR_MEMORY with the setting to lower. More adapters than slots is
- * fine: the rest wait in the host cache. What all of it will take (weights, slots, replaced rows,
- * scratch, host cache, KV cache) is held against the memory that is free before any of it is
- * taken: SP_ERR_MEMORY with the code SP_CODE_MEMORY_SHORT, needed and free in the text and the
- * setting to change as the subject.
+ * Maps the weights, loads the adapters into slots, allocates pool, KV cache and scratch. On failure
+ * everything is released. *out_engine is owned by the caller (sp_engine_close). Every string is
+ * copied. SP_ERR_NOT_FOUND, SP_ERR_INPUT, SP_ERR_TRUNCATED, SP_ERR_MISMATCH, SP_ERR_UNSUPPORTED for
+ * the model's files, what sp_adapter_open and sp_layout_pack return for an adapter (with
+ * `engine-unsupported` for kinds that this engine cannot apply), SP_ERR_ARGUMENT for adapters
+ * without slots, SP_ERR_MEMORY with the setting to lower. More adapters than slots is fine: the
+ * rest wait in the host cache. What all of it will take (weights, slots, replaced rows, scratch,
+ * host cache, KV cache) is compared with the free memory before any of it is allocated:
+ * SP_ERR_MEMORY with the code SP_CODE_MEMORY_SHORT, needed and free in the text and the setting to
+ * change as the subject.
  */
 SP_API sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
                                 size_t n_adapters, sp_engine **out_engine, sp_error *error);
@@ -145,9 +145,9 @@ typedef struct sp_text_span {
 } sp_text_span;
 
 /*
- * The same, where a special token is one only if all of its text lies in one of `spans`, which
- * ascend and do not touch. Apart from that a span changes nothing: the text is normalised, split
- * and merged as one. SP_ERR_ARGUMENT: the spans are not in order or leave the text.
+ * The same, where a special token is one only if all of its text is in one of `spans`, which ascend
+ * and do not touch. Apart from that a span changes nothing: the text is normalised, split and
+ * merged as one. SP_ERR_ARGUMENT: the spans are not in order or leave the text.
  */
 SP_API sp_status sp_engine_encode_spans(const sp_engine *engine, const char *text, size_t bytes,
                                         const sp_text_span *spans, size_t n_spans,
@@ -263,7 +263,7 @@ typedef struct sp_request_event {
     sp_finish finish;
     sp_status failure;     /* SP_OK, or with SP_FINISH_FAILED why; error is borrowed until return */
     const sp_error *error; /* NULL unless it failed */
-    /* Where they were asked for; else n_top is 0. Borrowed until return. */
+    /* Where they were requested; else n_top is 0. Borrowed until return. */
     float logprob;
     const sp_logprob *top; /* [n_top] best first, the lower of equal ids first */
     int32_t n_top;
@@ -372,7 +372,7 @@ SP_API sp_status sp_engine_read_tensors(const sp_engine *engine, const char *nam
 
 /*
  * Multiply-adds of the base's linear layers for one row: what the row_macs of an adapter's facts
- * are held against.
+ * are compared with.
  */
 SP_API double sp_engine_row_macs(const sp_engine *engine);
 

@@ -5,7 +5,7 @@
  * columns of x (o_proj, down_proj under tensor parallelism), each rank's layout holds the same
  * range of A (sp_site_slice) and all of B. A rank then has only a part of xa = x · Aᵀ. It takes
  * that part out in FP32, the host adds the parts of all ranks in rank order, and every rank that
- * needs y goes on from the sum:
+ * needs y continues from the sum:
  *
  *     part of rank p   FP32 sum of x · A over its columns, from +0, in the order that the backend
  *                      has, and on the CPU its level, for so many columns
@@ -68,8 +68,8 @@ SP_API sp_status sp_delta_shrink_partial(sp_delta *delta, const sp_delta_partial
                                          sp_error *error);
 
 /*
- * Goes on from the sum of all parts: rounds each row's own rank of xa to the pool's type, once, and
- * folds B's product into y. x is not looked at. Rows without a delta here are neither read nor
+ * Continues from the sum of all parts: rounds each row's own rank of xa to the pool's type, once,
+ * and folds B's product into y. x is not looked at. Rows without a delta here are neither read nor
  * written. With one rank the two calls have the bits of sp_delta_apply. Fails as above;
  * SP_ERR_STRIDE: y_stride < n_out. SP_ERR_ARGUMENT: a y type that is neither the pool's nor F32.
  */

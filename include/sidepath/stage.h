@@ -5,7 +5,7 @@
  * packed images with its byte budget, loader threads, the sources that images come from, and the
  * order in which adapters get slots of a pool. It must not know: steps, tokens, HTTP.
  *
- * A name maps to one version at a time. A version is a content (told apart by its digest) under a
+ * A name maps to one version at a time. A version is a content (identified by its digest) under a
  * generation; names with equal content share one image and one slot. A request holds the version
  * that its name meant when it was resolved, until it lets go; what happens to the name meanwhile
  * (replaced, unloaded) does not concern it. A content is on disk only, on the host (packed image),
@@ -51,8 +51,8 @@ typedef struct sp_stage_options {
                                         served tables of the pool's layout */
     sp_module_set supported;         /* modules that the host can apply: others are refused as
                                         `engine-unsupported`; the default: all */
-    const char *base_name; /* the base model's own, copied; NULL: none. No adapter may have
-                              it, and where it is asked for by name the base is meant */
+    const char *base_name; /* the base model's own, copied; NULL: none. No adapter may have it; as a
+                              request's name it means the base */
     int32_t call_ms_max;   /* a call of a source that takes longer is cancelled and fails
                               as `source-timeout`; 0: no limit */
 } sp_stage_options;
@@ -133,25 +133,25 @@ SP_API sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *opti
                               const sp_adapter *adapter, sp_error *error);
 
 /*
- * The outcome of a load; a final one is told once and then forgotten.
- * SP_PENDING: not yet. SP_OK: *out_generation (may be NULL) is the new version's; it is in a slot,
- * or, where a new name found no free slot, on the host. SP_POOL_FULL: a replacement found no slot
- * beside the version that serves; try again. SP_ERR_SLOTS_PINNED: it never will. SP_ERR_STATE with
- * `load-cancelled`: the name was unloaded meanwhile; `name-taken`, `generation-changed` as above.
- * SP_ERR_NOT_FOUND: no such ticket. SP_ERR_IO with `source-timeout`. Of packed images
- * SP_ERR_REFUSED with `image-not-trusted`, `other-layout` (packed for another layout) or
- * `bad-image` (ranks, scales or checksum). Else what the source returned.
+ * The outcome of a load; a final one is reported once and then forgotten. SP_PENDING: not yet.
+ * SP_OK: *out_generation (may be NULL) is the new version's; it is in a slot, or, where a new name
+ * found no free slot, on the host. SP_POOL_FULL: a replacement found no slot beside the version
+ * that serves; try again. SP_ERR_SLOTS_PINNED: it never will. SP_ERR_STATE with `load-cancelled`:
+ * the name was unloaded meanwhile; `name-taken`, `generation-changed` as above. SP_ERR_NOT_FOUND:
+ * no such ticket. SP_ERR_IO with `source-timeout`. Of packed images SP_ERR_REFUSED with
+ * `image-not-trusted`, `other-layout` (packed for another layout) or `bad-image` (ranks, scales or
+ * checksum). Else what the source returned.
  */
 SP_API sp_status sp_stage_result(sp_stage *stage, int64_t ticket, uint64_t *out_generation,
                                  sp_error *error);
 
-/* Nobody will ask for this ticket's outcome; the load goes on. */
+/* Forgets this ticket: its outcome will not be queried; the load continues. */
 SP_API void sp_stage_forget(sp_stage *stage, int64_t ticket);
 
 /*
  * Removes the name at once, and cancels a load under it. SP_OK: nothing of it is left. SP_BUSY:
- * requests still hold the version and finish on it; it goes when the last one lets go. If it was
- * the active adapter, none is. SP_ERR_NOT_FOUND. SP_ERR_STATE with `pinned`: unpin it first.
+ * requests still hold the version and finish on it; it is freed when the last one releases it. If
+ * it was the active adapter, none is. SP_ERR_NOT_FOUND. SP_ERR_STATE with `pinned`: unpin it first.
  */
 SP_API sp_status sp_stage_unload(sp_stage *stage, const char *name, sp_error *error);
 
@@ -195,9 +195,9 @@ SP_API sp_status sp_stage_hold(sp_stage *stage, sp_hold_kind kind, const char *n
                                sp_hold *out_hold, sp_error *error);
 
 /*
- * Asks for the version's slot. SP_OK: hold->slot and hold->generation are a reference to it (-1
- * for the base), until sp_stage_yield or sp_stage_release. Else it waits, in the order of first
- * asking, and the caller asks again later:
+ * Requests the version's slot. SP_OK: hold->slot and hold->generation are a reference to it (-1 for
+ * the base), until sp_stage_yield or sp_stage_release. Else it waits, in the order of first asking,
+ * and the caller asks again later:
  *   SP_PENDING    it is on its way from disk or into a slot
  *   SP_POOL_FULL  its image is ready, all slots are taken by others now
  *   SP_BUSY       the host cache is full of adapters in use
@@ -257,12 +257,13 @@ typedef enum sp_stage_version_state {
     SP_STAGE_VERSION_HOST = 1,    /* packed image in the host cache */
     SP_STAGE_VERSION_LOADING = 2, /* on its way */
     SP_STAGE_VERSION_READY = 3,   /* in a slot */
-    SP_STAGE_VERSION_DRAINING = 4 /* its name is gone or means another; requests still hold it */
+    SP_STAGE_VERSION_DRAINING =
+        4 /* its name was removed or means another; requests still hold it */
 } sp_stage_version_state;
 
 SP_API const char *sp_stage_version_state_name(sp_stage_version_state state); /* "ready" */
 
-/* What is known of an adapter whose tensors are packed and gone. */
+/* The facts about an adapter that are kept after its tensors are packed and freed. */
 typedef struct sp_stage_facts {
     size_t struct_bytes;
     int32_t rank;        /* the largest, experts and router included */

@@ -282,7 +282,7 @@ SP_API int32_t sp_adapter_rank_max(const sp_adapter *adapter);
  */
 SP_API double sp_adapter_row_macs(const sp_adapter *adapter);
 
-/* The geometry that it was held against, as long as the adapter; NULL: none. */
+/* The geometry that it was checked against, as long as the adapter; NULL: none. */
 SP_API sp_geometry *sp_adapter_geometry(const sp_adapter *adapter);
 
 /*

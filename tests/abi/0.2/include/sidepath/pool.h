@@ -52,9 +52,9 @@ typedef struct sp_layout_options {
                               the union of adapters without pairs */
     int32_t rank;          /* the pool's rank, 1 .. SP_POOL_RANK_MAX */
     sp_dtype dtype;        /* BF16; F32 in the checking mode; F16 where a host wants it */
-    /* What replaced rows are held against; their data is borrowed as long as the layout lives.
-     * NULL: not served, and such adapters are refused. With a tied head both are of one memory,
-     * and only then. */
+    /* What replaced rows are compared with; their data is borrowed as long as the layout lives.
+     * NULL: not served, and such adapters are refused. With a tied head both are of one memory, and
+     * only then. */
     const sp_served_table *served_embed, *served_head;
     sp_device *images_for;       /* host images are in memory that this device copies from at full
                                     speed; borrowed as long as the layout and its images live. NULL:

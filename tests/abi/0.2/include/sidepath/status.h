@@ -64,8 +64,8 @@ typedef enum sp_status {
 
 /*
  * What went wrong, filled by the function that first knew it and passed on by the others. A caller
- * may pass NULL wherever an `sp_error *` is asked for. The record owns nothing and needs no
- * release; it is written only on failure.
+ * may pass NULL wherever an `sp_error *` is expected. The record owns nothing and needs no release;
+ * it is written only on failure.
  */
 typedef struct sp_error {
     sp_status status;
