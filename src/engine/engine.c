@@ -164,8 +164,8 @@ static sp_status create_scheduler(sp_engine *engine, sp_error *error)
     return SP_OK;
 }
 
-/* `widths` is filled and borrowed by the options. No position beyond the cache can come, so the
- * rotary tables end there. */
+/* `widths` is filled and borrowed by the options. All positions are within the cache, so the rotary
+ * tables end there. */
 static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX])
 {
     const sp_model_shape *shape = &engine->model.shape;
@@ -225,7 +225,7 @@ static size_t scratch_bytes(sp_engine *engine)
     return bytes;
 }
 
-/* Nothing large has been taken yet; what was left open is settled here. */
+/* Before any large allocation; chooses the sizes that were left open. */
 static sp_status preflight(sp_engine *engine, size_t overlay_bytes, size_t free_bytes,
                            sp_error *error)
 {
@@ -284,7 +284,7 @@ static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, 
     return status;
 }
 
-/* The caller's list in today's size; *out_own is NULL for an empty one. */
+/* A copy of the list with structs of the current size; *out_own is NULL for an empty one. */
 static sp_status read_adapters(const sp_engine_adapter *adapters, size_t n,
                                sp_engine_adapter **out_own, sp_error *error)
 {
@@ -378,7 +378,7 @@ void sp_engine_close(sp_engine *engine)
     sp_free(engine);
 }
 
-/* ---- what it is ---------------------------------------------------------------------------- */
+/* ---- properties ---------------------------------------------------------------------------- */
 
 const sp_model_shape *sp_engine_shape(const sp_engine *engine)
 {
@@ -486,7 +486,7 @@ static sp_status need_tokenizer(const sp_engine *engine, sp_error *error)
                    engine->base_name);
 }
 
-/* The tokenizer knows how many tokens are too many, and the engine why. */
+/* Adds the reason for the limit, which the tokenizer does not know. */
 static void name_context(const sp_engine *engine, int32_t max_tokens, sp_error *error)
 {
     int32_t context = sp_engine_max_context(engine);
@@ -505,7 +505,7 @@ static void name_context(const sp_engine *engine, int32_t max_tokens, sp_error *
                 max_tokens, context);
 }
 
-/* `spans` are where special tokens are parsed; add_special: what the post-processor adds. */
+/* Special tokens are parsed in `spans` alone; add_special: with the post-processor's tokens. */
 static sp_status encode(const sp_engine *engine, const char *text, size_t bytes,
                         const sp_text_span *spans, size_t n_spans, bool add_special,
                         int32_t max_tokens, int32_t **out_tokens, int32_t *out_n_tokens,

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* What no_ffn leaves out: the FFN in every form, and the output of the linear attention. */
+/* What no_ffn excludes: the FFN in every form, and the output of the linear attention. */
 #define FFN_MODULES                                                                      \
     "linear_attn.out_proj,mlp.gate_proj,mlp.up_proj,mlp.down_proj,"                      \
     "mlp.shared_expert.gate_proj,mlp.shared_expert.up_proj,mlp.shared_expert.down_proj," \
@@ -123,7 +123,7 @@ static sp_status create_delta(sp_engine *engine, sp_error *error)
     return sp_delta_create(&options, &engine->delta, error);
 }
 
-/* Later loads are held to the pool's rank and modules by packing, to all else by the audit. */
+/* Later loads are checked against the pool's rank and modules by packing, all else by the audit. */
 static sp_status create_stage(sp_engine *engine, sp_error *error)
 {
     sp_adapter_options audit = adapter_options(engine);
@@ -147,7 +147,7 @@ static sp_status create_stage(sp_engine *engine, sp_error *error)
     return sp_stage_create(&options, &engine->stage, error);
 }
 
-/* Replacing a version takes the room of both; where one cannot be measured, packing says why. */
+/* Replacing a version needs memory for both; where one cannot be measured, packing reports why. */
 static size_t overlay_budget(const sp_engine *engine, sp_adapter *const *adapters, size_t n)
 {
     size_t sum = 0, largest = 0;
@@ -203,7 +203,7 @@ static sp_status check_adapter_names(const sp_engine *engine, const sp_engine_ad
     return SP_OK;
 }
 
-/* Where the host wants to hear of refusals, they do not fail the opening. */
+/* Where the host has a callback for refusals, they do not fail the opening. */
 static sp_status refused(const sp_engine *engine, const char *name, sp_status status,
                          const sp_error *why, sp_error *error)
 {
@@ -231,7 +231,7 @@ static sp_status add_adapter(sp_engine *engine, const sp_engine_adapter *wanted,
     return status == SP_OK ? SP_OK : refused(engine, wanted->name, status, &why, error);
 }
 
-/* All are opened before the first is packed: the pool is as large as they need. */
+/* All are opened before the first is packed: their needs determine the size of the pool. */
 static sp_status open_startup(sp_engine *engine, sp_startup *startup, sp_error *error)
 {
     sp_status status = SP_OK;
@@ -391,7 +391,7 @@ sp_status sp_engine_read_tensors(const sp_engine *engine, const char *name, cons
     embed = served_table(&engine->model.embed);
     head = served_table(&engine->model.head);
     options = adapter_options(engine);
-    options.base_dir = NULL; /* the caller's string, which may be gone */
+    options.base_dir = NULL; /* the caller's string, which may have been freed */
     options.served_embed = &embed;
     options.served_head = &head;
     options.name = name;

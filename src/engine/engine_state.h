@@ -1,6 +1,7 @@
 /*
- * engine_state.h: what an engine is made of. Shared by engine.c (opening), engine_adapters.c
- * (adapters), submit.c (submitting) and step.c (stepping).
+ * engine_state.h: the members of an engine. Shared by engine.c (opening), engine_adapters.c
+ * (adapters), submit.c (submitting) and step.c (stepping). What changes after opening
+ * belongs to the engine thread.
  */
 #ifndef SP_ENGINE_ENGINE_STATE_H
 #define SP_ENGINE_ENGINE_STATE_H
@@ -16,13 +17,13 @@
 #include <sidepath/pool.h>
 #include <sidepath/stage.h>
 
-/* Reason codes of requests. The first is OpenAI's, which clients and proxies look for. */
+/* Reason codes of requests. The first is OpenAI's, which clients and proxies check. */
 #define SP_ENGINE_CONTEXT_EXCEEDED   "context_length_exceeded"
 #define SP_ENGINE_NO_TOKENIZER       "tokenizer-missing"
 #define SP_ENGINE_ADAPTER_NON_FINITE "adapter-non-finite" /* logits, with an adapter applied */
 #define SP_ENGINE_LOGITS_NON_FINITE  "logits-non-finite"  /* without one */
 
-/* A row of the step under way whose logits are wanted. */
+/* A row of the current step whose logits are needed. */
 typedef struct sp_logit_row {
     int32_t row, position;
     sp_sequence *sequence;
@@ -36,18 +37,18 @@ struct sp_engine {
     sp_exec *exec;
     sp_device *device;
     sp_tokenizer *tokenizer;  /* NULL: the model directory has no tokenizer.json */
-    char tokenizer_note[128]; /* "" for nothing to say */
+    char tokenizer_note[128]; /* "": no note */
 
     sp_layout *layout; /* NULL where no adapter can be loaded, as are pool, stage and delta */
     sp_pool *pool;
     sp_stage_source disk;
     sp_stage *stage;
-    struct sp_step_run *run; /* the step that goes on; NULL: none */
+    struct sp_step_run *run; /* the current step; NULL between steps */
     sp_delta *delta;
     sp_plan *plan;
     sp_route_span *spans; /* [max_running] */
 
-    sp_sequence_memory memory; /* whose pages the backend has the bytes of */
+    sp_sequence_memory memory; /* page numbers; the backend owns the bytes */
     sp_scheduler scheduler;
     const sp_op_table *op_table; /* of the backend */
     sp_ops *ops;
@@ -59,19 +60,20 @@ struct sp_engine {
     int32_t n_sequences, sequences_capacity;
     int64_t next_id;
 
-    sp_logit_row logit_rows[SP_LOGIT_ROWS]; /* the window under way */
+    sp_logit_row logit_rows[SP_LOGIT_ROWS]; /* the current window */
     int32_t n_logit_rows;
     sp_choice choices[SP_LOGIT_ROWS];    /* of the same rows */
-    sp_logprob top[SP_TOP_LOGPROBS_MAX]; /* of the event under way */
-    sp_text decoded;                     /* of the token under way */
-    sp_text event_text;                  /* what of it is set free */
-    sp_sequence **finished;              /* [max_running] of the step under way */
+    sp_logprob top[SP_TOP_LOGPROBS_MAX]; /* of the current event */
+    sp_text decoded;                     /* of the current token */
+    sp_text event_text;                  /* the part of it that events may carry */
+    sp_sequence **finished;              /* [max_running] of the current step */
     int32_t n_finished;
 
     sp_engine_stats stats;
 };
 
-/* Frees a sequence: out of the scheduler, its adapter reference given back. */
+/* Removes a sequence (not NULL) from the engine and the scheduler, releases its adapter and pages,
+ * and frees it. Engine thread. */
 void sp_engine_drop(sp_engine *engine, sp_sequence *sequence);
 
 /* The start-up adapters between their opening and their slots. */
@@ -79,26 +81,32 @@ typedef struct sp_startup {
     const sp_engine_adapter *wanted; /* [n] borrowed */
     size_t n;
     sp_adapter **adapters; /* [n] one reference each; NULL: refused */
-    double *seconds;       /* [n] that the opening took */
-    size_t overlay_bytes;  /* that the pool is to have */
+    double *seconds;       /* [n] that opening each took */
+    size_t overlay_bytes;  /* the pool's budget */
 } sp_startup;
 
-/* engine_adapters.c. First the adapters are opened and engine->layout is made, if there are to be
- * slots at all: then it is known what pool, stage and delta need. */
+/* engine_adapters.c. Opens the adapters (n may be 0) and creates engine->layout, which stays NULL
+ * without slots: after that the needs of pool, stage and delta are known. *out_startup is owned by
+ * the caller (sp_startup_free), and after a failure empty or unchanged. */
 sp_status sp_engine_read_adapters(sp_engine *engine, const sp_engine_adapter *wanted, size_t n,
                                   sp_startup *out_startup, sp_error *error);
-/* Then pool, stage and delta are made and the adapters loaded. */
+/* Creates pool, stage and delta and loads the adapters; what a failure leaves is freed by
+ * sp_engine_close_adapters. */
 sp_status sp_engine_start_adapters(sp_engine *engine, const sp_startup *startup, sp_error *error);
+/* Releases its references. An all-zero struct is fine. */
 void sp_startup_free(sp_startup *startup);
+/* After the last sequence was dropped; members may be NULL. */
 void sp_engine_close_adapters(sp_engine *engine);
 
-/* How the scheduler asks for slots; all NULL without a pool. */
+/* The scheduler's access to slots; all NULL without a pool. */
 sp_slot_gate sp_engine_gate(sp_engine *engine);
 
-/* step.c, for the gate: a waiting sequence can never run. It is dropped, with an event. */
+/* step.c, for the gate: a waiting sequence can never run. Drops it, with an event. `user` is the
+ * engine, inside a step; `error` is borrowed until return. */
 void sp_engine_refused(void *user, sp_sequence *sequence, const sp_error *error);
 
-/* The adapter version that a request means. SP_ERR_NOT_FOUND. */
+/* The adapter version of a name; NULL: the active one, or the base. *out_hold is one reference
+ * (sp_stage_release). Engine thread. SP_ERR_NOT_FOUND. */
 sp_status sp_engine_hold(const sp_engine *engine, const char *adapter, sp_hold *out_hold,
                          sp_error *error);
 

@@ -1,7 +1,7 @@
 /*
  * option_rows.h: the numbers and switches of sp_engine_options, one row each: name, range, default,
  * flag and help. sp_engine_options_default, the check of sp_engine_open and the program's flags
- * read them. Options that are texts, or nobody's but a host's, have none.
+ * read them. Options that are texts, or that only a host sets, have no row.
  */
 #ifndef SP_ENGINE_OPTION_ROWS_H
 #define SP_ENGINE_OPTION_ROWS_H
@@ -10,18 +10,19 @@
 
 #include <sidepath/engine.h>
 
-/* What an option concerns: the forms of its row. */
+/* The scope of an option: the forms of its row. */
 typedef enum sp_option_of {
     SP_OPTION_OF_ENGINE = 1,
-    SP_OPTION_OF_ADAPTER = 2, /* whether one adapter is accepted */
+    SP_OPTION_OF_ADAPTER = 2, /* acceptance of one adapter */
     SP_OPTION_OF_KERNELS = 4
 } sp_option_of;
 
-/* Offsets count in an sp_engine_options; `defaults` has the library's alone. */
+/* Offsets are those of sp_engine_options; `defaults` has the library's alone. */
 extern const sp_field sp_option_rows[];
 extern const size_t sp_n_option_rows;
 
-/* The table over *options, which may be NULL to look rows up. */
+/* The table over *options, borrowed as long as the part is used; NULL: for look-ups alone. Any
+ * thread. */
 sp_field_part sp_option_part(sp_engine_options *options);
 
 #endif

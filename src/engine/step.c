@@ -1,6 +1,6 @@
 /*
- * step.c: one step: plan the batch, route it, run the forward pass, then take the logits of the
- * rows that want them, window by window, and turn each into a token and an event.
+ * step.c: one step: plan the batch, route it, run the forward pass, then compute the logits of the
+ * rows that need them, window by window, and turn each into a token and an event.
  *
  * A step allocates nothing but the text of events, which grows to its largest size once.
  */
@@ -10,10 +10,10 @@
 
 #include <string.h>
 
-/* How long a step without anything to run waits for an adapter on its way. */
+/* How long a step without anything to run waits for an adapter in progress. */
 #define LOAD_WAIT_MS 10
 
-/* What one step carries along. */
+/* The state of one step. */
 typedef struct sp_step_run {
     sp_engine *engine;
     sp_request_event_fn on_event;
@@ -24,7 +24,7 @@ typedef struct sp_step_run {
 
 /* ---- routing ------------------------------------------------------------------------------- */
 
-/* Without a pool every row is the base's, and the forward pass looks at no plan. */
+/* Without a pool all rows are the base's, and the forward pass reads no plan. */
 static sp_status route(sp_engine *engine, const sp_batch *batch, sp_error *error)
 {
     if (!engine->pool)
@@ -71,7 +71,7 @@ static sp_status run_forward(sp_engine *engine, const sp_batch *batch)
 
 /* ---- tokens -------------------------------------------------------------------------------- */
 
-/* Adds `bytes` bytes to the event's text and forgets them. */
+/* Moves `bytes` bytes of the held text to the event's text. */
 static void show_held(sp_engine *engine, sp_sequence *sequence, size_t bytes)
 {
     sp_text *held = &sequence->text.held;
@@ -85,8 +85,8 @@ static void show_held(sp_engine *engine, sp_sequence *sequence, size_t bytes)
 }
 
 /*
- * The text that a new token sets free, into engine->event_text. Returns true when a stop string is
- * complete. `last`: nothing follows, so what was held back is let go.
+ * Appends the text that a new token completes to engine->event_text. Returns true when a stop
+ * string is complete. `last`: nothing follows, so all held text is released.
  */
 static bool advance_text(sp_engine *engine, sp_sequence *sequence, int32_t token, bool eos,
                          bool last)
@@ -122,7 +122,7 @@ static bool advance_text(sp_engine *engine, sp_sequence *sequence, int32_t token
     return stopped;
 }
 
-/* The logprob of a token and of the best ids at its place; n_top -1 where none was asked for. */
+/* The logprob of a token and of the best ids at its place; n_top -1 where none was requested. */
 typedef struct token_score {
     float logprob;
     int32_t n_top;
@@ -155,7 +155,7 @@ static void finish_sequence(step_run *run, sp_sequence *sequence)
     run->engine->finished[run->engine->n_finished++] = sequence;
 }
 
-/* Rows come sequence by sequence, so one that has failed is the last of the list. */
+/* Rows are in the order of sequences, so one that has failed is the last of the list. */
 static bool is_finished(const sp_engine *engine, const sp_sequence *sequence)
 {
     return engine->n_finished > 0 && engine->finished[engine->n_finished - 1] == sequence;
@@ -196,8 +196,8 @@ static void fail_sequence(step_run *run, sp_sequence *sequence, sp_status status
     finish_sequence(run, sequence);
 }
 
-/* Where an adapter is applied it is to blame: the base's own logits are finite, or no request of
- * the base would get on either. */
+/* Where an adapter is applied it is the cause: the base's own logits are finite, or requests of the
+ * base would fail too. */
 static void fail_logits(step_run *run, sp_sequence *sequence, sp_status status)
 {
     bool adapted = sequence->hold.version && sequence->request.lora_scale > 0.0f;
@@ -266,7 +266,7 @@ static sp_status score_token(sp_engine *engine, const sp_sequence *sequence, int
                        &out_score->logprob, engine->top);
 }
 
-/* The token behind the position is one of the prompt, whose logprob is wanted. */
+/* The token after the position is one of the prompt, and its logprob was requested. */
 static sp_status score_prompt(step_run *run, sp_sequence *sequence, int32_t index, int32_t position)
 {
     int32_t token = sequence->tokens[position + 1];
@@ -314,7 +314,7 @@ static sp_status use_token(step_run *run, sp_sequence *sequence, int32_t index)
     return status;
 }
 
-/* Row `index` of the window. */
+/* Uses row `index` of the window. */
 static void use_logits(step_run *run, int32_t index)
 {
     sp_engine *engine = run->engine;
@@ -368,8 +368,7 @@ static void flush_logits(step_run *run)
     engine->n_logit_rows = 0;
 }
 
-/* Whether the row's logits are of use: for a token, a logprob, a callback, or the end of a
- * prefill. */
+/* Whether the row's logits are needed: for a token, a logprob, a callback, or a prefill's end. */
 static bool wants_logits(const sp_sequence *sequence, int32_t position)
 {
     return position == sequence->n_tokens - 1 || sp_sequence_scores(sequence, position) ||
@@ -416,7 +415,7 @@ static void count_step(sp_engine *engine, const sp_batch *batch, double began)
     }
 }
 
-/* Its adapter cannot be had any more; the others go on. */
+/* Its adapter is not available any more; the others continue. */
 void sp_engine_refused(void *user, sp_sequence *sequence, const sp_error *error)
 {
     sp_engine *engine = user;
@@ -428,7 +427,7 @@ void sp_engine_refused(void *user, sp_sequence *sequence, const sp_error *error)
     sp_engine_drop(engine, sequence);
 }
 
-/* Nothing runs: nothing is there, or all that is waits for adapters on their way. */
+/* Nothing runs: there are no requests, or all wait for adapters in progress. */
 static sp_status run_nothing(const step_run *run)
 {
     sp_engine *engine = run->engine;

@@ -1,5 +1,5 @@
 /*
- * submit.c: a request is checked whole and copied, or refused and nothing kept.
+ * submit.c: a request is checked completely and copied, or refused without a trace.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -69,7 +69,7 @@ static sp_penalties penalties_of(const sp_request *request)
     };
 }
 
-/* A request in today's size, checked whole. */
+/* Checks a request, whose struct has the current size, completely. */
 static sp_status check(const sp_engine *engine, const sp_request *request, sp_error *error)
 {
     sp_hold hold = {.struct_bytes = sizeof hold};
@@ -243,7 +243,7 @@ sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t
         destroy_sequence(sequence);
         return sp_fail_memory(error, sizeof *sequence, "the queue");
     }
-    /* Decided here, once: what the name means later does not concern this request. */
+    /* Resolved once: later changes of the name do not affect this request. */
     status = sp_engine_hold(engine, own.adapter, &sequence->hold, error);
     if (status != SP_OK) {
         sp_scheduler_remove(&engine->scheduler, sequence);

@@ -13,8 +13,9 @@ from pathlib import Path
 import c_source
 
 HELD = (
-    "bench", "src/adapter", "src/base", "src/chat", "src/checkpoint", "src/cli", "src/delta",
-    "src/device", "src/kernels", "src/pool", "src/route", "src/server", "src/stage",
+    "bench", "examples", "include", "src/adapter", "src/base", "src/chat", "src/checkpoint",
+    "src/cli", "src/delta", "src/device", "src/engine", "src/kernels", "src/pool", "src/route",
+    "src/server", "src/stage",
 )
 SUFFIXES = {".c", ".h", ".cu", ".cuh"}
 SHOWN_MAX = 50

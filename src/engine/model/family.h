@@ -1,7 +1,7 @@
 /*
- * family.h: what an engine must know of a family of models, as one row of a table: which weights a
- * layer has, and the forward pass in ops. A family is one file (family_qwen3.c) and its row in
- * families.c; what config.json says of it is read by checkpoint/shape.c.
+ * family.h: what an engine needs to know about a family of models, as a row of a table: the weights
+ * of a layer, and the forward pass in ops. A family is one file (family_qwen3.c) and its row in
+ * families.c; its part of config.json is read by checkpoint/shape.c.
  */
 #ifndef SP_ENGINE_MODEL_FAMILY_H
 #define SP_ENGINE_MODEL_FAMILY_H
@@ -17,8 +17,8 @@ typedef struct sp_family_row {
     /* Numbers and widths of the pass's activations; returns how many there are. */
     int32_t (*widths)(const sp_model_shape *shape, int32_t out_widths[SP_ROWS_MAX]);
 
-    /* Finds the weights of a layer. out_layer is layer_bytes of zeros, which stay where they are
-     * until the model is closed. */
+    /* Looks up the weights of a layer. out_layer is layer_bytes of zeros, at a fixed address until
+     * the model is closed. */
     void (*load_layer)(sp_weight_loader *loader, int32_t layer, void *out_layer);
 
     /* The forward pass, an sp_pass_fn: from the tokens of the step to hidden states after the last
@@ -27,20 +27,20 @@ typedef struct sp_family_row {
     sp_rows final;
 } sp_family_row;
 
-/* All families that the engine runs, NULL at the end. A program that is linked statically and
- * defines this array itself, as a test does, runs the families of its own. */
+/* All families that the engine supports, NULL-terminated. A statically linked program that defines
+ * this array itself, as a test does, supports its own families instead. */
 extern const sp_family_row *const sp_families[];
 
 extern const sp_family_row sp_family_qwen3, sp_family_llama;
 
-/* NULL: the engine does not run it. */
+/* The row of a family; NULL: not supported. Any thread. */
 const sp_family_row *sp_family_find(sp_family family);
 
-/* What attention and its cache need to know. */
+/* The dimensions of attention and its cache. */
 sp_attention_shape sp_family_attention(const sp_model_shape *shape);
 
-/* Computes all rows of the step: their keys and values go to the cache, and their final hidden
- * states stay for sp_family_logits. Fails like sp_op_step. */
+/* Computes all rows of the step: writes their keys and values to the cache, and keeps their final
+ * hidden states for sp_family_logits. Engine thread. Fails like sp_op_step. */
 sp_status sp_family_forward(const sp_model *model, sp_ops *ops, const sp_step *step);
 
 /* Logits of n_rows (at most SP_LOGIT_ROWS) rows of the last step, named by their row numbers. Fails

@@ -1,6 +1,6 @@
 /*
- * family_llama.c: the Llama types, dense: Llama, Mistral, Qwen2, SmolLM2 and SmolLM3. What differs
- * among them is in the shape: biases, the scaling of RoPE, layers that do not rotate.
+ * family_llama.c: the Llama types, dense: Llama, Mistral, Qwen2, SmolLM2 and SmolLM3. Their
+ * differences are in the shape: biases, the scaling of RoPE, layers that do not rotate.
  */
 #include "engine/model/family.h"
 
@@ -21,7 +21,7 @@ enum {
 typedef struct layer_weights {
     sp_norm input_norm;       /* [H] */
     sp_linear q, k, v, o;     /* [Q, H] [K, H] [K, H] [H, Q] */
-    bool stays;               /* q and k are not rotated */
+    bool unrotated;           /* of q and k */
     sp_norm post_norm;        /* [H] */
     sp_linear gate, up, down; /* [I, H] [I, H] [H, I] */
 } layer_weights;
@@ -43,7 +43,7 @@ static void load_layer(sp_weight_loader *loader, int32_t layer, void *out_layer)
     int32_t hidden = shape->hidden, inner = shape->intermediate, head = shape->head_dim;
     int32_t q = shape->q_heads * head, kv = shape->kv_heads * head;
 
-    w->stays = sp_weight_loader_kind(loader, layer) == SP_LAYER_FULL_ATTENTION_NO_ROPE;
+    w->unrotated = sp_weight_loader_kind(loader, layer) == SP_LAYER_FULL_ATTENTION_NO_ROPE;
     sp_load_norm(loader, layer, "input_layernorm", hidden, &w->input_norm);
     sp_load_linear(loader, layer, "self_attn.q_proj", q, hidden, bias, &w->q);
     sp_load_linear(loader, layer, "self_attn.k_proj", kv, hidden, bias, &w->k);
@@ -64,7 +64,7 @@ static void run_layer(sp_ops *ops, int32_t layer, const layer_weights *w, const 
     const sp_projection o[] = {{&w->o, OUTPUT}};
     const sp_projection gate_up[] = {{&w->gate, GATE}, {&w->up, UP}};
     const sp_projection down[] = {{&w->down, OUTPUT}};
-    const sp_rope_call rope = {.q = Q, .k = K, .v = V, .stays = w->stays, .layer = layer};
+    const sp_rope_call rope = {.q = Q, .k = K, .v = V, .unrotated = w->unrotated, .layer = layer};
 
     sp_op_linear(ops, HIDDEN, qkv, 3);
     sp_op_rope_and_cache(ops, &rope);

@@ -68,8 +68,8 @@ static sp_status check_directory(const char *directory, sp_error *error)
     return SP_OK;
 }
 
-/* Whole files are held against what is free where they are copied; of mapped ones only the tensors
- * in use come into memory, and those are known once they are mapped. */
+/* Compares whole files with the free memory where they are copied; of mapped ones only the tensors
+ * in use become resident, and those are known once the files are mapped. */
 static sp_status check_memory(const sp_checkpoint *checkpoint, size_t free_bytes, sp_error *error)
 {
     size_t sum = 0;
@@ -97,7 +97,8 @@ static sp_status open_files(sp_model *model, const char *directory, bool copy, s
     return status;
 }
 
-/* The families that run, as a list in words. */
+/* Writes the names of the supported families, as far as they fit, to out_names [bytes]; returns it.
+ */
 static const char *name_families(char *out_names, size_t bytes)
 {
     size_t n = 0;

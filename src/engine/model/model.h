@@ -1,8 +1,7 @@
 /*
- * model.h: the base weights: bf16, mapped from the checkpoint's files and never copied (but for a
- * tensor that the file stores at an odd address or in another type, F16 or F32, which is converted;
- * or all of them where that is wished). Owns the
- * files; immutable after opening.
+ * model.h: the base weights: bf16, mapped from the checkpoint's files. A tensor at an odd address
+ * is copied, one in F16 or F32 is converted; on request all files are copied. Owns the files;
+ * immutable after opening, so any thread may read it.
  */
 #ifndef SP_ENGINE_MODEL_MODEL_H
 #define SP_ENGINE_MODEL_MODEL_H
@@ -22,31 +21,32 @@ typedef struct sp_model {
     sp_weight embed;     /* [vocab, H] */
     sp_weight head;      /* [vocab, H]; the same memory as embed when tied */
     sp_norm final_norm;  /* [H] */
-    sp_weight **weights; /* [n_weights] all of them, once: where they are in the structs above */
+    sp_weight **weights; /* [n_weights] pointers to each of them, once, in the structs above */
     size_t n_weights;
     sp_weight_files files;
-    void **copies; /* tensors whose file offset is odd or whose type is not BF16 */
+    void **copies; /* [n_copies] tensors at an odd file offset or not of type BF16 */
     size_t n_copies;
     size_t weight_bytes; /* of the tensors in use */
-    char *name;          /* the directory's own name */
-    char *unused;        /* names of tensors that nothing uses, as a sentence; NULL: none */
-    char *converted;     /* how many tensors were converted, as a sentence; NULL: none */
+    char *name;          /* the last part of the directory's path */
+    char *unused;        /* a sentence with the names of unused tensors; NULL: none */
+    char *converted;     /* a sentence with the number of converted tensors; NULL: none */
 } sp_model;
 
 /*
  * Reads config.json and maps the shards, or copies them. Tensors of other kinds (a vision tower,
- * MTP layers) are left alone and named in `unused`; one that belongs to a part that runs, and that
- * nothing applies, is SP_ERR_UNSUPPORTED with "unused-weight". SP_ERR_NOT_FOUND: a file or a weight
- * is missing (named). SP_ERR_MISMATCH: a weight has another shape (both given). SP_ERR_UNSUPPORTED:
- * an architecture or a dtype that this engine does not run (named). SP_ERR_TRUNCATED, SP_ERR_INPUT:
- * a shard is broken. SP_ERR_MEMORY: copies would take more than free_bytes (preflight.h), or there
- * is no memory. *out_model must stay where it is, and is empty after a failure.
+ * MTP layers) are skipped and named in `unused`; a tensor of a part that runs, which is not
+ * applied, is SP_ERR_UNSUPPORTED with "unused-weight". SP_ERR_NOT_FOUND: a file or a weight is
+ * missing (named). SP_ERR_MISMATCH: a weight has another shape (both given). SP_ERR_UNSUPPORTED: an
+ * architecture or a dtype that this engine does not run (named). SP_ERR_TRUNCATED, SP_ERR_INPUT: a
+ * shard is broken. SP_ERR_MEMORY: copies would take more than free_bytes (preflight.h), or there is
+ * no memory. *out_model must not be moved, and is empty after a failure.
  */
 sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes, sp_model *out_model,
                         sp_error *error);
+/* An empty or all-zero model is fine. */
 void sp_model_close(sp_model *model);
 
-/* Puts every weight where the backend reads it. What sp_op_place returns. */
+/* Places every weight in the backend's memory. Returns what sp_op_place returns. */
 sp_status sp_model_place(sp_model *model, sp_ops *ops, sp_error *error);
 
 #endif

@@ -13,7 +13,7 @@ static size_t times(size_t a, size_t b)
     return b != 0 && a > SIZE_MAX / b ? SIZE_MAX : a * b;
 }
 
-/* Takes `bytes` of *left, or says that they are not there and what to change. */
+/* Subtracts `bytes` from *left, or reports that they are missing and which setting to change. */
 static sp_status take(size_t *left, size_t bytes, const char *what, const char *setting,
                       const char *advice, sp_error *error)
 {

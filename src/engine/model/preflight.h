@@ -1,6 +1,6 @@
 /*
- * preflight.h: what an engine is going to take, held against the memory that is free before any of
- * it is taken. Pure arithmetic; who measures the needs is engine.c.
+ * preflight.h: compares the memory that an engine is going to allocate with the free memory, before
+ * any of it is allocated. Pure arithmetic, any thread; engine.c measures the needs.
  */
 #ifndef SP_ENGINE_MODEL_PREFLIGHT_H
 #define SP_ENGINE_MODEL_PREFLIGHT_H
@@ -16,27 +16,27 @@ typedef struct sp_memory_needs {
     int32_t slots;     /* 0: no pool, no overlay and no host cache */
     size_t overlay;    /* budget of replaced rows */
     size_t scratch;    /* activations, logits and the deltas' scratch */
-    size_t host_cache; /* budget of packed adapters; 0: what the others leave decides */
+    size_t host_cache; /* budget of packed adapters; 0: chosen from what the others leave */
     size_t kv_token;   /* keys and values of one token in all layers */
-    int64_t kv_tokens; /* 0: what the others leave decides */
+    int64_t kv_tokens; /* 0: chosen from what the others leave */
     int64_t max_running, max_context; /* tokens of one request */
     int32_t page_tokens;
 } sp_memory_needs;
 
 typedef struct sp_memory_shares {
-    int64_t kv_tokens; /* whole pages where it was left open, at least one; else as given */
-    size_t host_cache; /* 0: no limit, where nobody knows what is free */
+    int64_t kv_tokens; /* as given; where that is 0, whole pages, at least one */
+    size_t host_cache; /* 0: no limit, where the free memory is unknown */
 } sp_memory_shares;
 
-/* Tokens of a KV cache that is left open where nobody knows what is free. */
+/* Tokens of a KV cache of unspecified size where the free memory is unknown. */
 #define SP_KV_TOKENS_UNKNOWN 65536
 
 /*
- * Holds the sums, in the order of the struct, against what is left of `free_bytes` (SIZE_MAX:
- * unknown, all fit). A KV cache that is left open gets the lesser of max_running × max_context
- * tokens and half of what is left; then a host cache that is left open gets one image and half of
- * what is left. SP_ERR_MEMORY with the code "memory-short": the first sum that does not fit, with
- * needed, free, and as subject the setting to change.
+ * Subtracts the needs, in the order of the struct, from `free_bytes` (SIZE_MAX: unknown, all fit).
+ * A KV cache of 0 tokens gets the lesser of max_running × max_context tokens and half of the rest;
+ * then a host cache of 0 bytes gets one image and half of the rest. SP_ERR_MEMORY with the code
+ * "memory-short": the first need that does not fit, with needed, free, and as subject the setting
+ * to change; *out_shares is not used then.
  */
 sp_status sp_memory_preflight(const sp_memory_needs *needs, size_t free_bytes,
                               sp_memory_shares *out_shares, sp_error *error);

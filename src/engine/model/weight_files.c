@@ -60,7 +60,7 @@ static sp_status open_file(const sp_checkpoint *checkpoint, int32_t index, bool 
     return status;
 }
 
-/* Where the system has no more of them, changes are found by looking alone. */
+/* Where no inotify instance is left, changes are found by sp_weight_files_check alone. */
 static void watch_files(sp_weight_files *files)
 {
     files->notify = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
@@ -141,7 +141,7 @@ static sp_status check_file(const sp_weight_file *file, sp_error *error)
     struct stat now;
 
     if (fstat(file->file.fd, &now) != 0)
-        return SP_OK; /* nothing is known; the next look may know more */
+        return SP_OK; /* unknown; the next check may tell */
     if (now.st_size < file->seen.st_size)
         return sp_fail(error, SP_ERR_TRUNCATED, SP_CODE_WEIGHTS_CHANGED, file->path, now.st_size,
                        "%s has %lld bytes now, and had %lld when it was mapped", shown,
@@ -166,7 +166,7 @@ static sp_status check_path(const sp_weight_file *file, sp_error *error)
                    sp_path_tail(file->path));
 }
 
-/* What spoils answers comes first. */
+/* Reports the changes that spoil answers first. */
 sp_status sp_weight_files_check(const sp_weight_files *files, sp_error *error)
 {
     sp_status status = SP_OK;

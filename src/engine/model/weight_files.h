@@ -1,6 +1,6 @@
 /*
- * weight_files.h: the files of the base weights: mapped, and then watched, or copied into memory.
- * What is mapped and changes would change answers: it is told apart from what is as it was.
+ * weight_files.h: the files of the base weights: mapped and watched, or copied into memory. A
+ * change of a mapped file would change answers, so it is detected.
  */
 #ifndef SP_ENGINE_MODEL_WEIGHT_FILES_H
 #define SP_ENGINE_MODEL_WEIGHT_FILES_H
@@ -18,22 +18,24 @@ typedef struct sp_weight_file {
     char *path;
     sp_mapping mapping; /* empty where it was copied */
     sp_file file;       /* open as long as it is mapped */
-    struct stat seen;   /* before it was mapped */
+    struct stat seen;   /* its state before it was mapped */
 } sp_weight_file;
 
 typedef struct sp_weight_files {
     sp_weight_file *files; /* [n] */
     size_t n;
-    int notify; /* an inotify; -1: none */
+    int notify; /* inotify descriptor; -1: none */
     bool copied;
 } sp_weight_files;
 
 /*
  * Maps or copies the checkpoint's files. SP_ERR_TRUNCATED: one is shorter than its header says.
- * SP_ERR_MEMORY: for copies, with the setting. What sp_file_open and sp_file_read return.
+ * SP_ERR_MEMORY: for copies, with the setting. Else what sp_file_open and sp_file_read return.
+ * *out_files is owned by the caller, and unchanged after a failure.
  */
 sp_status sp_weight_files_open(const sp_checkpoint *checkpoint, bool copy,
                                sp_weight_files *out_files, sp_error *error);
+/* An all-zero struct is fine. */
 void sp_weight_files_close(sp_weight_files *files);
 
 /* As sp_engine_weights_touched and sp_engine_check_weights. */

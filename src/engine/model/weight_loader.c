@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define TENSOR_NAME_BYTES 192
-#define UNUSED_NAMES      5 /* that a note has in full */
+#define UNUSED_NAMES      5 /* named in full in a note */
 
 /* ---- tensors ------------------------------------------------------------------------------- */
 
@@ -27,7 +27,7 @@ struct sp_weight_loader {
     size_t n_converted[2]; /* weights that were F32, and F16 */
 };
 
-/* Memory of the model's own for one weight; NULL after a failure. */
+/* Memory owned by the model for one weight; NULL after a failure, which is kept. */
 static void *own_memory(sp_weight_loader *loader, size_t bytes, const char *what)
 {
     sp_model *model = loader->model;
@@ -57,7 +57,7 @@ static const void *aligned_data(sp_weight_loader *loader, const char *data, size
     return copy;
 }
 
-/* The ops take BF16: other types are rounded to it once, to the nearest, ties to even. */
+/* The ops read BF16: other types are rounded to it once, to nearest, ties to even. */
 static const void *converted_data(sp_weight_loader *loader, const sp_tensor *tensor,
                                   const char *data)
 {
@@ -106,7 +106,7 @@ static void fail_shape(sp_weight_loader *loader, const sp_tensor *tensor, int32_
                                  tensor->name, have, rows);
 }
 
-/* The weight becomes one of those that are placed. */
+/* Appends the weight to the list of those to place. */
 static void list_weight(sp_weight_loader *loader, sp_weight *weight)
 {
     sp_model *model = loader->model;
@@ -126,7 +126,7 @@ static void list_weight(sp_weight_loader *loader, sp_weight *weight)
     model->weights[model->n_weights++] = weight;
 }
 
-/* The weight [rows, columns] (a vector when columns is 0) of that name. */
+/* Loads the weight [rows, columns] (a vector when columns is 0) of that name. */
 static void load(sp_weight_loader *loader, const char *name, int32_t rows, int32_t columns,
                  sp_weight *out_weight)
 {
@@ -211,7 +211,7 @@ void sp_load_linear(sp_weight_loader *loader, int32_t layer, const char *module,
     out_linear->site = sp_geometry_find_module(loader->model->geometry, layer, module, -1);
 }
 
-/* ---- what is left over --------------------------------------------------------------------- */
+/* ---- unused tensors --------------------------------------------------------------------- */
 
 static bool begins_with(const char *text, const char *beginning)
 {
@@ -239,8 +239,8 @@ static bool is_in_trunk(const sp_model_shape *shape, const char *name)
            begins_with(name, "lm_head.");
 }
 
-/* Tables that older programs saved, and a tied base's copy of its embedding. */
-static bool says_nothing(const sp_model_shape *shape, const char *name)
+/* Tables that older programs saved, and a tied base's copy of its embedding: safe to skip. */
+static bool is_redundant(const sp_model_shape *shape, const char *name)
 {
     return ends_with(name, ".rotary_emb.inv_freq") ||
            (shape->tied_embeddings && strcmp(name, "lm_head.weight") == 0);
@@ -256,7 +256,7 @@ static void add_unused(sp_text *out, const char *name, size_t n)
         sp_text_add_printable(out, name);
 }
 
-/* A weight of a part that runs, and that is not applied, would make the answers slightly wrong. */
+/* A weight of a part that runs and that is not applied would make the answers slightly wrong. */
 static void check_unused(sp_weight_loader *loader)
 {
     const sp_model_shape *shape = &loader->model->shape;
@@ -266,7 +266,7 @@ static void check_unused(sp_weight_loader *loader)
     for (size_t i = 0; i < sp_checkpoint_n_tensors(loader->checkpoint); i++) {
         const char *name = sp_checkpoint_at(loader->checkpoint, i)->name;
 
-        if (loader->used[i] || says_nothing(shape, name))
+        if (loader->used[i] || is_redundant(shape, name))
             continue;
         if (is_in_trunk(shape, name)) {
             sp_text_free(&names);

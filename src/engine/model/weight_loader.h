@@ -1,7 +1,7 @@
 /*
  * weight_loader.h: names of tensors to weights, while a model is opened. A family names what it
- * needs; the first failure is kept and makes the look-ups after it do nothing. What nobody has
- * named is told apart afterwards: of a part that runs, or of another.
+ * needs; the first failure is kept, and look-ups after it do nothing. Tensors that were not named
+ * are classified afterwards: of a part that runs, or of another. One thread.
  */
 #ifndef SP_ENGINE_MODEL_WEIGHT_LOADER_H
 #define SP_ENGINE_MODEL_WEIGHT_LOADER_H
@@ -15,16 +15,17 @@ typedef struct sp_weight_loader sp_weight_loader;
 sp_status sp_load_weights(sp_model *model, const sp_checkpoint *checkpoint, size_t free_bytes,
                           sp_error *error);
 
+/* Borrowed until the model is closed. */
 const sp_model_shape *sp_weight_loader_shape(const sp_weight_loader *loader);
 sp_layer_kind sp_weight_loader_kind(const sp_weight_loader *loader, int32_t layer);
 
-/* "model.layers.N.<module>.weight" [width]. The outputs must stay where they are until the model is
- * closed. */
+/* "model.layers.N.<module>.weight" [width]. *out_norm must not be moved until the model is closed:
+ * the list of weights points into it. */
 void sp_load_norm(sp_weight_loader *loader, int32_t layer, const char *module, int32_t width,
                   sp_norm *out_norm);
 
-/* "model.layers.N.<module>.weight" [outputs, inputs], and ".bias" [outputs] if there is to be one;
- * the module is the site of its side paths. */
+/* "model.layers.N.<module>.weight" [outputs, inputs], and ".bias" [outputs] with `bias`; the module
+ * is the site of its side paths. *out_linear must not be moved either. */
 void sp_load_linear(sp_weight_loader *loader, int32_t layer, const char *module, int32_t outputs,
                     int32_t inputs, bool bias, sp_linear *out_linear);
 

@@ -43,12 +43,12 @@ static void rope_row(const sp_cpu_ops *cpu, const void *user, int32_t row)
     void *keys = sp_kv_cache_keys(&cpu->cache, call->layer);
     void *values = sp_kv_cache_values(&cpu->cache, call->layer);
 
-    for (int32_t h = 0; h < cpu->attention.q_heads && !call->stays; h++)
+    for (int32_t h = 0; h < cpu->attention.q_heads && !call->unrotated; h++)
         rotate(cpu, call->q_norm, head_of(cpu, call->q, row, h), position);
     for (int32_t h = 0; h < cpu->attention.kv_heads; h++) {
         void *k = head_of(cpu, call->k, row, h);
 
-        if (!call->stays)
+        if (!call->unrotated)
             rotate(cpu, call->k_norm, k, position);
         store_head(cpu, keys, k, page, h, position % page_tokens);
         store_head(cpu, values, head_of(cpu, call->v, row, h), page, h, position % page_tokens);
@@ -57,7 +57,7 @@ static void rope_row(const sp_cpu_ops *cpu, const void *user, int32_t row)
 
 sp_status sp_cpu_rope_and_cache(sp_ops *ops, const sp_rope_call *call)
 {
-    SP_ASSERT(!call->stays || (!call->q_norm && !call->k_norm));
+    SP_ASSERT(!call->unrotated || (!call->q_norm && !call->k_norm));
     sp_cpu_each_row((sp_cpu_ops *)ops, rope_row, call);
     return SP_OK;
 }
@@ -70,7 +70,7 @@ typedef struct attention_job {
     int32_t layer;
 } attention_job;
 
-/* One kv head of one attention item. */
+/* The task of one kv head of one attention item. */
 static void attention_task(void *user, int32_t task, int32_t thread)
 {
     const attention_job *job = user;

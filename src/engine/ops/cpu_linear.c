@@ -9,9 +9,10 @@
 
 #include <stdatomic.h>
 
-/* Elements that the calling thread packs itself rather than wake others. */
+/* Up to so many elements are packed by the calling thread, without waking others. */
 #define PACK_ALONE_ELEMENTS (1 << 15)
-/* Pauses for a shrink that is nearly through, some microseconds, before its expand is put off. */
+/* Pauses (some microseconds) to wait for a shrink that is nearly done before its expand is
+ * deferred. */
 #define EXPAND_PAUSES 256
 
 typedef struct linear_job {
@@ -19,7 +20,7 @@ typedef struct linear_job {
     sp_pack_job pack;
     sp_gemm_job gemm;
     sp_delta_pieces delta;
-    atomic_int n_waiting; /* entries of cpu->waiting: pieces whose expand was put off */
+    atomic_int n_deferred; /* entries of cpu->deferred: pieces whose expand was deferred */
 } linear_job;
 
 int32_t sp_cpu_linear_pieces_max(int32_t threads)
@@ -56,7 +57,7 @@ static bool expand_soon(linear_job *job, const sp_gemm_piece *piece)
     return false;
 }
 
-/* Whether the piece was the last of its strip: only then all rows of its columns are there. */
+/* Whether the piece was the last of its strip: only then all rows of its columns are computed. */
 static bool ends_strip(linear_job *job, const sp_gemm_piece *piece)
 {
     return piece->strip_pieces == 1 ||
@@ -65,8 +66,8 @@ static bool ends_strip(linear_job *job, const sp_gemm_piece *piece)
                piece->strip_pieces;
 }
 
-/* The shrinks come first and wait for nothing, so a piece of the base seldom waits for them. It
- * does not wait long either: a host's executor may run tasks in any order, on one thread. */
+/* The shrinks come first and wait for nothing, so a piece of the base seldom waits for them, and
+ * never for long: a host's executor may run tasks in any order, on one thread. */
 static void gemm_task(void *user, int32_t task, int32_t thread)
 {
     linear_job *job = user;
@@ -81,19 +82,19 @@ static void gemm_task(void *user, int32_t task, int32_t thread)
     piece = sp_gemm_job_piece(&job->gemm, number);
     sp_gemm_job_run(&job->gemm, &piece);
     if (job->delta.shrink > 0 && ends_strip(job, &piece) && !expand_soon(job, &piece))
-        job->cpu->waiting[atomic_fetch_add(&job->n_waiting, 1)] = number;
+        job->cpu->deferred[atomic_fetch_add(&job->n_deferred, 1)] = number;
 }
 
-static void waiting_task(void *user, int32_t task, int32_t thread)
+static void deferred_task(void *user, int32_t task, int32_t thread)
 {
     linear_job *job = user;
-    sp_gemm_piece piece = sp_gemm_job_piece(&job->gemm, job->cpu->waiting[task]);
+    sp_gemm_piece piece = sp_gemm_job_piece(&job->gemm, job->cpu->deferred[task]);
 
     (void)thread;
     (void)expand(job, &piece); /* every shrink has returned */
 }
 
-/* Where one adapter has all rows, the deltas' x is the base's. */
+/* Where all rows have the same adapter, the deltas read the base's packed x. */
 static void share_packed_x(linear_job *job, sp_gemm_args *gemms)
 {
     if (job->cpu->type != SP_DTYPE_BF16 || !job->delta.packed_x)
@@ -147,7 +148,7 @@ static void fill(const sp_cpu_ops *cpu, const sp_projection *p, sp_gemm_args *ou
                                     .y_type = cpu->type};
 }
 
-/* Begins the side paths in pieces; what does not fit is applied afterwards. */
+/* Begins the side paths in pieces; *out_apart: they do not fit and are applied after the base. */
 static sp_status begin_delta(linear_job *job, const sp_delta_call *call, bool *out_apart)
 {
     sp_cpu_ops *cpu = job->cpu;
@@ -219,6 +220,6 @@ sp_status sp_cpu_linear(sp_ops *ops, sp_rows x, const sp_projection *projections
     share_packed_x(&job, gemms);
     run_pack(&job);
     sp_exec_run(cpu->exec, gemm_task, &job, job.delta.shrink + job.gemm.n_pieces);
-    sp_exec_run(cpu->exec, waiting_task, &job, atomic_load(&job.n_waiting));
+    sp_exec_run(cpu->exec, deferred_task, &job, atomic_load(&job.n_deferred));
     return apart ? apply_apart(&job, &call) : SP_OK;
 }

@@ -1,4 +1,4 @@
-/* cpu_logits.c: the logits of a window of rows, and what is made of them: tokens and logprobs. */
+/* cpu_logits.c: the logits of a window of rows, and tokens and logprobs from them. */
 #include "base/assert.h"
 #include "base/clock.h"
 #include "engine/ops/cpu_ops.h"
@@ -9,7 +9,7 @@
 
 /* ---- logits -------------------------------------------------------------------------------- */
 
-/* What the rows' adapters do to their logits. */
+/* Applies the rows' adapters to their logits. */
 static sp_status adapt(sp_cpu_ops *cpu, sp_rows x, const int32_t *rows, int32_t n_rows)
 {
     size_t row_bytes = (size_t)cpu->hidden * sp_dtype_bytes(cpu->type);
@@ -90,7 +90,7 @@ typedef struct choose_job {
     sp_choice *choices;
 } choose_job;
 
-/* The row with what the request adds to it: a copy where it adds something. */
+/* The row with the request's bias and penalties: a copy where it has any, else the row itself. */
 static const float *adjust(const sp_cpu_ops *cpu, const sp_choice *choice, const float *logits,
                            int32_t place)
 {
@@ -108,8 +108,8 @@ static const float *adjust(const sp_cpu_ops *cpu, const sp_choice *choice, const
     return adjusted;
 }
 
-/* One row's token. The vocabulary is long: rows are chosen for side by side, each in the memory of
- * its thread, or of its task where there are fewer of those. */
+/* One row's token. The vocabulary is large: rows are processed in parallel, each in the scratch of
+ * its thread, or of its task where there are fewer tasks. */
 static void choose_task(void *user, int32_t task, int32_t thread)
 {
     const choose_job *job = user;

@@ -12,7 +12,7 @@ static size_t largest(size_t a, size_t b)
 }
 
 typedef struct scratch_sizes {
-    size_t row; /* of a row's activations and of what the step says of it */
+    size_t row; /* of a row's activations and of the step's description of it */
     size_t packed, logits, logit_rows, attention, sample, adjusted;
     int32_t places;
     size_t attention_floats; /* of one thread */
@@ -69,7 +69,7 @@ static void destroy(sp_ops *ops)
         sp_aligned_free(buffers[i]);
     for (size_t i = 0; i < SP_ROWS_MAX; i++)
         sp_aligned_free(cpu->rows[i]);
-    sp_free(cpu->waiting);
+    sp_free(cpu->deferred);
     sp_free(cpu->strip_done);
     sp_plan_destroy(cpu->head_plan);
     sp_kv_cache_destroy(&cpu->cache);
@@ -77,7 +77,7 @@ static void destroy(sp_ops *ops)
     sp_free(cpu);
 }
 
-/* A failure is remembered in *failed. */
+/* NULL and *failed = true without memory. */
 static void *buffer(size_t bytes, bool *failed)
 {
     void *memory = sp_aligned_calloc(bytes ? bytes : 64, 64);
@@ -113,10 +113,10 @@ static sp_status allocate(sp_cpu_ops *cpu, const sp_ops_options *options, sp_err
     cpu->logit_rows = buffer(sizes.logit_rows, &failed);
     cpu->sample_scratch = buffer(sizes.sample, &failed);
     cpu->adjusted_logits = buffer(sizes.adjusted, &failed);
-    cpu->waiting = sp_calloc(pieces, sizeof *cpu->waiting);
+    cpu->deferred = sp_calloc(pieces, sizeof *cpu->deferred);
     cpu->strip_done = sp_calloc(pieces, sizeof *cpu->strip_done);
     cpu->ops.scratch_bytes = scratch_bytes(options);
-    if (failed || !cpu->waiting || !cpu->strip_done)
+    if (failed || !cpu->deferred || !cpu->strip_done)
         return sp_fail(error, SP_ERR_MEMORY, NULL, "step-rows", -1,
                        "the activations of %d rows need %zu MiB; lower step-rows", cpu->rows_max,
                        cpu->ops.scratch_bytes >> 20);
@@ -169,7 +169,7 @@ static sp_status create(const sp_ops_options *options, sp_ops **out_ops, sp_erro
     return SP_OK;
 }
 
-/* The kernels read weights where the model has them. */
+/* The kernels read weights in the model's own memory. */
 static sp_status place(sp_ops *ops, sp_weight *weight, sp_error *error)
 {
     (void)ops;

@@ -1,7 +1,8 @@
 /*
  * cpu_ops.h: the backend of ops on the CPU: the memory of all activations, which is allocated once
- * for rows_max rows, and the step under way. cpu_ops.c makes it and lays out a step; cpu_rows.c,
- * cpu_linear.c, cpu_attention.c and cpu_logits.c are the ops.
+ * for rows_max rows, and the current step. cpu_ops.c creates it and prepares a step; cpu_rows.c,
+ * cpu_linear.c, cpu_attention.c and cpu_logits.c are the ops. The thread that calls the ops owns
+ * it; tasks on the executor's threads read it and write only their own parts.
  */
 #ifndef SP_ENGINE_OPS_CPU_OPS_H
 #define SP_ENGINE_OPS_CPU_OPS_H
@@ -35,21 +36,21 @@ typedef struct sp_cpu_ops {
     sp_rope rope;
 
     void *rows[SP_ROWS_MAX]; /* [rows_max, widths[i]] of T, row-major without padding */
-    void *packed;            /* x of the GEMM under way, packed */
+    void *packed;            /* x of the current GEMM, packed */
     float *attention_scratch;
     size_t attention_scratch_floats; /* per thread */
-    int32_t *waiting;       /* [sp_cpu_linear_pieces_max] of cpu_linear.c, as is the next */
-    atomic_int *strip_done; /* pieces of each strip of columns that have been computed */
+    int32_t *deferred;      /* [sp_cpu_linear_pieces_max] of cpu_linear.c, as is the next */
+    atomic_int *strip_done; /* completed pieces of each strip of columns */
 
     float *logits;      /* [SP_LOGIT_ROWS, vocab] of the last window */
     void *logit_rows;   /* [SP_LOGIT_ROWS, hidden] of T: their x, for the deltas */
     sp_plan *head_plan; /* of the window; NULL without delta */
-    int32_t places;     /* rows that a token may be chosen for at a time */
+    int32_t places;     /* rows whose tokens are chosen concurrently */
     size_t sample_bytes;
     char *sample_scratch;   /* [places][sample_bytes] */
     float *adjusted_logits; /* [places, vocab] rows with bias and penalties */
 
-    /* of the step under way */
+    /* of the current step */
     const sp_plan *plan;
     int32_t n_rows;
     int32_t *row_position; /* [rows_max], as are the next three */
@@ -65,7 +66,8 @@ static inline void *sp_cpu_row(const sp_cpu_ops *cpu, sp_rows rows, int32_t row)
            (size_t)row * (size_t)cpu->widths[rows] * sp_dtype_bytes(cpu->type);
 }
 
-/* Runs fn for all rows of the step, on all threads where there are enough. */
+/* Runs fn for all rows of the step, on all threads of the executor where there are enough rows; fn
+ * must write nothing but its own row. Returns after the last row. */
 typedef void (*sp_cpu_row_fn)(const sp_cpu_ops *cpu, const void *args, int32_t row);
 void sp_cpu_each_row(const sp_cpu_ops *cpu, sp_cpu_row_fn fn, const void *args);
 
@@ -77,14 +79,13 @@ sp_status sp_cpu_add_norm(sp_ops *ops, sp_rows sum, sp_rows x, const sp_norm *no
 sp_status sp_cpu_silu_mul(sp_ops *ops, sp_rows gate, sp_rows up);
 
 /*
- * The side paths ride on the base: their shrinks are the first tasks of the base GEMM's parallel
- * job, and the last piece of a strip of columns is followed, on the same thread and while its
- * outputs are in the cache, by the expand of the same columns. So a step with adapters has no more
- * barriers than one without. Bits do not change: the kernels are those of sp_gemm_run and
- * sp_delta_apply.
+ * The side paths share the base GEMM's parallel job: their shrinks are its first tasks, and the
+ * last piece of a strip of columns is followed, on the same thread and while its outputs are in the
+ * cache, by the expand of the same columns. So a step with adapters has no more barriers than one
+ * without. Bits do not change: the kernels are those of sp_gemm_run and sp_delta_apply.
  */
 sp_status sp_cpu_linear(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n);
-/* Room for the pieces that have to wait, for sp_cpu_ops.waiting. */
+/* The capacity of sp_cpu_ops.deferred: the most pieces of a GEMM on `threads` threads. */
 int32_t sp_cpu_linear_pieces_max(int32_t threads);
 
 sp_status sp_cpu_rope_and_cache(sp_ops *ops, const sp_rope_call *call);

@@ -1,8 +1,8 @@
-/* cpu_rows.c: the ops that go row by row: the embedding, norms, sums, the activation. */
+/* cpu_rows.c: the row-wise ops: the embedding, norms, sums, the activation. */
 #include "base/clock.h"
 #include "engine/ops/cpu_ops.h"
 
-/* So many rows per task at most; few rows go to a thread each, one stays with the caller. */
+/* The most rows of a task; few rows get a thread each, a single one runs on the caller's. */
 #define ROWS_PER_TASK_MAX 4
 
 typedef struct row_job {
@@ -24,7 +24,7 @@ static void row_task(void *user, int32_t task, int32_t thread)
         job->fn(job->cpu, job->args, row);
 }
 
-/* In at least two tasks for each thread where there are as many rows. */
+/* At least two tasks for each thread where there are enough rows. */
 void sp_cpu_each_row(const sp_cpu_ops *cpu, sp_cpu_row_fn fn, const void *args)
 {
     int32_t share = cpu->n_rows / (2 * sp_exec_threads(cpu->exec));

@@ -1,15 +1,15 @@
 /*
- * ops.h: what the rows of a step can undergo, as a table of functions of a backend. A family's
+ * ops.h: the operations on the rows of a step, as a backend's table of functions. A family's
  * forward pass is written in these and names activations and weights, never threads, streams or
- * memory of the host: so one text runs on every backend, eagerly or while a graph is captured.
+ * memory of the host: so the same code runs on every backend, eagerly or during graph capture.
  *
- * A backend owns its scratch, streams, the KV cache, the place of the weights, the logits and the
- * choice of tokens. It must not know families, requests or schedules.
+ * A backend owns its scratch, streams, the KV cache, the placed weights, the logits and the choice
+ * of tokens. It must not know families, requests or schedules.
  *
- * Every op treats each row by itself, or splits work in a way that changes no bit: what a row gets
- * depends on its own sequence, adapter and position alone. With T (options.type) BF16 activations
- * are bf16; norms, RoPE, softmax and SiLU are FP32 inside with one rounding at the end; logits are
- * FP32. With F32 nothing is rounded but to FP32.
+ * Every op computes each row independently, or splits work in a way that changes no bit: a row's
+ * result depends on its own sequence, adapter and position alone. With T (options.type) BF16
+ * activations are bf16; norms, RoPE, softmax and SiLU are FP32 inside with one rounding at the end;
+ * logits are FP32. With F32 nothing is rounded but to FP32.
  *
  * The first failure of an op is kept: the ops after it do nothing, and sp_op_step returns it. One
  * thread at a time calls the ops of one backend; after sp_op_step has returned they may be called
@@ -35,8 +35,8 @@
 typedef struct sp_ops sp_ops;
 typedef struct sp_op_table sp_op_table;
 
-/* An activation: a number that the family chose, below options.n_widths. It is [rows of the step,
- * widths[number]] elements of T and holds its values until the next step. */
+/* An activation: an index that the family chose, below options.n_widths. It is [rows of the step,
+ * widths[index]] elements of T and keeps its values until the next step. */
 typedef int32_t sp_rows;
 
 /* ---- set-up -------------------------------------------------------------------------------- */
@@ -51,7 +51,7 @@ typedef struct sp_rope_shape {
     double theta;
     sp_rope_scaling scaling;
     int32_t n_rot;     /* pairs per head: half of the rotated width */
-    int32_t positions; /* none beyond can come */
+    int32_t positions; /* all positions are below it */
 } sp_rope_shape;
 
 /* All objects are borrowed for the backend's life, the arrays until it has been created. */
@@ -69,13 +69,13 @@ typedef struct sp_ops_options {
     sp_attention_shape attention;
     sp_rope_shape rope;
     int32_t kv_pages, page_tokens;
-    bool kv_resident; /* all pages are touched now, else as they are used */
+    bool kv_resident; /* all pages are touched at creation, else when they are used */
 } sp_ops_options;
 
 struct sp_ops {
     const sp_op_table *table;
-    sp_status status;               /* the first failure of the step under way */
-    size_t scratch_bytes, kv_bytes; /* that it has taken */
+    sp_status status;               /* the first failure of the current step */
+    size_t scratch_bytes, kv_bytes; /* allocated */
     double delta_seconds;           /* sum over the deltas that ran apart from the base's GEMMs */
 };
 
@@ -88,15 +88,15 @@ typedef struct sp_step_span {
     int32_t position, n_rows;
 } sp_step_span;
 
-/* Rows are numbered through the spans. Borrowed until the next step. */
+/* Rows are numbered across the spans. Borrowed until the next step. */
 typedef struct sp_step {
     const sp_step_span *spans;
     int32_t n_spans, n_rows;
     const sp_plan *plan; /* of the same rows; not read without a delta */
 } sp_step;
 
-/* A forward pass: calls ops for the rows of the step. It decides nothing by the step's content, so
- * that what it launched once may be replayed. */
+/* A forward pass: calls ops for the rows of the step. Its control flow does not depend on the
+ * step's content, so that its launches can be captured once and replayed. */
 typedef void (*sp_pass_fn)(void *user, sp_ops *ops);
 
 /* ---- arguments ----------------------------------------------------------------------------- */
@@ -109,19 +109,19 @@ typedef struct sp_projection {
 typedef struct sp_rope_call {
     sp_rows q, k, v;                /* [q_heads, head_dim] and twice [kv_heads, head_dim] a row */
     const sp_norm *q_norm, *k_norm; /* over each head, before the rotation; NULL: none */
-    bool stays;                     /* q and k are not rotated; such a layer has no norms */
+    bool unrotated;                 /* q and k are not rotated; such a layer has no norms */
     int32_t layer;                  /* of the cache: 0 .. attention.layers - 1 */
 } sp_rope_call;
 
-/* What a row's token is chosen by. Pointers are borrowed during the call. */
+/* The parameters and the result of one row's choice. Pointers are borrowed during the call. */
 typedef struct sp_choice {
-    const sp_sample_params *sampling; /* NULL: none is wanted of this row */
+    const sp_sample_params *sampling; /* NULL: no token for this row */
     const sp_penalties *penalties;
     const sp_ends *ends;
     const int32_t *tokens; /* [n_tokens] the first n_prompt are the prompt */
     int32_t n_prompt, n_tokens;
     bool adjusted;    /* bias or penalties change the logits */
-    sp_status status; /* out: why there is no token, as sp_sample has it */
+    sp_status status; /* out: SP_OK, or why there is no token, as sp_sample returns it */
     int32_t token;    /* out */
 } sp_choice;
 
@@ -155,13 +155,14 @@ extern const sp_op_table sp_cpu_op_table;
 /* ---- life ---------------------------------------------------------------------------------- */
 
 /* Bytes that sp_ops_create allocates beside the KV cache and the rotary tables; device, delta and
- * the sizes of the cache may be unset yet. */
+ * the sizes of the cache may still be unset (NULL and 0). Any thread. */
 static inline size_t sp_ops_scratch_bytes(const sp_op_table *table, const sp_ops_options *options)
 {
     return table->scratch_bytes(options);
 }
 
-/* *out_ops is owned by the caller. SP_ERR_MEMORY names the setting to lower as subject. */
+/* *out_ops is owned by the caller (sp_ops_destroy). SP_ERR_MEMORY names the setting to lower as
+ * subject. */
 static inline sp_status sp_ops_create(const sp_op_table *table, const sp_ops_options *options,
                                       sp_ops **out_ops, sp_error *error)
 {
@@ -174,9 +175,9 @@ static inline void sp_ops_destroy(sp_ops *ops) /* NULL is allowed */
         ops->table->destroy(ops);
 }
 
-/* Puts a weight where the backend reads it: sets weight->placed. One without host is left alone.
- * What was placed is the backend's until it is destroyed; the model's bytes are borrowed as long.
- * SP_ERR_MEMORY. */
+/* Places a weight in memory that the backend reads: sets weight->placed. Nothing where weight->host
+ * is NULL. The backend owns what it placed until it is destroyed; the model's bytes are borrowed as
+ * long. SP_ERR_MEMORY. */
 static inline sp_status sp_op_place(sp_ops *ops, sp_weight *weight, sp_error *error)
 {
     return weight->host ? ops->table->place(ops, weight, error) : SP_OK;
@@ -190,8 +191,9 @@ static inline sp_status sp_op_place(sp_ops *ops, sp_weight *weight, sp_error *er
             (ops)->status = (ops)->table->call; \
     } while (0)
 
-/* Runs the pass over the rows of the step, or replays what it did before. Returns the first failure
- * of its ops: what sp_delta_apply returns, which a checked plan rules out; a device's error. */
+/* Runs the pass over the rows of the step, or replays its captured graph. Engine thread. Returns
+ * the first failure of its ops: what sp_delta_apply returns, which a checked plan rules out; a
+ * device's error. */
 static inline sp_status sp_op_step(sp_ops *ops, const sp_step *step, sp_pass_fn pass, void *user)
 {
     ops->status = SP_OK;
@@ -199,7 +201,7 @@ static inline sp_status sp_op_step(sp_ops *ops, const sp_step *step, sp_pass_fn 
     return ops->status;
 }
 
-/* y = the rows of `table` [vocab, width] that the tokens name, or their adapters' own. */
+/* y = the rows of `table` [vocab, width] at the tokens, or the adapters' replacements. */
 static inline void sp_op_embed(sp_ops *ops, const sp_weight *table, sp_rows y)
 {
     SP_OP(ops, embed(ops, table, y));
@@ -218,21 +220,21 @@ static inline void sp_op_add_norm(sp_ops *ops, sp_rows sum, sp_rows x, const sp_
     SP_OP(ops, add_norm(ops, sum, x, norm, y));
 }
 
-/* 1 .. SP_LINEAR_MAX linear maps that share x, with the side paths of the rows' adapters. No y is
- * x or another's. */
+/* n linear maps, 1 .. SP_LINEAR_MAX, that share x, with the side paths of the rows' adapters. Every
+ * y is an activation of its own, and not x. */
 static inline void sp_op_linear(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n)
 {
     SP_OP(ops, linear(ops, x, projections, n));
 }
 
-/* q = rope(norm(q)), k = rope(norm(k)), and k and v go to the cache, at each row's position. A
- * call may lack the norms, or norms and rotation. */
+/* q = rope(norm(q)), k = rope(norm(k)); k and v are written to the cache at each row's position. A
+ * call may omit the norms, or norms and rotation. */
 static inline void sp_op_rope_and_cache(sp_ops *ops, const sp_rope_call *call)
 {
     SP_OP(ops, rope_and_cache(ops, call));
 }
 
-/* y = the values that each head of q finds in the cache, at the row's own position and before. */
+/* y = causal attention of each head of q over the cache, up to the row's own position. */
 static inline void sp_op_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y)
 {
     SP_OP(ops, attention(ops, q, layer, y));
@@ -246,9 +248,9 @@ static inline void sp_op_silu_mul(sp_ops *ops, sp_rows gate, sp_rows up)
 
 /* ---- after the pass ------------------------------------------------------------------------ */
 
-/* The logits of 1 .. SP_LOGIT_ROWS rows of the last step, named by number: head [vocab, hidden]
- * times x of each, and what their adapters do to them. They stay until the next call, which is why
- * the three below name a row by its index here. Fails like sp_op_step. */
+/* The logits of n_rows, 1 .. SP_LOGIT_ROWS, rows of the last step, by row number: head [vocab,
+ * hidden] times x of each, with their adapters' deltas and replaced rows. They are kept until the
+ * next call; the three functions below take a row's index in `rows`. Fails like sp_op_step. */
 static inline sp_status sp_op_logits(sp_ops *ops, sp_rows x, const sp_weight *head,
                                      const int32_t *rows, int32_t n_rows)
 {
@@ -257,21 +259,22 @@ static inline sp_status sp_op_logits(sp_ops *ops, sp_rows x, const sp_weight *he
     return ops->status;
 }
 
-/* Chooses a token for each of the first n rows that want one. */
+/* Chooses a token for each of the first n rows of the window whose choice has sampling; n = 0 does
+ * nothing. Failures are each choice's status. */
 static inline void sp_op_choose(sp_ops *ops, sp_choice *choices, int32_t n)
 {
     ops->table->choose(ops, choices, n);
 }
 
-/* The logprob of a token and the n_top best, as sp_logprobs, of the logits without bias and
- * penalties. */
+/* The logprob of a token and the n_top (0 or more) best into out_top [n_top], as sp_logprobs, of
+ * the logits without bias and penalties. */
 static inline sp_status sp_op_score(sp_ops *ops, int32_t index, int32_t token, int32_t n_top,
                                     float *out_logprob, sp_logprob *out_top)
 {
     return ops->table->score(ops, index, token, n_top, out_logprob, out_top);
 }
 
-/* The row's logits [vocab] in memory of the host; the backend's, until its next call. */
+/* The row's logits [vocab] in host memory; borrowed until the next call of this backend. */
 static inline const float *sp_op_read_logits(sp_ops *ops, int32_t index)
 {
     return ops->table->read_logits(ops, index);

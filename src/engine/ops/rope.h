@@ -11,8 +11,9 @@ typedef struct sp_rope {
 } sp_rope;
 
 /* Frequencies are rounded to FP32, as the reference implementation stores them, before and after
- * they are scaled; angles are taken in double. SP_ERR_MEMORY. */
+ * scaling; angles are computed in double. *out_rope is owned by the caller. SP_ERR_MEMORY. */
 sp_status sp_rope_create(const sp_rope_shape *shape, sp_rope *out_rope);
+/* An all-zero struct is fine. */
 void sp_rope_destroy(sp_rope *rope);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * weight.h: base weights as ops take them. A weight says what it is and where it is; who mapped,
- * copied or converted it owns the bytes (model.h), and the backend that it was placed on decides
+ * weight.h: base weights as arguments of ops: type, shape and pointers. The model that mapped,
+ * copied or converted a weight owns its bytes (model.h); the backend that it was placed on decides
  * where its kernels read it.
  */
 #ifndef SP_ENGINE_OPS_WEIGHT_H
@@ -10,11 +10,11 @@
 
 #include <stdint.h>
 
-/* Scales of a quantised type would be two more members, after `host`. */
+/* A quantised type would add its scales as two members after `host`. */
 typedef struct sp_weight {
     sp_dtype type;
     int32_t rows, columns; /* [rows, columns] row-major without padding; a vector has 0 columns */
-    const void *host;      /* borrowed of the model; NULL: the model has no such weight */
+    const void *host;      /* borrowed from the model; NULL: the model has no such weight */
     const void *placed;    /* where ops read it; NULL until sp_op_place */
 } sp_weight;
 
@@ -27,7 +27,7 @@ typedef struct sp_norm {
 /* y = x · weightᵀ (+ bias), and the side path of the row's adapter at `site`. */
 typedef struct sp_linear {
     sp_weight weight; /* [outputs, inputs] */
-    sp_weight bias;   /* [outputs], or without host */
+    sp_weight bias;   /* [outputs]; host is NULL without a bias */
     int32_t site;     /* in the model's geometry */
 } sp_linear;
 

@@ -205,7 +205,7 @@ static sp_status bad_texts(const sp_field *row, sp_error *error)
                    row->name, row->maximum, row->item_bytes_max);
 }
 
-/* The pointers, and behind them the texts: one block to free. */
+/* One block: the pointers, followed by the texts. */
 sp_status sp_field_set_texts(const sp_field *row, const char *const *texts, size_t n, void *values,
                              sp_error *error)
 {

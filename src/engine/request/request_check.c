@@ -1,5 +1,5 @@
 /*
- * request_check.c: the engine's own look at a request, whoever made it.
+ * request_check.c: the engine's own checks of a request, whatever its source.
  */
 #include "base/error.h"
 #include "base/text.h"

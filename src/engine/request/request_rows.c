@@ -1,5 +1,5 @@
 /*
- * request_rows.c: the table, and nothing else, so that a test can link one of its own in its place.
+ * request_rows.c: the table, and nothing else, so that a test can link its own instead.
  */
 #include "engine/request/request_table.h"
 #include "engine/sampling/stop.h"

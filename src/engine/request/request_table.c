@@ -121,7 +121,7 @@ sp_status sp_request_read_bias(const sp_field *row, const json_t *value, void *v
     return SP_OK;
 }
 
-/* Completions give the number of alternatives, and with it a yes. */
+/* In completions the number of alternatives also switches logprobs on. */
 sp_status sp_request_read_logprobs(const sp_field *row, const json_t *value, void *values,
                                    sp_error *error)
 {

@@ -9,8 +9,8 @@
 
 /*
  * e^x for x <= 0, -inf included; below -87 it is about 1e-38. The limit is set on the bits, as an
- * integer (a larger magnitude is a larger number there): compilers do not make vectors of a
- * floating-point comparison that chooses.
+ * integer (a larger magnitude is a larger number there): compilers do not vectorise a
+ * floating-point select.
  */
 static inline float exp_of(float x)
 {
@@ -39,7 +39,7 @@ static inline float exp_of(float x)
     return sum * power;
 }
 
-/* The best ids so far, best first. */
+/* The best ids so far, best first; equal ones in ascending order. */
 typedef struct best_list {
     sp_logprob *items; /* logits, until all are found */
     int32_t n, n_max;

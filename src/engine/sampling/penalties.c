@@ -30,12 +30,12 @@ static float penalise(const sp_penalties *penalties, float logit, int32_t count)
     return logit - (float)penalties->presence;
 }
 
-#define DONE (-1) /* a count that says: this id's logit has been changed */
+#define DONE (-1) /* a count that marks an id whose logit was changed */
 
 void sp_penalties_apply(const sp_penalties *penalties, const int32_t *tokens, int32_t n_prompt,
                         int32_t n_tokens, int32_t *counts, float *logits)
 {
-    /* The prompt concerns the repetition penalty alone. */
+    /* Only the repetition penalty reads the prompt. */
     int32_t first = has_repetition(penalties) ? 0 : n_prompt;
 
     for (int32_t i = 0; i < penalties->n_bias; i++)

@@ -1,6 +1,6 @@
 /*
- * penalties.h: what a request adds to its logits before a token is chosen: a bias for named ids,
- * and penalties for ids that it has seen. Owns the formulas and their order; knows no sampling.
+ * penalties.h: a request's changes to its logits before a token is chosen: a bias for given ids,
+ * and penalties for ids that occurred. Owns the formulas and their order; knows no sampling.
  *
  * The order is vLLM's: bias, repetition, frequency, presence. In FP32, for a token t:
  *
@@ -9,9 +9,9 @@
  *     t in output, n times:   l -= frequency * n
  *                             l -= presence
  *
- * There is no state: everything is counted anew from the request's own tokens, so that a
- * preempted request, or one in another batch, gets the same bits. The cost is a walk over the
- * tokens and never over the vocabulary.
+ * There is no state: everything is counted again from the request's own tokens, so that a preempted
+ * request, or one in another batch, gets the same bits. The cost is in proportion to the tokens,
+ * not to the vocabulary.
  */
 #ifndef SP_ENGINE_SAMPLING_PENALTIES_H
 #define SP_ENGINE_SAMPLING_PENALTIES_H
@@ -25,12 +25,13 @@ typedef struct sp_penalties {
     int32_t n_bias;
 } sp_penalties;
 
-/* Whether they change anything. */
+/* Whether any of them is on. */
 bool sp_penalties_any(const sp_penalties *penalties);
 
 /*
  * Changes logits [vocab] in place. tokens [n_tokens]: the first n_prompt are the prompt, the others
- * the output; all are below vocab. counts [vocab] is scratch with any content. Allocates nothing.
+ * the output (either may be none); all are below vocab. counts [vocab] is scratch with any content;
+ * threads need scratch of their own. Allocates nothing.
  */
 void sp_penalties_apply(const sp_penalties *penalties, const int32_t *tokens, int32_t n_prompt,
                         int32_t n_tokens, int32_t *counts, float *logits);

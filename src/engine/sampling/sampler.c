@@ -102,14 +102,14 @@ sp_status sp_sample_greedy(const float *logits, int32_t vocab, int32_t *out_toke
 
 /*
  * Tokens are ranked by logit, equal ones by id. A filter keeps the beginning of that order, so that
- * all of them together are one cut: the last token kept.
+ * all filters together are one cut: the last token kept.
  */
 typedef struct {
     const sp_kernels *kernels;
     const float *logits; /* [vocab] */
     int32_t vocab;
     float *weight; /* [vocab] scratch */
-    bool weighed;  /* weight holds that of every token, kept or not */
+    bool weighed;  /* weight has that of every token, kept or not */
     int32_t *ids;  /* [vocab] scratch */
     float best;    /* the largest logit */
     float inverse; /* 1 / temperature */
@@ -175,8 +175,8 @@ static void cut_top_k(sampler *sample, int32_t k)
 /*
  * Collects the tokens that top-p may keep and returns their number; *out_mass is the mass of the
  * n_kept tokens that top-k left. A token below (1 - top_p) · mass / n cannot be among the best ones
- * up to top_p · mass: all such tokens together are lighter than what may be left out. The half is
- * for the rounding of the sums.
+ * up to top_p · mass: the mass of all such tokens together is below what may be left out. The half
+ * allows for the rounding of the sums.
  */
 static int32_t collect_for_top_p(sampler *sample, double top_p, int32_t n_kept, double *out_mass)
 {
@@ -215,8 +215,8 @@ static void swap(int32_t *a, int32_t *b)
 }
 
 /*
- * Puts the tokens of ids[low .. high) that are better than the middle one before it; returns where
- * it stands then, and the mass of those before it.
+ * Moves the tokens of ids[low .. high) that are better than the middle one before it; returns its
+ * new index, and the mass of those before it.
  */
 static int32_t partition(const sampler *sample, int32_t low, int32_t high, double *out_mass)
 {
@@ -257,7 +257,7 @@ static void cut_top_p(sampler *sample, double top_p, int32_t n_kept)
     }
 }
 
-/* Weighs the kept tokens, all others 0, and returns their mass. */
+/* Computes the weights of the kept tokens, 0 for all others, and returns their mass. */
 static double weigh(sampler *sample)
 {
     double mass = 0;
@@ -277,7 +277,8 @@ static double weigh(sampler *sample)
     return mass;
 }
 
-/* The token at `target` of the mass, below it; the best one always has weight 1. */
+/* The token whose part of the mass contains `target`, which is below the mass; the best one always
+ * has weight 1. */
 static int32_t draw(const sampler *sample, double target)
 {
     double sum = 0;

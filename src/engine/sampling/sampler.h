@@ -2,18 +2,17 @@
  * sampler.h: one row of logits to one token id.
  *
  * Owns: the order of the filters, the random numbers, the rule for ties. It must not know:
- * requests, batches, models. A pure function of its arguments: there is no state to keep over a
- * preemption, and a token depends on nothing but its own row, parameters, seed and position.
+ * requests, batches, models. A pure function of its arguments: no state to keep across a
+ * preemption; a token depends on its own row, parameters, seed and position alone. Any thread.
  *
  * The filters apply in the order of transformers' logits processors: temperature, top-k, top-p,
- * min-p, each on what the one before left. Two things are stricter than there: top-k keeps exactly
- * k tokens and top-p the smallest set that reaches the mass; among equal logits the lower id wins.
- * vLLM applies min-p before top-k and top-p: since min-p compares with the best token, the order
- * changes the kept set only through the mass that top-p looks at.
+ * min-p, each on what the previous one kept. Two rules are stricter than theirs: top-k keeps
+ * exactly k tokens and top-p the smallest set that reaches the mass; among equal logits the lower
+ * id wins. vLLM applies min-p before top-k and top-p: since min-p compares with the best token, the
+ * order changes the kept set only through the mass that top-p sees.
  *
- * The random number of output position p is Philox4x32-10 with the seed as key and p as counter:
- * 53 bits of its first two words. The kept tokens lie on the unit interval in the order of their
- * ids.
+ * The random number of output position p is Philox4x32-10 with the seed as key and p as counter: 53
+ * bits of its first two words. The kept tokens divide the unit interval in the order of their ids.
  */
 #ifndef SP_ENGINE_SAMPLING_SAMPLER_H
 #define SP_ENGINE_SAMPLING_SAMPLER_H
@@ -25,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Below this a temperature is greedy: a logit 0.001 under the best is e^-1000 there. */
+/* A temperature below this is greedy: a logit 0.001 under the best is e^-1000 there. */
 #define SP_TEMPERATURE_MIN 1e-6
 
 typedef struct sp_sample_params {
@@ -43,11 +42,11 @@ sp_sample_params sp_sample_params_default(void);
 size_t sp_sample_scratch_bytes(int32_t vocab);
 
 /*
- * The weights are what `kernels` computes, so a token depends on its level as its logits do.
- * logits [vocab], finite or -inf (a token that is ruled out); params within these ranges; position
- * counts the output tokens of the request from 0. Allocates nothing; scratch may be NULL when
- * greedy. SP_ERR_INPUT, code "bad-logits": a NaN or +inf, position is its id; code "no-token":
- * every logit is -inf. SP_ERR_ARGUMENT: vocab < 1.
+ * `kernels` computes the weights, so a token depends on their level as its logits do. logits
+ * [vocab], finite or -inf (an excluded token); params within these ranges; position counts the
+ * output tokens of the request from 0. Allocates nothing; scratch [sp_sample_scratch_bytes] may be
+ * NULL when greedy. SP_ERR_INPUT, code "bad-logits": a NaN or +inf, position is its id; code
+ * "no-token": every logit is -inf. SP_ERR_ARGUMENT: vocab < 1.
  */
 sp_status sp_sample(const sp_kernels *kernels, const float *logits, int32_t vocab,
                     const sp_sample_params *params, uint64_t position, void *scratch,

@@ -6,13 +6,13 @@
 #include <string.h>
 
 /*
- * Each string is followed on its own (Knuth, Morris, Pratt): `matched` is the length of its longest
- * beginning that the text ends with, which is exactly what it makes hold back.
+ * Each string is matched on its own (Knuth, Morris, Pratt): `matched` is the length of its longest
+ * prefix that the text ends with, which is exactly what must be held back for it.
  */
 typedef struct {
     const char *text;
     size_t bytes;
-    size_t *border; /* [bytes] longest proper beginning of text[0 .. i] that it also ends with */
+    size_t *border; /* [bytes] longest proper prefix of text[0 .. i] that is also its suffix */
     size_t matched;
 } pattern;
 
@@ -24,7 +24,7 @@ struct sp_stop {
     bool found;
 };
 
-/* How far the pattern is matched after one more byte; it was not complete before. */
+/* The length matched after one more byte; the pattern was not complete before. */
 static size_t advance(const pattern *p, size_t matched, char byte)
 {
     while (matched > 0 && p->text[matched] != byte)
@@ -56,7 +56,7 @@ static sp_status check_strings(const size_t *bytes, size_t n, size_t *out_total,
     return SP_OK;
 }
 
-/* One block: the watch, its patterns, their borders, their text. */
+/* One block: the watch, its patterns, their border tables, their text. */
 sp_status sp_stop_create(const char *const *strings, const size_t *bytes, size_t n,
                          sp_stop **out_stop, sp_error *error)
 {
@@ -92,7 +92,7 @@ void sp_stop_destroy(sp_stop *stop)
     sp_free(stop);
 }
 
-/* Follows every pattern over one byte; true when one is complete. *out_held: the longest match. */
+/* Advances every pattern by one byte; true when one is complete. *out_held: the longest match. */
 static bool push_byte(sp_stop *stop, char byte, size_t *out_held)
 {
     size_t held = 0, complete = 0;

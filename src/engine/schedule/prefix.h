@@ -1,14 +1,14 @@
 /*
- * prefix.h: which KV pages hold which tokens, so that a sequence can begin with pages that another
- * one has computed. A part of sequence memory, which alone calls it. Owns the table only; who holds
- * a page is pages.h's.
+ * prefix.h: which KV pages contain which tokens, so that a sequence can begin with pages that
+ * another one has computed. A part of sequence memory, its only caller. Owns the table only;
+ * pages.h owns the holders of a page.
  *
- * A full page of tokens is told apart by the page before it, by its own tokens, and, if it is the
- * first, by what keys and values depend on beside tokens: the adapter's content digest and the
- * request's scale. (Precision and the measuring levers are the same for an engine's whole life.)
- * All of these are compared in full; the hash only finds the bucket. The page before is in the
- * table for as long as this one is: whoever holds a page holds all before it, and pages fall idle,
- * and are evicted, from the last to the first.
+ * A full page is identified by the page before it, its own tokens, and, if it is the first, by what
+ * keys and values depend on beside tokens: the adapter's content digest and the request's scale.
+ * (Precision and the measuring levers are the same for an engine's whole life.) All of these are
+ * compared in full; the hash only finds the bucket. The page before is in the table as long as this
+ * one is: a holder of a page holds all before it, and pages become idle, and are evicted, from the
+ * last to the first.
  *
  * All memory is taken at creation. Pure: the same calls give the same answers.
  */
@@ -36,27 +36,30 @@ typedef struct sp_prefix {
     int32_t *tokens;     /* [n_pages, page_tokens] */
 } sp_prefix;
 
-/* One place in a prefix: the page before it, and the hash up to there. */
+/* A position in a prefix: the page before it, and the hash up to there. */
 typedef struct sp_prefix_place {
     int32_t parent; /* -1: at the beginning */
     uint64_t hash;
 } sp_prefix_place;
 
+/* Both 1 or more. *out_prefix is owned by the caller. SP_ERR_MEMORY. */
 sp_status sp_prefix_create(int32_t n_pages, int32_t page_tokens, sp_prefix *out_prefix);
+/* An all-zero struct is fine. */
 void sp_prefix_destroy(sp_prefix *prefix);
 
+/* The place of a first page under this key. */
 sp_prefix_place sp_prefix_begin(const sp_prefix_key *key);
-/* The place after `page`, which holds these page_tokens tokens at `place`. */
+/* The place after `page`, which contains these page_tokens tokens at `place`. */
 sp_prefix_place sp_prefix_after(const sp_prefix *prefix, sp_prefix_place place, int32_t page,
                                 const int32_t *tokens);
 
 /* The page with these page_tokens tokens at this place, or -1. */
 int32_t sp_prefix_find(const sp_prefix *prefix, const sp_prefix_key *key, sp_prefix_place place,
                        const int32_t *tokens);
-/* `page` holds these tokens at this place from now on; no other page does. */
+/* Adds `page`, which contains these tokens at this place; no other page does. */
 void sp_prefix_insert(sp_prefix *prefix, const sp_prefix_key *key, sp_prefix_place place,
                       const int32_t *tokens, int32_t page);
-/* `page` is in the table, and no page comes after it there. */
+/* Removes `page`, which is in the table, and which no other entry follows. */
 void sp_prefix_remove(sp_prefix *prefix, int32_t page);
 
 /* Whether the table has `page`, in the bucket of its hash. */

@@ -20,7 +20,7 @@ static void insert_by_id(sp_sequence **list, int32_t *n, sp_sequence *sequence)
     (*n)++;
 }
 
-/* Takes the sequence out of the list; false where it is not in it. */
+/* Removes the sequence from the list; false where it is not in it. */
 static bool take_out(sp_sequence **list, int32_t *n, const sp_sequence *sequence)
 {
     for (int32_t i = 0; i < *n; i++) {
@@ -58,7 +58,7 @@ void sp_scheduler_destroy(sp_scheduler *scheduler)
     *scheduler = (sp_scheduler){0};
 }
 
-/* Makes room for every sequence, so that a preemption never has to allocate. */
+/* Reserves room for every sequence, so that a preemption never allocates. */
 static sp_status reserve_waiting(sp_scheduler *scheduler)
 {
     int32_t need = scheduler->n_waiting + scheduler->n_running + 1;
@@ -97,7 +97,7 @@ void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence)
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* Rows that are wanted must be computed: the last one, and those whose logits are asked for. */
+/* Rows whose logits are needed must be computed: the last one, and those that the request reads. */
 static int32_t reusable_tokens(const sp_sequence *sequence)
 {
     int32_t n = sequence->n_tokens - 1;
@@ -162,7 +162,7 @@ static void preempt(sp_scheduler *scheduler, sp_sequence *victim)
 
 /*
  * Reserves `want` (1 or more) more rows of a running sequence and returns how many rows fit: less
- * when memory is short, 0 when it must sit this step out.
+ * when memory is short, 0 when it must skip this step.
  */
 static int32_t reserve_rows(sp_scheduler *scheduler, sp_sequence *sequence, int32_t want)
 {
@@ -224,8 +224,8 @@ static void schedule_running(sp_scheduler *scheduler, bool decode)
 
 /* ---- adapters ------------------------------------------------------------------------------ */
 
-/* Whether the sequence could have its slot now: SP_OK; a positive status: it waits, and what for is
- * noted; negative: it can never run. */
+/* Whether the sequence could get its slot now: SP_OK; a positive status: it waits, and the reason
+ * is recorded; negative: it can never run. */
 static sp_status ask(sp_scheduler *scheduler, sp_sequence *sequence, bool give_way, sp_error *error)
 {
     const sp_slot_gate *gate = &scheduler->options.gate;
@@ -240,8 +240,8 @@ static sp_status ask(sp_scheduler *scheduler, sp_sequence *sequence, bool give_w
     return status;
 }
 
-/* The wait that counts: a slot that changed hands a moment ago is not to change again at once. */
-static uint64_t patience(const sp_scheduler *scheduler)
+/* The wait as fairness counts it: a slot that has just changed hands must not do so again. */
+static uint64_t fair_wait(const sp_scheduler *scheduler)
 {
     uint64_t since = scheduler->step - scheduler->handover_step;
 
@@ -260,7 +260,7 @@ static void watch_handovers(sp_scheduler *scheduler)
     scheduler->handover_step = scheduler->step;
 }
 
-/* All who hold the sequence's slot have yielded a token since they were admitted. */
+/* Whether all holders of the sequence's slot have yielded a token since they were admitted. */
 static bool slot_has_yielded(const sp_scheduler *scheduler, const sp_sequence *sequence)
 {
     for (int32_t i = 0; i < scheduler->n_running; i++) {
@@ -288,14 +288,14 @@ static const sp_sequence *longest_in_slot(const sp_scheduler *scheduler)
     return longest;
 }
 
-/* Empties one slot for those that have waited too long. */
+/* Preempts the sequences of one slot for those that have waited too long. */
 static void rotate(sp_scheduler *scheduler)
 {
     const sp_sequence *longest;
     int32_t slot;
 
     if (!scheduler->options.gate.can_yield || !scheduler->slot_wait_full ||
-        patience(scheduler) < scheduler->options.adapter_preempt_steps)
+        fair_wait(scheduler) < scheduler->options.adapter_preempt_steps)
         return;
     longest = longest_in_slot(scheduler);
     if (!longest)
@@ -330,7 +330,7 @@ static sp_status start_running(sp_scheduler *scheduler, sp_sequence *sequence, s
     return SP_OK;
 }
 
-/* Room for one more running sequence, in rows and in memory. */
+/* Whether there are rows and memory for one more running sequence. */
 static bool has_room(const sp_scheduler *scheduler, const sp_sequence *sequence)
 {
     if (scheduler->n_running == 0)
@@ -341,12 +341,12 @@ static bool has_room(const sp_scheduler *scheduler, const sp_sequence *sequence)
 }
 
 /*
- * In order, but for those whose adapter is not there. Once one finds no room, none after it is
- * admitted; they ask all the same, so that their adapters come in meanwhile.
+ * In order, except for those whose adapter is not in a slot. Once one finds no room, none after it
+ * is admitted; they still query the gate, so that their adapters are loaded meanwhile.
  */
 static void admit(sp_scheduler *scheduler)
 {
-    bool give_way = patience(scheduler) >= scheduler->options.adapter_wait_steps;
+    bool give_way = fair_wait(scheduler) >= scheduler->options.adapter_wait_steps;
     bool full = false;
     int32_t at = 0;
 
@@ -376,7 +376,8 @@ const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler)
     rotate(scheduler);
     schedule_running(scheduler, true);
     schedule_running(scheduler, false);
-    /* Whoever was preempted in this step is not let in again at once: its pages went to others. */
+    /* A sequence that was preempted in this step is not admitted again at once: others took its
+     * pages. */
     if (scheduler->preemptions == preemptions)
         admit(scheduler);
     return &scheduler->batch;

@@ -1,27 +1,27 @@
 /*
  * scheduler.h: which rows of which sequences make up the next step. Owns the order of service and
- * decides who holds memory; what it is held in, and what of it is known from others, is sequence
- * memory's, which it asks for so many rows. It knows nothing of weights, adapters or time: the same
- * calls in the same order give the same steps.
+ * decides which sequences hold memory; sequence memory owns the pages and the prefix cache, and
+ * reserves rows at its request. It knows nothing of weights, adapters or time: the same calls in
+ * the same order give the same steps. One thread at a time.
  *
  * Policy. Sequences are served in the order of submission. First every running sequence that has
- * one row pending (decode), then the running ones with more (prefill chunks), then waiting ones
- * are admitted while there is memory for all their tokens and one more. A sequence that finds none
- * for its next row preempts the youngest running sequence that is younger than itself; the
- * youngest of all just sits the step out. So the oldest always advances, and nothing starves.
- * A preempted sequence releases all its memory and waits, in its old place in the order; its
- * tokens and its sampler's position stay, so its output does not change.
+ * one row pending (decode), then the running ones with more (prefill chunks), then waiting ones are
+ * admitted while there is memory for all their tokens and one more. A sequence that gets no memory
+ * for its next row preempts the youngest running sequence that is younger than itself; the youngest
+ * of all skips the step. So the oldest always advances, and nothing starves. A preempted sequence
+ * releases all its memory and waits, in its old place in the order; its tokens and its sampler's
+ * position stay, so its output does not change.
  *
- * Adapters. A waiting sequence runs only while its adapter is in a slot, which a gate gives and
- * takes; a sequence holds its slot exactly while it is running. One that cannot have a slot yet
- * lets those after it pass. Fairness is counted in steps: when some sequence has waited
+ * Adapters. A sequence runs only while its adapter is in a slot; a gate assigns and releases slots,
+ * and a sequence holds its slot exactly while it is running. One that cannot get a slot yet lets
+ * those after it pass. Fairness is counted in steps: when some sequence has waited
  * adapter_wait_steps for slots that others hold, counted from the last time that a slot changed
  * hands, no new sequence of an adapter in a slot is admitted; after adapter_preempt_steps the
- * sequences of the slot that has been in use longest are preempted, once each of them has yielded
- * a token since it was admitted. So every adapter gets its turn, and every turn yields tokens.
+ * sequences of the slot that has been in use longest are preempted, once each of them has yielded a
+ * token since it was admitted. So every adapter gets its turn, and every turn yields tokens.
  *
- * Prefix cache. A sequence that is admitted resumes where sequence memory knows its tokens to, and
- * computes at least its last token. Nobody is preempted while a page that nobody holds is left.
+ * Prefix cache. An admitted sequence resumes after the tokens that sequence memory knows, and
+ * computes at least its last token. No sequence is preempted while there is a page without holders.
  */
 #ifndef SP_ENGINE_SCHEDULE_SCHEDULER_H
 #define SP_ENGINE_SCHEDULE_SCHEDULER_H
@@ -41,11 +41,11 @@ typedef struct sp_batch {
 } sp_batch;
 
 /*
- * Where slots come from. `ask`, in every step for every waiting sequence: SP_OK, it could have its
- * slot; SP_POOL_FULL or SP_BUSY, it waits for what others hold; another positive status, it waits;
- * negative, it can never run. `take` after an `ask` that said SP_OK gives it the slot. `refused` is
- * told, inside sp_scheduler_plan, of a waiting sequence that can never run, and must remove it; the
- * error is borrowed until return.
+ * The source of slots; all are called inside sp_scheduler_plan. `ask`, in every step for every
+ * waiting sequence: SP_OK, it could get its slot; SP_POOL_FULL or SP_BUSY, it waits for what others
+ * hold; another positive status, it waits; negative, it can never run. `take`, after an `ask` that
+ * returned SP_OK, gives it the slot. `refused` is called for a waiting sequence that can never run,
+ * and must remove it; the error is borrowed until return.
  */
 typedef struct sp_slot_gate {
     void *user;
@@ -71,31 +71,35 @@ typedef struct sp_scheduler {
     sp_sequence **waiting; /* ascending by id */
     int32_t n_waiting, waiting_capacity;
     sp_batch batch;
-    uint64_t preemptions, rotations; /* the second: slots emptied by preemption */
+    uint64_t preemptions, rotations; /* rotations: slots emptied by preemption */
     uint64_t step;
     uint64_t handovers, handover_step; /* as last seen, and when it last rose */
     uint64_t slot_wait;                /* the longest wait for a slot, as fairness counts it */
-    bool slot_wait_full;               /* it is for a slot, not for room in the host cache */
+    bool slot_wait_full;               /* it waits for a slot, not for the host cache */
 } sp_scheduler;
 
+/* options.memory is not NULL. *out_scheduler is owned by the caller. SP_ERR_MEMORY. */
 sp_status sp_scheduler_create(const sp_scheduler_options *options, sp_scheduler *out_scheduler);
+/* After the last sequence was removed. An all-zero struct is fine. */
 void sp_scheduler_destroy(sp_scheduler *scheduler);
 
 /* Queues a sequence. Borrowed until sp_scheduler_remove. SP_ERR_MEMORY: nothing was queued. */
 sp_status sp_scheduler_add(sp_scheduler *scheduler, sp_sequence *sequence);
 
-/* Takes a sequence out, running or waiting, and releases its memory. */
+/* Removes a sequence, running or waiting, and releases its memory; the caller still owns it. */
 void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence);
 
 /*
- * Plans the next step: fills scheduler->batch and reserves the memory that its rows will write.
- * Not a state change of the sequences' tokens: the caller calls sp_scheduler_advance after the
- * step, before it removes sequences. A step that failed is planned again, from the same rows. Empty
- * batch: nothing runs, and what waits (n_waiting) waits for an adapter.
+ * Plans the next step: fills scheduler->batch and reserves the memory that its rows will write. The
+ * sequences' tokens do not change: the caller calls sp_scheduler_advance after the step, before it
+ * removes sequences. A step that failed is planned again, from the same rows. Never NULL, and valid
+ * until the next call; an empty batch: nothing runs, and the waiting sequences (n_waiting) wait for
+ * adapters.
  */
 const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler);
 
-/* The first n_rows (0 or more) of the sequence's rows in the batch are computed and count. */
+/* Commits the first n_rows (0 or more) of the sequence's rows in the batch; the others are rolled
+ * back. */
 void sp_scheduler_advance(sp_scheduler *scheduler, sp_sequence *sequence, int32_t n_rows);
 
 #endif

@@ -2,8 +2,8 @@
  * engine: the host model: weights, forward pass, KV pages, scheduler, sampler, tokenizer. It
  * reaches adapters, pool, routing and deltas only through their public headers, and knows no HTTP.
  *
- * sequence.h: one request inside the engine. Its tokens are the prompt and what was sampled since;
- * the first memory.n_committed of them have their keys and values in the cache. A prefill chunk, a
+ * sequence.h: one request inside the engine. Its tokens are the prompt and those sampled since; the
+ * first memory.n_committed of them have their keys and values in the cache. A prefill chunk, a
  * decode step and the recomputation after a preemption are all the same thing: rows n_committed ..
  * n_tokens - 1 that have not been computed yet. The last of them yields the next token.
  */
@@ -26,28 +26,28 @@ typedef enum sp_sequence_state {
     SP_SEQUENCE_RUNNING = 1
 } sp_sequence_state;
 
-/* What was asked for; never changed after submission. */
+/* The request's parameters; they never change after submission. */
 typedef struct sp_sequence_request {
     int32_t n_prompt, max_tokens;
     float lora_scale;
     bool logprobs, prompt_logprobs;
     int32_t top_logprobs;
-    sp_logits_fn logits_fn; /* NULL: the logits are of no use to the caller */
+    sp_logits_fn logits_fn; /* NULL: the caller does not read logits */
     void *logits_user;
     int32_t logits_from;
 } sp_sequence_request;
 
-/* How its next token is chosen from a row of logits, and what has been scored. */
+/* How its next token is chosen from a row of logits, and which positions were scored. */
 typedef struct sp_sequence_sampling {
     sp_sample_params params;
     sp_penalties penalties;
     sp_logit_bias *bias; /* [penalties.n_bias], owned */
     bool adjusted;       /* bias or penalties change its logits */
     sp_ends ends;
-    int32_t n_scored; /* with prompt_logprobs: positions whose logits have been used up */
+    int32_t n_scored; /* with prompt_logprobs: positions that were scored */
 } sp_sequence_sampling;
 
-/* How far its tokens have become text. Unused where the model has no tokenizer. */
+/* The detokenized part of its output. Unused where the model has no tokenizer. */
 typedef struct sp_sequence_text {
     sp_decoder decoder;
     sp_stop *stop;  /* NULL without stop strings */
@@ -76,7 +76,7 @@ typedef struct sp_sequence {
     sp_request_trace trace;
 } sp_sequence;
 
-/* Whether the logits at a position are wanted for the logprob of the prompt's next token. */
+/* Whether the logits at a position are needed for the logprob of the prompt's next token. */
 static inline bool sp_sequence_scores(const sp_sequence *sequence, int32_t position)
 {
     return sequence->request.prompt_logprobs && position >= sequence->sampling.n_scored &&

@@ -62,7 +62,7 @@ static int32_t take_page(sp_sequence_memory *memory)
     return page;
 }
 
-/* From the last to the first, so that a page falls idle before the one that it comes after. */
+/* From the last to the first, so that a page becomes idle before the one that it follows. */
 static void give_pages_back(sp_sequence_memory *memory, sp_held_memory *held, int32_t n_kept)
 {
     while (held->n_pages > n_kept)
@@ -109,7 +109,7 @@ static const int32_t *next_block(const sp_sequence_memory *memory, const sp_held
     return tokens + (size_t)held->n_known * (size_t)memory->options.page_tokens;
 }
 
-/* Its next page, `page`, holds the next of its tokens and is in the table. */
+/* Advances over its next page, `page`, which has the next of its tokens and is in the table. */
 static void pass_known(const sp_sequence_memory *memory, sp_held_memory *held,
                        const int32_t *tokens, int32_t page)
 {
@@ -145,7 +145,7 @@ int32_t sp_sequence_memory_resume(sp_sequence_memory *memory, sp_held_memory *he
     return held->n_committed;
 }
 
-/* Its next page, which is full: from now on in the table, or given back for its twin there. */
+/* Adds its next page, which is full, to the table, or replaces it by its equal there. */
 static void remember_page(sp_sequence_memory *memory, sp_held_memory *held, const int32_t *tokens)
 {
     const int32_t *block = next_block(memory, held, tokens);

@@ -1,44 +1,44 @@
 /*
- * sequence_memory.h: the one owner of what sequences have computed and may go on from.
+ * sequence_memory.h: the one owner of what sequences have computed and can continue from.
  *
  * It owns
  *   - the KV pages of the attention layers, as numbers: which are free, which are held by which
- *     sequence, which are idle (pages.h). Their bytes are kv_cache's, which has one block of keys
- *     and one of values for each attention layer, and none for any other layer;
+ *     sequence, which are idle (pages.h). kv_cache owns their bytes: one block of keys and
+ *     one of values for each attention layer, and none for any other layer;
  *   - the prefix table: which pages hold which tokens (prefix.h);
  *   - for each sequence, its page table, and how far it is reserved and committed.
  *
  * It must not know what tokens mean (they are compared, nothing else), requests, adapters (beyond
- * the key, which is compared as well), layers, weights, or the order of service: who runs, who
- * gives way and how many rows a step has is the scheduler's.
+ * the key, which is compared as well), layers, weights, or the order of service: the scheduler
+ * decides which sequences run, which are preempted and how many rows a step has.
  *
- * A sequence's life is `resume, { reserve, the rows are computed, commit } ..., release`, as often
- * as it is preempted and comes back. One that is to compute all of its rows begins with reserve:
+ * A sequence's life is `resume, { reserve, the rows are computed, commit } ..., release`, once for
+ * each time that it is admitted. One that is to compute all of its rows begins with reserve:
  *
- *     resume    it holds nothing; it begins with the pages that hold its first tokens already
+ *     resume    it holds nothing; it begins with the known pages of its first tokens
  *     reserve   the next k positions may be written
  *     commit    the first j of these k are computed and count; the others are rolled back
- *     rollback  none of them counts: a step that failed, drafts that were all rejected
+ *     rollback  none of them counts: a failed step, or drafts that were all rejected
  *     release   it holds nothing: finished, cancelled or preempted
  *
  * A prefill chunk and a decode step commit all that they reserved. A verify step reserves one
  * position and its drafts, and commits what was accepted. What is not committed never enters the
- * prefix table, and its pages go back at once.
+ * prefix table, and its pages are returned at once.
  *
  * A committed position is final: its page may be in the table, and then others read it. So only
  * reserved positions are ever written, and a page with reserved positions has one holder and is not
- * in the table. A page that is filled twice is kept once: both hold the same bits, because a row's
- * bits depend on its key and tokens alone.
+ * in the table. Of two pages with the same content one is kept: both hold the same bits, because a
+ * row's bits depend on its key and tokens alone.
  *
- * The place for recurrent layers (gated delta nets; none is built yet). Their state does not grow
- * with the sequence and is overwritten by each row, so it is not in pages:
- *   - a state slot for each sequence that holds memory: taken when it begins, given back in
- *     release, and counted in what is available. How a slot goes back from k rows to j is commit's
- *     and rollback's to know, and nobody else's;
+ * The extension for recurrent layers (gated delta nets; not implemented yet). Their state does not
+ * grow with the sequence and is overwritten by each row, so it is not in pages:
+ *   - a state slot for each sequence that holds memory: taken when it begins, returned in
+ *     release, and counted in what is available. Only commit and rollback know how a slot is
+ *     restored from k rows to j;
  *   - snapshots of slots at spaced page borders, under a byte budget, each belonging to an entry of
- *     the prefix table and evicted with it or before it. resume then answers with the last border
- *     that has both pages and a snapshot. That is why it says how far a prompt is computed instead
- *     of letting its caller count pages.
+ *     the prefix table and evicted with it or before it. resume then returns the last border
+ *     that has both pages and a snapshot. That is why it returns how far a prompt is computed
+ *     instead of letting its caller count pages.
  * No caller changes for either.
  *
  * One thread at a time. All memory is taken in the two create calls. Pure: the same calls give the
@@ -50,29 +50,29 @@
 #include "engine/schedule/pages.h"
 #include "engine/schedule/prefix.h"
 
-/* What one sequence holds of it. All zero holds nothing and may be released and destroyed. */
+/* The part of it that one sequence holds. All zero: nothing; may be released and destroyed. */
 typedef struct sp_held_memory {
-    sp_prefix_key key;     /* its owner sets this before the first call, and never again */
+    sp_prefix_key key;     /* set once by its owner, before the first call */
     int32_t *pages;        /* [pages_max] owned; position p is in page pages[p / page_tokens] */
-    int32_t n_pages;       /* of them that are held: those of the first n_reserved positions */
-    int32_t pages_max;     /* pages of the longest that it may become */
-    int32_t n_committed;   /* positions that are computed: the next row is at this one */
+    int32_t n_pages;       /* held pages: those of the first n_reserved positions */
+    int32_t pages_max;     /* pages of its maximum length */
+    int32_t n_committed;   /* computed positions: the next row is at this one */
     int32_t n_reserved;    /* positions that may be written end here; at least n_committed */
     int32_t n_known;       /* first pages that are in the prefix table */
-    sp_prefix_place place; /* after them; means nothing while there are none */
+    sp_prefix_place place; /* after them; undefined while there are none */
 } sp_held_memory;
 
 typedef struct sp_sequence_memory_options {
     int32_t n_pages;     /* 1 or more */
     int32_t page_tokens; /* 1 or more */
-    bool prefix_cache;   /* without it nothing is remembered, and tokens are never looked at */
+    bool prefix_cache;   /* without it no page is known, and tokens are never read */
 } sp_sequence_memory_options;
 
 typedef struct sp_sequence_memory {
     sp_sequence_memory_options options;
     sp_pages pages;
     sp_prefix prefix;        /* all zero without options.prefix_cache */
-    uint64_t resumed_tokens; /* that resume calls found computed, of all sequences together */
+    uint64_t resumed_tokens; /* found computed by resume calls, over all sequences */
 } sp_sequence_memory;
 
 /* SP_ERR_MEMORY: *out_memory is unchanged, and nothing is left allocated. */
@@ -100,7 +100,7 @@ int32_t sp_sequence_memory_resume(sp_sequence_memory *memory, sp_held_memory *he
 /*
  * Makes the next n_rows (0 or more) positions writable and returns for how many of them there are
  * pages: from 0 to n_rows. Takes free pages first, then evicts idle ones. Replaces a reservation
- * that was not committed. The sequence may become as long as its table is, no longer.
+ * that was not committed. The sequence's length is limited by its table (pages_max).
  */
 int32_t sp_sequence_memory_reserve(sp_sequence_memory *memory, sp_held_memory *held,
                                    int32_t n_rows);
@@ -114,32 +114,32 @@ int32_t sp_sequence_memory_reserve(sp_sequence_memory *memory, sp_held_memory *h
 void sp_sequence_memory_commit(sp_sequence_memory *memory, sp_held_memory *held,
                                const int32_t *tokens, int32_t n_rows);
 
-/* What is reserved and not committed is given back. Without a reservation nothing happens. */
+/* Returns what is reserved and not committed. Without a reservation it does nothing. */
 void sp_sequence_memory_rollback(sp_sequence_memory *memory, sp_held_memory *held);
 
-/* The sequence holds nothing, as after its creation. What is known of its pages stays known until
- * a page is needed. */
+/* The sequence holds nothing, as after its creation. Its known pages stay known until they are
+ * evicted. */
 void sp_sequence_memory_release(sp_sequence_memory *memory, sp_held_memory *held);
 
-/* Pages that nobody holds: free ones, and idle ones that can be evicted. */
+/* Pages without holders: free ones, and idle ones that can be evicted. */
 static inline int32_t sp_sequence_memory_available(const sp_sequence_memory *memory)
 {
     return sp_pages_available(&memory->pages);
 }
 
-/* The idle ones among them: nobody holds them, and what is in them is known. */
+/* The idle ones among them, whose content is known. */
 static inline int32_t sp_sequence_memory_evictable(const sp_sequence_memory *memory)
 {
     return memory->pages.n_idle;
 }
 
-/* The most pages that sequences ever held at a time. */
+/* The most pages that were held at a time. */
 static inline int32_t sp_sequence_memory_used_max(const sp_sequence_memory *memory)
 {
     return memory->pages.used_max;
 }
 
-/* Whether n_tokens (0 or more) positions of a sequence without memory would find pages now. */
+/* Whether there are pages now for n_tokens (0 or more) positions of a sequence without memory. */
 bool sp_sequence_memory_has_room(const sp_sequence_memory *memory, int32_t n_tokens);
 
 /* The positions of all pages together. */
@@ -152,7 +152,8 @@ int64_t sp_sequence_memory_capacity(const sp_sequence_memory *memory);
  */
 bool sp_sequence_memory_is_consistent(const sp_sequence_memory *memory);
 
-/* The pages after its committed positions are its alone. True for one that holds nothing. */
+/* Whether it is the only holder of the pages after its committed positions. True for one that holds
+ * nothing. */
 bool sp_sequence_memory_may_write(const sp_sequence_memory *memory, const sp_held_memory *held);
 
 #endif

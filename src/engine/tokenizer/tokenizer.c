@@ -1,6 +1,6 @@
 /*
- * Encoding. A text goes through four stages, each cutting it further: added tokens found in the raw
- * text; the normaliser; added tokens found in the normalised text; pieces of the pre-tokenizer,
+ * Encoding. A text passes four stages, each of which splits it further: added tokens found in the
+ * raw text; the normaliser; added tokens found in the normalised text; pieces of the pre-tokenizer,
  * whose bytes or characters are merged.
  */
 #include "engine/tokenizer/tokenizer.h"
@@ -65,13 +65,13 @@ static sp_status too_many(const encoder *encode)
                    "the text has more than %zu tokens", encode->n_max);
 }
 
-/* Of the sorted added[*first .. *end), those whose byte at `depth` is `byte`. */
+/* Narrows the sorted added[*first .. *end) to those whose byte at `depth` is `byte`. */
 static void narrow(const sp_added *added, size_t *first, size_t *end, size_t depth,
                    unsigned char byte)
 {
     size_t low = *first, high = *end;
 
-    while (low < high) { /* first entry that is not below `byte`; the NUL behind a text is 0 */
+    while (low < high) { /* first entry that is not below `byte`; the NUL after a text is 0 */
         size_t middle = low + (high - low) / 2;
 
         if ((unsigned char)added[middle].content[depth] < byte)
@@ -103,7 +103,7 @@ static const sp_added *match_added(const sp_tokenizer *tokenizer, const char *te
         narrow(tokenizer->added, &first, &end, depth, (unsigned char)text[depth]);
         if (first == end)
             break;
-        /* Of those with a common beginning the shortest sorts first. */
+        /* Of those with a common prefix the shortest sorts first. */
         if (tokenizer->added[first].bytes == depth + 1 &&
             tokenizer->added[first].normalized == normalized)
             longest = &tokenizer->added[first];
@@ -157,8 +157,8 @@ static sp_status encode_blank_pieces(encoder *encode, const char *text, size_t b
     return SP_OK;
 }
 
-/* A Metaspace pre-tokenizer's share: a text that begins with no blank may get one. `origin` is
- * where it begins in the whole text. */
+/* The Metaspace pre-tokenizer: a text that does not begin with a blank may get one. `origin` is its
+ * offset in the whole text. */
 static sp_status encode_metaspace(encoder *encode, const char *text, size_t bytes, size_t origin)
 {
     const sp_prepend prepend = encode->tokenizer->prepend;
@@ -198,8 +198,8 @@ static sp_status encode_pieces(encoder *encode, const char *text, size_t bytes, 
 }
 
 /*
- * A stretch of text on its way through the stages, with the spans that it meets. `origin` is where
- * it begins in the text that the spans are about.
+ * A stretch of text on its way through the stages, with the spans that it overlaps. `origin` is its
+ * offset in the text that the spans refer to.
  */
 typedef struct {
     const char *text;
@@ -208,7 +208,7 @@ typedef struct {
     size_t n_spans;
 } stretch;
 
-/* Moves on to the first span that ends behind `at`; true when `at` lies in it. */
+/* Advances to the first span that ends after `at`; true when `at` is in it. */
 static bool in_span(stretch *part, size_t at)
 {
     while (part->n_spans > 0 && part->spans->end <= part->origin + at) {
@@ -219,9 +219,9 @@ static bool in_span(stretch *part, size_t at)
 }
 
 /*
- * The added token at `at`, or NULL and how many bytes to go on by. A special token outside of the
- * spans still takes its text: no other added token is found inside it, as in the reference. But it
- * takes none of a span's: what the template wrote is read as if it stood alone.
+ * The added token at `at`, or NULL and how many bytes to skip. A special token outside the spans
+ * still takes its text: no other added token is found inside it, as in the reference. But it takes
+ * no text of a span: the template's text is read on its own.
  */
 static const sp_added *find_added(const sp_tokenizer *tokenizer, stretch *part, size_t at,
                                   bool normalized, size_t *out_step)
@@ -250,7 +250,7 @@ static const sp_added *find_added(const sp_tokenizer *tokenizer, stretch *part, 
 static sp_status encode_stage(encoder *encode, stretch part, bool normalized);
 
 /* The text between two added tokens of the first stage. Where the normaliser has changed it, the
- * spans tell nothing about its bytes, unless one of them holds it all. */
+ * spans do not apply to its bytes, unless one of them covers it all. */
 static sp_status encode_raw(encoder *encode, stretch part)
 {
     const sp_text_span all = {0, SIZE_MAX};
@@ -289,7 +289,7 @@ static sp_status encode_between(encoder *encode, stretch part, size_t begin, siz
                       : encode_raw(encode, part);
 }
 
-/* Cuts the text at the added tokens of one stage. */
+/* Splits the text at the added tokens of one stage. */
 static sp_status encode_stage(encoder *encode, stretch part, bool normalized)
 {
     size_t begin = 0, at = 0, step;
@@ -351,7 +351,7 @@ static sp_status check_spans(const sp_text_span *spans, size_t n_spans, size_t b
     return SP_OK;
 }
 
-/* n of the tokens that the post-processor puts around a text, from `first` on. */
+/* Appends n of the post-processor's tokens around a text, from `first` on. */
 static sp_status add_template(encoder *encode, int32_t first, int32_t n)
 {
     sp_status status = SP_OK;

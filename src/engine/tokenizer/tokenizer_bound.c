@@ -1,9 +1,9 @@
 /*
- * How few tokens a text can have, without encoding it: a text that is much too long is refused for
- * the price of reading a part of it. A byte's share of its token is one over the token's length, so
- * the shares of a text add up to its tokens. The token of a byte is not known yet, but it is a
- * single byte, or it holds the byte together with the one before or behind it, and the longest
- * token that has this pair is known. Its share is a floor.
+ * A lower bound of a text's number of tokens, without encoding it: a text that is much too long is
+ * refused at the cost of reading a part of it. A byte's share of its token is one over the token's
+ * length, so the shares of a text add up to its tokens. The token of a byte is not known yet, but
+ * it is a single byte, or it contains the byte together with the one before or after it, and the
+ * longest token that has this pair is known. Its share is a lower bound.
  */
 #include "base/alloc.h"
 #include "base/error.h"
@@ -18,7 +18,7 @@
 /*
  * NFC makes at least one byte of this many: U+1FBE U+0308 U+0301, of 7 bytes, become U+0390 of 2,
  * and nothing else shrinks as much; U+2581, of 3 bytes, becomes a blank. A blank in front of a text
- * makes no token less.
+ * never reduces the number of tokens.
  */
 #define SHRINKS 4u
 
@@ -38,7 +38,7 @@ static void add_token(sp_tokenizer *tokenizer, const char *text, size_t bytes)
         tokenizer->least_share = share;
 }
 
-/* A byte that is dropped counts nothing, nor do those next to it. */
+/* A dropped byte has share 0, and so have those next to it. */
 static void add_dropped(sp_tokenizer *tokenizer, size_t byte)
 {
     for (size_t other = 0; other < 256; other++) {
@@ -60,7 +60,7 @@ sp_status sp_bound_prepare(sp_tokenizer *tokenizer, sp_error *error)
     for (int32_t id = 0; id < tokenizer->n_ids; id++)
         add_token(tokenizer, tokenizer->token_data + tokenizer->token_begin[id],
                   tokenizer->token_begin[id + 1] - tokenizer->token_begin[id]);
-    /* Once more, as their texts are looked for. */
+    /* Once more, with the texts that are matched. */
     for (size_t i = 0; i < tokenizer->n_added; i++)
         add_token(tokenizer, tokenizer->added[i].content, tokenizer->added[i].bytes);
     for (size_t byte = 0; byte < 256; byte++)
@@ -90,8 +90,8 @@ static bool is_ascii(const char *text, size_t bytes, size_t at)
     return at >= bytes || (unsigned char)text[at] < 0x80;
 }
 
-/* Whether normalising leaves this byte, and those next to it, as they are: a character of ASCII
- * changes only where one that is none follows it. */
+/* Whether normalising leaves this byte, and those next to it, as they are: an ASCII character
+ * changes only where one that is not ASCII follows it. */
 static bool is_kept(const char *text, size_t bytes, size_t at)
 {
     return (at == 0 || is_ascii(text, bytes, at - 1)) && is_ascii(text, bytes, at) &&
@@ -101,14 +101,14 @@ static bool is_kept(const char *text, size_t bytes, size_t at)
 bool sp_bound_exceeds(const sp_tokenizer *tokenizer, const char *text, size_t bytes,
                       bool normalized, size_t n_max)
 {
-    const bool stays = normalized || !(tokenizer->nfc || tokenizer->metaspace);
+    const bool unchanged = normalized || !(tokenizer->nfc || tokenizer->metaspace);
     uint64_t sum = 0, most;
 
     if (bytes <= n_max)
         return false;
     most = (uint64_t)n_max << TOKEN_SHIFT; /* below `bytes`, which no memory has 2^48 of */
     for (size_t at = 0; at < bytes && sum <= most; at++)
-        sum += stays || is_kept(text, bytes, at) ? share_at(tokenizer, text, bytes, at)
-                                                 : tokenizer->least_share / SHRINKS;
+        sum += unchanged || is_kept(text, bytes, at) ? share_at(tokenizer, text, bytes, at)
+                                                     : tokenizer->least_share / SHRINKS;
     return sum > most;
 }

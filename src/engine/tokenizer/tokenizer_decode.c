@@ -1,6 +1,6 @@
 /*
  * Decoding, one id at a time. Tokens are bytes already (tokenizer_file.c): what is left is to hold
- * back the beginning of a character, to replace what is none, and to drop the blank that a
+ * back the beginning of a character, to replace invalid bytes, and to drop the blank that a
  * sentencepiece vocabulary puts in front of a text.
  */
 #include "engine/tokenizer/tokenizer.h"
@@ -38,7 +38,7 @@ static void add_character(sp_decoder *decoder, const void *character, size_t byt
         sp_text_add_bytes(text, character, bytes);
 }
 
-/* For n bytes that are no character: one for all, or for each of them where bytes have tokens. */
+/* U+FFFD for n invalid bytes: one for all, or one for each where bytes have tokens. */
 static void add_replacements(sp_decoder *decoder, size_t n, sp_text *text)
 {
     for (size_t i = 0; i < (decoder->bytewise ? n : 1); i++)
@@ -68,7 +68,7 @@ static void push_byte(sp_decoder *decoder, unsigned char byte, sp_text *text)
             decoder->n_held = 0;
             return;
         }
-        /* All but the last byte were a good beginning; the last one starts anew. */
+        /* All but the last byte were a valid beginning; the last one starts again. */
         decoder->n_held = 0;
         push_byte(decoder, byte, text);
     }

@@ -1,5 +1,5 @@
 /*
- * Reading tokenizer.json. What the file asks for is checked against what this tokenizer does
+ * Reading tokenizer.json. The file's settings are checked against what this tokenizer supports
  * (tokenizer_settings.c) before a table is built; then vocabulary, merges and added tokens, each
  * entry checked.
  */
@@ -145,7 +145,7 @@ static sp_status place_added(reader *read, const json_t *entry, int64_t index, s
     return place_token(read, token, id, index, special ? SP_TOKEN_SPECIAL : SP_TOKEN_ADDED, error);
 }
 
-/* Fills text and kind. An added token may stand in the vocabulary too, under the same id. */
+/* Fills text and kind. An added token may be in the vocabulary too, under the same id. */
 static sp_status place_tokens(reader *read, sp_error *error)
 {
     sp_status status = SP_OK;
@@ -183,7 +183,7 @@ static uint32_t byte_to_code(unsigned byte)
     return byte == 0xad ? 0x143 : byte;
 }
 
-/* The byte that a character stands for, or -1. */
+/* The byte that a character represents, or -1. */
 static int code_to_byte(uint32_t code)
 {
     if (code >= 0x100 && code <= 0x120)
@@ -197,7 +197,7 @@ static int code_to_byte(uint32_t code)
 
 /*
  * The bytes of a token of a byte-level vocabulary, at most strlen(text); returns their number, 0
- * where a character stands for no byte.
+ * where a character represents no byte.
  */
 static size_t byte_level_bytes(const char *text, char *out)
 {
@@ -238,7 +238,7 @@ static int spelled_byte(const char *text)
 
 /*
  * The bytes of a token, at most strlen(text); returns their number. In a byte-level vocabulary a
- * text with a character that stands for no byte is taken as it is: added tokens are plain text.
+ * text with a character that represents no byte is taken literally: added tokens are plain text.
  */
 static sp_status token_to_bytes(const sp_tokenizer *tokenizer, const char *text, char *out,
                                 size_t *out_bytes, sp_error *error)
@@ -320,8 +320,8 @@ static void byte_word(const sp_tokenizer *tokenizer, unsigned byte, char *out)
 }
 
 /*
- * The reference drops a byte that has no token, which SmolLM2's rarest have not; where the file
- * has another answer than to drop it, this tokenizer has none.
+ * The reference drops a byte that has no token, which the rarest of SmolLM2 have not; where the
+ * file defines another treatment than to drop it, it is refused.
  */
 static sp_status fill_byte_ids(reader *read, sp_error *error)
 {
@@ -345,8 +345,8 @@ static sp_status fill_byte_ids(reader *read, sp_error *error)
                : malformed(error, "model.vocab", -1, "no byte at all has a token");
 }
 
-/* Whether a word of the vocabulary can be met as a piece: see sp_piece_table. A special token is
- * none, so that plain text does not become one. */
+/* Whether a word of the vocabulary can be a piece: see sp_piece_table. A special token cannot, so
+ * that plain text does not become one. */
 static bool is_piece(const reader *read, const char *word, int32_t id)
 {
     const sp_tokenizer *tokenizer = read->tokenizer;
@@ -406,8 +406,8 @@ static bool merge_words(const json_t *merge, const char **out_left, size_t *out_
     return true;
 }
 
-/* Merges that make a special token, which sentencepiece's conversions had for a while, are left
- * out: plain text must not become one. */
+/* Merges that make a special token, which sentencepiece's conversions had for a while, are skipped:
+ * plain text must not become one. */
 static sp_status read_merge(reader *read, size_t rank, sp_error *error)
 {
     const char *left, *right;

@@ -1,5 +1,5 @@
 /*
- * The merge loop. The pair of lowest rank is joined first, the leftmost of equal ones; a heap of
+ * The merge loop. The pair of lowest rank is merged first, the leftmost of equal ones; a heap of
  * (rank, position) finds it, so that a piece of a megabyte is no slower per byte than a word. An
  * entry whose symbols have changed since it was pushed is recognised by its rank and dropped.
  */
@@ -155,8 +155,8 @@ static uint64_t heap_pop(uint64_t *heap, size_t *n)
     return top;
 }
 
-/* The merge of the symbol at `at` with the one behind it, or NULL. -1 ends the list; a symbol that
- * was swallowed has the id -1. */
+/* The merge of the symbol at `at` with the one after it, or NULL. -1 ends the list; a symbol that
+ * was merged into another has the id -1. */
 static const sp_merge *merge_at(const sp_tokenizer *tokenizer, const sp_merge_scratch *scratch,
                                 int32_t at)
 {
@@ -174,7 +174,7 @@ static void push_at(const sp_tokenizer *tokenizer, sp_merge_scratch *scratch, si
         heap_push(scratch->heap, n_heap, (uint64_t)merge->rank << 32 | (uint32_t)at);
 }
 
-/* Joins the symbol at `at` with the one behind it. */
+/* Merges the symbol at `at` with the one after it. */
 static void join(sp_merge_scratch *scratch, int32_t at, int32_t id)
 {
     int32_t gone = scratch->next[at];
@@ -187,7 +187,7 @@ static void join(sp_merge_scratch *scratch, int32_t at, int32_t id)
         scratch->previous[after] = at;
 }
 
-/* Adds a symbol behind the n that are there. */
+/* Appends a symbol to the n that are there. */
 static void add_symbol(sp_merge_scratch *scratch, size_t n, int32_t id)
 {
     scratch->id[n] = id;

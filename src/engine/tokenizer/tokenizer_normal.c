@@ -12,7 +12,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-/* True when a look at each character alone shows that the text is in NFC. */
+/* True when the characters alone show that the text is in NFC. */
 static bool is_surely_nfc(const unsigned char *text, size_t bytes)
 {
     uint32_t code;
@@ -71,7 +71,7 @@ static sp_status sort_long(utf8proc_int32_t *run, size_t n, sp_error *error)
     return SP_OK;
 }
 
-/* Every run of characters that are no starters, by class; those of one class keep their order. */
+/* Sorts every run of non-starters by class; those of one class keep their order. */
 static sp_status order_marks(utf8proc_int32_t *codes, size_t n, sp_error *error)
 {
     for (size_t at = 0; at < n;) {
@@ -126,7 +126,7 @@ sp_status sp_nfc(const char *text, size_t bytes, const char **out_text, size_t *
         return SP_OK;
     }
     /* Decomposed once to count, once to keep; then put in order, composed and written as UTF-8 in
-     * place, with room for the NUL that utf8proc puts behind. */
+     * place, with room for the NUL that utf8proc appends. */
     n = decompose(source, bytes, NULL, 0);
     codes = sp_malloc((n + 1) * sizeof *codes);
     if (!codes)

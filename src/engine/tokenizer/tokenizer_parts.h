@@ -1,5 +1,7 @@
 /*
- * tokenizer_parts.h: the inside of a tokenizer, shared by the tokenizer_*.c files only.
+ * tokenizer_parts.h: the internals of a tokenizer, shared by the tokenizer_*.c files only. Tables
+ * are constant after the file was read, so any thread may look them up; lists and scratch belong to
+ * one call.
  */
 #ifndef SP_ENGINE_TOKENIZER_TOKENIZER_PARTS_H
 #define SP_ENGINE_TOKENIZER_TOKENIZER_PARTS_H
@@ -12,7 +14,7 @@ enum { SP_TOKEN_NONE = 0, SP_TOKEN_PLAIN, SP_TOKEN_ADDED, SP_TOKEN_SPECIAL };
 
 typedef struct sp_merge {
     uint64_t pair; /* left id << 32 | right id; SP_MERGE_EMPTY in a free cell */
-    uint32_t rank; /* the smallest rank of a text is merged first */
+    uint32_t rank; /* the pair of the smallest rank is merged first */
     int32_t id;    /* of the joined token */
 } sp_merge;
 
@@ -29,7 +31,7 @@ typedef struct sp_added {
     size_t bytes;
     int32_t id;
     bool special;
-    bool normalized; /* looked for in the normalised text */
+    bool normalized; /* matched in the normalised text */
 } sp_added;
 
 /*
@@ -44,12 +46,12 @@ typedef struct sp_piece_table {
 /*
  * Tokenizers that were converted from sentencepiece: U+2581 is the blank of the vocabulary, merges
  * begin with characters, and one without a token is spelled in bytes. Inside this tokenizer a blank
- * stands for U+2581, in tokens and in text, where no other blank is left.
+ * represents U+2581, in tokens and in text, where no other blank is left.
  */
 typedef enum sp_metaspace {
     SP_METASPACE_NONE,       /* byte-level */
-    SP_METASPACE_NORMALIZER, /* the normaliser makes it: tokens are looked for behind it */
-    SP_METASPACE_PIECES      /* the pre-tokenizer makes it */
+    SP_METASPACE_NORMALIZER, /* made by the normaliser: tokens are matched after it */
+    SP_METASPACE_PIECES      /* made by the pre-tokenizer */
 } sp_metaspace;
 
 /* Which texts between two added tokens get a blank in front. */
@@ -80,49 +82,56 @@ struct sp_tokenizer {
     bool blank_begins_piece;                   /* else a text between added tokens is one */
     bool ignore_merges;                        /* a piece that is a token is that token */
     bool strip_first;                          /* decoding drops a blank in front */
-    int32_t template_ids[SP_TEMPLATE_IDS_MAX]; /* what the post-processor puts around a text */
+    int32_t template_ids[SP_TEMPLATE_IDS_MAX]; /* the post-processor's, around a text */
     int32_t n_before, n_after;                 /* n_before ids, then n_after */
-    uint16_t *pair_share; /* [65536] by two bytes: the least that a byte of a token with this pair
-                             counts, see tokenizer_bound.c */
+    uint16_t *pair_share; /* [65536] by two bytes: the least share of a byte of a token with this
+                             pair, see tokenizer_bound.c */
     uint16_t least_share; /* of a byte of the longest token */
 };
 
 /* --- tokenizer_merge.c ------------------------------------------------------------------- */
 
+/* For at most n_merges (0 or more). *out_table is owned by the caller. SP_ERR_MEMORY. */
 sp_status sp_merge_table_create(size_t n_merges, sp_merge_table *out_table, sp_error *error);
+/* An all-zero struct is fine. */
 void sp_merge_table_free(sp_merge_table *table);
-/* Returns false when the pair is there already. */
+/* False: the pair is in the table already, which is unchanged. */
 bool sp_merge_table_add(sp_merge_table *table, int32_t left, int32_t right, uint32_t rank,
                         int32_t id);
+/* The merge of the pair, borrowed from the table, or NULL. */
 const sp_merge *sp_merge_table_find(const sp_merge_table *table, int32_t left, int32_t right);
 
-/* A growing list of ids. */
+/* A growing list of ids; all zero is empty. */
 typedef struct sp_id_list {
     int32_t *ids;
     size_t n, capacity;
 } sp_id_list;
 
+/* SP_ERR_MEMORY: the list is unchanged. */
 sp_status sp_id_list_add(sp_id_list *list, int32_t id, sp_error *error);
 
-/* Scratch of the merge loop, grown to the longest piece of a text. */
+/* Scratch of the merge loop, grown to the longest piece of a text; all zero is empty. */
 typedef struct sp_merge_scratch {
     int32_t *id, *next, *previous; /* [capacity] symbols, a linked list in text order */
     uint64_t *heap;                /* [2 * capacity] */
     size_t capacity;
 } sp_merge_scratch;
 
+/* An all-zero struct is fine. */
 void sp_merge_scratch_free(sp_merge_scratch *scratch);
 
-/* Appends the ids of one piece, none where all of its bytes are dropped. O(bytes * log bytes),
- * whatever the piece. */
+/* Appends the ids of one piece, none where all of its bytes are dropped. O(bytes * log bytes) for
+ * any piece. SP_ERR_MEMORY. */
 sp_status sp_merge_piece(const sp_tokenizer *tokenizer, const char *piece, size_t bytes,
                          sp_merge_scratch *scratch, sp_id_list *list, sp_error *error);
 
 /* --- tokenizer_pieces.c ------------------------------------------------------------------ */
 
+/* For at most n_pieces (0 or more). *out_table is owned by the caller. SP_ERR_MEMORY. */
 sp_status sp_piece_table_create(size_t n_pieces, sp_piece_table *out_table, sp_error *error);
+/* An all-zero struct is fine. */
 void sp_piece_table_free(sp_piece_table *table);
-/* Adds a token by its text, which must not be there yet. */
+/* Adds a token by its text, which must not be in the table yet. */
 void sp_piece_table_add(const sp_tokenizer *tokenizer, sp_piece_table *table, int32_t id);
 /* The id, or -1. */
 int32_t sp_piece_table_find(const sp_tokenizer *tokenizer, const char *text, size_t bytes);
@@ -136,11 +145,11 @@ sp_status sp_metaspace_text(const char *text, size_t bytes, bool prepend, const 
 
 /* --- tokenizer_bound.c ------------------------------------------------------------------- */
 
-/* Fills the shares of a tokenizer that has all of its tokens. */
+/* Computes the shares of a tokenizer that has all of its tokens. SP_ERR_MEMORY. */
 sp_status sp_bound_prepare(sp_tokenizer *tokenizer, sp_error *error);
 /*
- * True when the text surely has more than n_max tokens; false says nothing. Any bytes will do.
- * `normalized`: the text is in NFC already, if the tokenizer asks for that. O(bytes) at most.
+ * True when the text certainly has more than n_max tokens; false tells nothing. The text may be any
+ * bytes. `normalized`: it is in NFC already, if the tokenizer requires that. O(bytes) at most.
  */
 bool sp_bound_exceeds(const sp_tokenizer *tokenizer, const char *text, size_t bytes,
                       bool normalized, size_t n_max);
@@ -149,7 +158,7 @@ bool sp_bound_exceeds(const sp_tokenizer *tokenizer, const char *text, size_t by
 
 /*
  * NFC of a UTF-8 text. *out_text is `text` itself when it is in NFC already, else owned by the
- * caller (sp_free). O(bytes), whatever the text.
+ * caller (sp_free). O(bytes) for any text. SP_ERR_MEMORY.
  */
 sp_status sp_nfc(const char *text, size_t bytes, const char **out_text, size_t *out_bytes,
                  sp_error *error);

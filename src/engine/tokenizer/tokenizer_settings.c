@@ -105,7 +105,7 @@ static sp_status read_split(const json_t *step, const sp_split **out_split, sp_e
     return SP_OK;
 }
 
-/* Metaspace. What it says is read as the reference reads old files: no scheme means always, no
+/* Metaspace. Its settings are read as the reference reads old files: no scheme means always, no
  * split means true, and add_prefix_space must not contradict the scheme. */
 static sp_status read_metaspace(const json_t *step, sp_tokenizer *tokenizer, sp_error *error)
 {
@@ -257,7 +257,7 @@ static sp_status read_template(const json_t *step, sp_tokenizer *tokenizer, sp_e
                                       "the template must be tokens around one sequence A");
 }
 
-/* ByteLevel moves offsets, which nothing here has. */
+/* ByteLevel changes offsets, which are not kept here. */
 static sp_status read_post_processor(const json_t *root, sp_tokenizer *tokenizer, sp_error *error)
 {
     const json_t *outer = json_object_get(root, post_processor), *step;
@@ -313,7 +313,7 @@ static sp_status check_model(const json_t *model, sp_error *error)
     return SP_OK;
 }
 
-/* What the model says, held against the kind that the pre-tokenizer tells. */
+/* Checks the model's settings against the kind that the pre-tokenizer implies. */
 static sp_status read_model(const json_t *model, sp_tokenizer *tokenizer, sp_error *error)
 {
     const bool metaspace = tokenizer->metaspace != SP_METASPACE_NONE;

@@ -10,9 +10,9 @@
  * The alternatives of the words family, in the order in which a regex engine tries them:
  *
  *   1  an apostrophe and s, t, re, ve, m, ll or d in any case
- *   2  at most one character that is no letter, number or newline, then letters
+ *   2  at most one character other than a letter, number or newline, then letters
  *   3  numbers
- *   4  at most one blank, then characters that are no letter, number or space, then newlines
+ *   4  at most one blank, then characters other than letters, numbers and spaces, then newlines
  *   5  spaces up to the last newline of their run
  *   6  spaces that no other character follows: a run gives its last one to the next piece
  *   7  spaces
@@ -75,7 +75,7 @@ typedef struct {
     bool digits_end; /* a number ends a run of spaces as the end of the text does */
 } scanner;
 
-/* The character at `at`; flags and length 0 behind the end. */
+/* The character at `at`; flags and length are 0 after the end. */
 static size_t look(const scanner *scan, size_t at, uint32_t *out_code, unsigned *out_flags)
 {
     size_t length;
@@ -129,7 +129,7 @@ static size_t fold(const scanner *scan, size_t at, bool any_case, char *out_lett
     return text[0] < 0x80 ? 1 : 0;
 }
 
-/* Alternative 1 behind an apostrophe: its end, or 0. */
+/* Alternative 1 after an apostrophe: its end, or 0. */
 static size_t contraction(const scanner *scan, bool any_case)
 {
     char first = 0, second = 0;
@@ -209,7 +209,7 @@ static size_t next_word(const sp_split *split, const scanner *scan)
 
 /*
  * A word from `at` on, or 0: letters above lower case, then at least one below upper case. Letters
- * without case, and marks, are both. What a regex engine finds by going back: where no lower case
+ * without case, and marks, are both. What a regex engine finds by backtracking: where no lower case
  * follows the first run, its last letter that is both ends the word. *out_upper is where the run
  * ends, `at` for none.
  */
@@ -275,7 +275,7 @@ static size_t next_blank(const sp_split *split, const scanner *scan)
 
     if (code == '\'' && (end = contraction(scan, false)) != 0)
         return end;
-    if (code == ' ') { /* one blank may stand before a word */
+    if (code == ' ') { /* one blank may precede a word */
         begin = length;
         length = look(scan, begin, &code, &flags);
     }

@@ -1,7 +1,7 @@
 /*
- * tokenizer_split.h: the pre-tokenizer. A text falls into pieces, and merges never cross a border.
- * Three hand-written scanners stand for three families of regular expressions; their oracle in the
- * tests is a real regex engine.
+ * tokenizer_split.h: the pre-tokenizer. It splits a text into pieces; merges never cross a border.
+ * Three hand-written scanners implement three families of regular expressions; their oracle in the
+ * tests is a real regex engine. All pure; any thread.
  */
 #ifndef SP_ENGINE_TOKENIZER_TOKENIZER_SPLIT_H
 #define SP_ENGINE_TOKENIZER_TOKENIZER_SPLIT_H
@@ -10,15 +10,15 @@
 #include <stddef.h>
 
 typedef enum sp_split_family {
-    SP_SPLIT_WORDS, /* contractions, words with what precedes them: Qwen, Llama 3 */
-    SP_SPLIT_CASES, /* words fall apart where the case rises: Mistral's tekken */
-    SP_SPLIT_BLANKS /* what ByteLevel itself splits by (use_regex): GPT-2, SmolLM2 */
+    SP_SPLIT_WORDS, /* contractions, words with the character before them: Qwen, Llama 3 */
+    SP_SPLIT_CASES, /* words are split where the case rises: Mistral's tekken */
+    SP_SPLIT_BLANKS /* the split of ByteLevel itself (use_regex): GPT-2, SmolLM2 */
 } sp_split_family;
 
 typedef struct sp_split {
     const char *name;
-    const char *pattern; /* exactly as it stands in the file; of SP_SPLIT_BLANKS, what ByteLevel,
-                            alone or after Digits, amounts to */
+    const char *pattern; /* exactly as in the file; of SP_SPLIT_BLANKS, the equivalent of
+                            ByteLevel, alone or after Digits */
     sp_split_family family;
     unsigned digits_max; /* numbers in one piece */
     bool marks_in_words; /* combining marks count as letters inside a word */

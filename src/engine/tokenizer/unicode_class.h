@@ -1,6 +1,7 @@
 /*
- * unicode_class.h: what the tokenizer must know of a code point, by one table lookup, and reading
- * UTF-8. The tables are generated (tools/make_unicode_tables.py) and name their Unicode version.
+ * unicode_class.h: the properties of a code point that the tokenizer needs, by one table look-up,
+ * and reading UTF-8. The tables are generated (tools/make_unicode_tables.py) and name their Unicode
+ * version.
  */
 #ifndef SP_ENGINE_TOKENIZER_UNICODE_CLASS_H
 #define SP_ENGINE_TOKENIZER_UNICODE_CLASS_H
@@ -13,7 +14,7 @@ enum {
     SP_UNICODE_NUMBER = 2,      /* N* */
     SP_UNICODE_MARK = 4,        /* M* */
     SP_UNICODE_SPACE = 8,       /* White_Space: U+180E is not in it */
-    SP_UNICODE_NFC_UNSAFE = 16, /* text without one of these is in NFC already */
+    SP_UNICODE_NFC_UNSAFE = 16, /* text without any of these is in NFC already */
     SP_UNICODE_UPPER = 32,      /* Lu and Lt */
     SP_UNICODE_LOWER = 64,      /* Ll; letters without case are Lm and Lo */
 };
@@ -64,7 +65,7 @@ typedef enum sp_utf8_kind {
 /*
  * Classifies the sequence at the start of text of bytes >= 1. *out_bytes is its length: of the
  * character, of the rest, or of the longest beginning of a character ("maximal subpart"), which is
- * what one U+FFFD stands for.
+ * what one U+FFFD replaces.
  */
 sp_utf8_kind sp_utf8_classify(const unsigned char *text, size_t bytes, size_t *out_bytes);
 
