@@ -213,7 +213,7 @@ sp_status sp_file_write_all(const char *path, const void *data, size_t bytes, sp
         status = fail_errno(error, path, "cannot create a file beside");
         goto free_name;
     }
-    if (write_fully(fd, data, bytes) != 0) {
+    if (write_fully(fd, data, bytes) != 0 || fsync(fd) != 0) {
         status = fail_errno(error, path, "cannot write");
         close(fd);
         goto remove_temporary;

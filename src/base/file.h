@@ -46,9 +46,10 @@ SP_PRIVATE sp_status sp_file_map(const char *path, sp_mapping *out_mapping, sp_e
 SP_PRIVATE void sp_file_unmap(sp_mapping *mapping);
 
 /*
- * Writes `path` atomically: to a temporary file beside it, then a rename. SP_ERR_INPUT: `path`
- * exists and is not a regular file (a device, a directory); it is not changed. SP_ERR_NOT_FOUND:
- * its directory is missing. SP_ERR_IO: no permission, no space and the like.
+ * Writes `path` atomically, a power failure included: to a temporary file beside it, which is
+ * synced, then a rename. SP_ERR_INPUT: `path` exists and is not a regular file (a device, a
+ * directory); it is not changed. SP_ERR_NOT_FOUND: its directory is missing. SP_ERR_IO: no
+ * permission, no space and the like.
  */
 sp_status sp_file_write_all(const char *path, const void *data, size_t bytes, sp_error *error);
 

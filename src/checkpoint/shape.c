@@ -118,6 +118,16 @@ static const struct architecture architectures[] = {
 };
 #define N_ARCHITECTURES (sizeof architectures / sizeof *architectures)
 
+const char *sp_family_name(sp_family family)
+{
+    if (family == SP_FAMILY_CUSTOM)
+        return "custom";
+    for (size_t i = 0; i < N_ARCHITECTURES; i++)
+        if (architectures[i].family == family)
+            return architectures[i].model_type;
+    return NULL;
+}
+
 /* The architecture decides; without one, the model type. Both must agree. */
 static sp_status read_architecture(reader *r)
 {

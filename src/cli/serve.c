@@ -9,8 +9,9 @@
 #include "base/mapped.h"
 #include "cli/cli.h"
 #include "cli/notify.h"
+#include "cli/progress.h"
 #include "cli/run_settings.h"
-#include "server/server.h"
+#include "server/restore.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -110,19 +111,16 @@ static void report_refused(void *user, const char *name, const sp_error *error)
 }
 
 static sp_status serve_until_signal(const serve_settings *settings, sp_engine *engine,
-                                    const sp_server_refusals *refusals, sp_error *error)
+                                    const sp_server_refusals *refusals,
+                                    const sp_saved_state *restored, sp_error *error)
 {
     sp_log *log = settings->server.log;
     sp_server *server;
-    size_t n_adapters =
-        sp_stage_n_versions(sp_engine_stage(engine)); /* while the engine is still ours */
-    sp_status status = sp_server_start(&settings->server, engine, refusals,
+    sp_status status = sp_server_start(&settings->server, engine, refusals, restored,
                                        settings->run.options.max_running, &server, error);
 
     if (status != SP_OK)
         return status;
-    sp_log_line(log, "sidepath serve: %s, %zu adapters, at http://%s", sp_engine_base_name(engine),
-                n_adapters, sp_server_address(server));
     sp_notify(SP_NOTIFY_READY);
     wait_for_end(server, &settings->server);
     sp_notify(SP_NOTIFY_STOPPING);
@@ -138,6 +136,9 @@ static sp_status serve_until_signal(const serve_settings *settings, sp_engine *e
 static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_error *error)
 {
     refusal_notes notes = {.log = settings->server.log};
+    sp_progress progress = sp_progress_begin(settings->server.log, STDERR_FILENO);
+    const sp_restore_hooks hooks = {report_refused, &notes, sp_progress_tell, &progress};
+    sp_saved_state restored = {.active = NULL};
     sp_engine *engine = NULL;
     sp_status status = sp_server_confine(&settings->server, error);
 
@@ -148,10 +149,16 @@ static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_er
         settings->run.options.prefill_chunk = PREFILL_CHUNK_BY_ITSELF;
     settings->run.options.adapter_refused = report_refused;
     settings->run.options.adapter_refused_user = &notes;
+    settings->run.options.weights_prefault = settings->server.weights_prefault;
+    settings->run.options.progress = sp_progress_tell;
+    settings->run.options.progress_user = &progress;
     if (status == SP_OK)
         status = sp_run_settings_open(&settings->run, 0, &engine, out_usage, error);
     if (status == SP_OK)
-        status = serve_until_signal(settings, engine, &notes.kept, error);
+        status = sp_server_restore(&settings->server, engine, &hooks, &restored, error);
+    if (status == SP_OK)
+        status = serve_until_signal(settings, engine, &notes.kept, &restored, error);
+    sp_saved_state_free(&restored);
     sp_engine_close(engine);
     sp_server_refusals_free(&notes.kept);
     return status;
@@ -170,6 +177,8 @@ static int run_verb(serve_settings *settings)
     signal(SIGPIPE, SIG_IGN);
     sp_mapped_handle_faults(SP_FAULT_SURVIVES);
     status = sp_log_open(STDERR_FILENO, LOG_BYTES_MAX, &settings->server.log, &error);
+    if (status == SP_OK && strcmp(settings->server.log_format, "json") == 0)
+        sp_log_use_json(settings->server.log);
     if (status == SP_OK)
         status = open_and_serve(settings, &usage, &error);
     sp_log_close(settings->server.log, LOG_WAIT_MS);

@@ -110,12 +110,17 @@ static sp_status open_tokenizer(sp_engine *engine, sp_error *error)
     return status;
 }
 
+static sp_load_progress progress_of(const sp_engine *engine)
+{
+    return (sp_load_progress){engine->options.progress, engine->options.progress_user};
+}
+
 static sp_status open_model(sp_engine *engine, size_t free_bytes, sp_error *error)
 {
     const sp_model_shape *shape = &engine->model.shape;
     sp_error why;
     sp_status status = sp_model_open(engine->options.model_dir, engine->options.weights_copy,
-                                     free_bytes, &engine->model, error);
+                                     free_bytes, progress_of(engine), &engine->model, error);
 
     if (status != SP_OK)
         return status;
@@ -257,6 +262,16 @@ static sp_status preflight(sp_engine *engine, size_t overlay_bytes, size_t free_
     return SP_OK;
 }
 
+/* After the preflight: what is read here fits. */
+static sp_status prefault(sp_engine *engine, sp_error *error)
+{
+    double began = sp_clock_seconds();
+    sp_status status = sp_weight_files_prefault(&engine->model.files, progress_of(engine), error);
+
+    engine->stats.prefault_seconds = sp_clock_seconds() - began;
+    return status;
+}
+
 static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, size_t n_adapters,
                           sp_error *error)
 {
@@ -273,6 +288,8 @@ static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, 
         status = sp_engine_read_adapters(engine, adapters, n_adapters, &startup, error);
     if (status == SP_OK)
         status = preflight(engine, startup.overlay_bytes, free_bytes, error);
+    if (status == SP_OK && engine->options.weights_prefault)
+        status = prefault(engine, error);
     if (status == SP_OK)
         status = sp_engine_start_adapters(engine, &startup, error);
     sp_startup_free(&startup);
@@ -348,6 +365,7 @@ sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapt
     engine->options.served_name = NULL;
     engine->options.cpu_isa = NULL;
     engine->options.adapter_refused = NULL;
+    engine->options.progress = NULL;
     engine->stats.open_seconds = sp_clock_seconds() - began;
     *out_engine = engine;
     return SP_OK;
@@ -430,6 +448,9 @@ static sp_engine_stats stats_of(const sp_engine *engine)
     stats.running = engine->scheduler.n_running;
     stats.running_max = engine->options.max_running;
     stats.slots = engine->pool ? engine->options.max_loras : 0;
+    stats.slot_rank = engine->pool ? sp_layout_rank_stride(engine->layout) : 0;
+    stats.threads = sp_exec_threads(engine->exec);
+    stats.precision = engine->options.precision;
     stats.page_tokens = engine->options.page_tokens;
     stats.kv_pages = memory->options.n_pages;
     stats.kv_pages_used = memory->options.n_pages - sp_sequence_memory_available(memory);

@@ -244,6 +244,8 @@ static sp_status open_startup(sp_engine *engine, sp_startup *startup, sp_error *
         startup->seconds[i] += sp_clock_seconds();
         if (status != SP_OK)
             status = refused(engine, startup->wanted[i].name, status, &why, error);
+        if (engine->options.progress)
+            engine->options.progress(engine->options.progress_user, "adapters", i + 1, startup->n);
     }
     if (status == SP_OK)
         status = create_layout(engine, startup->adapters, startup->n, error);

@@ -12,6 +12,7 @@
 #include "server/api/cors.h"
 #include "server/api/generation_config.h"
 #include "server/driver/adapter_notes.h"
+#include "server/start_report.h"
 
 #include <string.h>
 #include <sys/random.h>
@@ -68,12 +69,19 @@ const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
     {"client-bytes-max", SP_SETTING_INT, FIELD(client_bytes), "536870912", 1 << 16, 1e15, NULL, "N",
      "of all that clients can fill: bodies, requests and answers under way", false},
     {"access-log", SP_SETTING_BOOL, FIELD(access_log), "true", 0, 0, NULL, NULL,
-     "one JSON line a request on standard error", false},
+     "one JSON line a request on standard error; not for probes that are answered 200", false},
+    {"log-format", SP_SETTING_CHOICE, FIELD(log_format), "plain", 0, 0, "plain|json", NULL,
+     "json: every line on standard error is an object, not those of requests alone", false},
+    {"weights-prefault", SP_SETTING_BOOL, FIELD(weights_prefault), "true", 0, 0, NULL, NULL,
+     "read the mapped weights before the first request comes", false},
+    {"state-file", SP_SETTING_STRING, FIELD(state_file), "", 0, 0, NULL, "FILE",
+     "what clients have loaded, unloaded and activated is kept here over a restart", false},
 };
 
 struct sp_server {
     sp_api api;
     sp_http *http;
+    sp_state_file *state_file; /* NULL: none */
 };
 
 /* ---- adapters of the start ------------------------------------------------------------------ */
@@ -255,6 +263,13 @@ static void log_skipped(void *user, const char *name, const char *why)
     sp_free(shown);
 }
 
+static void log_found(void *user, size_t n)
+{
+    const sp_api *api = user;
+
+    sp_log_line(api->settings->log, SP_LOG_PREFIX "%zu adapters in --adapter-dir", n);
+}
+
 static bool may_have_folder(void *user, const char *name)
 {
     return sp_api_may_have_folder(user, name);
@@ -293,8 +308,33 @@ static void log_notes_of_base(const sp_engine *engine, sp_log *log)
         sp_log_line(log, "sidepath serve: the base: %s", note);
 }
 
-static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t running_max,
-                             sp_error *error)
+/* What the engine's thread and those beside it need, and what the log says of it. */
+static sp_status open_parts(sp_server *server, sp_engine *engine, sp_error *error)
+{
+    const sp_server_settings *settings = server->api.settings;
+    sp_status status = sp_cors_check(settings, error);
+
+    if (status == SP_OK)
+        status = open_keys(&server->api, error);
+    if (status == SP_OK)
+        status = sp_weights_watch_start(engine, settings->log, &server->api.weights, error);
+    if (status == SP_OK)
+        status = open_chat(&server->api, error);
+    if (status == SP_OK)
+        status = open_generation_config(&server->api, error);
+    open_tokenizer_config(&server->api);
+    if (status == SP_OK && !ABSENT(settings->state_file))
+        status =
+            sp_state_file_open(settings->state_file, settings->log, &server->state_file, error);
+    if (status == SP_OK) {
+        log_notes_of_base(engine, settings->log);
+        log_notes_of_start(engine, settings->log);
+    }
+    return status;
+}
+
+static sp_status start_parts(sp_server *server, sp_engine *engine, const sp_saved_state *restored,
+                             int32_t running_max, sp_error *error)
 {
     const sp_server_settings *settings = server->api.settings;
     sp_driver_options driver = {
@@ -306,37 +346,29 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, int32_t runni
         .look_up_user = &server->api,
         .loaded = on_loaded,
         .loaded_user = settings->log,
+        .restored = restored,
     };
-    sp_status status = sp_cors_check(settings, error);
+    const sp_adapter_dir_hooks hooks = {&server->api, pass_task, log_skipped, log_found};
+    sp_start_facts facts;
+    sp_status status = open_parts(server, engine, error);
 
-    if (status == SP_OK)
-        status = open_keys(&server->api, error);
-    if (status == SP_OK)
-        status = sp_weights_watch_start(engine, settings->log, &server->api.weights, error);
     driver.weights = server->api.weights;
-
-    if (status == SP_OK)
-        status = open_chat(&server->api, error);
-    if (status == SP_OK)
-        status = open_generation_config(&server->api, error);
-    open_tokenizer_config(&server->api);
-    if (status == SP_OK) {
-        log_notes_of_base(engine, settings->log);
-        log_notes_of_start(engine, settings->log);
-    }
+    driver.state_file = server->state_file;
+    facts = sp_start_facts_take(engine); /* while it is still ours */
     if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);
     if (status == SP_OK && !ABSENT(settings->adapter_dir))
-        status = sp_adapter_dir_open(sp_engine_base_name(engine), pass_task, log_skipped,
-                                     &server->api, &server->api.dir, error);
+        status = sp_adapter_dir_open(sp_engine_base_name(engine), &hooks, &server->api.dir, error);
     if (status == SP_OK)
         status = start_http(server, error);
+    if (status == SP_OK)
+        sp_start_report_log(&facts, &server->api, sp_http_address(server->http));
     return status;
 }
 
 sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
-                          const sp_server_refusals *refusals, int32_t running_max,
-                          sp_server **out_server, sp_error *error)
+                          const sp_server_refusals *refusals, const sp_saved_state *restored,
+                          int32_t running_max, sp_server **out_server, sp_error *error)
 {
     sp_server *server = sp_calloc(1, sizeof *server);
     sp_status status;
@@ -352,7 +384,7 @@ sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
     server->api.started_ns = sp_clock_ns();
     if (getrandom(&server->api.instance, sizeof server->api.instance, GRND_NONBLOCK) < 0)
         server->api.instance = server->api.started_ns;
-    status = start_parts(server, engine, running_max, error);
+    status = start_parts(server, engine, restored, running_max, error);
     if (status != SP_OK) {
         sp_server_stop(server, NULL);
         return status;
@@ -405,6 +437,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
     sp_adapter_dir_close(server->api.dir);
     sp_weights_watch_stop(server->api.weights);
     sp_driver_destroy(server->api.driver);
+    sp_state_file_close(server->state_file);
     sp_chat_close(server->api.chat);
     json_decref(server->api.tokenizer_config);
     sp_keys_close(server->api.api_keys);

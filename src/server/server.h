@@ -23,6 +23,8 @@
  *     task.h, generation.h, adapter_task.h      what crosses between the two threads
  *     driver.c, loads.c  the engine's thread
  *     weights_watch.c           whether the base's weights are what they were
+ *     saved_state.c, state_file.c, restore.c   what outlives a restart
+ *     start_report.c            what the log says of a start
  *     server.c                  all of it joined, started and stopped
  *
  * Threads: the HTTP thread (parses, tokenises, writes), the log's, the engine's thread, and those
@@ -39,6 +41,7 @@
 #include <sidepath/engine.h>
 
 typedef struct sp_server sp_server;
+typedef struct sp_saved_state sp_saved_state; /* driver/saved_state.h */
 
 /* What `sidepath serve` adds to the settings of every verb that runs a model. */
 typedef struct sp_server_settings {
@@ -50,10 +53,11 @@ typedef struct sp_server_settings {
     int64_t port, connections, connections_per_address, header_bytes, body_bytes, client_bytes,
         queue, keep_alive_s, idle_timeout_s, receive_timeout_s, send_timeout_s, request_timeout_s,
         shutdown_timeout_s;
-    bool adapter_routes, access_log;
+    const char *state_file, *log_format;
+    bool adapter_routes, access_log, weights_prefault;
 } sp_server_settings;
 
-#define SP_SERVER_SETTINGS_COUNT 23
+#define SP_SERVER_SETTINGS_COUNT 26
 /* Rows whose offsets count from the beginning of an sp_server_settings. */
 extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
 
@@ -65,12 +69,12 @@ sp_status sp_server_confine(const sp_server_settings *settings, sp_error *error)
 
 /*
  * Starts serving. The engine is the server's until sp_server_stop; the settings' strings and the
- * refusals are borrowed until then. SP_ERR_ARGUMENT, SP_ERR_IO, SP_ERR_INPUT: a setting, named.
- * *out_server is owned by the caller.
+ * refusals are borrowed until then. `restored` (may be NULL) is what sp_server_restore has read.
+ * SP_ERR_ARGUMENT, SP_ERR_IO, SP_ERR_INPUT: a setting, named. *out_server is owned by the caller.
  */
 sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
-                          const sp_server_refusals *refusals, int32_t running_max,
-                          sp_server **out_server, sp_error *error);
+                          const sp_server_refusals *refusals, const sp_saved_state *restored,
+                          int32_t running_max, sp_server **out_server, sp_error *error);
 /*
  * Reads the key files again, for any thread but one at a time: both are taken or none, and the old
  * keys stay in force where one cannot be read, with its error. SP_OK too without key files.

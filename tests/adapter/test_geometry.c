@@ -442,9 +442,19 @@ static void every_allocation_can_fail(void **state)
     }
 }
 
+static void family_names(void **state)
+{
+    (void)state;
+    assert_string_equal(sp_family_name(SP_FAMILY_QWEN3), "qwen3");
+    assert_string_equal(sp_family_name(SP_FAMILY_QWEN35_MOE), "qwen3_5_moe_text");
+    assert_string_equal(sp_family_name(SP_FAMILY_CUSTOM), "custom");
+    assert_null(sp_family_name((sp_family)98));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(family_names),
         cmocka_unit_test(dense_transformers_5),
         cmocka_unit_test(dense_transformers_4),
         cmocka_unit_test(attention_bias),

@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/file.h"
+#include "engine/model/weight_files.h"
 #include "support/engine_run.h"
 
 #include <fcntl.h>
@@ -157,6 +158,112 @@ static void test_a_copy(void **state)
     free_scene(&copied);
 }
 
+/* ---- reading ahead ------------------------------------------------------------------------- */
+
+typedef struct told {
+    int n_calls;
+    size_t done, total;
+} told;
+
+static void hear(void *user, const char *what, size_t done, size_t total)
+{
+    told *all = user;
+
+    assert_string_equal(what, "weights");
+    assert_true(done > all->done && done <= total);
+    assert_true(all->n_calls == 0 || total == all->total);
+    *all = (told){all->n_calls + 1, done, total};
+}
+
+/* Bytes of the mapping that this process has in its page tables. */
+static size_t mapped_bytes(const char *path)
+{
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    char line[1024];
+    bool here = false;
+    size_t kib, sum = 0;
+
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps)) {
+        if (strchr(line, '-') && strchr(line, '/'))
+            here = strstr(line, path) != NULL;
+        if (here && sscanf(line, "Rss: %zu kB", &kib) == 1)
+            sum += kib << 10;
+    }
+    fclose(maps);
+    return sum;
+}
+
+static sp_engine *open_prefaulted(const scene *made, bool prefault, bool copy, told *out_told)
+{
+    sp_engine_options options;
+
+    sp_engine_options_default(&options, sizeof options);
+    options.model_dir = made->directory;
+    options.max_loras = 0;
+    options.kv_tokens = options.max_context = 64;
+    options.threads = 1;
+    options.weights_copy = copy;
+    options.weights_prefault = prefault;
+    options.progress = hear;
+    options.progress_user = out_told;
+    return engine_run_open(&options, NULL, 0);
+}
+
+/* All that is used is there when the engine is open; of a copy the whole file counts. */
+static void test_prefault(void **state)
+{
+    scene made = make_scene(false);
+    told mapped = {0}, copied = {0}, none = {0};
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
+    sp_engine *engine;
+
+    (void)state;
+    sp_engine_close(made.engine);
+    made.engine = open_prefaulted(&made, false, false, &none);
+    assert_true(mapped_bytes(made.weights) < FILE_BYTES / 2);
+    assert_int_equal(none.n_calls, 0);
+    assert_int_equal(sp_engine_get_stats(made.engine, &stats, NULL), SP_OK);
+    assert_true(stats.prefault_seconds <= 0);
+    engine = open_prefaulted(&made, true, false, &mapped);
+    assert_int_equal(sp_engine_get_stats(engine, &stats, NULL), SP_OK);
+    assert_true(mapped_bytes(made.weights) >= stats.weight_bytes);
+    assert_int_equal(mapped.done, mapped.total);
+    assert_int_equal(mapped.total, stats.weight_bytes);
+    assert_true(stats.prefault_seconds > 0);
+    sp_engine_close(engine);
+    sp_engine_close(open_prefaulted(&made, true, true, &copied));
+    assert_int_equal(copied.done, FILE_BYTES);
+    assert_int_equal(copied.total, FILE_BYTES);
+    free_scene(&made);
+}
+
+/* A file that becomes shorter between its opening and its reading is an error with its name. */
+static void test_prefault_of_a_shorter_file(void **state)
+{
+    scene made = make_scene(false);
+    sp_checkpoint *checkpoint;
+    sp_weight_files files;
+    sp_error error;
+
+    (void)state;
+    assert_ok(sp_checkpoint_open(made.directory, "model", &checkpoint, &error), &error);
+    assert_ok(
+        sp_weight_files_open(checkpoint, false, (sp_load_progress){NULL, NULL}, &files, &error),
+        &error);
+    assert_true(sp_weight_files_use(&files, 0, 400000, 1000));
+    assert_ok(sp_weight_files_prefault(&files, (sp_load_progress){NULL, NULL}, &error), &error);
+    assert_int_equal(truncate(made.weights, 1000), 0);
+    assert_int_equal(sp_weight_files_prefault(&files, (sp_load_progress){NULL, NULL}, &error),
+                     SP_ERR_IO);
+    assert_non_null(strstr(error.text, "model.safetensors"));
+    assert_string_equal(error.subject, made.weights);
+    assert_int_equal(error.position, 400000);
+    sp_weight_files_close(&files);
+    sp_checkpoint_destroy(checkpoint);
+    free_scene(&made);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -165,6 +272,8 @@ int main(void)
         cmocka_unit_test(test_replaced_and_removed),
         cmocka_unit_test(test_other_files),
         cmocka_unit_test(test_a_copy),
+        cmocka_unit_test(test_prefault),
+        cmocka_unit_test(test_prefault_of_a_shorter_file),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

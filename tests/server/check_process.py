@@ -94,7 +94,7 @@ def check_unix_socket(binary):
         path = Path(folder) / "http.sock"
         def ask(server):
             with server.connect() as made:
-                made.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                made.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
                 return b"".join(iter(lambda: made.recv(65536), b""))
         killed = serving.Server(binary, "--uds", path)
         assert ask(killed).startswith(b"HTTP/1.1 200 ")

@@ -195,9 +195,16 @@ static void look_up_name(sp_adapter_dir *dir, outcome *out, const char *name, bo
     sp_task_release(&task->task);
 }
 
+static void on_found(void *user, size_t n)
+{
+    (void)user;
+    assert_int_equal(n, 1);
+}
+
 static void test_look_ups(void **state)
 {
     outcome out = {.passed = NULL};
+    sp_adapter_dir_hooks hooks;
     sp_adapter_dir *dir;
     sp_adapter_task *task, *passed;
     sp_error error;
@@ -206,7 +213,8 @@ static void test_look_ups(void **state)
     (void)state;
     pthread_mutex_init(&out.lock, NULL);
     pthread_cond_init(&out.changed, NULL);
-    assert_ok(sp_adapter_dir_open("base", on_done, on_skipped, &out, &dir, &error), &error);
+    hooks = (sp_adapter_dir_hooks){&out, on_done, on_skipped, on_found};
+    assert_ok(sp_adapter_dir_open("base", &hooks, &dir, &error), &error);
     look_up_name(dir, &out, "good", true);
     look_up_name(dir, &out, "empty", false);
     look_up_name(dir, &out, "gone", false);

@@ -55,6 +55,38 @@ static void test_lines_come_in_order(void **state)
     close(fds[0]);
 }
 
+/* A line becomes the message of an object; the log's own prefix, quotes and bytes that are not
+ * UTF-8 do not get into it as they are. */
+static void test_json(void **state)
+{
+    static const char *const want[] = {"\", \"message\": \"say \\\"hi\\\"\"}\n{\"time\": \"20",
+                                       "\"message\": \"bad \xef\xbf\xbd byte\"}\n{\"own\": 1}\n"};
+    char got[512];
+    size_t n;
+    sp_error error;
+    sp_log *log;
+    int fds[2];
+
+    (void)state;
+    open_pipe(fds);
+    assert_ok(sp_log_open(fds[1], 1000, &log, &error), &error);
+    assert_false(sp_log_is_json(log));
+    assert_false(sp_log_is_json(NULL));
+    sp_log_use_json(log);
+    assert_true(sp_log_is_json(log));
+    sp_log_line(log, SP_LOG_PREFIX "say \"%s\"", "hi");
+    sp_log_line(log, "bad \xff byte");
+    sp_log_add(log, "{\"own\": 1}\n", 11);
+    sp_log_close(log, 10000);
+    close(fds[1]);
+    n = read_all(fds[0], got, sizeof got - 1);
+    got[n] = '\0';
+    assert_memory_equal(got, "{\"time\": \"20", 12);
+    assert_non_null(strstr(got, want[0]));
+    assert_non_null(strstr(got, want[1]));
+    close(fds[0]);
+}
+
 /* A pipe that takes no more. Returns the lines that it holds. */
 static uint64_t open_full_pipe(int *out_fds)
 {
@@ -156,6 +188,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lines_come_in_order),
+        cmocka_unit_test(test_json),
         cmocka_unit_test(test_a_reader_that_does_not_read),
         cmocka_unit_test(test_a_reader_that_is_gone),
         cmocka_unit_test(test_closing_does_not_wait_for_ever),

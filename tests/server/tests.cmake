@@ -25,6 +25,7 @@ if(NOT CMAKE_CROSSCOMPILING)
   sidepath_server_checks(check_http_clients)
   sidepath_server_checks(check_openai)
   sidepath_server_checks(check_readme)
+  sidepath_server_checks(check_operate)
   add_test(NAME soak_server
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/soak_server.py
                    $<TARGET_FILE:sidepath_cli>)

@@ -80,7 +80,7 @@ static sp_status check_memory(const sp_checkpoint *checkpoint, size_t free_bytes
 }
 
 static sp_status open_files(sp_model *model, const char *directory, bool copy, size_t free_bytes,
-                            sp_error *error)
+                            sp_load_progress progress, sp_error *error)
 {
     sp_checkpoint *checkpoint;
     sp_status status = sp_checkpoint_open(directory, "model", &checkpoint, error);
@@ -90,7 +90,7 @@ static sp_status open_files(sp_model *model, const char *directory, bool copy, s
     if (copy)
         status = check_memory(checkpoint, free_bytes, error);
     if (status == SP_OK)
-        status = sp_weight_files_open(checkpoint, copy, &model->files, error);
+        status = sp_weight_files_open(checkpoint, copy, progress, &model->files, error);
     if (status == SP_OK)
         status = sp_load_weights(model, checkpoint, free_bytes, error);
     sp_checkpoint_destroy(checkpoint);
@@ -133,8 +133,8 @@ static sp_status open_geometry(const char *directory, sp_geometry **out_geometry
                    (int)strcspn(cause.text, ";"), cause.text, name_families(names, sizeof names));
 }
 
-sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes, sp_model *out_model,
-                        sp_error *error)
+sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes,
+                        sp_load_progress progress, sp_model *out_model, sp_error *error)
 {
     sp_model *model = out_model;
     sp_status status = check_directory(directory, error);
@@ -155,7 +155,7 @@ sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes, sp_
     if (status == SP_OK)
         status = read_generation_config(model, directory, error);
     if (status == SP_OK)
-        status = open_files(model, directory, copy, free_bytes, error);
+        status = open_files(model, directory, copy, free_bytes, progress, error);
     if (status != SP_OK)
         sp_model_close(model);
     return status;

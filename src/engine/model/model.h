@@ -40,9 +40,10 @@ typedef struct sp_model {
  * architecture or a dtype that this engine does not run (named). SP_ERR_TRUNCATED, SP_ERR_INPUT: a
  * shard is broken. SP_ERR_MEMORY: copies would take more than free_bytes (preflight.h), or there is
  * no memory. *out_model must not be moved, and is empty after a failure.
+ * `progress` is told of copies.
  */
-sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes, sp_model *out_model,
-                        sp_error *error);
+sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes,
+                        sp_load_progress progress, sp_model *out_model, sp_error *error);
 /* An empty or all-zero model is fine. */
 void sp_model_close(sp_model *model);
 

@@ -157,6 +157,12 @@ static void load(sp_weight_loader *loader, const char *name, int32_t rows, int32
     }
     data = loader->model->files.files[tensor->file].data + tensor->offset_bytes;
     loader->used[tensor - sp_checkpoint_at(loader->checkpoint, 0)] = true;
+    if (tensor->type == SP_TENSOR_BF16 &&
+        !sp_weight_files_use(&loader->model->files, tensor->file, tensor->offset_bytes,
+                             (size_t)tensor->bytes)) {
+        loader->status = sp_fail_memory(loader->error, sizeof(sp_weight_range), "a list of ranges");
+        return;
+    }
     *out_weight = (sp_weight){.type = SP_DTYPE_BF16, .rows = rows, .columns = columns};
     out_weight->host = tensor->type == SP_TENSOR_BF16
                            ? aligned_data(loader, data, (size_t)tensor->bytes)

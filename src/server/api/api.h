@@ -44,7 +44,12 @@ typedef struct sp_api {
     atomic_bool draining;
 } sp_api;
 
-typedef enum sp_access { SP_ACCESS_OPEN, SP_ACCESS_USER, SP_ACCESS_ADMIN } sp_access;
+typedef enum sp_access {
+    SP_ACCESS_PROBE, /* open, and not in the access log where it is answered with 200 */
+    SP_ACCESS_OPEN,
+    SP_ACCESS_USER,
+    SP_ACCESS_ADMIN
+} sp_access;
 
 typedef struct sp_call sp_call;
 

@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
-#include <time.h>
 
 #define NS_PER_MS  1e6
 #define REQUEST_ID "X-Request-Id"
@@ -28,10 +27,10 @@ static const sp_route routes[] = {
     {"POST", "/v1/load_lora_adapter", false, SP_ACCESS_ADMIN, SP_FIELDS_LOAD, sp_route_load},
     {"POST", "/v1/unload_lora_adapter", false, SP_ACCESS_ADMIN, SP_FIELDS_NAME, sp_route_unload},
     {"POST", "/v1/lora/active", false, SP_ACCESS_ADMIN, SP_FIELDS_NAME, sp_route_active},
-    {"GET", "/health", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_route_health},
-    {"GET", "/ready", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_route_ready},
+    {"GET", "/health", false, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_route_health},
+    {"GET", "/ready", false, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_route_ready},
     {"GET", "/version", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_route_version},
-    {"GET", "/metrics", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_route_metrics},
+    {"GET", "/metrics", false, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_route_metrics},
     {"GET", "/status.json", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_route_status},
     {"GET", "/", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_route_page},
 };
@@ -79,7 +78,7 @@ static bool may(const sp_call *call)
     sp_api *api = call->api;
     bool shown;
 
-    if (call->route->access == SP_ACCESS_OPEN)
+    if (call->route->access <= SP_ACCESS_OPEN)
         return true;
     pthread_mutex_lock(&api->keys_lock);
     shown =
@@ -113,7 +112,7 @@ static void check_call(sp_call *call)
     const sp_api *api = call->api;
     bool is_post = strcmp(call->route->method, "POST") == 0;
 
-    if (call->route->access != SP_ACCESS_OPEN && sp_exchange_is_surplus(call->exchange))
+    if (call->route->access > SP_ACCESS_OPEN && sp_exchange_is_surplus(call->exchange))
         sp_call_refuse(call, 503, NULL, NULL, "too-many-connections",
                        "the server has all connections that it may have; try again later");
     else if (!may(call))
@@ -239,24 +238,12 @@ static void add_text_field(sp_text *out, const char *name, const char *value)
         sp_text_add(out, "null");
 }
 
-static void add_time(sp_text *out)
-{
-    struct timespec now;
-    struct tm utc;
-    char text[32];
-
-    clock_gettime(CLOCK_REALTIME, &now);
-    gmtime_r(&now.tv_sec, &utc);
-    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
-    sp_text_format(out, "{\"time\": \"%s.%03ldZ\"", text, now.tv_nsec / 1000000);
-}
-
 static void log_call(const sp_call *call, bool whole)
 {
     const sp_exchange *exchange = call->exchange;
     sp_text line = {0};
 
-    add_time(&line);
+    sp_log_begin_object(&line);
     sp_text_format(&line, ", \"id\": \"%s\"", call->id);
     if (call->request_id[0])
         add_text_field(&line, "request_id", call->request_id);
@@ -282,6 +269,12 @@ static void log_call(const sp_call *call, bool whole)
     sp_text_free(&line);
 }
 
+/* What asks every few seconds whether all is well stays out, as long as it is. */
+static bool is_logged(const sp_call *call, int status, bool whole)
+{
+    return !call->route || call->route->access != SP_ACCESS_PROBE || status != 200 || !whole;
+}
+
 static void on_ended(void *user, sp_exchange *exchange, bool whole)
 {
     sp_call *call = sp_exchange_context(exchange);
@@ -298,7 +291,7 @@ static void on_ended(void *user, sp_exchange *exchange, bool whole)
         else
             sp_task_detach(call->task, false);
     }
-    if (api->settings->access_log)
+    if (api->settings->access_log && is_logged(call, status, whole))
         log_call(call, whole);
     if (call->free_state)
         call->free_state(call->state);

@@ -29,9 +29,7 @@ typedef struct name_list {
 
 struct sp_adapter_dir {
     const char *base;
-    void (*done)(void *user, sp_adapter_task *task);
-    void (*skipped)(void *user, const char *name, const char *why);
-    void *user;
+    sp_adapter_dir_hooks hooks;
     name_list told; /* the thread's own: what was said to be skipped */
     pthread_t thread;
     pthread_mutex_t lock; /* of all below */
@@ -183,7 +181,7 @@ static void pass_on(sp_adapter_dir *dir, sp_adapter_task *task)
     if (dir->closed)
         sp_task_release(&task->task);
     else
-        dir->done(dir->user, task);
+        dir->hooks.done(dir->hooks.user, task);
     pthread_mutex_unlock(&dir->lock);
 }
 
@@ -293,6 +291,15 @@ static const char *why_skipped(const sp_adapter_dir *dir, const char *name, cons
     return why_config_fails(folder);
 }
 
+/* A server that ends meanwhile is told nothing. */
+static void tell(sp_adapter_dir *dir, const char *name, const char *why)
+{
+    pthread_mutex_lock(&dir->lock);
+    if (!dir->closed)
+        dir->hooks.skipped(dir->hooks.user, name, why);
+    pthread_mutex_unlock(&dir->lock);
+}
+
 static void tell_skipped(sp_adapter_dir *dir, const char *name)
 {
     char *folder;
@@ -304,7 +311,7 @@ static void tell_skipped(sp_adapter_dir *dir, const char *name)
     why = folder ? why_skipped(dir, name, folder) : NULL;
     if (why) {
         add_name(&dir->told, name);
-        dir->skipped(dir->user, name, why);
+        tell(dir, name, why);
     }
     sp_free(folder);
 }
@@ -351,6 +358,8 @@ static void scan(sp_adapter_dir *dir)
     pthread_mutex_lock(&dir->lock);
     before = dir->found;
     dir->found = found;
+    if (!dir->has_scanned && !dir->closed)
+        dir->hooks.found(dir->hooks.user, found.n);
     dir->scanning = false;
     dir->has_scanned = true;
     dir->last_scan_ns = sp_clock_ns() - dir->scan_began_ns;
@@ -410,9 +419,8 @@ static void *run(void *user)
 
 /* ---- any thread ---------------------------------------------------------------------------- */
 
-sp_status sp_adapter_dir_open(const char *base, void (*done)(void *user, sp_adapter_task *task),
-                              void (*skipped)(void *user, const char *name, const char *why),
-                              void *user, sp_adapter_dir **out_dir, sp_error *error)
+sp_status sp_adapter_dir_open(const char *base, const sp_adapter_dir_hooks *hooks,
+                              sp_adapter_dir **out_dir, sp_error *error)
 {
     sp_adapter_dir *dir = sp_calloc(1, sizeof *dir);
     pthread_condattr_t monotonic;
@@ -420,9 +428,7 @@ sp_status sp_adapter_dir_open(const char *base, void (*done)(void *user, sp_adap
     if (!dir)
         return sp_fail_memory(error, sizeof *dir, "the directory of adapters");
     dir->base = base;
-    dir->done = done;
-    dir->skipped = skipped;
-    dir->user = user;
+    dir->hooks = *hooks;
     dir->scan_wanted = true;
     pthread_mutex_init(&dir->lock, NULL);
     pthread_condattr_init(&monotonic);

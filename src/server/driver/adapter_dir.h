@@ -17,17 +17,24 @@ typedef struct sp_adapter_dir sp_adapter_dir;
 /* The code of a path that does not exist, with SP_ERR_NOT_FOUND. */
 #define SP_CODE_ADAPTER_NOT_FOUND "adapter-not-found"
 
+/* Called on the thread, with `user` borrowed. */
+typedef struct sp_adapter_dir_hooks {
+    void *user;
+    /* Gets each task that has passed, with the outcome in it, and takes the reference. */
+    void (*done)(void *user, sp_adapter_task *task);
+    /* What a scan finds and lists do not show, once for each name (64 at most), with a sentence;
+     * the name is a stranger's text. */
+    void (*skipped)(void *user, const char *name, const char *why);
+    void (*found)(void *user, size_t n); /* by the first scan, once */
+} sp_adapter_dir_hooks;
+
 /*
- * Starts the thread and a first scan of the directory of base/confine.h; `base` is borrowed, and so
- * is `user`. `done` gets each task that has passed, with the outcome in it, on that thread: it
- * takes the reference. `skipped` is told, on that thread, of what a scan finds and lists do not
- * show, once for each name (64 at most), with a sentence; the name is a stranger's text. *out_dir
- * is owned by the caller. SP_ERR_MEMORY, SP_ERR_THREAD.
+ * Starts the thread and a first scan of the directory of base/confine.h; `base` is borrowed.
+ * *out_dir is owned by the caller. SP_ERR_MEMORY, SP_ERR_THREAD.
  */
-sp_status sp_adapter_dir_open(const char *base, void (*done)(void *user, sp_adapter_task *task),
-                              void (*skipped)(void *user, const char *name, const char *why),
-                              void *user, sp_adapter_dir **out_dir, sp_error *error);
-/* No `done` is called after this. A thread that waits for the file system is abandoned until the
+sp_status sp_adapter_dir_open(const char *base, const sp_adapter_dir_hooks *hooks,
+                              sp_adapter_dir **out_dir, sp_error *error);
+/* No hook is called after this. A thread that waits for the file system is abandoned until the
  * process ends. NULL is allowed. */
 void sp_adapter_dir_close(sp_adapter_dir *dir);
 

@@ -413,6 +413,19 @@ static void end_all(sp_driver *driver)
     wake_touched(driver);
 }
 
+static void save_state(sp_driver *driver)
+{
+    sp_text text = {0};
+
+    if (!driver->adapters_changed || !driver->options.state_file)
+        return;
+    driver->adapters_changed = false;
+    sp_saved_state_write(sp_engine_stage(driver->engine), driver->hidden, driver->n_hidden, &text);
+    if (!text.failed)
+        sp_state_file_put(driver->options.state_file, &text);
+    sp_text_free(&text);
+}
+
 /* How long there is nothing to do but for new tasks; a look-up comes back as one. */
 static int32_t idle_ms(const sp_driver *driver)
 {
@@ -438,6 +451,7 @@ static void *run(void *user)
         drop_cancelled(driver);
         drop_late(driver);
         sp_driver_poll_loads(driver);
+        save_state(driver);
         if (driver->n_running > 0)
             step(driver);
         else if (driver->n_loads > driver->n_looking)
@@ -461,6 +475,8 @@ sp_status sp_driver_start(const sp_driver_options *options, sp_driver **out_driv
     sp_engine_get_stats(driver->engine, &stats, NULL);
     sp_metrics_start(&driver->metrics, sp_engine_base_name(driver->engine), &stats);
     sp_task_queue_open(&driver->queue);
+    for (size_t i = 0; options->restored && i < options->restored->n_unloaded; i++)
+        sp_driver_hide(driver, options->restored->unloaded[i]);
     if (pthread_create(&driver->thread, NULL, run, driver) != 0) {
         sp_task_queue_destroy(&driver->queue);
         sp_free(driver);

@@ -14,6 +14,8 @@
 
 #include "server/driver/adapter_task.h"
 #include "server/driver/generation.h"
+#include "server/driver/saved_state.h"
+#include "server/driver/state_file.h"
 #include "server/driver/weights_watch.h"
 
 typedef struct sp_driver sp_driver;
@@ -32,6 +34,10 @@ typedef struct sp_driver_options {
      * borrowed; must not block. NULL: not called. */
     void (*loaded)(void *user, const char *name, const char *receipt);
     void *loaded_user;
+    /* Borrowed: what adapters are after every change of them. NULL: nobody keeps it. */
+    sp_state_file *state_file;
+    /* Names that a server before this one has unloaded; read at the start only. NULL: none. */
+    const sp_saved_state *restored;
 } sp_driver_options;
 
 /* Reason codes of outcomes that only the server has. */

@@ -45,6 +45,7 @@ struct sp_driver {
     int32_t n_loads, n_looking; /* the second: of the first, those that look for a folder */
     char **hidden;
     size_t n_hidden;
+    bool adapters_changed; /* since the state was given to options.state_file */
     sp_driver_counts counts;
     sp_metrics metrics;
 };
@@ -64,5 +65,7 @@ void sp_driver_drop_cancelled_waiters(sp_driver *driver);
 /* Those that were received before `before_ns` have waited for too long. */
 void sp_driver_drop_late_waiters(sp_driver *driver, uint64_t before_ns, const sp_error *error);
 void sp_driver_end_loads(sp_driver *driver);
+/* False: out of memory. */
+bool sp_driver_hide(sp_driver *driver, const char *name);
 
 #endif

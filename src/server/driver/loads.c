@@ -32,9 +32,10 @@ static void show(sp_driver *driver, const char *name)
         return;
     sp_free(driver->hidden[i]);
     driver->hidden[i] = driver->hidden[--driver->n_hidden];
+    driver->adapters_changed = true;
 }
 
-static bool hide(sp_driver *driver, const char *name)
+bool sp_driver_hide(sp_driver *driver, const char *name)
 {
     char **grown;
 
@@ -287,6 +288,7 @@ static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status,
         sp_metrics_load(&driver->metrics, (double)(sp_clock_ns() - load->began_ns) / NS_PER_S);
     }
     if (status == SP_OK) {
+        driver->adapters_changed = true;
         show(driver, load->name);
         tell_loaded(driver, load->name);
     }
@@ -433,11 +435,12 @@ static void run_unload(sp_driver *driver, sp_adapter_task *task)
     }
     if (status == SP_ERR_NOT_FOUND && may && task->path)
         status = SP_OK;
-    if (status >= 0 && may && !hide(driver, task->name))
+    if (status >= 0 && may && !sp_driver_hide(driver, task->name))
         status = sp_fail_memory(&error, sizeof(char *), "a name");
     if (status >= 0 && may && !task->looked_up)
         look_up_name(driver, task->name);
     driver->counts.unloads += status >= 0;
+    driver->adapters_changed |= status >= 0;
     sp_task_finish(&task->task, status, &error);
     sp_task_release(&task->task);
 }
@@ -454,6 +457,7 @@ static void run_activate(sp_driver *driver, sp_adapter_task *task)
         run_load(driver, task);
     else
         finish_task(driver, task, status, &error);
+    driver->adapters_changed |= status == SP_OK;
 }
 
 static void run_list(sp_driver *driver, sp_adapter_task *task)

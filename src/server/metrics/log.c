@@ -1,7 +1,6 @@
 #include "server/metrics/log.h"
 
 #include "base/alloc.h"
-#include "base/text.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -27,6 +26,7 @@ struct sp_log {
     pthread_cond_t filled, ended;
     sp_text waiting, taken;
     uint64_t dropped, reported; /* lines; the log itself has said so of the second */
+    bool json;                  /* never changes once there are other threads */
     bool closing, has_ended;
     bool abandoned; /* the writer frees it, should it ever get so far */
 };
@@ -87,19 +87,63 @@ static uint64_t write_taken(const sp_log *log)
     return 0;
 }
 
+void sp_log_use_json(sp_log *log)
+{
+    log->json = true;
+}
+
+bool sp_log_is_json(const sp_log *log)
+{
+    return log && log->json;
+}
+
+void sp_log_begin_object(sp_text *out)
+{
+    struct timespec now;
+    struct tm utc;
+    char text[32];
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &utc);
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+    sp_text_format(out, "{\"time\": \"%s.%03ldZ\"", text, now.tv_nsec / NS_PER_MS);
+}
+
+/* A plain line, without its line feed, as an object with one. */
+static void wrap_line(const char *line, sp_text *out)
+{
+    size_t prefix = sizeof SP_LOG_PREFIX - 1;
+
+    if (strncmp(line, SP_LOG_PREFIX, prefix) == 0)
+        line += prefix;
+    sp_log_begin_object(out);
+    sp_text_add(out, ", \"message\": ");
+    sp_text_json_string(out, line, strlen(line));
+    sp_text_add(out, "}\n");
+}
+
 /* Under the lock: says once more how many are missing, where that is news. */
 static void report_dropped(sp_log *log)
 {
-    char line[160];
+    char line[256];
+    sp_text object = {0};
     int n;
 
     if (log->dropped == log->reported || log->bytes_max - log->waiting.bytes < sizeof line)
         return;
     n = snprintf(line, sizeof line,
-                 "sidepath serve: %llu lines of this log were dropped, because nobody read it\n",
+                 SP_LOG_PREFIX "%llu lines of this log were dropped, because nobody read it",
                  (unsigned long long)(log->dropped - log->reported));
     log->reported = log->dropped;
-    add(log, line, (size_t)n);
+    if (log->json) {
+        wrap_line(line, &object);
+        if (!object.failed)
+            add(log, object.data, object.bytes);
+        sp_text_free(&object);
+    } else {
+        line[n] = '\n';
+        add(log, line, (size_t)n + 1);
+    }
 }
 
 static void destroy(sp_log *log)
@@ -190,6 +234,15 @@ void sp_log_line(sp_log *log, const char *format, ...)
     if (n < 0)
         return;
     n = n < LINE_BYTES_MAX - 2 ? n : LINE_BYTES_MAX - 2;
+    if (sp_log_is_json(log)) {
+        sp_text object = {0};
+
+        wrap_line(line, &object);
+        if (!object.failed)
+            sp_log_add(log, object.data, object.bytes);
+        sp_text_free(&object);
+        return;
+    }
     line[n] = '\n';
     sp_log_add(log, line, (size_t)n + 1);
 }

@@ -173,6 +173,10 @@ typedef enum sp_family {
     SP_FAMILY_CUSTOM = 99     /* none of these */
 } sp_family;
 
+/* "qwen3", "qwen3_moe", as config.json's model_type is; "custom" for SP_FAMILY_CUSTOM, NULL for a
+ * foreign number. */
+SP_API const char *sp_family_name(sp_family family);
+
 typedef enum sp_layer_kind {
     SP_LAYER_FULL_ATTENTION = 0,
     SP_LAYER_LINEAR_ATTENTION = 1,

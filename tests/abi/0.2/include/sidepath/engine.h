@@ -68,6 +68,12 @@ typedef struct sp_engine_options {
     bool weights_copy;   /* read into memory, so that nothing that happens to the files matters */
     size_t memory_bytes; /* what may be taken in all; 0: what the system says is free, the limits of
                             cgroups included */
+    bool weights_prefault; /* mapped weights are read before sp_engine_open returns, so that the
+                              first step does not wait for the files */
+    /* Told how far sp_engine_open is, inside it: `what` is "weights" (done and total in bytes) or
+     * "adapters" (a count); the last call of each has done == total. NULL: nobody. */
+    void (*progress)(void *user, const char *what, size_t done, size_t total);
+    void *progress_user;
 } sp_engine_options;
 
 SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
@@ -82,7 +88,8 @@ typedef struct sp_engine_adapter {
 } sp_engine_adapter;
 
 /*
- * Maps the weights, loads the adapters into slots, allocates pool, KV cache and scratch. On failure
+ * Maps the weights (SP_ERR_IO: with weights_prefault, a part of a file could not be read), loads
+ * the adapters into slots, allocates pool, KV cache and scratch. On failure
  * everything is released. *out_engine is owned by the caller (sp_engine_close). Every string is
  * copied. SP_ERR_NOT_FOUND, SP_ERR_INPUT, SP_ERR_TRUNCATED, SP_ERR_MISMATCH, SP_ERR_UNSUPPORTED for
  * the model's files, what sp_adapter_open and sp_layout_pack return for an adapter (with
@@ -323,6 +330,10 @@ typedef struct sp_engine_stats {
     size_t weight_bytes;     /* mapped, not copied */
     size_t pool_bytes, kv_bytes, scratch_bytes;
     double open_seconds, adapter_seconds; /* of sp_engine_open; the adapters' share */
+    double prefault_seconds;              /* likewise: weights_prefault's; 0: it was off */
+    int32_t threads;                      /* that steps run on */
+    int32_t slot_rank;                    /* that a slot has room for; 0 without slots */
+    sp_dtype precision;                   /* of activations and of the KV cache */
 } sp_engine_stats;
 
 /* Fills the caller's struct, whose struct_bytes is set. SP_ERR_ARGUMENT: a size that none has. */

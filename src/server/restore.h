@@ -1,0 +1,30 @@
+/*
+ * restore.h: what --state-file names comes back before the server starts.
+ */
+#ifndef SP_SERVER_RESTORE_H
+#define SP_SERVER_RESTORE_H
+
+#include "server/driver/saved_state.h"
+#include "server/server.h"
+
+/* Who is told of a name that does not come back, and how many have been looked at. */
+typedef struct sp_restore_hooks {
+    void (*refused)(void *user, const char *name, const sp_error *error);
+    void *refused_user;
+    void (*progress)(void *user, const char *what, size_t done, size_t total); /* may be NULL */
+    void *progress_user;
+} sp_restore_hooks;
+
+/*
+ * Reads the file and loads what it names, in its order, into an engine that nobody else has yet;
+ * waits for the loads. A name that is loaded already stays what it is, and so does an active
+ * adapter. One that cannot be loaded is told to `refused`, and the others go on. A file that is not
+ * there is an empty state. SP_ERR_NOT_FOUND: its folder is missing. SP_ERR_IO, SP_ERR_TOO_LARGE and
+ * those of sp_saved_state_parse: the file cannot be read; nothing was loaded. *out_state is owned
+ * by the caller.
+ */
+sp_status sp_server_restore(const sp_server_settings *settings, sp_engine *engine,
+                            const sp_restore_hooks *hooks, sp_saved_state *out_state,
+                            sp_error *error);
+
+#endif
