@@ -445,6 +445,10 @@ static sp_engine_stats stats_of(const sp_engine *engine)
     stats.preemptions = engine->scheduler.preemptions;
     stats.rotations = engine->scheduler.rotations;
     stats.waiting = engine->scheduler.n_waiting;
+    stats.waiting_slot = engine->scheduler.waits[SP_WAIT_SLOT];
+    stats.waiting_load = engine->scheduler.waits[SP_WAIT_LOAD];
+    stats.waiting_pages = engine->scheduler.waits[SP_WAIT_PAGES];
+    stats.waiting_batch = engine->scheduler.waits[SP_WAIT_BATCH];
     stats.running = engine->scheduler.n_running;
     stats.running_max = engine->options.max_running;
     stats.slots = engine->pool ? engine->options.max_loras : 0;
@@ -472,6 +476,7 @@ static sp_engine_stats stats_of(const sp_engine *engine)
         stats.adapter_copies = stage.copies;
         stats.host_evictions = stage.evictions;
         stats.host_bytes = stage.host_bytes;
+        stats.host_bytes_max = engine->options.host_bytes_max;
     }
     return stats;
 }

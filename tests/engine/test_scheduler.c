@@ -189,6 +189,62 @@ static void test_a_preempted_sequence_keeps_its_tokens(void **state)
 }
 
 /* Random arrivals and cancels in a cache for a few of them: nobody starves, no page is lost. */
+/* Says of each sequence what its prompt's length stands for. */
+static sp_status say(void *user, sp_sequence *sequence, bool give_way, sp_error *error)
+{
+    static const sp_status answers[] = {SP_OK, SP_POOL_FULL, SP_BUSY, SP_PENDING, SP_AGAIN};
+
+    (void)user;
+    (void)give_way;
+    (void)error;
+    return answers[sequence->request.n_prompt - 1];
+}
+
+/* Each that waits is counted once, by what it lacks; who waits for others that find no room, by
+ * what those lack. */
+static void test_waits_are_told_apart(void **state)
+{
+    sp_scheduler scheduler = make_scheduler(2, 32, 32, 16);
+    fake f[8];
+
+    (void)state;
+    scheduler.options.gate.ask = say;
+    for (int32_t i = 0; i < 8; i++) { /* 1, 1, 1, 2, 3, 4, 5, 1 */
+        fake_init(&f[i], i + 1, i < 3 || i == 7 ? 1 : i - 1, 4);
+        sp_scheduler_add(&scheduler, &f[i].sequence);
+    }
+    sp_scheduler_plan(&scheduler);
+    assert_int_equal(scheduler.n_running, 2);
+    assert_int_equal(scheduler.n_waiting, 6);
+    assert_int_equal(scheduler.waits[SP_WAIT_BATCH], 2);
+    assert_int_equal(scheduler.waits[SP_WAIT_SLOT], 3); /* full, busy, and those that give way */
+    assert_int_equal(scheduler.waits[SP_WAIT_LOAD], 1);
+    assert_int_equal(scheduler.waits[SP_WAIT_PAGES], 0);
+    for (int32_t i = 0; i < 8; i++)
+        sp_scheduler_remove(&scheduler, &f[i].sequence);
+    destroy_scheduler(&scheduler);
+}
+
+static void test_waits_for_pages(void **state)
+{
+    sp_scheduler scheduler = make_scheduler(8, 32, 32, 2);
+    fake f[3];
+
+    (void)state;
+    for (int32_t i = 0; i < 3; i++) {
+        fake_init(&f[i], i + 1, i == 0 ? 3 : 4, 4);
+        sp_scheduler_add(&scheduler, &f[i].sequence);
+    }
+    sp_scheduler_plan(&scheduler);
+    assert_int_equal(scheduler.waits[SP_WAIT_PAGES], 2);
+    assert_int_equal(scheduler.waits[SP_WAIT_BATCH] + scheduler.waits[SP_WAIT_SLOT], 0);
+    for (int32_t i = 0; i < 3; i++)
+        sp_scheduler_remove(&scheduler, &f[i].sequence);
+    sp_scheduler_plan(&scheduler);
+    assert_int_equal(scheduler.waits[SP_WAIT_PAGES], 0);
+    destroy_scheduler(&scheduler);
+}
+
 static void test_random_load_finishes(void **state)
 {
     (void)state;
@@ -270,6 +326,8 @@ int main(void)
         cmocka_unit_test(test_decode_rows_go_before_prefill),
         cmocka_unit_test(test_the_youngest_is_preempted_and_comes_back),
         cmocka_unit_test(test_a_preempted_sequence_keeps_its_tokens),
+        cmocka_unit_test(test_waits_are_told_apart),
+        cmocka_unit_test(test_waits_for_pages),
         cmocka_unit_test(test_random_load_finishes),
         cmocka_unit_test(test_creation_survives_every_failed_allocation),
     };

@@ -130,6 +130,70 @@ def page_is_locked(server):
     assert answer.headers["cache-control"] == "no-store"
 
 
+def quantile_of(text, family, share):
+    """As Prometheus' histogram_quantile."""
+    buckets = [(float(bound), float(n)) for bound, n in
+               re.findall(r'^%s_bucket\{le="([^"]+)"\} (\d+)$' % family, text, re.M)]
+    rank, low, before = share * buckets[-1][1], 0.0, 0.0
+    for bound, n in buckets:
+        if n >= rank > before:
+            return low if bound == float("inf") else \
+                low + (bound - low) * (rank - before) / (n - before)
+        low, before = (bound, n) if bound != float("inf") else (low, before)
+    return 0.0
+
+
+def page_equals_metrics(server):
+    """At rest the page's numbers are those of /metrics."""
+    status, text = get(server, "/status.json").json, metrics_of(server)
+    pairs = [(status["memory"][kind], 'sidepath_memory_bytes{kind="%s"}' % kind)
+             for kind in ("weights", "slots", "kv", "scratch")]
+    pairs += [(status["memory"]["host_cache"], "sidepath_host_cache_bytes"),
+              (status["memory"]["host_cache_max"], "sidepath_host_cache_bytes_max"),
+              (status["memory"]["host_cache_evictions"], "sidepath_host_cache_evictions_total"),
+              (status["totals"]["prefix_tokens"], "sidepath_prefix_cache_tokens_total")]
+    pairs += [(status["queue"]["for_" + why], 'sidepath_requests_waiting{reason="%s"}' % why)
+              for why in ("slot", "load", "pages", "batch")]
+    for shown, series in pairs:
+        assert shown == value_of(text, series), (shown, series)
+    for name, family in (("first_token", "sidepath_time_to_first_token_seconds"),
+                         ("inter_token", "sidepath_inter_token_seconds"),
+                         ("queue", "sidepath_queue_seconds")):
+        shown, n = status["latency"][name], value_of(text, family + "_count")
+        assert shown["count"] == n > 0, (name, shown, n)
+        assert abs(shown["mean"] - value_of(text, family + "_sum") / n) < 1e-7, name
+        for key, share in (("p50", 0.5), ("p95", 0.95)):
+            want = quantile_of(text, family, share)
+            assert abs(shown[key] - want) < 1e-9, (name, key, shown, want)
+    codes = dict(re.findall(r'sidepath_http_responses_total\{code="(\d+)"\} (\d+)', text))
+    errors = sum(int(n) for code, n in codes.items() if code[0] == "4" and code != "429")
+    assert status["responses"]["client_errors"] == errors > 0, (status["responses"], codes)
+    assert status["responses"]["turned_away"] == int(codes.get("429", 0))
+    series = r"^sidepath_adapter_%s_tokens_total\{.*\} (\d+)$"
+    prompt, cached = (sum(map(int, re.findall(series % kind, text, re.M)))
+                      for kind in ("prompt", "cached"))
+    prefix = status["prefix"]
+    assert (prefix["prompt_tokens"], prefix["cached_tokens"]) == (prompt, cached)
+
+
+def failures_are_named(server):
+    """A load that fails is on the page with its code until the name loads; folders are listed."""
+    def load(path):
+        body = {"lora_name": "late", "lora_path": path}
+        return post(server, "/v1/load_lora_adapter", body).status
+    assert load(".") >= 400
+    status = get(server, "/status.json").json
+    failed = status["load_failures"]
+    assert [f["name"] for f in failed] == ["late"] and failed[0]["code"], failed
+    assert str(ADAPTERS) not in json.dumps(status), "a path of the server"
+    assert [f["name"] for f in status["folders"]] == ["csource"], status["folders"]
+    assert load("csource") == 200
+    assert get(server, "/status.json").json["load_failures"] == []
+    assert post(server, "/v1/unload_lora_adapter", {"lora_name": "csource"}).status == 200
+    folder = get(server, "/status.json").json["folders"][0]
+    assert folder == {"name": "csource", "unloaded": True, "requests": 0, "generated_tokens": 0}
+
+
 def check_metrics_and_page(binary):
     with serving(binary, "--max-loras", 2, "--adapter", "scripture=%s" % (ADAPTERS / "scripture"),
                  "--adapter-dir", ADAPTERS, "--no-access-log") as server:
@@ -138,6 +202,8 @@ def check_metrics_and_page(binary):
         promtool_agrees(metrics_of(server))
         documents_agree(metrics_of(server))
         page_is_locked(server)
+        page_equals_metrics(server)
+        failures_are_named(server)
 
 
 if __name__ == "__main__":

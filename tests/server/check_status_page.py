@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 from serving import ADAPTERS, post, serving
@@ -159,6 +160,8 @@ TEXTS = """(() => {
   texts.rows = [...document.querySelectorAll("#adapters tr")].map(
     (row) => [...row.cells].map((cell) => cell.textContent));
   texts.slots = [...document.querySelectorAll("#slots li")].map((slot) => slot.textContent);
+  texts.points = Object.fromEntries(["tokens-line", "step-line"].map((id) => [id,
+    document.querySelector("#" + id + " polyline")?.getAttribute("points") || ""]));
   texts.totals = [...document.querySelectorAll("#totals dd")].map((node) => node.textContent);
   texts.title = document.title;
   return texts;
@@ -166,6 +169,11 @@ TEXTS = """(() => {
 
 
 # ---- what must be shown -------------------------------------------------------------------------
+
+
+def fixed(value, digits):
+    """As toFixed: of two numbers that are as close the larger one."""
+    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
 def shown_rate(value):
@@ -176,8 +184,16 @@ def shown_seconds(value):
     if value <= 0:
         return "0\u00a0ms"
     if value < 0.01:
-        return "%.2f\u00a0ms" % (value * 1000)
-    return "%.0f\u00a0ms" % (value * 1000) if value < 1 else "%.1f\u00a0s" % value
+        return fixed(value * 1000, 2) + "\u00a0ms"
+    return fixed(value * 1000, 0) + "\u00a0ms" if value < 1 else fixed(value, 1) + "\u00a0s"
+
+
+def shown_bytes(n):
+    unit = 0
+    while n >= 1024 and unit < 4:
+        n, unit = n / 1024, unit + 1
+    number = "{:,}".format(n) if unit == 0 else fixed(n, 1)
+    return "%s\u00a0%s" % (number, ("B", "KiB", "MiB", "GiB", "TiB")[unit])
 
 
 def same_number(text, wanted):
@@ -185,6 +201,41 @@ def same_number(text, wanted):
     digits = lambda s: float("".join(c for c in s if c in "0123456789."))
     return text == wanted or (text.split("\u00a0")[1:] == wanted.split("\u00a0")[1:] and
                               abs(digits(text) - digits(wanted)) <= 0.011 * (1 + digits(wanted)))
+
+
+def check_measures(status, texts):
+    """Times, memory, the prefix cache, and why requests wait."""
+    for node, name in (("first", "first_token"), ("inter", "inter_token"), ("queue", "queue")):
+        for share in ("p50", "p95"):
+            latency = status["latency"][name]
+            want = shown_seconds(latency[share]) if latency["count"] else "\u2014"
+            assert same_number(texts["%s-%s" % (node, share)], want), (node, share, texts, latency)
+    memory = status["memory"]
+    for node, key in (("memory-weights", "weights"), ("memory-kv", "kv"), ("memory-slots", "slots"),
+                      ("memory-scratch", "scratch"), ("host-used", "host_cache"),
+                      ("host-max", "host_cache_max")):
+        assert same_number(texts[node], shown_bytes(memory[key])), (node, texts[node], memory)
+    assert texts["prefix-rate"] == "%d%%" % int(status["prefix"]["hit_rate"] * 100 + 0.5)
+    why = [("slot", "for a slot"), ("load", "for a load"), ("pages", "for pages"),
+           ("batch", "for the batch")]
+    assert texts["waiting-why"] == ", ".join(
+        "{:,} {}".format(status["queue"]["for_" + key], text) for key, text in why
+        if status["queue"]["for_" + key] > 0), texts["waiting-why"]
+    loaded = "{:,} loaded".format(len(status["adapters"]))
+    assert texts["adapters-count"].startswith(loaded), texts["adapters-count"]
+
+
+def check_lines(status, texts):
+    """A point for each second since the start, none before it, and the scale's top."""
+    for node, key in (("tokens-line", "tokens"), ("step-line", "step_seconds_max")):
+        values = status["history"][key]
+        known = [v for v in values if v is not None]
+        points = [tuple(map(float, p.split(","))) for p in texts["points"][node].split()]
+        assert len(points) == len(known), (node, points, values)
+        assert all(v is None for v in values[:len(values) - len(known)]), values
+        assert not points or points[0][0] == 2 * (len(values) - len(known)), (node, points)
+    top = max([v for v in status["history"]["tokens"] if v is not None] + [0])
+    assert texts["tokens-top"] == "top: {:,} in a second".format(int(top)), texts["tokens-top"]
 
 
 def check_values(status, texts):
@@ -195,17 +246,29 @@ def check_values(status, texts):
     assert same_number(texts["pause-all"], shown_seconds(totals["load_pause_seconds"])), texts
     for node, value in (("running", queue["running"]), ("waiting", queue["waiting"]),
                         ("running-max", queue["running_max"]), ("kv-used", kv["used"]),
-                        ("kv-pages", kv["pages"]), ("adapters-count", len(status["adapters"]))):
+                        ("kv-pages", kv["pages"]), ("errors", status["responses"]["server_errors"]),
+                        ("turned-away", status["responses"]["turned_away"]),
+                        ("client-errors", status["responses"]["client_errors"]),
+                        ("prefix-tokens", status["prefix"]["prompt_tokens"])):
         assert texts[node] == "{:,}".format(value), (node, texts[node], value)
+    check_measures(status, texts)
+    check_lines(status, texts)
     assert texts["base"] == status["base"]["name"]
     rows = texts["rows"]
-    assert len(rows) == len(status["adapters"]) + 1
-    for row, adapter in zip(rows[1:], status["adapters"]):
+    assert len(rows) == len(status["adapters"]) + len(status["folders"]) + 1
+    everything = status["adapters"] + status["folders"]
+    everything.sort(key=lambda a: (-a["generated_tokens"], -a["requests"])) # stable, as the page's
+    for row, adapter in zip(rows[1:], everything):
+        if "digest" not in adapter:
+            assert row[:2] == [adapter["name"],
+                               "unloaded" if adapter["unloaded"] else "in folder"], row
+            continue
         place = " \u00b7 %d" % adapter["slot"] if adapter["slot"] >= 0 else ""
         numbers = [adapter[key] for key in
                    ("running", "waiting", "requests", "generated_tokens", "rank")]
         assert row == [adapter["name"], adapter["state"] + place] + \
-            ["{:,}".format(n) for n in numbers], (row, adapter)
+            ["{:,}".format(n) for n in numbers] + \
+            ["{:,} \u00b7 {}".format(adapter["generation"], adapter["digest"][:8])], (row, adapter)
     assert rows[0][4] == "{:,}".format(status["base"]["requests"])
     for text, slot in zip(texts["slots"], status["slots"]):
         assert (slot["adapter"] or "\u2014") in text and slot["state"] in text, (text, slot)
@@ -214,7 +277,9 @@ def check_values(status, texts):
     assert texts["totals"][0] == "{:,}".format(totals["generated_tokens"])
     assert texts["totals"][6] == "{:,}".format(totals["finished"])
     assert status["refused"][0]["name"] == "absent"
-    assert status["refused"][0]["message"] in texts["refused-list"]
+    assert status["refused"][0]["message"] in texts["trouble-list"]
+    assert [f["name"] for f in status["load_failures"]] == ["late"]
+    assert status["load_failures"][0]["message"] in texts["trouble-list"]
 
 
 def check_shape(browser, width):
@@ -229,6 +294,24 @@ def check_shape(browser, width):
     assert browser.run("document.querySelectorAll('img, iframe, a, object').length") == 0
     assert browser.run("document.scripts.length") == 1
     assert browser.run("document.title").endswith("Sidepath")
+
+
+def check_trouble_first(browser, width):
+    """What was refused comes before all else on a phone."""
+    tops = browser.run("['#trouble', '#main > section'].map((s) =>"
+                       " document.querySelector(s).getBoundingClientRect().top)")
+    assert (tops[0] < tops[1]) == (width < 640), (width, tops)
+
+
+def check_orders(browser):
+    """The table follows the order that is chosen, in the next answer."""
+    for order in ("name", "traffic"):
+        browser.run("document.getElementById('sort').value = '%s';"
+                    "document.getElementById('sort').dispatchEvent(new Event('change'))" % order)
+        rows = browser.status_just_shown()[1]["rows"][1:]
+        if order == "name":
+            names = [row[0] for row in rows]
+            assert names == sorted(names, key=lambda n: n.encode("utf-16-be")), names
 
 
 # ---- the checks ---------------------------------------------------------------------------------
@@ -270,6 +353,7 @@ def check_views(browser, server, pictures):
             for _ in range(3 if not dark else 1):
                 check_values(*browser.status_just_shown())
             check_shape(browser, width)
+            check_trouble_first(browser, width)
             assert browser.problems == [] and browser.n_dialogs == 0, browser.problems
             assert all(url.startswith(server.url) for url in browser.requests), browser.requests
             shade = "dark" if dark else "light"
@@ -282,11 +366,15 @@ def check_open_server(browser, program, pictures):
     with serving(program, *EXTRA, "--adapter", "absent=%s" % (ADAPTERS / "none")) as server:
         for name in NAMES:
             load(server, name)
+        assert post(server, "/v1/load_lora_adapter",
+                    {"lora_name": "late", "lora_path": "."}).status >= 400
         with Traffic(server, ["scripture", "base", "sqldoc"] + NAMES):
             check_views(browser, server, pictures)
         status, texts = browser.status_just_shown()
         check_values(status, texts)
-        assert status["queue"] == {"waiting": 0, "running": 0, "running_max": 64}
+        assert status["queue"] == {"waiting": 0, "running": 0, "running_max": 64, "for_slot": 0,
+                                   "for_load": 0, "for_pages": 0, "for_batch": 0}
+        check_orders(browser)
         server.stop()
         time.sleep(1.5)
         assert "no answer" in browser.run("document.getElementById('state').textContent")

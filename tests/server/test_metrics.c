@@ -9,6 +9,7 @@
 #include "support/shell.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -414,13 +415,138 @@ static void test_json(void **state)
     free_scene(s);
 }
 
+static void assert_close(double got, double want, double most)
+{
+    if (fabs(got - want) > most)
+        fail_msg("%.17g, not %.17g", got, want);
+}
+
+/* 4 in (0.01, 0.025], 4 in (0.1, 0.25], 2 beyond all: by hand, as histogram_quantile does it. */
+static void test_quantiles(void **state)
+{
+    scene *s = make_scene();
+    sp_histogram *queue = &s->metrics->histograms[SP_HISTOGRAM_QUEUE];
+
+    (void)state;
+    assert_close(sp_metrics_quantile(s->metrics, SP_HISTOGRAM_QUEUE, 0.5), 0, 1e-12);
+    assert_close(sp_metrics_mean(s->metrics, SP_HISTOGRAM_QUEUE), 0, 1e-12);
+    queue->counts[3] = 4;
+    queue->counts[6] = 4;
+    queue->counts[SP_HISTOGRAM_BOUNDS_MAX] = 2;
+    queue->sum = 200;
+    assert_int_equal(sp_metrics_count(s->metrics, SP_HISTOGRAM_QUEUE), 10);
+    assert_close(sp_metrics_mean(s->metrics, SP_HISTOGRAM_QUEUE), 20, 1e-9);
+    assert_close(sp_metrics_quantile(s->metrics, SP_HISTOGRAM_QUEUE, 0.2), 0.0175, 1e-9);
+    assert_close(sp_metrics_quantile(s->metrics, SP_HISTOGRAM_QUEUE, 0.5), 0.1375, 1e-9);
+    assert_close(sp_metrics_quantile(s->metrics, SP_HISTOGRAM_QUEUE, 0.95), 60, 1e-9);
+    free_scene(s);
+}
+
+/* A failure is kept until the name loads, once for each name, the oldest making room. */
+static void test_load_failures(void **state)
+{
+    scene *s = make_scene();
+    sp_metrics *m = s->metrics;
+    sp_error error = {.code = "no-effect", .status = SP_ERR_INPUT};
+    char name[16];
+
+    (void)state;
+    snprintf(error.text, sizeof error.text, "every product is zero");
+    sp_metrics_load(m, "a", 0.1, &error, 10);
+    sp_metrics_load(m, "b", 0.1, &error, 11);
+    sp_metrics_load(m, "a", 0.1, &error, 12);
+    assert_int_equal(m->n_failures, 2);
+    assert_string_equal(m->failures[0].name, "b");
+    assert_string_equal(m->failures[1].name, "a");
+    assert_string_equal(m->failures[1].text, "every product is zero");
+    assert_close(m->failures[1].at_s, 12, 1e-12);
+    sp_metrics_load(m, "b", 0.1, NULL, 13);
+    sp_metrics_load(m, "c", 0.1, NULL, 13);
+    assert_int_equal(m->n_failures, 1);
+    error.code = NULL;
+    for (int i = 0; i < SP_LOAD_FAILURES_MAX; i++) {
+        snprintf(name, sizeof name, "n%d", i);
+        sp_metrics_load(m, name, 0.1, &error, 14);
+    }
+    assert_int_equal(m->n_failures, SP_LOAD_FAILURES_MAX);
+    assert_string_equal(m->failures[0].name, "n0");
+    assert_string_equal(m->failures[0].code, sp_status_name(SP_ERR_INPUT));
+    free_scene(s);
+}
+
+static json_t *json_of(scene *s)
+{
+    sp_text out = {0};
+    json_t *root;
+
+    sp_metrics_json(&s->view, &out);
+    root = json_loadb(out.data, out.bytes, JSON_REJECT_DUPLICATES, NULL);
+    assert_non_null(root);
+    sp_text_free(&out);
+    return root;
+}
+
+/* Why requests wait, how they were answered, what is on disk, what failed; and a history that
+ * begins with the server: it started at 88.0, now is 100.5. */
+static void test_json_for_operators(void **state)
+{
+    static const char *const folders[] = {"tales", "fresh", "gone"}, *const unloaded[] = {"gone"};
+    sp_error error = {.code = "truncated"};
+    scene *s = make_scene();
+    const json_t *part;
+    json_t *root;
+
+    (void)state;
+    s->stats.waiting_slot = 1;
+    s->stats.waiting_load = 2;
+    s->stats.host_bytes = 10;
+    s->stats.host_bytes_max = 40;
+    s->codes[404] = 3;
+    s->codes[503] = 4;
+    s->metrics->traffic[0].prompt_tokens = 8;
+    s->metrics->traffic[0].cached_tokens = 2;
+    s->view.folders = folders;
+    s->view.n_folders = 3;
+    s->view.unloaded = unloaded;
+    s->view.n_unloaded = 1;
+    snprintf(error.text, sizeof error.text, "/srv/x/a.safetensors ends early");
+    sp_metrics_load(s->metrics, "fresh", 0.5, &error, 90);
+    root = json_of(s);
+    part = json_object_get(root, "queue");
+    assert_int_equal(integer_at(part, "for_slot"), 1);
+    assert_int_equal(integer_at(part, "for_load"), 4); /* 2 are not the engine's yet */
+    part = json_object_get(root, "responses");
+    assert_int_equal(integer_at(part, "ok"), 7);
+    assert_int_equal(integer_at(part, "turned_away"), 2);
+    assert_int_equal(integer_at(part, "client_errors"), 3);
+    assert_int_equal(integer_at(part, "server_errors"), 4);
+    assert_int_equal(integer_at(json_object_get(root, "memory"), "host_cache_max"), 40);
+    assert_close(json_number_value(json_object_get(json_object_get(root, "prefix"), "hit_rate")),
+                 0.25, 1e-12);
+    part = json_object_get(root, "folders");
+    assert_int_equal(json_array_size(part), 2);
+    assert_true(json_is_false(json_object_get(json_array_get(part, 0), "unloaded")));
+    assert_true(json_is_true(json_object_get(json_array_get(part, 1), "unloaded")));
+    part = json_array_get(json_object_get(root, "load_failures"), 0);
+    assert_string_equal(json_string_value(json_object_get(part, "message")),
+                        "a.safetensors ends early");
+    assert_close(json_number_value(json_object_get(part, "seconds_ago")), 10.5, 1e-9);
+    part = json_object_get(json_object_get(root, "history"), "tokens"); /* 41 .. 99 */
+    assert_true(json_is_null(json_array_get(part, 88 - 41)));
+    assert_true(json_is_real(json_array_get(part, 89 - 41)) ||
+                json_is_integer(json_array_get(part, 89 - 41)));
+    json_decref(root);
+    free_scene(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_events),    cmocka_unit_test(test_steps_and_rates),
-        cmocka_unit_test(test_bounded),   cmocka_unit_test(test_router_metrics),
-        cmocka_unit_test(test_bad_bytes), cmocka_unit_test(test_promtool),
-        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_quantiles),          cmocka_unit_test(test_load_failures),
+        cmocka_unit_test(test_json_for_operators), cmocka_unit_test(test_events),
+        cmocka_unit_test(test_steps_and_rates),    cmocka_unit_test(test_bounded),
+        cmocka_unit_test(test_router_metrics),     cmocka_unit_test(test_bad_bytes),
+        cmocka_unit_test(test_promtool),           cmocka_unit_test(test_json),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -52,7 +52,7 @@ sp_status sp_weight_files_open(const sp_checkpoint *checkpoint, bool copy,
 /* An all-zero struct is fine. */
 void sp_weight_files_close(sp_weight_files *files);
 
-/* Notes that the model reads these bytes of a file, which lie inside it. False: out of memory. */
+/* Notes that the model reads these bytes of a file, all of them inside it. False: out of memory. */
 bool sp_weight_files_use(sp_weight_files *files, int32_t file, uint64_t offset, size_t bytes);
 
 /*

@@ -231,8 +231,11 @@ static sp_status ask(sp_scheduler *scheduler, sp_sequence *sequence, bool give_w
     const sp_slot_gate *gate = &scheduler->options.gate;
     sp_status status = gate->ask ? gate->ask(gate->user, sequence, give_way, error) : SP_OK;
 
+    if (status > 0 && status != SP_POOL_FULL && status != SP_BUSY)
+        scheduler->waits[status == SP_AGAIN ? SP_WAIT_SLOT : SP_WAIT_LOAD]++;
     if (status != SP_POOL_FULL && status != SP_BUSY)
         return status;
+    scheduler->waits[SP_WAIT_SLOT]++;
     if (++sequence->queue.slot_wait > scheduler->slot_wait) {
         scheduler->slot_wait = sequence->queue.slot_wait;
         scheduler->slot_wait_full = status == SP_POOL_FULL;
@@ -330,14 +333,17 @@ static sp_status start_running(sp_scheduler *scheduler, sp_sequence *sequence, s
     return SP_OK;
 }
 
-/* Whether there are rows and memory for one more running sequence. */
-static bool has_room(const sp_scheduler *scheduler, const sp_sequence *sequence)
+/* What a sequence lacks to run, in rows and in memory; SP_WAITS: nothing. */
+static sp_wait missing_room(const sp_scheduler *scheduler, const sp_sequence *sequence)
 {
     if (scheduler->n_running == 0)
-        return true;
-    return scheduler->n_running < scheduler->options.max_running &&
-           scheduler->batch.n_rows < scheduler->options.step_rows &&
-           sp_sequence_memory_has_room(scheduler->options.memory, sequence->n_tokens + 1);
+        return SP_WAITS;
+    if (scheduler->n_running >= scheduler->options.max_running ||
+        scheduler->batch.n_rows >= scheduler->options.step_rows)
+        return SP_WAIT_BATCH;
+    return sp_sequence_memory_has_room(scheduler->options.memory, sequence->n_tokens + 1)
+               ? SP_WAITS
+               : SP_WAIT_PAGES;
 }
 
 /*
@@ -347,17 +353,21 @@ static bool has_room(const sp_scheduler *scheduler, const sp_sequence *sequence)
 static void admit(sp_scheduler *scheduler)
 {
     bool give_way = fair_wait(scheduler) >= scheduler->options.adapter_wait_steps;
-    bool full = false;
+    sp_wait lacking = SP_WAITS; /* by the first that found no room */
     int32_t at = 0;
 
     scheduler->slot_wait = 0;
+    memset(scheduler->waits, 0, sizeof scheduler->waits);
     while (at < scheduler->n_waiting) {
         sp_sequence *sequence = scheduler->waiting[at];
         sp_error error;
         sp_status status = ask(scheduler, sequence, give_way, &error);
 
-        full = full || (status == SP_OK && !has_room(scheduler, sequence));
-        if (status == SP_OK && !full)
+        if (status == SP_OK && lacking == SP_WAITS)
+            lacking = missing_room(scheduler, sequence);
+        if (status == SP_OK && lacking != SP_WAITS)
+            scheduler->waits[lacking]++;
+        if (status == SP_OK && lacking == SP_WAITS)
             status = start_running(scheduler, sequence, &error);
         else
             at += status >= 0;

@@ -64,6 +64,15 @@ typedef struct sp_scheduler_options {
     sp_slot_gate gate; /* all NULL: every sequence may run */
 } sp_scheduler_options;
 
+/* What a waiting sequence waits for. */
+typedef enum sp_wait {
+    SP_WAIT_SLOT, /* a slot, or room in the host cache, that others hold */
+    SP_WAIT_LOAD, /* its adapter, on its way */
+    SP_WAIT_PAGES,
+    SP_WAIT_BATCH, /* room in the batch, or those in front of it */
+    SP_WAITS
+} sp_wait;
+
 typedef struct sp_scheduler {
     sp_scheduler_options options;
     sp_sequence **running; /* [max_running], ascending by id, owned as pointers only */
@@ -71,6 +80,7 @@ typedef struct sp_scheduler {
     sp_sequence **waiting; /* ascending by id */
     int32_t n_waiting, waiting_capacity;
     sp_batch batch;
+    int32_t waits[SP_WAITS];         /* of n_waiting, in the last plan that could admit */
     uint64_t preemptions, rotations; /* rotations: slots emptied by preemption */
     uint64_t step;
     uint64_t handovers, handover_step; /* as last seen, and when it last rose */

@@ -2,6 +2,7 @@
  * route_metrics.c: metrics, and the status page with its data. The engine's thread takes a snapshot
  * between two steps; the HTTP thread makes text of it.
  */
+#include "base/alloc.h"
 #include "base/clock.h"
 #include "server/api/api.h"
 #include "server/api/status_page.h"
@@ -81,16 +82,49 @@ static void answer_metrics(sp_call *call)
     sp_call_answer_text(call, 200, SP_METRICS_TYPE, &body);
 }
 
+/* Names of folders, copied: the next scan replaces them. */
+typedef struct folder_names {
+    char **names; /* [n], room for capacity */
+    size_t n, capacity;
+} folder_names;
+
+static void add_folder(void *user, const char *name)
+{
+    folder_names *list = user;
+
+    if (list->n == list->capacity) {
+        size_t capacity = list->capacity ? 2 * list->capacity : 16;
+        char **grown = sp_realloc(list->names, capacity * sizeof *grown);
+
+        if (!grown)
+            return;
+        list->names = grown;
+        list->capacity = capacity;
+    }
+    list->names[list->n] = sp_strdup(name);
+    list->n += list->names[list->n] != NULL;
+}
+
 static void answer_status(sp_call *call)
 {
+    const sp_adapter_task *task = (sp_adapter_task *)(void *)call->task;
     sp_front_counts front = count_front(call);
+    folder_names folders = {.n = 0};
     sp_metrics_view view;
     sp_text body = {0};
 
     if (!has_snapshot(call))
         return;
     view = view_of(call, &front);
+    sp_adapter_dir_list(call->api->dir, add_folder, &folders);
+    view.folders = (const char *const *)folders.names;
+    view.n_folders = folders.n;
+    view.unloaded = (const char *const *)task->snapshot.hidden;
+    view.n_unloaded = task->snapshot.n_hidden;
     sp_metrics_json(&view, &body);
+    for (size_t i = 0; i < folders.n; i++)
+        sp_free(folders.names[i]);
+    sp_free(folders.names);
     sp_exchange_add_header(call->exchange, "Cache-Control", "no-store");
     sp_exchange_add_header(call->exchange, "X-Content-Type-Options", "nosniff");
     sp_call_answer_json(call, &body);

@@ -285,7 +285,9 @@ static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status,
     if (!load->looking) {
         driver->counts.loads++;
         driver->counts.load_failures += status != SP_OK;
-        sp_metrics_load(&driver->metrics, (double)(sp_clock_ns() - load->began_ns) / NS_PER_S);
+        sp_metrics_load(&driver->metrics, load->name,
+                        (double)(sp_clock_ns() - load->began_ns) / NS_PER_S,
+                        status == SP_OK ? NULL : error, sp_clock_seconds());
     }
     if (status == SP_OK) {
         driver->adapters_changed = true;

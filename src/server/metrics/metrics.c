@@ -42,6 +42,53 @@ static void observe(sp_metrics *metrics, sp_metrics_histogram which, double seco
     histogram->sum += seconds;
 }
 
+uint64_t sp_metrics_count(const sp_metrics *metrics, sp_metrics_histogram which)
+{
+    uint64_t n = 0;
+
+    for (int32_t i = 0; i <= SP_HISTOGRAM_BOUNDS_MAX; i++)
+        n += metrics->histograms[which].counts[i];
+    return n;
+}
+
+double sp_metrics_mean(const sp_metrics *metrics, sp_metrics_histogram which)
+{
+    uint64_t n = sp_metrics_count(metrics, which);
+
+    return n > 0 ? metrics->histograms[which].sum / (double)n : 0;
+}
+
+/* As Prometheus works it out; beyond the last bound nothing is known but that bound. */
+double sp_metrics_quantile(const sp_metrics *metrics, sp_metrics_histogram which, double share)
+{
+    const uint64_t *counts = metrics->histograms[which].counts;
+    double rank = share * (double)sp_metrics_count(metrics, which);
+    double before = 0;
+
+    if (rank <= 0)
+        return 0;
+    for (int32_t i = 0; i < bounds[which].n; i++) {
+        double low = i > 0 ? bounds[which].at[i - 1] : 0;
+
+        if (before + (double)counts[i] >= rank)
+            return low + (bounds[which].at[i] - low) * (rank - before) / (double)counts[i];
+        before += (double)counts[i];
+    }
+    return bounds[which].at[bounds[which].n - 1];
+}
+
+/* ---- texts ---------------------------------------------------------------------------------- */
+
+static void copy_text(char *out, size_t room, const char *text)
+{
+    size_t bytes = strlen(text);
+
+    if (bytes >= room)
+        bytes = sp_utf8_complete_bytes(text, room - 1);
+    memcpy(out, text, bytes);
+    out[bytes] = '\0';
+}
+
 /* ---- traffic ------------------------------------------------------------------------------- */
 
 static int32_t find_traffic(const sp_metrics *metrics, const char *name)
@@ -50,16 +97,6 @@ static int32_t find_traffic(const sp_metrics *metrics, const char *name)
         if (strcmp(metrics->traffic[i].name, name) == 0)
             return i;
     return -1;
-}
-
-static void set_name(sp_traffic *traffic, const char *name)
-{
-    size_t bytes = strlen(name);
-
-    if (bytes >= sizeof traffic->name)
-        bytes = sp_utf8_complete_bytes(name, sizeof traffic->name - 1);
-    memcpy(traffic->name, name, bytes);
-    traffic->name[bytes] = '\0';
 }
 
 /* The name's own place, a new one, or that of all others. */
@@ -71,10 +108,10 @@ static sp_traffic *traffic_of(sp_metrics *metrics, const char *adapter)
         return &metrics->traffic[at];
     at = metrics->n_traffic;
     if (at < SP_TRAFFIC_MAX) {
-        set_name(&metrics->traffic[at], adapter);
+        copy_text(metrics->traffic[at].name, sizeof metrics->traffic[at].name, adapter);
         metrics->n_traffic++;
     } else if (at == SP_TRAFFIC_MAX) {
-        set_name(&metrics->traffic[at], OTHER);
+        copy_text(metrics->traffic[at].name, sizeof metrics->traffic[at].name, OTHER);
         metrics->n_traffic++;
     }
     return &metrics->traffic[at < SP_TRAFFIC_MAX ? at : SP_TRAFFIC_MAX];
@@ -129,7 +166,7 @@ void sp_metrics_start(sp_metrics *metrics, const char *base_name, const sp_engin
     memset(metrics, 0, sizeof *metrics);
     for (int i = 0; i < SP_METRICS_SECONDS; i++)
         metrics->seconds[i].second = -1;
-    set_name(&metrics->traffic[0], base_name);
+    copy_text(metrics->traffic[0].name, sizeof metrics->traffic[0].name, base_name);
     metrics->n_traffic = 1;
     metrics->last = *stats;
 }
@@ -191,7 +228,35 @@ void sp_metrics_step(sp_metrics *metrics, const sp_engine_stats *stats, double n
     metrics->last = *stats;
 }
 
-void sp_metrics_load(sp_metrics *metrics, double seconds)
+/* ---- loads --------------------------------------------------------------------------------- */
+
+static void forget_failure(sp_metrics *metrics, const char *name)
 {
+    int32_t at = 0;
+
+    while (at < metrics->n_failures && strcmp(metrics->failures[at].name, name) != 0)
+        at++;
+    if (at == metrics->n_failures)
+        return;
+    metrics->n_failures--;
+    memmove(&metrics->failures[at], &metrics->failures[at + 1],
+            (size_t)(metrics->n_failures - at) * sizeof metrics->failures[0]);
+}
+
+void sp_metrics_load(sp_metrics *metrics, const char *name, double seconds, const sp_error *error,
+                     double now_s)
+{
+    sp_load_failure *failure;
+
     observe(metrics, SP_HISTOGRAM_ADAPTER_LOAD, seconds);
+    forget_failure(metrics, name);
+    if (!error)
+        return;
+    if (metrics->n_failures == SP_LOAD_FAILURES_MAX)
+        forget_failure(metrics, metrics->failures[0].name);
+    failure = &metrics->failures[metrics->n_failures++];
+    copy_text(failure->name, sizeof failure->name, name);
+    copy_text(failure->text, sizeof failure->text, error->text);
+    failure->code = error->code ? error->code : sp_status_name(error->status);
+    failure->at_s = now_s;
 }

@@ -50,6 +50,15 @@ typedef struct sp_traffic {
     uint64_t non_finite; /* requests that ended because logits were not finite */
 } sp_traffic;
 
+/* The last load of a name that failed; gone once it succeeds. */
+#define SP_LOAD_FAILURES_MAX 32
+typedef struct sp_load_failure {
+    char name[256];
+    const char *code; /* static */
+    char text[512];   /* cut where it is longer */
+    double at_s;      /* sp_clock_seconds */
+} sp_load_failure;
+
 /* What happened in one second of the clock. */
 typedef struct sp_metrics_second {
     int64_t second;
@@ -61,8 +70,10 @@ typedef struct sp_metrics {
     sp_histogram histograms[SP_HISTOGRAMS];
     sp_traffic traffic[SP_TRAFFIC_MAX + 1]; /* [n_traffic], the base's first; then ":other" last */
     int32_t n_traffic;
-    sp_metrics_second seconds[SP_METRICS_SECONDS]; /* by second % SP_METRICS_SECONDS */
-    sp_engine_stats last;                          /* after the last step */
+    sp_metrics_second seconds[SP_METRICS_SECONDS];  /* by second % SP_METRICS_SECONDS */
+    sp_engine_stats last;                           /* after the last step */
+    sp_load_failure failures[SP_LOAD_FAILURES_MAX]; /* [n_failures], oldest first */
+    int32_t n_failures;
 } sp_metrics;
 
 /* What the server keeps beside a request for its times. Begin with all zero but `arrived`. */
@@ -80,8 +91,9 @@ void sp_metrics_event(sp_metrics *metrics, sp_request_clock *clock, const char *
 void sp_metrics_non_finite(sp_metrics *metrics, const char *adapter);
 /* After every step, and after every sp_stage_poll_wait. */
 void sp_metrics_step(sp_metrics *metrics, const sp_engine_stats *stats, double now_s);
-/* The outcome of a load, good or bad. */
-void sp_metrics_load(sp_metrics *metrics, double seconds);
+/* The outcome of a load, good (error NULL) or bad. */
+void sp_metrics_load(sp_metrics *metrics, const char *name, double seconds, const sp_error *error,
+                     double now_s);
 
 /* What the engine's thread knows beside the engine itself, since it began. */
 typedef struct sp_driver_counts {
@@ -135,6 +147,10 @@ typedef struct sp_metrics_view {
     const sp_front_counts *front;
     const uint64_t *http_codes;         /* [SP_HTTP_CODES] answers by status */
     const sp_server_refusals *refusals; /* adapters of the start that it runs without */
+    const char *const *folders;         /* [n_folders] of --adapter-dir, by the last scan */
+    size_t n_folders;
+    const char *const *unloaded; /* [n_unloaded] folders that requests cannot name */
+    size_t n_unloaded;
 } sp_metrics_view;
 
 #define SP_METRICS_TYPE "text/plain; version=0.0.4; charset=utf-8"
@@ -152,6 +168,11 @@ sp_metrics_rates sp_metrics_rates_now(const sp_metrics *metrics, double now_s);
 
 /* The bounds of a histogram, ascending, without the last, which is infinite. */
 const double *sp_metrics_bounds(sp_metrics_histogram histogram, int32_t *out_n);
+/* Observations, their mean, and what so many of them (0 to 1) did not exceed, taken to be spread
+ * evenly in the bucket that it falls into; 0 where there are none. */
+uint64_t sp_metrics_count(const sp_metrics *metrics, sp_metrics_histogram histogram);
+double sp_metrics_mean(const sp_metrics *metrics, sp_metrics_histogram histogram);
+double sp_metrics_quantile(const sp_metrics *metrics, sp_metrics_histogram histogram, double share);
 /* What was counted for a name; NULL: nothing, or it is among the others. */
 const sp_traffic *sp_metrics_traffic(const sp_metrics *metrics, const char *name);
 

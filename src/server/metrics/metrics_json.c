@@ -35,18 +35,86 @@ static void add_bool(sp_text *out, const char *before, const char *name, bool va
 
 /* ---- parts --------------------------------------------------------------------------------- */
 
+/* Requests by how they were answered; those of pages and probes count as well. */
+static void add_responses(sp_text *out, const uint64_t *codes)
+{
+    uint64_t ok = 0, client = 0, server = 0;
+
+    for (int code = 0; code < SP_HTTP_CODES; code++) {
+        ok += code < 400 ? codes[code] : 0;
+        client += code >= 400 && code < 500 && code != 429 ? codes[code] : 0;
+        server += code >= 500 ? codes[code] : 0;
+    }
+    add_count(out, ", \"responses\": {", "ok", ok);
+    add_count(out, ", ", "turned_away", codes[429]);
+    add_count(out, ", ", "client_errors", client);
+    add_count(out, ", ", "server_errors", server);
+    sp_text_add(out, "}");
+}
+
+static void add_latency(sp_text *out, const sp_metrics *metrics)
+{
+    static const struct {
+        const char *name;
+        sp_metrics_histogram histogram;
+    } rows[] = {{"first_token", SP_HISTOGRAM_FIRST_TOKEN},
+                {"inter_token", SP_HISTOGRAM_INTER_TOKEN},
+                {"queue", SP_HISTOGRAM_QUEUE}};
+
+    sp_text_add(out, ", \"latency\": {");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        sp_text_format(out, "%s\"%s\": {", i ? ", " : "", rows[i].name);
+        add_count(out, "", "count", sp_metrics_count(metrics, rows[i].histogram));
+        add_double(out, ", ", "mean", sp_metrics_mean(metrics, rows[i].histogram));
+        add_double(out, ", ", "p50", sp_metrics_quantile(metrics, rows[i].histogram, 0.5));
+        add_double(out, ", ", "p95", sp_metrics_quantile(metrics, rows[i].histogram, 0.95));
+        sp_text_add(out, "}");
+    }
+    sp_text_add(out, "}");
+}
+
+static void add_memory(sp_text *out, const sp_engine_stats *stats)
+{
+    add_count(out, ", \"memory\": {", "weights", stats->weight_bytes);
+    add_count(out, ", ", "slots", stats->pool_bytes);
+    add_count(out, ", ", "kv", stats->kv_bytes);
+    add_count(out, ", ", "scratch", stats->scratch_bytes);
+    add_count(out, ", ", "host_cache", stats->host_bytes);
+    add_count(out, ", ", "host_cache_max", stats->host_bytes_max);
+    add_count(out, ", ", "host_cache_evictions", stats->host_evictions);
+    sp_text_add(out, "}");
+}
+
+/* Of the prompts that began to run. */
+static void add_prefix(sp_text *out, const sp_metrics *metrics)
+{
+    uint64_t prompt = 0, cached = 0;
+
+    for (int32_t i = 0; i < metrics->n_traffic; i++) {
+        prompt += metrics->traffic[i].prompt_tokens;
+        cached += metrics->traffic[i].cached_tokens;
+    }
+    add_count(out, ", \"prefix\": {", "prompt_tokens", prompt);
+    add_count(out, ", ", "cached_tokens", cached);
+    add_double(out, ", ", "hit_rate", prompt > 0 ? (double)cached / (double)prompt : 0);
+    sp_text_add(out, "}");
+}
+
 /* Those whose adapter is read for the first time are not the engine's yet, but they wait. */
 static void add_load(sp_text *out, const sp_metrics_view *view)
 {
     const sp_engine_stats *stats = view->stats;
 
-    sp_text_format(out,
-                   ", \"queue\": {\"waiting\": %d, \"running\": %d, \"running_max\": %d}"
-                   ", \"kv\": {\"pages\": %lld, \"used\": %lld, \"cached\": %lld, "
-                   "\"page_tokens\": %d}",
-                   stats->waiting + view->counts->waiting_for_load, stats->running,
-                   stats->running_max, (long long)stats->kv_pages, (long long)stats->kv_pages_used,
-                   (long long)stats->kv_pages_cached, stats->page_tokens);
+    sp_text_format(
+        out,
+        ", \"queue\": {\"waiting\": %d, \"running\": %d, \"running_max\": %d, "
+        "\"for_slot\": %d, \"for_load\": %d, \"for_pages\": %d, \"for_batch\": %d}"
+        ", \"kv\": {\"pages\": %lld, \"used\": %lld, \"cached\": %lld, "
+        "\"page_tokens\": %d}",
+        stats->waiting + view->counts->waiting_for_load, stats->running, stats->running_max,
+        stats->waiting_slot, stats->waiting_load + view->counts->waiting_for_load,
+        stats->waiting_pages, stats->waiting_batch, (long long)stats->kv_pages,
+        (long long)stats->kv_pages_used, (long long)stats->kv_pages_cached, stats->page_tokens);
 }
 
 static void add_rates(sp_text *out, const sp_metrics *metrics, double now_s)
@@ -70,8 +138,9 @@ static const sp_metrics_second *find_second(const sp_metrics *metrics, int64_t s
     return at && at->second == second ? at : NULL;
 }
 
-/* The whole seconds of the last minute, oldest first; 0 where nothing happened. */
-static void add_history(sp_text *out, const sp_metrics *metrics, double now_s)
+/* The whole seconds of the last minute, oldest first; 0 where nothing happened, null where there
+ * was no server yet. */
+static void add_history(sp_text *out, const sp_metrics *metrics, double now_s, double uptime_s)
 {
     static const char *const names[] = {"tokens", "step_seconds_max", "load_pause_seconds"};
 
@@ -87,7 +156,10 @@ static void add_history(sp_text *out, const sp_metrics *metrics, double now_s)
             else if (at)
                 value = which == 1 ? at->step_seconds_max : at->pause_seconds;
             sp_text_add(out, back < SP_METRICS_SECONDS - 1 ? ", " : "");
-            sp_text_json_double(out, value);
+            if ((int64_t)now_s - back <= (int64_t)(now_s - uptime_s))
+                sp_text_add(out, "null");
+            else
+                sp_text_json_double(out, value);
         }
         sp_text_add(out, "]");
     }
@@ -192,6 +264,56 @@ static void add_adapters(sp_text *out, const sp_metrics_view *view)
     sp_text_add(out, "]");
 }
 
+/* Loads that failed, newest first. */
+static void add_load_failures(sp_text *out, const sp_metrics_view *view)
+{
+    const sp_metrics *metrics = view->metrics;
+
+    sp_text_add(out, ", \"load_failures\": [");
+    for (int32_t i = metrics->n_failures - 1; i >= 0; i--) {
+        const sp_load_failure *failure = &metrics->failures[i];
+
+        add_string(out, i < metrics->n_failures - 1 ? ", {" : "{", "name", failure->name);
+        add_string(out, ", ", "code", failure->code);
+        sp_text_add(out, ", \"message\": ");
+        sp_text_json_without_paths(out, failure->text);
+        add_double(out, ", ", "seconds_ago", view->now_s - failure->at_s);
+        sp_text_add(out, "}");
+    }
+    sp_text_add(out, "]");
+}
+
+static bool is_among(const char *const *names, size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(names[i], name) == 0)
+            return true;
+    return false;
+}
+
+/* What requests may name and nothing has loaded yet, or what was unloaded. */
+static void add_folders(sp_text *out, const sp_metrics_view *view)
+{
+    bool first = true;
+
+    sp_text_add(out, ", \"folders\": [");
+    for (size_t i = 0; i < view->n_folders; i++) {
+        bool loaded = false;
+
+        for (size_t a = 0; a < view->n_adapters && !loaded; a++)
+            loaded = strcmp(view->adapters[a].name, view->folders[i]) == 0;
+        if (loaded)
+            continue;
+        add_string(out, first ? "{" : ", {", "name", view->folders[i]);
+        add_bool(out, ", ", "unloaded",
+                 is_among(view->unloaded, view->n_unloaded, view->folders[i]));
+        add_traffic(out, view->metrics, view->folders[i]);
+        sp_text_add(out, "}");
+        first = false;
+    }
+    sp_text_add(out, "]");
+}
+
 /* What is in the queue and the batch for no adapter. */
 static void add_base_load(sp_text *out, const sp_metrics_view *view)
 {
@@ -216,9 +338,15 @@ void sp_metrics_json(const sp_metrics_view *view, sp_text *out)
     sp_text_add(out, "}");
     add_load(out, view);
     add_rates(out, view->metrics, view->now_s);
-    add_history(out, view->metrics, view->now_s);
+    add_history(out, view->metrics, view->now_s, view->uptime_s);
     add_totals(out, view);
+    add_responses(out, view->http_codes);
+    add_latency(out, view->metrics);
+    add_memory(out, view->stats);
+    add_prefix(out, view->metrics);
     add_slots(out, view);
     add_adapters(out, view);
+    add_load_failures(out, view);
+    add_folders(out, view);
     sp_text_add(out, "}\n");
 }

@@ -270,6 +270,14 @@ static void add_adapter_totals(sp_text *out, const sp_metrics_view *view)
     add_plain(out, "sidepath_requests_waiting_for_load", "gauge",
               "Requests whose adapter is read for the first time.",
               (double)view->counts->waiting_for_load);
+    add_plain(out, "sidepath_host_cache_bytes_max", "gauge", "What the host cache may hold.",
+              (double)stats->host_bytes_max);
+    add_family(out, "sidepath_requests_waiting", "gauge",
+               "Requests that wait, by what for, in the last step that could take one in.");
+    add_labelled(out, "sidepath_requests_waiting", "reason", "slot", stats->waiting_slot);
+    add_labelled(out, "sidepath_requests_waiting", "reason", "load", stats->waiting_load);
+    add_labelled(out, "sidepath_requests_waiting", "reason", "pages", stats->waiting_pages);
+    add_labelled(out, "sidepath_requests_waiting", "reason", "batch", stats->waiting_batch);
     add_plain(out, "sidepath_step_seconds_max_while_loading", "gauge",
               "The longest step beside a load.", view->counts->step_seconds_max_while_loading);
     add_counter(out, "sidepath_adapter_unloads_total", "Adapters unloaded by name.",

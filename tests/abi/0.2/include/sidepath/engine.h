@@ -334,6 +334,10 @@ typedef struct sp_engine_stats {
     int32_t threads;                      /* that steps run on */
     int32_t slot_rank;                    /* that a slot has room for; 0 without slots */
     sp_dtype precision;                   /* of activations and of the KV cache */
+    /* Of the waiting requests, in the last step that could take one in: those that wait for a slot
+     * that others hold, for their adapter on its way, for KV pages, for room in the batch. */
+    int32_t waiting_slot, waiting_load, waiting_pages, waiting_batch;
+    size_t host_bytes_max; /* the host cache's budget */
 } sp_engine_stats;
 
 /* Fills the caller's struct, whose struct_bytes is set. SP_ERR_ARGUMENT: a size that none has. */
