@@ -56,10 +56,10 @@ static void codes(void **state)
 
         seen[code]++;
         assert_non_null(cause);
-        if (strncmp(status, sp_status_name(sp_reason_status((sp_reason)code)),
+        if (strncmp(status, sp_status_name(sp_reason_status(code)),
                     (size_t)(cause - 1 - status)) != 0)
             fail_msg("%.*s: its status is %s", (int)n, name,
-                     sp_status_name(sp_reason_status((sp_reason)code)));
+                     sp_status_name(sp_reason_status(code)));
         assert_true(strcspn(cause + 1, "|") > 20);
     }
     for (int32_t i = 0; i < SP_REASON_COUNT; i++) {

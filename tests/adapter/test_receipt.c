@@ -600,7 +600,7 @@ static void reason_codes(void **state)
 
         assert_non_null(name);
         assert_true(strspn(name, "abcdefghijklmnopqrstuvwxyz-") == strlen(name));
-        assert_true(sp_reason_status((sp_reason)i) < 0);
+        assert_true(sp_reason_status(i) < 0);
         for (int32_t other = 0; other < i; other++)
             assert_string_not_equal(name, sp_reason_name(other));
     }
