@@ -62,7 +62,7 @@ ffi.cdef("""
     void sp_exec_destroy(void *);
     void sp_pool_destroy(void *);
     void sp_delta_destroy(void *);
-    uint64_t sp_adapter_pair_modules(const void *);
+    uint64_t sp_layout_pair_modules(const void *);
     void sp_layout_options_default(sp_layout_options *, size_t);
     int sp_layout_create(const sp_layout_options *, void **, sp_error *);
     int sp_layout_measure_overlay(const void *, const void *, size_t *, sp_error *);
@@ -229,7 +229,7 @@ class Host:
                         **self.served)
         for adapter in opened:
             layout.rank = max(layout.rank, sp.sp_adapter_rank_max(adapter))
-            layout.modules |= sp.sp_adapter_pair_modules(adapter)
+            layout.modules |= sp.sp_layout_pair_modules(adapter)
         for kind in (ROUTER, EXPERT):  # no slot holds these: packing says which adapter needs them
             layout.modules &= ~sp.sp_geometry_kind_modules(self.geometry, kind)
         self.layout = made(sp.sp_layout_create, layout)

@@ -310,7 +310,7 @@ static void make_pool(host *h)
         int32_t rank = sp_adapter_rank_max(h->adapters[i]);
 
         layout.rank = rank > layout.rank ? rank : layout.rank;
-        layout.modules |= sp_adapter_pair_modules(h->adapters[i]);
+        layout.modules |= sp_layout_pair_modules(h->adapters[i]);
     }
     sp_pool_options_default(&pool, sizeof pool);
     check(sp_layout_create(&layout, &pool.layout, &error));

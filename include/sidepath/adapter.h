@@ -316,12 +316,8 @@ typedef struct sp_adapter_table {
 SP_API size_t sp_adapter_n_tables(const sp_adapter *adapter);
 SP_API const sp_adapter_table *sp_adapter_table_at(const sp_adapter *adapter, size_t index);
 
-/*
- * Experimental. Bytes that packing the router and expert pairs takes (rank rounded up to 8, each
- * matrix from a 256-byte boundary), and those of the replaced rows with their maps. 0 if there are
- * none, or no geometry was given.
+/* Experimental. Bytes of the replaced rows with their maps; 0 without any, or without a geometry.
  */
-SP_API size_t sp_adapter_expert_bytes(const sp_adapter *adapter);
 SP_API size_t sp_adapter_overlay_bytes(const sp_adapter *adapter);
 
 /*
@@ -343,6 +339,7 @@ typedef struct sp_receipt_options {
     sp_module_set engine_modules; /* what the caller's engine can apply, of the adapter's geometry;
                                      the default: all */
     int64_t slot_bytes;           /* what the adapter takes in a pool's slot; -1: not known */
+    int64_t expert_bytes;         /* the same of its router and experts */
 } sp_receipt_options;
 
 SP_API void sp_receipt_options_default(sp_receipt_options *out_options, size_t struct_bytes);

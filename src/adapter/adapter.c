@@ -208,11 +208,6 @@ const sp_adapter_table *sp_adapter_table_at(const sp_adapter *adapter, size_t in
     return index < adapter->n_tables ? &adapter->tables[index] : NULL;
 }
 
-size_t sp_adapter_expert_bytes(const sp_adapter *adapter)
-{
-    return adapter->expert_bytes;
-}
-
 size_t sp_adapter_overlay_bytes(const sp_adapter *adapter)
 {
     return adapter->overlay_bytes;

@@ -73,7 +73,7 @@ struct sp_adapter {
     int32_t rows_changed[2]; /* of each table, compared with the served one; -1: not compared */
     int32_t rank_max, expert_rank_max;
     sp_module_set modules;
-    size_t expert_bytes, overlay_bytes;
+    size_t overlay_bytes;
     double hash_seconds;
     sp_remarks notes;
     sp_remarks ignored; /* texts, alternating: tensor, reason */

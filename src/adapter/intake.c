@@ -18,10 +18,6 @@
 #define WINDOW_BYTES ((size_t)1 << 20)   /* of a copy of the base */
 #define ALIGN_BYTES  64
 
-/* Expert matrices are packed with their rank rounded up, each from such a boundary. */
-#define EXPERT_ALIGN_BYTES 256
-#define EXPERT_RANK_STEP   8
-
 /* ---- beginning and end ----------------------------------------------------------------------- */
 
 static sp_status read_options(sp_intake *intake, const sp_adapter_options *options, sp_error *error)
@@ -436,30 +432,6 @@ sp_status sp_intake_run(sp_exec *exec, sp_intake_fill_fn fill, void *user, size_
 
 /* ---- the audit of data ----------------------------------------------------------------------- */
 
-static size_t matrix_bytes(int64_t elements, sp_dtype pool)
-{
-    size_t bytes = (size_t)elements * sp_dtype_bytes(pool);
-
-    return (bytes + EXPERT_ALIGN_BYTES - 1) / EXPERT_ALIGN_BYTES * EXPERT_ALIGN_BYTES;
-}
-
-/* The bytes of packed router and expert sites, from the audited sites. */
-static size_t expert_bytes(const sp_adapter *adapter, sp_dtype pool)
-{
-    size_t bytes = 0;
-
-    for (size_t i = 0; i < adapter->n_sites; i++) {
-        const sp_adapter_site *site = &adapter->sites[i];
-        int64_t stride =
-            (site->rank + EXPERT_RANK_STEP - 1) / EXPERT_RANK_STEP * (int64_t)EXPERT_RANK_STEP;
-
-        if (site->kind == SP_SITE_ROUTER || site->kind == SP_SITE_EXPERT)
-            bytes += matrix_bytes(stride * site->a.cols, pool) +
-                     matrix_bytes(stride * site->b.rows, pool);
-    }
-    return bytes;
-}
-
 static sp_status check_effect(sp_audit *audit)
 {
     const sp_adapter *adapter = audit->adapter;
@@ -517,7 +489,6 @@ sp_status sp_intake_finish(sp_intake *intake, sp_adapter **out_adapter, sp_error
         return status;
     }
     adapter->hash_seconds = (double)atomic_load(&intake->hash_ns) * 1e-9;
-    adapter->expert_bytes = expert_bytes(adapter, intake->options.pool_dtype);
     *out_adapter = adapter;
     return SP_OK;
 }

@@ -38,8 +38,10 @@ typedef struct module_summary {
 
 void sp_receipt_options_default(sp_receipt_options *out_options, size_t struct_bytes)
 {
-    const sp_receipt_options defaults = {
-        .struct_bytes = sizeof defaults, .engine_modules = ~(sp_module_set)0, .slot_bytes = -1};
+    const sp_receipt_options defaults = {.struct_bytes = sizeof defaults,
+                                         .engine_modules = ~(sp_module_set)0,
+                                         .slot_bytes = -1,
+                                         .expert_bytes = -1};
 
     sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
@@ -291,8 +293,8 @@ static void table_head(sp_text *out, const sp_adapter *adapter, const sp_receipt
         sp_text_format(out, "slot     %lld bytes\n", (long long)options->slot_bytes);
     if (adapter->geometry)
         sp_text_format(out, "cost     %.0f multiply-adds a row\n", sp_adapter_row_macs(adapter));
-    if (adapter->expert_bytes > 0)
-        sp_text_format(out, "experts  %zu bytes\n", adapter->expert_bytes);
+    if (adapter->geometry && options->expert_bytes > 0)
+        sp_text_format(out, "experts  %lld bytes\n", (long long)options->expert_bytes);
     if (adapter->overlay_bytes > 0)
         sp_text_format(out, "rows     %zu bytes\n", adapter->overlay_bytes);
     sp_text_format(out, "\n%-28s %6s %6s %12s  %s\n", "module", "sites", "rank", "scale", "layers");

@@ -139,8 +139,11 @@ static int print_accepted(const inspect_settings *s, const sp_adapter *adapter,
     int exit_status;
 
     sp_receipt_options_default(&receipt_options, sizeof receipt_options);
-    if (options->geometry)
+    if (options->geometry) {
         receipt_options.engine_modules = sp_engine_modules(options->geometry);
+        receipt_options.expert_bytes =
+            (int64_t)sp_layout_expert_bytes(adapter, options->pool_dtype);
+    }
     if (measure_slot(s, adapter, options, &receipt_options.slot_bytes, &error) != SP_OK ||
         sp_receipt_create(adapter, &receipt_options, &receipt, &error) != SP_OK)
         return sp_cli_fail("inspect", &error);

@@ -80,7 +80,7 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
     for (size_t i = 0; i < n; i++) {
         if (!adapters[i])
             continue;
-        options.modules |= sp_adapter_pair_modules(adapters[i]);
+        options.modules |= sp_layout_pair_modules(adapters[i]);
         if (sp_adapter_rank_max(adapters[i]) > rank)
             rank = sp_adapter_rank_max(adapters[i]);
     }

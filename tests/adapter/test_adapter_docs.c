@@ -56,8 +56,8 @@ static void codes(void **state)
 
         seen[code]++;
         assert_non_null(cause);
-        if (strncmp(status, sp_status_name(sp_reason_status(code)),
-                    (size_t)(cause - 1 - status)) != 0)
+        if (strncmp(status, sp_status_name(sp_reason_status(code)), (size_t)(cause - 1 - status)) !=
+            0)
             fail_msg("%.*s: its status is %s", (int)n, name,
                      sp_status_name(sp_reason_status(code)));
         assert_true(strcspn(cause + 1, "|") > 20);

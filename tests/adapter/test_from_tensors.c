@@ -52,7 +52,7 @@ static bool same_images(sp_geometry *geometry, const served_pair *served, const 
 
     sp_layout_options_default(&options, sizeof options);
     options.geometry = geometry;
-    options.modules = sp_adapter_pair_modules(one); /* 0: all linear ones */
+    options.modules = sp_layout_pair_modules(one); /* 0: all linear ones */
     options.rank = 64;
     options.served_embed = served && served->embed.data ? &served->embed : NULL;
     options.served_head = served && served->head.data ? &served->head : NULL;

@@ -5,6 +5,8 @@
  */
 #include "adapter/toy.h"
 
+#include <sidepath/pool.h>
+
 #include "adapter/module_key.h"
 #include "base/hash.h"
 #include "support/archs.h"
@@ -324,7 +326,7 @@ static void experts(void **state)
     assert_int_equal(sp_adapter_site_at(opened, 1)->expert, 1);
     assert_string_equal(sp_adapter_site_at(opened, 1)->module, "mlp.experts.gate_proj");
     assert_int_equal(sp_adapter_rank_max(opened), 0); /* outside experts and router */
-    assert_true(sp_adapter_expert_bytes(opened) > 0);
+    assert_true(sp_layout_expert_bytes(opened, SP_DTYPE_BF16) > 0);
     sp_adapter_release(opened);
     options.experts_off = true;
     toy_refused(adapter, &options, "experts-disabled", NULL, NULL, "experts off");

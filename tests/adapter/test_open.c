@@ -4,6 +4,8 @@
 #include "adapter/toy.h"
 #include "support/hand.h"
 
+#include <sidepath/pool.h>
+
 #include "base/alloc.h"
 #include "base/file.h"
 #include "base/half.h"
@@ -125,7 +127,7 @@ static void references(void **state)
     assert_int_equal(sp_adapter_rank_max(opened), 2);
     assert_int_equal(sp_adapter_n_tables(opened), 0);
     assert_null(sp_adapter_table_at(opened, 0));
-    assert_int_equal(sp_adapter_expert_bytes(opened), 0);
+    assert_int_equal(sp_layout_expert_bytes(opened, SP_DTYPE_BF16), 0);
     assert_int_equal(sp_adapter_overlay_bytes(opened), 0);
     assert_true(sp_adapter_hash_seconds(opened) > 0 && sp_adapter_hash_seconds(opened) < 60);
     sp_adapter_release(opened);
@@ -534,20 +536,16 @@ static void expert_bytes(void **state)
     make_adapter_add_pair(adapter, "model.layers.0.self_attn.q_proj", 2, 8, 12, 7);
     opened = toy_opened(adapter, &options);
     /* Each of the four matrices has at most 8 * 8 elements of 2 bytes. */
-    assert_int_equal(sp_adapter_expert_bytes(opened), 4 * 256);
-    sp_adapter_release(opened);
-    options.pool_dtype = SP_DTYPE_F32;
-    opened = toy_opened(adapter, &options);
-    assert_int_equal(sp_adapter_expert_bytes(opened), 4 * 256);
+    assert_int_equal(sp_layout_expert_bytes(opened, SP_DTYPE_BF16), 4 * 256);
+    assert_int_equal(sp_layout_expert_bytes(opened, SP_DTYPE_F32), 4 * 256);
     sp_adapter_release(opened);
     make_adapter_destroy(adapter);
     /* Rank 41 takes 48: A [48, 3] in 512 bytes, where 41 rows would go into 256; B [8, 48]. */
-    options.pool_dtype = SP_DTYPE_BF16;
     adapter = make_adapter_create();
     make_adapter_config(adapter, "{\"r\": 41, \"lora_alpha\": 4}");
     make_adapter_add_pair(adapter, "model.layers.0.mlp.experts.3.down_proj", 41, 3, 8, 7);
     opened = toy_opened(adapter, &options);
-    assert_int_equal(sp_adapter_expert_bytes(opened), 512 + 768);
+    assert_int_equal(sp_layout_expert_bytes(opened, SP_DTYPE_BF16), 512 + 768);
     sp_adapter_release(opened);
     make_adapter_destroy(adapter);
     sp_geometry_release(options.geometry);

@@ -157,7 +157,7 @@ static void every_site_is_found(void **state)
 
         assert_int_equal(sp_adapter_n_sites(adapter), a.n_sites);
         assert_int_equal(sp_adapter_modules(adapter), sp_geometry_modules(a.geometry));
-        assert_int_equal(sp_adapter_pair_modules(adapter), sp_geometry_modules(a.geometry));
+        assert_int_equal(sp_layout_pair_modules(adapter), sp_geometry_modules(a.geometry));
         for (int32_t s = 0; s < a.n_sites; s++) {
             const sp_adapter_site *site = sp_adapter_site_at(adapter, (size_t)s);
             sp_site row = {.struct_bytes = sizeof row};

@@ -51,7 +51,7 @@ static void print_slot_bytes(sp_geometry *geometry, const sp_adapter *adapter)
 
     sp_layout_options_default(&options, sizeof options);
     options.geometry = geometry;
-    options.modules = sp_adapter_pair_modules(adapter);
+    options.modules = sp_layout_pair_modules(adapter);
     options.rank = sp_adapter_rank_max(adapter);
     if (sp_layout_measure(&options, &slot_bytes, NULL, &error) == SP_OK)
         printf("slot: %zu bytes in bf16\n", slot_bytes);

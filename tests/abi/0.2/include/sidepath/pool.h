@@ -149,7 +149,13 @@ SP_API uint64_t sp_image_checksum(const sp_image *image);
  * The modules that the adapter adapts by pairs, as a set of its geometry's: what a slot must have a
  * place for. Rows that it replaces need none.
  */
-SP_API sp_module_set sp_adapter_pair_modules(const sp_adapter *adapter);
+SP_API sp_module_set sp_layout_pair_modules(const sp_adapter *adapter);
+
+/*
+ * Experimental. Bytes of an adapter's router and expert pairs, packed: ranks rounded up to 8, each
+ * matrix on a boundary of 256 bytes. 0: it has none.
+ */
+SP_API size_t sp_layout_expert_bytes(const sp_adapter *adapter, sp_dtype dtype);
 
 /* The bytes that the rows which it replaces take beside the slot; 0: it replaces none. Fails as
  * sp_layout_pack does for such rows. */
