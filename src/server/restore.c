@@ -3,7 +3,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "server/driver/adapter_dir.h"
+#include "server/driver/lora_dir.h"
 
 #include <string.h>
 
@@ -56,7 +56,7 @@ static sp_status begin(sp_stage *stage, const char *base, const sp_saved_adapter
     status = sp_stage_name_check(saved->name, base, error);
     if (status != SP_OK)
         return status;
-    status = sp_adapter_dir_resolve(saved->path, &path, error);
+    status = sp_lora_dir_resolve(saved->path, &path, error);
     if (status != SP_OK)
         return status;
     sp_stage_load_options_default(&load, sizeof load);

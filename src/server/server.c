@@ -11,7 +11,7 @@
 #include "server/api/api.h"
 #include "server/api/cors.h"
 #include "server/api/generation_config.h"
-#include "server/driver/adapter_notes.h"
+#include "server/driver/lora_notes.h"
 #include "server/start_report.h"
 
 #include <string.h>
@@ -240,7 +240,7 @@ static sp_status start_http(sp_server *server, sp_error *error)
 }
 
 /* A task comes out of the look-up, on its thread, with the reference that it was given. */
-static void pass_task(void *user, sp_adapter_task *task)
+static void pass_task(void *user, sp_lora_task *task)
 {
     const sp_api *api = user;
     sp_error error;
@@ -275,16 +275,16 @@ static bool may_have_folder(void *user, const char *name)
     return sp_api_may_have_folder(user, name);
 }
 
-static void look_up(void *user, sp_adapter_task *task)
+static void look_up(void *user, sp_lora_task *task)
 {
     const sp_api *api = user;
 
-    sp_adapter_dir_look_up(api->dir, task);
+    sp_lora_dir_look_up(api->dir, task);
 }
 
 static void on_loaded(void *user, const char *name, const char *receipt)
 {
-    sp_adapter_notes_log(user, name, receipt);
+    sp_lora_notes_log(user, name, receipt);
 }
 
 /* Those that the engine was opened with; while it is still ours. */
@@ -296,7 +296,7 @@ static void log_notes_of_start(const sp_engine *engine, sp_log *log)
         sp_stage_version_info info = {.struct_bytes = sizeof info};
 
         if (sp_stage_version_at(stage, i, &info, NULL) == SP_OK)
-            sp_adapter_notes_log(log, info.name, info.facts->receipt);
+            sp_lora_notes_log(log, info.name, info.facts->receipt);
     }
 }
 
@@ -348,7 +348,7 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, const sp_save
         .loaded_user = settings->log,
         .restored = restored,
     };
-    const sp_adapter_dir_hooks hooks = {&server->api, pass_task, log_skipped, log_found};
+    const sp_lora_dir_hooks hooks = {&server->api, pass_task, log_skipped, log_found};
     sp_start_facts facts;
     sp_status status = open_parts(server, engine, error);
 
@@ -358,7 +358,7 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, const sp_save
     if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);
     if (status == SP_OK && !ABSENT(settings->adapter_dir))
-        status = sp_adapter_dir_open(sp_engine_base_name(engine), &hooks, &server->api.dir, error);
+        status = sp_lora_dir_open(sp_engine_base_name(engine), &hooks, &server->api.dir, error);
     if (status == SP_OK)
         status = start_http(server, error);
     if (status == SP_OK)
@@ -434,7 +434,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
         nanosleep(&pause, NULL);
     }
     sp_http_stop(server->http, &unfinished);
-    sp_adapter_dir_close(server->api.dir);
+    sp_lora_dir_close(server->api.dir);
     sp_weights_watch_stop(server->api.weights);
     sp_driver_destroy(server->api.driver);
     sp_state_file_close(server->state_file);

@@ -17,10 +17,10 @@
  *     route_completions.c, route_chat.c, chat_answer.c, reply.c, logprob_text.c
  *                               a request through the engine, and its answer
  *     route_models.c, route_text.c, route_adapters.c, route_status.c   the other routes
- *     adapter_dir.c, keys.c     what clients may load, and who may ask
- *     adapter_notes.c           what receipts note, into the log
+ *     lora_dir.c, keys.c     what clients may load, and who may ask
+ *     lora_notes.c           what receipts note, into the log
  *     log.c                     lines to standard error, without blocking
- *     task.h, generation.h, adapter_task.h      what crosses between the two threads
+ *     task.h, generation.h, lora_task.h      what crosses between the two threads
  *     driver.c, loads.c  the engine's thread
  *     weights_watch.c           whether the base's weights are what they were
  *     saved_state.c, state_file.c, restore.c   what outlives a restart

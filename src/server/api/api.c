@@ -268,7 +268,7 @@ static void stop_waiting(sp_call *call, sp_status status, const sp_error *error)
     sp_call_fail(call, status, error);
 }
 
-void sp_call_wait_adapter(sp_call *call, sp_adapter_task *task, void (*resume)(sp_call *call))
+void sp_call_wait_lora(sp_call *call, sp_lora_task *task, void (*resume)(sp_call *call))
 {
     sp_error error;
     sp_status status;
@@ -280,7 +280,7 @@ void sp_call_wait_adapter(sp_call *call, sp_adapter_task *task, void (*resume)(s
     }
     start_waiting(call, &task->task, resume);
     if (call->api->dir && task->look_up != SP_LOOK_UP_NONE) {
-        sp_adapter_dir_look_up(call->api->dir, task);
+        sp_lora_dir_look_up(call->api->dir, task);
         return;
     }
     status = sp_driver_adapter(call->api->driver, task, &error);
@@ -311,7 +311,7 @@ const char *sp_api_model(const sp_api *api, const char *model)
 
 bool sp_api_may_have_folder(const sp_api *api, const char *name)
 {
-    return api->dir && sp_adapter_dir_may_hold(name, sp_engine_base_name(api->engine));
+    return api->dir && sp_lora_dir_may_hold(name, sp_engine_base_name(api->engine));
 }
 
 static int hex_digit(char c)

@@ -11,8 +11,8 @@
 #include "chat/chat.h"
 #include "server/api/body_fields.h"
 #include "server/api/keys.h"
-#include "server/driver/adapter_dir.h"
 #include "server/driver/driver.h"
+#include "server/driver/lora_dir.h"
 #include "server/http/http.h"
 #include "server/server.h"
 
@@ -26,7 +26,7 @@ typedef struct sp_api {
     const sp_server_refusals *refusals;
     const sp_engine *engine; /* for what never changes: text, shape, the base's name */
     sp_driver *driver;
-    sp_adapter_dir *dir; /* NULL: there is none */
+    sp_lora_dir *dir; /* NULL: there is none */
     sp_weights_watch *weights;
     sp_budget budget;          /* of all that clients can fill */
     pthread_mutex_t keys_lock; /* guards the keys, which may be replaced while requests arrive */
@@ -53,18 +53,18 @@ typedef enum sp_access {
 
 typedef struct sp_call sp_call;
 
-typedef struct sp_route {
+typedef struct sp_endpoint {
     const char *method, *path;
     bool is_prefix; /* the rest of the path, decoded, is call->argument */
     sp_access access;
     sp_field_set fields; /* of its body */
     void (*handle)(sp_call *call);
-} sp_route;
+} sp_endpoint;
 
 struct sp_call {
     sp_api *api;
     sp_exchange *exchange;
-    const sp_route *route; /* NULL: no route fits */
+    const sp_endpoint *route; /* NULL: no route fits */
     uint64_t number, began_ns;
     char *argument;
     char *model;                 /* as the request names it, for the log; NULL: not yet, or none */
@@ -108,7 +108,7 @@ json_t *sp_call_body(sp_call *call);
 
 /* Gives the task to the driver, by way of its look-up, and waits for it. Takes the caller's
  * reference; a task that was waited for before is released. */
-void sp_call_wait_adapter(sp_call *call, sp_adapter_task *task, void (*resume)(sp_call *call));
+void sp_call_wait_lora(sp_call *call, sp_lora_task *task, void (*resume)(sp_call *call));
 /* The same for a generation, whose reference it takes. */
 void sp_call_wait_generation(sp_call *call, sp_generation *generation,
                              void (*resume)(sp_call *call));
@@ -126,22 +126,22 @@ char *sp_path_decode(const char *path);
 
 /* ---- handlers ------------------------------------------------------------------------------ */
 
-void sp_route_completions(sp_call *call);
-void sp_route_chat(sp_call *call);
-void sp_route_models(sp_call *call);
-void sp_route_model(sp_call *call);
-void sp_route_tokenize(sp_call *call);
-void sp_route_detokenize(sp_call *call);
-void sp_route_tokenizer_info(sp_call *call);
-void sp_route_load(sp_call *call);
-void sp_route_unload(sp_call *call);
-void sp_route_active(sp_call *call);
-void sp_route_adapters(sp_call *call);
-void sp_route_health(sp_call *call);
-void sp_route_ready(sp_call *call);
-void sp_route_version(sp_call *call);
-void sp_route_metrics(sp_call *call);
-void sp_route_status(sp_call *call);
-void sp_route_page(sp_call *call);
+void sp_handle_completions(sp_call *call);
+void sp_handle_chat(sp_call *call);
+void sp_handle_models(sp_call *call);
+void sp_handle_model(sp_call *call);
+void sp_handle_tokenize(sp_call *call);
+void sp_handle_detokenize(sp_call *call);
+void sp_handle_tokenizer_info(sp_call *call);
+void sp_handle_load(sp_call *call);
+void sp_handle_unload(sp_call *call);
+void sp_handle_active(sp_call *call);
+void sp_handle_adapters(sp_call *call);
+void sp_handle_health(sp_call *call);
+void sp_handle_ready(sp_call *call);
+void sp_handle_version(sp_call *call);
+void sp_handle_metrics(sp_call *call);
+void sp_handle_status(sp_call *call);
+void sp_handle_page(sp_call *call);
 
 #endif

@@ -40,7 +40,7 @@ static sp_status read_body(const json_t *body, bool load, adapter_body *out_body
     return status;
 }
 
-static void add_version_headers(sp_call *call, const sp_adapter_task *task)
+static void add_version_headers(sp_call *call, const sp_lora_task *task)
 {
     char digest[2 * SP_DIGEST_BYTES + 1], generation[32];
 
@@ -64,7 +64,7 @@ static void answer_success(sp_call *call, const char *name, const char *what)
 
 static void answer_load(sp_call *call)
 {
-    const sp_adapter_task *task = (sp_adapter_task *)(void *)call->task;
+    const sp_lora_task *task = (sp_lora_task *)(void *)call->task;
     const sp_error *error = &task->task.error;
 
     if (!sp_task_is_done(call->task))
@@ -85,7 +85,7 @@ static void answer_load(sp_call *call)
 
 static sp_status start_load(sp_call *call, const adapter_body *wanted, sp_error *error)
 {
-    sp_adapter_task *task;
+    sp_lora_task *task;
     char *path;
     sp_status status =
         sp_stage_name_check(wanted->name, sp_engine_base_name(call->api->engine), error);
@@ -93,10 +93,10 @@ static sp_status start_load(sp_call *call, const adapter_body *wanted, sp_error 
     if (status != SP_OK) /* its subject is the name itself */
         snprintf(error->subject, sizeof error->subject, "lora_name");
     if (status == SP_OK)
-        status = sp_adapter_dir_resolve(wanted->path, &path, error);
+        status = sp_lora_dir_resolve(wanted->path, &path, error);
     if (status != SP_OK)
         return status;
-    task = sp_adapter_task_create(SP_TASK_LOAD, wanted->name, path);
+    task = sp_lora_task_create(SP_TASK_LOAD, wanted->name, path);
     sp_free(path);
     if (task) {
         task->look_up = SP_LOOK_UP_PATH;
@@ -105,11 +105,11 @@ static sp_status start_load(sp_call *call, const adapter_body *wanted, sp_error 
         task->unpinned = wanted->unpinned;
         task->expected_generation = (uint64_t)wanted->expected_generation;
     }
-    sp_call_wait_adapter(call, task, answer_load);
+    sp_call_wait_lora(call, task, answer_load);
     return SP_OK;
 }
 
-void sp_route_load(sp_call *call)
+void sp_handle_load(sp_call *call)
 {
     json_t *body = sp_call_body(call);
     adapter_body wanted;
@@ -134,7 +134,7 @@ void sp_route_load(sp_call *call)
 
 static void answer_unload(sp_call *call)
 {
-    const sp_adapter_task *task = (sp_adapter_task *)(void *)call->task;
+    const sp_lora_task *task = (sp_lora_task *)(void *)call->task;
 
     if (!sp_task_is_done(call->task))
         return;
@@ -147,7 +147,7 @@ static void answer_unload(sp_call *call)
         sp_call_fail(call, task->task.status, &task->task.error);
 }
 
-void sp_route_unload(sp_call *call)
+void sp_handle_unload(sp_call *call)
 {
     json_t *body = sp_call_body(call);
     adapter_body wanted;
@@ -159,8 +159,8 @@ void sp_route_unload(sp_call *call)
     status = read_body(body, false, &wanted, &error);
     if (status == SP_OK) {
         call->model = sp_strdup(wanted.name);
-        sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_UNLOAD, wanted.name, NULL),
-                             answer_unload);
+        sp_call_wait_lora(call, sp_lora_task_create(SP_TASK_UNLOAD, wanted.name, NULL),
+                          answer_unload);
     } else {
         sp_call_fail(call, status, &error);
     }
@@ -169,7 +169,7 @@ void sp_route_unload(sp_call *call)
 
 static void answer_active(sp_call *call)
 {
-    const sp_adapter_task *task = (sp_adapter_task *)(void *)call->task;
+    const sp_lora_task *task = (sp_lora_task *)(void *)call->task;
     sp_text body = {0};
 
     if (!sp_task_is_done(call->task))
@@ -188,7 +188,7 @@ static void answer_active(sp_call *call)
 }
 
 /* {"lora_name": NAME}, or null or the base's name for the base. */
-void sp_route_active(sp_call *call)
+void sp_handle_active(sp_call *call)
 {
     json_t *body = sp_call_body(call);
     const char *adapter, *wanted;
@@ -205,8 +205,8 @@ void sp_route_active(sp_call *call)
         adapter = sp_api_model(call->api, wanted);
         if (adapter && strcmp(adapter, sp_engine_base_name(call->api->engine)) == 0)
             adapter = NULL;
-        sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_ACTIVATE, adapter, NULL),
-                             answer_active);
+        sp_call_wait_lora(call, sp_lora_task_create(SP_TASK_ACTIVATE, adapter, NULL),
+                          answer_active);
     }
     json_decref(body);
 }
@@ -273,7 +273,7 @@ static void add_folder(void *user, const char *name)
 
 static void answer_adapters(sp_call *call)
 {
-    const sp_adapter_task *task = (sp_adapter_task *)(void *)call->task;
+    const sp_lora_task *task = (sp_lora_task *)(void *)call->task;
     const sp_server_refusals *refusals = call->api->refusals;
     sp_text body = {0};
     folder_list folders = {call, &task->snapshot, &body, ""};
@@ -297,16 +297,16 @@ static void answer_adapters(sp_call *call)
         add_refusal(&body, &refusals->items[i]);
         folders.separator = ", ";
     }
-    sp_adapter_dir_list(call->api->dir, add_folder, &folders);
+    sp_lora_dir_list(call->api->dir, add_folder, &folders);
     sp_text_add(&body, "]}\n");
     sp_call_answer_json(call, &body);
 }
 
-void sp_route_adapters(sp_call *call)
+void sp_handle_adapters(sp_call *call)
 {
-    sp_adapter_task *task = sp_adapter_task_create_list(NULL);
+    sp_lora_task *task = sp_lora_task_create_list(NULL);
 
     if (task)
         task->with_receipts = true;
-    sp_call_wait_adapter(call, task, answer_adapters);
+    sp_call_wait_lora(call, task, answer_adapters);
 }

@@ -113,7 +113,7 @@ static void read_and_start(sp_call *call, json_t *body)
     start(answer, call);
 }
 
-void sp_route_chat(sp_call *call)
+void sp_handle_chat(sp_call *call)
 {
     const sp_api *api = call->api;
     json_t *body;

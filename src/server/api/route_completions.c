@@ -364,7 +364,7 @@ static void start(completion *made, sp_call *call)
     sp_reply_start(&made->reply, call, generation);
 }
 
-void sp_route_completions(sp_call *call)
+void sp_handle_completions(sp_call *call)
 {
     json_t *body = sp_call_body(call);
     completion *made;

@@ -33,7 +33,7 @@ static sp_front_counts count_front(const sp_call *call)
 static sp_metrics_view view_of(const sp_call *call, const sp_front_counts *front)
 {
     const sp_api *api = call->api;
-    const sp_adapter_task *task = (sp_adapter_task *)(void *)call->task;
+    const sp_lora_task *task = (sp_lora_task *)(void *)call->task;
     struct timespec now;
 
     clock_gettime(CLOCK_REALTIME, &now);
@@ -107,7 +107,7 @@ static void add_folder(void *user, const char *name)
 
 static void answer_status(sp_call *call)
 {
-    const sp_adapter_task *task = (sp_adapter_task *)(void *)call->task;
+    const sp_lora_task *task = (sp_lora_task *)(void *)call->task;
     sp_front_counts front = count_front(call);
     folder_names folders = {.n = 0};
     sp_metrics_view view;
@@ -116,7 +116,7 @@ static void answer_status(sp_call *call)
     if (!has_snapshot(call))
         return;
     view = view_of(call, &front);
-    sp_adapter_dir_list(call->api->dir, add_folder, &folders);
+    sp_lora_dir_list(call->api->dir, add_folder, &folders);
     view.folders = (const char *const *)folders.names;
     view.n_folders = folders.n;
     view.unloaded = (const char *const *)task->snapshot.hidden;
@@ -132,24 +132,24 @@ static void answer_status(sp_call *call)
 
 static void ask(sp_call *call, void (*answer)(sp_call *call))
 {
-    sp_adapter_task *task = sp_adapter_task_create(SP_TASK_LIST, NULL, NULL);
+    sp_lora_task *task = sp_lora_task_create(SP_TASK_LIST, NULL, NULL);
 
     if (task)
         task->with_metrics = true;
-    sp_call_wait_adapter(call, task, answer);
+    sp_call_wait_lora(call, task, answer);
 }
 
-void sp_route_metrics(sp_call *call)
+void sp_handle_metrics(sp_call *call)
 {
     ask(call, answer_metrics);
 }
 
-void sp_route_status(sp_call *call)
+void sp_handle_status(sp_call *call)
 {
     ask(call, answer_status);
 }
 
-void sp_route_page(sp_call *call)
+void sp_handle_page(sp_call *call)
 {
     sp_text policy = {0}, body = {0};
 

@@ -70,11 +70,11 @@ static void add_models(model_list *list)
         if (list->snapshot->adapters[i].state != SP_STAGE_VERSION_DRAINING)
             add_model(list, list->snapshot->adapters[i].name, base, &list->snapshot->adapters[i]);
     if (!list->wanted)
-        sp_adapter_dir_list(list->call->api->dir, visit_folder, list);
+        sp_lora_dir_list(list->call->api->dir, visit_folder, list);
 }
 
 /* Of one model: its folder was looked up where that is what decides. */
-static bool needs_look_up(const model_list *list, const sp_adapter_task *task)
+static bool needs_look_up(const model_list *list, const sp_lora_task *task)
 {
     return list->wanted && list->n == 0 && !task->looked_up &&
            !sp_snapshot_is_hidden(list->snapshot, list->wanted) &&
@@ -83,7 +83,7 @@ static bool needs_look_up(const model_list *list, const sp_adapter_task *task)
 
 static void answer_models(sp_call *call)
 {
-    const sp_adapter_task *task = (sp_adapter_task *)(void *)call->task;
+    const sp_lora_task *task = (sp_lora_task *)(void *)call->task;
     sp_text body = {0};
     model_list list = {call, &task->snapshot, &body, call->argument, 0};
 
@@ -98,7 +98,7 @@ static void answer_models(sp_call *call)
     add_models(&list);
     if (needs_look_up(&list, task)) {
         sp_text_free(&body);
-        sp_call_wait_adapter(call, sp_adapter_task_create_list(list.wanted), answer_models);
+        sp_call_wait_lora(call, sp_lora_task_create_list(list.wanted), answer_models);
         return;
     }
     if (list.wanted && list.n == 0 && task->path)
@@ -115,13 +115,13 @@ static void answer_models(sp_call *call)
                    list.wanted);
 }
 
-void sp_route_models(sp_call *call)
+void sp_handle_models(sp_call *call)
 {
-    sp_call_wait_adapter(call, sp_adapter_task_create_list(NULL), answer_models);
+    sp_call_wait_lora(call, sp_lora_task_create_list(NULL), answer_models);
 }
 
 /* "BASE:NAME" is NAME here too. */
-void sp_route_model(sp_call *call)
+void sp_handle_model(sp_call *call)
 {
     char *name = sp_strdup(sp_api_model(call->api, call->argument));
 
@@ -131,5 +131,5 @@ void sp_route_model(sp_call *call)
         sp_call_refuse(call, 503, NULL, NULL, "out-of-memory", "out of memory");
         return;
     }
-    sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_LIST, NULL, NULL), answer_models);
+    sp_call_wait_lora(call, sp_lora_task_create(SP_TASK_LIST, NULL, NULL), answer_models);
 }

@@ -3,7 +3,7 @@
  */
 #include "server/api/api.h"
 
-void sp_route_health(sp_call *call)
+void sp_handle_health(sp_call *call)
 {
     sp_text body = {0};
 
@@ -15,7 +15,7 @@ void sp_route_health(sp_call *call)
 /* Not ready while it shuts down, and once the weights' files are not what they were. A full queue
  * is no reason: it is answered with 429, and a server that is taken out of rotation then would only
  * move the load to the next. */
-void sp_route_ready(sp_call *call)
+void sp_handle_ready(sp_call *call)
 {
     sp_error error;
 
@@ -24,10 +24,10 @@ void sp_route_ready(sp_call *call)
     else if (atomic_load(&call->api->draining))
         sp_call_refuse(call, 503, NULL, NULL, SP_CODE_SHUTTING_DOWN, "the server is shutting down");
     else
-        sp_route_health(call);
+        sp_handle_health(call);
 }
 
-void sp_route_version(sp_call *call)
+void sp_handle_version(sp_call *call)
 {
     sp_text body = {0};
 

@@ -31,7 +31,7 @@ static void destroy(void *state)
 static void answer(sp_call *call)
 {
     text_state *state = call->state;
-    const sp_adapter_task *task = (sp_adapter_task *)(void *)call->task;
+    const sp_lora_task *task = (sp_lora_task *)(void *)call->task;
     const sp_snapshot *snapshot = &task->snapshot;
     bool hidden, known;
 
@@ -46,7 +46,7 @@ static void answer(sp_call *call)
     if (known)
         sp_call_answer_json(call, &state->body);
     else if (!hidden && !task->looked_up && sp_api_may_have_folder(call->api, state->adapter))
-        sp_call_wait_adapter(call, sp_adapter_task_create_list(state->adapter), answer);
+        sp_call_wait_lora(call, sp_lora_task_create_list(state->adapter), answer);
     else
         sp_call_refuse(call, 404, NULL, "model", "model_not_found", "there is no model \"%.255s\"",
                        state->adapter);
@@ -71,7 +71,7 @@ static void answer_for_model(sp_call *call, const json_t *body, sp_text *text)
         call->model = sp_strdup(model);
     }
     if (state && state->adapter) {
-        sp_call_wait_adapter(call, sp_adapter_task_create(SP_TASK_LIST, NULL, NULL), answer);
+        sp_call_wait_lora(call, sp_lora_task_create(SP_TASK_LIST, NULL, NULL), answer);
         return;
     }
     if (!state)
@@ -246,12 +246,12 @@ static void convert(sp_call *call, convert_fn function)
     json_decref(body);
 }
 
-void sp_route_tokenize(sp_call *call)
+void sp_handle_tokenize(sp_call *call)
 {
     convert(call, tokenize);
 }
 
-void sp_route_detokenize(sp_call *call)
+void sp_handle_detokenize(sp_call *call)
 {
     convert(call, detokenize);
 }
@@ -264,7 +264,7 @@ static int add_json(const char *bytes, size_t n, void *user)
     return 0;
 }
 
-void sp_route_tokenizer_info(sp_call *call)
+void sp_handle_tokenizer_info(sp_call *call)
 {
     const json_t *config = call->api->tokenizer_config;
     sp_text body = {0};

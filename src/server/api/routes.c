@@ -15,29 +15,29 @@
 #define NS_PER_MS  1e6
 #define REQUEST_ID "X-Request-Id"
 
-static const sp_route routes[] = {
-    {"POST", "/v1/completions", false, SP_ACCESS_USER, SP_FIELDS_COMPLETION, sp_route_completions},
-    {"POST", "/v1/chat/completions", false, SP_ACCESS_USER, SP_FIELDS_CHAT, sp_route_chat},
-    {"GET", "/v1/models", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_route_models},
-    {"GET", "/v1/models/", true, SP_ACCESS_USER, SP_FIELDS_NONE, sp_route_model},
-    {"POST", "/tokenize", false, SP_ACCESS_USER, SP_FIELDS_TOKENIZE, sp_route_tokenize},
-    {"GET", "/tokenizer_info", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_route_tokenizer_info},
-    {"POST", "/detokenize", false, SP_ACCESS_USER, SP_FIELDS_DETOKENIZE, sp_route_detokenize},
-    {"GET", "/v1/lora_adapters", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_route_adapters},
-    {"POST", "/v1/load_lora_adapter", false, SP_ACCESS_ADMIN, SP_FIELDS_LOAD, sp_route_load},
-    {"POST", "/v1/unload_lora_adapter", false, SP_ACCESS_ADMIN, SP_FIELDS_NAME, sp_route_unload},
-    {"POST", "/v1/lora/active", false, SP_ACCESS_ADMIN, SP_FIELDS_NAME, sp_route_active},
-    {"GET", "/health", false, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_route_health},
-    {"GET", "/ready", false, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_route_ready},
-    {"GET", "/version", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_route_version},
-    {"GET", "/metrics", false, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_route_metrics},
-    {"GET", "/status.json", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_route_status},
-    {"GET", "/", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_route_page},
+static const sp_endpoint routes[] = {
+    {"POST", "/v1/completions", false, SP_ACCESS_USER, SP_FIELDS_COMPLETION, sp_handle_completions},
+    {"POST", "/v1/chat/completions", false, SP_ACCESS_USER, SP_FIELDS_CHAT, sp_handle_chat},
+    {"GET", "/v1/models", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_models},
+    {"GET", "/v1/models/", true, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_model},
+    {"POST", "/tokenize", false, SP_ACCESS_USER, SP_FIELDS_TOKENIZE, sp_handle_tokenize},
+    {"GET", "/tokenizer_info", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_tokenizer_info},
+    {"POST", "/detokenize", false, SP_ACCESS_USER, SP_FIELDS_DETOKENIZE, sp_handle_detokenize},
+    {"GET", "/v1/lora_adapters", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_adapters},
+    {"POST", "/v1/load_lora_adapter", false, SP_ACCESS_ADMIN, SP_FIELDS_LOAD, sp_handle_load},
+    {"POST", "/v1/unload_lora_adapter", false, SP_ACCESS_ADMIN, SP_FIELDS_NAME, sp_handle_unload},
+    {"POST", "/v1/lora/active", false, SP_ACCESS_ADMIN, SP_FIELDS_NAME, sp_handle_active},
+    {"GET", "/health", false, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_handle_health},
+    {"GET", "/ready", false, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_handle_ready},
+    {"GET", "/version", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_handle_version},
+    {"GET", "/metrics", false, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_handle_metrics},
+    {"GET", "/status.json", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_status},
+    {"GET", "/", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_handle_page},
 };
 
 /* ---- finding and refusing ------------------------------------------------------------------ */
 
-static bool fits(const sp_route *route, const char *path)
+static bool fits(const sp_endpoint *route, const char *path)
 {
     size_t bytes = strlen(route->path);
 
@@ -47,7 +47,7 @@ static bool fits(const sp_route *route, const char *path)
 }
 
 /* *out_other_method: the path exists, for other methods. */
-static const sp_route *find_route(const sp_exchange *exchange, bool *out_other_method)
+static const sp_endpoint *find_route(const sp_exchange *exchange, bool *out_other_method)
 {
     const char *path = sp_exchange_path(exchange);
 

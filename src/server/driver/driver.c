@@ -162,7 +162,7 @@ static void run_task(sp_driver *driver, sp_task *task)
     sp_error error;
 
     if (task->kind != SP_TASK_GENERATE) {
-        sp_driver_run_adapter_task(driver, (sp_adapter_task *)(void *)task);
+        sp_driver_run_lora_task(driver, (sp_lora_task *)(void *)task);
     } else if (atomic_load(&task->cancelled)) {
         driver->counts.cancelled++;
         sp_driver_refuse(driver, (sp_generation *)(void *)task, SP_ERR_STATE, NULL);
@@ -536,7 +536,7 @@ sp_status sp_driver_generate(sp_driver *driver, sp_generation *generation, sp_er
     return shutting_down(error);
 }
 
-sp_status sp_driver_adapter(sp_driver *driver, sp_adapter_task *task, sp_error *error)
+sp_status sp_driver_adapter(sp_driver *driver, sp_lora_task *task, sp_error *error)
 {
     return sp_task_queue_push(&driver->queue, &task->task) ? SP_OK : shutting_down(error);
 }

@@ -12,8 +12,8 @@
 #ifndef SP_SERVER_DRIVER_DRIVER_H
 #define SP_SERVER_DRIVER_DRIVER_H
 
-#include "server/driver/adapter_task.h"
 #include "server/driver/generation.h"
+#include "server/driver/lora_task.h"
 #include "server/driver/saved_state.h"
 #include "server/driver/state_file.h"
 #include "server/driver/weights_watch.h"
@@ -27,7 +27,7 @@ typedef struct sp_driver_options {
     /* Whether a name could have a folder, without looking; and the look-up, which brings the task
      * back by sp_driver_adapter. NULL: there are no folders. */
     bool (*may_have_folder)(void *user, const char *name);
-    void (*look_up)(void *user, sp_adapter_task *task);
+    void (*look_up)(void *user, sp_lora_task *task);
     void *look_up_user;
     sp_weights_watch *weights; /* borrowed, may be NULL: nothing is answered once they changed */
     /* Called on the engine's thread for every loaded adapter, with its receipt (may be NULL), both
@@ -67,7 +67,7 @@ void sp_driver_destroy(sp_driver *driver); /* after the stop; NULL is allowed */
  */
 sp_status sp_driver_generate(sp_driver *driver, sp_generation *generation, sp_error *error);
 /* Any thread. SP_ERR_STATE with `shutting-down`. */
-sp_status sp_driver_adapter(sp_driver *driver, sp_adapter_task *task, sp_error *error);
+sp_status sp_driver_adapter(sp_driver *driver, sp_lora_task *task, sp_error *error);
 /* Any thread: detaches, and takes a generation out of the batch before the next step. */
 void sp_driver_cancel(sp_driver *driver, sp_task *task);
 

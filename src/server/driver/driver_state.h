@@ -19,11 +19,11 @@ typedef struct sp_pending_load {
     struct sp_pending_load *next;
     char *name;
     int64_t ticket;
-    bool looking;          /* for its folder: there is no ticket yet */
-    sp_error unknown;      /* what to say where there is no folder */
-    sp_adapter_task *task; /* NULL: the load itself was not requested; else a reference */
-    sp_task *later;        /* loads of the same name that come after it, by `next`, likewise */
-    sp_task *waiters;      /* generations, by `next`, with their references */
+    bool looking;       /* for its folder: there is no ticket yet */
+    sp_error unknown;   /* what to say where there is no folder */
+    sp_lora_task *task; /* NULL: the load itself was not requested; else a reference */
+    sp_task *later;     /* loads of the same name that come after it, by `next`, likewise */
+    sp_task *waiters;   /* generations, by `next`, with their references */
     uint64_t began_ns;
 } sp_pending_load;
 
@@ -59,7 +59,7 @@ void sp_driver_refuse(sp_driver *driver, sp_generation *generation, sp_status st
 /* loads.c. The first takes the generation's reference when it returns true; `unknown` is
  * what to say where there is no folder of that name. */
 bool sp_driver_load_for(sp_driver *driver, sp_generation *generation, const sp_error *unknown);
-void sp_driver_run_adapter_task(sp_driver *driver, sp_adapter_task *task);
+void sp_driver_run_lora_task(sp_driver *driver, sp_lora_task *task);
 void sp_driver_poll_loads(sp_driver *driver);
 void sp_driver_drop_cancelled_waiters(sp_driver *driver);
 /* Those that were received before `before_ns` have waited for too long. */

@@ -108,7 +108,7 @@ static bool may_have_folder(const sp_driver *driver, const char *name)
 }
 
 /* Sends a task to the look-up, which brings it back. Takes its reference. */
-static void look_up(sp_driver *driver, sp_adapter_task *task)
+static void look_up(sp_driver *driver, sp_lora_task *task)
 {
     task->look_up = SP_LOOK_UP_NAME;
     driver->options.look_up(driver->options.look_up_user, task);
@@ -117,7 +117,7 @@ static void look_up(sp_driver *driver, sp_adapter_task *task)
 
 static bool look_up_name(sp_driver *driver, const char *name)
 {
-    sp_adapter_task *task = sp_adapter_task_create(SP_TASK_FOLDER, name, NULL);
+    sp_lora_task *task = sp_lora_task_create(SP_TASK_FOLDER, name, NULL);
 
     if (task)
         look_up(driver, task);
@@ -146,7 +146,7 @@ static sp_status set_active(const sp_driver *driver, const char *name, sp_error 
     return name ? no_adapter(name, error) : SP_OK;
 }
 
-static void finish_task(sp_driver *driver, sp_adapter_task *task, sp_status status,
+static void finish_task(sp_driver *driver, sp_lora_task *task, sp_status status,
                         const sp_error *error)
 {
     sp_stage_version_info info = {.struct_bytes = sizeof info};
@@ -261,10 +261,10 @@ void sp_driver_drop_cancelled_waiters(sp_driver *driver)
 static void run_later(sp_driver *driver, sp_task *later)
 {
     while (later) {
-        sp_adapter_task *task = (sp_adapter_task *)(void *)later;
+        sp_lora_task *task = (sp_lora_task *)(void *)later;
 
         later = later->next;
-        sp_driver_run_adapter_task(driver, task);
+        sp_driver_run_lora_task(driver, task);
     }
 }
 
@@ -279,7 +279,7 @@ static void tell_loaded(const sp_driver *driver, const char *name)
 
 static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status, sp_error *error)
 {
-    sp_adapter_task *task = load->task;
+    sp_lora_task *task = load->task;
     sp_task *waiters = load->waiters, *later = load->later;
 
     if (!load->looking) {
@@ -347,7 +347,7 @@ void sp_driver_end_loads(sp_driver *driver)
 /* The load begins, whoever wanted it; where it cannot, it ends. */
 static void begin_load(sp_driver *driver, sp_pending_load *load, const char *path)
 {
-    const sp_adapter_task *task = load->task;
+    const sp_lora_task *task = load->task;
     sp_stage *stage = sp_engine_stage(driver->engine);
     sp_stage_load_options wanted;
     sp_error error = {0};
@@ -370,7 +370,7 @@ static void begin_load(sp_driver *driver, sp_pending_load *load, const char *pat
     end_load(driver, load, status, &error);
 }
 
-static void run_load(sp_driver *driver, sp_adapter_task *task)
+static void run_load(sp_driver *driver, sp_lora_task *task)
 {
     sp_pending_load *load = find_load(driver, task->name);
     sp_error error = {0};
@@ -394,7 +394,7 @@ static void run_load(sp_driver *driver, sp_adapter_task *task)
 }
 
 /* A load's folder was looked for; or an unloaded name's, which is only hidden where it has one. */
-static void take_folder(sp_driver *driver, sp_adapter_task *task)
+static void take_folder(sp_driver *driver, sp_lora_task *task)
 {
     sp_pending_load *load = find_load(driver, task->name);
 
@@ -425,7 +425,7 @@ static sp_status unload(sp_driver *driver, const char *name, sp_error *error)
 
 /* A name whose folder exists is known unless it was unloaded. It is hidden at once; that there is
  * no folder, so that nothing needs hiding, is found out later. */
-static void run_unload(sp_driver *driver, sp_adapter_task *task)
+static void run_unload(sp_driver *driver, sp_lora_task *task)
 {
     bool may = may_have_folder(driver, task->name);
     sp_error error = {0};
@@ -447,7 +447,7 @@ static void run_unload(sp_driver *driver, sp_adapter_task *task)
     sp_task_release(&task->task);
 }
 
-static void run_activate(sp_driver *driver, sp_adapter_task *task)
+static void run_activate(sp_driver *driver, sp_lora_task *task)
 {
     sp_error error = {0};
     sp_status status = set_active(driver, task->name, &error);
@@ -462,7 +462,7 @@ static void run_activate(sp_driver *driver, sp_adapter_task *task)
     driver->adapters_changed |= status == SP_OK;
 }
 
-static void run_list(sp_driver *driver, sp_adapter_task *task)
+static void run_list(sp_driver *driver, sp_lora_task *task)
 {
     sp_error error = {0};
     sp_status status = sp_snapshot_take(
@@ -479,7 +479,7 @@ static void run_list(sp_driver *driver, sp_adapter_task *task)
     sp_task_release(&task->task);
 }
 
-void sp_driver_run_adapter_task(sp_driver *driver, sp_adapter_task *task)
+void sp_driver_run_lora_task(sp_driver *driver, sp_lora_task *task)
 {
     switch (task->task.kind) {
     case SP_TASK_LOAD:

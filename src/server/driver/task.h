@@ -19,7 +19,7 @@
 
 typedef enum sp_task_kind {
     SP_TASK_GENERATE, /* an sp_generation */
-    SP_TASK_LOAD,     /* the others: an sp_adapter_task */
+    SP_TASK_LOAD,     /* the others: an sp_lora_task */
     SP_TASK_UNLOAD,
     SP_TASK_ACTIVATE,
     SP_TASK_LIST,

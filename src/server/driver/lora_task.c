@@ -1,4 +1,4 @@
-#include "server/driver/adapter_task.h"
+#include "server/driver/lora_task.h"
 
 #include "base/alloc.h"
 
@@ -6,7 +6,7 @@
 
 static void destroy(sp_task *task)
 {
-    sp_adapter_task *adapter = (sp_adapter_task *)(void *)task;
+    sp_lora_task *adapter = (sp_lora_task *)(void *)task;
 
     sp_snapshot_free(&adapter->snapshot);
     sp_free(adapter->name);
@@ -14,9 +14,9 @@ static void destroy(sp_task *task)
     sp_free(adapter);
 }
 
-sp_adapter_task *sp_adapter_task_create(sp_task_kind kind, const char *name, const char *path)
+sp_lora_task *sp_lora_task_create(sp_task_kind kind, const char *name, const char *path)
 {
-    sp_adapter_task *created = sp_calloc(1, sizeof *created);
+    sp_lora_task *created = sp_calloc(1, sizeof *created);
 
     if (!created)
         return NULL;
@@ -32,9 +32,9 @@ sp_adapter_task *sp_adapter_task_create(sp_task_kind kind, const char *name, con
     return created;
 }
 
-sp_adapter_task *sp_adapter_task_create_list(const char *name)
+sp_lora_task *sp_lora_task_create_list(const char *name)
 {
-    sp_adapter_task *created = sp_adapter_task_create(SP_TASK_LIST, name, NULL);
+    sp_lora_task *created = sp_lora_task_create(SP_TASK_LIST, name, NULL);
 
     if (created)
         created->look_up = name ? SP_LOOK_UP_NAME : SP_LOOK_UP_LIST;

@@ -1,4 +1,4 @@
-#include "server/driver/adapter_dir.h"
+#include "server/driver/lora_dir.h"
 
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -27,9 +27,9 @@ typedef struct name_list {
     size_t n, capacity;
 } name_list;
 
-struct sp_adapter_dir {
+struct sp_lora_dir {
     const char *base;
-    sp_adapter_dir_hooks hooks;
+    sp_lora_dir_hooks hooks;
     name_list told; /* the thread's own: what was said to be skipped */
     pthread_t thread;
     pthread_mutex_t lock; /* of all below */
@@ -78,7 +78,7 @@ static void free_names(name_list *list)
     *list = (name_list){NULL, 0, 0};
 }
 
-static void note_name(sp_adapter_dir *dir, const char *name, bool there)
+static void note_name(sp_lora_dir *dir, const char *name, bool there)
 {
     size_t i;
 
@@ -93,7 +93,7 @@ static void note_name(sp_adapter_dir *dir, const char *name, bool there)
     pthread_mutex_unlock(&dir->lock);
 }
 
-bool sp_adapter_dir_may_hold(const char *name, const char *base)
+bool sp_lora_dir_may_hold(const char *name, const char *base)
 {
     return sp_confine_directory() && name[0] != '.' && !strchr(name, '/') &&
            sp_stage_name_check(name, base, NULL) == SP_OK;
@@ -107,7 +107,7 @@ static sp_status leads_out(const char *path, sp_error *error)
                    "lora_path \"%s\" leads out of the directory of adapters", path);
 }
 
-sp_status sp_adapter_dir_resolve(const char *path, char **out_path, sp_error *error)
+sp_status sp_lora_dir_resolve(const char *path, char **out_path, sp_error *error)
 {
     const char *relative = path;
     char *full;
@@ -161,11 +161,11 @@ static bool holds_adapter(const char *folder)
 }
 
 /* Its folder, owned by the caller; NULL: there is none. */
-static char *find_folder(const sp_adapter_dir *dir, const char *name)
+static char *find_folder(const sp_lora_dir *dir, const char *name)
 {
     char *folder;
 
-    if (!sp_adapter_dir_may_hold(name, dir->base))
+    if (!sp_lora_dir_may_hold(name, dir->base))
         return NULL;
     folder = sp_path_join(sp_confine_directory(), name);
     if (folder && holds_adapter(folder))
@@ -175,7 +175,7 @@ static char *find_folder(const sp_adapter_dir *dir, const char *name)
 }
 
 /* Passes the task on, unless the directory is being closed. */
-static void pass_on(sp_adapter_dir *dir, sp_adapter_task *task)
+static void pass_on(sp_lora_dir *dir, sp_lora_task *task)
 {
     pthread_mutex_lock(&dir->lock);
     if (dir->closed)
@@ -185,7 +185,7 @@ static void pass_on(sp_adapter_dir *dir, sp_adapter_task *task)
     pthread_mutex_unlock(&dir->lock);
 }
 
-static void look_up(sp_adapter_dir *dir, sp_adapter_task *task)
+static void look_up(sp_lora_dir *dir, sp_lora_task *task)
 {
     sp_error error = {0};
     sp_status status = SP_OK;
@@ -206,13 +206,13 @@ static void look_up(sp_adapter_dir *dir, sp_adapter_task *task)
 }
 
 /* Under the lock. Takes out the first task, of lists only those that were requested before. */
-static sp_adapter_task *take_task(sp_adapter_dir *dir, uint64_t lists_before_ns)
+static sp_lora_task *take_task(sp_lora_dir *dir, uint64_t lists_before_ns)
 {
     sp_task **link = &dir->first;
     sp_task *before = NULL;
 
     for (; *link && !dir->closed; before = *link, link = &(*link)->next) {
-        sp_adapter_task *task = (sp_adapter_task *)(void *)*link;
+        sp_lora_task *task = (sp_lora_task *)(void *)*link;
 
         if (task->look_up == SP_LOOK_UP_LIST && task->asked_ns > lists_before_ns)
             continue;
@@ -224,9 +224,9 @@ static sp_adapter_task *take_task(sp_adapter_dir *dir, uint64_t lists_before_ns)
     return NULL;
 }
 
-static void serve_tasks(sp_adapter_dir *dir, uint64_t lists_before_ns)
+static void serve_tasks(sp_lora_dir *dir, uint64_t lists_before_ns)
 {
-    sp_adapter_task *task;
+    sp_lora_task *task;
 
     do {
         pthread_mutex_lock(&dir->lock);
@@ -237,7 +237,7 @@ static void serve_tasks(sp_adapter_dir *dir, uint64_t lists_before_ns)
     } while (task);
 }
 
-static bool is_closed(sp_adapter_dir *dir)
+static bool is_closed(sp_lora_dir *dir)
 {
     bool closed;
 
@@ -267,7 +267,7 @@ static const char *why_config_fails(const char *folder)
 }
 
 /* NULL: it is nothing that anybody would take for an adapter. */
-static const char *why_skipped(const sp_adapter_dir *dir, const char *name, const char *folder)
+static const char *why_skipped(const sp_lora_dir *dir, const char *name, const char *folder)
 {
     static const char repository[] = "models--";
     struct stat info;
@@ -286,13 +286,13 @@ static const char *why_skipped(const sp_adapter_dir *dir, const char *name, cons
     if (strncmp(name, repository, sizeof repository - 1) == 0)
         return "it is a repository of a Hugging Face cache; an adapter of it is the folder "
                "snapshots/REVISION in it: name that with --adapter NAME=DIR";
-    if (!sp_adapter_dir_may_hold(name, dir->base))
+    if (!sp_lora_dir_may_hold(name, dir->base))
         return "no adapter can have this name";
     return why_config_fails(folder);
 }
 
 /* A server that ends meanwhile is told nothing. */
-static void tell(sp_adapter_dir *dir, const char *name, const char *why)
+static void tell(sp_lora_dir *dir, const char *name, const char *why)
 {
     pthread_mutex_lock(&dir->lock);
     if (!dir->closed)
@@ -300,7 +300,7 @@ static void tell(sp_adapter_dir *dir, const char *name, const char *why)
     pthread_mutex_unlock(&dir->lock);
 }
 
-static void tell_skipped(sp_adapter_dir *dir, const char *name)
+static void tell_skipped(sp_lora_dir *dir, const char *name)
 {
     char *folder;
     const char *why;
@@ -330,7 +330,7 @@ static DIR *open_listing(void)
 }
 
 /* What is looked up meanwhile does not wait for the rest of the scan, nor do lists for long. */
-static void read_folders(sp_adapter_dir *dir, name_list *out_found)
+static void read_folders(sp_lora_dir *dir, name_list *out_found)
 {
     DIR *directory = open_listing();
     struct dirent *entry;
@@ -350,7 +350,7 @@ static void read_folders(sp_adapter_dir *dir, name_list *out_found)
     closedir(directory);
 }
 
-static void scan(sp_adapter_dir *dir)
+static void scan(sp_lora_dir *dir)
 {
     name_list found = {NULL, 0, 0}, before;
 
@@ -367,7 +367,7 @@ static void scan(sp_adapter_dir *dir)
     free_names(&before);
 }
 
-static void destroy(sp_adapter_dir *dir)
+static void destroy(sp_lora_dir *dir)
 {
     while (dir->first) {
         sp_task *task = dir->first;
@@ -385,7 +385,7 @@ static void destroy(sp_adapter_dir *dir)
 
 static void *run(void *user)
 {
-    sp_adapter_dir *dir = user;
+    sp_lora_dir *dir = user;
     bool abandoned;
 
     pthread_mutex_lock(&dir->lock);
@@ -419,10 +419,10 @@ static void *run(void *user)
 
 /* ---- any thread ---------------------------------------------------------------------------- */
 
-sp_status sp_adapter_dir_open(const char *base, const sp_adapter_dir_hooks *hooks,
-                              sp_adapter_dir **out_dir, sp_error *error)
+sp_status sp_lora_dir_open(const char *base, const sp_lora_dir_hooks *hooks, sp_lora_dir **out_dir,
+                           sp_error *error)
 {
-    sp_adapter_dir *dir = sp_calloc(1, sizeof *dir);
+    sp_lora_dir *dir = sp_calloc(1, sizeof *dir);
     pthread_condattr_t monotonic;
 
     if (!dir)
@@ -445,7 +445,7 @@ sp_status sp_adapter_dir_open(const char *base, const sp_adapter_dir_hooks *hook
     return SP_OK;
 }
 
-void sp_adapter_dir_close(sp_adapter_dir *dir)
+void sp_lora_dir_close(sp_lora_dir *dir)
 {
     struct timespec until;
     bool ended;
@@ -471,7 +471,7 @@ void sp_adapter_dir_close(sp_adapter_dir *dir)
 }
 
 /* Under the lock: whether a scan that begins now would be over soon, by what is known. */
-static bool scans_quickly(const sp_adapter_dir *dir)
+static bool scans_quickly(const sp_lora_dir *dir)
 {
     uint64_t most_ns = dir->has_scanned ? QUICK_SCAN_NS : FIRST_SCAN_NS;
 
@@ -480,7 +480,7 @@ static bool scans_quickly(const sp_adapter_dir *dir)
     return !dir->has_scanned || dir->last_scan_ns <= QUICK_SCAN_NS;
 }
 
-void sp_adapter_dir_look_up(sp_adapter_dir *dir, sp_adapter_task *task)
+void sp_lora_dir_look_up(sp_lora_dir *dir, sp_lora_task *task)
 {
     bool passes = false;
 
@@ -506,8 +506,7 @@ void sp_adapter_dir_look_up(sp_adapter_dir *dir, sp_adapter_task *task)
         pass_on(dir, task);
 }
 
-void sp_adapter_dir_list(sp_adapter_dir *dir, void (*visit)(void *user, const char *name),
-                         void *user)
+void sp_lora_dir_list(sp_lora_dir *dir, void (*visit)(void *user, const char *name), void *user)
 {
     if (!dir)
         return;

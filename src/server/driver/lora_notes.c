@@ -1,4 +1,4 @@
-#include "server/driver/adapter_notes.h"
+#include "server/driver/lora_notes.h"
 
 #include "base/alloc.h"
 #include "base/json.h"
@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-void sp_adapter_notes_log(sp_log *log, const char *name, const char *receipt)
+void sp_lora_notes_log(sp_log *log, const char *name, const char *receipt)
 {
     json_t *root = NULL;
     size_t i;

@@ -1,9 +1,9 @@
 /*
- * adapter_task.h: loading, unloading, activating and listing adapters, as tasks; and the snapshot
+ * lora_task.h: loading, unloading, activating and listing adapters, as tasks; and the snapshot
  * that a listing brings back: a copy, so that answers are written without the engine.
  */
-#ifndef SP_SERVER_DRIVER_ADAPTER_TASK_H
-#define SP_SERVER_DRIVER_ADAPTER_TASK_H
+#ifndef SP_SERVER_DRIVER_LORA_TASK_H
+#define SP_SERVER_DRIVER_LORA_TASK_H
 
 #include "server/driver/task.h"
 #include "server/metrics/metrics.h"
@@ -22,7 +22,7 @@ typedef struct sp_snapshot {
     size_t n_awaited;
 } sp_snapshot;
 
-/* What a task wants to know of the file system; see adapter_dir.h. */
+/* What a task wants to know of the file system; see lora_dir.h. */
 typedef enum sp_look_up {
     SP_LOOK_UP_NONE,
     SP_LOOK_UP_PATH,
@@ -30,7 +30,7 @@ typedef enum sp_look_up {
     SP_LOOK_UP_LIST
 } sp_look_up;
 
-typedef struct sp_adapter_task {
+typedef struct sp_lora_task {
     sp_task task;
     /* Filled before the push. */
     char *name; /* ACTIVATE: NULL is the base */
@@ -49,14 +49,14 @@ typedef struct sp_adapter_task {
     /* The engine's thread only. */
     int64_t ticket;
     uint64_t began_ns;
-} sp_adapter_task;
+} sp_lora_task;
 
 /* NULL: out of memory. */
-sp_adapter_task *sp_adapter_task_create(sp_task_kind kind, const char *name, const char *path);
+sp_lora_task *sp_lora_task_create(sp_task_kind kind, const char *name, const char *path);
 
 /* A list after the look-up of a name's folder, or of all folders (name NULL). NULL: out of memory.
  */
-sp_adapter_task *sp_adapter_task_create_list(const char *name);
+sp_lora_task *sp_lora_task_create_list(const char *name);
 
 /* The engine's thread: copies what it says now. `metrics` may be NULL. */
 sp_status sp_snapshot_take(const sp_engine *engine, const sp_driver_counts *counts,

@@ -1,5 +1,5 @@
 /*
- * adapter_dir.h: the directory of adapters that clients may name. It turns names and paths from
+ * lora_dir.h: the directory of adapters that clients may name. It turns names and paths from
  * requests into paths inside the directory, or refuses; base/confine.h sees to it that opening
  * them cannot lead out.
  *
@@ -7,36 +7,36 @@
  * slow and must delay nothing else: tasks that need it pass through here on their way to the
  * engine's thread. The directory is scanned concurrently; lists are made of the last scan.
  */
-#ifndef SP_SERVER_DRIVER_ADAPTER_DIR_H
-#define SP_SERVER_DRIVER_ADAPTER_DIR_H
+#ifndef SP_SERVER_DRIVER_LORA_DIR_H
+#define SP_SERVER_DRIVER_LORA_DIR_H
 
-#include "server/driver/adapter_task.h"
+#include "server/driver/lora_task.h"
 
-typedef struct sp_adapter_dir sp_adapter_dir;
+typedef struct sp_lora_dir sp_lora_dir;
 
 /* The code of a path that does not exist, with SP_ERR_NOT_FOUND. */
 #define SP_CODE_ADAPTER_NOT_FOUND "adapter-not-found"
 
 /* Called on the thread, with `user` borrowed. */
-typedef struct sp_adapter_dir_hooks {
+typedef struct sp_lora_dir_hooks {
     void *user;
     /* Gets each task that has passed, with the outcome in it, and takes the reference. */
-    void (*done)(void *user, sp_adapter_task *task);
+    void (*done)(void *user, sp_lora_task *task);
     /* What a scan finds and lists do not show, once for each name (64 at most), with a sentence;
      * the name is a stranger's text. */
     void (*skipped)(void *user, const char *name, const char *why);
     void (*found)(void *user, size_t n); /* by the first scan, once */
-} sp_adapter_dir_hooks;
+} sp_lora_dir_hooks;
 
 /*
  * Starts the thread and a first scan of the directory of base/confine.h; `base` is borrowed.
  * *out_dir is owned by the caller. SP_ERR_MEMORY, SP_ERR_THREAD.
  */
-sp_status sp_adapter_dir_open(const char *base, const sp_adapter_dir_hooks *hooks,
-                              sp_adapter_dir **out_dir, sp_error *error);
+sp_status sp_lora_dir_open(const char *base, const sp_lora_dir_hooks *hooks, sp_lora_dir **out_dir,
+                           sp_error *error);
 /* No hook is called after this. A thread that waits for the file system is abandoned until the
  * process ends. NULL is allowed. */
-void sp_adapter_dir_close(sp_adapter_dir *dir);
+void sp_lora_dir_close(sp_lora_dir *dir);
 
 /*
  * Any thread: looks up what task->look_up says, then passes the task on. SP_LOOK_UP_PATH: whether
@@ -45,10 +45,10 @@ void sp_adapter_dir_close(sp_adapter_dir *dir);
  * where there is none. SP_LOOK_UP_LIST: a scan, unless that takes long; then the next list is of
  * it. Takes a reference of its own.
  */
-void sp_adapter_dir_look_up(sp_adapter_dir *dir, sp_adapter_task *task);
+void sp_lora_dir_look_up(sp_lora_dir *dir, sp_lora_task *task);
 
 /* Any thread, no file system: whether a folder of that name could be an adapter beside `base`. */
-bool sp_adapter_dir_may_hold(const char *name, const char *base);
+bool sp_lora_dir_may_hold(const char *name, const char *base);
 
 /*
  * No file system: where `path`, relative to the directory or absolute inside it (as the system
@@ -56,10 +56,9 @@ bool sp_adapter_dir_may_hold(const char *name, const char *base);
  * SP_ERR_UNSUPPORTED: the server has no directory of adapters. SP_ERR_INPUT with `unsafe-path`: it
  * leads out by its text.
  */
-sp_status sp_adapter_dir_resolve(const char *path, char **out_path, sp_error *error);
+sp_status sp_lora_dir_resolve(const char *path, char **out_path, sp_error *error);
 
 /* Calls `visit` for each folder of the last scan, in no order. A NULL directory holds none. */
-void sp_adapter_dir_list(sp_adapter_dir *dir, void (*visit)(void *user, const char *name),
-                         void *user);
+void sp_lora_dir_list(sp_lora_dir *dir, void (*visit)(void *user, const char *name), void *user);
 
 #endif

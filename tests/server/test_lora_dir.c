@@ -7,7 +7,7 @@
 #include "base/alloc.h"
 #include "base/confine.h"
 #include "base/file.h"
-#include "server/driver/adapter_dir.h"
+#include "server/driver/lora_dir.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -61,16 +61,16 @@ static int tear_down(void **state)
 static void test_names(void **state)
 {
     (void)state;
-    assert_true(sp_adapter_dir_may_hold("good", "base"));
-    assert_true(sp_adapter_dir_may_hold("not there", "base")); /* nobody has looked */
-    assert_false(sp_adapter_dir_may_hold("base", "base"));
-    assert_false(sp_adapter_dir_may_hold(".", "base"));
-    assert_false(sp_adapter_dir_may_hold("..", "base"));
-    assert_false(sp_adapter_dir_may_hold(".hidden", "base"));
-    assert_false(sp_adapter_dir_may_hold("a/b", "base"));
-    assert_false(sp_adapter_dir_may_hold("a:b", "base"));
-    assert_false(sp_adapter_dir_may_hold("", "base"));
-    assert_false(sp_adapter_dir_may_hold("a\nb", "base"));
+    assert_true(sp_lora_dir_may_hold("good", "base"));
+    assert_true(sp_lora_dir_may_hold("not there", "base")); /* nobody has looked */
+    assert_false(sp_lora_dir_may_hold("base", "base"));
+    assert_false(sp_lora_dir_may_hold(".", "base"));
+    assert_false(sp_lora_dir_may_hold("..", "base"));
+    assert_false(sp_lora_dir_may_hold(".hidden", "base"));
+    assert_false(sp_lora_dir_may_hold("a/b", "base"));
+    assert_false(sp_lora_dir_may_hold("a:b", "base"));
+    assert_false(sp_lora_dir_may_hold("", "base"));
+    assert_false(sp_lora_dir_may_hold("a\nb", "base"));
 }
 
 static void check_resolved(const char *path, const char *relative)
@@ -79,7 +79,7 @@ static void check_resolved(const char *path, const char *relative)
     const char *rest;
     sp_error error;
 
-    assert_ok(sp_adapter_dir_resolve(path, &got, &error), &error);
+    assert_ok(sp_lora_dir_resolve(path, &got, &error), &error);
     assert_true(sp_is_confined(got, &rest));
     assert_string_equal(rest, relative);
     sp_free(got);
@@ -90,7 +90,7 @@ static void check_leads_out(const char *path)
     char *got = NULL;
     sp_error error;
 
-    assert_int_equal(sp_adapter_dir_resolve(path, &got, &error), SP_ERR_INPUT);
+    assert_int_equal(sp_lora_dir_resolve(path, &got, &error), SP_ERR_INPUT);
     assert_string_equal(error.code, SP_CODE_UNSAFE_PATH);
     assert_string_equal(error.subject, "lora_path");
     assert_null(got);
@@ -109,7 +109,7 @@ static void test_paths(void **state)
     check_leads_out(outside);
     check_leads_out("/etc");
     check_leads_out(top);
-    assert_int_equal(sp_adapter_dir_resolve("", &got, &error), SP_ERR_INPUT);
+    assert_int_equal(sp_lora_dir_resolve("", &got, &error), SP_ERR_INPUT);
     assert_string_equal(error.subject, "lora_path");
     sp_free(absolute);
     sp_free(outside);
@@ -122,10 +122,10 @@ static void test_no_directory(void **state)
 
     (void)state;
     assert_int_equal(sp_confine_to(NULL, NULL), SP_OK);
-    assert_false(sp_adapter_dir_may_hold("good", "base"));
-    assert_int_equal(sp_adapter_dir_resolve("good", &got, &error), SP_ERR_UNSUPPORTED);
+    assert_false(sp_lora_dir_may_hold("good", "base"));
+    assert_int_equal(sp_lora_dir_resolve("good", &got, &error), SP_ERR_UNSUPPORTED);
     assert_ok(sp_confine_to(inside, &error), &error);
-    sp_adapter_dir_list(NULL, NULL, NULL); /* holds none */
+    sp_lora_dir_list(NULL, NULL, NULL); /* holds none */
 }
 
 /* ---- the thread ---------------------------------------------------------------------------- */
@@ -134,11 +134,11 @@ static void test_no_directory(void **state)
 typedef struct outcome {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    sp_adapter_task *passed; /* a reference */
+    sp_lora_task *passed; /* a reference */
     char skipped[512];
 } outcome;
 
-static void on_done(void *user, sp_adapter_task *task)
+static void on_done(void *user, sp_lora_task *task)
 {
     outcome *out = user;
 
@@ -160,9 +160,9 @@ static void on_skipped(void *user, const char *name, const char *why)
 }
 
 /* The task that passed; the caller releases it. */
-static sp_adapter_task *wait_passed(outcome *out)
+static sp_lora_task *wait_passed(outcome *out)
 {
-    sp_adapter_task *task;
+    sp_lora_task *task;
 
     pthread_mutex_lock(&out->lock);
     while (!out->passed)
@@ -181,12 +181,12 @@ static void count_good(void *user, const char *name)
     ++*n;
 }
 
-static void look_up_name(sp_adapter_dir *dir, outcome *out, const char *name, bool there)
+static void look_up_name(sp_lora_dir *dir, outcome *out, const char *name, bool there)
 {
-    sp_adapter_task *task = sp_adapter_task_create_list(name), *passed;
+    sp_lora_task *task = sp_lora_task_create_list(name), *passed;
 
     assert_non_null(task);
-    sp_adapter_dir_look_up(dir, task);
+    sp_lora_dir_look_up(dir, task);
     passed = wait_passed(out);
     assert_ptr_equal(passed, task);
     assert_true(task->looked_up);
@@ -204,29 +204,29 @@ static void on_found(void *user, size_t n)
 static void test_look_ups(void **state)
 {
     outcome out = {.passed = NULL};
-    sp_adapter_dir_hooks hooks;
-    sp_adapter_dir *dir;
-    sp_adapter_task *task, *passed;
+    sp_lora_dir_hooks hooks;
+    sp_lora_dir *dir;
+    sp_lora_task *task, *passed;
     sp_error error;
     int n = 0;
 
     (void)state;
     pthread_mutex_init(&out.lock, NULL);
     pthread_cond_init(&out.changed, NULL);
-    hooks = (sp_adapter_dir_hooks){&out, on_done, on_skipped, on_found};
-    assert_ok(sp_adapter_dir_open("base", &hooks, &dir, &error), &error);
+    hooks = (sp_lora_dir_hooks){&out, on_done, on_skipped, on_found};
+    assert_ok(sp_lora_dir_open("base", &hooks, &dir, &error), &error);
     look_up_name(dir, &out, "good", true);
     look_up_name(dir, &out, "empty", false);
     look_up_name(dir, &out, "gone", false);
     look_up_name(dir, &out, "link", false); /* its folder is outside */
-    task = sp_adapter_task_create_list(NULL);
-    sp_adapter_dir_look_up(dir, task); /* it passes after a scan */
+    task = sp_lora_task_create_list(NULL);
+    sp_lora_dir_look_up(dir, task); /* it passes after a scan */
     passed = wait_passed(&out);
-    sp_adapter_dir_list(dir, count_good, &n);
+    sp_lora_dir_list(dir, count_good, &n);
     assert_int_equal(n, 1);
     sp_task_release(&passed->task);
     sp_task_release(&task->task);
-    sp_adapter_dir_close(dir);
+    sp_lora_dir_close(dir);
     assert_non_null(strstr(out.skipped, "empty:"));
     assert_non_null(strstr(out.skipped, "link:"));
     assert_null(strstr(out.skipped, "good:"));
