@@ -279,7 +279,7 @@ static void failures(void **state)
     }
 }
 
-/* A script that asks for JSON gets it, whatever is wrong with the base. */
+/* A script that requests JSON gets it, whatever is wrong with the base. */
 static void json_of_a_bad_base(void **state)
 {
     static const struct {

@@ -189,7 +189,7 @@ static void test_a_preempted_sequence_keeps_its_tokens(void **state)
 }
 
 /* Random arrivals and cancels in a cache for a few of them: nobody starves, no page is lost. */
-/* Says of each sequence what its prompt's length stands for. */
+/* Says of each sequence what its prompt's length means. */
 static sp_status say(void *user, sp_sequence *sequence, bool give_way, sp_error *error)
 {
     static const sp_status answers[] = {SP_OK, SP_POOL_FULL, SP_BUSY, SP_PENDING, SP_AGAIN};

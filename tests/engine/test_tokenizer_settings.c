@@ -1,4 +1,4 @@
-/* What a tokenizer.json asks for apart from its tables: served, or refused by name. */
+/* What a tokenizer.json requests apart from its tables: served, or refused by name. */
 #include "support/test.h"
 
 #include "base/alloc.h"

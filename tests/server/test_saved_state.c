@@ -81,8 +81,7 @@ static void test_foreign(void **state)
         "{\"state_of_sidepath\": 1, \"state_of_sidepath\": 1, \"adapters\": []}",
         "{\"state_of_sidepath\": 1, \"adapters\": [\"a\"]}",
         "{\"state_of_sidepath\": 1, \"adapters\": [{\"name\": \"a\"}]}",
-        "{\"state_of_sidepath\": 1, \"adapters\": [{\"name\": \"a\", \"path\": \"a\", "
-        "\"pinned\": 1}]}",
+        "{\"state_of_sidepath\":1, \"adapters\":[{\"name\":\"a\", \"path\":\"a\", \"pinned\":1}]}",
         "{\"state_of_sidepath\": 1, \"adapters\": [], \"active\": []}",
         "{\"state_of_sidepath\": 1, \"adapters\": [], \"unloaded\": {}}",
         "{\"state_of_sidepath\": 1, \"adapters\": [], \"unloaded\": [\"a\", 2]}",

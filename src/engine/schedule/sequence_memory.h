@@ -30,8 +30,8 @@
  * in the table. Of two pages with the same content one is kept: both hold the same bits, because a
  * row's bits depend on its key and tokens alone.
  *
- * The extension for recurrent layers (gated delta nets; not implemented yet). Their state does not
- * grow with the sequence and is overwritten by each row, so it is not in pages:
+ * The extension for recurrent layers (gated delta nets, which no family has yet). Their state does
+ * not grow with the sequence and is overwritten by each row, so it is not in pages:
  *   - a state slot for each sequence that holds memory: taken when it begins, returned in
  *     release, and counted in what is available. Only commit and rollback know how a slot is
  *     restored from k rows to j;
