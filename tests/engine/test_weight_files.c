@@ -217,17 +217,18 @@ static void test_prefault(void **state)
     told mapped = {0}, copied = {0}, none = {0};
     sp_engine_stats stats = {.struct_bytes = sizeof stats};
     sp_engine *engine;
+    size_t before; /* the kernel may map more than was read */
 
     (void)state;
     sp_engine_close(made.engine);
     made.engine = open_prefaulted(&made, false, false, &none);
-    assert_true(mapped_bytes(made.weights) < FILE_BYTES / 2);
+    before = mapped_bytes(made.weights);
     assert_int_equal(none.n_calls, 0);
     assert_int_equal(sp_engine_get_stats(made.engine, &stats, NULL), SP_OK);
     assert_true(stats.prefault_seconds <= 0);
     engine = open_prefaulted(&made, true, false, &mapped);
     assert_int_equal(sp_engine_get_stats(engine, &stats, NULL), SP_OK);
-    assert_true(mapped_bytes(made.weights) >= stats.weight_bytes);
+    assert_true(mapped_bytes(made.weights) >= before + stats.weight_bytes);
     assert_int_equal(mapped.done, mapped.total);
     assert_int_equal(mapped.total, stats.weight_bytes);
     assert_true(stats.prefault_seconds > 0);

@@ -57,7 +57,6 @@ static int count_wakes(sp_driver *driver, bool wake_each)
     generation->choices[0].request = run.request;
     generation->choices[0].request.ignore_eos = true;
     sp_task_listen(&generation->task, count_wake, &n_wakes);
-    sp_task_retain(&generation->task);
     assert_ok(sp_driver_generate(driver, generation, &error), &error);
     wait_for(&generation->task);
     sp_task_release(&generation->task);
