@@ -657,13 +657,16 @@ static sp_status read_tied(const reader *r, sp_model_shape *shape)
 }
 
 /* A window that no text can be longer than is none. */
+/* What transformers takes for a window that the file leaves out; null is none. */
+#define WINDOW_LEFT_OUT 4096
+
 static sp_status check_window(const reader *r)
 {
     const json_t *window = json_object_get(r->text, "sliding_window");
+    json_int_t width = window ? json_integer_value(window) : WINDOW_LEFT_OUT;
     json_int_t positions = json_integer_value(json_object_get(r->text, "max_position_embeddings"));
 
-    if (!r->architecture->always_windowed || !window || json_is_null(window) ||
-        (json_is_integer(window) && json_integer_value(window) >= positions))
+    if (!r->architecture->always_windowed || json_is_null(window) || width >= positions)
         return SP_OK;
     return unsupported(r, "sliding_window", "sliding-window attention is not served");
 }

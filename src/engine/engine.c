@@ -225,6 +225,9 @@ static size_t scratch_bytes(sp_engine *engine)
     sp_ops_options options = ops_options(engine, widths);
     size_t bytes = sp_ops_scratch_bytes(engine->op_table, &options);
 
+    /* the tables of sines and cosines */
+    bytes += (size_t)engine->model.shape.head_dim * (size_t)engine->max_context * sizeof(float);
+
     if (engine->layout)
         bytes += sp_delta_workspace_bytes(engine->layout, engine->options.step_rows, false);
     return bytes;

@@ -443,6 +443,13 @@ static sp_status run_nothing(const step_run *run)
     return SP_OK;
 }
 
+/* None of the rows counts; the next step plans them again. */
+static void roll_back(sp_engine *engine, const sp_batch *batch)
+{
+    for (int32_t i = 0; i < batch->n_entries; i++)
+        sp_scheduler_advance(&engine->scheduler, batch->entries[i].sequence, 0);
+}
+
 sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *user,
                          sp_error *error)
 {
@@ -464,11 +471,15 @@ sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *
     if (batch->n_entries == 0)
         return run_nothing(&run);
     status = route(engine, batch, error);
-    if (status != SP_OK)
+    if (status == SP_OK) {
+        status = run_forward(engine, batch);
+        if (status != SP_OK)
+            sp_fail(error, status, NULL, NULL, -1, "a step failed: %s", sp_status_text(status));
+    }
+    if (status != SP_OK) {
+        roll_back(engine, batch);
         return status;
-    status = run_forward(engine, batch);
-    if (status != SP_OK)
-        return sp_fail(error, status, NULL, NULL, -1, "a step failed: %s", sp_status_text(status));
+    }
     count_step(engine, batch, began);
     engine->n_finished = 0;
     engine->n_logit_rows = 0;

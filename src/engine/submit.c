@@ -69,23 +69,30 @@ static sp_penalties penalties_of(const sp_request *request)
     };
 }
 
-/* Checks a request, whose struct has the current size, completely. */
-static sp_status check(const sp_engine *engine, const sp_request *request, sp_error *error)
+static void release(const sp_engine *engine, sp_hold *hold)
 {
-    sp_hold hold = {.struct_bytes = sizeof hold};
-    sp_status status = sp_engine_hold(engine, request->adapter, &hold, error);
+    if (engine->stage)
+        sp_stage_release(engine->stage, hold);
+}
 
-    if (status == SP_OK) {
-        if (engine->stage)
-            sp_stage_release(engine->stage, &hold);
-        status = check_prompt(engine, request, error);
-    }
+/* Resolves the adapter of a request, whose struct has the current size, and checks the rest of it.
+ * *out_hold is the caller's to release; nothing is held on failure. */
+static sp_status check(const sp_engine *engine, const sp_request *request, sp_hold *out_hold,
+                       sp_error *error)
+{
+    sp_status status = sp_engine_hold(engine, request->adapter, out_hold, error);
+
+    if (status != SP_OK)
+        return status;
+    status = check_prompt(engine, request, error);
     if (status == SP_OK)
         status = check_length(engine, request, error);
     if (status == SP_OK)
         status = sp_request_check(request, engine->model.shape.vocab, error);
     if (status == SP_OK && request->n_stop > 0 && !engine->tokenizer)
         status = bad_field(error, "stop", "left out: the model has no tokenizer.json");
+    if (status != SP_OK)
+        release(engine, out_hold);
     return status;
 }
 
@@ -100,10 +107,15 @@ static sp_status read_request(const sp_engine *engine, const sp_request *from, s
 
 sp_status sp_engine_check(const sp_engine *engine, const sp_request *request, sp_error *error)
 {
+    sp_hold hold = {.struct_bytes = sizeof hold};
     sp_request own;
     sp_status status = read_request(engine, request, &own, error);
 
-    return status == SP_OK ? check(engine, &own, error) : status;
+    if (status == SP_OK)
+        status = check(engine, &own, &hold, error);
+    if (status == SP_OK)
+        release(engine, &hold);
+    return status;
 }
 
 /* ---- sequences ----------------------------------------------------------------------------- */
@@ -224,6 +236,7 @@ static sp_prefix_key key_of(const sp_sequence *sequence)
 sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t *out_id,
                            sp_error *error)
 {
+    sp_hold hold = {.struct_bytes = sizeof hold};
     sp_sequence *sequence;
     sp_request own;
     sp_status status;
@@ -231,25 +244,23 @@ sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t
     if (!out_id)
         return sp_fail_null(error, "out_id");
     status = read_request(engine, request, &own, error);
+    /* Resolved once: later changes of the name do not affect this request. */
     if (status == SP_OK)
-        status = check(engine, &own, error);
+        status = check(engine, &own, &hold, error);
     if (status != SP_OK)
         return status;
-    if (reserve_sequences(engine) != SP_OK || create_sequence(engine, &own, &sequence) != SP_OK)
+    if (reserve_sequences(engine) != SP_OK || create_sequence(engine, &own, &sequence) != SP_OK) {
+        release(engine, &hold);
         return sp_fail_memory(error, (size_t)own.n_tokens * sizeof(int32_t), "a request");
+    }
     sequence->id = engine->next_id;
     status = sp_scheduler_add(&engine->scheduler, sequence);
     if (status != SP_OK) {
+        release(engine, &hold);
         destroy_sequence(sequence);
         return sp_fail_memory(error, sizeof *sequence, "the queue");
     }
-    /* Resolved once: later changes of the name do not affect this request. */
-    status = sp_engine_hold(engine, own.adapter, &sequence->hold, error);
-    if (status != SP_OK) {
-        sp_scheduler_remove(&engine->scheduler, sequence);
-        destroy_sequence(sequence);
-        return status;
-    }
+    sequence->hold = hold;
     sequence->memory.key = key_of(sequence);
     engine->sequences[engine->n_sequences++] = sequence;
     engine->next_id++;

@@ -393,11 +393,6 @@ sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
     return SP_OK;
 }
 
-const char *sp_server_address(const sp_server *server)
-{
-    return sp_http_address(server->http);
-}
-
 /* ---- stop ---------------------------------------------------------------------------------- */
 
 /* Only work in progress is waited for. */

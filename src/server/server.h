@@ -80,8 +80,6 @@ sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
  * keys stay in force where one cannot be read, with its error. SP_OK too without key files.
  */
 sp_status sp_server_reload_keys(sp_server *server, sp_error *error);
-/* "127.0.0.1:8000", or "unix:PATH" */
-const char *sp_server_address(const sp_server *server);
 /*
  * Takes no more requests, lets those that run finish for the shutdown time-out, ends the rest and
  * frees all but the engine. Returns whether all finished. `hurry` (may be NULL) is asked ten times

@@ -150,7 +150,8 @@ static void log_json(const report *r, sp_log *log)
     add_count(&line, "adapters", (long long)r->n_adapters);
     add_count(&line, "adapters_refused", (long long)r->n_refused);
     add_bool(&line, "exposed", is_exposed(r));
-    sp_text_format(&line, ", \"url\": \"http://%s\"}\n", r->address);
+    add_string(&line, "address", r->address);
+    sp_text_add(&line, "}\n");
     if (!line.failed)
         sp_log_add(log, line.data, line.bytes);
     sp_text_free(&line);

@@ -87,7 +87,7 @@ def check_json_log(binary):
     start = [line for line in lines if line.get("event") == "start"][0]
     assert start["family"] == "qwen3" and start["threads"] == 1 and start["slots"] == 8, start
     assert start["adapters"] == 0 and start["adapters_refused"] == 1 and not start["exposed"]
-    assert start["url"].startswith("http://127.0.0.1:") and not start["keys"], start
+    assert start["address"].startswith("127.0.0.1:") and not start["keys"], start
     messages = [line["message"] for line in lines if "message" in line]
     assert any(m.startswith('adapter "bad" is left out: ') for m in messages), messages
     assert "3 adapters in --adapter-dir" in messages, messages

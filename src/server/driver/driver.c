@@ -419,8 +419,8 @@ static void save_state(sp_driver *driver)
 
     if (!driver->adapters_changed || !driver->options.state_file)
         return;
-    driver->adapters_changed = false;
     sp_saved_state_write(sp_engine_stage(driver->engine), driver->hidden, driver->n_hidden, &text);
+    driver->adapters_changed = text.failed; /* tried again after the next task */
     if (!text.failed)
         sp_state_file_put(driver->options.state_file, &text);
     sp_text_free(&text);
@@ -476,10 +476,12 @@ sp_status sp_driver_start(const sp_driver_options *options, sp_driver **out_driv
     sp_metrics_start(&driver->metrics, sp_engine_base_name(driver->engine), &stats);
     sp_task_queue_open(&driver->queue);
     for (size_t i = 0; options->restored && i < options->restored->n_unloaded; i++)
-        sp_driver_hide(driver, options->restored->unloaded[i]);
+        if (!sp_driver_hide(driver, options->restored->unloaded[i])) {
+            sp_driver_destroy(driver);
+            return sp_fail_memory(error, sizeof(char *), "a name");
+        }
     if (pthread_create(&driver->thread, NULL, run, driver) != 0) {
-        sp_task_queue_destroy(&driver->queue);
-        sp_free(driver);
+        sp_driver_destroy(driver);
         return sp_fail(error, SP_ERR_THREAD, NULL, NULL, -1, "cannot start the engine's thread");
     }
     *out_driver = driver;
