@@ -78,10 +78,14 @@ def check_json_log(binary):
                "bad=/nowhere"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         lines = []
+        awaited = 2 # the folders are looked through beside the start: either line may be first
         for raw in process.stderr:
             lines.append(json.loads(raw))
             assert re.match(r"\d{4}-\d\d-\d\dT", lines[-1]["time"]), raw
-            if lines[-1].get("event") == "start":
+            awaited -= lines[-1].get("event") == "start"
+            awaited -= lines[-1].get("message") == "3 adapters in --adapter-dir"
+            if awaited == 0:
+                awaited = -1
                 process.send_signal(signal.SIGTERM)
         assert process.wait() == 0
     start = [line for line in lines if line.get("event") == "start"][0]
