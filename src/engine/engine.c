@@ -239,7 +239,7 @@ static sp_status preflight(sp_engine *engine, size_t overlay_bytes, size_t free_
 {
     sp_attention_shape attention = sp_family_attention(&engine->model.shape);
     sp_memory_needs needs = {
-        .weights = engine->model.weight_bytes,
+        .weights = engine->model.needed_bytes,
         .overlay = overlay_bytes,
         .scratch = scratch_bytes(engine),
         .host_cache = engine->options.host_bytes_max,
@@ -275,6 +275,13 @@ static sp_status prefault(sp_engine *engine, sp_error *error)
     return status;
 }
 
+static size_t left_of(size_t free_bytes, size_t needed)
+{
+    if (free_bytes == SIZE_MAX) /* unknown */
+        return SIZE_MAX;
+    return free_bytes > needed ? free_bytes - needed : 0;
+}
+
 static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, size_t n_adapters,
                           sp_error *error)
 {
@@ -288,7 +295,9 @@ static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, 
         status = open_model(engine, free_bytes, error);
     began = sp_clock_seconds();
     if (status == SP_OK)
-        status = sp_engine_read_adapters(engine, adapters, n_adapters, &startup, error);
+        status = sp_engine_read_adapters(engine, adapters, n_adapters,
+                                         left_of(free_bytes, engine->model.needed_bytes), &startup,
+                                         error);
     if (status == SP_OK)
         status = preflight(engine, startup.overlay_bytes, free_bytes, error);
     if (status == SP_OK && engine->options.weights_prefault)

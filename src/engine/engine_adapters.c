@@ -231,6 +231,45 @@ static sp_status add_adapter(sp_engine *engine, const sp_engine_adapter *wanted,
     return status == SP_OK ? SP_OK : refused(engine, wanted->name, status, &why, error);
 }
 
+static size_t factor_bytes(const sp_factor *factor)
+{
+    return (size_t)factor->rows * (size_t)factor->cols * sp_dtype_bytes(factor->dtype);
+}
+
+static size_t tensor_bytes(const sp_adapter *adapter)
+{
+    size_t sum = 0;
+
+    for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
+        const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
+
+        sum += factor_bytes(&site->a) + factor_bytes(&site->b);
+    }
+    for (size_t i = 0; i < sp_adapter_n_tables(adapter); i++) {
+        const sp_adapter_table *table = sp_adapter_table_at(adapter, i);
+
+        sum += table->full.data ? factor_bytes(&table->full) : 0;
+        sum += table->trainable.data ? factor_bytes(&table->trainable) : 0;
+    }
+    return sum;
+}
+
+/* The tensors of the start's adapters stay until all are packed: no more of them than fit. */
+static sp_status take_memory(sp_startup *startup, const sp_adapter *adapter, sp_error *error)
+{
+    size_t bytes = tensor_bytes(adapter);
+
+    if (startup->free_bytes == SIZE_MAX)
+        return SP_OK;
+    if (bytes > startup->free_bytes)
+        return sp_fail(error, SP_ERR_MEMORY, SP_CODE_MEMORY_SHORT, "adapter", -1,
+                       "the adapters of the start: %zu MiB needed for \"%s\", %zu MiB free; start "
+                       "with fewer and load the others later",
+                       (bytes >> 20) + 1, sp_adapter_name(adapter), startup->free_bytes >> 20);
+    startup->free_bytes -= bytes;
+    return SP_OK;
+}
+
 /* All are opened before the first is packed: their needs determine the size of the pool. */
 static sp_status open_startup(sp_engine *engine, sp_startup *startup, sp_error *error)
 {
@@ -244,6 +283,8 @@ static sp_status open_startup(sp_engine *engine, sp_startup *startup, sp_error *
         startup->seconds[i] += sp_clock_seconds();
         if (status != SP_OK)
             status = refused(engine, startup->wanted[i].name, status, &why, error);
+        else
+            status = take_memory(startup, startup->adapters[i], error);
         if (engine->options.progress)
             engine->options.progress(engine->options.progress_user, "adapters", i + 1, startup->n);
     }
@@ -255,9 +296,9 @@ static sp_status open_startup(sp_engine *engine, sp_startup *startup, sp_error *
 }
 
 sp_status sp_engine_read_adapters(sp_engine *engine, const sp_engine_adapter *wanted, size_t n,
-                                  sp_startup *out_startup, sp_error *error)
+                                  size_t free_bytes, sp_startup *out_startup, sp_error *error)
 {
-    sp_startup startup = {.wanted = wanted, .n = n};
+    sp_startup startup = {.wanted = wanted, .n = n, .free_bytes = free_bytes};
     sp_status status = check_adapter_names(engine, wanted, n, error);
 
     if (status != SP_OK)

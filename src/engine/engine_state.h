@@ -83,13 +83,14 @@ typedef struct sp_startup {
     sp_adapter **adapters; /* [n] one reference each; NULL: refused */
     double *seconds;       /* [n] that opening each took */
     size_t overlay_bytes;  /* the pool's budget */
+    size_t free_bytes;     /* for their tensors until they are packed; SIZE_MAX: not known */
 } sp_startup;
 
 /* engine_adapters.c. Opens the adapters (n may be 0) and creates engine->layout, which stays NULL
  * without slots: after that the needs of pool, stage and delta are known. *out_startup is owned by
  * the caller (sp_startup_free), and after a failure empty or unchanged. */
 sp_status sp_engine_read_adapters(sp_engine *engine, const sp_engine_adapter *wanted, size_t n,
-                                  sp_startup *out_startup, sp_error *error);
+                                  size_t free_bytes, sp_startup *out_startup, sp_error *error);
 /* Creates pool, stage and delta and loads the adapters; what a failure leaves is freed by
  * sp_engine_close_adapters. */
 sp_status sp_engine_start_adapters(sp_engine *engine, const sp_startup *startup, sp_error *error);

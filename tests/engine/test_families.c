@@ -14,6 +14,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { LAYERS = 3, HIDDEN = 48, HEADS = 3, KV_HEADS = 1, INNER = 80, VOCAB = 96, ROWS = 45 };
 
@@ -419,6 +420,8 @@ static void converted_weights_are_held_against_memory(void **state)
 {
     char *folder = write_model(&cases[4], "F32");
     size_t bytes = sp_alloc_bytes();
+    char weights[1024];
+    struct stat file;
     sp_engine_options options;
     sp_engine *engine;
     sp_error error;
@@ -429,6 +432,14 @@ static void converted_weights_are_held_against_memory(void **state)
     options.threads = 1;
     options.max_loras = 0;
     options.memory_bytes = 1000;
+    assert_int_equal(sp_engine_open(&options, NULL, 0, &engine, &error), SP_ERR_MEMORY);
+    assert_string_equal(error.subject, "model");
+    assert_int_equal(sp_alloc_bytes(), bytes);
+    /* A copied file stays beside the BF16 that is made of it: 4 + 2 bytes a number. */
+    snprintf(weights, sizeof weights, "%s/model.safetensors", folder);
+    assert_int_equal(stat(weights, &file), 0);
+    options.weights_copy = true;
+    options.memory_bytes = (size_t)file.st_size + (size_t)file.st_size / 4;
     assert_int_equal(sp_engine_open(&options, NULL, 0, &engine, &error), SP_ERR_MEMORY);
     assert_string_equal(error.subject, "model");
     assert_int_equal(sp_alloc_bytes(), bytes);

@@ -226,6 +226,29 @@ static void each_sum_of_an_engine(void **state)
     check_refused(&options, "kv-tokens");
 }
 
+/* Their tensors are in memory until all are packed: as many as the weights leave room for. */
+static void adapters_of_the_start(void **state)
+{
+    const sp_engine_adapter wanted = {sizeof wanted, "a", SP_TEST_DEMO "/adapters/scripture"};
+    sp_engine_options options = small_options();
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
+    sp_engine *engine = NULL;
+    size_t before = sp_alloc_bytes();
+    sp_error error;
+
+    (void)state;
+    options.max_lora_rank = 16;
+    options.memory_bytes = 128 * MIB;
+    assert_ok(sp_engine_open(&options, &wanted, 1, &engine, &error), &error);
+    assert_ok(sp_engine_get_stats(engine, &stats, &error), &error);
+    sp_engine_close(engine);
+    options.memory_bytes = stats.weight_bytes + 4096;
+    assert_int_equal(sp_engine_open(&options, &wanted, 1, &engine, &error), SP_ERR_MEMORY);
+    assert_string_equal(error.code, SP_CODE_MEMORY_SHORT);
+    assert_string_equal(error.subject, "adapter");
+    assert_int_equal(sp_alloc_bytes(), before);
+}
+
 /* 3,072 bytes a token; 2,048 tokens for each of two requests are less than half of what is left. */
 static void an_open_cache_of_an_engine(void **state)
 {
@@ -342,6 +365,7 @@ int main(void)
         cmocka_unit_test(where_nothing_is_known_all_fit),
         cmocka_unit_test(in_a_group_of_2_gib), /* before any thread is started */
         cmocka_unit_test(each_sum_of_an_engine),
+        cmocka_unit_test(adapters_of_the_start),
         cmocka_unit_test(an_open_cache_of_an_engine),
     };
 

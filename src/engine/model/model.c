@@ -70,29 +70,30 @@ static sp_status check_directory(const char *directory, sp_error *error)
 
 /* Compares whole files with the free memory where they are copied; of mapped ones only the tensors
  * in use become resident, and those are known once the files are mapped. */
-static sp_status check_memory(const sp_checkpoint *checkpoint, size_t free_bytes, sp_error *error)
+static sp_status check_memory(const sp_checkpoint *checkpoint, size_t free_bytes, size_t *out_bytes,
+                              sp_error *error)
 {
-    size_t sum = 0;
-
+    *out_bytes = 0;
     for (int32_t i = 0; i < sp_checkpoint_n_files(checkpoint); i++)
-        sum += sp_checkpoint_file_bytes(checkpoint, i);
-    return sp_memory_preflight_weights(sum, free_bytes, error);
+        *out_bytes += sp_checkpoint_file_bytes(checkpoint, i);
+    return sp_memory_preflight_weights(*out_bytes, free_bytes, error);
 }
 
 static sp_status open_files(sp_model *model, const char *directory, bool copy, size_t free_bytes,
                             sp_load_progress progress, sp_error *error)
 {
+    size_t copied_bytes = 0;
     sp_checkpoint *checkpoint;
     sp_status status = sp_checkpoint_open(directory, "model", &checkpoint, error);
 
     if (status != SP_OK)
         return status;
     if (copy)
-        status = check_memory(checkpoint, free_bytes, error);
+        status = check_memory(checkpoint, free_bytes, &copied_bytes, error);
     if (status == SP_OK)
         status = sp_weight_files_open(checkpoint, copy, progress, &model->files, error);
     if (status == SP_OK)
-        status = sp_load_weights(model, checkpoint, free_bytes, error);
+        status = sp_load_weights(model, checkpoint, copied_bytes, free_bytes, error);
     sp_checkpoint_destroy(checkpoint);
     return status;
 }

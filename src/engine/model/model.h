@@ -27,9 +27,11 @@ typedef struct sp_model {
     void **copies; /* [n_copies] tensors at an odd file offset or not of type BF16 */
     size_t n_copies;
     size_t weight_bytes; /* of the tensors in use */
-    char *name;          /* the last part of the directory's path */
-    char *unused;        /* a sentence with the names of unused tensors; NULL: none */
-    char *converted;     /* a sentence with the number of converted tensors; NULL: none */
+    size_t
+        needed_bytes; /* of memory: these, or whole files that were copied and what was converted */
+    char *name;       /* the last part of the directory's path */
+    char *unused;     /* a sentence with the names of unused tensors; NULL: none */
+    char *converted;  /* a sentence with the number of converted tensors; NULL: none */
 } sp_model;
 
 /*

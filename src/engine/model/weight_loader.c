@@ -20,11 +20,11 @@ struct sp_weight_loader {
     sp_model *model;
     const sp_checkpoint *checkpoint;
     sp_error *error;
-    sp_status status; /* the first failure; later look-ups do nothing */
-    bool *used;       /* [tensors of the checkpoint] */
-    size_t capacity;  /* of model->weights */
-    size_t free_bytes, converted_bytes;
-    size_t n_converted[2]; /* weights that were F32, and F16 */
+    sp_status status;               /* the first failure; later look-ups do nothing */
+    bool *used;                     /* [tensors of the checkpoint] */
+    size_t capacity;                /* of model->weights */
+    size_t free_bytes, owned_bytes; /* copies of files, and weights that were converted */
+    size_t n_converted[2];          /* weights that were F32, and F16 */
 };
 
 /* Memory owned by the model for one weight; NULL after a failure, which is kept. */
@@ -65,10 +65,10 @@ static const void *converted_data(sp_weight_loader *loader, const sp_tensor *ten
     size_t n = (size_t)tensor->bytes / (wide ? 4 : 2);
     uint16_t *copy;
 
-    loader->converted_bytes += n * sizeof *copy;
+    loader->owned_bytes += n * sizeof *copy;
     loader->n_converted[wide ? 0 : 1]++;
     loader->status =
-        sp_memory_preflight_weights(loader->converted_bytes, loader->free_bytes, loader->error);
+        sp_memory_preflight_weights(loader->owned_bytes, loader->free_bytes, loader->error);
     if (loader->status != SP_OK)
         return NULL;
     copy = own_memory(loader, n * sizeof *copy, "a weight in BF16");
@@ -326,15 +326,16 @@ static void load_all(sp_weight_loader *loader)
         note_converted(loader);
 }
 
-sp_status sp_load_weights(sp_model *model, const sp_checkpoint *checkpoint, size_t free_bytes,
-                          sp_error *error)
+sp_status sp_load_weights(sp_model *model, const sp_checkpoint *checkpoint, size_t copied_bytes,
+                          size_t free_bytes, sp_error *error)
 {
     size_t layers = (size_t)model->shape.layers;
     sp_weight_loader loader = {.model = model,
                                .checkpoint = checkpoint,
                                .error = error,
                                .status = SP_OK,
-                               .free_bytes = free_bytes};
+                               .free_bytes = free_bytes,
+                               .owned_bytes = copied_bytes};
 
     model->layers = sp_calloc(layers, model->family->layer_bytes);
     if (!model->layers)
@@ -343,6 +344,7 @@ sp_status sp_load_weights(sp_model *model, const sp_checkpoint *checkpoint, size
     if (!loader.used)
         return sp_fail_memory(error, sp_checkpoint_n_tensors(checkpoint), "a list of weights");
     load_all(&loader);
+    model->needed_bytes = copied_bytes > 0 ? loader.owned_bytes : model->weight_bytes;
     sp_free(loader.used);
     return loader.status;
 }

@@ -11,9 +11,10 @@
 typedef struct sp_weight_loader sp_weight_loader;
 
 /* The model's weights, by its family, out of its mapped or copied files. Sets model->layers, embed,
- * head, final_norm, the notes and the list for sp_model_place. Statuses as sp_model_open. */
-sp_status sp_load_weights(sp_model *model, const sp_checkpoint *checkpoint, size_t free_bytes,
-                          sp_error *error);
+ * head, final_norm, the notes and the list for sp_model_place. What conversion takes is added to
+ * copied_bytes (of the files; 0: they are mapped). Statuses as sp_model_open. */
+sp_status sp_load_weights(sp_model *model, const sp_checkpoint *checkpoint, size_t copied_bytes,
+                          size_t free_bytes, sp_error *error);
 
 /* Borrowed until the model is closed. */
 const sp_model_shape *sp_weight_loader_shape(const sp_weight_loader *loader);
