@@ -14,6 +14,7 @@
 #include <linux/openat2.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -223,6 +224,10 @@ static void test_other_names(void **state)
     char before[4096];
 
     (void)state;
+    if (getenv("SP_EMULATED")) { /* the root of qemu-user is the one of its libraries */
+        print_message("skipped: in an emulator, / is another directory\n");
+        skip();
+    }
     assert_non_null(getcwd(before, sizeof before));
     assert_int_equal(chdir(top), 0);
     assert_int_equal(mkdir("folder", 0700), 0);
