@@ -222,8 +222,12 @@ sp_status sp_field_set_texts(const sp_field *row, const char *const *texts, size
             return bad_texts(row, error);
         bytes += length + 1;
     }
-    block = n > 0 ? sp_malloc(bytes) : NULL;
-    if (n > 0 && !block)
+    if (n == 0) {
+        sp_field_take_list(row, NULL, 0, values);
+        return SP_OK;
+    }
+    block = sp_malloc(bytes);
+    if (!block)
         return sp_fail_memory(error, bytes, row->name);
     cursor = (char *)(block + n);
     for (size_t i = 0; i < n; i++) {
