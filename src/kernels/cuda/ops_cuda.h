@@ -1,0 +1,155 @@
+/*
+ * ops_cuda.h: the launchers for the base's part of a step: what engine/ops needs on a GPU beside
+ * the deltas of kernels_cuda.h, whose rules hold here too. All elements are bf16 unless said so;
+ * strides are in elements.
+ *
+ * A launch is for `rows` rows, which may be more than the step has: the rows beyond have position
+ * -1, get zeros from the embedding and from attention, and are never written to the cache. Where a
+ * value differs from one step to the next (tokens, positions, pages, counts) it is read on the
+ * device, so a captured launch replays with the next step's. A row's bits depend on its own inputs
+ * and on the keys and values up to its position, never on `rows`, the spans or the pages' numbers.
+ *
+ * The KV cache of a layer: a block of K pages and one of V pages. Page p of kv head h is
+ * SP_CUDA_PAGE tokens * head_dim elements at (p * kv_heads + h) * SP_CUDA_PAGE * head_dim, in atoms
+ * of 8 tokens by 64 dimensions (1 KiB), ordered [token / 8][dimension / 64]; inside one, token t %
+ * 8 has 128 bytes and its 16-byte piece d stands at d ^ (t % 8): the 128-byte swizzle that ldmatrix
+ * and wgmma read.
+ */
+#ifndef SP_KERNELS_CUDA_OPS_CUDA_H
+#define SP_KERNELS_CUDA_OPS_CUDA_H
+
+#include <sidepath/device.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SP_CUDA_PAGE        16 /* tokens */
+#define SP_CUDA_OUTPUTS_MAX 4
+
+/* The current step, in device memory at fixed addresses. A span is a run of consecutive positions
+ * of one sequence; its rows are consecutive too, and spans follow each other without a gap. */
+typedef struct sp_cuda_step {
+    const int32_t *counts;   /* [2] rows and spans of the step */
+    const int32_t *token;    /* [rows] */
+    const int32_t *position; /* [rows]; -1: no row of the step */
+    const int32_t *row_span; /* [rows]; -1 beyond the step's rows */
+    const int32_t
+        *span_row; /* [spans + 1] first row; entries after the last span repeat the rows */
+    const int32_t *span_page; /* [spans] index in `pages` of the sequence's first page */
+    const int32_t *pages;     /* page numbers of each sequence in order */
+    int32_t rows, spans;      /* that are launched */
+} sp_cuda_step;
+
+/* y[row] = table[token[row]]; zeros where the position is -1. */
+typedef struct sp_cuda_gather {
+    sp_cuda_step step;
+    const void *table; /* [vocab, width] */
+    int32_t width;
+    void *y; /* [rows, width] dense */
+} sp_cuda_gather;
+
+/* x += add where add is not NULL, rounded once; y = T(x / rms(x) * (weight + offset)), FP32 inside,
+ * one rounding. y may be x. The order of the sum is fixed by width. */
+typedef struct sp_cuda_norm {
+    int32_t rows, width;
+    void *x;            /* [rows, width] dense, as add and y */
+    const void *add;    /* or NULL */
+    const void *weight; /* [width] */
+    float eps, offset;
+    void *y;
+} sp_cuda_norm;
+
+/* gate = T(silu(gate) * up), FP32 inside, one rounding. */
+typedef struct sp_cuda_silu {
+    int64_t n; /* elements; a multiple of 8 */
+    void *gate;
+    const void *up;
+} sp_cuda_silu;
+
+/*
+ * Norm over each head, where there is one, then rotation (rotate-half over the first 2 * n_rot
+ * elements), FP32 inside, one rounding: q in place, k and v into the pages of a layer. A value of k
+ * or v that is not finite sets fault[span] to 1 and is stored as it is.
+ */
+typedef struct sp_cuda_rope {
+    sp_cuda_step step;
+    int32_t q_heads, kv_heads, head_dim, n_rot;
+    void *q;                     /* [rows, q_heads, head_dim] dense */
+    const void *k, *v;           /* [rows, kv_heads, head_dim] dense */
+    const void *q_norm, *k_norm; /* [head_dim], or NULL */
+    float q_eps, q_offset, k_eps, k_offset;
+    const float *cosine, *sine; /* [positions, n_rot]; NULL: no rotation */
+    void *keys, *values;        /* of the layer */
+    int32_t *fault;             /* [spans] */
+} sp_cuda_rope;
+
+typedef struct sp_cuda_attention_shape {
+    int32_t q_heads, kv_heads, head_dim; /* head_dim 64, 128 or 256 */
+    float scale;
+    int32_t rows_max, spans_max, positions_max; /* of all steps; positions of a sequence */
+} sp_cuda_attention_shape;
+
+/*
+ * y = causal attention of each head of q over the pages, up to the row's own position. The order of
+ * summation is stated in attention.cuh. A step is one attention_plan and then an attention for each
+ * layer, with the same step and scratch. `wide`: some span has more than SP_CUDA_NARROW_ROWS rows,
+ * which the host knows; a launch without it must not be replayed for such a step.
+ */
+#define SP_CUDA_NARROW_ROWS 16
+typedef struct sp_cuda_attention {
+    sp_cuda_attention_shape shape;
+    sp_cuda_step step;
+    const void *q; /* [rows, q_heads, head_dim] dense, as y */
+    void *y;
+    const void *keys, *values; /* of the layer */
+    void *scratch;             /* sp_cuda_attention_bytes, 256-byte aligned, zeroed once */
+    int32_t wide;
+} sp_cuda_attention;
+
+/* One linear map of a group that shares x: y = x · wᵀ (+ bias), FP32 sums, one rounding. */
+typedef struct sp_cuda_gemm_output {
+    const void *w;    /* [n, k] dense, 16-byte aligned */
+    const void *bias; /* [n], or NULL */
+    void *y;          /* [rows, n], stride y_stride */
+    int64_t y_stride;
+    int32_t n;
+    int32_t y_is_f32;
+} sp_cuda_gemm_output;
+
+/*
+ * Every output is one FP32 chain of mma m16n8k16 in ascending k, from +0 (mma.sync, wgmma and every
+ * cuBLASLt algorithm without split-K have these bits on sm_90), then bias, then the rounding:
+ * whatever `rows` is and whichever kernel was chosen.
+ */
+typedef struct sp_cuda_gemm {
+    int32_t rows, k;
+    const void *x; /* [rows, k], stride x_stride */
+    int64_t x_stride;
+    int32_t n_outputs;
+    sp_cuda_gemm_output outputs[SP_CUDA_OUTPUTS_MAX];
+} sp_cuda_gemm;
+
+/* to[i] = x[index[i]], `width` elements; index in device memory, -1: zeros. */
+typedef struct sp_cuda_pick {
+    int32_t rows, width;
+    const int32_t *index; /* [rows] */
+    const void *x;        /* stride x_stride */
+    int64_t x_stride;
+    void *to; /* [rows, width] dense */
+} sp_cuda_pick;
+
+/* The id of the largest logit, the lower of equal ones: as sp_sample_greedy. */
+typedef struct sp_cuda_greedy {
+    int32_t rows, vocab;
+    const float *logits; /* stride stride */
+    int64_t stride;
+    int32_t *token; /* [rows] */
+    int32_t *bad;   /* [rows] the first id whose logit is NaN or +inf, -1: none; -2: all are -inf */
+    void *scratch;  /* sp_cuda_greedy_bytes(rows), zeroed once */
+} sp_cuda_greedy;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
