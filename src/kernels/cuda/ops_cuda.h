@@ -9,11 +9,12 @@
  * device, so a captured launch replays with the next step's. A row's bits depend on its own inputs
  * and on the keys and values up to its position, never on `rows`, the spans or the pages' numbers.
  *
- * The KV cache of a layer: a block of K pages and one of V pages. Page p of kv head h is
- * SP_CUDA_PAGE tokens * head_dim elements at (p * kv_heads + h) * SP_CUDA_PAGE * head_dim, in atoms
- * of 8 tokens by 64 dimensions (1 KiB), ordered [token / 8][dimension / 64]; inside one, token t %
- * 8 has 128 bytes and its 16-byte piece d stands at d ^ (t % 8): the 128-byte swizzle that ldmatrix
- * and wgmma read.
+ * The KV cache of a layer: a block of K pages and one of V pages. With D = sp_cuda_page_dim of the
+ * head_dim, page p of kv head h is SP_CUDA_PAGE tokens * D elements at (p * kv_heads + h) *
+ * SP_CUDA_PAGE * D, in atoms of 8 tokens by 64 dimensions (1 KiB), ordered [token / 8][dimension /
+ * 64]; inside one, token t % 8 has 128 bytes and its 16-byte piece d stands at d ^ (t % 8): the
+ * 128-byte swizzle that ldmatrix and wgmma read. Elements from head_dim to D are zeros: whoever
+ * writes a token writes them too.
  */
 #ifndef SP_KERNELS_CUDA_OPS_CUDA_H
 #define SP_KERNELS_CUDA_OPS_CUDA_H
@@ -26,6 +27,12 @@ extern "C" {
 
 #define SP_CUDA_PAGE        16 /* tokens */
 #define SP_CUDA_OUTPUTS_MAX 4
+
+/* The dimensions of a token in a page: head_dim itself where it is one of them. */
+static inline int32_t sp_cuda_page_dim(int32_t head_dim)
+{
+    return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+}
 
 /* The current step, in device memory at fixed addresses. A span is a run of consecutive positions
  * of one sequence; its rows are consecutive too, and spans follow each other without a gap. */
@@ -85,7 +92,7 @@ typedef struct sp_cuda_rope {
 } sp_cuda_rope;
 
 typedef struct sp_cuda_attention_shape {
-    int32_t q_heads, kv_heads, head_dim; /* head_dim 64, 128 or 256 */
+    int32_t q_heads, kv_heads, head_dim; /* head_dim a multiple of 8, at most 256 */
     float scale;
     int32_t rows_max, spans_max, positions_max; /* of all steps; positions of a sequence */
 } sp_cuda_attention_shape;
