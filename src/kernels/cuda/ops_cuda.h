@@ -69,15 +69,16 @@ typedef struct sp_cuda_norm {
 
 /* gate = T(silu(gate) * up), FP32 inside, one rounding. */
 typedef struct sp_cuda_silu {
-    int64_t n; /* elements; a multiple of 8 */
-    void *gate;
+    int64_t n;  /* elements; a multiple of 8 */
+    void *gate; /* 16-byte aligned, as up */
     const void *up;
 } sp_cuda_silu;
 
 /*
  * Norm over each head, where there is one, then rotation (rotate-half over the first 2 * n_rot
  * elements), FP32 inside, one rounding: q in place, k and v into the pages of a layer. A value of k
- * or v that is not finite sets fault[span] to 1 and is stored as it is.
+ * or v that is not finite sets fault[span] to 1 and is stored as it is. head_dim is even, 2 to 256;
+ * all but the fault and the step is 16-byte aligned. Rows without a position are left alone.
  */
 typedef struct sp_cuda_rope {
     sp_cuda_step step;
@@ -155,6 +156,23 @@ typedef struct sp_cuda_greedy {
     int32_t *bad;   /* [rows] the first id whose logit is NaN or +inf, -1: none; -2: all are -inf */
     void *scratch;  /* sp_cuda_greedy_bytes(rows), zeroed once */
 } sp_cuda_greedy;
+
+/* name, arguments. All return a cudaError_t as int. */
+#define SP_CUDA_OPS_LIST(X)                                               \
+    X(gather_rows, (int gpu, const sp_cuda_gather *gather, void *stream)) \
+    X(norm_rows, (int gpu, const sp_cuda_norm *norm, void *stream))       \
+    X(silu_mul, (int gpu, const sp_cuda_silu *silu, void *stream))        \
+    X(rope_rows, (int gpu, const sp_cuda_rope *rope, void *stream))       \
+    X(pick_rows, (int gpu, const sp_cuda_pick *pick, void *stream))
+
+typedef struct sp_cuda_ops_kernels {
+#define SP_CUDA_MEMBER(name, arguments) int(*name) arguments;
+    SP_CUDA_OPS_LIST(SP_CUDA_MEMBER)
+#undef SP_CUDA_MEMBER
+} sp_cuda_ops_kernels;
+
+/* Resolves them like sp_kernels_cuda_get, which is called first: it prepares the GPU. */
+sp_status sp_ops_cuda_get(sp_device *device, sp_cuda_ops_kernels *out_kernels, sp_error *error);
 
 #ifdef __cplusplus
 }
