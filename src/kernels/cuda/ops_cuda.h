@@ -125,10 +125,21 @@ typedef struct sp_cuda_gemm_output {
     int32_t y_is_f32;
 } sp_cuda_gemm_output;
 
+/* Which kernel runs a GEMM. All have the same bits; tests and benches name one. */
+typedef enum sp_cuda_gemm_form {
+    SP_CUDA_GEMM_CHOSEN = 0, /* by the rows and shapes */
+    SP_CUDA_GEMM_FEW = 1,    /* streams the weights; at most SP_CUDA_GEMM_FEW_ROWS rows */
+    SP_CUDA_GEMM_TILES = 2   /* tiles of rows and outputs by mma.sync */
+} sp_cuda_gemm_form;
+
+#define SP_CUDA_GEMM_FEW_ROWS 64
+
 /*
  * Every output is one FP32 chain of mma m16n8k16 in ascending k, from +0 (mma.sync, wgmma and every
  * cuBLASLt algorithm without split-K have these bits on sm_90), then bias, then the rounding:
- * whatever `rows` is and whichever kernel was chosen.
+ * whatever `rows` is and whichever kernel was chosen. k and x_stride are multiples of 8, x starts
+ * on 16 bytes. The weights and biases are read before the predecessor on the stream is complete:
+ * no kernel may write them.
  */
 typedef struct sp_cuda_gemm {
     int32_t rows, k;
@@ -136,6 +147,7 @@ typedef struct sp_cuda_gemm {
     int64_t x_stride;
     int32_t n_outputs;
     sp_cuda_gemm_output outputs[SP_CUDA_OUTPUTS_MAX];
+    sp_cuda_gemm_form form;
 } sp_cuda_gemm;
 
 /* to[i] = x[index[i]], `width` elements; index in device memory, -1: zeros. */
@@ -157,13 +169,21 @@ typedef struct sp_cuda_greedy {
     void *scratch;  /* sp_cuda_greedy_bytes(rows), zeroed once */
 } sp_cuda_greedy;
 
-/* name, arguments. All return a cudaError_t as int. */
+/*
+ * name, arguments. All return a cudaError_t as int.
+ *
+ * base_gemm_open: what the GEMMs of one GPU need to know, in host memory; base_gemm only reads it,
+ * so threads and streams may share it.
+ */
 #define SP_CUDA_OPS_LIST(X)                                               \
     X(gather_rows, (int gpu, const sp_cuda_gather *gather, void *stream)) \
     X(norm_rows, (int gpu, const sp_cuda_norm *norm, void *stream))       \
     X(silu_mul, (int gpu, const sp_cuda_silu *silu, void *stream))        \
     X(rope_rows, (int gpu, const sp_cuda_rope *rope, void *stream))       \
-    X(pick_rows, (int gpu, const sp_cuda_pick *pick, void *stream))
+    X(pick_rows, (int gpu, const sp_cuda_pick *pick, void *stream))       \
+    X(base_gemm_open, (int gpu, void **out_state))                        \
+    X(base_gemm_close, (int gpu, void *state))                            \
+    X(base_gemm, (int gpu, const void *state, const sp_cuda_gemm *gemm, void *stream))
 
 typedef struct sp_cuda_ops_kernels {
 #define SP_CUDA_MEMBER(name, arguments) int(*name) arguments;

@@ -1,0 +1,71 @@
+/*
+ * base_gemm.cu: which kernel runs a GEMM of the base, and the state that the choice needs. The
+ * choice depends on the shapes and the launched rows alone, and no choice changes a bit.
+ */
+#include "kernels/cuda/base_gemm.cuh"
+
+#include <stdlib.h>
+
+static cudaError_t fill_state(int gpu, base_gemm *state)
+{
+    cudaError_t code =
+        cudaDeviceGetAttribute(&state->multiprocessors, cudaDevAttrMultiProcessorCount, gpu);
+
+    if (code == cudaSuccess)
+        code = cudaDeviceGetAttribute(&state->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                      gpu);
+    if (code == cudaSuccess)
+        code = sp_cuda_gemm_few_init(state->shared_bytes);
+    return code == cudaSuccess ? sp_cuda_gemm_tiles_init(state->shared_bytes) : code;
+}
+
+extern "C" int sp_cuda_base_gemm_open(int gpu, void **out_state)
+{
+    sp_cuda_current current(gpu);
+    cudaError_t code = current.code;
+    base_gemm *state = (base_gemm *)calloc(1, sizeof *state);
+
+    if (state == NULL)
+        return (int)cudaErrorMemoryAllocation;
+    if (code == cudaSuccess)
+        code = fill_state(gpu, state);
+    if (code == cudaSuccess)
+        *out_state = state;
+    else
+        free(state);
+    return (int)code;
+}
+
+extern "C" int sp_cuda_base_gemm_close(int gpu, void *state)
+{
+    (void)gpu;
+    free(state);
+    return (int)cudaSuccess;
+}
+
+static bool is_aligned(const sp_cuda_gemm *gemm)
+{
+    bool aligned = gemm->k % 8 == 0 && gemm->x_stride % 8 == 0 && (uintptr_t)gemm->x % 16 == 0;
+
+    for (int i = 0; i < gemm->n_outputs; i++)
+        aligned = aligned && (uintptr_t)gemm->outputs[i].w % 16 == 0;
+    return aligned;
+}
+
+extern "C" int sp_cuda_base_gemm(int gpu, const void *state, const sp_cuda_gemm *gemm, void *stream)
+{
+    const base_gemm *open = (const base_gemm *)state;
+    bool few = gemm->rows <= SP_CUDA_GEMM_FEW_ROWS;
+    sp_cuda_current current(gpu);
+    cudaError_t code = current.code;
+
+    if (code != cudaSuccess || gemm->rows == 0)
+        return (int)code;
+    if (!is_aligned(gemm) || (gemm->form == SP_CUDA_GEMM_FEW && !few))
+        return (int)cudaErrorInvalidValue;
+    if (gemm->form == SP_CUDA_GEMM_FEW || (gemm->form == SP_CUDA_GEMM_CHOSEN && few))
+        code = sp_cuda_gemm_few(open, gemm, (cudaStream_t)stream);
+    else
+        code = sp_cuda_gemm_tiles(open, gemm, (cudaStream_t)stream);
+    return (int)(code == cudaSuccess ? cudaGetLastError() : code);
+}

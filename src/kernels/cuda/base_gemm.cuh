@@ -1,0 +1,88 @@
+/* base_gemm.cuh: what the kernels of the base's GEMMs share: the state, the outputs as one range of
+ * tiles, fragments from shared memory, and how a sum becomes an output. */
+#ifndef SP_KERNELS_CUDA_BASE_GEMM_CUH
+#define SP_KERNELS_CUDA_BASE_GEMM_CUH
+
+#include "device/cuda/current.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ops_cuda.h"
+#include "kernels/cuda/ptx.cuh"
+
+typedef struct base_gemm {
+    int multiprocessors;
+    int shared_bytes; /* that a block may have */
+} base_gemm;
+
+/* Set the kernels' attributes; gpu is the current one. */
+cudaError_t sp_cuda_gemm_few_init(int shared_bytes);
+cudaError_t sp_cuda_gemm_tiles_init(int shared_bytes);
+
+/* Only enqueue; gpu is the current one. */
+cudaError_t sp_cuda_gemm_few(const base_gemm *state, const sp_cuda_gemm *gemm, cudaStream_t stream);
+cudaError_t sp_cuda_gemm_tiles(const base_gemm *state, const sp_cuda_gemm *gemm,
+                               cudaStream_t stream);
+
+/* The outputs cut into tiles of so many columns, one output after the other. */
+typedef struct gemm_columns {
+    int end[SP_CUDA_OUTPUTS_MAX]; /* tiles up to the end of each output */
+    int tiles;
+} gemm_columns;
+
+static inline gemm_columns columns_of(const sp_cuda_gemm *gemm, int width)
+{
+    gemm_columns columns = {};
+
+    for (int i = 0; i < SP_CUDA_OUTPUTS_MAX; i++) {
+        if (i < gemm->n_outputs)
+            columns.tiles += sp_cuda_ceil(gemm->outputs[i].n, width);
+        columns.end[i] = columns.tiles;
+    }
+    return columns;
+}
+
+/* The output that a tile belongs to, and the tile's number there. */
+typedef struct gemm_place {
+    int output, tile;
+} gemm_place;
+
+static __device__ __forceinline__ gemm_place place_of(const gemm_columns &columns, int tile)
+{
+    gemm_place place = {0, tile};
+
+#pragma unroll
+    for (int i = 0; i < SP_CUDA_OUTPUTS_MAX - 1; i++)
+        if (tile >= columns.end[i])
+            place = {i + 1, tile - columns.end[i]};
+    return place;
+}
+
+/* Four 8 x 8 matrices of 16-bit elements: thread 4 i + j holds (i, 2 j) and (i, 2 j + 1). Lane l
+ * has the address of row l % 8 of matrix l / 8. */
+static __device__ __forceinline__ uint4 load_matrices(uint32_t from)
+{
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ float with_bias(const sp_cuda_gemm_output &out, int n, float sum)
+{
+    return out.bias != NULL ? sum + widen<0>(((const uint16_t *)out.bias)[n]) : sum;
+}
+
+static __device__ __forceinline__ void store_output(const sp_cuda_gemm_output &out, int row, int n,
+                                                    float sum)
+{
+    int64_t at = row * out.y_stride + n;
+    float value = with_bias(out, n, sum);
+
+    if (out.y_is_f32)
+        ((float *)out.y)[at] = value;
+    else
+        ((uint16_t *)out.y)[at] = narrow<0>(value);
+}
+
+#endif

@@ -1,0 +1,452 @@
+/*
+ * test_cuda_gemm.c: the base's GEMMs. Sums of small integers are exact in any order, so every
+ * output of odd shapes has one right value; random numbers are held against double; and a row's
+ * bytes are the same whatever rows and kernel it shares a launch with. Skipped where there is no
+ * GPU.
+ */
+#include "base/half.h"
+#include "cuda/gpu_main.h"
+#include "device/device_cuda.h"
+#include "kernels/cuda/ops_cuda.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define POISON 0xa5
+#define PADS   8 /* elements after each row of y */
+
+enum { INVALID_VALUE = 1 }; /* cudaErrorInvalidValue */
+
+static sp_device *gpu;
+static sp_cuda_ops_kernels kernels;
+static void *state;
+
+typedef struct shape {
+    int32_t rows, k, n[SP_CUDA_OUTPUTS_MAX]; /* an n of 0 ends the outputs */
+} shape;
+
+/* A group of GEMMs with host copies; y of every output in one buffer of `y_bytes`. */
+typedef struct problem {
+    shape of;
+    bool f32, bias;
+    int32_t n_outputs;
+    uint16_t *x, *w[SP_CUDA_OUTPUTS_MAX], *b[SP_CUDA_OUTPUTS_MAX];
+    sp_cuda_gemm gemm;
+    size_t y_bytes[SP_CUDA_OUTPUTS_MAX];
+} problem;
+
+static uint32_t hash(uint32_t v)
+{
+    v = (v ^ 61u) ^ (v >> 16);
+    v *= 9u;
+    v ^= v >> 4;
+    v *= 0x27d4eb2du;
+    return v ^ (v >> 15);
+}
+
+/* About -1 .. 1, or an integer of -4 .. 4. */
+static uint16_t number(uint32_t seed, bool whole)
+{
+    uint32_t h = hash(seed);
+
+    return sp_f32_to_bf16(whole ? (float)(int)(h % 9u) - 4.0f
+                                : (float)(h & 0xffffu) / 32768.0f - 1.0f);
+}
+
+static uint16_t *numbers(size_t n, uint32_t seed, bool whole)
+{
+    uint16_t *out = malloc(n * sizeof *out);
+
+    assert_non_null(out);
+    for (size_t i = 0; i < n; i++)
+        out[i] = number(seed * 7919u + (uint32_t)i, whole);
+    return out;
+}
+
+static void *put(const void *data, size_t bytes)
+{
+    void *memory = NULL;
+    sp_error error;
+
+    assert_ok(sp_device_alloc(gpu, bytes, &memory, &error), &error);
+    assert_ok(sp_device_write(gpu, memory, data, bytes, &error), &error);
+    return memory;
+}
+
+static size_t element_of(const problem *p)
+{
+    return p->f32 ? 4 : 2;
+}
+
+/* A weight's numbers do not depend on the rows, so problems of one seed share them. */
+static problem *make_problem(const shape *of, bool f32, bool bias, bool whole, uint32_t seed)
+{
+    problem *p = calloc(1, sizeof *p);
+    size_t k = (size_t)of->k, rows = (size_t)of->rows;
+
+    assert_non_null(p);
+    *p = (problem){.of = *of, .f32 = f32, .bias = bias};
+    p->x = numbers(rows * (k + PADS), seed, whole);
+    p->gemm = (sp_cuda_gemm){.rows = of->rows, .k = of->k, .x_stride = of->k + PADS};
+    p->gemm.x = put(p->x, rows * (k + PADS) * 2);
+    for (int32_t i = 0; i < SP_CUDA_OUTPUTS_MAX && of->n[i] > 0; i++) {
+        size_t n = (size_t)of->n[i];
+        sp_cuda_gemm_output *out = &p->gemm.outputs[i];
+        void *y = NULL;
+
+        p->w[i] = numbers(n * k, seed + 1u + (uint32_t)i, whole);
+        p->b[i] = numbers(n, seed + 11u + (uint32_t)i, whole);
+        p->y_bytes[i] = rows * (n + PADS) * element_of(p);
+        assert_ok(sp_device_alloc(gpu, p->y_bytes[i], &y, NULL), NULL);
+        *out = (sp_cuda_gemm_output){.w = put(p->w[i], n * k * 2),
+                                     .bias = bias ? put(p->b[i], n * 2) : NULL,
+                                     .y = y,
+                                     .y_stride = of->n[i] + PADS,
+                                     .n = of->n[i],
+                                     .y_is_f32 = f32};
+        p->n_outputs = p->gemm.n_outputs = i + 1;
+    }
+    return p;
+}
+
+static void free_problem(problem *p)
+{
+    sp_device_free(gpu, (void *)(uintptr_t)p->gemm.x);
+    free(p->x);
+    for (int32_t i = 0; i < p->n_outputs; i++) {
+        sp_device_free(gpu, (void *)(uintptr_t)p->gemm.outputs[i].w);
+        sp_device_free(gpu, (void *)(uintptr_t)p->gemm.outputs[i].bias);
+        sp_device_free(gpu, p->gemm.outputs[i].y);
+        free(p->w[i]);
+        free(p->b[i]);
+    }
+    free(p);
+}
+
+static void poison_outputs(problem *p)
+{
+    for (int32_t i = 0; i < p->n_outputs; i++) {
+        char *poison = malloc(p->y_bytes[i]);
+
+        assert_non_null(poison);
+        memset(poison, POISON, p->y_bytes[i]);
+        assert_ok(sp_device_write(gpu, p->gemm.outputs[i].y, poison, p->y_bytes[i], NULL), NULL);
+        free(poison);
+    }
+}
+
+static void enqueue(const sp_cuda_gemm *gemm)
+{
+    int code = kernels.base_gemm(sp_device_cuda_index(gpu), state, gemm,
+                                 sp_stream_native(sp_device_main_stream(gpu)));
+
+    if (code != 0)
+        fail_msg("rows %d, k %d, form %d: error %d", (int)gemm->rows, (int)gemm->k, (int)gemm->form,
+                 code);
+}
+
+/* Output i of the first `rows` rows, the others poison yet; to be freed. */
+static char *read_output(problem *p, int32_t i, int32_t rows)
+{
+    size_t row_bytes = (size_t)p->gemm.outputs[i].y_stride * element_of(p);
+    char *y = malloc(p->y_bytes[i]);
+
+    assert_non_null(y);
+    assert_ok(sp_device_read(gpu, y, p->gemm.outputs[i].y, p->y_bytes[i], NULL), NULL);
+    for (size_t at = 0; at < p->y_bytes[i]; at++)
+        if ((at / row_bytes >= (size_t)rows ||
+             at % row_bytes >= (size_t)p->of.n[i] * element_of(p)) &&
+            (unsigned char)y[at] != POISON)
+            fail_msg("rows %d, k %d, output %d: byte %zu of row %zu was written", (int)rows,
+                     (int)p->of.k, (int)i, at % row_bytes, at / row_bytes);
+    return y;
+}
+
+static double output_at(const problem *p, const char *y, int32_t i, int32_t row, int32_t n)
+{
+    int64_t at = row * p->gemm.outputs[i].y_stride + n;
+    float wide;
+    uint16_t narrow;
+
+    if (p->f32) {
+        memcpy(&wide, y + at * 4, 4);
+        return (double)wide;
+    }
+    memcpy(&narrow, y + at * 2, 2);
+    return (double)sp_bf16_to_f32(narrow);
+}
+
+/* The sum in double, and that of the products' sizes. */
+static double exact(const problem *p, int32_t i, int32_t row, int32_t n, double *out_size)
+{
+    const uint16_t *x = p->x + (size_t)row * (size_t)(p->of.k + PADS);
+    const uint16_t *w = p->w[i] + (size_t)n * (size_t)p->of.k;
+    double sum = 0.0, bias = p->bias ? (double)sp_bf16_to_f32(p->b[i][n]) : 0.0;
+
+    *out_size = fabs(bias);
+    for (int32_t k = 0; k < p->of.k; k++) {
+        double part = (double)sp_bf16_to_f32(x[k]) * (double)sp_bf16_to_f32(w[k]);
+
+        sum += part;
+        *out_size += fabs(part);
+    }
+    return sum + bias;
+}
+
+/* `step`: of the outputs that are compared. */
+static void check_output(problem *p, int32_t i, const char *y, int32_t step, bool whole)
+{
+    /* One last bit for each mma of the chain, and 16 for what one loses inside. */
+    double loss = (p->of.k / 16 + 16) * 0x1p-23;
+    int64_t outputs = (int64_t)p->of.rows * p->of.n[i];
+
+    for (int64_t at = 0; at < outputs; at += step) {
+        int32_t row = (int32_t)(at / p->of.n[i]), n = (int32_t)(at % p->of.n[i]);
+        double size, want = exact(p, i, row, n, &size), got = output_at(p, y, i, row, n);
+        double near = whole ? 0.0 : loss * size + (p->f32 ? 0.0 : fabs(want) * 0x1p-8);
+
+        if (whole && !p->f32)
+            want = (double)sp_bf16_to_f32(sp_f32_to_bf16((float)want));
+        if (!(fabs(got - want) <= near))
+            fail_msg("rows %d, k %d, output %d of %d columns, form %d: [%d, %d] is %.9g, not %.9g",
+                     (int)p->of.rows, (int)p->of.k, (int)i, (int)p->of.n[i], (int)p->gemm.form,
+                     (int)row, (int)n, got, want);
+    }
+}
+
+static void check_problem(problem *p, sp_cuda_gemm_form form, int32_t step, bool whole)
+{
+    p->gemm.form = form;
+    poison_outputs(p);
+    enqueue(&p->gemm);
+    for (int32_t i = 0; i < p->n_outputs; i++) {
+        char *y = read_output(p, i, p->of.rows);
+
+        check_output(p, i, y, step, whole);
+        free(y);
+    }
+}
+
+static bool runs(const shape *of, sp_cuda_gemm_form form)
+{
+    return form != SP_CUDA_GEMM_FEW || of->rows <= SP_CUDA_GEMM_FEW_ROWS;
+}
+
+static void check_forms(const shape *of, bool f32, bool bias, int32_t step, bool whole)
+{
+    problem *p = make_problem(of, f32, bias, whole, 3u);
+
+    for (int form = SP_CUDA_GEMM_CHOSEN; form <= SP_CUDA_GEMM_TILES; form++)
+        if (runs(of, (sp_cuda_gemm_form)form))
+            check_problem(p, (sp_cuda_gemm_form)form, step, whole);
+    free_problem(p);
+}
+
+/* ---- against the reference ----------------------------------------------------------------- */
+
+static const shape small[] = {
+    {1, 8, {1}},        {1, 16, {16}},        {3, 24, {5, 17}},       {2, 64, {48, 16, 16}},
+    {5, 64, {48}},      {8, 120, {33, 1, 2}}, {9, 128, {16, 15}},     {16, 136, {100}},
+    {17, 256, {31, 7}}, {33, 264, {65}},      {64, 72, {129, 3, 64}}, {65, 64, {40, 24}},
+    {130, 200, {131}},  {257, 88, {70, 9}},
+};
+
+static void a_small_gemm_is_exact(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < sizeof small / sizeof small[0]; i++)
+        for (int bits = 0; bits < 4; bits++)
+            check_forms(&small[i], bits & 1, bits & 2, 1, true);
+}
+
+static void larger_gemms_are_exact(void **unused)
+{
+    static const shape larger[] = {
+        {1, 1024, {2048, 1024, 1024}}, {7, 4096, {4099}},          {13, 3072, {1024}},
+        {40, 1536, {8960, 300}},       {64, 2048, {6144, 6144}},   {200, 1032, {1000, 500}},
+        {700, 2048, {1536}},           {2048, 512, {640, 64, 64}}, {1, 12288, {40000}},
+    };
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof larger / sizeof larger[0]; i++)
+        check_forms(&larger[i], i % 2, i % 3 == 0, larger[i].rows > 60 ? 37 : 3, true);
+}
+
+static void random_numbers_are_near_their_sums(void **unused)
+{
+    static const shape some[] = {{1, 4096, {512, 64}}, {19, 3072, {200}}, {300, 1024, {260, 36}}};
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; i++)
+        for (int bits = 0; bits < 4; bits++)
+            check_forms(&some[i], bits & 1, bits & 2, 1, false);
+}
+
+/* ---- one row, one answer ------------------------------------------------------------------- */
+
+/* The same x, weights and outputs for the first `rows` rows alone. */
+static void expect_rows(problem *p, char **want, int32_t rows, sp_cuda_gemm_form form)
+{
+    sp_cuda_gemm gemm = p->gemm;
+
+    gemm.rows = rows;
+    gemm.form = form;
+    poison_outputs(p);
+    enqueue(&gemm);
+    for (int32_t i = 0; i < p->n_outputs; i++) {
+        char *y = read_output(p, i, rows);
+        size_t bytes = (size_t)rows * (size_t)gemm.outputs[i].y_stride * element_of(p), at = 0;
+
+        while (at < bytes && y[at] == want[i][at])
+            at++;
+        if (at < bytes)
+            fail_msg("k %d, output %d: %d rows in form %d differ first at byte %zu of %zu",
+                     (int)gemm.k, (int)i, (int)rows, (int)form, at, bytes);
+        free(y);
+    }
+}
+
+static void check_row_counts(const shape *of, bool f32, bool bias, int32_t every)
+{
+    problem *p = make_problem(of, f32, bias, false, 5u);
+    char *want[SP_CUDA_OUTPUTS_MAX];
+
+    p->gemm.form = SP_CUDA_GEMM_TILES;
+    poison_outputs(p);
+    enqueue(&p->gemm);
+    for (int32_t i = 0; i < p->n_outputs; i++)
+        want[i] = read_output(p, i, of->rows);
+    for (int32_t rows = 1; rows <= of->rows; rows += rows < 130 ? every : 447)
+        for (int form = SP_CUDA_GEMM_CHOSEN; form <= SP_CUDA_GEMM_TILES; form++)
+            if (form != SP_CUDA_GEMM_FEW || rows <= SP_CUDA_GEMM_FEW_ROWS)
+                expect_rows(p, want, rows, (sp_cuda_gemm_form)form);
+    for (int32_t i = 0; i < p->n_outputs; i++)
+        free(want[i]);
+    free_problem(p);
+}
+
+static void a_row_has_one_answer_in_any_number_of_rows(void **unused)
+{
+    static const shape all = {2048, 1024, {256, 128, 72}}, odd = {512, 3000, {130}};
+
+    (void)unused;
+    check_row_counts(&all, false, true, 1);
+    check_row_counts(&odd, true, false, 1);
+}
+
+/* The weights of Qwen3-8B, 1.7B and 0.6B. */
+static void real_shapes_have_one_answer(void **unused)
+{
+    static const shape real[] = {
+        {129, 4096, {4096, 1024, 1024}},
+        {129, 4096, {4096}},
+        {129, 4096, {12288, 12288}},
+        {129, 12288, {4096}},
+        {129, 2048, {2048, 1024, 1024}},
+        {129, 2048, {6144, 6144}},
+        {129, 6144, {2048}},
+        {129, 1024, {2048, 1024, 1024}},
+        {129, 1024, {3072, 3072}},
+        {129, 3072, {1024}},
+        {129, 2048, {1024}},
+    };
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof real / sizeof real[0]; i++)
+        check_row_counts(&real[i], i % 2 == 0, false, 31);
+}
+
+/* ---- as a node of a graph ------------------------------------------------------------------ */
+
+static void a_small_graph_reads_what_is_there(void **unused)
+{
+    static const shape of = {4, 64, {48, 16}};
+    problem *p = make_problem(&of, false, false, true, 7u);
+    sp_stream *stream = sp_device_main_stream(gpu);
+    sp_graph *graph = NULL;
+    size_t bytes = (size_t)of.rows * (size_t)(of.k + PADS) * 2;
+
+    (void)unused;
+    poison_outputs(p);
+    assert_ok(sp_graph_begin(stream, NULL), NULL);
+    enqueue(&p->gemm);
+    enqueue(&p->gemm);
+    assert_ok(sp_graph_end(stream, &graph, NULL), NULL);
+    for (int again = 0; again < 3; again++) {
+        free(p->x);
+        p->x = numbers(bytes / 2, 90u + (uint32_t)again, true);
+        assert_ok(sp_device_write(gpu, (void *)(uintptr_t)p->gemm.x, p->x, bytes, NULL), NULL);
+        assert_ok(sp_graph_launch(graph, stream, NULL), NULL);
+        for (int32_t i = 0; i < p->n_outputs; i++) {
+            char *y = read_output(p, i, of.rows);
+
+            check_output(p, i, y, 1, true);
+            free(y);
+        }
+    }
+    sp_graph_destroy(graph);
+    free_problem(p);
+}
+
+static void what_no_kernel_takes_is_refused(void **unused)
+{
+    static const shape of = {65, 64, {16}};
+    problem *p = make_problem(&of, false, false, true, 9u);
+    int index = sp_device_cuda_index(gpu);
+    sp_cuda_gemm gemm;
+
+    (void)unused;
+    poison_outputs(p);
+    gemm = p->gemm;
+    gemm.form = SP_CUDA_GEMM_FEW;
+    assert_int_equal(kernels.base_gemm(index, state, &gemm, NULL), INVALID_VALUE);
+    gemm = p->gemm;
+    gemm.k = 60;
+    assert_int_equal(kernels.base_gemm(index, state, &gemm, NULL), INVALID_VALUE);
+    gemm = p->gemm;
+    gemm.x_stride = 71;
+    assert_int_equal(kernels.base_gemm(index, state, &gemm, NULL), INVALID_VALUE);
+    gemm = p->gemm;
+    gemm.x = (const char *)gemm.x + 8;
+    assert_int_equal(kernels.base_gemm(index, state, &gemm, NULL), INVALID_VALUE);
+    gemm = p->gemm;
+    gemm.outputs[0].w = (const char *)gemm.outputs[0].w + 2;
+    assert_int_equal(kernels.base_gemm(index, state, &gemm, NULL), INVALID_VALUE);
+    gemm = p->gemm;
+    gemm.rows = 0;
+    assert_int_equal(kernels.base_gemm(index, state, &gemm, NULL), 0);
+    free(read_output(p, 0, 0));
+    free_problem(p);
+}
+
+static int begin(void **unused)
+{
+    sp_error error;
+
+    (void)unused;
+    assert_ok(sp_ops_cuda_get(gpu, &kernels, &error), &error);
+    assert_int_equal(kernels.base_gemm_open(sp_device_cuda_index(gpu), &state), 0);
+    return 0;
+}
+
+static int end(void **unused)
+{
+    (void)unused;
+    return kernels.base_gemm_close(sp_device_cuda_index(gpu), state);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_small_gemm_is_exact),
+        cmocka_unit_test(a_small_graph_reads_what_is_there),
+        cmocka_unit_test(what_no_kernel_takes_is_refused),
+        cmocka_unit_test(larger_gemms_are_exact),
+        cmocka_unit_test(random_numbers_are_near_their_sums),
+        cmocka_unit_test(a_row_has_one_answer_in_any_number_of_rows),
+        cmocka_unit_test(real_shapes_have_one_answer),
+    };
+
+    return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], begin, end, argc, argv);
+}
