@@ -4,7 +4,7 @@
  */
 #include "kernels/cuda/base_gemm.cuh"
 
-#include <stdlib.h>
+#include <new>
 
 static cudaError_t fill_state(int gpu, base_gemm *state)
 {
@@ -23,7 +23,7 @@ extern "C" int sp_cuda_base_gemm_open(int gpu, void **out_state)
 {
     sp_cuda_current current(gpu);
     cudaError_t code = current.code;
-    base_gemm *state = (base_gemm *)calloc(1, sizeof *state);
+    base_gemm *state = new (std::nothrow) base_gemm();
 
     if (state == NULL)
         return (int)cudaErrorMemoryAllocation;
@@ -32,14 +32,14 @@ extern "C" int sp_cuda_base_gemm_open(int gpu, void **out_state)
     if (code == cudaSuccess)
         *out_state = state;
     else
-        free(state);
+        delete state;
     return (int)code;
 }
 
 extern "C" int sp_cuda_base_gemm_close(int gpu, void *state)
 {
     (void)gpu;
-    free(state);
+    delete (base_gemm *)state;
     return (int)cudaSuccess;
 }
 
