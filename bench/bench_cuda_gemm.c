@@ -9,6 +9,7 @@
  */
 #include "base/half.h"
 #include "device/device_cuda.h"
+#include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/ops_cuda.h"
 
 #include <dlfcn.h>
@@ -282,9 +283,11 @@ static const char *option(int argc, char **argv, const char *name, const char *o
 
 static int open_bench(bench *b, sp_error *error)
 {
+    sp_cuda_kernels prepared;
     void *arena = NULL;
 
     if (sp_device_open("cuda", NULL, &b->device, error) != SP_OK ||
+        sp_kernels_cuda_get(b->device, &prepared, error) != SP_OK ||
         sp_ops_cuda_get(b->device, &b->kernels, error) != SP_OK ||
         sp_device_alloc(b->device, FLUSH_BYTES, &b->flush, error) != SP_OK ||
         sp_device_alloc(b->device, ARENA_BYTES, &arena, error) != SP_OK)

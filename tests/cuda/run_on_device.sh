@@ -32,8 +32,8 @@ $(grep -E "FAILED|ERROR|SUMMARY|skipped|differ from|error:" "$output/$name.log" 
 # run_tests PREFIX DIRECTORY: in two chains, of which the first takes longest.
 run_tests() {
     run "${1}test_cuda_delta" "$2/test_cuda_delta" &
-    for test in test_cuda test_cuda_host test_cuda_fixtures test_cuda_gemm test_cuda_grouped test_cuda_partial \
-        test_cuda_pool test_cuda_tokens test_cuda_views; do
+    for test in test_cuda test_cuda_host test_cuda_fixtures test_cuda_gemm test_cuda_grouped \
+        test_cuda_partial test_cuda_pool test_cuda_tokens test_cuda_views; do
         run "$1$test" "$2/$test"
     done &
 }

@@ -7,6 +7,7 @@
 #include "base/half.h"
 #include "cuda/gpu_main.h"
 #include "device/device_cuda.h"
+#include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/ops_cuda.h"
 
 #include <math.h>
@@ -423,9 +424,11 @@ static void what_no_kernel_takes_is_refused(void **unused)
 
 static int begin(void **unused)
 {
+    sp_cuda_kernels prepared;
     sp_error error;
 
     (void)unused;
+    assert_ok(sp_kernels_cuda_get(gpu, &prepared, &error), &error);
     assert_ok(sp_ops_cuda_get(gpu, &kernels, &error), &error);
     assert_int_equal(kernels.base_gemm_open(sp_device_cuda_index(gpu), &state), 0);
     return 0;
