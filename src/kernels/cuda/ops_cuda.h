@@ -159,7 +159,15 @@ typedef struct sp_cuda_pick {
     void *to; /* [rows, width] dense */
 } sp_cuda_pick;
 
-/* The id of the largest logit, the lower of equal ones: as sp_sample_greedy. */
+/* Bytes of scratch for the greedy choice of so many rows. */
+#define SP_CUDA_GREEDY_ROW_BYTES 16
+static inline size_t sp_cuda_greedy_bytes(int32_t rows)
+{
+    return (size_t)rows * SP_CUDA_GREEDY_ROW_BYTES;
+}
+
+/* The id of the largest logit, the lower of equal ones: as sp_sample_greedy; -1 where `bad` is not
+ * -1. At most 65535 rows. */
 typedef struct sp_cuda_greedy {
     int32_t rows, vocab;
     const float *logits; /* stride stride */
@@ -181,6 +189,7 @@ typedef struct sp_cuda_greedy {
     X(silu_mul, (int gpu, const sp_cuda_silu *silu, void *stream))        \
     X(rope_rows, (int gpu, const sp_cuda_rope *rope, void *stream))       \
     X(pick_rows, (int gpu, const sp_cuda_pick *pick, void *stream))       \
+    X(greedy_rows, (int gpu, const sp_cuda_greedy *greedy, void *stream)) \
     X(base_gemm_open, (int gpu, void **out_state))                        \
     X(base_gemm_close, (int gpu, void *state))                            \
     X(base_gemm, (int gpu, const void *state, const sp_cuda_gemm *gemm, void *stream))
