@@ -11,7 +11,8 @@ mkdir -p "$directory/lib" "$directory/fixtures"
 for test in "$build"/tests/test_cuda*; do
     [ "$(basename "$test")" = test_cuda_choose ] || cp "$test" "$directory"
 done
-cp "$build"/bench_cuda "$build"/bench_cuda_gemm "$build"/bench_cuda_step "$directory"
+cp "$build"/bench_cuda "$build"/bench_cuda_gemm "$build"/bench_cuda_rows "$build"/bench_cuda_step \
+    "$directory"
 cp "$build"/libsidepath_cuda.so.0 "$directory"
 cp "$tree"/tests/cuda/run_on_device.sh "$directory"
 cp -r "$tree"/tests/fixtures/kernels "$directory/fixtures"
