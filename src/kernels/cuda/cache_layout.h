@@ -1,4 +1,4 @@
-/* cache_layout.h: where an element of the KV cache stands (ops_cuda.h), for host and device. */
+/* cache_layout.h: the place of an element of the KV cache (ops_cuda.h), for host and device. */
 #ifndef SP_KERNELS_CUDA_CACHE_LAYOUT_H
 #define SP_KERNELS_CUDA_CACHE_LAYOUT_H
 

@@ -12,7 +12,7 @@
  * The KV cache of a layer: a block of K pages and one of V pages. With D = sp_cuda_page_dim of the
  * head_dim, page p of kv head h is SP_CUDA_PAGE tokens * D elements at (p * kv_heads + h) *
  * SP_CUDA_PAGE * D, in atoms of 8 tokens by 64 dimensions (1 KiB), ordered [token / 8][dimension /
- * 64]; inside one, token t % 8 has 128 bytes and its 16-byte piece d stands at d ^ (t % 8): the
+ * 64]; inside one, token t % 8 has 128 bytes and its 16-byte piece d is at d ^ (t % 8): the
  * 128-byte swizzle that ldmatrix and wgmma read. Elements from head_dim to D are zeros: whoever
  * writes a token writes them too.
  */
