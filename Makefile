@@ -1,8 +1,10 @@
 # A thin front: every target is a call of CMake, ctest or a script of tools/.
-# PRESET=debug, clang, asan, ... builds another preset; PREFIX=/usr moves the installation.
+# PRESET=debug, clang, asan, ... builds another preset; PREFIX=/usr moves the installation;
+# JOBS=1 runs one test at a time.
 
 PRESET ?= release
 PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
 
 BUILD := build/$(PRESET)
 
@@ -24,7 +26,7 @@ demo:
 test:
 	tools/install-packages.sh build test style
 	$(MAKE) build
-	ctest --test-dir $(BUILD) --label-regex quick --output-on-failure --no-tests=error
+	ctest --test-dir $(BUILD) --label-regex quick --output-on-failure --no-tests=error -j $(JOBS)
 
 install: build
 	cmake --install $(BUILD) --prefix $(PREFIX)
