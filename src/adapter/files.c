@@ -87,19 +87,14 @@ static sp_status open_weights(sp_adapter_files *files, const char *path, const c
     return sp_checkpoint_open_file(path, &files->checkpoint, error);
 }
 
-/* Notes files that transformers or vLLM would read there. */
-static sp_status look_beside(sp_adapter_files *files, const char *folder, sp_error *error)
+/* Notes those of the files that are there, with what becomes of them. False: out of memory. */
+static bool note_files(sp_adapter_files *files, const char *folder, const char *const *names,
+                       size_t n, const char *what)
 {
-    static const char *const names[] = {
-        "added_tokens.json",       "chat_template.jinja", "chat_template.json",
-        "generation_config.json",  "merges.txt",          "new_embeddings.safetensors",
-        "special_tokens_map.json", "tokenizer.json",      "tokenizer.model",
-        "tokenizer_config.json",   "vocab.json"};
-
     sp_text found = {0};
     bool failed = false;
 
-    for (size_t i = 0; i < sizeof names / sizeof *names && !failed; i++) {
+    for (size_t i = 0; i < n && !failed; i++) {
         char *path = sp_path_join(folder, names[i]);
 
         failed = !path;
@@ -110,13 +105,35 @@ static sp_status look_beside(sp_adapter_files *files, const char *folder, sp_err
         sp_free(path);
     }
     if (found.bytes > 0) {
-        sp_text_add(&found, " beside the weights: not used; text, chat and ends are the base's for "
-                            "every adapter");
+        sp_text_format(&found, " beside the weights: %s", what);
         add_note(files, found.failed ? "" : found.data);
     }
     failed |= found.failed || files->note.failed;
     sp_text_free(&found);
-    return failed ? sp_fail_memory(error, strlen(folder), "a list of files") : SP_OK;
+    return !failed;
+}
+
+/* Files that transformers or vLLM would read there. */
+static sp_status look_beside(sp_adapter_files *files, const char *folder, sp_error *error)
+{
+    static const char *const unused[] = {"added_tokens.json",
+                                         "chat_template.json",
+                                         "merges.txt",
+                                         "new_embeddings.safetensors",
+                                         "special_tokens_map.json",
+                                         "tokenizer.json",
+                                         "tokenizer.model",
+                                         "vocab.json"};
+    static const char *const of_requests[] = {"chat_template.jinja", "generation_config.json",
+                                              "tokenizer_config.json"};
+
+    if (note_files(files, folder, unused, sizeof unused / sizeof *unused,
+                   "not used; texts become tokens by the base's tokenizer for every adapter") &&
+        note_files(files, folder, of_requests, sizeof of_requests / sizeof *of_requests,
+                   "a server takes the chat template and the ids that end a text from there, and "
+                   "nothing else"))
+        return SP_OK;
+    return sp_fail_memory(error, strlen(folder), "a list of files");
 }
 
 sp_status sp_adapter_files_open(const char *path, sp_adapter_files *out_files, sp_error *error)

@@ -8,13 +8,9 @@
 
 #include <string.h>
 
-#define TEMPLATE_FILE    "chat_template.jinja"
-#define TOOLS_FILE       "additional_chat_templates/tool_use.jinja"
-#define CONFIG_FILE      "tokenizer_config.json"
-#define CONFIG_BYTES_MAX ((size_t)64 << 20)
-#define BUILT_IN         "built-in Qwen form"
+#define BUILT_IN "built-in Qwen form"
 
-static bool mentions(const char *source, size_t bytes, const char *what)
+bool sp_chat_mentions(const char *source, size_t bytes, const char *what)
 {
     size_t n = strlen(what);
 
@@ -30,7 +26,7 @@ const char *const sp_chat_token_names[SP_CHAT_TOKENS] = {
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"};
 
 /* A token is given as its text, or as an object with its text as "content". */
-static const char *token_text(const json_t *value)
+const char *sp_chat_token_text(const json_t *value)
 {
     return json_string_value(json_is_object(value) ? json_object_get(value, "content") : value);
 }
@@ -38,7 +34,7 @@ static const char *token_text(const json_t *value)
 static sp_status keep_tokens(sp_chat *chat, const json_t *config, sp_error *error)
 {
     for (size_t i = 0; i < SP_CHAT_TOKENS; i++) {
-        const char *text = token_text(json_object_get(config, sp_chat_token_names[i]));
+        const char *text = sp_chat_token_text(json_object_get(config, sp_chat_token_names[i]));
 
         if (!text)
             continue;
@@ -51,15 +47,15 @@ static sp_status keep_tokens(sp_chat *chat, const json_t *config, sp_error *erro
 
 /* --- Templates -------------------------------------------------------------------------------- */
 
-static sp_status parse_into(sp_chat *chat, sp_template *template, const char *source, size_t bytes,
-                            const char *subject, sp_error *error)
+sp_status sp_chat_add_template(sp_chat *chat, sp_template *template, const char *source,
+                               size_t bytes, const char *subject, sp_error *error)
 {
     sp_status status = sp_template_parse(source, bytes, subject, template, error);
 
     if (status == SP_OK) {
-        chat->reasoning |= mentions(source, bytes, "</think>");
-        chat->calls |= mentions(source, bytes, "<tool_call>");
-        chat->tagged_calls |= mentions(source, bytes, "<function=");
+        chat->reasoning |= sp_chat_mentions(source, bytes, "</think>");
+        chat->calls |= sp_chat_mentions(source, bytes, "<tool_call>");
+        chat->tagged_calls |= sp_chat_mentions(source, bytes, "<function=");
     }
     return status;
 }
@@ -76,7 +72,7 @@ sp_status sp_chat_parse(const char *source, size_t bytes, const char *subject, c
     status = chat->source_name ? keep_tokens(chat, config, error)
                                : sp_fail_memory(error, strlen(subject), subject);
     if (status == SP_OK)
-        status = parse_into(chat, &chat->plain, source, bytes, subject, error);
+        status = sp_chat_add_template(chat, &chat->plain, source, bytes, subject, error);
     if (status != SP_OK) {
         sp_chat_close(chat);
         return status;
@@ -121,7 +117,7 @@ static sp_status parse_file(const char *path, const json_t *config, sp_chat **ou
 /* The template for requests with tools, when there is one of its own. */
 static sp_status add_tools_file(const char *model_dir, sp_chat *chat, sp_error *error)
 {
-    char *path = sp_path_join(model_dir, TOOLS_FILE), *source = NULL;
+    char *path = sp_path_join(model_dir, SP_CHAT_TOOLS_FILE), *source = NULL;
     size_t bytes;
     sp_status status = SP_OK;
 
@@ -130,7 +126,7 @@ static sp_status add_tools_file(const char *model_dir, sp_chat *chat, sp_error *
     if (sp_path_exists(path)) {
         status = sp_file_read_all(path, SP_TEMPLATE_BYTES_MAX, &source, &bytes, error);
         if (status == SP_OK)
-            status = parse_into(chat, &chat->with_tools, source, bytes, path, error);
+            status = sp_chat_add_template(chat, &chat->with_tools, source, bytes, path, error);
     }
     sp_free(source);
     sp_free(path);
@@ -153,8 +149,8 @@ static const json_t *named_template(const json_t *list, const char *name)
 }
 
 /* "chat_template" of tokenizer_config.json: a text, or a list of named ones. */
-static sp_status parse_config(const json_t *value, const char *path, const json_t *config,
-                              sp_chat **out_chat, sp_error *error)
+sp_status sp_chat_parse_config(const json_t *value, const char *subject, const json_t *config,
+                               sp_chat **out_chat, sp_error *error)
 {
     const json_t *plain = json_is_array(value) ? named_template(value, "default") : value;
     const json_t *tools = json_is_array(value) ? named_template(value, "tool_use") : NULL;
@@ -163,13 +159,13 @@ static sp_status parse_config(const json_t *value, const char *path, const json_
     if (!json_is_string(plain))
         return sp_fail(error, SP_ERR_INPUT, SP_CHAT_MALFORMED, "chat_template", -1,
                        "%s: chat_template is neither a text nor a list with one named \"default\"",
-                       path);
-    status = sp_chat_parse(json_string_value(plain), json_string_length(plain), path, config,
+                       subject);
+    status = sp_chat_parse(json_string_value(plain), json_string_length(plain), subject, config,
                            out_chat, error);
     if (status != SP_OK || !json_is_string(tools))
         return status;
-    status = parse_into(*out_chat, &(*out_chat)->with_tools, json_string_value(tools),
-                        json_string_length(tools), path, error);
+    status = sp_chat_add_template(*out_chat, &(*out_chat)->with_tools, json_string_value(tools),
+                                  json_string_length(tools), subject, error);
     if (status != SP_OK) {
         sp_chat_close(*out_chat);
         *out_chat = NULL;
@@ -196,7 +192,8 @@ static sp_status built_in(const char *model_dir, const sp_engine *engine, const 
 {
     if (!engine || !is_special(engine, "<|im_start|>") || !is_special(engine, "<|im_end|>"))
         return sp_fail(error, SP_ERR_NOT_FOUND, SP_CHAT_NO_TEMPLATE, model_dir, -1,
-                       "%s has no " TEMPLATE_FILE " and no chat_template in its " CONFIG_FILE
+                       "%s has no " SP_CHAT_TEMPLATE_FILE
+                       " and no chat_template in its " SP_CHAT_CONFIG_FILE
                        ", and its tokenizer lacks the special tokens of the Qwen form",
                        model_dir);
     return sp_chat_parse(sp_qwen_form, strlen(sp_qwen_form), BUILT_IN, config, out_chat, error);
@@ -213,7 +210,7 @@ static sp_status open_with(const char *model_dir, const char *template_file, con
         return parse_file(template_file, config, out_chat, error);
     if (!sp_path_exists(file)) {
         if (value && !json_is_null(value))
-            return parse_config(value, config_path, config, out_chat, error);
+            return sp_chat_parse_config(value, config_path, config, out_chat, error);
         return built_in(model_dir, engine, config, out_chat, error);
     }
     status = parse_file(file, config, out_chat, error);
@@ -225,8 +222,8 @@ static sp_status open_with(const char *model_dir, const char *template_file, con
 sp_status sp_chat_open(const char *model_dir, const char *template_file, const sp_engine *engine,
                        sp_chat **out_chat, sp_error *error)
 {
-    char *file = sp_path_join(model_dir, TEMPLATE_FILE);
-    char *config_path = sp_path_join(model_dir, CONFIG_FILE);
+    char *file = sp_path_join(model_dir, SP_CHAT_TEMPLATE_FILE);
+    char *config_path = sp_path_join(model_dir, SP_CHAT_CONFIG_FILE);
     json_t *config = NULL;
     sp_chat *chat = NULL;
     sp_status status = SP_OK;
@@ -234,8 +231,8 @@ sp_status sp_chat_open(const char *model_dir, const char *template_file, const s
     if (!file || !config_path)
         status = sp_fail_memory(error, strlen(model_dir), model_dir);
     else if (sp_path_exists(config_path))
-        status =
-            sp_json_read_object(config_path, CONFIG_BYTES_MAX, SP_CHAT_MALFORMED, &config, error);
+        status = sp_json_read_object(config_path, SP_CHAT_CONFIG_BYTES_MAX, SP_CHAT_MALFORMED,
+                                     &config, error);
     if (status == SP_OK)
         status =
             open_with(model_dir, template_file, file, config_path, config, engine, &chat, error);

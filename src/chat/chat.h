@@ -50,6 +50,38 @@ sp_status sp_chat_open(const char *model_dir, const char *template_file, const s
  * holds what tokenizer_config.json would: bos_token, eos_token and the like. */
 sp_status sp_chat_parse(const char *source, size_t bytes, const char *subject, const json_t *config,
                         sp_chat **out_chat, sp_error *error);
+
+/*
+ * What the folder of an adapter says of chat, as the bytes of its files: who reads them and who
+ * understands them may be different threads.
+ */
+typedef enum sp_chat_file {
+    SP_CHAT_FILE_TEMPLATE, /* chat_template.jinja */
+    SP_CHAT_FILE_TOOLS,    /* additional_chat_templates/tool_use.jinja */
+    SP_CHAT_FILE_CONFIG,   /* tokenizer_config.json */
+    SP_CHAT_FILE_ADDED,    /* added_tokens.json */
+    SP_CHAT_FILES
+} sp_chat_file;
+
+typedef struct sp_chat_folder {
+    char *bytes[SP_CHAT_FILES]; /* [n_bytes], owned; NULL: it is not there */
+    size_t n_bytes[SP_CHAT_FILES];
+} sp_chat_folder;
+
+/* Zeros are allowed in the second. SP_ERR_IO, SP_ERR_INPUT, SP_ERR_TOO_LARGE: a file that is there
+ * cannot be read, which its name is the subject of; *out_folder is empty then. */
+sp_status sp_chat_folder_read(const char *path, sp_chat_folder *out_folder, sp_error *error);
+void sp_chat_folder_free(sp_chat_folder *folder);
+
+/*
+ * The template of such a folder; *out_chat is NULL where it brings none. Tokens that it does not
+ * name (bos_token and the like) are those of `base_config` (may be NULL), the base's
+ * tokenizer_config.json. Errors are those of sp_chat_open, and SP_ERR_UNSUPPORTED
+ * (SP_CHAT_UNSUPPORTED) for a template that writes a token which the folder adds and the engine's
+ * tokenizer lacks.
+ */
+sp_status sp_chat_open_folder(const sp_chat_folder *folder, const json_t *base_config,
+                              const sp_engine *engine, sp_chat **out_chat, sp_error *error);
 void sp_chat_close(sp_chat *chat); /* NULL is allowed */
 
 /* Where the template is from: a path, or "built-in Qwen form"; for the log. Borrowed. */

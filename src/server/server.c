@@ -282,22 +282,64 @@ static void look_up(void *user, sp_lora_task *task)
     sp_lora_dir_look_up(api->dir, task);
 }
 
-static void on_loaded(void *user, const char *name, const char *receipt)
+static sp_status understand(void *user, const sp_lora_files *files, sp_lora_chat **out_chat,
+                            sp_error *error)
 {
-    sp_lora_notes_log(user, name, receipt);
+    const sp_api *api = user;
+
+    return sp_lora_chat_make(files, &api->lora_base, out_chat, error);
+}
+
+static void on_loaded(void *user, const char *name, const char *receipt, const sp_lora_chat *chat)
+{
+    sp_lora_notes_log(user, name, receipt, chat);
+}
+
+/* What one of the start says of chat, from its files; while there is nobody else to wait. */
+static sp_status take_chat(const sp_api *api, const sp_stage_version_info *info, sp_error *error)
+{
+    sp_lora_files files;
+    sp_lora_entry *entry = NULL;
+    sp_lora_chat *chat = NULL;
+    sp_status status = sp_lora_files_read(info->location, &files, error);
+
+    if (status != SP_OK)
+        return status;
+    status = sp_lora_chat_make(&files, &api->lora_base, &chat, error);
+    sp_lora_files_free(&files);
+    if (status == SP_OK)
+        entry = sp_lora_entry_create(info->name, chat);
+    if (status == SP_OK && !entry)
+        status = sp_fail_memory(error, 1, "what an adapter says of chat");
+    if (status == SP_OK) {
+        sp_lora_notes_log(api->settings->log, info->name, info->facts->receipt, chat);
+        sp_lora_chats_put(api->chats, entry);
+        if (info->active)
+            sp_lora_chats_set_active(api->chats, info->name);
+    } else {
+        sp_lora_chat_release(chat);
+    }
+    return status;
 }
 
 /* Those that the engine was opened with; while it is still ours. */
-static void log_notes_of_start(const sp_engine *engine, sp_log *log)
+static sp_status open_lora_chats(sp_api *api, const sp_engine *engine, sp_error *error)
 {
     const sp_stage *stage = sp_engine_stage(engine);
+    sp_status status = SP_OK;
 
-    for (size_t i = 0; i < sp_stage_n_versions(stage); i++) {
+    api->lora_base =
+        (sp_lora_chat_base){engine, api->tokenizer_config, !ABSENT(api->settings->chat_template)};
+    api->chats = sp_lora_chats_create(sp_engine_base_name(engine));
+    if (!api->chats)
+        return sp_fail_memory(error, 1, "the table of adapters");
+    for (size_t i = 0; i < sp_stage_n_versions(stage) && status == SP_OK; i++) {
         sp_stage_version_info info = {.struct_bytes = sizeof info};
 
         if (sp_stage_version_at(stage, i, &info, NULL) == SP_OK)
-            sp_lora_notes_log(log, info.name, info.facts->receipt);
+            status = take_chat(api, &info, error);
     }
+    return status;
 }
 
 static void log_notes_of_base(const sp_engine *engine, sp_log *log)
@@ -328,7 +370,7 @@ static sp_status open_parts(sp_server *server, sp_engine *engine, sp_error *erro
             sp_state_file_open(settings->state_file, settings->log, &server->state_file, error);
     if (status == SP_OK) {
         log_notes_of_base(engine, settings->log);
-        log_notes_of_start(engine, settings->log);
+        status = open_lora_chats(&server->api, engine, error);
     }
     return status;
 }
@@ -348,11 +390,12 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, const sp_save
         .loaded_user = settings->log,
         .restored = restored,
     };
-    const sp_lora_dir_hooks hooks = {&server->api, pass_task, log_skipped, log_found};
+    const sp_lora_dir_hooks hooks = {&server->api, pass_task, understand, log_skipped, log_found};
     sp_start_facts facts;
     sp_status status = open_parts(server, engine, error);
 
     driver.weights = server->api.weights;
+    driver.chats = server->api.chats;
     driver.state_file = server->state_file;
     facts = sp_start_facts_take(engine); /* while it is still ours */
     if (status == SP_OK)
@@ -432,6 +475,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
     sp_lora_dir_close(server->api.dir);
     sp_weights_watch_stop(server->api.weights);
     sp_driver_destroy(server->api.driver);
+    sp_lora_chats_destroy(server->api.chats);
     sp_state_file_close(server->state_file);
     sp_chat_close(server->api.chat);
     json_decref(server->api.tokenizer_config);

@@ -18,7 +18,9 @@
  *                               a request through the engine, and its answer
  *     route_models.c, route_text.c, route_adapters.c, route_status.c   the other routes
  *     lora_dir.c, keys.c     what clients may load, and who may ask
+ *     lora_chat.c, lora_chats.c   what an adapter's folder says of requests: template, ends
  *     lora_notes.c           what receipts note, into the log
+ *     helper.c               a thread for work that the file system may hold up
  *     log.c                     lines to standard error, without blocking
  *     task.h, generation.h, lora_task.h      what crosses between the two threads
  *     driver.c, loads.c  the engine's thread

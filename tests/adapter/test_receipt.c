@@ -440,13 +440,15 @@ static void beside(void **state)
     check_notes(folder, &options, "[]");
     sp_test_write_file(folder, "generation_config.json", "{", 1);
     check_notes(folder, &options,
-                "[\"generation_config.json beside the weights: not used; text, chat and ends are "
-                "the base's for every adapter\"]");
+                "[\"generation_config.json beside the weights: a server takes the chat template "
+                "and the ids that end a text from there, and nothing else\"]");
     sp_test_write_file(folder, "chat_template.jinja", "x", 1);
     sp_test_write_file(folder, "added_tokens.json", "{}", 2);
     check_notes(folder, &options,
-                "[\"added_tokens.json, chat_template.jinja, generation_config.json beside the "
-                "weights: not used; text, chat and ends are the base's for every adapter\"]");
+                "[\"added_tokens.json beside the weights: not used; texts become tokens by the "
+                "base's tokenizer for every adapter\",\"chat_template.jinja, "
+                "generation_config.json beside the weights: a server takes the chat template and "
+                "the ids that end a text from there, and nothing else\"]");
     sp_test_remove_tree(folder);
     sp_free(folder);
     make_adapter_destroy(adapter);

@@ -485,11 +485,12 @@ def check_adapter_notes(binary):
                 return [line for line in server.log
                         if line.startswith('sidepath serve: adapter "%s": ' % name)]
 
-            assert len(said("first")) == 1 and "chat_template.jinja" in said("first")[0], server.log
+            assert "chat_template.jinja beside the weights" in said("first")[0], server.log
+            assert len(said("first")) == 2, server.log  # and that chat is by it
             for name in ("later", "plain", "later"):
                 complete(server, name)
             serving.until(lambda: said("later"), 5, "a line for the later adapter")
-            assert len(said("later")) == 1 and "generation_config.json" in said("later")[0]
+            assert len(said("later")) == 2 and "generation_config.json" in said("later")[0]
             assert not said("plain")
             listed = {a["name"]: a for a in get(server, "/v1/lora_adapters").json["data"]}
             assert any("generation_config.json" in n for n in listed["later"]["receipt"]["notes"])

@@ -84,11 +84,49 @@ static void test_all_fields(void **state)
     assert_int_equal(engine.stop_tokens[1], 2);
     assert_int_equal(engine.min_tokens, 4);
     assert_true(engine.keep_special);
-    assert_ok(sp_body_fields_add_stop_tokens(&request.fields, (const int32_t[]){7}, 1, &error),
+    /* Nothing but its own ids ends a text that ignores ends. */
+    assert_ok(sp_body_fields_set_ends(&request.fields, NULL, (const int32_t[]){7}, 1, &error),
               &error);
-    assert_int_equal(request.fields.request.n_stop_tokens, 3);
-    assert_int_equal(request.fields.request.stop_tokens[2], 7);
-    assert_int_equal(request.fields.request.stop_tokens[0], 8);
+    assert_int_equal(request.fields.request.n_stop_tokens, 2);
+    sp_completion_request_free(&request);
+}
+
+static void check_ends(const sp_completion_request *request, bool ignore_eos, const int32_t *want,
+                       int32_t n)
+{
+    assert_true(request->fields.request.ignore_eos == ignore_eos);
+    assert_int_equal(request->fields.request.n_stop_tokens, n);
+    for (int32_t i = 0; i < n; i++)
+        assert_int_equal(request->fields.request.stop_tokens[i], want[i]);
+}
+
+/* An adapter's ends take the place of the base's, and may be taken back for another adapter. */
+static void test_ends(void **state)
+{
+    const sp_lora_chat own = {.has_ends = true, .n_ends = 2, .ends = {3, 4}};
+    const sp_lora_chat none = {.has_ends = true};
+    const sp_lora_chat template_alone = {.has_ends = false};
+    sp_lora_chat broken = {.has_ends = false};
+    sp_completion_request request;
+    sp_error error;
+
+    (void)state;
+    sp_fail(&broken.ends_error, SP_ERR_INPUT, SP_CODE_GENERATION_CONFIG, "", -1, "why");
+    assert_ok(read_text("{\"prompt\": \"a\", \"stop_token_ids\": [8]}", &request, &error), &error);
+    assert_ok(sp_body_fields_set_ends(&request.fields, &own, (const int32_t[]){7}, 1, &error),
+              &error);
+    check_ends(&request, true, (const int32_t[]){8, 3, 4, 7}, 4);
+    assert_int_equal(sp_body_fields_set_ends(&request.fields, &broken, NULL, 0, &error),
+                     SP_ERR_INPUT);
+    assert_string_equal(error.code, SP_CODE_GENERATION_CONFIG);
+    assert_ok(sp_body_fields_set_ends(&request.fields, &none, NULL, 0, &error), &error);
+    check_ends(&request, true, (const int32_t[]){8}, 1);
+    assert_ok(
+        sp_body_fields_set_ends(&request.fields, &template_alone, (const int32_t[]){7}, 1, &error),
+        &error);
+    check_ends(&request, false, (const int32_t[]){8, 7}, 2);
+    assert_ok(sp_body_fields_set_ends(&request.fields, NULL, NULL, 0, &error), &error);
+    check_ends(&request, false, (const int32_t[]){8}, 1);
     sp_completion_request_free(&request);
 }
 
@@ -201,9 +239,10 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_all_fields),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_harmless),
-        cmocka_unit_test(test_known),    cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_defaults),  cmocka_unit_test(test_all_fields),
+        cmocka_unit_test(test_ends),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_harmless),  cmocka_unit_test(test_known),
+        cmocka_unit_test(test_no_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

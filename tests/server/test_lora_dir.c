@@ -24,8 +24,10 @@ static void make_folder(const char *parent, const char *name, bool is_adapter)
     char *path = sp_path_join(parent, name);
 
     assert_int_equal(mkdir(path, 0700), 0);
-    if (is_adapter)
+    if (is_adapter) {
         sp_test_write_file(path, CONFIG, "{}", 2);
+        sp_test_write_file(path, "chat_template.jinja", "own", 3);
+    }
     sp_free(path);
 }
 
@@ -148,6 +150,25 @@ static void on_done(void *user, sp_lora_task *task)
     pthread_mutex_unlock(&out->lock);
 }
 
+static void destroy_chat(sp_lora_chat *chat)
+{
+    sp_free(chat);
+}
+
+/* Every folder says something: that it was looked at. */
+static sp_status understand(void *user, const sp_lora_files *files, sp_lora_chat **out_chat,
+                            sp_error *error)
+{
+    (void)user;
+    (void)error;
+    assert_null(files->generation_config);
+    assert_memory_equal(files->chat.bytes[SP_CHAT_FILE_TEMPLATE], "own", 4);
+    *out_chat = sp_calloc(1, sizeof **out_chat);
+    atomic_init(&(*out_chat)->references, 1);
+    (*out_chat)->destroy = destroy_chat;
+    return SP_OK;
+}
+
 static void on_skipped(void *user, const char *name, const char *why)
 {
     outcome *out = user;
@@ -191,6 +212,7 @@ static void look_up_name(sp_lora_dir *dir, outcome *out, const char *name, bool 
     assert_ptr_equal(passed, task);
     assert_true(task->looked_up);
     assert_true((task->path != NULL) == there);
+    assert_true((task->chat != NULL) == there);
     sp_task_release(&passed->task);
     sp_task_release(&task->task);
 }
@@ -213,7 +235,7 @@ static void test_look_ups(void **state)
     (void)state;
     pthread_mutex_init(&out.lock, NULL);
     pthread_cond_init(&out.changed, NULL);
-    hooks = (sp_lora_dir_hooks){&out, on_done, on_skipped, on_found};
+    hooks = (sp_lora_dir_hooks){&out, on_done, understand, on_skipped, on_found};
     assert_ok(sp_lora_dir_open("base", &hooks, &dir, &error), &error);
     look_up_name(dir, &out, "good", true);
     look_up_name(dir, &out, "empty", false);

@@ -35,6 +35,7 @@ static const code_status by_code[] = {
     {SP_CHAT_NO_TEMPLATE, 501},
     {SP_CHAT_MALFORMED, 501},
     {SP_CHAT_UNSUPPORTED, 501},
+    {SP_CODE_GENERATION_CONFIG, 501},
 };
 
 typedef struct status_default {
@@ -288,16 +289,29 @@ void sp_call_wait_lora(sp_call *call, sp_lora_task *task, void (*resume)(sp_call
         stop_waiting(call, status, &error);
 }
 
-void sp_call_wait_generation(sp_call *call, sp_generation *generation,
-                             void (*resume)(sp_call *call))
+sp_status sp_call_wait_generation(sp_call *call, sp_generation *generation,
+                                  void (*resume)(sp_call *call), sp_error *error)
 {
-    sp_error error;
-    sp_status status;
-
     start_waiting(call, &generation->task, resume);
-    status = sp_driver_generate(call->api->driver, generation, &error);
-    if (status != SP_OK)
-        stop_waiting(call, status, &error);
+    return sp_driver_generate(call->api->driver, generation, error);
+}
+
+static sp_status pass_error(sp_error *error, const sp_error *why)
+{
+    *error = *why;
+    return why->status;
+}
+
+sp_status sp_api_chat(const sp_api *api, const sp_lora_chat *lora, const sp_chat **out_chat,
+                      sp_error *error)
+{
+    if (lora && lora->chat_error.status != SP_OK)
+        return pass_error(error, &lora->chat_error);
+    *out_chat = lora && lora->chat ? lora->chat : api->chat;
+    if (*out_chat)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_NOT_FOUND, api->chat_error.code, NULL, -1,
+                   "no chat with this model: %s", api->chat_error.text);
 }
 
 const char *sp_api_model(const sp_api *api, const char *model)

@@ -26,7 +26,9 @@ typedef struct sp_api {
     const sp_server_refusals *refusals;
     const sp_engine *engine; /* for what never changes: text, shape, the base's name */
     sp_driver *driver;
-    sp_lora_dir *dir; /* NULL: there is none */
+    sp_lora_dir *dir;     /* NULL: there is none */
+    sp_lora_chats *chats; /* of loaded adapters */
+    sp_lora_chat_base lora_base;
     sp_weights_watch *weights;
     sp_budget budget;          /* of all that clients can fill */
     pthread_mutex_t keys_lock; /* guards the keys, which may be replaced while requests arrive */
@@ -109,15 +111,23 @@ json_t *sp_call_body(sp_call *call);
 /* Gives the task to the driver, by way of its look-up, and waits for it. Takes the caller's
  * reference; a task that was waited for before is released. */
 void sp_call_wait_lora(sp_call *call, sp_lora_task *task, void (*resume)(sp_call *call));
-/* The same for a generation, whose reference it takes. */
-void sp_call_wait_generation(sp_call *call, sp_generation *generation,
-                             void (*resume)(sp_call *call));
+/* The same for a generation, whose reference it takes. On failure the call is not answered: there
+ * may be an answer under way. */
+sp_status sp_call_wait_generation(sp_call *call, sp_generation *generation,
+                                  void (*resume)(sp_call *call), sp_error *error);
 
 /*
  * What `model` means for the engine: NULL for no name at all (the active adapter), else a part of
  * `model`: after the base's name and ':' where it starts with these.
  */
 const char *sp_api_model(const sp_api *api, const char *model);
+/*
+ * The template for requests of an adapter that says `lora` of itself (NULL: the base's). *out_chat
+ * is borrowed. The adapter's own cannot be used: its code. SP_ERR_NOT_FOUND with api->chat_error's:
+ * there is none.
+ */
+sp_status sp_api_chat(const sp_api *api, const sp_lora_chat *lora, const sp_chat **out_chat,
+                      sp_error *error);
 /* Whether the name could have a folder in --adapter-dir, without looking. */
 bool sp_api_may_have_folder(const sp_api *api, const char *name);
 

@@ -115,6 +115,8 @@ sp_status sp_body_fields_read(const json_t *object, sp_field_set set, const sp_r
     status = sp_request_read(object, set, &own, 1, &fields->request, error);
     if (status == SP_OK)
         status = join_max_tokens(object, fields, error);
+    fields->n_own_stop_tokens = fields->request.n_stop_tokens;
+    fields->ignore_eos = fields->request.ignore_eos;
     if (status != SP_OK)
         sp_body_fields_free(fields);
     return status;
@@ -125,8 +127,8 @@ void sp_body_fields_free(sp_body_fields *fields)
     sp_request_free_lists(&fields->request);
 }
 
-sp_status sp_body_fields_add_stop_tokens(sp_body_fields *fields, const int32_t *tokens, int32_t n,
-                                         sp_error *error)
+static sp_status add_stop_tokens(sp_body_fields *fields, const int32_t *tokens, int32_t n,
+                                 sp_error *error)
 {
     sp_request *request = &fields->request;
     size_t bytes = ((size_t)request->n_stop_tokens + (size_t)n) * sizeof *tokens;
@@ -141,4 +143,26 @@ sp_status sp_body_fields_add_stop_tokens(sp_body_fields *fields, const int32_t *
     request->stop_tokens = grown;
     request->n_stop_tokens += n;
     return SP_OK;
+}
+
+sp_status sp_body_fields_set_ends(sp_body_fields *fields, const sp_lora_chat *lora,
+                                  const int32_t *turn_ends, int32_t n_turn_ends, sp_error *error)
+{
+    sp_status status = SP_OK;
+
+    fields->request.n_stop_tokens = fields->n_own_stop_tokens;
+    fields->request.ignore_eos = fields->ignore_eos;
+    if (fields->ignore_eos)
+        return SP_OK;
+    if (lora && lora->ends_error.status != SP_OK) {
+        *error = lora->ends_error;
+        return error->status;
+    }
+    if (lora && lora->has_ends) {
+        fields->request.ignore_eos = true;
+        status = add_stop_tokens(fields, lora->ends, lora->n_ends, error);
+    }
+    if (status == SP_OK)
+        status = add_stop_tokens(fields, turn_ends, n_turn_ends, error);
+    return status;
 }

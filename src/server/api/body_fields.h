@@ -14,6 +14,7 @@
 
 #include "base/json.h"
 #include "engine/request/request_table.h"
+#include "server/driver/lora_chat.h"
 
 #define SP_CODE_INVALID_VALUE "invalid-value"
 
@@ -47,6 +48,9 @@ typedef struct sp_body_fields {
     bool stream, include_usage, return_token_ids, echo, parse_special, add_special_tokens;
     bool usage_each; /* "continuous_usage_stats", which "include_usage" alone makes hold */
     bool one_call;   /* "parallel_tool_calls": false */
+    /* As the body has them, before sp_body_fields_set_ends. */
+    int32_t n_own_stop_tokens;
+    bool ignore_eos;
 } sp_body_fields;
 
 /* Offsets count in an sp_body_fields. Defined in body_rows.c, with nothing else. */
@@ -62,9 +66,14 @@ sp_status sp_body_fields_read(const json_t *object, sp_field_set set, const sp_r
                               sp_body_fields *out_fields, sp_error *error);
 void sp_body_fields_free(sp_body_fields *fields);
 
-/* Copies n further ids to the request's stop_tokens. SP_ERR_MEMORY. */
-sp_status sp_body_fields_add_stop_tokens(sp_body_fields *fields, const int32_t *tokens, int32_t n,
-                                         sp_error *error);
+/*
+ * Which ids end the text beside the request's own stop_token_ids: those that the adapter says
+ * (`lora` may be NULL) in place of the base's, and the template's turn_ends [n_turn_ends]. With
+ * "ignore_eos" neither. May be called again, for another adapter. SP_ERR_MEMORY; what the adapter
+ * says cannot be used: its error.
+ */
+sp_status sp_body_fields_set_ends(sp_body_fields *fields, const sp_lora_chat *lora,
+                                  const int32_t *turn_ends, int32_t n_turn_ends, sp_error *error);
 
 /* The readers of "stream_options" and "response_format", for the table. */
 sp_status sp_body_read_stream_options(const sp_field *row, const json_t *value, void *values,

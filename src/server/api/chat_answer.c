@@ -293,10 +293,8 @@ static size_t kept_bytes(const sp_reply *reply)
     return bytes;
 }
 
-static void destroy(sp_reply *reply)
+void sp_chat_answer_clear(sp_chat_answer *answer)
 {
-    sp_chat_answer *answer = answer_of(reply);
-
     for (int32_t i = 0; answer->choices && i < answer->request.fields.n; i++) {
         sp_chat_choice *choice = &answer->choices[i];
 
@@ -308,8 +306,18 @@ static void destroy(sp_reply *reply)
         sp_text_free(&choice->token_ids);
     }
     sp_free(answer->choices);
+    answer->choices = NULL;
     sp_engine_free(answer->tokens);
+    answer->tokens = NULL;
+    answer->n_tokens = 0;
     sp_chat_prompt_free(&answer->prompt);
+}
+
+static void destroy(sp_reply *reply)
+{
+    sp_chat_answer *answer = answer_of(reply);
+
+    sp_chat_answer_clear(answer);
     sp_chat_completion_request_free(&answer->request);
     sp_reply_free_parts(reply);
     sp_free(answer);
@@ -319,6 +327,7 @@ const sp_reply_form sp_chat_answer_form = {
     .object = "chat.completion",
     .stream_object = "chat.completion.chunk",
     .id_prefix = "chatcmpl-",
+    .make = sp_chat_answer_make,
     .begin = begin,
     .produced = produced_token,
     .add_members = add_members,

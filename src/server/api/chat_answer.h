@@ -30,6 +30,11 @@ struct sp_chat_answer {
 
 extern const sp_reply_form sp_chat_answer_form;
 
+/* route_chat.c: the form's `make`. */
+sp_status sp_chat_answer_make(sp_reply *reply, sp_lora_chat *lora, sp_generation **out_generation,
+                              sp_error *error);
+/* Drops prompt, tokens and choices: they are made anew. */
+void sp_chat_answer_clear(sp_chat_answer *answer);
 /* As many as the request wants; after the prompt is known. */
 sp_status sp_chat_answer_add_choices(sp_chat_answer *answer, sp_error *error);
 

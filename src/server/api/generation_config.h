@@ -8,8 +8,7 @@
 
 #include "base/text.h"
 #include "engine/request/request_table.h"
-
-#define SP_CODE_GENERATION_CONFIG "generation-config-malformed"
+#include "server/driver/lora_chat.h"
 
 /*
  * Takes the fields that have SP_FORM_CONFIG over into *defaults. Into *applied

@@ -10,6 +10,8 @@
 #define NS_PER_S  1000000000u
 #define NS_PER_MS 1000000u
 
+static void resume(sp_call *call);
+
 static sp_reply *reply_of(sp_call *call)
 {
     return call->state;
@@ -204,6 +206,76 @@ static void keep_alive(sp_reply *reply)
     }
 }
 
+/* ---- generations ---------------------------------------------------------------------------- */
+
+static void release(void *state)
+{
+    sp_reply *reply = state;
+
+    if (atomic_fetch_sub(&reply->references, 1) == 1)
+        reply->form->destroy(reply);
+}
+
+/* Takes the generation in place of one before. */
+static sp_status wait_for(sp_reply *reply, sp_generation *generation, sp_error *error)
+{
+    sp_call *call = reply->call;
+
+    atomic_fetch_add(&reply->references, 1);
+    reply->generation = generation;
+    generation->owned = reply;
+    generation->release_owned = release;
+    generation->wake_each = reply->stream;
+    generation->received_ns = call->began_ns;
+    call->prompt_tokens = reply->prompt_tokens;
+    call->generated_tokens = 0;
+    if (sp_generation_hold(generation, reply->budget))
+        return sp_call_wait_generation(call, generation, resume, error);
+    sp_task_release(call->task);
+    call->task = &generation->task; /* it ends with the call */
+    no_room(error);
+    return error->status;
+}
+
+/* Whether it was not begun, because its adapter says something else now, or has been loaded. */
+static bool comes_back(const sp_reply *reply)
+{
+    const sp_task *task = &reply->generation->task;
+
+    return task->status == SP_AGAIN && task->error.code &&
+           strcmp(task->error.code, SP_CODE_MAKE_AGAIN) == 0;
+}
+
+static sp_status make_again(sp_reply *reply, sp_error *error)
+{
+    sp_generation *generation;
+    sp_status status = reply->form->make(reply, reply->generation->chat, &generation, error);
+
+    return status == SP_OK ? wait_for(reply, generation, error) : status;
+}
+
+/* ---- streams and whole answers -------------------------------------------------------------- */
+
+static void end_with_error(sp_reply *reply, sp_status status, const sp_error *error)
+{
+    add_error_event(reply, status, error);
+    reply->ended = true; /* the exchange's end takes it out of the batch */
+}
+
+static void take_last(sp_reply *reply)
+{
+    sp_error error;
+    sp_status status;
+
+    if (!comes_back(reply)) {
+        end_stream(reply);
+        return;
+    }
+    status = make_again(reply, &error);
+    if (status != SP_OK)
+        end_with_error(reply, status, &error);
+}
+
 static int64_t read_stream(void *user, sp_exchange *exchange, char *buffer, size_t bytes)
 {
     sp_reply *reply = user;
@@ -214,13 +286,12 @@ static int64_t read_stream(void *user, sp_exchange *exchange, char *buffer, size
         sp_text_clear(&reply->out);
         reply->out_sent = 0;
         if (take(reply)) {
-            end_stream(reply);
+            take_last(reply);
         } else if (reply->no_room) {
             sp_error error;
 
             no_room(&error);
-            add_error_event(reply, SP_ERR_MEMORY, &error);
-            reply->ended = true; /* the exchange's end takes it out of the batch */
+            end_with_error(reply, SP_ERR_MEMORY, &error);
         }
         keep_alive(reply);
         left = reply->out.bytes;
@@ -270,6 +341,15 @@ static void fail_without_room(sp_call *call)
     sp_call_fail(call, SP_ERR_MEMORY, &error);
 }
 
+static void resume_again(sp_call *call)
+{
+    sp_error error;
+    sp_status status = make_again(reply_of(call), &error);
+
+    if (status != SP_OK)
+        sp_call_fail(call, status, &error);
+}
+
 /* There is news: the end, a failure, or the first tokens of a stream, or that it waits for long. */
 static void resume(sp_call *call)
 {
@@ -277,7 +357,9 @@ static void resume(sp_call *call)
     sp_task *task = call->task;
     bool done = sp_task_is_done(task);
 
-    if (done && task->status != SP_OK && reply->generated_tokens == 0)
+    if (done && comes_back(reply))
+        resume_again(call);
+    else if (done && task->status != SP_OK && reply->generated_tokens == 0)
         sp_call_fail(call, task->status, &task->error);
     else if (reply->stream)
         start_stream(reply);
@@ -291,14 +373,6 @@ static void resume(sp_call *call)
         answer_whole(reply);
 }
 
-static void release(void *state)
-{
-    sp_reply *reply = state;
-
-    if (atomic_fetch_sub(&reply->references, 1) == 1)
-        reply->form->destroy(reply);
-}
-
 void sp_reply_free_parts(sp_reply *reply)
 {
     sp_text_free(&reply->head);
@@ -308,26 +382,48 @@ void sp_reply_free_parts(sp_reply *reply)
         sp_budget_hold(reply->budget, SP_BUDGET_ANSWERS, &reply->held, 0);
 }
 
-void sp_reply_start(sp_reply *reply, sp_call *call, sp_generation *generation)
+/* Nothing is made until the adapter is there. */
+static sp_generation *create_question(const char *adapter)
 {
+    sp_generation *generation = sp_generation_create(1, adapter);
+
+    if (generation) {
+        sp_request_default(&generation->choices[0].request, sizeof generation->choices[0].request);
+        generation->asks = true;
+    }
+    return generation;
+}
+
+static sp_status start(sp_reply *reply, bool asks, sp_error *error)
+{
+    const sp_api *api = reply->call->api;
+    const char *adapter = sp_api_model(api, reply->model);
+    sp_generation *generation = NULL;
+    sp_lora_chat *lora;
+    bool known = sp_lora_chats_find(api->chats, adapter, &lora);
+    sp_status status = SP_OK;
+
+    if (known || !asks)
+        status = reply->form->make(reply, lora, &generation, error);
+    else if ((generation = create_question(adapter)) == NULL)
+        status = sp_fail_memory(error, sizeof *generation, "a generation");
+    sp_lora_chat_release(lora);
+    return status == SP_OK ? wait_for(reply, generation, error) : status;
+}
+
+void sp_reply_start(sp_reply *reply, sp_call *call, bool asks)
+{
+    sp_error error;
+    sp_status status;
+
     reply->call = call;
-    reply->generation = generation;
-    atomic_init(&reply->references, 2);
-    generation->owned = reply;
-    generation->release_owned = release;
+    atomic_init(&reply->references, 1);
     call->state = reply;
     call->free_state = release;
-    call->prompt_tokens = reply->prompt_tokens;
-    call->generated_tokens = 0;
-    generation->wake_each = reply->stream;
-    if (reply->stream && call->api->settings->keep_alive_s > 0)
-        sp_exchange_wake_in(call->exchange, call->api->settings->keep_alive_s * 1000);
-    generation->received_ns = call->began_ns;
     reply->budget = &call->api->budget;
-    if (!sp_generation_hold(generation, reply->budget)) {
-        call->task = &generation->task; /* it ends with the call */
-        fail_without_room(call);
-        return;
-    }
-    sp_call_wait_generation(call, generation, resume);
+    status = start(reply, asks, &error);
+    if (status != SP_OK)
+        sp_call_fail(call, status, &error);
+    else if (reply->stream && call->api->settings->keep_alive_s > 0)
+        sp_exchange_wake_in(call->exchange, call->api->settings->keep_alive_s * 1000);
 }

@@ -15,6 +15,13 @@ typedef struct sp_reply sp_reply;
 typedef struct sp_reply_form {
     const char *object, *stream_object; /* "text_completion" */
     const char *id_prefix;              /* "cmpl-" */
+    /*
+     * Makes the generation that its request means to an adapter that says `lora` of itself (NULL:
+     * the base's), which it refers to from then on. May be called again: what was made before is
+     * dropped. *out_generation is the caller's.
+     */
+    sp_status (*make)(sp_reply *reply, sp_lora_chat *lora, sp_generation **out_generation,
+                      sp_error *error);
     /* Streaming only: what comes before the first token, and after the last. May be NULL. */
     void (*begin)(sp_reply *reply);
     void (*end)(sp_reply *reply);
@@ -52,10 +59,11 @@ struct sp_reply {
 };
 
 /*
- * The reply becomes the call's state, and waits for its generation, whose reference it takes. The
- * form's struct begins with the sp_reply.
+ * The reply becomes the call's state, makes its generation and waits for it. `asks`: the request
+ * has to know what its adapter says before it can be made, else it begins with a guess where the
+ * adapter is not loaded. The form's struct begins with the sp_reply.
  */
-void sp_reply_start(sp_reply *reply, sp_call *call, sp_generation *generation);
+void sp_reply_start(sp_reply *reply, sp_call *call, bool asks);
 /* What every form's destroy begins with. */
 void sp_reply_free_parts(sp_reply *reply);
 

@@ -1,6 +1,7 @@
 /*
- * route_chat.c: POST /v1/chat/completions. The chat room makes a prompt of the messages; the rest
- * of the way is that of completions, with an answer of its own (chat_answer.c).
+ * route_chat.c: POST /v1/chat/completions. The chat room makes a prompt of the messages, by the
+ * template of the adapter that is meant or by the base's; the rest of the way is that of
+ * completions, with an answer of its own (chat_answer.c).
  */
 #include "base/alloc.h"
 #include "base/error.h"
@@ -8,14 +9,15 @@
 
 #include <time.h>
 
-static sp_status make_prompt(sp_chat_answer *answer, const sp_api *api, sp_error *error)
+static sp_status make_prompt(sp_chat_answer *answer, const sp_chat *chat, const sp_engine *engine,
+                             sp_error *error)
 {
     sp_status status;
 
     answer->request.chat.unix_seconds = (int64_t)time(NULL);
-    status = sp_chat_render(api->chat, &answer->request.chat, &answer->prompt, error);
+    status = sp_chat_render(chat, &answer->request.chat, &answer->prompt, error);
     if (status == SP_OK)
-        status = sp_chat_tokenize(api->engine, &answer->prompt, sp_engine_max_context(api->engine),
+        status = sp_chat_tokenize(engine, &answer->prompt, sp_engine_max_context(engine),
                                   &answer->tokens, &answer->n_tokens, error);
     sp_text_free(&answer->prompt.text);
     return status;
@@ -32,14 +34,13 @@ static int32_t tokens_wanted(const sp_chat_answer *answer, const sp_engine *engi
 }
 
 /* The model ends an answer with what its template writes there. */
-static sp_status add_turn_ends(sp_chat_answer *answer, const sp_api *api, sp_error *error)
+static sp_status set_ends(sp_chat_answer *answer, const sp_chat *chat, const sp_lora_chat *lora,
+                          sp_error *error)
 {
     int32_t n;
-    const int32_t *ends = sp_chat_turn_ends(api->chat, &n);
+    const int32_t *ends = sp_chat_turn_ends(chat, &n);
 
-    if (answer->request.fields.request.ignore_eos)
-        return SP_OK;
-    return sp_body_fields_add_stop_tokens(&answer->request.fields, ends, n, error);
+    return sp_body_fields_set_ends(&answer->request.fields, lora, ends, n, error);
 }
 
 static sp_generation *create_generation(const sp_chat_answer *answer, const sp_api *api)
@@ -59,34 +60,41 @@ static sp_generation *create_generation(const sp_chat_answer *answer, const sp_a
     return generation;
 }
 
+sp_status sp_chat_answer_make(sp_reply *reply, sp_lora_chat *lora, sp_generation **out_generation,
+                              sp_error *error)
+{
+    sp_chat_answer *answer = (sp_chat_answer *)(void *)reply;
+    const sp_api *api = reply->call->api;
+    const sp_chat *chat;
+    sp_status status = sp_api_chat(api, lora, &chat, error);
+
+    sp_chat_answer_clear(answer);
+    if (status == SP_OK)
+        status = make_prompt(answer, chat, api->engine, error);
+    if (status == SP_OK)
+        status = set_ends(answer, chat, lora, error);
+    if (status == SP_OK)
+        status = sp_chat_answer_add_choices(answer, error);
+    if (status != SP_OK)
+        return status;
+    reply->prompt_tokens = answer->n_tokens;
+    *out_generation = create_generation(answer, api);
+    if (!*out_generation)
+        return sp_fail_memory(error, sizeof **out_generation, "a generation");
+    (*out_generation)->chat = sp_lora_chat_retain(lora);
+    return SP_OK;
+}
+
 static void start(sp_chat_answer *answer, sp_call *call)
 {
     const sp_body_fields *fields = &answer->request.fields;
-    sp_generation *generation = NULL;
-    sp_error error;
-    sp_status status = make_prompt(answer, call->api, &error);
 
-    if (status == SP_OK)
-        status = add_turn_ends(answer, call->api, &error);
-    if (status == SP_OK)
-        status = sp_chat_answer_add_choices(answer, &error);
-    if (status == SP_OK) {
-        generation = create_generation(answer, call->api);
-        if (!generation)
-            status = sp_fail_memory(&error, sizeof *generation, "a generation");
-    }
-    if (status != SP_OK) {
-        sp_chat_answer_form.destroy(&answer->reply);
-        sp_call_fail(call, status, &error);
-        return;
-    }
     answer->reply.model = fields->model;
     answer->reply.stream = fields->stream;
     answer->reply.include_usage = fields->include_usage;
     answer->reply.usage_each = fields->usage_each;
-    answer->reply.prompt_tokens = answer->n_tokens;
     answer->reply.choices_per_prompt = fields->n;
-    sp_reply_start(&answer->reply, call, generation);
+    sp_reply_start(&answer->reply, call, true);
 }
 
 static void read_and_start(sp_call *call, json_t *body)
@@ -101,7 +109,6 @@ static void read_and_start(sp_call *call, json_t *body)
         return;
     }
     answer->reply.form = &sp_chat_answer_form;
-    answer->reply.call = call;
     status = sp_chat_completion_request_read(body, &call->api->sampling, &answer->request, &error);
     if (status != SP_OK) {
         sp_free(answer);
@@ -115,15 +122,8 @@ static void read_and_start(sp_call *call, json_t *body)
 
 void sp_handle_chat(sp_call *call)
 {
-    const sp_api *api = call->api;
-    json_t *body;
+    json_t *body = sp_call_body(call);
 
-    if (!api->chat) {
-        sp_call_refuse(call, 501, NULL, NULL, api->chat_error.code, "no chat with this model: %s",
-                       api->chat_error.text);
-        return;
-    }
-    body = sp_call_body(call);
     if (!body)
         return;
     read_and_start(call, body);

@@ -268,16 +268,6 @@ static void destroy(sp_reply *reply)
     sp_free(made);
 }
 
-static const sp_reply_form form = {
-    .object = "text_completion",
-    .stream_object = "text_completion",
-    .id_prefix = "cmpl-",
-    .produced = produced_token,
-    .add_choices = add_choices,
-    .kept_bytes = kept_bytes,
-    .destroy = destroy,
-};
-
 /* ---- the request --------------------------------------------------------------------------- */
 
 static sp_status tokenize(completion *made, const sp_engine *engine, sp_error *error)
@@ -324,8 +314,10 @@ static sp_generation *create_generation(completion *made)
     const sp_api *api = made->reply.call->api;
     sp_generation *generation;
 
-    made->n_choices = made->request.n_prompts * made->request.best_of;
-    made->choices = sp_calloc((size_t)made->n_choices, sizeof *made->choices);
+    if (!made->choices) {
+        made->n_choices = made->request.n_prompts * made->request.best_of;
+        made->choices = sp_calloc((size_t)made->n_choices, sizeof *made->choices);
+    }
     if (!made->choices)
         return NULL;
     generation =
@@ -335,33 +327,50 @@ static sp_generation *create_generation(completion *made)
     return generation;
 }
 
+/* The prompts mean the same to every adapter, its ends do not. */
+static sp_status make(sp_reply *reply, sp_lora_chat *lora, sp_generation **out_generation,
+                      sp_error *error)
+{
+    completion *made = completion_of(reply);
+    sp_status status = SP_OK;
+
+    if (!made->choices)
+        status = tokenize(made, reply->call->api->engine, error);
+    if (status == SP_OK)
+        status = sp_body_fields_set_ends(&made->request.fields, lora, NULL, 0, error);
+    if (status != SP_OK)
+        return status;
+    *out_generation = create_generation(made);
+    if (!*out_generation)
+        return sp_fail_memory(error, sizeof **out_generation, "a generation");
+    (*out_generation)->chat = sp_lora_chat_retain(lora);
+    return SP_OK;
+}
+
+static const sp_reply_form form = {
+    .object = "text_completion",
+    .stream_object = "text_completion",
+    .id_prefix = "cmpl-",
+    .make = make,
+    .produced = produced_token,
+    .add_choices = add_choices,
+    .kept_bytes = kept_bytes,
+    .destroy = destroy,
+};
+
 static void start(completion *made, sp_call *call)
 {
     const sp_body_fields *fields = &made->request.fields;
-    sp_generation *generation = NULL;
-    sp_error error;
-    sp_status status;
 
-    made->reply.call = call;
     if (fields->model)
         call->model = sp_strdup(fields->model);
-    status = tokenize(made, call->api->engine, &error);
-    if (status == SP_OK) {
-        generation = create_generation(made);
-        if (!generation)
-            status = sp_fail_memory(&error, sizeof *generation, "a generation");
-    }
-    if (status != SP_OK) {
-        destroy(&made->reply);
-        sp_call_fail(call, status, &error);
-        return;
-    }
+    made->reply.form = &form;
     made->reply.model = fields->model;
     made->reply.stream = fields->stream;
     made->reply.include_usage = fields->include_usage;
     made->reply.usage_each = fields->usage_each;
     made->reply.choices_per_prompt = made->request.best_of;
-    sp_reply_start(&made->reply, call, generation);
+    sp_reply_start(&made->reply, call, false);
 }
 
 void sp_handle_completions(sp_call *call)
@@ -380,7 +389,6 @@ void sp_handle_completions(sp_call *call)
         sp_call_fail(call, SP_ERR_MEMORY, &error);
         return;
     }
-    made->reply.form = &form;
     status = sp_completion_request_read(body, &call->api->sampling, &made->request, &error);
     json_decref(body);
     if (status == SP_OK) {

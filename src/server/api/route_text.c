@@ -17,15 +17,39 @@
 typedef struct text_state {
     sp_text body;
     char *adapter;
+    json_t *messages; /* the request, whose answer needs the adapter's template; NULL: it is made */
 } text_state;
+
+static sp_status tokenize_with(const sp_call *call, const json_t *body, const sp_lora_chat *lora,
+                               sp_text *out, sp_error *error);
 
 static void destroy(void *state)
 {
     text_state *text = state;
 
     sp_text_free(&text->body);
+    json_decref(text->messages);
     sp_free(text->adapter);
     sp_free(text);
+}
+
+/* By the template of the adapter, which is loaded, or whose folder was looked up. */
+static void answer_messages(sp_call *call, const sp_lora_task *task)
+{
+    text_state *state = call->state;
+    sp_lora_chat *lora;
+    bool loaded = sp_lora_chats_find(call->api->chats, state->adapter, &lora);
+    sp_error error = task->look_up_error;
+    sp_status status = loaded ? SP_OK : error.status;
+
+    if (status == SP_OK)
+        status =
+            tokenize_with(call, state->messages, loaded ? lora : task->chat, &state->body, &error);
+    sp_lora_chat_release(lora);
+    if (status == SP_OK)
+        sp_call_answer_json(call, &state->body);
+    else
+        sp_call_fail(call, status, &error);
 }
 
 static void answer(sp_call *call)
@@ -43,7 +67,9 @@ static void answer(sp_call *call)
     }
     hidden = sp_snapshot_is_hidden(snapshot, state->adapter);
     known = sp_snapshot_find(snapshot, state->adapter) || (task->path && !hidden);
-    if (known)
+    if (known && state->messages)
+        answer_messages(call, task);
+    else if (known)
         sp_call_answer_json(call, &state->body);
     else if (!hidden && !task->looked_up && sp_api_may_have_folder(call->api, state->adapter))
         sp_call_wait_lora(call, sp_lora_task_create_list(state->adapter), answer);
@@ -52,23 +78,17 @@ static void answer(sp_call *call)
                        state->adapter);
 }
 
-/* Takes *text. The base needs no question. */
-static void answer_for_model(sp_call *call, const json_t *body, sp_text *text)
+/* Takes *text; without any, it is made of the messages in `body` when the adapter is known. */
+static void ask_for_model(sp_call *call, const json_t *body, const char *adapter, sp_text *text)
 {
-    const char *model = json_string_value(json_object_get(body, "model"));
-    const char *adapter = sp_api_model(call->api, model);
-    text_state *state;
+    text_state *state = sp_calloc(1, sizeof *state);
 
-    if (!adapter || strcmp(adapter, sp_engine_base_name(call->api->engine)) == 0) {
-        sp_call_answer_json(call, text);
-        return;
-    }
-    state = sp_calloc(1, sizeof *state);
     if (state) {
-        *state = (text_state){*text, sp_strdup(adapter)};
+        *state = (text_state){*text, sp_strdup(adapter),
+                              text->bytes > 0 ? NULL : json_incref((json_t *)(uintptr_t)body)};
         call->state = state;
         call->free_state = destroy;
-        call->model = sp_strdup(model);
+        call->model = sp_strdup(json_string_value(json_object_get(body, "model")));
     }
     if (state && state->adapter) {
         sp_call_wait_lora(call, sp_lora_task_create(SP_TASK_LIST, NULL, NULL), answer);
@@ -77,6 +97,22 @@ static void answer_for_model(sp_call *call, const json_t *body, sp_text *text)
     if (!state)
         sp_text_free(text);
     sp_call_refuse(call, 503, NULL, NULL, "out-of-memory", "out of memory");
+}
+
+static const char *adapter_of(const sp_call *call, const json_t *body)
+{
+    return sp_api_model(call->api, json_string_value(json_object_get(body, "model")));
+}
+
+/* Takes *text. The base needs no question. */
+static void answer_for_model(sp_call *call, const json_t *body, sp_text *text)
+{
+    const char *adapter = adapter_of(call, body);
+
+    if (!adapter || strcmp(adapter, sp_engine_base_name(call->api->engine)) == 0)
+        sp_call_answer_json(call, text);
+    else
+        ask_for_model(call, body, adapter, text);
 }
 
 static sp_status check_fields(const json_t *body, sp_field_set set, sp_error *error)
@@ -139,11 +175,19 @@ static sp_status encode_prompt(const sp_call *call, const json_t *body, int32_t 
         tokens_max(engine), out_tokens, out_n, error);
 }
 
+static bool has_messages(const json_t *body)
+{
+    const json_t *messages = json_object_get(body, "messages");
+
+    return messages && !json_is_null(messages);
+}
+
 /* A conversation as chat would put it to the model. */
-static sp_status encode_messages(const sp_call *call, const json_t *body, int32_t **out_tokens,
-                                 int32_t *out_n, sp_error *error)
+static sp_status encode_messages(const sp_call *call, const json_t *body, const sp_lora_chat *lora,
+                                 int32_t **out_tokens, int32_t *out_n, sp_error *error)
 {
     const sp_api *api = call->api;
+    const sp_chat *chat;
     sp_chat_prompt prompt = {.n_spans = 0};
     sp_chat_request request;
     bool add_special = false;
@@ -159,13 +203,12 @@ static sp_status encode_messages(const sp_call *call, const json_t *body, int32_
     if (json_object_get(body, "prompt"))
         return sp_fail(error, SP_ERR_INPUT, NULL, "messages", -1,
                        "\"prompt\" and \"messages\" exclude each other");
-    if (!api->chat)
-        return sp_fail(error, SP_ERR_NOT_FOUND, api->chat_error.code, NULL, -1,
-                       "no chat with this model: %s", api->chat_error.text);
-    status = sp_chat_request_read(body, &request, error);
+    status = sp_api_chat(api, lora, &chat, error);
+    if (status == SP_OK)
+        status = sp_chat_request_read(body, &request, error);
     request.unix_seconds = (int64_t)time(NULL);
     if (status == SP_OK)
-        status = sp_chat_render(api->chat, &request, &prompt, error);
+        status = sp_chat_render(chat, &request, &prompt, error);
     if (status == SP_OK)
         status = sp_chat_tokenize(api->engine, &prompt, tokens_max(api->engine), out_tokens, out_n,
                                   error);
@@ -173,19 +216,17 @@ static sp_status encode_messages(const sp_call *call, const json_t *body, int32_
     return status;
 }
 
-static sp_status tokenize(const sp_call *call, const json_t *body, sp_text *out, sp_error *error)
+static sp_status tokenize_with(const sp_call *call, const json_t *body, const sp_lora_chat *lora,
+                               sp_text *out, sp_error *error)
 {
     const sp_engine *engine = call->api->engine;
-    const json_t *messages = json_object_get(body, "messages");
     bool texts = false;
     int32_t *tokens = NULL;
     int32_t n = 0;
-    sp_status status = check_fields(body, SP_FIELDS_TOKENIZE, error);
+    sp_status status = sp_json_bool(body, "return_token_strs", false, false, NULL, &texts, error);
 
-    if (status == SP_OK)
-        status = sp_json_bool(body, "return_token_strs", false, false, NULL, &texts, error);
-    if (status == SP_OK && messages && !json_is_null(messages))
-        status = encode_messages(call, body, &tokens, &n, error);
+    if (status == SP_OK && has_messages(body))
+        status = encode_messages(call, body, lora, &tokens, &n, error);
     else if (status == SP_OK)
         status = encode_prompt(call, body, &tokens, &n, error);
     if (status != SP_OK)
@@ -196,6 +237,22 @@ static sp_status tokenize(const sp_call *call, const json_t *body, sp_text *out,
     sp_text_add(out, "}\n");
     sp_engine_free(tokens);
     return SP_OK;
+}
+
+/* Without a text where the messages are for an adapter that is not loaded. */
+static sp_status tokenize(const sp_call *call, const json_t *body, sp_text *out, sp_error *error)
+{
+    sp_status status = check_fields(body, SP_FIELDS_TOKENIZE, error);
+    sp_lora_chat *lora = NULL;
+    bool known;
+
+    if (status != SP_OK)
+        return status;
+    known = sp_lora_chats_find(call->api->chats, adapter_of(call, body), &lora);
+    if (known || !has_messages(body))
+        status = tokenize_with(call, body, lora, out, error);
+    sp_lora_chat_release(lora);
+    return status;
 }
 
 /* ---- to text ------------------------------------------------------------------------------- */

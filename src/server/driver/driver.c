@@ -132,11 +132,46 @@ static sp_status submit_choices(sp_driver *driver, sp_generation *generation, sp
     return SP_OK;
 }
 
+/* Whether what it was made by is what its adapter says now; else that takes the place. Of an
+ * adapter that is not loaded the engine says so. */
+static bool is_made_right(sp_driver *driver, sp_generation *generation)
+{
+    sp_lora_chat *chat;
+
+    if (!sp_lora_chats_find(driver->options.chats, generation->adapter, &chat))
+        return true;
+    if (!generation->asks && chat == generation->chat) {
+        sp_lora_chat_release(chat);
+        return true;
+    }
+    sp_lora_chat_release(generation->chat);
+    generation->chat = chat;
+    return false;
+}
+
+/* It comes back: it was not begun, and is neither answered nor counted. */
+static void return_to_be_made(sp_driver *driver, sp_generation *generation)
+{
+    sp_error error;
+
+    sp_fail(&error, SP_AGAIN, SP_CODE_MAKE_AGAIN, NULL, -1, "the adapter has changed; try again");
+    atomic_fetch_sub(&driver->n_in_flight, generation->n_choices);
+    sp_task_finish(&generation->task, SP_AGAIN, &error);
+    sp_task_release(&generation->task);
+}
+
 void sp_driver_admit(sp_driver *driver, sp_generation *generation)
 {
     sp_error error = {0};
-    sp_status status = submit_choices(driver, generation, &error);
-    int32_t n_in_batch = generation->n_left;
+    int32_t n_in_batch;
+    sp_status status;
+
+    if (!is_made_right(driver, generation)) {
+        return_to_be_made(driver, generation);
+        return;
+    }
+    status = submit_choices(driver, generation, &error);
+    n_in_batch = generation->n_left;
 
     if (status == SP_OK) {
         describe(driver, generation);
@@ -442,6 +477,8 @@ static void *run(void *user)
     while (!closed) {
         sp_task *tasks = sp_task_queue_take(&driver->queue, idle_ms(driver), &closed);
 
+        /* First, so that what the table says of a name is what the engine means by it. */
+        sp_driver_poll_loads(driver);
         while (tasks) {
             sp_task *task = tasks;
 
@@ -450,7 +487,6 @@ static void *run(void *user)
         }
         drop_cancelled(driver);
         drop_late(driver);
-        sp_driver_poll_loads(driver);
         save_state(driver);
         if (driver->n_running > 0)
             step(driver);

@@ -29,10 +29,13 @@ typedef struct sp_driver_options {
     bool (*may_have_folder)(void *user, const char *name);
     void (*look_up)(void *user, sp_lora_task *task);
     void *look_up_user;
+    /* Borrowed: what loaded adapters say of chat. It holds those that the engine has at the start,
+     * and is the driver's to change from then on. */
+    sp_lora_chats *chats;
     sp_weights_watch *weights; /* borrowed, may be NULL: nothing is answered once they changed */
-    /* Called on the engine's thread for every loaded adapter, with its receipt (may be NULL), both
-     * borrowed; must not block. NULL: not called. */
-    void (*loaded)(void *user, const char *name, const char *receipt);
+    /* Called on the engine's thread for every loaded adapter, with its receipt and what it
+     * says of chat (both may be NULL), all borrowed; must not block. NULL: not called. */
+    void (*loaded)(void *user, const char *name, const char *receipt, const sp_lora_chat *chat);
     void *loaded_user;
     /* Borrowed: what adapters are after every change of them. NULL: nobody keeps it. */
     sp_state_file *state_file;

@@ -19,11 +19,12 @@ typedef struct sp_pending_load {
     struct sp_pending_load *next;
     char *name;
     int64_t ticket;
-    bool looking;       /* for its folder: there is no ticket yet */
-    sp_error unknown;   /* what to say where there is no folder */
-    sp_lora_task *task; /* NULL: the load itself was not requested; else a reference */
-    sp_task *later;     /* loads of the same name that come after it, by `next`, likewise */
-    sp_task *waiters;   /* generations, by `next`, with their references */
+    bool looking;         /* for its folder: there is no ticket yet */
+    sp_error unknown;     /* what to say where there is no folder */
+    sp_lora_task *task;   /* NULL: the load itself was not requested; else a reference */
+    sp_lora_entry *entry; /* for the table, when it has succeeded; NULL while it looks */
+    sp_task *later;       /* loads of the same name that come after it, by `next`, likewise */
+    sp_task *waiters;     /* generations, by `next`, with their references */
     uint64_t began_ns;
 } sp_pending_load;
 

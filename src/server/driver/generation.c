@@ -15,6 +15,7 @@ static void destroy(sp_task *task)
     sp_text_free(&generation->outbox);
     sp_budget_hold(generation->budget, SP_BUDGET_ANSWERS, &generation->outbox_held, 0);
     sp_budget_hold(generation->budget, SP_BUDGET_REQUESTS, &generation->request_held, 0);
+    sp_lora_chat_release(generation->chat);
     sp_free(generation->adapter);
     sp_free(generation->served);
     sp_free(generation->choices);

@@ -10,6 +10,7 @@
 #define SP_SERVER_DRIVER_GENERATION_H
 
 #include "base/text.h"
+#include "server/driver/lora_chat.h"
 #include "server/driver/task.h"
 #include "server/http/budget.h"
 #include "server/metrics/metrics.h"
@@ -17,6 +18,9 @@
 #include <sidepath/engine.h>
 
 #define SP_OUTBOX_BYTES_MAX ((size_t)1 << 20)
+
+/* With SP_AGAIN: the generation was not begun, because it was made by what is not so any more. */
+#define SP_CODE_MAKE_AGAIN "make-again"
 
 typedef struct sp_choice {
     sp_request request;     /* its pointers point into what `owned` keeps */
@@ -31,6 +35,10 @@ typedef struct sp_generation {
     int32_t n_choices;
     char *adapter;  /* the name for the engine; NULL: what is active, else the base */
     bool wake_each; /* the reader wants every token, not just the end */
+    /* What it was made by (NULL: the base's alone). The driver admits it only if its adapter says
+     * so still; else it ends with SP_CODE_MAKE_AGAIN, and this is what to make it by. */
+    sp_lora_chat *chat;
+    bool asks; /* nothing was made, for want of knowing; its choices have no prompt */
     /* What the requests' pointers point into; released with the generation. */
     void *owned;
     void (*release_owned)(void *owned);

@@ -96,6 +96,7 @@ static void remove_load(sp_driver *driver, sp_pending_load *load)
         link = &(*link)->next;
     *link = load->next;
     driver->n_loads--;
+    sp_lora_entry_destroy(load->entry);
     sp_free(load->name);
     sp_free(load);
 }
@@ -141,9 +142,15 @@ static sp_status set_active(const sp_driver *driver, const char *name, sp_error 
 {
     sp_stage *stage = sp_engine_stage(driver->engine);
 
+    sp_status status = name ? SP_ERR_NOT_FOUND : SP_OK;
+
     if (stage)
-        return sp_stage_set_active(stage, name, error);
-    return name ? no_adapter(name, error) : SP_OK;
+        status = sp_stage_set_active(stage, name, error);
+    else if (name)
+        status = no_adapter(name, error);
+    if (status == SP_OK)
+        sp_lora_chats_set_active(driver->options.chats, name);
+    return status;
 }
 
 static void finish_task(sp_driver *driver, sp_lora_task *task, sp_status status,
@@ -271,10 +278,14 @@ static void run_later(sp_driver *driver, sp_task *later)
 static void tell_loaded(const sp_driver *driver, const char *name)
 {
     sp_stage_version_info info = {.struct_bytes = sizeof info};
+    sp_lora_chat *chat;
 
-    if (driver->options.loaded &&
-        sp_stage_find(sp_engine_stage(driver->engine), name, &info, NULL) == SP_OK)
-        driver->options.loaded(driver->options.loaded_user, name, info.facts->receipt);
+    if (!driver->options.loaded ||
+        sp_stage_find(sp_engine_stage(driver->engine), name, &info, NULL) != SP_OK)
+        return;
+    sp_lora_chats_find(driver->options.chats, name, &chat);
+    driver->options.loaded(driver->options.loaded_user, name, info.facts->receipt, chat);
+    sp_lora_chat_release(chat);
 }
 
 static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status, sp_error *error)
@@ -291,6 +302,8 @@ static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status,
     }
     if (status == SP_OK) {
         driver->adapters_changed = true;
+        sp_lora_chats_put(driver->options.chats, load->entry);
+        load->entry = NULL;
         show(driver, load->name);
         tell_loaded(driver, load->name);
     }
@@ -344,24 +357,30 @@ void sp_driver_end_loads(sp_driver *driver)
 
 /* ---- tasks --------------------------------------------------------------------------------- */
 
-/* The load begins, whoever wanted it; where it cannot, it ends. */
-static void begin_load(sp_driver *driver, sp_pending_load *load, const char *path)
+/* The load begins, whoever wanted it, with what `looked_up` found; where it cannot, it ends. */
+static void begin_load(sp_driver *driver, sp_pending_load *load, sp_lora_task *looked_up)
 {
     const sp_lora_task *task = load->task;
     sp_stage *stage = sp_engine_stage(driver->engine);
     sp_stage_load_options wanted;
-    sp_error error = {0};
-    sp_status status;
+    sp_error error = looked_up->look_up_error;
+    sp_status status = error.status;
 
     sp_stage_load_options_default(&wanted, sizeof wanted);
     wanted.name = load->name;
-    wanted.location = path;
+    wanted.location = looked_up->path;
     if (task) {
         wanted.replace = task->replace;
         wanted.expected_generation = task->expected_generation;
         wanted.pinned = task->pinned;
     }
-    status = stage ? sp_stage_load(stage, &wanted, &load->ticket, &error) : no_slots(&error);
+    load->entry = sp_lora_entry_create(load->name, looked_up->chat);
+    if (load->entry)
+        looked_up->chat = NULL; /* it has the reference */
+    else if (status == SP_OK)
+        status = sp_fail_memory(&error, 1, "what an adapter says of chat");
+    if (status == SP_OK)
+        status = stage ? sp_stage_load(stage, &wanted, &load->ticket, &error) : no_slots(&error);
     if (status == SP_PENDING) {
         set_looking(driver, load, false);
         return;
@@ -390,7 +409,7 @@ static void run_load(sp_driver *driver, sp_lora_task *task)
         return;
     }
     load->task = task;
-    begin_load(driver, load, task->path);
+    begin_load(driver, load, task);
 }
 
 /* A load's folder was looked for; or an unloaded name's, which is only hidden where it has one. */
@@ -399,7 +418,7 @@ static void take_folder(sp_driver *driver, sp_lora_task *task)
     sp_pending_load *load = find_load(driver, task->name);
 
     if (load && load->looking && task->path) {
-        begin_load(driver, load, task->path);
+        begin_load(driver, load, task);
     } else if (load && load->looking) {
         sp_error unknown = load->unknown; /* the load is freed before its waiters are told */
 
@@ -415,12 +434,16 @@ static sp_status unload(sp_driver *driver, const char *name, sp_error *error)
 {
     sp_stage *stage = sp_engine_stage(driver->engine);
     sp_stage_version_info info = {.struct_bytes = sizeof info};
+    sp_status status;
 
     if (!stage)
         return no_adapter(name, error);
     if (sp_stage_find(stage, name, &info, NULL) == SP_OK && info.pinned)
         sp_stage_set_pinned(stage, name, false, NULL);
-    return sp_stage_unload(stage, name, error);
+    status = sp_stage_unload(stage, name, error);
+    if (status >= 0)
+        sp_lora_chats_remove(driver->options.chats, name);
+    return status;
 }
 
 /* A name whose folder exists is known unless it was unloaded. It is hidden at once; that there is

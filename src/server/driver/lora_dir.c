@@ -5,6 +5,7 @@
 #include "base/confine.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "server/driver/helper.h"
 
 #include <sidepath/engine.h>
 
@@ -13,13 +14,11 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #define QUICK_SCAN_NS 50000000u  /* a list waits for a scan that takes no longer, */
 #define FIRST_SCAN_NS 500000000u /* and for the first as long as this */
-#define CLOSE_WAIT_S  1
-#define TOLD_MAX      64 /* what is skipped is named, each once, as far as this */
+#define TOLD_MAX      64         /* what is skipped is named, each once, as far as this */
 #define CONFIG_NAME   "adapter_config.json"
 
 typedef struct name_list {
@@ -28,19 +27,14 @@ typedef struct name_list {
 } name_list;
 
 struct sp_lora_dir {
+    sp_helper helper; /* its lock is that of all below `told` */
     const char *base;
     sp_lora_dir_hooks hooks;
-    name_list told; /* the thread's own: what was said to be skipped */
-    pthread_t thread;
-    pthread_mutex_t lock; /* of all below */
-    pthread_cond_t filled;
+    name_list told;        /* the thread's own: what was said to be skipped */
     sp_task *first, *last; /* tasks to be looked at, by `next` */
     name_list found;       /* by the last scan, and by what was looked up since */
     bool scan_wanted, scanning, has_scanned;
     uint64_t scan_began_ns, last_scan_ns; /* the second: how long it took */
-    bool closed, has_ended;
-    bool abandoned; /* the thread frees it, should it ever get so far */
-    pthread_cond_t ended;
 };
 
 /* ---- names --------------------------------------------------------------------------------- */
@@ -82,7 +76,7 @@ static void note_name(sp_lora_dir *dir, const char *name, bool there)
 {
     size_t i;
 
-    pthread_mutex_lock(&dir->lock);
+    pthread_mutex_lock(&dir->helper.lock);
     i = find_name(&dir->found, name);
     if (there && i == dir->found.n) {
         add_name(&dir->found, name);
@@ -90,7 +84,7 @@ static void note_name(sp_lora_dir *dir, const char *name, bool there)
         sp_free(dir->found.names[i]);
         dir->found.names[i] = dir->found.names[--dir->found.n];
     }
-    pthread_mutex_unlock(&dir->lock);
+    pthread_mutex_unlock(&dir->helper.lock);
 }
 
 bool sp_lora_dir_may_hold(const char *name, const char *base)
@@ -177,12 +171,27 @@ static char *find_folder(const sp_lora_dir *dir, const char *name)
 /* Passes the task on, unless the directory is being closed. */
 static void pass_on(sp_lora_dir *dir, sp_lora_task *task)
 {
-    pthread_mutex_lock(&dir->lock);
-    if (dir->closed)
+    pthread_mutex_lock(&dir->helper.lock);
+    if (dir->helper.closed)
         sp_task_release(&task->task);
     else
         dir->hooks.done(dir->hooks.user, task);
-    pthread_mutex_unlock(&dir->lock);
+    pthread_mutex_unlock(&dir->helper.lock);
+}
+
+/* What the adapter's folder says of requests. A directory that is being closed says nothing: the
+ * task goes nowhere then. */
+static void read_chat(sp_lora_dir *dir, sp_lora_task *task, sp_error *error)
+{
+    sp_lora_files files;
+
+    if (sp_lora_files_read(task->path, &files, error) != SP_OK)
+        return;
+    if (sp_helper_enter(&dir->helper)) {
+        dir->hooks.understand(dir->hooks.user, &files, &task->chat, error);
+        sp_helper_leave(&dir->helper);
+    }
+    sp_lora_files_free(&files);
 }
 
 static void look_up(sp_lora_dir *dir, sp_lora_task *task)
@@ -196,6 +205,8 @@ static void look_up(sp_lora_dir *dir, sp_lora_task *task)
         task->path = find_folder(dir, task->name);
         note_name(dir, task->name, task->path != NULL);
     }
+    if (status == SP_OK && task->path)
+        read_chat(dir, task, &task->look_up_error);
     task->looked_up = true;
     if (status == SP_OK) {
         pass_on(dir, task);
@@ -211,7 +222,7 @@ static sp_lora_task *take_task(sp_lora_dir *dir, uint64_t lists_before_ns)
     sp_task **link = &dir->first;
     sp_task *before = NULL;
 
-    for (; *link && !dir->closed; before = *link, link = &(*link)->next) {
+    for (; *link && !dir->helper.closed; before = *link, link = &(*link)->next) {
         sp_lora_task *task = (sp_lora_task *)(void *)*link;
 
         if (task->look_up == SP_LOOK_UP_LIST && task->asked_ns > lists_before_ns)
@@ -229,9 +240,9 @@ static void serve_tasks(sp_lora_dir *dir, uint64_t lists_before_ns)
     sp_lora_task *task;
 
     do {
-        pthread_mutex_lock(&dir->lock);
+        pthread_mutex_lock(&dir->helper.lock);
         task = take_task(dir, lists_before_ns);
-        pthread_mutex_unlock(&dir->lock);
+        pthread_mutex_unlock(&dir->helper.lock);
         if (task)
             look_up(dir, task);
     } while (task);
@@ -241,9 +252,9 @@ static bool is_closed(sp_lora_dir *dir)
 {
     bool closed;
 
-    pthread_mutex_lock(&dir->lock);
-    closed = dir->closed;
-    pthread_mutex_unlock(&dir->lock);
+    pthread_mutex_lock(&dir->helper.lock);
+    closed = dir->helper.closed;
+    pthread_mutex_unlock(&dir->helper.lock);
     return closed;
 }
 
@@ -294,10 +305,10 @@ static const char *why_skipped(const sp_lora_dir *dir, const char *name, const c
 /* A server that ends meanwhile is told nothing. */
 static void tell(sp_lora_dir *dir, const char *name, const char *why)
 {
-    pthread_mutex_lock(&dir->lock);
-    if (!dir->closed)
+    pthread_mutex_lock(&dir->helper.lock);
+    if (!dir->helper.closed)
         dir->hooks.skipped(dir->hooks.user, name, why);
-    pthread_mutex_unlock(&dir->lock);
+    pthread_mutex_unlock(&dir->helper.lock);
 }
 
 static void tell_skipped(sp_lora_dir *dir, const char *name)
@@ -355,20 +366,22 @@ static void scan(sp_lora_dir *dir)
     name_list found = {NULL, 0, 0}, before;
 
     read_folders(dir, &found);
-    pthread_mutex_lock(&dir->lock);
+    pthread_mutex_lock(&dir->helper.lock);
     before = dir->found;
     dir->found = found;
-    if (!dir->has_scanned && !dir->closed)
+    if (!dir->has_scanned && !dir->helper.closed)
         dir->hooks.found(dir->hooks.user, found.n);
     dir->scanning = false;
     dir->has_scanned = true;
     dir->last_scan_ns = sp_clock_ns() - dir->scan_began_ns;
-    pthread_mutex_unlock(&dir->lock);
+    pthread_mutex_unlock(&dir->helper.lock);
     free_names(&before);
 }
 
-static void destroy(sp_lora_dir *dir)
+static void destroy(void *state)
 {
+    sp_lora_dir *dir = state;
+
     while (dir->first) {
         sp_task *task = dir->first;
 
@@ -377,24 +390,21 @@ static void destroy(sp_lora_dir *dir)
     }
     free_names(&dir->found);
     free_names(&dir->told);
-    pthread_cond_destroy(&dir->filled);
-    pthread_cond_destroy(&dir->ended);
-    pthread_mutex_destroy(&dir->lock);
+    sp_helper_destroy(&dir->helper);
     sp_free(dir);
 }
 
-static void *run(void *user)
+static void run(void *state)
 {
-    sp_lora_dir *dir = user;
-    bool abandoned;
+    sp_lora_dir *dir = state;
 
-    pthread_mutex_lock(&dir->lock);
-    while (!dir->closed) {
+    pthread_mutex_lock(&dir->helper.lock);
+    while (!dir->helper.closed) {
         uint64_t began_ns = dir->scan_began_ns;
         bool scans = dir->scan_wanted;
 
         if (!dir->first && !scans) {
-            pthread_cond_wait(&dir->filled, &dir->lock);
+            sp_helper_wait(&dir->helper, 0);
             continue;
         }
         if (scans) {
@@ -402,19 +412,13 @@ static void *run(void *user)
             dir->scanning = true;
             began_ns = dir->scan_began_ns = sp_clock_ns();
         }
-        pthread_mutex_unlock(&dir->lock);
+        pthread_mutex_unlock(&dir->helper.lock);
         if (scans)
             scan(dir);
         serve_tasks(dir, began_ns);
-        pthread_mutex_lock(&dir->lock);
+        pthread_mutex_lock(&dir->helper.lock);
     }
-    dir->has_ended = true;
-    abandoned = dir->abandoned;
-    pthread_cond_signal(&dir->ended);
-    pthread_mutex_unlock(&dir->lock);
-    if (abandoned)
-        destroy(dir);
-    return NULL;
+    pthread_mutex_unlock(&dir->helper.lock);
 }
 
 /* ---- any thread ---------------------------------------------------------------------------- */
@@ -423,51 +427,26 @@ sp_status sp_lora_dir_open(const char *base, const sp_lora_dir_hooks *hooks, sp_
                            sp_error *error)
 {
     sp_lora_dir *dir = sp_calloc(1, sizeof *dir);
-    pthread_condattr_t monotonic;
+    sp_status status;
 
     if (!dir)
         return sp_fail_memory(error, sizeof *dir, "the directory of adapters");
     dir->base = base;
     dir->hooks = *hooks;
     dir->scan_wanted = true;
-    pthread_mutex_init(&dir->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&dir->filled, NULL);
-    pthread_cond_init(&dir->ended, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    if (pthread_create(&dir->thread, NULL, run, dir) != 0) {
+    sp_helper_init(&dir->helper);
+    status = sp_helper_start(&dir->helper, "the directory of adapters", run, destroy, dir, error);
+    if (status == SP_OK)
+        *out_dir = dir;
+    else
         destroy(dir);
-        return sp_fail(error, SP_ERR_THREAD, NULL, NULL, -1,
-                       "cannot start the thread of the directory of adapters");
-    }
-    *out_dir = dir;
-    return SP_OK;
+    return status;
 }
 
 void sp_lora_dir_close(sp_lora_dir *dir)
 {
-    struct timespec until;
-    bool ended;
-
-    if (!dir)
-        return;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += CLOSE_WAIT_S;
-    pthread_mutex_lock(&dir->lock);
-    dir->closed = true;
-    pthread_cond_signal(&dir->filled);
-    while (!dir->has_ended && pthread_cond_timedwait(&dir->ended, &dir->lock, &until) == 0)
-        continue;
-    ended = dir->has_ended;
-    dir->abandoned = !ended;
-    if (!ended)
-        pthread_detach(dir->thread);
-    pthread_mutex_unlock(&dir->lock);
-    if (!ended)
-        return;
-    pthread_join(dir->thread, NULL);
-    destroy(dir);
+    if (dir)
+        sp_helper_close(&dir->helper);
 }
 
 /* Under the lock: whether a scan that begins now would be over soon, by what is known. */
@@ -485,7 +464,7 @@ void sp_lora_dir_look_up(sp_lora_dir *dir, sp_lora_task *task)
     bool passes = false;
 
     sp_task_retain(&task->task);
-    pthread_mutex_lock(&dir->lock);
+    pthread_mutex_lock(&dir->helper.lock);
     if (task->look_up == SP_LOOK_UP_LIST) {
         passes = !scans_quickly(dir);
         dir->scan_wanted = true;
@@ -500,8 +479,8 @@ void sp_lora_dir_look_up(sp_lora_dir *dir, sp_lora_task *task)
             dir->first = &task->task;
         dir->last = &task->task;
     }
-    pthread_cond_signal(&dir->filled);
-    pthread_mutex_unlock(&dir->lock);
+    pthread_cond_signal(&dir->helper.news);
+    pthread_mutex_unlock(&dir->helper.lock);
     if (passes)
         pass_on(dir, task);
 }
@@ -510,8 +489,8 @@ void sp_lora_dir_list(sp_lora_dir *dir, void (*visit)(void *user, const char *na
 {
     if (!dir)
         return;
-    pthread_mutex_lock(&dir->lock);
+    pthread_mutex_lock(&dir->helper.lock);
     for (size_t i = 0; i < dir->found.n; i++)
         visit(user, dir->found.names[i]);
-    pthread_mutex_unlock(&dir->lock);
+    pthread_mutex_unlock(&dir->helper.lock);
 }

@@ -22,6 +22,9 @@ typedef struct sp_lora_dir_hooks {
     void *user;
     /* Gets each task that has passed, with the outcome in it, and takes the reference. */
     void (*done)(void *user, sp_lora_task *task);
+    /* Understands the files of a folder that was looked up; does not wait for the file system. */
+    sp_status (*understand)(void *user, const sp_lora_files *files, sp_lora_chat **out_chat,
+                            sp_error *error);
     /* What a scan finds and lists do not show, once for each name (64 at most), with a sentence;
      * the name is a stranger's text. */
     void (*skipped)(void *user, const char *name, const char *why);
@@ -42,8 +45,9 @@ void sp_lora_dir_close(sp_lora_dir *dir);
  * Any thread: looks up what task->look_up says, then passes the task on. SP_LOOK_UP_PATH: whether
  * anything is at task->path, else the task ends with SP_CODE_ADAPTER_NOT_FOUND, or `unsafe-path`
  * where it leads out. SP_LOOK_UP_NAME: the folder of task->name into task->path, which stays NULL
- * where there is none. SP_LOOK_UP_LIST: a scan, unless that takes long; then the next list is of
- * it. Takes a reference of its own.
+ * where there is none. SP_LOOK_UP_LIST: a scan, unless that takes
+ * long; then the next list is of it. What the folder of a path says of requests is read into
+ * task->chat. Takes a reference of its own.
  */
 void sp_lora_dir_look_up(sp_lora_dir *dir, sp_lora_task *task);
 

@@ -9,6 +9,7 @@ static void destroy(sp_task *task)
     sp_lora_task *adapter = (sp_lora_task *)(void *)task;
 
     sp_snapshot_free(&adapter->snapshot);
+    sp_lora_chat_release(adapter->chat);
     sp_free(adapter->name);
     sp_free(adapter->path);
     sp_free(adapter);

@@ -5,6 +5,7 @@
 #ifndef SP_SERVER_DRIVER_LORA_TASK_H
 #define SP_SERVER_DRIVER_LORA_TASK_H
 
+#include "server/driver/lora_chat.h"
 #include "server/driver/task.h"
 #include "server/metrics/metrics.h"
 
@@ -36,8 +37,11 @@ typedef struct sp_lora_task {
     char *name; /* ACTIVATE: NULL is the base */
     char *path; /* LOAD: where it is; after a SP_LOOK_UP_NAME its folder, or NULL */
     sp_look_up look_up;
-    bool looked_up;    /* the answer is there */
-    uint64_t asked_ns; /* the look-up's own */
+    bool looked_up; /* the answer is there */
+    /* With the path that was looked up: a reference, until the load takes it. */
+    sp_lora_chat *chat;
+    sp_error look_up_error; /* SP_OK, or why that could not be read (SP_ERR_MEMORY) */
+    uint64_t asked_ns;      /* the look-up's own */
     bool replace, pinned;
     bool unpinned;                    /* explicitly not pinned: what it replaces may be pinned */
     bool with_metrics, with_receipts; /* LIST */
