@@ -81,6 +81,17 @@ static __device__ __forceinline__ uint4 load_shared(uint32_t from)
     return v;
 }
 
+/* Four 8 x 8 matrices of 16-bit elements: thread 4 i + j holds (i, 2 j) and (i, 2 j + 1). Lane l
+ * has the address of row l % 8 of matrix l / 8. All 32 lanes call it together. */
+static __device__ __forceinline__ uint4 load_matrices(uint32_t from)
+{
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from));
+    return v;
+}
+
 /* Four 8 x 8 matrices of 16-bit elements, transposed: thread 4 i + j holds (2 j, i) and (2 j + 1,
  * i). Lane l has the address of row l % 8 of matrix l / 8. All 32 lanes call it together. */
 static __device__ __forceinline__ uint4 load_transposed(uint32_t from)

@@ -100,9 +100,9 @@ typedef struct sp_cuda_attention_shape {
 
 /*
  * y = causal attention of each head of q over the pages, up to the row's own position. The order of
- * summation is stated in attention.cuh. A step is one attention_plan and then an attention for each
- * layer, with the same step and scratch. `wide`: some span has more than SP_CUDA_NARROW_ROWS rows,
- * which the host knows; a launch without it must not be replayed for such a step.
+ * summation is stated in attention.cuh. A step is one attention_plan and then an attend_rows for
+ * each layer, with the same step and scratch. `wide`: some span has more than SP_CUDA_NARROW_ROWS
+ * rows, which the host knows; a launch without it must not be replayed for such a step.
  */
 #define SP_CUDA_NARROW_ROWS 16
 typedef struct sp_cuda_attention {
@@ -182,16 +182,20 @@ typedef struct sp_cuda_greedy {
  *
  * base_gemm_open: what the GEMMs of one GPU need to know, in host memory; base_gemm only reads it,
  * so threads and streams may share it.
+ * attention_bytes only computes.
  */
-#define SP_CUDA_OPS_LIST(X)                                               \
-    X(gather_rows, (int gpu, const sp_cuda_gather *gather, void *stream)) \
-    X(norm_rows, (int gpu, const sp_cuda_norm *norm, void *stream))       \
-    X(silu_mul, (int gpu, const sp_cuda_silu *silu, void *stream))        \
-    X(rope_rows, (int gpu, const sp_cuda_rope *rope, void *stream))       \
-    X(pick_rows, (int gpu, const sp_cuda_pick *pick, void *stream))       \
-    X(greedy_rows, (int gpu, const sp_cuda_greedy *greedy, void *stream)) \
-    X(base_gemm_open, (int gpu, void **out_state))                        \
-    X(base_gemm_close, (int gpu, void *state))                            \
+#define SP_CUDA_OPS_LIST(X)                                                                \
+    X(attention_bytes, (int gpu, const sp_cuda_attention_shape *shape, size_t *out_bytes)) \
+    X(attention_plan, (int gpu, const sp_cuda_attention *attention, void *stream))         \
+    X(attend_rows, (int gpu, const sp_cuda_attention *attention, void *stream))            \
+    X(gather_rows, (int gpu, const sp_cuda_gather *gather, void *stream))                  \
+    X(norm_rows, (int gpu, const sp_cuda_norm *norm, void *stream))                        \
+    X(silu_mul, (int gpu, const sp_cuda_silu *silu, void *stream))                         \
+    X(rope_rows, (int gpu, const sp_cuda_rope *rope, void *stream))                        \
+    X(pick_rows, (int gpu, const sp_cuda_pick *pick, void *stream))                        \
+    X(greedy_rows, (int gpu, const sp_cuda_greedy *greedy, void *stream))                  \
+    X(base_gemm_open, (int gpu, void **out_state))                                         \
+    X(base_gemm_close, (int gpu, void *state))                                             \
     X(base_gemm, (int gpu, const void *state, const sp_cuda_gemm *gemm, void *stream))
 
 typedef struct sp_cuda_ops_kernels {

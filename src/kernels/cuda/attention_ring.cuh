@@ -1,0 +1,172 @@
+/*
+ * attention_ring.cuh: the ring in shared memory through which a block of attention reads keys and
+ * values, from sm_90 on. One warp fills its slots with bulk copies, K, V, K, V, ... of the key
+ * tiles in order; the warps that compute wait for a slot, read it and release it.
+ *
+ * A slot holds a tile, or half a tile for D = 256: 16 or 32 KiB, the atoms of its pages one after
+ * the other, so that the 8 keys of group n begin at n * GROUP_BYTES.
+ */
+#ifndef SP_KERNELS_CUDA_ATTENTION_RING_CUH
+#define SP_KERNELS_CUDA_ATTENTION_RING_CUH
+
+#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/bulk.cuh"
+
+#define RING_SLOTS_MAX 8
+#define ATOM_BYTES     1024 /* 8 keys by 64 dimensions */
+
+template <int D> struct ring_of {
+    static constexpr int PARTS = D > 128 ? 2 : 1; /* slots of a tile */
+    static constexpr int PAGES = TILE_PAGES / PARTS;
+    static constexpr int GROUPS = KEY_GROUPS / PARTS;
+    static constexpr int GROUP_BYTES = D / 64 * ATOM_BYTES;
+    static constexpr int PAGE_BYTES = 2 * GROUP_BYTES;
+    static constexpr int SLOT_BYTES = PAGES * PAGE_BYTES;
+};
+
+static_assert(ring_of<64>::PAGE_BYTES == SP_CUDA_PAGE * 64 * 2, "a page is 2 rows of atoms");
+static_assert(TILE_PAGES <= SP_WARP, "a lane copies a page");
+
+#if __CUDA_ARCH__ >= 900
+
+typedef struct key_ring {
+    uint32_t memory, full, empty; /* shared addresses; a barrier per slot */
+    int slots, slot, parity;
+} key_ring;
+
+static __device__ __forceinline__ void ring_advance(key_ring *ring)
+{
+    if (++ring->slot == ring->slots) {
+        ring->slot = 0;
+        ring->parity ^= 1;
+    }
+}
+
+/* By one thread, before the block's first barrier. `readers`: arrivals that release a slot. */
+static __device__ __forceinline__ void ring_init(const key_ring &ring, int readers)
+{
+    for (int i = 0; i < ring.slots; i++) {
+        barrier_init(ring.full + 8 * i, 1);
+        barrier_init(ring.empty + 8 * i, readers);
+    }
+    barrier_init_done();
+}
+
+/* Waits for the slot's keys or values; returns its address. */
+template <int D> static __device__ __forceinline__ uint32_t ring_wait(const key_ring &ring)
+{
+    barrier_wait(ring.full + 8 * ring.slot, ring.parity);
+    return ring.memory + ring.slot * ring_of<D>::SLOT_BYTES;
+}
+
+/* By a whole warp that has read the slot with ldmatrix. Without the fence the next bulk copy can
+ * overtake reads that are still in flight, even when every lane arrives. */
+static __device__ __forceinline__ void ring_release(key_ring *ring)
+{
+    copies_before_bulk();
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        barrier_arrive(ring->empty + 8 * ring->slot);
+    ring_advance(ring);
+}
+
+/* ---- filling ------------------------------------------------------------------------------- */
+
+/* Of a page with `keys` < SP_CUDA_PAGE keys: those, and zeros for the rest. P of a masked key is 0,
+ * and 0 * NaN is NaN. */
+template <int D>
+static __device__ __forceinline__ void copy_part_of_page(uint32_t to, const char *from,
+                                                         const char *zeros, int keys,
+                                                         uint32_t barrier)
+{
+    for (int atom = 0; atom < 2 * (D / 64); atom++) {
+        int valid = min(max(keys - 8 * (atom / (D / 64)), 0), 8) * 128, at = atom * ATOM_BYTES;
+
+        if (valid > 0)
+            bulk_load(to + at, from + at, valid, barrier);
+        if (valid < ATOM_BYTES)
+            bulk_load(to + at + valid, zeros, ATOM_BYTES - valid, barrier);
+    }
+}
+
+/* The pages of one block: where the filling warp copies from. */
+typedef struct page_source {
+    const char *keys, *values, *zeros; /* keys and values of the kv head */
+    const int32_t *pages;              /* of the sequence */
+    int64_t page_bytes;                /* from one page to the next */
+    int last;                          /* position of the last key that any row sees */
+} page_source;
+
+/* The lane's page of a tile; -1: it has no key of the block. */
+static __device__ __forceinline__ int page_of(const page_source &from, int tile, int tile_end)
+{
+    int page = tile * TILE_PAGES + (int)(threadIdx.x & (TILE_PAGES - 1));
+
+    return tile < tile_end && page * SP_CUDA_PAGE <= from.last ? from.pages[page] : -1;
+}
+
+/* Fills the next slot with part `part` of a tile. `keys` of the lane's page are valid; `values`:
+ * the others must be zeros, whereas scores of K beyond the end are masked. */
+template <int D>
+static __device__ __forceinline__ void fill_slot(key_ring *ring, const page_source &from, int part,
+                                                 int page, int keys, bool values)
+{
+    using R = ring_of<D>;
+    int lane = threadIdx.x & 31;
+    uint32_t full = ring->full + 8 * ring->slot;
+    uint32_t to = ring->memory + ring->slot * R::SLOT_BYTES + lane % R::PAGES * R::PAGE_BYTES;
+    const char *source = (values ? from.values : from.keys) + page * from.page_bytes;
+
+    barrier_wait(ring->empty + 8 * ring->slot, ring->parity ^ 1);
+    if (lane == 0) {
+        barrier_expect(full, R::SLOT_BYTES);
+        barrier_arrive(full);
+    }
+    __syncwarp();
+    if (lane / R::PAGES == part) {
+        if (page < 0)
+            bulk_load(to, from.zeros, R::PAGE_BYTES, full);
+        else if (!values || keys >= SP_CUDA_PAGE)
+            bulk_load(to, source, R::PAGE_BYTES, full);
+        else
+            copy_part_of_page<D>(to, source, from.zeros, keys, full);
+    }
+    ring_advance(ring);
+}
+
+/* By one whole warp: all tiles of a piece. The next tile's pages are loaded before the waits. */
+template <int D>
+static __device__ __forceinline__ void fill_ring(key_ring *ring, const page_source &from, int tile,
+                                                 int tile_end)
+{
+    int page = page_of(from, tile, tile_end);
+
+    for (; tile < tile_end; tile++) {
+        int first = tile * ATTENTION_TILE + (int)(threadIdx.x & (TILE_PAGES - 1)) * SP_CUDA_PAGE;
+        int next = page_of(from, tile + 1, tile_end);
+
+        for (int part = 0; part < ring_of<D>::PARTS; part++)
+            fill_slot<D>(ring, from, part, page, from.last - first + 1, false);
+        for (int part = 0; part < ring_of<D>::PARTS; part++)
+            fill_slot<D>(ring, from, part, page, from.last - first + 1, true);
+        page = next;
+    }
+}
+
+template <int D>
+static __device__ __forceinline__ page_source source_of(const attention_args &args,
+                                                        const attention_piece &piece, int head)
+{
+    const sp_cuda_attention &a = args.a;
+    int64_t at = (int64_t)head * ring_of<D>::PAGE_BYTES;
+
+    return {(const char *)a.keys + at,
+            (const char *)a.values + at,
+            (const char *)args.zeros,
+            a.step.pages + piece.page,
+            (int64_t)a.shape.kv_heads * ring_of<D>::PAGE_BYTES,
+            piece.position + piece.rows - 1};
+}
+
+#endif
+#endif
