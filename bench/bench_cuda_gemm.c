@@ -162,7 +162,7 @@ static void open_peer(bench *b)
 
 /* ---- cells --------------------------------------------------------------------------------- */
 
-/* Outputs' weights lie side by side, as the engine stores them. */
+/* Outputs' weights are side by side, as the engine stores them. */
 static void make_cell(cell *c)
 {
     bench *b = c->b;

@@ -91,7 +91,8 @@ function(sidepath_library)
   file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/sidepath/*.h)
   list(FILTER headers EXCLUDE REGEX "/engine.h$")
   file(GLOB private_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/base/*.h
-       ${PROJECT_SOURCE_DIR}/src/kernels/*/*.h ${PROJECT_SOURCE_DIR}/src/checkpoint/*.h)
+       ${PROJECT_SOURCE_DIR}/src/kernels/*/*.h ${PROJECT_SOURCE_DIR}/src/checkpoint/*.h
+       ${PROJECT_SOURCE_DIR}/src/device/*.h)
   list(JOIN headers "|" public)
   list(JOIN private_headers "|" private)
   sidepath_shared_library(

@@ -50,7 +50,7 @@ typedef struct sp_engine_options {
     int64_t kv_tokens;        /* KV capacity, rounded up to pages; 0: the lesser of max_running ×
                                  max_context and half of the memory that the rest leaves */
     int32_t page_tokens;      /* tokens of a KV page; a divisor of the attention block (32) */
-    int32_t step_rows;        /* most rows of one step */
+    int32_t step_rows;        /* most rows of one step; 0: 256 on the CPU, 2048 on a GPU */
     int32_t prefill_chunk;    /* most rows of one request in one step; 0: step_rows */
     bool no_apply, no_ffn;    /* measuring levers: adapters stay resident, deltas are skipped */
     bool allow_partial, allow_no_effect, allow_unknown_fields, allow_base_changing_init;
@@ -74,6 +74,15 @@ typedef struct sp_engine_options {
      * "adapters" (a count); the last call of each has done == total. NULL: nobody. */
     void (*progress)(void *user, const char *what, size_t done, size_t total);
     void *progress_user;
+    /* Where steps run: "cpu" or NULL, "cuda" (GPU 0), "cuda:N", or "auto": the first GPU, where
+     * there is one that can be used and precision is BF16, else the CPU. On a GPU page_tokens is
+     * 16, and memory_bytes is the device's. */
+    const char *device;
+    bool eager;          /* GPU: no step is captured as a graph; changes no bit */
+    bool base_gemm_free; /* GPU: the base's products may be summed in another order for another
+                            number of rows: gives up that a row's bits do not depend on the batch */
+    bool interactive;    /* a prefill_chunk of 0 is one that hardly delays concurrent requests: 64
+                            rows on the CPU, 512 on a GPU */
 } sp_engine_options;
 
 SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
@@ -119,6 +128,8 @@ SP_API const char *sp_engine_base_name(const sp_engine *engine); /* the model fo
 /* Tokens of one request, prompt included: the context, or what the KV cache holds. */
 SP_API int32_t sp_engine_max_context(const sp_engine *engine);
 SP_API const char *sp_engine_cpu_isa(const sp_engine *engine); /* the level in use */
+/* "cpu" or "cuda:0": where steps run. Lives as long as the engine. */
+SP_API const char *sp_engine_device(const sp_engine *engine);
 
 /* ---- text ---------------------------------------------------------------------------------- */
 

@@ -257,8 +257,10 @@ static void print_json(const step_bench *bench)
                i ? ", " : "", c->kind, c->rows, c->adapters, c->seconds, c->rows / c->seconds,
                read_ratio(bench, c), c->seconds / bench->cases[0].seconds);
     }
-    printf("], \"weight_bytes\": %zu, \"read_bytes_per_second\": %.6g, \"cpu_isa\": \"%s\", ",
-           stats.weight_bytes, bench->read_bytes_per_second, sp_engine_cpu_isa(bench->engine));
+    printf("], \"weight_bytes\": %zu, \"read_bytes_per_second\": %.6g, \"cpu_isa\": \"%s\", "
+           "\"device\": \"%s\", ",
+           stats.weight_bytes, bench->read_bytes_per_second, sp_engine_cpu_isa(bench->engine),
+           sp_engine_device(bench->engine));
     sp_bench_print_machine(stdout);
     puts("}");
 }
@@ -268,9 +270,9 @@ static void print_text(const step_bench *bench)
     sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
     sp_engine_get_stats(bench->engine, &stats, NULL);
-    printf("weights %.1f MB, streaming read %.2f GB/s, level %s\n",
+    printf("weights %.1f MB, streaming read %.2f GB/s, level %s, %s\n",
            (double)stats.weight_bytes / 1e6, bench->read_bytes_per_second / 1e9,
-           sp_engine_cpu_isa(bench->engine));
+           sp_engine_cpu_isa(bench->engine), sp_engine_device(bench->engine));
     printf("%-8s %6s %9s %12s %12s %14s %12s\n", "case", "rows", "adapters", "ms a step", "rows/s",
            "of read limit", "over first");
     for (size_t i = 0; i < bench->n_cases; i++) {
@@ -310,8 +312,12 @@ static int run_step_bench(void *memory)
                                       &usage, &error);
     if (status != SP_OK)
         return usage ? sp_cli_usage("bench", &error) : sp_cli_fail("bench", &error);
-    status = sp_bench_read_bandwidth(bench->settings.run.options.threads,
-                                     &bench->read_bytes_per_second, &error);
+    if (strcmp(sp_engine_device(bench->engine), "cpu") == 0)
+        status = sp_bench_read_bandwidth(bench->settings.run.options.threads,
+                                         &bench->read_bytes_per_second, &error);
+    else
+        status = sp_bench_device_bandwidth(sp_engine_device(bench->engine),
+                                           &bench->read_bytes_per_second, &error);
     if (status == SP_OK)
         status = run_cases(bench, &error);
     if (status != SP_OK)

@@ -15,6 +15,13 @@ double sp_bench_median(double *values, size_t n);
  */
 sp_status sp_bench_read_bandwidth(int32_t threads, double *out_bytes_per_second, sp_error *error);
 
+/*
+ * The best of several copies of 512 MiB on a device ("cuda:0"), bytes read and written. What
+ * sp_device_open and sp_device_alloc return.
+ */
+sp_status sp_bench_device_bandwidth(const char *device, double *out_bytes_per_second,
+                                    sp_error *error);
+
 /* "machine": {...}, without a comma after it. */
 void sp_bench_print_machine(FILE *stream);
 

@@ -14,6 +14,7 @@
 #define READ_ROUNDS 5
 #define TASK_BYTES  ((size_t)4 << 20)
 #define READ_LANES  16
+#define COPY_BYTES  ((size_t)512 << 20)
 
 typedef struct read_job {
     const uint64_t *data;
@@ -71,6 +72,48 @@ free_data:
     sp_free(job);
     return status;
 }
+
+/* ---- a device ------------------------------------------------------------------------------ */
+
+static sp_status time_copy(sp_device *device, char *memory, double *out_seconds, sp_error *error)
+{
+    sp_stream *stream = sp_device_main_stream(device);
+    double began = sp_clock_seconds();
+    sp_status status = sp_stream_copy(stream, memory, memory + COPY_BYTES, COPY_BYTES, error);
+
+    if (status == SP_OK)
+        status = sp_stream_wait(stream, error);
+    *out_seconds = sp_clock_seconds() - began;
+    return status;
+}
+
+sp_status sp_bench_device_bandwidth(const char *name, double *out_bytes_per_second, sp_error *error)
+{
+    sp_device *device;
+    void *memory;
+    double best = 0;
+    sp_status status = sp_device_open(name, NULL, &device, error);
+
+    if (status != SP_OK)
+        return status;
+    status = sp_device_alloc(device, 2 * COPY_BYTES, &memory, error);
+    if (status != SP_OK)
+        goto close_device;
+    for (int round = 0; round < READ_ROUNDS && status == SP_OK; round++) {
+        double seconds, rate;
+
+        status = time_copy(device, memory, &seconds, error);
+        rate = 2 * (double)COPY_BYTES / seconds;
+        best = rate > best ? rate : best;
+    }
+    *out_bytes_per_second = best;
+    sp_device_free(device, memory);
+close_device:
+    sp_device_close(device);
+    return status;
+}
+
+/* ---- the machine --------------------------------------------------------------------------- */
 
 static void add_cpu_model(sp_text *out)
 {

@@ -27,7 +27,10 @@ static const shared_row shared_rows[] = {
       "an adapter to load under a name; may be repeated", true}},
     {ENGINE,
      {"device", SP_SETTING_CHOICE, FIELD(device), "auto", 0, 0, "auto|cpu|cuda", NULL,
-      "where to run", false}},
+      "where to run; auto: on a GPU if one can be used", false}},
+    {ENGINE,
+     {"base-gemm", SP_SETTING_CHOICE, FIELD(base_gemm), "invariant", 0, 0, "invariant|free", NULL,
+      "on a GPU; free: the base's products may depend on the number of rows", false}},
     {ENGINE | KERNELS,
      {"cpu-isa", SP_SETTING_CHOICE, FIELD(cpu_isa), "auto", 0, 0, "auto|scalar|avx2|avx512|amx",
       NULL, "highest CPU instruction set to use", false}},
@@ -153,6 +156,8 @@ static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_want
     options->served_name = settings->served_name;
     options->precision = strcmp(settings->precision, "f32") == 0 ? SP_DTYPE_F32 : SP_DTYPE_BF16;
     options->cpu_isa = settings->cpu_isa;
+    options->device = settings->device;
+    options->base_gemm_free = strcmp(settings->base_gemm, "free") == 0;
     options->host_bytes_max = (size_t)settings->host_cache_mib << 20;
     if (options->kv_tokens == 0)
         options->kv_tokens = kv_tokens_wanted;
@@ -192,11 +197,6 @@ sp_status sp_run_settings_open(const sp_run_settings *settings, int64_t kv_token
     if (status != SP_OK)
         goto free_list;
     *out_usage = false;
-    if (strcmp(settings->device, "cuda") == 0) {
-        status = sp_fail(error, SP_ERR_NO_DEVICE, NULL, "device", -1,
-                         "this build has no CUDA engine; use --device cpu");
-        goto free_list;
-    }
     status = sp_engine_open(&options, adapters, settings->adapters.n, out_engine, error);
     if (status == SP_OK && settings->active) {
         status = set_active(*out_engine, settings->active, error);

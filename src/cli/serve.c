@@ -21,11 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A long prompt is prefilled in chunks that hardly delay concurrent streams
- * (docs/PERFORMANCE.md). */
-#define PREFILL_CHUNK_BY_ITSELF 64
-#define LOG_BYTES_MAX           ((size_t)1 << 20)
-#define LOG_WAIT_MS             1000 /* for the last lines, at the end */
+#define LOG_BYTES_MAX ((size_t)1 << 20)
+#define LOG_WAIT_MS   1000 /* for the last lines, at the end */
 
 typedef struct serve_settings {
     sp_run_settings run; /* first: the shared rows point into it */
@@ -145,8 +142,7 @@ static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_er
     *out_usage = true;
     settings->server.model_dir = settings->run.model;
     settings->run.options.adapter_loading = true;
-    if (settings->run.options.prefill_chunk == 0)
-        settings->run.options.prefill_chunk = PREFILL_CHUNK_BY_ITSELF;
+    settings->run.options.interactive = true;
     settings->run.options.adapter_refused = report_refused;
     settings->run.options.adapter_refused_user = &notes;
     settings->run.options.weights_prefault = settings->server.weights_prefault;

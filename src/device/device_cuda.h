@@ -9,6 +9,8 @@
 #ifndef SP_DEVICE_DEVICE_CUDA_H
 #define SP_DEVICE_DEVICE_CUDA_H
 
+#include "base/private.h"
+
 #include <sidepath/device.h>
 
 #ifdef __cplusplus
@@ -72,13 +74,13 @@ typedef struct sp_cuda_device_entries {
 sp_cuda_fn sp_device_cuda_find(const sp_device *device, const char *name);
 
 /* The number of the GPU, for calls of entries. */
-int sp_device_cuda_index(const sp_device *device);
+SP_PRIVATE int sp_device_cuda_index(const sp_device *device);
 
 /* How many multiprocessors the GPU has. */
 int32_t sp_device_cuda_multiprocessors(const sp_device *device);
 
 /* The status of a cudaError_t; keeps its text for sp_device_error_text. */
-sp_status sp_device_cuda_status(sp_device *device, int code, const char *what);
+SP_PRIVATE sp_status sp_device_cuda_status(sp_device *device, int code, const char *what);
 
 #ifdef __cplusplus
 }

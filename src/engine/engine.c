@@ -12,7 +12,18 @@
 #include <stdio.h>
 #include <string.h>
 
-#define TOKENIZER_FILE "tokenizer.json"
+#define TOKENIZER_FILE  "tokenizer.json"
+#define GPU_PAGE_TOKENS 16
+/* Device memory that stays free for what the libraries and the driver allocate, as a share. */
+#define GPU_RESERVE_SHARE 32
+/* Sizes that were left open. The chunks hardly delay concurrent streams (docs/PERFORMANCE.md). */
+#define STEP_ROWS_CPU     256
+#define STEP_ROWS_GPU     2048
+#define PREFILL_CHUNK_CPU 64
+#define PREFILL_CHUNK_GPU 512
+/* Of free host memory, for the pinned cache of packed adapters where its size is left open. */
+#define PINNED_SHARE         4
+#define PINNED_BYTES_DEFAULT ((size_t)16 << 30)
 
 void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes)
 {
@@ -33,8 +44,6 @@ sp_module_set sp_engine_modules(const sp_geometry *geometry)
            sp_geometry_kind_modules(geometry, SP_SITE_EMBEDDING) |
            sp_geometry_kind_modules(geometry, SP_SITE_HEAD);
 }
-
-/* ---- names --------------------------------------------------------------------------------- */
 
 /* ---- options ------------------------------------------------------------------------------- */
 
@@ -65,6 +74,52 @@ static sp_status check_options(const sp_engine_options *options, sp_error *error
 
 /* ---- opening, part by part ----------------------------------------------------------------- */
 
+static bool on_gpu(const sp_engine *engine)
+{
+    return sp_device_get_kind(engine->device) == SP_DEVICE_CUDA;
+}
+
+/* "auto" takes a GPU where one can be used for this precision. */
+static sp_status open_device(sp_engine *engine, sp_error *error)
+{
+    const char *name = engine->options.device ? engine->options.device : "cpu";
+    bool automatic = strcmp(name, "auto") == 0;
+    bool bf16 = engine->options.precision == SP_DTYPE_BF16;
+    sp_status status;
+
+    if (automatic) {
+        status = bf16 ? sp_device_open("cuda", NULL, &engine->device, NULL) : SP_ERR_NO_DEVICE;
+        if (status == SP_ERR_NO_DEVICE || status == SP_ERR_UNSUPPORTED)
+            name = "cpu";
+        else if (status != SP_OK)
+            return sp_fail(error, status, NULL, "device", -1,
+                           "a GPU is there but cannot be used (%s); set the device to cpu",
+                           sp_status_text(status));
+    }
+    if (!engine->device) {
+        status = sp_device_open(name, NULL, &engine->device, error);
+        if (status != SP_OK)
+            return status;
+    }
+    if (on_gpu(engine)) {
+        if (!bf16)
+            return sp_fail(error, SP_ERR_ARGUMENT, NULL, "precision", -1,
+                           "precision f32 runs on the CPU only");
+        if (engine->options.page_tokens != GPU_PAGE_TOKENS)
+            return bad_option(error, "page-tokens", "16 on a GPU");
+        engine->op_table = &sp_cuda_op_table;
+    }
+    return SP_OK;
+}
+
+static void choose_sizes(sp_engine_options *options, bool gpu)
+{
+    if (options->step_rows == 0)
+        options->step_rows = gpu ? STEP_ROWS_GPU : STEP_ROWS_CPU;
+    if (options->prefill_chunk == 0 && options->interactive)
+        options->prefill_chunk = gpu ? PREFILL_CHUNK_GPU : PREFILL_CHUNK_CPU;
+}
+
 static sp_status open_host(sp_engine *engine, sp_error *error)
 {
     sp_exec_options exec_options;
@@ -75,7 +130,11 @@ static sp_status open_host(sp_engine *engine, sp_error *error)
     sp_exec_options_default(&exec_options, sizeof exec_options);
     exec_options.threads = engine->options.threads;
     status = sp_exec_create(&exec_options, &engine->exec, error);
-    return status == SP_OK ? sp_device_open("cpu", NULL, &engine->device, error) : status;
+    if (status == SP_OK)
+        status = open_device(engine, error);
+    if (status == SP_OK)
+        choose_sizes(&engine->options, on_gpu(engine));
+    return status;
 }
 
 static void note_tokenizer(sp_engine *engine)
@@ -181,9 +240,11 @@ static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX]
         .kernels = engine->kernels,
         .exec = engine->exec,
         .delta = engine->delta,
+        .head_delta = engine->head_delta,
         .slots = engine->options.max_loras > 0 ? engine->options.max_loras : 1,
         .type = engine->options.precision,
         .rows_max = engine->options.step_rows,
+        .spans_max = engine->options.max_running,
         .hidden = shape->hidden,
         .vocab = shape->vocab,
         .n_widths = engine->model.family->widths(shape, widths),
@@ -196,6 +257,8 @@ static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX]
         .kv_pages = engine->memory.options.n_pages,
         .page_tokens = engine->options.page_tokens,
         .kv_resident = !engine->kv_left_open,
+        .eager = engine->options.eager,
+        .free_gemm = engine->options.base_gemm_free,
     };
 }
 
@@ -209,12 +272,16 @@ static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
     engine->spans = sp_calloc(running, sizeof *engine->spans);
     engine->step_spans = sp_calloc(running, sizeof *engine->step_spans);
     engine->finished = sp_calloc(running, sizeof(sp_sequence *));
-    if (!engine->spans || !engine->step_spans || !engine->finished)
+    engine->faults = sp_calloc(running, sizeof *engine->faults);
+    if (!engine->spans || !engine->step_spans || !engine->finished || !engine->faults)
         return sp_fail_memory(error, running * sizeof *engine->spans, "the plan of a step");
     status = sp_plan_create(engine->options.step_rows, options.slots, &engine->plan, error);
     if (status == SP_OK)
         status = sp_ops_create(engine->op_table, &options, &engine->ops, error);
-    return status == SP_OK ? sp_model_place(&engine->model, engine->ops, error) : status;
+    if (status != SP_OK)
+        return status;
+    return sp_model_place(&engine->model, engine->ops,
+                          on_gpu(engine) ? progress_of(engine) : (sp_load_progress){0}, error);
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -223,8 +290,12 @@ static size_t scratch_bytes(sp_engine *engine)
 {
     int32_t widths[SP_ROWS_MAX];
     sp_ops_options options = ops_options(engine, widths);
-    size_t bytes = sp_ops_scratch_bytes(engine->op_table, &options);
+    size_t bytes;
 
+    options.rope.positions = engine->max_context;
+    bytes = sp_ops_scratch_bytes(engine->op_table, &options);
+    if (on_gpu(engine))
+        return bytes;
     /* the tables of sines and cosines */
     bytes += (size_t)engine->model.shape.head_dim * (size_t)engine->max_context * sizeof(float);
 
@@ -233,9 +304,7 @@ static size_t scratch_bytes(sp_engine *engine)
     return bytes;
 }
 
-/* Before any large allocation; chooses the sizes that were left open. */
-static sp_status preflight(sp_engine *engine, size_t overlay_bytes, size_t free_bytes,
-                           sp_error *error)
+static sp_memory_needs needs_of(sp_engine *engine, size_t overlay_bytes)
 {
     sp_attention_shape attention = sp_family_attention(&engine->model.shape);
     sp_memory_needs needs = {
@@ -243,20 +312,65 @@ static sp_status preflight(sp_engine *engine, size_t overlay_bytes, size_t free_
         .overlay = overlay_bytes,
         .scratch = scratch_bytes(engine),
         .host_cache = engine->options.host_bytes_max,
-        .kv_token = sp_kv_token_bytes(&attention, engine->options.precision),
+        .kv_token = sp_ops_kv_token_bytes(engine->op_table, &attention, engine->options.precision),
         .kv_tokens = engine->options.kv_tokens,
         .max_running = engine->options.max_running,
         .max_context = engine->max_context,
         .page_tokens = engine->options.page_tokens,
     };
-    sp_memory_shares shares;
-    sp_status status;
 
     if (engine->layout) {
         needs.slot = sp_layout_slot_bytes(engine->layout);
         needs.slots = engine->options.max_loras;
     }
-    status = sp_memory_preflight(&needs, free_bytes, &shares, error);
+    return needs;
+}
+
+/* Packed adapters in pinned memory of the host, beside a GPU. */
+static sp_status share_host(sp_engine *engine, size_t slot, size_t free_bytes, sp_error *error)
+{
+    size_t *wanted = &engine->options.host_bytes_max;
+    size_t share = free_bytes / PINNED_SHARE;
+
+    if (*wanted > free_bytes)
+        return sp_fail(error, SP_ERR_MEMORY, SP_CODE_MEMORY_SHORT, "host-cache-mib", -1,
+                       "the packed adapters beside the slots: %zu MiB needed, %zu MiB of host "
+                       "memory free; lower host-cache-mib",
+                       *wanted >> 20, free_bytes >> 20);
+    if (*wanted == 0 && free_bytes != SIZE_MAX)
+        *wanted = slot + (share < PINNED_BYTES_DEFAULT ? share : PINNED_BYTES_DEFAULT);
+    return SP_OK;
+}
+
+/* A GPU's memory has no other user: the KV cache may take all but a reserve. */
+static sp_status divide_gpu(sp_engine *engine, sp_memory_needs *needs, size_t host_free,
+                            sp_memory_shares *out_shares, sp_error *error)
+{
+    size_t device_free = 0, total = 0;
+    sp_status status = sp_device_memory(engine->device, &device_free, &total, error);
+
+    if (status != SP_OK)
+        return status;
+    if (engine->options.memory_bytes > 0 && engine->options.memory_bytes < device_free)
+        device_free = engine->options.memory_bytes;
+    needs->kv_reserve = total / GPU_RESERVE_SHARE;
+    needs->host_cache = 0;
+    status = sp_memory_preflight(needs, device_free, out_shares, error);
+    if (status == SP_OK)
+        status = share_host(engine, needs->slot, host_free, error);
+    out_shares->host_cache = engine->options.host_bytes_max;
+    return status;
+}
+
+/* Before any large allocation; chooses the sizes that were left open. */
+static sp_status preflight(sp_engine *engine, size_t overlay_bytes, size_t free_bytes,
+                           sp_error *error)
+{
+    sp_memory_needs needs = needs_of(engine, overlay_bytes);
+    sp_memory_shares shares;
+    sp_status status = on_gpu(engine) ? divide_gpu(engine, &needs, free_bytes, &shares, error)
+                                      : sp_memory_preflight(&needs, free_bytes, &shares, error);
+
     if (status != SP_OK)
         return status;
     engine->kv_left_open = engine->options.kv_tokens == 0;
@@ -285,14 +399,17 @@ static size_t left_of(size_t free_bytes, size_t needed)
 static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, size_t n_adapters,
                           sp_error *error)
 {
-    size_t free_bytes =
-        engine->options.memory_bytes ? engine->options.memory_bytes : sp_free_memory("");
     sp_startup startup = {0};
+    size_t free_bytes;
     double began;
     sp_status status = open_host(engine, error);
 
-    if (status == SP_OK)
-        status = open_model(engine, free_bytes, error);
+    if (status != SP_OK)
+        return status;
+    free_bytes = engine->options.memory_bytes && !on_gpu(engine) ? engine->options.memory_bytes
+                                                                 : sp_free_memory("");
+
+    status = open_model(engine, free_bytes, error);
     began = sp_clock_seconds();
     if (status == SP_OK)
         status = sp_engine_read_adapters(engine, adapters, n_adapters,
@@ -300,7 +417,7 @@ static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, 
                                          error);
     if (status == SP_OK)
         status = preflight(engine, startup.overlay_bytes, free_bytes, error);
-    if (status == SP_OK && engine->options.weights_prefault)
+    if (status == SP_OK && engine->options.weights_prefault && !on_gpu(engine))
         status = prefault(engine, error);
     if (status == SP_OK)
         status = sp_engine_start_adapters(engine, &startup, error);
@@ -376,6 +493,7 @@ sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapt
     engine->options.model_dir = NULL;
     engine->options.served_name = NULL;
     engine->options.cpu_isa = NULL;
+    engine->options.device = NULL;
     engine->options.adapter_refused = NULL;
     engine->options.progress = NULL;
     engine->stats.open_seconds = sp_clock_seconds() - began;
@@ -394,6 +512,7 @@ void sp_engine_close(sp_engine *engine)
     sp_text_free(&engine->decoded);
     sp_ops_destroy(engine->ops);
     sp_free(engine->finished);
+    sp_free(engine->faults);
     sp_free(engine->step_spans);
     sp_free(engine->spans);
     sp_scheduler_destroy(&engine->scheduler);
@@ -448,6 +567,22 @@ const char *sp_engine_cpu_isa(const sp_engine *engine)
     return engine->kernels->level;
 }
 
+const char *sp_engine_device(const sp_engine *engine)
+{
+    return sp_device_name(engine->device);
+}
+
+static size_t delta_bytes(const sp_engine *engine)
+{
+    int32_t rows = engine->options.step_rows;
+
+    if (!engine->layout)
+        return 0;
+    return on_gpu(engine) ? sp_delta_device_bytes(engine->pool, rows, false) +
+                                sp_delta_device_bytes(engine->pool, SP_LOGIT_ROWS_MAX, false)
+                          : sp_delta_workspace_bytes(engine->layout, rows, false);
+}
+
 static sp_engine_stats stats_of(const sp_engine *engine)
 {
     const sp_sequence_memory *memory = &engine->memory;
@@ -477,9 +612,7 @@ static sp_engine_stats stats_of(const sp_engine *engine)
     stats.pool_bytes = engine->pool ? sp_pool_device_bytes(engine->pool) : 0;
     stats.kv_bytes = engine->ops->kv_bytes;
     stats.scratch_bytes = engine->ops->scratch_bytes;
-    if (engine->layout)
-        stats.scratch_bytes +=
-            sp_delta_workspace_bytes(engine->layout, engine->options.step_rows, false);
+    stats.scratch_bytes += delta_bytes(engine);
     if (engine->stage) {
         sp_stage_stats stage = {.struct_bytes = sizeof stage};
 

@@ -104,7 +104,8 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
     return sp_layout_create(&options, &engine->layout, error);
 }
 
-static sp_status create_delta(sp_engine *engine, sp_error *error)
+/* On a GPU the rows of the logits have a plan of their own. */
+static sp_status create_deltas(sp_engine *engine, sp_error *error)
 {
     sp_delta_options options;
     sp_status status = SP_OK;
@@ -120,7 +121,11 @@ static sp_status create_delta(sp_engine *engine, sp_error *error)
             sp_module_set_parse(engine->model.geometry, FFN_MODULES, &options.skip_modules, error);
     if (status != SP_OK)
         return status;
-    return sp_delta_create(&options, &engine->delta, error);
+    status = sp_delta_create(&options, &engine->delta, error);
+    if (status != SP_OK || sp_device_get_kind(engine->device) == SP_DEVICE_CPU)
+        return status;
+    options.rows_max = SP_LOGIT_ROWS_MAX;
+    return sp_delta_create(&options, &engine->head_delta, error);
 }
 
 /* Later loads are checked against the pool's rank and modules by packing, all else by the audit. */
@@ -180,7 +185,7 @@ static sp_status create_pool(sp_engine *engine, size_t overlay_bytes, sp_error *
     if (status == SP_OK)
         status = create_stage(engine, error);
     if (status == SP_OK)
-        status = create_delta(engine, error);
+        status = create_deltas(engine, error);
     return status;
 }
 
@@ -344,6 +349,7 @@ void sp_startup_free(sp_startup *startup)
 
 void sp_engine_close_adapters(sp_engine *engine)
 {
+    sp_delta_destroy(engine->head_delta);
     sp_delta_destroy(engine->delta);
     sp_stage_destroy(engine->stage);
     sp_disk_source_destroy(&engine->disk);

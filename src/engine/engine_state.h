@@ -43,8 +43,8 @@ struct sp_engine {
     sp_pool *pool;
     sp_stage_source disk;
     sp_stage *stage;
-    struct sp_step_run *run; /* the current step; NULL between steps */
-    sp_delta *delta;
+    struct sp_step_run *run;      /* the current step; NULL between steps */
+    sp_delta *delta, *head_delta; /* the latter on a GPU alone, as ops.h says */
     sp_plan *plan;
     sp_route_span *spans; /* [max_running] */
 
@@ -52,6 +52,7 @@ struct sp_engine {
     sp_scheduler scheduler;
     const sp_op_table *op_table; /* of the backend */
     sp_ops *ops;
+    bool *faults;             /* [max_running] of the current step's spans */
     sp_step_span *step_spans; /* [max_running] */
     int32_t max_context;
     bool kv_left_open; /* the preflight has set the KV cache's size */
@@ -60,13 +61,13 @@ struct sp_engine {
     int32_t n_sequences, sequences_capacity;
     int64_t next_id;
 
-    sp_logit_row logit_rows[SP_LOGIT_ROWS]; /* the current window */
+    sp_logit_row logit_rows[SP_LOGIT_ROWS_MAX]; /* the current window */
     int32_t n_logit_rows;
-    sp_choice choices[SP_LOGIT_ROWS];    /* of the same rows */
-    sp_logprob top[SP_TOP_LOGPROBS_MAX]; /* of the current event */
-    sp_text decoded;                     /* of the current token */
-    sp_text event_text;                  /* the part of it that events may carry */
-    sp_sequence **finished;              /* [max_running] of the current step */
+    sp_choice choices[SP_LOGIT_ROWS_MAX]; /* of the same rows */
+    sp_logprob top[SP_TOP_LOGPROBS_MAX];  /* of the current event */
+    sp_text decoded;                      /* of the current token */
+    sp_text event_text;                   /* the part of it that events may carry */
+    sp_sequence **finished;               /* [max_running] of the current step */
     int32_t n_finished;
 
     sp_engine_stats stats;

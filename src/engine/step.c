@@ -19,6 +19,7 @@ typedef struct sp_step_run {
     sp_request_event_fn on_event;
     void *user;
     sp_status status; /* without on_event the first failure of a single request, else SP_OK */
+    sp_status device; /* SP_ERR_DEVICE: the device failed while results were read */
     sp_error *error;
 } step_run;
 
@@ -346,7 +347,7 @@ static void use_logits(step_run *run, int32_t index)
 static void flush_logits(step_run *run)
 {
     sp_engine *engine = run->engine;
-    int32_t rows[SP_LOGIT_ROWS] = {0};
+    int32_t rows[SP_LOGIT_ROWS_MAX] = {0};
     int32_t n = engine->n_logit_rows;
     sp_status status;
 
@@ -355,17 +356,23 @@ static void flush_logits(step_run *run)
     for (int32_t i = 0; i < n; i++)
         rows[i] = engine->logit_rows[i].row;
     status = sp_family_logits(&engine->model, engine->ops, rows, n);
+    if (status == SP_OK) {
+        choose_tokens(engine);
+        status = engine->ops->status;
+    }
+    if (status == SP_ERR_DEVICE)
+        n = 0;
     for (int32_t i = 0; i < n && status != SP_OK; i++) {
         sp_sequence *sequence = engine->logit_rows[i].sequence;
 
         if (!is_finished(engine, sequence))
             fail_sequence(run, sequence, status, "its logits could not be adapted");
     }
-    if (status == SP_OK)
-        choose_tokens(engine);
     for (int32_t i = 0; i < n && status == SP_OK; i++)
         use_logits(run, i);
     engine->n_logit_rows = 0;
+    if (engine->ops->status == SP_ERR_DEVICE)
+        run->device = SP_ERR_DEVICE;
 }
 
 /* Whether the row's logits are needed: for a token, a logprob, a callback, or a prefill's end. */
@@ -380,7 +387,7 @@ static void take_logits(step_run *run, const sp_batch *batch)
     sp_engine *engine = run->engine;
     int32_t row = 0;
 
-    for (int32_t e = 0; e < batch->n_entries; e++) {
+    for (int32_t e = 0; e < batch->n_entries && run->device == SP_OK; e++) {
         sp_sequence *sequence = batch->entries[e].sequence;
 
         for (int32_t i = 0; i < batch->entries[e].n_rows; i++, row++) {
@@ -390,11 +397,33 @@ static void take_logits(step_run *run, const sp_batch *batch)
                 continue;
             engine->logit_rows[engine->n_logit_rows++] =
                 (sp_logit_row){.row = row, .position = position, .sequence = sequence};
-            if (engine->n_logit_rows == SP_LOGIT_ROWS)
+            if (engine->n_logit_rows == engine->ops->window)
                 flush_logits(run);
         }
     }
     flush_logits(run);
+}
+
+static bool has_ended(const sp_engine *engine, const sp_sequence *sequence)
+{
+    for (int32_t i = 0; i < engine->n_finished; i++)
+        if (engine->finished[i] == sequence)
+            return true;
+    return false;
+}
+
+/* A request whose keys or values are not finite is told before it has a token to fail at. */
+static void take_faults(step_run *run, const sp_batch *batch)
+{
+    sp_engine *engine = run->engine;
+
+    memset(engine->faults, 0, (size_t)batch->n_entries * sizeof *engine->faults);
+    if (run->device == SP_OK &&
+        sp_op_faults(engine->ops, engine->faults, batch->n_entries) == SP_ERR_DEVICE)
+        run->device = SP_ERR_DEVICE;
+    for (int32_t i = 0; i < batch->n_entries && run->device == SP_OK; i++)
+        if (engine->faults[i] && !has_ended(engine, batch->entries[i].sequence))
+            fail_logits(run, batch->entries[i].sequence, SP_ERR_INPUT);
 }
 
 /* ---- the step ------------------------------------------------------------------------------ */
@@ -443,6 +472,15 @@ static sp_status run_nothing(const step_run *run)
     return SP_OK;
 }
 
+/* A device says more than its status. */
+static void fail_step(const sp_engine *engine, sp_status status, sp_error *error)
+{
+    const char *words = status == SP_ERR_DEVICE ? sp_device_error_text(engine->device) : "";
+
+    sp_fail(error, status, NULL, NULL, -1, "a step failed: %s%s%.300s", sp_status_text(status),
+            words[0] ? ": " : "", words);
+}
+
 /* None of the rows counts; the next step plans them again. */
 static void roll_back(sp_engine *engine, const sp_batch *batch)
 {
@@ -474,7 +512,7 @@ sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *
     if (status == SP_OK) {
         status = run_forward(engine, batch);
         if (status != SP_OK)
-            sp_fail(error, status, NULL, NULL, -1, "a step failed: %s", sp_status_text(status));
+            fail_step(engine, status, error);
     }
     if (status != SP_OK) {
         roll_back(engine, batch);
@@ -484,11 +522,15 @@ sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *
     engine->n_finished = 0;
     engine->n_logit_rows = 0;
     take_logits(&run, batch);
+    take_faults(&run, batch);
+    if (run.device != SP_OK)
+        fail_step(engine, run.device, error);
     for (int32_t i = 0; i < batch->n_entries; i++)
         sp_scheduler_advance(&engine->scheduler, batch->entries[i].sequence,
-                             batch->entries[i].n_rows);
+                             run.device == SP_OK && !engine->faults[i] ? batch->entries[i].n_rows
+                                                                       : 0);
     for (int32_t i = 0; i < engine->n_finished; i++)
         sp_engine_drop(engine, engine->finished[i]);
     engine->stats.step_seconds += sp_clock_seconds() - began;
-    return run.status;
+    return run.device != SP_OK ? run.device : run.status;
 }

@@ -6,12 +6,12 @@
 # machine lacks them, lib/ with the shared libraries that the programs need (cmocka, jansson,
 # libcrypto) and fixtures/ as in tests/fixtures. PTX_DIRECTORY holds a build of the library with PTX
 # alone (-DSIDEPATH_CUDA_ARCHITECTURES=80-virtual); the programs are copied beside it. SP_PARTS
-# names what to run, by default "tests ptx sanitizers benches". The first three run beside each
-# other, as they are not timed, and each in a few chains; the benches run behind them, alone. Goes
+# names what to run, by default "tests engine eager ptx sanitizers benches". All but the benches run
+# beside each other, as they are not timed, in chains; the benches run behind them, alone. Goes
 # on after a failure; the exit status is 1 if anything failed. A log of each run is left in OUTPUT.
 set -u
 directory=$1 output=$2 ptx=${3:-}
-parts=${SP_PARTS:-tests ptx sanitizers benches}
+parts=${SP_PARTS:-tests engine eager ptx sanitizers benches}
 limit=${SP_LIMIT_S:-200} # of one program
 failed=$output/failed.txt
 : >"$failed"
@@ -39,6 +39,13 @@ run_tests() {
     done &
 }
 
+# run_engine PREFIX: the engine's own tests, with bf16 engines on the GPU.
+run_engine() {
+    while read -r test; do
+        SP_TEST_DEVICE=cuda run "$1$test" "$directory/$test" &
+    done <"$directory/engine_tests.txt"
+}
+
 wants() {
     case " $parts " in *" $1 "*) return 0 ;; esac
     return 1
@@ -48,6 +55,12 @@ export LD_LIBRARY_PATH="$directory:$directory/lib:${LD_LIBRARY_PATH:-}"
 [ ! -d "$directory/fixtures" ] || export SP_FIXTURES="$directory/fixtures"
 if wants tests; then
     run_tests "" "$directory"
+fi
+if wants engine; then
+    run_engine engine_
+fi
+if wants eager; then
+    (SP_TEST_EAGER=1 && export SP_TEST_EAGER && run_engine eager_ && wait) &
 fi
 if wants ptx && [ -n "$ptx" ]; then
     cp "$directory"/test_cuda* "$ptx"

@@ -106,7 +106,7 @@ static void test_defaults(void **state)
     assert_int_equal(options.struct_bytes, sizeof options);
     assert_int_equal(options.precision, SP_DTYPE_BF16);
     assert_true(options.max_loras == 8 && options.max_running == 64 && options.page_tokens == 16);
-    assert_true(options.step_rows == 256 && options.loader_threads == 1 && options.prefix_cache);
+    assert_true(options.step_rows == 0 && options.loader_threads == 1 && options.prefix_cache);
     assert_true(options.adapter_wait_steps == 64 && options.adapter_preempt_steps == 256);
     assert_true(options.threads == 0 && options.max_lora_rank == 0 && options.overlay_bytes == 0);
     assert_true(options.max_context == 0 && options.kv_tokens == 0 && options.prefill_chunk == 0);

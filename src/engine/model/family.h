@@ -43,7 +43,7 @@ sp_attention_shape sp_family_attention(const sp_model_shape *shape);
  * hidden states for sp_family_logits. Engine thread. Fails like sp_op_step. */
 sp_status sp_family_forward(const sp_model *model, sp_ops *ops, const sp_step *step);
 
-/* Logits of n_rows (at most SP_LOGIT_ROWS) rows of the last step, named by their row numbers. Fails
+/* Logits of n_rows (at most ops->window) rows of the last step, named by their row numbers. Fails
  * like sp_op_logits. */
 sp_status sp_family_logits(const sp_model *model, sp_ops *ops, const int32_t *rows, int32_t n_rows);
 

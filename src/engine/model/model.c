@@ -164,12 +164,26 @@ sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes,
 
 /* ---- placement ----------------------------------------------------------------------------- */
 
-sp_status sp_model_place(sp_model *model, sp_ops *ops, sp_error *error)
+static size_t bytes_of(const sp_weight *weight)
+{
+    size_t columns = weight->columns > 0 ? (size_t)weight->columns : 1;
+
+    return weight->host ? (size_t)weight->rows * columns * sp_dtype_bytes(weight->type) : 0;
+}
+
+sp_status sp_model_place(sp_model *model, sp_ops *ops, sp_load_progress progress, sp_error *error)
 {
     sp_status status = SP_OK;
+    size_t done = 0, total = 0;
 
-    for (size_t i = 0; i < model->n_weights && status == SP_OK; i++)
+    for (size_t i = 0; i < model->n_weights; i++)
+        total += bytes_of(model->weights[i]);
+    for (size_t i = 0; i < model->n_weights && status == SP_OK; i++) {
         status = sp_op_place(ops, model->weights[i], error);
+        done += bytes_of(model->weights[i]);
+        if (progress.tell)
+            progress.tell(progress.user, "weights", done, total);
+    }
     if (model->shape.tied_embeddings)
         model->head.placed = model->embed.placed;
     return status;

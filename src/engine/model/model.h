@@ -49,7 +49,8 @@ sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes,
 /* An empty or all-zero model is fine. */
 void sp_model_close(sp_model *model);
 
-/* Places every weight in the backend's memory. Returns what sp_op_place returns. */
-sp_status sp_model_place(sp_model *model, sp_ops *ops, sp_error *error);
+/* Places every weight in the backend's memory; `progress` is told. Returns what sp_op_place
+ * returns. */
+sp_status sp_model_place(sp_model *model, sp_ops *ops, sp_load_progress progress, sp_error *error);
 
 #endif

@@ -50,17 +50,20 @@ static sp_status take_pool(const sp_memory_needs *needs, size_t *left, sp_error 
     return status;
 }
 
-/* Half of what is left, in whole pages. */
+/* Half of what is left, or all but the reserve, in whole pages. */
 static int64_t open_kv_tokens(const sp_memory_needs *needs, size_t left)
 {
+    size_t part = needs->kv_reserve == 0 ? left / 2 : left - needs->kv_reserve;
     int64_t context = round_up(needs->max_context, needs->page_tokens);
     int64_t wanted = min64(needs->max_running * context, KV_TOKENS_MAX);
     int64_t fit = KV_TOKENS_MAX;
 
+    if (needs->kv_reserve > left)
+        part = 0;
     if (left == SIZE_MAX)
         fit = SP_KV_TOKENS_UNKNOWN;
-    else if (left / 2 / needs->kv_token < (size_t)KV_TOKENS_MAX)
-        fit = (int64_t)(left / 2 / needs->kv_token);
+    else if (part / needs->kv_token < (size_t)KV_TOKENS_MAX)
+        fit = (int64_t)(part / needs->kv_token);
     fit = min64(wanted, fit) / needs->page_tokens * needs->page_tokens;
     return max64(fit, needs->page_tokens);
 }

@@ -19,6 +19,8 @@ typedef struct sp_memory_needs {
     size_t host_cache; /* budget of packed adapters; 0: chosen from what the others leave */
     size_t kv_token;   /* keys and values of one token in all layers */
     int64_t kv_tokens; /* 0: chosen from what the others leave */
+    size_t kv_reserve; /* 0: a KV cache of unspecified size takes half of what is left; else all of
+                          it but so many bytes */
     int64_t max_running, max_context; /* tokens of one request */
     int32_t page_tokens;
 } sp_memory_needs;

@@ -62,6 +62,14 @@ sp_status sp_cpu_rope_and_cache(sp_ops *ops, const sp_rope_call *call)
     return SP_OK;
 }
 
+/* Attention reads no key beyond a row's own. */
+sp_status sp_cpu_faults(sp_ops *ops, bool *out_faults, int32_t n_spans)
+{
+    (void)ops;
+    memset(out_faults, 0, (size_t)n_spans * sizeof *out_faults);
+    return SP_OK;
+}
+
 /* ---- attention ----------------------------------------------------------------------------- */
 
 typedef struct attention_job {

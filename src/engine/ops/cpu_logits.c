@@ -1,4 +1,4 @@
-/* cpu_logits.c: the logits of a window of rows, and tokens and logprobs from them. */
+/* cpu_logits.c: the logits of a window of rows, and logprobs from them. */
 #include "base/assert.h"
 #include "base/clock.h"
 #include "engine/ops/cpu_ops.h"
@@ -54,7 +54,7 @@ sp_status sp_cpu_logits(sp_ops *ops, sp_rows x, const sp_weight *head, const int
         .y_stride = cpu->vocab,
     };
 
-    SP_ASSERT(n_rows > 0 && n_rows <= SP_LOGIT_ROWS);
+    SP_ASSERT(n_rows > 0 && n_rows <= SP_CPU_WINDOW);
     SP_ASSERT(head->rows == cpu->vocab && head->columns == cpu->hidden);
     sp_gemm_pack(cpu->kernels, cpu->exec, cpu->packed, cpu->type, head->type, cpu->rows[x],
                  cpu->widths[x], rows, n_rows, head->columns);
@@ -83,52 +83,9 @@ sp_status sp_cpu_score(sp_ops *ops, int32_t index, int32_t token, int32_t n_top,
                        out_top, NULL);
 }
 
-/* ---- tokens -------------------------------------------------------------------------------- */
-
-typedef struct choose_job {
-    sp_cpu_ops *cpu;
-    sp_choice *choices;
-} choose_job;
-
-/* The row with the request's bias and penalties: a copy where it has any, else the row itself. */
-static const float *adjust(const sp_cpu_ops *cpu, const sp_choice *choice, const float *logits,
-                           int32_t place)
-{
-    float *adjusted = cpu->adjusted_logits + (size_t)place * (size_t)cpu->vocab;
-    char *scratch = cpu->sample_scratch + (size_t)place * cpu->sample_bytes;
-    bool may_end = choice->n_tokens - choice->n_prompt >= choice->ends->min_tokens;
-
-    if (!choice->adjusted && may_end)
-        return logits;
-    memcpy(adjusted, logits, (size_t)cpu->vocab * sizeof *adjusted);
-    if (!may_end)
-        sp_ends_forbid(choice->ends, adjusted);
-    sp_penalties_apply(choice->penalties, choice->tokens, choice->n_prompt, choice->n_tokens,
-                       (int32_t *)(void *)scratch, adjusted);
-    return adjusted;
-}
-
-/* One row's token. The vocabulary is large: rows are processed in parallel, each in the scratch of
- * its thread, or of its task where there are fewer tasks. */
-static void choose_task(void *user, int32_t task, int32_t thread)
-{
-    const choose_job *job = user;
-    sp_cpu_ops *cpu = job->cpu;
-    sp_choice *choice = &job->choices[task];
-    int32_t place = sp_exec_threads(cpu->exec) > SP_LOGIT_ROWS ? task : thread;
-
-    SP_ASSERT(place < cpu->places);
-    if (choice->sampling)
-        choice->status = sp_sample(
-            cpu->kernels, adjust(cpu, choice, sp_cpu_read_logits(&cpu->ops, task), place),
-            cpu->vocab, choice->sampling, (uint64_t)(choice->n_tokens - choice->n_prompt),
-            cpu->sample_scratch + (size_t)place * cpu->sample_bytes, &choice->token, NULL);
-}
-
 void sp_cpu_choose(sp_ops *ops, sp_choice *choices, int32_t n)
 {
-    choose_job job = {.cpu = (sp_cpu_ops *)ops, .choices = choices};
+    const sp_cpu_ops *cpu = (const sp_cpu_ops *)ops;
 
-    SP_ASSERT(n <= SP_LOGIT_ROWS);
-    sp_exec_run(job.cpu->exec, choose_task, &job, n);
+    sp_host_choose(&cpu->choice, cpu->logits, choices, n);
 }

@@ -13,8 +13,7 @@ static size_t largest(size_t a, size_t b)
 
 typedef struct scratch_sizes {
     size_t row; /* of a row's activations and of the step's description of it */
-    size_t packed, logits, logit_rows, attention, sample, adjusted;
-    int32_t places;
+    size_t packed, logits, logit_rows, attention, choice;
     size_t attention_floats; /* of one thread */
 } scratch_sizes;
 
@@ -27,9 +26,9 @@ static scratch_sizes sizes_of(const sp_ops_options *options)
     int32_t threads = sp_exec_threads(options->exec);
     scratch_sizes sizes = {
         .row = 2 * sizeof(int32_t) + sizeof(int32_t *) + sizeof(sp_attention_item),
-        .logits = SP_LOGIT_ROWS * vocab_row,
-        .logit_rows = SP_LOGIT_ROWS * (size_t)options->hidden * element,
-        .places = threads < SP_LOGIT_ROWS ? threads : SP_LOGIT_ROWS,
+        .logits = SP_CPU_WINDOW * vocab_row,
+        .logit_rows = SP_CPU_WINDOW * (size_t)options->hidden * element,
+        .choice = sp_host_choice_bytes(options, SP_CPU_WINDOW),
         .attention_floats = kernels->attention_scratch_floats(
             attention->q_heads / attention->kv_heads, attention->head_dim),
     };
@@ -41,8 +40,6 @@ static scratch_sizes sizes_of(const sp_ops_options *options)
                                                         options->rows_max, options->widths[i]));
     }
     sizes.attention = sizes.attention_floats * sizeof(float) * (size_t)threads;
-    sizes.sample = (size_t)sizes.places * sp_sample_scratch_bytes(options->vocab);
-    sizes.adjusted = (size_t)sizes.places * vocab_row;
     return sizes;
 }
 
@@ -51,7 +48,7 @@ static size_t scratch_bytes(const sp_ops_options *options)
     scratch_sizes sizes = sizes_of(options);
 
     return (size_t)options->rows_max * sizes.row + sizes.packed + sizes.logits + sizes.logit_rows +
-           sizes.attention + sizes.sample + sizes.adjusted;
+           sizes.attention + sizes.choice;
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -59,11 +56,9 @@ static size_t scratch_bytes(const sp_ops_options *options)
 static void destroy(sp_ops *ops)
 {
     sp_cpu_ops *cpu = (sp_cpu_ops *)ops;
-    void *buffers[] = {cpu->packed,         cpu->attention_scratch,
-                       cpu->logits,         cpu->logit_rows,
-                       cpu->sample_scratch, cpu->adjusted_logits,
-                       cpu->row_position,   cpu->row_token,
-                       cpu->items,          (void *)(uintptr_t)cpu->row_pages};
+    void *buffers[] = {
+        cpu->packed,       cpu->attention_scratch, cpu->logits, cpu->logit_rows,
+        cpu->row_position, cpu->row_token,         cpu->items,  (void *)(uintptr_t)cpu->row_pages};
 
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         sp_aligned_free(buffers[i]);
@@ -71,6 +66,7 @@ static void destroy(sp_ops *ops)
         sp_aligned_free(cpu->rows[i]);
     sp_free(cpu->deferred);
     sp_free(cpu->strip_done);
+    sp_host_choice_destroy(&cpu->choice);
     sp_plan_destroy(cpu->head_plan);
     sp_kv_cache_destroy(&cpu->cache);
     sp_rope_destroy(&cpu->rope);
@@ -94,9 +90,7 @@ static sp_status allocate(sp_cpu_ops *cpu, const sp_ops_options *options, sp_err
     size_t pieces = (size_t)sp_cpu_linear_pieces_max(sp_exec_threads(cpu->exec));
     bool failed = false;
 
-    cpu->places = sizes.places;
     cpu->attention_scratch_floats = sizes.attention_floats;
-    cpu->sample_bytes = sp_sample_scratch_bytes(cpu->vocab);
     for (int32_t i = 0; i < options->n_widths; i++) {
         size_t row_bytes = (size_t)options->widths[i] * sp_dtype_bytes(cpu->type);
 
@@ -111,8 +105,7 @@ static sp_status allocate(sp_cpu_ops *cpu, const sp_ops_options *options, sp_err
     cpu->attention_scratch = buffer(sizes.attention, &failed);
     cpu->logits = buffer(sizes.logits, &failed);
     cpu->logit_rows = buffer(sizes.logit_rows, &failed);
-    cpu->sample_scratch = buffer(sizes.sample, &failed);
-    cpu->adjusted_logits = buffer(sizes.adjusted, &failed);
+    failed |= !sp_host_choice_create(options, SP_CPU_WINDOW, &cpu->choice);
     cpu->deferred = sp_calloc(pieces, sizeof *cpu->deferred);
     cpu->strip_done = sp_calloc(pieces, sizeof *cpu->strip_done);
     cpu->ops.scratch_bytes = scratch_bytes(options);
@@ -143,6 +136,7 @@ static sp_status create(const sp_ops_options *options, sp_ops **out_ops, sp_erro
     if (!cpu)
         return sp_fail_memory(error, sizeof *cpu, "the operations of a step");
     cpu->ops.table = &sp_cpu_op_table;
+    cpu->ops.window = SP_CPU_WINDOW;
     cpu->kernels = options->kernels;
     cpu->exec = options->exec;
     cpu->delta = options->delta;
@@ -160,7 +154,7 @@ static sp_status create(const sp_ops_options *options, sp_ops **out_ops, sp_erro
     if (status == SP_OK)
         status = create_rope(cpu, &options->rope, error);
     if (status == SP_OK && cpu->delta)
-        status = sp_plan_create(SP_LOGIT_ROWS, options->slots, &cpu->head_plan, error);
+        status = sp_plan_create(SP_CPU_WINDOW, options->slots, &cpu->head_plan, error);
     if (status != SP_OK) {
         destroy(&cpu->ops);
         return status;
@@ -220,6 +214,7 @@ static sp_status run_step(sp_ops *ops, const sp_step *step, sp_pass_fn pass, voi
 
 const sp_op_table sp_cpu_op_table = {
     .scratch_bytes = scratch_bytes,
+    .kv_token_bytes = sp_kv_token_bytes,
     .create = create,
     .destroy = destroy,
     .place = place,
@@ -231,6 +226,7 @@ const sp_op_table sp_cpu_op_table = {
     .rope_and_cache = sp_cpu_rope_and_cache,
     .attention = sp_cpu_attention,
     .silu_mul = sp_cpu_silu_mul,
+    .faults = sp_cpu_faults,
     .logits = sp_cpu_logits,
     .choose = sp_cpu_choose,
     .score = sp_cpu_score,

@@ -7,6 +7,7 @@
 #ifndef SP_ENGINE_OPS_CPU_OPS_H
 #define SP_ENGINE_OPS_CPU_OPS_H
 
+#include "engine/ops/host_choice.h"
 #include "engine/ops/kv_cache.h"
 #include "engine/ops/ops.h"
 #include "engine/ops/rope.h"
@@ -20,6 +21,9 @@ typedef struct sp_attention_item {
     int32_t row, n_rows, first_position;
     const int32_t *pages;
 } sp_attention_item;
+
+/* Rows whose logits are computed at a time. */
+#define SP_CPU_WINDOW 32
 
 typedef struct sp_cpu_ops {
     sp_ops ops; /* first */
@@ -42,13 +46,10 @@ typedef struct sp_cpu_ops {
     int32_t *deferred;      /* [sp_cpu_linear_pieces_max] of cpu_linear.c, as is the next */
     atomic_int *strip_done; /* completed pieces of each strip of columns */
 
-    float *logits;      /* [SP_LOGIT_ROWS, vocab] of the last window */
-    void *logit_rows;   /* [SP_LOGIT_ROWS, hidden] of T: their x, for the deltas */
+    float *logits;      /* [SP_CPU_WINDOW, vocab] of the last window */
+    void *logit_rows;   /* [SP_CPU_WINDOW, hidden] of T: their x, for the deltas */
     sp_plan *head_plan; /* of the window; NULL without delta */
-    int32_t places;     /* rows whose tokens are chosen concurrently */
-    size_t sample_bytes;
-    char *sample_scratch;   /* [places][sample_bytes] */
-    float *adjusted_logits; /* [places, vocab] rows with bias and penalties */
+    sp_host_choice choice;
 
     /* of the current step */
     const sp_plan *plan;
@@ -91,6 +92,7 @@ int32_t sp_cpu_linear_pieces_max(int32_t threads);
 sp_status sp_cpu_rope_and_cache(sp_ops *ops, const sp_rope_call *call);
 sp_status sp_cpu_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y);
 
+sp_status sp_cpu_faults(sp_ops *ops, bool *out_faults, int32_t n_spans);
 sp_status sp_cpu_logits(sp_ops *ops, sp_rows x, const sp_weight *head, const int32_t *rows,
                         int32_t n_rows);
 void sp_cpu_choose(sp_ops *ops, sp_choice *choices, int32_t n);

@@ -26,8 +26,9 @@
 #include <sidepath/checkpoint.h>
 #include <sidepath/delta.h>
 
-/* Rows whose logits are computed at a time: bounds the logits buffer. */
-#define SP_LOGIT_ROWS 32
+/* The most rows whose logits are computed at a time, on any backend; ops.window is the backend's
+ * own number, which bounds its logits buffer. */
+#define SP_LOGIT_ROWS_MAX 128
 /* Activations of a family, and linear maps in one group. */
 #define SP_ROWS_MAX   16
 #define SP_LINEAR_MAX 3
@@ -59,10 +60,12 @@ typedef struct sp_ops_options {
     sp_device *device;
     const sp_kernels *kernels; /* of the host */
     sp_exec *exec;
-    sp_delta *delta; /* NULL: the base alone */
-    int32_t slots;   /* of the delta's pool */
-    sp_dtype type;   /* T */
-    int32_t rows_max;
+    sp_delta *delta;      /* NULL: the base alone */
+    sp_delta *head_delta; /* over the same pool, of SP_LOGIT_ROWS_MAX rows, for the plan of the
+                             logits; on a GPU alone */
+    int32_t slots;        /* of the delta's pool */
+    sp_dtype type;        /* T */
+    int32_t rows_max, spans_max; /* of a step */
     int32_t hidden, vocab;
     const int32_t *widths; /* [n_widths] of the activations; 1 .. SP_ROWS_MAX of them */
     int32_t n_widths;
@@ -70,11 +73,15 @@ typedef struct sp_ops_options {
     sp_rope_shape rope;
     int32_t kv_pages, page_tokens;
     bool kv_resident; /* all pages are touched at creation, else when they are used */
+    bool eager;       /* no step is captured */
+    bool free_gemm;   /* the base's GEMMs may sum in another order for another number of rows */
 } sp_ops_options;
 
 struct sp_ops {
     const sp_op_table *table;
     sp_status status;               /* the first failure of the current step */
+    int32_t window;                 /* rows of a call of sp_op_logits: 1 .. SP_LOGIT_ROWS_MAX */
+    uint64_t captures;              /* passes that were captured as graphs */
     size_t scratch_bytes, kv_bytes; /* allocated */
     double delta_seconds;           /* sum over the deltas that ran apart from the base's GEMMs */
 };
@@ -129,6 +136,7 @@ typedef struct sp_choice {
 
 struct sp_op_table {
     size_t (*scratch_bytes)(const sp_ops_options *options);
+    size_t (*kv_token_bytes)(const sp_attention_shape *shape, sp_dtype type);
     sp_status (*create)(const sp_ops_options *options, sp_ops **out_ops, sp_error *error);
     void (*destroy)(sp_ops *ops);
     sp_status (*place)(sp_ops *ops, sp_weight *weight, sp_error *error);
@@ -142,6 +150,7 @@ struct sp_op_table {
     sp_status (*attention)(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y);
     sp_status (*silu_mul)(sp_ops *ops, sp_rows gate, sp_rows up);
 
+    sp_status (*faults)(sp_ops *ops, bool *out_faults, int32_t n_spans);
     sp_status (*logits)(sp_ops *ops, sp_rows x, const sp_weight *head, const int32_t *rows,
                         int32_t n_rows);
     void (*choose)(sp_ops *ops, sp_choice *choices, int32_t n);
@@ -150,7 +159,7 @@ struct sp_op_table {
     const float *(*read_logits)(sp_ops *ops, int32_t index);
 };
 
-extern const sp_op_table sp_cpu_op_table;
+extern const sp_op_table sp_cpu_op_table, sp_cuda_op_table;
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
@@ -159,6 +168,13 @@ extern const sp_op_table sp_cpu_op_table;
 static inline size_t sp_ops_scratch_bytes(const sp_op_table *table, const sp_ops_options *options)
 {
     return table->scratch_bytes(options);
+}
+
+/* Bytes of one token's keys and values in all layers that have them. Any thread. */
+static inline size_t sp_ops_kv_token_bytes(const sp_op_table *table,
+                                           const sp_attention_shape *shape, sp_dtype type)
+{
+    return table->kv_token_bytes(shape, type);
 }
 
 /* *out_ops is owned by the caller (sp_ops_destroy). SP_ERR_MEMORY names the setting to lower as
@@ -248,7 +264,16 @@ static inline void sp_op_silu_mul(sp_ops *ops, sp_rows gate, sp_rows up)
 
 /* ---- after the pass ------------------------------------------------------------------------ */
 
-/* The logits of n_rows, 1 .. SP_LOGIT_ROWS, rows of the last step, by row number: head [vocab,
+/* Whether keys or values of each of the n_spans spans of the last step are not finite, so that they
+ * may have reached other rows of their span, and must not be kept. A backend in which they reach
+ * later rows alone says no. Waits for the step. Fails like sp_op_step. */
+static inline sp_status sp_op_faults(sp_ops *ops, bool *out_faults, int32_t n_spans)
+{
+    SP_OP(ops, faults(ops, out_faults, n_spans));
+    return ops->status;
+}
+
+/* The logits of n_rows, 1 .. ops->window, rows of the last step, by row number: head [vocab,
  * hidden] times x of each, with their adapters' deltas and replaced rows. They are kept until the
  * next call; the three functions below take a row's index in `rows`. Fails like sp_op_step. */
 static inline sp_status sp_op_logits(sp_ops *ops, sp_rows x, const sp_weight *head,

@@ -17,6 +17,8 @@
 #ifndef SP_KERNELS_CUDA_KERNELS_CUDA_H
 #define SP_KERNELS_CUDA_KERNELS_CUDA_H
 
+#include "base/private.h"
+
 #include <sidepath/device.h>
 
 #ifdef __cplusplus
@@ -230,7 +232,8 @@ typedef struct sp_cuda_kernels {
  * Resolves every launcher of the object that `device` came from and prepares the kernels on it.
  * SP_ERR_UNSUPPORTED with `missing-kernel` names one that is not there.
  */
-sp_status sp_kernels_cuda_get(sp_device *device, sp_cuda_kernels *out_kernels, sp_error *error);
+SP_PRIVATE sp_status sp_kernels_cuda_get(sp_device *device, sp_cuda_kernels *out_kernels,
+                                         sp_error *error);
 
 #ifdef __cplusplus
 }

@@ -19,6 +19,8 @@
 #ifndef SP_KERNELS_CUDA_OPS_CUDA_H
 #define SP_KERNELS_CUDA_OPS_CUDA_H
 
+#include "base/private.h"
+
 #include <sidepath/device.h>
 
 #ifdef __cplusplus
@@ -205,7 +207,8 @@ typedef struct sp_cuda_ops_kernels {
 } sp_cuda_ops_kernels;
 
 /* Resolves them like sp_kernels_cuda_get, which is called first: it prepares the GPU. */
-sp_status sp_ops_cuda_get(sp_device *device, sp_cuda_ops_kernels *out_kernels, sp_error *error);
+SP_PRIVATE sp_status sp_ops_cuda_get(sp_device *device, sp_cuda_ops_kernels *out_kernels,
+                                     sp_error *error);
 
 #ifdef __cplusplus
 }

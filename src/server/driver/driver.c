@@ -358,12 +358,20 @@ static void wake_touched(sp_driver *driver)
     }
 }
 
+bool sp_driver_device_failed(sp_driver *driver)
+{
+    return atomic_load(&driver->device_failed);
+}
+
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* A step's own failure could come back for ever: after some in a row, all requests are ended. */
+/* A step's own failure could come back for ever: after some in a row, all requests are ended. A
+ * device that failed does not recover: they are ended at once. */
 static void take_failure(sp_driver *driver, sp_status status, const sp_error *error)
 {
-    if (++driver->n_step_failures < STEP_FAILURES_MAX)
+    if (status == SP_ERR_DEVICE)
+        atomic_store(&driver->device_failed, true);
+    else if (++driver->n_step_failures < STEP_FAILURES_MAX)
         return;
     driver->n_step_failures = 0;
     while (driver->n_running > 0) {

@@ -47,6 +47,7 @@ typedef struct sp_driver_options {
 #define SP_CODE_SLOW_READER     "slow-reader"
 #define SP_CODE_REQUEST_TIMEOUT "request-timeout"
 #define SP_CODE_SHUTTING_DOWN   "shutting-down"
+#define SP_CODE_DEVICE_FAILED   "device-failed"
 #define SP_CODE_QUEUE_FULL      "queue-full"
 
 /* Those of the engine for logits that are not finite: nothing that a client could mend. */
@@ -73,5 +74,7 @@ sp_status sp_driver_generate(sp_driver *driver, sp_generation *generation, sp_er
 sp_status sp_driver_adapter(sp_driver *driver, sp_lora_task *task, sp_error *error);
 /* Any thread: detaches, and takes a generation out of the batch before the next step. */
 void sp_driver_cancel(sp_driver *driver, sp_task *task);
+/* Whether a step has failed with SP_ERR_DEVICE: every later one will. Any thread. */
+bool sp_driver_device_failed(sp_driver *driver);
 
 #endif

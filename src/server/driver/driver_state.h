@@ -34,6 +34,7 @@ struct sp_driver {
     sp_task_queue queue;
     pthread_t thread;
     atomic_int n_in_flight;
+    atomic_bool device_failed; /* it does not recover */
     atomic_bool has_cancelled; /* some generation in the batch may be cancelled */
     sp_running *running;       /* [n_running], ids ascend */
     int32_t n_running, running_capacity;

@@ -1,0 +1,91 @@
+/* cuda_linear.c: linear maps that share their input, with the side paths of the rows' adapters. */
+#include "base/assert.h"
+#include "engine/ops/cuda_ops.h"
+
+#include <assert.h>
+
+static_assert(SP_LINEAR_MAX <= SP_CUDA_OUTPUTS_MAX, "a group is one launch");
+
+static void fill(const sp_cuda_ops *cuda, const sp_projection *p, sp_cuda_gemm_output *out_base,
+                 sp_delta_output *out_delta)
+{
+    const sp_linear *linear = p->linear;
+
+    *out_base = (sp_cuda_gemm_output){
+        .w = linear->weight.placed,
+        .bias = linear->bias.placed,
+        .y = cuda->rows[p->y],
+        .y_stride = cuda->widths[p->y],
+        .n = linear->weight.rows,
+    };
+    *out_delta = (sp_delta_output){
+        .struct_bytes = sizeof *out_delta,
+        .site = linear->site,
+        .y = cuda->rows[p->y],
+        .y_stride = cuda->widths[p->y],
+        .y_type = SP_DTYPE_BF16,
+    };
+}
+
+static sp_status run_base(const sp_cuda_ops *cuda, const sp_cuda_gemm *gemm)
+{
+    return sp_cuda_launched(
+        cuda, cuda->kernels.base_gemm(cuda->gpu, cuda->gemm, gemm, cuda->native), "a linear map");
+}
+
+/* The shrink reads x beside the base's product; the expand follows both. */
+static sp_status run_beside(const sp_cuda_ops *cuda, const sp_cuda_gemm *gemm, sp_delta_call *call)
+{
+    sp_status status = sp_event_record(cuda->fork, cuda->stream, NULL);
+
+    if (status == SP_OK)
+        status = sp_stream_wait_event(cuda->side, cuda->fork, NULL);
+    call->stream = cuda->side;
+    if (status == SP_OK)
+        status = sp_delta_shrink(cuda->delta, call, NULL);
+    if (status == SP_OK)
+        status = run_base(cuda, gemm);
+    if (status == SP_OK)
+        status = sp_event_record(cuda->join, cuda->side, NULL);
+    if (status == SP_OK)
+        status = sp_stream_wait_event(cuda->stream, cuda->join, NULL);
+    call->stream = cuda->stream;
+    return status == SP_OK ? sp_delta_expand(cuda->delta, call, NULL) : status;
+}
+
+sp_status sp_cuda_op_linear(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n)
+{
+    sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
+    sp_delta_output outputs[SP_LINEAR_MAX];
+    sp_cuda_gemm gemm = {
+        .rows = cuda->step.rows,
+        .k = cuda->widths[x],
+        .x = cuda->rows[x],
+        .x_stride = cuda->widths[x],
+        .n_outputs = n,
+    };
+    sp_delta_call call = {
+        .struct_bytes = sizeof call,
+        .plan = cuda->plan,
+        .x = cuda->rows[x],
+        .x_stride = cuda->widths[x],
+        .x_type = SP_DTYPE_BF16,
+        .outputs = outputs,
+        .n_outputs = n,
+        .stream = cuda->stream,
+    };
+    sp_status status;
+
+    SP_ASSERT(n > 0 && n <= SP_LINEAR_MAX);
+    for (int32_t i = 0; i < n; i++) {
+        SP_ASSERT(projections[i].linear->weight.columns == cuda->widths[x]);
+        SP_ASSERT(projections[i].linear->weight.rows == cuda->widths[projections[i].y]);
+        fill(cuda, &projections[i], &gemm.outputs[i], &outputs[i]);
+    }
+    if (cuda->adapted && cuda->step.rows <= SP_CUDA_SIDE_ROWS)
+        return run_beside(cuda, &gemm, &call);
+    status = run_base(cuda, &gemm);
+    if (status != SP_OK || !cuda->adapted)
+        return status;
+    return sp_delta_apply(cuda->delta, &call, NULL);
+}

@@ -1,0 +1,222 @@
+/*
+ * cuda_logits.c: the logits of a window of rows, and tokens and logprobs from them. Greedy tokens
+ * are chosen on the device and only their ids are read; a row that needs more (filters, penalties,
+ * a logprob) is copied to the host, where the rules are those of every backend.
+ */
+#include "base/assert.h"
+#include "engine/ops/cuda_ops.h"
+#include "engine/sampling/logprobs.h"
+
+#include <string.h>
+
+/* ---- logits -------------------------------------------------------------------------------- */
+
+/* Applies the rows' adapters to their logits. */
+static sp_status adapt(sp_cuda_ops *cuda, const int32_t *rows, int32_t n_rows)
+{
+    const sp_delta_head_call call = {
+        .struct_bytes = sizeof call,
+        .plan = cuda->head_plan,
+        .x = cuda->window.x,
+        .x_stride = cuda->hidden,
+        .x_type = SP_DTYPE_BF16,
+        .logits = cuda->window.logits,
+        .logits_stride = cuda->vocab,
+        .logits_type = SP_DTYPE_F32,
+        .stream = cuda->stream,
+    };
+    sp_status status = sp_plan_select(cuda->head_plan, cuda->plan, rows, n_rows, NULL);
+
+    if (status == SP_OK)
+        status = sp_delta_upload(cuda->head_delta, cuda->head_plan, cuda->stream, NULL);
+    if (status == SP_OK)
+        status = sp_delta_start(cuda->head_delta, cuda->head_plan, cuda->stream, NULL);
+    return status == SP_OK ? sp_delta_head(cuda->head_delta, &call, NULL) : status;
+}
+
+/* The hidden states of the rows, one after the other. */
+static sp_status pick(sp_cuda_ops *cuda, sp_rows x, const int32_t *rows, int32_t n_rows)
+{
+    sp_cuda_window *window = &cuda->window;
+    const sp_cuda_pick call = {
+        .rows = n_rows,
+        .width = cuda->hidden,
+        .index = window->index,
+        .x = cuda->rows[x],
+        .x_stride = cuda->widths[x],
+        .to = window->x,
+    };
+    size_t bytes = (size_t)n_rows * sizeof *rows;
+    sp_status status = sp_event_wait(window->index_read, NULL);
+
+    if (status != SP_OK)
+        return status;
+    memcpy(window->host_index, rows, bytes);
+    status = sp_stream_copy(cuda->stream, window->index, window->host_index, bytes, NULL);
+    if (status == SP_OK)
+        status = sp_event_record(window->index_read, cuda->stream, NULL);
+    if (status != SP_OK)
+        return status;
+    return sp_cuda_launched(cuda, cuda->kernels.pick_rows(cuda->gpu, &call, cuda->native),
+                            "gathering hidden states");
+}
+
+sp_status sp_cuda_op_logits(sp_ops *ops, sp_rows x, const sp_weight *head, const int32_t *rows,
+                            int32_t n_rows)
+{
+    sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
+    const sp_cuda_gemm gemm = {
+        .rows = n_rows,
+        .k = head->columns,
+        .x = cuda->window.x,
+        .x_stride = cuda->hidden,
+        .n_outputs = 1,
+        .outputs[0] = {.w = head->placed,
+                       .y = cuda->window.logits,
+                       .y_stride = cuda->vocab,
+                       .n = head->rows,
+                       .y_is_f32 = 1},
+    };
+    sp_status status;
+
+    SP_ASSERT(n_rows > 0 && n_rows <= ops->window);
+    SP_ASSERT(head->rows == cuda->vocab && head->columns == cuda->hidden);
+    memset(cuda->window.fetched, 0, sizeof cuda->window.fetched);
+    status = pick(cuda, x, rows, n_rows);
+    if (status == SP_OK)
+        status = sp_cuda_launched(
+            cuda, cuda->kernels.base_gemm(cuda->gpu, cuda->gemm, &gemm, cuda->native), "the head");
+    if (status != SP_OK || !cuda->adapted || !sp_delta_has_tokens(cuda->delta, SP_SITE_HEAD))
+        return status;
+    return adapt(cuda, rows, n_rows);
+}
+
+/* ---- rows on the host ---------------------------------------------------------------------- */
+
+/* Enqueues the copy of a row that the host lacks. */
+static sp_status fetch(sp_cuda_ops *cuda, int32_t index)
+{
+    size_t offset = (size_t)index * (size_t)cuda->vocab;
+    sp_status status = SP_OK;
+
+    if (!cuda->window.fetched[index])
+        status =
+            sp_stream_copy(cuda->stream, cuda->window.host_logits + offset,
+                           cuda->window.logits + offset, (size_t)cuda->vocab * sizeof(float), NULL);
+    cuda->window.fetched[index] = status == SP_OK;
+    return status;
+}
+
+/* After a failure of the device: a row that no rule takes for finite. */
+static void poison(sp_cuda_ops *cuda, int32_t index)
+{
+    memset(cuda->window.host_logits + (size_t)index * (size_t)cuda->vocab, 0xff,
+           (size_t)cuda->vocab * sizeof(float));
+    cuda->window.fetched[index] = true;
+}
+
+const float *sp_cuda_op_read_logits(sp_ops *ops, int32_t index)
+{
+    sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
+    bool there = cuda->window.fetched[index];
+
+    if (!there && (fetch(cuda, index) != SP_OK || sp_stream_wait(cuda->stream, NULL) != SP_OK)) {
+        ops->status = SP_ERR_DEVICE;
+        poison(cuda, index);
+    }
+    return cuda->window.host_logits + (size_t)index * (size_t)cuda->vocab;
+}
+
+sp_status sp_cuda_op_score(sp_ops *ops, int32_t index, int32_t token, int32_t n_top,
+                           float *out_logprob, sp_logprob *out_top)
+{
+    const sp_cuda_ops *cuda = (const sp_cuda_ops *)ops;
+
+    return sp_logprobs(sp_cuda_op_read_logits(ops, index), cuda->vocab, token, n_top, out_logprob,
+                       out_top, NULL);
+}
+
+/* ---- tokens -------------------------------------------------------------------------------- */
+
+/* Whether the largest logit decides. */
+static bool is_greedy(const sp_choice *choice)
+{
+    return choice->sampling->temperature < SP_TEMPERATURE_MIN && !choice->adjusted &&
+           choice->n_tokens - choice->n_prompt >= choice->ends->min_tokens;
+}
+
+static sp_status choose_on_device(sp_cuda_ops *cuda, int32_t n)
+{
+    sp_cuda_window *window = &cuda->window;
+    const sp_cuda_greedy greedy = {
+        .rows = n,
+        .vocab = cuda->vocab,
+        .logits = window->logits,
+        .stride = cuda->vocab,
+        .token = window->token,
+        .bad = window->bad,
+        .scratch = window->greedy_scratch,
+    };
+    size_t bytes = (size_t)n * sizeof *window->token;
+    sp_status status = sp_cuda_launched(
+        cuda, cuda->kernels.greedy_rows(cuda->gpu, &greedy, cuda->native), "choosing tokens");
+
+    if (status == SP_OK)
+        status = sp_stream_copy(cuda->stream, window->host_token, window->token, bytes, NULL);
+    if (status == SP_OK)
+        status = sp_stream_copy(cuda->stream, window->host_bad, window->bad, bytes, NULL);
+    return status;
+}
+
+static void take_greedy(const sp_cuda_ops *cuda, sp_choice *choice, int32_t index)
+{
+    choice->status = cuda->window.host_bad[index] == -1 ? SP_OK : SP_ERR_INPUT;
+    if (choice->status == SP_OK)
+        choice->token = cuda->window.host_token[index];
+}
+
+static sp_status choose(sp_cuda_ops *cuda, sp_choice *choices, int32_t n)
+{
+    bool on_device[SP_LOGIT_ROWS_MAX] = {false};
+    bool any_on_device = false, any_on_host = false;
+    sp_choice on_host[SP_LOGIT_ROWS_MAX];
+    sp_status status = SP_OK;
+
+    for (int32_t i = 0; i < n && status == SP_OK; i++) {
+        on_host[i] = choices[i];
+        if (!choices[i].sampling)
+            continue;
+        on_device[i] = is_greedy(&choices[i]);
+        any_on_device |= on_device[i];
+        any_on_host |= !on_device[i];
+        if (on_device[i])
+            on_host[i].sampling = NULL;
+        else
+            status = fetch(cuda, i);
+    }
+    if (status == SP_OK && any_on_device)
+        status = choose_on_device(cuda, n);
+    if (status == SP_OK && (any_on_device || any_on_host))
+        status = sp_stream_wait(cuda->stream, NULL);
+    if (status != SP_OK)
+        return status;
+    if (any_on_host)
+        sp_host_choose(&cuda->choice, cuda->window.host_logits, on_host, n);
+    for (int32_t i = 0; i < n; i++)
+        if (on_device[i])
+            take_greedy(cuda, &choices[i], i);
+        else
+            choices[i] = on_host[i];
+    return SP_OK;
+}
+
+void sp_cuda_op_choose(sp_ops *ops, sp_choice *choices, int32_t n)
+{
+    sp_status status = choose((sp_cuda_ops *)ops, choices, n);
+
+    if (status == SP_OK)
+        return;
+    ops->status = status;
+    for (int32_t i = 0; i < n; i++)
+        choices[i].status = status;
+}

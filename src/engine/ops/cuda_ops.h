@@ -1,0 +1,141 @@
+/*
+ * cuda_ops.h: the backend of ops on a GPU: device memory for weights, activations, the KV cache and
+ * the logits, at fixed addresses from creation on, and the current step. cuda_ops.c creates it;
+ * cuda_weights.c places weights; cuda_step.c describes a step to the device and runs its pass,
+ * eagerly or as a captured graph; cuda_rows.c, cuda_linear.c and cuda_logits.c are the ops. Work is
+ * on the device's main stream, which forks only inside a linear op, and only what reads results
+ * waits for it. The engine thread owns it.
+ */
+#ifndef SP_ENGINE_OPS_CUDA_OPS_H
+#define SP_ENGINE_OPS_CUDA_OPS_H
+
+#include "engine/ops/host_choice.h"
+#include "engine/ops/kv_cache.h"
+#include "engine/ops/ops.h"
+#include "kernels/cuda/ops_cuda.h"
+
+/* Descriptions of steps that may be in flight. */
+#define SP_CUDA_TABLES 4
+/* Steps of more rows run eagerly. */
+#define SP_CUDA_GRAPH_ROWS 256
+/* Steps of up to so many rows are bound by the weights' bytes, so a shrink beside the base's
+ * product is nearly free; more rows are bound by arithmetic. */
+#define SP_CUDA_SIDE_ROWS 64
+/* Row counts that steps are padded to in graphs, with and without deltas. */
+#define SP_CUDA_GRAPHS_MAX 64
+
+/* A captured pass: the rows that it launches, with or without deltas. */
+typedef struct sp_cuda_graph {
+    int32_t rows;
+    bool adapted;
+    bool seen;       /* such a step has run eagerly, which prepares its kernels */
+    sp_graph *graph; /* NULL until captured */
+} sp_cuda_graph;
+
+/*
+ * The arrays of an sp_cuda_step as one block, on the device and in pinned memory, where the same
+ * offsets hold: a step is described by one copy.
+ */
+typedef struct sp_cuda_tables {
+    size_t token, position, row_span, span_row, span_page, pages; /* offsets; counts are at 0 */
+    size_t bytes;
+    int32_t pages_max; /* sum over the spans of a step */
+    char *device;
+    char *host[SP_CUDA_TABLES];
+    sp_event *read[SP_CUDA_TABLES]; /* the copy out of each is done */
+    int32_t turn;
+} sp_cuda_tables;
+
+/* Of the rows whose logits were computed last. What the host reads is in pinned memory. */
+typedef struct sp_cuda_window {
+    float *logits;                               /* device [window, vocab] */
+    void *x;                                     /* device [window, hidden] bf16 */
+    int32_t *index, *token, *bad;                /* device [window] */
+    void *greedy_scratch;                        /* device */
+    float *host_logits;                          /* pinned [window, vocab] */
+    int32_t *host_index, *host_token, *host_bad; /* pinned [window] */
+    sp_event *index_read;                        /* host_index has been copied */
+    bool fetched[SP_LOGIT_ROWS_MAX];             /* the row is in host_logits */
+} sp_cuda_window;
+
+typedef struct sp_cuda_ops {
+    sp_ops ops; /* first */
+    /* borrowed */
+    sp_device *device;
+    sp_delta *delta, *head_delta; /* NULL: the base alone */
+    sp_stream *stream;
+
+    sp_stream *side; /* shrinks of few rows run there, beside the base's product */
+    sp_event *fork, *join;
+    int gpu;
+    void *native; /* of the stream */
+    sp_cuda_ops_kernels kernels;
+    void *gemm; /* of kernels.base_gemm_open */
+
+    int32_t rows_max, spans_max, hidden, vocab;
+    int32_t widths[SP_ROWS_MAX];
+    sp_cuda_attention_shape attention;
+    sp_kv_cache cache;
+    int32_t n_rot;
+    float *cosine, *sine;    /* [positions, n_rot] */
+    void *rows[SP_ROWS_MAX]; /* [rows_max, widths[i]] bf16, row-major without padding */
+    void *attention_scratch;
+    int32_t *fault, *host_fault; /* [spans_max] of the step; the latter pinned */
+    void **blocks;               /* [n_blocks] device memory: of all the above, and the weights */
+    size_t n_blocks, blocks_capacity;
+    void **pinned; /* [n_pinned] */
+    size_t n_pinned, pinned_capacity;
+    struct sp_cuda_uploader *uploader; /* of weights; NULL before the first and after the last */
+
+    /* of the current step */
+    sp_cuda_tables tables;
+    sp_cuda_step step;   /* with the rows and spans that are launched */
+    bool wide, adapted;  /* some span is wide; some row has an adapter */
+    const sp_plan *plan; /* of the rows that are launched */
+
+    bool eager;
+    sp_plan *capture_plan; /* of as many rows as a graph launches; NULL without delta */
+    sp_cuda_graph graphs[SP_CUDA_GRAPHS_MAX];
+    int32_t n_graphs;
+
+    sp_cuda_window window;
+    sp_plan *head_plan; /* of the window; NULL without delta */
+    sp_host_choice choice;
+} sp_cuda_ops;
+
+/* The status of a launch; `what` is said where it failed. */
+sp_status sp_cuda_launched(const sp_cuda_ops *cuda, int code, const char *what);
+
+/* Zeroed memory that lives as long as the backend; NULL after a failure, with *status and *error
+ * set, and where *status is set already. */
+void *sp_cuda_block(sp_cuda_ops *cuda, size_t bytes, sp_status *status, sp_error *error);
+void *sp_cuda_pinned(sp_cuda_ops *cuda, size_t bytes, sp_status *status, sp_error *error);
+
+/* ---- the entries of the table -------------------------------------------------------------- */
+
+sp_status sp_cuda_op_place(sp_ops *ops, sp_weight *weight, sp_error *error);
+void sp_cuda_uploader_destroy(struct sp_cuda_uploader *uploader); /* NULL is allowed */
+
+sp_status sp_cuda_op_step(sp_ops *ops, const sp_step *step, sp_pass_fn pass, void *user);
+/* Memory for the descriptions of steps. */
+sp_status sp_cuda_tables_create(sp_cuda_ops *cuda, sp_error *error);
+void sp_cuda_tables_destroy(sp_cuda_ops *cuda);
+size_t sp_cuda_tables_bytes(const sp_ops_options *options);
+
+sp_status sp_cuda_op_embed(sp_ops *ops, const sp_weight *table, sp_rows y);
+sp_status sp_cuda_op_norm(sp_ops *ops, sp_rows x, const sp_norm *norm, sp_rows y);
+sp_status sp_cuda_op_add_norm(sp_ops *ops, sp_rows sum, sp_rows x, const sp_norm *norm, sp_rows y);
+sp_status sp_cuda_op_silu_mul(sp_ops *ops, sp_rows gate, sp_rows up);
+sp_status sp_cuda_op_linear(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n);
+sp_status sp_cuda_op_rope_and_cache(sp_ops *ops, const sp_rope_call *call);
+sp_status sp_cuda_op_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y);
+
+sp_status sp_cuda_op_faults(sp_ops *ops, bool *out_faults, int32_t n_spans);
+sp_status sp_cuda_op_logits(sp_ops *ops, sp_rows x, const sp_weight *head, const int32_t *rows,
+                            int32_t n_rows);
+void sp_cuda_op_choose(sp_ops *ops, sp_choice *choices, int32_t n);
+sp_status sp_cuda_op_score(sp_ops *ops, int32_t index, int32_t token, int32_t n_top,
+                           float *out_logprob, sp_logprob *out_top);
+const float *sp_cuda_op_read_logits(sp_ops *ops, int32_t index);
+
+#endif

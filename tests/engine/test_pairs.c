@@ -1,0 +1,204 @@
+/*
+ * Every pair of what a step may meet at once: adapters mixed in a batch, chunks, preemption, prefix
+ * hits, graphs, replaced rows, logprobs, rotation through few slots. Each request gets the tokens
+ * and logprobs that it gets alone, byte for byte; and the logprobs of what it chose are those of
+ * the same ids when they are scored as a prompt.
+ */
+#include "support/test.h"
+
+#include "base/alloc.h"
+#include "support/engine_run.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MODEL      SP_TEST_FIXTURES "/qwen3-tied"
+#define N_ADAPTERS 7
+#define N_RUNS     10
+#define PROMPT_MAX 70
+#define NEW        10
+#define VOCAB      509 /* ids below the special ones */
+
+typedef enum lever {
+    MIXED = 1 << 0, /* all requests at once, else one after the other */
+    CHUNKS = 1 << 1,
+    PREEMPTION = 1 << 2,
+    PREFIX_HITS = 1 << 3, /* every request twice, with a prefix cache */
+    EAGER = 1 << 4,
+    OVERLAYS = 1 << 5, /* the last adapters replace rows of tables */
+    LOGPROBS = 1 << 6,
+    ROTATION = 1 << 7, /* two slots */
+    N_LEVERS = 8
+} lever;
+
+static const char *const names[N_ADAPTERS] = {"all-linear", "attn-r4",   "r64",       "patterns",
+                                              "tokens",     "head-lora", "save-embed"};
+#define N_LINEAR 4 /* of these without tables */
+
+static int32_t prompts[N_RUNS][PROMPT_MAX];
+static int32_t n_prompt[N_RUNS];
+
+/* Lengths around pages and blocks; the second half begin like the first. */
+static void make_prompts(void)
+{
+    static const int32_t lengths[N_RUNS / 2] = {1, 16, 33, 47, PROMPT_MAX};
+    sp_test_random random = {2201};
+
+    for (int i = 0; i < N_RUNS; i++) {
+        n_prompt[i] = lengths[i % (N_RUNS / 2)];
+        engine_run_fill_prompt(&random, prompts[i], n_prompt[i], VOCAB);
+        if (i >= N_RUNS / 2)
+            memcpy(prompts[i], prompts[i - N_RUNS / 2],
+                   (size_t)(n_prompt[i] - 1) * sizeof(int32_t));
+    }
+}
+
+static const char *adapter_of(int i, unsigned levers)
+{
+    int n = levers & OVERLAYS ? N_ADAPTERS : N_LINEAR;
+
+    return i % 5 == 4 ? NULL : names[i % n];
+}
+
+static engine_run make_run(int i, unsigned levers)
+{
+    engine_run run = engine_run_init(adapter_of(i, levers), prompts[i], n_prompt[i], NEW);
+
+    run.request.temperature = i % 2 ? 0.9 : 0;
+    run.request.top_p = i % 2 ? 0.95 : 1;
+    run.request.seed = (uint64_t)i;
+    run.request.repetition_penalty = i % 3 == 2 ? 1.2 : 1;
+    run.request.logprobs = (levers & LOGPROBS) != 0;
+    run.request.top_logprobs = levers & LOGPROBS ? i % 3 : 0;
+    return run;
+}
+
+static sp_engine *open_engine(unsigned levers)
+{
+    sp_engine_adapter adapters[N_ADAPTERS];
+    char paths[N_ADAPTERS][512];
+    sp_engine_options options;
+
+    for (int i = 0; i < N_ADAPTERS; i++) {
+        snprintf(paths[i], sizeof paths[i], MODEL "/adapters/%s", names[i]);
+        adapters[i] = (sp_engine_adapter){sizeof adapters[i], names[i], paths[i]};
+    }
+    sp_engine_options_default(&options, sizeof options);
+    options.model_dir = MODEL;
+    options.threads = 1;
+    options.max_loras = levers & ROTATION ? 2 : N_ADAPTERS;
+    options.kv_tokens = levers & PREEMPTION ? 128 : 4096;
+    options.step_rows = 64;
+    options.prefill_chunk = levers & CHUNKS ? 7 : 0;
+    options.prefix_cache = (levers & PREFIX_HITS) != 0;
+    options.eager = (levers & EAGER) != 0;
+    options.adapter_wait_steps = 4;
+    options.adapter_preempt_steps = 8;
+    return engine_run_open(&options, adapters, N_ADAPTERS);
+}
+
+static void run_under(unsigned levers, engine_run *runs)
+{
+    int times = levers & PREFIX_HITS ? 2 : 1;
+    sp_engine *engine = open_engine(levers);
+
+    for (int t = 0; t < times; t++) {
+        engine_run *list[N_RUNS];
+
+        for (int i = 0; i < N_RUNS; i++) {
+            engine_run_free(&runs[i]);
+            runs[i] = make_run(i, levers);
+            list[i] = &runs[i];
+            engine_run_submit(engine, &runs[i]);
+            if (!(levers & MIXED))
+                engine_run_all(engine, &list[i], 1);
+        }
+        if (levers & MIXED)
+            engine_run_all(engine, list, N_RUNS);
+    }
+    sp_engine_close(engine);
+}
+
+/* ---- cases --------------------------------------------------------------------------------- */
+
+/* One after the other, eagerly, whole, with all slots: what each request is. */
+static void test_every_pair(void **state)
+{
+    engine_run plain[2][2][N_RUNS] = {0}; /* by overlays and logprobs, which make other requests */
+
+    (void)state;
+    for (unsigned o = 0; o < 2; o++)
+        for (unsigned l = 0; l < 2; l++)
+            run_under(EAGER | (o ? OVERLAYS : 0) | (l ? LOGPROBS : 0), plain[o][l]);
+    for (unsigned a = 0; a < N_LEVERS; a++)
+        for (unsigned b = a; b < N_LEVERS; b++) {
+            unsigned levers = 1u << a | 1u << b;
+            engine_run runs[N_RUNS] = {0};
+            const engine_run *expected =
+                plain[levers & OVERLAYS ? 1 : 0][levers & LOGPROBS ? 1 : 0];
+
+            run_under(levers, runs);
+            for (int i = 0; i < N_RUNS; i++) {
+                engine_run_assert_same(&expected[i], &runs[i]);
+                engine_run_free(&runs[i]);
+            }
+        }
+    for (int i = 0; i < N_RUNS; i++) /* logprobs change no token */
+        for (unsigned o = 0; o < 2; o++)
+            assert_memory_equal(plain[o][0][i].tokens, plain[o][1][i].tokens,
+                                NEW * sizeof(int32_t));
+    for (unsigned o = 0; o < 4; o++)
+        for (int i = 0; i < N_RUNS; i++)
+            engine_run_free(&plain[o / 2][o % 2][i]);
+}
+
+/* Prompt and output of a run, scored as a prompt. */
+static void check_scored(sp_engine *engine, const engine_run *run)
+{
+    int32_t ids[PROMPT_MAX + NEW], n = run->request.n_tokens;
+    engine_run scored, *list[] = {&scored};
+
+    memcpy(ids, run->request.tokens, (size_t)n * sizeof *ids);
+    memcpy(ids + n, run->tokens, NEW * sizeof *ids);
+    scored = engine_run_init(run->request.adapter, ids, n + NEW, 1);
+    scored.request.prompt_logprobs = true;
+    engine_run_submit(engine, &scored);
+    engine_run_all(engine, list, 1);
+    assert_int_equal(run->n_scores, NEW);
+    for (int32_t i = 0; i < NEW; i++) {
+        const engine_score *echo = &scored.scores[n - 1 + i];
+
+        assert_int_equal(echo->token, run->scores[i].token);
+        assert_memory_equal(&echo->logprob, &run->scores[i].logprob, sizeof echo->logprob);
+    }
+    engine_run_free(&scored);
+}
+
+static void test_sampling_equals_scoring(void **state)
+{
+    (void)state;
+    for (unsigned hits = 0; hits < 2; hits++) {
+        unsigned levers = MIXED | OVERLAYS | LOGPROBS | (hits ? PREFIX_HITS : CHUNKS);
+        engine_run runs[N_RUNS] = {0};
+        sp_engine *engine;
+
+        run_under(levers, runs);
+        engine = open_engine(hits ? CHUNKS : PREFIX_HITS);
+        for (int i = 0; i < N_RUNS; i++) {
+            check_scored(engine, &runs[i]);
+            engine_run_free(&runs[i]);
+        }
+        sp_engine_close(engine);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_pair),
+        cmocka_unit_test(test_sampling_equals_scoring),
+    };
+
+    make_prompts();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
