@@ -331,6 +331,12 @@ static void test_steps_allocate_nothing(void **state)
     sp_error error;
 
     (void)state;
+    for (int i = 0; i < 2; i++) { /* on a GPU such steps are captured as graphs, once */
+        assert_ok(sp_engine_submit(engine, &run.request, &run.id, &error), &error);
+        while (sp_engine_step(engine, ignore_event, &n_top, &error) == SP_OK)
+            continue;
+    }
+    n_top = 0;
     assert_ok(sp_engine_submit(engine, &run.request, &run.id, &error), &error);
     sp_alloc_fail_after(0);
     while (sp_engine_step(engine, ignore_event, &n_top, &error) == SP_OK)
@@ -453,6 +459,7 @@ static void test_trace(void **state)
 {
     const int32_t prompt[10] = {9, 8, 7, 6, 5, 4, 3, 2, 1, 0};
     sp_engine *engine = open_engine(SP_DTYPE_BF16, 2, 64, true, 4);
+    int32_t whole_pages = 9 / engine_run_page_tokens(engine) * engine_run_page_tokens(engine);
     double before = sp_clock_seconds(), after;
     trace_log first = run_traced(engine, prompt, 10), second = run_traced(engine, prompt, 10);
 
@@ -464,7 +471,7 @@ static void test_trace(void **state)
     assert_int_equal(first.last.prompt_tokens, 10);
     assert_int_equal(first.last.new_tokens, 3);
     assert_int_equal(first.last.cached_tokens, 0);
-    assert_int_equal(second.last.cached_tokens, 8); /* two pages of four */
+    assert_int_equal(second.last.cached_tokens, whole_pages);
     assert_int_equal(second.last.preemptions, 0);
     sp_engine_close(engine);
 }

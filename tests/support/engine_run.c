@@ -148,6 +148,14 @@ sp_engine *engine_run_open(const sp_engine_options *options, const sp_engine_ada
     return engine;
 }
 
+int32_t engine_run_page_tokens(const sp_engine *engine)
+{
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
+
+    assert_int_equal(sp_engine_get_stats(engine, &stats, NULL), SP_OK);
+    return stats.page_tokens;
+}
+
 size_t engine_run_turn(const char *const *names, const char *const *paths, int32_t n, int32_t first,
                        const char *only, sp_engine_adapter *out_adapters)
 {

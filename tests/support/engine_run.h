@@ -46,6 +46,9 @@ void engine_run_all(sp_engine *engine, engine_run **runs, size_t n_runs);
 /* One step; false when there is nothing to do. */
 bool engine_run_step(sp_engine *engine, engine_run **runs, size_t n_runs);
 
+/* Tokens of a page of the engine. */
+int32_t engine_run_page_tokens(const sp_engine *engine);
+
 /* Opens an engine for fixture or demo models; any failure fails the test. SP_TEST_DEVICE in the
  * environment names the device of bf16 engines, and SP_TEST_EAGER runs them without graphs. */
 sp_engine *engine_run_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
