@@ -112,7 +112,7 @@ json_t *sp_call_body(sp_call *call);
  * reference; a task that was waited for before is released. */
 void sp_call_wait_lora(sp_call *call, sp_lora_task *task, void (*resume)(sp_call *call));
 /* The same for a generation, whose reference it takes. On failure the call is not answered: there
- * may be an answer under way. */
+ * may be an answer in progress. */
 sp_status sp_call_wait_generation(sp_call *call, sp_generation *generation,
                                   void (*resume)(sp_call *call), sp_error *error);
 

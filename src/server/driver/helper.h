@@ -43,7 +43,7 @@ void sp_helper_close(sp_helper *helper);
 /* Under the lock, on the thread: waits for news. `ns` 0: for as long as it takes. */
 void sp_helper_wait(sp_helper *helper, int64_t ns);
 /*
- * On the thread, without the lock: what lies between the two is waited for, however long it takes,
+ * On the thread, without the lock: what is between the two is waited for, however long it takes,
  * so it may use what its owner frees after the close, and must not wait for the file system. False:
  * it is closed, and there is nothing to leave.
  */
