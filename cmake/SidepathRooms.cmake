@@ -122,7 +122,7 @@ function(sidepath_engine_library)
   set(header ${PROJECT_SOURCE_DIR}/include/sidepath/engine.h)
   sidepath_shared_library(
     sidepath_engine_shared sidepath_engine
-    OBJECTS $<TARGET_OBJECTS:sidepath_engine>
+    OBJECTS $<TARGET_OBJECTS:sidepath_engine> $<TARGET_OBJECTS:sidepath_grammar>
     MAP -DNODE=SIDEPATH_ENGINE_${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
         -DHEADERS=${header}
     HEADERS ${header})
@@ -130,7 +130,8 @@ function(sidepath_engine_library)
                                                           INSTALL_RPATH "$ORIGIN")
   target_link_libraries(sidepath_engine_shared PUBLIC sidepath_shared
                         PRIVATE ${SIDEPATH_ROOM_LIBRARIES} m)
-  add_library(sidepath_engine_static STATIC $<TARGET_OBJECTS:sidepath_engine>)
+  add_library(sidepath_engine_static STATIC $<TARGET_OBJECTS:sidepath_engine>
+                                            $<TARGET_OBJECTS:sidepath_grammar>)
   set_target_properties(sidepath_engine_static PROPERTIES OUTPUT_NAME sidepath_engine
                                                           EXPORT_NAME engine_static)
   target_link_libraries(sidepath_engine_static PUBLIC sidepath_static ${ARGN})

@@ -30,13 +30,13 @@ SP_PRIVATE void sp_text_format(sp_text *text, const char *format, ...) SP_PRINTF
 SP_PRIVATE void sp_text_add_printable(sp_text *text, const char *string);
 
 /* A JSON string with quotes; bytes that are not UTF-8 become U+FFFD. */
-void sp_text_json_string(sp_text *text, const char *data, size_t bytes);
+SP_PRIVATE void sp_text_json_string(sp_text *text, const char *data, size_t bytes);
 /* A JSON number that reads back as the same double; null for NaN and infinities. */
 void sp_text_json_double(sp_text *text, double value);
 
 /* Length of the well-formed UTF-8 sequence at data (1 to 4), or 0: malformed, truncated, or bytes =
  * 0. */
-size_t sp_utf8_sequence_bytes(const char *data, size_t bytes);
+SP_PRIVATE size_t sp_utf8_sequence_bytes(const char *data, size_t bytes);
 /*
  * Length of the longest prefix that does not end inside a UTF-8 sequence: what is left over, at
  * most 3 bytes, may still become a character when more bytes come.
