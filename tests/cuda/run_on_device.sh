@@ -42,7 +42,7 @@ run_tests() {
 # run_engine PREFIX: the engine's own tests, with bf16 engines on the GPU.
 run_engine() {
     while read -r test; do
-        SP_TEST_DEVICE=cuda run "$1$test" "$directory/$test" &
+        run "$1$test" env -u SP_FIXTURES SP_TEST_DEVICE=cuda "$directory/$test" &
     done <"$directory/engine_tests.txt"
 }
 
