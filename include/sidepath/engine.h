@@ -187,6 +187,54 @@ SP_API const char *sp_engine_token_bytes(const sp_engine *engine, int32_t token,
 SP_API bool sp_engine_token_is_special(const sp_engine *engine, int32_t token);
 SP_API void sp_engine_free(void *memory);
 
+/* ---- constrained output -------------------------------------------------------------------- */
+
+/* What an output has to be, compiled for one engine; docs/GRAMMAR.md has the details. */
+typedef struct sp_constraint sp_constraint;
+
+typedef enum sp_constraint_kind {
+    SP_CONSTRAINT_JSON_OBJECT, /* any JSON object; no text */
+    SP_CONSTRAINT_JSON_SCHEMA, /* text: a JSON Schema, as JSON */
+    SP_CONSTRAINT_REGEX,       /* text: a pattern for the whole output */
+    SP_CONSTRAINT_CHOICE,      /* text: a JSON list of texts */
+    SP_CONSTRAINT_CALLS        /* text: {"begin", "middle", "end", "between": the texts around a
+                                  tool's name and its arguments, "many": whether more than one call
+                                  may come, "tools": [{"name", "parameters": a schema or null}]} */
+} sp_constraint_kind;
+
+/* Whether reasoning, which nothing constrains, comes before what the constraint is about. */
+typedef enum sp_constraint_thought {
+    SP_CONSTRAINT_NO_THOUGHT,
+    SP_CONSTRAINT_MAY_THINK, /* the output may begin with <think> */
+    SP_CONSTRAINT_THINKS     /* the prompt ends inside of <think> */
+} sp_constraint_thought;
+
+typedef struct sp_constraint_options {
+    size_t struct_bytes;
+    sp_constraint_kind kind;
+    sp_constraint_thought thought;
+    const char *text; /* [text_bytes] UTF-8, borrowed until return; may be NULL with 0 */
+    size_t text_bytes;
+} sp_constraint_options;
+
+/* A JSON object, without a thought. */
+SP_API void sp_constraint_options_default(sp_constraint_options *out_options, size_t struct_bytes);
+
+/*
+ * Reads only what never changes in an engine: any thread, beside steps, which it does not hold up;
+ * it takes up to some tenths of a second. *out_constraint is one reference, the caller's, to be
+ * released before the engine is closed; any number of requests may share it. SP_ERR_INPUT with
+ * "grammar-malformed", "grammar-unsupported" (a keyword, by its place) or "grammar-unsatisfiable",
+ * SP_ERR_TOO_LARGE with "grammar-too-large"; SP_ERR_NOT_FOUND: the model has no tokenizer.json.
+ */
+SP_API sp_status sp_engine_compile(const sp_engine *engine, const sp_constraint_options *options,
+                                   sp_constraint **out_constraint, sp_error *error);
+/* Any thread; NULL is allowed in all of these. */
+SP_API void sp_constraint_retain(sp_constraint *constraint);
+SP_API void sp_constraint_release(sp_constraint *constraint);
+/* Memory that it holds now; it grows with use, within a limit. */
+SP_API size_t sp_constraint_bytes(const sp_constraint *constraint);
+
 /* ---- requests ------------------------------------------------------------------------------ */
 
 /* One row of logits: `position` is the index of the token that it follows. Borrowed until return.
@@ -245,6 +293,9 @@ typedef struct sp_request {
                                    no stop string is looked for; at most max_tokens */
     bool keep_special;          /* the text of special tokens is part of the text; that of a token
                                    that ends it is not */
+    sp_constraint *constraint;  /* the output is in its grammar, and ends when it is complete and
+                                   nothing can follow; before that an end is chosen only where it
+                                   is complete. NULL: none. The engine takes a reference. */
 } sp_request;
 
 SP_API void sp_request_default(sp_request *out_request, size_t struct_bytes);

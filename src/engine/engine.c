@@ -4,6 +4,7 @@
 #include "base/free_memory.h"
 #include "base/grow.h"
 #include "base/integer.h"
+#include "engine/constrain.h"
 #include "engine/engine_state.h"
 #include "engine/model/preflight.h"
 #include "engine/ops/kv_cache.h"
@@ -197,6 +198,8 @@ static sp_status open_model(sp_engine *engine, size_t free_bytes, sp_error *erro
                        engine->options.max_context, shape->max_positions);
     engine->max_context =
         engine->options.max_context ? engine->options.max_context : shape->max_positions;
+    if (sp_constrain_open(engine) != SP_OK)
+        return sp_fail_memory(error, 1, "constraints");
     return open_tokenizer(engine, error);
 }
 
@@ -519,6 +522,7 @@ void sp_engine_close(sp_engine *engine)
     sp_sequence_memory_destroy(&engine->memory);
     sp_plan_destroy(engine->plan);
     sp_engine_close_adapters(engine);
+    sp_constrain_close(engine);
     sp_tokenizer_close(engine->tokenizer);
     sp_model_close(&engine->model);
     sp_device_close(engine->device);

@@ -23,6 +23,9 @@
 #define SP_ENGINE_ADAPTER_NON_FINITE "adapter-non-finite" /* logits, with an adapter applied */
 #define SP_ENGINE_LOGITS_NON_FINITE  "logits-non-finite"  /* without one */
 
+/* constrain.h; opaque elsewhere. */
+typedef struct sp_constrain sp_constrain;
+
 /* A row of the current step whose logits are needed. */
 typedef struct sp_logit_row {
     int32_t row, position;
@@ -64,10 +67,12 @@ struct sp_engine {
     sp_logit_row logit_rows[SP_LOGIT_ROWS_MAX]; /* the current window */
     int32_t n_logit_rows;
     sp_choice choices[SP_LOGIT_ROWS_MAX]; /* of the same rows */
-    sp_logprob top[SP_TOP_LOGPROBS_MAX];  /* of the current event */
-    sp_text decoded;                      /* of the current token */
-    sp_text event_text;                   /* the part of it that events may carry */
-    sp_sequence **finished;               /* [max_running] of the current step */
+    sp_constrain *constrain;
+    sp_error constrain_error;            /* of the last row that could not go on */
+    sp_logprob top[SP_TOP_LOGPROBS_MAX]; /* of the current event */
+    sp_text decoded;                     /* of the current token */
+    sp_text event_text;                  /* the part of it that events may carry */
+    sp_sequence **finished;              /* [max_running] of the current step */
     int32_t n_finished;
 
     sp_engine_stats stats;

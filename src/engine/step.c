@@ -6,6 +6,7 @@
  */
 #include "base/clock.h"
 #include "base/error.h"
+#include "engine/constrain.h"
 #include "engine/engine_state.h"
 
 #include <string.h>
@@ -228,10 +229,12 @@ static void take_token(step_run *run, sp_sequence *sequence, int32_t token, toke
     sp_engine *engine = run->engine;
     bool eos = sp_ends_has(&sequence->sampling.ends, token);
     bool full = sequence->n_tokens + 1 - sequence->request.n_prompt >= sequence->request.max_tokens;
+    bool over;
     sp_finish finish = SP_FINISH_NONE;
 
     note_token(engine, sequence, token);
-    if (advance_text(engine, sequence, token, eos, eos || full) || eos)
+    over = eos || sp_constrain_is_over(sequence);
+    if (advance_text(engine, sequence, token, eos, over || full) || over)
         finish = SP_FINISH_STOP;
     else if (full)
         finish = SP_FINISH_LENGTH;
@@ -283,6 +286,35 @@ static sp_status score_prompt(step_run *run, sp_sequence *sequence, int32_t inde
     return SP_OK;
 }
 
+/* Its output cannot go on in its grammar. */
+static void fail_constrained(step_run *run, sp_sequence *sequence, sp_status status)
+{
+    const sp_error *why = &run->engine->constrain_error;
+    sp_error error;
+
+    sp_fail(&error, status, why->code, NULL, sequence->id, "request %lld was dropped: %s",
+            (long long)sequence->id, why->text);
+    emit_failure(run, sequence, status, &error);
+    finish_sequence(run, sequence);
+}
+
+/* Adds the mask of a row that is constrained; where it cannot go on nothing is chosen. */
+static void constrain(sp_engine *engine, int32_t index)
+{
+    sp_choice *choice = &engine->choices[index];
+    sp_status status = SP_OK;
+
+    if (!choice->sampling)
+        return;
+    choice->mask = sp_constrain_mask(engine, engine->logit_rows[index].sequence, index, &status,
+                                     &engine->constrain_error);
+    choice->adjusted |= choice->mask != NULL;
+    if (status == SP_OK)
+        return;
+    choice->sampling = NULL;
+    choice->constrained = status;
+}
+
 static void choose_tokens(sp_engine *engine)
 {
     for (int32_t i = 0; i < engine->n_logit_rows; i++) {
@@ -298,6 +330,7 @@ static void choose_tokens(sp_engine *engine)
             .n_tokens = sequence->n_tokens,
             .adjusted = sequence->sampling.adjusted,
         };
+        constrain(engine, i);
     }
     sp_op_choose(engine->ops, engine->choices, engine->n_logit_rows);
 }
@@ -331,6 +364,8 @@ static void use_logits(step_run *run, int32_t index)
                                     engine->model.shape.vocab);
     if (sp_sequence_scores(sequence, position)) {
         status = score_prompt(run, sequence, index, position);
+    } else if (engine->choices[index].constrained != SP_OK) {
+        fail_constrained(run, sequence, engine->choices[index].constrained);
     } else if (engine->choices[index].sampling) {
         status = use_token(run, sequence, index);
     } else if (position == sequence->n_tokens - 1) {

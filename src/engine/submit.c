@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/grow.h"
+#include "engine/constrain.h"
 #include "engine/engine_state.h"
 #include "engine/request/request_table.h"
 
@@ -91,6 +92,8 @@ static sp_status check(const sp_engine *engine, const sp_request *request, sp_ho
         status = sp_request_check(request, engine->model.shape.vocab, error);
     if (status == SP_OK && request->n_stop > 0 && !engine->tokenizer)
         status = bad_field(error, "stop", "left out: the model has no tokenizer.json");
+    if (status == SP_OK)
+        status = sp_constrain_check(engine, request, error);
     if (status != SP_OK)
         release(engine, out_hold);
     return status;
@@ -123,6 +126,7 @@ sp_status sp_engine_check(const sp_engine *engine, const sp_request *request, sp
 static void destroy_sequence(sp_sequence *sequence)
 {
     sp_stop_destroy(sequence->text.stop);
+    sp_constrain_end(&sequence->constraint);
     sp_ends_destroy(&sequence->sampling.ends);
     sp_text_free(&sequence->text.held);
     sp_held_memory_destroy(&sequence->memory);
@@ -189,7 +193,8 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
         !create_stop(request, &sequence->text.stop) ||
         !copy_sampling(request, &sequence->sampling) ||
         sp_ends_create(request, &engine->model.shape, engine->tokenizer,
-                       &sequence->sampling.ends) != SP_OK) {
+                       &sequence->sampling.ends) != SP_OK ||
+        sp_constrain_begin(engine, request, &sequence->constraint) != SP_OK) {
         destroy_sequence(sequence);
         return SP_ERR_MEMORY;
     }

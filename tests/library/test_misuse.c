@@ -623,6 +623,25 @@ static void requests(void **state)
             sp_engine_request_adapter(w.engine, 99, &name, &digest, &error));
 }
 
+static void constraints(void **state)
+{
+    sp_constraint *constraint = NULL;
+    sp_constraint_options options;
+
+    (void)state;
+    sp_constraint_options_default(&options, sizeof options);
+    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_compile(NULL, &options, &constraint, &error));
+    REFUSED(SP_ERR_ARGUMENT, "sp_constraint_options",
+            sp_engine_compile(w.engine, NULL, &constraint, &error));
+    REFUSED(SP_ERR_ARGUMENT, "out_constraint", sp_engine_compile(w.engine, &options, NULL, &error));
+    options.kind = SP_CONSTRAINT_REGEX;
+    options.text_bytes = 1;
+    REFUSED(SP_ERR_ARGUMENT, "text", sp_engine_compile(w.engine, &options, &constraint, &error));
+    assert_null(constraint);
+    sp_constraint_retain(NULL);
+    sp_constraint_release(NULL);
+}
+
 static void engine_stats(void **state)
 {
     sp_engine_stats stats = {.struct_bytes = sizeof stats};
@@ -657,11 +676,11 @@ static void engine_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        MISUSE(the_allocator),   MISUSE(executors),    MISUSE(devices),       MISUSE(copies),
-        MISUSE(streams),         MISUSE(events),       MISUSE(geometries),    MISUSE(adapters),
-        MISUSE(safetensors),     MISUSE(layouts),      MISUSE(pools),         MISUSE(handles),
-        MISUSE(loads_in_pieces), MISUSE(plans),        MISUSE(engines),       MISUSE(texts),
-        MISUSE(requests),        MISUSE(engine_stats), MISUSE(engine_memory),
+        MISUSE(the_allocator),   MISUSE(executors),   MISUSE(devices),      MISUSE(copies),
+        MISUSE(streams),         MISUSE(events),      MISUSE(geometries),   MISUSE(adapters),
+        MISUSE(safetensors),     MISUSE(layouts),     MISUSE(pools),        MISUSE(handles),
+        MISUSE(loads_in_pieces), MISUSE(plans),       MISUSE(engines),      MISUSE(texts),
+        MISUSE(requests),        MISUSE(constraints), MISUSE(engine_stats), MISUSE(engine_memory),
     };
     return cmocka_run_group_tests(tests, misuse_open_world, misuse_close_world);
 }

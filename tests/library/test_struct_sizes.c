@@ -316,6 +316,24 @@ static void fill_request(void *at)
     ((sp_request *)at)->max_tokens = 1;
 }
 
+static void fill_constraint(void *at)
+{
+    sp_constraint_options_default(at, sizeof(sp_constraint_options));
+    ((sp_constraint_options *)at)->kind = SP_CONSTRAINT_REGEX;
+    ((sp_constraint_options *)at)->text = "ab?";
+    ((sp_constraint_options *)at)->text_bytes = 3;
+}
+
+/* This world's model has no tokenizer: a struct that was understood gets as far as that. */
+static sp_status take_constraint(const void *at, sp_error *error)
+{
+    sp_constraint *constraint = NULL;
+    sp_status status = sp_engine_compile(world.engine, at, &constraint, error);
+
+    sp_constraint_release(constraint);
+    return status == SP_ERR_NOT_FOUND ? SP_OK : status;
+}
+
 static sp_status take_request(const void *at, sp_error *error)
 {
     int64_t id = 0;
@@ -741,7 +759,8 @@ static const taken all_taken[] = {
     TAKEN(sp_engine_options, interactive, SP_OK, 1, fill_engine, take_engine),
     TAKEN(sp_engine_adapter, path, SP_ERR_ARGUMENT, LIST, fill_engine_adapters,
           take_engine_adapters),
-    TAKEN(sp_request, keep_special, SP_OK, 1, fill_request, take_request),
+    TAKEN(sp_request, constraint, SP_OK, 1, fill_request, take_request),
+    TAKEN(sp_constraint_options, text_bytes, SP_OK, 1, fill_constraint, take_constraint),
     TAKEN(sp_delta_options, skip_modules, SP_OK, 1, fill_delta, take_delta),
     TAKEN(sp_delta_call, stream, SP_OK, 1, fill_call, take_call),
     TAKEN(sp_delta_output, y_type, SP_OK, LIST, fill_outputs, take_outputs),
@@ -1033,6 +1052,7 @@ DEFAULT(sp_stage_options)
 DEFAULT(sp_stage_load_options)
 DEFAULT(sp_engine_options)
 DEFAULT(sp_request)
+DEFAULT(sp_constraint_options)
 
 #define DEFAULTS(type, last)                          \
     {                                                 \
@@ -1053,7 +1073,8 @@ static const defaults all_defaults[] = {
     DEFAULTS(sp_pool_options, overlay_bytes),
     DEFAULTS(sp_route_span, scale),
     DEFAULTS(sp_engine_options, interactive),
-    DEFAULTS(sp_request, keep_special),
+    DEFAULTS(sp_request, constraint),
+    DEFAULTS(sp_constraint_options, text_bytes),
 };
 
 static void defaults_are_cut_to_the_hosts_size(void **state)

@@ -58,7 +58,8 @@ typedef struct choose_job {
     sp_choice *choices;
 } choose_job;
 
-/* The row with the request's bias and penalties: a copy where it has any, else the row itself. */
+/* The row with the request's bias, penalties and mask: a copy where it has any, else the row
+ * itself. */
 static const float *adjust(const sp_host_choice *host, const sp_choice *choice, const float *logits,
                            int32_t place)
 {
@@ -73,6 +74,8 @@ static const float *adjust(const sp_host_choice *host, const sp_choice *choice, 
         sp_ends_forbid(choice->ends, adjusted);
     sp_penalties_apply(choice->penalties, choice->tokens, choice->n_prompt, choice->n_tokens,
                        (int32_t *)(void *)scratch, adjusted);
+    if (choice->mask)
+        sp_token_mask_apply(choice->mask, host->vocab, adjusted);
     return adjusted;
 }
 

@@ -22,6 +22,7 @@
 #include "engine/sampling/ends.h"
 #include "engine/sampling/penalties.h"
 #include "engine/sampling/sampler.h"
+#include "engine/sampling/token_mask.h"
 
 #include <sidepath/checkpoint.h>
 #include <sidepath/delta.h>
@@ -127,9 +128,11 @@ typedef struct sp_choice {
     const sp_ends *ends;
     const int32_t *tokens; /* [n_tokens] the first n_prompt are the prompt */
     int32_t n_prompt, n_tokens;
-    bool adjusted;    /* bias or penalties change the logits */
-    sp_status status; /* out: SP_OK, or why there is no token, as sp_sample returns it */
-    int32_t token;    /* out */
+    bool adjusted;         /* bias, penalties or a mask change the logits */
+    const uint32_t *mask;  /* a bit for each id that may be chosen; NULL: all may */
+    sp_status constrained; /* the engine's: why there can be no mask; such a row has no sampling */
+    sp_status status;      /* out: SP_OK, or why there is no token, as sp_sample returns it */
+    int32_t token;         /* out */
 } sp_choice;
 
 /* ---- the table ----------------------------------------------------------------------------- */

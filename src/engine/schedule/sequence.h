@@ -16,6 +16,7 @@
 #include "engine/sampling/stop.h"
 #include "engine/schedule/sequence_memory.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "grammar/grammar.h"
 
 #include <sidepath/engine.h>
 #include <sidepath/route.h>
@@ -47,6 +48,12 @@ typedef struct sp_sequence_sampling {
     int32_t n_scored; /* with prompt_logprobs: positions that were scored */
 } sp_sequence_sampling;
 
+/* The grammar of its output, and where the output is in it. */
+typedef struct sp_sequence_constraint {
+    sp_grammar *grammar; /* a reference; NULL: it has none */
+    sp_grammar_place place;
+} sp_sequence_constraint;
+
 /* The detokenized part of its output. Unused where the model has no tokenizer. */
 typedef struct sp_sequence_text {
     sp_decoder decoder;
@@ -71,6 +78,7 @@ typedef struct sp_sequence {
     sp_sequence_request request;
     sp_held_memory memory;
     sp_sequence_sampling sampling;
+    sp_sequence_constraint constraint;
     sp_sequence_text text;
     sp_sequence_queue queue;
     sp_request_trace trace;
