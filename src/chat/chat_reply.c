@@ -25,9 +25,10 @@ struct sp_chat_parser {
     bool reasoning, tools;
     json_t *tagged_tools; /* owned; see sp_chat_prompt */
     state state;
-    size_t blanks; /* STATE_BEGIN: white space at the beginning of `held`, counted once */
-    bool newline;  /* there was one before the <tool_call> that is open */
-    sp_text held;  /* not yet passed on */
+    size_t blanks;   /* STATE_BEGIN: white space at the beginning of `held`, counted once */
+    size_t searched; /* STATE_CALL: bytes at the beginning of `held` where no end begins */
+    bool newline;    /* there was one before the <tool_call> that is open */
+    sp_text held;    /* not yet passed on */
     int32_t n_calls;
 };
 
@@ -100,17 +101,17 @@ static void pass_on(sp_chat_parser *parser, sp_chat_delta_kind kind, size_t n)
 
 /* --- Tags ----------------------------------------------------------------------------------- */
 
-static size_t find(const sp_text *text, const char *tag)
+/* Where the tag is, from byte `from` on; SIZE_MAX: nowhere. */
+static size_t find(const sp_text *text, const char *tag, size_t from)
 {
     size_t n = strlen(tag);
-    const char *at = text->data, *end = at + text->bytes;
 
-    while (text->bytes >= n && (at = memchr(at, '<', (size_t)(end - at))) != NULL) {
-        if ((size_t)(end - at) < n)
-            break;
-        if (memcmp(at, tag, n) == 0)
-            return (size_t)(at - text->data);
-        at++;
+    while (text->bytes >= n && from <= text->bytes - n) {
+        const char *at = memchr(text->data + from, '<', text->bytes - n + 1 - from);
+
+        if (!at || memcmp(at, tag, n) == 0)
+            return at ? (size_t)(at - text->data) : SIZE_MAX;
+        from = (size_t)(at - text->data) + 1;
     }
     return SIZE_MAX;
 }
@@ -149,7 +150,7 @@ static bool drop_newlines(sp_chat_parser *parser, size_t most, bool ended)
  */
 static bool up_to(sp_chat_parser *parser, const char *tag, sp_chat_delta_kind kind, bool ended)
 {
-    size_t at = find(&parser->held, tag);
+    size_t at = find(&parser->held, tag, 0);
     size_t keep = ended ? 0 : possible_tag(&parser->held, tag);
 
     if (at == SIZE_MAX) {
@@ -270,10 +271,20 @@ static sp_status tagged_call(sp_chat_parser *parser, const char *text, size_t by
     return status;
 }
 
+/* What was searched once is not searched again: a call may be long, and come by the byte. */
+static size_t find_call_end(sp_chat_parser *parser)
+{
+    size_t at = find(&parser->held, CALL_CLOSE, parser->searched);
+    size_t tail = strlen(CALL_CLOSE) - 1;
+
+    parser->searched = parser->held.bytes > tail ? parser->held.bytes - tail : 0;
+    return at;
+}
+
 /* The text after <tool_call>, when it is complete or the answer has ended. False: not yet. */
 static sp_status close_call(sp_chat_parser *parser, bool ended, bool *out_more, sp_error *error)
 {
-    size_t at = find(&parser->held, CALL_CLOSE);
+    size_t at = find_call_end(parser);
     size_t bytes = at != SIZE_MAX ? at : parser->held.bytes;
     size_t taken = at != SIZE_MAX ? at + strlen(CALL_CLOSE) : bytes;
     sp_status status;
@@ -300,6 +311,7 @@ static sp_status close_call(sp_chat_parser *parser, bool ended, bool *out_more, 
     }
     if (taken > 0)
         drop(parser, taken);
+    parser->searched = 0;
     parser->state = STATE_CONTENT;
     return SP_OK;
 }

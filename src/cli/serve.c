@@ -5,12 +5,14 @@
  * From the first line on all of standard error goes through the log, which never blocks.
  */
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/mapped.h"
 #include "cli/cli.h"
 #include "cli/notify.h"
 #include "cli/progress.h"
 #include "cli/run_settings.h"
+#include "server/driver/driver.h"
 #include "server/restore.h"
 
 #include <errno.h>
@@ -23,6 +25,8 @@
 
 #define LOG_BYTES_MAX ((size_t)1 << 20)
 #define LOG_WAIT_MS   1000 /* for the last lines, at the end */
+#define CLOSE_WAIT_MS 2000 /* for adapters that are being read, at the end */
+#define CLOSE_POLL_MS 50
 
 typedef struct serve_settings {
     sp_run_settings run; /* first: the shared rows point into it */
@@ -108,8 +112,8 @@ static void report_refused(void *user, const char *name, const sp_error *error)
 }
 
 static sp_status serve_until_signal(const serve_settings *settings, sp_engine *engine,
-                                    const sp_server_refusals *refusals,
-                                    const sp_saved_state *restored, sp_error *error)
+                                    const sp_server_refusals *refusals, sp_saved_state *restored,
+                                    sp_error *error)
 {
     sp_log *log = settings->server.log;
     sp_server *server;
@@ -129,12 +133,40 @@ static sp_status serve_until_signal(const serve_settings *settings, sp_engine *e
     return SP_OK;
 }
 
+static bool is_reading(const sp_stage *stage)
+{
+    sp_stage_stats stats = {.struct_bytes = sizeof stats};
+
+    return stage && sp_stage_get_stats(stage, &stats, NULL) == SP_OK && stats.n_in_flight > 0;
+}
+
+/*
+ * A loader that waits for a file system that does not answer cannot be joined: after two seconds,
+ * or a signal, the engine is left to the end of the process.
+ */
+static void close_engine(sp_engine *engine, sp_log *log)
+{
+    sp_stage *stage = engine ? sp_engine_stage(engine) : NULL;
+    uint64_t until_ns = sp_clock_ns() + CLOSE_WAIT_MS * (uint64_t)1000000;
+
+    while (is_reading(stage)) {
+        if (sp_clock_ns() < until_ns && !signal_is_pending()) {
+            sp_stage_poll_wait(stage, CLOSE_POLL_MS);
+            continue;
+        }
+        sp_log_line(log, "sidepath serve: adapters are still being read; they are left");
+        return;
+    }
+    sp_engine_close(engine);
+}
+
 /* *out_usage: a failure is one of the command line. */
 static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_error *error)
 {
     refusal_notes notes = {.log = settings->server.log};
     sp_progress progress = sp_progress_begin(settings->server.log, STDERR_FILENO);
-    const sp_restore_hooks hooks = {report_refused, &notes, sp_progress_tell, &progress};
+    const sp_restore_hooks hooks = {report_refused, &notes, sp_progress_tell, &progress,
+                                    signal_is_pending};
     sp_saved_state restored = {.active = NULL};
     sp_engine *engine = NULL;
     sp_status status = sp_server_confine(&settings->server, error);
@@ -152,10 +184,14 @@ static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_er
         status = sp_run_settings_open(&settings->run, 0, &engine, out_usage, error);
     if (status == SP_OK)
         status = sp_server_restore(&settings->server, engine, &hooks, &restored, error);
-    if (status == SP_OK)
+    if (status == SP_ERR_STATE && strcmp(error->code, SP_CODE_SHUTTING_DOWN) == 0) {
+        sp_log_line(settings->server.log, "sidepath serve: %s", error->text);
+        status = SP_OK;
+    } else if (status == SP_OK) {
         status = serve_until_signal(settings, engine, &notes.kept, &restored, error);
+    }
+    close_engine(engine, settings->server.log);
     sp_saved_state_free(&restored);
-    sp_engine_close(engine);
     sp_server_refusals_free(&notes.kept);
     return status;
 }

@@ -1,14 +1,19 @@
 #include "server/restore.h"
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "server/driver/driver.h"
 #include "server/driver/lora_dir.h"
 
 #include <string.h>
 
-#define STATE_BYTES_MAX ((size_t)64 << 20)
-#define POLL_MS         50
+#define STATE_BYTES_MAX   ((size_t)64 << 20)
+#define POLL_MS           50
+#define LOAD_SECONDS      60u /* what one adapter gets, */
+#define NEXT_LOAD_SECONDS 5u  /* and after one that did not come, each other */
+#define NS_PER_S          1000000000u
 
 static sp_status check_folder(const char *path, sp_error *error)
 {
@@ -40,12 +45,11 @@ static sp_status read_state(const char *path, sp_saved_state *out_state, sp_erro
 }
 
 /* As a client's load of it. *out_ticket 0: it is there already. */
-static sp_status begin(sp_stage *stage, const char *base, const sp_saved_adapter *saved,
+static sp_status begin(sp_stage *stage, const char *base, sp_saved_adapter *saved,
                        int64_t *out_ticket, sp_error *error)
 {
     sp_stage_version_info info = {.struct_bytes = sizeof info};
     sp_stage_load_options load;
-    char *path;
     sp_status status;
 
     if (sp_stage_find(stage, saved->name, &info, NULL) == SP_OK)
@@ -54,39 +58,83 @@ static sp_status begin(sp_stage *stage, const char *base, const sp_saved_adapter
         return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "max-loras", -1,
                        "the server has no slots for adapters; raise max-loras");
     status = sp_stage_name_check(saved->name, base, error);
-    if (status != SP_OK)
-        return status;
-    status = sp_lora_dir_resolve(saved->path, &path, error);
+    if (status == SP_OK)
+        status = sp_lora_dir_resolve(saved->path, &saved->location, error);
     if (status != SP_OK)
         return status;
     sp_stage_load_options_default(&load, sizeof load);
     load.name = saved->name;
-    load.location = path;
+    load.location = saved->location;
     load.pinned = saved->pinned;
     status = sp_stage_load(stage, &load, out_ticket, error);
-    sp_free(path);
     return status == SP_PENDING ? SP_OK : status;
 }
 
-/* One after the other: what is packed first is in a slot first, as it was. */
-static void load_one(sp_stage *stage, const char *base, const sp_saved_adapter *saved,
-                     const sp_restore_hooks *hooks)
+/* It is cancelled, so that it does not come in later, when nobody expects it. */
+static sp_status give_up(sp_stage *stage, const char *name, int64_t ticket, uint64_t seconds,
+                         sp_error *error)
 {
-    int64_t ticket = 0;
-    sp_error error;
-    sp_status status = begin(stage, base, saved, &ticket, &error);
+    sp_stage_unload(stage, name, NULL);
+    sp_stage_forget(stage, ticket);
+    return sp_fail(error, SP_ERR_IO, SP_CODE_LOAD_TIMEOUT, name, -1,
+                   "its files were not read within %llu seconds", (unsigned long long)seconds);
+}
 
-    while (status == SP_OK && ticket != 0) {
-        sp_status outcome = sp_stage_result(stage, ticket, NULL, &error);
+static sp_status shutting_down(sp_error *error)
+{
+    return sp_fail(error, SP_ERR_STATE, SP_CODE_SHUTTING_DOWN, NULL, -1,
+                   "the server was told to end while it read the adapters of --state-file");
+}
 
-        if (outcome != SP_PENDING) {
-            status = outcome;
-            break;
-        }
+static sp_status await(sp_stage *stage, const char *name, int64_t ticket, uint64_t seconds,
+                       const sp_restore_hooks *hooks, sp_error *error)
+{
+    uint64_t until_ns = sp_clock_ns() + seconds * NS_PER_S;
+
+    for (;;) {
+        sp_status outcome = sp_stage_result(stage, ticket, NULL, error);
+
+        if (outcome != SP_PENDING)
+            return outcome;
+        if (hooks->hurry && hooks->hurry())
+            return shutting_down(error);
+        if (sp_clock_ns() >= until_ns)
+            return give_up(stage, name, ticket, seconds, error);
         sp_stage_poll_wait(stage, POLL_MS);
     }
-    if (status != SP_OK)
-        hooks->refused(hooks->refused_user, saved->name, &error);
+}
+
+static bool has_code(const sp_error *error, const char *code)
+{
+    return error->code && strcmp(error->code, code) == 0;
+}
+
+/* One after the other: what is packed first is in a slot first, as it was. A file system that has
+ * let one wait in vain is not given as long again. */
+static sp_status load_all(sp_stage *stage, const char *base, sp_saved_state *state,
+                          const sp_restore_hooks *hooks, sp_error *error)
+{
+    uint64_t seconds = LOAD_SECONDS;
+
+    for (size_t i = 0; i < state->n_adapters; i++) {
+        sp_saved_adapter *saved = &state->adapters[i];
+        int64_t ticket = 0;
+        sp_error why = {0};
+        sp_status status = begin(stage, base, saved, &ticket, &why);
+
+        if (status == SP_OK && ticket != 0)
+            status = await(stage, saved->name, ticket, seconds, hooks, &why);
+        if (has_code(&why, SP_CODE_SHUTTING_DOWN))
+            return shutting_down(error);
+        if (has_code(&why, SP_CODE_LOAD_TIMEOUT))
+            seconds = NEXT_LOAD_SECONDS;
+        saved->missing = status != SP_OK;
+        if (saved->missing)
+            hooks->refused(hooks->refused_user, saved->name, &why);
+        if (hooks->progress)
+            hooks->progress(hooks->progress_user, "adapters", i + 1, state->n_adapters);
+    }
+    return SP_OK;
 }
 
 static bool has_active(const sp_stage *stage)
@@ -99,17 +147,19 @@ static bool has_active(const sp_stage *stage)
     return false;
 }
 
-static void restore_active(const sp_server_settings *settings, sp_stage *stage, const char *name)
+static void restore_active(const sp_server_settings *settings, sp_stage *stage,
+                           sp_saved_state *state)
 {
     sp_error error;
 
-    if (!name || has_active(stage))
+    if (!state->active || has_active(stage) ||
+        sp_stage_set_active(stage, state->active, &error) == SP_OK)
         return;
-    if (sp_stage_set_active(stage, name, &error) != SP_OK)
-        sp_log_line(settings->log,
-                    SP_LOG_PREFIX "warning: \"%s\" was active and is not there, so requests "
-                                  "without a model mean the base: %s",
-                    name, error.text);
+    state->active_missing = true;
+    sp_log_line(settings->log,
+                SP_LOG_PREFIX "warning: \"%s\" was active and is not there, so requests "
+                              "without a model mean the base: %s",
+                state->active, error.text);
 }
 
 sp_status sp_server_restore(const sp_server_settings *settings, sp_engine *engine,
@@ -126,11 +176,8 @@ sp_status sp_server_restore(const sp_server_settings *settings, sp_engine *engin
     status = read_state(settings->state_file, out_state, error);
     if (status != SP_OK)
         return status;
-    for (size_t i = 0; i < out_state->n_adapters; i++) {
-        load_one(stage, base, &out_state->adapters[i], hooks);
-        if (hooks->progress)
-            hooks->progress(hooks->progress_user, "adapters", i + 1, out_state->n_adapters);
-    }
-    restore_active(settings, stage, out_state->active);
-    return SP_OK;
+    status = load_all(stage, base, out_state, hooks, error);
+    if (status == SP_OK)
+        restore_active(settings, stage, out_state);
+    return status;
 }

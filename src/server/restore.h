@@ -13,13 +13,19 @@ typedef struct sp_restore_hooks {
     void *refused_user;
     void (*progress)(void *user, const char *what, size_t done, size_t total); /* may be NULL */
     void *progress_user;
+    bool (*hurry)(void); /* asked twenty times a second, may be NULL: true ends it */
 } sp_restore_hooks;
+
+/* The code of an adapter that did not come in time. */
+#define SP_CODE_LOAD_TIMEOUT "load-timeout"
 
 /*
  * Reads the file and loads what it names, in its order, into an engine that nobody else has yet;
  * waits for the loads. A name that is loaded already stays what it is, and so does an active
- * adapter. One that cannot be loaded is told to `refused`, and the others go on. A file that is not
- * there is an empty state. SP_ERR_NOT_FOUND: its folder is missing. SP_ERR_IO, SP_ERR_TOO_LARGE and
+ * adapter. One that cannot be loaded, or takes longer than a minute (five seconds once another one
+ * has), is told to `refused` and `missing` in the state, and the others go on. A file that is not
+ * there is an empty state. SP_ERR_STATE with SP_CODE_SHUTTING_DOWN: `hurry` said so.
+ * SP_ERR_NOT_FOUND: its folder is missing. SP_ERR_IO, SP_ERR_TOO_LARGE and
  * those of sp_saved_state_parse: the file cannot be read; nothing was loaded. *out_state is owned
  * by the caller.
  */

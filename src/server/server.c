@@ -375,7 +375,7 @@ static sp_status open_parts(sp_server *server, sp_engine *engine, sp_error *erro
     return status;
 }
 
-static sp_status start_parts(sp_server *server, sp_engine *engine, const sp_saved_state *restored,
+static sp_status start_parts(sp_server *server, sp_engine *engine, sp_saved_state *restored,
                              int32_t running_max, sp_error *error)
 {
     const sp_server_settings *settings = server->api.settings;
@@ -410,7 +410,7 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, const sp_save
 }
 
 sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
-                          const sp_server_refusals *refusals, const sp_saved_state *restored,
+                          const sp_server_refusals *refusals, sp_saved_state *restored,
                           int32_t running_max, sp_server **out_server, sp_error *error)
 {
     sp_server *server = sp_calloc(1, sizeof *server);

@@ -71,11 +71,12 @@ sp_status sp_server_confine(const sp_server_settings *settings, sp_error *error)
 
 /*
  * Starts serving. The engine is the server's until sp_server_stop; the settings' strings and the
- * refusals are borrowed until then. `restored` (may be NULL) is what sp_server_restore has read.
- * SP_ERR_ARGUMENT, SP_ERR_IO, SP_ERR_INPUT: a setting, named. *out_server is owned by the caller.
+ * refusals are borrowed until then. `restored` (may be NULL) is what sp_server_restore has read,
+ * borrowed until then too. SP_ERR_ARGUMENT, SP_ERR_IO, SP_ERR_INPUT: a setting, named. *out_server
+ * is owned by the caller.
  */
 sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
-                          const sp_server_refusals *refusals, const sp_saved_state *restored,
+                          const sp_server_refusals *refusals, sp_saved_state *restored,
                           int32_t running_max, sp_server **out_server, sp_error *error);
 /*
  * Reads the key files again, for any thread but one at a time: both are taken or none, and the old

@@ -7,6 +7,7 @@
 #include "chat/chat.h"
 
 #include <string.h>
+#include <time.h>
 
 /* What came, written down: C"..", R"..", and for calls T0:name(arguments). */
 typedef struct {
@@ -349,6 +350,32 @@ static void test_out_of_memory(void **state)
     sp_json_own_memory(false);
 }
 
+/* A call costs its length, not the square of it: 400,000 pieces of one byte, each of which may be
+ * the beginning of its end. By squares this takes minutes. */
+static void test_long_call(void **state)
+{
+    static const char before[] = "<tool_call>{\"name\":\"f\",\"arguments\":{\"s\":\"";
+    static const char after[] = "\"}}</tool_call>rest";
+    const size_t n = 400000, seconds_max = 10;
+    clock_t began = clock();
+    sp_text text = {0};
+    char *got;
+
+    (void)state;
+    sp_text_add(&text, before);
+    for (size_t i = 0; i < n; i++)
+        sp_text_add(&text, "<");
+    sp_text_add(&text, after);
+    assert_false(text.failed);
+    got = parse("c", text.data, 1, 1);
+    assert_true((clock() - began) / CLOCKS_PER_SEC < (clock_t)seconds_max);
+    assert_memory_equal(got, "T0:f({\"s\":\"<<", 14);
+    assert_int_equal(strlen(got), strlen("T0:f({\"s\":\"\"})C\"rest\"") + n);
+    assert_string_equal(got + strlen(got) - strlen("<\"})C\"rest\""), "<\"})C\"rest\"");
+    sp_free(got);
+    sp_text_free(&text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -356,7 +383,7 @@ int main(void)
         cmocka_unit_test(test_calls),         cmocka_unit_test(test_broken_calls),
         cmocka_unit_test(test_tagged_calls),  cmocka_unit_test(test_broken_tagged_calls),
         cmocka_unit_test(test_every_cut),     cmocka_unit_test(test_prompt),
-        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_long_call),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

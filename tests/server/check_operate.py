@@ -239,6 +239,98 @@ def check_foreign_state_file(binary):
             saved(state, lambda s: s["adapters"][0]["path"] == "sqldoc")
 
 
+def write_state(state, active, **paths):
+    state.write_text(json.dumps({"state_of_sidepath": 1, "active": active, "unloaded": [],
+                                 "adapters": [{"name": name, "path": path, "pinned": name == "lost"}
+                                              for name, path in paths.items()]}))
+
+
+def names(state):
+    return {a["name"]: (a["path"], a["pinned"]) for a in state["adapters"]}
+
+
+def check_state_file_missing(binary):
+    """What could not be restored stays saved over changes of others, and means the folder that was
+    saved; a client's load or unload of the name ends that."""
+    with folders() as directory:
+        state = directory.parent / "state.json"
+        flags = ("--adapter-dir", directory, "--state-file", state, "--max-lora-rank", 16)
+        (directory / "sqldoc").rename(directory / "away")
+        (directory / "csource").rename(directory / "lost")  # as its name, and another version
+        write_state(state, "lost", lost="sqldoc", gone="none/at/all", out="../base",
+                    here="scripture")
+        with serving.serving(binary, *flags) as server:
+            assert list(listed(server)) == ["here"]
+            load(server, "other", "scripture")
+            want = {"lost": ("sqldoc", True), "gone": ("none/at/all", False),
+                    "out": ("../base", False), "here": ("scripture", False),
+                    "other": ("scripture", False)}
+            saved(state, lambda s: names(s) == want and s["active"] == "lost")
+            assert post(server, "/v1/completions", {**ASK, "model": "lost"}).status == 404
+            (directory / "away").rename(directory / "sqldoc")
+            load(server, "direct", "sqldoc")
+            assert complete(server, "lost", max_tokens=8) == complete(server, "direct",
+                                                                      max_tokens=8)
+            assert listed(server)["lost"] == (True, False), listed(server)
+            unload = "/v1/unload_lora_adapter"
+            assert post(server, unload, {"lora_name": "gone"}).status == 200
+            assert post(server, unload, {"lora_name": "gone"}).status == 404
+            load(server, "out", "scripture")
+            want = {**want, "out": ("scripture", False), "direct": ("sqldoc", False)}
+            del want["gone"]
+            saved(state, lambda s: names(s) == want and s["active"] == "lost")
+            post(server, "/v1/lora/active", {"lora_name": None})
+            saved(state, lambda s: s["active"] is None)
+
+
+def check_state_file_hanging(binary):
+    """A start ends by SIGTERM while the file system keeps it waiting, and the file is as it was."""
+    shim = Path(binary).parent / "tests" / "slow_files.so"
+    if not shim.exists() or b"__asan_init" in Path(binary).read_bytes():
+        print("skipped: no %s, or a sanitizer" % shim)
+        sys.exit(77)
+    with folders() as directory:
+        state = directory.parent / "state.json"
+        write_state(state, "a", a="scripture", b="sqldoc")
+        before = state.read_bytes()
+        command = [binary, "serve", "--model", str(serving.BASE), "--port", "0", "--adapter-dir",
+                   str(directory), "--state-file", str(state)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(
+            os.environ, LD_PRELOAD=str(shim), SLOW_FILES_MS="100000"))
+        time.sleep(1.5)
+        assert process.poll() is None
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=30)[1]
+        assert process.returncode == 0 and time.monotonic() - began < 8, said
+        assert "was told to end while it read the adapters" in said, said
+        assert "being read; they are left" in said, said
+        assert state.read_bytes() == before
+
+
+def check_state_file_late(binary):
+    """A file system that does not answer holds a start up for a minute and some seconds, not for
+    ever; what it kept is saved on, and the server ends when it is told to."""
+    shim = Path(binary).parent / "tests" / "slow_files.so"
+    if not shim.exists() or b"__asan_init" in Path(binary).read_bytes():
+        print("skipped: no %s, or a sanitizer" % shim)
+        sys.exit(77)
+    with folders() as directory:
+        state = directory.parent / "state.json"
+        write_state(state, "a", a="scripture", b="sqldoc")
+        environment = dict(os.environ, LD_PRELOAD=str(shim), SLOW_FILES_MS="300000")
+        began = time.monotonic()
+        with serving.serving(binary, "--adapter-dir", directory, "--state-file", state,
+                             environment=environment) as server:
+            assert 60 < time.monotonic() - began < 110
+            for name in ("a", "b"):
+                assert any('adapter "%s" is left out' % name in line and "[load-timeout]" in line
+                           for line in server.log), server.log
+            assert complete(server, "base", max_tokens=2)
+            post(server, "/v1/lora/active", {"lora_name": None})
+            saved(state, lambda s: list(names(s)) == ["a", "b"] and s["active"] is None)
+
+
 def check_state_file_unwritable(binary):
     """A state that cannot be written is a warning, and nothing else."""
     with folders() as directory:
@@ -278,7 +370,8 @@ def check_first_request(binary):
 
 
 CHECKS = [check_start_report, check_exposed, check_json_log, check_probes_unlogged, check_progress,
-          check_state_file, check_foreign_state_file, check_state_file_unwritable,
+          check_state_file, check_foreign_state_file, check_state_file_missing,
+          check_state_file_hanging, check_state_file_late, check_state_file_unwritable,
           check_first_request]
 
 

@@ -92,6 +92,41 @@ static void test_foreign(void **state)
         assert_invalid(texts[i], strlen(texts[i]));
 }
 
+/* What could not be restored is written on, by what was saved, and nothing else of before. */
+static void test_missing(void **state)
+{
+    char *unloaded[] = {(char *)(uintptr_t) "e"};
+    sp_saved_state got, again;
+    sp_text text = {0};
+    sp_error error;
+
+    (void)state;
+    assert_ok(parse(WHOLE, strlen(WHOLE), &got, &error), &error);
+    assert_null(sp_saved_state_missing(&got, "b"));
+    assert_null(sp_saved_state_missing(NULL, "b"));
+    got.adapters[1].missing = true;
+    got.active_missing = true;
+    assert_ptr_equal(sp_saved_state_missing(&got, "b"), &got.adapters[1]);
+    sp_saved_state_write(NULL, &got, unloaded, 1, &text);
+    assert_ok(parse(text.data, text.bytes, &again, &error), &error);
+    assert_int_equal(again.n_adapters, 1);
+    assert_string_equal(again.adapters[0].name, "b");
+    assert_string_equal(again.adapters[0].path, "b");
+    assert_true(again.adapters[0].pinned);
+    assert_string_equal(again.active, "b");
+    assert_int_equal(again.n_unloaded, 1);
+    assert_string_equal(again.unloaded[0], "e");
+    sp_saved_state_free(&again);
+    got.active_missing = false;
+    sp_text_clear(&text);
+    sp_saved_state_write(NULL, &got, NULL, 0, &text);
+    assert_ok(parse(text.data, text.bytes, &again, &error), &error);
+    assert_null(again.active);
+    sp_saved_state_free(&again);
+    sp_saved_state_free(&got);
+    sp_text_free(&text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -99,6 +134,7 @@ int main(void)
         cmocka_unit_test(test_least),
         cmocka_unit_test(test_cut_at_every_byte),
         cmocka_unit_test(test_foreign),
+        cmocka_unit_test(test_missing),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

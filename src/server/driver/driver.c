@@ -462,7 +462,8 @@ static void save_state(sp_driver *driver)
 
     if (!driver->adapters_changed || !driver->options.state_file)
         return;
-    sp_saved_state_write(sp_engine_stage(driver->engine), driver->hidden, driver->n_hidden, &text);
+    sp_saved_state_write(sp_engine_stage(driver->engine), driver->options.restored, driver->hidden,
+                         driver->n_hidden, &text);
     driver->adapters_changed = text.failed; /* tried again after the next task */
     if (!text.failed)
         sp_state_file_put(driver->options.state_file, &text);

@@ -39,8 +39,9 @@ typedef struct sp_driver_options {
     void *loaded_user;
     /* Borrowed: what adapters are after every change of them. NULL: nobody keeps it. */
     sp_state_file *state_file;
-    /* Names that a server before this one has unloaded; read at the start only. NULL: none. */
-    const sp_saved_state *restored;
+    /* Borrowed: the names that a server before this one has unloaded, and what of its adapters is
+     * missing, which the driver keeps up to date. NULL: none. */
+    sp_saved_state *restored;
 } sp_driver_options;
 
 /* Reason codes of outcomes that only the server has. */

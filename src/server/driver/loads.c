@@ -52,6 +52,23 @@ bool sp_driver_hide(sp_driver *driver, const char *name)
     return true;
 }
 
+/* ---- names that were saved and are not there ------------------------------------------------ */
+
+/* A client has decided about the name. Returns whether it was missing. */
+static bool drop_missing(sp_driver *driver, const char *name)
+{
+    sp_saved_state *restored = driver->options.restored;
+    sp_saved_adapter *missing = sp_saved_state_missing(restored, name);
+
+    if (!missing)
+        return false;
+    missing->missing = false;
+    if (restored->active_missing && strcmp(restored->active, name) == 0)
+        restored->active_missing = false;
+    driver->adapters_changed = true;
+    return true;
+}
+
 /* ---- the list of loads --------------------------------------------------------------------- */
 
 static sp_pending_load *find_load(const sp_driver *driver, const char *name)
@@ -111,14 +128,17 @@ static bool may_have_folder(const sp_driver *driver, const char *name)
 /* Sends a task to the look-up, which brings it back. Takes its reference. */
 static void look_up(sp_driver *driver, sp_lora_task *task)
 {
-    task->look_up = SP_LOOK_UP_NAME;
+    task->look_up = task->path ? SP_LOOK_UP_PATH : SP_LOOK_UP_NAME;
     driver->options.look_up(driver->options.look_up_user, task);
     sp_task_release(&task->task);
 }
 
+/* The folder of a name that is missing is the one that was saved with it. */
 static bool look_up_name(sp_driver *driver, const char *name)
 {
-    sp_lora_task *task = sp_lora_task_create(SP_TASK_FOLDER, name, NULL);
+    const sp_saved_adapter *missing = sp_saved_state_missing(driver->options.restored, name);
+    sp_lora_task *task =
+        sp_lora_task_create(SP_TASK_FOLDER, name, missing ? missing->location : NULL);
 
     if (task)
         look_up(driver, task);
@@ -148,9 +168,12 @@ static sp_status set_active(const sp_driver *driver, const char *name, sp_error 
         status = sp_stage_set_active(stage, name, error);
     else if (name)
         status = no_adapter(name, error);
-    if (status == SP_OK)
-        sp_lora_chats_set_active(driver->options.chats, name);
-    return status;
+    if (status != SP_OK)
+        return status;
+    sp_lora_chats_set_active(driver->options.chats, name);
+    if (driver->options.restored)
+        driver->options.restored->active_missing = false;
+    return SP_OK;
 }
 
 static void finish_task(sp_driver *driver, sp_lora_task *task, sp_status status,
@@ -275,6 +298,15 @@ static void run_later(sp_driver *driver, sp_task *later)
     }
 }
 
+/* It is there again, by its folder or another. What is active stays so until a client says. */
+static void end_missing(sp_driver *driver, const char *name)
+{
+    sp_saved_adapter *missing = sp_saved_state_missing(driver->options.restored, name);
+
+    if (missing)
+        missing->missing = false;
+}
+
 static void tell_loaded(const sp_driver *driver, const char *name)
 {
     sp_stage_version_info info = {.struct_bytes = sizeof info};
@@ -305,6 +337,7 @@ static void end_load(sp_driver *driver, sp_pending_load *load, sp_status status,
         sp_lora_chats_put(driver->options.chats, load->entry);
         load->entry = NULL;
         show(driver, load->name);
+        end_missing(driver, load->name);
         tell_loaded(driver, load->name);
     }
     if (task && task->task.kind == SP_TASK_ACTIVATE && status == SP_OK)
@@ -361,6 +394,7 @@ void sp_driver_end_loads(sp_driver *driver)
 static void begin_load(sp_driver *driver, sp_pending_load *load, sp_lora_task *looked_up)
 {
     const sp_lora_task *task = load->task;
+    const sp_saved_adapter *missing = sp_saved_state_missing(driver->options.restored, load->name);
     sp_stage *stage = sp_engine_stage(driver->engine);
     sp_stage_load_options wanted;
     sp_error error = looked_up->look_up_error;
@@ -369,6 +403,8 @@ static void begin_load(sp_driver *driver, sp_pending_load *load, sp_lora_task *l
     sp_stage_load_options_default(&wanted, sizeof wanted);
     wanted.name = load->name;
     wanted.location = looked_up->path;
+    if (!task)
+        wanted.pinned = missing && missing->pinned;
     if (task) {
         wanted.replace = task->replace;
         wanted.expected_generation = task->expected_generation;
@@ -459,6 +495,8 @@ static void run_unload(sp_driver *driver, sp_lora_task *task)
         return;
     }
     if (status == SP_ERR_NOT_FOUND && may && task->path)
+        status = SP_OK;
+    if ((status >= 0 || status == SP_ERR_NOT_FOUND) && drop_missing(driver, task->name))
         status = SP_OK;
     if (status >= 0 && may && !sp_driver_hide(driver, task->name))
         status = sp_fail_memory(&error, sizeof(char *), "a name");

@@ -208,6 +208,12 @@ static void look_up(sp_lora_dir *dir, sp_lora_task *task)
     if (status == SP_OK && task->path)
         read_chat(dir, task, &task->look_up_error);
     task->looked_up = true;
+    /* The driver's own question has an answer in any case: there is no folder. */
+    if (status != SP_OK && task->task.kind == SP_TASK_FOLDER) {
+        sp_free(task->path);
+        task->path = NULL;
+        status = SP_OK;
+    }
     if (status == SP_OK) {
         pass_on(dir, task);
         return;

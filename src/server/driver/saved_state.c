@@ -143,6 +143,7 @@ void sp_saved_state_free(sp_saved_state *state)
     for (size_t i = 0; i < state->n_adapters; i++) {
         sp_free(state->adapters[i].name);
         sp_free(state->adapters[i].path);
+        sp_free(state->adapters[i].location);
     }
     for (size_t i = 0; i < state->n_unloaded; i++)
         sp_free(state->unloaded[i]);
@@ -150,6 +151,14 @@ void sp_saved_state_free(sp_saved_state *state)
     sp_free(state->unloaded);
     sp_free(state->active);
     *state = (sp_saved_state){.active = NULL};
+}
+
+sp_saved_adapter *sp_saved_state_missing(const sp_saved_state *state, const char *name)
+{
+    for (size_t i = 0; state && i < state->n_adapters; i++)
+        if (state->adapters[i].missing && strcmp(state->adapters[i].name, name) == 0)
+            return &state->adapters[i];
+    return NULL;
 }
 
 /* ---- writing ------------------------------------------------------------------------------- */
@@ -160,21 +169,25 @@ static void add_string(sp_text *out, const char *before, const char *value)
     sp_text_json_string(out, value, strlen(value));
 }
 
+static void add_entry(sp_text *out, const char *name, const char *path, bool pinned, bool *first)
+{
+    add_string(out, *first ? "\n  {\"name\": " : ",\n  {\"name\": ", name);
+    add_string(out, ", \"path\": ", path);
+    sp_text_format(out, ", \"pinned\": %s}", pinned ? "true" : "false");
+    *first = false;
+}
+
 /* What came from elsewhere, by --adapter or from memory, is not the file's to keep. */
-static bool add_adapter(sp_text *out, const sp_stage_version_info *info, bool first)
+static void add_adapter(sp_text *out, const sp_stage_version_info *info, bool *first)
 {
     const char *path;
 
-    if (info->state == SP_STAGE_VERSION_DRAINING || !info->location ||
-        !sp_is_confined(info->location, &path))
-        return false;
-    add_string(out, first ? "\n  {\"name\": " : ",\n  {\"name\": ", info->name);
-    add_string(out, ", \"path\": ", path);
-    sp_text_format(out, ", \"pinned\": %s}", info->pinned ? "true" : "false");
-    return true;
+    if (info->state != SP_STAGE_VERSION_DRAINING && info->location &&
+        sp_is_confined(info->location, &path))
+        add_entry(out, info->name, path, info->pinned, first);
 }
 
-static void add_active(const sp_stage *stage, sp_text *out)
+static void add_active(const sp_stage *stage, const sp_saved_state *before, sp_text *out)
 {
     sp_stage_version_info info = {.struct_bytes = sizeof info};
 
@@ -184,21 +197,28 @@ static void add_active(const sp_stage *stage, sp_text *out)
         add_string(out, ", \"active\": ", info.name);
         return;
     }
-    sp_text_add(out, ", \"active\": null");
+    if (before && before->active_missing)
+        add_string(out, ", \"active\": ", before->active);
+    else
+        sp_text_add(out, ", \"active\": null");
 }
 
-void sp_saved_state_write(const sp_stage *stage, char *const *unloaded, size_t n_unloaded,
-                          sp_text *out)
+void sp_saved_state_write(const sp_stage *stage, const sp_saved_state *before,
+                          char *const *unloaded, size_t n_unloaded, sp_text *out)
 {
     sp_stage_version_info info = {.struct_bytes = sizeof info};
     bool first = true;
 
     sp_text_format(out, "{\"" MARK "\": %d", VERSION);
-    add_active(stage, out);
+    add_active(stage, before, out);
     sp_text_add(out, ", \"adapters\": [");
     for (size_t i = 0; i < sp_stage_n_versions(stage); i++)
-        if (sp_stage_version_at(stage, i, &info, NULL) == SP_OK && add_adapter(out, &info, first))
-            first = false;
+        if (sp_stage_version_at(stage, i, &info, NULL) == SP_OK)
+            add_adapter(out, &info, &first);
+    for (size_t i = 0; before && i < before->n_adapters; i++)
+        if (before->adapters[i].missing)
+            add_entry(out, before->adapters[i].name, before->adapters[i].path,
+                      before->adapters[i].pinned, &first);
     sp_text_add(out, "], \"unloaded\": [");
     for (size_t i = 0; i < n_unloaded; i++)
         add_string(out, i ? ", " : "", unloaded[i]);

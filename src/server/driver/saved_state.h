@@ -21,10 +21,14 @@
 typedef struct sp_saved_adapter {
     char *name, *path;
     bool pinned;
+    /* It was saved and is not there: it stays saved until a client loads or unloads its name. */
+    bool missing;
+    char *location; /* of one that is missing: where it would be; NULL: nowhere */
 } sp_saved_adapter;
 
 typedef struct sp_saved_state {
     char *active;               /* NULL: the base */
+    bool active_missing;        /* likewise, until a client activates something */
     sp_saved_adapter *adapters; /* [n_adapters] in the order of loading */
     size_t n_adapters;
     char **unloaded; /* [n_unloaded] */
@@ -40,9 +44,12 @@ sp_status sp_saved_state_parse(const char *bytes, size_t n_bytes, const char *su
                                sp_saved_state *out_state, sp_error *error);
 void sp_saved_state_free(sp_saved_state *state);
 
-/* The engine's thread: what its stage (NULL: no adapters) holds now, with the names in `unloaded`
- * [n_unloaded]. */
-void sp_saved_state_write(const sp_stage *stage, char *const *unloaded, size_t n_unloaded,
-                          sp_text *out);
+/* What is missing of that name; NULL: nothing. `state` may be NULL. */
+sp_saved_adapter *sp_saved_state_missing(const sp_saved_state *state, const char *name);
+
+/* The engine's thread: what its stage (NULL: no adapters) holds now, with what is missing of
+ * `before` (may be NULL) and the names in `unloaded` [n_unloaded]. */
+void sp_saved_state_write(const sp_stage *stage, const sp_saved_state *before,
+                          char *const *unloaded, size_t n_unloaded, sp_text *out);
 
 #endif
