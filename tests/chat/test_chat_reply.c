@@ -369,7 +369,7 @@ static void test_long_call(void **state)
     assert_false(text.failed);
     got = parse("c", text.data, 1, 1);
     assert_true((clock() - began) / CLOCKS_PER_SEC < (clock_t)seconds_max);
-    assert_memory_equal(got, "T0:f({\"s\":\"<<", 14);
+    assert_memory_equal(got, "T0:f({\"s\":\"<<", 13);
     assert_int_equal(strlen(got), strlen("T0:f({\"s\":\"\"})C\"rest\"") + n);
     assert_string_equal(got + strlen(got) - strlen("<\"})C\"rest\""), "<\"})C\"rest\"");
     sp_free(got);
