@@ -51,6 +51,19 @@ template <int EACH> struct rope_unit {
     float low[EACH], high[EACH];
 };
 
+/* EACH elements as they are stored. */
+template <int EACH> struct rope_run;
+template <> struct rope_run<PIECE> {
+    uint4 v;
+};
+template <> struct rope_run<1> {
+    uint16_t v;
+};
+
+template <int EACH> struct rope_runs {
+    rope_run<EACH> low, high;
+};
+
 static __device__ __forceinline__ int low_of(const rope_shape &s, int unit, int each)
 {
     return unit < s.rotated ? unit * each : 2 * s.n_rot + 2 * (unit - s.rotated) * each;
@@ -103,21 +116,31 @@ static __device__ __forceinline__ rope_place find_place(const sp_cuda_rope &r, c
     return p;
 }
 
-template <int EACH> static __device__ __forceinline__ void load_run(float *to, const uint16_t *from)
+static __device__ __forceinline__ rope_run<PIECE> load_run(const uint16_t *from, rope_run<PIECE>)
 {
-    if (EACH == PIECE) {
-        uint4 v = *(const uint4 *)from;
-        const uint32_t two[4] = {v.x, v.y, v.z, v.w};
+    return {*(const uint4 *)from};
+}
+
+static __device__ __forceinline__ rope_run<1> load_run(const uint16_t *from, rope_run<1>)
+{
+    return {*from};
+}
+
+static __device__ __forceinline__ void widen_run(float *to, const rope_run<PIECE> &run)
+{
+    const uint32_t two[4] = {run.v.x, run.v.y, run.v.z, run.v.w};
 
 #pragma unroll
-        for (int i = 0; i < EACH / 2; i++) {
-            float2 a = widen_two<0>(two[i]);
+    for (int i = 0; i < PIECE / 2; i++) {
+        float2 a = widen_two<0>(two[i]);
 
-            to[2 * i] = a.x, to[2 * i + 1] = a.y;
-        }
-        return;
+        to[2 * i] = a.x, to[2 * i + 1] = a.y;
     }
-    to[0] = widen<0>(from[0]);
+}
+
+static __device__ __forceinline__ void widen_run(float *to, const rope_run<1> &run)
+{
+    to[0] = widen<0>(run.v);
 }
 
 /* Rounds and stores a run from element d on; false: a value is not finite. */
@@ -156,11 +179,12 @@ template <int EACH> static __device__ __forceinline__ float square_run(const flo
 }
 
 template <int EACH>
-static __device__ __forceinline__ void scale_run(const rope_head &h, float inverse, int d, float *v)
+static __device__ __forceinline__ void scale_run(const rope_head &h, float inverse,
+                                                 const rope_run<EACH> &weights, float *v)
 {
     float weight[EACH];
 
-    load_run<EACH>(weight, h.weight + d);
+    widen_run(weight, weights);
 #pragma unroll
     for (int i = 0; i < EACH; i++)
         v[i] = v[i] * inverse * (weight[i] + h.offset);
@@ -178,13 +202,10 @@ template <int EACH> static __device__ __forceinline__ void load_angles(float *to
         to[0] = from[0];
 }
 
+/* The angles are cosines and sines. */
 template <int EACH>
-static __device__ __forceinline__ void rotate(const rope_place &p, int d, rope_unit<EACH> *u)
+static __device__ __forceinline__ void rotate(const rope_unit<EACH> &angle, rope_unit<EACH> *u)
 {
-    rope_unit<EACH> angle; /* cosine, sine */
-
-    load_angles<EACH>(angle.low, p.cosine + d);
-    load_angles<EACH>(angle.high, p.sine + d);
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         float a = u->low[i], b = u->high[i];
@@ -196,77 +217,104 @@ static __device__ __forceinline__ void rotate(const rope_place &p, int d, rope_u
 
 /* ---- kernel -------------------------------------------------------------------------------- */
 
+/* The unit's elements of a head, or of its weights; zeros beyond the head. */
 template <int EACH>
-static __device__ __forceinline__ void load_unit(rope_unit<EACH> *u, const rope_shape &s,
-                                                 const uint16_t *from, int unit, int head_dim)
+static __device__ __forceinline__ rope_runs<EACH> load_runs(const rope_shape &s,
+                                                            const uint16_t *from, int unit,
+                                                            int head_dim)
 {
-    int high = high_of(s, unit, EACH);
+    int low = low_of(s, unit, EACH), high = high_of(s, unit, EACH);
+    rope_runs<EACH> runs = {};
 
-    if (unit >= s.units)
-        return;
-    load_run<EACH>(u->low, from + low_of(s, unit, EACH));
-    if (high < head_dim)
-        load_run<EACH>(u->high, from + high);
+    if (unit < s.units)
+        runs.low = load_run(from + low, runs.low);
+    if (unit < s.units && high < head_dim)
+        runs.high = load_run(from + high, runs.high);
+    return runs;
+}
+
+template <int EACH>
+static __device__ __forceinline__ rope_unit<EACH> widen_runs(const rope_runs<EACH> &runs)
+{
+    rope_unit<EACH> unit;
+
+    widen_run(unit.low, runs.low);
+    widen_run(unit.high, runs.high);
+    return unit;
 }
 
 /* False: a value is not finite. */
 template <int EACH>
-static __device__ __forceinline__ bool finish_unit(rope_unit<EACH> *u, const rope_shape &s,
-                                                   const rope_head &h, const rope_place &p,
-                                                   float inverse, int unit, int head_dim)
+static __device__ __forceinline__ bool store_unit(const rope_unit<EACH> &u, const rope_shape &s,
+                                                  const rope_place &p, int unit, int head_dim)
 {
-    int low = low_of(s, unit, EACH), high = high_of(s, unit, EACH);
-    bool finite;
+    int high = high_of(s, unit, EACH);
+    bool finite = true;
 
-    if (unit >= s.units)
-        return true;
-    if (h.weight != NULL) {
-        scale_run<EACH>(h, inverse, low, u->low);
-        if (high < head_dim)
-            scale_run<EACH>(h, inverse, high, u->high);
-    }
-    if (!h.is_v && unit < s.rotated)
-        rotate<EACH>(p, low, u);
-    finite = store_run<EACH>(p, low, u->low);
-    if (high < head_dim)
-        finite &= store_run<EACH>(p, high, u->high);
+    if (unit < s.units)
+        finite = store_run<EACH>(p, low_of(s, unit, EACH), u.low);
+    if (unit < s.units && high < head_dim)
+        finite &= store_run<EACH>(p, high, u.high);
     return finite;
 }
 
-/* UNITS: of one lane. Every thread of the warp stays for the sum. */
+/* UNITS: of one lane. Every thread of the warp stays for the sum. What does not depend on something
+ * else is loaded first: the weights, then the head and its position, then the angles and page. */
 template <int EACH, int UNITS>
-__global__ void __launch_bounds__(ROPE_THREADS) rope_kernel(const sp_cuda_rope r, rope_shape s)
+__global__ void __launch_bounds__(ROPE_THREADS, 7) rope_kernel(const sp_cuda_rope r, rope_shape s)
 {
     int item = (int)(blockIdx.x * ROPE_THREADS + threadIdx.x) / s.lanes;
     int lane = (int)threadIdx.x & (s.lanes - 1), heads = r.q_heads + 2 * r.kv_heads;
     int row = item / heads, position = -1, span = -1;
-    rope_unit<EACH> units[UNITS] = {}, zeros = {};
+    rope_runs<EACH> runs[UNITS] = {}, weights[UNITS] = {};
+    rope_unit<EACH> units[UNITS], angles[UNITS] = {}, zeros = {};
     rope_head h = find_head(r, row, item % heads);
-    rope_place p;
+    rope_place p = {};
     float sum = 0.0f, inverse;
     bool finite = true;
 
     release_successor();
+    if (h.weight != NULL)
+#pragma unroll
+        for (int i = 0; i < UNITS; i++)
+            weights[i] = load_runs<EACH>(s, h.weight, lane + i * s.lanes, r.head_dim);
     wait_predecessor();
     if (row < r.step.rows) {
         position = r.step.position[row];
         span = r.step.row_span[row];
 #pragma unroll
         for (int i = 0; i < UNITS; i++)
-            load_unit<EACH>(&units[i], s, h.from, lane + i * s.lanes, r.head_dim);
+            runs[i] = load_runs<EACH>(s, h.from, lane + i * s.lanes, r.head_dim);
+    }
+    if (position >= 0) {
+        p = find_place(r, s, h, position, span);
+#pragma unroll
+        for (int i = 0; i < UNITS; i++)
+            if (!h.is_v && lane + i * s.lanes < s.rotated) {
+                load_angles<EACH>(angles[i].low, p.cosine + (lane + i * s.lanes) * EACH);
+                load_angles<EACH>(angles[i].high, p.sine + (lane + i * s.lanes) * EACH);
+            }
     }
 #pragma unroll
-    for (int i = 0; i < UNITS; i++)
+    for (int i = 0; i < UNITS; i++) {
+        units[i] = widen_runs<EACH>(runs[i]);
         sum += square_run<EACH>(units[i].low) + square_run<EACH>(units[i].high);
+    }
     for (int by = s.lanes / 2; by > 0; by /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, by);
     if (position < 0)
         return;
-    p = find_place(r, s, h, position, span);
     inverse = 1.0f / sqrtf(sum / (float)r.head_dim + h.eps);
 #pragma unroll
-    for (int i = 0; i < UNITS; i++)
-        finite &= finish_unit<EACH>(&units[i], s, h, p, inverse, lane + i * s.lanes, r.head_dim);
+    for (int i = 0; i < UNITS; i++) {
+        if (h.weight != NULL) {
+            scale_run<EACH>(h, inverse, weights[i].low, units[i].low);
+            scale_run<EACH>(h, inverse, weights[i].high, units[i].high);
+        }
+        if (!h.is_v && lane + i * s.lanes < s.rotated)
+            rotate<EACH>(angles[i], &units[i]);
+        finite &= store_unit<EACH>(units[i], s, p, lane + i * s.lanes, r.head_dim);
+    }
     if (p.token < 0)
         return;
     for (int d = r.head_dim + lane * EACH; d < s.page_dim; d += s.lanes * EACH)
