@@ -5,7 +5,7 @@
  * of the replays, and their ratio to the bytes at 4.1 TB/s, the rate of a plain copy on an H200;
  * few rows are bound by latency, so their ratio says little.
  *
- *     bench_cuda_rows [REPLAYS]
+ *     bench_cuda_rows [REPLAYS [CELL]]
  */
 #include "cuda/rig.h"
 #include "kernels/cuda/ops_cuda.h"
@@ -130,6 +130,7 @@ static sp_cuda_silu silus[CALLS_MAX];
 static sp_cuda_rope ropes[CALLS_MAX];
 static sp_cuda_pick picks[CALLS_MAX];
 static sp_cuda_greedy greedies[CALLS_MAX];
+static sp_cuda_sample samples[CALLS_MAX];
 
 static void make_gather(bench *b, int call)
 {
@@ -213,6 +214,24 @@ static void enqueue_pick(bench *b, int call)
     b->failed |= b->ops.pick_rows(b->open.gpu, &picks[call], b->open.stream);
 }
 
+/* Logits about normal, of which a few are far above the others. */
+static void fill_logits(bench *b, char *to)
+{
+    static float row[VOCAB];
+    size_t bytes = sizeof row;
+
+    for (uint32_t i = 0; i < VOCAB; i++) {
+        float sum = 0;
+
+        for (uint32_t j = 0; j < 6; j++)
+            sum += (float)(rig_hash(6 * i + j) & 0xffffu) / 65536.0f - 0.5f;
+        row[i] = sum * 4 + (i % 30000 == 77 ? 9.0f + (float)(i / 30000) : 0.0f);
+    }
+    for (int32_t i = 0; i < b->rows; i++)
+        b->failed |=
+            sp_device_write(b->open.device, to + (size_t)i * bytes, row, bytes, NULL) != SP_OK;
+}
+
 static void make_greedy(bench *b, int call)
 {
     greedies[call] = (sp_cuda_greedy){.rows = b->rows,
@@ -229,6 +248,68 @@ static void enqueue_greedy(bench *b, int call)
     b->failed |= b->ops.greedy_rows(b->open.gpu, &greedies[call], b->open.stream);
 }
 
+/* The recommended settings of Qwen3: temperature 0.6, top_k 20, top_p 0.95. */
+static void make_sample_as(bench *b, int call, sp_cuda_sample_row row)
+{
+    size_t rows = (size_t)b->rows, tops = rows * SP_CUDA_SAMPLE_TOP_MAX * 4;
+    sp_cuda_sample_row *all = calloc(rows, sizeof *all);
+    void *on_device = take(b, rows * sizeof *all);
+
+    for (size_t i = 0; all && i < rows; i++) {
+        all[i] = row;
+        all[i].random = (uint64_t)rig_hash((uint32_t)i) << 32;
+    }
+    b->failed |=
+        !all || sp_device_write(b->open.device, on_device, all, rows * sizeof *all, NULL) != SP_OK;
+    free(all);
+    samples[call] = (sp_cuda_sample){.rows = b->rows,
+                                     .vocab = VOCAB,
+                                     .logits = take(b, rows * VOCAB * 4),
+                                     .stride = VOCAB,
+                                     .row = on_device,
+                                     .result = take(b, rows * sizeof(sp_cuda_sample_result)),
+                                     .top_token = take(b, tops),
+                                     .top_logit = take(b, tops)};
+    fill_logits(b, (char *)samples[call].logits);
+}
+
+static void make_sample(bench *b, int call)
+{
+    make_sample_as(b, call,
+                   (sp_cuda_sample_row){.top_p = 0.95,
+                                        .inverse = 1 / 0.6f,
+                                        .top_k = 20,
+                                        .repetition = 1,
+                                        .given = -1,
+                                        .n_top = -1});
+}
+
+/* Without a cut. */
+static void make_sample_all(bench *b, int call)
+{
+    make_sample_as(
+        b, call,
+        (sp_cuda_sample_row){.top_p = 1, .inverse = 1, .repetition = 1, .given = -1, .n_top = -1});
+}
+
+static void make_sample_p(bench *b, int call)
+{
+    make_sample_as(b, call,
+                   (sp_cuda_sample_row){
+                       .top_p = 0.9, .inverse = 1, .repetition = 1, .given = -1, .n_top = -1});
+}
+
+/* The best token, with logprobs of five. */
+static void make_logprobs(bench *b, int call)
+{
+    make_sample_as(b, call, (sp_cuda_sample_row){.top_p = 1, .given = -1, .n_top = 5});
+}
+
+static void enqueue_sample(bench *b, int call)
+{
+    b->failed |= b->ops.sample_rows(b->open.gpu, &samples[call], b->open.stream);
+}
+
 static const struct cell {
     const char *name;
     make_fn make;
@@ -242,13 +323,17 @@ static const struct cell {
     {"silu", make_silu, enqueue_silu, INNER * 6.0, 8192},
     {"rope", make_rope, enqueue_rope, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM * 4.0, 8192},
     {"pick", make_pick, enqueue_pick, HIDDEN * 4.0, 8192},
-    {"greedy", make_greedy, enqueue_greedy, VOCAB * 4.0, 512},
+    {"greedy", make_greedy, enqueue_greedy, VOCAB * 4.0, 256},
+    {"sample", make_sample, enqueue_sample, VOCAB * 4.0, 256},
+    {"sample_all", make_sample_all, enqueue_sample, VOCAB * 4.0, 64},
+    {"sample_p", make_sample_p, enqueue_sample, VOCAB * 4.0, 64},
+    {"logprobs", make_logprobs, enqueue_sample, VOCAB * 4.0, 64},
 };
 
 static void run_cell(bench *b, const struct cell *cell, int32_t rows)
 {
     double bytes = cell->row_bytes * rows, us;
-    int calls = bytes > 3e8 ? 2 : bytes > 3e7 ? 4 : CALLS_MAX;
+    int calls = bytes > 3e8 ? 2 : bytes > 3e7 ? 4 : bytes > 3e6 ? 8 : CALLS_MAX;
 
     b->rows = rows;
     b->used = (size_t)VOCAB * HIDDEN * 2;
@@ -284,7 +369,7 @@ int main(int argc, char **argv)
         return 1;
     for (size_t c = 0; c < sizeof cells / sizeof cells[0]; c++)
         for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-            if (rows[i] <= cells[c].rows_max)
+            if (rows[i] <= cells[c].rows_max && (argc < 3 || strcmp(argv[2], cells[c].name) == 0))
                 run_cell(&b, &cells[c], rows[i]);
     sp_device_free(gpu, arena);
     sp_device_free(gpu, b.flush);

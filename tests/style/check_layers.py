@@ -30,8 +30,8 @@ FOLDERS = {
     "device": {"cuda": []},
 }
 # Headers that lie in a room with folders, and what all of its folders may know.
-OPEN_HEADERS = {"kernels/element.h", "kernels/effective_scale.h", "device/device_cuda.h",
-                "server/server.h"}
+OPEN_HEADERS = {"kernels/element.h", "kernels/effective_scale.h", "kernels/scalar_math.h",
+                "device/device_cuda.h", "server/server.h"}
 # Public headers whose name is not their room's.
 PUBLIC_ROOM = {"status": "base", "version": "base", "allocator": "base",
                "intake": "adapter", "overlay": "pool", "grouped": "delta",

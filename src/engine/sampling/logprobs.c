@@ -1,43 +1,11 @@
 #include "engine/sampling/logprobs.h"
 
 #include "engine/sampling/sampler.h"
+#include "kernels/scalar_math.h"
 
 #include <math.h>
-#include <string.h>
 
 #define LANES 16
-
-/*
- * e^x for x <= 0, -inf included; below -87 it is about 1e-38. The limit is set on the bits, as an
- * integer (a larger magnitude is a larger number there): compilers do not vectorise a
- * floating-point select.
- */
-static inline float exp_of(float x)
-{
-    const float log2_e = 1.442695041f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
-    const int32_t sign = INT32_MIN, limit = (int32_t)0xc2ae0000; /* -87 */
-    float rest, power, sum;
-    int32_t bits, exponent;
-
-    memcpy(&bits, &x, sizeof bits);
-    bits |= sign;
-    bits = bits < limit ? bits : limit;
-    memcpy(&x, &bits, sizeof x);
-    exponent = (int32_t)(x * log2_e - 0.5f); /* towards 0, so to the nearest: x is not positive */
-    rest = x - (float)exponent * ln2_high;
-    rest = rest - (float)exponent * ln2_low;
-    /* The series up to the sixth power; |rest| is at most 0.35. */
-    sum = 1.0f / 720;
-    sum = sum * rest + 1.0f / 120;
-    sum = sum * rest + 1.0f / 24;
-    sum = sum * rest + 1.0f / 6;
-    sum = sum * rest + 0.5f;
-    sum = sum * rest + 1.0f;
-    sum = sum * rest + 1.0f;
-    bits = (exponent + 127) * (1 << 23);
-    memcpy(&power, &bits, sizeof power);
-    return sum * power;
-}
 
 /* The best ids so far, best first; equal ones in ascending order. */
 typedef struct best_list {
@@ -85,13 +53,13 @@ static double sum_row(const float *logits, int32_t vocab, float best, best_list 
 
     for (; id + LANES <= vocab; id += LANES) {
         for (int j = 0; j < LANES; j++)
-            weights[j] = exp_of(logits[id + j] - best);
+            weights[j] = sp_exp_softmax(logits[id + j] - best);
         for (int j = 0; j < LANES; j++)
             lanes[j] += (double)weights[j];
         offer_lanes(list, logits, id);
     }
     for (int j = 0; id < vocab; id++, j++) {
-        lanes[j] += (double)exp_of(logits[id] - best);
+        lanes[j] += (double)sp_exp_softmax(logits[id] - best);
         if (list->n_max > 0 && is_wanted(list, logits[id]))
             offer(list, id, logits[id]);
     }
@@ -100,9 +68,9 @@ static double sum_row(const float *logits, int32_t vocab, float best, best_list 
     return sum;
 }
 
-static float logprob_of(float logit, float best, double log_sum)
+float sp_logprob_of(float logit, float best, double sum)
 {
-    double logprob = (double)logit - (double)best - log_sum;
+    double logprob = (double)logit - (double)best - log(sum);
 
     return logprob > SP_LOGPROB_MIN ? (float)logprob : (float)SP_LOGPROB_MIN;
 }
@@ -112,16 +80,16 @@ sp_status sp_logprobs(const float *logits, int32_t vocab, int32_t chosen, int32_
 {
     best_list list = {.items = out_top, .n_max = n_top < vocab ? n_top : vocab, .floor = -INFINITY};
     int32_t best_id;
-    double log_sum;
+    double sum;
     float best;
     sp_status status = sp_sample_greedy(logits, vocab, &best_id, error);
 
     if (status != SP_OK)
         return status;
     best = logits[best_id];
-    log_sum = log(sum_row(logits, vocab, best, &list));
+    sum = sum_row(logits, vocab, best, &list);
     for (int32_t i = 0; i < list.n; i++)
-        out_top[i].logprob = logprob_of(out_top[i].logprob, best, log_sum);
-    *out_logprob = logprob_of(logits[chosen], best, log_sum);
+        out_top[i].logprob = sp_logprob_of(out_top[i].logprob, best, sum);
+    *out_logprob = sp_logprob_of(logits[chosen], best, sum);
     return SP_OK;
 }

@@ -19,4 +19,8 @@
 sp_status sp_logprobs(const float *logits, int32_t vocab, int32_t chosen, int32_t n_top,
                       float *out_logprob, sp_logprob *out_top, sp_error *error);
 
+/* The logprob of a logit in a row whose largest logit is `best` and whose Σ e^(logit - best) is
+ * `sum`; for rows whose sum was computed elsewhere. */
+float sp_logprob_of(float logit, float best, double sum);
+
 #endif

@@ -3,8 +3,8 @@
  * lanes, like the vector levels, so that a compiler may use vectors without changing a bit.
  */
 #include "kernels/cpu/levels.h"
-#include "kernels/cpu/scalar_math.h"
 #include "kernels/element.h"
+#include "kernels/scalar_math.h"
 
 #include <math.h>
 #include <string.h>

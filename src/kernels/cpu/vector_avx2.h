@@ -5,8 +5,8 @@
 #ifndef SP_KERNELS_CPU_VECTOR_AVX2_H
 #define SP_KERNELS_CPU_VECTOR_AVX2_H
 
-#include "kernels/cpu/scalar_math.h"
 #include "kernels/element.h"
+#include "kernels/scalar_math.h"
 
 #include <immintrin.h>
 #include <string.h>

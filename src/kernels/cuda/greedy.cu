@@ -9,8 +9,8 @@
  * Maxima do not depend on their order. Bound by the bytes of the logits, or for few rows by the
  * latency of a load, a reduction and two atomics.
  */
+#include "kernels/cuda/choose_rules.h"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/ops_cuda.h"
 #include "kernels/cuda/ptx.cuh"
 
 #define GREEDY_THREADS 256
@@ -18,7 +18,6 @@
 #define GREEDY_BLOCKS  1056                 /* about so many; the bits do not depend on it */
 #define PIECE          4                    /* logits of one load */
 #define LEAST_PIECES   (2 * GREEDY_THREADS) /* of a block */
-#define INFINITE       0x7f800000u
 
 /* Of one row; zeros between launches. */
 typedef struct greedy_row {
@@ -34,29 +33,12 @@ typedef struct greedy_part {
 
 static_assert(sizeof(greedy_row) == SP_CUDA_GREEDY_ROW_BYTES, "as the header promises");
 
-/* Larger for a larger logit; the two zeros are equal, and 0 is below every logit. */
-static __device__ __forceinline__ uint32_t order_of(uint32_t bits)
-{
-    if (bits == 0x80000000u)
-        bits = 0;
-    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-static __device__ __forceinline__ uint32_t logit_of(uint32_t order)
-{
-    return (order & 0x80000000u) != 0 ? order & 0x7fffffffu : ~order;
-}
-
 static __device__ __forceinline__ void offer(greedy_part *p, float logit, int id)
 {
-    uint32_t bits = __float_as_uint(logit);
-    unsigned long long key = (unsigned long long)order_of(bits) << 32 | ~(uint32_t)id;
-
-    if ((bits & 0x7fffffffu) > INFINITE || bits == INFINITE) {
+    if (sp_choose_is_bad(logit))
         p->bad = max(p->bad, ~(uint32_t)id);
-        return;
-    }
-    p->best = max(p->best, key);
+    else
+        p->best = max(p->best, (unsigned long long)sp_choose_key(logit, id));
 }
 
 template <int VEC>
@@ -112,14 +94,14 @@ static __device__ void finish_row(const sp_cuda_greedy &g, int row, greedy_row *
 {
     unsigned long long best = atomicExch(&all->best, 0ull);
     uint32_t bad = atomicExch(&all->bad, 0u);
-    int id = (int)~(uint32_t)best, why = -1;
+    int why = -1;
 
     if (bad != 0)
         why = (int)~bad;
-    else if (logit_of((uint32_t)(best >> 32)) == (INFINITE | 0x80000000u))
+    else if (sp_choose_key_logit(best) == -INFINITY)
         why = -2;
     g.bad[row] = why;
-    g.token[row] = why == -1 ? id : -1;
+    g.token[row] = why == -1 ? sp_choose_key_id(best) : -1;
     atomicExch(&all->done, 0u);
 }
 

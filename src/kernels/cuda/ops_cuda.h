@@ -180,11 +180,64 @@ typedef struct sp_cuda_greedy {
 } sp_cuda_greedy;
 
 /*
+ * A token for each row as sp_sample, sp_ends_forbid and sp_penalties_apply define it, and what its
+ * logprob takes, in one launch. choose_rules.h has the numbers, which the host may compute too:
+ * weights have the bits of the CPU's scalar level, sums are exact. Logprobs are of the logits
+ * before the changes, and the same whether the token was chosen or given: the host gives `best` and
+ * sp_choose_sum of `mass` to sp_logprob_of.
+ */
+#define SP_CUDA_CHANGE_BIAS    (-1)
+#define SP_CUDA_CHANGE_FORBIDS (-2)
+#define SP_CUDA_SAMPLE_CHOOSES (-1)
+#define SP_CUDA_SAMPLE_NO_ROW  (-2)
+#define SP_CUDA_SAMPLE_TOP_MAX 32
+
+/* One token whose logit is changed; each once in a row's list. */
+typedef struct sp_cuda_sample_change {
+    int32_t token;
+    int32_t count; /* in the output; 0: in the prompt alone; SP_CUDA_CHANGE_BIAS, _FORBIDS */
+    float bias;    /* added first; 0: none */
+} sp_cuda_sample_change;
+
+typedef struct sp_cuda_sample_row {
+    uint64_t random; /* 64 bits of the position's number: sp_sample_uniform's in the upper 53 */
+    double top_p;    /* 1: all */
+    float inverse;   /* 1 / temperature; 0: the best token */
+    float min_p;
+    int32_t top_k; /* 0: all */
+    float repetition, frequency, presence;
+    int32_t first_change, n_changes; /* in `changes` */
+    int32_t given;                   /* a token to score, SP_CUDA_SAMPLE_CHOOSES or _NO_ROW */
+    int32_t n_top;                   /* best ids to tell; -1: no logprob either, and mass is 0 */
+} sp_cuda_sample_row;
+
+typedef struct sp_cuda_sample_result {
+    uint64_t mass; /* of all logits, in units of 2^-45 of the best one's */
+    float best;    /* logit */
+    float logit;   /* of the token */
+    int32_t token; /* -1 where `bad` is not -1 */
+    int32_t bad;   /* as in sp_cuda_greedy */
+} sp_cuda_sample_result;
+
+typedef struct sp_cuda_sample {
+    int32_t rows, vocab; /* vocab at most SP_CUDA_SAMPLE_VOCAB_MAX, n_top too */
+    const float *logits; /* stride stride */
+    int64_t stride;
+    const sp_cuda_sample_row *row; /* [rows] */
+    const sp_cuda_sample_change *changes;
+    sp_cuda_sample_result *result; /* [rows] */
+    int32_t *top_token;            /* [rows, SP_CUDA_SAMPLE_TOP_MAX], best first */
+    float *top_logit;              /* the same */
+} sp_cuda_sample;
+
+#define SP_CUDA_SAMPLE_VOCAB_MAX 400000
+
+/*
  * name, arguments. All return a cudaError_t as int.
  *
  * base_gemm_open: what the GEMMs of one GPU need to know, in host memory; base_gemm only reads it,
- * so threads and streams may share it.
- * attention_bytes only computes.
+ * so threads and streams may share it. attention_bytes only computes. sample_rows:
+ * cudaErrorNotSupported where the GPU has no clusters or too little shared memory.
  */
 #define SP_CUDA_OPS_LIST(X)                                                                \
     X(attention_bytes, (int gpu, const sp_cuda_attention_shape *shape, size_t *out_bytes)) \
@@ -196,6 +249,7 @@ typedef struct sp_cuda_greedy {
     X(rope_rows, (int gpu, const sp_cuda_rope *rope, void *stream))                        \
     X(pick_rows, (int gpu, const sp_cuda_pick *pick, void *stream))                        \
     X(greedy_rows, (int gpu, const sp_cuda_greedy *greedy, void *stream))                  \
+    X(sample_rows, (int gpu, const sp_cuda_sample *sample, void *stream))                  \
     X(base_gemm_open, (int gpu, void **out_state))                                         \
     X(base_gemm_close, (int gpu, void *state))                                             \
     X(base_gemm, (int gpu, const void *state, const sp_cuda_gemm *gemm, void *stream))
