@@ -616,6 +616,8 @@ static sp_engine_stats stats_of(const sp_engine *engine)
     stats.pool_bytes = engine->pool ? sp_pool_device_bytes(engine->pool) : 0;
     stats.kv_bytes = engine->ops->kv_bytes;
     stats.scratch_bytes = engine->ops->scratch_bytes;
+    stats.captures = engine->ops->captures;
+    stats.device_bytes = on_gpu(engine) ? sp_device_allocated_bytes(engine->device) : 0;
     stats.scratch_bytes += delta_bytes(engine);
     if (engine->stage) {
         sp_stage_stats stage = {.struct_bytes = sizeof stage};

@@ -375,7 +375,7 @@ static void use_logits(step_run *run, int32_t index)
              no_score);
         finish_sequence(run, sequence);
     }
-    if (status != SP_OK)
+    if (status != SP_OK && engine->ops->status != SP_ERR_DEVICE)
         fail_logits(run, sequence, status);
 }
 

@@ -32,7 +32,7 @@ $(grep -E "FAILED|ERROR|SUMMARY|skipped|differ from|error:" "$output/$name.log" 
 # run_tests PREFIX DIRECTORY: in two chains, of which the first takes longest.
 run_tests() {
     run "${1}test_cuda_delta" "$2/test_cuda_delta" &
-    for test in test_cuda test_cuda_host test_cuda_fixtures test_cuda_gemm test_cuda_grouped \
+    for test in test_cuda test_cuda_engine test_cuda_host test_cuda_fixtures test_cuda_gemm test_cuda_grouped \
         test_cuda_partial test_cuda_pool test_cuda_rows test_cuda_choose_tokens test_cuda_tokens \
         test_cuda_views; do
         run "$1$test" "$2/$test"
@@ -68,7 +68,7 @@ if wants ptx && [ -n "$ptx" ]; then
 fi
 if wants sanitizers; then
     for tool in memcheck racecheck initcheck synccheck; do
-        for program in test_cuda test_cuda_delta test_cuda_gemm test_cuda_host test_cuda_grouped \
+        for program in test_cuda test_cuda_delta test_cuda_engine test_cuda_gemm test_cuda_host test_cuda_grouped \
             test_cuda_partial test_cuda_rows test_cuda_choose_tokens test_cuda_tokens \
             test_cuda_views; do
             run "${tool}_$program" compute-sanitizer --tool $tool --error-exitcode 9 \

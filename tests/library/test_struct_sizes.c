@@ -977,7 +977,7 @@ static const given all_given[] = {
     GIVEN(sp_delta_pieces, shrink, packed_x, give_pieces),
     GIVEN(sp_site, path, tied, give_site),
     GIVEN(sp_slot_info, generation, digest, give_slot),
-    GIVEN(sp_engine_stats, kv_bytes, host_bytes_max, give_stats),
+    GIVEN(sp_engine_stats, kv_bytes, device_bytes, give_stats),
 };
 
 /* What is given to a host whose struct has `bytes` bytes: today's content as far as there is room,

@@ -112,11 +112,17 @@ static void on_event(void *user, const sp_request_event *event)
     fail_msg("an event for a request that nobody made");
 }
 
-bool engine_run_step(sp_engine *engine, engine_run **runs, size_t n_runs)
+sp_status engine_run_try_step(sp_engine *engine, engine_run **runs, size_t n_runs, sp_error *error)
 {
     run_list list = {runs, n_runs};
+
+    return sp_engine_step(engine, on_event, &list, error);
+}
+
+bool engine_run_step(sp_engine *engine, engine_run **runs, size_t n_runs)
+{
     sp_error error;
-    sp_status status = sp_engine_step(engine, on_event, &list, &error);
+    sp_status status = engine_run_try_step(engine, runs, n_runs, &error);
 
     if (status != SP_AGAIN)
         assert_ok(status, &error);

@@ -43,7 +43,10 @@ void engine_run_submit(sp_engine *engine, engine_run *run);
 /* Steps until nothing is left; events go to the runs in the array. */
 void engine_run_all(sp_engine *engine, engine_run **runs, size_t n_runs);
 
-/* One step; false when there is nothing to do. */
+/* One step, with its status. */
+sp_status engine_run_try_step(sp_engine *engine, engine_run **runs, size_t n_runs, sp_error *error);
+
+/* One step, which must not fail; false when there is nothing to do. */
 bool engine_run_step(sp_engine *engine, engine_run **runs, size_t n_runs);
 
 /* Tokens of a page of the engine. */

@@ -400,6 +400,8 @@ typedef struct sp_engine_stats {
      * that others hold, for their adapter on its way, for KV pages, for room in the batch. */
     int32_t waiting_slot, waiting_load, waiting_pages, waiting_batch;
     size_t host_bytes_max; /* the host cache's budget */
+    uint64_t captures;     /* GPU: passes that were captured as graphs */
+    size_t device_bytes;   /* GPU: allocated there, all in all */
 } sp_engine_stats;
 
 /* Fills the caller's struct, whose struct_bytes is set. SP_ERR_ARGUMENT: a size that none has. */
