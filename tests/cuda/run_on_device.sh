@@ -29,12 +29,13 @@ $(grep -E "FAILED|ERROR|SUMMARY|skipped|differ from|error:" "$output/$name.log" 
         head -20)"
 }
 
-# run_tests PREFIX DIRECTORY: in two chains, of which the first takes longest.
+# run_tests PREFIX DIRECTORY: in three chains, of which the first takes longest.
 run_tests() {
     run "${1}test_cuda_delta" "$2/test_cuda_delta" &
-    for test in test_cuda test_cuda_engine test_cuda_host test_cuda_fixtures test_cuda_gemm test_cuda_grouped \
+    run "${1}test_cuda_engine" "$2/test_cuda_engine" &
+    for test in test_cuda test_cuda_host test_cuda_fixtures test_cuda_gemm test_cuda_grouped \
         test_cuda_partial test_cuda_pool test_cuda_rows test_cuda_choose_tokens test_cuda_tokens \
-        test_cuda_views; do
+        test_cuda_views test_cuda_attention; do
         run "$1$test" "$2/$test"
     done &
 }
@@ -68,9 +69,9 @@ if wants ptx && [ -n "$ptx" ]; then
 fi
 if wants sanitizers; then
     for tool in memcheck racecheck initcheck synccheck; do
-        for program in test_cuda test_cuda_delta test_cuda_engine test_cuda_gemm test_cuda_host test_cuda_grouped \
-            test_cuda_partial test_cuda_rows test_cuda_choose_tokens test_cuda_tokens \
-            test_cuda_views; do
+        for program in test_cuda test_cuda_delta test_cuda_engine test_cuda_gemm test_cuda_host \
+            test_cuda_grouped test_cuda_partial test_cuda_rows test_cuda_choose_tokens \
+            test_cuda_tokens test_cuda_views test_cuda_attention; do
             run "${tool}_$program" compute-sanitizer --tool $tool --error-exitcode 9 \
                 "$directory/$program" 'a_small*'
         done &
