@@ -78,11 +78,15 @@ typedef struct sp_engine_options {
      * there is one that can be used and precision is BF16, else the CPU. On a GPU page_tokens is
      * 16, and memory_bytes is the device's. */
     const char *device;
-    bool eager;          /* GPU: no step is captured as a graph; changes no bit */
-    bool base_gemm_free; /* GPU: the base's products may be summed in another order for another
-                            number of rows: gives up that a row's bits do not depend on the batch */
-    bool interactive;    /* a prefill_chunk of 0 is one that hardly delays concurrent requests: 64
-                            rows on the CPU, 512 on a GPU */
+    bool eager;           /* GPU: no step is captured as a graph; changes no bit */
+    bool base_gemm_free;  /* GPU: the base's products may be summed in another order for another
+                             number of rows: gives up that a row's bits do not depend on others */
+    bool interactive;     /* a prefill_chunk of 0 is one that hardly delays concurrent requests: 64
+                             rows on the CPU, 512 on a GPU */
+    bool speculative;     /* for requests that leave it to the engine: tokens are drafted from their
+                             own text and verified several in a step; changes no bit */
+    int32_t draft_tokens; /* most drafts of one request in one step */
+    bool no_batch_verify; /* measuring lever: each request with drafts has a pass of its own */
 } sp_engine_options;
 
 SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
@@ -257,6 +261,13 @@ typedef struct sp_logprob {
     float logprob; /* natural logarithm */
 } sp_logprob;
 
+/* Whether tokens of a request are drafted. */
+typedef enum sp_speculative {
+    SP_SPECULATIVE_DEFAULT = 0, /* as the engine's option says */
+    SP_SPECULATIVE_ON,
+    SP_SPECULATIVE_OFF
+} sp_speculative;
+
 typedef struct sp_request {
     size_t struct_bytes;
     const char *adapter;   /* its name, or the base's; NULL: the active adapter, else the base */
@@ -296,6 +307,8 @@ typedef struct sp_request {
     sp_constraint *constraint;  /* the output is in its grammar, and ends when it is complete and
                                    nothing can follow; before that an end is chosen only where it
                                    is complete. NULL: none. The engine takes a reference. */
+    sp_speculative speculative; /* changes no token and no logprob; nothing is drafted where there
+                                   is a constraint */
 } sp_request;
 
 SP_API void sp_request_default(sp_request *out_request, size_t struct_bytes);
@@ -314,6 +327,7 @@ typedef struct sp_request_trace {
     int32_t prompt_tokens, cached_tokens;     /* of the prompt; found in the prefix cache when the
                                                  request first ran */
     int32_t new_tokens, preemptions;
+    int32_t drafted_tokens, accepted_tokens, verify_steps; /* the last: steps that had drafts */
 } sp_request_trace;
 
 /*
@@ -360,7 +374,8 @@ SP_API sp_status sp_engine_check(const sp_engine *engine, const sp_request *requ
 SP_API sp_status sp_engine_cancel(sp_engine *engine, int64_t id, sp_error *error);
 
 /*
- * One step of the batch: every running request advances by one token or one prefill chunk. Events
+ * One step of the batch: every running request advances by one token or one prefill chunk, and by
+ * one token more for each draft that is accepted. Events
  * come in the order of submission. SP_AGAIN: nothing is waiting or running. A step in which all
  * requests wait for adapters on their way has no rows and waits for them, 10 ms at most.
  * A request that cannot go on is dropped and ends with an event, SP_FINISH_FAILED; where its logits
@@ -402,6 +417,8 @@ typedef struct sp_engine_stats {
     size_t host_bytes_max; /* the host cache's budget */
     uint64_t captures;     /* GPU: passes that were captured as graphs */
     size_t device_bytes;   /* GPU: allocated there, all in all */
+    uint64_t drafted_tokens, accepted_tokens;
+    uint64_t verify_steps; /* of single requests; with those of others in one step each counts */
 } sp_engine_stats;
 
 /* Fills the caller's struct, whose struct_bytes is set. SP_ERR_ARGUMENT: a size that none has. */

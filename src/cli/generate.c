@@ -339,16 +339,19 @@ static void add_summary_json(sp_text *out, const generate_run *run)
     sp_engine_stats stats = {.struct_bytes = sizeof stats};
 
     sp_engine_get_stats(run->engine, &stats, NULL);
-    sp_text_format(out,
-                   "{\"summary\": {\"requests\": %zu, \"tokens\": %llu, \"steps\": %llu, "
-                   "\"rows\": %llu, \"prefill_rows\": %llu, \"decode_rows\": %llu, "
-                   "\"preemptions\": %llu, \"kv_pages_used_max\": %lld, \"cpu_isa\": \"%s\", "
-                   "\"precision\": \"%s\", ",
-                   run->requests.n, (unsigned long long)stats.tokens,
-                   (unsigned long long)stats.steps, (unsigned long long)stats.rows,
-                   (unsigned long long)stats.prefill_rows, (unsigned long long)stats.decode_rows,
-                   (unsigned long long)stats.preemptions, (long long)stats.kv_pages_used_max,
-                   sp_engine_cpu_isa(run->engine), run->settings.run.precision);
+    sp_text_format(
+        out,
+        "{\"summary\": {\"requests\": %zu, \"tokens\": %llu, \"steps\": %llu, "
+        "\"rows\": %llu, \"prefill_rows\": %llu, \"decode_rows\": %llu, "
+        "\"drafted_tokens\": %llu, \"accepted_tokens\": %llu, \"verify_steps\": %llu, "
+        "\"preemptions\": %llu, \"kv_pages_used_max\": %lld, \"cpu_isa\": \"%s\", "
+        "\"precision\": \"%s\", ",
+        run->requests.n, (unsigned long long)stats.tokens, (unsigned long long)stats.steps,
+        (unsigned long long)stats.rows, (unsigned long long)stats.prefill_rows,
+        (unsigned long long)stats.decode_rows, (unsigned long long)stats.drafted_tokens,
+        (unsigned long long)stats.accepted_tokens, (unsigned long long)stats.verify_steps,
+        (unsigned long long)stats.preemptions, (long long)stats.kv_pages_used_max,
+        sp_engine_cpu_isa(run->engine), run->settings.run.precision);
     add_times_json(out, run, &stats);
     sp_text_format(out,
                    "\"memory\": {\"weight_bytes\": %zu, \"pool_bytes\": %zu, \"kv_bytes\": %zu, "

@@ -5,6 +5,7 @@
 #include "base/grow.h"
 #include "base/integer.h"
 #include "engine/constrain.h"
+#include "engine/draft_source.h"
 #include "engine/engine_state.h"
 #include "engine/model/preflight.h"
 #include "engine/ops/kv_cache.h"
@@ -630,6 +631,11 @@ static sp_engine_stats stats_of(const sp_engine *engine)
         stats.host_bytes_max = engine->options.host_bytes_max;
     }
     return stats;
+}
+
+void sp_engine_set_draft_source(sp_engine *engine, sp_draft_source source)
+{
+    engine->scheduler.options.drafts = source;
 }
 
 bool sp_engine_weights_touched(const sp_engine *engine)

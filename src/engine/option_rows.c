@@ -1,5 +1,6 @@
 #include "engine/option_rows.h"
 
+#include "engine/schedule/draft.h"
 #include "kernels/cpu/kernels.h"
 
 #include <sidepath/pool.h>
@@ -168,6 +169,26 @@ const sp_field sp_option_rows[] = {
      .forms = ENGINE,
      .offset = AT(weights_copy),
      .help = "read the base weights into memory instead of mapping their files"},
+    {.name = "speculative",
+     .type = SP_FIELD_BOOL,
+     .forms = ENGINE,
+     .offset = AT(speculative),
+     .help = "draft tokens from a request's own text and verify several in a step, unless the "
+             "request says otherwise; changes no result"},
+    {.name = "draft-tokens",
+     .type = SP_FIELD_INT,
+     .forms = ENGINE,
+     .offset = AT(draft_tokens),
+     .minimum = 1,
+     .maximum = SP_DRAFT_TOKENS_MAX,
+     .defaults = {4},
+     .value_name = "N",
+     .help = "most drafts of one request in one step"},
+    {.name = "no-batch-verify",
+     .type = SP_FIELD_BOOL,
+     .forms = ENGINE,
+     .offset = AT(no_batch_verify),
+     .help = "measuring: each request with drafts has a pass of its own"},
 };
 const size_t sp_n_option_rows = sizeof sp_option_rows / sizeof *sp_option_rows;
 

@@ -2,6 +2,9 @@
  * step.c: one step: plan the batch, route it, run the forward pass, then compute the logits of the
  * rows that need them, window by window, and turn each into a token and an event.
  *
+ * A draft's row is an ordinary row, whose logits are used as long as every choice before it in the
+ * step was the draft in its place: then the row is what a step of its own would have computed.
+ *
  * A step allocates nothing but the text of events, which grows to its largest size once.
  */
 #include "base/clock.h"
@@ -224,6 +227,15 @@ static void note_token(sp_engine *engine, sp_sequence *sequence, int32_t token)
     engine->stats.tokens++;
 }
 
+/* Before the token takes the place of its draft, if there is one. */
+static void meet_draft(sp_engine *engine, sp_sequence *sequence, int32_t token)
+{
+    if (!sp_draft_meet(&sequence->draft, token, sequence->tokens + sequence->n_tokens))
+        return;
+    sequence->trace.accepted_tokens++;
+    engine->stats.accepted_tokens++;
+}
+
 static void take_token(step_run *run, sp_sequence *sequence, int32_t token, token_score score)
 {
     sp_engine *engine = run->engine;
@@ -232,6 +244,7 @@ static void take_token(step_run *run, sp_sequence *sequence, int32_t token, toke
     bool over;
     sp_finish finish = SP_FINISH_NONE;
 
+    meet_draft(engine, sequence, token);
     note_token(engine, sequence, token);
     over = eos || sp_constrain_is_over(sequence);
     if (advance_text(engine, sequence, token, eos, over || full) || over)
@@ -251,10 +264,11 @@ static void take_token(step_run *run, sp_sequence *sequence, int32_t token, toke
 
 /* ---- logits -------------------------------------------------------------------------------- */
 
+/* Whether a token is to be chosen after a position: the last one, or that of a draft. */
 static bool wants_token(const sp_sequence *sequence, int32_t position)
 {
-    return position == sequence->n_tokens - 1 &&
-           sequence->n_tokens - sequence->request.n_prompt < sequence->request.max_tokens;
+    return position >= sequence->n_tokens - 1 &&
+           position + 1 - sequence->request.n_prompt < sequence->request.max_tokens;
 }
 
 /* The logprob of `token` by the raw logits of a row of the window; the best ids go to
@@ -327,7 +341,7 @@ static void choose_tokens(sp_engine *engine)
             .ends = &sequence->sampling.ends,
             .tokens = sequence->tokens,
             .n_prompt = sequence->request.n_prompt,
-            .n_tokens = sequence->n_tokens,
+            .n_tokens = row->position + 1,
             .adjusted = sequence->sampling.adjusted,
         };
         constrain(engine, i);
@@ -356,8 +370,9 @@ static void use_logits(step_run *run, int32_t index)
     int32_t position = engine->logit_rows[index].position;
     sp_status status = SP_OK;
 
-    if (is_finished(engine, sequence))
+    if (is_finished(engine, sequence) || sequence->draft.rejected)
         return;
+    sequence->draft.n_used += position == sequence->n_tokens - 1;
     if (sequence->request.logits_fn && position >= sequence->request.logits_from)
         sequence->request.logits_fn(sequence->request.logits_user, position,
                                     sp_op_read_logits(engine->ops, index),
@@ -410,10 +425,13 @@ static void flush_logits(step_run *run)
         run->device = SP_ERR_DEVICE;
 }
 
-/* Whether the row's logits are needed: for a token, a logprob, a callback, or a prefill's end. */
+/* Whether the row's logits are needed: for a token, a logprob, a callback, or a prefill's end;
+ * those of drafts, until one before them is rejected. */
 static bool wants_logits(const sp_sequence *sequence, int32_t position)
 {
-    return position == sequence->n_tokens - 1 || sp_sequence_scores(sequence, position) ||
+    if (sequence->draft.rejected)
+        return false;
+    return position >= sequence->n_tokens - 1 || sp_sequence_scores(sequence, position) ||
            (sequence->request.logits_fn && position >= sequence->request.logits_from);
 }
 
@@ -447,6 +465,12 @@ static bool has_ended(const sp_engine *engine, const sp_sequence *sequence)
     return false;
 }
 
+/* Whether the entry has rows whose tokens are not in the text. */
+static bool may_blame_draft(const sp_batch_entry *entry)
+{
+    return entry->n_drafts > 0 && entry->sequence->draft.n_used <= entry->n_drafts;
+}
+
 /* A request whose keys or values are not finite is told before it has a token to fail at. */
 static void take_faults(step_run *run, const sp_batch *batch)
 {
@@ -457,11 +481,28 @@ static void take_faults(step_run *run, const sp_batch *batch)
         sp_op_faults(engine->ops, engine->faults, batch->n_entries) == SP_ERR_DEVICE)
         run->device = SP_ERR_DEVICE;
     for (int32_t i = 0; i < batch->n_entries && run->device == SP_OK; i++)
-        if (engine->faults[i] && !has_ended(engine, batch->entries[i].sequence))
+        if (engine->faults[i] && !may_blame_draft(&batch->entries[i]) &&
+            !has_ended(engine, batch->entries[i].sequence))
             fail_logits(run, batch->entries[i].sequence, SP_ERR_INPUT);
 }
 
 /* ---- the step ------------------------------------------------------------------------------ */
+
+static void count_rows(sp_engine *engine, const sp_batch_entry *entry)
+{
+    sp_request_trace *trace = &entry->sequence->trace;
+
+    if (sp_sequence_pending(entry->sequence) == 1)
+        engine->stats.decode_rows++;
+    else
+        engine->stats.prefill_rows += (uint64_t)(entry->n_rows - entry->n_drafts);
+    if (entry->n_drafts == 0)
+        return;
+    trace->drafted_tokens += entry->n_drafts;
+    trace->verify_steps++;
+    engine->stats.drafted_tokens += (uint64_t)entry->n_drafts;
+    engine->stats.verify_steps++;
+}
 
 static void count_step(sp_engine *engine, const sp_batch *batch, double began)
 {
@@ -472,10 +513,7 @@ static void count_step(sp_engine *engine, const sp_batch *batch, double began)
 
         if (trace->scheduled <= 0)
             trace->scheduled = began;
-        if (sp_sequence_pending(batch->entries[i].sequence) == 1)
-            engine->stats.decode_rows++;
-        else
-            engine->stats.prefill_rows += (uint64_t)batch->entries[i].n_rows;
+        count_rows(engine, &batch->entries[i]);
     }
 }
 
@@ -516,11 +554,95 @@ static void fail_step(const sp_engine *engine, sp_status status, sp_error *error
             words[0] ? ": " : "", words);
 }
 
-/* None of the rows counts; the next step plans them again. */
-static void roll_back(sp_engine *engine, const sp_batch *batch)
+/* None of the rows from an entry on counts; the next step plans them again. */
+static void roll_back(sp_engine *engine, const sp_batch *batch, int32_t first)
 {
-    for (int32_t i = 0; i < batch->n_entries; i++)
+    for (int32_t i = first; i < batch->n_entries; i++)
         sp_scheduler_advance(&engine->scheduler, batch->entries[i].sequence, 0);
+}
+
+/*
+ * Commits the rows whose logits a run without drafts would have computed: of the drafts' rows those
+ * that were used. Where keys or values are not finite none counts; if they may be those of a
+ * rejected draft, the sequence goes on without drafts and its own rows are computed again.
+ */
+static void advance(sp_engine *engine, const sp_batch *batch)
+{
+    for (int32_t i = 0; i < batch->n_entries; i++) {
+        const sp_batch_entry *entry = &batch->entries[i];
+        int32_t n_rows = entry->n_rows;
+
+        if (engine->faults[i])
+            n_rows = 0;
+        else if (entry->n_drafts > 0)
+            n_rows += entry->sequence->draft.n_used - entry->n_drafts - 1;
+        sp_scheduler_advance(&engine->scheduler, entry->sequence, n_rows);
+        sp_draft_end(&entry->sequence->draft, entry->n_drafts);
+        if (engine->faults[i])
+            entry->sequence->draft = sp_draft_create(0);
+    }
+}
+
+/* The entries from `first` on that run in one call: all, or with no_batch_verify a verifying one
+ * alone, and those between two such. */
+static sp_batch next_call(const sp_engine *engine, const sp_batch *batch, int32_t first)
+{
+    sp_batch call = {.entries = batch->entries + first};
+
+    for (int32_t i = first; i < batch->n_entries; i++) {
+        bool alone = engine->options.no_batch_verify && batch->entries[i].n_drafts > 0;
+
+        if (alone && call.n_entries > 0)
+            break;
+        call.n_entries++;
+        call.n_rows += batch->entries[i].n_rows;
+        if (alone)
+            break;
+    }
+    return call;
+}
+
+static sp_status run_call(step_run *run, const sp_batch *batch, double began, sp_error *error)
+{
+    sp_engine *engine = run->engine;
+    sp_status status = route(engine, batch, error);
+
+    if (status != SP_OK)
+        return status;
+    status = run_forward(engine, batch);
+    if (status != SP_OK) {
+        fail_step(engine, status, error);
+        return status;
+    }
+    count_step(engine, batch, began);
+    engine->n_logit_rows = 0;
+    take_logits(run, batch);
+    take_faults(run, batch);
+    if (run->device != SP_OK)
+        fail_step(engine, run->device, error);
+    else
+        advance(engine, batch);
+    return run->device;
+}
+
+static sp_status run_batch(step_run *run, const sp_batch *batch, double began, sp_error *error)
+{
+    sp_engine *engine = run->engine;
+    sp_status status = SP_OK;
+    int32_t done = 0;
+
+    engine->n_finished = 0;
+    while (done < batch->n_entries && status == SP_OK) {
+        sp_batch call = next_call(engine, batch, done);
+
+        status = run_call(run, &call, began, error);
+        if (status == SP_OK)
+            done += call.n_entries;
+    }
+    roll_back(engine, batch, done);
+    for (int32_t i = 0; i < engine->n_finished; i++)
+        sp_engine_drop(engine, engine->finished[i]);
+    return status;
 }
 
 sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *user,
@@ -543,29 +665,9 @@ sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *
     engine->run = NULL;
     if (batch->n_entries == 0)
         return run_nothing(&run);
-    status = route(engine, batch, error);
-    if (status == SP_OK) {
-        status = run_forward(engine, batch);
-        if (status != SP_OK)
-            fail_step(engine, status, error);
-    }
-    if (status != SP_OK) {
-        roll_back(engine, batch);
+    status = run_batch(&run, batch, began, error);
+    if (status != SP_OK)
         return status;
-    }
-    count_step(engine, batch, began);
-    engine->n_finished = 0;
-    engine->n_logit_rows = 0;
-    take_logits(&run, batch);
-    take_faults(&run, batch);
-    if (run.device != SP_OK)
-        fail_step(engine, run.device, error);
-    for (int32_t i = 0; i < batch->n_entries; i++)
-        sp_scheduler_advance(&engine->scheduler, batch->entries[i].sequence,
-                             run.device == SP_OK && !engine->faults[i] ? batch->entries[i].n_rows
-                                                                       : 0);
-    for (int32_t i = 0; i < engine->n_finished; i++)
-        sp_engine_drop(engine, engine->finished[i]);
     engine->stats.step_seconds += sp_clock_seconds() - began;
-    return run.device != SP_OK ? run.device : run.status;
+    return run.status;
 }

@@ -179,6 +179,16 @@ static bool copy_sampling(const sp_request *request, sp_sequence_sampling *sampl
     return sampling->bias != NULL;
 }
 
+/* The mask of a constrained output's token needs the token before it. */
+static bool drafts_for(const sp_engine *engine, const sp_request *request)
+{
+    if (request->constraint)
+        return false;
+    if (request->speculative == SP_SPECULATIVE_DEFAULT)
+        return engine->options.speculative;
+    return request->speculative == SP_SPECULATIVE_ON;
+}
+
 static sp_status create_sequence(const sp_engine *engine, const sp_request *request,
                                  sp_sequence **out_sequence)
 {
@@ -201,6 +211,8 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
     memcpy(sequence->tokens, request->tokens, (size_t)request->n_tokens * sizeof(int32_t));
     sequence->n_tokens = request->n_tokens;
     sequence->request = keep_request(request);
+    if (drafts_for(engine, request))
+        sequence->draft = sp_draft_create(engine->options.draft_tokens);
     sequence->trace.struct_bytes = sizeof sequence->trace;
     sequence->trace.submitted = sp_clock_seconds();
     sequence->trace.prompt_tokens = request->n_tokens;

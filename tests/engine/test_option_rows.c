@@ -113,6 +113,8 @@ static void test_defaults(void **state)
     assert_true(options.memory_bytes == 0 && options.host_bytes_max == 0);
     assert_false(options.no_apply || options.no_ffn || options.weights_copy ||
                  options.adapter_loading);
+    assert_true(options.draft_tokens == 4);
+    assert_false(options.speculative || options.no_batch_verify);
     assert_false(options.allow_partial || options.allow_no_effect || options.allow_unknown_fields ||
                  options.allow_base_changing_init);
 }

@@ -15,6 +15,9 @@ add_test(NAME soak_rotation_sim COMMAND test_rotation_sim 1 10000)
 set_tests_properties(soak_rotation_sim PROPERTIES LABELS soak TIMEOUT 7200)
 add_test(NAME soak_sequence_memory COMMAND test_sequence_memory_sim 1 10000)
 set_tests_properties(soak_sequence_memory PROPERTIES LABELS soak TIMEOUT 7200)
+# Drafts over many seeds, each with 1,000 requests; the number of seeds is its argument.
+add_test(NAME soak_speculative COMMAND test_speculative 40)
+set_tests_properties(soak_speculative PROPERTIES LABELS soak TIMEOUT 7200)
 # gcc 12 for aarch64 fails inside its vectoriser on a loop of this file.
 if(CMAKE_SYSTEM_PROCESSOR STREQUAL aarch64)
   set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/engine/test_families.c

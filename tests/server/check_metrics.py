@@ -151,7 +151,9 @@ def page_equals_metrics(server):
     pairs += [(status["memory"]["host_cache"], "sidepath_host_cache_bytes"),
               (status["memory"]["host_cache_max"], "sidepath_host_cache_bytes_max"),
               (status["memory"]["host_cache_evictions"], "sidepath_host_cache_evictions_total"),
-              (status["totals"]["prefix_tokens"], "sidepath_prefix_cache_tokens_total")]
+              (status["totals"]["prefix_tokens"], "sidepath_prefix_cache_tokens_total"),
+              (status["totals"]["drafted_tokens"], "sidepath_drafted_tokens_total"),
+              (status["totals"]["accepted_tokens"], "sidepath_accepted_tokens_total")]
     pairs += [(status["queue"]["for_" + why], 'sidepath_requests_waiting{reason="%s"}' % why)
               for why in ("slot", "load", "pages", "batch")]
     for shown, series in pairs:

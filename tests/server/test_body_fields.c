@@ -43,6 +43,7 @@ static void test_defaults(void **state)
     assert_int_equal(engine.n_stop_tokens, 0);
     assert_int_equal(engine.min_tokens, 0);
     assert_false(engine.logprobs || engine.keep_special);
+    assert_int_equal(engine.speculative, SP_SPECULATIVE_DEFAULT);
     sp_completion_request_free(&request);
 }
 
@@ -61,7 +62,7 @@ static void test_all_fields(void **state)
                         "\"presence_penalty\": 0.5, \"frequency_penalty\": -0.5,"
                         "\"repetition_penalty\": 1.5, \"lora_scale\": 2,"
                         "\"stop_token_ids\": [8, 2], \"min_tokens\": 4,"
-                        "\"skip_special_tokens\": false}",
+                        "\"skip_special_tokens\": false, \"speculative\": true}",
                         &request, &error),
               &error);
     engine = request.fields.request;
@@ -84,6 +85,7 @@ static void test_all_fields(void **state)
     assert_int_equal(engine.stop_tokens[1], 2);
     assert_int_equal(engine.min_tokens, 4);
     assert_true(engine.keep_special);
+    assert_int_equal(engine.speculative, SP_SPECULATIVE_ON);
     /* Nothing but its own ids ends a text that ignores ends. */
     assert_ok(sp_body_fields_set_ends(&request.fields, NULL, (const int32_t[]){7}, 1, &error),
               &error);
@@ -162,6 +164,7 @@ static void test_refusals(void **state)
         {"{\"prompt\": \"a\", \"min_tokens\": -1}", "min_tokens", ""},
         {"{\"prompt\": \"a\", \"min_tokens\": 1.5}", "min_tokens", ""},
         {"{\"prompt\": \"a\", \"skip_special_tokens\": 0}", "skip_special_tokens", ""},
+        {"{\"prompt\": \"a\", \"speculative\": 1}", "speculative", ""},
         {"{\"prompt\": \"a\", \"response_format\": {\"type\": \"json_schema\"}}", "response_format",
          SP_CODE_UNSUPPORTED_FIELD},
     };

@@ -59,6 +59,14 @@ static void test_events(void **state)
     check_event(&reply, "{\"choices\": [1], \"usage\": {\"prompt_tokens\": 5, "
                         "\"completion_tokens\": 3, \"total_tokens\": 8, "
                         "\"prompt_tokens_details\": {\"cached_tokens\": 4}}}\n\n");
+    reply.drafted_tokens = 9;
+    reply.accepted_tokens = 7;
+    reply.verify_steps = 3;
+    check_event(&reply, "{\"choices\": [1], \"usage\": {\"prompt_tokens\": 5, "
+                        "\"completion_tokens\": 3, \"total_tokens\": 8, "
+                        "\"prompt_tokens_details\": {\"cached_tokens\": 4}, "
+                        "\"completion_tokens_details\": {\"accepted_prediction_tokens\": 7, "
+                        "\"rejected_prediction_tokens\": 2, \"verify_steps\": 3}}}\n\n");
     sp_reply_free_parts(&reply);
 }
 

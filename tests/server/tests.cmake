@@ -26,6 +26,7 @@ if(NOT CMAKE_CROSSCOMPILING)
   sidepath_server_checks(check_openai)
   sidepath_server_checks(check_readme)
   sidepath_server_checks(check_operate)
+  sidepath_server_checks(check_speculative)
   sidepath_server_checks(check_adapter_chat)
   add_test(NAME soak_server
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/soak_server.py

@@ -76,6 +76,15 @@ static sp_status check_ends(const sp_request *request, int32_t vocab, sp_error *
     return SP_OK;
 }
 
+static sp_status check_speculative(const sp_request *request, sp_error *error)
+{
+    if (request->speculative >= SP_SPECULATIVE_DEFAULT &&
+        request->speculative <= SP_SPECULATIVE_OFF)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_INPUT, NULL, "speculative", -1,
+                   "speculative is %d, which is no sp_speculative", (int)request->speculative);
+}
+
 sp_status sp_request_check(const sp_request *request, int32_t vocab, sp_error *error)
 {
     sp_field_part part = sp_request_part((sp_request *)(uintptr_t)request);
@@ -89,5 +98,7 @@ sp_status sp_request_check(const sp_request *request, int32_t vocab, sp_error *e
         status = check_stop(request->stop, request->n_stop, error);
     if (status == SP_OK)
         status = check_ends(request, vocab, error);
+    if (status == SP_OK)
+        status = check_speculative(request, error);
     return status;
 }

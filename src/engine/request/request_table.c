@@ -136,3 +136,15 @@ sp_status sp_request_read_logprobs(const sp_field *row, const json_t *value, voi
     request->top_logprobs = (int32_t)n;
     return SP_OK;
 }
+
+sp_status sp_request_read_speculative(const sp_field *row, const json_t *value, void *values,
+                                      sp_error *error)
+{
+    sp_request *request = values;
+
+    if (!json_is_boolean(value))
+        return sp_fail(error, SP_ERR_INPUT, NULL, row->name, -1,
+                       "field \"%s\" is not true or false", row->name);
+    request->speculative = json_is_true(value) ? SP_SPECULATIVE_ON : SP_SPECULATIVE_OFF;
+    return SP_OK;
+}

@@ -62,10 +62,13 @@ void sp_request_free_lists(sp_request *request);
  */
 sp_status sp_request_check(const sp_request *request, int32_t vocab, sp_error *error);
 
-/* The reader of {"ID": BIAS} and of the completions' "logprobs": N, for the table. */
+/* The readers of {"ID": BIAS}, of the completions' "logprobs": N, and of "speculative": true or
+ * false, for the table. */
 sp_status sp_request_read_bias(const sp_field *row, const json_t *value, void *values,
                                sp_error *error);
 sp_status sp_request_read_logprobs(const sp_field *row, const json_t *value, void *values,
                                    sp_error *error);
+sp_status sp_request_read_speculative(const sp_field *row, const json_t *value, void *values,
+                                      sp_error *error);
 
 #endif

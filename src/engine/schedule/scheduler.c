@@ -376,6 +376,51 @@ static void admit(sp_scheduler *scheduler)
     }
 }
 
+/* ---- drafts -------------------------------------------------------------------------------- */
+
+/* The most drafts of an entry: what its sequence wants, as many rows as are left in the step, and
+ * one token less than it may still get, because the last row yields one without a draft. */
+static int32_t drafts_max(const sp_scheduler *scheduler, const sp_batch_entry *entry)
+{
+    const sp_sequence *sequence = entry->sequence;
+    int32_t most = sp_draft_wanted(&sequence->draft);
+    int32_t rows = scheduler->options.step_rows - scheduler->batch.n_rows;
+    int32_t tokens =
+        sequence->request.n_prompt + sequence->request.max_tokens - 1 - sequence->n_tokens;
+
+    if (entry->n_rows < sp_sequence_pending(sequence))
+        return 0;
+    most = most < rows ? most : rows;
+    return most < tokens ? most : tokens;
+}
+
+static int32_t propose(const sp_draft_source *source, sp_sequence *sequence, int32_t n_max)
+{
+    if (source->propose)
+        return source->propose(source->user, sequence, n_max,
+                               sequence->tokens + sequence->n_tokens);
+    return sp_draft_lookup(sequence->tokens, sequence->n_tokens, n_max);
+}
+
+static void add_drafts(sp_scheduler *scheduler, sp_batch_entry *entry)
+{
+    sp_sequence *sequence = entry->sequence;
+    int32_t most = drafts_max(scheduler, entry);
+    int32_t n = most > 0 ? propose(&scheduler->options.drafts, sequence, most) : 0;
+
+    SP_ASSERT(n <= most || n == 0);
+    if (n > 0) {
+        n = sp_sequence_memory_reserve(scheduler->options.memory, &sequence->memory,
+                                       entry->n_rows + n) -
+            entry->n_rows;
+        SP_ASSERT(n >= 0);
+        entry->n_drafts = n;
+        entry->n_rows += n;
+        scheduler->batch.n_rows += n;
+    }
+    sp_draft_begin(&sequence->draft, n);
+}
+
 const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler)
 {
     uint64_t preemptions = scheduler->preemptions;
@@ -390,5 +435,7 @@ const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler)
      * pages. */
     if (scheduler->preemptions == preemptions)
         admit(scheduler);
+    for (int32_t i = 0; i < scheduler->batch.n_entries; i++)
+        add_drafts(scheduler, &scheduler->batch.entries[i]);
     return &scheduler->batch;
 }

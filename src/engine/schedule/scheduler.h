@@ -20,6 +20,9 @@
  * sequences of the slot that has been in use longest are preempted, once each of them has yielded a
  * token since it was admitted. So every adapter gets its turn, and every turn yields tokens.
  *
+ * Drafts. Rows and pages that are left over when all others have theirs go to the drafts of
+ * sequences whose last row is in the step; for a draft no sequence waits or is preempted.
+ *
  * Prefix cache. An admitted sequence resumes after the tokens that sequence memory knows, and
  * computes at least its last token. No sequence is preempted while there is a page without holders.
  */
@@ -29,10 +32,11 @@
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/sequence_memory.h"
 
-/* n_rows rows of one sequence, from position sequence->memory.n_committed on. */
+/* n_rows rows of one sequence, from position sequence->memory.n_committed on; the last n_drafts of
+ * them are those of its drafts, tokens[n_tokens ..]. */
 typedef struct sp_batch_entry {
     sp_sequence *sequence;
-    int32_t n_rows;
+    int32_t n_rows, n_drafts;
 } sp_batch_entry;
 
 typedef struct sp_batch {
@@ -57,11 +61,19 @@ typedef struct sp_slot_gate {
     uint64_t (*handovers)(void *user); /* times that a slot has changed hands */
 } sp_slot_gate;
 
+/* A source of drafts. `propose` writes at most n_max (1 or more) tokens that may follow the
+ * sequence's to out_tokens and returns how many; ids below the vocabulary. */
+typedef struct sp_draft_source {
+    void *user;
+    int32_t (*propose)(void *user, const sp_sequence *sequence, int32_t n_max, int32_t *out_tokens);
+} sp_draft_source;
+
 typedef struct sp_scheduler_options {
     sp_sequence_memory *memory; /* borrowed until destruction; all sequences' memory is of it */
     int32_t max_running, step_rows, prefill_chunk;
     uint64_t adapter_wait_steps, adapter_preempt_steps;
-    sp_slot_gate gate; /* all NULL: every sequence may run */
+    sp_slot_gate gate;      /* all NULL: every sequence may run */
+    sp_draft_source drafts; /* all NULL: prompt lookup */
 } sp_scheduler_options;
 
 /* What a waiting sequence waits for. */
@@ -101,10 +113,10 @@ void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence);
 
 /*
  * Plans the next step: fills scheduler->batch and reserves the memory that its rows will write. The
- * sequences' tokens do not change: the caller calls sp_scheduler_advance after the step, before it
- * removes sequences. A step that failed is planned again, from the same rows. Never NULL, and valid
- * until the next call; an empty batch: nothing runs, and the waiting sequences (n_waiting) wait for
- * adapters.
+ * sequences' tokens do not change, drafts are written after them: the caller calls
+ * sp_scheduler_advance after the step, before it removes sequences. A step that failed is planned
+ * again, from the same rows. Never NULL, and valid until the next call; an empty batch: nothing
+ * runs, and the waiting sequences (n_waiting) wait for adapters.
  */
 const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler);
 

@@ -5,7 +5,8 @@
  * sequence.h: one request inside the engine. Its tokens are the prompt and those sampled since; the
  * first memory.n_committed of them have their keys and values in the cache. A prefill chunk, a
  * decode step and the recomputation after a preemption are all the same thing: rows n_committed ..
- * n_tokens - 1 that have not been computed yet. The last of them yields the next token.
+ * n_tokens - 1 that have not been computed yet. The last of them yields the next token. Drafts are
+ * rows after it, each of which yields one more token as long as the choice before was its draft.
  */
 #ifndef SP_ENGINE_SCHEDULE_SEQUENCE_H
 #define SP_ENGINE_SCHEDULE_SEQUENCE_H
@@ -14,6 +15,7 @@
 #include "engine/sampling/penalties.h"
 #include "engine/sampling/sampler.h"
 #include "engine/sampling/stop.h"
+#include "engine/schedule/draft.h"
 #include "engine/schedule/sequence_memory.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "grammar/grammar.h"
@@ -72,7 +74,8 @@ typedef struct sp_sequence_queue {
 
 typedef struct sp_sequence {
     int64_t id;      /* rises with submission: the order of service */
-    int32_t *tokens; /* [request.n_prompt + request.max_tokens], owned */
+    int32_t *tokens; /* [request.n_prompt + request.max_tokens], owned; after the first n_tokens
+                        those that the current step verifies */
     int32_t n_tokens;
     sp_hold hold; /* the adapter version that it means, and its slot while it runs */
     sp_sequence_request request;
@@ -81,6 +84,7 @@ typedef struct sp_sequence {
     sp_sequence_constraint constraint;
     sp_sequence_text text;
     sp_sequence_queue queue;
+    sp_draft draft;
     sp_request_trace trace;
 } sp_sequence;
 

@@ -65,14 +65,28 @@ static void write_head(sp_reply *reply)
         sp_text_format(&reply->head, ", \"adapter_digest\": \"%s\", \"choices\": [", digest);
 }
 
+/* Under OpenAI's names for tokens that were predicted, and the steps that verified them. */
+static void add_drafts(const sp_reply *reply, sp_text *out)
+{
+    sp_text_format(out,
+                   ", \"completion_tokens_details\": {\"accepted_prediction_tokens\": %lld, "
+                   "\"rejected_prediction_tokens\": %lld, \"verify_steps\": %lld}",
+                   (long long)reply->accepted_tokens,
+                   (long long)(reply->drafted_tokens - reply->accepted_tokens),
+                   (long long)reply->verify_steps);
+}
+
 static void add_usage(sp_reply *reply, sp_text *out)
 {
     sp_text_format(out,
                    "\"usage\": {\"prompt_tokens\": %lld, \"completion_tokens\": %lld, "
-                   "\"total_tokens\": %lld, \"prompt_tokens_details\": {\"cached_tokens\": %lld}}",
+                   "\"total_tokens\": %lld, \"prompt_tokens_details\": {\"cached_tokens\": %lld}",
                    (long long)reply->prompt_tokens, (long long)reply->generated_tokens,
                    (long long)(reply->prompt_tokens + reply->generated_tokens),
                    (long long)reply->cached_tokens);
+    if (reply->verify_steps > 0)
+        add_drafts(reply, out);
+    sp_text_add(out, "}");
 }
 
 void sp_reply_event_begin(sp_reply *reply)
@@ -142,6 +156,9 @@ static bool take(sp_reply *reply)
         reply->generated_tokens += produced->token >= 0 && !produced->is_prompt;
         if (produced->choice % reply->choices_per_prompt == 0)
             reply->cached_tokens += produced->cached_tokens;
+        reply->drafted_tokens += produced->drafted_tokens;
+        reply->accepted_tokens += produced->accepted_tokens;
+        reply->verify_steps += produced->verify_steps;
         reply->form->produced(reply, produced);
     }
     reply->call->generated_tokens = reply->generated_tokens;

@@ -47,6 +47,7 @@ struct sp_reply {
     bool usage_each;  /* with include_usage: in each event, as far as it has come */
     bool has_members; /* they were in an event */
     int64_t prompt_tokens, generated_tokens, cached_tokens;
+    int64_t drafted_tokens, accepted_tokens, verify_steps; /* of the choices that have ended */
     int32_t choices_per_prompt; /* they share one prompt, which counts once */
     sp_text head;               /* the members that every object of the answer begins with */
     sp_text taken, out;

@@ -290,8 +290,12 @@ static void on_event(void *user, const sp_request_event *event)
                              .logprob = event->logprob,
                              .n_top = event->n_top,
                              .is_prompt = event->is_prompt};
-    if (event->finish != SP_FINISH_NONE && event->trace)
+    if (event->finish != SP_FINISH_NONE && event->trace) {
         produced.cached_tokens = event->trace->cached_tokens;
+        produced.drafted_tokens = event->trace->drafted_tokens;
+        produced.accepted_tokens = event->trace->accepted_tokens;
+        produced.verify_steps = event->trace->verify_steps;
+    }
     count_token(driver, &driver->running[index], event);
     if (generation->overflowed ||
         !sp_generation_add(generation, &produced, event->top, event->text))

@@ -69,8 +69,9 @@ typedef struct sp_produced {
     uint32_t text_bytes;
     float logprob;         /* where it was requested */
     int32_t n_top;         /* alternatives */
-    int32_t cached_tokens; /* of the prompt; with the finish only */
-    bool is_prompt;        /* a token of the prompt, for its logprob */
+    int32_t cached_tokens; /* of the prompt; with the finish only, as are the next three */
+    int32_t drafted_tokens, accepted_tokens, verify_steps;
+    bool is_prompt; /* a token of the prompt, for its logprob */
 } sp_produced;
 
 /* The prompts and what the engine keeps of them count from here on. False: there is no room. */

@@ -175,6 +175,8 @@ static void add_totals(sp_text *out, const sp_metrics_view *view)
     add_count(out, ", ", "steps", stats->steps);
     add_count(out, ", ", "prefill_rows", stats->prefill_rows);
     add_count(out, ", ", "prefix_tokens", stats->prefix_tokens);
+    add_count(out, ", ", "drafted_tokens", stats->drafted_tokens);
+    add_count(out, ", ", "accepted_tokens", stats->accepted_tokens);
     add_count(out, ", ", "preemptions", stats->preemptions);
     add_count(out, ", ", "slot_copies", stats->adapter_copies);
     add_double(out, ", ", "load_pause_seconds", stats->load_seconds);

@@ -237,6 +237,13 @@ static void add_totals(sp_text *out, const sp_engine_stats *stats)
     add_counter(out, "sidepath_prefix_cache_tokens_total",
                 "Tokens that the prefix cache has saved from being computed.",
                 stats->prefix_tokens);
+    add_counter(out, "sidepath_drafted_tokens_total", "Draft tokens that steps have verified.",
+                stats->drafted_tokens);
+    add_counter(out, "sidepath_accepted_tokens_total", "Drafts that were the next token.",
+                stats->accepted_tokens);
+    add_counter(out, "sidepath_verify_steps_total",
+                "Steps of a request that had drafts; those of several in one step count each.",
+                stats->verify_steps);
     add_counter(out, "sidepath_preemptions_total",
                 "Requests that gave their KV pages back and were computed again.",
                 stats->preemptions);

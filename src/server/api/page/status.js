@@ -240,6 +240,7 @@
     if (!changed("totals", t)) return;
     const list = [["generated tokens", t.generated_tokens], ["steps", t.steps],
       ["prefill rows", t.prefill_rows], ["prefix cache tokens", t.prefix_tokens],
+      ["drafted tokens", t.drafted_tokens], ["accepted drafts", t.accepted_tokens],
       ["preemptions", t.preemptions], ["copies into slots", t.slot_copies],
       ["requests finished", t.finished], ["cancelled", t.cancelled], ["refused", t.refused],
       ["failed", t.failed]];

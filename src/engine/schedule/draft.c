@@ -1,0 +1,84 @@
+#include "engine/schedule/draft.h"
+
+#include "base/assert.h"
+
+static int32_t min_of(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- how many ------------------------------------------------------------------------------ */
+
+sp_draft sp_draft_create(int32_t longest)
+{
+    SP_ASSERT(longest >= 0 && longest <= SP_DRAFT_TOKENS_MAX);
+    return (sp_draft){.longest = longest, .length = longest, .pause_next = 1};
+}
+
+void sp_draft_begin(sp_draft *draft, int32_t n)
+{
+    SP_ASSERT(n >= 0 && n <= draft->longest);
+    draft->n_left = n;
+    draft->n_accepted = 0;
+    draft->n_used = 0;
+    draft->rejected = false;
+}
+
+bool sp_draft_meet(sp_draft *draft, int32_t token, const int32_t *guess)
+{
+    if (draft->n_left == 0)
+        return false;
+    draft->rejected = *guess != token;
+    draft->n_left = draft->rejected ? 0 : draft->n_left - 1;
+    draft->n_accepted += !draft->rejected;
+    return !draft->rejected;
+}
+
+void sp_draft_end(sp_draft *draft, int32_t n_drafts)
+{
+    if (n_drafts == 0) {
+        draft->pause -= draft->pause > 0;
+        return;
+    }
+    if (draft->n_accepted > 0) {
+        draft->length = draft->n_accepted == n_drafts ? 2 * n_drafts : draft->n_accepted + 1;
+        draft->length = min_of(draft->length, draft->longest);
+        draft->pause_next = 1;
+        return;
+    }
+    draft->length = draft->length > 1 ? draft->length / 2 : 1;
+    draft->pause = draft->pause_next;
+    draft->pause_next = min_of(2 * draft->pause_next, SP_DRAFT_PAUSE_MAX);
+}
+
+/* ---- prompt lookup ------------------------------------------------------------------------- */
+
+/* How many tokens before `end` equal those before n_tokens, up to SP_LOOKUP_MATCH_MAX. */
+static int32_t match_before(const int32_t *tokens, int32_t end, int32_t n_tokens)
+{
+    int32_t most = min_of(end, SP_LOOKUP_MATCH_MAX), n = 0;
+
+    while (n < most && tokens[end - 1 - n] == tokens[n_tokens - 1 - n])
+        n++;
+    return n;
+}
+
+int32_t sp_draft_lookup(int32_t *tokens, int32_t n_tokens, int32_t n_max)
+{
+    int32_t first = n_tokens > SP_LOOKUP_TOKENS_MAX ? n_tokens - SP_LOOKUP_TOKENS_MAX : 1;
+    int32_t best = SP_LOOKUP_MATCH_MIN - 1, from = -1;
+
+    for (int32_t end = n_tokens - 1; end >= first && best < SP_LOOKUP_MATCH_MAX; end--) {
+        int32_t n = match_before(tokens, end, n_tokens);
+
+        if (n > best) {
+            best = n;
+            from = end;
+        }
+    }
+    if (from < 0)
+        return 0;
+    for (int32_t i = 0; i < n_max; i++)
+        tokens[n_tokens + i] = tokens[from + i];
+    return n_max;
+}

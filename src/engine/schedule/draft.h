@@ -1,0 +1,64 @@
+/*
+ * draft.h: guesses of a sequence's next tokens, which one step verifies together.
+ *
+ * It owns how drafts are found in the sequence's own tokens (prompt lookup), and how many the next
+ * step verifies, by how many of the last were accepted. It must not know logits, sampling, memory
+ * or adapters: a draft is accepted where the sequence's own choice is the same token, so a source
+ * of drafts changes how fast tokens come and no token. Pure functions; any thread.
+ */
+#ifndef SP_ENGINE_SCHEDULE_DRAFT_H
+#define SP_ENGINE_SCHEDULE_DRAFT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define SP_DRAFT_TOKENS_MAX  32
+#define SP_DRAFT_PAUSE_MAX   64    /* steps */
+#define SP_LOOKUP_TOKENS_MAX 16384 /* the last ones, which bounds the time of a look-up */
+#define SP_LOOKUP_MATCH_MIN  2
+#define SP_LOOKUP_MATCH_MAX  8
+
+/*
+ * The drafts of one sequence. All zero: it has none. The number for a step doubles, up to
+ * `longest`, while all are accepted, follows what was accepted otherwise, and halves when none was;
+ * then the sequence pauses for 1, 2, 4, ... steps, SP_DRAFT_PAUSE_MAX at most, until a draft is
+ * accepted again. So a text that cannot be guessed costs a row in 64 steps.
+ */
+typedef struct sp_draft {
+    int32_t longest;           /* most drafts of a step; 0: none */
+    int32_t length;            /* of the next step; 1 .. longest */
+    int32_t pause, pause_next; /* steps without drafts: those to come, and those after a miss */
+    /* Of the current step: drafts that no choice has met yet, those that were chosen, rows whose
+     * logits counted, and whether another token was chosen, after which no row counts. */
+    int32_t n_left, n_accepted, n_used;
+    bool rejected;
+} sp_draft;
+
+/* At most `longest` (0 .. SP_DRAFT_TOKENS_MAX) drafts in a step. */
+sp_draft sp_draft_create(int32_t longest);
+
+/* Drafts that the next step should verify; 0: none. */
+static inline int32_t sp_draft_wanted(const sp_draft *draft)
+{
+    return draft->pause > 0 ? 0 : draft->length;
+}
+
+/* A step verifies n (0 or more) drafts. */
+void sp_draft_begin(sp_draft *draft, int32_t n);
+
+/* The next token was chosen; `guess` is the draft in its place, read where one is left. Returns
+ * whether it was accepted. */
+bool sp_draft_meet(sp_draft *draft, int32_t token, const int32_t *guess);
+
+/* The step is over; it had n_drafts. */
+void sp_draft_end(sp_draft *draft, int32_t n_drafts);
+
+/*
+ * Prompt lookup: finds the last place where the longest run of tokens that ends the sequence, from
+ * SP_LOOKUP_MATCH_MIN to SP_LOOKUP_MATCH_MAX of them, has occurred before, and copies what followed
+ * it, over its own drafts where the text repeats itself. Writes at most n_max (0 or more) tokens
+ * to tokens[n_tokens ..] and returns how many. Reads the last SP_LOOKUP_TOKENS_MAX tokens.
+ */
+int32_t sp_draft_lookup(int32_t *tokens, int32_t n_tokens, int32_t n_max);
+
+#endif
