@@ -23,11 +23,12 @@ typedef struct cell {
 } cell;
 
 static const cell cells[] = {
-    {"decode", 1, 1, 1024},     {"decode", 1, 1, 8192},     {"decode", 1, 1, 32768},
-    {"decode", 16, 1, 1024},    {"decode", 16, 1, 8192},    {"decode", 16, 1, 32768},
-    {"decode", 24, 1, 8192},    {"decode", 64, 1, 1024},    {"decode", 64, 1, 8192},
-    {"decode", 64, 1, 32768},   {"verify", 4, 9, 2048},     {"verify", 1, 5, 8192},
-    {"prefill", 1, 2048, 2048}, {"prefill", 1, 8192, 8192}, {"chunk", 1, 512, 8192},
+    {"decode", 1, 1, 1024},   {"decode", 1, 1, 8192},     {"decode", 1, 1, 32768},
+    {"decode", 16, 1, 1024},  {"decode", 16, 1, 8192},    {"decode", 16, 1, 32768},
+    {"decode", 24, 1, 8192},  {"decode", 64, 1, 1024},    {"decode", 64, 1, 8192},
+    {"decode", 64, 1, 32768}, {"verify", 4, 9, 2048},     {"verify", 1, 5, 8192},
+    {"verify", 4, 17, 2048},  {"prefill", 1, 2048, 2048}, {"prefill", 1, 8192, 8192},
+    {"chunk", 1, 512, 8192},
 };
 
 typedef struct bench {

@@ -34,11 +34,16 @@ function(sidepath_cuda)
     get_filename_component(name ${source} NAME_WE)
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
     list(APPEND objects ${object})
+    # Files for one architecture's own instructions are built for it in place of its plain form.
+    set(own ${targets})
+    if(name MATCHES "_sm90a$")
+      list(TRANSFORM own REPLACE "^arch=compute_90,code=sm_90$" "arch=compute_90a,code=sm_90a")
+    endif()
     add_custom_command(
       OUTPUT ${object}
       COMMAND
         ${PROJECT_SOURCE_DIR}/cmake/nvcc_spills.sh ${PROJECT_SOURCE_DIR}/cmake/cuda_spills.txt
-        ${strict} ${SIDEPATH_NVCC} -c -std=c++17 -O3 --fmad=false ${targets}
+        ${strict} ${SIDEPATH_NVCC} -c -std=c++17 -O3 --fmad=false ${own}
         -I${PROJECT_SOURCE_DIR}/include
         -I${PROJECT_SOURCE_DIR}/src -diag-suppress 128 -Xcompiler -fPIC,-fvisibility=hidden,-Wall
         -Xfatbin -compress-all -o ${object} ${source}

@@ -285,6 +285,7 @@ static void mixed_steps_have_the_bits_of_the_whole(void **state)
             int32_t n = 1 + (int32_t)(world_next(&c.w) % (STEP_SPANS - 1));
 
             n = random_step(&c.w, spans, n, kinds[round % 3]);
+            c.w.say_wide = round % 4 == 3;
             step_as_base(&c, spans, n, round % 2 * 11, round % 2, "mixed");
         }
         free_scene(&c);
@@ -404,6 +405,66 @@ static void long_contexts_are_folded_in_one_order(void **state)
     world_free(&w);
 }
 
+/* A race shows as a few words of many repeats of one large step. */
+static void repeats_have_the_same_bits(void **state)
+{
+    const int32_t length = 4096;
+    sp_cuda_attention_shape of = shape_of(&cases[0], length);
+    world_span chunk = {0, length - 2048, 2048}, spans[STEP_SPANS];
+    size_t bytes;
+    uint16_t *first;
+    world w;
+
+    (void)state;
+    assert_int_equal(world_start(&w, gpu, NULL), SP_OK);
+    world_make(&w, &of, &length, 1, 1.0f);
+    bytes = 2048 * world_row(&w) * sizeof *first;
+    first = malloc(bytes);
+    for (int i = 0; i < STEP_SPANS; i++)
+        spans[i] = (world_span){0, length - 1 - 31 * i, 1};
+    for (int i = 0; i < 40; i++) {
+        bool narrow = i >= 20;
+
+        if (narrow)
+            world_run(&w, spans, STEP_SPANS, STEP_SPANS, STEP_SPANS);
+        else
+            world_run(&w, &chunk, 1, chunk.rows, 1);
+        bytes = (size_t)w.call.step.rows * world_row(&w) * sizeof *first;
+        if (i % 20 == 0)
+            memcpy(first, w.step_y, bytes);
+        assert_memory_equal(w.step_y, first, bytes);
+    }
+    assert_done(&w);
+    free(first);
+    world_free(&w);
+}
+
+/* Of a size for a sanitizer. */
+static void a_small_step_of_every_width(void **state)
+{
+    static const int32_t two[] = {150, 37};
+
+    (void)state;
+    for (int i = 0; i < N_CASES; i++) {
+        sp_cuda_attention_shape of = shape_of(&cases[i], two[0]);
+        world_span spans[] = {{1, 0, 37}, {0, 149, 1}, {0, 120, 9}};
+        size_t row = 0;
+        world w;
+
+        of.rows_max = 64;
+        of.spans_max = 4;
+        assert_int_equal(world_start(&w, gpu, NULL), SP_OK);
+        world_make(&w, &of, two, 2, cases[i].size);
+        world_run(&w, spans, 3, 50, 4);
+        assert_done(&w);
+        for (int s = 0; s < 3; s++)
+            for (int32_t r = 0; r < spans[s].rows; r++, row++)
+                (void)check_row(&w, spans[s].sequence, spans[s].first + r,
+                                w.step_y + row * world_row(&w));
+        world_free(&w);
+    }
+}
+
 static void bad_shapes_are_refused(void **state)
 {
     const sp_cuda_attention_shape good = shape_of(&cases[0], 1024);
@@ -439,6 +500,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(pages_and_later_tokens_change_nothing),
         cmocka_unit_test(a_graph_replays_for_other_steps),
         cmocka_unit_test(long_contexts_are_folded_in_one_order),
+        cmocka_unit_test(repeats_have_the_same_bits),
+        cmocka_unit_test(a_small_step_of_every_width),
         cmocka_unit_test(bad_shapes_are_refused),
     };
 

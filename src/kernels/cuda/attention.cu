@@ -7,12 +7,13 @@
  */
 #include "device/cuda/current.cuh"
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/launch.cuh"
 
-#define PARTIAL_BYTES                                                                     \
-    (64 << 20)           /* of a core, at most: longer pieces are taken before it is more \
-                          */
-#define PIECES_EACH   2  /* for each block that runs at the same time, by splitting */
-#define MERGE_BLOCKS  16 /* per multiprocessor */
+#define PARTIAL_BYTES                                                                       \
+    (64 << 20)             /* of a core, at most: longer pieces are taken before it is more \
+                            */
+#define NARROW_SPEED  1.6f /* of a block alone: it has more of the memory bandwidth */
+#define MERGE_BLOCKS  16   /* per multiprocessor */
 #define POSITIONS_MAX (4096 * ATTENTION_CHUNK)
 
 /* Query tiles of so many rows in so many spans. */
@@ -22,9 +23,16 @@ static int tiles_of(int rows, int spans, int tile)
     return spans + (rows - spans) / tile;
 }
 
+/* Room for a piece to each block that runs at the same time, or to half of them beside the tiles.
+ */
 static int pieces_of(const attention_core *core, int rows, int spans, int kv_heads)
 {
-    return tiles_of(rows, spans, core->rows) + PIECES_EACH * core->blocks / kv_heads + 1;
+    int in_span = core->span_min > 1 ? core->span_min : 1, tiles, least;
+
+    spans = spans < rows / in_span ? spans : rows / in_span;
+    tiles = tiles_of(rows, spans, core->rows) + core->blocks / 2 / kv_heads;
+    least = (core->blocks + kv_heads - 1) / kv_heads;
+    return tiles > least ? tiles : least;
 }
 
 static int partial_rows_of(const attention_core *core, const sp_cuda_attention_shape *shape)
@@ -72,47 +80,61 @@ static bool is_valid(const sp_cuda_attention_shape *s)
            s->positions_max <= POSITIONS_MAX;
 }
 
-/* Everything but the scratch's pointers; out_shape is the narrow core's. */
-static cudaError_t make_args(int gpu, const sp_cuda_attention *a, attention_args *out,
-                             attention_shape *out_shape)
-{
-    attention_core *core = &out->core[0];
+/* How the cores run; wide has slots 0 where the narrow one takes every span. */
+typedef struct attention_cores {
+    attention_shape narrow, wide;
+} attention_cores;
 
-    if (!is_valid(&a->shape))
+static void set_core(attention_args *args, int number, int tile_rows, const attention_shape *how)
+{
+    attention_core *core = &args->core[number];
+
+    core->tile_rows = tile_rows;
+    core->rows = tile_rows / args->group;
+    core->span_min = number == 0 ? 1 : SP_CUDA_NARROW_ROWS + 1;
+    core->span_max = number == 0 && args->n_cores > 1 ? SP_CUDA_NARROW_ROWS : INT32_MAX;
+    core->blocks = how->blocks;
+    core->speed = number == 0 ? NARROW_SPEED : 1.0f;
+    core->partial_rows = partial_rows_of(core, &args->a.shape);
+}
+
+/* Everything but the scratch's pointers. */
+static cudaError_t make_args(int gpu, const sp_cuda_attention *a, attention_args *out,
+                             attention_cores *out_cores)
+{
+    int dim = sp_cuda_page_dim(a->shape.head_dim);
+
+    if (!is_valid(&a->shape) || a->step.rows > a->shape.rows_max ||
+        a->step.spans > a->shape.spans_max)
         return cudaErrorInvalidValue;
-    *out_shape = sp_cuda_attention_narrow_shape(gpu, sp_cuda_page_dim(a->shape.head_dim));
-    if (out_shape->threads == 0)
+    out_cores->narrow = sp_cuda_attention_narrow_shape(gpu, dim);
+    out_cores->wide = sp_cuda_attention_wide_shape(gpu, dim);
+    if (out_cores->narrow.slots == 0)
         return cudaErrorNotSupported;
     *out = {};
     out->a = *a;
     out->group = a->shape.q_heads / a->shape.kv_heads;
     out->scale = (float)(1.4426950408889634 * (double)a->shape.scale);
-    out->n_cores = 1;
-    core->tile_rows = SP_CUDA_NARROW_ROWS;
-    core->rows = core->tile_rows / out->group;
-    core->span_min = 1;
-    core->span_max = INT32_MAX;
-    core->blocks = out_shape->blocks;
-    core->partial_rows = partial_rows_of(core, &a->shape);
+    out->n_cores = a->wide && out_cores->wide.slots > 0 ? 2 : 1;
+    set_core(out, 0, SP_CUDA_NARROW_ROWS, &out_cores->narrow);
+    if (out_cores->wide.slots > 0)
+        set_core(out, 1, ATTENTION_WIDE_ROWS, &out_cores->wide);
     return cudaSuccess;
 }
 
 /* Cuts the scratch; returns its bytes. */
-static size_t lay_out(attention_args *args, char *scratch)
+static size_t lay_out(attention_args *args, const attention_cores *cores, char *scratch)
 {
     const sp_cuda_attention *a = &args->a;
     size_t at = 0, page = SP_CUDA_PAGE * 2 * (size_t)sp_cuda_page_dim(a->shape.head_dim);
 
     args->zeros = take(&at, page, scratch);
-    lay_out_core(&args->core[0], &a->shape, &at, scratch);
-    args->core[0].pieces_max =
-        pieces_of(&args->core[0], a->step.rows, a->step.spans, a->shape.kv_heads);
+    for (int i = 0; i < (cores->wide.slots > 0 ? 2 : 1); i++) {
+        lay_out_core(&args->core[i], &a->shape, &at, scratch);
+        args->core[i].pieces_max =
+            pieces_of(&args->core[i], a->step.rows, a->step.spans, a->shape.kv_heads);
+    }
     return at;
-}
-
-static bool fits(const sp_cuda_attention *a)
-{
-    return a->step.rows <= a->shape.rows_max && a->step.spans <= a->shape.spans_max;
 }
 
 extern "C" int sp_cuda_attention_bytes(int gpu, const sp_cuda_attention_shape *shape,
@@ -122,12 +144,12 @@ extern "C" int sp_cuda_attention_bytes(int gpu, const sp_cuda_attention_shape *s
     cudaError_t code = current.code;
     sp_cuda_attention a = {};
     attention_args args;
-    attention_shape how;
+    attention_cores cores;
 
     a.shape = *shape;
     if (code == cudaSuccess)
-        code = make_args(gpu, &a, &args, &how);
-    *out_bytes = code == cudaSuccess ? lay_out(&args, NULL) : 0;
+        code = make_args(gpu, &a, &args, &cores);
+    *out_bytes = code == cudaSuccess ? lay_out(&args, &cores, NULL) : 0;
     return (int)code;
 }
 
@@ -136,37 +158,48 @@ extern "C" int sp_cuda_attention_plan(int gpu, const sp_cuda_attention *a, void 
     sp_cuda_current current(gpu);
     cudaError_t code = current.code;
     attention_args args;
-    attention_shape how;
+    attention_cores cores;
 
     if (code == cudaSuccess)
-        code = fits(a) ? make_args(gpu, a, &args, &how) : cudaErrorInvalidValue;
+        code = make_args(gpu, a, &args, &cores);
     if (code != cudaSuccess || a->step.rows == 0)
         return (int)code;
-    (void)lay_out(&args, (char *)a->scratch);
+    (void)lay_out(&args, &cores, (char *)a->scratch);
     return (int)sp_cuda_attention_make_plan(&args, (cudaStream_t)stream);
+}
+
+static cudaError_t merge(const attention_args *args, int gpu, cudaStream_t stream)
+{
+    int rows = args->a.step.rows * args->a.shape.q_heads, most = 0;
+    cudaError_t code = cudaDeviceGetAttribute(&most, cudaDevAttrMultiProcessorCount, gpu);
+
+    if (code != cudaSuccess)
+        return code;
+    most *= MERGE_BLOCKS;
+    return sp_cuda_attention_merge(args, rows < most ? rows : most, stream);
 }
 
 extern "C" int sp_cuda_attend_rows(int gpu, const sp_cuda_attention *a, void *stream)
 {
     sp_cuda_current current(gpu);
     cudaError_t code = current.code;
-    int processors = 0, rows;
     attention_args args;
-    attention_shape how;
+    attention_cores cores;
 
     if (code == cudaSuccess)
-        code = fits(a) ? make_args(gpu, a, &args, &how) : cudaErrorInvalidValue;
-    if (code == cudaSuccess)
-        code = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, gpu);
+        code = make_args(gpu, a, &args, &cores);
     if (code != cudaSuccess || a->step.rows == 0)
         return (int)code;
-    (void)lay_out(&args, (char *)a->scratch);
-    code = sp_cuda_attention_narrow(&args, &how, args.core[0].pieces_max * a->shape.kv_heads,
-                                    (cudaStream_t)stream);
-    if (code != cudaSuccess)
-        return (int)code;
-    rows = a->step.rows * a->shape.q_heads;
-    processors *= MERGE_BLOCKS;
-    return (int)sp_cuda_attention_merge(&args, rows < processors ? rows : processors,
-                                        (cudaStream_t)stream);
+    (void)lay_out(&args, &cores, (char *)a->scratch);
+    code = sp_cuda_attention_narrow(&args, &cores.narrow, (cudaStream_t)stream);
+    if (code == cudaSuccess && args.n_cores > 1)
+        code = sp_cuda_attention_wide(&args, &cores.wide, (cudaStream_t)stream);
+    return (int)(code == cudaSuccess ? merge(&args, gpu, (cudaStream_t)stream) : code);
+}
+
+cudaError_t sp_cuda_attention_init(int gpu)
+{
+    cudaError_t code = sp_cuda_attention_narrow_init(gpu);
+
+    return code == cudaSuccess ? sp_cuda_attention_wide_init(gpu) : code;
 }

@@ -30,11 +30,12 @@
 
 #include <math.h>
 
-#define ATTENTION_TILE  128 /* keys */
-#define ATTENTION_CHUNK 512
-#define CHUNK_TILES     (ATTENTION_CHUNK / ATTENTION_TILE)
-#define KEY_GROUPS      (ATTENTION_TILE / 8) /* n of mma */
-#define TILE_PAGES      (ATTENTION_TILE / SP_CUDA_PAGE)
+#define ATTENTION_TILE      128 /* keys */
+#define ATTENTION_CHUNK     512
+#define CHUNK_TILES         (ATTENTION_CHUNK / ATTENTION_TILE)
+#define KEY_GROUPS          (ATTENTION_TILE / 8) /* n of mma */
+#define ATTENTION_WIDE_ROWS 128                  /* packed, of a query tile of the wide core */
+#define TILE_PAGES          (ATTENTION_TILE / SP_CUDA_PAGE)
 
 static_assert(ATTENTION_CHUNK % ATTENTION_TILE == 0, "a chunk is whole tiles");
 static_assert(ATTENTION_TILE % SP_CUDA_PAGE == 0 && SP_CUDA_PAGE == 16, "a page is k of one mma");
@@ -67,6 +68,7 @@ typedef struct attention_core {
     int rows;               /* of the step: tile_rows / group */
     int span_min, span_max; /* rows of the spans that are this core's */
     int blocks;             /* that run at the same time */
+    float speed;            /* of a block that runs alone, relative to one of many */
     int pieces_max;         /* times kv heads */
     int partial_rows;       /* capacity, packed rows */
     attention_counts *counts;
@@ -182,16 +184,25 @@ static __device__ __forceinline__ float reciprocal(float l)
 
 /* ---- launches ------------------------------------------------------------------------------ */
 
-/* How a core runs on the current GPU. threads 0: it has no code for it. */
+/* How a core runs on the current GPU. slots 0: it has no code for it. */
 typedef struct attention_shape {
-    int threads, slots, blocks; /* slots of the ring; blocks at the same time */
+    int slots, blocks; /* of the ring; that run at the same time */
     size_t shared_bytes;
 } attention_shape;
 
+/* Each is valid after its init. */
 attention_shape sp_cuda_attention_narrow_shape(int gpu, int page_dim);
-cudaError_t sp_cuda_attention_narrow(const attention_args *args, const attention_shape *shape,
-                                     int blocks, cudaStream_t stream);
+attention_shape sp_cuda_attention_wide_shape(int gpu, int page_dim);
+
+/* The kernels' attributes, and which of them the GPU has; gpu is the current one. */
+cudaError_t sp_cuda_attention_narrow_init(int gpu);
+cudaError_t sp_cuda_attention_wide_init(int gpu);
+
 cudaError_t sp_cuda_attention_make_plan(const attention_args *args, cudaStream_t stream);
+cudaError_t sp_cuda_attention_narrow(const attention_args *args, const attention_shape *shape,
+                                     cudaStream_t stream);
+cudaError_t sp_cuda_attention_wide(const attention_args *args, const attention_shape *shape,
+                                   cudaStream_t stream);
 cudaError_t sp_cuda_attention_merge(const attention_args *args, int blocks, cudaStream_t stream);
 
 #endif

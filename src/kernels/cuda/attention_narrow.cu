@@ -1,6 +1,6 @@
 /*
- * attention_narrow.cu: attention of a query tile of 16 packed rows, for decode and verification,
- * from sm_90 on; on GPUs without the wide core, for every span.
+ * attention_narrow.cu: attention of a query tile of 16 packed rows, for decode and verification; on
+ * GPUs without the wide core, for every span.
  *
  * Grid: one block for each piece of the plan and kv head, the heads of a piece adjacent; blocks
  * beyond the plan's pieces end at once. Four warps share the 16 rows: warp w computes the scores
@@ -8,6 +8,7 @@
  * others' P through shared memory. A fifth warp fills the ring. Bound by the bytes of K and V.
  */
 #include "kernels/cuda/attention_ring.cuh"
+#include "kernels/cuda/attention_rows.cuh"
 #include "kernels/cuda/launch.cuh"
 
 #define ROWS    16
@@ -26,68 +27,23 @@ typedef struct narrow_shared {
     float2 sums[WARPS][SP_WARP];
 } narrow_shared;
 
-#if __CUDA_ARCH__ >= 900
-
-/* A thread's two packed rows, a and b. */
-typedef struct row_pair {
-    int a, b, n; /* n: packed rows of the tile; those from there on are none */
-    int position_a, position_b;
-} row_pair;
-
 template <int D> struct narrow_state {
     static constexpr int GROUPS = D / 8 / WARPS; /* of 8 columns of o in this warp */
     uint32_t q[D / 16][4];
     float o[GROUPS][4], folded[GROUPS][4];
     row_sum chunk_a, chunk_b, sum_a, sum_b;
+
+    /* The thread's first column of o. */
+    __device__ int column(void) const
+    {
+        return (int)(threadIdx.x >> 5) * GROUPS * 8 + 2 * (int)(threadIdx.x & 3);
+    }
 };
 
 /* The warps that compute, without the one that fills. */
 static __device__ __forceinline__ void join_warps(void)
 {
     asm volatile("bar.sync 1, %0;" ::"n"(WARPS * SP_WARP) : "memory");
-}
-
-static __device__ __forceinline__ row_pair rows_of(const attention_piece &piece, int group)
-{
-    row_pair rows;
-
-    rows.a = (int)(threadIdx.x & 31) >> 2;
-    rows.b = rows.a + 8;
-    rows.n = piece.rows * group;
-    rows.position_a = piece.position + min(rows.a / group, piece.rows - 1);
-    rows.position_b = piece.position + min(rows.b / group, piece.rows - 1);
-    return rows;
-}
-
-/* Element of q and y at dimension 0 of packed row `row`. */
-static __device__ __forceinline__ int64_t offset_of(const attention_args &args,
-                                                    const attention_piece &piece, int head, int row)
-{
-    int64_t at = (int64_t)(piece.row + row / args.group) * args.a.shape.q_heads +
-                 head * args.group + row % args.group;
-
-    return at * args.a.shape.head_dim;
-}
-
-template <int D>
-static __device__ __forceinline__ void load_queries(uint32_t (&q)[D / 16][4],
-                                                    const attention_args &args,
-                                                    const attention_piece &piece, int head,
-                                                    const row_pair &rows)
-{
-    int dims = args.a.shape.head_dim, d0 = 2 * (int)(threadIdx.x & 3);
-    const uint16_t *a = (const uint16_t *)args.a.q + offset_of(args, piece, head, rows.a);
-    const uint16_t *b = (const uint16_t *)args.a.q + offset_of(args, piece, head, rows.b);
-
-#pragma unroll
-    for (int k = 0; k < D / 16; k++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int d = d0 + 16 * k + 8 * half;
-
-            q[k][2 * half] = rows.a < rows.n && d < dims ? *(const uint32_t *)(a + d) : 0;
-            q[k][2 * half + 1] = rows.b < rows.n && d < dims ? *(const uint32_t *)(b + d) : 0;
-        }
 }
 
 /* ---- scores -------------------------------------------------------------------------------- */
@@ -103,7 +59,10 @@ static __device__ __forceinline__ void multiply_keys(float (&s)[OWN][4],
 
 #pragma unroll
     for (int part = 0; part < R::PARTS; part++) {
-        uint32_t from = ring_wait<D>(*ring) + warp * R::GROUP_BYTES + row * 128;
+        ring_slot slot = ring_take<D>(ring);
+        uint32_t from = slot.memory + warp * R::GROUP_BYTES + row * 128;
+
+        ring_wait(slot);
 
 #pragma unroll
         for (int k = 0; k < D / 32; k++)
@@ -117,7 +76,7 @@ static __device__ __forceinline__ void multiply_keys(float (&s)[OWN][4],
                 mma<0>(to, q[2 * k + 1][0], q[2 * k + 1][1], q[2 * k + 1][2], q[2 * k + 1][3], b.z,
                        b.w);
             }
-        ring_release(ring);
+        ring_release(slot);
     }
 }
 
@@ -193,21 +152,6 @@ static __device__ __forceinline__ float2 soften(float (&s)[OWN][4], float scale,
 
 /* ---- values -------------------------------------------------------------------------------- */
 
-/* x * 1 is x, so to skip it changes no bit. */
-template <int GROUPS>
-static __device__ __forceinline__ void scale_rows(float (&o)[GROUPS][4], float2 by)
-{
-    if (!__any_sync(~0u, by.x != 1.0f || by.y != 1.0f))
-        return;
-#pragma unroll
-    for (int n = 0; n < GROUPS; n++) {
-        o[n][0] = __fmul_rn(o[n][0], by.x);
-        o[n][1] = __fmul_rn(o[n][1], by.x);
-        o[n][2] = __fmul_rn(o[n][2], by.y);
-        o[n][3] = __fmul_rn(o[n][3], by.y);
-    }
-}
-
 /* o += P · V, the warp's columns. */
 template <int D>
 static __device__ __forceinline__ void multiply_values(float (&o)[narrow_state<D>::GROUPS][4],
@@ -221,7 +165,10 @@ static __device__ __forceinline__ void multiply_values(float (&o)[narrow_state<D
     p += (matrix % 2 * 8 + row) * P_BYTES;
 #pragma unroll
     for (int part = 0; part < R::PARTS; part++) {
-        uint32_t from = ring_wait<D>(*ring) + matrix % 2 * R::GROUP_BYTES + row * 128;
+        ring_slot slot = ring_take<D>(ring);
+        uint32_t from = slot.memory + matrix % 2 * R::GROUP_BYTES + row * 128;
+
+        ring_wait(slot);
 
 #pragma unroll
         for (int k = 0; k < R::PAGES; k++) {
@@ -237,18 +184,11 @@ static __device__ __forceinline__ void multiply_values(float (&o)[narrow_state<D
                 mma<0>(o[n + 1], a.x, a.y, a.z, a.w, b.z, b.w);
             }
         }
-        ring_release(ring);
+        ring_release(slot);
     }
 }
 
 /* ---- chunks and results -------------------------------------------------------------------- */
-
-template <int GROUPS> static __device__ __forceinline__ void zero_rows(float (&o)[GROUPS][4])
-{
-#pragma unroll
-    for (int n = 0; n < GROUPS; n++)
-        o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
-}
 
 template <int D> static __device__ __forceinline__ void fold_chunk(narrow_state<D> *t, float scale)
 {
@@ -264,49 +204,6 @@ template <int D> static __device__ __forceinline__ void fold_chunk(narrow_state<
     }
 }
 
-/* One row of a partial result: `half` 0 is row a, 1 is row b. */
-template <int D>
-static __device__ __forceinline__ void store_partial_row(
-    const attention_core &core, int64_t at, const float (&o)[narrow_state<D>::GROUPS][4], int half,
-    row_sum sum)
-{
-    constexpr int GROUPS = narrow_state<D>::GROUPS;
-    int warp = threadIdx.x >> 5, t = threadIdx.x & 3;
-    float *to = core.partial_o + at * D + warp * GROUPS * 8 + 2 * t;
-
-    if (warp == 0 && t == 0)
-        core.partial_m[at] = make_float2(sum.m, sum.l);
-#pragma unroll
-    for (int n = 0; n < GROUPS; n++)
-        *(float2 *)(to + 8 * n) = make_float2(o[n][2 * half], o[n][2 * half + 1]);
-}
-
-template <int D>
-static __device__ __forceinline__ void store_partial(const attention_core &core, int64_t at,
-                                                     const float (&o)[narrow_state<D>::GROUPS][4],
-                                                     row_sum a, row_sum b, const row_pair &rows)
-{
-    if (rows.a < rows.n)
-        store_partial_row<D>(core, at + rows.a, o, 0, a);
-    if (rows.b < rows.n)
-        store_partial_row<D>(core, at + rows.b, o, 1, b);
-}
-
-template <int D>
-static __device__ __forceinline__ void store_row(const attention_args &args, int64_t at,
-                                                 const narrow_state<D> &t, int half, float l)
-{
-    int d0 = (int)(threadIdx.x >> 5) * t.GROUPS * 8 + 2 * (int)(threadIdx.x & 3);
-    uint16_t *y = (uint16_t *)args.a.y + at;
-    float by = reciprocal(l);
-
-#pragma unroll
-    for (int n = 0; n < t.GROUPS; n++)
-        if (d0 + 8 * n < args.a.shape.head_dim)
-            *(uint32_t *)(y + d0 + 8 * n) = narrow_two<0>(__fmul_rn(t.folded[n][2 * half], by),
-                                                          __fmul_rn(t.folded[n][2 * half + 1], by));
-}
-
 /* Ends the chunk whose last tile is `tile`: a piece from the first key on folds its chunks, another
  * hands each of them out. */
 template <int D>
@@ -320,7 +217,7 @@ static __device__ __forceinline__ void close_chunk(narrow_state<D> *t, const att
         fold_chunk<D>(t, args.scale);
     else
         store_partial<D>(args.core[0], partial + (tile - piece.tile) / CHUNK_TILES * rows.n, t->o,
-                         t->chunk_a, t->chunk_b, rows);
+                         t->chunk_a, t->chunk_b, rows, t->column());
     t->chunk_a = t->chunk_b = {-INFINITY, 0.0f};
     zero_rows(t->o);
 }
@@ -332,7 +229,7 @@ static __device__ __forceinline__ void attend(const attention_args &args,
                                               const attention_piece &piece, int head,
                                               key_ring *ring, narrow_shared *shared)
 {
-    row_pair rows = rows_of(piece, args.group);
+    row_pair rows = rows_of(piece, args.group, 0);
     int64_t partial = piece.partial + (int64_t)head * piece.stride;
     int column = (int)(threadIdx.x >> 5) * 8 + 2 * (int)(threadIdx.x & 3);
     narrow_state<D> t;
@@ -357,23 +254,16 @@ static __device__ __forceinline__ void attend(const attention_args &args,
         if (tile + 1 == piece.tile_end || (tile + 1) % CHUNK_TILES == 0)
             close_chunk<D>(&t, args, piece, partial, tile, rows);
     }
-    if (piece.tile == 0 && piece.partial >= 0)
-        store_partial<D>(args.core[0], partial, t.folded, t.sum_a, t.sum_b, rows);
-    if (piece.partial >= 0)
-        return;
-    if (rows.a < rows.n)
-        store_row<D>(args, offset_of(args, piece, head, rows.a), t, 0, t.sum_a.l);
-    if (rows.b < rows.n)
-        store_row<D>(args, offset_of(args, piece, head, rows.b), t, 1, t.sum_b.l);
+    if (piece.partial < 0)
+        store_rows(args, piece, head, t.folded, t.sum_a, t.sum_b, rows, t.column());
+    else if (piece.tile == 0)
+        store_partial<D>(args.core[0], partial, t.folded, t.sum_a, t.sum_b, rows, t.column());
 }
-
-#endif
 
 template <int D>
 __global__ void __launch_bounds__(THREADS, D > 128 ? 1 : 2)
     attention_narrow_kernel(const __grid_constant__ attention_args args, int slots)
 {
-#if __CUDA_ARCH__ >= 900
     extern __shared__ uint8_t memory[];
     __shared__ narrow_shared shared;
     int kv_heads = args.a.shape.kv_heads, head = (int)blockIdx.x % kv_heads;
@@ -397,7 +287,6 @@ __global__ void __launch_bounds__(THREADS, D > 128 ? 1 : 2)
         fill_ring<D>(&ring, source_of<D>(args, piece, head), piece.tile, piece.tile_end);
     else
         attend<D>(args, piece, head, &ring, &shared);
-#endif
 }
 
 /* ---- launch -------------------------------------------------------------------------------- */
@@ -425,10 +314,7 @@ attention_shape sp_cuda_attention_narrow_shape(int gpu, int page_dim)
     int processors = 0, of_block = 0, of_all = 0, slot = slot_bytes_of(page_dim), slots;
     int per = page_dim > 128 ? 1 : 2;
     attention_shape shape = {};
-    cudaFuncAttributes made;
 
-    if (cudaFuncGetAttributes(&made, kernel_of(page_dim)) != cudaSuccess || made.ptxVersion < 90)
-        return shape;
     (void)cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, gpu);
     (void)cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu);
     (void)cudaDeviceGetAttribute(&of_all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, gpu);
@@ -438,15 +324,15 @@ attention_shape sp_cuda_attention_narrow_shape(int gpu, int page_dim)
     if (per == 1)
         slots = (of_block - other) / slot;
     shape.slots = slots < RING_SLOTS_MAX ? slots : RING_SLOTS_MAX;
-    shape.threads = slots >= 1 ? THREADS : 0;
     shape.blocks = per * processors;
     shape.shared_bytes = (size_t)shape.slots * (size_t)slot + ATOM_BYTES;
     return shape;
 }
 
 cudaError_t sp_cuda_attention_narrow(const attention_args *args, const attention_shape *shape,
-                                     int blocks, cudaStream_t stream)
+                                     cudaStream_t stream)
 {
+    int blocks = args->core[0].pieces_max * args->a.shape.kv_heads;
     cudaLaunchAttribute overlap;
     cudaLaunchConfig_t config = sp_cuda_overlapping(dim3((unsigned)blocks), THREADS,
                                                     shape->shared_bytes, &overlap, false, stream);
@@ -455,14 +341,14 @@ cudaError_t sp_cuda_attention_narrow(const attention_args *args, const attention
                               shape->slots);
 }
 
-cudaError_t sp_cuda_attention_init(int gpu)
+cudaError_t sp_cuda_attention_narrow_init(int gpu)
 {
     cudaError_t code = cudaSuccess;
 
     for (int dim = 64; dim <= 256 && code == cudaSuccess; dim *= 2) {
         attention_shape shape = sp_cuda_attention_narrow_shape(gpu, dim);
 
-        if (shape.threads != 0)
+        if (shape.slots > 0)
             code = cudaFuncSetAttribute(kernel_of(dim), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         (int)shape.shared_bytes);
     }

@@ -17,10 +17,11 @@
 #define LENGTHS    4096 /* chunks of a sequence, at most */
 #define CANDIDATES 8
 
-/* Estimated time, in chunks of a block: the beginning and end of a piece; writing, reading and
- * folding a packed row of a partial result; a step of the longest fold. */
-#define PIECE_COST   0.35f
+/* Estimated time, in chunks of a block while all blocks run: the beginning and end of a piece;
+ * writing, reading and folding a packed row of a partial result; a fold, and each of its steps. */
+#define PIECE_COST   0.2f
 #define PARTIAL_COST 0.008f
+#define MERGE_COST   0.15f
 #define FOLD_COST    0.003f
 
 static_assert(CANDIDATES <= THREADS / SP_WARP, "a warp estimates one candidate");
@@ -118,20 +119,22 @@ static __device__ __forceinline__ totals add_up(const plan_shared *shared, int t
     return sum;
 }
 
-/* INFINITY: the pieces or their partial results do not fit. */
+/* INFINITY: the pieces or their partial results do not fit. Where the memory is the bound, a last
+ * wave that does not fill the GPU is faster for it; else it takes the time of a full one. */
 static __device__ __forceinline__ float estimate(const totals &sum, const attention_core &core,
                                                  int kv_heads, int most)
 {
     float heads = (float)kv_heads, pieces = (float)sum.pieces * heads;
-    float rows = (float)core.tile_rows * heads, waves = ceilf(pieces / (float)core.blocks);
+    float rows = (float)core.tile_rows * heads, waves = pieces / (float)core.blocks;
     float mean = (float)sum.chunks / fmaxf((float)sum.pieces, 1.0f);
-    float cost = fmaxf((float)sum.longest + PIECE_COST, waves * (mean + PIECE_COST));
+    float cost = ((float)sum.longest + PIECE_COST) / core.speed;
 
     if (pieces > (float)core.pieces_max * heads ||
         (float)sum.entries * rows > (float)core.partial_rows)
         return INFINITY;
+    cost = fmaxf(cost, (core.speed > 1.0f ? waves : ceilf(waves)) * (mean + PIECE_COST));
     if (sum.raw > 0)
-        cost += PIECE_COST + FOLD_COST * (float)most;
+        cost += MERGE_COST + FOLD_COST * (float)most;
     return cost + PARTIAL_COST * (float)sum.raw * rows / (float)core.blocks;
 }
 

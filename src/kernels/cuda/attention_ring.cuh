@@ -1,7 +1,8 @@
 /*
  * attention_ring.cuh: the ring in shared memory through which a block of attention reads keys and
- * values, from sm_90 on. One warp fills its slots with bulk copies, K, V, K, V, ... of the key
- * tiles in order; the warps that compute wait for a slot, read it and release it.
+ * values. One warp fills its slots, K, V, K, V, ... of the key tiles in order, with bulk copies
+ * from sm_90 on and with 16-byte copies before; the warps that compute wait for a slot, read it and
+ * release it.
  *
  * A slot holds a tile, or half a tile for D = 256: 16 or 32 KiB, the atoms of its pages one after
  * the other, so that the 8 keys of group n begin at n * GROUP_BYTES.
@@ -24,10 +25,14 @@ template <int D> struct ring_of {
     static constexpr int SLOT_BYTES = PAGES * PAGE_BYTES;
 };
 
+#if __CUDA_ARCH__ >= 900
+#define FILLERS 1 /* arrivals that a full slot has beside its bytes */
+#else
+#define FILLERS SP_WARP
+#endif
+
 static_assert(ring_of<64>::PAGE_BYTES == SP_CUDA_PAGE * 64 * 2, "a page is 2 rows of atoms");
 static_assert(TILE_PAGES <= SP_WARP, "a lane copies a page");
-
-#if __CUDA_ARCH__ >= 900
 
 typedef struct key_ring {
     uint32_t memory, full, empty; /* shared addresses; a barrier per slot */
@@ -46,31 +51,67 @@ static __device__ __forceinline__ void ring_advance(key_ring *ring)
 static __device__ __forceinline__ void ring_init(const key_ring &ring, int readers)
 {
     for (int i = 0; i < ring.slots; i++) {
-        barrier_init(ring.full + 8 * i, 1);
+        barrier_init(ring.full + 8 * i, FILLERS);
         barrier_init(ring.empty + 8 * i, readers);
     }
+#if __CUDA_ARCH__ >= 900
     barrier_init_done();
+#endif
 }
 
-/* Waits for the slot's keys or values; returns its address. */
-template <int D> static __device__ __forceinline__ uint32_t ring_wait(const key_ring &ring)
+/* A slot that a warp reads: shared addresses of its memory and barriers. */
+typedef struct ring_slot {
+    uint32_t memory, full, empty;
+    int parity;
+} ring_slot;
+
+/* The next slot; the ring advances. */
+template <int D> static __device__ __forceinline__ ring_slot ring_take(key_ring *ring)
 {
-    barrier_wait(ring.full + 8 * ring.slot, ring.parity);
-    return ring.memory + ring.slot * ring_of<D>::SLOT_BYTES;
+    ring_slot slot = {ring->memory + ring->slot * ring_of<D>::SLOT_BYTES,
+                      ring->full + 8 * ring->slot, ring->empty + 8 * ring->slot, ring->parity};
+
+    ring_advance(ring);
+    return slot;
+}
+
+/* Waits for the slot's keys or values. */
+static __device__ __forceinline__ void ring_wait(const ring_slot &slot)
+{
+    barrier_wait(slot.full, slot.parity);
 }
 
 /* By a whole warp that has read the slot with ldmatrix. Without the fence the next bulk copy can
  * overtake reads that are still in flight, even when every lane arrives. */
-static __device__ __forceinline__ void ring_release(key_ring *ring)
+static __device__ __forceinline__ void ring_release(const ring_slot &slot)
 {
+#if __CUDA_ARCH__ >= 900
     copies_before_bulk();
+#endif
     __syncwarp();
     if ((threadIdx.x & 31) == 0)
-        barrier_arrive(ring->empty + 8 * ring->slot);
-    ring_advance(ring);
+        barrier_arrive(slot.empty);
 }
 
 /* ---- filling ------------------------------------------------------------------------------- */
+
+/* The pages of one block: where the filling warp copies from. */
+typedef struct page_source {
+    const char *keys, *values, *zeros; /* keys and values of the kv head */
+    const int32_t *pages;              /* of the sequence */
+    int64_t page_bytes;                /* from one page to the next */
+    int last;                          /* position of the last key that any row sees */
+} page_source;
+
+/* The lane's page of a tile; -1: it has no key of the block. */
+static __device__ __forceinline__ int page_of(const page_source &from, int tile, int tile_end)
+{
+    int page = tile * TILE_PAGES + (int)(threadIdx.x & (TILE_PAGES - 1));
+
+    return tile < tile_end && page * SP_CUDA_PAGE <= from.last ? from.pages[page] : -1;
+}
+
+#if __CUDA_ARCH__ >= 900
 
 /* Of a page with `keys` < SP_CUDA_PAGE keys: those, and zeros for the rest. P of a masked key is 0,
  * and 0 * NaN is NaN. */
@@ -89,48 +130,70 @@ static __device__ __forceinline__ void copy_part_of_page(uint32_t to, const char
     }
 }
 
-/* The pages of one block: where the filling warp copies from. */
-typedef struct page_source {
-    const char *keys, *values, *zeros; /* keys and values of the kv head */
-    const int32_t *pages;              /* of the sequence */
-    int64_t page_bytes;                /* from one page to the next */
-    int last;                          /* position of the last key that any row sees */
-} page_source;
-
-/* The lane's page of a tile; -1: it has no key of the block. */
-static __device__ __forceinline__ int page_of(const page_source &from, int tile, int tile_end)
-{
-    int page = tile * TILE_PAGES + (int)(threadIdx.x & (TILE_PAGES - 1));
-
-    return tile < tile_end && page * SP_CUDA_PAGE <= from.last ? from.pages[page] : -1;
-}
-
-/* Fills the next slot with part `part` of a tile. `keys` of the lane's page are valid; `values`:
- * the others must be zeros, whereas scores of K beyond the end are masked. */
+/* Copies part `part` of a tile into a slot that is empty. `keys` of the lane's page are valid;
+ * `values`: the others must be zeros, whereas scores of K beyond the end are masked. */
 template <int D>
-static __device__ __forceinline__ void fill_slot(key_ring *ring, const page_source &from, int part,
-                                                 int page, int keys, bool values)
+static __device__ __forceinline__ void copy_pages(uint32_t slot, uint32_t full,
+                                                  const page_source &from, int part, int page,
+                                                  int keys, bool values)
 {
     using R = ring_of<D>;
     int lane = threadIdx.x & 31;
-    uint32_t full = ring->full + 8 * ring->slot;
-    uint32_t to = ring->memory + ring->slot * R::SLOT_BYTES + lane % R::PAGES * R::PAGE_BYTES;
+    uint32_t to = slot + lane % R::PAGES * R::PAGE_BYTES;
     const char *source = (values ? from.values : from.keys) + page * from.page_bytes;
 
-    barrier_wait(ring->empty + 8 * ring->slot, ring->parity ^ 1);
     if (lane == 0) {
         barrier_expect(full, R::SLOT_BYTES);
         barrier_arrive(full);
     }
     __syncwarp();
-    if (lane / R::PAGES == part) {
-        if (page < 0)
-            bulk_load(to, from.zeros, R::PAGE_BYTES, full);
-        else if (!values || keys >= SP_CUDA_PAGE)
-            bulk_load(to, source, R::PAGE_BYTES, full);
-        else
-            copy_part_of_page<D>(to, source, from.zeros, keys, full);
+    if (lane / R::PAGES != part)
+        return;
+    if (page < 0)
+        bulk_load(to, from.zeros, R::PAGE_BYTES, full);
+    else if (!values || keys >= SP_CUDA_PAGE)
+        bulk_load(to, source, R::PAGE_BYTES, full);
+    else
+        copy_part_of_page<D>(to, source, from.zeros, keys, full);
+}
+
+#else
+
+/* The same, 16 bytes at a time. */
+template <int D>
+static __device__ __forceinline__ void copy_pages(uint32_t slot, uint32_t full,
+                                                  const page_source &from, int part, int page,
+                                                  int keys, bool values)
+{
+    using R = ring_of<D>;
+    int lane = threadIdx.x & 31;
+
+    for (int i = 0; i < R::PAGES; i++) {
+        int number = __shfl_sync(~0u, page, part * R::PAGES + i);
+        int valid = __shfl_sync(~0u, keys, part * R::PAGES + i);
+        const char *source = (values ? from.values : from.keys) + number * from.page_bytes;
+
+#pragma unroll 4
+        for (int at = lane * 16; at < R::PAGE_BYTES; at += SP_WARP * 16) {
+            int key = at / R::GROUP_BYTES * 8 + at % ATOM_BYTES / 128;
+            bool copied = number >= 0 && (!values || key < valid);
+
+            copy_async_if(slot + i * R::PAGE_BYTES + at, copied ? source + at : from.zeros, copied);
+        }
     }
+    barrier_arrive_after_copies(full);
+}
+
+#endif
+
+/* Fills the next slot. */
+template <int D>
+static __device__ __forceinline__ void fill_slot(key_ring *ring, const page_source &from, int part,
+                                                 int page, int keys, bool values)
+{
+    barrier_wait(ring->empty + 8 * ring->slot, ring->parity ^ 1);
+    copy_pages<D>(ring->memory + ring->slot * ring_of<D>::SLOT_BYTES, ring->full + 8 * ring->slot,
+                  from, part, page, keys, values);
     ring_advance(ring);
 }
 
@@ -151,6 +214,10 @@ static __device__ __forceinline__ void fill_ring(key_ring *ring, const page_sour
             fill_slot<D>(ring, from, part, page, from.last - first + 1, true);
         page = next;
     }
+#if __CUDA_ARCH__ < 900
+    copy_commit();
+    copy_wait<0>();
+#endif
 }
 
 template <int D>
@@ -168,5 +235,4 @@ static __device__ __forceinline__ page_source source_of(const attention_args &ar
             piece.position + piece.rows - 1};
 }
 
-#endif
 #endif

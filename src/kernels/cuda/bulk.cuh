@@ -1,14 +1,13 @@
 /*
- * bulk.cuh: PTX wrappers for shared memory, from sm_90 on: bulk copies (cp.async.bulk) from global
- * memory, the mbarriers that track their completion, ldmatrix and stmatrix. Addresses and sizes of
- * bulk copies are multiples of 16 bytes. Barriers are shared-memory addresses.
+ * bulk.cuh: PTX wrappers for shared memory: mbarriers and ldmatrix, and, from sm_90 on, bulk copies
+ * (cp.async.bulk) from global memory, of which mbarriers track the completion, and stmatrix.
+ * Addresses and sizes of bulk copies are multiples of 16 bytes. Barriers are shared-memory
+ * addresses.
  */
 #ifndef SP_KERNELS_CUDA_BULK_CUH
 #define SP_KERNELS_CUDA_BULK_CUH
 
 #include "kernels/cuda/ptx.cuh"
-
-#if __CUDA_ARCH__ >= 900
 
 static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
 {
@@ -16,23 +15,9 @@ static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arriva
                  : "memory");
 }
 
-/* Makes the initialised barriers visible to bulk copies. */
-static __device__ __forceinline__ void barrier_init_done(void)
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
 static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-/* The current phase also waits for so many bytes of bulk copies (expect_tx). Does not arrive. */
-static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
-{
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
-                 "r"(bytes)
-                 : "memory");
 }
 
 /* Arrives once all of this thread's earlier copy_async are complete. */
@@ -41,6 +26,12 @@ static __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barr
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+#if __CUDA_ARCH__ >= 900
+#define WAIT "try_wait" /* suspends the thread for a while */
+#else
+#define WAIT "test_wait"
+#endif
+
 /* Blocks until the phase of this parity has completed. */
 static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity)
 {
@@ -48,7 +39,7 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity
 
     do
         asm volatile("{ .reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "mbarrier." WAIT ".parity.shared::cta.b64 p, [%1], %2;\n"
                      "selp.u32 %0, 1, 0, p; }"
                      : "=r"(done)
                      : "r"(barrier), "r"(parity)
@@ -56,21 +47,7 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity
     while (!done);
 }
 
-/* Bulk copies go through the async proxy: orders earlier writes to shared memory, by a thread or by
- * copy_async, before this thread's next bulk copy. */
-static __device__ __forceinline__ void copies_before_bulk(void)
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-static __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_t bytes,
-                                                 uint32_t barrier)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
+#undef WAIT
 
 static __device__ __forceinline__ uint4 load_shared(uint32_t from)
 {
@@ -101,6 +78,38 @@ static __device__ __forceinline__ uint4 load_transposed(uint32_t from)
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "r"(from));
     return v;
+}
+
+#if __CUDA_ARCH__ >= 900
+
+/* Makes the initialised barriers visible to bulk copies. */
+static __device__ __forceinline__ void barrier_init_done(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* The current phase also waits for so many bytes of bulk copies (expect_tx). Does not arrive. */
+static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
+                 "r"(bytes)
+                 : "memory");
+}
+
+/* Bulk copies go through the async proxy: orders earlier writes to shared memory, by a thread or by
+ * copy_async, before this thread's next bulk copy. */
+static __device__ __forceinline__ void copies_before_bulk(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+static __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_t bytes,
+                                                 uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
 }
 
 static __device__ __forceinline__ void store_transposed(uint32_t to, uint4 v)
