@@ -101,7 +101,10 @@ typedef struct sp_chat_request {
     const json_t *messages;    /* array; a content is a string, null, or a list of text parts, which
                                   are joined by newlines; the role "developer" is "system" */
     const json_t *tools;       /* array, null or NULL */
-    const json_t *tool_choice; /* NULL, null, "none" (tools are left out) or "auto"; else refused */
+    const json_t *tool_choice; /* NULL, null, "none" (tools are left out), "auto", "required" (a
+                                  call is forced) or {"type": "function", "function": {"name"}} (a
+                                  call of this tool is); else refused */
+    bool one_call;             /* of a call that is forced: it is the only one */
     const json_t *template_kwargs; /* object, null or NULL: further variables of the template, such
                                       as {"enable_thinking": false} */
     bool add_generation_prompt;    /* the default, unless continue_final_message */
@@ -116,10 +119,12 @@ typedef struct sp_chat_prompt {
     sp_text text;
     sp_text_span *spans; /* [n_spans] written by the template itself, ascending, not adjacent */
     size_t n_spans, spans_capacity;
-    bool thinking;        /* the prompt ends inside <think>: the answer starts as reasoning */
-    bool fresh;           /* and right after that tag: a newline still belongs to the tag */
-    bool reasoning;       /* the template knows <think>: an answer may begin with it */
-    bool tools;           /* the template knows <tool_call>, and the request has tools */
+    bool thinking;  /* the prompt ends inside <think>: the answer starts as reasoning */
+    bool fresh;     /* and right after that tag: a newline still belongs to the tag */
+    bool reasoning; /* the template knows <think>: an answer may begin with it */
+    bool tools;     /* the template knows <tool_call>, and the request has tools */
+    sp_constraint_thought thought; /* that may come before the answer itself */
+    sp_text forced; /* where a call is forced: the text of an SP_CONSTRAINT_CALLS; else data NULL */
     json_t *tagged_tools; /* owned: the tools, where the template has calls written as tags
                              (<function=NAME>) and not as JSON; else NULL */
 } sp_chat_prompt;

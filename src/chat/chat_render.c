@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "chat/chat.h"
 #include "chat/chat_state.h"
+#include "chat/forced_call.h"
 #include "chat/jinja/interpreter.h"
 
 #include <stdarg.h>
@@ -35,6 +36,7 @@ void sp_chat_prompt_free(sp_chat_prompt *prompt)
     sp_text_free(&prompt->text);
     sp_free(prompt->spans);
     json_decref(prompt->tagged_tools);
+    sp_text_free(&prompt->forced);
     *prompt = (sp_chat_prompt){0};
 }
 
@@ -407,9 +409,9 @@ static bool wants_tools(maker *make, const sp_chat_request *request)
         return true;
     if (choice && strcmp(choice, "none") == 0)
         return false;
-    if (!choice || strcmp(choice, "auto") != 0)
+    if (!(choice && strcmp(choice, "auto") == 0) && !sp_forced_call_is_wanted(request->tool_choice))
         refuse(make, SP_CHAT_BAD_TOOL_CHOICE, "tool_choice",
-               "only \"none\" and \"auto\": a call cannot be forced");
+               "only \"none\", \"auto\", \"required\" and a function by its name");
     return true;
 }
 
@@ -583,6 +585,22 @@ static bool ends_thinking(const sp_chat_prompt *prompt, bool continues)
            prompt->spans[prompt->n_spans - 1].end >= bytes;
 }
 
+/* A template that knows <think> leaves it to the model, unless the thought is over already. */
+static sp_constraint_thought thought_of(const sp_chat_prompt *prompt, bool continues)
+{
+    static const char close[] = "</think>";
+    const char *data = prompt->text.data;
+    size_t bytes = prompt->text.bytes, n = sizeof close - 1;
+
+    if (prompt->thinking)
+        return SP_CONSTRAINT_THINKS;
+    while (bytes > 0 && strchr(" \n\t", data[bytes - 1]))
+        bytes--;
+    if (!prompt->reasoning || continues || (bytes >= n && memcmp(data + bytes - n, close, n) == 0))
+        return SP_CONSTRAINT_NO_THOUGHT;
+    return SP_CONSTRAINT_MAY_THINK;
+}
+
 /* --- All of it ------------------------------------------------------------------------------ */
 
 static sp_status finish(maker *make, const sp_chat *chat, const sp_chat_request *request,
@@ -608,6 +626,7 @@ static sp_status finish(maker *make, const sp_chat *chat, const sp_chat_request 
     prompt.thinking = chat->reasoning && ends_thinking(&prompt, request->continue_final_message);
     prompt.fresh =
         prompt.thinking && bytes >= 7 && memcmp(prompt.text.data + bytes - 7, "<think>", 7) == 0;
+    prompt.thought = thought_of(&prompt, request->continue_final_message);
     *out_prompt = prompt;
     return SP_OK;
 }
@@ -642,6 +661,11 @@ static sp_status render_with(maker *make, const sp_chat *chat, const sp_chat_req
         out_prompt->tools = chat->calls && has_tools;
     if (status == SP_OK && out_prompt->tools && chat->tagged_calls)
         out_prompt->tagged_tools = json_incref((json_t *)request->tools);
+    if (status == SP_OK && sp_forced_call_is_wanted(request->tool_choice)) {
+        status = sp_forced_call_write(out_prompt, request, &out_prompt->forced, make->error);
+        if (status != SP_OK)
+            sp_chat_prompt_free(out_prompt);
+    }
     return status;
 }
 

@@ -14,7 +14,7 @@
 #define PLAIN "[^\"\\\\\\x00-\\x1f]"
 
 static const char *const patterns[SP_JSON_PARTS] = {
-    [SP_JSON_BLANK] = "( |\\n {0,32})?",
+    [SP_JSON_BLANK] = "( |\\n {0,16})?",
     [SP_JSON_STRING] = "\"(" PLAIN "|\\\\([\"\\\\/bfnrt]|" UNICODE_ESCAPE "))*\"",
     [SP_JSON_CHARACTER] = PLAIN "|\\\\[\"\\\\/bfnrt]",
     [SP_JSON_NAME_REST] = PLAIN "*\"",

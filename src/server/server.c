@@ -400,6 +400,8 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, sp_saved_stat
     facts = sp_start_facts_take(engine); /* while it is still ours */
     if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);
+    if (status == SP_OK)
+        status = sp_compiler_start(engine, server->api.driver, &server->api.compiler, error);
     if (status == SP_OK && !ABSENT(settings->adapter_dir))
         status = sp_lora_dir_open(sp_engine_base_name(engine), &hooks, &server->api.dir, error);
     if (status == SP_OK)
@@ -472,6 +474,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
         nanosleep(&pause, NULL);
     }
     sp_http_stop(server->http, &unfinished);
+    sp_compiler_stop(server->api.compiler);
     sp_lora_dir_close(server->api.dir);
     sp_weights_watch_stop(server->api.weights);
     sp_driver_destroy(server->api.driver);

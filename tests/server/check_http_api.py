@@ -245,8 +245,8 @@ def check_bad_requests(binary):
         # Fields that would change the meaning, and those that nobody knows.
         ({"best_of": 0}, "best_of"), ({"best_of": 129}, "best_of"), ({"suffix": "x"}, "suffix"),
         ({"best_of": 2, "n": 3}, "best_of"), ({"best_of": 2, "stream": True}, "best_of"),
-        ({"guided_json": {}}, "guided_json"), ({"response_format": {"type": "json_object"}},
-                                               "response_format"),
+        ({"guided_json": 5}, "guided_json"), ({"response_format": {"type": "json"}},
+                                              "response_format"),
         ({"skip_special_tokens": "no"}, "skip_special_tokens"), ({"min_tokens": 3}, "min_tokens"),
         ({"stop_token_ids": [2048]}, "stop_token_ids"), ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"temprature": 0.5}, "temprature"),

@@ -74,7 +74,38 @@ def check_client_chat(binary):
         assert len(other.choices[0].logprobs.content) == 16
         many = create(**{**fields, "max_completion_tokens": 4, "max_tokens": 4}, n=2, seed=1)
         assert len(many.choices) == 2
-        expect(openai.BadRequestError, create, **fields, tool_choice="required", tools=[tool])
+        forced = create(**{**fields, "max_tokens": 400}, tool_choice="required", tools=[tool],
+                        parallel_tool_calls=False, extra_body={"chat_template_kwargs": {
+                            "enable_thinking": False}})
+        assert forced.choices[0].finish_reason in ("tool_calls", "length")
+        if forced.choices[0].finish_reason == "tool_calls":
+            assert forced.choices[0].message.tool_calls[0].function.name == "add"
+
+
+def check_client_parse(binary):
+    """What a client's own models become, and what it makes of the answer."""
+    from pydantic import BaseModel
+
+    class Step(BaseModel):
+        text: str
+        done: bool
+
+    class Plan(BaseModel):
+        title: str
+        steps: list[Step]
+
+    with serving.serving(binary) as server:
+        for seed in range(6):
+            try:
+                made = client_of(server).chat.completions.parse(
+                    model="base", messages=[{"role": "user", "content": "The"}], seed=seed,
+                    temperature=0.5, max_tokens=600, response_format=Plan,
+                    extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+            except openai.LengthFinishReasonError:
+                continue
+            assert isinstance(made.choices[0].message.parsed, Plan)
+            return
+        raise AssertionError("no answer of six was finished")
 
 
 def check_client_models(binary):
@@ -117,8 +148,8 @@ def check_client_leaves(binary):
                                   serving.get(server, "/v1/lora_adapters").json["data"]), 5)
 
 
-CHECKS = [check_client_completions, check_client_chat, check_client_models, check_client_errors,
-          check_client_leaves]
+CHECKS = [check_client_completions, check_client_chat, check_client_parse, check_client_models,
+          check_client_errors, check_client_leaves]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])

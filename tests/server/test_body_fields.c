@@ -165,7 +165,7 @@ static void test_refusals(void **state)
         {"{\"prompt\": \"a\", \"min_tokens\": 1.5}", "min_tokens", ""},
         {"{\"prompt\": \"a\", \"skip_special_tokens\": 0}", "skip_special_tokens", ""},
         {"{\"prompt\": \"a\", \"speculative\": 1}", "speculative", ""},
-        {"{\"prompt\": \"a\", \"response_format\": {\"type\": \"json_schema\"}}", "response_format",
+        {"{\"prompt\": \"a\", \"response_format\": {\"type\": \"grammar\"}}", "response_format",
          SP_CODE_UNSUPPORTED_FIELD},
     };
     size_t bytes = sp_alloc_bytes();

@@ -293,7 +293,7 @@ sp_status sp_call_wait_generation(sp_call *call, sp_generation *generation,
                                   void (*resume)(sp_call *call), sp_error *error)
 {
     start_waiting(call, &generation->task, resume);
-    return sp_driver_generate(call->api->driver, generation, error);
+    return sp_compiler_generate(call->api->compiler, generation, error);
 }
 
 static sp_status pass_error(sp_error *error, const sp_error *why)

@@ -11,6 +11,7 @@
 #include "chat/chat.h"
 #include "server/api/body_fields.h"
 #include "server/api/keys.h"
+#include "server/driver/compiler.h"
 #include "server/driver/driver.h"
 #include "server/driver/lora_dir.h"
 #include "server/http/http.h"
@@ -26,8 +27,9 @@ typedef struct sp_api {
     const sp_server_refusals *refusals;
     const sp_engine *engine; /* for what never changes: text, shape, the base's name */
     sp_driver *driver;
-    sp_lora_dir *dir;     /* NULL: there is none */
-    sp_lora_chats *chats; /* of loaded adapters */
+    sp_compiler *compiler; /* before the driver, of generations */
+    sp_lora_dir *dir;      /* NULL: there is none */
+    sp_lora_chats *chats;  /* of loaded adapters */
     sp_lora_chat_base lora_base;
     sp_weights_watch *weights;
     sp_budget budget;          /* of all that clients can fill */

@@ -62,18 +62,6 @@ sp_status sp_body_read_stream_options(const sp_field *row, const json_t *value, 
     return SP_OK;
 }
 
-sp_status sp_body_read_response_format(const sp_field *row, const json_t *value, void *values,
-                                       sp_error *error)
-{
-    const char *type = json_string_value(json_object_get(value, "type"));
-
-    (void)values;
-    if (type && strcmp(type, "text") == 0)
-        return SP_OK;
-    return sp_fail(error, SP_ERR_INPUT, SP_CODE_UNSUPPORTED_FIELD, row->name, -1,
-                   "the field \"%s\" is not supported with this value", row->name);
-}
-
 /* ---- reading ------------------------------------------------------------------------------- */
 
 static uint64_t random_seed(void)

@@ -14,6 +14,7 @@
 
 #include "base/json.h"
 #include "engine/request/request_table.h"
+#include "server/api/output_form.h"
 #include "server/driver/lora_chat.h"
 
 #define SP_CODE_INVALID_VALUE "invalid-value"
@@ -48,6 +49,7 @@ typedef struct sp_body_fields {
     bool stream, include_usage, return_token_ids, echo, parse_special, add_special_tokens;
     bool usage_each; /* "continuous_usage_stats", which "include_usage" alone makes hold */
     bool one_call;   /* "parallel_tool_calls": false */
+    sp_output_form output;
     /* As the body has them, before sp_body_fields_set_ends. */
     int32_t n_own_stop_tokens;
     bool ignore_eos;
@@ -75,10 +77,8 @@ void sp_body_fields_free(sp_body_fields *fields);
 sp_status sp_body_fields_set_ends(sp_body_fields *fields, const sp_lora_chat *lora,
                                   const int32_t *turn_ends, int32_t n_turn_ends, sp_error *error);
 
-/* The readers of "stream_options" and "response_format", for the table. */
+/* The reader of "stream_options", for the table. */
 sp_status sp_body_read_stream_options(const sp_field *row, const json_t *value, void *values,
                                       sp_error *error);
-sp_status sp_body_read_response_format(const sp_field *row, const json_t *value, void *values,
-                                       sp_error *error);
 
 #endif

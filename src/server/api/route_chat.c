@@ -15,6 +15,7 @@ static sp_status make_prompt(sp_chat_answer *answer, const sp_chat *chat, const 
     sp_status status;
 
     answer->request.chat.unix_seconds = (int64_t)time(NULL);
+    answer->request.chat.one_call = answer->request.fields.one_call;
     status = sp_chat_render(chat, &answer->request.chat, &answer->prompt, error);
     if (status == SP_OK)
         status = sp_chat_tokenize(engine, &answer->prompt, sp_engine_max_context(engine),
@@ -60,6 +61,29 @@ static sp_generation *create_generation(const sp_chat_answer *answer, const sp_a
     return generation;
 }
 
+/* A call that is forced is one form of an output, what the body says of it another. */
+static sp_status want(sp_chat_answer *answer, sp_wanted_output *out_wanted, sp_error *error)
+{
+    const sp_output_form *output = &answer->request.fields.output;
+    sp_text *forced = &answer->prompt.forced;
+
+    if (!forced->data)
+        return sp_output_form_want(output, answer->prompt.thought, out_wanted, error);
+    if (output->field)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "tool_choice", -1,
+                       "\"tool_choice\" forces a call: it and \"%s\" exclude each other",
+                       output->field);
+    *out_wanted = (sp_wanted_output){
+        .field = "tool_choice",
+        .kind = SP_CONSTRAINT_CALLS,
+        .thought = answer->prompt.thought,
+        .text = forced->data,
+        .bytes = forced->bytes,
+    };
+    *forced = (sp_text){0};
+    return SP_OK;
+}
+
 sp_status sp_chat_answer_make(sp_reply *reply, sp_lora_chat *lora, sp_generation **out_generation,
                               sp_error *error)
 {
@@ -82,7 +106,10 @@ sp_status sp_chat_answer_make(sp_reply *reply, sp_lora_chat *lora, sp_generation
     if (!*out_generation)
         return sp_fail_memory(error, sizeof **out_generation, "a generation");
     (*out_generation)->chat = sp_lora_chat_retain(lora);
-    return SP_OK;
+    status = want(answer, &(*out_generation)->wanted, error);
+    if (status != SP_OK)
+        sp_task_release(&(*out_generation)->task);
+    return status;
 }
 
 static void start(sp_chat_answer *answer, sp_call *call)

@@ -344,7 +344,11 @@ static sp_status make(sp_reply *reply, sp_lora_chat *lora, sp_generation **out_g
     if (!*out_generation)
         return sp_fail_memory(error, sizeof **out_generation, "a generation");
     (*out_generation)->chat = sp_lora_chat_retain(lora);
-    return SP_OK;
+    status = sp_output_form_want(&made->request.fields.output, SP_CONSTRAINT_NO_THOUGHT,
+                                 &(*out_generation)->wanted, error);
+    if (status != SP_OK)
+        sp_task_release(&(*out_generation)->task);
+    return status;
 }
 
 static const sp_reply_form form = {

@@ -16,6 +16,8 @@ static void destroy(sp_task *task)
     sp_budget_hold(generation->budget, SP_BUDGET_ANSWERS, &generation->outbox_held, 0);
     sp_budget_hold(generation->budget, SP_BUDGET_REQUESTS, &generation->request_held, 0);
     sp_lora_chat_release(generation->chat);
+    sp_constraint_release(generation->constraint);
+    sp_free(generation->wanted.text);
     sp_free(generation->adapter);
     sp_free(generation->served);
     sp_free(generation->choices);
@@ -56,7 +58,7 @@ static size_t record_bytes(const sp_produced *produced)
 /* The prompt of a choice as it was read and as the engine keeps it: two ids of 4 bytes a token. */
 bool sp_generation_hold(sp_generation *generation, sp_budget *budget)
 {
-    size_t bytes = sizeof *generation;
+    size_t bytes = sizeof *generation + generation->wanted.bytes;
 
     for (int32_t i = 0; i < generation->n_choices; i++)
         bytes += sizeof generation->choices[i] +

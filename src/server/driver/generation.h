@@ -28,6 +28,15 @@ typedef struct sp_choice {
     sp_request_clock clock; /* the engine's thread only */
 } sp_choice;
 
+/* What every output of a generation has to be (sp_constraint_options); compiler.h makes it one. */
+typedef struct sp_wanted_output {
+    const char *field; /* of the request that says so, static; NULL: nothing is wanted */
+    sp_constraint_kind kind;
+    sp_constraint_thought thought;
+    char *text; /* [bytes] owned (sp_free) */
+    size_t bytes;
+} sp_wanted_output;
+
 typedef struct sp_generation {
     sp_task task; /* done: every choice has ended, or none was ever taken */
     /* Filled before the push. */
@@ -38,14 +47,16 @@ typedef struct sp_generation {
     /* What it was made by (NULL: the base's alone). The driver admits it only if its adapter says
      * so still; else it ends with SP_CODE_MAKE_AGAIN, and this is what to make it by. */
     sp_lora_chat *chat;
+    sp_wanted_output wanted;
     bool asks; /* nothing was made, for want of knowing; its choices have no prompt */
     /* What the requests' pointers point into; released with the generation. */
     void *owned;
     void (*release_owned)(void *owned);
-    uint64_t received_ns; /* sp_clock_ns when the request was read */
-    sp_budget *budget;    /* borrowed, may be NULL: of the next two */
-    size_t request_held;  /* of the prompts, as long as it lives */
-    size_t outbox_held;   /* under the task's lock */
+    uint64_t received_ns;      /* sp_clock_ns when the request was read */
+    sp_budget *budget;         /* borrowed, may be NULL: of the next two */
+    size_t request_held;       /* of the prompts, as long as it lives */
+    size_t outbox_held;        /* under the task's lock */
+    sp_constraint *constraint; /* one reference, for all choices; the compiler's, before the push */
     /* Under the task's lock. */
     sp_text outbox;
     sp_digest digest; /* of what serves it; all zero: the base, or not taken yet */
