@@ -189,10 +189,10 @@ static int32_t add_beginning(sp_net_builder *net, sp_grammar_thought thought, in
     if (thought == SP_GRAMMAR_MAY_THINK)
         start = sp_net_text(net, start, THINK_OPEN, strlen(THINK_OPEN));
     if (thought != SP_GRAMMAR_NO_THOUGHT) {
-        int32_t inside = sp_net_node_add(net);
+        int32_t rule = sp_net_rule(net);
 
-        sp_net_nothing(net, start, inside);
-        sp_net_nothing(net, add_thought(net, inside), begin);
+        sp_net_end(net, add_thought(net, sp_net_start(net, rule)));
+        sp_net_call(net, start, rule, begin);
     }
     return begin;
 }

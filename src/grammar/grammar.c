@@ -13,6 +13,9 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#define WIDE_BYTES   80 /* more than can go on a character of several */
+#define PREPARED_MAX 32
+
 struct sp_grammar {
     sp_net net;
     const sp_vocabulary *vocabulary; /* borrowed */
@@ -20,7 +23,8 @@ struct sp_grammar {
     atomic_int references;
     pthread_mutex_t lock; /* of what follows */
     sp_states states;
-    uint64_t epoch; /* rises whenever the states are forgotten; begins with 1 */
+    uint32_t *scratch; /* [words] */
+    uint64_t epoch;    /* rises whenever the states are forgotten; begins with 1 */
 };
 
 /* ---- walks --------------------------------------------------------------------------------- */
@@ -85,20 +89,64 @@ static void walk(sp_grammar *grammar, int32_t state, int32_t begin, int32_t end,
     }
 }
 
+static int32_t count_bits(const uint32_t *bits, size_t words)
+{
+    int32_t n = 0;
+
+    for (size_t i = 0; i < words; i++)
+        n += __builtin_popcount(bits[i]);
+    return n;
+}
+
+/* Keeps the bits in the shorter of two ways. */
+static bool keep_bits(sp_grammar *grammar, const uint32_t *bits, sp_state_mask *mask)
+{
+    size_t n = (size_t)count_bits(bits, grammar->words), at = 0;
+    bool few = n < grammar->words;
+    void *kept = sp_malloc((few ? n + 1 : grammar->words) * sizeof *bits);
+
+    if (!kept) {
+        grammar->states.failed = true;
+        return false;
+    }
+    grammar->states.bytes += (few ? n + 1 : grammar->words) * sizeof *bits;
+    if (!few) {
+        mask->bits = memcpy(kept, bits, grammar->words * sizeof *bits);
+        return true;
+    }
+    mask->few = kept;
+    mask->n_few = (int32_t)n;
+    for (size_t i = 0; at < n; i++)
+        for (uint32_t rest = bits[i]; rest != 0; rest &= rest - 1)
+            mask->few[at++] = (int32_t)(32 * i) + __builtin_ctz(rest);
+    return true;
+}
+
 /* The tokens that a state over a hole allows; they are kept. */
 static bool make_mask(sp_grammar *grammar, int32_t state)
 {
     sp_states *states = &grammar->states;
-    sp_state_mask mask = {.bits = sp_calloc(grammar->words, sizeof *mask.bits)};
+    sp_state_mask mask = {.made = true};
 
-    if (!mask.bits) {
-        states->failed = true;
+    memset(grammar->scratch, 0, grammar->words * sizeof *grammar->scratch);
+    walk(grammar, state, 0, grammar->vocabulary->n_nodes, grammar->scratch, &mask);
+    if (states->failed || !keep_bits(grammar, grammar->scratch, &mask)) {
+        sp_free(mask.leaves);
         return false;
     }
-    walk(grammar, state, 0, grammar->vocabulary->n_nodes, mask.bits, &mask);
-    states->bytes += grammar->words * sizeof *mask.bits;
     states->states[state].mask = mask;
-    return !states->failed;
+    return true;
+}
+
+static void copy_mask(const sp_grammar *grammar, const sp_state_mask *mask, uint32_t *bits)
+{
+    if (mask->bits) {
+        memcpy(bits, mask->bits, grammar->words * sizeof *bits);
+        return;
+    }
+    memset(bits, 0, grammar->words * sizeof *bits);
+    for (int32_t i = 0; i < mask->n_few; i++)
+        bits[mask->few[i] / 32] |= 1u << (mask->few[i] % 32);
 }
 
 static void fill_mask(sp_grammar *grammar, int32_t state, uint32_t *bits)
@@ -106,9 +154,9 @@ static void fill_mask(sp_grammar *grammar, int32_t state, uint32_t *bits)
     sp_states *states = &grammar->states;
     int32_t inner = sp_states_inner(states, state), outside;
 
-    if (states->failed || (!states->states[inner].mask.bits && !make_mask(grammar, inner)))
+    if (states->failed || (!states->states[inner].mask.made && !make_mask(grammar, inner)))
         return;
-    memcpy(bits, states->states[inner].mask.bits, grammar->words * sizeof *bits);
+    copy_mask(grammar, &states->states[inner].mask, bits);
     if (inner == state || states->states[inner].mask.n_leaves == 0)
         return;
     outside = sp_states_of_stack(states, states->states[state].below);
@@ -117,6 +165,38 @@ static void fill_mask(sp_grammar *grammar, int32_t state, uint32_t *bits)
 
         if (outside != SP_STATE_NONE)
             walk(grammar, outside, node + 1, grammar->vocabulary->nodes[node].end, bits, NULL);
+    }
+}
+
+/* Whether so many bytes can follow that making its mask takes time. */
+static bool is_wide(const sp_net *net, const sp_net_node *node)
+{
+    int n = 0;
+
+    for (int32_t i = 0; i < node->n_edges; i++) {
+        const sp_net_edge *edge = &net->edges[node->first_edge + i];
+
+        n += edge->rule == SP_NET_BYTES ? edge->high - edge->low + 1 : 0;
+    }
+    return n >= WIDE_BYTES;
+}
+
+/* Makes the masks that take the longest before anybody waits for one: inside of strings. */
+static void prepare(sp_grammar *grammar)
+{
+    sp_states *states = &grammar->states;
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < grammar->net.n_nodes && n < PREPARED_MAX && !states->failed; i++) {
+        const sp_net_node *node = &grammar->net.nodes[i];
+        int32_t state;
+
+        if (!node->has_bytes || node->height > SP_NET_HEIGHT_MAX || !is_wide(&grammar->net, node))
+            continue;
+        state = sp_states_at_node(states, i);
+        if (state != SP_STATE_NONE && !states->states[state].mask.made)
+            make_mask(grammar, state);
+        n++;
     }
 }
 
@@ -257,11 +337,16 @@ sp_status sp_grammar_create(sp_net *net, const sp_vocabulary *vocabulary, sp_gra
     grammar->epoch = 1;
     atomic_init(&grammar->references, 1);
     pthread_mutex_init(&grammar->lock, NULL);
+    grammar->scratch = sp_calloc(grammar->words, sizeof *grammar->scratch);
     status = sp_states_create(&grammar->net, &grammar->states);
+    if (!grammar->scratch)
+        status = SP_ERR_MEMORY;
     if (status != SP_OK)
         sp_fail_memory(error, sizeof grammar->states, "the states of a grammar");
     if (status == SP_OK)
         status = check_first(grammar, error);
+    if (status == SP_OK)
+        prepare(grammar);
     if (status != SP_OK) {
         sp_grammar_release(grammar);
         return status;
@@ -280,6 +365,7 @@ void sp_grammar_release(sp_grammar *grammar)
     if (!grammar || atomic_fetch_sub(&grammar->references, 1) != 1)
         return;
     sp_states_free(&grammar->states);
+    sp_free(grammar->scratch);
     sp_net_free(&grammar->net);
     pthread_mutex_destroy(&grammar->lock);
     sp_free(grammar);

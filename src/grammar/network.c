@@ -5,8 +5,7 @@
 
 #include <string.h>
 
-#define HEIGHT_NONE   INT32_MAX
-#define HEIGHT_SWEEPS 300
+#define HEIGHT_NONE INT32_MAX
 
 /* ---- building ------------------------------------------------------------------------------ */
 
@@ -205,19 +204,94 @@ static bool lower_height(const sp_net *net, sp_net_node *node)
     return true;
 }
 
-/* Heights only fall. Nodes follow their rule's start, so a sweep from the last to the first settles
- * all that is no loop and no rule that was made later. */
-static void find_heights(sp_net *net)
+/* For each node those whose height depends on it. */
+typedef struct dependents {
+    int32_t *first; /* [n_nodes + 1] */
+    int32_t *nodes;
+    int32_t *work; /* nodes whose height has fallen, each at most once */
+    bool *listed;
+} dependents;
+
+static void free_dependents(dependents *by)
 {
-    bool changed = true;
+    sp_free(by->first);
+    sp_free(by->nodes);
+    sp_free(by->work);
+    sp_free(by->listed);
+}
+
+static void count_dependent(dependents *by, int32_t on)
+{
+    by->first[on + 1]++;
+}
+
+static void add_dependent(dependents *by, int32_t on, int32_t node)
+{
+    by->nodes[--by->first[on + 1]] = node;
+}
+
+static bool make_dependents(const sp_net *net, dependents *by)
+{
+    size_t n_edges = 0;
 
     for (int32_t i = 0; i < net->n_nodes; i++)
-        net->nodes[i].height = HEIGHT_NONE;
-    for (int sweep = 0; changed && sweep < HEIGHT_SWEEPS; sweep++) {
-        changed = false;
-        for (int32_t i = net->n_nodes - 1; i >= 0; i--)
-            changed |= lower_height(net, &net->nodes[i]);
+        n_edges += (size_t)net->nodes[i].n_edges;
+    *by = (dependents){.first = sp_calloc((size_t)net->n_nodes + 2, sizeof *by->first),
+                       .nodes = sp_calloc(2 * n_edges + 1, sizeof *by->nodes),
+                       .work = sp_calloc((size_t)net->n_nodes, sizeof *by->work),
+                       .listed = sp_calloc((size_t)net->n_nodes, sizeof *by->listed)};
+    if (!by->first || !by->nodes || !by->work || !by->listed)
+        return false;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int32_t i = 0; i < net->n_nodes; i++)
+            for (int32_t e = 0; e < net->nodes[i].n_edges; e++) {
+                const sp_net_edge *edge = &net->edges[net->nodes[i].first_edge + e];
+                int32_t start = edge->rule >= 0 ? net->starts[edge->rule] : -1;
+
+                if (pass == 0) {
+                    count_dependent(by, edge->to);
+                    if (start >= 0)
+                        count_dependent(by, start);
+                } else {
+                    add_dependent(by, edge->to, i);
+                    if (start >= 0)
+                        add_dependent(by, start, i);
+                }
+            }
+        for (int32_t i = 1; pass == 0 && i <= net->n_nodes + 1; i++)
+            by->first[i] += by->first[i - 1];
     }
+    return true;
+}
+
+/* Heights only fall, from the ends backwards. False: out of memory. */
+static bool find_heights(sp_net *net)
+{
+    dependents by;
+    int32_t n_work = 0;
+    bool made = make_dependents(net, &by);
+
+    for (int32_t i = 0; made && i < net->n_nodes; i++) {
+        net->nodes[i].height = net->nodes[i].is_end ? 0 : HEIGHT_NONE;
+        by.listed[i] = net->nodes[i].is_end;
+        if (by.listed[i])
+            by.work[n_work++] = i;
+    }
+    while (made && n_work > 0) {
+        int32_t node = by.work[--n_work];
+
+        by.listed[node] = false;
+        for (int32_t at = by.first[node + 1]; at < by.first[node + 2]; at++) {
+            int32_t other = by.nodes[at];
+
+            if (!lower_height(net, &net->nodes[other]) || by.listed[other])
+                continue;
+            by.listed[other] = true;
+            by.work[n_work++] = other;
+        }
+    }
+    free_dependents(&by);
+    return made;
 }
 
 /* Edges that lead nowhere are left out, so that a state that exists can always be left. */
@@ -283,7 +357,10 @@ sp_status sp_net_finish(sp_net_builder *builder, sp_net *out_net, sp_error *erro
         sp_net_free(&net);
         return fail_building(status, error);
     }
-    find_heights(&net);
+    if (!find_heights(&net)) {
+        sp_net_free(&net);
+        return fail_building(SP_ERR_MEMORY, error);
+    }
     prune(&net);
     if (net.nodes[net.starts[0]].height > SP_NET_HEIGHT_MAX) {
         sp_net_free(&net);

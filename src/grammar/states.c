@@ -49,6 +49,7 @@ static void free_states(sp_states *states)
     for (int32_t i = 0; i < states->n_states; i++) {
         sp_free(states->states[i].next);
         sp_free(states->states[i].mask.bits);
+        sp_free(states->states[i].mask.few);
         sp_free(states->states[i].mask.leaves);
     }
 }
@@ -333,6 +334,13 @@ int32_t sp_states_start(sp_states *states)
 {
     begin_list(states);
     add_to_list(states, states->net->starts[0], SP_STACK_BOTTOM);
+    return state_of_list(states);
+}
+
+int32_t sp_states_at_node(sp_states *states, int32_t node)
+{
+    begin_list(states);
+    add_to_list(states, node, SP_STACK_HOLE);
     return state_of_list(states);
 }
 

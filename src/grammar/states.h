@@ -37,7 +37,10 @@ typedef struct sp_stack {
 
 /* Tokens that stay inside of the hole's rule, and places of the vocabulary at which it is left. */
 typedef struct sp_state_mask {
-    uint32_t *bits;  /* owned; NULL: not made */
+    bool made;
+    uint32_t *bits; /* owned; NULL: few tokens are allowed, */
+    int32_t *few;   /* [n_few] owned: these */
+    int32_t n_few;
     int32_t *leaves; /* [n_leaves] owned: nodes of the vocabulary */
     int32_t n_leaves, leaves_capacity;
 } sp_state_mask;
@@ -78,6 +81,8 @@ sp_status sp_states_clear(sp_states *states);
 int32_t sp_states_start(sp_states *states);
 /* The state after a byte, or SP_STATE_NONE. `state` is a state. */
 int32_t sp_states_next(sp_states *states, int32_t state, uint8_t byte);
+/* The state over a hole at a node, which any call of its rule may come to. */
+int32_t sp_states_at_node(sp_states *states, int32_t node);
 /* The state of what a stack goes on with. */
 int32_t sp_states_of_stack(sp_states *states, int32_t stack);
 /* The state over a hole in the place of the deepest stack that all of its stacks stand on, which is

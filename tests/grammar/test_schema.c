@@ -368,6 +368,29 @@ static void test_hostile(void **state)
     }
 }
 
+/* An object has as many members as it has: none of them makes it deeper. */
+static void test_many_members(void **state)
+{
+    sp_text schema = {0}, text = {0};
+    sp_grammar *grammar;
+
+    (void)state;
+    sp_text_add(&schema, "{\"properties\": {");
+    repeat(&schema, "\"m%d\": {\"properties\": {\"a\": {\"type\": \"integer\"}}}, ", 1000);
+    sp_text_add(&schema, "\"z\": {}}, \"required\": [");
+    repeat(&schema, "\"m%d\", ", 1000);
+    sp_text_add(&schema, "\"z\"]}");
+    sp_text_add(&text, "{");
+    repeat(&text, "\"m%d\": {\"a\": %d}, ", 1000);
+    sp_text_add(&text, "\"z\": []}");
+    grammar = compile(schema.data);
+    assert_true(sp_grammar_has(grammar, text.data, text.bytes));
+    assert_false(sp_grammar_has(grammar, text.data, text.bytes - 1));
+    sp_grammar_release(grammar);
+    sp_text_free(&schema);
+    sp_text_free(&text);
+}
+
 static void test_too_long(void **state)
 {
     sp_text schema = {0};
@@ -384,9 +407,10 @@ static void test_too_long(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),   cmocka_unit_test(test_integers),
-        cmocka_unit_test(test_numbers), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_hostile), cmocka_unit_test(test_too_long),
+        cmocka_unit_test(test_texts),    cmocka_unit_test(test_integers),
+        cmocka_unit_test(test_numbers),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_hostile),  cmocka_unit_test(test_many_members),
+        cmocka_unit_test(test_too_long),
     };
 
     return cmocka_run_group_tests(tests, open_world, close_world);

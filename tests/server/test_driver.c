@@ -67,7 +67,8 @@ static int count_wakes(sp_driver *driver, bool wake_each)
 static void test_wakes(void **state)
 {
     sp_engine *engine = open_demo();
-    sp_driver_options options = {.engine = engine, .in_flight_max = 4};
+    sp_lora_chats *chats = sp_lora_chats_create("base");
+    sp_driver_options options = {.engine = engine, .in_flight_max = 4, .chats = chats};
     sp_driver *driver;
     sp_error error;
 
@@ -77,6 +78,7 @@ static void test_wakes(void **state)
     assert_int_equal(count_wakes(driver, false), 1);
     sp_driver_stop(driver);
     sp_driver_destroy(driver);
+    sp_lora_chats_destroy(chats);
     sp_engine_close(engine);
 }
 
