@@ -45,4 +45,7 @@ int sp_bench_delta(int argc, char **argv);
 /* `bench load` */
 int sp_bench_load(int argc, char **argv);
 
+/* `bench speculative` */
+int sp_bench_speculative(int argc, char **argv);
+
 #endif

@@ -127,15 +127,17 @@ static void test_hits_and_misses(void **state)
     sp_draft draft = sp_draft_create(8);
 
     (void)state;
-    assert_int_equal(step(&draft, 8), 8);
-    assert_int_equal(step(&draft, 2), 8);
-    assert_int_equal(step(&draft, 3), 3);
-    assert_int_equal(step(&draft, 6), 6);
-    assert_int_equal(step(&draft, 0), 8);
-    assert_int_equal(step(&draft, 0), 0); /* the pause */
-    assert_int_equal(step(&draft, 1), 4);
-    assert_int_equal(step(&draft, 2), 2);
-    assert_int_equal(step(&draft, 4), 4);
+    assert_int_equal(step(&draft, 8), 8); /* 8 of 8, kept as 4 of 4: a share of 1 */
+    assert_int_equal(step(&draft, 2), 8); /* 6 of 7: 7 / 8, whose 6th power is 0.45, 7th 0.39 */
+    assert_int_equal(step(&draft, 0), 6); /* 6 of 8, kept as 3 of 4: 4 / 5; 0.41, 0.33 */
+    assert_int_equal(step(&draft, 0), 4); /* 3 of 5: 4 / 6; 0.44, 0.30 */
+    assert_int_equal(step(&draft, 0), 2); /* 3 of 6: 4 / 7; 0.57, 0.33 */
+    assert_int_equal(step(&draft, 1), 1); /* 4 of 7: 5 / 8; 0.39 */
+    assert_int_equal(step(&draft, 1), 1); /* 5 of 8, kept as 2 of 4: 3 / 5; 0.36 */
+    assert_int_equal(step(&draft, 1), 1); /* 3 of 5: 4 / 6 */
+    assert_int_equal(step(&draft, 2), 2); /* 5 of 7: 6 / 8; 0.56, 0.42, 0.32 */
+    assert_int_equal(step(&draft, 3), 3); /* 8 of 10, kept as 4 of 5: 5 / 6; 0.40 to the 5th */
+    assert_int_equal(step(&draft, 5), 5);
 }
 
 /* The share of steps with drafts goes to 1 in 65, of one draft each. */
@@ -151,14 +153,15 @@ static void test_nothing_is_ever_right(void **state)
         drafted += n;
         tries += n > 0;
     }
-    /* 7 tries with pauses of 1 to 64, then one in 65 steps */
-    assert_int_equal(tries, 7 + (1000 - (7 + 127)) / 65 + 1);
-    assert_int_equal(drafted, 4 + 2 + tries - 2);
-    /* and the first hit ends it */
+    /* 4 drafts, one more, then one after each pause of 4, 8, 16, 32, 64, 64, .. steps */
+    assert_int_equal(tries, 2 + 4 + (1000 - (2 + 4 + 60)) / 65);
+    assert_int_equal(drafted, 4 + tries - 1);
     while (sp_draft_wanted(&draft) == 0)
         step(&draft, 0);
-    assert_int_equal(step(&draft, 1), 1);
-    assert_int_equal(step(&draft, 2), 2);
+    for (int32_t i = 0; i < 3; i++) /* hits bring it back, without pauses */
+        assert_int_equal(step(&draft, 1), 1);
+    for (int32_t i = 0; i < 8; i++)
+        assert_true(step(&draft, 4) > 0);
     assert_int_equal(step(&draft, 4), 4);
 }
 

@@ -271,7 +271,9 @@ static void check_random(uint64_t seed, int32_t n, int32_t percent, bool alone)
                   (unsigned long long)drafted.preemptions, (unsigned long long)drafted.rotations,
                   (unsigned long long)drafted.prefix_tokens);
     assert_int_equal(drafted.tokens, plain.tokens);
-    assert_true(drafted.preemptions > drafted.rotations && drafted.rotations > 0);
+    assert_true(drafted.preemptions > 0);
+    if (n == N_REQUESTS)
+        assert_true(drafted.preemptions > drafted.rotations && drafted.rotations > 0);
     assert_true(drafted.prefix_tokens > 0 && drafted.drafted_tokens > 0);
     assert_true(percent == 0 ? drafted.accepted_tokens == 0 : drafted.accepted_tokens > 0);
     free_scene(s);

@@ -12,7 +12,7 @@ static int32_t min_of(int32_t a, int32_t b)
 sp_draft sp_draft_create(int32_t longest)
 {
     SP_ASSERT(longest >= 0 && longest <= SP_DRAFT_TOKENS_MAX);
-    return (sp_draft){.longest = longest, .length = longest, .pause_next = 1};
+    return (sp_draft){.longest = longest, .length = longest, .pause_next = SP_DRAFT_PAUSE_MIN};
 }
 
 void sp_draft_begin(sp_draft *draft, int32_t n)
@@ -34,19 +34,42 @@ bool sp_draft_meet(sp_draft *draft, int32_t token, const int32_t *guess)
     return !draft->rejected;
 }
 
+static void note_met(sp_draft *draft, int32_t hits, int32_t met)
+{
+    draft->hits += hits;
+    draft->met += met;
+    while (draft->met >= SP_DRAFT_MEMORY) {
+        draft->hits /= 2;
+        draft->met /= 2;
+    }
+}
+
+/* How many drafts in a row are accepted with a probability that is worth a row; 1 at least. */
+static int32_t worth(const sp_draft *draft, double share)
+{
+    double all = share * share;
+    int32_t n = 1;
+
+    for (; n < draft->longest && all >= SP_DRAFT_WORTH; n++)
+        all *= share;
+    return n;
+}
+
 void sp_draft_end(sp_draft *draft, int32_t n_drafts)
 {
+    double share;
+
     if (n_drafts == 0) {
         draft->pause -= draft->pause > 0;
         return;
     }
-    if (draft->n_accepted > 0) {
-        draft->length = draft->n_accepted == n_drafts ? 2 * n_drafts : draft->n_accepted + 1;
-        draft->length = min_of(draft->length, draft->longest);
-        draft->pause_next = 1;
+    note_met(draft, draft->n_accepted, draft->n_accepted + draft->rejected);
+    share = (draft->hits + 1.0) / (draft->met + 1.0);
+    draft->length = worth(draft, share);
+    if (draft->n_accepted > 0)
+        draft->pause_next = SP_DRAFT_PAUSE_MIN;
+    if (draft->n_accepted > 0 || share >= SP_DRAFT_WORTH)
         return;
-    }
-    draft->length = draft->length > 1 ? draft->length / 2 : 1;
     draft->pause = draft->pause_next;
     draft->pause_next = min_of(2 * draft->pause_next, SP_DRAFT_PAUSE_MAX);
 }

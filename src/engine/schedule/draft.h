@@ -13,20 +13,26 @@
 #include <stdint.h>
 
 #define SP_DRAFT_TOKENS_MAX  32
-#define SP_DRAFT_PAUSE_MAX   64    /* steps */
+#define SP_DRAFT_PAUSE_MAX   64 /* steps */
+#define SP_DRAFT_PAUSE_MIN   4
+#define SP_DRAFT_MEMORY      8
+#define SP_DRAFT_WORTH       0.4
 #define SP_LOOKUP_TOKENS_MAX 16384 /* the last ones, which bounds the time of a look-up */
 #define SP_LOOKUP_MATCH_MIN  2
 #define SP_LOOKUP_MATCH_MAX  8
 
 /*
- * The drafts of one sequence. All zero: it has none. The number for a step doubles, up to
- * `longest`, while all are accepted, follows what was accepted otherwise, and halves when none was;
- * then the sequence pauses for 1, 2, 4, ... steps, SP_DRAFT_PAUSE_MAX at most, until a draft is
- * accepted again. So a text that cannot be guessed costs a row in 64 steps.
+ * The drafts of one sequence. All zero: it has none. The share of them that is accepted is
+ * estimated from the last ones that a choice has met, (hits + 1) / (met + 1), and both are halved
+ * when SP_DRAFT_MEMORY were met. A step has as many drafts, up to `longest`, as are likely to be
+ * accepted with a probability of SP_DRAFT_WORTH or more. Where not even the first is, the sequence
+ * pauses for 4, 8, 16, ... steps, SP_DRAFT_PAUSE_MAX at most, and tries one, until a draft is
+ * accepted again: a text that cannot be guessed costs a row in 65 steps.
  */
 typedef struct sp_draft {
     int32_t longest;           /* most drafts of a step; 0: none */
     int32_t length;            /* of the next step; 1 .. longest */
+    int32_t hits, met;         /* of the estimate */
     int32_t pause, pause_next; /* steps without drafts: those to come, and those after a miss */
     /* Of the current step: drafts that no choice has met yet, those that were chosen, rows whose
      * logits counted, and whether another token was chosen, after which no row counts. */
