@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FLAGS_MAX 256
+#define FLAGS_MAX 512
 
 /* Help of one flag, cut out of the help of a verb. */
 typedef struct flag_help {
@@ -80,8 +80,9 @@ static void read_help(flag_list *list, const char *verb)
 
 static void test_one_row_each(void **state)
 {
-    static const char *const verbs[] = {"generate",   "logits",     "serve",      "inspect",
-                                        "bench load", "bench step", "bench delta"};
+    static const char *const verbs[] = {"generate",    "logits",           "serve",
+                                        "inspect",     "bench load",       "bench step",
+                                        "bench delta", "bench speculative"};
     flag_list list = {.n = 0};
     size_t n_shared = 0;
 
