@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Incremented with every change of an entry's arguments. */
-#define SP_CUDA_VERSION 3
+#define SP_CUDA_VERSION 4
 
 typedef void (*sp_cuda_fn)(void);
 

@@ -329,21 +329,32 @@ static void constrain(sp_engine *engine, int32_t index)
     choice->constrained = status;
 }
 
+/* What is wanted of a row of the window: a token, its score, or that of one that is given. */
+static sp_choice wanted_choice(const sp_sequence *sequence, int32_t position)
+{
+    bool scores = sp_sequence_scores(sequence, position);
+    bool chooses = wants_token(sequence, position);
+
+    return (sp_choice){
+        .sampling = chooses ? &sequence->sampling.params : NULL,
+        .penalties = &sequence->sampling.penalties,
+        .ends = &sequence->sampling.ends,
+        .tokens = sequence->tokens,
+        .n_prompt = sequence->request.n_prompt,
+        .n_tokens = position + 1,
+        .adjusted = sequence->sampling.adjusted,
+        .given = scores ? sequence->tokens[position + 1] : -1,
+        .n_top =
+            scores || (chooses && sequence->request.logprobs) ? sequence->request.top_logprobs : -1,
+    };
+}
+
 static void choose_tokens(sp_engine *engine)
 {
     for (int32_t i = 0; i < engine->n_logit_rows; i++) {
         const sp_logit_row *row = &engine->logit_rows[i];
-        const sp_sequence *sequence = row->sequence;
 
-        engine->choices[i] = (sp_choice){
-            .sampling = wants_token(sequence, row->position) ? &sequence->sampling.params : NULL,
-            .penalties = &sequence->sampling.penalties,
-            .ends = &sequence->sampling.ends,
-            .tokens = sequence->tokens,
-            .n_prompt = sequence->request.n_prompt,
-            .n_tokens = row->position + 1,
-            .adjusted = sequence->sampling.adjusted,
-        };
+        engine->choices[i] = wanted_choice(row->sequence, row->position);
         constrain(engine, i);
     }
     sp_op_choose(engine->ops, engine->choices, engine->n_logit_rows);

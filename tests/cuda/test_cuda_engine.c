@@ -233,7 +233,7 @@ static int fail_launch(int number, const void *call, void *stream)
 static void test_every_launch_may_fail(void **state)
 {
     (void)state;
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 18; i++) {
         sp_engine *engine = open_engine(i % 2 != 0, 1);
         sp_cuda_ops *ops = (sp_cuda_ops *)engine->ops;
         sp_cuda_ops_kernels real = ops->kernels;
@@ -241,6 +241,7 @@ static void test_every_launch_may_fail(void **state)
         engine_run *list[] = {&run}, *list_again[] = {&again};
         int failures;
 
+        run.request.logprobs = again.request.logprobs = i / 2 != 7; /* with them no row is plain */
         load(engine, "a", "all-linear");
         engine_run_submit(engine, &run);
         for (int step = 0; step < (i % 2 ? 0 : 2); step++)
@@ -258,6 +259,7 @@ static void test_every_launch_may_fail(void **state)
             FAIL(5, attend_rows);
             FAIL(6, pick_rows);
             FAIL(7, greedy_rows);
+            FAIL(8, sample_rows);
         }
         failures = 0;
         for (int step = 0; step < 4 && failures == 0; step++) {

@@ -1,11 +1,6 @@
-/*
- * cuda_logits.c: the logits of a window of rows, and tokens and logprobs from them. Greedy tokens
- * are chosen on the device and only their ids are read; a row that needs more (filters, penalties,
- * a logprob) is copied to the host, where the rules are those of every backend.
- */
+/* cuda_logits.c: the logits of a window of rows, and copies of rows on the host. */
 #include "base/assert.h"
 #include "engine/ops/cuda_ops.h"
-#include "engine/sampling/logprobs.h"
 
 #include <string.h>
 
@@ -82,6 +77,7 @@ sp_status sp_cuda_op_logits(sp_ops *ops, sp_rows x, const sp_weight *head, const
     SP_ASSERT(n_rows > 0 && n_rows <= ops->window);
     SP_ASSERT(head->rows == cuda->vocab && head->columns == cuda->hidden);
     memset(cuda->window.fetched, 0, sizeof cuda->window.fetched);
+    memset(cuda->samples.n_top, -1, sizeof cuda->samples.n_top);
     status = pick(cuda, x, rows, n_rows);
     if (status == SP_OK)
         status = sp_cuda_launched(
@@ -93,8 +89,7 @@ sp_status sp_cuda_op_logits(sp_ops *ops, sp_rows x, const sp_weight *head, const
 
 /* ---- rows on the host ---------------------------------------------------------------------- */
 
-/* Enqueues the copy of a row that the host lacks. */
-static sp_status fetch(sp_cuda_ops *cuda, int32_t index)
+sp_status sp_cuda_fetch_logits(sp_cuda_ops *cuda, int32_t index)
 {
     size_t offset = (size_t)index * (size_t)cuda->vocab;
     sp_status status = SP_OK;
@@ -120,103 +115,10 @@ const float *sp_cuda_op_read_logits(sp_ops *ops, int32_t index)
     sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
     bool there = cuda->window.fetched[index];
 
-    if (!there && (fetch(cuda, index) != SP_OK || sp_stream_wait(cuda->stream, NULL) != SP_OK)) {
+    if (!there && (sp_cuda_fetch_logits(cuda, index) != SP_OK ||
+                   sp_stream_wait(cuda->stream, NULL) != SP_OK)) {
         ops->status = SP_ERR_DEVICE;
         poison(cuda, index);
     }
     return cuda->window.host_logits + (size_t)index * (size_t)cuda->vocab;
-}
-
-sp_status sp_cuda_op_score(sp_ops *ops, int32_t index, int32_t token, int32_t n_top,
-                           float *out_logprob, sp_logprob *out_top)
-{
-    const sp_cuda_ops *cuda = (const sp_cuda_ops *)ops;
-
-    return sp_logprobs(sp_cuda_op_read_logits(ops, index), cuda->vocab, token, n_top, out_logprob,
-                       out_top, NULL);
-}
-
-/* ---- tokens -------------------------------------------------------------------------------- */
-
-/* Whether the largest logit decides. */
-static bool is_greedy(const sp_choice *choice)
-{
-    return choice->sampling->temperature < SP_TEMPERATURE_MIN && !choice->adjusted &&
-           choice->n_tokens - choice->n_prompt >= choice->ends->min_tokens;
-}
-
-static sp_status choose_on_device(sp_cuda_ops *cuda, int32_t n)
-{
-    sp_cuda_window *window = &cuda->window;
-    const sp_cuda_greedy greedy = {
-        .rows = n,
-        .vocab = cuda->vocab,
-        .logits = window->logits,
-        .stride = cuda->vocab,
-        .token = window->token,
-        .bad = window->bad,
-        .scratch = window->greedy_scratch,
-    };
-    size_t bytes = (size_t)n * sizeof *window->token;
-    sp_status status = sp_cuda_launched(
-        cuda, cuda->kernels.greedy_rows(cuda->gpu, &greedy, cuda->native), "choosing tokens");
-
-    if (status == SP_OK)
-        status = sp_stream_copy(cuda->stream, window->host_token, window->token, bytes, NULL);
-    if (status == SP_OK)
-        status = sp_stream_copy(cuda->stream, window->host_bad, window->bad, bytes, NULL);
-    return status;
-}
-
-static void take_greedy(const sp_cuda_ops *cuda, sp_choice *choice, int32_t index)
-{
-    choice->status = cuda->window.host_bad[index] == -1 ? SP_OK : SP_ERR_INPUT;
-    if (choice->status == SP_OK)
-        choice->token = cuda->window.host_token[index];
-}
-
-static sp_status choose(sp_cuda_ops *cuda, sp_choice *choices, int32_t n)
-{
-    bool on_device[SP_LOGIT_ROWS_MAX] = {false};
-    bool any_on_device = false, any_on_host = false;
-    sp_choice on_host[SP_LOGIT_ROWS_MAX];
-    sp_status status = SP_OK;
-
-    for (int32_t i = 0; i < n && status == SP_OK; i++) {
-        on_host[i] = choices[i];
-        if (!choices[i].sampling)
-            continue;
-        on_device[i] = is_greedy(&choices[i]);
-        any_on_device |= on_device[i];
-        any_on_host |= !on_device[i];
-        if (on_device[i])
-            on_host[i].sampling = NULL;
-        else
-            status = fetch(cuda, i);
-    }
-    if (status == SP_OK && any_on_device)
-        status = choose_on_device(cuda, n);
-    if (status == SP_OK && (any_on_device || any_on_host))
-        status = sp_stream_wait(cuda->stream, NULL);
-    if (status != SP_OK)
-        return status;
-    if (any_on_host)
-        sp_host_choose(&cuda->choice, cuda->window.host_logits, on_host, n);
-    for (int32_t i = 0; i < n; i++)
-        if (on_device[i])
-            take_greedy(cuda, &choices[i], i);
-        else
-            choices[i] = on_host[i];
-    return SP_OK;
-}
-
-void sp_cuda_op_choose(sp_ops *ops, sp_choice *choices, int32_t n)
-{
-    sp_status status = choose((sp_cuda_ops *)ops, choices, n);
-
-    if (status == SP_OK)
-        return;
-    ops->status = status;
-    for (int32_t i = 0; i < n; i++)
-        choices[i].status = status;
 }

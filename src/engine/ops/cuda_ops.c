@@ -99,6 +99,7 @@ static size_t scratch_bytes(const sp_ops_options *options)
     bytes += (size_t)options->rows_max * row * sizeof(uint16_t);
     bytes += window * ((size_t)options->vocab * sizeof(float) +
                        (size_t)options->hidden * sizeof(uint16_t) + 3 * sizeof(int32_t));
+    bytes += sp_cuda_samples_bytes(window_of(options), options->vocab, options->rope.positions);
     return bytes;
 }
 
@@ -197,7 +198,8 @@ static sp_status create_window(sp_cuda_ops *cuda, const sp_ops_options *options,
     if (status == SP_OK && !sp_host_choice_create(options, cuda->ops.window, &cuda->choice))
         status = sp_fail_memory(error, sp_host_choice_bytes(options, cuda->ops.window),
                                 "choosing tokens");
-    return status;
+    cuda->choice.exact = true;
+    return status == SP_OK ? sp_cuda_samples_create(cuda, error) : status;
 }
 
 static sp_status create_rope(sp_cuda_ops *cuda, const sp_rope_shape *shape, sp_error *error)

@@ -2,9 +2,9 @@
  * cuda_ops.h: the backend of ops on a GPU: device memory for weights, activations, the KV cache and
  * the logits, at fixed addresses from creation on, and the current step. cuda_ops.c creates it;
  * cuda_weights.c places weights; cuda_step.c describes a step to the device and runs its pass,
- * eagerly or as a captured graph; cuda_rows.c, cuda_linear.c and cuda_logits.c are the ops. Work is
- * on the device's main stream, which forks only inside a linear op, and only what reads results
- * waits for it. The engine thread owns it.
+ * eagerly or as a captured graph; cuda_rows.c, cuda_linear.c, cuda_logits.c and cuda_choice.c are
+ * the ops. Work is on the device's main stream, which forks only inside a linear op, and only what
+ * reads results waits for it. The engine thread owns it.
  */
 #ifndef SP_ENGINE_OPS_CUDA_OPS_H
 #define SP_ENGINE_OPS_CUDA_OPS_H
@@ -58,6 +58,18 @@ typedef struct sp_cuda_window {
     bool fetched[SP_LOGIT_ROWS_MAX];             /* the row is in host_logits */
 } sp_cuda_window;
 
+/*
+ * What sample_rows reads (rows, then masks, then changes) and writes (results, then the best ids,
+ * then their logits): each a block on the device and one in pinned memory, and one copy.
+ */
+typedef struct sp_cuda_samples {
+    bool there;          /* the GPU has the kernel for this vocabulary; else the host chooses */
+    int32_t changes_max; /* of a window's rows together */
+    char *in, *out, *host_in, *host_out;
+    int32_t n;                        /* rows of the last launch */
+    int32_t n_top[SP_LOGIT_ROWS_MAX]; /* of the window's rows that it scored; -1: others */
+} sp_cuda_samples;
+
 typedef struct sp_cuda_ops {
     sp_ops ops; /* first */
     /* borrowed */
@@ -99,6 +111,7 @@ typedef struct sp_cuda_ops {
     int32_t n_graphs;
 
     sp_cuda_window window;
+    sp_cuda_samples samples;
     sp_plan *head_plan; /* of the window; NULL without delta */
     sp_host_choice choice;
 } sp_cuda_ops;
@@ -133,6 +146,11 @@ sp_status sp_cuda_op_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y)
 sp_status sp_cuda_op_faults(sp_ops *ops, bool *out_faults, int32_t n_spans);
 sp_status sp_cuda_op_logits(sp_ops *ops, sp_rows x, const sp_weight *head, const int32_t *rows,
                             int32_t n_rows);
+/* Enqueues the copy of a row of logits that the host lacks. */
+sp_status sp_cuda_fetch_logits(sp_cuda_ops *cuda, int32_t index);
+/* Memory for choosing tokens. */
+sp_status sp_cuda_samples_create(sp_cuda_ops *cuda, sp_error *error);
+size_t sp_cuda_samples_bytes(int32_t window, int32_t vocab, int32_t positions);
 void sp_cuda_op_choose(sp_ops *ops, sp_choice *choices, int32_t n);
 sp_status sp_cuda_op_score(sp_ops *ops, int32_t index, int32_t token, int32_t n_top,
                            float *out_logprob, sp_logprob *out_top);

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/assert.h"
+#include "engine/ops/exact_choice.h"
 
 #include <string.h>
 
@@ -58,13 +59,24 @@ typedef struct choose_job {
     sp_choice *choices;
 } choose_job;
 
+static int32_t place_of(const sp_host_choice *choice, int32_t task, int32_t thread)
+{
+    int32_t place = sp_exec_threads(choice->exec) > choice->window ? task : thread;
+
+    SP_ASSERT(place < choice->places);
+    return place;
+}
+
+char *sp_host_choice_scratch(const sp_host_choice *choice, int32_t task, int32_t thread)
+{
+    return choice->sample_scratch + (size_t)place_of(choice, task, thread) * choice->sample_bytes;
+}
+
 /* The row with the request's bias, penalties and mask: a copy where it has any, else the row
  * itself. */
 static const float *adjust(const sp_host_choice *host, const sp_choice *choice, const float *logits,
-                           int32_t place)
+                           float *adjusted, char *scratch)
 {
-    float *adjusted = host->adjusted_logits + (size_t)place * (size_t)host->vocab;
-    char *scratch = host->sample_scratch + (size_t)place * host->sample_bytes;
     bool may_end = choice->n_tokens - choice->n_prompt >= choice->ends->min_tokens;
 
     if (!choice->adjusted && may_end)
@@ -79,22 +91,39 @@ static const float *adjust(const sp_host_choice *host, const sp_choice *choice, 
     return adjusted;
 }
 
-/* One row's token. The vocabulary is large: rows are processed in parallel, each in the scratch of
- * its thread, or of its task where there are fewer tasks. */
+/* A GPU looks at the row before what changes it. */
+static sp_status sample_exactly(const sp_host_choice *host, const sp_choice *choice,
+                                const float *logits, const float *adjusted, char *scratch,
+                                int32_t *out_token)
+{
+    sp_status status =
+        adjusted != logits ? sp_sample_greedy(logits, host->vocab, out_token, NULL) : SP_OK;
+
+    if (status != SP_OK)
+        return status;
+    return sp_exact_sample(adjusted, host->vocab, choice->sampling,
+                           (uint64_t)(choice->n_tokens - choice->n_prompt), scratch, out_token);
+}
+
+/* One row's token. The vocabulary is large: rows are processed in parallel. */
 static void choose_task(void *user, int32_t task, int32_t thread)
 {
     const choose_job *job = user;
     const sp_host_choice *host = job->choice;
     sp_choice *choice = &job->choices[task];
-    int32_t place = sp_exec_threads(host->exec) > host->window ? task : thread;
+    const float *logits = job->logits + (size_t)task * (size_t)host->vocab, *adjusted;
+    char *scratch = sp_host_choice_scratch(host, task, thread);
+    int32_t place = place_of(host, task, thread);
 
-    SP_ASSERT(place < host->places);
-    if (choice->sampling)
-        choice->status = sp_sample(
-            host->kernels,
-            adjust(host, choice, job->logits + (size_t)task * (size_t)host->vocab, place),
-            host->vocab, choice->sampling, (uint64_t)(choice->n_tokens - choice->n_prompt),
-            host->sample_scratch + (size_t)place * host->sample_bytes, &choice->token, NULL);
+    if (!choice->sampling)
+        return;
+    adjusted = adjust(host, choice, logits,
+                      host->adjusted_logits + (size_t)place * (size_t)host->vocab, scratch);
+    choice->status = host->exact
+                         ? sample_exactly(host, choice, logits, adjusted, scratch, &choice->token)
+                         : sp_sample(host->kernels, adjusted, host->vocab, choice->sampling,
+                                     (uint64_t)(choice->n_tokens - choice->n_prompt), scratch,
+                                     &choice->token, NULL);
 }
 
 void sp_host_choose(const sp_host_choice *choice, const float *logits, sp_choice *choices,

@@ -128,8 +128,10 @@ typedef struct sp_choice {
     const sp_ends *ends;
     const int32_t *tokens; /* [n_tokens] the first n_prompt are the prompt */
     int32_t n_prompt, n_tokens;
-    bool adjusted;         /* bias, penalties or a mask change the logits */
-    const uint32_t *mask;  /* a bit for each id that may be chosen; NULL: all may */
+    bool adjusted;        /* bias, penalties or a mask change the logits */
+    const uint32_t *mask; /* a bit for each id that may be chosen; NULL: all may */
+    int32_t given;        /* without sampling: the token that will be scored; -1: none */
+    int32_t n_top; /* best ids beside the score of the token, chosen or given; -1: no score */
     sp_status constrained; /* the engine's: why there can be no mask; such a row has no sampling */
     sp_status status;      /* out: SP_OK, or why there is no token, as sp_sample returns it */
     int32_t token;         /* out */
@@ -288,7 +290,8 @@ static inline sp_status sp_op_logits(sp_ops *ops, sp_rows x, const sp_weight *he
 }
 
 /* Chooses a token for each of the first n rows of the window whose choice has sampling; n = 0 does
- * nothing. Failures are each choice's status. */
+ * nothing. Failures are each choice's status. A backend may work out the scores that the choices
+ * announce at the same time; others cost a wait each. */
 static inline void sp_op_choose(sp_ops *ops, sp_choice *choices, int32_t n)
 {
     ops->table->choose(ops, choices, n);

@@ -13,6 +13,13 @@ static bool has_additive(const sp_penalties *penalties)
            penalties->frequency > 0;
 }
 
+int32_t sp_penalties_first(const sp_penalties *penalties, int32_t n_prompt, int32_t n_tokens)
+{
+    if (has_repetition(penalties))
+        return 0;
+    return has_additive(penalties) ? n_prompt : n_tokens;
+}
+
 bool sp_penalties_any(const sp_penalties *penalties)
 {
     return penalties->n_bias > 0 || has_repetition(penalties) || has_additive(penalties);
@@ -35,12 +42,11 @@ static float penalise(const sp_penalties *penalties, float logit, int32_t count)
 void sp_penalties_apply(const sp_penalties *penalties, const int32_t *tokens, int32_t n_prompt,
                         int32_t n_tokens, int32_t *counts, float *logits)
 {
-    /* Only the repetition penalty reads the prompt. */
-    int32_t first = has_repetition(penalties) ? 0 : n_prompt;
+    int32_t first = sp_penalties_first(penalties, n_prompt, n_tokens);
 
     for (int32_t i = 0; i < penalties->n_bias; i++)
         logits[penalties->bias[i].token] += penalties->bias[i].bias;
-    if (!has_repetition(penalties) && !has_additive(penalties))
+    if (first == n_tokens)
         return;
     for (int32_t i = first; i < n_tokens; i++)
         counts[tokens[i]] = 0;

@@ -28,6 +28,10 @@ typedef struct sp_penalties {
 /* Whether any of them is on. */
 bool sp_penalties_any(const sp_penalties *penalties);
 
+/* The first of a request's tokens whose id they change: only the repetition penalty reads the
+ * prompt. n_tokens: none. */
+int32_t sp_penalties_first(const sp_penalties *penalties, int32_t n_prompt, int32_t n_tokens);
+
 /*
  * Changes logits [vocab] in place. tokens [n_tokens]: the first n_prompt are the prompt, the others
  * the output (either may be none); all are below vocab. counts [vocab] is scratch with any content;

@@ -30,14 +30,19 @@ void sp_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t ou
     out_words[3] = c3;
 }
 
-double sp_sample_uniform(uint64_t seed, uint64_t position)
+uint64_t sp_sample_random(uint64_t seed, uint64_t position)
 {
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     const uint32_t counter[4] = {(uint32_t)position, (uint32_t)(position >> 32), 0, 0};
     uint32_t words[4];
 
     sp_philox4x32(counter, key, words);
-    return (double)(((uint64_t)words[1] << 32 | words[0]) >> 11) * 0x1p-53;
+    return ((uint64_t)words[1] << 32 | words[0]) >> 11 << 11;
+}
+
+double sp_sample_uniform(uint64_t seed, uint64_t position)
+{
+    return (double)(sp_sample_random(seed, position) >> 11) * 0x1p-53;
 }
 
 /* --- Parameters -------------------------------------------------------------------------- */

@@ -55,8 +55,9 @@ sp_status sp_sample(const sp_kernels *kernels, const float *logits, int32_t voca
 /* The id of the largest logit, the lower of equal ones. Errors as above. */
 sp_status sp_sample_greedy(const float *logits, int32_t vocab, int32_t *out_token, sp_error *error);
 
-/* The number in [0, 1) of an output position. */
+/* The number in [0, 1) of an output position, and the same in units of 2^-64. */
 double sp_sample_uniform(uint64_t seed, uint64_t position);
+uint64_t sp_sample_random(uint64_t seed, uint64_t position);
 
 /* Philox4x32-10. */
 void sp_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out_words[4]);

@@ -3,7 +3,7 @@
  * the numbers.
  *
  *     raw:    best, Σ e^(l - best), the n_top best ids
- *     change: bias and penalties of the row's list
+ *     change: bias and penalties of the row's list, then the row's mask
  *     cut:    the key of the last token that top-k keeps, then that top-p keeps of those
  *     draw:   of the tokens from the cut on with a weight of at least min_p, in the order of ids
  *
@@ -217,6 +217,17 @@ static __device__ __forceinline__ void change_row(choose_block *b, const sp_cuda
 
         if (at >= 0 && at < b->n)
             b->logits[at] = sp_choose_change(row, &change, b->logits[at]);
+    }
+    __syncthreads();
+}
+
+static __device__ __forceinline__ void mask_row(choose_block *b, const uint32_t *mask)
+{
+    for (int i = (int)threadIdx.x; i < b->n; i += THREADS) {
+        int id = b->first + i;
+
+        if ((mask[id / 32] >> (id % 32) & 1) == 0 && !sp_choose_is_bad(b->logits[i]))
+            b->logits[i] = -INFINITY;
     }
     __syncthreads();
 }
@@ -612,9 +623,11 @@ __global__ void __launch_bounds__(THREADS, 2) choose_kernel(const sp_cuda_sample
         tell_top(&b, a, index, row->n_top, scan);
     result.token = row->given;
     if (scan.bad == -1 && row->given < 0) {
-        if (row->n_changes > 0) {
+        if (row->n_changes > 0 || row->mask > 0) {
             __syncthreads();
             change_row(&b, row, a.changes);
+            if (row->mask > 0)
+                mask_row(&b, a.masks + (int64_t)(row->mask - 1) * ((a.vocab + 31) / 32));
             scan = scan_row(&b);
             result.bad = scan.bad;
         }
@@ -665,7 +678,7 @@ template <int VEC> static cudaError_t launch(const sp_cuda_sample &a, cudaStream
     if (!sp_cuda_overlaps() || /* code without clusters */
         (size_t)kernel.maxDynamicSharedSizeBytes < config.dynamicSmemBytes)
         return cudaErrorNotSupported;
-    return cudaLaunchKernelEx(&config, choose_kernel<VEC>, a);
+    return a.rows == 0 ? cudaSuccess : cudaLaunchKernelEx(&config, choose_kernel<VEC>, a);
 }
 
 cudaError_t sp_cuda_choose_init(int gpu)
@@ -688,7 +701,7 @@ extern "C" int sp_cuda_sample_rows(int gpu, const sp_cuda_sample *sample, void *
     bool vec = (uintptr_t)sample->logits % 16 == 0 && sample->stride % 4 == 0;
     sp_cuda_current current(gpu);
 
-    if (current.code != cudaSuccess || sample->rows == 0)
+    if (current.code != cudaSuccess)
         return (int)current.code;
     if (sample->vocab < 1 || sample->vocab > SP_CUDA_SAMPLE_VOCAB_MAX)
         return (int)cudaErrorInvalidValue;

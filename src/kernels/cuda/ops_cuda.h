@@ -180,11 +180,11 @@ typedef struct sp_cuda_greedy {
 } sp_cuda_greedy;
 
 /*
- * A token for each row as sp_sample, sp_ends_forbid and sp_penalties_apply define it, and what its
- * logprob takes, in one launch. choose_rules.h has the numbers, which the host may compute too:
- * weights have the bits of the CPU's scalar level, sums are exact. Logprobs are of the logits
- * before the changes, and the same whether the token was chosen or given: the host gives `best` and
- * sp_choose_sum of `mass` to sp_logprob_of.
+ * A token for each row as sp_sample, sp_ends_forbid, sp_penalties_apply and sp_token_mask_apply
+ * define it, and what its logprob takes, in one launch. choose_rules.h has the numbers, which the
+ * host may compute too: weights have the bits of the CPU's scalar level, sums are exact. Logprobs
+ * are of the logits before the changes, and the same whether the token was chosen or given: the
+ * host gives `best` and sp_choose_sum of `mass` to sp_logprob_of.
  */
 #define SP_CUDA_CHANGE_BIAS    (-1)
 #define SP_CUDA_CHANGE_FORBIDS (-2)
@@ -209,6 +209,7 @@ typedef struct sp_cuda_sample_row {
     int32_t first_change, n_changes; /* in `changes` */
     int32_t given;                   /* a token to score, SP_CUDA_SAMPLE_CHOOSES or _NO_ROW */
     int32_t n_top;                   /* best ids to tell; -1: no logprob either, and mass is 0 */
+    int32_t mask; /* 1 and up: the number of its mask in `masks`; 0: all ids may be chosen */
 } sp_cuda_sample_row;
 
 typedef struct sp_cuda_sample_result {
@@ -225,6 +226,7 @@ typedef struct sp_cuda_sample {
     int64_t stride;
     const sp_cuda_sample_row *row; /* [rows] */
     const sp_cuda_sample_change *changes;
+    const uint32_t *masks;         /* of (vocab + 31) / 32 words each: a bit for each id */
     sp_cuda_sample_result *result; /* [rows] */
     int32_t *top_token;            /* [rows, SP_CUDA_SAMPLE_TOP_MAX], best first */
     float *top_logit;              /* the same */
@@ -237,8 +239,10 @@ typedef struct sp_cuda_sample {
  *
  * base_gemm_open: what the GEMMs of one GPU need to know, in host memory; base_gemm only reads it,
  * so threads and streams may share it. attention_bytes only computes. sample_rows:
- * cudaErrorNotSupported where the GPU has no clusters or too little shared memory.
+ * SP_CUDA_NOT_SUPPORTED where the GPU has no clusters or too little shared memory; with 0 rows it
+ * says only that.
  */
+#define SP_CUDA_NOT_SUPPORTED 801 /* cudaErrorNotSupported */
 #define SP_CUDA_OPS_LIST(X)                                                                \
     X(attention_bytes, (int gpu, const sp_cuda_attention_shape *shape, size_t *out_bytes)) \
     X(attention_plan, (int gpu, const sp_cuda_attention *attention, void *stream))         \
