@@ -39,8 +39,8 @@ static const layer layers[] = {
 static const int32_t row_counts[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192};
 
 /* Forms, by sp_cuda_gemm_form. */
-static const char *const forms[] = {"chosen", "few", "tiles"};
-#define N_FORMS 3
+static const char *const forms[] = {"chosen", "few", "tiles", "wide"};
+#define N_FORMS 4
 
 typedef int (*gemm_fn)(void *, int, int, int, int, int, const void *, const void *, int, int,
                        const void *, int, int, const void *, void *, int, int, int, int);

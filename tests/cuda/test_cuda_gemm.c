@@ -18,11 +18,12 @@
 #define POISON 0xa5
 #define PADS   8 /* elements after each row of y */
 
-enum { INVALID_VALUE = 1 }; /* cudaErrorInvalidValue */
+enum { INVALID_VALUE = 1, NOT_SUPPORTED = 801 }; /* of cudaError_t */
 
 static sp_device *gpu;
 static sp_cuda_ops_kernels kernels;
 static void *state;
+static bool has_wide; /* whether the GPU runs SP_CUDA_GEMM_WIDE */
 
 typedef struct shape {
     int32_t rows, k, n[SP_CUDA_OUTPUTS_MAX]; /* an n of 0 ends the outputs */
@@ -230,17 +231,19 @@ static void check_problem(problem *p, sp_cuda_gemm_form form, int32_t step, bool
     }
 }
 
-static bool runs(const shape *of, sp_cuda_gemm_form form)
+static bool runs(int32_t rows, sp_cuda_gemm_form form)
 {
-    return form != SP_CUDA_GEMM_FEW || of->rows <= SP_CUDA_GEMM_FEW_ROWS;
+    if (form == SP_CUDA_GEMM_FEW)
+        return rows <= SP_CUDA_GEMM_FEW_ROWS;
+    return form != SP_CUDA_GEMM_WIDE || has_wide;
 }
 
 static void check_forms(const shape *of, bool f32, bool bias, int32_t step, bool whole)
 {
     problem *p = make_problem(of, f32, bias, whole, 3u);
 
-    for (int form = SP_CUDA_GEMM_CHOSEN; form <= SP_CUDA_GEMM_TILES; form++)
-        if (runs(of, (sp_cuda_gemm_form)form))
+    for (int form = SP_CUDA_GEMM_CHOSEN; form <= SP_CUDA_GEMM_WIDE; form++)
+        if (runs(of->rows, (sp_cuda_gemm_form)form))
             check_problem(p, (sp_cuda_gemm_form)form, step, whole);
     free_problem(p);
 }
@@ -320,8 +323,8 @@ static void check_row_counts(const shape *of, bool f32, bool bias, int32_t every
     for (int32_t i = 0; i < p->n_outputs; i++)
         want[i] = read_output(p, i, of->rows);
     for (int32_t rows = 1; rows <= of->rows; rows += rows < 130 ? every : 447)
-        for (int form = SP_CUDA_GEMM_CHOSEN; form <= SP_CUDA_GEMM_TILES; form++)
-            if (form != SP_CUDA_GEMM_FEW || rows <= SP_CUDA_GEMM_FEW_ROWS)
+        for (int form = SP_CUDA_GEMM_CHOSEN; form <= SP_CUDA_GEMM_WIDE; form++)
+            if (runs(rows, (sp_cuda_gemm_form)form))
                 expect_rows(p, want, rows, (sp_cuda_gemm_form)form);
     for (int32_t i = 0; i < p->n_outputs; i++)
         free(want[i]);
@@ -422,6 +425,20 @@ static void what_no_kernel_takes_is_refused(void **unused)
     free_problem(p);
 }
 
+static void find_wide(void)
+{
+    static const shape of = {1, 8, {8}};
+    problem *p = make_problem(&of, false, false, true, 1u);
+    int code;
+
+    p->gemm.form = SP_CUDA_GEMM_WIDE;
+    code = kernels.base_gemm(sp_device_cuda_index(gpu), state, &p->gemm, NULL);
+    assert_true(code == 0 || code == NOT_SUPPORTED);
+    has_wide = code == 0;
+    printf("wgmma: %s\n", has_wide ? "yes" : "no");
+    free_problem(p);
+}
+
 static int begin(void **unused)
 {
     sp_cuda_kernels prepared;
@@ -431,6 +448,7 @@ static int begin(void **unused)
     assert_ok(sp_kernels_cuda_get(gpu, &prepared, &error), &error);
     assert_ok(sp_ops_cuda_get(gpu, &kernels, &error), &error);
     assert_int_equal(kernels.base_gemm_open(sp_device_cuda_index(gpu), &state), 0);
+    find_wide();
     return 0;
 }
 

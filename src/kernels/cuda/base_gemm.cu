@@ -16,7 +16,9 @@ static cudaError_t fill_state(int gpu, base_gemm *state)
                                       gpu);
     if (code == cudaSuccess)
         code = sp_cuda_gemm_few_init(state->shared_bytes);
-    return code == cudaSuccess ? sp_cuda_gemm_tiles_init(state->shared_bytes) : code;
+    if (code == cudaSuccess)
+        code = sp_cuda_gemm_tiles_init(state->shared_bytes);
+    return code == cudaSuccess ? sp_cuda_gemm_wide_init(gpu, state) : code;
 }
 
 extern "C" int sp_cuda_base_gemm_open(int gpu, void **out_state)
@@ -52,20 +54,40 @@ static bool is_aligned(const sp_cuda_gemm *gemm)
     return aligned;
 }
 
+/* Few rows: the weights are the bytes that matter. Many: tiles of 128 rows by wgmma, unless they
+ * leave most multiprocessors idle. */
+static sp_cuda_gemm_form choose(const base_gemm *state, const sp_cuda_gemm *gemm)
+{
+    int64_t tiles = (int64_t)columns_of(gemm, 128).tiles * sp_cuda_ceil(gemm->rows, 128);
+
+    if (gemm->rows <= SP_CUDA_GEMM_FEW_ROWS)
+        return SP_CUDA_GEMM_FEW;
+    return state->encode != NULL && gemm->rows > 128 && 2 * tiles > state->multiprocessors
+               ? SP_CUDA_GEMM_WIDE
+               : SP_CUDA_GEMM_TILES;
+}
+
+static cudaError_t launch(const base_gemm *state, const sp_cuda_gemm *gemm, cudaStream_t stream)
+{
+    sp_cuda_gemm_form form = gemm->form == SP_CUDA_GEMM_CHOSEN ? choose(state, gemm) : gemm->form;
+
+    if (form == SP_CUDA_GEMM_FEW)
+        return sp_cuda_gemm_few(state, gemm, stream);
+    if (form == SP_CUDA_GEMM_WIDE)
+        return sp_cuda_gemm_wide(state, gemm, stream);
+    return sp_cuda_gemm_tiles(state, gemm, stream);
+}
+
 extern "C" int sp_cuda_base_gemm(int gpu, const void *state, const sp_cuda_gemm *gemm, void *stream)
 {
     const base_gemm *open = (const base_gemm *)state;
-    bool few = gemm->rows <= SP_CUDA_GEMM_FEW_ROWS;
     sp_cuda_current current(gpu);
     cudaError_t code = current.code;
 
     if (code != cudaSuccess || gemm->rows == 0)
         return (int)code;
-    if (!is_aligned(gemm) || (gemm->form == SP_CUDA_GEMM_FEW && !few))
+    if (!is_aligned(gemm) || (gemm->form == SP_CUDA_GEMM_FEW && gemm->rows > SP_CUDA_GEMM_FEW_ROWS))
         return (int)cudaErrorInvalidValue;
-    if (gemm->form == SP_CUDA_GEMM_FEW || (gemm->form == SP_CUDA_GEMM_CHOSEN && few))
-        code = sp_cuda_gemm_few(open, gemm, (cudaStream_t)stream);
-    else
-        code = sp_cuda_gemm_tiles(open, gemm, (cudaStream_t)stream);
+    code = launch(open, gemm, (cudaStream_t)stream);
     return (int)(code == cudaSuccess ? cudaGetLastError() : code);
 }

@@ -11,16 +11,21 @@
 typedef struct base_gemm {
     int multiprocessors;
     int shared_bytes; /* that a block may have */
+    void *encode;     /* cuTensorMapEncodeTiled where the GPU runs base_gemm_sm90a.cu, else NULL */
 } base_gemm;
 
 /* Set the kernels' attributes; gpu is the current one. */
 cudaError_t sp_cuda_gemm_few_init(int shared_bytes);
 cudaError_t sp_cuda_gemm_tiles_init(int shared_bytes);
+cudaError_t sp_cuda_gemm_wide_init(int gpu, base_gemm *state);
 
 /* Only enqueue; gpu is the current one. */
 cudaError_t sp_cuda_gemm_few(const base_gemm *state, const sp_cuda_gemm *gemm, cudaStream_t stream);
 cudaError_t sp_cuda_gemm_tiles(const base_gemm *state, const sp_cuda_gemm *gemm,
                                cudaStream_t stream);
+/* cudaErrorNotSupported: the GPU, or the build, has no wgmma. */
+cudaError_t sp_cuda_gemm_wide(const base_gemm *state, const sp_cuda_gemm *gemm,
+                              cudaStream_t stream);
 
 /* The outputs cut into tiles of so many columns, one output after the other. */
 typedef struct gemm_columns {
@@ -83,6 +88,33 @@ static __device__ __forceinline__ void store_output(const sp_cuda_gemm_output &o
         ((float *)out.y)[at] = value;
     else
         ((uint16_t *)out.y)[at] = narrow<0>(value);
+}
+
+/* Whether two adjacent outputs, of which the first has an even column, may be stored at once. */
+static __device__ __forceinline__ bool stores_pairs(const sp_cuda_gemm_output &out)
+{
+    return out.y_stride % 2 == 0 && (uintptr_t)out.y % (out.y_is_f32 ? 8 : 4) == 0;
+}
+
+/* Two adjacent outputs of a row; `pairs`: stores_pairs. */
+static __device__ __forceinline__ void store_two(const sp_cuda_gemm_output &out, bool pairs,
+                                                 int row, int n, float low, float high)
+{
+    int64_t at = row * out.y_stride + n;
+
+    if (pairs && n + 1 < out.n) {
+        low = with_bias(out, n, low);
+        high = with_bias(out, n + 1, high);
+        if (out.y_is_f32)
+            *(float2 *)((float *)out.y + at) = make_float2(low, high);
+        else
+            *(uint32_t *)((uint16_t *)out.y + at) = narrow_two<0>(low, high);
+        return;
+    }
+    if (n < out.n)
+        store_output(out, row, n, low);
+    if (n + 1 < out.n)
+        store_output(out, row, n + 1, high);
 }
 
 #endif

@@ -91,27 +91,6 @@ static __device__ __forceinline__ void multiply(float (*sum)[SIDE / 32][4], uint
     }
 }
 
-/* Two adjacent outputs of a row; `pairs`: they may be stored at once. */
-static __device__ __forceinline__ void store_two(const sp_cuda_gemm_output &out, bool pairs,
-                                                 int row, int n, float low, float high)
-{
-    int64_t at = row * out.y_stride + n;
-
-    if (pairs && n + 1 < out.n) {
-        low = with_bias(out, n, low);
-        high = with_bias(out, n + 1, high);
-        if (out.y_is_f32)
-            *(float2 *)((float *)out.y + at) = make_float2(low, high);
-        else
-            *(uint32_t *)((uint16_t *)out.y + at) = narrow_two<0>(low, high);
-        return;
-    }
-    if (n < out.n)
-        store_output(out, row, n, low);
-    if (n + 1 < out.n)
-        store_output(out, row, n + 1, high);
-}
-
 template <int SIDE>
 static __device__ __forceinline__ void store_tile(float (*sum)[SIDE / 32][4], const sp_cuda_gemm &g,
                                                   const tile_place &at)
@@ -120,7 +99,7 @@ static __device__ __forceinline__ void store_tile(float (*sum)[SIDE / 32][4], co
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int row0 = at.row0 + warp / 4 * (SIDE / 2) + lane / 4;
     int n0 = at.n0 + warp % 4 * (SIDE / 4) + lane % 4 * 2;
-    bool pairs = out.y_stride % 2 == 0 && (uintptr_t)out.y % (out.y_is_f32 ? 8 : 4) == 0;
+    bool pairs = stores_pairs(out);
 
 #pragma unroll
     for (int i = 0; i < SIDE / 32; i++)

@@ -131,7 +131,8 @@ typedef struct sp_cuda_gemm_output {
 typedef enum sp_cuda_gemm_form {
     SP_CUDA_GEMM_CHOSEN = 0, /* by the rows and shapes */
     SP_CUDA_GEMM_FEW = 1,    /* streams the weights; at most SP_CUDA_GEMM_FEW_ROWS rows */
-    SP_CUDA_GEMM_TILES = 2   /* tiles of rows and outputs by mma.sync */
+    SP_CUDA_GEMM_TILES = 2,  /* tiles of rows and outputs by mma.sync */
+    SP_CUDA_GEMM_WIDE = 3    /* the same by wgmma; cudaErrorNotSupported but on sm_90 */
 } sp_cuda_gemm_form;
 
 #define SP_CUDA_GEMM_FEW_ROWS 64
