@@ -1,8 +1,8 @@
 /*
  * test_cuda_gemm.c: the base's GEMMs. Sums of small integers are exact in any order, so every
  * output of odd shapes has one right value; random numbers are held against double; and a row's
- * bytes are the same whatever rows and kernel it shares a launch with. Skipped where there is no
- * GPU.
+ * bytes are the same whatever rows and kernel it shares a launch with, as are those of a replaced
+ * row of the head that equals the base's. Skipped where there is no GPU.
  */
 #include "base/half.h"
 #include "cuda/gpu_main.h"
@@ -21,6 +21,7 @@
 enum { INVALID_VALUE = 1, NOT_SUPPORTED = 801 }; /* of cudaError_t */
 
 static sp_device *gpu;
+static sp_cuda_kernels tables;
 static sp_cuda_ops_kernels kernels;
 static void *state;
 static bool has_wide; /* whether the GPU runs SP_CUDA_GEMM_WIDE */
@@ -362,6 +363,124 @@ static void real_shapes_have_one_answer(void **unused)
         check_row_counts(&real[i], i % 2 == 0, false, 31);
 }
 
+/* ---- replaced rows of the head ------------------------------------------------------------- */
+
+enum { REPLACED = 45 };
+
+/* What a head launch reads, in device memory. */
+typedef struct replaced_rows {
+    void *tiles, *rows, *ids, *rows_table, *ids_table, *n;
+    int32_t n_rows;
+} replaced_rows;
+
+/* Every third row of the weight, as slot 0's own; all rows of x, out of order, in tiles of it. */
+static replaced_rows replace_rows(const problem *p)
+{
+    size_t k = (size_t)p->of.k;
+    int32_t ids[REPLACED], n = REPLACED, rows = p->of.rows, tiles = (rows + 7) / 8;
+    uint16_t *own = malloc(REPLACED * k * 2);
+    sp_cuda_tile *tile = calloc((size_t)tiles, sizeof *tile);
+    replaced_rows r = {.n_rows = rows};
+
+    assert_true(own != NULL && tile != NULL);
+    for (int32_t i = 0; i < REPLACED; i++) {
+        ids[i] = (REPLACED - 1 - i) * 3;
+        memcpy(own + (size_t)i * k, p->w[0] + (size_t)ids[i] * k, k * 2);
+    }
+    for (int32_t i = 0; i < rows; i++) {
+        sp_cuda_tile *of = &tile[i / 8];
+
+        of->row[of->count] = rows - 1 - i;
+        of->scale[of->count++] = 1.0f;
+    }
+    r.tiles = put(tile, (size_t)tiles * sizeof *tile);
+    r.rows = put(own, REPLACED * k * 2);
+    r.ids = put(ids, sizeof ids);
+    r.rows_table = put(&r.rows, sizeof r.rows);
+    r.ids_table = put(&r.ids, sizeof r.ids);
+    r.n = put(&n, sizeof n);
+    free(own);
+    free(tile);
+    return r;
+}
+
+static void free_rows(replaced_rows *r)
+{
+    void *all[] = {r->tiles, r->rows, r->ids, r->rows_table, r->ids_table, r->n};
+
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        sp_device_free(gpu, all[i]);
+}
+
+static void enqueue_head(const problem *p, const replaced_rows *r)
+{
+    sp_cuda_head call = {.type = SP_DTYPE_BF16,
+                         .n_rows = r->n_rows,
+                         .n_slots = 1,
+                         .vocab = p->of.n[0],
+                         .hidden = p->of.k,
+                         .x = p->gemm.x,
+                         .x_stride = p->gemm.x_stride,
+                         .tiles = r->tiles,
+                         .rows = r->rows_table,
+                         .ids = r->ids_table,
+                         .n = r->n,
+                         .logits = p->gemm.outputs[0].y,
+                         .logits_stride = p->gemm.outputs[0].y_stride,
+                         .logits_is_f32 = p->f32};
+
+    assert_int_equal(tables.head_rows(sp_device_cuda_index(gpu), &call,
+                                      sp_stream_native(sp_device_main_stream(gpu))),
+                     0);
+}
+
+/* Whether column n of an output was replaced. */
+static bool is_replaced(int32_t n)
+{
+    return n % 3 == 0 && n < REPLACED * 3;
+}
+
+/* The head over poison writes the replaced columns alone, with the bytes of the GEMM. */
+static void check_replaced(const shape *of, bool f32)
+{
+    problem *p = make_problem(of, f32, false, false, 13u);
+    replaced_rows r = replace_rows(p);
+    size_t element = element_of(p), stride = (size_t)p->gemm.outputs[0].y_stride * element;
+    char *want, *got;
+
+    poison_outputs(p);
+    enqueue(&p->gemm);
+    want = read_output(p, 0, of->rows);
+    poison_outputs(p);
+    enqueue_head(p, &r);
+    got = read_output(p, 0, of->rows);
+    for (int32_t row = 0; row < of->rows; row++)
+        for (int32_t n = 0; n < of->n[0]; n++) {
+            size_t at = (size_t)row * stride + (size_t)n * element;
+
+            if (!is_replaced(n))
+                memset(want + at, POISON, element);
+            if (memcmp(got + at, want + at, element) != 0)
+                fail_msg("%d rows, k %d: logit [%d, %d] differs", (int)of->rows, (int)of->k,
+                         (int)row, (int)n);
+        }
+    free(want);
+    free(got);
+    free_rows(&r);
+    free_problem(p);
+}
+
+static void a_small_replaced_row_has_the_bits_of_the_served_one(void **unused)
+{
+    static const shape of[] = {{1, 64, {140}}, {11, 1032, {200}}, {8, 4096, {136}}};
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
+        check_replaced(&of[i], false);
+        check_replaced(&of[i], true);
+    }
+}
+
 /* ---- as a node of a graph ------------------------------------------------------------------ */
 
 static void a_small_graph_reads_what_is_there(void **unused)
@@ -441,11 +560,10 @@ static void find_wide(void)
 
 static int begin(void **unused)
 {
-    sp_cuda_kernels prepared;
     sp_error error;
 
     (void)unused;
-    assert_ok(sp_kernels_cuda_get(gpu, &prepared, &error), &error);
+    assert_ok(sp_kernels_cuda_get(gpu, &tables, &error), &error);
     assert_ok(sp_ops_cuda_get(gpu, &kernels, &error), &error);
     assert_int_equal(kernels.base_gemm_open(sp_device_cuda_index(gpu), &state), 0);
     find_wide();
@@ -463,6 +581,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_small_gemm_is_exact),
         cmocka_unit_test(a_small_graph_reads_what_is_there),
+        cmocka_unit_test(a_small_replaced_row_has_the_bits_of_the_served_one),
         cmocka_unit_test(what_no_kernel_takes_is_refused),
         cmocka_unit_test(larger_gemms_are_exact),
         cmocka_unit_test(random_numbers_are_near_their_sums),

@@ -1,5 +1,5 @@
 /* base_gemm.cuh: what the kernels of the base's GEMMs share: the state, the outputs as one range of
- * tiles, fragments from shared memory, and how a sum becomes an output. */
+ * tiles, and how a sum becomes an output. */
 #ifndef SP_KERNELS_CUDA_BASE_GEMM_CUH
 #define SP_KERNELS_CUDA_BASE_GEMM_CUH
 
@@ -59,18 +59,6 @@ static __device__ __forceinline__ gemm_place place_of(const gemm_columns &column
         if (tile >= columns.end[i])
             place = {i + 1, tile - columns.end[i]};
     return place;
-}
-
-/* Four 8 x 8 matrices of 16-bit elements: thread 4 i + j holds (i, 2 j) and (i, 2 j + 1). Lane l
- * has the address of row l % 8 of matrix l / 8. */
-static __device__ __forceinline__ uint4 load_matrices(uint32_t from)
-{
-    uint4 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(from)
-                 : "memory");
-    return v;
 }
 
 static __device__ __forceinline__ float with_bias(const sp_cuda_gemm_output &out, int n, float sum)

@@ -5,21 +5,27 @@
  *             y[row, n] = T(fmaf(scale, (float)T(Σ_j A[j, token] · B[n, j]), y[row, n])),
  *             j ascending, one fmaf each from +0
  *     head:   logits[row, ids[i]] = x[row, :] · rows[i, :] for the slot's n replaced tokens, by the
- *             quarters and chunks of the shrink's xa (kernels_cuda.h), all chunks in index order,
- *             rounded once where the logits are not FP32
+ *             order of sp_cuda_gemm (ops_cuda.h), so that a row which equals the base's has its
+ *             bits; rounded once where the logits are not FP32
  *
- * Embed: one block per row. Head: grid (blocks, tiles); a block takes 16 replaced rows at a time,
- * the M side of the mma, and a tile of up to 8 rows, its N side, and strides by the grid's width,
- * because their number is known only on the device. Bound by the bytes of y, and of the rows.
+ * Embed: one block per row. Head: grid (blocks, tiles); a block is one warp, which takes 16
+ * replaced rows at a time, the M side of the mma, and a tile of up to 8 rows, its N side, and
+ * strides by the grid's width, because their number is known only on the device. Both come through
+ * a ring of stages of 64 k in shared memory. Bound by the bytes of y, and of the rows.
  */
 #include "device/cuda/current.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 #define EMBED_THREADS 256
-#define HEAD_THREADS  128
-#define HEAD_BLOCKS   4096 /* over all tiles */
-#define QUARTER_K     128
+#define HEAD_BLOCKS   1024 /* over all tiles */
+#define HEAD_K        64   /* of a stage */
+#define HEAD_PIECES   (HEAD_K / 8)
+#define HEAD_STAGES   12
 #define GROUP         16
+#define STAGE_ROWS    (GROUP + SP_CUDA_TILE_ROWS)          /* replaced rows, then rows of x */
+#define LANE_ROWS     (STAGE_ROWS * HEAD_PIECES / SP_WARP) /* that a lane copies a piece of */
+
+static_assert(SP_WARP / HEAD_PIECES == 4 && GROUP % 4 == 0, "a warp copies four rows at a time");
 
 /* ---- embed --------------------------------------------------------------------------------- */
 
@@ -91,75 +97,101 @@ __global__ void __launch_bounds__(EMBED_THREADS) embed_kernel(const sp_cuda_embe
 /* ---- head ---------------------------------------------------------------------------------- */
 
 typedef struct head_shared {
-    float quarter[4][SP_CUDA_TILE_ROWS][GROUP + 1];
+    uint4 stage[HEAD_STAGES][STAGE_ROWS][HEAD_PIECES]; /* pieces in the order piece ^ (row % 8) */
 } head_shared;
 
-/* Elements at .. at + 7 of replaced row `row`, zeros beyond the rows and their end. */
+/* Where a lane copies from: row 4 i + lane / 8 of a stage, piece lane % 8; NULL: no such row, which
+ * stays what it is, as nothing of it is stored. */
+typedef struct head_source {
+    const uint16_t *from[LANE_ROWS];
+} head_source;
+
+static __device__ __forceinline__ head_source find_source(const sp_cuda_head &h,
+                                                          const sp_cuda_tile *tile, int slot,
+                                                          int first, int n)
+{
+    int in_four = (int)threadIdx.x / HEAD_PIECES;
+    const uint16_t *rows = (const uint16_t *)h.rows[slot], *x = (const uint16_t *)h.x;
+    head_source source;
+
+#pragma unroll
+    for (int i = 0; i < LANE_ROWS; i++) {
+        int row = 4 * i + in_four, of_x = row - GROUP;
+
+        if (4 * i < GROUP)
+            source.from[i] = first + row < n ? rows + (int64_t)(first + row) * h.hidden : NULL;
+        else
+            source.from[i] = of_x < tile->count ? x + tile->row[of_x] * h.x_stride : NULL;
+    }
+    return source;
+}
+
+/* Elements k0 .. k0 + 63 of each row; those beyond the hidden size are zeros. */
 template <int VEC>
-static __device__ __forceinline__ uint4 row_part(const uint16_t *rows, int hidden, int row, int n,
-                                                 int at)
+static __device__ __forceinline__ void copy_stage(uint4 (*stage)[HEAD_PIECES],
+                                                  const head_source &source, int k0, int hidden)
 {
-    union {
-        uint4 all;
-        uint16_t one[8];
-    } v;
-
-    v.all = make_uint4(0, 0, 0, 0);
-    if (row >= n || at >= hidden)
-        return v.all;
-    rows += (int64_t)row * hidden + at;
-    if (VEC)
-        return load_weights(rows);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (at + i < hidden)
-            v.one[i] = rows[i];
-    return v.all;
-}
-
-/* One quarter of one chunk: 16 replaced rows from `first` on against the tile's rows of x. */
-template <int F16, int VEC>
-static __device__ __forceinline__ void add_quarter(float *acc, const sp_cuda_head &h,
-                                                   const uint16_t *rows, int first, int n,
-                                                   const uint16_t *x, int k, int x_end)
-{
-    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    int piece = threadIdx.x % HEAD_PIECES, k = k0 + piece * 8;
 
 #pragma unroll
-    for (int s = 0; s < 4; s++) {
-        int at = k + 32 * s + 8 * t;
-        uint4 low = row_part<VEC>(rows, h.hidden, first + g, n, at);
-        uint4 high = row_part<VEC>(rows, h.hidden, first + g + 8, n, at);
-        uint4 v = load_eight_of_row<VEC>(x, at, x_end);
+    for (int i = 0; i < LANE_ROWS; i++) {
+        int row = 4 * i + (int)threadIdx.x / HEAD_PIECES;
+        uint4 *to = &stage[row][piece ^ (row & 7)];
 
-        mma<F16>(acc, low.x, high.x, low.y, high.y, v.x, v.y);
-        mma<F16>(acc, low.z, high.z, low.w, high.w, v.z, v.w);
+        if (source.from[i] == NULL)
+            continue;
+        if (VEC)
+            copy_async_if(shared_address(to), source.from[i] + k, k < hidden);
+        else
+            *to = load_eight_of_row<0>(source.from[i], k, hidden);
     }
 }
 
-/* The sums of this thread's (row tid / 16, replaced row first + tid % 16) over all of k. */
-template <int F16, int VEC>
-static __device__ float sum_group(head_shared *s, const sp_cuda_head &h, const uint16_t *rows,
-                                  int first, int n, const uint16_t *x, int x_end)
+/* Four steps of 16 k, in order. */
+template <int F16>
+static __device__ __forceinline__ void multiply_stage(float *sum, uint4 (*stage)[HEAD_PIECES])
 {
-    int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-    int row = threadIdx.x >> 4, c = threadIdx.x & 15;
-    float sum = 0.0f;
+    int lane = threadIdx.x, in = lane & 7, matrix = lane >> 3;
+    uint32_t row = shared_address(stage[(matrix & 1) * 8 + in]);
+    uint32_t x = shared_address(stage[GROUP + in]);
 
-    for (int k0 = 0; k0 < h.hidden; k0 += SP_CUDA_CHUNK_K) {
-        float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int step = 0; step < HEAD_K / 16; step += 2) {
+        uint4 b = load_matrices(x + (((2 * step + matrix) ^ in) << 4));
+        uint4 a = load_matrices(row + (((2 * step + (matrix >> 1)) ^ in) << 4));
 
-        add_quarter<F16, VEC>(acc, h, rows, first, n, x, k0 + warp * QUARTER_K, x_end);
-        s->quarter[warp][2 * t][g] = acc[0];
-        s->quarter[warp][2 * t + 1][g] = acc[1];
-        s->quarter[warp][2 * t][g + 8] = acc[2];
-        s->quarter[warp][2 * t + 1][g + 8] = acc[3];
-        __syncthreads();
-        sum = sum + (((s->quarter[0][row][c] + s->quarter[1][row][c]) + s->quarter[2][row][c]) +
-                     s->quarter[3][row][c]);
-        __syncthreads();
+        mma<F16>(sum, a.x, a.y, a.z, a.w, b.x, b.y);
+        a = load_matrices(row + (((2 * step + 2 + (matrix >> 1)) ^ in) << 4));
+        mma<F16>(sum, a.x, a.y, a.z, a.w, b.z, b.w);
     }
-    return sum;
+}
+
+/* The sums of 16 replaced rows and the tile's rows over all of k, as an mma leaves them. */
+template <int F16, int VEC>
+static __device__ __forceinline__ void sum_group(float *sum, head_shared *s, const sp_cuda_head &h,
+                                                 const head_source &source)
+{
+    int stages = (h.hidden + HEAD_K - 1) / HEAD_K;
+
+#pragma unroll
+    for (int i = 0; i < HEAD_STAGES - 1; i++) {
+        if (i < stages)
+            copy_stage<VEC>(s->stage[i], source, i * HEAD_K, h.hidden);
+        copy_commit();
+    }
+    for (int i = 0, slot = 0; i < stages; i++) {
+        int next = i + HEAD_STAGES - 1;
+
+        copy_wait<HEAD_STAGES - 2>();
+        __syncwarp();
+        if (next < stages)
+            copy_stage<VEC>(s->stage[slot > 0 ? slot - 1 : HEAD_STAGES - 1], source, next * HEAD_K,
+                            h.hidden);
+        copy_commit();
+        multiply_stage<F16>(sum, s->stage[slot]);
+        slot = slot + 1 == HEAD_STAGES ? 0 : slot + 1;
+    }
+    __syncwarp();
 }
 
 template <int F16>
@@ -172,23 +204,23 @@ static __device__ __forceinline__ void store_logit(const sp_cuda_head &h, int64_
 }
 
 template <int F16, int VEC>
-__global__ void __launch_bounds__(HEAD_THREADS) head_kernel(const sp_cuda_head h)
+__global__ void __launch_bounds__(SP_WARP) head_kernel(const sp_cuda_head h)
 {
     const sp_cuda_tile *tile = &h.tiles[blockIdx.y];
-    int slot = tile->slot, count = tile->count, g = (threadIdx.x & 31) >> 2;
-    int row = threadIdx.x >> 4, c = threadIdx.x & 15, n = count > 0 ? h.n[slot] : 0;
-    const uint16_t *rows, *x;
+    int slot = tile->slot, count = tile->count, n = count > 0 ? h.n[slot] : 0, lane = threadIdx.x;
     __shared__ head_shared s;
 
-    if (n == 0)
-        return;
-    rows = (const uint16_t *)h.rows[slot];
-    x = (const uint16_t *)h.x + tile->row[g < count ? g : 0] * h.x_stride;
     for (int first = (int)blockIdx.x * GROUP; first < n; first += (int)gridDim.x * GROUP) {
-        float sum = sum_group<F16, VEC>(&s, h, rows, first, n, x, g < count ? h.hidden : 0);
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 
-        if (row < count && first + c < n)
-            store_logit<F16>(h, tile->row[row] * h.logits_stride + h.ids[slot][first + c], sum);
+        sum_group<F16, VEC>(sum, &s, h, find_source(h, tile, slot, first, n));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int row = lane % 4 * 2 + (i & 1), own = first + lane / 4 + (i >> 1) * 8;
+
+            if (row < count && own < n)
+                store_logit<F16>(h, tile->row[row] * h.logits_stride + h.ids[slot][own], sum[i]);
+        }
     }
 }
 
@@ -222,12 +254,12 @@ extern "C" int sp_cuda_head_rows(int gpu, const sp_cuda_head *head, void *stream
     if (code != cudaSuccess || tiles == 0)
         return (int)code;
     if (head->type == SP_DTYPE_F16 && vec)
-        head_kernel<1, 1><<<grid, HEAD_THREADS, 0, on>>>(*head);
+        head_kernel<1, 1><<<grid, SP_WARP, 0, on>>>(*head);
     else if (head->type == SP_DTYPE_F16)
-        head_kernel<1, 0><<<grid, HEAD_THREADS, 0, on>>>(*head);
+        head_kernel<1, 0><<<grid, SP_WARP, 0, on>>>(*head);
     else if (vec)
-        head_kernel<0, 1><<<grid, HEAD_THREADS, 0, on>>>(*head);
+        head_kernel<0, 1><<<grid, SP_WARP, 0, on>>>(*head);
     else
-        head_kernel<0, 0><<<grid, HEAD_THREADS, 0, on>>>(*head);
+        head_kernel<0, 0><<<grid, SP_WARP, 0, on>>>(*head);
     return (int)cudaGetLastError();
 }
