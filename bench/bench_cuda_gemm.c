@@ -6,6 +6,9 @@
  * call for each output, or NaN where libcublas.so.13 is not found.
  *
  *     bench_cuda_gemm [--cells qkv,head/64] [--replays 20] [--commit NAME] [--peer 0]
+ *                     [--forms 4]
+ *
+ * --forms: so many of sp_cuda_gemm_form, from the first.
  */
 #include "base/half.h"
 #include "device/device_cuda.h"
@@ -39,8 +42,9 @@ static const layer layers[] = {
 static const int32_t row_counts[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192};
 
 /* Forms, by sp_cuda_gemm_form. */
-static const char *const forms[] = {"chosen", "few", "tiles", "wide"};
-#define N_FORMS 4
+static const char *const forms[SP_CUDA_GEMM_FORMS] = {"chosen",   "few",     "tiles",   "wide",
+                                                      "w64x32",   "w64x64",  "w128x32", "w128x64",
+                                                      "w128x128", "w128x256"};
 
 typedef int (*gemm_fn)(void *, int, int, int, int, int, const void *, const void *, int, int,
                        const void *, int, int, const void *, void *, int, int, int, int);
@@ -52,7 +56,7 @@ typedef struct bench {
     void *state, *flush;
     char *arena;
     size_t used;
-    int replays;
+    int replays, n_forms;
     void *cublas; /* NULL: none */
     gemm_fn peer;
     int failed;
@@ -198,7 +202,7 @@ static double form_us(cell *c, int form)
     if (form == SP_CUDA_GEMM_FEW && c->rows > SP_CUDA_GEMM_FEW_ROWS)
         return (double)NAN;
     for (int call = 0; call < c->calls; call++)
-        c->gemm[call].form = (sp_cuda_gemm_form)form;
+        c->gemm[call].form = form;
     us = replay(c, enqueue_ours);
     return c->b->failed ? (double)NAN : us;
 }
@@ -225,7 +229,7 @@ static void run_cell(bench *b, const layer *of, int32_t rows)
     if (b->failed)
         return;
     printf("  {\"cell\": \"%s/%d\", \"mb\": %.1f", of->name, (int)rows, bytes * 1e-6);
-    for (int form = 0; form < N_FORMS; form++)
+    for (int form = 0; form < b->n_forms; form++)
         print_us(forms[form], form_us(&c, form), bytes, flops);
     b->failed = 0;
     if (b->cublas)
@@ -304,7 +308,9 @@ int main(int argc, char **argv)
     const char *cells = option(argc, argv, "--cells", NULL);
 
     b.replays = (int)strtol(option(argc, argv, "--replays", "20"), NULL, 10);
-    if (b.replays < 1 || b.replays > REPLAYS_MAX || open_bench(&b, &error)) {
+    b.n_forms = (int)strtol(option(argc, argv, "--forms", "4"), NULL, 10);
+    if (b.n_forms < 0 || b.n_forms > SP_CUDA_GEMM_FORMS || b.replays < 1 ||
+        b.replays > REPLAYS_MAX || open_bench(&b, &error)) {
         fprintf(stderr, "bench_cuda_gemm: %s\n", error.text);
         return 1;
     }

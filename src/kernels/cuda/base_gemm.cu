@@ -54,28 +54,23 @@ static bool is_aligned(const sp_cuda_gemm *gemm)
     return aligned;
 }
 
-/* Few rows: the weights are the bytes that matter. Many: tiles of 128 rows by wgmma, unless they
- * leave most multiprocessors idle. */
-static sp_cuda_gemm_form choose(const base_gemm *state, const sp_cuda_gemm *gemm)
+/* Few rows: nothing but the weights' bytes. Else wgmma where the GPU has it. */
+static int choose(const base_gemm *state, const sp_cuda_gemm *gemm)
 {
-    int64_t tiles = (int64_t)columns_of(gemm, 128).tiles * sp_cuda_ceil(gemm->rows, 128);
-
     if (gemm->rows <= SP_CUDA_GEMM_FEW_ROWS)
         return SP_CUDA_GEMM_FEW;
-    return state->encode != NULL && gemm->rows > 128 && 2 * tiles > state->multiprocessors
-               ? SP_CUDA_GEMM_WIDE
-               : SP_CUDA_GEMM_TILES;
+    return state->encode != NULL ? SP_CUDA_GEMM_WIDE : SP_CUDA_GEMM_TILES;
 }
 
 static cudaError_t launch(const base_gemm *state, const sp_cuda_gemm *gemm, cudaStream_t stream)
 {
-    sp_cuda_gemm_form form = gemm->form == SP_CUDA_GEMM_CHOSEN ? choose(state, gemm) : gemm->form;
+    int form = gemm->form == SP_CUDA_GEMM_CHOSEN ? choose(state, gemm) : gemm->form;
 
     if (form == SP_CUDA_GEMM_FEW)
         return sp_cuda_gemm_few(state, gemm, stream);
-    if (form == SP_CUDA_GEMM_WIDE)
-        return sp_cuda_gemm_wide(state, gemm, stream);
-    return sp_cuda_gemm_tiles(state, gemm, stream);
+    if (form == SP_CUDA_GEMM_TILES)
+        return sp_cuda_gemm_tiles(state, gemm, stream);
+    return sp_cuda_gemm_wide(state, form - SP_CUDA_GEMM_SHAPE_0, gemm, stream);
 }
 
 extern "C" int sp_cuda_base_gemm(int gpu, const void *state, const sp_cuda_gemm *gemm, void *stream)
@@ -86,7 +81,8 @@ extern "C" int sp_cuda_base_gemm(int gpu, const void *state, const sp_cuda_gemm 
 
     if (code != cudaSuccess || gemm->rows == 0)
         return (int)code;
-    if (!is_aligned(gemm) || (gemm->form == SP_CUDA_GEMM_FEW && gemm->rows > SP_CUDA_GEMM_FEW_ROWS))
+    if (!is_aligned(gemm) || gemm->form < 0 || gemm->form >= SP_CUDA_GEMM_FORMS ||
+        (gemm->form == SP_CUDA_GEMM_FEW && gemm->rows > SP_CUDA_GEMM_FEW_ROWS))
         return (int)cudaErrorInvalidValue;
     code = launch(open, gemm, (cudaStream_t)stream);
     return (int)(code == cudaSuccess ? cudaGetLastError() : code);

@@ -12,6 +12,7 @@ typedef struct base_gemm {
     int multiprocessors;
     int shared_bytes; /* that a block may have */
     void *encode;     /* cuTensorMapEncodeTiled where the GPU runs base_gemm_sm90a.cu, else NULL */
+    int clusters[SP_CUDA_GEMM_SHAPES]; /* that run at once, for each of its tiles */
 } base_gemm;
 
 /* Set the kernels' attributes; gpu is the current one. */
@@ -23,8 +24,8 @@ cudaError_t sp_cuda_gemm_wide_init(int gpu, base_gemm *state);
 cudaError_t sp_cuda_gemm_few(const base_gemm *state, const sp_cuda_gemm *gemm, cudaStream_t stream);
 cudaError_t sp_cuda_gemm_tiles(const base_gemm *state, const sp_cuda_gemm *gemm,
                                cudaStream_t stream);
-/* cudaErrorNotSupported: the GPU, or the build, has no wgmma. */
-cudaError_t sp_cuda_gemm_wide(const base_gemm *state, const sp_cuda_gemm *gemm,
+/* In tiles of a kind, -1: the best. cudaErrorNotSupported: the GPU, or the build, has no wgmma. */
+cudaError_t sp_cuda_gemm_wide(const base_gemm *state, int kind, const sp_cuda_gemm *gemm,
                               cudaStream_t stream);
 
 /* The outputs cut into tiles of so many columns, one output after the other. */

@@ -1,30 +1,27 @@
 /*
- * base_gemm_sm90a.cu: y[row, n] = x[row, :] · w[n, :] for many rows, by the order of sp_cuda_gemm,
- * through wgmma. Bound by the tensor cores.
+ * base_gemm_sm90a.cu: y[row, n] = x[row, :] · w[n, :] by the order of sp_cuda_gemm, through wgmma.
+ * Bound by the tensor cores with many rows, by the bytes of w with few.
  *
- * A cluster of two blocks takes two tiles of 128 rows by the same 256 or 128 columns, over all of k
- * in stages of 64. Each block loads its rows of x and half of the rows of w, the latter to both
- * blocks: what L2 delivers would be the bound otherwise. In a block one thread fills a ring of
- * stages by tensor copies (TMA) and two warpgroups multiply 64 rows each. Blocks are persistent:
- * the ring runs on into the next tile while the sums of the last one are stored. Tiles are in bands
- * of 16 pairs of tiles of rows, so that those which run together share rows and columns in L2.
+ * A block takes a tile of 64 or 128 rows by up to 256 columns, over all of k in stages of 64. The
+ * blocks of a cluster share a part of what they read, since what L2 delivers would be the bound
+ * otherwise: two blocks with adjacent rows share w (many rows), or four with adjacent columns share
+ * x (few rows, whose columns are spread over all multiprocessors). Each block loads its share of
+ * the common operand to all of them. In a block one thread fills a ring of stages by tensor copies
+ * (TMA) and each warpgroup multiplies 64 rows. Blocks are persistent: the ring runs on into the
+ * next tile while the sums of the last one are stored. The first stages of w are loaded before the
+ * wait for the predecessor. Tiles are in bands of 32 tiles of rows, so that those which run
+ * together share rows and columns in L2.
  */
 #include "kernels/cuda/base_gemm.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 #define STAGE_K       64
 #define ROW_BYTES     (STAGE_K * 2)
-#define ROWS          128 /* of x, of one block */
-#define BLOCKS        2   /* of a cluster */
-#define CONSUMERS     2   /* warpgroups */
 #define WARPGROUP     128
-#define THREADS       ((1 + CONSUMERS) * WARPGROUP)
-#define BAND          16 /* pairs of tiles of rows */
-#define X_BYTES       (ROWS * ROW_BYTES)
+#define BAND          32 /* tiles of rows */
 #define RING_BYTES    (192 << 10)
-#define BARRIER_BYTES 256
-
-static_assert(CONSUMERS * 64 == ROWS, "a warpgroup multiplies 64 rows");
+#define STAGES_MAX    16
+#define BARRIER_BYTES (2 * STAGES_MAX * 8)
 
 typedef struct wide_maps {
     CUtensorMap x, w[SP_CUDA_OUTPUTS_MAX];
@@ -32,13 +29,27 @@ typedef struct wide_maps {
 
 typedef struct wide_shape {
     gemm_columns columns;
-    int row_pairs, items, k_stages;
+    int row_clusters, column_clusters; /* of tiles */
+    int items, k_stages;
 } wide_shape;
 
-template <int COLUMNS> struct wide {
-    static constexpr int stage_bytes = X_BYTES + COLUMNS * ROW_BYTES;
-    static constexpr int stages = RING_BYTES / stage_bytes;
-    static constexpr int shared_bytes = stages * stage_bytes + BARRIER_BYTES;
+/* A block's tile and its cluster: ROW_BLOCKS or COLUMN_BLOCKS is 1. */
+template <int ROWS_, int COLUMNS_, int ROW_BLOCKS_, int COLUMN_BLOCKS_> struct wide {
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_;
+    static constexpr int ROW_BLOCKS = ROW_BLOCKS_, COLUMN_BLOCKS = COLUMN_BLOCKS_;
+    static constexpr int BLOCKS = ROW_BLOCKS * COLUMN_BLOCKS;
+    static constexpr int CONSUMERS = ROWS / 64; /* warpgroups */
+    static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
+    static constexpr int X_BOX = ROWS / COLUMN_BLOCKS, W_BOX = COLUMNS / ROW_BLOCKS; /* rows */
+    static constexpr int X_BYTES = ROWS * ROW_BYTES;
+    static constexpr int STAGE_BYTES = X_BYTES + COLUMNS * ROW_BYTES;
+    static constexpr int STAGES =
+        RING_BYTES / STAGE_BYTES < STAGES_MAX ? RING_BYTES / STAGE_BYTES : STAGES_MAX;
+    static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + BARRIER_BYTES;
+
+    static_assert(ROW_BLOCKS == 1 || COLUMN_BLOCKS == 1, "all blocks share one operand");
+    static_assert(X_BOX % 8 == 0 && W_BOX % 8 == 0, "a box is whole atoms of the swizzle");
+    static_assert(STAGE_BYTES % 1024 == 0, "and so is a stage");
 };
 
 /* 1 where this object has the kernels for the GPU at hand. */
@@ -55,93 +66,125 @@ typedef struct wide_place {
     int row0, output, n0;
 } wide_place;
 
-template <int COLUMNS>
+/* A column tile after the last one begins at or after the end of the last output. */
+template <class W>
 static __device__ __forceinline__ wide_place find_place(const wide_shape &s, int item, int rank)
 {
-    int in_band = BAND * s.columns.tiles, band = item / in_band;
-    int pairs = min(BAND, s.row_pairs - band * BAND), at = item - band * in_band;
-    gemm_place place = place_of(s.columns, at / pairs);
+    const int band_rows = BAND / W::ROW_BLOCKS;
+    int in_band = band_rows * s.column_clusters, band = item / in_band;
+    int rows = min(band_rows, s.row_clusters - band * band_rows), at = item - band * in_band;
+    int row = (band * band_rows + at % rows) * W::ROW_BLOCKS + rank / W::COLUMN_BLOCKS;
+    int column = at / rows * W::COLUMN_BLOCKS + rank % W::COLUMN_BLOCKS;
+    int last = min(column, s.columns.tiles - 1);
+    gemm_place place = place_of(s.columns, last);
 
-    return {((band * BAND + at % pairs) * BLOCKS + rank) * ROWS, place.output,
-            place.tile * COLUMNS};
+    return {row * W::ROWS, place.output, (place.tile + column - last) * W::COLUMNS};
 }
 
 /* A thread's position in the ring. */
-template <int COLUMNS> struct wide_ring {
+template <class W> struct wide_ring {
     uint32_t base;
     int stage, parity;
 
     __device__ uint32_t full(void) const
     {
-        return base + wide<COLUMNS>::stages * wide<COLUMNS>::stage_bytes + stage * 8;
+        return base + W::STAGES * W::STAGE_BYTES + stage * 8;
     }
     __device__ uint32_t empty(void) const
     {
-        return full() + wide<COLUMNS>::stages * 8;
+        return full() + W::STAGES * 8;
     }
     __device__ uint32_t data(void) const
     {
-        return base + stage * wide<COLUMNS>::stage_bytes;
+        return base + stage * W::STAGE_BYTES;
     }
     __device__ void advance(void)
     {
-        if (++stage == wide<COLUMNS>::stages) {
+        if (++stage == W::STAGES) {
             stage = 0;
             parity ^= 1;
         }
     }
 };
 
+/* This block's share of a stage of x. */
+template <class W>
+static __device__ __forceinline__ void load_x(const wide_ring<W> &at, const wide_maps &maps, int k,
+                                              int row0, int rank)
+{
+    int first = W::COLUMN_BLOCKS > 1 ? rank * W::X_BOX : 0;
+    uint32_t to = at.data() + first * ROW_BYTES;
+
+    if (W::COLUMN_BLOCKS > 1)
+        tensor_load_to((1 << W::BLOCKS) - 1, to, &maps.x, k, row0 + first, at.full());
+    else
+        tensor_load(to, &maps.x, k, row0, at.full());
+}
+
+/* This block's share of a stage of w; the stage's bytes are expected from here on. */
+template <class W>
+static __device__ __forceinline__ void load_w(const wide_ring<W> &at, const CUtensorMap *map, int k,
+                                              int n0, int rank)
+{
+    int first = W::ROW_BLOCKS > 1 ? rank * W::W_BOX : 0;
+    uint32_t to = at.data() + W::X_BYTES + first * ROW_BYTES;
+
+    barrier_expect(at.full(), W::STAGE_BYTES);
+    barrier_arrive(at.full());
+    if (W::ROW_BLOCKS > 1)
+        tensor_load_to((1 << W::BLOCKS) - 1, to, map, k, n0 + first, at.full());
+    else
+        tensor_load(to, map, k, n0, at.full());
+}
+
 /* One thread of the block. */
-template <int COLUMNS>
-static __device__ __forceinline__ void load_all(wide_ring<COLUMNS> at, const wide_maps &maps,
+template <class W>
+static __device__ __forceinline__ void load_all(wide_ring<W> at, const wide_maps &maps,
                                                 const wide_shape &s, int rank)
 {
-    const uint16_t both = (1 << BLOCKS) - 1;
-    const int half = COLUMNS / BLOCKS;
+    const int clusters = (int)gridDim.x / W::BLOCKS;
+    int item = (int)blockIdx.x / W::BLOCKS, ahead = min(W::STAGES, s.k_stages);
+    wide_place place = find_place<W>(s, item, rank);
+    wide_ring<W> w_at = at;
 
-    for (int item = (int)blockIdx.x / BLOCKS; item < s.items; item += (int)gridDim.x / BLOCKS) {
-        wide_place place = find_place<COLUMNS>(s, item, rank);
-        const CUtensorMap *w = &maps.w[place.output];
-
-        for (int i = 0; i < s.k_stages; i++, at.advance()) {
+    for (int i = 0; i < ahead; i++, w_at.advance())
+        load_w<W>(w_at, &maps.w[place.output], i * STAGE_K, place.n0, rank);
+    wait_predecessor();
+    for (int i = 0; i < ahead; i++, at.advance())
+        load_x<W>(at, maps, i * STAGE_K, place.row0, rank);
+    for (int from = ahead; item < s.items; item += clusters, from = 0) {
+        place = find_place<W>(s, item, rank);
+        for (int i = from; i < s.k_stages; i++, at.advance()) {
             barrier_wait(at.empty(), at.parity ^ 1);
-            barrier_expect(at.full(), wide<COLUMNS>::stage_bytes);
-            barrier_arrive(at.full());
-            tensor_load(at.data(), &maps.x, i * STAGE_K, place.row0, at.full());
-            tensor_load_to(both, at.data() + X_BYTES + rank * half * ROW_BYTES, w, i * STAGE_K,
-                           place.n0 + rank * half, at.full());
+            load_w<W>(at, &maps.w[place.output], i * STAGE_K, place.n0, rank);
+            load_x<W>(at, maps, i * STAGE_K, place.row0, rank);
         }
     }
 }
 
-template <int COLUMNS>
+template <class W>
 static __device__ __forceinline__ void multiply_stage(float *sum, uint32_t x, uint32_t w)
 {
     uint64_t a = wgmma_operand(x), b = wgmma_operand(w);
 
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < STAGE_K / 16; step++) {
-        if (COLUMNS == 256)
-            wgmma_256(sum, a + 2 * step, b + 2 * step);
-        else
-            wgmma_128(sum, a + 2 * step, b + 2 * step);
-    }
+    for (int step = 0; step < STAGE_K / 16; step++)
+        wgmma<W::COLUMNS>(sum, a + 2 * step, b + 2 * step);
     wgmma_commit();
 }
 
-/* Each warp tells both blocks' loaders that it has read the stage. */
-static __device__ __forceinline__ void release_stage(uint32_t empty)
+/* Each warp tells the loaders of all blocks that it has read the stage. */
+template <class W> static __device__ __forceinline__ void release_stage(uint32_t empty)
 {
     int lane = threadIdx.x & 31;
 
-    if (lane < BLOCKS)
+    if (lane < W::BLOCKS)
         barrier_arrive_at(empty, lane);
 }
 
-/* Two rows' 16 columns from column j * 8: neighbours swap halves, so that each lane stores four
- * adjacent outputs and a quad whole sectors. */
+/* A row's 16 columns from y on: neighbours swap halves, so that each lane stores four adjacent
+ * outputs and a quad whole sectors. */
 static __device__ __forceinline__ void store_sixteen(uint16_t *y, const float *sum, int half)
 {
     int lane = threadIdx.x & 31;
@@ -155,7 +198,7 @@ static __device__ __forceinline__ void store_sixteen(uint16_t *y, const float *s
 }
 
 /* The sums of this thread's warpgroup. */
-template <int COLUMNS>
+template <class W>
 static __device__ __forceinline__ void store_sums(const float *sum, const sp_cuda_gemm &g,
                                                   const wide_place &at)
 {
@@ -163,7 +206,7 @@ static __device__ __forceinline__ void store_sums(const float *sum, const sp_cud
     int lane = threadIdx.x & 31, in_group = (int)threadIdx.x - WARPGROUP;
     int row0 = at.row0 + in_group / 32 * 16 + lane / 4;
     bool pairs = stores_pairs(out);
-    bool fours = !out.y_is_f32 && out.bias == NULL && at.n0 + COLUMNS <= out.n &&
+    bool fours = !out.y_is_f32 && out.bias == NULL && at.n0 + W::COLUMNS <= out.n &&
                  out.y_stride % 4 == 0 && (uintptr_t)out.y % 8 == 0;
 
 #pragma unroll
@@ -173,7 +216,7 @@ static __device__ __forceinline__ void store_sums(const float *sum, const sp_cud
         uint16_t *y = (uint16_t *)out.y + row * out.y_stride + at.n0;
 
 #pragma unroll
-        for (int j = 0; j < COLUMNS / 8; j += 2) {
+        for (int j = 0; j < W::COLUMNS / 8; j += 2) {
             if (fours) {
                 store_sixteen(mine ? y + j * 8 : NULL, sum + 4 * j, half);
             } else if (mine) {
@@ -187,74 +230,75 @@ static __device__ __forceinline__ void store_sums(const float *sum, const sp_cud
     }
 }
 
-template <int COLUMNS>
-static __device__ __forceinline__ void multiply_all(wide_ring<COLUMNS> at, const sp_cuda_gemm &g,
+template <class W>
+static __device__ __forceinline__ void multiply_all(wide_ring<W> at, const sp_cuda_gemm &g,
                                                     const wide_shape &s, int rank)
 {
+    const int clusters = (int)gridDim.x / W::BLOCKS;
     int group = threadIdx.x / WARPGROUP - 1;
     uint32_t x = group * 64 * ROW_BYTES;
-    float sum[COLUMNS / 2];
+    float sum[W::COLUMNS / 2];
 
-    for (int item = (int)blockIdx.x / BLOCKS; item < s.items; item += (int)gridDim.x / BLOCKS) {
-        uint32_t read = 0; /* the stage that the wgmma in flight reads */
+    for (int item = (int)blockIdx.x / W::BLOCKS; item < s.items; item += clusters) {
+        uint32_t read = 0; /* empty barrier of the stage that the wgmma in flight reads */
 
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++)
+        for (int i = 0; i < W::COLUMNS / 2; i++)
             sum[i] = 0.0f;
         for (int i = 0; i < s.k_stages; i++, at.advance()) {
             barrier_wait(at.full(), at.parity);
-            multiply_stage<COLUMNS>(sum, at.data() + x, at.data() + X_BYTES);
+            multiply_stage<W>(sum, at.data() + x, at.data() + W::X_BYTES);
             wgmma_wait<1>();
             if (i > 0)
-                release_stage(read);
+                release_stage<W>(read);
             read = at.empty();
         }
         wgmma_wait<0>();
-        release_stage(read);
-        store_sums<COLUMNS>(sum, g, find_place<COLUMNS>(s, item, rank));
+        release_stage<W>(read);
+        store_sums<W>(sum, g, find_place<W>(s, item, rank));
     }
 }
 
-template <int COLUMNS> static __device__ __forceinline__ void init_barriers(wide_ring<COLUMNS> at)
+template <class W> static __device__ __forceinline__ void init_barriers(wide_ring<W> at)
 {
     for (; at.parity == 0; at.advance()) {
         barrier_init(at.full(), 1);
-        barrier_init(at.empty(), BLOCKS * CONSUMERS * WARPGROUP / SP_WARP);
+        barrier_init(at.empty(), W::BLOCKS * W::CONSUMERS * WARPGROUP / SP_WARP);
     }
     barrier_init_done();
 }
 
 #endif
 
-template <int COLUMNS>
-__global__ void __launch_bounds__(THREADS, 1)
+template <class W>
+__global__ void __launch_bounds__(W::THREADS, 1)
     wide_kernel(const __grid_constant__ wide_maps maps, const __grid_constant__ sp_cuda_gemm g,
                 const __grid_constant__ wide_shape s)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) char memory[];
-    wide_ring<COLUMNS> ring = {shared_address(memory), 0, 0};
+    wide_ring<W> ring = {shared_address(memory), 0, 0};
     int rank = cluster_rank();
 
     if (threadIdx.x == 0)
-        init_barriers<COLUMNS>(ring);
+        init_barriers<W>(ring);
     __syncwarp();
     cluster_arrive();
     cluster_wait();
     release_successor();
     if (threadIdx.x < WARPGROUP) {
-        registers_down_to<40>();
-        if (threadIdx.x == 0) {
-            wait_predecessor();
-            load_all<COLUMNS>(ring, maps, s, rank);
-        }
+        if (W::COLUMNS == 256)
+            registers_down_to<40>();
+        if (threadIdx.x == 0)
+            load_all<W>(ring, maps, s, rank);
         __syncwarp();
     } else {
-        registers_up_to<232>();
+        if (W::COLUMNS == 256)
+            registers_up_to<232>();
         wait_predecessor();
-        multiply_all<COLUMNS>(ring, g, s, rank);
+        multiply_all<W>(ring, g, s, rank);
     }
-    /* No block may end while the other one still writes to it. */
+    /* No block may end while another one still writes to it. */
     cluster_arrive();
     cluster_wait();
 #endif
@@ -278,16 +322,103 @@ static bool make_map(encode_fn encode, CUtensorMap *map, const void *data, int64
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <int COLUMNS> static cudaError_t set_shared(void)
+template <class W> static wide_shape shape_of(const sp_cuda_gemm *gemm)
 {
-    return cudaFuncSetAttribute(wide_kernel<COLUMNS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                wide<COLUMNS>::shared_bytes);
+    wide_shape shape = {columns_of(gemm, W::COLUMNS),
+                        sp_cuda_ceil(gemm->rows, W::ROWS * W::ROW_BLOCKS), 0, 0,
+                        sp_cuda_ceil(gemm->k, STAGE_K)};
+
+    shape.column_clusters = sp_cuda_ceil(shape.columns.tiles, W::COLUMN_BLOCKS);
+    shape.items = shape.row_clusters * shape.column_clusters;
+    return shape;
 }
+
+/* A launch of so many clusters; `attributes` must outlive it. */
+template <class W>
+static cudaLaunchConfig_t config_of(int clusters, cudaLaunchAttribute *attributes,
+                                    cudaStream_t stream)
+{
+    cudaLaunchConfig_t config =
+        sp_cuda_overlapping(dim3((unsigned)(clusters * W::BLOCKS)), W::THREADS, W::SHARED_BYTES,
+                            &attributes[0], false, stream);
+
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim = {W::BLOCKS, 1, 1};
+    config.attrs = attributes;
+    config.numAttrs++;
+    return config;
+}
+
+template <class W>
+static cudaError_t launch_wide(const base_gemm *state, int clusters, const sp_cuda_gemm *gemm,
+                               cudaStream_t stream)
+{
+    wide_shape shape = shape_of<W>(gemm);
+    encode_fn encode = (encode_fn)state->encode;
+    wide_maps maps = {};
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config = config_of<W>(min(shape.items, clusters), attributes, stream);
+
+    if (!make_map(encode, &maps.x, gemm->x, gemm->x_stride, gemm->rows, gemm->k, W::X_BOX))
+        return cudaErrorInvalidValue;
+    for (int i = 0; i < gemm->n_outputs; i++)
+        if (!make_map(encode, &maps.w[i], gemm->outputs[i].w, gemm->k, gemm->outputs[i].n, gemm->k,
+                      W::W_BOX))
+            return cudaErrorInvalidValue;
+    return cudaLaunchKernelEx(&config, wide_kernel<W>, maps, *gemm, shape);
+}
+
+/* Allows the shared memory, and asks how many clusters run at once. */
+template <class W> static cudaError_t init_wide(int *out_clusters)
+{
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config = config_of<W>(1, attributes, NULL);
+    cudaError_t code = cudaFuncSetAttribute(
+        wide_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize, W::SHARED_BYTES);
+
+    return code == cudaSuccess
+               ? cudaOccupancyMaxActiveClusters(out_clusters, wide_kernel<W>, &config)
+               : code;
+}
+
+/* ---- the choice of a tile ------------------------------------------------------------------ */
+
+/* Cycles of a multiprocessor for a stage of a tile, about: what the tensor cores, the operands'
+ * reads from shared memory (128 bytes a cycle) and what L2 delivers (30) take at least. */
+template <class W> static constexpr int stage_cycles(void)
+{
+    int cores = W::ROWS * W::COLUMNS * STAGE_K / 2048;
+    int reads = W::CONSUMERS * (64 + W::COLUMNS) * ROW_BYTES / 128;
+    int loads = (W::X_BOX + W::W_BOX) * ROW_BYTES / 30;
+    int most = cores > reads ? cores : reads;
+
+    return most > loads ? most : loads;
+}
+
+typedef struct wide_kind {
+    cudaError_t (*init)(int *out_clusters);
+    cudaError_t (*launch)(const base_gemm *state, int clusters, const sp_cuda_gemm *gemm,
+                          cudaStream_t stream);
+    wide_shape (*shape)(const sp_cuda_gemm *gemm);
+    int cycles;
+} wide_kind;
+
+template <class W> static constexpr wide_kind kind_of(void)
+{
+    return {init_wide<W>, launch_wide<W>, shape_of<W>, stage_cycles<W>()};
+}
+
+static const wide_kind kinds[SP_CUDA_GEMM_SHAPES] = {
+    kind_of<wide<64, 32, 1, 4>>(),   kind_of<wide<64, 64, 1, 4>>(),
+    kind_of<wide<128, 32, 1, 4>>(),  kind_of<wide<128, 64, 1, 4>>(),
+    kind_of<wide<128, 128, 2, 1>>(), kind_of<wide<128, 256, 2, 1>>(),
+};
 
 cudaError_t sp_cuda_gemm_wide_init(int gpu, base_gemm *state)
 {
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     int major = 0, minor = 0, built = 0;
+    void *encode = NULL;
     cudaError_t code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu);
 
     if (code == cudaSuccess)
@@ -295,63 +426,43 @@ cudaError_t sp_cuda_gemm_wide_init(int gpu, base_gemm *state)
     if (code != cudaSuccess || major != 9 || minor != 0)
         return code;
     code = cudaMemcpyFromSymbol(&built, wide_is_built, sizeof built);
-    if (code != cudaSuccess || !built || state->shared_bytes < wide<256>::shared_bytes)
+    if (code != cudaSuccess || !built || state->shared_bytes < RING_BYTES + BARRIER_BYTES)
         return code;
-    code = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &state->encode, 12000,
+    code = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000,
                                             cudaEnableDefault, &found);
-    if (code == cudaSuccess)
-        code = set_shared<256>();
-    if (code == cudaSuccess)
-        code = set_shared<128>();
-    if (code != cudaSuccess || found != cudaDriverEntryPointSuccess)
-        state->encode = NULL;
+    for (int i = 0; i < SP_CUDA_GEMM_SHAPES && code == cudaSuccess; i++)
+        code = kinds[i].init(&state->clusters[i]);
+    if (code == cudaSuccess && found == cudaDriverEntryPointSuccess)
+        state->encode = encode;
     return code;
 }
 
-template <int COLUMNS> static wide_shape shape_of(const sp_cuda_gemm *gemm)
+/* The tile whose waves of clusters take the fewest cycles. */
+static int choose_kind(const base_gemm *state, const sp_cuda_gemm *gemm)
 {
-    wide_shape shape = {columns_of(gemm, COLUMNS), sp_cuda_ceil(gemm->rows, BLOCKS * ROWS), 0,
-                        sp_cuda_ceil(gemm->k, STAGE_K)};
+    int best = 0;
+    int64_t least = INT64_MAX;
 
-    shape.items = shape.row_pairs * shape.columns.tiles;
-    return shape;
+    for (int i = 0; i < SP_CUDA_GEMM_SHAPES; i++) {
+        int items = kinds[i].shape(gemm).items;
+        int64_t cycles = state->clusters[i] > 0
+                             ? (int64_t)sp_cuda_ceil(items, state->clusters[i]) * kinds[i].cycles
+                             : INT64_MAX;
+
+        if (cycles <= least) {
+            least = cycles;
+            best = i;
+        }
+    }
+    return best;
 }
 
-template <int COLUMNS>
-static cudaError_t launch_wide(const base_gemm *state, const sp_cuda_gemm *gemm,
-                               cudaStream_t stream)
+cudaError_t sp_cuda_gemm_wide(const base_gemm *state, int kind, const sp_cuda_gemm *gemm,
+                              cudaStream_t stream)
 {
-    wide_shape shape = shape_of<COLUMNS>(gemm);
-    encode_fn encode = (encode_fn)state->encode;
-    int clusters = min(shape.items, state->multiprocessors / BLOCKS);
-    wide_maps maps = {};
-    cudaLaunchAttribute attributes[2];
-    cudaLaunchConfig_t config =
-        sp_cuda_overlapping(dim3((unsigned)(clusters * BLOCKS)), THREADS,
-                            wide<COLUMNS>::shared_bytes, &attributes[0], false, stream);
-
-    if (!make_map(encode, &maps.x, gemm->x, gemm->x_stride, gemm->rows, gemm->k, ROWS))
-        return cudaErrorInvalidValue;
-    for (int i = 0; i < gemm->n_outputs; i++)
-        if (!make_map(encode, &maps.w[i], gemm->outputs[i].w, gemm->k, gemm->outputs[i].n, gemm->k,
-                      COLUMNS / BLOCKS))
-            return cudaErrorInvalidValue;
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs].val.clusterDim = {BLOCKS, 1, 1};
-    config.attrs = attributes;
-    config.numAttrs++;
-    return cudaLaunchKernelEx(&config, wide_kernel<COLUMNS>, maps, *gemm, shape);
-}
-
-cudaError_t sp_cuda_gemm_wide(const base_gemm *state, const sp_cuda_gemm *gemm, cudaStream_t stream)
-{
-    int clusters = state->multiprocessors / BLOCKS;
-    int wide_waves = sp_cuda_ceil(shape_of<256>(gemm).items, clusters);
-    int narrow_waves = sp_cuda_ceil(shape_of<128>(gemm).items, clusters);
-
     if (state->encode == NULL)
         return cudaErrorNotSupported;
-    if (narrow_waves < 2 * wide_waves)
-        return launch_wide<128>(state, gemm, stream);
-    return launch_wide<256>(state, gemm, stream);
+    if (kind < 0)
+        kind = choose_kind(state, gemm);
+    return kinds[kind].launch(state, state->clusters[kind], gemm, stream);
 }

@@ -127,12 +127,16 @@ typedef struct sp_cuda_gemm_output {
     int32_t y_is_f32;
 } sp_cuda_gemm_output;
 
-/* Which kernel runs a GEMM. All have the same bits; tests and benches name one. */
+/* Which kernel runs a GEMM. All have the same bits; tests and benches name one. WIDE is wgmma, and
+ * cudaErrorNotSupported on GPUs without it; the forms from SHAPE_0 on are its tiles, one by one. */
+#define SP_CUDA_GEMM_SHAPES 6
 typedef enum sp_cuda_gemm_form {
     SP_CUDA_GEMM_CHOSEN = 0, /* by the rows and shapes */
     SP_CUDA_GEMM_FEW = 1,    /* streams the weights; at most SP_CUDA_GEMM_FEW_ROWS rows */
     SP_CUDA_GEMM_TILES = 2,  /* tiles of rows and outputs by mma.sync */
-    SP_CUDA_GEMM_WIDE = 3    /* the same by wgmma; cudaErrorNotSupported but on sm_90 */
+    SP_CUDA_GEMM_WIDE = 3,
+    SP_CUDA_GEMM_SHAPE_0 = 4,
+    SP_CUDA_GEMM_FORMS = SP_CUDA_GEMM_SHAPE_0 + SP_CUDA_GEMM_SHAPES
 } sp_cuda_gemm_form;
 
 #define SP_CUDA_GEMM_FEW_ROWS 64
@@ -150,7 +154,7 @@ typedef struct sp_cuda_gemm {
     int64_t x_stride;
     int32_t n_outputs;
     sp_cuda_gemm_output outputs[SP_CUDA_OUTPUTS_MAX];
-    sp_cuda_gemm_form form;
+    int32_t form; /* sp_cuda_gemm_form */
 } sp_cuda_gemm;
 
 /* to[i] = x[index[i]], `width` elements; index in device memory, -1: zeros. */

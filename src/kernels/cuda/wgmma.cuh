@@ -19,7 +19,7 @@ static __device__ __forceinline__ uint64_t wgmma_operand(uint32_t at)
     return 1ull << 62 | (1024ull >> 4) << 32 | 1ull << 16 | (at & 0x3ffff) >> 4;
 }
 
-/* d += a · bᵀ: a 64 rows, b 256 or 128 rows, of 16 k. Thread t of a warpgroup holds, in d[4 j + i],
+/* d += a · bᵀ: a 64 rows, b N rows, of 16 k. Thread t of a warpgroup holds, in d[4 j + i],
  * row 16 (t / 32) + t % 32 / 4 + i / 2 * 8, column 8 j + t % 4 * 2 + i % 2. */
 static __device__ __forceinline__ void wgmma_256(float *d, uint64_t a, uint64_t b)
 {
@@ -76,6 +76,45 @@ static __device__ __forceinline__ void wgmma_128(float *d, uint64_t a, uint64_t 
                    "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
                    "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
                  : "l"(a), "l"(b));
+}
+
+static __device__ __forceinline__ void wgmma_64(float *d, uint64_t a, uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+                 "%32, %33, 1, 1, 1, 0, 0;"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+                   "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+                   "+f"(d[30]), "+f"(d[31])
+                 : "l"(a), "l"(b));
+}
+
+static __device__ __forceinline__ void wgmma_32(float *d, uint64_t a, uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+                 "%16, %17, 1, 1, 1, 0, 0;"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "l"(a), "l"(b));
+}
+
+template <int N> static __device__ __forceinline__ void wgmma(float *d, uint64_t a, uint64_t b)
+{
+    static_assert(N == 256 || N == 128 || N == 64 || N == 32, "the wrapped widths");
+    if (N == 256)
+        wgmma_256(d, a, b);
+    else if (N == 128)
+        wgmma_128(d, a, b);
+    else if (N == 64)
+        wgmma_64(d, a, b);
+    else
+        wgmma_32(d, a, b);
 }
 
 /* Before the first wgmma after registers of d were written. */
