@@ -15,14 +15,17 @@
 #define STAGE_K      128
 #define PIECES       (STAGE_K / 8) /* of 16 bytes, in a row of a stage */
 #define ROW_BYTES    (STAGE_K * 2)
+#define STEPS        (STAGE_K / 16)
 #define GROUP        16 /* rows of w of a warp */
 #define GROUP_BYTES  (GROUP * ROW_BYTES)
 #define TILE         8 /* rows of x of one mma */
 #define WARPS_MAX    12
-#define STAGES_MAX   12
+#define STAGES_MAX   16
+#define STAGES_MIN   4
 #define FLIGHT_BYTES (48 << 10) /* of w in flight, at least, for full bandwidth */
 
 static_assert(2 * PIECES == SP_WARP, "a warp copies two rows of a stage at once");
+static_assert(GROUP / 2 == STEPS, "and two rows with each step");
 
 typedef struct few_shape {
     gemm_columns groups;
@@ -49,17 +52,23 @@ static __device__ __forceinline__ few_source source_of(const sp_cuda_gemm &g, co
             g.outputs[place.output].n - n};
 }
 
-/* Elements beyond k are zeros; rows beyond n stay what they are, as nothing of them is stored. */
+/* Two rows of the group, from row 2 * pair on. Elements beyond k are zeros; rows beyond n stay what
+ * they are, as nothing of them is stored. */
+static __device__ __forceinline__ void copy_pair(uint32_t to, const few_source &from, int pair,
+                                                 int k, int k0)
+{
+    int lane = threadIdx.x & 31, row = lane / PIECES + 2 * pair, piece = lane % PIECES;
+
+    if (2 * pair < from.rows)
+        copy_async_if(to + row * ROW_BYTES + ((piece ^ (row & 7)) << 4),
+                      from.w + (int64_t)(2 * pair) * k + k0, k0 + piece * 8 < k);
+}
+
 static __device__ __forceinline__ void copy_w(uint32_t to, const few_source &from, int k, int k0)
 {
-    int lane = threadIdx.x & 31, row = lane / PIECES, piece = lane % PIECES;
-    bool valid = k0 + piece * 8 < k;
-
 #pragma unroll
-    for (int i = 0; i < GROUP; i += 2)
-        if (i < from.rows)
-            copy_async_if(to + (row + i) * ROW_BYTES + ((piece ^ ((row + i) & 7)) << 4),
-                          from.w + (int64_t)i * k + k0, valid);
+    for (int pair = 0; pair < GROUP / 2; pair++)
+        copy_pair(to, from, pair, k, k0);
 }
 
 static __device__ __forceinline__ void copy_x(uint32_t to, const sp_cuda_gemm &g, int k0)
@@ -73,74 +82,73 @@ static __device__ __forceinline__ void copy_x(uint32_t to, const sp_cuda_gemm &g
     }
 }
 
-/* Waits until this thread's oldest group of `stages` - 1 is complete. */
-static __device__ __forceinline__ void wait_oldest(int stages)
+/* Waits until at most n of this thread's groups are in flight, or a few less. */
+static __device__ __forceinline__ void wait_for(int n)
 {
-    switch (stages) {
-    case 2:
-        copy_wait<0>();
-        break;
-    case 3:
-        copy_wait<1>();
-        break;
-    case 4:
-        copy_wait<2>();
-        break;
-    case 5:
-        copy_wait<3>();
-        break;
-    case 6:
-        copy_wait<4>();
-        break;
-    case 7:
-        copy_wait<5>();
-        break;
-    case 8:
-        copy_wait<6>();
-        break;
-    case 9:
-        copy_wait<7>();
-        break;
-    case 10:
+    if (n >= 12)
+        copy_wait<12>();
+    else if (n >= 8)
         copy_wait<8>();
-        break;
-    case 11:
-        copy_wait<9>();
-        break;
-    default:
-        copy_wait<10>();
-        break;
-    }
+    else if (n >= 6)
+        copy_wait<6>();
+    else if (n >= 4)
+        copy_wait<4>();
+    else if (n >= 2)
+        copy_wait<2>();
+    else if (n == 1)
+        copy_wait<1>();
+    else
+        copy_wait<0>();
 }
 
-/* One stage: eight steps of 16 k, in order. `w` is the group's, `x` the rows'. */
-template <int TILES>
-static __device__ __forceinline__ void multiply(float (*sum)[4], uint32_t w, uint32_t x)
-{
-    int lane = threadIdx.x & 31, in = lane & 7, matrix = lane >> 3;
-    uint32_t w_row = w + ((matrix & 1) * 8 + in) * ROW_BYTES;
-    uint32_t x_row = x + (TILES == 1 ? in : (matrix >> 1) * 8 + in) * ROW_BYTES;
-    uint4 b = {};
+/* The operands of the next steps, as the mma takes them, so many as registers allow. Each is
+ * loaded, possibly from the next stage, when the one in its place has been multiplied: a chain of
+ * mma never waits for shared memory. */
+template <int TILES> struct few_operands {
+    static constexpr int HELD = TILES <= 4 ? STEPS : 2; /* steps */
+    static constexpr int PARTS = (TILES + 1) / 2;
 
+    uint4 w[HELD], x[HELD][PARTS]; /* one tile: x of an even step is that of the next one too */
+
+    /* Step `step` of a stage of the group's w and the rows' x, in the place of `step` % HELD. */
+    __device__ __forceinline__ void load(uint32_t w_stage, uint32_t x_stage, int step)
+    {
+        int lane = threadIdx.x & 31, in = lane & 7, matrix = lane >> 3, half = matrix >> 1;
+        int own = matrix & 1, place = step % HELD;
+
+        w[place] =
+            load_matrices(w_stage + (own * 8 + in) * ROW_BYTES + (((2 * step + half) ^ in) << 4));
+        if (TILES == 1) {
+            if (step % 2 == 1)
+                x[place - 1][0] =
+                    load_matrices(x_stage + in * ROW_BYTES + (((2 * step - 2 + matrix) ^ in) << 4));
+            return;
+        }
 #pragma unroll
-    for (int step = 0; step < STAGE_K / 16; step++) {
-        uint4 a = load_matrices(w_row + (((2 * step + (matrix >> 1)) ^ in) << 4));
+        for (int i = 0; i < PARTS; i++)
+            x[place][i] = load_matrices(x_stage + ((2 * i + half) * TILE + in) * ROW_BYTES +
+                                        (((2 * step + own) ^ in) << 4));
+    }
+    __device__ __forceinline__ void multiply(float (*sum)[4], int step) const
+    {
+        int place = step % HELD;
+        const uint4 &a = w[place];
 
         if (TILES == 1) {
-            if (step % 2 == 0)
-                b = load_matrices(x_row + (((2 * step + matrix) ^ in) << 4));
+            const uint4 &b = x[place / 2 * 2][0];
+
             mma<0>(sum[0], a.x, a.y, a.z, a.w, step % 2 ? b.z : b.x, step % 2 ? b.w : b.y);
-            continue;
+            return;
         }
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile += 2) {
-            b = load_matrices(x_row + tile * TILE * ROW_BYTES +
-                              (((2 * step + (matrix & 1)) ^ in) << 4));
-            mma<0>(sum[tile], a.x, a.y, a.z, a.w, b.x, b.y);
-            mma<0>(sum[tile + 1], a.x, a.y, a.z, a.w, b.z, b.w);
+        for (int i = 0; i < PARTS; i++) {
+            const uint4 &b = x[place][i];
+
+            mma<0>(sum[2 * i], a.x, a.y, a.z, a.w, b.x, b.y);
+            mma<0>(sum[2 * i + 1], a.x, a.y, a.z, a.w, b.z, b.w);
         }
     }
-}
+};
 
 /* Stores this warp's sums of an item, and starts the next item's from +0. */
 template <int TILES>
@@ -180,24 +188,30 @@ static __device__ __forceinline__ bool advance(few_cursor *at, const few_shape &
     return true;
 }
 
-template <int TILES>
-__global__ void __launch_bounds__(WARPS_MAX *SP_WARP, 1)
-    few_kernel(const __grid_constant__ sp_cuda_gemm g, const __grid_constant__ few_shape s)
-{
-    extern __shared__ __align__(128) char memory[];
-    int warps = (int)(blockDim.x >> 5), warp = threadIdx.x >> 5;
-    uint32_t ring = shared_address(memory), own = ring + warp * GROUP_BYTES;
-    uint32_t x_at = ring + warps * GROUP_BYTES;
-    few_cursor load = {(int)blockIdx.x, 0, 0}, use = load, x_load = load;
-    few_source from = source_of(g, s, load.item);
-    float sum[TILES][4] = {};
+/* The copies that fill the ring, ahead of the sums. */
+typedef struct few_loader {
+    few_cursor at;
+    few_source from;
+} few_loader;
 
-    release_successor();
+static __device__ __forceinline__ void load_next(few_loader *load, const sp_cuda_gemm &g,
+                                                 const few_shape &s)
+{
+    if (advance(&load->at, s))
+        load->from = source_of(g, s, load->at.item);
+}
+
+/* Fills all stages but one, w before the wait for the predecessor and x after it. */
+static __device__ __forceinline__ void load_ahead(few_loader *load, const sp_cuda_gemm &g,
+                                                  const few_shape &s, uint32_t own, uint32_t x_at)
+{
+    few_cursor x_load = load->at;
+
     for (int i = 1; i < s.stages; i++)
-        if (load.item < s.items) {
-            copy_w(own + load.slot * s.stage_bytes, from, g.k, load.k_stage * STAGE_K);
-            if (advance(&load, s))
-                from = source_of(g, s, load.item);
+        if (load->at.item < s.items) {
+            copy_w(own + load->at.slot * s.stage_bytes, load->from, g.k,
+                   load->at.k_stage * STAGE_K);
+            load_next(load, g, s);
         }
     wait_predecessor();
     for (int i = 1; i < s.stages; i++) {
@@ -207,22 +221,55 @@ __global__ void __launch_bounds__(WARPS_MAX *SP_WARP, 1)
         }
         copy_commit();
     }
+}
+
+template <int TILES>
+__global__ void __launch_bounds__(WARPS_MAX *SP_WARP, 1)
+    few_kernel(const __grid_constant__ sp_cuda_gemm g, const __grid_constant__ few_shape s)
+{
+    extern __shared__ __align__(128) char memory[];
+    const int held = few_operands<TILES>::HELD;
+    uint32_t own = shared_address(memory) + (threadIdx.x >> 5) * GROUP_BYTES;
+    uint32_t x_at = shared_address(memory) + (blockDim.x >> 5) * GROUP_BYTES;
+    few_cursor use = {(int)blockIdx.x, 0, 0};
+    few_loader load = {use, source_of(g, s, use.item)};
+    few_operands<TILES> operands = {};
+    float sum[TILES][4] = {};
+
+    release_successor();
+    load_ahead(&load, g, s, own, x_at);
+    wait_for(s.stages - 2);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < held; i++)
+        operands.load(own, x_at, i);
     while (use.item < s.items) {
         few_cursor now = use;
+        bool last = advance(&use, s), more = load.at.item < s.items;
+        uint32_t to = load.at.slot * s.stage_bytes, this_one = now.slot * s.stage_bytes;
+        uint32_t next = use.slot * s.stage_bytes;
 
-        wait_oldest(s.stages);
+        /* The next stage is here, and no warp reads the one before this one any more. */
+        wait_for(s.stages - 3);
         __syncthreads();
-        if (load.item < s.items) {
-            copy_w(own + load.slot * s.stage_bytes, from, g.k, load.k_stage * STAGE_K);
-            copy_x(x_at + load.slot * s.stage_bytes, g, load.k_stage * STAGE_K);
-            if (advance(&load, s))
-                from = source_of(g, s, load.item);
+        if (more)
+            copy_x(x_at + to, g, load.at.k_stage * STAGE_K);
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            uint32_t of = i + held < STEPS ? this_one : next;
+
+            operands.multiply(sum, i);
+            operands.load(own + of, x_at + of, (i + held) % STEPS);
+            if (more)
+                copy_pair(own + to, load.from, i, g.k, load.at.k_stage * STAGE_K);
         }
+        if (more)
+            load_next(&load, g, s);
         copy_commit();
-        multiply<TILES>(sum, own + now.slot * s.stage_bytes, x_at + now.slot * s.stage_bytes);
-        if (advance(&use, s))
+        if (last)
             finish<TILES>(sum, g, s, now.item);
     }
+    copy_wait<0>();
 }
 
 /* ---- launch -------------------------------------------------------------------------------- */
@@ -242,7 +289,7 @@ static int warps_of(const base_gemm *state, int groups, int tiles)
         int load = sp_cuda_ceil(items, state->multiprocessors) * warps;
 
         if (load <= least &&
-            3 * (warps * GROUP_BYTES + tiles * TILE * ROW_BYTES) <= state->shared_bytes) {
+            STAGES_MIN * (warps * GROUP_BYTES + tiles * TILE * ROW_BYTES) <= state->shared_bytes) {
             least = load;
             best = warps;
         }
@@ -272,7 +319,7 @@ cudaError_t sp_cuda_gemm_few(const base_gemm *state, const sp_cuda_gemm *gemm, c
     shape.items = sp_cuda_ceil(shape.groups.tiles, warps);
     shape.stage_bytes = warps * GROUP_BYTES + (TILE << kind) * ROW_BYTES;
     shape.stages = min(min(STAGES_MAX, state->shared_bytes / shape.stage_bytes),
-                       max(3, 2 + FLIGHT_BYTES / (warps * GROUP_BYTES)));
+                       max(STAGES_MIN, 3 + FLIGHT_BYTES / (warps * GROUP_BYTES)));
     config = sp_cuda_overlapping(dim3((unsigned)min(shape.items, state->multiprocessors)),
                                  warps * SP_WARP, (size_t)shape.stages * shape.stage_bytes,
                                  &overlap, false, stream);

@@ -176,7 +176,7 @@ static __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, int r
     asm volatile(
         "{\n\t.reg .u32 there;\n\t"
         "mapa.shared::cluster.u32 there, %0, %1;\n\t"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n\t}" ::"r"(barrier),
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t}" ::"r"(barrier),
         "r"(rank)
         : "memory");
 }
