@@ -56,7 +56,7 @@ typedef struct bench {
     void *state, *flush;
     char *arena;
     size_t used;
-    int replays, n_forms;
+    int replays, n_forms, library;
     void *cublas; /* NULL: none */
     gemm_fn peer;
     int failed;
@@ -239,6 +239,21 @@ static void run_cell(bench *b, const layer *of, int32_t rows)
     b->failed = 0;
 }
 
+/* Tries cuBLASLt on a layer, where there is one: "chosen" may be it then. */
+static void learn_layer(bench *b, const layer *of)
+{
+    cell c = {.b = b, .of = of, .rows = 1, .calls = 1};
+    sp_cuda_gemm_report report = {0};
+    int code;
+
+    make_cell(&c);
+    code = b->kernels.base_gemm_learn(b->gpu, b->state, &c.gemm[0], of->f32 ? 512 : 8192, &report);
+    printf("  {\"learnt\": \"%s\", \"library\": %d, \"classes\": %d, \"by_library\": %d, "
+           "\"differ\": %d, \"failed\": %d},\n",
+           of->name, b->library, (int)report.n_classes, (int)report.n_library, (int)report.n_differ,
+           code);
+}
+
 /* One of the comma-separated beginnings, or all. */
 static bool wanted(const char *list, const char *name)
 {
@@ -252,6 +267,20 @@ static bool wanted(const char *list, const char *name)
         at += n + (at[n] == ',');
     }
     return list == NULL;
+}
+
+/* Whether some cell of the layer is wanted. */
+static bool wanted_layer(const char *list, const char *name)
+{
+    bool found = list == NULL;
+
+    for (size_t r = 0; r < sizeof row_counts / sizeof row_counts[0]; r++) {
+        char cell_name[64];
+
+        (void)snprintf(cell_name, sizeof cell_name, "%s/%d", name, (int)row_counts[r]);
+        found = found || wanted(list, cell_name);
+    }
+    return found;
 }
 
 /* Numbers of bf16 about 0.03, all over the arena. */
@@ -298,7 +327,8 @@ static int open_bench(bench *b, sp_error *error)
         return 1;
     b->arena = arena;
     b->gpu = sp_device_cuda_index(b->device);
-    return b->kernels.base_gemm_open(b->gpu, &b->state) != 0 || fill_arena(b);
+    return b->kernels.base_gemm_open(b->gpu, &b->state) != 0 ||
+           b->kernels.base_gemm_library(b->gpu, b->state, NULL, &b->library) != 0 || fill_arena(b);
 }
 
 int main(int argc, char **argv)
@@ -319,7 +349,9 @@ int main(int argc, char **argv)
     printf("{\"bench\": \"cuda_gemm\", \"commit\": \"%s\", \"device\": \"%s\", \"replays\": %d, "
            "\"cases\": [\n",
            option(argc, argv, "--commit", "unknown"), sp_device_name(b.device), b.replays);
-    for (size_t l = 0; l < sizeof layers / sizeof layers[0]; l++)
+    for (size_t l = 0; l < sizeof layers / sizeof layers[0]; l++) {
+        if (wanted_layer(cells, layers[l].name))
+            learn_layer(&b, &layers[l]);
         for (size_t r = 0; r < sizeof row_counts / sizeof row_counts[0]; r++) {
             char name[64];
 
@@ -327,6 +359,7 @@ int main(int argc, char **argv)
             if (wanted(cells, name))
                 run_cell(&b, &layers[l], row_counts[r]);
         }
+    }
     printf("  {}]}\n");
     (void)b.kernels.base_gemm_close(b.gpu, b.state);
     sp_device_free(b.device, b.arena);

@@ -25,6 +25,7 @@ static sp_cuda_kernels tables;
 static sp_cuda_ops_kernels kernels;
 static void *state;
 static bool has_wide; /* whether the GPU runs SP_CUDA_GEMM_WIDE */
+static int has_library;
 
 typedef struct shape {
     int32_t rows, k, n[SP_CUDA_OUTPUTS_MAX]; /* an n of 0 ends the outputs */
@@ -363,6 +364,55 @@ static void real_shapes_have_one_answer(void **unused)
         check_row_counts(&real[i], i % 2 == 0, false, 31);
 }
 
+/* ---- cuBLASLt ------------------------------------------------------------------------------ */
+
+static sp_cuda_gemm_report learn(const problem *p, int32_t rows_max)
+{
+    sp_cuda_gemm_report report = {-1, -1, -1};
+    int code =
+        kernels.base_gemm_learn(sp_device_cuda_index(gpu), state, &p->gemm, rows_max, &report);
+
+    if (code != 0)
+        fail_msg("k %d: learning failed with error %d", (int)p->of.k, code);
+    return report;
+}
+
+static void learning_counts_classes_of_rows(void **unused)
+{
+    static const shape of = {2, 64, {48}};
+    problem *p = make_problem(&of, false, false, true, 15u);
+
+    (void)unused;
+    assert_int_equal(learn(p, 64).n_classes, 0);
+    assert_int_equal(learn(p, 65).n_classes, has_library ? 1 : 0);
+    assert_int_equal(learn(p, 1000).n_classes, has_library ? 4 : 0);
+    free_problem(p);
+}
+
+/* What it is used for has the bytes of our kernels, for any rows. */
+static void what_is_learnt_changes_no_bit(void **unused)
+{
+    static const shape some[] = {{1100, 1024, {2048, 1024, 1024}},
+                                 {1100, 3072, {1024}},
+                                 {1100, 4096, {4096, 1024}},
+                                 {600, 2048, {1032, 72}},
+                                 {300, 12288, {4096}}};
+
+    (void)unused;
+    if (!has_library)
+        skip();
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
+        problem *p = make_problem(&some[i], i % 2 == 1, false, false, 5u);
+        sp_cuda_gemm_report report = learn(p, some[i].rows);
+
+        printf("k %d, n %d: cuBLASLt for %d of %d classes, %d algorithms differ\n", (int)some[i].k,
+               (int)some[i].n[0], (int)report.n_library, (int)report.n_classes,
+               (int)report.n_differ);
+        free_problem(p);
+        check_row_counts(&some[i], i % 2 == 1, false, 43);
+    }
+}
+
 /* ---- replaced rows of the head ------------------------------------------------------------- */
 
 enum { REPLACED = 45 };
@@ -556,7 +606,7 @@ static void find_wide(void)
     code = kernels.base_gemm(sp_device_cuda_index(gpu), state, &p->gemm, NULL);
     assert_true(code == 0 || code == NOT_SUPPORTED);
     has_wide = code == 0;
-    printf("wgmma: %s\n", has_wide ? "yes" : "no");
+    printf("wgmma: %s, cuBLASLt: %s\n", has_wide ? "yes" : "no", has_library ? "yes" : "no");
     free_problem(p);
 }
 
@@ -568,6 +618,12 @@ static int begin(void **unused)
     assert_ok(sp_kernels_cuda_get(gpu, &tables, &error), &error);
     assert_ok(sp_ops_cuda_get(gpu, &kernels, &error), &error);
     assert_int_equal(kernels.base_gemm_open(sp_device_cuda_index(gpu), &state), 0);
+    assert_int_equal(kernels.base_gemm_library(sp_device_cuda_index(gpu), state,
+                                               "/nowhere/libcublasLt.so", &has_library),
+                     0);
+    assert_false(has_library);
+    assert_int_equal(
+        kernels.base_gemm_library(sp_device_cuda_index(gpu), state, NULL, &has_library), 0);
     find_wide();
     return 0;
 }
@@ -589,6 +645,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(random_numbers_are_near_their_sums),
         cmocka_unit_test(a_row_has_one_answer_in_any_number_of_rows),
         cmocka_unit_test(real_shapes_have_one_answer),
+        cmocka_unit_test(learning_counts_classes_of_rows),
+        cmocka_unit_test(what_is_learnt_changes_no_bit),
     };
 
     return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], begin, end, argc, argv);

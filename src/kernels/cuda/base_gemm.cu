@@ -21,28 +21,51 @@ static cudaError_t fill_state(int gpu, base_gemm *state)
     return code == cudaSuccess ? sp_cuda_gemm_wide_init(gpu, state) : code;
 }
 
+extern "C" int sp_cuda_base_gemm_close(int gpu, void *state)
+{
+    base_gemm *open = (base_gemm *)state;
+    sp_cuda_current current(gpu);
+
+    while (open->choices != NULL) {
+        gemm_choice *choice = open->choices;
+
+        open->choices = choice->next;
+        delete choice;
+    }
+    sp_cuda_gemm_library_close(open->library);
+    delete open;
+    return (int)current.code;
+}
+
 extern "C" int sp_cuda_base_gemm_open(int gpu, void **out_state)
 {
     sp_cuda_current current(gpu);
     cudaError_t code = current.code;
-    base_gemm *state = new (std::nothrow) base_gemm();
+    base_gemm *state;
 
+    if (code != cudaSuccess)
+        return (int)code;
+    state = new (std::nothrow) base_gemm();
     if (state == NULL)
         return (int)cudaErrorMemoryAllocation;
-    if (code == cudaSuccess)
-        code = fill_state(gpu, state);
-    if (code == cudaSuccess)
-        *out_state = state;
-    else
+    code = fill_state(gpu, state);
+    if (code != cudaSuccess) {
         delete state;
-    return (int)code;
+        return (int)code;
+    }
+    *out_state = state;
+    return (int)cudaSuccess;
 }
 
-extern "C" int sp_cuda_base_gemm_close(int gpu, void *state)
+extern "C" int sp_cuda_base_gemm_library(int gpu, void *state, const char *path, int *out_found)
 {
-    (void)gpu;
-    delete (base_gemm *)state;
-    return (int)cudaSuccess;
+    base_gemm *open = (base_gemm *)state;
+    sp_cuda_current current(gpu);
+
+    if (current.code == cudaSuccess && open->library == NULL)
+        open->library = sp_cuda_gemm_library_open(path);
+    *out_found = open->library != NULL;
+    return (int)current.code;
 }
 
 static bool is_aligned(const sp_cuda_gemm *gemm)
@@ -54,6 +77,21 @@ static bool is_aligned(const sp_cuda_gemm *gemm)
     return aligned;
 }
 
+extern "C" int sp_cuda_base_gemm_learn(int gpu, void *state, const sp_cuda_gemm *like,
+                                       int32_t rows_max, sp_cuda_gemm_report *out_report)
+{
+    base_gemm *open = (base_gemm *)state;
+    sp_cuda_gemm_report report = {};
+    sp_cuda_current current(gpu);
+    cudaError_t code = current.code;
+
+    if (code == cudaSuccess && open->library != NULL)
+        code = sp_cuda_gemm_library_learn(open, like, rows_max, &report);
+    if (code == cudaSuccess)
+        *out_report = report;
+    return (int)code;
+}
+
 /* Few rows: nothing but the weights' bytes. Else wgmma where the GPU has it. */
 static int choose(const base_gemm *state, const sp_cuda_gemm *gemm)
 {
@@ -62,7 +100,7 @@ static int choose(const base_gemm *state, const sp_cuda_gemm *gemm)
     return state->encode != NULL ? SP_CUDA_GEMM_WIDE : SP_CUDA_GEMM_TILES;
 }
 
-static cudaError_t launch(const base_gemm *state, const sp_cuda_gemm *gemm, cudaStream_t stream)
+cudaError_t sp_cuda_gemm_own(const base_gemm *state, const sp_cuda_gemm *gemm, cudaStream_t stream)
 {
     int form = gemm->form == SP_CUDA_GEMM_CHOSEN ? choose(state, gemm) : gemm->form;
 
@@ -84,6 +122,9 @@ extern "C" int sp_cuda_base_gemm(int gpu, const void *state, const sp_cuda_gemm 
     if (!is_aligned(gemm) || gemm->form < 0 || gemm->form >= SP_CUDA_GEMM_FORMS ||
         (gemm->form == SP_CUDA_GEMM_FEW && gemm->rows > SP_CUDA_GEMM_FEW_ROWS))
         return (int)cudaErrorInvalidValue;
-    code = launch(open, gemm, (cudaStream_t)stream);
+    if (gemm->form == SP_CUDA_GEMM_CHOSEN &&
+        sp_cuda_gemm_by_library(open, gemm, (cudaStream_t)stream))
+        return (int)cudaSuccess;
+    code = sp_cuda_gemm_own(open, gemm, (cudaStream_t)stream);
     return (int)(code == cudaSuccess ? cudaGetLastError() : code);
 }

@@ -8,11 +8,31 @@
 #include "kernels/cuda/ops_cuda.h"
 #include "kernels/cuda/ptx.cuh"
 
+/* cublasLtMatmulAlgo_t. */
+typedef struct gemm_algorithm {
+    uint64_t data[8];
+} gemm_algorithm;
+
+/* Classes of rows: 65..128, 129..256 and so on. */
+#define GEMM_CLASSES 10
+
+/* Where cuBLASLt is used for a weight, and which algorithm for each class and output. */
+typedef struct gemm_choice {
+    struct gemm_choice *next;
+    sp_cuda_gemm like;
+    bool library[GEMM_CLASSES];
+    gemm_algorithm algorithms[GEMM_CLASSES][SP_CUDA_OUTPUTS_MAX];
+} gemm_choice;
+
+typedef struct gemm_library gemm_library;
+
 typedef struct base_gemm {
     int multiprocessors;
     int shared_bytes; /* that a block may have */
     void *encode;     /* cuTensorMapEncodeTiled where the GPU runs base_gemm_sm90a.cu, else NULL */
     int clusters[SP_CUDA_GEMM_SHAPES]; /* that run at once, for each of its tiles */
+    gemm_library *library;             /* NULL: none */
+    gemm_choice *choices;
 } base_gemm;
 
 /* Set the kernels' attributes; gpu is the current one. */
@@ -27,6 +47,17 @@ cudaError_t sp_cuda_gemm_tiles(const base_gemm *state, const sp_cuda_gemm *gemm,
 /* In tiles of a kind, -1: the best. cudaErrorNotSupported: the GPU, or the build, has no wgmma. */
 cudaError_t sp_cuda_gemm_wide(const base_gemm *state, int kind, const sp_cuda_gemm *gemm,
                               cudaStream_t stream);
+
+/* By the best of the kernels here. */
+cudaError_t sp_cuda_gemm_own(const base_gemm *state, const sp_cuda_gemm *gemm, cudaStream_t stream);
+
+/* cuBLASLt, or NULL; tries it on a weight; enqueues a GEMM, or false: it is not used for this one,
+ * or refuses it. */
+gemm_library *sp_cuda_gemm_library_open(const char *path);
+void sp_cuda_gemm_library_close(gemm_library *library);
+cudaError_t sp_cuda_gemm_library_learn(base_gemm *state, const sp_cuda_gemm *like, int rows_max,
+                                       sp_cuda_gemm_report *report);
+bool sp_cuda_gemm_by_library(const base_gemm *state, const sp_cuda_gemm *gemm, cudaStream_t stream);
 
 /* The outputs cut into tiles of so many columns, one output after the other. */
 typedef struct gemm_columns {

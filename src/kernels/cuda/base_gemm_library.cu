@@ -92,7 +92,7 @@ static void *open_object(const char *path)
     void *object;
 
     if (path != NULL)
-        return path[0] != '\0' ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+        return dlopen(path, RTLD_NOW | RTLD_LOCAL);
     object = dlopen("libcublasLt.so.13", RTLD_NOW | RTLD_LOCAL);
     return object != NULL ? object : dlopen("libcublasLt.so.12", RTLD_NOW | RTLD_LOCAL);
 }
@@ -189,8 +189,8 @@ static int find_candidates(const gemm_library *l, const sp_cuda_gemm *gemm, int 
     if (l->preference_create(&preference) == 0) {
         for (int i = 0; i < 4; i++)
             (void)l->preference_set(preference, ALIGNMENT_FIRST + i, &alignment, sizeof alignment);
-        if (l->heuristic(l->handle, l->desc, layouts.w, layouts.x, layouts.y, layouts.y,
-                         preference, CANDIDATES, out, &found) != 0)
+        if (l->heuristic(l->handle, l->desc, layouts.w, layouts.x, layouts.y, layouts.y, preference,
+                         CANDIDATES, out, &found) != 0)
             found = 0;
         (void)l->preference_destroy(preference);
     }
@@ -335,9 +335,9 @@ static float milliseconds(gemm_trial *t, const gemm_algorithm *algorithms)
     for (int i = 0; i < REPEATS; i++) {
         bool done = cudaEventRecord(t->from, t->stream) == cudaSuccess;
 
-        done = done && (algorithms != NULL ? run_library(t, algorithms)
-                                           : sp_cuda_gemm_own(t->state, &t->ours, t->stream) ==
-                                                 cudaSuccess);
+        done = done && (algorithms != NULL
+                            ? run_library(t, algorithms)
+                            : sp_cuda_gemm_own(t->state, &t->ours, t->stream) == cudaSuccess);
         if (!done || cudaEventRecord(t->to, t->stream) != cudaSuccess ||
             cudaEventSynchronize(t->to) != cudaSuccess ||
             cudaEventElapsedTime(&ms, t->from, t->to) != cudaSuccess)
@@ -426,8 +426,8 @@ static bool is_like(const sp_cuda_gemm *a, const sp_cuda_gemm *b)
     bool like = a->k == b->k && a->n_outputs == b->n_outputs;
 
     for (int i = 0; like && i < a->n_outputs; i++)
-        like = a->outputs[i].n == b->outputs[i].n &&
-               a->outputs[i].y_is_f32 == b->outputs[i].y_is_f32;
+        like =
+            a->outputs[i].n == b->outputs[i].n && a->outputs[i].y_is_f32 == b->outputs[i].y_is_f32;
     return like;
 }
 

@@ -157,6 +157,13 @@ typedef struct sp_cuda_gemm {
     int32_t form; /* sp_cuda_gemm_form */
 } sp_cuda_gemm;
 
+/* What base_gemm_learn found of one weight. */
+typedef struct sp_cuda_gemm_report {
+    int32_t n_classes; /* of rows */
+    int32_t n_library; /* for which cuBLASLt is used */
+    int32_t n_differ;  /* algorithms of it whose bytes differ from ours: left out */
+} sp_cuda_gemm_report;
+
 /* to[i] = x[index[i]], `width` elements; index in device memory, -1: zeros. */
 typedef struct sp_cuda_pick {
     int32_t rows, width;
@@ -242,8 +249,13 @@ typedef struct sp_cuda_sample {
 /*
  * name, arguments. All return a cudaError_t as int.
  *
- * base_gemm_open: what the GEMMs of one GPU need to know, in host memory; base_gemm only reads it,
- * so threads and streams may share it. attention_bytes only computes. sample_rows:
+ * base_gemm_open: what the GEMMs of one GPU need to know, in host memory.
+ * base_gemm_library: opens cuBLASLt for them: `path` (host text), or NULL for libcublasLt.so.13 or
+ * .12 of the loader; *out_found is 0 where there is none. It is used where base_gemm_learn says so.
+ * base_gemm_learn: tries it on a weight, whose values are read, for all classes of rows up to
+ * rows_max; where its bytes are ours and it is faster it will be used. Allocates, waits; x and y of
+ * `like` are not used. Both before the launches that they are for: base_gemm only reads the state,
+ * so threads and streams may share it then. attention_bytes only computes. sample_rows:
  * SP_CUDA_NOT_SUPPORTED where the GPU has no clusters or too little shared memory; with 0 rows it
  * says only that.
  */
@@ -260,6 +272,9 @@ typedef struct sp_cuda_sample {
     X(greedy_rows, (int gpu, const sp_cuda_greedy *greedy, void *stream))                  \
     X(sample_rows, (int gpu, const sp_cuda_sample *sample, void *stream))                  \
     X(base_gemm_open, (int gpu, void **out_state))                                         \
+    X(base_gemm_library, (int gpu, void *state, const char *path, int *out_found))         \
+    X(base_gemm_learn, (int gpu, void *state, const sp_cuda_gemm *like, int32_t rows_max,  \
+                        sp_cuda_gemm_report *out_report))                                  \
     X(base_gemm_close, (int gpu, void *state))                                             \
     X(base_gemm, (int gpu, const void *state, const sp_cuda_gemm *gemm, void *stream))
 

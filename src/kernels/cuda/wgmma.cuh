@@ -173,12 +173,11 @@ static __device__ __forceinline__ void tensor_prefetch(const CUtensorMap *map)
 /* Arrives at the barrier that block `rank` of the cluster has at this address. */
 static __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, int rank)
 {
-    asm volatile(
-        "{\n\t.reg .u32 there;\n\t"
-        "mapa.shared::cluster.u32 there, %0, %1;\n\t"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t}" ::"r"(barrier),
-        "r"(rank)
-        : "memory");
+    asm volatile("{\n\t.reg .u32 there;\n\t"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n\t"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t}" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
 }
 
 static __device__ __forceinline__ int cluster_rank(void)
