@@ -42,9 +42,9 @@ static const layer layers[] = {
 static const int32_t row_counts[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192};
 
 /* Forms, by sp_cuda_gemm_form. */
-static const char *const forms[SP_CUDA_GEMM_FORMS] = {"chosen",   "few",     "tiles",   "wide",
-                                                      "w64x32",   "w64x64",  "w128x32", "w128x64",
-                                                      "w128x128", "w128x256"};
+static const char *const forms[SP_CUDA_GEMM_FORMS] = {
+    "chosen",   "few",      "tiles",     "wide",     "w64x64c4",
+    "w64x64c2", "w64x32c2", "w128x64c2", "w128x128", "w128x256"};
 
 typedef int (*gemm_fn)(void *, int, int, int, int, int, const void *, const void *, int, int,
                        const void *, int, int, const void *, void *, int, int, int, int);

@@ -2,11 +2,12 @@
  * base_gemm_sm90a.cu: y[row, n] = x[row, :] · w[n, :] by the order of sp_cuda_gemm, through wgmma.
  * Bound by the tensor cores with many rows, by the bytes of w with few.
  *
- * A block takes a tile of 64 or 128 rows by up to 256 columns, over all of k in stages of 64. The
+ * A block takes a tile of 64 or 128 rows by up to 256 columns, over all of k in stages of 64 or,
+ * where the tile is small, a multiple of that: a stage costs a few hundred cycles at least. The
  * blocks of a cluster share a part of what they read, since what L2 delivers would be the bound
- * otherwise: two blocks with adjacent rows share w (many rows), or four with adjacent columns share
- * x (few rows, whose columns are spread over all multiprocessors). Each block loads its share of
- * the common operand to all of them. In a block one thread fills a ring of stages by tensor copies
+ * otherwise: blocks with adjacent rows share w (many rows), or those with adjacent columns share x
+ * (few rows, whose columns are spread over the multiprocessors). Each block loads its share of the
+ * common operand to all of them. In a block one thread fills a ring of stages by tensor copies
  * (TMA) and each warpgroup multiplies 64 rows. Blocks are persistent: the ring runs on into the
  * next tile while the sums of the last one are stored. The first stages of w are loaded before the
  * wait for the predecessor. Tiles are in bands of 32 tiles of rows, so that those which run
@@ -15,8 +16,8 @@
 #include "kernels/cuda/base_gemm.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
-#define STAGE_K       64
-#define ROW_BYTES     (STAGE_K * 2)
+#define ATOM_K        64 /* k of a row of 128 bytes, as the swizzle has it; a stage is a few atoms */
+#define ROW_BYTES     (ATOM_K * 2)
 #define WARPGROUP     128
 #define BAND          32 /* tiles of rows */
 #define RING_BYTES    (192 << 10)
@@ -33,23 +34,24 @@ typedef struct wide_shape {
     int items, k_stages;
 } wide_shape;
 
-/* A block's tile and its cluster: ROW_BLOCKS or COLUMN_BLOCKS is 1. */
-template <int ROWS_, int COLUMNS_, int ROW_BLOCKS_, int COLUMN_BLOCKS_> struct wide {
-    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_;
+/* A block's tile, its cluster (ROW_BLOCKS or COLUMN_BLOCKS is 1), and the atoms of a stage. */
+template <int ROWS_, int COLUMNS_, int ROW_BLOCKS_, int COLUMN_BLOCKS_, int ATOMS_> struct wide {
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, ATOMS = ATOMS_;
     static constexpr int ROW_BLOCKS = ROW_BLOCKS_, COLUMN_BLOCKS = COLUMN_BLOCKS_;
     static constexpr int BLOCKS = ROW_BLOCKS * COLUMN_BLOCKS;
     static constexpr int CONSUMERS = ROWS / 64; /* warpgroups */
     static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
     static constexpr int X_BOX = ROWS / COLUMN_BLOCKS, W_BOX = COLUMNS / ROW_BLOCKS; /* rows */
-    static constexpr int X_BYTES = ROWS * ROW_BYTES;
-    static constexpr int STAGE_BYTES = X_BYTES + COLUMNS * ROW_BYTES;
+    static constexpr int X_BYTES = ROWS * ROW_BYTES, W_BYTES = COLUMNS * ROW_BYTES;  /* an atom */
+    static constexpr int STAGE_K = ATOMS * ATOM_K;
+    static constexpr int STAGE_BYTES = ATOMS * (X_BYTES + W_BYTES); /* x, then w */
     static constexpr int STAGES =
         RING_BYTES / STAGE_BYTES < STAGES_MAX ? RING_BYTES / STAGE_BYTES : STAGES_MAX;
     static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + BARRIER_BYTES;
 
     static_assert(ROW_BLOCKS == 1 || COLUMN_BLOCKS == 1, "all blocks share one operand");
     static_assert(X_BOX % 8 == 0 && W_BOX % 8 == 0, "a box is whole atoms of the swizzle");
-    static_assert(STAGE_BYTES % 1024 == 0, "and so is a stage");
+    static_assert(X_BYTES % 1024 == 0 && W_BYTES % 1024 == 0, "and so is an operand");
 };
 
 /* 1 where this object has the kernels for the GPU at hand. */
@@ -109,32 +111,42 @@ template <class W> struct wide_ring {
 
 /* This block's share of a stage of x. */
 template <class W>
-static __device__ __forceinline__ void load_x(const wide_ring<W> &at, const wide_maps &maps, int k,
-                                              int row0, int rank)
+static __device__ __forceinline__ void load_x(const wide_ring<W> &at, const wide_maps &maps,
+                                              int k_stage, int row0, int rank)
 {
     int first = W::COLUMN_BLOCKS > 1 ? rank * W::X_BOX : 0;
-    uint32_t to = at.data() + first * ROW_BYTES;
 
-    if (W::COLUMN_BLOCKS > 1)
-        tensor_load_to((1 << W::BLOCKS) - 1, to, &maps.x, k, row0 + first, at.full());
-    else
-        tensor_load(to, &maps.x, k, row0, at.full());
+#pragma unroll
+    for (int i = 0; i < W::ATOMS; i++) {
+        uint32_t to = at.data() + i * W::X_BYTES + first * ROW_BYTES;
+        int k = (k_stage * W::ATOMS + i) * ATOM_K;
+
+        if (W::COLUMN_BLOCKS > 1)
+            tensor_load_to((1 << W::BLOCKS) - 1, to, &maps.x, k, row0 + first, at.full());
+        else
+            tensor_load(to, &maps.x, k, row0, at.full());
+    }
 }
 
 /* This block's share of a stage of w; the stage's bytes are expected from here on. */
 template <class W>
-static __device__ __forceinline__ void load_w(const wide_ring<W> &at, const CUtensorMap *map, int k,
-                                              int n0, int rank)
+static __device__ __forceinline__ void load_w(const wide_ring<W> &at, const CUtensorMap *map,
+                                              int k_stage, int n0, int rank)
 {
     int first = W::ROW_BLOCKS > 1 ? rank * W::W_BOX : 0;
-    uint32_t to = at.data() + W::X_BYTES + first * ROW_BYTES;
 
     barrier_expect(at.full(), W::STAGE_BYTES);
     barrier_arrive(at.full());
-    if (W::ROW_BLOCKS > 1)
-        tensor_load_to((1 << W::BLOCKS) - 1, to, map, k, n0 + first, at.full());
-    else
-        tensor_load(to, map, k, n0, at.full());
+#pragma unroll
+    for (int i = 0; i < W::ATOMS; i++) {
+        uint32_t to = at.data() + W::ATOMS * W::X_BYTES + i * W::W_BYTES + first * ROW_BYTES;
+        int k = (k_stage * W::ATOMS + i) * ATOM_K;
+
+        if (W::ROW_BLOCKS > 1)
+            tensor_load_to((1 << W::BLOCKS) - 1, to, map, k, n0 + first, at.full());
+        else
+            tensor_load(to, map, k, n0, at.full());
+    }
 }
 
 /* One thread of the block. */
@@ -148,29 +160,33 @@ static __device__ __forceinline__ void load_all(wide_ring<W> at, const wide_maps
     wide_ring<W> w_at = at;
 
     for (int i = 0; i < ahead; i++, w_at.advance())
-        load_w<W>(w_at, &maps.w[place.output], i * STAGE_K, place.n0, rank);
+        load_w<W>(w_at, &maps.w[place.output], i, place.n0, rank);
     wait_predecessor();
     for (int i = 0; i < ahead; i++, at.advance())
-        load_x<W>(at, maps, i * STAGE_K, place.row0, rank);
+        load_x<W>(at, maps, i, place.row0, rank);
     for (int from = ahead; item < s.items; item += clusters, from = 0) {
         place = find_place<W>(s, item, rank);
         for (int i = from; i < s.k_stages; i++, at.advance()) {
             barrier_wait(at.empty(), at.parity ^ 1);
-            load_w<W>(at, &maps.w[place.output], i * STAGE_K, place.n0, rank);
-            load_x<W>(at, maps, i * STAGE_K, place.row0, rank);
+            load_w<W>(at, &maps.w[place.output], i, place.n0, rank);
+            load_x<W>(at, maps, i, place.row0, rank);
         }
     }
 }
 
+/* x and w: the first atoms of this warpgroup's operands. */
 template <class W>
 static __device__ __forceinline__ void multiply_stage(float *sum, uint32_t x, uint32_t w)
 {
-    uint64_t a = wgmma_operand(x), b = wgmma_operand(w);
-
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < STAGE_K / 16; step++)
-        wgmma<W::COLUMNS>(sum, a + 2 * step, b + 2 * step);
+    for (int i = 0; i < W::ATOMS; i++) {
+        uint64_t a = wgmma_operand(x + i * W::X_BYTES), b = wgmma_operand(w + i * W::W_BYTES);
+
+#pragma unroll
+        for (int step = 0; step < ATOM_K / 16; step++)
+            wgmma<W::COLUMNS>(sum, a + 2 * step, b + 2 * step);
+    }
     wgmma_commit();
 }
 
@@ -247,7 +263,7 @@ static __device__ __forceinline__ void multiply_all(wide_ring<W> at, const sp_cu
             sum[i] = 0.0f;
         for (int i = 0; i < s.k_stages; i++, at.advance()) {
             barrier_wait(at.full(), at.parity);
-            multiply_stage<W>(sum, at.data() + x, at.data() + W::X_BYTES);
+            multiply_stage<W>(sum, at.data() + x, at.data() + W::ATOMS * W::X_BYTES);
             wgmma_wait<1>();
             if (i > 0)
                 release_stage<W>(read);
@@ -308,13 +324,13 @@ __global__ void __launch_bounds__(W::THREADS, 1)
 
 typedef decltype(&cuTensorMapEncodeTiled) encode_fn;
 
-/* Boxes of `box` rows by a stage's k, of a matrix [rows, k]. */
+/* Boxes of `box` rows by an atom's k, of a matrix [rows, k]. */
 static bool make_map(encode_fn encode, CUtensorMap *map, const void *data, int64_t stride, int rows,
                      int k, int box)
 {
     cuuint64_t sizes[2] = {(cuuint64_t)k, (cuuint64_t)rows};
     cuuint64_t strides[1] = {(cuuint64_t)stride * 2};
-    cuuint32_t boxes[2] = {STAGE_K, (cuuint32_t)box}, steps[2] = {1, 1};
+    cuuint32_t boxes[2] = {ATOM_K, (cuuint32_t)box}, steps[2] = {1, 1};
 
     return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)data, sizes, strides, boxes,
                   steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
@@ -326,7 +342,7 @@ template <class W> static wide_shape shape_of(const sp_cuda_gemm *gemm)
 {
     wide_shape shape = {columns_of(gemm, W::COLUMNS),
                         sp_cuda_ceil(gemm->rows, W::ROWS * W::ROW_BLOCKS), 0, 0,
-                        sp_cuda_ceil(gemm->k, STAGE_K)};
+                        sp_cuda_ceil(gemm->k, W::STAGE_K)};
 
     shape.column_clusters = sp_cuda_ceil(shape.columns.tiles, W::COLUMN_BLOCKS);
     shape.items = shape.row_clusters * shape.column_clusters;
@@ -383,35 +399,24 @@ template <class W> static cudaError_t init_wide(int *out_clusters)
 
 /* ---- the choice of a tile ------------------------------------------------------------------ */
 
-/* Cycles of a multiprocessor for a stage of a tile, about: what the tensor cores, the operands'
- * reads from shared memory (128 bytes a cycle) and what L2 delivers (30) take at least. */
-template <class W> static constexpr int stage_cycles(void)
-{
-    int cores = W::ROWS * W::COLUMNS * STAGE_K / 2048;
-    int reads = W::CONSUMERS * (64 + W::COLUMNS) * ROW_BYTES / 128;
-    int loads = (W::X_BOX + W::W_BOX) * ROW_BYTES / 30;
-    int most = cores > reads ? cores : reads;
-
-    return most > loads ? most : loads;
-}
-
+/* `ns`: nanoseconds of 64 k of a tile, measured on an H200 in steps of 5. */
 typedef struct wide_kind {
     cudaError_t (*init)(int *out_clusters);
     cudaError_t (*launch)(const base_gemm *state, int clusters, const sp_cuda_gemm *gemm,
                           cudaStream_t stream);
     wide_shape (*shape)(const sp_cuda_gemm *gemm);
-    int cycles;
+    int ns;
 } wide_kind;
 
-template <class W> static constexpr wide_kind kind_of(void)
+template <class W> static constexpr wide_kind kind_of(int ns)
 {
-    return {init_wide<W>, launch_wide<W>, shape_of<W>, stage_cycles<W>()};
+    return {init_wide<W>, launch_wide<W>, shape_of<W>, ns};
 }
 
 static const wide_kind kinds[SP_CUDA_GEMM_SHAPES] = {
-    kind_of<wide<64, 32, 1, 4>>(),   kind_of<wide<64, 64, 1, 4>>(),
-    kind_of<wide<128, 32, 1, 4>>(),  kind_of<wide<128, 64, 1, 4>>(),
-    kind_of<wide<128, 128, 2, 1>>(), kind_of<wide<128, 256, 2, 1>>(),
+    kind_of<wide<64, 64, 1, 4, 2>>(170),   kind_of<wide<64, 64, 1, 2, 2>>(170),
+    kind_of<wide<64, 32, 1, 2, 4>>(120),   kind_of<wide<128, 64, 1, 2, 2>>(250),
+    kind_of<wide<128, 128, 2, 1, 1>>(400), kind_of<wide<128, 256, 2, 1, 1>>(700),
 };
 
 cudaError_t sp_cuda_gemm_wide_init(int gpu, base_gemm *state)
@@ -437,7 +442,7 @@ cudaError_t sp_cuda_gemm_wide_init(int gpu, base_gemm *state)
     return code;
 }
 
-/* The tile whose waves of clusters take the fewest cycles. */
+/* The tile whose waves of clusters take the least time. */
 static int choose_kind(const base_gemm *state, const sp_cuda_gemm *gemm)
 {
     int best = 0;
@@ -445,12 +450,12 @@ static int choose_kind(const base_gemm *state, const sp_cuda_gemm *gemm)
 
     for (int i = 0; i < SP_CUDA_GEMM_SHAPES; i++) {
         int items = kinds[i].shape(gemm).items;
-        int64_t cycles = state->clusters[i] > 0
-                             ? (int64_t)sp_cuda_ceil(items, state->clusters[i]) * kinds[i].cycles
-                             : INT64_MAX;
+        int64_t ns = state->clusters[i] > 0
+                         ? (int64_t)sp_cuda_ceil(items, state->clusters[i]) * kinds[i].ns
+                         : INT64_MAX;
 
-        if (cycles <= least) {
-            least = cycles;
+        if (ns <= least) {
+            least = ns;
             best = i;
         }
     }
