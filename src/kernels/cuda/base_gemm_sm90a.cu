@@ -16,7 +16,7 @@
 #include "kernels/cuda/base_gemm.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
-#define ATOM_K        64 /* k of a row of 128 bytes, as the swizzle has it; a stage is a few atoms */
+#define ATOM_K        64 /* k of a row of 128 bytes, as the swizzle has it */
 #define ROW_BYTES     (ATOM_K * 2)
 #define WARPGROUP     128
 #define BAND          32 /* tiles of rows */
