@@ -6,7 +6,7 @@
 #ifndef SP_KERNELS_CUDA_ATTENTION_WGMMA_CUH
 #define SP_KERNELS_CUDA_ATTENTION_WGMMA_CUH
 
-#include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -16,33 +16,6 @@ static __device__ __forceinline__ uint64_t operand_of(uint32_t at, uint32_t bloc
 {
     return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)(block >> 4) << 16 |
            (uint64_t)(rows >> 4) << 32 | 1ull << 62;
-}
-
-/* Before the first wgmma after registers of a or d were written. */
-static __device__ __forceinline__ void wgmma_fence(void)
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void wgmma_commit(void)
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int N> static __device__ __forceinline__ void wgmma_wait(void)
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-
-/* Moves registers between warpgroups; all four warps of one call it. */
-template <int N> static __device__ __forceinline__ void registers_down_to(void)
-{
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
-}
-
-template <int N> static __device__ __forceinline__ void registers_up_to(void)
-{
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
 #define D4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])

@@ -4,9 +4,9 @@
 #define SP_KERNELS_CUDA_BASE_GEMM_CUH
 
 #include "device/cuda/current.cuh"
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ops_cuda.h"
-#include "kernels/cuda/ptx.cuh"
 
 /* cublasLtMatmulAlgo_t. */
 typedef struct gemm_algorithm {

@@ -131,18 +131,6 @@ static __device__ __forceinline__ uint32_t transpose(uint32_t two)
     return out;
 }
 
-/* Four 8 x 8 matrices of 16-bit elements from shared memory: thread 4 i + j holds (i, 2 j) and
- * (i, 2 j + 1). Lane l has the address of row l % 8 of matrix l / 8. */
-static __device__ __forceinline__ uint4 load_matrices(uint32_t from)
-{
-    uint4 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(from)
-                 : "memory");
-    return v;
-}
-
 /* mma and conversions for one element type. F16: 0 is bf16, 1 is f16. */
 template <int F16>
 static __device__ __forceinline__ void mma(float *c, uint32_t a0, uint32_t a1, uint32_t a2,

@@ -14,7 +14,7 @@
  * a ring of stages of 64 k in shared memory. Bound by the bytes of y, and of the rows.
  */
 #include "device/cuda/current.cuh"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/bulk.cuh"
 
 #define EMBED_THREADS 256
 #define HEAD_BLOCKS   1024 /* over all tiles */

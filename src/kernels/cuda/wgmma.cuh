@@ -117,7 +117,7 @@ template <int N> static __device__ __forceinline__ void wgmma(float *d, uint64_t
         wgmma_32(d, a, b);
 }
 
-/* Before the first wgmma after registers of d were written. */
+/* Before the first wgmma after registers of its operands or d were written. */
 static __device__ __forceinline__ void wgmma_fence(void)
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
