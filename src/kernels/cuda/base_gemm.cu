@@ -92,12 +92,19 @@ extern "C" int sp_cuda_base_gemm_learn(int gpu, void *state, const sp_cuda_gemm 
     return (int)code;
 }
 
-/* Few rows: nothing but the weights' bytes. Else wgmma where the GPU has it. */
+/* Up to so many rows, and from so many groups of 16 columns for each multiprocessor on, the kernel
+ * for few rows streams the weights faster than wgmma (H200). */
+#define STREAM_ROWS   16
+#define STREAM_GROUPS 8
+
 static int choose(const base_gemm *state, const sp_cuda_gemm *gemm)
 {
-    if (gemm->rows <= SP_CUDA_GEMM_FEW_ROWS)
-        return SP_CUDA_GEMM_FEW;
-    return state->encode != NULL ? SP_CUDA_GEMM_WIDE : SP_CUDA_GEMM_TILES;
+    bool streams = gemm->rows <= STREAM_ROWS &&
+                   columns_of(gemm, 16).tiles >= STREAM_GROUPS * state->multiprocessors;
+
+    if (state->encode != NULL)
+        return streams ? SP_CUDA_GEMM_FEW : SP_CUDA_GEMM_WIDE;
+    return gemm->rows <= SP_CUDA_GEMM_FEW_ROWS ? SP_CUDA_GEMM_FEW : SP_CUDA_GEMM_TILES;
 }
 
 cudaError_t sp_cuda_gemm_own(const base_gemm *state, const sp_cuda_gemm *gemm, cudaStream_t stream)

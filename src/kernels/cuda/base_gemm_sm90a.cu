@@ -414,8 +414,8 @@ template <class W> static constexpr wide_kind kind_of(int ns)
 }
 
 static const wide_kind kinds[SP_CUDA_GEMM_SHAPES] = {
-    kind_of<wide<64, 64, 1, 4, 2>>(170),   kind_of<wide<64, 64, 1, 2, 2>>(170),
-    kind_of<wide<64, 32, 1, 2, 4>>(120),   kind_of<wide<128, 64, 1, 2, 2>>(250),
+    kind_of<wide<64, 64, 1, 4, 2>>(230),   kind_of<wide<64, 64, 1, 2, 2>>(230),
+    kind_of<wide<64, 32, 1, 2, 4>>(165),   kind_of<wide<128, 64, 1, 2, 2>>(310),
     kind_of<wide<128, 128, 2, 1, 1>>(400), kind_of<wide<128, 256, 2, 1, 1>>(700),
 };
 
