@@ -476,14 +476,7 @@ static bool has_ended(const sp_engine *engine, const sp_sequence *sequence)
     return false;
 }
 
-/* Whether the entry has rows whose tokens are not in the text. */
-static bool may_blame_draft(const sp_batch_entry *entry)
-{
-    return entry->n_drafts > 0 && entry->sequence->draft.n_used <= entry->n_drafts;
-}
-
-/* A request whose keys or values are not finite is told before it has a token to fail at. */
-static void take_faults(step_run *run, const sp_batch *batch)
+static void read_faults(step_run *run, const sp_batch *batch)
 {
     sp_engine *engine = run->engine;
 
@@ -491,8 +484,32 @@ static void take_faults(step_run *run, const sp_batch *batch)
     if (run->device == SP_OK &&
         sp_op_faults(engine->ops, engine->faults, batch->n_entries) == SP_ERR_DEVICE)
         run->device = SP_ERR_DEVICE;
+}
+
+/* Before logits are used: keys or values that are not finite may be a draft's, and have reached the
+ * request's own rows. None of the rows counts, and the next step computes its own alone. */
+static void reject_faulty_drafts(step_run *run, const sp_batch *batch)
+{
+    int32_t n_drafts = 0;
+
+    for (int32_t i = 0; i < batch->n_entries; i++)
+        n_drafts += batch->entries[i].n_drafts;
+    if (n_drafts == 0)
+        return;
+    read_faults(run, batch);
+    for (int32_t i = 0; i < batch->n_entries; i++)
+        if (run->engine->faults[i] && batch->entries[i].n_drafts > 0)
+            batch->entries[i].sequence->draft.rejected = true;
+}
+
+/* A request whose keys or values are not finite is told before it has a token to fail at. */
+static void take_faults(step_run *run, const sp_batch *batch)
+{
+    const sp_engine *engine = run->engine;
+
+    read_faults(run, batch);
     for (int32_t i = 0; i < batch->n_entries && run->device == SP_OK; i++)
-        if (engine->faults[i] && !may_blame_draft(&batch->entries[i]) &&
+        if (engine->faults[i] && batch->entries[i].n_drafts == 0 &&
             !has_ended(engine, batch->entries[i].sequence))
             fail_logits(run, batch->entries[i].sequence, SP_ERR_INPUT);
 }
@@ -574,8 +591,8 @@ static void roll_back(sp_engine *engine, const sp_batch *batch, int32_t first)
 
 /*
  * Commits the rows whose logits a run without drafts would have computed: of the drafts' rows those
- * that were used. Where keys or values are not finite none counts; if they may be those of a
- * rejected draft, the sequence goes on without drafts and its own rows are computed again.
+ * that were used. Where keys or values are not finite none counts, and a sequence that had drafts
+ * goes on without any.
  */
 static void advance(sp_engine *engine, const sp_batch *batch)
 {
@@ -627,6 +644,7 @@ static sp_status run_call(step_run *run, const sp_batch *batch, double began, sp
     }
     count_step(engine, batch, began);
     engine->n_logit_rows = 0;
+    reject_faulty_drafts(run, batch);
     take_logits(run, batch);
     take_faults(run, batch);
     if (run->device != SP_OK)

@@ -17,7 +17,8 @@ static void check_lookup(const int32_t *tokens, int32_t n, int32_t n_max, const 
 
     assert_true(n + n_max < 64);
     memset(text, 0x7f, sizeof text);
-    memcpy(text, tokens, (size_t)n * sizeof *tokens);
+    if (n > 0)
+        memcpy(text, tokens, (size_t)n * sizeof *tokens);
     assert_int_equal(sp_draft_lookup(text, n, n_max), n_want);
     if (n > 0)
         assert_memory_equal(text, tokens, (size_t)n * sizeof *tokens);

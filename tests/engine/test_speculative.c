@@ -472,6 +472,71 @@ static void test_the_request_decides(void **state)
     }
 }
 
+/* ---- a backend in which a draft spoils its whole span ---------------------------------------- */
+
+typedef struct fault_spy {
+    sp_op_table table;
+    int32_t span_rows[TOGETHER], n_spans, n_faults;
+} fault_spy;
+
+static fault_spy spy;
+
+static sp_status note_spans(sp_ops *ops, const sp_step *step, sp_pass_fn pass, void *user)
+{
+    spy.n_spans = step->n_spans;
+    for (int32_t i = 0; i < step->n_spans; i++)
+        spy.span_rows[i] = step->spans[i].n_rows;
+    return sp_cpu_op_table.step(ops, step, pass, user);
+}
+
+/* With prompts of one token every longer span has drafts. */
+static sp_status find_faults(sp_ops *ops, bool *out_faults, int32_t n_spans)
+{
+    (void)ops;
+    assert_int_equal(n_spans, spy.n_spans);
+    for (int32_t i = 0; i < n_spans; i++) {
+        out_faults[i] = spy.span_rows[i] > 1;
+        spy.n_faults += out_faults[i];
+    }
+    return SP_OK;
+}
+
+static void test_keys_of_a_draft_that_are_not_finite(void **state)
+{
+    int32_t prompts[3] = {5, 60, 7};
+    engine_run plain[3], now[3];
+    oracle o = {plain, now, 3, 100, {1}};
+    sp_engine_options options = options_of(256);
+    sp_engine_stats stats;
+    sp_engine *engine;
+
+    (void)state;
+    for (int32_t i = 0; i < 3; i++) {
+        plain[i] = now[i] = engine_run_init(names[i], &prompts[i], 1, 12);
+        plain[i].keep_logits = now[i].keep_logits = true;
+    }
+    engine = open_engine(&options);
+    run_all(engine, plain, 3);
+    sp_engine_close(engine);
+    options.speculative = true;
+    engine = open_engine(&options);
+    sp_engine_set_draft_source(engine, (sp_draft_source){&o, foretell});
+    spy.table = sp_cpu_op_table;
+    spy.table.step = note_spans;
+    spy.table.faults = find_faults;
+    engine->ops->table = &spy.table;
+    stats = run_all(engine, now, 3);
+    sp_engine_close(engine);
+    assert_true(spy.n_faults >= 3 && stats.drafted_tokens > 0);
+    assert_int_equal(stats.verify_steps, 3); /* each tried once, right as the drafts were */
+    assert_int_equal(stats.accepted_tokens, 0);
+    for (int32_t i = 0; i < 3; i++) {
+        engine_run_assert_same(&plain[i], &now[i]);
+        engine_run_free(&plain[i]);
+        engine_run_free(&now[i]);
+    }
+}
+
 /* One that leaves while its drafts are being accepted: the others do not notice. */
 static void test_a_request_that_leaves(void **state)
 {
@@ -534,6 +599,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_a_text_that_ends_inside_the_drafts),
         cmocka_unit_test(test_long_prompts_side_by_side),
         cmocka_unit_test(test_the_request_decides),
+        cmocka_unit_test(test_keys_of_a_draft_that_are_not_finite),
         cmocka_unit_test(test_a_request_that_leaves),
     };
 
