@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define SHARES_MAX 8
 #define PERIOD     48 /* of the prompt without a file */
@@ -45,14 +46,15 @@ static const sp_setting own_rows[] = {
 
 /* The sums of the steps that had no rows of prompts. */
 typedef struct spec_sums {
-    double seconds;
+    double seconds, processor; /* the second: of all threads */
     uint64_t tokens, drafted, accepted, steps;
 } spec_sums;
 
 typedef struct spec_case {
     bool adapters;
-    double share; /* of drafts that are right; below 0: prompt lookup */
-    double ratio, plain_rate, rate;
+    double share;                  /* of drafts that are right; below 0: prompt lookup */
+    double ratio, processor_ratio; /* tokens a second, of time and of the processor's */
+    double plain_rate, rate;
     spec_sums sums;
 } spec_case;
 
@@ -130,11 +132,21 @@ static sp_status submit(spec_bench *bench, int32_t i, bool adapters, bool drafts
     return sp_engine_submit(bench->engine, &request, &bench->ids[i], error);
 }
 
-static void add_step(spec_sums *sums, const sp_engine_stats *before, const sp_engine_stats *after)
+static double processor_seconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static void add_step(spec_sums *sums, const sp_engine_stats *before, const sp_engine_stats *after,
+                     double processor)
 {
     if (after->prefill_rows > before->prefill_rows)
         return;
     sums->seconds += after->step_seconds - before->step_seconds;
+    sums->processor += processor;
     sums->tokens += after->tokens - before->tokens;
     sums->drafted += after->drafted_tokens - before->drafted_tokens;
     sums->accepted += after->accepted_tokens - before->accepted_tokens;
@@ -152,11 +164,12 @@ static sp_status run(spec_bench *bench, bool adapters, bool drafts, spec_sums *o
     while (status == SP_OK) {
         sp_engine_stats before = {.struct_bytes = sizeof before},
                         after = {.struct_bytes = sizeof after};
+        double began = processor_seconds();
 
         sp_engine_get_stats(bench->engine, &before, NULL);
         status = sp_engine_step(bench->engine, keep_token, bench, error);
         sp_engine_get_stats(bench->engine, &after, NULL);
-        add_step(out_sums, &before, &after);
+        add_step(out_sums, &before, &after, processor_seconds() - began);
     }
     return status == SP_AGAIN ? SP_OK : status;
 }
@@ -187,13 +200,13 @@ static sp_status run_pair(spec_bench *bench, bool adapters, spec_sums out_sums[2
 static sp_status run_case(spec_bench *bench, bool adapters, double share, sp_error *error)
 {
     size_t n = (size_t)bench->settings.rounds;
-    double *values = sp_calloc(3 * n, sizeof *values);
+    double *values = sp_calloc(4 * n, sizeof *values);
     spec_case *c = &bench->cases[bench->n_cases];
     sp_draft_source source = {bench, share >= 0 ? propose : NULL};
     sp_status status = SP_OK;
 
     if (!values)
-        return sp_fail_memory(error, 3 * n * sizeof *values, "times");
+        return sp_fail_memory(error, 4 * n * sizeof *values, "times");
     *c = (spec_case){.adapters = adapters, .share = share};
     bench->share = share;
     sp_engine_set_draft_source(bench->engine, source);
@@ -204,9 +217,11 @@ static sp_status run_case(spec_bench *bench, bool adapters, double share, sp_err
         values[i] = rate_of(&sums[0]) > 0 ? rate_of(&sums[1]) / rate_of(&sums[0]) : 0;
         values[n + i] = rate_of(&sums[0]);
         values[2 * n + i] = rate_of(&sums[1]);
+        values[3 * n + i] = sums[0].processor / sums[1].processor; /* of as many tokens */
         c->sums = sums[1];
     }
     c->ratio = sp_bench_median(values, n);
+    c->processor_ratio = sp_bench_median(values + 3 * n, n);
     c->plain_rate = sp_bench_median(values + n, n);
     c->rate = sp_bench_median(values + 2 * n, n);
     bench->n_cases += status == SP_OK;
@@ -302,10 +317,12 @@ static void print_json(const spec_bench *bench)
 
         printf("%s{\"adapters\": %zu, \"drafts\": \"%s\", \"right\": %.4g, \"accepted\": %.4g, "
                "\"steps\": %llu, \"tokens_per_second\": %.6g, \"ratio\": %.4g, \"against\": "
-               "\"the same requests without drafts\", \"plain_tokens_per_second\": %.6g}",
+               "\"the same requests without drafts\", \"processor_ratio\": %.4g, "
+               "\"plain_tokens_per_second\": %.6g}",
                i ? ", " : "", c->adapters ? sp_stage_n_versions(sp_engine_stage(bench->engine)) : 0,
                c->share < 0 ? "lookup" : "forced", c->share < 0 ? 0 : c->share, accepted_share(c),
-               (unsigned long long)c->sums.steps, c->rate, c->ratio, c->plain_rate);
+               (unsigned long long)c->sums.steps, c->rate, c->ratio, c->processor_ratio,
+               c->plain_rate);
     }
     printf("], \"requests\": %d, \"prompt_tokens\": %d, \"new_tokens\": %d, \"draft_tokens\": %d, "
            "\"cpu_isa\": \"%s\", ",
@@ -320,17 +337,17 @@ static void print_text(const spec_bench *bench)
     printf("%d requests of %d prompt tokens and %d new, at most %d drafts, level %s\n",
            bench->n_requests, bench->n_prompt, bench->n_new,
            bench->settings.run.options.draft_tokens, sp_engine_cpu_isa(bench->engine));
-    printf("%-9s %-14s %9s %9s %12s %12s\n", "rows of", "drafts", "accepted", "steps", "tokens/s",
-           "over plain");
+    printf("%-9s %-14s %9s %9s %12s %12s %14s\n", "rows of", "drafts", "accepted", "steps",
+           "tokens/s", "over plain", "by processor");
     for (size_t i = 0; i < bench->n_cases; i++) {
         const spec_case *c = &bench->cases[i];
         char drafts[32] = "prompt lookup";
 
         if (c->share >= 0)
             snprintf(drafts, sizeof drafts, "%.0f%% right", c->share * 100);
-        printf("%-9s %-14s %8.1f%% %9llu %12.1f %12.3f\n", c->adapters ? "adapters" : "the base",
-               drafts, accepted_share(c) * 100, (unsigned long long)c->sums.steps, c->rate,
-               c->ratio);
+        printf("%-9s %-14s %8.1f%% %9llu %12.1f %12.3f %14.3f\n",
+               c->adapters ? "adapters" : "the base", drafts, accepted_share(c) * 100,
+               (unsigned long long)c->sums.steps, c->rate, c->ratio, c->processor_ratio);
     }
 }
 
