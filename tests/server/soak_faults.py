@@ -34,22 +34,38 @@ UNFINISHED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: applica
     b"Content-Length: %d\r\n\r\n" % BODY_BYTES
 
 
-def probe(address, stop, out):
+def idler(out):
+    """What the machine itself gives a process that waits for clients and has nothing to do."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        out.put(listener.getsockname())
+        while True:
+            sock, _ = listener.accept()
+            with sock:
+                sock.recv(1000)
+                sock.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+
+def ask(address):
+    start = time.monotonic()
+    with socket.create_connection(address, timeout=30) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = sock.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    return time.monotonic() - start
+
+
+def probe(addresses, stop, out):
     """Another process, so that what it measures is the server and not this program."""
     try:
         os.nice(-10)
     except OSError:
         pass
-    times = []
+    times = [[] for _ in addresses]
     while not stop.is_set():
-        start = time.monotonic()
-        with socket.create_connection(address, timeout=30) as sock:
-            sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            answer = sock.recv(1000)
-        times.append(time.monotonic() - start)
-        assert answer.startswith(b"HTTP/1.1 200"), answer
+        for address, taken in zip(addresses, times):
+            taken.append(ask(address))
         time.sleep(0.05)
-    out.put(sorted(times))
+    out.put([sorted(taken) for taken in times])
 
 
 class Faults:
@@ -177,6 +193,10 @@ def drain(server):
     return time.monotonic() - start
 
 
+def p99(times):
+    return times[len(times) * 99 // 100]
+
+
 def main():
     binary = sys.argv[1]
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 600
@@ -196,7 +216,10 @@ def main():
             faults = Faults(server, seed)
             before = resident_mib(server)
             stop, out = multiprocessing.Event(), multiprocessing.Queue()
-            prober = multiprocessing.Process(target=probe, args=(server.address, stop, out))
+            other = multiprocessing.Process(target=idler, args=(out,), daemon=True)
+            other.start()
+            prober = multiprocessing.Process(
+                target=probe, args=((server.address, out.get(timeout=60)), stop, out))
             prober.start()
             def replace():
                 weights = base / "model.safetensors"
@@ -204,7 +227,7 @@ def main():
                 os.rename(base / "new", weights)
             faults.run(seconds, replace)
             stop.set()
-            times = out.get(timeout=60)
+            times, idle_times = out.get(timeout=60)
             prober.join()
             ready = get(server, "/ready")
             text = get(server, "/metrics").bytes.decode().splitlines()
@@ -217,16 +240,17 @@ def main():
             server.process.kill()
             server.process.wait()
         print("seed %d, %g s: %s" % (seed, seconds, dict(sorted(faults.counts.items()))))
-        print("/health: %d times, median %.1f ms, p99 %.1f ms, max %.1f ms" % (
-            len(times), *(1e3 * t for t in (times[len(times) // 2], times[len(times) * 99 // 100],
-                                            times[-1]))))
+        for what, taken in (("/health", times), ("a process without work", idle_times)):
+            print("%s: %d times, median %.1f ms, p99 %.1f ms, max %.1f ms" % (
+                what, len(taken), 1e3 * taken[len(taken) // 2], 1e3 * p99(taken), 1e3 * taken[-1]))
         print("/ready %d %s; most memory %d MiB, %d before; SIGTERM drained in %.1f s" %
               (ready.status, ready.code, after, before, drained))
         print("\n".join(kept))
         assert ready.code == "weights-replaced"
         assert faults.counts["whole"] > 100
         assert after - before < 2 * (CLIENT_BYTES >> 20), (before, after)
-        assert times[len(times) * 99 // 100] < HEALTH_SECONDS_MAX, times[-5:]
+        # On a machine that others use, what it takes from everybody is not the server's.
+        assert p99(times) < HEALTH_SECONDS_MAX + p99(idle_times), (times[-5:], idle_times[-5:])
 
 
 if __name__ == "__main__":
