@@ -2,7 +2,7 @@
  * bench_rotation.c: many streams over more adapters than there are slots.
  *
  *     bench_rotation MODEL ADAPTERS [--adapters N] [--slots N] [--streams N] [--requests N]
- *                    [--threads N] [--seed N] [--commit TEXT]
+ *                    [--threads N] [--loaders N] [--seed N] [--commit TEXT]
  *
  * ADAPTERS holds a0 .. aN-1 (tools/make_checkpoint --adapters N --adapters-only). Every stream
  * sends one request after the other, each for an adapter drawn anew, with an answer of 16 to 64
@@ -12,8 +12,8 @@
  * steps to the first token.
  *
  * `most` is the mean over the steps of what the adapters with most requests in flight have
- * together, as many of them as there are slots: no schedule can give that step more rows, since
- * every row of a step is of an adapter in a slot, and a request has one row while it decodes.
+ * together, as many of them as there are slots: that step cannot have more rows, since every row
+ * of a step is of an adapter in a slot, and a request has one row while it decodes.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -40,7 +40,7 @@ typedef struct settings {
 } settings;
 
 typedef struct stream {
-    int64_t id; /* of the request under way; 0: none */
+    int64_t id; /* of the request in flight; 0: none */
     int32_t adapter;
     int64_t began_step;
     bool waits; /* for its first token */
@@ -286,8 +286,7 @@ static void print_case(const char *name, const outcome *o, const outcome *of_all
 
 /*
  * Processor time of a step as a fixed part, above all the reading of the weights, and one for each
- * row, by the two cases; and what that leaves of the throughput where a step has `most` rows, which
- * no schedule of so few slots exceeds.
+ * row, by the two cases; and what that leaves of the throughput where a step has `most` rows.
  */
 static void print_bound(const outcome *all, const outcome *few)
 {
@@ -351,7 +350,7 @@ int main(int argc, char **argv)
 
     if (!parse(&s, argc, argv)) {
         (void)fprintf(stderr, "usage: bench_rotation MODEL ADAPTERS [--adapters N] [--slots N] "
-                              "[--streams N] [--requests N] [--threads N] [--seed N] "
+                              "[--streams N] [--requests N] [--threads N] [--loaders N] [--seed N] "
                               "[--commit TEXT]\n");
         return 2;
     }
