@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The engine on a GPU, as ratios in one run: steps against a copy of as many bytes and against the
 same layers in torch, what adapters cost a step, tokens a second of 64 streams.
-    bench_gpu.py SIDEPATH MAKE_CHECKPOINT FOLDER OUT.json [--layers 36] [--parts steps,torch,streams]
+    bench_gpu.py SIDEPATH MAKE_CHECKPOINT FOLDER OUT.json [--layers 36] [--parts steps,streams]
 
 FOLDER gets a random checkpoint of the 8B shape and 64 adapters of rank 16 on all linear maps (some
 20 GB), unless it is there already. A part that fails is told and left out."""
@@ -36,9 +36,9 @@ def steps(options):
              ("eager", 1, "1", 0, ["--eager"])]
     found = []
     for label, n, rows, prefill, more in cases:
-        out = run([options.sidepath, "bench", "step", "--model", options.folder, "--device", "cuda",
-                   "--rows", rows, "--prefill", prefill, "--json", *adapter_flags(options.folder, n),
-                   *more])
+        out = run([options.sidepath, "bench", "step", "--model", options.folder, "--json",
+                   "--device", "cuda", "--rows", rows, "--prefill", prefill,
+                   *adapter_flags(options.folder, n), *more])
         found.append({"label": label, **json.loads(out)})
     return found
 
