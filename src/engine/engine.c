@@ -284,8 +284,14 @@ static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
         status = sp_ops_create(engine->op_table, &options, &engine->ops, error);
     if (status != SP_OK)
         return status;
-    return sp_model_place(&engine->model, engine->ops,
-                          on_gpu(engine) ? progress_of(engine) : (sp_load_progress){0}, error);
+    status = sp_model_place(&engine->model, engine->ops,
+                            on_gpu(engine) ? progress_of(engine) : (sp_load_progress){0}, error);
+    if (status != SP_OK)
+        return status;
+    status = sp_family_prepare(&engine->model, engine->ops);
+    return status == SP_OK ? SP_OK
+                           : sp_fail(error, status, NULL, "device", -1, "%.400s",
+                                     sp_device_error_text(engine->device));
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */

@@ -33,6 +33,11 @@ sp_status sp_family_forward(const sp_model *model, sp_ops *ops, const sp_step *s
     return sp_op_step(ops, step, run_pass, (void *)(uintptr_t)model);
 }
 
+sp_status sp_family_prepare(const sp_model *model, sp_ops *ops)
+{
+    return sp_op_prepare(ops, run_pass, (void *)(uintptr_t)model, &model->head);
+}
+
 sp_status sp_family_logits(const sp_model *model, sp_ops *ops, const int32_t *rows, int32_t n_rows)
 {
     return sp_op_logits(ops, model->family->final, &model->head, rows, n_rows);

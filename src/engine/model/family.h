@@ -39,6 +39,9 @@ const sp_family_row *sp_family_find(sp_family family);
 /* The dimensions of attention and its cache. */
 sp_attention_shape sp_family_attention(const sp_model_shape *shape);
 
+/* As sp_op_prepare, after sp_model_place. */
+sp_status sp_family_prepare(const sp_model *model, sp_ops *ops);
+
 /* Computes all rows of the step: writes their keys and values to the cache, and keeps their final
  * hidden states for sp_family_logits. Engine thread. Fails like sp_op_step. */
 sp_status sp_family_forward(const sp_model *model, sp_ops *ops, const sp_step *step);

@@ -6,25 +6,33 @@
 
 static_assert(SP_LINEAR_MAX <= SP_CUDA_OUTPUTS_MAX, "a group is one launch");
 
-static void fill(const sp_cuda_ops *cuda, const sp_projection *p, sp_cuda_gemm_output *out_base,
-                 sp_delta_output *out_delta)
+sp_cuda_gemm sp_cuda_gemm_of(const sp_cuda_ops *cuda, sp_rows x, const sp_projection *projections,
+                             int32_t n, int32_t rows)
 {
-    const sp_linear *linear = p->linear;
+    sp_cuda_gemm gemm = {
+        .rows = rows,
+        .k = cuda->widths[x],
+        .x = cuda->rows[x],
+        .x_stride = cuda->widths[x],
+        .n_outputs = n,
+    };
 
-    *out_base = (sp_cuda_gemm_output){
-        .w = linear->weight.placed,
-        .bias = linear->bias.placed,
-        .y = cuda->rows[p->y],
-        .y_stride = cuda->widths[p->y],
-        .n = linear->weight.rows,
-    };
-    *out_delta = (sp_delta_output){
-        .struct_bytes = sizeof *out_delta,
-        .site = linear->site,
-        .y = cuda->rows[p->y],
-        .y_stride = cuda->widths[p->y],
-        .y_type = SP_DTYPE_BF16,
-    };
+    SP_ASSERT(n > 0 && n <= SP_LINEAR_MAX);
+    for (int32_t i = 0; i < n; i++) {
+        const sp_linear *linear = projections[i].linear;
+        sp_rows y = projections[i].y;
+
+        SP_ASSERT(linear->weight.columns == cuda->widths[x]);
+        SP_ASSERT(linear->weight.rows == cuda->widths[y]);
+        gemm.outputs[i] = (sp_cuda_gemm_output){
+            .w = linear->weight.placed,
+            .bias = linear->bias.placed,
+            .y = cuda->rows[y],
+            .y_stride = cuda->widths[y],
+            .n = linear->weight.rows,
+        };
+    }
+    return gemm;
 }
 
 static sp_status run_base(const sp_cuda_ops *cuda, const sp_cuda_gemm *gemm)
@@ -56,14 +64,8 @@ static sp_status run_beside(const sp_cuda_ops *cuda, const sp_cuda_gemm *gemm, s
 sp_status sp_cuda_op_linear(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n)
 {
     sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
+    const sp_cuda_gemm gemm = sp_cuda_gemm_of(cuda, x, projections, n, cuda->step.rows);
     sp_delta_output outputs[SP_LINEAR_MAX];
-    sp_cuda_gemm gemm = {
-        .rows = cuda->step.rows,
-        .k = cuda->widths[x],
-        .x = cuda->rows[x],
-        .x_stride = cuda->widths[x],
-        .n_outputs = n,
-    };
     sp_delta_call call = {
         .struct_bytes = sizeof call,
         .plan = cuda->plan,
@@ -76,12 +78,14 @@ sp_status sp_cuda_op_linear(sp_ops *ops, sp_rows x, const sp_projection *project
     };
     sp_status status;
 
-    SP_ASSERT(n > 0 && n <= SP_LINEAR_MAX);
-    for (int32_t i = 0; i < n; i++) {
-        SP_ASSERT(projections[i].linear->weight.columns == cuda->widths[x]);
-        SP_ASSERT(projections[i].linear->weight.rows == cuda->widths[projections[i].y]);
-        fill(cuda, &projections[i], &gemm.outputs[i], &outputs[i]);
-    }
+    for (int32_t i = 0; i < n; i++)
+        outputs[i] = (sp_delta_output){
+            .struct_bytes = sizeof outputs[i],
+            .site = projections[i].linear->site,
+            .y = cuda->rows[projections[i].y],
+            .y_stride = cuda->widths[projections[i].y],
+            .y_type = SP_DTYPE_BF16,
+        };
     if (cuda->adapted && cuda->step.rows <= SP_CUDA_SIDE_ROWS)
         return run_beside(cuda, &gemm, &call);
     status = run_base(cuda, &gemm);

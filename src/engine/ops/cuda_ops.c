@@ -320,6 +320,7 @@ const sp_op_table sp_cuda_op_table = {
     .create = create,
     .destroy = destroy,
     .place = sp_cuda_op_place,
+    .prepare = sp_cuda_op_prepare,
     .step = sp_cuda_op_step,
     .embed = sp_cuda_op_embed,
     .norm = sp_cuda_op_norm,

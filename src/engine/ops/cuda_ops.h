@@ -24,6 +24,9 @@
 /* Row counts that steps are padded to in graphs, with and without deltas. */
 #define SP_CUDA_GRAPHS_MAX 64
 
+/* Shapes of linear ops that cuBLASLt is tried on. */
+#define SP_CUDA_SHAPES_MAX 16
+
 /* A captured pass: the rows that it launches, with or without deltas. */
 typedef struct sp_cuda_graph {
     int32_t rows;
@@ -83,6 +86,8 @@ typedef struct sp_cuda_ops {
     void *native; /* of the stream */
     sp_cuda_ops_kernels kernels;
     void *gemm; /* of kernels.base_gemm_open */
+    sp_cuda_gemm learnt[SP_CUDA_SHAPES_MAX]; /* [n_learnt] shapes that cuBLASLt was tried on */
+    int32_t n_learnt;
 
     int32_t rows_max, spans_max, hidden, vocab;
     int32_t widths[SP_ROWS_MAX];
@@ -129,6 +134,9 @@ void *sp_cuda_pinned(sp_cuda_ops *cuda, size_t bytes, sp_status *status, sp_erro
 sp_status sp_cuda_op_place(sp_ops *ops, sp_weight *weight, sp_error *error);
 void sp_cuda_uploader_destroy(struct sp_cuda_uploader *uploader); /* NULL is allowed */
 
+/* Learns which products of the pass and the head cuBLASLt computes faster with the same bytes. */
+sp_status sp_cuda_op_prepare(sp_ops *ops, sp_pass_fn pass, void *user, const sp_weight *head);
+
 sp_status sp_cuda_op_step(sp_ops *ops, const sp_step *step, sp_pass_fn pass, void *user);
 /* Memory for the descriptions of steps. */
 sp_status sp_cuda_tables_create(sp_cuda_ops *cuda, sp_error *error);
@@ -139,6 +147,9 @@ sp_status sp_cuda_op_embed(sp_ops *ops, const sp_weight *table, sp_rows y);
 sp_status sp_cuda_op_norm(sp_ops *ops, sp_rows x, const sp_norm *norm, sp_rows y);
 sp_status sp_cuda_op_add_norm(sp_ops *ops, sp_rows sum, sp_rows x, const sp_norm *norm, sp_rows y);
 sp_status sp_cuda_op_silu_mul(sp_ops *ops, sp_rows gate, sp_rows up);
+/* The products of a linear op, of so many rows. */
+sp_cuda_gemm sp_cuda_gemm_of(const sp_cuda_ops *cuda, sp_rows x, const sp_projection *projections,
+                             int32_t n, int32_t rows);
 sp_status sp_cuda_op_linear(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n);
 sp_status sp_cuda_op_rope_and_cache(sp_ops *ops, const sp_rope_call *call);
 sp_status sp_cuda_op_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y);

@@ -145,6 +145,7 @@ struct sp_op_table {
     sp_status (*create)(const sp_ops_options *options, sp_ops **out_ops, sp_error *error);
     void (*destroy)(sp_ops *ops);
     sp_status (*place)(sp_ops *ops, sp_weight *weight, sp_error *error);
+    sp_status (*prepare)(sp_ops *ops, sp_pass_fn pass, void *user, const sp_weight *head);
     sp_status (*step)(sp_ops *ops, const sp_step *step, sp_pass_fn pass, void *user);
 
     sp_status (*embed)(sp_ops *ops, const sp_weight *table, sp_rows y);
@@ -202,6 +203,15 @@ static inline void sp_ops_destroy(sp_ops *ops) /* NULL is allowed */
 static inline sp_status sp_op_place(sp_ops *ops, sp_weight *weight, sp_error *error)
 {
     return weight->host ? ops->table->place(ops, weight, error) : SP_OK;
+}
+
+/* Lets the backend look at the pass and the head, all of whose weights are placed, and choose how
+ * it will compute them. Nothing is computed. SP_ERR_DEVICE. */
+static inline sp_status sp_op_prepare(sp_ops *ops, sp_pass_fn pass, void *user,
+                                      const sp_weight *head)
+{
+    ops->status = SP_OK;
+    return ops->table->prepare ? ops->table->prepare(ops, pass, user, head) : SP_OK;
 }
 
 /* ---- ops ----------------------------------------------------------------------------------- */
