@@ -85,7 +85,7 @@ typedef struct sp_cuda_ops {
     int gpu;
     void *native; /* of the stream */
     sp_cuda_ops_kernels kernels;
-    void *gemm; /* of kernels.base_gemm_open */
+    void *gemm;                              /* of kernels.base_gemm_open */
     sp_cuda_gemm learnt[SP_CUDA_SHAPES_MAX]; /* [n_learnt] shapes that cuBLASLt was tried on */
     int32_t n_learnt;
 

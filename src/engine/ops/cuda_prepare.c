@@ -71,8 +71,7 @@ static sp_status learn(sp_cuda_ops *cuda, const sp_cuda_gemm *gemm)
     sp_cuda_gemm_report report;
 
     return sp_cuda_launched(
-        cuda,
-        cuda->kernels.base_gemm_learn(cuda->gpu, cuda->gemm, gemm, gemm->rows, &report),
+        cuda, cuda->kernels.base_gemm_learn(cuda->gpu, cuda->gemm, gemm, gemm->rows, &report),
         "trying the base's products");
 }
 
