@@ -134,6 +134,6 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_million_tokens)};
 
     if (argc > 1)
-        wanted = atoll(argv[1]);
+        wanted = strtoll(argv[1], NULL, 10);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
