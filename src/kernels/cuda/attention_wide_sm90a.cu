@@ -5,7 +5,7 @@
  * Grid: one block for each piece of the plan and kv head; blocks beyond the plan's pieces end at
  * once. Two warpgroups have 64 rows each, a warp of a third fills the ring. The scores of the next
  * tile and this tile's P · V are in flight while the next tile's P is computed. The fold of the
- * chunks stands in shared memory, for it is used once a chunk; o, scores, P and q fill the
+ * chunks is in shared memory, for it is used once a chunk; o, scores, P and q fill the
  * registers. The bits are those of attention_narrow.cu: wgmma has the chain of mma.
  */
 #include "kernels/cuda/attention_ring.cuh"

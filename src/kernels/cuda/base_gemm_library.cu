@@ -1,6 +1,6 @@
 /*
  * base_gemm_library.cu: cuBLASLt for GEMMs of many rows, opened at run time and never linked. Only
- * algorithms without split-K are asked for, and one is used for a weight and a class of rows (up to
+ * algorithms without split-K are requested, and one is used for a weight and a class of rows (up to
  * a power of two) if, tried on that weight, it has the bytes of our kernels and is faster. What it
  * refuses at a launch our kernels do.
  */
@@ -431,7 +431,7 @@ static bool is_like(const sp_cuda_gemm *a, const sp_cuda_gemm *b)
     return like;
 }
 
-/* cuBLASLt was asked for algorithms that need no more than 16 bytes. */
+/* cuBLASLt was requested algorithms that need no more than 16 bytes. */
 static bool suits_library(const sp_cuda_gemm *gemm)
 {
     bool suits = true;

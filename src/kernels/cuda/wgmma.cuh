@@ -144,7 +144,7 @@ template <int N> static __device__ __forceinline__ void registers_up_to(void)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* The map's box at element k of row `row`; what lies outside the matrix arrives as zeros. */
+/* The map's box at element k of row `row`; what is outside the matrix arrives as zeros. */
 static __device__ __forceinline__ void tensor_load(uint32_t to, const CUtensorMap *map, int k,
                                                    int row, uint32_t barrier)
 {
