@@ -729,20 +729,23 @@ static void rotations_are_right(void **state)
         expect_rope(shapes[i]);
 }
 
-/* A span alone, with other pages and pads, beside others: the same bits. */
+/* A span alone, with other pages and pads, beside others: the same bits. The last shape has so many
+ * heads that all spans together are launched in another form than one. */
 static void a_rotation_has_one_answer(void **state)
 {
-    static const rope_shape shapes[] = {{32, 8, 128, 64, true}, {5, 1, 72, 36, true}};
+    static const rope_shape shapes[] = {
+        {32, 8, 128, 64, true}, {5, 1, 72, 36, true}, {113, 5, 256, 128, true}};
     size_t rows = (size_t)case_rows();
 
     (void)state;
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         rope_case c = make_rope(shapes[i]), other = make_rope(shapes[i]);
         size_t q = rows * (size_t)(c.q_heads * c.head_dim);
         size_t kv = rows * (size_t)(c.kv_heads * c.head_dim);
         rope_step all = make_step(0xf, 3, 6);
 
         run_rope(&c, &all);
+        check_rope(&c);
         for (unsigned s = 0; s < SPANS; s++) {
             rope_step alone = make_step(1u << s, (int32_t)s + 9, (int32_t)(s % 2) * 3);
 

@@ -9,9 +9,11 @@
  * A unit is what one thread has in registers: two runs of EACH elements that rotate together, or
  * that follow each other beyond the rotated part. EACH is 8 (16 bytes) where head_dim and n_rot are
  * multiples of 8: 1 to 16 lanes of a warp have a head then, one unit each; otherwise it is 1, and a
- * warp has a head. The sum of the norm: a unit's squares in pairs, a lane's units in order, the
- * lanes by a butterfly; fixed by head_dim and n_rot. The table of angles stays in L1, as a block
- * has the heads of a row or two. Bound by the bytes of q, k and v, or for few rows by latency.
+ * warp has a head. Where there are many rows, lanes take four heads of a row, so that what they
+ * share (angles, weights, the page) is found once. The sum of the norm: a unit's squares in pairs,
+ * a lane's units in order, the lanes by a butterfly; fixed by head_dim and n_rot. The table of
+ * angles stays in L1, as a block has the heads of a row or two. Bound by the bytes of q, k and v,
+ * or for few rows by latency.
  */
 #include "kernels/cuda/cache_layout.h"
 #include "kernels/cuda/launch.cuh"
@@ -20,31 +22,36 @@
 #define ROPE_THREADS 128
 #define HEAD_MAX     256
 #define PIECE        8
+#define MANY_HEADS   4
+#define MANY_LANES   (1 << 16) /* from here on, four heads at once */
 
 /* How a head is divided; fixed by head_dim and n_rot. */
 typedef struct rope_shape {
     int32_t n_rot;   /* 0 without angles */
     int32_t rotated; /* units that rotate */
     int32_t units;
-    int32_t lanes; /* a power of two */
+    int32_t shift; /* 1 << shift lanes */
     int32_t page_dim;
+    int32_t q_groups, kv_groups; /* of the heads that lanes take at once */
 } rope_shape;
 
-/* One head of one row. */
-typedef struct rope_head {
-    const uint16_t *from;
+/* The heads of one row that lanes take at once. */
+typedef struct rope_heads {
+    const uint16_t *from;   /* [n, head_dim] */
     const uint16_t *weight; /* NULL: no norm */
     float eps, offset;
-    int32_t kv_head; /* of k or v; -1: q */
+    int32_t kv_head; /* the first one, of k or v; -1: q */
+    int32_t n;       /* 0: none */
     bool is_v;
-} rope_head;
+} rope_heads;
 
 /* What depends on the row's position. */
 typedef struct rope_place {
-    uint16_t *to;               /* q: the head; k, v: the page and head */
+    uint16_t *to;               /* of the first head; q: itself, k, v: its place in the page */
     const float *cosine, *sine; /* [n_rot] */
     int32_t token;              /* in the page; -1: q */
     int32_t page_dim;
+    int32_t stride; /* elements from head to head */
 } rope_place;
 
 template <int EACH> struct rope_unit {
@@ -76,31 +83,36 @@ static __device__ __forceinline__ int high_of(const rope_shape &s, int unit, int
 
 /* ---- one head ------------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ rope_head find_head(const sp_cuda_rope &r, int row, int head)
+/* Group `group` of row `row`; groups have `each` heads, the last one of q, k and v what is left. */
+static __device__ __forceinline__ rope_heads find_heads(const sp_cuda_rope &r, const rope_shape &s,
+                                                        int row, int group, int each)
 {
-    rope_head h = {};
-    int kv = head - r.q_heads;
+    rope_heads h = {};
+    int first = group * each;
 
-    if (kv < 0) {
-        h.from = (const uint16_t *)r.q + ((int64_t)row * r.q_heads + head) * r.head_dim;
+    if (group < s.q_groups) {
+        h.from = (const uint16_t *)r.q + ((int64_t)row * r.q_heads + first) * r.head_dim;
         h.weight = (const uint16_t *)r.q_norm;
         h.eps = r.q_eps, h.offset = r.q_offset;
         h.kv_head = -1;
+        h.n = min(each, r.q_heads - first);
         return h;
     }
-    h.is_v = kv >= r.kv_heads;
-    h.kv_head = kv - (h.is_v ? r.kv_heads : 0);
+    group -= s.q_groups;
+    h.is_v = group >= s.kv_groups;
+    h.kv_head = (group - (h.is_v ? s.kv_groups : 0)) * each;
     h.from = (const uint16_t *)(h.is_v ? r.v : r.k);
     h.from += ((int64_t)row * r.kv_heads + h.kv_head) * r.head_dim;
     h.weight = h.is_v ? NULL : (const uint16_t *)r.k_norm;
     h.eps = r.k_eps, h.offset = r.k_offset;
+    h.n = min(each, r.kv_heads - h.kv_head);
     return h;
 }
 
 static __device__ __forceinline__ rope_place find_place(const sp_cuda_rope &r, const rope_shape &s,
-                                                        const rope_head &h, int position, int span)
+                                                        const rope_heads &h, int position, int span)
 {
-    rope_place p = {(uint16_t *)h.from, NULL, NULL, -1, s.page_dim};
+    rope_place p = {(uint16_t *)h.from, NULL, NULL, -1, s.page_dim, r.head_dim};
     int64_t page;
 
     if (s.n_rot > 0) {
@@ -110,8 +122,8 @@ static __device__ __forceinline__ rope_place find_place(const sp_cuda_rope &r, c
     if (h.kv_head < 0)
         return p;
     page = r.step.pages[r.step.span_page[span] + position / SP_CUDA_PAGE];
-    p.to = (uint16_t *)(h.is_v ? r.values : r.keys) +
-           (page * r.kv_heads + h.kv_head) * SP_CUDA_PAGE * s.page_dim;
+    p.stride = SP_CUDA_PAGE * s.page_dim;
+    p.to = (uint16_t *)(h.is_v ? r.values : r.keys) + (page * r.kv_heads + h.kv_head) * p.stride;
     p.token = position % SP_CUDA_PAGE;
     return p;
 }
@@ -143,24 +155,33 @@ static __device__ __forceinline__ void widen_run(float *to, const rope_run<1> &r
     to[0] = widen<0>(run.v);
 }
 
-/* Rounds and stores a run from element d on; false: a value is not finite. */
-template <int EACH>
-static __device__ __forceinline__ bool store_run(const rope_place &p, int d, const float *v)
+/* Where element d of a head is, from p.to on. */
+static __device__ __forceinline__ int place_of(const rope_place &p, int d)
 {
-    uint16_t *to = p.to + (p.token < 0 ? d : sp_cuda_cache_offset(p.page_dim, p.token, d));
+    return p.token < 0 ? d : sp_cuda_cache_offset(p.page_dim, p.token, d);
+}
+
+/* Rounds and stores a run; `largest` becomes the largest magnitude so far, of each half of a word,
+ * as bits. */
+template <int EACH>
+static __device__ __forceinline__ void store_run(uint16_t *to, const float *v, uint32_t *largest)
+{
     uint32_t two[4] = {0, 0, 0, 0};
-    bool finite = true;
 
 #pragma unroll
     for (int i = 0; i < (EACH + 1) / 2; i++) {
         two[i] = narrow_two<0>(v[2 * i], EACH > 1 ? v[2 * i + 1] : 0.0f);
-        finite &= (two[i] & 0x7f80u) != 0x7f80u && (two[i] & 0x7f800000u) != 0x7f800000u;
+        *largest = __vmaxu2(*largest, two[i] & 0x7fff7fffu);
     }
     if (EACH == PIECE)
         *(uint4 *)to = make_uint4(two[0], two[1], two[2], two[3]);
     else
         to[0] = (uint16_t)two[0];
-    return finite;
+}
+
+static __device__ __forceinline__ bool is_finite(uint32_t largest)
+{
+    return (largest & 0xffffu) < 0x7f80u && largest >> 16 < 0x7f80u;
 }
 
 template <int EACH> static __device__ __forceinline__ float square_run(const float *v)
@@ -179,7 +200,7 @@ template <int EACH> static __device__ __forceinline__ float square_run(const flo
 }
 
 template <int EACH>
-static __device__ __forceinline__ void scale_run(const rope_head &h, float inverse,
+static __device__ __forceinline__ void scale_run(const rope_heads &h, float inverse,
                                                  const rope_run<EACH> &weights, float *v)
 {
     float weight[EACH];
@@ -243,83 +264,108 @@ static __device__ __forceinline__ rope_unit<EACH> widen_runs(const rope_runs<EAC
     return unit;
 }
 
-/* False: a value is not finite. */
-template <int EACH>
-static __device__ __forceinline__ bool store_unit(const rope_unit<EACH> &u, const rope_shape &s,
-                                                  const rope_place &p, int unit, int head_dim)
-{
-    int high = high_of(s, unit, EACH);
-    bool finite = true;
-
-    if (unit < s.units)
-        finite = store_run<EACH>(p, low_of(s, unit, EACH), u.low);
-    if (unit < s.units && high < head_dim)
-        finite &= store_run<EACH>(p, high, u.high);
-    return finite;
-}
-
-/* UNITS: of one lane. Every thread of the warp stays for the sum. What does not depend on something
- * else is loaded first: the weights, then the head and its position, then the angles and page. */
+/* One head from its runs to its place. Every thread of the warp takes part in the sum. */
 template <int EACH, int UNITS>
-__global__ void __launch_bounds__(ROPE_THREADS, 7) rope_kernel(const sp_cuda_rope r, rope_shape s)
+static __device__ __forceinline__ void finish_head(const sp_cuda_rope &r, const rope_shape &s,
+                                                   const rope_heads &h, const rope_place &p,
+                                                   const rope_runs<EACH> *runs,
+                                                   const rope_runs<EACH> *weights,
+                                                   const rope_unit<EACH> *angles, int lane,
+                                                   int head, bool stores, uint32_t *largest)
 {
-    int item = (int)(blockIdx.x * ROPE_THREADS + threadIdx.x) / s.lanes;
-    int lane = (int)threadIdx.x & (s.lanes - 1), heads = r.q_heads + 2 * r.kv_heads;
-    int row = item / heads, position = -1, span = -1;
-    rope_runs<EACH> runs[UNITS] = {}, weights[UNITS] = {};
-    rope_unit<EACH> units[UNITS], angles[UNITS] = {}, zeros = {};
-    rope_head h = find_head(r, row, item % heads);
-    rope_place p = {};
+    rope_unit<EACH> units[UNITS];
     float sum = 0.0f, inverse;
-    bool finite = true;
+    uint16_t *to = p.to + (int64_t)head * p.stride;
 
-    release_successor();
-    if (h.weight != NULL)
-#pragma unroll
-        for (int i = 0; i < UNITS; i++)
-            weights[i] = load_runs<EACH>(s, h.weight, lane + i * s.lanes, r.head_dim);
-    wait_predecessor();
-    if (row < r.step.rows) {
-        position = r.step.position[row];
-        span = r.step.row_span[row];
-#pragma unroll
-        for (int i = 0; i < UNITS; i++)
-            runs[i] = load_runs<EACH>(s, h.from, lane + i * s.lanes, r.head_dim);
-    }
-    if (position >= 0) {
-        p = find_place(r, s, h, position, span);
-#pragma unroll
-        for (int i = 0; i < UNITS; i++)
-            if (!h.is_v && lane + i * s.lanes < s.rotated) {
-                load_angles<EACH>(angles[i].low, p.cosine + (lane + i * s.lanes) * EACH);
-                load_angles<EACH>(angles[i].high, p.sine + (lane + i * s.lanes) * EACH);
-            }
-    }
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
         units[i] = widen_runs<EACH>(runs[i]);
         sum += square_run<EACH>(units[i].low) + square_run<EACH>(units[i].high);
     }
-    for (int by = s.lanes / 2; by > 0; by /= 2)
+    for (int by = (1 << s.shift) / 2; by > 0; by /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, by);
-    if (position < 0)
-        return;
     inverse = 1.0f / sqrtf(sum / (float)r.head_dim + h.eps);
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
+        int unit = lane + (i << s.shift), high = high_of(s, unit, EACH);
+
         if (h.weight != NULL) {
             scale_run<EACH>(h, inverse, weights[i].low, units[i].low);
             scale_run<EACH>(h, inverse, weights[i].high, units[i].high);
         }
-        if (!h.is_v && lane + i * s.lanes < s.rotated)
+        if (!h.is_v && unit < s.rotated)
             rotate<EACH>(angles[i], &units[i]);
-        finite &= store_unit<EACH>(units[i], s, p, lane + i * s.lanes, r.head_dim);
+        if (!stores || unit >= s.units)
+            continue;
+        store_run<EACH>(to + place_of(p, low_of(s, unit, EACH)), units[i].low, largest);
+        if (high < r.head_dim)
+            store_run<EACH>(to + place_of(p, high), units[i].high, largest);
     }
-    if (p.token < 0)
+}
+
+/* Zeros of a head from head_dim to the width of a page. */
+template <int EACH>
+static __device__ __forceinline__ void pad_head(const rope_place &p, int head_dim, int lane,
+                                                int lanes, int head)
+{
+    uint16_t *to = p.to + (int64_t)head * p.stride;
+    const float zeros[EACH] = {};
+    uint32_t largest = 0;
+
+    for (int d = head_dim + lane * EACH; d < p.page_dim; d += lanes * EACH)
+        store_run<EACH>(to + place_of(p, d), zeros, &largest);
+}
+
+/* HEADS: at once; UNITS: of one lane. What does not depend on something else is loaded first: the
+ * weights, then the heads and their position, then the angles and the page. */
+template <int EACH, int UNITS, int HEADS>
+__global__ void __launch_bounds__(ROPE_THREADS, HEADS > 1 ? 5 : 7)
+    rope_kernel(const sp_cuda_rope r, rope_shape s)
+{
+    int item = (int)(blockIdx.x * ROPE_THREADS + threadIdx.x) >> s.shift;
+    int lane = (int)threadIdx.x & ((1 << s.shift) - 1), groups = s.q_groups + 2 * s.kv_groups;
+    int row = item / groups, position = -1, span = -1;
+    rope_runs<EACH> runs[HEADS][UNITS] = {}, weights[UNITS] = {};
+    rope_unit<EACH> angles[UNITS] = {};
+    rope_heads h = find_heads(r, s, row, item - row * groups, HEADS);
+    rope_place p = {};
+    uint32_t largest = 0;
+
+    release_successor();
+    if (h.weight != NULL)
+#pragma unroll
+        for (int i = 0; i < UNITS; i++)
+            weights[i] = load_runs<EACH>(s, h.weight, lane + (i << s.shift), r.head_dim);
+    wait_predecessor();
+    if (row < r.step.rows) {
+        position = r.step.position[row];
+        span = r.step.row_span[row];
+#pragma unroll
+        for (int j = 0; j < HEADS; j++)
+#pragma unroll
+            for (int i = 0; i < UNITS; i++)
+                if (j < h.n)
+                    runs[j][i] = load_runs<EACH>(s, h.from + j * r.head_dim, lane + (i << s.shift),
+                                                 r.head_dim);
+    }
+    if (position >= 0) {
+        p = find_place(r, s, h, position, span);
+#pragma unroll
+        for (int i = 0; i < UNITS; i++)
+            if (!h.is_v && lane + (i << s.shift) < s.rotated) {
+                load_angles<EACH>(angles[i].low, p.cosine + (lane + (i << s.shift)) * EACH);
+                load_angles<EACH>(angles[i].high, p.sine + (lane + (i << s.shift)) * EACH);
+            }
+    }
+#pragma unroll
+    for (int j = 0; j < HEADS; j++)
+        finish_head<EACH, UNITS>(r, s, h, p, runs[j], weights, angles, lane, j,
+                                 position >= 0 && j < h.n, &largest);
+    if (position < 0 || p.token < 0)
         return;
-    for (int d = r.head_dim + lane * EACH; d < s.page_dim; d += s.lanes * EACH)
-        store_run<EACH>(p, d, zeros.low);
-    if (!finite)
+    for (int j = 0; j < h.n; j++)
+        pad_head<EACH>(p, r.head_dim, lane, 1 << s.shift, j);
+    if (!is_finite(largest))
         r.fault[span] = 1;
 }
 
@@ -327,33 +373,48 @@ __global__ void __launch_bounds__(ROPE_THREADS, 7) rope_kernel(const sp_cuda_rop
 
 static rope_shape shape_of(const sp_cuda_rope &r, int each)
 {
-    rope_shape s = {r.cosine != NULL ? r.n_rot : 0, 0, 0, 1, sp_cuda_page_dim(r.head_dim)};
-    int rest = (r.head_dim - 2 * s.n_rot) / each;
+    rope_shape s = {};
+    int rest;
 
+    s.n_rot = r.cosine != NULL ? r.n_rot : 0;
     s.rotated = s.n_rot / each;
+    rest = (r.head_dim - 2 * s.n_rot) / each;
     s.units = s.rotated + (rest + 1) / 2;
-    while (s.lanes < s.units && s.lanes < SP_WARP)
-        s.lanes *= 2;
+    while (1 << s.shift < s.units && 1 << s.shift < SP_WARP)
+        s.shift++;
+    s.page_dim = sp_cuda_page_dim(r.head_dim);
     return s;
+}
+
+template <int EACH, int UNITS, int HEADS>
+static cudaError_t launch(const sp_cuda_rope &r, rope_shape s, cudaStream_t stream)
+{
+    cudaLaunchAttribute overlap;
+    cudaLaunchConfig_t config;
+    int64_t lanes;
+
+    s.q_groups = (r.q_heads + HEADS - 1) / HEADS;
+    s.kv_groups = (r.kv_heads + HEADS - 1) / HEADS;
+    lanes = (int64_t)r.step.rows * (s.q_groups + 2 * s.kv_groups) << s.shift;
+    config = sp_cuda_overlapping(dim3((unsigned)((lanes + ROPE_THREADS - 1) / ROPE_THREADS)),
+                                 ROPE_THREADS, 0, &overlap, false, stream);
+    return cudaLaunchKernelEx(&config, rope_kernel<EACH, UNITS, HEADS>, r, s);
 }
 
 extern "C" int sp_cuda_rope_rows(int gpu, const sp_cuda_rope *rope, void *stream)
 {
     bool pieces = rope->head_dim % PIECE == 0 && rope->n_rot % PIECE == 0;
     rope_shape s = shape_of(*rope, pieces ? PIECE : 1);
-    int64_t heads = (int64_t)rope->step.rows * (rope->q_heads + 2 * rope->kv_heads);
-    int64_t blocks = (heads * s.lanes + ROPE_THREADS - 1) / ROPE_THREADS;
+    int64_t lanes = (int64_t)rope->step.rows * (rope->q_heads + 2 * rope->kv_heads) << s.shift;
     sp_cuda_current current(gpu);
-    cudaLaunchAttribute overlap;
-    cudaLaunchConfig_t config;
 
-    if (current.code != cudaSuccess || blocks == 0)
+    if (current.code != cudaSuccess || rope->step.rows == 0)
         return (int)current.code;
     if (rope->head_dim > HEAD_MAX || rope->head_dim < 2 * s.n_rot)
         return (int)cudaErrorInvalidValue;
-    config = sp_cuda_overlapping(dim3((unsigned)blocks), ROPE_THREADS, 0, &overlap, false,
-                                 (cudaStream_t)stream);
-    return (int)(pieces ? cudaLaunchKernelEx(&config, rope_kernel<PIECE, 1>, *rope, s)
-                        : cudaLaunchKernelEx(&config, rope_kernel<1, HEAD_MAX / 2 / SP_WARP>, *rope,
-                                             s));
+    if (!pieces)
+        return (int)launch<1, HEAD_MAX / 2 / SP_WARP, 1>(*rope, s, (cudaStream_t)stream);
+    if (lanes > MANY_LANES)
+        return (int)launch<PIECE, 1, MANY_HEADS>(*rope, s, (cudaStream_t)stream);
+    return (int)launch<PIECE, 1, 1>(*rope, s, (cudaStream_t)stream);
 }

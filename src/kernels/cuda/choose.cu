@@ -30,51 +30,56 @@
 #define WORDS    3              /* of a sum in a bin, of 15 bits each before they are summed */
 #define WORD     15
 #define LIST     512
+#define EACH     4     /* logits of one load */
 #define JOINS    3     /* values that are combined at once */
 #define FARTHEST 33.0f /* from there on below the best, a weight's part is 0 */
 
 typedef unsigned long long u64;
 
-typedef struct choose_shared {
+typedef struct alignas(16) choose_shared {
     u64 out[2][JOINS]; /* for the other blocks, alternating */
     u64 warp[JOINS][WARPS];
-    u64 list[LIST];              /* this block's tokens of a bin */
+    u64 list[LIST];              /* this block's tokens */
     u64 keys[LIST], parts[LIST]; /* those of all blocks */
     uint32_t bins[WORDS][BINS];
+    sp_cuda_sample_row row;
     u64 cut;
     uint32_t n_list;
+    int token;
 } choose_shared;
 
 static_assert(OWN == 4 * SP_WARP, "a warp looks through a block's bins, four a lane");
 static_assert(SP_CUDA_SAMPLE_VOCAB_MAX <= PARTS << 16, "sums of words of 15 bits fit 32");
-static_assert(SP_CUDA_SAMPLE_TOP_MAX <= LIST && BINS <= 2 * LIST, "they fit");
+static_assert(SP_CUDA_SAMPLE_TOP_MAX <= LIST && OWN <= LIST && LIST <= THREADS, "they fit");
 
 /* A block's part of a row: ids first .. first + n - 1. */
 typedef struct choose_block {
     choose_shared *s;
-    float *logits; /* [n] in shared memory */
+    float *logits; /* [n] in shared memory, then NaN up to a multiple of EACH */
     int first, n, part, turn;
 } choose_block;
 
 /* What a scan of the row tells. */
 typedef struct choose_scan {
-    u64 key;            /* of the best token; 0: none is a number */
+    u64 key;            /* of the best token */
     float best, lowest; /* the largest and the smallest finite logit */
     int bad;            /* as in the result */
 } choose_scan;
 
-/* How tokens are counted. */
+/* Which tokens are counted, and how. */
 typedef struct choose_count {
     bool by_weight; /* else each is 1 */
     u64 limit;      /* only keys from here on */
+    float least;    /* only logits from here on: a quick look that leaves out what `limit` or a
+                       weight of 0 would */
     float best, inverse;
     float scale; /* bins per unit of the logit */
 } choose_count;
 
-/* A bin of a bin, or of all. */
+/* A bin of all tokens, or (level 1) of those in bin `base`. */
 typedef struct choose_bin {
-    int level, base, bin; /* level 1: bin `base` of level 0 is divided */
-    u64 above;            /* the parts of better bins */
+    int level, base, bin;
+    u64 above; /* the parts of better bins */
 } choose_bin;
 
 /* ---- the cluster --------------------------------------------------------------------------- */
@@ -164,37 +169,66 @@ static __device__ __forceinline__ void load_logits(choose_block *b, const float 
 {
     const float *from = row + b->first;
 
-    for (int i = (int)threadIdx.x * 4; i < b->n; i += THREADS * 4) {
-        if (VEC && i + 4 <= b->n)
+#pragma unroll 4
+    for (int i = (int)threadIdx.x * EACH; i < b->n; i += THREADS * EACH) {
+        if (VEC && i + EACH <= b->n) {
             *(float4 *)(b->logits + i) = *(const float4 *)(from + i);
-        else
-            for (int j = i; j < min(i + 4, b->n); j++)
-                b->logits[j] = from[j];
+            continue;
+        }
+        for (int j = i; j < i + EACH; j++)
+            b->logits[j] = j < b->n ? from[j] : NAN;
     }
     __syncthreads();
+}
+
+static __device__ __forceinline__ void four_logits(const choose_block *b, int i, float *to)
+{
+    float4 v = *(const float4 *)(b->logits + i);
+
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+/* ~id of this thread's first bad logit, or 0. */
+static __device__ __forceinline__ u64 find_bad(const choose_block *b)
+{
+    u64 bad = 0;
+
+    for (int i = (int)threadIdx.x; i < b->n; i += THREADS)
+        if (sp_choose_is_bad(b->logits[i]))
+            bad = max(bad, (u64)(uint32_t) ~(b->first + i));
+    return bad;
 }
 
 static __device__ __forceinline__ choose_scan scan_row(choose_block *b)
 {
     u64 v[3] = {0, 0, 0}; /* best key, ~order of the lowest, ~id of the first bad one */
+    float best = -INFINITY, lowest = INFINITY;
     choose_scan scan;
+    bool good = true;
+    int id = -1;
 
-    for (int i = (int)threadIdx.x; i < b->n; i += THREADS) {
-        float logit = b->logits[i];
+#pragma unroll 2
+    for (int i = (int)threadIdx.x * EACH; i < b->n; i += THREADS * EACH) {
+        float logit[EACH];
 
-        if (sp_choose_is_bad(logit)) {
-            v[2] = max(v[2], (u64)(uint32_t) ~(b->first + i));
-            continue;
+        four_logits(b, i, logit);
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            good &= logit[j] <= FLT_MAX || i + j >= b->n;
+            id = logit[j] > best ? i + j : id;
+            best = logit[j] > best ? logit[j] : best;
+            lowest = logit[j] > -INFINITY && logit[j] < lowest ? logit[j] : lowest;
         }
-        v[0] = max(v[0], (u64)sp_choose_key(logit, b->first + i));
-        if (logit != -INFINITY)
-            v[1] = max(v[1], (u64)(uint32_t)~sp_choose_order(logit));
     }
+    good = __syncthreads_and(good) != 0;
+    v[0] = id >= 0 ? sp_choose_key(best, b->first + id) : 0;
+    v[1] = (uint32_t)~sp_choose_order(lowest);
+    v[2] = good ? 0 : find_bad(b);
     join<3, 1>(b, v);
     scan.key = v[0];
-    scan.best = sp_choose_key_logit(v[0]);
+    scan.best = v[0] != 0 ? sp_choose_key_logit(v[0]) : -INFINITY;
     scan.lowest = sp_choose_logit(~(uint32_t)v[1]);
-    scan.bad = v[2] != 0 ? (int)~(uint32_t)v[2] : scan.best == -INFINITY ? -2 : -1;
+    scan.bad = v[2] != 0 ? (int)~(uint32_t)v[2] : v[0] == 0 ? -2 : -1;
     return scan;
 }
 
@@ -202,8 +236,18 @@ static __device__ __forceinline__ u64 sum_softmax(choose_block *b, float best)
 {
     u64 sum = 0;
 
-    for (int i = (int)threadIdx.x; i < b->n; i += THREADS)
-        sum += sp_choose_part(sp_exp_softmax(b->logits[i] - best));
+#pragma unroll 2
+    for (int i = (int)threadIdx.x * EACH; i < b->n; i += THREADS * EACH) {
+        float logit[EACH];
+
+        four_logits(b, i, logit);
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            u64 part = sp_choose_part(sp_exp_softmax(logit[j] - best));
+
+            sum += i + j < b->n ? part : 0;
+        }
+    }
     join<1, 0>(b, &sum);
     return sum;
 }
@@ -239,12 +283,23 @@ static __device__ __forceinline__ float weight_of(const choose_count &c, float l
     return sp_exp_scalar((logit - c.best) * c.inverse);
 }
 
-/* 0: not counted. */
-static __device__ __forceinline__ u64 part_of(const choose_count &c, float logit, u64 key)
+static __device__ __forceinline__ bool counts(const choose_count &c, float logit, int id)
 {
-    if (key < c.limit)
-        return 0;
-    return c.by_weight ? sp_choose_part(weight_of(c, logit)) : 1;
+    return logit >= c.least && (c.limit == 0 || sp_choose_key(logit, id) >= c.limit);
+}
+
+/* 0: not counted. */
+static __device__ __forceinline__ u64 part_of(const choose_count &c, float logit, int id)
+{
+    u64 part = c.by_weight ? sp_choose_part(weight_of(c, logit)) : 1;
+
+    return counts(c, logit, id) ? part : 0;
+}
+
+/* Whether any of four logits may count. */
+static __device__ __forceinline__ bool any_counts(const choose_count &c, const float *logit)
+{
+    return fmaxf(fmaxf(logit[0], logit[1]), fmaxf(logit[2], logit[3])) >= c.least;
 }
 
 /* The bin of this level, or -1: not of the bin that is divided. */
@@ -261,40 +316,53 @@ static __device__ __forceinline__ int bin_of(const choose_count &c, const choose
     return (int)fminf((place - (float)bin) * (float)BINS, (float)(BINS - 1));
 }
 
+static __device__ __forceinline__ void add_to_bin(choose_shared *s, int bin, u64 part)
+{
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) {
+        uint32_t word = (uint32_t)(part >> (w * WORD));
+
+        word = w < WORDS - 1 ? word & ((1u << WORD) - 1) : word;
+        if (word > 0)
+            atomicAdd(&s->bins[w][bin], word);
+    }
+}
+
 static __device__ __forceinline__ void fill_bins(choose_block *b, const choose_count &c,
                                                  const choose_bin &at)
 {
     for (int i = (int)threadIdx.x; i < WORDS * BINS; i += THREADS)
         (&b->s->bins[0][0])[i] = 0;
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < b->n; i += THREADS) {
-        float logit = b->logits[i];
-        u64 part = part_of(c, logit, sp_choose_key(logit, b->first + i));
-        int bin = part > 0 ? bin_of(c, at, logit) : -1;
+    for (int i = (int)threadIdx.x * EACH; i < b->n; i += THREADS * EACH) {
+        float logit[EACH];
+        u64 part[EACH];
 
-        if (bin < 0)
+        four_logits(b, i, logit);
+        if (!any_counts(c, logit))
             continue;
 #pragma unroll
-        for (int w = 0; w < WORDS; w++) {
-            uint32_t word = (uint32_t)(part >> (w * WORD));
+        for (int j = 0; j < EACH; j++)
+            part[j] = part_of(c, logit[j], b->first + i + j);
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            int bin = part[j] > 0 ? bin_of(c, at, logit[j]) : -1;
 
-            word = w < WORDS - 1 ? word & ((1u << WORD) - 1) : word;
-            if (word > 0)
-                atomicAdd(&b->s->bins[w][bin], word);
+            if (bin >= 0)
+                add_to_bin(b->s, bin, part[j]);
         }
     }
     cluster_sync();
 }
 
 /* The sum of a bin over all blocks. */
-static __device__ __forceinline__ u64 sum_of_bin(choose_block *b, int bin)
+static __device__ __forceinline__ u64 sum_of_bin(const choose_block *b, int bin, int words)
 {
     u64 sum = 0;
 
+    for (int w = 0; w < words; w++)
 #pragma unroll
-    for (int part = 0; part < PARTS; part++)
-#pragma unroll
-        for (int w = 0; w < WORDS; w++)
+        for (int part = 0; part < PARTS; part++)
             sum += (u64)(uint32_t)load_of_block((const int *)&b->s->bins[w][bin], part)
                    << (w * WORD);
     return sum;
@@ -328,15 +396,16 @@ static __device__ __forceinline__ void find_own_bin(choose_block *b, u64 target,
     }
 }
 
-/* The bin of a level that the target falls in; at->above is what is better than all its bins. */
-static __device__ __forceinline__ void find_bin(choose_block *b, const choose_count &c, u64 target,
-                                                choose_bin *at)
+/* The bin of a level that the target falls in; at->above is what is better than all its bins. With
+ * share below 1 the target is that share of all parts, else *target. */
+static __device__ __noinline__ void find_bin(choose_block *b, const choose_count &c, double share,
+                                             u64 *target, choose_bin *at)
 {
-    u64 v[2] = {0, 0}, own = 0, above = at->above, here = 0;
+    u64 v[2] = {0, 0}, own = 0, above = at->above, here = 0, all = 0;
 
     fill_bins(b, c, *at);
     if (threadIdx.x < OWN) {
-        own = sum_of_bin(b, b->part * OWN + (int)threadIdx.x);
+        own = sum_of_bin(b, b->part * OWN + (int)threadIdx.x, c.by_weight ? WORDS : 1);
         b->s->keys[threadIdx.x] = own;
     }
     publish<1, 0>(b, &own);
@@ -346,10 +415,13 @@ static __device__ __forceinline__ void find_bin(choose_block *b, const choose_co
 
         above += part < b->part ? sum : 0;
         here = part == b->part ? sum : here;
+        all += sum;
     }
     b->turn ^= 1;
-    if (threadIdx.x < SP_WARP && above < target && above + here >= target)
-        find_own_bin(b, target, above, v);
+    if (share < 1)
+        *target = sp_choose_target(share, all);
+    if (threadIdx.x < SP_WARP && above < *target && above + here >= *target)
+        find_own_bin(b, *target, above, v);
     join<2, 1>(b, v);
     at->bin = (int)v[0] - 1;
     at->above = v[1];
@@ -357,10 +429,18 @@ static __device__ __forceinline__ void find_bin(choose_block *b, const choose_co
 
 /* ---- list ---------------------------------------------------------------------------------- */
 
-/* Collects the counted tokens of a bin, or all from c.limit on where `at` is NULL, into keys of
- * every block; returns their number, above LIST if there are too many. */
-static __device__ __forceinline__ int collect(choose_block *b, const choose_count &c,
-                                              const choose_bin *at)
+static __device__ __forceinline__ void list_key(choose_shared *s, u64 key)
+{
+    uint32_t place = atomicAdd(&s->n_list, 1u);
+
+    if (place < LIST)
+        s->list[place] = key;
+}
+
+/* Collects the counted tokens of a bin, and with `better` those of better bins, into keys of every
+ * block; returns their number, above LIST if there are too many. */
+static __device__ __noinline__ int collect(choose_block *b, const choose_count &c,
+                                           const choose_bin &at, bool better)
 {
     u64 total;
     int n = 0;
@@ -368,16 +448,18 @@ static __device__ __forceinline__ int collect(choose_block *b, const choose_coun
     if (threadIdx.x == 0)
         b->s->n_list = 0;
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < b->n; i += THREADS) {
-        float logit = b->logits[i];
-        u64 key = sp_choose_key(logit, b->first + i);
+    for (int i = (int)threadIdx.x * EACH; i < b->n; i += THREADS * EACH) {
+        float logit[EACH];
 
-        if (key >= c.limit && part_of(c, logit, key) > 0 &&
-            (at == NULL || bin_of(c, *at, logit) == at->bin)) {
-            uint32_t place = atomicAdd(&b->s->n_list, 1u);
+        four_logits(b, i, logit);
+        if (!any_counts(c, logit))
+            continue;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            int bin = bin_of(c, at, logit[j]), id = b->first + i + j;
 
-            if (place < LIST)
-                b->s->list[place] = key;
+            if ((better ? bin >= 0 && bin <= at.bin : bin == at.bin) && counts(c, logit[j], id))
+                list_key(b->s, sp_choose_key(logit[j], id));
         }
     }
     __syncthreads();
@@ -396,6 +478,11 @@ static __device__ __forceinline__ int collect(choose_block *b, const choose_coun
     return n;
 }
 
+static __device__ __forceinline__ u64 listed_part(const choose_count &c, u64 key)
+{
+    return part_of(c, sp_choose_key_logit(key), sp_choose_key_id(key));
+}
+
 /* The key of n listed ones at which the parts, best first, reach the target. */
 static __device__ __forceinline__ u64 cut_list(choose_block *b, const choose_count &c, u64 target,
                                                u64 above, int n)
@@ -404,7 +491,7 @@ static __device__ __forceinline__ u64 cut_list(choose_block *b, const choose_cou
     u64 key = i < n ? b->s->keys[i] : 0, better = above, part = 0;
 
     if (i < n) {
-        part = part_of(c, sp_choose_key_logit(key), key);
+        part = listed_part(c, key);
         b->s->parts[i] = part;
     }
     __syncthreads();
@@ -429,9 +516,9 @@ static __device__ __forceinline__ u64 cut_by_bits(choose_block *b, const choose_
 
         for (int i = (int)threadIdx.x; i < b->n; i += THREADS) {
             float logit = b->logits[i];
-            u64 key = sp_choose_key(logit, b->first + i);
+            u64 part = part_of(c, logit, b->first + i);
 
-            sum += key >= trial ? part_of(c, logit, key) : 0;
+            sum += sp_choose_key(logit, b->first + i) >= trial ? part : 0;
         }
         join<1, 0>(b, &sum);
         cut = sum >= target ? trial : cut;
@@ -439,8 +526,7 @@ static __device__ __forceinline__ u64 cut_by_bits(choose_block *b, const choose_
     return cut;
 }
 
-/* The key of the last token that is kept. The target is at most the sum of all parts. Not inline:
- * three callers, and registers for two blocks on a multiprocessor. */
+/* The key of the last token that is kept. The target is at most the sum of all parts. */
 static __device__ __noinline__ u64 find_cut(choose_block *b, const choose_count &c, u64 target)
 {
     choose_bin at = {0, 0, 0, 0};
@@ -448,8 +534,8 @@ static __device__ __noinline__ u64 find_cut(choose_block *b, const choose_count 
     for (at.level = 0; at.level < 2; at.level++) {
         int n;
 
-        find_bin(b, c, target, &at);
-        n = collect(b, c, &at);
+        find_bin(b, c, 1, &target, &at);
+        n = collect(b, c, at, false);
         if (n <= LIST)
             return cut_list(b, c, target, at.above, n);
         at.base = at.bin;
@@ -462,11 +548,15 @@ static __device__ __noinline__ u64 find_cut(choose_block *b, const choose_count 
 static __device__ __forceinline__ choose_count count_of(const choose_scan &scan, bool by_weight,
                                                         float inverse, u64 limit)
 {
-    choose_count c = {by_weight, limit, scan.best, inverse,
-                      (float)BINS / (scan.best - scan.lowest)};
+    choose_count c = {by_weight, limit,   -INFINITY,
+                      scan.best, inverse, (float)BINS / (scan.best - scan.lowest)};
 
-    if (by_weight)
+    if (by_weight) {
         c.scale = fmaxf(c.scale, (float)BINS / FARTHEST * inverse);
+        c.least = scan.best - FARTHEST / inverse;
+    }
+    if (limit != 0)
+        c.least = fmaxf(c.least, sp_choose_key_logit(limit));
     return c;
 }
 
@@ -475,38 +565,73 @@ static __device__ __forceinline__ void tell_top(choose_block *b, const sp_cuda_s
                                                 int n_top, const choose_scan &scan)
 {
     choose_count c = count_of(scan, false, 0.0f, 0);
+    choose_bin at = {0, 0, 0, 0};
+    u64 target = (u64)min(n_top, a.vocab), key;
     int i = (int)threadIdx.x, n, rank = 0;
-    u64 key;
 
-    c.limit = find_cut(b, c, (u64)min(n_top, a.vocab));
-    n = collect(b, c, NULL);
+    find_bin(b, c, 1, &target, &at);
+    n = collect(b, c, at, true);
+    if (n > LIST) {
+        c = count_of(scan, false, 0.0f, find_cut(b, c, target));
+        at = {0, 0, BINS - 1, 0};
+        n = collect(b, c, at, true);
+    }
+    if (b->part == 0 && i < n) {
+        key = b->s->keys[i];
+        for (int j = 0; j < n; j++)
+            rank += b->s->keys[j] > key;
+        if (rank < (int)target) {
+            a.top_token[row * SP_CUDA_SAMPLE_TOP_MAX + rank] = sp_choose_key_id(key);
+            a.top_logit[row * SP_CUDA_SAMPLE_TOP_MAX + rank] = sp_choose_key_logit(key);
+        }
+    }
     __syncthreads();
-    if (b->part != 0 || i >= n)
-        return;
-    key = b->s->keys[i];
-    for (int j = 0; j < n; j++)
-        rank += b->s->keys[j] > key;
-    a.top_token[row * SP_CUDA_SAMPLE_TOP_MAX + rank] = sp_choose_key_id(key);
-    a.top_logit[row * SP_CUDA_SAMPLE_TOP_MAX + rank] = sp_choose_key_logit(key);
 }
 
-/* The cut of top-k and top-p; 0: all are kept. */
-static __device__ __forceinline__ u64 find_limit(choose_block *b, const sp_cuda_sample_row *row,
-                                                 int vocab, const choose_scan &scan)
+/* Draws from n listed tokens, of which the k best count and then the best up to the target. Where
+ * top_p is below 1 and the target is 0, it is that share of the k best. Every block does the same.
+ */
+static __device__ __forceinline__ int draw_from_list(choose_block *b, const choose_count &c, int n,
+                                                     int k, u64 target)
 {
-    u64 limit = 0, mass = 0;
+    choose_shared *s = b->s;
+    const sp_cuda_sample_row *row = &s->row;
+    int i = (int)threadIdx.x, rank = 0, id = -1;
+    u64 key = i < n ? s->keys[i] : 0, part = 0, better = 0, mass = 0, before = 0, point;
+    float weight = 0.0f;
 
-    if (row->top_k > 0 && row->top_k < vocab)
-        limit = find_cut(b, count_of(scan, false, 0.0f, 0), (u64)row->top_k);
-    if (row->top_p < 1) {
-        choose_count c = count_of(scan, true, row->inverse, limit);
-
-        for (int i = (int)threadIdx.x; i < b->n; i += THREADS)
-            mass += part_of(c, b->logits[i], sp_choose_key(b->logits[i], b->first + i));
-        join<1, 0>(b, &mass);
-        limit = find_cut(b, c, sp_choose_target(row->top_p, mass));
+    for (int j = 0; i < n && j < n; j++)
+        rank += s->keys[j] > key;
+    if (i < n && rank < k) {
+        weight = weight_of(c, sp_choose_key_logit(key));
+        part = sp_choose_part(weight);
+        id = sp_choose_key_id(key);
     }
-    return limit;
+    if (i < n)
+        s->parts[i] = part;
+    __syncthreads();
+    for (int j = 0; i < n && j < n; j++) {
+        mass += s->parts[j];
+        better += s->keys[j] > key ? s->parts[j] : 0;
+    }
+    if (row->top_p < 1 && target == 0)
+        target = sp_choose_target(row->top_p, mass);
+    if ((row->top_p < 1 && better >= target) || weight < row->min_p)
+        part = 0;
+    __syncthreads();
+    if (i < n)
+        s->parts[i] = part;
+    __syncthreads();
+    mass = 0;
+    for (int j = 0; i < n && j < n; j++) {
+        mass += s->parts[j];
+        before += sp_choose_key_id(s->keys[j]) < id ? s->parts[j] : 0;
+    }
+    point = sp_choose_point(mass, row->random);
+    if (part > 0 && before <= point && point < before + part)
+        s->token = id;
+    __syncthreads();
+    return s->token;
 }
 
 /* What a token has of the mass that is drawn from. */
@@ -515,48 +640,55 @@ static __device__ __forceinline__ u64 drawn_part(const choose_block *b, const ch
 {
     float logit = b->logits[i], weight;
 
-    if (sp_choose_key(logit, b->first + i) < c.limit)
+    if (!counts(c, logit, b->first + i))
         return 0;
     weight = weight_of(c, logit);
     return weight >= min_p ? sp_choose_part(weight) : 0;
 }
 
-/* The id in this warp's ids [from, to) at which the running sum passes the point; by all lanes. */
-static __device__ __forceinline__ int draw_in_warp(const choose_block *b, const choose_count &c,
-                                                   float min_p, int from, int to, u64 sum,
-                                                   u64 point)
+static __device__ __forceinline__ u64 sum_before_lane(u64 own)
+{
+    int lane = (int)threadIdx.x % SP_WARP;
+    u64 sum = own;
+
+#pragma unroll
+    for (int by = 1; by < SP_WARP; by *= 2) {
+        u64 other = __shfl_up_sync(0xffffffffu, sum, by);
+
+        sum += lane >= by ? other : 0;
+    }
+    return sum - own;
+}
+
+/* The id in [from, to) at which the running sum passes the point; by all lanes of a warp. */
+static __device__ __forceinline__ int draw_between(const choose_block *b, const choose_count &c,
+                                                   int from, int to, u64 sum, u64 point)
 {
     int lane = (int)threadIdx.x % SP_WARP;
 
     for (int i = from; i < to; i += SP_WARP) {
-        u64 own = i + lane < to ? drawn_part(b, c, min_p, i + lane) : 0;
-        unsigned found;
+        u64 own = i + lane < to ? drawn_part(b, c, b->s->row.min_p, i + lane) : 0;
+        u64 up_to = sum + sum_before_lane(own) + own;
+        unsigned found = __ballot_sync(0xffffffffu, up_to > point);
 
-#pragma unroll
-        for (int by = 1; by < SP_WARP; by *= 2) {
-            u64 other = __shfl_up_sync(0xffffffffu, own, by);
-
-            own += lane >= by ? other : 0;
-        }
-        found = __ballot_sync(0xffffffffu, sum + own > point);
         if (found != 0)
             return b->first + i + __ffs((int)found) - 1;
-        sum += __shfl_sync(0xffffffffu, own, SP_WARP - 1);
+        sum = __shfl_sync(0xffffffffu, up_to, SP_WARP - 1);
     }
     return -1;
 }
 
-/* The drawn token, in every thread. A warp has neighbouring ids. */
-static __device__ __forceinline__ int draw(choose_block *b, const choose_count &c,
-                                           const sp_cuda_sample_row *row)
+/* The drawn token, in every thread. A warp has neighbouring ids, and so has a lane. */
+static __device__ __forceinline__ int draw(choose_block *b, const choose_count &c)
 {
-    int warp = (int)threadIdx.x / SP_WARP, each = (b->n + WARPS - 1) / WARPS;
-    int from = min(b->n, warp * each), to = min(b->n, from + each);
+    int warp = (int)threadIdx.x / SP_WARP;
+    int each = ((b->n + THREADS - 1) / THREADS) | 1; /* odd: no two lanes at one bank */
+    int from = min(b->n, (int)threadIdx.x * each), to = min(b->n, from + each), token = -1;
     u64 own = 0, mass = 0, before = 0, point, v;
-    int token = -1;
 
-    for (int i = from + (int)threadIdx.x % SP_WARP; i < to; i += SP_WARP)
-        own += drawn_part(b, c, row->min_p, i);
+#pragma unroll 4
+    for (int i = from; i < to; i++)
+        own += drawn_part(b, c, b->s->row.min_p, i);
     publish<1, 0>(b, &own);
     for (int part = 0; part < PARTS; part++) {
         u64 sum = published(b, 0, part);
@@ -565,28 +697,54 @@ static __device__ __forceinline__ int draw(choose_block *b, const choose_count &
         mass += sum;
     }
     b->turn ^= 1;
-    point = sp_choose_point(mass, row->random);
+    point = sp_choose_point(mass, b->s->row.random);
     for (int i = 0; i < warp; i++)
         before += b->s->warp[0][i];
-    own = b->s->warp[0][warp];
-    if (before <= point && point < before + own)
-        token = draw_in_warp(b, c, row->min_p, from, to, before, point);
+    if (before <= point && point < before + b->s->warp[0][warp]) {
+        u64 lane_before = before + sum_before_lane(own);
+        bool mine = lane_before <= point && point < lane_before + own;
+        int owner = __ffs((int)__ballot_sync(0xffffffffu, mine)) - 1;
+
+        token = draw_between(b, c, __shfl_sync(0xffffffffu, from, owner),
+                             __shfl_sync(0xffffffffu, to, owner),
+                             __shfl_sync(0xffffffffu, lane_before, owner), point);
+    }
     __syncthreads(); /* warp[] was read */
     v = (u64)(token + 1);
     join<1, 1>(b, &v);
     return (int)v - 1;
 }
 
-static __device__ __forceinline__ int choose_token(choose_block *b, const sp_cuda_sample &a,
-                                                   const sp_cuda_sample_row *row,
+/* Few tokens are left in most cases: they are drawn from a list, else from the row. */
+static __device__ __forceinline__ int choose_token(choose_block *b, int vocab,
                                                    const choose_scan &scan)
 {
-    choose_count c;
+    const sp_cuda_sample_row *row = &b->s->row;
+    choose_count c = count_of(scan, true, row->inverse, 0);
+    choose_bin at = {0, 0, 0, 0};
+    u64 target = (u64)row->top_k;
+    int n;
 
     if (!(row->inverse > 0) || row->top_k == 1)
         return sp_choose_key_id(scan.key);
-    c = count_of(scan, true, row->inverse, find_limit(b, row, a.vocab, scan));
-    return draw(b, c, row);
+    if (row->top_k > 0 && row->top_k < vocab) {
+        choose_count ones = count_of(scan, false, 0.0f, 0);
+
+        find_bin(b, ones, 1, &target, &at);
+        n = row->top_k <= LIST ? collect(b, ones, at, true) : LIST + 1;
+        if (n <= LIST)
+            return draw_from_list(b, c, n, row->top_k, 0);
+        c = count_of(scan, true, row->inverse, find_cut(b, ones, target));
+    }
+    if (row->top_p < 1) {
+        at = {0, 0, 0, 0};
+        find_bin(b, c, row->top_p, &target, &at);
+        n = collect(b, c, at, true);
+        if (n <= LIST)
+            return draw_from_list(b, c, n, n, target);
+        c = count_of(scan, true, row->inverse, find_cut(b, c, target));
+    }
+    return draw(b, c);
 }
 
 /* ---- kernel -------------------------------------------------------------------------------- */
@@ -604,13 +762,15 @@ __global__ void __launch_bounds__(THREADS, 2) choose_kernel(const sp_cuda_sample
                       (int)blockIdx.x,
                       0};
     sp_cuda_sample_result result = {0, 0.0f, 0.0f, -1, -1};
-    const sp_cuda_sample_row *row = &a.row[index];
+    const sp_cuda_sample_row *row = &b.s->row;
     choose_scan scan;
 
     release_successor();
     wait_predecessor();
-    if (row->given == SP_CUDA_SAMPLE_NO_ROW)
+    if (a.row[index].given == SP_CUDA_SAMPLE_NO_ROW)
         return;
+    if (threadIdx.x == 0)
+        b.s->row = a.row[index];
     b.first = min(a.vocab, b.part * slice);
     b.n = min(slice, a.vocab - b.first);
     load_logits<VEC>(&b, logits);
@@ -624,7 +784,6 @@ __global__ void __launch_bounds__(THREADS, 2) choose_kernel(const sp_cuda_sample
     result.token = row->given;
     if (scan.bad == -1 && row->given < 0) {
         if (row->n_changes > 0 || row->mask > 0) {
-            __syncthreads();
             change_row(&b, row, a.changes);
             if (row->mask > 0)
                 mask_row(&b, a.masks + (int64_t)(row->mask - 1) * ((a.vocab + 31) / 32));
@@ -632,7 +791,7 @@ __global__ void __launch_bounds__(THREADS, 2) choose_kernel(const sp_cuda_sample
             result.bad = scan.bad;
         }
         if (scan.bad == -1)
-            result.token = choose_token(&b, a, row, scan);
+            result.token = choose_token(&b, a.vocab, scan);
     }
     if (result.bad != -1)
         result.token = -1;
