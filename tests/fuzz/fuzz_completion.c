@@ -1,6 +1,6 @@
 /*
- * Bodies of POST /v1/completions and /v1/chat/completions: any bytes give a request within its
- * limits, or an error that is printable text and leaves nothing behind.
+ * Bodies of POST /v1/completions, /v1/chat/completions and /v1/responses: any bytes give a request
+ * within its limits, or an error that is printable text and leaves nothing behind.
  */
 #include "fuzz/target.h"
 
@@ -9,6 +9,7 @@
 #include "engine/sampling/stop.h"
 #include "server/api/chat_request.h"
 #include "server/api/completion_request.h"
+#include "server/api/responses_request.h"
 
 #include <string.h>
 
@@ -71,6 +72,21 @@ static void read_chat(json_t *body)
     sp_chat_completion_request_free(&request);
 }
 
+static void read_responses(json_t *body)
+{
+    json_t *chat;
+    sp_error error;
+    sp_status status = sp_responses_to_chat(body, &chat, &error);
+
+    if (status != SP_OK) {
+        check_error(status, &error);
+        return;
+    }
+    FUZZ_CHECK(json_array_size(json_object_get(chat, "messages")) > 0);
+    read_chat(chat);
+    json_decref(chat);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     sp_error error;
@@ -82,6 +98,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (json_is_object(body)) {
         read_completion(body);
         read_chat(body);
+        read_responses(body);
     }
     json_decref(body);
     FUZZ_CHECK(sp_alloc_bytes() == before);

@@ -108,6 +108,28 @@ def check_client_parse(binary):
         raise AssertionError("no answer of six was finished")
 
 
+def check_client_responses(binary):
+    from pydantic import BaseModel
+
+    class Switch(BaseModel):
+        on: bool
+
+    more = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}, "seed": 1}}
+    with serving.serving(binary) as server:
+        responses = client_of(server).responses
+        whole = responses.create(model="base", input="The", max_output_tokens=12, **more)
+        assert whole.output_text and whole.usage.output_tokens == 12
+        with responses.stream(model="base", input="The", max_output_tokens=12, **more) as events:
+            text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+            assert text == whole.output_text
+        made = responses.parse(model="base", input="The", text_format=Switch,
+                               max_output_tokens=300, **more)
+        assert made.output_parsed.on in (True, False)
+        caught = expect(openai.BadRequestError, responses.create, model="base", input="a",
+                        previous_response_id="resp-1")
+        assert caught.param == "previous_response_id"
+
+
 def check_client_models(binary):
     with serving.serving(binary, "--adapter-dir", ADAPTERS) as server:
         client = client_of(server)
@@ -148,8 +170,8 @@ def check_client_leaves(binary):
                                   serving.get(server, "/v1/lora_adapters").json["data"]), 5)
 
 
-CHECKS = [check_client_completions, check_client_chat, check_client_parse, check_client_models,
-          check_client_errors, check_client_leaves]
+CHECKS = [check_client_completions, check_client_chat, check_client_parse, check_client_responses,
+          check_client_models, check_client_errors, check_client_leaves]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])

@@ -140,6 +140,7 @@ char *sp_path_decode(const char *path);
 
 void sp_handle_completions(sp_call *call);
 void sp_handle_chat(sp_call *call);
+void sp_handle_responses(sp_call *call);
 void sp_handle_models(sp_call *call);
 void sp_handle_model(sp_call *call);
 void sp_handle_tokenize(sp_call *call);

@@ -11,6 +11,7 @@
 #define DETOKENIZE SP_FIELDS_DETOKENIZE
 #define LOAD       SP_FIELDS_LOAD
 #define NAME       SP_FIELDS_NAME
+#define RESPONSES  SP_FIELDS_RESPONSES
 
 #define AT(member)         offsetof(sp_body_fields, member)
 #define API_DEFAULT(value) .defaults = {[SP_LEFT_OUT_API] = (value)}
@@ -155,5 +156,15 @@ const sp_field sp_body_rows[] = {
     KNOWN("functions", CHAT, SP_FIELD_ONLY_EMPTY),
     KNOWN("documents", CHAT, SP_FIELD_ONLY_EMPTY),
     KNOWN("chat_template", CHAT | TOKENIZE, SP_FIELD_ONLY_EMPTY),
+    KNOWN("input", RESPONSES, SP_FIELD_ELSEWHERE),
+    KNOWN("instructions", RESPONSES, SP_FIELD_ELSEWHERE),
+    KNOWN("text", RESPONSES, SP_FIELD_ELSEWHERE),
+    KNOWN("reasoning", RESPONSES, SP_FIELD_ELSEWHERE),
+    KNOWN("max_output_tokens", RESPONSES, SP_FIELD_ELSEWHERE),
+    KNOWN("previous_response_id", RESPONSES, SP_FIELD_ELSEWHERE),
+    KNOWN("conversation", RESPONSES, SP_FIELD_ELSEWHERE),
+    KNOWN("background", RESPONSES, SP_FIELD_ELSEWHERE),
+    KNOWN("max_tool_calls", RESPONSES, SP_FIELD_ELSEWHERE),
+    KNOWN("prompt", RESPONSES, SP_FIELD_ELSEWHERE),
 };
 const size_t sp_n_body_rows = sizeof sp_body_rows / sizeof *sp_body_rows;

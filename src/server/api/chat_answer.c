@@ -273,8 +273,9 @@ sp_status sp_chat_answer_add_choices(sp_chat_answer *answer, sp_error *error)
         return sp_fail_memory(error, (size_t)n * sizeof *answer->choices, "choices");
     for (int32_t i = 0; i < n && status == SP_OK; i++) {
         answer->choices[i].answer = answer;
-        status = sp_chat_parser_create(&answer->prompt, on_delta, &answer->choices[i],
-                                       &answer->choices[i].parser, error);
+        status = sp_chat_parser_create(&answer->prompt,
+                                       answer->take_delta ? answer->take_delta : on_delta,
+                                       &answer->choices[i], &answer->choices[i].parser, error);
     }
     return status;
 }

@@ -26,6 +26,8 @@ struct sp_chat_answer {
     int32_t *tokens;
     int32_t n_tokens;
     sp_chat_choice *choices; /* [request.fields.n] */
+    /* What takes the deltas of a choice, its user; NULL: the messages of this file. */
+    sp_chat_delta_fn take_delta;
 };
 
 extern const sp_reply_form sp_chat_answer_form;

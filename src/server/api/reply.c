@@ -40,17 +40,21 @@ static bool is_zero(const sp_digest *digest)
     return memcmp(digest, &zero, sizeof zero) == 0;
 }
 
+const char *sp_reply_model(const sp_reply *reply)
+{
+    if (reply->model)
+        return reply->model;
+    return reply->generation->served ? reply->generation->served
+                                     : sp_engine_base_name(reply->call->api->engine);
+}
+
 static void write_head(sp_reply *reply)
 {
-    const sp_api *api = reply->call->api;
-    const char *served = reply->generation->served;
-    const char *model = reply->model;
+    const char *model = sp_reply_model(reply);
     char digest[2 * SP_DIGEST_BYTES + 1];
 
-    if (reply->head.bytes > 0)
+    if (reply->head.bytes > 0 || reply->form->whole)
         return;
-    if (!model)
-        model = served ? served : sp_engine_base_name(api->engine);
     sp_text_format(&reply->head,
                    "{\"id\": \"%s%s\", \"object\": \"%s\", \"created\": %lld, "
                    "\"model\": ",
@@ -192,6 +196,8 @@ static void end_stream(sp_reply *reply)
     begin_answer(reply);
     if (reply->form->end)
         reply->form->end(reply);
+    if (reply->form->whole)
+        return;
     if (reply->include_usage) {
         sp_text_add(&reply->out, "data: ");
         sp_text_add_bytes(&reply->out, reply->head.data, reply->head.bytes);
@@ -335,6 +341,13 @@ static void answer_whole(sp_reply *reply)
 {
     sp_text body = {0};
 
+    if (reply->form->whole) {
+        reply->form->whole(reply);
+        body = reply->out;
+        reply->out = (sp_text){0};
+        sp_call_answer_json(reply->call, &body);
+        return;
+    }
     write_head(reply);
     sp_text_add_bytes(&body, reply->head.data, reply->head.bytes);
     reply->out = body;

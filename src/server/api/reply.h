@@ -32,6 +32,9 @@ typedef struct sp_reply_form {
     /* Members of the answer beside "choices", or of a stream's first event: each begins with a
      * comma. May be NULL. */
     void (*add_members)(sp_reply *reply);
+    /* Not NULL: the form's answers have nothing of the above around them. It writes a whole one to
+     * reply->out; in a stream `begin`, `produced` and `end` write all events themselves. */
+    void (*whole)(sp_reply *reply);
     /* The memory of what is kept for the end. */
     size_t (*kept_bytes)(const sp_reply *reply);
     void (*destroy)(sp_reply *reply); /* frees the form's own struct, the reply in it included */
@@ -71,6 +74,9 @@ void sp_reply_free_parts(sp_reply *reply);
 /* An event around the members of "choices" that are added in between. */
 void sp_reply_event_begin(sp_reply *reply);
 void sp_reply_event_end(sp_reply *reply);
+
+/* The model's name as answers give it; after the first token is there. Borrowed. */
+const char *sp_reply_model(const sp_reply *reply);
 
 /* `, "FIELD": [..]` */
 void sp_reply_add_ids(sp_text *out, const char *field, const int32_t *tokens, int32_t n);

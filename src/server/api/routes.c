@@ -18,6 +18,8 @@
 static const sp_endpoint routes[] = {
     {"POST", "/v1/completions", false, SP_ACCESS_USER, SP_FIELDS_COMPLETION, sp_handle_completions},
     {"POST", "/v1/chat/completions", false, SP_ACCESS_USER, SP_FIELDS_CHAT, sp_handle_chat},
+    {"POST", "/v1/responses", false, SP_ACCESS_USER, SP_FIELDS_CHAT | SP_FIELDS_RESPONSES,
+     sp_handle_responses},
     {"GET", "/v1/models", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_models},
     {"GET", "/v1/models/", true, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_model},
     {"POST", "/tokenize", false, SP_ACCESS_USER, SP_FIELDS_TOKENIZE, sp_handle_tokenize},
