@@ -1,16 +1,25 @@
 /*
  * bench_cuda_choice.c: the choice of the tokens of a decode step on a GPU, from logits on the
  * device to tokens and logprobs on the host: by the kernel, and by the host after a copy of the
- * rows, by exact sums and as the CPU's backend does. Prints one JSON line per cell, of medians.
+ * rows, by exact sums and as the CPU's backend does. The host scores row by row, as an engine does.
+ * Prints one JSON line per cell, of medians.
  *     bench_cuda_choice [ROWS [VOCAB]]
  */
 #include "base/clock.h"
 #include "cuda/rig.h"
 #include "engine/ops/cuda_ops.h"
+#include "engine/sampling/logprobs.h"
 
 #include <stdio.h>
 
-enum { ROWS_MAX = SP_LOGIT_ROWS_MAX, TOKENS = 1024, PROMPT = 512, TIMES = 21, N_TOP = 5 };
+enum {
+    ROWS_MAX = SP_LOGIT_ROWS_MAX,
+    TOKENS = 1024,
+    PROMPT = 512,
+    TIMES = 21,
+    TIMES_HOST = 5,
+    N_TOP = 5
+};
 
 static struct {
     rig open;
@@ -119,6 +128,17 @@ static void make_choices(int cell)
     }
 }
 
+static sp_status score(int32_t index, float *out_logprob)
+{
+    const sp_choice *choice = &b.choices[index];
+
+    if (b.cuda.samples.there || b.cuda.choice.exact)
+        return sp_cuda_op_score(&b.cuda.ops, index, choice->token, choice->n_top, out_logprob,
+                                b.top);
+    return sp_logprobs(sp_cuda_op_read_logits(&b.cuda.ops, index), b.vocab, choice->token,
+                       choice->n_top, out_logprob, b.top, NULL);
+}
+
 static sp_status choose(void)
 {
     sp_status status = SP_OK;
@@ -130,8 +150,7 @@ static sp_status choose(void)
     for (int32_t i = 0; i < b.rows && status == SP_OK; i++) {
         status = b.choices[i].status;
         if (status == SP_OK && b.choices[i].n_top >= 0)
-            status = sp_cuda_op_score(&b.cuda.ops, i, b.choices[i].token, b.choices[i].n_top,
-                                      &logprob, b.top);
+            status = score(i, &logprob);
     }
     return status;
 }
@@ -143,20 +162,20 @@ static int ascending(const void *a, const void *c)
     return (x > y) - (x < y);
 }
 
-/* Median microseconds; negative after a failure. */
-static double time_choice(void)
+/* Median microseconds of up to TIMES; negative after a failure. */
+static double time_choice(int times)
 {
     double seconds[TIMES];
 
-    for (int i = 0; i < TIMES; i++) {
+    for (int i = 0; i < times; i++) {
         double began = sp_clock_seconds();
 
         if (choose() != SP_OK)
             return -1;
         seconds[i] = sp_clock_seconds() - began;
     }
-    qsort(seconds, TIMES, sizeof *seconds, ascending);
-    return seconds[TIMES / 2] * 1e6;
+    qsort(seconds, (size_t)times, sizeof *seconds, ascending);
+    return seconds[times / 2] * 1e6;
 }
 
 static void run_cell(int cell)
@@ -164,16 +183,17 @@ static void run_cell(int cell)
     double device, exact, before;
 
     make_choices(cell);
-    device = time_choice();
+    device = time_choice(TIMES);
     b.cuda.samples.there = false;
     b.cuda.choice.exact = true;
-    exact = time_choice();
+    exact = time_choice(TIMES_HOST);
     b.cuda.choice.exact = false;
-    before = time_choice();
+    before = time_choice(TIMES_HOST);
     b.cuda.samples.there = true;
     printf("{\"cell\": \"%s\", \"rows\": %d, \"vocab\": %d, \"threads\": %d, \"device_us\": %.1f, "
            "\"host_exact_us\": %.1f, \"host_us\": %.1f}\n",
            cells[cell].name, b.rows, b.vocab, sp_exec_threads(b.exec), device, exact, before);
+    (void)fflush(stdout);
 }
 
 int main(int argc, char **argv)
