@@ -13,16 +13,16 @@ from serving import ADAPTERS, get, post, run_checks, until
 
 REPEATING = "int main(void)\n{\n    return 0;\n}\n\nint main(void)\n{\n    return"
 COMPLETIONS = [
-    {"model": "csource", "prompt": REPEATING, "max_tokens": 48, "temperature": 0, "logprobs": 3},
-    {"model": "scripture", "prompt": ["In the beginning", "And the"], "max_tokens": 32, "seed": 5,
-     "n": 3, "temperature": 0.7},
-    {"model": "base", "prompt": REPEATING, "max_tokens": 40, "temperature": 0, "stop": [";\n}"],
+    {"model": "csource", "prompt": REPEATING, "max_tokens": 32, "temperature": 0, "logprobs": 3},
+    {"model": "scripture", "prompt": ["In the beginning", "And the"], "max_tokens": 12, "seed": 5,
+     "n": 2, "temperature": 0.7},
+    {"model": "base", "prompt": REPEATING, "max_tokens": 30, "temperature": 0, "stop": [";\n}"],
      "frequency_penalty": 0.3, "echo": True},
-    {"model": "sqldoc", "prompt": REPEATING, "max_tokens": 33, "temperature": 0, "min_tokens": 20,
+    {"model": "sqldoc", "prompt": REPEATING, "max_tokens": 24, "temperature": 0, "min_tokens": 12,
      "repetition_penalty": 1.1, "logit_bias": {"9": 2}, "seed": 1},
 ]
 CHAT = {"model": "csource", "messages": [{"role": "user", "content": REPEATING}], "logprobs": True,
-        "top_logprobs": 2, "max_tokens": 40, "temperature": 0.5, "seed": 9, "n": 2}
+        "top_logprobs": 2, "max_tokens": 20, "temperature": 0.5, "seed": 9, "n": 2}
 
 
 def flags():
