@@ -9,12 +9,14 @@
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/launch.cuh"
 
-#define PARTIAL_BYTES                                                                       \
-    (64 << 20)             /* of a core, at most: longer pieces are taken before it is more \
-                            */
-#define NARROW_SPEED  1.6f /* of a block alone: it has more of the memory bandwidth */
-#define MERGE_BLOCKS  16   /* per multiprocessor */
+#define PARTIAL_BYTES (64 << 20) /* of a core, at most; pieces that need more are not split */
+#define MERGE_BLOCKS  16         /* per multiprocessor */
 #define POSITIONS_MAX (4096 * ATTENTION_CHUNK)
+
+/* How much faster a block of the narrow core is alone than as one of many: the latter share the
+ * memory's bandwidth. Of one block per multiprocessor, and of two. */
+#define SPEED_ONE 1.2f
+#define SPEED_TWO 1.6f
 
 /* Query tiles of so many rows in so many spans. */
 static int tiles_of(int rows, int spans, int tile)
@@ -23,15 +25,15 @@ static int tiles_of(int rows, int spans, int tile)
     return spans + (rows - spans) / tile;
 }
 
-/* Room for a piece to each block that runs at the same time, or to half of them beside the tiles.
- */
+/* Room for a piece to each block that runs at the same time, or to half of them beside the tiles;
+ * the grid of the narrow core is as large, so it counts no rows that are the wide one's. */
 static int pieces_of(const attention_core *core, int rows, int spans, int kv_heads)
 {
-    int in_span = core->span_min > 1 ? core->span_min : 1, tiles, least;
+    int least = (core->blocks + kv_heads - 1) / kv_heads, tiles;
 
-    spans = spans < rows / in_span ? spans : rows / in_span;
+    if (core->span_max < INT32_MAX && spans < rows / core->span_max)
+        rows = spans * core->span_max;
     tiles = tiles_of(rows, spans, core->rows) + core->blocks / 2 / kv_heads;
-    least = (core->blocks + kv_heads - 1) / kv_heads;
     return tiles > least ? tiles : least;
 }
 
@@ -59,7 +61,7 @@ static void lay_out_core(attention_core *core, const sp_cuda_attention_shape *sh
                          char *scratch)
 {
     size_t tiles = (size_t)tiles_of(shape->rows_max, shape->spans_max, core->rows);
-    size_t pieces = (size_t)pieces_of(core, shape->rows_max, shape->spans_max, shape->kv_heads);
+    size_t pieces = (size_t)tiles + (size_t)(2 * core->processors / shape->kv_heads + 1);
     size_t partials = (size_t)core->partial_rows;
 
     core->counts = (attention_counts *)take(at, sizeof(attention_counts), scratch);
@@ -85,7 +87,8 @@ typedef struct attention_cores {
     attention_shape narrow, wide;
 } attention_cores;
 
-static void set_core(attention_args *args, int number, int tile_rows, const attention_shape *how)
+static void set_core(attention_args *args, int number, int tile_rows, const attention_shape *how,
+                     float speed)
 {
     attention_core *core = &args->core[number];
 
@@ -94,8 +97,26 @@ static void set_core(attention_args *args, int number, int tile_rows, const atte
     core->span_min = number == 0 ? 1 : SP_CUDA_NARROW_ROWS + 1;
     core->span_max = number == 0 && args->n_cores > 1 ? SP_CUDA_NARROW_ROWS : INT32_MAX;
     core->blocks = how->blocks;
-    core->speed = number == 0 ? NARROW_SPEED : 1.0f;
+    core->processors = how->processors;
+    core->speed = speed;
+    core->pieces_max =
+        pieces_of(core, args->a.step.rows, args->a.step.spans, args->a.shape.kv_heads);
     core->partial_rows = partial_rows_of(core, &args->a.shape);
+}
+
+/* Two blocks per multiprocessor, or one with more bytes in flight where the query tiles are about
+ * as many as the multiprocessors. */
+static void set_narrow(int gpu, attention_args *args, attention_shape *out)
+{
+    const sp_cuda_attention *a = &args->a;
+    int dim = sp_cuda_page_dim(a->shape.head_dim);
+    attention_shape one = sp_cuda_attention_narrow_shape(gpu, dim, 1);
+    int items = a->shape.kv_heads *
+                tiles_of(a->step.rows, a->step.spans, SP_CUDA_NARROW_ROWS / args->group);
+    bool deep = items > one.blocks / 2 && items <= one.blocks;
+
+    *out = deep ? one : sp_cuda_attention_narrow_shape(gpu, dim, 2);
+    set_core(args, 0, SP_CUDA_NARROW_ROWS, out, out->blocks > one.blocks ? SPEED_TWO : SPEED_ONE);
 }
 
 /* Everything but the scratch's pointers. */
@@ -107,18 +128,17 @@ static cudaError_t make_args(int gpu, const sp_cuda_attention *a, attention_args
     if (!is_valid(&a->shape) || a->step.rows > a->shape.rows_max ||
         a->step.spans > a->shape.spans_max)
         return cudaErrorInvalidValue;
-    out_cores->narrow = sp_cuda_attention_narrow_shape(gpu, dim);
-    out_cores->wide = sp_cuda_attention_wide_shape(gpu, dim);
-    if (out_cores->narrow.slots == 0)
-        return cudaErrorNotSupported;
     *out = {};
+    out_cores->wide = sp_cuda_attention_wide_shape(gpu, dim);
     out->a = *a;
     out->group = a->shape.q_heads / a->shape.kv_heads;
     out->scale = (float)(1.4426950408889634 * (double)a->shape.scale);
     out->n_cores = a->wide && out_cores->wide.slots > 0 ? 2 : 1;
-    set_core(out, 0, SP_CUDA_NARROW_ROWS, &out_cores->narrow);
+    set_narrow(gpu, out, &out_cores->narrow);
     if (out_cores->wide.slots > 0)
-        set_core(out, 1, ATTENTION_WIDE_ROWS, &out_cores->wide);
+        set_core(out, 1, ATTENTION_WIDE_ROWS, &out_cores->wide, 1.0f);
+    if (out_cores->narrow.slots == 0)
+        return cudaErrorNotSupported;
     return cudaSuccess;
 }
 
@@ -129,11 +149,8 @@ static size_t lay_out(attention_args *args, const attention_cores *cores, char *
     size_t at = 0, page = SP_CUDA_PAGE * 2 * (size_t)sp_cuda_page_dim(a->shape.head_dim);
 
     args->zeros = take(&at, page, scratch);
-    for (int i = 0; i < (cores->wide.slots > 0 ? 2 : 1); i++) {
+    for (int i = 0; i < (cores->wide.slots > 0 ? 2 : 1); i++)
         lay_out_core(&args->core[i], &a->shape, &at, scratch);
-        args->core[i].pieces_max =
-            pieces_of(&args->core[i], a->step.rows, a->step.spans, a->shape.kv_heads);
-    }
     return at;
 }
 

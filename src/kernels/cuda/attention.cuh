@@ -40,7 +40,7 @@
 static_assert(ATTENTION_CHUNK % ATTENTION_TILE == 0, "a chunk is whole tiles");
 static_assert(ATTENTION_TILE % SP_CUDA_PAGE == 0 && SP_CUDA_PAGE == 16, "a page is k of one mma");
 
-/* One query tile and a run of key tiles, for every kv head: the work of one block for each. */
+/* One query tile and a run of key tiles, for every kv head: an item of work for each. */
 typedef struct alignas(16) attention_piece {
     int row, rows; /* of the step */
     int position;  /* of the first row */
@@ -59,7 +59,8 @@ typedef struct alignas(16) attention_split {
 
 typedef struct alignas(16) attention_counts {
     int pieces, split_rows; /* rows of the step in split tiles */
-    int pad[2];
+    int taken;              /* from the queue by the blocks; zero between launches */
+    int pad;
 } attention_counts;
 
 /* The part of the plan for one core, and its partial results. */
@@ -67,9 +68,9 @@ typedef struct attention_core {
     int tile_rows;          /* packed rows of a query tile */
     int rows;               /* of the step: tile_rows / group */
     int span_min, span_max; /* rows of the spans that are this core's */
-    int blocks;             /* that run at the same time */
+    int processors, blocks; /* of the GPU; that run at the same time */
     float speed;            /* of a block that runs alone, relative to one of many */
-    int pieces_max;         /* times kv heads */
+    int pieces_max;         /* of a launch */
     int partial_rows;       /* capacity, packed rows */
     attention_counts *counts;
     attention_piece *pieces; /* longest first */
@@ -186,12 +187,12 @@ static __device__ __forceinline__ float reciprocal(float l)
 
 /* How a core runs on the current GPU. slots 0: it has no code for it. */
 typedef struct attention_shape {
-    int slots, blocks; /* of the ring; that run at the same time */
+    int slots, processors, blocks; /* of the ring; of the GPU; that run at the same time */
     size_t shared_bytes;
 } attention_shape;
 
 /* Each is valid after its init. */
-attention_shape sp_cuda_attention_narrow_shape(int gpu, int page_dim);
+attention_shape sp_cuda_attention_narrow_shape(int gpu, int page_dim, int per_processor);
 attention_shape sp_cuda_attention_wide_shape(int gpu, int page_dim);
 
 /* The kernels' attributes, and which of them the GPU has; gpu is the current one. */

@@ -1,6 +1,6 @@
 /*
- * attention_merge.cu: folds the partial results of query tiles that were split, and writes zeros to
- * the launched rows that the step does not have.
+ * attention_merge.cu: folds the partial results of query tiles that were split, writes zeros to the
+ * launched rows that the step does not have, and sets the cores' queues back.
  *
  * Grid: any number of blocks of D threads, one thread per dimension; a block takes rows and q heads
  * in turn. The running maximum of the chunks is exact, so a scan gives what the serial fold has,
@@ -161,6 +161,8 @@ __global__ void __launch_bounds__(D)
         tasks += args.core[1].counts->split_rows * q_heads;
     wait_predecessor();
     release_successor();
+    if (blockIdx.x == 0 && (int)threadIdx.x < args.n_cores)
+        args.core[threadIdx.x].counts->taken = 0;
     zero_rows(args);
     for (; task < tasks; task += (int)gridDim.x) {
         bool wide = task >= narrow_tasks;

@@ -307,24 +307,25 @@ static int slot_bytes_of(int page_dim)
                              : ring_of<256>::SLOT_BYTES;
 }
 
-/* Two blocks per multiprocessor where each then has three slots and registers enough, else one. */
-attention_shape sp_cuda_attention_narrow_shape(int gpu, int page_dim)
+/* One or two blocks per multiprocessor; two only where each then has three slots, and registers
+ * enough. */
+attention_shape sp_cuda_attention_narrow_shape(int gpu, int page_dim, int per_processor)
 {
     const int other = (int)sizeof(narrow_shared) + 2 * ATOM_BYTES; /* and the system's 1 KiB */
     int processors = 0, of_block = 0, of_all = 0, slot = slot_bytes_of(page_dim), slots;
-    int per = page_dim > 128 ? 1 : 2;
     attention_shape shape = {};
 
     (void)cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, gpu);
     (void)cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu);
     (void)cudaDeviceGetAttribute(&of_all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, gpu);
     slots = (of_all / 2 - other) / slot;
-    if (slots < 3)
-        per = 1;
-    if (per == 1)
+    if (slots < 3 || page_dim > 128 || per_processor < 2) {
+        per_processor = 1;
         slots = (of_block - other) / slot;
+    }
     shape.slots = slots < RING_SLOTS_MAX ? slots : RING_SLOTS_MAX;
-    shape.blocks = per * processors;
+    shape.processors = processors;
+    shape.blocks = per_processor * processors;
     shape.shared_bytes = (size_t)shape.slots * (size_t)slot + ATOM_BYTES;
     return shape;
 }
@@ -346,7 +347,7 @@ cudaError_t sp_cuda_attention_narrow_init(int gpu)
     cudaError_t code = cudaSuccess;
 
     for (int dim = 64; dim <= 256 && code == cudaSuccess; dim *= 2) {
-        attention_shape shape = sp_cuda_attention_narrow_shape(gpu, dim);
+        attention_shape shape = sp_cuda_attention_narrow_shape(gpu, dim, 1);
 
         if (shape.slots > 0)
             code = cudaFuncSetAttribute(kernel_of(dim), cudaFuncAttributeMaxDynamicSharedMemorySize,

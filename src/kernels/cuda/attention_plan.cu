@@ -4,8 +4,8 @@
  *
  * A span is cut into query tiles of `rows` rows. Where the tiles alone do not fill the GPU, or not
  * evenly, each is split into pieces of at most `target` chunks of keys; of a few targets the one
- * with the least estimated time is taken. Pieces are sorted by length, the longest first, because
- * blocks start in the order of their number and the short ones then fill what is left.
+ * with the least estimated time is taken. Pieces are sorted by length, the longest first: blocks
+ * take them in order, and the short ones then fill what is left.
  *
  * One block per core, once a step. Bound by latency: two passes over the rows, three barriers
  * between.
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     if (threadIdx.x == 0)
-        *core.counts = {shared.pieces, shared.split_rows, {0, 0}};
+        *core.counts = {shared.pieces, shared.split_rows, 0, 0};
 }
 
 cudaError_t sp_cuda_attention_make_plan(const attention_args *args, cudaStream_t stream)

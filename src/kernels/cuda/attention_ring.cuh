@@ -47,12 +47,12 @@ static __device__ __forceinline__ void ring_advance(key_ring *ring)
     }
 }
 
-/* By one thread, before the block's first barrier. `readers`: arrivals that release a slot. */
+/* By one thread, before the block's first barrier. `readers`: warps that release a slot. */
 static __device__ __forceinline__ void ring_init(const key_ring &ring, int readers)
 {
     for (int i = 0; i < ring.slots; i++) {
         barrier_init(ring.full + 8 * i, FILLERS);
-        barrier_init(ring.empty + 8 * i, readers);
+        barrier_init(ring.empty + 8 * i, readers * SP_WARP);
     }
 #if __CUDA_ARCH__ >= 900
     barrier_init_done();
@@ -82,15 +82,13 @@ static __device__ __forceinline__ void ring_wait(const ring_slot &slot)
 }
 
 /* By a whole warp that has read the slot with ldmatrix. Without the fence the next bulk copy can
- * overtake reads that are still in flight, even when every lane arrives. */
+ * overtake reads that are still in flight. */
 static __device__ __forceinline__ void ring_release(const ring_slot &slot)
 {
 #if __CUDA_ARCH__ >= 900
     copies_before_bulk();
 #endif
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0)
-        barrier_arrive(slot.empty);
+    barrier_arrive(slot.empty);
 }
 
 /* ---- filling ------------------------------------------------------------------------------- */
@@ -233,6 +231,79 @@ static __device__ __forceinline__ page_source source_of(const attention_args &ar
             a.step.pages + piece.page,
             (int64_t)a.shape.kv_heads * ring_of<D>::PAGE_BYTES,
             piece.position + piece.rows - 1};
+}
+
+/* ---- items --------------------------------------------------------------------------------- */
+
+/* Of blocks that take items in turn: item i is piece i / kv_heads of the plan and kv head i %
+ * kv_heads. The filling warp takes the block's number first and then whatever is next in the
+ * launch, so it has filled the ring for the next item when the others end this one. */
+typedef struct item_queue {
+    uint64_t full[2], empty[2];
+    attention_piece piece[2];
+    int head[2]; /* -1: no more */
+} item_queue;
+
+/* By one thread, before the block's first barrier. */
+static __device__ __forceinline__ void queue_init(item_queue *queue, int readers)
+{
+    for (int i = 0; i < 2; i++) {
+        barrier_init(shared_address(&queue->full[i]), 1);
+        barrier_init(shared_address(&queue->empty[i]), readers * SP_WARP);
+    }
+}
+
+/* By the filling warp: number `n` of the block's items. */
+static __device__ __forceinline__ void queue_put(item_queue *queue, int n,
+                                                 const attention_piece &piece, int head)
+{
+    int at = n % 2;
+
+    barrier_wait(shared_address(&queue->empty[at]), n / 2 % 2 ^ 1);
+    if ((threadIdx.x & 31) == 0) {
+        queue->piece[at] = piece;
+        queue->head[at] = head;
+        barrier_arrive(shared_address(&queue->full[at]));
+    }
+    __syncwarp();
+}
+
+/* By a warp that computes; returns the head, or -1. */
+static __device__ __forceinline__ int queue_take(item_queue *queue, int n, attention_piece *out)
+{
+    int at = n % 2, head;
+
+    barrier_wait(shared_address(&queue->full[at]), n / 2 % 2);
+    *out = queue->piece[at];
+    head = queue->head[at];
+    barrier_arrive(shared_address(&queue->empty[at]));
+    return head;
+}
+
+/* By one whole warp: all that the block works on. */
+template <int D>
+static __device__ __forceinline__ void fill_items(key_ring *ring, item_queue *queue,
+                                                  const attention_args &args,
+                                                  const attention_core &core)
+{
+    int kv_heads = args.a.shape.kv_heads, items = core.counts->pieces * kv_heads;
+    int item = (int)blockIdx.x;
+    attention_piece piece = {};
+
+    for (int n = 0;; n++) {
+        bool more = item < items;
+        int head = more ? item % kv_heads : -1;
+
+        if (more)
+            piece = core.pieces[item / kv_heads];
+        queue_put(queue, n, piece, head);
+        if (!more)
+            break;
+        fill_ring<D>(ring, source_of<D>(args, piece, head), piece.tile, piece.tile_end);
+        if ((threadIdx.x & 31) == 0)
+            item = (int)gridDim.x + atomicAdd(&core.counts->taken, 1);
+        item = __shfl_sync(~0u, item, 0);
+    }
 }
 
 #endif

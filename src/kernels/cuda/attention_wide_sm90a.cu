@@ -2,11 +2,11 @@
  * attention_wide_sm90a.cu: attention of a query tile of 128 packed rows through wgmma, for spans of
  * more than SP_CUDA_NARROW_ROWS rows. Bound by the tensor cores and by exp2.
  *
- * Grid: one block for each piece of the plan and kv head; blocks beyond the plan's pieces end at
- * once. Two warpgroups have 64 rows each, a warp of a third fills the ring. The scores of the next
- * tile and this tile's P · V are in flight while the next tile's P is computed. The fold of the
- * chunks is in shared memory, for it is used once a chunk; o, scores, P and q fill the
- * registers. The bits are those of attention_narrow.cu: wgmma has the chain of mma.
+ * Grid: at most one block per multiprocessor; each takes items of the plan in turn. Two warpgroups
+ * have 64 rows each, a warp of a third fills the ring. The scores of the next tile and this tile's
+ * P · V are in flight while the next tile's P is computed. The fold of the chunks is in shared
+ * memory, for it is used once a chunk; o, scores, P and q fill the registers. The bits are those of
+ * attention_narrow.cu: wgmma has the chain of mma.
  */
 #include "kernels/cuda/attention_ring.cuh"
 #include "kernels/cuda/attention_rows.cuh"
@@ -24,6 +24,7 @@ static_assert(WARPS * 16 == ATTENTION_WIDE_ROWS, "a warp has 16 rows");
 
 typedef struct wide_shared {
     uint64_t full[RING_SLOTS_MAX], empty[RING_SLOTS_MAX];
+    item_queue queue;
 } wide_shared;
 
 template <int D> struct wide_of {
@@ -39,12 +40,6 @@ template <int D> struct wide_state {
     float2 by;      /* how o of rows a and b is scaled */
     float4 *folded; /* the thread's, group n of columns at n * COMPUTE */
 };
-
-static __device__ __forceinline__ void release(const ring_slot &slot)
-{
-    if ((threadIdx.x & 31) == 0)
-        barrier_arrive(slot.empty);
-}
 
 /* ---- products ------------------------------------------------------------------------------ */
 
@@ -228,7 +223,7 @@ static __device__ __forceinline__ void attend(const attention_args &args,
     multiply_keys(t, keys.memory);
     wgmma_wait<0>();
     wgmma_arrived<SCORES>(t.s);
-    release(keys);
+    barrier_arrive(keys.empty);
     finish_scores(t, piece.tile, args.scale, lowest, rows, live);
     for (int tile = piece.tile;; tile++) {
         bool more = tile + 1 < piece.tile_end, edge = !more || (tile + 1) % CHUNK_TILES == 0;
@@ -247,7 +242,7 @@ static __device__ __forceinline__ void attend(const attention_args &args,
             multiply_values(t, values.memory, fresh);
             wgmma_wait<1>();
             wgmma_arrived<SCORES>(t.s);
-            release(keys);
+            barrier_arrive(keys.empty);
             if (edge)
                 t.chunk_a = t.chunk_b = {-INFINITY, 0.0f};
             finish_scores(t, tile + 1, args.scale, lowest, rows, live);
@@ -258,7 +253,7 @@ static __device__ __forceinline__ void attend(const attention_args &args,
         }
         wgmma_wait<0>();
         wgmma_arrived<D / 2>(&t.o[0][0]);
-        release(values);
+        barrier_arrive(values.empty);
         if (edge)
             close_chunk(t, args, piece, partial, tile, a, b, rows);
         fresh = edge;
@@ -267,6 +262,16 @@ static __device__ __forceinline__ void attend(const attention_args &args,
     }
     if (piece.tile == 0)
         store_result(t, args, piece, head, partial, rows);
+}
+
+template <int D>
+static __device__ __forceinline__ void attend_items(const attention_args &args, key_ring *ring,
+                                                    item_queue *queue, float4 *folded)
+{
+    attention_piece piece;
+
+    for (int n = 0, head; (head = queue_take(queue, n, &piece)) >= 0; n++)
+        attend<D>(args, piece, head, ring, folded);
 }
 
 #endif
@@ -278,28 +283,25 @@ __global__ void __launch_bounds__(THREADS, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t memory[];
     __shared__ wide_shared shared;
-    int kv_heads = args.a.shape.kv_heads, head = (int)blockIdx.x % kv_heads;
     int warp = __shfl_sync(~0u, (int)threadIdx.x >> 5, 0);
     uint32_t start = (shared_address(memory) + ATOM_BYTES - 1) & ~(ATOM_BYTES - 1);
     key_ring ring = {start, shared_address(shared.full), shared_address(shared.empty), slots, 0, 0};
 
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
+        queue_init(&shared.queue, WARPS);
         ring_init(ring, WARPS);
+    }
     __syncthreads();
     wait_predecessor();
     release_successor();
-    if ((int)blockIdx.x >= args.core[1].counts->pieces * kv_heads)
-        return;
-    attention_piece piece = args.core[1].pieces[blockIdx.x / kv_heads];
-
     if (warp >= WARPS) {
         registers_down_to<24>();
         if (warp == WARPS)
-            fill_ring<D>(&ring, source_of<D>(args, piece, head), piece.tile, piece.tile_end);
+            fill_items<D>(&ring, &shared.queue, args, args.core[1]);
     } else {
         registers_up_to<240>();
-        attend<D>(
-            args, piece, head, &ring,
+        attend_items<D>(
+            args, &ring, &shared.queue,
             (float4 *)(memory + (start - shared_address(memory)) + slots * ring_of<D>::SLOT_BYTES));
     }
 #endif
@@ -349,6 +351,7 @@ attention_shape sp_cuda_attention_wide_shape(int gpu, int page_dim)
     if (slots < 3) /* two are read at a time */
         return shape;
     shape.slots = slots;
+    shape.processors = processors;
     shape.blocks = processors;
     shape.shared_bytes =
         (size_t)(slots * slot_bytes_of(page_dim) + fold_bytes_of(page_dim) + ATOM_BYTES);
@@ -358,9 +361,8 @@ attention_shape sp_cuda_attention_wide_shape(int gpu, int page_dim)
 cudaError_t sp_cuda_attention_wide(const attention_args *args, const attention_shape *shape,
                                    cudaStream_t stream)
 {
-    int blocks = args->core[1].pieces_max * args->a.shape.kv_heads;
     cudaLaunchAttribute overlap;
-    cudaLaunchConfig_t config = sp_cuda_overlapping(dim3((unsigned)blocks), THREADS,
+    cudaLaunchConfig_t config = sp_cuda_overlapping(dim3((unsigned)shape->blocks), THREADS,
                                                     shape->shared_bytes, &overlap, false, stream);
 
     return cudaLaunchKernelEx(&config, kernel_of(sp_cuda_page_dim(args->a.shape.head_dim)), *args,
