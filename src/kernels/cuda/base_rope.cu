@@ -23,7 +23,7 @@
 #define HEAD_MAX     256
 #define PIECE        8
 #define MANY_HEADS   4
-#define MANY_LANES   (1 << 16) /* from here on, four heads at once */
+#define MANY_LANES   (1 << 18) /* from here on, four heads at once */
 
 /* How a head is divided; fixed by head_dim and n_rot. */
 typedef struct rope_shape {

@@ -442,8 +442,8 @@ static __device__ __forceinline__ void list_key(choose_shared *s, u64 key)
 static __device__ __noinline__ int collect(choose_block *b, const choose_count &c,
                                            const choose_bin &at, bool better)
 {
+    int own[PARTS], n = 0;
     u64 total;
-    int n = 0;
 
     if (threadIdx.x == 0)
         b->s->n_list = 0;
@@ -467,12 +467,14 @@ static __device__ __noinline__ int collect(choose_block *b, const choose_count &
     join<1, 0>(b, &total);
     if (total > LIST)
         return LIST + 1;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+        own[part] = load_of_block((const int *)&b->s->n_list, part);
+#pragma unroll
     for (int part = 0; part < PARTS; part++) {
-        int own = load_of_block((const int *)&b->s->n_list, part);
-
-        if ((int)threadIdx.x < own)
+        if ((int)threadIdx.x < own[part])
             b->s->keys[n + threadIdx.x] = load_long_of_block(&b->s->list[threadIdx.x], part);
-        n += own;
+        n += own[part];
     }
     cluster_sync(); /* the lists are free again */
     return n;
@@ -526,21 +528,19 @@ static __device__ __forceinline__ u64 cut_by_bits(choose_block *b, const choose_
     return cut;
 }
 
-/* The key of the last token that is kept. The target is at most the sum of all parts. */
-static __device__ __noinline__ u64 find_cut(choose_block *b, const choose_count &c, u64 target)
+/* The key of the last token that is kept, which is in bin `at` of level 0. */
+static __device__ __noinline__ u64 find_cut(choose_block *b, const choose_count &c, u64 target,
+                                            choose_bin at)
 {
-    choose_bin at = {0, 0, 0, 0};
+    int n = collect(b, c, at, false);
 
-    for (at.level = 0; at.level < 2; at.level++) {
-        int n;
-
+    if (n > LIST) {
+        at.level = 1;
+        at.base = at.bin;
         find_bin(b, c, 1, &target, &at);
         n = collect(b, c, at, false);
-        if (n <= LIST)
-            return cut_list(b, c, target, at.above, n);
-        at.base = at.bin;
     }
-    return cut_by_bits(b, c, target);
+    return n <= LIST ? cut_list(b, c, target, at.above, n) : cut_by_bits(b, c, target);
 }
 
 /* ---- the steps of a choice ----------------------------------------------------------------- */
@@ -572,7 +572,7 @@ static __device__ __forceinline__ void tell_top(choose_block *b, const sp_cuda_s
     find_bin(b, c, 1, &target, &at);
     n = collect(b, c, at, true);
     if (n > LIST) {
-        c = count_of(scan, false, 0.0f, find_cut(b, c, target));
+        c = count_of(scan, false, 0.0f, find_cut(b, c, target, at));
         at = {0, 0, BINS - 1, 0};
         n = collect(b, c, at, true);
     }
@@ -734,7 +734,7 @@ static __device__ __forceinline__ int choose_token(choose_block *b, int vocab,
         n = row->top_k <= LIST ? collect(b, ones, at, true) : LIST + 1;
         if (n <= LIST)
             return draw_from_list(b, c, n, row->top_k, 0);
-        c = count_of(scan, true, row->inverse, find_cut(b, ones, target));
+        c = count_of(scan, true, row->inverse, find_cut(b, ones, target, at));
     }
     if (row->top_p < 1) {
         at = {0, 0, 0, 0};
@@ -742,7 +742,7 @@ static __device__ __forceinline__ int choose_token(choose_block *b, int vocab,
         n = collect(b, c, at, true);
         if (n <= LIST)
             return draw_from_list(b, c, n, n, target);
-        c = count_of(scan, true, row->inverse, find_cut(b, c, target));
+        c = count_of(scan, true, row->inverse, find_cut(b, c, target, at));
     }
     return draw(b, c);
 }
