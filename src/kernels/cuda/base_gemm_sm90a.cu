@@ -32,6 +32,7 @@ typedef struct wide_shape {
     gemm_columns columns;
     int row_clusters, column_clusters; /* of tiles */
     int items, k_stages;
+    int x_box; /* rows of x that a block loads at once; no more than there are */
 } wide_shape;
 
 /* A block's tile, its cluster (ROW_BLOCKS or COLUMN_BLOCKS is 1), and the atoms of a stage. */
@@ -109,34 +110,38 @@ template <class W> struct wide_ring {
     }
 };
 
+/* How many blocks load a box of x for the tile: those whose box has a row. A box without one would
+ * be zeros, and slow. */
+template <class W>
+static __device__ __forceinline__ int boxes_of(const sp_cuda_gemm &g, const wide_shape &s, int row0)
+{
+    return max(0, min(W::COLUMN_BLOCKS, (g.rows - row0 + s.x_box - 1) / s.x_box));
+}
+
 /* This block's share of a stage of x. */
 template <class W>
 static __device__ __forceinline__ void load_x(const wide_ring<W> &at, const wide_maps &maps,
-                                              int k_stage, int row0, int rank)
+                                              int k_stage, int row, int first)
 {
-    int first = W::COLUMN_BLOCKS > 1 ? rank * W::X_BOX : 0;
-
 #pragma unroll
     for (int i = 0; i < W::ATOMS; i++) {
         uint32_t to = at.data() + i * W::X_BYTES + first * ROW_BYTES;
         int k = (k_stage * W::ATOMS + i) * ATOM_K;
 
         if (W::COLUMN_BLOCKS > 1)
-            tensor_load_to((1 << W::BLOCKS) - 1, to, &maps.x, k, row0 + first, at.full());
+            tensor_load_to((1 << W::BLOCKS) - 1, to, &maps.x, k, row, at.full());
         else
-            tensor_load(to, &maps.x, k, row0, at.full());
+            tensor_load(to, &maps.x, k, row, at.full());
     }
 }
 
-/* This block's share of a stage of w; the stage's bytes are expected from here on. */
+/* This block's share of a stage of w. */
 template <class W>
 static __device__ __forceinline__ void load_w(const wide_ring<W> &at, const CUtensorMap *map,
                                               int k_stage, int n0, int rank)
 {
     int first = W::ROW_BLOCKS > 1 ? rank * W::W_BOX : 0;
 
-    barrier_expect(at.full(), W::STAGE_BYTES);
-    barrier_arrive(at.full());
 #pragma unroll
     for (int i = 0; i < W::ATOMS; i++) {
         uint32_t to = at.data() + W::ATOMS * W::X_BYTES + i * W::W_BYTES + first * ROW_BYTES;
@@ -149,27 +154,65 @@ static __device__ __forceinline__ void load_w(const wide_ring<W> &at, const CUte
     }
 }
 
+/* What a loader needs of an item: its tile, and this block's box of x. */
+typedef struct wide_item {
+    wide_place place;
+    const CUtensorMap *w;
+    int stage_bytes; /* that arrive in each stage */
+    int first;       /* row of the tile where the box begins */
+    bool loads_x;
+} wide_item;
+
+template <class W>
+static __device__ __forceinline__ wide_item item_of(const sp_cuda_gemm &g, const wide_maps &maps,
+                                                    const wide_shape &s, int number, int rank)
+{
+    wide_item item;
+    int boxes, self = W::COLUMN_BLOCKS > 1 ? rank : 0;
+
+    item.place = find_place<W>(s, number, rank);
+    boxes = boxes_of<W>(g, s, item.place.row0);
+    item.w = &maps.w[item.place.output];
+    item.stage_bytes = W::ATOMS * (boxes * s.x_box * ROW_BYTES + W::W_BYTES);
+    item.first = self * s.x_box;
+    item.loads_x = self < boxes;
+    return item;
+}
+
+/* The bytes of a stage are expected from here on. */
+static __device__ __forceinline__ void expect_stage(uint32_t full, const wide_item &item)
+{
+    barrier_expect(full, item.stage_bytes);
+    barrier_arrive(full);
+}
+
 /* One thread of the block. */
 template <class W>
 static __device__ __forceinline__ void load_all(wide_ring<W> at, const wide_maps &maps,
-                                                const wide_shape &s, int rank)
+                                                const sp_cuda_gemm &g, const wide_shape &s,
+                                                int rank)
 {
     const int clusters = (int)gridDim.x / W::BLOCKS;
-    int item = (int)blockIdx.x / W::BLOCKS, ahead = min(W::STAGES, s.k_stages);
-    wide_place place = find_place<W>(s, item, rank);
+    int number = (int)blockIdx.x / W::BLOCKS, ahead = min(W::STAGES, s.k_stages);
+    wide_item item = item_of<W>(g, maps, s, number, rank);
     wide_ring<W> w_at = at;
 
-    for (int i = 0; i < ahead; i++, w_at.advance())
-        load_w<W>(w_at, &maps.w[place.output], i, place.n0, rank);
+    for (int i = 0; i < ahead; i++, w_at.advance()) {
+        expect_stage(w_at.full(), item);
+        load_w<W>(w_at, item.w, i, item.place.n0, rank);
+    }
     wait_predecessor();
     for (int i = 0; i < ahead; i++, at.advance())
-        load_x<W>(at, maps, i, place.row0, rank);
-    for (int from = ahead; item < s.items; item += clusters, from = 0) {
-        place = find_place<W>(s, item, rank);
+        if (item.loads_x)
+            load_x<W>(at, maps, i, item.place.row0 + item.first, item.first);
+    for (int from = ahead; number < s.items; number += clusters, from = 0) {
+        item = item_of<W>(g, maps, s, number, rank);
         for (int i = from; i < s.k_stages; i++, at.advance()) {
             barrier_wait(at.empty(), at.parity ^ 1);
-            load_w<W>(at, &maps.w[place.output], i, place.n0, rank);
-            load_x<W>(at, maps, i, place.row0, rank);
+            expect_stage(at.full(), item);
+            load_w<W>(at, item.w, i, item.place.n0, rank);
+            if (item.loads_x)
+                load_x<W>(at, maps, i, item.place.row0 + item.first, item.first);
         }
     }
 }
@@ -306,7 +349,7 @@ __global__ void __launch_bounds__(W::THREADS, 1)
         if (W::COLUMNS == 256)
             registers_down_to<40>();
         if (threadIdx.x == 0)
-            load_all<W>(ring, maps, s, rank);
+            load_all<W>(ring, maps, g, s, rank);
         __syncwarp();
     } else {
         if (W::COLUMNS == 256)
@@ -340,9 +383,13 @@ static bool make_map(encode_fn encode, CUtensorMap *map, const void *data, int64
 
 template <class W> static wide_shape shape_of(const sp_cuda_gemm *gemm)
 {
-    wide_shape shape = {columns_of(gemm, W::COLUMNS),
-                        sp_cuda_ceil(gemm->rows, W::ROWS * W::ROW_BLOCKS), 0, 0,
-                        sp_cuda_ceil(gemm->k, W::STAGE_K)};
+    wide_shape shape = {
+        columns_of(gemm, W::COLUMNS),
+        sp_cuda_ceil(gemm->rows, W::ROWS * W::ROW_BLOCKS),
+        0,
+        0,
+        sp_cuda_ceil(gemm->k, W::STAGE_K),
+        min(W::X_BOX, sp_cuda_ceil(sp_cuda_ceil(gemm->rows, W::COLUMN_BLOCKS), 8) * 8)};
 
     shape.column_clusters = sp_cuda_ceil(shape.columns.tiles, W::COLUMN_BLOCKS);
     shape.items = shape.row_clusters * shape.column_clusters;
@@ -375,7 +422,7 @@ static cudaError_t launch_wide(const base_gemm *state, int clusters, const sp_cu
     cudaLaunchAttribute attributes[2];
     cudaLaunchConfig_t config = config_of<W>(min(shape.items, clusters), attributes, stream);
 
-    if (!make_map(encode, &maps.x, gemm->x, gemm->x_stride, gemm->rows, gemm->k, W::X_BOX))
+    if (!make_map(encode, &maps.x, gemm->x, gemm->x_stride, gemm->rows, gemm->k, shape.x_box))
         return cudaErrorInvalidValue;
     for (int i = 0; i < gemm->n_outputs; i++)
         if (!make_map(encode, &maps.w[i], gemm->outputs[i].w, gemm->k, gemm->outputs[i].n, gemm->k,
