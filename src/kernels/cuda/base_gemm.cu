@@ -33,6 +33,8 @@ extern "C" int sp_cuda_base_gemm_close(int gpu, void *state)
         delete choice;
     }
     sp_cuda_gemm_library_close(open->library);
+    if (current.code == cudaSuccess)
+        (void)cudaFree(open->workspace);
     delete open;
     return (int)current.code;
 }
@@ -66,6 +68,18 @@ extern "C" int sp_cuda_base_gemm_library(int gpu, void *state, const char *path,
         open->library = sp_cuda_gemm_library_open(path);
     *out_found = open->library != NULL;
     return (int)current.code;
+}
+
+extern "C" int sp_cuda_base_gemm_free(int gpu, void *state)
+{
+    base_gemm *open = (base_gemm *)state;
+    sp_cuda_current current(gpu);
+    cudaError_t code = current.code;
+
+    if (code == cudaSuccess && open->workspace == NULL)
+        code = cudaMalloc(&open->workspace, GEMM_WORKSPACE_BYTES);
+    open->free = code == cudaSuccess;
+    return (int)code;
 }
 
 static bool is_aligned(const sp_cuda_gemm *gemm)

@@ -13,8 +13,8 @@ typedef struct gemm_algorithm {
     uint64_t data[8];
 } gemm_algorithm;
 
-/* Classes of rows: 65..128, 129..256 and so on. */
-#define GEMM_CLASSES 10
+/* Classes of rows: 1, 2, 3..4, 5..8 and so on up to SP_CUDA_ROWS_MAX. */
+#define GEMM_CLASSES 17
 
 /* Where cuBLASLt is used for a weight, and which algorithm for each class and output. */
 typedef struct gemm_choice {
@@ -33,7 +33,11 @@ typedef struct base_gemm {
     int clusters[SP_CUDA_GEMM_SHAPES]; /* that run at once, for each of its tiles */
     gemm_library *library;             /* NULL: none */
     gemm_choice *choices;
+    bool free;       /* any algorithm of cuBLASLt, whatever its bytes */
+    void *workspace; /* of those, GEMM_WORKSPACE_BYTES; NULL: none */
 } base_gemm;
+
+#define GEMM_WORKSPACE_BYTES ((size_t)32 << 20)
 
 /* Set the kernels' attributes; gpu is the current one. */
 cudaError_t sp_cuda_gemm_few_init(int shared_bytes);

@@ -1,16 +1,18 @@
 /*
- * base_gemm_library.cu: cuBLASLt for GEMMs of many rows, opened at run time and never linked. Only
- * algorithms without split-K are requested, and one is used for a weight and a class of rows (up to
- * a power of two) if, tried on that weight, it has the bytes of our kernels and is faster. What it
- * refuses at a launch our kernels do.
+ * base_gemm_library.cu: cuBLASLt, opened at run time and never linked. Only algorithms without
+ * split-K are tried, and one is used for a weight and a class of rows (up to a power of two) if,
+ * tried on that weight, it has the bytes of our kernels and is faster. In a state that is free any
+ * faster algorithm is used. What it refuses at a launch our kernels do.
  */
 #include "kernels/cuda/base_gemm.cuh"
 
 #include <dlfcn.h>
 #include <new>
 
-#define CANDIDATES 8
-#define REPEATS    5 /* of a timing; the fastest counts */
+#define CANDIDATES  8
+#define TRIED       4                   /* of them, for one output */
+#define REPEATS     4                   /* of a timing; the fastest counts */
+#define FLUSH_BYTES ((size_t)128 << 20) /* written before each, so that w is not in L2 */
 
 /* ---- the library, declared by hand --------------------------------------------------------- */
 
@@ -22,6 +24,7 @@ enum {
     TRANSPOSED = 1,     /* CUBLAS_OP_T */
     SPLIT_K = 2,        /* CUBLASLT_ALGO_CONFIG_SPLITK_NUM */
     REDUCTION = 3,      /* CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME */
+    WORKSPACE = 1,      /* CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES */
     ALIGNMENT_FIRST = 5 /* CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; B, C, D follow */
 };
 
@@ -159,9 +162,15 @@ static bool make_layouts(const gemm_library *l, const sp_cuda_gemm *gemm, int ou
     return false;
 }
 
-static bool multiply(const gemm_library *l, const sp_cuda_gemm *gemm, int output,
+static size_t workspace_of(const base_gemm *state)
+{
+    return state->free ? GEMM_WORKSPACE_BYTES : 0;
+}
+
+static bool multiply(const base_gemm *state, const sp_cuda_gemm *gemm, int output,
                      const gemm_algorithm *algorithm, cudaStream_t stream)
 {
+    const gemm_library *l = state->library;
     const sp_cuda_gemm_output *of = &gemm->outputs[output];
     const float one = 1.0f, zero = 0.0f;
     library_layouts layouts;
@@ -170,16 +179,20 @@ static bool multiply(const gemm_library *l, const sp_cuda_gemm *gemm, int output
     if (!make_layouts(l, gemm, output, &layouts))
         return false;
     done = l->matmul(l->handle, l->desc, &one, of->w, layouts.w, gemm->x, layouts.x, &zero, of->y,
-                     layouts.y, of->y, layouts.y, algorithm, NULL, 0, stream) == 0;
+                     layouts.y, of->y, layouts.y, algorithm, state->workspace, workspace_of(state),
+                     stream) == 0;
     free_layouts(&layouts);
     return done;
 }
 
-/* Algorithms that need no memory and sum each output in one piece, the best first. */
-static int find_candidates(const gemm_library *l, const sp_cuda_gemm *gemm, int output,
+/* Algorithms that need no memory and sum each output in one piece, or any where the state is free;
+ * the best first. */
+static int find_candidates(const base_gemm *state, const sp_cuda_gemm *gemm, int output,
                            library_candidate *out)
 {
+    const gemm_library *l = state->library;
     const uint32_t alignment = 16;
+    const size_t workspace_bytes = workspace_of(state);
     library_layouts layouts;
     void *preference = NULL;
     int found = 0, kept = 0;
@@ -189,6 +202,7 @@ static int find_candidates(const gemm_library *l, const sp_cuda_gemm *gemm, int 
     if (l->preference_create(&preference) == 0) {
         for (int i = 0; i < 4; i++)
             (void)l->preference_set(preference, ALIGNMENT_FIRST + i, &alignment, sizeof alignment);
+        (void)l->preference_set(preference, WORKSPACE, &workspace_bytes, sizeof workspace_bytes);
         if (l->heuristic(l->handle, l->desc, layouts.w, layouts.x, layouts.y, layouts.y, preference,
                          CANDIDATES, out, &found) != 0)
             found = 0;
@@ -202,7 +216,8 @@ static int find_candidates(const gemm_library *l, const sp_cuda_gemm *gemm, int 
 
         (void)l->config(&out[i].algorithm, SPLIT_K, &splits, sizeof splits, &got);
         (void)l->config(&out[i].algorithm, REDUCTION, &reduction, sizeof reduction, &got);
-        if (out[i].state == 0 && out[i].workspace_bytes == 0 && splits <= 1 && reduction == 0)
+        if (out[i].state == 0 && out[i].workspace_bytes <= workspace_bytes &&
+            (state->free || (splits <= 1 && reduction == 0)))
             out[kept++] = out[i];
     }
     return kept;
@@ -237,6 +252,7 @@ typedef struct gemm_trial {
     const base_gemm *state;
     sp_cuda_gemm ours, other; /* the same but for y */
     int *differ;              /* in device memory */
+    void *flush;              /* FLUSH_BYTES */
     cudaStream_t stream;
     cudaEvent_t from, to;
     char *memory;
@@ -255,6 +271,7 @@ static size_t output_bytes(const sp_cuda_gemm_output *of, int rows)
 static void close_trial(gemm_trial *t)
 {
     (void)cudaFree(t->memory);
+    (void)cudaFree(t->flush);
     if (t->from != NULL)
         (void)cudaEventDestroy(t->from);
     if (t->to != NULL)
@@ -276,6 +293,7 @@ static cudaError_t open_trial(const base_gemm *state, const sp_cuda_gemm *like, 
     code = code == cudaSuccess ? cudaEventCreate(&t->from) : code;
     code = code == cudaSuccess ? cudaEventCreate(&t->to) : code;
     code = code == cudaSuccess ? cudaMalloc((void **)&t->memory, bytes) : code;
+    code = code == cudaSuccess ? cudaMalloc(&t->flush, FLUSH_BYTES) : code;
     if (code != cudaSuccess)
         return code;
     t->state = state;
@@ -306,7 +324,7 @@ static bool has_our_bytes(gemm_trial *t, int output, const gemm_algorithm *algor
     t->other.rows = rows;
     if (cudaMemsetAsync(t->other.outputs[output].y, 0xff, bytes, t->stream) != cudaSuccess ||
         cudaMemsetAsync(t->differ, 0, sizeof differ, t->stream) != cudaSuccess ||
-        !multiply(t->state->library, &t->other, output, algorithm, t->stream))
+        !multiply(t->state, &t->other, output, algorithm, t->stream))
         return false;
     count_differing<<<1024, 256, 0, t->stream>>>((const uint16_t *)ours->y,
                                                  (const uint16_t *)t->other.outputs[output].y,
@@ -318,27 +336,28 @@ static bool has_our_bytes(gemm_trial *t, int output, const gemm_algorithm *algor
     return differ == 0;
 }
 
-static bool run_library(gemm_trial *t, const gemm_algorithm *algorithms)
+/* Outputs [from, to) by the library; NULL algorithms: all by ours. */
+static bool run_once(gemm_trial *t, const gemm_algorithm *algorithms, int from, int to)
 {
     bool done = true;
 
-    for (int i = 0; i < t->other.n_outputs; i++)
-        done = done && multiply(t->state->library, &t->other, i, &algorithms[i], t->stream);
+    if (algorithms == NULL)
+        return sp_cuda_gemm_own(t->state, &t->ours, t->stream) == cudaSuccess;
+    for (int i = from; i < to; i++)
+        done = done && multiply(t->state, &t->other, i, &algorithms[i], t->stream);
     return done;
 }
 
-/* The fastest of a few; NULL algorithms: ours. */
-static float milliseconds(gemm_trial *t, const gemm_algorithm *algorithms)
+/* The fastest of a few, with cold weights. */
+static float milliseconds(gemm_trial *t, const gemm_algorithm *algorithms, int from, int to)
 {
     float best = 1e30f, ms;
 
     for (int i = 0; i < REPEATS; i++) {
-        bool done = cudaEventRecord(t->from, t->stream) == cudaSuccess;
-
-        done = done && (algorithms != NULL
-                            ? run_library(t, algorithms)
-                            : sp_cuda_gemm_own(t->state, &t->ours, t->stream) == cudaSuccess);
-        if (!done || cudaEventRecord(t->to, t->stream) != cudaSuccess ||
+        if (cudaMemsetAsync(t->flush, i, FLUSH_BYTES, t->stream) != cudaSuccess ||
+            cudaEventRecord(t->from, t->stream) != cudaSuccess ||
+            !run_once(t, algorithms, from, to) ||
+            cudaEventRecord(t->to, t->stream) != cudaSuccess ||
             cudaEventSynchronize(t->to) != cudaSuccess ||
             cudaEventElapsedTime(&ms, t->from, t->to) != cudaSuccess)
             return 1e30f;
@@ -347,23 +366,45 @@ static float milliseconds(gemm_trial *t, const gemm_algorithm *algorithms)
     return best;
 }
 
-/* Sets out[i] for each output to the first candidate with our bytes; false: one has none. */
+/* Our bytes for so many rows, and for about half of them, in a launch of fewer. */
+static bool may_use(gemm_trial *t, int output, const gemm_algorithm *algorithm, int rows,
+                    sp_cuda_gemm_report *report)
+{
+    bool same = has_our_bytes(t, output, algorithm, rows) &&
+                has_our_bytes(t, output, algorithm, rows / 2 + 1);
+
+    report->n_differ += !same;
+    t->other.rows = rows;
+    return same || t->state->free;
+}
+
+/* Sets out[i] for each output to the fastest of its candidates; false: one has none. */
 static bool find_algorithms(gemm_trial *t, int rows, gemm_algorithm *out,
                             sp_cuda_gemm_report *report)
 {
     for (int i = 0; i < t->ours.n_outputs; i++) {
         library_candidate candidates[CANDIDATES];
-        int n, at = 0;
+        gemm_algorithm best;
+        float least = 1e30f;
+        int n;
 
         t->other.rows = rows;
-        n = find_candidates(t->state->library, &t->other, i, candidates);
-        while (at < n && !has_our_bytes(t, i, &candidates[at].algorithm, rows)) {
-            report->n_differ++;
-            at++;
+        n = min(TRIED, find_candidates(t->state, &t->other, i, candidates));
+        for (int at = 0; at < n; at++) {
+            float ms;
+
+            if (!may_use(t, i, &candidates[at].algorithm, rows, report))
+                continue;
+            out[i] = candidates[at].algorithm;
+            ms = milliseconds(t, out, i, i + 1);
+            if (ms < least) {
+                least = ms;
+                best = out[i];
+            }
         }
-        if (at == n)
+        if (least == 1e30f)
             return false;
-        out[i] = candidates[at].algorithm;
+        out[i] = best;
     }
     return true;
 }
@@ -372,20 +413,12 @@ static bool find_algorithms(gemm_trial *t, int rows, gemm_algorithm *out,
 static bool try_class(gemm_trial *t, int rows, gemm_algorithm *algorithms,
                       sp_cuda_gemm_report *report)
 {
-    float ours, library;
-
     t->ours.rows = rows;
     report->n_classes++;
     if (sp_cuda_gemm_own(t->state, &t->ours, t->stream) != cudaSuccess ||
         !find_algorithms(t, rows, algorithms, report))
         return false;
-    for (int i = 0; i < t->ours.n_outputs; i++) /* the same rows, in a launch of fewer */
-        if (!has_our_bytes(t, i, &algorithms[i], rows / 2 + 1))
-            return false;
-    t->other.rows = rows;
-    ours = milliseconds(t, NULL);
-    library = milliseconds(t, algorithms);
-    return library < ours;
+    return milliseconds(t, algorithms, 0, t->other.n_outputs) < milliseconds(t, NULL, 0, 0);
 }
 
 cudaError_t sp_cuda_gemm_library_learn(base_gemm *state, const sp_cuda_gemm *like, int rows_max,
@@ -400,12 +433,10 @@ cudaError_t sp_cuda_gemm_library_learn(base_gemm *state, const sp_cuda_gemm *lik
     choice->like = *like;
     code = open_trial(state, like, rows_max, &trial);
     for (int c = 0; c < GEMM_CLASSES && code == cudaSuccess; c++) {
-        int least = SP_CUDA_GEMM_FEW_ROWS << c;
-
-        if (rows_max <= least)
+        if (c > 0 && rows_max <= 1 << (c - 1))
             break;
         choice->library[c] =
-            try_class(&trial, min(rows_max, 2 * least), choice->algorithms[c], report);
+            try_class(&trial, min(rows_max, 1 << c), choice->algorithms[c], report);
         report->n_library += choice->library[c];
         code = cudaGetLastError();
     }
@@ -431,7 +462,7 @@ static bool is_like(const sp_cuda_gemm *a, const sp_cuda_gemm *b)
     return like;
 }
 
-/* cuBLASLt was requested algorithms that need no more than 16 bytes. */
+/* The algorithms were tried with pointers and strides of 16 bytes, which they may rely on. */
 static bool suits_library(const sp_cuda_gemm *gemm)
 {
     bool suits = true;
@@ -453,13 +484,12 @@ bool sp_cuda_gemm_by_library(const base_gemm *state, const sp_cuda_gemm *gemm, c
 
     while (choice != NULL && !is_like(&choice->like, gemm))
         choice = choice->next;
-    while (c < GEMM_CLASSES && gemm->rows > SP_CUDA_GEMM_FEW_ROWS << (c + 1))
+    while (c < GEMM_CLASSES && gemm->rows > 1 << c)
         c++;
-    if (choice == NULL || gemm->rows <= SP_CUDA_GEMM_FEW_ROWS || c == GEMM_CLASSES ||
-        !choice->library[c] || !suits_library(gemm))
+    if (choice == NULL || c == GEMM_CLASSES || !choice->library[c] || !suits_library(gemm))
         return false;
     for (int i = 0; i < gemm->n_outputs; i++)
-        if (!multiply(state->library, gemm, i, &choice->algorithms[c][i], stream))
+        if (!multiply(state, gemm, i, &choice->algorithms[c][i], stream))
             return false;
     return true;
 }

@@ -161,7 +161,7 @@ typedef struct sp_cuda_gemm {
 typedef struct sp_cuda_gemm_report {
     int32_t n_classes; /* of rows */
     int32_t n_library; /* for which cuBLASLt is used */
-    int32_t n_differ;  /* algorithms of it whose bytes differ from ours: left out */
+    int32_t n_differ;  /* algorithms of it whose bytes differ from ours: left out unless free */
 } sp_cuda_gemm_report;
 
 /* to[i] = x[index[i]], `width` elements; index in device memory, -1: zeros. */
@@ -254,8 +254,12 @@ typedef struct sp_cuda_sample {
  * .12 of the loader; *out_found is 0 where there is none. It is used where base_gemm_learn says so.
  * base_gemm_learn: tries it on a weight, whose values are read, for all classes of rows up to
  * rows_max; where its bytes are ours and it is faster it will be used. Allocates, waits; x and y of
- * `like` are not used. Both before the launches that they are for: base_gemm only reads the state,
- * so threads and streams may share it then. attention_bytes only computes. sample_rows:
+ * `like` are not used.
+ * base_gemm_free: from here on base_gemm_learn takes any algorithm that is faster, split-K too,
+ * whatever its bytes: a row's bits then depend on the rows beside it, and GEMMs share a workspace,
+ * so they must follow each other on one stream.
+ * All three before the launches that they are for: base_gemm only reads the state, so threads and
+ * streams may share it then. attention_bytes only computes. sample_rows:
  * SP_CUDA_NOT_SUPPORTED where the GPU has no clusters or too little shared memory; with 0 rows it
  * says only that.
  */
@@ -273,6 +277,7 @@ typedef struct sp_cuda_sample {
     X(sample_rows, (int gpu, const sp_cuda_sample *sample, void *stream))                  \
     X(base_gemm_open, (int gpu, void **out_state))                                         \
     X(base_gemm_library, (int gpu, void *state, const char *path, int *out_found))         \
+    X(base_gemm_free, (int gpu, void *state))                                              \
     X(base_gemm_learn, (int gpu, void *state, const sp_cuda_gemm *like, int32_t rows_max,  \
                         sp_cuda_gemm_report *out_report))                                  \
     X(base_gemm_close, (int gpu, void *state))                                             \
