@@ -33,7 +33,8 @@ def steps(options):
     """(label, adapters, rows, prefill rows, more flags)"""
     cases = [("one adapter", 1, "1", 0, []), ("8 adapters", 8, "8,32,64", 2048, []),
              ("32 adapters", 32, "32,64", 8192, ["--step-rows", "8192"]),
-             ("eager", 1, "1", 0, ["--eager"])]
+             ("eager", 1, "1", 0, ["--eager"]),
+             ("free", 8, "1,8,32,64", 8192, ["--step-rows", "8192", "--base-gemm", "free"])]
     found = []
     for label, n, rows, prefill, more in cases:
         out = run([options.sidepath, "bench", "step", "--model", options.folder, "--json",

@@ -304,6 +304,7 @@ static sp_status create(const sp_ops_options *options, sp_ops **out_ops, sp_erro
     cuda->hidden = options->hidden;
     cuda->vocab = options->vocab;
     cuda->eager = options->eager;
+    cuda->free_gemm = options->free_gemm;
     cuda->attention = attention_of(options);
     status = create_parts(cuda, options, error);
     if (status != SP_OK) {

@@ -110,7 +110,7 @@ typedef struct sp_cuda_ops {
     bool wide, adapted;  /* some span is wide; some row has an adapter */
     const sp_plan *plan; /* of the rows that are launched */
 
-    bool eager;
+    bool eager, free_gemm;
     sp_plan *capture_plan; /* of as many rows as a graph launches; NULL without delta */
     sp_cuda_graph graphs[SP_CUDA_GRAPHS_MAX];
     int32_t n_graphs;

@@ -1,7 +1,7 @@
 /*
  * cuda_prepare.c: before the first step the pass is read once with a table of ops of which only the
  * linear maps do anything: each shape is tried with cuBLASLt, which is used where it computes our
- * bytes faster.
+ * bytes faster, or, with free_gemm, any bytes.
  */
 #include "engine/ops/cuda_ops.h"
 
@@ -127,6 +127,9 @@ sp_status sp_cuda_op_prepare(sp_ops *ops, sp_pass_fn pass, void *user, const sp_
         status = sp_cuda_launched(
             cuda, cuda->kernels.base_gemm_library(cuda->gpu, cuda->gemm, NULL, &found),
             "opening cuBLASLt");
+    if (status == SP_OK && found && cuda->free_gemm)
+        status = sp_cuda_launched(cuda, cuda->kernels.base_gemm_free(cuda->gpu, cuda->gemm),
+                                  "freeing the order of the base's products");
     if (status != SP_OK || !found)
         return status;
     ops->table = &learning;
