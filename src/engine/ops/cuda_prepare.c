@@ -5,6 +5,8 @@
  */
 #include "engine/ops/cuda_ops.h"
 
+#define SMALL_BYTES ((size_t)4 << 20)
+
 /* ---- reading the pass ---------------------------------------------------------------------- */
 
 static sp_status skip_embed(sp_ops *ops, const sp_weight *table, sp_rows y)
@@ -66,10 +68,22 @@ static bool is_like(const sp_cuda_gemm *a, const sp_cuda_gemm *b)
     return like;
 }
 
+/* Weights that a GPU reads in a few microseconds are not worth the time that trying takes. */
+static bool is_small(const sp_cuda_gemm *gemm)
+{
+    size_t bytes = 0;
+
+    for (int32_t i = 0; i < gemm->n_outputs; i++)
+        bytes += (size_t)gemm->outputs[i].n * (size_t)gemm->k * sizeof(uint16_t);
+    return bytes < SMALL_BYTES;
+}
+
 static sp_status learn(sp_cuda_ops *cuda, const sp_cuda_gemm *gemm)
 {
     sp_cuda_gemm_report report;
 
+    if (is_small(gemm))
+        return SP_OK;
     return sp_cuda_launched(
         cuda, cuda->kernels.base_gemm_learn(cuda->gpu, cuda->gemm, gemm, gemm->rows, &report),
         "trying the base's products");
