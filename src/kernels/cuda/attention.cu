@@ -37,6 +37,14 @@ static int pieces_of(const attention_core *core, int rows, int spans, int kv_hea
     return tiles > least ? tiles : least;
 }
 
+/* What there is room for: as many on every step, whichever way the narrow core runs. The wide
+ * core's blocks take items in turn, so its splits are bound by this alone. */
+static int capacity_of(const attention_core *core, const sp_cuda_attention_shape *shape)
+{
+    return tiles_of(shape->rows_max, shape->spans_max, core->rows) +
+           4 * core->processors / shape->kv_heads + 1;
+}
+
 static int partial_rows_of(const attention_core *core, const sp_cuda_attention_shape *shape)
 {
     int64_t row_bytes =
@@ -61,7 +69,7 @@ static void lay_out_core(attention_core *core, const sp_cuda_attention_shape *sh
                          char *scratch)
 {
     size_t tiles = (size_t)tiles_of(shape->rows_max, shape->spans_max, core->rows);
-    size_t pieces = (size_t)tiles + (size_t)(2 * core->processors / shape->kv_heads + 1);
+    size_t pieces = (size_t)capacity_of(core, shape);
     size_t partials = (size_t)core->partial_rows;
 
     core->counts = (attention_counts *)take(at, sizeof(attention_counts), scratch);
@@ -100,7 +108,8 @@ static void set_core(attention_args *args, int number, int tile_rows, const atte
     core->processors = how->processors;
     core->speed = speed;
     core->pieces_max =
-        pieces_of(core, args->a.step.rows, args->a.step.spans, args->a.shape.kv_heads);
+        number > 0 ? capacity_of(core, &args->a.shape)
+                   : pieces_of(core, args->a.step.rows, args->a.step.spans, args->a.shape.kv_heads);
     core->partial_rows = partial_rows_of(core, &args->a.shape);
 }
 
