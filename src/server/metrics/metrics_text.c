@@ -377,7 +377,7 @@ static void add_http(sp_text *out, const uint64_t *codes)
 {
     add_family(out, "sidepath_http_responses_total", "counter", "Answers by status.");
     for (int code = 100; code < SP_HTTP_CODES; code++) {
-        char text[8];
+        char text[12];
 
         if (codes[code] == 0 && code != 200)
             continue;
