@@ -276,7 +276,7 @@ static void check_random(uint64_t seed, int32_t n, int32_t percent, bool alone)
                   (unsigned long long)drafted.prefix_tokens);
     assert_int_equal(drafted.tokens, plain.tokens);
     assert_true(drafted.preemptions > 0);
-    if (n == N_REQUESTS)
+    if (n == N_REQUESTS && drafted.page_tokens == PAGE) /* a GPU's pages are larger */
         assert_true(drafted.preemptions > drafted.rotations && drafted.rotations > 0);
     assert_true(drafted.prefix_tokens > 0 && drafted.drafted_tokens > 0);
     assert_true(percent == 0 ? drafted.accepted_tokens == 0 : drafted.accepted_tokens > 0);
@@ -363,7 +363,7 @@ static void test_one_request_and_what_it_leaves(void **state)
             run_one(NULL, &plain, -1, &known[0], &entries[0]);
             stats = run_one(&plain, &now, percent, &known[1], &entries[1]);
             engine_run_assert_same(&plain, &now);
-            want = (6 + plain.n_tokens - 1) / PAGE * PAGE;
+            want = (6 + plain.n_tokens - 1) / stats.page_tokens * stats.page_tokens;
             assert_int_equal(known[0], want);
             assert_int_equal(known[1], want);
             assert_int_equal(entries[0], entries[1]);
