@@ -534,7 +534,7 @@ static void check_document(const char *path, void (*check)(const char *text, sp_
     if (problems.bytes > 0)
         fail_msg("%s does not follow the tables:\n%s", path, problems.data);
     /* It notices: the document's beginning alone lacks something. */
-    text[bytes / 6] = '\0';
+    text[bytes / 16] = '\0';
     check(text, &problems);
     assert_true(problems.bytes > 0);
     sp_text_free(&problems);
