@@ -156,7 +156,7 @@ static sp_status make(sp_schema_maker *maker, const sp_grammar_source *source, i
 
 /* ---- thoughts ------------------------------------------------------------------------------ */
 
-/* Any bytes from `at` up to the first </think>, and the newlines after it; the node behind them. */
+/* Any bytes from `at` up to the first </think>, and the newlines after it; the node after them. */
 static int32_t add_thought(sp_net_builder *net, int32_t at)
 {
     static const char close[] = THINK_CLOSE;

@@ -1,5 +1,5 @@
 /*
- * compile.h: what a client asks for, compiled into a grammar. Bounded in time and memory, whatever
+ * compile.h: what a client requests, compiled into a grammar. Bounded in time and memory, whatever
  * is asked; it may take some tenths of a second, so it belongs on a thread that nobody waits for.
  *
  * A schema is compiled to a part of what it allows, never to more: every text of the grammar is

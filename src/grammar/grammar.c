@@ -225,7 +225,7 @@ static int32_t after_token(sp_grammar *grammar, int32_t state, int32_t token)
     return state;
 }
 
-/* Sets the place behind n_tokens. Returns the index of the token that does not fit, else -1. */
+/* Sets the place after n_tokens. Returns the index of the token that does not fit, else -1. */
 static int32_t move(sp_grammar *grammar, sp_grammar_place *place, const int32_t *tokens,
                     int32_t n_tokens)
 {

@@ -2,7 +2,7 @@
  * grammar.h: a compiled grammar over a vocabulary: what the engine asks at each token. How texts
  * become a network is compile.h's.
  *
- * A place is where one output stands. It is no more than a number of a state and how many tokens
+ * A place is how far one output is. It is no more than a number of a state and how many tokens
  * led there: the states are the grammar's, shared by all outputs, bounded in memory, and forgotten
  * when that is full. A place of before is found again from the output's tokens, so a caller always
  * passes them all. What is answered depends on the grammar and these tokens alone.
@@ -45,7 +45,7 @@ void sp_grammar_release(sp_grammar *grammar); /* NULL is allowed */
 size_t sp_grammar_memory(sp_grammar *grammar);
 
 /*
- * Moves the place of an output to behind its tokens [n_tokens], and says what may come next; in
+ * Moves the place of an output past its tokens [n_tokens], and says what may come next; in
  * `mask` (may be NULL) [sp_vocabulary_words] a bit for each token that may. The tokens that the
  * place has passed must be the same as before; fewer are allowed. SP_ERR_STATE
  * (SP_GRAMMAR_LEFT, position: the token's index), SP_ERR_MEMORY: the place is at the beginning.

@@ -1,6 +1,6 @@
 /*
  * schema.h: a JSON Schema into rules of a network. One rule for each place of the schema that is
- * reached, so that `$ref` may lead anywhere, back to where it stands as well. Rules are made from a
+ * reached, so that `$ref` may lead anywhere, back to where it is as well. Rules are made from a
  * list of tasks, not by recursion: a schema that is nested deep takes no stack.
  */
 #ifndef SP_GRAMMAR_SCHEMA_H
@@ -54,7 +54,7 @@ void sp_schema_maker_free(sp_schema_maker *maker);
 int32_t sp_json_rule(sp_schema_maker *maker, sp_json_part part);
 /* The rule of a schema at a path: made now or, by sp_schema_make_all, later. */
 int32_t sp_schema_rule(sp_schema_maker *maker, const json_t *schema, const char *path);
-/* Makes the rules of all schemas that were asked for, with `root` as the document. */
+/* Makes the rules of all schemas that were requested, with `root` as the document. */
 sp_status sp_schema_make_all(sp_schema_maker *maker, const json_t *root);
 
 /* ---- between the files of the schema compiler ------------------------------------------------ */

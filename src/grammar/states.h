@@ -25,7 +25,7 @@
 #define SP_STATE_NONE       (-2) /* nothing that begins so is in the grammar */
 #define SP_STATE_UNKNOWN    (-1)
 
-/* What a stack stands on: the end of the output, or a hole whose content is not known. */
+/* What is below a stack: the end of the output, or a hole whose content is not known. */
 #define SP_STACK_BOTTOM (-1)
 #define SP_STACK_HOLE   (-3)
 
