@@ -250,7 +250,7 @@ def main():
         assert faults.counts["whole"] > 100
         assert after - before < 2 * (CLIENT_BYTES >> 20), (before, after)
         # On a machine that others use, what it takes from everybody is not the server's.
-        assert p99(times) < HEALTH_SECONDS_MAX + p99(idle_times), (times[-5:], idle_times[-5:])
+        assert p99(times) < HEALTH_SECONDS_MAX, (times[-5:], idle_times[-5:])
 
 
 if __name__ == "__main__":
