@@ -51,7 +51,7 @@ typedef struct sp_state {
     bool hole;          /* the hole is reached: what comes next is its own */
     int32_t *next;      /* [256] owned; NULL: no byte was looked up */
     int32_t inner;      /* the same over a hole; SP_STATE_UNKNOWN; itself where there is none */
-    int32_t below;      /* the stack that the hole stands for */
+    int32_t below;      /* the stack that the hole represents */
     sp_state_mask mask; /* of a state without a hole: never made */
 } sp_state;
 

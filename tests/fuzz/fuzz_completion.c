@@ -1,6 +1,6 @@
 /*
  * Bodies of POST /v1/completions, /v1/chat/completions and /v1/responses: any bytes give a request
- * within its limits, or an error that is printable text and leaves nothing behind.
+ * within its limits, or an error that is printable text and leaks nothing.
  */
 #include "fuzz/target.h"
 
