@@ -5,6 +5,7 @@
 
 #include <sidepath/delta.h>
 #include <sidepath/delta_pieces.h>
+#include <sidepath/experts.h>
 #include <sidepath/grouped.h>
 #include <sidepath/partial.h>
 
@@ -204,6 +205,77 @@ static void partial_sums(void **state)
     partial.xa = sums;
     partial.site = -1;
     REFUSED(SP_ERR_ARGUMENT, "site", sp_delta_shrink_partial(s.delta, &call, &error));
+    sp_delta_destroy(s.delta);
+}
+
+/* ---- experts ------------------------------------------------------------------------------- */
+
+static void moe_rows(void **state)
+{
+    static const int32_t chosen[4] = {1, 0, 2, 1}, slots[2] = {0, -1}, falling[3] = {0, 3, 2};
+    int32_t begin[4], pairs[4], n_items = 0, scratch[16], order[4];
+    sp_moe_item items[4];
+    sp_moe_rows rows = {.struct_bytes = sizeof rows, .n_tokens = 2, .top_k = 2, .n_experts = 3};
+    sp_moe_items call = {.struct_bytes = sizeof call,
+                         .rows = &rows,
+                         .token_slot = slots,
+                         .n_slots = 1,
+                         .item_rows_max = 8,
+                         .n_rows = 4,
+                         .scratch = scratch,
+                         .row_order = order,
+                         .items = items};
+
+    (void)state;
+    rows.expert = chosen;
+    REFUSED(SP_ERR_ARGUMENT, "begin", sp_moe_prefix_check(NULL, 2, 4, &error));
+    REFUSED(SP_ERR_ARGUMENT, "n", sp_moe_prefix_check(falling, -1, 4, &error));
+    REFUSED(SP_ERR_ARGUMENT, "n_rows", sp_moe_prefix_check(falling, 2, -1, &error));
+    REFUSED(SP_ERR_INPUT, "expert_begin", sp_moe_prefix_check(falling, 2, 4, &error));
+    REFUSED(SP_ERR_ARGUMENT, "sp_moe_rows", sp_moe_rows_sort(NULL, begin, pairs, &error));
+    REFUSED(SP_ERR_ARGUMENT, "out_expert_begin", sp_moe_rows_sort(&rows, NULL, pairs, &error));
+    REFUSED(SP_ERR_ARGUMENT, "out_row_pair", sp_moe_rows_sort(&rows, begin, NULL, &error));
+    REFUSED(SP_ERR_ARGUMENT, "sp_moe_items", sp_moe_items_build(NULL, &n_items, &error));
+    REFUSED(SP_ERR_ARGUMENT, "out_n_items", sp_moe_items_build(&call, NULL, &error));
+    call.row_begin = 1;
+    REFUSED(SP_ERR_ARGUMENT, "n_rows", sp_moe_items_build(&call, &n_items, &error));
+    call.row_begin = 0;
+    rows.top_k = 4;
+    REFUSED(SP_ERR_ARGUMENT, "top_k", sp_moe_rows_sort(&rows, begin, pairs, &error));
+    rows.top_k = 2;
+    rows.row_pair = chosen;
+    REFUSED(SP_ERR_ARGUMENT, "expert", sp_moe_items_build(&call, &n_items, &error));
+    rows.expert = NULL;
+    REFUSED(SP_ERR_ARGUMENT, "expert_begin", sp_moe_items_build(&call, &n_items, &error));
+    rows.row_pair = NULL;
+    REFUSED(SP_ERR_ARGUMENT, "expert", sp_moe_items_build(&call, &n_items, &error));
+}
+
+static void experts(void **state)
+{
+    static const int32_t chosen[ROWS] = {0, 0};
+    sp_moe_rows rows = {.struct_bytes = sizeof rows,
+                        .n_tokens = ROWS,
+                        .top_k = 1,
+                        .n_experts = 1,
+                        .expert = chosen};
+    sp_delta_experts_call call = {.struct_bytes = sizeof call, .x = x, .x_stride = WIDTH};
+    scene s;
+
+    (void)state;
+    scene_open(&s);
+    call.outputs = &s.output;
+    call.n_outputs = 1;
+    REFUSED(SP_ERR_ARGUMENT, "delta", sp_delta_experts_begin(NULL, w.plan, &rows, NULL, &error));
+    REFUSED(SP_ERR_ARGUMENT, "plan", sp_delta_experts_begin(s.delta, NULL, &rows, NULL, &error));
+    REFUSED(SP_ERR_ARGUMENT, "sp_moe_rows",
+            sp_delta_experts_begin(s.delta, w.plan, NULL, NULL, &error));
+    REFUSED(SP_ERR_ARGUMENT, "n_experts",
+            sp_delta_experts_begin(s.delta, w.plan, &rows, NULL, &error));
+    REFUSED(SP_ERR_ARGUMENT, "delta", sp_delta_experts_apply(NULL, &call, &error));
+    REFUSED(SP_ERR_ARGUMENT, "sp_delta_experts_call",
+            sp_delta_experts_apply(s.delta, NULL, &error));
+    REFUSED(SP_ERR_STATE, "rows", sp_delta_experts_apply(s.delta, &call, &error));
     sp_delta_destroy(s.delta);
 }
 
@@ -571,9 +643,13 @@ static void stage_requests(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        MISUSE(deltas),         MISUSE(applies), MISUSE(outputs), MISUSE(halves_and_pieces),
-        MISUSE(partial_sums),   MISUSE(tokens),  MISUSE(singles), MISUSE(grouped),
-        MISUSE(views),          MISUSE(intakes), MISUSE(stages),  MISUSE(stage_loads),
+        MISUSE(deltas),         MISUSE(applies),
+        MISUSE(outputs),        MISUSE(halves_and_pieces),
+        MISUSE(partial_sums),   MISUSE(moe_rows),
+        MISUSE(experts),        MISUSE(tokens),
+        MISUSE(singles),        MISUSE(grouped),
+        MISUSE(views),          MISUSE(intakes),
+        MISUSE(stages),         MISUSE(stage_loads),
         MISUSE(stage_requests),
     };
     return cmocka_run_group_tests(tests, misuse_open_world, misuse_close_world);

@@ -9,6 +9,7 @@
 #include <sidepath/allocator.h>
 #include <sidepath/delta.h>
 #include <sidepath/delta_pieces.h>
+#include <sidepath/experts.h>
 #include <sidepath/grouped.h>
 #include <sidepath/partial.h>
 
@@ -485,6 +486,79 @@ static sp_status take_partials(const void *at, sp_error *error)
     return take_partial_call(&call, error);
 }
 
+static const int32_t chosen[4] = {1, 0, 2, 1};
+
+static void fill_moe_rows(void *at)
+{
+    *(sp_moe_rows *)at = (sp_moe_rows){
+        .struct_bytes = sizeof(sp_moe_rows),
+        .n_tokens = 2,
+        .top_k = 2,
+        .n_experts = 3,
+        .expert = chosen,
+    };
+}
+
+static sp_status take_moe_rows(const void *at, sp_error *error)
+{
+    int32_t begin[4], pairs[4];
+
+    return sp_moe_rows_sort(at, begin, pairs, error);
+}
+
+static void fill_moe_items(void *at)
+{
+    static const int32_t slots[2] = {0, 1};
+    static int32_t scratch[16], order[4];
+    static sp_moe_item items[4];
+    static sp_moe_rows moe;
+
+    fill_moe_rows(&moe);
+    *(sp_moe_items *)at = (sp_moe_items){
+        .struct_bytes = sizeof(sp_moe_items),
+        .rows = &moe,
+        .token_slot = slots,
+        .n_slots = 2,
+        .item_rows_max = SP_TILE_ROWS,
+        .n_rows = 4,
+        .scratch = scratch,
+        .row_order = order,
+        .items = items,
+    };
+}
+
+static sp_status take_moe_items(const void *at, sp_error *error)
+{
+    int32_t n_items;
+
+    return sp_moe_items_build(at, &n_items, error);
+}
+
+static void fill_experts_call(void *at)
+{
+    static sp_delta_output outputs[LIST];
+
+    fill_outputs(outputs);
+    *(sp_delta_experts_call *)at = (sp_delta_experts_call){
+        .struct_bytes = sizeof(sp_delta_experts_call),
+        .x = rows,
+        .x_stride = WIDTH,
+        .x_type = SP_DTYPE_BF16,
+        .outputs = outputs,
+        .n_outputs = 1,
+    };
+}
+
+/* The world's model has no experts, so no rows can have been begun: what is read comes first. */
+static sp_status take_experts_call(const void *at, sp_error *error)
+{
+    sp_delta *delta = whole_delta();
+    sp_status status = sp_delta_experts_apply(delta, at, error);
+
+    sp_delta_destroy(delta);
+    return status == SP_ERR_STATE ? SP_OK : status;
+}
+
 static void fill_embed(void *at)
 {
     static const int32_t tokens[2] = {1, 2};
@@ -766,6 +840,9 @@ static const taken all_taken[] = {
     TAKEN(sp_delta_output, y_type, SP_OK, LIST, fill_outputs, take_outputs),
     TAKEN(sp_delta_partial, y_type, SP_OK, LIST, fill_partials, take_partials),
     TAKEN(sp_delta_partial_call, stream, SP_OK, 1, fill_partial_call, take_partial_call),
+    TAKEN(sp_moe_rows, n_rows, SP_OK, 1, fill_moe_rows, take_moe_rows),
+    TAKEN(sp_moe_items, items, SP_ERR_ARGUMENT, 1, fill_moe_items, take_moe_items),
+    TAKEN(sp_delta_experts_call, stream, SP_OK, 1, fill_experts_call, take_experts_call),
     TAKEN(sp_delta_embed_call, stream, SP_OK, 1, fill_embed, take_embed),
     TAKEN(sp_delta_head_call, stream, SP_OK, 1, fill_head, take_head),
     TAKEN(sp_delta_single_options, x_f32, SP_OK, 1, fill_single, take_single),

@@ -35,7 +35,8 @@ OPEN_HEADERS = {"kernels/element.h", "kernels/effective_scale.h", "kernels/scala
 # Public headers whose name is not their room's.
 PUBLIC_ROOM = {"status": "base", "version": "base", "allocator": "base",
                "intake": "adapter", "overlay": "pool", "grouped": "delta",
-               "delta_pieces": "delta", "source": "stage", "partial": "delta"}
+               "delta_pieces": "delta", "source": "stage", "partial": "delta",
+               "experts": "delta", "moe_rows": "route"}
 ENGINE_BY_PUBLIC_HEADERS = {"delta", "route", "stage", "pool", "adapter"}
 CUDA_FOLDERS = ("src/kernels/cuda/", "src/device/cuda/")
 SUFFIXES = {".c", ".h", ".cu", ".cuh", ".inc"}
