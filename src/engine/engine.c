@@ -224,6 +224,7 @@ static sp_status create_scheduler(sp_engine *engine, sp_error *error)
         .adapter_wait_steps = (uint64_t)engine->options.adapter_wait_steps,
         .adapter_preempt_steps = (uint64_t)engine->options.adapter_preempt_steps,
         .gate = sp_engine_gate(engine),
+        .step_cost = &engine->step_cost,
     };
 
     if (sp_sequence_memory_create(&memory, &engine->memory) != SP_OK ||
@@ -642,6 +643,12 @@ static sp_engine_stats stats_of(const sp_engine *engine)
 void sp_engine_set_draft_source(sp_engine *engine, sp_draft_source source)
 {
     engine->scheduler.options.drafts = source;
+}
+
+void sp_engine_set_untimed(sp_engine *engine)
+{
+    engine->step_cost = (sp_step_cost){.known = false};
+    engine->untimed = true;
 }
 
 bool sp_engine_weights_touched(const sp_engine *engine)

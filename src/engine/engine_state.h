@@ -53,6 +53,8 @@ struct sp_engine {
 
     sp_sequence_memory memory; /* page numbers; the backend owns the bytes */
     sp_scheduler scheduler;
+    sp_step_cost step_cost;
+    bool untimed;                /* no step is noted there */
     const sp_op_table *op_table; /* of the backend */
     sp_ops *ops;
     bool *faults;             /* [max_running] of the current step's spans */

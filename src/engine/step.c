@@ -605,7 +605,7 @@ static void advance(sp_engine *engine, const sp_batch *batch)
         else if (entry->n_drafts > 0)
             n_rows += entry->sequence->draft.n_used - entry->n_drafts - 1;
         sp_scheduler_advance(&engine->scheduler, entry->sequence, n_rows);
-        sp_draft_end(&entry->sequence->draft, entry->n_drafts);
+        sp_draft_end(&entry->sequence->draft, entry->n_drafts, engine->scheduler.row_cost);
         if (engine->faults[i])
             entry->sequence->draft = sp_draft_create(0);
     }
@@ -674,12 +674,22 @@ static sp_status run_batch(step_run *run, const sp_batch *batch, double began, s
     return status;
 }
 
+/* Steps with rows of prompts are of another kind: few of their rows have logits. */
+static void note_cost(sp_engine *engine, const sp_batch *batch, double began)
+{
+    for (int32_t i = 0; i < batch->n_entries; i++)
+        if (batch->entries[i].n_rows - batch->entries[i].n_drafts > 1)
+            return;
+    if (!engine->untimed)
+        sp_step_cost_note(&engine->step_cost, batch->n_rows, sp_clock_seconds() - began);
+}
+
 sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *user,
                          sp_error *error)
 {
     step_run run = {
         .engine = engine, .on_event = on_event, .user = user, .status = SP_OK, .error = error};
-    double began = sp_clock_seconds();
+    double began = sp_clock_seconds(), planned;
     const sp_batch *batch;
     sp_status status;
 
@@ -694,9 +704,11 @@ sp_status sp_engine_step(sp_engine *engine, sp_request_event_fn on_event, void *
     engine->run = NULL;
     if (batch->n_entries == 0)
         return run_nothing(&run);
+    planned = sp_clock_seconds();
     status = run_batch(&run, batch, began, error);
     if (status != SP_OK)
         return status;
+    note_cost(engine, batch, planned);
     engine->stats.step_seconds += sp_clock_seconds() - began;
     return run.status;
 }

@@ -107,9 +107,9 @@ static void test_the_window(void **state)
 /* ---- how many ------------------------------------------------------------------------------ */
 
 /* A step with the drafts that are wanted, of which the first `right` are. Returns how many. */
-static int32_t step(sp_draft *draft, int32_t right)
+static int32_t step_at(sp_draft *draft, int32_t right, double cost)
 {
-    int32_t n = sp_draft_wanted(draft), guess = 1;
+    int32_t n = sp_draft_wanted(draft, cost), guess = 1;
 
     sp_draft_begin(draft, n);
     for (int32_t i = 0; i <= n && !draft->rejected; i++) {
@@ -119,8 +119,13 @@ static int32_t step(sp_draft *draft, int32_t right)
     }
     assert_int_equal(draft->n_accepted, right < n ? right : n);
     assert_int_equal(draft->rejected, right < n);
-    sp_draft_end(draft, n);
+    sp_draft_end(draft, n, cost);
     return n;
+}
+
+static int32_t step(sp_draft *draft, int32_t right)
+{
+    return step_at(draft, right, 0.4);
 }
 
 static void test_hits_and_misses(void **state)
@@ -128,7 +133,8 @@ static void test_hits_and_misses(void **state)
     sp_draft draft = sp_draft_create(8);
 
     (void)state;
-    assert_int_equal(step(&draft, 8), 8); /* 8 of 8, kept as 4 of 4: a share of 1 */
+    assert_int_equal(step(&draft, 8),
+                     8); /* 0.9 to the 8th is 0.43; 8 of 8, kept as 4 of 4: a share of 1 */
     assert_int_equal(step(&draft, 2), 8); /* 6 of 7: 7 / 8, whose 6th power is 0.45, 7th 0.39 */
     assert_int_equal(step(&draft, 0), 6); /* 6 of 8, kept as 3 of 4: 4 / 5; 0.41, 0.33 */
     assert_int_equal(step(&draft, 0), 4); /* 3 of 5: 4 / 6; 0.44, 0.30 */
@@ -154,16 +160,37 @@ static void test_nothing_is_ever_right(void **state)
         drafted += n;
         tries += n > 0;
     }
-    /* 4 drafts, one more, then one after each pause of 4, 8, 16, 32, 64, 64, .. steps */
-    assert_int_equal(tries, 2 + 4 + (1000 - (2 + 4 + 60)) / 65);
+    /* 4 drafts, one more, then one after each pause of 15, 30, 60, 64, 64, .. steps */
+    assert_int_equal(tries, 2 + 3 + (1000 - (2 + 3 + 105)) / 65);
     assert_int_equal(drafted, 4 + tries - 1);
-    while (sp_draft_wanted(&draft) == 0)
+    while (sp_draft_wanted(&draft, 0.4) == 0)
         step(&draft, 0);
     for (int32_t i = 0; i < 3; i++) /* hits bring it back, without pauses */
         assert_int_equal(step(&draft, 1), 1);
     for (int32_t i = 0; i < 8; i++)
         assert_true(step(&draft, 4) > 0);
     assert_int_equal(step(&draft, 4), 4);
+}
+
+/* The dearer a row, the fewer drafts, and the longer the pauses. */
+static void test_what_a_row_costs(void **state)
+{
+    sp_draft dear = sp_draft_create(4), cheap = sp_draft_create(4);
+    int32_t rows = 0;
+
+    (void)state;
+    assert_int_equal(sp_draft_wanted(&dear, 0.5), 4); /* 0.9 to the 4th is 0.66 */
+    assert_int_equal(sp_draft_wanted(&dear, 0.7), 3); /* to the third 0.73 */
+    assert_int_equal(step_at(&dear, 1, 0.9), 1);
+    assert_int_equal(step_at(&dear, 4, 0.9), 4); /* 1 of 1 */
+    dear = sp_draft_create(4);
+    for (int32_t i = 0; i < 128; i++)
+        rows += step_at(&dear, 0, 0.9);
+    assert_int_equal(rows, 3);          /* at once, after 29 steps, after 58 more */
+    for (int32_t i = 0; i < 100; i++) { /* where a row costs nothing a miss is no reason to pause */
+        assert_int_equal(step_at(&cheap, 0, 0), 4);
+        assert_int_equal(cheap.pause, 0);
+    }
 }
 
 static void test_without_drafts(void **state)
@@ -186,6 +213,7 @@ int main(void)
         cmocka_unit_test(test_the_window),
         cmocka_unit_test(test_hits_and_misses),
         cmocka_unit_test(test_nothing_is_ever_right),
+        cmocka_unit_test(test_what_a_row_costs),
         cmocka_unit_test(test_without_drafts),
     };
 

@@ -450,6 +450,33 @@ static void test_long_prompts_side_by_side(void **state)
     }
 }
 
+/* How many tokens are drafted depends on what steps take; which come out does not. */
+static void test_steps_that_are_timed(void **state)
+{
+    int32_t prompt[8] = {5, 6, 7, 5, 6, 7, 5, 6};
+    engine_run plain = engine_run_init("r1", prompt, 8, 100), now[3];
+    sp_engine_options options = options_of(1024);
+    sp_engine_stats stats;
+    sp_engine *engine = open_engine(&options);
+
+    (void)state;
+    for (int32_t i = 0; i < 3; i++) {
+        now[i] = plain;
+        now[i].request.speculative = SP_SPECULATIVE_ON;
+    }
+    run_all(engine, &plain, 1);
+    assert_false(engine->step_cost.steps > 0);
+    engine->untimed = false;
+    stats = run_all(engine, now, 3);
+    assert_true(stats.drafted_tokens > 0 && engine->step_cost.steps > 1);
+    for (int32_t i = 0; i < 3; i++) {
+        engine_run_assert_same(&plain, &now[i]);
+        engine_run_free(&now[i]);
+    }
+    sp_engine_close(engine);
+    engine_run_free(&plain);
+}
+
 /* The field wins over the option, both ways. */
 static void test_the_request_decides(void **state)
 {
@@ -602,6 +629,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_one_request_and_what_it_leaves),
         cmocka_unit_test(test_a_text_that_ends_inside_the_drafts),
         cmocka_unit_test(test_long_prompts_side_by_side),
+        cmocka_unit_test(test_steps_that_are_timed),
         cmocka_unit_test(test_the_request_decides),
         cmocka_unit_test(test_keys_of_a_draft_that_are_not_finite),
         cmocka_unit_test(test_a_request_that_leaves),

@@ -1,6 +1,7 @@
 #include "support/engine_run.h"
 
 #include "base/alloc.h"
+#include "engine/draft_source.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -151,6 +152,7 @@ sp_engine *engine_run_open(const sp_engine_options *options, const sp_engine_ada
         own.eager |= getenv("SP_TEST_EAGER") != NULL;
     }
     assert_ok(sp_engine_open(&own, adapters, n_adapters, &engine, &error), &error);
+    sp_engine_set_untimed(engine);
     return engine;
 }
 

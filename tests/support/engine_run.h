@@ -53,7 +53,8 @@ bool engine_run_step(sp_engine *engine, engine_run **runs, size_t n_runs);
 int32_t engine_run_page_tokens(const sp_engine *engine);
 
 /* Opens an engine for fixture or demo models; any failure fails the test. SP_TEST_DEVICE in the
- * environment names the device of bf16 engines, and SP_TEST_EAGER runs them without graphs. */
+ * environment names the device of bf16 engines, and SP_TEST_EAGER runs them without graphs. How
+ * many tokens they draft does not depend on time. */
 sp_engine *engine_run_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
                            size_t n_adapters);
 

@@ -12,7 +12,24 @@ static int32_t min_of(int32_t a, int32_t b)
 sp_draft sp_draft_create(int32_t longest)
 {
     SP_ASSERT(longest >= 0 && longest <= SP_DRAFT_TOKENS_MAX);
-    return (sp_draft){.longest = longest, .length = longest, .pause_next = SP_DRAFT_PAUSE_MIN};
+    return (sp_draft){.longest = longest};
+}
+
+static double share_of(const sp_draft *draft)
+{
+    return draft->met > 0 ? (draft->hits + 1.0) / (draft->met + 1.0) : SP_DRAFT_UNTRIED;
+}
+
+int32_t sp_draft_wanted(const sp_draft *draft, double cost)
+{
+    double share = share_of(draft), all = share * share;
+    int32_t n = 1;
+
+    if (draft->longest == 0 || draft->pause > 0)
+        return 0;
+    for (; n < draft->longest && all >= cost; n++)
+        all *= share;
+    return n;
 }
 
 void sp_draft_begin(sp_draft *draft, int32_t n)
@@ -44,34 +61,26 @@ static void note_met(sp_draft *draft, int32_t hits, int32_t met)
     }
 }
 
-/* How many drafts in a row are accepted with a probability that is worth a row; 1 at least. */
-static int32_t worth(const sp_draft *draft, double share)
+static int32_t next_pause(const sp_draft *draft, double cost)
 {
-    double all = share * share;
-    int32_t n = 1;
+    int32_t first = SP_DRAFT_PAUSE_MIN + (int32_t)(SP_DRAFT_PAUSE_COST * cost);
 
-    for (; n < draft->longest && all >= SP_DRAFT_WORTH; n++)
-        all *= share;
-    return n;
+    if (draft->pause_last == 0)
+        return first;
+    return min_of(2 * draft->pause_last, SP_DRAFT_PAUSE_MAX);
 }
 
-void sp_draft_end(sp_draft *draft, int32_t n_drafts)
+void sp_draft_end(sp_draft *draft, int32_t n_drafts, double cost)
 {
-    double share;
-
     if (n_drafts == 0) {
         draft->pause -= draft->pause > 0;
         return;
     }
     note_met(draft, draft->n_accepted, draft->n_accepted + draft->rejected);
-    share = (draft->hits + 1.0) / (draft->met + 1.0);
-    draft->length = worth(draft, share);
     if (draft->n_accepted > 0)
-        draft->pause_next = SP_DRAFT_PAUSE_MIN;
-    if (draft->n_accepted > 0 || share >= SP_DRAFT_WORTH)
-        return;
-    draft->pause = draft->pause_next;
-    draft->pause_next = min_of(2 * draft->pause_next, SP_DRAFT_PAUSE_MAX);
+        draft->pause_last = 0;
+    else if (draft->rejected && share_of(draft) < cost)
+        draft->pause = draft->pause_last = next_pause(draft, cost);
 }
 
 /* ---- prompt lookup ------------------------------------------------------------------------- */

@@ -14,9 +14,10 @@
 
 #define SP_DRAFT_TOKENS_MAX  32
 #define SP_DRAFT_PAUSE_MAX   64 /* steps */
-#define SP_DRAFT_PAUSE_MIN   4
+#define SP_DRAFT_PAUSE_MIN   4  /* where a row costs nothing */
+#define SP_DRAFT_PAUSE_COST  28 /* more of them where it costs a token */
 #define SP_DRAFT_MEMORY      8
-#define SP_DRAFT_WORTH       0.4
+#define SP_DRAFT_UNTRIED     0.9   /* the share that is assumed before any was met */
 #define SP_LOOKUP_TOKENS_MAX 16384 /* the last ones, which bounds the time of a look-up */
 #define SP_LOOKUP_MATCH_MIN  2
 #define SP_LOOKUP_MATCH_MAX  8
@@ -25,15 +26,16 @@
  * The drafts of one sequence. All zero: it has none. The share of them that is accepted is
  * estimated from the last ones that a choice has met, (hits + 1) / (met + 1), and both are halved
  * when SP_DRAFT_MEMORY were met. A step has as many drafts, up to `longest`, as are likely to be
- * accepted with a probability of SP_DRAFT_WORTH or more. Where not even the first is, the sequence
- * pauses for 4, 8, 16, ... steps, SP_DRAFT_PAUSE_MAX at most, and tries one, until a draft is
- * accepted again: a text that cannot be guessed costs a row in 65 steps.
+ * accepted with a probability that is no less than what a row costs (step_cost.h). Where not even
+ * the first is, and it was not accepted either, the sequence pauses and then tries one: for
+ * 4 + 28 * cost steps, then for twice as many each time, up to SP_DRAFT_PAUSE_MAX, until a draft is
+ * accepted again. So a text that cannot be guessed costs a row in 65 steps.
  */
 typedef struct sp_draft {
     int32_t longest;           /* most drafts of a step; 0: none */
-    int32_t length;            /* of the next step; 1 .. longest */
     int32_t hits, met;         /* of the estimate */
-    int32_t pause, pause_next; /* steps without drafts: those to come, and those after a miss */
+    int32_t pause, pause_last; /* steps without drafts: those to come, and those after the last
+                                  miss; 0: it has not paused since a draft was accepted */
     /* Of the current step: drafts that no choice has met yet, those that were chosen, rows whose
      * logits counted, and whether another token was chosen, after which no row counts. */
     int32_t n_left, n_accepted, n_used;
@@ -43,11 +45,8 @@ typedef struct sp_draft {
 /* At most `longest` (0 .. SP_DRAFT_TOKENS_MAX) drafts in a step. */
 sp_draft sp_draft_create(int32_t longest);
 
-/* Drafts that the next step should verify; 0: none. */
-static inline int32_t sp_draft_wanted(const sp_draft *draft)
-{
-    return draft->pause > 0 ? 0 : draft->length;
-}
+/* Drafts that the next step should verify, where a row costs `cost` (0 .. 1) tokens; 0: none. */
+int32_t sp_draft_wanted(const sp_draft *draft, double cost);
 
 /* A step verifies n (0 or more) drafts. */
 void sp_draft_begin(sp_draft *draft, int32_t n);
@@ -56,8 +55,8 @@ void sp_draft_begin(sp_draft *draft, int32_t n);
  * whether it was accepted. */
 bool sp_draft_meet(sp_draft *draft, int32_t token, const int32_t *guess);
 
-/* The step is over; it had n_drafts. */
-void sp_draft_end(sp_draft *draft, int32_t n_drafts);
+/* The step is over; it had n_drafts, and a row cost `cost`. */
+void sp_draft_end(sp_draft *draft, int32_t n_drafts, double cost);
 
 /*
  * Prompt lookup: finds the last place where the longest run of tokens that ends the sequence, from

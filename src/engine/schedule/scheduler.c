@@ -383,7 +383,7 @@ static void admit(sp_scheduler *scheduler)
 static int32_t drafts_max(const sp_scheduler *scheduler, const sp_batch_entry *entry)
 {
     const sp_sequence *sequence = entry->sequence;
-    int32_t most = sp_draft_wanted(&sequence->draft);
+    int32_t most = sp_draft_wanted(&sequence->draft, scheduler->row_cost);
     int32_t rows = scheduler->options.step_rows - scheduler->batch.n_rows;
     int32_t tokens =
         sequence->request.n_prompt + sequence->request.max_tokens - 1 - sequence->n_tokens;
@@ -400,6 +400,20 @@ static int32_t propose(const sp_draft_source *source, sp_sequence *sequence, int
         return source->propose(source->user, sequence, n_max,
                                sequence->tokens + sequence->n_tokens);
     return sp_draft_lookup(sequence->tokens, sequence->n_tokens, n_max);
+}
+
+/* By the tokens that the step makes without drafts. */
+static double row_cost(const sp_scheduler *scheduler)
+{
+    const sp_step_cost nothing = {.known = false}, *cost = scheduler->options.step_cost;
+    int32_t n_tokens = 0;
+
+    for (int32_t i = 0; i < scheduler->batch.n_entries; i++) {
+        const sp_batch_entry *entry = &scheduler->batch.entries[i];
+
+        n_tokens += entry->n_rows == sp_sequence_pending(entry->sequence);
+    }
+    return sp_step_cost_of_row(cost ? cost : &nothing, n_tokens > 0 ? n_tokens : 1);
 }
 
 static void add_drafts(sp_scheduler *scheduler, sp_batch_entry *entry)
@@ -435,6 +449,7 @@ const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler)
      * pages. */
     if (scheduler->preemptions == preemptions)
         admit(scheduler);
+    scheduler->row_cost = row_cost(scheduler);
     for (int32_t i = 0; i < scheduler->batch.n_entries; i++)
         add_drafts(scheduler, &scheduler->batch.entries[i]);
     return &scheduler->batch;

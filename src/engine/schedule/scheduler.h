@@ -21,7 +21,8 @@
  * token since it was admitted. So every adapter gets its turn, and every turn yields tokens.
  *
  * Drafts. Rows and pages that are left over when all others have theirs go to the drafts of
- * sequences whose last row is in the step; for a draft no sequence waits or is preempted.
+ * sequences whose last row is in the step; for a draft no sequence waits or is preempted. How many
+ * a sequence drafts depends on its own acceptance and on what a row costs (draft.h, step_cost.h).
  *
  * Prefix cache. An admitted sequence resumes after the tokens that sequence memory knows, and
  * computes at least its last token. No sequence is preempted while there is a page without holders.
@@ -31,6 +32,7 @@
 
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/sequence_memory.h"
+#include "engine/schedule/step_cost.h"
 
 /* n_rows rows of one sequence, from position sequence->memory.n_committed on; the last n_drafts of
  * them are those of its drafts, tokens[n_tokens ..]. */
@@ -72,8 +74,9 @@ typedef struct sp_scheduler_options {
     sp_sequence_memory *memory; /* borrowed until destruction; all sequences' memory is of it */
     int32_t max_running, step_rows, prefill_chunk;
     uint64_t adapter_wait_steps, adapter_preempt_steps;
-    sp_slot_gate gate;      /* all NULL: every sequence may run */
-    sp_draft_source drafts; /* all NULL: prompt lookup */
+    sp_slot_gate gate;             /* all NULL: every sequence may run */
+    sp_draft_source drafts;        /* all NULL: prompt lookup */
+    const sp_step_cost *step_cost; /* of the steps so far, borrowed; NULL: not known */
 } sp_scheduler_options;
 
 /* What a waiting sequence waits for. */
@@ -92,6 +95,7 @@ typedef struct sp_scheduler {
     sp_sequence **waiting; /* ascending by id */
     int32_t n_waiting, waiting_capacity;
     sp_batch batch;
+    double row_cost;                 /* of a draft in the batch, as sp_step_cost_of_row says */
     int32_t waits[SP_WAITS];         /* of n_waiting, in the last plan that could admit */
     uint64_t preemptions, rotations; /* rotations: slots emptied by preemption */
     uint64_t step;
