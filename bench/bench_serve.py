@@ -2,12 +2,14 @@
 """What serving costs beside generating. N streams over HTTP against `sidepath generate` with the
 same batch of N requests; and the time from the POST of a load to the adapter's first token.
     bench_serve.py SIDEPATH [--streams 16] [--tokens 400] [--rounds 5] [--threads 1] [--json]
+                   [--model DIR --adapters N] [--device cuda]
 
 Both run the same steps, so the difference is what the server adds: tasks, wakes, JSON, HTTP. Two
 figures of that: wall seconds from the first request to the last token over the step seconds of
 `generate`; and processor seconds of the whole server process over those of `generate`, without
 opening the model. The client is a single thread that only reads; it runs on another processor
-where there is one. The base and three adapters share the batch; rounds alternate, the smallest of
+where there is one. The base and three adapters share the batch; --model names another model than
+the demo's, with adapters a0, a1, ... in its folder `adapters`. Rounds alternate, the smallest of
 each side counts, because everything else on the machine only ever adds."""
 
 import argparse
@@ -26,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/server"))
 import serving  # pylint: disable=wrong-import-position
 
-MODELS = ["base", "scripture", "csource", "sqldoc"]
+DEMO = ["scripture", "csource", "sqldoc"]
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -35,19 +37,32 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def adapters():
-    flags = []
-    for name in MODELS[1:]:
-        flags += ["--adapter", "%s=%s" % (name, serving.ADAPTERS / name)]
+def folder_of(options):
+    return options.model / "adapters" if options.model != serving.BASE else serving.ADAPTERS
+
+
+def engine_flags(options):
+    flags = ["--threads", str(options.threads), "--device", options.device, "--max-loras",
+             str(max(len(options.models), 2) - 1)]
+    for name in options.models[1:]:
+        flags += ["--adapter", "%s=%s" % (name, folder_of(options) / name)]
     return flags
+
+
+def model_of(options, i):
+    return options.models[i % len(options.models)]
+
+
+def adapter_of(options, i):
+    name = model_of(options, i)
+    return {} if name == "base" else {"adapter": name}
 
 
 def run_generate(options, n, tokens):
     lines = "".join(json.dumps({"prompt": "The", "max_tokens": tokens, "ignore_eos": True,
-                                **({} if MODELS[i % 4] == "base" else {"adapter": MODELS[i % 4]})})
-                    + "\n" for i in range(n))
-    command = [options.sidepath, "generate", "--model", str(serving.BASE), "--json", "--threads",
-               str(options.threads), *adapters()]
+                                **adapter_of(options, i)}) + "\n" for i in range(n))
+    command = [options.sidepath, "generate", "--model", str(options.model), "--json",
+               *engine_flags(options)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     out = subprocess.run(command, input=lines, check=True, capture_output=True, text=True).stdout
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -64,7 +79,7 @@ def request_bytes(model, tokens):
             b"Content-Length: %d\r\n\r\n" % len(body)) + body
 
 
-def run_streams(server, n, tokens):
+def run_streams(options, server, n, tokens):
     """Wall seconds, and processor seconds of the server, for n streams at once."""
     socks = [server.connect() for _ in range(n)]
     poll = select.poll()
@@ -76,7 +91,7 @@ def run_streams(server, n, tokens):
     cpu = cpu_seconds(server.process.pid)
     start = time.monotonic()
     for i, sock in enumerate(socks):
-        sock.send(request_bytes(MODELS[i % 4], tokens))
+        sock.send(request_bytes(model_of(options, i), tokens))
     while by_fd:
         for fd, _ in poll.poll():
             data = by_fd[fd].recv(1 << 16)
@@ -94,14 +109,14 @@ def run_streams(server, n, tokens):
 
 def measure_overhead(options):
     generate, served = [], []
-    with serving.serving(options.sidepath, *adapters(), "--no-access-log", "--threads",
-                         options.threads) as server:
-        run_streams(server, options.streams, 20)
+    with serving.serving(options.sidepath, *engine_flags(options), "--no-access-log",
+                         "--served-model-name", "base", model=options.model) as server:
+        run_streams(options, server, options.streams, 20)
         for _ in range(options.rounds):
             one = run_generate(options, 1, 1)
             many = run_generate(options, options.streams, options.tokens)
             generate.append((many[0], many[1] - one[1]))
-            served.append(run_streams(server, options.streams, options.tokens))
+            served.append(run_streams(options, server, options.streams, options.tokens))
     tokens = options.streams * options.tokens
     best = {"generate_step_seconds": min(g[0] for g in generate),
             "generate_cpu_seconds": min(g[1] for g in generate),
@@ -129,21 +144,23 @@ def first_token(server, model):
 
 def measure_load(options):
     loaded, first, unknown = [], [], []
-    with serving.serving(options.sidepath, "--adapter-dir", serving.ADAPTERS, "--no-access-log",
-                         "--threads", options.threads) as server:
+    names = options.models[1:]
+    with serving.serving(options.sidepath, "--adapter-dir", folder_of(options), "--no-access-log",
+                         "--threads", options.threads, "--device", options.device,
+                         "--served-model-name", "base", model=options.model) as server:
         first_token(server, "base")
         for i in range(options.rounds * 4):
             name = "n%d" % i
             start = time.monotonic()
             answer = serving.post(server, "/v1/load_lora_adapter",
-                                  {"lora_name": name, "lora_path": "scripture"})
+                                  {"lora_name": name, "lora_path": names[0]})
             assert answer.status == 200
             loaded.append(time.monotonic() - start)
             first_token(server, name)
             first.append(time.monotonic() - start)
             serving.post(server, "/v1/unload_lora_adapter", {"lora_name": name})
         warm = [first_token(server, "base") for _ in range(20)]
-        for name in MODELS[1:]:
+        for name in names:
             unknown.append(first_token(server, name))
     middle = lambda values: sorted(values)[len(values) // 2]
     return {"case": "load", "loads": len(loaded), "post_to_answer_ms": middle(loaded) * 1e3,
@@ -164,8 +181,13 @@ def main():
     parser.add_argument("sidepath")
     for name, default in (("streams", 16), ("tokens", 400), ("rounds", 5), ("threads", 1)):
         parser.add_argument("--" + name, type=int, default=default)
+    parser.add_argument("--model", type=Path, default=serving.BASE)
+    parser.add_argument("--adapters", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    names = DEMO if options.model == serving.BASE else ["a%d" % i for i in range(options.adapters)]
+    options.models = ["base", *names]
     cases = [measure_overhead(options), measure_load(options)]
     if options.json:
         print(json.dumps({"bench": "serve", "cases": cases, "machine": machine()}))

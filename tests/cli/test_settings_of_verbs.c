@@ -80,9 +80,10 @@ static void read_help(flag_list *list, const char *verb)
 
 static void test_one_row_each(void **state)
 {
-    static const char *const verbs[] = {"generate",    "logits",           "serve",
-                                        "inspect",     "bench load",       "bench step",
-                                        "bench delta", "bench speculative"};
+    static const char *const verbs[] = {
+        "generate",   "logits",     "serve",       "inspect",
+        "bench load", "bench step", "bench delta", "bench speculative",
+        "bench swap"};
     flag_list list = {.n = 0};
     size_t n_shared = 0;
 
