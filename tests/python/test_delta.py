@@ -1,0 +1,397 @@
+"""Pool, plan and delta on numpy arrays: sums against double precision, rows against themselves in
+other batches by their bytes, refusals, and who keeps what alive."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import unittest
+
+import numpy
+import sidepath
+
+SHAPES = {"a.q": (48, 40), "a.k": (48, 24), "b.up": (40, 64)}
+RANKS = 3, 8, 5
+
+
+def make_geometry():
+    return sidepath.Geometry([
+        sidepath.Site("layers.0.%s" % name, k_in, n_out, layer=0, group=0 if name[0] == "a" else -1)
+        for name, (k_in, n_out) in SHAPES.items()])
+
+
+def make_adapter(geometry, rank, seed, skip=()):
+    """An adapter with alpha 2 * rank, and its factors by site."""
+    random = numpy.random.default_rng(seed)
+    factors, tensors = {}, {}
+    for name, (k_in, n_out) in SHAPES.items():
+        if name in skip:
+            continue
+        a = random.standard_normal((rank, k_in)).astype("<f4") * numpy.float32(0.3)
+        b = random.standard_normal((n_out, rank)).astype("<f4") * numpy.float32(0.3)
+        factors[name] = a, b
+        tensors["base_model.model.layers.0.%s.lora_A.weight" % name] = a
+        tensors["base_model.model.layers.0.%s.lora_B.weight" % name] = b
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank,
+              "target_modules": [name.partition(".")[2] for name in factors]}
+    return sidepath.Adapter.from_tensors(tensors, config, geometry, name="r%d" % rank), factors
+
+
+def bf16(array):
+    """float32 to the bits of bfloat16, nearest even."""
+    bits = numpy.ascontiguousarray(array, "<f4").view("<u4")
+    return ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype("<u2")
+
+
+def widened(bits):
+    return (bits.astype("<u4") << 16).view("<f4")
+
+
+class World:
+    """Three adapters in a pool of four slots, and a batch that mixes them with the base."""
+
+    def __init__(self, dtype="f32", **keywords):
+        self.geometry = make_geometry()
+        self.layout = sidepath.Layout(self.geometry, rank=8, dtype=dtype)
+        self.pool = sidepath.Pool(self.layout, 4)
+        made = [make_adapter(self.geometry, rank, seed, ("a.k",) if rank == 5 else ())
+                for seed, rank in enumerate(RANKS)]
+        self.factors = [factors for _, factors in made]
+        self.versions = [self.pool.load(adapter) for adapter, _ in made]
+        self.delta = sidepath.Delta(self.pool, 64, **keywords)
+        self.spans = [(0, 5, 1.0), (None, 3, 1.0), (2, 7, 0.5),
+                      (1, 1, 1.0), (0, 2, 0.0), (1, 9, 2.0)]
+        self.rows = [(which, scale) for which, n, scale in self.spans for _ in range(n)]
+        self.plan = sidepath.Plan(64, 4).build(self.pool, [
+            (None if which is None else self.versions[which], n, scale)
+            for which, n, scale in self.spans])
+
+    def batch(self, name, seed=9):
+        random = numpy.random.default_rng(seed)
+        k_in, n_out = SHAPES[name]
+        return (random.standard_normal((len(self.rows), k_in)).astype("<f4"),
+                random.standard_normal((len(self.rows), n_out)).astype("<f4"))
+
+    def truth(self, name, x, y):
+        """In double precision."""
+        out = y.astype("<f8")
+        for row, (which, scale) in enumerate(self.rows):
+            if which is not None and scale and name in self.factors[which]:
+                a, b = (factor.astype("<f8") for factor in self.factors[which][name])
+                out[row] += 2.0 * scale * (b @ (a @ x[row].astype("<f8")))
+        return out
+
+
+class Sums(unittest.TestCase):
+    def test_float32(self):
+        world = World()
+        for name in SHAPES:
+            x, y = world.batch(name)
+            expected = world.truth(name, x, y)
+            world.delta.apply(world.plan, x, {"layers.0." + name: y})
+            numpy.testing.assert_allclose(y, expected, rtol=0, atol=2e-5)
+
+    def test_bfloat16(self):
+        world = World("bf16")
+        x, y = world.batch("a.q")
+        x_bits, y_bits = bf16(x), bf16(y)
+        expected = world.truth("a.q", widened(x_bits), widened(y_bits))
+        world.delta.apply(world.plan, sidepath.bfloat16(x_bits), {0: sidepath.bfloat16(y_bits)})
+        # Factors, xa, delta and y are each rounded to 8 bits.
+        numpy.testing.assert_allclose(widened(y_bits), expected, rtol=0.02, atol=0.06)
+        float_y = y.copy()
+        world.delta.apply(world.plan, sidepath.bfloat16(x_bits), {0: float_y})
+        numpy.testing.assert_allclose(float_y, world.truth("a.q", widened(x_bits), y), rtol=0.02,
+                                      atol=0.06)
+
+    def test_a_group_in_one_call(self):
+        world = World()
+        x, q = world.batch("a.q")
+        _, k = world.batch("a.k", 10)
+        alone_q, alone_k = q.copy(), k.copy()
+        world.delta.apply(world.plan, x, {0: alone_q})
+        world.delta.apply(world.plan, x, {1: alone_k})
+        world.delta.apply(world.plan, x, {"layers.0.a.q": q, "layers.0.a.k": k})
+        self.assertEqual((q.tobytes(), k.tobytes()), (alone_q.tobytes(), alone_k.tobytes()))
+
+    def test_rows_are_their_own(self):
+        """One row, one answer: alone, in another slot, with threads, through strides."""
+        world, other = World(), World(threads=sidepath.Threads(2))
+        x, y = world.batch("a.q")
+        before, base = y.copy(), [which is None or scale == 0 for which, scale in world.rows]
+        world.delta.apply(world.plan, x, {0: y})
+        self.assertEqual(y[base].tobytes(), before[base].tobytes())
+        self.assertTrue((y[~numpy.array(base)] != before[~numpy.array(base)]).any(axis=1).all())
+        single = sidepath.Plan(1, 4)
+        for row, (which, scale) in enumerate(world.rows):
+            alone = before[row:row + 1].copy()
+            version = None if which is None else world.versions[which]
+            single.build(world.pool, [(version, 1, scale)])
+            world.delta.apply(single, x[row:row + 1], {0: alone})
+            self.assertEqual(alone.tobytes(), y[row:row + 1].tobytes(), row)
+        wide_x, wide_y = numpy.full((len(x), 60), 3, "<f4"), numpy.full((len(x), 90), 4, "<f4")
+        wide_x[:, 7:55], wide_y[:, 11:51] = x, before
+        other.delta.apply(other.plan, wide_x[:, 7:55], {0: wide_y[:, 11:51]})
+        self.assertEqual(wide_y[:, 11:51].tobytes(), y.tobytes())
+        self.assertTrue((wide_y[:, :11] == 4).all() and (wide_y[:, 51:] == 4).all())
+
+    def test_select(self):
+        world = World()
+        x, y = world.batch("b.up")
+        rows = [20, 0, 6, 9, 9]
+        picked = y[rows].copy()
+        world.delta.apply(world.plan, x, {2: y})
+        plan = sidepath.Plan(8, 4).select(world.plan, rows)
+        world.delta.apply(plan, x[rows], {2: picked})
+        self.assertEqual(picked.tobytes(), y[rows].tobytes())
+
+
+class Tables(unittest.TestCase):
+    def test_embedding_and_head(self):
+        """Pairs of both, and a replaced row: against double precision."""
+        random = numpy.random.default_rng(4)
+        vocabulary, hidden, rank = 32, 24, 4
+        geometry = sidepath.Geometry([
+            sidepath.Site("model.embed_tokens", vocabulary, hidden, "embedding"),
+            sidepath.Site("lm_head", hidden, vocabulary, "head")])
+        embed, head = (random.standard_normal((vocabulary, hidden)).astype("<f4") for _ in "eh")
+        served = {"served_embed": embed, "served_head": head}
+        parts = {"embed_tokens.lora_embedding_A": (rank, vocabulary),
+                 "embed_tokens.lora_embedding_B": (hidden, rank),
+                 "lm_head.lora_A.weight": (rank, hidden),
+                 "lm_head.lora_B.weight": (vocabulary, rank)}
+        tensors = {("base_model.model.model." if "embed" in name else "base_model.model.") + name:
+                   random.standard_normal(shape).astype("<f4") for name, shape in parts.items()}
+        ea, eb, ha, hb = (tensor.astype("<f8") for tensor in tensors.values())
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank,
+                  "target_modules": ["embed_tokens", "lm_head"]}
+        adapter = sidepath.Adapter.from_tensors(tensors, config, geometry, precision="f32",
+                                                **served)
+        layout = sidepath.Layout(geometry, rank=rank, dtype="f32",
+                                 modules=["embed_tokens", "lm_head"], **served)
+        pool = sidepath.Pool(layout, 2)
+        plan = sidepath.Plan(6, 2).build(pool, [(pool.load(adapter), 4), (None, 2)])
+        delta = sidepath.Delta(pool, 6)
+        self.assertTrue(delta.has_tokens("embedding") and delta.has_tokens("head"))
+        tokens = numpy.array([3, 31, 0, 3, 5, 6], "<i4")
+        y = embed[tokens]
+        expected = y.astype("<f8")
+        expected[:4] += (eb @ ea[:, tokens[:4]]).T
+        delta.embed(plan, tokens, y)
+        numpy.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+        x = random.standard_normal((6, hidden)).astype("<f4")
+        logits = x @ head.T
+        expected = logits.astype("<f8")
+        expected[:4] += x[:4].astype("<f8") @ ha.T @ hb.T
+        delta.head(plan, x, logits)
+        numpy.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+        with self.assertRaisesRegex(sidepath.WrongCall, "tokens must be a dense int32"):
+            delta.embed(plan, tokens.astype("<i8").astype("<f4"), y)
+
+
+class Refusals(unittest.TestCase):
+    def setUp(self):
+        self.world = World()
+        self.x, self.y = self.world.batch("a.q")
+
+    def refused(self, code, *arguments, kind=sidepath.WrongCall):
+        before = self.y.copy()
+        with self.assertRaises(kind) as caught:
+            self.world.delta.apply(*arguments)
+        self.assertEqual(caught.exception.code, code, caught.exception)
+        self.assertEqual(before.tobytes(), self.y.tobytes())
+
+    def test_shapes(self):
+        plan, x, y = self.world.plan, self.x, self.y
+        self.refused("bad-shape", plan, x[:-1], {0: y})
+        self.refused("bad-shape", plan, x, {0: y[:-1]})
+        self.refused("bad-shape", plan, x[:, :-1], {0: y})
+        self.refused("bad-shape", plan, x, {1: y})
+        self.refused("bad-shape", plan, x, {0: y.T})
+        self.refused("bad-shape", plan, x, {0: y[:, ::-1]})
+        self.refused("bad-shape", plan, x, {0: y.reshape(-1)})
+        self.refused("bad-shape", plan, x, {site: y for site in range(17)})
+        self.refused("no-such-site", plan, x, {"layers.1.a.q": y})
+        self.refused("no-such-site", plan, x, {-1: y})
+        self.refused("bad-tensor", plan, x.astype("<f8"), {0: y})
+        read_only = y.copy()
+        read_only.flags.writeable = False
+        self.refused("bad-tensor", plan, x, {0: read_only})
+        self.refused("bad-dtype", plan, x.astype("<i4"), {0: y})
+        # The library's own: float16 into a pool of float32; sites of one call that read two x.
+        self.refused("", plan, x.astype("<f2"), {0: y})
+
+    def test_another_device(self):
+        on_gpu = sidepath.arrays.view(self.y)._replace(device=sidepath.arrays.CUDA)
+        self.refused("wrong-device", self.world.plan, self.x, {0: on_gpu})
+
+    def test_plans(self):
+        world = self.world
+        self.refused("plan-of-another-pool", World().plan, self.x, {0: self.y})
+        world.versions[0].close()
+        self.refused("handle-released", world.plan, self.x, {0: self.y})
+        plan = sidepath.Plan(8, 4)
+        with self.assertRaises(sidepath.WrongCall) as caught:
+            plan.build(world.pool, [(None, 3), (world.versions[1], 6)])
+        self.assertIn("8", caught.exception.text)
+        with self.assertRaises(sidepath.Closed):
+            plan.build(world.pool, [(world.versions[0], 1)])
+        with self.assertRaises(sidepath.WrongCall):
+            plan.build(world.pool, [(None, 1, 17.0)])
+        self.assertEqual(plan.n_rows, 0)
+
+    def test_full_and_stale(self):
+        world = self.world
+        more = [make_adapter(world.geometry, 2, seed)[0] for seed in (7, 8)]
+        fourth = world.pool.load(more[0])
+        with self.assertRaises(sidepath.NotYet) as caught:
+            world.pool.load(more[1])
+        self.assertEqual(caught.exception.status_name, "SP_POOL_FULL")
+        slot = fourth.slot
+        fourth.close()
+        self.assertEqual(world.pool.load(more[1]).slot, slot)
+        again = world.pool.load(make_adapter(world.geometry, RANKS[1], 1)[0])  # as it is there
+        self.assertEqual(again.slot, world.versions[1].slot)
+        with self.assertRaises(sidepath.Refused) as caught:
+            world.pool.load(make_adapter(world.geometry, 9, 1)[0])
+        self.assertEqual(caught.exception.code, "rank-exceeds-pool")
+
+
+CYCLE = """
+import gc, sys
+sys.path.insert(0, %r)
+import test_delta
+world = test_delta.World(threads=test_delta.sidepath.Threads(2))
+%s
+print("whole")
+"""
+
+
+class Ownership(unittest.TestCase):
+    def run_alone(self, body):
+        """In a process of its own, which must end well."""
+        path = os.path.dirname(os.path.abspath(__file__))
+        done = subprocess.run([sys.executable, "-B", "-c", CYCLE % (path, body)], text=True,
+                              capture_output=True, check=False,
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "whole\n", ""))
+
+    def test_close_in_any_order(self):
+        for order in (0, 1, -1):
+            world = World()
+            things = [world.geometry, world.layout, world.pool, world.delta, world.plan,
+                      *world.versions]
+            for thing in things[order:] + things[:order] if order >= 0 else reversed(things):
+                thing.close()
+                thing.close()
+                self.assertTrue(thing.closed)
+
+    def test_what_is_over_a_closed_object_still_works(self):
+        world = World()
+        x, y = world.batch("a.q")
+        world.geometry.close()
+        world.layout.close()
+        other = y.copy()
+        world.delta.apply(world.plan, x, {0: y})
+        numpy.testing.assert_allclose(y, world.truth("a.q", x, other), rtol=0, atol=2e-5)
+        world.pool.close()
+        for use in (lambda: world.pool.load(make_adapter(make_geometry(), 2, 1)[0]),
+                    lambda: world.plan.build(world.pool, [(None, 1)])):
+            self.assertRaises(sidepath.Closed, use)
+
+    def test_use_after_close(self):
+        for name in "plan", "delta":
+            world = World()
+            x, y = world.batch("a.q")
+            getattr(world, name).close()
+            with self.assertRaisesRegex(sidepath.Closed, name.capitalize()):
+                world.delta.apply(world.plan, x, {0: y})
+        world.versions[0].close()
+        self.assertRaisesRegex(sidepath.Closed, "Version", world.versions[0].share)
+
+    def test_sharing(self):
+        world = World()
+        slot = world.versions[0].slot
+        shared = world.versions[0].share()
+        self.assertEqual(world.pool.references(slot), 2)
+        world.versions[0].close()
+        self.assertEqual(world.pool.references(slot), 1)
+        del shared
+        gc.collect()
+        self.assertEqual(world.pool.references(slot), 0)
+
+    def test_cycles(self):
+        self.run_alone("for name in dir(world):\n"
+                       "    thing = getattr(world, name)\n"
+                       "    if isinstance(thing, test_delta.sidepath._library.Handle):\n"
+                       "        thing.cycle = world\n"
+                       "thing = world.versions[0]; thing.cycle = world; del world, thing, name\n"
+                       "gc.collect()")
+
+    def test_the_end_of_the_interpreter(self):
+        self.run_alone("import builtins; builtins.kept = world")
+
+    def test_exceptions_keep_things(self):
+        self.run_alone("try:\n    world.delta.apply(world.plan, 1, {0: 1})\n"
+                       "except Exception as error:\n    kept = error\ndel world\ngc.collect()")
+
+    def test_fork(self):
+        self.run_alone("""
+import os, numpy
+x, y = world.batch("a.q")
+expected = y.copy()
+world.delta.apply(world.plan, x, {0: expected})
+child = os.fork()
+if not child:
+    world.delta.apply(world.plan, x, {0: y})
+    same = y.tobytes() == expected.tobytes()
+    del world
+    gc.collect()
+    os._exit(0 if same else 1)
+assert os.waitpid(child, 0)[1] == 0
+world.delta.apply(world.plan, x, {0: y})
+assert y.tobytes() == expected.tobytes()""")
+
+    def test_dropped_on_another_thread(self):
+        """A version that another thread lets go of while a call is going on is given back."""
+        world = World()
+        turns, slot = world.pool._turns, world.versions[0].slot
+        with turns:
+            thread = threading.Thread(target=world.versions[0].close)
+            thread.start()
+            thread.join(10)
+            self.assertEqual(len(turns._late), 1)
+        self.assertEqual(world.pool.references(slot), 0)
+        self.assertEqual(len(turns._late), 0)
+
+    def test_no_copies(self):
+        import copy
+        import pickle
+
+        world = World()
+        for thing in world.pool, world.versions[0], world.plan:
+            self.assertRaises(TypeError, copy.copy, thing)
+            self.assertRaises(TypeError, pickle.dumps, thing)
+
+    def test_memory_is_given_back(self):
+        def round_of_everything():
+            for _ in range(20):
+                world = World()
+                x, y = world.batch("a.q")
+                world.delta.apply(world.plan, x, {0: y})
+            gc.collect()
+
+        def kilobytes():
+            with open("/proc/self/statm", encoding="ascii") as file:
+                return int(file.read().split()[1]) * 4
+
+        round_of_everything()
+        before = kilobytes()
+        for _ in range(3):
+            round_of_everything()
+        self.assertLess(kilobytes() - before, 4096)
+
+
+if __name__ == "__main__":
+    unittest.main()
