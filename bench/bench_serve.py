@@ -43,7 +43,8 @@ def folder_of(options):
 
 def engine_flags(options):
     flags = ["--threads", str(options.threads), "--device", options.device, "--max-loras",
-             str(max(len(options.models), 2) - 1)]
+             str(max(len(options.models), 2) - 1), "--kv-tokens",
+             str(options.streams * (options.tokens + 64))]  # both are in memory at a time
     for name in options.models[1:]:
         flags += ["--adapter", "%s=%s" % (name, folder_of(options) / name)]
     return flags
@@ -147,7 +148,8 @@ def measure_load(options):
     names = options.models[1:]
     with serving.serving(options.sidepath, "--adapter-dir", folder_of(options), "--no-access-log",
                          "--threads", options.threads, "--device", options.device,
-                         "--served-model-name", "base", model=options.model) as server:
+                         "--kv-tokens", "8192", "--served-model-name", "base",
+                         model=options.model) as server:
         first_token(server, "base")
         for i in range(options.rounds * 4):
             name = "n%d" % i
