@@ -288,6 +288,72 @@ static void add_is_exact(void **state)
         }
 }
 
+/* ---- sums with weights --------------------------------------------------------------------- */
+
+/* y += scale * x by one fused step: the same bits on every level. */
+static void scaled_addition_is_exact(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state);
+    sp_test_random random = {26};
+
+    for (size_t t = 0; t < COUNT(dtypes); t++)
+        for (size_t l = 0; l < COUNT(lengths); l++) {
+            sp_dtype type = dtypes[t];
+            int64_t n = lengths[l];
+            float scale = sp_test_float(&random) * 3.0f;
+            guarded y = vector_new(&random, type, n, 3.0f), x = vector_new(&random, type, n, 3.0f);
+            guarded expected = copy_of(&y, 0);
+
+            for (int64_t i = 0; i < n; i++)
+                sp_element_store(type, expected.data, i,
+                                 fmaf(scale, sp_element_load(type, x.data, i),
+                                      sp_element_load(type, y.data, i)));
+            kernels->add_scaled(type, y.data, x.data, scale, n);
+            assert_memory_equal(y.data, expected.data, y.bytes);
+            guarded_free(&expected);
+            guarded_free(&x);
+            guarded_free(&y);
+        }
+}
+
+enum { SUM_ROWS = 9 };
+
+static void check_weighted_sum(const sp_kernels *kernels, sp_test_random *random, sp_dtype type,
+                               int64_t n, int64_t rows)
+{
+    static const int32_t index[SUM_ROWS] = {4, 0, 8, 2, 7, 1, 3, 6, 5};
+    int64_t stride = n + 3;
+    guarded x = vector_new(random, type, SUM_ROWS * stride, 3.0f);
+    guarded y = vector_new(random, type, n, 3.0f), expected = copy_of(&y, 0);
+    float weights[SUM_ROWS];
+
+    for (int64_t i = 0; i < rows; i++)
+        weights[i] = sp_test_float(random);
+    for (int64_t j = 0; j < n; j++) {
+        float sum = 0.0f;
+
+        for (int64_t i = 0; i < rows; i++)
+            sum = fmaf(weights[i], sp_element_load(type, x.data, index[i] * stride + j), sum);
+        sp_element_store(type, expected.data, j, sum);
+    }
+    kernels->weighted_sum(type, y.data, x.data, stride, index, weights, rows, n);
+    assert_memory_equal(y.data, expected.data, y.bytes);
+    guarded_free(&expected);
+    guarded_free(&y);
+    guarded_free(&x);
+}
+
+static void weighted_sums_are_exact(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state);
+    sp_test_random random = {27};
+
+    for (size_t t = 0; t < COUNT(dtypes); t++)
+        for (size_t l = 0; l < COUNT(lengths); l++)
+            for (int64_t rows = 0; rows <= SUM_ROWS; rows++)
+                check_weighted_sum(kernels, &random, dtypes[t], lengths[l], rows);
+}
+
 /* ---- conversion ---------------------------------------------------------------------------- */
 
 #define SAMPLES 200000
@@ -419,6 +485,8 @@ int main(void)
         FOR_EACH_LEVEL(silu_mul_matches_double),
         FOR_EACH_LEVEL(silu_has_its_limits),
         FOR_EACH_LEVEL(exp_weights_match_double),
+        FOR_EACH_LEVEL(scaled_addition_is_exact),
+        FOR_EACH_LEVEL(weighted_sums_are_exact),
         FOR_EACH_LEVEL(add_is_exact),
         FOR_EACH_LEVEL(conversion_is_exact),
         FOR_EACH_LEVEL(override_rows_touches_only_what_is_replaced),

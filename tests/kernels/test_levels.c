@@ -119,6 +119,7 @@ static void no_level_lacks_an_entry(void **state)
         assert_true(kernels->x_pack_bytes && kernels->x_pack && kernels->gemm_nt);
         assert_true(kernels->rmsnorm && kernels->rmsnorm_rope && kernels->rope &&
                     kernels->silu_mul);
+        assert_true(kernels->add_scaled && kernels->weighted_sum);
         assert_true(kernels->add && kernels->attention && kernels->attention_scratch_floats);
         assert_true(kernels->convert != NULL);
         assert_true(kernels->x_pack_rows >= 1 && kernels->gemm_rows >= 1);

@@ -133,6 +133,14 @@ typedef struct sp_kernels {
     /* y = T(y + x), n elements. */
     void (*add)(sp_dtype type, void *y, const void *x, int64_t n);
 
+    /* y = T(fmaf(scale, x, y)), n elements. */
+    void (*add_scaled)(sp_dtype type, void *y, const void *x, float scale, int64_t n);
+
+    /* y = T(Σ weights[i] * x row row_index[i]), n elements: `rows` fused steps from +0 in order.
+     * Row r is at x + r * x_stride elements. y overlaps none of them. */
+    void (*weighted_sum)(sp_dtype type, void *y, const void *x, int64_t x_stride,
+                         const int32_t *row_index, const float *weights, int64_t rows, int64_t n);
+
     /* Causal attention of n_rows rows and one kv head; blocks of SP_ATTENTION_BLOCK keys from
      * position 0, combined in index order, FP32 inside, one rounding at the end. */
     void (*attention)(const sp_attention_args *args);

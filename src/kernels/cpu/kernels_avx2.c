@@ -202,6 +202,55 @@ static void add(sp_dtype type, void *y, const void *x, int64_t n)
     WITH_TYPE(type, add_typed, y, x, n);
 }
 
+/* Eight values from i on; the last ones of a row of n. */
+SP_INLINE __m256 load_8(sp_dtype type, const void *x, int64_t i, int64_t n)
+{
+    return n - i >= 8 ? sp_v8_load(type, x, i) : sp_v8_load_tail(type, x, i, n - i);
+}
+
+SP_INLINE void store_8(sp_dtype type, void *y, int64_t i, int64_t n, __m256 value)
+{
+    if (n - i >= 8)
+        sp_v8_store(type, y, i, value);
+    else
+        sp_v8_store_tail(type, y, i, n - i, value);
+}
+
+SP_INLINE void add_scaled_typed(sp_dtype type, void *y, const void *x, float scale, int64_t n)
+{
+    const __m256 factor = _mm256_set1_ps(scale);
+
+    for (int64_t i = 0; i < n; i += 8)
+        store_8(type, y, i, n,
+                _mm256_fmadd_ps(factor, load_8(type, x, i, n), load_8(type, y, i, n)));
+}
+
+static void add_scaled(sp_dtype type, void *y, const void *x, float scale, int64_t n)
+{
+    WITH_TYPE(type, add_scaled_typed, y, x, scale, n);
+}
+
+SP_INLINE void weighted_sum_typed(sp_dtype type, void *y, const void *x, int64_t x_stride,
+                                  const int32_t *row_index, const float *weights, int64_t rows,
+                                  int64_t n)
+{
+    for (int64_t j = 0; j < n; j += 8) {
+        __m256 sum = _mm256_setzero_ps();
+
+        for (int64_t i = 0; i < rows; i++)
+            sum = _mm256_fmadd_ps(
+                _mm256_set1_ps(weights[i]),
+                load_8(type, sp_element_at(type, x, row_index[i] * x_stride), j, n), sum);
+        store_8(type, y, j, n, sum);
+    }
+}
+
+static void weighted_sum(sp_dtype type, void *y, const void *x, int64_t x_stride,
+                         const int32_t *row_index, const float *weights, int64_t rows, int64_t n)
+{
+    WITH_TYPE(type, weighted_sum_typed, y, x, x_stride, row_index, weights, rows, n);
+}
+
 SP_INLINE void convert_typed(sp_dtype to_type, void *to, sp_dtype from_type, const void *from,
                              int64_t n)
 {
@@ -240,6 +289,8 @@ void sp_kernels_fill_avx2(sp_kernels *kernels)
     kernels->silu_mul = silu_mul;
     kernels->exp_weights = exp_weights;
     kernels->add = add;
+    kernels->add_scaled = add_scaled;
+    kernels->weighted_sum = weighted_sum;
     kernels->convert = convert;
     sp_kernels_fill_gemm_avx2(kernels);
     sp_kernels_fill_attention_avx2(kernels);

@@ -94,6 +94,25 @@ static void add(sp_dtype type, void *y, const void *x, int64_t n)
         sp_element_store(type, y, i, sp_element_load(type, y, i) + sp_element_load(type, x, i));
 }
 
+static void add_scaled(sp_dtype type, void *y, const void *x, float scale, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        sp_element_store(type, y, i,
+                         fmaf(scale, sp_element_load(type, x, i), sp_element_load(type, y, i)));
+}
+
+static void weighted_sum(sp_dtype type, void *y, const void *x, int64_t x_stride,
+                         const int32_t *row_index, const float *weights, int64_t rows, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++) {
+        float sum = 0.0f;
+
+        for (int64_t i = 0; i < rows; i++)
+            sum = fmaf(weights[i], sp_element_load(type, x, row_index[i] * x_stride + j), sum);
+        sp_element_store(type, y, j, sum);
+    }
+}
+
 static void convert(sp_dtype to_type, void *to, sp_dtype from_type, const void *from, int64_t n)
 {
     if (to_type == from_type) {
@@ -240,6 +259,8 @@ void sp_kernels_fill_scalar(sp_kernels *kernels)
         .silu_mul = silu_mul,
         .exp_weights = exp_weights,
         .add = add,
+        .add_scaled = add_scaled,
+        .weighted_sum = weighted_sum,
         .attention = attention,
         .attention_scratch_floats = attention_scratch_floats,
         .convert = convert,
