@@ -185,6 +185,9 @@ static sp_status open_model(sp_engine *engine, size_t free_bytes, sp_error *erro
 
     if (status != SP_OK)
         return status;
+    if (shape->experts > 0 && !engine->op_table->experts)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "device", -1,
+                       "models with experts run on the CPU only; set the device to cpu");
     if (engine->options.served_name &&
         sp_stage_name_check(engine->options.served_name, NULL, &why) != SP_OK)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "served-model-name", -1,
@@ -254,7 +257,9 @@ static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX]
         .vocab = shape->vocab,
         .n_widths = engine->model.family->widths(shape, widths),
         .widths = widths,
+        .fp32_rows = engine->model.family->fp32_rows,
         .attention = sp_family_attention(shape),
+        .moe = sp_family_moe(shape),
         .rope = {.theta = shape->rope_theta,
                  .scaling = shape->rope_scaling,
                  .n_rot = shape->head_dim / 2,

@@ -89,7 +89,7 @@ static void test_malformed_config(void **state)
 static void test_other_architectures_are_named(void **state)
 {
     (void)state;
-    check_model(SP_TEST_FIXTURES "/qwen3moe", "Qwen3ForCausalLM");
+    check_model(SP_TEST_FIXTURES "/qwen3next", "Qwen3MoeForCausalLM");
     check_model(SP_TEST_FIXTURES "/qwen35", "Qwen3ForCausalLM");
 }
 

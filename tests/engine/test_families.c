@@ -1,7 +1,8 @@
 /*
- * The Llama types beyond the fixtures: random checkpoints with biases, linear scaling, heads of
- * their own width and layers that do not rotate, against a forward pass in double precision that is
- * written here from the formulas. And bases of F16 and F32, against the same numbers in BF16.
+ * The families beyond the fixtures: random checkpoints with biases, linear scaling, heads of their
+ * own width, layers that do not rotate and dense layers among those with experts, against a forward
+ * pass in double precision that is written here from the formulas. And bases of F16 and F32, or
+ * with stacked experts, against the same numbers in BF16, one by one.
  */
 #include "support/engine_run.h"
 #include "support/golden.h"
@@ -17,6 +18,7 @@
 #include <sys/stat.h>
 
 enum { LAYERS = 3, HIDDEN = 48, HEADS = 3, KV_HEADS = 1, INNER = 80, VOCAB = 96, ROWS = 45 };
+enum { EXPERTS = 6, CHOSEN = 3, EXPERT_INNER = 20 };
 
 #define LOGIT_ERROR 1e-3 /* as with the fixtures */
 #define EPSILON     1e-5
@@ -30,6 +32,7 @@ typedef struct model_case {
     double linear;    /* the factor of a linear scaling; 0: none */
     double llama3[3]; /* factor, low, high; 0: none */
     double original;  /* positions of llama3 */
+    bool head_norms, has_experts[LAYERS], normalised;
 } model_case;
 
 static const model_case cases[] = {
@@ -66,7 +69,33 @@ static const model_case cases[] = {
      .head_dim = 16,
      .tied = true,
      .stays = {false, true, false}},
+    {.label = "Qwen3-MoE, a dense layer",
+     .architecture = "Qwen3MoeForCausalLM",
+     .fields = ",\"head_dim\":16,\"rope_theta\":10000.0,\"num_experts\":6,"
+               "\"num_experts_per_tok\":3,\"moe_intermediate_size\":20,\"norm_topk_prob\":true,"
+               "\"mlp_only_layers\":[1]",
+     .head_dim = 16,
+     .head_norms = true,
+     .has_experts = {true, false, true},
+     .normalised = true},
+    {.label = "Qwen3-MoE, every second layer",
+     .architecture = "Qwen3MoeForCausalLM",
+     .fields = ",\"head_dim\":16,\"rope_theta\":10000.0,\"num_experts\":6,"
+               "\"num_experts_per_tok\":3,\"moe_intermediate_size\":20,"
+               "\"decoder_sparse_step\":2,\"tie_word_embeddings\":true",
+     .head_dim = 16,
+     .tied = true,
+     .head_norms = true,
+     .has_experts = {false, true, false}},
 };
+
+/* How a checkpoint holds what a case describes. */
+typedef struct storage {
+    const char *type;
+    bool stacked;     /* experts in two tensors a layer */
+    const char *omit; /* a tensor that is left out */
+    bool turned;      /* stacked ones have their last two dimensions swapped */
+} storage;
 
 /* ---- a checkpoint -------------------------------------------------------------------------- */
 
@@ -102,12 +131,60 @@ static void add_linear(make_adapter *file, sp_test_random *random, const char *t
 }
 
 static void add_norm(make_adapter *file, sp_test_random *random, const char *type, int layer,
-                     const char *module)
+                     const char *module, int width)
 {
     char name[128];
 
     snprintf(name, sizeof name, "model.layers.%d.%s.weight", layer, module);
-    add_tensor(file, random, type, name, HIDDEN, 0, 0.3f, 1);
+    add_tensor(file, random, type, name, width, 0, 0.3f, 1);
+}
+
+/* The numbers of one expert's maps are drawn in one order, whatever holds them. */
+static void add_experts(make_adapter *file, sp_test_random *random, const storage *how, int layer)
+{
+    enum { ELEMENTS = EXPERT_INNER * HIDDEN };
+    static const char *const maps[] = {"gate_proj", "up_proj", "down_proj"};
+    make_adapter *apart = how->stacked ? make_adapter_create() : file;
+    size_t bytes = ELEMENTS * (strcmp(how->type, "F32") == 0 ? 4u : 2u);
+    char *gate_up = NULL, *down = NULL;
+    char name[128];
+
+    if (how->stacked) {
+        snprintf(name, sizeof name, "model.layers.%d.mlp.experts.gate_up_proj", layer);
+        gate_up = make_adapter_add(file, name, how->type, 3, EXPERTS,
+                                   how->turned ? HIDDEN : 2 * EXPERT_INNER,
+                                   how->turned ? 2 * EXPERT_INNER : HIDDEN);
+        snprintf(name, sizeof name, "model.layers.%d.mlp.experts.down_proj", layer);
+        down = make_adapter_add(file, name, how->type, 3, EXPERTS, HIDDEN, EXPERT_INNER);
+    }
+    for (int e = 0; e < EXPERTS; e++)
+        for (int m = 0; m < 3; m++) {
+            char *to = m < 2 ? gate_up + (size_t)(2 * e + m) * bytes : down + (size_t)e * bytes;
+
+            snprintf(name, sizeof name, "model.layers.%d.mlp.experts.%d.%s.weight", layer, e,
+                     maps[m]);
+            if (how->omit && strcmp(how->omit, name) == 0)
+                continue;
+            add_tensor(apart, random, how->type, name, m < 2 ? EXPERT_INNER : HIDDEN,
+                       m < 2 ? HIDDEN : EXPERT_INNER, 0.3f, 0);
+            if (how->stacked)
+                memcpy(to, make_adapter_data(apart, name, NULL), bytes);
+        }
+    if (how->stacked)
+        make_adapter_destroy(apart);
+}
+
+static void add_ffn(make_adapter *file, sp_test_random *random, const model_case *c,
+                    const storage *how, int layer)
+{
+    if (c->has_experts[layer]) {
+        add_linear(file, random, how->type, layer, "mlp.gate", EXPERTS, HIDDEN, false);
+        add_experts(file, random, how, layer);
+        return;
+    }
+    add_linear(file, random, how->type, layer, "mlp.gate_proj", INNER, HIDDEN, c->mlp_bias);
+    add_linear(file, random, how->type, layer, "mlp.up_proj", INNER, HIDDEN, c->mlp_bias);
+    add_linear(file, random, how->type, layer, "mlp.down_proj", HIDDEN, INNER, c->mlp_bias);
 }
 
 static void write_config(const model_case *c, const char *folder)
@@ -123,9 +200,10 @@ static void write_config(const model_case *c, const char *folder)
     sp_test_write_file(folder, "config.json", text, (size_t)n);
 }
 
-/* The folder of a checkpoint whose weights are of `type`; the caller removes and frees it. */
-static char *write_model(const model_case *c, const char *type)
+/* The folder of a checkpoint; the caller removes and frees it. */
+static char *write_stored(const model_case *c, const storage *how)
 {
+    const char *type = how->type;
     char *folder = sp_test_make_directory();
     make_adapter *file = make_adapter_create();
     sp_test_random random = {2026};
@@ -138,15 +216,17 @@ static char *write_model(const model_case *c, const char *type)
     if (!c->tied)
         add_tensor(file, &random, type, "lm_head.weight", VOCAB, HIDDEN, 0.4f, 0);
     for (int layer = 0; layer < LAYERS; layer++) {
-        add_norm(file, &random, type, layer, "input_layernorm");
+        add_norm(file, &random, type, layer, "input_layernorm", HIDDEN);
         add_linear(file, &random, type, layer, "self_attn.q_proj", q, HIDDEN, c->qkv_bias);
         add_linear(file, &random, type, layer, "self_attn.k_proj", kv, HIDDEN, c->qkv_bias);
         add_linear(file, &random, type, layer, "self_attn.v_proj", kv, HIDDEN, c->qkv_bias);
         add_linear(file, &random, type, layer, "self_attn.o_proj", HIDDEN, q, c->o_bias);
-        add_norm(file, &random, type, layer, "post_attention_layernorm");
-        add_linear(file, &random, type, layer, "mlp.gate_proj", INNER, HIDDEN, c->mlp_bias);
-        add_linear(file, &random, type, layer, "mlp.up_proj", INNER, HIDDEN, c->mlp_bias);
-        add_linear(file, &random, type, layer, "mlp.down_proj", HIDDEN, INNER, c->mlp_bias);
+        if (c->head_norms) {
+            add_norm(file, &random, type, layer, "self_attn.q_norm", c->head_dim);
+            add_norm(file, &random, type, layer, "self_attn.k_norm", c->head_dim);
+        }
+        add_norm(file, &random, type, layer, "post_attention_layernorm", HIDDEN);
+        add_ffn(file, &random, c, how, layer);
     }
     bytes = make_adapter_bytes(file, &n);
     sp_test_write_file(folder, "model.safetensors", bytes, n);
@@ -154,6 +234,13 @@ static char *write_model(const model_case *c, const char *type)
     sp_free(bytes);
     make_adapter_destroy(file);
     return folder;
+}
+
+static char *write_model(const model_case *c, const char *type)
+{
+    const storage how = {.type = type};
+
+    return write_stored(c, &how);
 }
 
 static void remove_model(char *folder)
@@ -186,19 +273,26 @@ static void linear(const reference *r, const char *module, const double *x, int 
         }
 }
 
-static void norm(const reference *r, const char *module, const double *x, double *y)
+/* n vectors of `width`. */
+static void norm_vectors(const reference *r, const char *module, const double *x, double *y, int n,
+                         int width)
 {
     const golden_tensor *w = golden_get(r->weights, "model.%s.weight", module);
 
-    for (int row = 0; row < ROWS; row++) {
+    for (int v = 0; v < n; v++) {
         double square = 0;
 
-        for (int i = 0; i < HIDDEN; i++)
-            square += x[row * HIDDEN + i] * x[row * HIDDEN + i];
-        for (int i = 0; i < HIDDEN; i++)
-            y[row * HIDDEN + i] =
-                x[row * HIDDEN + i] / sqrt(square / HIDDEN + EPSILON) * golden_value(w, i);
+        for (int i = 0; i < width; i++)
+            square += x[v * width + i] * x[v * width + i];
+        for (int i = 0; i < width; i++)
+            y[v * width + i] =
+                x[v * width + i] / sqrt(square / width + EPSILON) * golden_value(w, i);
     }
+}
+
+static void norm(const reference *r, const char *module, const double *x, double *y)
+{
+    norm_vectors(r, module, x, y, ROWS, HIDDEN);
 }
 
 static double frequency(const model_case *c, int pair)
@@ -251,6 +345,57 @@ static void attend(int d, const double *q, const double *k, const double *v, int
     }
 }
 
+/* y = the FFN that the weights of `prefix` are: "layers.0.mlp" or "layers.0.mlp.experts.3". */
+static void run_ffn(const reference *r, const char *prefix, int inner, const double *x, double *y)
+{
+    static double gate[ROWS * 128], up[ROWS * 128];
+    char name[96];
+
+    snprintf(name, sizeof name, "%s.gate_proj", prefix);
+    linear(r, name, x, HIDDEN, gate, inner);
+    snprintf(name, sizeof name, "%s.up_proj", prefix);
+    linear(r, name, x, HIDDEN, up, inner);
+    for (int i = 0; i < ROWS * inner; i++)
+        gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
+    snprintf(name, sizeof name, "%s.down_proj", prefix);
+    linear(r, name, gate, inner, y, HIDDEN);
+}
+
+/* The weight of each expert for a row; 0: it was not chosen. */
+static void weigh(const reference *r, const double *logits, double *weights)
+{
+    double total = 0;
+
+    for (int e = 0; e < EXPERTS; e++) {
+        int above = 0;
+
+        for (int other = 0; other < EXPERTS; other++)
+            above += logits[other] > logits[e];
+        weights[e] = above < CHOSEN ? exp(logits[e]) : 0;
+        total += above < CHOSEN || !r->model->normalised ? exp(logits[e]) : 0;
+    }
+    for (int e = 0; e < EXPERTS; e++)
+        weights[e] /= total;
+}
+
+static void run_experts(const reference *r, int layer, const double *x, double *y)
+{
+    static double logits[ROWS * EXPERTS], weights[ROWS * EXPERTS], part[ROWS * HIDDEN];
+    char name[64];
+
+    snprintf(name, sizeof name, "layers.%d.mlp.gate", layer);
+    linear(r, name, x, HIDDEN, logits, EXPERTS);
+    for (int row = 0; row < ROWS; row++)
+        weigh(r, &logits[row * EXPERTS], &weights[row * EXPERTS]);
+    memset(y, 0, ROWS * HIDDEN * sizeof *y);
+    for (int e = 0; e < EXPERTS; e++) {
+        snprintf(name, sizeof name, "layers.%d.mlp.experts.%d", layer, e);
+        run_ffn(r, name, EXPERT_INNER, x, part);
+        for (int i = 0; i < ROWS * HIDDEN; i++)
+            y[i] += weights[i / HIDDEN * EXPERTS + e] * part[i];
+    }
+}
+
 static void run_layer(const reference *r, int layer, double *residual)
 {
     static double x[ROWS * 128], q[ROWS * 128], k[ROWS * 128], v[ROWS * 128], y[ROWS * 128];
@@ -263,6 +408,10 @@ static void run_layer(const reference *r, int layer, double *residual)
     linear(r, MODULE("self_attn.q_proj"), x, HIDDEN, q, HEADS * d);
     linear(r, MODULE("self_attn.k_proj"), x, HIDDEN, k, KV_HEADS * d);
     linear(r, MODULE("self_attn.v_proj"), x, HIDDEN, v, KV_HEADS * d);
+    if (c->head_norms) {
+        norm_vectors(r, MODULE("self_attn.q_norm"), q, q, ROWS * HEADS, d);
+        norm_vectors(r, MODULE("self_attn.k_norm"), k, k, ROWS * KV_HEADS, d);
+    }
     if (!c->stays[layer] && !r->never_rotates) {
         rotate(c, q, HEADS);
         rotate(c, k, KV_HEADS);
@@ -274,11 +423,10 @@ static void run_layer(const reference *r, int layer, double *residual)
     for (int i = 0; i < ROWS * HIDDEN; i++)
         residual[i] += y[i];
     norm(r, MODULE("post_attention_layernorm"), residual, x);
-    linear(r, MODULE("mlp.gate_proj"), x, HIDDEN, q, INNER);
-    linear(r, MODULE("mlp.up_proj"), x, HIDDEN, k, INNER);
-    for (int i = 0; i < ROWS * INNER; i++)
-        q[i] = q[i] / (1 + exp(-q[i])) * k[i];
-    linear(r, MODULE("mlp.down_proj"), q, INNER, y, HIDDEN);
+    if (c->has_experts[layer])
+        run_experts(r, layer, x, y);
+    else
+        run_ffn(r, MODULE("mlp"), INNER, x, y);
     for (int i = 0; i < ROWS * HIDDEN; i++)
         residual[i] += y[i];
 #undef MODULE
@@ -446,12 +594,81 @@ static void converted_weights_are_held_against_memory(void **state)
     remove_model(folder);
 }
 
+/* ---- how experts are stored ---------------------------------------------------------------- */
+
+static const model_case *moe_case(void)
+{
+    return &cases[5];
+}
+
+static void stacked_experts_are_the_same(void **state)
+{
+    static const struct {
+        storage how;
+        const char *note;
+    } forms[] = {
+        {{.type = "BF16", .stacked = true}, NULL},
+        {{.type = "F32"}, "weights converted to BF16: 68 of F32, 0 of F16"},
+        {{.type = "F32", .stacked = true}, "weights converted to BF16: 36 of F32, 0 of F16"}};
+    int32_t tokens[ROWS];
+
+    (void)state;
+    fill_prompt(tokens);
+    for (int p = 0; p < 2; p++) {
+        sp_dtype precision = p ? SP_DTYPE_F32 : SP_DTYPE_BF16;
+        char *folder = write_model(moe_case(), "BF16");
+        engine_run plain = run_engine(folder, precision, tokens, NULL);
+
+        for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
+            char *other = write_stored(moe_case(), &forms[f].how);
+            engine_run run = run_engine(other, precision, tokens, forms[f].note);
+
+            engine_run_assert_same(&plain, &run);
+            engine_run_free(&run);
+            remove_model(other);
+        }
+        engine_run_free(&plain);
+        remove_model(folder);
+    }
+}
+
+static void check_refused(const storage *how, sp_status status, const char *subject)
+{
+    char *folder = write_stored(moe_case(), how);
+    size_t bytes = sp_alloc_bytes();
+    sp_engine_options options;
+    sp_engine *engine;
+    sp_error error;
+
+    sp_engine_options_default(&options, sizeof options);
+    options.model_dir = folder;
+    options.threads = 1;
+    assert_int_equal(sp_engine_open(&options, NULL, 0, &engine, &error), status);
+    assert_string_equal(error.subject, subject);
+    assert_int_equal(sp_alloc_bytes(), bytes);
+    remove_model(folder);
+}
+
+static void experts_that_do_not_fit_are_refused(void **state)
+{
+    const storage missing = {.type = "BF16", .omit = "model.layers.2.mlp.experts.4.up_proj.weight"};
+    const storage turned = {.type = "BF16", .stacked = true, .turned = true};
+    const storage type = {.type = "I16"};
+
+    (void)state;
+    check_refused(&missing, SP_ERR_NOT_FOUND, missing.omit);
+    check_refused(&turned, SP_ERR_MISMATCH, "model.layers.0.mlp.experts.gate_up_proj");
+    check_refused(&type, SP_ERR_UNSUPPORTED, "model.embed_tokens.weight");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_match_double),
         cmocka_unit_test(other_types_are_converted),
         cmocka_unit_test(converted_weights_are_held_against_memory),
+        cmocka_unit_test(stacked_experts_are_the_same),
+        cmocka_unit_test(experts_that_do_not_fit_are_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

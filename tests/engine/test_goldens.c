@@ -19,6 +19,7 @@
 #define ADAPTERS_MAX  20
 #define LOGIT_ERROR   1e-3 /* allowed in f32 (tests/fixtures/README.md) */
 #define P2_LAST       4
+#define ROUTER_GAP    0.1 /* between two experts' logits, above which bf16 chooses as f64 does */
 
 /* Every adapter of the dense models, of each family, that must load: pairs, replaced rows and
  * trained tokens. */
@@ -53,6 +54,8 @@ static const model_case cases[] = {
      {"all-linear", "attn-r4", "embed-lora", "ffn", "head-lora", "patterns", "plain-r8",
       "rslora-r16", "save-head", "save-head-embed", "tokens", "tokens-dict"}},
     {"qwen3-bias", {"patterns", "plain-r8", "rslora-r16"}},
+    {"qwen3moe",
+     {"attn-r4", "patterns", "plain-r8", "rslora-r16", "save-head", "save-head-embed", "tokens"}},
     {"llama3",
      {"all-linear-rs", "head-embed-lora", "patterns", "plain-r8", "regex", "save-head-embed",
       "tokens"}},
@@ -289,12 +292,15 @@ static double relative_error(const float *logits, const golden_tensor *expected)
     return sqrt(error / norm);
 }
 
-/* Three times what transformers and PEFT lose in bf16 themselves, and at least 0.03. */
-static double allowed_bf16(const json_t *model_index, const char *adapter, size_t p)
+static const json_t *index_entry(const json_t *model_index, const char *adapter)
 {
-    const json_t *entry = adapter
-                              ? json_object_get(json_object_get(model_index, "adapters"), adapter)
-                              : json_object_get(model_index, "base");
+    return adapter ? json_object_get(json_object_get(model_index, "adapters"), adapter)
+                   : json_object_get(model_index, "base");
+}
+
+/* Three times what transformers and PEFT lose in bf16 themselves, and at least 0.03. */
+static double allowed_bf16(const json_t *entry, size_t p)
+{
     double own =
         json_number_value(json_array_get(json_object_get(entry, "bf16_rel_err_per_prompt"), p));
 
@@ -302,29 +308,45 @@ static double allowed_bf16(const json_t *model_index, const char *adapter, size_
     return 3 * own > 0.03 ? 3 * own : 0.03;
 }
 
+/* Where the last expert that was chosen and the first that was not are nearly tied, bf16 may choose
+ * another. */
+static bool routes_alike(const json_t *entry, size_t p)
+{
+    const json_t *gaps = json_object_get(entry, "router_logit_gap_per_prompt");
+
+    return !gaps || json_number_value(json_array_get(gaps, p)) > ROUTER_GAP;
+}
+
 static void check_bf16(const model_run *m, const json_t *model_index)
 {
     static const char *const tensors[PROMPTS] = {"logits_p0", "logits_p1", "logits_p2_last4"};
     double worst = 0;
+    size_t compared = 0;
 
     for (size_t a = 0; a <= m->n_adapters; a++) {
+        const json_t *entry =
+            index_entry(model_index, a < m->n_adapters ? m->model->adapters[a] : NULL);
         golden *file = open_golden(m, a);
 
         for (size_t p = 0; p < PROMPTS; p++) {
             const engine_run *run = &m->runs[a * PROMPTS + p];
             int32_t first = p == 2 ? m->n_prompt[2] - P2_LAST : 0;
             double error = relative_error(row_of(run, first), golden_get(file, "%s", tensors[p]));
-            double allowed =
-                allowed_bf16(model_index, a < m->n_adapters ? m->model->adapters[a] : NULL, p);
+            double allowed;
 
+            if (!routes_alike(entry, p))
+                continue;
+            compared++;
+            allowed = allowed_bf16(entry, p);
             if (!(error <= allowed))
                 fail_msg("%s, prompt %zu: error %g, allowed %g", file->path, p, error, allowed);
             worst = error / allowed > worst ? error / allowed : worst;
         }
         golden_close(file);
     }
-    print_message("%s in bf16: at most %.0f %% of the allowed error\n", m->model->model,
-                  worst * 100);
+    print_message("%s in bf16: %zu of %zu compared, at most %.0f %% of the allowed error\n",
+                  m->model->model, compared, PROMPTS * (m->n_adapters + 1), worst * 100);
+    assert_true(compared > m->n_adapters / 2);
 }
 
 static void test_bf16_is_as_near_as_the_reference(void **state)

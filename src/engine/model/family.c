@@ -21,6 +21,21 @@ sp_attention_shape sp_family_attention(const sp_model_shape *shape)
     };
 }
 
+/* Rows whose experts are computed at a time. Each has per_token rows of activations. */
+#define MOE_WINDOW_ROWS 1024
+
+sp_moe_shape sp_family_moe(const sp_model_shape *shape)
+{
+    if (shape->experts == 0)
+        return (sp_moe_shape){0};
+    return (sp_moe_shape){
+        .experts = shape->experts,
+        .per_token = shape->experts_per_token,
+        .inner = shape->expert_intermediate,
+        .window_rows = MOE_WINDOW_ROWS,
+    };
+}
+
 static void run_pass(void *user, sp_ops *ops)
 {
     const sp_model *model = user;

@@ -16,6 +16,7 @@ typedef struct sp_family_row {
 
     /* Numbers and widths of the pass's activations; returns how many there are. */
     int32_t (*widths)(const sp_model_shape *shape, int32_t out_widths[SP_ROWS_MAX]);
+    uint32_t fp32_rows; /* sp_ops_options.fp32_rows */
 
     /* Looks up the weights of a layer. out_layer is layer_bytes of zeros, at a fixed address until
      * the model is closed. */
@@ -31,13 +32,16 @@ typedef struct sp_family_row {
  * this array itself, as a test does, supports its own families instead. */
 extern const sp_family_row *const sp_families[];
 
-extern const sp_family_row sp_family_qwen3, sp_family_llama;
+extern const sp_family_row sp_family_qwen3, sp_family_qwen3_moe, sp_family_llama;
 
 /* The row of a family; NULL: not supported. Any thread. */
 const sp_family_row *sp_family_find(sp_family family);
 
 /* The dimensions of attention and its cache. */
 sp_attention_shape sp_family_attention(const sp_model_shape *shape);
+
+/* The dimensions of the experts; all 0 for a dense model. */
+sp_moe_shape sp_family_moe(const sp_model_shape *shape);
 
 /* As sp_op_prepare, after sp_model_place. */
 sp_status sp_family_prepare(const sp_model *model, sp_ops *ops);

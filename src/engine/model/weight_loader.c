@@ -87,23 +87,24 @@ static const void *converted_data(sp_weight_loader *loader, const sp_tensor *ten
     return copy;
 }
 
-static void fail_shape(sp_weight_loader *loader, const sp_tensor *tensor, int32_t rows,
-                       int32_t cols)
+static void add_dims(sp_text *out, int32_t n, const int64_t *dims)
 {
-    char have[96] = "";
-    size_t n = 0;
+    for (int32_t i = 0; i < n; i++)
+        sp_text_format(out, "%s%lld", i ? ", " : "", (long long)dims[i]);
+}
 
-    for (int32_t i = 0; i < tensor->n_dims && n < sizeof have; i++)
-        n += (size_t)snprintf(have + n, sizeof have - n, "%s%lld", i ? ", " : "",
-                              (long long)tensor->dims[i]);
-    if (cols > 0)
-        loader->status = sp_fail(loader->error, SP_ERR_MISMATCH, NULL, tensor->name, -1,
-                                 "weight %s has the shape [%s]; config.json wants [%d, %d]",
-                                 tensor->name, have, rows, cols);
-    else
-        loader->status = sp_fail(loader->error, SP_ERR_MISMATCH, NULL, tensor->name, -1,
-                                 "weight %s has the shape [%s]; config.json wants [%d]",
-                                 tensor->name, have, rows);
+static void fail_shape(sp_weight_loader *loader, const sp_tensor *tensor, int32_t n_dims,
+                       const int64_t *dims)
+{
+    sp_text have = {0}, want = {0};
+
+    add_dims(&have, tensor->n_dims, tensor->dims);
+    add_dims(&want, n_dims, dims);
+    loader->status = sp_fail(loader->error, SP_ERR_MISMATCH, NULL, tensor->name, -1,
+                             "weight %s has the shape [%s]; config.json wants [%s]", tensor->name,
+                             have.data ? have.data : "", want.data ? want.data : "");
+    sp_text_free(&have);
+    sp_text_free(&want);
 }
 
 /* Appends the weight to the list of those to place. */
@@ -126,51 +127,71 @@ static void list_weight(sp_weight_loader *loader, sp_weight *weight)
     model->weights[model->n_weights++] = weight;
 }
 
-/* Loads the weight [rows, columns] (a vector when columns is 0) of that name. */
-static void load(sp_weight_loader *loader, const char *name, int32_t rows, int32_t columns,
-                 sp_weight *out_weight)
+/* The tensor of that name; NULL after a failure, which is kept. */
+static const sp_tensor *find(sp_weight_loader *loader, const char *name, int32_t n_dims,
+                             const int64_t *dims)
 {
     const sp_tensor *tensor;
-    const char *data;
-    bool fits;
 
     if (loader->status != SP_OK)
-        return;
+        return NULL;
     tensor = sp_checkpoint_find(loader->checkpoint, name);
-    if (!tensor) {
+    if (!tensor)
         loader->status = sp_fail(loader->error, SP_ERR_NOT_FOUND, NULL, name, -1,
                                  "the checkpoint has no weight %s", name);
-        return;
-    }
-    fits = columns > 0
-               ? tensor->n_dims == 2 && tensor->dims[0] == rows && tensor->dims[1] == columns
-               : tensor->n_dims == 1 && tensor->dims[0] == rows;
-    if (!fits) {
-        fail_shape(loader, tensor, rows, columns);
-        return;
-    }
-    if (!sp_tensor_type_dtype(tensor->type, NULL)) {
+    else if (tensor->n_dims != n_dims ||
+             memcmp(tensor->dims, dims, (size_t)n_dims * sizeof *dims) != 0)
+        fail_shape(loader, tensor, n_dims, dims);
+    else if (!sp_tensor_type_dtype(tensor->type, NULL))
         loader->status = sp_fail(loader->error, SP_ERR_UNSUPPORTED, "unsupported-dtype", name, -1,
                                  "weight %s is %s; this engine runs BF16, F16 and F32 checkpoints",
                                  name, sp_tensor_type_name(tensor->type));
-        return;
-    }
+    return loader->status == SP_OK ? tensor : NULL;
+}
+
+/* The elements of the tensor of that name, in BF16; NULL after a failure. */
+static const uint16_t *load_data(sp_weight_loader *loader, const char *name, int32_t n_dims,
+                                 const int64_t *dims)
+{
+    const sp_tensor *tensor = find(loader, name, n_dims, dims);
+    const char *data;
+    size_t bytes = sizeof(uint16_t);
+
+    if (!tensor)
+        return NULL;
+    for (int32_t i = 0; i < n_dims; i++)
+        bytes *= (size_t)dims[i];
     data = loader->model->files.files[tensor->file].data + tensor->offset_bytes;
     loader->used[tensor - sp_checkpoint_at(loader->checkpoint, 0)] = true;
-    if (tensor->type == SP_TENSOR_BF16 &&
-        !sp_weight_files_use(&loader->model->files, tensor->file, tensor->offset_bytes,
+    loader->model->weight_bytes += bytes;
+    if (tensor->type != SP_TENSOR_BF16)
+        return converted_data(loader, tensor, data);
+    if (!sp_weight_files_use(&loader->model->files, tensor->file, tensor->offset_bytes,
                              (size_t)tensor->bytes)) {
         loader->status = sp_fail_memory(loader->error, sizeof(sp_weight_range), "a list of ranges");
-        return;
+        return NULL;
     }
-    *out_weight = (sp_weight){.type = SP_DTYPE_BF16, .rows = rows, .columns = columns};
-    out_weight->host = tensor->type == SP_TENSOR_BF16
-                           ? aligned_data(loader, data, (size_t)tensor->bytes)
-                           : converted_data(loader, tensor, data);
-    loader->model->weight_bytes +=
-        sizeof(uint16_t) * (size_t)rows * (columns ? (size_t)columns : 1);
-    if (loader->status == SP_OK)
-        list_weight(loader, out_weight);
+    return aligned_data(loader, data, (size_t)tensor->bytes);
+}
+
+/* Sets a weight [rows, columns] (a vector when columns is 0) with those elements and lists it. */
+static void set_weight(sp_weight_loader *loader, const uint16_t *data, int32_t rows,
+                       int32_t columns, sp_weight *out_weight)
+{
+    if (loader->status != SP_OK)
+        return;
+    *out_weight =
+        (sp_weight){.type = SP_DTYPE_BF16, .rows = rows, .columns = columns, .host = data};
+    list_weight(loader, out_weight);
+}
+
+static void load(sp_weight_loader *loader, const char *name, int32_t rows, int32_t columns,
+                 sp_weight *out_weight)
+{
+    const int64_t dims[] = {rows, columns};
+
+    set_weight(loader, load_data(loader, name, columns > 0 ? 2 : 1, dims), rows, columns,
+               out_weight);
 }
 
 static void load_in_layer(sp_weight_loader *loader, int32_t layer, const char *module,
@@ -196,6 +217,11 @@ const sp_model_shape *sp_weight_loader_shape(const sp_weight_loader *loader)
     return &loader->model->shape;
 }
 
+bool sp_weight_loader_is_moe(const sp_weight_loader *loader, int32_t layer)
+{
+    return sp_geometry_find_module(loader->model->geometry, layer, "mlp.gate", -1) >= 0;
+}
+
 sp_layer_kind sp_weight_loader_kind(const sp_weight_loader *loader, int32_t layer)
 {
     return sp_geometry_layer_kind(loader->model->geometry, layer);
@@ -215,6 +241,74 @@ void sp_load_linear(sp_weight_loader *loader, int32_t layer, const char *module,
     if (bias)
         load_in_layer(loader, layer, module, "bias", outputs, 0, &out_linear->bias);
     out_linear->site = sp_geometry_find_module(loader->model->geometry, layer, module, -1);
+}
+
+/* ---- experts -------------------------------------------------------------------------------- */
+
+static void set_sites(const sp_weight_loader *loader, int32_t layer, const char *module, int32_t n,
+                      sp_linear *maps)
+{
+    for (int32_t e = 0; e < n; e++)
+        maps[e].site = sp_geometry_find_module(loader->model->geometry, layer, module, e);
+}
+
+static void load_one_by_one(sp_weight_loader *loader, int32_t layer, int32_t hidden, int32_t inner,
+                            const sp_experts *experts)
+{
+    char module[64];
+
+    for (int32_t e = 0; e < experts->n && loader->status == SP_OK; e++) {
+        snprintf(module, sizeof module, "mlp.experts.%d.gate_proj", e);
+        load_in_layer(loader, layer, module, "weight", inner, hidden, &experts->gate[e].weight);
+        snprintf(module, sizeof module, "mlp.experts.%d.up_proj", e);
+        load_in_layer(loader, layer, module, "weight", inner, hidden, &experts->up[e].weight);
+        snprintf(module, sizeof module, "mlp.experts.%d.down_proj", e);
+        load_in_layer(loader, layer, module, "weight", hidden, inner, &experts->down[e].weight);
+    }
+}
+
+/* gate_up [n, 2 * inner, hidden], of each expert gate before up; down [n, hidden, inner]. */
+static void load_stacked(sp_weight_loader *loader, const char *gate_up_name, const char *down_name,
+                         int32_t hidden, int32_t inner, const sp_experts *experts)
+{
+    const int64_t gate_up_dims[] = {experts->n, 2 * (int64_t)inner, hidden};
+    const int64_t down_dims[] = {experts->n, hidden, inner};
+    const uint16_t *gate_up = load_data(loader, gate_up_name, 3, gate_up_dims);
+    const uint16_t *down = load_data(loader, down_name, 3, down_dims);
+    size_t elements = (size_t)hidden * (size_t)inner;
+
+    for (int32_t e = 0; e < experts->n && loader->status == SP_OK; e++) {
+        const uint16_t *gate = gate_up + 2 * elements * (size_t)e;
+
+        set_weight(loader, gate, inner, hidden, &experts->gate[e].weight);
+        set_weight(loader, gate + elements, inner, hidden, &experts->up[e].weight);
+        set_weight(loader, down + elements * (size_t)e, hidden, inner, &experts->down[e].weight);
+    }
+}
+
+void sp_load_experts(sp_weight_loader *loader, int32_t layer, sp_experts *out_experts)
+{
+    const sp_model_shape *shape = &loader->model->shape;
+    size_t n = (size_t)shape->experts, bytes = 3 * n * sizeof(sp_linear);
+    char gate_up[TENSOR_NAME_BYTES], down[TENSOR_NAME_BYTES];
+    sp_linear *maps;
+
+    if (loader->status != SP_OK)
+        return;
+    maps = own_memory(loader, bytes, "a list of experts");
+    if (!maps)
+        return;
+    memset(maps, 0, bytes);
+    *out_experts = (sp_experts){shape->experts, maps, maps + n, maps + 2 * n};
+    set_sites(loader, layer, "mlp.experts.gate_proj", shape->experts, out_experts->gate);
+    set_sites(loader, layer, "mlp.experts.up_proj", shape->experts, out_experts->up);
+    set_sites(loader, layer, "mlp.experts.down_proj", shape->experts, out_experts->down);
+    snprintf(gate_up, sizeof gate_up, "model.layers.%d.mlp.experts.gate_up_proj", layer);
+    snprintf(down, sizeof down, "model.layers.%d.mlp.experts.down_proj", layer);
+    if (sp_checkpoint_find(loader->checkpoint, gate_up))
+        load_stacked(loader, gate_up, down, shape->hidden, shape->expert_intermediate, out_experts);
+    else
+        load_one_by_one(loader, layer, shape->hidden, shape->expert_intermediate, out_experts);
 }
 
 /* ---- unused tensors --------------------------------------------------------------------- */

@@ -18,6 +18,7 @@ sp_status sp_load_weights(sp_model *model, const sp_checkpoint *checkpoint, size
 
 /* Borrowed until the model is closed. */
 const sp_model_shape *sp_weight_loader_shape(const sp_weight_loader *loader);
+bool sp_weight_loader_is_moe(const sp_weight_loader *loader, int32_t layer);
 sp_layer_kind sp_weight_loader_kind(const sp_weight_loader *loader, int32_t layer);
 
 /* "model.layers.N.<module>.weight" [width]. *out_norm must not be moved until the model is closed:
@@ -29,5 +30,14 @@ void sp_load_norm(sp_weight_loader *loader, int32_t layer, const char *module, i
  * is the site of its side paths. *out_linear must not be moved either. */
 void sp_load_linear(sp_weight_loader *loader, int32_t layer, const char *module, int32_t outputs,
                     int32_t inputs, bool bias, sp_linear *out_linear);
+
+/*
+ * The experts of a layer, with shape->experts and expert_intermediate: one by one as
+ * "model.layers.N.mlp.experts.E.gate_proj.weight" [inner, hidden], "up_proj" and "down_proj"
+ * [hidden, inner], or stacked as "model.layers.N.mlp.experts.gate_up_proj" [experts, 2 * inner,
+ * hidden] (of each expert gate before up) and "down_proj" [experts, hidden, inner]. Their memory is
+ * the model's.
+ */
+void sp_load_experts(sp_weight_loader *loader, int32_t layer, sp_experts *out_experts);
 
 #endif

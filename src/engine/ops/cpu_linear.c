@@ -130,7 +130,7 @@ static void fill(const sp_cpu_ops *cpu, const sp_projection *p, sp_gemm_args *ou
         .packed_x = cpu->packed,
         .x_type = cpu->type,
         .w_type = weight->type,
-        .y_type = cpu->type,
+        .y_type = cpu->types[p->y],
         .epilogue = SP_EPILOGUE_STORE,
         .rows = cpu->n_rows,
         .n = weight->rows,
@@ -145,7 +145,7 @@ static void fill(const sp_cpu_ops *cpu, const sp_projection *p, sp_gemm_args *ou
                                     .site = p->linear->site,
                                     .y = cpu->rows[p->y],
                                     .y_stride = cpu->widths[p->y],
-                                    .y_type = cpu->type};
+                                    .y_type = cpu->types[p->y]};
 }
 
 /* Begins the side paths in pieces; *out_apart: they do not fit and are applied after the base. */

@@ -17,6 +17,11 @@ typedef struct scratch_sizes {
     size_t attention_floats; /* of one thread */
 } scratch_sizes;
 
+static sp_dtype type_of(const sp_ops_options *options, int32_t rows)
+{
+    return options->fp32_rows & SP_ROWS_BIT(rows) ? SP_DTYPE_F32 : options->type;
+}
+
 static scratch_sizes sizes_of(const sp_ops_options *options)
 {
     const sp_attention_shape *attention = &options->attention;
@@ -34,7 +39,7 @@ static scratch_sizes sizes_of(const sp_ops_options *options)
     };
 
     for (int32_t i = 0; i < options->n_widths; i++) {
-        sizes.row += (size_t)options->widths[i] * element;
+        sizes.row += (size_t)options->widths[i] * sp_dtype_bytes(type_of(options, i));
         sizes.packed =
             largest(sizes.packed, kernels->x_pack_bytes(options->type, SP_DTYPE_BF16,
                                                         options->rows_max, options->widths[i]));
@@ -48,7 +53,7 @@ static size_t scratch_bytes(const sp_ops_options *options)
     scratch_sizes sizes = sizes_of(options);
 
     return (size_t)options->rows_max * sizes.row + sizes.packed + sizes.logits + sizes.logit_rows +
-           sizes.attention + sizes.choice;
+           sizes.attention + sizes.choice + sp_cpu_experts_bytes(options);
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -66,6 +71,7 @@ static void destroy(sp_ops *ops)
         sp_aligned_free(cpu->rows[i]);
     sp_free(cpu->deferred);
     sp_free(cpu->strip_done);
+    sp_cpu_experts_destroy(cpu);
     sp_host_choice_destroy(&cpu->choice);
     sp_plan_destroy(cpu->head_plan);
     sp_kv_cache_destroy(&cpu->cache);
@@ -92,9 +98,10 @@ static sp_status allocate(sp_cpu_ops *cpu, const sp_ops_options *options, sp_err
 
     cpu->attention_scratch_floats = sizes.attention_floats;
     for (int32_t i = 0; i < options->n_widths; i++) {
-        size_t row_bytes = (size_t)options->widths[i] * sp_dtype_bytes(cpu->type);
+        size_t row_bytes = (size_t)options->widths[i] * sp_dtype_bytes(type_of(options, i));
 
         cpu->widths[i] = options->widths[i];
+        cpu->types[i] = type_of(options, i);
         cpu->rows[i] = buffer(rows * row_bytes, &failed);
     }
     cpu->row_position = buffer(rows * sizeof *cpu->row_position, &failed);
@@ -106,6 +113,7 @@ static sp_status allocate(sp_cpu_ops *cpu, const sp_ops_options *options, sp_err
     cpu->logits = buffer(sizes.logits, &failed);
     cpu->logit_rows = buffer(sizes.logit_rows, &failed);
     failed |= !sp_host_choice_create(options, SP_CPU_WINDOW, &cpu->choice);
+    failed |= !sp_cpu_experts_create(cpu, options);
     cpu->deferred = sp_calloc(pieces, sizeof *cpu->deferred);
     cpu->strip_done = sp_calloc(pieces, sizeof *cpu->strip_done);
     cpu->ops.scratch_bytes = scratch_bytes(options);
@@ -226,6 +234,9 @@ const sp_op_table sp_cpu_op_table = {
     .rope_and_cache = sp_cpu_rope_and_cache,
     .attention = sp_cpu_attention,
     .silu_mul = sp_cpu_silu_mul,
+    .route = sp_cpu_route,
+    .experts = sp_cpu_experts_run,
+    .add_gated = sp_cpu_add_gated,
     .faults = sp_cpu_faults,
     .logits = sp_cpu_logits,
     .choose = sp_cpu_choose,

@@ -1,8 +1,8 @@
 /*
  * cpu_ops.h: the backend of ops on the CPU: the memory of all activations, which is allocated once
  * for rows_max rows, and the current step. cpu_ops.c creates it and prepares a step; cpu_rows.c,
- * cpu_linear.c, cpu_attention.c and cpu_logits.c are the ops. The thread that calls the ops owns
- * it; tasks on the executor's threads read it and write only their own parts.
+ * cpu_linear.c, cpu_attention.c, cpu_experts.c and cpu_logits.c are the ops. The thread that calls
+ * the ops owns it; tasks on the executor's threads read it and write only their own parts.
  */
 #ifndef SP_ENGINE_OPS_CPU_OPS_H
 #define SP_ENGINE_OPS_CPU_OPS_H
@@ -25,6 +25,27 @@ typedef struct sp_attention_item {
 /* Rows whose logits are computed at a time. */
 #define SP_CPU_WINDOW 32
 
+/* The experts' own memory (cpu_experts.c); all NULL without experts. */
+typedef struct sp_cpu_experts {
+    sp_moe_shape shape;
+    int32_t *choice; /* [rows_max, per_token] of each row, in descending order of its logits */
+    float *weight;   /* [rows_max, per_token] */
+
+    /* Of one window: its pairs sorted by expert. */
+    int32_t *begin;     /* [experts + 1] pairs of expert e: begin[e] .. begin[e + 1] - 1 */
+    int32_t *row_pair;  /* [pairs] row of the step * per_token + rank */
+    int32_t *row_token; /* [pairs] row of the step */
+    int32_t *place;     /* [rows of the window, per_token] where each pair went */
+    int32_t *active;    /* [n_active] experts that have pairs, ascending */
+    int32_t n_active;
+    void *gate, *up; /* [pairs, inner] of T */
+    void *down;      /* [pairs, hidden] of T */
+    void *packed;
+    size_t packed_bytes;
+    sp_gemm_args *gemms;  /* [2 * n_active] */
+    int32_t *first_piece; /* [n_active] of the current job */
+} sp_cpu_experts;
+
 typedef struct sp_cpu_ops {
     sp_ops ops; /* first */
     /* borrowed */
@@ -35,16 +56,18 @@ typedef struct sp_cpu_ops {
     sp_dtype type; /* T */
     int32_t rows_max, hidden, vocab;
     int32_t widths[SP_ROWS_MAX];
+    sp_dtype types[SP_ROWS_MAX]; /* T or FP32 */
     sp_attention_shape attention;
     sp_kv_cache cache;
     sp_rope rope;
 
-    void *rows[SP_ROWS_MAX]; /* [rows_max, widths[i]] of T, row-major without padding */
+    void *rows[SP_ROWS_MAX]; /* [rows_max, widths[i]] of types[i], row-major without padding */
     void *packed;            /* x of the current GEMM, packed */
     float *attention_scratch;
     size_t attention_scratch_floats; /* per thread */
     int32_t *deferred;      /* [sp_cpu_linear_pieces_max] of cpu_linear.c, as is the next */
     atomic_int *strip_done; /* completed pieces of each strip of columns */
+    sp_cpu_experts experts;
 
     float *logits;      /* [SP_CPU_WINDOW, vocab] of the last window */
     void *logit_rows;   /* [SP_CPU_WINDOW, hidden] of T: their x, for the deltas */
@@ -64,7 +87,7 @@ typedef struct sp_cpu_ops {
 static inline void *sp_cpu_row(const sp_cpu_ops *cpu, sp_rows rows, int32_t row)
 {
     return (char *)cpu->rows[rows] +
-           (size_t)row * (size_t)cpu->widths[rows] * sp_dtype_bytes(cpu->type);
+           (size_t)row * (size_t)cpu->widths[rows] * sp_dtype_bytes(cpu->types[rows]);
 }
 
 /* Runs fn for all rows of the step, on all threads of the executor where there are enough rows; fn
@@ -91,6 +114,14 @@ int32_t sp_cpu_linear_pieces_max(int32_t threads);
 
 sp_status sp_cpu_rope_and_cache(sp_ops *ops, const sp_rope_call *call);
 sp_status sp_cpu_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y);
+
+sp_status sp_cpu_route(sp_ops *ops, sp_rows logits, bool normalised);
+sp_status sp_cpu_experts_run(sp_ops *ops, sp_rows x, const sp_experts *experts, sp_rows y);
+sp_status sp_cpu_add_gated(sp_ops *ops, sp_rows y, sp_rows x, sp_rows gate);
+/* The memory of cpu->experts; nothing without experts. create: false without memory. */
+size_t sp_cpu_experts_bytes(const sp_ops_options *options);
+bool sp_cpu_experts_create(sp_cpu_ops *cpu, const sp_ops_options *options);
+void sp_cpu_experts_destroy(sp_cpu_ops *cpu);
 
 sp_status sp_cpu_faults(sp_ops *ops, bool *out_faults, int32_t n_spans);
 sp_status sp_cpu_logits(sp_ops *ops, sp_rows x, const sp_weight *head, const int32_t *rows,

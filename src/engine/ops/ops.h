@@ -32,14 +32,16 @@
 #define SP_LOGIT_ROWS_MAX 128
 /* Activations of a family, and linear maps in one group. */
 #define SP_ROWS_MAX   16
-#define SP_LINEAR_MAX 3
+#define SP_LINEAR_MAX 4
 
 typedef struct sp_ops sp_ops;
 typedef struct sp_op_table sp_op_table;
 
 /* An activation: an index that the family chose, below options.n_widths. It is [rows of the step,
- * widths[index]] elements of T and keeps its values until the next step. */
+ * widths[index]] elements of T, or FP32 where options.fp32_rows says so, and keeps its values until
+ * the next step. */
 typedef int32_t sp_rows;
+#define SP_ROWS_BIT(rows) ((uint32_t)1 << (rows))
 
 /* ---- set-up -------------------------------------------------------------------------------- */
 
@@ -56,6 +58,14 @@ typedef struct sp_rope_shape {
     int32_t positions; /* all positions are below it */
 } sp_rope_shape;
 
+/* Of the layers that have experts; all 0 where none has. */
+typedef struct sp_moe_shape {
+    int32_t experts, per_token; /* 1 <= per_token <= experts */
+    int32_t inner;              /* outputs of an expert's gate and up */
+    int32_t window_rows;        /* rows whose experts are computed at a time: bounds the scratch and
+                                   changes no bit */
+} sp_moe_shape;
+
 /* All objects are borrowed for the backend's life, the arrays until it has been created. */
 typedef struct sp_ops_options {
     sp_device *device;
@@ -70,7 +80,10 @@ typedef struct sp_ops_options {
     int32_t hidden, vocab;
     const int32_t *widths; /* [n_widths] of the activations; 1 .. SP_ROWS_MAX of them */
     int32_t n_widths;
+    uint32_t fp32_rows; /* SP_ROWS_BIT of the activations that are FP32 whatever T is: the outputs
+                           of linear maps that route and add_gated read */
     sp_attention_shape attention;
+    sp_moe_shape moe;
     sp_rope_shape rope;
     int32_t kv_pages, page_tokens;
     bool kv_resident; /* all pages are touched at creation, else when they are used */
@@ -155,6 +168,9 @@ struct sp_op_table {
     sp_status (*rope_and_cache)(sp_ops *ops, const sp_rope_call *call);
     sp_status (*attention)(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y);
     sp_status (*silu_mul)(sp_ops *ops, sp_rows gate, sp_rows up);
+    sp_status (*route)(sp_ops *ops, sp_rows logits, bool normalised);
+    sp_status (*experts)(sp_ops *ops, sp_rows x, const sp_experts *experts, sp_rows y);
+    sp_status (*add_gated)(sp_ops *ops, sp_rows y, sp_rows x, sp_rows gate);
 
     sp_status (*faults)(sp_ops *ops, bool *out_faults, int32_t n_spans);
     sp_status (*logits)(sp_ops *ops, sp_rows x, const sp_weight *head, const int32_t *rows,
@@ -252,7 +268,7 @@ static inline void sp_op_add_norm(sp_ops *ops, sp_rows sum, sp_rows x, const sp_
 }
 
 /* n linear maps, 1 .. SP_LINEAR_MAX, that share x, with the side paths of the rows' adapters. Every
- * y is an activation of its own, and not x. */
+ * y is an activation of its own, and not x; x is of T. */
 static inline void sp_op_linear(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n)
 {
     SP_OP(ops, linear(ops, x, projections, n));
@@ -275,6 +291,33 @@ static inline void sp_op_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_row
 static inline void sp_op_silu_mul(sp_ops *ops, sp_rows gate, sp_rows up)
 {
     SP_OP(ops, silu_mul(ops, gate, up));
+}
+
+/*
+ * Chooses moe.per_token experts for each row from its router's logits [experts], FP32, which are
+ * used up: the largest, in descending order, ties by ascending number; a NaN is larger than any
+ * number, so that its row fails instead of going elsewhere. An expert's weight is its softmax over
+ * all experts, or with `normalised` over the chosen ones. Choice and weights stay with the backend
+ * until the next route.
+ */
+static inline void sp_op_route(sp_ops *ops, sp_rows logits, bool normalised)
+{
+    SP_OP(ops, route(ops, logits, normalised));
+}
+
+/* y = Σ weight_j * e_j(x) over the row's experts in the order of their choice, in FP32 by one fused
+ * step each from +0, with one rounding at the end. Sites of experts have their side paths: gate's
+ * and up's before the activation, down's before the sum. What an expert computes for a row does not
+ * depend on its other rows. x and y are of T and not the same. */
+static inline void sp_op_experts(sp_ops *ops, sp_rows x, const sp_experts *experts, sp_rows y)
+{
+    SP_OP(ops, experts(ops, x, experts, y));
+}
+
+/* y += sigmoid(gate) * x, by one fused step with one rounding; gate is FP32 [1]. */
+static inline void sp_op_add_gated(sp_ops *ops, sp_rows y, sp_rows x, sp_rows gate)
+{
+    SP_OP(ops, add_gated(ops, y, x, gate));
 }
 
 /* ---- after the pass ------------------------------------------------------------------------ */

@@ -31,4 +31,10 @@ typedef struct sp_linear {
     int32_t site;     /* in the model's geometry */
 } sp_linear;
 
+/* The experts of a layer: e(x) = down_e(silu(gate_e(x)) * up_e(x)). None has a bias. */
+typedef struct sp_experts {
+    int32_t n;
+    sp_linear *gate, *up, *down; /* [n] each: [inner, hidden] [inner, hidden] [hidden, inner] */
+} sp_experts;
+
 #endif
