@@ -50,6 +50,23 @@ static bool reserve(sp_text *text, size_t more)
     return true;
 }
 
+bool sp_text_reserve(sp_text *text, size_t bytes)
+{
+    char *grown;
+
+    if (bytes == SIZE_MAX)
+        return false;
+    if (text->capacity > bytes)
+        return true;
+    grown = sp_realloc(text->data, bytes + 1);
+    if (!grown)
+        return false;
+    grown[text->bytes] = '\0';
+    text->data = grown;
+    text->capacity = bytes + 1;
+    return true;
+}
+
 void sp_text_add_bytes(sp_text *text, const char *data, size_t bytes)
 {
     if (!reserve(text, bytes))

@@ -20,6 +20,9 @@ typedef struct sp_text {
 /* Frees the memory and zeroes the text; a zeroed text is allowed. */
 SP_PRIVATE void sp_text_free(sp_text *text);
 SP_PRIVATE void sp_text_clear(sp_text *text); /* keeps the memory, resets a failure */
+/* Makes room for exactly `bytes` bytes in all and a NUL, unless there is more. False: no memory,
+ * and nothing has changed. */
+bool sp_text_reserve(sp_text *text, size_t bytes);
 SP_PRIVATE void sp_text_add(sp_text *text, const char *string);
 /* Appends `bytes` bytes; 0 is allowed, and then data may be NULL. */
 SP_PRIVATE void sp_text_add_bytes(sp_text *text, const char *data, size_t bytes);

@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/text.h"
 #include "checkpoint/file_reason.h"
+#include "checkpoint/metadata.h"
 #include "checkpoint/tensor.h"
 
 #include <sidepath/checkpoint.h>
@@ -30,7 +31,7 @@ struct sp_safetensors {
     size_t n, capacity;
     char *names; /* all names, each with its NUL */
     size_t names_bytes, names_capacity;
-    bool has_metadata;
+    json_t *metadata; /* NULL: there is none */
 };
 
 /* The parser's state. Positions are offsets in the file. */
@@ -384,7 +385,7 @@ static sp_status read_fields(const cursor *c, const json_t *fields, const char *
     return SP_OK;
 }
 
-/* "__metadata__": an object of strings, which is not used. */
+/* "__metadata__": an object of strings, which no tensor depends on. */
 static sp_status read_metadata(sp_safetensors *header, const cursor *c, size_t begin, size_t at)
 {
     json_t *fields;
@@ -401,11 +402,13 @@ static sp_status read_metadata(sp_safetensors *header, const cursor *c, size_t b
             break;
         }
     }
-    json_decref(fields);
-    if (status == SP_OK && header->has_metadata)
+    if (status == SP_OK && header->metadata)
         status = sp_refuse_file(c->error, SP_REASON_DUPLICATE_KEY, "__metadata__", (int64_t)at,
                                 "%s: __metadata__ stands in the header twice", c->subject);
-    header->has_metadata = true;
+    if (status == SP_OK)
+        header->metadata = fields;
+    else
+        json_decref(fields);
     return status;
 }
 
@@ -631,9 +634,15 @@ void sp_safetensors_destroy(sp_safetensors *header)
 {
     if (!header)
         return;
+    json_decref(header->metadata);
     sp_free(header->entries);
     sp_free(header->names);
     sp_free(header);
+}
+
+const char *sp_safetensors_metadata(const sp_safetensors *header, const char *key)
+{
+    return json_string_value(json_object_get(header->metadata, key));
 }
 
 size_t sp_safetensors_n_tensors(const sp_safetensors *header)

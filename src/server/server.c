@@ -66,6 +66,8 @@ const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
      "of a request's headers", false},
     {"body-bytes-max", SP_SETTING_INT, FIELD(body_bytes), "8388608", 1024, 1 << 30, NULL, "N",
      "of a request's body", false},
+    {"adapter-bytes-max", SP_SETTING_INT, FIELD(adapter_bytes), "1073741824", 1024, 1e12, NULL, "N",
+     "of an adapter that a request brings", false},
     {"client-bytes-max", SP_SETTING_INT, FIELD(client_bytes), "536870912", 1 << 16, 1e15, NULL, "N",
      "of all that clients can fill: bodies, requests and answers under way", false},
     {"access-log", SP_SETTING_BOOL, FIELD(access_log), "true", 0, 0, NULL, NULL,
@@ -402,6 +404,8 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, sp_saved_stat
         status = sp_driver_start(&driver, &server->api.driver, error);
     if (status == SP_OK)
         status = sp_compiler_start(engine, server->api.driver, &server->api.compiler, error);
+    if (status == SP_OK)
+        status = sp_publisher_start(engine, server->api.driver, &server->api.publisher, error);
     if (status == SP_OK && !ABSENT(settings->adapter_dir))
         status = sp_lora_dir_open(sp_engine_base_name(engine), &hooks, &server->api.dir, error);
     if (status == SP_OK)
@@ -475,6 +479,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
     }
     sp_http_stop(server->http, &unfinished);
     sp_compiler_stop(server->api.compiler);
+    sp_publisher_stop(server->api.publisher);
     sp_lora_dir_close(server->api.dir);
     sp_weights_watch_stop(server->api.weights);
     sp_driver_destroy(server->api.driver);

@@ -19,6 +19,7 @@
  *     route_models.c, route_text.c, route_adapters.c, route_status.c   the other routes
  *     lora_dir.c, keys.c     what clients may load, and who may ask
  *     lora_chat.c, lora_chats.c   what an adapter's folder says of requests: template, ends
+ *     multipart.c, publish_body.c, publisher.c, route_publish.c   adapters that come in requests
  *     lora_notes.c           what receipts note, into the log
  *     helper.c               a thread for work that the file system may hold up
  *     log.c                     lines to standard error, without blocking
@@ -52,14 +53,14 @@ typedef struct sp_server_settings {
     const char *host, *uds, *adapter_dir, *api_key_file, *admin_key_file, *chat_template,
         *generation_config;
     sp_setting_list cors_origins;
-    int64_t port, connections, connections_per_address, header_bytes, body_bytes, client_bytes,
-        queue, keep_alive_s, idle_timeout_s, receive_timeout_s, send_timeout_s, request_timeout_s,
-        shutdown_timeout_s;
+    int64_t port, connections, connections_per_address, header_bytes, body_bytes, adapter_bytes,
+        client_bytes, queue, keep_alive_s, idle_timeout_s, receive_timeout_s, send_timeout_s,
+        request_timeout_s, shutdown_timeout_s;
     const char *state_file, *log_format;
     bool adapter_routes, access_log, weights_prefault;
 } sp_server_settings;
 
-#define SP_SERVER_SETTINGS_COUNT 26
+#define SP_SERVER_SETTINGS_COUNT 27
 /* Rows whose offsets count from the beginning of an sp_server_settings. */
 extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
 

@@ -80,6 +80,7 @@ static void check_head(const char *head_data, size_t bytes)
     parsed = sp_http_parse_head(data, bytes, &head, &refusal);
     FUZZ_CHECK(parsed != SP_HTTP_PARSE_MORE);
     check_string(head.path, data, bytes);
+    check_string(head.query, data, bytes);
     for (int32_t i = 0; i < head.n_headers; i++) {
         check_string(head.headers[i].name, data, bytes);
         check_string(head.headers[i].value, data, bytes);

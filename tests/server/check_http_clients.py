@@ -347,7 +347,7 @@ def check_cors(binary):
             assert "content-length" not in answer.headers
             assert said(answer) == {
                 "access-control-allow-origin": page, "access-control-max-age": "86400",
-                "access-control-allow-methods": "GET, POST",
+                "access-control-allow-methods": "GET, POST, PUT",
                 "access-control-allow-headers": "authorization,content-type,x-sdk",
                 "access-control-expose-headers":
                     said(answer)["access-control-expose-headers"]}, said(answer)

@@ -44,6 +44,7 @@ static void test_a_head(void **state)
                      SP_HTTP_PARSE_DONE);
     assert_string_equal(head.method, "POST");
     assert_string_equal(head.path, "/a%20b");
+    assert_string_equal(head.query, "c=d?e");
     assert_int_equal(head.minor, 1);
     assert_int_equal(head.length, 42);
     assert_int_equal(head.n_headers, 4);

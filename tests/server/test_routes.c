@@ -16,6 +16,7 @@
 struct sp_exchange {
     const char *method, *path, *key, *type, *request_id, *body;
     bool is_surplus;
+    size_t allowed_bytes; /* of a body; 0: as the options say */
     void *context;
     int status;
     sp_text answer;
@@ -52,6 +53,26 @@ const char *sp_exchange_body(const sp_exchange *exchange, size_t *out_bytes)
 {
     *out_bytes = exchange->body ? strlen(exchange->body) : 0;
     return exchange->body ? exchange->body : "";
+}
+
+const char *sp_exchange_query(const sp_exchange *exchange)
+{
+    (void)exchange;
+    return "";
+}
+
+void sp_exchange_allow_body(sp_exchange *exchange, size_t bytes_max,
+                            const sp_http_refusal *too_large_refusal)
+{
+    assert_non_null(too_large_refusal);
+    exchange->allowed_bytes = bytes_max;
+}
+
+void sp_exchange_take_body(sp_exchange *exchange, sp_text *out_body, size_t *out_held)
+{
+    (void)exchange;
+    *out_body = (sp_text){0};
+    *out_held = 0;
 }
 
 bool sp_exchange_is_surplus(const sp_exchange *exchange)
@@ -137,7 +158,8 @@ static int set_up(void **state)
 {
     (void)state;
     memset(&api, 0, sizeof api);
-    settings = (sp_server_settings){.adapter_routes = true};
+    settings = (sp_server_settings){
+        .adapter_routes = true, .adapter_bytes = 1 << 20, .client_bytes = 1 << 30};
     api.settings = &settings;
     pthread_mutex_init(&api.keys_lock, NULL);
     return 0;
@@ -231,6 +253,8 @@ static void test_paths(void **state)
         {"POST", "/v1/load_lora_adapter", sp_handle_load, 0},
         {"POST", "/v1/unload_lora_adapter", sp_handle_unload, 0},
         {"POST", "/v1/lora/active", sp_handle_active, 0},
+        {"PUT", "/v1/adapters/a", sp_handle_publish, 0},
+        {"PUT", "/v1/adapters/a%2Fb", sp_handle_publish, 0},
         {"GET", "/health", sp_handle_health, 0},
         {"GET", "/ready", sp_handle_ready, 0},
         {"GET", "/version", sp_handle_version, 0},
@@ -244,6 +268,9 @@ static void test_paths(void **state)
         {"GET", "", NULL, 404},
         {"GET", "//", NULL, 404},
         {"GET", "/v1/models/", NULL, 404}, /* of no name */
+        {"PUT", "/v1/adapters/", NULL, 404},
+        {"PUT", "/v1/adapters/a/b", NULL, 404},
+        {"POST", "/v1/adapters/a", NULL, 405},
         {"GET", "/healthz", NULL, 404},
         {"GET", "/health/", NULL, 404},
         {"POST", "/v1/completions/x", NULL, 404},
@@ -282,6 +309,37 @@ static void test_rest_of_a_path(void **state)
     exchange = begin("GET", "/v1/models/%00");
     headers_are_in(&exchange);
     check_refused(&exchange, 400, "invalid-path");
+}
+
+/* Only what is no JSON is as long as adapters may be, and a page cannot send it unasked by POST. */
+static void test_adapters_by_type(void **state)
+{
+    static const struct {
+        const char *method, *path, *type;
+        int status;
+        bool is_long;
+    } cases[] = {
+        {"PUT", "/v1/adapters/a", "application/json", 0, false},
+        {"PUT", "/v1/adapters/a", "application/octet-stream", 0, true},
+        {"PUT", "/v1/adapters/a", "application/vnd.safetensors; v=1", 0, true},
+        {"PUT", "/v1/adapters/a", "multipart/form-data; boundary=b", 0, true},
+        {"PUT", "/v1/adapters/a", "multipart/form-data", 415, false},
+        {"PUT", "/v1/adapters/a", "text/plain", 415, false},
+        {"POST", "/v1/load_lora_adapter", "application/octet-stream", 0, true},
+        {"POST", "/v1/load_lora_adapter", "multipart/form-data; boundary=b", 415, false},
+        {"POST", "/v1/unload_lora_adapter", "application/octet-stream", 415, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sp_exchange exchange = begin(cases[i].method, cases[i].path);
+
+        exchange.type = cases[i].type;
+        headers_are_in(&exchange);
+        assert_int_equal(exchange.status, cases[i].status);
+        assert_int_equal(exchange.allowed_bytes, cases[i].is_long ? 1 << 20 : 0);
+        end(&exchange);
+    }
 }
 
 /* ---- keys ---------------------------------------------------------------------------------- */
@@ -498,6 +556,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_paths, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_rest_of_a_path, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_adapters_by_type, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_keys, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_refusal_headers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_content_type, set_up, tear_down),

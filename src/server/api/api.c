@@ -29,6 +29,8 @@ static const code_status by_code[] = {
     {SP_CODE_ADAPTER_NOT_FOUND, 404},
     {"load-cancelled", 409},
     {"pinned", 409},
+    {SP_CODE_SHARED_ELSEWHERE, 403},
+    {"body-too-large", 413},
     {SP_CODE_ADAPTER_NON_FINITE, 500},
     {SP_CODE_LOGITS_NON_FINITE, 500},
     {SP_CODE_NO_TOKENIZER, 501},
@@ -285,6 +287,17 @@ void sp_call_wait_lora(sp_call *call, sp_lora_task *task, void (*resume)(sp_call
         return;
     }
     status = sp_driver_adapter(call->api->driver, task, &error);
+    if (status != SP_OK)
+        stop_waiting(call, status, &error);
+}
+
+void sp_call_wait_published(sp_call *call, sp_lora_task *task, void (*resume)(sp_call *call))
+{
+    sp_error error;
+    sp_status status;
+
+    start_waiting(call, &task->task, resume);
+    status = sp_publisher_publish(call->api->publisher, task, &error);
     if (status != SP_OK)
         stop_waiting(call, status, &error);
 }

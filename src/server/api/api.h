@@ -14,6 +14,7 @@
 #include "server/driver/compiler.h"
 #include "server/driver/driver.h"
 #include "server/driver/lora_dir.h"
+#include "server/driver/publisher.h"
 #include "server/http/http.h"
 #include "server/server.h"
 
@@ -27,9 +28,10 @@ typedef struct sp_api {
     const sp_server_refusals *refusals;
     const sp_engine *engine; /* for what never changes: text, shape, the base's name */
     sp_driver *driver;
-    sp_compiler *compiler; /* before the driver, of generations */
-    sp_lora_dir *dir;      /* NULL: there is none */
-    sp_lora_chats *chats;  /* of loaded adapters */
+    sp_compiler *compiler;   /* before the driver, of generations */
+    sp_publisher *publisher; /* before the driver, of adapters that come in requests */
+    sp_lora_dir *dir;        /* NULL: there is none */
+    sp_lora_chats *chats;    /* of loaded adapters */
     sp_lora_chat_base lora_base;
     sp_weights_watch *weights;
     sp_budget budget;          /* of all that clients can fill */
@@ -59,7 +61,8 @@ typedef struct sp_call sp_call;
 
 typedef struct sp_endpoint {
     const char *method, *path;
-    bool is_prefix; /* the rest of the path, decoded, is call->argument */
+    /* Not NULL: what is between `path` and this end of it, decoded, is call->argument. */
+    const char *end;
     sp_access access;
     sp_field_set fields; /* of its body */
     void (*handle)(sp_call *call);
@@ -113,6 +116,8 @@ json_t *sp_call_body(sp_call *call);
 /* Gives the task to the driver, by way of its look-up, and waits for it. Takes the caller's
  * reference; a task that was waited for before is released. */
 void sp_call_wait_lora(sp_call *call, sp_lora_task *task, void (*resume)(sp_call *call));
+/* The same by way of the publisher, for a task with an adapter in it. */
+void sp_call_wait_published(sp_call *call, sp_lora_task *task, void (*resume)(sp_call *call));
 /* The same for a generation, whose reference it takes. On failure the call is not answered: there
  * may be an answer in progress. */
 sp_status sp_call_wait_generation(sp_call *call, sp_generation *generation,
@@ -147,6 +152,7 @@ void sp_handle_tokenize(sp_call *call);
 void sp_handle_detokenize(sp_call *call);
 void sp_handle_tokenizer_info(sp_call *call);
 void sp_handle_load(sp_call *call);
+void sp_handle_publish(sp_call *call);
 void sp_handle_unload(sp_call *call);
 void sp_handle_active(sp_call *call);
 void sp_handle_adapters(sp_call *call);

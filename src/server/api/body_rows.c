@@ -12,6 +12,7 @@
 #define LOAD       SP_FIELDS_LOAD
 #define NAME       SP_FIELDS_NAME
 #define RESPONSES  SP_FIELDS_RESPONSES
+#define PUBLISH    SP_FIELDS_PUBLISH
 
 #define AT(member)         offsetof(sp_body_fields, member)
 #define API_DEFAULT(value) .defaults = {[SP_LEFT_OUT_API] = (value)}
@@ -102,8 +103,12 @@ const sp_field sp_body_rows[] = {
     KNOWN("lora_name", LOAD | NAME, SP_FIELD_ELSEWHERE),
     KNOWN("lora_path", LOAD, SP_FIELD_ELSEWHERE),
     KNOWN("load_inplace", LOAD, SP_FIELD_ELSEWHERE),
-    KNOWN("pinned", LOAD, SP_FIELD_ELSEWHERE),
-    KNOWN("expected_generation", LOAD, SP_FIELD_ELSEWHERE),
+    KNOWN("pinned", LOAD | PUBLISH, SP_FIELD_ELSEWHERE),
+    KNOWN("expected_generation", LOAD | PUBLISH, SP_FIELD_ELSEWHERE),
+    KNOWN("shm", LOAD | PUBLISH, SP_FIELD_ELSEWHERE),
+    KNOWN("config", LOAD | PUBLISH, SP_FIELD_ELSEWHERE), /* beside "shm" */
+    KNOWN("cuda_ipc", LOAD | PUBLISH, SP_FIELD_ONLY_EMPTY),
+    KNOWN("nccl", LOAD | PUBLISH, SP_FIELD_ONLY_EMPTY),
     KNOWN("lora_int_id", LOAD | NAME, SP_FIELD_IGNORED), /* an id of vLLM's own */
     KNOWN("user", BOTH, SP_FIELD_IGNORED),
     KNOWN("metadata", BOTH, SP_FIELD_IGNORED),

@@ -74,7 +74,7 @@ bool sp_cors_answer_preflight(sp_call *call)
     if (strcmp(sp_exchange_method(exchange), "OPTIONS") != 0 ||
         !sp_exchange_header(exchange, "Access-Control-Request-Method"))
         return false;
-    sp_exchange_add_header(exchange, "Access-Control-Allow-Methods", "GET, POST");
+    sp_exchange_add_header(exchange, "Access-Control-Allow-Methods", "GET, POST, PUT");
     /* Clients send headers of their own, which nothing here reads. */
     if (wanted)
         sp_exchange_add_header(exchange, "Access-Control-Allow-Headers", wanted);

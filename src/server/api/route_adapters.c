@@ -7,50 +7,12 @@
 #include "base/hash.h"
 #include "server/api/api.h"
 #include "server/api/body_fields.h"
+#include "server/api/query.h"
+#include "server/api/route_publish.h"
 #include "server/metrics/plain_text.h"
 
 #include <stdio.h>
 #include <string.h>
-
-/* ---- bodies -------------------------------------------------------------------------------- */
-
-typedef struct adapter_body {
-    const char *name, *path; /* borrowed from the body */
-    bool replace, pinned, unpinned;
-    int64_t expected_generation;
-} adapter_body;
-
-static sp_status read_body(const json_t *body, bool load, adapter_body *out_body, sp_error *error)
-{
-    sp_status status = sp_body_fields_check(body, load ? SP_FIELDS_LOAD : SP_FIELDS_NAME, error);
-
-    *out_body = (adapter_body){.name = NULL};
-    if (status == SP_OK)
-        status = sp_json_string(body, "lora_name", true, NULL, &out_body->name, error);
-    if (status == SP_OK && load)
-        status = sp_json_string(body, "lora_path", true, NULL, &out_body->path, error);
-    if (status == SP_OK)
-        status = sp_json_bool(body, "load_inplace", false, false, NULL, &out_body->replace, error);
-    if (status == SP_OK)
-        status = sp_json_bool(body, "pinned", false, false, NULL, &out_body->pinned, error);
-    out_body->unpinned = json_is_false(json_object_get(body, "pinned"));
-    if (status == SP_OK)
-        status = sp_json_int(body, "expected_generation", false, 0, INT64_MAX, 0, NULL,
-                             &out_body->expected_generation, error);
-    return status;
-}
-
-static void add_version_headers(sp_call *call, const sp_lora_task *task)
-{
-    char digest[2 * SP_DIGEST_BYTES + 1], generation[32];
-
-    if (task->generation == 0)
-        return;
-    sp_hex(task->digest.bytes, SP_DIGEST_BYTES, digest);
-    snprintf(generation, sizeof generation, "%llu", (unsigned long long)task->generation);
-    sp_exchange_add_header(call->exchange, "X-Adapter-Digest", digest);
-    sp_exchange_add_header(call->exchange, "X-Adapter-Generation", generation);
-}
 
 static void answer_success(sp_call *call, const char *name, const char *what)
 {
@@ -70,7 +32,7 @@ static void answer_load(sp_call *call)
     if (!sp_task_is_done(call->task))
         return;
     if (task->task.status == SP_OK) {
-        add_version_headers(call, task);
+        sp_call_add_version(call, task);
         answer_success(call, task->name, "added");
     } else if (task->task.status == SP_ERR_STATE && error->code &&
                strcmp(error->code, "name-taken") == 0) {
@@ -83,51 +45,62 @@ static void answer_load(sp_call *call)
     }
 }
 
-static sp_status start_load(sp_call *call, const adapter_body *wanted, sp_error *error)
+static sp_status start_load(sp_call *call, const sp_adapter_wish *wish, sp_error *error)
 {
     sp_lora_task *task;
     char *path;
     sp_status status =
-        sp_stage_name_check(wanted->name, sp_engine_base_name(call->api->engine), error);
+        sp_stage_name_check(wish->name, sp_engine_base_name(call->api->engine), error);
 
     if (status != SP_OK) /* its subject is the name itself */
         snprintf(error->subject, sizeof error->subject, "lora_name");
     if (status == SP_OK)
-        status = sp_lora_dir_resolve(wanted->path, &path, error);
+        status = sp_lora_dir_resolve(wish->path, &path, error);
     if (status != SP_OK)
         return status;
-    task = sp_lora_task_create(SP_TASK_LOAD, wanted->name, path);
+    task = sp_adapter_wish_task(wish, path);
     sp_free(path);
-    if (task) {
+    if (task)
         task->look_up = SP_LOOK_UP_PATH;
-        task->replace = wanted->replace;
-        task->pinned = wanted->pinned;
-        task->unpinned = wanted->unpinned;
-        task->expected_generation = (uint64_t)wanted->expected_generation;
-    }
     sp_call_wait_lora(call, task, answer_load);
     return SP_OK;
 }
 
+/* What the body says, or the query where the body is the adapter. NULL: the call is answered. */
+static json_t *load_fields(sp_call *call)
+{
+    json_t *fields = NULL;
+    sp_error error;
+
+    if (!sp_call_brings_adapter(call))
+        return sp_call_body(call);
+    if (sp_query_read(sp_exchange_query(call->exchange), "lora_name", &fields, &error) != SP_OK)
+        sp_call_fail(call, error.status, &error);
+    return fields;
+}
+
 void sp_handle_load(sp_call *call)
 {
-    json_t *body = sp_call_body(call);
-    adapter_body wanted;
+    json_t *fields = load_fields(call);
+    bool brings = sp_call_brings_adapter(call);
+    sp_adapter_wish wish;
     sp_error error;
     sp_status status;
 
-    if (!body)
+    if (!fields)
         return;
-    status = read_body(body, true, &wanted, &error);
-    if (wanted.name)
-        call->model = sp_strdup(wanted.name);
-    if (status == SP_OK)
-        status = start_load(call, &wanted, &error);
-    if (status == SP_ERR_UNSUPPORTED)
+    status = sp_adapter_wish_read(fields, SP_FIELDS_LOAD, brings, &wish, &error);
+    if (wish.name)
+        call->model = sp_strdup(wish.name);
+    if (status == SP_OK && (brings || wish.has_shared))
+        status = sp_call_publish(call, &wish, fields, answer_load, &error);
+    else if (status == SP_OK)
+        status = start_load(call, &wish, &error);
+    if (status == SP_ERR_UNSUPPORTED && !error.code[0])
         sp_call_refuse(call, 403, NULL, error.subject, "no-adapter-dir", "%s", error.text);
     else if (status != SP_OK)
         sp_call_fail(call, status, &error);
-    json_decref(body);
+    json_decref(fields);
 }
 
 /* ---- unload and activate ------------------------------------------------------------------- */
@@ -150,13 +123,13 @@ static void answer_unload(sp_call *call)
 void sp_handle_unload(sp_call *call)
 {
     json_t *body = sp_call_body(call);
-    adapter_body wanted;
+    sp_adapter_wish wanted;
     sp_error error;
     sp_status status;
 
     if (!body)
         return;
-    status = read_body(body, false, &wanted, &error);
+    status = sp_adapter_wish_read(body, SP_FIELDS_NAME, false, &wanted, &error);
     if (status == SP_OK) {
         call->model = sp_strdup(wanted.name);
         sp_call_wait_lora(call, sp_lora_task_create(SP_TASK_UNLOAD, wanted.name, NULL),

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "server/api/api.h"
 #include "server/api/cors.h"
+#include "server/api/route_publish.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,38 +15,44 @@
 
 #define NS_PER_MS  1e6
 #define REQUEST_ID "X-Request-Id"
+#define ADAPTERS   "/v1/adapters/"
 
 static const sp_endpoint routes[] = {
-    {"POST", "/v1/completions", false, SP_ACCESS_USER, SP_FIELDS_COMPLETION, sp_handle_completions},
-    {"POST", "/v1/chat/completions", false, SP_ACCESS_USER, SP_FIELDS_CHAT, sp_handle_chat},
-    {"POST", "/v1/responses", false, SP_ACCESS_USER, SP_FIELDS_CHAT | SP_FIELDS_RESPONSES,
+    {"POST", "/v1/completions", NULL, SP_ACCESS_USER, SP_FIELDS_COMPLETION, sp_handle_completions},
+    {"POST", "/v1/chat/completions", NULL, SP_ACCESS_USER, SP_FIELDS_CHAT, sp_handle_chat},
+    {"POST", "/v1/responses", NULL, SP_ACCESS_USER, SP_FIELDS_CHAT | SP_FIELDS_RESPONSES,
      sp_handle_responses},
-    {"GET", "/v1/models", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_models},
-    {"GET", "/v1/models/", true, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_model},
-    {"POST", "/tokenize", false, SP_ACCESS_USER, SP_FIELDS_TOKENIZE, sp_handle_tokenize},
-    {"GET", "/tokenizer_info", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_tokenizer_info},
-    {"POST", "/detokenize", false, SP_ACCESS_USER, SP_FIELDS_DETOKENIZE, sp_handle_detokenize},
-    {"GET", "/v1/lora_adapters", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_adapters},
-    {"POST", "/v1/load_lora_adapter", false, SP_ACCESS_ADMIN, SP_FIELDS_LOAD, sp_handle_load},
-    {"POST", "/v1/unload_lora_adapter", false, SP_ACCESS_ADMIN, SP_FIELDS_NAME, sp_handle_unload},
-    {"POST", "/v1/lora/active", false, SP_ACCESS_ADMIN, SP_FIELDS_NAME, sp_handle_active},
-    {"GET", "/health", false, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_handle_health},
-    {"GET", "/ready", false, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_handle_ready},
-    {"GET", "/version", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_handle_version},
-    {"GET", "/metrics", false, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_handle_metrics},
-    {"GET", "/status.json", false, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_status},
-    {"GET", "/", false, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_handle_page},
+    {"GET", "/v1/models", NULL, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_models},
+    {"GET", "/v1/models/", "", SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_model},
+    {"POST", "/tokenize", NULL, SP_ACCESS_USER, SP_FIELDS_TOKENIZE, sp_handle_tokenize},
+    {"GET", "/tokenizer_info", NULL, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_tokenizer_info},
+    {"POST", "/detokenize", NULL, SP_ACCESS_USER, SP_FIELDS_DETOKENIZE, sp_handle_detokenize},
+    {"GET", "/v1/lora_adapters", NULL, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_adapters},
+    {"POST", "/v1/load_lora_adapter", NULL, SP_ACCESS_ADMIN, SP_FIELDS_LOAD, sp_handle_load},
+    {"POST", "/v1/unload_lora_adapter", NULL, SP_ACCESS_ADMIN, SP_FIELDS_NAME, sp_handle_unload},
+    {"POST", "/v1/lora/active", NULL, SP_ACCESS_ADMIN, SP_FIELDS_NAME, sp_handle_active},
+    {"PUT", ADAPTERS, "", SP_ACCESS_ADMIN, SP_FIELDS_PUBLISH, sp_handle_publish},
+    {"GET", "/health", NULL, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_handle_health},
+    {"GET", "/ready", NULL, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_handle_ready},
+    {"GET", "/version", NULL, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_handle_version},
+    {"GET", "/metrics", NULL, SP_ACCESS_PROBE, SP_FIELDS_NONE, sp_handle_metrics},
+    {"GET", "/status.json", NULL, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_status},
+    {"GET", "/", NULL, SP_ACCESS_OPEN, SP_FIELDS_NONE, sp_handle_page},
 };
 
 /* ---- finding and refusing ------------------------------------------------------------------ */
 
 static bool fits(const sp_endpoint *route, const char *path)
 {
-    size_t bytes = strlen(route->path);
+    size_t bytes = strlen(route->path), end_bytes, rest;
 
-    if (route->is_prefix)
-        return strncmp(path, route->path, bytes) == 0 && path[bytes] != '\0';
-    return strcmp(path, route->path) == 0;
+    if (!route->end)
+        return strcmp(path, route->path) == 0;
+    if (strncmp(path, route->path, bytes) != 0)
+        return false;
+    end_bytes = strlen(route->end);
+    rest = strlen(path + bytes);
+    return rest > end_bytes && strcmp(path + bytes + rest - end_bytes, route->end) == 0;
 }
 
 /* *out_other_method: the path exists, for other methods. */
@@ -108,11 +115,43 @@ static void refuse_no_route(sp_call *call, bool other_method)
         sp_call_refuse(call, 404, NULL, NULL, "not-found", "there is no such path");
 }
 
+static void take_argument(sp_call *call)
+{
+    const char *from = sp_exchange_path(call->exchange) + strlen(call->route->path);
+    char *text = sp_strndup(from, strlen(from) - strlen(call->route->end));
+    bool is_name = strcmp(call->route->path, ADAPTERS) == 0;
+
+    if (is_name && text && strchr(text, '/')) { /* in a name it is written as %2F */
+        sp_free(text);
+        refuse_no_route(call, false);
+        return;
+    }
+    call->argument = text ? sp_path_decode(text) : NULL;
+    sp_free(text);
+    if (!call->argument)
+        sp_call_refuse(call, 400, NULL, NULL, "invalid-path", "the path does not decode");
+}
+
+/* The one thing that is no JSON is an adapter. */
+static void check_type(sp_call *call)
+{
+    if (sp_call_brings_adapter(call) || is_json(call))
+        return;
+    if (call->route->handle == sp_handle_publish)
+        sp_call_refuse(call, 415, NULL, NULL, "not-an-adapter",
+                       "send multipart/form-data with the parts \"config\" and \"weights\", a "
+                       "safetensors file as application/octet-stream, or JSON that names shared "
+                       "memory");
+    else
+        sp_call_refuse(call, 415, NULL, NULL, "not-json",
+                       "send JSON, with the header \"Content-Type: application/json\"");
+}
+
 /* Answers what the headers alone decide. */
 static void check_call(sp_call *call)
 {
     const sp_api *api = call->api;
-    bool is_post = strcmp(call->route->method, "POST") == 0;
+    bool has_body = strcmp(call->route->method, "GET") != 0;
 
     if (call->route->access > SP_ACCESS_OPEN && sp_exchange_is_surplus(call->exchange))
         sp_call_refuse(call, 503, NULL, NULL, "too-many-connections",
@@ -123,17 +162,15 @@ static void check_call(sp_call *call)
     else if (call->route->access == SP_ACCESS_ADMIN && !api->settings->adapter_routes)
         sp_call_refuse(call, 403, NULL, NULL, "adapter-routes-off",
                        "the server was started with --no-adapter-routes");
-    else if (is_post && !is_json(call))
-        sp_call_refuse(call, 415, NULL, NULL, "not-json",
-                       "send JSON, with the header \"Content-Type: application/json\"");
-    else if (is_post && atomic_load(&api->draining))
+    else if (has_body && atomic_load(&api->draining))
         sp_call_refuse(call, 503, NULL, NULL, SP_CODE_SHUTTING_DOWN, "the server is shutting down");
-    else if (call->route->is_prefix) {
-        call->argument =
-            sp_path_decode(sp_exchange_path(call->exchange) + strlen(call->route->path));
-        if (!call->argument)
-            sp_call_refuse(call, 400, NULL, NULL, "invalid-path", "the path does not decode");
-    }
+    else if (has_body)
+        check_type(call);
+    if (sp_exchange_status(call->exchange) != 0)
+        return;
+    if (call->route->end)
+        take_argument(call);
+    sp_call_allow_adapter(call);
 }
 
 /* ---- the life of a call -------------------------------------------------------------------- */

@@ -185,6 +185,8 @@ static void finish_task(sp_driver *driver, sp_lora_task *task, sp_status status,
         sp_stage_find(sp_engine_stage(driver->engine), task->name, &info, NULL) == SP_OK) {
         task->generation = info.generation;
         task->digest = info.digest;
+        if (task->published && info.facts->receipt)
+            task->published->receipt = sp_strdup(info.facts->receipt);
     }
     sp_task_finish(&task->task, status, error);
     sp_task_release(&task->task);
@@ -390,6 +392,21 @@ void sp_driver_end_loads(sp_driver *driver)
 
 /* ---- tasks --------------------------------------------------------------------------------- */
 
+static sp_status start_load(sp_stage *stage, const sp_stage_load_options *wanted,
+                            sp_published *published, int64_t *out_ticket, sp_error *error)
+{
+    sp_status status;
+
+    if (!stage)
+        return no_slots(error);
+    if (!published)
+        return sp_stage_load(stage, wanted, out_ticket, error);
+    status = sp_stage_put(stage, wanted, published->adapter, out_ticket, error);
+    sp_adapter_release(published->adapter); /* the stage has its own reference */
+    published->adapter = NULL;
+    return status;
+}
+
 /* The load begins, whoever wanted it, with what `looked_up` found; where it cannot, it ends. */
 static void begin_load(sp_driver *driver, sp_pending_load *load, sp_lora_task *looked_up)
 {
@@ -416,7 +433,7 @@ static void begin_load(sp_driver *driver, sp_pending_load *load, sp_lora_task *l
     else if (status == SP_OK)
         status = sp_fail_memory(&error, 1, "what an adapter says of chat");
     if (status == SP_OK)
-        status = stage ? sp_stage_load(stage, &wanted, &load->ticket, &error) : no_slots(&error);
+        status = start_load(stage, &wanted, looked_up->published, &load->ticket, &error);
     if (status == SP_PENDING) {
         set_looking(driver, load, false);
         return;

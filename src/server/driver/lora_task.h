@@ -6,6 +6,7 @@
 #define SP_SERVER_DRIVER_LORA_TASK_H
 
 #include "server/driver/lora_chat.h"
+#include "server/driver/published.h"
 #include "server/driver/task.h"
 #include "server/metrics/metrics.h"
 
@@ -46,6 +47,7 @@ typedef struct sp_lora_task {
     bool unpinned;                    /* explicitly not pinned: what it replaces may be pinned */
     bool with_metrics, with_receipts; /* LIST */
     uint64_t expected_generation;
+    sp_published *published; /* LOAD: what is loaded, owned; NULL: what is at `path` */
     /* Filled before the task is done, read after it. */
     uint64_t generation;
     sp_digest digest;

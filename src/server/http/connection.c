@@ -25,6 +25,7 @@
 #define ACCEPTS_MAX        64 /* before others get their turn */
 #define READS_MAX          4  /* likewise */
 #define SCRATCH_BYTES      65536
+#define IN_PLACE_BYTES     (256 << 10) /* the most of a body that is received in one call */
 #define STREAM_BLOCK_BYTES 16384
 #define SEND_BUFFER_BYTES  131072 /* what a client that does not read may hold in the system */
 #define IN_KEPT_BYTES      65536  /* a larger buffer is given back between two requests */
@@ -311,6 +312,27 @@ static void complete(sp_connection *connection)
     take_answer(connection);
 }
 
+/* False: it was refused. */
+static bool make_room_for_body(sp_connection *connection)
+{
+    sp_exchange *exchange = connection->exchange;
+    const sp_http_options *options = &connection->http->options;
+
+    if (exchange->head.length > exchange->body_bytes_max) {
+        refuse(connection, exchange->body_too_large);
+        return false;
+    }
+    if (!exchange->body_in_place || exchange->head.length == 0)
+        return true;
+    if (sp_budget_hold(options->budget, SP_BUDGET_BODIES, &exchange->body_held,
+                       (size_t)exchange->head.length + 1) &&
+        sp_text_reserve(&exchange->body, (size_t)exchange->head.length))
+        return true;
+    sp_limits_note(connection->http, SP_LIMIT_MEMORY);
+    refuse(connection, &no_room_for_body);
+    return false;
+}
+
 /* The headers are judged: the body comes in, or nothing more is needed. */
 static void begin_body(sp_connection *connection)
 {
@@ -321,12 +343,14 @@ static void begin_body(sp_connection *connection)
 
     exchange->body_ended = empty;
     exchange->body_left = exchange->head.length;
+    exchange->body_bytes_max = connection->http->options.body_bytes_max;
+    exchange->body_too_large = &body_too_large;
     handlers->begun(handlers->user, exchange);
     if (exchange->status != 0) {
         begin_sending(connection);
     } else if (empty) {
         complete(connection);
-    } else {
+    } else if (make_room_for_body(connection)) {
         set_state(connection, SP_CONNECTION_BODY);
         if (exchange->head.expects_continue && connection->in_at == connection->in.bytes &&
             send(connection->fd, go_on, sizeof go_on - 1, MSG_NOSIGNAL) != sizeof go_on - 1)
@@ -378,8 +402,6 @@ static bool take_head(sp_connection *connection)
                                 &refusal);
     if (parsed == SP_HTTP_PARSE_REFUSED)
         refuse(connection, &refusal);
-    else if (connection->exchange->head.length > http->options.body_bytes_max)
-        refuse(connection, &body_too_large);
     else
         begin_body(connection);
     return true;
@@ -391,8 +413,8 @@ static bool add_to_body(sp_connection *connection, const char *data, size_t byte
     sp_exchange *exchange = connection->exchange;
     const sp_http_options *options = &connection->http->options;
 
-    if (exchange->body.bytes + bytes > options->body_bytes_max) {
-        refuse(connection, &body_too_large);
+    if (exchange->body.bytes + bytes > exchange->body_bytes_max) {
+        refuse(connection, exchange->body_too_large);
         return false;
     }
     sp_text_add_bytes(&exchange->body, data, bytes);
@@ -503,12 +525,41 @@ static bool is_reading(const sp_connection *connection)
             connection->state == SP_CONNECTION_LINGERING);
 }
 
+/* The rest of a body whose memory is there goes straight into it. NULL: the next bytes do not. */
+static char *place_for_body(const sp_connection *connection, size_t *out_bytes)
+{
+    const sp_exchange *exchange = connection->exchange;
+    bool in_place = connection->state == SP_CONNECTION_BODY && exchange->body_in_place &&
+                    !exchange->head.chunked && connection->in_at == connection->in.bytes;
+
+    if (!in_place)
+        return NULL;
+    *out_bytes =
+        exchange->body_left < IN_PLACE_BYTES ? (size_t)exchange->body_left : IN_PLACE_BYTES;
+    return exchange->body.data + exchange->body.bytes;
+}
+
+static void take_in_place(sp_connection *connection, size_t bytes)
+{
+    sp_exchange *exchange = connection->exchange;
+
+    exchange->body.bytes += bytes;
+    exchange->body.data[exchange->body.bytes] = '\0';
+    exchange->body_left -= bytes;
+    if (exchange->body_left > 0)
+        return;
+    complete(connection);
+    advance(connection);
+}
+
 static void read_in(sp_connection *connection)
 {
     char *scratch = connection->http->scratch;
 
     for (int i = 0; i < READS_MAX && is_reading(connection); i++) {
-        ssize_t n = recv(connection->fd, scratch, SCRATCH_BYTES, 0);
+        size_t most = SCRATCH_BYTES;
+        char *place = place_for_body(connection, &most);
+        ssize_t n = recv(connection->fd, place ? place : scratch, most, 0);
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -520,6 +571,10 @@ static void read_in(sp_connection *connection)
         }
         if (connection->state == SP_CONNECTION_LINGERING)
             continue;
+        if (place) {
+            take_in_place(connection, (size_t)n);
+            continue;
+        }
         sp_text_add_bytes(&connection->in, scratch, (size_t)n);
         if (connection->in.failed)
             sp_connection_close(connection);

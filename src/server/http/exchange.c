@@ -19,7 +19,7 @@ sp_exchange *sp_exchange_create(sp_connection *connection, const char *head, siz
         return NULL;
     exchange->http = connection->http;
     exchange->connection = connection;
-    exchange->head.method = exchange->head.path = "";
+    exchange->head.method = exchange->head.path = exchange->head.query = "";
     if (bytes > 0) {
         exchange->head_text = sp_strndup(head, bytes);
         if (!exchange->head_text) {
@@ -82,6 +82,11 @@ const char *sp_exchange_path(const sp_exchange *exchange)
     return exchange->head.path;
 }
 
+const char *sp_exchange_query(const sp_exchange *exchange)
+{
+    return exchange->head.query;
+}
+
 const char *sp_exchange_client(const sp_exchange *exchange)
 {
     return exchange->connection->client;
@@ -107,6 +112,22 @@ void sp_exchange_drop_body(sp_exchange *exchange)
 {
     sp_text_free(&exchange->body);
     sp_budget_hold(exchange->http->options.budget, SP_BUDGET_BODIES, &exchange->body_held, 0);
+}
+
+void sp_exchange_allow_body(sp_exchange *exchange, size_t bytes_max,
+                            const sp_http_refusal *too_large)
+{
+    exchange->body_bytes_max = bytes_max;
+    exchange->body_too_large = too_large;
+    exchange->body_in_place = true;
+}
+
+void sp_exchange_take_body(sp_exchange *exchange, sp_text *out_body, size_t *out_held)
+{
+    *out_body = exchange->body;
+    *out_held = exchange->body_held;
+    exchange->body = (sp_text){0};
+    exchange->body_held = 0;
 }
 
 void sp_exchange_set_context(sp_exchange *exchange, void *context)

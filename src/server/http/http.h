@@ -91,6 +91,7 @@ void sp_http_stop(sp_http *http, const sp_http_refusal *unfinished);
 
 const char *sp_exchange_method(const sp_exchange *exchange);
 const char *sp_exchange_path(const sp_exchange *exchange);   /* as sent, without the query */
+const char *sp_exchange_query(const sp_exchange *exchange);  /* as sent; "" without one */
 const char *sp_exchange_client(const sp_exchange *exchange); /* its address, without the port */
 /* NULL: it has none. Names are compared without case. */
 const char *sp_exchange_header(const sp_exchange *exchange, const char *name);
@@ -99,6 +100,16 @@ const char *sp_exchange_body(const sp_exchange *exchange, size_t *out_bytes);
 bool sp_exchange_is_surplus(const sp_exchange *exchange);
 /* Gives the body's memory back before the end of a long exchange. */
 void sp_exchange_drop_body(sp_exchange *exchange);
+/*
+ * From `begun`: the body may have bytes_max bytes, whatever the options say; a longer one is
+ * refused with `too_large`, which stays. One whose length is known gets its memory, and its part of
+ * the budget, before its first byte comes, and is received straight into it.
+ */
+void sp_exchange_allow_body(sp_exchange *exchange, size_t bytes_max,
+                            const sp_http_refusal *too_large);
+/* Moves the body to the caller (sp_text_free), with what it holds of the budget: the caller gives
+ * that back. Both outputs are overwritten. */
+void sp_exchange_take_body(sp_exchange *exchange, sp_text *out_body, size_t *out_held);
 
 /* The handlers' own data. */
 void sp_exchange_set_context(sp_exchange *exchange, void *context);

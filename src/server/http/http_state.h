@@ -76,6 +76,9 @@ struct sp_exchange {
     bool body_ended;
     sp_text body;
     size_t body_held; /* of the budget */
+    size_t body_bytes_max;
+    const sp_http_refusal *body_too_large;
+    bool body_in_place; /* its memory is there before it comes, where its length is known */
     void *context;
     /* The answer. */
     int status;

@@ -72,7 +72,7 @@ sp_http_parse sp_http_find_head(const char *data, size_t bytes, size_t bytes_max
 
 /* ---- the request's line ---------------------------------------------------------------------- */
 
-/* "http://host/path?query" is "/path" too; the query is of no use to anyone here. */
+/* "http://host/path?query" is "/path" and "query" too. */
 static sp_http_parse read_target(char *target, sp_http_head *head, sp_http_refusal *out_refusal)
 {
     if (strncasecmp(target, "http://", 7) == 0 || strncasecmp(target, "https://", 8) == 0) {
@@ -85,7 +85,9 @@ static sp_http_parse read_target(char *target, sp_http_head *head, sp_http_refus
     if (*target != '/' && strcmp(target, "*") != 0)
         return malformed(out_refusal, "the request's target is no path");
     head->path = target;
-    target[strcspn(target, "?")] = '\0';
+    target += strcspn(target, "?");
+    head->query = *target ? target + 1 : target;
+    *target = '\0';
     return SP_HTTP_PARSE_DONE;
 }
 
@@ -244,7 +246,7 @@ sp_http_parse sp_http_parse_head(char *data, size_t bytes, sp_http_head *out_hea
     bool first = true;
     char *line;
 
-    *out_head = (sp_http_head){.method = "", .path = ""};
+    *out_head = (sp_http_head){.method = "", .path = "", .query = ""};
     while (parsed == SP_HTTP_PARSE_DONE) {
         line = next_line(&data, end);
         if (!line)

@@ -26,6 +26,7 @@ typedef struct sp_http_header {
 /* Strings point into the bytes that were parsed. */
 typedef struct sp_http_head {
     const char *method, *path; /* "" where it was refused before that; the path without the query */
+    const char *query;         /* after the '?'; "" without one */
     int32_t minor;             /* of the version: 0, or 1 for all above */
     sp_http_header headers[SP_HTTP_HEADERS_MAX];
     int32_t n_headers;

@@ -1,0 +1,32 @@
+/*
+ * publisher.h: a thread between the HTTP thread and the driver, for adapters that come in requests:
+ * it reads their bytes, copies what is in shared memory, audits and hashes, and passes an adapter
+ * on to the driver, which packs it on the stage's thread. What is refused here never reaches the
+ * engine, and no step waits for any of it. It must not know: HTTP, how an adapter is packed.
+ */
+#ifndef SP_SERVER_DRIVER_PUBLISHER_H
+#define SP_SERVER_DRIVER_PUBLISHER_H
+
+#include "server/driver/driver.h"
+
+typedef struct sp_publisher sp_publisher;
+
+/* The codes of shared memory that cannot be read: there is none of that name, it is shorter than
+ * the request says, it was changed in length while it was copied. */
+#define SP_CODE_SHARED_MISSING "shm-missing"
+#define SP_CODE_SHARED_BOUNDS  "shm-bounds"
+/* And of a client that is on another host. */
+#define SP_CODE_SHARED_ELSEWHERE "shm-other-host"
+
+/* Both are borrowed until the stop. *out_publisher is owned by the caller. SP_ERR_MEMORY,
+ * SP_ERR_THREAD. */
+sp_status sp_publisher_start(const sp_engine *engine, sp_driver *driver,
+                             sp_publisher **out_publisher, sp_error *error);
+/* After the driver's stop, so that what is left is refused; waits for what is being read. NULL is
+ * allowed. */
+void sp_publisher_stop(sp_publisher *publisher);
+
+/* Any thread: a SP_TASK_LOAD with task->published. SP_ERR_STATE with `shutting-down`. */
+sp_status sp_publisher_publish(sp_publisher *publisher, sp_lora_task *task, sp_error *error);
+
+#endif
