@@ -87,12 +87,16 @@ typedef struct sp_engine_options {
                              own text and verified several in a step; changes no bit */
     int32_t draft_tokens; /* most drafts of one request in one step */
     bool no_batch_verify; /* measuring lever: each request with drafts has a pass of its own */
+    const char *draft_model; /* directory of a small model of the same vocabulary and tokenizer,
+                                which drafts where a request's own text has nothing; NULL: none */
 } sp_engine_options;
 
 SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
 
 /* Reason code: a part of the engine would take more memory than is free. */
 #define SP_CODE_MEMORY_SHORT "memory-short"
+/* Reason code: the draft model has another vocabulary or another tokenizer. */
+#define SP_CODE_DRAFT_MISMATCH "draft-model-mismatch"
 
 typedef struct sp_engine_adapter {
     size_t struct_bytes;
@@ -105,8 +109,9 @@ typedef struct sp_engine_adapter {
  * the adapters into slots, allocates pool, KV cache and scratch. On failure
  * everything is released. *out_engine is owned by the caller (sp_engine_close). Every string is
  * copied. SP_ERR_NOT_FOUND, SP_ERR_INPUT, SP_ERR_TRUNCATED, SP_ERR_MISMATCH, SP_ERR_UNSUPPORTED for
- * the model's files, what sp_adapter_open and sp_layout_pack return for an adapter (with
- * `engine-unsupported` for kinds that this engine cannot apply), SP_ERR_ARGUMENT for adapters
+ * the model's files and the draft model's, SP_ERR_MISMATCH with SP_CODE_DRAFT_MISMATCH where the
+ * latter cannot draft for the former, what sp_adapter_open and sp_layout_pack return for an adapter
+ * (with `engine-unsupported` for kinds that this engine cannot apply), SP_ERR_ARGUMENT for adapters
  * without slots, SP_ERR_MEMORY with the setting to lower. More adapters than slots is fine: the
  * rest wait in the host cache. What all of it will take (weights, slots, replaced rows, scratch,
  * host cache, KV cache) is compared with the free memory before any of it is allocated:
@@ -419,6 +424,9 @@ typedef struct sp_engine_stats {
     size_t device_bytes;   /* GPU: allocated there, all in all */
     uint64_t drafted_tokens, accepted_tokens;
     uint64_t verify_steps; /* of single requests; with those of others in one step each counts */
+    uint64_t model_drafted_tokens, model_accepted_tokens; /* of these, the draft model's */
+    double draft_seconds;                                 /* that it took */
+    size_t draft_model_bytes; /* its weights, KV cache and scratch; 0: there is none */
 } sp_engine_stats;
 
 /* Fills the caller's struct, whose struct_bytes is set. SP_ERR_ARGUMENT: a size that none has. */

@@ -344,14 +344,17 @@ static void add_summary_json(sp_text *out, const generate_run *run)
         "{\"summary\": {\"requests\": %zu, \"tokens\": %llu, \"steps\": %llu, "
         "\"rows\": %llu, \"prefill_rows\": %llu, \"decode_rows\": %llu, "
         "\"drafted_tokens\": %llu, \"accepted_tokens\": %llu, \"verify_steps\": %llu, "
+        "\"model_drafted_tokens\": %llu, \"model_accepted_tokens\": %llu, "
         "\"preemptions\": %llu, \"kv_pages_used_max\": %lld, \"cpu_isa\": \"%s\", "
         "\"precision\": \"%s\", ",
         run->requests.n, (unsigned long long)stats.tokens, (unsigned long long)stats.steps,
         (unsigned long long)stats.rows, (unsigned long long)stats.prefill_rows,
         (unsigned long long)stats.decode_rows, (unsigned long long)stats.drafted_tokens,
         (unsigned long long)stats.accepted_tokens, (unsigned long long)stats.verify_steps,
-        (unsigned long long)stats.preemptions, (long long)stats.kv_pages_used_max,
-        sp_engine_cpu_isa(run->engine), run->settings.run.precision);
+        (unsigned long long)stats.model_drafted_tokens,
+        (unsigned long long)stats.model_accepted_tokens, (unsigned long long)stats.preemptions,
+        (long long)stats.kv_pages_used_max, sp_engine_cpu_isa(run->engine),
+        run->settings.run.precision);
     add_times_json(out, run, &stats);
     sp_text_format(out,
                    "\"memory\": {\"weight_bytes\": %zu, \"pool_bytes\": %zu, \"kv_bytes\": %zu, "

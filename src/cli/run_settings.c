@@ -48,6 +48,10 @@ static const shared_row shared_rows[] = {
       "memory for packed adapters outside the slots; 0: half of what everything else leaves",
       false}},
     {ENGINE,
+     {"draft-model", SP_SETTING_STRING, FIELD(draft_model), NULL, 0, 0, NULL, "DIR",
+      "a small model of the same tokenizer that drafts tokens (see speculative); changes no result",
+      false}},
+    {ENGINE,
      {"served-model-name", SP_SETTING_STRING, FIELD(served_name), NULL, 0, 0, NULL, "NAME",
       "the base's name; default: its folder's", false}},
     {SP_SETTING_OF_OUTPUT,
@@ -154,6 +158,7 @@ static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_want
     *options = settings->options;
     options->model_dir = settings->model;
     options->served_name = settings->served_name;
+    options->draft_model = settings->draft_model;
     options->precision = strcmp(settings->precision, "f32") == 0 ? SP_DTYPE_F32 : SP_DTYPE_BF16;
     options->cpu_isa = settings->cpu_isa;
     options->device = settings->device;

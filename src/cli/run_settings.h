@@ -16,6 +16,7 @@ typedef struct sp_run_settings {
     const char *model;
     sp_setting_list adapters; /* NAME=DIR */
     const char *device, *cpu_isa, *precision, *lora_modules, *served_name, *active, *base_gemm;
+    const char *draft_model;
     int64_t host_cache_mib;
     bool json;
     sp_field_flags flags;      /* of the options that are rows of engine/option_rows.h */

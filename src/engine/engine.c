@@ -5,6 +5,7 @@
 #include "base/grow.h"
 #include "base/integer.h"
 #include "engine/constrain.h"
+#include "engine/draft_model.h"
 #include "engine/draft_source.h"
 #include "engine/engine_state.h"
 #include "engine/model/preflight.h"
@@ -14,7 +15,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define TOKENIZER_FILE  "tokenizer.json"
 #define GPU_PAGE_TOKENS 16
 /* Device memory that stays free for what the libraries and the driver allocate, as a share. */
 #define GPU_RESERVE_SHARE 32
@@ -145,7 +145,7 @@ static void note_tokenizer(sp_engine *engine)
 
     if (n > 0)
         snprintf(engine->tokenizer_note, sizeof engine->tokenizer_note,
-                 TOKENIZER_FILE
+                 SP_TOKENIZER_FILE
                  ": %d of the 256 bytes have no token and are dropped from texts, as "
                  "the reference tokenizer does",
                  n);
@@ -153,11 +153,11 @@ static void note_tokenizer(sp_engine *engine)
 
 static sp_status open_tokenizer(sp_engine *engine, sp_error *error)
 {
-    char *path = sp_path_join(engine->options.model_dir, TOKENIZER_FILE);
+    char *path = sp_path_join(engine->options.model_dir, SP_TOKENIZER_FILE);
     sp_status status = SP_OK;
 
     if (!path)
-        return sp_fail_memory(error, sizeof TOKENIZER_FILE, "a path");
+        return sp_fail_memory(error, sizeof SP_TOKENIZER_FILE, "a path");
     if (sp_path_exists(path)) {
         status = sp_tokenizer_open(engine->options.model_dir, &engine->tokenizer, error);
         if (status == SP_OK && sp_tokenizer_n_ids(engine->tokenizer) > engine->model.shape.vocab)
@@ -228,6 +228,7 @@ static sp_status create_scheduler(sp_engine *engine, sp_error *error)
         .adapter_preempt_steps = (uint64_t)engine->options.adapter_preempt_steps,
         .gate = sp_engine_gate(engine),
         .step_cost = &engine->step_cost,
+        .model = sp_draft_model_scheduled(engine),
     };
 
     if (sp_sequence_memory_create(&memory, &engine->memory) != SP_OK ||
@@ -236,12 +237,13 @@ static sp_status create_scheduler(sp_engine *engine, sp_error *error)
     return SP_OK;
 }
 
-/* `widths` is filled and borrowed by the options. All positions are within the cache, so the rotary
- * tables end there. */
-static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX])
+/* All positions are within the cache, so the rotary tables end there. */
+sp_ops_options sp_engine_ops_options(sp_engine *engine, const sp_model *model,
+                                     const sp_sequence_memory *memory, int32_t max_positions,
+                                     int32_t widths[SP_ROWS_MAX])
 {
-    const sp_model_shape *shape = &engine->model.shape;
-    int64_t kv_tokens = sp_sequence_memory_capacity(&engine->memory);
+    const sp_model_shape *shape = &model->shape;
+    int64_t kv_tokens = sp_sequence_memory_capacity(memory);
 
     return (sp_ops_options){
         .device = engine->device,
@@ -255,21 +257,27 @@ static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX]
         .spans_max = engine->options.max_running,
         .hidden = shape->hidden,
         .vocab = shape->vocab,
-        .n_widths = engine->model.family->widths(shape, widths),
+        .n_widths = model->family->widths(shape, widths),
         .widths = widths,
-        .fp32_rows = engine->model.family->fp32_rows,
+        .fp32_rows = model->family->fp32_rows,
         .attention = sp_family_attention(shape),
         .moe = sp_family_moe(shape),
         .rope = {.theta = shape->rope_theta,
                  .scaling = shape->rope_scaling,
                  .n_rot = shape->head_dim / 2,
-                 .positions = (int32_t)min64(kv_tokens, engine->max_context)},
-        .kv_pages = engine->memory.options.n_pages,
+                 .positions = (int32_t)min64(kv_tokens, max_positions)},
+        .kv_pages = memory->options.n_pages,
         .page_tokens = engine->options.page_tokens,
         .kv_resident = !engine->kv_left_open,
         .eager = engine->options.eager,
         .free_gemm = engine->options.base_gemm_free,
     };
+}
+
+static sp_ops_options ops_options(sp_engine *engine, int32_t widths[SP_ROWS_MAX])
+{
+    return sp_engine_ops_options(engine, &engine->model, &engine->memory, engine->max_context,
+                                 widths);
 }
 
 static sp_status create_step_buffers(sp_engine *engine, sp_error *error)
@@ -339,6 +347,7 @@ static sp_memory_needs needs_of(sp_engine *engine, size_t overlay_bytes)
         needs.slot = sp_layout_slot_bytes(engine->layout);
         needs.slots = engine->options.max_loras;
     }
+    sp_draft_model_add_needs(engine, &needs);
     return needs;
 }
 
@@ -401,6 +410,9 @@ static sp_status prefault(sp_engine *engine, sp_error *error)
     double began = sp_clock_seconds();
     sp_status status = sp_weight_files_prefault(&engine->model.files, progress_of(engine), error);
 
+    if (status == SP_OK && engine->draft_model)
+        status =
+            sp_weight_files_prefault(&engine->draft_model->model.files, progress_of(engine), error);
     engine->stats.prefault_seconds = sp_clock_seconds() - began;
     return status;
 }
@@ -426,6 +438,9 @@ static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, 
                                                                  : sp_free_memory("");
 
     status = open_model(engine, free_bytes, error);
+    if (status == SP_OK)
+        status =
+            sp_draft_model_open(engine, left_of(free_bytes, engine->model.needed_bytes), error);
     began = sp_clock_seconds();
     if (status == SP_OK)
         status = sp_engine_read_adapters(engine, adapters, n_adapters,
@@ -443,6 +458,8 @@ static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, 
         status = create_scheduler(engine, error);
     if (status == SP_OK)
         status = create_step_buffers(engine, error);
+    if (status == SP_OK)
+        status = sp_draft_model_start(engine, error);
     return status;
 }
 
@@ -507,6 +524,7 @@ sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapt
         return status;
     }
     engine->options.model_dir = NULL;
+    engine->options.draft_model = NULL;
     engine->options.served_name = NULL;
     engine->options.cpu_isa = NULL;
     engine->options.device = NULL;
@@ -526,6 +544,7 @@ void sp_engine_close(sp_engine *engine)
     sp_free(engine->sequences);
     sp_text_free(&engine->event_text);
     sp_text_free(&engine->decoded);
+    sp_draft_model_close(engine);
     sp_ops_destroy(engine->ops);
     sp_free(engine->finished);
     sp_free(engine->faults);
@@ -632,6 +651,7 @@ static sp_engine_stats stats_of(const sp_engine *engine)
     stats.captures = engine->ops->captures;
     stats.device_bytes = on_gpu(engine) ? sp_device_allocated_bytes(engine->device) : 0;
     stats.scratch_bytes += delta_bytes(engine);
+    stats.draft_model_bytes = sp_draft_model_bytes(engine);
     if (engine->stage) {
         sp_stage_stats stage = {.struct_bytes = sizeof stage};
 
@@ -682,8 +702,8 @@ static sp_status need_tokenizer(const sp_engine *engine, sp_error *error)
 {
     if (engine->tokenizer)
         return SP_OK;
-    return sp_fail(error, SP_ERR_NOT_FOUND, SP_ENGINE_NO_TOKENIZER, TOKENIZER_FILE, -1,
-                   "the model %s has no " TOKENIZER_FILE "; give token ids instead",
+    return sp_fail(error, SP_ERR_NOT_FOUND, SP_ENGINE_NO_TOKENIZER, SP_TOKENIZER_FILE, -1,
+                   "the model %s has no " SP_TOKENIZER_FILE "; give token ids instead",
                    engine->base_name);
 }
 

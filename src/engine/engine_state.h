@@ -23,8 +23,11 @@
 #define SP_ENGINE_ADAPTER_NON_FINITE "adapter-non-finite" /* logits, with an adapter applied */
 #define SP_ENGINE_LOGITS_NON_FINITE  "logits-non-finite"  /* without one */
 
-/* constrain.h; opaque elsewhere. */
+#define SP_TOKENIZER_FILE "tokenizer.json" /* of a model's directory */
+
+/* constrain.h and draft_model.h; opaque elsewhere. */
 typedef struct sp_constrain sp_constrain;
+typedef struct sp_draft_model sp_draft_model;
 
 /* A row of the current step whose logits are needed. */
 typedef struct sp_logit_row {
@@ -57,8 +60,9 @@ struct sp_engine {
     bool untimed;                /* no step is noted there */
     const sp_op_table *op_table; /* of the backend */
     sp_ops *ops;
-    bool *faults;             /* [max_running] of the current step's spans */
-    sp_step_span *step_spans; /* [max_running] */
+    sp_draft_model *draft_model; /* NULL: none */
+    bool *faults;                /* [max_running] of the current step's spans */
+    sp_step_span *step_spans;    /* [max_running] */
     int32_t max_context;
     bool kv_left_open; /* the preflight has set the KV cache's size */
 
@@ -113,6 +117,15 @@ sp_slot_gate sp_engine_gate(sp_engine *engine);
 /* step.c, for the gate: a waiting sequence can never run. Drops it, with an event. `user` is the
  * engine, inside a step; `error` is borrowed until return. */
 void sp_engine_refused(void *user, sp_sequence *sequence, const sp_error *error);
+
+/* step.c: how the token after a sequence's first n_tokens, drafts included, is chosen. */
+sp_choice sp_engine_choice(const sp_sequence *sequence, int32_t n_tokens);
+
+/* engine.c: those of a backend for a model, whose pages are `memory`'s, with the engine's deltas.
+ * All positions are below max_positions. `widths` is filled and borrowed by the options. */
+sp_ops_options sp_engine_ops_options(sp_engine *engine, const sp_model *model,
+                                     const sp_sequence_memory *memory, int32_t max_positions,
+                                     int32_t widths[SP_ROWS_MAX]);
 
 /* The adapter version of a name; NULL: the active one, or the base. *out_hold is one reference
  * (sp_stage_release). Engine thread. SP_ERR_NOT_FOUND. */

@@ -173,8 +173,8 @@ const sp_field sp_option_rows[] = {
      .type = SP_FIELD_BOOL,
      .forms = ENGINE,
      .offset = AT(speculative),
-     .help = "draft tokens from a request's own text and verify several in a step, unless the "
-             "request says otherwise; changes no result"},
+     .help = "draft tokens from a request's own text, or by the draft model, and verify several in "
+             "a step, unless the request says otherwise; changes no result"},
     {.name = "draft-tokens",
      .type = SP_FIELD_INT,
      .forms = ENGINE,

@@ -234,6 +234,7 @@ static void meet_draft(sp_engine *engine, sp_sequence *sequence, int32_t token)
         return;
     sequence->trace.accepted_tokens++;
     engine->stats.accepted_tokens++;
+    engine->stats.model_accepted_tokens += sequence->draft.by == SP_DRAFT_BY_MODEL;
 }
 
 static void take_token(step_run *run, sp_sequence *sequence, int32_t token, token_score score)
@@ -329,24 +330,36 @@ static void constrain(sp_engine *engine, int32_t index)
     choice->constrained = status;
 }
 
+sp_choice sp_engine_choice(const sp_sequence *sequence, int32_t n_tokens)
+{
+    return (sp_choice){
+        .sampling = &sequence->sampling.params,
+        .penalties = &sequence->sampling.penalties,
+        .ends = &sequence->sampling.ends,
+        .tokens = sequence->tokens,
+        .n_prompt = sequence->request.n_prompt,
+        .n_tokens = n_tokens,
+        .adjusted = sequence->sampling.adjusted,
+        .given = -1,
+        .n_top = -1,
+    };
+}
+
 /* What is wanted of a row of the window: a token, its score, or that of one that is given. */
 static sp_choice wanted_choice(const sp_sequence *sequence, int32_t position)
 {
     bool scores = sp_sequence_scores(sequence, position);
     bool chooses = wants_token(sequence, position);
 
-    return (sp_choice){
-        .sampling = chooses ? &sequence->sampling.params : NULL,
-        .penalties = &sequence->sampling.penalties,
-        .ends = &sequence->sampling.ends,
-        .tokens = sequence->tokens,
-        .n_prompt = sequence->request.n_prompt,
-        .n_tokens = position + 1,
-        .adjusted = sequence->sampling.adjusted,
-        .given = scores ? sequence->tokens[position + 1] : -1,
-        .n_top =
-            scores || (chooses && sequence->request.logprobs) ? sequence->request.top_logprobs : -1,
-    };
+    sp_choice choice = sp_engine_choice(sequence, position + 1);
+
+    if (!chooses)
+        choice.sampling = NULL;
+    if (scores)
+        choice.given = sequence->tokens[position + 1];
+    if (scores || (chooses && sequence->request.logprobs))
+        choice.n_top = sequence->request.top_logprobs;
+    return choice;
 }
 
 static void choose_tokens(sp_engine *engine)
@@ -529,6 +542,8 @@ static void count_rows(sp_engine *engine, const sp_batch_entry *entry)
     trace->drafted_tokens += entry->n_drafts;
     trace->verify_steps++;
     engine->stats.drafted_tokens += (uint64_t)entry->n_drafts;
+    if (entry->sequence->draft.by == SP_DRAFT_BY_MODEL)
+        engine->stats.model_drafted_tokens += (uint64_t)entry->n_drafts;
     engine->stats.verify_steps++;
 }
 
@@ -605,7 +620,8 @@ static void advance(sp_engine *engine, const sp_batch *batch)
         else if (entry->n_drafts > 0)
             n_rows += entry->sequence->draft.n_used - entry->n_drafts - 1;
         sp_scheduler_advance(&engine->scheduler, entry->sequence, n_rows);
-        sp_draft_end(&entry->sequence->draft, entry->n_drafts, engine->scheduler.row_cost);
+        sp_draft_end(&entry->sequence->draft, entry->n_drafts,
+                     engine->scheduler.draft_costs[entry->sequence->draft.by]);
         if (engine->faults[i])
             entry->sequence->draft = sp_draft_create(0);
     }

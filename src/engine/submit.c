@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/grow.h"
 #include "engine/constrain.h"
+#include "engine/draft_model.h"
 #include "engine/engine_state.h"
 #include "engine/request/request_table.h"
 
@@ -130,6 +131,7 @@ static void destroy_sequence(sp_sequence *sequence)
     sp_ends_destroy(&sequence->sampling.ends);
     sp_text_free(&sequence->text.held);
     sp_held_memory_destroy(&sequence->memory);
+    sp_held_memory_destroy(&sequence->trail.memory);
     sp_free(sequence->sampling.bias);
     sp_free(sequence->tokens);
     sp_free(sequence);
@@ -200,6 +202,8 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
     sequence->tokens = sp_calloc((size_t)total, sizeof(int32_t));
     if (!sequence->tokens ||
         sp_held_memory_create(&engine->memory, total, &sequence->memory) != SP_OK ||
+        (drafts_for(engine, request) &&
+         sp_draft_model_begin(engine, total, &sequence->trail) != SP_OK) ||
         !create_stop(request, &sequence->text.stop) ||
         !copy_sampling(request, &sequence->sampling) ||
         sp_ends_create(request, &engine->model.shape, engine->tokenizer,

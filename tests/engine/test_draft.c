@@ -109,9 +109,9 @@ static void test_the_window(void **state)
 /* A step with the drafts that are wanted, of which the first `right` are. Returns how many. */
 static int32_t step_at(sp_draft *draft, int32_t right, double cost)
 {
-    int32_t n = sp_draft_wanted(draft, cost), guess = 1;
+    int32_t n = sp_draft_wanted(draft, SP_DRAFT_BY_LOOKUP, cost), guess = 1;
 
-    sp_draft_begin(draft, n);
+    sp_draft_begin(draft, SP_DRAFT_BY_LOOKUP, n);
     for (int32_t i = 0; i <= n && !draft->rejected; i++) {
         bool met = sp_draft_meet(draft, i < right ? 1 : 2, &guess);
 
@@ -163,7 +163,7 @@ static void test_nothing_is_ever_right(void **state)
     /* 4 drafts, one more, then one after each pause of 15, 30, 60, 64, 64, .. steps */
     assert_int_equal(tries, 2 + 3 + (1000 - (2 + 3 + 105)) / 65);
     assert_int_equal(drafted, 4 + tries - 1);
-    while (sp_draft_wanted(&draft, 0.4) == 0)
+    while (sp_draft_wanted(&draft, SP_DRAFT_BY_LOOKUP, 0.4) == 0)
         step(&draft, 0);
     for (int32_t i = 0; i < 3; i++) /* hits bring it back, without pauses */
         assert_int_equal(step(&draft, 1), 1);
@@ -179,8 +179,9 @@ static void test_what_a_row_costs(void **state)
     int32_t rows = 0;
 
     (void)state;
-    assert_int_equal(sp_draft_wanted(&dear, 0.5), 4); /* 0.9 to the 4th is 0.66 */
-    assert_int_equal(sp_draft_wanted(&dear, 0.7), 3); /* to the third 0.73 */
+    assert_int_equal(sp_draft_wanted(&dear, SP_DRAFT_BY_LOOKUP, 0.5),
+                     4); /* 0.9 to the 4th is 0.66 */
+    assert_int_equal(sp_draft_wanted(&dear, SP_DRAFT_BY_LOOKUP, 0.7), 3); /* to the third 0.73 */
     assert_int_equal(step_at(&dear, 1, 0.9), 1);
     assert_int_equal(step_at(&dear, 4, 0.9), 4); /* 1 of 1 */
     dear = sp_draft_create(4);
@@ -189,7 +190,7 @@ static void test_what_a_row_costs(void **state)
     assert_int_equal(rows, 3);          /* at once, after 29 steps, after 58 more */
     for (int32_t i = 0; i < 100; i++) { /* where a row costs nothing a miss is no reason to pause */
         assert_int_equal(step_at(&cheap, 0, 0), 4);
-        assert_int_equal(cheap.pause, 0);
+        assert_int_equal(cheap.shares[SP_DRAFT_BY_LOOKUP].pause, 0);
     }
 }
 

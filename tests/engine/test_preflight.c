@@ -75,6 +75,11 @@ static void the_sums_in_their_order(void **state)
     refused(&needs, 140 * MIB - 1, "max-loras");
     refused(&needs, 100 * MIB - 1, "model");
     refused(&needs, 0, "model");
+    needs.draft = 50 * MIB; /* after the weights */
+    assert_int_equal(fits(&needs, 296 * MIB).kv_tokens, 16);
+    refused(&needs, 296 * MIB - 1, "kv-tokens");
+    refused(&needs, 150 * MIB - 1, "draft-model");
+    refused(&needs, 100 * MIB - 1, "model");
 }
 
 static void the_text_says_needed_and_free(void **state)

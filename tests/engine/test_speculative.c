@@ -2,7 +2,8 @@
  * Speculative decoding changes how many steps a text takes, and nothing else: 1,000 random requests
  * over six adapters and the base, with rotation, preemption and prefix hits, give the same tokens,
  * texts, logprobs and logits byte for byte with drafts and without, whoever drafts and however much
- * of it is accepted; and the prefix table holds the same pages afterwards.
+ * of it is accepted; and the prefix table holds the same pages afterwards. With a draft model too,
+ * be it the model itself or one that knows nothing.
  */
 #include "support/test.h"
 
@@ -34,29 +35,39 @@ static const char *const names[N_ADAPTERS] = {"all-linear", "attn-r4",    "r1",
                                               "r64",        "rslora-r16", "patterns"};
 static const char *const stops[] = {"e", "th", "in", " a", "ing"};
 
-static char *model; /* the fixture with the tokenizer that fits it; of the whole group */
+/* Fixtures with the tokenizer that fits them; of the whole group. */
+static char *model, *stranger;
 
-static int make_model(void **state)
+static char *make_model(const char *fixture)
 {
+    char *directory = shell_copy_directory(fixture);
     char *data;
     size_t bytes;
     sp_error error;
 
-    (void)state;
-    model = shell_copy_directory(SP_TEST_FIXTURES "/qwen3-tied");
     assert_ok(sp_file_read_all(SP_TEST_FIXTURES "/tokenizer512/tokenizer.json", 1 << 24, &data,
                                &bytes, &error),
               &error);
-    sp_test_write_file(model, "tokenizer.json", data, bytes);
+    sp_test_write_file(directory, "tokenizer.json", data, bytes);
     sp_free(data);
+    return directory;
+}
+
+static int make_models(void **state)
+{
+    (void)state;
+    model = make_model(SP_TEST_FIXTURES "/qwen3-tied");
+    stranger = make_model(SP_TEST_FIXTURES "/llama3");
     return 0;
 }
 
-static int remove_model(void **state)
+static int remove_models(void **state)
 {
     (void)state;
     sp_test_remove_tree(model);
+    sp_test_remove_tree(stranger);
     sp_free(model);
+    sp_free(stranger);
     return 0;
 }
 
@@ -245,8 +256,23 @@ static sp_engine_options crowded(void)
     return options;
 }
 
-/* Every request plain and with drafts: percent of the oracle's are right; -1: prompt lookup. */
-static void check_random(uint64_t seed, int32_t n, int32_t percent, bool alone)
+static void print_figures(const sp_engine_stats *plain, const sp_engine_stats *drafted)
+{
+    print_message(
+        "%llu tokens in %llu steps, %llu with drafts: %llu of %llu accepted (%llu of %llu "
+        "of a model's), %llu preemptions, %llu rotations, %llu tokens from the prefix "
+        "cache\n",
+        (unsigned long long)plain->tokens, (unsigned long long)plain->steps,
+        (unsigned long long)drafted->steps, (unsigned long long)drafted->accepted_tokens,
+        (unsigned long long)drafted->drafted_tokens,
+        (unsigned long long)drafted->model_accepted_tokens,
+        (unsigned long long)drafted->model_drafted_tokens, (unsigned long long)drafted->preemptions,
+        (unsigned long long)drafted->rotations, (unsigned long long)drafted->prefix_tokens);
+}
+
+/* Every request plain and with drafts: percent of the oracle's are right; -1: prompt lookup, and
+ * the draft model, if there is one. */
+static void check_random(uint64_t seed, int32_t n, int32_t percent, bool alone, const char *drafter)
 {
     scene *s = make_scene(seed, n);
     oracle o = {s->plain, s->drafted, (size_t)n, (uint32_t)percent, {seed}};
@@ -260,6 +286,7 @@ static void check_random(uint64_t seed, int32_t n, int32_t percent, bool alone)
     options.speculative = true;
     options.draft_tokens = 1 + (int32_t)(seed % 9);
     options.no_batch_verify = alone;
+    options.draft_model = drafter;
     engine = open_engine(&options);
     if (percent >= 0)
         sp_engine_set_draft_source(engine, (sp_draft_source){&o, foretell});
@@ -267,13 +294,8 @@ static void check_random(uint64_t seed, int32_t n, int32_t percent, bool alone)
     sp_engine_close(engine);
     for (int32_t i = 0; i < n; i++)
         engine_run_assert_same(&s->plain[i], &s->drafted[i]);
-    print_message("%llu tokens in %llu steps, %llu with drafts: %llu of %llu accepted, %llu "
-                  "preemptions, %llu rotations, %llu tokens from the prefix cache\n",
-                  (unsigned long long)plain.tokens, (unsigned long long)plain.steps,
-                  (unsigned long long)drafted.steps, (unsigned long long)drafted.accepted_tokens,
-                  (unsigned long long)drafted.drafted_tokens,
-                  (unsigned long long)drafted.preemptions, (unsigned long long)drafted.rotations,
-                  (unsigned long long)drafted.prefix_tokens);
+    print_figures(&plain, &drafted);
+    assert_int_equal(drafted.model_drafted_tokens > 0, drafter && percent < 0);
     assert_int_equal(drafted.tokens, plain.tokens);
     assert_true(drafted.preemptions > 0);
     if (n == N_REQUESTS && drafted.page_tokens == PAGE) /* a GPU's pages are larger */
@@ -286,21 +308,29 @@ static void check_random(uint64_t seed, int32_t n, int32_t percent, bool alone)
 static void test_a_thousand_requests_by_prompt_lookup(void **state)
 {
     (void)state;
-    check_random(3, N_REQUESTS, -1, false);
+    check_random(3, N_REQUESTS, -1, false, NULL);
 }
 
 static void test_drafts_that_are_right_by_chance(void **state)
 {
     (void)state;
-    check_random(11, 150, 60, false);
-    check_random(7, 100, 0, false);
-    check_random(8, 100, 100, false);
+    check_random(11, 150, 60, false, NULL);
+    check_random(7, 100, 0, false, NULL);
+    check_random(8, 100, 100, false, NULL);
 }
 
 static void test_a_pass_for_each_verifying_request(void **state)
 {
     (void)state;
-    check_random(5, 100, 70, true);
+    check_random(5, 100, 70, true, NULL);
+}
+
+static void test_a_draft_model(void **state)
+{
+    (void)state;
+    check_random(21, 300, -1, false, model);
+    check_random(22, 200, -1, false, stranger);
+    check_random(23, 60, -1, true, model);
 }
 
 /* ---- one request ---------------------------------------------------------------------------- */
@@ -615,8 +645,13 @@ static uint64_t soak_seeds; /* 0 when the program is run as a quick test */
 static void test_many_seeds(void **state)
 {
     (void)state;
-    for (uint64_t seed = 100; seed < 100 + soak_seeds; seed++)
-        check_random(seed, N_REQUESTS, (int32_t)(seed % 5) * 25 - (seed % 7 == 0), seed % 3 == 0);
+    for (uint64_t seed = 100; seed < 100 + soak_seeds; seed++) {
+        const char *drafters[] = {NULL, model, stranger};
+        const char *drafter = drafters[seed % 3];
+
+        check_random(seed, N_REQUESTS, drafter || seed % 7 == 0 ? -1 : (int32_t)(seed / 3 % 5) * 25,
+                     seed % 4 == 0, drafter);
+    }
 }
 
 int main(int argc, char **argv)
@@ -626,6 +661,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_a_thousand_requests_by_prompt_lookup),
         cmocka_unit_test(test_drafts_that_are_right_by_chance),
         cmocka_unit_test(test_a_pass_for_each_verifying_request),
+        cmocka_unit_test(test_a_draft_model),
         cmocka_unit_test(test_one_request_and_what_it_leaves),
         cmocka_unit_test(test_a_text_that_ends_inside_the_drafts),
         cmocka_unit_test(test_long_prompts_side_by_side),
@@ -637,7 +673,7 @@ int main(int argc, char **argv)
 
     if (argc > 1) {
         soak_seeds = strtoull(argv[1], NULL, 10);
-        return cmocka_run_group_tests(soak, make_model, remove_model);
+        return cmocka_run_group_tests(soak, make_models, remove_models);
     }
-    return cmocka_run_group_tests(tests, make_model, remove_model);
+    return cmocka_run_group_tests(tests, make_models, remove_models);
 }

@@ -103,7 +103,31 @@ def check_speculative_streams(binary):
         assert again["choices"] == whole["choices"]
 
 
-CHECKS = [check_speculative_answers, check_speculative_streams]
+def model_totals_of(server):
+    text = get(server, "/metrics").bytes.decode()
+    return [float(re.search(r"^sidepath_draft_model_%s_total (\S+)$" % name, text, re.M).group(1))
+            for name in ("tokens", "accepted_tokens", "seconds")]
+
+
+def check_draft_model(binary):
+    """A text that does not repeat itself is drafted by a model: the base itself, which is right for
+    the base's requests, and often for an adapter's."""
+    with serving.serving(binary, *flags(), "--draft-model", serving.BASE) as server:
+        bodies = [{"model": name, "prompt": "And it came to pass", "max_tokens": 24, "seed": 3,
+                   "temperature": 1, "ignore_eos": True, "logprobs": 2}
+                  for name in ("base", "scripture")]
+        for body in bodies:
+            plain = asked(server, "/v1/completions", body, False)
+            before = model_totals_of(server)
+            now = asked(server, "/v1/completions", body, True)
+            assert plain["choices"] == now["choices"], (plain, now)
+            drafted, accepted, seconds = (a - b for a, b in zip(model_totals_of(server), before))
+            assert drafted >= accepted > 0 and seconds > 0, (drafted, accepted, seconds)
+            if body["model"] == "base":
+                assert drafted == accepted
+
+
+CHECKS = [check_speculative_answers, check_speculative_streams, check_draft_model]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])

@@ -77,6 +77,9 @@ sp_status sp_memory_preflight(const sp_memory_needs *needs, size_t free_bytes,
 
     SP_ASSERT(needs->kv_token > 0 && needs->page_tokens > 0);
     SP_ASSERT(needs->max_running > 0 && needs->max_context > 0);
+    if (status == SP_OK && needs->draft > 0)
+        status = take(&left, needs->draft, "the draft model", "draft-model",
+                      "take a smaller one, or none", error);
     if (status == SP_OK && needs->slots > 0)
         status = take_pool(needs, &left, error);
     if (status == SP_OK)

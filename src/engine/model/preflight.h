@@ -12,6 +12,7 @@
 /* All in bytes unless the name says otherwise. Sums that would overflow are SIZE_MAX. */
 typedef struct sp_memory_needs {
     size_t weights;
+    size_t draft;      /* weights and activations of a draft model */
     size_t slot;       /* one slot of the pool, or an image of one */
     int32_t slots;     /* 0: no pool, no overlay and no host cache */
     size_t overlay;    /* budget of replaced rows */

@@ -15,26 +15,28 @@ sp_draft sp_draft_create(int32_t longest)
     return (sp_draft){.longest = longest};
 }
 
-static double share_of(const sp_draft *draft)
+static double value_of(const sp_draft_share *share)
 {
-    return draft->met > 0 ? (draft->hits + 1.0) / (draft->met + 1.0) : SP_DRAFT_UNTRIED;
+    return share->met > 0 ? (share->hits + 1.0) / (share->met + 1.0) : SP_DRAFT_UNTRIED;
 }
 
-int32_t sp_draft_wanted(const sp_draft *draft, double cost)
+int32_t sp_draft_wanted(const sp_draft *draft, sp_drafter by, double cost)
 {
-    double share = share_of(draft), all = share * share;
+    const sp_draft_share *share = &draft->shares[by];
+    double each = value_of(share), all = each * each;
     int32_t n = 1;
 
-    if (draft->longest == 0 || draft->pause > 0)
+    if (draft->longest == 0 || share->pause > 0)
         return 0;
     for (; n < draft->longest && all >= cost; n++)
-        all *= share;
+        all *= each;
     return n;
 }
 
-void sp_draft_begin(sp_draft *draft, int32_t n)
+void sp_draft_begin(sp_draft *draft, sp_drafter by, int32_t n)
 {
     SP_ASSERT(n >= 0 && n <= draft->longest);
+    draft->by = by;
     draft->n_left = n;
     draft->n_accepted = 0;
     draft->n_used = 0;
@@ -51,36 +53,38 @@ bool sp_draft_meet(sp_draft *draft, int32_t token, const int32_t *guess)
     return !draft->rejected;
 }
 
-static void note_met(sp_draft *draft, int32_t hits, int32_t met)
+static void note_met(sp_draft_share *share, int32_t hits, int32_t met)
 {
-    draft->hits += hits;
-    draft->met += met;
-    while (draft->met >= SP_DRAFT_MEMORY) {
-        draft->hits /= 2;
-        draft->met /= 2;
+    share->hits += hits;
+    share->met += met;
+    while (share->met >= SP_DRAFT_MEMORY) {
+        share->hits /= 2;
+        share->met /= 2;
     }
 }
 
-static int32_t next_pause(const sp_draft *draft, double cost)
+static int32_t next_pause(const sp_draft_share *share, double cost)
 {
     int32_t first = SP_DRAFT_PAUSE_MIN + (int32_t)(SP_DRAFT_PAUSE_COST * cost);
 
-    if (draft->pause_last == 0)
+    if (share->pause_last == 0)
         return first;
-    return min_of(2 * draft->pause_last, SP_DRAFT_PAUSE_MAX);
+    return min_of(2 * share->pause_last, SP_DRAFT_PAUSE_MAX);
 }
 
 void sp_draft_end(sp_draft *draft, int32_t n_drafts, double cost)
 {
-    if (n_drafts == 0) {
-        draft->pause -= draft->pause > 0;
+    sp_draft_share *share = &draft->shares[draft->by];
+
+    for (int32_t i = 0; i < SP_DRAFTERS; i++)
+        draft->shares[i].pause -= draft->shares[i].pause > 0;
+    if (n_drafts == 0)
         return;
-    }
-    note_met(draft, draft->n_accepted, draft->n_accepted + draft->rejected);
+    note_met(share, draft->n_accepted, draft->n_accepted + draft->rejected);
     if (draft->n_accepted > 0)
-        draft->pause_last = 0;
-    else if (draft->rejected && share_of(draft) < cost)
-        draft->pause = draft->pause_last = next_pause(draft, cost);
+        share->pause_last = 0;
+    else if (draft->rejected && value_of(share) < cost)
+        share->pause = share->pause_last = next_pause(share, cost);
 }
 
 /* ---- prompt lookup ------------------------------------------------------------------------- */

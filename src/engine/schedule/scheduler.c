@@ -42,7 +42,8 @@ sp_status sp_scheduler_create(const sp_scheduler_options *options, sp_scheduler 
 
     scheduler.running = sp_calloc(n, sizeof(sp_sequence *));
     scheduler.batch.entries = sp_calloc(n, sizeof(sp_batch_entry));
-    if (!scheduler.running || !scheduler.batch.entries) {
+    scheduler.draft_calls = sp_calloc(n, sizeof(sp_draft_call));
+    if (!scheduler.running || !scheduler.batch.entries || !scheduler.draft_calls) {
         sp_scheduler_destroy(&scheduler);
         return SP_ERR_MEMORY;
     }
@@ -53,6 +54,7 @@ sp_status sp_scheduler_create(const sp_scheduler_options *options, sp_scheduler 
 void sp_scheduler_destroy(sp_scheduler *scheduler)
 {
     sp_free(scheduler->batch.entries);
+    sp_free(scheduler->draft_calls);
     sp_free(scheduler->running);
     sp_free(scheduler->waiting);
     *scheduler = (sp_scheduler){0};
@@ -88,11 +90,21 @@ sp_status sp_scheduler_add(sp_scheduler *scheduler, sp_sequence *sequence)
     return SP_OK;
 }
 
+/* Of the sequence's keys and values, and the draft model's. */
+static void release_memory(const sp_scheduler *scheduler, sp_sequence *sequence)
+{
+    const sp_draft_model_calls *model = &scheduler->options.model;
+
+    sp_sequence_memory_release(scheduler->options.memory, &sequence->memory);
+    if (model->release)
+        model->release(model->user, sequence);
+}
+
 void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence)
 {
     if (!take_out(scheduler->running, &scheduler->n_running, sequence))
         take_out(scheduler->waiting, &scheduler->n_waiting, sequence);
-    sp_sequence_memory_release(scheduler->options.memory, &sequence->memory);
+    release_memory(scheduler, sequence);
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -150,7 +162,7 @@ static void preempt(sp_scheduler *scheduler, sp_sequence *victim)
 {
     drop_entry(&scheduler->batch, victim);
     take_out(scheduler->running, &scheduler->n_running, victim);
-    sp_sequence_memory_release(scheduler->options.memory, &victim->memory);
+    release_memory(scheduler, victim);
     give_slot_back(scheduler, victim);
     victim->trace.preemptions++;
     victim->queue.state = SP_SEQUENCE_WAITING;
@@ -378,13 +390,14 @@ static void admit(sp_scheduler *scheduler)
 
 /* ---- drafts -------------------------------------------------------------------------------- */
 
-/* The most drafts of an entry: what its sequence wants, as many rows as are left in the step, and
- * one token less than it may still get, because the last row yields one without a draft. */
-static int32_t drafts_max(const sp_scheduler *scheduler, const sp_batch_entry *entry)
+/* The most drafts of an entry by a drafter: what its sequence wants, `rows` that are left in the
+ * step, and one token less than it may still get, because the last row yields one without a draft.
+ */
+static int32_t drafts_max(const sp_scheduler *scheduler, const sp_batch_entry *entry, sp_drafter by,
+                          int32_t rows)
 {
     const sp_sequence *sequence = entry->sequence;
-    int32_t most = sp_draft_wanted(&sequence->draft, scheduler->row_cost);
-    int32_t rows = scheduler->options.step_rows - scheduler->batch.n_rows;
+    int32_t most = sp_draft_wanted(&sequence->draft, by, scheduler->draft_costs[by]);
     int32_t tokens =
         sequence->request.n_prompt + sequence->request.max_tokens - 1 - sequence->n_tokens;
 
@@ -392,6 +405,11 @@ static int32_t drafts_max(const sp_scheduler *scheduler, const sp_batch_entry *e
         return 0;
     most = most < rows ? most : rows;
     return most < tokens ? most : tokens;
+}
+
+static int32_t rows_left(const sp_scheduler *scheduler)
+{
+    return scheduler->options.step_rows - scheduler->batch.n_rows;
 }
 
 static int32_t propose(const sp_draft_source *source, sp_sequence *sequence, int32_t n_max)
@@ -403,9 +421,11 @@ static int32_t propose(const sp_draft_source *source, sp_sequence *sequence, int
 }
 
 /* By the tokens that the step makes without drafts. */
-static double row_cost(const sp_scheduler *scheduler)
+static void find_costs(sp_scheduler *scheduler)
 {
     const sp_step_cost nothing = {.known = false}, *cost = scheduler->options.step_cost;
+    const sp_draft_model_calls *model = &scheduler->options.model;
+    double seconds = model->seconds ? model->seconds(model->user) : 0;
     int32_t n_tokens = 0;
 
     for (int32_t i = 0; i < scheduler->batch.n_entries; i++) {
@@ -413,16 +433,19 @@ static double row_cost(const sp_scheduler *scheduler)
 
         n_tokens += entry->n_rows == sp_sequence_pending(entry->sequence);
     }
-    return sp_step_cost_of_row(cost ? cost : &nothing, n_tokens > 0 ? n_tokens : 1);
+    n_tokens = n_tokens > 0 ? n_tokens : 1;
+    cost = cost ? cost : &nothing;
+    scheduler->draft_costs[SP_DRAFT_BY_LOOKUP] = sp_step_cost_of_row(cost, n_tokens, 0);
+    scheduler->draft_costs[SP_DRAFT_BY_MODEL] = sp_step_cost_of_row(cost, n_tokens, seconds);
 }
 
-static void add_drafts(sp_scheduler *scheduler, sp_batch_entry *entry)
+/* The entry's sequence has n (0 or more) drafts after its tokens: they are rows as far as there is
+ * memory. */
+static void take_drafts(sp_scheduler *scheduler, sp_batch_entry *entry, sp_drafter by, int32_t n)
 {
     sp_sequence *sequence = entry->sequence;
-    int32_t most = drafts_max(scheduler, entry);
-    int32_t n = most > 0 ? propose(&scheduler->options.drafts, sequence, most) : 0;
 
-    SP_ASSERT(n <= most || n == 0);
+    SP_ASSERT(entry->n_drafts == 0);
     if (n > 0) {
         n = sp_sequence_memory_reserve(scheduler->options.memory, &sequence->memory,
                                        entry->n_rows + n) -
@@ -432,7 +455,53 @@ static void add_drafts(sp_scheduler *scheduler, sp_batch_entry *entry)
         entry->n_rows += n;
         scheduler->batch.n_rows += n;
     }
-    sp_draft_begin(&sequence->draft, n);
+    sp_draft_begin(&sequence->draft, by, n);
+}
+
+static void look_up(sp_scheduler *scheduler, sp_batch_entry *entry)
+{
+    int32_t most = drafts_max(scheduler, entry, SP_DRAFT_BY_LOOKUP, rows_left(scheduler));
+    int32_t n = most > 0 ? propose(&scheduler->options.drafts, entry->sequence, most) : 0;
+
+    SP_ASSERT(n <= most || n == 0);
+    take_drafts(scheduler, entry, SP_DRAFT_BY_LOOKUP, n);
+}
+
+/* Drafts of the model for the entries that have none, in one call. */
+static void ask_model(sp_scheduler *scheduler)
+{
+    const sp_draft_model_calls *model = &scheduler->options.model;
+    sp_batch *batch = &scheduler->batch;
+    sp_draft_call *calls = scheduler->draft_calls;
+    int32_t rows = rows_left(scheduler), n = 0;
+
+    for (int32_t i = 0; i < batch->n_entries; i++) {
+        const sp_batch_entry *entry = &batch->entries[i];
+        int32_t most = drafts_max(scheduler, entry, SP_DRAFT_BY_MODEL, rows);
+
+        if (entry->n_drafts > 0 || most <= 0)
+            continue;
+        calls[n++] = (sp_draft_call){.sequence = entry->sequence, .n_max = most};
+        rows -= most;
+    }
+    if (n == 0)
+        return;
+    model->propose(model->user, calls, n);
+    for (int32_t i = 0, at = 0; i < n; i++) {
+        while (batch->entries[at].sequence != calls[i].sequence)
+            at++;
+        SP_ASSERT(calls[i].n_drafts <= calls[i].n_max);
+        take_drafts(scheduler, &batch->entries[at], SP_DRAFT_BY_MODEL, calls[i].n_drafts);
+    }
+}
+
+static void add_drafts(sp_scheduler *scheduler)
+{
+    find_costs(scheduler);
+    for (int32_t i = 0; i < scheduler->batch.n_entries; i++)
+        look_up(scheduler, &scheduler->batch.entries[i]);
+    if (scheduler->options.model.propose && !scheduler->options.drafts.propose)
+        ask_model(scheduler);
 }
 
 const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler)
@@ -449,8 +518,6 @@ const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler)
      * pages. */
     if (scheduler->preemptions == preemptions)
         admit(scheduler);
-    scheduler->row_cost = row_cost(scheduler);
-    for (int32_t i = 0; i < scheduler->batch.n_entries; i++)
-        add_drafts(scheduler, &scheduler->batch.entries[i]);
+    add_drafts(scheduler);
     return &scheduler->batch;
 }

@@ -63,19 +63,40 @@ typedef struct sp_slot_gate {
     uint64_t (*handovers)(void *user); /* times that a slot has changed hands */
 } sp_slot_gate;
 
-/* A source of drafts. `propose` writes at most n_max (1 or more) tokens that may follow the
- * sequence's to out_tokens and returns how many; ids below the vocabulary. */
+/* A source of drafts that takes the place of prompt lookup and draft model. `propose` writes at
+ * most n_max (1 or more) tokens that may follow the sequence's to out_tokens and returns how many;
+ * ids below the vocabulary. */
 typedef struct sp_draft_source {
     void *user;
     int32_t (*propose)(void *user, const sp_sequence *sequence, int32_t n_max, int32_t *out_tokens);
 } sp_draft_source;
+
+/* A sequence that wants drafts of a draft model, n_max (1 or more) at most. */
+typedef struct sp_draft_call {
+    sp_sequence *sequence;
+    int32_t n_max;
+    int32_t n_drafts; /* out: how many were written after its tokens; 0 before */
+} sp_draft_call;
+
+/*
+ * A draft model; all are called inside calls of the scheduler. `propose`, at most once in a plan:
+ * drafts for n (1 or more) running sequences, each in the plan once. `release`: the sequence runs
+ * no more. `seconds`: what a draft takes; 0: not known.
+ */
+typedef struct sp_draft_model_calls {
+    void *user;
+    void (*propose)(void *user, sp_draft_call *calls, int32_t n);
+    void (*release)(void *user, sp_sequence *sequence);
+    double (*seconds)(void *user);
+} sp_draft_model_calls;
 
 typedef struct sp_scheduler_options {
     sp_sequence_memory *memory; /* borrowed until destruction; all sequences' memory is of it */
     int32_t max_running, step_rows, prefill_chunk;
     uint64_t adapter_wait_steps, adapter_preempt_steps;
     sp_slot_gate gate;             /* all NULL: every sequence may run */
-    sp_draft_source drafts;        /* all NULL: prompt lookup */
+    sp_draft_source drafts;        /* all NULL: prompt lookup, and the model where it finds none */
+    sp_draft_model_calls model;    /* all NULL: there is none */
     const sp_step_cost *step_cost; /* of the steps so far, borrowed; NULL: not known */
 } sp_scheduler_options;
 
@@ -95,7 +116,8 @@ typedef struct sp_scheduler {
     sp_sequence **waiting; /* ascending by id */
     int32_t n_waiting, waiting_capacity;
     sp_batch batch;
-    double row_cost;                 /* of a draft in the batch, as sp_step_cost_of_row says */
+    sp_draft_call *draft_calls;      /* [max_running] */
+    double draft_costs[SP_DRAFTERS]; /* of a draft in the batch, in tokens (step_cost.h) */
     int32_t waits[SP_WAITS];         /* of n_waiting, in the last plan that could admit */
     uint64_t preemptions, rotations; /* rotations: slots emptied by preemption */
     uint64_t step;

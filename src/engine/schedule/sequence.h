@@ -72,6 +72,14 @@ typedef struct sp_sequence_queue {
     int32_t n_tokens_admitted; /* tokens that it had then */
 } sp_sequence_queue;
 
+/* What a draft model has computed of a sequence that runs. Only the draft model writes it. */
+typedef struct sp_draft_trail {
+    sp_held_memory memory; /* of that model's own pages; all zero: the sequence is not drafted */
+    int32_t n_rows;        /* computed rows that are not committed yet, and */
+    int32_t n_tokens;      /* tokens that the sequence had then; the rows after these are of */
+    int32_t fed[SP_DRAFT_TOKENS_MAX]; /* its drafts */
+} sp_draft_trail;
+
 typedef struct sp_sequence {
     int64_t id;      /* rises with submission: the order of service */
     int32_t *tokens; /* [request.n_prompt + request.max_tokens], owned; after the first n_tokens
@@ -85,6 +93,7 @@ typedef struct sp_sequence {
     sp_sequence_text text;
     sp_sequence_queue queue;
     sp_draft draft;
+    sp_draft_trail trail;
     sp_request_trace trace;
 } sp_sequence;
 

@@ -38,14 +38,14 @@ void sp_step_cost_note(sp_step_cost *cost, int32_t rows, double seconds)
     find_slope(cost);
 }
 
-double sp_step_cost_of_row(const sp_step_cost *cost, int32_t n_tokens)
+double sp_step_cost_of_row(const sp_step_cost *cost, int32_t n_tokens, double seconds)
 {
-    double seconds, row;
+    double step, row;
 
-    SP_ASSERT(n_tokens > 0);
+    SP_ASSERT(n_tokens > 0 && seconds >= 0);
     if (!cost->known)
         return SP_ROW_COST_UNKNOWN;
-    seconds = seconds_of(cost, n_tokens);
-    row = cost->row_seconds * n_tokens;
-    return row < SP_ROW_COST_MAX * seconds ? row / seconds : SP_ROW_COST_MAX;
+    step = seconds_of(cost, n_tokens);
+    row = (cost->row_seconds + seconds) * n_tokens;
+    return row < SP_ROW_COST_MAX * step ? row / step : SP_ROW_COST_MAX;
 }

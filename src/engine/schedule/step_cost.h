@@ -29,10 +29,11 @@ typedef struct sp_step_cost {
 void sp_step_cost_note(sp_step_cost *cost, int32_t rows, double seconds);
 
 /*
- * What a row more costs, in tokens: its time, over that in which a step of n_tokens (1 or more)
- * rows makes one of its tokens. So a draft pays if it is accepted with a greater probability.
- * Within 0 .. SP_ROW_COST_MAX; SP_ROW_COST_UNKNOWN as long as nothing is known.
+ * What a draft costs, in tokens: the time of a row more and of `seconds` (0 or more) to make it,
+ * over that in which a step of n_tokens (1 or more) rows makes one of its tokens. So a draft pays
+ * if it is accepted with a greater probability. Within 0 .. SP_ROW_COST_MAX; SP_ROW_COST_UNKNOWN as
+ * long as nothing is known.
  */
-double sp_step_cost_of_row(const sp_step_cost *cost, int32_t n_tokens);
+double sp_step_cost_of_row(const sp_step_cost *cost, int32_t n_tokens, double seconds);
 
 #endif

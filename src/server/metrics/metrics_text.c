@@ -244,6 +244,13 @@ static void add_totals(sp_text *out, const sp_engine_stats *stats)
     add_counter(out, "sidepath_verify_steps_total",
                 "Steps of a request that had drafts; those of several in one step count each.",
                 stats->verify_steps);
+    add_counter(out, "sidepath_draft_model_tokens_total", "Drafts of the draft model.",
+                stats->model_drafted_tokens);
+    add_counter(out, "sidepath_draft_model_accepted_tokens_total",
+                "Drafts of the draft model that were the next token.",
+                stats->model_accepted_tokens);
+    add_plain(out, "sidepath_draft_model_seconds_total", "counter",
+              "Time that the draft model took.", stats->draft_seconds);
     add_counter(out, "sidepath_preemptions_total",
                 "Requests that gave their KV pages back and were computed again.",
                 stats->preemptions);

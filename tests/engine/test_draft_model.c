@@ -1,0 +1,363 @@
+/*
+ * A draft model: which ones are taken; that one which is the model itself is always right for
+ * requests of the base, greedy, sampled or penalised, alone or in a crowd; and that passes of it
+ * that fail, and requests that leave, change nothing and leave none of its pages held.
+ */
+#include "support/test.h"
+
+#include "base/alloc.h"
+#include "base/file.h"
+#include "engine/draft_model.h"
+#include "support/engine_run.h"
+#include "support/shell.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BASE      SP_TEST_FIXTURES "/qwen3-tied"
+#define TOKENIZER SP_TEST_FIXTURES "/tokenizer512/tokenizer.json"
+#define VOCAB     509
+#define N         12
+#define PROMPT    70
+#define NEW       40
+
+static sp_engine_options options_of(const char *model, const char *drafter)
+{
+    sp_engine_options options;
+
+    sp_engine_options_default(&options, sizeof options);
+    options.model_dir = model;
+    options.draft_model = drafter;
+    options.threads = 1;
+    options.max_loras = 2;
+    options.max_running = 8;
+    options.kv_tokens = 2048;
+    options.step_rows = 64;
+    options.prefill_chunk = 17;
+    options.speculative = drafter != NULL;
+    return options;
+}
+
+/* ---- opening ------------------------------------------------------------------------------- */
+
+static void refused(const char *model, const char *drafter, sp_status want, const char *code,
+                    const char *words)
+{
+    sp_engine_options options = options_of(model, drafter);
+    sp_engine *engine = NULL;
+    sp_error error = {0};
+
+    assert_int_equal(sp_engine_open(&options, NULL, 0, &engine, &error), want);
+    assert_null(engine);
+    if (!strstr(error.text, words))
+        print_message("%s\n", error.text);
+    assert_non_null(strstr(error.text, words));
+    if (code)
+        assert_string_equal(error.code, code);
+}
+
+/* A copy of a fixture with a tokenizer.json, in which `from`, where given, is replaced once. */
+static char *with_tokenizer(const char *fixture, const char *from, const char *to)
+{
+    char *directory = shell_copy_directory(fixture), *data, *at;
+    size_t bytes;
+    sp_error error;
+
+    assert_ok(sp_file_read_all(TOKENIZER, 1 << 24, &data, &bytes, &error), &error);
+    if (from) {
+        assert_int_equal(strlen(from), strlen(to));
+        at = memmem(data, bytes, from, strlen(from));
+        assert_non_null(at);
+        memcpy(at, to, strlen(to));
+    }
+    sp_test_write_file(directory, "tokenizer.json", data, bytes);
+    sp_free(data);
+    return directory;
+}
+
+static void remove_copy(char *directory)
+{
+    sp_test_remove_tree(directory);
+    sp_free(directory);
+}
+
+static void test_models_that_cannot_draft(void **state)
+{
+    char *base = with_tokenizer(BASE, NULL, NULL);
+    char *other =
+        with_tokenizer(SP_TEST_FIXTURES "/qwen2", "\"special\": true", "\"special\":false");
+    sp_engine_options options = options_of(BASE, BASE);
+    sp_engine *engine = NULL;
+    sp_error error;
+
+    (void)state;
+    refused(BASE, SP_TEST_DEMO "/base", SP_ERR_MISMATCH, SP_CODE_DRAFT_MISMATCH, "vocabulary");
+    refused(base, BASE, SP_ERR_MISMATCH, SP_CODE_DRAFT_MISMATCH, "has no tokenizer.json");
+    refused(BASE, base, SP_ERR_MISMATCH, SP_CODE_DRAFT_MISMATCH, "the base has none");
+    refused(base, other, SP_ERR_MISMATCH, SP_CODE_DRAFT_MISMATCH, "has another text");
+    refused(BASE, SP_TEST_FIXTURES "/qwen3moe", SP_ERR_UNSUPPORTED, "engine-unsupported",
+            "has experts (Qwen3Moe");
+    refused(BASE, SP_TEST_FIXTURES "/qwen3next", SP_ERR_UNSUPPORTED, NULL, "the draft model: ");
+    refused(BASE, BASE "/nowhere", SP_ERR_NOT_FOUND, NULL, "the draft model: ");
+    options.memory_bytes = 1 << 20; /* the fixture has a quarter of it */
+    assert_int_equal(sp_engine_open(&options, NULL, 0, &engine, &error), SP_ERR_MEMORY);
+    assert_string_equal(error.subject, "draft-model");
+    assert_string_equal(error.code, SP_CODE_MEMORY_SHORT);
+    remove_copy(base);
+    remove_copy(other);
+}
+
+/* ---- drafts -------------------------------------------------------------------------------- */
+
+typedef struct crowd {
+    int32_t prompts[N][PROMPT];
+    engine_run plain[N], now[N];
+} crowd;
+
+/* Prompts without a repetition, most of them longer than a chunk; two are equal. */
+static crowd *make_crowd(uint64_t seed, const char *adapter)
+{
+    crowd *c = sp_calloc(1, sizeof *c);
+    sp_test_random random = {seed};
+
+    assert_non_null(c);
+    for (int32_t i = 0; i < N; i++) {
+        int32_t n = 1 + (int32_t)sp_test_below(&random, PROMPT);
+        engine_run run;
+
+        engine_run_fill_prompt(&random, c->prompts[i], PROMPT, VOCAB);
+        if (i == N - 1)
+            memcpy(c->prompts[i], c->prompts[0], sizeof c->prompts[0]);
+        run = engine_run_init(i % 2 ? adapter : NULL, c->prompts[i], n, NEW);
+        run.request.seed = sp_test_below(&random, 1000);
+        run.request.temperature = i % 3;
+        run.request.top_k = i % 4 == 1 ? 30 : 0;
+        run.request.frequency_penalty = i % 5 == 2 ? 0.6 : 0;
+        run.request.logprobs = true;
+        c->plain[i] = c->now[i] = run;
+    }
+    return c;
+}
+
+static void free_crowd(crowd *c)
+{
+    for (int32_t i = 0; i < N; i++) {
+        engine_run_free(&c->plain[i]);
+        engine_run_free(&c->now[i]);
+    }
+    sp_free(c);
+}
+
+static sp_engine *open_with(const sp_engine_options *options)
+{
+    const sp_engine_adapter adapter = {sizeof adapter, "r64", BASE "/adapters/r64"};
+
+    return engine_run_open(options, &adapter, 1);
+}
+
+static void run_crowd(sp_engine *engine, engine_run *runs)
+{
+    engine_run *list[N];
+
+    for (int32_t i = 0; i < N; i++) {
+        engine_run_submit(engine, &runs[i]);
+        list[i] = &runs[i];
+    }
+    engine_run_all(engine, list, N);
+}
+
+/* Its pages are as those of the engine: none is held when no request runs. */
+static void check_left(const sp_engine *engine)
+{
+    const sp_sequence_memory *memory = &engine->draft_model->memory;
+
+    assert_int_equal(sp_sequence_memory_available(memory), memory->options.n_pages);
+    assert_true(sp_sequence_memory_is_consistent(memory));
+}
+
+static sp_engine_stats stats_of(const sp_engine *engine)
+{
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
+
+    assert_int_equal(sp_engine_get_stats(engine, &stats, NULL), SP_OK);
+    return stats;
+}
+
+/* Plain, and with a draft model whose backend is `table`, where given. */
+static sp_engine_stats compare(const char *drafter, const char *adapter, int64_t kv_tokens,
+                               const sp_op_table *table)
+{
+    crowd *c = make_crowd(5, adapter);
+    sp_engine_options options = options_of(BASE, NULL);
+    sp_engine *engine;
+    sp_engine_stats stats;
+
+    options.kv_tokens = kv_tokens;
+    engine = open_with(&options);
+    run_crowd(engine, c->plain);
+    sp_engine_close(engine);
+    options.draft_model = drafter;
+    options.speculative = true;
+    engine = open_with(&options);
+    if (table)
+        engine->draft_model->ops->table = table;
+    run_crowd(engine, c->now);
+    stats = stats_of(engine);
+    check_left(engine);
+    sp_engine_close(engine);
+    for (int32_t i = 0; i < N; i++)
+        engine_run_assert_same(&c->plain[i], &c->now[i]);
+    free_crowd(c);
+    return stats;
+}
+
+/* Also when its pages are short, so that it begins anew after preemptions. */
+static void test_the_model_itself_is_always_right(void **state)
+{
+    sp_engine_stats stats = compare(BASE, NULL, 2048, NULL), crowded;
+
+    (void)state;
+    assert_true(stats.model_drafted_tokens > N * NEW / 4);
+    assert_int_equal(stats.model_accepted_tokens, stats.model_drafted_tokens);
+    assert_true(stats.draft_seconds > 0 && stats.draft_model_bytes > 0);
+    crowded = compare(BASE, NULL, 240, NULL);
+    assert_true(crowded.preemptions > 0 && crowded.model_drafted_tokens > N * NEW / 8);
+    assert_int_equal(crowded.model_accepted_tokens, crowded.model_drafted_tokens);
+}
+
+static void test_models_that_are_others(void **state)
+{
+    static const char *const drafters[] = {"/qwen2", "/llama3", "/smollm", "/qwen3-untied"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof drafters / sizeof *drafters; i++) {
+        char path[256];
+        sp_engine_stats stats;
+
+        snprintf(path, sizeof path, SP_TEST_FIXTURES "%s", drafters[i]);
+        stats = compare(path, "r64", 512, NULL);
+        assert_true(stats.model_drafted_tokens > 0);
+        assert_true(stats.model_accepted_tokens < stats.model_drafted_tokens);
+    }
+}
+
+/* Drafts for an adapter are the base's, so some are wrong. */
+static void test_an_adapter_in_the_crowd(void **state)
+{
+    sp_engine_stats stats = compare(BASE, "r64", 2048, NULL);
+
+    (void)state;
+    assert_true(stats.model_accepted_tokens > 0);
+    assert_true(stats.model_accepted_tokens < stats.model_drafted_tokens);
+}
+
+/* One request of the base: five tokens a step once it has caught up, but where prompt lookup has
+ * something. */
+static void test_steps_of_one_request(void **state)
+{
+    sp_engine_options options = options_of(BASE, BASE);
+    int32_t prompt[PROMPT];
+    sp_test_random random = {9};
+    engine_run run, *list[] = {&run};
+    sp_engine *engine;
+
+    (void)state;
+    engine_run_fill_prompt(&random, prompt, PROMPT, VOCAB);
+    run = engine_run_init(NULL, prompt, PROMPT, NEW);
+    run.request.temperature = 1;
+    engine = open_with(&options);
+    engine_run_submit(engine, &run);
+    engine_run_all(engine, list, 1);
+    /* the prompt's chunks; as many tokens while the draft model reads as many chunks; the rest */
+    assert_true(stats_of(engine).steps <= 5 + 5 + (NEW - 5 + 4) / 5 + 3);
+    engine_run_free(&run);
+    sp_engine_close(engine);
+}
+
+/* ---- failures ------------------------------------------------------------------------------ */
+
+static int32_t n_calls;
+
+/* Every third pass fails after it has run. */
+static sp_status fail_steps(sp_ops *ops, const sp_step *step, sp_pass_fn pass, void *user)
+{
+    sp_status status = sp_cpu_op_table.step(ops, step, pass, user);
+
+    return ++n_calls % 3 == 0 ? SP_ERR_MEMORY : status;
+}
+
+static sp_status fail_logits(sp_ops *ops, sp_rows x, const sp_weight *head, const int32_t *rows,
+                             int32_t n_rows)
+{
+    sp_status status = sp_cpu_op_table.logits(ops, x, head, rows, n_rows);
+
+    return ++n_calls % 5 == 0 ? SP_ERR_MEMORY : status;
+}
+
+/* As for logits that are not finite. */
+static void fail_choices(sp_ops *ops, sp_choice *choices, int32_t n)
+{
+    sp_cpu_op_table.choose(ops, choices, n);
+    for (int32_t i = 0; i < n; i++)
+        if (++n_calls % 4 == 0)
+            choices[i].status = SP_ERR_INPUT;
+}
+
+static void test_passes_that_fail(void **state)
+{
+    sp_op_table tables[3] = {sp_cpu_op_table, sp_cpu_op_table, sp_cpu_op_table};
+
+    (void)state;
+    if (getenv("SP_TEST_DEVICE"))
+        skip();
+    tables[0].step = fail_steps;
+    tables[1].logits = fail_logits;
+    tables[2].choose = fail_choices;
+    for (int32_t i = 0; i < 3; i++) {
+        sp_engine_stats stats = compare(BASE, NULL, 1024, &tables[i]);
+
+        assert_true(stats.model_drafted_tokens > 0);
+        assert_int_equal(stats.model_accepted_tokens, stats.model_drafted_tokens);
+    }
+}
+
+static void test_requests_that_leave(void **state)
+{
+    crowd *c = make_crowd(5, "r64");
+    sp_engine_options options = options_of(BASE, BASE);
+    sp_engine *engine = open_with(&options);
+    engine_run *list[N];
+
+    (void)state;
+    for (int32_t i = 0; i < N; i++) {
+        engine_run_submit(engine, &c->now[i]);
+        list[i] = &c->now[i];
+    }
+    for (int32_t i = 0; i < N; i += 2) {
+        engine_run_step(engine, list, N);
+        engine_run_step(engine, list, N);
+        if (c->now[i].finish == SP_FINISH_NONE)
+            assert_int_equal(sp_engine_cancel(engine, c->now[i].id, NULL), SP_OK);
+    }
+    while (engine_run_step(engine, list, N))
+        continue;
+    check_left(engine);
+    sp_engine_close(engine);
+    free_crowd(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_models_that_cannot_draft),
+        cmocka_unit_test(test_the_model_itself_is_always_right),
+        cmocka_unit_test(test_models_that_are_others),
+        cmocka_unit_test(test_an_adapter_in_the_crowd),
+        cmocka_unit_test(test_steps_of_one_request),
+        cmocka_unit_test(test_passes_that_fail),
+        cmocka_unit_test(test_requests_that_leave),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
