@@ -70,6 +70,15 @@ def call(function: Any, *arguments: Any) -> None:
         raise failure(status, error)
 
 
+def attempt(function: Any, *arguments: Any) -> int:
+    """The same where "not yet" (a positive status) is an answer: gives the status."""
+    error = ffi.new("sp_error *")
+    status = int(function(*arguments, error))
+    if status < 0:
+        raise failure(status, error)
+    return status
+
+
 def made(kind: str, function: Any, *arguments: Any) -> Any:
     """The pointer that a function puts into the place before its sp_error."""
     out = ffi.new(kind + " **")

@@ -261,6 +261,26 @@ class _Options:
             setattr(self.struct, "allow_" + word, True)
 
 
+class TensorTable:
+    """Tensors as the library takes them, with all that the table points to."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self.lent = {key: arrays.view(tensor, key) for key, tensor in tensors.items()}
+        _wait_for_torch(self.lent.values())
+        self.rows = ffi.new("sp_tensor_view[]", len(self.lent))
+        self._keep = []
+        for row, (key, view) in zip(self.rows, self.lent.items()):
+            if view.dtype not in arrays.TENSOR_TYPES:
+                raise errors.Refused("unsupported-dtype", key, -1,
+                                     "a tensor of an adapter has a type of integers")
+            self._keep.append((c_text(key, "a tensor's name"), ffi.new("int64_t[]", view.shape),
+                               ffi.new("int64_t[]", view.strides)))
+            row.struct_bytes, row.n_dims = ffi.sizeof("sp_tensor_view"), len(view.shape)
+            row.name, row.shape, row.strides = self._keep[-1]
+            row.data, row.type = view.pointer, arrays.TENSOR_TYPES[view.dtype]
+            row.device_kind, row.device_index = view.device, view.device_index
+
+
 class Adapter(Handle):
     """One adapter: read, checked against a base model, immutable. Everything that the files or the
     state dict hold is applied, or listed in the receipt as ignored for a reason, or the adapter is
@@ -302,23 +322,11 @@ class Adapter(Handle):
         All bytes are copied before it returns. Tensors on a GPU need the `device` they are on; the
         work of torch's current stream there is waited for."""
         data = _json_bytes(config)
-        lent = {key: arrays.view(tensor, key) for key, tensor in tensors.items()}
-        _wait_for_torch(lent.values())
-        table = ffi.new("sp_tensor_view[]", len(lent))
-        keep = []
-        for row, (key, view) in zip(table, lent.items()):
-            if view.dtype not in arrays.TENSOR_TYPES:
-                raise errors.Refused("unsupported-dtype", key, -1,
-                                     "a tensor of an adapter has a type of integers")
-            keep.append((c_text(key, "a tensor's name"), ffi.new("int64_t[]", view.shape),
-                         ffi.new("int64_t[]", view.strides)))
-            row.struct_bytes, row.n_dims = ffi.sizeof("sp_tensor_view"), len(view.shape)
-            row.name, row.shape, row.strides = keep[-1]
-            row.data, row.type = view.pointer, arrays.TENSOR_TYPES[view.dtype]
-            row.device_kind, row.device_index = view.device, view.device_index
+        table = TensorTable(tensors)
         options = _Options(base, name, precision, rank_max, allow, served_embed, served_head,
                            device)
-        return cls._make(lib.sp_adapter_from_tensors, [data, len(data), table, len(lent)], options)
+        return cls._make(lib.sp_adapter_from_tensors,
+                         [data, len(data), table.rows, len(table.rows)], options)
 
     @classmethod
     def from_peft(cls, model: Any, base: Union[PathLike, Geometry, None] = None, *,
