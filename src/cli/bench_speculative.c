@@ -1,7 +1,8 @@
 /*
  * bench_speculative.c: `bench speculative`: tokens per second with drafts over without, by prompt
- * lookup and with a source of which a given share of drafts is accepted. A run that gave other
- * tokens than the plain one is an error, not a result.
+ * lookup and draft model, and with a source of which a given share of drafts is accepted; for each
+ * number of requests with the base, with one adapter and with all. A run that gave other tokens
+ * than the plain one is an error, not a result.
  */
 #include "base/alloc.h"
 #include "base/error.h"
@@ -18,13 +19,16 @@
 #include <time.h>
 
 #define SHARES_MAX 8
-#define PERIOD     48 /* of the prompt without a file */
+#define COUNTS_MAX 8    /* of requests */
+#define FULL_MAX   4096 /* steps whose times are kept */
+#define PERIOD     48   /* of the prompt without a file */
 #define FILE_BYTES ((size_t)1 << 24)
 
 typedef struct spec_settings {
     sp_run_settings run;
-    const char *prompt_file, *acceptance;
-    int64_t requests, prompt_tokens, new_tokens, rounds;
+    const char *prompt_file, *acceptance, *requests;
+    int64_t prompt_tokens, new_tokens, rounds;
+    bool own_drafts;
 } spec_settings;
 
 #define FIELD(member) offsetof(spec_settings, member)
@@ -33,9 +37,12 @@ static const sp_setting own_rows[] = {
     {"prompt-file", SP_SETTING_STRING, FIELD(prompt_file), NULL, 0, 0, NULL, "FILE",
      "text that prompts are parts of; without it ids that repeat themselves", true},
     {"acceptance", SP_SETTING_STRING, FIELD(acceptance), "0,0.5,0.8,1", 0, 0, NULL, "P,P,...",
-     "shares of drafts that are accepted, one case each beside prompt lookup", true},
-    {"requests", SP_SETTING_INT, FIELD(requests), "4", 1, 1024, NULL, "N",
-     "requests that run side by side", true},
+     "shares of drafts that are accepted, one case each beside the engine's own drafts", true},
+    {"own-drafts", SP_SETTING_BOOL, FIELD(own_drafts), "true", 0, 0, NULL, NULL,
+     "a case with the engine's own drafts: prompt lookup, and the draft model if there is one",
+     true},
+    {"requests", SP_SETTING_STRING, FIELD(requests), "4", 0, 0, NULL, "N,N,...",
+     "requests that run side by side, cases for each number", true},
     {"prompt-tokens", SP_SETTING_INT, FIELD(prompt_tokens), "192", 1, 65536, NULL, "N",
      "tokens of each prompt", true},
     {"new-tokens", SP_SETTING_INT, FIELD(new_tokens), "128", 2, 65536, NULL, "N",
@@ -51,10 +58,12 @@ typedef struct spec_sums {
 } spec_sums;
 
 typedef struct spec_case {
-    bool adapters;
-    double share;                  /* of drafts that are right; below 0: prompt lookup */
+    int32_t requests;
+    size_t adapters;               /* that they take turns among; 0: the base */
+    double share;                  /* of drafts that are right; below 0: the engine's own drafts */
     double ratio, processor_ratio; /* tokens a second, of time and of the processor's */
     double plain_rate, rate;
+    double verify_seconds; /* of a step in which all requests have all drafts; 0: there was none */
     spec_sums sums;
 } spec_case;
 
@@ -63,10 +72,14 @@ typedef struct spec_bench {
     sp_engine *engine;
     int32_t *text; /* [n_text] */
     int32_t n_text, n_prompt, n_new, n_requests;
+    int32_t counts[COUNTS_MAX], n_counts, requests_max;
+    size_t n_adapters;       /* of the current case */
     int64_t *ids;            /* [n_requests] of the current run */
     int32_t *plain, *tokens; /* [n_requests][n_new], of the plain run and of the current one */
     double share;
-    spec_case cases[2 * (SHARES_MAX + 1)];
+    double full[FULL_MAX]; /* [n_full] times of the current case's steps with all drafts */
+    size_t n_full;
+    spec_case cases[3 * COUNTS_MAX * (SHARES_MAX + 1)];
     size_t n_cases;
 } spec_bench;
 
@@ -110,10 +123,10 @@ static int32_t propose(void *user, const sp_sequence *sequence, int32_t n_max, i
     return n_max;
 }
 
-static sp_status submit(spec_bench *bench, int32_t i, bool adapters, bool drafts, sp_error *error)
+static sp_status submit(spec_bench *bench, int32_t i, bool drafts, sp_error *error)
 {
     const sp_stage *stage = sp_engine_stage(bench->engine);
-    size_t n = adapters ? sp_stage_n_versions(stage) : 0;
+    size_t n = bench->n_adapters;
     sp_stage_version_info info = {.struct_bytes = sizeof info};
     sp_request request;
 
@@ -140,11 +153,16 @@ static double processor_seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static void add_step(spec_sums *sums, const sp_engine_stats *before, const sp_engine_stats *after,
-                     double processor)
+static void add_step(spec_bench *bench, spec_sums *sums, const sp_engine_stats *before,
+                     const sp_engine_stats *after, double processor)
 {
+    uint64_t all =
+        (uint64_t)bench->n_requests * (uint64_t)(bench->settings.run.options.draft_tokens + 1);
+
     if (after->prefill_rows > before->prefill_rows)
         return;
+    if (after->rows - before->rows == all && bench->n_full < FULL_MAX)
+        bench->full[bench->n_full++] = after->step_seconds - before->step_seconds;
     sums->seconds += after->step_seconds - before->step_seconds;
     sums->processor += processor;
     sums->tokens += after->tokens - before->tokens;
@@ -153,14 +171,13 @@ static void add_step(spec_sums *sums, const sp_engine_stats *before, const sp_en
     sums->steps += after->steps - before->steps;
 }
 
-static sp_status run(spec_bench *bench, bool adapters, bool drafts, spec_sums *out_sums,
-                     sp_error *error)
+static sp_status run(spec_bench *bench, bool drafts, spec_sums *out_sums, sp_error *error)
 {
     sp_status status = SP_OK;
 
     *out_sums = (spec_sums){0};
     for (int32_t i = 0; i < bench->n_requests && status == SP_OK; i++)
-        status = submit(bench, i, adapters, drafts, error);
+        status = submit(bench, i, drafts, error);
     while (status == SP_OK) {
         sp_engine_stats before = {.struct_bytes = sizeof before},
                         after = {.struct_bytes = sizeof after};
@@ -169,7 +186,7 @@ static sp_status run(spec_bench *bench, bool adapters, bool drafts, spec_sums *o
         sp_engine_get_stats(bench->engine, &before, NULL);
         status = sp_engine_step(bench->engine, keep_token, bench, error);
         sp_engine_get_stats(bench->engine, &after, NULL);
-        add_step(out_sums, &before, &after, processor_seconds() - began);
+        add_step(bench, out_sums, &before, &after, processor_seconds() - began);
     }
     return status == SP_AGAIN ? SP_OK : status;
 }
@@ -182,22 +199,22 @@ static double rate_of(const spec_sums *sums)
 }
 
 /* A plain run, and one with drafts that has to give the same. */
-static sp_status run_pair(spec_bench *bench, bool adapters, spec_sums out_sums[2], sp_error *error)
+static sp_status run_pair(spec_bench *bench, spec_sums out_sums[2], sp_error *error)
 {
     size_t bytes = (size_t)bench->n_requests * (size_t)bench->n_new * sizeof(int32_t);
-    sp_status status = run(bench, adapters, false, &out_sums[0], error);
+    sp_status status = run(bench, false, &out_sums[0], error);
 
     if (status != SP_OK)
         return status;
     memcpy(bench->plain, bench->tokens, bytes);
-    status = run(bench, adapters, true, &out_sums[1], error);
+    status = run(bench, true, &out_sums[1], error);
     if (status == SP_OK && memcmp(bench->plain, bench->tokens, bytes) != 0)
         return sp_fail(error, SP_ERR_STATE, NULL, "speculative", -1,
                        "the tokens with drafts are not those without");
     return status;
 }
 
-static sp_status run_case(spec_bench *bench, bool adapters, double share, sp_error *error)
+static sp_status run_case(spec_bench *bench, double share, sp_error *error)
 {
     size_t n = (size_t)bench->settings.rounds;
     double *values = sp_calloc(4 * n, sizeof *values);
@@ -207,13 +224,14 @@ static sp_status run_case(spec_bench *bench, bool adapters, double share, sp_err
 
     if (!values)
         return sp_fail_memory(error, 4 * n * sizeof *values, "times");
-    *c = (spec_case){.adapters = adapters, .share = share};
+    *c = (spec_case){.requests = bench->n_requests, .adapters = bench->n_adapters, .share = share};
     bench->share = share;
+    bench->n_full = 0;
     sp_engine_set_draft_source(bench->engine, source);
     for (size_t i = 0; i < n && status == SP_OK; i++) {
         spec_sums sums[2];
 
-        status = run_pair(bench, adapters, sums, error);
+        status = run_pair(bench, sums, error);
         values[i] = rate_of(&sums[0]) > 0 ? rate_of(&sums[1]) / rate_of(&sums[0]) : 0;
         values[n + i] = rate_of(&sums[0]);
         values[2 * n + i] = rate_of(&sums[1]);
@@ -224,19 +242,43 @@ static sp_status run_case(spec_bench *bench, bool adapters, double share, sp_err
     c->processor_ratio = sp_bench_median(values + 3 * n, n);
     c->plain_rate = sp_bench_median(values + n, n);
     c->rate = sp_bench_median(values + 2 * n, n);
+    c->verify_seconds = bench->n_full > 0 ? sp_bench_median(bench->full, bench->n_full) : 0;
     bench->n_cases += status == SP_OK;
     sp_free(values);
     return status;
 }
 
-/* Prompt lookup, and one case for each share, with the base alone or all adapters in turn. */
-static sp_status run_cases(spec_bench *bench, const double *shares, size_t n, bool adapters,
+/* The engine's own drafts, and one case for each share. */
+static sp_status run_cases(spec_bench *bench, const double *shares, size_t n, size_t n_adapters,
                            sp_error *error)
 {
-    sp_status status = run_case(bench, adapters, -1, error);
+    sp_status status = SP_OK;
 
+    bench->n_adapters = n_adapters;
+    if (bench->settings.own_drafts)
+        status = run_case(bench, -1, error);
     for (size_t i = 0; i < n && status == SP_OK; i++)
-        status = run_case(bench, adapters, shares[i], error);
+        status = run_case(bench, shares[i], error);
+    return status;
+}
+
+/* With the base, one adapter, and all. */
+static sp_status run_count(spec_bench *bench, const double *shares, size_t n, int32_t n_requests,
+                           sp_error *error)
+{
+    size_t n_adapters = sp_stage_n_versions(sp_engine_stage(bench->engine));
+    spec_sums warm;
+    sp_status status;
+
+    bench->n_requests = n_requests;
+    bench->n_adapters = 0;
+    status = run(bench, false, &warm, error);
+    if (status == SP_OK)
+        status = run_cases(bench, shares, n, 0, error);
+    if (status == SP_OK && n_adapters > 1)
+        status = run_cases(bench, shares, n, 1, error);
+    if (status == SP_OK && n_adapters > 0 && (n_adapters == 1 || n_requests > 1))
+        status = run_cases(bench, shares, n, n_adapters, error);
     return status;
 }
 
@@ -260,6 +302,29 @@ static sp_status parse_shares(const char *text, double *out_shares, size_t *out_
         out_shares[*out_n] = share;
         cursor = *end ? end + 1 : end;
     }
+    return SP_OK;
+}
+
+static sp_status parse_counts(spec_bench *bench, sp_error *error)
+{
+    const char *cursor = bench->settings.requests;
+
+    do {
+        char *end;
+        long count;
+
+        errno = 0;
+        count = strtol(cursor, &end, 10);
+        if (end == cursor || (*end != ',' && *end != '\0') || errno || count < 1 || count > 1024 ||
+            bench->n_counts == COUNTS_MAX)
+            return sp_fail(error, SP_ERR_ARGUMENT, NULL, "requests", -1,
+                           "--requests: \"%s\" is not a list of at most %d numbers from 1 to 1024",
+                           bench->settings.requests, COUNTS_MAX);
+        bench->counts[bench->n_counts++] = (int32_t)count;
+        if (count > bench->requests_max)
+            bench->requests_max = (int32_t)count;
+        cursor = *end ? end + 1 : end;
+    } while (*cursor);
     return SP_OK;
 }
 
@@ -292,9 +357,9 @@ static sp_status read_text(spec_bench *bench, sp_error *error)
 
 static sp_status prepare(spec_bench *bench, sp_error *error)
 {
-    size_t n = (size_t)bench->n_requests * (size_t)bench->n_new;
+    size_t n = (size_t)bench->requests_max * (size_t)bench->n_new;
 
-    bench->ids = sp_calloc((size_t)bench->n_requests, sizeof *bench->ids);
+    bench->ids = sp_calloc((size_t)bench->requests_max, sizeof *bench->ids);
     bench->plain = sp_calloc(n, sizeof *bench->plain);
     bench->tokens = sp_calloc(n, sizeof *bench->tokens);
     if (!bench->ids || !bench->plain || !bench->tokens)
@@ -315,39 +380,39 @@ static void print_json(const spec_bench *bench)
     for (size_t i = 0; i < bench->n_cases; i++) {
         const spec_case *c = &bench->cases[i];
 
-        printf("%s{\"adapters\": %zu, \"drafts\": \"%s\", \"right\": %.4g, \"accepted\": %.4g, "
-               "\"steps\": %llu, \"tokens_per_second\": %.6g, \"ratio\": %.4g, \"against\": "
-               "\"the same requests without drafts\", \"processor_ratio\": %.4g, "
-               "\"plain_tokens_per_second\": %.6g}",
-               i ? ", " : "", c->adapters ? sp_stage_n_versions(sp_engine_stage(bench->engine)) : 0,
-               c->share < 0 ? "lookup" : "forced", c->share < 0 ? 0 : c->share, accepted_share(c),
-               (unsigned long long)c->sums.steps, c->rate, c->ratio, c->processor_ratio,
-               c->plain_rate);
+        printf("%s{\"requests\": %d, \"adapters\": %zu, \"drafts\": \"%s\", \"right\": %.4g, "
+               "\"accepted\": %.4g, \"steps\": %llu, \"tokens_per_second\": %.6g, \"ratio\": %.4g, "
+               "\"against\": \"the same requests without drafts\", \"processor_ratio\": %.4g, "
+               "\"plain_tokens_per_second\": %.6g, \"verify_seconds\": %.6g}",
+               i ? ", " : "", c->requests, c->adapters, c->share < 0 ? "own" : "forced",
+               c->share < 0 ? 0 : c->share, accepted_share(c), (unsigned long long)c->sums.steps,
+               c->rate, c->ratio, c->processor_ratio, c->plain_rate, c->verify_seconds);
     }
-    printf("], \"requests\": %d, \"prompt_tokens\": %d, \"new_tokens\": %d, \"draft_tokens\": %d, "
-           "\"cpu_isa\": \"%s\", ",
-           bench->n_requests, bench->n_prompt, bench->n_new,
-           bench->settings.run.options.draft_tokens, sp_engine_cpu_isa(bench->engine));
+    printf("], \"prompt_tokens\": %d, \"new_tokens\": %d, \"draft_tokens\": %d, "
+           "\"draft_model\": %s, \"device\": \"%s\", \"cpu_isa\": \"%s\", ",
+           bench->n_prompt, bench->n_new, bench->settings.run.options.draft_tokens,
+           bench->settings.run.draft_model ? "true" : "false", sp_engine_device(bench->engine),
+           sp_engine_cpu_isa(bench->engine));
     sp_bench_print_machine(stdout);
     puts("}");
 }
 
 static void print_text(const spec_bench *bench)
 {
-    printf("%d requests of %d prompt tokens and %d new, at most %d drafts, level %s\n",
-           bench->n_requests, bench->n_prompt, bench->n_new,
-           bench->settings.run.options.draft_tokens, sp_engine_cpu_isa(bench->engine));
-    printf("%-9s %-14s %9s %9s %12s %12s %14s\n", "rows of", "drafts", "accepted", "steps",
-           "tokens/s", "over plain", "by processor");
+    printf("requests of %d prompt tokens and %d new, at most %d drafts, %s, level %s\n",
+           bench->n_prompt, bench->n_new, bench->settings.run.options.draft_tokens,
+           sp_engine_device(bench->engine), sp_engine_cpu_isa(bench->engine));
+    printf("%8s %8s %-14s %9s %9s %12s %12s %14s\n", "requests", "adapters", "drafts", "accepted",
+           "steps", "tokens/s", "over plain", "by processor");
     for (size_t i = 0; i < bench->n_cases; i++) {
         const spec_case *c = &bench->cases[i];
-        char drafts[32] = "prompt lookup";
+        char drafts[32] = "the engine's";
 
         if (c->share >= 0)
             snprintf(drafts, sizeof drafts, "%.0f%% right", c->share * 100);
-        printf("%-9s %-14s %8.1f%% %9llu %12.1f %12.3f %14.3f\n",
-               c->adapters ? "adapters" : "the base", drafts, accepted_share(c) * 100,
-               (unsigned long long)c->sums.steps, c->rate, c->ratio, c->processor_ratio);
+        printf("%8d %8zu %-14s %8.1f%% %9llu %12.1f %12.3f %14.3f\n", c->requests, c->adapters,
+               drafts, accepted_share(c) * 100, (unsigned long long)c->sums.steps, c->rate,
+               c->ratio, c->processor_ratio);
     }
 }
 
@@ -355,15 +420,10 @@ static void print_text(const spec_bench *bench)
 
 static sp_status measure(spec_bench *bench, const double *shares, size_t n, sp_error *error)
 {
-    spec_sums warm;
     sp_status status = prepare(bench, error);
 
-    if (status == SP_OK)
-        status = run(bench, false, false, &warm, error);
-    if (status == SP_OK)
-        status = run_cases(bench, shares, n, false, error);
-    if (status == SP_OK && sp_stage_n_versions(sp_engine_stage(bench->engine)) > 0)
-        status = run_cases(bench, shares, n, true, error);
+    for (int32_t i = 0; i < bench->n_counts && status == SP_OK; i++)
+        status = run_count(bench, shares, n, bench->counts[i], error);
     return status;
 }
 
@@ -377,13 +437,14 @@ static int run_spec_bench(void *memory)
     bool usage = true;
     sp_status status = parse_shares(settings->acceptance, shares, &n, &error);
 
-    bench->n_requests = (int32_t)settings->requests;
+    if (status == SP_OK)
+        status = parse_counts(bench, &error);
     bench->n_prompt = (int32_t)settings->prompt_tokens;
     bench->n_new = (int32_t)settings->new_tokens;
     bench->settings.run.options.prefix_cache = false; /* every prompt is computed in every run */
     if (status == SP_OK)
         status = sp_run_settings_open(&settings->run,
-                                      settings->requests *
+                                      bench->requests_max *
                                           (settings->prompt_tokens + settings->new_tokens + 32),
                                       &bench->engine, &usage, &error);
     if (status != SP_OK)
