@@ -312,8 +312,7 @@ typedef struct sp_request {
     sp_constraint *constraint;  /* the output is in its grammar, and ends when it is complete and
                                    nothing can follow; before that an end is chosen only where it
                                    is complete. NULL: none. The engine takes a reference. */
-    sp_speculative speculative; /* changes no token and no logprob; nothing is drafted where there
-                                   is a constraint */
+    sp_speculative speculative; /* changes no token and no logprob */
 } sp_request;
 
 SP_API void sp_request_default(sp_request *out_request, size_t struct_bytes);

@@ -196,18 +196,21 @@ void sp_constrain_end(sp_sequence_constraint *constraint)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-static sp_status follow(sp_sequence *sequence, uint32_t *mask, sp_grammar_next *out_next,
-                        sp_error *error)
+/* The place stays where it is for drafts, which may be other tokens later. */
+static sp_status follow(sp_sequence *sequence, int32_t n_tokens, uint32_t *mask,
+                        sp_grammar_next *out_next, sp_error *error)
 {
-    const sp_sequence_request *request = &sequence->request;
+    int32_t n_prompt = sequence->request.n_prompt;
+    sp_grammar_place ahead = sequence->constraint.place;
+    bool drafted = n_tokens > sequence->n_tokens;
 
-    return sp_grammar_follow(sequence->constraint.grammar, &sequence->constraint.place,
-                             sequence->tokens + request->n_prompt,
-                             sequence->n_tokens - request->n_prompt, mask, out_next, error);
+    return sp_grammar_follow(
+        sequence->constraint.grammar, drafted ? &ahead : &sequence->constraint.place,
+        sequence->tokens + n_prompt, n_tokens - n_prompt, mask, out_next, error);
 }
 
-const uint32_t *sp_constrain_mask(sp_engine *engine, sp_sequence *sequence, int32_t index,
-                                  sp_status *out_status, sp_error *out_error)
+const uint32_t *sp_constrain_mask(sp_engine *engine, sp_sequence *sequence, int32_t n_tokens,
+                                  int32_t index, sp_status *out_status, sp_error *out_error)
 {
     const sp_ends *ends = &sequence->sampling.ends;
     size_t words = sp_token_mask_words(engine->model.shape.vocab);
@@ -218,7 +221,7 @@ const uint32_t *sp_constrain_mask(sp_engine *engine, sp_sequence *sequence, int3
     if (!sequence->constraint.grammar)
         return NULL;
     mask = engine->constrain->masks + (size_t)index * words;
-    *out_status = follow(sequence, mask, &next, out_error);
+    *out_status = follow(sequence, n_tokens, mask, &next, out_error);
     if (*out_status != SP_OK)
         return NULL;
     for (int32_t i = 0; i < ends->n; i++)
@@ -236,6 +239,6 @@ bool sp_constrain_is_over(sp_sequence *sequence)
 {
     sp_grammar_next next;
 
-    return sequence->constraint.grammar && follow(sequence, NULL, &next, NULL) == SP_OK &&
-           !next.goes_on;
+    return sequence->constraint.grammar &&
+           follow(sequence, sequence->n_tokens, NULL, &next, NULL) == SP_OK && !next.goes_on;
 }

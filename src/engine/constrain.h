@@ -23,12 +23,13 @@ sp_status sp_constrain_begin(const sp_engine *engine, const sp_request *request,
 void sp_constrain_end(sp_sequence_constraint *constraint); /* zeros are allowed */
 
 /*
- * The mask of the sequence's next token, for row `index` of the window: ids that its grammar
- * allows, and its ends where the output may end. NULL: it has no constraint, or *out_status is not
- * SP_OK and *out_error says why it cannot go on. Engine thread.
+ * The mask of the token after the sequence's first n_tokens, which may be more than it has: then
+ * its drafts are taken at their word. For row `index` of the window: ids that its grammar allows,
+ * and its ends where the output may end. NULL: it has no constraint, or *out_status is not SP_OK
+ * and *out_error (NULL: nobody asks) says why it cannot go on. Engine thread.
  */
-const uint32_t *sp_constrain_mask(sp_engine *engine, sp_sequence *sequence, int32_t index,
-                                  sp_status *out_status, sp_error *out_error);
+const uint32_t *sp_constrain_mask(sp_engine *engine, sp_sequence *sequence, int32_t n_tokens,
+                                  int32_t index, sp_status *out_status, sp_error *out_error);
 /* Whether a constrained output is complete and nothing can follow it. Engine thread. */
 bool sp_constrain_is_over(sp_sequence *sequence);
 

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/integer.h"
+#include "engine/constrain.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -321,16 +322,31 @@ static sp_status choose(sp_draft_model *draft, sp_drafting *const *of, int32_t n
     for (int32_t i = 0; i < n && status == SP_OK; i++) {
         sp_sequence *sequence = of[i]->call->sequence;
 
-        if (draft->choices[i].status == SP_OK)
+        if (draft->choices[i].sampling && draft->choices[i].status == SP_OK)
             sequence->tokens[sequence->n_tokens + of[i]->call->n_drafts++] =
                 draft->choices[i].token;
     }
     return status;
 }
 
-/* The next draft of each span whose sequence has all of its tokens computed. */
-static sp_status choose_drafts(sp_draft_model *draft, int32_t n_spans)
+/* As the engine's own of the token after the first n_tokens; where the grammar ends, nothing is
+ * chosen. The masks are the engine's, which needs them later. */
+static sp_choice wanted_choice(sp_engine *engine, sp_sequence *sequence, int32_t n_tokens,
+                               int32_t index)
 {
+    sp_choice choice = sp_engine_choice(sequence, n_tokens);
+
+    choice.mask = sp_constrain_mask(engine, sequence, n_tokens, index, &choice.constrained, NULL);
+    choice.adjusted |= choice.mask != NULL;
+    if (choice.constrained != SP_OK)
+        choice.sampling = NULL;
+    return choice;
+}
+
+/* The next draft of each span whose sequence has all of its tokens computed. */
+static sp_status choose_drafts(sp_engine *engine, int32_t n_spans)
+{
+    sp_draft_model *draft = engine->draft_model;
     sp_drafting *of[SP_LOGIT_ROWS_MAX];
     int32_t row = 0, n = 0;
     sp_status status = SP_OK;
@@ -342,8 +358,8 @@ static sp_status choose_drafts(sp_draft_model *draft, int32_t n_spans)
         if (d->n_wanted == 0)
             continue;
         draft->rows[n] = row - 1;
-        draft->choices[n] =
-            sp_engine_choice(d->call->sequence, draft->spans[s].position + draft->spans[s].n_rows);
+        draft->choices[n] = wanted_choice(engine, d->call->sequence,
+                                          draft->spans[s].position + draft->spans[s].n_rows, n);
         of[n++] = d;
         if (n < draft->ops->window)
             continue;
@@ -363,8 +379,9 @@ static void note_pass(sp_draft_model *draft, int32_t n_spans, double seconds)
 }
 
 /* SP_AGAIN: no sequence had a row for it. */
-static sp_status run_pass(sp_draft_model *draft, int32_t n_draftings, int32_t pass)
+static sp_status run_pass(sp_engine *engine, int32_t n_draftings, int32_t pass)
 {
+    sp_draft_model *draft = engine->draft_model;
     sp_step step = {.spans = draft->spans};
     double began = sp_clock_seconds();
     sp_status status;
@@ -378,7 +395,7 @@ static sp_status run_pass(sp_draft_model *draft, int32_t n_draftings, int32_t pa
         return SP_AGAIN;
     status = sp_family_forward(&draft->model, draft->ops, &step);
     if (status == SP_OK)
-        status = choose_drafts(draft, step.n_spans);
+        status = choose_drafts(engine, step.n_spans);
     if (status == SP_OK && pass > 0)
         note_pass(draft, step.n_spans, sp_clock_seconds() - began);
     return status;
@@ -402,7 +419,7 @@ static void propose(void *user, sp_draft_call *calls, int32_t n)
         rows -= draft->draftings[i].n_rows;
     }
     for (int32_t pass = 0; status == SP_OK; pass++)
-        status = run_pass(draft, n, pass);
+        status = run_pass(engine, n, pass);
     for (int32_t i = 0; i < n; i++) {
         if (status == SP_AGAIN)
             keep_trail(&draft->draftings[i]);

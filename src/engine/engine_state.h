@@ -74,7 +74,6 @@ struct sp_engine {
     int32_t n_logit_rows;
     sp_choice choices[SP_LOGIT_ROWS_MAX]; /* of the same rows */
     sp_constrain *constrain;
-    sp_error constrain_error;            /* of the last row that could not go on */
     sp_logprob top[SP_TOP_LOGPROBS_MAX]; /* of the current event */
     sp_text decoded;                     /* of the current token */
     sp_text event_text;                  /* the part of it that events may carry */

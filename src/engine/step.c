@@ -302,18 +302,20 @@ static sp_status score_prompt(step_run *run, sp_sequence *sequence, int32_t inde
 }
 
 /* Its output cannot go on in its grammar. */
-static void fail_constrained(step_run *run, sp_sequence *sequence, sp_status status)
+static void fail_constrained(step_run *run, sp_sequence *sequence, int32_t index, sp_status status)
 {
-    const sp_error *why = &run->engine->constrain_error;
-    sp_error error;
+    sp_error why = {.position = -1}, error;
 
-    sp_fail(&error, status, why->code, NULL, sequence->id, "request %lld was dropped: %s",
-            (long long)sequence->id, why->text);
+    (void)sp_constrain_mask(run->engine, sequence, sequence->n_tokens, index, &status, &why);
+    sp_fail(&error, status, why.code, NULL, sequence->id, "request %lld was dropped: %s",
+            (long long)sequence->id, why.text);
     emit_failure(run, sequence, status, &error);
     finish_sequence(run, sequence);
 }
 
-/* Adds the mask of a row that is constrained; where it cannot go on nothing is chosen. */
+/* Adds the mask of a row that is constrained; where it cannot go on nothing is chosen. After a
+ * draft that the grammar does not have that is so too, but there the row before it has another
+ * token, and this one does not count. */
 static void constrain(sp_engine *engine, int32_t index)
 {
     sp_choice *choice = &engine->choices[index];
@@ -321,8 +323,8 @@ static void constrain(sp_engine *engine, int32_t index)
 
     if (!choice->sampling)
         return;
-    choice->mask = sp_constrain_mask(engine, engine->logit_rows[index].sequence, index, &status,
-                                     &engine->constrain_error);
+    choice->mask = sp_constrain_mask(engine, engine->logit_rows[index].sequence, choice->n_tokens,
+                                     index, &status, NULL);
     choice->adjusted |= choice->mask != NULL;
     if (status == SP_OK)
         return;
@@ -404,7 +406,7 @@ static void use_logits(step_run *run, int32_t index)
     if (sp_sequence_scores(sequence, position)) {
         status = score_prompt(run, sequence, index, position);
     } else if (engine->choices[index].constrained != SP_OK) {
-        fail_constrained(run, sequence, engine->choices[index].constrained);
+        fail_constrained(run, sequence, index, engine->choices[index].constrained);
     } else if (engine->choices[index].sampling) {
         status = use_token(run, sequence, index);
     } else if (position == sequence->n_tokens - 1) {

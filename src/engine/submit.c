@@ -181,11 +181,8 @@ static bool copy_sampling(const sp_request *request, sp_sequence_sampling *sampl
     return sampling->bias != NULL;
 }
 
-/* The mask of a constrained output's token needs the token before it. */
 static bool drafts_for(const sp_engine *engine, const sp_request *request)
 {
-    if (request->constraint)
-        return false;
     if (request->speculative == SP_SPECULATIVE_DEFAULT)
         return engine->options.speculative;
     return request->speculative == SP_SPECULATIVE_ON;

@@ -275,6 +275,60 @@ static void test_steps_of_one_request(void **state)
     sp_engine_close(engine);
 }
 
+/* ---- grammars ------------------------------------------------------------------------------ */
+
+/* Texts in a grammar, of which some repeat themselves, by prompt lookup and by the model itself. */
+static sp_engine_stats run_constrained(const char *model, const char *drafter, engine_run *runs)
+{
+    static const char *const patterns[] = {"(the cat and the dog, )+end", "[a-z]{3,30}", "(ab|ba)*",
+                                           "[0-9]+(, [0-9]+){4,12}"};
+    sp_engine_options options = options_of(model, drafter);
+    sp_engine *engine = open_with(&options);
+    int32_t prompt[2] = {5, 6};
+    sp_engine_stats stats;
+
+    for (int32_t i = 0; i < N; i++) {
+        sp_constraint_options text;
+        sp_error error;
+
+        sp_constraint_options_default(&text, sizeof text);
+        text.kind = SP_CONSTRAINT_REGEX;
+        text.text = patterns[i % 4];
+        text.text_bytes = strlen(text.text);
+        runs[i] = engine_run_init(NULL, prompt, 2, NEW);
+        runs[i].request.temperature = i % 3 * 0.7;
+        runs[i].request.seed = (uint64_t)i;
+        runs[i].request.logprobs = true;
+        assert_ok(sp_engine_compile(engine, &text, &runs[i].request.constraint, &error), &error);
+    }
+    run_crowd(engine, runs);
+    for (int32_t i = 0; i < N; i++)
+        sp_constraint_release(runs[i].request.constraint);
+    stats = stats_of(engine);
+    sp_engine_close(engine);
+    return stats;
+}
+
+static void test_outputs_in_a_grammar(void **state)
+{
+    char *model = with_tokenizer(BASE, NULL, NULL);
+    crowd *c = sp_calloc(1, sizeof *c);
+    sp_engine_stats plain = run_constrained(model, NULL, c->plain);
+    sp_engine_stats drafted = run_constrained(model, model, c->now);
+    uint64_t looked_up = drafted.drafted_tokens - drafted.model_drafted_tokens;
+
+    (void)state;
+    for (int32_t i = 0; i < N; i++)
+        engine_run_assert_same(&c->plain[i], &c->now[i]);
+    assert_true(looked_up > 0 && drafted.model_drafted_tokens > 0);
+    assert_true(drafted.accepted_tokens > drafted.model_accepted_tokens);
+    assert_true(drafted.steps < plain.steps);
+    /* but for what comes after a text that has ended */
+    assert_true(drafted.model_accepted_tokens + 4 * N > drafted.model_drafted_tokens);
+    free_crowd(c);
+    remove_copy(model);
+}
+
 /* ---- failures ------------------------------------------------------------------------------ */
 
 static int32_t n_calls;
@@ -355,6 +409,7 @@ int main(void)
         cmocka_unit_test(test_models_that_are_others),
         cmocka_unit_test(test_an_adapter_in_the_crowd),
         cmocka_unit_test(test_steps_of_one_request),
+        cmocka_unit_test(test_outputs_in_a_grammar),
         cmocka_unit_test(test_passes_that_fail),
         cmocka_unit_test(test_requests_that_leave),
     };
