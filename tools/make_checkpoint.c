@@ -1,7 +1,7 @@
 /*
- * make_checkpoint: writes a random Qwen3 checkpoint of any shape, as Hugging Face lays one out, and
- * random PEFT LoRA adapters for it. For benchmarks and tests that need real sizes but no real
- * weights: the same arguments give the same bytes.
+ * make_checkpoint: writes a random Qwen3 or Qwen3-MoE checkpoint of any shape, as Hugging Face lays
+ * one out, and random PEFT LoRA adapters for it. For benchmarks and tests that need real sizes but
+ * no real weights: the same arguments give the same bytes.
  *
  * A tensor is described first and filled while it is written, so that gigabytes need a megabyte of
  * memory. config.json comes last: a folder without it is unfinished, and is refused by readers.
@@ -28,6 +28,7 @@
 typedef struct {
     const char *preset, *tokenizer, *dtype;
     int64_t hidden, layers, heads, kv_heads, head_dim, intermediate, vocab;
+    int64_t experts, chosen, expert_intermediate;
     int64_t eos, seed, shards, adapters, rank, trained;
     bool tied, untied, adapters_only, help;
 } options;
@@ -49,7 +50,7 @@ static const sp_setting settings[] = {
      .type = SP_SETTING_CHOICE,
      .offset = offsetof(options, preset),
      .default_text = "tiny",
-     .choices = "tiny|0.6b|1.7b|4b|8b",
+     .choices = "tiny|tiny-moe|0.6b|1.7b|4b|8b|30b-a3b",
      .help = "shape to start from; the flags below change it",
      .flag_only = true},
     NUMBER("hidden", hidden, 0, 1 << 16, "0", "hidden size (0: the preset's, also below)"),
@@ -58,6 +59,9 @@ static const sp_setting settings[] = {
     NUMBER("kv-heads", kv_heads, 0, 1024, "0", "key and value heads"),
     NUMBER("head-dim", head_dim, 0, 1024, "0", "elements of a head"),
     NUMBER("intermediate", intermediate, 0, 1 << 18, "0", "FFN width"),
+    NUMBER("experts", experts, 0, 1024, "0", "experts of a layer, where the preset has any"),
+    NUMBER("experts-per-token", chosen, 0, 1024, "0", "experts that a token goes through"),
+    NUMBER("expert-intermediate", expert_intermediate, 0, 1 << 18, "0", "width of an expert"),
     NUMBER("vocab", vocab, 0, 1 << 22, "0", "vocabulary"),
     SWITCH("tied", tied, "the head is the embedding"),
     SWITCH("untied", untied, "the head has weights of its own"),
@@ -90,24 +94,30 @@ typedef struct {
     const char *name;
     int64_t hidden, layers, heads, kv_heads, head_dim, intermediate, vocab;
     bool tied;
+    int64_t experts, chosen, expert_intermediate; /* 0: a dense model */
 } shape;
 
 static const shape shapes[] = {
-    {"tiny", 64, 2, 4, 2, 32, 160, 512, true},
-    {"0.6b", 1024, 28, 16, 8, 128, 3072, 151936, true},
-    {"1.7b", 2048, 28, 16, 8, 128, 6144, 151936, true},
-    {"4b", 2560, 36, 32, 8, 128, 9728, 151936, true},
-    {"8b", 4096, 36, 32, 8, 128, 12288, 151936, false},
+    {"tiny", 64, 2, 4, 2, 32, 160, 512, true, 0, 0, 0},
+    {"tiny-moe", 64, 2, 4, 2, 32, 160, 512, false, 8, 2, 48},
+    {"0.6b", 1024, 28, 16, 8, 128, 3072, 151936, true, 0, 0, 0},
+    {"1.7b", 2048, 28, 16, 8, 128, 6144, 151936, true, 0, 0, 0},
+    {"4b", 2560, 36, 32, 8, 128, 9728, 151936, true, 0, 0, 0},
+    {"8b", 4096, 36, 32, 8, 128, 12288, 151936, false, 0, 0, 0},
+    {"30b-a3b", 2048, 48, 32, 4, 128, 6144, 151936, false, 128, 8, 768},
 };
 
 static sp_status choose_shape(const options *opt, shape *out_shape, sp_error *error)
 {
     const shape *preset = shapes;
-    int64_t *const fields[] = {&out_shape->hidden,   &out_shape->layers,   &out_shape->heads,
-                               &out_shape->kv_heads, &out_shape->head_dim, &out_shape->intermediate,
-                               &out_shape->vocab};
-    const int64_t given[] = {opt->hidden,   opt->layers,       opt->heads, opt->kv_heads,
-                             opt->head_dim, opt->intermediate, opt->vocab};
+    int64_t *const fields[] = {&out_shape->hidden,   &out_shape->layers,
+                               &out_shape->heads,    &out_shape->kv_heads,
+                               &out_shape->head_dim, &out_shape->intermediate,
+                               &out_shape->vocab,    &out_shape->experts,
+                               &out_shape->chosen,   &out_shape->expert_intermediate};
+    const int64_t given[] = {
+        opt->hidden,       opt->layers, opt->heads,   opt->kv_heads, opt->head_dim,
+        opt->intermediate, opt->vocab,  opt->experts, opt->chosen,   opt->expert_intermediate};
 
     while (strcmp(preset->name, opt->preset) != 0)
         preset++;
@@ -121,6 +131,12 @@ static sp_status choose_shape(const options *opt, shape *out_shape, sp_error *er
     if (out_shape->heads % out_shape->kv_heads != 0 || out_shape->head_dim % 2 != 0)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "heads", -1,
                        "the heads must be a multiple of the kv heads, and a head even");
+    if (preset->experts == 0 && opt->experts + opt->chosen + opt->expert_intermediate > 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "experts", -1, "the preset %s has no experts",
+                       preset->name);
+    if (out_shape->chosen > out_shape->experts)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "experts-per-token", -1,
+                       "more experts a token than experts");
     if (opt->eos >= out_shape->vocab)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "eos", -1, "the id is not in the vocabulary");
     return SP_OK;
@@ -177,28 +193,56 @@ static SP_PRINTF(7, 8) void add_tensor(tensor_list *list, int64_t rows, int64_t 
     va_end(arguments);
 }
 
-/* The seven linear modules of a layer. */
+/* The linear modules of a layer: seven, or with experts four, a router and three an expert. */
 typedef struct {
-    const char *name;
+    const char *name; /* of an expert's: what follows its number */
     int64_t n_out, k_in;
+    int64_t expert; /* -1: none */
+    bool is_residual;
 } linear;
 
-#define N_LINEARS 7
-
-static void list_linears(const shape *s, linear out_linears[N_LINEARS])
+static int64_t n_linears(const shape *s)
 {
-    int64_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
-    const linear all[N_LINEARS] = {
-        {"self_attn.q_proj", q, s->hidden},
-        {"self_attn.k_proj", kv, s->hidden},
-        {"self_attn.v_proj", kv, s->hidden},
-        {"self_attn.o_proj", s->hidden, q},
-        {"mlp.gate_proj", s->intermediate, s->hidden},
-        {"mlp.up_proj", s->intermediate, s->hidden},
-        {"mlp.down_proj", s->hidden, s->intermediate},
-    };
+    return s->experts > 0 ? 5 + 3 * s->experts : 7;
+}
 
-    memcpy(out_linears, all, sizeof all);
+/* gate, up or down: n 0 .. 2. */
+static linear ffn_linear(const char *const *names, int n, int64_t hidden, int64_t inner,
+                         int64_t expert)
+{
+    bool down = n == 2;
+
+    return (linear){names[n], down ? hidden : inner, down ? inner : hidden, expert, down};
+}
+
+static linear linear_at(const shape *s, int64_t index)
+{
+    static const char *const dense[] = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"};
+    static const char *const expert[] = {"gate_proj", "up_proj", "down_proj"};
+    int64_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
+    const linear attention[] = {{"self_attn.q_proj", q, s->hidden, -1, false},
+                                {"self_attn.k_proj", kv, s->hidden, -1, false},
+                                {"self_attn.v_proj", kv, s->hidden, -1, false},
+                                {"self_attn.o_proj", s->hidden, q, -1, true}};
+
+    if (index < 4)
+        return attention[index];
+    if (s->experts == 0)
+        return ffn_linear(dense, (int)index - 4, s->hidden, s->intermediate, -1);
+    if (index == 4)
+        return (linear){"mlp.gate", s->experts, s->hidden, -1, false};
+    return ffn_linear(expert, (int)((index - 5) % 3), s->hidden, s->expert_intermediate,
+                      (index - 5) / 3);
+}
+
+/* "model.layers.N.<module>". */
+static void name_linear(char out_path[80], int64_t layer, const linear *l)
+{
+    if (l->expert < 0)
+        snprintf(out_path, 80, "model.layers.%" PRId64 ".%s", layer, l->name);
+    else
+        snprintf(out_path, 80, "model.layers.%" PRId64 ".mlp.experts.%" PRId64 ".%s", layer,
+                 l->expert, l->name);
 }
 
 /*
@@ -208,9 +252,7 @@ static void list_linears(const shape *s, linear out_linears[N_LINEARS])
 static void list_model(const shape *s, tensor_list *list)
 {
     double residual = 1 / sqrt(2.0 * (double)s->layers), head = 2 / sqrt((double)s->hidden);
-    linear linears[N_LINEARS];
 
-    list_linears(s, linears);
     add_tensor(list, s->vocab, s->hidden, 0, head, SP_DTYPE_BF16, "model.embed_tokens.weight");
     for (int64_t layer = 0; layer < s->layers; layer++) {
         static const char *const hidden_norms[] = {"input_layernorm", "post_attention_layernorm"};
@@ -222,14 +264,14 @@ static void list_model(const shape *s, tensor_list *list)
             add_tensor(list, 0, s->head_dim, 1, 0.1, SP_DTYPE_BF16,
                        "model.layers.%" PRId64 ".%s.weight", layer, head_norms[i]);
         }
-        for (int i = 0; i < N_LINEARS; i++) {
-            bool is_residual =
-                linears[i].n_out == s->hidden &&
-                (strstr(linears[i].name, "o_proj") || strstr(linears[i].name, "down_proj"));
+        for (int64_t i = 0; i < n_linears(s); i++) {
+            linear l = linear_at(s, i);
+            char path[80];
 
-            add_tensor(list, linears[i].n_out, linears[i].k_in, 0,
-                       (is_residual ? residual : 1) / sqrt((double)linears[i].k_in), SP_DTYPE_BF16,
-                       "model.layers.%" PRId64 ".%s.weight", layer, linears[i].name);
+            name_linear(path, layer, &l);
+            add_tensor(list, l.n_out, l.k_in, 0,
+                       (l.is_residual ? residual : 1) / sqrt((double)l.k_in), SP_DTYPE_BF16,
+                       "%s.weight", path);
         }
     }
     add_tensor(list, 0, s->hidden, 1, 0.1, SP_DTYPE_BF16, "model.norm.weight");
@@ -241,17 +283,16 @@ static void list_model(const shape *s, tensor_list *list)
 static void list_adapter(const shape *s, int64_t rank, int64_t trained, sp_dtype dtype,
                          tensor_list *list)
 {
-    linear linears[N_LINEARS];
-
-    list_linears(s, linears);
     for (int64_t layer = 0; layer < s->layers; layer++)
-        for (int i = 0; i < N_LINEARS; i++) {
-            add_tensor(list, rank, linears[i].k_in, 0, 1 / sqrt((double)linears[i].k_in), dtype,
-                       "base_model.model.model.layers.%" PRId64 ".%s.lora_A.weight", layer,
-                       linears[i].name);
-            add_tensor(list, linears[i].n_out, rank, 0, 0.1 / sqrt((double)rank), dtype,
-                       "base_model.model.model.layers.%" PRId64 ".%s.lora_B.weight", layer,
-                       linears[i].name);
+        for (int64_t i = 0; i < n_linears(s); i++) {
+            linear l = linear_at(s, i);
+            char path[80];
+
+            name_linear(path, layer, &l);
+            add_tensor(list, rank, l.k_in, 0, 1 / sqrt((double)l.k_in), dtype,
+                       "base_model.model.%s.lora_A.weight", path);
+            add_tensor(list, l.n_out, rank, 0, 0.1 / sqrt((double)rank), dtype,
+                       "base_model.model.%s.lora_B.weight", path);
         }
     if (trained > 0)
         add_tensor(list, trained, s->hidden, 0, 2 / sqrt((double)s->hidden), dtype,
@@ -481,14 +522,22 @@ static sp_status write_config(const writer *w, const shape *s, int64_t eos, sp_e
     if (status != SP_OK)
         return status;
     sp_text_format(&text,
-                   "{\n  \"architectures\": [\"Qwen3ForCausalLM\"],\n  \"model_type\": \"qwen3\",\n"
+                   "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n"
                    "  \"attention_bias\": false,\n  \"hidden_act\": \"silu\",\n"
                    "  \"hidden_size\": %" PRId64 ",\n  \"num_hidden_layers\": %" PRId64 ",\n"
                    "  \"num_attention_heads\": %" PRId64 ",\n  \"num_key_value_heads\": %" PRId64
                    ",\n  \"head_dim\": %" PRId64 ",\n  \"intermediate_size\": %" PRId64 ",\n"
                    "  \"vocab_size\": %" PRId64 ",\n  \"tie_word_embeddings\": %s,\n",
-                   s->hidden, s->layers, s->heads, s->kv_heads, s->head_dim, s->intermediate,
-                   s->vocab, s->tied ? "true" : "false");
+                   s->experts > 0 ? "Qwen3MoeForCausalLM" : "Qwen3ForCausalLM",
+                   s->experts > 0 ? "qwen3_moe" : "qwen3", s->hidden, s->layers, s->heads,
+                   s->kv_heads, s->head_dim, s->intermediate, s->vocab, s->tied ? "true" : "false");
+    if (s->experts > 0)
+        sp_text_format(&text,
+                       "  \"num_experts\": %" PRId64 ",\n  \"num_experts_per_tok\": %" PRId64
+                       ",\n  \"moe_intermediate_size\": %" PRId64 ",\n"
+                       "  \"norm_topk_prob\": true,\n  \"decoder_sparse_step\": 1,\n"
+                       "  \"mlp_only_layers\": [],\n",
+                       s->experts, s->chosen, s->expert_intermediate);
     sp_text_format(&text,
                    "  \"max_position_embeddings\": 40960,\n  \"rms_norm_eps\": 1e-06,\n"
                    "  \"rope_theta\": 1000000,\n  \"rope_scaling\": null,\n"
@@ -525,8 +574,8 @@ static void add_token_list(sp_text *text, int64_t vocab, int64_t trained)
         sp_text_add(text, "]");
 }
 
-static sp_status write_adapter_config(const writer *w, int64_t rank, int64_t vocab, int64_t trained,
-                                      sp_error *error)
+static sp_status write_adapter_config(const writer *w, const shape *s, int64_t rank,
+                                      int64_t trained, sp_error *error)
 {
     sp_text text = {0};
 
@@ -538,10 +587,10 @@ static sp_status write_adapter_config(const writer *w, int64_t rank, int64_t voc
                    "  \"rank_pattern\": {},\n  \"alpha_pattern\": {},\n"
                    "  \"modules_to_save\": null,\n  \"base_model_name_or_path\": null,\n"
                    "  \"target_modules\": [\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\", "
-                   "\"gate_proj\", \"up_proj\", \"down_proj\"],\n"
+                   "%s\"gate_proj\", \"up_proj\", \"down_proj\"],\n"
                    "  \"trainable_token_indices\": ",
-                   rank, 2 * rank);
-    add_token_list(&text, vocab, trained);
+                   rank, 2 * rank, s->experts > 0 ? "\"gate\", " : "");
+    add_token_list(&text, s->vocab, trained);
     sp_text_add(&text, "\n}\n");
     return write_text(w->directory, "adapter_config.json", &text, error);
 }
@@ -563,7 +612,7 @@ static sp_status write_adapter(writer *w, const shape *s, const tensor_list *lis
     if (status == SP_OK)
         status = write_tensors(&adapter, "adapter_model.safetensors", list->items, list->n, error);
     if (status == SP_OK)
-        status = write_adapter_config(&adapter, opt->rank, s->vocab, opt->trained, error);
+        status = write_adapter_config(&adapter, s, opt->rank, opt->trained, error);
     w->bytes_done = adapter.bytes_done;
     sp_free(directory);
     return status;
@@ -661,7 +710,7 @@ int main(int argc, char **argv)
 
     if (status == SP_OK && opt.help) {
         printf("usage: make_checkpoint [flags] DIR\n"
-               "Writes a random Qwen3 checkpoint into DIR, and adapters for it.\n\n");
+               "Writes a random Qwen3 or Qwen3-MoE checkpoint into DIR, and adapters for it.\n\n");
         sp_settings_print_help(stdout, settings, N_SETTINGS);
     } else if (status == SP_OK && positional.n != 1) {
         fprintf(stderr, "make_checkpoint: one directory is needed; try --help\n");

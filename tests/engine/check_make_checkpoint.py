@@ -125,6 +125,31 @@ def check_adapters(scratch):
         assert values != loaded[1][stem + "lora_A.weight"][2]
 
 
+def check_experts(scratch):
+    """One by one, with a router; adapters of all of them."""
+    where = os.path.join(scratch, "moe")
+    run(where, "--preset", "tiny-moe", "--experts", "5", "--experts-per-token", "3",
+        "--expert-intermediate", "40", "--adapters", "1", "--rank", "4")
+    with open(os.path.join(where, "config.json"), encoding="ascii") as file:
+        config = json.load(file)
+    assert config["architectures"] == ["Qwen3MoeForCausalLM"]
+    assert (config["num_experts"], config["num_experts_per_tok"]) == (5, 3)
+    assert config["moe_intermediate_size"] == 40
+    tensors = read(os.path.join(where, "model.safetensors"))
+    assert len(tensors) == 3 + 2 * (8 + 1 + 3 * 5)
+    mlp = "model.layers.1.mlp."
+    want = {mlp + "gate.weight": ([5, 64], 1 / 8),
+            mlp + "experts.4.up_proj.weight": ([40, 64], 1 / 8),
+            mlp + "experts.4.down_proj.weight": ([64, 40], 1 / math.sqrt(4 * 40))}
+    for name, (shape, deviation) in want.items():
+        assert tensors[name][:2] == ("BF16", shape), name
+        check_moments(name, tensors[name][2], 0, deviation)
+    adapter = read(os.path.join(where, "adapters", "a0", "adapter_model.safetensors"))
+    assert len(adapter) == 2 * 2 * (4 + 1 + 3 * 5)
+    assert adapter["base_model.model." + mlp + "experts.3.down_proj.lora_A.weight"][1] == [4, 40]
+    assert adapter["base_model.model." + mlp + "gate.lora_B.weight"][1] == [5, 4]
+
+
 def check_repeats(scratch):
     """The same arguments, the same bytes; another seed, other bytes."""
     def model(name, *arguments):
@@ -158,6 +183,8 @@ def check_refusals(scratch):
     run(os.path.join(scratch, "x"), "--tied", "--untied", expect=2)
     run(os.path.join(scratch, "x"), "--heads", "3", "--kv-heads", "2", expect=2)
     run(os.path.join(scratch, "x"), "--shards", "500", expect=2)
+    run(os.path.join(scratch, "x"), "--experts", "4", expect=2)
+    run(os.path.join(scratch, "x"), "--preset", "tiny-moe", "--experts", "1", expect=2)
     run(os.path.join(scratch, "missing", "deep"), expect=1)
     assert not os.path.exists(os.path.join(scratch, "x"))
     assert "usage: make_checkpoint" in run("--help").stdout
@@ -167,7 +194,7 @@ def main():
     scratch = sys.argv[2]
     shutil.rmtree(scratch, ignore_errors=True)
     os.makedirs(scratch)
-    for check in (check_model, check_adapters, check_repeats, check_adapters_only,
+    for check in (check_model, check_adapters, check_experts, check_repeats, check_adapters_only,
                   check_refusals):
         check(scratch)
     shutil.rmtree(scratch)
