@@ -123,16 +123,20 @@ static sp_status submit(const step_bench *bench, const char *adapter, const int3
 static sp_status time_decode(step_bench *bench, int32_t rows, bool with_adapters,
                              double *out_seconds, sp_error *error)
 {
-    int32_t prompt[PROMPT_TOKENS] = {1, 2, 3, 4, 5, 6, 7, 8};
+    int32_t vocab = sp_engine_shape(bench->engine)->vocab, prompt[PROMPT_TOKENS];
     size_t n_times = 0, n_max = (size_t)bench->settings.steps;
     double *times = sp_calloc(n_max, sizeof *times);
     sp_status status = SP_OK;
 
     if (!times)
         return sp_fail_memory(error, n_max * sizeof *times, "times");
-    for (int32_t i = 0; i < rows && status == SP_OK; i++)
+    /* Prompts of their own, so that the rows of a mixture of experts go to different ones. */
+    for (int32_t i = 0; i < rows && status == SP_OK; i++) {
+        for (int32_t t = 0; t < PROMPT_TOKENS; t++)
+            prompt[t] = (i * PROMPT_TOKENS + t + 1) % vocab;
         status = submit(bench, adapter_of(bench, with_adapters, i), prompt, PROMPT_TOKENS,
                         (int32_t)n_max + 2, error);
+    }
     while (status == SP_OK) {
         sp_engine_stats before = {.struct_bytes = sizeof before},
                         after = {.struct_bytes = sizeof after};
