@@ -81,9 +81,10 @@ void sp_draft_end(sp_draft *draft, int32_t n_drafts, double cost)
     if (n_drafts == 0)
         return;
     note_met(share, draft->n_accepted, draft->n_accepted + draft->rejected);
+    share->misses = draft->n_accepted > 0 ? 0 : min_of(share->misses + 1, SP_DRAFT_MISSES_MAX);
     if (draft->n_accepted > 0)
         share->pause_last = 0;
-    else if (draft->rejected && value_of(share) < cost)
+    else if (draft->rejected && (value_of(share) < cost || share->misses == SP_DRAFT_MISSES_MAX))
         share->pause = share->pause_last = next_pause(share, cost);
 }
 

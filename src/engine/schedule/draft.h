@@ -18,6 +18,7 @@
 #define SP_DRAFT_PAUSE_MIN   4  /* where a row costs nothing */
 #define SP_DRAFT_PAUSE_COST  28 /* more of them where it costs a token */
 #define SP_DRAFT_MEMORY      8
+#define SP_DRAFT_MISSES_MAX  8
 #define SP_DRAFT_UNTRIED     0.9   /* the share that is assumed before any was met */
 #define SP_LOOKUP_TOKENS_MAX 16384 /* the last ones, which bounds the time of a look-up */
 #define SP_LOOKUP_MATCH_MIN  2
@@ -33,6 +34,7 @@ typedef enum sp_drafter {
 /* How well one of them drafts for a sequence. */
 typedef struct sp_draft_share {
     int32_t hits, met;
+    int32_t misses;            /* steps since a draft was accepted */
     int32_t pause, pause_last; /* steps without drafts: those to come, and those after the last
                                   miss; 0: none since a draft was accepted */
 } sp_draft_share;
@@ -42,9 +44,10 @@ typedef struct sp_draft_share {
  * is accepted is estimated from the last ones that a choice has met, (hits + 1) / (met + 1), and
  * both are halved when SP_DRAFT_MEMORY were met. A step has as many drafts, up to `longest`, as are
  * likely to be accepted with a probability that is no less than what a draft costs (step_cost.h).
- * Where not even the first is, and it was not accepted either, the drafter pauses and then tries
- * one: for 4 + 28 * cost steps, then for twice as many each time, up to SP_DRAFT_PAUSE_MAX, until a
- * draft is accepted again. So a text that cannot be guessed costs a row in 65 steps.
+ * Where not even the first is, and it was not accepted either, or after SP_DRAFT_MISSES_MAX steps
+ * without one that was, the drafter pauses and then tries again: for 4 + 28 * cost steps, then for
+ * twice as many each time, up to SP_DRAFT_PAUSE_MAX, until a draft is accepted again. So a text
+ * that cannot be guessed costs a row in 65 steps.
  */
 typedef struct sp_draft {
     int32_t longest; /* most drafts of a step; 0: none */
