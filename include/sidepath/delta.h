@@ -92,7 +92,8 @@ typedef struct sp_delta_output {
     sp_dtype y_type;     /* the pool's dtype, or F32 */
 } sp_delta_output;
 
-/* Sites that share x: q,k,v; gate,up; a single one. Everything is borrowed for the call. */
+/* Sites that share x: q,k,v; gate,up; a router and the shared expert's inputs. Everything is
+ * borrowed for the call. */
 typedef struct sp_delta_call {
     size_t struct_bytes;
     const sp_plan *plan;            /* NULL: the rows of the last sp_plan_from_device */
@@ -109,8 +110,10 @@ typedef struct sp_delta_call {
  * adapter has, cost nothing. On a GPU two launches for each four sites that the pool holds, and one
  * more where x is rounded first; what is routed was uploaded and started before.
  * SP_ERR_STRIDE: x_stride < k_in or y_stride < n_out. SP_ERR_ARGUMENT: an x or y type that is
- * neither the pool's nor F32, a site that the geometry has not or that takes tokens, outputs whose
- * k_in differ, a plan of more than rows_max rows. SP_ERR_UNSUPPORTED: an FP32 x without x_f32.
+ * neither the pool's nor F32, a site that the geometry has not, that takes tokens or that is an
+ * expert's (sidepath/experts.h), outputs whose k_in differ, a plan of more than rows_max rows.
+ * SP_ERR_UNSUPPORTED: an FP32 x without x_f32; with `engine-unsupported`: a router on a GPU whose
+ * library has no kernel for it.
  * SP_ERR_STATE, GPU: another plan than was started, or one that was built anew since.
  * SP_ERR_DEVICE.
  */

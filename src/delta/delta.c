@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/grow.h"
+#include "base/integer.h"
 #include "delta/delta_state.h"
 
 #define ROWS_LIMIT    (1 << 20)
@@ -34,12 +35,23 @@ static int32_t largest_k(const sp_layout *layout)
     return k_max;
 }
 
+/* Routers have ranks of their own. */
+static int32_t largest_rank(const sp_layout *layout)
+{
+    const sp_layout_site *last = sp_layout_site_at(layout, sp_layout_n_sites(layout) - 1);
+    int64_t of_slots = sp_layout_rank_stride(layout);
+
+    if (last == NULL || !last->apart)
+        return (int32_t)of_slots;
+    return (int32_t)max64(of_slots, round_up(sp_layout_expert_rank(layout), SP_POOL_RANK_STEP));
+}
+
 static sp_lora_sizes sizes_of(const sp_layout *layout, int32_t rows_max, bool x_f32)
 {
     return (sp_lora_sizes){
         .dtype = sp_layout_dtype(layout),
         .k_max = largest_k(layout),
-        .rank_max = sp_layout_rank_stride(layout),
+        .rank_max = largest_rank(layout),
         .rows_max = rows_max,
         .x_f32 = x_f32,
     };
@@ -205,11 +217,31 @@ sp_status sp_delta_check_stride(const char *name, int64_t stride, int64_t width,
                    (long long)width);
 }
 
+/* What a site is of, where that is no matter of these calls or of the device. */
+static sp_status check_kind(const sp_delta *delta, const sp_layout_site *site,
+                            const sp_delta_output *output, int32_t index, sp_error *error)
+{
+    sp_site row = {.struct_bytes = sizeof row};
+
+    (void)sp_geometry_site_at(sp_layout_geometry(delta->layout), output->site, &row, NULL);
+    if (row.kind == SP_SITE_EXPERT)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "site", index,
+                       "output %d names site %d, which is an expert's: call "
+                       "sp_delta_experts_apply",
+                       (int)index, (int)output->site);
+    if (site != NULL && site->apart && delta->gpu != NULL)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "site", index,
+                       "output %d names site %d, a router: this build has no kernel for it on %s",
+                       (int)index, (int)output->site, sp_device_name(sp_pool_device(delta->pool)));
+    return SP_OK;
+}
+
 static sp_status check_output(const sp_delta *delta, const sp_delta_output *output, int32_t index,
                               int32_t *io_k_in, sp_error *error)
 {
     sp_dtype dtype = sp_layout_dtype(delta->layout);
     const sp_layout_site *site;
+    sp_status status;
 
     if (output->site < 0 || output->site >= delta->n_sites)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "site", index,
@@ -227,8 +259,9 @@ static sp_status check_output(const sp_delta *delta, const sp_delta_output *outp
                        "output %d names site %d, which takes tokens: call sp_delta_embed",
                        (int)index, (int)output->site);
     site = sp_layout_site_at(delta->layout, sp_layout_find(delta->layout, output->site));
-    if (site == NULL)
-        return SP_OK;
+    status = check_kind(delta, site, output, index, error);
+    if (status != SP_OK || site == NULL)
+        return status;
     if (*io_k_in != 0 && site->k_in != *io_k_in)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "site", index,
                        "output %d has %d inputs, the outputs before it %d: they do not share x",
@@ -296,6 +329,7 @@ typedef struct site_group {
     int32_t n;
     const sp_pool_tables *tables[SP_LORA_GROUP_MAX];
     int32_t k_in[SP_LORA_GROUP_MAX];
+    bool apart[SP_LORA_GROUP_MAX]; /* B has the stride of the pair's own rank */
 } site_group;
 
 static void add_site(const sp_delta *delta, int32_t index, const sp_delta_output *output,
@@ -305,6 +339,7 @@ static void add_site(const sp_delta *delta, int32_t index, const sp_delta_output
 
     group->tables[group->n] = sp_pool_tables_at(delta->pool, index);
     group->k_in[group->n] = site->k_in;
+    group->apart[group->n] = site->apart;
     job->targets[group->n] = (sp_lora_target){
         .y = output->y,
         .y_stride = output->y_stride,
@@ -314,22 +349,26 @@ static void add_site(const sp_delta *delta, int32_t index, const sp_delta_output
     group->n++;
 }
 
-static void add_rows(const sp_plan_view *view, const site_group *group, sp_lora_job *job)
+static void add_rows(const sp_plan_view *view, const site_group *group, int32_t rank_stride,
+                     sp_lora_job *job)
 {
     job->n_targets = group->n;
     for (int32_t segment = 0; segment < view->n_segments; segment++) {
         int32_t slot = view->segment_slot[segment], begin = view->segment_begin[segment];
         sp_lora_pair pairs[SP_LORA_GROUP_MAX];
 
-        for (int32_t t = 0; t < group->n; t++)
+        for (int32_t t = 0; t < group->n; t++) {
+            int32_t rank = group->tables[t]->rank[slot];
+
             pairs[t] = (sp_lora_pair){
                 .a = group->tables[t]->a[slot],
                 .b = group->tables[t]->b[slot],
                 .a_stride = group->k_in[t],
-                .b_stride = job->rank_max,
-                .rank = group->tables[t]->rank[slot],
+                .b_stride = group->apart[t] ? round_up(rank, SP_POOL_RANK_STEP) : rank_stride,
+                .rank = rank,
                 .scale = group->tables[t]->scale[slot],
             };
+        }
         sp_lora_job_add(job, view->row_order + begin, view->segment_begin[segment + 1] - begin,
                         view->row_scale, pairs);
     }
@@ -344,7 +383,7 @@ static sp_lora_job new_job(const sp_delta *delta, const sp_delta_group *group)
         .dtype = sp_layout_dtype(delta->layout),
         .x_type = group->call.x_type,
         .k_in = group->k_in,
-        .rank_max = sp_layout_rank_stride(delta->layout),
+        .rank_max = largest_rank(delta->layout),
         .x = group->call.x,
         .x_stride = group->call.x_stride,
     };
@@ -372,7 +411,7 @@ static void apply_on_cpu(const sp_delta *delta, const sp_delta_group *group)
         if (site >= 0)
             add_site(delta, site, &output, &sites, &job);
         if (sites.n == SP_LORA_GROUP_MAX || (sites.n > 0 && i + 1 == group->call.n_outputs)) {
-            add_rows(group->view, &sites, &job);
+            add_rows(group->view, &sites, sp_layout_rank_stride(delta->layout), &job);
             sp_lora_job_finish(&job);
             sites.n = 0;
         }
@@ -394,7 +433,7 @@ bool sp_delta_begin_round(sp_delta *delta, const sp_delta_group *group)
             add_site(delta, site, &output, &sites, &delta->pieces);
     }
     if (sites.n > 0)
-        add_rows(group->view, &sites, &delta->pieces);
+        add_rows(group->view, &sites, sp_layout_rank_stride(delta->layout), &delta->pieces);
     if (delta->pieces.too_large)
         return false;
     sp_lora_job_cut(&delta->pieces);

@@ -70,6 +70,23 @@ static void add_slices(sp_sha256 *hash, const sp_layout *layout)
     }
 }
 
+/* For a geometry with experts. The record of others ends before this. */
+static void add_experts(sp_sha256 *hash, const sp_layout *layout)
+{
+    const sp_geometry *geometry = sp_layout_geometry(layout);
+
+    for (int32_t i = 0; i < sp_layout_n_expert_places(layout); i++) {
+        const sp_expert_place *place = sp_layout_expert_place_at(layout, i);
+
+        add_number(hash, (uint64_t)place->layer);
+        add_text(hash, sp_geometry_module_name(geometry, place->module));
+        add_number(hash, (uint64_t)place->k_in);
+        add_number(hash, (uint64_t)place->n_out);
+    }
+    if (sp_layout_n_expert_places(layout) > 0)
+        add_number(hash, (uint64_t)sp_geometry_experts(geometry));
+}
+
 static void add_served(sp_sha256 *hash, const sp_served_table *table)
 {
     add_number(hash, table != NULL);
@@ -98,6 +115,7 @@ sp_status sp_layout_hash(const sp_layout *layout, sp_digest *out_fingerprint, sp
     add_served(hash, sp_layout_served(layout, SP_SITE_EMBEDDING));
     add_served(hash, sp_layout_served(layout, SP_SITE_HEAD));
     add_slices(hash, layout);
+    add_experts(hash, layout);
     sp_sha256_finish(hash, out_fingerprint->bytes);
     return SP_OK;
 }

@@ -12,15 +12,16 @@
 
 /* What the tables need besides the bytes: [n_sites] each, rank 0 = this site is not adapted. */
 struct sp_image {
-    void *data;               /* [slot_bytes], 256-byte aligned */
-    int32_t *ranks;           /* [n_sites] */
-    float *scales;            /* [n_sites] stored (effective) scale of each site */
-    sp_digest digest;         /* of the adapter */
-    sp_digest fingerprint;    /* of the layout */
-    uint64_t checksum;        /* XXH3 of data; detects accidents, not attacks */
-    size_t bytes;             /* host bytes that the image occupies, arrays and overlay included */
-    sp_overlay *overlay;      /* rows that the adapter replaces; owned, NULL: none */
-    sp_device *pinned;        /* whose pinned memory data is, or NULL */
+    void *data;            /* [slot_bytes], 256-byte aligned */
+    int32_t *ranks;        /* [n_sites] */
+    float *scales;         /* [n_sites] stored (effective) scale of each site */
+    sp_digest digest;      /* of the adapter */
+    sp_digest fingerprint; /* of the layout */
+    uint64_t checksum;     /* XXH3 of data; detects accidents, not attacks */
+    size_t bytes;          /* host bytes that the image occupies, arrays and overlay included */
+    sp_overlay *overlay;   /* rows that the adapter replaces; owned, NULL: none */
+    struct sp_expert_image *experts; /* router and expert pairs; owned, NULL: none */
+    sp_device *pinned;               /* whose pinned memory data is, or NULL */
     const void *embed, *head; /* addresses of the layout's served tables, compared and never read */
 };
 
@@ -31,6 +32,9 @@ bool sp_image_is_for(const sp_image *image, const sp_layout *layout);
 
 /* Computes the fingerprint of a layout whose sites are all placed. SP_ERR_MEMORY. */
 sp_status sp_layout_hash(const sp_layout *layout, sp_digest *out_fingerprint, sp_error *error);
+
+/* Sites that have a place in the slot: those before the routers. */
+int32_t sp_layout_n_slot_sites(const sp_layout *layout);
 
 /*
  * Like sp_layout_pack. exec NULL: on the calling thread. SP_ERR_MISMATCH with `shape-mismatch`: a

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/grow.h"
+#include "pool/expert_places.h"
 #include "pool/image.h"
 #include "pool/slice.h"
 
@@ -19,12 +20,14 @@ struct sp_layout {
     sp_served_table embed, head; /* data NULL: not served */
     sp_device *images_for;       /* borrowed, or NULL */
     int32_t rank_stride;
-    int32_t n_sites;
+    int32_t n_sites, n_slot_sites;
     size_t slot_bytes;
     sp_digest fingerprint;
     sp_layout_site *sites; /* [n_sites] in slot order */
     int32_t *site_index;   /* [the geometry's sites]; -1 = not held */
     int32_t *row_maps;     /* those of all sites, concatenated */
+    int32_t expert_rank;
+    sp_expert_places experts;
 };
 
 /* ---- the walk ------------------------------------------------------------------------------ */
@@ -94,6 +97,38 @@ static int32_t place_sites(const sp_layout_options *options, sp_module_set modul
     return n_sites;
 }
 
+/* The routers, after the sites of the slots. Returns the count of all. */
+static int32_t place_routers(const sp_layout_options *options, int32_t n_sites,
+                             sp_layout_site *sites, int32_t *site_index)
+{
+    int32_t n_rows = options->expert_rank > 0 ? sp_geometry_n_sites(options->geometry) : 0;
+    sp_module_set routers = sp_geometry_kind_modules(options->geometry, SP_SITE_ROUTER);
+
+    for (int32_t i = 0; i < n_rows; i++) {
+        sp_site row = {.struct_bytes = sizeof row};
+        int32_t module = sp_geometry_site_module(options->geometry, i);
+
+        if ((routers >> module & 1u) == 0)
+            continue;
+        (void)sp_geometry_site_at(options->geometry, i, &row, NULL);
+        if (site_index != NULL)
+            site_index[i] = n_sites;
+        if (sites != NULL)
+            sites[n_sites] = (sp_layout_site){
+                .struct_bytes = sizeof *sites,
+                .site = i,
+                .layer = row.layer,
+                .kind = row.kind,
+                .module = module,
+                .k_in = row.k_in,
+                .n_out = row.n_out,
+                .apart = true,
+            };
+        n_sites++;
+    }
+    return n_sites;
+}
+
 /* ---- options ------------------------------------------------------------------------------- */
 
 void sp_layout_options_default(sp_layout_options *out_options, size_t struct_bytes)
@@ -102,6 +137,7 @@ void sp_layout_options_default(sp_layout_options *out_options, size_t struct_byt
         .struct_bytes = sizeof defaults,
         .rank = 64,
         .dtype = SP_DTYPE_BF16,
+        .expert_rank = 64,
     };
 
     sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
@@ -130,19 +166,20 @@ static sp_status resolve_options(const sp_layout_options *from, sp_layout_option
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "max-lora-rank", -1,
                        "the pool's rank must be from 1 to %d, not %d", SP_POOL_RANK_MAX,
                        (int)options->rank);
+    if (options->expert_rank < 0 || options->expert_rank > SP_POOL_RANK_MAX)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "max-lora-expert-rank", -1,
+                       "the rank of router and expert pairs must be from 0 to %d, not %d",
+                       SP_POOL_RANK_MAX, (int)options->expert_rank);
     if (sp_dtype_bytes(options->dtype) == 0)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "unknown element type %d",
                        (int)options->dtype);
     present = sp_geometry_modules(options->geometry);
-    /* Expert factors differ in size by adapter and have a pool of their own. */
+    /* Factors of experts differ in size by adapter and have a memory of their own. */
     apart = sp_geometry_kind_modules(options->geometry, SP_SITE_ROUTER) |
             sp_geometry_kind_modules(options->geometry, SP_SITE_EXPERT);
-    wanted = options->modules != 0 ? options->modules
-                                   : sp_geometry_kind_modules(options->geometry, SP_SITE_LINEAR);
-    if ((wanted & apart) != 0)
-        return sp_fail(error, SP_ERR_UNSUPPORTED, NULL,
-                       sp_geometry_module_name(options->geometry, lowest_module(wanted & apart)),
-                       -1, "router and expert modules cannot live in the slots of this pool");
+    wanted = (options->modules & ~apart) != 0
+                 ? options->modules & ~apart
+                 : sp_geometry_kind_modules(options->geometry, SP_SITE_LINEAR);
     if ((wanted & ~present) != 0) {
         const char *name =
             sp_geometry_module_name(options->geometry, lowest_module(wanted & ~present));
@@ -200,7 +237,8 @@ static sp_status allocate(const sp_layout_options *options, sp_module_set module
                           sp_layout **out_layout, sp_error *error)
 {
     region_cursor cursor = start_cursor(options);
-    size_t n_sites = (size_t)place_sites(options, modules, &cursor, NULL, NULL);
+    int32_t n_in_slots = place_sites(options, modules, &cursor, NULL, NULL);
+    size_t n_sites = (size_t)place_routers(options, n_in_slots, NULL, NULL);
     size_t n_cells = (size_t)sp_geometry_n_sites(options->geometry);
     sp_layout *layout;
 
@@ -296,7 +334,9 @@ sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_lay
     if (status != SP_OK)
         return status;
     cursor = start_cursor(&own);
-    layout->n_sites = place_sites(&own, modules, &cursor, layout->sites, layout->site_index);
+    layout->n_slot_sites = place_sites(&own, modules, &cursor, layout->sites, layout->site_index);
+    layout->n_sites = place_routers(&own, layout->n_slot_sites, layout->sites, layout->site_index);
+    layout->expert_rank = own.expert_rank;
     layout->slot_bytes = cursor.slot_bytes;
     layout->rank_stride = cursor.rank_stride;
     layout->dtype = own.dtype;
@@ -311,6 +351,8 @@ sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_lay
         status = check_tied(layout, error);
     if (status == SP_OK)
         status = keep_row_maps(layout, error);
+    if (status == SP_OK && own.expert_rank > 0)
+        status = sp_expert_places_create(layout->geometry, &layout->experts, error);
     if (status == SP_OK)
         status = sp_layout_hash(layout, &layout->fingerprint, error);
     if (status != SP_OK) {
@@ -333,6 +375,7 @@ void sp_layout_release(sp_layout *layout)
         return;
     if (atomic_fetch_sub_explicit(&layout->references, 1, memory_order_acq_rel) != 1)
         return;
+    sp_expert_places_destroy(&layout->experts);
     sp_geometry_release(layout->geometry);
     sp_free(layout->row_maps);
     sp_free(layout->site_index);
@@ -389,6 +432,11 @@ int32_t sp_layout_n_sites(const sp_layout *layout)
     return layout->n_sites;
 }
 
+int32_t sp_layout_n_slot_sites(const sp_layout *layout)
+{
+    return layout->n_slot_sites;
+}
+
 const sp_layout_site *sp_layout_site_at(const sp_layout *layout, int32_t index)
 {
     return index >= 0 && index < layout->n_sites ? &layout->sites[index] : NULL;
@@ -399,4 +447,28 @@ int32_t sp_layout_find(const sp_layout *layout, int32_t site)
     if (site < 0 || site >= sp_geometry_n_sites(layout->geometry))
         return -1;
     return layout->site_index[site];
+}
+
+/* ---- experts ------------------------------------------------------------------------------- */
+
+int32_t sp_layout_expert_rank(const sp_layout *layout)
+{
+    return layout->expert_rank;
+}
+
+int32_t sp_layout_n_expert_places(const sp_layout *layout)
+{
+    return layout->experts.n;
+}
+
+const sp_expert_place *sp_layout_expert_place_at(const sp_layout *layout, int32_t index)
+{
+    return index >= 0 && index < layout->experts.n ? &layout->experts.places[index] : NULL;
+}
+
+int32_t sp_layout_find_expert_place(const sp_layout *layout, int32_t site)
+{
+    if (layout->experts.n == 0 || site < 0 || site >= sp_geometry_n_sites(layout->geometry))
+        return -1;
+    return layout->experts.of_site[site];
 }

@@ -1,11 +1,9 @@
 /* pack_adapter.c: an adapter object's sites and tables, as image.c and overlay.c take them. */
 #include "base/alloc.h"
 #include "base/error.h"
-#include "base/integer.h"
 #include "pool/image.h"
 
 #define TABLES_MAX 2
-#define RANK_STEP  8 /* ranks of routers and experts are rounded up to it */
 
 sp_module_set sp_layout_pair_modules(const sp_adapter *adapter)
 {
@@ -19,26 +17,6 @@ sp_module_set sp_layout_pair_modules(const sp_adapter *adapter)
                        << sp_geometry_site_module(sp_adapter_geometry(adapter), site);
     }
     return modules;
-}
-
-static size_t expert_matrix_bytes(int64_t elements, sp_dtype dtype)
-{
-    return align_up((size_t)elements * sp_dtype_bytes(dtype), SP_POOL_ALIGN_BYTES);
-}
-
-size_t sp_layout_expert_bytes(const sp_adapter *adapter, sp_dtype dtype)
-{
-    size_t bytes = 0;
-
-    for (size_t i = 0; i < sp_adapter_n_sites(adapter); i++) {
-        const sp_adapter_site *site = sp_adapter_site_at(adapter, i);
-        int64_t stride = round_up(site->rank, RANK_STEP);
-
-        if (site->kind == SP_SITE_ROUTER || site->kind == SP_SITE_EXPERT)
-            bytes += expert_matrix_bytes(stride * site->a.cols, dtype) +
-                     expert_matrix_bytes(stride * site->b.rows, dtype);
-    }
-    return bytes;
 }
 
 /* The adapter's tables into a list of TABLES_MAX; returns their number. */

@@ -19,8 +19,10 @@
 #include "base/error.h"
 #include "base/grow.h"
 #include "device/step_streams.h"
+#include "pool/expert_memory.h"
 #include "pool/image.h"
 #include "pool/overlay_memory.h"
+#include "pool/room.h"
 #include "pool/site_tables.h"
 #include "pool/victim.h"
 
@@ -61,6 +63,7 @@ struct sp_pool {
     sp_stream *load_stream; /* for images, concurrent with steps; shared by loader threads */
     sp_site_tables tables;
     sp_overlay_memory overlays;
+    sp_expert_memory experts;
     sp_pool_tables *site_views; /* [n_sites] what sp_pool_tables_at gives */
 };
 
@@ -161,6 +164,8 @@ static void fill_site_views(sp_pool *pool)
         const sp_layout_site *place = sp_layout_site_at(pool->layout, i);
 
         pool->site_views[i] = sp_site_tables_at(&pool->tables, i);
+        if (place->apart)
+            continue;
         pool->site_views[i].first_a = pool->memory + place->a_offset_bytes;
         pool->site_views[i].first_b = pool->memory + place->b_offset_bytes;
     }
@@ -190,14 +195,20 @@ sp_status sp_pool_create(const sp_pool_options *options, sp_pool **out_pool, sp_
                                       &pool->overlays, error);
     if (status != SP_OK)
         goto free_host;
-    status = allocate_device(pool, error);
+    status = sp_expert_memory_create(pool->device, pool->layout, pool->n_slots, own.expert_bytes,
+                                     &pool->experts, error);
     if (status != SP_OK)
         goto destroy_overlays;
+    status = allocate_device(pool, error);
+    if (status != SP_OK)
+        goto destroy_experts;
     fill_site_views(pool);
     sp_layout_retain(pool->layout);
     *out_pool = pool;
     return SP_OK;
 
+destroy_experts:
+    sp_expert_memory_destroy(&pool->experts);
 destroy_overlays:
     sp_overlay_memory_destroy(&pool->overlays);
 free_host:
@@ -214,6 +225,7 @@ void sp_pool_destroy(sp_pool *pool)
     sp_stream_destroy(pool->load_stream);
     sp_site_tables_destroy(&pool->tables);
     sp_device_free(pool->device, pool->memory);
+    sp_expert_memory_destroy(&pool->experts);
     sp_overlay_memory_destroy(&pool->overlays);
     sp_layout_release(pool->layout);
     free_host(pool);
@@ -240,7 +252,8 @@ size_t sp_pool_device_bytes(const sp_pool *pool)
 {
     return (size_t)pool->n_slots * sp_layout_slot_bytes(pool->layout) +
            sp_site_tables_device_bytes(&pool->tables) +
-           sp_overlay_memory_device_bytes(&pool->overlays);
+           sp_overlay_memory_device_bytes(&pool->overlays) +
+           sp_expert_memory_device_bytes(&pool->experts);
 }
 
 uint64_t sp_pool_changes(const sp_pool *pool)
@@ -251,6 +264,18 @@ uint64_t sp_pool_changes(const sp_pool *pool)
 const sp_pool_overlays *sp_pool_overlays_of(const sp_pool *pool, sp_site_kind kind)
 {
     return kind == SP_SITE_EMBEDDING ? &pool->overlays.embed : &pool->overlays.head;
+}
+
+const sp_pool_experts *sp_pool_experts_at(const sp_pool *pool, int32_t place)
+{
+    return pool->experts.bytes > 0 && place >= 0 && place < pool->experts.n_places
+               ? &pool->experts.views[place]
+               : NULL;
+}
+
+int32_t sp_pool_expert_slots(const sp_pool *pool)
+{
+    return pool->experts.n_shown;
 }
 
 const sp_pool_tables *sp_pool_tables_at(const sp_pool *pool, int32_t site)
@@ -374,9 +399,38 @@ static char *slot_memory(const sp_pool *pool, int32_t slot)
     return pool->memory + (size_t)slot * sp_layout_slot_bytes(pool->layout);
 }
 
+/* The cells of a slot's own sites, and those of its routers, whose factors are in its extent. */
+static void fill_column(const sp_pool *pool, int32_t slot, const sp_image *image,
+                        sp_site_column *column)
+{
+    int32_t n_in_slot = sp_layout_n_slot_sites(pool->layout);
+
+    for (int32_t i = 0; i < sp_layout_n_sites(pool->layout); i++) {
+        const sp_layout_site *site = sp_layout_site_at(pool->layout, i);
+        const char *from = slot_memory(pool, slot);
+        size_t a = site->a_offset_bytes, b = site->b_offset_bytes;
+
+        if (image->ranks[i] == 0)
+            continue;
+        if (site->apart) {
+            const sp_expert_cell *cell = &image->experts->routers[i - n_in_slot];
+
+            SP_ASSERT(image->ranks[i] <= sp_layout_expert_rank(pool->layout));
+            from = sp_expert_memory_at(&pool->experts, slot);
+            a = (size_t)cell->a * SP_POOL_ALIGN_BYTES;
+            b = (size_t)cell->b * SP_POOL_ALIGN_BYTES;
+        }
+        SP_ASSERT(image->ranks[i] > 0);
+        SP_ASSERT(site->apart || image->ranks[i] <= sp_layout_rank_stride(pool->layout));
+        column->a[i] = from + a;
+        column->b[i] = from + b;
+        column->scale[i] = image->scales[i];
+        column->rank[i] = image->ranks[i];
+    }
+}
+
 static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image, uint64_t generation)
 {
-    char *memory = slot_memory(pool, slot);
     sp_site_column column;
     sp_status status = sp_site_tables_begin(&pool->tables, &column);
 
@@ -385,22 +439,16 @@ static sp_status show_slot(sp_pool *pool, int32_t slot, const sp_image *image, u
     if (status != SP_OK)
         return status;
     *column.generation = generation;
-    for (int32_t i = 0; i < sp_layout_n_sites(pool->layout); i++) {
-        const sp_layout_site *site = sp_layout_site_at(pool->layout, i);
-
-        if (image->ranks[i] == 0)
-            continue;
-        SP_ASSERT(image->ranks[i] > 0 && image->ranks[i] <= sp_layout_rank_stride(pool->layout));
-        column.a[i] = memory + site->a_offset_bytes;
-        column.b[i] = memory + site->b_offset_bytes;
-        column.scale[i] = image->scales[i];
-        column.rank[i] = image->ranks[i];
-    }
+    fill_column(pool, slot, image, &column);
     status = sp_site_tables_show(&pool->tables, slot);
     if (status == SP_OK)
         status = image->overlay != NULL
                      ? sp_overlay_memory_show(&pool->overlays, slot, image->overlay)
                      : sp_overlay_memory_hide(&pool->overlays, slot);
+    if (status == SP_OK)
+        status = image->experts != NULL
+                     ? sp_expert_memory_show(&pool->experts, slot, image->experts)
+                     : sp_expert_memory_hide(&pool->experts, slot);
     return status == SP_OK ? sp_device_others_follow(pool->device, NULL) : status;
 }
 
@@ -411,6 +459,8 @@ static sp_status hide_slot(sp_pool *pool, int32_t slot)
     sp_status first = sp_device_main_follows(pool->device, NULL);
     sp_status then = sp_overlay_memory_hide(&pool->overlays, slot);
 
+    first = first != SP_OK ? first : then;
+    then = sp_expert_memory_hide(&pool->experts, slot);
     first = first != SP_OK ? first : then;
     then = sp_site_tables_hide(&pool->tables, slot);
     first = first != SP_OK ? first : then;
@@ -432,6 +482,7 @@ static void reset_slot(sp_pool *pool, int32_t slot, sp_slot_state state)
     pool->changes = next_number();
     pool->contents[slot] = (slot_content){.written = false};
     pool->overlays.extents[slot] = (sp_extent){0, 0};
+    pool->experts.extents[slot] = (sp_extent){0, 0};
 }
 
 /* ---- loading ------------------------------------------------------------------------------- */
@@ -486,45 +537,45 @@ static sp_status check_image(const sp_pool *pool, const sp_image *image, sp_erro
                    "for the pool's layout");
 }
 
-/* The idle slot that was used least recently, among those with an extent in `extents`; or -1. */
-static int32_t oldest_idle(const sp_pool *pool, const sp_extent *extents)
-{
-    int32_t oldest = -1;
+/* The second memories. */
+enum { OVERLAYS, EXPERTS, MEMORIES };
 
-    for (int32_t i = 0; i < pool->n_slots; i++)
-        if (extents[i].bytes > 0 && sp_slot_is_idle(&pool->slots[i]) &&
-            (oldest < 0 || pool->slots[i].last_use < pool->slots[oldest].last_use))
-            oldest = i;
-    return oldest;
+static void room_needs(const sp_pool *pool, const sp_image *image, sp_room rooms[MEMORIES])
+{
+    rooms[OVERLAYS] = (sp_room){.extents = pool->overlays.extents,
+                                .trial = pool->overlays.trial,
+                                .block_bytes = pool->overlays.bytes,
+                                .bytes = sp_image_overlay_bytes(image)};
+    rooms[EXPERTS] = (sp_room){.extents = pool->experts.extents,
+                               .trial = pool->experts.trial,
+                               .block_bytes = pool->experts.bytes,
+                               .bytes = sp_image_expert_bytes(image)};
 }
 
-/* Finds room for `bytes` bytes; the parts that idle slots hold are not freed yet. */
-static bool find_room(sp_pool *pool, size_t bytes, size_t *out_offset_bytes)
+static sp_extent extent_of(const sp_room *room)
 {
-    sp_extent *trial = pool->overlays.trial;
+    return (sp_extent){.offset_bytes = room->bytes > 0 ? room->offset_bytes : 0,
+                       .bytes = room->bytes};
+}
 
-    memcpy(trial, pool->overlays.extents, (size_t)pool->n_slots * sizeof *trial);
-    while (!sp_extents_place(trial, pool->n_slots, pool->overlays.bytes, bytes, out_offset_bytes)) {
-        int32_t slot = oldest_idle(pool, trial);
+static bool overlaps(const sp_room rooms[MEMORIES], int32_t slot)
+{
+    for (int i = 0; i < MEMORIES; i++) {
+        sp_extent extent = extent_of(&rooms[i]);
 
-        if (slot < 0)
-            return false;
-        trial[slot].bytes = 0;
+        if (sp_extents_overlap(&rooms[i].extents[slot], &extent))
+            return true;
     }
-    return true;
+    return false;
 }
 
-static sp_status take_extent(sp_pool *pool, int32_t slot, size_t bytes)
+/* Takes what sp_room_find has found; idle slots in its way are emptied. */
+static sp_status take_extents(sp_pool *pool, int32_t slot, const sp_room rooms[MEMORIES])
 {
-    sp_extent *extents = pool->overlays.extents;
-    sp_extent extent = {.bytes = bytes};
-
-    if (!find_room(pool, bytes, &extent.offset_bytes))
-        return SP_POOL_FULL;
     for (int32_t i = 0; i < pool->n_slots; i++) {
         sp_status status;
 
-        if (!sp_extents_overlap(&extents[i], &extent))
+        if (!overlaps(rooms, i))
             continue;
         SP_ASSERT(i != slot && sp_slot_is_idle(&pool->slots[i]));
         status = hide_slot(pool, i);
@@ -532,9 +583,20 @@ static sp_status take_extent(sp_pool *pool, int32_t slot, size_t bytes)
         if (status != SP_OK)
             return status;
     }
-    SP_ASSERT(extent.bytes <= pool->overlays.bytes - extent.offset_bytes);
-    extents[slot] = extent;
+    pool->overlays.extents[slot] = extent_of(&rooms[OVERLAYS]);
+    pool->experts.extents[slot] = extent_of(&rooms[EXPERTS]);
+    SP_ASSERT(rooms[OVERLAYS].bytes <=
+              pool->overlays.bytes - pool->overlays.extents[slot].offset_bytes);
+    SP_ASSERT(rooms[EXPERTS].bytes <=
+              pool->experts.bytes - pool->experts.extents[slot].offset_bytes);
     return SP_OK;
+}
+
+/* Whether the slot's extents are of the image's sizes. */
+static bool has_extents(const sp_pool *pool, int32_t slot, const sp_image *image)
+{
+    return pool->overlays.extents[slot].bytes == sp_image_overlay_bytes(image) &&
+           pool->experts.extents[slot].bytes == sp_image_expert_bytes(image);
 }
 
 static sp_status check_loading(const sp_pool *pool, int32_t slot, const sp_image *image,
@@ -553,46 +615,64 @@ static sp_status check_loading(const sp_pool *pool, int32_t slot, const sp_image
     return check_image(pool, image, error);
 }
 
-static sp_status no_room(const sp_pool *pool, size_t bytes, sp_error *error)
+/* Names the memory that is short even where all of it that is idle is given. */
+static sp_status no_room(const sp_pool *pool, sp_room rooms[MEMORIES], sp_error *error)
 {
+    if (!sp_room_find(&rooms[EXPERTS], 1, pool->slots, pool->n_slots))
+        return sp_fail(error, SP_POOL_FULL, NULL, "expert-bytes", -1,
+                       "no %zu bytes are free for the adapter's router and experts; try again, or "
+                       "raise expert-bytes above %zu",
+                       rooms[EXPERTS].bytes, pool->experts.bytes);
     return sp_fail(error, SP_POOL_FULL, NULL, "overlay-bytes", -1,
                    "no %zu bytes are free for the rows that the adapter replaces; try again, or "
                    "raise overlay-bytes above %zu",
-                   bytes, pool->overlays.bytes);
+                   rooms[OVERLAYS].bytes, pool->overlays.bytes);
+}
+
+static sp_status check_budgets(const sp_pool *pool, const sp_room rooms[MEMORIES], sp_error *error)
+{
+    if (rooms[OVERLAYS].bytes > pool->overlays.bytes)
+        return sp_fail(error, SP_ERR_TOO_LARGE, "overlay-too-large", "overlay-bytes", -1,
+                       "the rows of embed_tokens and lm_head that the adapter replaces take %zu "
+                       "bytes, above the budget of %zu; raise overlay-bytes",
+                       rooms[OVERLAYS].bytes, pool->overlays.bytes);
+    if (rooms[EXPERTS].bytes > pool->experts.bytes)
+        return sp_fail(error, SP_ERR_TOO_LARGE, "experts-too-large", "expert-bytes", -1,
+                       "the adapter's router and experts take %zu bytes, above the budget of %zu; "
+                       "raise expert-bytes",
+                       rooms[EXPERTS].bytes, pool->experts.bytes);
+    return SP_OK;
 }
 
 sp_status sp_pool_check_room(sp_pool *pool, const sp_image *image, sp_error *error)
 {
-    size_t bytes, offset_bytes;
+    sp_room rooms[MEMORIES];
+    sp_status status;
 
     if (pool == NULL || image == NULL)
         return sp_fail_null(error, pool != NULL ? "image" : "pool");
-    bytes = sp_image_overlay_bytes(image);
-    if (bytes > pool->overlays.bytes)
-        return sp_fail(error, SP_ERR_TOO_LARGE, "overlay-too-large", "overlay-bytes", -1,
-                       "the rows of embed_tokens and lm_head that the adapter replaces take %zu "
-                       "bytes, above the budget of %zu; raise overlay-bytes",
-                       bytes, pool->overlays.bytes);
-    if (bytes > 0 && !find_room(pool, bytes, &offset_bytes))
-        return no_room(pool, bytes, error);
-    return SP_OK;
+    room_needs(pool, image, rooms);
+    status = check_budgets(pool, rooms, error);
+    if (status == SP_OK && !sp_room_find(rooms, MEMORIES, pool->slots, pool->n_slots))
+        status = no_room(pool, rooms, error);
+    return status;
 }
 
 sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *image, sp_error *error)
 {
-    size_t bytes;
+    sp_room rooms[MEMORIES];
     sp_status status = check_loading(pool, slot, image, error);
 
+    if (status != SP_OK || has_extents(pool, slot, image))
+        return status;
+    pool->overlays.extents[slot].bytes = 0;
+    pool->experts.extents[slot].bytes = 0;
+    status = sp_pool_check_room(pool, image, error);
     if (status != SP_OK)
         return status;
-    bytes = sp_image_overlay_bytes(image);
-    if (pool->overlays.extents[slot].bytes == bytes)
-        return SP_OK;
-    pool->overlays.extents[slot].bytes = 0;
-    status = sp_pool_check_room(pool, image, error);
-    if (status != SP_OK || bytes == 0)
-        return status;
-    status = take_extent(pool, slot, bytes);
+    room_needs(pool, image, rooms);
+    (void)sp_room_find(rooms, MEMORIES, pool->slots, pool->n_slots); /* as the check has found */
+    status = take_extents(pool, slot, rooms);
     return status == SP_OK ? SP_OK : fail_switch(pool, status, slot, error);
 }
 
@@ -609,6 +689,8 @@ static sp_status copy_image(sp_pool *pool, int32_t slot, const sp_image *image)
                                 sp_layout_slot_bytes(pool->layout), NULL);
     if (status == SP_OK && image->overlay != NULL)
         status = sp_overlay_memory_write(&pool->overlays, slot, image->overlay, pool->load_stream);
+    if (status == SP_OK && image->experts != NULL)
+        status = sp_expert_memory_write(&pool->experts, slot, image->experts, pool->load_stream);
     /* Also after a failure: copies in flight still read the image, which the caller may free. */
     waited = sp_stream_wait(pool->load_stream, NULL);
     return status == SP_OK ? waited : status;
@@ -642,7 +724,7 @@ static sp_status check_written(const sp_pool *pool, int32_t slot, const sp_image
                        "no image has been written to slot %d", (int)slot);
     if (content->checksum == image->checksum &&
         memcmp(&content->digest, &image->digest, sizeof image->digest) == 0 &&
-        pool->overlays.extents[slot].bytes == sp_image_overlay_bytes(image))
+        has_extents(pool, slot, image))
         return SP_OK;
     return sp_fail(error, SP_ERR_ARGUMENT, NULL, "image", slot,
                    "another image was written to slot %d", (int)slot);

@@ -412,9 +412,9 @@ static void sites_that_do_not_fit_are_refused_by_name(void **state)
     move(site, path, 0, SP_MODULE_O_PROJ, -1);
     refuse(&pool, adapter, SP_ERR_REFUSED, "module-not-in-pool", "self_attn.o_proj");
     move(site, path, 0, SP_MODULE_ROUTER, -1);
-    refuse(&pool, adapter, SP_ERR_UNSUPPORTED, "engine-unsupported", "mlp.gate");
+    refuse(&pool, adapter, SP_ERR_MISMATCH, "expert-on-dense-model", "mlp.gate");
     move(site, path, 0, SP_MODULE_EXPERT_GATE_PROJ, 3);
-    refuse(&pool, adapter, SP_ERR_UNSUPPORTED, "engine-unsupported", "mlp.experts.gate_proj");
+    refuse(&pool, adapter, SP_ERR_MISMATCH, "expert-on-dense-model", "mlp.experts.gate_proj");
     *site = good;
     move(site, path, 1, SP_MODULE_K_PROJ, -1); /* layer 0 has one, layer 1 has none */
     refuse(&pool, adapter, SP_ERR_MISMATCH, "wrong-layer-kind", "self_attn.k_proj");

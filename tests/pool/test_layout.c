@@ -153,7 +153,7 @@ static void offsets_are_those_computed_by_hand(void **state)
     assert_int_equal(sp_layout_dtype(layout), SP_DTYPE_BF16);
     assert_int_equal(sp_layout_modules(layout),
                      BIT(SP_MODULE_Q_PROJ) | BIT(SP_MODULE_V_PROJ) | BIT(SP_MODULE_DOWN_PROJ));
-    assert_int_equal(sp_layout_n_sites(layout), 4);
+    assert_int_equal(sp_layout_n_sites(layout), 5); /* four in the slot, and the router */
     /* A of q: 8 × 24 × 2 = 384 → 512. B: 5 × 8 × 2 = 80 → 256. B of v: 160 → 256. */
     expect_site(layout, 0, (wanted_site){{0, SP_MODULE_Q_PROJ, 24, 5}, 0, 512});
     expect_site(layout, 1, (wanted_site){{0, SP_MODULE_V_PROJ, 24, 10}, 768, 1280});
@@ -167,12 +167,35 @@ static void offsets_are_those_computed_by_hand(void **state)
     assert_ok(sp_layout_measure(&options, NULL, NULL, &error), &error);
 
     assert_int_equal(sp_layout_find(layout, known_site(geometry, -1, SP_MODULE_LM_HEAD)), -1);
-    assert_int_equal(sp_layout_find(layout, known_site(geometry, 1, SP_MODULE_ROUTER)), -1);
+    assert_int_equal(sp_layout_find(layout, known_site(geometry, 1, SP_MODULE_ROUTER)), 4);
+    assert_true(sp_layout_site_at(layout, 4)->apart);
     assert_int_equal(sp_layout_find(layout, -1), -1);
     assert_int_equal(sp_layout_find(layout, sp_geometry_n_sites(geometry)), -1);
     assert_null(sp_layout_site_at(layout, -1));
-    assert_null(sp_layout_site_at(layout, 4));
+    assert_null(sp_layout_site_at(layout, 5));
     sp_layout_release(layout);
+}
+
+/* Slots hold neither routers nor experts: named beside others they change nothing, alone they stand
+ * for no choice. */
+static void routers_and_experts_are_no_matter_of_the_slots(void **state)
+{
+    sp_geometry *geometry = make_small();
+    sp_layout_options options = small_options(geometry);
+    size_t all, one, bytes;
+
+    (void)state;
+    assert_ok(sp_layout_measure(&options, &all, NULL, NULL), NULL);
+    options.modules = BIT(SP_MODULE_ROUTER) | BIT(SP_MODULE_EXPERT_UP_PROJ);
+    assert_ok(sp_layout_measure(&options, &bytes, NULL, NULL), NULL);
+    assert_int_equal(bytes, all);
+    options.modules = BIT(SP_MODULE_Q_PROJ);
+    assert_ok(sp_layout_measure(&options, &one, NULL, NULL), NULL);
+    options.modules |= BIT(SP_MODULE_ROUTER) | BIT(SP_MODULE_EXPERT_UP_PROJ);
+    assert_ok(sp_layout_measure(&options, &bytes, NULL, NULL), NULL);
+    assert_int_equal(bytes, one);
+    assert_true(one < all);
+    sp_geometry_release(geometry);
 }
 
 static void head_and_embeddings_come_first_when_asked_for(void **state)
@@ -222,12 +245,13 @@ static void bad_options_are_refused_by_name(void **state)
     options = good;
     options.modules = BIT(SP_MODULE_Q_PROJ) | BIT(SP_MODULE_O_PROJ);
     refuse(options, SP_ERR_ARGUMENT, "self_attn.o_proj");
-    options.modules = BIT(SP_MODULE_ROUTER);
-    refuse(options, SP_ERR_UNSUPPORTED, "mlp.gate");
-    options.modules = BIT(SP_MODULE_EXPERT_UP_PROJ) | BIT(SP_MODULE_Q_PROJ);
-    refuse(options, SP_ERR_UNSUPPORTED, "mlp.experts.up_proj");
     options.modules = (sp_module_set)1 << 63;
     refuse(options, SP_ERR_ARGUMENT, "modules");
+    options = good;
+    options.expert_rank = -1;
+    refuse(options, SP_ERR_ARGUMENT, "max-lora-expert-rank");
+    options.expert_rank = SP_POOL_RANK_MAX + 1;
+    refuse(options, SP_ERR_ARGUMENT, "max-lora-expert-rank");
     options = good;
     options.dtype = (sp_dtype)7;
     refuse(options, SP_ERR_ARGUMENT, "");
@@ -292,10 +316,10 @@ static void every_failed_allocation_is_survived(void **state)
         assert_int_equal(sp_alloc_bytes(), after_geometry);
     }
     sp_alloc_fail_after(-1);
-    assert_int_equal(n, 3);
+    assert_int_equal(n, 6);
     sp_layout_retain(layout);
     sp_layout_release(layout);
-    assert_int_equal(sp_layout_n_sites(layout), 4); /* one reference is left */
+    assert_int_equal(sp_layout_n_sites(layout), 5); /* one reference is left */
     sp_layout_release(layout);
     sp_layout_release(NULL);
     sp_geometry_release(geometry);
@@ -351,6 +375,7 @@ int main(void)
         cmocka_unit_test(one_table_for_both_sides_is_a_tied_head),
         cmocka_unit_test(known_hybrids_have_the_known_bytes),
         cmocka_unit_test(offsets_are_those_computed_by_hand),
+        cmocka_unit_test(routers_and_experts_are_no_matter_of_the_slots),
         cmocka_unit_test(head_and_embeddings_come_first_when_asked_for),
         cmocka_unit_test(bad_options_are_refused_by_name),
         cmocka_unit_test(a_slot_beyond_the_address_space_is_refused),

@@ -748,7 +748,7 @@ static void a_pool_that_is_too_large_says_what_to_lower(void **state)
     options.slots = 1024;
     /* The slots' memory is one of the first allocations; it fails as no other does. */
     error.subject[0] = '\0';
-    for (int64_t n = 0; n < 8 && error.subject[0] == '\0'; n++) {
+    for (int64_t n = 0; n < 16 && error.subject[0] == '\0'; n++) {
         sp_alloc_fail_after(n);
         assert_int_equal(sp_pool_create(&options, &pool, &error), SP_ERR_MEMORY);
     }

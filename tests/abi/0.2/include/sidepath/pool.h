@@ -13,7 +13,11 @@
  * on a 256-byte boundary; rows of A and columns of B beyond the adapter's own rank, and sites that
  * it does not adapt, are zero. A host image has exactly the device's bytes.
  *
- * Stability: stable.
+ * Pairs of routers and experts differ much in size from adapter to adapter, and so do replaced rows
+ * of tables: each of the two kinds lives in a second memory of the pool with a byte budget, where
+ * an adapter takes one extent of what it needs.
+ *
+ * Stability: stable, except where a block says experimental.
  */
 #ifndef SIDEPATH_POOL_H
 #define SIDEPATH_POOL_H
@@ -48,8 +52,9 @@ typedef struct sp_site_slice {
 typedef struct sp_layout_options {
     size_t struct_bytes;
     sp_geometry *geometry; /* retained */
-    sp_module_set modules; /* of the geometry; 0: every module of linear sites, also where that is
-                              the union of adapters without pairs */
+    sp_module_set modules; /* of the geometry, that slots hold; those of routers and experts, which
+                              slots never hold, are passed over. None left: every module of linear
+                              sites, also where that is the union of adapters without pairs */
     int32_t rank;          /* the pool's rank, 1 .. SP_POOL_RANK_MAX */
     sp_dtype dtype;        /* BF16; F32 in the checking mode; F16 where a host wants it */
     /* What replaced rows are compared with; their data is borrowed as long as the layout lives.
@@ -62,16 +67,18 @@ typedef struct sp_layout_options {
     const sp_site_slice *slices; /* [n_slices] ascending by site, each with the struct_bytes of the
                                     first; borrowed until return. Other sites are held whole */
     size_t n_slices;
+    int32_t expert_rank; /* largest rank of router and expert pairs, up to SP_POOL_RANK_MAX; 0: such
+                            pairs are refused, `experts-disabled` */
 } sp_layout_options;
 
 SP_API void sp_layout_options_default(sp_layout_options *out_options, size_t struct_bytes);
 
 /*
  * SP_ERR_ARGUMENT: a rank out of range, a module that the geometry lacks everywhere, one table for
- * both sides where the geometry's head is not tied.
- * SP_ERR_UNSUPPORTED: router or expert modules (they live in a pool of their own). Of slices, with
- * the slice's index as position: SP_ERR_ARGUMENT with `bad-slice` or `module-not-in-pool`,
- * SP_ERR_UNSUPPORTED with `slice-unsupported`: an embedding or a head.
+ * both sides where the geometry's head is not tied. SP_ERR_UNSUPPORTED: experts of one module and
+ * layer whose dimensions differ. Of slices, with the slice's index as position: SP_ERR_ARGUMENT
+ * with `bad-slice` or `module-not-in-pool`, SP_ERR_UNSUPPORTED with `slice-unsupported`: an
+ * embedding or a head.
  */
 SP_API sp_status sp_layout_create(const sp_layout_options *options, sp_layout **out_layout,
                                   sp_error *error);
@@ -81,7 +88,8 @@ SP_API void sp_layout_release(sp_layout *layout);
 SP_API size_t sp_layout_slot_bytes(const sp_layout *layout);
 SP_API int32_t sp_layout_rank_stride(const sp_layout *layout); /* R */
 SP_API sp_dtype sp_layout_dtype(const sp_layout *layout);
-SP_API sp_module_set sp_layout_modules(const sp_layout *layout);
+SP_API sp_module_set sp_layout_modules(const sp_layout *layout); /* of the slots */
+SP_API int32_t sp_layout_expert_rank(const sp_layout *layout);   /* options.expert_rank */
 SP_API sp_geometry *sp_layout_geometry(const sp_layout *layout); /* borrowed */
 /* kind: SP_SITE_EMBEDDING or SP_SITE_HEAD; NULL where it is not served. The layout's. */
 SP_API const sp_served_table *sp_layout_served(const sp_layout *layout, sp_site_kind kind);
@@ -95,8 +103,8 @@ SP_API sp_device *sp_layout_images_for(const sp_layout *layout); /* borrowed, or
  */
 SP_API sp_digest sp_layout_fingerprint(const sp_layout *layout);
 
-/* Sites in slot order: those rows of the geometry that the pool holds. The layout's, as long as it
- * lives. */
+/* Sites in slot order: those rows of the geometry that the pool holds; after them the routers,
+ * whose factors are in the expert memory. The layout's, as long as it lives. */
 typedef struct sp_layout_site {
     size_t struct_bytes;
     int32_t site; /* in the geometry */
@@ -107,6 +115,8 @@ typedef struct sp_layout_site {
     size_t a_offset_bytes, b_offset_bytes; /* inside a slot */
     int32_t row_begin, col_begin;          /* of the slice; 0 where it is the whole */
     const int32_t *row_map;                /* [n_out] row of the whole; NULL: row_begin and on */
+    bool apart; /* in the expert memory: no offsets, and rows of B are as far apart as the pair's
+                   own rank rounded up to 8, not R */
 } sp_layout_site;
 
 SP_API int32_t sp_layout_n_sites(const sp_layout *layout);
@@ -114,6 +124,25 @@ SP_API const sp_layout_site *sp_layout_site_at(const sp_layout *layout, int32_t 
 
 /* Index here of a site of the geometry, or -1 where the pool does not hold it. Constant time. */
 SP_API int32_t sp_layout_find(const sp_layout *layout, int32_t site);
+
+/* ---- experts, experimental ----------------------------------------------------------------- */
+
+/* One expert module of one layer, for all of its experts. The layout's, as long as it lives. */
+typedef struct sp_expert_place {
+    size_t struct_bytes;
+    int32_t layer, module; /* module: number of its name in the geometry */
+    int32_t k_in, n_out;   /* of each expert */
+} sp_expert_place;
+
+/* By layer and module in the geometry's order; none where expert_rank is 0. */
+SP_API int32_t sp_layout_n_expert_places(const sp_layout *layout);
+SP_API const sp_expert_place *sp_layout_expert_place_at(const sp_layout *layout, int32_t index);
+
+/* Index of the place of an expert's site in the geometry, or -1. Constant time. */
+SP_API int32_t sp_layout_find_expert_place(const sp_layout *layout, int32_t site);
+
+/* The most device bytes that the tables of experts take for so many slots, beside the budget. */
+SP_API size_t sp_layout_expert_table_bytes(const sp_layout *layout, int32_t slots);
 
 /*
  * The bytes of one slot for these options, without allocating; what a preflight prints.
@@ -142,6 +171,9 @@ SP_API size_t sp_image_bytes(const sp_image *image);
 /* Those of them that its replaced rows take of a pool's overlay_bytes; 0: it replaces none. */
 SP_API size_t sp_image_overlay_bytes(const sp_image *image);
 
+/* Those of them that its router and expert pairs take of a pool's expert_bytes; 0: it has none. */
+SP_API size_t sp_image_expert_bytes(const sp_image *image);
+
 /* XXH3 of the slot's bytes: finds accidents, proves nothing. */
 SP_API uint64_t sp_image_checksum(const sp_image *image);
 
@@ -152,8 +184,9 @@ SP_API uint64_t sp_image_checksum(const sp_image *image);
 SP_API sp_module_set sp_layout_pair_modules(const sp_adapter *adapter);
 
 /*
- * Experimental. Bytes of an adapter's router and expert pairs, packed: ranks rounded up to 8, each
- * matrix on a boundary of 256 bytes. 0: it has none.
+ * Experimental. Bytes that an adapter's router and expert pairs take of a pool's expert_bytes,
+ * exactly: A [S, k_in] and B [n_out, S], S = the pair's rank rounded up to 8, each matrix on a
+ * boundary of 256 bytes; a fused gate and up of one expert share their A. 0: it has none.
  */
 SP_API size_t sp_layout_expert_bytes(const sp_adapter *adapter, sp_dtype dtype);
 
@@ -168,10 +201,10 @@ SP_API sp_status sp_layout_measure_overlay(const sp_layout *layout, const sp_ada
  * (sp_image_destroy). Does not read files. Thread-safe where `exec` is NULL: then the caller does
  * all of it; else the executor's threads help, with the same bytes.
  * SP_ERR_TOO_LARGE with `rank-exceeds-pool`; SP_ERR_REFUSED with `module-not-in-pool` (the text
- * names the module and lora-modules); SP_ERR_UNSUPPORTED with `engine-unsupported` where the
- * adapter holds sites that no slot can hold (experts, router) or replaces rows of a table that is
- * not served; SP_ERR_MISMATCH with `shape-mismatch` and SP_ERR_REFUSED with `bad-token-index`: rows
- * that do not fit the served table; SP_ERR_MEMORY.
+ * names the module and lora-modules); SP_ERR_TOO_LARGE with `expert-rank-exceeds-cap`;
+ * SP_ERR_REFUSED with `experts-disabled`; SP_ERR_UNSUPPORTED with `engine-unsupported` where the
+ * adapter replaces rows of a table that is not served; SP_ERR_MISMATCH with `shape-mismatch` and
+ * SP_ERR_REFUSED with `bad-token-index`: rows that do not fit the served table; SP_ERR_MEMORY.
  */
 SP_API sp_status sp_layout_pack(const sp_layout *layout, const sp_adapter *adapter, sp_exec *exec,
                                 sp_image **out_image, sp_error *error);
@@ -215,6 +248,7 @@ typedef struct sp_pool_options {
     sp_device *device;    /* borrowed until sp_pool_destroy */
     int32_t slots;        /* 1 .. 4096 */
     size_t overlay_bytes; /* budget of replaced rows, of all slots together; 0: none are taken */
+    size_t expert_bytes;  /* the same of router and expert pairs */
 } sp_pool_options;
 
 SP_API void sp_pool_options_default(sp_pool_options *out_options, size_t struct_bytes);
@@ -249,10 +283,10 @@ SP_API sp_status sp_pool_pick_victim(const sp_slot_info *slots, int32_t n_slots,
  * Loads an image into a slot: victim, copy, tables. *out_handle is the version, with one reference
  * that is the caller's until sp_pool_release; no load takes the slot away before. On failure
  * nothing is left and *out_handle is as it was.
- * SP_POOL_FULL: every slot has a holder, is on its way or pinned, or the room for replaced rows is
- * taken; release a handle and try again. SP_ERR_SLOTS_PINNED: every slot is pinned.
- * SP_ERR_TOO_LARGE with `overlay-too-large`. SP_ERR_ARGUMENT with `other-layout`: an image that was
- * not packed for the pool's layout. SP_ERR_DEVICE.
+ * SP_POOL_FULL: every slot has a holder, is on its way or pinned, or the room for replaced rows or
+ * for experts is taken; release a handle and try again. SP_ERR_SLOTS_PINNED: every slot is pinned.
+ * SP_ERR_TOO_LARGE with `overlay-too-large` or `experts-too-large`. SP_ERR_ARGUMENT with
+ * `other-layout`: an image that was not packed for the pool's layout. SP_ERR_DEVICE.
  */
 SP_API sp_status sp_pool_load(sp_pool *pool, const sp_image *image, sp_slot_handle *out_handle,
                               sp_error *error);
@@ -316,11 +350,11 @@ SP_API sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot, sp_error *
 SP_API sp_status sp_pool_check_room(sp_pool *pool, const sp_image *image, sp_error *error);
 
 /*
- * Takes the room in the second memory that the image needs, if any, for a LOADING slot. Idle slots
- * that hold the room lose their adapters (READY → EMPTY), least recently used first, as few as
- * possible and only where that makes room. Twice is harmless.
- * SP_ERR_TOO_LARGE with `overlay-too-large`: more than the whole budget. SP_POOL_FULL: no room now,
- * retryable; nothing was changed.
+ * Takes the room in the second memories that the image needs, if any, for a LOADING slot: in both,
+ * or in none. Idle slots that hold the room lose their adapters (READY → EMPTY), least recently
+ * used first, as few as possible and only where that makes room. Twice is harmless.
+ * SP_ERR_TOO_LARGE with `overlay-too-large` or `experts-too-large`: more than the whole budget.
+ * SP_POOL_FULL: no room now, retryable; nothing was changed.
  */
 SP_API sp_status sp_pool_load_reserve(sp_pool *pool, int32_t slot, const sp_image *image,
                                       sp_error *error);
@@ -357,7 +391,9 @@ typedef struct sp_pool_tables {
     const void *const *b; /* [slots] → [n_out, R] */
     const float *scale;   /* [slots] */
     const int32_t *rank;  /* [slots] */
-    /* Where slot 0 has its factors, whatever its cells say; those of slot s are s slots further. */
+    /* Where slot 0 has its factors, whatever its cells say; those of slot s are s slots further.
+     * NULL for a router, whose factors are in the expert memory; its R is the own rank of each slot
+     * rounded up to 8. */
     const void *first_a, *first_b;
 } sp_pool_tables;
 
@@ -385,6 +421,34 @@ typedef struct sp_pool_overlays {
 
 /* kind: SP_SITE_EMBEDDING or SP_SITE_HEAD. All NULL in a pool without a budget. */
 SP_API const sp_pool_overlays *sp_pool_overlays_of(const sp_pool *pool, sp_site_kind kind);
+
+/*
+ * Experimental. One expert of one place in one slot: where its factors begin, in units of
+ * SP_POOL_ALIGN_BYTES from the slot's factors. A [S, k_in], B [n_out, S], S = rank rounded up to 8.
+ * Rank 0: not adapted, and then all is 0. Gate and up may name one A. Frozen: it will not grow.
+ */
+typedef struct sp_expert_cell {
+    uint32_t a, b;
+    int32_t rank;
+    float scale;
+} sp_expert_cell;
+
+/*
+ * Experimental. The experts of one place, on the device: [slots] each, at addresses that never
+ * change. A cell of `cells` is NULL where the slot adapts no expert of the place. The pool's: it
+ * lives as long as the pool.
+ */
+typedef struct sp_pool_experts {
+    size_t struct_bytes;
+    const sp_expert_cell *const *cells; /* [slots] → [experts of the geometry] */
+    const void *const *factors; /* [slots] → the slot's factors; the same for all places */
+} sp_pool_experts;
+
+/* place: an index of sp_layout_expert_place_at; NULL: no such place, or a pool without a budget. */
+SP_API const sp_pool_experts *sp_pool_experts_at(const sp_pool *pool, int32_t place);
+
+/* Slots that adapt any expert now, on the host. */
+SP_API int32_t sp_pool_expert_slots(const sp_pool *pool);
 
 #ifdef __cplusplus
 }
