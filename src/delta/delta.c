@@ -369,8 +369,11 @@ static void add_rows(const sp_plan_view *view, const site_group *group, int32_t 
                 .scale = group->tables[t]->scale[slot],
             };
         }
-        sp_lora_job_add(job, view->row_order + begin, view->segment_begin[segment + 1] - begin,
-                        view->row_scale, pairs);
+        sp_lora_job_add(job,
+                        &(sp_lora_rows){.n = view->segment_begin[segment + 1] - begin,
+                                        .order = view->row_order + begin,
+                                        .row_scale = view->row_scale},
+                        pairs);
     }
 }
 

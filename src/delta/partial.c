@@ -161,8 +161,11 @@ static void add_segments(const partial_call *call, const partial_group *group, s
                 .scale = tables->scale[slot],
             };
         }
-        sp_lora_job_add(job, view->row_order + first, view->segment_begin[segment + 1] - first,
-                        view->row_scale, pairs);
+        sp_lora_job_add(job,
+                        &(sp_lora_rows){.n = view->segment_begin[segment + 1] - first,
+                                        .order = view->row_order + first,
+                                        .row_scale = view->row_scale},
+                        pairs);
     }
 }
 

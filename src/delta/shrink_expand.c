@@ -342,15 +342,17 @@ static bool fits(const sp_lora_job *job, int32_t rows, const sp_lora_pair *pairs
 }
 
 /* Effective scales of the item's rows at target t; returns their address. */
-static const float *fill_scales(const sp_lora_job *job, int32_t t, const int32_t *row_order,
-                                int32_t first, int32_t rows, const float *row_scale, float stored)
+static const float *fill_scales(const sp_lora_job *job, int32_t t, const sp_lora_rows *rows,
+                                int32_t first, int32_t n, float stored)
 {
+    const int32_t *order = rows->scale_order != NULL ? rows->scale_order : rows->order;
     float *scales = job->scratch->scale + t * job->scratch->round_rows + job->n_rows;
 
-    for (int32_t i = 0; i < rows; i++) {
-        int32_t row = row_order != NULL ? row_order[first + i] : first + i;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t at = order != NULL ? order[first + i] : first + i;
 
-        scales[i] = sp_effective_scale(stored, row_scale != NULL ? row_scale[row] : 1.0f);
+        scales[i] =
+            sp_effective_scale(stored, rows->row_scale != NULL ? rows->row_scale[at] : 1.0f);
     }
     return scales;
 }
@@ -364,7 +366,7 @@ static void add_work(sp_lora_job *job, const sp_lora_item *item, int32_t t, int3
     int64_t xa_row = (int64_t)t * scratch->round_rows + job->n_rows;
     char *y = target->y;
 
-    if (item->row_index == NULL)
+    if (item->y_index == NULL)
         y += first * target->y_stride * (int64_t)sp_dtype_bytes(target->y_type);
     work->target = t;
     work->packed_xa = scratch->packed_xa + job->xa_used;
@@ -397,39 +399,46 @@ static void add_work(sp_lora_job *job, const sp_lora_item *item, int32_t t, int3
         .w_stride = pair->b_stride,
         .y = y,
         .y_stride = target->y_stride,
-        .row_index = item->row_index,
+        .row_index = item->y_index,
         .scale = scales,
     };
     if (job->half == SP_LORA_SHRINK) {
         work->shrink.y = target->xa;
         work->shrink.y_stride = target->xa_stride;
         work->shrink.y_type = SP_DTYPE_F32;
-        work->shrink.row_index = item->row_index;
+        work->shrink.row_index = item->y_index;
     }
     job->xa_used += packed_bytes(job, item->rows, pair->rank);
 }
 
-/* Adds rows [first, first + rows) of the segment; they fit. */
-static void add_item(sp_lora_job *job, const int32_t *row_order, int32_t first, int32_t rows,
-                     const float *row_scale, const sp_lora_pair *pairs)
+static const int32_t *from(const int32_t *order, int32_t first)
+{
+    return order != NULL ? order + first : NULL;
+}
+
+/* Adds the next n rows from `first` on; they fit. */
+static void add_item(sp_lora_job *job, const sp_lora_rows *rows, int32_t first, int32_t n,
+                     const sp_lora_pair *pairs)
 {
     sp_lora_item *item = &job->scratch->items[job->n_items++];
+    const int32_t *x_order = rows->x_order != NULL ? rows->x_order : rows->order;
 
     *item = (sp_lora_item){
         .packed_x = job->scratch->packed_x + job->x_used,
-        .x = row_order != NULL ? job->x : element_at(job->x_type, job->x, first * job->x_stride),
-        .row_index = row_order != NULL ? row_order + first : NULL,
-        .rows = rows,
+        .x = x_order != NULL ? job->x : element_at(job->x_type, job->x, first * job->x_stride),
+        .row_index = from(x_order, first),
+        .y_index = from(rows->order, first),
+        .rows = n,
         .first = job->n_rows,
     };
     for (int32_t t = 0; t < job->n_targets; t++) {
         if (!is_present(&pairs[t]))
             continue;
-        add_work(job, item, t, first,
-                 fill_scales(job, t, row_order, first, rows, row_scale, pairs[t].scale), &pairs[t]);
+        add_work(job, item, t, first, fill_scales(job, t, rows, first, n, pairs[t].scale),
+                 &pairs[t]);
     }
-    job->x_used += packed_bytes(job, rows, job->k_in);
-    job->n_rows += rows;
+    job->x_used += packed_bytes(job, n, job->k_in);
+    job->n_rows += n;
 }
 
 /* Rows of the next item: as many as fit into the round; 0 when it must run first. */
@@ -444,22 +453,21 @@ static int32_t next_rows(const sp_lora_job *job, int32_t rows, const sp_lora_pai
     return job->n_rows == 0 || fits(job, rows, pairs) ? rows : 0;
 }
 
-void sp_lora_job_add(sp_lora_job *job, const int32_t *row_order, int32_t rows,
-                     const float *row_scale, const sp_lora_pair *pairs)
+void sp_lora_job_add(sp_lora_job *job, const sp_lora_rows *rows, const sp_lora_pair *pairs)
 {
     bool present = false;
 
     for (int32_t t = 0; t < job->n_targets; t++)
         present |= is_present(&pairs[t]);
-    for (int32_t first = 0; present && first < rows && !job->too_large;) {
-        int32_t count = next_rows(job, rows - first, pairs);
+    for (int32_t first = 0; present && first < rows->n && !job->too_large;) {
+        int32_t count = next_rows(job, rows->n - first, pairs);
 
         if (count == 0 && job->in_pieces) {
             job->too_large = true;
         } else if (count == 0) {
             run_round(job);
         } else {
-            add_item(job, row_order, first, count, row_scale, pairs);
+            add_item(job, rows, first, count, pairs);
             first += count;
         }
     }

@@ -70,6 +70,7 @@ typedef struct sp_lora_item {
     void *packed_x;
     const void *x;            /* row 0 of the matrix that row_index refers to */
     const int32_t *row_index; /* [rows], or NULL: consecutive rows from x */
+    const int32_t *y_index;   /* [rows] of y, or NULL: consecutive ones */
     int32_t rows;
     int32_t first; /* its first row in the round */
 } sp_lora_item;
@@ -127,13 +128,17 @@ typedef struct sp_lora_job {
     bool too_large;    /* in_pieces, and the rows do not fit into one round */
 } sp_lora_job;
 
-/*
- * Adds rows of one adapter; pairs is [n_targets]. Rows are row_order[0 .. rows) or, where that is
- * NULL, 0 .. rows. row_scale ([rows of x], by row number) is the request scale; NULL is 1. Runs
- * rounds as they fill. row_order must live until sp_lora_job_finish.
- */
-void sp_lora_job_add(sp_lora_job *job, const int32_t *row_order, int32_t rows,
-                     const float *row_scale, const sp_lora_pair *pairs);
+/* Rows of one adapter, by number; the lists live until sp_lora_job_finish. */
+typedef struct sp_lora_rows {
+    int32_t n;
+    const int32_t *order;       /* [n] rows of y; NULL: 0 .. n - 1 */
+    const int32_t *x_order;     /* [n] row of x of each; NULL: order */
+    const int32_t *scale_order; /* [n] element of row_scale of each; NULL: order */
+    const float *row_scale;     /* request scales; NULL: all 1 */
+} sp_lora_rows;
+
+/* Adds them; pairs is [n_targets]. Runs rounds as they fill. */
+void sp_lora_job_add(sp_lora_job *job, const sp_lora_rows *rows, const sp_lora_pair *pairs);
 
 /* Runs the last round. exec NULL: everything on the calling thread. */
 void sp_lora_job_finish(sp_lora_job *job);

@@ -252,7 +252,7 @@ static void apply_on_cpu(const sp_delta_single *single, const sp_delta_single_ar
                        .n_out = args->n_out},
     };
 
-    sp_lora_job_add(&job, NULL, args->rows, NULL, &pair);
+    sp_lora_job_add(&job, &(sp_lora_rows){.n = args->rows}, &pair);
     sp_lora_job_finish(&job);
 }
 
