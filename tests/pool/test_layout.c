@@ -143,7 +143,9 @@ static void offsets_are_those_computed_by_hand(void **state)
     sp_geometry *geometry = make_small();
     sp_layout_options options = small_options(geometry);
     sp_layout *layout = NULL;
+    const sp_expert_place *place;
     size_t slot, matrices;
+    int32_t first;
     sp_error error;
 
     (void)state;
@@ -169,6 +171,20 @@ static void offsets_are_those_computed_by_hand(void **state)
     assert_int_equal(sp_layout_find(layout, known_site(geometry, -1, SP_MODULE_LM_HEAD)), -1);
     assert_int_equal(sp_layout_find(layout, known_site(geometry, 1, SP_MODULE_ROUTER)), 4);
     assert_true(sp_layout_site_at(layout, 4)->apart);
+    assert_int_equal(sp_layout_expert_rank(layout), 64);
+    assert_int_equal(sp_layout_n_expert_places(layout), 1);
+    place = sp_layout_expert_place_at(layout, 0);
+    assert_int_equal(place->layer, 1);
+    assert_string_equal(sp_geometry_module_name(geometry, place->module), "mlp.experts.up_proj");
+    assert_int_equal(place->k_in, 24);
+    assert_int_equal(place->n_out, 6);
+    assert_null(sp_layout_expert_place_at(layout, 1));
+    assert_null(sp_layout_expert_place_at(layout, -1));
+    first = known_site(geometry, 1, SP_MODULE_EXPERT_UP_PROJ);
+    for (int32_t expert = 0; expert < 4; expert++)
+        assert_int_equal(sp_layout_find_expert_place(layout, first + expert), 0);
+    assert_int_equal(sp_layout_find_expert_place(layout, first - 1), -1);
+    assert_int_equal(sp_layout_find_expert_place(layout, -1), -1);
     assert_int_equal(sp_layout_find(layout, -1), -1);
     assert_int_equal(sp_layout_find(layout, sp_geometry_n_sites(geometry)), -1);
     assert_null(sp_layout_site_at(layout, -1));
