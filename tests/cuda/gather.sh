@@ -17,6 +17,8 @@ while read -r test; do
     cp "$build/tests/$test" "$directory"
 done <"$tree"/tests/cuda/engine_tests.txt
 cp "$build"/sidepath "$build"/bench_cuda* "$directory"
+mkdir -p "$directory/tests" # where serve_on_device.sh looks for it
+cp "$build"/tests/slow_files.so "$directory/tests"
 cp "$build"/libsidepath_cuda.so.0 "$directory"
 cp "$tree"/tests/cuda/run_on_device.sh "$tree"/tests/cuda/engine_tests.txt "$directory"
 cp -r "$tree"/tests/fixtures/kernels "$directory/fixtures"

@@ -22,8 +22,8 @@ run() {
     [ $status -eq 0 ] || tail -5 "$output/serve_$1.log"
 }
 
-for check in check_http_api check_http_robust check_metrics check_operate check_process \
-    check_responses check_speculative check_structured; do
+for check in check_http_api check_http_clients check_http_robust check_metrics check_operate \
+    check_process check_responses check_speculative check_structured; do
     run $check &
 done
 run soak_server 400 &

@@ -10,7 +10,7 @@ import threading
 import urllib.parse
 
 import serving
-from serving import (ADAPTERS, DEMO, call, complete, folder_of_adapters, generate, get, post,
+from serving import (ADAPTERS, DEMO, EXACT, call, complete, folder_of_adapters, generate, get, post,
                      run_checks, until)
 
 GREEDY_THE = [263, 413, 781, 266, 707]  # demo/golden/greedy.json: the base goes on with these
@@ -21,10 +21,10 @@ def demo_flags():
 
 
 def check_completions(binary):
-    with serving.serving(binary, *demo_flags(), "--precision", "f32") as server:
+    with serving.serving(binary, *demo_flags(), *EXACT) as server:
         tokens, text = complete(server, "base", max_tokens=5)
         assert tokens == GREEDY_THE and text == "re are two ways", (tokens, text)
-        oracle = generate(binary, "csource", "static int", 12, "--precision", "f32")
+        oracle = generate(binary, "csource", "static int", 12, *EXACT)
         for model in ("csource", "base:csource"):
             tokens, text = complete(server, model, "static int", 12)
             assert tokens == oracle["tokens"] and text == oracle["text"], (model, tokens)
@@ -99,7 +99,7 @@ def check_sampling_fields(binary):
 
 
 def check_logprobs(binary):
-    with serving.serving(binary, *demo_flags(), "--precision", "f32") as server:
+    with serving.serving(binary, *demo_flags(), *EXACT) as server:
         body = {"model": "base", "prompt": "The end of", "max_tokens": 4, "temperature": 0,
                 "logprobs": 3, "return_token_ids": True}
         choice = post(server, "/v1/completions", body).json["choices"][0]

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import serving
-from serving import (ADAPTERS, BASE, ROOT, call, complete, folder_of_adapters, get, post,
+from serving import (ADAPTERS, BASE, EXACT, ROOT, call, complete, folder_of_adapters, get, post,
                      run_checks)
 
 CONTINUATION_BYTE = 0x80
@@ -31,7 +31,7 @@ def byte_token(server, byte):
 
 def check_logprob_entries(binary):
     """One entry for each id, also where ids share a text; offsets stay inside of the text."""
-    with serving.serving(binary, "--precision", "f32") as server:
+    with serving.serving(binary, *EXACT) as server:
         def ask(**change):
             body = {"model": "base", "prompt": "The", "max_tokens": 4, "temperature": 0,
                     "logprobs": 20, "return_token_ids": True, **change}
@@ -160,7 +160,7 @@ def check_unasked(binary):
 
 def check_best_of(binary):
     """The n best of best_of choices, by the mean logprob of their tokens."""
-    with serving.serving(binary, "--adapter-dir", ADAPTERS, "--precision", "f32") as server:
+    with serving.serving(binary, "--adapter-dir", ADAPTERS, *EXACT) as server:
         body = {"model": "csource", "prompt": ["static", "int"], "max_tokens": 6, "seed": 5,
                 "temperature": 1, "ignore_eos": True, "return_token_ids": True}
         every = post(server, "/v1/completions", {**body, "n": 5, "logprobs": 0}).json["choices"]

@@ -383,7 +383,7 @@ def check_slow_readers(binary):
 
 def check_request_timeout(binary):
     with serving.serving(binary, "--adapter-dir", ADAPTERS, "--request-timeout", 1) as server:
-        long = {**LONG, "n": 32}
+        long = {**LONG, "n": 128}
         answer = post(server, "/v1/completions", long)
         assert (answer.status, answer.code) == (504, "request-timeout"), answer.bytes
         # In a stream that has begun the error is the last event.
