@@ -394,18 +394,22 @@ int sp_cli_bench(int argc, char **argv)
         return sp_bench_load(argc - 1, argv + 1);
     if (argc > 1 && strcmp(argv[1], "speculative") == 0)
         return sp_bench_speculative(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "structured") == 0)
+        return sp_bench_structured(argc - 1, argv + 1);
     if (argc > 1 && strcmp(argv[1], "swap") == 0)
         return sp_bench_swap(argc - 1, argv + 1);
     if (argc > 1 && sp_cli_wants_help(argc, argv)) {
-        puts("usage: sidepath bench delta|load|speculative|step|swap [FLAGS]\n\n"
+        puts("usage: sidepath bench delta|load|speculative|step|structured|swap [FLAGS]\n\n"
              "  delta  one delta, against the base GEMM of its layer; needs no model\n"
              "  load   what it costs to bring an adapter in, and what steps feel of it\n"
              "  speculative  tokens with drafts, against the same requests without\n"
              "  step   decode and prefill of a checkpoint, against streaming-read bandwidth\n"
+             "  structured  tokens under a schema, against the same requests without\n"
              "  swap   adapters in and out of slots beside decoding, against quiet steps\n");
         return SP_EXIT_DONE;
     }
-    fputs("sidepath bench: say what to measure: delta, load, speculative, step or swap (try "
+    fputs("sidepath bench: say what to measure: delta, load, speculative, step, structured or swap "
+          "(try "
           "`sidepath bench step --help`)\n",
           stderr);
     return SP_EXIT_USAGE;

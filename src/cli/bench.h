@@ -48,6 +48,9 @@ int sp_bench_load(int argc, char **argv);
 /* `bench speculative` */
 int sp_bench_speculative(int argc, char **argv);
 
+/* `bench structured` */
+int sp_bench_structured(int argc, char **argv);
+
 /* `bench swap` */
 int sp_bench_swap(int argc, char **argv);
 

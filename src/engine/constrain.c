@@ -235,6 +235,58 @@ const uint32_t *sp_constrain_mask(sp_engine *engine, sp_sequence *sequence, int3
     return NULL;
 }
 
+static void constrain_row(sp_engine *engine, int32_t index)
+{
+    sp_choice *choice = &engine->choices[index];
+
+    choice->mask = sp_constrain_mask(engine, engine->logit_rows[index].sequence, choice->n_tokens,
+                                     index, &choice->constrained, NULL);
+    if (choice->mask)
+        choice->adjusted = true;
+    else
+        choice->sampling = NULL;
+}
+
+/* The grammars of a window, and which of them its rows have. */
+typedef struct constrain_job {
+    sp_engine *engine;
+    const sp_grammar *grammars[SP_LOGIT_ROWS_MAX];
+    int32_t n_grammars;
+    int32_t grammar_of[SP_LOGIT_ROWS_MAX]; /* -1: none, or no token is to be chosen */
+} constrain_job;
+
+/* Rows of one sequence have one grammar, so its place is one thread's. */
+static void constrain_task(void *user, int32_t task, int32_t thread)
+{
+    const constrain_job *job = user;
+
+    (void)thread;
+    for (int32_t i = 0; i < job->engine->n_logit_rows; i++)
+        if (job->grammar_of[i] == task)
+            constrain_row(job->engine, i);
+}
+
+void sp_constrain_window(sp_engine *engine)
+{
+    constrain_job job = {.engine = engine};
+
+    for (int32_t i = 0; i < engine->n_logit_rows; i++) {
+        const sp_grammar *grammar = engine->logit_rows[i].sequence->constraint.grammar;
+        int32_t at = 0;
+
+        job.grammar_of[i] = -1;
+        if (!grammar || !engine->choices[i].sampling)
+            continue;
+        while (at < job.n_grammars && job.grammars[at] != grammar)
+            at++;
+        job.grammars[at] = grammar;
+        job.n_grammars += at == job.n_grammars;
+        job.grammar_of[i] = at;
+    }
+    if (job.n_grammars > 0)
+        sp_exec_run(engine->exec, constrain_task, &job, job.n_grammars);
+}
+
 bool sp_constrain_is_over(sp_sequence *sequence)
 {
     sp_grammar_next next;

@@ -30,6 +30,13 @@ void sp_constrain_end(sp_sequence_constraint *constraint); /* zeros are allowed 
  */
 const uint32_t *sp_constrain_mask(sp_engine *engine, sp_sequence *sequence, int32_t n_tokens,
                                   int32_t index, sp_status *out_status, sp_error *out_error);
+/*
+ * Adds to the choices of the engine's window the masks of their rows. A row that cannot go on loses
+ * its sampling, and its `constrained` says why; after a draft that the grammar does not have that
+ * is so too, but there the row before it has another token, and this one does not count. Masks of
+ * one grammar are made one after the other, those of several at once. Engine thread.
+ */
+void sp_constrain_window(sp_engine *engine);
 /* Whether a constrained output is complete and nothing can follow it. Engine thread. */
 bool sp_constrain_is_over(sp_sequence *sequence);
 

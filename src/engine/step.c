@@ -313,25 +313,6 @@ static void fail_constrained(step_run *run, sp_sequence *sequence, int32_t index
     finish_sequence(run, sequence);
 }
 
-/* Adds the mask of a row that is constrained; where it cannot go on nothing is chosen. After a
- * draft that the grammar does not have that is so too, but there the row before it has another
- * token, and this one does not count. */
-static void constrain(sp_engine *engine, int32_t index)
-{
-    sp_choice *choice = &engine->choices[index];
-    sp_status status = SP_OK;
-
-    if (!choice->sampling)
-        return;
-    choice->mask = sp_constrain_mask(engine, engine->logit_rows[index].sequence, choice->n_tokens,
-                                     index, &status, NULL);
-    choice->adjusted |= choice->mask != NULL;
-    if (status == SP_OK)
-        return;
-    choice->sampling = NULL;
-    choice->constrained = status;
-}
-
 sp_choice sp_engine_choice(const sp_sequence *sequence, int32_t n_tokens)
 {
     return (sp_choice){
@@ -370,8 +351,8 @@ static void choose_tokens(sp_engine *engine)
         const sp_logit_row *row = &engine->logit_rows[i];
 
         engine->choices[i] = wanted_choice(row->sequence, row->position);
-        constrain(engine, i);
     }
+    sp_constrain_window(engine);
     sp_op_choose(engine->ops, engine->choices, engine->n_logit_rows);
 }
 

@@ -81,9 +81,9 @@ static void read_help(flag_list *list, const char *verb)
 static void test_one_row_each(void **state)
 {
     static const char *const verbs[] = {
-        "generate",   "logits",     "serve",       "inspect",
-        "bench load", "bench step", "bench delta", "bench speculative",
-        "bench swap"};
+        "generate",         "logits",     "serve",       "inspect",
+        "bench load",       "bench step", "bench delta", "bench speculative",
+        "bench structured", "bench swap"};
     flag_list list = {.n = 0};
     size_t n_shared = 0;
 

@@ -37,6 +37,35 @@ static void test_bits(void **state)
     }
 }
 
+/* Words of every kind, over vocabularies that end anywhere in one, bit by bit. */
+static void test_every_word(void **state)
+{
+    enum { WORDS = 9, MOST = 32 * WORDS };
+    static const uint32_t mask[WORDS] = {0, UINT32_MAX,  0x80000000u, 1, 0x7fffffffu, 0xfffffffeu,
+                                         0, 0xa5c3f019u, UINT32_MAX};
+
+    (void)state;
+    for (int32_t vocab = 1; vocab <= MOST; vocab++) {
+        float logits[MOST + 1];
+
+        for (int i = 0; i <= MOST; i++)
+            logits[i] = i % 37 == 5 ? NAN : i % 41 == 7 ? INFINITY : (float)i;
+        sp_token_mask_apply(mask, vocab, logits);
+        for (int i = 0; i <= MOST; i++) {
+            bool kept = i >= vocab || (mask[i / 32] >> i % 32 & 1);
+
+            if (i % 37 == 5)
+                assert_true(isnan(logits[i]));
+            else if (i % 41 == 7)
+                assert_true(isinf(logits[i]) && logits[i] > 0);
+            else if (kept)
+                assert_true(logits[i] >= (float)i && logits[i] <= (float)i);
+            else
+                assert_true(isinf(logits[i]) && logits[i] < 0);
+        }
+    }
+}
+
 /* A mask must not hide that a row is broken: the request fails as it would without one. */
 static void test_broken_rows(void **state)
 {
@@ -53,6 +82,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_every_word),
         cmocka_unit_test(test_broken_rows),
     };
 

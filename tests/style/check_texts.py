@@ -13,9 +13,9 @@ from collections import Counter
 from pathlib import Path
 
 VERBS = ["serve", "generate", "logits", "inspect", "bench delta", "bench load",
-         "bench speculative", "bench step", "bench swap"]
+         "bench speculative", "bench step", "bench structured", "bench swap"]
 RUNS = {"serve", "generate", "logits", "bench load", "bench speculative", "bench step",
-        "bench swap"}
+        "bench structured", "bench swap"}
 # Whose texts a file of these folders holds; of several rows the first that fits. The rest is the
 # library's, which names settings without dashes and is used by every verb that runs a model.
 ROOMS = [("src/server/", {"serve"}), ("src/cli/serve", {"serve"}),
@@ -23,6 +23,7 @@ ROOMS = [("src/server/", {"serve"}), ("src/cli/serve", {"serve"}),
          ("src/cli/inspect", {"inspect"}), ("src/cli/bench_delta", {"bench delta"}),
          ("src/cli/bench_load", {"bench load"}),
          ("src/cli/bench_speculative", {"bench speculative"}),
+         ("src/cli/bench_structured", {"bench structured"}),
          ("src/cli/bench_swap", {"bench swap"}), ("src/cli/bench", {"bench step"}),
          ("src/cli/requests", {"generate"}), ("src/engine/request/request_rows", {"generate"})]
 # Settings that `inspect` and hosts have and the verbs that run a model lack, as long as their
