@@ -38,6 +38,12 @@
 extern "C" {
 #endif
 
+/* Scratch bytes that sp_delta_create will take on the host for windows of so many rows, beside
+ * sp_delta_workspace_bytes. 0 for a pool without experts, or on a GPU, and for sizes out of range.
+ */
+SP_API size_t sp_delta_experts_workspace_bytes(const sp_pool *pool, int32_t expert_rows_max,
+                                               bool x_f32);
+
 /*
  * Says which rows the applies that follow are about, until the next begin. Checks the rows (on the
  * CPU) and groups them by (expert, slot). plan: of the step's tokens, rows->n_tokens of them; NULL:

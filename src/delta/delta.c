@@ -16,7 +16,8 @@
 
 void sp_delta_options_default(sp_delta_options *out_options, size_t struct_bytes)
 {
-    const sp_delta_options defaults = {.struct_bytes = sizeof defaults, .rows_max = 512};
+    const sp_delta_options defaults = {
+        .struct_bytes = sizeof defaults, .rows_max = 512, .expert_rows_max = 4096};
 
     sp_struct_default(out_options, struct_bytes, &defaults, sizeof defaults);
 }
@@ -92,6 +93,10 @@ static sp_status read_options(const sp_delta_options *from, sp_delta_options *ou
     if (out->rows_max < 1 || out->rows_max > ROWS_LIMIT)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "rows_max", -1,
                        "rows_max must be from 1 to %d, not %d", ROWS_LIMIT, (int)out->rows_max);
+    if (out->expert_rows_max < 1 || out->expert_rows_max > SP_DELTA_EXPERT_ROWS_MAX)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "expert-max-tokens", -1,
+                       "expert_rows_max must be from 1 to %d, not %d", SP_DELTA_EXPERT_ROWS_MAX,
+                       (int)out->expert_rows_max);
     return SP_OK;
 }
 
@@ -142,8 +147,10 @@ sp_status sp_delta_create(const sp_delta_options *options, sp_delta **out_delta,
         status = sp_delta_gpu_create(delta->pool, delta->rows_max, own.x_f32, &delta->gpu, error);
     else
         status = create_scratch(delta, own.cpu_isa, error);
+    if (status == SP_OK)
+        status = sp_delta_experts_create(delta, own.expert_rows_max, error);
     if (status != SP_OK) {
-        sp_free(delta);
+        sp_delta_destroy(delta);
         return status;
     }
     *out_delta = delta;
@@ -155,6 +162,7 @@ void sp_delta_destroy(sp_delta *delta)
     if (delta == NULL)
         return;
     sp_delta_gpu_destroy(delta->gpu);
+    sp_delta_experts_destroy(delta);
     sp_aligned_free(delta->block);
     sp_free(delta);
 }

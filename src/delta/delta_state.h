@@ -10,7 +10,7 @@
 #include "delta/delta_cuda.h"
 #include "delta/shrink_expand.h"
 
-#include <sidepath/delta.h>
+#include <sidepath/experts.h>
 
 static_assert(SP_LORA_GROUP_MAX == SP_DELTA_GROUP_MAX, "one round of the CPU takes a half's sites");
 static_assert(SP_CUDA_SITES_MAX == SP_DELTA_GROUP_MAX, "and so does one launch");
@@ -38,6 +38,28 @@ typedef struct sp_delta_half {
     sp_delta_call call;
 } sp_delta_half;
 
+/* The rows of a layer's experts that are grouped now: those of one window. */
+typedef struct sp_expert_window {
+    int32_t begin; /* its first row; -1: none is grouped */
+    int32_t n_items;
+    sp_moe_item *items;     /* [rows_max] */
+    int32_t *order, *token; /* [rows_max] rows of the items, and their tokens */
+    int32_t *scratch;       /* [sp_moe_items_scratch] */
+} sp_expert_window;
+
+/* experts.c: the rows of the last begin. */
+typedef struct sp_delta_experts {
+    bool open;
+    int32_t rows_max; /* of a window */
+    void *block;      /* holds the scratch and the window's lists; NULL: the pool has no experts */
+    sp_lora_scratch scratch;
+    sp_expert_window window;
+    sp_moe_rows rows;
+    const sp_plan *plan; /* borrowed until the last apply */
+    const sp_plan_view *view;
+    uint64_t build; /* of the plan */
+} sp_delta_experts;
+
 struct sp_delta {
     sp_pool *pool;
     const sp_layout *layout;
@@ -56,6 +78,7 @@ struct sp_delta {
     sp_lora_job pieces;
     int32_t piece_target[SP_LORA_GROUP_MAX]; /* of each output; -1: it has no delta */
     sp_delta_half half;
+    sp_delta_experts experts;
 };
 
 /* ---- checks -------------------------------------------------------------------------------- */
@@ -108,6 +131,12 @@ bool sp_delta_begin_round(sp_delta *delta, const sp_delta_group *group);
 
 /* Drops the group in progress, if any. */
 void sp_delta_end_round(sp_delta *delta);
+
+/* ---- experts ------------------------------------------------------------------------------- */
+
+/* The scratch of windows of so many rows; none where the pool has no experts. */
+sp_status sp_delta_experts_create(sp_delta *delta, int32_t rows_max, sp_error *error);
+void sp_delta_experts_destroy(sp_delta *delta);
 
 /* ---- tokens -------------------------------------------------------------------------------- */
 

@@ -835,7 +835,7 @@ static const taken all_taken[] = {
           take_engine_adapters),
     TAKEN(sp_request, speculative, SP_OK, 1, fill_request, take_request),
     TAKEN(sp_constraint_options, text_bytes, SP_OK, 1, fill_constraint, take_constraint),
-    TAKEN(sp_delta_options, skip_modules, SP_OK, 1, fill_delta, take_delta),
+    TAKEN(sp_delta_options, expert_rows_max, SP_OK, 1, fill_delta, take_delta),
     TAKEN(sp_delta_call, stream, SP_OK, 1, fill_call, take_call),
     TAKEN(sp_delta_output, y_type, SP_OK, LIST, fill_outputs, take_outputs),
     TAKEN(sp_delta_partial, y_type, SP_OK, LIST, fill_partials, take_partials),

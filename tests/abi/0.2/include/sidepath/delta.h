@@ -46,12 +46,16 @@ typedef struct sp_delta_options {
     bool x_f32;    /* x may be FP32 where the pool is not; takes scratch for its rounded rows */
     bool no_apply; /* measuring lever: every delta is skipped */
     sp_module_set skip_modules; /* measuring lever: the deltas of these are skipped */
+    int32_t expert_rows_max;    /* (token, k) rows of a window of sidepath/experts.h, up to
+                                   SP_DELTA_EXPERT_ROWS_MAX */
 } sp_delta_options;
+
+#define SP_DELTA_EXPERT_ROWS_MAX (1 << 20)
 
 SP_API void sp_delta_options_default(sp_delta_options *out_options, size_t struct_bytes);
 
-/* Scratch bytes that sp_delta_create will take on the host; fixed for its whole life. 0 for sizes
- * out of range. */
+/* Scratch bytes that sp_delta_create will take on the host, but for those of experts
+ * (sp_delta_experts_workspace_bytes); fixed for its whole life. 0 for sizes out of range. */
 SP_API size_t sp_delta_workspace_bytes(const sp_layout *layout, int32_t rows_max, bool x_f32);
 
 /* The same on the pool's device, where that is a GPU: plan and scratch, at fixed addresses. 0 for a
