@@ -33,6 +33,10 @@ static void test_forms(void **state)
     } rows[] = {
         {"{\"response_format\": {\"type\": \"json_object\"}}", "response_format",
          SP_CONSTRAINT_JSON_OBJECT, ""},
+        {"{\"response_format\": {\"type\": \"json_object\", \"schema\": null}}", "response_format",
+         SP_CONSTRAINT_JSON_OBJECT, ""},
+        {"{\"response_format\": {\"type\": \"json_object\", \"schema\": {\"type\": \"null\"}}}",
+         "response_format", SP_CONSTRAINT_JSON_SCHEMA, "{\"type\":\"null\"}"},
         {"{\"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"name\": \"n\", "
          "\"strict\": true, \"schema\": {\"b\": 1, \"a\": 2}}}}",
          "response_format", SP_CONSTRAINT_JSON_SCHEMA, "{\"b\":1,\"a\":2}"},

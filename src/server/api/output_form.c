@@ -53,6 +53,15 @@ static sp_status set_choice(const char *field, const json_t *value, sp_output_fo
     return set_form(field, SP_CONSTRAINT_CHOICE, value, form, error);
 }
 
+/* Any object, or, as llama.cpp and its clients have it, one with a schema beside the type. */
+static sp_status set_object(const char *field, const json_t *schema, sp_output_form *form,
+                            sp_error *error)
+{
+    if (schema && !json_is_null(schema))
+        return set_schema(field, schema, form, error);
+    return set_form(field, SP_CONSTRAINT_JSON_OBJECT, NULL, form, error);
+}
+
 /* ---- readers ------------------------------------------------------------------------------- */
 
 static sp_output_form *form_of(void *values)
@@ -69,7 +78,7 @@ sp_status sp_body_read_response_format(const sp_field *row, const json_t *value,
     if (type && strcmp(type, "text") == 0)
         return SP_OK;
     if (type && strcmp(type, "json_object") == 0)
-        return set_form(row->name, SP_CONSTRAINT_JSON_OBJECT, NULL, form_of(values), error);
+        return set_object(row->name, json_object_get(value, "schema"), form_of(values), error);
     if (!type || strcmp(type, "json_schema") != 0)
         return bad_form(row->name, SP_CODE_UNSUPPORTED_FIELD,
                         "takes the types \"text\", \"json_object\" and \"json_schema\"", error);
