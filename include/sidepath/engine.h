@@ -313,6 +313,13 @@ typedef struct sp_request {
                                    nothing can follow; before that an end is chosen only where it
                                    is complete. NULL: none. The engine takes a reference. */
     sp_speculative speculative; /* changes no token and no logprob */
+    int32_t scored_from; /* with prompt_logprobs: the first token of the prompt that has one, which
+                            belongs with those after it to the output where processed_logprobs count
+                            it; up to n_tokens. 0: the second */
+    bool processed_logprobs; /* with logprobs or prompt_logprobs: beside each also that of the
+                                distribution that the token is drawn from: after bias, penalties and
+                                mask, at the temperature, of what the filters keep. Greedy: after
+                                the first three. Costs a pass over the vocabulary for each */
 } sp_request;
 
 SP_API void sp_request_default(sp_request *out_request, size_t struct_bytes);
@@ -321,7 +328,8 @@ typedef enum sp_finish {
     SP_FINISH_NONE = 0,
     SP_FINISH_STOP,
     SP_FINISH_LENGTH,
-    SP_FINISH_FAILED /* it was dropped; the event's error says why */
+    SP_FINISH_FAILED, /* it was dropped; the event's error says why */
+    SP_FINISH_ABORT   /* for hosts, of a request that they have cancelled: no event has it */
 } sp_finish;
 
 /* What has become of a request so far. Times are sp_clock_seconds (CLOCK_MONOTONIC); 0: not yet. */
@@ -355,6 +363,7 @@ typedef struct sp_request_event {
     const sp_logprob *top; /* [n_top] best first, the lower of equal ids first */
     int32_t n_top;
     const sp_request_trace *trace; /* borrowed until return */
+    float processed_logprob;       /* with processed_logprobs */
 } sp_request_event;
 
 typedef void (*sp_request_event_fn)(void *user, const sp_request_event *event);
@@ -378,12 +387,19 @@ SP_API sp_status sp_engine_check(const sp_engine *engine, const sp_request *requ
 SP_API sp_status sp_engine_cancel(sp_engine *engine, int64_t id, sp_error *error);
 
 /*
+ * A paused request stays where it is: one that runs keeps its pages and its slot and has no rows in
+ * steps, one that waits is not taken in. One that runs makes way where others lack its pages or its
+ * place, and is computed again later; that changes no token. SP_ERR_NOT_FOUND as above.
+ */
+SP_API sp_status sp_engine_set_paused(sp_engine *engine, int64_t id, bool paused, sp_error *error);
+
+/*
  * One step of the batch: every running request advances by one token or one prefill chunk, and by
  * one token more for each draft that is accepted. Events
- * come in the order of submission. SP_AGAIN: nothing is waiting or running. A step in which all
- * requests wait for adapters on their way has no rows and waits for them, 10 ms at most.
- * A request that cannot go on is dropped and ends with an event, SP_FINISH_FAILED; where its logits
- * are not finite the code is "adapter-non-finite" with the adapter as subject, or
+ * come in the order of submission. SP_AGAIN: nothing is waiting or running that is not paused. A
+ * step in which all requests wait for adapters on their way has no rows and waits for them, 10 ms
+ * at most. A request that cannot go on is dropped and ends with an event, SP_FINISH_FAILED; where
+ * its logits are not finite the code is "adapter-non-finite" with the adapter as subject, or
  * "logits-non-finite" for the base; the others go on, and the step succeeds. Without on_event,
  * where nobody else would be told, status and error are those of the first that was dropped. Any
  * other error is the step's own: no request was dropped, and the next call tries again.

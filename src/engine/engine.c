@@ -543,6 +543,7 @@ void sp_engine_close(sp_engine *engine)
         sp_engine_drop(engine, engine->sequences[engine->n_sequences - 1]);
     sp_free(engine->sequences);
     sp_text_free(&engine->event_text);
+    sp_processed_free(&engine->processed);
     sp_text_free(&engine->decoded);
     sp_draft_model_close(engine);
     sp_ops_destroy(engine->ops);

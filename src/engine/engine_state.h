@@ -35,6 +35,14 @@ typedef struct sp_logit_row {
     sp_sequence *sequence;
 } sp_logit_row;
 
+/* One row's logits on their way to a processed logprob; NULL until a request wants one. */
+typedef struct sp_processed {
+    float *logits; /* [vocab] */
+    void *scratch; /* [sp_sample_scratch_bytes] */
+} sp_processed;
+
+void sp_processed_free(sp_processed *processed); /* zeros are allowed */
+
 struct sp_engine {
     sp_engine_options options; /* strings are not kept */
     char *base_name;
@@ -73,6 +81,7 @@ struct sp_engine {
     sp_logit_row logit_rows[SP_LOGIT_ROWS_MAX]; /* the current window */
     int32_t n_logit_rows;
     sp_choice choices[SP_LOGIT_ROWS_MAX]; /* of the same rows */
+    sp_processed processed;
     sp_constrain *constrain;
     sp_logprob top[SP_TOP_LOGPROBS_MAX]; /* of the current event */
     sp_text decoded;                     /* of the current token */

@@ -7,6 +7,7 @@
  *
  * A step allocates nothing but the text of events, which grows to its largest size once.
  */
+#include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/constrain.h"
@@ -129,7 +130,7 @@ static bool advance_text(sp_engine *engine, sp_sequence *sequence, int32_t token
 
 /* The logprob of a token and of the best ids at its place; n_top -1 where none was requested. */
 typedef struct token_score {
-    float logprob;
+    float logprob, processed;
     int32_t n_top;
 } token_score;
 
@@ -148,6 +149,7 @@ static void emit(step_run *run, const sp_sequence *sequence, sp_request_event ev
     event.trace = &sequence->trace;
     if (score.n_top >= 0) {
         event.logprob = score.logprob;
+        event.processed_logprob = score.processed;
         event.top = run->engine->top;
         event.n_top = score.n_top;
     }
@@ -285,13 +287,57 @@ static sp_status score_token(sp_engine *engine, const sp_sequence *sequence, int
                        &out_score->logprob, engine->top);
 }
 
+void sp_processed_free(sp_processed *processed)
+{
+    sp_aligned_free(processed->scratch);
+    sp_aligned_free(processed->logits);
+    *processed = (sp_processed){0};
+}
+
+/* The row's logits with what the request changes, as a choice sees them. */
+static const float *process_logits(sp_engine *engine, const sp_sequence *sequence, int32_t index,
+                                   int32_t n_tokens)
+{
+    const sp_sequence_sampling *sampling = &sequence->sampling;
+    const uint32_t *mask = engine->choices[index].mask;
+    int32_t vocab = engine->model.shape.vocab;
+    int32_t n_given = sequence->request.n_given < n_tokens ? sequence->request.n_given : n_tokens;
+    float *logits = engine->processed.logits;
+
+    memcpy(logits, sp_op_read_logits(engine->ops, index), (size_t)vocab * sizeof *logits);
+    if (n_tokens - n_given < sampling->ends.min_tokens)
+        sp_ends_forbid(&sampling->ends, logits);
+    if (sampling->adjusted)
+        sp_penalties_apply(&sampling->penalties, sequence->tokens, n_given, n_tokens,
+                           engine->processed.scratch, logits);
+    if (mask)
+        sp_token_mask_apply(mask, vocab, logits);
+    return logits;
+}
+
+/* The logprob of the token after the first n_tokens in the distribution that it is drawn from. */
+static sp_status score_processed(sp_engine *engine, const sp_sequence *sequence, int32_t index,
+                                 int32_t n_tokens, int32_t token, token_score *score)
+{
+    const float *logits;
+
+    if (!sequence->request.processed_logprobs)
+        return SP_OK;
+    logits = process_logits(engine, sequence, index, n_tokens);
+    return sp_sample_logprob(engine->kernels, logits, engine->model.shape.vocab,
+                             &sequence->sampling.params, engine->processed.scratch, token,
+                             &score->processed, NULL);
+}
+
 /* The token after the position is one of the prompt, and its logprob was requested. */
 static sp_status score_prompt(step_run *run, sp_sequence *sequence, int32_t index, int32_t position)
 {
     int32_t token = sequence->tokens[position + 1];
-    token_score score;
+    token_score score = no_score;
     sp_status status = score_token(run->engine, sequence, index, token, &score);
 
+    if (status == SP_OK)
+        status = score_processed(run->engine, sequence, index, position + 1, token, &score);
     if (status != SP_OK)
         return status;
     sequence->sampling.n_scored = position + 1;
@@ -364,6 +410,9 @@ static sp_status use_token(step_run *run, sp_sequence *sequence, int32_t index)
 
     if (status == SP_OK && sequence->request.logprobs)
         status = score_token(run->engine, sequence, index, choice->token, &score);
+    if (status == SP_OK && sequence->request.logprobs)
+        status =
+            score_processed(run->engine, sequence, index, choice->n_tokens, choice->token, &score);
     if (status == SP_OK)
         take_token(run, sequence, choice->token, score);
     return status;
@@ -563,7 +612,7 @@ static sp_status run_nothing(const step_run *run)
 
     if (run->status != SP_OK)
         return run->status;
-    if (engine->scheduler.n_waiting == 0)
+    if (!sp_scheduler_is_waiting(&engine->scheduler))
         return SP_AGAIN;
     began = sp_clock_seconds();
     sp_stage_wait(engine->stage, LOAD_WAIT_MS);

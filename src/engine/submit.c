@@ -91,6 +91,8 @@ static sp_status check(const sp_engine *engine, const sp_request *request, sp_ho
         status = check_length(engine, request, error);
     if (status == SP_OK)
         status = sp_request_check(request, engine->model.shape.vocab, error);
+    if (status == SP_OK && (request->scored_from < 0 || request->scored_from > request->n_tokens))
+        status = bad_field(error, "scored_from", "from 0 to the number of the prompt's tokens");
     if (status == SP_OK && request->n_stop > 0 && !engine->tokenizer)
         status = bad_field(error, "stop", "left out: the model has no tokenizer.json");
     if (status == SP_OK)
@@ -157,7 +159,10 @@ static sp_sequence_request keep_request(const sp_request *request)
         .lora_scale = request->lora_scale,
         .logprobs = request->logprobs,
         .prompt_logprobs = request->prompt_logprobs,
+        .processed_logprobs = request->processed_logprobs,
         .top_logprobs = request->top_logprobs,
+        .n_given = request->scored_from > 0 && request->prompt_logprobs ? request->scored_from
+                                                                        : request->n_tokens,
         .logits_fn = request->logits_fn,
         .logits_user = request->logits_user,
         .logits_from = request->logits_from,
@@ -212,6 +217,8 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
     memcpy(sequence->tokens, request->tokens, (size_t)request->n_tokens * sizeof(int32_t));
     sequence->n_tokens = request->n_tokens;
     sequence->request = keep_request(request);
+    if (request->scored_from > 1)
+        sequence->sampling.n_scored = request->scored_from - 1;
     if (drafts_for(engine, request))
         sequence->draft = sp_draft_create(engine->options.draft_tokens);
     sequence->trace.struct_bytes = sizeof sequence->trace;
@@ -237,6 +244,21 @@ static sp_status reserve_sequences(sp_engine *engine)
     engine->sequences = grown;
     engine->sequences_capacity = capacity;
     return SP_OK;
+}
+
+/* The first request that wants processed logprobs brings the memory for them. */
+static sp_status reserve_processed(sp_engine *engine, const sp_request *request)
+{
+    size_t vocab = (size_t)engine->model.shape.vocab;
+
+    if (!request->processed_logprobs || engine->processed.logits)
+        return SP_OK;
+    engine->processed.scratch = sp_aligned_calloc(sp_sample_scratch_bytes((int32_t)vocab), 64);
+    engine->processed.logits = sp_aligned_calloc(vocab * sizeof(float), 64);
+    if (engine->processed.logits && engine->processed.scratch)
+        return SP_OK;
+    sp_processed_free(&engine->processed);
+    return SP_ERR_MEMORY;
 }
 
 /* A scale of 0 is the base, exactly, so it shares the base's pages. */
@@ -267,7 +289,8 @@ sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t
         status = check(engine, &own, &hold, error);
     if (status != SP_OK)
         return status;
-    if (reserve_sequences(engine) != SP_OK || create_sequence(engine, &own, &sequence) != SP_OK) {
+    if (reserve_processed(engine, &own) != SP_OK || reserve_sequences(engine) != SP_OK ||
+        create_sequence(engine, &own, &sequence) != SP_OK) {
         release(engine, &hold);
         return sp_fail_memory(error, (size_t)own.n_tokens * sizeof(int32_t), "a request");
     }
@@ -300,6 +323,20 @@ void sp_engine_drop(sp_engine *engine, sp_sequence *sequence)
     if (engine->stage)
         sp_stage_release(engine->stage, &sequence->hold);
     destroy_sequence(sequence);
+}
+
+sp_status sp_engine_set_paused(sp_engine *engine, int64_t id, bool paused, sp_error *error)
+{
+    if (!engine)
+        return sp_fail_null(error, "engine");
+    for (int32_t i = 0; i < engine->n_sequences; i++) {
+        if (engine->sequences[i]->id == id) {
+            sp_scheduler_set_paused(engine->sequences[i], paused);
+            return SP_OK;
+        }
+    }
+    return sp_fail(error, SP_ERR_NOT_FOUND, NULL, "id", id, "no request %lld waits or runs",
+                   (long long)id);
 }
 
 sp_status sp_engine_cancel(sp_engine *engine, int64_t id, sp_error *error)

@@ -199,6 +199,41 @@ static void test_cancel(void **state)
     sp_free(model);
 }
 
+/* A paused request has no token until it goes on, and then those that it would have had; with
+ * nothing else there is nothing to do. */
+static void test_pause(void **state)
+{
+    char *model = make_model();
+    sp_engine *engine = open_engine(model, SP_DTYPE_BF16, 8, 1024);
+    int32_t prompt[3] = {5, 6, 7};
+    engine_run a = engine_run_init("r1", prompt, 3, 10), b = a, alone = a;
+    engine_run *both[2] = {&a, &b}, *one[1] = {&alone};
+
+    (void)state;
+    engine_run_submit(engine, &a);
+    engine_run_submit(engine, &b);
+    engine_run_step(engine, both, 2);
+    assert_int_equal(sp_engine_set_paused(engine, a.id, true, NULL), SP_OK);
+    while (engine_run_step(engine, both, 2))
+        continue;
+    assert_int_equal(a.n_tokens, 1);
+    assert_int_equal(b.n_tokens, 10);
+    assert_int_equal(sp_engine_set_paused(engine, b.id, true, NULL), SP_ERR_NOT_FOUND);
+    assert_int_equal(sp_engine_set_paused(engine, a.id, false, NULL), SP_OK);
+    while (engine_run_step(engine, both, 2))
+        continue;
+    engine_run_submit(engine, &alone);
+    engine_run_all(engine, one, 1);
+    engine_run_assert_same(&a, &alone);
+    engine_run_assert_same(&b, &alone);
+    sp_engine_close(engine);
+    engine_run_free(&a);
+    engine_run_free(&b);
+    engine_run_free(&alone);
+    sp_test_remove_tree(model);
+    sp_free(model);
+}
+
 /* Every allocation of opening, submitting and stepping may fail: a clean error, nothing leaked. */
 static void test_every_allocation_may_fail(void **state)
 {
@@ -268,6 +303,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_f32),
         cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_pause),
         cmocka_unit_test(test_every_allocation_may_fail),
     };
 

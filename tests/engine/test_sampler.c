@@ -7,6 +7,8 @@
 #include "base/alloc.h"
 #include "engine/sampling/sampler.h"
 
+#include <sidepath/engine.h>
+
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -31,6 +33,59 @@ static int32_t sample(const float *logits, int32_t vocab, sp_sample_params param
     assert_true(token >= 0 && token < vocab);
     sp_free(scratch);
     return token;
+}
+
+/* A double near another. */
+static void assert_near(double found, double want, double most)
+{
+    if (!(fabs(found - want) <= most))
+        fail_msg("%.9g, not %.9g", found, want);
+}
+
+/* --- Logprobs ---------------------------------------------------------------------------- */
+
+static double logprob(const float *logits, int32_t vocab, sp_sample_params params, int32_t token)
+{
+    void *scratch = sp_malloc(sp_sample_scratch_bytes(vocab));
+    float found = 1;
+    sp_error error;
+
+    assert_ok(sp_sample_logprob(kernels(), logits, vocab, &params, scratch, token, &found, &error),
+              &error);
+    sp_free(scratch);
+    return (double)found;
+}
+
+/* Of one half, three tenths and two tenths: what is left of them after each filter. */
+static void test_logprobs(void **state)
+{
+    const float logits[] = {logf(0.5f), logf(0.3f), logf(0.2f), -INFINITY};
+    const sp_sample_params plain = {.temperature = 1, .top_p = 1};
+    sp_sample_params params = plain;
+    double roots = sqrt(0.5) + sqrt(0.3) + sqrt(0.2);
+
+    (void)state;
+    assert_near(logprob(logits, 4, plain, 0), log(0.5), 2e-6);
+    assert_near(logprob(logits, 4, plain, 2), log(0.2), 2e-6);
+    assert_near(logprob(logits, 4, plain, 3), SP_LOGPROB_MIN, 0);
+    params.temperature = 2;
+    assert_near(logprob(logits, 4, params, 1), log(sqrt(0.3) / roots), 2e-6);
+    params = plain;
+    params.temperature = 0; /* greedy: as it would be at 1 */
+    params.top_k = 1;
+    assert_near(logprob(logits, 4, params, 1), log(0.3), 2e-6);
+    params = plain;
+    params.top_k = 2;
+    assert_near(logprob(logits, 4, params, 0), log(0.625), 2e-6);
+    assert_near(logprob(logits, 4, params, 2), SP_LOGPROB_MIN, 0);
+    params = plain;
+    params.top_p = 0.6;
+    assert_near(logprob(logits, 4, params, 1), log(0.375), 2e-6);
+    assert_near(logprob(logits, 4, params, 2), SP_LOGPROB_MIN, 0);
+    params = plain;
+    params.min_p = 0.5;
+    assert_near(logprob(logits, 4, params, 1), log(0.375), 2e-6);
+    assert_near(logprob(logits, 4, params, 2), SP_LOGPROB_MIN, 0);
 }
 
 /* --- Random numbers ---------------------------------------------------------------------- */
@@ -423,6 +478,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_uniform_is_uniform),
         cmocka_unit_test(test_greedy),
         cmocka_unit_test(test_temperature_near_zero_is_greedy),

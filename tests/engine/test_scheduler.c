@@ -294,6 +294,108 @@ static void test_random_load_finishes(void **state)
     }
 }
 
+static int32_t rows_of(const sp_batch *batch, const sp_sequence *sequence)
+{
+    for (int32_t i = 0; i < batch->n_entries; i++)
+        if (batch->entries[i].sequence == sequence)
+            return batch->entries[i].n_rows;
+    return 0;
+}
+
+/* A paused sequence has no rows and keeps its pages, one that waits is not taken in, and what runs
+ * beside them goes on. */
+static void test_a_paused_one_stands_still(void **state)
+{
+    sp_scheduler scheduler = make_scheduler(4, 16, 16, 32);
+    fake running, other, late;
+    int32_t pages;
+
+    (void)state;
+    fake_init(&running, 1, 4, 20);
+    fake_init(&other, 2, 4, 20);
+    fake_init(&late, 3, 4, 20);
+    assert_int_equal(sp_scheduler_add(&scheduler, &running.sequence), SP_OK);
+    assert_int_equal(sp_scheduler_add(&scheduler, &other.sequence), SP_OK);
+    advance(&scheduler, sp_scheduler_plan(&scheduler));
+    pages = running.sequence.memory.n_pages;
+    sp_scheduler_set_paused(&running.sequence, true);
+    sp_scheduler_set_paused(&late.sequence, true);
+    assert_int_equal(sp_scheduler_add(&scheduler, &late.sequence), SP_OK);
+    for (int32_t i = 0; i < 5; i++) {
+        const sp_batch *batch = sp_scheduler_plan(&scheduler);
+
+        assert_int_equal(batch->n_entries, 1);
+        assert_int_equal(rows_of(batch, &other.sequence), 1);
+        advance(&scheduler, batch);
+    }
+    assert_int_equal(running.sequence.n_tokens, 5);
+    assert_int_equal(running.sequence.memory.n_pages, pages);
+    assert_false(sp_scheduler_is_waiting(&scheduler));
+    sp_scheduler_set_paused(&running.sequence, false);
+    sp_scheduler_set_paused(&late.sequence, false);
+    assert_true(sp_scheduler_is_waiting(&scheduler));
+    assert_int_equal(sp_scheduler_plan(&scheduler)->n_entries, 3);
+    sp_scheduler_remove(&scheduler, &running.sequence);
+    sp_scheduler_remove(&scheduler, &other.sequence);
+    sp_scheduler_remove(&scheduler, &late.sequence);
+    destroy_scheduler(&scheduler);
+}
+
+/* Where a paused one holds the last place, or the last pages, it makes way in the next plan. */
+static void check_makes_way(int32_t max_running, int32_t n_pages)
+{
+    sp_scheduler scheduler = make_scheduler(max_running, 16, 16, n_pages);
+    fake held, other;
+
+    fake_init(&held, 1, 8, 20);
+    fake_init(&other, 2, 8, 4);
+    assert_int_equal(sp_scheduler_add(&scheduler, &held.sequence), SP_OK);
+    advance(&scheduler, sp_scheduler_plan(&scheduler));
+    sp_scheduler_set_paused(&held.sequence, true);
+    assert_int_equal(sp_scheduler_plan(&scheduler)->n_entries, 0);
+    assert_int_equal(held.sequence.queue.state, SP_SEQUENCE_RUNNING);
+    assert_int_equal(sp_scheduler_add(&scheduler, &other.sequence), SP_OK);
+    assert_int_equal(sp_scheduler_plan(&scheduler)->n_entries, 0);
+    assert_true(sp_scheduler_is_waiting(&scheduler));
+    assert_int_equal(rows_of(sp_scheduler_plan(&scheduler), &other.sequence), 8);
+    assert_int_equal(held.sequence.queue.state, SP_SEQUENCE_WAITING);
+    assert_int_equal(held.sequence.trace.preemptions, 1);
+    assert_int_equal(held.sequence.n_tokens, 9);
+    sp_scheduler_remove(&scheduler, &held.sequence);
+    sp_scheduler_remove(&scheduler, &other.sequence);
+    destroy_scheduler(&scheduler);
+}
+
+static void test_a_paused_one_makes_way(void **state)
+{
+    (void)state;
+    check_makes_way(1, 32);
+    check_makes_way(4, 4);
+}
+
+/* So does an older one, where the oldest that runs lacks a page. */
+static void test_an_older_paused_one_makes_way(void **state)
+{
+    sp_scheduler scheduler = make_scheduler(4, 16, 16, 4);
+    fake held, other;
+
+    (void)state;
+    fake_init(&held, 1, 7, 20);
+    fake_init(&other, 2, 7, 8);
+    assert_int_equal(sp_scheduler_add(&scheduler, &held.sequence), SP_OK);
+    assert_int_equal(sp_scheduler_add(&scheduler, &other.sequence), SP_OK);
+    advance(&scheduler, sp_scheduler_plan(&scheduler));
+    sp_scheduler_set_paused(&held.sequence, true);
+    for (int32_t i = 0; i < 4 && other.sequence.n_tokens < 12; i++)
+        advance(&scheduler, sp_scheduler_plan(&scheduler));
+    /* A row in its second page, a plan without any, one in the page of the other, and the next. */
+    assert_int_equal(other.sequence.n_tokens, 11);
+    assert_int_equal(held.sequence.trace.preemptions, 1);
+    sp_scheduler_remove(&scheduler, &held.sequence);
+    sp_scheduler_remove(&scheduler, &other.sequence);
+    destroy_scheduler(&scheduler);
+}
+
 static void test_creation_survives_every_failed_allocation(void **state)
 {
     sp_scheduler_options options = {
@@ -329,6 +431,9 @@ int main(void)
         cmocka_unit_test(test_waits_are_told_apart),
         cmocka_unit_test(test_waits_for_pages),
         cmocka_unit_test(test_random_load_finishes),
+        cmocka_unit_test(test_a_paused_one_stands_still),
+        cmocka_unit_test(test_a_paused_one_makes_way),
+        cmocka_unit_test(test_an_older_paused_one_makes_way),
         cmocka_unit_test(test_creation_survives_every_failed_allocation),
     };
 

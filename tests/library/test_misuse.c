@@ -617,6 +617,8 @@ static void requests(void **state)
     assert_int_equal(id, -3);
     REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_cancel(NULL, 1, &error));
     REFUSED(SP_ERR_NOT_FOUND, "-1", sp_engine_cancel(w.engine, -1, &error));
+    REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_set_paused(NULL, 1, true, &error));
+    REFUSED(SP_ERR_NOT_FOUND, "-1", sp_engine_set_paused(w.engine, -1, true, &error));
     REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_step(NULL, NULL, NULL, &error));
     REFUSED(SP_ERR_ARGUMENT, "engine", sp_engine_request_adapter(NULL, 1, &name, &digest, &error));
     REFUSED(SP_ERR_NOT_FOUND, "99",

@@ -833,7 +833,7 @@ static const taken all_taken[] = {
     TAKEN(sp_engine_options, draft_model, SP_OK, 1, fill_engine, take_engine),
     TAKEN(sp_engine_adapter, path, SP_ERR_ARGUMENT, LIST, fill_engine_adapters,
           take_engine_adapters),
-    TAKEN(sp_request, speculative, SP_OK, 1, fill_request, take_request),
+    TAKEN(sp_request, processed_logprobs, SP_OK, 1, fill_request, take_request),
     TAKEN(sp_constraint_options, text_bytes, SP_OK, 1, fill_constraint, take_constraint),
     TAKEN(sp_delta_options, expert_rows_max, SP_OK, 1, fill_delta, take_delta),
     TAKEN(sp_delta_call, stream, SP_OK, 1, fill_call, take_call),
@@ -1150,7 +1150,7 @@ static const defaults all_defaults[] = {
     DEFAULTS(sp_pool_options, overlay_bytes),
     DEFAULTS(sp_route_span, scale),
     DEFAULTS(sp_engine_options, draft_model),
-    DEFAULTS(sp_request, speculative),
+    DEFAULTS(sp_request, processed_logprobs),
     DEFAULTS(sp_constraint_options, text_bytes),
 };
 

@@ -118,7 +118,7 @@ static void test_chat(void **state)
     sp_text record = {0}, out = {0};
 
     (void)state;
-    sp_logprob_chat_add(&out, NULL, produce(&record, 2, -2, top, 2));
+    sp_logprob_chat_add(&out, NULL, produce(&record, 2, -2, top, 2), false);
     assert_string_equal(out.data, "{\"token\": \" \\\"x\\\"\", \"logprob\": -2, "
                                   "\"bytes\": [32, 34, 120, 34], \"top_logprobs\": ["
                                   "{\"token\": \"\xc3\xa9\", \"logprob\": -0.5, "

@@ -255,6 +255,11 @@ static void test_paths(void **state)
         {"POST", "/v1/lora/active", sp_handle_active, 0},
         {"PUT", "/v1/adapters/a", sp_handle_publish, 0},
         {"PUT", "/v1/adapters/a%2Fb", sp_handle_publish, 0},
+        {"GET", "/v1/adapters/a/versions", sp_handle_versions, 0},
+        {"POST", "/v1/adapters/a/abort", sp_handle_abort, 0},
+        {"POST", "/v1/adapters/a/hold", sp_handle_hold, 0},
+        {"POST", "/v1/adapters/a/resume", sp_handle_resume, 0},
+        {"POST", "/v1/score", sp_handle_score, 0},
         {"GET", "/health", sp_handle_health, 0},
         {"GET", "/ready", sp_handle_ready, 0},
         {"GET", "/version", sp_handle_version, 0},
@@ -270,6 +275,9 @@ static void test_paths(void **state)
         {"GET", "/v1/models/", NULL, 404}, /* of no name */
         {"PUT", "/v1/adapters/", NULL, 404},
         {"PUT", "/v1/adapters/a/b", NULL, 404},
+        {"POST", "/v1/adapters/a/b/abort", NULL, 404},
+        {"POST", "/v1/adapters//abort", NULL, 405}, /* the path of a PUT */
+        {"GET", "/v1/adapters/a/abort", NULL, 405},
         {"POST", "/v1/adapters/a", NULL, 405},
         {"GET", "/healthz", NULL, 404},
         {"GET", "/health/", NULL, 404},

@@ -30,6 +30,8 @@ if(NOT CMAKE_CROSSCOMPILING)
   sidepath_server_checks(check_readme)
   sidepath_server_checks(check_operate)
   sidepath_server_checks(check_publish)
+  sidepath_server_checks(check_score)
+  sidepath_server_checks(check_hold)
   sidepath_server_checks(check_speculative)
   sidepath_server_checks(check_adapter_chat)
   add_test(NAME soak_server

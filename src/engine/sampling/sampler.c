@@ -2,6 +2,8 @@
 
 #include "base/error.h"
 
+#include <sidepath/engine.h>
+
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
@@ -297,12 +299,32 @@ static int32_t draw(const sampler *sample, double target)
     return id;
 }
 
+/* Computes the weights of what the filters keep, and returns their mass. */
+static double cut_and_weigh(sampler *sample, const sp_sample_params *params, int32_t best,
+                            void *scratch)
+{
+    int32_t n_kept = sample->vocab;
+
+    sample->weight = scratch;
+    sample->ids = (int32_t *)(sample->weight + sample->vocab);
+    sample->best = sample->logits[best];
+    sample->inverse = (float)(1 / params->temperature);
+    sample->min_p = (float)params->min_p;
+    if (params->top_k > 0 && params->top_k < sample->vocab) {
+        n_kept = params->top_k;
+        cut_top_k(sample, n_kept);
+    }
+    if (params->top_p < 1)
+        cut_top_p(sample, params->top_p, n_kept);
+    return weigh(sample);
+}
+
 sp_status sp_sample(const sp_kernels *kernels, const float *logits, int32_t vocab,
                     const sp_sample_params *params, uint64_t position, void *scratch,
                     int32_t *out_token, sp_error *error)
 {
     sampler sample = {.kernels = kernels, .logits = logits, .vocab = vocab, .last = -1};
-    int32_t best, n_kept = vocab;
+    int32_t best;
     sp_status status = sp_sample_greedy(logits, vocab, &best, error);
 
     if (status != SP_OK)
@@ -311,17 +333,30 @@ sp_status sp_sample(const sp_kernels *kernels, const float *logits, int32_t voca
         *out_token = best;
         return SP_OK;
     }
-    sample.weight = scratch;
-    sample.ids = (int32_t *)(sample.weight + vocab);
-    sample.best = logits[best];
-    sample.inverse = (float)(1 / params->temperature);
-    sample.min_p = (float)params->min_p;
-    if (params->top_k > 0 && params->top_k < vocab) {
-        n_kept = params->top_k;
-        cut_top_k(&sample, n_kept);
-    }
-    if (params->top_p < 1)
-        cut_top_p(&sample, params->top_p, n_kept);
-    *out_token = draw(&sample, weigh(&sample) * sp_sample_uniform(params->seed, position));
+    *out_token = draw(&sample, cut_and_weigh(&sample, params, best, scratch) *
+                                   sp_sample_uniform(params->seed, position));
+    return SP_OK;
+}
+
+sp_status sp_sample_logprob(const sp_kernels *kernels, const float *logits, int32_t vocab,
+                            const sp_sample_params *params, void *scratch, int32_t token,
+                            float *out_logprob, sp_error *error)
+{
+    sp_sample_params used = *params;
+    sampler sample = {.kernels = kernels, .logits = logits, .vocab = vocab, .last = -1};
+    int32_t best;
+    double mass, logprob;
+    sp_status status = sp_sample_greedy(logits, vocab, &best, error);
+
+    if (status != SP_OK)
+        return status;
+    if (params->temperature < SP_TEMPERATURE_MIN)
+        used = (sp_sample_params){.temperature = 1, .top_p = 1};
+    mass = cut_and_weigh(&sample, &used, best, scratch);
+    /* Of the logit, not of the weight, which may be too small for a float. */
+    logprob = (double)(logits[token] - sample.best) / used.temperature - log(mass);
+    if (!(sample.weight[token] > 0) && (used.top_k > 0 || used.top_p < 1 || used.min_p > 0))
+        logprob = SP_LOGPROB_MIN;
+    *out_logprob = (float)(logprob > SP_LOGPROB_MIN ? logprob : SP_LOGPROB_MIN);
     return SP_OK;
 }

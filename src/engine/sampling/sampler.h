@@ -52,6 +52,16 @@ sp_status sp_sample(const sp_kernels *kernels, const float *logits, int32_t voca
                     const sp_sample_params *params, uint64_t position, void *scratch,
                     int32_t *out_token, sp_error *error);
 
+/*
+ * The logprob of `token` in the distribution that sp_sample draws from: what the filters keep, at
+ * the temperature; where that is greedy, of all logits as they are. A token that is not kept has
+ * SP_LOGPROB_MIN, which nothing is below. Arguments and errors as sp_sample, with scratch in any
+ * case; token is below vocab.
+ */
+sp_status sp_sample_logprob(const sp_kernels *kernels, const float *logits, int32_t vocab,
+                            const sp_sample_params *params, void *scratch, int32_t token,
+                            float *out_logprob, sp_error *error);
+
 /* The id of the largest logit, the lower of equal ones. Errors as above. */
 sp_status sp_sample_greedy(const float *logits, int32_t vocab, int32_t *out_token, sp_error *error);
 

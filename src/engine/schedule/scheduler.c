@@ -107,6 +107,29 @@ void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence)
     release_memory(scheduler, sequence);
 }
 
+/* ---- pauses -------------------------------------------------------------------------------- */
+
+void sp_scheduler_set_paused(sp_sequence *sequence, bool paused)
+{
+    sequence->queue.paused = paused;
+}
+
+bool sp_scheduler_is_waiting(const sp_scheduler *scheduler)
+{
+    for (int32_t i = 0; i < scheduler->n_waiting; i++)
+        if (!scheduler->waiting[i]->queue.paused)
+            return true;
+    return scheduler->starved;
+}
+
+static sp_sequence *youngest_paused(const sp_scheduler *scheduler)
+{
+    for (int32_t i = scheduler->n_running - 1; i >= 0; i--)
+        if (scheduler->running[i]->queue.paused)
+            return scheduler->running[i];
+    return NULL;
+}
+
 /* ---- memory -------------------------------------------------------------------------------- */
 
 /* Rows whose logits are needed must be computed: the last one, and those that the request reads. */
@@ -212,8 +235,10 @@ static void schedule(sp_scheduler *scheduler, sp_sequence *sequence)
         rows = scheduler->options.prefill_chunk;
     if (rows > budget)
         rows = budget;
-    if (rows > 0)
+    if (rows > 0) {
         rows = reserve_rows(scheduler, sequence, rows);
+        scheduler->starved |= rows <= 0 && youngest_paused(scheduler) != NULL;
+    }
     SP_ASSERT(scheduler->batch.n_entries < scheduler->n_running || rows <= 0);
     if (rows > 0)
         add_entry(&scheduler->batch, sequence, rows);
@@ -229,7 +254,7 @@ static void schedule_running(sp_scheduler *scheduler, bool decode)
     for (int32_t i = 0; i < scheduler->n_running; i++) {
         sp_sequence *sequence = scheduler->running[i];
 
-        if ((sp_sequence_pending(sequence) == 1) == decode)
+        if (!sequence->queue.paused && (sp_sequence_pending(sequence) == 1) == decode)
             schedule(scheduler, sequence);
     }
 }
@@ -281,7 +306,7 @@ static bool slot_has_yielded(const sp_scheduler *scheduler, const sp_sequence *s
     for (int32_t i = 0; i < scheduler->n_running; i++) {
         const sp_sequence *other = scheduler->running[i];
 
-        if (other->hold.slot == sequence->hold.slot &&
+        if (other->hold.slot == sequence->hold.slot && !other->queue.paused &&
             other->n_tokens <= other->queue.n_tokens_admitted)
             return false;
     }
@@ -358,6 +383,15 @@ static sp_wait missing_room(const sp_scheduler *scheduler, const sp_sequence *se
                : SP_WAIT_PAGES;
 }
 
+/* Whether a paused sequence holds what is lacking. */
+static bool lacks_what_is_held(const sp_scheduler *scheduler, sp_wait lacking)
+{
+    bool is_full = scheduler->n_running >= scheduler->options.max_running;
+
+    return (lacking == SP_WAIT_PAGES || (lacking == SP_WAIT_BATCH && is_full)) &&
+           youngest_paused(scheduler) != NULL;
+}
+
 /*
  * In order, except for those whose adapter is not in a slot. Once one finds no room, none after it
  * is admitted; they still query the gate, so that their adapters are loaded meanwhile.
@@ -373,10 +407,17 @@ static void admit(sp_scheduler *scheduler)
     while (at < scheduler->n_waiting) {
         sp_sequence *sequence = scheduler->waiting[at];
         sp_error error;
-        sp_status status = ask(scheduler, sequence, give_way, &error);
+        sp_status status;
 
-        if (status == SP_OK && lacking == SP_WAITS)
+        if (sequence->queue.paused) {
+            at++;
+            continue;
+        }
+        status = ask(scheduler, sequence, give_way, &error);
+        if (status == SP_OK && lacking == SP_WAITS) {
             lacking = missing_room(scheduler, sequence);
+            scheduler->starved |= lacks_what_is_held(scheduler, lacking);
+        }
         if (status == SP_OK && lacking != SP_WAITS)
             scheduler->waits[lacking]++;
         if (status == SP_OK && lacking == SP_WAITS)
@@ -506,10 +547,15 @@ static void add_drafts(sp_scheduler *scheduler)
 
 const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler)
 {
-    uint64_t preemptions = scheduler->preemptions;
+    sp_sequence *paused = scheduler->starved ? youngest_paused(scheduler) : NULL;
+    uint64_t preemptions;
 
     scheduler->batch.n_entries = 0;
     scheduler->batch.n_rows = 0;
+    scheduler->starved = false;
+    if (paused)
+        preempt(scheduler, paused);
+    preemptions = scheduler->preemptions;
     watch_handovers(scheduler);
     rotate(scheduler);
     schedule_running(scheduler, true);

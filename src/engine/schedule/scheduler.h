@@ -20,6 +20,10 @@
  * sequences of the slot that has been in use longest are preempted, once each of them has yielded a
  * token since it was admitted. So every adapter gets its turn, and every turn yields tokens.
  *
+ * Pauses. A paused sequence has no rows and is not admitted; it keeps what it holds. When a
+ * sequence that is not paused could not get rows or a place in a step, the youngest paused one that
+ * runs is preempted before the next, so that a pause never stops others.
+ *
  * Drafts. Rows and pages that are left over when all others have theirs go to the drafts of
  * sequences whose last row is in the step; for a draft no sequence waits or is preempted. How many
  * a sequence drafts depends on its own acceptance and on what a row costs (draft.h, step_cost.h).
@@ -124,6 +128,8 @@ typedef struct sp_scheduler {
     uint64_t handovers, handover_step; /* as last seen, and when it last rose */
     uint64_t slot_wait;                /* the longest wait for a slot, as fairness counts it */
     bool slot_wait_full;               /* it waits for a slot, not for the host cache */
+    bool starved;                      /* in the last plan one that is not paused lacked memory or a
+                                          place, and a paused one holds some */
 } sp_scheduler;
 
 /* options.memory is not NULL. *out_scheduler is owned by the caller. SP_ERR_MEMORY. */
@@ -136,6 +142,12 @@ sp_status sp_scheduler_add(sp_scheduler *scheduler, sp_sequence *sequence);
 
 /* Removes a sequence, running or waiting, and releases its memory; the caller still owns it. */
 void sp_scheduler_remove(sp_scheduler *scheduler, sp_sequence *sequence);
+
+/* What happens to a sequence's rows from the next plan on. */
+void sp_scheduler_set_paused(sp_sequence *sequence, bool paused);
+/* Whether the next plan may find something to do: a waiting sequence that is not paused, or room to
+ * be made. */
+bool sp_scheduler_is_waiting(const sp_scheduler *scheduler);
 
 /*
  * Plans the next step: fills scheduler->batch and reserves the memory that its rows will write. The

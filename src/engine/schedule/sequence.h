@@ -33,8 +33,10 @@ typedef enum sp_sequence_state {
 typedef struct sp_sequence_request {
     int32_t n_prompt, max_tokens;
     float lora_scale;
-    bool logprobs, prompt_logprobs;
+    bool logprobs, prompt_logprobs, processed_logprobs;
     int32_t top_logprobs;
+    int32_t n_given; /* tokens before its output: n_prompt, or fewer where the end of the prompt is
+                        scored as an output */
     sp_logits_fn logits_fn; /* NULL: the caller does not read logits */
     void *logits_user;
     int32_t logits_from;
@@ -47,7 +49,7 @@ typedef struct sp_sequence_sampling {
     sp_logit_bias *bias; /* [penalties.n_bias], owned */
     bool adjusted;       /* bias or penalties change its logits */
     sp_ends ends;
-    int32_t n_scored; /* with prompt_logprobs: positions that were scored */
+    int32_t n_scored; /* with prompt_logprobs: positions that were scored, or are not to be */
 } sp_sequence_sampling;
 
 /* The grammar of its output, and where the output is in it. */
@@ -70,6 +72,7 @@ typedef struct sp_sequence_queue {
     uint64_t slot_wait;        /* steps that it has waited for a slot that others held */
     uint64_t admitted_step;    /* of the scheduler, when it last began to run */
     int32_t n_tokens_admitted; /* tokens that it had then */
+    bool paused;
 } sp_sequence_queue;
 
 /* What a draft model has computed of a sequence that runs. Only the draft model writes it. */

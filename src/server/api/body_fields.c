@@ -62,6 +62,46 @@ sp_status sp_body_read_stream_options(const sp_field *row, const json_t *value, 
     return SP_OK;
 }
 
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+sp_status sp_body_read_digest(const sp_field *row, const json_t *value, void *values,
+                              sp_error *error)
+{
+    sp_version_wish *version = &((sp_body_fields *)values)->version;
+    const char *text = json_string_value(value);
+
+    for (size_t i = 0; text && i < SP_DIGEST_BYTES; i++) {
+        int high = hex_digit(text[2 * i]), low = high < 0 ? -1 : hex_digit(text[2 * i + 1]);
+
+        if (low < 0)
+            text = NULL;
+        else
+            version->digest.bytes[i] = (uint8_t)(high * 16 + low);
+    }
+    if (!text || text[2 * SP_DIGEST_BYTES])
+        return sp_fail(error, SP_ERR_INPUT, NULL, row->name, -1,
+                       "field \"%s\" is not a digest as answers give it: %d hexadecimal digits "
+                       "in lower case",
+                       row->name, 2 * SP_DIGEST_BYTES);
+    version->has_digest = true;
+    return SP_OK;
+}
+
+sp_status sp_body_read_generation(const sp_field *row, const json_t *value, void *values,
+                                  sp_error *error)
+{
+    if (!json_is_integer(value) || json_integer_value(value) < 0)
+        return sp_fail(error, SP_ERR_INPUT, NULL, row->name, -1,
+                       "field \"%s\" must be a whole number, at least 0", row->name);
+    ((sp_body_fields *)values)->version.min_generation = (uint64_t)json_integer_value(value);
+    return SP_OK;
+}
+
 /* ---- reading ------------------------------------------------------------------------------- */
 
 static uint64_t random_seed(void)

@@ -15,7 +15,7 @@
 #include "base/json.h"
 #include "engine/request/request_table.h"
 #include "server/api/output_form.h"
-#include "server/driver/lora_chat.h"
+#include "server/driver/generation.h"
 
 #define SP_CODE_INVALID_VALUE "invalid-value"
 
@@ -31,7 +31,8 @@ typedef enum sp_field_set {
     SP_FIELDS_LOAD = SP_FORM_OTHERS << 2,
     SP_FIELDS_NAME = SP_FORM_OTHERS << 3,      /* of an adapter, to unload or to make active */
     SP_FIELDS_RESPONSES = SP_FORM_OTHERS << 4, /* beside those of chat; responses_request.h */
-    SP_FIELDS_PUBLISH = SP_FORM_OTHERS << 5    /* of an adapter that the request brings */
+    SP_FIELDS_PUBLISH = SP_FORM_OTHERS << 5,   /* of an adapter that the request brings */
+    SP_FIELDS_SCORE = SP_FORM_OTHERS << 6
 } sp_field_set;
 
 /* Every field of the object against the rule above. SP_ERR_INPUT with the field as subject. */
@@ -45,6 +46,7 @@ typedef struct sp_body_fields {
     sp_request request; /* for the engine, with lists that this owns; max_tokens is -1 where chat
                            leaves it out */
     const char *model;  /* NULL: absent. Borrowed from the body. */
+    sp_version_wish version;
     int32_t n;
     int32_t best_of;          /* 0: absent */
     int32_t newer_max_tokens; /* "max_completion_tokens"; -1: absent */
@@ -79,8 +81,12 @@ void sp_body_fields_free(sp_body_fields *fields);
 sp_status sp_body_fields_set_ends(sp_body_fields *fields, const sp_lora_chat *lora,
                                   const int32_t *turn_ends, int32_t n_turn_ends, sp_error *error);
 
-/* The reader of "stream_options", for the table. */
+/* The readers of "stream_options", "adapter_digest" and "min_generation", for the table. */
 sp_status sp_body_read_stream_options(const sp_field *row, const json_t *value, void *values,
                                       sp_error *error);
+sp_status sp_body_read_digest(const sp_field *row, const json_t *value, void *values,
+                              sp_error *error);
+sp_status sp_body_read_generation(const sp_field *row, const json_t *value, void *values,
+                                  sp_error *error);
 
 #endif

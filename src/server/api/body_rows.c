@@ -13,6 +13,7 @@
 #define NAME       SP_FIELDS_NAME
 #define RESPONSES  SP_FIELDS_RESPONSES
 #define PUBLISH    SP_FIELDS_PUBLISH
+#define SCORE      SP_FIELDS_SCORE
 
 #define AT(member)         offsetof(sp_body_fields, member)
 #define API_DEFAULT(value) .defaults = {[SP_LEFT_OUT_API] = (value)}
@@ -28,6 +29,16 @@ const sp_field sp_body_rows[] = {
      .forms = BOTH | TOKENIZE | DETOKENIZE,
      .offset = AT(model),
      .left_out = "the active adapter, else the base"},
+    {.name = "adapter_digest",
+     .type = SP_FIELD_OWN,
+     .forms = BOTH,
+     .left_out = "any",
+     .read = sp_body_read_digest},
+    {.name = "min_generation",
+     .type = SP_FIELD_OWN,
+     .forms = BOTH,
+     .left_out = "any",
+     .read = sp_body_read_generation},
     {.name = "prompt",
      .type = SP_FIELD_ELSEWHERE,
      .forms = COMPLETION | TOKENIZE,
@@ -56,6 +67,10 @@ const sp_field sp_body_rows[] = {
      .minimum = 1,
      .maximum = SP_N_MAX,
      .left_out = "`n`"},
+    {.name = "processed_logprobs",
+     .type = SP_FIELD_BOOL,
+     .forms = BOTH,
+     .offset = AT(request.processed_logprobs)},
     {.name = "return_token_ids",
      .type = SP_FIELD_BOOL,
      .forms = BOTH,
@@ -110,6 +125,10 @@ const sp_field sp_body_rows[] = {
     KNOWN("cuda_ipc", LOAD | PUBLISH, SP_FIELD_ONLY_EMPTY),
     KNOWN("nccl", LOAD | PUBLISH, SP_FIELD_ONLY_EMPTY),
     KNOWN("lora_int_id", LOAD | NAME, SP_FIELD_IGNORED), /* an id of vLLM's own */
+    KNOWN("sequences", SCORE, SP_FIELD_ELSEWHERE),
+    KNOWN("prompt_lengths", SCORE, SP_FIELD_ELSEWHERE),
+    KNOWN("encoding_format", SCORE, SP_FIELD_ELSEWHERE),
+    KNOWN("routed_experts", SCORE, SP_FIELD_ONLY_FALSE),
     KNOWN("user", BOTH, SP_FIELD_IGNORED),
     KNOWN("metadata", BOTH, SP_FIELD_IGNORED),
     KNOWN("store", BOTH, SP_FIELD_IGNORED),

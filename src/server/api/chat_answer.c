@@ -234,7 +234,8 @@ static void keep_token(sp_chat_choice *choice, const sp_produced *produced)
         return;
     if (choice->logprobs.bytes > 0)
         sp_text_add(&choice->logprobs, ", ");
-    sp_logprob_chat_add(&choice->logprobs, answer->reply.call->api->engine, produced);
+    sp_logprob_chat_add(&choice->logprobs, answer->reply.call->api->engine, produced,
+                        answer->request.fields.request.processed_logprobs);
 }
 
 static void produced_token(sp_reply *reply, const sp_produced *produced)

@@ -96,11 +96,14 @@ void sp_logprob_lists_add(sp_logprob_lists *lists, const sp_engine *engine,
     add_token(&lists->tokens, engine, produced->token);
     sp_text_add(&lists->values, separator);
     sp_text_add(&lists->tops, separator);
+    sp_text_add(&lists->processed, separator);
     if (unknown) {
         sp_text_add(&lists->values, "null");
+        sp_text_add(&lists->processed, "null");
         sp_text_add(&lists->tops, "null");
     } else {
         sp_text_json_double(&lists->values, (double)produced->logprob);
+        sp_text_json_double(&lists->processed, (double)produced->processed_logprob);
         add_top(&lists->tops, engine, produced);
     }
     sp_text_add_bytes(&lists->offsets, (const char *)&lists->offset, sizeof lists->offset);
@@ -137,6 +140,9 @@ void sp_logprob_lists_write(sp_logprob_lists *lists, int64_t characters, sp_text
     }
     add_list(out, "{\"tokens\": [", &lists->tokens);
     add_list(out, "], \"token_logprobs\": [", &lists->values);
+    if (lists->with_processed)
+        add_list(out, "], \"processed_logprobs\": [", &lists->processed);
+    sp_text_clear(&lists->processed);
     add_list(out, "], \"top_logprobs\": [", &lists->tops);
     add_offsets(lists, characters, out);
     sp_text_add(out, "]}");
@@ -146,7 +152,7 @@ void sp_logprob_lists_write(sp_logprob_lists *lists, int64_t characters, sp_text
 size_t sp_logprob_lists_bytes(const sp_logprob_lists *lists)
 {
     return lists->tokens.capacity + lists->values.capacity + lists->tops.capacity +
-           lists->offsets.capacity;
+           lists->processed.capacity + lists->offsets.capacity;
 }
 
 void sp_logprob_lists_free(sp_logprob_lists *lists)
@@ -154,6 +160,7 @@ void sp_logprob_lists_free(sp_logprob_lists *lists)
     sp_text_free(&lists->tokens);
     sp_text_free(&lists->values);
     sp_text_free(&lists->tops);
+    sp_text_free(&lists->processed);
     sp_text_free(&lists->offsets);
 }
 
@@ -174,11 +181,16 @@ static void add_chat_token(sp_text *out, const sp_engine *engine, int32_t token,
     sp_text_add(out, "]");
 }
 
-void sp_logprob_chat_add(sp_text *out, const sp_engine *engine, const sp_produced *produced)
+void sp_logprob_chat_add(sp_text *out, const sp_engine *engine, const sp_produced *produced,
+                         bool with_processed)
 {
     const sp_logprob *top = sp_produced_top(produced);
 
     add_chat_token(out, engine, produced->token, produced->logprob);
+    if (with_processed) {
+        sp_text_add(out, ", \"processed_logprob\": ");
+        sp_text_json_double(out, (double)produced->processed_logprob);
+    }
     sp_text_add(out, ", \"top_logprobs\": [");
     for (int32_t i = 0; i < produced->n_top; i++) {
         sp_text_add(out, i ? ", " : "");

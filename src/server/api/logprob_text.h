@@ -10,6 +10,8 @@
 /* The form of completions: four lists, kept as text (but for the offsets) and written at once. */
 typedef struct sp_logprob_lists {
     sp_text tokens, values, tops;
+    sp_text processed; /* written where it is wanted: */
+    bool with_processed;
     sp_text offsets; /* an int64_t for each token */
     int64_t offset;  /* of the next token: characters of the answer's text before it */
     int32_t n;
@@ -35,7 +37,8 @@ void sp_logprob_lists_free(sp_logprob_lists *lists);
 /* Characters that begin in these bytes. */
 int64_t sp_count_characters(const char *text, size_t bytes);
 
-/* The form of chat: one element of "content". */
-void sp_logprob_chat_add(sp_text *out, const sp_engine *engine, const sp_produced *produced);
+/* The form of chat: one element of "content", with "processed_logprob" where it is wanted. */
+void sp_logprob_chat_add(sp_text *out, const sp_engine *engine, const sp_produced *produced,
+                         bool with_processed);
 
 #endif

@@ -24,6 +24,8 @@ const char *sp_finish_json(sp_finish finish)
         return "\"stop\"";
     case SP_FINISH_LENGTH:
         return "\"length\"";
+    case SP_FINISH_ABORT:
+        return "\"abort\"";
     case SP_FINISH_FAILED: /* an error is answered instead */
     case SP_FINISH_NONE:
         break;
@@ -48,10 +50,22 @@ const char *sp_reply_model(const sp_reply *reply)
                                      : sp_engine_base_name(reply->call->api->engine);
 }
 
+void sp_reply_add_version(const sp_reply *reply, sp_text *out)
+{
+    const sp_generation *generation = reply->generation;
+    char digest[2 * SP_DIGEST_BYTES + 1];
+
+    sp_hex(generation->digest.bytes, SP_DIGEST_BYTES, digest);
+    if (is_zero(&generation->digest))
+        sp_text_add(out, ", \"adapter_digest\": null, \"adapter_generation\": null");
+    else
+        sp_text_format(out, ", \"adapter_digest\": \"%s\", \"adapter_generation\": %llu", digest,
+                       (unsigned long long)generation->version);
+}
+
 static void write_head(sp_reply *reply)
 {
     const char *model = sp_reply_model(reply);
-    char digest[2 * SP_DIGEST_BYTES + 1];
 
     if (reply->head.bytes > 0 || reply->form->whole)
         return;
@@ -62,11 +76,8 @@ static void write_head(sp_reply *reply)
                    reply->stream ? reply->form->stream_object : reply->form->object,
                    (long long)time(NULL));
     sp_text_json_string(&reply->head, model, strlen(model));
-    sp_hex(reply->generation->digest.bytes, SP_DIGEST_BYTES, digest);
-    if (is_zero(&reply->generation->digest))
-        sp_text_add(&reply->head, ", \"adapter_digest\": null, \"choices\": [");
-    else
-        sp_text_format(&reply->head, ", \"adapter_digest\": \"%s\", \"choices\": [", digest);
+    sp_reply_add_version(reply, &reply->head);
+    sp_text_add(&reply->head, ", \"choices\": [");
 }
 
 /* Under OpenAI's names for tokens that were predicted, and the steps that verified them. */
@@ -250,6 +261,7 @@ static sp_status wait_for(sp_reply *reply, sp_generation *generation, sp_error *
     generation->release_owned = release;
     generation->wake_each = reply->stream;
     generation->received_ns = call->began_ns;
+    generation->wanted_version = reply->wanted_version;
     call->prompt_tokens = reply->prompt_tokens;
     call->generated_tokens = 0;
     if (sp_generation_hold(generation, reply->budget))

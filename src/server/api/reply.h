@@ -46,6 +46,7 @@ struct sp_reply {
     sp_call *call;
     sp_generation *generation; /* the call's task */
     const char *model;         /* as the request names it; NULL: it does not. Borrowed. */
+    sp_version_wish wanted_version;
     bool stream, include_usage;
     bool usage_each;  /* with include_usage: in each event, as far as it has come */
     bool has_members; /* they were in an event */
@@ -78,10 +79,13 @@ void sp_reply_event_end(sp_reply *reply);
 /* The model's name as answers give it; after the first token is there. Borrowed. */
 const char *sp_reply_model(const sp_reply *reply);
 
+/* `, "adapter_digest": .., "adapter_generation": ..`; after the first token is there. */
+void sp_reply_add_version(const sp_reply *reply, sp_text *out);
+
 /* `, "FIELD": [..]` */
 void sp_reply_add_ids(sp_text *out, const char *field, const int32_t *tokens, int32_t n);
 
-/* "stop", "length" with quotes, or null. */
+/* "stop", "length", "abort" with quotes, or null. */
 const char *sp_finish_json(sp_finish finish);
 
 #endif

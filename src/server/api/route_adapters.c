@@ -195,11 +195,12 @@ static void add_adapter(sp_text *out, const sp_listed_adapter *info)
     sp_text_json_string(out, info->name, strlen(info->name));
     sp_text_format(out,
                    ", \"state\": \"%s\", \"digest\": \"%s\", \"generation\": %llu, \"slot\": %d, "
-                   "\"pinned\": %s, \"active\": %s, \"references\": %d, \"rows\": %llu, ",
+                   "\"pinned\": %s, \"active\": %s, \"held\": %s, \"references\": %d, \"rows\": "
+                   "%llu, ",
                    sp_stage_version_state_name(info->state), digest,
                    (unsigned long long)info->generation, info->slot,
                    info->pinned ? "true" : "false", info->active ? "true" : "false",
-                   info->references, (unsigned long long)info->rows);
+                   info->held ? "true" : "false", info->references, (unsigned long long)info->rows);
     sp_text_format(out,
                    "\"rank\": %d, \"sites\": %d, \"file_bytes\": %zu, \"slot_bytes\": %zu, "
                    "\"host_bytes\": %zu, \"load_seconds\": ",

@@ -117,6 +117,7 @@ static void start(sp_chat_answer *answer, sp_call *call)
     const sp_body_fields *fields = &answer->request.fields;
 
     answer->reply.model = fields->model;
+    answer->reply.wanted_version = fields->version;
     answer->reply.stream = fields->stream;
     answer->reply.include_usage = fields->include_usage;
     answer->reply.usage_each = fields->usage_each;

@@ -128,6 +128,7 @@ static void add_logprobs(completion *made, const sp_produced *produced)
 
     if (!made->request.fields.request.logprobs)
         return;
+    choice->logprobs.with_processed = made->request.fields.request.processed_logprobs;
     /* A prompt's first token follows nothing, so the engine says nothing of it. */
     if (made->request.fields.echo && !choice->has_first) {
         const sp_produced first = {.token = prompt_of(made, produced->choice)->tokens[0]};
@@ -370,6 +371,7 @@ static void start(completion *made, sp_call *call)
         call->model = sp_strdup(fields->model);
     made->reply.form = &form;
     made->reply.model = fields->model;
+    made->reply.wanted_version = fields->version;
     made->reply.stream = fields->stream;
     made->reply.include_usage = fields->include_usage;
     made->reply.usage_each = fields->usage_each;

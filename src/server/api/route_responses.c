@@ -120,9 +120,19 @@ static void add_usage(const sp_reply *reply, sp_text *out)
                    (long long)(reply->prompt_tokens + reply->generated_tokens));
 }
 
+/* Why it is not all of an answer; NULL: it is. */
+static const char *why_cut(const response *made)
+{
+    sp_finish finish = made->answer.choices[0].finish;
+
+    if (finish == SP_FINISH_ABORT)
+        return "abort";
+    return finish == SP_FINISH_LENGTH ? "max_output_tokens" : NULL;
+}
+
 static bool is_cut(const response *made)
 {
-    return made->answer.choices[0].finish == SP_FINISH_LENGTH;
+    return why_cut(made) != NULL;
 }
 
 static void add_response(const response *made, bool ended, sp_text *out)
@@ -145,12 +155,16 @@ static void add_response(const response *made, bool ended, sp_text *out)
 
     sp_text_format(out, "{\"id\": \"resp-%s\", \"object\": \"response\", \"created_at\": %lld, ",
                    id_of(made), (long long)made->created);
-    sp_text_format(out, "\"status\": \"%s\", \"error\": null, \"incomplete_details\": %s, ",
+    sp_text_format(out, "\"status\": \"%s\", \"error\": null, \"incomplete_details\": ",
                    !ended         ? "in_progress"
                    : is_cut(made) ? "incomplete"
-                                  : "completed",
-                   ended && is_cut(made) ? "{\"reason\": \"max_output_tokens\"}" : "null");
+                                  : "completed");
+    if (ended && is_cut(made))
+        sp_text_format(out, "{\"reason\": \"%s\"}, ", why_cut(made));
+    else
+        sp_text_add(out, "null, ");
     add_string(out, "model", model, strlen(model));
+    sp_reply_add_version(reply, out);
     sp_text_add(out, ", \"previous_response_id\": null, \"store\": false, \"truncation\": "
                      "\"disabled\", \"output\": [");
     if (ended)
@@ -409,6 +423,7 @@ static void read_and_start(sp_call *call, json_t *body)
     made->answer.take_delta = take_delta;
     made->answer.reply.form = &form;
     made->answer.reply.model = made->answer.request.fields.model;
+    made->answer.reply.wanted_version = made->answer.request.fields.version;
     made->answer.reply.stream = made->answer.request.fields.stream;
     made->answer.reply.choices_per_prompt = 1;
     if (made->answer.request.fields.model)

@@ -10,6 +10,7 @@
 
 #define IDLE_POLL_MS         5
 #define LOOK_UP_IDLE_MS      250 /* for time-outs of those that wait for it */
+#define PAUSED_IDLE_MS       250 /* likewise, where all that run are paused */
 #define STEP_FAILURES_MAX    3   /* in a row of a step as a whole */
 #define DEADLINE_INTERVAL_NS 500000000u
 #define NS_PER_S             1000000000u
@@ -100,17 +101,45 @@ void sp_driver_refuse(sp_driver *driver, sp_generation *generation, sp_status st
     sp_task_release(&generation->task);
 }
 
-/* Tells the generation which adapter serves it. */
+/* Tells the generation which adapter serves it. Its name means that version still. */
 static void describe(sp_driver *driver, sp_generation *generation)
 {
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
     const char *served = NULL;
     sp_digest digest = {{0}};
 
     sp_engine_request_adapter(driver->engine, generation->choices[0].id, &served, &digest, NULL);
+    if (served)
+        sp_stage_find(sp_engine_stage(driver->engine), served, &info, NULL);
     pthread_mutex_lock(&generation->task.lock);
     generation->digest = digest;
     generation->served = served ? sp_strdup(served) : NULL;
+    generation->version = served ? info.generation : 0;
     pthread_mutex_unlock(&generation->task.lock);
+}
+
+static sp_status check_version(const sp_generation *generation, sp_error *error)
+{
+    const sp_version_wish *wish = &generation->wanted_version;
+    bool other =
+        wish->has_digest && memcmp(&wish->digest, &generation->digest, sizeof wish->digest) != 0;
+
+    if (!other && generation->version >= wish->min_generation)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_STATE, SP_CODE_OTHER_VERSION,
+                   other ? "adapter_digest" : "min_generation", -1,
+                   "the request insists on another version: \"%.200s\" is at generation %llu%s",
+                   generation->served ? generation->served : "the base",
+                   (unsigned long long)generation->version, other ? ", with another digest" : "");
+}
+
+/* Requests of an adapter that is held wait with those that were there before. */
+static void pause_if_held(sp_driver *driver, const sp_generation *generation)
+{
+    if (!sp_driver_is_held(driver, generation->served))
+        return;
+    for (int32_t i = 0; i < generation->n_choices; i++)
+        sp_engine_set_paused(driver->engine, generation->choices[i].id, true, NULL);
 }
 
 static sp_status submit_choices(sp_driver *driver, sp_generation *generation, sp_error *error)
@@ -175,6 +204,10 @@ void sp_driver_admit(sp_driver *driver, sp_generation *generation)
 
     if (status == SP_OK) {
         describe(driver, generation);
+        status = check_version(generation, &error);
+    }
+    if (status == SP_OK) {
+        pause_if_held(driver, generation);
         sp_task_release(&generation->task);
         return;
     }
@@ -288,6 +321,7 @@ static void on_event(void *user, const sp_request_event *event)
                              .finish = event->finish,
                              .text_bytes = (uint32_t)event->text_bytes,
                              .logprob = event->logprob,
+                             .processed_logprob = event->processed_logprob,
                              .n_top = event->n_top,
                              .is_prompt = event->is_prompt};
     if (event->finish != SP_FINISH_NONE && event->trace) {
@@ -367,6 +401,63 @@ bool sp_driver_device_failed(sp_driver *driver)
     return atomic_load(&driver->device_failed);
 }
 
+/* ---- one adapter's requests ------------------------------------------------------------------ */
+
+static void add_abort(sp_generation *generation, int32_t choice)
+{
+    const sp_produced produced = {.choice = choice, .token = -1, .finish = SP_FINISH_ABORT};
+
+    generation->overflowed |= !sp_generation_add(generation, &produced, NULL, NULL);
+}
+
+static bool is_of(const sp_generation *generation, const char *adapter)
+{
+    return generation->served && strcmp(generation->served, adapter) == 0;
+}
+
+int32_t sp_driver_abort(sp_driver *driver, const char *adapter)
+{
+    int32_t n = 0;
+
+    for (int32_t i = driver->n_running - 1; i >= 0; i--) {
+        sp_generation *generation = driver->running[i].generation;
+
+        if (!is_of(generation, adapter))
+            continue;
+        touch(driver, generation);
+        sp_engine_cancel(driver->engine, driver->running[i].id, NULL);
+        add_abort(generation, driver->running[i].choice);
+        remove_running(driver, i);
+        driver->counts.cancelled++;
+        n++;
+    }
+    wake_touched(driver);
+    return n;
+}
+
+void sp_driver_abort_unbegun(sp_driver *driver, sp_generation *generation)
+{
+    for (int32_t i = 0; i < generation->n_choices; i++)
+        add_abort(generation, i);
+    driver->counts.cancelled++;
+    atomic_fetch_sub(&driver->n_in_flight, generation->n_choices);
+    sp_task_finish(&generation->task, SP_OK, NULL);
+    sp_task_release(&generation->task);
+}
+
+int32_t sp_driver_set_paused(sp_driver *driver, const char *adapter, bool paused)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < driver->n_running; i++) {
+        if (!is_of(driver->running[i].generation, adapter))
+            continue;
+        sp_engine_set_paused(driver->engine, driver->running[i].id, paused, NULL);
+        n++;
+    }
+    return n;
+}
+
 /* ---- steps --------------------------------------------------------------------------------- */
 
 /* A step's own failure could come back for ever: after some in a row, all requests are ended. A
@@ -403,6 +494,7 @@ static void step(sp_driver *driver)
     status = sp_engine_step(driver->engine, on_event, driver, &error);
     seconds = sp_clock_seconds() - began;
     count_step(driver);
+    driver->all_paused = status == SP_AGAIN;
     if (driver->n_loads > 0 && seconds > driver->counts.step_seconds_max_while_loading)
         driver->counts.step_seconds_max_while_loading = seconds;
     if (status < 0)
@@ -477,8 +569,10 @@ static void save_state(sp_driver *driver)
 /* How long there is nothing to do but for new tasks; a look-up comes back as one. */
 static int32_t idle_ms(const sp_driver *driver)
 {
-    if (driver->n_running > 0 || driver->n_loads > driver->n_looking)
+    if ((driver->n_running > 0 && !driver->all_paused) || driver->n_loads > driver->n_looking)
         return 0;
+    if (driver->n_running > 0)
+        return PAUSED_IDLE_MS;
     return driver->n_looking > 0 ? LOOK_UP_IDLE_MS : -1;
 }
 
@@ -503,7 +597,9 @@ static void *run(void *user)
         save_state(driver);
         if (driver->n_running > 0)
             step(driver);
-        else if (driver->n_loads > driver->n_looking)
+        else
+            driver->all_paused = true;
+        if (driver->all_paused && driver->n_loads > driver->n_looking)
             sp_stage_poll_wait(sp_engine_stage(driver->engine), IDLE_POLL_MS);
     }
     end_all(driver);
@@ -553,6 +649,7 @@ void sp_driver_destroy(sp_driver *driver)
     for (size_t i = 0; i < driver->n_hidden; i++)
         sp_free(driver->hidden[i]);
     sp_free(driver->hidden);
+    sp_driver_free_holds(driver);
     sp_free(driver->running);
     sp_free(driver->touched);
     sp_free(driver);

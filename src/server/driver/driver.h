@@ -50,6 +50,7 @@ typedef struct sp_driver_options {
 #define SP_CODE_SHUTTING_DOWN   "shutting-down"
 #define SP_CODE_DEVICE_FAILED   "device-failed"
 #define SP_CODE_QUEUE_FULL      "queue-full"
+#define SP_CODE_OTHER_VERSION   "other-version"
 
 /* Those of the engine for logits that are not finite: nothing that a client could mend. */
 #define SP_CODE_ADAPTER_NON_FINITE "adapter-non-finite"

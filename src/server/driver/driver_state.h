@@ -47,6 +47,9 @@ struct sp_driver {
     int32_t n_loads, n_looking; /* the second: of the first, those that look for a folder */
     char **hidden;
     size_t n_hidden;
+    char **held; /* [n_held] adapters whose requests are paused */
+    size_t n_held;
+    bool all_paused;       /* the last step found nothing to run */
     bool adapters_changed; /* since the state was given to options.state_file */
     sp_driver_counts counts;
     sp_metrics metrics;
@@ -57,6 +60,24 @@ void sp_driver_admit(sp_driver *driver, sp_generation *generation);
 /* driver.c: ends one that never ran; takes the caller's reference. */
 void sp_driver_refuse(sp_driver *driver, sp_generation *generation, sp_status status,
                       const sp_error *error);
+
+/* driver.c: ends the choices of an adapter, in whatever version, and returns how many there were:
+ * their finish is an abort, what they have produced stays. */
+int32_t sp_driver_abort(sp_driver *driver, const char *adapter);
+/* driver.c: ends one that never ran in the same way; takes the caller's reference. */
+void sp_driver_abort_unbegun(sp_driver *driver, sp_generation *generation);
+/* driver.c: pauses them or lets them go on; those that come later are not touched. */
+int32_t sp_driver_set_paused(sp_driver *driver, const char *adapter, bool paused);
+
+/* holds.c */
+bool sp_driver_is_held(const sp_driver *driver, const char *adapter); /* NULL, the base: no */
+void sp_driver_run_hold_task(sp_driver *driver, sp_lora_task *task);
+/* A name that means nothing any more holds nobody. */
+void sp_driver_end_hold(sp_driver *driver, const char *adapter);
+void sp_driver_free_holds(sp_driver *driver);
+
+/* loads.c: ends those that wait for the adapter to come, as above. */
+int32_t sp_driver_abort_waiters(sp_driver *driver, const char *adapter);
 
 /* loads.c. The first takes the generation's reference when it returns true; `unknown` is
  * what to say where there is no folder of that name. */

@@ -37,6 +37,13 @@ typedef struct sp_wanted_output {
     size_t bytes;
 } sp_wanted_output;
 
+/* The version of its adapter that a request insists on; another one is no answer to it. */
+typedef struct sp_version_wish {
+    bool has_digest;
+    sp_digest digest;
+    uint64_t min_generation; /* 0: any */
+} sp_version_wish;
+
 typedef struct sp_generation {
     sp_task task; /* done: every choice has ended, or none was ever taken */
     /* Filled before the push. */
@@ -48,6 +55,7 @@ typedef struct sp_generation {
      * so still; else it ends with SP_CODE_MAKE_AGAIN, and this is what to make it by. */
     sp_lora_chat *chat;
     sp_wanted_output wanted;
+    sp_version_wish wanted_version;
     bool asks; /* nothing was made, for want of knowing; its choices have no prompt */
     /* What the requests' pointers point into; released with the generation. */
     void *owned;
@@ -61,6 +69,7 @@ typedef struct sp_generation {
     sp_text outbox;
     sp_digest digest; /* of what serves it; all zero: the base, or not taken yet */
     char *served;     /* the adapter that serves it; NULL: the base */
+    uint64_t version; /* its generation; 0: the base */
     /* The engine's thread only. */
     int32_t n_left;    /* choices that run */
     bool overflowed;   /* its outbox was full once, */
@@ -78,7 +87,8 @@ typedef struct sp_produced {
     int32_t choice, token; /* token -1: none */
     sp_finish finish;
     uint32_t text_bytes;
-    float logprob;         /* where it was requested */
+    float logprob; /* where it was requested */
+    float processed_logprob;
     int32_t n_top;         /* alternatives */
     int32_t cached_tokens; /* of the prompt; with the finish only, as are the next three */
     int32_t drafted_tokens, accepted_tokens, verify_steps;

@@ -287,6 +287,25 @@ void sp_driver_drop_cancelled_waiters(sp_driver *driver)
     }
 }
 
+int32_t sp_driver_abort_waiters(sp_driver *driver, const char *adapter)
+{
+    sp_pending_load *load = find_load(driver, adapter);
+    sp_task *waiters = load ? load->waiters : NULL;
+    int32_t n = 0;
+
+    if (load)
+        load->waiters = NULL;
+    while (waiters) {
+        sp_generation *generation = (sp_generation *)(void *)waiters;
+
+        waiters = waiters->next;
+        driver->counts.waiting_for_load--;
+        n += generation->n_choices;
+        sp_driver_abort_unbegun(driver, generation);
+    }
+    return n;
+}
+
 /* ---- outcomes ------------------------------------------------------------------------------ */
 
 /* Those that came while the load was in progress, in their order. */
@@ -494,8 +513,10 @@ static sp_status unload(sp_driver *driver, const char *name, sp_error *error)
     if (sp_stage_find(stage, name, &info, NULL) == SP_OK && info.pinned)
         sp_stage_set_pinned(stage, name, false, NULL);
     status = sp_stage_unload(stage, name, error);
-    if (status >= 0)
+    if (status >= 0) {
         sp_lora_chats_remove(driver->options.chats, name);
+        sp_driver_end_hold(driver, name);
+    }
     return status;
 }
 
@@ -547,6 +568,9 @@ static void run_list(sp_driver *driver, sp_lora_task *task)
         driver->engine, &driver->counts, task->with_metrics ? &driver->metrics : NULL,
         task->with_receipts, driver->hidden, driver->n_hidden, &task->snapshot);
 
+    for (size_t i = 0; i < task->snapshot.n_adapters && status == SP_OK; i++)
+        task->snapshot.adapters[i].held =
+            sp_driver_is_held(driver, task->snapshot.adapters[i].name);
     for (const sp_pending_load *load = driver->loads; load && status == SP_OK; load = load->next)
         if (load->waiters && !load->looking &&
             !sp_snapshot_add_awaited(&task->snapshot, load->name))
@@ -571,6 +595,11 @@ void sp_driver_run_lora_task(sp_driver *driver, sp_lora_task *task)
         break;
     case SP_TASK_FOLDER:
         take_folder(driver, task);
+        break;
+    case SP_TASK_ABORT:
+    case SP_TASK_HOLD:
+    case SP_TASK_RESUME:
+        sp_driver_run_hold_task(driver, task);
         break;
     case SP_TASK_LIST:
     case SP_TASK_GENERATE:

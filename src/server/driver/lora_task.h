@@ -51,6 +51,7 @@ typedef struct sp_lora_task {
     /* Filled before the task is done, read after it. */
     uint64_t generation;
     sp_digest digest;
+    int32_t n_requests;   /* ABORT, HOLD, RESUME: that it concerns now, by choices */
     sp_snapshot snapshot; /* LIST */
     /* The engine's thread only. */
     int64_t ticket;

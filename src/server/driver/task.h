@@ -23,6 +23,9 @@ typedef enum sp_task_kind {
     SP_TASK_UNLOAD,
     SP_TASK_ACTIVATE,
     SP_TASK_LIST,
+    SP_TASK_ABORT, /* the requests of one adapter: end them, */
+    SP_TASK_HOLD,  /* pause them, and those that come, */
+    SP_TASK_RESUME,
     SP_TASK_FOLDER /* whether a name has a folder: the driver's own question */
 } sp_task_kind;
 

@@ -125,6 +125,7 @@ typedef struct sp_listed_adapter {
     sp_digest digest;
     uint64_t generation;
     bool pinned, active;
+    bool held;                /* its requests are paused */
     int32_t references;       /* requests that hold it: */
     int32_t running, waiting; /* those that hold its slot, and those that wait */
     uint64_t rows;            /* that steps have routed to it */
