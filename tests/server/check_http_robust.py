@@ -496,8 +496,10 @@ def check_unfinished_connections(binary):
 
 
 def check_few_descriptors(binary):
-    """With `ulimit -n 64` there are fewer connections, which is said; health goes on."""
-    with serving.serving(binary, "--adapter-dir", ADAPTERS, descriptors=64) as server:
+    """With `ulimit -n 64` there are fewer connections, which is said; health goes on. A GPU's
+    driver has some 40 files of its own."""
+    few = 64 if serving.EXACT else 112
+    with serving.serving(binary, "--adapter-dir", ADAPTERS, descriptors=few) as server:
         assert any("ulimit -n" in line for line in server.log), server.log
         socks = [server.connect() for _ in range(100)]
         start = time.monotonic()
