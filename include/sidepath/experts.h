@@ -38,11 +38,11 @@
 extern "C" {
 #endif
 
-/* Scratch bytes that sp_delta_create will take on the host for windows of so many rows, beside
- * sp_delta_workspace_bytes. 0 for a pool without experts, or on a GPU, and for sizes out of range.
- */
-SP_API size_t sp_delta_experts_workspace_bytes(const sp_pool *pool, int32_t expert_rows_max,
-                                               bool x_f32);
+/* Scratch bytes that sp_delta_create will take on the host over a pool of this layout and so many
+ * slots with a budget for experts, beside sp_delta_workspace_bytes. 0 where the layout takes no
+ * experts, and for counts out of range. */
+SP_API size_t sp_delta_experts_workspace_bytes(const sp_layout *layout, int32_t slots,
+                                               int32_t expert_rows_max, bool x_f32);
 
 /*
  * Says which rows the applies that follow are about, until the next begin. Checks the rows (on the

@@ -52,7 +52,8 @@ SP_API bool sp_source_is_cancelled(const sp_source_request *request);
 
 /* ---- what a source answers ----------------------------------------------------------------- */
 
-/* An image as sp_layout_pack makes it, of an adapter without replaced rows. */
+/* An image as sp_layout_pack makes it, of an adapter without replaced rows and without router or
+ * expert pairs: those are beside the slot, so such an adapter comes as tensors. */
 typedef struct sp_packed_image {
     size_t struct_bytes;
     sp_digest digest;      /* the adapter's */

@@ -244,6 +244,10 @@ static void json_head(sp_text *out, const sp_adapter *adapter, const sp_receipt_
         sp_text_format(out, ", \"slot_bytes\": %lld", (long long)options->slot_bytes);
     else
         sp_text_add(out, ", \"slot_bytes\": null");
+    if (adapter->geometry && options->expert_bytes >= 0)
+        sp_text_format(out, ", \"expert_bytes\": %lld", (long long)options->expert_bytes);
+    else
+        sp_text_add(out, ", \"expert_bytes\": null");
     json_cost(out, adapter);
     sp_text_add(out, ", \"modules\": {");
 }
@@ -432,10 +436,12 @@ sp_status sp_receipt_create_refused(const char *name, const sp_error *refusal,
     json_text(&receipt->json, refusal->text);
     sp_text_add(&receipt->json, ", \"tensor\": ");
     json_text(&receipt->json, refusal->subject);
-    sp_text_add(&receipt->json,
-                ", \"digest\": null, \"sites\": null, \"slot_bytes\": null, \"rank\": null, "
-                "\"row_macs\": null, \"modules\": {}, "
-                "\"ignored\": [], \"engine_missing\": [], \"notes\": []}\n");
+    sp_text_add(
+        &receipt->json,
+        ", \"digest\": null, \"sites\": null, \"slot_bytes\": null, \"expert_bytes\": null, "
+        "\"rank\": null, "
+        "\"row_macs\": null, \"modules\": {}, "
+        "\"ignored\": [], \"engine_missing\": [], \"notes\": []}\n");
     table_line(&receipt->table, "adapter  ", name, "\n");
     sp_text_format(&receipt->table, "verdict  refused: %s\n",
                    refusal->code[0] != '\0' ? refusal->code : sp_status_text(refusal->status));

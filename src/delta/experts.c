@@ -44,13 +44,12 @@ typedef struct list_bytes {
     size_t lora, items, order, token, scratch;
 } list_bytes;
 
-static list_bytes bytes_of(const sp_pool *pool, int32_t rows_max, bool x_f32)
+static list_bytes bytes_of(const sp_layout *layout, int32_t slots, int32_t rows_max, bool x_f32)
 {
-    const sp_layout *layout = sp_pool_layout(pool);
     sp_lora_sizes sizes = sizes_of(layout, rows_max, x_f32);
     size_t rows = (size_t)rows_max;
-    size_t scratch = sp_moe_items_scratch(rows_max, sp_pool_slots(pool),
-                                          sp_geometry_experts(sp_layout_geometry(layout)));
+    size_t scratch =
+        sp_moe_items_scratch(rows_max, slots, sp_geometry_experts(sp_layout_geometry(layout)));
 
     return (list_bytes){
         .lora = align_up(sp_lora_scratch_bytes(&sizes), ALIGN_BYTES),
@@ -61,38 +60,40 @@ static list_bytes bytes_of(const sp_pool *pool, int32_t rows_max, bool x_f32)
     };
 }
 
-static bool has_experts(const sp_pool *pool)
-{
-    return sp_layout_n_expert_places(sp_pool_layout(pool)) > 0 &&
-           sp_pool_experts_at(pool, 0) != NULL;
-}
-
-size_t sp_delta_experts_workspace_bytes(const sp_pool *pool, int32_t expert_rows_max, bool x_f32)
+size_t sp_delta_experts_workspace_bytes(const sp_layout *layout, int32_t slots,
+                                        int32_t expert_rows_max, bool x_f32)
 {
     list_bytes bytes;
 
-    if (pool == NULL || expert_rows_max < 1 || expert_rows_max > SP_DELTA_EXPERT_ROWS_MAX ||
-        !has_experts(pool) || sp_device_get_kind(sp_pool_device(pool)) != SP_DEVICE_CPU)
+    if (layout == NULL || slots < 1 || expert_rows_max < 1 ||
+        expert_rows_max > SP_DELTA_EXPERT_ROWS_MAX || sp_layout_n_expert_places(layout) == 0)
         return 0;
-    bytes = bytes_of(pool, expert_rows_max, x_f32);
+    bytes = bytes_of(layout, slots, expert_rows_max, x_f32);
     return bytes.lora + bytes.items + bytes.order + bytes.token + bytes.scratch;
+}
+
+/* Where experts can be in the pool, and what applies their deltas is here. */
+static bool needs_scratch(const sp_delta *delta)
+{
+    return delta->gpu == NULL && sp_pool_experts_at(delta->pool, 0) != NULL;
 }
 
 sp_status sp_delta_experts_create(sp_delta *delta, int32_t rows_max, sp_error *error)
 {
     sp_delta_experts *own = &delta->experts;
-    size_t total = sp_delta_experts_workspace_bytes(delta->pool, rows_max, delta->x_f32);
+    int32_t slots = sp_pool_slots(delta->pool);
+    size_t total = sp_delta_experts_workspace_bytes(delta->layout, slots, rows_max, delta->x_f32);
     sp_lora_sizes sizes = sizes_of(delta->layout, rows_max, delta->x_f32);
     list_bytes bytes;
     char *at;
 
     own->rows_max = rows_max;
-    if (total == 0)
+    if (!needs_scratch(delta))
         return SP_OK;
     own->block = at = sp_aligned_calloc(total, ALIGN_BYTES);
     if (at == NULL)
         return sp_fail_memory(error, total, "the scratch for the deltas of experts");
-    bytes = bytes_of(delta->pool, rows_max, delta->x_f32);
+    bytes = bytes_of(delta->layout, slots, rows_max, delta->x_f32);
     sp_lora_scratch_cut(at, &sizes, &own->scratch);
     own->window.items = (sp_moe_item *)(void *)(at += bytes.lora);
     own->window.order = (int32_t *)(void *)(at += bytes.items);

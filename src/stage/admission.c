@@ -307,18 +307,19 @@ static void fail_short(sp_stage *stage, stage_content *content, sp_status status
 
 /* What those at the front of the queue could not get: nobody after them may take it. */
 typedef struct shortage {
-    bool host, slots, overlays;
+    bool host, slots, room; /* room: in one of the pool's second memories */
 } shortage;
 
 static sp_status start_wanted_copy(sp_stage *stage, stage_content *content, shortage *lacking)
 {
-    bool needs_room = sp_image_overlay_bytes(content->image) > 0;
+    bool needs_room =
+        sp_image_overlay_bytes(content->image) > 0 || sp_image_expert_bytes(content->image) > 0;
     sp_status status;
 
-    if (lacking->slots || (needs_room && lacking->overlays))
+    if (lacking->slots || (needs_room && lacking->room))
         return SP_POOL_FULL;
     if (needs_room && sp_pool_check_room(stage->pool, content->image, NULL) == SP_POOL_FULL) {
-        lacking->overlays = true;
+        lacking->room = true;
         return SP_POOL_FULL;
     }
     status = sp_stage_start_copy(stage, content);

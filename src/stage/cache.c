@@ -152,7 +152,7 @@ sp_status sp_stage_start_copy(sp_stage *stage, stage_content *content)
         sp_pool_load_abort(stage->pool, slot, NULL);
         stage->slot_content[slot] = NULL;
     }
-    sp_stage_forget_lost_slots(stage); /* those that lost their replaced rows to make room */
+    sp_stage_forget_lost_slots(stage); /* those that lost their rows or experts to make room */
     if (status != SP_OK)
         return status;
     content->copying = true;

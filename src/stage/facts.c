@@ -7,13 +7,15 @@ static size_t factor_bytes(const sp_factor *factor)
     return (size_t)factor->rows * (size_t)factor->cols * sp_dtype_bytes(factor->dtype);
 }
 
-static sp_status copy_receipt(const sp_adapter *adapter, char **out_json, sp_error *error)
+static sp_status copy_receipt(const sp_layout *layout, const sp_adapter *adapter, char **out_json,
+                              sp_error *error)
 {
     sp_receipt_options options;
     sp_receipt *receipt;
     sp_status status;
 
     sp_receipt_options_default(&options, sizeof options);
+    options.expert_bytes = (int64_t)sp_layout_expert_bytes(adapter, sp_layout_dtype(layout));
     status = sp_receipt_create(adapter, &options, &receipt, error);
     if (status != SP_OK)
         return status;
@@ -22,7 +24,8 @@ static sp_status copy_receipt(const sp_adapter *adapter, char **out_json, sp_err
     return *out_json != NULL ? SP_OK : sp_fail_memory(error, 1, "a receipt");
 }
 
-sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_stage_facts *out_facts, sp_error *error)
+sp_status sp_stage_facts_of(const sp_layout *layout, const sp_adapter *adapter,
+                            sp_stage_facts *out_facts, sp_error *error)
 {
     sp_stage_facts facts = {
         .struct_bytes = sizeof facts,
@@ -30,7 +33,7 @@ sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_stage_facts *out_facts
         .row_macs = sp_adapter_row_macs(adapter),
     };
     char *receipt;
-    sp_status status = copy_receipt(adapter, &receipt, error);
+    sp_status status = copy_receipt(layout, adapter, &receipt, error);
 
     if (status != SP_OK)
         return status;

@@ -156,7 +156,7 @@ static sp_status pack(const sp_stage *stage, stage_task *task, const sp_adapter 
     sp_status status = sp_adapter_check_modules(adapter, stage->supported, &task->error);
 
     if (status == SP_OK)
-        status = sp_stage_facts_of(adapter, &task->facts, &task->error);
+        status = sp_stage_facts_of(stage->layout, adapter, &task->facts, &task->error);
     if (status == SP_OK)
         status = sp_layout_pack(stage->layout, adapter, NULL, &task->image, &task->error);
     return status;

@@ -547,7 +547,8 @@ sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *options,
     append_load(stage, load);
     load->version->kept = stage->n_sources == 0 || own.location[0] == '\0';
     load->task.seconds = own.spent_seconds - sp_clock_seconds();
-    load->task.status = sp_stage_facts_of(adapter, &load->task.facts, &load->task.error);
+    load->task.status =
+        sp_stage_facts_of(stage->layout, adapter, &load->task.facts, &load->task.error);
     if (load->task.status == SP_OK)
         load->task.status = sp_layout_pack(stage->layout, adapter, stage->exec, &load->task.image,
                                            &load->task.error);

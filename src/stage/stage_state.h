@@ -174,7 +174,8 @@ void sp_stage_run_one(sp_stage *stage);          /* without threads: one task on
 
 /* Collects an adapter's facts; the caller owns what they own (sp_stage_facts_clear).
  * SP_ERR_MEMORY. */
-sp_status sp_stage_facts_of(const sp_adapter *adapter, sp_stage_facts *out_facts, sp_error *error);
+sp_status sp_stage_facts_of(const sp_layout *layout, const sp_adapter *adapter,
+                            sp_stage_facts *out_facts, sp_error *error);
 /* Frees what the facts own and empties them. */
 void sp_stage_facts_clear(sp_stage_facts *facts);
 

@@ -52,8 +52,8 @@ static void check(const json_t *root, const char *path, const char *want)
 static void check_keys(const json_t *root)
 {
     static const char *const keys[] = {
-        "verdict", "code",     "message", "tensor",  "digest",         "sites", "slot_bytes",
-        "rank",    "row_macs", "modules", "ignored", "engine_missing", "notes"};
+        "verdict",      "code", "message",  "tensor",  "digest",  "sites",          "slot_bytes",
+        "expert_bytes", "rank", "row_macs", "modules", "ignored", "engine_missing", "notes"};
     void *at = json_object_iter((json_t *)(uintptr_t)root);
 
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
@@ -146,6 +146,7 @@ static void accepted(void **state)
     options.allow_partial = true;
     sp_receipt_options_default(&receipt_options, sizeof receipt_options);
     receipt_options.slot_bytes = 12345;
+    receipt_options.expert_bytes = 678;
     receipt = receipt_of(adapter, &options, &receipt_options);
     root = parse(receipt);
     check_keys(root);
@@ -153,6 +154,7 @@ static void accepted(void **state)
     check(root, "code", "null");
     check(root, "sites", "6");
     check(root, "slot_bytes", "12345");
+    check(root, "expert_bytes", "678");
     check(root, "rank", "2");
     check(root, "row_macs", "186"); /* 40 + 28 + 24 + 24 + 22 + 48 */
     assert_int_equal(strlen(json_string_value(json_object_get(root, "digest"))), 64);
@@ -364,6 +366,7 @@ static void replaced_rows(void **state)
     check(root, "modules/lm_head/rows", "5");
     check(root, "engine_missing", "[\"self_attn.v_proj\", \"embed_tokens\", \"lm_head\"]");
     check(root, "slot_bytes", "null");
+    check(root, "expert_bytes", "null");
     assert_non_null(strstr(sp_receipt_table(receipt), "5 rows replaced"));
     assert_false(sp_receipt_is_servable(receipt, NULL));
     json_decref(root);

@@ -983,8 +983,8 @@ static void levers_skip_experts(void **state)
                          lever < 2);
         sp_delta_destroy(delta);
     }
-    assert_true(sp_delta_experts_workspace_bytes(l->pool, 4096, false) > 4096 * 24);
-    assert_int_equal(sp_delta_experts_workspace_bytes(l->pool, 0, false), 0);
+    assert_true(sp_delta_experts_workspace_bytes(l->layout, ADAPTERS, 4096, false) > 4096 * 24);
+    assert_int_equal(sp_delta_experts_workspace_bytes(l->layout, ADAPTERS, 0, false), 0);
     sp_plan_destroy(plan);
     step_free(s);
     layer_close(l);
