@@ -223,12 +223,13 @@ sp_status sp_draft_model_begin(const sp_engine *engine, int32_t n_tokens_max,
 
 /* ---- what is computed of a sequence -------------------------------------------------------- */
 
-/* Commits the rows of the last drafting whose tokens are the sequence's now. */
+/* Commits the rows of the last drafting whose tokens are the sequence's now, but for its last one:
+ * its row is computed again where it was a draft that the engine had no room to verify. */
 static void settle(sp_draft_model *draft, sp_sequence *sequence)
 {
     sp_draft_trail *trail = &sequence->trail;
     int32_t first = trail->memory.n_committed, end = first + trail->n_rows;
-    int32_t n = end < trail->n_tokens ? end : trail->n_tokens;
+    int32_t last = sequence->n_tokens - 1, n = trail->n_tokens;
 
     if (trail->n_rows == 0) {
         if (trail->memory.n_pages == 0)
@@ -236,8 +237,9 @@ static void settle(sp_draft_model *draft, sp_sequence *sequence)
                                       sequence->n_tokens - 1);
         return;
     }
-    while (n < end && n < sequence->n_tokens &&
-           trail->fed[n - trail->n_tokens] == sequence->tokens[n])
+    end = end < last ? end : last;
+    n = n < end ? n : end;
+    while (n < end && trail->fed[n - trail->n_tokens] == sequence->tokens[n])
         n++;
     sp_sequence_memory_commit(&draft->memory, &trail->memory, sequence->tokens, n - first);
     trail->n_rows = 0;
