@@ -176,6 +176,7 @@ static __device__ __forceinline__ void make_xa(uint16_t *xa, const delta_shape &
     int chunks = (d.k_in + SP_CUDA_CHUNK_K - 1) / SP_CUDA_CHUNK_K;
     float sum = 0.0f;
 
+#pragma unroll 1
     for (int chunk = 0; chunk < chunks; chunk += SP_CUDA_GROUP_CHUNKS, k += GROUP_K) {
         if (chunk > 0)
             load_a<VEC>(w, unit.a, d.k_in, rank0, unit.to.rank, k, d.k_in);
@@ -209,61 +210,101 @@ static __device__ __forceinline__ void load_y(uint4 (&y)[TILES], const delta_row
             y[i] = load_global(rows->to[i * ROWS + g] + column * 2);
 }
 
-/* One step of 32 columns for all rows; with VEC and 16-bit y, y holds what was there. */
+/* Eight outputs of one row from `column` on; y: what is there, with VEC and 16-bit y. */
+template <int F16, int VEC>
+static __device__ __forceinline__ void fold_row(char *to, const work &at, int column, uint4 delta,
+                                                uint4 y, float scale)
+{
+    if (scale == 0.0f || column >= at.n_out)
+        return;
+    if (!VEC)
+        fold_each<F16>(to + column * (int64_t)(at.y_is_f32 ? 4 : 2), at.y_is_f32, at.n_out - column,
+                       delta, scale);
+    else if (at.y_is_f32)
+        fold_floats<F16>((float *)to + column, delta, scale);
+    else
+        store_global(to + column * 2, fold_eight<F16>(y, delta, scale));
+}
+
+/* One step of 32 columns for all rows, whose y is there. */
 template <int F16, int VEC, int TILES>
 static __device__ __forceinline__ void fold_columns(const delta_rows<TILES> *rows,
                                                     const delta_unit &unit, const uint4 (&a)[1][4],
-                                                    uint4 (&y)[TILES], const uint16_t *xa,
+                                                    const uint4 (&y)[TILES], const uint16_t *xa,
                                                     int xa_pitch, int column0)
 {
-    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3, column = column0 + 8 * t;
+    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
         int row = i * ROWS + g;
-        float scale = rows->scale[row];
         uint4 delta =
-            make_delta<F16, VEC, 1, true>(unit.to, a, xa + row * xa_pitch + 8 * t, column0);
-        char *to = rows->to[row];
+            make_delta<F16, VEC, 1, false>(unit.to, a, xa + row * xa_pitch + 8 * t, column0);
 
-        if (scale != 0.0f && column < unit.to.n_out) {
-            if (!VEC)
-                fold_each<F16>(to + column * (int64_t)(unit.to.y_is_f32 ? 4 : 2), unit.to.y_is_f32,
-                               unit.to.n_out - column, delta, scale);
-            else if (unit.to.y_is_f32)
-                fold_floats<F16>((float *)to + column, delta, scale);
-            else
-                store_global(to + column * 2, fold_eight<F16>(y[i], delta, scale));
-        }
+        fold_row<F16, VEC>(rows->to[row], unit.to, column0 + 8 * t, delta, y[i], rows->scale[row]);
         __syncwarp();
     }
 }
 
-/* All columns of this warp, a step of `step` columns from column0 on; w and y are those of the
- * first one. */
+/* The same for any rank: the tiles one after the other, each with all of B but its first ranks. */
 template <int F16, int VEC, int TILES>
+static __device__ __forceinline__ void fold_ranks(const delta_rows<TILES> *rows,
+                                                  const delta_unit &unit, const uint4 (&a)[1][4],
+                                                  const uint16_t *xa, int xa_pitch, int column0)
+{
+    int g = (threadIdx.x & 31) >> 2, column = column0 + (int)(threadIdx.x & 3) * 8;
+
+#pragma unroll 1
+    for (int row = g; row < TILES * ROWS; row += ROWS) {
+        bool loads = VEC && !unit.to.y_is_f32 && rows->scale[row] != 0.0f && column < unit.to.n_out;
+        uint4 delta, y = make_uint4(0, 0, 0, 0);
+
+        if (loads)
+            y = load_global(rows->to[row] + column * 2);
+        __syncwarp();
+        delta = make_delta<F16, VEC, 1, true>(
+            unit.to, a, xa + row * xa_pitch + 8 * (int)(threadIdx.x & 3), column0);
+        fold_row<F16, VEC>(rows->to[row], unit.to, column, delta, y, rows->scale[row]);
+        __syncwarp();
+    }
+}
+
+/* All columns of this warp, a step of `step` columns from column0 on; w is that of the first. */
+template <int F16, int VEC, int TILES, bool MORE>
 static __device__ __forceinline__ void expand_all(const delta_rows<TILES> *rows,
                                                   const delta_unit &unit, uint4 (&w)[1][4],
-                                                  uint4 (&y)[TILES], const uint16_t *xa,
-                                                  int xa_pitch, int column0, int step)
+                                                  const uint16_t *xa, int xa_pitch, int column0,
+                                                  int step)
 {
+    uint4 y[TILES] = {};
+
+    if (!MORE && VEC && !unit.to.y_is_f32)
+        load_y<TILES>(y, rows, unit, column0);
+    __syncthreads(); /* xa is there */
+#pragma unroll 1
     while (column0 < unit.to.n_out) {
         int next = column0 + step;
         uint4 a[1][4];
 
-        interleave<1>(a, w, true);
-        if (next < unit.to.n_out)
+        interleave<1>(a, w, TILES > 1);
+        if (!MORE && next < unit.to.n_out)
             load_b<VEC, 1>(w, unit.to, next, 0);
-        fold_columns<F16, VEC, TILES>(rows, unit, a, y, xa, xa_pitch, column0);
-        if (VEC && !unit.to.y_is_f32)
+        if constexpr (MORE)
+            fold_ranks<F16, VEC, TILES>(rows, unit, a, xa, xa_pitch, column0);
+        else
+            fold_columns<F16, VEC, TILES>(rows, unit, a, y, xa, xa_pitch, column0);
+        if (!MORE && VEC && !unit.to.y_is_f32)
             load_y<TILES>(y, rows, unit, next);
+        if (MORE && next < unit.to.n_out) /* there are too few registers for it before */
+            load_b<VEC, 1>(w, unit.to, next, 0);
         column0 = next;
     }
 }
 
 /* ---- kernel -------------------------------------------------------------------------------- */
 
-template <int F16, int VEC, int TILES>
+/* MORE: ranks above 32. */
+template <int F16, int VEC, int TILES, bool MORE>
 __global__ void __launch_bounds__(THREADS, 1)
     expert_kernel(const __grid_constant__ sp_cuda_expert_delta d,
                   const __grid_constant__ delta_shape shape)
@@ -281,7 +322,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         const sp_cuda_expert_site &site = d.sites[number % each / shape.parts];
         int column0 = (number % shape.parts * WARPS + warp) * COLUMNS;
         operands w;
-        uint4 b[1][4], y[TILES];
+        uint4 b[1][4];
         delta_unit unit;
 
         read_item<TILES>(rows, d, number / each);
@@ -294,6 +335,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             if (!waited)
                 wait_predecessor();
             waited = true;
+#pragma unroll 1
             for (int rank0 = 0; rank0 < unit.to.rank; rank0 += RANKS) {
                 if (rank0 > 0)
                     load_a<VEC>(&w, unit.a, d.k_in, rank0, unit.to.rank, warp * QUARTER_K, d.k_in);
@@ -301,11 +343,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             }
             if (TILES > 1)
                 load_b<VEC, 1>(b, unit.to, column0, 0);
-            if (VEC && !unit.to.y_is_f32)
-                load_y<TILES>(y, rows, unit, column0);
-            __syncthreads();
-            expand_all<F16, VEC, TILES>(rows, unit, b, y, xa, shape.xa_pitch, column0,
-                                        shape.parts * WARPS * COLUMNS);
+            expand_all<F16, VEC, TILES, MORE>(rows, unit, b, xa, shape.xa_pitch, column0,
+                                              shape.parts * WARPS * COLUMNS);
         }
         __syncthreads();
     }
@@ -340,7 +379,7 @@ static int parts_of(const sp_cuda_expert_delta *d, int bound)
     return parts;
 }
 
-template <int F16, int VEC, int TILES>
+template <int F16, int VEC, int TILES, bool MORE>
 static cudaError_t launch(const sp_cuda_expert_delta *d, int bound, cudaStream_t stream)
 {
     delta_shape shape = {parts_of(d, bound), pitch_of(d->rank_max)};
@@ -351,7 +390,7 @@ static cudaError_t launch(const sp_cuda_expert_delta *d, int bound, cudaStream_t
                                                     THREADS, shared_of<TILES>(shape.xa_pitch),
                                                     &overlap, d->after_group != 0, stream);
 
-    return cudaLaunchKernelEx(&config, expert_kernel<F16, VEC, TILES>, *d, shape);
+    return cudaLaunchKernelEx(&config, expert_kernel<F16, VEC, TILES, MORE>, *d, shape);
 }
 
 static bool aligned(const void *memory, int64_t stride)
@@ -368,18 +407,25 @@ static bool vectors(const sp_cuda_expert_delta *d)
     return all;
 }
 
-template <int F16, int VEC>
+template <int F16, int VEC, bool MORE>
 static cudaError_t launch_for(const sp_cuda_expert_delta *d, cudaStream_t stream)
 {
     if (d->tiles == NULL && d->items.item_rows == SP_CUDA_ITEM_MANY)
-        return launch<F16, VEC, SP_CUDA_ITEM_MANY / ROWS>(d, d->items.bound, stream);
-    return launch<F16, VEC, 1>(d, d->items.bound, stream);
+        return launch<F16, VEC, SP_CUDA_ITEM_MANY / ROWS, MORE>(d, d->items.bound, stream);
+    return launch<F16, VEC, 1, MORE>(d, d->items.bound, stream);
+}
+
+template <int F16> static cudaError_t launch_of(const sp_cuda_expert_delta *d, cudaStream_t stream)
+{
+    if (!vectors(d))
+        return launch_for<F16, 0, true>(d, stream);
+    return d->rank_max > 32 ? launch_for<F16, 1, true>(d, stream)
+                            : launch_for<F16, 1, false>(d, stream);
 }
 
 extern "C" int sp_cuda_add_experts(int gpu, const sp_cuda_expert_delta *delta, void *stream)
 {
     cudaStream_t on = (cudaStream_t)stream;
-    bool vec = vectors(delta);
     sp_cuda_current current(gpu);
 
     if (current.code != cudaSuccess || delta->items.bound == 0)
@@ -387,26 +433,29 @@ extern "C" int sp_cuda_add_experts(int gpu, const sp_cuda_expert_delta *delta, v
     if (delta->tiles == NULL && delta->items.item_rows != SP_CUDA_ITEM_MANY &&
         delta->items.item_rows != SP_CUDA_ITEM_FEW)
         return (int)cudaErrorInvalidValue;
-    if (delta->type == SP_DTYPE_F16)
-        return (int)(vec ? launch_for<1, 1>(delta, on) : launch_for<1, 0>(delta, on));
-    return (int)(vec ? launch_for<0, 1>(delta, on) : launch_for<0, 0>(delta, on));
+    return (int)(delta->type == SP_DTYPE_F16 ? launch_of<1>(delta, on) : launch_of<0>(delta, on));
 }
 
-template <int F16, int VEC, int TILES> static cudaError_t allow(cudaError_t before)
+template <int F16, int VEC, int TILES, bool MORE> static cudaError_t allow(cudaError_t before)
 {
     return before != cudaSuccess
                ? before
-               : cudaFuncSetAttribute(expert_kernel<F16, VEC, TILES>,
+               : cudaFuncSetAttribute(expert_kernel<F16, VEC, TILES, MORE>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)shared_of<TILES>(pitch_of(SP_CUDA_RANK_MAX)));
 }
 
-template <int F16, int VEC> static cudaError_t allow_both(cudaError_t before)
+template <int F16, int VEC, bool MORE> static cudaError_t allow_both(cudaError_t before)
 {
-    return allow<F16, VEC, 1>(allow<F16, VEC, SP_CUDA_ITEM_MANY / ROWS>(before));
+    return allow<F16, VEC, 1, MORE>(allow<F16, VEC, SP_CUDA_ITEM_MANY / ROWS, MORE>(before));
+}
+
+template <int F16> static cudaError_t allow_all(cudaError_t before)
+{
+    return allow_both<F16, 0, true>(allow_both<F16, 1, true>(allow_both<F16, 1, false>(before)));
 }
 
 cudaError_t sp_cuda_expert_init(void)
 {
-    return allow_both<0, 0>(allow_both<0, 1>(allow_both<1, 0>(allow_both<1, 1>(cudaSuccess))));
+    return allow_all<0>(allow_all<1>(cudaSuccess));
 }
