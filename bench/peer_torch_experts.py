@@ -47,7 +47,8 @@ def main():
     replays = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     flush = torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
     weights = {
-        name: [torch.randn(EXPERTS, n, k, dtype=torch.bfloat16, device="cuda") * 0.05 for _ in range(CALLS)]
+        name: [torch.randn(EXPERTS, n, k, dtype=torch.bfloat16, device="cuda") * 0.05
+               for _ in range(CALLS)]
         for name, n, k in (("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER))
     }
     cells = []
@@ -55,7 +56,8 @@ def main():
         cell = {"tokens": tokens}
         ends = [rows_of(tokens, i) for i in range(CALLS)]
         for name, k in (("gate_up", HIDDEN), ("down", INNER)):
-            x = [torch.randn(tokens * TOP_K, k, dtype=torch.bfloat16, device="cuda") for _ in range(CALLS)]
+            x = [torch.randn(tokens * TOP_K, k, dtype=torch.bfloat16, device="cuda")
+                 for _ in range(CALLS)]
 
             def call(i, name=name, x=x):
                 return torch._grouped_mm(x[i], weights[name][i].transpose(1, 2), offs=ends[i])
@@ -63,7 +65,8 @@ def main():
             cell[name] = replay(call, flush, replays)
         cells.append(cell)
         print(json.dumps(cell), file=sys.stderr, flush=True)
-    print(json.dumps({"peer": "torch._grouped_mm", "torch": torch.__version__, "unit": "us", "cells": cells}))
+    print(json.dumps({"peer": "torch._grouped_mm", "torch": torch.__version__, "unit": "us",
+                      "cells": cells}))
 
 
 if __name__ == "__main__":
