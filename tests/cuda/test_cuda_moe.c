@@ -732,6 +732,7 @@ static void a_small_graph_follows_the_experts(void **unused)
     make_gemm(&w, &c);
     rows = w.rows;
     rows.items = moe_items(&rig, w.pairs, c.experts, 1, 16);
+    rows.items.scale = NULL;
     w.gemm.items = rows.items;
     assert_ok(sp_graph_begin(stream, NULL), NULL);
     expect_launch(rig.kernels.group_experts(rig.gpu, &rows, rig.stream));

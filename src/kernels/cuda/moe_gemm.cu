@@ -6,7 +6,7 @@
  * k in stages of 64: a ring filled by cp.async, read by ldmatrix, 16-byte pieces in the order piece
  * ^ (row % 8). x is the M side of the mma, w its N side. Grid (columns of all maps, the most items
  * that the rows can need): blocks beyond the items exit. Rows are gathered from x and scattered to
- * y where they lie, so nothing is permuted before or after. With few rows for each expert bound by
+ * y, so nothing is permuted before or after. With few rows for each expert bound by
  * the bytes of w: items of 16 rows have narrow tiles, of which several are resident on a
  * multiprocessor and keep enough of w in flight.
  */
