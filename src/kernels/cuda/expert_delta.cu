@@ -6,8 +6,8 @@
  * warp takes a quarter (128 k) of one of four chunks (a group of 2,048 k) of 16 ranks, as in
  * shrink.cu; the quarters are added through shared memory, and xa stays there. Then each warp takes
  * 32 columns at a time, as in expand.cu. Parts of a site compute its xa anew: that is for few
- * items, whose blocks would leave the GPU idle. A, and B of the first columns, are loaded before the
- * wait for the predecessor. Bound by the bytes of A, B and y; with few items by the chain item,
+ * items, whose blocks would leave the GPU idle. A, and B of the first columns, are loaded before
+ * the wait for the predecessor. Bound by the bytes of A, B and y; with few items by the chain item,
  * cell, A, xa, y.
  */
 #include "kernels/cuda/expand.cuh"
