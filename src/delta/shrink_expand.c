@@ -223,6 +223,8 @@ static sp_lora_split split_gemm(const sp_kernels *kernels, const sp_gemm_args *a
     int64_t rows = args->rows, columns = args->n, k = max64(args->k, 1);
     sp_lora_split split;
 
+    if (rows == 0) /* a shrink that another output does */
+        return (sp_lora_split){.rows = 1, .columns = 1, .column_tasks = 1, .n_tasks = 0};
     if (rows_first) {
         rows = round_up(max64(piece / (k * columns), 1), kernels->gemm_rows);
         rows = min64(rows, args->rows);
@@ -411,6 +413,41 @@ static void add_work(sp_lora_job *job, const sp_lora_item *item, int32_t t, int3
     job->xa_used += packed_bytes(job, item->rows, pair->rank);
 }
 
+/*
+ * The work of an earlier output of the item with the same A, whose xa this one reads too (gate and
+ * up of a fused pair); NULL: none. In pieces each output is told apart when its xa is ready.
+ */
+static const sp_lora_work *find_twin(const sp_lora_job *job, int32_t first_work,
+                                     const sp_lora_pair *pair)
+{
+    if (job->half != SP_LORA_WHOLE || job->in_pieces)
+        return NULL;
+    for (int32_t i = first_work; i < job->n_works; i++) {
+        const sp_gemm_args *shrink = &job->scratch->works[i].shrink;
+
+        if (shrink->w == pair->a && shrink->w_stride == pair->a_stride && shrink->n == pair->rank)
+            return &job->scratch->works[i];
+    }
+    return NULL;
+}
+
+/* Adds the output's work, without a shrink where another output has its xa. */
+static void add_output(sp_lora_job *job, const sp_lora_item *item, int32_t first_work, int32_t t,
+                       int32_t first, const float *scales, const sp_lora_pair *pair)
+{
+    const sp_lora_work *twin = find_twin(job, first_work, pair);
+    size_t xa_used = job->xa_used;
+    sp_lora_work *work = &job->scratch->works[job->n_works];
+
+    add_work(job, item, t, first, scales, pair);
+    if (twin == NULL)
+        return;
+    work->packed_xa = twin->packed_xa;
+    work->expand.packed_x = twin->packed_xa;
+    work->shrink.rows = 0;
+    job->xa_used = xa_used;
+}
+
 static const int32_t *from(const int32_t *order, int32_t first)
 {
     return order != NULL ? order + first : NULL;
@@ -422,6 +459,7 @@ static void add_item(sp_lora_job *job, const sp_lora_rows *rows, int32_t first, 
 {
     sp_lora_item *item = &job->scratch->items[job->n_items++];
     const int32_t *x_order = rows->x_order != NULL ? rows->x_order : rows->order;
+    int32_t first_work = job->n_works;
 
     *item = (sp_lora_item){
         .packed_x = job->scratch->packed_x + job->x_used,
@@ -434,8 +472,8 @@ static void add_item(sp_lora_job *job, const sp_lora_rows *rows, int32_t first, 
     for (int32_t t = 0; t < job->n_targets; t++) {
         if (!is_present(&pairs[t]))
             continue;
-        add_work(job, item, t, first, fill_scales(job, t, rows, first, n, pairs[t].scale),
-                 &pairs[t]);
+        add_output(job, item, first_work, t, first,
+                   fill_scales(job, t, rows, first, n, pairs[t].scale), &pairs[t]);
     }
     job->x_used += packed_bytes(job, n, job->k_in);
     job->n_rows += n;

@@ -57,7 +57,7 @@ typedef struct sp_lora_split {
 
 /* The work of one (item, output): two GEMMs and the packing between them. */
 typedef struct sp_lora_work {
-    sp_gemm_args shrink, expand;
+    sp_gemm_args shrink, expand; /* shrink.rows 0: another output of the item has the same xa */
     int32_t target;
     void *packed_xa; /* what expand reads */
     sp_lora_split shrink_split, expand_split;

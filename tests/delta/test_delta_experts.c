@@ -43,6 +43,7 @@ typedef struct layer {
     sp_pool *pool;
     hand_adapter *adapters[ADAPTERS];
     char paths[ADAPTERS][EXPERTS * 3][KNOWN_PATH_BYTES];
+    sp_factor own_a[EXPERTS]; /* of the up pairs that share their gate's */
     sp_slot_handle handles[ADAPTERS];
 } layer;
 
@@ -75,6 +76,37 @@ static void fill_adapter(layer *l, int32_t index, sp_test_random *random)
             site->path = l->paths[index][n++];
             site->expert = e;
         }
+    }
+}
+
+/* The adapter's pair at dims[d], or NULL. */
+static sp_adapter_site *pair_at(layer *l, int32_t adapter, int32_t d, int32_t expert)
+{
+    for (int32_t i = 0; adapter >= 0 && i < l->adapters[adapter]->n_sites; i++) {
+        sp_adapter_site *site = &l->adapters[adapter]->sites[i];
+
+        if (site->expert == expert && strcmp(site->module, sp_module_name(dims[d].module)) == 0)
+            return site;
+    }
+    return NULL;
+}
+
+static const sp_adapter_site *pair_of(const layer *l, int32_t adapter, int32_t d, int32_t expert)
+{
+    return pair_at((layer *)(uintptr_t)l, adapter, d, expert);
+}
+
+/* Every other expert of adapter 0 has one A for gate and up, as a fused pair has. */
+static void share_a(layer *l)
+{
+    for (int32_t e = 0; e < EXPERTS; e += 2) {
+        sp_adapter_site *gate = pair_at(l, 0, GATE, e), *up = pair_at(l, 0, UP, e);
+
+        assert_true(up->rank >= gate->rank); /* its B has as many columns */
+        l->own_a[e] = up->a;
+        up->a = gate->a;
+        up->rank = up->b.cols = gate->rank;
+        up->b.row_stride = up->b.cols;
     }
 }
 
@@ -119,12 +151,15 @@ static layer *layer_open(sp_dtype dtype)
     assert_ok(sp_device_open("cpu", NULL, &l->device, NULL), NULL);
     for (int32_t i = 0; i < ADAPTERS; i++)
         fill_adapter(l, i, &random);
+    share_a(l);
     open_pool(l);
     return l;
 }
 
 static void layer_close(layer *l)
 {
+    for (int32_t e = 0; e < EXPERTS; e += 2)
+        pair_at(l, 0, UP, e)->a = l->own_a[e];
     for (int32_t i = 0; i < ADAPTERS; i++) {
         assert_ok(sp_pool_release(l->pool, l->handles[i], NULL), NULL);
         hand_adapter_destroy(l->adapters[i]);
@@ -134,17 +169,6 @@ static void layer_close(layer *l)
     sp_layout_release(l->layout);
     sp_geometry_release(l->geometry);
     sp_free(l);
-}
-
-static const sp_adapter_site *pair_of(const layer *l, int32_t adapter, int32_t d, int32_t expert)
-{
-    for (int32_t i = 0; adapter >= 0 && i < l->adapters[adapter]->n_sites; i++) {
-        const sp_adapter_site *site = &l->adapters[adapter]->sites[i];
-
-        if (site->expert == expert && strcmp(site->module, sp_module_name(dims[d].module)) == 0)
-            return site;
-    }
-    return NULL;
 }
 
 /* ---- rows ---------------------------------------------------------------------------------- */
