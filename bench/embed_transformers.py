@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""examples/python_host.py beside transformers and PEFT:
+"""sidepath.transformers beside transformers and PEFT:
 
-    SIDEPATH_LIBRARY=libsidepath.so bench/embed_transformers.py FIXTURES OUT.json [MODEL...]
+    bench/embed_transformers.py FIXTURES OUT.json [MODEL...]
 
 Fixtures: every adapter by itself against PEFT's golden logits; then the base and all adapters with
 all prompts in one padded batch, against the goldens again, and every call of the library made a
@@ -12,10 +12,9 @@ models and adapters.
 Architectures: tiny random models of other families, two adapters made by PEFT for each, and PEFT's
 logits against those of one batch with both.
 Ends with 1 where an adapter that must be served is not, or is wrong. By hand: needs torch,
-transformers, peft, safetensors and cffi."""
+transformers, peft, safetensors and the package (pip install ./bindings/python)."""
 
 import json
-import os
 import platform
 import sys
 import tempfile
@@ -25,12 +24,10 @@ from pathlib import Path
 
 import cffi
 import peft
+import sidepath
 import torch
 import transformers
 from safetensors.torch import load_file
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-import python_host  # noqa: E402
 
 DENSE = {"qwen3-bias", "qwen3-tied", "qwen3-untied", "llama3", "qwen2", "smollm"}
 GOLDEN = ("logits_p0", "logits_p1", "logits_p2_last4")
@@ -58,6 +55,22 @@ def error_of(logits, folder, adapter, prompt):
     return float((logits[-len(golden):] - golden).abs().max())
 
 
+def attach(model, adapters):
+    """The host with every module that an adapter may have, and these adapters (name: folder)."""
+    places = sidepath.transformers._Places(model)
+    tables = [site.module for site in places.geometry if site.kind in ("embedding", "head")
+              and site.path in places.hooked]
+    host = sidepath.transformers.attach(model, slots=max(1, len(adapters)), threads=1,
+                                        modules=["all-linear", *tables], overlay_bytes=1 << 26)
+    try:
+        for name, path in adapters.items():
+            host.load(name, path)
+    except sidepath.SidepathError:
+        host.close()
+        raise
+    return host
+
+
 @torch.no_grad()
 def alone(host, name, prompts):
     out = []
@@ -71,14 +84,24 @@ class Replay:
     """Makes every call again with one row, and counts rows whose bits are not the batch's."""
 
     def __init__(self, host, rows):
-        self.host, self.rows = host, rows  # (row number, adapter)
-        self.plans = {name: host.make_plan([name], 1) for name in {name for _, name in rows}}
-        self.calls = self.different = 0
+        self.host, self.rows, self.apply = host, rows, host._apply  # (row number, adapter)
+        self.plans, self.calls, self.different = {}, 0, 0
+        host._apply = self
 
-    def __call__(self, site, x, before, after):
+    def plan(self, name):
+        """A plan of one row; built inside the batch, which holds the versions."""
+        if name not in self.plans:
+            image = self.host._images.get(name)
+            self.plans[name] = sidepath.Plan(1, self.host.pool.slots).build(
+                self.host.pool, [(image and self.host.pool.find(image.digest), 1)])
+        return self.plans[name]
+
+    def __call__(self, plan, number, kind, x, after):
+        before = after.clone()
+        self.apply(plan, number, kind, x, after)
         for row, name in self.rows:
             y = before[row:row + 1].clone()
-            self.host.apply(self.plans[name], site, x[row:row + 1], y)
+            self.apply(self.plan(name), number, kind, x[row:row + 1], y)
             self.calls += 1
             self.different += not same_bits(y, after[row:row + 1])
 
@@ -95,10 +118,10 @@ def mixed(host, names, prompts):
         n = len(prompts[prompt])
         tokens[i, :n], mask[i, :n] = torch.tensor(prompts[prompt]), 1
         rows += [(i * width + row, name) for row in range(n)]
-    host.watch = replay = Replay(host, rows)
+    replay = Replay(host, rows)
     with host.batch([name for name, _ in work]):
         logits = host.model(tokens, attention_mask=mask, use_cache=False).logits
-    host.watch = None
+    del host._apply
     return {key: logits[i, :len(prompts[key[1]])] for i, key in enumerate(work)}, replay
 
 
@@ -131,8 +154,8 @@ def try_adapter(model, folder, name, prompts):
     path = folder / "adapters" / name
     record = {"adapter": name}
     try:
-        host = python_host.attach(model, {name: path})
-    except python_host.SidepathError as refusal:
+        host = attach(model, {name: path})
+    except sidepath.SidepathError as refusal:
         return dict(record, verdict="refused", code=refusal.code), None
     logits = alone(host, name, prompts)
     host.close()
@@ -149,7 +172,7 @@ def run_model(folder, adapters):
         records.append(record)
         if logits:
             served[name] = logits
-    host = python_host.attach(model, {name: folder / "adapters" / name for name in served})
+    host = attach(model, {name: folder / "adapters" / name for name in served})
     served[None] = alone(host, None, prompts)
     together, replay = mixed(host, list(served), prompts)
     same, steps = greedy(host, folder, list(served), prompts)
@@ -170,7 +193,7 @@ def failures(result):
         if record["verdict"] == "served":
             wrong = record["max_abs_error"] > result["tolerance"] or record["experts"]
         elif record["experts"]:
-            wrong = record["code"] != "engine-unsupported"
+            wrong = record["code"] != "experts-disabled"
         else:
             wrong = record["expect"] == "load"
         if wrong:
@@ -236,10 +259,10 @@ def run_architecture(kind, fields, targets, folder):
         expected.append(model(tokens, use_cache=False).logits[len(expected)])
     model = load_model(folder / "base")
     base_logits = model(tokens, use_cache=False).logits
-    host = python_host.attach(model, {rank: folder / str(rank) for rank in (4, 8)})
-    with host.batch([None, 4, 8]):
+    host = attach(model, {str(rank): folder / str(rank) for rank in (4, 8)})
+    with host.batch([None, "4", "8"]):
         logits = model(tokens, use_cache=False).logits
-    sites = len(host.sites)
+    sites = len(host.places.hooked)
     host.close()
     return {"architecture": type(model).__name__, "sites": sites,
             "max_abs_error": float((logits - torch.stack(expected)).abs().max()),
@@ -259,7 +282,7 @@ def run_architectures():
 
 def versions():
     modules = {"torch": torch, "transformers": transformers, "peft": peft, "cffi": cffi}
-    return {"python": platform.python_version(), "sidepath": python_host.version(),
+    return {"python": platform.python_version(), "sidepath": sidepath.__version__,
             **{name: module.__version__ for name, module in modules.items()}}
 
 
@@ -281,7 +304,7 @@ def main():
     loads = [r for result in results for r in result["adapters"] if r["expect"] == "load"]
     out.write_text(json.dumps({
         "bench": "embed_transformers", "date": time.strftime("%Y-%m-%d"),
-        "command": "SIDEPATH_LIBRARY=libsidepath.so bench/embed_transformers.py FIXTURES OUT.json",
+        "command": "bench/embed_transformers.py FIXTURES OUT.json",
         "versions": versions(), "seconds": round(time.time() - begin),
         "counts": {"load": len(loads),
                    "load_served": sum(r["verdict"] == "served" for r in loads),

@@ -4,7 +4,7 @@
 #     build   what a build of the library and the program needs
 #     test    what a build of the tests needs besides
 #     style   what the style checks among the tests need besides
-#     client  the openai client and jsonschema for tests, into build/client-venv
+#     client  the openai client, jsonschema, cffi and numpy for tests, into build/client-venv
 #     ci      what .ci/run needs besides
 # Quiet and without root when everything is there. Debian 12 is tested; the names for Ubuntu 24.04
 # are the same and untested.

@@ -24,9 +24,11 @@ def inspected(model, folder):
 def packed(adapter):
     """Digest and bytes of its slot; or the refusal where no slot can hold it."""
     try:
-        with sidepath.Layout(adapter.geometry, rank=max(adapter.rank, 1)) as layout, \
-                sidepath.Pool(layout, 1) as pool, pool.load(adapter) as version:
-            return version.digest, pool.read(version)
+        with sidepath.Layout(adapter.geometry, rank=max(adapter.rank, 1),
+                             expert_rank=64) as layout, \
+                sidepath.Pool(layout, 1, expert_bytes=1 << 22) as pool, \
+                layout.pack(adapter) as image, pool.load(image) as version:
+            return version.digest, (pool.read(version), image.expert_bytes, image.checksum)
     except sidepath.SidepathError as refusal:
         return refusal.args
 

@@ -51,10 +51,10 @@ def widened(bits):
 class World:
     """Three adapters in a pool of four slots, and a batch that mixes them with the base."""
 
-    def __init__(self, dtype="f32", **keywords):
+    def __init__(self, dtype="f32", device=None, **keywords):
         self.geometry = make_geometry()
         self.layout = sidepath.Layout(self.geometry, rank=8, dtype=dtype)
-        self.pool = sidepath.Pool(self.layout, 4)
+        self.pool = sidepath.Pool(self.layout, 4, device)
         made = [make_adapter(self.geometry, rank, seed, ("a.k",) if rank == 5 else ())
                 for seed, rank in enumerate(RANKS)]
         self.factors = [factors for _, factors in made]

@@ -75,6 +75,20 @@ class Answers(unittest.TestCase):
             self.assertEqual(len(score), len(completion.prompt_tokens) + 23)
             self.assertEqual(score[len(completion.prompt_tokens) - 1:], completion.logprobs)
 
+    def test_processed(self):
+        settings = {"temperature": 0.7, "top_k": 5, "processed_logprobs": True, "seed": 3}
+        done = self.engine.generate(["In"], "csource", max_tokens=8, logprobs=True, **settings)[0]
+        self.assertEqual(len(done.processed_logprobs), 8)
+        only = self.engine.generate(["In"], "csource", max_tokens=8, **{**settings, "top_k": 1})[0]
+        self.assertEqual((only.processed_logprobs, only.logprobs), ([0.0] * 8, []))
+        ids, prompt = done.prompt_tokens + done.tokens, len(done.prompt_tokens)
+        again = self.engine.generate([ids], "csource", max_tokens=0, prompt_logprobs=True,
+                                     scored_from=prompt, **settings)[0]
+        self.assertEqual((again.processed_logprobs, again.prompt_logprobs),
+                         (done.processed_logprobs, done.logprobs))
+        self.assertEqual(self.engine.score([ids], "csource", prompt_lengths=prompt),
+                         [done.logprobs])
+
     def test_rows_are_their_own(self):
         together = self.engine.generate(["static int"] * 4, [None, *NAMES], max_tokens=8,
                                         logprobs=True, temperature=1.0)
@@ -108,6 +122,8 @@ class Answers(unittest.TestCase):
                  "temperature"),
                 (lambda: self.engine.generate(["a", "b"], ["csource"]), sidepath.WrongCall,
                  "1 adapters for 2"),
+                (lambda: self.engine.score([[1, 2]], prompt_lengths=[1, 2]), sidepath.WrongCall,
+                 "2 lengths"),
                 (lambda: self.engine.generate([[99999]]), sidepath.Refused, "99999"),
                 (lambda: self.engine.generate([[1] * 300]), sidepath.Refused, "256"),
                 (lambda: self.engine.load("x", DEMO / "nowhere"), sidepath.Refused, "nowhere"),

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-TOPS = "src|include|tests|tools|docs|demo|examples|cmake|bench|\\.ci"
+TOPS = "src|include|tests|tools|docs|demo|examples|cmake|bench|bindings|\\.ci"
 PATH = re.compile(r"`((?:%s)(?:/[\w.*<>-]+)*)(?:/)?`" % TOPS)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 

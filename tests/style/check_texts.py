@@ -88,6 +88,8 @@ class Program:
         code = "".join(sources.values())
         self.texts = {name: literals(text) for name, text in sources.items()}
         self.literals = {t for texts in self.texts.values() for t in texts}
+        for path in sorted((root / "bindings/python/src").rglob("*.py")):
+            self.literals |= set(LITERAL.findall(path.read_text(encoding="utf-8")))
         self.codes = set(literals(re.sub(r'\{"[a-z0-9-]+", SP_SETTING_', "", code)))
         self.words = words_of(root)
         self.metrics = {m for name, texts in self.texts.items()

@@ -11,6 +11,8 @@ docs/PYTHON.md has the whole. Importing needs cffi and nothing else."""
 
 from __future__ import annotations
 
+import importlib
+
 from ._library import library_version
 from .adapter import (Adapter, AdapterSite, Factor, Geometry, Receipt, Site, inspect)
 from .arrays import bfloat16
@@ -25,3 +27,10 @@ __all__ = ["Adapter", "AdapterSite", "Client", "Closed", "Completion", "Delta", 
            "DeviceFailed", "Engine", "Factor", "Geometry", "Image", "Layout", "Loaded", "NotYet",
            "Plan", "Pool", "Receipt", "Refused", "Short", "SidepathError", "Site", "Stream",
            "Threads", "Version", "WrongCall", "bfloat16", "inspect", "library_version"]
+
+
+def __getattr__(name: str) -> object:
+    """sidepath.transformers and sidepath.vllm are imported when they are first asked for."""
+    if name in ("transformers", "vllm"):
+        return importlib.import_module("." + name, __name__)
+    raise AttributeError("module %r has no attribute %r" % (__name__, name))

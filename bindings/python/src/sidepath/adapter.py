@@ -367,6 +367,12 @@ class Adapter(Handle):
                 Factor(site.b, pointer)))
         return rows
 
+    @property
+    def tables(self) -> list[str]:
+        """The modules of which it replaces whole rows."""
+        return [text(lib.sp_adapter_table_at(self._pointer, index).module)
+                for index in range(lib.sp_adapter_n_tables(self._pointer))]
+
     def receipt(self, precision: Any = "bf16") -> Receipt:
         """What `sidepath inspect` prints for it: held to the modules that the engine can apply,
         with the bytes that it would take in a slot of its own rank."""

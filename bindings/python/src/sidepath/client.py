@@ -8,10 +8,12 @@ docs/HTTP.md, "Publishing", has the route. The standard library alone."""
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
+import struct
 import urllib.parse
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Sequence, Union
 
 from . import arrays, errors
 from ._library import ffi
@@ -113,6 +115,17 @@ class Client:
                               "application/octet-stream")
         return Loaded(fields["name"], fields["digest"], int(fields["generation"]),
                       fields["receipt"])
+
+    def score(self, sequences: Sequence[Sequence[int]], model: Optional[str] = None, *,
+              prompt_lengths: Union[int, Sequence[int]] = 1, **fields: Any) -> list[list[float]]:
+        """Logprobs of the tokens of each sequence from its prompt length on: bit for bit those that
+        sampling gave. `adapter_digest` or `min_generation` make another version an error."""
+        body = {"sequences": [list(sequence) for sequence in sequences], "prompt_lengths":
+                prompt_lengths if isinstance(prompt_lengths, int) else list(prompt_lengths),
+                "encoding_format": "base64", **({"model": model} if model else {}), **fields}
+        answer = self.request("POST", "/v1/score", json.dumps(body).encode())
+        raw = [base64.b64decode(row["logprobs"]) for row in answer["data"]]
+        return [list(struct.unpack("<%df" % (len(row) // 4), row)) for row in raw]
 
     def unload(self, name: str) -> None:
         """Removes the name; requests that run on it finish."""

@@ -100,21 +100,27 @@ class Delta(Handle):
         number = {"embedding": lib.SP_SITE_EMBEDDING, "head": lib.SP_SITE_HEAD}[kind]
         return bool(lib.sp_delta_has_tokens(self._pointer, number))
 
-    def start(self, plan: Plan, *, stream: Any = None) -> None:
-        """On a GPU: the plan's rows to the device, and the node that sorts them. The other calls do
-        it where the plan was not started yet; a host that captures a graph does it by itself."""
+    def upload(self, plan: Plan, *, stream: Any = None) -> None:
+        """On a GPU: the plan's rows to the device. With start() the beginning of a step; the other
+        calls do both where the plan was not started yet. Not to be captured: a host that captures a
+        graph calls it before, and again before each replay, after the plan was built anew."""
         with self.pool._turns:
-            self._start(plan, self._stream(stream))
+            self._checked(lib.sp_delta_upload(self._pointer, plan._pointer, self._stream(stream),
+                                              self._error))
 
-    def _start(self, plan: Plan, stream: Any) -> None:
-        for function in (lib.sp_delta_upload, lib.sp_delta_start):
-            self._checked(function(self._pointer, plan._pointer, stream, self._error))
-        self._started = plan, plan.builds
+    def start(self, plan: Plan, *, stream: Any = None) -> None:
+        """On a GPU: the node that sorts the rows which were uploaded; may be captured."""
+        with self.pool._turns:
+            self._checked(lib.sp_delta_start(self._pointer, plan._pointer, self._stream(stream),
+                                             self._error))
+            self._started = plan, plan.builds
 
     def _run(self, function: Any, plan: Plan, step: Any, stream: Any) -> None:
         step.stream = self._stream(stream)
         if self._gpu and self._started != (plan, plan.builds):
-            self._start(plan, step.stream)
+            for begin in (lib.sp_delta_upload, lib.sp_delta_start):
+                self._checked(begin(self._pointer, plan._pointer, step.stream, self._error))
+            self._started = plan, plan.builds
         self._checked(function(self._pointer, step, self._error))
 
     def _checked(self, status: int) -> None:

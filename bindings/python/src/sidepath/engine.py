@@ -41,6 +41,7 @@ class Completion:
     logprobs: list[float] = field(default_factory=list)  # of each token, where asked for
     prompt_logprobs: list[float] = field(default_factory=list)  # of each but the first
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    processed_logprobs: list[float] = field(default_factory=list)  # of scored and new tokens
 
 
 class Loaded(NamedTuple):
@@ -55,22 +56,27 @@ class Loaded(NamedTuple):
 class _Running:
     completion: Completion
     with_logprobs: bool
+    processed: bool
     pieces: list[bytes] = field(default_factory=list)
     failed: Optional[errors.SidepathError] = None
     done: bool = False
 
 
-def _set(out: Any, kind: str, fields: Mapping[str, Any]) -> None:
-    """Fields by their names in the header; an unknown one is named."""
-    known = {name for name, _ in ffi.typeof(kind).fields}
+def _set(out: Any, kind: str, fields: Mapping[str, Any]) -> list[Any]:
+    """Fields by their names in the header; an unknown one is named. Gives what they point to."""
+    known, kept = {name for name, _ in ffi.typeof(kind).fields}, []
     for name, value in fields.items():
         if name not in known or name == "struct_bytes":
             raise errors.WrongCall("unknown-field", name, -1, "%s has no %r; include/sidepath/"
                                    "engine.h says what it has" % (kind, name))
+        if isinstance(value, (str, os.PathLike)):
+            kept.append(c_text(value, name))
+            value = kept[-1]
         try:
             setattr(out, name, value)
         except (TypeError, OverflowError) as error:
             raise errors.WrongCall("bad-field", name, -1, str(error)) from None
+    return kept
 
 
 class Engine(Handle):
@@ -87,7 +93,7 @@ class Engine(Handle):
         wanted = struct("sp_engine_options", model_dir=kept[0], device=kept[1],
                         lora_modules=kept[2], max_loras=max_loras, adapter_loading=max_loras > 0,
                         precision=arrays.dtype_number(precision, "precision"))
-        _set(wanted, "sp_engine_options", options)
+        kept += _set(wanted, "sp_engine_options", options)
         names = dict(adapters or {})
         texts = [(c_text(name, "name"), c_text(path, "path")) for name, path in names.items()]
         rows = ffi.new("sp_engine_adapter[]", len(texts))
@@ -144,31 +150,44 @@ class Engine(Handle):
         """One batch: a completion for each prompt (a text, or ids), with the adapter of that
         position, or one for all; None is the base. Request i samples with seed + i. Further
         keywords are fields of sp_request: temperature (0 by default: the best id), top_k, top_p,
-        min_p, lora_scale, prompt_logprobs, top_logprobs, ignore_eos, min_tokens and so on. All are
-        checked before the first runs; one that is dropped raises when the others are done."""
-        names = self._names(adapters, len(prompts))
+        min_p, lora_scale, prompt_logprobs, processed_logprobs, top_logprobs, ignore_eos and so on.
+        All are checked before the first runs; one that is dropped raises after the others."""
         texts = [c_text(word, "stop") for word in stop]
         stops = ffi.new("char *[]", texts)
+        return self._run(self._requests(prompts, adapters, [], {
+            "max_tokens": max_tokens, "seed": seed % 2**64, "logprobs": logprobs,
+            "stop": ffi.cast("char **", stops), "n_stop": len(texts), **fields}))
+
+    def score(self, sequences: Sequence[Sequence[int]],
+              adapters: Union[str, None, Sequence[Optional[str]]] = None, *,
+              prompt_lengths: Union[int, Sequence[int]] = 1,
+              lora_scale: float = 1.0) -> list[list[float]]:
+        """Logprobs of the tokens of each sequence from its prompt length on: the log-softmax of the
+        model's own logits, an adapter's included, without temperature or filters. Processed ones
+        are those of generate(max_tokens=0, prompt_logprobs=True, processed_logprobs=True)."""
+        lengths = ([prompt_lengths] * len(sequences) if isinstance(prompt_lengths, int)
+                   else list(prompt_lengths))
+        if len(lengths) != len(sequences):
+            raise errors.WrongCall("bad-shape", "prompt_lengths", -1, "%d lengths for %d sequences"
+                                   % (len(lengths), len(sequences)))
+        found = self._run(self._requests(sequences, adapters, lengths, {
+            "max_tokens": 0, "prompt_logprobs": True, "lora_scale": lora_scale}))
+        return [completion.prompt_logprobs for completion in found]
+
+    def _requests(self, prompts: Sequence[Prompt], adapters: Any, scored_from: Sequence[int],
+                  fields: Mapping[str, Any]) -> list[Any]:
+        """The structs, with what they point to, and the completion of each."""
         requests = []
-        for index, (prompt, name) in enumerate(zip(prompts, names)):
+        for index, (prompt, name) in enumerate(zip(prompts, self._names(adapters, len(prompts)))):
             tokens = self.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
             ids = ffi.new("int32_t[]", tokens)
             adapter = c_text(self.base if name is None else name, "adapter")
             request = struct("sp_request", adapter=adapter, tokens=ids, n_tokens=len(tokens),
-                             max_tokens=max_tokens, seed=(seed + index) % 2**64, logprobs=logprobs,
-                             stop=ffi.cast("char **", stops), n_stop=len(texts))
+                             scored_from=scored_from[index] if scored_from else 0)
             _set(request, "sp_request", fields)
-            requests.append((request, ids, adapter, Completion(index, name, None, tokens)))
-        return self._run(requests)
-
-    def score(self, sequences: Sequence[Sequence[int]],
-              adapters: Union[str, None, Sequence[Optional[str]]] = None, *,
-              lora_scale: float = 1.0) -> list[list[float]]:
-        """Logprobs of every token but the first of each sequence of ids: the log-softmax of the
-        model's own logits, an adapter's included, without temperature or filters."""
-        found = self.generate(sequences, adapters, max_tokens=0, prompt_logprobs=True,
-                              lora_scale=lora_scale)
-        return [completion.prompt_logprobs for completion in found]
+            request.seed = (request.seed + index) % 2**64
+            requests.append((request, (ids, adapter), Completion(index, name, None, tokens)))
+        return requests
 
     def _names(self, adapters: Any, n: int) -> list[Optional[str]]:
         if adapters is None or isinstance(adapters, str):
@@ -183,9 +202,9 @@ class Engine(Handle):
         ids: list[int] = []
         try:
             with self._turn:
-                for request, *_ in requests:
+                for request, _, _ in requests:
                     call(lib.sp_engine_check, self._native(), request)
-                for request, _, _, completion in requests:
+                for request, _, completion in requests:
                     ids.append(self._submit(request, completion))
             mine = [self._running[number] for number in ids]
             while not all(request.done for request in mine):
@@ -202,7 +221,8 @@ class Engine(Handle):
         out, digest = ffi.new("int64_t *"), ffi.new("sp_digest *")
         call(lib.sp_engine_submit, self._native(), request, out)
         number = int(out[0])
-        self._running[number] = _Running(completion, bool(request.logprobs))
+        self._running[number] = _Running(completion, bool(request.logprobs),
+                                         bool(request.processed_logprobs))
         call(lib.sp_engine_request_adapter, self._native(), number, NULL, digest)
         if completion.adapter is not None:
             completion.adapter_digest = digest_text(digest)
@@ -302,6 +322,8 @@ def _loaded(info: Any) -> Loaded:
 def _take(request: _Running, event: Any) -> None:
     """One event into its request."""
     completion = request.completion
+    if request.processed and (event.is_prompt or event.token >= 0):
+        completion.processed_logprobs.append(event.processed_logprob)
     if event.is_prompt:
         completion.prompt_logprobs.append(event.logprob)
         return

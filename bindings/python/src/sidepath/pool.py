@@ -76,15 +76,17 @@ class Threads(Handle):
 
 class Layout(Handle):
     """What a slot holds: modules, rank, element type. `modules` None: every linear module; else
-    names, as in "q_proj,v_proj". Served tables are needed by adapters that replace rows of the
-    embedding or the head."""
+    names, as in "q_proj,v_proj". `expert_rank` is the largest rank of pairs of routers and experts;
+    0: adapters that have them are refused. Served tables are needed by adapters that replace rows
+    of the embedding or the head."""
 
     def __init__(self, geometry: Geometry, *, rank: int = 16, dtype: Any = "bf16",
-                 modules: Union[str, Sequence[str], None] = None, served_embed: Any = None,
-                 served_head: Any = None) -> None:
+                 modules: Union[str, Sequence[str], None] = None, expert_rank: int = 0,
+                 served_embed: Any = None, served_head: Any = None) -> None:
         tables = [_served(served_embed, "served_embed"), _served(served_head, "served_head")]
         options = struct("sp_layout_options", geometry=geometry._pointer, rank=rank,
                          modules=geometry._module_set(modules), dtype=arrays.dtype_number(dtype),
+                         expert_rank=expert_rank,
                          served_embed=tables[0][0], served_head=tables[1][0])
         self.geometry = Geometry._retain(geometry._pointer)
         self._tables = tables  # their data is borrowed as long as the layout lives
@@ -124,6 +126,11 @@ class Image(Handle):
     def overlay_bytes(self) -> int:
         """What its replaced rows take of a pool's overlay_bytes."""
         return int(lib.sp_image_overlay_bytes(self._pointer))
+
+    @property
+    def expert_bytes(self) -> int:
+        """What its pairs of routers and experts take of a pool's expert_bytes."""
+        return int(lib.sp_image_expert_bytes(self._pointer))
 
 
 class _Turns:
@@ -181,15 +188,16 @@ class Version(Handle):
 
 class Pool(Handle):
     """Slots of one layout at fixed addresses, on a device. `overlay_bytes` is the budget of all
-    slots for rows of embedding and head that adapters replace; 0: such adapters are refused."""
+    slots for rows of embedding and head that adapters replace, `expert_bytes` that for pairs of
+    routers and experts; 0: such adapters are refused."""
 
     def __init__(self, layout: Layout, slots: int = 8, device: Optional[Device] = None, *,
-                 overlay_bytes: int = 0) -> None:
+                 overlay_bytes: int = 0, expert_bytes: int = 0) -> None:
         self.layout, self.slots = layout, slots
         self.device = device if device is not None else Device("cpu")
         pointer = made("sp_pool", lib.sp_pool_create, struct(
             "sp_pool_options", layout=layout._pointer, device=self.device._pointer, slots=slots,
-            overlay_bytes=overlay_bytes))
+            overlay_bytes=overlay_bytes, expert_bytes=expert_bytes))
         self._turns = _Turns(pointer)
         self._own(pointer, self._turns.destroy, layout, self.device)
 
@@ -234,6 +242,8 @@ class Pool(Handle):
         layout, begin = self.layout, None
         for index in range(lib.sp_layout_n_sites(layout._pointer)):
             site = lib.sp_layout_site_at(layout._pointer, index)
+            if site.apart:
+                continue  # a router, which is in the experts' memory
             tables = lib.sp_pool_tables_at(self._pointer, index)
             first = int(ffi.cast("uintptr_t", tables.first_a)) - site.a_offset_bytes
             begin = first if begin is None else min(first, begin)
