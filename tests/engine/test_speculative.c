@@ -328,8 +328,8 @@ static void test_a_pass_for_each_verifying_request(void **state)
 static void test_a_draft_model(void **state)
 {
     (void)state;
-    check_random(21, 300, -1, false, model);
-    check_random(22, 200, -1, false, stranger);
+    check_random(21, 150, -1, false, model);
+    check_random(22, 100, -1, false, stranger);
     check_random(23, 60, -1, true, model);
 }
 
