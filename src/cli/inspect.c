@@ -15,41 +15,14 @@
 
 typedef struct inspect_settings {
     sp_run_settings run;
-    const char *expert_layout;
-    bool experts;
-    int64_t expert_rank_max;
 } inspect_settings;
 
-#define FIELD(name) offsetof(inspect_settings, name)
-#define USES        (SP_OPTION_OF_ADAPTER | SP_SETTING_OF_OUTPUT)
-
-static const sp_setting own_rows[] = {
-    {.name = "experts",
-     .type = SP_SETTING_BOOL,
-     .offset = FIELD(experts),
-     .default_text = "true",
-     .help = "take adapters of router and experts"},
-    {.name = "expert-layout",
-     .type = SP_SETTING_CHOICE,
-     .offset = FIELD(expert_layout),
-     .default_text = "auto",
-     .choices = "auto|linear|swapped",
-     .help = "how fused expert pairs are read where neither config nor shapes tell"},
-    {.name = "max-lora-expert-rank",
-     .type = SP_SETTING_INT,
-     .offset = FIELD(expert_rank_max),
-     .default_text = "64",
-     .minimum = 1,
-     .maximum = SP_POOL_RANK_MAX,
-     .value_name = "N",
-     .help = "largest rank of router and expert adapters"},
-};
+#define USES (SP_OPTION_OF_ADAPTER | SP_SETTING_OF_OUTPUT)
 
 /* The files alone are checked unless the command line itself names a model. */
 static sp_setting *create_rows(inspect_settings *values, size_t *out_n)
 {
-    sp_setting *rows = sp_run_settings_rows(&values->run, USES, own_rows,
-                                            sizeof own_rows / sizeof *own_rows, out_n);
+    sp_setting *rows = sp_run_settings_rows(&values->run, USES, NULL, 0, out_n);
 
     for (size_t i = 0; rows && i < *out_n; i++)
         rows[i].flag_only |= strcmp(rows[i].name, "model") == 0;
@@ -75,17 +48,14 @@ static sp_adapter_options adapter_options(const inspect_settings *s, sp_geometry
     options.rank_max = s->run.options.max_lora_rank;
     if (geometry && !options.rank_max)
         options.rank_max = SP_POOL_RANK_MAX; /* no pool of the server's is larger */
-    options.expert_rank_max = (int32_t)s->expert_rank_max;
-    options.experts_off = !s->experts;
+    options.expert_rank_max = s->run.options.max_lora_expert_rank;
+    options.experts_off = !s->run.options.experts;
     options.allow_partial = s->run.options.allow_partial;
     options.allow_no_effect = s->run.options.allow_no_effect;
     options.allow_unknown_fields = s->run.options.allow_unknown_fields;
     options.allow_base_changing_init = s->run.options.allow_base_changing_init;
     options.pool_dtype = strcmp(s->run.precision, "f32") == 0 ? SP_DTYPE_F32 : SP_DTYPE_BF16;
-    if (strcmp(s->expert_layout, "linear") == 0)
-        options.expert_layout = SP_EXPERT_LAYOUT_LINEAR;
-    if (strcmp(s->expert_layout, "swapped") == 0)
-        options.expert_layout = SP_EXPERT_LAYOUT_SWAPPED;
+    options.expert_layout = sp_run_settings_expert_layout(&s->run);
     return options;
 }
 
@@ -205,7 +175,7 @@ static int inspect(const inspect_settings *s, const char *path)
 
 int sp_cli_inspect(int argc, char **argv)
 {
-    inspect_settings values = {.experts = false};
+    inspect_settings values = {.run = {0}};
     sp_setting_list paths = {0};
     size_t n_rows;
     sp_setting *rows = create_rows(&values, &n_rows);

@@ -40,6 +40,9 @@ static const shared_row shared_rows[] = {
     {ENGINE,
      {"lora-modules", SP_SETTING_STRING, FIELD(lora_modules), "", 0, 0, NULL, "LIST",
       "modules that a slot holds (q_proj,up_proj,...); empty: those of the adapters", false}},
+    {ENGINE | ADAPTER,
+     {"expert-layout", SP_SETTING_CHOICE, FIELD(expert_layout), "auto", 0, 0, "auto|linear|swapped",
+      NULL, "how fused expert pairs are read where neither config nor shapes tell", false}},
     {ENGINE,
      {"active", SP_SETTING_STRING, FIELD(active), NULL, 0, 0, NULL, "NAME",
       "the adapter of requests that name none; default: the base", false}},
@@ -152,6 +155,14 @@ static sp_status check_usage(const sp_run_settings *settings, sp_error *error)
     return SP_OK;
 }
 
+sp_expert_layout sp_run_settings_expert_layout(const sp_run_settings *settings)
+{
+    if (strcmp(settings->expert_layout, "linear") == 0)
+        return SP_EXPERT_LAYOUT_LINEAR;
+    return strcmp(settings->expert_layout, "swapped") == 0 ? SP_EXPERT_LAYOUT_SWAPPED
+                                                           : SP_EXPERT_LAYOUT_AUTO;
+}
+
 static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_wanted,
                          sp_engine_options *options)
 {
@@ -162,6 +173,7 @@ static void fill_options(const sp_run_settings *settings, int64_t kv_tokens_want
     options->precision = strcmp(settings->precision, "f32") == 0 ? SP_DTYPE_F32 : SP_DTYPE_BF16;
     options->cpu_isa = settings->cpu_isa;
     options->device = settings->device;
+    options->expert_layout = sp_run_settings_expert_layout(settings);
     options->base_gemm_free = strcmp(settings->base_gemm, "free") == 0;
     options->host_bytes_max = (size_t)settings->host_cache_mib << 20;
     if (options->kv_tokens == 0)

@@ -16,7 +16,7 @@ typedef struct sp_run_settings {
     const char *model;
     sp_setting_list adapters; /* NAME=DIR */
     const char *device, *cpu_isa, *precision, *lora_modules, *served_name, *active, *base_gemm;
-    const char *draft_model;
+    const char *draft_model, *expert_layout;
     int64_t host_cache_mib;
     bool json;
     sp_field_flags flags;      /* of the options that are rows of engine/option_rows.h */
@@ -36,6 +36,9 @@ sp_setting *sp_run_settings_rows(sp_run_settings *run, unsigned uses, const sp_s
 sp_status sp_run_settings_parse(sp_run_settings *run, unsigned uses, const sp_setting *rows,
                                 size_t n_rows, int argc, char **argv,
                                 sp_setting_list *out_positional, sp_error *error);
+
+/* What --expert-layout says. */
+sp_expert_layout sp_run_settings_expert_layout(const sp_run_settings *settings);
 
 /*
  * Opens the engine that the settings describe. kv_tokens 0 means `kv_tokens_wanted`, and 0 there

@@ -43,6 +43,8 @@ sp_module_set sp_engine_modules(const sp_geometry *geometry)
     if (!shape || !sp_family_find(shape->family))
         return 0;
     return sp_geometry_kind_modules(geometry, SP_SITE_LINEAR) |
+           sp_geometry_kind_modules(geometry, SP_SITE_ROUTER) |
+           sp_geometry_kind_modules(geometry, SP_SITE_EXPERT) |
            sp_geometry_kind_modules(geometry, SP_SITE_EMBEDDING) |
            sp_geometry_kind_modules(geometry, SP_SITE_HEAD);
 }
@@ -328,12 +330,13 @@ static size_t scratch_bytes(sp_engine *engine)
     return bytes;
 }
 
-static sp_memory_needs needs_of(sp_engine *engine, size_t overlay_bytes)
+static sp_memory_needs needs_of(sp_engine *engine, const sp_startup *startup)
 {
     sp_attention_shape attention = sp_family_attention(&engine->model.shape);
     sp_memory_needs needs = {
         .weights = engine->model.needed_bytes,
-        .overlay = overlay_bytes,
+        .overlay = startup->overlay_bytes,
+        .experts = startup->expert_bytes,
         .scratch = scratch_bytes(engine),
         .host_cache = engine->options.host_bytes_max,
         .kv_token = sp_ops_kv_token_bytes(engine->op_table, &attention, engine->options.precision),
@@ -346,6 +349,7 @@ static sp_memory_needs needs_of(sp_engine *engine, size_t overlay_bytes)
     if (engine->layout) {
         needs.slot = sp_layout_slot_bytes(engine->layout);
         needs.slots = engine->options.max_loras;
+        needs.experts += sp_layout_expert_table_bytes(engine->layout, needs.slots);
     }
     sp_draft_model_add_needs(engine, &needs);
     return needs;
@@ -388,10 +392,10 @@ static sp_status divide_gpu(sp_engine *engine, sp_memory_needs *needs, size_t ho
 }
 
 /* Before any large allocation; chooses the sizes that were left open. */
-static sp_status preflight(sp_engine *engine, size_t overlay_bytes, size_t free_bytes,
+static sp_status preflight(sp_engine *engine, const sp_startup *startup, size_t free_bytes,
                            sp_error *error)
 {
-    sp_memory_needs needs = needs_of(engine, overlay_bytes);
+    sp_memory_needs needs = needs_of(engine, startup);
     sp_memory_shares shares;
     sp_status status = on_gpu(engine) ? divide_gpu(engine, &needs, free_bytes, &shares, error)
                                       : sp_memory_preflight(&needs, free_bytes, &shares, error);
@@ -447,7 +451,7 @@ static sp_status open_all(sp_engine *engine, const sp_engine_adapter *adapters, 
                                          left_of(free_bytes, engine->model.needed_bytes), &startup,
                                          error);
     if (status == SP_OK)
-        status = preflight(engine, startup.overlay_bytes, free_bytes, error);
+        status = preflight(engine, &startup, free_bytes, error);
     if (status == SP_OK && engine->options.weights_prefault && !on_gpu(engine))
         status = prefault(engine, error);
     if (status == SP_OK)

@@ -13,7 +13,8 @@
 #define FFN_MODULES                                                                      \
     "linear_attn.out_proj,mlp.gate_proj,mlp.up_proj,mlp.down_proj,"                      \
     "mlp.shared_expert.gate_proj,mlp.shared_expert.up_proj,mlp.shared_expert.down_proj," \
-    "mlp.shared_expert_gate"
+    "mlp.shared_expert_gate,"                                                            \
+    "mlp.experts.gate_proj,mlp.experts.up_proj,mlp.experts.down_proj"
 #define DEFAULT_POOL_RANK 64
 
 /* ---- opening ------------------------------------------------------------------------------- */
@@ -26,6 +27,9 @@ static sp_adapter_options adapter_options(const sp_engine *engine)
     options.geometry = engine->model.geometry;
     options.rank_max =
         engine->options.max_lora_rank ? engine->options.max_lora_rank : SP_POOL_RANK_MAX;
+    options.expert_rank_max = engine->options.max_lora_expert_rank;
+    options.experts_off = !engine->options.experts;
+    options.expert_layout = engine->options.expert_layout;
     options.pool_dtype = engine->options.precision;
     options.base_dir = engine->options.model_dir;
     options.allow_partial = engine->options.allow_partial;
@@ -98,6 +102,8 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
         rank = engine->options.max_lora_rank;
     options.geometry = engine->model.geometry;
     options.rank = rank ? rank : DEFAULT_POOL_RANK;
+    if (engine->options.experts && engine->model.shape.experts > 0)
+        options.expert_rank = engine->options.max_lora_expert_rank;
     options.dtype = engine->options.precision;
     options.served_embed = &embed;
     options.served_head = &head;
@@ -171,7 +177,23 @@ static size_t overlay_budget(const sp_engine *engine, sp_adapter *const *adapter
     return sum + largest;
 }
 
-static sp_status create_pool(sp_engine *engine, size_t overlay_bytes, sp_error *error)
+static size_t expert_budget(const sp_engine *engine, sp_adapter *const *adapters, size_t n)
+{
+    size_t sum = 0, largest = 0;
+
+    if (engine->options.expert_bytes)
+        return engine->options.expert_bytes;
+    for (size_t i = 0; i < n; i++) {
+        size_t bytes =
+            adapters[i] ? sp_layout_expert_bytes(adapters[i], engine->options.precision) : 0;
+
+        sum += bytes;
+        largest = bytes > largest ? bytes : largest;
+    }
+    return sum + largest;
+}
+
+static sp_status create_pool(sp_engine *engine, const sp_startup *startup, sp_error *error)
 {
     sp_pool_options options;
     sp_status status;
@@ -180,7 +202,8 @@ static sp_status create_pool(sp_engine *engine, size_t overlay_bytes, sp_error *
     options.layout = engine->layout;
     options.device = engine->device;
     options.slots = engine->options.max_loras;
-    options.overlay_bytes = overlay_bytes;
+    options.overlay_bytes = startup->overlay_bytes;
+    options.expert_bytes = startup->expert_bytes;
     status = sp_pool_create(&options, &engine->pool, error);
     if (status == SP_OK)
         status = create_stage(engine, error);
@@ -295,8 +318,10 @@ static sp_status open_startup(sp_engine *engine, sp_startup *startup, sp_error *
     }
     if (status == SP_OK)
         status = create_layout(engine, startup->adapters, startup->n, error);
-    if (status == SP_OK)
+    if (status == SP_OK) {
         startup->overlay_bytes = overlay_budget(engine, startup->adapters, startup->n);
+        startup->expert_bytes = expert_budget(engine, startup->adapters, startup->n);
+    }
     return status;
 }
 
@@ -330,7 +355,7 @@ sp_status sp_engine_start_adapters(sp_engine *engine, const sp_startup *startup,
 
     if (!engine->layout)
         return SP_OK;
-    status = create_pool(engine, startup->overlay_bytes, error);
+    status = create_pool(engine, startup, error);
     for (size_t i = 0; i < startup->n && status == SP_OK; i++)
         if (startup->adapters[i])
             status = add_adapter(engine, &startup->wanted[i], startup->adapters[i],

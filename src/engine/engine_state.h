@@ -102,7 +102,8 @@ typedef struct sp_startup {
     size_t n;
     sp_adapter **adapters; /* [n] one reference each; NULL: refused */
     double *seconds;       /* [n] that opening each took */
-    size_t overlay_bytes;  /* the pool's budget */
+    size_t overlay_bytes;  /* the pool's budgets */
+    size_t expert_bytes;
     size_t free_bytes;     /* for their tensors until they are packed; SIZE_MAX: not known */
 } sp_startup;
 

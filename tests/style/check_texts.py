@@ -28,7 +28,7 @@ ROOMS = [("src/server/", {"serve"}), ("src/cli/serve", {"serve"}),
          ("src/cli/requests", {"generate"}), ("src/engine/request/request_rows", {"generate"})]
 # Settings that `inspect` and hosts have and the verbs that run a model lack, as long as their
 # engine takes no base with experts.
-INSPECT_ALONE = {"experts", "expert-layout", "max-lora-expert-rank"}
+INSPECT_ALONE = set()
 # Words with a hyphen that are plain English, or the names of others.
 PLAIN = set("""all-linear args-json-object base-uri built-in connect-src default-src end-of-text
 form-action frame-ancestors function-name gemv-max-m instruction-set key-value llama-cpp-deepseek-r1

@@ -47,6 +47,9 @@ static sp_status take_pool(const sp_memory_needs *needs, size_t *left, sp_error 
     if (status == SP_OK)
         status = take(left, needs->overlay, "the rows that adapters replace", "overlay-bytes",
                       "lower overlay-bytes", error);
+    if (status == SP_OK)
+        status = take(left, needs->experts, "the router and expert pairs of adapters",
+                      "expert-bytes", "lower expert-bytes or max-loras", error);
     return status;
 }
 

@@ -14,8 +14,9 @@ typedef struct sp_memory_needs {
     size_t weights;
     size_t draft;      /* weights and activations of a draft model */
     size_t slot;       /* one slot of the pool, or an image of one */
-    int32_t slots;     /* 0: no pool, no overlay and no host cache */
+    int32_t slots;     /* 0: no pool, no overlay, no experts and no host cache */
     size_t overlay;    /* budget of replaced rows */
+    size_t experts;    /* budget of router and expert pairs, and their tables */
     size_t scratch;    /* activations, logits and the deltas' scratch */
     size_t host_cache; /* budget of packed adapters; 0: chosen from what the others leave */
     size_t kv_token;   /* keys and values of one token in all layers */

@@ -9,8 +9,11 @@
  */
 #include "base/alloc.h"
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/integer.h"
 #include "engine/ops/cpu_ops.h"
+
+#include <sidepath/experts.h>
 
 #include <math.h>
 
@@ -424,6 +427,69 @@ static void run_down(sp_cpu_ops *cpu, const sp_experts *experts)
     run_gemms(&job, cpu->hidden);
 }
 
+/* ---- side paths ---------------------------------------------------------------------------- */
+
+/* The pairs of the window, for the deltas after it. */
+static sp_status begin_delta(const sp_cpu_ops *cpu)
+{
+    const sp_cpu_experts *own = &cpu->experts;
+    const sp_moe_rows rows = {.struct_bytes = sizeof rows,
+                              .n_tokens = cpu->n_rows,
+                              .top_k = own->shape.per_token,
+                              .n_experts = own->shape.experts,
+                              .row_pair = own->row_pair,
+                              .expert_begin = own->begin,
+                              .n_rows = own->begin[own->shape.experts]};
+
+    return cpu->delta ? sp_delta_experts_begin(cpu->delta, cpu->plan, &rows, NULL, NULL) : SP_OK;
+}
+
+static sp_status apply_delta(sp_cpu_ops *cpu, const void *x, int64_t x_stride, sp_expert_x x_rows,
+                             const sp_delta_output *outputs, int32_t n)
+{
+    const sp_delta_experts_call call = {.struct_bytes = sizeof call,
+                                        .x = x,
+                                        .x_stride = x_stride,
+                                        .x_type = cpu->type,
+                                        .x_rows = x_rows,
+                                        .outputs = outputs,
+                                        .n_outputs = n};
+    double began;
+    sp_status status;
+
+    if (!cpu->delta)
+        return SP_OK;
+    began = sp_clock_seconds();
+    status = sp_delta_experts_apply(cpu->delta, &call, NULL);
+    cpu->ops.delta_seconds += sp_clock_seconds() - began;
+    return status;
+}
+
+static sp_delta_output output_of(const sp_cpu_ops *cpu, const sp_linear *map, void *y)
+{
+    return (sp_delta_output){.struct_bytes = sizeof(sp_delta_output),
+                             .site = map->site,
+                             .y = y,
+                             .y_stride = map->weight.rows,
+                             .y_type = cpu->type};
+}
+
+static sp_status adapt_gate_and_up(sp_cpu_ops *cpu, sp_rows x, const sp_experts *experts)
+{
+    const sp_delta_output outputs[] = {output_of(cpu, &experts->gate[0], cpu->experts.gate),
+                                       output_of(cpu, &experts->up[0], cpu->experts.up)};
+
+    return apply_delta(cpu, cpu->rows[x], cpu->widths[x], SP_EXPERT_X_TOKEN, outputs, 2);
+}
+
+static sp_status adapt_down(sp_cpu_ops *cpu, const sp_experts *experts)
+{
+    const sp_delta_output output = output_of(cpu, &experts->down[0], cpu->experts.down);
+
+    return apply_delta(cpu, cpu->experts.gate, cpu->experts.shape.inner, SP_EXPERT_X_ROW, &output,
+                       1);
+}
+
 /* ---- sums ---------------------------------------------------------------------------------- */
 
 typedef struct sum_args {
@@ -454,9 +520,18 @@ sp_status sp_cpu_experts_run(sp_ops *ops, sp_rows x, const sp_experts *experts, 
     for (int32_t row = 0; row < cpu->n_rows; row += own->shape.window_rows) {
         const sum_args sum = {y, row, (int32_t)min64(own->shape.window_rows, cpu->n_rows - row)};
 
+        sp_status status;
+
         sort_pairs(own, row, sum.n_rows);
+        status = begin_delta(cpu);
         run_gate_and_up(cpu, x, experts);
+        if (status == SP_OK)
+            status = adapt_gate_and_up(cpu, x, experts);
         run_down(cpu, experts);
+        if (status == SP_OK)
+            status = adapt_down(cpu, experts);
+        if (status != SP_OK)
+            return status;
         sp_cpu_each_row(cpu, sum_row, &sum);
     }
     return SP_OK;
