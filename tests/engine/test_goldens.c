@@ -21,8 +21,8 @@
 #define P2_LAST       4
 #define ROUTER_GAP    0.1 /* between two experts' logits, above which bf16 chooses as f64 does */
 
-/* Every adapter of the dense models, of each family, that must load: pairs, replaced rows and
- * trained tokens. */
+/* Every adapter of each family that must load: pairs, replaced rows and trained tokens, routers and
+ * experts. */
 typedef struct model_case {
     const char *model;
     const char *adapters[ADAPTERS_MAX];
@@ -55,8 +55,10 @@ static const model_case cases[] = {
       "rslora-r16", "save-head", "save-head-embed", "tokens", "tokens-dict"}},
     {"qwen3-bias", {"patterns", "plain-r8", "rslora-r16"}},
     {"qwen3moe",
-     {"router", "router-name", "v4-router", "attn-r4", "patterns", "plain-r8", "rslora-r16",
-      "save-head", "save-head-embed", "tokens"}},
+     {"all-linear", "attn-r4", "experts-down", "experts-ffn-names", "experts-fused",
+      "experts-fused-attn", "experts-gateup", "patterns", "plain-r8", "router", "router-name",
+      "rslora-r16", "save-head", "save-head-embed", "tokens", "v4-per-expert", "v4-router",
+      "v4-sparse-experts"}},
     {"llama3",
      {"all-linear-rs", "head-embed-lora", "patterns", "plain-r8", "regex", "save-head-embed",
       "tokens"}},
@@ -299,13 +301,16 @@ static const json_t *index_entry(const json_t *model_index, const char *adapter)
                    : json_object_get(model_index, "base");
 }
 
-/* Three times what transformers and PEFT lose in bf16 themselves, and at least 0.03. */
+/* Three times what transformers and PEFT lose in bf16 themselves, and at least 0.03: all there is
+ * for an adapter that PEFT does not load as written. */
 static double allowed_bf16(const json_t *entry, size_t p)
 {
-    double own =
-        json_number_value(json_array_get(json_object_get(entry, "bf16_rel_err_per_prompt"), p));
+    const json_t *errors = json_object_get(entry, "bf16_rel_err_per_prompt");
+    double own = json_number_value(json_array_get(errors, p));
 
-    assert_true(own > 0);
+    assert_true(
+        errors ? own > 0
+               : strcmp(json_string_value(json_object_get(entry, "golden_source")), "merge") == 0);
     return 3 * own > 0.03 ? 3 * own : 0.03;
 }
 

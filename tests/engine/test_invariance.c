@@ -2,7 +2,7 @@
  * One row, one answer: the bytes of a request's logits, tokens and text do not depend on who else
  * is in the batch, on the order, the slot, the pool's rank, the chunks of the prefill, the pages,
  * the threads or a preemption. On the demo model, in both precisions, for each adapter and the
- * base; and on the fixtures of the Llama types.
+ * base; and on the fixtures of the Llama types and of a mixture of experts.
  */
 #include "support/test.h"
 
@@ -23,13 +23,13 @@ typedef struct model {
     int32_t vocab; /* ids below the special ones */
 } model;
 
-#define FIXTURE(name, other)                                        \
-    {                                                               \
-        SP_TEST_FIXTURES "/" name, {"plain-r8", "patterns", other}, \
-            {SP_TEST_FIXTURES "/" name "/adapters/plain-r8",        \
-             SP_TEST_FIXTURES "/" name "/adapters/patterns",        \
-             SP_TEST_FIXTURES "/" name "/adapters/" other},         \
-            509                                                     \
+#define FIXTURE(name, first, second, third)                 \
+    {                                                       \
+        SP_TEST_FIXTURES "/" name, {first, second, third},  \
+            {SP_TEST_FIXTURES "/" name "/adapters/" first,  \
+             SP_TEST_FIXTURES "/" name "/adapters/" second, \
+             SP_TEST_FIXTURES "/" name "/adapters/" third}, \
+            509                                             \
     }
 
 static const model demo = {SP_TEST_DEMO "/base",
@@ -37,9 +37,12 @@ static const model demo = {SP_TEST_DEMO "/base",
                            {SP_TEST_DEMO "/adapters/scripture", SP_TEST_DEMO "/adapters/csource",
                             SP_TEST_DEMO "/adapters/sqldoc"},
                            2045};
-static const model llama_types[] = {FIXTURE("llama3", "save-head-embed"),
-                                    FIXTURE("qwen2", "head-embed-lora"),
-                                    FIXTURE("smollm", "tokens")};
+static const model fixtures[] = {FIXTURE("llama3", "plain-r8", "patterns", "save-head-embed"),
+                                 FIXTURE("qwen2", "plain-r8", "patterns", "head-embed-lora"),
+                                 FIXTURE("smollm", "plain-r8", "patterns", "tokens"),
+                                 FIXTURE("qwen3moe", "all-linear", "v4-sparse-experts", "router")};
+
+static const model *const with_experts = &fixtures[3];
 
 static const model *m = &demo; /* of the test under way */
 
@@ -174,24 +177,23 @@ static void test_f32(void **state)
     check_precision(SP_DTYPE_F32);
 }
 
-static void test_llama_types(void **state)
+static void test_fixtures(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof llama_types / sizeof llama_types[0]; i++) {
-        m = &llama_types[i];
+    for (size_t i = 0; i < sizeof fixtures / sizeof fixtures[0]; i++) {
+        m = &fixtures[i];
         check_precision(SP_DTYPE_BF16);
     }
     m = &demo;
 }
 
 /* The adapters do something: otherwise all of the above would hold for an engine without them. */
-static void test_adapters_differ_from_the_base(void **state)
+static void check_adapters_differ(void)
 {
     sp_test_random random = {7};
     int32_t prompt[PROMPT];
     engine_run runs[N_ADAPTERS + 1];
 
-    (void)state;
     engine_run_fill_prompt(&random, prompt, PROMPT, m->vocab);
     for (int32_t a = 0; a <= N_ADAPTERS; a++)
         runs[a] = run_reference(a < N_ADAPTERS ? m->names[a] : NULL, prompt, SP_DTYPE_BF16);
@@ -203,8 +205,17 @@ static void test_adapters_differ_from_the_base(void **state)
         engine_run_free(&runs[a]);
 }
 
+static void test_adapters_differ_from_the_base(void **state)
+{
+    (void)state;
+    check_adapters_differ();
+    m = with_experts;
+    check_adapters_differ();
+    m = &demo;
+}
+
 /* lora_scale 0 is the base, exactly; 1 is the plain result; 2 is something else. */
-static void test_request_scale(void **state)
+static void check_request_scale(const char *adapter)
 {
     static const variant plain = {"scale", 0, 0, 0, 1, 16, 256, 0, 4096, false};
     sp_test_random random = {11};
@@ -213,10 +224,9 @@ static void test_request_scale(void **state)
     engine_run runs[4];
     engine_run *list[4];
 
-    (void)state;
     engine_run_fill_prompt(&random, prompt, PROMPT, m->vocab);
     for (int32_t i = 0; i < 4; i++) {
-        runs[i] = engine_run_init(i == 3 ? NULL : "csource", prompt, PROMPT, MAX_TOKENS);
+        runs[i] = engine_run_init(i == 3 ? NULL : adapter, prompt, PROMPT, MAX_TOKENS);
         runs[i].request.lora_scale = (float)i;
         if (i == 3)
             runs[i].request.lora_scale = 1;
@@ -233,11 +243,21 @@ static void test_request_scale(void **state)
     sp_engine_close(engine);
 }
 
+static void test_request_scale(void **state)
+{
+    (void)state;
+    check_request_scale("csource");
+    m = with_experts;
+    for (int32_t a = 0; a < N_ADAPTERS; a++)
+        check_request_scale(m->names[a]);
+    m = &demo;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bf16),          cmocka_unit_test(test_f32),
-        cmocka_unit_test(test_llama_types),   cmocka_unit_test(test_adapters_differ_from_the_base),
+        cmocka_unit_test(test_fixtures),      cmocka_unit_test(test_adapters_differ_from_the_base),
         cmocka_unit_test(test_request_scale),
     };
 

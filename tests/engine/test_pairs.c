@@ -2,7 +2,7 @@
  * Every pair of what a step may meet at once: adapters mixed in a batch, chunks, preemption, prefix
  * hits, graphs, replaced rows, logprobs, rotation through few slots. Each request gets the tokens
  * and logprobs that it gets alone, byte for byte; and the logprobs of what it chose are those of
- * the same ids when they are scored as a prompt.
+ * the same ids when they are scored as a prompt. On a dense model and on a mixture of experts.
  */
 #include "support/test.h"
 
@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MODEL      SP_TEST_FIXTURES "/qwen3-tied"
 #define N_ADAPTERS 7
 #define N_RUNS     10
 #define PROMPT_MAX 70
@@ -31,9 +30,22 @@ typedef enum lever {
     N_LEVERS = 8
 } lever;
 
-static const char *const names[N_ADAPTERS] = {"all-linear", "attn-r4",   "r64",       "patterns",
-                                              "tokens",     "head-lora", "save-embed"};
-#define N_LINEAR 4 /* of these without tables */
+#define N_LINEAR 4 /* adapters without tables; they come first */
+
+typedef struct model {
+    const char *dir;
+    const char *names[N_ADAPTERS];
+} model;
+
+static const model dense = {
+    SP_TEST_FIXTURES "/qwen3-tied",
+    {"all-linear", "attn-r4", "r64", "patterns", "tokens", "head-lora", "save-embed"}};
+/* All-linear ones adapt the routers too. */
+static const model experts = {SP_TEST_FIXTURES "/qwen3moe",
+                              {"all-linear", "v4-sparse-experts", "router", "experts-fused-attn",
+                               "tokens", "save-head", "save-head-embed"}};
+
+static const model *m = &dense; /* of the test under way */
 
 static int32_t prompts[N_RUNS][PROMPT_MAX];
 static int32_t n_prompt[N_RUNS];
@@ -57,7 +69,7 @@ static const char *adapter_of(int i, unsigned levers)
 {
     int n = levers & OVERLAYS ? N_ADAPTERS : N_LINEAR;
 
-    return i % 5 == 4 ? NULL : names[i % n];
+    return i % 5 == 4 ? NULL : m->names[i % n];
 }
 
 static engine_run make_run(int i, unsigned levers)
@@ -80,11 +92,11 @@ static sp_engine *open_engine(unsigned levers)
     sp_engine_options options;
 
     for (int i = 0; i < N_ADAPTERS; i++) {
-        snprintf(paths[i], sizeof paths[i], MODEL "/adapters/%s", names[i]);
-        adapters[i] = (sp_engine_adapter){sizeof adapters[i], names[i], paths[i]};
+        snprintf(paths[i], sizeof paths[i], "%s/adapters/%s", m->dir, m->names[i]);
+        adapters[i] = (sp_engine_adapter){sizeof adapters[i], m->names[i], paths[i]};
     }
     sp_engine_options_default(&options, sizeof options);
-    options.model_dir = MODEL;
+    options.model_dir = m->dir;
     options.threads = 1;
     options.max_loras = levers & ROTATION ? 2 : N_ADAPTERS;
     options.kv_tokens = levers & PREEMPTION ? 128 : 4096;
@@ -122,11 +134,10 @@ static void run_under(unsigned levers, engine_run *runs)
 /* ---- cases --------------------------------------------------------------------------------- */
 
 /* One after the other, eagerly, whole, with all slots: what each request is. */
-static void test_every_pair(void **state)
+static void check_every_pair(void)
 {
     engine_run plain[2][2][N_RUNS] = {0}; /* by overlays and logprobs, which make other requests */
 
-    (void)state;
     for (unsigned o = 0; o < 2; o++)
         for (unsigned l = 0; l < 2; l++)
             run_under(EAGER | (o ? OVERLAYS : 0) | (l ? LOGPROBS : 0), plain[o][l]);
@@ -174,9 +185,8 @@ static void check_scored(sp_engine *engine, const engine_run *run)
     engine_run_free(&scored);
 }
 
-static void test_sampling_equals_scoring(void **state)
+static void check_sampling_equals_scoring(void)
 {
-    (void)state;
     for (unsigned hits = 0; hits < 2; hits++) {
         unsigned levers = MIXED | OVERLAYS | LOGPROBS | (hits ? PREFIX_HITS : CHUNKS);
         engine_run runs[N_RUNS] = {0};
@@ -192,11 +202,41 @@ static void test_sampling_equals_scoring(void **state)
     }
 }
 
+static void dense_pairs(void **state)
+{
+    (void)state;
+    m = &dense;
+    check_every_pair();
+}
+
+static void dense_sampling_equals_scoring(void **state)
+{
+    (void)state;
+    m = &dense;
+    check_sampling_equals_scoring();
+}
+
+static void expert_pairs(void **state)
+{
+    (void)state;
+    m = &experts;
+    check_every_pair();
+}
+
+static void expert_sampling_equals_scoring(void **state)
+{
+    (void)state;
+    m = &experts;
+    check_sampling_equals_scoring();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_pair),
-        cmocka_unit_test(test_sampling_equals_scoring),
+        cmocka_unit_test(dense_pairs),
+        cmocka_unit_test(dense_sampling_equals_scoring),
+        cmocka_unit_test(expert_pairs),
+        cmocka_unit_test(expert_sampling_equals_scoring),
     };
 
     make_prompts();

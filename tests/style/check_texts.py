@@ -26,9 +26,6 @@ ROOMS = [("src/server/", {"serve"}), ("src/cli/serve", {"serve"}),
          ("src/cli/bench_structured", {"bench structured"}),
          ("src/cli/bench_swap", {"bench swap"}), ("src/cli/bench", {"bench step"}),
          ("src/cli/requests", {"generate"}), ("src/engine/request/request_rows", {"generate"})]
-# Settings that `inspect` and hosts have and the verbs that run a model lack, as long as their
-# engine takes no base with experts.
-INSPECT_ALONE = set()
 # Words with a hyphen that are plain English, or the names of others.
 PLAIN = set("""all-linear args-json-object base-uri built-in connect-src default-src end-of-text
 form-action frame-ancestors function-name gemv-max-m instruction-set key-value llama-cpp-deepseek-r1
@@ -125,15 +122,13 @@ def problems_of_texts(program):
             if " " not in text or name.startswith("src/server/api/page"):
                 continue
             for word in HYPHENED.findall(FLAG.sub(" ", text)):
-                if word in program.any_flag and word not in INSPECT_ALONE:
+                if word in program.any_flag:
                     lacking = [v for v in sorted(verbs) if word not in program.flags[v]]
                     if lacking and not name.startswith("src/cli/"):
                         yield "%s: a text names the setting %s, which `%s` does not have" % (
                             name, word, lacking[0])
                 elif word not in program.any_flag | PLAIN and word not in program.literals:
                     yield "%s: a text names %s, which is no setting and no code" % (name, word)
-    for flag in sorted(INSPECT_ALONE & program.flags["serve"]):
-        yield "`serve` has --%s now: it is no exception any more" % flag
 
 
 # ---- documents -------------------------------------------------------------------------------
