@@ -18,7 +18,7 @@ CODE = re.compile(r"\bsp_fail\(\s*\w+,\s*[\w>.-]+,\s*\"([\w-]+)\"")
 
 
 def documents(root):
-    return [root / "README.md"] + sorted((root / "docs").glob("*.md"))
+    return [root / "README.md"] + sorted((root / "docs").rglob("*.md"))
 
 
 def named_paths(text):
