@@ -104,7 +104,7 @@ typedef struct sp_startup {
     double *seconds;       /* [n] that opening each took */
     size_t overlay_bytes;  /* the pool's budgets */
     size_t expert_bytes;
-    size_t free_bytes;     /* for their tensors until they are packed; SIZE_MAX: not known */
+    size_t free_bytes; /* for their tensors until they are packed; SIZE_MAX: not known */
 } sp_startup;
 
 /* engine_adapters.c. Opens the adapters (n may be 0) and creates engine->layout, which stays NULL

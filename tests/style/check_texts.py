@@ -134,7 +134,7 @@ def problems_of_texts(program):
 # ---- documents -------------------------------------------------------------------------------
 
 def documents(root):
-    return [root / "README.md", root / "CHANGELOG.md"] + sorted((root / "docs").glob("*.md"))
+    return [root / "README.md", root / "CHANGELOG.md"] + sorted((root / "docs").rglob("*.md"))
 
 
 def tables(text):

@@ -89,6 +89,10 @@ typedef struct sp_engine_options {
     bool no_batch_verify; /* measuring lever: each request with drafts has a pass of its own */
     const char *draft_model; /* directory of a small model of the same vocabulary and tokenizer,
                                 which drafts where a request's own text has nothing; NULL: none */
+    bool experts;            /* adapters of routers and experts are taken */
+    int32_t max_lora_expert_rank;   /* the largest rank of their pairs */
+    size_t expert_bytes;            /* budget of these; 0: as with overlay_bytes */
+    sp_expert_layout expert_layout; /* of fused pairs where neither config nor shapes tell */
 } sp_engine_options;
 
 SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
