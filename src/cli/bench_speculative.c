@@ -56,6 +56,7 @@ static const sp_setting own_rows[] = {
 /* The sums of the steps that had no rows of prompts. */
 typedef struct spec_sums {
     double seconds, processor; /* the second: of all threads */
+    double drafting;           /* seconds of the first that the draft model took */
     uint64_t tokens, drafted, accepted, steps;
 } spec_sums;
 
@@ -175,6 +176,7 @@ static void add_step(spec_bench *bench, spec_sums *sums, const sp_engine_stats *
         bench->full[bench->n_full++] = after->step_seconds - before->step_seconds;
     sums->seconds += after->step_seconds - before->step_seconds;
     sums->processor += processor;
+    sums->drafting += after->draft_seconds - before->draft_seconds;
     sums->tokens += after->tokens - before->tokens;
     sums->drafted += after->drafted_tokens - before->drafted_tokens;
     sums->accepted += after->accepted_tokens - before->accepted_tokens;
@@ -398,10 +400,12 @@ static void print_json(const spec_bench *bench)
         printf("%s{\"requests\": %d, \"adapters\": %zu, \"drafts\": \"%s\", \"right\": %.4g, "
                "\"accepted\": %.4g, \"steps\": %llu, \"tokens_per_second\": %.6g, \"ratio\": %.4g, "
                "\"against\": \"the same requests without drafts\", \"processor_ratio\": %.4g, "
-               "\"plain_tokens_per_second\": %.6g, \"verify_seconds\": %.6g}",
+               "\"plain_tokens_per_second\": %.6g, \"verify_seconds\": %.6g, \"drafted\": %llu, "
+               "\"draft_model_seconds\": %.4g}",
                i ? ", " : "", c->requests, c->adapters, c->share < 0 ? "own" : "forced",
                c->share < 0 ? 0 : c->share, accepted_share(c), (unsigned long long)c->sums.steps,
-               c->rate, c->ratio, c->processor_ratio, c->plain_rate, c->verify_seconds);
+               c->rate, c->ratio, c->processor_ratio, c->plain_rate, c->verify_seconds,
+               (unsigned long long)c->sums.drafted, c->sums.drafting);
     }
     printf("], \"prompt_tokens\": %d, \"new_tokens\": %d, \"draft_tokens\": %d, "
            "\"draft_model\": %s, \"device\": \"%s\", \"cpu_isa\": \"%s\", ",
