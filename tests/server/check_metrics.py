@@ -147,7 +147,7 @@ def page_equals_metrics(server):
     """At rest the page's numbers are those of /metrics."""
     status, text = get(server, "/status.json").json, metrics_of(server)
     pairs = [(status["memory"][kind], 'sidepath_memory_bytes{kind="%s"}' % kind)
-             for kind in ("weights", "slots", "kv", "scratch")]
+             for kind in ("weights", "slots", "kv", "scratch", "draft_model")]
     pairs += [(status["memory"]["host_cache"], "sidepath_host_cache_bytes"),
               (status["memory"]["host_cache_max"], "sidepath_host_cache_bytes_max"),
               (status["memory"]["host_cache_evictions"], "sidepath_host_cache_evictions_total"),

@@ -125,6 +125,8 @@ def check_draft_model(binary):
             assert drafted >= accepted > 0 and seconds > 0, (drafted, accepted, seconds)
             if body["model"] == "base":
                 assert drafted == accepted
+        memory = get(server, "/status.json").json["memory"]
+        assert memory["draft_model"] > memory["weights"] > 0, memory
 
 
 CHECKS = [check_speculative_answers, check_speculative_streams, check_draft_model]

@@ -79,6 +79,7 @@ static void add_memory(sp_text *out, const sp_engine_stats *stats)
     add_count(out, ", ", "slots", stats->pool_bytes);
     add_count(out, ", ", "kv", stats->kv_bytes);
     add_count(out, ", ", "scratch", stats->scratch_bytes);
+    add_count(out, ", ", "draft_model", stats->draft_model_bytes);
     add_count(out, ", ", "host_cache", stats->host_bytes);
     add_count(out, ", ", "host_cache_max", stats->host_bytes_max);
     add_count(out, ", ", "host_cache_evictions", stats->host_evictions);

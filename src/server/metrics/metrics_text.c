@@ -328,6 +328,7 @@ static void add_memory(sp_text *out, const sp_engine_stats *stats)
     add_labelled(out, name, "kind", "slots", (double)stats->pool_bytes);
     add_labelled(out, name, "kind", "kv", (double)stats->kv_bytes);
     add_labelled(out, name, "kind", "scratch", (double)stats->scratch_bytes);
+    add_labelled(out, name, "kind", "draft_model", (double)stats->draft_model_bytes);
 }
 
 typedef uint64_t (*traffic_fn)(const sp_traffic *traffic);
