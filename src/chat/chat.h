@@ -100,7 +100,7 @@ typedef struct sp_chat_request {
     size_t struct_bytes;
     const json_t *messages;    /* array; a content is a string, null, or a list of text parts, which
                                   are joined by newlines; the role "developer" is "system" */
-    const json_t *tools;       /* array, null or NULL */
+    const json_t *tools;       /* array, null or NULL; calls of those with "strict" are valid */
     const json_t *tool_choice; /* NULL, null, "none" (tools are left out), "auto", "required" (a
                                   call is forced) or {"type": "function", "function": {"name"}} (a
                                   call of this tool is); else refused */
@@ -124,7 +124,9 @@ typedef struct sp_chat_prompt {
     bool reasoning; /* the template knows <think>: an answer may begin with it */
     bool tools;     /* the template knows <tool_call>, and the request has tools */
     sp_constraint_thought thought; /* that may come before the answer itself */
-    sp_text forced; /* where a call is forced: the text of an SP_CONSTRAINT_CALLS; else data NULL */
+    sp_text forced; /* where calls are held to their tools: the text of an SP_CONSTRAINT_CALLS; else
+                       data NULL */
+    bool may_call;  /* and no call is forced: some tools are strict */
     json_t *tagged_tools; /* owned: the tools, where the template has calls written as tags
                              (<function=NAME>) and not as JSON; else NULL */
 } sp_chat_prompt;

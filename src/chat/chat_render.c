@@ -631,6 +631,22 @@ static sp_status finish(maker *make, const sp_chat *chat, const sp_chat_request 
     return SP_OK;
 }
 
+/* What calls have to be, where the request says so. */
+static sp_status hold_calls(sp_chat_prompt *prompt, const sp_chat_request *request, sp_error *error)
+{
+    sp_status status = SP_OK;
+
+    if (sp_forced_call_is_wanted(request->tool_choice)) {
+        status = sp_forced_call_write(prompt, request, &prompt->forced, error);
+    } else if (sp_strict_call_is_wanted(request)) {
+        prompt->may_call = true;
+        status = sp_strict_call_write(prompt, request, &prompt->forced, error);
+    }
+    if (status != SP_OK)
+        sp_chat_prompt_free(prompt);
+    return status;
+}
+
 static sp_status render_with(maker *make, const sp_chat *chat, const sp_chat_request *request,
                              sp_chat_prompt *out_prompt)
 {
@@ -661,11 +677,8 @@ static sp_status render_with(maker *make, const sp_chat *chat, const sp_chat_req
         out_prompt->tools = chat->calls && has_tools;
     if (status == SP_OK && out_prompt->tools && chat->tagged_calls)
         out_prompt->tagged_tools = json_incref((json_t *)request->tools);
-    if (status == SP_OK && sp_forced_call_is_wanted(request->tool_choice)) {
-        status = sp_forced_call_write(out_prompt, request, &out_prompt->forced, make->error);
-        if (status != SP_OK)
-            sp_chat_prompt_free(out_prompt);
-    }
+    if (status == SP_OK)
+        status = hold_calls(out_prompt, request, make->error);
     return status;
 }
 

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "grammar/calls.h"
 #include "grammar/regex.h"
 #include "grammar/schema.h"
 
@@ -61,64 +62,14 @@ static sp_status make_choice(sp_schema_maker *maker, const sp_grammar_source *so
     return status;
 }
 
-static int32_t add_text(sp_schema_maker *maker, int32_t from, const json_t *object,
-                        const char *name)
-{
-    const json_t *text = json_object_get(object, name);
-
-    return sp_net_literal(&maker->net, from, json_string_value(text) ? json_string_value(text) : "",
-                          json_string_length(text));
-}
-
-/* One tool's call: what is before its arguments is shared with tools of a similar name. Its
- * parameters are a document of their own, to which its references belong. */
-static sp_status add_tool(sp_schema_maker *maker, const json_t *calls, const json_t *tool,
-                          int32_t from, int32_t to, sp_error *error)
-{
-    const json_t *parameters = json_object_get(tool, "parameters");
-    const char *name = json_string_value(json_object_get(tool, "name"));
-    int32_t at = add_text(maker, from, calls, "begin"), rule;
-    sp_text escaped = {0};
-    sp_status status;
-
-    if (!name)
-        return malformed(error, "a tool has no name");
-    sp_text_json_string(&escaped, name, strlen(name));
-    if (escaped.failed)
-        sp_schema_no_memory(maker);
-    else
-        at = sp_net_literal(&maker->net, at, escaped.data + 1, escaped.bytes - 2);
-    sp_text_free(&escaped);
-    at = add_text(maker, at, calls, "middle");
-    rule = json_is_object(parameters) ? sp_schema_rule(maker, parameters, "#")
-                                      : sp_json_rule(maker, SP_JSON_OBJECT);
-    status = sp_schema_make_all(maker, parameters);
-    if (status == SP_OK) {
-        int32_t after = sp_net_node_add(&maker->net);
-
-        sp_net_call(&maker->net, at, rule, after);
-        sp_net_nothing(&maker->net, add_text(maker, after, calls, "end"), to);
-    }
-    return status;
-}
-
 static sp_status make_calls(sp_schema_maker *maker, const sp_grammar_source *source, int32_t from,
                             int32_t to, sp_error *error)
 {
-    int32_t after = sp_net_node_add(&maker->net);
-    const json_t *tools;
     json_t *root = NULL;
     sp_status status = parse(source, "the tools", &root, error);
 
-    tools = json_object_get(root, "tools");
-    for (size_t i = 0; status == SP_OK && i < json_array_size(tools); i++)
-        status = add_tool(maker, root, json_array_get(tools, i), from, after, error);
-    if (status == SP_OK && json_is_true(json_object_get(root, "many"))) {
-        int32_t again = add_text(maker, after, root, "between");
-
-        sp_net_nothing(&maker->net, again, from);
-    }
-    sp_net_nothing(&maker->net, after, to);
+    if (status == SP_OK)
+        status = sp_calls_make(maker, root, from, to, error);
     json_decref(root);
     return status;
 }

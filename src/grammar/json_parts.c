@@ -22,6 +22,16 @@ static const char *const patterns[SP_JSON_PARTS] = {
     [SP_JSON_NUMBER] = "-?(0|[1-9][0-9]{0,14})(\\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?",
 };
 
+/* The same where values stand between tags, which "</" could end: there it is "<\/". */
+#define UNTAGGED "[^\"\\\\<\\x00-\\x1f]"
+#define ESCAPE   "\\\\([\"\\\\/bfnrt]|" UNICODE_ESCAPE ")"
+
+static const char *const tagged_patterns[SP_JSON_PARTS] = {
+    [SP_JSON_STRING] = "\"(" UNTAGGED "|<+[^\"\\\\</\\x00-\\x1f]|<*" ESCAPE ")*<*\"",
+    [SP_JSON_CHARACTER] = UNTAGGED "|\\\\[\"\\\\/bfnrt]",
+    [SP_JSON_NAME_REST] = UNTAGGED "*\"",
+};
+
 /* Between two brackets: any number of items, with commas between. `item_end` follows the items,
  * which begin at `item`. */
 static void add_brackets(sp_schema_maker *maker, int32_t start, const char brackets[2],
@@ -78,12 +88,14 @@ static void add_value(sp_schema_maker *maker, int32_t start)
 
 int32_t sp_json_rule(sp_schema_maker *maker, sp_json_part part)
 {
+    const char *pattern = maker->tagged ? tagged_patterns[part] : NULL;
     int32_t rule;
 
     if (maker->parts[part] > 0 || sp_schema_failed(maker))
         return maker->parts[part] > 0 ? maker->parts[part] - 1 : 0;
-    if (patterns[part]) {
-        rule = sp_schema_pattern(maker, patterns[part], strlen(patterns[part]), false, "#", NULL);
+    pattern = pattern ? pattern : patterns[part];
+    if (pattern) {
+        rule = sp_schema_pattern(maker, pattern, strlen(pattern), false, "#", NULL);
         maker->parts[part] = rule + 1;
         return rule;
     }

@@ -40,6 +40,7 @@ typedef struct sp_schema_maker {
     sp_schema_task *tasks; /* [n_tasks] the first n_done are made */
     int32_t n_tasks, n_done, tasks_capacity;
     int32_t parts[SP_JSON_PARTS]; /* rule + 1; 0: not made */
+    bool tagged; /* values stand between tags: "</" is in no string of JSON, but as "<\\/" */
     int64_t pattern_steps;
     sp_status status; /* the first failure; that of `net` is its own */
     sp_error *error;
@@ -67,6 +68,9 @@ void sp_schema_refuse(sp_schema_maker *maker, const char *code, const char *path
 /* The rule of a pattern for the whole of a JSON value, or, `in_string`, for a string's content. */
 int32_t sp_schema_pattern(sp_schema_maker *maker, const char *pattern, size_t bytes, bool in_string,
                           const char *path, const char *keyword);
+/* The rule of a format's text, between quotes or without. */
+int32_t sp_schema_format(sp_schema_maker *maker, const char *path, const json_t *format,
+                         bool in_string);
 /* A member that is a number of items, at least `otherwise` where it is absent. */
 int64_t sp_schema_count(sp_schema_maker *maker, const sp_schema_task *task, const char *keyword,
                         int64_t otherwise);

@@ -32,16 +32,17 @@ static const struct {
             "{0,30}[a-zA-Z0-9])?){0,4}(:[1-9][0-9]{1,3})?(/[a-zA-Z0-9._~-]{0,64}){0,8}$"},
 };
 
-static int32_t format_rule(sp_schema_maker *maker, const sp_schema_task *task, const json_t *format)
+int32_t sp_schema_format(sp_schema_maker *maker, const char *path, const json_t *format,
+                         bool in_string)
 {
     const char *name = json_string_value(format);
 
     for (size_t i = 0; name && i < sizeof formats / sizeof *formats; i++)
         if (strcmp(formats[i].name, name) == 0)
-            return sp_schema_pattern(maker, formats[i].pattern, strlen(formats[i].pattern), true,
-                                     task->path, "format");
-    sp_schema_refuse(maker, name ? SP_GRAMMAR_UNSUPPORTED : SP_GRAMMAR_MALFORMED, task->path,
-                     "format", "\"%.60s\" is not supported", name ? name : "");
+            return sp_schema_pattern(maker, formats[i].pattern, strlen(formats[i].pattern),
+                                     in_string, path, "format");
+    sp_schema_refuse(maker, name ? SP_GRAMMAR_UNSUPPORTED : SP_GRAMMAR_MALFORMED, path, "format",
+                     "\"%.60s\" is not supported", name ? name : "");
     return 0;
 }
 
@@ -96,7 +97,7 @@ void sp_schema_add_string(sp_schema_maker *maker, const sp_schema_task *task, in
     if (pattern)
         sp_net_call(&maker->net, start, pattern_rule(maker, task, pattern), end);
     else if (format)
-        sp_net_call(&maker->net, start, format_rule(maker, task, format), end);
+        sp_net_call(&maker->net, start, sp_schema_format(maker, task->path, format, true), end);
     else if (length)
         add_length(maker, least, most, start, end);
     else

@@ -99,6 +99,58 @@ static void test_not_forced(void **state)
     }
 }
 
+/* The tags of a template that has them, in place of JSON. */
+static void test_tags(void **state)
+{
+    sp_chat_prompt prompt = {0};
+    sp_error error;
+    json_t *root;
+
+    (void)state;
+    assert_ok(render("<tool_call>\n<function=NAME>", tools, "\"required\"", true, &prompt, &error),
+              &error);
+    root = json_loadb(prompt.forced.data, prompt.forced.bytes, 0, NULL);
+    assert_true(json_is_true(json_object_get(root, "tagged")));
+    assert_string_equal(json_string_value(json_object_get(root, "begin")),
+                        "<tool_call>\n<function=");
+    assert_string_equal(json_string_value(json_object_get(root, "middle")), ">\n");
+    assert_string_equal(json_string_value(json_object_get(root, "end")),
+                        "</function>\n</tool_call>");
+    assert_true(json_is_null(json_object_get(root, "free")));
+    json_decref(root);
+    sp_chat_prompt_free(&prompt);
+}
+
+/* Strict tools that the model may call: other text is free, and so are other tools' arguments. */
+static void test_strict(void **state)
+{
+    static const char strict[] =
+        "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":{"
+        "\"type\":\"object\"}}},{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]";
+    static const char *const choices[] = {"\"auto\"", "null"};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        sp_chat_prompt prompt = {0};
+        sp_error error;
+        json_t *root, *list;
+
+        assert_ok(render(sp_qwen_form, strict, choices[i], i == 0, &prompt, &error), &error);
+        assert_true(prompt.may_call);
+        root = json_loadb(prompt.forced.data, prompt.forced.bytes, 0, NULL);
+        list = json_object_get(root, "tools");
+        assert_string_equal(json_string_value(json_object_get(root, "free")), "<tool_call>");
+        assert_int_equal(json_is_true(json_object_get(root, "many")), i == 1);
+        assert_true(json_is_false(json_object_get(json_array_get(list, 0), "any")));
+        assert_true(json_is_true(json_object_get(json_array_get(list, 1), "any")));
+        json_decref(root);
+        sp_chat_prompt_free(&prompt);
+        assert_ok(render("plain", strict, choices[i], false, &prompt, &error), &error);
+        assert_null(prompt.forced.data); /* a template without calls */
+        sp_chat_prompt_free(&prompt);
+    }
+}
+
 static void test_refused(void **state)
 {
     static const struct {
@@ -112,7 +164,6 @@ static void test_refused(void **state)
         {sp_qwen_form, tools, "\"any\"", "by its name"},
         {sp_qwen_form, tools, "7", "by its name"},
         {"plain", tools, "\"required\"", "template has none"},
-        {"<tool_call>\n<function=NAME>", tools, "\"required\"", "in the tags"},
     };
     size_t before = sp_alloc_bytes();
 
@@ -159,10 +210,9 @@ static void test_thoughts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_not_forced),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_thoughts),
+        cmocka_unit_test(test_texts),   cmocka_unit_test(test_not_forced),
+        cmocka_unit_test(test_tags),    cmocka_unit_test(test_strict),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_thoughts),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -42,6 +42,20 @@ static const struct {
      "\"get\", \"parameters\": {\"type\": \"object\", \"properties\": {\"x\": {\"$ref\": "
      "\"#/$defs/y\"}}, \"$defs\": {\"y\": {\"type\": \"integer\"}}}}, {\"name\": \"get_all\", "
      "\"parameters\": null}]}"},
+    {SP_GRAMMAR_CALLS,
+     "{\"free\": \"<tool_call>\", \"begin\": \"<tool_call>\\n{\\\"name\\\": \\\"\", \"middle\": "
+     "\"\\\", "
+     "\\\"arguments\\\": \", \"end\": \"}\\n</tool_call>\", \"between\": \"\\n\", \"many\": true, "
+     "\"tools\": [{\"name\": \"get\", \"parameters\": {\"type\": \"object\", \"properties\": "
+     "{\"x\": "
+     "{\"type\": \"boolean\"}}, \"required\": [\"x\"]}}, {\"name\": \"go\", \"any\": true}]}"},
+    {SP_GRAMMAR_CALLS,
+     "{\"tagged\": true, \"begin\": \"<tool_call>\\n<function=\", \"middle\": \">\\n\", \"end\": "
+     "\"</function>\\n</tool_call>\", \"between\": \"\\n\", \"many\": false, \"tools\": "
+     "[{\"name\": "
+     "\"get\", \"parameters\": {\"type\": \"object\", \"properties\": {\"s\": {\"type\": "
+     "\"string\"}, "
+     "\"n\": {\"type\": [\"integer\", \"null\"]}}, \"required\": [\"s\"]}}]}"},
 };
 #define N_GRAMMARS (sizeof grammars / sizeof *grammars)
 

@@ -4,10 +4,13 @@ wanted, in streams and whole, for each field, with thoughts and forced calls, at
 2; and what is refused says where.
     check_structured.py PROGRAM [CHECK...]"""
 
+import contextlib
 import json
 import re
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import serving
 from serving import ADAPTERS, post, run_checks
@@ -114,6 +117,77 @@ def check_forced_calls(binary):
                 assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+TAGS = """{% if tools %}{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Calls are <tool_call>
+<function=NAME>
+<parameter=KEY>
+VALUE
+</parameter>
+</function>
+</tool_call>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@contextlib.contextmanager
+def serving_by(binary, text):
+    """A server whose chat template is this text."""
+    with tempfile.TemporaryDirectory() as top:
+        template = Path(top) / "template.jinja"
+        template.write_text(text)
+        with serving.serving(binary, "--chat-template", template) as server:
+            yield server
+
+
+def check_tagged_calls(binary):
+    """Forced calls in the tags of Qwen3-Coder's template."""
+    tool = {"type": "function", "function": {"name": "book", "parameters": {
+        "type": "object", "properties": {
+            "city": {"type": "string", "maxLength": 8},
+            "nights": {"type": "integer", "minimum": 1, "maximum": 9},
+            "rooms": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1,
+                      "maxItems": 2}},
+        "required": ["city", "nights", "rooms"]}}}
+    with serving_by(binary, TAGS) as server:
+        for seed in range(4):
+            body = {**TALK, "tools": [tool], "tool_choice": "required", "seed": seed,
+                    "parallel_tool_calls": False}
+            made = post(server, "/v1/chat/completions", body).json["choices"][0]
+            assert made["finish_reason"] == "tool_calls", made
+            call, = made["message"]["tool_calls"]
+            arguments = json.loads(call["function"]["arguments"])
+            assert call["function"]["name"] == "book" and len(arguments["city"]) <= 8, made
+            assert 1 <= arguments["nights"] <= 9 and set(arguments["rooms"]) <= {"a", "b"}, made
+
+
+def check_strict_tools(binary):
+    """A call that is left to the model: other text is what it is without strict tools."""
+    loose = [{**tool, "function": {**tool["function"], "strict": False}} for tool in TOOLS]
+    wrong = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
+        "type": "object", "properties": {"a": {"type": "string", "contentSchema": {}}}}}}]
+    with serving_by(binary, TAGS.replace("tool | tojson", "tool.function.name")) as server:
+        for more in ({"temperature": 0}, {"seed": 3}):
+            body = {**TALK, "max_tokens": 60, **more}
+            plain = post(server, "/v1/chat/completions", {**body, "tools": loose}).json["choices"]
+            strict = post(server, "/v1/chat/completions", {**body, "tools": TOOLS}).json["choices"]
+            assert plain == strict, (plain, strict)
+        for choice in ("auto", "required"):
+            answer = post(server, "/v1/chat/completions", {**TALK, "tools": wrong,
+                                                           "tool_choice": choice})
+            error = answer.json["error"]
+            assert answer.status == 400 and error["code"] == "grammar-unsupported", answer.bytes
+            assert error["param"] == ("tools" if choice == "auto" else "tool_choice"), error
+            assert "#/properties/a/contentSchema" in error["message"], error
+        wrong[0]["function"]["strict"] = False
+        assert post(server, "/v1/chat/completions", {**TALK, "tools": wrong,
+                                                     "max_tokens": 2}).status == 200
+        is_valid(post(server, "/v1/chat/completions", {  # what the body says of the answer counts
+            **TALK, "tools": TOOLS, "response_format": format_of(SCHEMA)}).json
+                 ["choices"][0]["message"]["content"])
+
+
 def check_neighbours(binary):
     """What is not constrained is answered as if nobody else were there."""
     with serving.serving(binary, "--max-running", "8") as server:
@@ -168,7 +242,8 @@ def check_refusals(binary):
             assert words in answer.json["error"]["message"], answer.bytes
 
 
-CHECKS = [check_formats, check_chat_formats, check_forced_calls, check_neighbours, check_refusals]
+CHECKS = [check_formats, check_chat_formats, check_forced_calls, check_tagged_calls,
+          check_strict_tools, check_neighbours, check_refusals]
 
 if __name__ == "__main__":
     run_checks([c for c in CHECKS if len(sys.argv) < 3 or c.__name__ in sys.argv[2:]], sys.argv[1])

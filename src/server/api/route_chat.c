@@ -61,20 +61,21 @@ static sp_generation *create_generation(const sp_chat_answer *answer, const sp_a
     return generation;
 }
 
-/* A call that is forced is one form of an output, what the body says of it another. */
+/* A call that is forced is one form of an output, what the body says of it another; with one that
+ * may come or not the latter is what counts. */
 static sp_status want(sp_chat_answer *answer, sp_wanted_output *out_wanted, sp_error *error)
 {
     const sp_output_form *output = &answer->request.fields.output;
     sp_text *forced = &answer->prompt.forced;
 
-    if (!forced->data)
+    if (!forced->data || (answer->prompt.may_call && output->field))
         return sp_output_form_want(output, answer->prompt.thought, out_wanted, error);
     if (output->field)
         return sp_fail(error, SP_ERR_INPUT, NULL, "tool_choice", -1,
                        "\"tool_choice\" forces a call: it and \"%s\" exclude each other",
                        output->field);
     *out_wanted = (sp_wanted_output){
-        .field = "tool_choice",
+        .field = answer->prompt.may_call ? "tools" : "tool_choice",
         .kind = SP_CONSTRAINT_CALLS,
         .thought = answer->prompt.thought,
         .text = forced->data,

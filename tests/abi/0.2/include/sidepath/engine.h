@@ -212,7 +212,11 @@ typedef enum sp_constraint_kind {
     SP_CONSTRAINT_CHOICE,      /* text: a JSON list of texts */
     SP_CONSTRAINT_CALLS        /* text: {"begin", "middle", "end", "between": the texts around a
                                   tool's name and its arguments, "many": whether more than one call
-                                  may come, "tools": [{"name", "parameters": a schema or null}]} */
+                                  may come, "tools": [{"name", "parameters": a schema or null,
+                                  "any": whether its arguments are any text}], "tagged": whether
+                                  arguments are <parameter=NAME> tags and not JSON, "free": the text
+                                  that begins a call, which then may come after any text, or never}
+                                */
 } sp_constraint_kind;
 
 /* Whether reasoning, which nothing constrains, comes before what the constraint is about. */
