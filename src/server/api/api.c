@@ -142,16 +142,53 @@ static void add_string_or_null(sp_text *out, const char *text)
         sp_text_add(out, "null");
 }
 
-static void add_error(sp_text *out, const char *type, const char *param, const char *code,
-                      const char *message)
+static bool is_messages(const sp_call *call)
 {
-    sp_text_add(out, "{\"error\": {\"message\": ");
+    return call->route && (call->route->fields & SP_FIELDS_MESSAGES);
+}
+
+/* The names that Anthropic's clients know. */
+static const char *messages_type_of(int http_status)
+{
+    switch (http_status) {
+    case 401:
+        return "authentication_error";
+    case 403:
+        return "permission_error";
+    case 404:
+        return "not_found_error";
+    case 413:
+        return "request_too_large";
+    case 429:
+        return "rate_limit_error";
+    case 503:
+        return "overloaded_error";
+    default:
+        return http_status >= 500 ? "api_error" : "invalid_request_error";
+    }
+}
+
+/* `type` may be NULL: that of the status. */
+static void add_error(const sp_call *call, sp_text *out, int http_status, const char *type,
+                      const char *param, const char *code, const char *message)
+{
+    bool messages = is_messages(call);
+
+    if (messages)
+        type = messages_type_of(http_status);
+    sp_text_add(out, messages ? "{\"type\": \"error\", \"error\": {\"message\": "
+                              : "{\"error\": {\"message\": ");
     add_without_directory(out, message);
-    sp_text_format(out, ", \"type\": \"%s\", \"param\": ", type);
+    sp_text_format(out, ", \"type\": \"%s\", \"param\": ", type ? type : type_of(http_status));
     add_string_or_null(out, param);
     sp_text_add(out, ", \"code\": ");
     add_string_or_null(out, code);
-    sp_text_add(out, "}}");
+    sp_text_add(out, "}");
+    if (messages) {
+        sp_text_add(out, ", \"request_id\": ");
+        add_string_or_null(out, call->request_id[0] ? call->request_id : call->id);
+    }
+    sp_text_add(out, "}");
 }
 
 /* The field of the body that the error is about. The subject of an unknown name is that name; a
@@ -172,7 +209,7 @@ static const char *param_of(const sp_call *call, sp_status status, const sp_erro
 
 void sp_error_json(const sp_call *call, sp_text *out, sp_status status, const sp_error *error)
 {
-    add_error(out, type_of(sp_http_status_of(status, error)), param_of(call, status, error),
+    add_error(call, out, sp_http_status_of(status, error), NULL, param_of(call, status, error),
               code_of(status, error), error->text);
 }
 
@@ -215,7 +252,7 @@ void sp_call_refuse(sp_call *call, int status, const char *type, const char *par
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    add_error(&body, type ? type : type_of(status), param, code, message);
+    add_error(call, &body, status, type, param, code, message);
     answer_error(call, status, &body, code, param);
 }
 

@@ -95,7 +95,8 @@ sp_http_handlers sp_api_handlers(sp_api *api);
 void sp_call_answer_json(sp_call *call, sp_text *body);
 void sp_call_answer_text(sp_call *call, int status, const char *content_type, sp_text *body);
 
-/* {"error": {"message", "type", "param", "code"}}; `param`, a field of the body, may be NULL. */
+/* {"error": {"message", "type", "param", "code"}}; `param`, a field of the body, may be NULL. For
+ * routes of Anthropic's API with {"type": "error"} around it, and their names of types. */
 void sp_call_refuse(sp_call *call, int status, const char *type, const char *param,
                     const char *code, const char *format, ...) SP_PRINTF(6, 7);
 /* The same for what a function of the library returned, "not yet" included. An error without a
@@ -146,6 +147,8 @@ char *sp_path_decode(const char *path);
 void sp_handle_completions(sp_call *call);
 void sp_handle_chat(sp_call *call);
 void sp_handle_responses(sp_call *call);
+void sp_handle_messages(sp_call *call);
+void sp_handle_count_tokens(sp_call *call);
 void sp_handle_models(sp_call *call);
 void sp_handle_model(sp_call *call);
 void sp_handle_tokenize(sp_call *call);

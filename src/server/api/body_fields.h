@@ -32,7 +32,8 @@ typedef enum sp_field_set {
     SP_FIELDS_NAME = SP_FORM_OTHERS << 3,      /* of an adapter, to unload or to make active */
     SP_FIELDS_RESPONSES = SP_FORM_OTHERS << 4, /* beside those of chat; responses_request.h */
     SP_FIELDS_PUBLISH = SP_FORM_OTHERS << 5,   /* of an adapter that the request brings */
-    SP_FIELDS_SCORE = SP_FORM_OTHERS << 6
+    SP_FIELDS_SCORE = SP_FORM_OTHERS << 6,
+    SP_FIELDS_MESSAGES = SP_FORM_OTHERS << 7 /* beside those of chat; messages_request.h */
 } sp_field_set;
 
 /* Every field of the object against the rule above. SP_ERR_INPUT with the field as subject. */

@@ -12,6 +12,7 @@
 #define LOAD       SP_FIELDS_LOAD
 #define NAME       SP_FIELDS_NAME
 #define RESPONSES  SP_FIELDS_RESPONSES
+#define MESSAGES   SP_FIELDS_MESSAGES
 #define PUBLISH    SP_FIELDS_PUBLISH
 #define SCORE      SP_FIELDS_SCORE
 
@@ -180,6 +181,14 @@ const sp_field sp_body_rows[] = {
     KNOWN("functions", CHAT, SP_FIELD_ONLY_EMPTY),
     KNOWN("documents", CHAT, SP_FIELD_ONLY_EMPTY),
     KNOWN("chat_template", CHAT | TOKENIZE, SP_FIELD_ONLY_EMPTY),
+    KNOWN("system", MESSAGES, SP_FIELD_ELSEWHERE),
+    KNOWN("thinking", MESSAGES, SP_FIELD_ELSEWHERE),
+    KNOWN("stop_sequences", MESSAGES, SP_FIELD_ELSEWHERE),
+    KNOWN("output_config", MESSAGES, SP_FIELD_ELSEWHERE),
+    KNOWN("output_format", MESSAGES, SP_FIELD_ELSEWHERE),
+    KNOWN("container", MESSAGES, SP_FIELD_ELSEWHERE),
+    KNOWN("mcp_servers", MESSAGES, SP_FIELD_ELSEWHERE),
+    KNOWN("context_management", MESSAGES, SP_FIELD_ELSEWHERE),
     KNOWN("input", RESPONSES, SP_FIELD_ELSEWHERE),
     KNOWN("instructions", RESPONSES, SP_FIELD_ELSEWHERE),
     KNOWN("text", RESPONSES, SP_FIELD_ELSEWHERE),

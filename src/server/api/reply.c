@@ -190,6 +190,8 @@ static void no_room(sp_error *out_error)
 static void add_error_event(sp_reply *reply, sp_status status, const sp_error *error)
 {
     reply->call->code = error->code;
+    if (reply->form->error_event)
+        sp_text_format(&reply->out, "event: %s\n", reply->form->error_event);
     sp_text_add(&reply->out, "data: ");
     sp_error_json(reply->call, &reply->out, status, error);
     sp_text_add(&reply->out, "\n\n");

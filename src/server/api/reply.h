@@ -15,6 +15,7 @@ typedef struct sp_reply sp_reply;
 typedef struct sp_reply_form {
     const char *object, *stream_object; /* "text_completion" */
     const char *id_prefix;              /* "cmpl-" */
+    const char *error_event; /* the name of an event that is an error; NULL: it has none */
     /*
      * Makes the generation that its request means to an adapter that says `lora` of itself (NULL:
      * the base's), which it refers to from then on. May be called again: what was made before is

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "server/api/api.h"
 #include "server/api/chat_request.h"
+#include "server/api/messages_request.h"
 
 #include <string.h>
 #include <time.h>
@@ -125,8 +126,14 @@ static sp_status check_fields(const json_t *body, sp_field_set set, sp_error *er
 
 /* ---- to ids -------------------------------------------------------------------------------- */
 
-static void add_tokens(sp_text *out, const sp_engine *engine, const int32_t *tokens, int32_t n)
+static void add_tokens(const sp_call *call, sp_text *out, const int32_t *tokens, int32_t n)
 {
+    const sp_engine *engine = call->api->engine;
+
+    if (call->route->fields & SP_FIELDS_MESSAGES) {
+        sp_text_format(out, "{\"input_tokens\": %d", n);
+        return;
+    }
     sp_text_format(out, "{\"count\": %d, \"max_model_len\": %d, \"tokens\": [", n,
                    sp_engine_max_context(engine));
     for (int32_t i = 0; i < n; i++)
@@ -231,7 +238,7 @@ static sp_status tokenize_with(const sp_call *call, const json_t *body, const sp
         status = encode_prompt(call, body, &tokens, &n, error);
     if (status != SP_OK)
         return status;
-    add_tokens(out, engine, tokens, n);
+    add_tokens(call, out, tokens, n);
     if (texts)
         add_token_texts(out, engine, tokens, n);
     sp_text_add(out, "}\n");
@@ -286,9 +293,9 @@ static sp_status detokenize(const sp_call *call, const json_t *body, sp_text *ou
 typedef sp_status (*convert_fn)(const sp_call *call, const json_t *body, sp_text *out,
                                 sp_error *error);
 
-static void convert(sp_call *call, convert_fn function)
+/* Takes the reference to the body; NULL: the call is answered. */
+static void convert_body(sp_call *call, convert_fn function, json_t *body)
 {
-    json_t *body = sp_call_body(call);
     sp_text out = {0};
     sp_error error;
     sp_status status;
@@ -303,9 +310,26 @@ static void convert(sp_call *call, convert_fn function)
     json_decref(body);
 }
 
+static void convert(sp_call *call, convert_fn function)
+{
+    convert_body(call, function, sp_call_body(call));
+}
+
 void sp_handle_tokenize(sp_call *call)
 {
     convert(call, tokenize);
+}
+
+/* What a prompt of /v1/messages would take. */
+void sp_handle_count_tokens(sp_call *call)
+{
+    json_t *body = sp_call_body(call), *chat = NULL;
+    sp_error error;
+
+    if (body && sp_messages_to_chat(body, true, &chat, &error) != SP_OK)
+        sp_call_fail(call, error.status, &error);
+    json_decref(body);
+    convert_body(call, tokenize, chat);
 }
 
 void sp_handle_detokenize(sp_call *call)

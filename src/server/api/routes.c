@@ -16,6 +16,7 @@
 #define NS_PER_MS  1e6
 #define REQUEST_ID "X-Request-Id"
 #define ADAPTERS   "/v1/adapters/"
+#define KEY_BYTES  1024 /* of a key with what is before it */
 
 static const sp_endpoint routes[] = {
     {"POST", "/v1/completions", NULL, SP_ACCESS_USER, SP_FIELDS_COMPLETION, sp_handle_completions},
@@ -24,6 +25,10 @@ static const sp_endpoint routes[] = {
      sp_handle_responses},
     {"POST", "/v1/score", NULL, SP_ACCESS_USER, SP_FIELDS_COMPLETION | SP_FIELDS_SCORE,
      sp_handle_score},
+    {"POST", "/v1/messages", NULL, SP_ACCESS_USER, SP_FIELDS_CHAT | SP_FIELDS_MESSAGES,
+     sp_handle_messages},
+    {"POST", "/v1/messages/count_tokens", NULL, SP_ACCESS_USER,
+     SP_FIELDS_TOKENIZE | SP_FIELDS_MESSAGES, sp_handle_count_tokens},
     {"GET", "/v1/models", NULL, SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_models},
     {"GET", "/v1/models/", "", SP_ACCESS_USER, SP_FIELDS_NONE, sp_handle_model},
     {"POST", "/tokenize", NULL, SP_ACCESS_USER, SP_FIELDS_TOKENIZE, sp_handle_tokenize},
@@ -88,16 +93,28 @@ static bool shows_key(const sp_api *api, sp_access access, const char *shown)
            (api->admin_keys && sp_keys_accept(api->admin_keys, shown));
 }
 
+/* What the key is shown in; Anthropic's clients have a header of their own, whose key becomes one
+ * of the other kind in `buffer`. NULL: nothing is shown. */
+static const char *shown_key(const sp_call *call, char buffer[KEY_BYTES])
+{
+    const char *shown = sp_exchange_header(call->exchange, "Authorization");
+    const char *key = sp_exchange_header(call->exchange, "X-Api-Key");
+
+    if (shown || !key || !(call->route->fields & SP_FIELDS_MESSAGES))
+        return shown;
+    return snprintf(buffer, KEY_BYTES, "Bearer %s", key) < KEY_BYTES ? buffer : NULL;
+}
+
 static bool may(const sp_call *call)
 {
     sp_api *api = call->api;
+    char buffer[KEY_BYTES];
     bool shown;
 
     if (call->route->access <= SP_ACCESS_OPEN)
         return true;
     pthread_mutex_lock(&api->keys_lock);
-    shown =
-        shows_key(api, call->route->access, sp_exchange_header(call->exchange, "Authorization"));
+    shown = shows_key(api, call->route->access, shown_key(call, buffer));
     pthread_mutex_unlock(&api->keys_lock);
     return shown;
 }
