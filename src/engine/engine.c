@@ -12,6 +12,7 @@
 #include "engine/ops/kv_cache.h"
 #include "engine/option_rows.h"
 
+#include <sidepath/experts.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -263,7 +264,7 @@ sp_ops_options sp_engine_ops_options(sp_engine *engine, const sp_model *model,
         .widths = widths,
         .fp32_rows = model->family->fp32_rows,
         .attention = sp_family_attention(shape),
-        .moe = sp_family_moe(shape),
+        .moe = sp_family_moe(shape, engine->options.expert_max_tokens),
         .rope = {.theta = shape->rope_theta,
                  .scaling = shape->rope_scaling,
                  .n_rot = shape->head_dim / 2,
@@ -326,7 +327,9 @@ static size_t scratch_bytes(sp_engine *engine)
     bytes += (size_t)engine->model.shape.head_dim * (size_t)engine->max_context * sizeof(float);
 
     if (engine->layout)
-        bytes += sp_delta_workspace_bytes(engine->layout, engine->options.step_rows, false);
+        bytes += sp_delta_workspace_bytes(engine->layout, engine->options.step_rows, false) +
+                 sp_delta_experts_workspace_bytes(engine->layout, engine->options.max_loras,
+                                                  sp_engine_expert_rows(engine), false);
     return bytes;
 }
 

@@ -5,16 +5,11 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/integer.h"
 #include "engine/engine_state.h"
 
 #include <string.h>
 
-/* What no_ffn excludes: the FFN in every form, and the output of the linear attention. */
-#define FFN_MODULES                                                                      \
-    "linear_attn.out_proj,mlp.gate_proj,mlp.up_proj,mlp.down_proj,"                      \
-    "mlp.shared_expert.gate_proj,mlp.shared_expert.up_proj,mlp.shared_expert.down_proj," \
-    "mlp.shared_expert_gate,"                                                            \
-    "mlp.experts.gate_proj,mlp.experts.up_proj,mlp.experts.down_proj"
 #define DEFAULT_POOL_RANK 64
 
 /* ---- opening ------------------------------------------------------------------------------- */
@@ -110,11 +105,34 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
     return sp_layout_create(&options, &engine->layout, error);
 }
 
+/* What no_ffn excludes: the FFN in every form but for the router, and the output of the linear
+ * attention. */
+static sp_module_set ffn_modules(const sp_geometry *geometry)
+{
+    sp_module_set routers = sp_geometry_kind_modules(geometry, SP_SITE_ROUTER), modules = 0;
+
+    for (int32_t m = 0; m < sp_geometry_n_modules(geometry); m++) {
+        const char *name = sp_geometry_module_name(geometry, m);
+
+        if (strncmp(name, "mlp.", 4) == 0 || strcmp(name, "linear_attn.out_proj") == 0)
+            modules |= (sp_module_set)1 << m;
+    }
+    return modules & ~routers;
+}
+
+int32_t sp_engine_expert_rows(const sp_engine *engine)
+{
+    int64_t tokens = min64(engine->options.expert_max_tokens, engine->options.step_rows);
+    int64_t rows = tokens * max64(engine->model.shape.experts_per_token, 1);
+
+    return (int32_t)min64(max64(rows, 1), SP_DELTA_EXPERT_ROWS_MAX);
+}
+
 /* On a GPU the rows of the logits have a plan of their own. */
 static sp_status create_deltas(sp_engine *engine, sp_error *error)
 {
     sp_delta_options options;
-    sp_status status = SP_OK;
+    sp_status status;
 
     sp_delta_options_default(&options, sizeof options);
     options.pool = engine->pool;
@@ -122,11 +140,9 @@ static sp_status create_deltas(sp_engine *engine, sp_error *error)
     options.rows_max = engine->options.step_rows;
     options.cpu_isa = engine->kernels->level;
     options.no_apply = engine->options.no_apply;
+    options.expert_rows_max = sp_engine_expert_rows(engine);
     if (engine->options.no_ffn)
-        status =
-            sp_module_set_parse(engine->model.geometry, FFN_MODULES, &options.skip_modules, error);
-    if (status != SP_OK)
-        return status;
+        options.skip_modules = ffn_modules(engine->model.geometry);
     status = sp_delta_create(&options, &engine->delta, error);
     if (status != SP_OK || sp_device_get_kind(engine->device) == SP_DEVICE_CPU)
         return status;

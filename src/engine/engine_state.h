@@ -96,6 +96,9 @@ struct sp_engine {
  * and frees it. Engine thread. */
 void sp_engine_drop(sp_engine *engine, sp_sequence *sequence);
 
+/* (token, k) rows of a window of the experts' deltas; 1 for a base without experts. */
+int32_t sp_engine_expert_rows(const sp_engine *engine);
+
 /* The start-up adapters between their opening and their slots. */
 typedef struct sp_startup {
     const sp_engine_adapter *wanted; /* [n] borrowed */

@@ -101,6 +101,26 @@ static void no_ffn_covers_experts(void **state)
     engine_run_free(&still);
 }
 
+/* However few tokens' experts are computed at a time, the logits have the same bits. */
+static void windows_change_no_bit(void **state)
+{
+    static const char *const names[] = {"all-linear"};
+    static const int32_t windows[] = {1, 2, 5};
+    sp_engine_options options = default_options();
+    engine_run whole = run_with(&options, names, 1, "all-linear");
+
+    (void)state;
+    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
+        engine_run cut;
+
+        options.expert_max_tokens = windows[i];
+        cut = run_with(&options, names, 1, "all-linear");
+        engine_run_assert_same(&whole, &cut);
+        engine_run_free(&cut);
+    }
+    engine_run_free(&whole);
+}
+
 static size_t bytes_of(const char *name)
 {
     char path[256];
@@ -166,6 +186,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refusals_name_the_setting),
         cmocka_unit_test(no_ffn_covers_experts),
+        cmocka_unit_test(windows_change_no_bit),
         cmocka_unit_test(adapters_take_turns_in_the_budget),
     };
 

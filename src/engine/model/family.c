@@ -21,10 +21,7 @@ sp_attention_shape sp_family_attention(const sp_model_shape *shape)
     };
 }
 
-/* Rows whose experts are computed at a time. Each has per_token rows of activations. */
-#define MOE_WINDOW_ROWS 1024
-
-sp_moe_shape sp_family_moe(const sp_model_shape *shape)
+sp_moe_shape sp_family_moe(const sp_model_shape *shape, int32_t window_rows)
 {
     if (shape->experts == 0)
         return (sp_moe_shape){0};
@@ -32,7 +29,7 @@ sp_moe_shape sp_family_moe(const sp_model_shape *shape)
         .experts = shape->experts,
         .per_token = shape->experts_per_token,
         .inner = shape->expert_intermediate,
-        .window_rows = MOE_WINDOW_ROWS,
+        .window_rows = window_rows,
     };
 }
 

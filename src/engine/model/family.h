@@ -41,7 +41,7 @@ const sp_family_row *sp_family_find(sp_family family);
 sp_attention_shape sp_family_attention(const sp_model_shape *shape);
 
 /* The dimensions of the experts; all 0 for a dense model. */
-sp_moe_shape sp_family_moe(const sp_model_shape *shape);
+sp_moe_shape sp_family_moe(const sp_model_shape *shape, int32_t window_rows);
 
 /* As sp_op_prepare, after sp_model_place. */
 sp_status sp_family_prepare(const sp_model *model, sp_ops *ops);

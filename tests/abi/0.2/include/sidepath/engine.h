@@ -93,6 +93,8 @@ typedef struct sp_engine_options {
     int32_t max_lora_expert_rank;   /* the largest rank of their pairs */
     size_t expert_bytes;            /* budget of these; 0: as with overlay_bytes */
     sp_expert_layout expert_layout; /* of fused pairs where neither config nor shapes tell */
+    int32_t expert_max_tokens;      /* tokens of a step whose experts are computed at a time: bounds
+                                       their scratch and changes no bit */
 } sp_engine_options;
 
 SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
