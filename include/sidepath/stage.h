@@ -114,9 +114,10 @@ SP_API sp_status sp_stage_load(sp_stage *stage, const sp_stage_load_options *opt
 
 /*
  * The same from an adapter that is open already, from memory as from files; the options' source is
- * not looked at. It is packed on a loader thread and retained until then. Such a version cannot be
- * had again from anywhere, so its image stays in the host cache, within the budget, as long as the
- * version lives: it is never evicted, and what does not fit is refused at once as
+ * not looked at. It is packed on a loader thread and retained until then. With options->location,
+ * where its content is too, it is loaded again from there. Without one, or without sources, such a
+ * version cannot be had again, so its image stays in the host cache, within the budget, as long as
+ * the version lives: it is never evicted, and what does not fit is refused at once as
  * `host-cache-full`. SP_ERR_UNSUPPORTED with `engine-unsupported`: modules outside the stage's
  * `supported`. SP_ERR_ARGUMENT with `other-geometry`: the adapter was opened against another
  * geometry than the one of the pool's layout.

@@ -113,11 +113,11 @@ static void report_refused(void *user, const char *name, const sp_error *error)
 
 static sp_status serve_until_signal(const serve_settings *settings, sp_engine *engine,
                                     const sp_server_refusals *refusals, sp_saved_state *restored,
-                                    sp_error *error)
+                                    sp_adapter_store *store, sp_error *error)
 {
     sp_log *log = settings->server.log;
     sp_server *server;
-    sp_status status = sp_server_start(&settings->server, engine, refusals, restored,
+    sp_status status = sp_server_start(&settings->server, engine, refusals, restored, store,
                                        settings->run.options.max_running, &server, error);
 
     if (status != SP_OK)
@@ -168,6 +168,7 @@ static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_er
     const sp_restore_hooks hooks = {report_refused, &notes, sp_progress_tell, &progress,
                                     signal_is_pending};
     sp_saved_state restored = {.active = NULL};
+    sp_adapter_store *store = NULL;
     sp_engine *engine = NULL;
     sp_status status = sp_server_confine(&settings->server, error);
 
@@ -180,17 +181,22 @@ static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_er
     settings->run.options.weights_prefault = settings->server.weights_prefault;
     settings->run.options.progress = sp_progress_tell;
     settings->run.options.progress_user = &progress;
+    if (status == SP_OK && settings->server.adapter_store[0])
+        status = sp_adapter_store_open(settings->server.adapter_store, &store, error);
     if (status == SP_OK)
         status = sp_run_settings_open(&settings->run, 0, &engine, out_usage, error);
+    if (status == SP_OK && store)
+        status = sp_server_restore_store(&settings->server, engine, &hooks, store, error);
     if (status == SP_OK)
         status = sp_server_restore(&settings->server, engine, &hooks, &restored, error);
     if (status == SP_ERR_STATE && strcmp(error->code, SP_CODE_SHUTTING_DOWN) == 0) {
         sp_log_line(settings->server.log, "sidepath serve: %s", error->text);
         status = SP_OK;
     } else if (status == SP_OK) {
-        status = serve_until_signal(settings, engine, &notes.kept, &restored, error);
+        status = serve_until_signal(settings, engine, &notes.kept, &restored, store, error);
     }
     close_engine(engine, settings->server.log);
+    sp_adapter_store_close(store);
     sp_saved_state_free(&restored);
     sp_server_refusals_free(&notes.kept);
     return status;

@@ -83,7 +83,7 @@ static sp_status give_up(sp_stage *stage, const char *name, int64_t ticket, uint
 static sp_status shutting_down(sp_error *error)
 {
     return sp_fail(error, SP_ERR_STATE, SP_CODE_SHUTTING_DOWN, NULL, -1,
-                   "the server was told to end while it read the adapters of --state-file");
+                   "the server was told to end while it read adapters");
 }
 
 static sp_status await(sp_stage *stage, const char *name, int64_t ticket, uint64_t seconds,
@@ -136,6 +136,74 @@ static sp_status load_all(sp_stage *stage, const char *base, sp_saved_state *sta
     }
     return SP_OK;
 }
+
+/* ---- the store ------------------------------------------------------------------------------- */
+
+/* Of the version that has just come in. */
+static sp_status check_digest(sp_stage *stage, const sp_stored_adapter *stored, sp_error *error)
+{
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
+    sp_status status = sp_stage_find(stage, stored->name, &info, error);
+
+    if (status != SP_OK || memcmp(&info.digest, &stored->digest, sizeof info.digest) == 0)
+        return status;
+    sp_stage_set_pinned(stage, stored->name, false, NULL);
+    sp_stage_unload(stage, stored->name, NULL);
+    return sp_fail(error, SP_ERR_MISMATCH, SP_CODE_STORE_DIGEST, stored->name, -1,
+                   "the files of \"%s\" in --adapter-store are not those that were stored",
+                   stored->name);
+}
+
+static sp_status load_stored(sp_stage *stage, const char *base, const sp_stored_adapter *stored,
+                             const sp_restore_hooks *hooks, sp_error *error)
+{
+    sp_stage_load_options load;
+    int64_t ticket;
+    sp_status status = sp_stage_name_check(stored->name, base, error);
+
+    if (status == SP_OK && !stage)
+        status = sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "max-loras", -1,
+                         "the server has no slots for adapters; raise max-loras");
+    if (status != SP_OK)
+        return status;
+    sp_stage_load_options_default(&load, sizeof load);
+    load.name = stored->name;
+    load.location = stored->folder;
+    load.pinned = stored->pinned;
+    status = sp_stage_load(stage, &load, &ticket, error);
+    if (status == SP_PENDING)
+        status = await(stage, stored->name, ticket, LOAD_SECONDS, hooks, error);
+    return status == SP_OK ? check_digest(stage, stored, error) : status;
+}
+
+sp_status sp_server_restore_store(const sp_server_settings *settings, sp_engine *engine,
+                                  const sp_restore_hooks *hooks, const sp_adapter_store *store,
+                                  sp_error *error)
+{
+    sp_stage *stage = sp_engine_stage(engine);
+    sp_stage_version_info info = {.struct_bytes = sizeof info};
+
+    for (size_t i = 0; i < sp_adapter_store_n(store); i++) {
+        const sp_stored_adapter *stored = sp_adapter_store_at(store, i);
+        sp_error why = {0};
+
+        if (sp_stage_find(stage, stored->name, &info, NULL) == SP_OK)
+            sp_log_line(settings->log,
+                        SP_LOG_PREFIX "warning: \"%s\" of --adapter is served, not the one in "
+                                      "--adapter-store",
+                        stored->name);
+        else if (load_stored(stage, sp_engine_base_name(engine), stored, hooks, &why) != SP_OK &&
+                 !has_code(&why, SP_CODE_SHUTTING_DOWN))
+            hooks->refused(hooks->refused_user, stored->name, &why);
+        if (has_code(&why, SP_CODE_SHUTTING_DOWN))
+            return shutting_down(error);
+        if (hooks->progress)
+            hooks->progress(hooks->progress_user, "adapters", i + 1, sp_adapter_store_n(store));
+    }
+    return SP_OK;
+}
+
+/* ---- the active one -------------------------------------------------------------------------- */
 
 static bool has_active(const sp_stage *stage)
 {

@@ -4,6 +4,7 @@
 #ifndef SP_SERVER_RESTORE_H
 #define SP_SERVER_RESTORE_H
 
+#include "server/driver/adapter_store.h"
 #include "server/driver/saved_state.h"
 #include "server/server.h"
 
@@ -32,5 +33,15 @@ typedef struct sp_restore_hooks {
 sp_status sp_server_restore(const sp_server_settings *settings, sp_engine *engine,
                             const sp_restore_hooks *hooks, sp_saved_state *out_state,
                             sp_error *error);
+
+/*
+ * Before the other: loads what the store's names mean, in their order, each compared with the
+ * digest that it was stored under. A name that is loaded already stays what it is, with a line in
+ * the log. One that is not to be had is told to `refused`, with `store-digest` where its files are
+ * others, and stays in the store. SP_ERR_STATE with SP_CODE_SHUTTING_DOWN: `hurry` said so.
+ */
+sp_status sp_server_restore_store(const sp_server_settings *settings, sp_engine *engine,
+                                  const sp_restore_hooks *hooks, const sp_adapter_store *store,
+                                  sp_error *error);
 
 #endif

@@ -78,6 +78,8 @@ const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
      "read the mapped weights before the first request comes", false},
     {"state-file", SP_SETTING_STRING, FIELD(state_file), "", 0, 0, NULL, "FILE",
      "what clients have loaded, unloaded and activated is kept here over a restart", false},
+    {"adapter-store", SP_SETTING_STRING, FIELD(adapter_store), "", 0, 0, NULL, "DIR",
+     "adapters that requests bring are kept here over a restart; this server's alone", false},
 };
 
 struct sp_server {
@@ -378,7 +380,7 @@ static sp_status open_parts(sp_server *server, sp_engine *engine, sp_error *erro
 }
 
 static sp_status start_parts(sp_server *server, sp_engine *engine, sp_saved_state *restored,
-                             int32_t running_max, sp_error *error)
+                             sp_adapter_store *store, int32_t running_max, sp_error *error)
 {
     const sp_server_settings *settings = server->api.settings;
     sp_driver_options driver = {
@@ -401,11 +403,15 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, sp_saved_stat
     driver.state_file = server->state_file;
     facts = sp_start_facts_take(engine); /* while it is still ours */
     if (status == SP_OK)
+        status = sp_publisher_create(engine, store, settings->log, &server->api.publisher, error);
+    driver.keep = sp_publisher_keep;
+    driver.keep_user = server->api.publisher;
+    if (status == SP_OK)
         status = sp_driver_start(&driver, &server->api.driver, error);
     if (status == SP_OK)
         status = sp_compiler_start(engine, server->api.driver, &server->api.compiler, error);
     if (status == SP_OK)
-        status = sp_publisher_start(engine, server->api.driver, &server->api.publisher, error);
+        status = sp_publisher_start(server->api.publisher, server->api.driver, error);
     if (status == SP_OK && !ABSENT(settings->adapter_dir))
         status = sp_lora_dir_open(sp_engine_base_name(engine), &hooks, &server->api.dir, error);
     if (status == SP_OK)
@@ -417,7 +423,8 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, sp_saved_stat
 
 sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
                           const sp_server_refusals *refusals, sp_saved_state *restored,
-                          int32_t running_max, sp_server **out_server, sp_error *error)
+                          sp_adapter_store *store, int32_t running_max, sp_server **out_server,
+                          sp_error *error)
 {
     sp_server *server = sp_calloc(1, sizeof *server);
     sp_status status;
@@ -433,7 +440,7 @@ sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
     server->api.started_ns = sp_clock_ns();
     if (getrandom(&server->api.instance, sizeof server->api.instance, GRND_NONBLOCK) < 0)
         server->api.instance = server->api.started_ns;
-    status = start_parts(server, engine, restored, running_max, error);
+    status = start_parts(server, engine, restored, store, running_max, error);
     if (status != SP_OK) {
         sp_server_stop(server, NULL);
         return status;
@@ -483,6 +490,7 @@ bool sp_server_stop(sp_server *server, bool (*hurry)(void))
     sp_lora_dir_close(server->api.dir);
     sp_weights_watch_stop(server->api.weights);
     sp_driver_destroy(server->api.driver);
+    sp_publisher_destroy(server->api.publisher);
     sp_lora_chats_destroy(server->api.chats);
     sp_state_file_close(server->state_file);
     sp_chat_close(server->api.chat);

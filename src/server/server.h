@@ -26,7 +26,7 @@
  *     task.h, generation.h, lora_task.h      what crosses between the two threads
  *     driver.c, loads.c  the engine's thread
  *     weights_watch.c           whether the base's weights are what they were
- *     saved_state.c, state_file.c, restore.c   what outlives a restart
+ *     saved_state.c, state_file.c, adapter_store.c, restore.c   what outlives a restart
  *     start_report.c            what the log says of a start
  *     server.c                  all of it joined, started and stopped
  *
@@ -44,7 +44,8 @@
 #include <sidepath/engine.h>
 
 typedef struct sp_server sp_server;
-typedef struct sp_saved_state sp_saved_state; /* driver/saved_state.h */
+typedef struct sp_saved_state sp_saved_state;     /* driver/saved_state.h */
+typedef struct sp_adapter_store sp_adapter_store; /* driver/adapter_store.h */
 
 /* What `sidepath serve` adds to the settings of every verb that runs a model. */
 typedef struct sp_server_settings {
@@ -56,11 +57,11 @@ typedef struct sp_server_settings {
     int64_t port, connections, connections_per_address, header_bytes, body_bytes, adapter_bytes,
         client_bytes, queue, keep_alive_s, idle_timeout_s, receive_timeout_s, send_timeout_s,
         request_timeout_s, shutdown_timeout_s;
-    const char *state_file, *log_format;
+    const char *state_file, *adapter_store, *log_format;
     bool adapter_routes, access_log, weights_prefault;
 } sp_server_settings;
 
-#define SP_SERVER_SETTINGS_COUNT 27
+#define SP_SERVER_SETTINGS_COUNT 28
 /* Rows whose offsets count from the beginning of an sp_server_settings. */
 extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
 
@@ -73,12 +74,13 @@ sp_status sp_server_confine(const sp_server_settings *settings, sp_error *error)
 /*
  * Starts serving. The engine is the server's until sp_server_stop; the settings' strings and the
  * refusals are borrowed until then. `restored` (may be NULL) is what sp_server_restore has read,
- * borrowed until then too. SP_ERR_ARGUMENT, SP_ERR_IO, SP_ERR_INPUT: a setting, named. *out_server
- * is owned by the caller.
+ * borrowed until then too, as is `store` (may be NULL). SP_ERR_ARGUMENT, SP_ERR_IO, SP_ERR_INPUT: a
+ * setting, named. *out_server is owned by the caller.
  */
 sp_status sp_server_start(const sp_server_settings *settings, sp_engine *engine,
                           const sp_server_refusals *refusals, sp_saved_state *restored,
-                          int32_t running_max, sp_server **out_server, sp_error *error);
+                          sp_adapter_store *store, int32_t running_max, sp_server **out_server,
+                          sp_error *error);
 /*
  * Reads the key files again, for any thread but one at a time: both are taken or none, and the old
  * keys stay in force where one cannot be read, with its error. SP_OK too without key files.

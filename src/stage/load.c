@@ -206,7 +206,7 @@ sp_status sp_stage_put(sp_stage *stage, const sp_stage_load_options *options, sp
         status = begin_load(stage, &own, &load, error);
     if (status != SP_OK)
         return status;
-    load->version->kept = true;
+    load->version->kept = stage->n_sources == 0 || own.location[0] == '\0';
     load->task.adapter = sp_adapter_retain(adapter);
     submit_load(stage, load, out_ticket);
     return SP_PENDING;

@@ -6,7 +6,7 @@ import os
 import struct
 from pathlib import Path
 
-from serving import ADAPTERS, call
+from serving import ADAPTERS, call, serving
 
 BOUNDARY = "one-boundary-of-this-test"
 MULTIPART = {"Content-Type": "multipart/form-data; boundary=" + BOUNDARY}
@@ -53,6 +53,17 @@ def publish(server, name, config, weights, query="", headers=None, **more):
     return call(server, "PUT", "/v1/adapters/%s%s" % (name, query),
                 multipart(config=config, weights=weights),
                 headers=dict(MULTIPART, **(headers or {})), **more)
+
+
+def digests_of(binary, *files):
+    """The digests of (config, weights), by a server that does nothing else."""
+    found = []
+    with serving(binary, "--max-loras", 4, "--max-lora-rank", 32) as server:
+        for config, weights in files:
+            answer = publish(server, "quiet", config, weights)
+            assert answer.status == 200, answer.bytes
+            found.append(answer.json["digest"])
+    return found
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ static const code_status by_code[] = {
     {"pinned", 409},
     {SP_CODE_SHARED_ELSEWHERE, 403},
     {"body-too-large", 413},
+    {SP_CODE_STORE_FAILED, 503},
     {SP_CODE_ADAPTER_NON_FINITE, 500},
     {SP_CODE_LOGITS_NON_FINITE, 500},
     {SP_CODE_NO_TOKENIZER, 501},

@@ -37,6 +37,11 @@ typedef struct sp_driver_options {
      * says of chat (both may be NULL), all borrowed; must not block. NULL: not called. */
     void (*loaded)(void *user, const char *name, const char *receipt, const sp_lora_chat *chat);
     void *loaded_user;
+    /* Gets a load or an unload with its outcome in place of the asking side, which it then tells:
+     * what outlives the server is to follow it. The engine's thread; must not block; takes a
+     * reference. False: it is told at once. NULL: nothing is kept. */
+    bool (*keep)(void *user, sp_lora_task *task);
+    void *keep_user;
     /* Borrowed: what adapters are after every change of them. NULL: nobody keeps it. */
     sp_state_file *state_file;
     /* Borrowed: the names that a server before this one has unloaded, and what of its adapters is

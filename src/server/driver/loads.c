@@ -176,6 +176,43 @@ static sp_status set_active(const sp_driver *driver, const char *name, sp_error 
     return SP_OK;
 }
 
+/* False: out of memory. */
+static bool list_in_use(const sp_driver *driver, sp_lora_task *task)
+{
+    const sp_stage *stage = sp_engine_stage(driver->engine);
+    size_t n = sp_stage_n_versions(stage);
+
+    task->in_use = sp_calloc(n + 1, sizeof *task->in_use);
+    for (size_t i = 0; task->in_use && i < n; i++) {
+        sp_stage_version_info info = {.struct_bytes = sizeof info};
+
+        if (sp_stage_version_at(stage, i, &info, NULL) == SP_OK)
+            task->in_use[task->n_in_use++] = info.digest;
+    }
+    return task->in_use != NULL;
+}
+
+/* Tells the asking side, or the keeper first where there is one; takes the caller's reference.
+ * Short of memory for the list, what is in use cannot be told from what is not: nothing is tidied.
+ */
+static void tell_outcome(sp_driver *driver, sp_lora_task *task, sp_status status,
+                         const sp_error *error)
+{
+    bool is_kept = task->task.kind == SP_TASK_LOAD || task->task.kind == SP_TASK_UNLOAD;
+    bool passed = false;
+
+    if (driver->options.keep && is_kept) {
+        task->outcome = status;
+        task->outcome_error = error ? *error : (sp_error){0};
+        task->is_decided = true;
+        list_in_use(driver, task);
+        passed = driver->options.keep(driver->options.keep_user, task);
+    }
+    if (!passed)
+        sp_task_finish(&task->task, status, error);
+    sp_task_release(&task->task);
+}
+
 static void finish_task(sp_driver *driver, sp_lora_task *task, sp_status status,
                         const sp_error *error)
 {
@@ -188,8 +225,7 @@ static void finish_task(sp_driver *driver, sp_lora_task *task, sp_status status,
         if (task->published && info.facts->receipt)
             task->published->receipt = sp_strdup(info.facts->receipt);
     }
-    sp_task_finish(&task->task, status, error);
-    sp_task_release(&task->task);
+    tell_outcome(driver, task, status, error);
 }
 
 /* ---- requests that wait for an adapter ------------------------------------------------------ */
@@ -542,8 +578,7 @@ static void run_unload(sp_driver *driver, sp_lora_task *task)
         look_up_name(driver, task->name);
     driver->counts.unloads += status >= 0;
     driver->adapters_changed |= status >= 0;
-    sp_task_finish(&task->task, status, &error);
-    sp_task_release(&task->task);
+    tell_outcome(driver, task, status, &error);
 }
 
 static void run_activate(sp_driver *driver, sp_lora_task *task)

@@ -11,6 +11,7 @@ static void destroy(sp_task *task)
     sp_snapshot_free(&adapter->snapshot);
     sp_lora_chat_release(adapter->chat);
     sp_published_destroy(adapter->published);
+    sp_free(adapter->in_use);
     sp_free(adapter->name);
     sp_free(adapter->path);
     sp_free(adapter);

@@ -56,6 +56,12 @@ typedef struct sp_lora_task {
     /* The engine's thread only. */
     int64_t ticket;
     uint64_t began_ns;
+    /* Filled by the engine's thread for the keeper of adapters, which finishes the task. */
+    sp_status outcome;
+    sp_error outcome_error;
+    bool is_decided;   /* it comes back with its outcome */
+    sp_digest *in_use; /* [n_in_use] contents of the stage's versions, owned */
+    size_t n_in_use;
 } sp_lora_task;
 
 /* NULL: out of memory. */
