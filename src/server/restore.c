@@ -83,7 +83,7 @@ static sp_status give_up(sp_stage *stage, const char *name, int64_t ticket, uint
 static sp_status shutting_down(sp_error *error)
 {
     return sp_fail(error, SP_ERR_STATE, SP_CODE_SHUTTING_DOWN, NULL, -1,
-                   "the server was told to end while it read adapters");
+                   "the server was told to end while it read the adapters that were kept");
 }
 
 static sp_status await(sp_stage *stage, const char *name, int64_t ticket, uint64_t seconds,

@@ -44,6 +44,17 @@ if(NOT CMAKE_CROSSCOMPILING)
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/soak_faults.py
                    $<TARGET_FILE:sidepath_cli>)
   set_tests_properties(soak_faults PROPERTIES LABELS soak TIMEOUT 7200)
+  foreach(sizes soak_publish:1000:64 server_publish_streams:24:8)
+    string(REPLACE ":" ";" sizes ${sizes})
+    list(GET sizes 0 name)
+    list(GET sizes 1 publishes)
+    list(GET sizes 2 streams)
+    add_test(NAME ${name}
+             COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/soak_publish.py
+                     $<TARGET_FILE:sidepath_cli> ${publishes} ${streams})
+  endforeach()
+  set_tests_properties(soak_publish PROPERTIES LABELS soak TIMEOUT 7200)
+  set_tests_properties(server_publish_streams PROPERTIES LABELS "quick;server;threads" TIMEOUT 600)
   sidepath_server_checks(check_metrics)
   # The status page in a browser of 290 MB: by hand, and skipped by name where there is none.
   add_test(NAME soak_status_page
