@@ -108,6 +108,34 @@ static void test_models_that_cannot_draft(void **state)
     remove_copy(other);
 }
 
+/* Every allocation of opening one, and of a request with drafts, fails once: nothing is left. */
+static void test_no_memory(void **state)
+{
+    sp_engine_options options = options_of(BASE, BASE);
+    const size_t before = sp_alloc_blocks();
+    int64_t n = 0;
+
+    (void)state;
+    for (bool failed = true; failed; n += 1 + n / 16) {
+        int32_t prompt[3] = {5, 6, 7};
+        engine_run run = engine_run_init(NULL, prompt, 3, 6);
+        sp_engine *engine = NULL;
+        sp_error error;
+        int64_t id;
+
+        sp_alloc_fail_after(n);
+        if (sp_engine_open(&options, NULL, 0, &engine, &error) == SP_OK &&
+            sp_engine_submit(engine, &run.request, &id, &error) == SP_OK)
+            while (sp_engine_step(engine, NULL, NULL, &error) == SP_OK)
+                continue;
+        failed = sp_alloc_failed();
+        sp_alloc_fail_after(-1);
+        sp_engine_close(engine);
+        assert_int_equal(sp_alloc_blocks(), before);
+    }
+    assert_true(n > 100);
+}
+
 /* ---- drafts -------------------------------------------------------------------------------- */
 
 typedef struct crowd {
@@ -405,6 +433,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_models_that_cannot_draft),
+        cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_the_model_itself_is_always_right),
         cmocka_unit_test(test_models_that_are_others),
         cmocka_unit_test(test_an_adapter_in_the_crowd),
