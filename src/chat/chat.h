@@ -107,6 +107,9 @@ typedef struct sp_chat_request {
     bool one_call;             /* of a call that is forced: it is the only one */
     const json_t *template_kwargs; /* object, null or NULL: further variables of the template, such
                                       as {"enable_thinking": false} */
+    const char *effort;            /* "none" and "minimal" leave thoughts out where the template has
+                                      "enable_thinking"; the variable "reasoning_effort". NULL: none
+                                      of both. What template_kwargs says of them counts. */
     bool add_generation_prompt;    /* the default, unless continue_final_message */
     bool continue_final_message;   /* the prompt ends inside the last message */
     int64_t unix_seconds;          /* "now" of strftime_now, which is UTC */

@@ -471,6 +471,17 @@ static void set_kwargs(maker *make, const sp_template *template, sp_value *globa
     }
 }
 
+static void set_effort(maker *make, const sp_template *template, sp_value *globals,
+                       const char *effort)
+{
+    if (!effort)
+        return;
+    if (strcmp(effort, "none") == 0 || strcmp(effort, "minimal") == 0)
+        set_global(template, globals, "enable_thinking", sp_value_bool(false));
+    set_global(template, globals, "reasoning_effort",
+               sp_value_text(borrow(make, effort, strlen(effort), false)));
+}
+
 static sp_value *make_globals(maker *make, const sp_chat *chat, const sp_template *template,
                               const sp_chat_request *request, sp_value tools)
 {
@@ -482,6 +493,7 @@ static sp_value *make_globals(maker *make, const sp_chat *chat, const sp_templat
         if (chat->tokens[i])
             set_global(template, globals, sp_chat_token_names[i],
                        sp_value_text(borrow(make, chat->tokens[i], strlen(chat->tokens[i]), true)));
+    set_effort(make, template, globals, request->effort);
     set_kwargs(make, template, globals, request->template_kwargs);
     set_global(template, globals, "messages", messages_value(make, request->messages));
     set_global(template, globals, "tools", tools);

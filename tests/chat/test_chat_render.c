@@ -34,7 +34,8 @@ static sp_chat *open_chat(const char *template)
     return chat;
 }
 
-/* A request from JSON: {"messages", "tools", "tool_choice", "kwargs", "generate", "continue"}. */
+/* A request from JSON: {"messages", "tools", "tool_choice", "kwargs", "effort", "generate",
+ * "continue"}. */
 static sp_status render_json(const sp_chat *chat, const json_t *root, sp_chat_prompt *prompt,
                              sp_error *error)
 {
@@ -45,6 +46,7 @@ static sp_status render_json(const sp_chat *chat, const json_t *root, sp_chat_pr
     request.tools = json_object_get(root, "tools");
     request.tool_choice = json_object_get(root, "tool_choice");
     request.template_kwargs = json_object_get(root, "kwargs");
+    request.effort = json_string_value(json_object_get(root, "effort"));
     request.continue_final_message = json_is_true(json_object_get(root, "continue"));
     request.add_generation_prompt =
         !request.continue_final_message && !json_is_false(json_object_get(root, "generate"));
@@ -110,6 +112,25 @@ static void test_built_in(void **state)
     check_text(sp_qwen_form,
                "{\"kwargs\":{\"enable_thinking\":false},\"messages\":[" USER("a") "]}",
                "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
+}
+
+/* The effort is a variable, and for its lowest names the switch of templates that have one. */
+static void test_effort(void **state)
+{
+    static const char template[] = "{{ reasoning_effort }}{{ enable_thinking is defined }}";
+
+    (void)state;
+    check_text(sp_qwen_form, "{\"effort\":\"none\",\"messages\":[" USER("a") "]}",
+               "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
+    check_text(sp_qwen_form, "{\"effort\":\"high\",\"messages\":[" USER("a") "]}",
+               "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
+    check_text(sp_qwen_form,
+               "{\"effort\":\"minimal\",\"kwargs\":{\"enable_thinking\":true},\"messages\":[" USER(
+                   "a") "]}",
+               "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
+    check_text(template, "{\"effort\":\"low\",\"messages\":[" USER("a") "]}", "lowFalse");
+    check_text(template, "{\"effort\":\"minimal\",\"messages\":[" USER("a") "]}", "minimalTrue");
+    check_text(template, "{\"messages\":[" USER("a") "]}", "False");
 }
 
 static void test_built_in_tools(void **state)
@@ -554,6 +575,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_built_in),
+        cmocka_unit_test(test_effort),
         cmocka_unit_test(test_built_in_tools),
         cmocka_unit_test(test_no_arguments),
         cmocka_unit_test(test_contents),

@@ -23,6 +23,13 @@ SCHEMA = {"type": "object", "properties": {
 TOOLS = [{"type": "function", "function": {"name": name, "strict": True, "parameters": {
     "type": "object", "properties": {"city": {"enum": ["A", "B"]}}, "required": ["city"]}}}
     for name in ("get_weather", "get_time")]
+# Of JSON Schema, and not enforced; one of nobody's.
+KEYWORDS = {"not": {}, "if": True, "then": True, "else": True, "patternProperties": {},
+            "propertyNames": True, "minProperties": 1, "maxProperties": 1, "dependentRequired": {},
+            "dependentSchemas": {}, "unevaluatedProperties": False, "unevaluatedItems": False,
+            "contains": {}, "minContains": 1, "maxContains": 1, "uniqueItems": True,
+            "multipleOf": 2, "contentSchema": {}, "$anchor": "a", "$id": "a", "$dynamicRef": "#",
+            "$dynamicAnchor": "a", "$vocabulary": {}, "dependencies": {}, "minLenght": 1}
 TALK = {"messages": [{"role": "user", "content": "The"}], "max_tokens": 500, "temperature": 1,
         "chat_template_kwargs": {"enable_thinking": False}}
 
@@ -230,6 +237,12 @@ def check_refusals(binary):
                     assert answer.status == 400, (fields, answer.bytes)
                     assert (error["param"], error["code"]) == (param, code), error
                     assert words in error["message"], error
+        for keyword, value in KEYWORDS.items():
+            answer = post(server, "/v1/chat/completions", {**TALK, "response_format": format_of(
+                {"type": "object", "properties": {"a/b": {keyword: value}}})})
+            error = answer.json["error"]
+            assert (answer.status, error["code"]) == (400, "grammar-unsupported"), answer.bytes
+            assert "#/properties/a~1b/" + keyword in error["message"], error
         for change, words in (({"tool_choice": "required"}, "no tools"),
                               ({"tools": TOOLS, "tool_choice": "any"}, "by its name"),
                               ({"tools": TOOLS, "tool_choice": "required",

@@ -53,6 +53,7 @@ static void test_left_out(void **state)
     assert_int_equal(json_array_size(request.chat.messages), 1);
     assert_null(request.chat.tools);
     assert_null(request.chat.tool_choice);
+    assert_null(request.chat.effort);
     assert_true(request.chat.add_generation_prompt);
     assert_false(request.chat.continue_final_message || request.fields.one_call);
     assert_int_equal(request.fields.request.max_tokens, -1); /* the room that there is */

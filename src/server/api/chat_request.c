@@ -21,6 +21,9 @@ sp_status sp_chat_request_read(const json_t *body, sp_chat_request *out_chat, sp
     chat->messages = json_object_get(body, "messages");
     chat->tools = json_object_get(body, "tools");
     chat->tool_choice = json_object_get(body, "tool_choice");
+    status = sp_json_string(body, "reasoning_effort", false, NULL, &chat->effort, error);
+    if (status != SP_OK)
+        return status;
     if (!json_is_array(chat->messages) || json_array_size(chat->messages) == 0)
         return sp_fail(error, SP_ERR_INPUT, NULL, "messages", -1,
                        "field \"messages\" must be a list of messages");
