@@ -35,7 +35,8 @@ run_tests() {
     run "${1}test_cuda_engine" "$2/test_cuda_engine" &
     for test in test_cuda test_cuda_host test_cuda_fixtures test_cuda_gemm test_cuda_grouped \
         test_cuda_partial test_cuda_pool test_cuda_rows test_cuda_choose_tokens \
-        test_cuda_choice_paths test_cuda_tokens test_cuda_views test_cuda_attention; do
+        test_cuda_choice_paths test_cuda_tokens test_cuda_views test_cuda_attention test_cuda_moe \
+        test_cuda_experts; do
         run "$1$test" "$2/$test"
     done &
 }
@@ -71,7 +72,8 @@ if wants sanitizers; then
     for tool in memcheck racecheck initcheck synccheck; do
         for program in test_cuda test_cuda_delta test_cuda_engine test_cuda_gemm test_cuda_host \
             test_cuda_grouped test_cuda_partial test_cuda_rows test_cuda_choose_tokens \
-            test_cuda_choice_paths test_cuda_tokens test_cuda_views test_cuda_attention; do
+            test_cuda_choice_paths test_cuda_tokens test_cuda_views test_cuda_attention \
+            test_cuda_moe test_cuda_experts; do
             run "${tool}_$program" compute-sanitizer --tool $tool --error-exitcode 9 \
                 "$directory/$program" 'a_small*'
         done &

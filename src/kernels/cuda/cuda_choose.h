@@ -41,6 +41,26 @@ static inline int32_t sp_cuda_tiles_bound(int32_t n_rows, int32_t n_slots)
     return (int32_t)(bound < n_rows ? bound : n_rows);
 }
 
+/* Items that n_rows rows of so many experts and slots can need at most. */
+static inline int32_t sp_cuda_items_bound(int32_t n_rows, int32_t n_experts, int32_t n_slots,
+                                          int32_t item_rows)
+{
+    int64_t groups = (int64_t)n_experts * n_slots, used = groups < n_rows ? groups : n_rows;
+    int64_t bound = ((int64_t)n_rows + (int64_t)(item_rows - 1) * used) / item_rows;
+
+    return (int32_t)(bound < n_rows ? bound : n_rows);
+}
+
+/* Rows of an item of an expert delta: many where the slots' experts have several rows each. */
+#define SP_CUDA_ITEM_FEW      8
+#define SP_CUDA_ITEM_MANY     32
+#define SP_CUDA_ITEM_FEW_ROWS 2048
+
+static inline int32_t sp_cuda_item_rows(int32_t n_rows)
+{
+    return n_rows <= SP_CUDA_ITEM_FEW_ROWS ? SP_CUDA_ITEM_FEW : SP_CUDA_ITEM_MANY;
+}
+
 /* A number of blocks or steps for a GPU of so many multiprocessors; at least 1. */
 static inline int64_t sp_cuda_scaled(int64_t measured, int32_t multiprocessors)
 {

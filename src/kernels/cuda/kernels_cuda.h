@@ -205,6 +205,83 @@ typedef struct sp_cuda_rows {
     sp_cuda_row_report *report;
 } sp_cuda_rows;
 
+/*
+ * Rows of experts, grouped by group_experts: an item is up to item_rows rows of one expert and one
+ * slot, in ascending order. Item i has its rows, their tokens and the request's scales from
+ * i * item_rows on. Which item comes first is not stated: no bit depends on it.
+ */
+typedef struct sp_cuda_item {
+    int32_t slot, expert, count, pad;
+} sp_cuda_item;
+
+typedef struct sp_cuda_items {
+    int32_t *counts;      /* [4], zeroed once: [0] items; the rest is the grouping's own */
+    sp_cuda_item *item;   /* [sp_cuda_items_bound], 16-byte aligned */
+    int32_t *row, *token; /* [sp_cuda_items_bound * item_rows] */
+    float *scale;         /* the same, or NULL */
+    int32_t item_rows;    /* 8 to 128, a multiple of 8 */
+    int32_t bound;        /* sp_cuda_items_bound, of the most rows that are grouped */
+} sp_cuda_items;
+
+#define SP_CUDA_EXPERTS_MAX 1024
+
+/*
+ * The items of rows row_begin .. row_begin + n_rows - 1, in one of the forms of
+ * sidepath/moe_rows.h. What has no slot or no expert there has no item, as rows that are no pair;
+ * prefix sums that are none give no items.
+ */
+typedef struct sp_cuda_group_rows {
+    int32_t n_tokens, top_k, n_experts, n_slots;
+    const int32_t *expert;                  /* [n_tokens * top_k]; NULL: the sorted form */
+    const int32_t *row_pair, *expert_begin; /* [all_rows], [n_experts + 1] */
+    int32_t all_rows;                       /* of the form */
+    int32_t row_begin, n_rows;
+    const int32_t *token_slot; /* [n_tokens]; NULL: all tokens have slot 0 */
+    const float *token_scale;  /* [n_tokens]; not read without items.scale */
+    sp_cuda_items items;
+} sp_cuda_group_rows;
+
+/* One expert of a module in a slot: its factors are so many units of 256 bytes from the slot's. A
+ * [S, k_in], B [n_out, S], S the rank rounded up to 8, pads zero. Rank 0: none. */
+typedef struct sp_cuda_expert_cell {
+    uint32_t a, b;
+    int32_t rank;
+    float scale;
+} sp_cuda_expert_cell;
+
+/* One output of an expert delta: the experts of a module, or, cells NULL, a router, whose factors
+ * are those of the slot alone, B with rows S apart. */
+typedef struct sp_cuda_expert_site {
+    const sp_cuda_expert_cell *const *cells; /* [slots] -> [experts]; NULL in it: none */
+    const void *const *factors;              /* [slots] what offsets count from */
+    const void *const *a, *const *b;         /* [slots], as rank and scale: of a router */
+    const int32_t *rank;
+    const float *scale;
+    void *y; /* [rows, n_out], stride y_stride elements */
+    int64_t y_stride;
+    int32_t n_out;
+    int32_t y_is_f32; /* else of the group's type */
+} sp_cuda_expert_site;
+
+/*
+ * y += scale · xa · Bᵀ, xa = x · Aᵀ, for modules that share x, in one launch, by the order above.
+ * `after_group`: the kernel before this one on the stream wrote the items or tiles.
+ */
+typedef struct sp_cuda_expert_delta {
+    int32_t type; /* sp_dtype: BF16 or F16 */
+    int32_t k_in, n_sites;
+    int32_t rank_max; /* no rank is larger; at most SP_CUDA_RANK_MAX */
+    int32_t multiprocessors, after_group;
+    int32_t x_by_token; /* row t of x is token t's, else row i is row i's */
+    const void *x;      /* stride x_stride elements */
+    int64_t x_stride;
+    sp_cuda_items items; /* of 8 or 32 rows */
+    /* Instead of items, for routers: the plan's, whose rows are tokens. */
+    const sp_cuda_tile *tiles; /* NULL: items */
+    const sp_cuda_plan_head *head;
+    sp_cuda_expert_site sites[SP_CUDA_SITES_MAX];
+} sp_cuda_expert_delta;
+
 /* name, arguments. All return a cudaError_t as int. */
 #define SP_CUDA_KERNEL_LIST(X)                                                                     \
     X(plan_rows,                                                                                   \
@@ -220,6 +297,8 @@ typedef struct sp_cuda_rows {
     X(head_rows, (int gpu, const sp_cuda_head *head, void *stream))                                \
     X(round_rows, (int gpu, const sp_cuda_round *round, void *stream))                             \
     X(check_rows, (int gpu, const sp_cuda_rows *rows, void *stream))                               \
+    X(group_experts, (int gpu, const sp_cuda_group_rows *rows, void *stream))                      \
+    X(add_experts, (int gpu, const sp_cuda_expert_delta *delta, void *stream))                     \
     X(kernels_init, (int gpu))
 
 typedef struct sp_cuda_kernels {

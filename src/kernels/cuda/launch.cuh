@@ -22,6 +22,9 @@ cudaError_t sp_cuda_expand_init(void);
 cudaError_t sp_cuda_expand_ring_init(int gpu);
 cudaError_t sp_cuda_attention_init(int gpu);
 cudaError_t sp_cuda_choose_init(int gpu);
+cudaError_t sp_cuda_group_init(void);
+cudaError_t sp_cuda_expert_init(void);
+cudaError_t sp_cuda_expert_gemm_init(void);
 
 /* Whether the code for the current GPU contains griddepcontrol.wait, so launches may overlap; code
  * built from PTX before sm_90 does not. Valid after sp_cuda_kernels_init on that GPU. */

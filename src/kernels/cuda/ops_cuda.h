@@ -19,9 +19,7 @@
 #ifndef SP_KERNELS_CUDA_OPS_CUDA_H
 #define SP_KERNELS_CUDA_OPS_CUDA_H
 
-#include "base/private.h"
-
-#include <sidepath/device.h>
+#include "kernels/cuda/kernels_cuda.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -247,6 +245,74 @@ typedef struct sp_cuda_sample {
 #define SP_CUDA_SAMPLE_VOCAB_MAX 400000
 
 /*
+ * The choice of experts: the top_k largest logits of each row, descending, ties by ascending
+ * number, a NaN above all. An expert's weight is e^(logit - best) over the sum of those of all
+ * experts, or with `normalised` of the chosen ones, in their order, FP32. A row without a position
+ * has the expert -1 and the weight 0.
+ */
+#define SP_CUDA_TOP_MAX 32
+typedef struct sp_cuda_route {
+    int32_t rows, experts, top_k; /* 1 <= top_k <= experts, SP_CUDA_TOP_MAX */
+    int32_t normalised;
+    const float *logits; /* [rows, experts], stride stride */
+    int64_t stride;
+    const int32_t *position; /* [rows], or NULL: all have one */
+    int32_t *expert;         /* [rows, top_k], as weight */
+    float *weight;
+} sp_cuda_route;
+
+/* One linear map of the experts: y[row] = x[row] · w[expert]ᵀ. */
+typedef struct sp_cuda_expert_output {
+    const void *const *w; /* [experts] -> [n, k] dense, 16-byte aligned */
+    void *y;              /* row of the items, stride y_stride */
+    int64_t y_stride;
+    int32_t n;
+} sp_cuda_expert_output;
+
+/*
+ * Maps of each row by its own expert, for up to two maps that share x, by the order of sp_cuda_gemm
+ * and with its bits, whatever the number of rows that the expert has. Rows without an item are not
+ * written. items: of one slot, with sp_cuda_expert_rows rows or any other number that it may give.
+ */
+#define SP_CUDA_EXPERT_OUTPUTS_MAX 2
+typedef struct sp_cuda_expert_gemm {
+    int32_t k;          /* a multiple of 8, as x_stride */
+    int32_t x_by_token; /* row t of x is token t's, else row i is row i's */
+    const void *x;      /* 16-byte aligned */
+    int64_t x_stride;
+    sp_cuda_items items;
+    int32_t n_outputs;
+    sp_cuda_expert_output outputs[SP_CUDA_EXPERT_OUTPUTS_MAX];
+} sp_cuda_expert_gemm;
+
+/* The rows of an item that suits so many rows (pairs) of so many experts: 16, 32, 64 or 128. */
+static inline int32_t sp_cuda_expert_rows(int64_t n_rows, int32_t n_experts)
+{
+    int64_t each = n_rows / n_experts;
+
+    return each <= 8 ? 16 : each <= 20 ? 32 : each <= 48 ? 64 : 128;
+}
+
+/* y[row] = T(Σ weight[row, k] * x[row * top_k + k]), fused steps from +0 in ascending k; experts of
+ * -1 are left out. */
+typedef struct sp_cuda_expert_sum {
+    int32_t rows, top_k, width;
+    const int32_t *expert; /* [rows, top_k], as weight */
+    const float *weight;
+    const void *x; /* [rows * top_k, width] dense */
+    void *y;       /* [rows, width] dense */
+} sp_cuda_expert_sum;
+
+/* y = T(fma(1 / (1 + e^-gate), x, y)), a gate for each row. */
+typedef struct sp_cuda_add_gated {
+    int32_t rows, width;
+    const float *gate; /* [rows], stride gate_stride */
+    int64_t gate_stride;
+    const void *x; /* [rows, width] dense, as y */
+    void *y;
+} sp_cuda_add_gated;
+
+/*
  * name, arguments. All return a cudaError_t as int.
  *
  * base_gemm_open: what the GEMMs of one GPU need to know, in host memory.
@@ -275,6 +341,10 @@ typedef struct sp_cuda_sample {
     X(pick_rows, (int gpu, const sp_cuda_pick *pick, void *stream))                        \
     X(greedy_rows, (int gpu, const sp_cuda_greedy *greedy, void *stream))                  \
     X(sample_rows, (int gpu, const sp_cuda_sample *sample, void *stream))                  \
+    X(route_rows, (int gpu, const sp_cuda_route *route, void *stream))                     \
+    X(multiply_experts, (int gpu, const sp_cuda_expert_gemm *gemm, void *stream))          \
+    X(sum_experts, (int gpu, const sp_cuda_expert_sum *sum, void *stream))                 \
+    X(add_gated_rows, (int gpu, const sp_cuda_add_gated *gated, void *stream))             \
     X(base_gemm_open, (int gpu, void **out_state))                                         \
     X(base_gemm_library, (int gpu, void *state, const char *path, int *out_found))         \
     X(base_gemm_free, (int gpu, void *state))                                              \
