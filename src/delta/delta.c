@@ -225,9 +225,9 @@ sp_status sp_delta_check_stride(const char *name, int64_t stride, int64_t width,
                    (long long)width);
 }
 
-/* What a site is of, where that is no matter of these calls or of the device. */
-static sp_status check_kind(const sp_delta *delta, const sp_layout_site *site,
-                            const sp_delta_output *output, int32_t index, sp_error *error)
+/* What a site is of, where that is no matter of these calls. */
+static sp_status check_kind(const sp_delta *delta, const sp_delta_output *output, int32_t index,
+                            sp_error *error)
 {
     sp_site row = {.struct_bytes = sizeof row};
 
@@ -237,10 +237,6 @@ static sp_status check_kind(const sp_delta *delta, const sp_layout_site *site,
                        "output %d names site %d, which is an expert's: call "
                        "sp_delta_experts_apply",
                        (int)index, (int)output->site);
-    if (site != NULL && site->apart && delta->gpu != NULL)
-        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "site", index,
-                       "output %d names site %d, a router: this build has no kernel for it on %s",
-                       (int)index, (int)output->site, sp_device_name(sp_pool_device(delta->pool)));
     return SP_OK;
 }
 
@@ -267,7 +263,7 @@ static sp_status check_output(const sp_delta *delta, const sp_delta_output *outp
                        "output %d names site %d, which takes tokens: call sp_delta_embed",
                        (int)index, (int)output->site);
     site = sp_layout_site_at(delta->layout, sp_layout_find(delta->layout, output->site));
-    status = check_kind(delta, site, output, index, error);
+    status = check_kind(delta, output, index, error);
     if (status != SP_OK || site == NULL)
         return status;
     if (*io_k_in != 0 && site->k_in != *io_k_in)

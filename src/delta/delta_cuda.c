@@ -4,7 +4,7 @@
  * the pool. A captured graph contains only addresses and sizes, so it replays correctly whatever
  * the plan and the slots hold by then.
  */
-#include "delta/delta_cuda.h"
+#include "delta/delta_cuda_state.h"
 
 #include "base/alloc.h"
 #include "base/error.h"
@@ -16,35 +16,6 @@
 #include <string.h>
 
 #define SCRATCH_ALIGN 256
-
-struct sp_delta_gpu {
-    sp_pool *pool;
-    sp_device *device;
-    int number; /* of the GPU */
-    int32_t multiprocessors;
-    sp_cuda_kernels kernels;
-    sp_stream *main_stream;
-    int32_t rows_max, n_slots, rank_stride, type;
-    int64_t slot_elements;
-    void *block; /* device memory that holds the scratch */
-    sp_cuda_scratch scratch;
-    sp_cuda_row_report *report; /* device */
-    /* Uploads rotate over pinned buffers of seq_slot and row_scale, rows_max each, with an event
-     * for each that records when it has been read. The report, as the host reads it, follows
-     * them. */
-    char *staging;
-    sp_cuda_row_report *report_read;
-    sp_event *uploaded[SP_CUDA_UPLOADS];
-    int32_t turn;
-    int32_t rows_set; /* rows of seq_slot_in that may hold something other than -1 */
-    int32_t
-        device_rows; /* the most rows that ever came from device memory: a graph may write them */
-    int32_t rows_started;   /* of the plan node that was enqueued last, or -1 */
-    uint64_t build_started; /* the build of its plan; 0: rows chosen on the device */
-    bool from_device;       /* its rows came from device memory */
-    void *plan_native;      /* the native stream that it was enqueued on */
-    bool after_plan;        /* it is that stream's last kernel, as far as known here */
-};
 
 /* ---- scratch ------------------------------------------------------------------------------- */
 
@@ -270,6 +241,7 @@ void sp_delta_gpu_destroy(sp_delta_gpu *gpu)
     if (gpu == NULL)
         return;
     (void)sp_device_wait_all(gpu->device, NULL);
+    sp_delta_gpu_experts_destroy(gpu);
     for (int i = 0; i < SP_CUDA_UPLOADS; i++)
         sp_event_destroy(gpu->uploaded[i]);
     sp_device_free_pinned(gpu->device, gpu->staging);
@@ -279,13 +251,12 @@ void sp_delta_gpu_destroy(sp_delta_gpu *gpu)
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
-static void *native_of(const sp_delta_gpu *gpu, const sp_stream *stream)
+void *sp_delta_gpu_native(const sp_delta_gpu *gpu, const sp_stream *stream)
 {
     return sp_stream_native(stream != NULL ? stream : gpu->main_stream);
 }
 
-/* The status of a launch, with the backend's error text. */
-static sp_status launched(const sp_delta_gpu *gpu, int code, const char *what, sp_error *error)
+sp_status sp_delta_gpu_launched(const sp_delta_gpu *gpu, int code, const char *what, sp_error *error)
 {
     sp_status status = sp_device_cuda_status(gpu->device, code, what);
 
@@ -331,8 +302,8 @@ sp_status sp_delta_gpu_upload(sp_delta_gpu *gpu, const sp_plan_view *view, sp_st
 static sp_status start_plan(sp_delta_gpu *gpu, int32_t n_rows, sp_stream *stream, bool from_device,
                             sp_error *error)
 {
-    void *native = native_of(gpu, stream);
-    sp_status status = launched(
+    void *native = sp_delta_gpu_native(gpu, stream);
+    sp_status status = sp_delta_gpu_launched(
         gpu, gpu->kernels.plan_rows(gpu->number, &gpu->scratch.plan, n_rows, gpu->n_slots, native),
         "launching the plan", error);
 
@@ -373,7 +344,7 @@ sp_status sp_delta_gpu_rows_from_device(sp_delta_gpu *gpu, const sp_device_rows 
     if (rows->n_rows > gpu->device_rows)
         gpu->device_rows = rows->n_rows;
     gpu->build_started = 0;
-    status = launched(gpu, gpu->kernels.check_rows(gpu->number, &check, sp_stream_native(stream)),
+    status = sp_delta_gpu_launched(gpu, gpu->kernels.check_rows(gpu->number, &check, sp_stream_native(stream)),
                       "checking rows", error);
     if (status == SP_OK)
         status = sp_stream_copy(stream, gpu->report_read, gpu->report, sizeof *gpu->report, error);
@@ -459,13 +430,18 @@ static void set_site(const sp_delta_gpu *gpu, int32_t index, const sp_delta_outp
     };
 }
 
+static bool is_apart(const sp_delta_gpu *gpu, const sp_delta_gpu_call *call, int32_t i)
+{
+    return sp_layout_site_at(sp_pool_layout(gpu->pool), call->sites[i])->apart;
+}
+
+/* Of the sites that slots hold: none where all are routers. */
 static void set_group(const sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_cuda_group *group)
 {
     *group = (sp_cuda_group){
         .type = gpu->type,
         .n_rows = call->n_rows,
         .n_slots = gpu->n_slots,
-        .n_sites = call->n,
         .k_in = call->k_in,
         .rank_stride = gpu->rank_stride,
         .multiprocessors = gpu->multiprocessors,
@@ -475,11 +451,11 @@ static void set_group(const sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp
         .partials = gpu->scratch.partials,
     };
     for (int32_t i = 0; i < call->n; i++)
-        set_site(gpu, call->sites[i], &call->outputs[i], &group->sites[i]);
+        if (!is_apart(gpu, call, i))
+            set_site(gpu, call->sites[i], &call->outputs[i], &group->sites[group->n_sites++]);
 }
 
-/* Records that a kernel launched without overlap now follows the plan's. */
-static void record_kernel(sp_delta_gpu *gpu, const void *native)
+void sp_delta_gpu_record(sp_delta_gpu *gpu, const void *native)
 {
     if (native == gpu->plan_native)
         gpu->after_plan = false;
@@ -497,8 +473,8 @@ static sp_status round_x(sp_delta_gpu *gpu, int32_t n_rows, int32_t k, const voi
         .to = gpu->scratch.rounded,
     };
 
-    record_kernel(gpu, native);
-    return launched(gpu, gpu->kernels.round_rows(gpu->number, &round, native), "rounding x", error);
+    sp_delta_gpu_record(gpu, native);
+    return sp_delta_gpu_launched(gpu, gpu->kernels.round_rows(gpu->number, &round, native), "rounding x", error);
 }
 
 /*
@@ -507,10 +483,12 @@ static sp_status round_x(sp_delta_gpu *gpu, int32_t n_rows, int32_t k, const voi
  */
 sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
 {
-    void *native = native_of(gpu, call->stream);
+    void *native = sp_delta_gpu_native(gpu, call->stream);
     sp_cuda_group group;
 
     set_group(gpu, call, &group);
+    if (group.n_sites == 0)
+        return SP_OK;
     if ((int32_t)call->x_type != gpu->type) {
         sp_status status =
             round_x(gpu, call->n_rows, call->k_in, call->x, call->x_stride, native, error);
@@ -521,18 +499,25 @@ sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, 
         group.x_stride = call->k_in;
     }
     group.after_plan = native != gpu->plan_native || gpu->after_plan;
-    record_kernel(gpu, native);
-    return launched(gpu, gpu->kernels.shrink(gpu->number, &group, native), "launching a shrink",
+    sp_delta_gpu_record(gpu, native);
+    return sp_delta_gpu_launched(gpu, gpu->kernels.shrink(gpu->number, &group, native), "launching a shrink",
                     error);
 }
 
 sp_status sp_delta_gpu_expand(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
 {
+    void *native = sp_delta_gpu_native(gpu, call->stream);
+    sp_status status = SP_OK;
     sp_cuda_group group;
 
     set_group(gpu, call, &group);
-    return launched(gpu, gpu->kernels.expand(gpu->number, &group, native_of(gpu, call->stream)),
-                    "launching an expand", error);
+    if (group.n_sites > 0)
+        status = sp_delta_gpu_launched(gpu, gpu->kernels.expand(gpu->number, &group, native),
+                                       "launching an expand", error);
+    for (int32_t i = 0; i < call->n && status == SP_OK; i++)
+        if (is_apart(gpu, call, i))
+            status = sp_delta_gpu_add_router(gpu, call, i, error);
+    return status;
 }
 
 sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
@@ -547,8 +532,8 @@ sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, s
 static sp_status take_parts(sp_delta_gpu *gpu, const sp_cuda_group *group,
                             const sp_cuda_parts *parts, void *native, sp_error *error)
 {
-    record_kernel(gpu, native);
-    return launched(gpu, gpu->kernels.take_parts(gpu->number, group, parts, native),
+    sp_delta_gpu_record(gpu, native);
+    return sp_delta_gpu_launched(gpu, gpu->kernels.take_parts(gpu->number, group, parts, native),
                     "taking a part of xa", error);
 }
 
@@ -561,25 +546,25 @@ sp_status sp_delta_gpu_shrink_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *
     if (status != SP_OK)
         return status;
     set_group(gpu, call, &group);
-    return take_parts(gpu, &group, parts, native_of(gpu, call->stream), error);
+    return take_parts(gpu, &group, parts, sp_delta_gpu_native(gpu, call->stream), error);
 }
 
 /* With one input there is one partial: the sums themselves. */
 sp_status sp_delta_gpu_expand_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *call,
                                     const sp_cuda_parts *parts, sp_error *error)
 {
-    void *native = native_of(gpu, call->stream);
+    void *native = sp_delta_gpu_native(gpu, call->stream);
     sp_cuda_group group;
     sp_status status;
 
     set_group(gpu, call, &group);
     group.k_in = 1;
-    record_kernel(gpu, native);
-    status = launched(gpu, gpu->kernels.give_parts(gpu->number, &group, parts, native),
+    sp_delta_gpu_record(gpu, native);
+    status = sp_delta_gpu_launched(gpu, gpu->kernels.give_parts(gpu->number, &group, parts, native),
                       "giving a sum of parts", error);
     if (status != SP_OK)
         return status;
-    return launched(gpu, gpu->kernels.expand(gpu->number, &group, native), "launching an expand",
+    return sp_delta_gpu_launched(gpu, gpu->kernels.expand(gpu->number, &group, native), "launching an expand",
                     error);
 }
 
@@ -598,7 +583,7 @@ sp_status sp_delta_gpu_clear_part(sp_delta_gpu *gpu, int32_t n_rows, const sp_cu
         .partials = gpu->scratch.partials,
     };
 
-    return take_parts(gpu, &none, parts, native_of(gpu, stream), error);
+    return take_parts(gpu, &none, parts, sp_delta_gpu_native(gpu, stream), error);
 }
 
 /* ---- tokens -------------------------------------------------------------------------------- */
@@ -608,7 +593,7 @@ sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_t
 {
     const sp_pool_overlays *overlays = sp_pool_overlays_of(gpu->pool, SP_SITE_EMBEDDING);
     sp_pool_tables pairs = {.rank = NULL};
-    void *native = native_of(gpu, call->stream);
+    void *native = sp_delta_gpu_native(gpu, call->stream);
     sp_cuda_embed embed;
 
     if (table->index >= 0)
@@ -632,8 +617,8 @@ sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_t
         .y = call->y,
         .y_stride = call->y_stride,
     };
-    record_kernel(gpu, native);
-    return launched(gpu, gpu->kernels.embed_rows(gpu->number, &embed, native),
+    sp_delta_gpu_record(gpu, native);
+    return sp_delta_gpu_launched(gpu, gpu->kernels.embed_rows(gpu->number, &embed, native),
                     "launching the embeddings", error);
 }
 
@@ -641,7 +626,7 @@ static sp_status launch_head(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_t
                              const sp_delta_head_call *call, sp_error *error)
 {
     const sp_pool_overlays *overlays = sp_pool_overlays_of(gpu->pool, SP_SITE_HEAD);
-    void *native = native_of(gpu, call->stream);
+    void *native = sp_delta_gpu_native(gpu, call->stream);
     const sp_cuda_head head = {
         .type = gpu->type,
         .n_rows = n_rows,
@@ -661,8 +646,8 @@ static sp_status launch_head(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_t
 
     if (overlays->n == NULL)
         return SP_OK;
-    record_kernel(gpu, native);
-    return launched(gpu, gpu->kernels.head_rows(gpu->number, &head, native),
+    sp_delta_gpu_record(gpu, native);
+    return sp_delta_gpu_launched(gpu, gpu->kernels.head_rows(gpu->number, &head, native),
                     "launching the replaced logits", error);
 }
 
@@ -673,7 +658,7 @@ sp_status sp_delta_gpu_head(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_ta
 
     if ((int32_t)io_call->x_type != gpu->type) {
         status = round_x(gpu, n_rows, table->hidden, io_call->x, io_call->x_stride,
-                         native_of(gpu, io_call->stream), error);
+                         sp_delta_gpu_native(gpu, io_call->stream), error);
         if (status != SP_OK)
             return status;
         io_call->x = gpu->scratch.rounded;

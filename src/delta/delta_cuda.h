@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/kernels_cuda.h"
 
-#include <sidepath/delta.h>
+#include <sidepath/experts.h>
 
 #include <assert.h>
 
@@ -76,7 +76,7 @@ sp_status sp_delta_gpu_check_step(const sp_delta_gpu *gpu, const sp_plan_view *v
 /* Sites that share x and are in the pool, at most SP_CUDA_SITES_MAX, by their layout index. */
 typedef struct sp_delta_gpu_call {
     int32_t n_rows, k_in;
-    const void *x; /* not read by an expand */
+    const void *x; /* read by an expand for routers alone */
     int64_t x_stride;
     sp_dtype x_type;
     sp_stream *stream;
@@ -107,6 +107,31 @@ sp_status sp_delta_gpu_expand_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *
                                     const sp_cuda_parts *parts, sp_error *error);
 sp_status sp_delta_gpu_clear_part(sp_delta_gpu *gpu, int32_t n_rows, const sp_cuda_parts *parts,
                                   sp_stream *stream, sp_error *error);
+
+/* ---- experts ------------------------------------------------------------------------------- */
+
+/* Memory for windows of so many rows; none where the pool has no experts. _bytes: of the device. */
+size_t sp_delta_gpu_experts_bytes(const sp_pool *pool, int32_t tokens_max, int32_t rows_max,
+                                  bool x_f32);
+sp_status sp_delta_gpu_experts_create(sp_delta_gpu *gpu, int32_t rows_max, bool x_f32,
+                                      sp_error *error);
+
+/* Groups the rows; their arrays are device memory. Enqueues; may be captured. */
+sp_status sp_delta_gpu_experts_begin(sp_delta_gpu *gpu, const sp_moe_rows *rows, sp_stream *stream,
+                                     sp_error *error);
+
+/* Modules that share x; a NULL in `experts` has no delta. */
+typedef struct sp_delta_gpu_experts {
+    sp_delta_experts_call call;
+    int32_t k_in, n;
+    const sp_pool_experts *experts[SP_CUDA_SITES_MAX];
+    sp_delta_output outputs[SP_CUDA_SITES_MAX];
+    int32_t n_out[SP_CUDA_SITES_MAX];
+} sp_delta_gpu_experts;
+
+/* To the rows of the last begin. Enqueues; may be captured. */
+sp_status sp_delta_gpu_experts_apply(sp_delta_gpu *gpu, const sp_delta_gpu_experts *call,
+                                     sp_error *error);
 
 /* ---- tokens -------------------------------------------------------------------------------- */
 

@@ -1,5 +1,6 @@
 /*
- * experts.c: the deltas of a layer's experts on the CPU. begin groups the rows into items of one
+ * experts.c: the deltas of a layer's experts: the checks of both calls, and the work of the CPU;
+ * that of a GPU is in experts_cuda.c. begin groups the rows into items of one
  * (expert, slot); apply adds those that the adapter adapts to a job of shrink_expand.h, whose
  * outputs depend on nothing but their own row: form, order, windows and rounds change no bit.
  */
@@ -88,6 +89,8 @@ sp_status sp_delta_experts_create(sp_delta *delta, int32_t rows_max, sp_error *e
     char *at;
 
     own->rows_max = rows_max;
+    if (delta->gpu != NULL)
+        return sp_delta_gpu_experts_create(delta->gpu, rows_max, delta->x_f32, error);
     if (!needs_scratch(delta))
         return SP_OK;
     own->block = at = sp_aligned_calloc(total, ALIGN_BYTES);
@@ -177,6 +180,15 @@ static sp_status check_counts(const sp_delta *delta, const sp_moe_rows *rows, in
     if (rows->top_k < 1 || rows->top_k > n_experts || n_tokens > PAIRS_MAX / rows->top_k)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "top_k", -1,
                        "top_k is %d, it must be from 1 to %d", (int)rows->top_k, (int)n_experts);
+    if (delta->gpu == NULL) /* else the items are not built here, which checks the form */
+        return SP_OK;
+    if (rows->expert != NULL ? rows->row_pair != NULL || rows->expert_begin != NULL
+                             : rows->row_pair == NULL || rows->expert_begin == NULL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "rows", -1,
+                       "the rows need either expert or both row_pair and expert_begin");
+    if (rows->expert == NULL && (rows->n_rows < 0 || rows->n_rows > PAIRS_MAX))
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "n_rows", -1, "n_rows is %d",
+                       (int)rows->n_rows);
     return SP_OK;
 }
 
@@ -188,7 +200,8 @@ sp_status sp_delta_experts_begin(sp_delta *delta, const sp_plan *plan, const sp_
     int32_t n_tokens;
     sp_status status = sp_delta_rows_of(delta, plan, &view, &n_tokens, error);
 
-    (void)stream;
+    if (status == SP_OK && delta->gpu != NULL)
+        status = sp_delta_gpu_check_step(delta->gpu, view, error);
     if (status == SP_OK)
         status = sp_struct_read(&own, sizeof own, rows, "sp_moe_rows", error);
     if (status == SP_OK)
@@ -196,17 +209,15 @@ sp_status sp_delta_experts_begin(sp_delta *delta, const sp_plan *plan, const sp_
     if (status != SP_OK)
         return status;
     delta->experts.open = false;
-    if (delta->gpu != NULL)
-        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "experts", -1,
-                       "this build has no kernels for the deltas of experts on %s",
-                       sp_device_name(sp_pool_device(delta->pool)));
     delta->experts.rows = own;
     delta->experts.plan = plan;
     delta->experts.view = view;
-    delta->experts.build = view->build;
+    delta->experts.build = view != NULL ? view->build : 0;
     delta->experts.window.begin = -1;
     delta->experts.window.n_items = 0;
-    if (delta->experts.block != NULL)
+    if (delta->gpu != NULL)
+        status = sp_delta_gpu_experts_begin(delta->gpu, &own, stream, error);
+    else if (delta->experts.block != NULL)
         status = group_all(delta, error);
     delta->experts.open = status == SP_OK;
     return status;
@@ -228,14 +239,19 @@ static sp_status check_open(const sp_delta *delta, sp_error *error)
 {
     const sp_plan_view *view;
     int32_t n_rows;
+    sp_status status;
 
     if (!delta->experts.open)
         return sp_fail(error, SP_ERR_STATE, NULL, "rows", -1,
                        "no rows were begun: call sp_delta_experts_begin first");
-    if (sp_plan_get(delta->experts.plan)->build != delta->experts.build)
+    if (delta->experts.plan != NULL &&
+        sp_plan_get(delta->experts.plan)->build != delta->experts.build)
         return sp_fail(error, SP_ERR_STATE, NULL, "plan", -1,
                        "the plan was built anew since sp_delta_experts_begin: call it again");
-    return sp_delta_rows_of(delta, delta->experts.plan, &view, &n_rows, error);
+    status = sp_delta_rows_of(delta, delta->experts.plan, &view, &n_rows, error);
+    if (status != SP_OK || delta->gpu == NULL)
+        return status;
+    return sp_delta_gpu_check_step(delta->gpu, view, error);
 }
 
 static sp_status check_site(const expert_group *group, const sp_site *row, int32_t index,
@@ -398,6 +414,18 @@ static void apply_window(const sp_delta *delta, const expert_group *group)
     sp_lora_job_finish(&job);
 }
 
+static sp_status apply_on_gpu(const sp_delta *delta, const expert_group *group, sp_error *error)
+{
+    sp_delta_gpu_experts call = {.call = group->call, .k_in = group->first.k_in, .n = group->n};
+
+    for (int32_t i = 0; i < group->n; i++) {
+        call.experts[i] = group->experts[i];
+        call.outputs[i] = group->outputs[i];
+        call.n_out[i] = group->n_out[i];
+    }
+    return sp_delta_gpu_experts_apply(delta->gpu, &call, error);
+}
+
 sp_status sp_delta_experts_apply(sp_delta *delta, const sp_delta_experts_call *call,
                                  sp_error *error)
 {
@@ -406,6 +434,8 @@ sp_status sp_delta_experts_apply(sp_delta *delta, const sp_delta_experts_call *c
 
     if (status == SP_OK)
         status = read_call(delta, call, &group, error);
+    if (status == SP_OK && delta->gpu != NULL && !delta->no_apply)
+        return apply_on_gpu(delta, &group, error);
     if (status != SP_OK || delta->no_apply || delta->experts.block == NULL ||
         sp_pool_expert_slots(delta->pool) == 0)
         return status;

@@ -167,6 +167,9 @@ sp_status sp_delta_expand(sp_delta *delta, const sp_delta_call *call, sp_error *
     if (delta->gpu != NULL) {
         sp_delta_gpu_call on_gpu = gpu_call(delta, &group);
 
+        on_gpu.x = delta->half.call.x;
+        on_gpu.x_stride = delta->half.call.x_stride;
+        on_gpu.x_type = delta->half.call.x_type;
         status = sp_delta_gpu_check_step(delta->gpu, group.view, error);
         if (status == SP_OK && on_gpu.n > 0)
             status = sp_delta_gpu_expand(delta->gpu, &on_gpu, error);

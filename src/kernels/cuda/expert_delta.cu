@@ -314,10 +314,13 @@ __global__ void __launch_bounds__(THREADS, 1)
     delta_rows<TILES> *rows = (delta_rows<TILES> *)(sums + 1);
     uint16_t *xa = (uint16_t *)(rows + 1);
     int each = d.n_sites * shape.parts, warp = threadIdx.x >> 5;
-    int units = (d.tiles != NULL ? d.head->n_tiles : d.items.counts[0]) * each;
-    bool waited = false;
+    int units;
+    bool waited = d.after_group != 0;
 
     release_successor();
+    if (waited)
+        wait_predecessor();
+    units = (d.tiles != NULL ? d.head->n_tiles : d.items.counts[0]) * each;
     for (int number = (int)blockIdx.x; number < units; number += (int)gridDim.x) {
         const sp_cuda_expert_site &site = d.sites[number % each / shape.parts];
         int column0 = (number % shape.parts * WARPS + warp) * COLUMNS;
@@ -388,7 +391,7 @@ static cudaError_t launch(const sp_cuda_expert_delta *d, int bound, cudaStream_t
     cudaLaunchAttribute overlap;
     cudaLaunchConfig_t config = sp_cuda_overlapping(dim3((unsigned)(units < most ? units : most)),
                                                     THREADS, shared_of<TILES>(shape.xa_pitch),
-                                                    &overlap, d->after_group != 0, stream);
+                                                    &overlap, false, stream);
 
     return cudaLaunchKernelEx(&config, expert_kernel<F16, VEC, TILES, MORE>, *d, shape);
 }

@@ -1,0 +1,336 @@
+/*
+ * cuda_moe.c: the choice of experts on a GPU, and the experts over all rows of a step at once. A
+ * *pair* is one (row, rank): row * per_token + rank, the rank-th of the experts that the row chose.
+ * Every array of an expert's inputs and outputs is in the order of the pairs; the rows are grouped
+ * by expert in lists alone (sp_cuda_items), so nothing is moved. Pads choose no expert.
+ */
+#include "base/alloc.h"
+#include "base/assert.h"
+#include "base/error.h"
+#include "engine/ops/cuda_ops.h"
+#include "kernels/cuda/cuda_choose.h"
+
+#include <sidepath/experts.h>
+
+#define ROWS_LEAST 16 /* of an item: sp_cuda_expert_rows */
+#define ROWS_MOST  128
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+static int64_t pairs_of(const sp_ops_options *options)
+{
+    return (int64_t)options->rows_max * options->moe.per_token;
+}
+
+/* Places in the lists of all items, of whichever size suits the rows. */
+static int64_t places_of(const sp_moe_shape *moe, int64_t pairs)
+{
+    int64_t most = 0;
+
+    for (int32_t rows = ROWS_LEAST; rows <= ROWS_MOST; rows *= 2) {
+        int64_t places = (int64_t)sp_cuda_items_bound((int32_t)pairs, moe->experts, 1, rows) * rows;
+
+        most = places > most ? places : most;
+    }
+    return most;
+}
+
+size_t sp_cuda_moe_bytes(const sp_ops_options *options)
+{
+    const sp_moe_shape *moe = &options->moe;
+    size_t pairs = (size_t)pairs_of(options), bytes;
+
+    if (moe->experts == 0)
+        return 0;
+    bytes = pairs * (sizeof(int32_t) + sizeof(float) + sizeof(sp_cuda_item));
+    bytes += pairs * (size_t)(2 * moe->inner + options->hidden) * sizeof(uint16_t);
+    return bytes + 2 * (size_t)places_of(moe, (int64_t)pairs) * sizeof(int32_t);
+}
+
+sp_status sp_cuda_moe_create(sp_cuda_ops *cuda, const sp_ops_options *options, sp_error *error)
+{
+    sp_cuda_moe *own = &cuda->moe;
+    const sp_moe_shape *moe = &options->moe;
+    size_t pairs = (size_t)pairs_of(options);
+    size_t places = (size_t)places_of(moe, (int64_t)pairs) * sizeof(int32_t);
+    sp_status status = SP_OK;
+
+    own->shape = *moe;
+    if (moe->experts == 0)
+        return SP_OK;
+    if (moe->experts > SP_CUDA_EXPERTS_MAX || moe->per_token > SP_CUDA_TOP_MAX ||
+        pairs >= SP_CUDA_ROWS_MAX)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "experts", -1,
+                       "a GPU takes up to %d experts, %d of them for a token, and fewer than %d for "
+                       "the rows of a step: lower step-rows",
+                       SP_CUDA_EXPERTS_MAX, SP_CUDA_TOP_MAX, SP_CUDA_ROWS_MAX);
+    own->expert = sp_cuda_block(cuda, pairs * sizeof *own->expert, &status, error);
+    own->weight = sp_cuda_block(cuda, pairs * sizeof *own->weight, &status, error);
+    own->gate = sp_cuda_block(cuda, pairs * (size_t)moe->inner * sizeof(uint16_t), &status, error);
+    own->up = sp_cuda_block(cuda, pairs * (size_t)moe->inner * sizeof(uint16_t), &status, error);
+    own->down =
+        sp_cuda_block(cuda, pairs * (size_t)options->hidden * sizeof(uint16_t), &status, error);
+    own->items.counts = sp_cuda_block(cuda, 4 * sizeof(int32_t), &status, error);
+    own->items.item = sp_cuda_block(cuda, pairs * sizeof *own->items.item, &status, error);
+    own->items.row = sp_cuda_block(cuda, places, &status, error);
+    own->items.token = sp_cuda_block(cuda, places, &status, error);
+    if (status == SP_OK)
+        status =
+            sp_device_zero(cuda->device, own->items.counts, 4 * sizeof(int32_t), error);
+    return status;
+}
+
+void sp_cuda_moe_destroy(sp_cuda_ops *cuda)
+{
+    sp_free(cuda->moe.layers);
+}
+
+/* ---- weights ------------------------------------------------------------------------------- */
+
+static void fill_table(const void **table, const sp_linear *maps, int32_t n)
+{
+    for (int32_t e = 0; e < n; e++)
+        table[e] = maps[e].weight.placed;
+}
+
+static sp_status add_layer(sp_cuda_ops *cuda, const sp_experts *experts)
+{
+    sp_cuda_moe *own = &cuda->moe;
+    size_t n = (size_t)experts->n;
+    sp_status status = SP_OK;
+    void *device = sp_cuda_block(cuda, 3 * n * sizeof(void *), &status, NULL);
+    const void **table;
+    void *grown;
+
+    if (status != SP_OK)
+        return status;
+    grown = sp_realloc(own->layers, (size_t)(own->n_layers + 1) * sizeof *own->layers);
+    table = sp_calloc(3 * n, sizeof *table);
+    if (!grown || !table) {
+        own->layers = grown ? grown : own->layers;
+        sp_free(table);
+        return SP_ERR_MEMORY;
+    }
+    own->layers = grown;
+    fill_table(table, experts->gate, experts->n);
+    fill_table(table + n, experts->up, experts->n);
+    fill_table(table + 2 * n, experts->down, experts->n);
+    status = sp_device_write(cuda->device, device, table, 3 * n * sizeof *table, NULL);
+    sp_free(table);
+    if (status == SP_OK)
+        own->layers[own->n_layers++] = (sp_cuda_moe_layer){experts, device};
+    return status;
+}
+
+sp_status sp_cuda_learn_experts(sp_ops *ops, sp_rows x, const sp_experts *experts, sp_rows y)
+{
+    sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
+
+    (void)x;
+    (void)y;
+    SP_ASSERT(experts->n == cuda->moe.shape.experts);
+    return add_layer(cuda, experts);
+}
+
+/* [experts] of gate, then of up, then of down, on the device. */
+static const void *const *table_of(const sp_cuda_ops *cuda, const sp_experts *experts)
+{
+    for (int32_t i = 0; i < cuda->moe.n_layers; i++)
+        if (cuda->moe.layers[i].experts == experts)
+            return cuda->moe.layers[i].table;
+    SP_ASSERT(!"a layer that the pass did not have when it was read");
+    return NULL;
+}
+
+/* ---- the choice ---------------------------------------------------------------------------- */
+
+sp_status sp_cuda_op_route(sp_ops *ops, sp_rows logits, bool normalised)
+{
+    sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
+    sp_cuda_moe *own = &cuda->moe;
+    const sp_cuda_route route = {
+        .rows = cuda->step.rows,
+        .experts = own->shape.experts,
+        .top_k = own->shape.per_token,
+        .normalised = normalised,
+        .logits = cuda->rows[logits],
+        .stride = cuda->widths[logits],
+        .position = cuda->step.position,
+        .expert = own->expert,
+        .weight = own->weight,
+    };
+    int32_t pairs = route.rows * route.top_k;
+    sp_cuda_group_rows group = {
+        .n_tokens = route.rows,
+        .top_k = route.top_k,
+        .n_experts = route.experts,
+        .n_slots = 1,
+        .expert = own->expert,
+        .all_rows = pairs,
+        .n_rows = pairs,
+    };
+    sp_status status;
+
+    SP_ASSERT(cuda->types[logits] == SP_DTYPE_F32);
+    SP_ASSERT(cuda->widths[logits] == own->shape.experts);
+    own->items.item_rows = sp_cuda_expert_rows(pairs, route.experts);
+    own->items.bound = sp_cuda_items_bound(pairs, route.experts, 1, own->items.item_rows);
+    group.items = own->items;
+    status = sp_cuda_launched(
+        cuda, cuda->kernels.route_rows(cuda->gpu, &route, cuda->native), "choosing experts");
+    if (status != SP_OK)
+        return status;
+    return sp_cuda_launched(cuda, cuda->tables_of_rows.group_experts(cuda->gpu, &group, cuda->native),
+                            "grouping rows by expert");
+}
+
+/* ---- the experts --------------------------------------------------------------------------- */
+
+static sp_cuda_expert_output output_of(const void *const *table, void *y, int32_t n)
+{
+    return (sp_cuda_expert_output){.w = table, .y = y, .y_stride = n, .n = n};
+}
+
+static sp_status run_gemm(const sp_cuda_ops *cuda, const sp_cuda_expert_gemm *gemm)
+{
+    return sp_cuda_launched(cuda,
+                            cuda->kernels.multiply_experts(cuda->gpu, gemm, cuda->native),
+                            "the experts' products");
+}
+
+static sp_status begin_deltas(sp_cuda_ops *cuda)
+{
+    const sp_moe_rows rows = {
+        .struct_bytes = sizeof rows,
+        .n_tokens = cuda->step.rows,
+        .top_k = cuda->moe.shape.per_token,
+        .n_experts = cuda->moe.shape.experts,
+        .expert = cuda->moe.expert,
+    };
+
+    return sp_delta_experts_begin(cuda->delta, cuda->plan, &rows, cuda->stream, NULL);
+}
+
+static sp_delta_output delta_output(const sp_linear *map, void *y)
+{
+    return (sp_delta_output){
+        .struct_bytes = sizeof(sp_delta_output),
+        .site = map->site,
+        .y = y,
+        .y_stride = map->weight.rows,
+        .y_type = SP_DTYPE_BF16,
+    };
+}
+
+static sp_status apply_deltas(sp_cuda_ops *cuda, const void *x, int32_t k, sp_expert_x x_rows,
+                              const sp_delta_output *outputs, int32_t n)
+{
+    const sp_delta_experts_call call = {
+        .struct_bytes = sizeof call,
+        .x = x,
+        .x_stride = k,
+        .x_type = SP_DTYPE_BF16,
+        .x_rows = x_rows,
+        .outputs = outputs,
+        .n_outputs = n,
+        .stream = cuda->stream,
+    };
+
+    return cuda->adapted ? sp_delta_experts_apply(cuda->delta, &call, NULL) : SP_OK;
+}
+
+static sp_status run_gate_and_up(sp_cuda_ops *cuda, sp_rows x, const sp_experts *experts,
+                                 const void *const *table)
+{
+    const sp_cuda_moe *own = &cuda->moe;
+    const sp_delta_output outputs[] = {delta_output(experts->gate, own->gate),
+                                       delta_output(experts->up, own->up)};
+    const sp_cuda_expert_gemm gemm = {
+        .k = cuda->widths[x],
+        .x_by_token = 1,
+        .x = cuda->rows[x],
+        .x_stride = cuda->widths[x],
+        .items = own->items,
+        .n_outputs = 2,
+        .outputs = {output_of(table, own->gate, own->shape.inner),
+                    output_of(table + experts->n, own->up, own->shape.inner)},
+    };
+    const sp_cuda_silu silu = {
+        .n = (int64_t)cuda->step.rows * own->shape.per_token * own->shape.inner,
+        .gate = own->gate,
+        .up = own->up,
+    };
+    sp_status status = run_gemm(cuda, &gemm);
+
+    if (status == SP_OK)
+        status = apply_deltas(cuda, cuda->rows[x], cuda->widths[x], SP_EXPERT_X_TOKEN, outputs, 2);
+    if (status != SP_OK)
+        return status;
+    return sp_cuda_launched(cuda, cuda->kernels.silu_mul(cuda->gpu, &silu, cuda->native),
+                            "the experts' activation");
+}
+
+static sp_status run_down(sp_cuda_ops *cuda, const sp_experts *experts, const void *const *table)
+{
+    const sp_cuda_moe *own = &cuda->moe;
+    const sp_delta_output output = delta_output(experts->down, own->down);
+    const sp_cuda_expert_gemm gemm = {
+        .k = own->shape.inner,
+        .x = own->gate,
+        .x_stride = own->shape.inner,
+        .items = own->items,
+        .n_outputs = 1,
+        .outputs = {output_of(table + 2 * (size_t)experts->n, own->down, cuda->hidden)},
+    };
+    sp_status status = run_gemm(cuda, &gemm);
+
+    if (status != SP_OK)
+        return status;
+    return apply_deltas(cuda, own->gate, own->shape.inner, SP_EXPERT_X_ROW, &output, 1);
+}
+
+sp_status sp_cuda_op_experts(sp_ops *ops, sp_rows x, const sp_experts *experts, sp_rows y)
+{
+    sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
+    const sp_cuda_moe *own = &cuda->moe;
+    const void *const *table = table_of(cuda, experts);
+    const sp_cuda_expert_sum sum = {
+        .rows = cuda->step.rows,
+        .top_k = own->shape.per_token,
+        .width = cuda->hidden,
+        .expert = own->expert,
+        .weight = own->weight,
+        .x = own->down,
+        .y = cuda->rows[y],
+    };
+    sp_status status = cuda->adapted ? begin_deltas(cuda) : SP_OK;
+
+    SP_ASSERT(x != y && cuda->widths[x] == cuda->hidden && cuda->widths[y] == cuda->hidden);
+    if (status == SP_OK)
+        status = run_gate_and_up(cuda, x, experts, table);
+    if (status == SP_OK)
+        status = run_down(cuda, experts, table);
+    if (status != SP_OK)
+        return status;
+    return sp_cuda_launched(cuda, cuda->kernels.sum_experts(cuda->gpu, &sum, cuda->native),
+                            "the sum over experts");
+}
+
+/* ---- the shared expert --------------------------------------------------------------------- */
+
+sp_status sp_cuda_op_add_gated(sp_ops *ops, sp_rows y, sp_rows x, sp_rows gate)
+{
+    sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
+    const sp_cuda_add_gated call = {
+        .rows = cuda->step.rows,
+        .width = cuda->widths[y],
+        .gate = cuda->rows[gate],
+        .gate_stride = cuda->widths[gate],
+        .x = cuda->rows[x],
+        .y = cuda->rows[y],
+    };
+
+    SP_ASSERT(cuda->types[gate] == SP_DTYPE_F32 && cuda->widths[x] == cuda->widths[y]);
+    return sp_cuda_launched(cuda, cuda->kernels.add_gated_rows(cuda->gpu, &call, cuda->native),
+                            "the shared expert's gate");
+}
