@@ -256,7 +256,8 @@ void *sp_delta_gpu_native(const sp_delta_gpu *gpu, const sp_stream *stream)
     return sp_stream_native(stream != NULL ? stream : gpu->main_stream);
 }
 
-sp_status sp_delta_gpu_launched(const sp_delta_gpu *gpu, int code, const char *what, sp_error *error)
+sp_status sp_delta_gpu_launched(const sp_delta_gpu *gpu, int code, const char *what,
+                                sp_error *error)
 {
     sp_status status = sp_device_cuda_status(gpu->device, code, what);
 
@@ -344,8 +345,9 @@ sp_status sp_delta_gpu_rows_from_device(sp_delta_gpu *gpu, const sp_device_rows 
     if (rows->n_rows > gpu->device_rows)
         gpu->device_rows = rows->n_rows;
     gpu->build_started = 0;
-    status = sp_delta_gpu_launched(gpu, gpu->kernels.check_rows(gpu->number, &check, sp_stream_native(stream)),
-                      "checking rows", error);
+    status = sp_delta_gpu_launched(
+        gpu, gpu->kernels.check_rows(gpu->number, &check, sp_stream_native(stream)),
+        "checking rows", error);
     if (status == SP_OK)
         status = sp_stream_copy(stream, gpu->report_read, gpu->report, sizeof *gpu->report, error);
     return status == SP_OK ? start_plan(gpu, rows->n_rows, stream, true, error) : status;
@@ -474,7 +476,8 @@ static sp_status round_x(sp_delta_gpu *gpu, int32_t n_rows, int32_t k, const voi
     };
 
     sp_delta_gpu_record(gpu, native);
-    return sp_delta_gpu_launched(gpu, gpu->kernels.round_rows(gpu->number, &round, native), "rounding x", error);
+    return sp_delta_gpu_launched(gpu, gpu->kernels.round_rows(gpu->number, &round, native),
+                                 "rounding x", error);
 }
 
 /*
@@ -500,8 +503,8 @@ sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, 
     }
     group.after_plan = native != gpu->plan_native || gpu->after_plan;
     sp_delta_gpu_record(gpu, native);
-    return sp_delta_gpu_launched(gpu, gpu->kernels.shrink(gpu->number, &group, native), "launching a shrink",
-                    error);
+    return sp_delta_gpu_launched(gpu, gpu->kernels.shrink(gpu->number, &group, native),
+                                 "launching a shrink", error);
 }
 
 sp_status sp_delta_gpu_expand(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
@@ -534,7 +537,7 @@ static sp_status take_parts(sp_delta_gpu *gpu, const sp_cuda_group *group,
 {
     sp_delta_gpu_record(gpu, native);
     return sp_delta_gpu_launched(gpu, gpu->kernels.take_parts(gpu->number, group, parts, native),
-                    "taking a part of xa", error);
+                                 "taking a part of xa", error);
 }
 
 sp_status sp_delta_gpu_shrink_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *call,
@@ -561,11 +564,11 @@ sp_status sp_delta_gpu_expand_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *
     group.k_in = 1;
     sp_delta_gpu_record(gpu, native);
     status = sp_delta_gpu_launched(gpu, gpu->kernels.give_parts(gpu->number, &group, parts, native),
-                      "giving a sum of parts", error);
+                                   "giving a sum of parts", error);
     if (status != SP_OK)
         return status;
-    return sp_delta_gpu_launched(gpu, gpu->kernels.expand(gpu->number, &group, native), "launching an expand",
-                    error);
+    return sp_delta_gpu_launched(gpu, gpu->kernels.expand(gpu->number, &group, native),
+                                 "launching an expand", error);
 }
 
 sp_status sp_delta_gpu_clear_part(sp_delta_gpu *gpu, int32_t n_rows, const sp_cuda_parts *parts,
@@ -619,7 +622,7 @@ sp_status sp_delta_gpu_embed(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_t
     };
     sp_delta_gpu_record(gpu, native);
     return sp_delta_gpu_launched(gpu, gpu->kernels.embed_rows(gpu->number, &embed, native),
-                    "launching the embeddings", error);
+                                 "launching the embeddings", error);
 }
 
 static sp_status launch_head(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_table *table,
@@ -648,7 +651,7 @@ static sp_status launch_head(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_t
         return SP_OK;
     sp_delta_gpu_record(gpu, native);
     return sp_delta_gpu_launched(gpu, gpu->kernels.head_rows(gpu->number, &head, native),
-                    "launching the replaced logits", error);
+                                 "launching the replaced logits", error);
 }
 
 sp_status sp_delta_gpu_head(sp_delta_gpu *gpu, int32_t n_rows, const sp_token_table *table,

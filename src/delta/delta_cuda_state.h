@@ -1,7 +1,7 @@
 /*
  * delta_cuda_state.h: what an sp_delta_gpu is made of, and the steps that its files share:
- * delta_cuda.c (linear sites and tokens) and experts_cuda.c (experts and routers). All calls are the
- * engine thread's.
+ * delta_cuda.c (linear sites and tokens) and experts_cuda.c (experts and routers). All calls are
+ * the engine thread's.
  */
 #ifndef SP_DELTA_DELTA_CUDA_STATE_H
 #define SP_DELTA_DELTA_CUDA_STATE_H

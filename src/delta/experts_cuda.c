@@ -1,8 +1,8 @@
 /*
  * experts_cuda.c: the deltas of experts and routers on a GPU: rows are grouped into items by one
  * kernel, and each call is one launch for a window of them; a router's rows are the plan's tiles.
- * A captured graph contains only addresses and sizes, as in delta_cuda.c, so nothing here depends on
- * what the pool holds.
+ * A captured graph contains only addresses and sizes, as in delta_cuda.c, so nothing here depends
+ * on what the pool holds.
  */
 #include "base/error.h"
 #include "base/integer.h"
@@ -178,8 +178,8 @@ static sp_cuda_expert_delta delta_of(const sp_delta_gpu *gpu, int32_t k_in)
     return (sp_cuda_expert_delta){
         .type = gpu->type,
         .k_in = k_in,
-        .rank_max = (int32_t)round_up(sp_layout_expert_rank(sp_pool_layout(gpu->pool)),
-                                      SP_POOL_RANK_STEP),
+        .rank_max =
+            (int32_t)round_up(sp_layout_expert_rank(sp_pool_layout(gpu->pool)), SP_POOL_RANK_STEP),
         .multiprocessors = gpu->multiprocessors,
     };
 }
@@ -301,11 +301,10 @@ sp_status sp_delta_gpu_add_router(sp_delta_gpu *gpu, const sp_delta_gpu_call *ca
     };
     sp_delta_gpu_record(gpu, native);
     if ((int32_t)call->x_type != gpu->type) {
-        const sp_cuda_round round = {gpu->type,      call->n_rows,           call->k_in, call->x,
-                                     call->x_stride, gpu->scratch.rounded};
-        sp_status status =
-            sp_delta_gpu_launched(gpu, gpu->kernels.round_rows(gpu->number, &round, native),
-                                  "rounding x", error);
+        const sp_cuda_round round = {gpu->type, call->n_rows,   call->k_in,
+                                     call->x,   call->x_stride, gpu->scratch.rounded};
+        sp_status status = sp_delta_gpu_launched(
+            gpu, gpu->kernels.round_rows(gpu->number, &round, native), "rounding x", error);
 
         if (status != SP_OK)
             return status;

@@ -17,7 +17,7 @@ sp_cuda_gemm sp_cuda_gemm_of(const sp_cuda_ops *cuda, sp_rows x, const sp_projec
         .n_outputs = n,
     };
 
-    SP_ASSERT(n > 0 && n <= SP_LINEAR_MAX);
+    SP_ASSERT(n > 0 && n <= SP_LINEAR_MAX && cuda->types[x] == SP_DTYPE_BF16);
     for (int32_t i = 0; i < n; i++) {
         const sp_linear *linear = projections[i].linear;
         sp_rows y = projections[i].y;
@@ -30,6 +30,7 @@ sp_cuda_gemm sp_cuda_gemm_of(const sp_cuda_ops *cuda, sp_rows x, const sp_projec
             .y = cuda->rows[y],
             .y_stride = cuda->widths[y],
             .n = linear->weight.rows,
+            .y_is_f32 = cuda->types[y] == SP_DTYPE_F32,
         };
     }
     return gemm;
@@ -84,7 +85,7 @@ sp_status sp_cuda_op_linear(sp_ops *ops, sp_rows x, const sp_projection *project
             .site = projections[i].linear->site,
             .y = cuda->rows[projections[i].y],
             .y_stride = cuda->widths[projections[i].y],
-            .y_type = SP_DTYPE_BF16,
+            .y_type = cuda->types[projections[i].y],
         };
     if (cuda->adapted && cuda->step.rows <= SP_CUDA_SIDE_ROWS)
         return run_beside(cuda, &gemm, &call);

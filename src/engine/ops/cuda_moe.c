@@ -60,10 +60,11 @@ sp_status sp_cuda_moe_create(sp_cuda_ops *cuda, const sp_ops_options *options, s
         return SP_OK;
     if (moe->experts > SP_CUDA_EXPERTS_MAX || moe->per_token > SP_CUDA_TOP_MAX ||
         pairs >= SP_CUDA_ROWS_MAX)
-        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "experts", -1,
-                       "a GPU takes up to %d experts, %d of them for a token, and fewer than %d for "
-                       "the rows of a step: lower step-rows",
-                       SP_CUDA_EXPERTS_MAX, SP_CUDA_TOP_MAX, SP_CUDA_ROWS_MAX);
+        return sp_fail(
+            error, SP_ERR_UNSUPPORTED, "engine-unsupported", "experts", -1,
+            "a GPU takes up to %d experts, %d of them for a token, and fewer than %d for "
+            "the rows of a step: lower step-rows",
+            SP_CUDA_EXPERTS_MAX, SP_CUDA_TOP_MAX, SP_CUDA_ROWS_MAX);
     own->expert = sp_cuda_block(cuda, pairs * sizeof *own->expert, &status, error);
     own->weight = sp_cuda_block(cuda, pairs * sizeof *own->weight, &status, error);
     own->gate = sp_cuda_block(cuda, pairs * (size_t)moe->inner * sizeof(uint16_t), &status, error);
@@ -75,8 +76,7 @@ sp_status sp_cuda_moe_create(sp_cuda_ops *cuda, const sp_ops_options *options, s
     own->items.row = sp_cuda_block(cuda, places, &status, error);
     own->items.token = sp_cuda_block(cuda, places, &status, error);
     if (status == SP_OK)
-        status =
-            sp_device_zero(cuda->device, own->items.counts, 4 * sizeof(int32_t), error);
+        status = sp_device_zero(cuda->device, own->items.counts, 4 * sizeof(int32_t), error);
     return status;
 }
 
@@ -176,11 +176,11 @@ sp_status sp_cuda_op_route(sp_ops *ops, sp_rows logits, bool normalised)
     own->items.item_rows = sp_cuda_expert_rows(pairs, route.experts);
     own->items.bound = sp_cuda_items_bound(pairs, route.experts, 1, own->items.item_rows);
     group.items = own->items;
-    status = sp_cuda_launched(
-        cuda, cuda->kernels.route_rows(cuda->gpu, &route, cuda->native), "choosing experts");
+    status = sp_cuda_launched(cuda, cuda->kernels.route_rows(cuda->gpu, &route, cuda->native),
+                              "choosing experts");
     if (status != SP_OK)
         return status;
-    return sp_cuda_launched(cuda, cuda->tables_of_rows.group_experts(cuda->gpu, &group, cuda->native),
+    return sp_cuda_launched(cuda, cuda->shared.group_experts(cuda->gpu, &group, cuda->native),
                             "grouping rows by expert");
 }
 
@@ -193,8 +193,7 @@ static sp_cuda_expert_output output_of(const void *const *table, void *y, int32_
 
 static sp_status run_gemm(const sp_cuda_ops *cuda, const sp_cuda_expert_gemm *gemm)
 {
-    return sp_cuda_launched(cuda,
-                            cuda->kernels.multiply_experts(cuda->gpu, gemm, cuda->native),
+    return sp_cuda_launched(cuda, cuda->kernels.multiply_experts(cuda->gpu, gemm, cuda->native),
                             "the experts' products");
 }
 

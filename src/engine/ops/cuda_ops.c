@@ -82,6 +82,11 @@ static sp_cuda_attention_shape attention_of(const sp_ops_options *options)
     };
 }
 
+static sp_dtype type_of(const sp_ops_options *options, int32_t rows)
+{
+    return options->fp32_rows & SP_ROWS_BIT(rows) ? SP_DTYPE_F32 : SP_DTYPE_BF16;
+}
+
 static size_t rope_bytes(const sp_ops_options *options)
 {
     return 2 * (size_t)options->rope.n_rot * (size_t)options->rope.positions * sizeof(float);
@@ -95,8 +100,8 @@ static size_t scratch_bytes(const sp_ops_options *options)
     size_t row = 0;
 
     for (int32_t i = 0; i < options->n_widths; i++)
-        row += (size_t)options->widths[i];
-    bytes += (size_t)options->rows_max * row * sizeof(uint16_t);
+        row += (size_t)options->widths[i] * sp_dtype_bytes(type_of(options, i));
+    bytes += (size_t)options->rows_max * row + sp_cuda_moe_bytes(options);
     bytes += window * ((size_t)options->vocab * sizeof(float) +
                        (size_t)options->hidden * sizeof(uint16_t) + 3 * sizeof(int32_t));
     bytes += sp_cuda_samples_bytes(window_of(options), options->vocab, options->rope.positions);
@@ -131,6 +136,7 @@ static void destroy(sp_ops *ops)
         sp_graph_destroy(cuda->graphs[i].graph);
     sp_cuda_uploader_destroy(cuda->uploader);
     sp_cuda_tables_destroy(cuda);
+    sp_cuda_moe_destroy(cuda);
     sp_event_destroy(cuda->window.index_read);
     sp_event_destroy(cuda->fork);
     sp_event_destroy(cuda->join);
@@ -158,9 +164,11 @@ static sp_status create_activations(sp_cuda_ops *cuda, const sp_ops_options *opt
 
     for (int32_t i = 0; i < options->n_widths; i++) {
         cuda->widths[i] = options->widths[i];
-        cuda->rows[i] = sp_cuda_block(
-            cuda, (size_t)options->rows_max * (size_t)options->widths[i] * sizeof(uint16_t),
-            &status, error);
+        cuda->types[i] = type_of(options, i);
+        cuda->rows[i] = sp_cuda_block(cuda,
+                                      (size_t)options->rows_max * (size_t)options->widths[i] *
+                                          sp_dtype_bytes(cuda->types[i]),
+                                      &status, error);
     }
     if (status == SP_OK)
         status = sp_cuda_launched(
@@ -253,8 +261,8 @@ static sp_status check_options(const sp_ops_options *options, sp_error *error)
 static sp_status create_parts(sp_cuda_ops *cuda, const sp_ops_options *options, sp_error *error)
 {
     const sp_attention_shape cached = cached_shape(&options->attention);
-    sp_cuda_kernels prepared; /* resolving them prepares the GPU for all kernels */
-    sp_status status = sp_kernels_cuda_get(cuda->device, &prepared, error);
+    /* Resolving these prepares the GPU for all kernels. */
+    sp_status status = sp_kernels_cuda_get(cuda->device, &cuda->shared, error);
 
     if (status == SP_OK)
         status = sp_ops_cuda_get(cuda->device, &cuda->kernels, error);
@@ -263,6 +271,8 @@ static sp_status create_parts(sp_cuda_ops *cuda, const sp_ops_options *options, 
                                   "opening the base's GEMMs");
     if (status == SP_OK)
         status = create_activations(cuda, options, error);
+    if (status == SP_OK)
+        status = sp_cuda_moe_create(cuda, options, error);
     if (status == SP_OK)
         status = create_window(cuda, options, error);
     if (status == SP_OK)
@@ -330,6 +340,9 @@ const sp_op_table sp_cuda_op_table = {
     .rope_and_cache = sp_cuda_op_rope_and_cache,
     .attention = sp_cuda_op_attention,
     .silu_mul = sp_cuda_op_silu_mul,
+    .route = sp_cuda_op_route,
+    .experts = sp_cuda_op_experts,
+    .add_gated = sp_cuda_op_add_gated,
     .faults = sp_cuda_op_faults,
     .logits = sp_cuda_op_logits,
     .choose = sp_cuda_op_choose,

@@ -2,9 +2,9 @@
  * cuda_ops.h: the backend of ops on a GPU: device memory for weights, activations, the KV cache and
  * the logits, at fixed addresses from creation on, and the current step. cuda_ops.c creates it;
  * cuda_weights.c places weights; cuda_step.c describes a step to the device and runs its pass,
- * eagerly or as a captured graph; cuda_rows.c, cuda_linear.c, cuda_logits.c and cuda_choice.c are
- * the ops. Work is on the device's main stream, which forks only inside a linear op, and only what
- * reads results waits for it. The engine thread owns it.
+ * eagerly or as a captured graph; cuda_rows.c, cuda_linear.c, cuda_moe.c, cuda_logits.c and
+ * cuda_choice.c are the ops. Work is on the device's main stream, which forks only inside a linear
+ * op, and only what reads results waits for it. The engine thread owns it.
  */
 #ifndef SP_ENGINE_OPS_CUDA_OPS_H
 #define SP_ENGINE_OPS_CUDA_OPS_H
@@ -73,6 +73,23 @@ typedef struct sp_cuda_samples {
     int32_t n_top[SP_LOGIT_ROWS_MAX]; /* of the window's rows that it scored; -1: others */
 } sp_cuda_samples;
 
+/* The weights of one layer's experts. */
+typedef struct sp_cuda_moe_layer {
+    const sp_experts *experts; /* of the model */
+    const void *const *table;  /* device [3, experts] -> gate, up and down of each */
+} sp_cuda_moe_layer;
+
+/* The experts' own memory (cuda_moe.c); all NULL without experts. */
+typedef struct sp_cuda_moe {
+    sp_moe_shape shape;
+    int32_t *expert;           /* [rows_max, per_token] of each row; -1: a pad's */
+    float *weight;             /* [rows_max, per_token] */
+    void *gate, *up, *down;    /* bf16 [rows_max * per_token, inner], [.., hidden] by pair */
+    sp_cuda_items items;       /* of the last route */
+    sp_cuda_moe_layer *layers; /* [n_layers] */
+    int32_t n_layers;
+} sp_cuda_moe;
+
 typedef struct sp_cuda_ops {
     sp_ops ops; /* first */
     /* borrowed */
@@ -85,17 +102,19 @@ typedef struct sp_cuda_ops {
     int gpu;
     void *native; /* of the stream */
     sp_cuda_ops_kernels kernels;
+    sp_cuda_kernels shared;                  /* those that the deltas use too */
     void *gemm;                              /* of kernels.base_gemm_open */
     sp_cuda_gemm learnt[SP_CUDA_SHAPES_MAX]; /* [n_learnt] shapes that cuBLASLt was tried on */
     int32_t n_learnt;
 
     int32_t rows_max, spans_max, hidden, vocab;
     int32_t widths[SP_ROWS_MAX];
+    sp_dtype types[SP_ROWS_MAX]; /* BF16 or F32 */
     sp_cuda_attention_shape attention;
     sp_kv_cache cache;
     int32_t n_rot;
     float *cosine, *sine;    /* [positions, n_rot] */
-    void *rows[SP_ROWS_MAX]; /* [rows_max, widths[i]] bf16, row-major without padding */
+    void *rows[SP_ROWS_MAX]; /* [rows_max, widths[i]] of types[i], row-major without padding */
     void *attention_scratch;
     int32_t *fault, *host_fault; /* [spans_max] of the step; the latter pinned */
     void **blocks;               /* [n_blocks] device memory: of all the above, and the weights */
@@ -115,6 +134,7 @@ typedef struct sp_cuda_ops {
     sp_cuda_graph graphs[SP_CUDA_GRAPHS_MAX];
     int32_t n_graphs;
 
+    sp_cuda_moe moe;
     sp_cuda_window window;
     sp_cuda_samples samples;
     sp_plan *head_plan; /* of the window; NULL without delta */
@@ -153,6 +173,16 @@ sp_cuda_gemm sp_cuda_gemm_of(const sp_cuda_ops *cuda, sp_rows x, const sp_projec
 sp_status sp_cuda_op_linear(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n);
 sp_status sp_cuda_op_rope_and_cache(sp_ops *ops, const sp_rope_call *call);
 sp_status sp_cuda_op_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y);
+
+sp_status sp_cuda_op_route(sp_ops *ops, sp_rows logits, bool normalised);
+sp_status sp_cuda_op_experts(sp_ops *ops, sp_rows x, const sp_experts *experts, sp_rows y);
+sp_status sp_cuda_op_add_gated(sp_ops *ops, sp_rows y, sp_rows x, sp_rows gate);
+/* As experts, before the first step: notes the layer's weights. */
+sp_status sp_cuda_learn_experts(sp_ops *ops, sp_rows x, const sp_experts *experts, sp_rows y);
+/* The memory of cuda->moe; nothing without experts. */
+size_t sp_cuda_moe_bytes(const sp_ops_options *options);
+sp_status sp_cuda_moe_create(sp_cuda_ops *cuda, const sp_ops_options *options, sp_error *error);
+void sp_cuda_moe_destroy(sp_cuda_ops *cuda);
 
 sp_status sp_cuda_op_faults(sp_ops *ops, bool *out_faults, int32_t n_spans);
 sp_status sp_cuda_op_logits(sp_ops *ops, sp_rows x, const sp_weight *head, const int32_t *rows,

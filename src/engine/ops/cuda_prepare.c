@@ -1,7 +1,7 @@
 /*
- * cuda_prepare.c: before the first step the pass is read once with a table of ops of which only the
- * linear maps do anything: each shape is tried with cuBLASLt, which is used where it computes our
- * bytes faster, or, with free_gemm, any bytes.
+ * cuda_prepare.c: before the first step the pass is read once with a table of ops of which two do
+ * anything: each shape of a linear map is tried with cuBLASLt, which is used where it computes our
+ * bytes faster, or, with free_gemm, any bytes; and the weights of experts are put into tables.
  */
 #include "engine/ops/cuda_ops.h"
 
@@ -56,6 +56,20 @@ static sp_status skip_silu_mul(sp_ops *ops, sp_rows gate, sp_rows up)
     return SP_OK;
 }
 
+static sp_status skip_route(sp_ops *ops, sp_rows logits, bool normalised)
+{
+    (void)ops;
+    (void)logits;
+    (void)normalised;
+    return SP_OK;
+}
+
+static sp_status skip_add_gated(sp_ops *ops, sp_rows y, sp_rows x, sp_rows gate)
+{
+    (void)gate;
+    return skip_silu_mul(ops, y, x);
+}
+
 /* ---- learning ------------------------------------------------------------------------------ */
 
 static bool is_like(const sp_cuda_gemm *a, const sp_cuda_gemm *b)
@@ -64,6 +78,7 @@ static bool is_like(const sp_cuda_gemm *a, const sp_cuda_gemm *b)
 
     for (int32_t i = 0; like && i < a->n_outputs; i++)
         like = a->outputs[i].n == b->outputs[i].n &&
+               a->outputs[i].y_is_f32 == b->outputs[i].y_is_f32 &&
                (a->outputs[i].bias != NULL) == (b->outputs[i].bias != NULL);
     return like;
 }
@@ -111,6 +126,9 @@ static const sp_op_table learning = {
     .rope_and_cache = skip_rope,
     .attention = skip_attention,
     .silu_mul = skip_silu_mul,
+    .route = skip_route,
+    .experts = sp_cuda_learn_experts,
+    .add_gated = skip_add_gated,
 };
 
 static sp_status learn_head(sp_cuda_ops *cuda, const sp_weight *head)
@@ -144,7 +162,7 @@ sp_status sp_cuda_op_prepare(sp_ops *ops, sp_pass_fn pass, void *user, const sp_
     if (status == SP_OK && found && cuda->free_gemm)
         status = sp_cuda_launched(cuda, cuda->kernels.base_gemm_free(cuda->gpu, cuda->gemm),
                                   "freeing the order of the base's products");
-    if (status != SP_OK || !found)
+    if (status != SP_OK || (!found && cuda->moe.shape.experts == 0))
         return status;
     ops->table = &learning;
     pass(user, ops);

@@ -389,9 +389,9 @@ static cudaError_t launch(const sp_cuda_expert_delta *d, int bound, cudaStream_t
     int64_t units = (int64_t)bound * d->n_sites * shape.parts;
     int64_t most = (int64_t)d->multiprocessors * (TILES == 1 ? 2 : 1);
     cudaLaunchAttribute overlap;
-    cudaLaunchConfig_t config = sp_cuda_overlapping(dim3((unsigned)(units < most ? units : most)),
-                                                    THREADS, shared_of<TILES>(shape.xa_pitch),
-                                                    &overlap, false, stream);
+    cudaLaunchConfig_t config =
+        sp_cuda_overlapping(dim3((unsigned)(units < most ? units : most)), THREADS,
+                            shared_of<TILES>(shape.xa_pitch), &overlap, false, stream);
 
     return cudaLaunchKernelEx(&config, expert_kernel<F16, VEC, TILES, MORE>, *d, shape);
 }
