@@ -2,25 +2,38 @@
  * expert_delta.cu: y += scale · xa · Bᵀ, xa = x · Aᵀ, for items of up to 32 rows of one expert and
  * one slot, in one launch, by the order of kernels_cuda.h.
  *
- * A unit is an item, one site and a part of its columns; blocks of 16 warps take units in turn. A
- * warp takes a quarter (128 k) of one of four chunks (a group of 2,048 k) of 16 ranks, as in
+ * A unit is an item, one site and a part of its columns; blocks of 8 or 16 warps take units in
+ * turn. A warp takes quarters (128 k) of the four chunks of a group (2,048 k), of 16 ranks, as in
  * shrink.cu; the quarters are added through shared memory, and xa stays there. Then each warp takes
- * 32 columns at a time, as in expand.cu. Parts of a site compute its xa anew: that is for few
- * items, whose blocks would leave the GPU idle. A, and B of the first columns, are loaded before
- * the wait for the predecessor. Bound by the bytes of A, B and y; with few items by the chain item,
- * cell, A, xa, y.
+ * 32 columns at a time, as in expand.cu. Bound by the bytes of A, B and y, and by the chain item,
+ * cell, A, xa, y: of blocks of 8 warps two are resident on a multiprocessor, so that one computes
+ * while the other waits; few items take 16 warps, whose chain is shorter, as A, and B of the first
+ * columns, are loaded before the wait for the predecessor; a site's columns are split then, and
+ * each part computes xa anew.
  */
 #include "kernels/cuda/expand.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/shrink.cuh"
 
-#define THREADS 512
-#define WARPS   (THREADS / SP_WARP)
-#define GROUP_K (SP_CUDA_GROUP_CHUNKS * SP_CUDA_CHUNK_K)
-#define COLUMNS 32 /* of a warp at a time */
-#define ROWS    SP_CUDA_TILE_ROWS
+#define GROUP_K     (SP_CUDA_GROUP_CHUNKS * SP_CUDA_CHUNK_K)
+#define QUARTERS    (GROUP_K / QUARTER_K) /* of a group */
+#define COLUMNS     32                    /* of a warp at a time */
+#define ROWS        SP_CUDA_TILE_ROWS
+#define TILES_MANY  (SP_CUDA_ITEM_MANY / ROWS)
+#define RANKS_AHEAD 32 /* of B that are in registers before they are needed */
 
-static_assert(WARPS * QUARTER_K == GROUP_K, "a warp for each quarter of a group");
+/* TILES of rows in an item; VEC as in ptx.cuh. */
+template <int F16_, int VEC_, int TILES_, int WARPS_> struct delta_kind {
+    static constexpr int F16 = F16_, VEC = VEC_, TILES = TILES_, WARPS = WARPS_;
+    static constexpr int THREADS = WARPS * SP_WARP, ITEM_ROWS = TILES * ROWS;
+    static constexpr int PASSES = QUARTERS / WARPS; /* of a group */
+    /* Elements of 16 ranks of xa that a thread sums. */
+    static constexpr int SUMS = (ITEM_ROWS * RANKS + THREADS - 1) / THREADS;
+    static constexpr int RESIDENT = QUARTERS / WARPS; /* blocks on a multiprocessor */
+
+    static_assert(WARPS % 4 == 0 && QUARTERS % WARPS == 0, "a pass has whole chunks");
+    static_assert(ITEM_ROWS <= SP_WARP, "one warp reads an item's rows");
+};
 
 typedef struct delta_shape {
     int parts; /* of a site's columns */
@@ -143,13 +156,14 @@ static __device__ __forceinline__ float sum_group(const delta_sums<TILES> *sums,
     return sum;
 }
 
-/* The quarters of this warp's k for all tiles; w has its part of A. */
-template <int F16, int VEC, int TILES>
-static __device__ __forceinline__ void shrink_quarter(delta_sums<TILES> *sums, operands *w,
+/* A quarter of this warp for all tiles; w has its part of A. */
+template <class K>
+static __device__ __forceinline__ void shrink_quarter(delta_sums<K::TILES> *sums, operands *w,
                                                       const sp_cuda_expert_delta &d,
-                                                      const delta_rows<TILES> *rows, int k)
+                                                      const delta_rows<K::TILES> *rows, int k,
+                                                      int chunk)
 {
-    int g = (threadIdx.x & 31) >> 2, chunk = threadIdx.x >> 7;
+    int g = (threadIdx.x & 31) >> 2;
 
 #pragma unroll 1
     for (int tile = 0; tile * ROWS < rows->count; tile++) {
@@ -157,43 +171,71 @@ static __device__ __forceinline__ void shrink_quarter(delta_sums<TILES> *sums, o
         bool valid = row < rows->count;
         float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 
-        load_x<VEC>(w, (const uint16_t *)d.x + (valid ? rows->x[row] : 0) * d.x_stride, k,
-                    valid ? d.k_in : 0);
-        multiply<F16>(acc, *w);
+        load_x<K::VEC>(w, (const uint16_t *)d.x + (valid ? rows->x[row] : 0) * d.x_stride, k,
+                       valid ? d.k_in : 0);
+        multiply<K::F16>(acc, *w);
         keep_quarter(sums->q[chunk][tile], acc);
     }
 }
 
-/* Ranks rank0 .. rank0 + 15 of xa of all rows; `w` has A of the first group. */
-template <int F16, int VEC, int TILES>
-static __device__ __forceinline__ void make_xa(uint16_t *xa, const delta_shape &shape,
-                                               delta_sums<TILES> *sums, operands *w,
-                                               const sp_cuda_expert_delta &d,
-                                               const delta_rows<TILES> *rows,
-                                               const delta_unit &unit, int rank0)
+/* This warp's quarters of the group from k on. A of the first one is in w already if `loaded`. */
+template <class K>
+static __device__ __forceinline__ void shrink_group(delta_sums<K::TILES> *sums, operands *w,
+                                                    const sp_cuda_expert_delta &d,
+                                                    const delta_rows<K::TILES> *rows,
+                                                    const delta_unit &unit, int rank0, int k,
+                                                    bool loaded)
 {
-    int k = (int)(threadIdx.x >> 5) * QUARTER_K, row = threadIdx.x >> 4, c = threadIdx.x & 15;
-    int chunks = (d.k_in + SP_CUDA_CHUNK_K - 1) / SP_CUDA_CHUNK_K;
-    float sum = 0.0f;
+    int warp = threadIdx.x >> 5;
 
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; chunk += SP_CUDA_GROUP_CHUNKS, k += GROUP_K) {
-        if (chunk > 0)
-            load_a<VEC>(w, unit.a, d.k_in, rank0, unit.to.rank, k, d.k_in);
-        shrink_quarter<F16, VEC, TILES>(sums, w, d, rows, k);
-        __syncthreads();
-        if (row < rows->count) {
-            float group = sum_group(sums, row, c, chunks - chunk);
+    for (int pass = 0; pass < K::PASSES && k + pass * K::WARPS * QUARTER_K < d.k_in; pass++) {
+        int quarter = pass * K::WARPS + warp;
 
-            sum = chunk == 0 ? group : sum + group;
+        if (pass > 0 || !loaded)
+            load_a<K::VEC>(w, unit.a, d.k_in, rank0, unit.to.rank, k + quarter * QUARTER_K, d.k_in);
+        shrink_quarter<K>(sums, w, d, rows, k + quarter * QUARTER_K, quarter / 4);
+    }
+}
+
+/* Ranks rank0 .. rank0 + 15 of xa of all rows. */
+template <class K>
+static __device__ __forceinline__ void make_xa(uint16_t *xa, int xa_pitch,
+                                               delta_sums<K::TILES> *sums, operands *w,
+                                               const sp_cuda_expert_delta &d,
+                                               const delta_rows<K::TILES> *rows,
+                                               const delta_unit &unit, int rank0)
+{
+    int chunks = (d.k_in + SP_CUDA_CHUNK_K - 1) / SP_CUDA_CHUNK_K;
+    float sum[K::SUMS] = {};
+
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; chunk += SP_CUDA_GROUP_CHUNKS) {
+        shrink_group<K>(sums, w, d, rows, unit, rank0, chunk * SP_CUDA_CHUNK_K,
+                        K::RESIDENT == 1 && rank0 == 0 && chunk == 0);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < K::SUMS; i++) {
+            int at = (int)threadIdx.x + i * K::THREADS, row = at / RANKS;
+
+            if (row < rows->count) {
+                float group = sum_group(sums, row, at % RANKS, chunks - chunk);
+
+                sum[i] = chunk == 0 ? group : sum[i] + group;
+            }
         }
         __syncthreads();
     }
-    if (row >= TILES * ROWS)
-        return;
-    xa[row * shape.xa_pitch + rank0 + c] = row < rows->count ? narrow<F16>(sum) : (uint16_t)0;
-    if (rank0 % 32 == 0 && rank0 + 16 >= unit.to.rank)
-        xa[row * shape.xa_pitch + rank0 + 16 + c] = 0;
+#pragma unroll
+    for (int i = 0; i < K::SUMS; i++) {
+        int at = (int)threadIdx.x + i * K::THREADS, row = at / RANKS, c = rank0 + at % RANKS;
+
+        if (row >= K::ITEM_ROWS)
+            break;
+        xa[row * xa_pitch + c] = row < rows->count ? narrow<K::F16>(sum[i]) : (uint16_t)0;
+        if (rank0 % 32 == 0 && rank0 + RANKS >= unit.to.rank)
+            xa[row * xa_pitch + c + RANKS] = 0;
+    }
 }
 
 /* ---- y ------------------------------------------------------------------------------------- */
@@ -226,92 +268,95 @@ static __device__ __forceinline__ void fold_row(char *to, const work &at, int co
         store_global(to + column * 2, fold_eight<F16>(y, delta, scale));
 }
 
-/* One step of 32 columns for all rows, whose y is there. */
-template <int F16, int VEC, int TILES>
-static __device__ __forceinline__ void fold_columns(const delta_rows<TILES> *rows,
+/* One step of 32 columns for all rows, whose y is there; ranks up to RANKS_AHEAD. */
+template <class K>
+static __device__ __forceinline__ void fold_columns(const delta_rows<K::TILES> *rows,
                                                     const delta_unit &unit, const uint4 (&a)[1][4],
-                                                    const uint4 (&y)[TILES], const uint16_t *xa,
+                                                    uint4 (&y)[K::TILES], const uint16_t *xa,
                                                     int xa_pitch, int column0)
 {
     int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
 #pragma unroll
-    for (int i = 0; i < TILES; i++) {
-        int row = i * ROWS + g;
-        uint4 delta =
-            make_delta<F16, VEC, 1, false>(unit.to, a, xa + row * xa_pitch + 8 * t, column0);
+    for (int i = 0; i < K::TILES; i++)
+        if (i * ROWS < rows->count) {
+            int row = i * ROWS + g;
+            uint4 delta = make_delta<K::F16, K::VEC, 1, false>(
+                unit.to, a, xa + row * xa_pitch + 8 * t, column0);
 
-        fold_row<F16, VEC>(rows->to[row], unit.to, column0 + 8 * t, delta, y[i], rows->scale[row]);
-        __syncwarp();
-    }
+            fold_row<K::F16, K::VEC>(rows->to[row], unit.to, column0 + 8 * t, delta, y[i],
+                                     rows->scale[row]);
+            __syncwarp();
+        }
 }
 
-/* The same for any rank: the tiles one after the other, each with all of B but its first ranks. */
-template <int F16, int VEC, int TILES>
-static __device__ __forceinline__ void fold_ranks(const delta_rows<TILES> *rows,
-                                                  const delta_unit &unit, const uint4 (&a)[1][4],
+/* The same for any rank and y: the tiles one after the other, and all of B loaded here. Not
+ * inlined: its registers would be taken from the other form. */
+template <class K>
+static __device__ __forceinline__ void fold_ranks(const delta_rows<K::TILES> *rows, const work &to,
                                                   const uint16_t *xa, int xa_pitch, int column0)
 {
-    int g = (threadIdx.x & 31) >> 2, column = column0 + (int)(threadIdx.x & 3) * 8;
+    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3, column = column0 + 8 * t;
+    work at = to;
 
 #pragma unroll 1
-    for (int row = g; row < TILES * ROWS; row += ROWS) {
-        bool loads = VEC && !unit.to.y_is_f32 && rows->scale[row] != 0.0f && column < unit.to.n_out;
-        uint4 delta, y = make_uint4(0, 0, 0, 0);
+    for (int row = g; row - g < rows->count; row += ROWS) {
+        bool loads = K::VEC && !at.y_is_f32 && rows->scale[row] != 0.0f && column < at.n_out;
+        uint4 a[1][4], w[1][4], delta, y = make_uint4(0, 0, 0, 0);
 
+        load_b<K::VEC, 1>(w, at, column0, 0);
         if (loads)
             y = load_global(rows->to[row] + column * 2);
+        interleave<1>(a, w, false);
         __syncwarp();
-        delta = make_delta<F16, VEC, 1, true>(
-            unit.to, a, xa + row * xa_pitch + 8 * (int)(threadIdx.x & 3), column0);
-        fold_row<F16, VEC>(rows->to[row], unit.to, column, delta, y, rows->scale[row]);
+        delta = make_delta<K::F16, K::VEC, 1, true>(at, a, xa + row * xa_pitch + 8 * t, column0);
+        fold_row<K::F16, K::VEC>(rows->to[row], at, column, delta, y, rows->scale[row]);
         __syncwarp();
     }
 }
 
 /* All columns of this warp, a step of `step` columns from column0 on; w is that of the first. */
-template <int F16, int VEC, int TILES, bool MORE>
-static __device__ __forceinline__ void expand_all(const delta_rows<TILES> *rows,
+template <class K>
+static __device__ __forceinline__ void expand_all(const delta_rows<K::TILES> *rows,
                                                   const delta_unit &unit, uint4 (&w)[1][4],
                                                   const uint16_t *xa, int xa_pitch, int column0,
                                                   int step)
 {
-    uint4 y[TILES] = {};
+    bool ahead = K::VEC && !unit.to.y_is_f32 && unit.to.rank <= RANKS_AHEAD;
+    uint4 y[K::TILES] = {};
 
-    if (!MORE && VEC && !unit.to.y_is_f32)
-        load_y<TILES>(y, rows, unit, column0);
+    if (ahead)
+        load_y<K::TILES>(y, rows, unit, column0);
     __syncthreads(); /* xa is there */
 #pragma unroll 1
     while (column0 < unit.to.n_out) {
         int next = column0 + step;
-        uint4 a[1][4];
 
-        interleave<1>(a, w, TILES > 1);
-        if (!MORE && next < unit.to.n_out)
-            load_b<VEC, 1>(w, unit.to, next, 0);
-        if constexpr (MORE)
-            fold_ranks<F16, VEC, TILES>(rows, unit, a, xa, xa_pitch, column0);
-        else
-            fold_columns<F16, VEC, TILES>(rows, unit, a, y, xa, xa_pitch, column0);
-        if (!MORE && VEC && !unit.to.y_is_f32)
-            load_y<TILES>(y, rows, unit, next);
-        if (MORE && next < unit.to.n_out) /* there are too few registers for it before */
-            load_b<VEC, 1>(w, unit.to, next, 0);
+        if (ahead) {
+            uint4 a[1][4];
+
+            interleave<1>(a, w, K::TILES > 1);
+            if (next < unit.to.n_out)
+                load_b<K::VEC, 1>(w, unit.to, next, 0);
+            fold_columns<K>(rows, unit, a, y, xa, xa_pitch, column0);
+            load_y<K::TILES>(y, rows, unit, next);
+        } else {
+            fold_ranks<K>(rows, unit.to, xa, xa_pitch, column0);
+        }
         column0 = next;
     }
 }
 
 /* ---- kernel -------------------------------------------------------------------------------- */
 
-/* MORE: ranks above 32. */
-template <int F16, int VEC, int TILES, bool MORE>
-__global__ void __launch_bounds__(THREADS, 1)
+template <class K>
+__global__ void __launch_bounds__(K::THREADS, K::RESIDENT)
     expert_kernel(const __grid_constant__ sp_cuda_expert_delta d,
                   const __grid_constant__ delta_shape shape)
 {
     extern __shared__ __align__(16) char memory[];
-    delta_sums<TILES> *sums = (delta_sums<TILES> *)memory;
-    delta_rows<TILES> *rows = (delta_rows<TILES> *)(sums + 1);
+    delta_sums<K::TILES> *sums = (delta_sums<K::TILES> *)memory;
+    delta_rows<K::TILES> *rows = (delta_rows<K::TILES> *)(sums + 1);
     uint16_t *xa = (uint16_t *)(rows + 1);
     int each = d.n_sites * shape.parts, warp = threadIdx.x >> 5;
     int units;
@@ -321,33 +366,32 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (waited)
         wait_predecessor();
     units = (d.tiles != NULL ? d.head->n_tiles : d.items.counts[0]) * each;
+#pragma unroll 1
     for (int number = (int)blockIdx.x; number < units; number += (int)gridDim.x) {
         const sp_cuda_expert_site &site = d.sites[number % each / shape.parts];
-        int column0 = (number % shape.parts * WARPS + warp) * COLUMNS;
+        int column0 = (number % shape.parts * K::WARPS + warp) * COLUMNS;
         operands w;
         uint4 b[1][4];
         delta_unit unit;
 
-        read_item<TILES>(rows, d, number / each);
+        read_item<K::TILES>(rows, d, number / each);
         unit = unit_of(site, rows->slot, rows->expert);
         if (unit.to.rank > 0) {
-            load_a<VEC>(&w, unit.a, d.k_in, 0, unit.to.rank, warp * QUARTER_K, d.k_in);
-            if (TILES == 1) /* else there are too few registers */
-                load_b<VEC, 1>(b, unit.to, column0, 0);
-            aim_rows<TILES>(rows, unit, site);
+            if (K::RESIDENT == 1) { /* else there are too few registers */
+                load_a<K::VEC>(&w, unit.a, d.k_in, 0, unit.to.rank, warp * QUARTER_K, d.k_in);
+                load_b<K::VEC, 1>(b, unit.to, column0, 0);
+            }
+            aim_rows<K::TILES>(rows, unit, site);
             if (!waited)
                 wait_predecessor();
             waited = true;
 #pragma unroll 1
-            for (int rank0 = 0; rank0 < unit.to.rank; rank0 += RANKS) {
-                if (rank0 > 0)
-                    load_a<VEC>(&w, unit.a, d.k_in, rank0, unit.to.rank, warp * QUARTER_K, d.k_in);
-                make_xa<F16, VEC, TILES>(xa, shape, sums, &w, d, rows, unit, rank0);
-            }
-            if (TILES > 1)
-                load_b<VEC, 1>(b, unit.to, column0, 0);
-            expand_all<F16, VEC, TILES, MORE>(rows, unit, b, xa, shape.xa_pitch, column0,
-                                              shape.parts * WARPS * COLUMNS);
+            for (int rank0 = 0; rank0 < unit.to.rank; rank0 += RANKS)
+                make_xa<K>(xa, shape.xa_pitch, sums, &w, d, rows, unit, rank0);
+            if (K::RESIDENT > 1)
+                load_b<K::VEC, 1>(b, unit.to, column0, 0);
+            expand_all<K>(rows, unit, b, xa, shape.xa_pitch, column0,
+                          shape.parts * K::WARPS * COLUMNS);
         }
         __syncthreads();
     }
@@ -357,10 +401,10 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- launch -------------------------------------------------------------------------------- */
 
-template <int TILES> static size_t shared_of(int xa_pitch)
+template <class K> static size_t shared_of(int xa_pitch)
 {
-    return sizeof(delta_sums<TILES>) + sizeof(delta_rows<TILES>) +
-           (size_t)(TILES * ROWS) * xa_pitch * sizeof(uint16_t);
+    return sizeof(delta_sums<K::TILES>) + sizeof(delta_rows<K::TILES>) +
+           (size_t)K::ITEM_ROWS * xa_pitch * sizeof(uint16_t);
 }
 
 /* An odd multiple of 32: no bank conflicts. */
@@ -369,31 +413,30 @@ static int pitch_of(int rank_max)
     return (sp_cuda_ceil(rank_max, 32) | 1) * 32;
 }
 
-/* Blocks where the items would leave multiprocessors idle. */
-static int parts_of(const sp_cuda_expert_delta *d, int bound)
+/* Parts of each site's columns, so that few items do not leave multiprocessors idle. */
+template <class K> static int parts_of(const sp_cuda_expert_delta *d)
 {
     int parts = 1, widest = 0;
 
     for (int i = 0; i < d->n_sites; i++)
         widest = widest > d->sites[i].n_out ? widest : d->sites[i].n_out;
-    while (parts < 4 && 2 * parts * bound * d->n_sites <= d->multiprocessors &&
-           parts * WARPS * COLUMNS < widest)
+    while (parts < 4 && 2 * parts * d->items.bound * d->n_sites <= d->multiprocessors &&
+           parts * K::WARPS * COLUMNS < widest)
         parts *= 2;
     return parts;
 }
 
-template <int F16, int VEC, int TILES, bool MORE>
-static cudaError_t launch(const sp_cuda_expert_delta *d, int bound, cudaStream_t stream)
+template <class K> static cudaError_t launch(const sp_cuda_expert_delta *d, cudaStream_t stream)
 {
-    delta_shape shape = {parts_of(d, bound), pitch_of(d->rank_max)};
-    int64_t units = (int64_t)bound * d->n_sites * shape.parts;
-    int64_t most = (int64_t)d->multiprocessors * (TILES == 1 ? 2 : 1);
+    delta_shape shape = {parts_of<K>(d), pitch_of(d->rank_max)};
+    int64_t units = (int64_t)d->items.bound * d->n_sites * shape.parts;
+    int64_t most = (int64_t)d->multiprocessors * K::RESIDENT;
     cudaLaunchAttribute overlap;
     cudaLaunchConfig_t config =
-        sp_cuda_overlapping(dim3((unsigned)(units < most ? units : most)), THREADS,
-                            shared_of<TILES>(shape.xa_pitch), &overlap, false, stream);
+        sp_cuda_overlapping(dim3((unsigned)(units < most ? units : most)), K::THREADS,
+                            shared_of<K>(shape.xa_pitch), &overlap, false, stream);
 
-    return cudaLaunchKernelEx(&config, expert_kernel<F16, VEC, TILES, MORE>, *d, shape);
+    return cudaLaunchKernelEx(&config, expert_kernel<K>, *d, shape);
 }
 
 static bool aligned(const void *memory, int64_t stride)
@@ -410,20 +453,18 @@ static bool vectors(const sp_cuda_expert_delta *d)
     return all;
 }
 
-template <int F16, int VEC, bool MORE>
-static cudaError_t launch_for(const sp_cuda_expert_delta *d, cudaStream_t stream)
-{
-    if (d->tiles == NULL && d->items.item_rows == SP_CUDA_ITEM_MANY)
-        return launch<F16, VEC, SP_CUDA_ITEM_MANY / ROWS, MORE>(d, d->items.bound, stream);
-    return launch<F16, VEC, 1, MORE>(d, d->items.bound, stream);
-}
-
 template <int F16> static cudaError_t launch_of(const sp_cuda_expert_delta *d, cudaStream_t stream)
 {
+    bool many = d->tiles == NULL && d->items.item_rows == SP_CUDA_ITEM_MANY;
+
+    if (many)
+        return vectors(d) ? launch<delta_kind<F16, 1, TILES_MANY, 8>>(d, stream)
+                          : launch<delta_kind<F16, 0, TILES_MANY, 8>>(d, stream);
     if (!vectors(d))
-        return launch_for<F16, 0, true>(d, stream);
-    return d->rank_max > 32 ? launch_for<F16, 1, true>(d, stream)
-                            : launch_for<F16, 1, false>(d, stream);
+        return launch<delta_kind<F16, 0, 1, 16>>(d, stream);
+    return d->items.bound * d->n_sites <= d->multiprocessors
+               ? launch<delta_kind<F16, 1, 1, 16>>(d, stream)
+               : launch<delta_kind<F16, 1, 1, 8>>(d, stream);
 }
 
 extern "C" int sp_cuda_add_experts(int gpu, const sp_cuda_expert_delta *delta, void *stream)
@@ -439,23 +480,21 @@ extern "C" int sp_cuda_add_experts(int gpu, const sp_cuda_expert_delta *delta, v
     return (int)(delta->type == SP_DTYPE_F16 ? launch_of<1>(delta, on) : launch_of<0>(delta, on));
 }
 
-template <int F16, int VEC, int TILES, bool MORE> static cudaError_t allow(cudaError_t before)
+template <class K> static cudaError_t allow(cudaError_t before)
 {
     return before != cudaSuccess
                ? before
-               : cudaFuncSetAttribute(expert_kernel<F16, VEC, TILES, MORE>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)shared_of<TILES>(pitch_of(SP_CUDA_RANK_MAX)));
-}
-
-template <int F16, int VEC, bool MORE> static cudaError_t allow_both(cudaError_t before)
-{
-    return allow<F16, VEC, 1, MORE>(allow<F16, VEC, SP_CUDA_ITEM_MANY / ROWS, MORE>(before));
+               : cudaFuncSetAttribute(expert_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)shared_of<K>(pitch_of(SP_CUDA_RANK_MAX)));
 }
 
 template <int F16> static cudaError_t allow_all(cudaError_t before)
 {
-    return allow_both<F16, 0, true>(allow_both<F16, 1, true>(allow_both<F16, 1, false>(before)));
+    before = allow<delta_kind<F16, 1, TILES_MANY, 8>>(before);
+    before = allow<delta_kind<F16, 0, TILES_MANY, 8>>(before);
+    before = allow<delta_kind<F16, 0, 1, 16>>(before);
+    before = allow<delta_kind<F16, 1, 1, 16>>(before);
+    return allow<delta_kind<F16, 1, 1, 8>>(before);
 }
 
 cudaError_t sp_cuda_expert_init(void)

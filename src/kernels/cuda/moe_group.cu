@@ -2,11 +2,11 @@
  * moe_group.cu: rows of a mixture-of-experts layer → items, as kernels_cuda.h defines them.
  *
  * Grid: a block for each expert, which finds its own rows: in the gather form it reads the experts
- * of all rows, in the sorted one it has them in a piece. It counts its rows of each slot, takes
- * room for their items, and places the rows in ascending order: those of a strip are collected by
- * all warps and placed by one. Blocks share nothing but two counters, so that one launch does it
- * all. Bound by latency; with thousands of rows by reading their experts once for each expert,
- * from L2.
+ * of all rows, in the sorted one it has them in a piece. A thread has consecutive rows and keeps in
+ * a register which of them are the expert's. The block counts its rows of each slot, takes room for
+ * their items, and places the rows in ascending order: at once where there is one slot, else
+ * through a list that one warp goes through. Blocks share nothing but two counters, so that one
+ * launch does it all. Bound by latency.
  *
  * It does not release its successor: whatever runs after the kernel that follows it may read the
  * items without a wait.
@@ -16,15 +16,21 @@
 
 #define THREADS 512
 #define WARPS   (THREADS / SP_WARP)
-#define EACH    4 /* rows of a thread in a strip */
+#define EACH    64 /* rows of a thread in a strip, at most: a bit for each */
 #define STRIP   (THREADS * EACH)
+#define AT_ONCE 8    /* rows whose loads are in flight together */
+#define LIST    2048 /* rows that are placed together */
 
 typedef struct group_shared {
     int warp_sum[WARPS];
     int first; /* item of this expert */
-    int n;     /* rows of the strip that are this expert's */
-    int row[STRIP], token[STRIP], slot[STRIP];
+    int row[LIST], token[LIST], slot[LIST];
 } group_shared;
+
+/* Consecutive rows of a thread. */
+typedef struct group_part {
+    int begin, end;
+} group_part;
 
 /* In shared memory after group_shared, for each slot: the rows that are there, then those that were
  * placed; its first item. */
@@ -99,26 +105,64 @@ static __device__ __forceinline__ int2 sum_before(group_shared *s, int own)
     return make_int2(before + sum - own, all);
 }
 
-/* Counts the rows of each slot. */
-static __device__ __forceinline__ void count_rows(const sp_cuda_group_rows &g,
-                                                  const slot_memory &slots, int2 rows)
+/* This thread's part of the strip that begins at row `strip`. */
+static __device__ __forceinline__ group_part part_of(int strip, int end)
 {
+    int rows = min(end - strip, STRIP), each = (rows + THREADS - 1) / THREADS;
+    int begin = strip + (int)threadIdx.x * each;
+
+    return {begin, min(begin + each, strip + rows)};
+}
+
+/* A bit for each row of the part that is this expert's and has a slot. */
+static __device__ __forceinline__ uint64_t find_own(const sp_cuda_group_rows &g, group_part part,
+                                                    int2 rows)
+{
+    uint64_t own = 0;
+
 #pragma unroll 1
-    for (int at = rows.x + (int)threadIdx.x; at < rows.y; at += STRIP) {
-        int token[EACH];
+    for (int at = part.begin; at < part.end; at += AT_ONCE) {
+        int token[AT_ONCE];
 
 #pragma unroll
-        for (int i = 0; i < EACH; i++)
-            token[i] = token_of(g, at + i * THREADS, rows.x, rows.y);
+        for (int i = 0; i < AT_ONCE; i++)
+            token[i] = at + i < part.end ? token_of(g, at + i, rows.x, rows.y) : -1;
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            int slot = slot_of(g, token[i]);
+        for (int i = 0; i < AT_ONCE; i++)
+            if (token[i] >= 0 && slot_of(g, token[i]) >= 0)
+                own |= (uint64_t)1 << (at + i - part.begin);
+    }
+    return own;
+}
 
-            if (slot >= 0)
-                atomicAdd(&slots.rows[slot], 1);
-        }
+/* Takes the lowest of the part's rows that are left. */
+static __device__ __forceinline__ int take_row(group_part part, uint64_t *left)
+{
+    int at = __ffsll((long long)*left) - 1;
+
+    *left &= *left - 1;
+    return part.begin + at;
+}
+
+/* Counts the rows of each slot; returns those of the first strip. */
+static __device__ __forceinline__ uint64_t count_rows(const sp_cuda_group_rows &g,
+                                                      const slot_memory &slots, int2 rows)
+{
+    uint64_t first = 0;
+
+#pragma unroll 1
+    for (int strip = rows.x; strip < rows.y; strip += STRIP) {
+        group_part part = part_of(strip, rows.y);
+        uint64_t own = find_own(g, part, rows), left = own;
+
+        if (strip == rows.x)
+            first = own;
+        while (left != 0)
+            atomicAdd(&slots.rows[slot_of(g, token_of(g, take_row(part, &left), rows.x, rows.y))],
+                      1);
     }
     __syncthreads();
+    return first;
 }
 
 /* Numbers this expert's items by slot and writes their heads; returns how many there are. */
@@ -157,43 +201,30 @@ static __device__ __forceinline__ int make_items(const sp_cuda_group_rows &g, gr
     return items;
 }
 
-/* Collects this expert's rows of a strip, ascending. */
-static __device__ __forceinline__ void collect_strip(const sp_cuda_group_rows &g, group_shared *s,
-                                                     int strip, int2 rows)
+/* Row `row` is number `number` of those of its slot. */
+static __device__ __forceinline__ void place_row(const sp_cuda_group_rows &g,
+                                                 const slot_memory &slots, int row, int token,
+                                                 int slot, int number)
 {
-    int token[EACH], slot[EACH], n = 0;
-    int2 sum;
+    int item = slots.first[slot] + number / g.items.item_rows;
+    int64_t at = (int64_t)item * g.items.item_rows + number % g.items.item_rows;
 
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-        token[i] = token_of(g, strip + (int)threadIdx.x * EACH + i, rows.x, rows.y);
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        slot[i] = slot_of(g, token[i]);
-        n += slot[i] >= 0;
-    }
-    sum = sum_before(s, n);
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-        if (slot[i] >= 0) {
-            s->row[sum.x] = strip + (int)threadIdx.x * EACH + i;
-            s->token[sum.x] = token[i];
-            s->slot[sum.x++] = slot[i];
-        }
-    if (threadIdx.x == 0)
-        s->n = sum.y;
-    __syncthreads();
+    g.items.row[at] = row;
+    g.items.token[at] = token;
+    if (g.items.scale != NULL)
+        g.items.scale[at] = g.token_scale[token];
 }
 
-/* Places the collected rows; one warp, 32 at a time. */
-static __device__ __forceinline__ void place_strip(const sp_cuda_group_rows &g,
-                                                   const group_shared *s, const slot_memory &slots)
+/* Places the n rows of the list; one warp, 32 at a time. */
+static __device__ __forceinline__ void place_list(const sp_cuda_group_rows &g,
+                                                  const group_shared *s, const slot_memory &slots,
+                                                  int n)
 {
     int lane = threadIdx.x & 31;
 
 #pragma unroll 1
-    for (int i = lane; i < (s->n + 31) / 32 * 32; i += SP_WARP) {
-        bool valid = i < s->n;
+    for (int i = lane; i < (n + 31) / 32 * 32; i += SP_WARP) {
+        bool valid = i < n;
         int slot = valid ? s->slot[i] : -1, number;
         unsigned peers = __match_any_sync(~0u, slot);
 
@@ -202,15 +233,65 @@ static __device__ __forceinline__ void place_strip(const sp_cuda_group_rows &g,
         if (valid && lane == __ffs((int)peers) - 1)
             slots.rows[slot] += __popc(peers);
         __syncwarp();
-        if (valid) {
-            int item = slots.first[slot] + number / g.items.item_rows;
-            int64_t at = (int64_t)item * g.items.item_rows + number % g.items.item_rows;
+        if (valid)
+            place_row(g, slots, s->row[i], s->token[i], slot, number);
+    }
+}
 
-            g.items.row[at] = s->row[i];
-            g.items.token[at] = s->token[i];
-            if (g.items.scale != NULL)
-                g.items.scale[at] = g.token_scale[s->token[i]];
+/* Places the rows of a strip through the list, LIST at a time. */
+static __device__ __forceinline__ void place_strip(const sp_cuda_group_rows &g, group_shared *s,
+                                                   const slot_memory &slots, group_part part,
+                                                   uint64_t own, int2 rows)
+{
+    int2 sum = sum_before(s, __popcll(own));
+
+#pragma unroll 1
+    for (int base = 0; base < sum.y; base += LIST) {
+        for (; own != 0 && sum.x < base + LIST; sum.x++) {
+            int row = take_row(part, &own), token = token_of(g, row, rows.x, rows.y);
+
+            s->row[sum.x - base] = row;
+            s->token[sum.x - base] = token;
+            s->slot[sum.x - base] = slot_of(g, token);
         }
+        __syncthreads();
+        if (threadIdx.x < SP_WARP)
+            place_list(g, s, slots, min(sum.y - base, LIST));
+        __syncthreads();
+    }
+}
+
+/* With one slot a row's number is that of the expert's rows before it; `before`: in other strips.
+ * Returns the strip's. */
+static __device__ __forceinline__ int place_directly(const sp_cuda_group_rows &g, group_shared *s,
+                                                     const slot_memory &slots, group_part part,
+                                                     uint64_t own, int2 rows, int before)
+{
+    int2 sum = sum_before(s, __popcll(own));
+
+    for (int number = before + sum.x; own != 0; number++) {
+        int row = take_row(part, &own);
+
+        place_row(g, slots, row, token_of(g, row, rows.x, rows.y), 0, number);
+    }
+    return sum.y;
+}
+
+static __device__ __forceinline__ void place_rows(const sp_cuda_group_rows &g, group_shared *s,
+                                                  const slot_memory &slots, int2 rows,
+                                                  uint64_t first)
+{
+    int before = 0;
+
+#pragma unroll 1
+    for (int strip = rows.x; strip < rows.y; strip += STRIP) {
+        group_part part = part_of(strip, rows.y);
+        uint64_t own = strip == rows.x ? first : find_own(g, part, rows);
+
+        if (g.n_slots == 1)
+            before += place_directly(g, s, slots, part, own, rows, before);
+        else
+            place_strip(g, s, slots, part, own, rows);
     }
 }
 
@@ -234,6 +315,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(16) char memory[];
     group_shared *s = (group_shared *)memory;
     slot_memory slots;
+    uint64_t first;
     int2 rows;
 
     slots.rows = (int *)(s + 1);
@@ -243,14 +325,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     wait_predecessor();
     __syncthreads();
     rows = find_rows(g);
-    count_rows(g, slots, rows);
+    first = count_rows(g, slots, rows);
     if (make_items(g, s, slots) > 0)
-        for (int strip = rows.x; strip < rows.y; strip += STRIP) {
-            collect_strip(g, s, strip, rows);
-            if (threadIdx.x < SP_WARP)
-                place_strip(g, s, slots);
-            __syncthreads();
-        }
+        place_rows(g, s, slots, rows, first);
     finish(g);
 }
 
