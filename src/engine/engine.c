@@ -619,12 +619,18 @@ const char *sp_engine_device(const sp_engine *engine)
 static size_t delta_bytes(const sp_engine *engine)
 {
     int32_t rows = engine->options.step_rows;
+    size_t bytes;
 
     if (!engine->layout)
         return 0;
-    return on_gpu(engine) ? sp_delta_device_bytes(engine->pool, rows, false) +
-                                sp_delta_device_bytes(engine->pool, SP_LOGIT_ROWS_MAX, false)
-                          : sp_delta_workspace_bytes(engine->layout, rows, false);
+    if (on_gpu(engine))
+        return sp_delta_device_bytes(engine->pool, rows, false) +
+               sp_delta_device_bytes(engine->pool, SP_LOGIT_ROWS_MAX, false);
+    bytes = sp_delta_workspace_bytes(engine->layout, rows, false);
+    if (sp_pool_experts_at(engine->pool, 0))
+        bytes += sp_delta_experts_workspace_bytes(engine->layout, engine->options.max_loras,
+                                                  sp_engine_expert_rows(engine), false);
+    return bytes;
 }
 
 static sp_engine_stats stats_of(const sp_engine *engine)

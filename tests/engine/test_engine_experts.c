@@ -61,6 +61,37 @@ static void refusals_name_the_setting(void **state)
     check_refused(&options, "all-linear", "experts-too-large", "expert-bytes");
 }
 
+/* The budget and the scratch are among what is held against the free memory. */
+static void memory_is_counted(void **state)
+{
+    static const char *const names[] = {"plain-r8", "router"};
+    sp_engine_options options = default_options();
+    size_t scratch[2];
+    sp_engine *engine;
+    sp_error error = {0};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        sp_engine_stats stats = {.struct_bytes = sizeof stats};
+        char path[256];
+        const sp_engine_adapter adapter = {sizeof adapter, names[i], path};
+
+        snprintf(path, sizeof path, MODEL "/adapters/%s", names[i]);
+        engine = engine_run_open(&options, &adapter, 1);
+        assert_ok(sp_engine_get_stats(engine, &stats, &error), &error);
+        scratch[i] = stats.scratch_bytes;
+        sp_engine_close(engine);
+    }
+    /* 256 rows of 2 experts, each at least as wide as an expert's input of 64. */
+    assert_true(scratch[1] >= scratch[0] + 512 * 64 * 2);
+    options.adapter_loading = true;
+    options.memory_bytes = (size_t)1 << 30;
+    options.expert_bytes = (size_t)1 << 40;
+    assert_int_equal(sp_engine_open(&options, NULL, 0, &engine, &error), SP_ERR_MEMORY);
+    assert_string_equal(error.code, SP_CODE_MEMORY_SHORT);
+    assert_string_equal(error.subject, "expert-bytes");
+}
+
 static engine_run run_with(const sp_engine_options *options, const char *const *names, size_t n,
                            const char *adapter)
 {
@@ -185,6 +216,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refusals_name_the_setting),
+        cmocka_unit_test(memory_is_counted),
         cmocka_unit_test(no_ffn_covers_experts),
         cmocka_unit_test(windows_change_no_bit),
         cmocka_unit_test(adapters_take_turns_in_the_budget),
