@@ -9,11 +9,13 @@ name, each time with one bit changed, through PUT. Three phases: no publishes, o
 and one after the other. Reported are the gaps between two tokens of a stream as its reader sees
 them (a step, and what the server and the reader add), and for each publish the time from its last
 byte to the answer and to the first token of the new version. The phases run --rounds times, and the
-gaps of one kind are put together, so that what drifts on the machine is in all of them."""
+gaps of one kind are put together, so that what drifts on the machine is in all of them. Publishing
+is a process of its own, so that the reader of the streams never waits for it."""
 
 import argparse
 import http.client
 import json
+import multiprocessing
 import os
 import re
 import selectors
@@ -96,30 +98,35 @@ def options_base(options):
 
 
 class Publisher:
-    """Publishes the adapter under "live", each time another version of it."""
+    """Publishes the adapter under "live", each time another version of it. In a process of its own:
+    `run` takes (end, pause) from a pipe and gives what came of it."""
 
     def __init__(self, options, address):
         self.address = address
-        self.config = (Path(options.adapter) / "adapter_config.json").read_bytes()
-        self.weights = bytearray((Path(options.adapter) / "adapter_model.safetensors").read_bytes())
-        self.first = 8 + struct.unpack("<Q", self.weights[:8])[0]
+        config = (Path(options.adapter) / "adapter_config.json").read_bytes()
+        weights = (Path(options.adapter) / "adapter_model.safetensors").read_bytes()
+        before = b""
+        for name, data in (("config", config + b"\r\n"), ("weights", b"")):
+            before += ("--%s\r\nContent-Disposition: form-data; name=\"%s\"\r\n\r\n"
+                       % (BOUNDARY, name)).encode() + data
+        self.body = bytearray(before + weights + ("\r\n--%s--\r\n" % BOUNDARY).encode())
+        self.first = len(before) + 8 + struct.unpack("<Q", weights[:8])[0]
         self.n = 0
 
-    def body(self):
-        self.n += 1
-        self.weights[self.first + 4 * self.n] ^= 1
-        parts = b""
-        for name, data in (("config", self.config), ("weights", bytes(self.weights))):
-            parts += ("--%s\r\nContent-Disposition: form-data; name=\"%s\"\r\n\r\n"
-                      % (BOUNDARY, name)).encode() + data + b"\r\n"
-        return parts + ("--%s--\r\n" % BOUNDARY).encode()
+    def run(self, pipe):
+        while True:
+            wanted = pipe.recv()
+            if wanted is None:
+                return
+            pipe.send(self.until(*wanted))
 
     def publish(self):
         """Seconds from the last byte to the answer and to the first token; None: try again."""
-        body = self.body()
+        self.n += 1
+        self.body[self.first + 4 * self.n] ^= 1
         connection = http.client.HTTPConnection(*self.address, timeout=120)
         began = time.perf_counter()
-        connection.request("PUT", "/v1/adapters/live", body=body, headers={
+        connection.request("PUT", "/v1/adapters/live", body=self.body, headers={
             "Content-Type": "multipart/form-data; boundary=" + BOUNDARY})
         sent = time.perf_counter()
         answer = connection.getresponse()
@@ -136,7 +143,7 @@ class Publisher:
         assert token.status == 200 and made["adapter_digest"] == said["digest"], made
         connection.close()
         return {"sent": sent - began, "answer": answered - sent,
-                "first_token": time.perf_counter() - sent, "bytes": len(body)}
+                "first_token": time.perf_counter() - sent}
 
     def until(self, end, pause):
         made, busy = [], 0
@@ -169,21 +176,39 @@ def of_publishes(made, seconds):
                for name in ("sent", "answer", "first_token")}}
 
 
+def longest_step_while_loading(address):
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    found = re.search(r"^sidepath_step_seconds_max_while_loading (\S+)$", text, re.M)
+    return 1e3 * float(found.group(1))
+
+
 def measure(options, address):
-    streams, publisher = Streams(options, address), Publisher(options, address)
+    publisher = Publisher(options, address)
+    pipe, other = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=publisher.run, args=(other,), daemon=True)
+    process.start()
+
+    def publish(end, pause):
+        pipe.send((end, pause))
+        return pipe.recv()
+
+    streams = Streams(options, address)
     streams.start()
     time.sleep(options.warm)
-    publisher.publish()
+    publish(time.perf_counter() + 0.01, 0)
     kinds = {"quiet": None, "each_half_second": 0.5, "one_after_the_other": 0.0}
     found = {kind: ([], [], []) for kind in kinds}
     for _ in range(options.rounds):
         for kind, pause in kinds.items():
-            beside = None if pause is None else lambda end, p=pause: publisher.until(end, p)
+            beside = None if pause is None else lambda end, p=pause: publish(end, p)
             gaps, made, rate = streams.keep(options.seconds / options.rounds, beside)
             found[kind][0].extend(gaps)
             found[kind][1].append(made)
             found[kind][2].append(rate)
     streams.stopped = True
+    pipe.send(None)
     result = {}
     for kind, (gaps, made, rates) in found.items():
         result[kind] = {"gaps": of_gaps(gaps), "tokens_per_s": sum(rates) / len(rates)}
@@ -191,7 +216,8 @@ def measure(options, address):
             result[kind]["publish"] = of_publishes(made, options.seconds)
             result[kind]["p99_ratio"] = (result[kind]["gaps"]["p99_ms"] /
                                          result["quiet"]["gaps"]["p99_ms"])
-    result["bytes"] = len(publisher.body())
+    result["bytes"] = len(publisher.body)
+    result["longest_step_while_loading_ms"] = longest_step_while_loading(address)
     return result
 
 
