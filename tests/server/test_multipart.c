@@ -26,8 +26,8 @@ static void test_boundaries(void **state)
         "multipart/form-data; charset; boundary=a",
         "multipart/form-data; boundary=a,",
         "text/plain; boundary=a",
-        "multipart/form-data; boundary="
-        "0123456789012345678901234567890123456789012345678901234567890123456789x",
+        ("multipart/form-data; boundary="
+         "0123456789012345678901234567890123456789012345678901234567890123456789x"),
     };
     char boundary[SP_BOUNDARY_BYTES];
 
