@@ -212,13 +212,14 @@ typedef enum sp_constraint_kind {
     SP_CONSTRAINT_JSON_SCHEMA, /* text: a JSON Schema, as JSON */
     SP_CONSTRAINT_REGEX,       /* text: a pattern for the whole output */
     SP_CONSTRAINT_CHOICE,      /* text: a JSON list of texts */
-    SP_CONSTRAINT_CALLS        /* text: {"begin", "middle", "end", "between": the texts around a
+    SP_CONSTRAINT_CALLS,       /* text: {"begin", "middle", "end", "between": the texts around a
                                   tool's name and its arguments, "many": whether more than one call
                                   may come, "tools": [{"name", "parameters": a schema or null,
                                   "any": whether its arguments are any text}], "tagged": whether
                                   arguments are <parameter=NAME> tags and not JSON, "free": the text
                                   that begins a call, which then may come after any text, or never}
                                 */
+    SP_CONSTRAINT_GRAMMAR      /* text: rules, name ::= ..., of which root is the whole output */
 } sp_constraint_kind;
 
 /* Whether reasoning, which nothing constrains, comes before what the constraint is about. */

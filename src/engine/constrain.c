@@ -85,7 +85,7 @@ void sp_constraint_options_default(sp_constraint_options *out_options, size_t st
 
 static sp_status check_options(const sp_constraint_options *options, sp_error *error)
 {
-    if ((int)options->kind < 0 || options->kind > SP_CONSTRAINT_CALLS)
+    if ((int)options->kind < 0 || options->kind > SP_CONSTRAINT_GRAMMAR)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "kind", -1, "the kind %d is none",
                        (int)options->kind);
     if ((int)options->thought < 0 || options->thought > SP_CONSTRAINT_THINKS)

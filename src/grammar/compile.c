@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "grammar/calls.h"
+#include "grammar/ebnf.h"
 #include "grammar/regex.h"
 #include "grammar/schema.h"
 
@@ -86,6 +87,18 @@ static sp_status make_pattern(sp_schema_maker *maker, const sp_grammar_source *s
     return status;
 }
 
+static sp_status make_rules(sp_schema_maker *maker, const sp_grammar_source *source, int32_t from,
+                            int32_t to, sp_error *error)
+{
+    int32_t rule;
+    sp_status status =
+        sp_ebnf_add(&maker->net, source->text, source->bytes, &maker->pattern_steps, &rule, error);
+
+    if (status == SP_OK)
+        sp_net_call(&maker->net, from, rule, to);
+    return status;
+}
+
 static sp_status make(sp_schema_maker *maker, const sp_grammar_source *source, int32_t from,
                       int32_t to, sp_error *error)
 {
@@ -101,6 +114,8 @@ static sp_status make(sp_schema_maker *maker, const sp_grammar_source *source, i
         return make_choice(maker, source, from, to, error);
     case SP_GRAMMAR_CALLS:
         return make_calls(maker, source, from, to, error);
+    case SP_GRAMMAR_EBNF:
+        return make_rules(maker, source, from, to, error);
     }
     return malformed(error, "this kind of a grammar is not known");
 }
@@ -158,8 +173,8 @@ sp_status sp_grammar_compile(const sp_vocabulary *vocabulary, const sp_grammar_s
 
     if (source->bytes > SP_GRAMMAR_TEXT_BYTES_MAX)
         return sp_fail(error, SP_ERR_TOO_LARGE, SP_GRAMMAR_TOO_LARGE, NULL, -1,
-                       "%zu bytes of a schema or pattern; at most %zu are read", source->bytes,
-                       SP_GRAMMAR_TEXT_BYTES_MAX);
+                       "%zu bytes of a schema, pattern or grammar; at most %zu are read",
+                       source->bytes, SP_GRAMMAR_TEXT_BYTES_MAX);
     start = sp_net_start(&maker.net, sp_net_rule(&maker.net));
     end = sp_net_node_add(&maker.net);
     sp_net_end(&maker.net, end);

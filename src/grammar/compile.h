@@ -18,12 +18,13 @@ typedef enum sp_grammar_kind {
     SP_GRAMMAR_JSON_SCHEMA, /* text: a JSON Schema */
     SP_GRAMMAR_REGEX,       /* text: a pattern for the whole output */
     SP_GRAMMAR_CHOICE,      /* text: a JSON list of texts */
-    SP_GRAMMAR_CALLS /* text: {"begin", "middle", "end", "between": texts around a tool's name
-                        and its arguments, "many": whether more than one call may come,
-                        "tools": [{"name", "parameters": a schema or null, "any": whether its
-                        arguments are any text}], "tagged": whether arguments are <parameter=NAME>
-                        tags and not JSON, "free": the text that begins a call, which then may come
-                        after any text, or never} */
+    SP_GRAMMAR_CALLS, /* text: {"begin", "middle", "end", "between": texts around a tool's name
+                       and its arguments, "many": whether more than one call may come,
+                       "tools": [{"name", "parameters": a schema or null, "any": whether its
+                       arguments are any text}], "tagged": whether arguments are <parameter=NAME>
+                       tags and not JSON, "free": the text that begins a call, which then may come
+                       after any text, or never} */
+    SP_GRAMMAR_EBNF   /* text: rules, name ::= ... */
 } sp_grammar_kind;
 
 /* Whether reasoning comes before what the grammar is about. */

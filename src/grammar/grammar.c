@@ -380,3 +380,13 @@ size_t sp_grammar_memory(sp_grammar *grammar)
     pthread_mutex_unlock(&grammar->lock);
     return bytes;
 }
+
+bool sp_grammar_left_out(sp_grammar *grammar)
+{
+    bool left_out;
+
+    pthread_mutex_lock(&grammar->lock);
+    left_out = grammar->states.left_out;
+    pthread_mutex_unlock(&grammar->lock);
+    return left_out;
+}

@@ -56,5 +56,8 @@ sp_status sp_grammar_follow(sp_grammar *grammar, sp_grammar_place *place, const 
 
 /* Whether a whole text is in the grammar, read byte by byte. */
 bool sp_grammar_has(sp_grammar *grammar, const char *text, size_t bytes);
+/* Whether some state had too many alternatives (SP_STATE_STACKS_MAX of states.h), of which the last
+ * were left out. */
+bool sp_grammar_left_out(sp_grammar *grammar);
 
 #endif

@@ -333,6 +333,7 @@ static sp_status copy_out(const sp_net_builder *builder, sp_net *net)
     memcpy(net->starts, builder->starts, (size_t)builder->n_rules * sizeof *net->starts);
     net->n_nodes = builder->n_nodes;
     net->n_rules = builder->n_rules;
+    net->depth_max = builder->depth_max ? builder->depth_max : SP_NET_DEPTH_MAX;
     return SP_OK;
 }
 

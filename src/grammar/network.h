@@ -30,8 +30,10 @@
 
 #define SP_NET_NODES_MAX (1 << 18)
 #define SP_NET_EDGES_MAX (1 << 20)
-/* Rules that are open at once: JSON arrays are nested some 700 deep with these. */
+/* Rules that are open at once: JSON arrays are nested some 700 deep with these. A network of which
+ * one byte may open more than two rules has more of them. */
 #define SP_NET_DEPTH_MAX 768
+#define SP_NET_DEPTH_TOP 4096
 /* A node that cannot be left without so many more is none. */
 #define SP_NET_HEIGHT_MAX 128
 
@@ -56,6 +58,7 @@ typedef struct sp_net {
     sp_net_edge *edges;
     int32_t *starts; /* [n_rules] a node each; rule 0 is the grammar */
     int32_t n_nodes, n_rules;
+    int32_t depth_max; /* rules that are open at once */
 } sp_net;
 
 /* An edge while the network is built. */
@@ -71,7 +74,8 @@ typedef struct sp_net_builder {
     int32_t *starts;
     int32_t n_links, n_nodes, n_rules;
     int32_t links_capacity, nodes_capacity, rules_capacity;
-    sp_status status; /* the first failure: SP_ERR_MEMORY, SP_ERR_TOO_LARGE */
+    int32_t depth_max; /* 0: SP_NET_DEPTH_MAX; at most SP_NET_DEPTH_TOP */
+    sp_status status;  /* the first failure: SP_ERR_MEMORY, SP_ERR_TOO_LARGE */
 } sp_net_builder;
 
 void sp_net_builder_free(sp_net_builder *builder); /* zeros are allowed */

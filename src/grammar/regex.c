@@ -202,6 +202,14 @@ static int32_t emit_choice(emitter *out, const sp_regex_node *node, int32_t from
     return to;
 }
 
+static int32_t emit_call(emitter *out, const sp_regex_node *node, int32_t from)
+{
+    int32_t to = sp_net_node_add(&out->net);
+
+    sp_net_call(&out->net, from, node->first, to);
+    return to;
+}
+
 /* The node after what the tree's node matches. */
 static int32_t emit(emitter *out, int32_t index, int32_t from)
 {
@@ -216,6 +224,8 @@ static int32_t emit(emitter *out, int32_t index, int32_t from)
         return emit_repeat(out, node, from);
     case SP_REGEX_CHOICE:
         return emit_choice(out, node, from);
+    case SP_REGEX_CALL:
+        return emit_call(out, node, from);
     case SP_REGEX_SEQUENCE:
         break;
     }
@@ -295,7 +305,7 @@ static bool matters(const subsets *sets, int32_t node)
     if (sets->net->is_end[node])
         return true;
     for (int32_t at = sets->net->first[node]; at >= 0; at = sets->net->links[at].next)
-        if (sets->net->links[at].edge.rule == SP_NET_BYTES)
+        if (sets->net->links[at].edge.rule != SP_NET_NOTHING)
             return true;
     return false;
 }
@@ -387,6 +397,23 @@ static int32_t after_byte(subsets *sets, int32_t set, int byte)
     return end_set(sets);
 }
 
+static int32_t after_call(subsets *sets, int32_t set, int32_t rule)
+{
+    const int32_t last = sets->firsts[set + 1];
+
+    begin_set(sets);
+    for (int32_t i = sets->firsts[set]; i < last; i++)
+        for (int32_t at = sets->net->first[sets->items[i]]; at >= 0;
+             at = sets->net->links[at].next) {
+            const sp_net_edge *edge = &sets->net->links[at].edge;
+
+            count_step(sets);
+            if (edge->rule == rule)
+                add_reached(sets, edge->to);
+        }
+    return end_set(sets);
+}
+
 /* Bytes at which some edge begins or has ended: between two of them all bytes are alike. */
 static void find_cuts(const sp_net_builder *net, bool cuts[257])
 {
@@ -409,6 +436,8 @@ typedef struct target {
     sp_net_builder *builder;
     int32_t *nodes; /* [SP_REGEX_NODES_MAX] of each set; -1: none yet */
     int32_t end;    /* after the closing quote; -1: the sets' nodes end the rule themselves */
+    int32_t
+        *called; /* [builder->n_rules] the last set + 1 that calls it; NULL: nothing is called */
 } target;
 
 static int32_t node_of(target *to, int32_t set)
@@ -416,6 +445,25 @@ static int32_t node_of(target *to, int32_t set)
     if (to->nodes[set] < 0)
         to->nodes[set] = sp_net_node_add(to->builder);
     return to->nodes[set];
+}
+
+/* The edges of one set that call rules: one for each rule. */
+static void spread_calls(subsets *sets, int32_t set, target *to)
+{
+    const int32_t last = sets->firsts[set + 1];
+
+    for (int32_t i = sets->firsts[set]; i < last; i++)
+        for (int32_t at = sets->net->first[sets->items[i]]; at >= 0 && sets->status == SP_OK;
+             at = sets->net->links[at].next) {
+            int32_t rule = sets->net->links[at].edge.rule, next;
+
+            if (rule < 0 || to->called[rule] == set + 1)
+                continue;
+            to->called[rule] = set + 1;
+            next = after_call(sets, set, rule);
+            if (next >= 0)
+                sp_net_call(to->builder, node_of(to, set), rule, node_of(to, next));
+        }
 }
 
 /* The edges of one set. */
@@ -434,6 +482,8 @@ static void spread(subsets *sets, int32_t set, const bool cuts[257], target *to)
             sp_net_bytes(to->builder, node, (uint8_t)low, (uint8_t)high, node_of(to, next));
         low = high + 1;
     }
+    if (to->called)
+        spread_calls(sets, set, to);
     if (!has_end(sets, set))
         return;
     if (to->end < 0)
@@ -507,5 +557,108 @@ sp_status sp_regex_add(sp_net_builder *builder, const char *pattern, size_t byte
     }
     sp_net_builder_free(&out.net);
     sp_regex_tree_free(&tree);
+    return status;
+}
+
+/* ---- rules that call rules ------------------------------------------------------------------ */
+
+/* What one node of a closure gives to the start that takes its place. */
+static bool move_edges(sp_net_builder *net, int32_t node, int32_t start, int32_t rule, int32_t end)
+{
+    bool found = false;
+
+    for (int32_t at = net->first[node]; at >= 0; at = net->links[at].next) {
+        const sp_net_edge edge = net->links[at].edge;
+
+        if (edge.rule == SP_NET_BYTES)
+            sp_net_bytes(net, start, edge.low, edge.high, edge.to);
+        else if (edge.rule == rule)
+            sp_net_nothing(net, end, edge.to);
+        else if (edge.rule >= 0)
+            sp_net_call(net, start, edge.rule, edge.to);
+        found |= edge.rule == rule;
+    }
+    if (node == end)
+        sp_net_nothing(net, start, end);
+    return found;
+}
+
+/*
+ * a: a X | Y is Y X*: a new start without the calls of the rule itself, and what came after them
+ * comes after the end. `list` [n] are the nodes that the old start, 0, leads to without a byte.
+ */
+static int32_t loop_at_end(sp_net_builder *net, const int32_t *list, int32_t n, int32_t rule,
+                           int32_t end)
+{
+    int32_t start = sp_net_node_add(net);
+    bool found = false;
+
+    for (int32_t i = 0; i < n && net->status == SP_OK; i++)
+        found |= move_edges(net, list[i], start, rule, end);
+    return found ? start : 0;
+}
+
+static sp_status find_start(sp_net_builder *net, int32_t rule, int32_t end, int32_t *out_start)
+{
+    size_t n_nodes = (size_t)net->n_nodes;
+    int32_t *list = sp_malloc(n_nodes * sizeof *list), n = 1;
+    bool *listed = sp_calloc(n_nodes, sizeof *listed);
+
+    *out_start = 0;
+    if (list && listed) {
+        list[0] = 0;
+        listed[0] = true;
+        for (int32_t i = 0; i < n; i++)
+            for (int32_t at = net->first[list[i]]; at >= 0; at = net->links[at].next) {
+                const sp_net_edge *edge = &net->links[at].edge;
+
+                if (edge->rule != SP_NET_NOTHING || listed[edge->to])
+                    continue;
+                listed[edge->to] = true;
+                list[n++] = edge->to;
+            }
+        *out_start = loop_at_end(net, list, n, rule, end);
+    } else {
+        net->status = SP_ERR_MEMORY;
+    }
+    sp_free(list);
+    sp_free(listed);
+    return net->status;
+}
+
+static sp_status fill_from(sp_net_builder *builder, const sp_net_builder *net, int32_t first,
+                           int32_t rule, int64_t *work)
+{
+    subsets sets;
+    target to = {.builder = builder, .end = -1};
+    sp_status status = open_subsets(&sets, net, work);
+
+    to.called = sp_calloc((size_t)builder->n_rules, sizeof *to.called);
+    if (!to.called)
+        status = SP_ERR_MEMORY;
+    if (status == SP_OK)
+        status = determine(&sets, first, sp_net_start(builder, rule), &to);
+    sp_free(to.called);
+    close_subsets(&sets);
+    return status != SP_OK ? status : builder->status;
+}
+
+sp_status sp_regex_fill(sp_net_builder *builder, const sp_regex_tree *tree, int32_t root,
+                        int32_t rule, int64_t *work)
+{
+    emitter out = {.tree = tree, .form = SP_REGEX_WHOLE};
+    int32_t start = 0, end;
+    sp_status status;
+
+    sp_net_node_add(&out.net);
+    end = emit(&out, root, 0);
+    sp_net_end(&out.net, end);
+    status = out.net.status;
+    *work += out.net.n_nodes;
+    if (status == SP_OK)
+        status = find_start(&out.net, rule, end, &start);
+    if (status == SP_OK)
+        status = fill_from(builder, &out.net, start, rule, work);
+    sp_net_builder_free(&out.net);
     return status;
 }

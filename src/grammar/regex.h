@@ -13,6 +13,7 @@
 #define SP_GRAMMAR_REGEX_H
 
 #include "grammar/network.h"
+#include "grammar/regex_tree.h"
 
 #define SP_REGEX_BYTES_MAX  4096
 #define SP_REGEX_REPEAT_MAX 2000
@@ -33,5 +34,14 @@ typedef enum sp_regex_form {
  */
 sp_status sp_regex_add(sp_net_builder *builder, const char *pattern, size_t bytes,
                        sp_regex_form form, int64_t *work, int32_t *out_rule, sp_error *error);
+
+/*
+ * Fills a rule that has its start alone with what node `root` of a tree matches, whose calls name
+ * rules of the same builder. Where the rule begins with a call of itself (a: a "x" | "y") it loops
+ * instead; where it begins so in any other way, the call remains. SP_ERR_TOO_LARGE, SP_ERR_MEMORY,
+ * both without a text.
+ */
+sp_status sp_regex_fill(sp_net_builder *builder, const sp_regex_tree *tree, int32_t root,
+                        int32_t rule, int64_t *work);
 
 #endif

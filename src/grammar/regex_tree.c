@@ -39,38 +39,31 @@ static void unsupported(reader *in, const char *what)
     refuse(in, SP_GRAMMAR_UNSUPPORTED, what);
 }
 
-static void out_of_memory(reader *in)
-{
-    if (in->status == SP_OK)
-        in->status = sp_fail_memory(in->error, 0, "a pattern");
-}
-
 /* ---- nodes --------------------------------------------------------------------------------- */
 
-static int32_t add_node(reader *in, sp_regex_kind kind)
+int32_t sp_regex_node_add(sp_regex_tree *tree, sp_regex_kind kind)
 {
-    sp_regex_tree *tree = in->tree;
-
-    if (tree->n_nodes == tree->nodes_capacity) {
+    if (!tree->failed && tree->n_nodes == tree->nodes_capacity) {
         int32_t capacity = tree->nodes_capacity ? tree->nodes_capacity * 2 : 32;
         sp_regex_node *grown = sp_realloc(tree->nodes, (size_t)capacity * sizeof *grown);
 
-        if (!grown) {
-            out_of_memory(in);
-            return 0;
+        tree->failed = !grown;
+        if (grown) {
+            tree->nodes = grown;
+            tree->nodes_capacity = capacity;
         }
-        tree->nodes = grown;
-        tree->nodes_capacity = capacity;
     }
+    if (tree->failed)
+        return 0;
     tree->nodes[tree->n_nodes] = (sp_regex_node){.kind = kind, .child = -1, .last = -1, .next = -1};
     return tree->n_nodes++;
 }
 
-static void add_child(reader *in, int32_t parent, int32_t child)
+void sp_regex_child_add(sp_regex_tree *tree, int32_t parent, int32_t child)
 {
-    sp_regex_node *nodes = in->tree->nodes;
+    sp_regex_node *nodes = tree->nodes;
 
-    if (in->status != SP_OK)
+    if (tree->failed)
         return;
     if (nodes[parent].last >= 0)
         nodes[nodes[parent].last].next = child;
@@ -79,22 +72,59 @@ static void add_child(reader *in, int32_t parent, int32_t child)
     nodes[parent].last = child;
 }
 
-static void add_range(reader *in, int32_t low, int32_t high)
+int32_t sp_regex_repeat_add(sp_regex_tree *tree, int32_t item, int32_t least, int32_t most)
 {
-    sp_regex_tree *tree = in->tree;
+    int32_t repeat = sp_regex_node_add(tree, SP_REGEX_REPEAT);
 
-    if (tree->n_ranges == tree->ranges_capacity) {
+    sp_regex_child_add(tree, repeat, item);
+    if (!tree->failed) {
+        tree->nodes[repeat].least = least;
+        tree->nodes[repeat].most = most;
+    }
+    return repeat;
+}
+
+void sp_regex_range_add(sp_regex_tree *tree, int32_t low, int32_t high)
+{
+    if (!tree->failed && tree->n_ranges == tree->ranges_capacity) {
         int32_t capacity = tree->ranges_capacity ? tree->ranges_capacity * 2 : 64;
         sp_code_range *grown = sp_realloc(tree->ranges, (size_t)capacity * sizeof *grown);
 
-        if (!grown) {
-            out_of_memory(in);
-            return;
+        tree->failed = !grown;
+        if (grown) {
+            tree->ranges = grown;
+            tree->ranges_capacity = capacity;
         }
-        tree->ranges = grown;
-        tree->ranges_capacity = capacity;
     }
-    tree->ranges[tree->n_ranges++] = (sp_code_range){low, high};
+    if (!tree->failed)
+        tree->ranges[tree->n_ranges++] = (sp_code_range){low, high};
+}
+
+/* The same for a pattern's reader, which keeps the failure. */
+static void keep_failure(reader *in)
+{
+    if (in->tree->failed && in->status == SP_OK)
+        in->status = sp_fail_memory(in->error, 0, "a pattern");
+}
+
+static int32_t add_node(reader *in, sp_regex_kind kind)
+{
+    int32_t node = sp_regex_node_add(in->tree, kind);
+
+    keep_failure(in);
+    return node;
+}
+
+static void add_child(reader *in, int32_t parent, int32_t child)
+{
+    if (in->status == SP_OK)
+        sp_regex_child_add(in->tree, parent, child);
+}
+
+static void add_range(reader *in, int32_t low, int32_t high)
+{
+    sp_regex_range_add(in->tree, low, high);
+    keep_failure(in);
 }
 
 /* ---- classes ------------------------------------------------------------------------------- */
@@ -107,9 +137,8 @@ static int by_low(const void *left, const void *right)
 }
 
 /* Puts ranges [first, n_ranges) in order and joins those that touch. */
-static void settle(reader *in, int32_t first)
+static void settle(sp_regex_tree *tree, int32_t first)
 {
-    sp_regex_tree *tree = in->tree;
     sp_code_range *ranges = tree->ranges;
     int32_t n = first;
 
@@ -126,59 +155,72 @@ static void settle(reader *in, int32_t first)
 }
 
 /* Replaces ranges [first, n_ranges), which are settled, by all other characters. */
-static void invert(reader *in, int32_t first)
+static void invert(sp_regex_tree *tree, int32_t first)
 {
-    int32_t n = in->tree->n_ranges, low = 0;
+    int32_t n = tree->n_ranges, low = 0;
 
     for (int32_t i = first; i < n; i++) {
-        const sp_code_range range = in->tree->ranges[i];
+        const sp_code_range range = tree->ranges[i];
 
         if (range.low > low)
-            add_range(in, low, range.low - 1);
+            sp_regex_range_add(tree, low, range.low - 1);
         low = range.high + 1;
     }
     if (low <= SP_CODE_POINT_MAX)
-        add_range(in, low, SP_CODE_POINT_MAX);
-    if (in->status != SP_OK)
+        sp_regex_range_add(tree, low, SP_CODE_POINT_MAX);
+    if (tree->failed)
         return;
-    memmove(in->tree->ranges + first, in->tree->ranges + n,
-            (size_t)(in->tree->n_ranges - n) * sizeof *in->tree->ranges);
-    in->tree->n_ranges -= n - first;
+    memmove(tree->ranges + first, tree->ranges + n,
+            (size_t)(tree->n_ranges - n) * sizeof *tree->ranges);
+    tree->n_ranges -= n - first;
 }
 
-static void drop_surrogates(reader *in, int32_t first)
+static void drop_surrogates(sp_regex_tree *tree, int32_t first)
 {
-    int32_t n = in->tree->n_ranges;
+    int32_t n = tree->n_ranges;
 
-    for (int32_t i = first; i < n && in->status == SP_OK; i++) {
-        sp_code_range *range = &in->tree->ranges[i];
+    for (int32_t i = first; i < n && !tree->failed; i++) {
+        sp_code_range *range = &tree->ranges[i];
         int32_t high = range->high;
 
         if (range->low > SURROGATE_END || high < SURROGATE_LOW)
             continue;
         range->high = SURROGATE_LOW - 1;
         if (high > SURROGATE_END)
-            add_range(in, SURROGATE_END + 1, high);
+            sp_regex_range_add(tree, SURROGATE_END + 1, high);
     }
     for (int32_t i = n - 1; i >= first; i--) /* one that was all surrogates is empty now */
-        if (in->tree->ranges[i].low > in->tree->ranges[i].high) {
-            memmove(in->tree->ranges + i, in->tree->ranges + i + 1,
-                    (size_t)(in->tree->n_ranges - i - 1) * sizeof *in->tree->ranges);
-            in->tree->n_ranges--;
+        if (tree->ranges[i].low > tree->ranges[i].high) {
+            memmove(tree->ranges + i, tree->ranges + i + 1,
+                    (size_t)(tree->n_ranges - i - 1) * sizeof *tree->ranges);
+            tree->n_ranges--;
         }
-    settle(in, first);
+    settle(tree, first);
 }
 
-static int32_t end_class(reader *in, int32_t first)
+int32_t sp_regex_class_add(sp_regex_tree *tree, int32_t first, bool inverted)
 {
     int32_t node;
 
-    drop_surrogates(in, first);
-    node = add_node(in, SP_REGEX_CLASS);
-    if (in->status == SP_OK) {
-        in->tree->nodes[node].first = first;
-        in->tree->nodes[node].n = in->tree->n_ranges - first;
+    if (tree->failed)
+        return 0;
+    settle(tree, first);
+    if (inverted)
+        invert(tree, first);
+    drop_surrogates(tree, first);
+    node = sp_regex_node_add(tree, SP_REGEX_CLASS);
+    if (!tree->failed) {
+        tree->nodes[node].first = first;
+        tree->nodes[node].n = tree->n_ranges - first;
     }
+    return node;
+}
+
+static int32_t end_class(reader *in, int32_t first, bool inverted)
+{
+    int32_t node = sp_regex_class_add(in->tree, first, inverted);
+
+    keep_failure(in);
     return node;
 }
 
@@ -204,14 +246,16 @@ static bool add_shorthand(reader *in, char letter)
     default:
         return false;
     }
-    if (in->status == SP_OK && !(letter & 0x20))
-        invert(in, first);
+    if (in->status == SP_OK && !(letter & 0x20)) {
+        invert(in->tree, first);
+        keep_failure(in);
+    }
     return true;
 }
 
 /* ---- characters ---------------------------------------------------------------------------- */
 
-static int32_t hex_digit(char c)
+int32_t sp_regex_hex_digit(char c)
 {
     if (c >= '0' && c <= '9')
         return c - '0';
@@ -224,7 +268,7 @@ static int32_t read_hex(reader *in, int digits)
     int32_t value = 0;
 
     for (int i = 0; i < digits; i++) {
-        int32_t digit = in->at < in->end ? hex_digit(*in->at) : -1;
+        int32_t digit = in->at < in->end ? sp_regex_hex_digit(*in->at) : -1;
 
         if (digit < 0) {
             malformed(in, "an escape that is cut short");
@@ -261,25 +305,34 @@ static int32_t read_escape(reader *in)
     return 0;
 }
 
-static int32_t read_code_point(reader *in)
+int32_t sp_regex_code_point(const char **at, const char *end)
 {
-    const unsigned char *at = (const unsigned char *)in->at;
-    size_t n = sp_utf8_sequence_bytes(in->at, (size_t)(in->end - in->at));
+    const unsigned char *bytes = (const unsigned char *)*at;
+    size_t n = sp_utf8_sequence_bytes(*at, (size_t)(end - *at));
 
-    in->at += n ? n : 1;
+    *at += n ? n : 1;
     switch (n) {
     case 1:
-        return at[0];
+        return bytes[0];
     case 2:
-        return (at[0] & 0x1f) << 6 | (at[1] & 0x3f);
+        return (bytes[0] & 0x1f) << 6 | (bytes[1] & 0x3f);
     case 3:
-        return (at[0] & 0x0f) << 12 | (at[1] & 0x3f) << 6 | (at[2] & 0x3f);
+        return (bytes[0] & 0x0f) << 12 | (bytes[1] & 0x3f) << 6 | (bytes[2] & 0x3f);
     case 4:
-        return (at[0] & 0x07) << 18 | (at[1] & 0x3f) << 12 | (at[2] & 0x3f) << 6 | (at[3] & 0x3f);
+        return (bytes[0] & 0x07) << 18 | (bytes[1] & 0x3f) << 12 | (bytes[2] & 0x3f) << 6 |
+               (bytes[3] & 0x3f);
     default:
-        malformed(in, "bytes that are no UTF-8");
-        return 0;
+        return -1;
     }
+}
+
+static int32_t read_code_point(reader *in)
+{
+    int32_t character = sp_regex_code_point(&in->at, in->end);
+
+    if (character < 0)
+        malformed(in, "bytes that are no UTF-8");
+    return character < 0 ? 0 : character;
 }
 
 /* A member of a class that may begin or end a range; -1: it was a shorthand, whose ranges were
@@ -339,10 +392,7 @@ static int32_t read_class(reader *in)
     in->at++;
     if (in->status != SP_OK)
         return 0;
-    settle(in, first);
-    if (inverted)
-        invert(in, first);
-    return end_class(in, first);
+    return end_class(in, first, inverted);
 }
 
 static int32_t one_character(reader *in, int32_t character)
@@ -350,7 +400,7 @@ static int32_t one_character(reader *in, int32_t character)
     int32_t first = in->tree->n_ranges;
 
     add_range(in, character, character);
-    return in->status == SP_OK ? end_class(in, first) : 0;
+    return in->status == SP_OK ? end_class(in, first, false) : 0;
 }
 
 /* ---- the expression ------------------------------------------------------------------------ */
@@ -390,7 +440,7 @@ static int32_t read_atom_escape(reader *in)
         return in->status == SP_OK ? one_character(in, character) : 0;
     }
     in->at++;
-    return in->status == SP_OK ? end_class(in, first) : 0;
+    return in->status == SP_OK ? end_class(in, first, false) : 0;
 }
 
 static int32_t any_character(reader *in)
@@ -398,9 +448,7 @@ static int32_t any_character(reader *in)
     int32_t first = in->tree->n_ranges;
 
     add_range(in, '\n', '\n');
-    if (in->status == SP_OK)
-        invert(in, first);
-    return in->status == SP_OK ? end_class(in, first) : 0;
+    return in->status == SP_OK ? end_class(in, first, true) : 0;
 }
 
 static int32_t read_atom(reader *in)
@@ -485,13 +533,9 @@ static bool read_repetition(reader *in, int32_t *least, int32_t *most)
 
 static int32_t repeated(reader *in, int32_t item, int32_t least, int32_t most)
 {
-    int32_t repeat = add_node(in, SP_REGEX_REPEAT);
+    int32_t repeat = sp_regex_repeat_add(in->tree, item, least, most);
 
-    add_child(in, repeat, item);
-    if (in->status == SP_OK) {
-        in->tree->nodes[repeat].least = least;
-        in->tree->nodes[repeat].most = most;
-    }
+    keep_failure(in);
     return repeat;
 }
 

@@ -7,11 +7,21 @@
 
 #define CELLS_MIN 1024
 /* A hole may be so deep that the limit does not count for what one token can open in it: a byte
- * opens two rules at most. */
+ * opens two rules at most, or depth_max is larger. */
 #define INNER_DEPTH_MAX 256
 _Static_assert(INNER_DEPTH_MAX + 2 * SP_VOCABULARY_TOKEN_BYTES_MAX + SP_NET_HEIGHT_MAX <=
                    SP_NET_DEPTH_MAX,
                "the depth is limited below a hole");
+
+int32_t sp_states_depth_for(int32_t opened)
+{
+    int32_t depth = INNER_DEPTH_MAX + SP_NET_HEIGHT_MAX;
+
+    if (opened > (SP_NET_DEPTH_TOP - depth) / SP_VOCABULARY_TOKEN_BYTES_MAX)
+        return -1;
+    depth += opened * SP_VOCABULARY_TOKEN_BYTES_MAX;
+    return depth > SP_NET_DEPTH_MAX ? depth : SP_NET_DEPTH_MAX;
+}
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
@@ -83,11 +93,13 @@ sp_status sp_states_create(const sp_net *net, sp_states *out_states)
 sp_status sp_states_clear(sp_states *states)
 {
     const sp_net *net = states->net;
+    bool left_out = states->left_out;
     sp_status status;
 
     sp_states_free(states);
     status = sp_states_create(net, states);
     states->net = net;
+    states->left_out = left_out;
     return status;
 }
 
@@ -162,7 +174,7 @@ static bool fits(const sp_states *states, int32_t node, int32_t below)
     int32_t height = states->net->nodes[node].height;
     int32_t depth = depth_of(states, below);
 
-    return height <= SP_NET_HEIGHT_MAX && depth + height <= SP_NET_DEPTH_MAX;
+    return height <= SP_NET_HEIGHT_MAX && depth + height <= states->net->depth_max;
 }
 
 /* Puts a stack on the list of those to look at. */
@@ -216,6 +228,8 @@ static void expand(sp_states *states, int32_t n_work)
 
         if (node->has_bytes && states->n_list < SP_STATE_STACKS_MAX)
             states->list[states->n_list++] = stack;
+        else if (node->has_bytes)
+            states->left_out = true;
         if (node->is_end)
             leave(states, &n_work, below);
         for (int32_t i = node->n_edges - 1; i >= 0; i--) {
@@ -420,7 +434,7 @@ static int32_t common(const sp_states *states, int32_t a, int32_t b)
 /* The stack with the hole in the place of `below`. */
 static int32_t over_hole(sp_states *states, int32_t stack, int32_t below)
 {
-    int32_t path[SP_NET_DEPTH_MAX + 1], n = 0, made = SP_STACK_HOLE;
+    int32_t path[SP_NET_DEPTH_TOP + 1], n = 0, made = SP_STACK_HOLE;
 
     for (; stack != below; stack = states->stacks[stack].below)
         path[n++] = states->stacks[stack].node;

@@ -10,8 +10,8 @@
  * objects that begin alike, one in another) lose the last of them, which leaves a part of the
  * grammar out and keeps the rest.
  *
- * Rules are open at most SP_NET_DEPTH_MAX deep; a state exists only if its rules can be ended
- * within that.
+ * Rules are open at most depth_max of the network deep; a state exists only if its rules can be
+ * ended within that.
  *
  * One thread at a time. A failure to allocate is kept: until sp_states_clear everything leads
  * nowhere.
@@ -67,6 +67,7 @@ typedef struct sp_states {
     uint32_t expansion;
     size_t bytes; /* of all this, masks included */
     bool failed;
+    bool left_out;                /* some state would have more than SP_STATE_STACKS_MAX stacks */
     int32_t *work, work_capacity; /* of one expansion */
     int32_t list[SP_STATE_STACKS_MAX], n_list;
     bool list_complete, list_hole;
@@ -76,6 +77,9 @@ sp_status sp_states_create(const sp_net *net, sp_states *out_states);
 void sp_states_free(sp_states *states); /* zeros are allowed */
 /* Forgets all of them; numbers of states are void. SP_ERR_MEMORY. */
 sp_status sp_states_clear(sp_states *states);
+
+/* The depth_max of a network of which a byte opens so many rules, one in another; -1: too many. */
+int32_t sp_states_depth_for(int32_t opened);
 
 /* The state before the first byte. */
 int32_t sp_states_start(sp_states *states);

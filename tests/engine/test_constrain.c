@@ -132,6 +132,7 @@ static void test_other_kinds(void **state)
     sp_constraint *choice = compile(SP_CONSTRAINT_CHOICE, "[\"yes\", \"no\", \"not yet\"]");
     sp_constraint *regex = compile(SP_CONSTRAINT_REGEX, "[0-9]{3}-[a-c]{2}");
     sp_constraint *object = compile(SP_CONSTRAINT_JSON_OBJECT, NULL);
+    sp_constraint *rules = compile(SP_CONSTRAINT_GRAMMAR, "root ::= d{3} root?\nd ::= [0-9]");
 
     (void)state;
     for (uint64_t i = 0; i < 6; i++) {
@@ -148,6 +149,11 @@ static void test_other_kinds(void **state)
         assert_int_equal(strspn(run.text.data, "0123456789"), 3);
         assert_int_equal(strspn(run.text.data + 4, "abc"), 2);
         engine_run_free(&run);
+        run = start(rules, 1.5, i);
+        run_one(&run);
+        assert_int_equal(strspn(run.text.data, "0123456789"), run.text.bytes);
+        assert_true(run.finish != SP_FINISH_STOP || run.text.bytes % 3 == 0);
+        engine_run_free(&run);
         run = start(object, 0.7, i);
         run_one(&run);
         assert_int_equal(run.text.data[0], '{');
@@ -158,6 +164,7 @@ static void test_other_kinds(void **state)
     sp_constraint_release(choice);
     sp_constraint_release(regex);
     sp_constraint_release(object);
+    sp_constraint_release(rules);
 }
 
 /* Whether "yes", "no" or "not yet" begins with the bytes. */
@@ -336,7 +343,7 @@ static void test_refused(void **state)
     assert_int_equal(sp_engine_compile(engine, &options, &none, &error), SP_ERR_INPUT);
     assert_string_equal(error.code, "grammar-unsupported");
     assert_string_equal(error.subject, "#/contains");
-    options.kind = (sp_constraint_kind)5;
+    options.kind = (sp_constraint_kind)6;
     assert_int_equal(sp_engine_compile(engine, &options, &none, &error), SP_ERR_ARGUMENT);
     assert_string_equal(error.subject, "kind");
     options.kind = SP_CONSTRAINT_REGEX;

@@ -1,7 +1,7 @@
 /*
- * Schemas and patterns: any text gives a grammar within its limits, or an error with a code that is
- * printable text; and a grammar never leads to a place where nothing can follow. The first byte
- * says what the rest is.
+ * Schemas, patterns and text grammars: any text gives a grammar within its limits, or an error with
+ * a code that is printable text; and a grammar never leads to a place where nothing can follow. The
+ * first byte says what the rest is: letters, a text grammar.
  */
 #include "fuzz/target.h"
 
@@ -57,7 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 
     if (bytes == 0)
         return 0;
-    source.kind = (sp_grammar_kind)(data[0] % 5);
+    source.kind = data[0] >= 'A' ? SP_GRAMMAR_EBNF : (sp_grammar_kind)(data[0] % 5);
     source.thought = (sp_grammar_thought)(data[0] / 5 % 3);
     source.text = (const char *)data + 1;
     source.bytes = bytes - 1;

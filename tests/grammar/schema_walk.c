@@ -1,10 +1,9 @@
 /*
- * schema_walk.c: reads lines {"schema": ..} and writes for each a line: {"outputs": [texts]} with
- * outputs drawn from the schema's grammar that ended by themselves, {"n_cut": N} of those that did
- * not; with "texts" in the line, {"has": [bool]} as well: whether each is in the grammar; or
- * {"code":
- * .., "text": ..} of a refusal.
- *     schema_walk OUTPUTS TOKENS_MAX SEED
+ * schema_walk.c: reads lines {"schema": ..} or {"grammar": text} and writes for each a line:
+ * {"outputs": [texts]} with outputs drawn from the grammar that ended by themselves, {"n_cut": N}
+ * of those that did not; with "texts" in the line, {"has": [bool]} as well: whether each is in the
+ * grammar, and {"left_out"}: whether it had more alternatives than are kept; or {"code": ..,
+ * "text": ..} of a refusal. schema_walk OUTPUTS TOKENS_MAX SEED
  */
 #include "support/grammar_world.h"
 
@@ -49,16 +48,19 @@ static json_t *ask(sp_grammar *grammar, const json_t *texts)
 static json_t *answer(const grammar_world *world, const json_t *line, sp_test_random *random,
                       int n_outputs, int32_t tokens_max)
 {
+    const char *rules = json_string_value(json_object_get(line, "grammar"));
     char *schema = json_dumps(json_object_get(line, "schema"), JSON_ENCODE_ANY | JSON_COMPACT);
     sp_grammar *grammar;
     sp_error error;
     json_t *made;
 
-    if (grammar_world_try(world, SP_GRAMMAR_JSON_SCHEMA, schema, &grammar, &error) != SP_OK) {
+    if (grammar_world_try(world, rules ? SP_GRAMMAR_EBNF : SP_GRAMMAR_JSON_SCHEMA,
+                          rules ? rules : schema, &grammar, &error) != SP_OK) {
         made = json_pack("{s:s, s:s}", "code", error.code, "text", error.text);
     } else {
         made = draw(world, grammar, random, n_outputs, tokens_max);
         json_object_set_new(made, "has", ask(grammar, json_object_get(line, "texts")));
+        json_object_set_new(made, "left_out", json_boolean(sp_grammar_left_out(grammar)));
         sp_grammar_release(grammar);
     }
     free(schema);

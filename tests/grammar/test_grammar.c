@@ -56,6 +56,14 @@ static const struct {
      "\"get\", \"parameters\": {\"type\": \"object\", \"properties\": {\"s\": {\"type\": "
      "\"string\"}, "
      "\"n\": {\"type\": [\"integer\", \"null\"]}}, \"required\": [\"s\"]}}]}"},
+    {SP_GRAMMAR_EBNF, "root ::= expr\nexpr ::= expr [-+] term | term\nterm ::= [a-z0-9]+ | \"(\" "
+                      "expr \")\" | \"the \" term"},
+    {SP_GRAMMAR_EBNF,
+     "root ::= (line \"\\n\")*\nline ::= \"in\" sp line | [^\\n aeiou]{2,9} | sp? "
+     "list\nsp ::= \" \"*\nlist ::= \"[\" (list (\",\" sp list)*)? \"]\" | . \"t\"*"},
+    {SP_GRAMMAR_EBNF,
+     "root ::= a | b\na ::= \"(\" b \")\" | \"er\"\nb ::= \"(\" a \"]\" | \"e\" root? "
+     "\"r\""},
 };
 #define N_GRAMMARS (sizeof grammars / sizeof *grammars)
 

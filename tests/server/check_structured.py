@@ -4,6 +4,7 @@ wanted, in streams and whole, for each field, with thoughts and forced calls, at
 2; and what is refused says where.
     check_structured.py PROGRAM [CHECK...]"""
 
+import ast
 import contextlib
 import json
 import re
@@ -23,6 +24,12 @@ SCHEMA = {"type": "object", "properties": {
 TOOLS = [{"type": "function", "function": {"name": name, "strict": True, "parameters": {
     "type": "object", "properties": {"city": {"enum": ["A", "B"]}}, "required": ["city"]}}}
     for name in ("get_weather", "get_time")]
+SUMS = """# of digits
+root ::= sum ";"
+sum  ::= sum [+*] term | term
+term ::= [1-9] [0-9]{0,2}
+       | "(" sum ")"
+"""
 # Of JSON Schema, and not enforced; one of nobody's.
 KEYWORDS = {"not": {}, "if": True, "then": True, "else": True, "patternProperties": {},
             "propertyNames": True, "minProperties": 1, "maxProperties": 1, "dependentRequired": {},
@@ -46,6 +53,16 @@ def is_valid(text):
     assert isinstance(value["tags"], list) and len(value["tags"]) <= 2, text
     assert set(value["tags"]) <= {"a", "b"}, text
     return value
+
+
+def is_sum(choice):
+    """An answer of SUMS, as Python reads it; one that was cut may still be open."""
+    text = choice.get("text") or choice["message"]["content"]
+    assert re.fullmatch(r"[0-9+*()]+;?", text), choice
+    if choice["finish_reason"] == "stop":
+        assert text.endswith(";"), choice
+        kinds = {type(node) for node in ast.walk(ast.parse(text[:-1], mode="eval"))}
+        assert kinds <= {ast.Expression, ast.BinOp, ast.Add, ast.Mult, ast.Constant}, choice
 
 
 def choice_of(server, **fields):
@@ -80,6 +97,10 @@ def check_formats(binary):
             for seed in range(4):
                 choice = choice_of(server, max_tokens=40, temperature=1.5, seed=seed, **fields)
                 assert re.fullmatch(pattern, choice["text"]), (fields, choice)
+        for seed, name in enumerate(("guided_grammar", "structured_outputs") * 2):
+            fields = {name: SUMS if name == "guided_grammar" else {"grammar": SUMS}}
+            choice = choice_of(server, max_tokens=300, temperature=1.5, seed=seed, **fields)
+            is_sum(choice)
         for seed in range(4):
             choice = choice_of(server, max_tokens=200, temperature=1, seed=seed,
                                response_format={"type": "json_object"})
@@ -96,6 +117,8 @@ def check_chat_formats(binary):
         text = "".join(e["choices"][0]["delta"].get("content", "") for e in events)
         assert text == whole["message"]["content"]
         assert events[-1]["choices"][0]["finish_reason"] == "stop"
+        is_sum(post(server, "/v1/chat/completions", {
+            **TALK, "guided_grammar": SUMS}).json["choices"][0])
         for seed in range(2):  # the model may think first, and what it thinks is not JSON
             choice = post(server, "/v1/chat/completions", {
                 **body, "seed": seed, "chat_template_kwargs": {},
@@ -224,9 +247,16 @@ def check_refusals(binary):
                 ({"guided_regex": "(a|b)*a(a|b){30}"}, "guided_regex", "grammar-too-large", ""),
                 ({"guided_regex": "(a)\\1"}, "guided_regex", "grammar-unsupported",
                  "back reference"),
-                ({"guided_grammar": "root ::= a"}, "guided_grammar", "unsupported-field", ""),
-                ({"structured_outputs": {"grammar": "x"}}, "structured_outputs",
-                 "unsupported-field", "grammar"),
+                ({"guided_grammar": "root ::= a"}, "guided_grammar", "grammar-malformed",
+                 "the rule a, which is not defined, at line 1, column 10"),
+                ({"structured_outputs": {"grammar": "start: x"}}, "structured_outputs",
+                 "grammar-unsupported", "Lark"),
+                ({"guided_grammar": "root ::= root"}, "guided_grammar", "grammar-unsatisfiable",
+                 ""),
+                ({"guided_grammar": "root ::= ([ab]{2000}){2000}"}, "guided_grammar",
+                 "grammar-too-large", "the rule root"),
+                ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs",
+                 "unsupported-field", "structural_tag"),
                 ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "invalid-value",
                  "exclude")):
             for path, more in (("/v1/completions", {"prompt": "a"}),

@@ -41,6 +41,17 @@ static sp_status set_regex(const char *field, const json_t *value, sp_output_for
     return set_form(field, SP_CONSTRAINT_REGEX, value, form, error);
 }
 
+/* The text of a grammar; an empty one is none. */
+static sp_status set_grammar(const char *field, const json_t *value, sp_output_form *form,
+                             sp_error *error)
+{
+    if (!json_is_string(value))
+        return bad_form(field, NULL, "has no grammar, which is a text", error);
+    if (json_string_length(value) == 0)
+        return SP_OK;
+    return set_form(field, SP_CONSTRAINT_GRAMMAR, value, form, error);
+}
+
 static sp_status set_choice(const char *field, const json_t *value, sp_output_form *form,
                             sp_error *error)
 {
@@ -100,11 +111,13 @@ static sp_status read_member(const sp_field *row, const char *name, const json_t
         return set_regex(row->name, value, form, error);
     if (strcmp(name, "choice") == 0)
         return set_choice(row->name, value, form, error);
+    if (strcmp(name, "grammar") == 0)
+        return set_grammar(row->name, value, form, error);
     if (strcmp(name, "json_object") == 0 && json_is_true(value))
         return set_form(row->name, SP_CONSTRAINT_JSON_OBJECT, NULL, form, error);
     return sp_fail(error, SP_ERR_INPUT, SP_CODE_UNSUPPORTED_FIELD, row->name, -1,
-                   "\"structured_outputs\" takes \"json\", \"json_object\", \"regex\" and "
-                   "\"choice\", not \"%.100s\"",
+                   "\"structured_outputs\" takes \"json\", \"json_object\", \"regex\", "
+                   "\"choice\" and \"grammar\", not \"%.100s\"",
                    name);
 }
 
@@ -132,6 +145,8 @@ sp_status sp_body_read_guided(const sp_field *row, const json_t *value, void *va
         return set_schema(row->name, value, form_of(values), error);
     if (strcmp(row->name, "guided_regex") == 0)
         return set_regex(row->name, value, form_of(values), error);
+    if (strcmp(row->name, "guided_grammar") == 0)
+        return set_grammar(row->name, value, form_of(values), error);
     return set_choice(row->name, value, form_of(values), error);
 }
 

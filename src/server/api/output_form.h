@@ -1,7 +1,7 @@
 /*
  * output_form.h: what a body says its output has to be: "response_format", vLLM's
- * "structured_outputs" and its older "guided_json", "guided_regex", "guided_choice". The readers of
- * these rows, and the text that the engine compiles. No I/O.
+ * "structured_outputs" and its older "guided_json", "guided_regex", "guided_choice" and
+ * "guided_grammar". The readers of these rows, and the text that the engine compiles. No I/O.
  */
 #ifndef SP_SERVER_API_OUTPUT_FORM_H
 #define SP_SERVER_API_OUTPUT_FORM_H
@@ -15,7 +15,7 @@
 typedef struct sp_output_form {
     const char *field; /* that says so, static ("response_format"); NULL: none does */
     sp_constraint_kind kind;
-    const json_t *value; /* borrowed from the body: the schema, the pattern, the list; or NULL */
+    const json_t *value; /* borrowed from the body: the schema, the pattern, ...; or NULL */
 } sp_output_form;
 
 /* What it makes of a generation's outputs; nothing without a field. *out_wanted is the caller's.
