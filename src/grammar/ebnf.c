@@ -25,6 +25,7 @@ typedef struct beginnings {
     int32_t *next_link;  /* [n_links] the next of those */
     int32_t *link_owner; /* [n_links] the rule that it waits in */
     int32_t *opened;     /* [n_rules] rules that are opened, one in another, before a byte */
+    int32_t *ways;       /* [n_rules] in which it may begin, at most SP_EBNF_WAYS_MAX + 1 */
     int32_t *path, *at;  /* [n_rules] of a walk: rules, and how far each of them is */
     int32_t *at_node;    /* [n_rules] the node whose links are looked at */
     uint8_t *color;      /* [n_rules] of the walk */
@@ -54,14 +55,15 @@ static bool open_beginnings(beginnings *of, const sp_net_builder *net)
                        .next_link = numbers(net->n_links),
                        .link_owner = numbers(net->n_links),
                        .opened = numbers(net->n_rules),
+                       .ways = numbers(net->n_rules),
                        .path = numbers(net->n_rules),
                        .at = numbers(net->n_rules),
                        .at_node = numbers(net->n_rules),
                        .color = sp_calloc((size_t)net->n_rules + 1, sizeof *of->color),
                        .may_be_empty = sp_calloc((size_t)net->n_rules + 1, sizeof(bool))};
     return of->owner && of->nodes && of->after && of->first && of->waiting && of->next_link &&
-           of->link_owner && of->opened && of->path && of->at && of->at_node && of->color &&
-           of->may_be_empty;
+           of->link_owner && of->opened && of->ways && of->path && of->at && of->at_node &&
+           of->color && of->may_be_empty;
 }
 
 static void close_beginnings(beginnings *of)
@@ -74,6 +76,7 @@ static void close_beginnings(beginnings *of)
     sp_free(of->next_link);
     sp_free(of->link_owner);
     sp_free(of->opened);
+    sp_free(of->ways);
     sp_free(of->path);
     sp_free(of->at);
     sp_free(of->at_node);
@@ -141,6 +144,7 @@ static void step_into(beginnings *of, int32_t depth, int32_t rule)
     of->path[depth] = rule;
     of->color[rule] = GRAY;
     of->opened[rule] = 0;
+    of->ways[rule] = 1;
     of->at_node[depth] = of->first[rule];
     of->at[depth] = of->first[rule] >= 0 ? of->net->first[of->first[rule]] : -1;
 }
@@ -170,6 +174,9 @@ static void count_opened(beginnings *of, int32_t rule, int32_t link)
 
     if (n > of->opened[rule])
         of->opened[rule] = n;
+    of->ways[rule] += of->ways[of->net->links[link].edge.rule];
+    if (of->ways[rule] > SP_EBNF_WAYS_MAX)
+        of->ways[rule] = SP_EBNF_WAYS_MAX + 1;
 }
 
 /* Counts what a rule opens. Returns a rule that comes back to its own beginning; -1: none does. */
@@ -238,6 +245,10 @@ static sp_status check_beginnings(const sp_ebnf *grammar, sp_net_builder *builde
                                "comes back to its beginning before a character (left recursion)",
                                error);
     }
+    for (int32_t i = 0; i < grammar->n_rules; i++)
+        if (of->ways[first_rule + i] > SP_EBNF_WAYS_MAX)
+            return refuse_rule(grammar, i, SP_ERR_TOO_LARGE, SP_GRAMMAR_TOO_LARGE,
+                               "may begin in more than 65536 ways", error);
     depth = sp_states_depth_for(most_opened(of));
     if (depth < 0)
         return refuse_rule(grammar, 0, SP_ERR_TOO_LARGE, SP_GRAMMAR_TOO_LARGE,

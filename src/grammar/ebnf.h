@@ -19,6 +19,8 @@
 
 /* Names, whether they are defined or not. */
 #define SP_EBNF_RULES_MAX 4096
+/* Ways in which a rule may begin: stacks of rules that are open before its first byte. */
+#define SP_EBNF_WAYS_MAX 65536
 /* Groups, one in another. */
 #define SP_EBNF_GROUPS_MAX 64
 
