@@ -220,6 +220,20 @@ static int32_t most_opened(const beginnings *of)
     return most;
 }
 
+/* Whether some node, also after a byte, leads to too many beginnings of rules. */
+static bool has_many_ways(const beginnings *of)
+{
+    for (int32_t node = 0; node < of->net->n_nodes; node++) {
+        int64_t n = 0;
+
+        for (int32_t link = of->net->first[node]; link >= 0; link = of->net->links[link].next)
+            n += of->net->links[link].edge.rule >= 0 ? of->ways[of->net->links[link].edge.rule] : 0;
+        if (n > SP_EBNF_WAYS_MAX)
+            return true;
+    }
+    return false;
+}
+
 /* ---- rules --------------------------------------------------------------------------------- */
 
 static sp_status refuse_rule(const sp_ebnf *grammar, int32_t rule, sp_status status,
@@ -249,6 +263,10 @@ static sp_status check_beginnings(const sp_ebnf *grammar, sp_net_builder *builde
         if (of->ways[first_rule + i] > SP_EBNF_WAYS_MAX)
             return refuse_rule(grammar, i, SP_ERR_TOO_LARGE, SP_GRAMMAR_TOO_LARGE,
                                "may begin in more than 65536 ways", error);
+    if (has_many_ways(of))
+        return refuse_rule(grammar, 0, SP_ERR_TOO_LARGE, SP_GRAMMAR_TOO_LARGE,
+                           "calls, or one of the others does, what begins in more than 65536 ways",
+                           error);
     depth = sp_states_depth_for(most_opened(of));
     if (depth < 0)
         return refuse_rule(grammar, 0, SP_ERR_TOO_LARGE, SP_GRAMMAR_TOO_LARGE,

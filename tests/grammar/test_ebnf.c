@@ -224,6 +224,10 @@ static void test_bounds(void **state)
              "r%1$d ::= p%1$d | q%1$d\np%1$d ::= r%2$d \"1\"\nq%1$d ::= r%2$d \"2\"\n", 28,
              "r28 ::= \"a\"");
     check_bound(&world, &text, LARGE);
+    add_many(&text, "root ::= \"x\" (r0 | r1 | r2)\n",
+             "r%1$d ::= p%1$d | q%1$d\np%1$d ::= r%2$d \"1\"\nq%1$d ::= r%2$d \"2\"\n", 14,
+             "r14 ::= \"a\"");
+    check_bound(&world, &text, LARGE);
     add_many(&text, "root ::= r1\n", "r%d ::= \"a\"\n", 5000, "");
     check_bound(&world, &text, LARGE);
     add_many(&text, "root ::= r0", " | r%d", 3000, "\n");
