@@ -138,7 +138,7 @@ static const void *const *table_of(const sp_cuda_ops *cuda, const sp_experts *ex
     for (int32_t i = 0; i < cuda->moe.n_layers; i++)
         if (cuda->moe.layers[i].experts == experts)
             return cuda->moe.layers[i].table;
-    SP_ASSERT(!"a layer that the pass did not have when it was read");
+    SP_ASSERT(false && "a layer that the pass did not have when it was read");
     return NULL;
 }
 
