@@ -63,17 +63,21 @@ static struct timespec from_now(int64_t ns)
     return until;
 }
 
-/* Under the lock. False: it is to be abandoned. */
+/* Under the lock. False: it is to be abandoned. The time begins when it is not engaged any more, so
+ * that one which has just left can end. */
 static bool wait_for_end(sp_helper *helper)
 {
     struct timespec until = from_now(CLOSE_WAIT_S * NS_PER_S);
     bool in_time = true;
 
     while (!helper->has_ended && (in_time || helper->engaged)) {
-        if (in_time)
-            in_time = pthread_cond_timedwait(&helper->ended, &helper->lock, &until) == 0;
-        else
+        if (helper->engaged) {
             pthread_cond_wait(&helper->ended, &helper->lock);
+            until = from_now(CLOSE_WAIT_S * NS_PER_S);
+            in_time = true;
+        } else {
+            in_time = pthread_cond_timedwait(&helper->ended, &helper->lock, &until) == 0;
+        }
     }
     return helper->has_ended;
 }
