@@ -67,8 +67,8 @@ typedef struct parameter {
 } parameter;
 
 /*
- * Any text up to a line that begins with the closing tag; the tag stands nowhere else. `from` is a
- * line's beginning.
+ * Any text up to a line that begins with the closing tag; the text itself may not contain the tag.
+ * `from` is the state at the start of a line.
  */
 static void add_value_text(sp_net_builder *net, int32_t from, int32_t to)
 {

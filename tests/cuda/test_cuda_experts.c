@@ -120,8 +120,8 @@ static uint32_t write_matrix(const world *w, char *to, size_t *cursor, int32_t r
     return at;
 }
 
-/* The factors of a slot, behind one unit that offsets must not take; with `to` NULL only the
- * bytes. */
+/* Writes the factors of a slot, after one unit that no offset may refer to, and returns their size
+ * in bytes; with `to` NULL it writes nothing. */
 static size_t write_slot(world *w, int32_t slot, char *to)
 {
     size_t at = UNIT;

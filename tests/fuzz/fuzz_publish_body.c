@@ -1,6 +1,7 @@
 /*
- * A body that publishes an adapter: any bytes, as two parts or as one file, give a config and
- * tensors that lie in them, or a refusal; and a query gives fields or a refusal.
+ * A body that publishes an adapter: any bytes, as two parts or as one file, are parsed into a
+ * config and tensors within the body's bounds, or refused; a query is parsed into fields, or
+ * refused.
  *
  * The first byte says which: bit 0, multipart with the boundary "b"; bit 1, the config comes beside
  * it; else one file.

@@ -1,6 +1,6 @@
 /*
- * test_pool_experts.c: the pool's expert memory through the life of slots: room, victims, cells,
- * versions, overlays beside it, and what a failure leaves behind.
+ * test_pool_experts.c: the pool's expert memory over the lifetime of slots: free room, victims,
+ * cells, versions, overlays of the same adapter, and the state after a failure.
  */
 #include "base/alloc.h"
 #include "base/half.h"

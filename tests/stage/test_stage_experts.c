@@ -198,7 +198,7 @@ static void a_load_brings_both_parts_and_says_so(void **state)
     world_destroy(w);
 }
 
-/* Room for one: whoever is asked for has it, the other waits in the host cache, whole. */
+/* Room for one adapter: the requested one is loaded, the other stays whole in the host cache. */
 static void two_adapters_take_turns_in_the_expert_memory(void **state)
 {
     world *w = world_create(3, 1, 1);
