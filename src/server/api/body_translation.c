@@ -1,6 +1,9 @@
 #include "server/api/body_translation.h"
 
 #include "base/error.h"
+#include "engine/request/field.h"
+
+#include <string.h>
 
 sp_translation sp_translation_start(sp_error *error)
 {
@@ -46,4 +49,24 @@ bool sp_translation_says_nothing(const json_t *value)
 {
     return json_is_null(value) || json_is_false(value) ||
            (json_is_integer(value) && json_integer_value(value) == 0);
+}
+
+const sp_translated_field *sp_translation_find(const sp_translated_field *fields, size_t n,
+                                               const char *name)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(fields[i].name, name) == 0)
+            return &fields[i];
+    return NULL;
+}
+
+void sp_translation_add(sp_translation *to, const sp_translated_field *field, const char *name,
+                        json_t *value)
+{
+    if (!field)
+        sp_translation_set(to, to->chat, name, json_incref(value));
+    else if (field->use == SP_TRANSLATED_RENAMED)
+        sp_translation_set(to, to->chat, field->renamed, json_incref(value));
+    else if (field->use == SP_TRANSLATED_REFUSED && !sp_translation_says_nothing(value))
+        sp_translation_refuse(to, SP_CODE_UNSUPPORTED_FIELD, name, "is not supported here");
 }

@@ -30,4 +30,25 @@ void sp_translation_append(sp_translation *to, json_t *list, json_t *value);
 /* null, false, 0: a field that is not served may say these. */
 bool sp_translation_says_nothing(const json_t *value);
 
+/* What becomes of a field that an API has, or that it names otherwise. */
+typedef enum sp_translated {
+    SP_TRANSLATED_APART,   /* by a function of its API */
+    SP_TRANSLATED_IGNORED, /* changes no answer */
+    SP_TRANSLATED_REFUSED, /* unless it says nothing */
+    SP_TRANSLATED_RENAMED
+} sp_translated;
+
+typedef struct sp_translated_field {
+    const char *name;
+    sp_translated use;
+    const char *renamed; /* SP_TRANSLATED_RENAMED: the field of a chat */
+} sp_translated_field;
+
+/* NULL: none of the n has this name. */
+const sp_translated_field *sp_translation_find(const sp_translated_field *fields, size_t n,
+                                               const char *name);
+/* Adds a field of the body as its row says; without a row (NULL) it is the chat's own. */
+void sp_translation_add(sp_translation *to, const sp_translated_field *field, const char *name,
+                        json_t *value);
+
 #endif

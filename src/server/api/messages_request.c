@@ -273,61 +273,35 @@ static void add_format(sp_translation *to, const json_t *body)
                                  json_object_get(format, "schema")));
 }
 
-typedef enum field_use {
-    FIELD_READ,    /* by one of the functions above */
-    FIELD_IGNORED, /* changes no answer */
-    FIELD_REFUSED, /* but null, false and empty */
-    FIELD_RENAMED
-} field_use;
-
-static const struct own_field {
-    const char *name;
-    field_use use;
-    const char *renamed;
-} own_fields[] = {
-    {"messages", FIELD_READ, NULL},
-    {"system", FIELD_READ, NULL},
-    {"tools", FIELD_READ, NULL},
-    {"tool_choice", FIELD_READ, NULL},
-    {"thinking", FIELD_READ, NULL},
-    {"output_config", FIELD_READ, NULL},
-    {"output_format", FIELD_READ, NULL},
-    {"stop_sequences", FIELD_RENAMED, "stop"},
-    {"cache_control", FIELD_IGNORED, NULL},
-    {"inference_geo", FIELD_IGNORED, NULL},
-    {"container", FIELD_REFUSED, NULL},
-    {"mcp_servers", FIELD_REFUSED, NULL},
-    {"context_management", FIELD_REFUSED, NULL},
-    {"stop", FIELD_REFUSED, NULL},
-    {"n", FIELD_REFUSED, NULL},
-    {"logprobs", FIELD_REFUSED, NULL},
-    {"top_logprobs", FIELD_REFUSED, NULL},
-    {"response_format", FIELD_REFUSED, NULL},
-    {"max_completion_tokens", FIELD_REFUSED, NULL},
-    {"stream_options", FIELD_REFUSED, NULL},
-    {"return_token_ids", FIELD_REFUSED, NULL},
-    {"continue_final_message", FIELD_REFUSED, NULL},
-    {"add_generation_prompt", FIELD_REFUSED, NULL},
+static const sp_translated_field own_fields[] = {
+    {"messages", SP_TRANSLATED_APART, NULL},
+    {"system", SP_TRANSLATED_APART, NULL},
+    {"tools", SP_TRANSLATED_APART, NULL},
+    {"tool_choice", SP_TRANSLATED_APART, NULL},
+    {"thinking", SP_TRANSLATED_APART, NULL},
+    {"output_config", SP_TRANSLATED_APART, NULL},
+    {"output_format", SP_TRANSLATED_APART, NULL},
+    {"stop_sequences", SP_TRANSLATED_RENAMED, "stop"},
+    {"cache_control", SP_TRANSLATED_IGNORED, NULL},
+    {"inference_geo", SP_TRANSLATED_IGNORED, NULL},
+    {"container", SP_TRANSLATED_REFUSED, NULL},
+    {"mcp_servers", SP_TRANSLATED_REFUSED, NULL},
+    {"context_management", SP_TRANSLATED_REFUSED, NULL},
+    {"stop", SP_TRANSLATED_REFUSED, NULL},
+    {"n", SP_TRANSLATED_REFUSED, NULL},
+    {"logprobs", SP_TRANSLATED_REFUSED, NULL},
+    {"top_logprobs", SP_TRANSLATED_REFUSED, NULL},
+    {"response_format", SP_TRANSLATED_REFUSED, NULL},
+    {"max_completion_tokens", SP_TRANSLATED_REFUSED, NULL},
+    {"stream_options", SP_TRANSLATED_REFUSED, NULL},
+    {"return_token_ids", SP_TRANSLATED_REFUSED, NULL},
+    {"continue_final_message", SP_TRANSLATED_REFUSED, NULL},
+    {"add_generation_prompt", SP_TRANSLATED_REFUSED, NULL},
 };
 
-static const struct own_field *find_own(const char *name)
+static const sp_translated_field *find_own(const char *name)
 {
-    for (size_t i = 0; i < sizeof own_fields / sizeof *own_fields; i++)
-        if (strcmp(own_fields[i].name, name) == 0)
-            return &own_fields[i];
-    return NULL;
-}
-
-static void add_field(sp_translation *to, const char *name, json_t *value)
-{
-    const struct own_field *own = find_own(name);
-
-    if (!own)
-        sp_translation_set(to, to->chat, name, json_incref(value));
-    else if (own->use == FIELD_RENAMED)
-        sp_translation_set(to, to->chat, own->renamed, json_incref(value));
-    else if (own->use == FIELD_REFUSED && !sp_translation_says_nothing(value))
-        sp_translation_refuse(to, SP_CODE_UNSUPPORTED_FIELD, name, "is not supported here");
+    return sp_translation_find(own_fields, sizeof own_fields / sizeof *own_fields, name);
 }
 
 /* Fields that both kinds of bodies have, but for the lists above. */
@@ -340,7 +314,7 @@ static void add_fields(sp_translation *to, const json_t *body, bool counts)
     {
         if (!counts || find_own(name) || strcmp(name, "model") == 0 ||
             strcmp(name, "chat_template_kwargs") == 0)
-            add_field(to, name, value);
+            sp_translation_add(to, find_own(name), name, value);
         else
             sp_translation_refuse(to, SP_CODE_UNKNOWN_FIELD, name, "is not known here");
     }

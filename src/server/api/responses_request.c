@@ -178,62 +178,36 @@ static void add_reasoning(sp_translation *to, const json_t *body)
 
 /* ---- all fields ---------------------------------------------------------------------------- */
 
-typedef enum field_use {
-    FIELD_READ,    /* by one of the functions above */
-    FIELD_IGNORED, /* changes no answer */
-    FIELD_REFUSED, /* but null, false and empty */
-    FIELD_RENAMED
-} field_use;
-
-static const struct own_field {
-    const char *name;
-    field_use use;
-    const char *renamed;
-} own_fields[] = {
-    {"input", FIELD_READ, NULL},
-    {"instructions", FIELD_READ, NULL},
-    {"tools", FIELD_READ, NULL},
-    {"tool_choice", FIELD_READ, NULL},
-    {"text", FIELD_READ, NULL},
-    {"reasoning", FIELD_READ, NULL},
-    {"max_output_tokens", FIELD_RENAMED, "max_tokens"},
-    {"include", FIELD_IGNORED, NULL},
-    {"truncation", FIELD_IGNORED, NULL},
-    {"prompt_cache_retention", FIELD_IGNORED, NULL},
-    {"stream_options", FIELD_IGNORED, NULL},
-    {"previous_response_id", FIELD_REFUSED, NULL},
-    {"conversation", FIELD_REFUSED, NULL},
-    {"background", FIELD_REFUSED, NULL},
-    {"prompt", FIELD_REFUSED, NULL},
-    {"max_tool_calls", FIELD_REFUSED, NULL},
-    {"top_logprobs", FIELD_REFUSED, NULL},
-    {"logprobs", FIELD_REFUSED, NULL},
-    {"messages", FIELD_REFUSED, NULL},
-    {"response_format", FIELD_REFUSED, NULL},
-    {"n", FIELD_REFUSED, NULL},
-    {"max_tokens", FIELD_REFUSED, NULL},
-    {"max_completion_tokens", FIELD_REFUSED, NULL},
-    {"return_token_ids", FIELD_REFUSED, NULL},
+static const sp_translated_field own_fields[] = {
+    {"input", SP_TRANSLATED_APART, NULL},
+    {"instructions", SP_TRANSLATED_APART, NULL},
+    {"tools", SP_TRANSLATED_APART, NULL},
+    {"tool_choice", SP_TRANSLATED_APART, NULL},
+    {"text", SP_TRANSLATED_APART, NULL},
+    {"reasoning", SP_TRANSLATED_APART, NULL},
+    {"max_output_tokens", SP_TRANSLATED_RENAMED, "max_tokens"},
+    {"include", SP_TRANSLATED_IGNORED, NULL},
+    {"truncation", SP_TRANSLATED_IGNORED, NULL},
+    {"prompt_cache_retention", SP_TRANSLATED_IGNORED, NULL},
+    {"stream_options", SP_TRANSLATED_IGNORED, NULL},
+    {"previous_response_id", SP_TRANSLATED_REFUSED, NULL},
+    {"conversation", SP_TRANSLATED_REFUSED, NULL},
+    {"background", SP_TRANSLATED_REFUSED, NULL},
+    {"prompt", SP_TRANSLATED_REFUSED, NULL},
+    {"max_tool_calls", SP_TRANSLATED_REFUSED, NULL},
+    {"top_logprobs", SP_TRANSLATED_REFUSED, NULL},
+    {"logprobs", SP_TRANSLATED_REFUSED, NULL},
+    {"messages", SP_TRANSLATED_REFUSED, NULL},
+    {"response_format", SP_TRANSLATED_REFUSED, NULL},
+    {"n", SP_TRANSLATED_REFUSED, NULL},
+    {"max_tokens", SP_TRANSLATED_REFUSED, NULL},
+    {"max_completion_tokens", SP_TRANSLATED_REFUSED, NULL},
+    {"return_token_ids", SP_TRANSLATED_REFUSED, NULL},
 };
 
-static const struct own_field *find_own(const char *name)
+static const sp_translated_field *find_own(const char *name)
 {
-    for (size_t i = 0; i < sizeof own_fields / sizeof *own_fields; i++)
-        if (strcmp(own_fields[i].name, name) == 0)
-            return &own_fields[i];
-    return NULL;
-}
-
-static void add_field(sp_translation *to, const char *name, json_t *value)
-{
-    const struct own_field *own = find_own(name);
-
-    if (!own)
-        sp_translation_set(to, to->chat, name, json_incref(value));
-    else if (own->use == FIELD_RENAMED)
-        sp_translation_set(to, to->chat, own->renamed, json_incref(value));
-    else if (own->use == FIELD_REFUSED && !sp_translation_says_nothing(value))
-        sp_translation_refuse(to, SP_CODE_UNSUPPORTED_FIELD, name, "is not supported here");
+    return sp_translation_find(own_fields, sizeof own_fields / sizeof *own_fields, name);
 }
 
 sp_status sp_responses_to_chat(const json_t *body, json_t **out_chat, sp_error *error)
@@ -242,7 +216,8 @@ sp_status sp_responses_to_chat(const json_t *body, json_t **out_chat, sp_error *
     const char *name;
     json_t *value;
 
-    json_object_foreach((json_t *)(uintptr_t)body, name, value) add_field(&to, name, value);
+    json_object_foreach((json_t *)(uintptr_t)body, name, value)
+        sp_translation_add(&to, find_own(name), name, value);
     if (to.status == SP_OK)
         add_input(&to, body);
     add_tools(&to, body);
