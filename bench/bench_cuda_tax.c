@@ -401,7 +401,8 @@ static sp_step make_step(const cell *c, bool adapted)
         tokens[i] = i * 1009 % VOCAB;
         for (int32_t p = 0; p < PAGES; p++)
             pages[i][p] = i * PAGES + p;
-        spans[i] = (sp_step_span){&tokens[i], pages[i], CONTEXT - 1, 1};
+        spans[i] = (sp_step_span){
+            .tokens = &tokens[i], .pages = pages[i], .position = CONTEXT - 1, .n_rows = 1};
         routes[i] = (sp_route_span){sizeof routes[i], bench.handles[i % c->adapters], 1, 1.0f};
         if (!adapted)
             routes[i].handle = (sp_slot_handle){SP_SLOT_BASE, 0};

@@ -167,7 +167,7 @@ static sp_status run_case(bench *b, int32_t rows, bool last)
     double seconds[REPEATS_MAX], ratios[REPEATS_MAX], rates[REPEATS_MAX];
     size_t all = (size_t)b->s.layers * 3 * EXPERTS * MATRIX * sizeof(uint16_t);
     const int32_t page = 0;
-    const sp_step_span span = {tokens, &page, 0, rows};
+    const sp_step_span span = {.tokens = tokens, .pages = &page, .n_rows = rows};
     const sp_step step = {.spans = &span, .n_spans = 1, .n_rows = rows};
     double bytes = 0, spent;
 

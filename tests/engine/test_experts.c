@@ -138,7 +138,7 @@ static void close_backend(backend *b)
 static void run(const backend *b, const layer *l, const int32_t *tokens, int32_t n)
 {
     const int32_t page = 0;
-    const sp_step_span span = {tokens, &page, 0, n};
+    const sp_step_span span = {.tokens = tokens, .pages = &page, .n_rows = n};
     const sp_step step = {.spans = &span, .n_spans = 1, .n_rows = n};
 
     assert_int_equal(sp_op_step(&b->cpu->ops, &step, pass, (void *)(uintptr_t)l), SP_OK);
@@ -223,7 +223,7 @@ static void check_values(const float *values, uint32_t n_values, bool normalised
     logits_pass user = {logits[0], VOCAB, normalised};
     int32_t tokens[VOCAB] = {0};
     const int32_t page = 0;
-    const sp_step_span span = {tokens, &page, 0, VOCAB};
+    const sp_step_span span = {.tokens = tokens, .pages = &page, .n_rows = VOCAB};
     const sp_step step = {.spans = &span, .n_spans = 1, .n_rows = VOCAB};
 
     for (int32_t t = 0; t < VOCAB; t++)

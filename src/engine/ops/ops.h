@@ -31,7 +31,7 @@
  * own number, which bounds its logits buffer. */
 #define SP_LOGIT_ROWS_MAX 128
 /* Activations of a family, and linear maps in one group. */
-#define SP_ROWS_MAX   16
+#define SP_ROWS_MAX   24
 #define SP_LINEAR_MAX 4
 
 typedef struct sp_ops sp_ops;
@@ -66,6 +66,31 @@ typedef struct sp_moe_shape {
                                    changes no bit */
 } sp_moe_shape;
 
+/* Positions of a chunk of the gated delta rule: its borders are at the multiples of it. */
+#define SP_STATE_CHUNK 32
+/* Last rows of a sequence that a state keeps beside the state of a border; a power of two, so that
+ * row p is in place p % SP_STATE_RING. An open chunk, the row after it and as many drafts as a step
+ * may have fit in. */
+#define SP_STATE_RING 64
+
+/*
+ * Of the layers with a gated delta rule; all 0 where none has. Each value head has a state S
+ * [k_dim, v_dim] and uses the q and k of key head `head / (v_heads / k_heads)`.
+ *
+ * A state slot holds, for each layer, S as it was at one border, `folded`; and of the rows after
+ * it, in the ring, k and u (below), the sums of g since the border of their chunk, and what the
+ * convolution read. So no row changes S: the rows of an open chunk are added to it at once, when
+ * all of them are committed ("folded"), and what was not committed is overwritten in the ring.
+ */
+typedef struct sp_delta_rule_shape {
+    int32_t layers;
+    int32_t k_heads, v_heads; /* v_heads is a multiple of k_heads */
+    int32_t k_dim, v_dim;     /* of a head */
+    int32_t conv_width;       /* 2 .. 8 rows that the convolution reads, the last its own */
+    bool fused_inputs;        /* sp_delta_rule_call */
+    int32_t slots, snapshots; /* of states, and of kept ones at page borders */
+} sp_delta_rule_shape;
+
 /* All objects are borrowed for the backend's life, the arrays until it has been created. */
 typedef struct sp_ops_options {
     sp_device *device;
@@ -84,6 +109,7 @@ typedef struct sp_ops_options {
                            of linear maps that route and add_gated read */
     sp_attention_shape attention;
     sp_moe_shape moe;
+    sp_delta_rule_shape delta_rule;
     sp_rope_shape rope;
     int32_t kv_pages, page_tokens;
     bool kv_resident; /* all pages are touched at creation, else when they are used */
@@ -97,17 +123,41 @@ struct sp_ops {
     int32_t window;                 /* rows of a call of sp_op_logits: 1 .. SP_LOGIT_ROWS_MAX */
     uint64_t captures;              /* passes that were captured as graphs */
     size_t scratch_bytes, kv_bytes; /* allocated */
+    size_t state_bytes;             /* allocated for states and snapshots */
     double delta_seconds;           /* sum over the deltas that ran apart from the base's GEMMs */
 };
 
 /* ---- a step -------------------------------------------------------------------------------- */
+
+/*
+ * The recurrent state of a sequence in a step; not read where no layer has one. Before its rows,
+ * the state is made the zeros of position 0, or read from a snapshot; then every chunk that ends at
+ * or before the span's position is folded, and with `save` the result is kept (the position is a
+ * border then, and the state has no rows after it). The chunks that end within the next n_final
+ * rows are folded as well. A row after that border, which a draft alone can be, is computed as if
+ * its chunk had been folded, but the slot's S is as it was.
+ */
+typedef struct sp_step_state {
+    int32_t slot;
+    int32_t folded;  /* the border that the slot's S is at; with a position of 0 it is 0 */
+    int32_t load;    /* a snapshot at the span's position, which becomes the slot's; -1: none */
+    int32_t save;    /* the snapshot to write; -1: none */
+    int32_t n_final; /* first rows that will be committed whatever the step chooses */
+} sp_step_state;
 
 /* n_rows consecutive positions of one sequence. */
 typedef struct sp_step_span {
     const int32_t *tokens; /* [n_rows] */
     const int32_t *pages;  /* of the sequence in order, up to that of the last row */
     int32_t position, n_rows;
+    sp_step_state state;
 } sp_step_span;
+
+/* The border that the slot's S is at after the span's step. */
+static inline int32_t sp_step_state_folded(const sp_step_span *span)
+{
+    return (span->position + span->state.n_final) / SP_STATE_CHUNK * SP_STATE_CHUNK;
+}
 
 /* Rows are numbered across the spans. Borrowed until the next step. */
 typedef struct sp_step {
@@ -129,10 +179,34 @@ typedef struct sp_projection {
 
 typedef struct sp_rope_call {
     sp_rows q, k, v;                /* [q_heads, head_dim] and twice [kv_heads, head_dim] a row */
+    bool gated;                     /* q is written only, and read from */
+    sp_rows q_gate;                 /* [q_heads][q: head_dim][gate: head_dim] */
     const sp_norm *q_norm, *k_norm; /* over each head, before the rotation; NULL: none */
     bool unrotated;                 /* q and k are not rotated; such a layer has no norms */
     int32_t layer;                  /* of the cache: 0 .. attention.layers - 1 */
 } sp_rope_call;
+
+/* The weights of a gated delta rule. C channels: those of q, k and v. */
+typedef struct sp_delta_rule {
+    sp_weight conv;           /* [C, conv_width] of T; the last column is the row's own */
+    sp_weight a_log, dt_bias; /* [v_heads] FP32 */
+    sp_norm norm;             /* [v_dim] */
+} sp_delta_rule;
+
+/*
+ * The inputs are outputs of linear maps of one group. K = k_heads * k_dim, V = v_heads * v_dim, and
+ * n = v_heads / k_heads. Without fused_inputs: qkv is [q: K][k: K][v: V], and z [V]. With it: qkv
+ * has for each key head [q: k_dim][k: k_dim][v: n * v_dim][z: n * v_dim], b for each key head [b:
+ * n] [a: n], and z and a are not read. The channels of the convolution are those of q, k and v,
+ * each in order of heads, in both forms.
+ */
+typedef struct sp_delta_rule_call {
+    sp_rows qkv, z; /* of T */
+    sp_rows b, a;   /* [v_heads] each, FP32 */
+    const sp_delta_rule *rule;
+    int32_t layer; /* 0 .. delta_rule.layers - 1 */
+    sp_rows y;     /* [V] of T */
+} sp_delta_rule_call;
 
 /* The parameters and the result of one row's choice. Pointers are borrowed during the call. */
 typedef struct sp_choice {
@@ -155,6 +229,8 @@ typedef struct sp_choice {
 struct sp_op_table {
     size_t (*scratch_bytes)(const sp_ops_options *options);
     size_t (*kv_token_bytes)(const sp_attention_shape *shape, sp_dtype type);
+    size_t (*state_bytes)(const sp_delta_rule_shape *shape, sp_dtype type);
+    size_t (*snapshot_bytes)(const sp_delta_rule_shape *shape, sp_dtype type);
     sp_status (*create)(const sp_ops_options *options, sp_ops **out_ops, sp_error *error);
     void (*destroy)(sp_ops *ops);
     sp_status (*place)(sp_ops *ops, sp_weight *weight, sp_error *error);
@@ -167,6 +243,8 @@ struct sp_op_table {
     sp_status (*linear)(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n);
     sp_status (*rope_and_cache)(sp_ops *ops, const sp_rope_call *call);
     sp_status (*attention)(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y);
+    sp_status (*gate_heads)(sp_ops *ops, sp_rows y, sp_rows q_gate);
+    sp_status (*delta_rule)(sp_ops *ops, const sp_delta_rule_call *call);
     sp_status (*silu_mul)(sp_ops *ops, sp_rows gate, sp_rows up);
     sp_status (*route)(sp_ops *ops, sp_rows logits, bool normalised);
     sp_status (*experts)(sp_ops *ops, sp_rows x, const sp_experts *experts, sp_rows y);
@@ -197,6 +275,19 @@ static inline size_t sp_ops_kv_token_bytes(const sp_op_table *table,
                                            const sp_attention_shape *shape, sp_dtype type)
 {
     return table->kv_token_bytes(shape, type);
+}
+
+/* Bytes of one state slot, and of one snapshot, of all layers together. Any thread. */
+static inline size_t sp_ops_state_bytes(const sp_op_table *table, const sp_delta_rule_shape *shape,
+                                        sp_dtype type)
+{
+    return shape->layers > 0 ? table->state_bytes(shape, type) : 0;
+}
+
+static inline size_t sp_ops_snapshot_bytes(const sp_op_table *table,
+                                           const sp_delta_rule_shape *shape, sp_dtype type)
+{
+    return shape->layers > 0 ? table->snapshot_bytes(shape, type) : 0;
 }
 
 /* *out_ops is owned by the caller (sp_ops_destroy). SP_ERR_MEMORY names the setting to lower as
@@ -285,6 +376,35 @@ static inline void sp_op_rope_and_cache(sp_ops *ops, const sp_rope_call *call)
 static inline void sp_op_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y)
 {
     SP_OP(ops, attention(ops, q, layer, y));
+}
+
+/* y [q_heads, head_dim] *= sigmoid(gate) of the same head, with one rounding. */
+static inline void sp_op_gate_heads(sp_ops *ops, sp_rows y, sp_rows q_gate)
+{
+    SP_OP(ops, gate_heads(ops, y, q_gate));
+}
+
+/*
+ * The gated delta rule of a layer, with its causal convolution before and its gated norm after it.
+ * For each row and value head, in FP32:
+ *
+ *     q, k, v = silu(conv(qkv)), rounded to T; q and k are then divided by their norms
+ *               (x / sqrt(Σ x² + 1e-6)) and rounded to T
+ *     beta    = sigmoid(b)
+ *     g       = -exp(a_log) * softplus(a + dt_bias)
+ *     G_i     = g summed from the border of row i's chunk, in ascending order
+ *     u_i     = beta_i * (v_i - exp(G_i) * Sᵀk_i - Σ_{j<i} exp(G_i - G_j) * (k_i · k_j) * u_j)
+ *     o_i     = k_dim^-½ * (exp(G_i) * Sᵀq_i + Σ_{j<=i} exp(G_i - G_j) * (q_i · k_j) * u_j)
+ *     y_i     = norm(o_i) * silu(z_i), rounded to T
+ *     fold:   S = exp(G_last) * S + Σ_j exp(G_last - G_j) * k_j u_jᵀ
+ *
+ * where S is the state at the border of the row's chunk and j are the chunk's rows. This is the
+ * recurrence S = exp(g) S + k uᵀ, summed by chunks whose borders are at absolute positions: so a
+ * row's bits do not depend on how its sequence was cut into steps.
+ */
+static inline void sp_op_delta_rule(sp_ops *ops, const sp_delta_rule_call *call)
+{
+    SP_OP(ops, delta_rule(ops, call));
 }
 
 /* gate = silu(gate) * up. */
