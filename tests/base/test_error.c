@@ -169,6 +169,12 @@ static void numbers_are_stable(void **state)
     assert_int_equal(SP_ERR_SLOTS_PINNED, -202);
     assert_int_equal(SP_ERR_BUDGET, -203);
     assert_int_equal(SP_ERR_THREAD, -204);
+    assert_int_equal(SP_ERR_PEER_UNREACHABLE, -300);
+    assert_int_equal(SP_ERR_PEER_TIMEOUT, -301);
+    assert_int_equal(SP_ERR_PEER_LOST, -302);
+    assert_int_equal(SP_ERR_PEER_PROTOCOL, -303);
+    assert_int_equal(SP_ERR_PEER_REFUSED, -304);
+    assert_int_equal(SP_ERR_PEER_CONTENT, -305);
     assert_int_equal(SP_ERR_DEVICE, -400);
     assert_int_equal(SP_ERR_NO_DEVICE, -401);
     assert_int_equal(SP_DTYPE_F32, 0);

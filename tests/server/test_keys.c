@@ -100,6 +100,13 @@ static void test_statuses(void **state)
     assert_int_equal(sp_http_status_of(SP_ERR_REFUSED, &missing), 400);
     assert_int_equal(sp_http_status_of(SP_ERR_STATE, &taken), 409);
     assert_int_equal(sp_http_status_of(SP_ERR_DEVICE, &none), 500);
+    /* The server is a gateway to its peers: a client can mend nothing there. */
+    assert_int_equal(sp_http_status_of(SP_ERR_PEER_UNREACHABLE, &none), 502);
+    assert_int_equal(sp_http_status_of(SP_ERR_PEER_TIMEOUT, &none), 504);
+    assert_int_equal(sp_http_status_of(SP_ERR_PEER_LOST, &none), 502);
+    assert_int_equal(sp_http_status_of(SP_ERR_PEER_PROTOCOL, &none), 502);
+    assert_int_equal(sp_http_status_of(SP_ERR_PEER_REFUSED, &none), 502);
+    assert_int_equal(sp_http_status_of(SP_ERR_PEER_CONTENT, &none), 502);
 }
 
 int main(void)

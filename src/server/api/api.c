@@ -64,6 +64,12 @@ static const status_default by_status[] = {
     {SP_ERR_TOO_LARGE, 400, "too-large"},
     {SP_ERR_BUDGET, 400, "budget-too-small"},
     {SP_ERR_MEMORY, 503, "out-of-memory"},
+    {SP_ERR_PEER_UNREACHABLE, 502, "peer-unreachable"},
+    {SP_ERR_PEER_TIMEOUT, 504, "peer-timeout"},
+    {SP_ERR_PEER_LOST, 502, "peer-lost"},
+    {SP_ERR_PEER_PROTOCOL, 502, "peer-protocol"},
+    {SP_ERR_PEER_REFUSED, 502, "peer-refused"},
+    {SP_ERR_PEER_CONTENT, 502, "peer-content"},
 };
 
 static const status_default *default_of(sp_status status)
