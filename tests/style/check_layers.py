@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Reads the #include lines of src/ and include/ and checks the way through the rooms:
 
-    cli -> server -> chat -> engine -> grammar -> delta -> route -> stage -> pool -> adapter
-        -> checkpoint -> kernels -> device -> base
+    cli -> server -> chat -> engine -> grammar -> delta -> route -> stage -> pool -> peer
+        -> adapter -> checkpoint -> kernels -> device -> base
 
 A room may include headers of its own and of rooms to its right, never to its left. A room with
 folders has an order of them too (FOLDERS): a file includes headers of its own folder and of those
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOMS = ["cli", "server", "chat", "engine", "grammar", "delta", "route", "stage", "pool",
-         "adapter", "checkpoint", "kernels", "device", "base"]
+         "peer", "adapter", "checkpoint", "kernels", "device", "base"]
 # The folders of a room, each with the folders whose headers it may include beside its own.
 FOLDERS = {
     "engine": {"request": ["sampling"], "schedule": ["sampling", "tokenizer"],
