@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/half.h"
 #include "base/hash.h"
 #include "pool/expert_image.h"
 #include "pool/pack_check.h"
@@ -120,6 +121,41 @@ sp_status sp_image_seal(sp_image *image, const sp_layout *layout, const sp_image
     memcpy(image->scales, label->scales, (size_t)n_sites * sizeof *image->scales);
     image->digest = label->digest;
     image->checksum = label->checksum;
+    return SP_OK;
+}
+
+static const char binding[] = "sidepath image 1";
+
+static void add_number(sp_sha256 *hash, uint64_t number)
+{
+    uint8_t bytes[8];
+
+    for (int i = 0; i < 8; i++)
+        bytes[i] = (uint8_t)(number >> (8 * i));
+    sp_sha256_update(hash, bytes, sizeof bytes);
+}
+
+sp_status sp_image_bind(const sp_layout *layout, const sp_image_label *label, const void *data,
+                        sp_digest *out_seal, sp_error *error)
+{
+    sp_digest fingerprint = sp_layout_fingerprint(layout);
+    size_t bytes = sp_layout_slot_bytes(layout);
+    int32_t n_sites = sp_layout_n_sites(layout);
+    sp_sha256 *hash;
+
+    if (sp_sha256_create(&hash) != SP_OK)
+        return sp_fail_memory(error, 0, "the digest of an image");
+    sp_sha256_update(hash, binding, sizeof binding);
+    sp_sha256_update(hash, label->digest.bytes, sizeof label->digest.bytes);
+    sp_sha256_update(hash, fingerprint.bytes, sizeof fingerprint.bytes);
+    add_number(hash, (uint64_t)n_sites);
+    for (int32_t i = 0; i < n_sites; i++) {
+        add_number(hash, (uint64_t)label->ranks[i]);
+        add_number(hash, sp_f32_bits(label->scales[i]));
+    }
+    add_number(hash, bytes);
+    sp_sha256_update(hash, data, bytes);
+    sp_sha256_finish(hash, out_seal->bytes);
     return SP_OK;
 }
 

@@ -72,6 +72,13 @@ typedef struct sp_image_label {
 sp_status sp_image_seal(sp_image *image, const sp_layout *layout, const sp_image_label *label,
                         sp_error *error);
 
+/*
+ * The digest that binds an image to its adapter and its layout: SHA-256 over the label without its
+ * checksum, the layout's fingerprint and the bytes of `data` [slot_bytes]. SP_ERR_MEMORY.
+ */
+sp_status sp_image_bind(const sp_layout *layout, const sp_image_label *label, const void *data,
+                        sp_digest *out_seal, sp_error *error);
+
 /* Host bytes of an image of this layout, its arrays included, without an overlay. */
 size_t sp_layout_image_bytes(const sp_layout *layout);
 

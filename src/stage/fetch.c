@@ -247,6 +247,29 @@ static sp_status packed_facts(const sp_packed_image *packed, sp_stage_facts *out
                                       : sp_fail_memory(error, strlen(packed->receipt), "a receipt");
 }
 
+static sp_status other_bytes(const fetch *f, const char *what, sp_error *error)
+{
+    return sp_fail(error, SP_ERR_PEER_CONTENT, "peer-content", f->request.name, -1,
+                   "the %s of \"%s\" that came are not those that its source promised", what,
+                   f->request.name);
+}
+
+/* Completes the image, unless its bytes are others than those that the label was made for. */
+static sp_status seal_image(const fetch *f, const sp_packed_image *packed, sp_image *image,
+                            sp_error *error)
+{
+    const sp_image_label label = {packed->ranks, packed->scales, packed->digest, packed->checksum};
+    sp_status status = sp_image_seal(image, f->stage->layout, &label, error);
+    sp_digest seal;
+
+    if (status != SP_OK || packed->seal == NULL)
+        return status;
+    status = sp_image_bind(f->stage->layout, &label, image->data, &seal, error);
+    if (status == SP_OK && memcmp(&seal, packed->seal, sizeof seal) != 0)
+        return other_bytes(f, "packed bytes", error);
+    return status;
+}
+
 static sp_status fetch_image(const fetch *f)
 {
     sp_error *error = &f->task->error;
@@ -263,9 +286,7 @@ static sp_status fetch_image(const fetch *f)
         return status;
     status = fetch_slot(f, image->data, error);
     if (status == SP_OK)
-        status = sp_image_seal(
-            image, f->stage->layout,
-            &(sp_image_label){packed.ranks, packed.scales, packed.digest, packed.checksum}, error);
+        status = seal_image(f, &packed, image, error);
     if (status == SP_OK)
         status = packed_facts(&packed, &f->task->facts, error);
     if (status == SP_OK)
@@ -277,26 +298,48 @@ static sp_status fetch_image(const fetch *f)
 
 /* ---- one source ------------------------------------------------------------------------------ */
 
-static sp_status check_content(stage_task *task)
+static bool is_digest(const sp_digest *digest, const sp_digest *wanted)
 {
-    sp_digest digest = sp_image_digest(task->image);
+    return wanted == NULL || memcmp(digest, wanted, sizeof *digest) == 0;
+}
 
-    if (task->digest == NULL || memcmp(&digest, task->digest, sizeof digest) == 0)
+static sp_status content_changed(const fetch *f, sp_error *error)
+{
+    return sp_fail(error, SP_ERR_MISMATCH, "content-changed", f->request.name, -1,
+                   "what \"%s\" is now has another digest than the one that is wanted; load it "
+                   "again",
+                   f->request.name);
+}
+
+/* What came is what was wanted, and what the source has promised. */
+static sp_status check_content(const fetch *f)
+{
+    stage_task *task = f->task;
+    sp_digest digest = sp_image_digest(task->image);
+    sp_status status = SP_OK;
+
+    if (!is_digest(&digest, f->description.digest))
+        status = other_bytes(f, "bytes", &task->error);
+    else if (!is_digest(&digest, task->digest))
+        status = content_changed(f, &task->error);
+    if (status == SP_OK)
         return SP_OK;
     sp_image_destroy(task->image);
     task->image = NULL;
-    return sp_fail(&task->error, SP_ERR_MISMATCH, "content-changed", task->name, -1,
-                   "the files of \"%s\" have changed since it was loaded; load it again",
-                   task->name);
+    return status;
 }
 
 static sp_status fetch_described(const fetch *f)
 {
     stage_task *task = f->task;
-    sp_status status = f->description.image != NULL ? fetch_image(f) : fetch_tensors(f);
+    sp_status status;
 
+    /* Nothing is moved that would not be taken. */
+    if (f->description.digest != NULL && !is_digest(f->description.digest, task->digest))
+        return content_changed(f, &task->error);
+    status = f->description.image != NULL ? fetch_image(f) : fetch_tensors(f);
     if (status == SP_OK)
-        status = check_content(task);
+        status = check_content(f);
     if (status != SP_OK)
         sp_stage_facts_clear(&task->facts);
     return status;
@@ -328,13 +371,30 @@ static sp_status fetch_from(const sp_stage *stage, stage_task *task)
     return status;
 }
 
-/* Whether the next source may have what this one lacks or has in another version. */
+static bool is_of_peer(sp_status status)
+{
+    return status <= SP_ERR_PEER_UNREACHABLE && status > SP_ERR_DEVICE;
+}
+
+/* Whether the next source may have what this one lacks or cannot give. What a name means is decided
+ * by the first source that has it, so what is wrong with that ends the load; a content is the same
+ * wherever it comes from. */
 static bool may_go_on(const stage_task *task)
 {
-    bool lacking =
-        task->status == SP_ERR_NOT_FOUND || strcmp(task->error.code, "content-changed") == 0;
+    bool lacking = task->status == SP_ERR_NOT_FOUND || is_of_peer(task->status);
+    bool ends = task->status == SP_ERR_MEMORY || atomic_load(&task->cancelled);
 
-    return lacking && task->source < task->source_last;
+    return (lacking || (task->digest != NULL && !ends)) && task->source < task->source_last;
+}
+
+/* The first one's answer is kept; a failure says more than that something is not there. */
+static void keep_first(stage_task *task)
+{
+    if (task->first_status != SP_OK &&
+        (task->first_status != SP_ERR_NOT_FOUND || task->status == SP_ERR_NOT_FOUND))
+        return;
+    task->first_status = task->status;
+    task->first_error = task->error;
 }
 
 bool sp_stage_fetch(const sp_stage *stage, stage_task *task)
@@ -347,10 +407,7 @@ bool sp_stage_fetch(const sp_stage *stage, stage_task *task)
     if (task->status == SP_OK)
         return true;
     if (may_go_on(task)) {
-        if (task->first_status == SP_OK) {
-            task->first_status = task->status;
-            task->first_error = task->error;
-        }
+        keep_first(task);
         return false;
     }
     if (task->status == SP_ERR_NOT_FOUND && task->first_status != SP_OK) {

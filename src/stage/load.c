@@ -55,6 +55,9 @@ static stage_load *create_load(const sp_stage_load_options *options)
     load->replace = options->replace;
     load->pinned = options->pinned;
     load->expected_generation = options->expected_generation;
+    load->by_digest = options->digest != NULL;
+    if (load->by_digest)
+        load->wanted = *options->digest;
     return load;
 }
 
@@ -118,7 +121,8 @@ static sp_status cache_full(const sp_stage *stage, sp_error *error)
                    stage->host_bytes_max);
 }
 
-static sp_status begin_load(sp_stage *stage, const sp_stage_load_options *options,
+/* The load's image is reserved unless it will not make one. */
+static sp_status begin_load(sp_stage *stage, const sp_stage_load_options *options, bool makes_image,
                             stage_load **out_load, sp_error *error)
 {
     stage_load *load;
@@ -134,7 +138,7 @@ static sp_status begin_load(sp_stage *stage, const sp_stage_load_options *option
     load = create_load(options);
     if (load == NULL)
         return sp_fail_memory(error, sizeof *load, "a load");
-    if (!sp_stage_reserve_image(stage, stage->image_bytes)) {
+    if (makes_image && !sp_stage_reserve_image(stage, stage->image_bytes)) {
         sp_stage_load_destroy(load);
         return cache_full(stage, error);
     }
@@ -142,74 +146,18 @@ static sp_status begin_load(sp_stage *stage, const sp_stage_load_options *option
     return SP_OK;
 }
 
-/* The version's options are read; its task is filled in by the caller. */
-static void submit_load(sp_stage *stage, stage_load *load, int64_t *out_ticket)
+/* Of a load that is in the list, with what its image needs reserved. */
+static void submit_load(sp_stage *stage, stage_load *load)
 {
-    append_load(stage, load);
+    load->state = LOAD_FETCHING;
     load->task.kind = TASK_LOAD;
     load->task.owner = load;
     load->task.id = ++stage->next_fetch;
     load->task.name = load->version->name;
     load->task.location = load->version->location;
+    load->task.digest = load->by_digest ? &load->wanted : NULL;
     stage->fetches++;
     sp_stage_submit(stage, &load->task);
-    *out_ticket = load->ticket;
-}
-
-sp_status sp_stage_load(sp_stage *stage, const sp_stage_load_options *options, int64_t *out_ticket,
-                        sp_error *error)
-{
-    sp_stage_load_options own;
-    stage_load *load;
-    sp_status status = read_options(stage, options, &own, error);
-
-    if (status == SP_OK && out_ticket == NULL)
-        status = sp_fail_null(error, "out_ticket");
-    if (status == SP_OK && stage->n_sources == 0)
-        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, "source", -1,
-                         "the stage has no source to load from");
-    if (status == SP_OK)
-        status = begin_load(stage, &own, &load, error);
-    if (status != SP_OK)
-        return status;
-    sp_stage_ask_sources(stage, &load->task, own.source);
-    submit_load(stage, load, out_ticket);
-    return SP_PENDING;
-}
-
-/* Module sets belong to one geometry, so an adapter of another one cannot be checked against
- * them. */
-static sp_status check_geometry(const sp_stage *stage, const sp_adapter *adapter, sp_error *error)
-{
-    if (sp_adapter_geometry(adapter) == sp_layout_geometry(stage->layout))
-        return SP_OK;
-    return sp_fail(error, SP_ERR_ARGUMENT, "other-geometry", "adapter", -1,
-                   "the adapter %.100s was opened against another geometry than that of the pool's "
-                   "layout, or none: give that one in the options of opening it",
-                   sp_adapter_name(adapter));
-}
-
-sp_status sp_stage_put(sp_stage *stage, const sp_stage_load_options *options, sp_adapter *adapter,
-                       int64_t *out_ticket, sp_error *error)
-{
-    sp_stage_load_options own;
-    stage_load *load;
-    sp_status status = read_options(stage, options, &own, error);
-
-    if (status == SP_OK && (adapter == NULL || out_ticket == NULL))
-        status = sp_fail_null(error, adapter ? "out_ticket" : "adapter");
-    if (status == SP_OK)
-        status = check_geometry(stage, adapter, error);
-    if (status == SP_OK)
-        status = sp_adapter_check_modules(adapter, stage->supported, error);
-    if (status == SP_OK)
-        status = begin_load(stage, &own, &load, error);
-    if (status != SP_OK)
-        return status;
-    load->version->kept = stage->n_sources == 0 || own.location[0] == '\0';
-    load->task.adapter = sp_adapter_retain(adapter);
-    submit_load(stage, load, out_ticket);
-    return SP_PENDING;
 }
 
 /* ---- settling ------------------------------------------------------------------------------ */
@@ -273,6 +221,160 @@ static sp_status check_load(const sp_stage *stage, const stage_load *load, sp_er
         return sp_fail(error, SP_ERR_STATE, "load-cancelled", load->version->name, -1,
                        "\"%s\" was unloaded while it was being loaded", load->version->name);
     return check_name(stage, load->version->name, load->replace, load->expected_generation, error);
+}
+
+/* ---- one content, several loads -------------------------------------------------------------- */
+
+/* Whether what `other` is fetching is what `load` would fetch, from where it would. */
+static bool would_fetch(const stage_load *other, const sp_digest *digest, int32_t source,
+                        const char *location)
+{
+    return other->by_digest && memcmp(&other->wanted, digest, sizeof *digest) == 0 &&
+           other->version->source == source && strcmp(other->version->location, location) == 0;
+}
+
+/* Whether the content is here, or somebody is bringing it; *out_content: it is here. */
+static bool is_coming(const sp_stage *stage, const sp_digest *digest, int32_t source,
+                      const char *location, stage_content **out_content)
+{
+    stage_content *content = sp_stage_find_content(stage, digest);
+
+    *out_content = NULL;
+    if (content != NULL && (content->image != NULL || content->slot >= 0)) {
+        *out_content = content;
+        return true;
+    }
+    if (content != NULL && content->fetching)
+        return true;
+    for (const stage_load *load = stage->loads; load != NULL; load = load->next)
+        if (load->state == LOAD_FETCHING && !load->cancelled &&
+            would_fetch(load, digest, source, location))
+            return true;
+    return false;
+}
+
+static void begin_landing(sp_stage *stage, stage_load *load, stage_content *content)
+{
+    load->content = content;
+    content->n_landing++;
+    content->last_use = ++stage->clock;
+    load->state = LOAD_LANDING;
+}
+
+/* A load that nobody brings the content for any more does it. */
+static void fetch_after_all(sp_stage *stage, stage_load *load)
+{
+    sp_error error;
+
+    if (!sp_stage_reserve_image(stage, stage->image_bytes)) {
+        settle(stage, load, cache_full(stage, &error), &error);
+        return;
+    }
+    sp_stage_ask_sources(stage, &load->task, load->version->source);
+    submit_load(stage, load);
+}
+
+static bool step_following(sp_stage *stage, stage_load *load)
+{
+    const sp_stage_version *version = load->version;
+    stage_content *content;
+    sp_error error;
+    sp_status status = check_load(stage, load, &error);
+    bool coming;
+
+    if (status != SP_OK) {
+        settle(stage, load, status, &error);
+        return true;
+    }
+    coming = is_coming(stage, &load->wanted, version->source, version->location, &content);
+    if (coming && content == NULL)
+        return false;
+    if (content != NULL)
+        begin_landing(stage, load, content);
+    else
+        fetch_after_all(stage, load);
+    return true;
+}
+
+/* What a fetch failed with is what those that followed it would get. */
+static void settle_followers(sp_stage *stage, const stage_load *failed)
+{
+    for (stage_load *load = stage->loads; load != NULL; load = load->next)
+        if (load->state == LOAD_FOLLOWING && failed->by_digest &&
+            would_fetch(load, &failed->wanted, failed->version->source, failed->version->location))
+            settle(stage, load, failed->task.status, &failed->task.error);
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+sp_status sp_stage_load(sp_stage *stage, const sp_stage_load_options *options, int64_t *out_ticket,
+                        sp_error *error)
+{
+    sp_stage_load_options own;
+    stage_content *content = NULL;
+    bool follows = false;
+    stage_load *load;
+    sp_status status = read_options(stage, options, &own, error);
+
+    if (status == SP_OK && out_ticket == NULL)
+        status = sp_fail_null(error, "out_ticket");
+    if (status == SP_OK && stage->n_sources == 0)
+        status = sp_fail(error, SP_ERR_ARGUMENT, NULL, "source", -1,
+                         "the stage has no source to load from");
+    if (status == SP_OK && own.digest != NULL)
+        follows = is_coming(stage, own.digest, own.source, own.location, &content);
+    if (status == SP_OK)
+        status = begin_load(stage, &own, !follows, &load, error);
+    if (status != SP_OK)
+        return status;
+    append_load(stage, load);
+    *out_ticket = load->ticket;
+    sp_stage_ask_sources(stage, &load->task, own.source);
+    if (content != NULL)
+        begin_landing(stage, load, content);
+    else if (follows)
+        load->state = LOAD_FOLLOWING;
+    else
+        submit_load(stage, load);
+    return SP_PENDING;
+}
+
+/* Module sets belong to one geometry, so an adapter of another one cannot be checked against
+ * them. */
+static sp_status check_geometry(const sp_stage *stage, const sp_adapter *adapter, sp_error *error)
+{
+    if (sp_adapter_geometry(adapter) == sp_layout_geometry(stage->layout))
+        return SP_OK;
+    return sp_fail(error, SP_ERR_ARGUMENT, "other-geometry", "adapter", -1,
+                   "the adapter %.100s was opened against another geometry than that of the pool's "
+                   "layout, or none: give that one in the options of opening it",
+                   sp_adapter_name(adapter));
+}
+
+sp_status sp_stage_put(sp_stage *stage, const sp_stage_load_options *options, sp_adapter *adapter,
+                       int64_t *out_ticket, sp_error *error)
+{
+    sp_stage_load_options own;
+    stage_load *load;
+    sp_status status = read_options(stage, options, &own, error);
+
+    if (status == SP_OK && (adapter == NULL || out_ticket == NULL))
+        status = sp_fail_null(error, adapter ? "out_ticket" : "adapter");
+    if (status == SP_OK)
+        status = check_geometry(stage, adapter, error);
+    if (status == SP_OK)
+        status = sp_adapter_check_modules(adapter, stage->supported, error);
+    if (status == SP_OK)
+        status = begin_load(stage, &own, true, &load, error);
+    if (status != SP_OK)
+        return status;
+    load->by_digest = false;
+    load->version->kept = stage->n_sources == 0 || own.location[0] == '\0';
+    load->task.adapter = sp_adapter_retain(adapter);
+    append_load(stage, load);
+    submit_load(stage, load);
+    *out_ticket = load->ticket;
+    return SP_PENDING;
 }
 
 /* ---- landing ------------------------------------------------------------------------------- */
@@ -371,9 +473,12 @@ bool sp_stage_step_landings(sp_stage *stage)
 {
     bool changed = false;
 
-    for (stage_load *load = stage->loads; load != NULL; load = load->next)
+    for (stage_load *load = stage->loads; load != NULL; load = load->next) {
+        if (load->state == LOAD_FOLLOWING && step_following(stage, load))
+            changed = true;
         if (load->state == LOAD_LANDING && step_landing(stage, load))
             changed = true;
+    }
     forget_settled(stage);
     return changed;
 }
@@ -451,13 +556,12 @@ void sp_stage_load_fetched(sp_stage *stage, stage_load *load)
     }
     if (status != SP_OK) {
         sp_stage_unreserve_image(stage, stage->image_bytes);
+        if (load->task.status != SP_OK && !load->cancelled)
+            settle_followers(stage, load);
         settle(stage, load, status, &error);
         return;
     }
-    load->content = content_for(stage, load, image);
-    load->content->n_landing++;
-    load->content->last_use = ++stage->clock;
-    load->state = LOAD_LANDING;
+    begin_landing(stage, load, content_for(stage, load, image));
 }
 
 /* ---- outcomes ------------------------------------------------------------------------------ */
@@ -541,9 +645,10 @@ sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *options,
     if (status == SP_OK)
         status = check_geometry(stage, adapter, error);
     if (status == SP_OK)
-        status = begin_load(stage, &own, &load, error);
+        status = begin_load(stage, &own, true, &load, error);
     if (status != SP_OK)
         return status;
+    load->by_digest = false;
     append_load(stage, load);
     load->version->kept = stage->n_sources == 0 || own.location[0] == '\0';
     load->task.seconds = own.spent_seconds - sp_clock_seconds();

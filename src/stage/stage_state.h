@@ -88,7 +88,13 @@ struct sp_stage_version {
     double load_seconds;
 };
 
-typedef enum stage_load_state { LOAD_FETCHING, LOAD_LANDING, LOAD_DONE } stage_load_state;
+/* FOLLOWING: of a content that another load or a refetch is bringing. */
+typedef enum stage_load_state {
+    LOAD_FETCHING,
+    LOAD_FOLLOWING,
+    LOAD_LANDING,
+    LOAD_DONE
+} stage_load_state;
 
 typedef struct stage_load {
     struct stage_load *next;
@@ -96,6 +102,8 @@ typedef struct stage_load {
     stage_load_state state;
     bool replace, pinned, cancelled, forgotten;
     uint64_t expected_generation;
+    bool by_digest;
+    sp_digest wanted;          /* with by_digest: the content */
     sp_stage_version *version; /* what the name will refer to */
     stage_content *spare;      /* becomes its content, if no other has the digest */
     stage_content *content;    /* once LANDING */
@@ -248,7 +256,7 @@ void sp_stage_load_fetched(sp_stage *stage, stage_load *load);
 /* The copy of a content has ended; settles the loads that wait for it. */
 void sp_stage_settle_landings(sp_stage *stage, stage_content *content, sp_status status,
                               const sp_error *error);
-/* Tries to land each load that waits for a slot; true if something changed. */
+/* Tries to land each load that waits for a slot or for another load; true if something changed. */
 bool sp_stage_step_landings(sp_stage *stage);
 /* NULL is allowed. */
 void sp_stage_load_destroy(stage_load *load);
