@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "pool/image.h"
 #include "support/test.h"
 #include "support/views.h"
@@ -28,6 +29,7 @@
 typedef enum manner {
     SERVES,
     LACKS,            /* describe: not here */
+    IS_LATE,          /* describe: as a peer that does not answer */
     HANGS_DESCRIBING, /* until it is cancelled */
     HANGS_FETCHING,
     FAILS_HALF_WAY,
@@ -44,7 +46,8 @@ typedef struct test_source {
     sp_tensor_desc *descs;
     sp_packed_image packed;
     const char *image_bytes;
-    sp_source_request seen; /* the last request, its pointers gone */
+    const sp_digest *promised; /* NULL: says nothing of its content */
+    sp_source_request seen;    /* the last request, its pointers gone */
     bool had_digest;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
@@ -74,10 +77,13 @@ static sp_status describe(void *user, const sp_source_request *request,
     pthread_mutex_unlock(&source->mutex);
     if (source->manner == LACKS)
         return sp_fail(error, SP_ERR_NOT_FOUND, NULL, request->name, -1, "not in memory");
+    if (source->manner == IS_LATE)
+        return sp_fail(error, SP_ERR_PEER_TIMEOUT, "peer-timeout", request->name, -1, "too late");
     if (source->manner == HANGS_DESCRIBING)
         return hang(source, request, error);
     assert_int_equal(out_description->struct_bytes, sizeof *out_description);
     out_description->handle = source;
+    out_description->digest = source->promised;
     if (source->manner == PACKED) {
         out_description->image = &source->packed;
         return SP_OK;
@@ -505,6 +511,165 @@ static void a_dropped_image_is_asked_for_by_its_digest(void **state)
     world_destroy(w);
 }
 
+/* A peer that is late or gone says nothing of what others have; its failure is what is told. */
+static void after_a_peers_failure_the_next_is_asked(void **state)
+{
+    world *w = world_create(2);
+    const sp_stage_source sources[] = {w->disk, table_of(&w->test), w->disk};
+    sp_error error;
+
+    (void)state;
+    w->test.manner = IS_LATE;
+    start(w, sources + 1, 2);
+    assert_ok(load(w, "x", ADAPTERS "attn-r4", SP_SOURCE_ANY, &error), &error);
+    assert_true(has_digest_of(w, "x", "attn-r4"));
+    assert_int_equal(load(w, "y", NULL, SP_SOURCE_ANY, &error), SP_ERR_PEER_TIMEOUT);
+    assert_string_equal(error.code, "peer-timeout");
+    sp_stage_destroy(w->stage);
+    start(w, sources, 3);
+    assert_int_equal(load(w, "y", NULL, SP_SOURCE_ANY, &error), SP_ERR_PEER_TIMEOUT);
+    w->test.manner = LACKS;
+    assert_int_equal(load(w, "y", NULL, SP_SOURCE_ANY, &error), SP_ERR_NOT_FOUND);
+    world_destroy(w);
+}
+
+/* ---- by digest ------------------------------------------------------------------------------- */
+
+static sp_digest digest_of(const world *w, const char *adapter)
+{
+    sp_adapter *opened = open_folder(w, adapter);
+    sp_digest digest = sp_adapter_digest(opened);
+
+    sp_adapter_release(opened);
+    return digest;
+}
+
+static sp_status begin_content(const world *w, const char *name, const sp_digest *digest,
+                               int64_t *out_ticket, sp_error *error)
+{
+    sp_stage_load_options options;
+
+    sp_stage_load_options_default(&options, sizeof options);
+    options.name = name;
+    options.digest = digest;
+    options.replace = true;
+    return sp_stage_load(w->stage, &options, out_ticket, error);
+}
+
+static sp_status load_content(const world *w, const char *name, const sp_digest *digest,
+                              sp_error *error)
+{
+    int64_t ticket;
+    sp_status status = begin_content(w, name, digest, &ticket, error);
+
+    return status == SP_PENDING ? settle(w, ticket, error) : status;
+}
+
+static void a_promise_is_held_against_the_bytes(void **state)
+{
+    world *w = world_create(2);
+    const sp_stage_source sources[] = {table_of(&w->test)};
+    sp_digest good = digest_of(w, "plain-r8"), other = digest_of(w, "attn-r4");
+    uint64_t generation;
+    sp_error error;
+
+    (void)state;
+    w->test.promised = &good;
+    start(w, sources, 1);
+    assert_ok(load(w, "x", NULL, 0, &error), &error);
+    generation = find(w, "x").generation;
+    w->test.promised = &other;
+    assert_int_equal(load(w, "x", NULL, 0, &error), SP_ERR_PEER_CONTENT);
+    assert_string_equal(error.code, "peer-content");
+    assert_int_equal(load_content(w, "y", &other, &error), SP_ERR_PEER_CONTENT);
+    assert_int_equal(sp_stage_n_versions(w->stage), 1);
+    assert_int_equal(find(w, "x").generation, generation);
+    /* What would not be taken is not moved. */
+    w->test.promised = &good;
+    atomic_store(&w->test.n_fetched, 0);
+    assert_int_equal(load_content(w, "y", &other, &error), SP_ERR_MISMATCH);
+    assert_string_equal(error.code, "content-changed");
+    assert_int_equal(w->test.n_fetched, 0);
+    assert_int_equal(w->test.n_released, w->test.n_described);
+    world_destroy(w);
+}
+
+/* However many names want it, and from whichever of the sources it comes. */
+static void one_content_is_fetched_once(void **state)
+{
+    (void)state;
+    for (int32_t threads = 0; threads < 3; threads++) {
+        world *w = world_create(2);
+        const sp_stage_source sources[] = {w->disk, table_of(&w->test)};
+        sp_digest digest = digest_of(w, "plain-r8");
+        static const char *const names[] = {"a", "b", "c", "d"};
+        int64_t tickets[4];
+        sp_error error;
+
+        w->options.threads = threads;
+        w->options.host_bytes_max = sp_layout_image_bytes(w->layout); /* for one, and no more */
+        start(w, sources, 2);
+        for (int i = 0; i < 4; i++)
+            assert_int_equal(begin_content(w, names[i], &digest, &tickets[i], &error), SP_PENDING);
+        for (int i = 0; i < 4; i++)
+            assert_ok(settle(w, tickets[i], &error), &error);
+        assert_ok(load_content(w, "e", &digest, &error), &error);
+        assert_int_equal(w->test.n_described, 1);
+        for (int i = 0; i < 4; i++) {
+            assert_true(has_digest_of(w, names[i], "plain-r8"));
+            assert_int_equal(find(w, names[i]).slot, find(w, "e").slot);
+            assert_int_equal(sp_stage_unload(w->stage, names[i], &error), SP_OK);
+        }
+        assert_true(has_digest_of(w, "e", "plain-r8"));
+        world_destroy(w);
+    }
+}
+
+static void followers_of_a_fetch(void **state)
+{
+    world *w = world_create(2);
+    const sp_stage_source sources[] = {table_of(&w->test)};
+    sp_digest digest = digest_of(w, "plain-r8");
+    sp_stage_stats stats = {.struct_bytes = sizeof stats};
+    int64_t tickets[3];
+    sp_error error;
+
+    (void)state;
+    w->options.threads = 1;
+    start(w, sources, 1);
+    /* They fail with it. */
+    w->test.manner = HANGS_DESCRIBING;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(
+            begin_content(w, (const char *[]){"a", "b", "c"}[i], &digest, &tickets[i], &error),
+            SP_PENDING);
+    while (atomic_load(&w->test.n_hanging) < 1)
+        sched_yield();
+    assert_ok(sp_stage_unload(w->stage, "c", &error), &error);
+    assert_int_equal(settle(w, tickets[2], &error), SP_ERR_STATE);
+    assert_int_equal(sp_stage_result(w->stage, tickets[1], NULL, &error), SP_PENDING);
+    /* One whose leader was unloaded goes on alone. */
+    w->test.manner = IS_LATE;
+    assert_ok(sp_stage_unload(w->stage, "a", &error), &error);
+    assert_int_equal(settle(w, tickets[0], &error), SP_ERR_STATE);
+    assert_int_equal(settle(w, tickets[1], &error), SP_ERR_PEER_TIMEOUT);
+    assert_int_equal(w->test.n_described, 2);
+    sp_stage_destroy(w->stage);
+    w->options.threads = 0;
+    start(w, sources, 1);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(
+            begin_content(w, (const char *[]){"a", "b", "c"}[i], &digest, &tickets[i], &error),
+            SP_PENDING);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(settle(w, tickets[i], &error), SP_ERR_PEER_TIMEOUT);
+    assert_int_equal(w->test.n_described, 3);
+    assert_ok(sp_stage_get_stats(w->stage, &stats, &error), &error);
+    assert_int_equal(stats.host_bytes, 0);
+    assert_int_equal(sp_stage_n_versions(w->stage), 0);
+    world_destroy(w);
+}
+
 /* ---- sources that hang ----------------------------------------------------------------------- */
 
 static void wait_for_hanging(const test_source *source, int n)
@@ -566,6 +731,59 @@ static void a_call_that_takes_too_long_is_cancelled(void **state)
 
 /* ---- images that are packed already ---------------------------------------------------------- */
 
+static void expect_other_bytes(const world *w)
+{
+    sp_error error;
+
+    assert_int_equal(load(w, "x", NULL, 1, &error), SP_ERR_PEER_CONTENT);
+    assert_string_equal(error.code, "peer-content");
+    assert_int_equal(sp_stage_n_versions(w->stage), 0);
+}
+
+/* A seal covers what a checksum that was made anew would hide. */
+static void check_seals(world *w, const sp_image *image)
+{
+    const sp_packed_image good = w->test.packed;
+    size_t n = (size_t)good.n_sites, bytes = sp_layout_slot_bytes(w->layout);
+    int32_t *ranks = sp_calloc(n, sizeof *ranks);
+    float *scales = sp_calloc(n, sizeof *scales);
+    char *data = sp_malloc(bytes);
+    sp_image_label label = {image->ranks, image->scales, good.digest, good.checksum};
+    sp_digest seal;
+    sp_error error;
+
+    assert_true(ranks && scales && data);
+    memcpy(ranks, image->ranks, n * sizeof *ranks);
+    memcpy(scales, image->scales, n * sizeof *scales);
+    memcpy(data, image->data, bytes);
+    assert_ok(sp_image_bind(w->layout, &label, data, &seal, &error), &error);
+    w->test.packed.seal = &seal;
+    w->test.packed.ranks = ranks;
+    w->test.packed.scales = scales;
+    w->test.image_bytes = data;
+    scales[2] *= 2;
+    expect_other_bytes(w);
+    scales[2] /= 2;
+    ranks[1] ^= 1;
+    expect_other_bytes(w);
+    ranks[1] ^= 1;
+    w->test.packed.digest.bytes[7] ^= 1;
+    expect_other_bytes(w);
+    w->test.packed.digest.bytes[7] ^= 1;
+    data[bytes / 2] ^= 1;
+    w->test.packed.checksum = sp_xxh3(data, bytes);
+    expect_other_bytes(w);
+    data[bytes / 2] ^= 1;
+    w->test.packed.checksum = good.checksum;
+    assert_ok(load(w, "x", NULL, 1, &error), &error);
+    assert_ok(sp_stage_unload(w->stage, "x", &error), &error);
+    w->test.packed = good;
+    w->test.image_bytes = image->data;
+    sp_free(ranks);
+    sp_free(scales);
+    sp_free(data);
+}
+
 static void packed_images(void **state)
 {
     world *w = world_create(2);
@@ -620,6 +838,7 @@ static void packed_images(void **state)
     assert_string_equal(error.code, "bad-image");
     assert_int_equal(error.position, 4);
     w->test.packed = good;
+    check_seals(w, image);
     assert_ok(load(w, "x", NULL, 1, &error), &error);
     assert_true(has_digest_of(w, "x", "plain-r8"));
     assert_string_equal(find(w, "x").facts->receipt, "{}");
@@ -865,6 +1084,10 @@ int main(void)
         cmocka_unit_test(failures_leave_the_old_version),
         cmocka_unit_test(the_first_that_has_it_gives_it),
         cmocka_unit_test(a_dropped_image_is_asked_for_by_its_digest),
+        cmocka_unit_test(after_a_peers_failure_the_next_is_asked),
+        cmocka_unit_test(a_promise_is_held_against_the_bytes),
+        cmocka_unit_test(one_content_is_fetched_once),
+        cmocka_unit_test(followers_of_a_fetch),
         cmocka_unit_test(a_source_that_hangs_holds_nobody_elses_loads),
         cmocka_unit_test(a_call_that_takes_too_long_is_cancelled),
         cmocka_unit_test(packed_images),

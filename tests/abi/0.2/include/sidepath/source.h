@@ -67,6 +67,9 @@ typedef struct sp_packed_image {
     size_t file_bytes;
     double row_macs;
     const char *receipt; /* NULL: none */
+    /* Not NULL: SHA-256 over all of the above that the pool reads and the image's bytes, which
+     * binds them to the digest and the fingerprint; other bytes are refused. */
+    const sp_digest *seal;
 } sp_packed_image;
 
 /*
@@ -83,6 +86,9 @@ typedef struct sp_source_description {
     const sp_tensor_desc *tensors; /* [n_tensors] */
     size_t n_tensors;
     const sp_packed_image *image; /* not NULL: packed already; config and tensors are not read */
+    /* Not NULL: the digest that the source promises. Where a fetch is of another one nothing is
+     * fetched; bytes that have another one are refused. */
+    const sp_digest *digest;
 } sp_source_description;
 
 typedef struct sp_stage_source {
@@ -90,7 +96,8 @@ typedef struct sp_stage_source {
     void *user;
     /*
      * What the adapter is. SP_ERR_NOT_FOUND: this source does not have it, and the next one is
-     * asked. May block; on a loader thread, several at a time.
+     * asked; as it is after SP_ERR_PEER_UNREACHABLE and the others of -300 to -399, whichever call
+     * returns them. May block; on a loader thread, several at a time.
      */
     sp_status (*describe)(void *user, const sp_source_request *request,
                           sp_source_description *out_description, sp_error *error);

@@ -97,6 +97,9 @@ typedef struct sp_stage_load_options {
     uint64_t expected_generation; /* not 0: replace only while the name is at this generation */
     bool pinned;                  /* keep it in its slot, whatever others need */
     double spent_seconds;         /* on it already, by the caller of sp_stage_add */
+    const sp_digest *digest; /* not NULL: this content, under whatever name its source has it; what
+                                is there or on its way already is not fetched again. Copied; for
+                                sp_stage_load alone */
 } sp_stage_load_options;
 
 SP_API void sp_stage_load_options_default(sp_stage_load_options *out_options, size_t struct_bytes);
@@ -139,7 +142,9 @@ SP_API sp_status sp_stage_add(sp_stage *stage, const sp_stage_load_options *opti
  * found no free slot, on the host. SP_POOL_FULL: a replacement found no slot beside the version
  * that serves; try again. SP_ERR_SLOTS_PINNED: it never will. SP_ERR_STATE with `load-cancelled`:
  * the name was unloaded meanwhile; `name-taken`, `generation-changed` as above. SP_ERR_NOT_FOUND:
- * no such ticket. SP_ERR_IO with `source-timeout`. Of packed images SP_ERR_REFUSED with
+ * no such ticket. SP_ERR_IO with `source-timeout`. SP_ERR_MISMATCH with `content-changed`: the
+ * source has another content than the one that is wanted. SP_ERR_PEER_CONTENT with `peer-content`:
+ * other bytes than the source has promised. Of packed images SP_ERR_REFUSED with
  * `image-not-trusted`, `other-layout` (packed for another layout) or `bad-image` (ranks, scales or
  * checksum). Else what the source returned.
  */

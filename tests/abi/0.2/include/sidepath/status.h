@@ -49,6 +49,12 @@ extern "C" {
     X(SP_ERR_SLOTS_PINNED, -202, "every adapter slot is pinned")              \
     X(SP_ERR_BUDGET, -203, "a configured memory budget is too small")         \
     X(SP_ERR_THREAD, -204, "a thread could not be started")                   \
+    X(SP_ERR_PEER_UNREACHABLE, -300, "a peer cannot be reached")              \
+    X(SP_ERR_PEER_TIMEOUT, -301, "a peer did not answer in time")             \
+    X(SP_ERR_PEER_LOST, -302, "a peer went away while it was answering")      \
+    X(SP_ERR_PEER_PROTOCOL, -303, "a peer broke the protocol")                \
+    X(SP_ERR_PEER_REFUSED, -304, "a peer refuses to answer")                  \
+    X(SP_ERR_PEER_CONTENT, -305, "a peer sent other bytes than it promised")  \
     X(SP_ERR_DEVICE, -400, "the device failed")                               \
     X(SP_ERR_NO_DEVICE, -401, "no usable device")
 
