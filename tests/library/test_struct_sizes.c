@@ -850,7 +850,7 @@ static const taken all_taken[] = {
     TAKEN(sp_grouped_lora_params, n_adapters, SP_ERR_ARGUMENT, 1, fill_grouped, take_grouped),
     TAKEN(sp_stage_options, call_ms_max, SP_OK, 1, fill_stage, take_stage),
     TAKEN(sp_stage_source, images_trusted, SP_OK, LIST, fill_sources, take_sources),
-    TAKEN(sp_stage_load_options, spent_seconds, SP_OK, 1, fill_stage_load, take_stage_load),
+    TAKEN(sp_stage_load_options, digest, SP_OK, 1, fill_stage_load, take_stage_load),
     TAKEN(sp_tensor_view, device_index, SP_OK, LIST, fill_views, take_views),
     TAKEN(sp_tensor_desc, shape, SP_ERR_ARGUMENT, LIST, fill_descs, take_descs),
 };
@@ -1138,7 +1138,7 @@ DEFAULT(sp_constraint_options)
 
 static const defaults all_defaults[] = {
     DEFAULTS(sp_stage_options, call_ms_max),
-    DEFAULTS(sp_stage_load_options, spent_seconds),
+    DEFAULTS(sp_stage_load_options, digest),
     DEFAULTS(sp_delta_options, expert_rows_max),
     DEFAULTS(sp_delta_single_options, x_f32),
     DEFAULTS(sp_exec_options, spin_us),
