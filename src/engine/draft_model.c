@@ -29,6 +29,10 @@ static sp_status check_shape(const sp_engine *engine, const sp_model *model, sp_
         return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "draft-model", -1,
                        "the draft model %s has experts (%s); take a dense one",
                        engine->options.draft_model, model->family->name);
+    if (sp_family_delta_rule(model, 0, 0).layers > 0)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "draft-model", -1,
+                       "the draft model %s has recurrent layers (%s); take one without",
+                       engine->options.draft_model, model->family->name);
     if (model->shape.vocab == engine->model.shape.vocab)
         return SP_OK;
     snprintf(what, sizeof what, "its vocabulary has %d ids, the base's %d", model->shape.vocab,
@@ -168,13 +172,15 @@ sp_status sp_draft_model_start(sp_engine *engine, sp_error *error)
 {
     sp_draft_model *draft = engine->draft_model;
     const sp_load_progress nobody = {.tell = NULL};
+    sp_sequence_memory_options memory = engine->memory.options;
     int32_t widths[SP_ROWS_MAX];
     sp_ops_options options;
     sp_status status;
 
     if (!draft)
         return SP_OK;
-    if (sp_sequence_memory_create(&engine->memory.options, &draft->memory) != SP_OK ||
+    memory.n_states = memory.n_snapshots = 0;
+    if (sp_sequence_memory_create(&memory, &draft->memory) != SP_OK ||
         !create_arrays(draft, (size_t)engine->options.max_running))
         return sp_fail_memory(error, (size_t)engine->memory.options.n_pages * sizeof(int32_t),
                               "the draft model's KV pages");

@@ -212,6 +212,13 @@ static sp_status open_model(sp_engine *engine, size_t free_bytes, sp_error *erro
 
 /* ---- buffers ------------------------------------------------------------------------------- */
 
+static int32_t n_states(const sp_engine *engine)
+{
+    bool recurrent = sp_family_delta_rule(&engine->model, 0, 0).layers > 0;
+
+    return recurrent ? engine->options.max_running : 0;
+}
+
 static sp_status create_scheduler(sp_engine *engine, sp_error *error)
 {
     int32_t page_tokens = engine->options.page_tokens;
@@ -220,6 +227,8 @@ static sp_status create_scheduler(sp_engine *engine, sp_error *error)
         .n_pages = n_pages,
         .page_tokens = page_tokens,
         .prefix_cache = engine->options.prefix_cache,
+        .n_states = n_states(engine),
+        .state_chunk = SP_STATE_CHUNK,
     };
     sp_scheduler_options options = {
         .memory = &engine->memory,
@@ -265,6 +274,8 @@ sp_ops_options sp_engine_ops_options(sp_engine *engine, const sp_model *model,
         .fp32_rows = model->family->fp32_rows,
         .attention = sp_family_attention(shape),
         .moe = sp_family_moe(shape, engine->options.expert_max_tokens),
+        .delta_rule =
+            sp_family_delta_rule(model, memory->options.n_states, memory->options.n_snapshots),
         .rope = {.theta = shape->rope_theta,
                  .scaling = shape->rope_scaling,
                  .n_rot = shape->head_dim / 2,

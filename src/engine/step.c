@@ -15,6 +15,9 @@
 
 #include <string.h>
 
+_Static_assert(SP_STATE_CHUNK + SP_DRAFT_TOKENS_MAX <= SP_STATE_RING,
+               "an open chunk, the row after it and all drafts fit in a state's ring");
+
 /* How long a step without anything to run waits for an adapter in progress. */
 #define LOAD_WAIT_MS 10
 
@@ -53,6 +56,21 @@ static sp_status route(sp_engine *engine, const sp_batch *batch, sp_error *error
 
 /* ---- the forward pass ---------------------------------------------------------------------- */
 
+/* What the step does with the state of an entry's sequence; its drafts may be rejected. */
+static sp_step_state state_of(sp_engine *engine, const sp_batch_entry *entry)
+{
+    sp_state_step step = sp_sequence_memory_begin_step(&engine->memory, &entry->sequence->memory,
+                                                       entry->n_rows - entry->n_drafts);
+
+    return (sp_step_state){
+        .slot = step.slot,
+        .folded = step.folded,
+        .load = step.load,
+        .save = step.save,
+        .n_final = step.n_final,
+    };
+}
+
 static sp_status run_forward(sp_engine *engine, const sp_batch *batch)
 {
     const sp_step step = {
@@ -70,6 +88,7 @@ static sp_status run_forward(sp_engine *engine, const sp_batch *batch)
             .pages = sequence->memory.pages,
             .position = sequence->memory.n_committed,
             .n_rows = batch->entries[i].n_rows,
+            .state = state_of(engine, &batch->entries[i]),
         };
     }
     return sp_family_forward(&engine->model, engine->ops, &step);
@@ -639,18 +658,18 @@ static void roll_back(sp_engine *engine, const sp_batch *batch, int32_t first)
 /*
  * Commits the rows whose logits a run without drafts would have computed: of the drafts' rows those
  * that were used. Where keys or values are not finite none counts, and a sequence that had drafts
- * goes on without any.
+ * goes on without any; nor where a request has failed before the choice that its drafts follow.
  */
 static void advance(sp_engine *engine, const sp_batch *batch)
 {
     for (int32_t i = 0; i < batch->n_entries; i++) {
         const sp_batch_entry *entry = &batch->entries[i];
-        int32_t n_rows = entry->n_rows;
+        int32_t n_rows = entry->n_rows, n_used = entry->sequence->draft.n_used;
 
-        if (engine->faults[i])
+        if (engine->faults[i] || (entry->n_drafts > 0 && n_used == 0))
             n_rows = 0;
         else if (entry->n_drafts > 0)
-            n_rows += entry->sequence->draft.n_used - entry->n_drafts - 1;
+            n_rows += n_used - entry->n_drafts - 1;
         sp_scheduler_advance(&engine->scheduler, entry->sequence, n_rows);
         sp_draft_end(&entry->sequence->draft, entry->n_drafts,
                      engine->scheduler.draft_costs[entry->sequence->draft.by]);

@@ -33,6 +33,25 @@ sp_moe_shape sp_family_moe(const sp_model_shape *shape, int32_t window_rows)
     };
 }
 
+sp_delta_rule_shape sp_family_delta_rule(const sp_model *model, int32_t states, int32_t snapshots)
+{
+    const sp_model_shape *shape = &model->shape;
+    sp_delta_rule_shape rule = {
+        .k_heads = shape->gdn_key_heads,
+        .v_heads = shape->gdn_value_heads,
+        .k_dim = shape->gdn_key_head_dim,
+        .v_dim = shape->gdn_value_head_dim,
+        .conv_width = shape->gdn_conv_kernel,
+        .fused_inputs = shape->gdn_fused_inputs,
+        .slots = states,
+        .snapshots = snapshots,
+    };
+
+    for (int32_t i = 0; i < shape->layers; i++)
+        rule.layers += sp_geometry_layer_kind(model->geometry, i) == SP_LAYER_LINEAR_ATTENTION;
+    return rule.layers > 0 ? rule : (sp_delta_rule_shape){0};
+}
+
 static void run_pass(void *user, sp_ops *ops)
 {
     const sp_model *model = user;

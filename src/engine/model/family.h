@@ -43,6 +43,10 @@ sp_attention_shape sp_family_attention(const sp_model_shape *shape);
 /* The dimensions of the experts; all 0 for a dense model. */
 sp_moe_shape sp_family_moe(const sp_model_shape *shape, int32_t window_rows);
 
+/* The dimensions of the gated delta rule and the numbers of its states and snapshots; all 0 for a
+ * model without one. */
+sp_delta_rule_shape sp_family_delta_rule(const sp_model *model, int32_t states, int32_t snapshots);
+
 /* As sp_op_prepare, after sp_model_place. */
 sp_status sp_family_prepare(const sp_model *model, sp_ops *ops);
 

@@ -156,8 +156,11 @@ static void resume(sp_scheduler *scheduler, sp_sequence *sequence)
 
 void sp_scheduler_advance(sp_scheduler *scheduler, sp_sequence *sequence, int32_t n_rows)
 {
-    sp_sequence_memory_commit(scheduler->options.memory, &sequence->memory, sequence->tokens,
-                              n_rows);
+    sp_sequence_memory *memory = scheduler->options.memory;
+
+    if (!sp_sequence_memory_commit(memory, &sequence->memory, sequence->tokens, n_rows))
+        sp_sequence_memory_resume(memory, &sequence->memory, sequence->tokens,
+                                  reusable_tokens(sequence));
 }
 
 /* ---- one step ------------------------------------------------------------------------------ */

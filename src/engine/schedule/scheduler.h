@@ -29,7 +29,8 @@
  * a sequence drafts depends on its own acceptance and on what a row costs (draft.h, step_cost.h).
  *
  * Prefix cache. An admitted sequence resumes after the tokens that sequence memory knows, and
- * computes at least its last token. No sequence is preempted while there is a page without holders.
+ * computes at least its last token. No sequence is preempted while there is a page without holders,
+ * and a state where it needs one.
  */
 #ifndef SP_ENGINE_SCHEDULE_SCHEDULER_H
 #define SP_ENGINE_SCHEDULE_SCHEDULER_H
@@ -159,7 +160,7 @@ bool sp_scheduler_is_waiting(const sp_scheduler *scheduler);
 const sp_batch *sp_scheduler_plan(sp_scheduler *scheduler);
 
 /* Commits the first n_rows (0 or more) of the sequence's rows in the batch; the others are rolled
- * back. */
+ * back. Where that loses the state of recurrent layers, it begins again from what is known. */
 void sp_scheduler_advance(sp_scheduler *scheduler, sp_sequence *sequence, int32_t n_rows);
 
 #endif

@@ -10,9 +10,12 @@ sp_status sp_sequence_memory_create(const sp_sequence_memory_options *options,
 {
     sp_sequence_memory memory = {.options = *options};
 
+    SP_ASSERT(options->n_snapshots == 0 || (options->n_states > 0 && options->prefix_cache));
     if (sp_pages_create(options->n_pages, &memory.pages) != SP_OK ||
         (options->prefix_cache &&
-         sp_prefix_create(options->n_pages, options->page_tokens, &memory.prefix) != SP_OK)) {
+         sp_prefix_create(options->n_pages, options->page_tokens, &memory.prefix) != SP_OK) ||
+        sp_state_slots_create(options->n_states, options->n_snapshots, options->n_pages,
+                              &memory.states) != SP_OK) {
         sp_sequence_memory_destroy(&memory);
         return SP_ERR_MEMORY;
     }
@@ -23,6 +26,8 @@ sp_status sp_sequence_memory_create(const sp_sequence_memory_options *options,
 void sp_sequence_memory_destroy(sp_sequence_memory *memory)
 {
     SP_ASSERT(sp_sequence_memory_available(memory) == memory->pages.n_pages);
+    SP_ASSERT(memory->states.n_free_states == memory->states.n_states);
+    sp_state_slots_destroy(&memory->states);
     sp_prefix_destroy(&memory->prefix);
     sp_pages_destroy(&memory->pages);
     *memory = (sp_sequence_memory){0};
@@ -42,7 +47,7 @@ sp_status sp_held_memory_create(const sp_sequence_memory *memory, int32_t n_toke
 
 void sp_held_memory_destroy(sp_held_memory *held)
 {
-    SP_ASSERT(held->n_pages == 0);
+    SP_ASSERT(held->n_pages == 0 && !held->state.taken);
     sp_free(held->pages);
     *held = (sp_held_memory){0};
 }
@@ -57,8 +62,10 @@ static int32_t take_page(sp_sequence_memory *memory)
     if (page >= 0)
         return page;
     page = sp_pages_evict(&memory->pages);
-    if (page >= 0)
-        sp_prefix_remove(&memory->prefix, page);
+    if (page < 0)
+        return -1;
+    sp_prefix_remove(&memory->prefix, page);
+    sp_state_slots_forget(&memory->states, page);
     return page;
 }
 
@@ -69,14 +76,138 @@ static void give_pages_back(sp_sequence_memory *memory, sp_held_memory *held, in
         sp_pages_give(&memory->pages, held->pages[--held->n_pages]);
 }
 
+/* Those of its committed positions stay. */
+static void give_rows_back(sp_sequence_memory *memory, sp_held_memory *held)
+{
+    SP_ASSERT(held->n_committed <= held->n_reserved);
+    give_pages_back(memory, held, sp_pages_for(held->n_committed, memory->options.page_tokens));
+    held->n_reserved = held->n_committed;
+}
+
+/* ---- states -------------------------------------------------------------------------------- */
+
+static int32_t border_at(const sp_sequence_memory *memory, int32_t position)
+{
+    return position / memory->options.state_chunk * memory->options.state_chunk;
+}
+
+/* Whether it has what its rows need beside pages. */
+static bool take_state(sp_sequence_memory *memory, sp_held_memory *held)
+{
+    sp_held_state *state = &held->state;
+
+    if (memory->options.n_states == 0 || state->taken)
+        return true;
+    state->slot = sp_state_slots_take(&memory->states);
+    state->taken = state->slot >= 0;
+    return state->taken;
+}
+
+static void drop_load(sp_sequence_memory *memory, sp_held_state *state)
+{
+    if (state->loads)
+        sp_state_slots_drop(&memory->states, state->load);
+    state->loads = false;
+}
+
+static void give_state_back(sp_sequence_memory *memory, sp_held_memory *held)
+{
+    sp_held_state *state = &held->state;
+
+    if (state->saves)
+        sp_state_slots_written(&memory->states, state->save, false);
+    drop_load(memory, state);
+    if (state->taken)
+        sp_state_slots_give(&memory->states, state->slot);
+    *state = (sp_held_state){0};
+}
+
+/* The page whose end is where the sequence is, if a snapshot is to be written there; else -1. */
+static int32_t page_to_save(const sp_sequence_memory *memory, const sp_held_memory *held)
+{
+    int32_t position = held->n_committed, page;
+
+    if (memory->options.n_snapshots == 0 || position == 0 ||
+        position % memory->options.snapshot_tokens != 0)
+        return -1;
+    SP_ASSERT(held->n_known * memory->options.page_tokens == position);
+    page = held->pages[held->n_known - 1];
+    return sp_state_slots_has(&memory->states, page) ? -1 : page;
+}
+
+sp_state_step sp_sequence_memory_begin_step(sp_sequence_memory *memory, sp_held_memory *held,
+                                            int32_t n_final)
+{
+    sp_held_state *state = &held->state;
+    int32_t page = page_to_save(memory, held);
+
+    SP_ASSERT(n_final > 0 && n_final <= held->n_reserved - held->n_committed);
+    SP_ASSERT(!state->in_step);
+    if (memory->options.n_states == 0)
+        return (sp_state_step){.load = -1, .save = -1};
+    SP_ASSERT(state->taken && state->folded <= held->n_committed);
+    state->in_step = true;
+    state->n_final = n_final;
+    if (page >= 0)
+        state->save = sp_state_slots_write(&memory->states, page);
+    state->saves = page >= 0 && state->save >= 0;
+    SP_ASSERT(!state->saves || !state->loads);
+    return (sp_state_step){
+        .slot = state->slot,
+        .folded = state->folded,
+        .load = state->loads ? state->load : -1,
+        .save = state->saves ? state->save : -1,
+        .n_final = n_final,
+    };
+}
+
+/* The step is over, if there was one. Returns false where the state may be ahead of the committed
+ * rows: it can be advanced only. */
+static bool end_step(sp_sequence_memory *memory, sp_held_memory *held, bool counts)
+{
+    sp_held_state *state = &held->state;
+    int32_t folded;
+
+    if (!state->in_step)
+        return true;
+    state->in_step = false;
+    folded = border_at(memory, held->n_committed + state->n_final);
+    if (state->saves)
+        sp_state_slots_written(&memory->states, state->save, counts);
+    state->saves = false;
+    if (!counts)
+        return state->loads || held->n_committed == 0 || folded == state->folded;
+    drop_load(memory, state);
+    state->folded = folded;
+    return true;
+}
+
+/* ---- reservations -------------------------------------------------------------------------- */
+
+/* Rows up to the next place of a snapshot, at most. */
+static int32_t rows_to_snapshot(const sp_sequence_memory *memory, const sp_held_memory *held,
+                                int32_t n_rows)
+{
+    int32_t spacing = memory->options.snapshot_tokens, left;
+
+    if (memory->options.n_snapshots == 0)
+        return n_rows;
+    left = spacing - held->n_committed % spacing;
+    return n_rows < left ? n_rows : left;
+}
+
 int32_t sp_sequence_memory_reserve(sp_sequence_memory *memory, sp_held_memory *held, int32_t n_rows)
 {
     int32_t page_tokens = memory->options.page_tokens;
-    int32_t n_pages = sp_pages_for(held->n_committed + n_rows, page_tokens);
-    int32_t page = 0;
+    int32_t n_pages, page = 0;
 
-    SP_ASSERT(n_rows >= 0 && n_pages <= held->pages_max);
-    sp_sequence_memory_rollback(memory, held);
+    SP_ASSERT(n_rows >= 0 && !held->state.in_step);
+    n_rows = rows_to_snapshot(memory, held, n_rows);
+    n_pages = sp_pages_for(held->n_committed + n_rows, page_tokens);
+    SP_ASSERT(n_pages <= held->pages_max);
+    give_rows_back(memory, held);
+    if (n_rows == 0 || !take_state(memory, held))
+        return 0;
     while (held->n_pages < n_pages && (page = take_page(memory)) >= 0)
         held->pages[held->n_pages++] = page;
     held->n_reserved = held->n_committed + n_rows;
@@ -87,15 +218,20 @@ int32_t sp_sequence_memory_reserve(sp_sequence_memory *memory, sp_held_memory *h
     return held->n_reserved - held->n_committed;
 }
 
-void sp_sequence_memory_rollback(sp_sequence_memory *memory, sp_held_memory *held)
+bool sp_sequence_memory_rollback(sp_sequence_memory *memory, sp_held_memory *held)
 {
-    SP_ASSERT(held->n_committed <= held->n_reserved);
-    give_pages_back(memory, held, sp_pages_for(held->n_committed, memory->options.page_tokens));
-    held->n_reserved = held->n_committed;
+    bool kept = end_step(memory, held, false);
+
+    if (kept)
+        give_rows_back(memory, held);
+    else
+        sp_sequence_memory_release(memory, held);
+    return kept;
 }
 
 void sp_sequence_memory_release(sp_sequence_memory *memory, sp_held_memory *held)
 {
+    give_state_back(memory, held);
     give_pages_back(memory, held, 0);
     held->n_committed = held->n_reserved = held->n_known = 0;
     SP_ASSERT(sp_sequence_memory_is_consistent(memory));
@@ -119,27 +255,60 @@ static void pass_known(const sp_sequence_memory *memory, sp_held_memory *held,
     held->n_known++;
 }
 
-int32_t sp_sequence_memory_resume(sp_sequence_memory *memory, sp_held_memory *held,
-                                  const int32_t *tokens, int32_t n_tokens)
+/* Writes the known pages of its first n_blocks blocks to its table, and returns how many it may
+ * begin with. Nobody holds them for it yet. */
+static int32_t find_known(const sp_sequence_memory *memory, sp_held_memory *held,
+                          const int32_t *tokens, int32_t n_blocks)
 {
-    int32_t n_blocks = n_tokens / memory->options.page_tokens;
+    sp_prefix_place place = held->place;
+    int32_t n_usable = 0;
 
-    SP_ASSERT(held->n_pages == 0 && held->n_committed == 0 && held->n_reserved == 0);
-    SP_ASSERT(n_tokens >= 0 && n_blocks <= held->pages_max);
-    if (!memory->options.prefix_cache)
-        return 0;
-    held->place = sp_prefix_begin(&held->key);
     while (held->n_known < n_blocks) {
         int32_t page = sp_prefix_find(&memory->prefix, &held->key, held->place,
                                       next_block(memory, held, tokens));
 
         if (page < 0)
             break;
-        sp_pages_share(&memory->pages, page);
-        held->pages[held->n_pages++] = page;
+        held->pages[held->n_known] = page;
         pass_known(memory, held, tokens, page);
+        if (memory->options.n_states > 0 && sp_state_slots_find(&memory->states, page) < 0)
+            continue;
+        n_usable = held->n_known;
+        place = held->place;
     }
-    held->n_committed = held->n_reserved = held->n_known * memory->options.page_tokens;
+    held->n_known = n_usable;
+    held->place = place;
+    return n_usable;
+}
+
+/* It begins at the snapshot of its last page. */
+static void hold_snapshot(sp_sequence_memory *memory, sp_held_memory *held)
+{
+    sp_held_state *state = &held->state;
+
+    if (memory->options.n_states == 0 || held->n_pages == 0)
+        return;
+    state->load = sp_state_slots_find(&memory->states, held->pages[held->n_pages - 1]);
+    state->loads = true;
+    state->folded = held->n_committed;
+    sp_state_slots_hold(&memory->states, state->load);
+}
+
+int32_t sp_sequence_memory_resume(sp_sequence_memory *memory, sp_held_memory *held,
+                                  const int32_t *tokens, int32_t n_tokens)
+{
+    int32_t n_blocks = n_tokens / memory->options.page_tokens, n;
+
+    SP_ASSERT(held->n_pages == 0 && held->n_committed == 0 && held->n_reserved == 0);
+    SP_ASSERT(n_tokens >= 0 && n_blocks <= held->pages_max && !held->state.taken);
+    if (!memory->options.prefix_cache)
+        return 0;
+    held->place = sp_prefix_begin(&held->key);
+    n = find_known(memory, held, tokens, n_blocks);
+    while (held->n_pages < n)
+        sp_pages_share(&memory->pages, held->pages[held->n_pages++]);
+    held->n_committed = held->n_reserved = n * memory->options.page_tokens;
+    hold_snapshot(memory, held);
     memory->resumed_tokens += (uint64_t)held->n_committed;
     SP_ASSERT(sp_sequence_memory_is_consistent(memory));
     return held->n_committed;
@@ -167,17 +336,23 @@ static void remember_page(sp_sequence_memory *memory, sp_held_memory *held, cons
     pass_known(memory, held, tokens, *page);
 }
 
-void sp_sequence_memory_commit(sp_sequence_memory *memory, sp_held_memory *held,
+bool sp_sequence_memory_commit(sp_sequence_memory *memory, sp_held_memory *held,
                                const int32_t *tokens, int32_t n_rows)
 {
     SP_ASSERT(n_rows >= 0 && n_rows <= held->n_reserved - held->n_committed);
+    SP_ASSERT(!held->state.in_step || n_rows == 0 || n_rows >= held->state.n_final);
+    if (n_rows == 0)
+        return sp_sequence_memory_rollback(memory, held);
+    SP_ASSERT(held->state.in_step || memory->options.n_states == 0);
+    (void)end_step(memory, held, true);
     held->n_committed += n_rows;
-    sp_sequence_memory_rollback(memory, held);
+    give_rows_back(memory, held);
     if (!memory->options.prefix_cache)
-        return;
+        return true;
     while ((held->n_known + 1) * memory->options.page_tokens <= held->n_committed)
         remember_page(memory, held, tokens);
     SP_ASSERT(held->n_known <= held->n_pages);
+    return true;
 }
 
 /* ---- what there is ------------------------------------------------------------------------- */
@@ -185,7 +360,8 @@ void sp_sequence_memory_commit(sp_sequence_memory *memory, sp_held_memory *held,
 bool sp_sequence_memory_has_room(const sp_sequence_memory *memory, int32_t n_tokens)
 {
     return sp_pages_for(n_tokens, memory->options.page_tokens) <=
-           sp_sequence_memory_available(memory);
+               sp_sequence_memory_available(memory) &&
+           (memory->options.n_states == 0 || memory->states.n_free_states > 0);
 }
 
 int64_t sp_sequence_memory_capacity(const sp_sequence_memory *memory)
@@ -209,9 +385,11 @@ bool sp_sequence_memory_is_consistent(const sp_sequence_memory *memory)
     const sp_pages *pages = &memory->pages;
     int32_t n_known = 0;
 
-    if (!sp_pages_is_consistent(pages))
+    if (!sp_pages_is_consistent(pages) || !sp_state_slots_is_consistent(&memory->states))
         return false;
     for (int32_t page = 0; page < pages->n_pages; page++) {
+        if (!sp_pages_is_known(pages, page) && sp_state_slots_has(&memory->states, page))
+            return false;
         if (!sp_pages_is_known(pages, page))
             continue;
         n_known++;
