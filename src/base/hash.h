@@ -22,6 +22,11 @@ void sp_sha256_abandon(sp_sha256 *hash);                                     /* 
 /* The digest of data in one call; SP_ERR_MEMORY. */
 sp_status sp_sha256_of(const void *data, size_t bytes, uint8_t out_digest[SP_SHA256_BYTES]);
 
+/* HMAC-SHA-256 (RFC 2104) of two texts, one after the other, under a key; bytes 0 are allowed.
+ * SP_ERR_MEMORY. */
+sp_status sp_hmac_sha256(const void *key, size_t key_bytes, const void *first, size_t first_bytes,
+                         const void *second, size_t second_bytes, uint8_t out_tag[SP_SHA256_BYTES]);
+
 /* XXH3 (64 bits) of data; bytes 0 is allowed. */
 SP_PRIVATE uint64_t sp_xxh3(const void *data, size_t bytes);
 

@@ -17,7 +17,8 @@
  *    4  version u16
  *    6  kind    u16    an sp_peer_kind
  *    8  session u64    random, chosen by the server for each connection; 0 in HELLO
- *   16  request u64    chosen by the client, above 0; an answer repeats it
+ *   16  request u64    chosen by the client, above 0; an answer repeats it. 0 in a FAILED that
+ *                      answers what could not be read
  *   24  body    u64    bytes of the body
  *   32  offer   u64
  *   40  part    u32    meaning by kind
@@ -65,23 +66,23 @@
 #define SP_PEER_TENSORS_MAX        ((size_t)1 << 20)
 #define SP_PEER_DATA_BYTES_MAX     ((uint64_t)1 << 44) /* of one part */
 
-/* name, number, largest body from a client that may send it. The numbers are stable. */
-#define SP_PEER_KIND_LIST(X)                                            \
-    X(SP_PEER_HELLO, 1, SP_PEER_NONCE_BYTES)                            \
-    X(SP_PEER_PROOF, 2, SP_PEER_PROOF_BYTES)                            \
-    X(SP_PEER_LIST, 3, 0)                                               \
-    X(SP_PEER_MANIFEST, 4, SP_PEER_NAME_BYTES_MAX)                      \
-    X(SP_PEER_PIECE, 5, 0)                                              \
-    X(SP_PEER_RELEASE, 6, 0)                                            \
-    X(SP_PEER_CHALLENGE, 65, SP_PEER_NONCE_BYTES + SP_PEER_PROOF_BYTES) \
-    X(SP_PEER_WELCOME, 66, 0)                                           \
-    X(SP_PEER_LISTING, 67, SP_PEER_LISTING_BYTES_MAX)                   \
-    X(SP_PEER_OFFER, 68, SP_PEER_MANIFEST_BYTES_MAX)                    \
-    X(SP_PEER_DATA, 69, SP_PEER_PIECE_BYTES_MAX)                        \
-    X(SP_PEER_FAILED, 70, SP_PEER_TEXT_BYTES_MAX)
+/* The numbers are stable; those of answers are above 64. */
+#define SP_PEER_KIND_LIST(X) \
+    X(SP_PEER_HELLO, 1)      \
+    X(SP_PEER_PROOF, 2)      \
+    X(SP_PEER_LIST, 3)       \
+    X(SP_PEER_MANIFEST, 4)   \
+    X(SP_PEER_PIECE, 5)      \
+    X(SP_PEER_RELEASE, 6)    \
+    X(SP_PEER_CHALLENGE, 65) \
+    X(SP_PEER_WELCOME, 66)   \
+    X(SP_PEER_LISTING, 67)   \
+    X(SP_PEER_OFFER, 68)     \
+    X(SP_PEER_DATA, 69)      \
+    X(SP_PEER_FAILED, 70)
 
 typedef enum sp_peer_kind {
-#define SP_PEER_KIND_ENUM(name, number, body_max) name = number,
+#define SP_PEER_KIND_ENUM(name, number) name = number,
     SP_PEER_KIND_LIST(SP_PEER_KIND_ENUM)
 #undef SP_PEER_KIND_ENUM
 } sp_peer_kind;

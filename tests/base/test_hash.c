@@ -51,6 +51,35 @@ static void sha256_in_pieces_is_the_same(void **state)
     }
 }
 
+static void check_hmac(const void *key, size_t key_bytes, const char *text, const char *want)
+{
+    uint8_t tag[SP_SHA256_BYTES];
+    char hex[2 * SP_SHA256_BYTES + 1];
+
+    for (size_t cut = 0; cut <= strlen(text); cut++) {
+        assert_int_equal(
+            sp_hmac_sha256(key, key_bytes, text, cut, text + cut, strlen(text) - cut, tag), SP_OK);
+        sp_hex(tag, sizeof tag, hex);
+        assert_string_equal(hex, want);
+    }
+}
+
+/* RFC 4231, cases 1, 2 and 6 (a key longer than a block). */
+static void hmac_of_the_standard(void **state)
+{
+    uint8_t key[131];
+
+    (void)state;
+    memset(key, 0x0b, sizeof key);
+    check_hmac(key, 20, "Hi There",
+               "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+    check_hmac("Jefe", 4, "what do ya want for nothing?",
+               "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+    memset(key, 0xaa, sizeof key);
+    check_hmac(key, sizeof key, "Test Using Larger Than Block-Size Key - Hash Key First",
+               "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+}
+
 static void a_hash_may_be_abandoned(void **state)
 {
     sp_sha256 *hash;
@@ -102,8 +131,11 @@ static void hex_is_lower_case(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sha256_of_the_standard),  cmocka_unit_test(sha256_in_pieces_is_the_same),
-        cmocka_unit_test(a_hash_may_be_abandoned), cmocka_unit_test(xxh3_of_the_published_lengths),
+        cmocka_unit_test(sha256_of_the_standard),
+        cmocka_unit_test(sha256_in_pieces_is_the_same),
+        cmocka_unit_test(hmac_of_the_standard),
+        cmocka_unit_test(a_hash_may_be_abandoned),
+        cmocka_unit_test(xxh3_of_the_published_lengths),
         cmocka_unit_test(hex_is_lower_case),
     };
 
