@@ -103,4 +103,5 @@ void sp_kernels_fill_avx512(sp_kernels *kernels)
 {
     fill_gemm(kernels);
     sp_kernels_fill_attention_avx512(kernels);
+    sp_kernels_fill_delta_rule_avx512(kernels);
 }

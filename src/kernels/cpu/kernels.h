@@ -87,6 +87,25 @@ typedef struct sp_attention_args {
     float *scratch;       /* attention_scratch_floats(group, head_dim) floats, this thread's */
 } sp_attention_args;
 
+/*
+ * One row of a chunk of the gated delta rule and one value head, FP32. `i` rows of the chunk come
+ * before it. For each column j:
+ *
+ *     u_i[j] = beta * (v[j] - decay * sk[j] - Σ_{r<i} wk[r] * u[r, j])
+ *     o[j]   = scale * (decay * sq[j] + Σ_{r<=i} wq[r] * u[r, j])
+ *
+ * The sums are chains of fused steps in ascending r.
+ */
+typedef struct sp_delta_row_args {
+    int64_t i, n;         /* n is a multiple of 16 */
+    float *u;             /* [i + 1, n]: row i is written */
+    float *o;             /* [n] */
+    const float *v;       /* [n] */
+    const float *sk, *sq; /* [n] of the state at the chunk's border: Sᵀk and Sᵀq */
+    const float *wk, *wq; /* [i] and [i + 1] */
+    float beta, decay, scale;
+} sp_delta_row_args;
+
 typedef struct sp_kernels {
     const char *level; /* "scalar", "avx2", "avx512", "amx" */
 
@@ -145,6 +164,37 @@ typedef struct sp_kernels {
      * position 0, combined in index order, FP32 inside, one rounding at the end. */
     void (*attention)(const sp_attention_args *args);
     size_t (*attention_scratch_floats)(int32_t group, int32_t head_dim);
+
+    /* y = T(y * sigmoid(gate)), n elements. */
+    void (*sigmoid_mul)(sp_dtype type, void *y, const void *gate, int64_t n);
+
+    /* y = T(silu(Σ_t w[i, t] * x[t][i])), n channels: `width` fused steps from +0 in ascending t. w
+     * is BF16 [n, width]. */
+    void (*conv_silu)(sp_dtype type, void *y, const void *const *x, const uint16_t *w,
+                      int64_t width, int64_t n);
+
+    /* y = T(x / sqrt(Σ x² + eps)), one row of n; y may be x. */
+    void (*unit_norm)(sp_dtype type, void *y, const void *x, int64_t n, float eps);
+
+    /* y = T(x * rsqrt(mean(x²) + eps) * w * silu(gate)), one row of n; x and w are FP32. */
+    void (*rmsnorm_gated)(sp_dtype type, void *y, const float *x, const float *w, const void *gate,
+                          int64_t n, float eps);
+
+    /*
+     * The products of the gated delta rule, FP32, without padding between rows. n is a multiple of
+     * 16, and s, u and y start on 64-byte boundaries.
+     */
+    /* y[r, j] = Σ_d x[r, d] * s[d, j]: a chain of fused steps from +0 in ascending d. */
+    void (*state_read)(float *y, const float *x, const float *s, int64_t rows, int64_t k,
+                       int64_t n);
+    /* s[d, j] = decay * s[d, j], then for each r in ascending order a fused step of x[r, d] times
+     * weights[r] * u[r, j]. */
+    void (*state_fold)(float *s, float decay, const float *x, const float *weights, const float *u,
+                       int64_t rows, int64_t k, int64_t n);
+    /* y[r, j] = Σ_d x[r, d] * z[j, d] with y's rows y_stride floats apart. */
+    void (*dots)(float *y, int64_t y_stride, const float *x, const float *z, int64_t rows,
+                 int64_t columns, int64_t k);
+    void (*delta_row)(const sp_delta_row_args *args);
 
     /* Conversions between types, n elements, nearest even. */
     void (*convert)(sp_dtype to_type, void *to, sp_dtype from_type, const void *from, int64_t n);

@@ -8,43 +8,11 @@
 
 #include <math.h>
 
-/* Calls BODY(type, ...) with `type` as a constant. */
-#define WITH_TYPE(type, BODY, ...)            \
-    do {                                      \
-        if ((type) == SP_DTYPE_BF16)          \
-            BODY(SP_DTYPE_BF16, __VA_ARGS__); \
-        else if ((type) == SP_DTYPE_F32)      \
-            BODY(SP_DTYPE_F32, __VA_ARGS__);  \
-        else                                  \
-            BODY(SP_DTYPE_F16, __VA_ARGS__);  \
-    } while (0)
-
 /* ---- norms --------------------------------------------------------------------------------- */
-
-#define NORM_SUMS 4 /* vectors of partial sums: element i goes to lane i mod 32 */
 
 SP_INLINE float inverse_rms(sp_dtype type, const void *x, int64_t n, float eps)
 {
-    __m256 sums[NORM_SUMS];
-    __m256 value, last = _mm256_setzero_ps();
-    int64_t i = 0;
-
-    SP_UNROLL
-    for (int s = 0; s < NORM_SUMS; s++)
-        sums[s] = _mm256_setzero_ps();
-    for (; i + 8 * NORM_SUMS <= n; i += 8 * NORM_SUMS) {
-        SP_UNROLL
-        for (int s = 0; s < NORM_SUMS; s++) {
-            value = sp_v8_load(type, x, i + 8 * s);
-            sums[s] = _mm256_fmadd_ps(value, value, sums[s]);
-        }
-    }
-    for (; i < n; i += 8) { /* fewer than 32 are left: a chain of their own */
-        value = n - i >= 8 ? sp_v8_load(type, x, i) : sp_v8_load_tail(type, x, i, n - i);
-        last = _mm256_fmadd_ps(value, value, last);
-    }
-    sums[0] = _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3]));
-    return 1.0f / sqrtf(sp_v8_reduce(_mm256_add_ps(sums[0], last)) / (float)n + eps);
+    return 1.0f / sqrtf(sp_v8_sum_squares(type, x, n) / (float)n + eps);
 }
 
 SP_INLINE __m256 normed(sp_dtype type, const void *x, const uint16_t *w, __m256 w_offset,
@@ -83,7 +51,7 @@ SP_INLINE void rmsnorm_typed(sp_dtype type, void *y, const void *x, const uint16
 static void rmsnorm(sp_dtype type, void *y, const void *x, const uint16_t *w, float w_offset,
                     int64_t n, float eps)
 {
-    WITH_TYPE(type, rmsnorm_typed, y, x, w, w_offset, n, eps);
+    SP_WITH_TYPE(type, rmsnorm_typed, y, x, w, w_offset, n, eps);
 }
 
 SP_INLINE void rmsnorm_rope_typed(sp_dtype type, void *x, const uint16_t *w, float w_offset,
@@ -115,7 +83,7 @@ SP_INLINE void rmsnorm_rope_typed(sp_dtype type, void *x, const uint16_t *w, flo
 static void rmsnorm_rope(sp_dtype type, void *x, const uint16_t *w, float w_offset, int64_t n,
                          float eps, const float *cosine, const float *sine, int64_t n_rot)
 {
-    WITH_TYPE(type, rmsnorm_rope_typed, x, w, w_offset, n, eps, cosine, sine, n_rot);
+    SP_WITH_TYPE(type, rmsnorm_rope_typed, x, w, w_offset, n, eps, cosine, sine, n_rot);
 }
 
 SP_INLINE void rope_typed(sp_dtype type, void *x, const float *cosine, const float *sine,
@@ -140,17 +108,14 @@ SP_INLINE void rope_typed(sp_dtype type, void *x, const float *cosine, const flo
 
 static void rope(sp_dtype type, void *x, const float *cosine, const float *sine, int64_t n_rot)
 {
-    WITH_TYPE(type, rope_typed, x, cosine, sine, n_rot);
+    SP_WITH_TYPE(type, rope_typed, x, cosine, sine, n_rot);
 }
 
 /* ---- elementwise --------------------------------------------------------------------------- */
 
 SP_INLINE __m256 silu_times(__m256 gate, __m256 up)
 {
-    __m256 power = sp_v8_exp(_mm256_xor_ps(gate, _mm256_set1_ps(-0.0f)));
-    __m256 silu = _mm256_div_ps(gate, _mm256_add_ps(_mm256_set1_ps(1.0f), power));
-
-    return _mm256_mul_ps(silu, up);
+    return _mm256_mul_ps(sp_v8_silu(gate), up);
 }
 
 SP_INLINE __m256 weights_8(__m256 logits, float best, float inverse)
@@ -184,7 +149,7 @@ SP_INLINE void silu_mul_typed(sp_dtype type, void *out, const void *gate, const 
 
 static void silu_mul(sp_dtype type, void *out, const void *gate, const void *up, int64_t n)
 {
-    WITH_TYPE(type, silu_mul_typed, out, gate, up, n);
+    SP_WITH_TYPE(type, silu_mul_typed, out, gate, up, n);
 }
 
 SP_INLINE void add_typed(sp_dtype type, void *y, const void *x, int64_t n)
@@ -199,21 +164,7 @@ SP_INLINE void add_typed(sp_dtype type, void *y, const void *x, int64_t n)
 
 static void add(sp_dtype type, void *y, const void *x, int64_t n)
 {
-    WITH_TYPE(type, add_typed, y, x, n);
-}
-
-/* Eight values from i on; the last ones of a row of n. */
-SP_INLINE __m256 load_8(sp_dtype type, const void *x, int64_t i, int64_t n)
-{
-    return n - i >= 8 ? sp_v8_load(type, x, i) : sp_v8_load_tail(type, x, i, n - i);
-}
-
-SP_INLINE void store_8(sp_dtype type, void *y, int64_t i, int64_t n, __m256 value)
-{
-    if (n - i >= 8)
-        sp_v8_store(type, y, i, value);
-    else
-        sp_v8_store_tail(type, y, i, n - i, value);
+    SP_WITH_TYPE(type, add_typed, y, x, n);
 }
 
 SP_INLINE void add_scaled_typed(sp_dtype type, void *y, const void *x, float scale, int64_t n)
@@ -221,13 +172,14 @@ SP_INLINE void add_scaled_typed(sp_dtype type, void *y, const void *x, float sca
     const __m256 factor = _mm256_set1_ps(scale);
 
     for (int64_t i = 0; i < n; i += 8)
-        store_8(type, y, i, n,
-                _mm256_fmadd_ps(factor, load_8(type, x, i, n), load_8(type, y, i, n)));
+        sp_v8_store_upto(type, y, i, n,
+                         _mm256_fmadd_ps(factor, sp_v8_load_upto(type, x, i, n),
+                                         sp_v8_load_upto(type, y, i, n)));
 }
 
 static void add_scaled(sp_dtype type, void *y, const void *x, float scale, int64_t n)
 {
-    WITH_TYPE(type, add_scaled_typed, y, x, scale, n);
+    SP_WITH_TYPE(type, add_scaled_typed, y, x, scale, n);
 }
 
 SP_INLINE void weighted_sum_typed(sp_dtype type, void *y, const void *x, int64_t x_stride,
@@ -240,15 +192,15 @@ SP_INLINE void weighted_sum_typed(sp_dtype type, void *y, const void *x, int64_t
         for (int64_t i = 0; i < rows; i++)
             sum = _mm256_fmadd_ps(
                 _mm256_set1_ps(weights[i]),
-                load_8(type, sp_element_at(type, x, row_index[i] * x_stride), j, n), sum);
-        store_8(type, y, j, n, sum);
+                sp_v8_load_upto(type, sp_element_at(type, x, row_index[i] * x_stride), j, n), sum);
+        sp_v8_store_upto(type, y, j, n, sum);
     }
 }
 
 static void weighted_sum(sp_dtype type, void *y, const void *x, int64_t x_stride,
                          const int32_t *row_index, const float *weights, int64_t rows, int64_t n)
 {
-    WITH_TYPE(type, weighted_sum_typed, y, x, x_stride, row_index, weights, rows, n);
+    SP_WITH_TYPE(type, weighted_sum_typed, y, x, x_stride, row_index, weights, rows, n);
 }
 
 SP_INLINE void convert_typed(sp_dtype to_type, void *to, sp_dtype from_type, const void *from,
@@ -278,7 +230,7 @@ static void convert(sp_dtype to_type, void *to, sp_dtype from_type, const void *
     if (to_type == from_type)
         memcpy(to, from, (size_t)n * sp_dtype_bytes(to_type));
     else
-        WITH_TYPE(to_type, convert_to, to, from_type, from, n);
+        SP_WITH_TYPE(to_type, convert_to, to, from_type, from, n);
 }
 
 void sp_kernels_fill_avx2(sp_kernels *kernels)
@@ -294,4 +246,5 @@ void sp_kernels_fill_avx2(sp_kernels *kernels)
     kernels->convert = convert;
     sp_kernels_fill_gemm_avx2(kernels);
     sp_kernels_fill_attention_avx2(kernels);
+    sp_kernels_fill_delta_rule_avx2(kernels);
 }

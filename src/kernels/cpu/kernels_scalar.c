@@ -1,5 +1,6 @@
 /*
- * kernels_scalar.c: the reference of every entry except gemm_nt, in portable C. Sums run in 8
+ * kernels_scalar.c: the reference of every entry but gemm_nt and those of the gated delta rule, in
+ * portable C. Sums run in 8
  * lanes, like the vector levels, so that a compiler may use vectors without changing a bit.
  */
 #include "kernels/cpu/levels.h"
@@ -267,4 +268,5 @@ void sp_kernels_fill_scalar(sp_kernels *kernels)
         .override_rows = override_rows,
         .gather_columns = gather_columns,
     };
+    sp_kernels_fill_delta_rule_scalar(kernels);
 }

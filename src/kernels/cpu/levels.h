@@ -19,6 +19,9 @@ void sp_kernels_fill_amx(sp_kernels *kernels, const sp_kernels *below);
 void sp_kernels_fill_gemm_avx2(sp_kernels *kernels);
 void sp_kernels_fill_attention_avx2(sp_kernels *kernels);
 void sp_kernels_fill_attention_avx512(sp_kernels *kernels);
+void sp_kernels_fill_delta_rule_scalar(sp_kernels *kernels);
+void sp_kernels_fill_delta_rule_avx2(sp_kernels *kernels);
+void sp_kernels_fill_delta_rule_avx512(sp_kernels *kernels);
 
 /* gemm_scalar.c; see the entries of sp_kernels. */
 size_t sp_x_pack_bytes_scalar(sp_dtype x_type, sp_dtype w_type, int64_t rows, int64_t k);

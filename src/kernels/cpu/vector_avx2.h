@@ -19,6 +19,17 @@
 #endif
 #define SP_INLINE static inline __attribute__((always_inline))
 
+/* Calls BODY(type, ...) with `type` as a constant. */
+#define SP_WITH_TYPE(type, BODY, ...)         \
+    do {                                      \
+        if ((type) == SP_DTYPE_BF16)          \
+            BODY(SP_DTYPE_BF16, __VA_ARGS__); \
+        else if ((type) == SP_DTYPE_F32)      \
+            BODY(SP_DTYPE_F32, __VA_ARGS__);  \
+        else                                  \
+            BODY(SP_DTYPE_F16, __VA_ARGS__);  \
+    } while (0)
+
 SP_INLINE __m256 sp_v8_from_bf16(__m128i half)
 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
@@ -81,6 +92,20 @@ SP_INLINE void sp_v8_store_tail(sp_dtype type, void *data, int64_t index, int64_
         sp_element_store(type, data, index + i, values[i]);
 }
 
+/* Eight values from i on; the last ones of a row of n. */
+SP_INLINE __m256 sp_v8_load_upto(sp_dtype type, const void *x, int64_t i, int64_t n)
+{
+    return n - i >= 8 ? sp_v8_load(type, x, i) : sp_v8_load_tail(type, x, i, n - i);
+}
+
+SP_INLINE void sp_v8_store_upto(sp_dtype type, void *y, int64_t i, int64_t n, __m256 value)
+{
+    if (n - i >= 8)
+        sp_v8_store(type, y, i, value);
+    else
+        sp_v8_store_tail(type, y, i, n - i, value);
+}
+
 /* The values after a conversion to `type` and back. */
 SP_INLINE __m256 sp_v8_round(sp_dtype type, __m256 value)
 {
@@ -134,6 +159,47 @@ SP_INLINE __m256 sp_v8_exp(__m256 x)
     power = _mm256_slli_epi32(_mm256_add_epi32(power, _mm256_set1_epi32(127)), 23);
     p = _mm256_mul_ps(p, _mm256_castsi256_ps(half));
     return _mm256_mul_ps(p, _mm256_castsi256_ps(power));
+}
+
+SP_INLINE __m256 sp_v8_sigmoid(__m256 x)
+{
+    __m256 power = sp_v8_exp(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f)));
+
+    return _mm256_div_ps(_mm256_set1_ps(1.0f), _mm256_add_ps(_mm256_set1_ps(1.0f), power));
+}
+
+SP_INLINE __m256 sp_v8_silu(__m256 x)
+{
+    __m256 power = sp_v8_exp(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f)));
+
+    return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), power));
+}
+
+/* Σ x² of one row: element i goes to lane i mod 32, but for the last n mod 32, which have a chain
+ * of their own. */
+#define SP_SQUARE_SUMS 4
+SP_INLINE float sp_v8_sum_squares(sp_dtype type, const void *x, int64_t n)
+{
+    __m256 sums[SP_SQUARE_SUMS];
+    __m256 value, last = _mm256_setzero_ps();
+    int64_t i = 0;
+
+    SP_UNROLL
+    for (int s = 0; s < SP_SQUARE_SUMS; s++)
+        sums[s] = _mm256_setzero_ps();
+    for (; i + 8 * SP_SQUARE_SUMS <= n; i += 8 * SP_SQUARE_SUMS) {
+        SP_UNROLL
+        for (int s = 0; s < SP_SQUARE_SUMS; s++) {
+            value = sp_v8_load(type, x, i + 8 * s);
+            sums[s] = _mm256_fmadd_ps(value, value, sums[s]);
+        }
+    }
+    for (; i < n; i += 8) {
+        value = sp_v8_load_upto(type, x, i, n);
+        last = _mm256_fmadd_ps(value, value, last);
+    }
+    sums[0] = _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3]));
+    return sp_v8_reduce(_mm256_add_ps(sums[0], last));
 }
 
 /*
