@@ -42,9 +42,16 @@ static void rope_row(const sp_cpu_ops *cpu, const void *user, int32_t row)
     int32_t page = cpu->row_pages[row][position / page_tokens];
     void *keys = sp_kv_cache_keys(&cpu->cache, call->layer);
     void *values = sp_kv_cache_values(&cpu->cache, call->layer);
+    size_t head_bytes = (size_t)cpu->attention.head_dim * sp_dtype_bytes(cpu->type);
 
-    for (int32_t h = 0; h < cpu->attention.q_heads && !call->unrotated; h++)
-        rotate(cpu, call->q_norm, head_of(cpu, call->q, row, h), position);
+    for (int32_t h = 0; h < cpu->attention.q_heads; h++) {
+        void *q = head_of(cpu, call->q, row, h);
+
+        if (call->gated)
+            memcpy(q, head_of(cpu, call->q_gate, row, 2 * h), head_bytes);
+        if (!call->unrotated)
+            rotate(cpu, call->q_norm, q, position);
+    }
     for (int32_t h = 0; h < cpu->attention.kv_heads; h++) {
         void *k = head_of(cpu, call->k, row, h);
 
@@ -116,5 +123,29 @@ sp_status sp_cpu_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y)
     attention_job job = {.cpu = cpu, .q = q, .y = y, .layer = layer};
 
     sp_exec_run(cpu->exec, attention_task, &job, cpu->n_items * cpu->attention.kv_heads);
+    return SP_OK;
+}
+
+/* ---- the gate of the output ---------------------------------------------------------------- */
+
+typedef struct gate_args {
+    sp_rows y, q_gate;
+} gate_args;
+
+static void gate_row(const sp_cpu_ops *cpu, const void *user, int32_t row)
+{
+    const gate_args *args = user;
+
+    for (int32_t h = 0; h < cpu->attention.q_heads; h++)
+        cpu->kernels->sigmoid_mul(cpu->type, head_of(cpu, args->y, row, h),
+                                  head_of(cpu, args->q_gate, row, 2 * h + 1),
+                                  cpu->attention.head_dim);
+}
+
+sp_status sp_cpu_gate_heads(sp_ops *ops, sp_rows y, sp_rows q_gate)
+{
+    const gate_args args = {y, q_gate};
+
+    sp_cpu_each_row((sp_cpu_ops *)ops, gate_row, &args);
     return SP_OK;
 }

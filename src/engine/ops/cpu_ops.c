@@ -30,7 +30,7 @@ static scratch_sizes sizes_of(const sp_ops_options *options)
     size_t vocab_row = (size_t)options->vocab * sizeof(float);
     int32_t threads = sp_exec_threads(options->exec);
     scratch_sizes sizes = {
-        .row = 2 * sizeof(int32_t) + sizeof(int32_t *) + sizeof(sp_attention_item),
+        .row = 3 * sizeof(int32_t) + sizeof(int32_t *) + sizeof(sp_attention_item),
         .logits = SP_CPU_WINDOW * vocab_row,
         .logit_rows = SP_CPU_WINDOW * (size_t)options->hidden * element,
         .choice = sp_host_choice_bytes(options, SP_CPU_WINDOW),
@@ -53,7 +53,8 @@ static size_t scratch_bytes(const sp_ops_options *options)
     scratch_sizes sizes = sizes_of(options);
 
     return (size_t)options->rows_max * sizes.row + sizes.packed + sizes.logits + sizes.logit_rows +
-           sizes.attention + sizes.choice + sp_cpu_experts_bytes(options);
+           sizes.attention + sizes.choice + sp_cpu_experts_bytes(options) +
+           sp_cpu_states_scratch_bytes(options);
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -61,9 +62,15 @@ static size_t scratch_bytes(const sp_ops_options *options)
 static void destroy(sp_ops *ops)
 {
     sp_cpu_ops *cpu = (sp_cpu_ops *)ops;
-    void *buffers[] = {
-        cpu->packed,       cpu->attention_scratch, cpu->logits, cpu->logit_rows,
-        cpu->row_position, cpu->row_token,         cpu->items,  (void *)(uintptr_t)cpu->row_pages};
+    void *buffers[] = {cpu->packed,
+                       cpu->attention_scratch,
+                       cpu->logits,
+                       cpu->logit_rows,
+                       cpu->row_position,
+                       cpu->row_token,
+                       cpu->row_span,
+                       cpu->items,
+                       (void *)(uintptr_t)cpu->row_pages};
 
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         sp_aligned_free(buffers[i]);
@@ -72,6 +79,7 @@ static void destroy(sp_ops *ops)
     sp_free(cpu->deferred);
     sp_free(cpu->strip_done);
     sp_cpu_experts_destroy(cpu);
+    sp_cpu_states_destroy(cpu);
     sp_host_choice_destroy(&cpu->choice);
     sp_plan_destroy(cpu->head_plan);
     sp_kv_cache_destroy(&cpu->cache);
@@ -106,6 +114,7 @@ static sp_status allocate(sp_cpu_ops *cpu, const sp_ops_options *options, sp_err
     }
     cpu->row_position = buffer(rows * sizeof *cpu->row_position, &failed);
     cpu->row_token = buffer(rows * sizeof *cpu->row_token, &failed);
+    cpu->row_span = buffer(rows * sizeof *cpu->row_span, &failed);
     cpu->row_pages = buffer(rows * sizeof *cpu->row_pages, &failed);
     cpu->items = buffer(rows * sizeof *cpu->items, &failed);
     cpu->packed = buffer(sizes.packed, &failed);
@@ -160,6 +169,8 @@ static sp_status create(const sp_ops_options *options, sp_ops **out_ops, sp_erro
     if (status == SP_OK)
         status = allocate(cpu, options, error);
     if (status == SP_OK)
+        status = sp_cpu_states_create(cpu, options, error);
+    if (status == SP_OK)
         status = create_rope(cpu, &options->rope, error);
     if (status == SP_OK && cpu->delta)
         status = sp_plan_create(SP_CPU_WINDOW, options->slots, &cpu->head_plan, error);
@@ -202,9 +213,12 @@ static void lay_out(sp_cpu_ops *cpu, const sp_step *step)
                 };
             cpu->row_position[row] = span->position + i;
             cpu->row_token[row] = span->tokens[i];
+            cpu->row_span[row] = s;
             cpu->row_pages[row] = span->pages;
         }
     }
+    cpu->spans = step->spans;
+    cpu->n_spans = step->n_spans;
     cpu->n_rows = row;
 }
 
@@ -223,6 +237,8 @@ static sp_status run_step(sp_ops *ops, const sp_step *step, sp_pass_fn pass, voi
 const sp_op_table sp_cpu_op_table = {
     .scratch_bytes = scratch_bytes,
     .kv_token_bytes = sp_kv_token_bytes,
+    .state_bytes = sp_cpu_state_bytes,
+    .snapshot_bytes = sp_cpu_snapshot_bytes,
     .create = create,
     .destroy = destroy,
     .place = place,
@@ -233,6 +249,8 @@ const sp_op_table sp_cpu_op_table = {
     .linear = sp_cpu_linear,
     .rope_and_cache = sp_cpu_rope_and_cache,
     .attention = sp_cpu_attention,
+    .gate_heads = sp_cpu_gate_heads,
+    .delta_rule = sp_cpu_delta_rule,
     .silu_mul = sp_cpu_silu_mul,
     .route = sp_cpu_route,
     .experts = sp_cpu_experts_run,

@@ -1,8 +1,9 @@
 /*
  * cpu_ops.h: the backend of ops on the CPU: the memory of all activations, which is allocated once
  * for rows_max rows, and the current step. cpu_ops.c creates it and prepares a step; cpu_rows.c,
- * cpu_linear.c, cpu_attention.c, cpu_experts.c and cpu_logits.c are the ops. The thread that calls
- * the ops owns it; tasks on the executor's threads read it and write only their own parts.
+ * cpu_linear.c, cpu_attention.c, cpu_delta_rule.c, cpu_experts.c and cpu_logits.c are the ops. The
+ * thread that calls the ops owns it; tasks on the executor's threads read it and write only their
+ * own parts.
  */
 #ifndef SP_ENGINE_OPS_CPU_OPS_H
 #define SP_ENGINE_OPS_CPU_OPS_H
@@ -46,6 +47,26 @@ typedef struct sp_cpu_experts {
     int32_t *first_piece; /* [n_active] of the current job */
 } sp_cpu_experts;
 
+/*
+ * The states of recurrent layers (cpu_states.c), and a step's rows on their way through the gated
+ * delta rule (cpu_delta_rule.c); all 0 and NULL without such layers.
+ *
+ * A slot has a part for each layer, and a layer a part for each head: S [k_dim, n] FP32, where n is
+ * v_dim rounded up to a multiple of 16 whose last columns are zero, and the rings of the last
+ * SP_STATE_RING rows: u [ring, n] and G [ring], FP32, of each value head; k [ring, k_dim] of T of
+ * each key head; and the convolution's inputs [ring, channels] of T. A snapshot has S, and inputs
+ * [conv_width - 1, channels].
+ */
+typedef struct sp_cpu_states {
+    sp_delta_rule_shape shape;
+    int32_t channels, n; /* of the convolution; columns of S */
+    char *slots, *snapshots;
+
+    void *q, *k, *v; /* [rows_max] rows of T, of k_heads * k_dim, the same, and v_heads * v_dim */
+    float *beta, *g; /* [rows_max, v_heads] */
+    float *scratch;  /* sp_cpu_delta_rule_floats for each thread */
+} sp_cpu_states;
+
 typedef struct sp_cpu_ops {
     sp_ops ops; /* first */
     /* borrowed */
@@ -68,6 +89,7 @@ typedef struct sp_cpu_ops {
     int32_t *deferred;      /* [sp_cpu_linear_pieces_max] of cpu_linear.c, as is the next */
     atomic_int *strip_done; /* completed pieces of each strip of columns */
     sp_cpu_experts experts;
+    sp_cpu_states states;
 
     float *logits;      /* [SP_CPU_WINDOW, vocab] of the last window */
     void *logit_rows;   /* [SP_CPU_WINDOW, hidden] of T: their x, for the deltas */
@@ -76,9 +98,11 @@ typedef struct sp_cpu_ops {
 
     /* of the current step */
     const sp_plan *plan;
-    int32_t n_rows;
-    int32_t *row_position; /* [rows_max], as are the next three */
+    const sp_step_span *spans;
+    int32_t n_spans, n_rows;
+    int32_t *row_position; /* [rows_max], as are the next four */
     int32_t *row_token;
+    int32_t *row_span;         /* its number in `spans` */
     const int32_t **row_pages; /* of the row's sequence */
     sp_attention_item *items;
     int32_t n_items;
@@ -114,6 +138,31 @@ int32_t sp_cpu_linear_pieces_max(int32_t threads);
 
 sp_status sp_cpu_rope_and_cache(sp_ops *ops, const sp_rope_call *call);
 sp_status sp_cpu_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y);
+sp_status sp_cpu_gate_heads(sp_ops *ops, sp_rows y, sp_rows q_gate);
+
+sp_status sp_cpu_delta_rule(sp_ops *ops, const sp_delta_rule_call *call);
+/* Floats of scratch of one thread. */
+size_t sp_cpu_delta_rule_floats(const sp_delta_rule_shape *shape);
+
+/* Of cpu->states; nothing without recurrent layers. `states`: bytes of the slots and snapshots.
+ * create: SP_ERR_MEMORY names the setting to lower. */
+size_t sp_cpu_state_bytes(const sp_delta_rule_shape *shape, sp_dtype type);
+size_t sp_cpu_snapshot_bytes(const sp_delta_rule_shape *shape, sp_dtype type);
+size_t sp_cpu_states_scratch_bytes(const sp_ops_options *options);
+sp_status sp_cpu_states_create(sp_cpu_ops *cpu, const sp_ops_options *options, sp_error *error);
+void sp_cpu_states_destroy(sp_cpu_ops *cpu);
+
+/* Where a layer's part of a slot or snapshot has what the comment of sp_cpu_states lists; `place`
+ * is a position modulo SP_STATE_RING, or in a snapshot a row of its inputs. */
+float *sp_cpu_state_s(const sp_cpu_ops *cpu, int32_t slot, int32_t layer, int32_t v_head);
+float *sp_cpu_state_u(const sp_cpu_ops *cpu, int32_t slot, int32_t layer, int32_t v_head,
+                      int32_t place);
+float *sp_cpu_state_g(const sp_cpu_ops *cpu, int32_t slot, int32_t layer, int32_t v_head);
+void *sp_cpu_state_k(const sp_cpu_ops *cpu, int32_t slot, int32_t layer, int32_t k_head,
+                     int32_t place);
+void *sp_cpu_state_inputs(const sp_cpu_ops *cpu, int32_t slot, int32_t layer, int32_t place);
+float *sp_cpu_snapshot_s(const sp_cpu_ops *cpu, int32_t snapshot, int32_t layer, int32_t v_head);
+void *sp_cpu_snapshot_inputs(const sp_cpu_ops *cpu, int32_t snapshot, int32_t layer, int32_t row);
 
 sp_status sp_cpu_route(sp_ops *ops, sp_rows logits, bool normalised);
 sp_status sp_cpu_experts_run(sp_ops *ops, sp_rows x, const sp_experts *experts, sp_rows y);

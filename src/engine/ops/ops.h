@@ -188,9 +188,9 @@ typedef struct sp_rope_call {
 
 /* The weights of a gated delta rule. C channels: those of q, k and v. */
 typedef struct sp_delta_rule {
-    sp_weight conv;           /* [C, conv_width] of T; the last column is the row's own */
+    sp_weight conv;           /* [C, conv_width] BF16; the last column is the row's own */
     sp_weight a_log, dt_bias; /* [v_heads] FP32 */
-    sp_norm norm;             /* [v_dim] */
+    sp_norm norm;             /* [v_dim] FP32; its offset is 0 */
 } sp_delta_rule;
 
 /*
@@ -202,7 +202,7 @@ typedef struct sp_delta_rule {
  */
 typedef struct sp_delta_rule_call {
     sp_rows qkv, z; /* of T */
-    sp_rows b, a;   /* [v_heads] each, FP32 */
+    sp_rows b, a;   /* [v_heads] each, FP32; with fused_inputs b is [2 * v_heads] */
     const sp_delta_rule *rule;
     int32_t layer; /* 0 .. delta_rule.layers - 1 */
     sp_rows y;     /* [V] of T */

@@ -20,7 +20,7 @@ typedef struct sp_weight {
 
 /* y = x / rms(x) * (weight + offset). */
 typedef struct sp_norm {
-    sp_weight weight; /* [width] */
+    sp_weight weight; /* [width] BF16, or FP32 where an op says so */
     float eps, offset;
 } sp_norm;
 
