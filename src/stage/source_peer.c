@@ -163,7 +163,7 @@ static sp_status describe(void *user, const sp_source_request *request,
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-/* All of [at, at + bytes) of a part, in ranges that are under way together. bytes is at most
+/* All of [at, at + bytes) of a part, in ranges that are in flight together. bytes is at most
  * PIECE_BYTES. */
 static sp_status fetch_run(sp_peer_source *source, const peer_fetch *fetch,
                            const sp_peer_wait *wait, uint64_t at, uint64_t bytes, char *memory,
