@@ -95,6 +95,15 @@ typedef struct sp_engine_options {
     sp_expert_layout expert_layout; /* of fused pairs where neither config nor shapes tell */
     int32_t expert_max_tokens;      /* tokens of a step whose experts are computed at a time: bounds
                                        their scratch and changes no bit */
+    /* Of a model with recurrent layers; else not read. */
+    size_t state_bytes;            /* budget of the states of running requests, one each; where it
+                                      holds fewer than max_running, fewer run. 0: for max_running,
+                                      or a quarter of the memory that the rest leaves */
+    int32_t state_snapshot_tokens; /* with prefix_cache: states are kept at every so many tokens,
+                                      rounded up to a multiple of 32, and requests begin at one of
+                                      these places; changes no bit. 0: none are */
+    size_t state_snapshot_bytes;   /* budget of the states that are kept; 0: an eighth of the memory
+                                      that the rest leaves */
 } sp_engine_options;
 
 SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
@@ -118,11 +127,11 @@ typedef struct sp_engine_adapter {
  * the model's files and the draft model's, SP_ERR_MISMATCH with SP_CODE_DRAFT_MISMATCH where the
  * latter cannot draft for the former, what sp_adapter_open and sp_layout_pack return for an adapter
  * (with `engine-unsupported` for kinds that this engine cannot apply), SP_ERR_ARGUMENT for adapters
- * without slots, SP_ERR_MEMORY with the setting to lower. More adapters than slots is fine: the
- * rest wait in the host cache. What all of it will take (weights, slots, replaced rows, scratch,
- * host cache, KV cache) is compared with the free memory before any of it is allocated:
- * SP_ERR_MEMORY with the code SP_CODE_MEMORY_SHORT, needed and free in the text and the setting to
- * change as the subject.
+ * without slots and for a budget of states that does not hold one, SP_ERR_MEMORY with the setting
+ * to lower. More adapters than slots is fine: the rest wait in the host cache. What all of it will
+ * take (weights, slots, replaced rows, scratch, host cache, recurrent states, KV cache) is compared
+ * with the free memory before any of it is allocated: SP_ERR_MEMORY with the code
+ * SP_CODE_MEMORY_SHORT, needed and free in the text and the setting to change as the subject.
  */
 SP_API sp_status sp_engine_open(const sp_engine_options *options, const sp_engine_adapter *adapters,
                                 size_t n_adapters, sp_engine **out_engine, sp_error *error);
@@ -443,7 +452,8 @@ typedef struct sp_engine_stats {
     int32_t slot_rank;                    /* that a slot has room for; 0 without slots */
     sp_dtype precision;                   /* of activations and of the KV cache */
     /* Of the waiting requests, in the last step that could take one in: those that wait for a slot
-     * that others hold, for their adapter on its way, for KV pages, for room in the batch. */
+     * that others hold, for their adapter on its way, for KV pages or a recurrent state, for room
+     * in the batch. */
     int32_t waiting_slot, waiting_load, waiting_pages, waiting_batch;
     size_t host_bytes_max; /* the host cache's budget */
     uint64_t captures;     /* GPU: passes that were captured as graphs */
@@ -453,6 +463,12 @@ typedef struct sp_engine_stats {
     uint64_t model_drafted_tokens, model_accepted_tokens; /* of these, the draft model's */
     double draft_seconds;                                 /* that it took */
     size_t draft_model_bytes; /* its weights, KV cache and scratch; 0: there is none */
+    /* Of a model with recurrent layers, else 0: states of requests that run, and snapshots of them
+     * that the prefix cache keeps. */
+    int32_t states, states_used, states_used_max;
+    int32_t state_snapshots, state_snapshots_kept;
+    uint64_t state_snapshots_written;
+    size_t state_bytes; /* of both, allocated */
 } sp_engine_stats;
 
 /* Fills the caller's struct, whose struct_bytes is set. SP_ERR_ARGUMENT: a size that none has. */

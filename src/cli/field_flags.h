@@ -7,7 +7,7 @@
 #include "base/settings.h"
 #include "engine/request/field.h"
 
-#define SP_FIELD_FLAGS_MAX        32
+#define SP_FIELD_FLAGS_MAX        48
 #define SP_FIELD_FLAG_NAME_BYTES  32
 #define SP_FIELD_FLAG_VALUE_BYTES 24
 

@@ -358,10 +358,11 @@ static void add_summary_json(sp_text *out, const generate_run *run)
     add_times_json(out, run, &stats);
     sp_text_format(out,
                    "\"memory\": {\"weight_bytes\": %zu, \"pool_bytes\": %zu, \"kv_bytes\": %zu, "
-                   "\"scratch_bytes\": %zu, \"resident_bytes\": %zu, "
+                   "\"state_bytes\": %zu, \"scratch_bytes\": %zu, \"resident_bytes\": %zu, "
                    "\"resident_weight_bytes\": %zu, \"resident_beyond_weights_bytes\": %zu}, ",
-                   stats.weight_bytes, stats.pool_bytes, stats.kv_bytes, stats.scratch_bytes,
-                   memory.resident_bytes, memory.weights_bytes, memory.beyond_weights_bytes);
+                   stats.weight_bytes, stats.pool_bytes, stats.kv_bytes, stats.state_bytes,
+                   stats.scratch_bytes, memory.resident_bytes, memory.weights_bytes,
+                   memory.beyond_weights_bytes);
     add_adapters_json(out, run->engine);
     sp_text_add(out, "}}\n");
 }

@@ -119,6 +119,8 @@ static sp_status open_device(sp_engine *engine, sp_error *error)
 
 static void choose_sizes(sp_engine_options *options, bool gpu)
 {
+    options->state_snapshot_tokens =
+        (int32_t)round_up(options->state_snapshot_tokens, SP_STATE_CHUNK);
     if (options->step_rows == 0)
         options->step_rows = gpu ? STEP_ROWS_GPU : STEP_ROWS_CPU;
     if (options->prefill_chunk == 0 && options->interactive)
@@ -212,13 +214,6 @@ static sp_status open_model(sp_engine *engine, size_t free_bytes, sp_error *erro
 
 /* ---- buffers ------------------------------------------------------------------------------- */
 
-static int32_t n_states(const sp_engine *engine)
-{
-    bool recurrent = sp_family_delta_rule(&engine->model, 0, 0).layers > 0;
-
-    return recurrent ? engine->options.max_running : 0;
-}
-
 static sp_status create_scheduler(sp_engine *engine, sp_error *error)
 {
     int32_t page_tokens = engine->options.page_tokens;
@@ -227,8 +222,10 @@ static sp_status create_scheduler(sp_engine *engine, sp_error *error)
         .n_pages = n_pages,
         .page_tokens = page_tokens,
         .prefix_cache = engine->options.prefix_cache,
-        .n_states = n_states(engine),
+        .n_states = engine->n_states,
         .state_chunk = SP_STATE_CHUNK,
+        .n_snapshots = engine->n_snapshots,
+        .snapshot_tokens = engine->options.state_snapshot_tokens,
     };
     sp_scheduler_options options = {
         .memory = &engine->memory,
@@ -344,6 +341,19 @@ static size_t scratch_bytes(sp_engine *engine)
     return bytes;
 }
 
+/* A border of the states is the end of a page, because page_tokens divides SP_STATE_CHUNK. */
+static void add_recurrent_needs(const sp_engine *engine, sp_memory_needs *needs)
+{
+    const sp_engine_options *options = &engine->options;
+    sp_delta_rule_shape rule = sp_family_delta_rule(&engine->model, 1, 1);
+
+    needs->state = sp_ops_state_bytes(engine->op_table, &rule, options->precision);
+    needs->state_budget = options->state_bytes;
+    needs->snapshot = sp_ops_snapshot_bytes(engine->op_table, &rule, options->precision);
+    needs->snapshot_budget = options->state_snapshot_bytes;
+    needs->snapshot_tokens = options->prefix_cache ? options->state_snapshot_tokens : 0;
+}
+
 static sp_memory_needs needs_of(sp_engine *engine, const sp_startup *startup)
 {
     sp_attention_shape attention = sp_family_attention(&engine->model.shape);
@@ -365,6 +375,7 @@ static sp_memory_needs needs_of(sp_engine *engine, const sp_startup *startup)
         needs.slots = engine->options.max_loras;
         needs.experts += sp_layout_expert_table_bytes(engine->layout, needs.slots);
     }
+    add_recurrent_needs(engine, &needs);
     sp_draft_model_add_needs(engine, &needs);
     return needs;
 }
@@ -419,6 +430,8 @@ static sp_status preflight(sp_engine *engine, const sp_startup *startup, size_t 
     engine->kv_left_open = engine->options.kv_tokens == 0;
     engine->options.kv_tokens = shares.kv_tokens;
     engine->options.host_bytes_max = shares.host_cache;
+    engine->n_states = shares.states;
+    engine->n_snapshots = shares.snapshots;
     return SP_OK;
 }
 
@@ -677,6 +690,13 @@ static sp_engine_stats stats_of(const sp_engine *engine)
     stats.device_bytes = on_gpu(engine) ? sp_device_allocated_bytes(engine->device) : 0;
     stats.scratch_bytes += delta_bytes(engine);
     stats.draft_model_bytes = sp_draft_model_bytes(engine);
+    stats.states = memory->states.n_states;
+    stats.states_used = memory->states.n_states - memory->states.n_free_states;
+    stats.states_used_max = memory->states.used_max;
+    stats.state_snapshots = memory->states.n_snapshots;
+    stats.state_snapshots_kept = sp_state_slots_n_kept(&memory->states);
+    stats.state_snapshots_written = memory->states.n_written;
+    stats.state_bytes = engine->ops->state_bytes;
     if (engine->stage) {
         sp_stage_stats stage = {.struct_bytes = sizeof stage};
 

@@ -85,6 +85,10 @@ static void log_plain(const report *r, sp_log *log)
                 r->level, stats->threads, stats->slots, stats->slot_rank,
                 (double)stats->pool_bytes / MIB, r->kv_tokens, (double)stats->kv_bytes / MIB,
                 stats->running_max, (long long)r->settings->queue);
+    if (stats->states > 0)
+        sp_log_line(log,
+                    SP_LOG_PREFIX "recurrent states of %d requests and %d snapshots (%.1f MiB)",
+                    stats->states, stats->state_snapshots, (double)stats->state_bytes / MIB);
     sp_log_line(log, SP_LOG_PREFIX "%s; adapters %s", keys_in_words(r),
                 r->settings->adapter_routes ? "can be loaded and unloaded over HTTP"
                                             : "cannot be changed over HTTP");
@@ -141,6 +145,9 @@ static void log_json(const report *r, sp_log *log)
     add_count(&line, "pool_bytes", (long long)stats->pool_bytes);
     add_count(&line, "kv_tokens", r->kv_tokens);
     add_count(&line, "kv_bytes", (long long)stats->kv_bytes);
+    add_count(&line, "states", stats->states);
+    add_count(&line, "state_snapshots", stats->state_snapshots);
+    add_count(&line, "state_bytes", (long long)stats->state_bytes);
     add_count(&line, "max_running", stats->running_max);
     add_count(&line, "queue", r->settings->queue);
     add_string(&line, "chat_template", r->template_source);

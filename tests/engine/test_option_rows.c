@@ -116,6 +116,8 @@ static void test_defaults(void **state)
     assert_true(options.draft_tokens == 4);
     assert_true(options.experts && options.max_lora_expert_rank == 64 && options.expert_bytes == 0);
     assert_true(options.expert_max_tokens == 4096);
+    assert_true(options.state_bytes == 0 && options.state_snapshot_bytes == 0);
+    assert_int_equal(options.state_snapshot_tokens, 512);
     assert_false(options.speculative || options.no_batch_verify);
     assert_false(options.allow_partial || options.allow_no_effect || options.allow_unknown_fields ||
                  options.allow_base_changing_init);

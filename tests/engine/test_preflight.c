@@ -42,7 +42,7 @@ static sp_memory_needs needs_of_246(void)
 
 static void refused(const sp_memory_needs *needs, size_t free_bytes, const char *setting)
 {
-    sp_memory_shares shares = {-7, 7};
+    sp_memory_shares shares = {.kv_tokens = -7, .host_cache = 7};
     sp_error error = {0};
 
     assert_int_equal(sp_memory_preflight(needs, free_bytes, &shares, &error), SP_ERR_MEMORY);
@@ -121,6 +121,88 @@ static void an_open_host_cache_gets_half_of_the_rest(void **state)
     assert_int_equal(fits(&needs, 318 * MIB).host_cache, 42 * MIB);
     needs.slots = 0;
     assert_int_equal(fits(&needs, 318 * MIB).host_cache, 0);
+}
+
+/* Beside the 230 of the others: 2 states of 8, and snapshots of 5 at every 32 tokens. */
+static sp_memory_needs recurrent_needs(void)
+{
+    sp_memory_needs needs = needs_of_246();
+
+    needs.kv_tokens = 128;
+    needs.state = 8 * MIB;
+    needs.state_budget = 16 * MIB;
+    needs.snapshot = 5 * MIB;
+    needs.snapshot_budget = 15 * MIB;
+    needs.snapshot_tokens = 32;
+    return needs;
+}
+
+static void budgets_of_states_and_snapshots_come_before_the_kv_cache(void **state)
+{
+    sp_memory_needs needs = recurrent_needs();
+
+    (void)state;
+    assert_int_equal(fits(&needs, 389 * MIB).states, 2);
+    assert_int_equal(fits(&needs, 389 * MIB).snapshots, 3);
+    refused(&needs, 389 * MIB - 1, "kv-tokens");
+    refused(&needs, 261 * MIB - 1, "state-snapshot-bytes");
+    refused(&needs, 246 * MIB - 1, "state-bytes");
+    refused(&needs, 230 * MIB - 1, "host-cache-mib");
+    needs.state_budget = 8 * MIB;
+    assert_int_equal(fits(&needs, 389 * MIB).states, 1);
+    /* No more than can be used: max_running states, and a snapshot for every 32 tokens. */
+    needs.state_budget = needs.snapshot_budget = 400 * MIB;
+    assert_int_equal(fits(&needs, 900 * MIB).states, 2);
+    assert_int_equal(fits(&needs, 900 * MIB).snapshots, 4);
+    needs.snapshot_tokens = 0;
+    assert_int_equal(fits(&needs, 900 * MIB).snapshots, 0);
+    needs = needs_of_246();
+    assert_int_equal(fits(&needs, 900 * MIB).states, 0);
+    assert_int_equal(fits(&needs, 900 * MIB).snapshots, 0);
+}
+
+static void open_budgets_are_shares_of_what_is_left(void **state)
+{
+    sp_memory_needs needs = recurrent_needs();
+
+    (void)state;
+    needs.state_budget = needs.snapshot_budget = 0;
+    needs.max_running = 100;
+    /* A quarter of 160 for states, an eighth of the other 120 for snapshots. */
+    needs.kv_tokens = 96;
+    assert_int_equal(fits(&needs, 390 * MIB).states, 5);
+    assert_int_equal(fits(&needs, 390 * MIB).snapshots, 3);
+    /* One state is the least, and no snapshot. */
+    needs.kv_tokens = 16;
+    assert_int_equal(fits(&needs, 254 * MIB).states, 1);
+    assert_int_equal(fits(&needs, 254 * MIB).snapshots, 0);
+    refused(&needs, 254 * MIB - 1, "kv-tokens");
+    refused(&needs, 238 * MIB - 1, "state-bytes");
+    /* Where the free memory is not known, what is useful. */
+    needs.kv_tokens = 0;
+    assert_int_equal(fits(&needs, SIZE_MAX).states, 100);
+    assert_int_equal(fits(&needs, SIZE_MAX).snapshots, 100);
+    needs.state = SIZE_MAX / 4;
+    refused(&needs, SIZE_MAX, "state-bytes");
+}
+
+static void a_budget_holds_one_at_least(void **state)
+{
+    sp_memory_needs needs = recurrent_needs();
+    sp_memory_shares shares = {-7, 7, 7, 7};
+    sp_error error;
+
+    (void)state;
+    needs.state_budget = 8 * MIB - 1;
+    assert_int_equal(sp_memory_preflight(&needs, GIB, &shares, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "state-bytes");
+    assert_non_null(strstr(error.text, "8388608"));
+    needs = recurrent_needs();
+    needs.snapshot_budget = 5 * MIB - 1;
+    assert_int_equal(sp_memory_preflight(&needs, GIB, &shares, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "state-snapshot-bytes");
+    assert_non_null(strstr(error.text, "state-snapshot-tokens"));
+    assert_int_equal(shares.states, 7);
 }
 
 static void sums_that_overflow_fit_nowhere(void **state)
@@ -366,6 +448,9 @@ int main(void)
         cmocka_unit_test(the_text_says_needed_and_free),
         cmocka_unit_test(an_open_kv_cache_gets_half_of_what_is_left),
         cmocka_unit_test(an_open_host_cache_gets_half_of_the_rest),
+        cmocka_unit_test(budgets_of_states_and_snapshots_come_before_the_kv_cache),
+        cmocka_unit_test(open_budgets_are_shares_of_what_is_left),
+        cmocka_unit_test(a_budget_holds_one_at_least),
         cmocka_unit_test(sums_that_overflow_fit_nowhere),
         cmocka_unit_test(where_nothing_is_known_all_fit),
         cmocka_unit_test(in_a_group_of_2_gib), /* before any thread is started */

@@ -74,6 +74,12 @@ static scene *make_scene(void)
                                  .kv_pages = 200,
                                  .kv_pages_used = 50,
                                  .kv_pages_cached = 30,
+                                 .states = 8,
+                                 .states_used = 3,
+                                 .state_snapshots = 20,
+                                 .state_snapshots_kept = 6,
+                                 .state_snapshots_written = 11,
+                                 .state_bytes = 4096,
                                  .tokens = 1234567,
                                  .steps = 10};
     set_adapters(s);
@@ -272,6 +278,12 @@ static void test_router_metrics(void **state)
         "vllm:num_cpu_loaded_lora_adapters{model_name=\"base \\\"q\\\"\",engine=\"0\"} 2",
         "vllm:max_gpu_lora_adapters{model_name=\"base \\\"q\\\"\",engine=\"0\"} 4",
         "sidepath_kv_pages{state=\"free\"} 120",
+        "sidepath_states{state=\"used\"} 3",
+        "sidepath_states{state=\"free\"} 5",
+        "sidepath_state_snapshots{state=\"cached\"} 6",
+        "sidepath_state_snapshots{state=\"free\"} 14",
+        "sidepath_state_snapshots_written_total 11",
+        "sidepath_memory_bytes{kind=\"states\"} 4096",
         "sidepath_adapter_loads_total{outcome=\"ok\"} 7",
         "sidepath_http_responses_total{code=\"429\"} 2",
         "sidepath_log_lines_dropped_total 12",
@@ -386,6 +398,9 @@ static void test_json(void **state)
                         "base \"q\"");
     assert_int_equal(integer_at(json_object_get(root, "queue"), "waiting"), 5);
     assert_int_equal(integer_at(json_object_get(root, "kv"), "used"), 50);
+    assert_int_equal(integer_at(json_object_get(root, "states"), "used"), 3);
+    assert_int_equal(integer_at(json_object_get(root, "states"), "kept"), 6);
+    assert_int_equal(integer_at(json_object_get(root, "memory"), "states"), 4096);
     assert_true(json_number_value(
                     json_object_get(json_object_get(root, "rates"), "tokens_per_second")) > 3.99);
     assert_int_equal(json_array_size(json_object_get(json_object_get(root, "history"), "tokens")),

@@ -107,9 +107,9 @@ typedef struct sp_scheduler_options {
 
 /* What a waiting sequence waits for. */
 typedef enum sp_wait {
-    SP_WAIT_SLOT, /* a slot, or room in the host cache, that others hold */
-    SP_WAIT_LOAD, /* its adapter, on its way */
-    SP_WAIT_PAGES,
+    SP_WAIT_SLOT,  /* a slot, or room in the host cache, that others hold */
+    SP_WAIT_LOAD,  /* its adapter, on its way */
+    SP_WAIT_PAGES, /* or a state */
     SP_WAIT_BATCH, /* room in the batch, or those in front of it */
     SP_WAITS
 } sp_wait;

@@ -153,6 +153,7 @@ void sp_state_slots_written(sp_state_slots *states, int32_t snapshot, bool kept)
 {
     SP_ASSERT(states->written[snapshot] && states->holders[snapshot] == 0);
     states->written[snapshot] = false;
+    states->n_written += kept;
     if (kept)
         append_idle(states, snapshot);
     else

@@ -28,7 +28,8 @@ typedef struct sp_state_slots {
     int32_t *older, *younger; /* [n_snapshots] neighbours in the list of idle ones, or -1 */
     int32_t oldest, youngest; /* ends of that list, or -1 */
     int32_t n_idle;
-    int32_t used_max; /* the most states that were in use at a time */
+    int32_t used_max;   /* the most states that were in use at a time */
+    uint64_t n_written; /* snapshots that were kept */
 } sp_state_slots;
 
 /* n_states and n_snapshots: 0 or more; n_pages: 1 or more. *out_states is owned by the caller.

@@ -80,6 +80,7 @@ static void add_memory(sp_text *out, const sp_engine_stats *stats)
     add_count(out, ", ", "kv", stats->kv_bytes);
     add_count(out, ", ", "scratch", stats->scratch_bytes);
     add_count(out, ", ", "draft_model", stats->draft_model_bytes);
+    add_count(out, ", ", "states", stats->state_bytes);
     add_count(out, ", ", "host_cache", stats->host_bytes);
     add_count(out, ", ", "host_cache_max", stats->host_bytes_max);
     add_count(out, ", ", "host_cache_evictions", stats->host_evictions);
@@ -111,11 +112,13 @@ static void add_load(sp_text *out, const sp_metrics_view *view)
         ", \"queue\": {\"waiting\": %d, \"running\": %d, \"running_max\": %d, "
         "\"for_slot\": %d, \"for_load\": %d, \"for_pages\": %d, \"for_batch\": %d}"
         ", \"kv\": {\"pages\": %lld, \"used\": %lld, \"cached\": %lld, "
-        "\"page_tokens\": %d}",
+        "\"page_tokens\": %d}"
+        ", \"states\": {\"states\": %d, \"used\": %d, \"snapshots\": %d, \"kept\": %d}",
         stats->waiting + view->counts->waiting_for_load, stats->running, stats->running_max,
         stats->waiting_slot, stats->waiting_load + view->counts->waiting_for_load,
         stats->waiting_pages, stats->waiting_batch, (long long)stats->kv_pages,
-        (long long)stats->kv_pages_used, (long long)stats->kv_pages_cached, stats->page_tokens);
+        (long long)stats->kv_pages_used, (long long)stats->kv_pages_cached, stats->page_tokens,
+        stats->states, stats->states_used, stats->state_snapshots, stats->state_snapshots_kept);
 }
 
 static void add_rates(sp_text *out, const sp_metrics *metrics, double now_s)

@@ -313,6 +313,23 @@ static void add_outcomes(sp_text *out, const sp_driver_counts *counts)
     add_labelled(out, name, "outcome", "slow_reader", (double)counts->slow_readers);
 }
 
+static void add_states(sp_text *out, const sp_engine_stats *stats)
+{
+    const char *name = "sidepath_states";
+
+    add_family(out, name, "gauge", "Recurrent states for requests that run.");
+    add_labelled(out, name, "state", "used", (double)stats->states_used);
+    add_labelled(out, name, "state", "free", (double)(stats->states - stats->states_used));
+    name = "sidepath_state_snapshots";
+    add_family(out, name, "gauge", "Recurrent states that the prefix cache keeps.");
+    add_labelled(out, name, "state", "cached", (double)stats->state_snapshots_kept);
+    add_labelled(out, name, "state", "free",
+                 (double)(stats->state_snapshots - stats->state_snapshots_kept));
+    add_counter(out, "sidepath_state_snapshots_written_total",
+                "Recurrent states that were kept for the prefix cache.",
+                stats->state_snapshots_written);
+}
+
 static void add_memory(sp_text *out, const sp_engine_stats *stats)
 {
     const char *name = "sidepath_kv_pages";
@@ -322,6 +339,7 @@ static void add_memory(sp_text *out, const sp_engine_stats *stats)
     add_labelled(out, name, "state", "cached", (double)stats->kv_pages_cached);
     add_labelled(out, name, "state", "free",
                  (double)(stats->kv_pages - stats->kv_pages_used - stats->kv_pages_cached));
+    add_states(out, stats);
     name = "sidepath_memory_bytes";
     add_family(out, name, "gauge", "Memory by what it is for; weights are mapped from files.");
     add_labelled(out, name, "kind", "weights", (double)stats->weight_bytes);
@@ -329,6 +347,7 @@ static void add_memory(sp_text *out, const sp_engine_stats *stats)
     add_labelled(out, name, "kind", "kv", (double)stats->kv_bytes);
     add_labelled(out, name, "kind", "scratch", (double)stats->scratch_bytes);
     add_labelled(out, name, "kind", "draft_model", (double)stats->draft_model_bytes);
+    add_labelled(out, name, "kind", "states", (double)stats->state_bytes);
 }
 
 typedef uint64_t (*traffic_fn)(const sp_traffic *traffic);

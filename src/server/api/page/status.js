@@ -125,9 +125,11 @@
     show("errors", counted(s.responses.server_errors));
     show("turned-away", counted(s.responses.turned_away));
     show("client-errors", counted(s.responses.client_errors));
-    show("memory", bytes(m.weights + m.kv + m.slots + m.scratch + m.draft_model + m.host_cache));
+    show("memory", bytes(m.weights + m.kv + m.states + m.slots + m.scratch + m.draft_model
+      + m.host_cache));
     show("memory-weights", bytes(m.weights));
     show("memory-kv", bytes(m.kv));
+    show("memory-states", bytes(m.states));
     show("memory-slots", bytes(m.slots));
     show("memory-scratch", bytes(m.scratch));
     show("host-used", bytes(m.host_cache));
