@@ -408,7 +408,7 @@ static sp_step make_step(const cell *c, bool adapted)
             routes[i].handle = (sp_slot_handle){SP_SLOT_BASE, 0};
     }
     CHECK(sp_plan_build(bench.plan, bench.pool, routes, c->rows, c->rows, &bench.error));
-    return (sp_step){spans, c->rows, c->rows, bench.plan};
+    return (sp_step){.spans = spans, .n_spans = c->rows, .n_rows = c->rows, .plan = bench.plan};
 }
 
 static int ascending(const void *a, const void *b)

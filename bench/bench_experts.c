@@ -124,7 +124,7 @@ static sp_status open_ops(bench *b, sp_error *error)
         .n_widths = N_ACTIVATIONS,
         .fp32_rows = SP_ROWS_BIT(LOGITS),
         .attention = {.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 16, .scale = 1},
-        .moe = {EXPERTS, CHOSEN, INNER, ROWS_MAX},
+        .moe = {EXPERTS, CHOSEN, INNER, ROWS_MAX, b->s.layers},
         .rope = {.theta = 10000, .n_rot = 8, .positions = 16},
         .kv_pages = 1,
         .page_tokens = 16,

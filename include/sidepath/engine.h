@@ -151,6 +151,10 @@ SP_API const char *sp_engine_note(const sp_engine *engine, size_t index);
 SP_API const char *sp_engine_base_name(const sp_engine *engine); /* the model folder's name */
 /* Tokens of one request, prompt included: the context, or what the KV cache holds. */
 SP_API int32_t sp_engine_max_context(const sp_engine *engine);
+/* The layers of the base that have experts, in their order the second dimension of routed_experts,
+ * and the experts that each routes a token to, the third; 0 and 0: it has none. Either output may
+ * be NULL. Any thread. */
+SP_API void sp_engine_routing(const sp_engine *engine, int32_t *out_layers, int32_t *out_per_token);
 SP_API const char *sp_engine_cpu_isa(const sp_engine *engine); /* the level in use */
 /* "cpu" or "cuda:0": where steps run. Lives as long as the engine. */
 SP_API const char *sp_engine_device(const sp_engine *engine);
@@ -340,6 +344,8 @@ typedef struct sp_request {
                                 distribution that the token is drawn from: after bias, penalties and
                                 mask, at the temperature, of what the filters keep. Greedy: after
                                 the first three. Costs a pass over the vocabulary for each */
+    bool routed_experts;     /* the last event has the experts of each token; the prompt is then not
+                                read from the prefix cache. For a base with experts alone */
 } sp_request;
 
 SP_API void sp_request_default(sp_request *out_request, size_t struct_bytes);
@@ -384,6 +390,13 @@ typedef struct sp_request_event {
     int32_t n_top;
     const sp_request_trace *trace; /* borrowed until return */
     float processed_logprob;       /* with processed_logprobs */
+    /* With routed_experts, in the last event of a request that did not fail; else NULL and 0: the
+     * experts that the first n_routed tokens, the prompt's first, were routed to as inputs. The
+     * last new token never was one, so it has none; without new tokens n_routed is n_tokens.
+     * [n_routed, layers, per token], as sp_engine_routing has these: in each layer the largest
+     * logit first. Borrowed until return. */
+    const uint16_t *routed_experts;
+    int32_t n_routed;
 } sp_request_event;
 
 typedef void (*sp_request_event_fn)(void *user, const sp_request_event *event);

@@ -178,6 +178,25 @@ static void add_score(sp_text *out, const sp_request_event *event)
     sp_text_add(out, "]}");
 }
 
+/* [[[expert, ..], a list for each layer], ..] of each token, without the outer brackets. */
+static void add_routing(sp_text *out, const sp_engine *engine, const sp_request_event *event)
+{
+    int32_t layers, per_token;
+    const uint16_t *id = event->routed_experts;
+
+    sp_engine_routing(engine, &layers, &per_token);
+    for (int32_t row = 0; row < event->n_routed; row++) {
+        sp_text_add(out, row ? "], [" : "[");
+        for (int32_t i = 0; i < layers * per_token; i++, id++) {
+            if (i % per_token == 0)
+                sp_text_add(out, i ? "], [" : "[");
+            sp_text_format(out, i % per_token ? ", %d" : "%d", *id);
+        }
+        sp_text_add(out, "]");
+    }
+    sp_text_add(out, event->n_routed > 0 ? "]" : "");
+}
+
 static void on_event(void *user, const sp_request_event *event)
 {
     generate_run *run = user;
@@ -198,6 +217,7 @@ static void on_event(void *user, const sp_request_event *event)
         request->tokens[request->n_tokens++] = event->token;
     sp_text_add_bytes(&request->text, event->text, event->text_bytes);
     request->finish = event->finish;
+    add_routing(&request->routed, run->engine, event);
     if (event->finish != SP_FINISH_NONE)
         run->n_finished++;
 }
@@ -239,7 +259,8 @@ static sp_status run_batch(generate_run *run, sp_error *error)
     for (size_t i = 0; i < run->requests.n && status == SP_AGAIN; i++) {
         const sp_cli_request *request = &run->requests.items[i];
 
-        if (request->text.failed || request->scores.failed || request->prompt_scores.failed)
+        if (request->text.failed || request->scores.failed || request->prompt_scores.failed ||
+            request->routed.failed)
             return sp_fail_memory(error, request->text.bytes, "a text");
     }
     return status == SP_AGAIN ? SP_OK : status;
@@ -278,6 +299,9 @@ static void add_result_json(sp_text *out, const sp_cli_request *request, size_t 
         sp_text_format(out, ", \"prompt_logprobs\": [null%s%s]",
                        request->prompt_scores.data ? ", " : "",
                        request->prompt_scores.data ? request->prompt_scores.data : "");
+    if (request->request.routed_experts)
+        sp_text_format(out, ", \"routed_experts\": [%s]",
+                       request->routed.data ? request->routed.data : "");
     sp_text_add(out, "}\n");
 }
 

@@ -22,6 +22,7 @@ static void free_request(sp_cli_request *request)
     sp_text_free(&request->text);
     sp_text_free(&request->scores);
     sp_text_free(&request->prompt_scores);
+    sp_text_free(&request->routed);
     *request = (sp_cli_request){0};
 }
 

@@ -23,6 +23,7 @@ typedef struct sp_cli_request {
     int32_t n_tokens;
     sp_text text;
     sp_text scores, prompt_scores; /* items of JSON lists, where logprobs were requested */
+    sp_text routed;                /* likewise the experts of each token */
     sp_finish finish;
 } sp_cli_request;
 

@@ -190,6 +190,7 @@ static sp_status open_model(sp_engine *engine, size_t free_bytes, sp_error *erro
 
     if (status != SP_OK)
         return status;
+    engine->moe = sp_family_moe(&engine->model, engine->options.expert_max_tokens);
     if (shape->experts > 0 && !engine->op_table->experts)
         return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "device", -1,
                        "models with experts run on the CPU only; set the device to cpu");
@@ -270,7 +271,7 @@ sp_ops_options sp_engine_ops_options(sp_engine *engine, const sp_model *model,
         .widths = widths,
         .fp32_rows = model->family->fp32_rows,
         .attention = sp_family_attention(shape),
-        .moe = sp_family_moe(shape, engine->options.expert_max_tokens),
+        .moe = sp_family_moe(model, engine->options.expert_max_tokens),
         .delta_rule =
             sp_family_delta_rule(model, memory->options.n_states, memory->options.n_snapshots),
         .rope = {.theta = shape->rope_theta,
@@ -628,6 +629,14 @@ int32_t sp_engine_max_context(const sp_engine *engine)
     int64_t capacity = sp_sequence_memory_capacity(&engine->memory);
 
     return capacity < engine->max_context ? (int32_t)capacity : engine->max_context;
+}
+
+void sp_engine_routing(const sp_engine *engine, int32_t *out_layers, int32_t *out_per_token)
+{
+    if (out_layers)
+        *out_layers = engine ? engine->moe.layers : 0;
+    if (out_per_token)
+        *out_per_token = engine ? engine->moe.per_token : 0;
 }
 
 const char *sp_engine_cpu_isa(const sp_engine *engine)

@@ -62,6 +62,7 @@ struct sp_engine {
     sp_plan *plan;
     sp_route_span *spans; /* [max_running] */
 
+    sp_moe_shape moe;          /* of the model; all 0 without experts */
     sp_sequence_memory memory; /* page numbers; the backend owns the bytes */
     sp_scheduler scheduler;
     sp_step_cost step_cost;

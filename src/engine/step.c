@@ -5,7 +5,8 @@
  * A draft's row is an ordinary row, whose logits are used as long as every choice before it in the
  * step was the draft in its place: then the row is what a step of its own would have computed.
  *
- * A step allocates nothing but the text of events, which grows to its largest size once.
+ * A step allocates nothing but the text of events, which grows to its largest size once, and what
+ * keeps the experts of the tokens of a request that wants them.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -24,6 +25,8 @@ _Static_assert(SP_STATE_CHUNK + SP_DRAFT_TOKENS_MAX <= SP_STATE_RING,
 /* The state of one step. */
 typedef struct sp_step_run {
     sp_engine *engine;
+    const sp_batch *call; /* what the forward pass ran */
+    bool routing_taken;   /* of the call */
     sp_request_event_fn on_event;
     void *user;
     sp_status status; /* without on_event the first failure of a single request, else SP_OK */
@@ -73,7 +76,7 @@ static sp_step_state state_of(sp_engine *engine, const sp_batch_entry *entry)
 
 static sp_status run_forward(sp_engine *engine, const sp_batch *batch)
 {
-    const sp_step step = {
+    sp_step step = {
         .spans = engine->step_spans,
         .n_spans = batch->n_entries,
         .n_rows = batch->n_rows,
@@ -90,8 +93,74 @@ static sp_status run_forward(sp_engine *engine, const sp_batch *batch)
             .n_rows = batch->entries[i].n_rows,
             .state = state_of(engine, &batch->entries[i]),
         };
+        step.routing |= sequence->routing.n_ids > 0;
     }
     return sp_family_forward(&engine->model, engine->ops, &step);
+}
+
+/* ---- experts ------------------------------------------------------------------------------- */
+
+static bool reserve_routing(sp_sequence_routing *routing, int32_t n_rows)
+{
+    int32_t capacity = routing->capacity > 0 ? routing->capacity : 64;
+    uint16_t *grown;
+
+    if (n_rows <= routing->capacity)
+        return true;
+    while (capacity < n_rows)
+        capacity *= 2;
+    grown = sp_realloc(routing->ids, (size_t)capacity * (size_t)routing->n_ids * sizeof *grown);
+    if (!grown)
+        return false;
+    routing->ids = grown;
+    routing->capacity = capacity;
+    return true;
+}
+
+/* The experts of n rows of a sequence, the first of which is the step's `row`. */
+static void keep_routing(const sp_moe_shape *moe, const sp_routing *step, int32_t row,
+                         sp_sequence_routing *routing, int32_t position, int32_t n)
+{
+    int32_t per_token = moe->per_token;
+
+    if (!reserve_routing(routing, position + n)) {
+        routing->failed = true;
+        return;
+    }
+    for (int32_t layer = 0; layer < moe->layers; layer++)
+        for (int32_t i = 0; i < n; i++) {
+            const int32_t *from =
+                step->expert + ((int64_t)layer * step->rows + row + i) * per_token;
+            uint16_t *to =
+                routing->ids + (int64_t)(position + i) * routing->n_ids + layer * per_token;
+
+            for (int32_t j = 0; j < per_token; j++)
+                to[j] = (uint16_t)from[j];
+        }
+}
+
+/* Once a call, when the pass is done in any case. */
+static void take_routing(step_run *run)
+{
+    sp_engine *engine = run->engine;
+    sp_routing routing = {.rows = 0};
+    int32_t row = 0;
+
+    for (int32_t i = 0; i < run->call->n_entries && !run->routing_taken; i++) {
+        const sp_batch_entry *entry = &run->call->entries[i];
+        sp_sequence *sequence = entry->sequence;
+
+        if (sequence->routing.n_ids > 0) {
+            if (!routing.expert && sp_op_read_routing(engine->ops, &routing) != SP_OK) {
+                run->device = SP_ERR_DEVICE;
+                return;
+            }
+            keep_routing(&engine->moe, &routing, row, &sequence->routing,
+                         engine->step_spans[i].position, entry->n_rows);
+        }
+        row += entry->n_rows;
+    }
+    run->routing_taken = true;
 }
 
 /* ---- tokens -------------------------------------------------------------------------------- */
@@ -171,6 +240,10 @@ static void emit(step_run *run, const sp_sequence *sequence, sp_request_event ev
         event.processed_logprob = score.processed;
         event.top = run->engine->top;
         event.n_top = score.n_top;
+    }
+    if (event.finish != SP_FINISH_NONE && sequence->routing.n_ids > 0) {
+        event.routed_experts = sequence->routing.ids;
+        event.n_routed = event.position; /* the rows of the tokens before it */
     }
     if (run->on_event)
         run->on_event(run->user, &event);
@@ -447,6 +520,10 @@ static void use_logits(step_run *run, int32_t index)
 
     if (is_finished(engine, sequence) || sequence->draft.rejected)
         return;
+    if (sequence->routing.failed) {
+        fail_sequence(run, sequence, SP_ERR_MEMORY, "out of memory for its experts");
+        return;
+    }
     sequence->draft.n_used += position == sequence->n_tokens - 1;
     if (sequence->request.logits_fn && position >= sequence->request.logits_from)
         sequence->request.logits_fn(sequence->request.logits_user, position,
@@ -485,7 +562,9 @@ static void flush_logits(step_run *run)
         choose_tokens(engine);
         status = engine->ops->status;
     }
-    if (status == SP_ERR_DEVICE)
+    if (status == SP_OK)
+        take_routing(run);
+    if (status == SP_ERR_DEVICE || run->device != SP_OK)
         n = 0;
     for (int32_t i = 0; i < n && status != SP_OK; i++) {
         sp_sequence *sequence = engine->logit_rows[i].sequence;
@@ -671,6 +750,8 @@ static void advance(sp_engine *engine, const sp_batch *batch)
         else if (entry->n_drafts > 0)
             n_rows += n_used - entry->n_drafts - 1;
         sp_scheduler_advance(&engine->scheduler, entry->sequence, n_rows);
+        if (entry->sequence->routing.n_rows < entry->sequence->memory.n_committed)
+            entry->sequence->routing.n_rows = entry->sequence->memory.n_committed;
         sp_draft_end(&entry->sequence->draft, entry->n_drafts,
                      engine->scheduler.draft_costs[entry->sequence->draft.by]);
         if (engine->faults[i])
@@ -711,8 +792,12 @@ static sp_status run_call(step_run *run, const sp_batch *batch, double began, sp
     }
     count_step(engine, batch, began);
     engine->n_logit_rows = 0;
+    run->call = batch;
+    run->routing_taken = false;
     reject_faulty_drafts(run, batch);
     take_logits(run, batch);
+    if (run->device == SP_OK)
+        take_routing(run);
     take_faults(run, batch);
     if (run->device != SP_OK)
         fail_step(engine, run->device, error);

@@ -95,6 +95,8 @@ static sp_status check(const sp_engine *engine, const sp_request *request, sp_ho
         status = bad_field(error, "scored_from", "from 0 to the number of the prompt's tokens");
     if (status == SP_OK && request->n_stop > 0 && !engine->tokenizer)
         status = bad_field(error, "stop", "left out: the model has no tokenizer.json");
+    if (status == SP_OK && request->routed_experts && engine->moe.experts == 0)
+        status = bad_field(error, "routed_experts", "false: the base has no experts");
     if (status == SP_OK)
         status = sp_constrain_check(engine, request, error);
     if (status != SP_OK)
@@ -135,6 +137,7 @@ static void destroy_sequence(sp_sequence *sequence)
     sp_held_memory_destroy(&sequence->memory);
     sp_held_memory_destroy(&sequence->trail.memory);
     sp_free(sequence->sampling.bias);
+    sp_free(sequence->routing.ids);
     sp_free(sequence->tokens);
     sp_free(sequence);
 }
@@ -217,6 +220,8 @@ static sp_status create_sequence(const sp_engine *engine, const sp_request *requ
     memcpy(sequence->tokens, request->tokens, (size_t)request->n_tokens * sizeof(int32_t));
     sequence->n_tokens = request->n_tokens;
     sequence->request = keep_request(request);
+    if (request->routed_experts)
+        sequence->routing.n_ids = engine->moe.layers * engine->moe.per_token;
     if (request->scored_from > 1)
         sequence->sampling.n_scored = request->scored_from - 1;
     if (drafts_for(engine, request))

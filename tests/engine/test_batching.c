@@ -1,7 +1,8 @@
 /*
  * Continuous batching: 64 requests arrive at random, the KV cache has pages for 12 of them, six
  * adapters and the base take part. Every text, token and logit equals that of the request run
- * alone, byte for byte.
+ * alone, byte for byte; with experts, so do the experts that each token was routed to, and asking
+ * for them changes nothing.
  */
 #include "support/test.h"
 
@@ -22,8 +23,23 @@
 #define NEW_MAX    40
 #define VOCAB      509
 
-static const char *const names[N_ADAPTERS] = {"all-linear", "attn-r4",    "r1",
-                                              "r64",        "rslora-r16", "patterns"};
+/* A base and adapters of it. */
+typedef struct family {
+    const char *model;
+    const char *names[N_ADAPTERS];
+    bool experts;
+} family;
+
+static const family dense = {
+    .model = SP_TEST_FIXTURES "/qwen3-tied",
+    .names = {"all-linear", "attn-r4", "r1", "r64", "rslora-r16", "patterns"},
+};
+static const family moe = {
+    .model = SP_TEST_FIXTURES "/qwen3moe",
+    .names = {"all-linear", "router", "experts-fused", "v4-sparse-experts", "rslora-r16",
+              "experts-gateup"},
+    .experts = true,
+};
 
 typedef struct plan_entry {
     int32_t prompt[PROMPT_MAX];
@@ -32,9 +48,9 @@ typedef struct plan_entry {
 } plan_entry;
 
 /* The fixture model with the tokenizer that fits it. */
-static char *make_model(void)
+static char *make_model(const family *base)
 {
-    char *model = shell_copy_directory(SP_TEST_FIXTURES "/qwen3-tied");
+    char *model = shell_copy_directory(base->model);
     char *data;
     size_t bytes;
     sp_error error;
@@ -47,16 +63,16 @@ static char *make_model(void)
     return model;
 }
 
-static sp_engine *open_engine(const char *model, sp_dtype precision, int32_t max_running,
-                              int64_t kv_tokens)
+static sp_engine *open_engine(const family *base, const char *model, sp_dtype precision,
+                              int32_t max_running, int64_t kv_tokens)
 {
     char paths[N_ADAPTERS][256];
     sp_engine_adapter adapters[N_ADAPTERS];
     sp_engine_options options;
 
     for (size_t i = 0; i < N_ADAPTERS; i++) {
-        snprintf(paths[i], sizeof paths[i], SP_TEST_FIXTURES "/qwen3-tied/adapters/%s", names[i]);
-        adapters[i] = (sp_engine_adapter){sizeof(sp_engine_adapter), names[i], paths[i]};
+        snprintf(paths[i], sizeof paths[i], "%s/adapters/%s", base->model, base->names[i]);
+        adapters[i] = (sp_engine_adapter){sizeof(sp_engine_adapter), base->names[i], paths[i]};
     }
     sp_engine_options_default(&options, sizeof options);
     options.model_dir = model;
@@ -70,11 +86,11 @@ static sp_engine *open_engine(const char *model, sp_dtype precision, int32_t max
     return engine_run_open(&options, adapters, N_ADAPTERS);
 }
 
-static engine_run make_run(const plan_entry *entry, uint32_t adapter, int32_t n_prompt,
-                           int32_t n_new, double temperature, uint64_t seed)
+static engine_run make_run(const family *base, const plan_entry *entry, uint32_t adapter,
+                           int32_t n_prompt, int32_t n_new, double temperature, uint64_t seed)
 {
-    engine_run run = engine_run_init(adapter < N_ADAPTERS ? names[adapter] : NULL, entry->prompt,
-                                     n_prompt, n_new);
+    engine_run run = engine_run_init(adapter < N_ADAPTERS ? base->names[adapter] : NULL,
+                                     entry->prompt, n_prompt, n_new);
 
     run.request.temperature = temperature;
     run.request.seed = seed;
@@ -84,10 +100,11 @@ static engine_run make_run(const plan_entry *entry, uint32_t adapter, int32_t n_
 }
 
 /* Every request of the plan alone, one after another, in an engine of its own. */
-static void make_plan(plan_entry *plan, const char *model, sp_dtype precision, uint64_t seed)
+static void make_plan(const family *base, plan_entry *plan, const char *model, sp_dtype precision,
+                      uint64_t seed)
 {
     sp_test_random random = {seed};
-    sp_engine *engine = open_engine(model, precision, 1, PAGES_EACH * PAGE);
+    sp_engine *engine = open_engine(base, model, precision, 1, PAGES_EACH * PAGE);
 
     for (int32_t i = 0; i < N_REQUESTS; i++) {
         plan_entry *entry = &plan[i];
@@ -101,8 +118,12 @@ static void make_plan(plan_entry *plan, const char *model, sp_dtype precision, u
         entry->arrival = (int32_t)sp_test_below(&random, 20);
         for (int32_t t = 0; t < n_prompt; t++)
             entry->prompt[t] = (int32_t)sp_test_below(&random, VOCAB);
-        entry->alone = make_run(entry, adapter, n_prompt, n_new, temperature, (uint64_t)i);
-        entry->together = make_run(entry, adapter, n_prompt, n_new, temperature, (uint64_t)i);
+        entry->alone = make_run(base, entry, adapter, n_prompt, n_new, temperature, (uint64_t)i);
+        entry->together = entry->alone;
+        entry->alone.request.routed_experts = base->experts;
+        entry->together.request.routed_experts = base->experts && i % 4 != 0;
+        if (base->experts && i % 2 != 0) /* drafts have rows that may not count */
+            entry->together.request.speculative = SP_SPECULATIVE_ON;
         engine_run_submit(engine, &entry->alone);
         engine_run_all(engine, list, 1);
     }
@@ -110,18 +131,18 @@ static void make_plan(plan_entry *plan, const char *model, sp_dtype precision, u
 }
 
 /* How many requests were preempted on the way. */
-static uint64_t check_batching(sp_dtype precision, uint64_t seed)
+static uint64_t check_batching(const family *base, sp_dtype precision, uint64_t seed)
 {
     plan_entry *plan = sp_calloc(N_REQUESTS, sizeof *plan);
-    char *model = make_model();
+    char *model = make_model(base);
     engine_run *list[N_REQUESTS];
     sp_engine_stats stats = {.struct_bytes = sizeof stats};
     sp_engine *engine;
     int32_t submitted = 0, step = 0;
     bool more = true;
 
-    make_plan(plan, model, precision, seed);
-    engine = open_engine(model, precision, 32, (int64_t)12 * PAGES_EACH * PAGE);
+    make_plan(base, plan, model, precision, seed);
+    engine = open_engine(base, model, precision, 32, (int64_t)12 * PAGES_EACH * PAGE);
     for (int32_t i = 0; i < N_REQUESTS; i++)
         list[i] = &plan[i].together;
     while (more || submitted < N_REQUESTS) {
@@ -156,20 +177,27 @@ static uint64_t check_batching(sp_dtype precision, uint64_t seed)
 static void test_bf16(void **state)
 {
     (void)state;
-    assert_true(check_batching(SP_DTYPE_BF16, 1) > 0);
+    assert_true(check_batching(&dense, SP_DTYPE_BF16, 1) > 0);
 }
 
 static void test_f32(void **state)
 {
     (void)state;
-    assert_true(check_batching(SP_DTYPE_F32, 2) > 0);
+    assert_true(check_batching(&dense, SP_DTYPE_F32, 2) > 0);
+}
+
+static void test_experts(void **state)
+{
+    (void)state;
+    assert_true(check_batching(&moe, SP_DTYPE_BF16, 3) > 0);
+    assert_true(check_batching(&moe, SP_DTYPE_F32, 4) > 0);
 }
 
 /* A cancelled request gives back its pages and its reference, and nobody else notices. */
 static void test_cancel(void **state)
 {
-    char *model = make_model();
-    sp_engine *engine = open_engine(model, SP_DTYPE_BF16, 8, 1024);
+    char *model = make_model(&dense);
+    sp_engine *engine = open_engine(&dense, model, SP_DTYPE_BF16, 8, 1024);
     int32_t prompt[3] = {5, 6, 7};
     engine_run a = engine_run_init("r1", prompt, 3, 10), b = a, alone = a;
     engine_run *both[2] = {&a, &b}, *one[1] = {&alone};
@@ -203,8 +231,8 @@ static void test_cancel(void **state)
  * nothing else there is nothing to do. */
 static void test_pause(void **state)
 {
-    char *model = make_model();
-    sp_engine *engine = open_engine(model, SP_DTYPE_BF16, 8, 1024);
+    char *model = make_model(&dense);
+    sp_engine *engine = open_engine(&dense, model, SP_DTYPE_BF16, 8, 1024);
     int32_t prompt[3] = {5, 6, 7};
     engine_run a = engine_run_init("r1", prompt, 3, 10), b = a, alone = a;
     engine_run *both[2] = {&a, &b}, *one[1] = {&alone};
@@ -237,8 +265,8 @@ static void test_pause(void **state)
 /* Every allocation of opening, submitting and stepping may fail: a clean error, nothing leaked. */
 static void test_every_allocation_may_fail(void **state)
 {
-    sp_engine_adapter adapter = {sizeof(sp_engine_adapter), "r1",
-                                 SP_TEST_FIXTURES "/qwen3-tied/adapters/r1"};
+    sp_engine_adapter adapter = {sizeof(sp_engine_adapter), "all-linear",
+                                 SP_TEST_FIXTURES "/qwen3moe/adapters/all-linear"};
     int32_t prompt[3] = {5, 6, 7};
     sp_engine_options options;
     size_t blocks = sp_alloc_blocks();
@@ -246,7 +274,7 @@ static void test_every_allocation_may_fail(void **state)
 
     (void)state;
     sp_engine_options_default(&options, sizeof options);
-    options.model_dir = SP_TEST_FIXTURES "/qwen3-tied";
+    options.model_dir = SP_TEST_FIXTURES "/qwen3moe";
     options.threads = 1;
     options.max_running = 4;
     options.kv_tokens = 64;
@@ -259,7 +287,8 @@ static void test_every_allocation_may_fail(void **state)
         int64_t id;
 
         sp_request_default(&request, sizeof request);
-        request.adapter = "r1";
+        request.adapter = "all-linear";
+        request.routed_experts = true;
         request.tokens = prompt;
         request.n_tokens = 3;
         sp_alloc_fail_after(n);
@@ -291,7 +320,8 @@ static void test_many_seeds(void **state)
     (void)state;
     for (uint64_t seed = 100; seed < 100 + soak_seeds; seed++) {
         print_message("seed %llu\n", (unsigned long long)seed);
-        preempted += check_batching(seed % 2 ? SP_DTYPE_BF16 : SP_DTYPE_F32, seed) > 0;
+        preempted += check_batching(seed % 4 < 2 ? &dense : &moe,
+                                    seed % 2 ? SP_DTYPE_BF16 : SP_DTYPE_F32, seed) > 0;
     }
     assert_true(2 * preempted > soak_seeds);
 }
@@ -300,11 +330,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest soak[] = {cmocka_unit_test(test_many_seeds)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_f32),
-        cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_pause),
-        cmocka_unit_test(test_every_allocation_may_fail),
+        cmocka_unit_test(test_bf16),    cmocka_unit_test(test_f32),
+        cmocka_unit_test(test_experts), cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_pause),   cmocka_unit_test(test_every_allocation_may_fail),
     };
 
     if (argc > 1) {

@@ -107,7 +107,7 @@ static backend open_backend(const char *level, sp_dtype type, int32_t window, in
         .n_widths = N_ACTIVATIONS,
         .fp32_rows = SP_ROWS_BIT(LOGITS) | SP_ROWS_BIT(SWITCH),
         .attention = {.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 16, .scale = 1},
-        .moe = {EXPERTS, CHOSEN, INNER, window},
+        .moe = {EXPERTS, CHOSEN, INNER, window, 1},
         .rope = {.theta = 10000, .n_rot = 8, .positions = 16},
         .kv_pages = 1,
         .page_tokens = 16,

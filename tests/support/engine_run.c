@@ -25,6 +25,7 @@ void engine_run_free(engine_run *run)
     sp_free(run->tokens);
     sp_free(run->logits);
     sp_free(run->scores);
+    sp_free(run->routed);
     sp_text_free(&run->text);
     *run = (engine_run){0};
 }
@@ -57,6 +58,12 @@ void engine_run_submit(sp_engine *engine, engine_run *run)
         run->request.logits_fn = keep_logits;
         run->request.logits_user = run;
     }
+    if (run->request.routed_experts) {
+        int32_t layers, per_token;
+
+        sp_engine_routing(engine, &layers, &per_token);
+        run->n_ids = layers * per_token;
+    }
     run->n_prompt_left = run->request.n_tokens - 1;
     run->tokens = sp_calloc((size_t)run->request.max_tokens + 1, sizeof(int32_t));
     assert_non_null(run->tokens);
@@ -84,6 +91,24 @@ static void keep_score(engine_run *run, const sp_request_event *event)
         memcpy(score->top, event->top, (size_t)event->n_top * sizeof *event->top);
 }
 
+/* With the last event: of all tokens but the last new one. */
+static void keep_routing(engine_run *run, const sp_request_event *event)
+{
+    size_t bytes = (size_t)event->n_routed * (size_t)run->n_ids * sizeof *run->routed;
+    int32_t n = run->request.n_tokens + run->n_tokens - (run->n_tokens > 0);
+
+    if (event->finish == SP_FINISH_NONE || !run->request.routed_experts) {
+        assert_null(event->routed_experts);
+        assert_int_equal(event->n_routed, 0);
+        return;
+    }
+    assert_int_equal(event->n_routed, n);
+    run->routed = sp_malloc(bytes);
+    assert_non_null(run->routed);
+    memcpy(run->routed, event->routed_experts, bytes);
+    run->n_routed = event->n_routed;
+}
+
 typedef struct run_list {
     engine_run **runs;
     size_t n;
@@ -108,6 +133,7 @@ static void on_event(void *user, const sp_request_event *event)
         }
         sp_text_add_bytes(&run->text, event->text, event->text_bytes);
         run->finish = event->finish;
+        keep_routing(run, event);
         return;
     }
     fail_msg("an event for a request that nobody made");
@@ -210,6 +236,12 @@ void engine_run_assert_same(const engine_run *a, const engine_run *b)
     assert_int_equal(a->n_scores, b->n_scores);
     if (a->n_scores > 0)
         assert_memory_equal(a->scores, b->scores, (size_t)a->n_scores * sizeof *a->scores);
+    if (a->n_routed > 0 && b->n_routed > 0) {
+        assert_int_equal(a->n_routed, b->n_routed);
+        assert_int_equal(a->n_ids, b->n_ids);
+        assert_memory_equal(a->routed, b->routed,
+                            (size_t)a->n_routed * (size_t)a->n_ids * sizeof *a->routed);
+    }
     if (!a->keep_logits || !b->keep_logits)
         return;
     assert_int_equal(a->n_logits, b->n_logits);

@@ -29,6 +29,8 @@ typedef struct engine_run {
     int32_t n_recomputed;            /* rows of logits that came again, after a preemption */
     engine_score *scores;            /* [n_scores] */
     int32_t n_scores, n_prompt_left; /* the second: tokens of the prompt that may still come */
+    uint16_t *routed;                /* [n_routed, n_ids], with request.routed_experts */
+    int32_t n_routed, n_ids;
     sp_text text;
     sp_finish finish;
 } engine_run;
@@ -70,7 +72,7 @@ void engine_run_fill_prompt(sp_test_random *random, int32_t *tokens, int32_t n, 
 engine_run engine_run_alone(sp_engine *engine, const char *adapter, const int32_t *tokens,
                             int32_t n_tokens, int32_t max_tokens, bool ignore_eos);
 
-/* Fails the test unless both gave the same tokens, text and logits, byte for byte. */
+/* Fails the test unless both gave the same tokens, text, logits and experts, byte for byte. */
 void engine_run_assert_same(const engine_run *a, const engine_run *b);
 
 #endif

@@ -21,8 +21,19 @@ sp_attention_shape sp_family_attention(const sp_model_shape *shape)
     };
 }
 
-sp_moe_shape sp_family_moe(const sp_model_shape *shape, int32_t window_rows)
+static int32_t count_moe_layers(const sp_model *model)
 {
+    int32_t n = 0;
+
+    for (int32_t layer = 0; layer < model->shape.layers; layer++)
+        n += sp_geometry_find_module(model->geometry, layer, "mlp.gate", -1) >= 0;
+    return n;
+}
+
+sp_moe_shape sp_family_moe(const sp_model *model, int32_t window_rows)
+{
+    const sp_model_shape *shape = &model->shape;
+
     if (shape->experts == 0)
         return (sp_moe_shape){0};
     return (sp_moe_shape){
@@ -30,6 +41,7 @@ sp_moe_shape sp_family_moe(const sp_model_shape *shape, int32_t window_rows)
         .per_token = shape->experts_per_token,
         .inner = shape->expert_intermediate,
         .window_rows = window_rows,
+        .layers = count_moe_layers(model),
     };
 }
 

@@ -41,7 +41,7 @@ const sp_family_row *sp_family_find(sp_family family);
 sp_attention_shape sp_family_attention(const sp_model_shape *shape);
 
 /* The dimensions of the experts; all 0 for a dense model. */
-sp_moe_shape sp_family_moe(const sp_model_shape *shape, int32_t window_rows);
+sp_moe_shape sp_family_moe(const sp_model *model, int32_t window_rows);
 
 /* The dimensions of the gated delta rule and the numbers of its states and snapshots; all 0 for a
  * model without one. */

@@ -51,11 +51,12 @@ static moe_sizes sizes_of(const sp_ops_options *options)
     const sp_moe_shape *moe = &options->moe;
     size_t pairs = (size_t)window_pairs(moe, options->rows_max);
     size_t chosen = (size_t)options->rows_max * (size_t)moe->per_token;
+    size_t layers = (size_t)moe->layers;
     size_t in = packed_bytes(options, options->hidden), inner = packed_bytes(options, moe->inner);
     size_t element = sp_dtype_bytes(options->type), experts = (size_t)moe->experts;
 
     return (moe_sizes){
-        .choice = chosen * sizeof(int32_t),
+        .choice = layers * chosen * sizeof(int32_t),
         .weight = chosen * sizeof(float),
         .pairs = pairs * sizeof(int32_t),
         .begin = (experts + 1) * sizeof(int32_t),
@@ -95,9 +96,9 @@ bool sp_cpu_experts_create(sp_cpu_ops *cpu, const sp_ops_options *options)
     if (options->moe.experts == 0)
         return true;
     SP_ASSERT(own->shape.per_token > 0 && own->shape.per_token <= own->shape.experts);
-    SP_ASSERT(own->shape.window_rows > 0 && own->shape.inner > 0);
+    SP_ASSERT(own->shape.window_rows > 0 && own->shape.inner > 0 && own->shape.layers > 0);
     sizes = sizes_of(options);
-    own->choice = buffer(sizes.choice, &failed);
+    own->choices = buffer(sizes.choice, &failed);
     own->weight = buffer(sizes.weight, &failed);
     own->row_pair = buffer(sizes.pairs, &failed);
     own->row_token = buffer(sizes.pairs, &failed);
@@ -117,9 +118,9 @@ bool sp_cpu_experts_create(sp_cpu_ops *cpu, const sp_ops_options *options)
 void sp_cpu_experts_destroy(sp_cpu_ops *cpu)
 {
     sp_cpu_experts *own = &cpu->experts;
-    void *buffers[] = {own->choice, own->weight,      own->row_pair, own->row_token, own->place,
-                       own->begin,  own->active,      own->gate,     own->up,        own->down,
-                       own->packed, own->first_piece, own->gemms};
+    void *buffers[] = {own->choices, own->weight,      own->row_pair, own->row_token, own->place,
+                       own->begin,   own->active,      own->gate,     own->up,        own->down,
+                       own->packed,  own->first_piece, own->gemms};
 
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         sp_aligned_free(buffers[i]);
@@ -183,11 +184,24 @@ static void route_row(const sp_cpu_ops *cpu, const void *user, int32_t row)
 sp_status sp_cpu_route(sp_ops *ops, sp_rows logits, bool normalised)
 {
     sp_cpu_ops *cpu = (sp_cpu_ops *)ops;
+    sp_cpu_experts *own = &cpu->experts;
     const route_args args = {logits, normalised};
 
     SP_ASSERT(cpu->types[logits] == SP_DTYPE_F32);
-    SP_ASSERT(cpu->widths[logits] == cpu->experts.shape.experts);
+    SP_ASSERT(cpu->widths[logits] == own->shape.experts);
+    SP_ASSERT(own->n_routed < own->shape.layers);
+    own->choice = own->choices + (int64_t)own->n_routed * cpu->n_rows * own->shape.per_token;
+    own->n_routed++;
     sp_cpu_each_row(cpu, route_row, &args);
+    return SP_OK;
+}
+
+sp_status sp_cpu_read_routing(sp_ops *ops, sp_routing *out_routing)
+{
+    const sp_cpu_ops *cpu = (const sp_cpu_ops *)ops;
+
+    SP_ASSERT(cpu->experts.n_routed == cpu->experts.shape.layers);
+    *out_routing = (sp_routing){.expert = cpu->experts.choices, .rows = cpu->n_rows};
     return SP_OK;
 }
 

@@ -230,6 +230,7 @@ static sp_status run_step(sp_ops *ops, const sp_step *step, sp_pass_fn pass, voi
     lay_out(cpu, step);
     SP_ASSERT(cpu->n_rows == step->n_rows);
     cpu->plan = step->plan;
+    cpu->experts.n_routed = 0;
     pass(user, ops);
     return ops->status;
 }
@@ -256,6 +257,7 @@ const sp_op_table sp_cpu_op_table = {
     .experts = sp_cpu_experts_run,
     .add_gated = sp_cpu_add_gated,
     .faults = sp_cpu_faults,
+    .read_routing = sp_cpu_read_routing,
     .logits = sp_cpu_logits,
     .choose = sp_cpu_choose,
     .score = sp_cpu_score,

@@ -29,8 +29,11 @@ typedef struct sp_attention_item {
 /* The experts' own memory (cpu_experts.c); all NULL without experts. */
 typedef struct sp_cpu_experts {
     sp_moe_shape shape;
-    int32_t *choice; /* [rows_max, per_token] of each row, in descending order of its logits */
-    float *weight;   /* [rows_max, per_token] */
+    int32_t *choices; /* [layers, rows of the step, per_token]; memory for rows_max rows */
+    int32_t *choice;  /* [rows of the step, per_token] of the layer that was routed last: experts
+                         of each row, in descending order of its logits */
+    int32_t n_routed; /* layers of the step that were routed */
+    float *weight;    /* [rows_max, per_token], of the same layer */
 
     /* Of one window: its pairs sorted by expert. */
     int32_t *begin;     /* [experts + 1] pairs of expert e: begin[e] .. begin[e + 1] - 1 */
@@ -165,6 +168,7 @@ float *sp_cpu_snapshot_s(const sp_cpu_ops *cpu, int32_t snapshot, int32_t layer,
 void *sp_cpu_snapshot_inputs(const sp_cpu_ops *cpu, int32_t snapshot, int32_t layer, int32_t row);
 
 sp_status sp_cpu_route(sp_ops *ops, sp_rows logits, bool normalised);
+sp_status sp_cpu_read_routing(sp_ops *ops, sp_routing *out_routing);
 sp_status sp_cpu_experts_run(sp_ops *ops, sp_rows x, const sp_experts *experts, sp_rows y);
 sp_status sp_cpu_add_gated(sp_ops *ops, sp_rows y, sp_rows x, sp_rows gate);
 /* The memory of cpu->experts; nothing without experts. create: false without memory. */

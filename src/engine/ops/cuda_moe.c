@@ -42,7 +42,7 @@ size_t sp_cuda_moe_bytes(const sp_ops_options *options)
 
     if (moe->experts == 0)
         return 0;
-    bytes = pairs * (sizeof(int32_t) + sizeof(float) + sizeof(sp_cuda_item));
+    bytes = pairs * ((size_t)moe->layers * sizeof(int32_t) + sizeof(float) + sizeof(sp_cuda_item));
     bytes += pairs * (size_t)(2 * moe->inner + options->hidden) * sizeof(uint16_t);
     return bytes + 2 * (size_t)places_of(moe, (int64_t)pairs) * sizeof(int32_t);
 }
@@ -65,7 +65,10 @@ sp_status sp_cuda_moe_create(sp_cuda_ops *cuda, const sp_ops_options *options, s
             "a GPU takes up to %d experts, %d of them for a token, and fewer than %d for "
             "the rows of a step: lower step-rows",
             SP_CUDA_EXPERTS_MAX, SP_CUDA_TOP_MAX, SP_CUDA_ROWS_MAX);
-    own->expert = sp_cuda_block(cuda, pairs * sizeof *own->expert, &status, error);
+    own->choices =
+        sp_cuda_block(cuda, (size_t)moe->layers * pairs * sizeof *own->choices, &status, error);
+    own->host_choices =
+        sp_cuda_pinned(cuda, (size_t)moe->layers * pairs * sizeof *own->choices, &status, error);
     own->weight = sp_cuda_block(cuda, pairs * sizeof *own->weight, &status, error);
     own->gate = sp_cuda_block(cuda, pairs * (size_t)moe->inner * sizeof(uint16_t), &status, error);
     own->up = sp_cuda_block(cuda, pairs * (size_t)moe->inner * sizeof(uint16_t), &status, error);
@@ -148,6 +151,8 @@ sp_status sp_cuda_op_route(sp_ops *ops, sp_rows logits, bool normalised)
 {
     sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
     sp_cuda_moe *own = &cuda->moe;
+    int64_t layer_pairs = (int64_t)cuda->step.rows * own->shape.per_token;
+    int32_t *chosen = own->choices + own->n_routed * layer_pairs;
     const sp_cuda_route route = {
         .rows = cuda->step.rows,
         .experts = own->shape.experts,
@@ -156,7 +161,7 @@ sp_status sp_cuda_op_route(sp_ops *ops, sp_rows logits, bool normalised)
         .logits = cuda->rows[logits],
         .stride = cuda->widths[logits],
         .position = cuda->step.position,
-        .expert = own->expert,
+        .expert = chosen,
         .weight = own->weight,
     };
     int32_t pairs = route.rows * route.top_k;
@@ -165,7 +170,7 @@ sp_status sp_cuda_op_route(sp_ops *ops, sp_rows logits, bool normalised)
         .top_k = route.top_k,
         .n_experts = route.experts,
         .n_slots = 1,
-        .expert = own->expert,
+        .expert = chosen,
         .all_rows = pairs,
         .n_rows = pairs,
     };
@@ -173,6 +178,9 @@ sp_status sp_cuda_op_route(sp_ops *ops, sp_rows logits, bool normalised)
 
     SP_ASSERT(cuda->types[logits] == SP_DTYPE_F32);
     SP_ASSERT(cuda->widths[logits] == own->shape.experts);
+    SP_ASSERT(own->n_routed < own->shape.layers);
+    own->expert = chosen;
+    own->n_routed++;
     own->items.item_rows = sp_cuda_expert_rows(pairs, route.experts);
     own->items.bound = sp_cuda_items_bound(pairs, route.experts, 1, own->items.item_rows);
     group.items = own->items;
@@ -182,6 +190,25 @@ sp_status sp_cuda_op_route(sp_ops *ops, sp_rows logits, bool normalised)
         return status;
     return sp_cuda_launched(cuda, cuda->shared.group_experts(cuda->gpu, &group, cuda->native),
                             "grouping rows by expert");
+}
+
+sp_status sp_cuda_fetch_routing(const sp_cuda_ops *cuda)
+{
+    const sp_cuda_moe *own = &cuda->moe;
+    size_t pairs = (size_t)cuda->step.rows * (size_t)own->shape.per_token;
+
+    return sp_stream_copy(cuda->stream, own->host_choices, own->choices,
+                          (size_t)own->shape.layers * pairs * sizeof *own->choices, NULL);
+}
+
+sp_status sp_cuda_op_read_routing(sp_ops *ops, sp_routing *out_routing)
+{
+    const sp_cuda_ops *cuda = (const sp_cuda_ops *)ops;
+    sp_status status = sp_stream_wait(cuda->stream, NULL);
+
+    if (status == SP_OK)
+        *out_routing = (sp_routing){.expert = cuda->moe.host_choices, .rows = cuda->step.rows};
+    return status;
 }
 
 /* ---- the experts --------------------------------------------------------------------------- */

@@ -344,6 +344,7 @@ const sp_op_table sp_cuda_op_table = {
     .experts = sp_cuda_op_experts,
     .add_gated = sp_cuda_op_add_gated,
     .faults = sp_cuda_op_faults,
+    .read_routing = sp_cuda_op_read_routing,
     .logits = sp_cuda_op_logits,
     .choose = sp_cuda_op_choose,
     .score = sp_cuda_op_score,

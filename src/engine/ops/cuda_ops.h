@@ -82,7 +82,11 @@ typedef struct sp_cuda_moe_layer {
 /* The experts' own memory (cuda_moe.c); all NULL without experts. */
 typedef struct sp_cuda_moe {
     sp_moe_shape shape;
-    int32_t *expert;           /* [rows_max, per_token] of each row; -1: a pad's */
+    int32_t *choices;          /* [layers, launched rows, per_token] of the step, in memory for
+                                  rows_max rows; -1: a pad's */
+    int32_t *host_choices;     /* the same, pinned, where the step says `routing` */
+    int32_t *expert;           /* in `choices`, of the layer that was routed last */
+    int32_t n_routed;          /* layers of the pass that were routed */
     float *weight;             /* [rows_max, per_token] */
     void *gate, *up, *down;    /* bf16 [rows_max * per_token, inner], [.., hidden] by pair */
     sp_cuda_items items;       /* of the last route */
@@ -175,6 +179,9 @@ sp_status sp_cuda_op_rope_and_cache(sp_ops *ops, const sp_rope_call *call);
 sp_status sp_cuda_op_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y);
 
 sp_status sp_cuda_op_route(sp_ops *ops, sp_rows logits, bool normalised);
+/* Enqueues the copy of the step's choices to the host, after the pass. */
+sp_status sp_cuda_fetch_routing(const sp_cuda_ops *cuda);
+sp_status sp_cuda_op_read_routing(sp_ops *ops, sp_routing *out_routing);
 sp_status sp_cuda_op_experts(sp_ops *ops, sp_rows x, const sp_experts *experts, sp_rows y);
 sp_status sp_cuda_op_add_gated(sp_ops *ops, sp_rows y, sp_rows x, sp_rows gate);
 /* As experts, before the first step: notes the layer's weights. */

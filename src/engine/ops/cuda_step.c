@@ -178,6 +178,7 @@ static sp_status run_pass(sp_cuda_ops *cuda, sp_pass_fn pass, void *user)
                                   "planning attention");
     if (status != SP_OK)
         return status;
+    cuda->moe.n_routed = 0;
     pass(user, &cuda->ops);
     if (cuda->ops.status != SP_OK)
         return cuda->ops.status;
@@ -284,6 +285,17 @@ static sp_status run_graph(sp_cuda_ops *cuda, const sp_step *step, sp_cuda_graph
     return status == SP_OK ? sp_graph_launch(graph->graph, cuda->stream, NULL) : status;
 }
 
+/* Eagerly the first time, then as a graph. */
+static sp_status run_rows(sp_cuda_ops *cuda, const sp_step *step, sp_cuda_graph *graph,
+                          sp_pass_fn pass, void *user)
+{
+    if (graph && graph->seen)
+        return run_graph(cuda, step, graph, pass, user);
+    if (graph)
+        graph->seen = true;
+    return run_pass(cuda, pass, user);
+}
+
 sp_status sp_cuda_op_step(sp_ops *ops, const sp_step *step, sp_pass_fn pass, void *user)
 {
     sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
@@ -308,11 +320,9 @@ sp_status sp_cuda_op_step(sp_ops *ops, const sp_step *step, sp_pass_fn pass, voi
     status = send(cuda, step);
     if (status == SP_OK && cuda->adapted)
         status = sp_delta_upload(cuda->delta, step->plan, cuda->stream, NULL);
-    if (status != SP_OK)
-        return status;
-    if (graph && graph->seen)
-        return run_graph(cuda, step, graph, pass, user);
-    if (graph)
-        graph->seen = true;
-    return run_pass(cuda, pass, user);
+    if (status == SP_OK)
+        status = run_rows(cuda, step, graph, pass, user);
+    if (status == SP_OK && step->routing)
+        status = sp_cuda_fetch_routing(cuda);
+    return status;
 }

@@ -64,6 +64,7 @@ typedef struct sp_moe_shape {
     int32_t inner;              /* outputs of an expert's gate and up */
     int32_t window_rows;        /* rows whose experts are computed at a time: bounds the scratch and
                                    changes no bit */
+    int32_t layers;             /* that have experts: calls of route in a pass, at most */
 } sp_moe_shape;
 
 /* Positions of a chunk of the gated delta rule: its borders are at the multiples of it. */
@@ -164,7 +165,14 @@ typedef struct sp_step {
     const sp_step_span *spans;
     int32_t n_spans, n_rows;
     const sp_plan *plan; /* of the same rows; not read without a delta */
+    bool routing;        /* sp_op_read_routing will be called */
 } sp_step;
+
+/* The experts that the rows of a step chose, in host memory. */
+typedef struct sp_routing {
+    const int32_t *expert; /* [moe.layers, rows, moe.per_token], a layer for each call of route */
+    int32_t rows;          /* those of the step come first, pads may follow */
+} sp_routing;
 
 /* A forward pass: calls ops for the rows of the step. Its control flow does not depend on the
  * step's content, so that its launches can be captured once and replayed. */
@@ -251,6 +259,7 @@ struct sp_op_table {
     sp_status (*add_gated)(sp_ops *ops, sp_rows y, sp_rows x, sp_rows gate);
 
     sp_status (*faults)(sp_ops *ops, bool *out_faults, int32_t n_spans);
+    sp_status (*read_routing)(sp_ops *ops, sp_routing *out_routing);
     sp_status (*logits)(sp_ops *ops, sp_rows x, const sp_weight *head, const int32_t *rows,
                         int32_t n_rows);
     void (*choose)(sp_ops *ops, sp_choice *choices, int32_t n);
@@ -417,8 +426,8 @@ static inline void sp_op_silu_mul(sp_ops *ops, sp_rows gate, sp_rows up)
  * Chooses moe.per_token experts for each row from its router's logits [experts], FP32, which are
  * used up: the largest, in descending order, ties by ascending number; a NaN is larger than any
  * number, so that its row fails instead of going elsewhere. An expert's weight is its softmax over
- * all experts, or with `normalised` over the chosen ones. Choice and weights stay with the backend
- * until the next route.
+ * all experts, or with `normalised` over the chosen ones. The weights stay with the backend until
+ * the next route, the choice until the next step.
  */
 static inline void sp_op_route(sp_ops *ops, sp_rows logits, bool normalised)
 {
@@ -448,6 +457,14 @@ static inline void sp_op_add_gated(sp_ops *ops, sp_rows y, sp_rows x, sp_rows ga
 static inline sp_status sp_op_faults(sp_ops *ops, bool *out_faults, int32_t n_spans)
 {
     SP_OP(ops, faults(ops, out_faults, n_spans));
+    return ops->status;
+}
+
+/* The experts that the rows of the last step were routed to; borrowed until the next step, which
+ * said `routing`. Waits for the step. Fails like sp_op_step. */
+static inline sp_status sp_op_read_routing(sp_ops *ops, sp_routing *out_routing)
+{
+    SP_OP(ops, read_routing(ops, out_routing));
     return ops->status;
 }
 

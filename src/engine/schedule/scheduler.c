@@ -132,7 +132,8 @@ static sp_sequence *youngest_paused(const sp_scheduler *scheduler)
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* Rows whose logits are needed must be computed: the last one, and those that the request reads. */
+/* Rows whose logits or experts are needed must be computed: the last one, and those that the
+ * request reads. */
 static int32_t reusable_tokens(const sp_sequence *sequence)
 {
     int32_t n = sequence->n_tokens - 1;
@@ -142,6 +143,8 @@ static int32_t reusable_tokens(const sp_sequence *sequence)
     if (sp_sequence_scores(sequence, sequence->sampling.n_scored) &&
         sequence->sampling.n_scored < n)
         n = sequence->sampling.n_scored;
+    if (sequence->routing.n_ids > 0 && sequence->routing.n_rows < n)
+        n = sequence->routing.n_rows;
     return n;
 }
 

@@ -58,6 +58,16 @@ typedef struct sp_sequence_constraint {
     sp_grammar_place place;
 } sp_sequence_constraint;
 
+/* The experts that its tokens were routed to, where the request wants them. Grows with the rows. */
+typedef struct sp_sequence_routing {
+    int32_t n_ids;  /* of a token: MoE layers times experts of each; 0: they are not wanted */
+    uint16_t *ids;  /* [capacity, n_ids] by position, owned; drafts' rows are beyond n_tokens */
+    int32_t n_rows; /* first positions whose rows were computed for it, whatever became of their
+                       pages */
+    int32_t capacity;
+    bool failed; /* there was no memory */
+} sp_sequence_routing;
+
 /* The detokenized part of its output. Unused where the model has no tokenizer. */
 typedef struct sp_sequence_text {
     sp_decoder decoder;
@@ -94,6 +104,7 @@ typedef struct sp_sequence {
     sp_sequence_sampling sampling;
     sp_sequence_constraint constraint;
     sp_sequence_text text;
+    sp_sequence_routing routing;
     sp_sequence_queue queue;
     sp_draft draft;
     sp_draft_trail trail;
