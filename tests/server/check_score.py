@@ -138,7 +138,7 @@ def check_score_refusals(binary):
                            ({"sequences": [[1, 2]], "prompt_lengths": [1, 1]}, "invalid-value"),
                            ({"sequences": [[1, 2]], "prompt_lengths": 0}, "invalid-value"),
                            ({"sequences": [[1]], "encoding_format": "hex"}, "invalid-value"),
-                           ({"sequences": [[1]], "routed_experts": True}, "unsupported-field"),
+                           ({"sequences": [[1]], "routed_experts": True}, "invalid-value"),
                            ({"sequences": [[1]], "prompt": "x"}, "unknown-field"),
                            ({"sequences": [[1]], "max_tokens": 1}, "unknown-field"),
                            ({"sequences": [[1] * 5000]}, "context_length_exceeded")):

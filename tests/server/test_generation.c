@@ -23,6 +23,8 @@ static void test_records(void **state)
 {
     sp_generation *generation = create(2);
     const sp_logprob top[2] = {{7, -0.5f}, {8, -1.5f}};
+    const uint16_t routed[6] = {3, 65535, 0, 9, 1, 2};
+    const char *text = "0123456789012345678901234567890123456789";
     const sp_produced *produced;
     sp_text taken = {0};
     size_t cursor = 0;
@@ -30,11 +32,14 @@ static void test_records(void **state)
     (void)state;
     for (int32_t i = 0; i < 40; i++) {
         /* Texts of 0 to 39 bytes: no length may move the next record out of step. */
-        const sp_produced added = {
-            .choice = i % 2, .token = i, .text_bytes = (uint32_t)i, .n_top = i % 3, .logprob = -1};
+        const sp_produced added = {.choice = i % 2,
+                                   .token = i,
+                                   .text_bytes = (uint32_t)i,
+                                   .routed_bytes = (uint32_t)(i % 7 * 2),
+                                   .n_top = i % 3,
+                                   .logprob = -1};
 
-        assert_true(
-            sp_generation_add(generation, &added, top, "0123456789012345678901234567890123456789"));
+        assert_true(sp_generation_add(generation, &added, top, routed, text));
     }
     assert_false(sp_generation_take(generation, &taken));
     for (int32_t i = 0; i < 40; i++) {
@@ -45,8 +50,8 @@ static void test_records(void **state)
         assert_int_equal(produced->n_top, i % 3);
         if (produced->n_top == 2)
             assert_int_equal(sp_produced_top(produced)[1].token, 8);
-        assert_memory_equal(sp_produced_text(produced), "0123456789012345678901234567890123456789",
-                            (size_t)i);
+        assert_memory_equal(sp_produced_routed(produced), routed, (size_t)(i % 7 * 2));
+        assert_memory_equal(sp_produced_text(produced), text, (size_t)i);
     }
     assert_null(sp_produced_next(&taken, &cursor));
     assert_false(sp_generation_take(generation, &taken));
@@ -66,7 +71,7 @@ static void test_bound(void **state)
     size_t n = 0, cursor = 0;
 
     (void)state;
-    while (sp_generation_add(generation, &added, NULL, text)) {
+    while (sp_generation_add(generation, &added, NULL, NULL, text)) {
         n++;
         assert_true(n < SP_OUTBOX_BYTES_MAX);
     }
@@ -76,7 +81,38 @@ static void test_bound(void **state)
     while (sp_produced_next(&taken, &cursor))
         n--;
     assert_int_equal(n, 0);
-    assert_true(sp_generation_add(generation, &added, NULL, text));
+    assert_true(sp_generation_add(generation, &added, NULL, NULL, text));
+    sp_text_free(&taken);
+    sp_task_release(&generation->task);
+}
+
+/* The experts of a long answer come at once: they are no sign of a client that does not read, and
+ * leave the bound of all else where it is. */
+static void test_experts_are_not_bounded(void **state)
+{
+    sp_generation *generation = create(1);
+    const sp_produced last = {.token = 2, .routed_bytes = 2 * SP_OUTBOX_BYTES_MAX};
+    const sp_produced added = {.token = 1, .text_bytes = 100};
+    uint16_t *routed = sp_calloc(1, last.routed_bytes);
+    char text[100] = "";
+    sp_text taken = {0};
+    size_t alone = 0, beside = 0;
+
+    (void)state;
+    assert_non_null(routed);
+    while (sp_generation_add(generation, &added, NULL, NULL, text))
+        alone++;
+    sp_generation_take(generation, &taken);
+    assert_true(sp_generation_add(generation, &last, NULL, routed, NULL));
+    while (sp_generation_add(generation, &added, NULL, NULL, text))
+        beside++;
+    assert_true(beside == alone || beside == alone - 1); /* its own record is in there */
+    sp_generation_take(generation, &taken);
+    beside = 0;
+    while (sp_generation_add(generation, &added, NULL, NULL, text))
+        beside++;
+    assert_int_equal(beside, alone);
+    sp_free(routed);
     sp_text_free(&taken);
     sp_task_release(&generation->task);
 }
@@ -92,7 +128,7 @@ static void *write_tokens(void *user)
     for (int32_t i = 0; i < TOKENS;) {
         const sp_produced added = {.token = i, .text_bytes = (uint32_t)(i % 7)};
 
-        i += sp_generation_add(generation, &added, NULL, "1234567");
+        i += sp_generation_add(generation, &added, NULL, NULL, "1234567");
     }
     sp_task_finish(&generation->task, SP_OK, NULL);
     return NULL;
@@ -189,8 +225,11 @@ static void test_queue(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_records),         cmocka_unit_test(test_bound),
-        cmocka_unit_test(test_nothing_is_lost), cmocka_unit_test(test_wakes),
+        cmocka_unit_test(test_records),
+        cmocka_unit_test(test_bound),
+        cmocka_unit_test(test_experts_are_not_bounded),
+        cmocka_unit_test(test_nothing_is_lost),
+        cmocka_unit_test(test_wakes),
         cmocka_unit_test(test_queue),
     };
 

@@ -133,7 +133,6 @@ const sp_field sp_body_rows[] = {
     KNOWN("sequences", SCORE, SP_FIELD_ELSEWHERE),
     KNOWN("prompt_lengths", SCORE, SP_FIELD_ELSEWHERE),
     KNOWN("encoding_format", SCORE, SP_FIELD_ELSEWHERE),
-    KNOWN("routed_experts", SCORE, SP_FIELD_ONLY_FALSE),
     KNOWN("user", BOTH, SP_FIELD_IGNORED),
     KNOWN("metadata", BOTH, SP_FIELD_IGNORED),
     KNOWN("store", BOTH, SP_FIELD_IGNORED),

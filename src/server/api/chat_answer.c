@@ -58,6 +58,14 @@ static void add_ids(sp_chat_choice *choice, sp_text *out)
     sp_text_clear(&choice->token_ids);
 }
 
+static void add_routing(const sp_chat_choice *choice, sp_text *out)
+{
+    if (!choice->answer->request.fields.request.routed_experts)
+        return;
+    sp_reply_add_routing(&choice->answer->reply, out, choice->routed.data, choice->routed.bytes);
+    out->failed |= choice->routed.failed;
+}
+
 static const char *finish_json(const sp_chat_choice *choice)
 {
     if (choice->finish == SP_FINISH_STOP && sp_chat_parser_n_calls(choice->parser) > 0)
@@ -76,6 +84,7 @@ static sp_text *begin_event(sp_chat_choice *choice)
     return &reply->out;
 }
 
+/* The experts come with the last one, once the choice has its finish. */
 static void end_event(sp_chat_choice *choice, const char *finish)
 {
     sp_text *out = &choice->answer->reply.out;
@@ -83,6 +92,8 @@ static void end_event(sp_chat_choice *choice, const char *finish)
     sp_text_add(out, "}");
     add_logprobs(choice, out);
     add_ids(choice, out);
+    if (choice->finish != SP_FINISH_NONE)
+        add_routing(choice, out);
     sp_text_format(out, ", \"finish_reason\": %s}", finish);
     sp_reply_event_end(&choice->answer->reply);
 }
@@ -201,6 +212,7 @@ static void add_choices(sp_reply *reply)
         add_message(choice, out);
         add_logprobs(choice, out);
         add_ids(choice, out);
+        add_routing(choice, out);
         sp_text_format(out, ", \"finish_reason\": %s}", finish_json(choice));
     }
 }
@@ -244,11 +256,13 @@ static void produced_token(sp_reply *reply, const sp_produced *produced)
     sp_status status;
 
     keep_token(choice, produced);
+    sp_text_add_bytes(&choice->routed, (const char *)sp_produced_routed(produced),
+                      produced->routed_bytes);
     status =
         sp_chat_parser_push(choice->parser, sp_produced_text(produced), produced->text_bytes, NULL);
-    choice->finish = produced->finish;
     if (status == SP_OK && produced->finish != SP_FINISH_NONE)
         status = sp_chat_parser_finish(choice->parser, NULL);
+    choice->finish = produced->finish;
     if (status != SP_OK)
         reply->out.failed = true;
     if (!reply->stream)
@@ -290,7 +304,7 @@ static size_t kept_bytes(const sp_reply *reply)
         const sp_chat_choice *choice = &answer->choices[i];
 
         bytes += choice->content.capacity + choice->reasoning.capacity + choice->calls.capacity +
-                 choice->logprobs.capacity + choice->token_ids.capacity;
+                 choice->logprobs.capacity + choice->token_ids.capacity + choice->routed.capacity;
     }
     return bytes;
 }
@@ -306,6 +320,7 @@ void sp_chat_answer_clear(sp_chat_answer *answer)
         sp_text_free(&choice->calls);
         sp_text_free(&choice->logprobs);
         sp_text_free(&choice->token_ids);
+        sp_text_free(&choice->routed);
     }
     sp_free(answer->choices);
     answer->choices = NULL;

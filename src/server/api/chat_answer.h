@@ -16,6 +16,7 @@ typedef struct sp_chat_choice {
     sp_chat_parser *parser;
     sp_text content, reasoning, calls; /* calls: members of "tool_calls", the last one open */
     sp_text logprobs, token_ids;
+    sp_text routed; /* 16-bit ids of experts, with the end */
     sp_finish finish;
 } sp_chat_choice;
 

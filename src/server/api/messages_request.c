@@ -295,6 +295,7 @@ static const sp_translated_field own_fields[] = {
     {"max_completion_tokens", SP_TRANSLATED_REFUSED, NULL},
     {"stream_options", SP_TRANSLATED_REFUSED, NULL},
     {"return_token_ids", SP_TRANSLATED_REFUSED, NULL},
+    {"routed_experts", SP_TRANSLATED_REFUSED, NULL},
     {"continue_final_message", SP_TRANSLATED_REFUSED, NULL},
     {"add_generation_prompt", SP_TRANSLATED_REFUSED, NULL},
 };

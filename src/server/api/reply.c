@@ -118,6 +118,43 @@ void sp_reply_add_ids(sp_text *out, const char *field, const int32_t *tokens, in
     sp_text_add(out, "]");
 }
 
+static void add_id(sp_text *out, uint16_t id)
+{
+    char digits[5];
+    size_t at = sizeof digits;
+
+    do {
+        digits[--at] = (char)('0' + id % 10);
+        id /= 10;
+    } while (id > 0);
+    sp_text_add_bytes(out, digits + at, sizeof digits - at);
+}
+
+void sp_reply_add_routing(const sp_reply *reply, sp_text *out, const void *routed, size_t bytes)
+{
+    const char *from = routed;
+    int32_t layers, per_token;
+
+    sp_text_add(out, ", \"routed_experts\": ");
+    sp_engine_routing(reply->call->api->engine, &layers, &per_token);
+    if (bytes == 0) {
+        sp_text_add(out, "null");
+        return;
+    }
+    for (size_t i = 0; i < bytes / sizeof(uint16_t); i++) {
+        size_t place = i % (size_t)per_token, token = i % (size_t)(layers * per_token);
+        uint16_t id;
+
+        memcpy(&id, from + i * sizeof id, sizeof id);
+        if (token == 0)
+            sp_text_add(out, i == 0 ? "[[[" : "]], [[");
+        else
+            sp_text_add(out, place == 0 ? "], [" : ", ");
+        add_id(out, id);
+    }
+    sp_text_add(out, "]]]");
+}
+
 /* Adds the members after the list of choices. */
 static void add_members(sp_reply *reply)
 {

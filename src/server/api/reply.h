@@ -86,6 +86,10 @@ void sp_reply_add_version(const sp_reply *reply, sp_text *out);
 /* `, "FIELD": [..]` */
 void sp_reply_add_ids(sp_text *out, const char *field, const int32_t *tokens, int32_t n);
 
+/* `, "routed_experts": [[[..], ..], ..]`: of each token in each layer the experts, out of the
+ * engine's [n_bytes / 2] ids; null: there are none, where the answer was aborted. */
+void sp_reply_add_routing(const sp_reply *reply, sp_text *out, const void *routed, size_t bytes);
+
 /* "stop", "length", "abort" with quotes, or null. */
 const char *sp_finish_json(sp_finish finish);
 

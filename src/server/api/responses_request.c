@@ -203,6 +203,7 @@ static const sp_translated_field own_fields[] = {
     {"max_tokens", SP_TRANSLATED_REFUSED, NULL},
     {"max_completion_tokens", SP_TRANSLATED_REFUSED, NULL},
     {"return_token_ids", SP_TRANSLATED_REFUSED, NULL},
+    {"routed_experts", SP_TRANSLATED_REFUSED, NULL},
 };
 
 static const sp_translated_field *find_own(const char *name)

@@ -11,7 +11,7 @@
 
 /* What is known of one choice and not sent. In a stream that is little: logprobs on their way. */
 typedef struct choice_state {
-    sp_text text, token_ids;
+    sp_text text, token_ids, routed; /* the last: 16-bit ids of experts */
     sp_logprob_lists logprobs;
     sp_finish finish;
     int64_t n_characters; /* of its text as far as it is known */
@@ -159,6 +159,9 @@ static void stream_token(completion *made, const sp_produced *produced)
                produced->text_bytes, produced->finish);
     if (fields->return_token_ids)
         sp_reply_add_ids(&reply->out, "token_ids", &produced->token, produced->token >= 0);
+    if (fields->request.routed_experts && produced->finish != SP_FINISH_NONE)
+        sp_reply_add_routing(reply, &reply->out, sp_produced_routed(produced),
+                             produced->routed_bytes);
     add_prompt_ids(made, produced->choice);
     sp_text_add(&reply->out, "}");
     sp_reply_event_end(reply);
@@ -186,6 +189,8 @@ static void produced_token(sp_reply *reply, const sp_produced *produced)
     if (made->request.fields.return_token_ids && produced->token >= 0)
         sp_text_format(&choice->token_ids, choice->token_ids.bytes ? ", %d" : "%d",
                        produced->token);
+    sp_text_add_bytes(&choice->routed, (const char *)sp_produced_routed(produced),
+                      produced->routed_bytes);
     choice->finish = produced->finish;
 }
 
@@ -222,8 +227,10 @@ static void add_whole_choice(completion *made, int32_t at, int32_t index)
                        choice->token_ids.data ? choice->token_ids.data : "");
         sp_reply_add_ids(out, "prompt_token_ids", prompt->tokens, prompt->n_tokens);
     }
+    if (made->request.fields.request.routed_experts)
+        sp_reply_add_routing(&made->reply, out, choice->routed.data, choice->routed.bytes);
     sp_text_add(out, "}");
-    out->failed |= choice->text.failed || choice->token_ids.failed;
+    out->failed |= choice->text.failed || choice->token_ids.failed || choice->routed.failed;
 }
 
 static void add_choices(sp_reply *reply)
@@ -248,7 +255,7 @@ static size_t kept_bytes(const sp_reply *reply)
     for (int32_t i = 0; i < made->n_choices; i++) {
         const choice_state *choice = &made->choices[i];
 
-        bytes += choice->text.capacity + choice->token_ids.capacity +
+        bytes += choice->text.capacity + choice->token_ids.capacity + choice->routed.capacity +
                  sp_logprob_lists_bytes(&choice->logprobs);
     }
     return bytes;
@@ -261,6 +268,7 @@ static void destroy(sp_reply *reply)
     for (int32_t i = 0; made->choices && i < made->n_choices; i++) {
         sp_text_free(&made->choices[i].text);
         sp_text_free(&made->choices[i].token_ids);
+        sp_text_free(&made->choices[i].routed);
         sp_logprob_lists_free(&made->choices[i].logprobs);
     }
     sp_free(made->choices);

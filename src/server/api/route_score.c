@@ -13,6 +13,7 @@
 
 typedef struct scores {
     sp_text logprobs, processed; /* floats, in the order of the tokens */
+    sp_text routed;              /* 16-bit ids of experts: [tokens, layers, experts of a token] */
 } scores;
 
 typedef struct score {
@@ -33,6 +34,8 @@ static void produced_token(sp_reply *reply, const sp_produced *produced)
     const score *made = score_of(reply);
     scores *to = &made->scores[produced->choice];
 
+    sp_text_add_bytes(&to->routed, (const char *)sp_produced_routed(produced),
+                      produced->routed_bytes);
     if (!produced->is_prompt)
         return;
     sp_text_add_bytes(&to->logprobs, (const char *)&produced->logprob, sizeof(float));
@@ -84,6 +87,25 @@ static void add_numbers(const score *made, const char *field, const sp_text *flo
     sp_text_add(out, "]");
 }
 
+/* With the dimensions of what has none itself. */
+static void add_routing(const score *made, const sp_text *routed)
+{
+    sp_text *out = (sp_text *)(uintptr_t)&made->reply.out;
+    int32_t layers, per_token;
+
+    out->failed |= routed->failed;
+    if (!made->request.base64) {
+        sp_reply_add_routing(&made->reply, out, routed->data, routed->bytes);
+        return;
+    }
+    sp_engine_routing(made->reply.call->api->engine, &layers, &per_token);
+    sp_text_add(out, ", \"routed_experts\": \"");
+    add_base64(out, routed->data, routed->bytes);
+    sp_text_format(out, "\", \"routed_experts_shape\": [%zu, %d, %d]",
+                   routed->bytes / sizeof(uint16_t) / (size_t)(layers * per_token), layers,
+                   per_token);
+}
+
 static void write_answer(sp_reply *reply)
 {
     const score *made = score_of(reply);
@@ -102,6 +124,8 @@ static void write_answer(sp_reply *reply)
         add_numbers(made, "logprobs", &made->scores[i].logprobs);
         if (made->request.fields.request.processed_logprobs)
             add_numbers(made, "processed_logprobs", &made->scores[i].processed);
+        if (made->request.fields.request.routed_experts)
+            add_routing(made, &made->scores[i].routed);
         sp_text_add(out, "}");
     }
     sp_text_format(out, "], \"usage\": {\"prompt_tokens\": %lld, \"total_tokens\": %lld}}\n",
@@ -114,7 +138,8 @@ static size_t kept_bytes(const sp_reply *reply)
     size_t bytes = 0;
 
     for (int32_t i = 0; made->scores && i < made->request.n_sequences; i++)
-        bytes += made->scores[i].logprobs.capacity + made->scores[i].processed.capacity;
+        bytes += made->scores[i].logprobs.capacity + made->scores[i].processed.capacity +
+                 made->scores[i].routed.capacity;
     return bytes;
 }
 
@@ -125,6 +150,7 @@ static void destroy(sp_reply *reply)
     for (int32_t i = 0; made->scores && i < made->request.n_sequences; i++) {
         sp_text_free(&made->scores[i].logprobs);
         sp_text_free(&made->scores[i].processed);
+        sp_text_free(&made->scores[i].routed);
     }
     sp_free(made->scores);
     sp_score_request_free(&made->request);

@@ -20,6 +20,7 @@ static const char *const sampling_fields[] = {
     "repetition_penalty",
     "logit_bias",
     "processed_logprobs",
+    "routed_experts",
 };
 
 static bool is_sampling_field(const char *name)

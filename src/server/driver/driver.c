@@ -296,6 +296,16 @@ static bool is_spoilt(sp_driver *driver, sp_generation *generation)
 }
 
 /* Inside a step: nothing may leave the batch here but what the engine itself has ended. */
+/* Of the experts that come with a request's last event. */
+static uint32_t routed_bytes(const sp_driver *driver, const sp_request_event *event)
+{
+    int32_t layers, per_token;
+
+    sp_engine_routing(driver->engine, &layers, &per_token);
+    return (uint32_t)event->n_routed * (uint32_t)(layers * per_token) *
+           (uint32_t)sizeof *event->routed_experts;
+}
+
 static void on_event(void *user, const sp_request_event *event)
 {
     sp_driver *driver = user;
@@ -330,9 +340,10 @@ static void on_event(void *user, const sp_request_event *event)
         produced.accepted_tokens = event->trace->accepted_tokens;
         produced.verify_steps = event->trace->verify_steps;
     }
+    produced.routed_bytes = routed_bytes(driver, event);
     count_token(driver, &driver->running[index], event);
     if (generation->overflowed ||
-        !sp_generation_add(generation, &produced, event->top, event->text))
+        !sp_generation_add(generation, &produced, event->top, event->routed_experts, event->text))
         generation->overflowed = true;
     if (event->finish != SP_FINISH_NONE)
         remove_running(driver, index);
@@ -407,7 +418,7 @@ static void add_abort(sp_generation *generation, int32_t choice)
 {
     const sp_produced produced = {.choice = choice, .token = -1, .finish = SP_FINISH_ABORT};
 
-    generation->overflowed |= !sp_generation_add(generation, &produced, NULL, NULL);
+    generation->overflowed |= !sp_generation_add(generation, &produced, NULL, NULL, NULL);
 }
 
 static bool is_of(const sp_generation *generation, const char *adapter)

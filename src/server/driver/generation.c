@@ -49,8 +49,8 @@ static size_t padding(size_t bytes)
 
 static size_t record_bytes(const sp_produced *produced)
 {
-    size_t bytes =
-        sizeof *produced + (size_t)produced->n_top * sizeof(sp_logprob) + produced->text_bytes;
+    size_t bytes = sizeof *produced + (size_t)produced->n_top * sizeof(sp_logprob) +
+                   produced->routed_bytes + produced->text_bytes;
 
     return bytes + padding(bytes);
 }
@@ -68,7 +68,7 @@ bool sp_generation_hold(sp_generation *generation, sp_budget *budget)
 }
 
 bool sp_generation_add(sp_generation *generation, const sp_produced *produced,
-                       const sp_logprob *top, const char *text)
+                       const sp_logprob *top, const uint16_t *routed, const char *text)
 {
     static const char zeros[RECORD_ALIGN];
     sp_text *outbox = &generation->outbox;
@@ -77,9 +77,11 @@ bool sp_generation_add(sp_generation *generation, const sp_produced *produced,
 
     pthread_mutex_lock(&generation->task.lock);
     end = outbox->bytes + record_bytes(produced);
-    if (end <= SP_OUTBOX_BYTES_MAX) {
+    /* The experts come at once, with the end, however fast the client reads. */
+    if (end - generation->outbox_routed - produced->routed_bytes <= SP_OUTBOX_BYTES_MAX) {
         sp_text_add_bytes(outbox, (const char *)produced, sizeof *produced);
         sp_text_add_bytes(outbox, (const char *)top, (size_t)produced->n_top * sizeof *top);
+        sp_text_add_bytes(outbox, (const char *)routed, produced->routed_bytes);
         sp_text_add_bytes(outbox, text, produced->text_bytes);
         sp_text_add_bytes(outbox, zeros, end - outbox->bytes);
     }
@@ -90,6 +92,8 @@ bool sp_generation_add(sp_generation *generation, const sp_produced *produced,
         outbox->bytes = end - record_bytes(produced);
         added = false;
     }
+    if (added)
+        generation->outbox_routed += produced->routed_bytes;
     pthread_mutex_unlock(&generation->task.lock);
     return added;
 }
@@ -104,6 +108,7 @@ bool sp_generation_take(sp_generation *generation, sp_text *out_taken)
     pthread_mutex_lock(&generation->task.lock);
     *out_taken = generation->outbox;
     generation->outbox = empty;
+    generation->outbox_routed = 0;
     /* What was taken counts as the reader's from here on. */
     sp_budget_hold(generation->budget, SP_BUDGET_ANSWERS, &generation->outbox_held, empty.capacity);
     done = generation->task.done;
@@ -127,7 +132,12 @@ const sp_logprob *sp_produced_top(const sp_produced *produced)
     return (const sp_logprob *)(const void *)(produced + 1);
 }
 
+const uint16_t *sp_produced_routed(const sp_produced *produced)
+{
+    return (const uint16_t *)(const void *)(sp_produced_top(produced) + produced->n_top);
+}
+
 const char *sp_produced_text(const sp_produced *produced)
 {
-    return (const char *)(sp_produced_top(produced) + produced->n_top);
+    return (const char *)sp_produced_routed(produced) + produced->routed_bytes;
 }

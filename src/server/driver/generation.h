@@ -67,9 +67,10 @@ typedef struct sp_generation {
     sp_constraint *constraint; /* one reference, for all choices; the compiler's, before the push */
     /* Under the task's lock. */
     sp_text outbox;
-    sp_digest digest; /* of what serves it; all zero: the base, or not taken yet */
-    char *served;     /* the adapter that serves it; NULL: the base */
-    uint64_t version; /* its generation; 0: the base */
+    size_t outbox_routed; /* bytes of it that are experts of tokens, which do not count as unread */
+    sp_digest digest;     /* of what serves it; all zero: the base, or not taken yet */
+    char *served;         /* the adapter that serves it; NULL: the base */
+    uint64_t version;     /* its generation; 0: the base */
     /* The engine's thread only. */
     int32_t n_left;    /* choices that run */
     bool overflowed;   /* its outbox was full once, */
@@ -82,7 +83,8 @@ typedef struct sp_generation {
 /* NULL: out of memory. The name is copied. */
 sp_generation *sp_generation_create(int32_t n_choices, const char *adapter);
 
-/* One token in the outbox; its best alternatives and its text follow it there. */
+/* One token in the outbox; its best alternatives, the experts of its choice's tokens and its text
+ * follow it there. */
 typedef struct sp_produced {
     int32_t choice, token; /* token -1: none */
     sp_finish finish;
@@ -92,7 +94,8 @@ typedef struct sp_produced {
     int32_t n_top;         /* alternatives */
     int32_t cached_tokens; /* of the prompt; with the finish only, as are the next three */
     int32_t drafted_tokens, accepted_tokens, verify_steps;
-    bool is_prompt; /* a token of the prompt, for its logprob */
+    uint32_t routed_bytes; /* likewise: of the experts */
+    bool is_prompt;        /* a token of the prompt, for its logprob */
 } sp_produced;
 
 /* The prompts and what the engine keeps of them count from here on. False: there is no room. */
@@ -101,14 +104,15 @@ bool sp_generation_hold(sp_generation *generation, sp_budget *budget);
 /* The engine's side. False: the outbox is full, or memory is short; nothing was added. Where it is
  * the budget that is used up, no_room says so. */
 bool sp_generation_add(sp_generation *generation, const sp_produced *produced,
-                       const sp_logprob *top, const char *text);
+                       const sp_logprob *top, const uint16_t *routed, const char *text);
 
 /* The reader's side: moves all that is there to *out_taken (cleared first). Returns whether the
  * generation was done when it was taken: then this was the last of it. */
 bool sp_generation_take(sp_generation *generation, sp_text *out_taken);
 /* Walks what was taken. NULL at its end. What it returns is borrowed from `taken`. */
 const sp_produced *sp_produced_next(const sp_text *taken, size_t *cursor);
-const sp_logprob *sp_produced_top(const sp_produced *produced); /* [n_top] */
-const char *sp_produced_text(const sp_produced *produced);      /* [text_bytes] */
+const sp_logprob *sp_produced_top(const sp_produced *produced);  /* [n_top] */
+const uint16_t *sp_produced_routed(const sp_produced *produced); /* [routed_bytes / 2] */
+const char *sp_produced_text(const sp_produced *produced);       /* [text_bytes] */
 
 #endif
