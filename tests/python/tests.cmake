@@ -2,7 +2,7 @@
 # peft or transformers besides is run by hand: docs/PYTHON.md says how. Not with sanitizers, whose
 # run time would have to be in the interpreter.
 if(NOT SIDEPATH_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
-  foreach(name declarations adapters delta engine client vllm)
+  foreach(name declarations adapters delta engine routing client vllm)
     add_test(NAME python_${name}
              COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/python/check_package.py
                      $<TARGET_FILE:sidepath_cli> $<TARGET_FILE:sidepath_engine_shared>

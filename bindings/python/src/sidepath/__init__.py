@@ -18,15 +18,15 @@ from .adapter import (Adapter, AdapterSite, Factor, Geometry, Receipt, Site, ins
 from .arrays import bfloat16
 from .client import Client
 from .delta import Delta
-from .engine import Completion, Engine, Loaded
+from .engine import Completion, Engine, Loaded, Scores
 from .errors import Closed, DeviceFailed, NotYet, Refused, Short, SidepathError, WrongCall
 from .pool import Device, Image, Layout, Plan, Pool, Stream, Threads, Version
 
 __version__ = library_version()
 __all__ = ["Adapter", "AdapterSite", "Client", "Closed", "Completion", "Delta", "Device",
            "DeviceFailed", "Engine", "Factor", "Geometry", "Image", "Layout", "Loaded", "NotYet",
-           "Plan", "Pool", "Receipt", "Refused", "Short", "SidepathError", "Site", "Stream",
-           "Threads", "Version", "WrongCall", "bfloat16", "inspect", "library_version"]
+           "Plan", "Pool", "Receipt", "Refused", "Scores", "Short", "SidepathError", "Site",
+           "Stream", "Threads", "Version", "WrongCall", "bfloat16", "inspect", "library_version"]
 
 
 def __getattr__(name: str) -> object:

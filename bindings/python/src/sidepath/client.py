@@ -18,7 +18,7 @@ from typing import Any, Mapping, Optional, Sequence, Union
 from . import arrays, errors
 from ._library import ffi
 from .adapter import _json_bytes
-from .engine import Loaded, on_host, published_parts
+from .engine import Loaded, Scores, on_host, published_parts
 
 _TYPES = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
 CONFIG_KEY = "adapter_config"
@@ -117,15 +117,15 @@ class Client:
                       fields["receipt"])
 
     def score(self, sequences: Sequence[Sequence[int]], model: Optional[str] = None, *,
-              prompt_lengths: Union[int, Sequence[int]] = 1, **fields: Any) -> list[list[float]]:
+              prompt_lengths: Union[int, Sequence[int]] = 1, **fields: Any) -> list[Scores]:
         """Logprobs of the tokens of each sequence from its prompt length on: bit for bit those that
-        sampling gave. `adapter_digest` or `min_generation` make another version an error."""
+        sampling gave. `adapter_digest` or `min_generation` make another version an error; with
+        routed_experts=True each has the experts of its tokens as well."""
         body = {"sequences": [list(sequence) for sequence in sequences], "prompt_lengths":
                 prompt_lengths if isinstance(prompt_lengths, int) else list(prompt_lengths),
                 "encoding_format": "base64", **({"model": model} if model else {}), **fields}
         answer = self.request("POST", "/v1/score", json.dumps(body).encode())
-        raw = [base64.b64decode(row["logprobs"]) for row in answer["data"]]
-        return [list(struct.unpack("<%df" % (len(row) // 4), row)) for row in raw]
+        return [_scores(row) for row in answer["data"]]
 
     def unload(self, name: str) -> None:
         """Removes the name; requests that run on it finish."""
@@ -136,6 +136,15 @@ class Client:
         body = {"prompt": prompt, **({"model": model} if model else {}), **fields}
         answer: dict[str, Any] = self.request("POST", "/v1/completions", json.dumps(body).encode())
         return answer
+
+
+def _scores(row: Mapping[str, Any]) -> Scores:
+    raw = base64.b64decode(row["logprobs"])
+    scores = Scores(struct.unpack("<%df" % (len(raw) // 4), raw))
+    if "routed_experts" in row:
+        scores.routed_experts = memoryview(base64.b64decode(row["routed_experts"])).cast(
+            "H", row["routed_experts_shape"])
+    return scores
 
 
 def _refusal(status: int, retry: Optional[str], fields: Any) -> errors.SidepathError:

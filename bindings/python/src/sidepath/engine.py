@@ -42,6 +42,14 @@ class Completion:
     prompt_logprobs: list[float] = field(default_factory=list)  # of each but the first
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     processed_logprobs: list[float] = field(default_factory=list)  # of scored and new tokens
+    # Experts of the tokens that were inputs, all but the last new one, where asked for: uint16
+    # [tokens, layers with experts, experts of a token]; numpy.asarray and tolist() take it.
+    routed_experts: Optional[memoryview] = None
+
+
+class Scores(list[float]):
+    """The logprobs of a sequence's scored tokens, as a list."""
+    routed_experts: Optional[memoryview] = None  # where asked for: of all of its tokens
 
 
 class Loaded(NamedTuple):
@@ -57,6 +65,7 @@ class _Running:
     completion: Completion
     with_logprobs: bool
     processed: bool
+    routing: tuple[int, int]  # layers with experts and experts of a token
     pieces: list[bytes] = field(default_factory=list)
     failed: Optional[errors.SidepathError] = None
     done: bool = False
@@ -104,6 +113,9 @@ class Engine(Handle):
         self.device: str = text(lib.sp_engine_device(self._pointer))
         self.base: str = text(lib.sp_engine_base_name(self._pointer))
         self.max_context: int = int(lib.sp_engine_max_context(self._pointer))
+        layers, per_token = ffi.new("int32_t *"), ffi.new("int32_t *")
+        lib.sp_engine_routing(self._pointer, layers, per_token)
+        self._routing = int(layers[0]), int(per_token[0])
         self._process, self._turn = os.getpid(), threading.RLock()
         self._running: dict[int, _Running] = {}
         running = self._running  # not self: the callback must not keep the engine alive
@@ -150,7 +162,8 @@ class Engine(Handle):
         """One batch: a completion for each prompt (a text, or ids), with the adapter of that
         position, or one for all; None is the base. Request i samples with seed + i. Further
         keywords are fields of sp_request: temperature (0 by default: the best id), top_k, top_p,
-        min_p, lora_scale, prompt_logprobs, processed_logprobs, top_logprobs, ignore_eos and so on.
+        min_p, lora_scale, prompt_logprobs, processed_logprobs, top_logprobs, ignore_eos,
+        routed_experts (of a base that has experts) and so on.
         All are checked before the first runs; one that is dropped raises after the others."""
         texts = [c_text(word, "stop") for word in stop]
         stops = ffi.new("char *[]", texts)
@@ -160,19 +173,24 @@ class Engine(Handle):
 
     def score(self, sequences: Sequence[Sequence[int]],
               adapters: Union[str, None, Sequence[Optional[str]]] = None, *,
-              prompt_lengths: Union[int, Sequence[int]] = 1,
-              lora_scale: float = 1.0) -> list[list[float]]:
+              prompt_lengths: Union[int, Sequence[int]] = 1, lora_scale: float = 1.0,
+              routed_experts: bool = False) -> list[Scores]:
         """Logprobs of the tokens of each sequence from its prompt length on: the log-softmax of the
         model's own logits, an adapter's included, without temperature or filters. Processed ones
-        are those of generate(max_tokens=0, prompt_logprobs=True, processed_logprobs=True)."""
+        are those of generate(max_tokens=0, prompt_logprobs=True, processed_logprobs=True). With
+        routed_experts also the experts of each token."""
         lengths = ([prompt_lengths] * len(sequences) if isinstance(prompt_lengths, int)
                    else list(prompt_lengths))
         if len(lengths) != len(sequences):
             raise errors.WrongCall("bad-shape", "prompt_lengths", -1, "%d lengths for %d sequences"
                                    % (len(lengths), len(sequences)))
         found = self._run(self._requests(sequences, adapters, lengths, {
-            "max_tokens": 0, "prompt_logprobs": True, "lora_scale": lora_scale}))
-        return [completion.prompt_logprobs for completion in found]
+            "max_tokens": 0, "prompt_logprobs": True, "lora_scale": lora_scale,
+            "routed_experts": routed_experts}))
+        scores = [Scores(completion.prompt_logprobs) for completion in found]
+        for score, completion in zip(scores, found):
+            score.routed_experts = completion.routed_experts
+        return scores
 
     def _requests(self, prompts: Sequence[Prompt], adapters: Any, scored_from: Sequence[int],
                   fields: Mapping[str, Any]) -> list[Any]:
@@ -222,7 +240,7 @@ class Engine(Handle):
         call(lib.sp_engine_submit, self._native(), request, out)
         number = int(out[0])
         self._running[number] = _Running(completion, bool(request.logprobs),
-                                         bool(request.processed_logprobs))
+                                         bool(request.processed_logprobs), self._routing)
         call(lib.sp_engine_request_adapter, self._native(), number, NULL, digest)
         if completion.adapter is not None:
             completion.adapter_digest = digest_text(digest)
@@ -327,6 +345,10 @@ def _take(request: _Running, event: Any) -> None:
     if event.is_prompt:
         completion.prompt_logprobs.append(event.logprob)
         return
+    if event.n_routed:
+        shape = event.n_routed, *request.routing
+        data = bytes(ffi.buffer(event.routed_experts, 2 * shape[0] * shape[1] * shape[2]))
+        completion.routed_experts = memoryview(data).cast("H", shape)
     if event.token >= 0:
         completion.tokens.append(event.token)
         if request.with_logprobs:
