@@ -128,6 +128,33 @@ const char *sp_family_name(sp_family family)
     return NULL;
 }
 
+static bool is_hybrid(sp_family family)
+{
+    return family == SP_FAMILY_QWEN3_NEXT || family == SP_FAMILY_QWEN35 ||
+           family == SP_FAMILY_QWEN35_MOE;
+}
+
+/* Model types of checkpoints that were made from a hybrid: where their architecture is that of one,
+ * it decides. */
+static bool is_made_from_hybrid(const struct architecture *a, const char *model_type)
+{
+    static const char *const names[] = {"qwen3_6_moe", "holo3_1_moe", "laguna"};
+    bool found = false;
+
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        found |= strcmp(model_type, names[i]) == 0;
+    return found && is_hybrid(a->family);
+}
+
+static bool fits(const struct architecture *a, const char *name, const char *model_type)
+{
+    if (name && strcmp(name, a->name) != 0)
+        return false;
+    return !model_type || strcmp(model_type, a->model_type) == 0 ||
+           (a->text_model_type && strcmp(model_type, a->text_model_type) == 0) ||
+           (name && is_made_from_hybrid(a, model_type));
+}
+
 /* The architecture decides; without one, the model type. Both must agree. */
 static sp_status read_architecture(reader *r)
 {
@@ -141,14 +168,9 @@ static sp_status read_architecture(reader *r)
     if (!name && !model_type)
         return sp_fail(r->error, SP_ERR_INPUT, NULL, "architectures", -1,
                        "config.json has neither \"architectures\" nor \"model_type\"");
-    for (size_t i = 0; i < N_ARCHITECTURES && !r->architecture; i++) {
-        const struct architecture *a = &architectures[i];
-
-        if ((!name || strcmp(name, a->name) == 0) &&
-            (!model_type || strcmp(model_type, a->model_type) == 0 ||
-             (a->text_model_type && strcmp(model_type, a->text_model_type) == 0)))
-            r->architecture = a;
-    }
+    for (size_t i = 0; i < N_ARCHITECTURES && !r->architecture; i++)
+        if (fits(&architectures[i], name, model_type))
+            r->architecture = &architectures[i];
     if (!r->architecture)
         return sp_fail(r->error, SP_ERR_UNSUPPORTED, NULL, "architectures", -1,
                        "the architecture %.100s (model_type %.100s) is not served; Qwen3, "
@@ -156,12 +178,6 @@ static sp_status read_architecture(reader *r)
                        "SmolLM3 are",
                        name ? name : "?", model_type ? model_type : "?");
     return SP_OK;
-}
-
-static bool is_hybrid(sp_family family)
-{
-    return family == SP_FAMILY_QWEN3_NEXT || family == SP_FAMILY_QWEN35 ||
-           family == SP_FAMILY_QWEN35_MOE;
 }
 
 static bool is_moe(sp_family family)

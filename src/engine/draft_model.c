@@ -151,11 +151,12 @@ void sp_draft_model_add_needs(sp_engine *engine, sp_memory_needs *needs)
     if (!draft)
         return;
     draft->positions = positions_of(engine);
-    attention = sp_family_attention(&draft->model.shape);
+    attention = sp_family_attention(&draft->model);
     options = options_of(engine, widths);
     options.rope.positions = draft->positions;
     needs->draft = draft->model.needed_bytes + sp_ops_scratch_bytes(engine->op_table, &options) +
-                   (size_t)draft->model.shape.head_dim * (size_t)draft->positions * sizeof(float);
+                   2 * (size_t)sp_family_rotated_pairs(&draft->model.shape) *
+                       (size_t)draft->positions * sizeof(float);
     needs->kv_token +=
         sp_ops_kv_token_bytes(engine->op_table, &attention, engine->options.precision);
 }

@@ -270,13 +270,13 @@ sp_ops_options sp_engine_ops_options(sp_engine *engine, const sp_model *model,
         .n_widths = model->family->widths(shape, widths),
         .widths = widths,
         .fp32_rows = model->family->fp32_rows,
-        .attention = sp_family_attention(shape),
+        .attention = sp_family_attention(model),
         .moe = sp_family_moe(model, engine->options.expert_max_tokens),
         .delta_rule =
             sp_family_delta_rule(model, memory->options.n_states, memory->options.n_snapshots),
         .rope = {.theta = shape->rope_theta,
                  .scaling = shape->rope_scaling,
-                 .n_rot = shape->head_dim / 2,
+                 .n_rot = sp_family_rotated_pairs(shape),
                  .positions = (int32_t)min64(kv_tokens, max_positions)},
         .kv_pages = memory->options.n_pages,
         .page_tokens = engine->options.page_tokens,
@@ -333,8 +333,8 @@ static size_t scratch_bytes(sp_engine *engine)
     if (on_gpu(engine))
         return bytes;
     /* the tables of sines and cosines */
-    bytes += (size_t)engine->model.shape.head_dim * (size_t)engine->max_context * sizeof(float);
-
+    bytes += 2 * (size_t)sp_family_rotated_pairs(&engine->model.shape) *
+             (size_t)engine->max_context * sizeof(float);
     if (engine->layout)
         bytes += sp_delta_workspace_bytes(engine->layout, engine->options.step_rows, false) +
                  sp_delta_experts_workspace_bytes(engine->layout, engine->options.max_loras,
@@ -357,7 +357,7 @@ static void add_recurrent_needs(const sp_engine *engine, sp_memory_needs *needs)
 
 static sp_memory_needs needs_of(sp_engine *engine, const sp_startup *startup)
 {
-    sp_attention_shape attention = sp_family_attention(&engine->model.shape);
+    sp_attention_shape attention = sp_family_attention(&engine->model);
     sp_memory_needs needs = {
         .weights = engine->model.needed_bytes,
         .overlay = startup->overlay_bytes,

@@ -98,7 +98,10 @@ static void test_models_that_cannot_draft(void **state)
     refused(base, other, SP_ERR_MISMATCH, SP_CODE_DRAFT_MISMATCH, "has another text");
     refused(BASE, SP_TEST_FIXTURES "/qwen3moe", SP_ERR_UNSUPPORTED, "engine-unsupported",
             "has experts (Qwen3Moe");
-    refused(BASE, SP_TEST_FIXTURES "/qwen3next", SP_ERR_UNSUPPORTED, NULL, "the draft model: ");
+    refused(BASE, SP_TEST_FIXTURES "/qwen3next", SP_ERR_UNSUPPORTED, "engine-unsupported",
+            "has experts (Qwen3Next");
+    refused(BASE, SP_TEST_FIXTURES "/qwen35", SP_ERR_UNSUPPORTED, "engine-unsupported",
+            "has recurrent layers (Qwen3_5");
     refused(BASE, BASE "/nowhere", SP_ERR_NOT_FOUND, NULL, "the draft model: ");
     options.memory_bytes = 1 << 20; /* the fixture has a quarter of it */
     assert_int_equal(sp_engine_open(&options, NULL, 0, &engine, &error), SP_ERR_MEMORY);

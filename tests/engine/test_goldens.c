@@ -16,7 +16,7 @@
 
 #define PROMPTS       3
 #define GREEDY_TOKENS 24
-#define ADAPTERS_MAX  20
+#define ADAPTERS_MAX  24
 #define LOGIT_ERROR   1e-3 /* allowed in f32 (tests/fixtures/README.md) */
 #define P2_LAST       4
 #define ROUTER_GAP    0.1 /* between two experts' logits, above which bf16 chooses as f64 does */
@@ -67,6 +67,33 @@ static const model_case cases[] = {
       "tokens"}},
     {"smollm",
      {"all-linear-rs", "head-embed-lora", "patterns", "plain-r8", "regex", "save-embed", "tokens"}},
+    {"qwen3next", {"all-linear",       "attn-r4",
+                   "experts-down",     "experts-ffn-names",
+                   "experts-fused",    "experts-fused-attn",
+                   "experts-gateup",   "gdn-all-attn",
+                   "gdn-in",           "gdn-out",
+                   "patterns",         "plain-r8",
+                   "router",           "router-name",
+                   "rslora-r16",       "save-head",
+                   "save-head-embed",  "shared-expert",
+                   "shared-gate",      "tokens",
+                   "v4-per-expert",    "v4-router",
+                   "v4-shared-expert", "v4-sparse-experts"}},
+    {"qwen35",
+     {"all-linear", "attn-r4", "ffn", "gdn-all-attn", "gdn-in", "gdn-out", "patterns", "plain-r8",
+      "rslora-r16", "save-embed", "save-embed-tied", "save-head", "save-head-embed", "tokens"}},
+    {"qwen35moe-vl", {"all-linear",       "attn-r4",
+                      "experts-down",     "experts-ffn-names",
+                      "experts-fused",    "experts-fused-attn",
+                      "experts-gateup",   "gdn-all-attn",
+                      "gdn-in",           "gdn-out",
+                      "patterns",         "plain-r8",
+                      "router",           "rslora-r16",
+                      "save-head",        "save-head-embed",
+                      "shared-expert",    "shared-gate",
+                      "text-trunk",       "tokens",
+                      "v4-per-expert",    "v4-router",
+                      "v4-shared-expert", "v4-sparse-experts"}},
 };
 
 static size_t count_adapters(const model_case *c)

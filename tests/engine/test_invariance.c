@@ -2,7 +2,7 @@
  * One row, one answer: the bytes of a request's logits, tokens and text do not depend on who else
  * is in the batch, on the order, the slot, the pool's rank, the chunks of the prefill, the pages,
  * the threads or a preemption. On the demo model, in both precisions, for each adapter and the
- * base; and on the fixtures of the Llama types and of a mixture of experts.
+ * base; and on the fixtures of the Llama types, of a mixture of experts and of hybrids.
  */
 #include "support/test.h"
 
@@ -40,7 +40,9 @@ static const model demo = {SP_TEST_DEMO "/base",
 static const model fixtures[] = {FIXTURE("llama3", "plain-r8", "patterns", "save-head-embed"),
                                  FIXTURE("qwen2", "plain-r8", "patterns", "head-embed-lora"),
                                  FIXTURE("smollm", "plain-r8", "patterns", "tokens"),
-                                 FIXTURE("qwen3moe", "all-linear", "v4-sparse-experts", "router")};
+                                 FIXTURE("qwen3moe", "all-linear", "v4-sparse-experts", "router"),
+                                 FIXTURE("qwen3next", "all-linear", "gdn-in", "shared-expert"),
+                                 FIXTURE("qwen35", "gdn-all-attn", "gdn-out", "tokens")};
 
 static const model *const with_experts = &fixtures[3];
 

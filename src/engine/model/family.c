@@ -10,15 +10,32 @@ const sp_family_row *sp_family_find(sp_family family)
     return NULL;
 }
 
-sp_attention_shape sp_family_attention(const sp_model_shape *shape)
+static int32_t recurrent_layers(const sp_model *model)
 {
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < model->shape.layers; i++)
+        n += sp_geometry_layer_kind(model->geometry, i) == SP_LAYER_LINEAR_ATTENTION;
+    return n;
+}
+
+sp_attention_shape sp_family_attention(const sp_model *model)
+{
+    const sp_model_shape *shape = &model->shape;
+
     return (sp_attention_shape){
-        .layers = shape->layers,
+        .layers = shape->layers - recurrent_layers(model),
         .q_heads = shape->q_heads,
         .kv_heads = shape->kv_heads,
         .head_dim = shape->head_dim,
         .scale = (float)(1.0 / sqrt((double)shape->head_dim)),
     };
+}
+
+/* The configuration's reader made sure that it is a whole number. */
+int32_t sp_family_rotated_pairs(const sp_model_shape *shape)
+{
+    return (int32_t)lround((double)shape->head_dim * (double)shape->partial_rotary_factor / 2);
 }
 
 static int32_t count_moe_layers(const sp_model *model)
@@ -49,6 +66,7 @@ sp_delta_rule_shape sp_family_delta_rule(const sp_model *model, int32_t states, 
 {
     const sp_model_shape *shape = &model->shape;
     sp_delta_rule_shape rule = {
+        .layers = recurrent_layers(model),
         .k_heads = shape->gdn_key_heads,
         .v_heads = shape->gdn_value_heads,
         .k_dim = shape->gdn_key_head_dim,
@@ -59,8 +77,6 @@ sp_delta_rule_shape sp_family_delta_rule(const sp_model *model, int32_t states, 
         .snapshots = snapshots,
     };
 
-    for (int32_t i = 0; i < shape->layers; i++)
-        rule.layers += sp_geometry_layer_kind(model->geometry, i) == SP_LAYER_LINEAR_ATTENTION;
     return rule.layers > 0 ? rule : (sp_delta_rule_shape){0};
 }
 

@@ -33,12 +33,16 @@ typedef struct sp_family_row {
 extern const sp_family_row *const sp_families[];
 
 extern const sp_family_row sp_family_qwen3, sp_family_qwen3_moe, sp_family_llama;
+extern const sp_family_row sp_family_qwen3_next, sp_family_qwen35, sp_family_qwen35_moe;
 
 /* The row of a family; NULL: not supported. Any thread. */
 const sp_family_row *sp_family_find(sp_family family);
 
-/* The dimensions of attention and its cache. */
-sp_attention_shape sp_family_attention(const sp_model_shape *shape);
+/* The dimensions of attention and its cache: of the layers that have keys and values. */
+sp_attention_shape sp_family_attention(const sp_model *model);
+
+/* Pairs of a head that are rotated. */
+int32_t sp_family_rotated_pairs(const sp_model_shape *shape);
 
 /* The dimensions of the experts; all 0 for a dense model. */
 sp_moe_shape sp_family_moe(const sp_model *model, int32_t window_rows);

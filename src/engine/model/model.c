@@ -16,6 +16,7 @@
 #include <string.h>
 
 #define GENERATION_CONFIG_BYTES_MAX ((size_t)1 << 20)
+#define FAMILY_NAMES_BYTES          384
 
 /* ---- names --------------------------------------------------------------------------------- */
 
@@ -110,9 +111,26 @@ static const char *name_families(char *out_names, size_t bytes)
     return out_names;
 }
 
+/* What a configuration may say and the ops do not do. */
+static sp_status check_shape(const sp_model *model, sp_error *error)
+{
+    const sp_model_shape *shape = &model->shape;
+
+    if (sp_family_attention(model).layers == 0)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "layer_types", -1,
+                       "config.json: no layer has full attention; at least one must");
+    if (sp_family_delta_rule(model, 0, 0).layers == 0)
+        return SP_OK;
+    if (shape->gdn_conv_kernel < 2 || shape->gdn_conv_kernel > 8)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "linear_conv_kernel_dim", -1,
+                       "config.json: a convolution of %d rows is not served; 2 to 8 are",
+                       shape->gdn_conv_kernel);
+    return SP_OK;
+}
+
 static sp_status refuse_family(const char *directory, sp_error *error)
 {
-    char names[256];
+    char names[FAMILY_NAMES_BYTES];
 
     return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "architectures", -1,
                    "%s/config.json: this engine runs %s only", directory,
@@ -124,7 +142,7 @@ static sp_status open_geometry(const char *directory, sp_geometry **out_geometry
 {
     sp_error cause = {.position = -1};
     sp_status status = sp_geometry_open(directory, out_geometry, &cause);
-    char names[256];
+    char names[FAMILY_NAMES_BYTES];
 
     if (status != SP_OK && error)
         *error = cause;
@@ -153,6 +171,8 @@ sp_status sp_model_open(const char *directory, bool copy, size_t free_bytes,
         status = sp_fail_memory(error, strlen(directory), "the model's name");
     else if (!model->family)
         status = refuse_family(directory, error);
+    else
+        status = check_shape(model, error);
     if (status == SP_OK)
         status = read_generation_config(model, directory, error);
     if (status == SP_OK)

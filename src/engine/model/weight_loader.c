@@ -19,6 +19,7 @@
 struct sp_weight_loader {
     sp_model *model;
     const sp_checkpoint *checkpoint;
+    const char *trunk; /* "model." or "model.language_model." */
     sp_error *error;
     sp_status status;               /* the first failure; later look-ups do nothing */
     bool *used;                     /* [tensors of the checkpoint] */
@@ -57,6 +58,20 @@ static const void *aligned_data(sp_weight_loader *loader, const char *data, size
     return copy;
 }
 
+/* An element of a tensor at any address. */
+static float element_of(sp_dtype type, const char *data, size_t i)
+{
+    uint32_t word;
+    uint16_t half;
+
+    if (type == SP_DTYPE_F32) {
+        memcpy(&word, data + i * sizeof word, sizeof word);
+        return sp_f32_from_bits(word);
+    }
+    memcpy(&half, data + i * sizeof half, sizeof half);
+    return type == SP_DTYPE_F16 ? sp_f16_to_f32(half) : sp_bf16_to_f32(half);
+}
+
 /* The ops read BF16: other types are rounded to it once, to nearest, ties to even. */
 static const void *converted_data(sp_weight_loader *loader, const sp_tensor *tensor,
                                   const char *data)
@@ -72,18 +87,8 @@ static const void *converted_data(sp_weight_loader *loader, const sp_tensor *ten
     if (loader->status != SP_OK)
         return NULL;
     copy = own_memory(loader, n * sizeof *copy, "a weight in BF16");
-    for (size_t i = 0; copy && i < n; i++) {
-        uint32_t word;
-        uint16_t half;
-
-        if (wide) {
-            memcpy(&word, data + i * sizeof word, sizeof word);
-            copy[i] = sp_f32_to_bf16(sp_f32_from_bits(word));
-        } else {
-            memcpy(&half, data + i * sizeof half, sizeof half);
-            copy[i] = sp_f32_to_bf16(sp_f16_to_f32(half));
-        }
-    }
+    for (size_t i = 0; copy && i < n; i++)
+        copy[i] = sp_f32_to_bf16(element_of(wide ? SP_DTYPE_F32 : SP_DTYPE_F16, data, i));
     return copy;
 }
 
@@ -149,21 +154,33 @@ static const sp_tensor *find(sp_weight_loader *loader, const char *name, int32_t
     return loader->status == SP_OK ? tensor : NULL;
 }
 
-/* The elements of the tensor of that name, in BF16; NULL after a failure. */
-static const uint16_t *load_data(sp_weight_loader *loader, const char *name, int32_t n_dims,
-                                 const int64_t *dims)
+/* The bytes of the tensor of that name in its file, of which the model uses `bytes_each` for each
+ * element; NULL after a failure. */
+static const char *use(sp_weight_loader *loader, const char *name, int32_t n_dims,
+                       const int64_t *dims, size_t bytes_each, const sp_tensor **out_tensor)
 {
     const sp_tensor *tensor = find(loader, name, n_dims, dims);
-    const char *data;
-    size_t bytes = sizeof(uint16_t);
+    size_t bytes = bytes_each;
 
     if (!tensor)
         return NULL;
     for (int32_t i = 0; i < n_dims; i++)
         bytes *= (size_t)dims[i];
-    data = loader->model->files.files[tensor->file].data + tensor->offset_bytes;
     loader->used[tensor - sp_checkpoint_at(loader->checkpoint, 0)] = true;
     loader->model->weight_bytes += bytes;
+    *out_tensor = tensor;
+    return loader->model->files.files[tensor->file].data + tensor->offset_bytes;
+}
+
+/* The elements of the tensor of that name, in BF16; NULL after a failure. */
+static const uint16_t *load_data(sp_weight_loader *loader, const char *name, int32_t n_dims,
+                                 const int64_t *dims)
+{
+    const sp_tensor *tensor;
+    const char *data = use(loader, name, n_dims, dims, sizeof(uint16_t), &tensor);
+
+    if (!data)
+        return NULL;
     if (tensor->type != SP_TENSOR_BF16)
         return converted_data(loader, tensor, data);
     if (!sp_weight_files_use(&loader->model->files, tensor->file, tensor->offset_bytes,
@@ -200,7 +217,7 @@ static void load_in_layer(sp_weight_loader *loader, int32_t layer, const char *m
 {
     char name[TENSOR_NAME_BYTES];
 
-    snprintf(name, sizeof name, "model.layers.%d.%s.%s", layer, module, parameter);
+    snprintf(name, sizeof name, "%slayers.%d.%s.%s", loader->trunk, layer, module, parameter);
     load(loader, name, rows, columns, out_weight);
 }
 
@@ -241,6 +258,40 @@ void sp_load_linear(sp_weight_loader *loader, int32_t layer, const char *module,
     if (bias)
         load_in_layer(loader, layer, module, "bias", outputs, 0, &out_linear->bias);
     out_linear->site = sp_geometry_find_module(loader->model->geometry, layer, module, -1);
+}
+
+void sp_load_conv(sp_weight_loader *loader, int32_t layer, const char *module, int32_t channels,
+                  int32_t width, sp_weight *out_weight)
+{
+    const int64_t dims[] = {channels, 1, width};
+    char name[TENSOR_NAME_BYTES];
+
+    snprintf(name, sizeof name, "%slayers.%d.%s.weight", loader->trunk, layer, module);
+    set_weight(loader, load_data(loader, name, 3, dims), channels, width, out_weight);
+}
+
+void sp_load_fp32(sp_weight_loader *loader, int32_t layer, const char *name, int32_t n,
+                  sp_weight *out_weight)
+{
+    const int64_t dims[] = {n};
+    char full[TENSOR_NAME_BYTES];
+    const sp_tensor *tensor;
+    const char *data;
+    sp_dtype type;
+    float *values;
+
+    snprintf(full, sizeof full, "%slayers.%d.%s", loader->trunk, layer, name);
+    data = use(loader, full, 1, dims, sizeof *values, &tensor);
+    if (!data)
+        return;
+    values = own_memory(loader, (size_t)n * sizeof *values, "a weight in FP32");
+    if (!values)
+        return;
+    sp_tensor_type_dtype(tensor->type, &type);
+    for (int32_t i = 0; i < n; i++)
+        values[i] = element_of(type, data, (size_t)i);
+    *out_weight = (sp_weight){.type = SP_DTYPE_F32, .rows = n, .host = values};
+    list_weight(loader, out_weight);
 }
 
 /* ---- experts -------------------------------------------------------------------------------- */
@@ -303,8 +354,8 @@ void sp_load_experts(sp_weight_loader *loader, int32_t layer, sp_experts *out_ex
     set_sites(loader, layer, "mlp.experts.gate_proj", shape->experts, out_experts->gate);
     set_sites(loader, layer, "mlp.experts.up_proj", shape->experts, out_experts->up);
     set_sites(loader, layer, "mlp.experts.down_proj", shape->experts, out_experts->down);
-    snprintf(gate_up, sizeof gate_up, "model.layers.%d.mlp.experts.gate_up_proj", layer);
-    snprintf(down, sizeof down, "model.layers.%d.mlp.experts.down_proj", layer);
+    snprintf(gate_up, sizeof gate_up, "%slayers.%d.mlp.experts.gate_up_proj", loader->trunk, layer);
+    snprintf(down, sizeof down, "%slayers.%d.mlp.experts.down_proj", loader->trunk, layer);
     if (sp_checkpoint_find(loader->checkpoint, gate_up))
         load_stacked(loader, gate_up, down, shape->hidden, shape->expert_intermediate, out_experts);
     else
@@ -326,17 +377,21 @@ static bool ends_with(const char *text, const char *end)
 }
 
 /* Of the layers that run, the embedding, the last norm or the head. */
-static bool is_in_trunk(const sp_model_shape *shape, const char *name)
+static bool is_in_trunk(const sp_weight_loader *loader, const char *name)
 {
-    static const char layers[] = "model.layers.";
+    static const char layers[] = "layers.";
 
+    if (begins_with(name, "lm_head."))
+        return true;
+    if (!begins_with(name, loader->trunk))
+        return false;
+    name += strlen(loader->trunk);
     if (begins_with(name, layers)) {
         long long layer = strtoll(name + strlen(layers), NULL, 10);
 
-        return layer >= 0 && layer < shape->layers;
+        return layer >= 0 && layer < loader->model->shape.layers;
     }
-    return begins_with(name, "model.embed_tokens.") || begins_with(name, "model.norm.") ||
-           begins_with(name, "lm_head.");
+    return begins_with(name, "embed_tokens.") || begins_with(name, "norm.");
 }
 
 /* Tables that older programs saved, and a tied base's copy of its embedding: safe to skip. */
@@ -368,7 +423,7 @@ static void check_unused(sp_weight_loader *loader)
 
         if (loader->used[i] || is_redundant(shape, name))
             continue;
-        if (is_in_trunk(shape, name)) {
+        if (is_in_trunk(loader, name)) {
             sp_text_free(&names);
             loader->status =
                 sp_fail(loader->error, SP_ERR_UNSUPPORTED, "unused-weight", name, -1,
@@ -399,13 +454,27 @@ static void note_converted(sp_weight_loader *loader)
 
 /* ---- all of them --------------------------------------------------------------------------- */
 
+static const char *find_trunk(const sp_checkpoint *checkpoint)
+{
+    static const char in_vision[] = "model.language_model.";
+    char embed[TENSOR_NAME_BYTES];
+
+    snprintf(embed, sizeof embed, "%sembed_tokens.weight", in_vision);
+    return sp_checkpoint_find(checkpoint, embed) ? in_vision : "model.";
+}
+
 static void load_all(sp_weight_loader *loader)
 {
     sp_model *model = loader->model;
     const sp_model_shape *shape = &model->shape;
 
-    load(loader, "model.embed_tokens.weight", shape->vocab, shape->hidden, &model->embed);
-    load(loader, "model.norm.weight", shape->hidden, 0, &model->final_norm.weight);
+    char embed[TENSOR_NAME_BYTES], norm[TENSOR_NAME_BYTES];
+
+    loader->trunk = find_trunk(loader->checkpoint);
+    snprintf(embed, sizeof embed, "%sembed_tokens.weight", loader->trunk);
+    snprintf(norm, sizeof norm, "%snorm.weight", loader->trunk);
+    load(loader, embed, shape->vocab, shape->hidden, &model->embed);
+    load(loader, norm, shape->hidden, 0, &model->final_norm.weight);
     set_norm(loader, &model->final_norm);
     if (shape->tied_embeddings)
         model->head = model->embed;

@@ -21,6 +21,9 @@ const sp_model_shape *sp_weight_loader_shape(const sp_weight_loader *loader);
 bool sp_weight_loader_is_moe(const sp_weight_loader *loader, int32_t layer);
 sp_layer_kind sp_weight_loader_kind(const sp_weight_loader *loader, int32_t layer);
 
+/* The names below begin with "model.", or in a checkpoint of text and vision with
+ * "model.language_model.". */
+
 /* "model.layers.N.<module>.weight" [width]. *out_norm must not be moved until the model is closed:
  * the list of weights points into it. */
 void sp_load_norm(sp_weight_loader *loader, int32_t layer, const char *module, int32_t width,
@@ -30,6 +33,16 @@ void sp_load_norm(sp_weight_loader *loader, int32_t layer, const char *module, i
  * is the site of its side paths. *out_linear must not be moved either. */
 void sp_load_linear(sp_weight_loader *loader, int32_t layer, const char *module, int32_t outputs,
                     int32_t inputs, bool bias, sp_linear *out_linear);
+
+/* "model.layers.N.<module>.weight" [channels, 1, width], a convolution of each channel alone, as
+ * [channels, width]. */
+void sp_load_conv(sp_weight_loader *loader, int32_t layer, const char *module, int32_t channels,
+                  int32_t width, sp_weight *out_weight);
+
+/* "model.layers.N.<name>" [n] as FP32, whatever type the file has: of small tensors whose rounding
+ * would be seen in every row. The memory is the model's. */
+void sp_load_fp32(sp_weight_loader *loader, int32_t layer, const char *name, int32_t n,
+                  sp_weight *out_weight);
 
 /*
  * The experts of a layer, with shape->experts and expert_intermediate: one by one as

@@ -252,6 +252,9 @@ static sp_status check_options(const sp_ops_options *options, sp_error *error)
     if (options->type != SP_DTYPE_BF16)
         return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "precision", -1,
                        "a GPU runs bf16 only; f32 runs on the CPU");
+    if (options->delta_rule.layers > 0)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "device", -1,
+                       "models with gated delta nets run on the CPU only");
     if (options->page_tokens != SP_CUDA_PAGE)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "page-tokens", -1,
                        "page-tokens must be %d on a GPU", SP_CUDA_PAGE);
