@@ -5,6 +5,12 @@
  * (key, token, and a hash of all that came before), who holds which page, and what a resume must
  * find. The model chooses nothing but predicts everything except which free page is taken.
  *
+ * In three of four seeds there are recurrent layers, and the test plays their backend too, as ops.h
+ * describes it: a state that folds whole chunks and cannot go back, a ring of the last rows, and
+ * snapshots. A row is right if the state that it reads and the rows of the ring after it are its
+ * sequence's. A step that fails has done any part of that. Steps last, so that others begin, end,
+ * take pages and states meanwhile.
+ *
  *     test_sequence_memory_sim [FIRST_SEED N_SEEDS]      without arguments: seeds 1 .. 500
  *
  * A failing seed prints the line that replays it.
@@ -26,6 +32,11 @@
 #define N_KEYS     4
 #define EVENTS     400
 
+#define STATES_MAX    SEQUENCES
+#define SNAPSHOTS_MAX 8
+#define STATE_CHUNK   8
+#define STATE_RING    16 /* an open chunk, a row and the drafts */
+
 /* What computing a row leaves at its position. */
 typedef struct cell {
     int32_t key, token;
@@ -40,8 +51,29 @@ typedef struct page_model {
     cell cells[16];      /* [page_tokens] */
 } page_model;
 
+/* A state of the backend: what it has folded, and the last rows. */
+typedef struct slot_model {
+    bool used;
+    int32_t at;
+    uint64_t folded; /* the history of the first `at` positions */
+    struct {
+        int32_t position;
+        uint64_t history;
+    } ring[STATE_RING];
+} slot_model;
+
+typedef struct snapshot_model {
+    bool used, written;
+    int32_t page, holders, at;
+    uint64_t folded;
+    uint64_t idle_since;
+} snapshot_model;
+
 typedef struct fake {
     bool live, running;
+    bool in_step; /* rows that are computed and not committed yet */
+    int32_t n_rows;
+    int32_t slot, load, save, folded; /* the model's own account; -1: none */
     sp_held_memory held;
     int32_t key, n_tokens, n_target;
     int32_t tokens[TOKENS_MAX];
@@ -57,12 +89,16 @@ typedef struct sim {
     sp_test_random random;
     sp_sequence_memory memory;
     page_model pages[PAGES_MAX];
+    int32_t n_states, n_snapshots, snapshot_tokens;
+    slot_model slots[STATES_MAX];
+    snapshot_model snapshots[SNAPSHOTS_MAX];
     fake fakes[SEQUENCES];
     uint64_t clock;
 } sim;
 
 static struct {
     uint64_t finished, preempted, failed_steps, rows, drafted, accepted, resumed, evicted, twins;
+    uint64_t lost, kept, loaded, dropped, unsaved;
 } seen;
 
 static sim *running;
@@ -109,6 +145,146 @@ static void model_give(sim *s, int32_t page)
         s->pages[page].idle_since = ++s->clock;
 }
 
+/* ---- the model's snapshots ----------------------------------------------------------------- */
+
+/* The snapshot of a page, written ones among them; -1: none. */
+static int32_t snapshot_of(const sim *s, int32_t page)
+{
+    for (int32_t i = 0; i < s->n_snapshots; i++)
+        if (s->snapshots[i].used && s->snapshots[i].page == page)
+            return i;
+    return -1;
+}
+
+static bool is_idle_snapshot(const snapshot_model *m)
+{
+    return m->used && !m->written && m->holders == 0;
+}
+
+static void model_forget(sim *s, int32_t page)
+{
+    int32_t i = snapshot_of(s, page);
+
+    if (i < 0)
+        return;
+    SIM_CHECK(is_idle_snapshot(&s->snapshots[i]));
+    s->snapshots[i].used = false;
+    seen.dropped++;
+}
+
+static void model_drop_load(sim *s, fake *f)
+{
+    if (f->load < 0)
+        return;
+    SIM_CHECK(s->snapshots[f->load].holders > 0);
+    if (--s->snapshots[f->load].holders == 0)
+        s->snapshots[f->load].idle_since = ++s->clock;
+    f->load = -1;
+}
+
+/* The snapshot that a step writes: a free one, or else the one that has been idle longest. */
+static void model_save(sim *s, fake *f, int32_t snapshot)
+{
+    int32_t page = f->n_committed > 0 ? f->pages[f->n_committed / s->page_tokens - 1] : -1;
+    int32_t n_free = 0, oldest = -1;
+
+    for (int32_t i = 0; i < s->n_snapshots; i++) {
+        const snapshot_model *m = &s->snapshots[i];
+
+        n_free += !m->used;
+        if (is_idle_snapshot(m) && (oldest < 0 || m->idle_since < s->snapshots[oldest].idle_since))
+            oldest = i;
+    }
+    if (s->n_snapshots == 0 || f->n_committed == 0 || f->n_committed % s->snapshot_tokens != 0 ||
+        snapshot_of(s, page) >= 0) {
+        SIM_CHECK(snapshot < 0);
+        return;
+    }
+    if (n_free == 0 && oldest < 0) {
+        SIM_CHECK(snapshot < 0);
+        seen.unsaved++;
+        return;
+    }
+    SIM_CHECK(snapshot >= 0 && snapshot < s->n_snapshots);
+    SIM_CHECK(n_free > 0 ? !s->snapshots[snapshot].used : snapshot == oldest);
+    seen.dropped += n_free == 0;
+    s->snapshots[snapshot] = (snapshot_model){.used = true, .written = true, .page = page};
+    f->save = snapshot;
+}
+
+static void model_saved(sim *s, fake *f, bool kept)
+{
+    if (f->save < 0)
+        return;
+    s->snapshots[f->save].written = false;
+    s->snapshots[f->save].idle_since = ++s->clock;
+    s->snapshots[f->save].used = kept;
+    seen.kept += kept;
+    f->save = -1;
+}
+
+/* ---- the backend's states ------------------------------------------------------------------ */
+
+/* The rows of the ring from the state's border to `end` are the sequence's, and so is the state. */
+static void check_state(const sim *s, const fake *f, const slot_model *slot, int32_t end)
+{
+    SIM_CHECK(s->n_states > 0);
+    SIM_CHECK(slot->folded == (slot->at > 0 ? f->histories[slot->at - 1] : (uint64_t)f->key));
+    for (int32_t p = slot->at; p < end; p++)
+        SIM_CHECK(slot->ring[p % STATE_RING].position == p &&
+                  slot->ring[p % STATE_RING].history == f->histories[p]);
+}
+
+static void fold(const sim *s, const fake *f, slot_model *slot, int32_t end)
+{
+    while (slot->at + STATE_CHUNK <= end) {
+        check_state(s, f, slot, slot->at + STATE_CHUNK);
+        slot->at += STATE_CHUNK;
+        slot->folded = slot->ring[(slot->at - 1) % STATE_RING].history;
+    }
+}
+
+/* What a step does, as far as `n_parts` of its parts: the load, the folds before its rows, the
+ * save, its rows. */
+static void run_state(sim *s, fake *f, const sp_state_step *step, int32_t n_rows, int32_t n_parts)
+{
+    slot_model *slot = &s->slots[step->slot];
+    int32_t position = f->n_committed;
+
+    if (n_parts-- == 0)
+        return;
+    if (position == 0) {
+        slot->at = 0;
+        slot->folded = (uint64_t)f->key;
+    } else if (step->load >= 0) {
+        const snapshot_model *m = &s->snapshots[step->load];
+
+        SIM_CHECK(m->used && !m->written && m->holders > 0 && m->at == position);
+        slot->at = position;
+        slot->folded = m->folded;
+    }
+    SIM_CHECK(slot->at == step->folded);
+    if (n_parts-- == 0)
+        return;
+    fold(s, f, slot, position);
+    if (n_parts-- == 0)
+        return;
+    if (step->save >= 0) {
+        SIM_CHECK(slot->at == position && position % s->snapshot_tokens == 0);
+        s->snapshots[step->save].at = position;
+        s->snapshots[step->save].folded = slot->folded;
+    }
+    for (int32_t p = position; p < position + n_rows && n_parts-- > 0; p++) {
+        check_state(s, f, slot, p);
+        slot->ring[p % STATE_RING].position = p;
+        slot->ring[p % STATE_RING].history = f->histories[p];
+        if (p < position + step->n_final)
+            fold(s, f, slot, p + 1);
+    }
+}
+
+/* ---- the model's pages, given out ---------------------------------------------------------- */
+
 /* The memory has handed this page out: a free one, or else the one that has been idle longest. */
 static void model_take(sim *s, int32_t page)
 {
@@ -123,6 +299,7 @@ static void model_take(sim *s, int32_t page)
     }
     memset(m, 0, sizeof *m);
     m->holders = 1;
+    model_forget(s, page);
 }
 
 static int32_t model_find(const sim *s, uint64_t history)
@@ -162,6 +339,41 @@ static void check_held(sim *s, const fake *f)
     }
 }
 
+/* Each state has one sequence or none, and each snapshot the holders that begin with it. */
+static void check_states(const sim *s)
+{
+    const sp_state_slots *states = &s->memory.states;
+    int32_t holders[SNAPSHOTS_MAX] = {0}, n_used = 0, n_kept = 0;
+    bool used[STATES_MAX] = {false};
+
+    for (int32_t i = 0; i < SEQUENCES; i++) {
+        const fake *f = &s->fakes[i];
+
+        if (!f->live || !f->running)
+            continue;
+        SIM_CHECK(f->held.state.taken == (f->slot >= 0));
+        if (f->load >= 0)
+            holders[f->load]++;
+        if (f->slot < 0)
+            continue;
+        SIM_CHECK(!used[f->slot] && s->slots[f->slot].used && f->held.state.slot == f->slot);
+        used[f->slot] = true;
+        n_used++;
+    }
+    for (int32_t i = 0; i < s->n_states; i++)
+        SIM_CHECK(s->slots[i].used == used[i] && states->used[i] == used[i]);
+    SIM_CHECK(states->n_free_states == s->n_states - n_used);
+    for (int32_t i = 0; i < s->n_snapshots; i++) {
+        const snapshot_model *m = &s->snapshots[i];
+
+        n_kept += m->used;
+        SIM_CHECK(states->pages[i] == (m->used ? m->page : -1));
+        SIM_CHECK(!m->used || (m->holders == holders[i] && states->holders[i] == holders[i]));
+        SIM_CHECK(!m->used || s->pages[m->page].known);
+    }
+    SIM_CHECK(sp_state_slots_n_kept(states) == n_kept);
+}
+
 static void check_all(sim *s)
 {
     int32_t holders[PAGES_MAX] = {0};
@@ -175,6 +387,7 @@ static void check_all(sim *s)
         for (int32_t p = 0; p < f->n_pages; p++)
             holders[f->pages[p]]++;
     }
+    check_states(s);
     for (int32_t page = 0; page < s->n_pages; page++) {
         SIM_CHECK(s->pages[page].holders == holders[page]);
         SIM_CHECK(s->memory.pages.holders[page] == holders[page]);
@@ -217,6 +430,7 @@ static void submit(sim *s)
         return;
     memset(f, 0, sizeof *f);
     f->live = true;
+    f->slot = f->load = f->save = -1;
     f->key = below(s, N_KEYS);
     f->n_tokens = 1 + below(s, TOKENS_MAX / 2);
     f->n_target = f->n_tokens + 1 + below(s, TOKENS_MAX - f->n_tokens);
@@ -224,6 +438,32 @@ static void submit(sim *s)
         put_token(f, t, t < shared ? 7 : below(s, 2));
     SIM_CHECK(sp_held_memory_create(&s->memory, f->n_target, &f->held) == SP_OK);
     f->held.key = key_of(f->key);
+}
+
+/* The known pages that it may begin with, of at most `limit` tokens, go to its table. */
+static void model_resume(sim *s, fake *f, int32_t limit)
+{
+    int32_t n = 0, n_usable = 0;
+
+    while (s->prefix_cache && (n + 1) * s->page_tokens <= limit) {
+        int32_t page = model_find(s, f->histories[(n + 1) * s->page_tokens - 1]), snapshot;
+
+        if (page < 0)
+            break;
+        f->pages[n++] = page;
+        snapshot = snapshot_of(s, page);
+        if (s->n_states > 0 && (snapshot < 0 || s->snapshots[snapshot].written))
+            continue;
+        n_usable = n;
+        f->load = snapshot;
+    }
+    while (f->n_pages < n_usable)
+        s->pages[f->pages[f->n_pages++]].holders++;
+    f->n_committed = f->folded = f->n_pages * s->page_tokens;
+    if (f->load < 0)
+        return;
+    s->snapshots[f->load].holders++;
+    seen.loaded++;
 }
 
 static void start(sim *s, fake *f)
@@ -234,26 +474,30 @@ static void start(sim *s, fake *f)
     f->running = true;
     if (below(s, 8) == 0)
         return; /* it computes all of its rows */
-    while (s->prefix_cache && (f->n_pages + 1) * s->page_tokens <= limit) {
-        int32_t page = model_find(s, f->histories[(f->n_pages + 1) * s->page_tokens - 1]);
-
-        if (page < 0)
-            break;
-        s->pages[page].holders++;
-        f->pages[f->n_pages++] = page;
-    }
-    f->n_committed = f->n_pages * s->page_tokens;
+    model_resume(s, f, limit);
     n = sp_sequence_memory_resume(&s->memory, &f->held, f->tokens, limit);
     SIM_CHECK(n == f->n_committed);
+    SIM_CHECK(f->load < 0 || (f->held.state.loads && f->held.state.load == f->load));
     seen.resumed += (uint64_t)n;
+}
+
+/* It holds nothing any more; the memory has been told. */
+static void model_release(sim *s, fake *f)
+{
+    model_saved(s, f, false);
+    model_drop_load(s, f);
+    if (f->slot >= 0)
+        s->slots[f->slot].used = false;
+    model_trim(s, f, 0);
+    f->slot = -1;
+    f->n_committed = f->folded = 0;
+    f->running = f->in_step = false;
 }
 
 static void release(sim *s, fake *f)
 {
     sp_sequence_memory_release(&s->memory, &f->held);
-    model_trim(s, f, 0);
-    f->n_committed = 0;
-    f->running = false;
+    model_release(s, f);
 }
 
 static void drop(sim *s, fake *f)
@@ -265,13 +509,28 @@ static void drop(sim *s, fake *f)
 
 /* ---- a step of one sequence ---------------------------------------------------------------- */
 
+/* Whether it has a state, or gets one with a reservation. */
+static bool finds_state(const sim *s, const fake *f)
+{
+    int32_t n_free = 0;
+
+    for (int32_t i = 0; i < s->n_states; i++)
+        n_free += !s->slots[i].used;
+    return s->n_states == 0 || f->slot >= 0 || n_free > 0;
+}
+
 static int32_t reserve(sim *s, fake *f, int32_t want)
 {
     int32_t expected, n;
+    bool stateful = finds_state(s, f);
 
     model_trim(s, f, pages_for(s, f->n_committed));
     expected = (f->n_pages + count_pages(s, true) + count_pages(s, false)) * s->page_tokens;
     expected = min_of(want, expected - f->n_committed);
+    if (s->n_snapshots > 0)
+        expected = min_of(expected, s->snapshot_tokens - f->n_committed % s->snapshot_tokens);
+    if (!stateful)
+        expected = 0;
     n = sp_sequence_memory_reserve(&s->memory, &f->held, want);
     SIM_CHECK(n == expected && sp_sequence_memory_may_write(&s->memory, &f->held));
     while (f->n_pages < pages_for(s, f->n_committed + n)) {
@@ -280,6 +539,11 @@ static int32_t reserve(sim *s, fake *f, int32_t want)
         SIM_CHECK(page >= 0 && page < s->n_pages);
         model_take(s, page);
         f->pages[f->n_pages++] = page;
+    }
+    if (s->n_states > 0 && f->slot < 0 && stateful) {
+        f->slot = f->held.state.slot;
+        SIM_CHECK(f->slot >= 0 && f->slot < s->n_states && !s->slots[f->slot].used);
+        s->slots[f->slot].used = true;
     }
     return n;
 }
@@ -301,7 +565,10 @@ static void commit(sim *s, fake *f, int32_t n_rows)
 {
     int32_t n_full = f->n_committed / s->page_tokens;
 
-    sp_sequence_memory_commit(&s->memory, &f->held, f->tokens, n_rows);
+    SIM_CHECK(sp_sequence_memory_commit(&s->memory, &f->held, f->tokens, n_rows));
+    f->in_step = false;
+    model_saved(s, f, true);
+    model_drop_load(s, f);
     f->n_committed += n_rows;
     model_trim(s, f, pages_for(s, f->n_committed));
     for (; s->prefix_cache && n_full < f->n_committed / s->page_tokens; n_full++) {
@@ -323,15 +590,26 @@ static void commit(sim *s, fake *f, int32_t n_rows)
 /* Nothing of the step counts, and the memory is told so in each of the ways that there are. */
 static void fail_step(sim *s, fake *f)
 {
+    int32_t border = (f->n_committed + f->held.state.n_final) / STATE_CHUNK * STATE_CHUNK;
+    bool lost = s->n_states > 0 && f->n_committed > 0 && f->load < 0 && border != f->folded;
     int32_t way = below(s, 3);
+    bool kept = true;
 
     seen.failed_steps++;
-    if (way == 0)
+    f->in_step = false;
+    if (way == 0 && s->n_states == 0)
         return; /* the next reserve, or a release, replaces the reservation */
     if (way == 1)
-        sp_sequence_memory_rollback(&s->memory, &f->held);
+        kept = sp_sequence_memory_rollback(&s->memory, &f->held);
     else
-        sp_sequence_memory_commit(&s->memory, &f->held, f->tokens, 0);
+        kept = sp_sequence_memory_commit(&s->memory, &f->held, f->tokens, 0);
+    SIM_CHECK(kept == !lost);
+    if (lost) {
+        model_release(s, f);
+        seen.lost++;
+        return;
+    }
+    model_saved(s, f, false);
     model_trim(s, f, pages_for(s, f->n_committed));
 }
 
@@ -357,25 +635,27 @@ static void make_room(sim *s, fake *f)
     preempt(s, f);
 }
 
-/* Rows n_committed .. n_tokens - 1, and then drafts, of which the first j are accepted. */
-static void step(sim *s, fake *f)
+/* Begins a step of n rows, the first n_final of which count in any case, and plays the backend; a
+ * step that is to fail does any part of it. */
+static void begin_state(sim *s, fake *f, int32_t n, int32_t n_final, bool fails)
 {
-    int32_t pending = f->n_tokens - f->n_committed, drafts = 0, n, accepted;
+    sp_state_step step = sp_sequence_memory_begin_step(&s->memory, &f->held, n_final);
 
-    if (pending == 1 && below(s, 2) == 0)
-        drafts = min_of(below(s, DRAFTS_MAX + 1), f->n_target - f->n_tokens);
-    for (int32_t i = 0; i < drafts; i++)
-        put_token(f, f->n_tokens + i, below(s, 2));
-    n = reserve(s, f, drafts > 0 ? 1 + drafts : min_of(pending, 1 + below(s, CHUNK_MAX)));
-    if (n == 0) {
-        make_room(s, f);
+    if (s->n_states == 0)
         return;
-    }
-    compute(s, f, n);
-    if (below(s, 12) == 0) {
-        fail_step(s, f);
-        return;
-    }
+    SIM_CHECK(step.slot == f->slot && step.folded == f->folded && step.load == f->load);
+    SIM_CHECK(step.n_final == n_final);
+    model_save(s, f, step.save);
+    run_state(s, f, &step, n, fails ? below(s, n + 4) : n + 3);
+    if (!fails)
+        f->folded = (f->n_committed + n_final) / STATE_CHUNK * STATE_CHUNK;
+}
+
+/* The step of its reserved rows is over, and the first j of its drafts are accepted. */
+static void finish(sim *s, fake *f)
+{
+    int32_t pending = f->n_tokens - f->n_committed, n = f->n_rows, accepted;
+
     accepted = n > pending ? below(s, n - pending + 1) : 0;
     seen.drafted += n > pending ? (uint64_t)(n - pending) : 0;
     seen.accepted += (uint64_t)accepted;
@@ -392,6 +672,33 @@ static void step(sim *s, fake *f)
     }
 }
 
+/* Rows n_committed .. n_tokens - 1, and then drafts. */
+static void step(sim *s, fake *f)
+{
+    int32_t pending = f->n_tokens - f->n_committed, drafts = 0, n;
+    bool fails = below(s, 12) == 0;
+
+    if (pending == 1 && below(s, 2) == 0)
+        drafts = min_of(below(s, DRAFTS_MAX + 1), f->n_target - f->n_tokens);
+    for (int32_t i = 0; i < drafts; i++)
+        put_token(f, f->n_tokens + i, below(s, 2));
+    n = reserve(s, f, drafts > 0 ? 1 + drafts : min_of(pending, 1 + below(s, CHUNK_MAX)));
+    if (n == 0) {
+        make_room(s, f);
+        return;
+    }
+    if (below(s, 8) == 0)
+        return; /* it is planned anew: nothing has begun */
+    f->n_rows = n;
+    f->in_step = true;
+    begin_state(s, f, n, min_of(n, pending), fails);
+    compute(s, f, n);
+    if (fails)
+        fail_step(s, f);
+    else if (below(s, 2) == 0)
+        finish(s, f);
+}
+
 /* ---- lives --------------------------------------------------------------------------------- */
 
 static void random_event(sim *s)
@@ -403,6 +710,8 @@ static void random_event(sim *s)
         submit(s);
     else if (!f->running)
         start(s, f);
+    else if (f->in_step && kind < 92)
+        finish(s, f);
     else if (kind < 92)
         step(s, f);
     else if (kind < 97)
@@ -422,8 +731,21 @@ static void sim_begin(sim *s, uint64_t seed)
     s->page_tokens = 1 << below(s, 5);
     s->n_pages = pages_for(s, TOKENS_MAX) * (1 + below(s, 3)) - below(s, 2);
     s->prefix_cache = seed % 8 != 0;
+    if (seed % 4 != 1) {
+        s->n_states = STATES_MAX - below(s, 2) * below(s, STATES_MAX);
+        s->n_snapshots = s->prefix_cache ? below(s, SNAPSHOTS_MAX + 1) : 0;
+        s->snapshot_tokens =
+            (s->page_tokens > STATE_CHUNK ? s->page_tokens : STATE_CHUNK) * (1 + below(s, 3));
+    }
     options = (sp_sequence_memory_options){
-        .n_pages = s->n_pages, .page_tokens = s->page_tokens, .prefix_cache = s->prefix_cache};
+        .n_pages = s->n_pages,
+        .page_tokens = s->page_tokens,
+        .prefix_cache = s->prefix_cache,
+        .n_states = s->n_states,
+        .state_chunk = STATE_CHUNK,
+        .n_snapshots = s->n_snapshots,
+        .snapshot_tokens = s->snapshot_tokens,
+    };
     SIM_CHECK(sp_sequence_memory_create(&options, &s->memory) == SP_OK);
     SIM_CHECK(sp_sequence_memory_capacity(&s->memory) == (int64_t)s->n_pages * s->page_tokens);
 }
@@ -453,6 +775,12 @@ static void test_random_lives(void **state)
 {
     (void)state;
     seeds_run(&seeds, live);
+    print_message(
+        "states lost %llu; snapshots kept %llu, read %llu, dropped %llu, not taken for want "
+        "of a free one %llu\n",
+        (unsigned long long)seen.lost, (unsigned long long)seen.kept,
+        (unsigned long long)seen.loaded, (unsigned long long)seen.dropped,
+        (unsigned long long)seen.unsaved);
     print_message("seeds %llu..%llu: finished %llu, preempted %llu, failed steps %llu, rows %llu, "
                   "drafted %llu, accepted %llu, tokens resumed %llu, pages evicted %llu, pages "
                   "filled twice %llu\n",
@@ -467,6 +795,8 @@ static void test_random_lives(void **state)
     assert_true(seen.finished > 0 && seen.preempted > 0 && seen.failed_steps > 0);
     assert_true(seen.accepted > 0 && seen.drafted > seen.accepted);
     assert_true(seen.resumed > 0 && seen.evicted > 0 && seen.twins > 0);
+    assert_true(seen.lost > 0 && seen.kept > 0 && seen.loaded > 0 && seen.dropped > 0);
+    assert_true(seen.unsaved > 0);
 }
 
 int main(int argc, char **argv)
