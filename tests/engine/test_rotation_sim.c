@@ -1,7 +1,8 @@
 /*
  * test_rotation_sim.c: the scheduler, the prefix cache, the stage and a pool together on a fake
  * clock of steps, with everything around them random. Nothing is computed: a model remembers what
- * every KV page would hold, and every slot is compared with the adapter that a row expects.
+ * every KV page would hold, and every slot is compared with the adapter that a row expects. In half
+ * of the seeds there are recurrent states as well, and steps that fail.
  *
  *     test_rotation_sim [FIRST_SEED N_SEEDS]      without arguments: seeds 1 .. 500
  *
@@ -28,6 +29,8 @@
 #define WAIT_STEPS    5
 #define PREEMPT_STEPS 12
 #define EVENTS        500
+#define STATE_CHUNK   8
+#define SNAPSHOTS_MAX 5
 /* All others once through a slot, each for its whole length, and sent away for every other. */
 #define LIFE_MAX (SEQUENCES * (TOKENS_MAX + PREEMPT_STEPS + 10) * 2)
 
@@ -36,6 +39,13 @@ typedef struct page_model {
     int32_t n;
     int32_t tokens[TOKENS_MAX];
 } page_model;
+
+/* A state, or a snapshot of one: of which tokens, and how many of them it cannot go back over. */
+typedef struct state_model {
+    sp_digest digest;
+    int32_t n, folded;
+    int32_t tokens[TOKENS_MAX];
+} state_model;
 
 typedef struct fake {
     bool live;
@@ -58,12 +68,14 @@ typedef struct sim {
     sp_scheduler scheduler;
     fake fakes[SEQUENCES];
     page_model model[PAGES];
+    state_model states[6], snapshots[SNAPSHOTS_MAX];
     int64_t next_id;
     bool fetch_fails;
 } sim;
 
 static struct {
     uint64_t finished, failed, rotations, preemptions, saved, evicted, age_max;
+    uint64_t snapshots, restarts, waits;
 } seen;
 
 static sim *running;
@@ -144,7 +156,14 @@ static void sim_begin(sim *s, uint64_t seed)
     sp_stage_source source;
     sp_stage_options stage;
     sp_sequence_memory_options memory = {
-        .n_pages = PAGES, .page_tokens = PAGE_TOKENS, .prefix_cache = seed % 4 != 0};
+        .n_pages = PAGES,
+        .page_tokens = PAGE_TOKENS,
+        .prefix_cache = seed % 4 != 0,
+        .n_states = seed % 8 < 4 ? 0 : 1 + (int32_t)(seed / 8 % 6),
+        .state_chunk = STATE_CHUNK,
+        .n_snapshots = seed % 8 <= 4 ? 0 : (int32_t)(seed / 64 % (SNAPSHOTS_MAX + 1)),
+        .snapshot_tokens = STATE_CHUNK << seed % 2,
+    };
     sp_scheduler_options scheduler = {.memory = &s->memory,
                                       .max_running = 1 + (int32_t)(seed % 6),
                                       .step_rows = 16,
@@ -263,6 +282,7 @@ static void check_all(const sim *s)
         held += holders[page] > 0;
     }
     SIM_CHECK(held + sp_sequence_memory_available(&s->memory) == PAGES);
+    SIM_CHECK(sp_sequence_memory_is_consistent(&s->memory));
 }
 
 /* ---- a step -------------------------------------------------------------------------------- */
@@ -275,6 +295,37 @@ static fake *fake_of(sim *s, const sp_sequence *sequence)
     return NULL;
 }
 
+/* The state is that of the tokens before the rows; afterwards that of the rows too, whether they
+ * count or not. */
+static void compute_state(sim *s, const fake *f, const sp_batch_entry *entry)
+{
+    sp_sequence *q = entry->sequence;
+    int32_t position = q->memory.n_committed;
+    sp_state_step step =
+        sp_sequence_memory_begin_step(&s->memory, &q->memory, entry->n_rows - entry->n_drafts);
+    state_model *m = &s->states[step.slot];
+
+    if (s->memory.options.n_states == 0)
+        return;
+    SIM_CHECK(step.slot >= 0 && step.slot < s->memory.options.n_states);
+    if (step.load >= 0)
+        *m = s->snapshots[step.load];
+    if (position == 0)
+        *m = (state_model){.digest = f->digest};
+    SIM_CHECK(m->n >= position && m->folded == step.folded && m->folded <= position);
+    SIM_CHECK(memcmp(&m->digest, &f->digest, sizeof f->digest) == 0);
+    SIM_CHECK(memcmp(m->tokens, q->tokens, (size_t)position * sizeof(int32_t)) == 0);
+    m->folded = position / STATE_CHUNK * STATE_CHUNK;
+    if (step.save >= 0) {
+        SIM_CHECK(m->folded == position);
+        s->snapshots[step.save] = *m;
+        seen.snapshots++;
+    }
+    m->n = position + entry->n_rows;
+    m->folded = (position + step.n_final) / STATE_CHUNK * STATE_CHUNK;
+    memcpy(m->tokens, q->tokens, (size_t)m->n * sizeof(int32_t));
+}
+
 static void compute(sim *s, const sp_batch_entry *entry)
 {
     fake *f = fake_of(s, entry->sequence);
@@ -282,6 +333,7 @@ static void compute(sim *s, const sp_batch_entry *entry)
 
     check_slot(s, f);
     check_begun(s, f);
+    compute_state(s, f, entry);
     for (int32_t i = 0; i < entry->n_rows; i++) {
         int32_t at = q->memory.n_committed + i;
         page_model *m = &s->model[q->memory.pages[at / PAGE_TOKENS]];
@@ -324,13 +376,21 @@ static void refused(void *user, sp_sequence *sequence, const sp_error *error)
 static void step(sim *s)
 {
     const sp_batch *batch;
+    bool fails;
 
     sp_stage_poll(s->stage);
     batch = sp_scheduler_plan(&s->scheduler);
     for (int32_t i = 0; i < batch->n_entries; i++)
         compute(s, &batch->entries[i]);
-    for (int32_t i = 0; i < batch->n_entries; i++)
-        sp_scheduler_advance(&s->scheduler, batch->entries[i].sequence, batch->entries[i].n_rows);
+    fails = s->memory.options.n_states > 0 && below(s, 16) == 0;
+    for (int32_t i = 0; i < batch->n_entries; i++) {
+        sp_sequence *q = batch->entries[i].sequence;
+        int32_t before = q->memory.n_committed;
+
+        sp_scheduler_advance(&s->scheduler, q, fails ? 0 : batch->entries[i].n_rows);
+        seen.restarts += q->memory.n_committed < before;
+    }
+    seen.waits += (uint64_t)s->scheduler.waits[SP_WAIT_PAGES];
     for (int32_t i = 0; i < SEQUENCES; i++)
         if (s->fakes[i].live)
             after_step(s, &s->fakes[i]);
@@ -444,6 +504,9 @@ static void test_random_lives(void **state)
 {
     (void)state;
     seeds_run(&seeds, live);
+    print_message("snapshots %llu, restarts %llu, waits for pages or a state %llu\n",
+                  (unsigned long long)seen.snapshots, (unsigned long long)seen.restarts,
+                  (unsigned long long)seen.waits);
     print_message("seeds %llu..%llu: finished %llu, failed %llu, rotations %llu, preemptions %llu, "
                   "tokens saved %llu, images evicted %llu, longest life %llu steps\n",
                   (unsigned long long)seeds.first, (unsigned long long)(seeds.first + seeds.n - 1),
@@ -455,6 +518,7 @@ static void test_random_lives(void **state)
         return;
     assert_true(seen.finished > 0 && seen.failed > 0 && seen.rotations > 0);
     assert_true(seen.preemptions > seen.rotations && seen.saved > 0 && seen.evicted > 0);
+    assert_true(seen.snapshots > 0 && seen.restarts > 0 && seen.waits > 0);
 }
 
 int main(int argc, char **argv)

@@ -245,6 +245,134 @@ static void test_waits_for_pages(void **state)
     destroy_scheduler(&scheduler);
 }
 
+/* As advance, of sequences with states; the step has failed where it did not count. */
+static void advance_states(sp_scheduler *scheduler, const sp_batch *batch, bool counts)
+{
+    for (int32_t i = 0; i < batch->n_entries; i++) {
+        const sp_batch_entry *entry = &batch->entries[i];
+
+        sp_sequence_memory_begin_step(&memory, &entry->sequence->memory,
+                                      entry->n_rows - entry->n_drafts);
+    }
+    if (counts)
+        advance(scheduler, batch);
+    for (int32_t i = 0; !counts && i < batch->n_entries; i++)
+        sp_scheduler_advance(scheduler, batch->entries[i].sequence, 0);
+}
+
+static sp_scheduler make_recurrent_scheduler(int32_t n_states, int32_t n_snapshots)
+{
+    sp_scheduler scheduler = make_scheduler(4, 64, 32, 64);
+    sp_sequence_memory_options options = memory.options;
+
+    sp_sequence_memory_destroy(&memory);
+    options.prefix_cache = n_snapshots > 0;
+    options.n_states = n_states;
+    options.state_chunk = 8;
+    options.n_snapshots = n_snapshots;
+    options.snapshot_tokens = 16;
+    assert_int_equal(sp_sequence_memory_create(&options, &memory), SP_OK);
+    return scheduler;
+}
+
+static void test_waits_for_a_state(void **state)
+{
+    sp_scheduler scheduler = make_recurrent_scheduler(2, 0);
+    fake f[3];
+
+    (void)state;
+    for (int32_t i = 0; i < 3; i++) {
+        fake_init(&f[i], i + 1, 4, 1 + 2 * i);
+        sp_scheduler_add(&scheduler, &f[i].sequence);
+    }
+    advance_states(&scheduler, sp_scheduler_plan(&scheduler), true);
+    assert_int_equal(scheduler.waits[SP_WAIT_PAGES], 1);
+    assert_int_equal(scheduler.n_running, 1); /* the first is finished */
+    assert_int_equal(sp_scheduler_plan(&scheduler)->n_entries, 2);
+    assert_int_equal(scheduler.waits[SP_WAIT_PAGES], 0);
+    assert_int_equal((int64_t)scheduler.preemptions, 0);
+    sp_scheduler_remove(&scheduler, &f[2].sequence);
+    sp_scheduler_remove(&scheduler, &f[1].sequence);
+    assert_int_equal(memory.states.n_free_states, 2);
+    destroy_scheduler(&scheduler);
+}
+
+static void test_a_failed_step_begins_again_where_a_snapshot_is(void **state)
+{
+    sp_scheduler scheduler = make_recurrent_scheduler(2, 4);
+    const sp_batch *batch;
+    int32_t tokens[64] = {0};
+    fake a;
+
+    (void)state;
+    fake_init(&a, 1, 31, 8);
+    a.sequence.tokens = tokens;
+    sp_scheduler_add(&scheduler, &a.sequence);
+    /* A chunk ends where a snapshot may be taken. */
+    batch = sp_scheduler_plan(&scheduler);
+    assert_int_equal(batch->n_rows, 16);
+    advance_states(&scheduler, batch, false);
+    assert_int_equal(a.sequence.memory.n_committed, 0);
+    assert_int_equal(sp_scheduler_plan(&scheduler)->n_rows, 16);
+    advance_states(&scheduler, &scheduler.batch, true);
+    assert_int_equal(sp_scheduler_plan(&scheduler)->n_rows, 15);
+    advance_states(&scheduler, &scheduler.batch, true);
+    assert_int_equal(a.sequence.n_tokens, 32);
+    /* This row is the last of a chunk: nobody knows what the state is now. */
+    assert_int_equal(sp_scheduler_plan(&scheduler)->n_rows, 1);
+    advance_states(&scheduler, &scheduler.batch, false);
+    assert_int_equal(a.sequence.queue.state, SP_SEQUENCE_RUNNING);
+    assert_int_equal(a.sequence.memory.n_committed, 16);
+    assert_int_equal(sp_scheduler_plan(&scheduler)->n_rows, 16);
+    advance_states(&scheduler, &scheduler.batch, true);
+    assert_int_equal(a.sequence.n_tokens, 33);
+    sp_scheduler_remove(&scheduler, &a.sequence);
+    destroy_scheduler(&scheduler);
+}
+
+/* Drafts end where a snapshot may be taken. */
+static int32_t propose_ones(void *user, const sp_sequence *sequence, int32_t n_max,
+                            int32_t *out_tokens)
+{
+    (void)user;
+    (void)sequence;
+    for (int32_t i = 0; i < n_max; i++)
+        out_tokens[i] = 1;
+    return n_max;
+}
+
+static void test_drafts_end_at_a_snapshot(void **state)
+{
+    sp_scheduler scheduler = make_recurrent_scheduler(2, 4);
+    const int32_t rows[] = {3, 1, 5}; /* at 13, 15 and 16 */
+    int32_t tokens[64] = {0};
+    fake a;
+
+    (void)state;
+    fake_init(&a, 1, 13, 20);
+    a.sequence.tokens = tokens;
+    a.sequence.draft = sp_draft_create(4);
+    scheduler.options.drafts = (sp_draft_source){NULL, propose_ones};
+    sp_scheduler_add(&scheduler, &a.sequence);
+    assert_int_equal(sp_scheduler_plan(&scheduler)->n_rows, 16);
+    sp_sequence_memory_begin_step(&memory, &a.sequence.memory, 13);
+    sp_scheduler_advance(&scheduler, &a.sequence, 13);
+    a.sequence.n_tokens = 14;
+    for (size_t i = 0; i < 3; i++) {
+        const sp_batch_entry *entry = sp_scheduler_plan(&scheduler)->entries;
+        int32_t n = entry->n_rows < 2 ? 1 : 2; /* a draft is accepted */
+
+        assert_int_equal(entry->n_rows, rows[i]);
+        assert_int_equal(entry->n_drafts, rows[i] - 1);
+        sp_sequence_memory_begin_step(&memory, &a.sequence.memory, 1);
+        sp_scheduler_advance(&scheduler, &a.sequence, n);
+        a.sequence.n_tokens += n;
+    }
+    assert_int_equal((int64_t)memory.states.n_written, 1);
+    sp_scheduler_remove(&scheduler, &a.sequence);
+    destroy_scheduler(&scheduler);
+}
+
 static void test_random_load_finishes(void **state)
 {
     (void)state;
@@ -430,6 +558,9 @@ int main(void)
         cmocka_unit_test(test_a_preempted_sequence_keeps_its_tokens),
         cmocka_unit_test(test_waits_are_told_apart),
         cmocka_unit_test(test_waits_for_pages),
+        cmocka_unit_test(test_waits_for_a_state),
+        cmocka_unit_test(test_a_failed_step_begins_again_where_a_snapshot_is),
+        cmocka_unit_test(test_drafts_end_at_a_snapshot),
         cmocka_unit_test(test_random_load_finishes),
         cmocka_unit_test(test_a_paused_one_stands_still),
         cmocka_unit_test(test_a_paused_one_makes_way),
