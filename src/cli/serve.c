@@ -142,9 +142,9 @@ static bool is_reading(const sp_stage *stage)
 
 /*
  * A loader that waits for a file system that does not answer cannot be joined: after two seconds,
- * or a signal, the engine is left to the end of the process.
+ * or a signal, the engine is left to the end of the process. False: it is.
  */
-static void close_engine(sp_engine *engine, sp_log *log)
+static bool close_engine(sp_engine *engine, sp_log *log)
 {
     sp_stage *stage = engine ? sp_engine_stage(engine) : NULL;
     uint64_t until_ns = sp_clock_ns() + CLOSE_WAIT_MS * (uint64_t)1000000;
@@ -155,9 +155,20 @@ static void close_engine(sp_engine *engine, sp_log *log)
             continue;
         }
         sp_log_line(log, "sidepath serve: adapters are still being read; they are left");
-        return;
+        return false;
     }
     sp_engine_close(engine);
+    return true;
+}
+
+static sp_status open_peers(serve_settings *settings, sp_error *error)
+{
+    sp_engine_options *options = &settings->run.options;
+    sp_status status = sp_server_open_peers(&settings->server, options->loader_threads, error);
+
+    if (status == SP_OK && settings->server.opened_peers)
+        options->sources = sp_peers_sources(settings->server.opened_peers, &options->n_sources);
+    return status;
 }
 
 /* *out_usage: a failure is one of the command line. */
@@ -184,6 +195,8 @@ static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_er
     if (status == SP_OK && settings->server.adapter_store[0])
         status = sp_adapter_store_open(settings->server.adapter_store, &store, error);
     if (status == SP_OK)
+        status = open_peers(settings, error);
+    if (status == SP_OK)
         status = sp_run_settings_open(&settings->run, 0, &engine, out_usage, error);
     if (status == SP_OK && store)
         status = sp_server_restore_store(&settings->server, engine, &hooks, store, error);
@@ -195,7 +208,8 @@ static sp_status open_and_serve(serve_settings *settings, bool *out_usage, sp_er
     } else if (status == SP_OK) {
         status = serve_until_signal(settings, engine, &notes.kept, &restored, store, error);
     }
-    close_engine(engine, settings->server.log);
+    if (close_engine(engine, settings->server.log))
+        sp_server_close_peers(&settings->server);
     sp_adapter_store_close(store);
     sp_saved_state_free(&restored);
     sp_server_refusals_free(&notes.kept);

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/grow.h"
 #include "base/integer.h"
 #include "engine/engine_state.h"
 
@@ -150,28 +151,55 @@ static sp_status create_deltas(sp_engine *engine, sp_error *error)
     return sp_delta_create(&options, &engine->head_delta, error);
 }
 
+/* The directories first, then what the options bring. Owned by the caller (sp_free). */
+static sp_status list_sources(sp_engine *engine, sp_stage_source **out_sources, sp_error *error)
+{
+    const sp_engine_options *options = &engine->options;
+    size_t n = options->n_sources > 0 ? (size_t)options->n_sources : 0;
+    sp_stage_source *sources = sp_calloc(n + 1, sizeof *sources); /* never an empty block */
+    sp_status status;
+
+    if (!sources)
+        return sp_fail_memory(error, (n + 1) * sizeof *sources, "the sources of adapters");
+    engine->disk.struct_bytes = sizeof engine->disk;
+    status = sp_disk_source_create(&engine->disk, error);
+    sources[0] = engine->disk;
+    for (size_t i = 0; i < n && status == SP_OK; i++) {
+        sources[i + 1].struct_bytes = sizeof *sources;
+        status = sp_struct_read_at(&sources[i + 1], sizeof *sources, options->sources, i,
+                                   "sp_stage_source", error);
+        sources[i + 1].struct_bytes = sizeof *sources;
+    }
+    if (status == SP_OK)
+        *out_sources = sources;
+    else
+        sp_free(sources);
+    return status;
+}
+
 /* Later loads are checked against the pool's rank and modules by packing, all else by the audit. */
 static sp_status create_stage(sp_engine *engine, sp_error *error)
 {
     sp_adapter_options audit = adapter_options(engine);
+    sp_stage_source *sources = NULL;
     sp_stage_options options;
-    sp_status status;
+    sp_status status = list_sources(engine, &sources, error);
 
-    engine->disk.struct_bytes = sizeof engine->disk;
-    status = sp_disk_source_create(&engine->disk, error);
     if (status != SP_OK)
         return status;
     sp_stage_options_default(&options, sizeof options);
     options.pool = engine->pool;
-    options.sources = &engine->disk;
-    options.n_sources = 1;
+    options.sources = sources;
+    options.n_sources = 1 + engine->options.n_sources;
     options.audit = &audit;
     options.supported = sp_engine_modules(engine->model.geometry);
     options.host_bytes_max = engine->options.host_bytes_max;
     options.threads = engine->options.loader_threads;
     options.exec = engine->exec;
     options.base_name = engine->base_name;
-    return sp_stage_create(&options, &engine->stage, error);
+    status = sp_stage_create(&options, &engine->stage, error);
+    sp_free(sources);
+    return status;
 }
 
 /* Replacing a version needs memory for both; where one cannot be measured, packing reports why. */

@@ -12,6 +12,7 @@
 #include "server/api/cors.h"
 #include "server/api/generation_config.h"
 #include "server/driver/lora_notes.h"
+#include "server/driver/peers.h"
 #include "server/start_report.h"
 
 #include <string.h>
@@ -80,6 +81,18 @@ const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
      "what clients have loaded, unloaded and activated is kept here over a restart", false},
     {"adapter-store", SP_SETTING_STRING, FIELD(adapter_store), "", 0, 0, NULL, "DIR",
      "adapters that requests bring are kept here over a restart; this server's alone", false},
+    {"peer", SP_SETTING_LIST, FIELD(peers), NULL, 0, 0, NULL, "HOST:PORT",
+     "a peer (sidepath peer) whose adapters requests may name; may be repeated", false},
+    {"peer-trust-images", SP_SETTING_LIST, FIELD(trusted_peers), NULL, 0, 0, NULL, "HOST:PORT",
+     "take what this peer has packed; needs a shared key; may be repeated", false},
+    {"peer-key-file", SP_SETTING_STRING, FIELD(peer_key_file), "", 0, 0, NULL, "FILE",
+     "the key that peers must have too, in its first line", false},
+    {"peer-timeout", SP_SETTING_INT, FIELD(peer_timeout_s), "10", 1, 3600, NULL, "SECONDS",
+     "of a peer that does not answer, for each part of an adapter", false},
+    {"peer-devices", SP_SETTING_STRING, FIELD(peer_devices), "", 0, 0, NULL, "LIST",
+     "network devices to reach peers by, as UCX_NET_DEVICES; default: its choice", false},
+    {"peer-gid-index", SP_SETTING_STRING, FIELD(peer_gid_index), "", 0, 0, NULL, "N",
+     "of RDMA over Ethernet, as UCX_IB_GID_INDEX; default: its choice", false},
 };
 
 struct sp_server {
@@ -93,6 +106,34 @@ struct sp_server {
 sp_status sp_server_confine(const sp_server_settings *settings, sp_error *error)
 {
     return ABSENT(settings->adapter_dir) ? SP_OK : sp_confine_to(settings->adapter_dir, error);
+}
+
+sp_status sp_server_open_peers(sp_server_settings *settings, int32_t loader_threads,
+                               sp_error *error)
+{
+    const sp_peers_options options = {.addresses = (const char *const *)settings->peers.values,
+                                      .n_addresses = settings->peers.n,
+                                      .trusted =
+                                          (const char *const *)settings->trusted_peers.values,
+                                      .n_trusted = settings->trusted_peers.n,
+                                      .key_file = settings->peer_key_file,
+                                      .call_ms_max = (int32_t)settings->peer_timeout_s * 1000,
+                                      .devices = settings->peer_devices,
+                                      .gid_index = settings->peer_gid_index,
+                                      .log = settings->log};
+
+    if (settings->peers.n == 0 && settings->trusted_peers.n == 0)
+        return SP_OK;
+    if (loader_threads == 0)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "loader-threads", -1,
+                       "--peer needs --loader-threads above 0: steps must not wait for a peer");
+    return sp_peers_open(&options, &settings->opened_peers, error);
+}
+
+void sp_server_close_peers(sp_server_settings *settings)
+{
+    sp_peers_close(settings->opened_peers);
+    settings->opened_peers = NULL;
 }
 
 /* ---- start --------------------------------------------------------------------------------- */
@@ -393,6 +434,7 @@ static sp_status start_parts(sp_server *server, sp_engine *engine, sp_saved_stat
         .loaded = on_loaded,
         .loaded_user = settings->log,
         .restored = restored,
+        .peers = settings->opened_peers,
     };
     const sp_lora_dir_hooks hooks = {&server->api, pass_task, understand, log_skipped, log_found};
     sp_start_facts facts;

@@ -25,6 +25,7 @@
  *     log.c                     lines to standard error, without blocking
  *     task.h, generation.h, lora_task.h      what crosses between the two threads
  *     driver.c, loads.c  the engine's thread
+ *     peers.c                   the peers that adapters come from, and the names that they serve
  *     weights_watch.c           whether the base's weights are what they were
  *     saved_state.c, state_file.c, adapter_store.c, restore.c   what outlives a restart
  *     start_report.c            what the log says of a start
@@ -46,14 +47,18 @@
 typedef struct sp_server sp_server;
 typedef struct sp_saved_state sp_saved_state;     /* driver/saved_state.h */
 typedef struct sp_adapter_store sp_adapter_store; /* driver/adapter_store.h */
+typedef struct sp_peers sp_peers;                 /* driver/peers.h */
 
 /* What `sidepath serve` adds to the settings of every verb that runs a model. */
 typedef struct sp_server_settings {
-    const char *model_dir; /* set by the verb, no flag: where the chat template is */
-    sp_log *log;           /* likewise, borrowed; NULL: nothing is logged */
+    const char *model_dir;  /* set by the verb, no flag: where the chat template is */
+    sp_log *log;            /* likewise, borrowed; NULL: nothing is logged */
+    sp_peers *opened_peers; /* no flag: of sp_server_open_peers; NULL: none */
     const char *host, *uds, *adapter_dir, *api_key_file, *admin_key_file, *chat_template,
         *generation_config;
-    sp_setting_list cors_origins;
+    sp_setting_list cors_origins, peers, trusted_peers;
+    const char *peer_key_file, *peer_devices, *peer_gid_index;
+    int64_t peer_timeout_s;
     int64_t port, connections, connections_per_address, header_bytes, body_bytes, adapter_bytes,
         client_bytes, queue, keep_alive_s, idle_timeout_s, receive_timeout_s, send_timeout_s,
         request_timeout_s, shutdown_timeout_s;
@@ -61,7 +66,7 @@ typedef struct sp_server_settings {
     bool adapter_routes, access_log, weights_prefault;
 } sp_server_settings;
 
-#define SP_SERVER_SETTINGS_COUNT 28
+#define SP_SERVER_SETTINGS_COUNT 34
 /* Rows whose offsets count from the beginning of an sp_server_settings. */
 extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
 
@@ -70,6 +75,14 @@ extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
  * when there is none.
  */
 sp_status sp_server_confine(const sp_server_settings *settings, sp_error *error);
+
+/*
+ * Opens the peers of the settings, before sp_engine_open, which takes their sources; closed after
+ * the engine. Without any nothing happens. What sp_peers_open returns.
+ */
+sp_status sp_server_open_peers(sp_server_settings *settings, int32_t loader_threads,
+                               sp_error *error);
+void sp_server_close_peers(sp_server_settings *settings); /* twice is harmless */
 
 /*
  * Starts serving. The engine is the server's until sp_server_stop; the settings' strings and the

@@ -830,7 +830,7 @@ static const taken all_taken[] = {
     TAKEN(sp_pool_options, expert_bytes, SP_OK, 1, fill_pool, take_pool),
     TAKEN(sp_slot_info, digest, SP_OK, LIST, fill_slots, take_slots),
     TAKEN(sp_route_span, scale, SP_OK, LIST, fill_spans, take_spans),
-    TAKEN(sp_engine_options, state_snapshot_bytes, SP_OK, 1, fill_engine, take_engine),
+    TAKEN(sp_engine_options, n_sources, SP_OK, 1, fill_engine, take_engine),
     TAKEN(sp_engine_adapter, path, SP_ERR_ARGUMENT, LIST, fill_engine_adapters,
           take_engine_adapters),
     TAKEN(sp_request, processed_logprobs, SP_OK, 1, fill_request, take_request),
@@ -1149,7 +1149,7 @@ static const defaults all_defaults[] = {
     DEFAULTS(sp_layout_options, expert_rank),
     DEFAULTS(sp_pool_options, expert_bytes),
     DEFAULTS(sp_route_span, scale),
-    DEFAULTS(sp_engine_options, state_snapshot_bytes),
+    DEFAULTS(sp_engine_options, n_sources),
     DEFAULTS(sp_request, processed_logprobs),
     DEFAULTS(sp_constraint_options, text_bytes),
 };

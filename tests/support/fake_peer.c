@@ -274,6 +274,11 @@ static sp_status fetch(void *user, sp_peer_offer *offer, const sp_peer_range *ra
     return SP_OK;
 }
 
+static int by_name(const void *left, const void *right)
+{
+    return strcmp(((const sp_peer_listed *)left)->name, ((const sp_peer_listed *)right)->name);
+}
+
 static sp_status list(void *user, const sp_peer_wait *wait, sp_peer_listing *out_listing,
                       sp_error *error)
 {
@@ -292,6 +297,7 @@ static sp_status list(void *user, const sp_peer_wait *wait, sp_peer_listing *out
     for (size_t i = 0; i < peer->n_names; i++)
         listed[i] = (sp_peer_listed){peer->names[i], fake_peer_digest(peer, peer->names[i]), 1,
                                      peer->layout != NULL};
+    qsort(listed, peer->n_names, sizeof *listed, by_name);
     *out_listing = (sp_peer_listing){listed, peer->n_names, listed};
     return SP_OK;
 }

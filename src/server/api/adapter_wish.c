@@ -8,7 +8,23 @@
 
 #define SHARED_NAME_BYTES_MAX 250
 
-sp_status sp_adapter_wish_read(const json_t *fields, sp_field_set set, bool brings,
+static sp_status read_digest(const json_t *fields, bool brings, sp_adapter_wish *wish,
+                             sp_error *error)
+{
+    const json_t *value = json_object_get(fields, "adapter_digest");
+    sp_status status;
+
+    if (!value || json_is_null(value))
+        return SP_OK;
+    if (brings || wish->has_shared)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "adapter_digest", -1,
+                       "the adapter comes with the request: \"adapter_digest\" must be left out");
+    status = sp_digest_field_read("adapter_digest", value, &wish->digest, error);
+    wish->has_digest = status == SP_OK;
+    return status;
+}
+
+sp_status sp_adapter_wish_read(const json_t *fields, sp_field_set set, bool brings, bool from_peers,
                                sp_adapter_wish *out_wish, sp_error *error)
 {
     sp_adapter_wish *wish = out_wish;
@@ -18,8 +34,10 @@ sp_status sp_adapter_wish_read(const json_t *fields, sp_field_set set, bool brin
     if (status == SP_OK && set != SP_FIELDS_PUBLISH)
         status = sp_json_string(fields, "lora_name", true, NULL, &wish->name, error);
     if (status == SP_OK && set == SP_FIELDS_LOAD)
-        status = sp_json_string(fields, "lora_path", !brings && !wish->has_shared, NULL,
-                                &wish->path, error);
+        status = sp_json_string(fields, "lora_path", !brings && !wish->has_shared && !from_peers,
+                                NULL, &wish->path, error);
+    if (status == SP_OK && set == SP_FIELDS_LOAD)
+        status = read_digest(fields, brings, wish, error);
     if (status == SP_OK && wish->path && (brings || wish->has_shared))
         status = sp_fail(error, SP_ERR_INPUT, NULL, "lora_path", -1,
                          "the adapter comes with the request: \"lora_path\" must be left out");
@@ -114,6 +132,8 @@ sp_lora_task *sp_adapter_wish_task(const sp_adapter_wish *wish, const char *path
         task->pinned = wish->pinned;
         task->unpinned = wish->unpinned;
         task->expected_generation = (uint64_t)wish->expected_generation;
+        task->by_digest = wish->has_digest;
+        task->wanted = wish->digest;
     }
     return task;
 }

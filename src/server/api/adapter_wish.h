@@ -12,14 +12,16 @@ typedef struct sp_adapter_wish {
     bool replace, pinned, unpinned;
     int64_t expected_generation; /* 0: any */
     bool has_shared;
+    bool has_digest;
+    sp_digest digest; /* of the content that is wanted */
 } sp_adapter_wish;
 
 /*
  * The fields of SP_FIELDS_LOAD, SP_FIELDS_NAME or SP_FIELDS_PUBLISH. `brings`: the adapter comes
- * with the request, so it has no path. SP_ERR_INPUT with the field as subject; what was read before
- * that is in *out_wish.
+ * with the request, so it has no path; from_peers: a path may be left out. SP_ERR_INPUT with the
+ * field as subject; what was read before that is in *out_wish.
  */
-sp_status sp_adapter_wish_read(const json_t *fields, sp_field_set set, bool brings,
+sp_status sp_adapter_wish_read(const json_t *fields, sp_field_set set, bool brings, bool from_peers,
                                sp_adapter_wish *out_wish, sp_error *error);
 /*
  * "shm": {"name", "offset", "bytes"} and "config", an object, into `published`. SP_ERR_INPUT,

@@ -29,6 +29,7 @@ static const code_status by_code[] = {
     {SP_CODE_ADAPTER_NOT_FOUND, 404},
     {"load-cancelled", 409},
     {"pinned", 409},
+    {"peer-not-found", 404},
     {SP_CODE_SHARED_ELSEWHERE, 403},
     {"body-too-large", 413},
     {SP_CODE_STORE_FAILED, 503},

@@ -69,11 +69,11 @@ static int hex_digit(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-sp_status sp_body_read_digest(const sp_field *row, const json_t *value, void *values,
-                              sp_error *error)
+sp_status sp_digest_field_read(const char *field, const json_t *value, sp_digest *out_digest,
+                               sp_error *error)
 {
-    sp_version_wish *version = &((sp_body_fields *)values)->version;
     const char *text = json_string_value(value);
+    sp_digest digest;
 
     for (size_t i = 0; text && i < SP_DIGEST_BYTES; i++) {
         int high = hex_digit(text[2 * i]), low = high < 0 ? -1 : hex_digit(text[2 * i + 1]);
@@ -81,15 +81,25 @@ sp_status sp_body_read_digest(const sp_field *row, const json_t *value, void *va
         if (low < 0)
             text = NULL;
         else
-            version->digest.bytes[i] = (uint8_t)(high * 16 + low);
+            digest.bytes[i] = (uint8_t)(high * 16 + low);
     }
     if (!text || text[2 * SP_DIGEST_BYTES])
-        return sp_fail(error, SP_ERR_INPUT, NULL, row->name, -1,
+        return sp_fail(error, SP_ERR_INPUT, NULL, field, -1,
                        "field \"%s\" is not a digest as answers give it: %d hexadecimal digits "
                        "in lower case",
-                       row->name, 2 * SP_DIGEST_BYTES);
-    version->has_digest = true;
+                       field, 2 * SP_DIGEST_BYTES);
+    *out_digest = digest;
     return SP_OK;
+}
+
+sp_status sp_body_read_digest(const sp_field *row, const json_t *value, void *values,
+                              sp_error *error)
+{
+    sp_version_wish *version = &((sp_body_fields *)values)->version;
+    sp_status status = sp_digest_field_read(row->name, value, &version->digest, error);
+
+    version->has_digest |= status == SP_OK;
+    return status;
 }
 
 sp_status sp_body_read_generation(const sp_field *row, const json_t *value, void *values,

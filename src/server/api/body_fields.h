@@ -85,6 +85,9 @@ sp_status sp_body_fields_set_ends(sp_body_fields *fields, const sp_lora_chat *lo
 /* The readers of "stream_options", "adapter_digest" and "min_generation", for the table. */
 sp_status sp_body_read_stream_options(const sp_field *row, const json_t *value, void *values,
                                       sp_error *error);
+/* The digest in a field: SP_DIGEST_BYTES in lower-case hexadecimal. SP_ERR_INPUT with the field. */
+sp_status sp_digest_field_read(const char *field, const json_t *value, sp_digest *out_digest,
+                               sp_error *error);
 sp_status sp_body_read_digest(const sp_field *row, const json_t *value, void *values,
                               sp_error *error);
 sp_status sp_body_read_generation(const sp_field *row, const json_t *value, void *values,

@@ -122,6 +122,7 @@ const sp_field sp_body_rows[] = {
     KNOWN("return_token_strs", TOKENIZE, SP_FIELD_ELSEWHERE),
     KNOWN("lora_name", LOAD | NAME, SP_FIELD_ELSEWHERE),
     KNOWN("lora_path", LOAD, SP_FIELD_ELSEWHERE),
+    KNOWN("adapter_digest", LOAD, SP_FIELD_ELSEWHERE),
     KNOWN("load_inplace", LOAD, SP_FIELD_ELSEWHERE),
     KNOWN("pinned", LOAD | PUBLISH, SP_FIELD_ELSEWHERE),
     KNOWN("expected_generation", LOAD | PUBLISH, SP_FIELD_ELSEWHERE),

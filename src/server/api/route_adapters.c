@@ -48,19 +48,19 @@ static void answer_load(sp_call *call)
 static sp_status start_load(sp_call *call, const sp_adapter_wish *wish, sp_error *error)
 {
     sp_lora_task *task;
-    char *path;
+    char *path = NULL; /* it stays so where peers are to have it */
     sp_status status =
         sp_stage_name_check(wish->name, sp_engine_base_name(call->api->engine), error);
 
     if (status != SP_OK) /* its subject is the name itself */
         snprintf(error->subject, sizeof error->subject, "lora_name");
-    if (status == SP_OK)
+    if (status == SP_OK && wish->path)
         status = sp_lora_dir_resolve(wish->path, &path, error);
     if (status != SP_OK)
         return status;
     task = sp_adapter_wish_task(wish, path);
     sp_free(path);
-    if (task)
+    if (task && task->path)
         task->look_up = SP_LOOK_UP_PATH;
     sp_call_wait_lora(call, task, answer_load);
     return SP_OK;
@@ -89,7 +89,8 @@ void sp_handle_load(sp_call *call)
 
     if (!fields)
         return;
-    status = sp_adapter_wish_read(fields, SP_FIELDS_LOAD, brings, &wish, &error);
+    status = sp_adapter_wish_read(fields, SP_FIELDS_LOAD, brings,
+                                  call->api->settings->opened_peers != NULL, &wish, &error);
     if (wish.name)
         call->model = sp_strdup(wish.name);
     if (status == SP_OK && (brings || wish.has_shared))
@@ -129,7 +130,7 @@ void sp_handle_unload(sp_call *call)
 
     if (!body)
         return;
-    status = sp_adapter_wish_read(body, SP_FIELDS_NAME, false, &wanted, &error);
+    status = sp_adapter_wish_read(body, SP_FIELDS_NAME, false, false, &wanted, &error);
     if (status == SP_OK) {
         call->model = sp_strdup(wanted.name);
         sp_call_wait_lora(call, sp_lora_task_create(SP_TASK_UNLOAD, wanted.name, NULL),
@@ -245,6 +246,14 @@ static void add_folder(void *user, const char *name)
                    sp_snapshot_is_hidden(list->snapshot, name) ? "unloaded" : "available");
 }
 
+static void add_of_peer(void *user, const char *name)
+{
+    const folder_list *list = user;
+
+    if (!sp_lora_dir_has_listed(list->call->api->dir, name))
+        add_folder(user, name);
+}
+
 static void answer_adapters(sp_call *call)
 {
     const sp_lora_task *task = (sp_lora_task *)(void *)call->task;
@@ -272,6 +281,7 @@ static void answer_adapters(sp_call *call)
         folders.separator = ", ";
     }
     sp_lora_dir_list(call->api->dir, add_folder, &folders);
+    sp_peers_list(call->api->settings->opened_peers, add_of_peer, &folders);
     sp_text_add(&body, "]}\n");
     sp_call_answer_json(call, &body);
 }

@@ -72,13 +72,17 @@ static bool has_snapshot(sp_call *call)
 static void answer_metrics(sp_call *call)
 {
     sp_front_counts front = count_front(call);
+    sp_listed_peer *peers;
     sp_metrics_view view;
     sp_text body = {0};
 
     if (!has_snapshot(call))
         return;
     view = view_of(call, &front);
+    peers = sp_peers_snapshot(call->api->settings->opened_peers, &view.n_peers);
+    view.peers = peers;
     sp_metrics_text(&view, &body);
+    sp_free(peers);
     sp_call_answer_text(call, 200, SP_METRICS_TYPE, &body);
 }
 

@@ -1,6 +1,7 @@
 /*
- * route_models.c: GET /v1/models and /v1/models/ID: the base, the adapters that are loaded, and
- * those whose folder waits in --adapter-dir. No path is disclosed: `root` is a name.
+ * route_models.c: GET /v1/models and /v1/models/ID: the base, the adapters that are loaded, those
+ * whose folder waits in --adapter-dir, and those that peers have. No path is disclosed: `root` is a
+ * name.
  */
 #include "base/alloc.h"
 #include "base/hash.h"
@@ -61,16 +62,29 @@ static void visit_folder(void *user, const char *name)
     add_model(list, name, base, NULL);
 }
 
+static void visit_peers(void *user, const char *name)
+{
+    model_list *list = user;
+
+    if (!sp_lora_dir_has_listed(list->call->api->dir, name))
+        visit_folder(user, name);
+}
+
 static void add_models(model_list *list)
 {
     const char *base = sp_engine_base_name(list->call->api->engine);
+    sp_peers *peers = list->call->api->settings->opened_peers;
 
     add_model(list, base, NULL, NULL);
     for (size_t i = 0; i < list->snapshot->n_adapters; i++)
         if (list->snapshot->adapters[i].state != SP_STAGE_VERSION_DRAINING)
             add_model(list, list->snapshot->adapters[i].name, base, &list->snapshot->adapters[i]);
-    if (!list->wanted)
+    if (!list->wanted) {
         sp_lora_dir_list(list->call->api->dir, visit_folder, list);
+        sp_peers_list(peers, visit_peers, list);
+    } else if (list->n == 0 && sp_peers_have(peers, list->wanted)) {
+        visit_folder(list, list->wanted);
+    }
 }
 
 /* Of one model: its folder was looked up where that is what decides. */

@@ -157,7 +157,7 @@ void sp_handle_publish(sp_call *call)
     if (!fields)
         return;
     call->model = sp_strdup(call->argument);
-    status = sp_adapter_wish_read(fields, SP_FIELDS_PUBLISH, true, &wish, &error);
+    status = sp_adapter_wish_read(fields, SP_FIELDS_PUBLISH, true, false, &wish, &error);
     wish.name = call->argument;
     wish.replace = true;
     if (status == SP_OK)

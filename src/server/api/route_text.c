@@ -67,7 +67,8 @@ static void answer(sp_call *call)
         return;
     }
     hidden = sp_snapshot_is_hidden(snapshot, state->adapter);
-    known = sp_snapshot_find(snapshot, state->adapter) || (task->path && !hidden);
+    known = sp_snapshot_find(snapshot, state->adapter) || (task->path && !hidden) ||
+            (!hidden && sp_peers_have(call->api->settings->opened_peers, state->adapter));
     if (known && state->messages)
         answer_messages(call, task);
     else if (known)

@@ -14,6 +14,7 @@
 
 #include "server/driver/generation.h"
 #include "server/driver/lora_task.h"
+#include "server/driver/peers.h"
 #include "server/driver/saved_state.h"
 #include "server/driver/state_file.h"
 #include "server/driver/weights_watch.h"
@@ -42,6 +43,7 @@ typedef struct sp_driver_options {
      * reference. False: it is told at once. NULL: nothing is kept. */
     bool (*keep)(void *user, sp_lora_task *task);
     void *keep_user;
+    sp_peers *peers; /* borrowed: names that may be loaded from them; NULL: none */
     /* Borrowed: what adapters are after every change of them. NULL: nobody keeps it. */
     sp_state_file *state_file;
     /* Borrowed: the names that a server before this one has unloaded, and what of its adapters is

@@ -125,6 +125,13 @@ static bool may_have_folder(const sp_driver *driver, const char *name)
            driver->options.may_have_folder(driver->options.look_up_user, name);
 }
 
+/* Whether a peer has the name: it can be loaded without a look-up. */
+static bool is_at_peer(const sp_driver *driver, const char *name)
+{
+    return find_hidden(driver, name) == driver->n_hidden &&
+           sp_peers_have(driver->options.peers, name);
+}
+
 /* Sends a task to the look-up, which brings it back. Takes its reference. */
 static void look_up(sp_driver *driver, sp_lora_task *task)
 {
@@ -230,6 +237,8 @@ static void finish_task(sp_driver *driver, sp_lora_task *task, sp_status status,
 
 /* ---- requests that wait for an adapter ------------------------------------------------------ */
 
+static void begin_load(sp_driver *driver, sp_pending_load *load, sp_lora_task *looked_up);
+
 static void add_waiter(sp_driver *driver, sp_pending_load *load, sp_generation *generation)
 {
     sp_task **link = &load->waiters;
@@ -243,25 +252,32 @@ static void add_waiter(sp_driver *driver, sp_pending_load *load, sp_generation *
 
 bool sp_driver_load_for(sp_driver *driver, sp_generation *generation, const sp_error *unknown)
 {
+    sp_lora_task nowhere = {.path = NULL}; /* what a look-up finds of a name without a folder */
     sp_pending_load *load;
+    bool may_have;
 
     if (!generation->adapter || find_hidden(driver, generation->adapter) < driver->n_hidden)
         return false;
     load = find_load(driver, generation->adapter);
-    if (!load && !may_have_folder(driver, generation->adapter))
+    if (load) {
+        add_waiter(driver, load, generation);
+        return true;
+    }
+    may_have = may_have_folder(driver, generation->adapter);
+    if (!may_have && !is_at_peer(driver, generation->adapter))
         return false;
-    if (!load) {
-        load = add_load(driver, generation->adapter);
-        if (!load)
-            return false;
-        set_looking(driver, load, true);
-        load->unknown = *unknown;
-        if (!look_up_name(driver, load->name)) {
-            remove_load(driver, load);
-            return false;
-        }
+    load = add_load(driver, generation->adapter);
+    if (!load)
+        return false;
+    set_looking(driver, load, true);
+    load->unknown = *unknown;
+    if (may_have && !look_up_name(driver, load->name)) {
+        remove_load(driver, load);
+        return false;
     }
     add_waiter(driver, load, generation);
+    if (!may_have)
+        begin_load(driver, load, &nowhere);
     return true;
 }
 
@@ -475,6 +491,7 @@ static void begin_load(sp_driver *driver, sp_pending_load *load, sp_lora_task *l
     sp_stage_load_options_default(&wanted, sizeof wanted);
     wanted.name = load->name;
     wanted.location = looked_up->path;
+    wanted.digest = looked_up->by_digest ? &looked_up->wanted : NULL;
     if (!task)
         wanted.pinned = missing && missing->pinned;
     if (task) {
@@ -525,13 +542,15 @@ static void take_folder(sp_driver *driver, sp_lora_task *task)
 {
     sp_pending_load *load = find_load(driver, task->name);
 
-    if (load && load->looking && task->path) {
+    bool at_peer = !task->path && is_at_peer(driver, task->name);
+
+    if (load && load->looking && (task->path || at_peer)) {
         begin_load(driver, load, task);
     } else if (load && load->looking) {
         sp_error unknown = load->unknown; /* the load is freed before its waiters are told */
 
         end_load(driver, load, SP_ERR_NOT_FOUND, &unknown);
-    } else if (!load && !task->path) {
+    } else if (!load && !task->path && !sp_peers_have(driver->options.peers, task->name)) {
         show(driver, task->name);
     }
     sp_task_release(&task->task);
@@ -560,19 +579,19 @@ static sp_status unload(sp_driver *driver, const char *name, sp_error *error)
  * no folder, so that nothing needs hiding, is found out later. */
 static void run_unload(sp_driver *driver, sp_lora_task *task)
 {
-    bool may = may_have_folder(driver, task->name);
+    bool may = may_have_folder(driver, task->name), at_peer = is_at_peer(driver, task->name);
     sp_error error = {0};
     sp_status status = unload(driver, task->name, &error);
 
-    if (status == SP_ERR_NOT_FOUND && may && !task->looked_up) {
+    if (status == SP_ERR_NOT_FOUND && may && !at_peer && !task->looked_up) {
         look_up(driver, task);
         return;
     }
-    if (status == SP_ERR_NOT_FOUND && may && task->path)
+    if (status == SP_ERR_NOT_FOUND && (at_peer || (may && task->path)))
         status = SP_OK;
     if ((status >= 0 || status == SP_ERR_NOT_FOUND) && drop_missing(driver, task->name))
         status = SP_OK;
-    if (status >= 0 && may && !sp_driver_hide(driver, task->name))
+    if (status >= 0 && (may || at_peer) && !sp_driver_hide(driver, task->name))
         status = sp_fail_memory(&error, sizeof(char *), "a name");
     if (status >= 0 && may && !task->looked_up)
         look_up_name(driver, task->name);
@@ -586,10 +605,11 @@ static void run_activate(sp_driver *driver, sp_lora_task *task)
     sp_error error = {0};
     sp_status status = set_active(driver, task->name, &error);
     bool may = status == SP_ERR_NOT_FOUND && may_have_folder(driver, task->name);
+    bool at_peer = status == SP_ERR_NOT_FOUND && is_at_peer(driver, task->name);
 
     if (may && !task->looked_up)
         look_up(driver, task);
-    else if (may && task->path)
+    else if ((may && task->path) || at_peer)
         run_load(driver, task);
     else
         finish_task(driver, task, status, &error);

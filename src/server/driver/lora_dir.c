@@ -491,6 +491,18 @@ void sp_lora_dir_look_up(sp_lora_dir *dir, sp_lora_task *task)
         pass_on(dir, task);
 }
 
+bool sp_lora_dir_has_listed(sp_lora_dir *dir, const char *name)
+{
+    bool found;
+
+    if (!dir)
+        return false;
+    pthread_mutex_lock(&dir->helper.lock);
+    found = find_name(&dir->found, name) < dir->found.n;
+    pthread_mutex_unlock(&dir->helper.lock);
+    return found;
+}
+
 void sp_lora_dir_list(sp_lora_dir *dir, void (*visit)(void *user, const char *name), void *user)
 {
     if (!dir)

@@ -62,6 +62,9 @@ bool sp_lora_dir_may_hold(const char *name, const char *base);
  */
 sp_status sp_lora_dir_resolve(const char *path, char **out_path, sp_error *error);
 
+/* No file system: whether the last scan found a folder of this name. A NULL directory: no. */
+bool sp_lora_dir_has_listed(sp_lora_dir *dir, const char *name);
+
 /* Calls `visit` for each folder of the last scan, in no order. A NULL directory holds none. */
 void sp_lora_dir_list(sp_lora_dir *dir, void (*visit)(void *user, const char *name), void *user);
 

@@ -47,6 +47,8 @@ typedef struct sp_lora_task {
     bool unpinned;                    /* explicitly not pinned: what it replaces may be pinned */
     bool with_metrics, with_receipts; /* LIST */
     uint64_t expected_generation;
+    bool by_digest;
+    sp_digest wanted;        /* LOAD with by_digest: this content, under whatever name peers have */
     sp_published *published; /* LOAD: what is loaded, owned; NULL: what is at `path` */
     /* Filled before the task is done, read after it. */
     uint64_t generation;

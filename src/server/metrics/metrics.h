@@ -132,6 +132,14 @@ typedef struct sp_listed_adapter {
     double load_seconds;
 } sp_listed_adapter;
 
+/* One peer that adapters come from. */
+typedef struct sp_listed_peer {
+    const char *address;
+    uint64_t reached;    /* 1: by the last list of its names; else 0 */
+    uint64_t n_adapters; /* in the last list that came */
+    uint64_t manifests, images, images_passed, failures, bytes; /* as sp_peer_source_counts */
+} sp_listed_peer;
+
 /* All that an answer is made of; everything is borrowed. */
 typedef struct sp_metrics_view {
     const char *version, *base_name, *cpu_isa;
@@ -152,6 +160,8 @@ typedef struct sp_metrics_view {
     size_t n_folders;
     const char *const *unloaded; /* [n_unloaded] folders that requests cannot name */
     size_t n_unloaded;
+    const sp_listed_peer *peers; /* [n_peers] */
+    size_t n_peers;
 } sp_metrics_view;
 
 #define SP_METRICS_TYPE "text/plain; version=0.0.4; charset=utf-8"

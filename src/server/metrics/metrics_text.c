@@ -461,6 +461,46 @@ static void add_front(sp_text *out, const sp_front_counts *front)
                  (double)front->key_reload_failures);
 }
 
+typedef struct peer_family {
+    const char *name, *type, *help;
+    size_t offset; /* of a number in sp_listed_peer */
+} peer_family;
+
+static const peer_family peer_families[] = {
+    {"sidepath_peer_up", "gauge", "1 while the peer answered when it was last asked for its names.",
+     offsetof(sp_listed_peer, reached)},
+    {"sidepath_peer_adapters", "gauge", "Adapters that the peer had when it last answered.",
+     offsetof(sp_listed_peer, n_adapters)},
+    {"sidepath_peer_manifests_total", "counter", "Adapters that the peer has described.",
+     offsetof(sp_listed_peer, manifests)},
+    {"sidepath_peer_failures_total", "counter", "Calls to the peer that failed.",
+     offsetof(sp_listed_peer, failures)},
+    {"sidepath_peer_bytes_total", "counter", "Bytes of adapters that came from the peer.",
+     offsetof(sp_listed_peer, bytes)},
+    {"sidepath_peer_images_taken_total", "counter", "Packed images of the peer that were taken.",
+     offsetof(sp_listed_peer, images)},
+    {"sidepath_peer_images_passed_over_total", "counter",
+     "Packed images that the peer offered in vain: not trusted, or of another layout.",
+     offsetof(sp_listed_peer, images_passed)},
+};
+
+/* Nothing without peers. */
+static void add_peers(sp_text *out, const sp_metrics_view *view)
+{
+    for (size_t f = 0; view->n_peers > 0 && f < sizeof peer_families / sizeof *peer_families; f++) {
+        const peer_family *family = &peer_families[f];
+
+        add_family(out, family->name, family->type, family->help);
+        for (size_t i = 0; i < view->n_peers; i++) {
+            const char *peer = (const char *)&view->peers[i];
+            uint64_t value;
+
+            memcpy(&value, peer + family->offset, sizeof value);
+            add_labelled(out, family->name, "peer", view->peers[i].address, (double)value);
+        }
+    }
+}
+
 static void add_histograms(sp_text *out, const sp_metrics *metrics)
 {
     add_histogram(out, metrics, SP_HISTOGRAM_QUEUE, "sidepath_queue_seconds",
@@ -495,5 +535,6 @@ void sp_metrics_text(const sp_metrics_view *view, sp_text *out)
     add_traffic(out, view->metrics);
     add_http(out, view->http_codes);
     add_front(out, view->front);
+    add_peers(out, view);
     add_histograms(out, view->metrics);
 }
