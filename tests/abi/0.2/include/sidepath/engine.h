@@ -104,6 +104,11 @@ typedef struct sp_engine_options {
                                       these places; changes no bit. 0: none are */
     size_t state_snapshot_bytes;   /* budget of the states that are kept; 0: an eighth of the memory
                                       that the rest leaves */
+    const sp_stage_source *sources; /* [n_sources] where adapters come from beside directories, in
+                                       this order and after them; copied, what they lead to stays
+                                       until sp_engine_close. With 0 loader_threads the thread that
+                                       steps waits for them */
+    int32_t n_sources;
 } sp_engine_options;
 
 SP_API void sp_engine_options_default(sp_engine_options *out_options, size_t struct_bytes);
