@@ -5,12 +5,13 @@
 
 MODEL is a folder without a need of a tokenizer, ADAPTER one of its adapters. Streams run on the
 adapter and on the base for the whole time; the adapter is published again and again under another
-name, each time with one bit changed, through PUT. Three phases: no publishes, one each half second,
-and one after the other. Reported are the gaps between two tokens of a stream as its reader sees
-them (a step, and what the server and the reader add), and for each publish the time from its last
-byte to the answer and to the first token of the new version. The phases run --rounds times, and the
-gaps of one kind are put together, so that what drifts on the machine is in all of them. Publishing
-is a process of its own, so that the reader of the streams never waits for it."""
+name, each time with one bit changed, through PUT. Phases: no publishes, one each second, half and
+quarter of a second, and one after the other. Reported are the gaps between two tokens of a stream
+as its reader sees them (a step, and what the server and the reader add), and for each publish the
+time from its last byte to the answer and to the first token of the new version. The phases run
+--rounds times, and the gaps of one kind are put together, so that what drifts on the machine is in
+all of them. Publishing is a process of its own, so that the reader of the streams never waits for
+it."""
 
 import argparse
 import http.client
@@ -198,7 +199,8 @@ def measure(options, address):
     streams.start()
     time.sleep(options.warm)
     publish(time.perf_counter() + 0.01, 0)
-    kinds = {"quiet": None, "each_half_second": 0.5, "one_after_the_other": 0.0}
+    kinds = {"quiet": None, "each_second": 1.0, "each_half_second": 0.5,
+             "each_quarter_second": 0.25, "one_after_the_other": 0.0}
     found = {kind: ([], [], []) for kind in kinds}
     for _ in range(options.rounds):
         for kind, pause in kinds.items():
