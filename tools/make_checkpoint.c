@@ -1,7 +1,7 @@
 /*
- * make_checkpoint: writes a random Qwen3 or Qwen3-MoE checkpoint of any shape, as Hugging Face lays
- * one out, and random PEFT LoRA adapters for it. For benchmarks and tests that need real sizes but
- * no real weights: the same arguments give the same bytes.
+ * make_checkpoint: writes a random Qwen3, Qwen3-MoE or Qwen3.5 checkpoint of any shape, as Hugging
+ * Face lays one out, and random PEFT LoRA adapters for it. For benchmarks and tests that need real
+ * sizes but no real weights: the same arguments give the same bytes.
  *
  * A tensor is described first and filled while it is written, so that gigabytes need a megabyte of
  * memory. config.json comes last: a folder without it is unfinished, and is refused by readers.
@@ -50,7 +50,7 @@ static const sp_setting settings[] = {
      .type = SP_SETTING_CHOICE,
      .offset = offsetof(options, preset),
      .default_text = "tiny",
-     .choices = "tiny|tiny-moe|0.6b|1.7b|4b|8b|30b-a3b",
+     .choices = "tiny|tiny-moe|tiny-hybrid|0.6b|1.7b|4b|8b|30b-a3b|27b-hybrid",
      .help = "shape to start from; the flags below change it",
      .flag_only = true},
     NUMBER("hidden", hidden, 0, 1 << 16, "0", "hidden size (0: the preset's, also below)"),
@@ -95,16 +95,23 @@ typedef struct {
     int64_t hidden, layers, heads, kv_heads, head_dim, intermediate, vocab;
     bool tied;
     int64_t experts, chosen, expert_intermediate; /* 0: a dense model */
+    int64_t key_heads, value_heads, delta_dim;    /* of gated delta nets; 0: it has none */
 } shape;
 
+/* Of a hybrid: every so many layers one has attention; rows that the convolution reads. */
+#define ATTENTION_INTERVAL 4
+#define CONV_WIDTH         4
+
 static const shape shapes[] = {
-    {"tiny", 64, 2, 4, 2, 32, 160, 512, true, 0, 0, 0},
-    {"tiny-moe", 64, 2, 4, 2, 32, 160, 512, false, 8, 2, 48},
-    {"0.6b", 1024, 28, 16, 8, 128, 3072, 151936, true, 0, 0, 0},
-    {"1.7b", 2048, 28, 16, 8, 128, 6144, 151936, true, 0, 0, 0},
-    {"4b", 2560, 36, 32, 8, 128, 9728, 151936, true, 0, 0, 0},
-    {"8b", 4096, 36, 32, 8, 128, 12288, 151936, false, 0, 0, 0},
-    {"30b-a3b", 2048, 48, 32, 4, 128, 6144, 151936, false, 128, 8, 768},
+    {"tiny", 64, 2, 4, 2, 32, 160, 512, true, 0, 0, 0, 0, 0, 0},
+    {"tiny-moe", 64, 2, 4, 2, 32, 160, 512, false, 8, 2, 48, 0, 0, 0},
+    {"tiny-hybrid", 64, 4, 4, 2, 32, 160, 512, false, 0, 0, 0, 2, 6, 16},
+    {"0.6b", 1024, 28, 16, 8, 128, 3072, 151936, true, 0, 0, 0, 0, 0, 0},
+    {"1.7b", 2048, 28, 16, 8, 128, 6144, 151936, true, 0, 0, 0, 0, 0, 0},
+    {"4b", 2560, 36, 32, 8, 128, 9728, 151936, true, 0, 0, 0, 0, 0, 0},
+    {"8b", 4096, 36, 32, 8, 128, 12288, 151936, false, 0, 0, 0, 0, 0, 0},
+    {"30b-a3b", 2048, 48, 32, 4, 128, 6144, 151936, false, 128, 8, 768, 0, 0, 0},
+    {"27b-hybrid", 5120, 64, 24, 4, 256, 17408, 248320, false, 0, 0, 0, 16, 48, 128},
 };
 
 static sp_status choose_shape(const options *opt, shape *out_shape, sp_error *error)
@@ -137,6 +144,10 @@ static sp_status choose_shape(const options *opt, shape *out_shape, sp_error *er
     if (out_shape->chosen > out_shape->experts)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "experts-per-token", -1,
                        "more experts a token than experts");
+    if (out_shape->value_heads > 0 && out_shape->layers < ATTENTION_INTERVAL)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "layers", -1,
+                       "a hybrid has at least %d layers: the last of them has attention",
+                       ATTENTION_INTERVAL);
     if (opt->eos >= out_shape->vocab)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "eos", -1, "the id is not in the vocabulary");
     return SP_OK;
@@ -149,6 +160,7 @@ typedef struct {
     int64_t rows, columns; /* [rows, columns], or [columns] when rows is 0 */
     double centre, deviation;
     sp_dtype dtype;
+    bool is_conv; /* its shape is [rows, 1, columns] */
 } tensor;
 
 typedef struct {
@@ -187,13 +199,25 @@ static SP_PRINTF(7, 8) void add_tensor(tensor_list *list, int64_t rows, int64_t 
     if (list->failed)
         return;
     t = &list->items[list->n++];
-    *t = (tensor){"", rows, columns, centre, deviation, dtype};
+    *t = (tensor){"", rows, columns, centre, deviation, dtype, false};
     va_start(arguments, format);
     vsnprintf(t->name, sizeof t->name, format, arguments);
     va_end(arguments);
 }
 
-/* The linear modules of a layer: seven, or with experts four, a router and three an expert. */
+static bool is_recurrent(const shape *s, int64_t layer)
+{
+    return s->value_heads > 0 && (layer + 1) % ATTENTION_INTERVAL != 0;
+}
+
+/* The channels of a gated delta net's convolution. */
+static int64_t channels_of(const shape *s)
+{
+    return (2 * s->key_heads + s->value_heads) * s->delta_dim;
+}
+
+/* The linear modules of a layer: those of its mixer, and three, or with experts a router and three
+ * an expert. */
 typedef struct {
     const char *name; /* of an expert's: what follows its number */
     int64_t n_out, k_in;
@@ -201,9 +225,32 @@ typedef struct {
     bool is_residual;
 } linear;
 
-static int64_t n_linears(const shape *s)
+static int64_t n_mixers(const shape *s, int64_t layer)
 {
-    return s->experts > 0 ? 5 + 3 * s->experts : 7;
+    return is_recurrent(s, layer) ? 5 : 4;
+}
+
+static int64_t n_linears(const shape *s, int64_t layer)
+{
+    return n_mixers(s, layer) + (s->experts > 0 ? 1 + 3 * s->experts : 3);
+}
+
+/* q_proj of a hybrid has a gate beside each head. */
+static linear mixer_at(const shape *s, int64_t layer, int64_t index)
+{
+    int64_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
+    int64_t values = s->value_heads * s->delta_dim, gated = s->value_heads > 0 ? 2 : 1;
+    const linear attention[] = {{"self_attn.q_proj", gated * q, s->hidden, -1, false},
+                                {"self_attn.k_proj", kv, s->hidden, -1, false},
+                                {"self_attn.v_proj", kv, s->hidden, -1, false},
+                                {"self_attn.o_proj", s->hidden, q, -1, true}};
+    const linear delta[] = {{"linear_attn.in_proj_qkv", channels_of(s), s->hidden, -1, false},
+                            {"linear_attn.in_proj_z", values, s->hidden, -1, false},
+                            {"linear_attn.in_proj_b", s->value_heads, s->hidden, -1, false},
+                            {"linear_attn.in_proj_a", s->value_heads, s->hidden, -1, false},
+                            {"linear_attn.out_proj", s->hidden, values, -1, true}};
+
+    return is_recurrent(s, layer) ? delta[index] : attention[index];
 }
 
 /* gate, up or down: n 0 .. 2. */
@@ -215,24 +262,20 @@ static linear ffn_linear(const char *const *names, int n, int64_t hidden, int64_
     return (linear){names[n], down ? hidden : inner, down ? inner : hidden, expert, down};
 }
 
-static linear linear_at(const shape *s, int64_t index)
+static linear linear_at(const shape *s, int64_t layer, int64_t index)
 {
     static const char *const dense[] = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"};
     static const char *const expert[] = {"gate_proj", "up_proj", "down_proj"};
-    int64_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
-    const linear attention[] = {{"self_attn.q_proj", q, s->hidden, -1, false},
-                                {"self_attn.k_proj", kv, s->hidden, -1, false},
-                                {"self_attn.v_proj", kv, s->hidden, -1, false},
-                                {"self_attn.o_proj", s->hidden, q, -1, true}};
+    int64_t mixers = n_mixers(s, layer), place = index - mixers;
 
-    if (index < 4)
-        return attention[index];
+    if (place < 0)
+        return mixer_at(s, layer, index);
     if (s->experts == 0)
-        return ffn_linear(dense, (int)index - 4, s->hidden, s->intermediate, -1);
-    if (index == 4)
+        return ffn_linear(dense, (int)place, s->hidden, s->intermediate, -1);
+    if (place == 0)
         return (linear){"mlp.gate", s->experts, s->hidden, -1, false};
-    return ffn_linear(expert, (int)((index - 5) % 3), s->hidden, s->expert_intermediate,
-                      (index - 5) / 3);
+    return ffn_linear(expert, (int)((place - 1) % 3), s->hidden, s->expert_intermediate,
+                      (place - 1) / 3);
 }
 
 /* "model.layers.N.<module>". */
@@ -245,6 +288,37 @@ static void name_linear(char out_path[80], int64_t layer, const linear *l)
                  l->expert, l->name);
 }
 
+/* What a gated delta net has beside its linear maps, in the types that real files have. */
+static void list_delta(const shape *s, int64_t layer, tensor_list *list)
+{
+    add_tensor(list, channels_of(s), CONV_WIDTH, 0, 0.4, SP_DTYPE_BF16,
+               "model.layers.%" PRId64 ".linear_attn.conv1d.weight", layer);
+    if (!list->failed)
+        list->items[list->n - 1].is_conv = true;
+    add_tensor(list, 0, s->value_heads, 0, 0.5, SP_DTYPE_F32,
+               "model.layers.%" PRId64 ".linear_attn.A_log", layer);
+    add_tensor(list, 0, s->value_heads, 0, 0.5, SP_DTYPE_BF16,
+               "model.layers.%" PRId64 ".linear_attn.dt_bias", layer);
+    add_tensor(list, 0, s->delta_dim, 1, 0.1, SP_DTYPE_F32,
+               "model.layers.%" PRId64 ".linear_attn.norm.weight", layer);
+}
+
+/* The norms of a hybrid multiply by 1 + w. */
+static void list_norms(const shape *s, int64_t layer, tensor_list *list)
+{
+    static const char *const hidden_norms[] = {"input_layernorm", "post_attention_layernorm"};
+    static const char *const head_norms[] = {"self_attn.q_norm", "self_attn.k_norm"};
+    double centre = s->value_heads > 0 ? 0 : 1;
+
+    for (int i = 0; i < 2; i++) {
+        add_tensor(list, 0, s->hidden, centre, 0.1, SP_DTYPE_BF16,
+                   "model.layers.%" PRId64 ".%s.weight", layer, hidden_norms[i]);
+        if (!is_recurrent(s, layer))
+            add_tensor(list, 0, s->head_dim, centre, 0.1, SP_DTYPE_BF16,
+                       "model.layers.%" PRId64 ".%s.weight", layer, head_norms[i]);
+    }
+}
+
 /*
  * Deviations that keep activations near 1 and logits near 2, as a trained model's: 1 / sqrt(k) for
  * a product, less where it is added to the residual.
@@ -255,17 +329,11 @@ static void list_model(const shape *s, tensor_list *list)
 
     add_tensor(list, s->vocab, s->hidden, 0, head, SP_DTYPE_BF16, "model.embed_tokens.weight");
     for (int64_t layer = 0; layer < s->layers; layer++) {
-        static const char *const hidden_norms[] = {"input_layernorm", "post_attention_layernorm"};
-        static const char *const head_norms[] = {"self_attn.q_norm", "self_attn.k_norm"};
-
-        for (int i = 0; i < 2; i++) {
-            add_tensor(list, 0, s->hidden, 1, 0.1, SP_DTYPE_BF16,
-                       "model.layers.%" PRId64 ".%s.weight", layer, hidden_norms[i]);
-            add_tensor(list, 0, s->head_dim, 1, 0.1, SP_DTYPE_BF16,
-                       "model.layers.%" PRId64 ".%s.weight", layer, head_norms[i]);
-        }
-        for (int64_t i = 0; i < n_linears(s); i++) {
-            linear l = linear_at(s, i);
+        list_norms(s, layer, list);
+        if (is_recurrent(s, layer))
+            list_delta(s, layer, list);
+        for (int64_t i = 0; i < n_linears(s, layer); i++) {
+            linear l = linear_at(s, layer, i);
             char path[80];
 
             name_linear(path, layer, &l);
@@ -274,7 +342,8 @@ static void list_model(const shape *s, tensor_list *list)
                        "%s.weight", path);
         }
     }
-    add_tensor(list, 0, s->hidden, 1, 0.1, SP_DTYPE_BF16, "model.norm.weight");
+    add_tensor(list, 0, s->hidden, s->value_heads > 0 ? 0 : 1, 0.1, SP_DTYPE_BF16,
+               "model.norm.weight");
     if (!s->tied)
         add_tensor(list, s->vocab, s->hidden, 0, head, SP_DTYPE_BF16, "lm_head.weight");
 }
@@ -284,8 +353,8 @@ static void list_adapter(const shape *s, int64_t rank, int64_t trained, sp_dtype
                          tensor_list *list)
 {
     for (int64_t layer = 0; layer < s->layers; layer++)
-        for (int64_t i = 0; i < n_linears(s); i++) {
-            linear l = linear_at(s, i);
+        for (int64_t i = 0; i < n_linears(s, layer); i++) {
+            linear l = linear_at(s, layer, i);
             char path[80];
 
             name_linear(path, layer, &l);
@@ -374,7 +443,7 @@ static void format_header(const tensor *items, size_t n, sp_text *header)
         sp_text_format(header, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", items[i].name,
                        dtype_in_header(items[i].dtype));
         if (items[i].rows)
-            sp_text_format(header, "%" PRId64 ",", items[i].rows);
+            sp_text_format(header, "%" PRId64 ",%s", items[i].rows, items[i].is_conv ? "1," : "");
         sp_text_format(header, "%" PRId64 "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}",
                        items[i].columns, offset, offset + tensor_bytes(&items[i]));
         offset += tensor_bytes(&items[i]);
@@ -528,9 +597,14 @@ static sp_status write_config(const writer *w, const shape *s, int64_t eos, sp_e
                    "  \"num_attention_heads\": %" PRId64 ",\n  \"num_key_value_heads\": %" PRId64
                    ",\n  \"head_dim\": %" PRId64 ",\n  \"intermediate_size\": %" PRId64 ",\n"
                    "  \"vocab_size\": %" PRId64 ",\n  \"tie_word_embeddings\": %s,\n",
-                   s->experts > 0 ? "Qwen3MoeForCausalLM" : "Qwen3ForCausalLM",
-                   s->experts > 0 ? "qwen3_moe" : "qwen3", s->hidden, s->layers, s->heads,
-                   s->kv_heads, s->head_dim, s->intermediate, s->vocab, s->tied ? "true" : "false");
+                   s->value_heads > 0 ? "Qwen3_5ForCausalLM"
+                   : s->experts > 0   ? "Qwen3MoeForCausalLM"
+                                      : "Qwen3ForCausalLM",
+                   s->value_heads > 0 ? "qwen3_5_text"
+                   : s->experts > 0   ? "qwen3_moe"
+                                      : "qwen3",
+                   s->hidden, s->layers, s->heads, s->kv_heads, s->head_dim, s->intermediate,
+                   s->vocab, s->tied ? "true" : "false");
     if (s->experts > 0)
         sp_text_format(&text,
                        "  \"num_experts\": %" PRId64 ",\n  \"num_experts_per_tok\": %" PRId64
@@ -538,6 +612,17 @@ static sp_status write_config(const writer *w, const shape *s, int64_t eos, sp_e
                        "  \"norm_topk_prob\": true,\n  \"decoder_sparse_step\": 1,\n"
                        "  \"mlp_only_layers\": [],\n",
                        s->experts, s->chosen, s->expert_intermediate);
+    if (s->value_heads > 0)
+        sp_text_format(&text,
+                       "  \"full_attention_interval\": %d,\n"
+                       "  \"linear_num_key_heads\": %" PRId64 ",\n"
+                       "  \"linear_num_value_heads\": %" PRId64 ",\n"
+                       "  \"linear_key_head_dim\": %" PRId64 ",\n"
+                       "  \"linear_value_head_dim\": %" PRId64 ",\n"
+                       "  \"linear_conv_kernel_dim\": %d,\n"
+                       "  \"partial_rotary_factor\": 0.25,\n",
+                       ATTENTION_INTERVAL, s->key_heads, s->value_heads, s->delta_dim, s->delta_dim,
+                       CONV_WIDTH);
     sp_text_format(&text,
                    "  \"max_position_embeddings\": 40960,\n  \"rms_norm_eps\": 1e-06,\n"
                    "  \"rope_theta\": 1000000,\n  \"rope_scaling\": null,\n"
@@ -587,9 +672,12 @@ static sp_status write_adapter_config(const writer *w, const shape *s, int64_t r
                    "  \"rank_pattern\": {},\n  \"alpha_pattern\": {},\n"
                    "  \"modules_to_save\": null,\n  \"base_model_name_or_path\": null,\n"
                    "  \"target_modules\": [\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\", "
-                   "%s\"gate_proj\", \"up_proj\", \"down_proj\"],\n"
+                   "%s%s\"gate_proj\", \"up_proj\", \"down_proj\"],\n"
                    "  \"trainable_token_indices\": ",
-                   rank, 2 * rank, s->experts > 0 ? "\"gate\", " : "");
+                   rank, 2 * rank, s->experts > 0 ? "\"gate\", " : "",
+                   s->value_heads > 0 ? "\"in_proj_qkv\", \"in_proj_z\", \"in_proj_b\", "
+                                        "\"in_proj_a\", \"out_proj\", "
+                                      : "");
     add_token_list(&text, s->vocab, trained);
     sp_text_add(&text, "\n}\n");
     return write_text(w->directory, "adapter_config.json", &text, error);
@@ -709,8 +797,10 @@ int main(int argc, char **argv)
     int exit_status = 0;
 
     if (status == SP_OK && opt.help) {
-        printf("usage: make_checkpoint [flags] DIR\n"
-               "Writes a random Qwen3 or Qwen3-MoE checkpoint into DIR, and adapters for it.\n\n");
+        printf(
+            "usage: make_checkpoint [flags] DIR\n"
+            "Writes a random Qwen3, Qwen3-MoE or Qwen3.5 checkpoint into DIR, and adapters for it."
+            "\n\n");
         sp_settings_print_help(stdout, settings, N_SETTINGS);
     } else if (status == SP_OK && positional.n != 1) {
         fprintf(stderr, "make_checkpoint: one directory is needed; try --help\n");

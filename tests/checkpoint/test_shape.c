@@ -1,7 +1,7 @@
 /*
  * The shapes of the Llama types, from config.json in the styles of transformers 4 and 5. Expected
  * values are those of transformers' configuration classes; the Qwen3 families are in
- * tests/adapter/test_geometry.c.
+ * tests/adapter/test_geometry.c, but for the model types of checkpoints made from one.
  */
 #include "support/test.h"
 
@@ -251,12 +251,52 @@ static void refused_by_name(void **state)
     }
 }
 
+/* ---- made from a hybrid -------------------------------------------------------------------- */
+
+static sp_status read_as(const char *architecture, const char *model_type, config *out)
+{
+    json_t *root = json_load_file(SP_TEST_FIXTURES "/qwen35moe-vl/config.json", 0, NULL);
+    sp_error error = {0};
+    sp_status status;
+
+    assert_non_null(root);
+    json_object_set_new(root, "architectures", json_pack("[s*]", architecture));
+    json_object_set_new(root, "model_type", json_string(model_type));
+    status = read_json(root, out, &error);
+    if (status != SP_OK) {
+        assert_string_equal(error.subject, "architectures");
+        assert_non_null(strstr(error.text, model_type));
+    }
+    return status;
+}
+
+/* The architecture decides; a name of these types alone, or beside another class, does not. */
+static void other_types_of_hybrids(void **state)
+{
+    static const char *const types[] = {"qwen3_6_moe", "holo3_1_moe", "laguna"};
+    config c;
+
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(read_as("Qwen3_5MoeForConditionalGeneration", types[i], &c), SP_OK);
+        assert_int_equal(c.shape.family, SP_FAMILY_QWEN35_MOE);
+        assert_int_equal(c.shape.gdn_value_heads, 4);
+        free_config(&c);
+        assert_int_equal(read_as(NULL, types[i], &c), SP_ERR_UNSUPPORTED);
+        assert_int_equal(read_as("Qwen3MoeForCausalLM", types[i], &c), SP_ERR_UNSUPPORTED);
+        assert_int_equal(read_as("LagunaForCausalLM", types[i], &c), SP_ERR_UNSUPPORTED);
+    }
+    assert_int_equal(read_as("Qwen3_5MoeForConditionalGeneration", "qwen3_7", &c),
+                     SP_ERR_UNSUPPORTED);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_styles_say_the_same),   cmocka_unit_test(what_the_fixtures_have),
         cmocka_unit_test(what_llama_leaves_out),      cmocka_unit_test(layers_that_do_not_rotate),
         cmocka_unit_test(windows_that_no_text_fills), cmocka_unit_test(refused_by_name),
+        cmocka_unit_test(other_types_of_hybrids),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

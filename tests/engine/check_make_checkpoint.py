@@ -150,6 +150,34 @@ def check_experts(scratch):
     assert adapter["base_model.model." + mlp + "gate.lora_B.weight"][1] == [5, 4]
 
 
+def check_hybrid(scratch):
+    """Three gated delta nets and one attention, with the small tensors of real files."""
+    where = os.path.join(scratch, "hybrid")
+    run(where, "--preset", "tiny-hybrid", "--adapters", "1", "--rank", "3")
+    with open(os.path.join(where, "config.json"), encoding="ascii") as file:
+        config = json.load(file)
+    assert config["architectures"] == ["Qwen3_5ForCausalLM"]
+    assert (config["full_attention_interval"], config["linear_num_value_heads"]) == (4, 6)
+    tensors = read(os.path.join(where, "model.safetensors"))
+    assert len(tensors) == 3 + 3 * (2 + 4 + 5 + 3) + (2 + 2 + 4 + 3)
+    delta, attention = "model.layers.2.linear_attn.", "model.layers.3.self_attn."
+    want = {delta + "in_proj_qkv.weight": ("BF16", [160, 64]),
+            delta + "in_proj_z.weight": ("BF16", [96, 64]),
+            delta + "in_proj_a.weight": ("BF16", [6, 64]),
+            delta + "out_proj.weight": ("BF16", [64, 96]),
+            delta + "conv1d.weight": ("BF16", [160, 1, 4]),
+            delta + "A_log": ("F32", [6]),
+            delta + "dt_bias": ("BF16", [6]),
+            delta + "norm.weight": ("F32", [16]),
+            attention + "q_proj.weight": ("BF16", [256, 64])}
+    for name, what in want.items():
+        assert tensors[name][:2] == what, (name, tensors[name][:2])
+    check_moments("norm", tensors["model.norm.weight"][2], 0, 0.1)
+    adapter = read(os.path.join(where, "adapters", "a0", "adapter_model.safetensors"))
+    assert len(adapter) == 2 * (3 * 8 + 7)
+    assert adapter["base_model.model." + delta + "in_proj_b.lora_B.weight"][1] == [6, 3]
+
+
 def check_repeats(scratch):
     """The same arguments, the same bytes; another seed, other bytes."""
     def model(name, *arguments):
@@ -194,8 +222,8 @@ def main():
     scratch = sys.argv[2]
     shutil.rmtree(scratch, ignore_errors=True)
     os.makedirs(scratch)
-    for check in (check_model, check_adapters, check_experts, check_repeats, check_adapters_only,
-                  check_refusals):
+    for check in (check_model, check_adapters, check_experts, check_hybrid, check_repeats,
+                  check_adapters_only, check_refusals):
         check(scratch)
     shutil.rmtree(scratch)
 
