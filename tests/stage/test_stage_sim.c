@@ -8,10 +8,17 @@
  * changes under the stage; an identity stands for the bytes of one adapter. Loads fail before and
  * behind the packing, allocations fail at random, pools have 1 to 4 slots and budgets 1 to 6
  * images.
+ *
+ * Besides the disk there are two peers, trusted with images, behind the source that real ones have.
+ * Each has its own table of names, and changes it; it fails in every way that a peer fails, dies
+ * half-way, and lies about bytes, digests, ranks, layouts and lengths. Loads go by name and by
+ * digest. Whatever they do, what a digest means stays what it is.
  */
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "pool/image.h"
+#include "stage/source_peer.h"
 #include "support/hand.h"
 #include "support/packed_source.h"
 #include "support/seeds.h"
@@ -19,12 +26,14 @@
 
 #include <sidepath/stage.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #define N_NAMES       8
 #define N_LOCATIONS   10
 #define N_IDENTITIES  12
+#define N_PEERS       2
 #define REQUESTS_MAX  24
 #define LOADS_MAX     16
 #define EVENTS        400
@@ -52,10 +61,18 @@ typedef struct sim_name {
 } sim_name;
 
 typedef struct sim_load {
-    bool live, cancelled;
+    bool live, cancelled, by_digest;
     int64_t ticket;
     int32_t name;
+    sp_digest digest; /* with by_digest */
 } sim_load;
+
+typedef struct sim_peer {
+    struct sim *s;
+    int32_t names[N_NAMES]; /* identity, -1: it has no such adapter */
+    sp_peer_source *source;
+    int32_t n_open;
+} sim_peer;
 
 typedef struct sim {
     uint64_t seed;
@@ -66,7 +83,8 @@ typedef struct sim {
     sp_image *expected[N_IDENTITIES];
     packed_source packed;
     int32_t disk[N_LOCATIONS]; /* identity, -1: nothing there */
-    uint32_t fail_permille;
+    sim_peer peers[N_PEERS];
+    uint32_t fail_permille, lie_permille;
     size_t budget;
     sp_stage *stage;
     sim_name names[N_NAMES];
@@ -83,6 +101,7 @@ typedef struct sim {
 static struct {
     uint64_t loads_ok, loads_failed, pool_full, host_full, pinned_for_good, changed, preempted;
     uint64_t waited_max, cancelled, shared, name_taken, stale, busy_unload, memory;
+    uint64_t images, lies, peer_failures, by_digest, other_bytes;
 } seen;
 
 static sim *running; /* for the line that replays a failure */
@@ -115,7 +134,7 @@ static sp_status find(void *user, const sp_source_request *request, sp_image **o
                       sp_error *error)
 {
     sim *s = user;
-    int32_t identity = s->disk[request->location[0] - '0'];
+    int32_t identity = request->location[0] != '\0' ? s->disk[request->location[0] - '0'] : -1;
     const hand_adapter *adapter;
 
     if (identity < 0)
@@ -134,6 +153,233 @@ static sp_status after_the_last_byte(void *user, const sp_source_request *reques
     if (below(s, 1000) < s->fail_permille)
         return sp_fail(error, SP_ERR_IO, NULL, request->name, -1, "failed after the last byte");
     return SP_OK;
+}
+
+/* ---- the peers ----------------------------------------------------------------------------- */
+
+typedef struct sim_offer {
+    sp_peer_offer offer; /* first */
+    sp_peer_image image;
+    char *data;      /* a copy, or that of the expected image */
+    bool owns_data;  /* and the lists of the image */
+    size_t bytes_to; /* how many bytes come before it dies */
+} sim_offer;
+
+static void close_offer(void *user, sp_peer_offer *offer)
+{
+    sim_peer *peer = user;
+    sim_offer *own = (sim_offer *)(void *)offer;
+
+    if (own->owns_data) {
+        sp_free(own->data);
+        sp_free(own->image.ranks);
+        sp_free(own->image.scales);
+    }
+    sp_free(own);
+    peer->n_open--;
+}
+
+/* What a lie may change is copied first. False: out of memory, and nothing has changed. */
+static bool copy_image(const sim *s, sim_offer *offer)
+{
+    size_t n = (size_t)offer->image.n_sites, bytes = sp_layout_slot_bytes(s->pool.layout);
+    char *data = sp_malloc(bytes);
+    int32_t *ranks = sp_calloc(n, sizeof *ranks);
+    float *scales = sp_calloc(n, sizeof *scales);
+
+    if (data == NULL || ranks == NULL || scales == NULL) {
+        sp_free(data);
+        sp_free(ranks);
+        sp_free(scales);
+        return false;
+    }
+    memcpy(data, offer->data, bytes);
+    memcpy(ranks, offer->image.ranks, n * sizeof *ranks);
+    memcpy(scales, offer->image.scales, n * sizeof *scales);
+    offer->data = data;
+    offer->image.ranks = ranks;
+    offer->image.scales = scales;
+    offer->owns_data = true;
+    return true;
+}
+
+static void tell_lie(sim *s, const sp_peer_query *query, sim_offer *offer)
+{
+    size_t bytes = sp_layout_slot_bytes(s->pool.layout);
+
+    switch (below(s, 9)) {
+    case 0:
+        offer->data[below(s, (uint32_t)bytes)] ^= 1;
+        offer->image.checksum = sp_xxh3(offer->data, bytes);
+        break;
+    case 1:
+        offer->data[below(s, (uint32_t)bytes)] ^= 0x40;
+        break;
+    case 2: /* other bytes under the digest that is wanted, or under any */
+        offer->offer.manifest.digest =
+            query->digest != NULL ? *query->digest : s->adapters[below(s, N_IDENTITIES)]->digest;
+        break;
+    case 3:
+        offer->image.ranks[below(s, 3)] ^= 1;
+        break;
+    case 4:
+        offer->image.scales[below(s, 3)] = below(s, 2) ? NAN : 17.0f;
+        break;
+    case 5:
+        offer->image.fingerprint.bytes[below(s, 32)] ^= 1;
+        break;
+    case 6:
+        offer->image.bytes -= 256;
+        break;
+    case 7:
+        offer->offer.proven = false;
+        break;
+    default:
+        offer->image.seal.bytes[below(s, 32)] ^= 1;
+        break;
+    }
+    seen.lies++;
+}
+
+static sp_status peer_fails(sim *s, sp_error *error)
+{
+    static const sp_status statuses[] = {SP_ERR_PEER_UNREACHABLE, SP_ERR_PEER_LOST,
+                                         SP_ERR_PEER_PROTOCOL, SP_ERR_PEER_REFUSED,
+                                         SP_ERR_TOO_LARGE};
+
+    return sp_fail(error, statuses[below(s, 5)], "peer-failed", "peer", -1, "the peer fails");
+}
+
+static int32_t identity_of(const sim_peer *peer, const sp_peer_query *query)
+{
+    for (int32_t i = 0; i < N_NAMES; i++) {
+        int32_t identity = peer->names[i];
+
+        if (identity < 0 || (query->name != NULL && strcmp(query->name, name_text(i)) != 0))
+            continue;
+        if (query->digest == NULL ||
+            memcmp(query->digest, &peer->s->adapters[identity]->digest, sizeof *query->digest) == 0)
+            return identity;
+    }
+    return -1;
+}
+
+static sp_status label_offer(const sim *s, int32_t identity, sim_offer *offer, sp_error *error)
+{
+    const sp_image *packed = s->expected[identity];
+    const sp_image_label label = {packed->ranks, packed->scales, packed->digest, packed->checksum};
+
+    offer->data = packed->data;
+    offer->image = (sp_peer_image){
+        .bytes = sp_layout_slot_bytes(s->pool.layout),
+        .fingerprint = packed->fingerprint,
+        .checksum = packed->checksum,
+        .n_sites = sp_layout_n_sites(s->pool.layout),
+        .ranks = packed->ranks,
+        .scales = packed->scales,
+        .rank = 4,
+        .pairs = 1,
+        .file_bytes = 100,
+    };
+    offer->offer.manifest.digest = packed->digest;
+    offer->offer.manifest.config = (char *)(uintptr_t) "{}";
+    offer->offer.manifest.config_bytes = 2;
+    offer->offer.manifest.image = &offer->image;
+    offer->offer.proven = true;
+    return sp_image_bind(s->pool.layout, &label, packed->data, &offer->image.seal, error);
+}
+
+static sp_status describe_offer(void *user, const sp_peer_query *query, const sp_peer_wait *wait,
+                                sp_peer_offer **out_offer, sp_error *error)
+{
+    sim_peer *peer = user;
+    sim *s = peer->s;
+    int32_t identity = identity_of(peer, query);
+    sim_offer *offer;
+    sp_status status;
+
+    (void)wait;
+    if (below(s, 1000) < s->fail_permille) {
+        seen.peer_failures++;
+        return peer_fails(s, error);
+    }
+    if (below(s, 1000) < s->lie_permille && identity < 0)
+        identity = (int32_t)below(s, N_IDENTITIES); /* it has something else */
+    if (identity < 0)
+        return sp_fail(error, SP_ERR_NOT_FOUND, "peer-not-found", "peer", -1, "not there");
+    offer = sp_calloc(1, sizeof *offer);
+    if (offer == NULL)
+        return sp_fail_memory(error, sizeof *offer, "an offer");
+    peer->n_open++;
+    status = label_offer(s, identity, offer, error);
+    if (status != SP_OK) {
+        close_offer(peer, &offer->offer);
+        return status;
+    }
+    offer->bytes_to = below(s, 1000) < s->fail_permille
+                          ? below(s, (uint32_t)sp_layout_slot_bytes(s->pool.layout))
+                          : SIZE_MAX;
+    if (below(s, 1000) < s->lie_permille && copy_image(s, offer))
+        tell_lie(s, query, offer);
+    *out_offer = &offer->offer;
+    return SP_OK;
+}
+
+static sp_status fetch_ranges(void *user, sp_peer_offer *offer, const sp_peer_range *ranges,
+                              size_t n_ranges, const sp_peer_wait *wait, sp_error *error)
+{
+    const sim_offer *own = (const sim_offer *)(const void *)offer;
+
+    (void)user;
+    (void)wait;
+    for (size_t i = 0; i < n_ranges; i++) {
+        SIM_CHECK(ranges[i].part == SP_PEER_PART_IMAGE);
+        SIM_CHECK(ranges[i].offset + ranges[i].bytes <= own->image.bytes);
+        if (ranges[i].offset + ranges[i].bytes > own->bytes_to) {
+            seen.peer_failures++;
+            return sp_fail(error, SP_ERR_PEER_LOST, "peer-lost", "peer", -1, "it died");
+        }
+        memcpy(ranges[i].memory, own->data + ranges[i].offset, (size_t)ranges[i].bytes);
+    }
+    return SP_OK;
+}
+
+static void open_peers(sim *s, sp_stage_source *out_sources)
+{
+    for (int32_t p = 0; p < N_PEERS; p++) {
+        sim_peer *peer = &s->peers[p];
+        const sp_peer_source_options options = {.address = "peer",
+                                                .calls = {.user = peer,
+                                                          .describe = describe_offer,
+                                                          .fetch = fetch_ranges,
+                                                          .close = close_offer},
+                                                .trust_images = true};
+        sp_error error;
+
+        peer->s = s;
+        for (int32_t i = 0; i < N_NAMES; i++)
+            peer->names[i] = (int32_t)below(s, N_IDENTITIES + 4) - 4;
+        assert_ok(sp_peer_source_create(&options, &peer->source, &error), &error);
+        out_sources[p] = sp_peer_source_table(peer->source);
+    }
+}
+
+static void close_peers(sim *s)
+{
+    for (int32_t p = 0; p < N_PEERS; p++) {
+        sp_peer_source_counts counts;
+
+        sp_peer_source_count(s->peers[p].source, &counts);
+        seen.images += counts.images;
+        sp_peer_source_destroy(s->peers[p].source);
+        SIM_CHECK(s->peers[p].n_open == 0);
+    }
+}
+
+/* A peer restarts with other bytes under a name, or without it. */
+static void change_peer(sim *s)
+{
+    s->peers[below(s, N_PEERS)].names[below(s, N_NAMES)] = (int32_t)below(s, N_IDENTITIES + 4) - 4;
 }
 
 /* ---- a world ------------------------------------------------------------------------------- */
@@ -155,7 +401,7 @@ static void make_identities(sim *s)
 
 static void sim_begin(sim *s, uint64_t seed)
 {
-    sp_stage_source source;
+    sp_stage_source sources[1 + N_PEERS];
     sp_stage_options options;
     sp_error error;
 
@@ -166,13 +412,15 @@ static void sim_begin(sim *s, uint64_t seed)
     for (int32_t i = 0; i < N_LOCATIONS; i++)
         s->disk[i] = (int32_t)below(s, N_IDENTITIES);
     s->fail_permille = below(s, 2) ? below(s, 200) : 0;
+    s->lie_permille = below(s, 2) ? below(s, 400) : 0;
     s->budget = below(s, 3) == 0 ? 0 : (1 + below(s, 6)) * s->expected[0]->bytes;
     s->packed = (packed_source){s, s->pool.layout, find, after_the_last_byte};
-    source = packed_source_table(&s->packed);
+    sources[0] = packed_source_table(&s->packed);
+    open_peers(s, sources + 1);
     sp_stage_options_default(&options, sizeof options);
     options.pool = s->pool.pool;
-    options.sources = &source;
-    options.n_sources = 1;
+    options.sources = sources;
+    options.n_sources = 1 + N_PEERS;
     options.host_bytes_max = s->budget;
     options.threads = 0;
     assert_ok(sp_stage_create(&options, &s->stage, &error), &error);
@@ -181,6 +429,7 @@ static void sim_begin(sim *s, uint64_t seed)
 static void sim_end(sim *s)
 {
     sp_stage_destroy(s->stage);
+    close_peers(s);
     for (int32_t i = 0; i < sp_pool_slots(s->pool.pool); i++) {
         sp_slot_info info = {.struct_bytes = sizeof info};
 
@@ -348,7 +597,11 @@ static void start_load(sim *s)
     snprintf(location, sizeof location, "%u", below(s, N_LOCATIONS));
     sp_stage_load_options_default(&options, sizeof options);
     options.name = name_text(name);
-    options.location = location;
+    options.location = below(s, 2) ? location : NULL;
+    if (below(s, 4) == 0)
+        options.source = (int32_t)below(s, 1 + N_PEERS);
+    if (below(s, 3) == 0)
+        options.digest = &s->adapters[below(s, N_IDENTITIES)]->digest;
     options.replace = below(s, 2) != 0;
     options.pinned = below(s, 24) == 0;
     if (below(s, 4) == 0)
@@ -365,6 +618,9 @@ static void start_load(sim *s)
     load->live = true;
     load->cancelled = false;
     load->name = name;
+    load->by_digest = options.digest != NULL;
+    if (load->by_digest)
+        load->digest = *options.digest;
 }
 
 /* Names of one content are in one slot, or in none. */
@@ -393,6 +649,7 @@ static void take_result(sim *s, sim_load *load)
     load->live = false;
     SIM_CHECK(!load->cancelled || status != SP_OK);
     if (status != SP_OK) {
+        seen.other_bytes += status == SP_ERR_PEER_CONTENT;
         seen.loads_failed++;
         seen.pool_full += status == SP_POOL_FULL;
         seen.pinned_for_good += status == SP_ERR_SLOTS_PINNED;
@@ -403,6 +660,8 @@ static void take_result(sim *s, sim_load *load)
     SIM_CHECK(generation > s->names[load->name].generation);
     SIM_CHECK(sp_stage_find(s->stage, name_text(load->name), &info, NULL) == SP_OK);
     SIM_CHECK(expected_of(s, &info.digest) != NULL);
+    SIM_CHECK(!load->by_digest || memcmp(&load->digest, &info.digest, sizeof info.digest) == 0);
+    seen.by_digest += load->by_digest;
     s->names[load->name].exists = true;
     s->names[load->name].generation = generation;
     s->names[load->name].pinned = info.pinned;
@@ -655,6 +914,8 @@ static void random_event(sim *s)
         set_active(s);
     else if (kind < 96)
         preempt_one(s);
+    else if (kind < 98)
+        change_peer(s);
     else
         s->disk[below(s, N_LOCATIONS)] = (int32_t)below(s, N_IDENTITIES + 1) - 1;
     sp_alloc_fail_after(-1);
@@ -717,15 +978,20 @@ static seed_range seeds;
 
 static void print_seen(void)
 {
-    print_message("seeds %llu..%llu: loads %llu, failed %llu, shared %llu, POOL_FULL %llu, host "
-                  "cache full %llu, pinned for good %llu, content changed %llu, preempted %llu, "
-                  "cancelled %llu, longest wait %llu steps\n",
-                  (unsigned long long)seeds.first, (unsigned long long)(seeds.first + seeds.n - 1),
-                  (unsigned long long)seen.loads_ok, (unsigned long long)seen.loads_failed,
-                  (unsigned long long)seen.shared, (unsigned long long)seen.pool_full,
-                  (unsigned long long)seen.host_full, (unsigned long long)seen.pinned_for_good,
-                  (unsigned long long)seen.changed, (unsigned long long)seen.preempted,
-                  (unsigned long long)seen.cancelled, (unsigned long long)seen.waited_max);
+    print_message(
+        "seeds %llu..%llu: loads %llu, failed %llu, shared %llu, POOL_FULL %llu, host "
+        "cache full %llu, pinned for good %llu, content changed %llu, preempted %llu, "
+        "cancelled %llu, images of peers %llu, their failures %llu, their lies %llu, other "
+        "bytes %llu, by digest %llu, longest wait %llu steps\n",
+        (unsigned long long)seeds.first, (unsigned long long)(seeds.first + seeds.n - 1),
+        (unsigned long long)seen.loads_ok, (unsigned long long)seen.loads_failed,
+        (unsigned long long)seen.shared, (unsigned long long)seen.pool_full,
+        (unsigned long long)seen.host_full, (unsigned long long)seen.pinned_for_good,
+        (unsigned long long)seen.changed, (unsigned long long)seen.preempted,
+        (unsigned long long)seen.cancelled, (unsigned long long)seen.images,
+        (unsigned long long)seen.peer_failures, (unsigned long long)seen.lies,
+        (unsigned long long)seen.other_bytes, (unsigned long long)seen.by_digest,
+        (unsigned long long)seen.waited_max);
 }
 
 static void test_random_lives(void **state)
@@ -738,6 +1004,8 @@ static void test_random_lives(void **state)
     assert_true(seen.loads_ok > 0 && seen.loads_failed > 0 && seen.shared > 0);
     assert_true(seen.pool_full > 0 && seen.host_full > 0 && seen.pinned_for_good > 0);
     assert_true(seen.changed > 0 && seen.preempted > 0 && seen.cancelled > 0);
+    assert_true(seen.images > 0 && seen.peer_failures > 0 && seen.lies > 0);
+    assert_true(seen.other_bytes > 0 && seen.by_digest > 0);
     assert_true(seen.name_taken > 0 && seen.stale > 0 && seen.busy_unload > 0 && seen.memory > 0);
 }
 
