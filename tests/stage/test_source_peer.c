@@ -2,6 +2,8 @@
  * test_source_peer.c: a peer as a source: what comes is what the disk would give, whatever is wrong
  * is refused by name with the old version serving, and no lie of a peer, trusted with images or
  * not, makes a digest mean other bytes.
+ *
+ *     test_source_peer [cpu | cuda [PATTERN]]
  */
 #include "stage/source_peer.h"
 
@@ -40,6 +42,8 @@ static const char *const fixtures[] = {
     "save-head",  "save-head-embed", "tokens",
 };
 #define N_FIXTURES (sizeof fixtures / sizeof *fixtures)
+
+static const char *device_name = "cpu";
 
 typedef struct world {
     golden *base;
@@ -90,8 +94,9 @@ static world *world_create(int32_t slots)
     layout_options.geometry = w->geometry;
     layout_options.rank = 64;
     layout_options.served_embed = layout_options.served_head = &w->served;
+    assert_ok(sp_device_open(device_name, NULL, &w->device, &error), &error);
+    layout_options.images_for = w->device;
     assert_ok(sp_layout_create(&layout_options, &w->layout, &error), &error);
-    assert_ok(sp_device_open("cpu", NULL, &w->device, &error), &error);
     sp_pool_options_default(&pool_options, sizeof pool_options);
     pool_options.layout = w->layout;
     pool_options.device = w->device;
@@ -216,7 +221,47 @@ static sp_stage_version_info find(const world *w, const char *name)
     return info;
 }
 
-static const char *slot_bytes(const world *w, const char *name)
+/* What is in the pool's memory, owned by the caller (sp_free). */
+static void *copy_of(const world *w, const void *from, size_t bytes)
+{
+    sp_stream *stream = sp_device_main_stream(w->device);
+    char *copy = sp_malloc(bytes + 1);
+    sp_error error;
+
+    assert_non_null(copy);
+    assert_ok(sp_stream_copy(stream, copy, from, bytes, &error), &error);
+    assert_ok(sp_stream_wait(stream, &error), &error);
+    return copy;
+}
+
+static void check_memory(const world *w, const void *memory, const void *wanted, size_t bytes)
+{
+    char *copy = copy_of(w, memory, bytes);
+
+    assert_memory_equal(copy, wanted, bytes);
+    sp_free(copy);
+}
+
+/* The number of a slot in a table. */
+static int32_t number_at(const world *w, const int32_t *table, int32_t slot)
+{
+    int32_t *copy = copy_of(w, table + slot, sizeof *copy), number = *copy;
+
+    sp_free(copy);
+    return number;
+}
+
+/* The pointer of a slot in a table. */
+static const void *pointer_at(const world *w, const void *table, int32_t slot)
+{
+    void **copy = copy_of(w, (const char *)table + (size_t)slot * sizeof(void *), sizeof(void *));
+    void *pointer = *copy;
+
+    sp_free(copy);
+    return pointer;
+}
+
+static const char *slot_memory(const world *w, const char *name)
 {
     sp_stage_version_info info = find(w, name);
     const char *first = sp_pool_tables_at(w->pool, 0)->first_a;
@@ -228,12 +273,12 @@ static const char *slot_bytes(const world *w, const char *name)
 
 static char *copy_slot(const world *w, const char *name)
 {
-    size_t n = sp_layout_slot_bytes(w->layout);
-    char *copy = sp_malloc(n);
+    return copy_of(w, slot_memory(w, name), sp_layout_slot_bytes(w->layout));
+}
 
-    assert_non_null(copy);
-    memcpy(copy, slot_bytes(w, name), n);
-    return copy;
+static void check_slot(const world *w, const char *name, const void *wanted)
+{
+    check_memory(w, slot_memory(w, name), wanted, sp_layout_slot_bytes(w->layout));
 }
 
 /* The adapter as its files on disk give it. */
@@ -256,9 +301,9 @@ static void check_tables(const world *w, int32_t slot, const sp_image *image)
     for (int32_t i = 0; i < sp_layout_n_sites(w->layout); i++) {
         const sp_pool_tables *tables = sp_pool_tables_at(w->pool, i);
 
-        assert_int_equal(tables->rank[slot], image->ranks[i]);
+        assert_int_equal(number_at(w, tables->rank, slot), image->ranks[i]);
         if (image->ranks[i] > 0)
-            assert_memory_equal(&tables->scale[slot], &image->scales[i], sizeof(float));
+            check_memory(w, &tables->scale[slot], &image->scales[i], sizeof(float));
     }
 }
 
@@ -267,17 +312,17 @@ static void check_rows(const world *w, int32_t slot, sp_site_kind kind, const sp
 {
     const sp_pool_overlays *rows = sp_pool_overlays_of(w->pool, kind);
     const char *data = overlay ? overlay->data : NULL;
-    size_t row_bytes;
+    size_t n = overlay ? (size_t)part->n : 0;
 
-    assert_int_equal(rows->n[slot], overlay ? part->n : 0);
-    if (!overlay || part->n == 0)
+    assert_int_equal(number_at(w, rows->n, slot), n);
+    if (n == 0)
         return;
-    row_bytes = (size_t)part->hidden * sp_dtype_bytes(part->dtype);
-    assert_int_equal(rows->row_type[slot], part->dtype);
-    assert_memory_equal(rows->rows[slot], data + part->rows_offset_bytes,
-                        (size_t)part->n * row_bytes);
-    assert_memory_equal(rows->ids[slot], data + part->ids_offset_bytes, (size_t)part->n * 4);
-    assert_memory_equal(rows->map[slot], data + part->map_offset_bytes, (size_t)part->vocab * 4);
+    assert_int_equal(number_at(w, rows->row_type, slot), part->dtype);
+    check_memory(w, pointer_at(w, rows->rows, slot), data + part->rows_offset_bytes,
+                 n * (size_t)part->hidden * sp_dtype_bytes(part->dtype));
+    check_memory(w, pointer_at(w, rows->ids, slot), data + part->ids_offset_bytes, n * 4);
+    check_memory(w, pointer_at(w, rows->map, slot), data + part->map_offset_bytes,
+                 (size_t)part->vocab * 4);
 }
 
 /* The name means the folder's content, and its slot has the bytes that packing the files gives. */
@@ -288,7 +333,7 @@ static void check_is(const world *w, const char *name, const char *folder)
     const sp_overlay *overlay = image->overlay;
 
     assert_memory_equal(&info.digest, &image->digest, sizeof info.digest);
-    assert_memory_equal(slot_bytes(w, name), image->data, sp_layout_slot_bytes(w->layout));
+    check_slot(w, name, image->data);
     check_tables(w, info.slot, image);
     check_rows(w, info.slot, SP_SITE_EMBEDDING, overlay, overlay ? &overlay->embed : NULL);
     check_rows(w, info.slot, SP_SITE_HEAD, overlay, overlay ? &overlay->head : NULL);
@@ -616,7 +661,7 @@ static void a_peer_that_dies_half_way(void **state)
             w->peers[0].dies_after = (uint64_t)i * size / 20;
             assert_int_equal(load(w, "plain-r8", NULL, PEER(0), NULL, &error), SP_ERR_PEER_LOST);
             assert_int_equal(find(w, "plain-r8").generation, generation);
-            assert_memory_equal(slot_bytes(w, "plain-r8"), before, sp_layout_slot_bytes(w->layout));
+            check_slot(w, "plain-r8", before);
         }
         w->peers[0].manner = FAKE_SERVES;
         assert_ok(load(w, "plain-r8", NULL, PEER(0), NULL, &error), &error);
@@ -788,7 +833,7 @@ static void check_lie(world *w, const lie *told, const sp_digest *digest)
     if (!told->moves)
         assert_int_equal(moved(w), at_first);
     assert_int_equal(find(w, "plain-r8").generation, generation);
-    assert_memory_equal(slot_bytes(w, "plain-r8"), before, sp_layout_slot_bytes(w->layout));
+    check_slot(w, "plain-r8", before);
     assert_int_equal(w->peers[0].n_open, 0);
     sp_free(before);
 }
@@ -1103,7 +1148,7 @@ static void every_allocation_may_fail(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_fixture_as_from_disk),
@@ -1126,5 +1171,9 @@ int main(void)
         cmocka_unit_test(every_allocation_may_fail),
     };
 
+    if (argc > 1)
+        device_name = argv[1];
+    if (argc > 2)
+        cmocka_set_test_filter(argv[2]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
