@@ -15,6 +15,9 @@ add_test(NAME soak_rotation_sim COMMAND test_rotation_sim 1 10000)
 set_tests_properties(soak_rotation_sim PROPERTIES LABELS soak TIMEOUT 7200)
 add_test(NAME soak_sequence_memory COMMAND test_sequence_memory_sim 1 10000)
 set_tests_properties(soak_sequence_memory PROPERTIES LABELS soak TIMEOUT 7200)
+# Each model with gated delta nets in each case and under each load.
+add_test(NAME soak_hybrid_memory COMMAND test_hybrid_memory all)
+set_tests_properties(soak_hybrid_memory PROPERTIES LABELS soak TIMEOUT 3600)
 # Drafts over many seeds, each with 1,000 requests; the number of seeds is its argument.
 add_test(NAME soak_speculative COMMAND test_speculative 40)
 set_tests_properties(soak_speculative PROPERTIES LABELS soak TIMEOUT 7200)
