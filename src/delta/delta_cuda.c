@@ -484,7 +484,8 @@ static sp_status round_x(sp_delta_gpu *gpu, int32_t n_rows, int32_t k, const voi
  * A kernel may start before its predecessor ends, but it reads the plan at once: so it must not
  * overlap the plan's own kernel. Work on other streams is not tracked here.
  */
-sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
+static sp_status shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, bool keep_sums,
+                        sp_error *error)
 {
     void *native = sp_delta_gpu_native(gpu, call->stream);
     sp_cuda_group group;
@@ -502,9 +503,15 @@ sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, 
         group.x_stride = call->k_in;
     }
     group.after_plan = native != gpu->plan_native || gpu->after_plan;
+    group.keep_sums = keep_sums;
     sp_delta_gpu_record(gpu, native);
     return sp_delta_gpu_launched(gpu, gpu->kernels.shrink(gpu->number, &group, native),
                                  "launching a shrink", error);
+}
+
+sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
+{
+    return shrink(gpu, call, false, error);
 }
 
 sp_status sp_delta_gpu_expand(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
@@ -543,7 +550,7 @@ static sp_status take_parts(sp_delta_gpu *gpu, const sp_cuda_group *group,
 sp_status sp_delta_gpu_shrink_parts(sp_delta_gpu *gpu, const sp_delta_gpu_call *call,
                                     const sp_cuda_parts *parts, sp_error *error)
 {
-    sp_status status = sp_delta_gpu_shrink(gpu, call, error);
+    sp_status status = shrink(gpu, call, true, error);
     sp_cuda_group group;
 
     if (status != SP_OK)

@@ -21,8 +21,12 @@ typedef struct alone {
 
 static const int32_t wide_ranks[] = {1, 4, 8, 12, 16, 32, 64, 128, 256, 0};
 static const int32_t narrow_ranks[] = {16, 1, 8, 12, 16, 0, 4, 9};
+static const int32_t large_ranks[] = {512, 24, 72, 128, 256, 64, 8, 100, 200, 0};
+static const int32_t ranks_to_128[] = {128, 72, 24, 64, 16, 100, 0, 9};
+static const int32_t ranks_to_256[] = {256, 64, 200, 136, 72, 32};
 
-/* q, k, v of one model, an odd one in f16, then down and gate, up of three. pool_rank: for the
+/* q, k, v of one model, an odd one in f16, then down and gate, up of three; then large ranks, in
+ * 16-byte vectors, with an end of k that is no whole chunk, and of odd sizes. pool_rank: for the
  * first rig; largest: batch that is tried. */
 typedef struct scene_shape {
     sp_dtype dtype;
@@ -30,6 +34,8 @@ typedef struct scene_shape {
     const int32_t *ranks;
     sp_dtype y_type[SCENE_SITES_MAX];
 } scene_shape;
+
+enum { LARGE_RANKS = 6, SMALL_LARGE = LARGE_RANKS + 1 }; /* the first shape of large ranks */
 
 static const scene_shape shapes[] = {
     {SP_DTYPE_BF16,
@@ -74,6 +80,28 @@ static const scene_shape shapes[] = {
      narrow_ranks,
      {SP_DTYPE_BF16, SP_DTYPE_BF16}},
     {SP_DTYPE_BF16, 257, 16, 25600, 1, {5120}, 8, 8, narrow_ranks, {SP_DTYPE_BF16}},
+    {SP_DTYPE_BF16,
+     LARGEST,
+     512,
+     4096,
+     3,
+     {1024, 136, 512},
+     8,
+     10,
+     large_ranks,
+     {SP_DTYPE_BF16, SP_DTYPE_BF16, SP_DTYPE_BF16}},
+    {SP_DTYPE_F16,
+     2048,
+     128,
+     1160,
+     2,
+     {264, 512},
+     8,
+     8,
+     ranks_to_128,
+     {SP_DTYPE_F16, SP_DTYPE_F16}},
+    {SP_DTYPE_BF16, 2048, 256, 12288, 1, {4096}, 8, 6, ranks_to_256, {SP_DTYPE_BF16}},
+    {SP_DTYPE_BF16, 600, 64, 1101, 2, {90, 64}, 5, 8, narrow_ranks, {SP_DTYPE_BF16, SP_DTYPE_BF16}},
 };
 
 static void make_scene(const scene_shape *shape, delta_scene *out_scene)
@@ -151,7 +179,7 @@ static void run_and_expect(const alone *base, gpu_batch *batch, const int32_t *r
 /* ---- against double ------------------------------------------------------------------------ */
 
 typedef struct exact_row {
-    double xa[256], size[256]; /* the sum, and that of the absolute values */
+    double xa[512], size[512]; /* the sum, and that of the absolute values */
 } exact_row;
 
 static void exact_xa(const delta_scene *scene, const sp_adapter_site *site, int32_t row,
@@ -242,15 +270,14 @@ static void mix_rows(const delta_scene *scene, int mix, int32_t *rows, int32_t n
 
 /* ---- the tests ----------------------------------------------------------------------------- */
 
-static void rows_match_double_and_batches_match_rows(void **state)
+static void check_shapes(size_t first, size_t end)
 {
     static const int32_t sizes[] = {1,  2,  3,  7,   8,   9,   15,  16,  17,   31,
                                     48, 49, 64, 127, 128, 129, 256, 257, 2048, LARGEST};
     static int32_t rows[LARGEST];
     sp_test_random random = {1};
 
-    (void)state;
-    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+    for (size_t s = first; s < end; s++) {
         static alone base;
         delta_rig rig;
         gpu_batch batch;
@@ -264,7 +291,7 @@ static void rows_match_double_and_batches_match_rows(void **state)
         batch = gpu_batch_make(&rig, largest);
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && sizes[i] <= largest; i++)
             for (int mix = 0; mix < MIXES; mix++) {
-                if (sizes[i] >= 2048 && (mix == MIX_ONE || mix == MIX_TURNS) && s != 0)
+                if (sizes[i] >= 2048 && (mix == MIX_ONE || mix == MIX_TURNS) && s != first)
                     continue;
                 mix_rows(&base.scene, mix, rows, sizes[i], &random);
                 run_and_expect(&base, &batch, rows, sizes[i]);
@@ -273,6 +300,40 @@ static void rows_match_double_and_batches_match_rows(void **state)
         rig_destroy(&rig);
         free_alone(&base);
     }
+}
+
+static void rows_match_double_and_batches_match_rows(void **state)
+{
+    (void)state;
+    check_shapes(0, LARGE_RANKS);
+}
+
+static void large_ranks_match_double_and_rows(void **state)
+{
+    (void)state;
+    check_shapes(LARGE_RANKS, sizeof shapes / sizeof shapes[0]);
+}
+
+/* Large ranks, many rows: every run gives each row's bytes. */
+static void large_ranks_repeat(void **state)
+{
+    enum { TIMES = 1000, N = 2048 };
+    static int32_t rows[N];
+    static alone base;
+    sp_test_random random = {6};
+    delta_rig rig;
+    gpu_batch batch;
+
+    (void)state;
+    make_alone(&shapes[LARGE_RANKS], &base);
+    rig = rig_create_on(gpu, &base.scene, shapes[LARGE_RANKS].pool_rank, NULL, N);
+    batch = gpu_batch_make(&rig, N);
+    mix_rows(&base.scene, MIX_ANY, rows, N, &random);
+    for (int i = 0; i < TIMES; i++)
+        run_and_expect(&base, &batch, rows, N);
+    gpu_batch_free(&batch);
+    rig_destroy(&rig);
+    free_alone(&base);
 }
 
 static void shuffle(int32_t *values, int32_t n, sp_test_random *random)
@@ -808,25 +869,23 @@ static void create_takes_the_bytes_it_says(void **state)
     hand_pool_destroy(&pool);
 }
 
-/* Few launches, for the sanitizers. */
-static void a_small_batch_is_right(void **state)
+/* One batch against double, in a plan of `padded` rows. */
+static void check_small(const scene_shape *shape, const int32_t *rows, int32_t n, int32_t padded)
 {
-    static const int32_t rows[] = {5, 0, 17, 3, 44, 44, 9, 61, 2, 30, 12, 21, 70, 71, 8, 1, 33};
     static alone base;
     delta_rig rig;
     gpu_batch batch;
 
-    (void)state;
-    make_scene(&shapes[1], &base.scene);
-    rig = rig_create_on(gpu, &base.scene, 16, NULL, 32);
-    batch = gpu_batch_make(&rig, 32);
-    gpu_batch_set(&batch, rows, 17, 24);
+    make_scene(shape, &base.scene);
+    rig = rig_create_on(gpu, &base.scene, shape->pool_rank, NULL, padded);
+    batch = gpu_batch_make(&rig, padded);
+    gpu_batch_set(&batch, rows, n, padded);
     gpu_batch_run(&batch);
     for (int32_t i = 0; i < base.scene.n_sites; i++) {
         size_t bytes = scene_y_row_bytes(&base.scene, i);
         const char *y = gpu_batch_read(&batch, i);
 
-        for (int32_t at = 0; at < 17; at++) {
+        for (int32_t at = 0; at < n; at++) {
             base.y[rows[at]][i] = malloc(bytes);
             memcpy(base.y[rows[at]][i], y + (size_t)at * bytes, bytes);
             check_row(&base, rows[at], i);
@@ -836,6 +895,26 @@ static void a_small_batch_is_right(void **state)
     gpu_batch_free(&batch);
     rig_destroy(&rig);
     scene_free(&base.scene);
+}
+
+/* Few launches, for the sanitizers. */
+static void a_small_batch_is_right(void **state)
+{
+    static const int32_t rows[] = {5, 0, 17, 3, 44, 44, 9, 61, 2, 30, 12, 21, 70, 71, 8, 1, 33};
+
+    (void)state;
+    check_small(&shapes[1], rows, 17, 24);
+}
+
+/* The forms for many rows, of which most are the plan's padding. */
+static void a_small_batch_of_large_ranks_is_right(void **state)
+{
+    int32_t rows[ROWS];
+
+    (void)state;
+    for (int32_t i = 0; i < ROWS; i++)
+        rows[i] = (i * 7) % ROWS;
+    check_small(&shapes[SMALL_LARGE], rows, ROWS, 300);
 }
 
 /* The last device, where there are several: another than the other tests'. */
@@ -870,6 +949,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_small_batch_is_right),
+        cmocka_unit_test(a_small_batch_of_large_ranks_is_right),
         cmocka_unit_test(all_groups_of_a_model_are_right),
         cmocka_unit_test(bad_calls_are_refused_as_on_the_cpu),
         cmocka_unit_test(levers_skip_what_they_say),
@@ -882,6 +962,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_graph_of_many_rows_replays_whatever_the_slots_hold),
         cmocka_unit_test(another_gpu_gives_the_same_bits),
         cmocka_unit_test(rows_match_double_and_batches_match_rows),
+        cmocka_unit_test(large_ranks_match_double_and_rows),
+        cmocka_unit_test(large_ranks_repeat),
     };
 
     return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], NULL, NULL, argc, argv);

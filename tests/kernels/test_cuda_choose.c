@@ -67,7 +67,7 @@ static void the_measured_gpu_has_the_measured_numbers(void **state)
 }
 
 /* What parts.cu relies on: an expand of one input adds nothing up, and any group's partials have
- * room for the one that it reads. */
+ * room for the one that it reads, and for its rounded sums. */
 static void one_input_is_one_partial(void **state)
 {
     static const int32_t rows[] = {1, 64, 256, 257, 2048, 65536};
@@ -77,7 +77,8 @@ static void one_input_is_one_partial(void **state)
     for (int32_t i = 0; i < 6 * 4 * 4 * N_GPUS; i++) {
         int32_t n_rows = rows[i % 6], rank = ranks[i / 6 % 4], sites = i / 24 % 4 + 1;
         int32_t gpu = gpus[i / 96];
-        size_t partial = (size_t)n_rows * (size_t)rank * (size_t)sites * 4;
+        size_t elements = (size_t)n_rows * (size_t)rank * (size_t)sites;
+        size_t partial = elements * (sp_cuda_rounds_xa(n_rows, rank) ? 6 : 4);
 
         for (int32_t slots = 1; slots <= 64; slots *= 4) {
             assert_int_equal(sp_cuda_choose_shrink(gpu, n_rows, slots, 1, rank, sites).n_partials,
@@ -109,7 +110,28 @@ static void partials_cover_k_and_blocks_cover_partials(void **state)
         assert_in_range(choice.block_partials, 1, choice.n_partials);
         assert_int_equal(window == 1, n_rows <= 256);
         assert_true(window == 1 || window == 4 || window == 8 || window == 16);
-        assert_in_range(choice.rank_warps, 1, window == 1 || window == 16 ? 1 : 3);
+        assert_in_range(choice.rank_warps, 1, window == 1 ? 1 : window == 16 ? 2 : 3);
+    }
+}
+
+/* Large ranks of many rows: the forms whose clusters round, whatever the sizes. */
+static void large_ranks_take_the_forms_that_there_are(void **state)
+{
+    static const int32_t rows[] = {257, 300, 512, 2048, 8192, 65536};
+    static const int32_t ranks[] = {64, 72, 128, 512};
+
+    (void)state;
+    assert_false(sp_cuda_rounds_xa(256, 512));
+    assert_false(sp_cuda_rounds_xa(257, 56));
+    for (int32_t i = 0; i < 6 * 4 * 4 * N_GPUS; i++) {
+        int32_t n_rows = rows[i % 6], rank = ranks[i / 6 % 4], sites = i / 24 % 4 + 1;
+        sp_cuda_shrink_choice choice =
+            sp_cuda_choose_shrink(gpus[i / 96], n_rows, 4, 4096, rank, sites);
+
+        assert_true(sp_cuda_rounds_xa(n_rows, rank));
+        assert_true(choice.window_tiles == 8 || choice.window_tiles == 16);
+        assert_in_range(choice.rank_warps, 1, 2);
+        assert_int_equal(choice.block_partials, 1);
     }
 }
 
@@ -118,10 +140,11 @@ static void partials_cover_k_and_blocks_cover_partials(void **state)
 static void the_ring_takes_the_large_steps(void **state)
 {
     static const int32_t small[][4] = {/* rows, slots, steps of 128 columns, pool's rank */
-                                       {1, 1, 48, 16},   {32, 8, 192, 16},   {64, 16, 192, 64},
-                                       {64, 64, 48, 64}, {8192, 4, 192, 72}, {8192, 16, 192, 64}};
+                                       {1, 1, 48, 16},    {32, 8, 192, 16},   {64, 16, 192, 64},
+                                       {64, 64, 48, 64},  {8192, 4, 192, 72}, {8192, 16, 192, 64},
+                                       {8192, 16, 48, 64}};
     static const int32_t large[][4] = {
-        {256, 256, 32, 16}, {64, 64, 192, 8}, {257, 1, 1, 16}, {8192, 16, 48, 64}};
+        {256, 256, 32, 16}, {64, 64, 192, 8}, {257, 1, 1, 16}, {8192, 16, 48, 56}};
 
     (void)state;
     for (size_t i = 0; i < sizeof small / sizeof small[0]; i++)
@@ -147,6 +170,7 @@ int main(void)
         cmocka_unit_test(the_measured_gpu_has_the_measured_numbers),
         cmocka_unit_test(one_input_is_one_partial),
         cmocka_unit_test(partials_cover_k_and_blocks_cover_partials),
+        cmocka_unit_test(large_ranks_take_the_forms_that_there_are),
         cmocka_unit_test(the_ring_takes_the_large_steps),
     };
 

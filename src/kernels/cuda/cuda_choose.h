@@ -31,6 +31,7 @@ extern "C" {
 #define SP_CUDA_RING_RANKS    64   /* largest rank that the expand ring serves */
 #define SP_CUDA_RING_STEPS    8192 /* decode: at least so many steps (128 columns of one tile) */
 #define SP_CUDA_RING_WIDE     96 /* many rows above rank 32: at most so many steps of 128 columns */
+#define SP_CUDA_ROUNDED_RANKS 64 /* many rows: from this rank on the expand reads a rounded xa */
 
 /* Tiles that n_rows rows of n_slots slots can need at most. */
 static inline int32_t sp_cuda_tiles_bound(int32_t n_rows, int32_t n_slots)
@@ -98,6 +99,13 @@ typedef struct sp_cuda_shrink_choice {
     int32_t rank_warps;     /* of 64 ranks each, over all sites; 1 to 3 */
 } sp_cuda_shrink_choice;
 
+/* Whether the shrink ends with xa rounded to the group's type, which the expand then reads in place
+ * of the partials: a window's xa is read by many of its blocks. */
+static inline bool sp_cuda_rounds_xa(int32_t n_rows, int32_t rank_stride)
+{
+    return n_rows > SP_CUDA_DECODE_ROWS && rank_stride >= SP_CUDA_ROUNDED_RANKS;
+}
+
 /* Many rows: the fewest partials that keep the device full, and few blocks, because each starts
  * with a chain of dependent loads. */
 static inline void sp_cuda_choose_windows(sp_cuda_shrink_choice *choice, int32_t multiprocessors,
@@ -136,6 +144,59 @@ static inline void sp_cuda_choose_windows(sp_cuda_shrink_choice *choice, int32_t
         choice->block_partials++;
 }
 
+/* A form of the windows for large ranks: its tiles and groups of 16 ranks, and the nanoseconds of a
+ * chunk of a block, where the multiprocessor has one and where it has two. */
+typedef struct sp_cuda_wide_form {
+    int32_t tiles, groups, rank_warps, alone_ns, together_ns;
+} sp_cuda_wide_form;
+
+#define SP_CUDA_BLOCK_NS   3000 /* of a block, whatever its chunks */
+#define SP_CUDA_PARTIAL_NS 330  /* to write a megabyte of partials, or to read it again */
+
+/* The time of a form with partials of so many chunks, in nanoseconds. */
+static inline int64_t sp_cuda_wide_ns(const sp_cuda_wide_form *form, int32_t multiprocessors,
+                                      int32_t tiles, int32_t chunks, int32_t rank_groups,
+                                      int32_t partial_chunks)
+{
+    int64_t partials = sp_cuda_ceil(chunks, partial_chunks);
+    int64_t blocks = (int64_t)sp_cuda_ceil(tiles, form->tiles) *
+                     sp_cuda_ceil(rank_groups, form->groups) * partials;
+    bool pairs = form->together_ns > 0 && blocks > multiprocessors;
+    int64_t wave = pairs ? 2 * (int64_t)multiprocessors : multiprocessors;
+    int64_t bytes = partials * tiles * SP_CUDA_TILE_ROWS * rank_groups * 16 * 4;
+
+    return (blocks + wave - 1) / wave *
+               (SP_CUDA_BLOCK_NS + partial_chunks * (pairs ? form->together_ns : form->alone_ns)) +
+           SP_CUDA_PARTIAL_NS * (bytes * 2 / 1000000);
+}
+
+/* Many rows at large ranks: the form that takes the least time. Large blocks read x and A the
+ * fewest times, small ones fill the device where there are few. */
+static inline void sp_cuda_choose_wide(sp_cuda_shrink_choice *choice, int32_t multiprocessors,
+                                       int32_t tiles, int32_t chunks, int32_t rank_groups)
+{
+    static const sp_cuda_wide_form forms[] = {{2 * SP_CUDA_WINDOW_TILES, 8, 2, 5500, 0},
+                                              {2 * SP_CUDA_WINDOW_TILES, 4, 1, 4200, 0},
+                                              {SP_CUDA_WINDOW_TILES, 8, 2, 4200, 0},
+                                              {SP_CUDA_WINDOW_TILES, 4, 1, 3000, 5600}};
+    int64_t least = INT64_MAX;
+
+    for (int32_t i = 0; i < 8; i++) {
+        const sp_cuda_wide_form *form = &forms[i % 4];
+        int32_t partial_chunks = i < 4 ? SP_CUDA_GROUP_CHUNKS : 1;
+        int64_t ns =
+            sp_cuda_wide_ns(form, multiprocessors, tiles, chunks, rank_groups, partial_chunks);
+
+        if (ns >= least)
+            continue;
+        least = ns;
+        choice->window_tiles = form->tiles;
+        choice->rank_warps = form->rank_warps;
+        choice->partial_chunks = partial_chunks;
+        choice->n_partials = sp_cuda_ceil(chunks, partial_chunks);
+    }
+}
+
 static inline sp_cuda_shrink_choice sp_cuda_choose_shrink(int32_t multiprocessors, int32_t n_rows,
                                                           int32_t n_slots, int32_t k_in,
                                                           int32_t rank_stride, int32_t n_sites)
@@ -144,7 +205,9 @@ static inline sp_cuda_shrink_choice sp_cuda_choose_shrink(int32_t multiprocessor
     int32_t rank_groups = n_sites * sp_cuda_ceil(rank_stride, 16);
     sp_cuda_shrink_choice choice = {1, chunks, 1, 1, 1};
 
-    if (n_rows > SP_CUDA_DECODE_ROWS) {
+    if (sp_cuda_rounds_xa(n_rows, rank_stride)) {
+        sp_cuda_choose_wide(&choice, multiprocessors, tiles, chunks, rank_groups);
+    } else if (n_rows > SP_CUDA_DECODE_ROWS) {
         sp_cuda_choose_windows(&choice, multiprocessors, tiles, chunks, rank_groups);
     } else if ((int64_t)tiles * rank_groups * chunks >
                sp_cuda_scaled(SP_CUDA_CHUNK_BLOCKS, multiprocessors)) {
@@ -171,7 +234,7 @@ static inline void sp_cuda_choose_ring(int32_t multiprocessors, int32_t n_rows, 
                                        int32_t total_steps, int32_t rank_stride,
                                        sp_cuda_expand_choice *choice)
 {
-    if (rank_stride > SP_CUDA_RING_RANKS)
+    if (rank_stride > SP_CUDA_RING_RANKS || sp_cuda_rounds_xa(n_rows, rank_stride))
         return;
     if (n_rows > SP_CUDA_DECODE_ROWS) {
         if (rank_stride > 32 && total_steps > sp_cuda_scaled(SP_CUDA_RING_WIDE, multiprocessors))
@@ -217,16 +280,18 @@ static inline int32_t sp_cuda_partial_columns(int32_t rank_stride, int32_t n_sit
     return rank_stride * n_sites;
 }
 
-/* Bytes of all split-K partials. Not monotonic: fewer rows may be split into more partials. */
+/* Bytes of all split-K partials, and of a rounded xa after them. Not monotonic: fewer rows may be
+ * split into more partials. */
 static inline size_t sp_cuda_partials_bytes(int32_t multiprocessors, int32_t n_rows,
                                             int32_t n_slots, int32_t k_in, int32_t rank_stride,
                                             int32_t n_sites)
 {
     sp_cuda_shrink_choice choice =
         sp_cuda_choose_shrink(multiprocessors, n_rows, n_slots, k_in, rank_stride, n_sites);
+    size_t elements = (size_t)n_rows * (size_t)sp_cuda_partial_columns(rank_stride, n_sites);
 
-    return (size_t)choice.n_partials * (size_t)n_rows *
-           (size_t)sp_cuda_partial_columns(rank_stride, n_sites) * sizeof(float);
+    return elements * ((size_t)choice.n_partials * sizeof(float) +
+                       (sp_cuda_rounds_xa(n_rows, rank_stride) ? sizeof(uint16_t) : 0));
 }
 
 #ifdef __cplusplus

@@ -25,8 +25,9 @@ typedef struct launch_shape {
     int first_block[SP_CUDA_SITES_MAX + 1]; /* of each site */
     int tiles_bound, steps;
     partials_shape partials;
-    int lanes;    /* threads that sum one element's groups together: 1, 2, 4 or 8 */
-    int xa_pitch; /* elements; an odd multiple of 32: no bank conflicts */
+    const uint16_t *rounded; /* xa; NULL: the partials' sums */
+    int lanes;               /* threads that sum one element's groups together: 1, 2, 4 or 8 */
+    int xa_pitch;            /* elements; an odd multiple of 32: no bank conflicts */
 } launch_shape;
 
 /* Rank and stored scale of a slot. */
@@ -149,10 +150,9 @@ static __device__ __forceinline__ int lanes_for(int items, int lanes)
 /* xa of tiles [from, to), T, zero beyond the rank up to a multiple of 32. Absent rows keep their
  * old content: no other row's product reads it. */
 template <int F16, int TILES>
-static __device__ __forceinline__ void gather_xa(uint16_t *xa, const window<TILES> *win,
-                                                 const sp_cuda_group &group,
-                                                 const launch_shape &shape, int site, int rank,
-                                                 int from, int to)
+static __device__ __forceinline__ void sum_xa(uint16_t *xa, const window<TILES> *win,
+                                              const sp_cuda_group &group, const launch_shape &shape,
+                                              int site, int rank, int from, int to)
 {
     int fours = ((rank + 31) / 32) * 8, rows = TILES > 1 ? (to - from) * ROWS : win->count;
     int items = rows * fours, lanes = TILES > 1 ? 1 : lanes_for(items, shape.lanes);
@@ -177,6 +177,40 @@ static __device__ __forceinline__ void gather_xa(uint16_t *xa, const window<TILE
                 make_uint2(narrow_two<F16>(c < rank ? v.x : 0.0f, c + 1 < rank ? v.y : 0.0f),
                            narrow_two<F16>(c + 2 < rank ? v.z : 0.0f, c + 3 < rank ? v.w : 0.0f));
     }
+}
+
+/* The same from sums that are rounded already. */
+template <int TILES>
+static __device__ __forceinline__ void copy_xa(uint16_t *xa, const window<TILES> *win,
+                                               const sp_cuda_group &group,
+                                               const launch_shape &shape, int site, int rank,
+                                               int from, int to)
+{
+    int eights = ((rank + 31) / 32) * 4, rows = TILES > 1 ? (to - from) * ROWS : win->count;
+
+#pragma unroll 1
+    for (int item = threadIdx.x; item < rows * eights; item += THREADS) {
+        int at = from * ROWS + item / eights, c = item % eights * 8, row = win->row[at];
+        const uint16_t *source = shape.rounded +
+                                 (int64_t)row * (group.rank_stride * group.n_sites) +
+                                 site * group.rank_stride + c;
+
+        if (row >= 0)
+            *(uint4 *)&xa[at * shape.xa_pitch + c] =
+                c < rank ? *(const uint4 *)source : make_uint4(0, 0, 0, 0);
+    }
+}
+
+template <int F16, int VEC, int TILES>
+static __device__ __forceinline__ void gather_xa(uint16_t *xa, const window<TILES> *win,
+                                                 const sp_cuda_group &group,
+                                                 const launch_shape &shape, int site, int rank,
+                                                 int from, int to)
+{
+    if ((TILES > 1 || VEC != 1) && shape.rounded != NULL) /* not in decode */
+        copy_xa<TILES>(xa, win, group, shape, site, rank, from, to);
+    else
+        sum_xa<F16, TILES>(xa, win, group, shape, site, rank, from, to);
 }
 
 /* ---- y ------------------------------------------------------------------------------------- */
@@ -326,7 +360,7 @@ __global__ void __launch_bounds__(THREADS, resident(TILES, S, AHEAD))
 #pragma unroll
         for (int d = 0; d < AHEAD && TILES == 1 && VEC == 1; d++)
             load_y(&y[d][0], &win, at, 0, column0 + d * STEP);
-        gather_xa<F16, TILES>(xa, &win, group, shape, index, at.rank, from, to);
+        gather_xa<F16, VEC, TILES>(xa, &win, group, shape, index, at.rank, from, to);
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < TILES && TILES > 1; i++) /* after the gather, which needs registers */
@@ -365,6 +399,7 @@ static launch_shape shape_of(const sp_cuda_group *group, int steps)
     shape.tiles_bound = sp_cuda_tiles_bound(group->n_rows, group->n_slots);
     shape.steps = steps;
     shape.partials = partials_of(group);
+    shape.rounded = rounded_of(group);
     groups = sp_cuda_ceil(shape.partials.n_partials, shape.partials.group_partials);
     shape.lanes = groups > 4 ? 8 : groups > 2 ? 4 : groups;
     shape.xa_pitch = 32 * (sp_cuda_ceil(group->rank_stride, 32) | 1);
@@ -447,6 +482,11 @@ static cudaError_t launch_chosen(int gpu, const sp_cuda_group *group, cudaStream
         return launch<F16, ACCESS_FLOATS, 1, 4, 1>(group, 1, on);
     choice = sp_cuda_choose_expand(group->multiprocessors, group->n_rows, group->n_slots,
                                    total_steps, group->rank_stride);
+    if (sp_cuda_rounds_xa(group->n_rows, group->rank_stride)) {
+        code = sp_cuda_expand_wide(gpu, group, on);
+        if (code != cudaErrorNotSupported)
+            return code;
+    }
     code = choice.ring_columns > 0 ? sp_cuda_expand_ring(gpu, group, choice, on)
                                    : cudaErrorNotSupported;
     return code == cudaErrorNotSupported ? launch_vectors<F16>(group, choice, on) : code;

@@ -81,6 +81,7 @@ typedef struct sp_cuda_group {
     int32_t rank_stride;     /* no own rank is larger; a multiple of 8 */
     int32_t multiprocessors; /* of the GPU; the same for shrink and expand */
     int32_t after_plan;      /* the kernel before this one on the stream is the plan's */
+    int32_t keep_sums;       /* of a shrink: take_parts follows it */
     const void *x;           /* [n_rows, k_in], stride x_stride elements */
     int64_t x_stride;
     sp_cuda_plan plan;

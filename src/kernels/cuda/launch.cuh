@@ -5,9 +5,20 @@
 #include "device/cuda/current.cuh"
 #include "kernels/cuda/cuda_choose.h"
 
-/* The shrink for many rows; sizes and addresses must be multiples of 16 bytes.
- * cudaErrorNotSupported: the GPU lacks the shared memory. gpu is the current one. */
-cudaError_t sp_cuda_shrink_windows(int gpu, const sp_cuda_group *group, cudaStream_t stream);
+/* The shrink for many rows; sizes and addresses must be multiples of 16 bytes. *out_rounded: it
+ * leaves the rounded xa, and no partials. cudaErrorNotSupported: the GPU lacks the shared memory.
+ * gpu is the current one. */
+cudaError_t sp_cuda_shrink_windows(int gpu, const sp_cuda_group *group, cudaStream_t stream,
+                                   bool *out_rounded);
+
+/* The sums of a group's partials, rounded, after them in memory, once they are complete
+ * (sp_cuda_rounds_xa). */
+cudaError_t sp_cuda_round_xa(const sp_cuda_group *group, cudaStream_t stream);
+
+/* The expand for many rows at large ranks, from a rounded xa; 16-bit y, sizes and addresses must be
+ * multiples of 16 bytes. cudaErrorNotSupported: the GPU lacks the shared memory. gpu is the current
+ * one. */
+cudaError_t sp_cuda_expand_wide(int gpu, const sp_cuda_group *group, cudaStream_t stream);
 
 /* The expand through the ring, in the choice's shape. cudaErrorNotSupported: the GPU, or the code
  * that the driver compiled for it, has none. gpu is the current one. */
@@ -20,6 +31,7 @@ cudaError_t sp_cuda_shrink_init(void);
 cudaError_t sp_cuda_shrink_windows_init(int gpu);
 cudaError_t sp_cuda_expand_init(void);
 cudaError_t sp_cuda_expand_ring_init(int gpu);
+cudaError_t sp_cuda_expand_wide_init(int gpu);
 cudaError_t sp_cuda_attention_init(int gpu);
 cudaError_t sp_cuda_choose_init(int gpu);
 cudaError_t sp_cuda_group_init(void);

@@ -1,4 +1,5 @@
-/* partials.cuh: sums the shrink's split-K partials in the order of kernels_cuda.h. */
+/* partials.cuh: sums the shrink's split-K partials in the order of kernels_cuda.h, and where the
+ * rounded sums are. */
 #ifndef SP_KERNELS_CUDA_PARTIALS_CUH
 #define SP_KERNELS_CUDA_PARTIALS_CUH
 
@@ -17,6 +18,17 @@ static inline partials_shape partials_of(const sp_cuda_group *group)
                               group->rank_stride, group->n_sites);
 
     return {shrink.n_partials, SP_CUDA_GROUP_CHUNKS / shrink.partial_chunks};
+}
+
+/* The rounded xa, after the partials; NULL: it is not rounded before the expand. */
+static inline uint16_t *rounded_of(const sp_cuda_group *group)
+{
+    int64_t partial =
+        (int64_t)group->n_rows * sp_cuda_partial_columns(group->rank_stride, group->n_sites);
+
+    return sp_cuda_rounds_xa(group->n_rows, group->rank_stride)
+               ? (uint16_t *)(group->partials + partials_of(group).n_partials * partial)
+               : NULL;
 }
 
 static __device__ __forceinline__ void add(float4 *sum, float4 v)

@@ -74,6 +74,21 @@ static __device__ __forceinline__ int load_of_block(const int *at, int rank)
     return value;
 }
 
+/* The same of four floats, 16-byte aligned. */
+static __device__ __forceinline__ float4 load_floats_of_block(const float *at, int rank)
+{
+    float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n\t.reg .u32 there;\n\t"
+                 "mapa.shared::cluster.u32 there, %4, %5;\n\t"
+                 "ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [there];\n\t}"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"((uint32_t)__cvta_generic_to_shared(at)), "r"(rank)
+                 : "memory");
+#endif
+    return v;
+}
+
 /* The shared-memory address that PTX instructions take. */
 static __device__ __forceinline__ uint32_t shared_address(const void *at)
 {

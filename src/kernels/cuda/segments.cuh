@@ -30,6 +30,19 @@ static __device__ __forceinline__ int sum_below(int own)
     return sum - own;
 }
 
+/* Windows in all; each warp counts them for itself. */
+template <int WINDOW_TILES>
+static __device__ __forceinline__ int count_windows(const sp_cuda_plan &plan)
+{
+    int windows = 0;
+
+    for (int s = threadIdx.x & 31; s < plan.head->n_segments; s += SP_WARP)
+        windows +=
+            parts(parts(plan.segment_begin[s + 1] - plan.segment_begin[s], SP_CUDA_TILE_ROWS),
+                  WINDOW_TILES);
+    return __reduce_add_sync(~0u, windows);
+}
+
 /*
  * Tiles of window `number`; each warp computes it for itself. A lane takes n_segments / 32
  * consecutive segments. The records that the next loads need are prefetched: window `number` starts

@@ -12,6 +12,9 @@
  * shared memory nor a shuffle is needed. Bound by the bytes of A; at few rows by latency, so the
  * loads of weights are issued before the wait for the predecessor, and ranks are loaded together
  * with the tile's record, not after it. A block above the slot's own rank exits at once.
+ *
+ * The launcher chooses between this form and that of shrink_windows.cu, and rounds the sums where
+ * the expand reads them so.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/shrink.cuh"
@@ -130,26 +133,38 @@ static bool vectors(const sp_cuda_group *group)
     return all;
 }
 
-extern "C" int sp_cuda_shrink(int gpu, const sp_cuda_group *group, void *stream)
+static cudaError_t launch_chosen(int gpu, const sp_cuda_group *group, cudaStream_t on,
+                                 bool *out_rounded)
 {
-    cudaStream_t on = (cudaStream_t)stream;
     bool vec = vectors(group);
     sp_cuda_shrink_choice choice =
         sp_cuda_choose_shrink(group->multiprocessors, group->n_rows, group->n_slots, group->k_in,
                               group->rank_stride, group->n_sites);
+
+    if (vec && choice.window_tiles > 1) {
+        cudaError_t code = sp_cuda_shrink_windows(gpu, group, on, out_rounded);
+
+        if (code != cudaErrorNotSupported)
+            return code;
+    }
+    if (group->type == SP_DTYPE_F16)
+        return vec ? launch<1, 1>(group, choice, on) : launch<1, 0>(group, choice, on);
+    return vec ? launch<0, 1>(group, choice, on) : launch<0, 0>(group, choice, on);
+}
+
+extern "C" int sp_cuda_shrink(int gpu, const sp_cuda_group *group, void *stream)
+{
+    cudaStream_t on = (cudaStream_t)stream;
     sp_cuda_current current(gpu);
     cudaError_t code = current.code;
+    bool rounded = false;
 
     if (code != cudaSuccess || group->n_rows == 0)
         return (int)code;
-    if (vec && choice.window_tiles > 1) {
-        code = sp_cuda_shrink_windows(gpu, group, on);
-        if (code != cudaErrorNotSupported)
-            return (int)code;
-    }
-    if (group->type == SP_DTYPE_F16)
-        return (int)(vec ? launch<1, 1>(group, choice, on) : launch<1, 0>(group, choice, on));
-    return (int)(vec ? launch<0, 1>(group, choice, on) : launch<0, 0>(group, choice, on));
+    code = launch_chosen(gpu, group, on, &rounded);
+    if (code == cudaSuccess && !rounded && sp_cuda_rounds_xa(group->n_rows, group->rank_stride))
+        code = sp_cuda_round_xa(group, on);
+    return (int)code;
 }
 
 /* x is read through L1, which the expand ring's carveout would otherwise leave small. */

@@ -14,6 +14,7 @@
  * Bound by the bytes of x from memory, and of x and A from L2.
  */
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/partials.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/segments.cuh"
 
@@ -22,7 +23,9 @@
 #define STAGE_K   128
 #define PIECES    16 /* 16-byte vectors in a row of a stage */
 #define ROW_BYTES (STAGE_K * 2)
-#define QUARTERS  (SP_CUDA_CHUNK_K / STAGE_K)
+
+#define CLUSTER_MAX 8  /* the portable size */
+#define GPUS        64 /* whose clusters are recorded; others have none */
 
 /* 16 ranks of one site. */
 typedef struct rank_group {
@@ -41,11 +44,12 @@ template <int WINDOW, int WARPS, int GROUPS> struct block {
         threads = SP_WARP * row_warps * WARPS,
         pass_rows = threads / PIECES, /* rows that all threads together copy one vector of */
         stage_bytes = rows * ROW_BYTES,
+        sum_pitch = a_rows + 8, /* floats of a row of sums: no bank conflicts */
         resident = groups <= 4 && tiles <= 8 ? 2 : 1, /* blocks per multiprocessor */
         stages = 4 * stage_bytes * resident <= 190 * 1024 ? 4 : 3,
-        unroll = GROUPS * warp_tiles < 8 ? 4
-                 : WARPS < 3             ? 2
-                                         : 1, /* more would spill */
+        unroll = GROUPS * warp_tiles < 8                 ? 4
+                 : GROUPS * warp_tiles < 16 && WARPS < 3 ? 2
+                                                         : 1, /* more would spill */
     };
 };
 
@@ -278,14 +282,109 @@ static __device__ __forceinline__ void prefetch_x(const window<WINDOW, WARPS, GR
     }
 }
 
-/* k [k0, k1), in partials of partial_stages stages each; the first is number partial0. */
-template <int F16, int WINDOW, int WARPS, int GROUPS>
-static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &win,
-                                           const sp_cuda_group &group, char *ring, int k0, int k1,
-                                           int partial_stages, int partial0)
+/* Where a cluster's blocks have the partials of a window: the sums, in their order, become the
+ * rounded xa. */
+typedef struct rounding {
+    uint16_t *xa;       /* NULL: partials go to memory */
+    int group_partials; /* to a group of chunks */
+} rounding;
+
+/* Puts the block's partial in place of the ring. */
+template <int WINDOW, int WARPS, int GROUPS>
+static __device__ __forceinline__ void keep(
+    float *to, const window<WINDOW, WARPS, GROUPS> &win,
+    const sums<block<WINDOW, WARPS, GROUPS>::warp_tiles, GROUPS> &partial, int x_row, int group0)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
-    int warp = threadIdx.x >> 5, n = (k1 - k0 + STAGE_K - 1) / STAGE_K;
+    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+
+    to += (x_row + g) * shape::sum_pitch + group0 * RANKS + 2 * t;
+    copy_wait<0>();
+    __syncthreads();
+    if (group0 < win.n_groups)
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++)
+#pragma unroll
+            for (int j = 0; j < shape::warp_tiles; j++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const float *pair = &partial.of[i][(j & ~1) + h][(j & 1) * 2];
+
+                    *(float2 *)(to + j * ROWS * shape::sum_pitch + i * RANKS + h * 8) =
+                        make_float2(pair[0], pair[1]);
+                }
+}
+
+/* Four adjacent sums over the cluster's partials, in the order of kernels_cuda.h. */
+static __device__ __forceinline__ float4 sum_of_blocks(const float *at, int n, int group_partials)
+{
+    float4 v[CLUSTER_MAX], sum = {0.0f, 0.0f, 0.0f, 0.0f}, group = sum;
+
+#pragma unroll
+    for (int p = 0; p < CLUSTER_MAX; p++)
+        if (p < n)
+            v[p] = load_floats_of_block(at, p);
+#pragma unroll
+    for (int p = 0; p < CLUSTER_MAX; p++) {
+        if (p >= n)
+            break;
+        if ((p & (group_partials - 1)) != 0) {
+            add(&group, v[p]);
+            continue;
+        }
+        if (p == group_partials)
+            sum = group;
+        else if (p > 0)
+            add(&sum, group);
+        group = v[p];
+    }
+    if (n <= group_partials)
+        return group;
+    add(&sum, group);
+    return sum;
+}
+
+/* Each block of the cluster rounds a part of the window's rows. */
+template <int F16, int WINDOW, int WARPS, int GROUPS>
+static __device__ __forceinline__ void round_sums(const float *from,
+                                                  const window<WINDOW, WARPS, GROUPS> &win,
+                                                  const sp_cuda_group &group, const rounding &how)
+{
+    typedef block<WINDOW, WARPS, GROUPS> shape;
+    const int fours = shape::a_rows / 4;
+    int n = gridDim.y, first = shape::x_rows * blockIdx.y / n;
+    int items = (shape::x_rows * ((int)blockIdx.y + 1) / n - first) * fours;
+
+    cluster_arrive();
+    cluster_wait();
+    for (int item = threadIdx.x; item < items; item += shape::threads) {
+        int row = first + item / fours, rank = item % fours * 4, out = win.out_row[row];
+        rank_group at = win.group[min(rank / RANKS, win.n_groups - 1)];
+        int c = at.rank0 + rank % RANKS, left = at.rank - c;
+
+        if (out < 0 || rank / RANKS >= win.n_groups || c >= ((at.rank + 7) & ~7))
+            continue;
+        float4 v = sum_of_blocks(from + row * shape::sum_pitch + rank, n, how.group_partials);
+
+        *(uint2 *)(how.xa + (int64_t)out * (group.rank_stride * group.n_sites) +
+                   at.site * group.rank_stride + c) =
+            make_uint2(narrow_two<F16>(left > 0 ? v.x : 0.0f, left > 1 ? v.y : 0.0f),
+                       narrow_two<F16>(left > 2 ? v.z : 0.0f, left > 3 ? v.w : 0.0f));
+    }
+    __syncwarp();
+    cluster_arrive(); /* the others may read this block's */
+    cluster_wait();
+}
+
+/* k [k0, k1), in partials of partial_k each; k0 is where one begins. */
+template <int F16, int WINDOW, int WARPS, int GROUPS, bool ROUNDS>
+static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &win,
+                                           const sp_cuda_group &group, char *ring, int k0, int k1,
+                                           int partial_k, const rounding &how)
+{
+    typedef block<WINDOW, WARPS, GROUPS> shape;
+    const int ring_bytes = shape::stages * shape::stage_bytes;
+    int warp = threadIdx.x >> 5;
     int x_row = warp % shape::row_warps * shape::warp_tiles * ROWS,
         group0 = warp / shape::row_warps * GROUPS;
     int x_at = x_row * ROW_BYTES, a_at = (shape::x_rows + group0 * RANKS) * ROW_BYTES;
@@ -294,56 +393,56 @@ static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &
     uint32_t to_a = to_x + shape::x_rows * ROW_BYTES;
     const uint16_t *const *from_x = win.source + mine, *const *from_a = from_x + shape::x_rows;
     sums<shape::warp_tiles, GROUPS> chunk = {}, partial = {};
-    int left = partial_stages, number = partial0;
 
     static_assert(shape::pass_rows % 2 == 0 && shape::x_rows % 2 == 0, "one parity, one place");
-    for (int i = 0; i < shape::stages - 1 && i < n; i++)
+    for (int i = 0; i < shape::stages - 1 && k0 + i * STAGE_K < k1; i++)
         load_rows<shape::a_rows, shape::pass_rows>(to_a + i * shape::stage_bytes, from_a, mine,
                                                    a_end, k0 + i * STAGE_K, k1);
     prefetch_x(win, k0, k1);
     wait_predecessor();
     for (int i = 0; i < shape::stages - 1; i++) {
-        if (i < n)
+        if (k0 + i * STAGE_K < k1)
             load_rows<shape::x_rows, shape::pass_rows>(to_x + i * shape::stage_bytes, from_x, mine,
                                                        shape::x_rows, k0 + i * STAGE_K, k1);
         copy_commit();
     }
-    for (int step = 0, at = 0, fill = (shape::stages - 1) * shape::stage_bytes; step < n; step++) {
-        int k = k0 + (step + shape::stages - 1) * STAGE_K;
+    for (int k = k0, at = 0; k < k1;) {
+        int ahead = k + (shape::stages - 1) * STAGE_K;
+        int fill = (at > 0 ? at : ring_bytes) - shape::stage_bytes;
 
         copy_wait<shape::stages - 2>();
         __syncthreads();
-        if (k < k1) {
-            load_rows<shape::x_rows, shape::pass_rows>(to_x + fill, from_x, mine, shape::x_rows, k,
-                                                       k1);
-            load_rows<shape::a_rows, shape::pass_rows>(to_a + fill, from_a, mine, a_end, k, k1);
+        if (ahead < k1) {
+            load_rows<shape::x_rows, shape::pass_rows>(to_x + fill, from_x, mine, shape::x_rows,
+                                                       ahead, k1);
+            load_rows<shape::a_rows, shape::pass_rows>(to_a + fill, from_a, mine, a_end, ahead, k1);
         }
         copy_commit();
         if (group0 < win.n_groups)
             add_into(&chunk, multiply<F16, shape::warp_tiles, GROUPS, shape::unroll>(
                                  ring + at + x_at, ring + at + a_at));
-        if (step % QUARTERS == QUARTERS - 1 || step == n - 1) {
+        k += STAGE_K;
+        if (k % SP_CUDA_CHUNK_K == 0 || k >= k1) {
             add_into(&partial, chunk);
             chunk = {};
         }
-        if (--left == 0 || step == n - 1) {
-            store(win, group, partial, number++, x_row, group0);
+        if (!ROUNDS && (k % partial_k == 0 || k >= k1)) {
+            store(win, group, partial, (k - 1) / partial_k, x_row, group0);
             partial = {};
-            left = partial_stages;
         }
-        at = at + shape::stage_bytes < shape::stages * shape::stage_bytes ? at + shape::stage_bytes
-                                                                          : 0;
-        fill = fill + shape::stage_bytes < shape::stages * shape::stage_bytes
-                   ? fill + shape::stage_bytes
-                   : 0;
+        at = at + shape::stage_bytes < ring_bytes ? at + shape::stage_bytes : 0;
+    }
+    if (ROUNDS) {
+        keep((float *)ring, win, partial, x_row, group0);
+        round_sums<F16>((const float *)ring, win, group, how);
     }
 }
 
-template <int F16, int WINDOW, int WARPS, int GROUPS>
+template <int F16, int WINDOW, int WARPS, int GROUPS, bool ROUNDS>
 __global__ void __launch_bounds__(block<WINDOW, WARPS, GROUPS>::threads,
                                   block<WINDOW, WARPS, GROUPS>::resident)
     windows_kernel(const __grid_constant__ sp_cuda_group group, int tiles_bound, int partial_k,
-                   int block_partials)
+                   int block_partials, const __grid_constant__ rounding how)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
     int block_k = partial_k * block_partials, k0 = blockIdx.y * block_k;
@@ -364,8 +463,7 @@ __global__ void __launch_bounds__(block<WINDOW, WARPS, GROUPS>::threads,
     }
     if (run_of.n > 0 && win.n_groups > 0) {
         list_sources(&win, group, win.slot);
-        run<F16, WINDOW, WARPS, GROUPS>(win, group, ring, k0, k1, partial_k / STAGE_K,
-                                        blockIdx.y * block_partials);
+        run<F16, WINDOW, WARPS, GROUPS, ROUNDS>(win, group, ring, k0, k1, partial_k, how);
     } else if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
         /* A kernel's completion implies that of all kernels before it, so one block always
          * waits. */
@@ -385,27 +483,42 @@ static bool has_shared(int gpu, int ring_bytes)
            ring_bytes + 4096 <= most;
 }
 
-template <int F16, int WINDOW, int WARPS, int GROUPS>
+/* Adds a cluster of so many blocks, of one window's partials, to a launch. */
+static void add_cluster(cudaLaunchConfig_t *config, cudaLaunchAttribute (&attributes)[2],
+                        int blocks)
+{
+    attributes[config->numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config->numAttrs].val.clusterDim = {1, (unsigned)blocks, 1};
+    config->attrs = attributes;
+    config->numAttrs++;
+}
+
+template <int F16, int WINDOW, int WARPS, int GROUPS, bool ROUNDS = false>
 static cudaError_t launch(int gpu, const sp_cuda_group *group, sp_cuda_shrink_choice choice,
                           cudaStream_t stream)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
     int rank_groups = group->n_sites * sp_cuda_ceil(group->rank_stride, RANKS);
     int tiles = sp_cuda_tiles_bound(group->n_rows, group->n_slots);
-    cudaLaunchAttribute overlap;
+    cudaLaunchAttribute attributes[2];
     dim3 grid((unsigned)sp_cuda_ceil(rank_groups, shape::groups),
               (unsigned)sp_cuda_ceil(choice.n_partials, choice.block_partials),
               (unsigned)sp_cuda_windows_bound(group->n_rows, group->n_slots, shape::tiles));
     cudaLaunchConfig_t config =
-        sp_cuda_overlapping(grid, shape::threads, shape::stages * shape::stage_bytes, &overlap,
-                            group->after_plan != 0, stream);
+        sp_cuda_overlapping(grid, shape::threads, shape::stages * shape::stage_bytes,
+                            &attributes[0], group->after_plan != 0, stream);
+    rounding how = {ROUNDS ? rounded_of(group) : NULL,
+                    SP_CUDA_GROUP_CHUNKS / choice.partial_chunks};
     static_assert(shape::stages * shape::stage_bytes <= 224 * 1024, "a block's shared memory");
     static_assert(sizeof(window<WINDOW, WARPS, GROUPS>) < 4096, "as has_shared says");
 
     if (!has_shared(gpu, shape::stages * shape::stage_bytes))
         return cudaErrorNotSupported;
-    return cudaLaunchKernelEx(&config, windows_kernel<F16, WINDOW, WARPS, GROUPS>, *group, tiles,
-                              choice.partial_chunks * SP_CUDA_CHUNK_K, choice.block_partials);
+    if (ROUNDS)
+        add_cluster(&config, attributes, choice.n_partials);
+    return cudaLaunchKernelEx(&config, windows_kernel<F16, WINDOW, WARPS, GROUPS, ROUNDS>, *group,
+                              tiles, choice.partial_chunks * SP_CUDA_CHUNK_K, choice.block_partials,
+                              how);
 }
 
 template <int F16, int WINDOW>
@@ -431,34 +544,65 @@ static cudaError_t launch_ranks(int gpu, const sp_cuda_group *group, sp_cuda_shr
     }
 }
 
+/* Whether clusters of CLUSTER_MAX blocks of every form run; per GPU, written at its init. */
+static bool has_clusters[GPUS];
+
+static bool rounds_in_clusters(int gpu, const sp_cuda_group *group, int n_partials)
+{
+    return sp_cuda_rounds_xa(group->n_rows, group->rank_stride) && group->keep_sums == 0 &&
+           n_partials <= CLUSTER_MAX && gpu < GPUS && has_clusters[gpu];
+}
+
+/* The forms of sp_cuda_choose_wide, whose clusters round. */
 template <int F16>
-static cudaError_t launch_windows(int gpu, const sp_cuda_group *group, cudaStream_t on)
+static cudaError_t launch_rounding(int gpu, const sp_cuda_group *group,
+                                   sp_cuda_shrink_choice choice, cudaStream_t on)
+{
+    if (choice.window_tiles == 2 * SP_CUDA_WINDOW_TILES)
+        return choice.rank_warps == 2
+                   ? launch<F16, 2 * SP_CUDA_WINDOW_TILES, 2, 4, true>(gpu, group, choice, on)
+                   : launch<F16, 2 * SP_CUDA_WINDOW_TILES, 2, 2, true>(gpu, group, choice, on);
+    return choice.rank_warps == 2
+               ? launch<F16, SP_CUDA_WINDOW_TILES, 2, 4, true>(gpu, group, choice, on)
+               : launch<F16, SP_CUDA_WINDOW_TILES, 2, 2, true>(gpu, group, choice, on);
+}
+
+template <int F16>
+static cudaError_t launch_windows(int gpu, const sp_cuda_group *group, cudaStream_t on,
+                                  bool *out_rounded)
 {
     sp_cuda_shrink_choice choice =
         sp_cuda_choose_shrink(group->multiprocessors, group->n_rows, group->n_slots, group->k_in,
                               group->rank_stride, group->n_sites);
 
+    *out_rounded = rounds_in_clusters(gpu, group, choice.n_partials);
+    if (*out_rounded)
+        return launch_rounding<F16>(gpu, group, choice, on);
+
     if (choice.window_tiles == 2 * SP_CUDA_WINDOW_TILES)
-        return launch<F16, 2 * SP_CUDA_WINDOW_TILES, 2, 2>(gpu, group, choice, on);
+        return choice.rank_warps == 2
+                   ? launch<F16, 2 * SP_CUDA_WINDOW_TILES, 2, 4>(gpu, group, choice, on)
+                   : launch<F16, 2 * SP_CUDA_WINDOW_TILES, 2, 2>(gpu, group, choice, on);
     if (choice.window_tiles == SP_CUDA_WINDOW_TILES)
         return launch_ranks<F16, SP_CUDA_WINDOW_TILES>(gpu, group, choice, on);
     return launch_ranks<F16, SP_CUDA_WINDOW_TILES / 2>(gpu, group, choice, on);
 }
 
-cudaError_t sp_cuda_shrink_windows(int gpu, const sp_cuda_group *group, cudaStream_t stream)
+cudaError_t sp_cuda_shrink_windows(int gpu, const sp_cuda_group *group, cudaStream_t stream,
+                                   bool *out_rounded)
 {
-    return group->type == SP_DTYPE_F16 ? launch_windows<1>(gpu, group, stream)
-                                       : launch_windows<0>(gpu, group, stream);
+    return group->type == SP_DTYPE_F16 ? launch_windows<1>(gpu, group, stream, out_rounded)
+                                       : launch_windows<0>(gpu, group, stream, out_rounded);
 }
 
-template <int F16, int WINDOW, int WARPS, int GROUPS>
+template <int F16, int WINDOW, int WARPS, int GROUPS, bool ROUNDS = false>
 static cudaError_t allow(int gpu, cudaError_t before)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
 
     if (before != cudaSuccess || !has_shared(gpu, shape::stages * shape::stage_bytes))
         return before;
-    return cudaFuncSetAttribute(windows_kernel<F16, WINDOW, WARPS, GROUPS>,
+    return cudaFuncSetAttribute(windows_kernel<F16, WINDOW, WARPS, GROUPS, ROUNDS>,
                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 shape::stages * shape::stage_bytes);
 }
@@ -475,13 +619,48 @@ template <int F16, int WINDOW> static cudaError_t allow_ranks(int gpu, cudaError
     return allow<F16, WINDOW, 3, 4>(gpu, code);
 }
 
+/* A form of large ranks, without clusters and with them. *io_clusters stays set if those run. */
+template <int F16, int WINDOW, int GROUPS>
+static cudaError_t allow_rounding(int gpu, cudaError_t code, bool *io_clusters)
+{
+    typedef block<WINDOW, 2, GROUPS> shape;
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config =
+        sp_cuda_overlapping(dim3(1, CLUSTER_MAX), shape::threads,
+                            shape::stages * shape::stage_bytes, &attributes[0], true, NULL);
+    int active = 0;
+
+    code = allow<F16, WINDOW, 2, GROUPS>(gpu, code);
+    if (!sp_cuda_overlaps()) /* code without clusters */
+        *io_clusters = false;
+    if (code != cudaSuccess || !*io_clusters)
+        return code;
+    code = allow<F16, WINDOW, 2, GROUPS, true>(gpu, code);
+    add_cluster(&config, attributes, CLUSTER_MAX);
+    if (code == cudaSuccess &&
+        cudaOccupancyMaxActiveClusters(&active, windows_kernel<F16, WINDOW, 2, GROUPS, true>,
+                                       &config) != cudaSuccess)
+        (void)cudaGetLastError();
+    *io_clusters = active > 0;
+    return code;
+}
+
+template <int F16> static cudaError_t allow_forms(int gpu, cudaError_t code, bool *io_clusters)
+{
+    code = allow_ranks<F16, SP_CUDA_WINDOW_TILES / 2>(gpu, code);
+    code = allow_ranks<F16, SP_CUDA_WINDOW_TILES>(gpu, code);
+    code = allow_rounding<F16, SP_CUDA_WINDOW_TILES, 2>(gpu, code, io_clusters);
+    code = allow_rounding<F16, SP_CUDA_WINDOW_TILES, 4>(gpu, code, io_clusters);
+    code = allow_rounding<F16, 2 * SP_CUDA_WINDOW_TILES, 2>(gpu, code, io_clusters);
+    return allow_rounding<F16, 2 * SP_CUDA_WINDOW_TILES, 4>(gpu, code, io_clusters);
+}
+
 cudaError_t sp_cuda_shrink_windows_init(int gpu)
 {
-    cudaError_t code = allow_ranks<0, 4>(gpu, cudaSuccess);
+    bool clusters = true;
+    cudaError_t code = allow_forms<1>(gpu, allow_forms<0>(gpu, cudaSuccess, &clusters), &clusters);
 
-    code = allow_ranks<0, 8>(gpu, code);
-    code = allow_ranks<1, 4>(gpu, code);
-    code = allow_ranks<1, 8>(gpu, code);
-    code = allow<0, 2 * SP_CUDA_WINDOW_TILES, 2, 2>(gpu, code);
-    return allow<1, 2 * SP_CUDA_WINDOW_TILES, 2, 2>(gpu, code);
+    if (gpu < GPUS)
+        has_clusters[gpu] = clusters && code == cudaSuccess;
+    return code;
 }
