@@ -11,7 +11,11 @@
  *     group_delta                grouping for the deltas
  *     layer, layer_adapted       all of the base from route to sum, and that with the deltas
  *
- *     bench_cuda_moe [--tokens 16] [--replays 20] [--commit NAME]
+ *     bench_cuda_moe [--tokens 16] [--replays 20] [--item-rows 16]
+ *                    [--gemm-rows 64] [--commit NAME]
+ *
+ * --item-rows, --gemm-rows: rows of an item of the deltas and of the GEMMs, whatever the launchers
+ * would choose.
  */
 #include "cuda/moe_rig.h"
 
@@ -49,6 +53,7 @@ typedef struct bench {
     call calls[CALLS];
     void *flush;
     int replays;
+    int32_t item_rows, gemm_rows; /* 0: as chosen */
 } bench;
 
 static int ascending(const void *a, const void *b)
@@ -205,12 +210,14 @@ static void set_call(bench *b, call *c, int number, int32_t tokens, int32_t adap
         .expert = c->route.expert,
         .all_rows = pairs,
         .n_rows = pairs,
-        .items = moe_items(&b->rig, pairs, EXPERTS, 1, sp_cuda_expert_rows(pairs, EXPERTS))};
+        .items = moe_items(&b->rig, pairs, EXPERTS, 1,
+                           b->gemm_rows > 0 ? b->gemm_rows : sp_cuda_expert_rows(pairs, EXPERTS))};
     c->group.items.scale = NULL;
     c->group_delta = c->group;
     c->group_delta.n_slots = SLOTS_MAX;
     c->group_delta.token_slot = c->slot;
-    c->group_delta.items = moe_items(&b->rig, pairs, EXPERTS, SLOTS_MAX, sp_cuda_item_rows(pairs));
+    c->group_delta.items = moe_items(&b->rig, pairs, EXPERTS, SLOTS_MAX,
+                                     b->item_rows > 0 ? b->item_rows : sp_cuda_item_rows(pairs));
     c->group_delta.token_scale = moe_put(&b->rig, scale, (size_t)tokens * 4);
     free(logits), free(slot), free(scale);
     set_base(c);
@@ -364,6 +371,10 @@ int main(int argc, char **argv)
             only = (int32_t)strtol(argv[i + 1], NULL, 10);
         else if (strcmp(argv[i], "--replays") == 0)
             b.replays = (int)strtol(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--item-rows") == 0)
+            b.item_rows = (int32_t)strtol(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--gemm-rows") == 0)
+            b.gemm_rows = (int32_t)strtol(argv[i + 1], NULL, 10);
         else if (strcmp(argv[i], "--commit") == 0)
             commit = argv[i + 1];
     }

@@ -47,15 +47,15 @@ static int32_t bound_of(const sp_pool *pool, int32_t rows_max, int32_t item_rows
                                sp_pool_slots(pool), item_rows);
 }
 
-/* Carves `block` up, for the items of either size; with NULL only *out_bytes is valid. */
+/* Carves `block` up, for items of every size; with NULL only *out_bytes is valid. */
 static void cut(char *block, const sp_pool *pool, int32_t tokens_max, int32_t rows_max, bool x_f32,
                 sp_expert_items *out, size_t *out_bytes)
 {
-    size_t items = (size_t)bound_of(pool, rows_max, SP_CUDA_ITEM_FEW), at = 0;
-    size_t rows = (size_t)bound_of(pool, rows_max, SP_CUDA_ITEM_MANY) * SP_CUDA_ITEM_MANY;
+    static const int32_t sizes[] = {SP_CUDA_ITEM_FEW, SP_CUDA_ITEM_SOME, SP_CUDA_ITEM_MANY};
+    size_t items = (size_t)bound_of(pool, rows_max, SP_CUDA_ITEM_FEW), rows = 0, at = 0;
 
-    if (rows < items * SP_CUDA_ITEM_FEW)
-        rows = items * SP_CUDA_ITEM_FEW;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        rows = (size_t)max64((int64_t)rows, (int64_t)bound_of(pool, rows_max, sizes[i]) * sizes[i]);
     out->items.counts = take(block, &at, COUNTS_BYTES);
     out->items.item = take(block, &at, items * sizeof *out->items.item);
     out->items.row = take(block, &at, rows * sizeof(int32_t));

@@ -515,6 +515,8 @@ static void expect_same(const world *w, char *want[SITES], char *got[SITES], con
     }
 }
 
+static const int32_t item_sizes[] = {SP_CUDA_ITEM_FEW, SP_CUDA_ITEM_SOME, SP_CUDA_ITEM_MANY};
+
 /* All forms against the double reference and each other. */
 static void check_world(const world_shape *of)
 {
@@ -533,11 +535,11 @@ static void check_world(const world_shape *of)
             check_linear(&w, site, want[site], pair);
     }
     for (int form = 0; form < 2; form++)
-        for (int32_t item_rows = 8; item_rows <= 32; item_rows *= 4) {
-            run(&w, form, item_rows, w.pairs, got);
+        for (size_t i = 0; i < sizeof item_sizes / sizeof item_sizes[0]; i++) {
+            run(&w, form, item_sizes[i], w.pairs, got);
             expect_same(&w, want, got, form ? "sorted rows" : "gathered rows");
             free_outputs(got);
-            run(&w, form, item_rows, 1 + w.pairs / 3, got);
+            run(&w, form, item_sizes[i], 1 + w.pairs / 3, got);
             expect_same(&w, want, got, "windows");
             free_outputs(got);
         }
@@ -591,7 +593,7 @@ static void a_token_alone_has_its_bytes(void **unused)
 
     (void)unused;
     make_world(&w, &of);
-    run(&w, false, 32, w.pairs, want);
+    run(&w, false, SP_CUDA_ITEM_MANY, w.pairs, want);
     for (int32_t token = 0; token < of.tokens; token += 23) {
         int32_t pairs = w.pairs, *expert = w.expert;
 

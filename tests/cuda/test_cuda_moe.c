@@ -553,6 +553,8 @@ static void check_base(gemm_world *w, int32_t i, const uint16_t *y)
     }
 }
 
+static const int32_t item_sizes[] = {16, 32, 64, SP_CUDA_EXPERT_ROWS_MAX};
+
 /* All sizes of items give the same bytes. */
 static void check_gemms(const gemm_case *c)
 {
@@ -561,7 +563,8 @@ static void check_gemms(const gemm_case *c)
     uint16_t *first[2] = {NULL, NULL};
 
     make_gemm(&w, c);
-    for (int32_t item_rows = 16; item_rows <= 128; item_rows *= 2) {
+    for (size_t size = 0; size < sizeof item_sizes / sizeof item_sizes[0]; size++) {
+        int32_t item_rows = item_sizes[size];
         uint16_t *y[2] = {NULL, NULL};
 
         run_gemm(&w, item_rows, y);
@@ -624,7 +627,7 @@ static void a_row_alone_has_its_bytes_among_many(void **unused)
 
     (void)unused;
     make_gemm(&w, &many);
-    run_gemm(&w, 128, all);
+    run_gemm(&w, SP_CUDA_EXPERT_ROWS_MAX, all);
     for (int32_t pair = 0; pair < w.pairs; pair += 512) {
         int inner = rig.n_blocks;
 

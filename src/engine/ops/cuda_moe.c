@@ -12,9 +12,6 @@
 
 #include <sidepath/experts.h>
 
-#define ROWS_LEAST 16 /* of an item: sp_cuda_expert_rows */
-#define ROWS_MOST  128
-
 /* ---- memory -------------------------------------------------------------------------------- */
 
 static int64_t pairs_of(const sp_ops_options *options)
@@ -25,12 +22,13 @@ static int64_t pairs_of(const sp_ops_options *options)
 /* Places in the lists of all items, of whichever size suits the rows. */
 static int64_t places_of(const sp_moe_shape *moe, int64_t pairs)
 {
+    static const int32_t sizes[] = {16, 32, 64, SP_CUDA_EXPERT_ROWS_MAX}; /* sp_cuda_expert_rows */
     int64_t most = 0;
 
-    for (int32_t rows = ROWS_LEAST; rows <= ROWS_MOST; rows *= 2) {
-        int64_t places = (int64_t)sp_cuda_items_bound((int32_t)pairs, moe->experts, 1, rows) * rows;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        int64_t places = sp_cuda_items_bound((int32_t)pairs, moe->experts, 1, sizes[i]);
 
-        most = places > most ? places : most;
+        most = places * sizes[i] > most ? places * sizes[i] : most;
     }
     return most;
 }

@@ -53,13 +53,17 @@ static inline int32_t sp_cuda_items_bound(int32_t n_rows, int32_t n_experts, int
 }
 
 /* Rows of an item of an expert delta: many where the slots' experts have several rows each. */
-#define SP_CUDA_ITEM_FEW      8
-#define SP_CUDA_ITEM_MANY     32
-#define SP_CUDA_ITEM_FEW_ROWS 2048
+#define SP_CUDA_ITEM_FEW       8
+#define SP_CUDA_ITEM_SOME      16
+#define SP_CUDA_ITEM_MANY      48
+#define SP_CUDA_ITEM_FEW_ROWS  256
+#define SP_CUDA_ITEM_SOME_ROWS 4096
 
 static inline int32_t sp_cuda_item_rows(int32_t n_rows)
 {
-    return n_rows <= SP_CUDA_ITEM_FEW_ROWS ? SP_CUDA_ITEM_FEW : SP_CUDA_ITEM_MANY;
+    if (n_rows <= SP_CUDA_ITEM_FEW_ROWS)
+        return SP_CUDA_ITEM_FEW;
+    return n_rows <= SP_CUDA_ITEM_SOME_ROWS ? SP_CUDA_ITEM_SOME : SP_CUDA_ITEM_MANY;
 }
 
 /* A number of blocks or steps for a GPU of so many multiprocessors; at least 1. */

@@ -1,5 +1,5 @@
 /*
- * expert_delta.cu: y += scale · xa · Bᵀ, xa = x · Aᵀ, for items of up to 32 rows of one expert and
+ * expert_delta.cu: y += scale · xa · Bᵀ, xa = x · Aᵀ, for items of up to 48 rows of one expert and
  * one slot, in one launch, by the order of kernels_cuda.h.
  *
  * A unit is an item, one site and a part of its columns; blocks of 8 or 16 warps take units in
@@ -32,7 +32,7 @@ template <int F16_, int VEC_, int TILES_, int WARPS_> struct delta_kind {
     static constexpr int RESIDENT = QUARTERS / WARPS; /* blocks on a multiprocessor */
 
     static_assert(WARPS % 4 == 0 && QUARTERS % WARPS == 0, "a pass has whole chunks");
-    static_assert(ITEM_ROWS <= SP_WARP, "one warp reads an item's rows");
+    static_assert(ITEM_ROWS <= THREADS, "a thread for each of an item's rows");
 };
 
 typedef struct delta_shape {
@@ -76,8 +76,10 @@ static __device__ __forceinline__ void read_item(delta_rows<TILES> *rows,
             rows->count = tile->count;
         }
     } else {
-        if (j < TILES * ROWS) {
-            int64_t at = (int64_t)item * (TILES * ROWS) + j;
+        int each = TILES == 1 ? ROWS : d.items.item_rows;
+
+        if (j < each) {
+            int64_t at = (int64_t)item * each + j;
 
             rows->y[j] = d.items.row[at];
             rows->x[j] = d.x_by_token ? d.items.token[at] : rows->y[j];
@@ -322,7 +324,8 @@ static __device__ __forceinline__ void expand_all(const delta_rows<K::TILES> *ro
                                                   const uint16_t *xa, int xa_pitch, int column0,
                                                   int step)
 {
-    bool ahead = K::VEC && !unit.to.y_is_f32 && unit.to.rank <= RANKS_AHEAD;
+    /* y of more rows would not fit into registers; expert_ring.cu takes most of those items. */
+    bool ahead = K::TILES == 1 && K::VEC && !unit.to.y_is_f32 && unit.to.rank <= RANKS_AHEAD;
     uint4 y[K::TILES] = {};
 
     if (ahead)
@@ -455,9 +458,9 @@ static bool vectors(const sp_cuda_expert_delta *d)
 
 template <int F16> static cudaError_t launch_of(const sp_cuda_expert_delta *d, cudaStream_t stream)
 {
-    bool many = d->tiles == NULL && d->items.item_rows == SP_CUDA_ITEM_MANY;
+    bool few = d->tiles != NULL || d->items.item_rows == SP_CUDA_ITEM_FEW;
 
-    if (many)
+    if (!few)
         return vectors(d) ? launch<delta_kind<F16, 1, TILES_MANY, 8>>(d, stream)
                           : launch<delta_kind<F16, 0, TILES_MANY, 8>>(d, stream);
     if (!vectors(d))
@@ -471,12 +474,16 @@ extern "C" int sp_cuda_add_experts(int gpu, const sp_cuda_expert_delta *delta, v
 {
     cudaStream_t on = (cudaStream_t)stream;
     sp_cuda_current current(gpu);
+    cudaError_t code;
 
     if (current.code != cudaSuccess || delta->items.bound == 0)
         return (int)current.code;
-    if (delta->tiles == NULL && delta->items.item_rows != SP_CUDA_ITEM_MANY &&
-        delta->items.item_rows != SP_CUDA_ITEM_FEW)
+    if (delta->tiles == NULL && delta->items.item_rows != SP_CUDA_ITEM_FEW &&
+        delta->items.item_rows != SP_CUDA_ITEM_SOME && delta->items.item_rows != SP_CUDA_ITEM_MANY)
         return (int)cudaErrorInvalidValue;
+    code = sp_cuda_expert_ring(gpu, delta, on);
+    if (code != cudaErrorNotSupported)
+        return (int)code;
     return (int)(delta->type == SP_DTYPE_F16 ? launch_of<1>(delta, on) : launch_of<0>(delta, on));
 }
 

@@ -220,7 +220,7 @@ typedef struct sp_cuda_items {
     sp_cuda_item *item;   /* [sp_cuda_items_bound], 16-byte aligned */
     int32_t *row, *token; /* [sp_cuda_items_bound * item_rows] */
     float *scale;         /* the same, or NULL */
-    int32_t item_rows;    /* 8 to 128, a multiple of 8 */
+    int32_t item_rows;    /* 8 to 192, a multiple of 8 */
     int32_t bound;        /* sp_cuda_items_bound, of the most rows that are grouped */
 } sp_cuda_items;
 
@@ -276,7 +276,7 @@ typedef struct sp_cuda_expert_delta {
     int32_t x_by_token; /* row t of x is token t's, else row i is row i's */
     const void *x;      /* stride x_stride elements */
     int64_t x_stride;
-    sp_cuda_items items; /* of 8 or 32 rows */
+    sp_cuda_items items; /* of SP_CUDA_ITEM_FEW, _SOME or _MANY rows */
     /* Instead of items, for routers: the plan's, whose rows are tokens. */
     const sp_cuda_tile *tiles; /* NULL: items */
     const sp_cuda_plan_head *head;

@@ -25,6 +25,10 @@ cudaError_t sp_cuda_expand_wide(int gpu, const sp_cuda_group *group, cudaStream_
 cudaError_t sp_cuda_expand_ring(int gpu, const sp_cuda_group *group, sp_cuda_expand_choice choice,
                                 cudaStream_t stream);
 
+/* The deltas of experts through a ring. cudaErrorNotSupported: it takes no such items, ranks, sizes
+ * or alignments, or the GPU has too little shared memory. gpu is the current one. */
+cudaError_t sp_cuda_expert_ring(int gpu, const sp_cuda_expert_delta *delta, cudaStream_t stream);
+
 /* Sets the kernels' attributes: more shared memory than the default, or more L1. Once per GPU,
  * before its first launch; gpu is the current one. */
 cudaError_t sp_cuda_shrink_init(void);
@@ -36,7 +40,8 @@ cudaError_t sp_cuda_attention_init(int gpu);
 cudaError_t sp_cuda_choose_init(int gpu);
 cudaError_t sp_cuda_group_init(void);
 cudaError_t sp_cuda_expert_init(void);
-cudaError_t sp_cuda_expert_gemm_init(void);
+cudaError_t sp_cuda_expert_ring_init(int gpu);
+cudaError_t sp_cuda_expert_gemm_init(int gpu);
 
 /* Whether the code for the current GPU contains griddepcontrol.wait, so launches may overlap; code
  * built from PTX before sm_90 does not. Valid after sp_cuda_kernels_init on that GPU. */

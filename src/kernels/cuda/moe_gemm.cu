@@ -2,13 +2,15 @@
  * moe_gemm.cu: y[row, n] = x[row, :] · w[expert of the row][n, :] for up to two maps that share x,
  * by the order of sp_cuda_gemm.
  *
- * A block takes an item, up to ROWS rows of one expert, by COLUMNS columns of one map, over all of
- * k in stages of 64: a ring filled by cp.async, read by ldmatrix, 16-byte pieces in the order piece
- * ^ (row % 8). x is the M side of the mma, w its N side. Grid (columns of all maps, the most items
- * that the rows can need): blocks beyond the items exit. Rows are gathered from x and scattered to
- * y, so nothing is permuted before or after. With few rows for each expert bound by
- * the bytes of w: items of 16 rows have narrow tiles, of which several are resident on a
- * multiprocessor and keep enough of w in flight.
+ * A block takes ROWS rows of an item, those of one expert, by COLUMNS columns of one map, over all
+ * of k in stages of 64: a ring filled by cp.async, read by ldmatrix, 16-byte pieces in the order
+ * piece ^ (row % 8). x is the M side of the mma, w its N side; warps without rows multiply nothing.
+ * Grid (columns of all maps, the most items that the rows can need): blocks beyond the items exit.
+ * Rows are gathered from x and scattered to y, so nothing is permuted before or after. With few
+ * rows for each expert bound by the bytes of w: items of 16 rows have narrow tiles, of which
+ * several are resident on a multiprocessor and keep enough of w in flight. With many rows bound by
+ * what L2 delivers: items of 192 rows have the largest tiles, and w is read once for each expert
+ * that has no more rows.
  */
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -36,7 +38,8 @@ struct expert_tile {
 };
 
 typedef struct gemm_shape {
-    int end; /* tiles of columns of the first map */
+    int end;   /* tiles of columns of the first map */
+    int tiles; /* of rows, in an item */
     int k_stages;
 } gemm_shape;
 
@@ -171,16 +174,21 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
     uint32_t ring = shared_address(memory);
     int second = (int)blockIdx.x >= s.end, n0 = ((int)blockIdx.x - second * s.end) * T::COLUMNS;
     const sp_cuda_expert_output &out = g.outputs[second];
-    int64_t first = (int64_t)blockIdx.y * T::ROWS;
+    int number = (int)blockIdx.y / s.tiles, row0 = (int)blockIdx.y % s.tiles * T::ROWS;
+    int64_t first = (int64_t)number * g.items.item_rows + row0;
+    int warp_row = (int)(threadIdx.x >> 5) / T::WARPS_WIDE * T::WARP_ROWS;
     float sum[T::M][T::N][4] = {};
     gemm_source<T> from;
     sp_cuda_item item;
 
     release_successor();
     wait_predecessor();
-    if ((int)blockIdx.y >= g.items.counts[0])
+    if (number >= g.items.counts[0])
         return;
-    item = g.items.item[blockIdx.y];
+    item = g.items.item[number];
+    item.count -= row0;
+    if (item.count <= 0)
+        return;
     from = source_of<T>(g, out, item, first, n0);
 #pragma unroll
     for (int i = 0; i < T::STAGES - 1; i++) {
@@ -196,7 +204,8 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
         if (next < s.k_stages)
             copy_stage<T>(ring + next % T::STAGES * T::STAGE_BYTES, from, next * STAGE_K, g.k);
         copy_commit();
-        multiply_stage<T>(sum, ring + i % T::STAGES * T::STAGE_BYTES);
+        if (warp_row < item.count)
+            multiply_stage<T>(sum, ring + i % T::STAGES * T::STAGE_BYTES);
     }
     store_sums<T>(sum, g, out, item.count, first, n0);
 }
@@ -206,18 +215,19 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT)
 typedef expert_tile<16, 64, 16, 16, 5, 4> tile_16;
 typedef expert_tile<32, 64, 32, 16, 4, 4> tile_32;
 typedef expert_tile<64, 128, 32, 32, 3, 2> tile_64;
-typedef expert_tile<128, 128, 64, 32, 3, 2> tile_128;
+typedef expert_tile<192, 192, 64, 48, 4, 1> tile_192;
 
 template <class T> static cudaError_t launch(const sp_cuda_expert_gemm *gemm, cudaStream_t stream)
 {
     gemm_shape shape = {sp_cuda_ceil(gemm->outputs[0].n, T::COLUMNS),
+                        sp_cuda_ceil(gemm->items.item_rows, T::ROWS),
                         sp_cuda_ceil(gemm->k, STAGE_K)};
     int columns =
         shape.end + (gemm->n_outputs > 1 ? sp_cuda_ceil(gemm->outputs[1].n, T::COLUMNS) : 0);
     cudaLaunchAttribute overlap;
     cudaLaunchConfig_t config =
-        sp_cuda_overlapping(dim3((unsigned)columns, (unsigned)gemm->items.bound), T::THREADS,
-                            T::SHARED_BYTES, &overlap, false, stream);
+        sp_cuda_overlapping(dim3((unsigned)columns, (unsigned)(gemm->items.bound * shape.tiles)),
+                            T::THREADS, T::SHARED_BYTES, &overlap, false, stream);
 
     return cudaLaunchKernelEx(&config, gemm_kernel<T>, *gemm, shape);
 }
@@ -230,9 +240,21 @@ template <class T> static cudaError_t allow(cudaError_t before)
                                       T::SHARED_BYTES);
 }
 
-cudaError_t sp_cuda_expert_gemm_init(void)
+/* The largest tile has more shared memory than some GPUs. */
+static bool has_largest(int gpu)
 {
-    return allow<tile_16>(allow<tile_32>(allow<tile_64>(allow<tile_128>(cudaSuccess))));
+    int bytes = 0;
+
+    return cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu) ==
+               cudaSuccess &&
+           bytes >= tile_192::SHARED_BYTES;
+}
+
+cudaError_t sp_cuda_expert_gemm_init(int gpu)
+{
+    cudaError_t code = allow<tile_16>(allow<tile_32>(allow<tile_64>(cudaSuccess)));
+
+    return has_largest(gpu) ? allow<tile_192>(code) : code;
 }
 
 static bool is_aligned(const sp_cuda_expert_gemm *gemm)
@@ -248,7 +270,7 @@ extern "C" int sp_cuda_multiply_experts(int gpu, const sp_cuda_expert_gemm *gemm
     if (current.code != cudaSuccess || gemm->items.bound == 0)
         return (int)current.code;
     if (!is_aligned(gemm) || gemm->n_outputs < 1 || gemm->n_outputs > SP_CUDA_EXPERT_OUTPUTS_MAX ||
-        gemm->items.bound > SP_CUDA_ROWS_MAX - 1)
+        (int64_t)gemm->items.bound * sp_cuda_ceil(gemm->items.item_rows, 64) > SP_CUDA_ROWS_MAX - 1)
         return (int)cudaErrorInvalidValue;
     switch (gemm->items.item_rows) {
     case 16:
@@ -256,9 +278,10 @@ extern "C" int sp_cuda_multiply_experts(int gpu, const sp_cuda_expert_gemm *gemm
     case 32:
         return (int)launch<tile_32>(gemm, on);
     case 64:
-        return (int)launch<tile_64>(gemm, on);
     case 128:
-        return (int)launch<tile_128>(gemm, on);
+        return (int)launch<tile_64>(gemm, on);
+    case 192:
+        return (int)(has_largest(gpu) ? launch<tile_192>(gemm, on) : launch<tile_64>(gemm, on));
     default:
         return (int)cudaErrorInvalidValue;
     }

@@ -285,12 +285,13 @@ typedef struct sp_cuda_expert_gemm {
     sp_cuda_expert_output outputs[SP_CUDA_EXPERT_OUTPUTS_MAX];
 } sp_cuda_expert_gemm;
 
-/* The rows of an item that suits so many rows (pairs) of so many experts: 16, 32, 64 or 128. */
+/* The rows of an item that suits so many rows (pairs) of so many experts: 16, 32, 64 or 192. */
+#define SP_CUDA_EXPERT_ROWS_MAX 192
 static inline int32_t sp_cuda_expert_rows(int64_t n_rows, int32_t n_experts)
 {
     int64_t each = n_rows / n_experts;
 
-    return each <= 8 ? 16 : each <= 20 ? 32 : each <= 48 ? 64 : 128;
+    return each <= 8 ? 16 : each <= 20 ? 32 : each <= 48 ? 64 : SP_CUDA_EXPERT_ROWS_MAX;
 }
 
 /* y[row] = T(Σ weight[row, k] * x[row * top_k + k]), fused steps from +0 in ascending k; experts of
