@@ -44,6 +44,12 @@ extern "C" {
 SP_API size_t sp_delta_experts_workspace_bytes(const sp_layout *layout, int32_t slots,
                                                int32_t expert_rows_max, bool x_f32);
 
+/* The same on the pool's device, where that is a GPU, beside sp_delta_device_bytes: the lists of
+ * grouped rows. 0 for a pool in host memory or without a budget for experts, and for counts out of
+ * range. */
+SP_API size_t sp_delta_experts_device_bytes(const sp_pool *pool, int32_t rows_max,
+                                            int32_t expert_rows_max, bool x_f32);
+
 /*
  * Says which rows the applies that follow are about, until the next begin. Checks the rows (on the
  * CPU) and groups them by (expert, slot). plan: of the step's tokens, rows->n_tokens of them; NULL:

@@ -16,8 +16,8 @@ typedef struct sp_expert_items {
     void *rounded;           /* rows of an FP32 x; NULL: x is never FP32 */
     sp_cuda_group_rows rows; /* of the last begin */
     int32_t grouped;         /* first row of the window that is grouped now, or -1 */
-    void *native;            /* the stream where it was grouped, and whether nothing is known to */
-    bool after_group;        /* have followed it there */
+    void *native;            /* the stream that last wrote or read the items, and whether it */
+    bool after_group;        /* wrote them */
 } sp_expert_items;
 
 struct sp_delta_gpu {

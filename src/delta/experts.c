@@ -73,6 +73,16 @@ size_t sp_delta_experts_workspace_bytes(const sp_layout *layout, int32_t slots,
     return bytes.lora + bytes.items + bytes.order + bytes.token + bytes.scratch;
 }
 
+size_t sp_delta_experts_device_bytes(const sp_pool *pool, int32_t rows_max, int32_t expert_rows_max,
+                                     bool x_f32)
+{
+    if (pool == NULL || rows_max < 1 || rows_max > SP_CUDA_ROWS_MAX || expert_rows_max < 1 ||
+        expert_rows_max > SP_DELTA_EXPERT_ROWS_MAX ||
+        sp_device_get_kind(sp_pool_device(pool)) != SP_DEVICE_CUDA)
+        return 0;
+    return sp_delta_gpu_experts_bytes(pool, rows_max, expert_rows_max, x_f32);
+}
+
 /* Where experts can be in the pool, and what applies their deltas is here. */
 static bool needs_scratch(const sp_delta *delta)
 {

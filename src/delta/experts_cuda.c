@@ -243,7 +243,8 @@ static sp_status apply_window(sp_delta_gpu *gpu, const sp_delta_gpu_experts *cal
     }
     delta->items = own->items;
     delta->after_group = own->after_group || native != own->native;
-    own->after_group = own->after_group && native != own->native;
+    own->after_group = false;
+    own->native = native;
     if (status != SP_OK)
         return status;
     return sp_delta_gpu_launched(gpu, gpu->kernels.add_experts(gpu->number, delta, native),

@@ -658,7 +658,10 @@ static size_t delta_bytes(const sp_engine *engine)
         return 0;
     if (on_gpu(engine))
         return sp_delta_device_bytes(engine->pool, rows, false) +
-               sp_delta_device_bytes(engine->pool, SP_LOGIT_ROWS_MAX, false);
+               sp_delta_experts_device_bytes(engine->pool, rows, sp_engine_expert_rows(engine),
+                                             false) +
+               sp_delta_device_bytes(engine->pool, SP_LOGIT_ROWS_MAX, false) +
+               sp_delta_experts_device_bytes(engine->pool, SP_LOGIT_ROWS_MAX, 1, false);
     bytes = sp_delta_workspace_bytes(engine->layout, rows, false);
     if (sp_pool_experts_at(engine->pool, 0))
         bytes += sp_delta_experts_workspace_bytes(engine->layout, engine->options.max_loras,

@@ -148,6 +148,7 @@ static sp_status create_deltas(sp_engine *engine, sp_error *error)
     if (status != SP_OK || sp_device_get_kind(engine->device) == SP_DEVICE_CPU)
         return status;
     options.rows_max = SP_LOGIT_ROWS_MAX;
+    options.expert_rows_max = 1; /* the head has none */
     return sp_delta_create(&options, &engine->head_delta, error);
 }
 

@@ -199,6 +199,7 @@ static void *put(run *r, const void *data, size_t bytes)
 static run begin_run(const layer *l, const rows *of, int32_t window)
 {
     run r = {.l = l, .plan = plan_of(l, of)};
+    size_t before = sp_device_allocated_bytes(l->device);
     sp_delta_options options;
     sp_error error;
 
@@ -207,6 +208,10 @@ static run begin_run(const layer *l, const rows *of, int32_t window)
     options.rows_max = TOKENS;
     options.expert_rows_max = window;
     assert_ok(sp_delta_create(&options, &r.delta, &error), &error);
+    if (l->device == gpu)
+        assert_int_equal(sp_device_allocated_bytes(gpu) - before,
+                         sp_delta_device_bytes(l->pool, TOKENS, false) +
+                             sp_delta_experts_device_bytes(l->pool, TOKENS, window, false));
     assert_ok(sp_delta_upload(r.delta, r.plan, NULL, &error), &error);
     assert_ok(sp_delta_start(r.delta, r.plan, NULL, &error), &error);
     return r;

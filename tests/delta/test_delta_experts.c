@@ -1009,6 +1009,7 @@ static void levers_skip_experts(void **state)
     }
     assert_true(sp_delta_experts_workspace_bytes(l->layout, ADAPTERS, 4096, false) > 4096 * 24);
     assert_int_equal(sp_delta_experts_workspace_bytes(l->layout, ADAPTERS, 0, false), 0);
+    assert_int_equal(sp_delta_experts_device_bytes(NULL, 1, 1, false), 0);
     sp_plan_destroy(plan);
     step_free(s);
     layer_close(l);

@@ -222,6 +222,7 @@ static sp_status run_gemm(const sp_cuda_ops *cuda, const sp_cuda_expert_gemm *ge
                             "the experts' products");
 }
 
+/* Groups the rows for the deltas beside the base's product, which join_deltas follows. */
 static sp_status begin_deltas(sp_cuda_ops *cuda)
 {
     const sp_moe_rows rows = {
@@ -231,8 +232,18 @@ static sp_status begin_deltas(sp_cuda_ops *cuda)
         .n_experts = cuda->moe.shape.experts,
         .expert = cuda->moe.expert,
     };
+    sp_status status = sp_event_record(cuda->fork, cuda->stream, NULL);
 
-    return sp_delta_experts_begin(cuda->delta, cuda->plan, &rows, cuda->stream, NULL);
+    if (status == SP_OK)
+        status = sp_stream_wait_event(cuda->side, cuda->fork, NULL);
+    if (status == SP_OK)
+        status = sp_delta_experts_begin(cuda->delta, cuda->plan, &rows, cuda->side, NULL);
+    return status == SP_OK ? sp_event_record(cuda->join, cuda->side, NULL) : status;
+}
+
+static sp_status join_deltas(sp_cuda_ops *cuda)
+{
+    return cuda->adapted ? sp_stream_wait_event(cuda->stream, cuda->join, NULL) : SP_OK;
 }
 
 static sp_delta_output delta_output(const sp_linear *map, void *y)
@@ -286,6 +297,8 @@ static sp_status run_gate_and_up(sp_cuda_ops *cuda, sp_rows x, const sp_experts 
     };
     sp_status status = run_gemm(cuda, &gemm);
 
+    if (status == SP_OK)
+        status = join_deltas(cuda);
     if (status == SP_OK)
         status = apply_deltas(cuda, cuda->rows[x], cuda->widths[x], SP_EXPERT_X_TOKEN, outputs, 2);
     if (status != SP_OK)

@@ -101,7 +101,8 @@ typedef struct sp_cuda_ops {
     sp_delta *delta, *head_delta; /* NULL: the base alone */
     sp_stream *stream;
 
-    sp_stream *side; /* shrinks of few rows run there, beside the base's product */
+    sp_stream *side; /* shrinks of few rows, and the grouping for the deltas of experts, run there,
+                        beside the base's product */
     sp_event *fork, *join;
     int gpu;
     void *native; /* of the stream */

@@ -58,8 +58,9 @@ SP_API void sp_delta_options_default(sp_delta_options *out_options, size_t struc
  * (sp_delta_experts_workspace_bytes); fixed for its whole life. 0 for sizes out of range. */
 SP_API size_t sp_delta_workspace_bytes(const sp_layout *layout, int32_t rows_max, bool x_f32);
 
-/* The same on the pool's device, where that is a GPU: plan and scratch, at fixed addresses. 0 for a
- * pool in host memory and for rows_max out of range. */
+/* The same on the pool's device, where that is a GPU: plan and scratch, at fixed addresses; but for
+ * those of experts (sp_delta_experts_device_bytes). 0 for a pool in host memory and for rows_max
+ * out of range. */
 SP_API size_t sp_delta_device_bytes(const sp_pool *pool, int32_t rows_max, bool x_f32);
 
 /*
