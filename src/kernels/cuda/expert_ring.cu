@@ -5,12 +5,13 @@
  * A persistent, warp-specialised pipeline, one block on a multiprocessor; blocks take items in
  * turn, all sites of one at once, so that x is read once for sites that share it. An item is a
  * sequence of stages of a ring in shared memory. A stage of the shrink has 64 k of each of the four
- * chunks of a group, of the rows of x and of up to 32 ranks, which are two blocks of 16, of any
- * sites; a stage of the expand has 256 columns of one site (128 with more than 32 ranks), y and B.
- * The scout reads items ahead, the loaders fill stages by cp.async, the consumers multiply. In the
- * shrink consumer c % 4 has a chunk, whose quarters it adds in registers, and the chunks of a group
- * are added through shared memory; in the expand each has 32 columns. Bound by memory: what the
- * ring has in flight hides its latency, and runs on into the next item.
+ * chunks of a group, or more of each where k_in has fewer, of the rows of x and of up to 32 ranks,
+ * which are two blocks of 16, of any sites; a stage of the expand has 256 columns of one site (128
+ * with more than 32 ranks), y and B. The scout reads items ahead, the loaders fill stages by
+ * cp.async, the consumers multiply. In the shrink a consumer has a chunk, whose quarters it adds in
+ * registers, and the chunks of a group are added through shared memory; in the expand it has 32
+ * columns. Bound by memory: what the ring has in flight hides its latency, and runs on into the
+ * next item.
  */
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/expand.cuh"
@@ -22,8 +23,9 @@
 #define RANKS_MAX   64
 #define CHUNKS      SP_CUDA_GROUP_CHUNKS
 #define GROUP_K     (CHUNKS * SP_CUDA_CHUNK_K)
-#define STAGE_K     64 /* of each chunk */
-#define ROW_BYTES   (CHUNKS * STAGE_K * 2)
+#define ROW_BYTES   512
+#define ROW_K       (ROW_BYTES / 2) /* of all chunks, in a stage */
+#define STEP_K      64              /* that a consumer multiplies at a time */
 #define COLUMNS     (ROW_BYTES / 2) /* of y in a stage, with up to 32 ranks */
 #define CONSUMERS   8               /* warps */
 #define LOADERS     3               /* twelve warps in all: more would have fewer registers each */
@@ -35,13 +37,15 @@
 #define SUM_PITCH   36 /* floats of a row's sums of 32 ranks: no bank conflicts in a warp */
 #define ALIGN_BYTES 128
 
-static_assert(CONSUMERS == 2 * CHUNKS, "two warps share a chunk");
+static_assert(CONSUMERS == 2 * CHUNKS, "two warps at least share a chunk");
+static_assert(ROW_K == CHUNKS * STEP_K, "a stage has a step of each chunk at least");
 static_assert(ROW_BYTES == SP_WARP * 16, "a warp copies a row of a stage at once");
 
 /* TILES: of rows, in an item at most. */
 template <int F16_, int TILES_> struct ring_kind {
     static constexpr int F16 = F16_, TILES = TILES_, ITEM_ROWS = TILES * ROWS;
-    static constexpr int MINE = TILES / 2; /* tiles of a consumer */
+    static constexpr int MINE = TILES / 2; /* tiles of a consumer, at most */
+    static constexpr int EACH = (ITEM_ROWS + LOADERS - 1) / LOADERS; /* rows of a loader */
     static constexpr int A_AT = ITEM_ROWS * ROW_BYTES, STAGE_BYTES = A_AT + 2 * RANKS * ROW_BYTES;
     static constexpr int SUM_FLOATS = CHUNKS * ITEM_ROWS * SUM_PITCH;
     /* Elements of 32 ranks of xa that a thread sums. */
@@ -53,6 +57,7 @@ template <int F16_, int TILES_> struct ring_kind {
 
 typedef struct ring_shape {
     int stages;
+    int chunks;   /* that share a stage: 1, 2 or 4 */
     int xa_pitch; /* elements; an odd multiple of 32: no bank conflicts */
 } ring_shape;
 
@@ -104,6 +109,14 @@ static __device__ __forceinline__ void warp_arrive(uint32_t barrier)
     barrier_arrive(barrier);
 }
 
+#ifdef ONE_LANE
+#define ARRIVALS 1
+#define ARRIVE(b) do { __syncwarp(); if ((threadIdx.x & 31) == 0) barrier_arrive(b); } while (0)
+#else
+#define ARRIVALS 32
+#define ARRIVE(b) warp_arrive(b)
+#endif
+
 /* The place of 16-byte piece `piece` of a row in a stage: the other half of 128 bytes in odd rows,
  * so that eight lanes of two rows meet no bank twice. */
 static __device__ __forceinline__ uint32_t piece_at(int row, int piece)
@@ -132,10 +145,10 @@ static __device__ __forceinline__ rank_block block_at(const ring_site *sites, in
     return {site, number * RANKS, number * RANKS < sites[site].rank};
 }
 
-/* Stages of the group that begins at k0. */
-static __device__ __forceinline__ int stages_of(int k_in, int k0)
+/* The end of the first chunk of the group that begins at k0: where its last stage is. */
+static __device__ __forceinline__ int end_of(int k_in, int k0)
 {
-    return (min(k_in - k0, SP_CUDA_CHUNK_K) + STAGE_K - 1) / STAGE_K;
+    return min(k_in, k0 + SP_CUDA_CHUNK_K);
 }
 
 /* Elements between rows of B. */
@@ -268,52 +281,6 @@ static __device__ __forceinline__ void scout_all(ring_shared<K> *shared,
 
 /* ---- loaders ------------------------------------------------------------------------------- */
 
-/* Rows of x and of A, 64 k of each chunk from k on, zeros beyond k_in; a warp copies a row at once.
- * Chunks beyond k_in, and rows that are not there, stay what they are. */
-template <class K>
-static __device__ __forceinline__ void load_shrink(uint32_t to, const ring_item<K::ITEM_ROWS> &item,
-                                                   int block, int k, int k_in)
-{
-    int lane = threadIdx.x & 31, self = (threadIdx.x >> 5) - LOADER_0;
-    int chunk = k + lane / 8 * SP_CUDA_CHUNK_K, at = chunk + lane % 8 * 8;
-    bool taken = chunk < k_in, valid = at < k_in;
-
-#pragma unroll 4
-    for (int row = self; row < item.count; row += LOADERS)
-        if (taken)
-            copy_async_if(to + piece_at(row, lane), item.x[row] + at, valid);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        rank_block b = block_at(item.site, block + half);
-        int ranks = b.valid ? min(RANKS, item.site[b.site].rank - b.rank0) : 0;
-        const uint16_t *a = item.site[b.site].a + (int64_t)b.rank0 * k_in + at;
-
-#pragma unroll
-        for (int row = self; row < RANKS; row += LOADERS)
-            if (taken && row < ranks)
-                copy_async_if(to + K::A_AT + piece_at(half * RANKS + row, lane),
-                              a + (int64_t)row * k_in, valid);
-    }
-}
-
-/* Columns of y of all rows, and their rows of B, which are contiguous. */
-template <class K>
-static __device__ __forceinline__ void load_expand(uint32_t to, const ring_item<K::ITEM_ROWS> &item,
-                                                   int site, int column0, int columns)
-{
-    int lane = threadIdx.x & 31, self = (threadIdx.x >> 5) - LOADER_0;
-    int stride = stride_of(item.site[site].rank), pieces = columns * stride / 8;
-    const uint16_t *b = item.site[site].b + (int64_t)column0 * stride;
-
-#pragma unroll 4
-    for (int row = self; row < item.count; row += LOADERS)
-        if (lane * 8 < columns)
-            copy_async(to + piece_at(row, lane), item.y[site][row] + (column0 + lane * 8) * 2);
-#pragma unroll 4
-    for (int i = self * SP_WARP + lane; i < pieces; i += LOADERS * SP_WARP)
-        copy_async(to + K::A_AT + i * 16, b + i * 8);
-}
-
 typedef struct ring_loader {
     uint32_t ring; /* shared address */
     int stages;
@@ -336,41 +303,138 @@ static __device__ __forceinline__ void fill_stage(ring_shared<K> *shared, ring_l
     advance(&load->at, load->stages);
 }
 
-template <class K>
-static __device__ __forceinline__ void load_item(ring_shared<K> *shared, ring_loader *load,
-                                                 const ring_item<K::ITEM_ROWS> &item,
-                                                 const sp_cuda_expert_delta &d)
+static __device__ __forceinline__ int loader_of_thread(void)
 {
-    int blocks = blocks_of(item.site[0].rank) + blocks_of(item.site[1].rank);
+    return (int)(threadIdx.x >> 5) - LOADER_0;
+}
+
+/* Copies the 16 bytes at `at` of N rows, LOADERS apart, of which the first is `first`; row i is
+ * there if has(i), and at from(i). */
+template <int N, class HAS, class FROM>
+static __device__ __forceinline__ void copy_rows(uint32_t to, int first, bool valid, HAS has,
+                                                 FROM from)
+{
+    int lane = threadIdx.x & 31;
+    uint32_t even = to + piece_at(first, lane), odd = to + piece_at(first + LOADERS, lane);
+
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (has(i))
+            copy_async_if(i % 2 == 0 ? even + i * LOADERS * ROW_BYTES
+                                     : odd + (i - 1) * LOADERS * ROW_BYTES,
+                          from(i), valid);
+}
+
+/* A block of ranks: this thread's first row of A, and how many of the block's it has. */
+typedef struct loader_ranks {
+    const uint16_t *a;
+    int left;
+} loader_ranks;
+
+static __device__ __forceinline__ loader_ranks ranks_of(const ring_site *sites, int block, int k_in)
+{
+    rank_block b = block_at(sites, block);
+    int self = loader_of_thread();
+
+    return {sites[b.site].a + (int64_t)(b.rank0 + self) * k_in,
+            b.valid ? min(RANKS, sites[b.site].rank - b.rank0) - self : 0};
+}
+
+/* The stages of two blocks of ranks: rows of x and of A, zeros beyond k_in; a warp copies a row at
+ * once. Chunks beyond k_in, and rows that are not there, stay what they are. */
+template <class K>
+static __device__ __forceinline__ void load_ranks(ring_shared<K> *shared, ring_loader *load,
+                                                  const uint16_t *const (&x)[K::EACH],
+                                                  const ring_site *sites, int block, int k_in,
+                                                  int chunks)
+{
+    loader_ranks low = ranks_of(sites, block, k_in), high = ranks_of(sites, block + 1, k_in);
+    int pieces = SP_WARP / chunks, lane = threadIdx.x & 31, self = loader_of_thread();
+    int chunk = lane / pieces * SP_CUDA_CHUNK_K, in_chunk = lane % pieces * 8;
+    int64_t step = (int64_t)LOADERS * k_in;
 
 #pragma unroll 1
-    for (int block = 0; block < blocks; block += 2)
+    for (int k0 = 0; k0 < k_in; k0 += GROUP_K)
 #pragma unroll 1
-        for (int k0 = 0; k0 < d.k_in; k0 += GROUP_K)
-#pragma unroll 1
-            for (int i = 0; i < stages_of(d.k_in, k0); i++) {
-                load_shrink<K>(next_stage(shared, *load), item, block, k0 + i * STAGE_K, d.k_in);
-                fill_stage(shared, load);
+        for (int k = k0; k < end_of(k_in, k0); k += ROW_K / chunks) {
+            uint32_t to = next_stage(shared, *load), a = to + K::A_AT;
+            int at = k + chunk + in_chunk;
+            bool valid = at < k_in;
+
+            if (k + chunk < k_in) {
+                copy_rows<K::EACH>(
+                    to, self, valid, [&](int i) { return x[i] != NULL; },
+                    [&](int i) { return x[i] + at; });
+                copy_rows<(RANKS + LOADERS - 1) / LOADERS>(
+                    a, self, valid, [&](int i) { return i * LOADERS < low.left; },
+                    [&](int i) { return low.a + i * step + at; });
+                copy_rows<(RANKS + LOADERS - 1) / LOADERS>(
+                    a + RANKS * ROW_BYTES, self, valid,
+                    [&](int i) { return i * LOADERS < high.left; },
+                    [&](int i) { return high.a + i * step + at; });
             }
-#pragma unroll 1
-    for (int s = 0; s < d.n_sites; s++) {
-        int n_out = item.site[s].rank > 0 ? d.sites[s].n_out : 0;
-        int columns = columns_of(item.site[s].rank);
-
-#pragma unroll 1
-        for (int column = 0; column < n_out; column += columns) {
-            load_expand<K>(next_stage(shared, *load), item, s, column,
-                           min(columns, n_out - column));
             fill_stage(shared, load);
         }
+}
+
+/* The stages of a site's columns: y of all rows, and their rows of B, which are contiguous. */
+template <class K>
+static __device__ __forceinline__ void load_columns(ring_shared<K> *shared, ring_loader *load,
+                                                    const ring_item<K::ITEM_ROWS> &item, int site,
+                                                    int n_out)
+{
+    int lane = threadIdx.x & 31, self = loader_of_thread(), rank = item.site[site].rank;
+    int stride = stride_of(rank), columns = columns_of(rank);
+    const uint16_t *b = item.site[site].b;
+    const char *y[K::EACH];
+
+#pragma unroll
+    for (int i = 0; i < K::EACH; i++)
+        y[i] = self + i * LOADERS < item.count ? item.y[site][self + i * LOADERS] : NULL;
+#pragma unroll 1
+    for (int column = 0; column < n_out; column += columns) {
+        uint32_t to = next_stage(shared, *load);
+        int here = min(columns, n_out - column), pieces = here * stride / 8;
+        const uint16_t *from = b + (int64_t)column * stride;
+
+        if (lane * 8 < here)
+            copy_rows<K::EACH>(
+                to, self, true, [&](int i) { return y[i] != NULL; },
+                [&](int i) { return y[i] + (column + lane * 8) * 2; });
+#pragma unroll 4
+        for (int i = self * SP_WARP + lane; i < pieces; i += LOADERS * SP_WARP)
+            copy_async(to + K::A_AT + i * 16, from + i * 8);
+        fill_stage(shared, load);
     }
 }
 
 template <class K>
-static __device__ __forceinline__ void load_all(ring_shared<K> *shared, uint32_t ring, int stages,
+static __device__ __forceinline__ void load_item(ring_shared<K> *shared, ring_loader *load,
+                                                 const ring_item<K::ITEM_ROWS> &item,
+                                                 const sp_cuda_expert_delta &d, int chunks)
+{
+    int blocks = blocks_of(item.site[0].rank) + blocks_of(item.site[1].rank);
+    int self = loader_of_thread();
+    const uint16_t *x[K::EACH];
+
+#pragma unroll
+    for (int i = 0; i < K::EACH; i++)
+        x[i] = self + i * LOADERS < item.count ? item.x[self + i * LOADERS] : NULL;
+#pragma unroll 1
+    for (int block = 0; block < blocks; block += 2)
+        load_ranks<K>(shared, load, x, item.site, block, d.k_in, chunks);
+#pragma unroll 1
+    for (int s = 0; s < d.n_sites; s++)
+        if (item.site[s].rank > 0)
+            load_columns<K>(shared, load, item, s, d.sites[s].n_out);
+}
+
+template <class K>
+static __device__ __forceinline__ void load_all(ring_shared<K> *shared, uint32_t ring,
+                                                const ring_shape &shape,
                                                 const sp_cuda_expert_delta &d)
 {
-    ring_loader load = {ring, stages, {0, 0}};
+    ring_loader load = {ring, shape.stages, {0, 0}};
 
     wait_predecessor();
     for (position at = {0, 0};; advance(&at, ITEMS)) {
@@ -379,7 +443,7 @@ static __device__ __forceinline__ void load_all(ring_shared<K> *shared, uint32_t
         barrier_wait(barrier_of(shared->item_full, at), at.parity);
         if (item.count == 0)
             break;
-        load_item<K>(shared, &load, item, d);
+        load_item<K>(shared, &load, item, d, shape.chunks);
         warp_arrive(barrier_of(shared->item_empty, at));
     }
 }
@@ -408,31 +472,36 @@ template <class K> struct ring_consumer {
     ring_shared<K> *shared;
     uint32_t ring; /* shared address */
     uint16_t *xa;  /* [sites][rows], xa_pitch apart */
-    int stages, xa_pitch;
+    ring_shape shape;
     position at;
+
+    /* In the shrink: this warp's chunk of the group, and its first tile of rows and how far it is
+     * to the next. */
+    int chunk, tile0, tiles_on;
 };
 
+/* 64 k, whose first piece in the rows of the stage is `piece`. */
 template <class K>
-static __device__ __forceinline__ void multiply_stage(ring_sums<K> *sums, uint32_t stage, int count,
-                                                      int n_blocks)
+static __device__ __forceinline__ void multiply_step(const ring_consumer<K> &c, ring_sums<K> *sums,
+                                                     uint32_t stage, int piece, int count,
+                                                     int n_blocks)
 {
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    int piece = warp % CHUNKS * 8 + t;
+    int lane = threadIdx.x & 31, g = lane >> 2;
+    uint32_t from = stage + K::A_AT;
     ring_ranks a[2];
 
+    piece += lane & 3;
 #pragma unroll
     for (int b = 0; b < 2; b++)
         if (b < n_blocks)
 #pragma unroll
             for (int s = 0; s < 2; s++) {
-                uint32_t from = stage + K::A_AT;
-
                 a[b].low[s] = load_shared(from + piece_at(b * RANKS + g, piece + 4 * s));
                 a[b].high[s] = load_shared(from + piece_at(b * RANKS + g + 8, piece + 4 * s));
             }
 #pragma unroll
     for (int i = 0; i < K::MINE; i++) {
-        int row0 = (2 * i + warp / CHUNKS) * ROWS;
+        int row0 = (c.tile0 + i * c.tiles_on) * ROWS;
         uint4 x[2];
 
         if (row0 >= count)
@@ -475,31 +544,37 @@ template <class K>
 static __device__ __forceinline__ void multiply_group(ring_consumer<K> *c, ring_sums<K> *sums,
                                                       int count, int n_blocks, int k0, int k_in)
 {
-    int k = k0 + (int)(threadIdx.x >> 5) % CHUNKS * SP_CUDA_CHUNK_K, n = stages_of(k_in, k0);
+    int each = ROW_K / c->shape.chunks, first = k0 + c->chunk * SP_CUDA_CHUNK_K;
+    int end = c->tile0 * ROWS < count ? k_in : 0;
 
 #pragma unroll 1
-    for (int i = 0; i < n; i++, k += STAGE_K) {
+    for (int at = 0; k0 + at < end_of(k_in, k0); at += each) {
+        uint32_t stage = c->ring + c->at.at * K::STAGE_BYTES;
+        int piece = c->chunk * each / 8;
+
         barrier_wait(barrier_of(c->shared->full, c->at), c->at.parity);
-        if (k < k_in) {
-            multiply_stage<K>(sums, c->ring + c->at.at * K::STAGE_BYTES, count, n_blocks);
-            if (i % 2 == 1 || k + STAGE_K >= k_in)
-                end_quarter<K>(sums, i < 2);
+#pragma unroll 1
+        for (int k = first + at; k < min(first + at + each, end); k += STEP_K, piece += 8) {
+            multiply_step<K>(*c, sums, stage, piece, count, n_blocks);
+            if ((k - first) / STEP_K % 2 == 1 || k + STEP_K >= k_in)
+                end_quarter<K>(sums, k - first < 2 * STEP_K);
         }
-        warp_arrive(barrier_of(c->shared->empty, c->at));
-        advance(&c->at, c->stages);
+        ARRIVE(barrier_of(c->shared->empty, c->at));
+        advance(&c->at, c->shape.stages);
     }
 }
 
 /* This warp's chunk, for the others. */
 template <class K>
-static __device__ __forceinline__ void give_chunk(float *to, const ring_sums<K> &sums, int count)
+static __device__ __forceinline__ void give_chunk(const ring_consumer<K> &c,
+                                                  const ring_sums<K> &sums, int count)
 {
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    float *to = c.shared->sums + c.chunk * K::ITEM_ROWS * SUM_PITCH + g;
 
-    to += warp % CHUNKS * K::ITEM_ROWS * SUM_PITCH + g;
 #pragma unroll
     for (int i = 0; i < K::MINE; i++) {
-        int row = (2 * i + warp / CHUNKS) * ROWS;
+        int row = (c.tile0 + i * c.tiles_on) * ROWS;
 
         if (row >= count)
             break;
@@ -521,7 +596,7 @@ static __device__ __forceinline__ void store_xa(const ring_consumer<K> &c, const
     int row = at / (2 * RANKS);
     rank_block b = block_at(sites, block + at / RANKS % 2);
     int rank = sites[b.site].rank;
-    uint16_t *to = c.xa + (b.site * K::ITEM_ROWS + row) * c.xa_pitch + b.rank0 + at % RANKS;
+    uint16_t *to = c.xa + (b.site * K::ITEM_ROWS + row) * c.shape.xa_pitch + b.rank0 + at % RANKS;
 
     if (!b.valid)
         return;
@@ -541,16 +616,15 @@ static __device__ __forceinline__ void make_xa(ring_consumer<K> *c,
 #pragma unroll 1
     for (int k0 = 0; k0 < k_in; k0 += GROUP_K) {
         int chunks = min(CHUNKS, (k_in - k0 + SP_CUDA_CHUNK_K - 1) / SP_CUDA_CHUNK_K);
-        float *shared = c->shared->sums;
         ring_sums<K> sums = {};
 
         multiply_group<K>(c, &sums, item.count, n_blocks, k0, k_in);
-        give_chunk<K>(shared, sums, item.count);
+        give_chunk<K>(*c, sums, item.count);
         consumers_meet();
 #pragma unroll
         for (int i = 0; i < K::SUMS; i++) {
             int at = (int)threadIdx.x + i * CONSUMERS * SP_WARP, row = at / (2 * RANKS);
-            const float *from = shared + row * SUM_PITCH + at % (2 * RANKS);
+            const float *from = c->shared->sums + row * SUM_PITCH + at % (2 * RANKS);
             float group;
 
             if (row >= item.count)
@@ -593,7 +667,7 @@ static __device__ __forceinline__ void fold_stage(const ring_consumer<K> &c,
     interleave<S>(a, w, true);
 #pragma unroll 2
     for (int row = warp / groups * ROWS + g; row - g < item.count; row += halves * ROWS) {
-        const uint16_t *xa = c.xa + (site * K::ITEM_ROWS + row) * c.xa_pitch + 8 * t;
+        const uint16_t *xa = c.xa + (site * K::ITEM_ROWS + row) * c.shape.xa_pitch + 8 * t;
         uint4 y = load_shared(stage + piece_at(row, in_stage / 8 + t));
         uint4 delta = make_delta<K::F16, 1, S, false>(of, a, xa, column0 + in_stage);
         float scale = item.scale[site][row];
@@ -619,8 +693,8 @@ static __device__ __forceinline__ void expand_site(ring_consumer<K> *c,
             fold_stage<K, 1>(*c, item, site, column, n_out);
         else
             fold_stage<K, 2>(*c, item, site, column, n_out);
-        warp_arrive(barrier_of(c->shared->empty, c->at));
-        advance(&c->at, c->stages);
+        ARRIVE(barrier_of(c->shared->empty, c->at));
+        advance(&c->at, c->shape.stages);
     }
 }
 
@@ -654,7 +728,7 @@ static __device__ __forceinline__ void init_barriers(ring_shared<K> *shared, int
 {
     for (int i = 0; i < stages; i++) {
         barrier_init(shared_address(&shared->full[i]), LOADERS * SP_WARP);
-        barrier_init(shared_address(&shared->empty[i]), CONSUMERS * SP_WARP);
+        barrier_init(shared_address(&shared->empty[i]), CONSUMERS * ARRIVALS);
     }
     for (int i = 0; i < ITEMS; i++) {
         barrier_init(shared_address(&shared->item_full[i]), SP_WARP);
@@ -675,18 +749,23 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0)
         init_barriers<K>(shared, shape.stages);
     __syncthreads();
-    if (warp < LOADER_0)
+    if (warp < LOADER_0) {
+        uint16_t *xa = (uint16_t *)(shared + 1);
+
         consume_all<K>({shared,
                         shared_address(memory),
-                        (uint16_t *)(shared + 1),
-                        shape.stages,
-                        shape.xa_pitch,
-                        {0, 0}},
+                        xa,
+                        shape,
+                        {0, 0},
+                        warp % shape.chunks,
+                        warp / shape.chunks,
+                        CONSUMERS / shape.chunks},
                        d);
-    else if (warp < SCOUT)
-        load_all<K>(shared, shared_address(memory), shape.stages, d);
-    else
+    } else if (warp < SCOUT) {
+        load_all<K>(shared, shared_address(memory), shape, d);
+    } else {
         scout_all<K>(shared, d);
+    }
 }
 
 /* ---- launch -------------------------------------------------------------------------------- */
@@ -698,10 +777,12 @@ template <class K> static size_t shared_of(const ring_shape &shape)
 }
 
 /* With as many stages as a block of so many bytes has. */
-template <class K> static ring_shape shape_of(int rank_max, int bytes)
+template <class K> static ring_shape shape_of(int rank_max, int k_in, int bytes)
 {
-    ring_shape shape = {0, 32 * (sp_cuda_ceil(rank_max, 32) | 1)};
+    ring_shape shape = {0, 1, 32 * (sp_cuda_ceil(rank_max, 32) | 1)};
 
+    while (shape.chunks < CHUNKS && shape.chunks * SP_CUDA_CHUNK_K < k_in)
+        shape.chunks *= 2;
     shape.stages = (bytes - (int)shared_of<K>(shape)) / K::STAGE_BYTES;
     shape.stages = shape.stages < STAGES_MAX ? shape.stages : STAGES_MAX;
     return shape;
@@ -723,7 +804,7 @@ static cudaError_t launch(int gpu, const sp_cuda_expert_delta *d, cudaStream_t s
 
     if (code != cudaSuccess)
         return code;
-    shape = shape_of<K>(d->rank_max, bytes);
+    shape = shape_of<K>(d->rank_max, d->k_in, bytes);
     if (shape.stages < 3) /* too few bytes in flight */
         return cudaErrorNotSupported;
     config = sp_cuda_overlapping(dim3((unsigned)blocks), THREADS, shared_of<K>(shape), &overlap,

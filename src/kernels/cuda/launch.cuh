@@ -29,6 +29,11 @@ cudaError_t sp_cuda_expand_ring(int gpu, const sp_cuda_group *group, sp_cuda_exp
  * or alignments, or the GPU has too little shared memory. gpu is the current one. */
 cudaError_t sp_cuda_expert_ring(int gpu, const sp_cuda_expert_delta *delta, cudaStream_t stream);
 
+/* The GEMMs of experts through wgmma, for items of SP_CUDA_EXPERT_ROWS_MAX rows.
+ * cudaErrorNotSupported: other items, or the GPU or the build has none. gpu is the current one. */
+cudaError_t sp_cuda_expert_gemm_wide(int gpu, const struct sp_cuda_expert_gemm *gemm,
+                                     cudaStream_t stream);
+
 /* Sets the kernels' attributes: more shared memory than the default, or more L1. Once per GPU,
  * before its first launch; gpu is the current one. */
 cudaError_t sp_cuda_shrink_init(void);
@@ -42,6 +47,7 @@ cudaError_t sp_cuda_group_init(void);
 cudaError_t sp_cuda_expert_init(void);
 cudaError_t sp_cuda_expert_ring_init(int gpu);
 cudaError_t sp_cuda_expert_gemm_init(int gpu);
+cudaError_t sp_cuda_expert_gemm_wide_init(int gpu);
 
 /* Whether the code for the current GPU contains griddepcontrol.wait, so launches may overlap; code
  * built from PTX before sm_90 does not. Valid after sp_cuda_kernels_init on that GPU. */

@@ -254,7 +254,9 @@ cudaError_t sp_cuda_expert_gemm_init(int gpu)
 {
     cudaError_t code = allow<tile_16>(allow<tile_32>(allow<tile_64>(cudaSuccess)));
 
-    return has_largest(gpu) ? allow<tile_192>(code) : code;
+    if (has_largest(gpu))
+        code = allow<tile_192>(code);
+    return code == cudaSuccess ? sp_cuda_expert_gemm_wide_init(gpu) : code;
 }
 
 static bool is_aligned(const sp_cuda_expert_gemm *gemm)
@@ -266,6 +268,7 @@ extern "C" int sp_cuda_multiply_experts(int gpu, const sp_cuda_expert_gemm *gemm
 {
     cudaStream_t on = (cudaStream_t)stream;
     sp_cuda_current current(gpu);
+    cudaError_t code;
 
     if (current.code != cudaSuccess || gemm->items.bound == 0)
         return (int)current.code;
@@ -280,7 +283,10 @@ extern "C" int sp_cuda_multiply_experts(int gpu, const sp_cuda_expert_gemm *gemm
     case 64:
     case 128:
         return (int)launch<tile_64>(gemm, on);
-    case 192:
+    case SP_CUDA_EXPERT_ROWS_MAX:
+        code = sp_cuda_expert_gemm_wide(gpu, gemm, on);
+        if (code != cudaErrorNotSupported)
+            return (int)code;
         return (int)(has_largest(gpu) ? launch<tile_192>(gemm, on) : launch<tile_64>(gemm, on));
     default:
         return (int)cudaErrorInvalidValue;
