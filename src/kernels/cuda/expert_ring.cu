@@ -109,16 +109,8 @@ static __device__ __forceinline__ void warp_arrive(uint32_t barrier)
     barrier_arrive(barrier);
 }
 
-#ifdef ONE_LANE
-#define ARRIVALS 1
-#define ARRIVE(b) do { __syncwarp(); if ((threadIdx.x & 31) == 0) barrier_arrive(b); } while (0)
-#else
-#define ARRIVALS 32
-#define ARRIVE(b) warp_arrive(b)
-#endif
-
 /* The place of 16-byte piece `piece` of a row in a stage: the other half of 128 bytes in odd rows,
- * so that eight lanes of two rows meet no bank twice. */
+ * so that eight lanes of two rows have no bank conflicts. */
 static __device__ __forceinline__ uint32_t piece_at(int row, int piece)
 {
     return (uint32_t)(row * ROW_BYTES + ((piece ^ ((row & 1) << 2)) << 4));
@@ -559,7 +551,7 @@ static __device__ __forceinline__ void multiply_group(ring_consumer<K> *c, ring_
             if ((k - first) / STEP_K % 2 == 1 || k + STEP_K >= k_in)
                 end_quarter<K>(sums, k - first < 2 * STEP_K);
         }
-        ARRIVE(barrier_of(c->shared->empty, c->at));
+        warp_arrive(barrier_of(c->shared->empty, c->at));
         advance(&c->at, c->shape.stages);
     }
 }
@@ -693,7 +685,7 @@ static __device__ __forceinline__ void expand_site(ring_consumer<K> *c,
             fold_stage<K, 1>(*c, item, site, column, n_out);
         else
             fold_stage<K, 2>(*c, item, site, column, n_out);
-        ARRIVE(barrier_of(c->shared->empty, c->at));
+        warp_arrive(barrier_of(c->shared->empty, c->at));
         advance(&c->at, c->shape.stages);
     }
 }
@@ -728,7 +720,7 @@ static __device__ __forceinline__ void init_barriers(ring_shared<K> *shared, int
 {
     for (int i = 0; i < stages; i++) {
         barrier_init(shared_address(&shared->full[i]), LOADERS * SP_WARP);
-        barrier_init(shared_address(&shared->empty[i]), CONSUMERS * ARRIVALS);
+        barrier_init(shared_address(&shared->empty[i]), CONSUMERS * SP_WARP);
     }
     for (int i = 0; i < ITEMS; i++) {
         barrier_init(shared_address(&shared->item_full[i]), SP_WARP);
