@@ -35,6 +35,7 @@ if(NOT CMAKE_CROSSCOMPILING)
   sidepath_server_checks(check_hold)
   sidepath_server_checks(check_store)
   sidepath_server_checks(check_experts)
+  sidepath_server_checks(check_hybrids)
   sidepath_server_checks(check_speculative)
   sidepath_server_checks(check_adapter_chat)
   add_test(NAME soak_server

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #define CHUNK      SP_STATE_CHUNK
+#define BLOCK      8 /* rows of multiply_keys */
 #define WIDTH_MAX  8 /* of the convolution */
 #define UNIT_EPS   1e-6f
 #define TASKS_EACH 4 /* tasks of rows for each thread */
@@ -304,6 +305,28 @@ static void run_row(const head_run *run, int32_t border, int32_t i, int32_t r, i
         t->o, norm->weight.placed, z_of(run->job, row, run->v_head), shape->v_dim, norm->eps);
 }
 
+/* k and q of the new rows times k of the chunk's rows up to their own: of many rows, by blocks, so
+ * that little is computed that nobody reads. */
+static void multiply_keys(const sp_cpu_ops *cpu, const thread_scratch *t, const float *new_keys,
+                          int32_t first, int32_t rows)
+{
+    int64_t k_dim = cpu->states.shape.k_dim;
+
+    if (rows <= BLOCK) {
+        cpu->kernels->dots(t->dots, CHUNK, new_keys, t->keys, 2 * (int64_t)rows, first + rows,
+                           k_dim);
+        return;
+    }
+    for (int32_t r = 0; r < rows; r += BLOCK) {
+        int32_t n = rows - r < BLOCK ? rows - r : BLOCK;
+
+        for (int32_t half = 0; half < 2; half++)
+            cpu->kernels->dots(t->dots + (half * rows + r) * CHUNK, CHUNK,
+                               new_keys + (half * rows + r) * k_dim, t->keys, n, first + r + n,
+                               k_dim);
+    }
+}
+
 /* Rows first .. first + rows - 1 of the chunk at `border`. */
 static void run_rows(const head_run *run, int32_t border, int32_t first, int32_t rows)
 {
@@ -322,7 +345,7 @@ static void run_rows(const head_run *run, int32_t border, int32_t first, int32_t
             sp_element_at(cpu->type, cpu->states.q, row * keys + run->k_head * k_dim), k_dim);
     }
     cpu->kernels->state_read(t->reads, new_keys, run->s, 2 * (int64_t)rows, k_dim, cpu->states.n);
-    cpu->kernels->dots(t->dots, CHUNK, new_keys, t->keys, 2 * (int64_t)rows, first + rows, k_dim);
+    multiply_keys(cpu, t, new_keys, first, rows);
     for (int32_t r = 0; r < rows; r++)
         run_row(run, border, first + r, r, rows);
 }
