@@ -4,7 +4,7 @@
  *
  *     bench_delta_rule [--threads N] [--repeats N] [--isa LEVEL] [--commit TEXT]
  *
- * Decode is held against a plain read of the states at the rate of the same threads over the same
+ * Decode is compared with a plain read of the states at the rate of the same threads over the same
  * memory in the same run, prefill against a plain read of its inputs. A decoding sequence is in the
  * middle of a chunk. Inputs are random, and the same in every repeat. Prints one JSON object;
  * medians count.
