@@ -93,6 +93,8 @@ const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT] = {
      "network devices to reach peers by, as UCX_NET_DEVICES; default: its choice", false},
     {"peer-gid-index", SP_SETTING_STRING, FIELD(peer_gid_index), "", 0, 0, NULL, "N",
      "of RDMA over Ethernet, as UCX_IB_GID_INDEX; default: its choice", false},
+    {"peer-transports", SP_SETTING_STRING, FIELD(peer_transports), "", 0, 0, NULL, "LIST",
+     "transports to reach peers by, as UCX_TLS; default: its choice", false},
 };
 
 struct sp_server {
@@ -120,6 +122,7 @@ sp_status sp_server_open_peers(sp_server_settings *settings, int32_t loader_thre
                                       .call_ms_max = (int32_t)settings->peer_timeout_s * 1000,
                                       .devices = settings->peer_devices,
                                       .gid_index = settings->peer_gid_index,
+                                      .transports = settings->peer_transports,
                                       .log = settings->log};
 
     if (settings->peers.n == 0 && settings->trusted_peers.n == 0)

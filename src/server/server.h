@@ -57,7 +57,7 @@ typedef struct sp_server_settings {
     const char *host, *uds, *adapter_dir, *api_key_file, *admin_key_file, *chat_template,
         *generation_config;
     sp_setting_list cors_origins, peers, trusted_peers;
-    const char *peer_key_file, *peer_devices, *peer_gid_index;
+    const char *peer_key_file, *peer_devices, *peer_gid_index, *peer_transports;
     int64_t peer_timeout_s;
     int64_t port, connections, connections_per_address, header_bytes, body_bytes, adapter_bytes,
         client_bytes, queue, keep_alive_s, idle_timeout_s, receive_timeout_s, send_timeout_s,
@@ -66,7 +66,7 @@ typedef struct sp_server_settings {
     bool adapter_routes, access_log, weights_prefault;
 } sp_server_settings;
 
-#define SP_SERVER_SETTINGS_COUNT 34
+#define SP_SERVER_SETTINGS_COUNT 35
 /* Rows whose offsets count from the beginning of an sp_server_settings. */
 extern const sp_setting sp_server_setting_rows[SP_SERVER_SETTINGS_COUNT];
 

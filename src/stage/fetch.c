@@ -397,6 +397,14 @@ static void keep_first(stage_task *task)
     task->first_error = task->error;
 }
 
+/* Whether the first answer is only that no directory was given, and the last one is of a source
+ * that needs none. */
+static bool first_says_less(const stage_task *task)
+{
+    return task->location[0] == '\0' && task->first_status == SP_ERR_NOT_FOUND &&
+           task->first_error.code[0] == '\0' && task->error.code[0] != '\0';
+}
+
 bool sp_stage_fetch(const sp_stage *stage, stage_task *task)
 {
     if (task->adapter != NULL) {
@@ -410,7 +418,7 @@ bool sp_stage_fetch(const sp_stage *stage, stage_task *task)
         keep_first(task);
         return false;
     }
-    if (task->status == SP_ERR_NOT_FOUND && task->first_status != SP_OK) {
+    if (task->status == SP_ERR_NOT_FOUND && task->first_status != SP_OK && !first_says_less(task)) {
         task->status = task->first_status;
         task->error = task->first_error;
     }

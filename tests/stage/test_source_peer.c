@@ -513,6 +513,7 @@ static void by_digest_under_whatever_name(void **state)
     assert_ok(load(w, "x", NULL, SP_SOURCE_ANY, &digest, &error), &error);
     check_is(w, "x", "attn-r4");
     assert_int_equal(load(w, "y", NULL, SP_SOURCE_ANY, &unknown, &error), SP_ERR_NOT_FOUND);
+    assert_string_equal(error.code, "peer-not-found");
     assert_int_equal(load_by_name(w, "x2", &error), SP_ERR_NOT_FOUND);
     world_destroy(w);
 }

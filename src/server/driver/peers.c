@@ -140,7 +140,8 @@ static sp_status connect_peer(const sp_peers_options *options, const sp_peer_key
                                            .connect_ms_max = (uint64_t)options->call_ms_max,
                                            .call_ms_max = (uint64_t)options->call_ms_max,
                                            .devices = or_null(options->devices),
-                                           .gid_index = or_null(options->gid_index)};
+                                           .gid_index = or_null(options->gid_index),
+                                           .transports = or_null(options->transports)};
     sp_status status = options->connect
                            ? options->connect(options->connect_user, &client, &p->calls, error)
                            : sp_peer_client_create(&client, &p->calls, error);

@@ -25,8 +25,8 @@ typedef struct sp_peers_options {
     size_t n_trusted;
     const char *key_file; /* NULL or "": none */
     int32_t call_ms_max;
-    const char *devices, *gid_index; /* for UCX; NULL or "": its choice */
-    sp_log *log;                     /* borrowed; NULL: nothing is logged */
+    const char *devices, *gid_index, *transports; /* for UCX; NULL or "": its choice */
+    sp_log *log;                                  /* borrowed; NULL: nothing is logged */
     /* Makes the calls of one peer; NULL: sp_peer_client_create. */
     sp_status (*connect)(void *user, const sp_peer_client_options *options,
                          sp_peer_calls *out_calls, sp_error *error);
