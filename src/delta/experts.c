@@ -405,6 +405,7 @@ static void apply_window(const sp_delta *delta, const expert_group *group)
     bool by_token = group->call.x_rows == SP_EXPERT_X_TOKEN;
     sp_lora_job job = new_job(delta, group);
 
+    sp_lora_job_expect(&job, window->n_items);
     for (int32_t i = 0; i < window->n_items; i++) {
         const sp_moe_item *item = &window->items[i];
         sp_lora_pair pairs[SP_DELTA_GROUP_MAX];

@@ -19,6 +19,10 @@
  */
 #define PREFETCHED_WORKS 32
 #define FETCHED_BYTES    4096
+/* A thread runs items alone where it gets so many of them, and so many of their rows at a time:
+ * what is packed of these stays in its cache. */
+#define ITEMS_PER_THREAD 4
+#define LONE_ITEM_ROWS   32
 /* Up to so many elements the calling thread packs alone instead of waking others. */
 #define PACK_ALONE_ELEMENTS (1 << 14)
 
@@ -129,22 +133,27 @@ static const char *round_rows_of(const sp_lora_job *job, const sp_lora_item *ite
     return rounded;
 }
 
+/* Rows [begin, end) of the item's x. */
+static void pack_rows(const sp_lora_job *job, const sp_lora_item *item, void *packed, int64_t begin,
+                      int64_t end)
+{
+    if (job->x_type == job->dtype)
+        job->kernels->x_pack(packed, job->dtype, job->dtype, item->x, job->x_stride,
+                             item->row_index, item->rows, job->k_in, begin, end);
+    else
+        job->kernels->x_pack(packed, job->dtype, job->dtype, round_rows_of(job, item, begin, end),
+                             job->k_in, NULL, item->rows, job->k_in, begin, end);
+}
+
 static void pack_task(void *user, int32_t task, int32_t thread)
 {
     const sp_lora_job *job = user;
     int32_t index = owner_of(job->scratch->first_pack, job->n_items, task);
     const sp_lora_item *item = &job->scratch->items[index];
     int64_t begin = (task - job->scratch->first_pack[index]) * job->pack_rows;
-    int64_t end = min64(begin + job->pack_rows, item->rows);
 
     (void)thread;
-    if (job->x_type == job->dtype)
-        job->kernels->x_pack(item->packed_x, job->dtype, job->dtype, item->x, job->x_stride,
-                             item->row_index, item->rows, job->k_in, begin, end);
-    else
-        job->kernels->x_pack(item->packed_x, job->dtype, job->dtype,
-                             round_rows_of(job, item, begin, end), job->k_in, NULL, item->rows,
-                             job->k_in, begin, end);
+    pack_rows(job, item, item->packed_x, begin, min64(begin + job->pack_rows, item->rows));
 }
 
 /* Runs task number `task` of a GEMM that was split this way. */
@@ -296,9 +305,53 @@ static void pack_round(sp_lora_job *job)
         pack_task(job, task, 0);
 }
 
+static size_t packed_bytes(const sp_lora_job *job, int32_t rows, int32_t k)
+{
+    return align_up(job->kernels->x_pack_bytes(job->dtype, job->dtype, rows, k), ALIGN_BYTES);
+}
+
+/* What a thread that runs items alone has of the packed forms: of x, and of one output's xa. */
+static size_t lone_x_bytes(const sp_lora_job *job)
+{
+    return packed_bytes(job, job->item_rows_max, job->k_in);
+}
+
+static size_t lone_xa_bytes(const sp_lora_job *job)
+{
+    return packed_bytes(job, job->item_rows_max, job->rank_max);
+}
+
+/* The whole item; each thread has places of its own for what is packed. */
+static void item_task(void *user, int32_t task, int32_t thread)
+{
+    const sp_lora_job *job = user;
+    const sp_kernels *kernels = job->kernels;
+    const sp_lora_item *item = &job->scratch->items[task];
+    size_t xa_offset = (size_t)thread * (size_t)job->n_targets * lone_xa_bytes(job);
+    char *x = job->scratch->packed_x + (size_t)thread * lone_x_bytes(job);
+
+    pack_rows(job, item, x, 0, item->rows);
+    for (int32_t i = item->first_work; i < item->first_work + item->n_works; i++) {
+        const sp_lora_work *work = &job->scratch->works[i];
+        char *xa = (char *)work->packed_xa + xa_offset;
+        sp_gemm_args shrink = work->shrink, expand = work->expand;
+
+        shrink.packed_x = x;
+        expand.packed_x = xa;
+        if (shrink.rows > 0) {
+            kernels->gemm_nt(&shrink, 0, shrink.rows, 0, shrink.n);
+            kernels->x_pack(xa, job->dtype, job->dtype, shrink.y, shrink.y_stride, NULL,
+                            shrink.rows, shrink.n, 0, shrink.rows);
+        }
+        kernels->gemm_nt(&expand, 0, expand.rows, 0, expand.n);
+    }
+}
+
 static void run_round(sp_lora_job *job)
 {
-    if (job->n_works > 0) {
+    if (job->n_works > 0 && job->item_rows_max > 0) {
+        sp_exec_run(job->exec, item_task, job, job->n_items);
+    } else if (job->n_works > 0) {
         number_gemm_tasks(job);
         if (job->half == SP_LORA_EXPAND) {
             sp_exec_run(job->exec, round_task, job, job->n_works);
@@ -323,11 +376,6 @@ static const void *element_at(sp_dtype dtype, const void *base, int64_t index)
 static bool is_present(const sp_lora_pair *pair)
 {
     return pair->rank > 0 && pair->scale != 0.0f;
-}
-
-static size_t packed_bytes(const sp_lora_job *job, int32_t rows, int32_t k)
-{
-    return align_up(job->kernels->x_pack_bytes(job->dtype, job->dtype, rows, k), ALIGN_BYTES);
 }
 
 /* Whether an item of so many rows fits into what is left of the round. */
@@ -371,7 +419,8 @@ static void add_work(sp_lora_job *job, const sp_lora_item *item, int32_t t, int3
     if (item->y_index == NULL)
         y += first * target->y_stride * (int64_t)sp_dtype_bytes(target->y_type);
     work->target = t;
-    work->packed_xa = scratch->packed_xa + job->xa_used;
+    work->packed_xa = scratch->packed_xa +
+                      (job->item_rows_max > 0 ? (size_t)t * lone_xa_bytes(job) : job->xa_used);
     work->shrink = (sp_gemm_args){
         .packed_x = item->packed_x,
         .x_type = job->dtype,
@@ -410,7 +459,8 @@ static void add_work(sp_lora_job *job, const sp_lora_item *item, int32_t t, int3
         work->shrink.y_type = SP_DTYPE_F32;
         work->shrink.row_index = item->y_index;
     }
-    job->xa_used += packed_bytes(job, item->rows, pair->rank);
+    if (job->item_rows_max == 0)
+        job->xa_used += packed_bytes(job, item->rows, pair->rank);
 }
 
 /*
@@ -468,6 +518,7 @@ static void add_item(sp_lora_job *job, const sp_lora_rows *rows, int32_t first, 
         .y_index = from(rows->order, first),
         .rows = n,
         .first = job->n_rows,
+        .first_work = first_work,
     };
     for (int32_t t = 0; t < job->n_targets; t++) {
         if (!is_present(&pairs[t]))
@@ -475,7 +526,9 @@ static void add_item(sp_lora_job *job, const sp_lora_rows *rows, int32_t first, 
         add_output(job, item, first_work, t, first,
                    fill_scales(job, t, rows, first, n, pairs[t].scale), &pairs[t]);
     }
-    job->x_used += packed_bytes(job, n, job->k_in);
+    item->n_works = job->n_works - first_work;
+    if (job->item_rows_max == 0)
+        job->x_used += packed_bytes(job, n, job->k_in);
     job->n_rows += n;
 }
 
@@ -485,10 +538,29 @@ static int32_t next_rows(const sp_lora_job *job, int32_t rows, const sp_lora_pai
     int32_t room = job->scratch->round_rows - job->n_rows;
 
     rows = rows < room ? rows : room;
+    if (job->item_rows_max > 0)
+        return rows < job->item_rows_max ? rows : job->item_rows_max;
     /* A single row always fits into an empty round: see packed_budget. */
     while (rows > 1 && job->n_rows == 0 && !fits(job, rows, pairs))
         rows /= 2;
     return job->n_rows == 0 || fits(job, rows, pairs) ? rows : 0;
+}
+
+void sp_lora_job_expect(sp_lora_job *job, int32_t n_items)
+{
+    int32_t threads = sp_exec_threads(job->exec);
+
+    job->item_rows_max = 0;
+    if (n_items < threads * ITEMS_PER_THREAD)
+        return;
+    for (int32_t rows = LONE_ITEM_ROWS; rows > 0 && job->item_rows_max == 0; rows /= 2) {
+        size_t x_bytes = packed_bytes(job, rows, job->k_in) * (size_t)threads;
+        size_t xa_bytes =
+            packed_bytes(job, rows, job->rank_max) * (size_t)(threads * job->n_targets);
+
+        if (x_bytes <= job->scratch->x_bytes && xa_bytes <= job->scratch->xa_bytes)
+            job->item_rows_max = rows;
+    }
 }
 
 void sp_lora_job_add(sp_lora_job *job, const sp_lora_rows *rows, const sp_lora_pair *pairs)

@@ -2,7 +2,9 @@
  * shrink_expand.h: side paths as rounds of tasks. A job collects work items, a few rows of one
  * adapter each, until its scratch is full, and then runs them together as one round: one parallel
  * loop packs x, one shrinks all items, one expands and folds all of them. So a step with sixteen
- * rows of sixteen adapters pays for three barriers, not for three times sixteen.
+ * rows of sixteen adapters pays for three barriers, not for three times sixteen. Where there are
+ * many more items than threads a round is one loop over items: each is packed, shrunk and expanded
+ * by one thread, out of its own cache and without barriers in between.
  *
  * How rows are split into items and rounds, and tasks over threads, never changes a bit: every
  * kernel's output depends only on its own rows. Pointers may not be NULL unless said so; a job
@@ -72,7 +74,8 @@ typedef struct sp_lora_item {
     const int32_t *row_index; /* [rows], or NULL: consecutive rows from x */
     const int32_t *y_index;   /* [rows] of y, or NULL: consecutive ones */
     int32_t rows;
-    int32_t first; /* its first row in the round */
+    int32_t first;               /* its first row in the round */
+    int32_t first_work, n_works; /* its outputs */
 } sp_lora_item;
 
 /*
@@ -118,7 +121,8 @@ typedef struct sp_lora_job {
     int64_t x_stride;
     int32_t n_targets; /* 1 .. SP_LORA_GROUP_MAX */
     sp_lora_target targets[SP_LORA_GROUP_MAX];
-    bool in_pieces; /* the caller runs the only round, piece by piece */
+    bool in_pieces;        /* the caller runs the only round, piece by piece */
+    int32_t item_rows_max; /* sp_lora_job_expect: of an item that one thread runs; 0: all share */
     sp_lora_half half;
     /* The round so far. Must be zeros at the start. */
     int32_t n_rows, n_items, n_works;
@@ -136,6 +140,10 @@ typedef struct sp_lora_rows {
     const int32_t *scale_order; /* [n] element of row_scale of each; NULL: order */
     const float *row_scale;     /* request scales; NULL: all 1 */
 } sp_lora_rows;
+
+/* So many calls of add may follow: chooses whether a thread runs items alone. For a whole job, not
+ * in pieces, before the first of them. */
+void sp_lora_job_expect(sp_lora_job *job, int32_t n_items);
 
 /* Adds them; pairs is [n_targets]. Runs rounds as they fill. */
 void sp_lora_job_add(sp_lora_job *job, const sp_lora_rows *rows, const sp_lora_pair *pairs);

@@ -310,6 +310,7 @@ typedef struct form {
     const char *level;
     bool sorted, reversed; /* reversed: within each expert, the last pair comes first */
     int32_t rows_max;      /* of a window */
+    bool x_f32;            /* x as FP32, of the same numbers */
 } form;
 
 static sp_delta *delta_make(const layer *l, const form *f, int32_t n, sp_exec *exec)
@@ -324,8 +325,20 @@ static sp_delta *delta_make(const layer *l, const form *f, int32_t n, sp_exec *e
     options.rows_max = n;
     options.cpu_isa = f->level;
     options.expert_rows_max = f->rows_max;
+    options.x_f32 = f->x_f32;
     assert_ok(sp_delta_create(&options, &delta, &error), &error);
     return delta;
+}
+
+/* Numbers of a dtype as FP32. */
+static float *widened(sp_dtype dtype, const char *from, int64_t n)
+{
+    float *to = malloc((size_t)n * sizeof *to);
+
+    assert_non_null(to);
+    for (int64_t i = 0; i < n; i++)
+        to[i] = (float)hand_load(dtype, from, i);
+    return to;
 }
 
 static sp_plan *plan_make(const layer *l, const step *s)
@@ -414,13 +427,13 @@ static void run_and_compare(const layer *l, const step *s, const form *f, sp_exe
     int32_t *begin = malloc((EXPERTS + 1) * sizeof *begin);
     int32_t *pairs = malloc((size_t)s->n * TOP_K * sizeof *pairs), n;
     sp_moe_rows rows;
-    float *y[3];
+    float *y[3], *wide[2] = {NULL};
     char *inner;
     sp_delta_output outputs[3];
     sp_delta_experts_call call = {.struct_bytes = sizeof call,
                                   .x = s->x,
                                   .x_stride = HIDDEN + PAD,
-                                  .x_type = l->dtype,
+                                  .x_type = f->x_f32 ? SP_DTYPE_F32 : l->dtype,
                                   .outputs = outputs,
                                   .n_outputs = 2};
     sp_error error;
@@ -434,9 +447,14 @@ static void run_and_compare(const layer *l, const step *s, const form *f, sp_exe
             sizeof *outputs, known_site(l->geometry, 0, dims[GATE + m].module) + (m + 3) % EXPERTS,
             y[m], width(m), SP_DTYPE_F32};
     }
+    if (f->x_f32) {
+        wide[0] = widened(l->dtype, s->x, (int64_t)s->n * (HIDDEN + PAD));
+        wide[1] = widened(l->dtype, inner, (int64_t)n * (INTER + PAD));
+        call.x = wide[0];
+    }
     assert_ok(sp_delta_experts_begin(delta, plan, &rows, NULL, &error), &error);
     assert_ok(sp_delta_experts_apply(delta, &call, &error), &error);
-    call.x = inner;
+    call.x = f->x_f32 ? (const void *)wide[1] : inner;
     call.x_stride = INTER + PAD;
     call.x_rows = SP_EXPERT_X_ROW;
     call.outputs = &outputs[2];
@@ -446,6 +464,8 @@ static void run_and_compare(const layer *l, const step *s, const form *f, sp_exe
         expect_rows(s, m, y[m], pairs, n);
         free(y[m]);
     }
+    free(wide[0]);
+    free(wide[1]);
     free(inner);
     free(begin);
     free(pairs);
@@ -458,9 +478,9 @@ static void every_form(const layer *l, const step *s, const char *level, sp_exec
     static const int32_t windows[] = {1, 17, 4096};
 
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
-        run_and_compare(l, s, &(form){level, false, false, windows[i]}, exec);
-        run_and_compare(l, s, &(form){level, true, false, windows[i]}, exec);
-        run_and_compare(l, s, &(form){level, true, true, windows[i]}, exec);
+        run_and_compare(l, s, &(form){level, false, false, windows[i], false}, exec);
+        run_and_compare(l, s, &(form){level, true, false, windows[i], false}, exec);
+        run_and_compare(l, s, &(form){level, true, true, windows[i], true}, exec);
     }
 }
 
@@ -490,6 +510,25 @@ static void rows_have_the_bits_of_their_pair_alone(void **state)
     sp_exec_destroy(exec);
 }
 
+/* Few items are cut over all threads, many are a thread's each. */
+static void threads_change_no_bit(void **state)
+{
+    layer *l = layer_open(SP_DTYPE_BF16);
+    step *s = step_make(l, 40, ANY); /* up to 21 items */
+
+    (void)state;
+    expect_alone(l, s, NULL);
+    for (int32_t threads = 1; threads <= 8; threads++) {
+        sp_exec *exec = hand_exec(threads);
+
+        run_and_compare(l, s, &(form){NULL, true, false, 4096, threads % 2 == 0}, exec);
+        run_and_compare(l, s, &(form){NULL, false, false, 60, false}, exec);
+        sp_exec_destroy(exec);
+    }
+    step_free(s);
+    layer_close(l);
+}
+
 /* 4,097 rows and more, over the border of a window. */
 static void many_rows_have_the_bits_of_few(void **state)
 {
@@ -499,13 +538,13 @@ static void many_rows_have_the_bits_of_few(void **state)
 
     (void)state;
     expect_alone(l, s, NULL);
-    run_and_compare(l, s, &(form){NULL, true, false, 4096}, exec);
-    run_and_compare(l, s, &(form){NULL, false, false, 4096}, exec);
-    run_and_compare(l, s, &(form){NULL, true, true, 1000}, exec);
+    run_and_compare(l, s, &(form){NULL, true, false, 4096, false}, exec);
+    run_and_compare(l, s, &(form){NULL, false, false, 4096, true}, exec);
+    run_and_compare(l, s, &(form){NULL, true, true, 1000, false}, exec);
     step_free(s);
     s = step_make(l, 1366, ALL_TO_ONE);
     expect_alone(l, s, NULL);
-    run_and_compare(l, s, &(form){NULL, true, false, 4096}, exec);
+    run_and_compare(l, s, &(form){NULL, true, false, 4096, false}, exec);
     sp_exec_destroy(exec);
     step_free(s);
     layer_close(l);
@@ -800,7 +839,7 @@ static void the_router_is_one_of_four_sites(void **state)
     layer *l = layer_open(SP_DTYPE_BF16);
     step *s = step_make(l, ROWS, ANY);
     sp_plan *plan = plan_make(l, s);
-    sp_delta *delta = delta_make(l, &(form){NULL, false, false, 16}, ROWS, NULL);
+    sp_delta *delta = delta_make(l, &(form){NULL, false, false, 16, false}, ROWS, NULL);
     float y[4][ROWS * OUT], want[4][ROWS * OUT];
     sp_delta_output outputs[4];
     sp_delta_call call = hand_call(plan, l->dtype, s->x, HIDDEN + PAD, outputs, 4);
@@ -892,7 +931,7 @@ static void rows_that_are_wrong_are_named(void **state)
     layer *l = layer_open(SP_DTYPE_BF16);
     step *s = step_make(l, 5, ANY);
     sp_plan *plan = plan_make(l, s);
-    form f = {NULL, false, false, 4};
+    form f = {NULL, false, false, 4, false};
     sp_delta *delta = delta_make(l, &f, 5, NULL);
     sp_delta_output output = gate_output(l, s);
     int32_t begin[EXPERTS + 1], pairs[15];
@@ -929,7 +968,7 @@ static void calls_that_are_wrong_are_named_and_change_nothing(void **state)
     layer *l = layer_open(SP_DTYPE_BF16);
     step *s = step_make(l, 5, ANY);
     sp_plan *plan = plan_make(l, s);
-    form f = {NULL, false, false, 4};
+    form f = {NULL, false, false, 4, false};
     sp_delta *delta = delta_make(l, &f, 5, NULL);
     int32_t begin[EXPERTS + 1], pairs[15];
     sp_moe_rows rows;
@@ -976,7 +1015,7 @@ static void levers_skip_experts(void **state)
     layer *l = layer_open(SP_DTYPE_BF16);
     step *s = step_make(l, 20, ANY);
     sp_plan *plan = plan_make(l, s);
-    form f = {NULL, false, false, 64};
+    form f = {NULL, false, false, 64, false};
     int32_t begin[EXPERTS + 1], pairs[60];
     sp_moe_rows rows;
     sp_delta_output output = {sizeof output, known_site(l->geometry, 0, SP_MODULE_EXPERT_GATE_PROJ),
@@ -1019,6 +1058,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_have_the_bits_of_their_pair_alone),
+        cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(many_rows_have_the_bits_of_few),
         cmocka_unit_test(pairs_match_the_reference),
         cmocka_unit_test(the_kernel_fixtures),
