@@ -10,6 +10,7 @@ import unittest
 
 import numpy
 import sidepath
+from fixtures import FIXTURES
 
 SHAPES = {"a.q": (48, 40), "a.k": (48, 24), "b.up": (40, 64)}
 RANKS = 3, 8, 5
@@ -155,6 +156,152 @@ class Sums(unittest.TestCase):
         plan = sidepath.Plan(8, 4).select(world.plan, rows)
         world.delta.apply(plan, x[rows], {2: picked})
         self.assertEqual(picked.tobytes(), y[rows].tobytes())
+
+
+class Experts(unittest.TestCase):
+    """Rows of experts of a base of the fixtures: 8 experts, two of them for a token."""
+
+    LAYER, HIDDEN, INNER, TOP_K = "model.layers.1.mlp.", 64, 48, 2
+    ADAPTED = {0: range(8), 1: (1, 4, 6)}  # experts of each adapter
+    RANKS = 4, 7
+
+    @classmethod
+    def setUpClass(cls):
+        cls.geometry = sidepath.Geometry.open(FIXTURES / "qwen3moe")
+        layout = sidepath.Layout(cls.geometry, rank=8, dtype="f32", expert_rank=8)
+        cls.pool = sidepath.Pool(layout, 2, expert_bytes=1 << 20)
+        made = [cls.make_adapter(which) for which in cls.ADAPTED]
+        cls.factors = [factors for _, factors in made]
+        cls.versions = [cls.pool.load(adapter) for adapter, _ in made]
+        cls.spans = [(0, 9, 1.0), (None, 4, 1.0), (1, 8, 0.5), (0, 1, 0.0), (1, 3, 2.0)]
+        cls.rows = [(which, scale) for which, n, scale in cls.spans for _ in range(n)]
+        cls.plan = sidepath.Plan(64, 2).build(cls.pool, [
+            (None if which is None else cls.versions[which], n, scale)
+            for which, n, scale in cls.spans])
+        random = numpy.random.default_rng(5)
+        cls.chosen = numpy.stack([random.permutation(8)[:2] for _ in cls.rows]).astype("<i4")
+
+    @classmethod
+    def make_adapter(cls, which):
+        random, rank = numpy.random.default_rng(which), cls.RANKS[which]
+        factors, tensors = {}, {}
+        for expert in cls.ADAPTED[which]:
+            for module in "gate_proj", "up_proj", "down_proj":
+                k_in, n_out = ((cls.HIDDEN, cls.INNER) if module != "down_proj" else
+                               (cls.INNER, cls.HIDDEN))
+                a = random.standard_normal((rank, k_in)).astype("<f4") * numpy.float32(0.3)
+                b = random.standard_normal((n_out, rank)).astype("<f4") * numpy.float32(0.3)
+                factors[expert, module] = a, b
+                name = "base_model.model.%sexperts.%d.%s" % (cls.LAYER, expert, module)
+                tensors[name + ".lora_A.weight"], tensors[name + ".lora_B.weight"] = a, b
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": 3 * rank,
+                  "target_modules": ["gate_proj", "up_proj", "down_proj"]}
+        return sidepath.Adapter.from_tensors(tensors, config, cls.geometry), factors
+
+    def site(self, module, expert=0):
+        return "%sexperts.%d.%s" % (self.LAYER, expert, module)
+
+    def truth(self, module, x, y, by_row=False):
+        """In double precision, with rows in the order of the pairs."""
+        out = y.astype("<f8")
+        for pair, expert in enumerate(self.chosen.ravel()):
+            token = pair // self.TOP_K
+            which, scale = self.rows[token]
+            if which is not None and scale and (expert, module) in self.factors[which]:
+                a, b = (factor.astype("<f8") for factor in self.factors[which][expert, module])
+                out[pair] += 3.0 * scale * (b @ (a @ x[pair if by_row else token].astype("<f8")))
+        return out
+
+    def arrays(self, *shape):
+        return numpy.random.default_rng(sum(shape)).standard_normal(shape).astype("<f4")
+
+    def test_against_double_precision(self):
+        tokens, pairs = self.chosen.shape[0], self.chosen.size
+        x, inner = self.arrays(tokens, self.HIDDEN), self.arrays(pairs, self.INNER)
+        gate, up = self.arrays(pairs, self.INNER), self.arrays(pairs, self.INNER) + 1
+        down = self.arrays(pairs, self.HIDDEN)
+        expected = [self.truth("gate_proj", x, gate), self.truth("up_proj", x, up),
+                    self.truth("down_proj", inner, down, True)]
+        before = gate.copy()
+        for options in {}, {"threads": sidepath.Threads(2), "expert_rows_max": 7}:
+            delta = sidepath.Delta(self.pool, 64, **options)
+            got = [gate.copy(), up.copy(), down.copy()]
+            delta.begin_experts(self.plan, self.chosen)
+            delta.apply_experts(x, {self.site("gate_proj"): got[0],
+                                    self.geometry.find(self.site("up_proj", 5)): got[1]})
+            delta.apply_experts(inner, {self.site("down_proj", 7): got[2]}, by_row=True)
+            for one, want in zip(got, expected):
+                numpy.testing.assert_allclose(one, want, rtol=0, atol=5e-5)
+        untouched = [self.rows[pair // 2][0] is None or not self.rows[pair // 2][1] or
+                     expert not in self.ADAPTED[self.rows[pair // 2][0]]
+                     for pair, expert in enumerate(self.chosen.ravel())]
+        self.assertTrue(10 < sum(untouched) < 40)
+        self.assertEqual(got[0][untouched].tobytes(), before[untouched].tobytes())
+
+    def test_sorted_rows_have_the_same_bits(self):
+        x, y = self.arrays(self.chosen.shape[0], self.HIDDEN), self.arrays(50, self.INNER)
+        delta = sidepath.Delta(self.pool, 64)
+        row_pair = numpy.argsort(self.chosen.ravel(), kind="stable").astype("<i4")
+        begin = numpy.searchsorted(self.chosen.ravel()[row_pair], numpy.arange(9)).astype("<i4")
+        gathered, by_expert = y.copy(), y[row_pair].copy()
+        delta.begin_experts(self.plan, self.chosen)
+        delta.apply_experts(x, {self.site("up_proj"): gathered})
+        delta.begin_experts(self.plan, row_pair=row_pair, expert_begin=begin, top_k=2)
+        delta.apply_experts(x, {self.site("up_proj"): by_expert})
+        self.assertEqual(by_expert.tobytes(), gathered[row_pair].tobytes())
+        self.assertNotEqual(gathered.tobytes(), y.tobytes())
+
+    def test_the_router_is_a_site(self):
+        tensors, config = {}, {"peft_type": "LORA", "r": 2, "lora_alpha": 2,
+                               "target_parameters": ["mlp.gate.weight"]}
+        a, b = self.arrays(2, self.HIDDEN), self.arrays(8, 2)
+        name = "base_model.model.%sgate.lora_" % self.LAYER
+        tensors[name + "A.weight"], tensors[name + "B.weight"] = a, b
+        layout = sidepath.Layout(self.geometry, rank=8, dtype="f32", expert_rank=8)
+        pool = sidepath.Pool(layout, 1, expert_bytes=1 << 20)
+        version = pool.load(sidepath.Adapter.from_tensors(tensors, config, self.geometry))
+        plan = sidepath.Plan(8, 1).build(pool, [(version, 5)])
+        x, logits = self.arrays(5, self.HIDDEN), self.arrays(5, 8)
+        expected = logits.astype("<f8") + x.astype("<f8") @ a.T.astype("<f8") @ b.T.astype("<f8")
+        sidepath.Delta(pool, 8).apply(plan, x, {self.LAYER + "gate": logits})
+        numpy.testing.assert_allclose(logits, expected, rtol=0, atol=2e-4)
+
+    def test_wrong_calls_are_named(self):
+        delta = sidepath.Delta(self.pool, 64)
+        x, y = self.arrays(25, self.HIDDEN), self.arrays(50, self.INNER)
+        gate = self.site("gate_proj")
+        with self.assertRaises(sidepath.WrongCall) as caught:
+            delta.apply_experts(x, {gate: y})
+        self.assertEqual(caught.exception.code, "no-rows")
+        order = numpy.arange(50, dtype="<i4")
+        for keywords, words in (
+                ({}, "either"), ({"experts": self.chosen, "row_pair": order}, "either"),
+                ({"row_pair": order}, "either"), ({"experts": self.chosen[:-1]}, "[25, *]"),
+                ({"experts": self.chosen.astype("<i8")}, "int"),
+                ({"experts": numpy.asfortranarray(self.chosen)}, "dense"),
+                ({"row_pair": order, "expert_begin": order[:8], "top_k": 2}, "[9]"),
+                ({"row_pair": order, "expert_begin": order[9:0:-1].copy(), "top_k": 2},
+                 "bad-expert-rows")):
+            with self.assertRaises(sidepath.SidepathError) as caught:
+                delta.begin_experts(self.plan, **keywords)
+            self.assertIn(words, str(caught.exception), keywords)
+            with self.assertRaises(sidepath.WrongCall):
+                delta.apply_experts(x, {gate: y})
+        delta.begin_experts(self.plan, self.chosen)
+        before = y.copy()
+        for call, words in (
+                (lambda: delta.apply_experts(x[:5], {gate: y}), "5 rows"),
+                (lambda: delta.apply_experts(y, {gate: y}, by_row=True), "48 columns"),
+                (lambda: delta.apply_experts(x, {gate: y[:25]}), "25 rows"),
+                (lambda: delta.apply_experts(x, {self.LAYER + "gate": self.arrays(50, 8)}),
+                 "no expert"),
+                (lambda: delta.apply_experts(x, {gate: y, "model.layers.0.mlp.experts.0.up_proj":
+                                                 y.copy()}), "layer"),
+                (lambda: delta.apply_experts(x, {}), "outputs")):
+            with self.assertRaises(sidepath.SidepathError) as caught:
+                call()
+            self.assertIn(words, str(caught.exception))
+        self.assertEqual(before.tobytes(), y.tobytes())
 
 
 class Tables(unittest.TestCase):

@@ -5,11 +5,17 @@
 
 x and y are numpy arrays or torch tensors in the memory of the pool's device, row i being row i of
 the plan. On a GPU calls only enqueue, on torch's current stream or the one that is given. The bits
-of a row depend on its own x, y and adapter and on nothing else."""
+of a row depend on its own x, y and adapter and on nothing else.
+
+Experts have rows of their own, one for each expert that a token chose:
+
+    delta.begin_experts(plan, chosen)                               # int32 [tokens, top_k]
+    delta.apply_experts(x, {"model.layers.0.mlp.experts.0.gate_proj": gate,
+                            "model.layers.0.mlp.experts.0.up_proj": up})"""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Mapping, NamedTuple, Optional, Union
 
 from . import arrays, errors
 from ._library import NULL, Handle, c_text, ffi, failure, lib, made, struct
@@ -18,22 +24,34 @@ from .pool import Plan, Pool, Threads
 OUTPUTS_MAX = 16
 
 
+class _ExpertRows(NamedTuple):
+    """What begin_experts said, and what its arrays belong to."""
+    plan: Plan
+    n_rows: int
+    kept: tuple[Any, ...]
+
+
 class Delta(Handle):
     """Scratch and kernels for steps of up to `rows_max` rows over one pool. `isa` is the CPU's
     level: "auto", "scalar", "avx2", "avx512", "amx". With `x_f32` x may be float32 where the pool
-    is not. `threads` None: the calling thread alone."""
+    is not. `threads` None: the calling thread alone. `expert_rows_max`: rows of experts that are
+    computed at a time, which bounds the scratch and changes no bit; 0: the library's own number."""
 
     def __init__(self, pool: Pool, rows_max: int, *, threads: Optional[Threads] = None,
-                 isa: Optional[str] = None, x_f32: bool = False) -> None:
+                 isa: Optional[str] = None, x_f32: bool = False,
+                 expert_rows_max: int = 0) -> None:
         kept = c_text(isa, "isa")
         options = struct("sp_delta_options", pool=pool._pointer, rows_max=rows_max, x_f32=x_f32,
                          cpu_isa=kept, exec=threads._pointer if threads else NULL)
+        if expert_rows_max:
+            options.expert_rows_max = expert_rows_max
         over = (pool,) if threads is None else (pool, threads)
         self._own(made("sp_delta", lib.sp_delta_create, options), lib.sp_delta_destroy, *over)
         self.pool, self.rows_max = pool, rows_max
         self._gpu, self._geometry = pool.device.is_gpu, pool.layout.geometry
         self._sites: dict[Union[int, str], tuple[int, int, int]] = {}
         self._started: Any = None
+        self._expert_rows: Optional[_ExpertRows] = None
         self._error = ffi.new("sp_error *")
         self._outputs = ffi.new("sp_delta_output[]", OUTPUTS_MAX)
         self._call = struct("sp_delta_call", outputs=self._outputs)
@@ -46,18 +64,12 @@ class Delta(Handle):
         if len(outputs) > OUTPUTS_MAX:
             raise errors.WrongCall("bad-shape", "outputs", -1, "%d outputs, at most %d in one call"
                                    % (len(outputs), OUTPUTS_MAX))
-        read, k_in = self._rows(plan, x, "x"), None
+        read = self._rows(plan, x, "x")
         with self.pool._turns:
             for slot, (site, y) in enumerate(outputs.items()):
                 number, k_in, n_out = self._site(site)
-                row = self._outputs[slot]
-                wrote = self._rows(plan, y, "y", n_out, True)
-                row.struct_bytes, row.site = ffi.sizeof("sp_delta_output"), number
-                row.y, row.y_type = wrote.pointer, arrays.DTYPES[wrote.dtype]
-                row.y_stride = wrote.strides[0]
-                if read.shape[1] != k_in:
-                    raise errors.WrongCall("bad-shape", "x", -1, "x has %d columns, site %s reads "
-                                           "%d" % (read.shape[1], site, k_in))
+                self._set_output(slot, number, self._rows(plan, y, "y", n_out, True))
+                self._check_columns(read, site, k_in)
             step = self._call
             step.plan, step.n_outputs, step.x = plan._pointer, len(outputs), read.pointer
             step.x_stride, step.x_type = read.strides[0], arrays.DTYPES[read.dtype]
@@ -66,11 +78,7 @@ class Delta(Handle):
     def embed(self, plan: Plan, tokens: Any, y: Any, *, stream: Any = None) -> None:
         """After the gather of the embeddings: y [rows, hidden] of the pool's type, in place; tokens
         [rows] int32."""
-        lent = arrays.view(tokens, "tokens")
-        if lent.dtype != "i32" or lent.shape != (plan.n_rows,) or lent.strides[0] != 1:
-            raise errors.WrongCall("bad-shape", "tokens", -1, "tokens must be a dense int32 [%d], "
-                                   "not %s %r" % (plan.n_rows, lent.dtype, lent.shape))
-        self._check_place(lent, "tokens")
+        lent = self._numbers(tokens, "tokens", (plan.n_rows,))
         site = self._geometry_kind(lib.SP_SITE_EMBEDDING, "an embedding")
         wrote = self._rows(plan, y, "y", self._site(site)[2], True)
         if wrote.dtype != self.pool.layout.dtype:
@@ -95,6 +103,61 @@ class Delta(Handle):
         with self.pool._turns:
             self._run(lib.sp_delta_head, plan, step, stream)
 
+    def begin_experts(self, plan: Plan, experts: Any = None, *, row_pair: Any = None,
+                      expert_begin: Any = None, top_k: int = 0, stream: Any = None) -> None:
+        """Which rows the calls of apply_experts that follow are about, until the next begin: once
+        for each layer. A pair is token * top_k + k, the k-th expert that a token chose. Either
+        `experts`, int32 [tokens, top_k]: row i is pair i, a number that no expert has is a row
+        without delta; or `row_pair`, int32 [rows], the pairs sorted by expert, with `expert_begin`,
+        int32 [experts + 1], and `top_k`. The arrays are borrowed until the last apply."""
+        if (experts is None) == (row_pair is None) or (row_pair is None) != (expert_begin is None):
+            raise errors.WrongCall("bad-shape", "experts", -1, "either experts, or row_pair and "
+                                   "expert_begin with top_k")
+        n_experts = int(lib.sp_geometry_experts(self._geometry._pointer))
+        rows = struct("sp_moe_rows", n_tokens=plan.n_rows, n_experts=n_experts)
+        if experts is not None:
+            lent = [self._numbers(experts, "experts", (plan.n_rows, None))]
+            rows.expert, rows.top_k = ffi.cast("int32_t *", lent[0].address), lent[0].shape[1]
+            n_rows = lent[0].shape[0] * lent[0].shape[1]
+        else:
+            lent = [self._numbers(row_pair, "row_pair", (None,)),
+                    self._numbers(expert_begin, "expert_begin", (n_experts + 1,))]
+            rows.row_pair, rows.expert_begin = (ffi.cast("int32_t *", one.address) for one in lent)
+            rows.top_k, rows.n_rows = top_k, lent[0].shape[0]
+            n_rows = lent[0].shape[0]
+        with self.pool._turns:
+            self._expert_rows = None
+            native = self._stream(stream)
+            self._start(plan, native)
+            self._checked(lib.sp_delta_experts_begin(self._pointer, plan._pointer, rows, native,
+                                                     self._error))
+            self._expert_rows = _ExpertRows(plan, n_rows, tuple(one.owner for one in lent))
+
+    def apply_experts(self, x: Any, outputs: Mapping[Union[int, str], Any], *,
+                      by_row: bool = False, stream: Any = None) -> None:
+        """Adds the deltas of experts to the outputs of the rows that were begun, in place: {site:
+        y} of modules of one layer that read this x, each by the number or path of any of its
+        experts. y is [rows, n_out]; x [tokens, k_in], or with `by_row` [rows, k_in]: what the experts' down
+        reads."""
+        begun = self._expert_rows
+        if begun is None:
+            raise errors.WrongCall("no-rows", "begin_experts", -1, "no rows were begun")
+        if not 0 < len(outputs) <= OUTPUTS_MAX:
+            raise errors.WrongCall("bad-shape", "outputs", -1, "%d outputs, at most %d in one call"
+                                   % (len(outputs), OUTPUTS_MAX))
+        read = self._matrix(x, "x", begun.n_rows if by_row else begun.plan.n_rows)
+        with self.pool._turns:
+            for slot, (site, y) in enumerate(outputs.items()):
+                number, k_in, n_out = self._site(site)
+                wrote = self._matrix(y, "y", begun.n_rows, n_out, True)
+                self._set_output(slot, number, wrote)
+                self._check_columns(read, site, k_in)
+            step = struct("sp_delta_experts_call", outputs=self._outputs, n_outputs=len(outputs),
+                          x=read.pointer, x_stride=read.strides[0],
+                          x_type=arrays.DTYPES[read.dtype],
+                          x_rows=lib.SP_EXPERT_X_ROW if by_row else lib.SP_EXPERT_X_TOKEN)
+            self._run(lib.sp_delta_experts_apply, begun.plan, step, stream)
+
     def has_tokens(self, kind: str) -> bool:
         """Whether embed ("embedding") or head ("head") has anything to do now."""
         number = {"embedding": lib.SP_SITE_EMBEDDING, "head": lib.SP_SITE_HEAD}[kind]
@@ -117,11 +180,27 @@ class Delta(Handle):
 
     def _run(self, function: Any, plan: Plan, step: Any, stream: Any) -> None:
         step.stream = self._stream(stream)
-        if self._gpu and self._started != (plan, plan.builds):
-            for begin in (lib.sp_delta_upload, lib.sp_delta_start):
-                self._checked(begin(self._pointer, plan._pointer, step.stream, self._error))
-            self._started = plan, plan.builds
+        self._start(plan, step.stream)
         self._checked(function(self._pointer, step, self._error))
+
+    def _start(self, plan: Plan, native: Any) -> None:
+        """The beginning of a step on a GPU, where it was not made yet."""
+        if not self._gpu or self._started == (plan, plan.builds):
+            return
+        for begin in (lib.sp_delta_upload, lib.sp_delta_start):
+            self._checked(begin(self._pointer, plan._pointer, native, self._error))
+        self._started = plan, plan.builds
+
+    def _set_output(self, slot: int, number: int, wrote: arrays.View) -> None:
+        row = self._outputs[slot]
+        row.struct_bytes, row.site = ffi.sizeof("sp_delta_output"), number
+        row.y, row.y_type = wrote.pointer, arrays.DTYPES[wrote.dtype]
+        row.y_stride = wrote.strides[0]
+
+    def _check_columns(self, read: arrays.View, site: Union[int, str], k_in: int) -> None:
+        if read.shape[1] != k_in:
+            raise errors.WrongCall("bad-shape", "x", -1, "x has %d columns, site %s reads %d"
+                                   % (read.shape[1], site, k_in))
 
     def _checked(self, status: int) -> None:
         if status != 0:
@@ -154,10 +233,29 @@ class Delta(Handle):
 
     def _rows(self, plan: Plan, tensor: Any, what: str, columns: int = 0,
               write: bool = False) -> arrays.View:
+        return self._matrix(tensor, what, plan.n_rows, columns, write)
+
+    def _numbers(self, tensor: Any, what: str, shape: tuple[Optional[int], ...]) -> arrays.View:
+        """A dense array of int32; None: any number."""
+        lent = arrays.view(tensor, what)
+        fits = len(lent.shape) == len(shape) and all(
+            want in (None, got) for want, got in zip(shape, lent.shape))
+        dense = lent.strides[-1:] == (1,) and (
+            len(shape) < 2 or lent.shape[0] < 2 or lent.strides[0] == lent.shape[1])
+        if lent.dtype != "i32" or not fits or not dense:
+            raise errors.WrongCall("bad-shape", what, -1, "%s must be a dense int32 [%s], not %s "
+                                   "%r" % (what, ", ".join("*" if n is None else str(n)
+                                                           for n in shape),
+                                           lent.dtype, lent.shape))
+        self._check_place(lent, what)
+        return lent
+
+    def _matrix(self, tensor: Any, what: str, n_rows: int, columns: int = 0,
+                write: bool = False) -> arrays.View:
         lent = arrays.rows_of(tensor, what, columns, write)
-        if lent.shape[0] != plan.n_rows:
-            raise errors.WrongCall("bad-shape", what, -1, "%s has %d rows, the plan %d"
-                                   % (what, lent.shape[0], plan.n_rows))
+        if lent.shape[0] != n_rows:
+            raise errors.WrongCall("bad-shape", what, -1, "%s has %d rows, not %d"
+                                   % (what, lent.shape[0], n_rows))
         if lent.dtype not in arrays.DTYPES:
             raise errors.WrongCall("bad-dtype", what, -1, "%s is of integers" % what)
         self._check_place(lent, what)
