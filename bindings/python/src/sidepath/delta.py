@@ -137,8 +137,8 @@ class Delta(Handle):
                       by_row: bool = False, stream: Any = None) -> None:
         """Adds the deltas of experts to the outputs of the rows that were begun, in place: {site:
         y} of modules of one layer that read this x, each by the number or path of any of its
-        experts. y is [rows, n_out]; x [tokens, k_in], or with `by_row` [rows, k_in]: what the experts' down
-        reads."""
+        experts. y is [rows, n_out]; x [tokens, k_in], or with `by_row` [rows, k_in]: what the
+        experts' down reads."""
         begun = self._expert_rows
         if begun is None:
             raise errors.WrongCall("no-rows", "begin_experts", -1, "no rows were begun")
