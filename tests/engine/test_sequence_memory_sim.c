@@ -185,7 +185,8 @@ static void model_drop_load(sim *s, fake *f)
 /* The snapshot that a step writes: a free one, or else the one that has been idle longest. */
 static void model_save(sim *s, fake *f, int32_t snapshot)
 {
-    int32_t page = f->n_committed > 0 ? f->pages[f->n_committed / s->page_tokens - 1] : -1;
+    int32_t n_full = f->n_committed / s->page_tokens;
+    int32_t page = n_full > 0 ? f->pages[n_full - 1] : -1;
     int32_t n_free = 0, oldest = -1;
 
     for (int32_t i = 0; i < s->n_snapshots; i++) {
