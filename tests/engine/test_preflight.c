@@ -276,6 +276,98 @@ static void check_refused(const sp_engine_options *options, const char *setting)
         fail_msg("%s: %s", setting, wrong);
 }
 
+/* ---- an engine of a model with gated delta nets -------------------------------------------- */
+
+static sp_engine_options recurrent_options(void)
+{
+    sp_engine_options options = small_options();
+
+    options.model_dir = SP_TEST_FIXTURES "/qwen35";
+    options.max_running = 3;
+    options.memory_bytes = 128 * MIB;
+    return options;
+}
+
+static sp_engine_stats stats_of_opened(const sp_engine_options *options)
+{
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
+    sp_engine *engine;
+    sp_error error;
+
+    assert_ok(sp_engine_open(options, NULL, 0, &engine, &error), &error);
+    assert_ok(sp_engine_get_stats(engine, &stats, &error), &error);
+    sp_engine_close(engine);
+    return stats;
+}
+
+static void check_bad_budget(const sp_engine_options *options, const char *setting)
+{
+    sp_engine *engine = NULL;
+    sp_error error;
+
+    assert_int_equal(sp_engine_open(options, NULL, 0, &engine, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, setting);
+    assert_null(engine);
+}
+
+/* Two layers with a state: 4 value heads of 24 with keys of 16, and the last 64 rows. */
+static void states_of_an_engine(void **state)
+{
+    sp_engine_options options = recurrent_options();
+    sp_engine_stats stats = stats_of_opened(&options), other;
+    const size_t least = (size_t)2 * 4 * (16 + 64) * 24 * sizeof(float); /* S and u */
+    size_t one;
+
+    (void)state;
+    assert_int_equal(stats.states, 3);
+    assert_int_equal(stats.states_used, 0);
+    assert_int_equal(stats.state_snapshots, 0); /* 320 tokens have no place for one at 512 */
+    assert_true(stats.state_bytes % 3 == 0);
+    one = stats.state_bytes / 3;
+    assert_in_range(one, least, 3 * least);
+    options.state_snapshot_tokens = 33;
+    other = stats_of_opened(&options);
+    assert_int_equal(other.state_snapshots, 320 / 64);
+    assert_true(other.state_bytes > stats.state_bytes);
+    options.state_snapshot_bytes = other.state_bytes - stats.state_bytes - 1;
+    assert_int_equal(stats_of_opened(&options).state_snapshots, 4);
+    options.prefix_cache = false;
+    assert_int_equal(stats_of_opened(&options).state_snapshots, 0);
+    options.state_bytes = 2 * one + one / 2;
+    assert_int_equal(stats_of_opened(&options).states, 2);
+    /* Nothing of it for a model without such layers. */
+    options.model_dir = SP_TEST_DEMO "/base";
+    stats = stats_of_opened(&options);
+    assert_true(stats.states == 0 && stats.state_snapshots == 0 && stats.state_bytes == 0);
+}
+
+static void bad_budgets_of_states(void **state)
+{
+    sp_engine_options options = recurrent_options();
+
+    (void)state;
+    options.state_bytes = 1;
+    check_bad_budget(&options, "state-bytes");
+    options = recurrent_options();
+    options.state_snapshot_tokens = 32;
+    options.state_snapshot_bytes = 1;
+    check_bad_budget(&options, "state-snapshot-bytes");
+    options.state_snapshot_tokens = 0;
+    assert_int_equal(stats_of_opened(&options).state_snapshots, 0);
+    options = recurrent_options();
+    options.state_bytes = GIB;
+    options.max_running = 4096;
+    check_refused(&options, "state-bytes");
+    options.state_bytes = 0; /* a share of what there is */
+    assert_true(stats_of_opened(&options).states < 4096);
+    options.max_running = 1;
+    options.kv_tokens = 100000;
+    options.memory_bytes = 45 * MIB;
+    options.state_snapshot_tokens = 32;
+    options.state_snapshot_bytes = GIB;
+    check_refused(&options, "state-snapshot-bytes");
+}
+
 static void each_sum_of_an_engine(void **state)
 {
     sp_engine_options options = small_options();
@@ -454,6 +546,8 @@ int main(void)
         cmocka_unit_test(sums_that_overflow_fit_nowhere),
         cmocka_unit_test(where_nothing_is_known_all_fit),
         cmocka_unit_test(in_a_group_of_2_gib), /* before any thread is started */
+        cmocka_unit_test(states_of_an_engine),
+        cmocka_unit_test(bad_budgets_of_states),
         cmocka_unit_test(each_sum_of_an_engine),
         cmocka_unit_test(adapters_of_the_start),
         cmocka_unit_test(an_open_cache_of_an_engine),

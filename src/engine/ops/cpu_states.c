@@ -128,8 +128,9 @@ sp_status sp_cpu_states_create(sp_cpu_ops *cpu, const sp_ops_options *options, s
     state = sp_cpu_state_bytes(shape, options->type);
     snapshot = sp_cpu_snapshot_bytes(shape, options->type);
     if (!create_states(shape->slots, state, options->kv_resident, &states->slots))
-        return sp_fail(error, SP_ERR_MEMORY, NULL, "max-running", -1,
-                       "the recurrent states of %d sequences need %zu MiB; lower max-running",
+        return sp_fail(error, SP_ERR_MEMORY, NULL, "state-bytes", -1,
+                       "the recurrent states of %d sequences need %zu MiB; lower state-bytes or "
+                       "max-running",
                        shape->slots, (size_t)shape->slots * state >> 20);
     if (!create_states(shape->snapshots, snapshot, options->kv_resident, &states->snapshots))
         return sp_fail(error, SP_ERR_MEMORY, NULL, "state-snapshot-bytes", -1,
