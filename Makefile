@@ -24,7 +24,7 @@ demo:
 	tools/demo.sh $(BUILD)/sidepath
 
 test:
-	tools/install-packages.sh build test style
+	tools/install-packages.sh build test peers style
 	$(MAKE) build
 	ctest --test-dir $(BUILD) --label-regex quick --output-on-failure --no-tests=error -j $(JOBS)
 

@@ -14,9 +14,12 @@ macro(sidepath_dependency name module)
 endmacro()
 
 function(sidepath_room room)
-  cmake_parse_arguments(ARG "" "" "LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "LIBRARIES;WITHOUT" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${room}/*.c
        ${PROJECT_SOURCE_DIR}/src/${room}/*/*.c)
+  foreach(file ${ARG_WITHOUT}) # what this build does not compile
+    list(REMOVE_ITEM sources ${PROJECT_SOURCE_DIR}/src/${room}/${file})
+  endforeach()
   foreach(isa avx2 avx512 amx)
     file(GLOB isa_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${room}/*_${isa}.c
          ${PROJECT_SOURCE_DIR}/src/${room}/*/*_${isa}.c)

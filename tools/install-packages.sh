@@ -3,6 +3,7 @@
 #     library what a build of the library alone needs
 #     build   what a build of the library and the program needs
 #     test    what a build of the tests needs besides
+#     peers   what adapters from other hosts need besides (optional: a build does without)
 #     style   what the style checks among the tests need besides
 #     client  the openai client, jsonschema, cffi and numpy for tests, into build/client-venv
 #     ci      what .ci/run needs besides
@@ -14,6 +15,7 @@ library="gcc libc6-dev make cmake ninja-build pkg-config libjansson-dev libssl-d
 libpcre2-dev"
 build="$library libutf8proc-dev python3"
 test="libcmocka-dev python3-jinja2"
+peers="libucx-dev"
 style="clang-format-14 g++"
 ci="clang-14 libclang-rt-14-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user git
 prometheus"
@@ -27,11 +29,12 @@ for group in "$@"; do
     library) packages="$packages $library" ;;
     build) packages="$packages $build" ;;
     test) packages="$packages $test" ;;
+    peers) packages="$packages $peers" ;;
     style) packages="$packages $style" ;;
     client) packages="$packages $client" venv="build/client-venv" ;;
     ci) packages="$packages $ci" ;;
     *)
-        echo "usage: $0 library|build|test|style|client|ci ..." >&2
+        echo "usage: $0 library|build|test|peers|style|client|ci ..." >&2
         exit 2
         ;;
     esac

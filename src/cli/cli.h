@@ -18,6 +18,7 @@ int sp_cli_logits(int argc, char **argv);
 int sp_cli_inspect(int argc, char **argv);
 int sp_cli_bench(int argc, char **argv);
 int sp_cli_serve(int argc, char **argv);
+int sp_cli_peer(int argc, char **argv);
 
 /*
  * Prints "sidepath VERB: text [code]" on stderr and returns the exit status that fits: usage for

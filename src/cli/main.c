@@ -16,6 +16,7 @@ static const verb verbs[] = {
     {"logits", sp_cli_logits, "logits of one token list, to a safetensors file"},
     {"inspect", sp_cli_inspect, "what an adapter holds, and whether it would be taken"},
     {"serve", sp_cli_serve, "an HTTP server: the model's name picks the adapter"},
+    {"peer", sp_cli_peer, "serves a directory of adapters to other hosts"},
     {"bench", sp_cli_bench, "measure deltas, steps and loading"},
 };
 

@@ -12,19 +12,21 @@
  * call, several at a time; calls on one offer come one after the other. Pointers may not be NULL
  * unless said so.
  *
- * Statuses of all calls, beside those named there, with error->subject the peer as "host:port":
+ * Statuses of all calls, beside those named there; error->subject is the peer as "host:port":
  *
- *   SP_ERR_PEER_UNREACHABLE  `peer-unreachable`  nobody listens there, or no route or name
- *   SP_ERR_PEER_TIMEOUT      `peer-timeout`      the deadline passed
- *   SP_ERR_PEER_LOST         `peer-lost`         the connection broke while it was in use
- *                            `peer-offer-gone`   the offer's files have changed: call describe
- * again SP_ERR_PEER_PROTOCOL     `peer-protocol`     not a message, not an answer to this request,
- * a wrong length, a wrong tag `peer-manifest`, `peer-listing`, `peer-version` SP_ERR_PEER_REFUSED
- * `peer-key`          it needs a key, has another one, or has none `peer-busy`,
- * `peer-out-of-range`, `peer-malformed`, `peer-failed` SP_ERR_NOT_FOUND         `peer-not-found` it
- * has no such adapter SP_ERR_TOO_LARGE         `peer-manifest-too-large`, `peer-listing-too-large`
- *   SP_ERR_STATE             `peer-cancelled`    wait->is_cancelled has returned true
- *   SP_ERR_MEMORY            here
+ *   SP_ERR_PEER_UNREACHABLE  `peer-unreachable`: nobody listens there, or no route or name
+ *   SP_ERR_PEER_TIMEOUT      `peer-timeout`: the deadline passed
+ *   SP_ERR_PEER_LOST         `peer-lost`: the connection broke while it was in use;
+ *                            `peer-offer-gone`: the files have changed, describe is to be repeated
+ *   SP_ERR_PEER_PROTOCOL     `peer-protocol`: not a message, not an answer to this request, a
+ *                            wrong length or tag; `peer-manifest`, `peer-listing`, `peer-version`
+ *   SP_ERR_PEER_REFUSED      `peer-key`: it needs a key, has another one, or has none;
+ *                            `peer-busy`, `peer-out-of-range`, `peer-malformed`, `peer-failed`,
+ *                            `peer-version`
+ *   SP_ERR_NOT_FOUND         `peer-not-found`: it has no such adapter
+ *   SP_ERR_TOO_LARGE         `peer-manifest-too-large`, `peer-listing-too-large`
+ *   SP_ERR_STATE             `peer-cancelled`: wait->is_cancelled has returned true
+ *   SP_ERR_MEMORY            on this host
  *
  * After a failure the client can be called again; the next call connects anew where the connection
  * is lost.
@@ -86,7 +88,7 @@ typedef struct sp_peer_calls {
      */
     sp_status (*fetch)(void *user, sp_peer_offer *offer, const sp_peer_range *ranges,
                        size_t n_ranges, const sp_peer_wait *wait, sp_error *error);
-    /* Frees the offer and its manifest; NULL is allowed. Does not block. */
+    /* Frees the offer and its manifest; NULL is allowed. Does not wait for the peer. */
     void (*close)(void *user, sp_peer_offer *offer);
     /* After the last call; open offers must have been closed. */
     void (*destroy)(void *user);

@@ -105,7 +105,7 @@ static sp_status read_hex(const reader *r, const json_t *object, const char *fie
         int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
 
         if (high < 0 || low < 0)
-            return refuse(r, field, (int64_t)(2 * i), "is not lower-case hexadecimal");
+            return refuse(r, field, (int64_t)(2 * i), "is not hexadecimal in small letters");
         out_bytes[i] = (uint8_t)(high << 4 | low);
     }
     return SP_OK;

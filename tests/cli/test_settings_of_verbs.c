@@ -1,7 +1,7 @@
 /*
  * A setting is one row: a flag that two verbs have has the same value, help, default and variable
  * in both, and none has it twice. The measurements' own (how many rounds, rows and steps) are named
- * alike and are each verb's own.
+ * alike and are each verb's own, and so is the port that a verb listens on.
  */
 #include "support/shell.h"
 #include "support/test.h"
@@ -27,7 +27,7 @@ typedef struct flag_list {
 
 static bool is_own(const char *name)
 {
-    static const char *const own[] = {"rounds", "rows", "steps"};
+    static const char *const own[] = {"rounds", "rows", "steps", "port"};
 
     for (size_t i = 0; i < sizeof own / sizeof *own; i++)
         if (strcmp(name, own[i]) == 0)
@@ -83,7 +83,7 @@ static void test_one_row_each(void **state)
     static const char *const verbs[] = {
         "generate",         "logits",     "serve",       "inspect",
         "bench load",       "bench step", "bench delta", "bench speculative",
-        "bench structured", "bench swap"};
+        "bench structured", "bench swap", "peer"};
     flag_list list = {.n = 0};
     size_t n_shared = 0;
 

@@ -12,13 +12,14 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-VERBS = ["serve", "generate", "logits", "inspect", "bench delta", "bench load",
+VERBS = ["serve", "peer", "generate", "logits", "inspect", "bench delta", "bench load",
          "bench speculative", "bench step", "bench structured", "bench swap"]
 RUNS = {"serve", "generate", "logits", "bench load", "bench speculative", "bench step",
         "bench structured", "bench swap"}
 # Whose texts a file of these folders holds; of several rows the first that fits. The rest is the
 # library's, which names settings without dashes and is used by every verb that runs a model.
 ROOMS = [("src/server/", {"serve"}), ("src/cli/serve", {"serve"}),
+         ("src/cli/peer", {"peer"}),
          ("src/cli/generate", {"generate"}), ("src/cli/logits", {"logits"}),
          ("src/cli/inspect", {"inspect"}), ("src/cli/bench_delta", {"bench delta"}),
          ("src/cli/bench_load", {"bench load"}),
@@ -28,9 +29,9 @@ ROOMS = [("src/server/", {"serve"}), ("src/cli/serve", {"serve"}),
          ("src/cli/requests", {"generate"}), ("src/engine/request/request_rows", {"generate"})]
 # Words with a hyphen that are plain English, or the names of others.
 PLAIN = set("""all-linear args-json-object base-uri built-in connect-src default-src end-of-text
-form-action frame-ancestors function-name gemv-max-m instruction-set key-value llama-cpp-deepseek-r1
-llama-cpp-python log-probabilities multiply-adds pre-tokenizer prefill-bgmv sidepath-engine
-sliding-window streaming-read utf-8
+form-action frame-ancestors function-name gemv-max-m instruction-set key-value libucx-dev
+llama-cpp-deepseek-r1 llama-cpp-python log-probabilities multiply-adds pre-tokenizer prefill-bgmv
+sidepath-engine sliding-window streaming-read utf-8
 add_subdirectory save_pretrained""".split())
 OTHERS = {"static", "cases"} # flags of other programs
 
@@ -89,8 +90,9 @@ class Program:
             self.literals |= set(LITERAL.findall(path.read_text(encoding="utf-8")))
         self.codes = set(literals(re.sub(r'\{"[a-z0-9-]+", SP_SETTING_', "", code)))
         self.words = words_of(root)
+        counting = ("src/server/", "src/peer/peer_server")
         self.metrics = {m for name, texts in self.texts.items()
-                        if name.startswith("src/server/") for text in texts
+                        if name.startswith(counting) for text in texts
                         for m in METRIC.findall(text)}
         rows = [root / "src/server/api/body_rows.c", root / "src/engine/request/request_rows.inc"]
         self.fields = set(FIELD.findall("".join(path.read_text(encoding="utf-8")
