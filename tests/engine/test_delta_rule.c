@@ -527,6 +527,32 @@ static void every_cut_gives_the_same_bits(void **state)
     check_cut(*state, 3, cut_by_size);
 }
 
+/* docs/KERNELS.md says so. */
+static void both_vector_levels_agree(void **state)
+{
+    const sp_kernels *kernels;
+
+    (void)state;
+    if (sp_kernels_get("avx512", &kernels, NULL) != SP_OK)
+        skip();
+    for (int i = 0; i < 2 * N_SHAPES; i++) {
+        layer l = make_layer(&shapes[i / 2], i % 2 ? SP_DTYPE_F32 : SP_DTYPE_BF16);
+        sequence s = make_sequence(&l, 6);
+        backend narrow = open_backend("avx2", &l, 1), wide = open_backend("avx512", &l, 2);
+        progress a = begin(&l, &s, 0), b = begin(&l, &s, 0);
+
+        advance(&narrow, &l, &a, POSITIONS);
+        in_pieces(&wide, &l, &b, 37);
+        assert_same_rows(&l, &a, &b);
+        sp_free(a.y);
+        sp_free(b.y);
+        close_backend(&narrow);
+        close_backend(&wide);
+        free_sequence(&s);
+        free_layer(&l);
+    }
+}
+
 /* A row, and drafts of which some are accepted. */
 static void cut_with_drafts(const backend *b, const layer *l, const progress *whole, progress *p)
 {
@@ -643,6 +669,7 @@ int main(void)
         LEVEL(every_cut_gives_the_same_bits, "scalar"),
         LEVEL(every_cut_gives_the_same_bits, "avx2"),
         LEVEL(every_cut_gives_the_same_bits, "avx512"),
+        cmocka_unit_test(both_vector_levels_agree),
         cmocka_unit_test(rejected_drafts_leave_no_trace),
         cmocka_unit_test(neighbours_change_no_bit),
         cmocka_unit_test(snapshots_resume_with_the_same_bits),
