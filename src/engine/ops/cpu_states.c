@@ -5,8 +5,6 @@
 #include "base/error.h"
 #include "engine/ops/cpu_ops.h"
 
-#include <string.h>
-
 #define ALIGNMENT 64 /* of each part; sizes are multiples of it */
 
 static size_t aligned(size_t bytes)
@@ -81,14 +79,11 @@ size_t sp_cpu_states_scratch_bytes(const sp_ops_options *options)
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-/* `n` states or snapshots, zeroed; false without memory. Untouched pages of it take none. */
-static bool create_states(int32_t n, size_t bytes, bool resident, char **out_states)
+/* `n` states or snapshots, zeroed; false without memory. They come into memory as they are used:
+ * there may be many more than requests. */
+static bool create_states(int32_t n, size_t bytes, char **out_states)
 {
-    size_t all = (size_t)n * bytes;
-
-    *out_states = n > 0 ? sp_aligned_calloc(all, ALIGNMENT) : NULL;
-    if (*out_states && resident)
-        memset(*out_states, 0, all);
+    *out_states = n > 0 ? sp_aligned_calloc((size_t)n * bytes, ALIGNMENT) : NULL;
     return n == 0 || *out_states;
 }
 
@@ -127,12 +122,12 @@ sp_status sp_cpu_states_create(sp_cpu_ops *cpu, const sp_ops_options *options, s
     states->n = columns_of(shape);
     state = sp_cpu_state_bytes(shape, options->type);
     snapshot = sp_cpu_snapshot_bytes(shape, options->type);
-    if (!create_states(shape->slots, state, options->kv_resident, &states->slots))
+    if (!create_states(shape->slots, state, &states->slots))
         return sp_fail(error, SP_ERR_MEMORY, NULL, "state-bytes", -1,
                        "the recurrent states of %d sequences need %zu MiB; lower state-bytes or "
                        "max-running",
                        shape->slots, (size_t)shape->slots * state >> 20);
-    if (!create_states(shape->snapshots, snapshot, options->kv_resident, &states->snapshots))
+    if (!create_states(shape->snapshots, snapshot, &states->snapshots))
         return sp_fail(error, SP_ERR_MEMORY, NULL, "state-snapshot-bytes", -1,
                        "%d snapshots of recurrent states need %zu MiB; lower "
                        "state-snapshot-bytes",
