@@ -63,7 +63,7 @@ function(sidepath_cuda)
   add_custom_target(sidepath_cuda ALL DEPENDS ${library})
   install(FILES ${library} DESTINATION ${CMAKE_INSTALL_LIBDIR})
   foreach(bench bench_cuda bench_cuda_attention bench_cuda_choice bench_cuda_gemm bench_cuda_rows
-                bench_cuda_moe bench_cuda_step bench_cuda_tax)
+                bench_cuda_gdn bench_cuda_moe bench_cuda_step bench_cuda_tax)
     add_executable(${bench} ${PROJECT_SOURCE_DIR}/bench/${bench}.c)
     target_include_directories(${bench} PRIVATE ${PROJECT_SOURCE_DIR}/src
                                                 ${PROJECT_SOURCE_DIR}/tests)

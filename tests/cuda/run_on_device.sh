@@ -36,7 +36,7 @@ run_tests() {
     for test in test_cuda test_cuda_host test_cuda_fixtures test_cuda_gemm test_cuda_grouped \
         test_cuda_partial test_cuda_pool test_cuda_rows test_cuda_choose_tokens \
         test_cuda_choice_paths test_cuda_tokens test_cuda_views test_cuda_attention test_cuda_moe \
-        test_cuda_experts test_cuda_expert_pool; do
+        test_cuda_experts test_cuda_expert_pool test_cuda_delta_rule; do
         run "$1$test" "$2/$test"
     done &
 }
@@ -73,7 +73,7 @@ if wants sanitizers; then
         for program in test_cuda test_cuda_delta test_cuda_engine test_cuda_gemm test_cuda_host \
             test_cuda_grouped test_cuda_partial test_cuda_rows test_cuda_choose_tokens \
             test_cuda_choice_paths test_cuda_tokens test_cuda_views test_cuda_attention \
-            test_cuda_moe test_cuda_experts test_cuda_expert_pool; do
+            test_cuda_moe test_cuda_experts test_cuda_expert_pool test_cuda_delta_rule; do
             run "${tool}_$program" compute-sanitizer --tool $tool --error-exitcode 9 \
                 "$directory/$program" 'a_small*'
         done &

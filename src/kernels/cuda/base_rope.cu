@@ -4,7 +4,8 @@
  *     head:   x · (1 / sqrt(mean(x²) + eps)) · (weight + offset), where q or k has a norm; then
  *             a' = a · cos - b · sin, b' = b · cos + a · sin of the elements i and i + n_rot; one
  *             rounding at the end; v is only copied
- *     to:     q in place, k and v to the cache (cache_layout.h), zeros up to its width of a token
+ *     from:   q, or the first half of each head of q_gate; k; v
+ *     to:     q, k and v to the cache (cache_layout.h), zeros up to its width of a token
  *
  * A unit is what one thread has in registers: two runs of EACH elements that rotate together, or
  * that follow each other beyond the rotated part. EACH is 8 (16 bytes) where head_dim and n_rot are
@@ -37,17 +38,18 @@ typedef struct rope_shape {
 
 /* The heads of one row that lanes take at once. */
 typedef struct rope_heads {
-    const uint16_t *from;   /* [n, head_dim] */
+    const uint16_t *from;   /* [n, head_dim], stride `stride` */
     const uint16_t *weight; /* NULL: no norm */
     float eps, offset;
     int32_t kv_head; /* the first one, of k or v; -1: q */
     int32_t n;       /* 0: none */
+    int32_t stride;  /* of `from`, from head to head */
     bool is_v;
 } rope_heads;
 
 /* What depends on the row's position. */
 typedef struct rope_place {
-    uint16_t *to;               /* of the first head; q: itself, k, v: its place in the page */
+    uint16_t *to;               /* of the first head; q: in q, k, v: its place in the page */
     const float *cosine, *sine; /* [n_rot] */
     int32_t token;              /* in the page; -1: q */
     int32_t page_dim;
@@ -90,8 +92,11 @@ static __device__ __forceinline__ rope_heads find_heads(const sp_cuda_rope &r, c
     rope_heads h = {};
     int first = group * each;
 
+    h.stride = r.head_dim;
     if (group < s.q_groups) {
-        h.from = (const uint16_t *)r.q + ((int64_t)row * r.q_heads + first) * r.head_dim;
+        h.stride = (r.q_gate != NULL ? 2 : 1) * r.head_dim;
+        h.from = (const uint16_t *)(r.q_gate != NULL ? r.q_gate : r.q);
+        h.from += ((int64_t)row * r.q_heads + first) * h.stride;
         h.weight = (const uint16_t *)r.q_norm;
         h.eps = r.q_eps, h.offset = r.q_offset;
         h.kv_head = -1;
@@ -110,11 +115,13 @@ static __device__ __forceinline__ rope_heads find_heads(const sp_cuda_rope &r, c
 }
 
 static __device__ __forceinline__ rope_place find_place(const sp_cuda_rope &r, const rope_shape &s,
-                                                        const rope_heads &h, int position, int span)
+                                                        const rope_heads &h, int row, int first,
+                                                        int position, int span)
 {
-    rope_place p = {(uint16_t *)h.from, NULL, NULL, -1, s.page_dim, r.head_dim};
+    rope_place p = {(uint16_t *)r.q, NULL, NULL, -1, s.page_dim, r.head_dim};
     int64_t page;
 
+    p.to += ((int64_t)row * r.q_heads + first) * r.head_dim;
     if (s.n_rot > 0) {
         p.cosine = r.cosine + (int64_t)position * s.n_rot;
         p.sine = r.sine + (int64_t)position * s.n_rot;
@@ -345,11 +352,11 @@ __global__ void __launch_bounds__(ROPE_THREADS, HEADS > 1 ? 5 : 7)
 #pragma unroll
             for (int i = 0; i < UNITS; i++)
                 if (j < h.n)
-                    runs[j][i] = load_runs<EACH>(s, h.from + j * r.head_dim, lane + (i << s.shift),
+                    runs[j][i] = load_runs<EACH>(s, h.from + j * h.stride, lane + (i << s.shift),
                                                  r.head_dim);
     }
     if (position >= 0) {
-        p = find_place(r, s, h, position, span);
+        p = find_place(r, s, h, row, (item - row * groups) * HEADS, position, span);
 #pragma unroll
         for (int i = 0; i < UNITS; i++)
             if (!h.is_v && lane + (i << s.shift) < s.rotated) {

@@ -5,12 +5,13 @@
  *     pick:   to[i] = x[index[i]], zeros where the index is -1
  *     norm:   x = T(x + add); y = T(x · (1 / sqrt(mean(x²) + eps)) · (weight + offset))
  *     silu:   gate = T(gate / (1 + e^-gate) · up)
+ *     gate:   y = T(y / (1 + e^-gate)), of heads; gates are behind the heads of q
  *
  * A piece is 8 elements, 16 bytes. Gather, pick and norm: one block per row; thread t has the
  * pieces t, t + threads and so on, and where a row is short enough it stays in registers. The sum
  * of norm: the squares of a piece in pairs, a thread's pieces in order, the lanes of a warp by a
  * butterfly, 16 warps in pairs, the missing ones as +0; threads depend on the width alone. Silu:
- * one piece per thread, or four where there are many. Bound by the bytes, or, for few rows, by the
+ * one piece per thread, or four where there are many. Gate: one piece per thread. Bound by the bytes, or, for few rows, by the
  * latency of one load and one reduction.
  */
 #include "kernels/cuda/launch.cuh"
@@ -292,13 +293,18 @@ extern "C" int sp_cuda_norm_rows(int gpu, const sp_cuda_norm *norm, void *stream
 /* ---- silu ---------------------------------------------------------------------------------- */
 
 /* The two approximations are of the hardware, within 2 ulp of FP32 each. */
-static __device__ __forceinline__ float silu_of(float g)
+static __device__ __forceinline__ float sigmoid_of(float g)
 {
     float power, inverse;
 
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(g * NEGATIVE_LOG2_E));
     asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
-    return g * inverse;
+    return inverse;
+}
+
+static __device__ __forceinline__ float silu_of(float g)
+{
+    return g * sigmoid_of(g);
 }
 
 static __device__ __forceinline__ uint32_t silu_two(uint32_t gate, uint32_t up)
@@ -345,4 +351,45 @@ extern "C" int sp_cuda_silu_mul(int gpu, const sp_cuda_silu *silu, void *stream)
                                  (cudaStream_t)stream);
     return (int)(each == 1 ? cudaLaunchKernelEx(&config, silu_kernel<1>, *silu, pieces)
                            : cudaLaunchKernelEx(&config, silu_kernel<SILU_EACH>, *silu, pieces));
+}
+
+/* ---- gate ---------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint32_t gate_two(uint32_t y, uint32_t gate)
+{
+    float2 a = widen_two<0>(y), g = widen_two<0>(gate);
+
+    return narrow_two<0>(a.x * sigmoid_of(g.x), a.y * sigmoid_of(g.y));
+}
+
+__global__ void __launch_bounds__(SILU_THREADS) gate_kernel(const sp_cuda_gate_heads g)
+{
+    int each = g.head_dim / PIECE;
+    int64_t piece = (int64_t)blockIdx.x * SILU_THREADS + threadIdx.x, head = piece / each;
+    uint4 *at = (uint4 *)g.y + piece, y, gate;
+
+    release_successor();
+    wait_predecessor();
+    if (head >= (int64_t)g.rows * g.heads)
+        return;
+    y = *at;
+    gate = ((const uint4 *)g.q_gate)[(2 * head + 1) * each + piece - head * each];
+    *at = make_uint4(gate_two(y.x, gate.x), gate_two(y.y, gate.y), gate_two(y.z, gate.z),
+                     gate_two(y.w, gate.w));
+}
+
+extern "C" int sp_cuda_gate_head_rows(int gpu, const sp_cuda_gate_heads *gate, void *stream)
+{
+    int64_t pieces = (int64_t)gate->rows * gate->heads * (gate->head_dim / PIECE);
+    sp_cuda_current current(gpu);
+    cudaLaunchAttribute overlap;
+    cudaLaunchConfig_t config;
+
+    if (current.code != cudaSuccess || pieces == 0)
+        return (int)current.code;
+    if (gate->head_dim % PIECE != 0)
+        return (int)cudaErrorInvalidValue;
+    config = sp_cuda_overlapping(dim3((unsigned)((pieces + SILU_THREADS - 1) / SILU_THREADS)),
+                                 SILU_THREADS, 0, &overlap, false, (cudaStream_t)stream);
+    return (int)cudaLaunchKernelEx(&config, gate_kernel, *gate);
 }

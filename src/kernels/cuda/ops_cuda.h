@@ -74,16 +74,25 @@ typedef struct sp_cuda_silu {
     const void *up;
 } sp_cuda_silu;
 
+/* y = T(y / (1 + e^-gate)) of each head, FP32 inside, one rounding. head_dim is a multiple of 8, and
+ * both start on 16 bytes. */
+typedef struct sp_cuda_gate_heads {
+    int32_t rows, heads, head_dim;
+    const void *q_gate; /* [rows, heads][2, head_dim]: q, then gate; dense */
+    void *y;            /* [rows, heads, head_dim] dense */
+} sp_cuda_gate_heads;
+
 /*
  * Norm over each head, where there is one, then rotation (rotate-half over the first 2 * n_rot
- * elements), FP32 inside, one rounding: q in place, k and v into the pages of a layer. A value of k
+ * elements), FP32 inside, one rounding: q in place, or from q_gate; k and v into the pages of a layer. A value of k
  * or v that is not finite sets fault[span] to 1 and is stored as it is. head_dim is even, 2 to 256;
  * all but the fault and the step is 16-byte aligned. Rows without a position are left alone.
  */
 typedef struct sp_cuda_rope {
     sp_cuda_step step;
     int32_t q_heads, kv_heads, head_dim, n_rot;
-    void *q;                     /* [rows, q_heads, head_dim] dense */
+    const void *q_gate;          /* [rows, q_heads, 2, head_dim] dense, of which q is read; or NULL */
+    void *q;                     /* [rows, q_heads, head_dim] dense; only written with q_gate */
     const void *k, *v;           /* [rows, kv_heads, head_dim] dense */
     const void *q_norm, *k_norm; /* [head_dim], or NULL */
     float q_eps, q_offset, k_eps, k_offset;
@@ -114,6 +123,58 @@ typedef struct sp_cuda_attention {
     void *scratch;             /* sp_cuda_attention_bytes, 256-byte aligned, zeroed once */
     int32_t wide;
 } sp_cuda_attention;
+
+/* The gated delta rule of a model. k_dim and v_dim are multiples of 8 up to SP_CUDA_RULE_DIM_MAX. */
+#define SP_CUDA_RULE_DIM_MAX  128
+#define SP_CUDA_RULE_CONV_MAX 8
+#define SP_CUDA_RULE_CHUNK    32 /* positions: SP_STATE_CHUNK */
+#define SP_CUDA_RULE_RING     64 /* SP_STATE_RING */
+typedef struct sp_cuda_rule_shape {
+    int32_t k_heads, v_heads; /* v_heads is a multiple of k_heads */
+    int32_t k_dim, v_dim;     /* of a head */
+    int32_t conv_width;       /* 2 .. SP_CUDA_RULE_CONV_MAX */
+    int32_t fused;            /* how the inputs are ordered: sp_delta_rule_call */
+} sp_cuda_rule_shape;
+
+/* A span of the step and its state: sp_step_state. */
+typedef struct sp_cuda_rule_span {
+    int32_t row, n_rows; /* 0 rows: no span of the step */
+    int32_t position, slot, folded, load, save, n_final;
+} sp_cuda_rule_span;
+
+/* The rows of a span in one chunk; one for each chunk that has rows of the step. */
+typedef struct sp_cuda_rule_item {
+    int32_t span;
+    int32_t border; /* the position that the chunk begins at */
+} sp_cuda_rule_item;
+
+/*
+ * The gated delta rule of a layer with its convolution and its norm (sp_op_delta_rule), for all
+ * spans of the step; rows without a span are not written. The order of every sum is stated in
+ * delta_rule.cuh. states, snapshots and scratch are laid out by delta_rule_layout.h. `wide`: some
+ * span has more than SP_CUDA_NARROW_ROWS rows, as in sp_cuda_attention. A value that is not finite
+ * and may reach earlier rows of its span sets fault[span] to 1.
+ */
+typedef struct sp_cuda_delta_rule {
+    sp_cuda_rule_shape shape;
+    int32_t rows, spans; /* that are launched */
+    int32_t wide;
+    const sp_cuda_rule_span *span; /* [spans] */
+    const sp_cuda_rule_item *item; /* [*n_items] */
+    const int32_t *n_items;
+    const void *qkv, *z;      /* dense; z is not read where the shape is fused */
+    const float *b, *a;       /* dense; a is not read where the shape is fused */
+    const void *conv;         /* [channels, conv_width] */
+    const float *a_log;       /* [v_heads], as dt_bias */
+    const float *dt_bias;
+    const void *norm; /* [v_dim] */
+    float eps, offset;
+    void *y;                  /* [rows, v_heads, v_dim] dense */
+    void *states, *snapshots; /* of the layer in slot 0 and in snapshot 0, 256-byte aligned */
+    int64_t state_stride, snapshot_stride; /* bytes from one to the next */
+    void *scratch; /* sp_cuda_rule_scratch_bytes of as many rows, 256-byte aligned */
+    int32_t *fault; /* [spans] */
+} sp_cuda_delta_rule;
 
 /* One linear map of a group that shares x: y = x · wᵀ (+ bias), FP32 sums, one rounding. */
 typedef struct sp_cuda_gemm_output {
@@ -339,6 +400,8 @@ typedef struct sp_cuda_add_gated {
     X(norm_rows, (int gpu, const sp_cuda_norm *norm, void *stream))                        \
     X(silu_mul, (int gpu, const sp_cuda_silu *silu, void *stream))                         \
     X(rope_rows, (int gpu, const sp_cuda_rope *rope, void *stream))                        \
+    X(gate_head_rows, (int gpu, const sp_cuda_gate_heads *gate, void *stream))             \
+    X(delta_rule_rows, (int gpu, const sp_cuda_delta_rule *rule, void *stream))            \
     X(pick_rows, (int gpu, const sp_cuda_pick *pick, void *stream))                        \
     X(greedy_rows, (int gpu, const sp_cuda_greedy *greedy, void *stream))                  \
     X(sample_rows, (int gpu, const sp_cuda_sample *sample, void *stream))                  \

@@ -1,0 +1,478 @@
+/*
+ * delta_rule_prepare.cu: what the gated delta rule takes beside the state: q, k and v of each row
+ * of the step after the convolution, the sums G of its gates, and its row of T and of M
+ * (delta_rule.cuh).
+ *
+ * Grid: (key heads, items); a block has a key head, its value heads and the rows of one item, and
+ * takes further items where there are more than blocks. It convolves the rows, which depend on
+ * nothing that another block computes; divides q and k by their norms; multiplies the chunk's k
+ * with all its k and q, once for the key head; and a warp for each value head then finds its rows
+ * of T and M, of which a lane has a column. Rows of earlier steps come from the ring. Bound by the
+ * arithmetic of the convolution, or for few rows by latency.
+ *
+ * The sum of squares of q and of k: a lane's elements l, l + 32 and so on, in order, then a
+ * butterfly. The convolution: one fused step for each row in ascending order, from +0.
+ */
+#include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/delta_rule.cuh"
+#include "kernels/cuda/launch.cuh"
+
+#define WARPS   8
+#define THREADS (WARPS * SP_WARP)
+#define GROUP   8 /* rows that a thread convolves in a row */
+#define STRIDE  (CHUNK + 4) /* floats; of a row of a product */
+#define PRODUCT (CHUNK * STRIDE)
+#define PAD     8 /* elements; of a row of k and q */
+
+typedef struct prepare_shared {
+    uint16_t *k, *q; /* [CHUNK, k_width + PAD] */
+    float *kk, *qk;  /* [CHUNK, STRIDE] */
+    float *scaled;   /* [min(value heads, WARPS), 2, CHUNK, STRIDE]: A, P */
+} prepare_shared;
+
+/* What a block works on. */
+typedef struct prepare_item {
+    sp_cuda_rule_span span;
+    chunk_rows rows;
+    int border, k_head;
+    int row; /* of the step: that of the border, even where it has none */
+} prepare_item;
+
+static __device__ __forceinline__ prepare_shared share(const rule_args &a, char *memory)
+{
+    size_t row = (size_t)(a.l.k_width + PAD);
+    prepare_shared s;
+
+    s.k = (uint16_t *)memory;
+    s.q = s.k + CHUNK * row;
+    s.kk = (float *)(s.q + CHUNK * row);
+    s.qk = s.kk + PRODUCT;
+    s.scaled = s.qk + PRODUCT;
+    return s;
+}
+
+static size_t shared_bytes(const rule_args *a)
+{
+    size_t heads = (size_t)(a->l.per_key < WARPS ? a->l.per_key : WARPS);
+
+    return 2 * CHUNK * (size_t)(a->l.k_width + PAD) * 2 + (2 + 2 * heads) * PRODUCT * 4;
+}
+
+/* ---- the convolution ----------------------------------------------------------------------- */
+
+/* Two adjacent channels: of the convolution, and where they are in a row of qkv. */
+typedef struct channel_pair {
+    int channel, offset;
+    uint16_t *to; /* of the row at the border */
+    int stride;   /* elements from row to row */
+} channel_pair;
+
+/* Pair p of the item: those of q, of k, then of its value heads. */
+static __device__ __forceinline__ channel_pair find_pair(const rule_args &a,
+                                                         const prepare_shared &shared,
+                                                         const prepare_item &item, int p)
+{
+    int each = a.d.shape.k_dim / 2, v_each = a.d.shape.v_dim / 2, head;
+    channel_pair c = {0, 0, NULL, a.l.k_width + PAD};
+
+    if (p < 2 * each) {
+        bool is_k = p >= each;
+        int at = 2 * (is_k ? p - each : p);
+
+        c.channel = at + (is_k ? k_channel(a, item.k_head) : q_channel(a, item.k_head));
+        c.offset = at + (is_k ? k_offset(a, item.k_head) : q_offset(a, item.k_head));
+        c.to = (is_k ? shared.k : shared.q) + at;
+        return c;
+    }
+    p -= 2 * each;
+    head = item.k_head * a.l.per_key + p / v_each;
+    p = 2 * (p % v_each);
+    c.channel = v_channel(a, head) + p;
+    c.offset = v_offset(a, head) + p;
+    c.stride = a.d.shape.v_heads * a.d.shape.v_dim;
+    c.to = a.v + (int64_t)item.row * c.stride + head * a.d.shape.v_dim + p;
+    return c;
+}
+
+/* What the convolution reads of a position. */
+static __device__ __forceinline__ uint32_t read_input(const rule_args &a, const prepare_item &item,
+                                                      const channel_pair &c, int position)
+{
+    const sp_cuda_rule_span &span = item.span;
+    const uint16_t *from;
+
+    if (position < 0)
+        return 0;
+    if (position >= span.position) {
+        int64_t row = span.row + position - span.position;
+
+        from = (const uint16_t *)a.d.qkv + row * a.l.qkv_width + c.offset;
+    } else if (span.load >= 0) {
+        int back = span.position - position; /* 1 .. conv_width - 1 */
+
+        from = (const uint16_t *)(snapshot_of(a.d, span.load) + a.l.conv) + c.channel +
+               (int64_t)(a.d.shape.conv_width - 1 - back) * a.l.channels;
+    } else {
+        from = (const uint16_t *)(slot_of(a.d, span.slot) + a.l.ring_conv) + c.channel +
+               (int64_t)place_of(position) * a.l.channels;
+    }
+    return *(const uint32_t *)from;
+}
+
+static __device__ __forceinline__ float silu(float x)
+{
+    float inverse;
+
+    asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power_of_e(-x)));
+    return x * inverse;
+}
+
+/* Rows [GROUP * group, ..) of a pair. W: the most rows that the convolution reads; those that it
+ * lacks have a weight of 0. */
+template <int W>
+static __device__ __forceinline__ void convolve(const rule_args &a, const prepare_item &item,
+                                                const channel_pair &c, int group)
+{
+    int width = a.d.shape.conv_width, first = max(group * GROUP, item.rows.first);
+    int end = min(group * GROUP + GROUP, item.rows.end), from = group * GROUP - (W - 1);
+    const uint16_t *weights = (const uint16_t *)a.d.conv + (int64_t)c.channel * width;
+    float2 weight[W], x[GROUP + W - 1];
+
+#pragma unroll
+    for (int t = 0; t < W; t++) {
+        int at = t - (W - width);
+
+        weight[t].x = at >= 0 ? widen<0>(weights[at]) : 0.0f;
+        weight[t].y = at >= 0 ? widen<0>(weights[width + at]) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < GROUP + W - 1; i++) {
+        bool there = from + i > first - width && from + i < end;
+
+        x[i] = widen_two<0>(there ? read_input(a, item, c, item.border + from + i) : 0u);
+    }
+#pragma unroll
+    for (int i = 0; i < GROUP; i++) {
+        int row = group * GROUP + i;
+        float2 sum = {0.0f, 0.0f};
+
+#pragma unroll
+        for (int t = 0; t < W; t++) {
+            sum.x = fmaf(weight[t].x, x[i + t].x, sum.x);
+            sum.y = fmaf(weight[t].y, x[i + t].y, sum.y);
+        }
+        if (row >= first && row < end)
+            *(uint32_t *)(c.to + (int64_t)row * c.stride) = narrow_two<0>(silu(sum.x), silu(sum.y));
+    }
+}
+
+template <int W>
+static __device__ __forceinline__ void convolve_item(const rule_args &a,
+                                                     const prepare_shared &shared,
+                                                     const prepare_item &item)
+{
+    int pairs = (2 * a.d.shape.k_dim + a.l.per_key * a.d.shape.v_dim) / 2;
+    int first = item.rows.first / GROUP, groups = (item.rows.end - 1) / GROUP + 1 - first;
+
+    for (int unit = threadIdx.x; unit < pairs * groups; unit += THREADS) {
+        int group = unit / pairs;
+        const channel_pair c = find_pair(a, shared, item, unit - group * pairs);
+
+        convolve<W>(a, item, c, first + group);
+    }
+}
+
+/* k of the chunk's earlier rows. */
+static __device__ __forceinline__ void read_ring(const rule_args &a, const prepare_shared &shared,
+                                                 const prepare_item &item)
+{
+    int pieces = a.l.k_width / 8;
+    const uint16_t *ring = (const uint16_t *)(slot_of(a.d, item.span.slot) + a.l.ring_k) +
+                           (int64_t)item.k_head * RING * a.l.k_width;
+
+    for (int i = threadIdx.x; i < item.rows.first * pieces; i += THREADS) {
+        int row = i / pieces, piece = i - row * pieces;
+        int64_t from = (int64_t)place_of(item.border + row) * a.l.k_width;
+
+        *(uint4 *)(shared.k + row * (a.l.k_width + PAD) + piece * 8) =
+            *(const uint4 *)(ring + from + piece * 8);
+    }
+}
+
+/* ---- norms --------------------------------------------------------------------------------- */
+
+/* A row of q or k, by a warp: divides it in shared memory and writes it to the scratch, with zeros
+ * from k_dim on. EACH: elements of a lane. */
+template <int EACH>
+static __device__ __forceinline__ void divide_row(const rule_args &a, uint16_t *row, uint16_t *to)
+{
+    int lane = threadIdx.x & 31;
+    float x[EACH], sum = 0.0f, inverse;
+
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        x[i] = lane + 32 * i < a.d.shape.k_dim ? widen<0>(row[lane + 32 * i]) : 0.0f;
+        sum = fmaf(x[i], x[i], sum);
+    }
+#pragma unroll
+    for (int by = SP_WARP / 2; by > 0; by /= 2)
+        sum += __shfl_xor_sync(~0u, sum, by);
+    inverse = 1.0f / sqrtf(sum + 1e-6f);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        uint16_t rounded = narrow<0>(x[i] * inverse);
+
+        row[lane + 32 * i] = rounded;
+        to[lane + 32 * i] = rounded;
+    }
+}
+
+template <int EACH>
+static __device__ __forceinline__ void divide_item(const rule_args &a, const prepare_shared &shared,
+                                                   const prepare_item &item)
+{
+    int first = item.rows.first, n = item.rows.end - first, stride = a.l.k_width + PAD;
+
+    for (int i = threadIdx.x >> 5; i < 2 * n; i += WARPS) {
+        bool is_k = i >= n;
+        int row = first + (is_k ? i - n : i);
+        int64_t to = ((int64_t)(item.row + row) * a.d.shape.k_heads + item.k_head) * a.l.k_width;
+
+        divide_row<EACH>(a, (is_k ? shared.k : shared.q) + row * stride, (is_k ? a.k : a.q) + to);
+    }
+}
+
+/* ---- products ------------------------------------------------------------------------------ */
+
+/* 16 rows j by 8 rows i of k · k and of q · k, by a warp. */
+static __device__ __forceinline__ void multiply_tile(const rule_args &a,
+                                                     const prepare_shared &shared, int of_q, int j,
+                                                     int i)
+{
+    int lane = threadIdx.x & 31, stride = (a.l.k_width + PAD) * 2;
+    uint32_t rows_j = shared_address(shared.k) + (j + (lane & 15)) * stride + (lane >> 4) * 16;
+    uint32_t rows_i =
+        shared_address(of_q ? shared.q : shared.k) + (i + (lane & 7)) * stride + (lane >> 3) * 16;
+    float *to = (of_q ? shared.qk : shared.kk) + (i + 2 * (lane & 3)) * STRIDE + j + (lane >> 2);
+    float c[4] = {};
+
+    for (int k = 0; k < a.l.k_width; k += 32) {
+        uint4 left = load_matrices(rows_j + k * 2), more = load_matrices(rows_j + k * 2 + 32);
+        uint4 right = load_matrices(rows_i + k * 2);
+
+        mma<0>(c, left.x, left.y, left.z, left.w, right.x, right.y);
+        mma<0>(c, more.x, more.y, more.z, more.w, right.z, right.w);
+    }
+    to[0] = c[0], to[STRIDE] = c[1];
+    to[8] = c[2], to[STRIDE + 8] = c[3];
+}
+
+static __device__ __forceinline__ void multiply_item(const rule_args &a,
+                                                     const prepare_shared &shared,
+                                                     const prepare_item &item)
+{
+    for (int tile = threadIdx.x >> 5; tile < 4 * TILES; tile += WARPS) {
+        int i = tile % TILES * 8, j = tile / TILES % 2 * 16;
+
+        if (i + 8 > item.rows.first && i < item.rows.end && j < i + 8)
+            multiply_tile(a, shared, tile / TILES / 2, j, i);
+    }
+}
+
+/* ---- T and M ------------------------------------------------------------------------------- */
+
+/* G and beta of row `lane` of the chunk. */
+static __device__ __forceinline__ float2 find_gates(const rule_args &a, const prepare_item &item,
+                                                    int head)
+{
+    const sp_cuda_rule_shape &s = a.d.shape;
+    int lane = threadIdx.x & 31, first = item.rows.first;
+    int64_t row = item.row + lane, width = a.l.b_width;
+    const float *ring = (const float *)(slot_of(a.d, item.span.slot) + a.l.ring_g) + head * RING;
+    float g = 0.0f, beta = 0.0f, sum = 0.0f;
+
+    if (lane >= first && lane < item.rows.end) {
+        int n = a.l.per_key, own = head - item.k_head * n;
+        int at = s.fused ? item.k_head * 2 * n + own : head;
+        float x = (s.fused ? a.d.b[row * width + at + n] : a.d.a[row * width + at]) +
+                  a.d.dt_bias[head];
+
+        beta = 1.0f / (1.0f + expf(-a.d.b[row * width + at]));
+        g = -expf(a.d.a_log[head]) * (x > 20.0f ? x : log1pf(expf(x)));
+    } else if (lane < first) {
+        sum = ring[place_of(item.border + lane)];
+    }
+    for (int j = first; j < item.rows.end; j++) {
+        float before = j > 0 ? __shfl_sync(~0u, sum, j > 0 ? j - 1 : 0) : 0.0f;
+
+        if (lane == j)
+            sum = before + g;
+    }
+    return {sum, beta};
+}
+
+/* The scaled products of the new rows: A into scaled[row][j], P behind it. */
+static __device__ __forceinline__ void scale_products(const prepare_shared &shared,
+                                                      const prepare_item &item, float *scaled,
+                                                      float2 gates)
+{
+    int lane = threadIdx.x & 31;
+
+    for (int i = item.rows.first; i < item.rows.end; i++) {
+        float g = __shfl_sync(~0u, gates.x, i), beta = __shfl_sync(~0u, gates.y, i);
+        float decay = lane <= i ? power_of_e(g - gates.x) : 0.0f;
+
+        scaled[i * STRIDE + lane] = lane < i ? beta * (decay * shared.kk[i * STRIDE + lane]) : 0.0f;
+        scaled[PRODUCT + i * STRIDE + lane] =
+            lane <= i ? decay * shared.qk[i * STRIDE + lane] : 0.0f;
+    }
+    __syncwarp();
+}
+
+/* Writes upper and lower part; returns their sum. */
+static __device__ __forceinline__ float store_split(uint16_t *to, float x)
+{
+    uint16_t upper = narrow<0>(x), lower = narrow<0>(x - widen<0>(upper));
+
+    to[0] = upper;
+    to[CHUNK] = lower;
+    return widen<0>(upper) + widen<0>(lower);
+}
+
+/* Column `lane` of T and M. */
+static __device__ __forceinline__ void solve(const rule_args &a, const prepare_item &item, int head,
+                                             const float *scaled)
+{
+    int lane = threadIdx.x & 31;
+    const uint16_t *ring = (const uint16_t *)(slot_of(a.d, item.span.slot) + a.l.ring_t) +
+                           (int64_t)head * RING * 2 * CHUNK + lane;
+    uint16_t *to = a.matrices +
+                   ((int64_t)item.row * a.d.shape.v_heads + head) * 4 * CHUNK + lane;
+    float t[CHUNK];
+
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) {
+        const uint16_t *from = ring + (int64_t)place_of(item.border + i) * 2 * CHUNK;
+
+        t[i] = i < item.rows.first ? widen<0>(from[0]) + widen<0>(from[CHUNK]) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) {
+        float sum = lane == i ? 1.0f : 0.0f, m = 0.0f;
+        uint16_t *row = to + (int64_t)i * a.d.shape.v_heads * 4 * CHUNK;
+
+        if (i < item.rows.first || i >= item.rows.end)
+            continue;
+#pragma unroll
+        for (int j = 0; j < i; j++) {
+            sum = fmaf(-scaled[i * STRIDE + j], t[j], sum);
+            m = fmaf(scaled[PRODUCT + i * STRIDE + j], t[j], m);
+        }
+        t[i] = store_split(row, sum);
+        m = fmaf(scaled[PRODUCT + i * STRIDE + i], t[i], m);
+        store_split(row + 2 * CHUNK, m);
+    }
+}
+
+static __device__ __forceinline__ void finish_heads(const rule_args &a,
+                                                    const prepare_shared &shared,
+                                                    const prepare_item &item)
+{
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+
+    for (int own = warp; own < a.l.per_key; own += WARPS) {
+        int head = item.k_head * a.l.per_key + own;
+        float *scaled = shared.scaled + warp * 2 * PRODUCT;
+        float2 gates = find_gates(a, item, head);
+
+        if (lane >= item.rows.first && lane < item.rows.end)
+            a.gates[(int64_t)(item.row + lane) * a.d.shape.v_heads + head] = gates;
+        scale_products(shared, item, scaled, gates);
+        solve(a, item, head, scaled);
+        __syncwarp();
+    }
+}
+
+/* ---- kernel -------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ prepare_item find_item(const rule_args &a, int index)
+{
+    const sp_cuda_rule_item own = a.d.item[index];
+    prepare_item item;
+
+    item.span = a.d.span[own.span];
+    item.border = own.border;
+    item.k_head = blockIdx.x;
+    item.rows = rows_of_chunk(item.span, own.border);
+    item.row = item.span.row + own.border - item.span.position;
+    return item;
+}
+
+/* EACH: elements of k for each lane. */
+template <int EACH, int W>
+__global__ void __launch_bounds__(THREADS) prepare_kernel(const __grid_constant__ rule_args a)
+{
+    extern __shared__ __align__(16) char memory[];
+    const prepare_shared shared = share(a, memory);
+    int n_items = *a.d.n_items;
+
+    release_successor();
+    wait_predecessor();
+    for (int index = blockIdx.y; index < n_items; index += gridDim.y) {
+        const prepare_item item = find_item(a, index);
+
+        convolve_item<W>(a, shared, item);
+        read_ring(a, shared, item);
+        __syncthreads();
+        divide_item<EACH>(a, shared, item);
+        __syncthreads();
+        multiply_item(a, shared, item);
+        __syncthreads();
+        finish_heads(a, shared, item);
+        __syncthreads();
+    }
+}
+
+template <int EACH, int W> static cudaError_t launch(const rule_args *a, cudaStream_t stream)
+{
+    int blocks = a->d.rows / CHUNK + a->d.spans;
+    dim3 grid((unsigned)a->d.shape.k_heads, (unsigned)min(blocks, 65535));
+    cudaLaunchAttribute overlap;
+    cudaLaunchConfig_t config =
+        sp_cuda_overlapping(grid, THREADS, shared_bytes(a), &overlap, false, stream);
+
+    return cudaLaunchKernelEx(&config, prepare_kernel<EACH, W>, *a);
+}
+
+template <int W> static cudaError_t launch_width(const rule_args *a, cudaStream_t stream)
+{
+    switch (a->l.k_width) {
+    case 32:
+        return launch<1, W>(a, stream);
+    case 64:
+        return launch<2, W>(a, stream);
+    default:
+        return launch<4, W>(a, stream);
+    }
+}
+
+cudaError_t sp_cuda_rule_prepare(const rule_args *args, cudaStream_t stream)
+{
+    return args->d.shape.conv_width <= 4 ? launch_width<4>(args, stream)
+                                         : launch_width<SP_CUDA_RULE_CONV_MAX>(args, stream);
+}
+
+template <int EACH, int W> static cudaError_t allow(cudaError_t before)
+{
+    const int most = 2 * CHUNK * (EACH * 32 + PAD) * 2 + (2 + 2 * WARPS) * PRODUCT * 4;
+
+    return before != cudaSuccess
+               ? before
+               : cudaFuncSetAttribute(prepare_kernel<EACH, W>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+}
+
+cudaError_t sp_cuda_rule_prepare_init(void)
+{
+    return allow<1, 4>(allow<2, 4>(allow<4, 4>(allow<1, 8>(allow<2, 8>(allow<4, 8>(cudaSuccess))))));
+}
