@@ -8,7 +8,7 @@
  *     bytes        of S, read once and written once: what a recurrent form moves
  *     gb_per_s     those over the time, so more than the memory's where S is only read
  *
- *     bench_cuda_gdn [--replays 20] [--commit NAME]
+ *     bench_cuda_gdn [--replays 20] [--cell INDEX] [--commit NAME]
  */
 #include "cuda/rule_rig.h"
 
@@ -123,9 +123,12 @@ int main(int argc, char **argv)
     const char *commit = "";
     sp_device *device = NULL;
     sp_error error = {0};
+    int only = -1;
 
     for (int i = 1; i + 1 < argc; i += 2) {
-        if (strcmp(argv[i], "--replays") == 0)
+        if (strcmp(argv[i], "--cell") == 0)
+            only = (int)strtol(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--replays") == 0)
             b.replays = (int)strtol(argv[i + 1], NULL, 10);
         else if (strcmp(argv[i], "--commit") == 0)
             commit = argv[i + 1];
@@ -141,7 +144,8 @@ int main(int argc, char **argv)
            "\"replays\": %d, \"cells\": [",
            commit, sp_device_name(device), b.replays);
     for (size_t i = 0; i < sizeof cells / sizeof cells[0]; i++)
-        print_cell(&b, &cells[i], i == 0);
+        if (only < 0 || only == (int)i)
+            print_cell(&b, &cells[i], only >= 0 || i == 0);
     printf("\n]}\n");
     if (b.rig.failed)
         fprintf(stderr, "a call failed\n");

@@ -27,8 +27,8 @@ typedef struct rule_world {
     /* [sequences, positions] rows of each; z and a are NULL where the shape is fused */
     uint16_t *qkv, *z;
     float *b, *a;
-    uint16_t *conv, *norm;
-    float *a_log, *dt_bias;
+    uint16_t *conv;
+    float *a_log, *dt_bias, *norm;
     uint16_t *y; /* what the steps gave */
     sp_cuda_delta_rule call;
     int keep; /* of the rig's blocks */
@@ -86,9 +86,8 @@ static inline void rule_make_call(rule_world *w)
         .conv = moe_put(r, w->conv, (size_t)w->layout.channels * (size_t)s->conv_width * 2),
         .a_log = moe_put(r, w->a_log, heads * 4),
         .dt_bias = moe_put(r, w->dt_bias, heads * 4),
-        .norm = moe_put(r, w->norm, (size_t)s->v_dim * 2),
+        .norm = moe_put(r, w->norm, (size_t)s->v_dim * 4),
         .eps = 1e-6f,
-        .offset = 0.25f,
         .y = moe_put(r, NULL, rows * w->y_width * 2),
         .states = size->zeroed ? moe_put(r, NULL, states) : rule_ones(r, states),
         .snapshots = rule_ones(r, (size_t)size->snapshots * (size_t)w->layout.snapshot_bytes + 16),
@@ -112,7 +111,7 @@ static inline rule_world rule_make(moe_rig *rig, const rule_size *size)
     w.b = rule_floats(rows * (size_t)w.layout.b_width, 3, 2.0f, s->fused ? -0.5f : 0.5f);
     w.a = rule_floats(rows * heads, 4, 1.5f, -1.5f);
     w.conv = moe_numbers(SP_DTYPE_BF16, (size_t)w.layout.channels * (size_t)s->conv_width, 5, 0.6f);
-    w.norm = moe_numbers(SP_DTYPE_BF16, (size_t)s->v_dim, 6, 1.0f);
+    w.norm = rule_floats((size_t)s->v_dim, 6, 1.0f, 0.25f);
     w.a_log = rule_floats(heads, 7, 2.0f, -1.5f);
     w.dt_bias = rule_floats(heads, 8, 1.0f, -1.0f);
     w.y = calloc(rows * w.y_width + 1, 2);
@@ -312,8 +311,7 @@ static inline void rule_advance(const rule_world *w, int32_t sequence, int32_t p
                                        (size_t)(q_at + 2 * kd + (n + own) * vd + c)]
                               : w->z[row * w->z_width + (size_t)(head * vd + c)];
 
-        y[c] *= (moe_value(SP_DTYPE_BF16, w->norm[c]) + (double)w->call.offset) /
-                sqrt(sum / vd + (double)w->call.eps) *
+        y[c] *= (double)w->norm[c] / sqrt(sum / vd + (double)w->call.eps) *
                 rule_silu(moe_value(SP_DTYPE_BF16, z));
     }
 }

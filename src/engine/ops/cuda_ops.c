@@ -102,6 +102,7 @@ static size_t scratch_bytes(const sp_ops_options *options)
     for (int32_t i = 0; i < options->n_widths; i++)
         row += (size_t)options->widths[i] * sp_dtype_bytes(type_of(options, i));
     bytes += (size_t)options->rows_max * row + sp_cuda_moe_bytes(options);
+    bytes += sp_cuda_rule_bytes(options);
     bytes += window * ((size_t)options->vocab * sizeof(float) +
                        (size_t)options->hidden * sizeof(uint16_t) + 3 * sizeof(int32_t));
     bytes += sp_cuda_samples_bytes(window_of(options), options->vocab, options->rope.positions);
@@ -252,9 +253,6 @@ static sp_status check_options(const sp_ops_options *options, sp_error *error)
     if (options->type != SP_DTYPE_BF16)
         return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "precision", -1,
                        "a GPU runs bf16 only; f32 runs on the CPU");
-    if (options->delta_rule.layers > 0)
-        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "device", -1,
-                       "models with gated delta nets run on the CPU only");
     if (options->page_tokens != SP_CUDA_PAGE)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "page-tokens", -1,
                        "page-tokens must be %d on a GPU", SP_CUDA_PAGE);
@@ -276,6 +274,8 @@ static sp_status create_parts(sp_cuda_ops *cuda, const sp_ops_options *options, 
         status = create_activations(cuda, options, error);
     if (status == SP_OK)
         status = sp_cuda_moe_create(cuda, options, error);
+    if (status == SP_OK)
+        status = sp_cuda_rule_create(cuda, options, error);
     if (status == SP_OK)
         status = create_window(cuda, options, error);
     if (status == SP_OK)
@@ -331,6 +331,8 @@ static sp_status create(const sp_ops_options *options, sp_ops **out_ops, sp_erro
 const sp_op_table sp_cuda_op_table = {
     .scratch_bytes = scratch_bytes,
     .kv_token_bytes = kv_token_bytes,
+    .state_bytes = sp_cuda_state_bytes,
+    .snapshot_bytes = sp_cuda_snapshot_bytes,
     .create = create,
     .destroy = destroy,
     .place = sp_cuda_op_place,
@@ -342,6 +344,8 @@ const sp_op_table sp_cuda_op_table = {
     .linear = sp_cuda_op_linear,
     .rope_and_cache = sp_cuda_op_rope_and_cache,
     .attention = sp_cuda_op_attention,
+    .gate_heads = sp_cuda_op_gate_heads,
+    .delta_rule = sp_cuda_op_delta_rule,
     .silu_mul = sp_cuda_op_silu_mul,
     .route = sp_cuda_op_route,
     .experts = sp_cuda_op_experts,

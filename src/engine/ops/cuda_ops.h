@@ -2,8 +2,8 @@
  * cuda_ops.h: the backend of ops on a GPU: device memory for weights, activations, the KV cache and
  * the logits, at fixed addresses from creation on, and the current step. cuda_ops.c creates it;
  * cuda_weights.c places weights; cuda_step.c describes a step to the device and runs its pass,
- * eagerly or as a captured graph; cuda_rows.c, cuda_linear.c, cuda_moe.c, cuda_logits.c and
- * cuda_choice.c are the ops. Work is on the device's main stream, which forks only inside a linear
+ * eagerly or as a captured graph; cuda_rows.c, cuda_linear.c, cuda_delta_rule.c, cuda_moe.c,
+ * cuda_logits.c and cuda_choice.c are the ops. Work is on the device's main stream, which forks only inside a linear
  * op, and only what reads results waits for it. The engine thread owns it.
  */
 #ifndef SP_ENGINE_OPS_CUDA_OPS_H
@@ -40,7 +40,8 @@ typedef struct sp_cuda_graph {
  * offsets hold: a step is described by one copy.
  */
 typedef struct sp_cuda_tables {
-    size_t token, position, row_span, span_row, span_page, pages; /* offsets; counts are at 0 */
+    /* offsets; the counts, with that of the items, are at 0 */
+    size_t token, position, row_span, span_row, span_page, rule_span, rule_item, pages;
     size_t bytes;
     int32_t pages_max; /* sum over the spans of a step */
     char *device;
@@ -94,6 +95,19 @@ typedef struct sp_cuda_moe {
     int32_t n_layers;
 } sp_cuda_moe;
 
+/* Recurrent states (cuda_delta_rule.c); all 0 and NULL without a gated delta rule. */
+typedef struct sp_cuda_rule {
+    int32_t layers;
+    sp_cuda_rule_shape shape;
+    int64_t state_bytes, snapshot_bytes; /* of one slot and one snapshot, all layers */
+    char *states, *snapshots;            /* device */
+    void *scratch;                       /* device; of a layer */
+    /* of the current step, in its tables */
+    const sp_cuda_rule_span *span;
+    const sp_cuda_rule_item *item;
+    const int32_t *n_items;
+} sp_cuda_rule;
+
 typedef struct sp_cuda_ops {
     sp_ops ops; /* first */
     /* borrowed */
@@ -140,6 +154,7 @@ typedef struct sp_cuda_ops {
     int32_t n_graphs;
 
     sp_cuda_moe moe;
+    sp_cuda_rule rule;
     sp_cuda_window window;
     sp_cuda_samples samples;
     sp_plan *head_plan; /* of the window; NULL without delta */
@@ -178,6 +193,20 @@ sp_cuda_gemm sp_cuda_gemm_of(const sp_cuda_ops *cuda, sp_rows x, const sp_projec
 sp_status sp_cuda_op_linear(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n);
 sp_status sp_cuda_op_rope_and_cache(sp_ops *ops, const sp_rope_call *call);
 sp_status sp_cuda_op_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y);
+
+sp_status sp_cuda_op_gate_heads(sp_ops *ops, sp_rows y, sp_rows q_gate);
+
+sp_status sp_cuda_op_delta_rule(sp_ops *ops, const sp_delta_rule_call *call);
+size_t sp_cuda_state_bytes(const sp_delta_rule_shape *shape, sp_dtype type);
+size_t sp_cuda_snapshot_bytes(const sp_delta_rule_shape *shape, sp_dtype type);
+/* The memory of cuda->rule beside states and snapshots; nothing without a gated delta rule. */
+size_t sp_cuda_rule_bytes(const sp_ops_options *options);
+sp_status sp_cuda_rule_create(sp_cuda_ops *cuda, const sp_ops_options *options, sp_error *error);
+/* The most items of a step. */
+int32_t sp_cuda_rule_items(int32_t rows, int32_t spans);
+/* The step's spans and their chunks; returns the number of the latter. */
+int32_t sp_cuda_rule_describe(const sp_step *step, sp_cuda_rule_span *out_spans,
+                              sp_cuda_rule_item *out_items);
 
 sp_status sp_cuda_op_route(sp_ops *ops, sp_rows logits, bool normalised);
 /* Enqueues the copy of the step's choices to the host, after the pass. */

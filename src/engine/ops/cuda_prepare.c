@@ -48,6 +48,13 @@ static sp_status skip_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y
     return SP_OK;
 }
 
+static sp_status skip_delta_rule(sp_ops *ops, const sp_delta_rule_call *call)
+{
+    (void)ops;
+    (void)call;
+    return SP_OK;
+}
+
 static sp_status skip_silu_mul(sp_ops *ops, sp_rows gate, sp_rows up)
 {
     (void)ops;
@@ -125,6 +132,8 @@ static const sp_op_table learning = {
     .linear = learn_linear,
     .rope_and_cache = skip_rope,
     .attention = skip_attention,
+    .gate_heads = skip_silu_mul,
+    .delta_rule = skip_delta_rule,
     .silu_mul = skip_silu_mul,
     .route = skip_route,
     .experts = sp_cuda_learn_experts,

@@ -86,6 +86,7 @@ sp_status sp_cuda_op_rope_and_cache(sp_ops *ops, const sp_rope_call *call)
         .kv_heads = cuda->attention.kv_heads,
         .head_dim = cuda->attention.head_dim,
         .n_rot = cuda->n_rot,
+        .q_gate = call->gated ? cuda->rows[call->q_gate] : NULL,
         .q = cuda->rows[call->q],
         .k = cuda->rows[call->k],
         .v = cuda->rows[call->v],
@@ -127,4 +128,20 @@ sp_status sp_cuda_op_attention(sp_ops *ops, sp_rows q, int32_t layer, sp_rows y)
 
     return sp_cuda_launched(cuda, cuda->kernels.attend_rows(cuda->gpu, &attention, cuda->native),
                             "attention");
+}
+
+sp_status sp_cuda_op_gate_heads(sp_ops *ops, sp_rows y, sp_rows q_gate)
+{
+    sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
+    const sp_cuda_gate_heads gate = {
+        .rows = cuda->step.rows,
+        .heads = cuda->attention.q_heads,
+        .head_dim = cuda->attention.head_dim,
+        .q_gate = cuda->rows[q_gate],
+        .y = cuda->rows[y],
+    };
+
+    SP_ASSERT(cuda->widths[q_gate] == 2 * cuda->widths[y]);
+    return sp_cuda_launched(cuda, cuda->kernels.gate_head_rows(cuda->gpu, &gate, cuda->native),
+                            "gating heads");
 }

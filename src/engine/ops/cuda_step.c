@@ -10,6 +10,8 @@
 #include <string.h>
 
 #define TABLE_ALIGN 256
+#define SPAN_INTS   (sizeof(sp_cuda_rule_span) / sizeof(int32_t))
+#define ITEM_INTS   (sizeof(sp_cuda_rule_item) / sizeof(int32_t))
 
 /* ---- tables -------------------------------------------------------------------------------- */
 
@@ -26,19 +28,23 @@ static size_t add_array(size_t *bytes, size_t n)
     return offset;
 }
 
-static sp_cuda_tables lay_out(int32_t rows_max, int32_t spans_max, int32_t positions)
+/* `ruled`: some layer has a gated delta rule. */
+static sp_cuda_tables lay_out(int32_t rows_max, int32_t spans_max, int32_t positions, bool ruled)
 {
     size_t rows = (size_t)rows_max, spans = (size_t)spans_max, at = 0;
+    size_t items = ruled ? (size_t)sp_cuda_rule_items(rows_max, spans_max) : 0;
     sp_cuda_tables tables = {
         .pages_max = spans_max * ((positions + SP_CUDA_PAGE - 1) / SP_CUDA_PAGE),
     };
 
-    (void)add_array(&at, 2); /* counts */
+    (void)add_array(&at, 3); /* counts */
     tables.token = add_array(&at, rows);
     tables.position = add_array(&at, rows);
     tables.row_span = add_array(&at, rows);
     tables.span_row = add_array(&at, spans + 1);
     tables.span_page = add_array(&at, spans);
+    tables.rule_span = add_array(&at, ruled ? spans * SPAN_INTS : 0);
+    tables.rule_item = add_array(&at, items * ITEM_INTS);
     tables.pages = add_array(&at, (size_t)tables.pages_max);
     tables.bytes = at;
     return tables;
@@ -46,7 +52,9 @@ static sp_cuda_tables lay_out(int32_t rows_max, int32_t spans_max, int32_t posit
 
 size_t sp_cuda_tables_bytes(const sp_ops_options *options)
 {
-    return lay_out(options->rows_max, options->spans_max, positions_max(options)).bytes;
+    return lay_out(options->rows_max, options->spans_max, positions_max(options),
+                   options->delta_rule.layers > 0)
+        .bytes;
 }
 
 sp_status sp_cuda_tables_create(sp_cuda_ops *cuda, sp_error *error)
@@ -54,7 +62,8 @@ sp_status sp_cuda_tables_create(sp_cuda_ops *cuda, sp_error *error)
     sp_cuda_tables *tables = &cuda->tables;
     sp_status status = SP_OK;
 
-    *tables = lay_out(cuda->rows_max, cuda->spans_max, cuda->attention.positions_max);
+    *tables = lay_out(cuda->rows_max, cuda->spans_max, cuda->attention.positions_max,
+                      cuda->rule.layers > 0);
     tables->device = sp_cuda_block(cuda, tables->bytes, &status, error);
     for (int i = 0; i < SP_CUDA_TABLES && status == SP_OK; i++) {
         tables->host[i] = sp_cuda_pinned(cuda, tables->bytes, &status, error);
@@ -90,6 +99,9 @@ static void set_addresses(sp_cuda_ops *cuda, int32_t rows, int32_t spans)
         .rows = rows,
         .spans = spans,
     };
+    cuda->rule.span = (const void *)(tables->device + tables->rule_span);
+    cuda->rule.item = (const void *)(tables->device + tables->rule_item);
+    cuda->rule.n_items = cuda->step.counts + 2;
 }
 
 /* Writes the rows of a span, the s-th, that begin at `row`; *io_page counts the pages so far. */
@@ -114,6 +126,17 @@ static void describe_span(const sp_cuda_tables *tables, char *block, const sp_st
     *io_page += n_pages;
 }
 
+/* The same for the gated delta rule, with spans of no rows beyond the step's. */
+static void describe_rule(const sp_cuda_ops *cuda, char *block, const sp_step *step)
+{
+    sp_cuda_rule_span *spans = (void *)(block + cuda->tables.rule_span);
+    sp_cuda_rule_item *items = (void *)(block + cuda->tables.rule_item);
+
+    array_at(block, 0)[2] = sp_cuda_rule_describe(step, spans, items);
+    for (int32_t s = step->n_spans; s < cuda->step.spans; s++)
+        spans[s] = (sp_cuda_rule_span){.load = -1, .save = -1};
+}
+
 /* Writes what the launched rows and spans are, those beyond the step's included; returns how many
  * bytes of the block are used. */
 static size_t describe(const sp_cuda_ops *cuda, char *block, const sp_step *step)
@@ -129,6 +152,8 @@ static size_t describe(const sp_cuda_ops *cuda, char *block, const sp_step *step
     SP_ASSERT(row == step->n_rows);
     counts[0] = row;
     counts[1] = step->n_spans;
+    if (cuda->rule.layers > 0)
+        describe_rule(cuda, block, step);
     for (; row < cuda->step.rows; row++) {
         array_at(block, tables->token)[row] = 0;
         array_at(block, tables->position)[row] = -1;

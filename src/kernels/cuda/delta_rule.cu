@@ -301,9 +301,23 @@ static __device__ __forceinline__ void multiply_all(const rule_state<KT> &state,
     }
 }
 
+/* The rows j of r from 16 * half on, split as a left operand. */
+typedef struct rule_parts {
+    uint32_t upper[4], lower[4];
+} rule_parts;
+
+static __device__ __forceinline__ rule_parts split_r(const float4 *r, int half)
+{
+    float4 low = r[2 * half * blockDim.x], high = r[(2 * half + 1) * blockDim.x];
+    split_two a0 = split(low.x, low.y), a1 = split(low.z, low.w);
+    split_two a2 = split(high.x, high.y), a3 = split(high.z, high.w);
+
+    return {{a0.upper, a1.upper, a2.upper, a3.upper}, {a0.lower, a1.lower, a2.lower, a3.lower}};
+}
+
 /* c += r · (T or M)ᵀ of the 8 rows from 8 * TILE on; the lower parts of a matrix are behind it. */
 template <int TILE>
-static __device__ __forceinline__ void multiply_matrix(const float4 *r, const uint16_t *matrix,
+static __device__ __forceinline__ void multiply_matrix(const rule_parts *r, const uint16_t *matrix,
                                                        float (&c)[4])
 {
     int lane = threadIdx.x & 31, at = (8 * TILE + (lane & 7)) * T_STRIDE * 2 + (lane >> 3) * 16;
@@ -313,20 +327,18 @@ static __device__ __forceinline__ void multiply_matrix(const float4 *r, const ui
 
 #pragma unroll
     for (int half = 0; half <= TILE / 2; half++) {
-        float4 low = r[2 * half * blockDim.x], high = r[(2 * half + 1) * blockDim.x];
-        split_two a0 = split(low.x, low.y), a1 = split(low.z, low.w);
-        split_two a2 = split(high.x, high.y), a3 = split(high.z, high.w);
         const uint32_t *b = right[half];
+        const uint32_t *x = r[half].upper, *y = r[half].lower;
 
-        mma<0>(c, a0.upper, a1.upper, a2.upper, a3.upper, b[0], b[1]);
-        mma<0>(c, a0.lower, a1.lower, a2.lower, a3.lower, b[0], b[1]);
-        mma<0>(c, a0.upper, a1.upper, a2.upper, a3.upper, b[2], b[3]);
+        mma<0>(c, x[0], x[1], x[2], x[3], b[0], b[1]);
+        mma<0>(c, y[0], y[1], y[2], y[3], b[0], b[1]);
+        mma<0>(c, x[0], x[1], x[2], x[3], b[2], b[3]);
     }
 }
 
 /* u · exp(G_last - G_j) of a tile's rows j, split as half of the left operand. */
 template <int TILE>
-static __device__ __forceinline__ void find_u(const chunk_stage &s, const float4 *r,
+static __device__ __forceinline__ void find_u(const chunk_stage &s, const rule_parts *r,
                                               uint32_t *upper, uint32_t *lower)
 {
     const float2 *gates = s.gates + 8 * TILE + 2 * (threadIdx.x & 3);
@@ -342,7 +354,7 @@ static __device__ __forceinline__ void find_u(const chunk_stage &s, const float4
 
 /* The rows j from 16 * HALF on of S = exp(G_last) S + u kᵀ, for u = T r of a whole chunk. */
 template <int HALF, int KT>
-static __device__ __forceinline__ void fold(const chunk_stage &s, const float4 *r,
+static __device__ __forceinline__ void fold(const chunk_stage &s, const rule_parts *r,
                                             rule_state<KT> *state)
 {
     const int stride = (KT * 16 + PAD) * 2;
@@ -471,7 +483,7 @@ static __device__ __forceinline__ bool find_r(const rule_args &a, const chunk_st
 /* o of a tile, which may be of_q; the sum of its squares over the warp's columns goes to `sums`. */
 template <int TILE>
 static __device__ __forceinline__ void find_o(const rule_args &a, const chunk_stage &s,
-                                              const float4 *r, const float (&of_q)[4],
+                                              const rule_parts *r, const float (&of_q)[4],
                                               float (&o)[4], float *sums)
 {
     int lane = threadIdx.x & 31;
@@ -506,28 +518,35 @@ static __device__ __forceinline__ float silu(float x)
     return x * inverse;
 }
 
-/* y of a tile's new rows; sums: [WARPS_MAX, CHUNK]. */
+/* The factor of the norm of row `lane`. */
+static __device__ __forceinline__ float inverse_of(const rule_args &a, const float (*sums)[CHUNK])
+{
+    int lane = threadIdx.x & 31;
+    float sum = 0.0f;
+
+#pragma unroll
+    for (int w = 0; w < WARPS_MAX; w++)
+        if (w < (int)(blockDim.x / SP_WARP))
+            sum += sums[w][lane];
+    return rsqrtf(sum / (float)a.d.shape.v_dim + a.d.eps);
+}
+
+/* y of a tile's new rows; a lane has the inverse of its own row. */
 static __device__ __forceinline__ void store_y(const rule_args &a, const rule_place &p,
                                                const chunk_stage &s, int tile, int border,
-                                               chunk_rows rows, const float *sums,
+                                               chunk_rows rows, float inverse,
                                                const float (&o)[4])
 {
     const sp_cuda_rule_shape &shape = a.d.shape;
     int lane = threadIdx.x & 31, v = (threadIdx.x >> 5) * 16, row = 8 * tile + 2 * (lane & 3);
-    const uint16_t *weights = (const uint16_t *)a.d.norm + v + (lane >> 2);
+    const float *weights = a.d.norm + v + (lane >> 2);
     bool low = v + (lane >> 2) < shape.v_dim, high = v + 8 + (lane >> 2) < shape.v_dim;
-    float w0 = (low ? widen<0>(weights[0]) : 0.0f) + a.d.offset;
-    float w1 = (high ? widen<0>(weights[8]) : 0.0f) + a.d.offset;
-    float sum0 = 0.0f, sum1 = 0.0f, z[4], inverse0, inverse1;
+    float w0 = low ? weights[0] : 0.0f, w1 = high ? weights[8] : 0.0f;
+    float inverse0 = __shfl_sync(~0u, inverse, row), z[4];
+    float inverse1 = __shfl_sync(~0u, inverse, row + 1);
     uint32_t two, more;
     int64_t to;
 
-    for (int w = 0; w < (int)blockDim.x / SP_WARP; w++) {
-        sum0 += sums[w * CHUNK + row];
-        sum1 += sums[w * CHUNK + row + 1];
-    }
-    inverse0 = 1.0f / sqrtf(sum0 / (float)shape.v_dim + a.d.eps);
-    inverse1 = 1.0f / sqrtf(sum1 / (float)shape.v_dim + a.d.eps);
     load_columns(a, s.z, tile, z);
     two = transpose(narrow_two<0>(o[0] * inverse0 * w0 * silu(z[0]),
                                   o[1] * inverse1 * w0 * silu(z[1])));
@@ -555,15 +574,19 @@ static __device__ __forceinline__ void compute_tile(const rule_args &a, const ru
                                                     float4 *r)
 {
     float of_k[4], of_q[4], o[4];
+    rule_parts parts[2];
 
     if (8 * TILE + 8 <= rows.first || 8 * TILE >= rows.end)
         return;
     multiply_tile<KT>(state, s, TILE, of_k, of_q);
     if (!find_r(a, s, TILE, rows, of_k, r))
         a.d.fault[p.index] = 1;
-    find_o<TILE>(a, s, r, of_q, o, sums[threadIdx.x >> 5]);
+    parts[0] = split_r(r, 0);
+    if (TILE >= 2)
+        parts[1] = split_r(r, 1);
+    find_o<TILE>(a, s, parts, of_q, o, sums[threadIdx.x >> 5]);
     __syncthreads();
-    store_y(a, p, s, TILE, border, rows, sums[0], o);
+    store_y(a, p, s, TILE, border, rows, inverse_of(a, sums), o);
 }
 
 /* All tiles of a chunk whose rows are all new. */
@@ -574,7 +597,8 @@ static __device__ __forceinline__ void compute_all(const rule_args &a, const rul
                                                    float (*sums)[CHUNK], float4 *r)
 {
     const chunk_rows rows = {0, CHUNK};
-    float of_k[TILES][4], of_q[TILES][4], *own = sums[threadIdx.x >> 5];
+    float of_k[TILES][4], of_q[TILES][4], *own = sums[threadIdx.x >> 5], inverse;
+    rule_parts parts[2];
     bool finite = true;
 
     multiply_all<KT>(state, s, of_k, of_q);
@@ -583,14 +607,16 @@ static __device__ __forceinline__ void compute_all(const rule_args &a, const rul
         finite = find_r(a, s, t, rows, of_k[t], r) && finite;
     if (!finite)
         a.d.fault[p.index] = 1;
-    find_o<0>(a, s, r, of_q[0], of_q[0], own);
-    find_o<1>(a, s, r, of_q[1], of_q[1], own);
-    find_o<2>(a, s, r, of_q[2], of_q[2], own);
-    find_o<3>(a, s, r, of_q[3], of_q[3], own);
+    parts[0] = split_r(r, 0), parts[1] = split_r(r, 1);
+    find_o<0>(a, s, parts, of_q[0], of_q[0], own);
+    find_o<1>(a, s, parts, of_q[1], of_q[1], own);
+    find_o<2>(a, s, parts, of_q[2], of_q[2], own);
+    find_o<3>(a, s, parts, of_q[3], of_q[3], own);
     __syncthreads();
+    inverse = inverse_of(a, sums);
 #pragma unroll
     for (int t = 0; t < TILES; t++)
-        store_y(a, p, s, t, border, rows, sums[0], of_q[t]);
+        store_y(a, p, s, t, border, rows, inverse, of_q[t]);
 }
 
 template <int KT, int WIDE>
@@ -788,8 +814,10 @@ __global__ void __launch_bounds__(WARPS_MAX *SP_WARP, WIDE ? 1 : 2)
         if (rows.end > rows.first)
             compute_rows<KT, WIDE>(a, p, s, state, border, sums, r);
         if (rows.end == CHUNK && (border + CHUNK < p.end || border + CHUNK <= p.keep)) {
-            fold<0, KT>(s, r, &state);
-            fold<1, KT>(s, r, &state);
+            const rule_parts parts[2] = {split_r(r, 0), split_r(r, 1)};
+
+            fold<0, KT>(s, parts, &state);
+            fold<1, KT>(s, parts, &state);
         }
         load_r(a, p, border + CHUNK, r);
     }

@@ -167,8 +167,8 @@ typedef struct sp_cuda_delta_rule {
     const void *conv;         /* [channels, conv_width] */
     const float *a_log;       /* [v_heads], as dt_bias */
     const float *dt_bias;
-    const void *norm; /* [v_dim] */
-    float eps, offset;
+    const float *norm; /* [v_dim] */
+    float eps;
     void *y;                  /* [rows, v_heads, v_dim] dense */
     void *states, *snapshots; /* of the layer in slot 0 and in snapshot 0, 256-byte aligned */
     int64_t state_stride, snapshot_stride; /* bytes from one to the next */
