@@ -157,8 +157,7 @@ static inline void rule_set(rule_world *w, const rule_span *spans, int32_t n, in
                              rows * (size_t)w->size.shape.v_heads * 4};
     const void *const device[4] = {w->call.qkv, w->call.z, w->call.b, w->call.a};
     sp_cuda_rule_span *table = calloc((size_t)n_spans + 1, sizeof *table);
-    sp_cuda_rule_item *items =
-        calloc(rows / 32 + 2 * (size_t)w->size.spans_max + 1, sizeof *items);
+    sp_cuda_rule_item *items = calloc(rows / 32 + 2 * (size_t)w->size.spans_max + 1, sizeof *items);
     int32_t row = 0, n_items = 0;
     void *to[4];
 

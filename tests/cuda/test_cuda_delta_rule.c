@@ -106,8 +106,8 @@ static void expect_head(const rule_world *w, int32_t sequence, int32_t head)
                          position, head, c, got, y[c]);
         }
     }
-    print_message("head %d of k %d, v %d: %.3f of what may be off\n", head, w->size.shape.k_dim,
-                  vd, worst);
+    print_message("head %d of k %d, v %d: %.3f of what may be off\n", head, w->size.shape.k_dim, vd,
+                  worst);
 }
 
 static void expect_recurrence(sp_cuda_rule_shape shape)
@@ -280,8 +280,8 @@ static void expect_snapshot(rule_world *w, int32_t slot, int32_t snapshot, int32
     const sp_cuda_rule_layout *l = &w->layout;
     int32_t kept = w->size.shape.conv_width - 1;
     size_t row = (size_t)l->channels * 2;
-    char *state = moe_get(&rig, (const char *)w->call.states + slot * l->state_bytes,
-                          (size_t)l->state_bytes);
+    char *state =
+        moe_get(&rig, (const char *)w->call.states + slot * l->state_bytes, (size_t)l->state_bytes);
     char *other = moe_get(&rig, (const char *)w->call.snapshots + snapshot * l->snapshot_bytes,
                           (size_t)l->snapshot_bytes);
 

@@ -76,8 +76,8 @@ sp_status sp_cuda_rule_create(sp_cuda_ops *cuda, const sp_ops_options *options, 
                             (size_t)shape->snapshots * (size_t)rule->snapshot_bytes;
     rule->states =
         sp_cuda_block(cuda, (size_t)shape->slots * (size_t)rule->state_bytes, &status, error);
-    rule->snapshots = sp_cuda_block(
-        cuda, (size_t)shape->snapshots * (size_t)rule->snapshot_bytes, &status, error);
+    rule->snapshots = sp_cuda_block(cuda, (size_t)shape->snapshots * (size_t)rule->snapshot_bytes,
+                                    &status, error);
     rule->scratch = sp_cuda_block(cuda, sp_cuda_rule_bytes(options), &status, error);
     return status;
 }

@@ -3,8 +3,8 @@
  * the logits, at fixed addresses from creation on, and the current step. cuda_ops.c creates it;
  * cuda_weights.c places weights; cuda_step.c describes a step to the device and runs its pass,
  * eagerly or as a captured graph; cuda_rows.c, cuda_linear.c, cuda_delta_rule.c, cuda_moe.c,
- * cuda_logits.c and cuda_choice.c are the ops. Work is on the device's main stream, which forks only inside a linear
- * op, and only what reads results waits for it. The engine thread owns it.
+ * cuda_logits.c and cuda_choice.c are the ops. Work is on the device's main stream, which forks
+ * only inside a linear op, and only what reads results waits for it. The engine thread owns it.
  */
 #ifndef SP_ENGINE_OPS_CUDA_OPS_H
 #define SP_ENGINE_OPS_CUDA_OPS_H

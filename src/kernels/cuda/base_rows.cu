@@ -5,14 +5,14 @@
  *     pick:   to[i] = x[index[i]], zeros where the index is -1
  *     norm:   x = T(x + add); y = T(x · (1 / sqrt(mean(x²) + eps)) · (weight + offset))
  *     silu:   gate = T(gate / (1 + e^-gate) · up)
- *     gate:   y = T(y / (1 + e^-gate)), of heads; gates are behind the heads of q
+ *     gate:   y = T(y / (1 + e^-gate)), of heads; gates come after the heads of q
  *
  * A piece is 8 elements, 16 bytes. Gather, pick and norm: one block per row; thread t has the
  * pieces t, t + threads and so on, and where a row is short enough it stays in registers. The sum
  * of norm: the squares of a piece in pairs, a thread's pieces in order, the lanes of a warp by a
  * butterfly, 16 warps in pairs, the missing ones as +0; threads depend on the width alone. Silu:
- * one piece per thread, or four where there are many. Gate: one piece per thread. Bound by the bytes, or, for few rows, by the
- * latency of one load and one reduction.
+ * one piece per thread, or four where there are many. Gate: one piece per thread. Bound by the
+ * bytes, or, for few rows, by the latency of one load and one reduction.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ops_cuda.h"

@@ -45,8 +45,8 @@ typedef struct rule_place {
 
 static __host__ __device__ __forceinline__ int stage_bytes(int k_width, int v_width)
 {
-    return 2 * CHUNK * (k_width + PAD) * 2 + 2 * CHUNK * (v_width + PAD) * 2 +
-           4 * MATRIX * 2 + CHUNK * 8;
+    return 2 * CHUNK * (k_width + PAD) * 2 + 2 * CHUNK * (v_width + PAD) * 2 + 4 * MATRIX * 2 +
+           CHUNK * 8;
 }
 
 /* r of all threads, and two stages. */
@@ -315,7 +315,7 @@ static __device__ __forceinline__ rule_parts split_r(const float4 *r, int half)
     return {{a0.upper, a1.upper, a2.upper, a3.upper}, {a0.lower, a1.lower, a2.lower, a3.lower}};
 }
 
-/* c += r · (T or M)ᵀ of the 8 rows from 8 * TILE on; the lower parts of a matrix are behind it. */
+/* c += r · (T or M)ᵀ of the 8 rows from 8 * TILE on; the lower parts of a matrix follow it. */
 template <int TILE>
 static __device__ __forceinline__ void multiply_matrix(const rule_parts *r, const uint16_t *matrix,
                                                        float (&c)[4])
@@ -518,11 +518,15 @@ static __device__ __forceinline__ float silu(float x)
     return x * inverse;
 }
 
-/* The factor of the norm of row `lane`. */
-static __device__ __forceinline__ float inverse_of(const rule_args &a, const float (*sums)[CHUNK])
+/* The factor of the norm of row `lane`, where it is one of `rows`. */
+static __device__ __forceinline__ float inverse_of(const rule_args &a, chunk_rows rows,
+                                                   const float (*sums)[CHUNK])
 {
     int lane = threadIdx.x & 31;
     float sum = 0.0f;
+
+    if (lane < rows.first || lane >= rows.end)
+        return 0.0f;
 
 #pragma unroll
     for (int w = 0; w < WARPS_MAX; w++)
@@ -534,8 +538,7 @@ static __device__ __forceinline__ float inverse_of(const rule_args &a, const flo
 /* y of a tile's new rows; a lane has the inverse of its own row. */
 static __device__ __forceinline__ void store_y(const rule_args &a, const rule_place &p,
                                                const chunk_stage &s, int tile, int border,
-                                               chunk_rows rows, float inverse,
-                                               const float (&o)[4])
+                                               chunk_rows rows, float inverse, const float (&o)[4])
 {
     const sp_cuda_rule_shape &shape = a.d.shape;
     int lane = threadIdx.x & 31, v = (threadIdx.x >> 5) * 16, row = 8 * tile + 2 * (lane & 3);
@@ -548,10 +551,10 @@ static __device__ __forceinline__ void store_y(const rule_args &a, const rule_pl
     int64_t to;
 
     load_columns(a, s.z, tile, z);
-    two = transpose(narrow_two<0>(o[0] * inverse0 * w0 * silu(z[0]),
-                                  o[1] * inverse1 * w0 * silu(z[1])));
-    more = transpose(narrow_two<0>(o[2] * inverse0 * w1 * silu(z[2]),
-                                   o[3] * inverse1 * w1 * silu(z[3])));
+    two = transpose(
+        narrow_two<0>(o[0] * inverse0 * w0 * silu(z[0]), o[1] * inverse1 * w0 * silu(z[1])));
+    more = transpose(
+        narrow_two<0>(o[2] * inverse0 * w1 * silu(z[2]), o[3] * inverse1 * w1 * silu(z[3])));
     row = 8 * tile + (lane >> 2);
     if (row < rows.first || row >= rows.end)
         return;
@@ -586,7 +589,7 @@ static __device__ __forceinline__ void compute_tile(const rule_args &a, const ru
         parts[1] = split_r(r, 1);
     find_o<TILE>(a, s, parts, of_q, o, sums[threadIdx.x >> 5]);
     __syncthreads();
-    store_y(a, p, s, TILE, border, rows, inverse_of(a, sums), o);
+    store_y(a, p, s, TILE, border, rows, inverse_of(a, {8 * TILE, 8 * TILE + 8}, sums), o);
 }
 
 /* All tiles of a chunk whose rows are all new. */
@@ -613,7 +616,7 @@ static __device__ __forceinline__ void compute_all(const rule_args &a, const rul
     find_o<2>(a, s, parts, of_q[2], of_q[2], own);
     find_o<3>(a, s, parts, of_q[3], of_q[3], own);
     __syncthreads();
-    inverse = inverse_of(a, sums);
+    inverse = inverse_of(a, rows, sums);
 #pragma unroll
     for (int t = 0; t < TILES; t++)
         store_y(a, p, s, t, border, rows, inverse, of_q[t]);
@@ -692,7 +695,8 @@ static __device__ __forceinline__ void save_snapshot(const rule_args &a, const r
 
     store_state<KT>(a, p, state, to);
     for (int back = width - 1; back > 0; back--)
-        copy_channels(a, p, (uint16_t *)(to + a.l.conv) + (int64_t)(width - 1 - back) * a.l.channels,
+        copy_channels(a, p,
+                      (uint16_t *)(to + a.l.conv) + (int64_t)(width - 1 - back) * a.l.channels,
                       find_input(a, p, p.span.position - back), false);
 }
 
@@ -720,8 +724,8 @@ static __device__ __forceinline__ void keep_keys(const rule_args &a, const sp_cu
 {
     int first = max(span.position, keep), n = span.position + span.n_rows - first;
     int pieces = a.l.k_width / 8;
-    uint16_t *ring = (uint16_t *)(slot_of(a.d, span.slot) + a.l.ring_k) +
-                     (int64_t)k_head * RING * a.l.k_width;
+    uint16_t *ring =
+        (uint16_t *)(slot_of(a.d, span.slot) + a.l.ring_k) + (int64_t)k_head * RING * a.l.k_width;
 
     for (int i = threadIdx.x; i < n * pieces; i += blockDim.x) {
         int position = first + i / pieces, piece = i % pieces * 8;
@@ -742,7 +746,8 @@ static __device__ __forceinline__ void keep_matrices(const rule_args &a, const r
 
     for (int i = threadIdx.x; i < (p.end - first) * pieces; i += blockDim.x) {
         int position = first + i / pieces, piece = i % pieces * 8;
-        int64_t at = (int64_t)(p.span.row + position - p.span.position) * a.d.shape.v_heads + p.head;
+        int64_t at =
+            (int64_t)(p.span.row + position - p.span.position) * a.d.shape.v_heads + p.head;
 
         *(uint4 *)(t + place_of(position) * 2 * CHUNK + piece) =
             *(const uint4 *)(a.matrices + at * 4 * CHUNK + piece);

@@ -16,10 +16,10 @@
 #define SP_CUDA_RULE_ALIGN 256
 
 typedef struct sp_cuda_rule_layout {
-    int32_t k_width; /* k_dim and zeros: 32, 64 or 128 */
-    int32_t v_width; /* v_dim and zeros: a multiple of 16 */
-    int32_t per_key; /* value heads of a key head */
-    int32_t channels; /* of the convolution */
+    int32_t k_width;            /* k_dim and zeros: 32, 64 or 128 */
+    int32_t v_width;            /* v_dim and zeros: a multiple of 16 */
+    int32_t per_key;            /* value heads of a key head */
+    int32_t channels;           /* of the convolution */
     int32_t qkv_width, b_width; /* of a row */
     /* of a slot; places in the ring are positions modulo SP_CUDA_RULE_RING */
     int64_t ring_r;    /* FP32 [v_heads, ring, v_width] */

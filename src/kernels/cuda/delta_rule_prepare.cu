@@ -19,7 +19,7 @@
 
 #define WARPS   8
 #define THREADS (WARPS * SP_WARP)
-#define GROUP   8 /* rows that a thread convolves in a row */
+#define GROUP   8           /* rows that a thread convolves in a row */
 #define STRIDE  (CHUNK + 4) /* floats; of a row of a product */
 #define PRODUCT (CHUNK * STRIDE)
 #define PAD     8 /* elements; of a row of k and q */
@@ -294,8 +294,8 @@ static __device__ __forceinline__ float2 find_gates(const rule_args &a, const pr
     if (lane >= first && lane < item.rows.end) {
         int n = a.l.per_key, own = head - item.k_head * n;
         int at = s.fused ? item.k_head * 2 * n + own : head;
-        float x = (s.fused ? a.d.b[row * width + at + n] : a.d.a[row * width + at]) +
-                  a.d.dt_bias[head];
+        float x =
+            (s.fused ? a.d.b[row * width + at + n] : a.d.a[row * width + at]) + a.d.dt_bias[head];
 
         beta = 1.0f / (1.0f + expf(-a.d.b[row * width + at]));
         g = -expf(a.d.a_log[head]) * (x > 20.0f ? x : log1pf(expf(x)));
@@ -311,7 +311,7 @@ static __device__ __forceinline__ float2 find_gates(const rule_args &a, const pr
     return {sum, beta};
 }
 
-/* The scaled products of the new rows: A into scaled[row][j], P behind it. */
+/* The scaled products of the new rows: A into scaled[row][j], P after it. */
 static __device__ __forceinline__ void scale_products(const prepare_shared &shared,
                                                       const prepare_item &item, float *scaled,
                                                       float2 gates)
@@ -346,8 +346,7 @@ static __device__ __forceinline__ void solve(const rule_args &a, const prepare_i
     int lane = threadIdx.x & 31;
     const uint16_t *ring = (const uint16_t *)(slot_of(a.d, item.span.slot) + a.l.ring_t) +
                            (int64_t)head * RING * 2 * CHUNK + lane;
-    uint16_t *to = a.matrices +
-                   ((int64_t)item.row * a.d.shape.v_heads + head) * 4 * CHUNK + lane;
+    uint16_t *to = a.matrices + ((int64_t)item.row * a.d.shape.v_heads + head) * 4 * CHUNK + lane;
     float t[CHUNK];
 
 #pragma unroll
@@ -474,5 +473,6 @@ template <int EACH, int W> static cudaError_t allow(cudaError_t before)
 
 cudaError_t sp_cuda_rule_prepare_init(void)
 {
-    return allow<1, 4>(allow<2, 4>(allow<4, 4>(allow<1, 8>(allow<2, 8>(allow<4, 8>(cudaSuccess))))));
+    return allow<1, 4>(
+        allow<2, 4>(allow<4, 4>(allow<1, 8>(allow<2, 8>(allow<4, 8>(cudaSuccess))))));
 }

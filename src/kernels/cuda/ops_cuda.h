@@ -74,8 +74,8 @@ typedef struct sp_cuda_silu {
     const void *up;
 } sp_cuda_silu;
 
-/* y = T(y / (1 + e^-gate)) of each head, FP32 inside, one rounding. head_dim is a multiple of 8, and
- * both start on 16 bytes. */
+/* y = T(y / (1 + e^-gate)) of each head, FP32 inside, one rounding. head_dim is a multiple of 8,
+ * and both start on 16 bytes. */
 typedef struct sp_cuda_gate_heads {
     int32_t rows, heads, head_dim;
     const void *q_gate; /* [rows, heads][2, head_dim]: q, then gate; dense */
@@ -84,16 +84,17 @@ typedef struct sp_cuda_gate_heads {
 
 /*
  * Norm over each head, where there is one, then rotation (rotate-half over the first 2 * n_rot
- * elements), FP32 inside, one rounding: q in place, or from q_gate; k and v into the pages of a layer. A value of k
- * or v that is not finite sets fault[span] to 1 and is stored as it is. head_dim is even, 2 to 256;
- * all but the fault and the step is 16-byte aligned. Rows without a position are left alone.
+ * elements), FP32 inside, one rounding: q in place, or from q_gate; k and v into the pages of a
+ * layer. A value of k or v that is not finite sets fault[span] to 1 and is stored as it is.
+ * head_dim is even, 2 to 256; all but the fault and the step is 16-byte aligned. Rows without a
+ * position are left alone.
  */
 typedef struct sp_cuda_rope {
     sp_cuda_step step;
     int32_t q_heads, kv_heads, head_dim, n_rot;
-    const void *q_gate;          /* [rows, q_heads, 2, head_dim] dense, of which q is read; or NULL */
-    void *q;                     /* [rows, q_heads, head_dim] dense; only written with q_gate */
-    const void *k, *v;           /* [rows, kv_heads, head_dim] dense */
+    const void *q_gate; /* [rows, q_heads, 2, head_dim] dense, of which q is read; or NULL */
+    void *q;            /* [rows, q_heads, head_dim] dense; only written with q_gate */
+    const void *k, *v;  /* [rows, kv_heads, head_dim] dense */
     const void *q_norm, *k_norm; /* [head_dim], or NULL */
     float q_eps, q_offset, k_eps, k_offset;
     const float *cosine, *sine; /* [positions, n_rot]; NULL: no rotation */
@@ -124,7 +125,8 @@ typedef struct sp_cuda_attention {
     int32_t wide;
 } sp_cuda_attention;
 
-/* The gated delta rule of a model. k_dim and v_dim are multiples of 8 up to SP_CUDA_RULE_DIM_MAX. */
+/* The gated delta rule of a model. k_dim and v_dim are multiples of 8 up to SP_CUDA_RULE_DIM_MAX.
+ */
 #define SP_CUDA_RULE_DIM_MAX  128
 #define SP_CUDA_RULE_CONV_MAX 8
 #define SP_CUDA_RULE_CHUNK    32 /* positions: SP_STATE_CHUNK */
@@ -162,17 +164,17 @@ typedef struct sp_cuda_delta_rule {
     const sp_cuda_rule_span *span; /* [spans] */
     const sp_cuda_rule_item *item; /* [*n_items] */
     const int32_t *n_items;
-    const void *qkv, *z;      /* dense; z is not read where the shape is fused */
-    const float *b, *a;       /* dense; a is not read where the shape is fused */
-    const void *conv;         /* [channels, conv_width] */
-    const float *a_log;       /* [v_heads], as dt_bias */
+    const void *qkv, *z; /* dense; z is not read where the shape is fused */
+    const float *b, *a;  /* dense; a is not read where the shape is fused */
+    const void *conv;    /* [channels, conv_width] */
+    const float *a_log;  /* [v_heads], as dt_bias */
     const float *dt_bias;
     const float *norm; /* [v_dim] */
     float eps;
     void *y;                  /* [rows, v_heads, v_dim] dense */
     void *states, *snapshots; /* of the layer in slot 0 and in snapshot 0, 256-byte aligned */
     int64_t state_stride, snapshot_stride; /* bytes from one to the next */
-    void *scratch; /* sp_cuda_rule_scratch_bytes of as many rows, 256-byte aligned */
+    void *scratch;  /* sp_cuda_rule_scratch_bytes of as many rows, 256-byte aligned */
     int32_t *fault; /* [spans] */
 } sp_cuda_delta_rule;
 
