@@ -290,13 +290,13 @@ static inline size_t sp_ops_kv_token_bytes(const sp_op_table *table,
 static inline size_t sp_ops_state_bytes(const sp_op_table *table, const sp_delta_rule_shape *shape,
                                         sp_dtype type)
 {
-    return shape->layers > 0 && table->state_bytes ? table->state_bytes(shape, type) : 0;
+    return shape->layers > 0 ? table->state_bytes(shape, type) : 0;
 }
 
 static inline size_t sp_ops_snapshot_bytes(const sp_op_table *table,
                                            const sp_delta_rule_shape *shape, sp_dtype type)
 {
-    return shape->layers > 0 && table->snapshot_bytes ? table->snapshot_bytes(shape, type) : 0;
+    return shape->layers > 0 ? table->snapshot_bytes(shape, type) : 0;
 }
 
 /* *out_ops is owned by the caller (sp_ops_destroy). SP_ERR_MEMORY names the setting to lower as
