@@ -63,7 +63,7 @@ typedef struct sp_packed_image {
     const float *scales;   /* [n_sites] */
     int32_t n_sites;
     /* what is said of the adapter in lists */
-    int32_t rank, pairs;
+    int32_t rank, pairs; /* all of its pairs: an image with fewer is refused with `bad-image` */
     size_t file_bytes;
     double row_macs;
     const char *receipt; /* NULL: none */

@@ -202,6 +202,23 @@ static sp_status fetch_tensors(const fetch *f)
 
 /* ---- images ---------------------------------------------------------------------------------- */
 
+/* Pairs of experts have no rank in the label: an adapter that has some would lose them in silence.
+ */
+static sp_status check_all_pairs(const fetch *f, const sp_packed_image *packed, sp_error *error)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < packed->n_sites; i++)
+        n += packed->ranks[i] > 0;
+    if (packed->pairs <= n)
+        return SP_OK;
+    return sp_fail(
+        error, SP_ERR_REFUSED, "bad-image", f->request.name, -1,
+        "the image of \"%s\" has %d of its %d pairs; those of routers and experts do not "
+        "come in images: its source has to give it as tensors",
+        f->request.name, (int)n, (int)packed->pairs);
+}
+
 static sp_status check_image(const fetch *f, const sp_packed_image *packed, sp_error *error)
 {
     if (!f->source->images_trusted)
@@ -217,7 +234,7 @@ static sp_status check_image(const fetch *f, const sp_packed_image *packed, sp_e
     if (packed->ranks == NULL || packed->scales == NULL)
         return sp_fail(error, SP_ERR_REFUSED, "bad-image", f->request.name, -1,
                        "the image of \"%s\" comes without ranks or scales", f->request.name);
-    return SP_OK;
+    return check_all_pairs(f, packed, error);
 }
 
 static sp_status fetch_slot(const fetch *f, char *data, sp_error *error)

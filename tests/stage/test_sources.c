@@ -784,6 +784,18 @@ static void check_seals(world *w, const sp_image *image)
     sp_free(data);
 }
 
+/* One of an expert, that images do not have. */
+static void check_missing_pairs(world *w)
+{
+    sp_error error;
+
+    w->test.packed.pairs++;
+    assert_int_equal(load(w, "x", NULL, 1, &error), SP_ERR_REFUSED);
+    assert_string_equal(error.code, "bad-image");
+    assert_non_null(strstr(error.text, "28 of its 29 pairs"));
+    w->test.packed.pairs--;
+}
+
 static void packed_images(void **state)
 {
     world *w = world_create(2);
@@ -838,6 +850,7 @@ static void packed_images(void **state)
     assert_string_equal(error.code, "bad-image");
     assert_int_equal(error.position, 4);
     w->test.packed = good;
+    check_missing_pairs(w);
     check_seals(w, image);
     assert_ok(load(w, "x", NULL, 1, &error), &error);
     assert_true(has_digest_of(w, "x", "plain-r8"));
