@@ -14,6 +14,7 @@
 #include "peer/peer_client.h"
 #include "peer/peer_server.h"
 #include "server/metrics/log.h"
+#include "stage/peer_packer.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -31,6 +32,8 @@
 typedef struct peer_settings {
     sp_run_settings run; /* first: the shared rows point into it */
     const char *dir, *host, *key_file, *devices, *gid_index, *transports, *metrics_file;
+    const char *lora_modules;
+    bool pack;
     int64_t port, memory_mib, rescan_ms, clients_max, idle_s;
 } peer_settings;
 
@@ -52,6 +55,12 @@ static const sp_setting own_rows[] = {
      "of RDMA over Ethernet, as UCX_IB_GID_INDEX; default: its choice", false},
     {"peer-transports", SP_SETTING_STRING, FIELD(transports), "", 0, 0, NULL, "LIST",
      "transports to reach peers by, as UCX_TLS; default: its choice", false},
+    {"pack", SP_SETTING_BOOL, FIELD(pack), "false", 0, 0, NULL, NULL,
+     "offer packed images too, for servers of --model with the same slots; they are taken by those "
+     "that trust this peer",
+     false},
+    {"lora-modules", SP_SETTING_STRING, FIELD(lora_modules), "", 0, 0, NULL, "LIST",
+     "with --pack: the modules of those slots (q_proj,up_proj,...); empty: all linear ones", false},
     {"memory-mib", SP_SETTING_INT, FIELD(memory_mib), "4096", 1, 1 << 24, NULL, "N",
      "memory for adapters; those used last stay in it", false},
     {"rescan-ms", SP_SETTING_INT, FIELD(rescan_ms), "1000", 10, 3600000, NULL, "N",
@@ -152,14 +161,58 @@ static sp_adapter_options audit_of(const peer_settings *s, sp_geometry *geometry
     return audit;
 }
 
-static sp_status create_server(const peer_settings *settings, sp_geometry *geometry, sp_log *log,
-                               sp_peer_server **out_server, sp_error *error)
+/* What a server of this base serves of one table. An image holds no rows of it, so nothing reads
+ * it: the layout's fingerprint has its size and type. */
+static sp_served_table table_of(const sp_geometry *geometry)
 {
+    const sp_model_shape *shape = sp_geometry_shape(geometry);
+
+    return (sp_served_table){.struct_bytes = sizeof(sp_served_table),
+                             .data = shape,
+                             .dtype = SP_DTYPE_BF16,
+                             .rows = shape->vocab,
+                             .hidden = shape->hidden};
+}
+
+/* The layout of a server that is started with the same flags and no adapters. */
+static sp_status open_layout(const peer_settings *settings, sp_geometry *geometry,
+                             sp_layout **out_layout, sp_error *error)
+{
+    const sp_engine_options *run = &settings->run.options;
+    sp_served_table table;
+    sp_layout_options options;
+    sp_status status = SP_OK;
+
+    if (!settings->pack)
+        return SP_OK;
+    if (!geometry)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "pack", -1,
+                       "--pack needs --model: images are packed for the slots of one base");
+    table = table_of(geometry);
+    sp_layout_options_default(&options, sizeof options);
+    options.geometry = geometry;
+    options.rank = run->max_lora_rank ? run->max_lora_rank : SP_POOL_RANK_DEFAULT;
+    if (run->experts && sp_geometry_shape(geometry)->experts > 0)
+        options.expert_rank = run->max_lora_expert_rank;
+    options.served_embed = options.served_head = &table;
+    if (given(settings->lora_modules)) {
+        status = sp_module_set_parse(geometry, settings->lora_modules, &options.modules, error);
+        options.modules &= sp_geometry_modules(geometry);
+    }
+    return status == SP_OK ? sp_layout_create(&options, out_layout, error) : status;
+}
+
+static sp_status create_server(const peer_settings *settings, sp_geometry *geometry,
+                               const sp_layout *layout, sp_log *log, sp_peer_server **out_server,
+                               sp_error *error)
+{
+    const sp_peer_packer packer = sp_peer_packer_for(layout);
     const sp_adapter_options audit = audit_of(settings, geometry);
     sp_peer_key key = {.n_bytes = 0};
     const sp_peer_server_options options = {
         .directory = sp_confine_directory(),
         .audit = &audit,
+        .packer = layout ? &packer : NULL,
         .host = settings->host,
         .port = (int)settings->port,
         .key = &key,
@@ -187,19 +240,23 @@ static sp_status open_and_serve(const peer_settings *settings, sp_log *log, cons
                                 sp_error *error)
 {
     sp_geometry *geometry = NULL;
+    sp_layout *layout = NULL;
     sp_peer_server *server = NULL;
     sp_status status = SP_OK;
 
     if (settings->run.model)
         status = sp_geometry_open(settings->run.model, &geometry, error);
+    if (status == SP_OK)
+        status = open_layout(settings, geometry, &layout, error);
     /* From here on no path leads out of the directory. */
     if (status == SP_OK)
         status = sp_confine_to(settings->dir, error);
     if (status == SP_OK)
-        status = create_server(settings, geometry, log, &server, error);
+        status = create_server(settings, geometry, layout, log, &server, error);
     if (status == SP_OK)
         status = serve(settings, server, log, ending, error);
     sp_peer_server_destroy(server);
+    sp_layout_release(layout);
     sp_geometry_release(geometry);
     return status;
 }

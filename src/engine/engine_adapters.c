@@ -8,10 +8,9 @@
 #include "base/grow.h"
 #include "base/integer.h"
 #include "engine/engine_state.h"
+#include "engine/option_rows.h"
 
 #include <string.h>
-
-#define DEFAULT_POOL_RANK 64
 
 /* ---- opening ------------------------------------------------------------------------------- */
 
@@ -97,7 +96,7 @@ static sp_status create_layout(sp_engine *engine, sp_adapter *const *adapters, s
     if (engine->options.max_lora_rank)
         rank = engine->options.max_lora_rank;
     options.geometry = engine->model.geometry;
-    options.rank = rank ? rank : DEFAULT_POOL_RANK;
+    options.rank = rank ? rank : SP_POOL_RANK_DEFAULT;
     if (engine->options.experts && engine->model.shape.experts > 0)
         options.expert_rank = engine->options.max_lora_expert_rank;
     options.dtype = engine->options.precision;

@@ -17,6 +17,9 @@ typedef enum sp_option_of {
     SP_OPTION_OF_KERNELS = 4
 } sp_option_of;
 
+/* The rank of a pool whose option and adapters say none. */
+#define SP_POOL_RANK_DEFAULT 64
+
 /* Offsets are those of sp_engine_options; `defaults` has the library's alone. */
 extern const sp_field sp_option_rows[];
 extern const size_t sp_n_option_rows;

@@ -4,7 +4,6 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "pool/image.h"
 #include "support/test.h"
 
 #include <stdio.h>
@@ -125,35 +124,20 @@ static void read_tensors(fake_offer *offer)
     sp_free(list);
 }
 
-/* As a peer that knows the layout would pack it; none where it cannot. */
+/* As a peer that knows the layout packs it; none where it cannot. */
 static void pack(const fake_peer *peer, const char *path, fake_offer *offer)
 {
-    sp_peer_image *image = &offer->described;
+    const void *bytes;
     sp_adapter *adapter;
-    sp_error error;
 
     if (!peer->layout || sp_adapter_open(path, peer->audit, &adapter, NULL) != SP_OK)
         return;
-    if (sp_adapter_n_tables(adapter) == 0 &&
-        sp_layout_pack(peer->layout, adapter, NULL, &offer->packed, NULL) == SP_OK) {
-        sp_image *packed = offer->packed;
-        sp_image_label label = {packed->ranks, packed->scales, packed->digest, packed->checksum};
-
-        offer->image_bytes = sp_layout_slot_bytes(peer->layout);
-        offer->image = packed->data;
-        *image = (sp_peer_image){
-            .bytes = offer->image_bytes,
-            .fingerprint = packed->fingerprint,
-            .checksum = packed->checksum,
-            .n_sites = sp_layout_n_sites(peer->layout),
-            .ranks = packed->ranks,
-            .scales = packed->scales,
-            .rank = sp_adapter_rank_max(adapter),
-            .pairs = (int32_t)sp_adapter_n_sites(adapter),
-            .row_macs = sp_adapter_row_macs(adapter),
-        };
-        assert_ok(sp_image_bind(peer->layout, &label, packed->data, &image->seal, &error), &error);
-        offer->offer.manifest.image = image;
+    offer->packer = sp_peer_packer_for(peer->layout);
+    if (offer->packer.pack(offer->packer.user, adapter, &offer->described, &bytes, &offer->packed,
+                           NULL) == SP_OK) {
+        offer->image = (char *)(uintptr_t)bytes; /* which lies may change */
+        offer->image_bytes = offer->described.bytes;
+        offer->offer.manifest.image = &offer->described;
     }
     sp_adapter_release(adapter);
 }
@@ -165,7 +149,8 @@ static void close_offer(void *user, sp_peer_offer *offer)
 
     if (!offer || fake == peer->prepared)
         return;
-    sp_image_destroy(fake->packed);
+    if (fake->packed)
+        fake->packer.done(fake->packer.user, fake->packed);
     sp_free(fake->tensors);
     sp_free(offer->manifest.tensors);
     sp_free(offer->manifest.offsets);

@@ -6,6 +6,7 @@
 #define SP_TEST_SUPPORT_FAKE_PEER_H
 
 #include "peer/peer_client.h"
+#include "stage/peer_packer.h"
 
 #include <sidepath/pool.h>
 
@@ -26,7 +27,8 @@ typedef struct fake_offer {
     uint64_t tensors_bytes;
     char *image; /* [image_bytes]; NULL: none */
     uint64_t image_bytes;
-    sp_image *packed;
+    sp_peer_packer packer;
+    void *packed; /* its handle; NULL: none */
     sp_peer_image described;
     struct sp_adapter_files *files;
     uint64_t fetched;
