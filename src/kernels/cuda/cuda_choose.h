@@ -179,10 +179,10 @@ static inline int64_t sp_cuda_wide_ns(const sp_cuda_wide_form *form, int32_t mul
 static inline void sp_cuda_choose_wide(sp_cuda_shrink_choice *choice, int32_t multiprocessors,
                                        int32_t tiles, int32_t chunks, int32_t rank_groups)
 {
-    static const sp_cuda_wide_form forms[] = {{2 * SP_CUDA_WINDOW_TILES, 8, 2, 5500, 0},
-                                              {2 * SP_CUDA_WINDOW_TILES, 4, 1, 4200, 0},
-                                              {SP_CUDA_WINDOW_TILES, 8, 2, 4200, 0},
-                                              {SP_CUDA_WINDOW_TILES, 4, 1, 3000, 5600}};
+    static const sp_cuda_wide_form forms[] = {{2 * SP_CUDA_WINDOW_TILES, 8, 2, 9900, 0},
+                                              {2 * SP_CUDA_WINDOW_TILES, 4, 1, 6300, 0},
+                                              {SP_CUDA_WINDOW_TILES, 8, 2, 6900, 0},
+                                              {SP_CUDA_WINDOW_TILES, 4, 1, 6400, 6000}};
     int64_t least = INT64_MAX;
 
     for (int32_t i = 0; i < 8; i++) {

@@ -319,7 +319,7 @@ typedef struct sums {
 /* `steps` times 32 ranks. xa, b: at this thread's first row of each, without its piece. */
 template <int F16>
 static __device__ __forceinline__ void multiply_part(sums *acc, const char *xa, int xa_pitch,
-                                                     const char *b, int steps)
+                                                     const char *b, int steps, uint32_t zero)
 {
     int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
@@ -331,17 +331,23 @@ static __device__ __forceinline__ void multiply_part(sums *acc, const char *xa, 
 #pragma unroll
         for (int i = 0; i < 4; i++)
             x[i] = *(const uint4 *)(xa + i * ROWS * xa_pitch + here);
+        pair_rows(x, zero);
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            uint4 w = *(const uint4 *)(b + (n / 4 * 32 + n % 4 * 2) * B_PITCH + here);
+        for (int c = 0; c < 2; c++) { /* an mma that adds to another's sums waits for it */
+            uint4 w[4];
 
 #pragma unroll
-            for (int m = 0; m < 2; m++) {
-                const uint4 &u = x[2 * m], &v = x[2 * m + 1];
+            for (int n = 0; n < 4; n++)
+                w[n] = *(const uint4 *)(b + (c * 32 + n * 2) * B_PITCH + here);
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int n = 0; n < 8; n++) {
+                    const uint4 &m = x[n % 2 * 2 + h];
 
-                mma<F16>(acc->of[m][n], u.x, v.x, u.y, v.y, w.x, w.y);
-                mma<F16>(acc->of[m][n], u.z, v.z, u.w, v.w, w.z, w.w);
-            }
+                    mma<F16>(acc->of[n % 2][c * 4 + n / 2], m.x, m.y, m.z, m.w,
+                             h == 0 ? w[n / 2].x : w[n / 2].z, h == 0 ? w[n / 2].y : w[n / 2].w);
+                }
         }
     }
 }
@@ -447,7 +453,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
             multiply_part<F16>(&acc, xa, shape.xa_pitch,
                                memory + BUFFERS * at.xa_bytes + s * STAGE_BYTES + b_at,
-                               min(left, PART_RANKS / 32));
+                               min(left, PART_RANKS / 32), unknown_zero(group));
             if (desc.part == shape.parts - 1)
                 fold<F16, BUFFERS>(y, acc, &shared, group, desc);
         }

@@ -163,6 +163,32 @@ static __device__ __forceinline__ void mma(float *c, uint32_t a0, uint32_t a1, u
                      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/* 0, which the compiler does not know. A copy of registers into the order that mma takes is made
+ * again for each use, each time after the mma before it; a xor with this zero is made once. */
+static __device__ __forceinline__ uint32_t unknown_zero(const sp_cuda_group &group)
+{
+    return (uint32_t)group.n_rows >> 24; /* SP_CUDA_ROWS_MAX is less */
+}
+
+static __device__ __forceinline__ uint4 keep_four(uint32_t x, uint32_t y, uint32_t z, uint32_t w,
+                                                  uint32_t zero)
+{
+    return make_uint4(x ^ zero, y ^ zero, z ^ zero, w ^ zero);
+}
+
+/* Rows of 16-byte vectors to mma operands of their M side: of each two, the operands of the first
+ * and of the second mma, whose k are the vectors' first and second halves. */
+template <int N> static __device__ __forceinline__ void pair_rows(uint4 (&v)[N], uint32_t zero)
+{
+#pragma unroll
+    for (int j = 0; j < N; j += 2) {
+        uint4 u = v[j], w = v[j + 1];
+
+        v[j] = keep_four(u.x, w.x, u.y, w.y, zero);
+        v[j + 1] = keep_four(u.z, w.z, u.w, w.w, zero);
+    }
+}
+
 template <int F16> static __device__ __forceinline__ float widen(uint16_t bits)
 {
     return F16 ? __half2float(__ushort_as_half(bits))

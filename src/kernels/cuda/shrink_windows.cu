@@ -176,13 +176,16 @@ template <int TILES, int GROUPS> struct sums {
     float of[GROUPS][TILES][4];
 };
 
-/* One stage, a quarter, from +0. x, a: this warp's first rows in it. */
+/* One stage, a quarter, from +0. x, a: this warp's first rows in it. An mma that adds to another's
+ * sums waits for it, so AT_ONCE groups take turns. */
 template <int F16, int TILES, int GROUPS, int UNROLL>
-static __device__ __forceinline__ sums<TILES, GROUPS> multiply(const char *x, const char *a)
+static __device__ __forceinline__ sums<TILES, GROUPS> multiply(const char *x, const char *a,
+                                                               uint32_t zero)
 {
     int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     /* Offsets of row g for even and odd s, with an odd row's swap: no address arithmetic is left in
      * the loop. */
+    enum { AT_ONCE = 8 / TILES < GROUPS ? 8 / TILES : GROUPS };
     int even = g * ROW_BYTES + t * 16 + (g & 1) * 64, odd = even - (g & 1) * 128;
     sums<TILES, GROUPS> acc = {};
 
@@ -194,20 +197,35 @@ static __device__ __forceinline__ sums<TILES, GROUPS> multiply(const char *x, co
 #pragma unroll
         for (int j = 0; j < TILES; j++)
             v[j] = *(const uint4 *)(x + here + j * ROWS * ROW_BYTES);
+        pair_rows(v, zero);
 #pragma unroll
-        for (int i = 0; i < GROUPS; i++) {
-            uint4 low = *(const uint4 *)(a + here + i * RANKS * ROW_BYTES);
-            uint4 high = *(const uint4 *)(a + here + (i * RANKS + 8) * ROW_BYTES);
+        for (int i0 = 0; i0 < GROUPS; i0 += AT_ONCE) {
+            const int n = GROUPS - i0 < AT_ONCE ? GROUPS - i0 : AT_ONCE;
+            uint4 low[AT_ONCE], high[AT_ONCE];
 
 #pragma unroll
-            for (int j = 0; j < TILES; j += 2) {
-                const uint4 &u = v[j], &w = v[j + 1];
-
-                mma<F16>(acc.of[i][j], u.x, w.x, u.y, w.y, low.x, low.y);
-                mma<F16>(acc.of[i][j + 1], u.x, w.x, u.y, w.y, high.x, high.y);
-                mma<F16>(acc.of[i][j], u.z, w.z, u.w, w.w, low.z, low.w);
-                mma<F16>(acc.of[i][j + 1], u.z, w.z, u.w, w.w, high.z, high.w);
+            for (int i = 0; i < n; i++) {
+                low[i] = *(const uint4 *)(a + here + (i0 + i) * RANKS * ROW_BYTES);
+                high[i] = *(const uint4 *)(a + here + ((i0 + i) * RANKS + 8) * ROW_BYTES);
             }
+#pragma unroll
+            for (int i = 0; i < n; i++)
+#pragma unroll
+                for (int j = 0; j < TILES; j += 2) {
+                    const uint4 &m = v[j];
+
+                    mma<F16>(acc.of[i0 + i][j], m.x, m.y, m.z, m.w, low[i].x, low[i].y);
+                    mma<F16>(acc.of[i0 + i][j + 1], m.x, m.y, m.z, m.w, high[i].x, high[i].y);
+                }
+#pragma unroll
+            for (int i = 0; i < n; i++)
+#pragma unroll
+                for (int j = 0; j < TILES; j += 2) {
+                    const uint4 &m = v[j + 1];
+
+                    mma<F16>(acc.of[i0 + i][j], m.x, m.y, m.z, m.w, low[i].z, low[i].w);
+                    mma<F16>(acc.of[i0 + i][j + 1], m.x, m.y, m.z, m.w, high[i].z, high[i].w);
+                }
         }
     }
     return acc;
@@ -420,7 +438,7 @@ static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &
         copy_commit();
         if (group0 < win.n_groups)
             add_into(&chunk, multiply<F16, shape::warp_tiles, GROUPS, shape::unroll>(
-                                 ring + at + x_at, ring + at + a_at));
+                                 ring + at + x_at, ring + at + a_at, unknown_zero(group)));
         k += STAGE_K;
         if (k % SP_CUDA_CHUNK_K == 0 || k >= k1) {
             add_into(&partial, chunk);
@@ -547,10 +565,12 @@ static cudaError_t launch_ranks(int gpu, const sp_cuda_group *group, sp_cuda_shr
 /* Whether clusters of CLUSTER_MAX blocks of every form run; per GPU, written at its init. */
 static bool has_clusters[GPUS];
 
-static bool rounds_in_clusters(int gpu, const sp_cuda_group *group, int n_partials)
+/* Clusters of eight, with a partial for each chunk, are slower than a round of their own. */
+static bool rounds_in_clusters(int gpu, const sp_cuda_group *group, sp_cuda_shrink_choice choice)
 {
     return sp_cuda_rounds_xa(group->n_rows, group->rank_stride) && group->keep_sums == 0 &&
-           n_partials <= CLUSTER_MAX && gpu < GPUS && has_clusters[gpu];
+           choice.partial_chunks > 1 && choice.n_partials <= CLUSTER_MAX && gpu < GPUS &&
+           has_clusters[gpu];
 }
 
 /* The forms of sp_cuda_choose_wide, whose clusters round. */
@@ -575,7 +595,7 @@ static cudaError_t launch_windows(int gpu, const sp_cuda_group *group, cudaStrea
         sp_cuda_choose_shrink(group->multiprocessors, group->n_rows, group->n_slots, group->k_in,
                               group->rank_stride, group->n_sites);
 
-    *out_rounded = rounds_in_clusters(gpu, group, choice.n_partials);
+    *out_rounded = rounds_in_clusters(gpu, group, choice);
     if (*out_rounded)
         return launch_rounding<F16>(gpu, group, choice, on);
 
