@@ -43,6 +43,10 @@ if(NOT CMAKE_CROSSCOMPILING)
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/soak_server.py
                    $<TARGET_FILE:sidepath_cli>)
   set_tests_properties(soak_server PROPERTIES LABELS soak TIMEOUT 7200)
+  add_test(NAME soak_hybrids
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/soak_hybrids.py
+                   $<TARGET_FILE:sidepath_cli>)
+  set_tests_properties(soak_hybrids PROPERTIES LABELS soak TIMEOUT 7200)
   add_test(NAME soak_faults
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/soak_faults.py
                    $<TARGET_FILE:sidepath_cli>)
