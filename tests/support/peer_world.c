@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -256,4 +257,96 @@ sp_status peer_world_fetch(const sp_peer_calls *calls, const char *name, uint64_
     *out_bytes = range.memory;
     *out_n_bytes = (size_t)range.bytes;
     return SP_OK;
+}
+
+/* ---- kills ----------------------------------------------------------------------------------- */
+
+#define KILL_LAYERS 512 /* 2 MiB */
+#define KILL_RANK   16
+#define KILL_MS     20000
+
+typedef struct killer {
+    pid_t pid;
+    useconds_t after_us;
+} killer;
+
+static void *kill_later(void *user)
+{
+    const killer *k = user;
+
+    usleep(k->after_us);
+    assert_int_equal(kill(k->pid, SIGKILL), 0);
+    return NULL;
+}
+
+/* Whether all bytes came. */
+static bool fetch_once(const sp_peer_calls *calls, const void *want, size_t want_n)
+{
+    void *bytes = NULL;
+    size_t n = 0;
+    sp_error error;
+    sp_status status = peer_world_fetch(calls, "large", KILL_MS, &bytes, &n, &error);
+
+    if (status != SP_OK) {
+        assert_true(status == SP_ERR_PEER_LOST || status == SP_ERR_PEER_UNREACHABLE);
+        assert_true(error.code[0] != '\0' && error.text[0] != '\0');
+        return false;
+    }
+    assert_int_equal(n, want_n);
+    assert_memory_equal(bytes, want, n);
+    sp_free(bytes);
+    return true;
+}
+
+static uint64_t time_one(const sp_peer_calls *calls, const void *want, size_t want_n)
+{
+    uint64_t begin_ns = sp_clock_ns();
+
+    assert_true(fetch_once(calls, want, want_n));
+    return (sp_clock_ns() - begin_ns) / 1000;
+}
+
+/* One transfer during which the peer dies, within the time that one takes. */
+static bool fetch_and_kill(peer_world *world, const sp_peer_calls *calls, sp_test_random *random,
+                           const void *want, size_t want_n)
+{
+    uint64_t took_us = time_one(calls, want, want_n);
+    killer k = {world->pid, (useconds_t)sp_test_below(random, (uint32_t)(took_us + 100))};
+    pthread_t thread;
+    bool whole;
+
+    assert_int_equal(pthread_create(&thread, NULL, kill_later, &k), 0);
+    whole = fetch_once(calls, want, want_n);
+    pthread_join(thread, NULL);
+    peer_world_signal(world, SIGKILL);
+    return whole;
+}
+
+void peer_world_kill_often(int rounds, uint64_t seed)
+{
+    sp_test_random random = {seed};
+    size_t n, blocks;
+    void *want;
+    peer_world world;
+    sp_peer_calls calls;
+    int n_whole = 0;
+
+    peer_world_create(&world);
+    peer_world_adapter(&world, "large", KILL_LAYERS, KILL_RANK, 1);
+    want = peer_world_bytes(KILL_LAYERS, KILL_RANK, 1, &n);
+    peer_world_start(&world, "");
+    blocks = sp_alloc_blocks();
+    calls = peer_world_client(&world, NULL, NULL);
+    for (int i = 0; i < rounds; i++) {
+        n_whole += fetch_and_kill(&world, &calls, &random, want, n);
+        peer_world_start(&world, "");
+    }
+    assert_true(fetch_once(&calls, want, n));
+    calls.destroy(calls.user);
+    assert_int_equal(sp_alloc_blocks(), blocks);
+    print_message("%d kills, %d transfers were whole\n", rounds, n_whole);
+    assert_true(n_whole < rounds);
+    peer_world_stop(&world);
+    sp_free(want);
+    peer_world_destroy(&world);
 }

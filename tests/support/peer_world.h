@@ -47,4 +47,10 @@ sp_peer_calls peer_world_client(const peer_world *world, const sp_peer_key *key,
 sp_status peer_world_fetch(const sp_peer_calls *calls, const char *name, uint64_t ms_max,
                            void **out_bytes, size_t *out_n_bytes, sp_error *error);
 
+/*
+ * Kills the peer at random moments of so many transfers and starts it again. Each transfer has all
+ * bytes, or a named failure in time; a retry succeeds; nothing stays allocated.
+ */
+void peer_world_kill_often(int rounds, uint64_t seed);
+
 #endif
