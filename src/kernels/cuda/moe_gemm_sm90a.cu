@@ -89,59 +89,76 @@ static __device__ __forceinline__ wide_tile tile_of(const sp_cuda_expert_gemm &g
 
 /* ---- loaders ------------------------------------------------------------------------------- */
 
-/* This thread's rows of x, one in ROW_STEP: 16-byte pieces from x; -1: no such row. */
-static __device__ __forceinline__ void find_rows(int (&from)[X_COPIES],
-                                                 const sp_cuda_expert_gemm &g,
-                                                 const wide_tile &tile)
+/* What a loader needs of a tile. from: its rows of x, one in ROW_STEP, in 16-byte pieces from x;
+ * -1: no such row. */
+typedef struct wide_source {
+    const uint16_t *w; /* its first row and piece of w */
+    int w_rows;        /* from there on */
+    int from[X_COPIES];
+} wide_source;
+
+static __device__ __forceinline__ wide_source source_of(const sp_cuda_expert_gemm &g,
+                                                        const wide_shape &s, int number, int tiles)
 {
-    const int32_t *rows = (g.x_by_token ? g.items.token : g.items.row) + tile.first;
-    int row = threadIdx.x / PIECES, stride = (int)(g.x_stride / 8);
+    int row = threadIdx.x / PIECES, piece = threadIdx.x % PIECES, stride = (int)(g.x_stride / 8);
+    wide_source source = {};
+
+    if (number < tiles) {
+        wide_tile tile = tile_of(g, s, number);
+        const sp_cuda_expert_output &out = g.outputs[tile.output];
+        const int32_t *rows = (g.x_by_token ? g.items.token : g.items.row) + tile.first + row;
 
 #pragma unroll
-    for (int i = 0; i < X_COPIES; i++)
-        from[i] = row + i * ROW_STEP < tile.count ? rows[row + i * ROW_STEP] * stride : -1;
+        for (int i = 0; i < X_COPIES; i++)
+            source.from[i] = row + i * ROW_STEP < tile.count ? rows[i * ROW_STEP] * stride : -1;
+        source.w =
+            (const uint16_t *)out.w[tile.expert] + (int64_t)(tile.n0 + row) * g.k + piece * 8;
+        source.w_rows = out.n - tile.n0 - row;
+    }
+    return source;
 }
 
 /* A stage; elements beyond k are zeros, rows that are not there stay what they are. */
-static __device__ __forceinline__ void copy_stage(uint32_t to, const int (&from)[X_COPIES],
-                                                  const uint16_t *x, const uint16_t *w, int w_rows,
-                                                  int k_left, int64_t k)
+static __device__ __forceinline__ void copy_stage(uint32_t to, const wide_source &source,
+                                                  const uint16_t *x, int k, int k_end)
 {
     int row = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
-    bool valid = piece * 8 < k_left;
+    bool valid = k + piece * 8 < k_end;
 
     to += row * ROW_BYTES + ((piece ^ (row & 7)) << 4);
 #pragma unroll
     for (int i = 0; i < X_COPIES; i++)
-        if (from[i] >= 0)
-            copy_async_if(to + i * ROW_STEP * ROW_BYTES, x + (int64_t)from[i] * 8, valid);
+        if (source.from[i] >= 0)
+            copy_async_if(to + i * ROW_STEP * ROW_BYTES, x + (int64_t)source.from[i] * 8 + k,
+                          valid);
 #pragma unroll
     for (int i = 0; i < W_COPIES; i++)
-        if (row + i * ROW_STEP < w_rows)
-            copy_async_if(to + X_BYTES + i * ROW_STEP * ROW_BYTES, w + i * ROW_STEP * k, valid);
+        if (i * ROW_STEP < source.w_rows)
+            copy_async_if(to + X_BYTES + i * ROW_STEP * ROW_BYTES,
+                          source.w + i * ROW_STEP * (int64_t)k_end + k, valid);
 }
 
+/* The next tile's rows are read while this one's are copied. */
 static __device__ __forceinline__ void load_all(wide_ring at, const sp_cuda_expert_gemm &g,
                                                 const wide_shape &s, int tiles)
 {
-    int row = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
+    const uint16_t *x = (const uint16_t *)g.x + threadIdx.x % PIECES * 8;
+    int number = (int)blockIdx.x;
+    wide_source source = source_of(g, s, number, tiles);
 
 #pragma unroll 1
-    for (int number = (int)blockIdx.x; number < tiles; number += (int)gridDim.x) {
-        wide_tile tile = tile_of(g, s, number);
-        const sp_cuda_expert_output &out = g.outputs[tile.output];
-        const uint16_t *x = (const uint16_t *)g.x + piece * 8;
-        const uint16_t *w =
-            (const uint16_t *)out.w[tile.expert] + (int64_t)(tile.n0 + row) * g.k + piece * 8;
-        int from[X_COPIES];
+    while (number < tiles) {
+        wide_source next;
 
-        find_rows(from, g, tile);
+        number += (int)gridDim.x;
+        next = source_of(g, s, number, tiles);
 #pragma unroll 1
         for (int k = 0; k < g.k; k += STAGE_K, at.advance()) {
             barrier_wait(at.empty(), at.parity ^ 1);
-            copy_stage(at.data(), from, x + k, w + k, out.n - tile.n0, g.k - k, g.k);
+            copy_stage(at.data(), source, x, k, g.k);
             barrier_arrive_after_copies(at.full());
         }
+        source = next;
     }
 }
 
@@ -166,56 +183,85 @@ static __device__ __forceinline__ void release_stage(uint32_t empty)
         barrier_arrive(empty);
 }
 
-/* A row's 16 columns from y on: neighbours swap halves, so that each lane stores four adjacent
- * outputs and a quad whole sectors. */
-static __device__ __forceinline__ void store_sixteen(uint16_t *y, const float *sum, int half)
+/* A row's 32 columns from y on, of which lane t of four has the columns 8 q + 2 t and the next in
+ * sum[4 q], half 0 or 1: the lanes transpose them, and each stores eight adjacent outputs. All four
+ * call it; y NULL: nothing is stored. */
+static __device__ __forceinline__ void store_columns(uint16_t *y, const float *sum, int half)
 {
-    int lane = threadIdx.x & 31;
-    uint32_t low = narrow_two<0>(sum[2 * half], sum[2 * half + 1]);
-    uint32_t high = narrow_two<0>(sum[4 + 2 * half], sum[4 + 2 * half + 1]);
-    uint32_t other = __shfl_xor_sync(~0u, lane & 1 ? low : high, 1);
+    int t = threadIdx.x & 3;
+    bool odd = t & 1, upper = t & 2;
+    uint32_t two[4], low[2], high[2], other[2];
 
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+        two[q] = narrow_two<0>(sum[4 * q + 2 * half], sum[4 * q + 2 * half + 1]);
+    other[0] = __shfl_xor_sync(~0u, odd ? two[0] : two[1], 1);
+    other[1] = __shfl_xor_sync(~0u, odd ? two[2] : two[3], 1);
+    low[0] = odd ? other[0] : two[0];
+    low[1] = odd ? two[1] : other[0];
+    high[0] = odd ? other[1] : two[2];
+    high[1] = odd ? two[3] : other[1];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        other[i] = __shfl_xor_sync(~0u, upper ? low[i] : high[i], 2);
     if (y != NULL)
-        *(uint2 *)(y + (lane & 1) * 8 + (lane & 2) * 2) =
-            lane & 1 ? make_uint2(other, high) : make_uint2(low, other);
+        *(uint4 *)(y + 8 * t) = upper ? make_uint4(other[0], other[1], high[0], high[1])
+                                      : make_uint4(low[0], low[1], other[0], other[1]);
 }
 
-/* Two adjacent columns of a row, as far as there are any. */
-static __device__ __forceinline__ void store_each(uint16_t *y, int n, int end, float low,
-                                                  float high)
+/* The same columns where they are not aligned, or end before the 32nd. */
+static __device__ __forceinline__ void store_each(uint16_t *y, const float *sum, int half,
+                                                  int columns)
 {
-    if (n < end)
-        y[n] = narrow<0>(low);
-    if (n + 1 < end)
-        y[n + 1] = narrow<0>(high);
+    int t = threadIdx.x & 3;
+
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (y != NULL && 8 * q + 2 * t + i < columns)
+                y[8 * q + 2 * t + i] = narrow<0>(sum[4 * q + 2 * half + i]);
 }
 
-static __device__ __forceinline__ void store_sums(const float *sum, const sp_cuda_expert_gemm &g,
-                                                  const wide_tile &tile)
+/* This thread's two rows of a tile in y; -1: no such row. */
+typedef struct wide_rows {
+    int row[2];
+} wide_rows;
+
+static __device__ __forceinline__ wide_rows rows_of(const sp_cuda_expert_gemm &g,
+                                                    const wide_tile &tile)
 {
-    const sp_cuda_expert_output &out = g.outputs[tile.output];
-    int lane = threadIdx.x & 31, in_group = (int)threadIdx.x - WARPGROUP;
-    bool whole = tile.n0 + COLUMNS <= out.n && out.y_stride % 4 == 0 && (uintptr_t)out.y % 8 == 0;
+    int in_group = (int)threadIdx.x - WARPGROUP, lane = threadIdx.x & 31;
+    wide_rows rows;
 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int row = in_group / 32 * 16 + lane / 4 + half * 8;
-        bool mine = row < tile.count;
-        int64_t to = mine ? g.items.row[tile.first + row] : 0;
-        uint16_t *y = (uint16_t *)out.y + to * out.y_stride;
+
+        rows.row[half] = row < tile.count ? g.items.row[tile.first + row] : -1;
+    }
+    return rows;
+}
+
+static __device__ __forceinline__ void store_sums(const float *sum, const sp_cuda_expert_gemm &g,
+                                                  const wide_tile &tile, const wide_rows &rows)
+{
+    const sp_cuda_expert_output &out = g.outputs[tile.output];
+    bool aligned = out.y_stride % 8 == 0 && (uintptr_t)out.y % 16 == 0;
 
 #pragma unroll
-        for (int j = 0; j < COLUMNS / 8; j += 2) {
-            const float *v = sum + 4 * j;
-            int n = tile.n0 + j * 8;
+    for (int half = 0; half < 2; half++) {
+        uint16_t *y = rows.row[half] < 0 ? NULL : (uint16_t *)out.y + rows.row[half] * out.y_stride;
 
-            if (whole) {
-                store_sixteen(mine ? y + n : NULL, v, half);
-            } else if (mine) {
-                n += lane % 4 * 2;
-                store_each(y, n, out.n, v[2 * half], v[2 * half + 1]);
-                store_each(y, n + 8, out.n, v[4 + 2 * half], v[5 + 2 * half]);
-            }
+#pragma unroll
+        for (int j = 0; j < COLUMNS / 32; j++) {
+            int n = tile.n0 + j * 32;
+            uint16_t *to = y == NULL ? NULL : y + n;
+
+            if (aligned && n + 32 <= out.n)
+                store_columns(to, sum + 16 * j, half);
+            else
+                store_each(to, sum + 16 * j, half, out.n - n);
         }
     }
 }
@@ -249,6 +295,7 @@ static __device__ __forceinline__ void multiply_tile(float *sum, wide_ring *at, 
     release_stage(read);
 }
 
+/* Where a tile goes is read before it is multiplied, so that nothing waits for it. */
 static __device__ __forceinline__ void multiply_all(wide_ring at, const sp_cuda_expert_gemm &g,
                                                     const wide_shape &s, int tiles)
 {
@@ -258,11 +305,12 @@ static __device__ __forceinline__ void multiply_all(wide_ring at, const sp_cuda_
 #pragma unroll 1
     for (int number = (int)blockIdx.x; number < tiles; number += (int)gridDim.x) {
         wide_tile tile = tile_of(g, s, number);
+        wide_rows rows = rows_of(g, tile);
         bool any = row0 < tile.count;
 
         multiply_tile(sum, &at, s.k_stages, any);
         if (any)
-            store_sums(sum, g, tile);
+            store_sums(sum, g, tile, rows);
     }
 }
 
@@ -292,10 +340,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     wait_predecessor();
     tiles = g.items.counts[0] * s.columns;
     if (threadIdx.x < WARPGROUP) {
-        registers_down_to<40>();
+        registers_down_to<64>();
         load_all(ring, g, s, tiles);
     } else {
-        registers_up_to<152>();
+        registers_up_to<144>();
         multiply_all(ring, g, s, tiles);
     }
 #endif
