@@ -384,6 +384,43 @@ static void silus_are_right(void **state)
     expect_silu(3 * (1 << 20) + 1032);
 }
 
+/* ---- gates of heads ------------------------------------------------------------------------ */
+
+static void expect_gated_heads(int32_t rows, int32_t heads, int32_t head_dim)
+{
+    sp_test_random random = {(uint64_t)(rows * head_dim)};
+    size_t dim = (size_t)head_dim, n = (size_t)rows * (size_t)heads * dim;
+    uint16_t *y = make_rows(&random, n, 3), *q_gate = make_rows(&random, 2 * n, 12), *got;
+    gpu_buffer on_y = put(y, n * 2), on_gate;
+    sp_cuda_gate_heads gate = {.rows = rows, .heads = heads, .head_dim = head_dim, .y = at(&on_y)};
+
+    for (size_t i = 0; i < N_ODD_GATES && i < dim; i++)
+        q_gate[dim + i] = odd_gates[i];
+    on_gate = put(q_gate, 2 * n * 2);
+    gate.q_gate = at(&on_gate);
+    assert_int_equal(ops.gate_head_rows(r.gpu, &gate, r.stream), 0);
+    got = (uint16_t *)(void *)gpu_buffer_read(gpu, &on_y, n * 2);
+    for (size_t i = 0; i < n; i++) {
+        double g = (double)sp_bf16_to_f32(q_gate[(i / dim * 2 + 1) * dim + i % dim]);
+        double want = (double)sp_bf16_to_f32(y[i]) / (1 + exp(-g));
+
+        expect_rounded("gate", i, got[i], want,
+                       (isfinite(g) ? fabs(want) * (fmin(fabs(g), 100) + 4) * 0x1p-22 : 0) +
+                           fabs((double)sp_bf16_to_f32(y[i])) * 0x1p-126);
+    }
+    expect_same("q and gates", gpu_buffer_read(gpu, &on_gate, 2 * n * 2), q_gate, 2 * n);
+    gpu_buffer_free(gpu, &on_y), gpu_buffer_free(gpu, &on_gate);
+    free(y), free(q_gate);
+}
+
+static void a_small_gate_of_heads_is_right(void **state)
+{
+    (void)state;
+    expect_gated_heads(1, 1, 8);
+    expect_gated_heads(3, 4, 32);
+    expect_gated_heads(7, 24, 256);
+}
+
 /* ---- rotation and cache -------------------------------------------------------------------- */
 
 enum { SPANS = 4, PAGES = 24, ROPE_ROWS = 40, POSITIONS = 64 };
@@ -393,7 +430,7 @@ static const int32_t span_rows[SPANS] = {5, 21, 3, 1}, span_position[SPANS] = {0
 
 typedef struct rope_case {
     int32_t q_heads, kv_heads, head_dim, n_rot;
-    bool norms, rotates;
+    bool norms, rotates, gated; /* q is read beside gates */
     uint16_t *q, *k, *v, *q_norm, *k_norm;
     float *cosine, *sine;
     uint16_t *out_q, *out_k, *out_v; /* by row, as q, k and v */
@@ -547,6 +584,7 @@ static gpu_buffer put_rows(const rope_step *step, const uint16_t *rows, size_t w
 
 enum {
     Q,
+    Q_GATE,
     K,
     V,
     Q_NORM,
@@ -563,12 +601,31 @@ enum {
     N_BUFFERS
 };
 
+/* Each head of q and a gate of poison after it. */
+static gpu_buffer put_gated(const rope_case *c, const rope_step *step)
+{
+    size_t dim = (size_t)c->head_dim, heads = ROPE_ROWS * (size_t)c->q_heads;
+    uint16_t *all = malloc(2 * heads * dim * 2);
+    gpu_buffer buffer;
+
+    assert_non_null(all);
+    memset(all, POISON, 2 * heads * dim * 2);
+    for (size_t i = 0; i < heads; i++)
+        memcpy(all + 2 * i * dim, c->q + i * dim, dim * 2);
+    buffer = put_rows(step, all, 2 * (size_t)c->q_heads * dim);
+    free(all);
+    return buffer;
+}
+
 static void put_rope(const rope_case *c, const rope_step *step, gpu_buffer *b)
 {
     size_t rows = (size_t)step->launched, angles = POSITIONS * (size_t)c->n_rot * 4;
     static const int32_t faults[SPANS] = {0};
 
     b[Q] = put_rows(step, c->q, (size_t)(c->q_heads * c->head_dim));
+    b[Q_GATE] = put_gated(c, step);
+    if (c->gated)
+        gpu_buffer_write(gpu, &b[Q], faults, 0);
     b[K] = put_rows(step, c->k, (size_t)(c->kv_heads * c->head_dim));
     b[V] = put_rows(step, c->v, (size_t)(c->kv_heads * c->head_dim));
     b[Q_NORM] = put(c->q_norm, (size_t)c->head_dim * 2);
@@ -598,6 +655,7 @@ static void launch_rope(const rope_case *c, const rope_step *step, gpu_buffer *b
                          .kv_heads = c->kv_heads,
                          .head_dim = c->head_dim,
                          .n_rot = c->n_rot,
+                         .q_gate = c->gated ? at(&b[Q_GATE]) : NULL,
                          .q = at(&b[Q]),
                          .k = at(&b[K]),
                          .v = at(&b[V]),
@@ -759,6 +817,26 @@ static void a_rotation_has_one_answer(void **state)
     }
 }
 
+/* The same q from between gates. */
+static void a_small_gated_rotation_is_that_of_q(void **state)
+{
+    static const rope_shape shapes[] = {
+        {4, 2, 32, 4, true}, {24, 4, 256, 32, true}, {5, 1, 72, 36, true}, {453, 5, 256, 32, true}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        rope_case c = make_rope(shapes[i]), other = make_rope(shapes[i]);
+        size_t q = (size_t)case_rows() * (size_t)(c.q_heads * c.head_dim);
+        rope_step step = make_step(0xf, 3, 6);
+
+        other.gated = true;
+        run_rope(&c, &step);
+        run_rope(&other, &step);
+        expect_same("q", other.out_q, c.out_q, q);
+        free_rope(&c), free_rope(&other);
+    }
+}
+
 /* What is not finite is told by its span, and stored; q tells nothing. */
 static void faults_are_told_by_span(void **state)
 {
@@ -915,7 +993,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(odd_rows_are_normed),
         cmocka_unit_test(a_small_silu_is_right),
         cmocka_unit_test(silus_are_right),
+        cmocka_unit_test(a_small_gate_of_heads_is_right),
         cmocka_unit_test(a_small_rotation_is_right),
+        cmocka_unit_test(a_small_gated_rotation_is_that_of_q),
         cmocka_unit_test(rotations_are_right),
         cmocka_unit_test(a_rotation_has_one_answer),
         cmocka_unit_test(faults_are_told_by_span),
