@@ -151,6 +151,11 @@ static sp_adapter_options audit_of(const peer_settings *s, sp_geometry *geometry
 
     sp_adapter_options_default(&audit, sizeof audit);
     audit.geometry = geometry;
+    audit.rank_max = s->run.options.max_lora_rank;
+    if (geometry && !audit.rank_max)
+        audit.rank_max = SP_POOL_RANK_MAX; /* no pool of a server's is larger */
+    audit.expert_rank_max = s->run.options.max_lora_expert_rank;
+    audit.experts_off = !s->run.options.experts;
     audit.base_dir = s->run.model;
     audit.allow_partial = s->run.options.allow_partial;
     audit.allow_no_effect = s->run.options.allow_no_effect;
