@@ -32,7 +32,7 @@
 typedef struct peer_settings {
     sp_run_settings run; /* first: the shared rows point into it */
     const char *dir, *host, *key_file, *devices, *gid_index, *transports, *metrics_file;
-    const char *lora_modules;
+    const char *pack_modules;
     bool pack;
     int64_t port, memory_mib, rescan_ms, clients_max, idle_s;
 } peer_settings;
@@ -59,7 +59,7 @@ static const sp_setting own_rows[] = {
      "offer packed images too, for servers of --model with the same slots; they are taken by those "
      "that trust this peer",
      false},
-    {"lora-modules", SP_SETTING_STRING, FIELD(lora_modules), "", 0, 0, NULL, "LIST",
+    {"pack-modules", SP_SETTING_STRING, FIELD(pack_modules), "", 0, 0, NULL, "LIST",
      "with --pack: the modules of those slots (q_proj,up_proj,...); empty: all linear ones", false},
     {"memory-mib", SP_SETTING_INT, FIELD(memory_mib), "4096", 1, 1 << 24, NULL, "N",
      "memory for adapters; those used last stay in it", false},
@@ -200,8 +200,8 @@ static sp_status open_layout(const peer_settings *settings, sp_geometry *geometr
     if (run->experts && sp_geometry_shape(geometry)->experts > 0)
         options.expert_rank = run->max_lora_expert_rank;
     options.served_embed = options.served_head = &table;
-    if (given(settings->lora_modules)) {
-        status = sp_module_set_parse(geometry, settings->lora_modules, &options.modules, error);
+    if (given(settings->pack_modules)) {
+        status = sp_module_set_parse(geometry, settings->pack_modules, &options.modules, error);
         options.modules &= sp_geometry_modules(geometry);
     }
     return status == SP_OK ? sp_layout_create(&options, out_layout, error) : status;
