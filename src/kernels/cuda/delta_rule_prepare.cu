@@ -145,11 +145,20 @@ static __device__ __forceinline__ void convolve(const rule_args &a, const prepar
         weight[t].x = at >= 0 ? widen<0>(weights[at]) : 0.0f;
         weight[t].y = at >= 0 ? widen<0>(weights[width + at]) : 0.0f;
     }
-#pragma unroll
-    for (int i = 0; i < GROUP + W - 1; i++) {
-        bool there = from + i > first - width && from + i < end;
+    if (item.border + from >= item.span.position) { /* all inputs are of this step */
+        const uint16_t *at =
+            (const uint16_t *)a.d.qkv + c.offset + (int64_t)(item.row + from) * a.l.qkv_width;
 
-        x[i] = widen_two<0>(there ? read_input(a, item, c, item.border + from + i) : 0u);
+#pragma unroll
+        for (int i = 0; i < GROUP + W - 1; i++)
+            x[i] = widen_two<0>(from + i < end ? *(const uint32_t *)(at + i * a.l.qkv_width) : 0u);
+    } else {
+#pragma unroll
+        for (int i = 0; i < GROUP + W - 1; i++) {
+            bool there = from + i > first - width && from + i < end;
+
+            x[i] = widen_two<0>(there ? read_input(a, item, c, item.border + from + i) : 0u);
+        }
     }
 #pragma unroll
     for (int i = 0; i < GROUP; i++) {
@@ -194,9 +203,22 @@ static __device__ __forceinline__ void read_ring(const rule_args &a, const prepa
         int row = i / pieces, piece = i - row * pieces;
         int64_t from = (int64_t)place_of(item.border + row) * a.l.k_width;
 
-        *(uint4 *)(shared.k + row * (a.l.k_width + PAD) + piece * 8) =
-            *(const uint4 *)(ring + from + piece * 8);
+        copy_async(shared_address(shared.k + row * (a.l.k_width + PAD) + piece * 8),
+                   ring + from + piece * 8);
     }
+}
+
+/* T of a head's earlier rows in the chunk, by a warp, into the places of A, which has none there.
+ */
+static __device__ __forceinline__ void read_matrix(const rule_args &a, const prepare_item &item,
+                                                   int head, float *scaled)
+{
+    const uint16_t *ring = (const uint16_t *)(slot_of(a.d, item.span.slot) + a.l.ring_t) +
+                           (head * RING + place_of(item.border)) * 2 * CHUNK;
+
+    for (int i = threadIdx.x & 31; i < item.rows.first * 8; i += SP_WARP)
+        copy_async(shared_address(scaled + i / 8 * STRIDE + i % 8 * 4), ring + i * 8);
+    copy_commit();
 }
 
 /* ---- norms --------------------------------------------------------------------------------- */
@@ -344,14 +366,12 @@ static __device__ __forceinline__ void solve(const rule_args &a, const prepare_i
                                              const float *scaled)
 {
     int lane = threadIdx.x & 31;
-    const uint16_t *ring = (const uint16_t *)(slot_of(a.d, item.span.slot) + a.l.ring_t) +
-                           (int64_t)head * RING * 2 * CHUNK + lane;
     uint16_t *to = a.matrices + ((int64_t)item.row * a.d.shape.v_heads + head) * 4 * CHUNK + lane;
     float t[CHUNK];
 
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) {
-        const uint16_t *from = ring + (int64_t)place_of(item.border + i) * 2 * CHUNK;
+        const uint16_t *from = (const uint16_t *)(scaled + i * STRIDE) + lane;
 
         t[i] = i < item.rows.first ? widen<0>(from[0]) + widen<0>(from[CHUNK]) : 0.0f;
     }
@@ -373,17 +393,22 @@ static __device__ __forceinline__ void solve(const rule_args &a, const prepare_i
     }
 }
 
+/* The value heads of a warp, of which the first's gates were found before the convolution. */
 static __device__ __forceinline__ void finish_heads(const rule_args &a,
                                                     const prepare_shared &shared,
-                                                    const prepare_item &item)
+                                                    const prepare_item &item, float2 gates)
 {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    float *scaled = shared.scaled + warp * 2 * PRODUCT;
 
     for (int own = warp; own < a.l.per_key; own += WARPS) {
         int head = item.k_head * a.l.per_key + own;
-        float *scaled = shared.scaled + warp * 2 * PRODUCT;
-        float2 gates = find_gates(a, item, head);
 
+        if (own != warp) {
+            read_matrix(a, item, head, scaled);
+            gates = find_gates(a, item, head);
+            copy_wait<0>();
+        }
         if (lane >= item.rows.first && lane < item.rows.end)
             a.gates[(int64_t)(item.row + lane) * a.d.shape.v_heads + head] = gates;
         scale_products(shared, item, scaled, gates);
@@ -413,21 +438,33 @@ __global__ void __launch_bounds__(THREADS) prepare_kernel(const __grid_constant_
 {
     extern __shared__ __align__(16) char memory[];
     const prepare_shared shared = share(a, memory);
-    int n_items = *a.d.n_items;
+    int n_items = *a.d.n_items, warp = threadIdx.x >> 5;
+    prepare_item item;
 
     release_successor();
+    if ((int)blockIdx.y < n_items)
+        item = find_item(a, blockIdx.y);
     wait_predecessor();
     for (int index = blockIdx.y; index < n_items; index += gridDim.y) {
-        const prepare_item item = find_item(a, index);
+        float2 gates = {0.0f, 0.0f};
 
-        convolve_item<W>(a, shared, item);
+        if (index != (int)blockIdx.y)
+            item = find_item(a, index);
+        if (warp < a.l.per_key)
+            read_matrix(a, item, item.k_head * a.l.per_key + warp,
+                        shared.scaled + warp * 2 * PRODUCT);
         read_ring(a, shared, item);
+        copy_commit();
+        convolve_item<W>(a, shared, item);
+        if (warp < a.l.per_key)
+            gates = find_gates(a, item, item.k_head * a.l.per_key + warp);
+        copy_wait<0>();
         __syncthreads();
         divide_item<EACH>(a, shared, item);
         __syncthreads();
         multiply_item(a, shared, item);
         __syncthreads();
-        finish_heads(a, shared, item);
+        finish_heads(a, shared, item, gates);
         __syncthreads();
     }
 }
