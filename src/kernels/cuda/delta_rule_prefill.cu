@@ -14,6 +14,7 @@
  * All rows of a chunk are computed, those that it lacks too: nothing of them is stored. Bound by
  * the latency of the first warps' products, chunk after chunk.
  */
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/delta_rule_chunk.cuh"
 #include "kernels/cuda/launch.cuh"
 
@@ -23,8 +24,9 @@
 
 /* In shared memory after the stages and r. */
 typedef struct prefill_shared {
-    uint4 *state; /* [warps, k_width / 16, 2, 32] upper, lower parts of S as a left operand */
-    uint4 *r;     /* [warps, 2, 2, 32] of the halves of r */
+    uint4 *state;    /* [warps, k_width / 16, 2, 32] upper, lower parts of S as a left operand */
+    uint4 *r;        /* [warps, 2, 2, 32] of the halves of r */
+    uint32_t halves; /* the barrier of halves_sync */
 } prefill_shared;
 
 /* Sums of squares of two chunks. */
@@ -47,10 +49,12 @@ static __device__ __forceinline__ void cluster_sync(void)
 #endif
 }
 
-/* __syncthreads for code of which each half of the block has its own copy. */
-static __device__ __forceinline__ void halves_sync(void)
+/* __syncthreads for code of which each half of the block has its own copy. `parity` alternates,
+ * from 0. */
+static __device__ __forceinline__ void halves_sync(uint32_t barrier, int parity)
 {
-    asm volatile("bar.sync 1, %0;" ::"r"(blockDim.x) : "memory");
+    barrier_arrive(barrier);
+    barrier_wait(barrier, parity);
 }
 
 /* Stores to the same address in the shared memory of block `rank` of the cluster. */
@@ -202,6 +206,7 @@ static __device__ __forceinline__ void run(const rule_args &a, const rule_place 
     uint4 *own_r = shared.r + warp * 4 * SP_WARP + lane;
     rule_state<KT> state;
     open_rows open;
+    int parity = 0;
 
     open.rows.end = 0;
     if (KEEPS) {
@@ -235,7 +240,8 @@ static __device__ __forceinline__ void run(const rule_args &a, const rule_place 
             advance_rows<KT>(a, p, s, own_state, border, r, own_r);
         else if (is_new)
             multiply_rows<KT>(own_state, s.q, open.o);
-        halves_sync();
+        halves_sync(shared.halves, parity);
+        parity ^= 1;
         open.rows = is_new ? rows : chunk_rows{0, 0};
         open.border = border;
         if (!KEEPS && is_new)
@@ -257,14 +263,18 @@ __global__ void __launch_bounds__(THREADS_MAX, 1)
     extern __shared__ __align__(16) char memory[];
     __shared__ rule_place p;
     __shared__ prefill_sums sums;
+    __shared__ uint64_t halves;
     int width = a.l.v_width / SPLIT, half = width / 16 * SP_WARP;
     char *stages = memory + half * TILES * sizeof(float4);
     const rule_r r = {(float4 *)memory + threadIdx.x % half, half};
     prefill_shared shared;
 
     release_successor();
-    if (threadIdx.x == 0)
+    shared.halves = shared_address(&halves);
+    if (threadIdx.x == 0) {
         p = find_place(a, blockIdx.x / SPLIT, (int)(blockIdx.x % SPLIT) * width, width);
+        barrier_init(shared.halves, (int)blockDim.x);
+    }
     __syncthreads();
     shared.state = (uint4 *)(stages + 2 * stage_bytes(KT * 16, width));
     shared.r = shared.state + half * 2 * KT;
