@@ -4,6 +4,7 @@ name and by digest; peers that are dead, stopped or changed cost their own reque
 name and nobody else anything. Skipped where the build has no transport."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -89,6 +90,13 @@ def texts_from_disk(binary):
         return {name: text_of(one, name) for name in ("scripture", "csource", "sqldoc")}
 
 
+def documents_agree(text):
+    """docs/OPERATIONS.md explains every family of peers and no other."""
+    explained = re.findall(r"`(sidepath_peer_[a-z_]+)`",
+                           (serving.ROOT / "docs/OPERATIONS.md").read_text())
+    assert set(re.findall(r"^# TYPE (sidepath_peer_\S+)", text, re.M)) == set(explained)
+
+
 def check_peer_by_name(binary):
     """The text and the digest that the same folder gives from disk; a name that no peer has is a
     404; unloaded, it is unknown until it is loaded by name; DEFAULT stays what it was."""
@@ -107,6 +115,7 @@ def check_peer_by_name(binary):
             assert complete(server, "nobody").status == 404
             assert metrics(server, "sidepath_peer_up", peer.address) == 1
             assert metrics(server, "sidepath_peer_bytes_total", peer.address) > 1000
+            documents_agree(get(server, "/metrics").bytes.decode())
             assert post(server, "/v1/unload_lora_adapter", {"lora_name": "csource"}).status == 200
             assert complete(server, "csource").status == 404
             assert "csource" not in names(server)
