@@ -3,8 +3,8 @@
  * it. The calls are a table, so that tests can take the place of a peer; sp_peer_client_create
  * fills one for a peer that is reached through UCX.
  *
- * Nothing that a peer says is believed here beyond its form (peer_wire.h): the manifest is to be
- * audited, and the bytes are to be checked against a digest, by the caller.
+ * Of what a peer sends only the form is checked here (peer_wire.h): the manifest is to be audited,
+ * and the bytes are to be checked against a digest, by the caller.
  *
  * Every call blocks until it is done, its deadline passes or it is cancelled, whatever the peer
  * does: a peer that is stopped, gone or malicious costs its caller the deadline and no more. Memory

@@ -768,7 +768,7 @@ void sp_peer_server_destroy(sp_peer_server *server)
     server->log = NULL;
     for (peer_client *client = server->clients; client; client = client->next)
         close_client(client, NULL);
-    sp_peer_port_destroy(server->port); /* tells of every send */
+    sp_peer_port_destroy(server->port); /* reports every send */
     free_closed(server);
     sp_peer_catalog_destroy(server->catalog);
     sp_peer_fabric_close(server->fabric);

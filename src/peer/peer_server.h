@@ -2,8 +2,8 @@
  * peer_server.h: serves a directory of adapters to other hosts: it answers messages from a
  * catalogue, to clients that have shown that they have the shared key where there is one.
  *
- * One thread runs it, and the catalogue has another. A client is believed in nothing: its requests
- * are checked against what it was offered, and one that is silent, stopped or slow is closed after
+ * One thread runs it, and the catalogue has another. Clients are not trusted: a request is checked
+ * against what its client was offered, and a client that is silent, stopped or slow is closed after
  * a time, so that it holds no memory for ever. Pointers may not be NULL unless said so.
  */
 #ifndef SP_PEER_PEER_SERVER_H

@@ -93,21 +93,21 @@ typedef struct sp_peer_events {
      * more: its memory is not touched again. `token` is not NULL. */
     void (*on_received)(void *user, sp_peer_link *link, void *token, bool whole);
     void (*on_sent)(void *user, sp_peer_link *link, void *token, bool whole);
-    /* The link is broken, told once; it is to be closed. Not told of a link that was closed. */
+    /* The link is broken; it is to be closed. Called once, and not for a link that was closed. */
     void (*on_lost)(void *user, sp_peer_link *link, const char *why);
 } sp_peer_events;
 
 /* *out_port is owned by the caller. SP_ERR_MEMORY, SP_ERR_IO. */
 sp_status sp_peer_port_create(sp_peer_fabric *fabric, const sp_peer_events *events,
                               sp_peer_port **out_port, sp_error *error);
-/* Closes what is open, tells of all tokens, and waits for UCX at most two seconds. NULL allowed. */
+/* Closes what is open, reports all tokens, and waits for UCX at most two seconds. NULL allowed. */
 void sp_peer_port_destroy(sp_peer_port *port);
 
 /* Listens; *address gets the port where it was 0. SP_ERR_IO with `peer-port`: taken, or no such
  * address here. */
 sp_status sp_peer_port_listen(sp_peer_port *port, sp_peer_address *address, sp_error *error);
 
-/* Connects; on_lost tells where that fails. *out_link is closed with the port at the latest. */
+/* Connects; on_lost reports a failure. *out_link is closed with the port at the latest. */
 sp_status sp_peer_port_connect(sp_peer_port *port, const sp_peer_address *address, void *user,
                                sp_peer_link **out_link, sp_error *error);
 
@@ -126,22 +126,22 @@ uint64_t sp_peer_link_unsent_bytes(const sp_peer_link *link);
 
 /*
  * Sends a header [SP_PEER_HEADER_BYTES], which is copied, and a body, which must stay until
- * on_sent has told of `token` (NULL: not told; then the body must be of SP_PEER_COPIED_BYTES or
- * fewer). memory: what the body was registered as, or NULL. SP_ERR_MEMORY, SP_ERR_PEER_LOST;
+ * on_sent has reported `token` (NULL: not reported; then the body must be of SP_PEER_COPIED_BYTES
+ * or fewer). memory: what the body was registered as, or NULL. SP_ERR_MEMORY, SP_ERR_PEER_LOST;
  * on_sent is not called then.
  */
 sp_status sp_peer_link_send(sp_peer_link *link, const void *header, const void *body,
                             uint64_t body_bytes, sp_peer_memory *memory, void *token,
                             sp_error *error);
 
-/* Aborts what is in flight on the link and frees it; tokens are told of in later calls of
+/* Aborts what is in flight on the link and frees it; tokens are reported in later calls of
  * progress, with false. on_lost is not called any more. May be called within events. */
 void sp_peer_link_close(sp_peer_link *link);
 
 /* Within on_message: the body, where it came with its header; NULL: it is to be received. */
 const void *sp_peer_arrival_bytes(const sp_peer_arrival *arrival);
 
-/* Within on_message: puts the body, of exactly `bytes` bytes, to `memory` and tells of `token`,
+/* Within on_message: puts the body, of exactly `bytes` bytes, to `memory` and reports `token`,
  * which may be before this returns. SP_ERR_PEER_PROTOCOL where the body has another length. */
 sp_status sp_peer_arrival_receive(sp_peer_arrival *arrival, void *memory, uint64_t bytes,
                                   bool on_device, void *token, sp_error *error);

@@ -3,11 +3,11 @@
  *
  * UCX calls back out of ucp_worker_progress, where a worker may not progress and endpoints had
  * better not be created or destroyed. So callbacks only record what happened, and what follows is
- * done after ucp_worker_progress has returned; messages alone are told at once, because their
+ * done after ucp_worker_progress has returned; messages alone are reported at once, because their
  * bodies do not stay.
  *
  * A link is freed when its owner has closed it, UCX has closed its endpoint, and the last operation
- * on it has been told of.
+ * on it has been reported.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -42,7 +42,7 @@ struct sp_peer_port {
     int fd;
     sp_peer_link *links; /* all that are not freed */
     operation *in_flight;
-    operation *done; /* to be told of, in order */
+    operation *done; /* to be reported, in order */
     operation **done_end;
     ucp_conn_request_h pending[PENDING_MAX]; /* somebody connects */
     size_t n_pending;
@@ -57,7 +57,7 @@ struct sp_peer_link {
     void *closing; /* the request of the close that is in progress */
     int32_t n_operations;
     uint64_t unsent_bytes;
-    bool lost, told, closed;
+    bool lost, reported, closed;
     ucs_status_t why;
 };
 
@@ -251,7 +251,7 @@ static void take_out(operation *op)
         op->link->unsent_bytes -= op->bytes;
 }
 
-/* UCX touches its memory no more; it is told of after progress. */
+/* UCX touches its memory no more; it is reported after progress. */
 static void end_operation(operation *op, bool whole)
 {
     sp_peer_port *port = op->link->port;
@@ -368,13 +368,13 @@ static void close_ep(sp_peer_link *link)
         link->closing = request;
 }
 
-/* Closes, tells and frees what is due; a link stays in place while another one is told of. */
+/* Closes, reports and frees what is due; a link stays in place while another one is reported. */
 static void settle_links(sp_peer_port *port)
 {
     port->changed = false;
     for (sp_peer_link *link = port->links; link; link = link->next) {
-        if (link->lost && !link->told && !link->closed) {
-            link->told = true;
+        if (link->lost && !link->reported && !link->closed) {
+            link->reported = true;
             port->events.on_lost(port->events.user, link,
                                  port->fabric->ucx->ucs_status_string(link->why));
         }

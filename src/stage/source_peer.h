@@ -1,8 +1,8 @@
 /*
  * source_peer.h: a peer as a source of a stage. A manifest becomes a description, which the stage
  * audits as it audits one from disk; bytes are requested in long runs, so that many small tensors
- * cost few messages. Nothing that a peer says is believed: the digest that it promises is handed to
- * the stage, which holds it against the bytes.
+ * cost few messages. A peer is not trusted: the digest that it promises is handed to the stage,
+ * which compares it with that of the bytes.
  *
  * An image that the peer has packed is not covered by that digest. It is offered to the stage only
  * where the operator trusts this peer with images, the peer has proved that it has the shared key,

@@ -229,7 +229,7 @@ static void company_changes_no_bit(void **state)
 
 /* ---- drafts -------------------------------------------------------------------------------- */
 
-/* Decodes with `drafts` rows behind each one, of which `taken` are the sequence's own. */
+/* Decodes with `drafts` rows after each one, of which `taken` are accepted. */
 static void run_drafts(rule_world *w, int32_t start, int32_t drafts, int32_t taken)
 {
     int32_t folded = start / 32 * 32;

@@ -415,7 +415,7 @@ static int32_t foretell(void *user, const sp_sequence *sequence, int32_t n_max, 
 
 #define WRITTEN_FROM 9
 
-/* After accepted drafts a state may be a chunk behind, whose rows are in the ring. */
+/* After accepted drafts a full chunk may not be folded yet: its rows are in the ring. */
 static bool is_same_state(const sp_engine *engine, int64_t id, const state_bytes *expected)
 {
     state_bytes bytes = read_state(engine, id);

@@ -1,9 +1,9 @@
 /*
  * What strangers do. To a peer: speak another protocol, greet wrongly, request what was not
- * offered, vanish. To a client: answer with lies. The peer serves others afterwards, and the client
- * has a named error in time.
+ * offered, disconnect. To a client: send false answers. The peer serves others afterwards, and the
+ * client has a named error in time.
  *
- * The liars speak through the transport, so they may send any header and any body.
+ * They all use the transport, so they may send any header and any body.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -89,7 +89,7 @@ static void a_peer_survives_another_protocol(void **state)
     finish(&world);
 }
 
-/* ---- clients that lie ------------------------------------------------------------------------ */
+/* ---- malicious clients ----------------------------------------------------------------------- */
 
 /* A connection by hand. */
 typedef struct liar {
@@ -349,9 +349,9 @@ static void a_client_may_not_open_everything(void **state)
     finish(&world);
 }
 
-/* Clients that vanish while pieces are in flight, again and again: their memory is given back, or
- * the budget of 1 MiB would be used up. */
-static void clients_that_vanish_leave_nothing(void **state)
+/* Clients that disconnect while pieces are in flight, again and again: their memory is given back,
+ * or the budget of 1 MiB would be used up. */
+static void clients_that_disconnect_leave_nothing(void **state)
 {
     peer_world world;
 
@@ -380,48 +380,48 @@ static void clients_that_vanish_leave_nothing(void **state)
     finish(&world);
 }
 
-/* ---- peers that lie -------------------------------------------------------------------------- */
+/* ---- malicious peers ------------------------------------------------------------------------- */
 
-typedef enum lie {
-    LIE_SILENT,
-    LIE_WRONG_KIND,
-    LIE_NO_HEADER,
-    LIE_VERSION,
-    LIE_REQUEST,
-    LIE_SESSION,
-    LIE_SHORT_BODY,
-    LIE_LONG_BODY,
-    LIE_HUGE_MANIFEST,
-    LIE_NO_JSON,
-    LIE_OTHER_NAME,
-    LIE_DATA_OFFSET,
-    LIE_DATA_OFFER,
-    LIE_DATA_SHORT,
-    LIE_DATA_FAILED,
-    LIE_DATA_GONE,
-    LIE_UNASKED,
-    LIE_NONE,
-} lie;
+typedef enum forgery {
+    FORGERY_SILENT,
+    FORGERY_WRONG_KIND,
+    FORGERY_NO_HEADER,
+    FORGERY_VERSION,
+    FORGERY_REQUEST,
+    FORGERY_SESSION,
+    FORGERY_SHORT_BODY,
+    FORGERY_LONG_BODY,
+    FORGERY_HUGE_MANIFEST,
+    FORGERY_NO_JSON,
+    FORGERY_OTHER_NAME,
+    FORGERY_DATA_OFFSET,
+    FORGERY_DATA_OFFER,
+    FORGERY_DATA_SHORT,
+    FORGERY_DATA_FAILED,
+    FORGERY_DATA_GONE,
+    FORGERY_UNASKED,
+    FORGERY_NONE,
+} forgery;
 
-typedef struct peer_of_lies {
+typedef struct peer_of_forgeries {
     sp_peer_fabric *fabric;
     sp_peer_port *port;
     sp_peer_link *link;
     sp_peer_address address;
     pthread_t thread;
-    atomic_int lie;
+    atomic_int forgery;
     atomic_bool stop;
     uint8_t data[SP_PEER_COPIED_BYTES];
-} peer_of_lies;
+} peer_of_forgeries;
 
-static void *lies_connect(void *user, sp_peer_link *link, const sp_peer_address *from)
+static void *forgeries_connect(void *user, sp_peer_link *link, const sp_peer_address *from)
 {
     (void)link;
     (void)from;
     return user;
 }
 
-static void lies_lost(void *user, sp_peer_link *link, const char *why)
+static void forgeries_lost(void *user, sp_peer_link *link, const char *why)
 {
     (void)user;
     (void)why;
@@ -441,11 +441,11 @@ static const char manifest_text[] =
     "\"00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\",\"config\":\"{}\","
     "\"tensors\":[{\"name\":\"a\",\"dtype\":\"F32\",\"shape\":[64],\"offset\":0,\"bytes\":256}]}";
 
-static void lie_about_a_manifest(peer_of_lies *p, sp_peer_link *link, const sp_peer_header *to)
+static void forge_a_manifest(peer_of_forgeries *p, sp_peer_link *link, const sp_peer_header *to)
 {
     char text[512];
-    int n =
-        snprintf(text, sizeof text, manifest_text, p->lie == LIE_OTHER_NAME ? "other" : "first");
+    int n = snprintf(text, sizeof text, manifest_text,
+                     p->forgery == FORGERY_OTHER_NAME ? "other" : "first");
     sp_peer_header header = {.kind = SP_PEER_OFFER,
                              .session = to->session,
                              .request = to->request,
@@ -453,52 +453,53 @@ static void lie_about_a_manifest(peer_of_lies *p, sp_peer_link *link, const sp_p
                              .offer = 7};
     uint8_t bytes[SP_PEER_HEADER_BYTES];
 
-    if (p->lie == LIE_SILENT)
+    if (p->forgery == FORGERY_SILENT)
         return;
-    header.kind = p->lie == LIE_WRONG_KIND ? SP_PEER_LISTING : SP_PEER_OFFER;
-    header.offer = p->lie == LIE_WRONG_KIND ? 0 : 7;
-    header.request += p->lie == LIE_REQUEST;
-    header.session ^= p->lie == LIE_SESSION;
-    header.body_bytes += p->lie == LIE_SHORT_BODY;
-    header.body_bytes -= p->lie == LIE_LONG_BODY;
-    if (p->lie == LIE_HUGE_MANIFEST)
+    header.kind = p->forgery == FORGERY_WRONG_KIND ? SP_PEER_LISTING : SP_PEER_OFFER;
+    header.offer = p->forgery == FORGERY_WRONG_KIND ? 0 : 7;
+    header.request += p->forgery == FORGERY_REQUEST;
+    header.session ^= p->forgery == FORGERY_SESSION;
+    header.body_bytes += p->forgery == FORGERY_SHORT_BODY;
+    header.body_bytes -= p->forgery == FORGERY_LONG_BODY;
+    if (p->forgery == FORGERY_HUGE_MANIFEST)
         header.body_bytes = (uint64_t)256 << 20;
-    if (p->lie == LIE_NO_JSON)
+    if (p->forgery == FORGERY_NO_JSON)
         text[1] = '?';
     sp_peer_header_encode(&header, bytes);
-    bytes[4] ^= p->lie == LIE_VERSION ? 3 : 0;
-    bytes[0] ^= p->lie == LIE_NO_HEADER;
+    bytes[4] ^= p->forgery == FORGERY_VERSION ? 3 : 0;
+    bytes[0] ^= p->forgery == FORGERY_NO_HEADER;
     (void)sp_peer_link_send(link, bytes, text, (uint64_t)n, NULL, NULL, NULL);
 }
 
-static void lie_about_data(peer_of_lies *p, sp_peer_link *link, const sp_peer_header *to)
+static void forge_data(peer_of_forgeries *p, sp_peer_link *link, const sp_peer_header *to)
 {
     sp_peer_header header = *to;
 
     header.kind = SP_PEER_DATA;
     header.body_bytes = to->bytes;
-    header.offset += p->lie == LIE_DATA_OFFSET;
-    header.offer += p->lie == LIE_DATA_OFFER;
-    if (p->lie == LIE_DATA_SHORT)
+    header.offset += p->forgery == FORGERY_DATA_OFFSET;
+    header.offer += p->forgery == FORGERY_DATA_OFFER;
+    if (p->forgery == FORGERY_DATA_SHORT)
         header.bytes = header.body_bytes = to->bytes - 1;
-    if (p->lie == LIE_DATA_FAILED || p->lie == LIE_DATA_GONE)
+    if (p->forgery == FORGERY_DATA_FAILED || p->forgery == FORGERY_DATA_GONE)
         reply(link,
               (sp_peer_header){.kind = SP_PEER_FAILED,
                                .session = to->session,
                                .request = to->request,
-                               .part = p->lie == LIE_DATA_GONE ? SP_PEER_GONE : SP_PEER_INTERNAL,
+                               .part = p->forgery == FORGERY_DATA_GONE ? SP_PEER_GONE
+                                                                       : SP_PEER_INTERNAL,
                                .body_bytes = 7},
               "a\x1b[31m\n", 7);
     else
         reply(link, header, p->data, header.body_bytes);
-    if (p->lie == LIE_UNASKED)
+    if (p->forgery == FORGERY_UNASKED)
         reply(link, header, p->data, header.body_bytes);
 }
 
-static void lies_message(void *user, sp_peer_link *link, const void *header, size_t header_bytes,
-                         uint64_t body_bytes, sp_peer_arrival *arrival)
+static void forgeries_message(void *user, sp_peer_link *link, const void *header,
+                              size_t header_bytes, uint64_t body_bytes, sp_peer_arrival *arrival)
 {
-    peer_of_lies *p = user;
+    peer_of_forgeries *p = user;
     uint8_t challenge[SP_PEER_NONCE_BYTES + SP_PEER_PROOF_BYTES] = {9};
     sp_peer_header read;
 
@@ -518,14 +519,14 @@ static void lies_message(void *user, sp_peer_link *link, const void *header, siz
               (sp_peer_header){.kind = SP_PEER_WELCOME, .session = 5, .request = read.request},
               NULL, 0);
     else if (read.kind == SP_PEER_MANIFEST)
-        lie_about_a_manifest(p, link, &read);
+        forge_a_manifest(p, link, &read);
     else if (read.kind == SP_PEER_PIECE)
-        lie_about_data(p, link, &read);
+        forge_data(p, link, &read);
 }
 
-static void *lies_run(void *user)
+static void *forgeries_run(void *user)
 {
-    peer_of_lies *p = user;
+    peer_of_forgeries *p = user;
 
     while (!atomic_load(&p->stop)) {
         struct pollfd fd = {.fd = sp_peer_port_fd(p->port), .events = POLLIN};
@@ -536,10 +537,11 @@ static void *lies_run(void *user)
     return NULL;
 }
 
-static void lies_start(peer_of_lies *p, sp_peer_calls *out_calls)
+static void forgeries_start(peer_of_forgeries *p, sp_peer_calls *out_calls)
 {
     const sp_peer_fabric_options options = {.loopback = true};
-    const sp_peer_events events = {p, lies_connect, lies_message, liar_told, liar_told, lies_lost};
+    const sp_peer_events events = {p,         forgeries_connect, forgeries_message,
+                                   liar_told, liar_told,         forgeries_lost};
     char text[SP_PEER_ADDRESS_BYTES];
     sp_peer_client_options client = {.address = text};
     sp_error error;
@@ -551,11 +553,11 @@ static void lies_start(peer_of_lies *p, sp_peer_calls *out_calls)
     assert_ok(sp_peer_address_resolve("127.0.0.1", 0, &p->address, &error), &error);
     assert_ok(sp_peer_port_listen(p->port, &p->address, &error), &error);
     sp_peer_address_text(&p->address, text);
-    assert_int_equal(pthread_create(&p->thread, NULL, lies_run, p), 0);
+    assert_int_equal(pthread_create(&p->thread, NULL, forgeries_run, p), 0);
     assert_ok(sp_peer_client_create(&client, out_calls, &error), &error);
 }
 
-static void lies_stop(peer_of_lies *p)
+static void forgeries_stop(peer_of_forgeries *p)
 {
     atomic_store(&p->stop, true);
     pthread_join(p->thread, NULL);
@@ -566,64 +568,64 @@ static void lies_stop(peer_of_lies *p)
 static void each_lie_has_a_name(void **state)
 {
     static const struct {
-        lie lie;
+        forgery forgery;
         sp_status status;
         const char *code;
-    } lies[] = {
-        {LIE_SILENT, SP_ERR_PEER_TIMEOUT, "peer-timeout"},
-        {LIE_WRONG_KIND, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
-        {LIE_NO_HEADER, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
-        {LIE_VERSION, SP_ERR_PEER_PROTOCOL, "peer-version"},
-        {LIE_REQUEST, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
-        {LIE_SESSION, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
-        {LIE_SHORT_BODY, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
-        {LIE_LONG_BODY, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
-        {LIE_HUGE_MANIFEST, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
-        {LIE_NO_JSON, SP_ERR_PEER_PROTOCOL, "peer-manifest"},
-        {LIE_OTHER_NAME, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
-        {LIE_DATA_OFFSET, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
-        {LIE_DATA_OFFER, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
-        {LIE_DATA_SHORT, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
-        {LIE_DATA_FAILED, SP_ERR_PEER_REFUSED, "peer-failed"},
-        {LIE_DATA_GONE, SP_ERR_PEER_LOST, "peer-offer-gone"},
+    } forgeries[] = {
+        {FORGERY_SILENT, SP_ERR_PEER_TIMEOUT, "peer-timeout"},
+        {FORGERY_WRONG_KIND, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
+        {FORGERY_NO_HEADER, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
+        {FORGERY_VERSION, SP_ERR_PEER_PROTOCOL, "peer-version"},
+        {FORGERY_REQUEST, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
+        {FORGERY_SESSION, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
+        {FORGERY_SHORT_BODY, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
+        {FORGERY_LONG_BODY, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
+        {FORGERY_HUGE_MANIFEST, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
+        {FORGERY_NO_JSON, SP_ERR_PEER_PROTOCOL, "peer-manifest"},
+        {FORGERY_OTHER_NAME, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
+        {FORGERY_DATA_OFFSET, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
+        {FORGERY_DATA_OFFER, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
+        {FORGERY_DATA_SHORT, SP_ERR_PEER_PROTOCOL, "peer-protocol"},
+        {FORGERY_DATA_FAILED, SP_ERR_PEER_REFUSED, "peer-failed"},
+        {FORGERY_DATA_GONE, SP_ERR_PEER_LOST, "peer-offer-gone"},
     };
-    peer_of_lies p;
+    peer_of_forgeries p;
     sp_peer_calls calls;
     size_t blocks = sp_alloc_blocks();
 
     (void)state;
-    lies_start(&p, &calls);
-    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
-        uint64_t ms_max = lies[i].lie == LIE_SILENT ? 300 : 20000;
+    forgeries_start(&p, &calls);
+    for (size_t i = 0; i < sizeof forgeries / sizeof forgeries[0]; i++) {
+        uint64_t ms_max = forgeries[i].forgery == FORGERY_SILENT ? 300 : 20000;
         sp_error error = {0};
         void *bytes = NULL;
         size_t n = 0;
 
-        atomic_store(&p.lie, (int)lies[i].lie);
-        if (peer_world_fetch(&calls, "first", ms_max, &bytes, &n, &error) != lies[i].status ||
-            strcmp(error.code, lies[i].code) != 0)
-            fail_msg("lie %d: %s [%s]", (int)lies[i].lie, error.text, error.code);
+        atomic_store(&p.forgery, (int)forgeries[i].forgery);
+        if (peer_world_fetch(&calls, "first", ms_max, &bytes, &n, &error) != forgeries[i].status ||
+            strcmp(error.code, forgeries[i].code) != 0)
+            fail_msg("forgery %d: %s [%s]", (int)forgeries[i].forgery, error.text, error.code);
         assert_null(strchr(error.text, '\x1b'));
-        atomic_store(&p.lie, (int)LIE_NONE); /* and a retry succeeds */
+        atomic_store(&p.forgery, (int)FORGERY_NONE); /* and a retry succeeds */
         assert_ok(peer_world_fetch(&calls, "first", 20000, &bytes, &n, &error), &error);
         assert_int_equal(n, 256);
         assert_memory_equal(bytes, p.data, n);
         sp_free(bytes);
     }
     calls.destroy(calls.user);
-    lies_stop(&p);
+    forgeries_stop(&p);
     assert_int_equal(sp_alloc_blocks(), blocks);
 }
 
 /* A second answer to one request comes when nobody waits: the next call notices. */
 static void an_answer_that_nobody_wants_ends_the_connection(void **state)
 {
-    peer_of_lies p;
+    peer_of_forgeries p;
     sp_peer_calls calls;
 
     (void)state;
-    lies_start(&p, &calls);
-    atomic_store(&p.lie, (int)LIE_UNASKED);
+    forgeries_start(&p, &calls);
+    atomic_store(&p.forgery, (int)FORGERY_UNASKED);
     for (int i = 0; i < 8; i++) {
         sp_error error;
         void *bytes;
@@ -635,7 +637,7 @@ static void an_answer_that_nobody_wants_ends_the_connection(void **state)
             sp_free(bytes);
     }
     calls.destroy(calls.user);
-    lies_stop(&p);
+    forgeries_stop(&p);
 }
 
 int main(void)
@@ -647,7 +649,7 @@ int main(void)
         cmocka_unit_test(another_version_is_named),
         cmocka_unit_test(pieces_beyond_the_offer_are_refused),
         cmocka_unit_test(a_client_may_not_open_everything),
-        cmocka_unit_test(clients_that_vanish_leave_nothing),
+        cmocka_unit_test(clients_that_disconnect_leave_nothing),
         cmocka_unit_test(each_lie_has_a_name),
         cmocka_unit_test(an_answer_that_nobody_wants_ends_the_connection),
     };

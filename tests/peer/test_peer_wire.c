@@ -348,12 +348,12 @@ static void what_is_encoded_is_read_back(void **state)
     sp_peer_manifest_free(&again);
 }
 
-typedef struct lie {
+typedef struct forgery {
     parts text;
     const char *subject, *code;
-} lie;
+} forgery;
 
-static const lie lies[] = {
+static const forgery forgeries[] = {
     {{"2", "n", digest_text, good_tensors, ""}, "sidepath_manifest", "peer-version"},
     {{"\"1\"", "n", digest_text, good_tensors, ""}, "sidepath_manifest", "peer-manifest"},
     {{"1", "", digest_text, good_tensors, ""}, "name", "peer-manifest"},
@@ -415,20 +415,20 @@ static const lie lies[] = {
     {{"1", "n", digest_text, good_tensors, IMAGE("[8]", "[0]", "0")}, "bytes", "peer-manifest"},
 };
 
-static void a_lying_manifest_is_refused(void **state)
+static void a_forged_manifest_is_refused(void **state)
 {
     size_t blocks = sp_alloc_blocks();
 
     (void)state;
-    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+    for (size_t i = 0; i < sizeof forgeries / sizeof forgeries[0]; i++) {
         sp_peer_manifest m;
         sp_error error;
 
-        assert_int_equal(decode_parts(&lies[i].text, &m, &error), SP_ERR_PEER_PROTOCOL);
+        assert_int_equal(decode_parts(&forgeries[i].text, &m, &error), SP_ERR_PEER_PROTOCOL);
         assert_int_equal(error.status, SP_ERR_PEER_PROTOCOL);
-        assert_string_equal(error.code, lies[i].code);
-        assert_string_equal(error.subject, lies[i].subject);
-        assert_int_equal(decode_parts(&lies[i].text, &m, NULL), SP_ERR_PEER_PROTOCOL);
+        assert_string_equal(error.code, forgeries[i].code);
+        assert_string_equal(error.subject, forgeries[i].subject);
+        assert_int_equal(decode_parts(&forgeries[i].text, &m, NULL), SP_ERR_PEER_PROTOCOL);
     }
     assert_int_equal(sp_alloc_blocks(), blocks);
 }
@@ -537,7 +537,7 @@ int main(void)
         cmocka_unit_test(a_key_is_a_line_that_nobody_else_reads),
         cmocka_unit_test(a_manifest_is_read),
         cmocka_unit_test(what_is_encoded_is_read_back),
-        cmocka_unit_test(a_lying_manifest_is_refused),
+        cmocka_unit_test(a_forged_manifest_is_refused),
         cmocka_unit_test(a_huge_manifest_is_refused_by_its_length),
         cmocka_unit_test(entries_that_are_none_take_no_memory),
         cmocka_unit_test(memory_fails_in_order),

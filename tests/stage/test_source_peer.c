@@ -1,7 +1,7 @@
 /*
  * test_source_peer.c: a peer as a source: what comes is what the disk would give, whatever is wrong
- * is refused by name with the old version serving, and no lie of a peer, trusted with images or
- * not, makes a digest mean other bytes.
+ * is refused by name with the old version serving, and no false data of a peer, trusted with images
+ * or not, makes a digest mean other bytes.
  *
  *     test_source_peer [cpu | cuda [PATTERN]]
  */
@@ -672,7 +672,7 @@ static void a_peer_that_dies_half_way(void **state)
     }
 }
 
-/* ---- peers that lie -------------------------------------------------------------------------- */
+/* ---- malicious peers ------------------------------------------------------------------------- */
 
 static sp_tensor_desc *tensor_of(fake_offer *offer, const char *part)
 {
@@ -683,28 +683,28 @@ static sp_tensor_desc *tensor_of(fake_offer *offer, const char *part)
     return NULL;
 }
 
-static void lie_in_a_byte(fake_offer *offer)
+static void forge_a_byte(fake_offer *offer)
 {
     offer->tensors[offer->tensors_bytes / 2] ^= 1; /* of the lower half of an element */
 }
 
-static void lie_in_the_last_byte(fake_offer *offer)
+static void forge_in_the_last_byte(fake_offer *offer)
 {
     offer->tensors[offer->tensors_bytes - 2] ^= 1;
 }
 
-static void lie_about_the_digest(fake_offer *offer)
+static void forge_the_digest(fake_offer *offer)
 {
     offer->offer.manifest.digest.bytes[31] ^= 0x80;
 }
 
-static void lie_about_everything(fake_offer *offer)
+static void forge_everything(fake_offer *offer)
 {
-    lie_in_a_byte(offer);
-    lie_about_the_digest(offer);
+    forge_a_byte(offer);
+    forge_the_digest(offer);
 }
 
-static void lie_with_another_order(fake_offer *offer)
+static void forge_with_another_order(fake_offer *offer)
 {
     sp_peer_manifest *m = &offer->offer.manifest;
     const char *first = m->tensors[0].name;
@@ -720,7 +720,7 @@ static void lie_with_another_order(fake_offer *offer)
     fail();
 }
 
-static void lie_about_a_shape(fake_offer *offer)
+static void forge_a_shape(fake_offer *offer)
 {
     static int64_t shape[2];
     sp_tensor_desc *tensor = tensor_of(offer, "lora_A");
@@ -730,7 +730,7 @@ static void lie_about_a_shape(fake_offer *offer)
     tensor->shape = shape;
 }
 
-static void lie_about_a_length(fake_offer *offer)
+static void forge_a_length(fake_offer *offer)
 {
     sp_peer_manifest *m = &offer->offer.manifest;
 
@@ -738,19 +738,19 @@ static void lie_about_a_length(fake_offer *offer)
     m->data_bytes -= 2;
 }
 
-static void lie_about_an_offset(fake_offer *offer)
+static void forge_an_offset(fake_offer *offer)
 {
     offer->offer.manifest.offsets[1] += 2; /* one is longer than its shape, one shorter */
 }
 
-static void lie_about_a_type(fake_offer *offer)
+static void forge_a_type(fake_offer *offer)
 {
     sp_tensor_desc *tensor = tensor_of(offer, "lora_B");
 
     tensor->type = tensor->type == SP_TENSOR_F32 ? SP_TENSOR_I32 : SP_TENSOR_I16;
 }
 
-static void lie_about_the_number(fake_offer *offer)
+static void forge_the_number(fake_offer *offer)
 {
     sp_tensor_desc *tensor = tensor_of(offer, "lora_B");
 
@@ -758,18 +758,18 @@ static void lie_about_the_number(fake_offer *offer)
     tensor->type = tensor->type == SP_TENSOR_BF16 ? SP_TENSOR_F16 : SP_TENSOR_BF16;
 }
 
-static void lie_with_one_tensor_twice(fake_offer *offer)
+static void forge_with_one_tensor_twice(fake_offer *offer)
 {
     offer->offer.manifest.tensors[1].name = offer->offer.manifest.tensors[0].name;
 }
 
-static void lie_about_a_layer(fake_offer *offer)
+static void forge_a_layer(fake_offer *offer)
 {
     tensor_of(offer, "lora_A")->name =
         "base_model.model.model.layers.99.self_attn.q_proj.lora_A.weight";
 }
 
-static void lie_with_more_than_there_is(fake_offer *offer)
+static void forge_with_more_than_there_is(fake_offer *offer)
 {
     static int64_t shape[2];
     sp_tensor_desc *tensor = tensor_of(offer, "lora_A");
@@ -779,7 +779,7 @@ static void lie_with_more_than_there_is(fake_offer *offer)
     tensor->shape = shape;
 }
 
-static void lie_about_the_config(fake_offer *offer)
+static void forge_the_config(fake_offer *offer)
 {
     char *alpha = strstr(offer->files->config, "\"lora_alpha\": ");
 
@@ -788,37 +788,37 @@ static void lie_about_the_config(fake_offer *offer)
     *alpha = *alpha == '9' ? '8' : (char)(*alpha + 1);
 }
 
-static void lie_with_no_config(fake_offer *offer)
+static void forge_with_no_config(fake_offer *offer)
 {
     offer->offer.manifest.config_bytes = 3;
 }
 
-typedef struct lie {
-    void (*lie)(fake_offer *offer);
+typedef struct forgery {
+    void (*forgery)(fake_offer *offer);
     sp_status status;
     const char *code;
     bool moves; /* what shows it is the data */
-} lie;
+} forgery;
 
-static const lie tensor_lies[] = {
-    {lie_in_a_byte, SP_ERR_PEER_CONTENT, "peer-content", true},
-    {lie_in_the_last_byte, SP_ERR_PEER_CONTENT, "peer-content", true},
-    {lie_about_the_digest, SP_ERR_PEER_CONTENT, "peer-content", true},
-    {lie_about_everything, SP_ERR_PEER_CONTENT, "peer-content", true},
-    {lie_with_another_order, SP_ERR_PEER_CONTENT, "peer-content", true},
-    {lie_about_the_config, SP_ERR_PEER_CONTENT, "peer-content", true},
-    {lie_about_a_length, SP_ERR_PEER_PROTOCOL, "peer-manifest", true},
-    {lie_about_an_offset, SP_ERR_PEER_PROTOCOL, "peer-manifest", true},
-    {lie_about_a_shape, SP_ERR_MISMATCH, "shape-mismatch", false},
-    {lie_about_a_type, SP_ERR_REFUSED, "unsupported-dtype", false},
-    {lie_with_one_tensor_twice, SP_ERR_REFUSED, "duplicate-key", false},
-    {lie_about_a_layer, SP_ERR_MISMATCH, "layer-out-of-range", false},
-    {lie_with_more_than_there_is, SP_ERR_MISMATCH, "shape-mismatch", false},
-    {lie_with_no_config, SP_ERR_REFUSED, "config-malformed", false},
+static const forgery tensor_forgeries[] = {
+    {forge_a_byte, SP_ERR_PEER_CONTENT, "peer-content", true},
+    {forge_in_the_last_byte, SP_ERR_PEER_CONTENT, "peer-content", true},
+    {forge_the_digest, SP_ERR_PEER_CONTENT, "peer-content", true},
+    {forge_everything, SP_ERR_PEER_CONTENT, "peer-content", true},
+    {forge_with_another_order, SP_ERR_PEER_CONTENT, "peer-content", true},
+    {forge_the_config, SP_ERR_PEER_CONTENT, "peer-content", true},
+    {forge_a_length, SP_ERR_PEER_PROTOCOL, "peer-manifest", true},
+    {forge_an_offset, SP_ERR_PEER_PROTOCOL, "peer-manifest", true},
+    {forge_a_shape, SP_ERR_MISMATCH, "shape-mismatch", false},
+    {forge_a_type, SP_ERR_REFUSED, "unsupported-dtype", false},
+    {forge_with_one_tensor_twice, SP_ERR_REFUSED, "duplicate-key", false},
+    {forge_a_layer, SP_ERR_MISMATCH, "layer-out-of-range", false},
+    {forge_with_more_than_there_is, SP_ERR_MISMATCH, "shape-mismatch", false},
+    {forge_with_no_config, SP_ERR_REFUSED, "config-malformed", false},
 };
 
 /* Loads a name that means something else already; it must go on meaning that. */
-static void check_lie(world *w, const lie *told, const sp_digest *digest)
+static void check_forgery(world *w, const forgery *forged, const sp_digest *digest)
 {
     uint64_t generation = find(w, "plain-r8").generation;
     char *before = copy_slot(w, "plain-r8");
@@ -826,12 +826,12 @@ static void check_lie(world *w, const lie *told, const sp_digest *digest)
     sp_error error;
     sp_status status;
 
-    w->peers[0].lie = told->lie;
+    w->peers[0].forgery = forged->forgery;
     status = load(w, "plain-r8", NULL, PEER(0), digest, &error);
-    w->peers[0].lie = NULL;
-    if (status != told->status || strcmp(error.code, told->code) != 0)
-        fail_msg("%s [%s] instead of [%s]", error.text, error.code, told->code);
-    if (!told->moves)
+    w->peers[0].forgery = NULL;
+    if (status != forged->status || strcmp(error.code, forged->code) != 0)
+        fail_msg("%s [%s] instead of [%s]", error.text, error.code, forged->code);
+    if (!forged->moves)
         assert_int_equal(moved(w), at_first);
     assert_int_equal(find(w, "plain-r8").generation, generation);
     check_slot(w, "plain-r8", before);
@@ -840,7 +840,7 @@ static void check_lie(world *w, const lie *told, const sp_digest *digest)
 }
 
 /* The peer has no images, or is not trusted with them, or has not proved the key. */
-static void lies_in_tensors(void **state)
+static void forgeries_in_tensors(void **state)
 {
     (void)state;
     for (int round = 0; round < 3; round++) {
@@ -852,8 +852,8 @@ static void lies_in_tensors(void **state)
         w->peers[0].layout = round > 0 ? w->layout : NULL;
         start(w);
         assert_ok(load_folder(w, "plain-r8", "attn-r4", &error), &error);
-        for (size_t i = 0; i < sizeof tensor_lies / sizeof *tensor_lies; i++)
-            check_lie(w, &tensor_lies[i], NULL);
+        for (size_t i = 0; i < sizeof tensor_forgeries / sizeof *tensor_forgeries; i++)
+            check_forgery(w, &tensor_forgeries[i], NULL);
         assert_ok(load(w, "plain-r8", NULL, PEER(0), NULL, &error), &error);
         check_is(w, "plain-r8", "plain-r8");
         world_destroy(w);
@@ -866,7 +866,7 @@ static void a_type_of_the_same_size(void **state)
     static const char *const names[] = {"plain"};
     world *w = world_create(2);
     make_adapter *adapter = make_adapter_create();
-    const lie told = {lie_about_the_number, SP_ERR_PEER_CONTENT, "peer-content", true};
+    const forgery forged = {forge_the_number, SP_ERR_PEER_CONTENT, "peer-content", true};
     sp_site row = {.struct_bytes = sizeof row};
     int32_t site = sp_geometry_find_module(w->geometry, 0, "self_attn.q_proj", -1);
     char *folder;
@@ -883,10 +883,10 @@ static void a_type_of_the_same_size(void **state)
     w->peers[0].instead = ".";
     start(w);
     assert_ok(load_folder(w, "plain-r8", "attn-r4", &error), &error);
-    w->peers[0].lie = told.lie;
-    assert_int_equal(load(w, "plain", NULL, PEER(0), NULL, &error), told.status);
-    assert_string_equal(error.code, told.code);
-    w->peers[0].lie = NULL;
+    w->peers[0].forgery = forged.forgery;
+    assert_int_equal(load(w, "plain", NULL, PEER(0), NULL, &error), forged.status);
+    assert_string_equal(error.code, forged.code);
+    w->peers[0].forgery = NULL;
     assert_ok(load(w, "plain", NULL, PEER(0), NULL, &error), &error);
     check_is(w, "plain", folder);
     sp_free(folder);
@@ -894,61 +894,61 @@ static void a_type_of_the_same_size(void **state)
     world_destroy(w);
 }
 
-static void lie_in_an_image(fake_offer *offer)
+static void forge_in_an_image(fake_offer *offer)
 {
     offer->image[1000] ^= 1;
 }
 
-static void lie_in_an_image_with_its_checksum(fake_offer *offer)
+static void forge_in_an_image_with_its_checksum(fake_offer *offer)
 {
     offer->image[1000] ^= 1;
     offer->described.checksum = sp_xxh3(offer->image, (size_t)offer->image_bytes);
 }
 
-static void lie_about_a_rank(fake_offer *offer)
+static void forge_a_rank(fake_offer *offer)
 {
     offer->described.ranks[0]++;
 }
 
-static void lie_about_a_scale(fake_offer *offer)
+static void forge_a_scale(fake_offer *offer)
 {
     offer->described.scales[0] *= 2;
 }
 
-static void lie_about_a_huge_rank(fake_offer *offer)
+static void forge_a_huge_rank(fake_offer *offer)
 {
     offer->described.ranks[0] = 1 << 20;
 }
 
-static void lie_about_the_sites(fake_offer *offer)
+static void forge_the_sites(fake_offer *offer)
 {
     offer->described.n_sites--;
 }
 
-static void lie_about_the_bytes(fake_offer *offer)
+static void forge_the_bytes(fake_offer *offer)
 {
     offer->described.bytes -= 256;
 }
 
-static void lie_about_the_seal(fake_offer *offer)
+static void forge_the_seal(fake_offer *offer)
 {
     offer->described.seal.bytes[0] ^= 1;
 }
 
-static const lie image_lies[] = {
-    {lie_in_an_image, SP_ERR_REFUSED, "bad-image", true},
-    {lie_in_an_image_with_its_checksum, SP_ERR_PEER_CONTENT, "peer-content", true},
-    {lie_about_a_rank, SP_ERR_PEER_CONTENT, "peer-content", true},
-    {lie_about_a_scale, SP_ERR_PEER_CONTENT, "peer-content", true},
-    {lie_about_a_huge_rank, SP_ERR_REFUSED, "bad-image", true},
-    {lie_about_the_seal, SP_ERR_PEER_CONTENT, "peer-content", true},
-    /* The seal is of the honest digest. */
-    {lie_about_the_digest, SP_ERR_PEER_CONTENT, "peer-content", true},
-    {lie_about_the_sites, SP_ERR_REFUSED, "other-layout", false},
-    {lie_about_the_bytes, SP_ERR_PEER_PROTOCOL, "peer-manifest", true},
+static const forgery image_forgeries[] = {
+    {forge_in_an_image, SP_ERR_REFUSED, "bad-image", true},
+    {forge_in_an_image_with_its_checksum, SP_ERR_PEER_CONTENT, "peer-content", true},
+    {forge_a_rank, SP_ERR_PEER_CONTENT, "peer-content", true},
+    {forge_a_scale, SP_ERR_PEER_CONTENT, "peer-content", true},
+    {forge_a_huge_rank, SP_ERR_REFUSED, "bad-image", true},
+    {forge_the_seal, SP_ERR_PEER_CONTENT, "peer-content", true},
+    /* The seal is of the true digest. */
+    {forge_the_digest, SP_ERR_PEER_CONTENT, "peer-content", true},
+    {forge_the_sites, SP_ERR_REFUSED, "other-layout", false},
+    {forge_the_bytes, SP_ERR_PEER_PROTOCOL, "peer-manifest", true},
 };
 
-static void lies_in_images(void **state)
+static void forgeries_in_images(void **state)
 {
     world *w = world_create(2);
     sp_peer_source_counts counts;
@@ -959,10 +959,10 @@ static void lies_in_images(void **state)
     w->peers[0].layout = w->layout;
     start(w);
     assert_ok(load_folder(w, "plain-r8", "attn-r4", &error), &error);
-    for (size_t i = 0; i < sizeof image_lies / sizeof *image_lies; i++)
-        check_lie(w, &image_lies[i], NULL);
+    for (size_t i = 0; i < sizeof image_forgeries / sizeof *image_forgeries; i++)
+        check_forgery(w, &image_forgeries[i], NULL);
     /* What the tensors are does not matter then. */
-    w->peers[0].lie = lie_in_a_byte;
+    w->peers[0].forgery = forge_a_byte;
     assert_ok(load(w, "plain-r8", NULL, PEER(0), NULL, &error), &error);
     check_is(w, "plain-r8", "plain-r8");
     sp_peer_source_count(w->sources[0], &counts);
@@ -970,7 +970,7 @@ static void lies_in_images(void **state)
     world_destroy(w);
 }
 
-/* Without trust the same lies are not even read. */
+/* Without trust the same false images are not even read. */
 static void images_that_are_not_trusted(void **state)
 {
     (void)state;
@@ -982,10 +982,10 @@ static void images_that_are_not_trusted(void **state)
         w->peers[0].proven = round == 1;
         w->peers[0].layout = w->layout;
         start(w);
-        for (size_t i = 0; i < sizeof image_lies / sizeof *image_lies; i++) {
-            if (image_lies[i].lie == lie_about_the_digest)
+        for (size_t i = 0; i < sizeof image_forgeries / sizeof *image_forgeries; i++) {
+            if (image_forgeries[i].forgery == forge_the_digest)
                 continue;
-            w->peers[0].lie = image_lies[i].lie;
+            w->peers[0].forgery = image_forgeries[i].forgery;
             assert_ok(load(w, "plain-r8", NULL, PEER(0), NULL, &error), &error);
             check_is(w, "plain-r8", "plain-r8");
         }
@@ -993,7 +993,7 @@ static void images_that_are_not_trusted(void **state)
     }
 }
 
-static void lie_about_the_layout(fake_offer *offer)
+static void forge_the_layout(fake_offer *offer)
 {
     offer->described.fingerprint.bytes[3] ^= 1;
 }
@@ -1007,7 +1007,7 @@ static void an_image_for_another_layout(void **state)
     (void)state;
     w->trust_images = w->peers[0].proven = true;
     w->peers[0].layout = w->layout;
-    w->peers[0].lie = lie_about_the_layout;
+    w->peers[0].forgery = forge_the_layout;
     start(w);
     assert_ok(load(w, "plain-r8", NULL, PEER(0), NULL, &error), &error);
     check_is(w, "plain-r8", "plain-r8");
@@ -1022,7 +1022,7 @@ static void an_image_for_another_layout(void **state)
 /* Content A is wanted; the peer says that it has it and sends B's bytes, or A's with a flaw. */
 static sp_digest claimed;
 
-static void lie_that_it_is_the_wanted(fake_offer *offer)
+static void forge_the_wanted_digest(fake_offer *offer)
 {
     offer->offer.manifest.digest = claimed;
 }
@@ -1039,12 +1039,12 @@ static void a_digest_never_means_other_bytes(void **state)
     w->peers[0].names = names;
     w->peers[0].n_names = 1;
     w->peers[0].instead = "plain-r8";
-    w->peers[0].lie = lie_that_it_is_the_wanted;
+    w->peers[0].forgery = forge_the_wanted_digest;
     start(w);
-    /* By name it is believed to be nothing but what its bytes are. */
+    /* By name its identity is that of its bytes. */
     assert_int_equal(load(w, "any", NULL, PEER(0), NULL, &error), SP_ERR_PEER_CONTENT);
     assert_int_equal(sp_stage_n_versions(w->stage), 0);
-    /* The honest one has it, and gets asked. */
+    /* The other peer has it, and is requested. */
     assert_ok(load(w, "x", NULL, SP_SOURCE_ANY, &claimed, &error), &error);
     check_is(w, "x", "attn-r4");
     world_destroy(w);
@@ -1161,9 +1161,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(after_its_deadline_the_next_is_asked),
         cmocka_unit_test(a_slow_peer_is_no_hung_one),
         cmocka_unit_test(a_peer_that_dies_half_way),
-        cmocka_unit_test(lies_in_tensors),
+        cmocka_unit_test(forgeries_in_tensors),
         cmocka_unit_test(a_type_of_the_same_size),
-        cmocka_unit_test(lies_in_images),
+        cmocka_unit_test(forgeries_in_images),
         cmocka_unit_test(images_that_are_not_trusted),
         cmocka_unit_test(an_image_for_another_layout),
         cmocka_unit_test(a_digest_never_means_other_bytes),

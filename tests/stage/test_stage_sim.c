@@ -9,9 +9,9 @@
  * behind the packing, allocations fail at random, pools have 1 to 4 slots and budgets 1 to 6
  * images.
  *
- * Besides the disk there are two peers, trusted with images, behind the source that real ones have.
+ * Besides the disk there are two peers, trusted with images, with the source that real ones have.
  * Each has its own table of names, and changes it; it fails in every way that a peer fails, dies
- * half-way, and lies about bytes, digests, ranks, layouts and lengths. Loads go by name and by
+ * half-way, and forges bytes, digests, ranks, layouts and lengths. Loads go by name and by
  * digest. Whatever they do, what a digest means stays what it is.
  */
 #include "base/alloc.h"
@@ -84,7 +84,7 @@ typedef struct sim {
     packed_source packed;
     int32_t disk[N_LOCATIONS]; /* identity, -1: nothing there */
     sim_peer peers[N_PEERS];
-    uint32_t fail_permille, lie_permille;
+    uint32_t fail_permille, forge_permille;
     size_t budget;
     sp_stage *stage;
     sim_name names[N_NAMES];
@@ -101,7 +101,7 @@ typedef struct sim {
 static struct {
     uint64_t loads_ok, loads_failed, pool_full, host_full, pinned_for_good, changed, preempted;
     uint64_t waited_max, cancelled, shared, name_taken, stale, busy_unload, memory;
-    uint64_t images, lies, peer_failures, by_digest, other_bytes;
+    uint64_t images, forgeries, peer_failures, by_digest, other_bytes;
 } seen;
 
 static sim *running; /* for the line that replays a failure */
@@ -179,7 +179,7 @@ static void close_offer(void *user, sp_peer_offer *offer)
     peer->n_open--;
 }
 
-/* What a lie may change is copied first. False: out of memory, and nothing has changed. */
+/* What a forgery may change is copied first. False: out of memory, and nothing has changed. */
 static bool copy_image(const sim *s, sim_offer *offer)
 {
     size_t n = (size_t)offer->image.n_sites, bytes = sp_layout_slot_bytes(s->pool.layout);
@@ -203,7 +203,7 @@ static bool copy_image(const sim *s, sim_offer *offer)
     return true;
 }
 
-static void tell_lie(sim *s, const sp_peer_query *query, sim_offer *offer)
+static void tell_forgery(sim *s, const sp_peer_query *query, sim_offer *offer)
 {
     size_t bytes = sp_layout_slot_bytes(s->pool.layout);
 
@@ -238,7 +238,7 @@ static void tell_lie(sim *s, const sp_peer_query *query, sim_offer *offer)
         offer->image.seal.bytes[below(s, 32)] ^= 1;
         break;
     }
-    seen.lies++;
+    seen.forgeries++;
 }
 
 static sp_status peer_fails(sim *s, sp_error *error)
@@ -303,7 +303,7 @@ static sp_status describe_offer(void *user, const sp_peer_query *query, const sp
         seen.peer_failures++;
         return peer_fails(s, error);
     }
-    if (below(s, 1000) < s->lie_permille && identity < 0)
+    if (below(s, 1000) < s->forge_permille && identity < 0)
         identity = (int32_t)below(s, N_IDENTITIES); /* it has something else */
     if (identity < 0)
         return sp_fail(error, SP_ERR_NOT_FOUND, "peer-not-found", "peer", -1, "not there");
@@ -319,8 +319,8 @@ static sp_status describe_offer(void *user, const sp_peer_query *query, const sp
     offer->bytes_to = below(s, 1000) < s->fail_permille
                           ? below(s, (uint32_t)sp_layout_slot_bytes(s->pool.layout))
                           : SIZE_MAX;
-    if (below(s, 1000) < s->lie_permille && copy_image(s, offer))
-        tell_lie(s, query, offer);
+    if (below(s, 1000) < s->forge_permille && copy_image(s, offer))
+        tell_forgery(s, query, offer);
     *out_offer = &offer->offer;
     return SP_OK;
 }
@@ -412,7 +412,7 @@ static void sim_begin(sim *s, uint64_t seed)
     for (int32_t i = 0; i < N_LOCATIONS; i++)
         s->disk[i] = (int32_t)below(s, N_IDENTITIES);
     s->fail_permille = below(s, 2) ? below(s, 200) : 0;
-    s->lie_permille = below(s, 2) ? below(s, 400) : 0;
+    s->forge_permille = below(s, 2) ? below(s, 400) : 0;
     s->budget = below(s, 3) == 0 ? 0 : (1 + below(s, 6)) * s->expected[0]->bytes;
     s->packed = (packed_source){s, s->pool.layout, find, after_the_last_byte};
     sources[0] = packed_source_table(&s->packed);
@@ -981,7 +981,7 @@ static void print_seen(void)
     print_message(
         "seeds %llu..%llu: loads %llu, failed %llu, shared %llu, POOL_FULL %llu, host "
         "cache full %llu, pinned for good %llu, content changed %llu, preempted %llu, "
-        "cancelled %llu, images of peers %llu, their failures %llu, their lies %llu, other "
+        "cancelled %llu, images of peers %llu, their failures %llu, their forgeries %llu, other "
         "bytes %llu, by digest %llu, longest wait %llu steps\n",
         (unsigned long long)seeds.first, (unsigned long long)(seeds.first + seeds.n - 1),
         (unsigned long long)seen.loads_ok, (unsigned long long)seen.loads_failed,
@@ -989,7 +989,7 @@ static void print_seen(void)
         (unsigned long long)seen.host_full, (unsigned long long)seen.pinned_for_good,
         (unsigned long long)seen.changed, (unsigned long long)seen.preempted,
         (unsigned long long)seen.cancelled, (unsigned long long)seen.images,
-        (unsigned long long)seen.peer_failures, (unsigned long long)seen.lies,
+        (unsigned long long)seen.peer_failures, (unsigned long long)seen.forgeries,
         (unsigned long long)seen.other_bytes, (unsigned long long)seen.by_digest,
         (unsigned long long)seen.waited_max);
 }
@@ -1004,7 +1004,7 @@ static void test_random_lives(void **state)
     assert_true(seen.loads_ok > 0 && seen.loads_failed > 0 && seen.shared > 0);
     assert_true(seen.pool_full > 0 && seen.host_full > 0 && seen.pinned_for_good > 0);
     assert_true(seen.changed > 0 && seen.preempted > 0 && seen.cancelled > 0);
-    assert_true(seen.images > 0 && seen.peer_failures > 0 && seen.lies > 0);
+    assert_true(seen.images > 0 && seen.peer_failures > 0 && seen.forgeries > 0);
     assert_true(seen.other_bytes > 0 && seen.by_digest > 0);
     assert_true(seen.name_taken > 0 && seen.stale > 0 && seen.busy_unload > 0 && seen.memory > 0);
 }

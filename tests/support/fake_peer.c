@@ -135,7 +135,7 @@ static void pack(const fake_peer *peer, const char *path, fake_offer *offer)
     offer->packer = sp_peer_packer_for(peer->layout);
     if (offer->packer.pack(offer->packer.user, adapter, &offer->described, &bytes, &offer->packed,
                            NULL) == SP_OK) {
-        offer->image = (char *)(uintptr_t)bytes; /* which lies may change */
+        offer->image = (char *)(uintptr_t)bytes; /* which offer.forgery may change */
         offer->image_bytes = offer->described.bytes;
         offer->offer.manifest.image = &offer->described;
     }
@@ -204,8 +204,8 @@ static sp_status describe(void *user, const sp_peer_query *query, const sp_peer_
     offer->offer.manifest.config_bytes = offer->files->config_bytes;
     read_tensors(offer);
     pack(peer, path, offer);
-    if (peer->lie)
-        peer->lie(offer);
+    if (peer->forgery)
+        peer->forgery(offer);
     *out_offer = &offer->offer;
     return SP_OK;
 }

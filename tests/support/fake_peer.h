@@ -1,6 +1,6 @@
 /*
- * fake_peer.h: the calls of a peer's client with folders of this host behind them, and with every
- * way to be wrong: it lies in manifests and bytes, is late, gone, or dies half-way.
+ * fake_peer.h: the calls of a peer's client that serve folders of this host, with every way to
+ * be wrong: false manifests and bytes, late answers, a peer that is gone or dies half-way.
  */
 #ifndef SP_TEST_SUPPORT_FAKE_PEER_H
 #define SP_TEST_SUPPORT_FAKE_PEER_H
@@ -20,7 +20,7 @@ typedef enum fake_manner {
     FAKE_ANSWERS        /* describe: with `answer` */
 } fake_manner;
 
-/* One open offer. The manifest may be changed by a lie; the bytes are those of the files. */
+/* One open offer. The manifest may be changed by a forgery; the bytes are those of the files. */
 typedef struct fake_offer {
     sp_peer_offer offer; /* first */
     char *tensors;       /* [tensors_bytes] */
@@ -40,9 +40,9 @@ typedef struct fake_peer {
     size_t n_names;
     const char *instead; /* not NULL: under each name this folder's content */
     bool proven;
-    const sp_layout *layout;         /* not NULL: it packs for it, */
-    const sp_adapter_options *audit; /* opening adapters with these */
-    void (*lie)(fake_offer *offer);  /* NULL: none; before the offer is given */
+    const sp_layout *layout;            /* not NULL: it packs for it, */
+    const sp_adapter_options *audit;    /* opening adapters with these */
+    void (*forgery)(fake_offer *offer); /* NULL: none; before the offer is given */
     _Atomic(fake_manner) manner;
     sp_error answer; /* with its status */
     uint64_t dies_after;
