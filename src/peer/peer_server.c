@@ -82,6 +82,7 @@ struct sp_peer_server {
     void *user;
     int wake; /* eventfd: stop, or the catalogue has changed */
     atomic_bool stop, changed;
+    atomic_bool closing; /* nothing is logged any more */
     peer_client *clients;
     uint64_t last_offer;
     atomic_uint_fast64_t connections, turned_away, wrong_keys, protocol_errors, stalled, idle;
@@ -89,7 +90,7 @@ struct sp_peer_server {
     atomic_int_fast32_t shown_clients;
 };
 
-/* ---- telling --------------------------------------------------------------------------------- */
+/* ---- log ------------------------------------------------------------------------------------- */
 
 static void log_line(sp_peer_server *server, const char *format, ...) SP_PRINTF(2, 3);
 static void log_line(sp_peer_server *server, const char *format, ...)
@@ -97,7 +98,7 @@ static void log_line(sp_peer_server *server, const char *format, ...)
     char line[LINE_BYTES];
     va_list arguments;
 
-    if (!server->log)
+    if (!server->log || atomic_load(&server->closing))
         return;
     va_start(arguments, format);
     (void)vsnprintf(line, sizeof line, format, arguments);
@@ -765,7 +766,7 @@ void sp_peer_server_destroy(sp_peer_server *server)
 {
     if (!server)
         return;
-    server->log = NULL;
+    atomic_store(&server->closing, true);
     for (peer_client *client = server->clients; client; client = client->next)
         close_client(client, NULL);
     sp_peer_port_destroy(server->port); /* reports every send */
