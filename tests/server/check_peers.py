@@ -19,6 +19,7 @@ from serving import get, post, run_checks, until
 
 KEY = "a key that both sides have, long enough\n"
 SKIPPED = 77
+NAMES = {"scripture", "csource", "sqldoc"}  # the demo's adapters; a peer offers them one by one
 
 
 class Peer:
@@ -87,7 +88,7 @@ def text_of(server, model):
 
 def texts_from_disk(binary):
     with serving.serving(binary, "--adapter-dir", serving.ADAPTERS, "--max-lora-rank", 32) as one:
-        return {name: text_of(one, name) for name in ("scripture", "csource", "sqldoc")}
+        return {name: text_of(one, name) for name in NAMES}
 
 
 def documents_agree(text):
@@ -103,7 +104,7 @@ def check_peer_by_name(binary):
     wanted = texts_from_disk(binary)
     with Peer(binary, serving.ADAPTERS) as peer:
         with serving.serving(binary, "--peer", peer.address, "--max-lora-rank", 32) as server:
-            until(lambda: "scripture" in names(server), what="the peer's names")
+            until(lambda: NAMES <= set(names(server)), what="the peer's names")
             assert names(server).count("scripture") == 1
             assert get(server, "/v1/models/scripture").status == 200
             assert get(server, "/v1/models/nobody").status == 404
@@ -140,7 +141,7 @@ def check_peer_by_digest(binary):
                 answers.append(post(server, "/v1/load_lora_adapter",
                                     {"lora_name": name, "adapter_digest": digest}))
 
-            until(lambda: "scripture" in names(server), what="the peer's names")
+            until(lambda: NAMES <= set(names(server)), what="the peer's names")
             threads = [threading.Thread(target=load, args=("mine%d" % i,)) for i in range(4)]
             for thread in threads:
                 thread.start()
@@ -168,7 +169,7 @@ def check_peer_that_stops(binary):
             flags = ("--peer", peer.address, "--peer-timeout", 1, "--max-lora-rank", 32,
                      "--adapter-dir", local)
             with serving.serving(binary, *flags) as server:
-                until(lambda: "scripture" in names(server), what="the peer's names")
+                until(lambda: NAMES <= set(names(server)), what="the peer's names")
                 assert text_of(server, "scripture") == wanted["scripture"]
                 peer.process.send_signal(signal.SIGSTOP)
                 late = []
@@ -251,7 +252,7 @@ def check_peer_images(binary):
                 flags = ["--peer", peer.address, "--peer-key-file", key, "--max-lora-rank", rank]
                 flags += ["--peer-trust-images", peer.address] * trust
                 with serving.serving(binary, *flags) as server:
-                    until(lambda: "scripture" in names(server), what="the peer's names")
+                    until(lambda: NAMES <= set(names(server)), what="the peer's names")
                     assert text_of(server, "scripture") == wanted["scripture"]
                     assert metrics(server, "sidepath_peer_images_taken_total",
                                    peer.address) == taken, (trust, rank)
@@ -269,7 +270,7 @@ def check_peer_order(binary):
             first.stop()
             with serving.serving(binary, "--peer", dead, "--peer", second.address,
                                  "--max-lora-rank", 32) as server:
-                until(lambda: "scripture" in names(server), what="the peer's names")
+                until(lambda: NAMES <= set(names(server)), what="the peer's names")
                 assert text_of(server, "scripture") == wanted["scripture"]
 
 
