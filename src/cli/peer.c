@@ -167,13 +167,13 @@ static sp_adapter_options audit_of(const peer_settings *s, sp_geometry *geometry
 }
 
 /* What a server of this base serves of one table. An image holds no rows of it, so nothing reads
- * it: the layout's fingerprint has its size and type. */
-static sp_served_table table_of(const sp_geometry *geometry)
+ * `data`: the layout's fingerprint has its size and type. */
+static sp_served_table table_of(const sp_geometry *geometry, const void *data)
 {
     const sp_model_shape *shape = sp_geometry_shape(geometry);
 
     return (sp_served_table){.struct_bytes = sizeof(sp_served_table),
-                             .data = shape,
+                             .data = data,
                              .dtype = SP_DTYPE_BF16,
                              .rows = shape->vocab,
                              .hidden = shape->hidden};
@@ -184,7 +184,8 @@ static sp_status open_layout(const peer_settings *settings, sp_geometry *geometr
                              sp_layout **out_layout, sp_error *error)
 {
     const sp_engine_options *run = &settings->run.options;
-    sp_served_table table;
+    const sp_model_shape *shape;
+    sp_served_table embed, head;
     sp_layout_options options;
     sp_status status = SP_OK;
 
@@ -193,13 +194,17 @@ static sp_status open_layout(const peer_settings *settings, sp_geometry *geometr
     if (!geometry)
         return sp_fail(error, SP_ERR_INPUT, NULL, "pack", -1,
                        "--pack needs --model: images are packed for the slots of one base");
-    table = table_of(geometry);
+    shape = sp_geometry_shape(geometry);
+    embed = table_of(geometry, shape);
+    /* A tied head is the same memory, and only a tied one. */
+    head = table_of(geometry, shape->tied_embeddings ? (const void *)shape : &shape->vocab);
     sp_layout_options_default(&options, sizeof options);
     options.geometry = geometry;
     options.rank = run->max_lora_rank ? run->max_lora_rank : SP_POOL_RANK_DEFAULT;
     if (run->experts && sp_geometry_shape(geometry)->experts > 0)
         options.expert_rank = run->max_lora_expert_rank;
-    options.served_embed = options.served_head = &table;
+    options.served_embed = &embed;
+    options.served_head = &head;
     if (given(settings->pack_modules)) {
         status = sp_module_set_parse(geometry, settings->pack_modules, &options.modules, error);
         options.modules &= sp_geometry_modules(geometry);
