@@ -52,8 +52,12 @@ SP_API bool sp_source_is_cancelled(const sp_source_request *request);
 
 /* ---- what a source answers ----------------------------------------------------------------- */
 
-/* An image as sp_layout_pack makes it, of an adapter without replaced rows and without router or
- * expert pairs: those are beside the slot, so such an adapter comes as tensors. */
+/*
+ * An image as sp_layout_pack makes it, of an adapter without replaced rows: those depend on the
+ * served tables, so such an adapter comes as tensors. Its bytes are those of the slot; where it has
+ * router or expert pairs their part of the expert memory follows: `expert_bytes` of factors, then
+ * an sp_expert_cell for each expert of each place, then one for each router, in the layout's order.
+ */
 typedef struct sp_packed_image {
     size_t struct_bytes;
     sp_digest digest;      /* the adapter's */
@@ -70,6 +74,7 @@ typedef struct sp_packed_image {
     /* Not NULL: SHA-256 over all of the above that the pool reads and the image's bytes, which
      * binds them to the digest and the fingerprint; other bytes are refused. */
     const sp_digest *seal;
+    size_t expert_bytes; /* of factors of routers and experts, as sp_layout_expert_bytes; 0: none */
 } sp_packed_image;
 
 /*
@@ -85,7 +90,9 @@ typedef struct sp_source_description {
     const char *note;              /* for the receipt, one a line; NULL: none */
     const sp_tensor_desc *tensors; /* [n_tensors] */
     size_t n_tensors;
-    const sp_packed_image *image; /* not NULL: packed already; config and tensors are not read */
+    /* Not NULL: packed already, and nothing else is fetched. Where config and tensors are given
+     * too, they are audited before it moves, as if they were to be. */
+    const sp_packed_image *image;
     /* Not NULL: the digest that the source promises. Where a fetch is of another one nothing is
      * fetched; bytes that have another one are refused. */
     const sp_digest *digest;

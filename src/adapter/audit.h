@@ -143,6 +143,11 @@ void sp_audit_close_served(sp_audit *audit);
 /* Fills the adapter's sites from the pairs. */
 sp_status sp_audit_sites(sp_audit *audit);
 
+/* Whether the product of any of its pairs, as a pool of this type holds them, is not zero.
+ * SP_ERR_MEMORY. */
+sp_status sp_sites_have_effect(const sp_adapter *adapter, sp_dtype pool, bool *out_effect,
+                               sp_error *error);
+
 /* `no-effect` unless some product is not zero or a row is replaced. */
 sp_status sp_audit_effect(sp_audit *audit, bool has_rows);
 

@@ -278,26 +278,38 @@ static sp_status product_is_zero(const sp_adapter_site *site, sp_dtype pool, boo
     return SP_OK;
 }
 
-sp_status sp_audit_effect(sp_audit *audit, bool has_rows)
+sp_status sp_sites_have_effect(const sp_adapter *adapter, sp_dtype pool, bool *out_effect,
+                               sp_error *error)
 {
-    const sp_adapter *adapter = audit->adapter;
-    sp_dtype pool = audit->options->pool_dtype;
-
-    if (has_rows || audit->options->allow_no_effect)
-        return SP_OK;
-    if (adapter->n_sites == 0 && audit->n_pairs > 0)
-        return SP_OK; /* fused pairs without a geometry: not known */
+    *out_effect = true;
     for (size_t i = 0; i < adapter->n_sites; i++) {
         if (quick_look(&adapter->sites[i], pool))
             return SP_OK;
     }
     for (size_t i = 0; i < adapter->n_sites; i++) {
         bool zero = true;
-        sp_status status = product_is_zero(&adapter->sites[i], pool, &zero, audit->error);
+        sp_status status = product_is_zero(&adapter->sites[i], pool, &zero, error);
 
         if (status != SP_OK || !zero)
             return status;
     }
+    *out_effect = false;
+    return SP_OK;
+}
+
+sp_status sp_audit_effect(sp_audit *audit, bool has_rows)
+{
+    const sp_adapter *adapter = audit->adapter;
+    bool effect;
+    sp_status status;
+
+    if (has_rows || audit->options->allow_no_effect)
+        return SP_OK;
+    if (adapter->n_sites == 0 && audit->n_pairs > 0)
+        return SP_OK; /* fused pairs without a geometry: not known */
+    status = sp_sites_have_effect(adapter, audit->options->pool_dtype, &effect, audit->error);
+    if (status != SP_OK || effect)
+        return status;
     return sp_refuse(audit->error, SP_REASON_NO_EFFECT, NULL, -1,
                      "every product B·A is zero and no row is replaced: the adapter would change "
                      "nothing; allow-no-effect takes it");

@@ -310,6 +310,8 @@ static sp_status read_image_numbers(const reader *r, const json_t *object, sp_pe
     sp_error local;
     sp_status status = read_number(r, object, "bytes", SP_PEER_DATA_BYTES_MAX, &image->bytes);
 
+    if (status == SP_OK && json_object_get(object, "expert_bytes"))
+        status = read_number(r, object, "expert_bytes", image->bytes, &image->expert_bytes);
     if (status == SP_OK)
         status = read_hex(r, object, "checksum", checksum, sizeof checksum);
     if (status == SP_OK)
@@ -337,7 +339,7 @@ static sp_status read_image(reader *r, const json_t *object, sp_peer_manifest *m
 {
     static const char *const fields[] = {"fingerprint", "seal",       "checksum", "bytes",
                                          "ranks",       "scale_bits", "rank",     "pairs",
-                                         "file_bytes",  "row_macs",   "receipt"};
+                                         "file_bytes",  "row_macs",   "receipt",  "expert_bytes"};
     const char *receipt = NULL;
     sp_status status;
 
@@ -527,6 +529,8 @@ static void add_image(sp_text *text, const sp_peer_image *image)
     add_number(text, "rank", (uint64_t)image->rank);
     add_number(text, "pairs", (uint64_t)image->pairs);
     add_number(text, "file_bytes", image->file_bytes);
+    if (image->expert_bytes > 0)
+        add_number(text, "expert_bytes", image->expert_bytes);
     sp_text_add(text, ", \"row_macs\": ");
     sp_text_json_double(text, image->row_macs);
     if (image->receipt)

@@ -174,7 +174,8 @@ bool sp_peer_equal(const uint8_t *a, const uint8_t *b, size_t n_bytes);
 
 /* A packed image, as the one who packed it describes it. */
 typedef struct sp_peer_image {
-    uint64_t bytes;
+    uint64_t bytes;        /* of all: the slot's, then those of routers and experts */
+    uint64_t expert_bytes; /* of the factors of these; 0: it has none */
     sp_digest fingerprint; /* of the layout that it was packed for */
     sp_digest seal;        /* binds bytes, content digest and fingerprint; made by the packer */
     uint64_t checksum;     /* XXH3 of its bytes */

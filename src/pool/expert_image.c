@@ -6,10 +6,12 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/half.h"
 #include "base/integer.h"
 #include "pool/image.h"
 #include "pool/pack_check.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Neighbouring pairs of one task: fused experts share the cache lines of their B. */
@@ -251,6 +253,7 @@ size_t sp_expert_cells_bytes(const sp_layout *layout)
            (size_t)sp_geometry_experts(sp_layout_geometry(layout)) * sizeof(sp_expert_cell);
 }
 
+/* The cells are undefined. */
 static sp_status allocate(const sp_layout *layout, size_t bytes, sp_expert_image **out_image,
                           sp_error *error)
 {
@@ -263,28 +266,30 @@ static sp_status allocate(const sp_layout *layout, size_t bytes, sp_expert_image
     image->n_places = sp_layout_n_expert_places(layout);
     image->n_experts = sp_geometry_experts(sp_layout_geometry(layout));
     image->n_routers = sp_layout_n_sites(layout) - sp_layout_n_slot_sites(layout);
+    image->block_bytes = bytes + cells_bytes + (size_t)image->n_routers * sizeof *image->routers;
     image->data =
-        sp_image_memory_create(sp_layout_images_for(layout), bytes + cells_bytes, &image->pinned);
-    /* One more each: an empty block would be NULL. */
+        sp_image_memory_create(sp_layout_images_for(layout), image->block_bytes, &image->pinned);
+    /* One more: an empty block would be NULL. */
     image->present = sp_calloc((size_t)image->n_places + 1, sizeof *image->present);
-    image->routers = sp_calloc((size_t)image->n_routers + 1, sizeof *image->routers);
-    if (image->data == NULL || image->present == NULL || image->routers == NULL) {
+    if (image->data == NULL || image->present == NULL) {
         sp_expert_image_destroy(image);
-        return sp_fail_memory(error, bytes + cells_bytes, "an adapter's packed experts");
+        return sp_fail_memory(error, image->block_bytes, "an adapter's packed experts");
     }
     image->cells = (sp_expert_cell *)(void *)((char *)image->data + bytes);
-    memset(image->cells, 0, cells_bytes);
-    image->host_bytes = sizeof *image + bytes + cells_bytes +
-                        ((size_t)image->n_places + 1) * sizeof *image->present +
-                        ((size_t)image->n_routers + 1) * sizeof *image->routers;
+    image->routers = (sp_expert_cell *)(void *)((char *)image->data + bytes + cells_bytes);
+    image->host_bytes =
+        sizeof *image + image->block_bytes + ((size_t)image->n_places + 1) * sizeof *image->present;
     *out_image = image;
     return SP_OK;
 }
 
 static sp_status fill(expert_job *job, sp_exec *exec, sp_error *error)
 {
-    sp_status status = fill_cells(job, error);
+    sp_expert_image *image = job->image;
+    sp_status status;
 
+    memset(image->cells, 0, image->block_bytes - image->bytes); /* routers too */
+    status = fill_cells(job, error);
     if (status != SP_OK)
         return status;
     sp_pack_failure_start(&job->failure);
@@ -325,7 +330,93 @@ void sp_expert_image_destroy(sp_expert_image *image)
     if (image == NULL)
         return;
     sp_image_memory_destroy(image->data, image->pinned);
-    sp_free(image->routers);
     sp_free(image->present);
     sp_free(image);
+}
+
+/* ---- packed elsewhere ---------------------------------------------------------------------- */
+
+static sp_status bad_image(int64_t position, const char *what, sp_error *error)
+{
+    return sp_fail(error, SP_ERR_REFUSED, "bad-image", "image", position,
+                   "a packed image that has %s is not taken", what);
+}
+
+sp_status sp_expert_image_create(const sp_layout *layout, size_t bytes, sp_expert_image **out_image,
+                                 sp_error *error)
+{
+    if (bytes == 0 || bytes % SP_POOL_ALIGN_BYTES != 0 || bytes / SP_POOL_ALIGN_BYTES > UINT32_MAX)
+        return bad_image(-1, "a size that no pairs of routers and experts have", error);
+    if (sp_layout_expert_rank(layout) == 0)
+        return bad_image(-1, "pairs of routers or experts, which the pool does not take,", error);
+    return allocate(layout, bytes, out_image, error);
+}
+
+/* Whether a matrix of so many elements fits at the offset. */
+static bool fits(const sp_expert_image *image, uint32_t offset, int64_t elements, sp_dtype dtype)
+{
+    uint64_t begin = (uint64_t)offset * SP_POOL_ALIGN_BYTES;
+    uint64_t bytes = (uint64_t)elements * sp_dtype_bytes(dtype);
+
+    return begin <= image->bytes && bytes <= image->bytes - begin;
+}
+
+static bool is_zero(const sp_expert_cell *cell)
+{
+    return cell->a == 0 && cell->b == 0 && cell->rank == 0 && sp_f32_bits(cell->scale) == 0;
+}
+
+/* Counts the cell in *out_n_pairs if it has a pair. position: what the error names. */
+static sp_status check_cell(const sp_expert_image *image, const sp_layout *layout,
+                            const sp_expert_cell *cell, int32_t k_in, int32_t n_out,
+                            int64_t position, int32_t *out_n_pairs, sp_error *error)
+{
+    sp_dtype dtype = sp_layout_dtype(layout);
+    int64_t stride;
+
+    if (is_zero(cell))
+        return SP_OK;
+    if (cell->rank < 1 || cell->rank > sp_layout_expert_rank(layout))
+        return bad_image(position, "a rank beyond the pool's", error);
+    if (!isfinite(cell->scale))
+        return bad_image(position, "a scale that is not finite", error);
+    stride = sp_expert_rank_stride(cell->rank);
+    if (!fits(image, cell->a, stride * k_in, dtype) || !fits(image, cell->b, stride * n_out, dtype))
+        return bad_image(position, "factors beyond its end", error);
+    ++*out_n_pairs;
+    return SP_OK;
+}
+
+static sp_status check_place(sp_expert_image *image, const sp_layout *layout, int32_t place,
+                             int32_t *out_n_pairs, sp_error *error)
+{
+    const sp_expert_place *of = sp_layout_expert_place_at(layout, place);
+    const sp_expert_cell *cells = image->cells + (size_t)place * (size_t)image->n_experts;
+    int32_t before = *out_n_pairs;
+    sp_status status = SP_OK;
+
+    for (int32_t i = 0; i < image->n_experts && status == SP_OK; i++)
+        status = check_cell(image, layout, &cells[i], of->k_in, of->n_out,
+                            (int64_t)place * image->n_experts + i, out_n_pairs, error);
+    image->present[place] = *out_n_pairs > before;
+    return status;
+}
+
+sp_status sp_expert_image_check(sp_expert_image *image, const sp_layout *layout,
+                                int32_t *out_n_pairs, sp_error *error)
+{
+    int32_t first_router = sp_layout_n_slot_sites(layout), n = 0;
+    sp_status status = SP_OK;
+
+    for (int32_t place = 0; place < image->n_places && status == SP_OK; place++)
+        status = check_place(image, layout, place, &n, error);
+    for (int32_t i = 0; i < image->n_routers && status == SP_OK; i++) {
+        const sp_layout_site *site = sp_layout_site_at(layout, first_router + i);
+
+        status = check_cell(image, layout, &image->routers[i], site->k_in, site->n_out,
+                            first_router + i, &n, error);
+    }
+    if (status == SP_OK)
+        *out_n_pairs = n;
+    return status;
 }

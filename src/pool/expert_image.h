@@ -17,12 +17,13 @@
 
 /* Immutable. */
 typedef struct sp_expert_image {
-    void *data;              /* [bytes], 256-byte aligned, then the cells */
-    size_t bytes;            /* a multiple of 256 */
-    sp_expert_cell *cells;   /* [n_places][n_experts], at the end of data's block */
+    void *data;              /* [bytes], 256-byte aligned, then cells and routers: [block_bytes] */
+    size_t bytes;            /* of the factors; a multiple of 256 */
+    sp_expert_cell *cells;   /* [n_places][n_experts], after the factors in data's block */
+    sp_expert_cell *routers; /* [n_routers] in the layout's order, after the cells */
     bool *present;           /* [n_places] whether any expert of the place is adapted */
-    sp_expert_cell *routers; /* [n_routers] in the layout's order */
     int32_t n_places, n_experts, n_routers;
+    size_t block_bytes;
     size_t host_bytes; /* all that it takes on the host */
     sp_device *pinned; /* whose pinned memory the block is, or NULL */
 } sp_expert_image;
@@ -43,5 +44,22 @@ sp_status sp_expert_image_build(const sp_layout *layout, const sp_converter *con
                                 const sp_adapter_site *sites, size_t n_sites, sp_exec *exec,
                                 sp_expert_image **out_image, sp_error *error);
 void sp_expert_image_destroy(sp_expert_image *image); /* NULL is allowed */
+
+/*
+ * An image for `bytes` of factors that were packed elsewhere: the caller writes data
+ * [block_bytes], undefined until then, and has it checked. *out_image is owned by the caller.
+ * SP_ERR_REFUSED with `bad-image`: no size that pairs have, or a layout that takes none.
+ * SP_ERR_MEMORY.
+ */
+sp_status sp_expert_image_create(const sp_layout *layout, size_t bytes, sp_expert_image **out_image,
+                                 sp_error *error);
+
+/*
+ * Whether kernels may follow the cells: each is either all 0, or has a rank up to the layout's, a
+ * finite scale, and factors within `bytes`. Sets `present`; *out_n_pairs counts routers and
+ * experts. SP_ERR_REFUSED with `bad-image`.
+ */
+sp_status sp_expert_image_check(sp_expert_image *image, const sp_layout *layout,
+                                int32_t *out_n_pairs, sp_error *error);
 
 #endif

@@ -102,21 +102,60 @@ static sp_status bad_image(int32_t site, const char *what, sp_error *error)
                    "a packed image that has %s is not taken", what);
 }
 
-sp_status sp_image_seal(sp_image *image, const sp_layout *layout, const sp_image_label *label,
-                        sp_error *error)
+sp_status sp_image_add_experts(sp_image *image, const sp_layout *layout, size_t bytes,
+                               sp_error *error)
 {
-    int32_t n_sites = sp_layout_n_sites(layout);
+    sp_status status = sp_expert_image_create(layout, bytes, &image->experts, error);
 
-    for (int32_t i = 0; i < n_sites; i++) {
-        if (label->ranks[i] < 0 || label->ranks[i] > sp_layout_rank_stride(layout))
-            return bad_image(i, "a rank beyond the pool's", error);
-        if (!isfinite(label->scales[i]))
-            return bad_image(i, "a scale that is not finite", error);
-        if (label->ranks[i] > 0 && sp_layout_site_at(layout, i)->apart)
-            return bad_image(i, "pairs of a router, whose factors it lacks,", error);
-    }
+    if (status == SP_OK)
+        image->bytes += image->experts->host_bytes;
+    return status;
+}
+
+/* A router's factors are apart, where its rank and scale are, too. */
+static sp_status check_router(const sp_image *image, const sp_layout *layout,
+                              const sp_image_label *label, int32_t site, sp_error *error)
+{
+    int32_t router = site - sp_layout_n_slot_sites(layout);
+    const sp_expert_cell *cell = image->experts != NULL ? &image->experts->routers[router] : NULL;
+    int32_t rank = cell != NULL ? cell->rank : 0;
+
+    if (label->ranks[site] != rank)
+        return bad_image(site, "other pairs of a router than it says", error);
+    if (rank != 0 && sp_f32_bits(label->scales[site]) != sp_f32_bits(cell->scale))
+        return bad_image(site, "another scale of a router than it says", error);
+    return SP_OK;
+}
+
+static sp_status check_label_site(const sp_image *image, const sp_layout *layout,
+                                  const sp_image_label *label, int32_t site, sp_error *error)
+{
+    if (!isfinite(label->scales[site]))
+        return bad_image(site, "a scale that is not finite", error);
+    if (sp_layout_site_at(layout, site)->apart)
+        return check_router(image, layout, label, site, error);
+    if (label->ranks[site] < 0 || label->ranks[site] > sp_layout_rank_stride(layout))
+        return bad_image(site, "a rank beyond the pool's", error);
+    return SP_OK;
+}
+
+sp_status sp_image_seal(sp_image *image, const sp_layout *layout, const sp_image_label *label,
+                        int32_t *out_n_pairs, sp_error *error)
+{
+    int32_t n_sites = sp_layout_n_sites(layout), n_pairs = 0;
+    sp_status status = SP_OK;
+
+    for (int32_t i = 0; i < n_sites && status == SP_OK; i++)
+        status = check_label_site(image, layout, label, i, error);
+    if (status == SP_OK && image->experts != NULL)
+        status = sp_expert_image_check(image->experts, layout, &n_pairs, error);
+    if (status != SP_OK)
+        return status;
+    for (int32_t i = 0; i < sp_layout_n_slot_sites(layout); i++)
+        n_pairs += label->ranks[i] > 0;
     if (sp_xxh3(image->data, sp_layout_slot_bytes(layout)) != label->checksum)
         return bad_image(-1, "bytes of another checksum", error);
+    *out_n_pairs = n_pairs;
     memcpy(image->ranks, label->ranks, (size_t)n_sites * sizeof *image->ranks);
     memcpy(image->scales, label->scales, (size_t)n_sites * sizeof *image->scales);
     image->digest = label->digest;
@@ -136,7 +175,7 @@ static void add_number(sp_sha256 *hash, uint64_t number)
 }
 
 sp_status sp_image_bind(const sp_layout *layout, const sp_image_label *label, const void *data,
-                        sp_digest *out_seal, sp_error *error)
+                        const sp_expert_image *experts, sp_digest *out_seal, sp_error *error)
 {
     sp_digest fingerprint = sp_layout_fingerprint(layout);
     size_t bytes = sp_layout_slot_bytes(layout);
@@ -155,6 +194,12 @@ sp_status sp_image_bind(const sp_layout *layout, const sp_image_label *label, co
     }
     add_number(hash, bytes);
     sp_sha256_update(hash, data, bytes);
+    /* The record of an image without routers and experts ends here. */
+    if (experts != NULL) {
+        add_number(hash, experts->bytes);
+        add_number(hash, experts->block_bytes);
+        sp_sha256_update(hash, experts->data, experts->block_bytes);
+    }
     sp_sha256_finish(hash, out_seal->bytes);
     return SP_OK;
 }

@@ -66,18 +66,34 @@ typedef struct sp_image_label {
 } sp_image_label;
 
 /*
- * Completes an image with its label. SP_ERR_REFUSED with `bad-image`: a rank beyond the layout's, a
- * scale that is not finite, or bytes with another checksum; the image is unchanged then.
+ * Adds router and expert pairs with `bytes` of factors to an image that has none; their bytes are
+ * undefined as well. SP_ERR_REFUSED with `bad-image`: no size that such pairs have, or a layout
+ * that takes none. SP_ERR_MEMORY.
+ */
+sp_status sp_image_add_experts(sp_image *image, const sp_layout *layout, size_t bytes,
+                               sp_error *error);
+
+/*
+ * Completes an image with its label; *out_n_pairs is how many pairs it has, those of routers and
+ * experts among them. SP_ERR_REFUSED with `bad-image`: a rank beyond the layout's, a scale that is
+ * not finite, bytes with another checksum, or pairs of routers and experts that contradict the
+ * label or their own size; the image is to be destroyed then.
  */
 sp_status sp_image_seal(sp_image *image, const sp_layout *layout, const sp_image_label *label,
-                        sp_error *error);
+                        int32_t *out_n_pairs, sp_error *error);
 
 /*
  * The digest that binds an image to its adapter and its layout: SHA-256 over the label without its
- * checksum, the layout's fingerprint and the bytes of `data` [slot_bytes]. SP_ERR_MEMORY.
+ * checksum, the layout's fingerprint, the bytes of `data` [slot_bytes] and, where there are any,
+ * those of `experts` (NULL: none). SP_ERR_MEMORY.
  */
 sp_status sp_image_bind(const sp_layout *layout, const sp_image_label *label, const void *data,
-                        sp_digest *out_seal, sp_error *error);
+                        const struct sp_expert_image *experts, sp_digest *out_seal,
+                        sp_error *error);
+
+/* Whether a pool could take so many bytes of routers and experts. SP_ERR_TOO_LARGE with
+ * `experts-too-large`. Any thread. */
+sp_status sp_pool_check_experts(const sp_pool *pool, size_t bytes, sp_error *error);
 
 /* Host bytes of an image of this layout, its arrays included, without an overlay. */
 size_t sp_layout_image_bytes(const sp_layout *layout);

@@ -629,6 +629,17 @@ static sp_status no_room(const sp_pool *pool, sp_room rooms[MEMORIES], sp_error 
                    rooms[OVERLAYS].bytes, pool->overlays.bytes);
 }
 
+/* The budget never changes, so any thread may ask. */
+sp_status sp_pool_check_experts(const sp_pool *pool, size_t bytes, sp_error *error)
+{
+    if (bytes <= pool->experts.bytes)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_TOO_LARGE, "experts-too-large", "expert-bytes", -1,
+                   "the adapter's router and experts take %zu bytes, above the budget of %zu; "
+                   "raise expert-bytes",
+                   bytes, pool->experts.bytes);
+}
+
 static sp_status check_budgets(const sp_pool *pool, const sp_room rooms[MEMORIES], sp_error *error)
 {
     if (rooms[OVERLAYS].bytes > pool->overlays.bytes)
@@ -636,12 +647,7 @@ static sp_status check_budgets(const sp_pool *pool, const sp_room rooms[MEMORIES
                        "the rows of embed_tokens and lm_head that the adapter replaces take %zu "
                        "bytes, above the budget of %zu; raise overlay-bytes",
                        rooms[OVERLAYS].bytes, pool->overlays.bytes);
-    if (rooms[EXPERTS].bytes > pool->experts.bytes)
-        return sp_fail(error, SP_ERR_TOO_LARGE, "experts-too-large", "expert-bytes", -1,
-                       "the adapter's router and experts take %zu bytes, above the budget of %zu; "
-                       "raise expert-bytes",
-                       rooms[EXPERTS].bytes, pool->experts.bytes);
-    return SP_OK;
+    return sp_pool_check_experts(pool, rooms[EXPERTS].bytes, error);
 }
 
 sp_status sp_pool_check_room(sp_pool *pool, const sp_image *image, sp_error *error)

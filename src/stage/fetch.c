@@ -2,11 +2,13 @@
  * fetch.c: one adapter from one source, on a loader thread: described, audited, read in pieces,
  * packed. This is the only place that validates what a source says.
  */
+#include "adapter/audit.h"
 #include "adapter/intake_state.h"
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/grow.h"
+#include "pool/expert_image.h"
 #include "pool/image.h"
 #include "stage/stage_state.h"
 
@@ -23,6 +25,7 @@ typedef struct fetch {
     stage_task *task;
     sp_source_request request;
     sp_source_description description;
+    bool partial; /* tensors that are described are left out here */
 } fetch;
 
 /* ---- calls ----------------------------------------------------------------------------------- */
@@ -172,14 +175,13 @@ static sp_status check_pairs(const sp_stage *stage, const sp_adapter *adapter, s
     return status;
 }
 
-static sp_status fetch_tensors(const fetch *f)
+/* The audit of what is described, before any of it moves. */
+static sp_status audit(const fetch *f, sp_intake **out_intake, sp_error *error)
 {
     const sp_source_description *d = &f->description;
     sp_intake_origin origin = {d->config_name != NULL ? d->config_name : "adapter_config.json",
                                d->note};
     sp_adapter_options options = f->stage->audit;
-    sp_error *error = &f->task->error;
-    sp_adapter *adapter = NULL;
     sp_intake *intake;
     sp_status status;
 
@@ -190,7 +192,23 @@ static sp_status fetch_tensors(const fetch *f)
         return status;
     status = check_pairs(f->stage, sp_intake_adapter(intake), error);
     if (status == SP_OK)
-        status = fetch_parts(f, intake, error);
+        *out_intake = intake;
+    else
+        sp_intake_destroy(intake);
+    return status;
+}
+
+static sp_status fetch_tensors(fetch *f)
+{
+    sp_error *error = &f->task->error;
+    sp_adapter *adapter = NULL;
+    sp_intake *intake;
+    sp_status status = audit(f, &intake, error);
+
+    if (status != SP_OK)
+        return status;
+    f->partial = sp_intake_adapter(intake)->ignored.n > 0;
+    status = fetch_parts(f, intake, error);
     if (status == SP_OK)
         status = sp_intake_finish(intake, &adapter, error);
     sp_intake_destroy(intake);
@@ -202,21 +220,43 @@ static sp_status fetch_tensors(const fetch *f)
 
 /* ---- images ---------------------------------------------------------------------------------- */
 
-/* Pairs of experts have no rank in the label: an adapter that has some would lose them in silence.
- */
-static sp_status check_all_pairs(const fetch *f, const sp_packed_image *packed, sp_error *error)
+/* An adapter would lose what its image lacks in silence. */
+static sp_status check_all_pairs(const fetch *f, int32_t n, size_t n_wanted, sp_error *error)
+{
+    if (n >= 0 && n_wanted <= (size_t)n)
+        return SP_OK;
+    return sp_fail(error, SP_ERR_REFUSED, "bad-image", f->request.name, -1,
+                   "the image of \"%s\" has %d of its %zu pairs: its source has to give it as "
+                   "tensors",
+                   f->request.name, (int)n, n_wanted);
+}
+
+/* What is described beside the image is judged as if it were to come: an image may be the work of a
+ * peer that allows more than this stage does. */
+static sp_status audit_tensors_of(const fetch *f, const sp_packed_image *packed, sp_error *error)
+{
+    sp_intake *intake;
+    sp_status status;
+
+    if (f->description.config == NULL)
+        return SP_OK;
+    status = audit(f, &intake, error);
+    if (status != SP_OK)
+        return status;
+    status =
+        check_all_pairs(f, packed->pairs, sp_adapter_n_sites(sp_intake_adapter(intake)), error);
+    sp_intake_destroy(intake);
+    return status;
+}
+
+/* Pairs of experts have no rank in the label, and are counted when they are here. */
+static sp_status check_label_pairs(const fetch *f, const sp_packed_image *packed, sp_error *error)
 {
     int32_t n = 0;
 
     for (int32_t i = 0; i < packed->n_sites; i++)
         n += packed->ranks[i] > 0;
-    if (packed->pairs <= n)
-        return SP_OK;
-    return sp_fail(
-        error, SP_ERR_REFUSED, "bad-image", f->request.name, -1,
-        "the image of \"%s\" has %d of its %d pairs; those of routers and experts do not "
-        "come in images: its source has to give it as tensors",
-        f->request.name, (int)n, (int)packed->pairs);
+    return packed->expert_bytes > 0 ? SP_OK : check_all_pairs(f, n, (size_t)packed->pairs, error);
 }
 
 static sp_status check_image(const fetch *f, const sp_packed_image *packed, sp_error *error)
@@ -234,18 +274,29 @@ static sp_status check_image(const fetch *f, const sp_packed_image *packed, sp_e
     if (packed->ranks == NULL || packed->scales == NULL)
         return sp_fail(error, SP_ERR_REFUSED, "bad-image", f->request.name, -1,
                        "the image of \"%s\" comes without ranks or scales", f->request.name);
-    return check_all_pairs(f, packed, error);
+    return check_label_pairs(f, packed, error);
 }
 
-static sp_status fetch_slot(const fetch *f, char *data, sp_error *error)
+/* `bytes` of the image from `from` on. */
+static sp_status fetch_bytes(const fetch *f, size_t from, char *data, size_t bytes, sp_error *error)
 {
-    size_t bytes = sp_layout_slot_bytes(f->stage->layout);
     sp_status status = SP_OK;
 
     for (size_t at = 0, n; at < bytes && status == SP_OK; at += n) {
         n = bytes - at < piece_bytes(f) ? bytes - at : piece_bytes(f);
-        status = fetch_piece(f, 0, at, data + at, n, error);
+        status = fetch_piece(f, 0, from + at, data + at, n, error);
     }
+    return status;
+}
+
+static sp_status fetch_image_bytes(const fetch *f, sp_image *image, sp_error *error)
+{
+    size_t slot_bytes = sp_layout_slot_bytes(f->stage->layout);
+    sp_status status = fetch_bytes(f, 0, image->data, slot_bytes, error);
+
+    if (status == SP_OK && image->experts != NULL)
+        status =
+            fetch_bytes(f, slot_bytes, image->experts->data, image->experts->block_bytes, error);
     return status;
 }
 
@@ -267,8 +318,11 @@ static sp_status packed_facts(const sp_packed_image *packed, sp_stage_facts *out
 static sp_status other_bytes(const fetch *f, const char *what, sp_error *error)
 {
     return sp_fail(error, SP_ERR_PEER_CONTENT, "peer-content", f->request.name, -1,
-                   "the %s of \"%s\" that came are not those that its source promised", what,
-                   f->request.name);
+                   "the %s of \"%s\" that came are not those that its source promised%s", what,
+                   f->request.name,
+                   f->partial ? ", or its digest is of tensors too that are left out here: a peer "
+                                "must know the base (model, allow-partial)"
+                              : "");
 }
 
 /* Completes the image, unless its bytes are others than those that the label was made for. */
@@ -276,15 +330,36 @@ static sp_status seal_image(const fetch *f, const sp_packed_image *packed, sp_im
                             sp_error *error)
 {
     const sp_image_label label = {packed->ranks, packed->scales, packed->digest, packed->checksum};
-    sp_status status = sp_image_seal(image, f->stage->layout, &label, error);
+    int32_t n_pairs = 0;
+    sp_status status = sp_image_seal(image, f->stage->layout, &label, &n_pairs, error);
     sp_digest seal;
 
+    if (status == SP_OK)
+        status = check_all_pairs(f, n_pairs, (size_t)packed->pairs, error);
     if (status != SP_OK || packed->seal == NULL)
         return status;
-    status = sp_image_bind(f->stage->layout, &label, image->data, &seal, error);
+    status = sp_image_bind(f->stage->layout, &label, image->data, image->experts, &seal, error);
     if (status == SP_OK && memcmp(&seal, packed->seal, sizeof seal) != 0)
         return other_bytes(f, "packed bytes", error);
     return status;
+}
+
+static sp_status create_image(const fetch *f, const sp_packed_image *packed, sp_image **out_image,
+                              sp_error *error)
+{
+    sp_image *image;
+    sp_status status = sp_image_create(f->stage->layout, &image, error);
+
+    if (status != SP_OK)
+        return status;
+    if (packed->expert_bytes > 0)
+        status = sp_image_add_experts(image, f->stage->layout, packed->expert_bytes, error);
+    if (status != SP_OK) {
+        sp_image_destroy(image);
+        return status;
+    }
+    *out_image = image;
+    return SP_OK;
 }
 
 static sp_status fetch_image(const fetch *f)
@@ -298,10 +373,14 @@ static sp_status fetch_image(const fetch *f)
     if (status == SP_OK)
         status = check_image(f, &packed, error);
     if (status == SP_OK)
-        status = sp_image_create(f->stage->layout, &image, error);
+        status = audit_tensors_of(f, &packed, error);
+    if (status == SP_OK) /* before memory is taken for what no slot can have */
+        status = sp_pool_check_experts(f->stage->pool, packed.expert_bytes, error);
+    if (status == SP_OK)
+        status = create_image(f, &packed, &image, error);
     if (status != SP_OK)
         return status;
-    status = fetch_slot(f, image->data, error);
+    status = fetch_image_bytes(f, image, error);
     if (status == SP_OK)
         status = seal_image(f, &packed, image, error);
     if (status == SP_OK)
@@ -346,7 +425,7 @@ static sp_status check_content(const fetch *f)
     return status;
 }
 
-static sp_status fetch_described(const fetch *f)
+static sp_status fetch_described(fetch *f)
 {
     stage_task *task = f->task;
     sp_status status;

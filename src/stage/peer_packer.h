@@ -11,9 +11,9 @@
 
 /*
  * A packer for pools of this layout, which is borrowed as long as the packer is used. Adapters must
- * have been opened against the layout's geometry. Those that replace rows, and those of routers and
- * experts, are SP_ERR_UNSUPPORTED: an image does not hold all of them. Else what sp_layout_pack
- * returns. Any thread.
+ * have been opened against the layout's geometry. Those that replace rows are SP_ERR_UNSUPPORTED:
+ * an image does not hold all of them; so are those without any effect, which not every server
+ * allows. Else what sp_layout_pack returns. Any thread.
  */
 sp_peer_packer sp_peer_packer_for(const sp_layout *layout);
 

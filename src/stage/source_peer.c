@@ -112,6 +112,7 @@ static void describe_image(peer_fetch *fetch)
         .row_macs = image->row_macs,
         .receipt = image->receipt,
         .seal = &image->seal,
+        .expert_bytes = (size_t)image->expert_bytes,
     };
 }
 
@@ -123,6 +124,10 @@ static void describe_offer(sp_peer_source *source, const sp_source_request *requ
     atomic_fetch_add(&source->described, 1);
     out_description->handle = fetch;
     out_description->digest = &manifest->digest;
+    out_description->config = manifest->config;
+    out_description->config_bytes = manifest->config_bytes;
+    out_description->tensors = manifest->tensors;
+    out_description->n_tensors = manifest->n_tensors;
     if (manifest->image && takes_image(source, request, fetch->offer)) {
         atomic_fetch_add(&source->images, 1);
         describe_image(fetch);
@@ -130,10 +135,6 @@ static void describe_offer(sp_peer_source *source, const sp_source_request *requ
         return;
     }
     atomic_fetch_add(&source->images_passed, manifest->image != NULL);
-    out_description->config = manifest->config;
-    out_description->config_bytes = manifest->config_bytes;
-    out_description->tensors = manifest->tensors;
-    out_description->n_tensors = manifest->n_tensors;
 }
 
 static sp_status describe(void *user, const sp_source_request *request,

@@ -259,6 +259,7 @@ static const char good_tensors[] =
     "\"seal\":\"ff112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\","         \
     "\"checksum\":\"fedcba9876543210\",\"ranks\":" ranks ",\"scale_bits\":" bits             \
     ",\"rank\":8,\"pairs\":1,\"file_bytes\":272,\"row_macs\":12.5,\"receipt\":\"{}\"}"
+#define EXPERTS(bytes) IMAGE("[8]", "[0]", "4096,\"expert_bytes\":" bytes)
 static const char good_image[] = IMAGE("[8,0]", "[1073741824,0]", "4096");
 static const parts good = {"1", "scripture", digest_text, good_tensors, ""};
 
@@ -292,6 +293,7 @@ static void check_image(const sp_peer_image *image)
     assert_int_equal(image->pairs, 1);
     assert_int_equal(image->file_bytes, 272);
     assert_true(image->row_macs == 12.5);
+    assert_int_equal(image->expert_bytes, 0);
     assert_string_equal(image->receipt, "{}");
 }
 
@@ -343,6 +345,13 @@ static void what_is_encoded_is_read_back(void **state)
     assert_string_equal(again.tensors[1].name, "b");
     assert_int_equal(again.data_bytes, 272);
     check_image(again.image);
+    sp_text_free(&text);
+    sp_peer_manifest_free(&again);
+    m.image->expert_bytes = 1024;
+    sp_peer_manifest_encode(&m, &text);
+    assert_ok(sp_peer_manifest_decode(text.data, text.bytes, &again, &error), &error);
+    assert_int_equal(again.image->expert_bytes, 1024);
+    assert_int_equal(again.image->bytes, 4096);
     sp_text_free(&text);
     sp_peer_manifest_free(&m);
     sp_peer_manifest_free(&again);
@@ -413,6 +422,9 @@ static const forgery forgeries[] = {
      "scale_bits",
      "peer-manifest"},
     {{"1", "n", digest_text, good_tensors, IMAGE("[8]", "[0]", "0")}, "bytes", "peer-manifest"},
+    {{"1", "n", digest_text, good_tensors, EXPERTS("4097")}, "expert_bytes", "peer-manifest"},
+    {{"1", "n", digest_text, good_tensors, EXPERTS("-256")}, "expert_bytes", "peer-manifest"},
+    {{"1", "n", digest_text, good_tensors, EXPERTS("\"256\"")}, "expert_bytes", "peer-manifest"},
 };
 
 static void a_forged_manifest_is_refused(void **state)

@@ -386,8 +386,8 @@ static void packing_survives_failed_allocations(void **state)
         assert_int_equal(sp_alloc_bytes(), before);
     }
     sp_alloc_fail_after(-1);
-    /* Places, an image of four (cells are part of its data), pairs, experts of four. */
-    assert_int_equal(n, 10);
+    /* Places, an image of four (cells are part of its data), pairs, experts of three. */
+    assert_int_equal(n, 9);
     /* A [16, 16] and B [4, 16] of 2 bytes. */
     assert_int_equal(sp_image_expert_bytes(image), 512 + 256);
     assert_int_equal(sp_image_bytes(image) - sp_layout_image_bytes(layout),

@@ -19,6 +19,7 @@ from serving import get, post, run_checks, until
 
 KEY = "a key that both sides have, long enough\n"
 SKIPPED = 77
+EXPERTS = ("experts-fused-attn", "router", "v4-sparse-experts")
 NAMES = {"scripture", "csource", "sqldoc"}  # the demo's adapters; a peer offers them one by one
 
 
@@ -260,6 +261,37 @@ def check_peer_images(binary):
                                    peer.address) == 1 - taken, (trust, rank)
 
 
+def check_peer_expert_images(binary):
+    """Routers and experts in images: the tokens and the digest of the tensors, and of the disk."""
+    base = serving.ROOT / "tests/fixtures/qwen3moe"
+    body = {"prompt": [1, 2, 3, 4, 5], "max_tokens": 8, "temperature": 0, "logprobs": 1}
+    flags = ["--max-lora-rank", 16, "--chat-template", "none", "--expert-bytes", 1 << 26]
+    answers = {}
+
+    def ask(server, name):
+        answer = post(server, "/v1/completions", {**body, "model": name})
+        assert answer.status == 200, answer.bytes
+        return answer.json["adapter_digest"], answer.json["choices"][0]["logprobs"]
+
+    with tempfile.TemporaryDirectory() as folder:
+        key = Path(folder) / "key"
+        key.write_text(KEY)
+        key.chmod(0o600)
+        with serving.serving(binary, "--adapter-dir", base / "adapters", *flags, model=base) as one:
+            answers["disk"] = [ask(one, name) for name in EXPERTS]
+        with Peer(binary, base / "adapters", "--peer-key-file", key, "--pack", "--model", base,
+                  "--max-lora-rank", 16) as peer:
+            for trust in (True, False):
+                known = ["--peer", peer.address, "--peer-key-file", key]
+                known += ["--peer-trust-images", peer.address] * trust
+                with serving.serving(binary, *flags, *known, model=base) as one:
+                    until(lambda: set(EXPERTS) <= set(names(one)), what="the peer's names")
+                    answers[trust] = [ask(one, name) for name in EXPERTS]
+                    assert metrics(one, "sidepath_peer_images_taken_total",
+                                   peer.address) == len(EXPERTS) * trust
+    assert answers[True] == answers[False] == answers["disk"], answers
+
+
 def check_peer_order(binary):
     """Folders first, then the peers in their order; one that is not there is passed over."""
     wanted = texts_from_disk(binary)
@@ -286,8 +318,8 @@ def check_peer_settings(binary):
 
 
 CHECKS = (check_peer_by_name, check_peer_by_digest, check_peer_that_stops,
-          check_peer_with_other_bytes, check_peer_keys, check_peer_images, check_peer_order,
-          check_peer_settings)
+          check_peer_with_other_bytes, check_peer_keys, check_peer_images,
+          check_peer_expert_images, check_peer_order, check_peer_settings)
 
 
 def has_transport(binary):

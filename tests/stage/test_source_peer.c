@@ -894,6 +894,125 @@ static void a_type_of_the_same_size(void **state)
     world_destroy(w);
 }
 
+/* ---- what flags allow ------------------------------------------------------------------------ */
+
+#define Q_PROJ "base_model.model.model.layers.0.self_attn.q_proj"
+
+/* Each needs one flag of the audit. */
+static char *make_flagged(const world *w, int which)
+{
+    make_adapter *adapter = make_adapter_create();
+    sp_site row = {.struct_bytes = sizeof row};
+    int32_t site = sp_geometry_find_module(w->geometry, 0, "self_attn.q_proj", -1);
+    char *folder;
+    sp_error error;
+
+    assert_ok(sp_geometry_site_at(w->geometry, site, &row, &error), &error);
+    make_adapter_add_pair(adapter, Q_PROJ, 2, row.k_in, row.n_out, 1);
+    if (which == 0)
+        make_adapter_add_pair(adapter, "base_model.model.model.layers.0.self_attn.z_proj", 2, 8, 8,
+                              2);
+    if (which == 1) {
+        size_t bytes;
+        void *b = make_adapter_data(adapter, Q_PROJ ".lora_B.weight", &bytes);
+
+        memset(b, 0, bytes);
+    }
+    if (which == 2)
+        make_adapter_config_with(adapter, ", \"turbo\": true");
+    folder = make_adapter_folder(adapter);
+    make_adapter_destroy(adapter);
+    return folder;
+}
+
+static void allow(sp_adapter_options *audit, int which)
+{
+    audit->allow_partial = which == 0;
+    audit->allow_no_effect = which == 1;
+    audit->allow_unknown_fields = which == 2;
+}
+
+static const char *const flag_codes[] = {"unsupported-module", "no-effect", "unknown-field"};
+
+/* A server whose flag is set, or not, and a peer that allows everything. */
+static void check_flag(int which, bool allowed, bool trusted)
+{
+    static const char *const names[] = {"flagged"};
+    world *w = world_create(2);
+    char *folder = make_flagged(w, which);
+    sp_adapter_options of_peer = w->audit;
+    sp_peer_source_counts counts;
+    sp_error error;
+
+    of_peer.allow_partial = of_peer.allow_no_effect = of_peer.allow_unknown_fields = true;
+    allow(&w->audit, allowed ? which : -1);
+    w->trust_images = w->peers[0].proven = trusted;
+    w->peers[0].layout = w->layout;
+    w->peers[0].audit = &of_peer;
+    w->peers[0].folder = folder;
+    w->peers[0].names = names;
+    w->peers[0].n_names = 1;
+    w->peers[0].instead = ".";
+    start(w);
+    if (allowed) {
+        char *receipt;
+
+        assert_ok(load(w, "disk", folder, DISK, NULL, &error), &error);
+        receipt = sp_strdup(find(w, "disk").facts->receipt);
+        assert_non_null(receipt);
+        assert_ok(sp_stage_unload(w->stage, "disk", &error), &error);
+        assert_ok(load(w, "flagged", NULL, PEER(0), NULL, &error), &error);
+        check_is(w, "flagged", folder);
+        check_receipt(w, "flagged", receipt);
+        sp_free(receipt);
+    } else {
+        assert_int_equal(load(w, "disk", folder, DISK, NULL, &error), SP_ERR_REFUSED);
+        assert_string_equal(error.code, flag_codes[which]);
+        assert_int_equal(load(w, "flagged", NULL, PEER(0), NULL, &error), SP_ERR_REFUSED);
+        assert_string_equal(error.code, flag_codes[which]);
+        assert_true(needs_data(error.code) || moved(w) == 0);
+        assert_int_equal(sp_stage_n_versions(w->stage), 0);
+    }
+    sp_peer_source_count(w->sources[0], &counts);
+    /* Only values show that one has no effect, so that one has no image. */
+    assert_int_equal(counts.images, trusted && which != 1);
+    sp_free(folder);
+    world_destroy(w);
+}
+
+/* Without a base nobody knows which tensors are left out: the digest is of all of them. */
+static void a_partial_one_of_a_peer_without_a_base(void **state)
+{
+    static const char *const names[] = {"flagged"};
+    world *w = world_create(2);
+    char *folder = make_flagged(w, 0);
+    sp_error error;
+
+    (void)state;
+    w->audit.allow_partial = true;
+    w->peers[0].audit = NULL;
+    w->peers[0].folder = folder;
+    w->peers[0].names = names;
+    w->peers[0].n_names = 1;
+    w->peers[0].instead = ".";
+    start(w);
+    assert_int_equal(load(w, "flagged", NULL, PEER(0), NULL, &error), SP_ERR_PEER_CONTENT);
+    assert_string_equal(error.code, "peer-content");
+    assert_non_null(strstr(error.text, "allow-partial"));
+    sp_free(folder);
+    world_destroy(w);
+}
+
+static void flags_mean_what_they_mean_on_disk(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 3; which++)
+        for (int round = 0; round < 4; round++)
+            check_flag(which, round % 2, round / 2);
+}
+
+/* ---- images ---------------------------------------------------------------------------------- */
+
 static void forge_in_an_image(fake_offer *offer)
 {
     offer->image[1000] ^= 1;
@@ -1163,6 +1282,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_peer_that_dies_half_way),
         cmocka_unit_test(forgeries_in_tensors),
         cmocka_unit_test(a_type_of_the_same_size),
+        cmocka_unit_test(flags_mean_what_they_mean_on_disk),
+        cmocka_unit_test(a_partial_one_of_a_peer_without_a_base),
         cmocka_unit_test(forgeries_in_images),
         cmocka_unit_test(images_that_are_not_trusted),
         cmocka_unit_test(an_image_for_another_layout),

@@ -756,7 +756,7 @@ static void check_seals(world *w, const sp_image *image)
     memcpy(ranks, image->ranks, n * sizeof *ranks);
     memcpy(scales, image->scales, n * sizeof *scales);
     memcpy(data, image->data, bytes);
-    assert_ok(sp_image_bind(w->layout, &label, data, &seal, &error), &error);
+    assert_ok(sp_image_bind(w->layout, &label, data, NULL, &seal, &error), &error);
     w->test.packed.seal = &seal;
     w->test.packed.ranks = ranks;
     w->test.packed.scales = scales;

@@ -282,11 +282,9 @@ static sp_status label_offer(const sim *s, int32_t identity, sim_offer *offer, s
         .file_bytes = 100,
     };
     offer->offer.manifest.digest = packed->digest;
-    offer->offer.manifest.config = (char *)(uintptr_t) "{}";
-    offer->offer.manifest.config_bytes = 2;
     offer->offer.manifest.image = &offer->image;
     offer->offer.proven = true;
-    return sp_image_bind(s->pool.layout, &label, packed->data, &offer->image.seal, error);
+    return sp_image_bind(s->pool.layout, &label, packed->data, NULL, &offer->image.seal, error);
 }
 
 static sp_status describe_offer(void *user, const sp_peer_query *query, const sp_peer_wait *wait,

@@ -53,6 +53,11 @@ sp_digest fake_peer_digest(const fake_peer *peer, const char *name)
     char path[512];
 
     path_of(peer, name, path);
+    if (peer->audit && sp_adapter_open(path, peer->audit, &adapter, NULL) == SP_OK) {
+        digest = sp_adapter_digest(adapter);
+        sp_adapter_release(adapter);
+        return digest;
+    }
     sp_adapter_options_default(&options, sizeof options);
     options.allow_no_effect = options.allow_unknown_fields = options.allow_base_changing_init =
         true;

@@ -41,7 +41,7 @@ typedef struct fake_peer {
     const char *instead; /* not NULL: under each name this folder's content */
     bool proven;
     const sp_layout *layout;            /* not NULL: it packs for it, */
-    const sp_adapter_options *audit;    /* opening adapters with these */
+    const sp_adapter_options *audit;    /* NULL: of an adapter's base it knows nothing */
     void (*forgery)(fake_offer *offer); /* NULL: none; before the offer is given */
     _Atomic(fake_manner) manner;
     sp_error answer; /* with its status */
@@ -58,7 +58,7 @@ sp_peer_calls fake_peer_calls(fake_peer *peer);
 /* Makes an offer now, so that describing allocates nothing any more; NULL ends that. */
 void fake_peer_prepare(fake_peer *peer, const char *name);
 
-/* The digest that such a peer states of a folder: of the files, without a base. */
+/* The digest that such a peer states of a folder. */
 sp_digest fake_peer_digest(const fake_peer *peer, const char *name);
 
 #endif
