@@ -7,7 +7,8 @@
  * Decode is compared with a plain read of the states at the rate of the same threads over the same
  * memory in the same run, prefill against a plain read of its inputs. A decoding sequence is in the
  * middle of a chunk. Inputs are random, and the same in every repeat. Prints one JSON object;
- * medians count.
+ * medians count. `entries` are the convolution and the norms of one row by themselves, from the
+ * first-level cache on one thread, at each level.
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -250,6 +251,54 @@ static sp_status run_case(bench *b, const bench_case *c, bool last)
     return SP_OK;
 }
 
+/* ---- entries by themselves ----------------------------------------------------------------- */
+
+enum { ENTRY_CONV, ENTRY_UNIT_NORM, ENTRY_GATED_NORM, N_ENTRIES };
+
+static const char *const entry_names[N_ENTRIES] = {"conv_silu", "unit_norm", "rmsnorm_gated"};
+
+/* One head of DIM elements, as the rule calls them. */
+static void run_entry(const bench *b, const sp_kernels *kernels, int entry, uint16_t *y)
+{
+    const uint16_t *x = b->weights;
+    const void *rows[CONV] = {x, x + DIM, x + 2 * DIM, x + 3 * DIM};
+
+    if (entry == ENTRY_CONV)
+        kernels->conv_silu(SP_DTYPE_BF16, y, rows, x + 4 * DIM, CONV, DIM);
+    else if (entry == ENTRY_UNIT_NORM)
+        kernels->unit_norm(SP_DTYPE_BF16, y, x, DIM, 1e-6f);
+    else
+        kernels->rmsnorm_gated(SP_DTYPE_BF16, y, b->norm, b->norm, x, DIM, 1e-6f);
+}
+
+static void time_entries(const bench *b)
+{
+    enum { CALLS = 20000, ROUNDS = 15 };
+    const char *const *levels = sp_kernels_levels();
+    uint16_t y[DIM];
+    const char *separator = "";
+
+    for (int entry = 0; entry < N_ENTRIES; entry++)
+        for (int l = 0; levels[l]; l++) {
+            const sp_kernels *kernels = NULL;
+            double best = 1e9;
+
+            (void)sp_kernels_get(levels[l], &kernels, NULL);
+            for (int round = 0; round < ROUNDS; round++) {
+                double began = sp_clock_seconds(), took;
+
+                for (int call = 0; call < CALLS; call++)
+                    run_entry(b, kernels, entry, y);
+                took = (sp_clock_seconds() - began) / CALLS;
+                best = took < best ? took : best;
+            }
+            printf("%s    {\"entry\": \"%s\", \"n\": %d, \"level\": \"%s\", \"best_ns\": %.1f}",
+                   separator, entry_names[entry], DIM, levels[l], best * 1e9);
+            separator = ",\n";
+        }
+    printf("\n");
+}
+
 static int run(bench *b)
 {
     sp_error error = {0};
@@ -261,6 +310,8 @@ static int run(bench *b)
     for (size_t c = 0; c < N_CASES; c++)
         if (run_case(b, &cases[c], c + 1 == N_CASES) != SP_OK)
             return fail("a step", NULL);
+    printf("  ],\n  \"entries\": [\n");
+    time_entries(b);
     return 0;
 }
 

@@ -159,6 +159,50 @@ static void norms_match_double(void **state)
 }
 
 /* Not a matter of levels. Far below 0 it is e^x, far above x. */
+/* What is wider than AVX2 only computes more of the same values. */
+static void wide_levels_have_the_bits_of_avx2(void **state)
+{
+    const sp_kernels *kernels = kernels_or_skip(state), *narrow;
+    sp_test_random random = {34};
+
+    if (sp_kernels_get("avx2", &narrow, NULL) != SP_OK || strcmp(kernels->level, "scalar") == 0)
+        skip();
+    for (size_t l = 0; l < 3 * COUNT(lengths); l++) {
+        static const sp_dtype all[] = {SP_DTYPE_BF16, SP_DTYPE_F32, SP_DTYPE_F16};
+        sp_dtype type = all[l % 3];
+        int64_t n = lengths[l / 3];
+        guarded x[4], w = vector_new(&random, SP_DTYPE_BF16, 4 * n, 1.0f);
+        guarded hidden = vector_new(&random, SP_DTYPE_F32, n, 4.0f);
+        guarded norm = vector_new(&random, SP_DTYPE_F32, n, 2.0f);
+        guarded y = vector_new(&random, type, n, 1.0f), expected = vector_new(&random, type, n, 1);
+        const void *rows[4];
+
+        for (int t = 0; t < 4; t++) {
+            x[t] = vector_new(&random, type, n, 9.0f);
+            rows[t] = x[t].data;
+        }
+        for (int64_t width = 3; width <= 4; width++) {
+            kernels->conv_silu(type, y.data, rows, (const void *)w.data, width, n);
+            narrow->conv_silu(type, expected.data, rows, (const void *)w.data, width, n);
+            assert_memory_equal(y.data, expected.data, y.bytes);
+        }
+        kernels->unit_norm(type, y.data, rows[0], n, 1e-6f);
+        narrow->unit_norm(type, expected.data, rows[0], n, 1e-6f);
+        assert_memory_equal(y.data, expected.data, y.bytes);
+        kernels->rmsnorm_gated(type, y.data, floats(&hidden), floats(&norm), rows[1], n, 1e-6f);
+        narrow->rmsnorm_gated(type, expected.data, floats(&hidden), floats(&norm), rows[1], n,
+                              1e-6f);
+        assert_memory_equal(y.data, expected.data, y.bytes);
+        for (int t = 0; t < 4; t++)
+            guarded_free(&x[t]);
+        guarded_free(&expected);
+        guarded_free(&y);
+        guarded_free(&norm);
+        guarded_free(&hidden);
+        guarded_free(&w);
+    }
+}
+
 static void softplus_matches_double(void **state)
 {
     (void)state;
@@ -364,9 +408,13 @@ static void delta_rows_match_double(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        FOR_EACH_LEVEL(sigmoid_mul_matches_double), FOR_EACH_LEVEL(conv_matches_double),
-        FOR_EACH_LEVEL(norms_match_double),         cmocka_unit_test(softplus_matches_double),
-        FOR_EACH_LEVEL(states_match_double),        FOR_EACH_LEVEL(dots_match_double),
+        FOR_EACH_LEVEL(sigmoid_mul_matches_double),
+        FOR_EACH_LEVEL(conv_matches_double),
+        FOR_EACH_LEVEL(norms_match_double),
+        FOR_EACH_LEVEL(wide_levels_have_the_bits_of_avx2),
+        cmocka_unit_test(softplus_matches_double),
+        FOR_EACH_LEVEL(states_match_double),
+        FOR_EACH_LEVEL(dots_match_double),
         FOR_EACH_LEVEL(delta_rows_match_double),
     };
 

@@ -9,6 +9,7 @@
 #define D_LANES   16
 
 #include "kernels/cpu/attention_tile.h"
+#include "kernels/cpu/vector_avx512.h"
 
 #define KEY_PAIRS (KEYS / 2)
 
@@ -62,36 +63,6 @@ SP_INLINE void score(int queries, const float *q, const float *keys, int32_t d, 
                          add_pairs_8(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
 }
 
-/* e^x as sp_v8_exp. */
-SP_INLINE __m512 exp_16(__m512 x)
-{
-    const __m512 magic = _mm512_set1_ps(SP_EXP_MAGIC);
-    __m512 shifted, n, r, p;
-    __m512i power, half;
-
-    /* The operand order keeps a NaN of x: min and max return the second one then. */
-    x = _mm512_min_ps(_mm512_set1_ps(SP_EXP_MAX), x);
-    x = _mm512_max_ps(_mm512_set1_ps(SP_EXP_MIN), x);
-    shifted = _mm512_fmadd_ps(x, _mm512_set1_ps(SP_EXP_LOG2E), magic);
-    n = _mm512_sub_ps(shifted, magic);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(SP_EXP_LN2_HIGH), x);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(SP_EXP_LN2_LOW), r);
-    p = _mm512_set1_ps(SP_EXP_C7);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(SP_EXP_C6));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(SP_EXP_C5));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(SP_EXP_C4));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(SP_EXP_C3));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(SP_EXP_C2));
-    p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
-    power = _mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_castps_si512(magic));
-    half = _mm512_srai_epi32(power, 1);
-    power = _mm512_sub_epi32(power, half);
-    half = _mm512_slli_epi32(_mm512_add_epi32(half, _mm512_set1_epi32(127)), 23);
-    power = _mm512_slli_epi32(_mm512_add_epi32(power, _mm512_set1_epi32(127)), 23);
-    p = _mm512_mul_ps(p, _mm512_castsi512_ps(half));
-    return _mm512_mul_ps(p, _mm512_castsi512_ps(power));
-}
-
 /* Its four eights are added in order from 0, lane by lane, then the lanes as sp_v8_reduce. */
 SP_INLINE float total_of(const __m512 *weights)
 {
@@ -121,7 +92,7 @@ static void softmax_step(attention_tile *tile, int32_t query, int32_t count, flo
     maximum = _mm512_reduce_max_ps(largest);
     SP_UNROLL
     for (int s = 0; s < BLOCK / 16; s++) {
-        scores[s] = exp_16(_mm512_sub_ps(scores[s], _mm512_set1_ps(maximum)));
+        scores[s] = sp_wide_exp(_mm512_sub_ps(scores[s], _mm512_set1_ps(maximum)));
         _mm512_storeu_ps(weights + 16 * s, scores[s]);
     }
     tile->rescale[query] =
