@@ -1,7 +1,7 @@
 /*
  * bench_peer_fetch.c: fetches an adapter of a peer, once for each line on standard input.
  *
- *     bench_peer_fetch HOST:PORT NAME
+ *     bench_peer_fetch HOST:PORT NAME [TRANSPORTS]
  *
  * Prints a line for each: bytes, seconds and the processor's seconds of this process, of one fetch
  * of all tensors into memory that was written to before. bench_peer.py runs it.
@@ -39,9 +39,9 @@ static sp_status fetch(const sp_peer_calls *calls, sp_peer_offer *offer, void *m
     return status;
 }
 
-static sp_status run(const char *address, const char *name, sp_error *error)
+static sp_status run(const char *address, const char *name, const char *transports, sp_error *error)
 {
-    const sp_peer_client_options options = {.address = address};
+    const sp_peer_client_options options = {.address = address, .transports = transports};
     const sp_peer_query query = {.name = name};
     sp_peer_calls calls;
     sp_peer_offer *offer = NULL;
@@ -67,11 +67,11 @@ int main(int argc, char **argv)
 {
     sp_error error = {0};
 
-    if (argc != 3) {
-        fprintf(stderr, "usage: %s HOST:PORT NAME\n", argv[0]);
+    if (argc != 3 && argc != 4) {
+        fprintf(stderr, "usage: %s HOST:PORT NAME [TRANSPORTS]\n", argv[0]);
         return 2;
     }
-    if (run(argv[1], argv[2], &error) == SP_OK)
+    if (run(argv[1], argv[2], argc == 4 ? argv[3] : NULL, &error) == SP_OK)
         return 0;
     fprintf(stderr, "%s\n", error.text);
     return 1;

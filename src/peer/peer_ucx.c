@@ -94,14 +94,49 @@ static sp_status fail_ucx(const sp_ucx *ucx, ucs_status_t code, sp_status status
     return sp_fail(error, status, reason, what, code, "%s: %s", what, ucx->ucs_status_string(code));
 }
 
-/* UCX's own variables, by the names that ucp_config_modify knows: without UCX_, and those of a
- * transport without the transport's too. A name that no transport here has is ignored. */
+/* UCX's own variables, without UCX_. What an operator has chosen must be known to this UCX. */
 static sp_status set_option(const sp_ucx *ucx, ucp_config_t *config, const char *name,
                             const char *value, sp_error *error)
 {
     ucs_status_t code = value ? ucx->ucp_config_modify(config, name, value) : UCS_OK;
 
-    return code == UCS_OK ? SP_OK : fail_ucx(ucx, code, SP_ERR_INPUT, "peer-device", value, error);
+    return code == UCS_OK ? SP_OK
+                          : sp_fail(error, SP_ERR_INPUT, "peer-device", value, code,
+                                    "UCX_%s=%s: %s", name, value, ucx->ucs_status_string(code));
+}
+
+typedef struct option_row {
+    const char *name, *value;
+} option_row;
+
+/*
+ * UCX 1.13 knows the variables of a transport by the names without the transport's, and later ones
+ * by the whole names alone. Each ignores or refuses the other form, and those of transports that
+ * are not there.
+ */
+static const option_row our_options[] = {
+    /* Else a peer that is started again finds its port taken for minutes. */
+    {"CM_REUSEADDR", "y"},
+    {"TCP_CM_REUSEADDR", "y"},
+    {"RDMA_CM_REUSEADDR", "y"},
+    /* The defaults of TCP, 8 and 64 KiB, cost half of what it carries. */
+    {"TX_SEG_SIZE", "64k"},
+    {"TCP_TX_SEG_SIZE", "64k"},
+    {"RX_SEG_SIZE", "128k"},
+    {"TCP_RX_SEG_SIZE", "128k"},
+};
+
+/* Endpoints that report errors take shared memory only where it says that it reports them. */
+static const option_row shared_memory_options[] = {
+    {"MM_ERROR_HANDLING", "y"},
+    {"POSIX_ERROR_HANDLING", "y"},
+    {"SYSV_ERROR_HANDLING", "y"},
+};
+
+static void set_ours(const sp_ucx *ucx, ucp_config_t *config, const option_row *rows, size_t n_rows)
+{
+    for (size_t i = 0; i < n_rows; i++)
+        (void)ucx->ucp_config_modify(config, rows[i].name, rows[i].value);
 }
 
 static sp_status set_options(const sp_ucx *ucx, ucp_config_t *config,
@@ -114,14 +149,10 @@ static sp_status set_options(const sp_ucx *ucx, ucp_config_t *config,
         status = set_option(ucx, config, "TLS", options->transports, error);
     if (status == SP_OK)
         status = set_option(ucx, config, "IB_GID_INDEX", options->gid_index, error);
-    /* Else a peer that is started again finds its port taken for minutes. */
-    if (status == SP_OK)
-        status = set_option(ucx, config, "CM_REUSEADDR", "y", error);
-    /* The defaults of TCP, 8 and 64 KiB, cost half of what it carries. */
-    if (status == SP_OK)
-        status = set_option(ucx, config, "TX_SEG_SIZE", "64k", error);
-    if (status == SP_OK)
-        status = set_option(ucx, config, "RX_SEG_SIZE", "128k", error);
+    set_ours(ucx, config, our_options, sizeof our_options / sizeof our_options[0]);
+    if (options->transports)
+        set_ours(ucx, config, shared_memory_options,
+                 sizeof shared_memory_options / sizeof shared_memory_options[0]);
     return status;
 }
 

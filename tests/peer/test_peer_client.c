@@ -73,18 +73,63 @@ static void end(scene *s)
 
 /* ---- what comes ------------------------------------------------------------------------------ */
 
+/* Whether a mapping of this process that others may write to, by its device and inode, is one of
+ * theirs too. */
+static bool is_mapped_by(pid_t pid, const char *mapping)
+{
+    char path[64], line[512];
+    bool found = false;
+    FILE *file;
+
+    snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
+    file = fopen(path, "r");
+    assert_non_null(file);
+    while (!found && fgets(line, sizeof line, file))
+        found = strstr(line, mapping) != NULL;
+    fclose(file);
+    return found;
+}
+
+static bool shares_memory_with(pid_t pid)
+{
+    FILE *file = fopen("/proc/self/maps", "r");
+    char line[512];
+    bool shares = false;
+
+    assert_non_null(file);
+    while (!shares && fgets(line, sizeof line, file)) {
+        char *device = strstr(line, " rw-s ");
+
+        device = device ? strchr(device + 6, ' ') : NULL; /* after the offset */
+        if (!device)
+            continue;
+        device[1 + strcspn(device + 1, "/\n")] = '\0';
+        shares = is_mapped_by(pid, device);
+    }
+    fclose(file);
+    return shares;
+}
+
+/* What the setting names is what carries the bytes, and shared memory reports a dead peer too. */
 static void bytes_come_as_they_are(void **state)
 {
     static const char *const transports[] = {"tcp", "tcp,posix,sysv,cma,self"};
 
     (void)state;
     for (size_t i = 0; i < sizeof transports / sizeof transports[0]; i++) {
+        sp_peer_calls calls;
         char flags[64];
         scene s;
 
         snprintf(flags, sizeof flags, "--peer-transports %s", transports[i]);
         begin(&s, flags, NULL);
-        check_fetched(&s.calls, "first", LAYERS, RANK, 1);
+        calls = peer_world_client(&s.world, NULL, transports[i]);
+        check_fetched(&calls, "first", LAYERS, RANK, 1);
+        assert_int_equal(shares_memory_with(s.world.pid), i == 1);
+        peer_world_signal(&s.world, SIGKILL);
+        expect(&calls, "first", WAIT_MS, SP_ERR_PEER_UNREACHABLE, "peer-unreachable");
+        calls.destroy(calls.user);
+        peer_world_start(&s.world, flags);
         end(&s);
     }
 }
