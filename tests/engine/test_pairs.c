@@ -2,7 +2,8 @@
  * Every pair of what a step may meet at once: adapters mixed in a batch, chunks, preemption, prefix
  * hits, graphs, replaced rows, logprobs, rotation through few slots. Each request gets the tokens
  * and logprobs that it gets alone, byte for byte; and the logprobs of what it chose are those of
- * the same ids when they are scored as a prompt. On a dense model and on a mixture of experts.
+ * the same ids when they are scored as a prompt. On a dense model, on a mixture of experts, and on
+ * models with gated delta nets, whose prefix hits begin at snapshots.
  */
 #include "support/test.h"
 
@@ -14,6 +15,7 @@
 
 #define N_ADAPTERS 7
 #define N_RUNS     10
+#define N_LENGTHS  (N_RUNS / 2)
 #define PROMPT_MAX 70
 #define NEW        10
 #define VOCAB      509 /* ids below the special ones */
@@ -35,33 +37,44 @@ typedef enum lever {
 typedef struct model {
     const char *dir;
     const char *names[N_ADAPTERS];
+    int32_t lengths[N_LENGTHS]; /* of the prompts */
 } model;
 
 static const model dense = {
     SP_TEST_FIXTURES "/qwen3-tied",
-    {"all-linear", "attn-r4", "r64", "patterns", "tokens", "head-lora", "save-embed"}};
+    {"all-linear", "attn-r4", "r64", "patterns", "tokens", "head-lora", "save-embed"},
+    {1, 16, 33, 47, PROMPT_MAX}};
 /* All-linear ones adapt the routers too. */
 static const model experts = {SP_TEST_FIXTURES "/qwen3moe",
                               {"all-linear", "v4-sparse-experts", "router", "experts-fused-attn",
-                               "tokens", "save-head", "save-head-embed"}};
+                               "tokens", "save-head", "save-head-embed"},
+                              {1, 16, 33, 47, PROMPT_MAX}};
+/* Outputs that pass the first border of a state, and the second. */
+static const model hybrid = {SP_TEST_FIXTURES "/qwen35",
+                             {"all-linear", "gdn-in", "gdn-all-attn", "rslora-r16", "tokens",
+                              "save-head", "save-head-embed"},
+                             {1, 27, 33, 60, PROMPT_MAX}};
+static const model hybrid_experts = {SP_TEST_FIXTURES "/qwen3next",
+                                     {"all-linear", "gdn-in", "router", "experts-fused-attn",
+                                      "tokens", "save-head", "save-head-embed"},
+                                     {1, 27, 33, 60, PROMPT_MAX}};
 
-static const model *m = &dense; /* of the test under way */
+static const model *m; /* of the test under way */
 
 static int32_t prompts[N_RUNS][PROMPT_MAX];
 static int32_t n_prompt[N_RUNS];
 
 /* Lengths around pages and blocks; the second half begin like the first. */
-static void make_prompts(void)
+static void use_model(const model *used)
 {
-    static const int32_t lengths[N_RUNS / 2] = {1, 16, 33, 47, PROMPT_MAX};
     sp_test_random random = {2201};
 
+    m = used;
     for (int i = 0; i < N_RUNS; i++) {
-        n_prompt[i] = lengths[i % (N_RUNS / 2)];
+        n_prompt[i] = m->lengths[i % N_LENGTHS];
         engine_run_fill_prompt(&random, prompts[i], n_prompt[i], VOCAB);
-        if (i >= N_RUNS / 2)
-            memcpy(prompts[i], prompts[i - N_RUNS / 2],
-                   (size_t)(n_prompt[i] - 1) * sizeof(int32_t));
+        if (i >= N_LENGTHS)
+            memcpy(prompts[i], prompts[i - N_LENGTHS], (size_t)(n_prompt[i] - 1) * sizeof(int32_t));
     }
 }
 
@@ -103,6 +116,7 @@ static sp_engine *open_engine(unsigned levers)
     options.step_rows = 64;
     options.prefill_chunk = levers & CHUNKS ? 7 : 0;
     options.prefix_cache = (levers & PREFIX_HITS) != 0;
+    options.state_snapshot_tokens = 32;
     options.eager = (levers & EAGER) != 0;
     options.adapter_wait_steps = 4;
     options.adapter_preempt_steps = 8;
@@ -112,6 +126,7 @@ static sp_engine *open_engine(unsigned levers)
 static void run_under(unsigned levers, engine_run *runs)
 {
     int times = levers & PREFIX_HITS ? 2 : 1;
+    sp_engine_stats stats = {.struct_bytes = sizeof stats};
     sp_engine *engine = open_engine(levers);
 
     for (int t = 0; t < times; t++) {
@@ -128,6 +143,9 @@ static void run_under(unsigned levers, engine_run *runs)
         if (levers & MIXED)
             engine_run_all(engine, list, N_RUNS);
     }
+    assert_int_equal(sp_engine_get_stats(engine, &stats, NULL), SP_OK);
+    if (!(levers & PREEMPTION)) /* else nothing is kept long enough, or not all of it */
+        assert_int_equal(stats.prefix_tokens > 0, times > 1);
     sp_engine_close(engine);
 }
 
@@ -205,29 +223,52 @@ static void check_sampling_equals_scoring(void)
 static void dense_pairs(void **state)
 {
     (void)state;
-    m = &dense;
+    use_model(&dense);
     check_every_pair();
 }
 
 static void dense_sampling_equals_scoring(void **state)
 {
     (void)state;
-    m = &dense;
+    use_model(&dense);
     check_sampling_equals_scoring();
 }
 
 static void expert_pairs(void **state)
 {
     (void)state;
-    m = &experts;
+    use_model(&experts);
     check_every_pair();
 }
 
 static void expert_sampling_equals_scoring(void **state)
 {
     (void)state;
-    m = &experts;
+    use_model(&experts);
     check_sampling_equals_scoring();
+}
+
+static void hybrid_pairs(void **state)
+{
+    (void)state;
+    use_model(&hybrid);
+    check_every_pair();
+}
+
+static void hybrid_sampling_equals_scoring(void **state)
+{
+    (void)state;
+    use_model(&hybrid);
+    check_sampling_equals_scoring();
+    use_model(&hybrid_experts);
+    check_sampling_equals_scoring();
+}
+
+static void hybrid_expert_pairs(void **state)
+{
+    (void)state;
+    use_model(&hybrid_experts);
+    check_every_pair();
 }
 
 int main(void)
@@ -237,8 +278,10 @@ int main(void)
         cmocka_unit_test(dense_sampling_equals_scoring),
         cmocka_unit_test(expert_pairs),
         cmocka_unit_test(expert_sampling_equals_scoring),
+        cmocka_unit_test(hybrid_pairs),
+        cmocka_unit_test(hybrid_expert_pairs),
+        cmocka_unit_test(hybrid_sampling_equals_scoring),
     };
 
-    make_prompts();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
