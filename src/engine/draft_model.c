@@ -29,10 +29,6 @@ static sp_status check_shape(const sp_engine *engine, const sp_model *model, sp_
         return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "draft-model", -1,
                        "the draft model %s has experts (%s); take a dense one",
                        engine->options.draft_model, model->family->name);
-    if (sp_family_delta_rule(model, 0, 0).layers > 0)
-        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "draft-model", -1,
-                       "the draft model %s has recurrent layers (%s); take one without",
-                       engine->options.draft_model, model->family->name);
     if (model->shape.vocab == engine->model.shape.vocab)
         return SP_OK;
     snprintf(what, sizeof what, "its vocabulary has %d ids, the base's %d", model->shape.vocab,
@@ -123,6 +119,11 @@ sp_status sp_draft_model_open(sp_engine *engine, size_t free_bytes, sp_error *er
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
+static bool is_recurrent(const sp_draft_model *draft)
+{
+    return sp_family_delta_rule(&draft->model, 0, 0).layers > 0;
+}
+
 static sp_ops_options options_of(sp_engine *engine, int32_t widths[SP_ROWS_MAX])
 {
     const sp_draft_model *draft = engine->draft_model;
@@ -146,12 +147,14 @@ void sp_draft_model_add_needs(sp_engine *engine, sp_memory_needs *needs)
     sp_draft_model *draft = engine->draft_model;
     int32_t widths[SP_ROWS_MAX];
     sp_attention_shape attention;
+    sp_delta_rule_shape rule;
     sp_ops_options options;
 
     if (!draft)
         return;
     draft->positions = positions_of(engine);
     attention = sp_family_attention(&draft->model);
+    rule = sp_family_delta_rule(&draft->model, 1, 1);
     options = options_of(engine, widths);
     options.rope.positions = draft->positions;
     needs->draft = draft->model.needed_bytes + sp_ops_scratch_bytes(engine->op_table, &options) +
@@ -159,6 +162,8 @@ void sp_draft_model_add_needs(sp_engine *engine, sp_memory_needs *needs)
                        (size_t)draft->positions * sizeof(float);
     needs->kv_token +=
         sp_ops_kv_token_bytes(engine->op_table, &attention, engine->options.precision);
+    needs->state += sp_ops_state_bytes(engine->op_table, &rule, engine->options.precision);
+    needs->snapshot += sp_ops_snapshot_bytes(engine->op_table, &rule, engine->options.precision);
 }
 
 static bool create_arrays(sp_draft_model *draft, size_t n)
@@ -180,7 +185,8 @@ sp_status sp_draft_model_start(sp_engine *engine, sp_error *error)
 
     if (!draft)
         return SP_OK;
-    memory.n_states = memory.n_snapshots = 0;
+    memory.n_states = is_recurrent(draft) ? engine->n_states : 0;
+    memory.n_snapshots = is_recurrent(draft) ? engine->n_snapshots : 0;
     if (sp_sequence_memory_create(&memory, &draft->memory) != SP_OK ||
         !create_arrays(draft, (size_t)engine->options.max_running))
         return sp_fail_memory(error, (size_t)engine->memory.options.n_pages * sizeof(int32_t),
@@ -217,7 +223,9 @@ size_t sp_draft_model_bytes(const sp_engine *engine)
 {
     const sp_draft_model *draft = engine->draft_model;
 
-    return draft ? draft->model.weight_bytes + draft->ops->kv_bytes + draft->ops->scratch_bytes : 0;
+    return draft ? draft->model.weight_bytes + draft->ops->kv_bytes + draft->ops->state_bytes +
+                       draft->ops->scratch_bytes
+                 : 0;
 }
 
 sp_status sp_draft_model_begin(const sp_engine *engine, int32_t n_tokens_max,
@@ -231,26 +239,48 @@ sp_status sp_draft_model_begin(const sp_engine *engine, int32_t n_tokens_max,
 /* ---- what is computed of a sequence -------------------------------------------------------- */
 
 /* Commits the rows of the last drafting whose tokens are the sequence's now, but for its last one:
- * its row is computed again where it was a draft that the engine had no room to verify. */
-static void settle(sp_draft_model *draft, sp_sequence *sequence)
+ * its row is computed again where it was a draft that the engine had no room to verify. A state
+ * cannot go back over rows that were its sequence's: where none of its tokens has come since, as
+ * after a step that failed, no row counts. */
+static void commit_rows(sp_draft_model *draft, sp_sequence *sequence)
 {
     sp_draft_trail *trail = &sequence->trail;
     int32_t first = trail->memory.n_committed, end = first + trail->n_rows;
     int32_t last = sequence->n_tokens - 1, n = trail->n_tokens;
 
-    if (trail->n_rows == 0) {
-        if (trail->memory.n_pages == 0)
-            sp_sequence_memory_resume(&draft->memory, &trail->memory, sequence->tokens,
-                                      sequence->n_tokens - 1);
-        return;
-    }
     end = end < last ? end : last;
     n = n < end ? n : end;
     while (n < end && trail->fed[n - trail->n_tokens] == sequence->tokens[n])
         n++;
-    sp_sequence_memory_commit(&draft->memory, &trail->memory, sequence->tokens, n - first);
+    n -= first;
+    if (trail->memory.state.in_step && n < trail->memory.state.n_final)
+        n = 0;
+    sp_sequence_memory_commit(&draft->memory, &trail->memory, sequence->tokens, n);
     trail->n_rows = 0;
     SP_ASSERT(trail->memory.n_committed < sequence->n_tokens);
+}
+
+static void settle(sp_draft_model *draft, sp_sequence *sequence)
+{
+    sp_held_memory *memory = &sequence->trail.memory;
+
+    if (sequence->trail.n_rows > 0)
+        commit_rows(draft, sequence);
+    if (memory->n_pages > 0)
+        return;
+    sp_sequence_memory_release(&draft->memory, memory);
+    sp_sequence_memory_resume(&draft->memory, memory, sequence->tokens, sequence->n_tokens - 1);
+}
+
+/* The most drafts, of n, after n_tokens tokens. Each row of a draft begins with folding the chunks
+ * before it, which a state cannot undo: the last one whose logits are read is before the border. */
+static int32_t limit_drafts(const sp_draft_model *draft, int32_t n_tokens, int32_t n)
+{
+    int32_t chunk = draft->memory.options.state_chunk, most = draft->positions - n_tokens + 1;
+
+    if (draft->memory.options.n_states > 0 && chunk - n_tokens % chunk + 1 < most)
+        most = chunk - n_tokens % chunk + 1;
+    return n < most ? n : most;
 }
 
 /* Reserves what the sequence needs for its drafts, or for the next part of what it lacks. */
@@ -259,12 +289,11 @@ static sp_drafting begin_drafting(const sp_engine *engine, sp_draft_call *call, 
     sp_draft_model *draft = engine->draft_model;
     sp_held_memory *memory = &call->sequence->trail.memory;
     int32_t n_tokens = call->sequence->n_tokens;
-    int32_t pending = n_tokens - memory->n_committed, n_drafts = call->n_max, n;
+    int32_t pending = n_tokens - memory->n_committed, n;
+    int32_t n_drafts = limit_drafts(draft, n_tokens, call->n_max);
     sp_drafting d = {.call = call, .n_rows = pending < rows_max ? pending : rows_max};
 
-    SP_ASSERT(pending > 0 && n_drafts > 0);
-    if (n_drafts > draft->positions - n_tokens + 1)
-        n_drafts = draft->positions - n_tokens + 1;
+    SP_ASSERT(pending > 0 && call->n_max > 0);
     if (n_drafts <= 0)
         return (sp_drafting){.call = call};
     if (d.n_rows == pending)
@@ -275,6 +304,8 @@ static sp_drafting begin_drafting(const sp_engine *engine, sp_draft_call *call, 
         d = (sp_drafting){.call = call, .n_rows = n};
     else if (d.n_wanted > 0)
         d.n_wanted = n - d.n_rows + 1;
+    if (d.n_rows > 0)
+        d.state = sp_sequence_memory_begin_step(&draft->memory, memory, d.n_rows);
     return d;
 }
 
@@ -298,6 +329,26 @@ static void keep_trail(const sp_drafting *d)
 
 /* ---- passes -------------------------------------------------------------------------------- */
 
+/* What a pass does with the state: the first folds over the sequence's tokens, which count; the
+ * rows of drafts after them are before the next border. */
+static sp_step_state state_of(const sp_drafting *d, int32_t pass)
+{
+    sp_step_state state = {
+        .slot = d->state.slot,
+        .folded = d->state.folded,
+        .load = d->state.load,
+        .save = d->state.save,
+        .n_final = d->state.n_final,
+    };
+
+    if (pass == 0)
+        return state;
+    state.folded = d->call->sequence->n_tokens / SP_STATE_CHUNK * SP_STATE_CHUNK;
+    state.load = state.save = -1;
+    state.n_final = 0;
+    return state;
+}
+
 /* Adds the rows of the pass number `pass` to it; false: the sequence has none. */
 static bool add_span(sp_draft_model *draft, int32_t at, sp_drafting *d, int32_t pass)
 {
@@ -312,6 +363,7 @@ static bool add_span(sp_draft_model *draft, int32_t at, sp_drafting *d, int32_t 
         .pages = sequence->trail.memory.pages,
         .position = position,
         .n_rows = pass == 0 ? d->n_rows : 1,
+        .state = state_of(d, pass),
     };
     draft->span_of[at] = d;
     return true;

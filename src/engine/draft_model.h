@@ -3,7 +3,8 @@
  *
  * It owns that model's weights, a backend of its own with its own KV cache, and the sequence memory
  * of these pages, which keeps the rules of the engine's own: a sequence holds pages while it runs,
- * resumes where its tokens are known, and rolls back what was not accepted. It must not know
+ * and a state where the model has recurrent layers, resumes where its tokens are known, and rolls
+ * back what was not accepted. All passes of one drafting are one step there. It must not know
  * adapters: the model is the base of nothing and drafts for all of them alike. It learns what was
  * accepted from the sequences' tokens alone.
  *
@@ -27,6 +28,7 @@ typedef struct sp_drafting {
     sp_draft_call *call;
     int32_t n_rows;   /* of the first pass: tokens that were not computed yet */
     int32_t n_wanted; /* drafts; 0: it has to catch up first */
+    sp_state_step state;
 } sp_drafting;
 
 struct sp_draft_model {

@@ -219,13 +219,14 @@ static sp_status create_scheduler(sp_engine *engine, sp_error *error)
 {
     int32_t page_tokens = engine->options.page_tokens;
     int32_t n_pages = (int32_t)((engine->options.kv_tokens + page_tokens - 1) / page_tokens);
+    bool recurrent = sp_family_delta_rule(&engine->model, 0, 0).layers > 0;
     sp_sequence_memory_options memory = {
         .n_pages = n_pages,
         .page_tokens = page_tokens,
         .prefix_cache = engine->options.prefix_cache,
-        .n_states = engine->n_states,
+        .n_states = recurrent ? engine->n_states : 0,
         .state_chunk = SP_STATE_CHUNK,
-        .n_snapshots = engine->n_snapshots,
+        .n_snapshots = recurrent ? engine->n_snapshots : 0,
         .snapshot_tokens = engine->options.state_snapshot_tokens,
     };
     sp_scheduler_options options = {

@@ -73,8 +73,9 @@ struct sp_engine {
     bool *faults;                /* [max_running] of the current step's spans */
     sp_step_span *step_spans;    /* [max_running] */
     int32_t max_context;
-    bool kv_left_open;             /* the preflight has set the KV cache's size */
-    int32_t n_states, n_snapshots; /* of recurrent layers, by the preflight */
+    bool kv_left_open; /* the preflight has set the KV cache's size */
+    int32_t n_states,
+        n_snapshots; /* of recurrent layers, the draft model's too, by the preflight */
 
     sp_sequence **sequences; /* ascending by id */
     int32_t n_sequences, sequences_capacity;

@@ -25,7 +25,8 @@ typedef struct sp_memory_needs {
                           it but so many bytes */
     int64_t max_running, max_context; /* tokens of one request */
     int32_t page_tokens;
-    size_t state;            /* of all recurrent layers, for one request; 0: there are none */
+    size_t state;            /* of all recurrent layers, a draft model's too, for one request; 0:
+                                there are none */
     size_t state_budget;     /* of the states; 0: chosen from what the others leave */
     size_t snapshot;         /* one copy of a state at the end of a page */
     size_t snapshot_budget;  /* 0: chosen from what the others leave */

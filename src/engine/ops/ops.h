@@ -143,7 +143,7 @@ typedef struct sp_step_state {
     int32_t folded;  /* the border that the slot's S is at; with a position of 0 it is 0 */
     int32_t load;    /* a snapshot at the span's position, which becomes the slot's; -1: none */
     int32_t save;    /* the snapshot to write; -1: none */
-    int32_t n_final; /* first rows that will be committed whatever the step chooses */
+    int32_t n_final; /* first rows that will be committed whatever the step chooses; 0: none */
 } sp_step_state;
 
 /* n_rows consecutive positions of one sequence. */
