@@ -9,6 +9,7 @@
 
 #include "base/alloc.h"
 #include "support/engine_run.h"
+#include "support/long_memory.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -35,31 +36,38 @@ typedef enum lever {
 #define N_LINEAR 4 /* adapters without tables; they come first */
 
 typedef struct model {
-    const char *dir;
+    const char *fixture;
     const char *names[N_ADAPTERS];
     int32_t lengths[N_LENGTHS]; /* of the prompts */
+    bool hybrid;
 } model;
 
 static const model dense = {
     SP_TEST_FIXTURES "/qwen3-tied",
     {"all-linear", "attn-r4", "r64", "patterns", "tokens", "head-lora", "save-embed"},
-    {1, 16, 33, 47, PROMPT_MAX}};
+    {1, 16, 33, 47, PROMPT_MAX},
+    false};
 /* All-linear ones adapt the routers too. */
 static const model experts = {SP_TEST_FIXTURES "/qwen3moe",
                               {"all-linear", "v4-sparse-experts", "router", "experts-fused-attn",
                                "tokens", "save-head", "save-head-embed"},
-                              {1, 16, 33, 47, PROMPT_MAX}};
+                              {1, 16, 33, 47, PROMPT_MAX},
+                              false};
 /* Outputs that pass the first border of a state, and the second. */
 static const model hybrid = {SP_TEST_FIXTURES "/qwen35",
                              {"all-linear", "gdn-in", "gdn-all-attn", "rslora-r16", "tokens",
                               "save-head", "save-head-embed"},
-                             {1, 27, 33, 60, PROMPT_MAX}};
+                             {1, 27, 33, 60, PROMPT_MAX},
+                             true};
 static const model hybrid_experts = {SP_TEST_FIXTURES "/qwen3next",
                                      {"all-linear", "gdn-in", "router", "experts-fused-attn",
                                       "tokens", "save-head", "save-head-embed"},
-                                     {1, 27, 33, 60, PROMPT_MAX}};
+                                     {1, 27, 33, 60, PROMPT_MAX},
+                                     true};
 
-static const model *m; /* of the test under way */
+/* Of the test under way. */
+static const model *m;
+static char *base; /* the fixture, or a copy in which states remember */
 
 static int32_t prompts[N_RUNS][PROMPT_MAX];
 static int32_t n_prompt[N_RUNS];
@@ -70,12 +78,21 @@ static void use_model(const model *used)
     sp_test_random random = {2201};
 
     m = used;
+    base = m->hybrid ? long_memory_copy(m->fixture) : sp_strdup(m->fixture);
+    assert_non_null(base);
     for (int i = 0; i < N_RUNS; i++) {
         n_prompt[i] = m->lengths[i % N_LENGTHS];
         engine_run_fill_prompt(&random, prompts[i], n_prompt[i], VOCAB);
         if (i >= N_LENGTHS)
             memcpy(prompts[i], prompts[i - N_LENGTHS], (size_t)(n_prompt[i] - 1) * sizeof(int32_t));
     }
+}
+
+static void leave_model(void)
+{
+    if (m->hybrid)
+        sp_test_remove_tree(base);
+    sp_free(base);
 }
 
 static const char *adapter_of(int i, unsigned levers)
@@ -105,11 +122,11 @@ static sp_engine *open_engine(unsigned levers)
     sp_engine_options options;
 
     for (int i = 0; i < N_ADAPTERS; i++) {
-        snprintf(paths[i], sizeof paths[i], "%s/adapters/%s", m->dir, m->names[i]);
+        snprintf(paths[i], sizeof paths[i], "%s/adapters/%s", m->fixture, m->names[i]);
         adapters[i] = (sp_engine_adapter){sizeof adapters[i], m->names[i], paths[i]};
     }
     sp_engine_options_default(&options, sizeof options);
-    options.model_dir = m->dir;
+    options.model_dir = base;
     options.threads = 1;
     options.max_loras = levers & ROTATION ? 2 : N_ADAPTERS;
     options.kv_tokens = levers & PREEMPTION ? 128 : 4096;
@@ -225,6 +242,7 @@ static void dense_pairs(void **state)
     (void)state;
     use_model(&dense);
     check_every_pair();
+    leave_model();
 }
 
 static void dense_sampling_equals_scoring(void **state)
@@ -232,6 +250,7 @@ static void dense_sampling_equals_scoring(void **state)
     (void)state;
     use_model(&dense);
     check_sampling_equals_scoring();
+    leave_model();
 }
 
 static void expert_pairs(void **state)
@@ -239,6 +258,7 @@ static void expert_pairs(void **state)
     (void)state;
     use_model(&experts);
     check_every_pair();
+    leave_model();
 }
 
 static void expert_sampling_equals_scoring(void **state)
@@ -246,6 +266,7 @@ static void expert_sampling_equals_scoring(void **state)
     (void)state;
     use_model(&experts);
     check_sampling_equals_scoring();
+    leave_model();
 }
 
 static void hybrid_pairs(void **state)
@@ -253,6 +274,7 @@ static void hybrid_pairs(void **state)
     (void)state;
     use_model(&hybrid);
     check_every_pair();
+    leave_model();
 }
 
 static void hybrid_sampling_equals_scoring(void **state)
@@ -260,8 +282,10 @@ static void hybrid_sampling_equals_scoring(void **state)
     (void)state;
     use_model(&hybrid);
     check_sampling_equals_scoring();
+    leave_model();
     use_model(&hybrid_experts);
     check_sampling_equals_scoring();
+    leave_model();
 }
 
 static void hybrid_expert_pairs(void **state)
@@ -269,6 +293,7 @@ static void hybrid_expert_pairs(void **state)
     (void)state;
     use_model(&hybrid_experts);
     check_every_pair();
+    leave_model();
 }
 
 int main(void)
