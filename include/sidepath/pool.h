@@ -378,6 +378,58 @@ SP_API sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image
 /* LOADING → EMPTY, after a failure; the slot is zeroed. */
 SP_API sp_status sp_pool_load_abort(sp_pool *pool, int32_t slot, sp_error *error);
 
+/* ---- bytes that were packed elsewhere, experimental ---------------------------------------- */
+
+/*
+ * What is said of an image as sp_layout_pack makes it, of an adapter without replaced rows: those
+ * depend on the served tables. Its bytes are those of the slot; where it has router or expert pairs
+ * their part of the expert memory follows: `expert_bytes` of factors, then an sp_expert_cell for
+ * each expert of each place, then one for each router, in the layout's order.
+ */
+typedef struct sp_packed_image {
+    size_t struct_bytes;
+    sp_digest digest;      /* the adapter's */
+    sp_digest fingerprint; /* of the layout that it was packed for */
+    uint64_t checksum;     /* XXH3 of its bytes */
+    const int32_t *ranks;  /* [n_sites] in the layout's order; 0: the site is not adapted */
+    const float *scales;   /* [n_sites] */
+    int32_t n_sites;
+    /* what is said of the adapter in lists */
+    int32_t rank, pairs; /* all of its pairs: an image with fewer is refused with `bad-image` */
+    size_t file_bytes;
+    double row_macs;
+    const char *receipt; /* NULL: none */
+    /* Not NULL: SHA-256 over all of the above that the pool reads and the image's bytes, which
+     * binds them to the digest and the fingerprint; other bytes are refused. */
+    const sp_digest *seal;
+    size_t expert_bytes; /* of factors of routers and experts, as sp_layout_expert_bytes; 0: none */
+} sp_packed_image;
+
+/*
+ * For bytes that need no memory of their own on the way: begin, open, what writes the bytes, seal,
+ * commit, or abort. Nothing sees the slot before commit, and abort leaves it EMPTY.
+ *
+ * *out_memory [sp_layout_slot_bytes] is the LOADING slot's own, on the host and on a boundary of
+ * SP_POOL_ALIGN_BYTES. Any thread may write it until the slot is sealed, committed or aborted, and
+ * nobody later. *out_image is owned by the caller (sp_image_destroy, before or after the slot ends
+ * to be LOADING) and belongs to this opening: other slots refuse it with `image-elsewhere`, as does
+ * this one once it is loaded or opened anew. SP_ERR_STATE: not LOADING. SP_ERR_UNSUPPORTED: the
+ * slots are on a GPU, where an image is written with sp_pool_load_write. SP_ERR_MEMORY.
+ */
+SP_API sp_status sp_pool_load_open(sp_pool *pool, int32_t slot, sp_image **out_image,
+                                   void **out_memory, sp_error *error);
+
+/*
+ * Completes the image of an open slot, unless its bytes are not those of `packed`: reads all of
+ * them. Any thread, as sp_pool_load_write. SP_ERR_REFUSED with `other-layout`, and with
+ * `bad-image`: a rank beyond the pool's, a scale that is not finite, another checksum, fewer pairs
+ * than there are, or pairs of routers and experts, which are not in a slot. SP_ERR_PEER_CONTENT
+ * with `peer-content`: bytes that the seal was not made of. After a failure the bytes may be
+ * written and sealed again. SP_ERR_ARGUMENT with `image-elsewhere`. SP_ERR_MEMORY.
+ */
+SP_API sp_status sp_pool_load_seal(sp_pool *pool, int32_t slot, sp_image *image,
+                                   const sp_packed_image *packed, sp_error *error);
+
 /* ---- tables -------------------------------------------------------------------------------- */
 
 /*

@@ -7,6 +7,7 @@
 #include "pool/image.h"
 
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "base/error.h"
 #include "base/half.h"
 #include "base/hash.h"
@@ -73,7 +74,8 @@ bool sp_image_is_for(const sp_image *image, const sp_layout *layout)
                                        image->head == served_data(layout, SP_SITE_HEAD)));
 }
 
-sp_status sp_image_create(const sp_layout *layout, sp_image **out_image, sp_error *error)
+/* Everything but data. */
+static sp_status create_lists(const sp_layout *layout, sp_image **out_image, sp_error *error)
 {
     size_t n_sites = (size_t)sp_layout_n_sites(layout);
     sp_image *image = sp_calloc(1, sizeof *image);
@@ -82,16 +84,67 @@ sp_status sp_image_create(const sp_layout *layout, sp_image **out_image, sp_erro
         return sp_fail_memory(error, sizeof *image, "an adapter's packed image");
     image->ranks = sp_calloc(n_sites, sizeof *image->ranks);
     image->scales = sp_calloc(n_sites, sizeof *image->scales);
-    image->data = sp_image_memory_create(sp_layout_images_for(layout), sp_layout_slot_bytes(layout),
-                                         &image->pinned);
     image->bytes = sp_layout_image_bytes(layout);
     image->fingerprint = sp_layout_fingerprint(layout);
     image->embed = served_data(layout, SP_SITE_EMBEDDING);
     image->head = served_data(layout, SP_SITE_HEAD);
-    if (image->ranks == NULL || image->scales == NULL || image->data == NULL) {
+    if (image->ranks == NULL || image->scales == NULL) {
+        sp_image_destroy(image);
+        return sp_fail_memory(error, n_sites * sizeof(float), "an adapter's packed image");
+    }
+    *out_image = image;
+    return SP_OK;
+}
+
+sp_status sp_image_create(const sp_layout *layout, sp_image **out_image, sp_error *error)
+{
+    sp_image *image;
+    sp_status status = create_lists(layout, &image, error);
+
+    if (status != SP_OK)
+        return status;
+    image->data = sp_image_memory_create(sp_layout_images_for(layout), sp_layout_slot_bytes(layout),
+                                         &image->pinned);
+    if (image->data == NULL) {
         sp_image_destroy(image);
         return sp_fail_memory(error, sp_layout_image_bytes(layout), "an adapter's packed image");
     }
+    *out_image = image;
+    return SP_OK;
+}
+
+sp_status sp_image_create_over(const sp_layout *layout, void *data, uint64_t opening,
+                               sp_image **out_image, sp_error *error)
+{
+    sp_image *image;
+    sp_status status = create_lists(layout, &image, error);
+
+    SP_ASSERT(opening > 0);
+    if (status != SP_OK)
+        return status;
+    image->data = data;
+    image->opening = opening;
+    image->bytes -= sp_layout_slot_bytes(layout);
+    *out_image = image;
+    return SP_OK;
+}
+
+sp_status sp_image_copy(const sp_layout *layout, const sp_image *from, sp_image **out_image,
+                        sp_error *error)
+{
+    size_t n_sites = (size_t)sp_layout_n_sites(layout);
+    sp_image *image;
+    sp_status status = sp_image_create(layout, &image, error);
+
+    SP_ASSERT(from->experts == NULL && from->overlay == NULL);
+    SP_ASSERT(from->opening == 0 || from->sealed);
+    if (status != SP_OK)
+        return status;
+    memcpy(image->data, from->data, sp_layout_slot_bytes(layout));
+    memcpy(image->ranks, from->ranks, n_sites * sizeof *image->ranks);
+    memcpy(image->scales, from->scales, n_sites * sizeof *image->scales);
+    image->digest = from->digest;
+    image->checksum = from->checksum;
     *out_image = image;
     return SP_OK;
 }
@@ -204,13 +257,54 @@ sp_status sp_image_bind(const sp_layout *layout, const sp_image_label *label, co
     return SP_OK;
 }
 
+/* Routers and experts have their own memory, and another place in the description. */
+static sp_status check_packed(const sp_image *image, const sp_layout *layout,
+                              const sp_packed_image *packed, sp_error *error)
+{
+    size_t bytes = image->experts != NULL ? image->experts->bytes : 0;
+
+    if (memcmp(&packed->fingerprint, &image->fingerprint, sizeof image->fingerprint) != 0 ||
+        packed->n_sites != sp_layout_n_sites(layout))
+        return sp_fail(error, SP_ERR_REFUSED, "other-layout", "image", -1,
+                       "the image was packed for another layout than this pool's");
+    if (packed->ranks == NULL || packed->scales == NULL)
+        return bad_image(-1, "no ranks or scales", error);
+    return packed->expert_bytes == bytes
+               ? SP_OK
+               : bad_image(-1, "pairs of routers or experts that have no memory here", error);
+}
+
+sp_status sp_image_take(sp_image *image, const sp_layout *layout, const sp_packed_image *packed,
+                        sp_error *error)
+{
+    int32_t n_pairs = 0;
+    sp_digest seal;
+    sp_status status = check_packed(image, layout, packed, error);
+    sp_image_label label;
+
+    if (status != SP_OK)
+        return status;
+    label = (sp_image_label){packed->ranks, packed->scales, packed->digest, packed->checksum};
+    status = sp_image_seal(image, layout, &label, &n_pairs, error);
+    if (status == SP_OK && (packed->pairs < 0 || packed->pairs > n_pairs))
+        status = bad_image(n_pairs, "fewer pairs than its adapter", error);
+    if (status != SP_OK || packed->seal == NULL)
+        return status;
+    status = sp_image_bind(layout, &label, image->data, image->experts, &seal, error);
+    if (status != SP_OK || memcmp(&seal, packed->seal, sizeof seal) == 0)
+        return status;
+    return sp_fail(error, SP_ERR_PEER_CONTENT, "peer-content", "image", -1,
+                   "the packed bytes that came are not those that their seal was made of");
+}
+
 void sp_image_destroy(sp_image *image)
 {
     if (image == NULL)
         return;
     sp_expert_image_destroy(image->experts);
     sp_overlay_destroy(image->overlay);
-    sp_image_memory_destroy(image->data, image->pinned);
+    if (image->opening == 0)
+        sp_image_memory_destroy(image->data, image->pinned);
     sp_free(image->scales);
     sp_free(image->ranks);
     sp_free(image);

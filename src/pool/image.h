@@ -23,6 +23,8 @@ struct sp_image {
     struct sp_expert_image *experts; /* router and expert pairs; owned, NULL: none */
     sp_device *pinned;               /* whose pinned memory data is, or NULL */
     const void *embed, *head; /* addresses of the layout's served tables, compared and never read */
+    uint64_t opening; /* not 0: data is a slot's, borrowed, which was opened under this number */
+    bool sealed;      /* of such an image: its bytes are what it says */
 };
 
 /* Whether pools of this layout accept the image: it was packed for a layout with this fingerprint
@@ -57,6 +59,16 @@ sp_status sp_layout_check_site(const sp_layout *layout, const sp_adapter_site *s
  */
 sp_status sp_image_create(const sp_layout *layout, sp_image **out_image, sp_error *error);
 
+/* The same with data [slot_bytes] of a slot, which is borrowed as long as `opening` lasts. */
+sp_status sp_image_create_over(const sp_layout *layout, void *data, uint64_t opening,
+                               sp_image **out_image, sp_error *error);
+
+/* An image with bytes of its own; `from` is sealed and has no experts and no overlay.
+ * SP_ERR_MEMORY.
+ */
+sp_status sp_image_copy(const sp_layout *layout, const sp_image *from, sp_image **out_image,
+                        sp_error *error);
+
 /* What a source states about the bytes it has written into an image: [n_sites] each. */
 typedef struct sp_image_label {
     const int32_t *ranks;
@@ -89,6 +101,14 @@ sp_status sp_image_seal(sp_image *image, const sp_layout *layout, const sp_image
  */
 sp_status sp_image_bind(const sp_layout *layout, const sp_image_label *label, const void *data,
                         const struct sp_expert_image *experts, sp_digest *out_seal,
+                        sp_error *error);
+
+/*
+ * Completes an image whose bytes are here: sp_image_seal, then whether it has all its pairs, then
+ * sp_image_bind where there is a seal. SP_ERR_REFUSED with `other-layout` and `bad-image`;
+ * SP_ERR_PEER_CONTENT with `peer-content`; SP_ERR_MEMORY. The lists of `packed` may be NULL.
+ */
+sp_status sp_image_take(sp_image *image, const sp_layout *layout, const sp_packed_image *packed,
                         sp_error *error);
 
 /* Whether a pool could take so many bytes of routers and experts. SP_ERR_TOO_LARGE with

@@ -47,6 +47,7 @@ static uint64_t next_number(void)
 /* What load_write wrote into a LOADING slot, so that commit cannot switch to something else. */
 typedef struct slot_content {
     bool written;
+    uint64_t opening; /* of the image whose bytes the slot's are; 0: none */
     uint64_t checksum;
     sp_digest digest;
 } slot_content;
@@ -526,10 +527,15 @@ sp_status sp_pool_load_begin(sp_pool *pool, int32_t *out_slot, sp_error *error)
     return SP_OK;
 }
 
-static sp_status check_image(const sp_pool *pool, const sp_image *image, sp_error *error)
+/* slot -1: any slot, so none whose bytes the image's are. */
+static sp_status check_image(const sp_pool *pool, int32_t slot, const sp_image *image,
+                             sp_error *error)
 {
     if (image == NULL)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, "image", -1, "no image is given");
+    if (image->opening != 0 && (slot < 0 || pool->contents[slot].opening != image->opening))
+        return sp_fail(error, SP_ERR_ARGUMENT, "image-elsewhere", "image", slot,
+                       "the bytes of this image are those of another slot, or were");
     if (sp_image_is_for(image, pool->layout))
         return SP_OK;
     return sp_fail(error, SP_ERR_ARGUMENT, "other-layout", "image", -1,
@@ -612,7 +618,7 @@ static sp_status check_loading(const sp_pool *pool, int32_t slot, const sp_image
     if (info->state != SP_SLOT_LOADING)
         return sp_fail(error, SP_ERR_STATE, NULL, "slot", slot, "slot %d is not being loaded",
                        (int)slot);
-    return check_image(pool, image, error);
+    return check_image(pool, slot, image, error);
 }
 
 /* Names the memory that is short even where all of it that is idle is given. */
@@ -709,13 +715,69 @@ sp_status sp_pool_load_write(sp_pool *pool, int32_t slot, const sp_image *image,
 
     if (status != SP_OK)
         return status;
+    if (image->opening != 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, NULL, "image", slot,
+                       "the image of an open slot is sealed, and never written");
     content = &pool->contents[slot];
     content->written = false;
     status = copy_image(pool, slot, image);
     if (status != SP_OK)
         return sp_fail(error, status, NULL, NULL, slot, "copying an adapter to %s failed",
                        sp_device_name(pool->device));
-    *content = (slot_content){true, image->checksum, image->digest};
+    *content = (slot_content){true, 0, image->checksum, image->digest};
+    return SP_OK;
+}
+
+/* On the CPU steps are over when they return, so nobody reads the slot any more. */
+sp_status sp_pool_load_open(sp_pool *pool, int32_t slot, sp_image **out_image, void **out_memory,
+                            sp_error *error)
+{
+    uint64_t opening = next_number();
+    sp_slot_info *info = NULL;
+    sp_status status = SP_NEED(error, {"out_image", out_image}, {"out_memory", out_memory});
+
+    if (status == SP_OK)
+        status = find_slot(pool, slot, &info, error);
+    if (status != SP_OK)
+        return status;
+    if (sp_device_get_kind(pool->device) != SP_DEVICE_CPU)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, NULL, "pool", -1,
+                       "the slots are on %s: pack an image and write it",
+                       sp_device_name(pool->device));
+    if (info->state != SP_SLOT_LOADING)
+        return sp_fail(error, SP_ERR_STATE, NULL, "slot", slot, "slot %d is not being loaded",
+                       (int)slot);
+    status = sp_image_create_over(pool->layout, slot_memory(pool, slot), opening, out_image, error);
+    if (status != SP_OK)
+        return status;
+    pool->contents[slot] = (slot_content){.opening = opening};
+    *out_memory = slot_memory(pool, slot);
+    return SP_OK;
+}
+
+sp_status sp_pool_load_seal(sp_pool *pool, int32_t slot, sp_image *image,
+                            const sp_packed_image *packed, sp_error *error)
+{
+    sp_packed_image own = {.struct_bytes = sizeof own};
+    sp_status status = check_loading(pool, slot, image, error);
+    slot_content *content;
+
+    if (status == SP_OK)
+        status = sp_struct_read(&own, sizeof own, packed, "sp_packed_image", error);
+    if (status != SP_OK)
+        return status;
+    if (image->opening == 0)
+        return sp_fail(error, SP_ERR_ARGUMENT, "image-elsewhere", "image", slot,
+                       "the image has bytes of its own: sp_pool_load_open gives one of the slot's");
+    content = &pool->contents[slot];
+    content->written = image->sealed = false;
+    status = sp_image_take(image, pool->layout, &own, error);
+    if (status != SP_OK)
+        return status;
+    image->sealed = true;
+    content->checksum = image->checksum;
+    content->digest = image->digest;
+    content->written = true;
     return SP_OK;
 }
 
@@ -762,7 +824,7 @@ sp_status sp_pool_load_commit(sp_pool *pool, int32_t slot, const sp_image *image
     info->references = 1;
     info->last_use = ++pool->use;
     info->digest = image->digest;
-    pool->contents[slot].written = false;
+    pool->contents[slot] = (slot_content){.written = false};
     *out_handle = (sp_slot_handle){slot, info->generation};
     return SP_OK;
 }
@@ -796,7 +858,7 @@ sp_status sp_pool_load(sp_pool *pool, const sp_image *image, sp_slot_handle *out
 
     if (pool == NULL || out_handle == NULL)
         return sp_fail(error, SP_ERR_ARGUMENT, NULL, NULL, -1, "pool or out_handle is NULL");
-    status = check_image(pool, image, error);
+    status = check_image(pool, -1, image, error);
     if (status == SP_OK)
         status = sp_pool_check_room(pool, image, error);
     if (status == SP_OK)

@@ -293,6 +293,9 @@ static void take_back(sp_stage *stage, stage_task *task)
     case TASK_COPY:
         sp_stage_copied(stage, task->owner);
         break;
+    case TASK_KEEP:
+        sp_stage_kept(stage, task->owner);
+        break;
     }
 }
 

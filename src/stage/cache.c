@@ -5,6 +5,7 @@
  * with: that one could not be obtained again if its files changed.
  */
 #include "base/alloc.h"
+#include "base/assert.h"
 #include "stage/stage_state.h"
 
 #include <string.h>
@@ -109,7 +110,8 @@ void sp_stage_refresh_slot(sp_stage *stage, stage_content *content)
     if (content->slot < 0)
         return;
     sp_pool_set_pinned(stage->pool, sp_stage_handle_of(content), content->n_pins > 0, NULL);
-    sp_pool_set_awaited(stage->pool, sp_stage_handle_of(content), lost_with_slot || awaited, NULL);
+    sp_pool_set_awaited(stage->pool, sp_stage_handle_of(content),
+                        lost_with_slot || awaited || content->keeping, NULL);
 }
 
 void sp_stage_forget_lost_slots(sp_stage *stage)
@@ -182,6 +184,16 @@ static sp_status finish_copy(sp_stage *stage, stage_content *content)
     return status != SP_OK ? status : SP_AGAIN;
 }
 
+/* It has come into a slot. */
+static void use_slot(sp_stage *stage, stage_content *content)
+{
+    content->fresh = content->n_waiting > 0;
+    stage->handovers += content->fresh;
+    content->prefetch = false;
+    sp_stage_unwant(stage, content);
+    sp_stage_refresh_slot(stage, content);
+}
+
 void sp_stage_copied(sp_stage *stage, stage_content *content)
 {
     sp_status status;
@@ -189,11 +201,7 @@ void sp_stage_copied(sp_stage *stage, stage_content *content)
     content->copying = false;
     status = finish_copy(stage, content);
     if (status == SP_OK) {
-        content->fresh = content->n_waiting > 0;
-        stage->handovers += content->fresh;
-        content->prefetch = false;
-        sp_stage_unwant(stage, content);
-        sp_stage_refresh_slot(stage, content);
+        use_slot(stage, content);
     } else if (status < 0) {
         sp_stage_fail_content(stage, content, status, &content->task.error);
     }
@@ -203,13 +211,104 @@ void sp_stage_copied(sp_stage *stage, stage_content *content)
     sp_stage_drop_unused(stage, content);
 }
 
+/* ---- straight into a slot -------------------------------------------------------------------- */
+
+bool sp_stage_may_land(const sp_stage *stage)
+{
+    int32_t n_empty = 0;
+
+    if (sp_device_get_kind(sp_pool_device(stage->pool)) != SP_DEVICE_CPU)
+        return false;
+    for (int32_t i = 0; i < stage->n_slots; i++) {
+        sp_slot_info info = {.struct_bytes = sizeof info};
+
+        n_empty +=
+            sp_pool_slot_info(stage->pool, i, &info, NULL) == SP_OK && info.state == SP_SLOT_EMPTY;
+    }
+    return n_empty >= 2;
+}
+
+void sp_stage_open_slot(sp_stage *stage, stage_task *task)
+{
+    void *memory;
+
+    if (task->landing != NULL || !sp_stage_may_land(stage) ||
+        sp_pool_load_begin(stage->pool, &task->slot, NULL) != SP_OK)
+        return;
+    SP_ASSERT(stage->slot_content[task->slot] == NULL);
+    if (sp_pool_load_open(stage->pool, task->slot, &task->landing, &memory, NULL) != SP_OK)
+        sp_pool_load_abort(stage->pool, task->slot, NULL);
+}
+
+void sp_stage_close_slot(sp_stage *stage, stage_task *task)
+{
+    if (task->landing == NULL)
+        return;
+    sp_image_destroy(task->landing);
+    task->landing = NULL;
+    task->landed = false;
+    sp_pool_load_abort(stage->pool, task->slot, NULL);
+}
+
+/* The slot is as good a source as any, and is not given up before it has been read. */
+static void start_keeping(sp_stage *stage, stage_content *content, sp_image *landed)
+{
+    content->keeping = true;
+    content->image_bytes = stage->image_bytes;
+    content->task = (stage_task){.kind = TASK_KEEP, .owner = content, .landing = landed};
+    sp_stage_submit(stage, &content->task);
+}
+
+sp_status sp_stage_show_landed(sp_stage *stage, stage_content *content, stage_task *task,
+                               sp_error *error)
+{
+    sp_image *landed = task->landing;
+    sp_slot_handle handle;
+    sp_status status;
+
+    SP_ASSERT(content->slot < 0 && !content->copying && !content->keeping);
+    status = sp_pool_load_commit(stage->pool, task->slot, landed, &handle, error);
+    if (status != SP_OK) {
+        sp_stage_close_slot(stage, task);
+        return status;
+    }
+    task->landing = NULL;
+    sp_stage_take_slot(stage, content, handle);
+    stage->landed++;
+    if (content->image == NULL && !content->fetching) {
+        start_keeping(stage, content, landed);
+    } else {
+        sp_image_destroy(landed);
+        sp_stage_unreserve_image(stage, stage->image_bytes);
+    }
+    use_slot(stage, content);
+    return SP_OK;
+}
+
+void sp_stage_kept(sp_stage *stage, stage_content *content)
+{
+    stage_task *task = &content->task;
+
+    content->keeping = false;
+    sp_image_destroy(task->landing);
+    task->landing = NULL;
+    if (task->status == SP_OK)
+        content->image = task->image;
+    else /* it is in its slot, and can be fetched again */
+        sp_stage_unreserve_image(stage, content->image_bytes);
+    task->image = NULL;
+    sp_stage_refresh_slot(stage, content);
+    sp_stage_drop_unused(stage, content);
+}
+
 /* ---- the end ------------------------------------------------------------------------------- */
 
 void sp_stage_drop_unused(sp_stage *stage, stage_content *content)
 {
     stage_content **link = &stage->contents;
 
-    if (content->n_versions > 0 || content->n_landing > 0 || content->copying || content->fetching)
+    if (content->n_versions > 0 || content->n_landing > 0 || content->copying ||
+        content->fetching || content->keeping)
         return;
     sp_stage_unwant(stage, content);
     if (content->slot >= 0) {

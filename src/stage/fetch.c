@@ -19,7 +19,7 @@
 #define PIECE_STEP  4 /* an element size is a multiple of it, or divides it */
 
 /* A fetch in progress. */
-typedef struct fetch {
+typedef struct stage_fetch {
     const sp_stage *stage;
     const sp_stage_source *source;
     stage_task *task;
@@ -325,23 +325,16 @@ static sp_status other_bytes(const fetch *f, const char *what, sp_error *error)
                               : "");
 }
 
-/* Completes the image, unless its bytes are others than those that the label was made for. */
+/* Completes the image, unless its bytes are others than those that were described. */
 static sp_status seal_image(const fetch *f, const sp_packed_image *packed, sp_image *image,
                             sp_error *error)
 {
-    const sp_image_label label = {packed->ranks, packed->scales, packed->digest, packed->checksum};
-    int32_t n_pairs = 0;
-    sp_status status = sp_image_seal(image, f->stage->layout, &label, &n_pairs, error);
-    sp_digest seal;
+    const stage_task *task = f->task;
+    sp_status status = image == task->landing
+                           ? sp_pool_load_seal(f->stage->pool, task->slot, image, packed, error)
+                           : sp_image_take(image, f->stage->layout, packed, error);
 
-    if (status == SP_OK)
-        status = check_all_pairs(f, n_pairs, (size_t)packed->pairs, error);
-    if (status != SP_OK || packed->seal == NULL)
-        return status;
-    status = sp_image_bind(f->stage->layout, &label, image->data, image->experts, &seal, error);
-    if (status == SP_OK && memcmp(&seal, packed->seal, sizeof seal) != 0)
-        return other_bytes(f, "packed bytes", error);
-    return status;
+    return status == SP_ERR_PEER_CONTENT ? other_bytes(f, "packed bytes", error) : status;
 }
 
 static sp_status create_image(const fetch *f, const sp_packed_image *packed, sp_image **out_image,
@@ -362,34 +355,70 @@ static sp_status create_image(const fetch *f, const sp_packed_image *packed, sp_
     return SP_OK;
 }
 
-static sp_status fetch_image(const fetch *f)
+/* What is described, before any of it moves. */
+static sp_status admit_image(const fetch *f, sp_packed_image *out_packed, sp_error *error)
 {
-    sp_error *error = &f->task->error;
-    sp_packed_image packed = {.struct_bytes = sizeof packed};
-    sp_image *image;
-    sp_status status =
-        sp_struct_read(&packed, sizeof packed, f->description.image, "sp_packed_image", error);
+    sp_status status = sp_struct_read(out_packed, sizeof *out_packed, f->description.image,
+                                      "sp_packed_image", error);
 
     if (status == SP_OK)
-        status = check_image(f, &packed, error);
+        status = check_image(f, out_packed, error);
     if (status == SP_OK)
-        status = audit_tensors_of(f, &packed, error);
+        status = audit_tensors_of(f, out_packed, error);
     if (status == SP_OK) /* before memory is taken for what no slot can have */
-        status = sp_pool_check_experts(f->stage->pool, packed.expert_bytes, error);
-    if (status == SP_OK)
-        status = create_image(f, &packed, &image, error);
+        status = sp_pool_check_experts(f->stage->pool, out_packed->expert_bytes, error);
+    return status;
+}
+
+/* Into the open slot if there is one, else into memory of its own. */
+static sp_status fetch_admitted(const fetch *f, const sp_packed_image *packed)
+{
+    stage_task *task = f->task;
+    sp_image *image = packed->expert_bytes == 0 ? task->landing : NULL;
+    sp_status status = SP_OK;
+
+    if (image == NULL)
+        status = create_image(f, packed, &image, &task->error);
     if (status != SP_OK)
         return status;
-    status = fetch_image_bytes(f, image, error);
+    status = fetch_image_bytes(f, image, &task->error);
     if (status == SP_OK)
-        status = seal_image(f, &packed, image, error);
+        status = seal_image(f, packed, image, &task->error);
     if (status == SP_OK)
-        status = packed_facts(&packed, &f->task->facts, error);
-    if (status == SP_OK)
-        f->task->image = image;
+        status = packed_facts(packed, &task->facts, &task->error);
+    if (image == task->landing)
+        task->landed = status == SP_OK;
+    else if (status == SP_OK)
+        task->image = image;
     else
         sp_image_destroy(image);
     return status;
+}
+
+/* Whether the engine's thread is to open a slot first: then f is the task's, and is fetched when
+ * the task comes again. */
+static bool wait_for_slot(const fetch *f, const sp_packed_image *packed)
+{
+    stage_task *task = f->task;
+
+    if (!task->may_land || task->landing != NULL || packed->expert_bytes > 0)
+        return false;
+    task->may_land = false; /* asked once */
+    task->open = sp_malloc(sizeof *task->open);
+    if (task->open == NULL)
+        return false; /* it comes into memory of its own, or that fails too */
+    *task->open = *f;
+    return true;
+}
+
+static sp_status fetch_image(const fetch *f)
+{
+    sp_packed_image packed = {.struct_bytes = sizeof packed};
+    sp_status status = admit_image(f, &packed, &f->task->error);
+
+    if (status != SP_OK)
+        return status;
+    return wait_for_slot(f, &packed) ? SP_PENDING : fetch_admitted(f, &packed);
 }
 
 /* ---- one source ------------------------------------------------------------------------------ */
@@ -411,7 +440,7 @@ static sp_status content_changed(const fetch *f, sp_error *error)
 static sp_status check_content(const fetch *f)
 {
     stage_task *task = f->task;
-    sp_digest digest = sp_image_digest(task->image);
+    sp_digest digest = sp_image_digest(task->landed ? task->landing : task->image);
     sp_status status = SP_OK;
 
     if (!is_digest(&digest, f->description.digest))
@@ -422,6 +451,17 @@ static sp_status check_content(const fetch *f)
         return SP_OK;
     sp_image_destroy(task->image);
     task->image = NULL;
+    task->landed = false;
+    return status;
+}
+
+/* Of a fetch whose bytes are here, or have failed to come. */
+static sp_status end_fetch(const fetch *f, sp_status status)
+{
+    if (status == SP_OK)
+        status = check_content(f);
+    if (status != SP_OK)
+        sp_stage_facts_clear(&f->task->facts);
     return status;
 }
 
@@ -434,10 +474,38 @@ static sp_status fetch_described(fetch *f)
     if (f->description.digest != NULL && !is_digest(f->description.digest, task->digest))
         return content_changed(f, &task->error);
     status = f->description.image != NULL ? fetch_image(f) : fetch_tensors(f);
+    return status == SP_PENDING ? status : end_fetch(f, status);
+}
+
+static void release(const fetch *f)
+{
+    if (f->source->release != NULL)
+        f->source->release(f->source->user, &f->request, f->description.handle);
+}
+
+void sp_stage_fetch_end(stage_task *task)
+{
+    if (task->open == NULL)
+        return;
+    release(task->open);
+    sp_free(task->open);
+    task->open = NULL;
+}
+
+/* Of a task that has been to the engine's thread for a slot. */
+static sp_status fetch_on(stage_task *task)
+{
+    const fetch *f = task->open;
+    sp_packed_image packed = {.struct_bytes = sizeof packed};
+    sp_status status = sp_struct_read(&packed, sizeof packed, f->description.image,
+                                      "sp_packed_image", &task->error);
+
     if (status == SP_OK)
-        status = check_content(f);
-    if (status != SP_OK)
-        sp_stage_facts_clear(&task->facts);
+        status = end_call(f, SP_OK, &task->error); /* it may have been cancelled */
+    if (status == SP_OK)
+        status = fetch_admitted(f, &packed);
+    status = end_fetch(f, status);
+    sp_stage_fetch_end(task);
     return status;
 }
 
@@ -462,8 +530,8 @@ static sp_status fetch_from(const sp_stage *stage, stage_task *task)
     status = end_call(&f, described, &task->error);
     if (status == SP_OK)
         status = fetch_described(&f);
-    if (described == SP_OK && f.source->release != NULL)
-        f.source->release(f.source->user, &f.request, f.description.handle);
+    if (described == SP_OK && status != SP_PENDING)
+        release(&f);
     return status;
 }
 
@@ -507,8 +575,8 @@ bool sp_stage_fetch(const sp_stage *stage, stage_task *task)
         task->status = pack(stage, task, task->adapter);
         return true;
     }
-    task->status = fetch_from(stage, task);
-    if (task->status == SP_OK)
+    task->status = task->open != NULL ? fetch_on(task) : fetch_from(stage, task);
+    if (task->status == SP_OK || task->open != NULL)
         return true;
     if (may_go_on(task)) {
         keep_first(task);

@@ -156,6 +156,7 @@ static void submit_load(sp_stage *stage, stage_load *load)
     load->task.name = load->version->name;
     load->task.location = load->version->location;
     load->task.digest = load->by_digest ? &load->wanted : NULL;
+    load->task.may_land = load->task.adapter == NULL && sp_stage_may_land(stage);
     stage->fetches++;
     sp_stage_submit(stage, &load->task);
 }
@@ -496,10 +497,9 @@ void sp_stage_settle_landings(sp_stage *stage, stage_content *content, sp_status
     }
 }
 
-/* The content with these bytes: one that is there already, or the load's spare. */
-static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *image)
+/* The content of this digest: one that is there already, or the load's spare. */
+static stage_content *content_of(sp_stage *stage, stage_load *load, sp_digest digest)
 {
-    sp_digest digest = sp_image_digest(image);
     stage_content *content = sp_stage_find_content(stage, &digest);
 
     if (content == NULL) {
@@ -513,7 +513,14 @@ static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *i
     sp_stage_facts_clear(&content->facts);
     content->facts = load->task.facts;
     load->task.facts = (sp_stage_facts){.struct_bytes = sizeof load->task.facts};
-    if (content->image == NULL) {
+    return content;
+}
+
+static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *image)
+{
+    stage_content *content = content_of(stage, load, sp_image_digest(image));
+
+    if (content->image == NULL && !content->keeping) {
         content->image = image;
         content->image_bytes = sp_image_bytes(image);
         sp_stage_refresh_slot(stage, content);
@@ -522,6 +529,28 @@ static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *i
         sp_image_destroy(image);
     }
     return content;
+}
+
+/* What came straight into a slot: shown there, unless the same content is in one already. */
+static sp_status show_landed(sp_stage *stage, stage_load *load, stage_content **out_content,
+                             sp_error *error)
+{
+    sp_digest digest = sp_image_digest(load->task.landing);
+    stage_content *content = content_of(stage, load, digest);
+    sp_status status = SP_OK;
+
+    content->n_landing++; /* holds it meanwhile */
+    if (content->slot < 0 && !content->copying) {
+        status = sp_stage_show_landed(stage, content, &load->task, error);
+    } else {
+        sp_stage_close_slot(stage, &load->task);
+        sp_stage_unreserve_image(stage, stage->image_bytes);
+    }
+    content->n_landing--;
+    if (status != SP_OK)
+        sp_stage_drop_unused(stage, content);
+    *out_content = content;
+    return status;
 }
 
 /* Ends the load of an image that fits no slot, or not into the host cache now. */
@@ -539,29 +568,48 @@ static sp_status check_size(sp_stage *stage, const sp_image *image, sp_error *er
     return sp_stage_grow_image(stage, image) ? SP_OK : cache_full(stage, error);
 }
 
+/* Described, and packed already: it may have a slot's memory, and goes on. */
+static void fetch_on(sp_stage *stage, stage_load *load)
+{
+    if (!load->cancelled)
+        sp_stage_open_slot(stage, &load->task);
+    sp_stage_submit(stage, &load->task);
+}
+
 void sp_stage_load_fetched(sp_stage *stage, stage_load *load)
 {
     sp_image *image = load->task.image;
     sp_error error = load->task.error;
     sp_status status = load->task.status;
+    bool landed = load->task.landed;
+    stage_content *content = NULL;
 
+    if (load->task.open != NULL) {
+        fetch_on(stage, load);
+        return;
+    }
     sp_adapter_release(load->task.adapter);
     load->task.adapter = NULL;
+    if (!landed)
+        sp_stage_close_slot(stage, &load->task);
     if (status == SP_OK) {
         status = check_load(stage, load, &error);
-        if (status == SP_OK)
+        if (status == SP_OK && landed)
+            status = show_landed(stage, load, &content, &error);
+        else if (status == SP_OK)
             status = check_size(stage, image, &error);
         if (status != SP_OK)
             sp_image_destroy(image);
     }
     if (status != SP_OK) {
+        sp_stage_close_slot(stage, &load->task);
         sp_stage_unreserve_image(stage, stage->image_bytes);
         if (load->task.status != SP_OK && !load->cancelled)
             settle_followers(stage, load);
         settle(stage, load, status, &error);
         return;
     }
-    begin_landing(stage, load, content_for(stage, load, image));
+    begin_landing(stage, load, landed ? content : content_for(stage, load, image));
 }
 
 /* ---- outcomes ------------------------------------------------------------------------------ */

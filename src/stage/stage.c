@@ -197,6 +197,17 @@ static void drop_task_image(stage_task *task)
         sp_image_destroy(task->image);
 }
 
+/* What a load has opened, and the slot that an image is being made of, which is a content's. */
+static void drop_opened(sp_stage *stage, stage_task *task)
+{
+    if (task->kind == TASK_KEEP) {
+        sp_image_destroy(task->landing);
+        return;
+    }
+    sp_stage_fetch_end(task);
+    sp_stage_close_slot(stage, task);
+}
+
 static void drop_queue(sp_stage *stage, const stage_queue *queue)
 {
     stage_task *next;
@@ -204,6 +215,7 @@ static void drop_queue(sp_stage *stage, const stage_queue *queue)
     for (stage_task *task = queue->first; task != NULL; task = next) {
         next = task->next;
         drop_task_image(task);
+        drop_opened(stage, task);
         if (task->kind == TASK_COPY)
             sp_pool_load_abort(stage->pool, task->slot, NULL);
     }
@@ -278,6 +290,7 @@ static sp_stage_stats stats_of(const sp_stage *stage)
         .handovers = stage->handovers,
         .evictions = stage->evictions,
         .n_in_flight = stage->n_in_flight,
+        .landed = stage->landed,
     };
 
     for (const stage_content *c = stage->contents; c != NULL; c = c->next)

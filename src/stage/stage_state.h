@@ -9,7 +9,8 @@
  *
  * Invariants. A content has at least one version or load, or a task in progress. slot_content[s] =
  * c exactly while c->slot = s or c is being copied to s. host_bytes counts the image of every
- * content with one and of every fetch in progress, and never exceeds the budget.
+ * content with one, of every fetch in progress and of every image that is being kept, and never
+ * exceeds the budget. A slot that a load has opened has no content yet.
  */
 #ifndef SP_STAGE_STAGE_STATE_H
 #define SP_STAGE_STAGE_STATE_H
@@ -21,7 +22,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-typedef enum stage_task_kind { TASK_LOAD, TASK_REFETCH, TASK_COPY } stage_task_kind;
+/* TASK_KEEP: an image on the host of what came straight into a slot. */
+typedef enum stage_task_kind { TASK_LOAD, TASK_REFETCH, TASK_COPY, TASK_KEEP } stage_task_kind;
 
 typedef struct stage_task {
     struct stage_task *next;
@@ -41,8 +43,13 @@ typedef struct stage_task {
     sp_image *image;           /* fetched: owned until taken; copy: borrowed from the content */
     sp_stage_facts facts;
     double seconds;
-    /* copy */
-    int32_t slot;
+    /* A packed image may come into a slot's own memory: the fetch stops once it is described, the
+     * engine's thread opens a slot, or not, and the fetch goes on. */
+    bool may_land;            /* there was a slot for it when it began */
+    bool landed;              /* all is in the slot, sealed, and there is no other image */
+    struct stage_fetch *open; /* described, and not yet fetched; owned */
+    sp_image *landing;        /* of the open slot, or of TASK_KEEP the one that is read; owned */
+    int32_t slot;             /* copy, and where landing is not NULL */
 
     sp_status status;
     sp_error error;
@@ -59,6 +66,7 @@ typedef struct stage_content {
     int32_t slot;             /* -1: in none */
     uint64_t slot_generation; /* the pool's, of that slot */
     bool copying, fetching;
+    bool keeping;        /* its slot is read for an image on the host, which is counted already */
     bool fresh;          /* in a slot, and not yet used by those that waited for it */
     bool prefetch;       /* wanted in a slot without a waiting request */
     bool budget_blocked; /* its fetch waits for room in the host cache */
@@ -150,7 +158,7 @@ struct sp_stage {
     int64_t next_ticket;
     uint64_t next_fetch;
     int32_t n_in_flight; /* tasks queued or running, or done and not taken */
-    uint64_t fetches, copies, handovers, evictions;
+    uint64_t fetches, copies, handovers, evictions, landed;
 
     /* shared with the workers, under the mutex */
     pthread_mutex_t mutex;
@@ -191,9 +199,12 @@ void sp_stage_facts_clear(sp_stage_facts *facts);
 
 /*
  * Runs a fetch on a loader thread. Fills the task's image and facts, or its status and error;
- * false: this source does not have it, and the task passes to the next one.
+ * false: this source does not have it, and the task passes to the next one. task->open is not NULL
+ * afterwards: the task is to come again, with a slot or without one.
  */
 bool sp_stage_fetch(const sp_stage *stage, stage_task *task);
+/* Ends a fetch that is described and will not be fetched; no effect without one. */
+void sp_stage_fetch_end(stage_task *task);
 /* Cancels a fetch, on the engine's thread. */
 void sp_stage_cancel(const sp_stage *stage, stage_task *task);
 /* Tells sources of calls that are past their deadlines. */
@@ -226,6 +237,19 @@ void sp_stage_refresh_slot(sp_stage *stage, stage_content *content);
 sp_slot_handle sp_stage_handle_of(const stage_content *content);
 /* Records that the content has been copied into this slot; releases the load's reference. */
 void sp_stage_take_slot(sp_stage *stage, stage_content *content, sp_slot_handle handle);
+/* Whether a packed image may come straight into a slot: on the CPU, where one is EMPTY and another
+ * stays so for those that need one sooner. */
+bool sp_stage_may_land(const sp_stage *stage);
+/* Opens a slot for the task, if one may be opened now. */
+void sp_stage_open_slot(sp_stage *stage, stage_task *task);
+/* Gives up the slot that the task has opened; no effect if it has none. */
+void sp_stage_close_slot(sp_stage *stage, stage_task *task);
+/* Shows what has landed in the task's slot, for this content, and has an image of it kept on the
+ * host, in the room that the task has reserved. The slot is closed after a failure. */
+sp_status sp_stage_show_landed(sp_stage *stage, stage_content *content, stage_task *task,
+                               sp_error *error);
+/* The image that was to be kept is here, or could not be made. */
+void sp_stage_kept(sp_stage *stage, stage_content *content);
 /* Whether no request holds the content's slot; it must be in one. */
 bool sp_stage_slot_idle(const sp_stage *stage, const stage_content *content);
 /* Frees a content that nothing needs any more. */

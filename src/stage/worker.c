@@ -7,6 +7,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/fork_epoch.h"
+#include "pool/image.h"
 #include "stage/stage_state.h"
 
 #include <errno.h>
@@ -36,7 +37,7 @@ static stage_task *pop(stage_queue *queue)
 
 static stage_queue *queue_of(sp_stage *stage, const stage_task *task)
 {
-    if (task->kind == TASK_COPY)
+    if (task->kind == TASK_COPY || task->kind == TASK_KEEP)
         return &stage->copy_queue;
     return task->adapter != NULL ? &stage->pack_queue : &stage->fetch_queues[task->source];
 }
@@ -49,6 +50,8 @@ static bool run_task(sp_stage *stage, stage_task *task)
 
     if (task->kind == TASK_COPY)
         task->status = sp_pool_load_write(stage->pool, task->slot, task->image, &task->error);
+    else if (task->kind == TASK_KEEP)
+        task->status = sp_image_copy(stage->layout, task->landing, &task->image, &task->error);
     else
         finished = sp_stage_fetch(stage, task);
     task->seconds += sp_clock_seconds() - began;

@@ -427,6 +427,33 @@ static void handles(void **state)
     assert_ok(sp_pool_check_handle(w.pool, w.handle, &error), &error);
 }
 
+static void slots_that_are_opened(void **state)
+{
+    const sp_packed_image packed = {.struct_bytes = sizeof packed};
+    sp_image *image = NULL;
+    void *memory = NULL;
+    int32_t slot, ready = w.handle.slot;
+
+    (void)state;
+    REFUSED(SP_ERR_ARGUMENT, "pool", sp_pool_load_open(NULL, 0, &image, &memory, &error));
+    REFUSED(SP_ERR_ARGUMENT, "out_image", sp_pool_load_open(w.pool, 0, NULL, &memory, &error));
+    REFUSED(SP_ERR_ARGUMENT, "out_memory", sp_pool_load_open(w.pool, 0, &image, NULL, &error));
+    REFUSED(SP_ERR_ARGUMENT, "slot", sp_pool_load_open(w.pool, 9, &image, &memory, &error));
+    REFUSED(SP_ERR_STATE, "slot", sp_pool_load_open(w.pool, ready, &image, &memory, &error));
+    REFUSED(SP_ERR_ARGUMENT, "pool", sp_pool_load_seal(NULL, 0, w.image, &packed, &error));
+    REFUSED(SP_ERR_ARGUMENT, "slot", sp_pool_load_seal(w.pool, 9, w.image, &packed, &error));
+    REFUSED(SP_ERR_ARGUMENT, "image", sp_pool_load_seal(w.pool, ready, NULL, &packed, &error));
+    REFUSED(SP_ERR_STATE, "slot", sp_pool_load_seal(w.pool, ready, w.image, &packed, &error));
+    assert_null(image);
+    assert_null(memory);
+    assert_ok(sp_pool_load_begin(w.pool, &slot, &error), &error);
+    assert_ok(sp_pool_load_open(w.pool, slot, &image, &memory, &error), &error);
+    REFUSED(SP_ERR_ARGUMENT, "sp_packed_image",
+            sp_pool_load_seal(w.pool, slot, image, NULL, &error));
+    assert_ok(sp_pool_load_abort(w.pool, slot, &error), &error);
+    sp_image_destroy(image);
+}
+
 static void loads_in_pieces(void **state)
 {
     sp_slot_handle handle = {-7, 7};
@@ -678,11 +705,17 @@ static void engine_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        MISUSE(the_allocator),   MISUSE(executors),   MISUSE(devices),      MISUSE(copies),
-        MISUSE(streams),         MISUSE(events),      MISUSE(geometries),   MISUSE(adapters),
-        MISUSE(safetensors),     MISUSE(layouts),     MISUSE(pools),        MISUSE(handles),
-        MISUSE(loads_in_pieces), MISUSE(plans),       MISUSE(engines),      MISUSE(texts),
-        MISUSE(requests),        MISUSE(constraints), MISUSE(engine_stats), MISUSE(engine_memory),
+        MISUSE(the_allocator),   MISUSE(executors),
+        MISUSE(devices),         MISUSE(copies),
+        MISUSE(streams),         MISUSE(events),
+        MISUSE(geometries),      MISUSE(adapters),
+        MISUSE(safetensors),     MISUSE(layouts),
+        MISUSE(pools),           MISUSE(handles),
+        MISUSE(loads_in_pieces), MISUSE(slots_that_are_opened),
+        MISUSE(plans),           MISUSE(engines),
+        MISUSE(texts),           MISUSE(requests),
+        MISUSE(constraints),     MISUSE(engine_stats),
+        MISUSE(engine_memory),
     };
     return cmocka_run_group_tests(tests, misuse_open_world, misuse_close_world);
 }

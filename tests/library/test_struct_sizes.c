@@ -1049,7 +1049,7 @@ static const given all_given[] = {
     GIVEN(sp_stage_version_info, generation, load_seconds, give_version_at),
     GIVEN(sp_stage_version_info, generation, load_seconds, give_version_of),
     GIVEN(sp_hold, slot, begun, give_hold),
-    GIVEN(sp_stage_stats, host_bytes, n_in_flight, give_stage_stats),
+    GIVEN(sp_stage_stats, host_bytes, landed, give_stage_stats),
     GIVEN(sp_wanted_tensor, index, bytes, give_wanted),
     GIVEN(sp_delta_pieces, shrink, packed_x, give_pieces),
     GIVEN(sp_site, path, tied, give_site),

@@ -234,11 +234,24 @@ static void check_experts(const world *w, int32_t slot, const sp_image *image)
     }
 }
 
+/* What came straight into its slot has an image on the host soon after. */
+static sp_stage_version_info find_kept(const world *w, const char *name)
+{
+    sp_stage_version_info info = find(w, name);
+
+    for (int i = 0; i < 1000 && info.image_bytes == 0; i++) {
+        sp_stage_wait(w->stage, 100);
+        sp_stage_poll(w->stage);
+        info = find(w, name);
+    }
+    return info;
+}
+
 static void check_is(const world *w, const char *name, const char *folder)
 {
     size_t slot_bytes = sp_layout_slot_bytes(w->layout);
     const char *first = sp_pool_tables_at(w->pool, 0)->first_a;
-    sp_stage_version_info info = find(w, name);
+    sp_stage_version_info info = find_kept(w, name);
     sp_adapter *adapter;
     sp_image *image;
     sp_error error;

@@ -325,11 +325,24 @@ static void check_rows(const world *w, int32_t slot, sp_site_kind kind, const sp
                  (size_t)part->vocab * 4);
 }
 
+/* What came straight into its slot has an image on the host soon after. */
+static sp_stage_version_info find_kept(const world *w, const char *name)
+{
+    sp_stage_version_info info = find(w, name);
+
+    for (int i = 0; i < 1000 && info.image_bytes == 0; i++) {
+        sp_stage_wait(w->stage, 100);
+        sp_stage_poll(w->stage);
+        info = find(w, name);
+    }
+    return info;
+}
+
 /* The name means the folder's content, and its slot has the bytes that packing the files gives. */
 static void check_is(const world *w, const char *name, const char *folder)
 {
     sp_image *image = packed(w, folder);
-    sp_stage_version_info info = find(w, name);
+    sp_stage_version_info info = find_kept(w, name);
     const sp_overlay *overlay = image->overlay;
 
     assert_memory_equal(&info.digest, &image->digest, sizeof info.digest);
@@ -339,6 +352,35 @@ static void check_is(const world *w, const char *name, const char *folder)
     check_rows(w, info.slot, SP_SITE_HEAD, overlay, overlay ? &overlay->head : NULL);
     assert_int_equal(info.image_bytes, sp_image_bytes(image));
     sp_image_destroy(image);
+}
+
+/* Of the pool's slots, and of the copies into them that needed none. */
+static int32_t count_slots(const world *w, sp_slot_state state)
+{
+    int32_t n = 0;
+
+    for (int32_t slot = 0; slot < sp_pool_slots(w->pool); slot++) {
+        sp_slot_info info = {.struct_bytes = sizeof info};
+        sp_error error;
+
+        assert_ok(sp_pool_slot_info(w->pool, slot, &info, &error), &error);
+        n += info.state == state;
+    }
+    return n;
+}
+
+static uint64_t n_landed(const world *w)
+{
+    sp_stage_stats stats = {.struct_bytes = sizeof stats};
+    sp_error error;
+
+    assert_ok(sp_stage_get_stats(w->stage, &stats, &error), &error);
+    return stats.landed;
+}
+
+static bool lands(int32_t slots)
+{
+    return slots > 2 && strcmp(device_name, "cpu") == 0;
 }
 
 static unsigned long long moved(const world *w)
@@ -414,6 +456,7 @@ static void every_fixture_as_from_disk(void **state)
         assert_true(counts.described > 10 && counts.bytes == moved(w));
         assert_true((trusted ? counts.images : counts.images_passed) > 10);
         assert_int_equal(trusted ? counts.images_passed : counts.images, 0);
+        assert_int_equal(n_landed(w), trusted && lands(3) ? counts.images : 0);
         world_destroy(w);
     }
 }
@@ -644,8 +687,10 @@ static void a_slow_peer_is_no_hung_one(void **state)
 static void a_peer_that_dies_half_way(void **state)
 {
     (void)state;
-    for (int trusted = 0; trusted < 2; trusted++) {
-        world *w = world_create(2);
+    for (int round = 0; round < 3; round++) {
+        bool trusted = round > 0;
+        int32_t slots = round < 2 ? 2 : 4; /* four: into one of them */
+        world *w = world_create(slots);
         uint64_t generation, size;
         char *before;
         sp_error error;
@@ -663,6 +708,7 @@ static void a_peer_that_dies_half_way(void **state)
             assert_int_equal(load(w, "plain-r8", NULL, PEER(0), NULL, &error), SP_ERR_PEER_LOST);
             assert_int_equal(find(w, "plain-r8").generation, generation);
             check_slot(w, "plain-r8", before);
+            assert_int_equal(count_slots(w, SP_SLOT_EMPTY), slots - 1);
         }
         w->peers[0].manner = FAKE_SERVES;
         assert_ok(load(w, "plain-r8", NULL, PEER(0), NULL, &error), &error);
@@ -1067,26 +1113,33 @@ static const forgery image_forgeries[] = {
     {forge_the_bytes, SP_ERR_PEER_PROTOCOL, "peer-manifest", true},
 };
 
+/* With two slots an image comes into memory of its own, with four into one of them. */
 static void forgeries_in_images(void **state)
 {
-    world *w = world_create(2);
-    sp_peer_source_counts counts;
-    sp_error error;
-
     (void)state;
-    w->trust_images = w->peers[0].proven = true;
-    w->peers[0].layout = w->layout;
-    start(w);
-    assert_ok(load_folder(w, "plain-r8", "attn-r4", &error), &error);
-    for (size_t i = 0; i < sizeof image_forgeries / sizeof *image_forgeries; i++)
-        check_forgery(w, &image_forgeries[i], NULL);
-    /* What the tensors are does not matter then. */
-    w->peers[0].forgery = forge_a_byte;
-    assert_ok(load(w, "plain-r8", NULL, PEER(0), NULL, &error), &error);
-    check_is(w, "plain-r8", "plain-r8");
-    sp_peer_source_count(w->sources[0], &counts);
-    assert_int_equal(counts.images_passed, 0);
-    world_destroy(w);
+    for (int32_t slots = 2; slots <= 4; slots += 2) {
+        world *w = world_create(slots);
+        sp_peer_source_counts counts;
+        sp_error error;
+
+        w->trust_images = w->peers[0].proven = true;
+        w->peers[0].layout = w->layout;
+        start(w);
+        assert_ok(load_folder(w, "plain-r8", "attn-r4", &error), &error);
+        for (size_t i = 0; i < sizeof image_forgeries / sizeof *image_forgeries; i++) {
+            check_forgery(w, &image_forgeries[i], NULL);
+            assert_int_equal(count_slots(w, SP_SLOT_EMPTY), slots - 1);
+        }
+        assert_int_equal(n_landed(w), 0);
+        /* What the tensors are does not matter then. */
+        w->peers[0].forgery = forge_a_byte;
+        assert_ok(load(w, "plain-r8", NULL, PEER(0), NULL, &error), &error);
+        check_is(w, "plain-r8", "plain-r8");
+        assert_int_equal(n_landed(w), lands(slots));
+        sp_peer_source_count(w->sources[0], &counts);
+        assert_int_equal(counts.images_passed, 0);
+        world_destroy(w);
+    }
 }
 
 /* Without trust the same false images are not even read. */
@@ -1211,6 +1264,175 @@ static void other_bytes_under_the_same_name(void **state)
     world_destroy(w);
 }
 
+/* ---- straight into a slot -------------------------------------------------------------------- */
+
+static world *landing_world(void)
+{
+    world *w = world_create(4);
+
+    w->threads = 1;
+    w->trust_images = w->peers[0].proven = w->peers[1].proven = true;
+    w->peers[0].layout = w->peers[1].layout = w->layout;
+    start(w);
+    return w;
+}
+
+static void hold_and_release(const world *w, const char *name)
+{
+    sp_hold held = {.struct_bytes = sizeof held};
+    sp_error error;
+    sp_status status;
+
+    assert_ok(sp_stage_hold(w->stage, SP_HOLD_NAMED, name, &held, &error), &error);
+    while ((status = sp_stage_request(w->stage, &held, false, &error)) > 0) {
+        sp_stage_wait(w->stage, 100);
+        sp_stage_poll(w->stage);
+    }
+    assert_ok(status, &error);
+    sp_stage_release(w->stage, &held);
+}
+
+/* Others need its slot: the image that was kept brings it back, without the peer. */
+static void what_landed_is_kept_on_the_host(void **state)
+{
+    static const char *const others[] = {"attn-r4", "ffn", "r1", "patterns"};
+    world *w = landing_world();
+    int described;
+    sp_error error;
+
+    (void)state;
+    if (!lands(4)) {
+        world_destroy(w);
+        skip();
+    }
+    assert_ok(load(w, "plain-r8", NULL, PEER(0), NULL, &error), &error);
+    assert_int_equal(n_landed(w), 1);
+    assert_int_equal(find(w, "plain-r8").image_bytes, 0); /* the slot is all there is so far */
+    check_is(w, "plain-r8", "plain-r8");
+    described = w->peers[0].n_described;
+    for (size_t i = 0; i < 4; i++) {
+        assert_ok(load_folder(w, others[i], others[i], &error), &error);
+        hold_and_release(w, others[i]);
+    }
+    assert_int_equal(find(w, "plain-r8").slot, -1);
+    fail_with(&w->peers[0], SP_ERR_PEER_UNREACHABLE, "peer-unreachable");
+    fail_with(&w->peers[1], SP_ERR_PEER_UNREACHABLE, "peer-unreachable");
+    hold_and_release(w, "plain-r8");
+    check_is(w, "plain-r8", "plain-r8");
+    assert_int_equal(w->peers[0].n_described, described);
+    assert_int_equal(n_landed(w), 1);
+    world_destroy(w);
+}
+
+/* Unloaded, and the stage destroyed, at each point of keeping it. */
+static void what_is_being_kept_may_go(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 2; round++) {
+        world *w = landing_world();
+        sp_error error;
+
+        assert_ok(load(w, "plain-r8", NULL, PEER(0), NULL, &error), &error);
+        if (round == 0)
+            assert_ok(sp_stage_unload(w->stage, "plain-r8", &error), &error);
+        while (round == 0 && sp_stage_poll(w->stage) != SP_AGAIN)
+            sp_stage_wait(w->stage, 10);
+        if (round == 0) {
+            sp_stage_stats stats = {.struct_bytes = sizeof stats};
+
+            assert_ok(sp_stage_get_stats(w->stage, &stats, &error), &error);
+            assert_int_equal(stats.host_bytes, 0);
+            assert_int_equal(count_slots(w, SP_SLOT_EMPTY), 4);
+        }
+        world_destroy(w);
+    }
+}
+
+/* A peer hangs with the slot open: the others serve, and whatever ends it frees the slot. */
+static void a_hung_peer_gives_its_slot_back(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 2; round++) {
+        world *w = landing_world();
+        int64_t ticket;
+        sp_error error;
+
+        w->peers[0].manner = FAKE_HANGS_FETCHING;
+        assert_int_equal(begin(w, "plain-r8", NULL, PEER(0), NULL, &ticket, &error), SP_PENDING);
+        while (atomic_load(&w->peers[0].n_waiting) == 0) {
+            sp_stage_wait(w->stage, 10);
+            sp_stage_poll(w->stage);
+        }
+        assert_int_equal(count_slots(w, SP_SLOT_LOADING), lands(4));
+        assert_ok(load_folder(w, "ffn", "ffn", &error), &error);
+        hold_and_release(w, "ffn");
+        check_is(w, "ffn", "ffn");
+        if (round == 0) {
+            assert_ok(sp_stage_unload(w->stage, "plain-r8", &error), &error);
+            assert_int_equal(settle(w, ticket, &error), SP_ERR_STATE);
+            assert_string_equal(error.code, "load-cancelled");
+            while (sp_stage_poll(w->stage) != SP_AGAIN)
+                sp_stage_wait(w->stage, 10);
+        } else {
+            stop(w);
+            assert_int_equal(count_slots(w, SP_SLOT_EMPTY), 4);
+            start(w);
+        }
+        assert_int_equal(count_slots(w, SP_SLOT_LOADING), 0);
+        w->peers[0].manner = FAKE_SERVES;
+        assert_ok(load(w, "plain-r8", NULL, PEER(0), NULL, &error), &error);
+        check_is(w, "plain-r8", "plain-r8");
+        world_destroy(w);
+    }
+}
+
+/* The first peer dies half-way into the slot, the second one's image, or tensors, come. */
+static void the_next_peer_goes_on(void **state)
+{
+    (void)state;
+    for (int tensors = 0; tensors < 2; tensors++) {
+        world *w = landing_world();
+        sp_error error;
+
+        w->peers[0].manner = FAKE_DIES_FETCHING;
+        w->peers[0].dies_after = sp_layout_slot_bytes(w->layout) / 2;
+        if (tensors)
+            w->peers[1].layout = NULL;
+        assert_ok(load_by_name(w, "plain-r8", &error), &error);
+        check_is(w, "plain-r8", "plain-r8");
+        assert_int_equal(n_landed(w), lands(4) && !tensors);
+        assert_int_equal(count_slots(w, SP_SLOT_EMPTY), 3);
+        world_destroy(w);
+    }
+}
+
+/* Two names of one content, at the same time: it has one slot. */
+static void one_content_lands_once(void **state)
+{
+    static const char *const names[] = {"x", "y"};
+    world *w = landing_world();
+    int64_t tickets[2];
+    sp_error error;
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        w->peers[i].names = names;
+        w->peers[i].n_names = 2;
+        w->peers[i].instead = "plain-r8";
+        w->peers[i].slow_ms = 100;
+        assert_int_equal(begin(w, names[i], NULL, PEER(i), NULL, &tickets[i], &error), SP_PENDING);
+    }
+    while (lands(4) && count_slots(w, SP_SLOT_LOADING) < 2)
+        sp_stage_poll(w->stage);
+    for (int i = 0; i < 2; i++)
+        assert_ok(settle(w, tickets[i], &error), &error);
+    assert_int_equal(find(w, "x").slot, find(w, "y").slot);
+    assert_int_equal(n_landed(w), lands(4));
+    assert_int_equal(count_slots(w, SP_SLOT_EMPTY), 3);
+    check_is(w, "x", "plain-r8");
+    world_destroy(w);
+}
+
 /* ---- DEFAULT --------------------------------------------------------------------------------- */
 
 static void what_comes_in_moves_no_default(void **state)
@@ -1289,6 +1511,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(an_image_for_another_layout),
         cmocka_unit_test(a_digest_never_means_other_bytes),
         cmocka_unit_test(other_bytes_under_the_same_name),
+        cmocka_unit_test(what_landed_is_kept_on_the_host),
+        cmocka_unit_test(what_is_being_kept_may_go),
+        cmocka_unit_test(a_hung_peer_gives_its_slot_back),
+        cmocka_unit_test(the_next_peer_goes_on),
+        cmocka_unit_test(one_content_lands_once),
         cmocka_unit_test(what_comes_in_moves_no_default),
         cmocka_unit_test(every_allocation_may_fail),
     };

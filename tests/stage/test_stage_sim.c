@@ -94,14 +94,15 @@ typedef struct sim {
     int64_t next_id;
     int32_t head_waited; /* steps since the head of the queue has waited for a slot */
     int64_t head;
-    bool head_full; /* it waits for a slot, not for room in the host cache */
+    uint64_t landed; /* straight into slots, so far */
+    bool head_full;  /* it waits for a slot, not for room in the host cache */
 } sim;
 
 /* What the whole run covered; asserted at the end, so that no branch is dead. */
 static struct {
     uint64_t loads_ok, loads_failed, pool_full, host_full, pinned_for_good, changed, preempted;
     uint64_t waited_max, cancelled, shared, name_taken, stale, busy_unload, memory;
-    uint64_t images, forgeries, peer_failures, by_digest, other_bytes;
+    uint64_t images, landed, forgeries, peer_failures, by_digest, other_bytes;
 } seen;
 
 static sim *running; /* for the line that replays a failure */
@@ -539,7 +540,7 @@ static void check_registry(const sim *s)
     SIM_CHECK(n_current == 0);
 }
 
-static void check_budget(const sim *s)
+static void check_budget(sim *s)
 {
     size_t image_bytes = s->expected[0]->bytes;
     sp_stage_stats stats = {.struct_bytes = sizeof stats};
@@ -548,9 +549,11 @@ static void check_budget(const sim *s)
     SIM_CHECK(s->budget == 0 || stats.host_bytes <= s->budget);
     SIM_CHECK(stats.host_bytes >= (size_t)stats.n_images * image_bytes);
     SIM_CHECK(stats.host_bytes <= (size_t)(stats.n_images + stats.n_in_flight) * image_bytes);
+    seen.landed += stats.landed - s->landed;
+    s->landed = stats.landed;
 }
 
-static void check_all(const sim *s)
+static void check_all(sim *s)
 {
     check_slots(s);
     check_requests(s);
@@ -976,20 +979,20 @@ static seed_range seeds;
 
 static void print_seen(void)
 {
-    print_message(
-        "seeds %llu..%llu: loads %llu, failed %llu, shared %llu, POOL_FULL %llu, host "
-        "cache full %llu, pinned for good %llu, content changed %llu, preempted %llu, "
-        "cancelled %llu, images of peers %llu, their failures %llu, their forgeries %llu, other "
-        "bytes %llu, by digest %llu, longest wait %llu steps\n",
-        (unsigned long long)seeds.first, (unsigned long long)(seeds.first + seeds.n - 1),
-        (unsigned long long)seen.loads_ok, (unsigned long long)seen.loads_failed,
-        (unsigned long long)seen.shared, (unsigned long long)seen.pool_full,
-        (unsigned long long)seen.host_full, (unsigned long long)seen.pinned_for_good,
-        (unsigned long long)seen.changed, (unsigned long long)seen.preempted,
-        (unsigned long long)seen.cancelled, (unsigned long long)seen.images,
-        (unsigned long long)seen.peer_failures, (unsigned long long)seen.forgeries,
-        (unsigned long long)seen.other_bytes, (unsigned long long)seen.by_digest,
-        (unsigned long long)seen.waited_max);
+    print_message("seeds %llu..%llu: loads %llu, failed %llu, shared %llu, POOL_FULL %llu, host "
+                  "cache full %llu, pinned for good %llu, content changed %llu, preempted %llu, "
+                  "cancelled %llu, images of peers %llu, %llu of them straight into slots, "
+                  "their failures %llu, their forgeries %llu, other "
+                  "bytes %llu, by digest %llu, longest wait %llu steps\n",
+                  (unsigned long long)seeds.first, (unsigned long long)(seeds.first + seeds.n - 1),
+                  (unsigned long long)seen.loads_ok, (unsigned long long)seen.loads_failed,
+                  (unsigned long long)seen.shared, (unsigned long long)seen.pool_full,
+                  (unsigned long long)seen.host_full, (unsigned long long)seen.pinned_for_good,
+                  (unsigned long long)seen.changed, (unsigned long long)seen.preempted,
+                  (unsigned long long)seen.cancelled, (unsigned long long)seen.images,
+                  (unsigned long long)seen.landed, (unsigned long long)seen.peer_failures,
+                  (unsigned long long)seen.forgeries, (unsigned long long)seen.other_bytes,
+                  (unsigned long long)seen.by_digest, (unsigned long long)seen.waited_max);
 }
 
 static void test_random_lives(void **state)
@@ -1002,7 +1005,7 @@ static void test_random_lives(void **state)
     assert_true(seen.loads_ok > 0 && seen.loads_failed > 0 && seen.shared > 0);
     assert_true(seen.pool_full > 0 && seen.host_full > 0 && seen.pinned_for_good > 0);
     assert_true(seen.changed > 0 && seen.preempted > 0 && seen.cancelled > 0);
-    assert_true(seen.images > 0 && seen.peer_failures > 0 && seen.forgeries > 0);
+    assert_true(seen.images > 0 && seen.landed > 0 && seen.peer_failures > 0 && seen.forgeries > 0);
     assert_true(seen.other_bytes > 0 && seen.by_digest > 0);
     assert_true(seen.name_taken > 0 && seen.stale > 0 && seen.busy_unload > 0 && seen.memory > 0);
 }

@@ -16,6 +16,7 @@
 #define SIDEPATH_SOURCE_H
 
 #include <sidepath/intake.h>
+#include <sidepath/pool.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -51,31 +52,6 @@ typedef struct sp_source_piece {
 SP_API bool sp_source_is_cancelled(const sp_source_request *request);
 
 /* ---- what a source answers ----------------------------------------------------------------- */
-
-/*
- * An image as sp_layout_pack makes it, of an adapter without replaced rows: those depend on the
- * served tables, so such an adapter comes as tensors. Its bytes are those of the slot; where it has
- * router or expert pairs their part of the expert memory follows: `expert_bytes` of factors, then
- * an sp_expert_cell for each expert of each place, then one for each router, in the layout's order.
- */
-typedef struct sp_packed_image {
-    size_t struct_bytes;
-    sp_digest digest;      /* the adapter's */
-    sp_digest fingerprint; /* of the layout that it was packed for */
-    uint64_t checksum;     /* XXH3 of its bytes */
-    const int32_t *ranks;  /* [n_sites] in the layout's order; 0: the site is not adapted */
-    const float *scales;   /* [n_sites] */
-    int32_t n_sites;
-    /* what is said of the adapter in lists */
-    int32_t rank, pairs; /* all of its pairs: an image with fewer is refused with `bad-image` */
-    size_t file_bytes;
-    double row_macs;
-    const char *receipt; /* NULL: none */
-    /* Not NULL: SHA-256 over all of the above that the pool reads and the image's bytes, which
-     * binds them to the digest and the fingerprint; other bytes are refused. */
-    const sp_digest *seal;
-    size_t expert_bytes; /* of factors of routers and experts, as sp_layout_expert_bytes; 0: none */
-} sp_packed_image;
 
 /*
  * Zeroed by the stage, struct_bytes set: a source writes no field beyond it. What the
