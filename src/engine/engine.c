@@ -348,12 +348,14 @@ static void add_recurrent_needs(const sp_engine *engine, sp_memory_needs *needs)
 {
     const sp_engine_options *options = &engine->options;
     sp_delta_rule_shape rule = sp_family_delta_rule(&engine->model, 1, 1);
+    int32_t apart = options->state_snapshot_tokens / 4; /* as sequence_memory.h says */
 
     needs->state = sp_ops_state_bytes(engine->op_table, &rule, options->precision);
     needs->state_budget = options->state_bytes;
     needs->snapshot = sp_ops_snapshot_bytes(engine->op_table, &rule, options->precision);
     needs->snapshot_budget = options->state_snapshot_bytes;
-    needs->snapshot_tokens = options->prefix_cache ? options->state_snapshot_tokens : 0;
+    if (options->prefix_cache && options->state_snapshot_tokens > 0)
+        needs->snapshot_tokens = apart > SP_STATE_CHUNK ? apart : SP_STATE_CHUNK;
 }
 
 static sp_memory_needs needs_of(sp_engine *engine, const sp_startup *startup)

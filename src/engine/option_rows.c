@@ -112,7 +112,7 @@ const sp_field sp_option_rows[] = {
      .defaults = {512},
      .value_name = "N",
      .help = "recurrent states are kept for the prefix cache at every so many tokens, rounded up "
-             "to a multiple of 32; 0: never"},
+             "to a multiple of 32, and where prompts and outputs end; 0: never"},
     {.name = "state-snapshot-bytes",
      .type = SP_FIELD_SIZE,
      .forms = ENGINE,

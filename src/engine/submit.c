@@ -308,6 +308,7 @@ sp_status sp_engine_submit(sp_engine *engine, const sp_request *request, int64_t
     }
     sequence->hold = hold;
     sequence->memory.key = key_of(sequence);
+    sequence->memory.n_prompt = sequence->trail.memory.n_prompt = sequence->request.n_prompt;
     engine->sequences[engine->n_sequences++] = sequence;
     engine->next_id++;
     *out_id = sequence->id;

@@ -1,8 +1,9 @@
 /*
  * Models with gated delta nets give the same logits, tokens and states byte for byte however their
  * rows come to be computed: in chunks of any size; preempted and resumed at every position of a
- * prompt; from any prefix that another request has left; verified as drafts at every position; with
- * steps that fail; and under a load that evicts snapshots, with a prefix cache and without.
+ * prompt; from any prefix that another request has left; in the turns of a conversation; verified
+ * as drafts at every position; with steps that fail; and under a load that evicts snapshots, with a
+ * prefix cache and without.
  *
  *     test_hybrid_memory [all]      with `all`, each model in each case and under each load
  */
@@ -382,6 +383,66 @@ static void begun_from_every_prefix(void **state)
     }
 }
 
+/* ---- conversations ------------------------------------------------------------------------- */
+
+#define TURN_SPACING 128 /* a place is 32 or more after the one before */
+#define ANSWER       45
+
+/* A turn has the bits that it has without a prefix cache. */
+static void take_turn(const hybrid *model, sp_engine *engine, const int32_t *tokens, int32_t n,
+                      int32_t n_new, int32_t *out_new)
+{
+    sp_engine_options options = options_of(model);
+    engine_run run = engine_run_init(model->adapter, tokens, n, n_new), plain, *list[] = {&run};
+
+    run.keep_logits = true;
+    run.request.logits_from = n - 1;
+    plain = run;
+    engine_run_submit(engine, &run);
+    engine_run_all(engine, list, 1);
+    options.prefix_cache = false;
+    engine = open_engine(model, &options);
+    list[0] = &plain;
+    engine_run_submit(engine, &plain);
+    engine_run_all(engine, list, 1);
+    engine_run_assert_same(&plain, &run);
+    memcpy(out_new, run.tokens, (size_t)n_new * sizeof *out_new);
+    sp_engine_close(engine);
+    engine_run_free(&plain);
+    engine_run_free(&run);
+}
+
+/* The second turn begins where the first one's output was, and where its prompt ended if the answer
+ * is written otherwise there; what parts from both, where it parts, the second time. */
+static void turns_of_a_conversation(void **state)
+{
+    int32_t tokens[PROMPT], first[ANSWER], later[8];
+
+    (void)state;
+    for (size_t m = 0; m < N_HYBRIDS; m++) {
+        sp_engine_options options = options_of(&hybrids[m]);
+        sp_engine *engine;
+        static const int32_t found[] = {0, 96, 64, 0, 32};
+
+        options.state_snapshot_tokens = TURN_SPACING;
+        engine = open_engine(&hybrids[m], &options);
+        for (int32_t turn = 0; turn < 5; turn++) {
+            uint64_t before = stats_of(engine).prefix_tokens;
+            int32_t n = turn == 0 ? 80 : 170;
+
+            memcpy(tokens, prompt, sizeof prompt);
+            if (turn == 1 || turn == 2) /* the answer, or another one */
+                memcpy(tokens + 80, turn == 1 ? first : fillings, sizeof first);
+            if (turn > 2)
+                memcpy(tokens + 50, fillings + 20 * turn, 120 * sizeof *tokens);
+            take_turn(&hybrids[m], engine, tokens, n, turn == 0 ? ANSWER : 8,
+                      turn == 0 ? first : later);
+            assert_int_equal((int64_t)(stats_of(engine).prefix_tokens - before), found[turn]);
+        }
+        sp_engine_close(engine);
+    }
+}
+
 /* ---- drafts -------------------------------------------------------------------------------- */
 
 #define WRITTEN 200 /* tokens of an output that is verified */
@@ -602,7 +663,8 @@ typedef enum load_lever {
     LOAD_FEW_SNAPSHOTS = 1 << 2,
     LOAD_FEW_STATES = 1 << 3,
     LOAD_DRAFTS = 1 << 4,
-    LOAD_ALONE = 1 << 5 /* each verifying request has a pass of its own */
+    LOAD_ALONE = 1 << 5, /* each verifying request has a pass of its own */
+    LOAD_ENDS = 1 << 6   /* most snapshots are at the ends of prompts and outputs */
 } load_lever;
 
 static int32_t load_prompts[REQUESTS][STEM + 40];
@@ -648,6 +710,7 @@ static sp_engine *open_load(const hybrid *model, unsigned levers)
     options.prefill_chunk = levers & LOAD_TOGETHER ? 17 : 0;
     options.speculative = (levers & LOAD_DRAFTS) != 0;
     options.no_batch_verify = (levers & LOAD_ALONE) != 0;
+    options.state_snapshot_tokens = levers & LOAD_ENDS ? 128 : SPACING;
     options.state_snapshot_bytes = levers & LOAD_FEW_SNAPSHOTS ? 3 * snapshot : 0;
     options.state_bytes = levers & LOAD_FEW_STATES ? 3 * state : 0;
     engine = engine_run_open(&options, adapters, N_ADAPTERS);
@@ -720,6 +783,8 @@ static void under_load(void **state)
         LOAD_TOGETHER | LOAD_PREFIX | LOAD_FEW_SNAPSHOTS | LOAD_FEW_STATES | LOAD_DRAFTS,
         LOAD_TOGETHER | LOAD_PREFIX | LOAD_DRAFTS | LOAD_ALONE,
         LOAD_TOGETHER | LOAD_DRAFTS,
+        LOAD_PREFIX | LOAD_ENDS,
+        LOAD_TOGETHER | LOAD_PREFIX | LOAD_FEW_SNAPSHOTS | LOAD_DRAFTS | LOAD_ENDS,
     };
     static engine_run plain[REQUESTS];
 
@@ -728,7 +793,7 @@ static void under_load(void **state)
     for (size_t m = 0; m < (everything ? N_HYBRIDS : 2); m++) {
         run_load(&hybrids[m], 0, NULL, plain);
         for (size_t i = 0; i < sizeof levers / sizeof *levers; i++)
-            if (everything || (i % 2 != m && i * STRIDE < 42))
+            if (everything || (i % 2 != m && (i * STRIDE < 42 || i > 7)))
                 check_load(&hybrids[m], levers[i], plain);
         for (int32_t i = 0; i < REQUESTS; i++)
             engine_run_free(&plain[i]);
@@ -759,6 +824,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(chunks_of_any_size),
         cmocka_unit_test(preempted_and_resumed_at_every_position),
         cmocka_unit_test(begun_from_every_prefix),
+        cmocka_unit_test(turns_of_a_conversation),
         cmocka_unit_test(verified_at_every_position),
         cmocka_unit_test(after_steps_that_failed),
         cmocka_unit_test(under_load),

@@ -314,23 +314,27 @@ static void check_bad_budget(const sp_engine_options *options, const char *setti
 static void states_of_an_engine(void **state)
 {
     sp_engine_options options = recurrent_options();
-    sp_engine_stats stats = stats_of_opened(&options), other;
+    sp_engine_stats stats, other;
     const size_t least = (size_t)2 * 4 * (16 + 64) * 24 * sizeof(float); /* S and u */
     size_t one;
 
     (void)state;
+    options.state_snapshot_tokens = 0;
+    stats = stats_of_opened(&options);
     assert_int_equal(stats.states, 3);
     assert_int_equal(stats.states_used, 0);
-    assert_int_equal(stats.state_snapshots, 0); /* 320 tokens have no place for one at 512 */
+    assert_int_equal(stats.state_snapshots, 0);
     assert_true(stats.state_bytes % 3 == 0);
     one = stats.state_bytes / 3;
     assert_in_range(one, least, 3 * least);
-    options.state_snapshot_tokens = 33;
+    options.state_snapshot_tokens = 512;
+    assert_int_equal(stats_of_opened(&options).state_snapshots, 320 / (512 / 4));
+    options.state_snapshot_tokens = 33; /* that is 64, and a border is at every 32 */
     other = stats_of_opened(&options);
-    assert_int_equal(other.state_snapshots, 320 / 64);
+    assert_int_equal(other.state_snapshots, 320 / 32);
     assert_true(other.state_bytes > stats.state_bytes);
     options.state_snapshot_bytes = other.state_bytes - stats.state_bytes - 1;
-    assert_int_equal(stats_of_opened(&options).state_snapshots, 4);
+    assert_int_equal(stats_of_opened(&options).state_snapshots, 320 / 32 - 1);
     options.prefix_cache = false;
     assert_int_equal(stats_of_opened(&options).state_snapshots, 0);
     options.state_bytes = 2 * one + one / 2;

@@ -62,8 +62,11 @@ typedef struct slot_model {
     } ring[STATE_RING];
 } slot_model;
 
+typedef enum kind_model { SPACED, END, BEGUN_WITH } kind_model; /* in the order of eviction */
+
 typedef struct snapshot_model {
     bool used, written;
+    kind_model kind;
     int32_t page, holders, at;
     uint64_t folded;
     uint64_t idle_since;
@@ -74,6 +77,9 @@ typedef struct fake {
     bool in_step; /* rows that are computed and not committed yet */
     int32_t n_rows;
     int32_t slot, load, save, folded; /* the model's own account; -1: none */
+    int32_t n_prompt, begun, parting; /* 0: none */
+    int32_t output;                   /* page of the last snapshot of its output, or -1 */
+    bool saves_output;
     sp_held_memory held;
     int32_t key, n_tokens, n_target;
     int32_t tokens[TOKENS_MAX];
@@ -99,6 +105,7 @@ typedef struct sim {
 static struct {
     uint64_t finished, preempted, failed_steps, rows, drafted, accepted, resumed, evicted, twins;
     uint64_t lost, kept, loaded, dropped, unsaved;
+    uint64_t ends, outputs, replaced, partings, used_dropped, withheld;
 } seen;
 
 static sim *running;
@@ -182,34 +189,122 @@ static void model_drop_load(sim *s, fake *f)
     f->load = -1;
 }
 
-/* The snapshot that a step writes: a free one, or else the one that has been idle longest. */
+/* ---- the model's places of snapshots -------------------------------------------------------- */
+
+static int32_t unit_of(const sim *s)
+{
+    return s->page_tokens > STATE_CHUNK ? s->page_tokens : STATE_CHUNK;
+}
+
+/* The last place before a prompt's last token, as for any other number of tokens. */
+static int32_t last_place(const sim *s, int32_t n_tokens)
+{
+    int32_t place = 0;
+
+    while (place + unit_of(s) < n_tokens)
+        place += unit_of(s);
+    return place;
+}
+
+/* Whether the nearest of the places that come before is a quarter of the spacing away. */
+static bool is_far(const sim *s, const fake *f, int32_t place)
+{
+    for (int32_t p = place - 1; p > place - s->snapshot_tokens / 4 && p >= 0; p--)
+        if (p % s->snapshot_tokens == 0 || p == f->begun || p == f->parting ||
+            (f->n_prompt > 0 && p == last_place(s, f->n_prompt)))
+            return false;
+    return true;
+}
+
+static bool rows_end_at(const sim *s, const fake *f, int32_t place)
+{
+    if (place % s->snapshot_tokens == 0)
+        return true;
+    return f->n_prompt > 0 && place > 0 &&
+           (place == f->parting || place == last_place(s, f->n_prompt)) && is_far(s, f, place);
+}
+
+static bool is_output(const sim *s, const fake *f)
+{
+    return f->n_prompt > 0 && f->n_committed > last_place(s, f->n_prompt) &&
+           f->n_committed % unit_of(s) == 0 && f->n_committed % s->snapshot_tokens != 0 &&
+           f->n_committed != f->parting && is_far(s, f, f->n_committed);
+}
+
+/* The one to be evicted, of those that are idle; -1: none is. */
+static int32_t next_victim(const sim *s)
+{
+    int32_t oldest[3] = {-1, -1, -1}, n_begun_with = 0;
+
+    for (int32_t i = 0; i < s->n_snapshots; i++) {
+        const snapshot_model *m = &s->snapshots[i];
+        int32_t *first = &oldest[m->kind];
+
+        if (!is_idle_snapshot(m))
+            continue;
+        n_begun_with += m->kind == BEGUN_WITH;
+        if (*first < 0 || m->idle_since < s->snapshots[*first].idle_since)
+            *first = i;
+    }
+    if (4 * n_begun_with > 3 * s->n_snapshots + s->n_snapshots % 4)
+        return oldest[BEGUN_WITH];
+    return oldest[SPACED] >= 0 ? oldest[SPACED]
+           : oldest[END] >= 0  ? oldest[END]
+                               : oldest[BEGUN_WITH];
+}
+
+/* The last snapshot of its output makes place for the next. False: it was evicted. */
+static bool model_replace(sim *s, const fake *f)
+{
+    int32_t i = f->output >= 0 ? snapshot_of(s, f->output) : -1;
+
+    if (f->output < 0)
+        return true;
+    if (i < 0)
+        return false;
+    if (is_idle_snapshot(&s->snapshots[i]) && s->snapshots[i].kind == END) {
+        s->snapshots[i].used = false;
+        seen.replaced++;
+    }
+    return true;
+}
+
+/* The snapshot that a step writes: a free one, or else the next victim. */
 static void model_save(sim *s, fake *f, int32_t snapshot)
 {
     int32_t n_full = f->n_committed / s->page_tokens;
     int32_t page = n_full > 0 ? f->pages[n_full - 1] : -1;
-    int32_t n_free = 0, oldest = -1;
+    int32_t n_free = 0, victim;
 
-    for (int32_t i = 0; i < s->n_snapshots; i++) {
-        const snapshot_model *m = &s->snapshots[i];
-
-        n_free += !m->used;
-        if (is_idle_snapshot(m) && (oldest < 0 || m->idle_since < s->snapshots[oldest].idle_since))
-            oldest = i;
-    }
-    if (s->n_snapshots == 0 || f->n_committed == 0 || f->n_committed % s->snapshot_tokens != 0 ||
-        snapshot_of(s, page) >= 0) {
+    f->saves_output = s->n_snapshots > 0 && f->n_committed > 0 && is_output(s, f);
+    if (s->n_snapshots == 0 || f->n_committed == 0 ||
+        !(f->saves_output || rows_end_at(s, f, f->n_committed)) || snapshot_of(s, page) >= 0) {
         SIM_CHECK(snapshot < 0);
         return;
     }
-    if (n_free == 0 && oldest < 0) {
+    if (f->saves_output && !model_replace(s, f)) {
+        SIM_CHECK(snapshot < 0);
+        seen.withheld++;
+        return;
+    }
+    victim = next_victim(s);
+    for (int32_t i = 0; i < s->n_snapshots; i++)
+        n_free += !s->snapshots[i].used;
+    if (n_free == 0 && victim < 0) {
         SIM_CHECK(snapshot < 0);
         seen.unsaved++;
         return;
     }
     SIM_CHECK(snapshot >= 0 && snapshot < s->n_snapshots);
-    SIM_CHECK(n_free > 0 ? !s->snapshots[snapshot].used : snapshot == oldest);
+    SIM_CHECK(n_free > 0 ? !s->snapshots[snapshot].used : snapshot == victim);
     seen.dropped += n_free == 0;
-    s->snapshots[snapshot] = (snapshot_model){.used = true, .written = true, .page = page};
+    seen.used_dropped += n_free == 0 && s->snapshots[victim].kind == BEGUN_WITH;
+    s->snapshots[snapshot] = (snapshot_model){
+        .used = true,
+        .written = true,
+        .page = page,
+        .kind = f->n_committed % s->snapshot_tokens == 0 ? SPACED : END,
+    };
     f->save = snapshot;
 }
 
@@ -221,6 +316,10 @@ static void model_saved(sim *s, fake *f, bool kept)
     s->snapshots[f->save].idle_since = ++s->clock;
     s->snapshots[f->save].used = kept;
     seen.kept += kept;
+    seen.ends += kept && s->snapshots[f->save].kind == END;
+    seen.outputs += kept && f->saves_output;
+    if (f->saves_output)
+        f->output = kept ? s->snapshots[f->save].page : -1;
     f->save = -1;
 }
 
@@ -271,7 +370,7 @@ static void run_state(sim *s, fake *f, const sp_state_step *step, int32_t n_rows
     if (n_parts-- == 0)
         return;
     if (step->save >= 0) {
-        SIM_CHECK(slot->at == position && position % s->snapshot_tokens == 0);
+        SIM_CHECK(slot->at == position && position % unit_of(s) == 0);
         s->snapshots[step->save].at = position;
         s->snapshots[step->save].folded = slot->folded;
     }
@@ -431,7 +530,7 @@ static void submit(sim *s)
         return;
     memset(f, 0, sizeof *f);
     f->live = true;
-    f->slot = f->load = f->save = -1;
+    f->slot = f->load = f->save = f->output = -1;
     f->key = below(s, N_KEYS);
     f->n_tokens = 1 + below(s, TOKENS_MAX / 2);
     f->n_target = f->n_tokens + 1 + below(s, TOKENS_MAX - f->n_tokens);
@@ -439,6 +538,7 @@ static void submit(sim *s)
         put_token(f, t, t < shared ? 7 : below(s, 2));
     SIM_CHECK(sp_held_memory_create(&s->memory, f->n_target, &f->held) == SP_OK);
     f->held.key = key_of(f->key);
+    f->n_prompt = f->held.n_prompt = below(s, 4) > 0 ? f->n_tokens : 0;
 }
 
 /* The known pages that it may begin with, of at most `limit` tokens, go to its table. */
@@ -460,10 +560,15 @@ static void model_resume(sim *s, fake *f, int32_t limit)
     }
     while (f->n_pages < n_usable)
         s->pages[f->pages[f->n_pages++]].holders++;
-    f->n_committed = f->folded = f->n_pages * s->page_tokens;
+    f->n_committed = f->folded = f->begun = f->n_pages * s->page_tokens;
+    f->parting = n * s->page_tokens / unit_of(s) * unit_of(s);
+    if (s->n_snapshots == 0 || f->n_prompt == 0 || f->parting <= f->n_committed)
+        f->parting = 0;
+    seen.partings += f->parting > 0;
     if (f->load < 0)
         return;
     s->snapshots[f->load].holders++;
+    s->snapshots[f->load].kind = BEGUN_WITH;
     seen.loaded++;
 }
 
@@ -490,8 +595,8 @@ static void model_release(sim *s, fake *f)
     if (f->slot >= 0)
         s->slots[f->slot].used = false;
     model_trim(s, f, 0);
-    f->slot = -1;
-    f->n_committed = f->folded = 0;
+    f->slot = f->output = -1;
+    f->n_committed = f->folded = f->begun = f->parting = 0;
     f->running = f->in_step = false;
 }
 
@@ -528,8 +633,9 @@ static int32_t reserve(sim *s, fake *f, int32_t want)
     model_trim(s, f, pages_for(s, f->n_committed));
     expected = (f->n_pages + count_pages(s, true) + count_pages(s, false)) * s->page_tokens;
     expected = min_of(want, expected - f->n_committed);
-    if (s->n_snapshots > 0)
-        expected = min_of(expected, s->snapshot_tokens - f->n_committed % s->snapshot_tokens);
+    for (int32_t p = f->n_committed + 1; s->n_snapshots > 0 && p < f->n_committed + expected; p++)
+        if (rows_end_at(s, f, p))
+            expected = p - f->n_committed;
     if (!stateful)
         expected = 0;
     n = sp_sequence_memory_reserve(&s->memory, &f->held, want);
@@ -735,8 +841,7 @@ static void sim_begin(sim *s, uint64_t seed)
     if (seed % 4 != 1) {
         s->n_states = STATES_MAX - below(s, 2) * below(s, STATES_MAX);
         s->n_snapshots = s->prefix_cache ? below(s, SNAPSHOTS_MAX + 1) : 0;
-        s->snapshot_tokens =
-            (s->page_tokens > STATE_CHUNK ? s->page_tokens : STATE_CHUNK) * (1 + below(s, 3));
+        s->snapshot_tokens = unit_of(s) * (1 + below(s, 6));
     }
     options = (sp_sequence_memory_options){
         .n_pages = s->n_pages,
@@ -782,6 +887,11 @@ static void test_random_lives(void **state)
         (unsigned long long)seen.lost, (unsigned long long)seen.kept,
         (unsigned long long)seen.loaded, (unsigned long long)seen.dropped,
         (unsigned long long)seen.unsaved);
+    print_message("snapshots at ends kept %llu, of outputs %llu, replaced %llu, not taken again "
+                  "%llu; partings %llu; dropped though begun with %llu\n",
+                  (unsigned long long)seen.ends, (unsigned long long)seen.outputs,
+                  (unsigned long long)seen.replaced, (unsigned long long)seen.withheld,
+                  (unsigned long long)seen.partings, (unsigned long long)seen.used_dropped);
     print_message("seeds %llu..%llu: finished %llu, preempted %llu, failed steps %llu, rows %llu, "
                   "drafted %llu, accepted %llu, tokens resumed %llu, pages evicted %llu, pages "
                   "filled twice %llu\n",
@@ -797,7 +907,9 @@ static void test_random_lives(void **state)
     assert_true(seen.accepted > 0 && seen.drafted > seen.accepted);
     assert_true(seen.resumed > 0 && seen.evicted > 0 && seen.twins > 0);
     assert_true(seen.lost > 0 && seen.kept > 0 && seen.loaded > 0 && seen.dropped > 0);
-    assert_true(seen.unsaved > 0);
+    assert_true(seen.unsaved > 0 && seen.ends > seen.outputs && seen.outputs > 0);
+    assert_true(seen.replaced > 0 && seen.withheld > 0 && seen.partings > 0);
+    assert_true(seen.used_dropped > 0);
 }
 
 int main(int argc, char **argv)

@@ -1,7 +1,7 @@
 /*
  * Sequence memory with recurrent layers, by hand: who has a state, what a step does with it, which
  * failures lose it, where snapshots are taken, who begins with them, and which are evicted. Pages
- * of 4 tokens, borders at multiples of 8, snapshots at multiples of 16.
+ * of 4 tokens, borders at multiples of 8, snapshots at multiples of 16 unless a test says so.
  */
 #include "support/test.h"
 
@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define PAGE_TOKENS 4
-#define LONGEST     64
+#define LONGEST     160
 
 static int32_t counting[LONGEST];
 
@@ -316,7 +316,7 @@ static void test_a_lost_state_begins_at_the_last_snapshot(void **state)
     sp_sequence_memory_destroy(&memory);
 }
 
-/* Of the snapshots that nobody holds, the one that was written or read longest ago. */
+/* Of those that nobody holds and of one kind, the one that was written or read longest ago. */
 static void test_the_snapshot_that_was_used_longest_ago_is_evicted(void **state)
 {
     sp_sequence_memory memory = make_memory(64, 1, 2);
@@ -334,6 +334,183 @@ static void test_the_snapshot_that_was_used_longest_ago_is_evicted(void **state)
     assert_int_equal(known(&memory, counting, 20), 16);
     assert_int_equal(known(&memory, second, 20), 16);
     assert_int_equal(known(&memory, third, 20), 0);
+    sp_sequence_memory_destroy(&memory);
+}
+
+/* Snapshots at multiples of 64: what is at other borders is at an end. */
+static sp_sequence_memory make_spaced(int32_t n_pages, int32_t n_snapshots)
+{
+    sp_sequence_memory_options options = options_of(n_pages, 4, n_snapshots);
+    sp_sequence_memory memory;
+
+    options.snapshot_tokens = 64;
+    assert_int_equal(sp_sequence_memory_create(&options, &memory), SP_OK);
+    return memory;
+}
+
+/* Tokens that begin with `first`, and are all the same else. */
+static const int32_t *text_of(int32_t first)
+{
+    static int32_t texts[16][LONGEST];
+
+    texts[first][0] = first + 100;
+    return texts[first];
+}
+
+/* Computes up to n positions, the last of them one by one from the prompt's end. */
+static void write_text(sp_sequence_memory *memory, sp_held_memory *held, const int32_t *tokens,
+                       int32_t n)
+{
+    while (held->n_committed < n) {
+        int32_t left = held->n_prompt - held->n_committed, rows;
+
+        rows = sp_sequence_memory_reserve(memory, held, left > 0 ? left : 1);
+        sp_sequence_memory_begin_step(memory, held, rows);
+        assert_true(sp_sequence_memory_commit(memory, held, tokens, rows));
+    }
+}
+
+/* A request: a prompt and what it gives. Returns what it found computed. */
+static int32_t answer(sp_sequence_memory *memory, const int32_t *tokens, int32_t n_prompt,
+                      int32_t n)
+{
+    sp_held_memory held = make_held(memory);
+    int32_t found;
+
+    held.n_prompt = n_prompt;
+    found = sp_sequence_memory_resume(memory, &held, tokens, n_prompt - 1);
+    write_text(memory, &held, tokens, n);
+    free_held(memory, &held);
+    assert_true(sp_sequence_memory_is_consistent(memory));
+    return found;
+}
+
+/* Begins a sequence with n_prompt tokens that holds what it finds. */
+static sp_held_memory begin_prompt(sp_sequence_memory *memory, const int32_t *tokens,
+                                   int32_t n_prompt)
+{
+    sp_held_memory held = make_held(memory);
+
+    held.n_prompt = n_prompt;
+    sp_sequence_memory_resume(memory, &held, tokens, n_prompt - 1);
+    return held;
+}
+
+/* The last border before the prompt's last token: for the same prompt, and for a longer one. */
+static void test_a_snapshot_at_the_end_of_a_prompt(void **state)
+{
+    sp_sequence_memory memory = make_spaced(64, 8);
+    sp_held_memory a;
+
+    (void)state;
+    a = begin_prompt(&memory, text_of(0), 40);
+    check_step(begin(&memory, &a, 40, 32, 0), 0, -1, -1, 32); /* not 40: its last row is computed */
+    assert_true(sp_sequence_memory_commit(&memory, &a, text_of(0), 32));
+    check_step(begin(&memory, &a, 8, 8, 0), 32, -1, 0, 8);
+    assert_true(sp_sequence_memory_commit(&memory, &a, text_of(0), 8));
+    free_held(&memory, &a);
+    assert_int_equal(known(&memory, text_of(0), 39), 32);
+    assert_int_equal(answer(&memory, text_of(0), 100, 100), 32);
+    assert_int_equal(known(&memory, text_of(0), 150), 96);
+    /* A short one is not worth a step; nor one just after another place. */
+    assert_int_equal(answer(&memory, text_of(1), 16, 17), 0);
+    assert_int_equal(known(&memory, text_of(1), 150), 0);
+    assert_int_equal(answer(&memory, text_of(2), 76, 77), 0);
+    assert_int_equal(known(&memory, text_of(2), 150), 64);
+    assert_int_equal(answer(&memory, text_of(2), 90, 91), 64);
+    assert_int_equal(known(&memory, text_of(2), 150), 88);
+    sp_sequence_memory_destroy(&memory);
+}
+
+/* It goes along with the output: one snapshot, whatever the output's length. */
+static void test_a_snapshot_where_the_output_is(void **state)
+{
+    sp_sequence_memory memory = make_spaced(64, 8);
+    sp_held_memory a = begin_prompt(&memory, text_of(0), 20);
+
+    (void)state;
+    write_text(&memory, &a, text_of(0), 33);
+    assert_int_equal(known(&memory, text_of(0), 150), 32); /* 16 after the prompt's */
+    write_text(&memory, &a, text_of(0), 50);
+    assert_int_equal(sp_state_slots_n_kept(&memory.states), 3);
+    assert_int_equal(known(&memory, text_of(0), 150), 48);
+    free_held(&memory, &a);
+
+    a = begin_prompt(&memory, text_of(1), 20);
+    write_text(&memory, &a, text_of(1), 63);
+    assert_int_equal(sp_state_slots_n_kept(&memory.states), 5); /* at 16 and 56 */
+    assert_int_equal(known(&memory, text_of(1), 55), 16);
+    write_text(&memory, &a, text_of(1), 65);
+    assert_int_equal(known(&memory, text_of(1), 150), 64);
+    free_held(&memory, &a);
+    assert_int_equal(known(&memory, text_of(1), 63), 56); /* somebody has begun with it */
+    sp_sequence_memory_destroy(&memory);
+}
+
+/* Others have evicted it: it is not taken again, because that would evict theirs. */
+static void test_an_output_takes_one_snapshot_from_others(void **state)
+{
+    sp_sequence_memory memory = make_spaced(64, 2);
+    sp_held_memory a = begin_prompt(&memory, text_of(0), 2);
+
+    (void)state;
+    write_text(&memory, &a, text_of(0), 17);
+    assert_int_equal(answer(&memory, text_of(1), 30, 30), 0);
+    assert_int_equal(answer(&memory, text_of(2), 30, 30), 0);
+    write_text(&memory, &a, text_of(0), 60);
+    free_held(&memory, &a);
+    assert_int_equal(known(&memory, text_of(0), 150), 0);
+    assert_int_equal(known(&memory, text_of(1), 150), 24);
+    assert_int_equal(known(&memory, text_of(2), 150), 24);
+    sp_sequence_memory_destroy(&memory);
+}
+
+/* Of the prompts that begin alike the second takes a snapshot where it parts, the third begins with
+ * it. */
+static void test_a_snapshot_where_prompts_part(void **state)
+{
+    sp_sequence_memory memory = make_spaced(64, 8);
+    int32_t other[LONGEST];
+
+    (void)state;
+    memcpy(other, text_of(3), sizeof other);
+    for (int32_t i = 45; i < LONGEST; i++)
+        other[i] = 7;
+    assert_int_equal(answer(&memory, text_of(3), 120, 121), 0);
+    assert_int_equal(answer(&memory, other, 100, 101), 0);
+    assert_int_equal(known(&memory, other, 45), 40);
+    for (int32_t i = 45; i < LONGEST; i++)
+        other[i] = 8;
+    assert_int_equal(answer(&memory, other, 100, 101), 40);
+    sp_sequence_memory_destroy(&memory);
+}
+
+/* First the spaced ones, then those at ends, last those that somebody has begun with. */
+static void test_what_was_begun_with_is_evicted_last(void **state)
+{
+    sp_sequence_memory memory = make_spaced(200, 4);
+
+    (void)state;
+    assert_int_equal(answer(&memory, text_of(0), 26, 26), 0);  /* an end at 24 */
+    assert_int_equal(answer(&memory, text_of(1), 34, 34), 0);  /* an end at 32 */
+    assert_int_equal(answer(&memory, text_of(0), 26, 26), 24); /* begun with */
+    pass(&memory, text_of(2), 130);                            /* spaced ones at 64 and 128 */
+    assert_int_equal(sp_state_slots_n_kept(&memory.states), 4);
+    pass(&memory, text_of(3), 130); /* they make way, in their order, as do its own */
+    assert_int_equal(known(&memory, text_of(0), 150), 24);
+    assert_int_equal(memory.states.idle[SP_SNAPSHOT_END].n, 1);
+    assert_int_equal(known(&memory, text_of(3), 150), 128);
+    pass(&memory, text_of(4), 66); /* takes the place of the last spaced one, 64 of text 3 */
+    pass(&memory, text_of(5), 66);
+    assert_int_equal(known(&memory, text_of(1), 150), 32);
+    assert_int_equal(known(&memory, text_of(4), 150), 0);
+    assert_int_equal(known(&memory, text_of(5), 150), 64);
+    /* All four were begun with now: the oldest of them makes way. */
+    assert_int_equal(memory.states.idle[SP_SNAPSHOT_USED].n, 4);
+    pass(&memory, text_of(6), 66);
+    assert_int_equal(known(&memory, text_of(0), 150), 0);
+    assert_int_equal(known(&memory, text_of(1), 150), 32);
+    assert_int_equal(known(&memory, text_of(6), 150), 64);
     sp_sequence_memory_destroy(&memory);
 }
 
@@ -414,7 +591,9 @@ static void test_each_broken_invariant_is_seen(void **state)
     check_int_broken(&memory, &states->free_states[0], a.state.slot);
     check_int_broken(&memory, &states->n_free_snapshots, 2);
     check_int_broken(&memory, &states->free_snapshots[0], 1);
-    check_int_broken(&memory, &states->n_idle, 2);
+    check_int_broken(&memory, &states->idle[SP_SNAPSHOT_SPACED].n, 2);
+    check_int_broken(&memory, &states->idle[SP_SNAPSHOT_END].n, 1);
+    check_int_broken(&memory, (int32_t *)&states->kinds[1], SP_SNAPSHOT_END);
     check_int_broken(&memory, &states->holders[0], 0);
     check_int_broken(&memory, &states->holders[1], 1);
     check_int_broken(&memory, &states->holders[2], 1);
@@ -429,8 +608,8 @@ static void test_each_broken_invariant_is_seen(void **state)
     check_int_broken(&memory, &states->snapshots[a.pages[3]], 1);
     check_int_broken(&memory, &states->snapshots[a.pages[3]], -1);
     check_int_broken(&memory, &states->snapshots[a.pages[12]], 3); /* of an unknown page */
-    check_int_broken(&memory, &states->oldest, -1);
-    check_int_broken(&memory, &states->youngest, -1);
+    check_int_broken(&memory, &states->idle[SP_SNAPSHOT_SPACED].oldest, -1);
+    check_int_broken(&memory, &states->idle[SP_SNAPSHOT_SPACED].youngest, -1);
     check_int_broken(&memory, &states->younger[1], 1);
     check_int_broken(&memory, &states->older[1], 0);
     free_held(&memory, &a);
@@ -478,6 +657,11 @@ int main(void)
         TEST(test_a_snapshot_stays_until_it_was_read),
         TEST(test_a_lost_state_begins_at_the_last_snapshot),
         TEST(test_the_snapshot_that_was_used_longest_ago_is_evicted),
+        TEST(test_a_snapshot_at_the_end_of_a_prompt),
+        TEST(test_a_snapshot_where_the_output_is),
+        TEST(test_an_output_takes_one_snapshot_from_others),
+        TEST(test_a_snapshot_where_prompts_part),
+        TEST(test_what_was_begun_with_is_evicted_last),
         TEST(test_a_snapshot_goes_with_its_page),
         TEST(test_without_snapshots_nothing_resumes),
         TEST(test_each_broken_invariant_is_seen),

@@ -30,7 +30,7 @@ typedef struct sp_memory_needs {
     size_t state_budget;     /* of the states; 0: chosen from what the others leave */
     size_t snapshot;         /* one copy of a state at the end of a page */
     size_t snapshot_budget;  /* 0: chosen from what the others leave */
-    int32_t snapshot_tokens; /* from one to the next; 0: there are none */
+    int32_t snapshot_tokens; /* from one to the next, at least; 0: there are none */
 } sp_memory_needs;
 
 typedef struct sp_memory_shares {

@@ -110,36 +110,120 @@ static void drop_load(sp_sequence_memory *memory, sp_held_state *state)
     state->loads = false;
 }
 
+static void end_snapshot(sp_sequence_memory *memory, sp_held_state *state, bool kept)
+{
+    if (!state->saves)
+        return;
+    if (state->follows)
+        state->output = kept ? memory->states.pages[state->save] + 1 : 0;
+    sp_state_slots_written(&memory->states, state->save, kept);
+    state->saves = false;
+}
+
 static void give_state_back(sp_sequence_memory *memory, sp_held_memory *held)
 {
     sp_held_state *state = &held->state;
 
-    if (state->saves)
-        sp_state_slots_written(&memory->states, state->save, false);
+    end_snapshot(memory, state, false);
     drop_load(memory, state);
     if (state->taken)
         sp_state_slots_give(&memory->states, state->slot);
     *state = (sp_held_state){0};
 }
 
-/* The page whose end is where the sequence is, if a snapshot is to be written there; else -1. */
-static int32_t page_to_save(const sp_sequence_memory *memory, const sp_held_memory *held)
-{
-    int32_t position = held->n_committed, page;
+/* ---- places of snapshots ------------------------------------------------------------------- */
 
-    if (memory->options.n_snapshots == 0 || position == 0 ||
-        position % memory->options.snapshot_tokens != 0)
-        return -1;
-    SP_ASSERT(held->n_known * memory->options.page_tokens == position);
-    page = held->pages[held->n_known - 1];
-    return sp_state_slots_has(&memory->states, page) ? -1 : page;
+/* The last border that is the end of a page, of the first n_tokens positions. */
+static int32_t place_within(const sp_sequence_memory *memory, int32_t n_tokens)
+{
+    int32_t chunk = memory->options.state_chunk, page = memory->options.page_tokens;
+    int32_t unit = chunk > page ? chunk : page;
+
+    SP_ASSERT(unit % chunk == 0 && unit % page == 0);
+    return n_tokens / unit * unit;
 }
+
+/* The last token of a prompt is always computed: the place is of use to the same prompt, too. */
+static int32_t prompt_place(const sp_sequence_memory *memory, const sp_held_memory *held)
+{
+    return held->n_prompt > 0 ? place_within(memory, held->n_prompt - 1) : 0;
+}
+
+/* Whether a place is far enough from the last one before it. */
+static bool is_worth(const sp_sequence_memory *memory, const sp_held_memory *held, int32_t place)
+{
+    int32_t spacing = memory->options.snapshot_tokens;
+    int32_t places[] = {held->state.begun, held->state.parting, prompt_place(memory, held)};
+    int32_t before = place - place % spacing;
+
+    if (before == place)
+        return true;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        if (places[i] < place && places[i] > before)
+            before = places[i];
+    return place - before >= spacing / 4;
+}
+
+/* The next place after its committed positions where rows have to end. */
+static int32_t next_place(const sp_sequence_memory *memory, const sp_held_memory *held)
+{
+    int32_t spacing = memory->options.snapshot_tokens, at = held->n_committed;
+    int32_t places[] = {held->state.parting, prompt_place(memory, held)};
+    int32_t next = at - at % spacing + spacing;
+
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        if (places[i] > at && places[i] < next && is_worth(memory, held, places[i]))
+            next = places[i];
+    return next;
+}
+
+/* Whether a snapshot is to be written where the sequence is, and of which kind; *out_follows: it is
+ * of the output. */
+static bool is_place(const sp_sequence_memory *memory, const sp_held_memory *held,
+                     sp_snapshot_kind *out_kind, bool *out_follows)
+{
+    int32_t at = held->n_committed, prompt = prompt_place(memory, held);
+
+    *out_kind = SP_SNAPSHOT_SPACED;
+    *out_follows = false;
+    if (memory->options.n_snapshots == 0 || at == 0 || at != place_within(memory, at))
+        return false;
+    if (at % memory->options.snapshot_tokens == 0)
+        return true;
+    *out_kind = SP_SNAPSHOT_END;
+    *out_follows = held->n_prompt > 0 && at > prompt && at != held->state.parting;
+    return held->n_prompt > 0 && (at >= prompt || at == held->state.parting) &&
+           is_worth(memory, held, at);
+}
+
+/* Begins to write a snapshot where the sequence is, if there is to be one. */
+static void begin_snapshot(sp_sequence_memory *memory, sp_held_memory *held)
+{
+    sp_held_state *state = &held->state;
+    sp_snapshot_kind kind;
+    int32_t page;
+
+    if (!is_place(memory, held, &kind, &state->follows))
+        return;
+    SP_ASSERT(held->n_known * memory->options.page_tokens == held->n_committed);
+    page = held->pages[held->n_known - 1];
+    if (sp_state_slots_has(&memory->states, page))
+        return;
+    if (state->follows && state->output > 0) {
+        if (!sp_state_slots_has(&memory->states, state->output - 1))
+            return; /* it was evicted: others want the memory, and it would take theirs */
+        sp_state_slots_replace(&memory->states, state->output - 1, SP_SNAPSHOT_END);
+    }
+    state->save = sp_state_slots_write(&memory->states, page, kind);
+    state->saves = state->save >= 0;
+}
+
+/* ---- steps --------------------------------------------------------------------------------- */
 
 sp_state_step sp_sequence_memory_begin_step(sp_sequence_memory *memory, sp_held_memory *held,
                                             int32_t n_final)
 {
     sp_held_state *state = &held->state;
-    int32_t page = page_to_save(memory, held);
 
     SP_ASSERT(n_final > 0 && n_final <= held->n_reserved - held->n_committed);
     SP_ASSERT(!state->in_step);
@@ -148,9 +232,7 @@ sp_state_step sp_sequence_memory_begin_step(sp_sequence_memory *memory, sp_held_
     SP_ASSERT(state->taken && state->folded <= held->n_committed);
     state->in_step = true;
     state->n_final = n_final;
-    if (page >= 0)
-        state->save = sp_state_slots_write(&memory->states, page);
-    state->saves = page >= 0 && state->save >= 0;
+    begin_snapshot(memory, held);
     SP_ASSERT(!state->saves || !state->loads);
     return (sp_state_step){
         .slot = state->slot,
@@ -172,9 +254,7 @@ static bool end_step(sp_sequence_memory *memory, sp_held_memory *held, bool coun
         return true;
     state->in_step = false;
     folded = border_at(memory, held->n_committed + state->n_final);
-    if (state->saves)
-        sp_state_slots_written(&memory->states, state->save, counts);
-    state->saves = false;
+    end_snapshot(memory, state, counts);
     if (!counts)
         return state->loads || held->n_committed == 0 || folded == state->folded;
     drop_load(memory, state);
@@ -188,11 +268,11 @@ static bool end_step(sp_sequence_memory *memory, sp_held_memory *held, bool coun
 static int32_t rows_to_snapshot(const sp_sequence_memory *memory, const sp_held_memory *held,
                                 int32_t n_rows)
 {
-    int32_t spacing = memory->options.snapshot_tokens, left;
+    int32_t left;
 
     if (memory->options.n_snapshots == 0)
         return n_rows;
-    left = spacing - held->n_committed % spacing;
+    left = next_place(memory, held) - held->n_committed;
     return n_rows < left ? n_rows : left;
 }
 
@@ -255,6 +335,14 @@ static void pass_known(const sp_sequence_memory *memory, sp_held_memory *held,
     held->n_known++;
 }
 
+/* It begins after n_usable of its known pages: another sequence has gone on as it will. */
+static void note_parting(const sp_sequence_memory *memory, sp_held_memory *held, int32_t n_usable)
+{
+    int32_t place = place_within(memory, held->n_known * memory->options.page_tokens);
+
+    held->state.parting = place > n_usable * memory->options.page_tokens ? place : 0;
+}
+
 /* Writes the known pages of its first n_blocks blocks to its table, and returns how many it may
  * begin with. Nobody holds them for it yet. */
 static int32_t find_known(const sp_sequence_memory *memory, sp_held_memory *held,
@@ -276,6 +364,8 @@ static int32_t find_known(const sp_sequence_memory *memory, sp_held_memory *held
         n_usable = held->n_known;
         place = held->place;
     }
+    if (memory->options.n_snapshots > 0 && held->n_prompt > 0)
+        note_parting(memory, held, n_usable);
     held->n_known = n_usable;
     held->place = place;
     return n_usable;
@@ -290,7 +380,7 @@ static void hold_snapshot(sp_sequence_memory *memory, sp_held_memory *held)
         return;
     state->load = sp_state_slots_find(&memory->states, held->pages[held->n_pages - 1]);
     state->loads = true;
-    state->folded = held->n_committed;
+    state->folded = state->begun = held->n_committed;
     sp_state_slots_hold(&memory->states, state->load);
 }
 

@@ -42,11 +42,16 @@
  * rejected leave nothing to undo. A step that failed may have advanced it or not: unless the next
  * one begins it anew, from zeros or from a snapshot, it is lost, and the sequence holds nothing.
  *
- * Pages alone are no beginning then. So at every snapshot_tokens positions the state is copied: a
- * step's rows end there at the latest, and the next step of a sequence writes the snapshot before
- * its own rows, if the page that ends there has none. The snapshot belongs to this page and is
- * evicted with it or before it, the one that was used longest ago first. A resumed sequence begins
- * at its last page with a snapshot, which stays until the step that reads it is over.
+ * Pages alone are no beginning then. So the state is copied at some places: at every
+ * snapshot_tokens positions; at the last border before the prompt's last token, from where the next
+ * turn of a conversation goes on whose answer is written otherwise there; and at the last border up
+ * to which the pages of the prompt were known when it began, where it parts from another. A step's
+ * rows end there at the latest, and the next step of a sequence writes the snapshot before its own
+ * rows, if the page that ends there has none. Of an output, the last border at which a step ended
+ * has one, which the next one replaces. A place counts that is a quarter of snapshot_tokens or more
+ * after the one before, or after where the sequence began. The snapshot belongs to its page and is
+ * evicted with it or before it, in the order of state_slots.h. A resumed sequence begins at its
+ * last page with a snapshot, which stays until the step that reads it is over.
  *
  * One thread at a time. All memory is taken in the two create calls. Pure: the same calls give the
  * same page numbers.
@@ -65,8 +70,12 @@ typedef struct sp_held_state {
     bool in_step;    /* begin_step was called, and */
     bool saves;      /* the step writes the snapshot `save` */
     int32_t n_final; /* of the step */
+    bool follows;    /* this one is of the output */
     int32_t slot, load, save;
-    int32_t folded; /* the border that the state is at */
+    int32_t folded;  /* the border that the state is at */
+    int32_t begun;   /* where the sequence resumed */
+    int32_t parting; /* the last border up to which its pages were known then; 0: none after it */
+    int32_t output;  /* 1 + the page of the last snapshot of its output; 0: none */
 } sp_held_state;
 
 /* What a step does with it: the members of sp_step_state (ops.h). */
@@ -77,6 +86,7 @@ typedef struct sp_state_step {
 /* The part of it that one sequence holds. All zero: nothing; may be released and destroyed. */
 typedef struct sp_held_memory {
     sp_prefix_key key;     /* set once by its owner, before the first call */
+    int32_t n_prompt;      /* likewise: tokens of its prompt; 0: snapshots at spaced places alone */
     int32_t *pages;        /* [pages_max] owned; position p is in page pages[p / page_tokens] */
     int32_t n_pages;       /* held pages: those of the first n_reserved positions */
     int32_t pages_max;     /* pages of its maximum length */
@@ -94,7 +104,8 @@ typedef struct sp_sequence_memory_options {
     int32_t n_states;        /* 0: there are no recurrent layers */
     int32_t state_chunk;     /* with them: positions from one border to the next */
     int32_t n_snapshots;     /* 0 without states or without prefix_cache; else with any */
-    int32_t snapshot_tokens; /* a multiple of state_chunk and of page_tokens */
+    int32_t snapshot_tokens; /* a multiple of state_chunk and of page_tokens; of these two, one is a
+                                multiple of the other */
 } sp_sequence_memory_options;
 
 typedef struct sp_sequence_memory {

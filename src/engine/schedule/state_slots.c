@@ -31,9 +31,10 @@ sp_status sp_state_slots_create(int32_t n_states, int32_t n_snapshots, int32_t n
         .n_pages = n_pages,
         .n_free_states = n_states,
         .n_free_snapshots = n_snapshots,
-        .oldest = -1,
-        .youngest = -1,
     };
+
+    for (int32_t kind = 0; kind < SP_SNAPSHOT_KINDS; kind++)
+        states.idle[kind] = (sp_idle_snapshots){.oldest = -1, .youngest = -1};
 
     states.free_states = create_stack(n_states);
     states.used = sp_calloc((size_t)n_states + 1, sizeof *states.used);
@@ -44,8 +45,10 @@ sp_status sp_state_slots_create(int32_t n_states, int32_t n_snapshots, int32_t n
     states.older = create_list(n_snapshots, -1);
     states.younger = create_list(n_snapshots, -1);
     states.written = sp_calloc((size_t)n_snapshots + 1, sizeof *states.written);
+    states.kinds = sp_calloc((size_t)n_snapshots + 1, sizeof *states.kinds);
     if (!states.free_states || !states.used || !states.free_snapshots || !states.snapshots ||
-        !states.pages || !states.holders || !states.older || !states.younger || !states.written) {
+        !states.pages || !states.holders || !states.older || !states.younger || !states.written ||
+        !states.kinds) {
         sp_state_slots_destroy(&states);
         return SP_ERR_MEMORY;
     }
@@ -55,6 +58,7 @@ sp_status sp_state_slots_create(int32_t n_states, int32_t n_snapshots, int32_t n
 
 void sp_state_slots_destroy(sp_state_slots *states)
 {
+    sp_free(states->kinds);
     sp_free(states->written);
     sp_free(states->younger);
     sp_free(states->older);
@@ -95,29 +99,32 @@ void sp_state_slots_give(sp_state_slots *states, int32_t state)
 
 static void append_idle(sp_state_slots *states, int32_t snapshot)
 {
-    states->older[snapshot] = states->youngest;
+    sp_idle_snapshots *idle = &states->idle[states->kinds[snapshot]];
+
+    states->older[snapshot] = idle->youngest;
     states->younger[snapshot] = -1;
-    if (states->youngest >= 0)
-        states->younger[states->youngest] = snapshot;
+    if (idle->youngest >= 0)
+        states->younger[idle->youngest] = snapshot;
     else
-        states->oldest = snapshot;
-    states->youngest = snapshot;
-    states->n_idle++;
+        idle->oldest = snapshot;
+    idle->youngest = snapshot;
+    idle->n++;
 }
 
 static void remove_idle(sp_state_slots *states, int32_t snapshot)
 {
+    sp_idle_snapshots *idle = &states->idle[states->kinds[snapshot]];
     int32_t older = states->older[snapshot], younger = states->younger[snapshot];
 
     if (older >= 0)
         states->younger[older] = younger;
     else
-        states->oldest = younger;
+        idle->oldest = younger;
     if (younger >= 0)
         states->older[younger] = older;
     else
-        states->youngest = older;
-    states->n_idle--;
+        idle->youngest = older;
+    idle->n--;
 }
 
 /* ---- snapshots ----------------------------------------------------------------------------- */
@@ -131,21 +138,37 @@ static void free_snapshot(sp_state_slots *states, int32_t snapshot)
     SP_ASSERT(states->n_free_snapshots <= states->n_snapshots);
 }
 
-int32_t sp_state_slots_write(sp_state_slots *states, int32_t page)
+/* The idle one to be evicted next, or -1. */
+static int32_t next_victim(const sp_state_slots *states)
+{
+    const sp_idle_snapshots *used = &states->idle[SP_SNAPSHOT_USED];
+
+    if (used->n > states->n_snapshots - states->n_snapshots / 4)
+        return used->oldest;
+    for (int32_t kind = 0; kind < SP_SNAPSHOT_KINDS; kind++)
+        if (states->idle[kind].n > 0)
+            return states->idle[kind].oldest;
+    return -1;
+}
+
+int32_t sp_state_slots_write(sp_state_slots *states, int32_t page, sp_snapshot_kind kind)
 {
     int32_t snapshot;
 
-    SP_ASSERT(!sp_state_slots_has(states, page));
+    SP_ASSERT(!sp_state_slots_has(states, page) && kind != SP_SNAPSHOT_USED);
     if (states->n_free_snapshots == 0) {
-        if (states->oldest < 0)
+        int32_t victim = next_victim(states);
+
+        if (victim < 0)
             return -1;
-        sp_state_slots_forget(states, states->pages[states->oldest]);
+        sp_state_slots_forget(states, states->pages[victim]);
     }
     snapshot = states->free_snapshots[--states->n_free_snapshots];
     SP_ASSERT(states->pages[snapshot] < 0 && states->holders[snapshot] == 0);
     states->pages[snapshot] = page;
     states->snapshots[page] = snapshot;
     states->written[snapshot] = true;
+    states->kinds[snapshot] = kind;
     return snapshot;
 }
 
@@ -172,6 +195,7 @@ void sp_state_slots_hold(sp_state_slots *states, int32_t snapshot)
     SP_ASSERT(states->pages[snapshot] >= 0 && !states->written[snapshot]);
     if (states->holders[snapshot]++ == 0)
         remove_idle(states, snapshot);
+    states->kinds[snapshot] = SP_SNAPSHOT_USED;
 }
 
 void sp_state_slots_drop(sp_state_slots *states, int32_t snapshot)
@@ -190,6 +214,14 @@ void sp_state_slots_forget(sp_state_slots *states, int32_t page)
     SP_ASSERT(states->holders[snapshot] == 0 && !states->written[snapshot]);
     remove_idle(states, snapshot);
     free_snapshot(states, snapshot);
+}
+
+void sp_state_slots_replace(sp_state_slots *states, int32_t page, sp_snapshot_kind kind)
+{
+    int32_t snapshot = sp_state_slots_find(states, page);
+
+    if (snapshot >= 0 && states->holders[snapshot] == 0 && states->kinds[snapshot] == kind)
+        sp_state_slots_forget(states, page);
 }
 
 /* ---- what must hold ------------------------------------------------------------------------ */
@@ -212,14 +244,27 @@ static bool is_placed(const sp_state_slots *states, int32_t snapshot)
     return page < states->n_pages && states->snapshots[page] == snapshot;
 }
 
-static bool idle_list_is_whole(const sp_state_slots *states)
+static bool idle_list_is_whole(const sp_state_slots *states, sp_snapshot_kind kind)
 {
+    const sp_idle_snapshots *idle = &states->idle[kind];
     int32_t older = -1, n = 0;
 
-    for (int32_t at = states->oldest; at >= 0; older = at, at = states->younger[at])
-        if (n++ == states->n_idle || !is_idle(states, at) || states->older[at] != older)
+    for (int32_t at = idle->oldest; at >= 0; older = at, at = states->younger[at])
+        if (n++ == idle->n || !is_idle(states, at) || states->kinds[at] != kind ||
+            states->older[at] != older)
             return false;
-    return n == states->n_idle && states->youngest == older;
+    return n == idle->n && idle->youngest == older;
+}
+
+/* All idle ones are in the lists of their kinds. */
+static bool idle_lists_are_whole(const sp_state_slots *states, int32_t n_idle)
+{
+    for (int32_t kind = 0; kind < SP_SNAPSHOT_KINDS; kind++) {
+        if (!idle_list_is_whole(states, (sp_snapshot_kind)kind))
+            return false;
+        n_idle -= states->idle[kind].n;
+    }
+    return n_idle == 0;
 }
 
 /* The free ones are those that are not in use. */
@@ -255,6 +300,5 @@ bool sp_state_slots_is_consistent(const sp_state_slots *states)
     }
     for (int32_t page = 0; states->n_snapshots > 0 && page < states->n_pages; page++)
         n_of_pages += states->snapshots[page] >= 0;
-    return n_idle == states->n_idle && n_of_pages == sp_state_slots_n_kept(states) &&
-           idle_list_is_whole(states);
+    return n_of_pages == sp_state_slots_n_kept(states) && idle_lists_are_whole(states, n_idle);
 }
