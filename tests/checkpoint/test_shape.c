@@ -1,7 +1,7 @@
 /*
  * The shapes of the Llama types, from config.json in the styles of transformers 4 and 5. Expected
  * values are those of transformers' configuration classes; the Qwen3 families are in
- * tests/adapter/test_geometry.c, but for the model types of checkpoints made from one.
+ * tests/adapter/test_geometry.c, but for what docs/models says of hybrids.
  */
 #include "support/test.h"
 
@@ -290,13 +290,114 @@ static void other_types_of_hybrids(void **state)
                      SP_ERR_UNSUPPORTED);
 }
 
+/* The configuration of the text part, in which `edit` replaces members; null removes one. */
+static json_t *text_of(json_t *root, const char *edit)
+{
+    json_t *text = json_object_get(root, "text_config"), *changes = json_loads(edit, 0, NULL);
+    const char *key;
+    json_t *value;
+
+    text = text ? text : root;
+    assert_non_null(changes);
+    json_object_foreach(changes, key, value)
+    {
+        if (json_is_null(value))
+            json_object_del(text, key);
+        else
+            json_object_set(text, key, value);
+    }
+    json_decref(changes);
+    return text;
+}
+
+static sp_status read_edited(const char *fixture, const char *edit, config *out, sp_error *error)
+{
+    char path[512];
+    json_t *root;
+
+    snprintf(path, sizeof path, SP_TEST_FIXTURES "/%s/config.json", fixture);
+    root = json_load_file(path, 0, NULL);
+    assert_non_null(root);
+    text_of(root, edit);
+    return read_json(root, out, error);
+}
+
+/* docs/models/qwen3-next.md and qwen3.5.md. */
+static void what_hybrids_leave_out(void **state)
+{
+    sp_error error;
+    config c;
+
+    (void)state;
+    assert_ok(read_edited("qwen3next",
+                          "{\"partial_rotary_factor\":null,\"rope_parameters\":null,"
+                          "\"rope_theta\":1e4,\"norm_topk_prob\":null,\"layer_types\":null,"
+                          "\"num_hidden_layers\":8}",
+                          &c, &error),
+              &error);
+    assert_true(c.shape.partial_rotary_factor == 0.25f);
+    assert_true(c.shape.norm_topk_prob);
+    for (int32_t i = 0; i < 8; i++)
+        assert_int_equal(c.layers[i].kind,
+                         i % 4 == 3 ? SP_LAYER_FULL_ATTENTION : SP_LAYER_LINEAR_ATTENTION);
+    free_config(&c);
+    assert_ok(read_edited("qwen3next",
+                          "{\"partial_rotary_factor\":null,\"attn_output_gate\":true,"
+                          "\"rope_parameters\":{\"rope_type\":\"default\","
+                          "\"rope_theta\":1e4,\"partial_rotary_factor\":0.5}}",
+                          &c, &error),
+              &error);
+    assert_true(c.shape.partial_rotary_factor == 0.5f);
+    free_config(&c);
+    /* The weights of chosen experts sum to 1 whatever the key says, and text has one section. */
+    assert_ok(read_edited("qwen35moe-vl",
+                          "{\"norm_topk_prob\":false,\"partial_rotary_factor\":0.25,"
+                          "\"rope_parameters\":{\"type\":\"mrope\",\"rope_theta\":1e4,"
+                          "\"mrope_section\":[2,1,1],\"mrope_interleaved\":true}}",
+                          &c, &error),
+              &error);
+    assert_true(c.shape.norm_topk_prob);
+    assert_int_equal(c.shape.rope_scaling.kind, SP_ROPE_PLAIN);
+    free_config(&c);
+}
+
+static void what_hybrids_refuse(void **state)
+{
+    static const struct {
+        const char *fixture, *edit;
+        sp_status status;
+        const char *subject;
+    } cases[] = {
+        {"qwen3next", "{\"attn_output_gate\":false}", SP_ERR_UNSUPPORTED, "attn_output_gate"},
+        {"qwen35", "{\"attn_output_gate\":false}", SP_ERR_UNSUPPORTED, "attn_output_gate"},
+        {"qwen3next", "{\"linear_num_value_heads\":3}", SP_ERR_INPUT, "linear_num_value_heads"},
+        {"qwen3next", "{\"shared_expert_intermediate_size\":null}", SP_ERR_INPUT,
+         "shared_expert_intermediate_size"},
+        {"qwen35", "{\"layer_types\":null,\"full_attention_interval\":0}", SP_ERR_INPUT,
+         "full_attention_interval"},
+        {"qwen35moe-vl", "{\"mlp_only_layers\":[1]}", SP_ERR_UNSUPPORTED, "mlp_only_layers"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sp_error error = {0};
+        config c;
+
+        if (read_edited(cases[i].fixture, cases[i].edit, &c, &error) != cases[i].status ||
+            strcmp(error.subject, cases[i].subject) != 0)
+            fail_msg("case %zu: %s", i, error.text);
+        free_config(&c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_styles_say_the_same),   cmocka_unit_test(what_the_fixtures_have),
         cmocka_unit_test(what_llama_leaves_out),      cmocka_unit_test(layers_that_do_not_rotate),
         cmocka_unit_test(windows_that_no_text_fills), cmocka_unit_test(refused_by_name),
-        cmocka_unit_test(other_types_of_hybrids),
+        cmocka_unit_test(other_types_of_hybrids),     cmocka_unit_test(what_hybrids_leave_out),
+        cmocka_unit_test(what_hybrids_refuse),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,7 @@
  */
 #include "support/engine_run.h"
 #include "support/golden.h"
+#include "support/long_memory.h"
 #include "support/make_adapter.h"
 #include "support/shell.h"
 #include "support/test.h"
@@ -151,15 +152,19 @@ static void check_ways(const char *model, sp_dtype precision, const char *adapte
 
 static void decode_prefill_and_verify_agree(void **state)
 {
-    char *wide = write_adapter(NULL);
+    char *wide = write_adapter(NULL), *dense = long_memory_copy(DENSE);
+    char *next = long_memory_copy(NEXT), *vision = long_memory_copy(VISION);
+    char *const folders[] = {wide, dense, next, vision};
 
     (void)state;
-    check_ways(DENSE, SP_DTYPE_BF16, wide);
-    check_ways(DENSE, SP_DTYPE_F32, NULL);
-    check_ways(NEXT, SP_DTYPE_BF16, NEXT "/adapters/all-linear");
-    check_ways(VISION, SP_DTYPE_BF16, VISION "/adapters/gdn-in");
-    sp_test_remove_tree(wide);
-    sp_free(wide);
+    check_ways(dense, SP_DTYPE_BF16, wide);
+    check_ways(dense, SP_DTYPE_F32, NULL);
+    check_ways(next, SP_DTYPE_BF16, NEXT "/adapters/all-linear");
+    check_ways(vision, SP_DTYPE_BF16, VISION "/adapters/gdn-in");
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        sp_test_remove_tree(folders[i]);
+        sp_free(folders[i]);
+    }
 }
 
 /* in_proj_a and in_proj_b have as few outputs as there are value heads. The first row of a sequence
@@ -176,6 +181,8 @@ static void the_smallest_projections_move_decode(void **state)
         engine_run base = run_one(engine, false, prompt, 5, 3, false);
         engine_run adapted = run_one(engine, true, prompt, 5, 3, false);
 
+        if (i == 0)
+            assert_memory_equal(base.logits, adapted.logits, (size_t)base.vocab * sizeof(float));
         for (int32_t row = 1; row < 7; row++)
             assert_memory_not_equal(base.logits + row * base.vocab,
                                     adapted.logits + row * base.vocab,
