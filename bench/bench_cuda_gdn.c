@@ -1,6 +1,6 @@
 /*
  * bench_cuda_gdn.c: times of a layer's gated delta rule on a GPU, 16 key and 48 value heads of 128
- * (and of 32 value heads): decode steps of 1, 8 and 64 sequences, verification of 8 rows of each,
+ * (and of 32 value heads): decode steps of 1 to 64 sequences, verification of 8 rows of each,
  * and prefill. By graph replay: a graph holds several calls, each with states of its own, so that
  * S is not in L2. Prints one JSON object with a line for each cell; microseconds a layer:
  *
@@ -26,7 +26,8 @@ typedef struct cell {
 } cell;
 
 static const cell cells[] = {
-    {"decode", 48, 1, 1, 80, 1},       {"decode", 48, 8, 1, 80, 1},
+    {"decode", 48, 1, 1, 80, 1},       {"decode", 48, 4, 1, 80, 1},
+    {"decode", 48, 8, 1, 80, 1},       {"decode", 48, 16, 1, 80, 1},
     {"decode", 48, 64, 1, 80, 1},      {"decode", 32, 64, 1, 80, 1},
     {"fold", 48, 64, 1, 95, 1},        {"verify", 48, 8, 8, 80, 1},
     {"prefill", 48, 1, 512, 0, 512},   {"prefill", 48, 1, 2048, 0, 2048},

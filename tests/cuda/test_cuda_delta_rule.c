@@ -227,6 +227,125 @@ static void company_changes_no_bit(void **state)
     expect_company(real_fused);
 }
 
+/* ---- many sequences ------------------------------------------------------------------------ */
+
+/* More pairs of a sequence and a head than a GPU takes at a time, so that S of one is copied while
+ * another is computed. Sequence s has the rows of s % SEQUENCES. */
+enum { MANY = 72, STEPS = 24, REPEATS = 1000 };
+
+static rule_world make_many(sp_cuda_rule_shape shape)
+{
+    const rule_size size = {.shape = shape,
+                            .sequences = SEQUENCES,
+                            .positions = POSITIONS,
+                            .slots = MANY,
+                            .snapshots = 1,
+                            .rows_max = MANY * SP_CUDA_NARROW_ROWS,
+                            .spans_max = MANY + 4};
+
+    return rule_make(&rig, &size);
+}
+
+/* A step of one to SP_CUDA_NARROW_ROWS rows of most of the sequences; returns its spans. */
+static int32_t next_step(int32_t *at, int32_t step, rule_span *spans)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < MANY; i++) {
+        int32_t s = (i + 5 * step) % MANY, rest = POSITIONS - at[s];
+        uint32_t h = moe_hash((uint32_t)(step * MANY + s));
+        int32_t rows = h % 4 < 2 ? 1 : 1 + (int32_t)(h / 8 % SP_CUDA_NARROW_ROWS);
+
+        rows = rows > rest ? rest : rows;
+        if (rows == 0 || (step > 0 && h % 16 == 15))
+            continue;
+        spans[n] = span_of(s % SEQUENCES, at[s], rows);
+        spans[n++].span.slot = s;
+        at[s] += rows;
+    }
+    return n;
+}
+
+static void expect_many(sp_cuda_rule_shape shape)
+{
+    rule_world w = make_many(shape);
+    uint16_t *want = run_whole(&w);
+    int32_t at[MANY] = {0};
+
+    for (int32_t step = 0; step < STEPS; step++) {
+        rule_span spans[MANY];
+        int32_t n = next_step(at, step, spans);
+        const uint16_t *row;
+        uint16_t *y;
+
+        rule_set(&w, spans, n, step % 5);
+        rule_launch(&w);
+        row = y = moe_get(&rig, w.call.y, (size_t)w.call.rows * w.y_width * 2);
+        for (int32_t i = 0; i < n; i++) {
+            size_t first = (size_t)spans[i].sequence * POSITIONS + (size_t)spans[i].span.position;
+            size_t size = (size_t)spans[i].span.n_rows * w.y_width;
+
+            assert_memory_equal(row, want + first * w.y_width, size * 2);
+            row += size;
+        }
+        free(y);
+    }
+    assert_false(rig.failed);
+    free(want);
+    rule_free(&w);
+}
+
+static void many_sequences_change_no_bit(void **state)
+{
+    const sp_cuda_rule_shape shape = {4, 8, 128, 128, 4, 0}, narrow = {4, 8, 32, 48, 4, 1};
+
+    (void)state;
+    expect_many(shape);
+    expect_many(narrow);
+}
+
+/* The same step again and again, of sequences that fold and of others, from the same states. */
+static void a_step_of_many_sequences_repeats(void **state)
+{
+    rule_world w = make_many((sp_cuda_rule_shape){4, 8, 128, 128, 4, 0});
+    size_t bytes = (size_t)MANY * (size_t)w.layout.state_bytes, y_bytes;
+    void *before = moe_put(&rig, NULL, bytes), *after = NULL;
+    sp_stream *stream = sp_device_main_stream(gpu);
+    int32_t at[MANY] = {0}, n = 0;
+    rule_span spans[MANY];
+    uint16_t *y = NULL;
+
+    (void)state;
+    for (int32_t step = 0; step < 12; step++) {
+        n = next_step(at, step, spans);
+        rule_set(&w, spans, n, 0);
+        rig.failed |= sp_stream_copy(stream, before, w.call.states, bytes, NULL) != SP_OK;
+        rule_launch(&w);
+    }
+    y_bytes = (size_t)w.call.rows * w.y_width * 2;
+    for (int i = 0; i < REPEATS; i++) {
+        uint16_t *again = moe_get(&rig, w.call.y, y_bytes);
+
+        if (i == 0)
+            y = again, after = moe_get(&rig, w.call.states, bytes);
+        if (memcmp(y, again, y_bytes) != 0)
+            fail_msg("run %d has another y", i);
+        if (i % 250 == 249) {
+            void *states = moe_get(&rig, w.call.states, bytes);
+
+            assert_memory_equal(states, after, bytes);
+            free(states);
+        }
+        if (i > 0)
+            free(again);
+        rig.failed |= sp_stream_copy(stream, w.call.states, before, bytes, NULL) != SP_OK;
+        rule_launch(&w);
+    }
+    assert_false(rig.failed);
+    free(y), free(after);
+    rule_free(&w);
+}
+
 /* ---- drafts -------------------------------------------------------------------------------- */
 
 /* Decodes with `drafts` rows after each one, of which `taken` are accepted. */
@@ -406,6 +525,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_rule_is_its_recurrence),
         cmocka_unit_test(no_cut_changes_a_bit),
         cmocka_unit_test(company_changes_no_bit),
+        cmocka_unit_test(many_sequences_change_no_bit),
+        cmocka_unit_test(a_step_of_many_sequences_repeats),
         cmocka_unit_test(drafts_change_no_bit),
         cmocka_unit_test(snapshots_resume),
         cmocka_unit_test(accepted_drafts_reach_a_snapshot),

@@ -1,6 +1,7 @@
 /*
  * delta_rule.cu: the gated delta rule of the spans of a step, after delta_rule_prepare.cu, and the
- * norm of its output: the form for few rows, and for all where delta_rule_prefill.cu has none.
+ * norm of its output: the form for shapes and GPUs that delta_rule_prefill.cu and delta_rule_few.cu
+ * do not take.
  *
  * Grid: (value heads, spans). A block has a value head and goes through the chunks of its span in
  * order. S is read once, and is written only where the slot's border moves. A step of one row
@@ -223,8 +224,12 @@ extern "C" int sp_cuda_delta_rule_rows(int gpu, const sp_cuda_delta_rule *rule, 
     code = sp_cuda_rule_prepare(&a, (cudaStream_t)stream);
     if (code != cudaSuccess)
         return (int)code;
-    return (int)(rule->wide ? launch_wide(&a, (cudaStream_t)stream)
-                            : launch_width(&a, (cudaStream_t)stream));
+    if (rule->wide)
+        return (int)launch_wide(&a, (cudaStream_t)stream);
+    code = sp_cuda_rule_few(gpu, &a, (cudaStream_t)stream);
+    if (code == cudaErrorNotSupported)
+        code = launch_width(&a, (cudaStream_t)stream);
+    return (int)code;
 }
 
 template <int KT> static cudaError_t allow(cudaError_t before)
@@ -240,5 +245,6 @@ cudaError_t sp_cuda_rule_init(void)
     cudaError_t code = sp_cuda_rule_prepare_init();
 
     code = code == cudaSuccess ? sp_cuda_rule_prefill_init() : code;
+    code = code == cudaSuccess ? sp_cuda_rule_few_init() : code;
     return allow<2>(allow<4>(allow<8>(code)));
 }

@@ -52,12 +52,15 @@ typedef struct rule_args {
     float2 *gates; /* G, beta */
 } rule_args;
 
-/* Launch the first kernel, and the second one's form for prefill: cudaErrorNotSupported where it
- * has none. The others set attributes, once per GPU. */
+/* Launch the first kernel, and the second one's forms for prefill and for few rows:
+ * cudaErrorNotSupported where they have none. The others set attributes, once per GPU; gpu is the
+ * current one. */
 cudaError_t sp_cuda_rule_prepare(const rule_args *args, cudaStream_t stream);
 cudaError_t sp_cuda_rule_prefill(const rule_args *args, cudaStream_t stream);
+cudaError_t sp_cuda_rule_few(int gpu, const rule_args *args, cudaStream_t stream);
 cudaError_t sp_cuda_rule_prepare_init(void);
 cudaError_t sp_cuda_rule_prefill_init(void);
+cudaError_t sp_cuda_rule_few_init(void);
 
 /* The rows of a span in the chunk at `border`: [old, first) were in earlier steps, [first, end) are
  * in this one; counted from the border, 0 .. CHUNK. */
