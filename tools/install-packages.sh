@@ -14,7 +14,7 @@ set -eu
 library="gcc libc6-dev make cmake ninja-build pkg-config libjansson-dev libssl-dev libxxhash-dev
 libpcre2-dev"
 build="$library libutf8proc-dev python3"
-test="libcmocka-dev python3-jinja2"
+test="libcmocka-dev python3-jinja2 iproute2 nftables"
 peers="libucx-dev"
 style="clang-format-14 g++"
 ci="clang-14 libclang-rt-14-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user git

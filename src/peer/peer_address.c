@@ -3,10 +3,12 @@
 #include "peer/peer_transport.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static sp_status bad_address(const char *text, sp_error *error)
 {
@@ -98,4 +100,61 @@ bool sp_peer_address_is_loopback(const sp_peer_address *address)
     }
     return address->socket.ss_family == AF_INET6 &&
            IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&address->socket)->sin6_addr);
+}
+
+/* The bytes of an address without its port; *out_n is 0 for a family that is not known. */
+static const void *host_of(const struct sockaddr *address, size_t *out_n)
+{
+    if (address->sa_family == AF_INET) {
+        *out_n = sizeof(struct in_addr);
+        return &((const struct sockaddr_in *)(const void *)address)->sin_addr;
+    }
+    *out_n = address->sa_family == AF_INET6 ? sizeof(struct in6_addr) : 0;
+    return &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr;
+}
+
+static bool is_same_host(const struct sockaddr *a, const struct sockaddr *b)
+{
+    size_t n, other_n;
+    const void *host = host_of(a, &n), *other = host_of(b, &other_n);
+
+    return n > 0 && n == other_n && memcmp(host, other, n) == 0;
+}
+
+bool sp_peer_address_is_same(const sp_peer_address *a, const sp_peer_address *b)
+{
+    return is_same_host((const struct sockaddr *)&a->socket, (const struct sockaddr *)&b->socket);
+}
+
+bool sp_peer_address_device(const sp_peer_address *address, char *out_name)
+{
+    struct ifaddrs *all = NULL, *at;
+
+    if (getifaddrs(&all) != 0)
+        return false;
+    for (at = all; at; at = at->ifa_next)
+        if (at->ifa_addr && is_same_host(at->ifa_addr, (const struct sockaddr *)&address->socket))
+            break;
+    if (at) {
+        snprintf(out_name, SP_PEER_DEVICE_BYTES, "%s", at->ifa_name);
+        out_name[strcspn(out_name, ":")] = '\0'; /* "eth0:1" is a name of an address of eth0 */
+    }
+    freeifaddrs(all);
+    return at != NULL;
+}
+
+/* A socket of datagrams sends nothing when it is connected, and has its own address then. */
+bool sp_peer_address_local(const sp_peer_address *peer, sp_peer_address *out_local)
+{
+    int fd = socket(peer->socket.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool found;
+
+    if (fd < 0)
+        return false;
+    memset(out_local, 0, sizeof *out_local);
+    out_local->n_bytes = sizeof out_local->socket;
+    found = connect(fd, (const struct sockaddr *)&peer->socket, peer->n_bytes) == 0 &&
+            getsockname(fd, (struct sockaddr *)&out_local->socket, &out_local->n_bytes) == 0;
+    close(fd);
+    return found;
 }

@@ -29,8 +29,17 @@
 
 _Static_assert(CHUNK_BYTES <= SP_PEER_PIECE_BYTES_MAX, "a chunk is a piece");
 
-typedef struct client {
+/* UCX on the devices by which a peer is reached. */
+typedef struct route {
     sp_peer_fabric *fabric;
+    sp_peer_address local; /* from here; n_bytes 0: not known */
+    int32_t n_users;       /* connections */
+} route;
+
+typedef struct client {
+    route *route;                           /* the latest; under lock */
+    char *devices, *gid_index, *transports; /* NULL: UCX's choice */
+    bool sees_device;
     char host[HOST_BYTES], shown[HOST_BYTES + 8]; /* shown: as it was given */
     int port;
     sp_peer_key key;
@@ -55,6 +64,7 @@ typedef struct exchange {
 
 typedef struct connection {
     client *client;
+    route *route;
     struct connection *next; /* idle */
     sp_peer_port *port;
     sp_peer_link *link;
@@ -362,6 +372,74 @@ static sp_status await(connection *c, const exchange *e, const limit *l)
     }
 }
 
+/* ---- routes ---------------------------------------------------------------------------------- */
+
+static void close_route(route *r)
+{
+    if (!r)
+        return;
+    sp_peer_fabric_close(r->fabric);
+    sp_free(r);
+}
+
+/* `peer` may be NULL: not known now. */
+static sp_status open_route(const client *from, const sp_peer_address *peer,
+                            const sp_peer_address *local, route **out_route, sp_error *error)
+{
+    const sp_peer_fabric_options options = {
+        .devices = from->devices,
+        .gid_index = from->gid_index,
+        .transports = from->transports,
+        .loopback = peer && sp_peer_address_is_loopback(peer),
+        .local = local->n_bytes > 0 ? local : NULL,
+    };
+    route *r = sp_calloc(1, sizeof *r);
+    sp_status status;
+
+    if (!r)
+        return sp_fail_memory(error, sizeof *r, "a route");
+    r->local = *local;
+    status = sp_peer_fabric_open(&options, &r->fabric, error);
+    if (status != SP_OK) {
+        sp_free(r);
+        return status;
+    }
+    *out_route = r;
+    return SP_OK;
+}
+
+/* That of the present route to the peer, which changes when links come and go. */
+static sp_status take_route(client *from, const sp_peer_address *peer, route **out_route,
+                            sp_error *error)
+{
+    sp_peer_address local;
+    bool known = sp_peer_address_local(peer, &local);
+    route *r = NULL;
+    sp_status status = SP_OK;
+
+    pthread_mutex_lock(&from->lock);
+    if (known && !sp_peer_address_is_same(&local, &from->route->local)) {
+        status = open_route(from, peer, &local, &r, error);
+        if (status == SP_OK) {
+            if (from->route->n_users == 0)
+                close_route(from->route);
+            from->route = r;
+        }
+    }
+    from->route->n_users += status == SP_OK;
+    *out_route = from->route;
+    pthread_mutex_unlock(&from->lock);
+    return status;
+}
+
+static void drop_route(client *from, route *r)
+{
+    pthread_mutex_lock(&from->lock);
+    if (--r->n_users == 0 && r != from->route)
+        close_route(r);
+    pthread_mutex_unlock(&from->lock);
+}
+
 /* ---- connections ----------------------------------------------------------------------------- */
 
 static void destroy_connection(connection *c)
@@ -369,6 +447,8 @@ static void destroy_connection(connection *c)
     if (!c)
         return;
     sp_peer_port_destroy(c->port); /* before memory that UCX may write to */
+    if (c->route)
+        drop_route(c->client, c->route);
     for (size_t i = 0; i < WINDOW; i++)
         sp_free(c->exchanges[i].body);
     sp_free(c);
@@ -457,7 +537,9 @@ static sp_status create_connection(client *from, connection **out_connection, sp
     c->client = from;
     status = sp_peer_address_resolve(from->host, from->port, &address, error);
     if (status == SP_OK)
-        status = sp_peer_port_create(from->fabric, &events, &c->port, error);
+        status = take_route(from, &address, &c->route, error);
+    if (status == SP_OK)
+        status = sp_peer_port_create(c->route->fabric, &events, &c->port, error);
     if (status == SP_OK)
         status = sp_peer_port_connect(c->port, &address, c, &c->link, error);
     if (status != SP_OK) {
@@ -814,9 +896,12 @@ static void client_destroy(void *user)
 
     while ((c = take_idle(from)) != NULL)
         destroy_connection(c);
-    sp_peer_fabric_close(from->fabric);
+    close_route(from->route);
     pthread_mutex_destroy(&from->lock);
     memset(&from->key, 0, sizeof from->key);
+    sp_free(from->devices);
+    sp_free(from->gid_index);
+    sp_free(from->transports);
     sp_free(from);
 }
 
@@ -825,17 +910,31 @@ bool sp_peer_is_built(const char **out_why)
     return sp_peer_fabric_is_built(out_why);
 }
 
-static sp_status open_fabric(client *from, const sp_peer_client_options *options, sp_error *error)
+static sp_status copy_text(const char *text, char **out_copy, sp_error *error)
 {
-    sp_peer_fabric_options fabric = {.devices = options->devices,
-                                     .gid_index = options->gid_index,
-                                     .transports = options->transports};
-    sp_peer_address address;
+    *out_copy = text ? sp_strdup(text) : NULL;
+    return text && !*out_copy ? sp_fail_memory(error, strlen(text), "a client of a peer") : SP_OK;
+}
 
-    /* Only to see whether the peer is on this host; it is resolved anew for each connection. */
-    if (sp_peer_address_resolve(from->host, from->port, &address, NULL) == SP_OK)
-        fabric.loopback = sp_peer_address_is_loopback(&address);
-    return sp_peer_fabric_open(&fabric, &from->fabric, error);
+/* The peer may be unknown or out of reach as yet: each connection looks for the route anew. */
+static sp_status open_first_route(client *from, const sp_peer_client_options *options,
+                                  sp_error *error)
+{
+    sp_peer_address address, local = {.n_bytes = 0};
+    bool known = sp_peer_address_resolve(from->host, from->port, &address, NULL) == SP_OK;
+    sp_status status = copy_text(options->devices, &from->devices, error);
+
+    if (status == SP_OK)
+        status = copy_text(options->gid_index, &from->gid_index, error);
+    if (status == SP_OK)
+        status = copy_text(options->transports, &from->transports, error);
+    if (known && !sp_peer_address_local(&address, &local))
+        local.n_bytes = 0;
+    if (status == SP_OK)
+        status = open_route(from, known ? &address : NULL, &local, &from->route, error);
+    if (status == SP_OK)
+        from->sees_device = sp_peer_fabric_sees_device(from->route->fabric);
+    return status;
 }
 
 sp_status sp_peer_client_create(const sp_peer_client_options *options, sp_peer_calls *out_calls,
@@ -846,12 +945,13 @@ sp_status sp_peer_client_create(const sp_peer_client_options *options, sp_peer_c
 
     if (!from)
         return sp_fail_memory(error, sizeof *from, "a client of a peer");
+    pthread_mutex_init(&from->lock, NULL);
     status =
         sp_peer_address_split(options->address, from->host, sizeof from->host, &from->port, error);
     if (status == SP_OK)
-        status = open_fabric(from, options, error);
+        status = open_first_route(from, options, error);
     if (status != SP_OK) {
-        sp_free(from);
+        client_destroy(from);
         return status;
     }
     snprintf(from->shown, sizeof from->shown, "%s", options->address);
@@ -860,7 +960,6 @@ sp_status sp_peer_client_create(const sp_peer_client_options *options, sp_peer_c
     from->connect_ns_max =
         (options->connect_ms_max ? options->connect_ms_max : CONNECT_MS) * 1000000;
     from->call_ns_max = (options->call_ms_max ? options->call_ms_max : CALL_MS) * 1000000;
-    pthread_mutex_init(&from->lock, NULL);
     *out_calls = (sp_peer_calls){from,         client_list,  client_describe,
                                  client_fetch, client_close, client_destroy};
     return SP_OK;
@@ -870,7 +969,7 @@ bool sp_peer_client_sees_device(const sp_peer_calls *calls)
 {
     const client *from = calls->user;
 
-    return sp_peer_fabric_sees_device(from->fabric);
+    return from->sees_device;
 }
 
 void sp_peer_client_count(const sp_peer_calls *calls, sp_peer_client_counts *out_counts)

@@ -723,6 +723,7 @@ static sp_status open_port(sp_peer_server *server, const sp_peer_server_options 
     if (status != SP_OK)
         return status;
     fabric.loopback = sp_peer_address_is_loopback(&address);
+    fabric.local = &address;
     status = sp_peer_fabric_open(&fabric, &server->fabric, error);
     if (status == SP_OK)
         status = sp_peer_port_create(server->fabric, &events, &server->port, error);

@@ -42,16 +42,31 @@ sp_status sp_peer_address_resolve(const char *host, int port, sp_peer_address *o
 void sp_peer_address_text(const sp_peer_address *address, char *out_text);
 bool sp_peer_address_is_loopback(const sp_peer_address *address);
 
+/* The network device of this host that has the address, as text of at most SP_PEER_DEVICE_BYTES.
+ * False: none has, as with an address that means all of them. */
+#define SP_PEER_DEVICE_BYTES 64
+bool sp_peer_address_device(const sp_peer_address *address, char *out_name);
+/* The address of this host from which packets to `peer` go now. False: there is no route. */
+bool sp_peer_address_local(const sp_peer_address *peer, sp_peer_address *out_local);
+/* Whether two addresses are of the same host, whatever their ports. */
+bool sp_peer_address_is_same(const sp_peer_address *a, const sp_peer_address *b);
+
 /* ---- fabrics --------------------------------------------------------------------------------- */
 
 /* UCX's context: the network devices of this host. */
 typedef struct sp_peer_fabric sp_peer_fabric;
 
 typedef struct sp_peer_fabric_options {
-    const char *devices;    /* UCX_NET_DEVICES; NULL: UCX's choice, or "lo" where loopback is set */
+    const char *devices;    /* UCX_NET_DEVICES; NULL: what follows, or UCX's choice */
     const char *gid_index;  /* UCX_IB_GID_INDEX; NULL: UCX's choice */
     const char *transports; /* UCX_TLS; NULL: UCX's choice */
-    bool loopback;          /* peers are on this host: no other device is opened */
+    bool loopback;          /* peers are on this host: no device but "lo" is opened */
+    /*
+     * The address of this host at which peers reach it, or from which it reaches them; NULL: any.
+     * On a host without RDMA no device but that of the address is opened: UCX 1.13 cannot connect
+     * two hosts that share two networks over TCP, and no port is open where none is needed.
+     */
+    const sp_peer_address *local;
 } sp_peer_fabric_options;
 
 /* Whether this build knows UCX and the library can be loaded; *out_why (may be NULL) is a text that

@@ -15,6 +15,7 @@
 #include "peer/peer_transport.h"
 #include "peer/peer_ucx_load.h"
 
+#include <dirent.h>
 #include <netdb.h>
 #include <poll.h>
 #include <stdio.h>
@@ -139,11 +140,35 @@ static void set_ours(const sp_ucx *ucx, ucp_config_t *config, const option_row *
         (void)ucx->ucp_config_modify(config, rows[i].name, rows[i].value);
 }
 
+static bool has_rdma(void)
+{
+    DIR *devices = opendir("/sys/class/infiniband");
+    bool found = false;
+
+    if (!devices)
+        return false;
+    for (const struct dirent *entry = readdir(devices); entry && !found; entry = readdir(devices))
+        found = entry->d_name[0] != '.';
+    closedir(devices);
+    return found;
+}
+
+/* NULL: UCX's choice. */
+static const char *choose_devices(const sp_peer_fabric_options *options, char *name)
+{
+    if (options->devices)
+        return options->devices;
+    if (options->loopback)
+        return "lo";
+    return options->local && !has_rdma() && sp_peer_address_device(options->local, name) ? name
+                                                                                         : NULL;
+}
+
 static sp_status set_options(const sp_ucx *ucx, ucp_config_t *config,
                              const sp_peer_fabric_options *options, sp_error *error)
 {
-    const char *devices = options->devices ? options->devices : options->loopback ? "lo" : NULL;
-    sp_status status = set_option(ucx, config, "NET_DEVICES", devices, error);
+    char name[SP_PEER_DEVICE_BYTES];
+    sp_status status = set_option(ucx, config, "NET_DEVICES", choose_devices(options, name), error);
 
     if (status == SP_OK)
         status = set_option(ucx, config, "TLS", options->transports, error);

@@ -85,11 +85,34 @@ static void addresses_are_resolved_and_shown(void **state)
     assert_string_equal(error.code, "peer-unreachable");
 }
 
+static void the_device_of_an_address_is_found(void **state)
+{
+    char name[SP_PEER_DEVICE_BYTES] = "";
+    sp_peer_address address, local;
+    sp_error error;
+
+    (void)state;
+    assert_ok(sp_peer_address_resolve("127.0.0.1", 80, &address, &error), &error);
+    assert_true(sp_peer_address_device(&address, name));
+    assert_string_equal(name, "lo");
+    assert_true(sp_peer_address_local(&address, &local));
+    assert_true(sp_peer_address_is_same(&address, &local));
+    assert_ok(sp_peer_address_resolve("0.0.0.0", 80, &address, &error), &error);
+    assert_false(sp_peer_address_is_same(&address, &local));
+    assert_false(sp_peer_address_device(&address, name));
+    assert_ok(sp_peer_address_resolve("192.0.2.1", 80, &address, &error),
+              &error); /* of documents */
+    assert_false(sp_peer_address_device(&address, name));
+    assert_ok(sp_peer_address_resolve("::", 80, &address, &error), &error);
+    assert_false(sp_peer_address_device(&address, name));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(addresses_are_split),
         cmocka_unit_test(others_are_refused),
+        cmocka_unit_test(the_device_of_an_address_is_found),
         cmocka_unit_test(addresses_are_resolved_and_shown),
     };
 

@@ -24,11 +24,11 @@ NAMES = {"scripture", "csource", "sqldoc"}  # the demo's adapters; a peer offers
 
 
 class Peer:
-    """One `sidepath peer`. `address` is where it listens."""
+    """One `sidepath peer`. `address` is where it listens; `prefix` comes before its command."""
 
-    def __init__(self, binary, folder, *flags, port=0):
-        command = [str(binary), "peer", "--dir", str(folder), "--port", str(port), "--rescan-ms",
-                   "50", *map(str, flags)]
+    def __init__(self, binary, folder, *flags, port=0, prefix=()):
+        command = [*prefix, str(binary), "peer", "--dir", str(folder), "--port", str(port),
+                   "--rescan-ms", "50", *map(str, flags)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.address = None
         self.log = []

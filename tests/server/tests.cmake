@@ -35,6 +35,15 @@ if(NOT CMAKE_CROSSCOMPILING)
   sidepath_server_checks(check_hold)
   sidepath_server_checks(check_store)
   sidepath_server_checks(check_peers)
+  # In two network namespaces: by hand, and skipped by name where they are not permitted.
+  add_executable(tun_relay server/tun_relay.c)
+  target_compile_definitions(tun_relay PRIVATE _GNU_SOURCE)
+  sidepath_compile_options(tun_relay)
+  add_test(NAME soak_peer_network
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/server/check_peer_network.py
+                   $<TARGET_FILE:sidepath_cli> $<TARGET_FILE:tun_relay>)
+  set_tests_properties(soak_peer_network PROPERTIES LABELS "soak;server" TIMEOUT 600
+                                                    SKIP_RETURN_CODE 77)
   sidepath_server_checks(check_experts)
   sidepath_server_checks(check_hybrids)
   sidepath_server_checks(check_speculative)
