@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Hybrids over HTTP: the tokens are those of transformers and PEFT in double precision, with any
-chunk of the prompt, beside other requests and with drafts; and the start says what is not used.
+chunk of the prompt, beside other requests and with drafts, those of a draft model with a state of
+its own among them; and the start says what is not used.
     check_hybrids.py SIDEPATH [CHECK..]"""
 
 import concurrent.futures
@@ -13,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import serving
-from serving import post, run_checks
+from serving import get, post, run_checks
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 MODELS = {"qwen3next": ["gdn-in", "all-linear", "v4-router"],
@@ -23,14 +24,21 @@ LOGIT_ERROR = 1e-3  # as in the README of the fixtures
 FLAGS = ["--prefill-chunk", 7, "--expert-bytes", 4000000, "--overlay-bytes", 4000000]
 
 
+def copy_with_tokenizer(name, model):
+    shutil.copytree(FIXTURES / name, model, ignore=shutil.ignore_patterns("adapters", "golden"))
+    for file in (FIXTURES / "tokenizer512").iterdir():
+        shutil.copy(file, model)
+
+
 @contextlib.contextmanager
-def hybrid_serving(binary, name, *flags):
-    """A server of a fixture, which has no tokenizer of its own."""
+def hybrid_serving(binary, name, *flags, drafter=None):
+    """A server of a fixture, which has no tokenizer of its own, with another as its draft model."""
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "base"
-        shutil.copytree(FIXTURES / name, model, ignore=shutil.ignore_patterns("adapters", "golden"))
-        for file in (FIXTURES / "tokenizer512").iterdir():
-            shutil.copy(file, model)
+        model, draft = Path(folder) / "base", Path(folder) / "draft"
+        copy_with_tokenizer(name, model)
+        if drafter:
+            copy_with_tokenizer(drafter, draft)
+            flags = (*flags, "--draft-model", draft)
         with serving.serving(binary, "--adapter-dir", FIXTURES / name / "adapters", "--precision",
                              "f32", *flags, model=model) as server:
             yield server
@@ -62,12 +70,18 @@ def complete(server, model, prompt, **fields):
     return answer.json["choices"][0]["token_ids"]
 
 
+def metric(server, name):
+    text = get(server, "/metrics").bytes.decode()
+    return next(float(line.split()[-1]) for line in text.splitlines()
+                if line.startswith(name + " "))
+
+
 def check_golden_tokens(binary):
     """All adapters and prompts of a model at once, twice, and with drafts."""
     for name, adapters in MODELS.items():
         with open(FIXTURES / name / "prompts.json", encoding="ascii") as file:
             prompts = json.load(file)["prompts"]
-        with hybrid_serving(binary, name, *FLAGS) as server:
+        with hybrid_serving(binary, name, *FLAGS, drafter="qwen35") as server:
             for adapter in adapters:
                 answer = post(server, "/v1/load_lora_adapter",
                               {"lora_name": adapter, "lora_path": adapter})
@@ -83,6 +97,7 @@ def check_golden_tokens(binary):
             assert found[:half] == found[half:]
             for (adapter, p), tokens in zip(cases[:half], found):
                 assert complete(server, adapter, prompts[p], speculative=True) == tokens
+            assert metric(server, "sidepath_draft_model_tokens_total") > 0
             used = "weights that nothing uses: model.visual."
             assert any(used in line for line in server.log) == (name == "qwen35moe-vl")
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Hybrids under load over HTTP: prompts with common beginnings, four adapters and the base through
 two slots, with few KV pages, few recurrent states and few snapshots, so that requests are preempted
-and resumed, adapters rotate and snapshots are replaced; some have drafts. Each
-answer has the tokens of a server with room for all, without snapshots; afterwards no state is held.
+and resumed, adapters rotate and snapshots are replaced; some have drafts, also of a model with
+states of its own. Each answer has the tokens of a server with room for all, without snapshots;
+afterwards no state is held.
     soak_hybrids.py SIDEPATH [REQUESTS] [SEED]"""
 
 import collections
@@ -10,8 +11,8 @@ import concurrent.futures
 import random
 import sys
 
-from check_hybrids import complete, hybrid_serving
-from serving import get, post, until
+from check_hybrids import complete, hybrid_serving, metric
+from serving import post, until
 
 ADAPTERS = ["gdn-in", "gdn-out", "attn-r4", "plain-r8"]
 VOCAB = 509
@@ -20,9 +21,10 @@ ROOM = ["--max-running", 4, "--kv-tokens", 8192, "--state-snapshot-tokens", 0]
 LITTLE = ["--no-access-log", "--max-loras", 2, "--max-running", 8, "--kv-tokens", 1280,
           "--prefill-chunk", 48, "--state-snapshot-tokens", 64, "--adapter-wait-steps", 4,
           "--adapter-preempt-steps", 16]
-# Of states and snapshots: for some of the requests.
-BYTES = {"qwen3next": (900000, 400000), "qwen35": (700000, 300000),
-         "qwen35moe-vl": (700000, 300000)}
+DRAFTER = "qwen35"
+# Of states and snapshots, the draft model's with them: for some of the requests.
+BYTES = {"qwen3next": (1500000, 700000), "qwen35": (1400000, 600000),
+         "qwen35moe-vl": (1400000, 600000)}
 
 
 def make_cases(rng):
@@ -44,12 +46,6 @@ def load_adapters(server):
         assert answer.status == 200, answer.bytes
 
 
-def metric(server, name):
-    text = get(server, "/metrics").bytes.decode()
-    return next(float(line.split()[-1]) for line in text.splitlines()
-                if line.startswith(name + " "))
-
-
 def ask(server, case, drafts):
     model, prompt, fields = case
     return complete(server, model, prompt, **fields, **({"speculative": True} if drafts else {}))
@@ -64,7 +60,7 @@ def soak(binary, name, requests, seed):
     states, snapshots = BYTES[name]
     counts = collections.Counter()
     with hybrid_serving(binary, name, *LITTLE, "--state-bytes", states, "--state-snapshot-bytes",
-                        snapshots) as server:
+                        snapshots, drafter=DRAFTER) as server:
         load_adapters(server)
         picks = [(rng.randrange(CASES), rng.random() < 0.3) for _ in range(requests)]
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -74,6 +70,7 @@ def soak(binary, name, requests, seed):
         until(lambda: metric(server, 'sidepath_states{state="used"}') == 0)
         for what in ("sidepath_preemptions_total", "sidepath_rotations_total",
                      "sidepath_prefix_cache_tokens_total", "sidepath_drafted_tokens_total",
+                     "sidepath_draft_model_tokens_total",
                      "sidepath_state_snapshots_written_total"):
             counts[what] = int(metric(server, what))
             assert counts[what] > 0, what
