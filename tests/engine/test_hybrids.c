@@ -224,8 +224,32 @@ static void add_copy(make_adapter *file, const golden_tensor *t, const char *nam
         memcpy(to, t->data, t->bytes);
 }
 
-/* The text part of the vision checkpoint under "model." with its small tensors in FP32, and an MTP
- * layer. What ends with `nudged` is changed by less than BF16 can tell. */
+/* Stacked experts, one by one; false: it is another tensor. */
+static bool add_experts(make_adapter *file, const golden_tensor *t, const char *name)
+{
+    static const char *const parts[2][2] = {{"down", NULL}, {"gate", "up"}};
+    const char *end = strstr(name, ".mlp.experts.");
+    int fused = end && strcmp(end, ".mlp.experts.gate_up_proj") == 0;
+    int rows = (int)t->shape[1] / (1 + fused), columns = (int)t->shape[2];
+    size_t bytes = (size_t)rows * (size_t)columns * sizeof(uint16_t);
+    const char *from = t->data;
+
+    if (!end || t->n_dims != 3)
+        return false;
+    assert_string_equal(t->dtype, "BF16");
+    for (int e = 0; e < (int)t->shape[0]; e++)
+        for (int p = 0; p <= fused; p++, from += bytes) {
+            char single[256];
+
+            snprintf(single, sizeof single, "%.*s.mlp.experts.%d.%s_proj.weight", (int)(end - name),
+                     name, e, parts[fused][p]);
+            memcpy(make_adapter_add(file, single, t->dtype, 2, rows, columns), from, bytes);
+        }
+    return true;
+}
+
+/* The text part of the vision checkpoint under "model." with its small tensors in FP32, its experts
+ * one by one, and an MTP layer. What ends with `nudged` is changed by less than BF16 can tell. */
 static void write_text_weights(const char *folder, const char *nudged)
 {
     static const char trunk[] = "model.language_model.";
@@ -244,6 +268,8 @@ static void write_text_weights(const char *folder, const char *nudged)
             snprintf(name, sizeof name, "model.%s", t->name + sizeof trunk - 1);
         else
             snprintf(name, sizeof name, "%s", t->name);
+        if (add_experts(file, t, name))
+            continue;
         add_copy(file, t, name, is_small(name));
         if (nudged && strstr(name, nudged))
             for (int64_t j = 0; j < t->n; j++)
@@ -297,7 +323,7 @@ static bool has_note(const sp_engine *engine, const char *words)
     return found;
 }
 
-static void other_trunks_and_types_give_the_same_bits(void **state)
+static void other_trunks_types_and_experts_give_the_same_bits(void **state)
 {
     const int32_t prompt[] = {3, 4, 500, 60, 7, 8, 9, 10, 11};
     char *folder = sp_test_make_directory();
@@ -402,7 +428,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decode_prefill_and_verify_agree),
         cmocka_unit_test(the_smallest_projections_move_decode),
-        cmocka_unit_test(other_trunks_and_types_give_the_same_bits),
+        cmocka_unit_test(other_trunks_types_and_experts_give_the_same_bits),
         cmocka_unit_test(small_tensors_keep_their_bits),
         cmocka_unit_test(what_is_not_served_is_refused_by_name),
     };
