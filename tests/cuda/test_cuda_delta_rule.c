@@ -481,6 +481,45 @@ static void accepted_drafts_reach_a_snapshot(void **state)
     rule_free(&w);
 }
 
+/* ---- repeats ------------------------------------------------------------------------------- */
+
+/* The ring of copies and the blocks that exchange sums, on as many multiprocessors as in a model.
+ */
+static void a_thousand_repeats_change_no_bit(void **state)
+{
+    enum { ROWS = 333 };
+    const rule_size size = {.shape = {8, 24, 128, 128, 4, 0},
+                            .sequences = 2,
+                            .positions = ROWS,
+                            .slots = 2,
+                            .snapshots = 1,
+                            .rows_max = 2 * ROWS,
+                            .spans_max = 2};
+    rule_world w = rule_make(&rig, &size);
+    rule_span spans[2] = {span_of(0, 0, ROWS), span_of(1, 0, ROWS)};
+    size_t bytes = 2 * ROWS * w.y_width * 2, state_bytes = 2 * (size_t)w.layout.state_bytes;
+    char *y, *states;
+
+    (void)state;
+    run(&w, spans, 2, 0);
+    y = moe_get(&rig, w.call.y, bytes);
+    states = moe_get(&rig, w.call.states, state_bytes);
+    for (int i = 0; i < REPEATS; i++) {
+        char *again;
+
+        rule_launch(&w);
+        again = moe_get(&rig, w.call.y, bytes);
+        assert_false(rig.failed);
+        assert_int_equal(memcmp(y, again, bytes), 0);
+        free(again);
+    }
+    free(y);
+    y = moe_get(&rig, w.call.states, state_bytes);
+    assert_memory_equal(y, states, state_bytes);
+    free(y), free(states);
+    rule_free(&w);
+}
+
 /* ---- faults -------------------------------------------------------------------------------- */
 
 static void a_small_nan_stays_in_its_sequence(void **state)
@@ -530,6 +569,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(drafts_change_no_bit),
         cmocka_unit_test(snapshots_resume),
         cmocka_unit_test(accepted_drafts_reach_a_snapshot),
+        cmocka_unit_test(a_thousand_repeats_change_no_bit),
     };
 
     return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], begin, NULL, argc, argv);

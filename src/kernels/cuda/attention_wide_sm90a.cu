@@ -10,8 +10,8 @@
  */
 #include "kernels/cuda/attention_ring.cuh"
 #include "kernels/cuda/attention_rows.cuh"
-#include "kernels/cuda/attention_wgmma.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 #define WARPGROUPS 2 /* that compute */
 #define WARPS      (WARPGROUPS * 4)

@@ -183,13 +183,15 @@ static cudaError_t launch_width(const rule_args *a, cudaStream_t stream)
     }
 }
 
-static cudaError_t launch_wide(const rule_args *a, cudaStream_t stream)
+static cudaError_t launch_wide(int gpu, const rule_args *a, cudaStream_t stream)
 {
     dim3 grid((unsigned)a->d.shape.k_heads, (unsigned)a->d.spans);
     cudaLaunchAttribute overlap;
     cudaLaunchConfig_t config = sp_cuda_overlapping(grid, 128, 0, &overlap, false, stream);
-    cudaError_t code = sp_cuda_rule_prefill(a, stream);
+    cudaError_t code = sp_cuda_rule_walk(gpu, a, stream);
 
+    if (code == cudaErrorNotSupported)
+        code = sp_cuda_rule_prefill(a, stream);
     if (code == cudaErrorNotSupported)
         code = launch_width(a, stream);
     return code == cudaSuccess ? cudaLaunchKernelEx(&config, keep_kernel, *a) : code;
@@ -225,7 +227,7 @@ extern "C" int sp_cuda_delta_rule_rows(int gpu, const sp_cuda_delta_rule *rule, 
     if (code != cudaSuccess)
         return (int)code;
     if (rule->wide)
-        return (int)launch_wide(&a, (cudaStream_t)stream);
+        return (int)launch_wide(gpu, &a, (cudaStream_t)stream);
     code = sp_cuda_rule_few(gpu, &a, (cudaStream_t)stream);
     if (code == cudaErrorNotSupported)
         code = launch_width(&a, (cudaStream_t)stream);
@@ -240,11 +242,12 @@ template <int KT> static cudaError_t allow(cudaError_t before)
                                       shared_bytes(KT * 16, SP_CUDA_RULE_DIM_MAX));
 }
 
-cudaError_t sp_cuda_rule_init(void)
+cudaError_t sp_cuda_rule_init(int gpu)
 {
     cudaError_t code = sp_cuda_rule_prepare_init();
 
     code = code == cudaSuccess ? sp_cuda_rule_prefill_init() : code;
+    code = code == cudaSuccess ? sp_cuda_rule_walk_init(gpu) : code;
     code = code == cudaSuccess ? sp_cuda_rule_few_init() : code;
     return allow<2>(allow<4>(allow<8>(code)));
 }

@@ -52,13 +52,15 @@ typedef struct rule_args {
     float2 *gates; /* G, beta */
 } rule_args;
 
-/* Launch the first kernel, and the second one's forms for prefill and for few rows:
- * cudaErrorNotSupported where they have none. The others set attributes, once per GPU; gpu is the
- * current one. */
+/* Launch the first kernel, and the second one's forms: for prefill, by wgmma or without it, and for
+ * few rows. cudaErrorNotSupported where they have none. The others set attributes, once per GPU;
+ * gpu is the current one. */
 cudaError_t sp_cuda_rule_prepare(const rule_args *args, cudaStream_t stream);
+cudaError_t sp_cuda_rule_walk(int gpu, const rule_args *args, cudaStream_t stream);
 cudaError_t sp_cuda_rule_prefill(const rule_args *args, cudaStream_t stream);
 cudaError_t sp_cuda_rule_few(int gpu, const rule_args *args, cudaStream_t stream);
 cudaError_t sp_cuda_rule_prepare_init(void);
+cudaError_t sp_cuda_rule_walk_init(int gpu);
 cudaError_t sp_cuda_rule_prefill_init(void);
 cudaError_t sp_cuda_rule_few_init(void);
 

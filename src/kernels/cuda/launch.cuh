@@ -48,7 +48,7 @@ cudaError_t sp_cuda_expert_init(void);
 cudaError_t sp_cuda_expert_ring_init(int gpu);
 cudaError_t sp_cuda_expert_gemm_init(int gpu);
 cudaError_t sp_cuda_expert_gemm_wide_init(int gpu);
-cudaError_t sp_cuda_rule_init(void);
+cudaError_t sp_cuda_rule_init(int gpu);
 
 /* Whether the code for the current GPU contains griddepcontrol.wait, so launches may overlap; code
  * built from PTX before sm_90 does not. Valid after sp_cuda_kernels_init on that GPU. */
