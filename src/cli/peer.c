@@ -12,6 +12,7 @@
 #include "cli/notify.h"
 #include "cli/run_settings.h"
 #include "peer/peer_client.h"
+#include "peer/peer_digests.h"
 #include "peer/peer_server.h"
 #include "server/metrics/log.h"
 #include "stage/peer_packer.h"
@@ -32,7 +33,7 @@
 typedef struct peer_settings {
     sp_run_settings run; /* first: the shared rows point into it */
     const char *dir, *host, *key_file, *devices, *gid_index, *transports, *metrics_file;
-    const char *pack_modules;
+    const char *pack_modules, *digest_cache;
     bool pack;
     int64_t port, memory_mib, rescan_ms, clients_max, idle_s;
 } peer_settings;
@@ -61,6 +62,10 @@ static const sp_setting own_rows[] = {
      false},
     {"pack-modules", SP_SETTING_STRING, FIELD(pack_modules), "", 0, 0, NULL, "LIST",
      "with --pack: the modules of those slots (q_proj,up_proj,...); empty: all linear ones", false},
+    {"digest-cache", SP_SETTING_STRING, FIELD(digest_cache), "", 0, 0, NULL, "FILE",
+     "digests of adapters whose files have not changed since an earlier run, which are offered "
+     "before they are read; not with --pack",
+     false},
     {"memory-mib", SP_SETTING_INT, FIELD(memory_mib), "4096", 1, 1 << 24, NULL, "N",
      "memory for adapters; those used last stay in it", false},
     {"rescan-ms", SP_SETTING_INT, FIELD(rescan_ms), "1000", 10, 3600000, NULL, "N",
@@ -212,9 +217,38 @@ static sp_status open_layout(const peer_settings *settings, sp_geometry *geometr
     return status == SP_OK ? sp_layout_create(&options, out_layout, error) : status;
 }
 
+/* What decides, beside its files, whether an adapter is offered, and with which digest. */
+static sp_status open_digests(const peer_settings *settings, sp_log *log,
+                              sp_peer_digests **out_digests, sp_error *error)
+{
+    const sp_engine_options *run = &settings->run.options;
+    char note[SP_PEER_DIGESTS_NOTE_BYTES];
+    sp_text judged_by = {0};
+    sp_status status;
+
+    if (!given(settings->digest_cache))
+        return SP_OK;
+    if (settings->pack)
+        return sp_fail(error, SP_ERR_INPUT, NULL, "digest-cache", -1,
+                       "--digest-cache and --pack exclude each other: an image needs the data");
+    sp_text_format(&judged_by, "%s model=%s rank=%d/%d experts=%d precision=%s layout=%d",
+                   sp_library_version_text(), settings->run.model ? settings->run.model : "",
+                   (int)run->max_lora_rank, (int)run->max_lora_expert_rank, (int)run->experts,
+                   settings->run.precision, (int)sp_run_settings_expert_layout(&settings->run));
+    sp_text_format(&judged_by, " allowed=%d%d%d%d", run->allow_partial, run->allow_no_effect,
+                   run->allow_unknown_fields, run->allow_base_changing_init);
+    status = judged_by.failed ? sp_fail_memory(error, judged_by.bytes, "settings")
+                              : sp_peer_digests_open(settings->digest_cache, judged_by.data,
+                                                     out_digests, note, error);
+    sp_text_free(&judged_by);
+    if (status == SP_OK && note[0] != '\0')
+        sp_log_line(log, "sidepath peer: the digest cache is not used: %s", note);
+    return status;
+}
+
 static sp_status create_server(const peer_settings *settings, sp_geometry *geometry,
-                               const sp_layout *layout, sp_log *log, sp_peer_server **out_server,
-                               sp_error *error)
+                               const sp_layout *layout, sp_peer_digests *digests, sp_log *log,
+                               sp_peer_server **out_server, sp_error *error)
 {
     const sp_peer_packer packer = sp_peer_packer_for(layout);
     const sp_adapter_options audit = audit_of(settings, geometry);
@@ -223,6 +257,7 @@ static sp_status create_server(const peer_settings *settings, sp_geometry *geome
         .directory = sp_confine_directory(),
         .audit = &audit,
         .packer = layout ? &packer : NULL,
+        .digests = digests,
         .host = settings->host,
         .port = (int)settings->port,
         .key = &key,
@@ -251,10 +286,11 @@ static sp_status open_and_serve(const peer_settings *settings, sp_log *log, cons
 {
     sp_geometry *geometry = NULL;
     sp_layout *layout = NULL;
+    sp_peer_digests *digests = NULL;
     sp_peer_server *server = NULL;
-    sp_status status = SP_OK;
+    sp_status status = open_digests(settings, log, &digests, error);
 
-    if (settings->run.model)
+    if (status == SP_OK && settings->run.model)
         status = sp_geometry_open(settings->run.model, &geometry, error);
     if (status == SP_OK)
         status = open_layout(settings, geometry, &layout, error);
@@ -262,10 +298,11 @@ static sp_status open_and_serve(const peer_settings *settings, sp_log *log, cons
     if (status == SP_OK)
         status = sp_confine_to(settings->dir, error);
     if (status == SP_OK)
-        status = create_server(settings, geometry, layout, log, &server, error);
+        status = create_server(settings, geometry, layout, digests, log, &server, error);
     if (status == SP_OK)
         status = serve(settings, server, log, ending, error);
     sp_peer_server_destroy(server);
+    sp_peer_digests_close(digests);
     sp_layout_release(layout);
     sp_geometry_release(geometry);
     return status;

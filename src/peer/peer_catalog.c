@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "peer/peer_digests.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -56,6 +57,7 @@ struct sp_peer_catalog {
     sp_adapter_options audit;
     sp_peer_packer packer;
     bool has_packer;
+    sp_peer_digests *digests; /* borrowed; NULL: none */
     uint64_t budget_bytes, rescan_ns;
     sp_peer_catalog_events events;
 
@@ -354,7 +356,7 @@ static bool is_same(const sp_peer_content *a, const sp_peer_content *b)
 }
 
 /* Takes the content. False: out of memory. */
-static bool new_entry(sp_peer_catalog *catalog, slot *s, sp_peer_content *content)
+static bool new_entry(sp_peer_catalog *catalog, slot *s, sp_peer_content *content, bool is_read)
 {
     char hex[2 * SP_DIGEST_BYTES + 1];
     sp_peer_entry *entry = sp_calloc(1, sizeof *entry);
@@ -369,9 +371,10 @@ static bool new_entry(sp_peer_catalog *catalog, slot *s, sp_peer_content *conten
     catalog->entries = entry;
     s->entry = entry;
     sp_hex(entry->content.digest.bytes, SP_DIGEST_BYTES, hex);
-    log_line(catalog, "\"%s\" is offered: rank %d, %.1f MiB%s, digest %.16s", s->name,
+    log_line(catalog, "\"%s\" is offered: rank %d, %.1f MiB%s, digest %.16s%s", s->name,
              (int)entry->content.rank, (double)entry->content.data_bytes / 0x1p20,
-             entry->content.image_bytes ? " and an image" : "", hex);
+             entry->content.image_bytes ? " and an image" : "", hex,
+             is_read ? "" : " of an earlier run");
     return true;
 }
 
@@ -384,7 +387,7 @@ static void take_read(sp_peer_catalog *catalog, slot *s, sp_peer_content *conten
     catalog->counts.read_bytes += content->data_bytes;
     if (s->entry && is_same(&s->entry->content, content)) {
         sp_peer_content_free(content);
-    } else if (!new_entry(catalog, s, content)) {
+    } else if (!new_entry(catalog, s, content, true)) {
         sp_peer_content_free(content);
         sp_aligned_free(block);
         sp_fail_memory(&error, sizeof *s->entry, "an adapter");
@@ -421,10 +424,60 @@ static bool may_read(sp_peer_catalog *catalog, slot *s, uint64_t bytes)
     return false;
 }
 
+/* ---- digests of an earlier run ----------------------------------------------------------------
+ */
+
+/* An adapter that is new here is offered by its headers, where its digest is known. Without the
+ * lock, but to take it. */
+static bool offer_known(sp_peer_catalog *catalog, slot *s, const char *path)
+{
+    sp_digest key, digest;
+    sp_peer_content content;
+
+    if (!catalog->digests || catalog->has_packer || s->entry ||
+        !sp_peer_digests_key(catalog->digests, path, &key) ||
+        !sp_peer_digests_find(catalog->digests, &key, &digest) ||
+        sp_peer_content_describe(path, s->name, &catalog->audit, &digest, &content, NULL) != SP_OK)
+        return false;
+    pthread_mutex_lock(&catalog->lock);
+    if (content.block_bytes <= catalog->budget_bytes && new_entry(catalog, s, &content, false)) {
+        s->state = SLOT_OFFERED;
+        s->wanted = false;
+        catalog->counts.known_digests++;
+    } else {
+        sp_peer_content_free(&content); /* it is read, or refused by name, as any other */
+    }
+    pthread_mutex_unlock(&catalog->lock);
+    return s->state == SLOT_OFFERED;
+}
+
+/* Files that were the same before and after they were read have this digest. Without the lock. */
+static void note_digest(sp_peer_catalog *catalog, const char *path, const sp_digest *before,
+                        const sp_digest *digest)
+{
+    sp_digest after;
+
+    if (sp_peer_digests_key(catalog->digests, path, &after) &&
+        memcmp(&after, before, sizeof after) == 0)
+        sp_peer_digests_put(catalog->digests, before, digest);
+}
+
+/* When nothing is left to be read, so that what was found is whole. Without the lock. */
+static void save_digests(const sp_peer_catalog *catalog)
+{
+    sp_error error;
+
+    if (catalog->digests && sp_peer_digests_is_changed(catalog->digests) &&
+        sp_peer_digests_save(catalog->digests, &error) != SP_OK)
+        log_line(catalog, "the digests cannot be kept: %s", error.text);
+}
+
 /* Slots are removed by this thread alone, so `s` stays while the lock is free. */
 static void read_slot(sp_peer_catalog *catalog, slot *s)
 {
     char *path = sp_path_join(catalog->directory, s->name);
+    sp_digest key;
+    bool has_key;
     uint64_t bytes = 0;
     sp_peer_content content;
     void *block = NULL;
@@ -432,6 +485,12 @@ static void read_slot(sp_peer_catalog *catalog, slot *s)
     sp_status status;
 
     pthread_mutex_unlock(&catalog->lock);
+    if (path && offer_known(catalog, s, path)) {
+        sp_free(path);
+        pthread_mutex_lock(&catalog->lock);
+        return;
+    }
+    has_key = path && catalog->digests && sp_peer_digests_key(catalog->digests, path, &key);
     status =
         path ? sp_peer_content_measure(path, &bytes, &error) : sp_fail_memory(&error, 0, "a path");
     pthread_mutex_lock(&catalog->lock);
@@ -444,6 +503,8 @@ static void read_slot(sp_peer_catalog *catalog, slot *s)
         status = sp_peer_content_read(path, s->name, &catalog->audit,
                                       catalog->has_packer ? &catalog->packer : NULL, &content,
                                       &block, &error);
+    if (status == SP_OK && has_key)
+        note_digest(catalog, path, &key, &content.digest);
     pthread_mutex_lock(&catalog->lock);
     sp_free(path);
     if (status == SP_OK)
@@ -499,7 +560,11 @@ static void *run(void *user)
             tell_changed(catalog);
             pthread_mutex_lock(&catalog->lock);
         } else {
-            sleep_until(catalog, next_scan_ns);
+            pthread_mutex_unlock(&catalog->lock);
+            save_digests(catalog);
+            pthread_mutex_lock(&catalog->lock);
+            if (!catalog->stop && !next_slot(catalog))
+                sleep_until(catalog, next_scan_ns);
         }
     }
     pthread_mutex_unlock(&catalog->lock);
@@ -568,6 +633,7 @@ sp_status sp_peer_catalog_create(const sp_peer_catalog_options *options,
     catalog->has_packer = options->packer != NULL;
     if (options->packer)
         catalog->packer = *options->packer;
+    catalog->digests = options->digests;
     catalog->budget_bytes = options->memory_bytes;
     catalog->rescan_ns = options->rescan_ms * 1000000;
     catalog->events = options->events;

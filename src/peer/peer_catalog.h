@@ -2,7 +2,9 @@
  * peer_catalog.h: what a directory offers, kept up to date by a thread of its own. Each folder in
  * it with an adapter is an entry of the folder's name. The thread looks at names, sizes and times
  * of the files again and again, reads and hashes what has changed, and keeps as many adapters in
- * memory as its budget allows, the ones that were used last.
+ * memory as its budget allows, the ones that were used last. An adapter whose digest is known from
+ * an earlier run is offered from its headers, and read and hashed when its bytes are first
+ * requested.
  *
  * Names come out of the directory's own list, so no name leads out of it; links are followed as
  * base/confine.h lets them.
@@ -34,8 +36,11 @@ typedef struct sp_peer_catalog_options {
     const char *directory;
     const sp_adapter_options *audit; /* copied; the geometry is retained */
     const sp_peer_packer *packer;    /* copied; NULL: tensors alone */
-    uint64_t memory_bytes;           /* the budget */
-    uint64_t rescan_ms;              /* from one look at the directory to the next */
+    /* Borrowed, and the catalogue's thread alone uses it; NULL: everything is hashed. With a packer
+     * it is not read: an image needs the data. */
+    struct sp_peer_digests *digests;
+    uint64_t memory_bytes; /* the budget */
+    uint64_t rescan_ms;    /* from one look at the directory to the next */
     sp_peer_catalog_events events;
 } sp_peer_catalog_options;
 
@@ -73,6 +78,7 @@ typedef struct sp_peer_catalog_counts {
     uint64_t offered, refused, reading; /* adapters */
     uint64_t memory_bytes, pinned_bytes;
     uint64_t reads, read_bytes, evictions;
+    uint64_t known_digests; /* adapters that were offered without reading them */
 } sp_peer_catalog_counts;
 void sp_peer_catalog_count(sp_peer_catalog *catalog, sp_peer_catalog_counts *out_counts);
 

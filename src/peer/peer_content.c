@@ -1,6 +1,7 @@
 #include "peer/peer_content.h"
 
 #include "adapter/files.h"
+#include "adapter/intake_state.h"
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/integer.h"
@@ -102,9 +103,15 @@ sp_status sp_peer_content_measure(const char *path, uint64_t *out_bytes, sp_erro
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
+/* An empty block would be NULL. */
+static uint64_t block_bytes_of(uint64_t bytes)
+{
+    return bytes > 0 ? bytes : 1;
+}
+
 static sp_status allocate(reading *r, uint64_t bytes, sp_error *error)
 {
-    r->block_bytes = bytes > 0 ? bytes : 1;
+    r->block_bytes = block_bytes_of(bytes);
     r->block = sp_aligned_malloc((size_t)r->block_bytes, BLOCK_ALIGN);
     return r->block ? SP_OK : sp_fail_memory(error, (size_t)bytes, "an adapter");
 }
@@ -198,16 +205,16 @@ static sp_status describe(reading *r, sp_peer_content *content, sp_error *error)
     return SP_OK;
 }
 
-static sp_status create_content(reading *r, const char *name, sp_peer_content *out_content,
-                                sp_error *error)
+static sp_status create_content(reading *r, const char *name, const sp_digest *digest, int32_t rank,
+                                sp_peer_content *out_content, sp_error *error)
 {
     sp_peer_content content = {
         .name = sp_strdup(name),
-        .digest = sp_adapter_digest(r->adapter),
+        .digest = *digest,
         .data_bytes = r->offsets[r->n],
         .image_bytes = r->is_packed ? r->image.bytes : 0,
         .block_bytes = r->block_bytes,
-        .rank = sp_adapter_rank_max(r->adapter),
+        .rank = rank,
     };
     sp_status status;
 
@@ -219,6 +226,52 @@ static sp_status create_content(reading *r, const char *name, sp_peer_content *o
     }
     *out_content = content;
     return SP_OK;
+}
+
+static sp_status create_read(reading *r, const char *name, sp_peer_content *out_content,
+                             sp_error *error)
+{
+    sp_digest digest = sp_adapter_digest(r->adapter);
+
+    return create_content(r, name, &digest, sp_adapter_rank_max(r->adapter), out_content, error);
+}
+
+/* The audit of headers; *out_rank is the largest. */
+static sp_status audit_headers(const reading *r, const char *name,
+                               const sp_adapter_options *options, int32_t *out_rank,
+                               sp_error *error)
+{
+    const sp_intake_origin origin = {"adapter_config.json", NULL};
+    sp_adapter_options named = *options;
+    sp_intake *intake;
+    sp_status status;
+
+    named.name = name;
+    status = sp_intake_describe(r->files.config, r->files.config_bytes, &origin, r->descs, r->n,
+                                &named, &intake, error);
+    if (status != SP_OK)
+        return status;
+    *out_rank = sp_adapter_rank_max(sp_intake_adapter(intake));
+    sp_intake_destroy(intake);
+    return SP_OK;
+}
+
+sp_status sp_peer_content_describe(const char *path, const char *name,
+                                   const sp_adapter_options *options, const sp_digest *digest,
+                                   sp_peer_content *out_content, sp_error *error)
+{
+    reading r = {.n = 0};
+    int32_t rank = 0;
+    sp_status status = begin_reading(&r, path, error);
+
+    if (status == SP_OK)
+        status = audit_headers(&r, name, options, &rank, error);
+    if (status == SP_OK) {
+        r.block_bytes = block_bytes_of(r.offsets[r.n]);
+        status = create_content(&r, name, digest, rank, out_content, error);
+    }
+    end_reading(&r);
+    return status;
 }
 
 sp_status sp_peer_content_read(const char *path, const char *name,
@@ -237,7 +290,7 @@ sp_status sp_peer_content_read(const char *path, const char *name,
     if (status == SP_OK)
         append_image(&r, packer);
     if (status == SP_OK)
-        status = create_content(&r, name, out_content, error);
+        status = create_read(&r, name, out_content, error);
     if (status == SP_OK) {
         *out_block = r.block;
         r.block = NULL;

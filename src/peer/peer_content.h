@@ -43,6 +43,15 @@ sp_status sp_peer_content_measure(const char *path, uint64_t *out_bytes, sp_erro
 sp_status sp_peer_content_read(const char *path, const char *name,
                                const sp_adapter_options *options, const sp_peer_packer *packer,
                                sp_peer_content *out_content, void **out_block, sp_error *error);
+
+/*
+ * The same of headers alone, with a digest that was computed in an earlier run: nothing of the
+ * tensors' data is read. It equals what sp_peer_content_read gives without a packer, if the digest
+ * is right. Refusals that no header shows are missing.
+ */
+sp_status sp_peer_content_describe(const char *path, const char *name,
+                                   const sp_adapter_options *options, const sp_digest *digest,
+                                   sp_peer_content *out_content, sp_error *error);
 void sp_peer_content_free(sp_peer_content *content); /* twice is harmless */
 
 /* Where a piece is in the block, or false: it is not within the part. */

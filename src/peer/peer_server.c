@@ -700,6 +700,7 @@ static sp_status open_catalog(sp_peer_server *server, const sp_peer_server_optio
         .directory = options->directory,
         .audit = options->audit ? options->audit : &audit,
         .packer = options->packer,
+        .digests = options->digests,
         .memory_bytes = options->memory_bytes ? options->memory_bytes : MEMORY_BYTES,
         .rescan_ms = options->rescan_ms ? options->rescan_ms : RESCAN_MS,
         .events = {server, on_catalog_changed, on_catalog_log, on_register, on_unregister},
@@ -812,6 +813,7 @@ void sp_peer_server_count(sp_peer_server *server, sp_peer_server_counts *out_cou
         .reads = catalog.reads,
         .read_bytes = catalog.read_bytes,
         .evictions = catalog.evictions,
+        .known_digests = catalog.known_digests,
     };
 }
 
@@ -851,6 +853,8 @@ static const metric_row metrics[] = {
     {"sidepath_peer_read_bytes_total", "counter", "Bytes read from disk.", FIELD(read_bytes)},
     {"sidepath_peer_evictions_total", "counter", "Adapters that gave up their memory.",
      FIELD(evictions)},
+    {"sidepath_peer_known_digests_total", "counter",
+     "Adapters offered with the digest of an earlier run.", FIELD(known_digests)},
 };
 
 void sp_peer_server_metrics(sp_peer_server *server, sp_text *out_text)

@@ -17,6 +17,7 @@ typedef struct sp_peer_server_options {
     const char *directory;
     const sp_adapter_options *audit; /* how its adapters are judged; NULL: the files alone */
     const sp_peer_packer *packer;    /* NULL: tensors alone */
+    struct sp_peer_digests *digests; /* as of peer_catalog.h; outlives the server; NULL: none */
     const char *host;                /* address to listen on; NULL: 127.0.0.1 */
     int port;                        /* 0: any */
     const sp_peer_key *key;          /* copied; NULL: every client is served */
@@ -53,7 +54,7 @@ typedef struct sp_peer_server_counts {
     uint64_t manifests, pieces, sent_bytes, refusals;
     uint64_t offered, refused, reading;  /* adapters */
     uint64_t memory_bytes, pinned_bytes; /* of adapters */
-    uint64_t reads, read_bytes, evictions;
+    uint64_t reads, read_bytes, evictions, known_digests;
 } sp_peer_server_counts;
 /* Any thread. */
 void sp_peer_server_count(sp_peer_server *server, sp_peer_server_counts *out_counts);

@@ -292,6 +292,41 @@ def check_peer_expert_images(binary):
     assert answers[True] == answers[False] == answers["disk"], answers
 
 
+def check_peer_digest_cache(binary):
+    """The second start offers what the first has hashed, and serves it; a damaged file costs a
+    note, a new one is written; with --pack it does not start."""
+    wanted = texts_from_disk(binary)
+    with tempfile.TemporaryDirectory() as folder:
+        local, cache = Path(folder) / "adapters", Path(folder) / "digests"
+        shutil.copytree(serving.ADAPTERS, local)
+        time.sleep(2.1) # what has changed just now is hashed again
+
+        def run(flags=()):
+            with Peer(binary, local, "--digest-cache", cache, *flags) as peer:
+                until(lambda: sum("is offered" in line for line in peer.log) == len(NAMES),
+                      what="the offers")
+                until(cache.exists, what="the file")
+                with serving.serving(binary, "--peer", peer.address, "--max-lora-rank", 32) as one:
+                    until(lambda: NAMES <= set(names(one)), what="the peer's names")
+                    assert text_of(one, "csource") == wanted["csource"]
+                return sum("of an earlier run" in line for line in peer.log), peer.log
+
+        assert run()[0] == 0
+        assert run()[0] == len(NAMES)
+        whole = cache.read_bytes()
+        cache.write_bytes(whole[:-1])
+        known, log = run()
+        assert known == 0 and any("digest cache is not used" in line for line in log), log
+        until(lambda: cache.read_bytes() == whole, what="the file to be whole again")
+        assert run()[0] == len(NAMES)
+        assert run(("--allow-partial",))[0] == 0
+        try:
+            Peer(binary, local, "--digest-cache", cache, "--pack", "--model", serving.BASE)
+            raise AssertionError("it has started")
+        except RuntimeError as error:
+            assert "exclude each other" in str(error), error
+
+
 def check_peer_order(binary):
     """Folders first, then the peers in their order; one that is not there is passed over."""
     wanted = texts_from_disk(binary)
@@ -319,7 +354,7 @@ def check_peer_settings(binary):
 
 CHECKS = (check_peer_by_name, check_peer_by_digest, check_peer_that_stops,
           check_peer_with_other_bytes, check_peer_keys, check_peer_images,
-          check_peer_expert_images, check_peer_order, check_peer_settings)
+          check_peer_expert_images, check_peer_digest_cache, check_peer_order, check_peer_settings)
 
 
 def has_transport(binary):
