@@ -272,8 +272,10 @@ static sp_status allocate(const sp_layout *layout, size_t bytes, sp_expert_image
     /* One more: an empty block would be NULL. */
     image->present = sp_calloc((size_t)image->n_places + 1, sizeof *image->present);
     if (image->data == NULL || image->present == NULL) {
+        sp_status status = sp_fail_memory(error, image->block_bytes, "an adapter's packed experts");
+
         sp_expert_image_destroy(image);
-        return sp_fail_memory(error, image->block_bytes, "an adapter's packed experts");
+        return status;
     }
     image->cells = (sp_expert_cell *)(void *)((char *)image->data + bytes);
     image->routers = (sp_expert_cell *)(void *)((char *)image->data + bytes + cells_bytes);
