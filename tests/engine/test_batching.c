@@ -2,7 +2,7 @@
  * Continuous batching: 64 requests arrive at random, the KV cache has pages for 12 of them, six
  * adapters and the base take part. Every text, token and logit equals that of the request run
  * alone, byte for byte; with experts, so do the experts that each token was routed to, and asking
- * for them changes nothing.
+ * for them changes nothing. A prompt has the same logits in one step and in short ones.
  */
 #include "support/test.h"
 
@@ -193,6 +193,38 @@ static void test_experts(void **state)
     assert_true(check_batching(&moe, SP_DTYPE_F32, 4) > 0);
 }
 
+/* A prompt in one step and in short ones: on a GPU the deltas of experts go another way in steps of
+ * many rows. */
+static void test_long_steps(void **state)
+{
+    enum { LONG = 400 };
+    static const int32_t step_rows[] = {512, 40};
+    static int32_t prompt[LONG];
+    sp_test_random random = {9};
+    char path[256];
+    const sp_engine_adapter adapter = {sizeof adapter, "all-linear", path};
+    engine_run runs[2];
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/adapters/all-linear", moe.model);
+    engine_run_fill_prompt(&random, prompt, LONG, VOCAB);
+    for (int i = 0; i < 2; i++) {
+        sp_engine_options options;
+
+        sp_engine_options_default(&options, sizeof options);
+        options.model_dir = moe.model;
+        options.precision = SP_DTYPE_BF16;
+        options.threads = 2;
+        options.kv_tokens = 512;
+        options.step_rows = options.prefill_chunk = step_rows[i];
+        runs[i] = engine_run_alone(engine_run_open(&options, &adapter, 1), "all-linear", prompt,
+                                   LONG, 4, true);
+    }
+    engine_run_assert_same(&runs[0], &runs[1]);
+    engine_run_free(&runs[0]);
+    engine_run_free(&runs[1]);
+}
+
 /* A cancelled request gives back its pages and its reference, and nobody else notices. */
 static void test_cancel(void **state)
 {
@@ -330,9 +362,13 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest soak[] = {cmocka_unit_test(test_many_seeds)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bf16),    cmocka_unit_test(test_f32),
-        cmocka_unit_test(test_experts), cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_pause),   cmocka_unit_test(test_every_allocation_may_fail),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_f32),
+        cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_long_steps),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_pause),
+        cmocka_unit_test(test_every_allocation_may_fail),
     };
 
     if (argc > 1) {
