@@ -9,7 +9,9 @@
  *     delta_gate_up, delta_down  the adapters' deltas of the same
  *     route, group, sum          choice of experts, grouping for the GEMMs, weighted sum
  *     group_delta                grouping for the deltas
+ *     apart_gate_up, apart_down  the deltas by themselves, their scales cleared before
  *     layer, layer_adapted       all of the base from route to sum, and that with the deltas
+ *     layer_apart                the same with the deltas on a second stream, beside the GEMMs
  *
  *     bench_cuda_moe [--tokens 16] [--replays 20] [--item-rows 16]
  *                    [--gemm-rows 64] [--commit NAME]
@@ -40,9 +42,12 @@ typedef struct call {
     sp_cuda_route route;
     sp_cuda_group_rows group, group_delta;
     sp_cuda_expert_gemm gate_up_gemm, down_gemm;
-    sp_cuda_expert_delta gate_up_delta, down_delta;
-    sp_cuda_silu silu;
-    sp_cuda_expert_sum sum;
+    sp_cuda_expert_delta gate_up_delta, down_delta, gate_up_apart, down_apart;
+    sp_cuda_clear gate_up_clear, down_clear;
+    sp_cuda_silu silu, silu_apart;
+    sp_cuda_expert_sum sum, sum_apart;
+    void *delta[3]; /* by themselves */
+    float *scale[3];
     const void *w[3];               /* [experts, n, k] */
     const void *table[3];           /* [experts] of them */
     const void *cells[3], *factors; /* of the deltas */
@@ -50,6 +55,8 @@ typedef struct call {
 
 typedef struct bench {
     moe_rig rig;
+    sp_stream *side;
+    sp_event *fork, *join;
     call calls[CALLS];
     void *flush;
     int replays;
@@ -125,6 +132,10 @@ static void make_call(bench *b, call *c, const void *block, int32_t most)
                 .down = put_random(b, block, pairs * HIDDEN * 2),
                 .y = put_random(b, block, rows * HIDDEN * 2),
                 .slot = moe_put(&b->rig, NULL, rows * 4)};
+    for (int i = 0; i < 3; i++) {
+        c->delta[i] = moe_put(&b->rig, NULL, pairs * (size_t)map_n[i] * 2);
+        c->scale[i] = moe_put(&b->rig, NULL, pairs * sizeof(float));
+    }
     make_weights(b, c, block);
     make_factors(b, c, block);
 }
@@ -160,6 +171,27 @@ static void set_deltas(bench *b, call *c)
     c->down_delta.x = c->gate;
     c->down_delta.x_stride = INNER;
     c->down_delta.sites[0] = site_of(c, 2, c->down);
+}
+
+/* The same by themselves, and what folds them. */
+static void set_apart(call *c, int32_t pairs)
+{
+    c->gate_up_clear = (sp_cuda_clear){2, pairs, {c->scale[0], c->scale[1]}};
+    c->down_clear = (sp_cuda_clear){1, pairs, {c->scale[2]}};
+    c->gate_up_apart = c->gate_up_delta;
+    c->down_apart = c->down_delta;
+    for (int i = 0; i < 2; i++) {
+        c->gate_up_apart.sites[i].y = c->delta[i];
+        c->gate_up_apart.sites[i].scales = c->scale[i];
+    }
+    c->down_apart.sites[0].y = c->delta[2];
+    c->down_apart.sites[0].scales = c->scale[2];
+    c->silu_apart = c->silu;
+    c->silu_apart.width = INNER;
+    c->silu_apart.gate_delta = (sp_cuda_apart){c->delta[0], c->scale[0]};
+    c->silu_apart.up_delta = (sp_cuda_apart){c->delta[1], c->scale[1]};
+    c->sum_apart = c->sum;
+    c->sum_apart.delta = (sp_cuda_apart){c->delta[2], c->scale[2]};
 }
 
 static void set_base(call *c)
@@ -222,7 +254,7 @@ static void set_call(bench *b, call *c, int number, int32_t tokens, int32_t adap
     free(logits), free(slot), free(scale);
     set_base(c);
     set_deltas(b, c);
-    c->silu = (sp_cuda_silu){(int64_t)pairs * INNER, c->gate, c->up};
+    c->silu = (sp_cuda_silu){.n = (int64_t)pairs * INNER, .gate = c->gate, .up = c->up};
     c->sum = (sp_cuda_expert_sum){.rows = tokens,
                                   .top_k = TOP_K,
                                   .width = HIDDEN,
@@ -230,6 +262,7 @@ static void set_call(bench *b, call *c, int number, int32_t tokens, int32_t adap
                                   .weight = c->route.weight,
                                   .x = c->down,
                                   .y = c->y};
+    set_apart(c, pairs);
     b->rig.failed |= b->rig.ops.route_rows(b->rig.gpu, &c->route, b->rig.stream);
     b->rig.failed |= b->rig.kernels.group_experts(b->rig.gpu, &c->group, b->rig.stream);
     b->rig.failed |= b->rig.kernels.group_experts(b->rig.gpu, &c->group_delta, b->rig.stream);
@@ -254,6 +287,58 @@ ENQUEUE(delta_gate_up, kernels, add_experts, gate_up_delta)
 ENQUEUE(delta_down, kernels, add_experts, down_delta)
 ENQUEUE(silu, ops, silu_mul, silu)
 ENQUEUE(sum, ops, sum_experts, sum)
+
+ENQUEUE(silu_apart, ops, silu_mul, silu_apart)
+ENQUEUE(sum_apart, ops, sum_experts, sum_apart)
+
+static void clear_and_add(bench *b, const sp_cuda_clear *clear, const sp_cuda_expert_delta *delta,
+                          void *stream)
+{
+    b->rig.failed |= b->rig.kernels.clear_scales(b->rig.gpu, clear, stream);
+    b->rig.failed |= b->rig.kernels.add_experts(b->rig.gpu, delta, stream);
+}
+
+static void apart_gate_up(bench *b, call *c)
+{
+    clear_and_add(b, &c->gate_up_clear, &c->gate_up_apart, b->rig.stream);
+}
+
+static void apart_down(bench *b, call *c)
+{
+    clear_and_add(b, &c->down_clear, &c->down_apart, b->rig.stream);
+}
+
+static void fork_side(bench *b)
+{
+    b->rig.failed |= sp_event_record(b->fork, sp_device_main_stream(b->rig.device), NULL) != SP_OK;
+    b->rig.failed |= sp_stream_wait_event(b->side, b->fork, NULL) != SP_OK;
+}
+
+static void join_side(bench *b)
+{
+    b->rig.failed |= sp_event_record(b->join, b->side, NULL) != SP_OK;
+    b->rig.failed |=
+        sp_stream_wait_event(sp_device_main_stream(b->rig.device), b->join, NULL) != SP_OK;
+}
+
+static void layer_apart(bench *b, call *c)
+{
+    void *side = sp_stream_native(b->side);
+
+    route(b, c);
+    fork_side(b);
+    b->rig.failed |= b->rig.kernels.group_experts(b->rig.gpu, &c->group_delta, side);
+    clear_and_add(b, &c->gate_up_clear, &c->gate_up_apart, side);
+    group(b, c);
+    gate_up(b, c);
+    join_side(b);
+    silu_apart(b, c);
+    fork_side(b);
+    clear_and_add(b, &c->down_clear, &c->down_apart, side);
+    down(b, c);
+    join_side(b);
+    sum_apart(b, c);
+}
 
 static void layer(bench *b, call *c)
 {
@@ -314,16 +399,11 @@ static void print_cell(bench *b, int32_t tokens, int32_t adapters, bool first)
     static const struct {
         const char *name;
         enqueue_fn enqueue;
-    } all[] = {{"gate_up", gate_up},
-               {"down", down},
-               {"delta_gate_up", delta_gate_up},
-               {"delta_down", delta_down},
-               {"route", route},
-               {"group", group},
-               {"group_delta", group_delta},
-               {"sum", sum},
-               {"layer", layer},
-               {"layer_adapted", layer_adapted}};
+    } all[] = {{"gate_up", gate_up},         {"down", down},   {"delta_gate_up", delta_gate_up},
+               {"delta_down", delta_down},   {"route", route}, {"group", group},
+               {"group_delta", group_delta}, {"sum", sum},     {"apart_gate_up", apart_gate_up},
+               {"apart_down", apart_down},   {"layer", layer}, {"layer_adapted", layer_adapted},
+               {"layer_apart", layer_apart}};
     int keep = b->rig.n_blocks;
 
     for (int i = 0; i < CALLS; i++)
@@ -342,6 +422,9 @@ static void run(bench *b, int32_t only, const char *commit)
     uint16_t *block = moe_numbers(SP_DTYPE_BF16, RANDOM_BYTES / 2, 1u, 0.05f);
     bool first = true;
 
+    b->rig.failed |= sp_stream_create(b->rig.device, &b->side, NULL) != SP_OK;
+    b->rig.failed |= sp_event_create(b->rig.device, &b->fork, NULL) != SP_OK;
+    b->rig.failed |= sp_event_create(b->rig.device, &b->join, NULL) != SP_OK;
     b->flush = moe_put(&b->rig, NULL, FLUSH_BYTES);
     for (int i = 0; i < CALLS; i++)
         make_call(b, &b->calls[i], block, 2048);
@@ -385,6 +468,9 @@ int main(int argc, char **argv)
         return 1;
     }
     run(&b, only, commit);
+    sp_event_destroy(b.fork);
+    sp_event_destroy(b.join);
+    sp_stream_destroy(b.side);
     if (b.rig.failed)
         fprintf(stderr, "a call failed\n");
     moe_free(&b.rig, 0);

@@ -165,8 +165,8 @@ static void enqueue_norm(bench *b, int call)
 
 static void make_silu(bench *b, int call)
 {
-    silus[call] =
-        (sp_cuda_silu){(int64_t)b->rows * INNER, take_rows(b, INNER), take_rows(b, INNER)};
+    silus[call] = (sp_cuda_silu){
+        .n = (int64_t)b->rows * INNER, .gate = take_rows(b, INNER), .up = take_rows(b, INNER)};
 }
 
 static void enqueue_silu(bench *b, int call)

@@ -322,6 +322,27 @@ static sp_status read_output(const sp_delta *delta, expert_group *group, int32_t
     return SP_OK;
 }
 
+/* Deltas by themselves. */
+static sp_status check_scales(const sp_delta *delta, const expert_group *group, sp_error *error)
+{
+    if (group->call.scales == NULL)
+        return SP_OK;
+    if (delta->gpu == NULL)
+        return sp_fail(error, SP_ERR_UNSUPPORTED, "engine-unsupported", "scales", -1,
+                       "deltas by themselves are computed on a GPU, the pool is in host memory");
+    for (int32_t i = 0; i < group->n; i++) {
+        if (group->call.scales[i] == NULL)
+            return sp_fail(error, SP_ERR_ARGUMENT, NULL, "scales", i, "scales of output %d is NULL",
+                           (int)i);
+        if (group->outputs[i].y_type != sp_layout_dtype(delta->layout))
+            return sp_fail(error, SP_ERR_ARGUMENT, NULL, "y_type", i,
+                           "y_type of output %d is %s, a delta by itself is %s as the pool", (int)i,
+                           sp_dtype_name(group->outputs[i].y_type),
+                           sp_dtype_name(sp_layout_dtype(delta->layout)));
+    }
+    return SP_OK;
+}
+
 static sp_status read_call(const sp_delta *delta, const sp_delta_experts_call *call,
                            expert_group *group, sp_error *error)
 {
@@ -347,6 +368,8 @@ static sp_status read_call(const sp_delta *delta, const sp_delta_experts_call *c
     group->n = group->call.n_outputs;
     for (int32_t i = 0; i < group->n && status == SP_OK; i++)
         status = read_output(delta, group, i, error);
+    if (status == SP_OK)
+        status = check_scales(delta, group, error);
     if (status != SP_OK)
         return status;
     return sp_delta_check_stride("x_stride", group->call.x_stride, group->first.k_in, error);
@@ -430,7 +453,7 @@ static sp_status apply_on_gpu(const sp_delta *delta, const expert_group *group, 
     sp_delta_gpu_experts call = {.call = group->call, .k_in = group->first.k_in, .n = group->n};
 
     for (int32_t i = 0; i < group->n; i++) {
-        call.experts[i] = group->experts[i];
+        call.experts[i] = delta->no_apply ? NULL : group->experts[i];
         call.outputs[i] = group->outputs[i];
         call.n_out[i] = group->n_out[i];
     }
@@ -445,7 +468,7 @@ sp_status sp_delta_experts_apply(sp_delta *delta, const sp_delta_experts_call *c
 
     if (status == SP_OK)
         status = read_call(delta, call, &group, error);
-    if (status == SP_OK && delta->gpu != NULL && !delta->no_apply)
+    if (status == SP_OK && delta->gpu != NULL)
         return apply_on_gpu(delta, &group, error);
     if (status != SP_OK || delta->no_apply || delta->experts.block == NULL ||
         sp_pool_expert_slots(delta->pool) == 0)

@@ -151,8 +151,6 @@ sp_status sp_delta_gpu_experts_begin(sp_delta_gpu *gpu, const sp_moe_rows *rows,
     sp_expert_items *own = &gpu->experts;
 
     own->grouped = -1;
-    if (own->block == NULL)
-        return SP_OK;
     own->rows = (sp_cuda_group_rows){
         .n_tokens = rows->n_tokens,
         .top_k = rows->top_k,
@@ -165,7 +163,7 @@ sp_status sp_delta_gpu_experts_begin(sp_delta_gpu *gpu, const sp_moe_rows *rows,
         .token_slot = gpu->scratch.plan.seq_slot,
         .token_scale = gpu->scratch.plan.row_scale,
     };
-    if (own->rows.all_rows == 0)
+    if (own->block == NULL || own->rows.all_rows == 0)
         return SP_OK;
     return group_window(gpu, 0, sp_delta_gpu_native(gpu, stream), error);
 }
@@ -200,8 +198,25 @@ static sp_cuda_expert_delta delta_for(const sp_delta_gpu *gpu, const sp_delta_gp
                 .y_stride = call->outputs[i].y_stride,
                 .n_out = call->n_out[i],
                 .y_is_f32 = call->outputs[i].y_type == SP_DTYPE_F32,
+                .scales = call->call.scales != NULL ? call->call.scales[i] : NULL,
             };
     return delta;
+}
+
+/* Of all outputs, also of those without experts in the pool. The grouping lets nothing begin before
+ * it has ended, so what follows the zeros need not wait for it. */
+static sp_status clear_scales(sp_delta_gpu *gpu, const sp_delta_gpu_experts *call, void *native,
+                              sp_error *error)
+{
+    sp_cuda_clear clear = {.n_arrays = call->n, .n = gpu->experts.rows.all_rows};
+
+    if (call->call.scales == NULL)
+        return SP_OK;
+    for (int32_t i = 0; i < call->n; i++)
+        clear.array[i] = call->call.scales[i];
+    sp_delta_gpu_record(gpu, native);
+    return sp_delta_gpu_launched(gpu, gpu->kernels.clear_scales(gpu->number, &clear, native),
+                                 "clearing scales", error);
 }
 
 /* Rows of x in the pool's type; `first` is row 0 of the result. */
@@ -256,10 +271,10 @@ sp_status sp_delta_gpu_experts_apply(sp_delta_gpu *gpu, const sp_delta_gpu_exper
 {
     sp_cuda_expert_delta delta = delta_for(gpu, call);
     void *native = sp_delta_gpu_native(gpu, call->call.stream);
-    sp_status status = SP_OK;
+    sp_status status = clear_scales(gpu, call, native, error);
 
-    if (gpu->experts.block == NULL || delta.n_sites == 0)
-        return SP_OK;
+    if (status != SP_OK || gpu->experts.block == NULL || delta.n_sites == 0)
+        return status;
     sp_delta_gpu_record(gpu, native);
     if (is_rounded(gpu, call)) {
         if (delta.x_by_token)
@@ -284,7 +299,7 @@ sp_status sp_delta_gpu_add_router(sp_delta_gpu *gpu, const sp_delta_gpu_call *ca
     sp_cuda_expert_delta delta = delta_of(gpu, call->k_in);
 
     delta.n_sites = 1;
-    delta.after_group = 1;
+    delta.after_group = native != gpu->plan_native || gpu->after_plan;
     delta.x = call->x;
     delta.x_stride = call->x_stride;
     delta.tiles = gpu->scratch.plan.tiles;

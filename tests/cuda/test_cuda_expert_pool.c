@@ -1,8 +1,10 @@
 /*
  * test_cuda_expert_pool.c: experts and a router through sp_delta over a pool on a GPU, against the
- * same pool on the CPU; and by bytes, sorted rows against gathered ones, windows against one, and
- * both halves of a router's delta against the whole. Skipped where there is no GPU.
+ * same pool on the CPU; and by bytes, sorted rows against gathered ones, windows against one,
+ * deltas by themselves against those that were added, and both halves of a router's delta against
+ * the whole. Skipped where there is no GPU.
  */
+#include "base/half.h"
 #include "cuda/gpu_main.h"
 #include "support/hand.h"
 
@@ -247,10 +249,46 @@ static void *put_sorted(run *r, const void *by_pair, const int32_t *pair, int32_
     return memory;
 }
 
-/* The outputs of the experts, by pair, in out. */
-static void run_experts(const layer *l, const rows *of, bool sorted, int32_t window,
+/* The y of one module's call before it is folded: deltas by themselves, and their scales. */
+typedef struct apart_rows {
+    uint16_t delta[PAIRS * HIDDEN];
+    float scale[PAIRS];
+} apart_rows;
+
+/* y with the deltas, as the host folds them. */
+static void fold_apart(const apart_rows *from, float *y)
+{
+    for (int32_t row = 0; row < PAIRS; row++)
+        for (int32_t i = row * HIDDEN; from->scale[row] != 0.0f && i < (row + 1) * HIDDEN; i++)
+            y[i] = fmaf(from->scale[row], sp_bf16_to_f32(from->delta[i]), y[i]);
+}
+
+/* Reads y, [PAIRS, HIDDEN] in the form's order; with scales y is a delta by itself, and `before`
+ * what it is folded into. Columns that the module does not have were 0 before. */
+static void read_outputs(const layer *l, const sp_delta_output *output, const float *scales,
+                         const float *before, float *y)
+{
+    static apart_rows apart;
+    size_t bytes = (size_t)PAIRS * HIDDEN * sizeof *y;
+    sp_error error;
+
+    if (scales == NULL) {
+        assert_ok(sp_device_read(l->device, y, output->y, bytes, &error), &error);
+        return;
+    }
+    assert_ok(sp_device_read(l->device, apart.delta, output->y, sizeof apart.delta, &error),
+              &error);
+    assert_ok(sp_device_read(l->device, apart.scale, scales, sizeof apart.scale, &error), &error);
+    assert_ok(sp_device_read(l->device, y, before, bytes, &error), &error);
+    fold_apart(&apart, y);
+}
+
+/* The outputs of the experts, by pair, in out; with `apart` of deltas by themselves. */
+static void run_experts(const layer *l, const rows *of, bool sorted, int32_t window, bool apart,
                         float out[3][PAIRS * HIDDEN])
 {
+    static const uint16_t zeros[PAIRS * HIDDEN];
+    float *before[3], *scales[3] = {NULL};
     run r = begin_run(l, of, window);
     int32_t pair[PAIRS], first[EXPERTS + 1], n = PAIRS;
     sp_moe_rows form = {.struct_bytes = sizeof form,
@@ -277,8 +315,16 @@ static void run_experts(const layer *l, const rows *of, bool sorted, int32_t win
         form.expert_begin = put(&r, first, sizeof first);
     }
     form.expert = sorted ? NULL : put(&r, of->expert, sizeof of->expert);
-    for (int32_t map = 0; map < 3; map++)
-        outputs[map] = output_of(l, map, put_sorted(&r, of->y[map], pair, n, HIDDEN * 4));
+    for (int32_t map = 0; map < 3; map++) {
+        before[map] = put_sorted(&r, of->y[map], pair, n, HIDDEN * 4);
+        outputs[map] = output_of(l, map, before[map]);
+        if (apart) {
+            scales[map] = put(&r, of->y[map], PAIRS * sizeof(float)); /* no row's, until cleared */
+            outputs[map].y = put(&r, zeros, sizeof zeros);
+            outputs[map].y_type = SP_DTYPE_BF16;
+        }
+    }
+    call.scales = apart ? scales : NULL;
     call.x = put(&r, of->x, sizeof of->x);
     assert_ok(sp_delta_experts_begin(r.delta, r.plan, &form, NULL, &error), &error);
     assert_ok(sp_delta_experts_apply(r.delta, &call, &error), &error);
@@ -287,9 +333,10 @@ static void run_experts(const layer *l, const rows *of, bool sorted, int32_t win
     call.x_rows = SP_EXPERT_X_ROW;
     call.outputs = &outputs[2];
     call.n_outputs = 1;
+    call.scales = apart ? &scales[2] : NULL;
     assert_ok(sp_delta_experts_apply(r.delta, &call, &error), &error);
     for (int32_t map = 0; map < 3; map++) {
-        assert_ok(sp_device_read(l->device, y, outputs[map].y, sizeof of->y[0], &error), &error);
+        read_outputs(l, &outputs[map], scales[map], before[map], y);
         memcpy(out[map], of->y[map], sizeof of->y[0]);
         for (int32_t i = 0; i < n; i++)
             memcpy(out[map] + pair[i] * HIDDEN, y + i * HIDDEN, HIDDEN * sizeof *y);
@@ -357,13 +404,15 @@ static void small_experts_are_those_of_the_cpu(void **unused)
     assert_ok(sp_device_open("cpu", NULL, &host, NULL), NULL);
     on_cpu = layer_open(host);
     on_gpu = layer_open(gpu);
-    run_experts(on_cpu, &of, false, 4096, cpu);
-    run_experts(on_gpu, &of, false, 4096, want);
+    run_experts(on_cpu, &of, false, 4096, false, cpu);
+    run_experts(on_gpu, &of, false, 4096, false, want);
     for (int32_t map = 0; map < 3; map++)
         expect_near(&of, map, cpu[map], want[map]);
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++)
         for (int sorted = 0; sorted < 2; sorted++) {
-            run_experts(on_gpu, &of, sorted, windows[i], got);
+            run_experts(on_gpu, &of, sorted, windows[i], false, got);
+            assert_memory_equal(got, want, sizeof want);
+            run_experts(on_gpu, &of, sorted, windows[i], true, got);
             assert_memory_equal(got, want, sizeof want);
         }
     layer_close(on_gpu);
@@ -393,11 +442,45 @@ static void a_small_router_is_that_of_the_cpu(void **unused)
     sp_device_close(host);
 }
 
+static void small_scales_need_the_pools_type(void **unused)
+{
+    static rows of;
+    layer *l = layer_open(gpu);
+    run r;
+    float *scales[1] = {NULL};
+    sp_delta_output output;
+    sp_delta_experts_call call = {.struct_bytes = sizeof call,
+                                  .x_stride = HIDDEN,
+                                  .x_type = SP_DTYPE_BF16,
+                                  .outputs = &output,
+                                  .n_outputs = 1,
+                                  .scales = scales};
+    sp_moe_rows form = {
+        .struct_bytes = sizeof form, .n_tokens = TOKENS, .top_k = TOP_K, .n_experts = EXPERTS};
+    sp_error error;
+
+    (void)unused;
+    fill_rows(&of);
+    r = begin_run(l, &of, 4096);
+    form.expert = put(&r, of.expert, sizeof of.expert);
+    call.x = put(&r, of.x, sizeof of.x);
+    output = output_of(l, 0, put(&r, of.y[0], sizeof of.y[0]));
+    assert_ok(sp_delta_experts_begin(r.delta, r.plan, &form, NULL, &error), &error);
+    assert_int_equal(sp_delta_experts_apply(r.delta, &call, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "scales");
+    scales[0] = put(&r, of.scale, sizeof of.scale);
+    assert_int_equal(sp_delta_experts_apply(r.delta, &call, &error), SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "y_type");
+    end_run(&r);
+    layer_close(l);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_experts_are_those_of_the_cpu),
         cmocka_unit_test(a_small_router_is_that_of_the_cpu),
+        cmocka_unit_test(small_scales_need_the_pools_type),
     };
 
     return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], NULL, NULL, argc, argv);

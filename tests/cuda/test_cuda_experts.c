@@ -1,7 +1,8 @@
 /*
  * test_cuda_experts.c: the deltas of experts on the GPU: every row against a double reference, and
  * by bytes against the kernels of linear sites; then rows in any form, order, window and company,
- * eager or as a graph, have the bytes of their rows alone. Skipped where there is no GPU.
+ * eager or as a graph, have the bytes of their rows alone; and so have deltas by themselves that
+ * the host folds. Skipped where there is no GPU.
  */
 #include "cuda/gpu_main.h"
 #include "cuda/moe_rig.h"
@@ -276,14 +277,77 @@ static size_t pair_of(const world *w, bool sorted, int32_t row)
     return (size_t)(sorted ? w->row_pair[row] : row);
 }
 
+/* Poison where rows without a delta must not write. */
+#define POISON 0xa5
+
+/* Deltas by themselves, and where they go. */
+typedef struct apart_outputs {
+    char *delta[SITES];
+    float *scale[SITES];
+} apart_outputs;
+
+/* Has `delta` write to memory of its own, and `clear` zero the scales. */
+static apart_outputs set_apart(const world *w, sp_cuda_expert_delta *delta, sp_cuda_clear *clear)
+{
+    apart_outputs out = {.delta = {NULL}};
+
+    *clear = (sp_cuda_clear){.n_arrays = w->n_sites, .n = w->pairs};
+    for (int32_t site = 0; site < w->n_sites; site++) {
+        char *poison = malloc(w->y_bytes[site]);
+
+        assert_non_null(poison);
+        memset(poison, POISON, w->y_bytes[site]);
+        out.delta[site] = moe_put(&rig, poison, w->y_bytes[site]);
+        out.scale[site] = moe_put(&rig, NULL, (size_t)w->pairs * sizeof(float));
+        moe_write(&rig, out.scale[site], poison, (size_t)w->pairs * sizeof(float));
+        delta->sites[site].y = out.delta[site];
+        delta->sites[site].scales = clear->array[site] = out.scale[site];
+        free(poison);
+    }
+    return out;
+}
+
+static uint16_t fold(sp_dtype type, uint16_t y, uint16_t delta, float scale)
+{
+    if (type == SP_DTYPE_F16)
+        return sp_f32_to_f16(fmaf(scale, sp_f16_to_f32(delta), sp_f16_to_f32(y)));
+    return sp_f32_to_bf16(fmaf(scale, sp_bf16_to_f32(delta), sp_bf16_to_f32(y)));
+}
+
+/* Folds the deltas of a site into its y, row by row; pads between rows, and rows of the scale 0,
+ * must be poison still. */
+static void fold_apart(const world *w, const apart_outputs *from, int32_t site)
+{
+    size_t n = (size_t)w->of.n[site], stride = (size_t)y_stride(w, site);
+    uint16_t *y = moe_get(&rig, w->delta.sites[site].y, w->y_bytes[site]);
+    uint16_t *delta = moe_get(&rig, from->delta[site], w->y_bytes[site]);
+    float *scale = moe_get(&rig, from->scale[site], (size_t)w->pairs * sizeof(float));
+
+    for (size_t row = 0; row < (size_t)w->pairs; row++)
+        for (size_t i = 0; i < stride; i++) {
+            uint16_t *at = &y[row * stride + i], own = delta[row * stride + i];
+
+            if (i < n && scale[row] != 0.0f)
+                *at = fold(w->of.type, *at, own, scale[row]);
+            else if (own != (POISON << 8 | POISON))
+                fail_msg("site %d, row %zu, scale %g: element %zu was written", (int)site, row,
+                         (double)scale[row], i);
+        }
+    moe_write(&rig, w->delta.sites[site].y, y, w->y_bytes[site]);
+    free(y), free(delta), free(scale);
+}
+
 /* The outputs of all rows, by pair: from y as it was, in windows of so many rows. Rows that the
- * sorted form leaves out stay as they were. */
-static void run(world *w, bool sorted, int32_t item_rows, int32_t window, char *out[SITES])
+ * sorted form leaves out stay as they were. `apart`: deltas by themselves, folded by the host. */
+static void run_form(world *w, bool sorted, int32_t item_rows, int32_t window, bool apart,
+                     char *out[SITES])
 {
     int keep = rig.n_blocks;
     sp_cuda_group_rows rows = sorted ? w->sorted : w->gather;
     sp_cuda_expert_delta delta = w->delta;
     int32_t n_rows = sorted ? w->expert_begin[w->of.experts] : w->pairs;
+    apart_outputs deltas = {.delta = {NULL}};
+    sp_cuda_clear clear;
 
     rows.items = moe_items(&rig, window, w->of.experts, w->of.slots, item_rows);
     delta.items = rows.items;
@@ -307,14 +371,20 @@ static void run(world *w, bool sorted, int32_t item_rows, int32_t window, char *
         delta.x = moe_put(&rig, x, (size_t)w->pairs * stride * 2);
         free(x);
     }
+    if (apart) {
+        deltas = set_apart(w, &delta, &clear);
+        expect_launch(rig.kernels.clear_scales(rig.gpu, &clear, rig.stream));
+    }
     for (int32_t at = 0; at < n_rows; at += window) {
         rows.row_begin = at;
         rows.n_rows = n_rows - at < window ? n_rows - at : window;
         launch(&rows, &delta);
     }
+    for (int32_t site = 0; apart && site < w->n_sites; site++)
+        fold_apart(w, &deltas, site);
     for (int32_t site = 0; site < w->n_sites; site++) {
         size_t stride = w->y_bytes[site] / (size_t)w->pairs;
-        char *y = moe_get(&rig, delta.sites[site].y, w->y_bytes[site]);
+        char *y = moe_get(&rig, w->delta.sites[site].y, w->y_bytes[site]);
 
         out[site] = malloc(w->y_bytes[site]);
         assert_non_null(out[site]);
@@ -325,6 +395,11 @@ static void run(world *w, bool sorted, int32_t item_rows, int32_t window, char *
     }
     assert_false(rig.failed);
     moe_free(&rig, keep);
+}
+
+static void run(world *w, bool sorted, int32_t item_rows, int32_t window, char *out[SITES])
+{
+    run_form(w, sorted, item_rows, window, false, out);
 }
 
 static void free_outputs(char *out[SITES])
@@ -515,6 +590,22 @@ static void expect_same(const world *w, char *want[SITES], char *got[SITES], con
     }
 }
 
+/* Deltas by themselves have the bytes of `want` when they are folded. */
+static void check_apart(world *w, int32_t item_rows, char *want[SITES])
+{
+    char *got[SITES] = {NULL};
+
+    if (w->of.f32)
+        return;
+    for (int form = 0; form < 2; form++)
+        for (int32_t parts = 1; parts <= 3; parts += 2) {
+            run_form(w, form, item_rows, 1 + w->pairs / parts, true, got);
+            expect_same(w, want, got,
+                        form ? "sorted deltas by themselves" : "deltas by themselves");
+            free_outputs(got);
+        }
+}
+
 static const int32_t item_sizes[] = {SP_CUDA_ITEM_FEW, SP_CUDA_ITEM_SOME, SP_CUDA_ITEM_MANY};
 
 /* All forms against the double reference and each other. */
@@ -543,6 +634,8 @@ static void check_world(const world_shape *of)
             expect_same(&w, want, got, "windows");
             free_outputs(got);
         }
+    for (size_t i = 0; i < sizeof item_sizes / sizeof item_sizes[0]; i++)
+        check_apart(&w, item_sizes[i], want);
     free_outputs(want);
     free_world(&w);
     moe_free(&rig, keep);
@@ -661,6 +754,24 @@ static void a_small_graph_follows_the_rows(void **unused)
     moe_free(&rig, keep);
 }
 
+static void a_small_delta_by_itself_has_the_type(void **unused)
+{
+    static const world_shape of = {SP_DTYPE_BF16, 5, 2, 4, 2, 64, {32}, 1, 1, 0, few_ranks};
+    int keep = rig.n_blocks, code = 0;
+    sp_cuda_clear clear;
+    world w;
+
+    (void)unused;
+    make_world(&w, &of);
+    w.gather.items = w.delta.items = moe_items(&rig, w.pairs, of.experts, of.slots, 8);
+    (void)set_apart(&w, &w.delta, &clear);
+    expect_launch(rig.kernels.group_experts(rig.gpu, &w.gather, rig.stream));
+    code = rig.kernels.add_experts(rig.gpu, &w.delta, rig.stream);
+    assert_int_equal(code, 1); /* cudaErrorInvalidValue: y is FP32 */
+    free_world(&w);
+    moe_free(&rig, keep);
+}
+
 /* The plan's tiles instead of items: a router, whose factors go by slot alone. */
 static void a_small_router_has_the_deltas_of_its_slots(void **unused)
 {
@@ -739,6 +850,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_small_expert_delta_is_exact),
         cmocka_unit_test(a_small_graph_follows_the_rows),
         cmocka_unit_test(a_small_router_has_the_deltas_of_its_slots),
+        cmocka_unit_test(a_small_delta_by_itself_has_the_type),
         cmocka_unit_test(real_expert_deltas_are_exact),
         cmocka_unit_test(a_token_alone_has_its_bytes),
     };

@@ -693,6 +693,121 @@ static void a_small_sum_is_in_the_order_of_choice(void **unused)
     check_sum(65, 8, 2056);
 }
 
+/* ---- deltas by themselves ------------------------------------------------------------------ */
+
+/* bf16 rows, their deltas, the scales of these, of which some are 0, and the folded rows. */
+typedef struct folded {
+    uint16_t *y, *delta, *want;
+    float *scale;
+    size_t bytes;
+} folded;
+
+static folded make_folded(size_t rows, size_t width, uint32_t seed)
+{
+    folded f = {.y = moe_numbers(SP_DTYPE_BF16, rows * width, seed, 2.0f),
+                .delta = moe_numbers(SP_DTYPE_BF16, rows * width, seed + 1, 1.0f),
+                .want = moe_numbers(SP_DTYPE_BF16, rows * width, seed, 2.0f),
+                .scale = calloc(rows, sizeof(float)),
+                .bytes = rows * width * 2};
+
+    assert_non_null(f.scale);
+    for (size_t row = 0; row < rows; row++) {
+        f.scale[row] = row % 3 == 1 ? 0.0f : moe_number(seed + 2 + (uint32_t)row, 1.0f);
+        for (size_t i = row * width; i < (row + 1) * width; i++)
+            if (f.scale[row] != 0.0f)
+                f.want[i] = sp_f32_to_bf16(
+                    fmaf(f.scale[row], sp_bf16_to_f32(f.delta[i]), sp_bf16_to_f32(f.y[i])));
+            else
+                f.delta[i] = 0x7fc0; /* a NaN, which no sum may contain */
+    }
+    return f;
+}
+
+static void free_folded(folded *f)
+{
+    free(f->y), free(f->delta), free(f->want), free(f->scale);
+}
+
+static sp_cuda_apart put_apart(const folded *f, size_t rows)
+{
+    return (sp_cuda_apart){moe_put(&rig, f->delta, f->bytes),
+                           moe_put(&rig, f->scale, rows * sizeof(float))};
+}
+
+/* The activation with deltas has the bytes of that of the folded rows, of which none has a
+ * delta. */
+static void check_silu(size_t rows, size_t width)
+{
+    int keep = rig.n_blocks;
+    folded gate = make_folded(rows, width, 11u), up = make_folded(rows, width, 2011u);
+    sp_cuda_silu whole = {.n = (int64_t)(rows * width)}, apart;
+    char *want, *got;
+
+    whole.gate = moe_put(&rig, gate.want, gate.bytes);
+    whole.up = moe_put(&rig, up.want, up.bytes);
+    apart = whole;
+    apart.width = (int32_t)width;
+    apart.gate = moe_put(&rig, gate.y, gate.bytes);
+    apart.up = moe_put(&rig, up.y, up.bytes);
+    apart.gate_delta = put_apart(&gate, rows);
+    apart.up_delta = put_apart(&up, rows);
+    expect_launch(rig.ops.silu_mul(rig.gpu, &whole, rig.stream));
+    expect_launch(rig.ops.silu_mul(rig.gpu, &apart, rig.stream));
+    want = moe_get(&rig, whole.gate, gate.bytes);
+    got = moe_get(&rig, apart.gate, gate.bytes);
+    assert_memory_equal(got, want, gate.bytes);
+    assert_memory_not_equal(gate.want, gate.y, gate.bytes);
+    free(want), free(got);
+    free_folded(&gate), free_folded(&up);
+    moe_free(&rig, keep);
+}
+
+static void check_apart_sum(int32_t rows, int32_t top_k, int32_t width)
+{
+    int keep = rig.n_blocks;
+    size_t pairs = (size_t)(rows * top_k), bytes = (size_t)rows * (size_t)width * 2;
+    folded x = make_folded(pairs, (size_t)width, 31u);
+    int32_t *expert = calloc(pairs, 4);
+    float *weight = calloc(pairs, 4);
+    sp_cuda_expert_sum whole = {.rows = rows, .top_k = top_k, .width = width}, apart;
+    char *want, *got;
+
+    assert_true(expert != NULL && weight != NULL);
+    for (size_t i = 0; i < pairs; i++) {
+        expert[i] = i % 11 == 10 ? -1 : (int32_t)(i % 8);
+        weight[i] = moe_number((uint32_t)i, 1.0f);
+    }
+    whole.expert = moe_put(&rig, expert, pairs * 4);
+    whole.weight = moe_put(&rig, weight, pairs * 4);
+    whole.x = moe_put(&rig, x.want, x.bytes);
+    whole.y = moe_put(&rig, NULL, bytes);
+    apart = whole;
+    apart.x = moe_put(&rig, x.y, x.bytes);
+    apart.y = moe_put(&rig, NULL, bytes);
+    apart.delta = put_apart(&x, pairs);
+    expect_launch(rig.ops.sum_experts(rig.gpu, &whole, rig.stream));
+    expect_launch(rig.ops.sum_experts(rig.gpu, &apart, rig.stream));
+    want = moe_get(&rig, whole.y, bytes);
+    got = moe_get(&rig, apart.y, bytes);
+    assert_memory_equal(got, want, bytes);
+    free(want), free(got), free(expert), free(weight);
+    free_folded(&x);
+    moe_free(&rig, keep);
+}
+
+static void a_small_delta_by_itself_is_folded(void **unused)
+{
+    (void)unused;
+    check_silu(1, 8);
+    check_silu(16, 768);
+    check_silu(67, 40);
+    check_apart_sum(1, 1, 8);
+    check_apart_sum(5, 8, 2048);
+    check_apart_sum(33, 3, 72);
+}
+
+/* ---- gates --------------------------------------------------------------------------------- */
+
 static void a_small_gate_weighs_a_row(void **unused)
 {
     enum { ROWS = 5, WIDTH = 136 };
@@ -789,6 +904,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(small_malformed_rows_have_no_items),
         cmocka_unit_test(a_small_expert_gemm_is_exact),
         cmocka_unit_test(a_small_sum_is_in_the_order_of_choice),
+        cmocka_unit_test(a_small_delta_by_itself_is_folded),
         cmocka_unit_test(a_small_gate_weighs_a_row),
         cmocka_unit_test(a_small_graph_follows_the_experts),
         cmocka_unit_test(larger_expert_gemms_have_one_answer),

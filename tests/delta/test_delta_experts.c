@@ -997,6 +997,9 @@ static void calls_that_are_wrong_are_named_and_change_nothing(void **state)
     output = two[0];
     two[1].site = known_site(l->geometry, 0, SP_MODULE_EXPERT_DOWN_PROJ);
     refuse(delta, call_of(s, two, 2), SP_ERR_ARGUMENT, "site");
+    call = good;
+    call.scales = (float *const[]){s->y[0]};
+    refuse(delta, call, SP_ERR_UNSUPPORTED, "scales");
     /* An expert is no matter of sp_delta_apply: it says so instead of doing nothing. */
     assert_int_equal(sp_delta_apply(delta, &plain, &error), SP_ERR_ARGUMENT);
     assert_non_null(strstr(error.text, "sp_delta_experts_apply"));

@@ -842,7 +842,7 @@ static const taken all_taken[] = {
     TAKEN(sp_delta_partial_call, stream, SP_OK, 1, fill_partial_call, take_partial_call),
     TAKEN(sp_moe_rows, n_rows, SP_OK, 1, fill_moe_rows, take_moe_rows),
     TAKEN(sp_moe_items, items, SP_ERR_ARGUMENT, 1, fill_moe_items, take_moe_items),
-    TAKEN(sp_delta_experts_call, stream, SP_OK, 1, fill_experts_call, take_experts_call),
+    TAKEN(sp_delta_experts_call, scales, SP_OK, 1, fill_experts_call, take_experts_call),
     TAKEN(sp_delta_embed_call, stream, SP_OK, 1, fill_embed, take_embed),
     TAKEN(sp_delta_head_call, stream, SP_OK, 1, fill_head, take_head),
     TAKEN(sp_delta_single_options, x_f32, SP_OK, 1, fill_single, take_single),

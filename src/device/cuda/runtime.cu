@@ -184,7 +184,8 @@ int sp_cuda_graph_end(int gpu, void *stream, void **out_graph)
     SELECT(gpu);
     code = cudaStreamEndCapture((cudaStream_t)stream, &graph);
     if (code == cudaSuccess)
-        code = cudaGraphInstantiate((cudaGraphExec_t *)out_graph, graph, 0);
+        code = cudaGraphInstantiate((cudaGraphExec_t *)out_graph, graph,
+                                    cudaGraphInstantiateFlagUseNodePriority);
     if (graph != NULL)
         (void)cudaGraphDestroy(graph);
     return failed(code);

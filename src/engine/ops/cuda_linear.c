@@ -62,6 +62,17 @@ static sp_status run_beside(const sp_cuda_ops *cuda, const sp_cuda_gemm *gemm, s
     return status == SP_OK ? sp_delta_expand(cuda->delta, call, NULL) : status;
 }
 
+/* A router's delta has no half that could run beside its product, and the kernel that adds it begins
+ * before the product ends, unless it waits for another stream too. */
+static bool has_halves(const sp_cuda_gemm *gemm)
+{
+    bool any = false;
+
+    for (int32_t i = 0; i < gemm->n_outputs; i++)
+        any = any || !gemm->outputs[i].y_is_f32;
+    return any;
+}
+
 sp_status sp_cuda_op_linear(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n)
 {
     sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
@@ -87,7 +98,7 @@ sp_status sp_cuda_op_linear(sp_ops *ops, sp_rows x, const sp_projection *project
             .y_stride = cuda->widths[projections[i].y],
             .y_type = cuda->types[projections[i].y],
         };
-    if (cuda->adapted && cuda->step.rows <= SP_CUDA_SIDE_ROWS)
+    if (cuda->adapted && cuda->step.rows <= SP_CUDA_SIDE_ROWS && has_halves(&gemm))
         return run_beside(cuda, &gemm, &call);
     status = run_base(cuda, &gemm);
     if (status != SP_OK || !cuda->adapted)

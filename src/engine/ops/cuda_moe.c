@@ -19,6 +19,14 @@ static int64_t pairs_of(const sp_ops_options *options)
     return (int64_t)options->rows_max * options->moe.per_token;
 }
 
+/* Pairs whose deltas are computed by themselves, at most. */
+static size_t apart_pairs_of(const sp_ops_options *options)
+{
+    int64_t rows = options->rows_max < SP_CUDA_APART_ROWS ? options->rows_max : SP_CUDA_APART_ROWS;
+
+    return options->delta != NULL ? (size_t)(rows * options->moe.per_token) : 0;
+}
+
 /* Places in the lists of all items, of whichever size suits the rows. */
 static int64_t places_of(const sp_moe_shape *moe, int64_t pairs)
 {
@@ -36,13 +44,33 @@ static int64_t places_of(const sp_moe_shape *moe, int64_t pairs)
 size_t sp_cuda_moe_bytes(const sp_ops_options *options)
 {
     const sp_moe_shape *moe = &options->moe;
-    size_t pairs = (size_t)pairs_of(options), bytes;
+    size_t pairs = (size_t)pairs_of(options), width = (size_t)(2 * moe->inner + options->hidden);
+    size_t bytes;
 
     if (moe->experts == 0)
         return 0;
     bytes = pairs * ((size_t)moe->layers * sizeof(int32_t) + sizeof(float) + sizeof(sp_cuda_item));
-    bytes += pairs * (size_t)(2 * moe->inner + options->hidden) * sizeof(uint16_t);
+    bytes += pairs * width * sizeof(uint16_t);
+    bytes += apart_pairs_of(options) * (width * sizeof(uint16_t) + 3 * sizeof(float));
     return bytes + 2 * (size_t)places_of(moe, (int64_t)pairs) * sizeof(int32_t);
+}
+
+static sp_status create_apart(sp_cuda_ops *cuda, const sp_ops_options *options, sp_error *error)
+{
+    sp_cuda_moe *own = &cuda->moe;
+    size_t pairs = apart_pairs_of(options), inner = pairs * (size_t)own->shape.inner;
+    sp_status status = SP_OK;
+
+    if (pairs == 0)
+        return SP_OK;
+    own->gate_delta = sp_cuda_block(cuda, inner * sizeof(uint16_t), &status, error);
+    own->up_delta = sp_cuda_block(cuda, inner * sizeof(uint16_t), &status, error);
+    own->down_delta =
+        sp_cuda_block(cuda, pairs * (size_t)options->hidden * sizeof(uint16_t), &status, error);
+    own->gate_scale = sp_cuda_block(cuda, pairs * sizeof *own->gate_scale, &status, error);
+    own->up_scale = sp_cuda_block(cuda, pairs * sizeof *own->up_scale, &status, error);
+    own->down_scale = sp_cuda_block(cuda, pairs * sizeof *own->down_scale, &status, error);
+    return status;
 }
 
 sp_status sp_cuda_moe_create(sp_cuda_ops *cuda, const sp_ops_options *options, sp_error *error)
@@ -76,6 +104,8 @@ sp_status sp_cuda_moe_create(sp_cuda_ops *cuda, const sp_ops_options *options, s
     own->items.item = sp_cuda_block(cuda, pairs * sizeof *own->items.item, &status, error);
     own->items.row = sp_cuda_block(cuda, places, &status, error);
     own->items.token = sp_cuda_block(cuda, places, &status, error);
+    if (status == SP_OK)
+        status = create_apart(cuda, options, error);
     if (status == SP_OK)
         status = sp_device_zero(cuda->device, own->items.counts, 4 * sizeof(int32_t), error);
     return status;
@@ -143,6 +173,47 @@ static const void *const *table_of(const sp_cuda_ops *cuda, const sp_experts *ex
     return NULL;
 }
 
+/* ---- the side stream ----------------------------------------------------------------------- */
+
+/* What the side stream does from here on comes after what the main one has done so far. */
+static sp_status fork_side(const sp_cuda_ops *cuda)
+{
+    sp_status status = sp_event_record(cuda->fork, cuda->stream, NULL);
+
+    return status == SP_OK ? sp_stream_wait_event(cuda->side, cuda->fork, NULL) : status;
+}
+
+static sp_status join_side(const sp_cuda_ops *cuda)
+{
+    sp_status status = sp_event_record(cuda->join, cuda->side, NULL);
+
+    return status == SP_OK ? sp_stream_wait_event(cuda->stream, cuda->join, NULL) : status;
+}
+
+/* Whether deltas are computed by themselves on the side stream, and folded by what reads the base's
+ * products; else they follow these. */
+static bool is_apart(const sp_cuda_ops *cuda)
+{
+    return cuda->adapted && cuda->step.rows <= SP_CUDA_APART_ROWS;
+}
+
+/* Groups the rows for the deltas, there. */
+static sp_status begin_deltas(sp_cuda_ops *cuda)
+{
+    const sp_moe_rows rows = {
+        .struct_bytes = sizeof rows,
+        .n_tokens = cuda->step.rows,
+        .top_k = cuda->moe.shape.per_token,
+        .n_experts = cuda->moe.shape.experts,
+        .expert = cuda->moe.expert,
+    };
+    sp_status status = cuda->adapted ? fork_side(cuda) : SP_OK;
+
+    if (status != SP_OK || !cuda->adapted)
+        return status;
+    return sp_delta_experts_begin(cuda->delta, cuda->plan, &rows, cuda->side, NULL);
+}
+
 /* ---- the choice ---------------------------------------------------------------------------- */
 
 sp_status sp_cuda_op_route(sp_ops *ops, sp_rows logits, bool normalised)
@@ -184,6 +255,8 @@ sp_status sp_cuda_op_route(sp_ops *ops, sp_rows logits, bool normalised)
     group.items = own->items;
     status = sp_cuda_launched(cuda, cuda->kernels.route_rows(cuda->gpu, &route, cuda->native),
                               "choosing experts");
+    if (status == SP_OK)
+        status = begin_deltas(cuda);
     if (status != SP_OK)
         return status;
     return sp_cuda_launched(cuda, cuda->shared.group_experts(cuda->gpu, &group, cuda->native),
@@ -222,30 +295,6 @@ static sp_status run_gemm(const sp_cuda_ops *cuda, const sp_cuda_expert_gemm *ge
                             "the experts' products");
 }
 
-/* Groups the rows for the deltas beside the base's product, which join_deltas follows. */
-static sp_status begin_deltas(sp_cuda_ops *cuda)
-{
-    const sp_moe_rows rows = {
-        .struct_bytes = sizeof rows,
-        .n_tokens = cuda->step.rows,
-        .top_k = cuda->moe.shape.per_token,
-        .n_experts = cuda->moe.shape.experts,
-        .expert = cuda->moe.expert,
-    };
-    sp_status status = sp_event_record(cuda->fork, cuda->stream, NULL);
-
-    if (status == SP_OK)
-        status = sp_stream_wait_event(cuda->side, cuda->fork, NULL);
-    if (status == SP_OK)
-        status = sp_delta_experts_begin(cuda->delta, cuda->plan, &rows, cuda->side, NULL);
-    return status == SP_OK ? sp_event_record(cuda->join, cuda->side, NULL) : status;
-}
-
-static sp_status join_deltas(sp_cuda_ops *cuda)
-{
-    return cuda->adapted ? sp_stream_wait_event(cuda->stream, cuda->join, NULL) : SP_OK;
-}
-
 static sp_delta_output delta_output(const sp_linear *map, void *y)
 {
     return (sp_delta_output){
@@ -257,8 +306,9 @@ static sp_delta_output delta_output(const sp_linear *map, void *y)
     };
 }
 
+/* Adds them to the outputs, or with `scales` computes them by themselves, on the side stream. */
 static sp_status apply_deltas(sp_cuda_ops *cuda, const void *x, int32_t k, sp_expert_x x_rows,
-                              const sp_delta_output *outputs, int32_t n)
+                              const sp_delta_output *outputs, int32_t n, float *const *scales)
 {
     const sp_delta_experts_call call = {
         .struct_bytes = sizeof call,
@@ -268,18 +318,41 @@ static sp_status apply_deltas(sp_cuda_ops *cuda, const void *x, int32_t k, sp_ex
         .x_rows = x_rows,
         .outputs = outputs,
         .n_outputs = n,
-        .stream = cuda->stream,
+        .stream = scales != NULL ? cuda->side : cuda->stream,
+        .scales = scales,
     };
 
-    return cuda->adapted ? sp_delta_experts_apply(cuda->delta, &call, NULL) : SP_OK;
+    return sp_delta_experts_apply(cuda->delta, &call, NULL);
+}
+
+/* The deltas of gate and up; with `apart` by themselves. */
+static sp_status add_gate_and_up(sp_cuda_ops *cuda, sp_rows x, const sp_experts *experts,
+                                 bool apart)
+{
+    const sp_cuda_moe *own = &cuda->moe;
+    const sp_delta_output outputs[] = {
+        delta_output(experts->gate, apart ? own->gate_delta : own->gate),
+        delta_output(experts->up, apart ? own->up_delta : own->up)};
+    float *const scales[] = {own->gate_scale, own->up_scale};
+
+    return apply_deltas(cuda, cuda->rows[x], cuda->widths[x], SP_EXPERT_X_TOKEN, outputs, 2,
+                        apart ? scales : NULL);
+}
+
+static sp_status add_down(sp_cuda_ops *cuda, const sp_experts *experts, bool apart)
+{
+    const sp_cuda_moe *own = &cuda->moe;
+    const sp_delta_output output = delta_output(experts->down, apart ? own->down_delta : own->down);
+    float *const scales[] = {own->down_scale};
+
+    return apply_deltas(cuda, own->gate, own->shape.inner, SP_EXPERT_X_ROW, &output, 1,
+                        apart ? scales : NULL);
 }
 
 static sp_status run_gate_and_up(sp_cuda_ops *cuda, sp_rows x, const sp_experts *experts,
                                  const void *const *table)
 {
     const sp_cuda_moe *own = &cuda->moe;
-    const sp_delta_output outputs[] = {delta_output(experts->gate, own->gate),
-                                       delta_output(experts->up, own->up)};
     const sp_cuda_expert_gemm gemm = {
         .k = cuda->widths[x],
         .x_by_token = 1,
@@ -290,19 +363,27 @@ static sp_status run_gate_and_up(sp_cuda_ops *cuda, sp_rows x, const sp_experts 
         .outputs = {output_of(table, own->gate, own->shape.inner),
                     output_of(table + experts->n, own->up, own->shape.inner)},
     };
-    const sp_cuda_silu silu = {
+    sp_cuda_silu silu = {
         .n = (int64_t)cuda->step.rows * own->shape.per_token * own->shape.inner,
         .gate = own->gate,
         .up = own->up,
+        .width = own->shape.inner,
     };
-    sp_status status = run_gemm(cuda, &gemm);
+    bool apart = is_apart(cuda);
+    sp_status status = apart ? add_gate_and_up(cuda, x, experts, true) : SP_OK;
 
     if (status == SP_OK)
-        status = join_deltas(cuda);
-    if (status == SP_OK)
-        status = apply_deltas(cuda, cuda->rows[x], cuda->widths[x], SP_EXPERT_X_TOKEN, outputs, 2);
+        status = run_gemm(cuda, &gemm);
+    if (status == SP_OK && cuda->adapted)
+        status = join_side(cuda);
+    if (status == SP_OK && cuda->adapted && !apart)
+        status = add_gate_and_up(cuda, x, experts, false);
     if (status != SP_OK)
         return status;
+    if (apart) {
+        silu.gate_delta = (sp_cuda_apart){own->gate_delta, own->gate_scale};
+        silu.up_delta = (sp_cuda_apart){own->up_delta, own->up_scale};
+    }
     return sp_cuda_launched(cuda, cuda->kernels.silu_mul(cuda->gpu, &silu, cuda->native),
                             "the experts' activation");
 }
@@ -310,7 +391,6 @@ static sp_status run_gate_and_up(sp_cuda_ops *cuda, sp_rows x, const sp_experts 
 static sp_status run_down(sp_cuda_ops *cuda, const sp_experts *experts, const void *const *table)
 {
     const sp_cuda_moe *own = &cuda->moe;
-    const sp_delta_output output = delta_output(experts->down, own->down);
     const sp_cuda_expert_gemm gemm = {
         .k = own->shape.inner,
         .x = own->gate,
@@ -319,11 +399,16 @@ static sp_status run_down(sp_cuda_ops *cuda, const sp_experts *experts, const vo
         .n_outputs = 1,
         .outputs = {output_of(table + 2 * (size_t)experts->n, own->down, cuda->hidden)},
     };
-    sp_status status = run_gemm(cuda, &gemm);
+    bool apart = is_apart(cuda);
+    sp_status status = apart ? fork_side(cuda) : SP_OK;
 
-    if (status != SP_OK)
-        return status;
-    return apply_deltas(cuda, own->gate, own->shape.inner, SP_EXPERT_X_ROW, &output, 1);
+    if (status == SP_OK && apart)
+        status = add_down(cuda, experts, true);
+    if (status == SP_OK)
+        status = run_gemm(cuda, &gemm);
+    if (status == SP_OK && apart)
+        return join_side(cuda);
+    return status == SP_OK && cuda->adapted ? add_down(cuda, experts, false) : status;
 }
 
 sp_status sp_cuda_op_experts(sp_ops *ops, sp_rows x, const sp_experts *experts, sp_rows y)
@@ -331,7 +416,7 @@ sp_status sp_cuda_op_experts(sp_ops *ops, sp_rows x, const sp_experts *experts, 
     sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
     const sp_cuda_moe *own = &cuda->moe;
     const void *const *table = table_of(cuda, experts);
-    const sp_cuda_expert_sum sum = {
+    sp_cuda_expert_sum sum = {
         .rows = cuda->step.rows,
         .top_k = own->shape.per_token,
         .width = cuda->hidden,
@@ -340,15 +425,16 @@ sp_status sp_cuda_op_experts(sp_ops *ops, sp_rows x, const sp_experts *experts, 
         .x = own->down,
         .y = cuda->rows[y],
     };
-    sp_status status = cuda->adapted ? begin_deltas(cuda) : SP_OK;
+    sp_status status;
 
     SP_ASSERT(x != y && cuda->widths[x] == cuda->hidden && cuda->widths[y] == cuda->hidden);
-    if (status == SP_OK)
-        status = run_gate_and_up(cuda, x, experts, table);
+    status = run_gate_and_up(cuda, x, experts, table);
     if (status == SP_OK)
         status = run_down(cuda, experts, table);
     if (status != SP_OK)
         return status;
+    if (is_apart(cuda))
+        sum.delta = (sp_cuda_apart){own->down_delta, own->down_scale};
     return sp_cuda_launched(cuda, cuda->kernels.sum_experts(cuda->gpu, &sum, cuda->native),
                             "the sum over experts");
 }

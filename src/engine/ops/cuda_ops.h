@@ -21,6 +21,9 @@
 /* Steps of up to so many rows are bound by the weights' bytes, so a shrink beside the base's
  * product is nearly free; more rows are bound by arithmetic. */
 #define SP_CUDA_SIDE_ROWS 64
+/* In steps of up to so many rows the deltas of experts are computed by themselves, beside the
+ * base's products, which are bound by the weights' bytes. */
+#define SP_CUDA_APART_ROWS 256
 /* Row counts that steps are padded to in graphs, with and without deltas. */
 #define SP_CUDA_GRAPHS_MAX 64
 
@@ -83,13 +86,17 @@ typedef struct sp_cuda_moe_layer {
 /* The experts' own memory (cuda_moe.c); all NULL without experts. */
 typedef struct sp_cuda_moe {
     sp_moe_shape shape;
-    int32_t *choices;          /* [layers, launched rows, per_token] of the step, in memory for
-                                  rows_max rows; -1: a pad's */
-    int32_t *host_choices;     /* the same, pinned, where the step says `routing` */
-    int32_t *expert;           /* in `choices`, of the layer that was routed last */
-    int32_t n_routed;          /* layers of the pass that were routed */
-    float *weight;             /* [rows_max, per_token] */
-    void *gate, *up, *down;    /* bf16 [rows_max * per_token, inner], [.., hidden] by pair */
+    int32_t *choices;       /* [layers, launched rows, per_token] of the step, in memory for
+                               rows_max rows; -1: a pad's */
+    int32_t *host_choices;  /* the same, pinned, where the step says `routing` */
+    int32_t *expert;        /* in `choices`, of the layer that was routed last */
+    int32_t n_routed;       /* layers of the pass that were routed */
+    float *weight;          /* [rows_max, per_token] */
+    void *gate, *up, *down; /* bf16 [rows_max * per_token, inner], [.., hidden] by pair */
+    /* Deltas of the three by themselves and the scale of each row, of SP_CUDA_APART_ROWS rows at
+     * most; NULL without deltas. */
+    void *gate_delta, *up_delta, *down_delta;
+    float *gate_scale, *up_scale, *down_scale;
     sp_cuda_items items;       /* of the last route */
     sp_cuda_moe_layer *layers; /* [n_layers] */
     int32_t n_layers;
@@ -115,8 +122,8 @@ typedef struct sp_cuda_ops {
     sp_delta *delta, *head_delta; /* NULL: the base alone */
     sp_stream *stream;
 
-    sp_stream *side; /* shrinks of few rows, and the grouping for the deltas of experts, run there,
-                        beside the base's product */
+    sp_stream *side; /* shrinks of few rows, the grouping for the deltas of experts, and those of
+                        few rows, run there, beside the base's product */
     sp_event *fork, *join;
     int gpu;
     void *native; /* of the stream */

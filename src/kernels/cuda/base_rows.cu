@@ -4,7 +4,7 @@
  *     gather: y[row] = table[token[row]], zeros where there is no row
  *     pick:   to[i] = x[index[i]], zeros where the index is -1
  *     norm:   x = T(x + add); y = T(x · (1 / sqrt(mean(x²) + eps)) · (weight + offset))
- *     silu:   gate = T(gate / (1 + e^-gate) · up)
+ *     silu:   gate = T(gate / (1 + e^-gate) · up), deltas of both added first
  *     gate:   y = T(y / (1 + e^-gate)), of heads; gates come after the heads of q
  *
  * A piece is 8 elements, 16 bytes. Gather, pick and norm: one block per row; thread t has the
@@ -14,6 +14,7 @@
  * one piece per thread, or four where there are many. Gate: one piece per thread. Bound by the
  * bytes, or, for few rows, by the latency of one load and one reduction.
  */
+#include "kernels/cuda/fold.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ops_cuda.h"
 #include "kernels/cuda/ptx.cuh"
@@ -337,6 +338,47 @@ __global__ void __launch_bounds__(SILU_THREADS) silu_kernel(const sp_cuda_silu s
                            silu_two(g[i].z, u[i].z), silu_two(g[i].w, u[i].w));
 }
 
+/* The same of gate and up with their deltas. All loads are in flight together: a delta that a row
+ * does not have is read too. */
+__global__ void __launch_bounds__(SILU_THREADS)
+    silu_apart_kernel(const __grid_constant__ sp_cuda_silu s, int32_t pieces, int32_t row_pieces)
+{
+    int at = (int)(blockIdx.x * SILU_THREADS + threadIdx.x), row = at / row_pieces;
+    uint4 g, u, gate_delta, up_delta;
+    float gate_scale, up_scale;
+
+    release_successor();
+    wait_predecessor();
+    if (at >= pieces)
+        return;
+    g = ((const uint4 *)s.gate)[at];
+    u = ((const uint4 *)s.up)[at];
+    gate_delta = ((const uint4 *)s.gate_delta.delta)[at];
+    up_delta = ((const uint4 *)s.up_delta.delta)[at];
+    gate_scale = s.gate_delta.scale[row];
+    up_scale = s.up_delta.scale[row];
+    if (gate_scale != 0.0f)
+        g = fold_eight<0>(g, gate_delta, gate_scale);
+    if (up_scale != 0.0f)
+        u = fold_eight<0>(u, up_delta, up_scale);
+    ((uint4 *)s.gate)[at] =
+        make_uint4(silu_two(g.x, u.x), silu_two(g.y, u.y), silu_two(g.z, u.z), silu_two(g.w, u.w));
+}
+
+static cudaError_t launch_silu_apart(const sp_cuda_silu *silu, cudaStream_t stream)
+{
+    int64_t pieces = silu->n / PIECE;
+    cudaLaunchAttribute overlap;
+    cudaLaunchConfig_t config =
+        sp_cuda_overlapping(dim3((unsigned)((pieces + SILU_THREADS - 1) / SILU_THREADS)),
+                            SILU_THREADS, 0, &overlap, false, stream);
+
+    if (silu->width < PIECE || silu->width % PIECE != 0 || pieces > INT32_MAX - SILU_THREADS)
+        return cudaErrorInvalidValue;
+    return cudaLaunchKernelEx(&config, silu_apart_kernel, *silu, (int32_t)pieces,
+                              silu->width / PIECE);
+}
+
 extern "C" int sp_cuda_silu_mul(int gpu, const sp_cuda_silu *silu, void *stream)
 {
     int64_t pieces = silu->n / PIECE, each = pieces > SILU_FEW ? SILU_EACH : 1;
@@ -347,6 +389,8 @@ extern "C" int sp_cuda_silu_mul(int gpu, const sp_cuda_silu *silu, void *stream)
 
     if (current.code != cudaSuccess || blocks == 0)
         return (int)current.code;
+    if (silu->gate_delta.delta != NULL)
+        return (int)launch_silu_apart(silu, (cudaStream_t)stream);
     config = sp_cuda_overlapping(dim3((unsigned)blocks), SILU_THREADS, 0, &overlap, false,
                                  (cudaStream_t)stream);
     return (int)(each == 1 ? cudaLaunchKernelEx(&config, silu_kernel<1>, *silu, pieces)

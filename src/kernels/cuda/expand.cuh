@@ -2,7 +2,7 @@
 #ifndef SP_KERNELS_CUDA_EXPAND_CUH
 #define SP_KERNELS_CUDA_EXPAND_CUH
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/fold.cuh"
 
 /* From 16-byte vectors of rows to mma operands; `keep`: in registers of their own, for reuse over
  * several tiles.
@@ -97,28 +97,6 @@ static __device__ __forceinline__ uint4 make_delta(const work &at, const uint4 (
                       transpose(narrow_two<F16>(acc[0][2], acc[0][3])),
                       transpose(narrow_two<F16>(acc[1][0], acc[1][1])),
                       transpose(narrow_two<F16>(acc[1][2], acc[1][3])));
-}
-
-/* Eight adjacent 16-bit elements. */
-union eight {
-    uint4 all;
-    uint32_t two[4];
-    uint16_t one[8];
-};
-
-template <int F16>
-static __device__ __forceinline__ uint4 fold_eight(uint4 old, uint4 delta, float scale)
-{
-    eight d = {delta}, v = {old};
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float2 change = widen_two<F16>(d.two[i]), before = widen_two<F16>(v.two[i]);
-
-        v.two[i] = narrow_two<F16>(__fmaf_rn(scale, change.x, before.x),
-                                   __fmaf_rn(scale, change.y, before.y));
-    }
-    return v.all;
 }
 
 template <int F16>

@@ -262,11 +262,15 @@ typedef struct sp_cuda_expert_site {
     int64_t y_stride;
     int32_t n_out;
     int32_t y_is_f32; /* else of the group's type */
+    float *scales;    /* [rows]: a delta by itself; NULL: added to y */
 } sp_cuda_expert_site;
 
 /*
  * y += scale · xa · Bᵀ, xa = x · Aᵀ, for modules that share x, in one launch, by the order above.
- * `after_group`: the kernel before this one on the stream wrote the items or tiles.
+ * `after_group`: the kernel before this one on the stream wrote the items or tiles. Where the sites
+ * have `scales`, as all or none of a launch have, y = T(xa · Bᵀ), of the group's type, and the
+ * row's scale goes there, so that y + scale · delta by one fused step has the same bits; rows that
+ * have no delta or the scale 0 have neither written: clear_scales is launched before.
  */
 typedef struct sp_cuda_expert_delta {
     int32_t type; /* sp_dtype: BF16 or F16 */
@@ -282,6 +286,13 @@ typedef struct sp_cuda_expert_delta {
     const sp_cuda_plan_head *head;
     sp_cuda_expert_site sites[SP_CUDA_SITES_MAX];
 } sp_cuda_expert_delta;
+
+/* Zeros in n floats of each array. */
+typedef struct sp_cuda_clear {
+    int32_t n_arrays;
+    int64_t n;
+    float *array[SP_CUDA_SITES_MAX];
+} sp_cuda_clear;
 
 /* name, arguments. All return a cudaError_t as int. */
 #define SP_CUDA_KERNEL_LIST(X)                                                                     \
@@ -300,6 +311,7 @@ typedef struct sp_cuda_expert_delta {
     X(check_rows, (int gpu, const sp_cuda_rows *rows, void *stream))                               \
     X(group_experts, (int gpu, const sp_cuda_group_rows *rows, void *stream))                      \
     X(add_experts, (int gpu, const sp_cuda_expert_delta *delta, void *stream))                     \
+    X(clear_scales, (int gpu, const sp_cuda_clear *clear, void *stream))                           \
     X(kernels_init, (int gpu))
 
 typedef struct sp_cuda_kernels {

@@ -29,6 +29,10 @@ cudaError_t sp_cuda_expand_ring(int gpu, const sp_cuda_group *group, sp_cuda_exp
  * or alignments, or the GPU has too little shared memory. gpu is the current one. */
 cudaError_t sp_cuda_expert_ring(int gpu, const sp_cuda_expert_delta *delta, cudaStream_t stream);
 
+/* The deltas of experts by themselves (sp_cuda_expert_site.scales), in small blocks that share a
+ * multiprocessor with those of a GEMM. */
+cudaError_t sp_cuda_expert_apart(const sp_cuda_expert_delta *delta, cudaStream_t stream);
+
 /* The GEMMs of experts through wgmma, for items of SP_CUDA_EXPERT_ROWS_MAX rows.
  * cudaErrorNotSupported: other items, or the GPU or the build has none. gpu is the current one. */
 cudaError_t sp_cuda_expert_gemm_wide(int gpu, const struct sp_cuda_expert_gemm *gemm,
@@ -46,6 +50,7 @@ cudaError_t sp_cuda_choose_init(int gpu);
 cudaError_t sp_cuda_group_init(void);
 cudaError_t sp_cuda_expert_init(void);
 cudaError_t sp_cuda_expert_ring_init(int gpu);
+cudaError_t sp_cuda_expert_apart_init(void);
 cudaError_t sp_cuda_expert_gemm_init(int gpu);
 cudaError_t sp_cuda_expert_gemm_wide_init(int gpu);
 cudaError_t sp_cuda_rule_init(int gpu);

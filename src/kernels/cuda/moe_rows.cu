@@ -2,7 +2,8 @@
  * moe_rows.cu: what the base does to whole rows around its experts.
  *
  *     route: the top_k experts of a row and their weights
- *     sum:   y[row] = T(Σ weight[k] · x[row, k]), one fused step for each k, ascending
+ *     sum:   y[row] = T(Σ weight[k] · x[row, k]), one fused step for each k, ascending; deltas of x
+ *            added first
  *     gated: y = T(fma(1 / (1 + e^-gate), x, y))
  *
  * Route: a warp for each row; lane l has experts l, l + 32 and so on in registers, and a step finds
@@ -10,6 +11,7 @@
  * ascending order, then a butterfly; that over the chosen ones is in their order. Sum and gated:
  * pieces of 8 elements, 16 bytes.
  */
+#include "kernels/cuda/fold.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ops_cuda.h"
 #include "kernels/cuda/ptx.cuh"
@@ -219,6 +221,34 @@ __global__ void __launch_bounds__(ROW_THREADS) sum_kernel(const sp_cuda_expert_s
                      narrow_piece(sum));
 }
 
+/* The same of x with its deltas. */
+__global__ void __launch_bounds__(ROW_THREADS)
+    sum_apart_kernel(const __grid_constant__ sp_cuda_expert_sum s)
+{
+    int64_t first = (int64_t)blockIdx.y * s.top_k;
+    int k = (int)(blockIdx.x * ROW_THREADS + threadIdx.x) * PIECE;
+    const uint16_t *x = (const uint16_t *)s.x + first * s.width + k;
+    const uint16_t *delta = (const uint16_t *)s.delta.delta + first * s.width + k;
+    float sum[PIECE] = {};
+
+    release_successor();
+    wait_predecessor();
+    if (k >= s.width)
+        return;
+#pragma unroll 4
+    for (int i = 0; i < s.top_k; i++) {
+        piece own = {*(const uint4 *)(x + (int64_t)i * s.width)};
+        uint4 change = *(const uint4 *)(delta + (int64_t)i * s.width);
+        float scale = s.delta.scale[first + i];
+
+        if (scale != 0.0f)
+            own.all = fold_eight<0>(own.all, change, scale);
+        if (s.expert[first + i] >= 0)
+            add_piece(sum, s.weight[first + i], own);
+    }
+    store_piece<1>((uint16_t *)s.y + (int64_t)blockIdx.y * s.width, k, s.width, narrow_piece(sum));
+}
+
 static bool aligned(const void *at)
 {
     return (uintptr_t)at % 16 == 0;
@@ -239,10 +269,12 @@ extern "C" int sp_cuda_sum_experts(int gpu, const sp_cuda_expert_sum *sum, void 
 
     if (current.code != cudaSuccess || sum->rows == 0)
         return (int)current.code;
-    if (sum->rows >= SP_CUDA_ROWS_MAX)
+    if (sum->rows >= SP_CUDA_ROWS_MAX || (sum->delta.delta != NULL && !vec))
         return (int)cudaErrorInvalidValue;
     config = sp_cuda_overlapping(grid_of(sum->rows, sum->width), ROW_THREADS, 0, &overlap, false,
                                  (cudaStream_t)stream);
+    if (sum->delta.delta != NULL)
+        return (int)cudaLaunchKernelEx(&config, sum_apart_kernel, *sum);
     return (int)cudaLaunchKernelEx(&config, vec ? sum_kernel<1> : sum_kernel<0>, *sum);
 }
 

@@ -67,11 +67,20 @@ typedef struct sp_cuda_norm {
     void *y;
 } sp_cuda_norm;
 
+/* A delta that was computed by itself (sp_cuda_expert_site.scales), for rows of a kernel's input,
+ * which it adds first: T(fma(scale[row], delta, input)), bf16, where the scale is not 0. */
+typedef struct sp_cuda_apart {
+    const void *delta; /* dense, 16-byte aligned; NULL: none */
+    const float *scale;
+} sp_cuda_apart;
+
 /* gate = T(silu(gate) * up), FP32 inside, one rounding. */
 typedef struct sp_cuda_silu {
     int64_t n;  /* elements; a multiple of 8 */
     void *gate; /* 16-byte aligned, as up */
     const void *up;
+    int32_t width;                      /* of a row, a multiple of 8; not read without deltas */
+    sp_cuda_apart gate_delta, up_delta; /* both or none */
 } sp_cuda_silu;
 
 /* y = T(y / (1 + e^-gate)) of each head, FP32 inside, one rounding. head_dim is a multiple of 8,
@@ -363,8 +372,9 @@ typedef struct sp_cuda_expert_sum {
     int32_t rows, top_k, width;
     const int32_t *expert; /* [rows, top_k], as weight */
     const float *weight;
-    const void *x; /* [rows * top_k, width] dense */
-    void *y;       /* [rows, width] dense */
+    const void *x;       /* [rows * top_k, width] dense */
+    void *y;             /* [rows, width] dense */
+    sp_cuda_apart delta; /* of x; width is a multiple of 8 then, and x and y start on 16 bytes */
 } sp_cuda_expert_sum;
 
 /* y = T(fma(1 / (1 + e^-gate), x, y)), a gate for each row. */

@@ -566,6 +566,7 @@ extern "C" int sp_cuda_kernels_init(int gpu)
     code = code == cudaSuccess ? sp_cuda_group_init() : code;
     code = code == cudaSuccess ? sp_cuda_expert_init() : code;
     code = code == cudaSuccess ? sp_cuda_expert_ring_init(gpu) : code;
+    code = code == cudaSuccess ? sp_cuda_expert_apart_init() : code;
     code = code == cudaSuccess ? sp_cuda_expert_gemm_init(gpu) : code;
     code = code == cudaSuccess ? sp_cuda_rule_init(gpu) : code;
     return (int)(code == cudaSuccess ? sp_cuda_choose_init(gpu) : code);

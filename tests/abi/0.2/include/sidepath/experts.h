@@ -83,6 +83,12 @@ typedef struct sp_delta_experts_call {
     const sp_delta_output *outputs;
     int32_t n_outputs; /* up to SP_DELTA_GROUP_MAX */
     sp_stream *stream; /* GPU: NULL is the main one. Not used on the CPU */
+    /* GPU: deltas by themselves. [n_outputs] arrays of a float for each row; NULL: deltas are added
+     * to y. Where a row has a delta its y, of the pool's dtype, becomes that, before the scale, and
+     * its float the scale; the other rows' floats become 0 and their y is not written. One fused
+     * step y + scale * delta in FP32, rounded once, has the bits of a call without this, so a host
+     * folds deltas in the kernel that reads the base's product, and needs no product before. */
+    float *const *scales;
 } sp_delta_experts_call;
 
 /*
@@ -91,7 +97,8 @@ typedef struct sp_delta_experts_call {
  * SP_ERR_STATE: no rows were begun, or their plan was built anew since or is refused by
  * sp_plan_check. SP_ERR_STRIDE: x_stride < k_in or y_stride < n_out. SP_ERR_ARGUMENT: a site that
  * is no expert's, outputs of two layers or of different k_in, something missing, types and counts
- * out of range. SP_ERR_UNSUPPORTED: an FP32 x without x_f32. SP_ERR_DEVICE.
+ * out of range; with scales a y_type other than the pool's. SP_ERR_UNSUPPORTED: an FP32 x without
+ * x_f32; with `engine-unsupported`, scales on the CPU. SP_ERR_DEVICE.
  */
 SP_API sp_status sp_delta_experts_apply(sp_delta *delta, const sp_delta_experts_call *call,
                                         sp_error *error);
