@@ -62,8 +62,8 @@ static sp_status run_beside(const sp_cuda_ops *cuda, const sp_cuda_gemm *gemm, s
     return status == SP_OK ? sp_delta_expand(cuda->delta, call, NULL) : status;
 }
 
-/* A router's delta has no half that could run beside its product, and the kernel that adds it begins
- * before the product ends, unless it waits for another stream too. */
+/* A router's delta has no half that could run beside its product, and the kernel that adds it
+ * begins before the product ends, unless it waits for another stream too. */
 static bool has_halves(const sp_cuda_gemm *gemm)
 {
     bool any = false;
