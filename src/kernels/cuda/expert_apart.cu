@@ -7,9 +7,9 @@
  * A warp takes a quarter of each chunk, of 16 ranks, then 32 columns at a time, as in
  * expert_delta.cu; the sums of a chunk's quarters are added chunk by chunk, through two buffers, so
  * that a block has little shared memory. It is meant to run beside a GEMM that leaves a
- * multiprocessor little room and is bound by memory: latency is hidden by that, so there is one
- * block for each multiprocessor and its launch has the highest priority. Without it blocks would
- * wait until all of the GEMM's have begun.
+ * multiprocessor little memory and is bound by bandwidth: latency is hidden by that, so there are
+ * few blocks. Launches have the highest priority; without it blocks would wait until all of the
+ * GEMM's have begun.
  */
 #include "kernels/cuda/expert_item.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -19,6 +19,7 @@
 #define THREADS       (WARPS * SP_WARP)
 #define COLUMNS       32 /* of a warp at a time */
 #define RESIDENT      3
+#define BLOCKS        2 /* on a multiprocessor: more would take the GEMM's place */
 #define PARTS_MAX     4
 #define CLEAR_THREADS 256
 
@@ -262,10 +263,10 @@ template <class K> static cudaError_t launch(const sp_cuda_expert_delta *d, cuda
 {
     apart_shape shape = {parts_of(d), pitch_of(d->rank_max)};
     int64_t units = (int64_t)d->items.bound * d->n_sites * shape.parts;
+    int64_t most = (int64_t)BLOCKS * d->multiprocessors;
     cudaLaunchAttribute attributes[2];
-    cudaLaunchConfig_t config =
-        urgent(dim3((unsigned)(units < d->multiprocessors ? units : d->multiprocessors)), THREADS,
-               shared_of<K>(shape.xa_pitch), attributes, stream);
+    cudaLaunchConfig_t config = urgent(dim3((unsigned)(units < most ? units : most)), THREADS,
+                                       shared_of<K>(shape.xa_pitch), attributes, stream);
 
     return cudaLaunchKernelEx(&config, apart_kernel<K>, *d, shape);
 }
