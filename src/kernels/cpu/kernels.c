@@ -47,7 +47,9 @@ static void fill_tables(void)
     sp_kernels_fill_avx512(add_level());
     if (!features.amx || !sp_cpu_request_tiles())
         return;
-    sp_kernels_fill_amx(add_level(), &tables[n_levels - 2]);
+    sp_kernels *amx = add_level();
+    sp_kernels_fill_amx(amx, amx - 1);
+    sp_kernels_fill_attention_amx(amx, amx - 1);
 #endif
 }
 

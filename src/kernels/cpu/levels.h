@@ -19,6 +19,7 @@ void sp_kernels_fill_amx(sp_kernels *kernels, const sp_kernels *below);
 void sp_kernels_fill_gemm_avx2(sp_kernels *kernels);
 void sp_kernels_fill_attention_avx2(sp_kernels *kernels);
 void sp_kernels_fill_attention_avx512(sp_kernels *kernels);
+void sp_kernels_fill_attention_amx(sp_kernels *kernels, const sp_kernels *below);
 void sp_kernels_fill_delta_rule_scalar(sp_kernels *kernels);
 void sp_kernels_fill_delta_rule_avx2(sp_kernels *kernels);
 void sp_kernels_fill_delta_rule_avx512(sp_kernels *kernels);

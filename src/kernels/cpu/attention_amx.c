@@ -1,0 +1,612 @@
+/*
+ * attention_amx.c: causal attention over a paged BF16 cache on AMX tiles; FP32 keeps the form of
+ * the level below.
+ *
+ * Queries fill the columns of a tile, 16 of them: all heads of a group and as many rows as the
+ * scratch holds. Scores are K · Qᵀ, outputs Vᵀ · Pᵀ, so a query is a lane of every vector between
+ * the two products: maxima, totals and rescaling need no sum across lanes, and a pair of weights
+ * is in the order in which the second product reads it. Decode has the same columns, fewer of them.
+ *
+ * Order of one query: spans of 128 keys from absolute position 0. In a span the scores, 32 elements
+ * of head_dim a step (see tile_dot); the new maximum; the weights 2^(score - maximum), each as a
+ * BF16 cut off from it and a BF16 of the rest; their total, even and odd keys in a chain each; then
+ * 32 keys a step the first halves' product and that of the second halves, added to the rescaled
+ * sum. Keys after the query's own have the weight +0, which changes no sum but in the sign of a
+ * zero, and that is lost in a last addition of +0. Subnormals count as zero throughout, in vectors
+ * as in tiles.
+ *
+ * A product with 0 is no longer zero where a value is not finite. So rows share a tile only if the
+ * values that some of them see and others do not are finite.
+ */
+#include "kernels/cpu/levels.h"
+#include "kernels/cpu/tiles_amx.h"
+#include "kernels/cpu/transpose_avx512.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#ifndef PACK_TILES
+#define PACK_TILES sp_pack_tiles_avx512
+#endif
+#ifndef SPAN
+#define SPAN 128 /* keys between two maxima */
+#endif
+#define STEP         32   /* elements of head_dim, or keys, of one product */
+#define QUERIES      16   /* of a tile */
+#define TILE         1024 /* bytes */
+#define BLOCKS       (SPAN / STEP)
+#define TILE_QUERIES 128 /* that share keys and values in tile order; or one row's */
+#define HALVES       2   /* of a weight */
+
+_Static_assert(SPAN % SP_ATTENTION_BLOCK == 0, "spans end where blocks of other levels end");
+
+static const sp_kernels *below; /* for the other types */
+
+static int32_t min32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+static int32_t round_up(int32_t n, int32_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
+static int32_t rows_at_once(int32_t group)
+{
+    return group < TILE_QUERIES ? TILE_QUERIES / group : 1;
+}
+
+/* ---- scratch ------------------------------------------------------------------------------- */
+
+/* The scratch of one thread; d = head_dim rounded up to STEP. All parts are whole cache lines. */
+typedef struct attention_tiles {
+    int32_t d, groups;      /* groups of QUERIES */
+    uint16_t *keys;         /* [BLOCKS][d / STEP][STEP keys][STEP] */
+    uint16_t *values;       /* [BLOCKS][d][STEP keys] */
+    uint16_t *lines;        /* [STEP, d], rows whose length is no multiple of STEP */
+    uint16_t *zeros;        /* [d] */
+    uint16_t *q;            /* [groups][d / STEP][STEP / 2][QUERIES][2] */
+    uint32_t *weights;      /* [2 groups][BLOCKS][HALVES][STEP / 2][QUERIES], pairs of BF16 */
+    float *scores;          /* [2 groups][SPAN][QUERIES] */
+    float *sums;            /* [groups][d][QUERIES] */
+    float *largest, *total; /* [groups][QUERIES] */
+    int32_t *position;      /* [groups][QUERIES] */
+} attention_tiles;
+
+/* Sets the parts of `tiles` from address `at` on, and returns where they end. */
+static uintptr_t place_parts(attention_tiles *tiles, uintptr_t at, int32_t queries,
+                             int32_t head_dim)
+{
+    size_t d = (size_t)round_up(head_dim, STEP);
+    size_t groups = (size_t)round_up(queries, QUERIES) / QUERIES, lanes = groups * QUERIES;
+
+    tiles->d = (int32_t)d;
+    tiles->groups = (int32_t)groups;
+    tiles->keys = (uint16_t *)at;
+    tiles->values = (uint16_t *)(at += SPAN * d * sizeof(uint16_t));
+    tiles->lines = (uint16_t *)(at += SPAN * d * sizeof(uint16_t));
+    tiles->zeros = (uint16_t *)(at += STEP * d * sizeof(uint16_t));
+    tiles->q = (uint16_t *)(at += d * sizeof(uint16_t));
+    tiles->weights = (uint32_t *)(at += lanes * d * sizeof(uint16_t));
+    tiles->scores = (float *)(at += 2 * BLOCKS * HALVES * TILE);
+    tiles->sums = (float *)(at += 2 * SPAN * QUERIES * sizeof(float));
+    tiles->largest = (float *)(at += lanes * d * sizeof(float));
+    tiles->total = (float *)(at += lanes * sizeof(float));
+    tiles->position = (int32_t *)(at += lanes * sizeof(float));
+    return at + lanes * sizeof(int32_t);
+}
+
+static size_t attention_scratch_floats(int32_t group, int32_t head_dim)
+{
+    attention_tiles tiles;
+    size_t bytes = place_parts(&tiles, 0, group * rows_at_once(group), head_dim);
+    size_t floats = (bytes + TILE_BYTES) / sizeof(float); /* its start is rounded up */
+    size_t other = below->attention_scratch_floats(group, head_dim);
+
+    return floats > other ? floats : other;
+}
+
+static attention_tiles tiles_in_scratch(const sp_attention_args *args, int32_t queries)
+{
+    attention_tiles tiles;
+    uintptr_t at = ((uintptr_t)args->scratch + TILE_BYTES - 1) / TILE_BYTES * TILE_BYTES;
+
+    (void)place_parts(&tiles, at, queries, args->head_dim);
+    return tiles;
+}
+
+/* ---- keys, values and queries in tile order ------------------------------------------------ */
+
+/* Offset of position `token` in k_cache and v_cache, in elements. */
+static int64_t cache_offset(const sp_attention_args *args, int32_t token)
+{
+    int64_t page = args->pages[token / args->page_tokens];
+    int64_t slot = (page * args->kv_heads + args->kv_head) * args->page_tokens;
+
+    return (slot + token % args->page_tokens) * args->head_dim;
+}
+
+/* `row` itself where its length is d, else a copy with zeros after it in line `i`. */
+static const uint16_t *full_line(const attention_tiles *tiles, const uint16_t *row,
+                                 int32_t head_dim, int32_t i)
+{
+    uint16_t *line = tiles->lines + i * tiles->d;
+
+    if (head_dim == tiles->d)
+        return row;
+    memcpy(line, row, (size_t)head_dim * sizeof *line);
+    memset(line + head_dim, 0, (size_t)(tiles->d - head_dim) * sizeof *line);
+    return line;
+}
+
+/* The lines of positions [begin, begin + count) of a cache; zeros up to STEP. */
+static void find_lines(const sp_attention_args *args, const attention_tiles *tiles,
+                       const uint16_t *cache, int32_t begin, int32_t count, const uint16_t **lines)
+{
+    for (int32_t t = 0; t < count; t++)
+        lines[t] = full_line(tiles, cache + cache_offset(args, begin + t), args->head_dim, t);
+    for (int32_t t = count; t < STEP; t++)
+        lines[t] = tiles->zeros;
+}
+
+static void copy_keys(const attention_tiles *tiles, const uint16_t *const *lines, uint16_t *to)
+{
+    for (int32_t t = 0; t < STEP; t++)
+        for (int32_t i = 0; i < tiles->d; i += STEP)
+            _mm512_store_si512((void *)(to + i * STEP + t * STEP),
+                               _mm512_loadu_si512((const void *)(lines[t] + i)));
+}
+
+/* Eight elements of keys i, 8 + i, 16 + i and 24 + i. */
+SP_INLINE __m512i load_four(const uint16_t *const *lines, int i, int32_t at)
+{
+    __m512i four = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(lines[i] + at)));
+
+    four = _mm512_inserti32x4(four, _mm_loadu_si128((const void *)(lines[8 + i] + at)), 1);
+    four = _mm512_inserti32x4(four, _mm_loadu_si128((const void *)(lines[16 + i] + at)), 2);
+    return _mm512_inserti32x4(four, _mm_loadu_si128((const void *)(lines[24 + i] + at)), 3);
+}
+
+/* Eight elements of all keys, transposed: [8][STEP keys]. */
+SP_INLINE void transpose_eight(const uint16_t *const *lines, int32_t at, uint16_t *to)
+{
+    __m512i a[8], b[8];
+
+    SP_UNROLL
+    for (int i = 0; i < 8; i++)
+        a[i] = load_four(lines, i, at);
+    SP_UNROLL
+    for (int i = 0; i < 8; i += 2) { /* pairs of keys: elements 0 to 3, 4 to 7 */
+        b[i] = _mm512_unpacklo_epi16(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi16(a[i], a[i + 1]);
+    }
+    SP_UNROLL
+    for (int i = 0; i < 8; i += 4) { /* four keys: elements 0 and 1, 2 and 3, 4 and 5, 6 and 7 */
+        a[i] = _mm512_unpacklo_epi32(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi32(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi32(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi32(b[i + 1], b[i + 3]);
+    }
+    SP_UNROLL
+    for (int i = 0; i < 4; i++) {
+        _mm512_store_si512((void *)(to + 2 * i * STEP), _mm512_unpacklo_epi64(a[i], a[i + 4]));
+        _mm512_store_si512((void *)(to + (2 * i + 1) * STEP),
+                           _mm512_unpackhi_epi64(a[i], a[i + 4]));
+    }
+}
+
+/* Positions [begin, begin + count), at most SPAN. */
+static void load_span(const sp_attention_args *args, const attention_tiles *tiles, int32_t begin,
+                      int32_t count)
+{
+    const uint16_t *lines[STEP];
+
+    for (int32_t t = 0; t < count; t += STEP) {
+        int32_t n = min32(count - t, STEP);
+        uint16_t *values = tiles->values + t * tiles->d;
+
+        find_lines(args, tiles, args->k_cache, begin + t, n, lines);
+        copy_keys(tiles, lines, tiles->keys + t * tiles->d);
+        find_lines(args, tiles, args->v_cache, begin + t, n, lines);
+        for (int32_t i = 0; i < tiles->d; i += 8)
+            transpose_eight(lines, i, values + i * STEP);
+    }
+}
+
+static void load_queries(const sp_attention_args *args, const attention_tiles *tiles, int32_t row,
+                         int32_t queries)
+{
+    const uint16_t *lines[QUERIES];
+
+    for (int32_t first = 0; first < queries; first += QUERIES) {
+        for (int32_t i = 0; i < QUERIES; i++) {
+            int32_t query = first + i;
+            int64_t at = (row + query / args->group) * args->q_stride +
+                         (int64_t)(query % args->group) * args->head_dim;
+
+            lines[i] = query < queries
+                           ? full_line(tiles, (const uint16_t *)args->q + at, args->head_dim, i)
+                           : tiles->zeros;
+        }
+        PACK_TILES(tiles->q + first * tiles->d, lines, 0, tiles->d / STEP);
+    }
+}
+
+/* ---- products ------------------------------------------------------------------------------ */
+
+/* Scores of one group of queries, or two, with the first `blocks` blocks of keys; scaled later. */
+SP_INLINE void score(bool two, const attention_tiles *tiles, int32_t group, int32_t blocks)
+{
+    const char *q0 = (const char *)(tiles->q + group * QUERIES * tiles->d);
+    const char *q1 = q0 + (int64_t)tiles->d * QUERIES * 2;
+
+    for (int32_t b = 0; b < blocks; b++) {
+        const char *keys = (const char *)(tiles->keys + b * STEP * tiles->d);
+        float *scores0 = tiles->scores + b * STEP * QUERIES;
+        float *scores1 = scores0 + SPAN * QUERIES;
+
+        tile_zero(0);
+        tile_zero(1);
+        if (two) {
+            tile_zero(2);
+            tile_zero(3);
+        }
+        for (int64_t i = 0; i < tiles->d / STEP; i++) {
+            tile_load(4, keys + i * 2 * TILE, TILE_BYTES);
+            tile_load(6, q0 + i * TILE, TILE_BYTES);
+            tile_load(5, keys + (i * 2 + 1) * TILE, TILE_BYTES);
+            tile_dot(0, 4, 6);
+            tile_dot(1, 5, 6);
+            if (two) {
+                tile_load(7, q1 + i * TILE, TILE_BYTES);
+                tile_dot(2, 4, 7);
+                tile_dot(3, 5, 7);
+            }
+        }
+        tile_store(0, scores0, TILE_BYTES);
+        tile_store(1, scores0 + QUERIES * QUERIES, TILE_BYTES);
+        if (two) {
+            tile_store(2, scores1, TILE_BYTES);
+            tile_store(3, scores1 + QUERIES * QUERIES, TILE_BYTES);
+        }
+    }
+}
+
+/* The sums of one group of queries, or two, plus weights · values of `blocks` blocks. */
+SP_INLINE void add_values(bool two, const attention_tiles *tiles, int32_t group, int32_t blocks)
+{
+    const char *weights0 = (const char *)tiles->weights;
+    const char *weights1 = weights0 + BLOCKS * HALVES * TILE;
+
+    for (int32_t i = 0; i < tiles->d; i += STEP) {
+        float *sums0 = tiles->sums + (group * tiles->d + i) * QUERIES;
+        float *sums1 = sums0 + tiles->d * QUERIES;
+
+        tile_load(0, sums0, TILE_BYTES);
+        tile_load(1, sums0 + QUERIES * QUERIES, TILE_BYTES);
+        if (two) {
+            tile_load(2, sums1, TILE_BYTES);
+            tile_load(3, sums1 + QUERIES * QUERIES, TILE_BYTES);
+        }
+        for (int32_t b = 0; b < blocks; b++) {
+            const char *values = (const char *)(tiles->values + (b * tiles->d + i) * STEP);
+
+            tile_load(4, values, TILE_BYTES);
+            tile_load(5, values + TILE, TILE_BYTES);
+            SP_UNROLL
+            for (int h = 0; h < HALVES; h++) {
+                tile_load(6, weights0 + (b * HALVES + h) * TILE, TILE_BYTES);
+                tile_dot(0, 4, 6);
+                tile_dot(1, 5, 6);
+                if (two) {
+                    tile_load(7, weights1 + (b * HALVES + h) * TILE, TILE_BYTES);
+                    tile_dot(2, 4, 7);
+                    tile_dot(3, 5, 7);
+                }
+            }
+        }
+        tile_store(0, sums0, TILE_BYTES);
+        tile_store(1, sums0 + QUERIES * QUERIES, TILE_BYTES);
+        if (two) {
+            tile_store(2, sums1, TILE_BYTES);
+            tile_store(3, sums1 + QUERIES * QUERIES, TILE_BYTES);
+        }
+    }
+}
+
+/* ---- softmax ------------------------------------------------------------------------------- */
+
+/* 2^x for x up to about 0, at least 2^-125; 1 for 0. The polynomial is within 2^-23 of 2^r for r
+ * in [-1/2, 1/2]. */
+SP_INLINE __m512 exp2_16(__m512 x)
+{
+    __m512 n, r, p;
+
+    x = _mm512_max_ps(_mm512_set1_ps(-125.0f), x); /* a NaN stays one */
+    n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    r = _mm512_sub_ps(x, n);
+    p = _mm512_set1_ps(0x1.5bba14p-10f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.3cea88p-7f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.c6b752p-5f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.ebf9bcp-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.62e42ap-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+
+/* Lanes that see key `token`. */
+SP_INLINE __mmask16 lanes_seeing(bool all, __m512i position, int32_t token)
+{
+    return all ? 0xffff : _mm512_cmpge_epi32_mask(position, _mm512_set1_epi32(token));
+}
+
+/* The largest of `keys` scores of each lane; NaNs are skipped, their weights are NaN anyway. */
+SP_INLINE __m512 largest_score(bool all, const float *scores, int32_t keys, __m512i position,
+                               int32_t begin)
+{
+    __m512 largest[4];
+
+    SP_UNROLL
+    for (int c = 0; c < 4; c++)
+        largest[c] = _mm512_set1_ps(-INFINITY);
+    for (int32_t t = 0; t < keys; t += 4) {
+        SP_UNROLL
+        for (int c = 0; c < 4; c++)
+            largest[c] = _mm512_mask_max_ps(largest[c], lanes_seeing(all, position, begin + t + c),
+                                            _mm512_load_ps(scores + (t + c) * QUERIES), largest[c]);
+    }
+    return _mm512_max_ps(_mm512_max_ps(largest[0], largest[1]),
+                         _mm512_max_ps(largest[2], largest[3]));
+}
+
+/* Two FP32 vectors, of an even key and the next, as pairs of what their upper halves hold. */
+SP_INLINE __m512i pair_of(__m512 even, __m512 odd)
+{
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
+
+    return _mm512_ternarylogic_epi32(_mm512_srli_epi32(_mm512_castps_si512(even), 16),
+                                     _mm512_castps_si512(odd), upper, 0xf8); /* a | (b & c) */
+}
+
+/* The rest of a weight after its first half, rounded to BF16 in the upper half. */
+SP_INLINE __m512 rest_of(__m512 weight)
+{
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
+    __m512i first = _mm512_and_si512(_mm512_castps_si512(weight), upper);
+    __m512 rest = _mm512_sub_ps(weight, _mm512_castsi512_ps(first)); /* exact */
+
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000)));
+}
+
+/* Turns `keys` scores of each lane into weights and returns their totals; exponents are score *
+ * scale - largest. */
+SP_INLINE __m512 weigh(bool all, const float *scores, int32_t keys, __m512i position, int32_t begin,
+                       __m512 scale, __m512 largest, uint32_t *weights)
+{
+    __m512 even_total = _mm512_setzero_ps(), odd_total = _mm512_setzero_ps();
+
+    for (int32_t t = 0; t < keys; t += 2) {
+        uint32_t *to = weights + (t / STEP * HALVES * STEP / 2 + t % STEP / 2) * QUERIES;
+        __m512 even =
+            exp2_16(_mm512_fmsub_ps(_mm512_load_ps(scores + t * QUERIES), scale, largest));
+        __m512 odd =
+            exp2_16(_mm512_fmsub_ps(_mm512_load_ps(scores + (t + 1) * QUERIES), scale, largest));
+
+        if (!all) {
+            even = _mm512_maskz_mov_ps(lanes_seeing(all, position, begin + t), even);
+            odd = _mm512_maskz_mov_ps(lanes_seeing(all, position, begin + t + 1), odd);
+        }
+        even_total = _mm512_add_ps(even_total, even);
+        odd_total = _mm512_add_ps(odd_total, odd);
+        _mm512_store_si512((void *)to, pair_of(even, odd));
+        if (HALVES == 2)
+            _mm512_store_si512((void *)(to + TILE / sizeof *to),
+                               pair_of(rest_of(even), rest_of(odd)));
+    }
+    return _mm512_add_ps(even_total, odd_total);
+}
+
+static void rescale_sums(float *sums, int32_t d, __m512 by)
+{
+    for (int32_t i = 0; i < d; i++)
+        _mm512_store_ps(sums + i * QUERIES, _mm512_mul_ps(_mm512_load_ps(sums + i * QUERIES), by));
+}
+
+/* The scores of a group, `half` of a pair of groups, become weights; its sums are rescaled. */
+SP_INLINE void softmax_typed(bool all, const attention_tiles *tiles, int32_t group, int32_t half,
+                             int32_t begin, int32_t keys, float scale)
+{
+    const float *scores = tiles->scores + half * SPAN * QUERIES;
+    uint32_t *weights = tiles->weights + half * BLOCKS * HALVES * (TILE / 4);
+    float *largest = tiles->largest + group * QUERIES, *total = tiles->total + group * QUERIES;
+    const __m512i position = _mm512_load_si512((const void *)(tiles->position + group * QUERIES));
+    const __m512 old = _mm512_load_ps(largest), by_scale = _mm512_set1_ps(scale);
+    __m512 next, rescale, sum;
+
+    next = _mm512_mul_ps(largest_score(all, scores, keys, position, begin), by_scale);
+    next = _mm512_max_ps(next, old);
+    rescale = exp2_16(_mm512_sub_ps(old, next));
+    sum = weigh(all, scores, keys, position, begin, by_scale, next, weights);
+    _mm512_store_ps(total, _mm512_fmadd_ps(_mm512_load_ps(total), rescale, sum));
+    _mm512_store_ps(largest, next);
+    /* A product with 1 changes nothing. */
+    if (_mm512_cmpneq_ps_mask(rescale, _mm512_set1_ps(1.0f)) != 0)
+        rescale_sums(tiles->sums + group * tiles->d * QUERIES, tiles->d, rescale);
+}
+
+static void softmax(const attention_tiles *tiles, int32_t group, int32_t half, int32_t begin,
+                    int32_t keys, float scale)
+{
+    if (tiles->position[group * QUERIES] >= begin + keys - 1)
+        softmax_typed(true, tiles, group, half, begin, keys, scale);
+    else
+        softmax_typed(false, tiles, group, half, begin, keys, scale);
+}
+
+/* ---- one tile of rows ---------------------------------------------------------------------- */
+
+static void start(const sp_attention_args *args, const attention_tiles *tiles, int32_t row,
+                  int32_t queries)
+{
+    memset(tiles->zeros, 0, (size_t)tiles->d * sizeof *tiles->zeros);
+    load_queries(args, tiles, row, queries);
+    memset(tiles->sums, 0, (size_t)(tiles->groups * QUERIES * tiles->d) * sizeof(float));
+    for (int32_t i = 0; i < tiles->groups * QUERIES; i++) {
+        int32_t query = min32(i, queries - 1); /* what has no query sees what the last one does */
+
+        tiles->largest[i] = -INFINITY;
+        tiles->total[i] = 0.0f;
+        tiles->position[i] = args->first_position + row + query / args->group;
+    }
+}
+
+/* The span at `begin` for the groups that see some of it, two at a time. */
+static void add_span(const attention_tiles *tiles, int32_t begin, float scale)
+{
+    for (int32_t group = 0; group < tiles->groups; group += 2) {
+        int32_t last = min32(group + 1, tiles->groups - 1);
+        int32_t seen = min32(tiles->position[last * QUERIES + QUERIES - 1] - begin + 1, SPAN);
+        int32_t blocks = (seen + STEP - 1) / STEP;
+
+        if (seen <= 0)
+            continue;
+        if (last > group)
+            score(true, tiles, group, blocks);
+        else
+            score(false, tiles, group, blocks);
+        for (int32_t g = group; g <= last; g++)
+            softmax(tiles, g, g - group, begin, blocks * STEP, scale);
+        if (last > group)
+            add_values(true, tiles, group, blocks);
+        else
+            add_values(false, tiles, group, blocks);
+    }
+}
+
+/* Sixteen elements of a query from `at` on. */
+SP_INLINE void store_out(const sp_attention_args *args, int64_t at, __m512 value, int32_t left)
+{
+    __m256 low = _mm512_castps512_ps256(value), high = _mm512_extractf32x8_ps(value, 1);
+
+    if (left >= QUERIES) {
+        sp_v8_store(SP_DTYPE_BF16, args->out, at, low);
+        sp_v8_store(SP_DTYPE_BF16, args->out, at + 8, high);
+        return;
+    }
+    sp_v8_store_tail(SP_DTYPE_BF16, args->out, at, min32(left, 8), low);
+    if (left > 8)
+        sp_v8_store_tail(SP_DTYPE_BF16, args->out, at + 8, left - 8, high);
+}
+
+/* Sixteen elements from i on of all queries of a group, `n` of which are there. */
+static void finish_sixteen(const sp_attention_args *args, float *sums, const float *total,
+                           int32_t row, int32_t query, int32_t n, int32_t i)
+{
+    const float *lines[16];
+
+    for (int32_t j = 0; j < 16; j++) {
+        __m512 sum = _mm512_add_ps(_mm512_load_ps(sums + j * QUERIES), _mm512_setzero_ps());
+
+        _mm512_store_ps(sums + j * QUERIES, _mm512_div_ps(sum, _mm512_load_ps(total)));
+        lines[j] = sums + j * QUERIES;
+    }
+    for (int32_t four = 0; four < n; four += 4) {
+        __m512 values[4];
+
+        sp_transpose_16x4(lines, four, values);
+        for (int32_t c = 0; c < min32(4, n - four); c++) {
+            int32_t q = query + four + c;
+
+            store_out(args,
+                      (row + q / args->group) * args->out_stride +
+                          (int64_t)(q % args->group) * args->head_dim + i,
+                      values[c], args->head_dim - i);
+        }
+    }
+}
+
+static void finish(const sp_attention_args *args, const attention_tiles *tiles, int32_t row,
+                   int32_t queries)
+{
+    for (int32_t query = 0; query < queries; query += QUERIES)
+        for (int32_t i = 0; i < args->head_dim; i += 16)
+            finish_sixteen(args, tiles->sums + query * tiles->d + i * QUERIES, tiles->total + query,
+                           row, query, min32(QUERIES, queries - query), i);
+}
+
+static void attend_rows(const sp_attention_args *args, int32_t row, int32_t rows)
+{
+    const float log2_e = 0x1.715476p0f;
+    int32_t queries = rows * args->group, keys = args->first_position + row + rows;
+    attention_tiles tiles = tiles_in_scratch(args, queries);
+
+    start(args, &tiles, row, queries);
+    for (int32_t begin = 0; begin < keys; begin += SPAN) {
+        load_span(args, &tiles, begin, min32(keys - begin, SPAN));
+        add_span(&tiles, begin, args->scale * log2_e);
+    }
+    finish(args, &tiles, row, queries);
+}
+
+/* ---- entry --------------------------------------------------------------------------------- */
+
+static bool is_finite(const uint16_t *values, int32_t n)
+{
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+
+    for (int32_t i = 0; i < n; i += 32) {
+        __mmask32 some = n - i < 32 ? (1u << (n - i)) - 1u : 0xffffffffu;
+        __m512i bits = _mm512_maskz_loadu_epi16(some, values + i);
+
+        if (_mm512_cmpeq_epi16_mask(_mm512_and_si512(bits, exponent), exponent) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* Rows from `row` on that share a tile: some see the values of each other's positions. */
+static int32_t rows_together(const sp_attention_args *args, int32_t row)
+{
+    int32_t rows = min32(rows_at_once(args->group), args->n_rows - row), first;
+
+    first = args->first_position + row;
+    for (int32_t i = 1; i < rows; i++)
+        if (!is_finite((const uint16_t *)args->v_cache + cache_offset(args, first + i),
+                       args->head_dim))
+            return i;
+    return rows;
+}
+
+/* Not inlined, so that no arithmetic is moved to where subnormals are not flushed. */
+static __attribute__((noinline)) void attend_flushed(const sp_attention_args *args)
+{
+    for (int32_t row = 0, rows; row < args->n_rows; row += rows) {
+        rows = rows_together(args, row);
+        attend_rows(args, row, rows);
+    }
+}
+
+static void attention(const sp_attention_args *args)
+{
+    tile_config config = tile_config_of(QUERIES);
+    unsigned mode = _mm_getcsr();
+
+    if (args->type != SP_DTYPE_BF16) {
+        below->attention(args);
+        return;
+    }
+    tile_configure(&config);
+    _mm_setcsr(mode | FLUSH_SUBNORMALS);
+    attend_flushed(args);
+    _mm_setcsr(mode);
+    tile_release();
+}
+
+void sp_kernels_fill_attention_amx(sp_kernels *kernels, const sp_kernels *level_below)
+{
+    below = level_below;
+    kernels->attention = attention;
+    kernels->attention_scratch_floats = attention_scratch_floats;
+}
