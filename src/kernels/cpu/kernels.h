@@ -22,7 +22,8 @@
 
 #include <stdbool.h>
 
-/* Keys of one attention block; blocks start at multiples of it from absolute position 0. */
+/* Keys of one attention block; blocks start at multiples of it from absolute position 0. On tiles
+ * four of them are one (attention_amx.c). */
 #define SP_ATTENTION_BLOCK 32
 
 /* What happens to a finished sum s of row i and output j. Ty(v) rounds to y_type. */
@@ -160,8 +161,9 @@ typedef struct sp_kernels {
     void (*weighted_sum)(sp_dtype type, void *y, const void *x, int64_t x_stride,
                          const int32_t *row_index, const float *weights, int64_t rows, int64_t n);
 
-    /* Causal attention of n_rows rows and one kv head; blocks of SP_ATTENTION_BLOCK keys from
-     * position 0, combined in index order, FP32 inside, one rounding at the end. */
+    /* Causal attention of n_rows rows and one kv head; blocks of keys from position 0, of
+     * SP_ATTENTION_BLOCK or a multiple that the level fixes, combined in index order, FP32 inside,
+     * one rounding at the end. scale is above 0. */
     void (*attention)(const sp_attention_args *args);
     size_t (*attention_scratch_floats)(int32_t group, int32_t head_dim);
 
