@@ -37,6 +37,7 @@
 #define BLOCKS       (SPAN / STEP)
 #define TILE_QUERIES 128 /* that share keys and values in tile order; or one row's */
 #define HALVES       2   /* of a weight */
+#define FETCHES      4   /* positions prefetched at a time where there is one group of queries */
 
 _Static_assert(SPAN % SP_ATTENTION_BLOCK == 0, "spans end where blocks of other levels end");
 
@@ -67,8 +68,8 @@ typedef struct attention_tiles {
     uint16_t *lines;        /* [STEP, d], rows whose length is no multiple of STEP */
     uint16_t *zeros;        /* [d] */
     uint16_t *q;            /* [groups][d / STEP][STEP / 2][QUERIES][2] */
-    uint32_t *weights;      /* [2 groups][BLOCKS][HALVES][STEP / 2][QUERIES], pairs of BF16 */
-    float *scores;          /* [2 groups][SPAN][QUERIES] */
+    uint32_t *weights;      /* [4 groups][BLOCKS][HALVES][STEP / 2][QUERIES], pairs of BF16 */
+    float *scores;          /* [4 groups][SPAN][QUERIES] */
     float *sums;            /* [groups][d][QUERIES] */
     float *largest, *total; /* [groups][QUERIES] */
     int32_t *position;      /* [groups][QUERIES] */
@@ -89,8 +90,8 @@ static uintptr_t place_parts(attention_tiles *tiles, uintptr_t at, int32_t queri
     tiles->zeros = (uint16_t *)(at += STEP * d * sizeof(uint16_t));
     tiles->q = (uint16_t *)(at += d * sizeof(uint16_t));
     tiles->weights = (uint32_t *)(at += lanes * d * sizeof(uint16_t));
-    tiles->scores = (float *)(at += 2 * BLOCKS * HALVES * TILE);
-    tiles->sums = (float *)(at += 2 * SPAN * QUERIES * sizeof(float));
+    tiles->scores = (float *)(at += 4 * BLOCKS * HALVES * TILE);
+    tiles->sums = (float *)(at += 4 * SPAN * QUERIES * sizeof(float));
     tiles->largest = (float *)(at += lanes * d * sizeof(float));
     tiles->total = (float *)(at += lanes * sizeof(float));
     tiles->position = (int32_t *)(at += lanes * sizeof(float));
@@ -140,12 +141,26 @@ static const uint16_t *full_line(const attention_tiles *tiles, const uint16_t *r
     return line;
 }
 
-/* The lines of positions [begin, begin + count) of a cache; zeros up to STEP. */
-static void find_lines(const sp_attention_args *args, const attention_tiles *tiles,
-                       const uint16_t *cache, int32_t begin, int32_t count, const uint16_t **lines)
+/* Where the positions [begin, begin + count) are in k_cache and v_cache, page by page. */
+static void find_span(const sp_attention_args *args, int32_t begin, int32_t count,
+                      int64_t *out_offsets)
+{
+    for (int32_t t = 0; t < count;) {
+        int32_t left = args->page_tokens - (begin + t) % args->page_tokens;
+        int32_t end = min32(count, t + left);
+        int64_t at = cache_offset(args, begin + t);
+
+        for (; t < end; t++, at += args->head_dim)
+            out_offsets[t] = at;
+    }
+}
+
+/* The lines of `count` positions of a cache; zeros up to STEP. */
+static void find_lines(const attention_tiles *tiles, const uint16_t *cache, const int64_t *offsets,
+                       int32_t head_dim, int32_t count, const uint16_t **lines)
 {
     for (int32_t t = 0; t < count; t++)
-        lines[t] = full_line(tiles, cache + cache_offset(args, begin + t), args->head_dim, t);
+        lines[t] = full_line(tiles, cache + offsets[t], head_dim, t);
     for (int32_t t = count; t < STEP; t++)
         lines[t] = tiles->zeros;
 }
@@ -196,9 +211,9 @@ SP_INLINE void transpose_eight(const uint16_t *const *lines, int32_t at, uint16_
     }
 }
 
-/* Positions [begin, begin + count), at most SPAN. */
-static void load_span(const sp_attention_args *args, const attention_tiles *tiles, int32_t begin,
-                      int32_t count)
+/* Keys and values of `count` positions, at most SPAN. */
+static void load_span(const sp_attention_args *args, const attention_tiles *tiles,
+                      const int64_t *offsets, int32_t count)
 {
     const uint16_t *lines[STEP];
 
@@ -206,11 +221,35 @@ static void load_span(const sp_attention_args *args, const attention_tiles *tile
         int32_t n = min32(count - t, STEP);
         uint16_t *values = tiles->values + t * tiles->d;
 
-        find_lines(args, tiles, args->k_cache, begin + t, n, lines);
+        find_lines(tiles, args->k_cache, offsets + t, args->head_dim, n, lines);
         copy_keys(tiles, lines, tiles->keys + t * tiles->d);
-        find_lines(args, tiles, args->v_cache, begin + t, n, lines);
+        find_lines(tiles, args->v_cache, offsets + t, args->head_dim, n, lines);
         for (int32_t i = 0; i < tiles->d; i += 8)
             transpose_eight(lines, i, values + i * STEP);
+    }
+}
+
+/* What the next span reads, prefetched a few positions at a time while this one is computed: a page
+ * is too short for the hardware's prefetcher. */
+typedef struct span_fetch {
+    const uint16_t *k, *v;
+    const int64_t *offsets;
+    int32_t next, count, at_once; /* positions */
+    int32_t head_dim;
+} span_fetch;
+
+SP_INLINE void fetch_some(span_fetch *fetch)
+{
+    int32_t end = min32(fetch->count, fetch->next + fetch->at_once);
+
+    for (; fetch->next < end; fetch->next++) {
+        const uint16_t *k = fetch->k + fetch->offsets[fetch->next];
+        const uint16_t *v = fetch->v + fetch->offsets[fetch->next];
+
+        for (int32_t i = 0; i < fetch->head_dim; i += STEP) {
+            _mm_prefetch((const char *)(k + i), _MM_HINT_T1);
+            _mm_prefetch((const char *)(v + i), _MM_HINT_T1);
+        }
     }
 }
 
@@ -235,84 +274,136 @@ static void load_queries(const sp_attention_args *args, const attention_tiles *t
 
 /* ---- products ------------------------------------------------------------------------------ */
 
-/* Scores of one group of queries, or two, with the first `blocks` blocks of keys; scaled later. */
-SP_INLINE void score(bool two, const attention_tiles *tiles, int32_t group, int32_t blocks)
+/*
+ * A product of one pair of groups, run step by step between the vectors of another pair's softmax:
+ * tiles and vectors are units apart. A step is two tiles of keys or values times the queries of the
+ * pair, whose sums stay in tiles until its last step.
+ */
+typedef struct tile_product {
+    bool values;            /* weights · values, or scores */
+    bool two;               /* groups */
+    int32_t group, blocks;  /* the first group of the pair */
+    int32_t outer, inner;   /* the step that is next */
+    int32_t outers, inners; /* blocks and STEPs of d; STEPs of d and halves of blocks */
+} tile_product;
+
+static float *scores_of(const attention_tiles *tiles, int32_t group)
 {
-    const char *q0 = (const char *)(tiles->q + group * QUERIES * tiles->d);
-    const char *q1 = q0 + (int64_t)tiles->d * QUERIES * 2;
+    return tiles->scores + group % 4 * SPAN * QUERIES;
+}
 
-    for (int32_t b = 0; b < blocks; b++) {
-        const char *keys = (const char *)(tiles->keys + b * STEP * tiles->d);
-        float *scores0 = tiles->scores + b * STEP * QUERIES;
-        float *scores1 = scores0 + SPAN * QUERIES;
+static uint32_t *weights_of(const attention_tiles *tiles, int32_t group)
+{
+    return tiles->weights + group % 4 * BLOCKS * HALVES * (TILE / 4);
+}
 
+SP_INLINE void score_step(const attention_tiles *tiles, const tile_product *p)
+{
+    const char *q = (const char *)(tiles->q + p->group * QUERIES * tiles->d) + p->inner * TILE;
+    const char *keys =
+        (const char *)(tiles->keys + p->outer * STEP * tiles->d) + p->inner * 2 * TILE;
+
+    if (p->inner == 0) {
         tile_zero(0);
         tile_zero(1);
-        if (two) {
-            tile_zero(2);
-            tile_zero(3);
-        }
-        for (int64_t i = 0; i < tiles->d / STEP; i++) {
-            tile_load(4, keys + i * 2 * TILE, TILE_BYTES);
-            tile_load(6, q0 + i * TILE, TILE_BYTES);
-            tile_load(5, keys + (i * 2 + 1) * TILE, TILE_BYTES);
-            tile_dot(0, 4, 6);
-            tile_dot(1, 5, 6);
-            if (two) {
-                tile_load(7, q1 + i * TILE, TILE_BYTES);
-                tile_dot(2, 4, 7);
-                tile_dot(3, 5, 7);
-            }
-        }
-        tile_store(0, scores0, TILE_BYTES);
-        tile_store(1, scores0 + QUERIES * QUERIES, TILE_BYTES);
-        if (two) {
-            tile_store(2, scores1, TILE_BYTES);
-            tile_store(3, scores1 + QUERIES * QUERIES, TILE_BYTES);
+        tile_zero(2);
+        tile_zero(3);
+    }
+    tile_load(4, keys, TILE_BYTES);
+    tile_load(6, q, TILE_BYTES);
+    tile_load(5, keys + TILE, TILE_BYTES);
+    tile_dot(0, 4, 6);
+    tile_dot(1, 5, 6);
+    if (p->two) {
+        tile_load(7, q + (int64_t)tiles->d * QUERIES * 2, TILE_BYTES);
+        tile_dot(2, 4, 7);
+        tile_dot(3, 5, 7);
+    }
+    if (p->inner + 1 == p->inners) {
+        float *scores = scores_of(tiles, p->group) + p->outer * STEP * QUERIES;
+
+        tile_store(0, scores, TILE_BYTES);
+        tile_store(1, scores + QUERIES * QUERIES, TILE_BYTES);
+        if (p->two) {
+            scores = scores_of(tiles, p->group + 1) + p->outer * STEP * QUERIES;
+            tile_store(2, scores, TILE_BYTES);
+            tile_store(3, scores + QUERIES * QUERIES, TILE_BYTES);
         }
     }
 }
 
-/* The sums of one group of queries, or two, plus weights · values of `blocks` blocks. */
-SP_INLINE void add_values(bool two, const attention_tiles *tiles, int32_t group, int32_t blocks)
+SP_INLINE void value_step(const attention_tiles *tiles, const tile_product *p)
 {
-    const char *weights0 = (const char *)tiles->weights;
-    const char *weights1 = weights0 + BLOCKS * HALVES * TILE;
+    const char *weights = (const char *)weights_of(tiles, p->group) + p->inner * TILE;
+    const char *values =
+        (const char *)(tiles->values + (p->inner / HALVES * tiles->d + p->outer * STEP) * STEP);
+    float *sums0 = tiles->sums + (p->group * tiles->d + p->outer * STEP) * QUERIES;
+    float *sums1 = sums0 + tiles->d * QUERIES;
 
-    for (int32_t i = 0; i < tiles->d; i += STEP) {
-        float *sums0 = tiles->sums + (group * tiles->d + i) * QUERIES;
-        float *sums1 = sums0 + tiles->d * QUERIES;
-
+    if (p->inner == 0) {
         tile_load(0, sums0, TILE_BYTES);
         tile_load(1, sums0 + QUERIES * QUERIES, TILE_BYTES);
-        if (two) {
+        if (p->two) {
             tile_load(2, sums1, TILE_BYTES);
             tile_load(3, sums1 + QUERIES * QUERIES, TILE_BYTES);
         }
-        for (int32_t b = 0; b < blocks; b++) {
-            const char *values = (const char *)(tiles->values + (b * tiles->d + i) * STEP);
-
-            tile_load(4, values, TILE_BYTES);
-            tile_load(5, values + TILE, TILE_BYTES);
-            SP_UNROLL
-            for (int h = 0; h < HALVES; h++) {
-                tile_load(6, weights0 + (b * HALVES + h) * TILE, TILE_BYTES);
-                tile_dot(0, 4, 6);
-                tile_dot(1, 5, 6);
-                if (two) {
-                    tile_load(7, weights1 + (b * HALVES + h) * TILE, TILE_BYTES);
-                    tile_dot(2, 4, 7);
-                    tile_dot(3, 5, 7);
-                }
-            }
-        }
+    }
+    if (p->inner % HALVES == 0) {
+        tile_load(4, values, TILE_BYTES);
+        tile_load(5, values + TILE, TILE_BYTES);
+    }
+    tile_load(6, weights, TILE_BYTES);
+    tile_dot(0, 4, 6);
+    tile_dot(1, 5, 6);
+    if (p->two) {
+        tile_load(7, weights + BLOCKS * HALVES * TILE, TILE_BYTES);
+        tile_dot(2, 4, 7);
+        tile_dot(3, 5, 7);
+    }
+    if (p->inner + 1 == p->inners) {
         tile_store(0, sums0, TILE_BYTES);
         tile_store(1, sums0 + QUERIES * QUERIES, TILE_BYTES);
-        if (two) {
+        if (p->two) {
             tile_store(2, sums1, TILE_BYTES);
             tile_store(3, sums1 + QUERIES * QUERIES, TILE_BYTES);
         }
     }
+}
+
+/* Runs the next step; false: none was left. */
+SP_INLINE bool run_step(const attention_tiles *tiles, tile_product *p)
+{
+    if (p->outer == p->outers)
+        return false;
+    if (p->values)
+        value_step(tiles, p);
+    else
+        score_step(tiles, p);
+    if (++p->inner == p->inners) {
+        p->inner = 0;
+        p->outer++;
+    }
+    return true;
+}
+
+/* What runs beside a softmax: the products of the pair before it, then those of the next. */
+typedef struct products_beside {
+    const attention_tiles *tiles;
+    tile_product before, after;
+    span_fetch fetch;
+} products_beside;
+
+SP_INLINE void run_beside(products_beside *beside)
+{
+    fetch_some(&beside->fetch);
+    if (!run_step(beside->tiles, &beside->before))
+        (void)run_step(beside->tiles, &beside->after);
+}
+
+static void finish_product(const attention_tiles *tiles, tile_product *p)
+{
+    while (run_step(tiles, p))
+        continue;
 }
 
 /* ---- softmax ------------------------------------------------------------------------------- */
@@ -383,7 +474,7 @@ SP_INLINE __m512 rest_of(__m512 weight)
 /* Turns `keys` scores of each lane into weights and returns their totals; exponents are score *
  * scale - largest. */
 SP_INLINE __m512 weigh(bool all, const float *scores, int32_t keys, __m512i position, int32_t begin,
-                       __m512 scale, __m512 largest, uint32_t *weights)
+                       __m512 scale, __m512 largest, uint32_t *weights, products_beside *beside)
 {
     __m512 even_total = _mm512_setzero_ps(), odd_total = _mm512_setzero_ps();
 
@@ -404,6 +495,8 @@ SP_INLINE __m512 weigh(bool all, const float *scores, int32_t keys, __m512i posi
         if (HALVES == 2)
             _mm512_store_si512((void *)(to + TILE / sizeof *to),
                                pair_of(rest_of(even), rest_of(odd)));
+        if (t % 4 == 0)
+            run_beside(beside);
     }
     return _mm512_add_ps(even_total, odd_total);
 }
@@ -414,12 +507,12 @@ static void rescale_sums(float *sums, int32_t d, __m512 by)
         _mm512_store_ps(sums + i * QUERIES, _mm512_mul_ps(_mm512_load_ps(sums + i * QUERIES), by));
 }
 
-/* The scores of a group, `half` of a pair of groups, become weights; its sums are rescaled. */
-SP_INLINE void softmax_typed(bool all, const attention_tiles *tiles, int32_t group, int32_t half,
-                             int32_t begin, int32_t keys, float scale)
+/* The scores of a group become weights; its sums are rescaled. */
+SP_INLINE void softmax_typed(bool all, const attention_tiles *tiles, int32_t group, int32_t begin,
+                             int32_t keys, float scale, products_beside *beside)
 {
-    const float *scores = tiles->scores + half * SPAN * QUERIES;
-    uint32_t *weights = tiles->weights + half * BLOCKS * HALVES * (TILE / 4);
+    const float *scores = scores_of(tiles, group);
+    uint32_t *weights = weights_of(tiles, group);
     float *largest = tiles->largest + group * QUERIES, *total = tiles->total + group * QUERIES;
     const __m512i position = _mm512_load_si512((const void *)(tiles->position + group * QUERIES));
     const __m512 old = _mm512_load_ps(largest), by_scale = _mm512_set1_ps(scale);
@@ -428,7 +521,7 @@ SP_INLINE void softmax_typed(bool all, const attention_tiles *tiles, int32_t gro
     next = _mm512_mul_ps(largest_score(all, scores, keys, position, begin), by_scale);
     next = _mm512_max_ps(next, old);
     rescale = exp2_16(_mm512_sub_ps(old, next));
-    sum = weigh(all, scores, keys, position, begin, by_scale, next, weights);
+    sum = weigh(all, scores, keys, position, begin, by_scale, next, weights, beside);
     _mm512_store_ps(total, _mm512_fmadd_ps(_mm512_load_ps(total), rescale, sum));
     _mm512_store_ps(largest, next);
     /* A product with 1 changes nothing. */
@@ -436,13 +529,13 @@ SP_INLINE void softmax_typed(bool all, const attention_tiles *tiles, int32_t gro
         rescale_sums(tiles->sums + group * tiles->d * QUERIES, tiles->d, rescale);
 }
 
-static void softmax(const attention_tiles *tiles, int32_t group, int32_t half, int32_t begin,
-                    int32_t keys, float scale)
+static void softmax(const attention_tiles *tiles, int32_t group, int32_t begin, int32_t keys,
+                    float scale, products_beside *beside)
 {
     if (tiles->position[group * QUERIES] >= begin + keys - 1)
-        softmax_typed(true, tiles, group, half, begin, keys, scale);
+        softmax_typed(true, tiles, group, begin, keys, scale, beside);
     else
-        softmax_typed(false, tiles, group, half, begin, keys, scale);
+        softmax_typed(false, tiles, group, begin, keys, scale, beside);
 }
 
 /* ---- one tile of rows ---------------------------------------------------------------------- */
@@ -462,27 +555,57 @@ static void start(const sp_attention_args *args, const attention_tiles *tiles, i
     }
 }
 
-/* The span at `begin` for the groups that see some of it, two at a time. */
-static void add_span(const attention_tiles *tiles, int32_t begin, float scale)
+/* The last group of the pair of `group`. */
+static int32_t pair_end(const attention_tiles *tiles, int32_t group)
 {
-    for (int32_t group = 0; group < tiles->groups; group += 2) {
-        int32_t last = min32(group + 1, tiles->groups - 1);
-        int32_t seen = min32(tiles->position[last * QUERIES + QUERIES - 1] - begin + 1, SPAN);
-        int32_t blocks = (seen + STEP - 1) / STEP;
+    return min32(group + 1, tiles->groups - 1);
+}
 
-        if (seen <= 0)
-            continue;
-        if (last > group)
-            score(true, tiles, group, blocks);
-        else
-            score(false, tiles, group, blocks);
-        for (int32_t g = group; g <= last; g++)
-            softmax(tiles, g, g - group, begin, blocks * STEP, scale);
-        if (last > group)
-            add_values(true, tiles, group, blocks);
-        else
-            add_values(false, tiles, group, blocks);
+/* Blocks of the span that some query of the pair sees. */
+static int32_t blocks_seen(const attention_tiles *tiles, int32_t group, int32_t begin)
+{
+    int32_t last = tiles->position[pair_end(tiles, group) * QUERIES + QUERIES - 1];
+
+    return last < begin ? 0 : (min32(last - begin + 1, SPAN) + STEP - 1) / STEP;
+}
+
+/* A product of the pair of groups at `group`; no steps where there is none. */
+static tile_product product_of(const attention_tiles *tiles, int32_t group, int32_t begin,
+                               bool values)
+{
+    tile_product p = {.values = values, .group = group};
+
+    if (group < 0 || group >= tiles->groups)
+        return p;
+    p.two = pair_end(tiles, group) > group;
+    p.blocks = blocks_seen(tiles, group, begin);
+    p.outers = values ? tiles->d / STEP : p.blocks;
+    p.inners = values ? p.blocks * HALVES : tiles->d / STEP;
+    if (p.blocks == 0)
+        p.outers = 0;
+    return p;
+}
+
+/* The span at `begin`: while the weights of a pair of groups are computed, the products of the
+ * pairs before and after it run. */
+static void add_span(const attention_tiles *tiles, int32_t begin, float scale,
+                     const span_fetch *fetch)
+{
+    products_beside beside = {tiles, {0}, product_of(tiles, 0, begin, false), *fetch};
+
+    finish_product(tiles, &beside.after);
+    for (int32_t group = 0; group < tiles->groups; group += 2) {
+        int32_t keys = blocks_seen(tiles, group, begin) * STEP;
+
+        beside.before = product_of(tiles, group - 2, begin, true);
+        beside.after = product_of(tiles, group + 2, begin, false);
+        for (int32_t g = group; keys > 0 && g <= pair_end(tiles, group); g++)
+            softmax(tiles, g, begin, keys, scale, &beside);
+        finish_product(tiles, &beside.before);
+        finish_product(tiles, &beside.after);
     }
+    beside.before = product_of(tiles, (tiles->groups - 1) / 2 * 2, begin, true);
+    finish_product(tiles, &beside.before);
 }
 
 /* Sixteen elements of a query from `at` on. */
@@ -541,11 +664,23 @@ static void attend_rows(const sp_attention_args *args, int32_t row, int32_t rows
     const float log2_e = 0x1.715476p0f;
     int32_t queries = rows * args->group, keys = args->first_position + row + rows;
     attention_tiles tiles = tiles_in_scratch(args, queries);
+    int64_t offsets[2][SPAN];
+    int32_t count = min32(keys, SPAN);
 
     start(args, &tiles, row, queries);
-    for (int32_t begin = 0; begin < keys; begin += SPAN) {
-        load_span(args, &tiles, begin, min32(keys - begin, SPAN));
-        add_span(&tiles, begin, args->scale * log2_e);
+    find_span(args, 0, count, offsets[0]);
+    for (int32_t begin = 0, turn = 0; begin < keys; begin += SPAN, turn ^= 1) {
+        span_fetch fetch = {.k = args->k_cache,
+                            .v = args->v_cache,
+                            .offsets = offsets[turn ^ 1],
+                            .count = min32(keys - begin - count, SPAN),
+                            .at_once = FETCHES / tiles.groups + 1,
+                            .head_dim = args->head_dim};
+
+        find_span(args, begin + count, fetch.count, offsets[turn ^ 1]);
+        load_span(args, &tiles, offsets[turn], count);
+        add_span(&tiles, begin, args->scale * log2_e, &fetch);
+        count = fetch.count;
     }
     finish(args, &tiles, row, queries);
 }
