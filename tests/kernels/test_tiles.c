@@ -12,6 +12,7 @@
 /* What is of AVX-512 is tested by test_gemm.c, where the machine has it. */
 #define TRANSPOSED_EPILOGUE(...) false
 #define PACK_TILES               plain_pack_tiles
+#define FEW_SUMS(...)            0
 #define sp_kernels_fill_amx      fill_amx_emulated
 /* Panels so small that short lengths cross their borders. */
 #define PANEL_N     64
@@ -241,6 +242,40 @@ static void splits_change_nothing(void **state)
     }
 }
 
+/* The form of AVX-512 for one row, which the emulation does without. */
+static void wide_sums_follow_the_documented_order(void **state)
+{
+    const sp_kernels *wide = NULL;
+    sp_test_random random = {34};
+    unsigned mode = _mm_getcsr();
+
+    (void)state;
+    if (sp_kernels_get("avx512", &wide, NULL) != SP_OK) {
+        print_message("skipped: this machine lacks avx512\n");
+        skip();
+    }
+    for (int64_t k = 8; k <= 208; k += 8)
+        for (int kind = 0; kind < 3; kind++) {
+            problem p = problem_new(&random, 1, 40, k, kind);
+            const uint16_t *x = (const uint16_t *)(const void *)p.x.data;
+            const uint16_t *w = (const uint16_t *)(const void *)p.w.data;
+            float plain[256];
+            int64_t done;
+
+            pack_plain(plain, x, k);
+            _mm_setcsr(mode | FLUSH_SUBNORMALS);
+            done = sp_few_sums_avx512(w, p.w_stride, plain, k, p.n, 0, p.sums);
+            _mm_setcsr(mode);
+            assert_int_equal(done, k % 16 == 0 && k >= 64 ? 32 : 0);
+            for (int64_t j = 0; j < done; j++) {
+                float expected = ordered_sum(w + j * p.w_stride, x, k);
+
+                assert_memory_equal(&expected, &p.sums[j], sizeof expected);
+            }
+            problem_free(&p);
+        }
+}
+
 static void other_types_use_the_level_below(void **state)
 {
     const sp_kernels *kernels = emulated_or_skip(), *base = NULL;
@@ -300,6 +335,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_follow_the_documented_order),
         cmocka_unit_test(splits_change_nothing),
+        cmocka_unit_test(wide_sums_follow_the_documented_order),
         cmocka_unit_test(other_types_use_the_level_below),
         cmocka_unit_test(hardware_has_the_same_bits),
     };

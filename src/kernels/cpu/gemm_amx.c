@@ -35,6 +35,7 @@
 #define EPILOGUE            sp_gemm_epilogue_avx512
 #define TRANSPOSED_EPILOGUE sp_gemm_transposed_epilogue_avx512
 #define PACK_TILES          sp_pack_tiles_avx512
+#define FEW_SUMS            sp_few_sums_avx512
 #endif
 #define FEW_ROWS    2
 #define FEW_COLUMNS 128 /* outputs finished before their epilogue runs */
@@ -553,6 +554,10 @@ static __attribute__((noinline)) void few_columns(const sp_gemm_args *args, int6
 {
     int64_t j = begin;
 
+    if (rows == 1)
+        j += FEW_SUMS((const void *)w_at(args, j, 0), args->w_stride,
+                      (const float *)args->packed_x + row * plain_length(args->k), args->k,
+                      end - begin, few_ahead(args, end - 2 * EIGHT, 2 * EIGHT, n_end), sums[0]);
     for (; rows == 1 && j + 2 * EIGHT <= end; j += 2 * EIGHT)
         few_outputs(1, 2, args, row, j, 2 * EIGHT, few_ahead(args, j, 2 * EIGHT, n_end),
                     &sums[0][j - begin]);

@@ -47,6 +47,12 @@ void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_be
  * Copies bits. */
 void sp_pack_tiles_avx512(void *to, const uint16_t *const *lines, int64_t c, int64_t tiles);
 
+/* Sums of one row of x, FP32 [k], with n rows of w, BF16, in gemm_amx.c's order, where the caller
+ * has set that subnormals are flushed. Prefetches `ahead` bytes ahead from the last rows. Returns
+ * how many sums it computed: a multiple of 16; 0 where k is none or short. */
+int64_t sp_few_sums_avx512(const uint16_t *w, int64_t w_stride, const float *x, int64_t k,
+                           int64_t n, int64_t ahead, float *sums);
+
 /*
  * The epilogue for `rows` (at most 16) rows of 16 outputs whose sums are transposed: [16 outputs,
  * rows], stride `stride` floats, a multiple of four rows readable. Returns false and does nothing
