@@ -1,28 +1,32 @@
 /*
- * attention_amx.c: causal attention over a paged BF16 cache on AMX tiles; FP32 keeps the form of
- * the level below.
+ * attention_amx.c: causal attention over a paged BF16 cache on AMX tiles; FP32
+ * keeps the form of the level below.
  *
- * Queries fill the columns of a tile, 16 of them: all heads of a group and as many rows as the
- * scratch holds. Scores are K · Qᵀ, outputs Vᵀ · Pᵀ, so a query is a lane of every vector between
- * the two products: maxima, totals and rescaling need no sum across lanes, and a pair of weights
- * is in the order in which the second product reads it. Decode has the same columns, fewer of them.
+ * Queries fill the columns of a tile, 16 of them: all heads of a group and as
+ * many rows as the scratch holds. Scores are K · Qᵀ, outputs Vᵀ · Pᵀ, so a
+ * query is a lane of every vector between the two products: maxima, totals and
+ * rescaling need no sum across lanes, and a pair of weights is in the order in
+ * which the second product reads it. Decode has the same columns, fewer of
+ * them.
  *
- * Order of one query: spans of 128 keys from absolute position 0. In a span the scores, 32 elements
- * of head_dim a step (see tile_dot); the new maximum; the weights 2^(score - maximum), each as a
- * BF16 cut off from it and a BF16 of the rest; their total, even and odd keys in a chain each; then
- * 32 keys a step the first halves' product and that of the second halves, added to the rescaled
- * sum. Keys after the query's own have the weight +0, which changes no sum but in the sign of a
- * zero, and that is lost in a last addition of +0. Subnormals count as zero throughout, in vectors
- * as in tiles.
+ * Order of one query: spans of 128 keys from absolute position 0. In a span the
+ * scores, 32 elements of head_dim a step (see tile_dot); the new maximum; the
+ * weights 2^(score - maximum), each as a BF16 cut off from it and a BF16 of the
+ * rest; their total, even and odd keys in a chain each; then 32 keys a step the
+ * first halves' product and that of the second halves, added to the rescaled
+ * sum. Keys after the query's own have the weight +0, which changes no sum but
+ * in the sign of a zero, and that is lost in a last addition of +0. Subnormals
+ * count as zero throughout, in vectors as in tiles.
  *
- * A product with 0 is no longer zero where a value is not finite. So rows share a tile only if the
- * values that some of them see and others do not are finite.
+ * A product with 0 is no longer zero where a value is not finite. So rows share
+ * a tile only if the values that some of them see and others do not are finite.
  */
 #include "kernels/cpu/levels.h"
 #include "kernels/cpu/tiles_amx.h"
 #include "kernels/cpu/transpose_avx512.h"
 
 #include <math.h>
+#include <stdalign.h>
 #include <stdbool.h>
 
 #ifndef PACK_TILES
@@ -58,9 +62,12 @@ static int32_t rows_at_once(int32_t group)
     return group < TILE_QUERIES ? TILE_QUERIES / group : 1;
 }
 
-/* ---- scratch ------------------------------------------------------------------------------- */
+/* ---- scratch
+ * -------------------------------------------------------------------------------
+ */
 
-/* The scratch of one thread; d = head_dim rounded up to STEP. All parts are whole cache lines. */
+/* The scratch of one thread; d = head_dim rounded up to STEP. All parts are
+ * whole cache lines. */
 typedef struct attention_tiles {
     int32_t d, groups;      /* groups of QUERIES */
     uint16_t *keys;         /* [BLOCKS][d / STEP][STEP keys][STEP] */
@@ -68,14 +75,16 @@ typedef struct attention_tiles {
     uint16_t *lines;        /* [STEP, d], rows whose length is no multiple of STEP */
     uint16_t *zeros;        /* [d] */
     uint16_t *q;            /* [groups][d / STEP][STEP / 2][QUERIES][2] */
-    uint32_t *weights;      /* [4 groups][BLOCKS][HALVES][STEP / 2][QUERIES], pairs of BF16 */
+    uint32_t *weights;      /* [4 groups][BLOCKS][HALVES][STEP / 2][QUERIES], pairs of
+                               BF16 */
     float *scores;          /* [4 groups][SPAN][QUERIES] */
     float *sums;            /* [groups][d][QUERIES] */
     float *largest, *total; /* [groups][QUERIES] */
     int32_t *position;      /* [groups][QUERIES] */
 } attention_tiles;
 
-/* Sets the parts of `tiles` from address `at` on, and returns where they end. */
+/* Sets the parts of `tiles` from address `at` on, and returns where they end.
+ */
 static uintptr_t place_parts(attention_tiles *tiles, uintptr_t at, int32_t queries,
                              int32_t head_dim)
 {
@@ -117,7 +126,8 @@ static attention_tiles tiles_in_scratch(const sp_attention_args *args, int32_t q
     return tiles;
 }
 
-/* ---- keys, values and queries in tile order ------------------------------------------------ */
+/* ---- keys, values and queries in tile order
+ * ------------------------------------------------ */
 
 /* Offset of position `token` in k_cache and v_cache, in elements. */
 static int64_t cache_offset(const sp_attention_args *args, int32_t token)
@@ -128,7 +138,8 @@ static int64_t cache_offset(const sp_attention_args *args, int32_t token)
     return (slot + token % args->page_tokens) * args->head_dim;
 }
 
-/* `row` itself where its length is d, else a copy with zeros after it in line `i`. */
+/* `row` itself where its length is d, else a copy with zeros after it in line
+ * `i`. */
 static const uint16_t *full_line(const attention_tiles *tiles, const uint16_t *row,
                                  int32_t head_dim, int32_t i)
 {
@@ -141,7 +152,8 @@ static const uint16_t *full_line(const attention_tiles *tiles, const uint16_t *r
     return line;
 }
 
-/* Where the positions [begin, begin + count) are in k_cache and v_cache, page by page. */
+/* Where the positions [begin, begin + count) are in k_cache and v_cache, page
+ * by page. */
 static void find_span(const sp_attention_args *args, int32_t begin, int32_t count,
                       int64_t *out_offsets)
 {
@@ -211,6 +223,22 @@ SP_INLINE void transpose_eight(const uint16_t *const *lines, int32_t at, uint16_
     }
 }
 
+/* The values of 32 keys in pairs, for few queries: [d / STEP][2][16 pairs][16
+ * elements][2]. Of each eight elements the first tile has the first four, the
+ * second one the others. */
+static void pair_values(const attention_tiles *tiles, const uint16_t *const *lines, uint16_t *to)
+{
+    for (int32_t i = 0; i < tiles->d; i += STEP)
+        for (int32_t pair = 0; pair < STEP / 2; pair++) {
+            __m512i even = _mm512_loadu_si512((const void *)(lines[2 * pair] + i));
+            __m512i odd = _mm512_loadu_si512((const void *)(lines[2 * pair + 1] + i));
+            uint16_t *at = to + i * STEP + pair * STEP;
+
+            _mm512_store_si512((void *)at, _mm512_unpacklo_epi16(even, odd));
+            _mm512_store_si512((void *)(at + TILE / 2), _mm512_unpackhi_epi16(even, odd));
+        }
+}
+
 /* Keys and values of `count` positions, at most SPAN. */
 static void load_span(const sp_attention_args *args, const attention_tiles *tiles,
                       const int64_t *offsets, int32_t count)
@@ -224,13 +252,15 @@ static void load_span(const sp_attention_args *args, const attention_tiles *tile
         find_lines(tiles, args->k_cache, offsets + t, args->head_dim, n, lines);
         copy_keys(tiles, lines, tiles->keys + t * tiles->d);
         find_lines(tiles, args->v_cache, offsets + t, args->head_dim, n, lines);
-        for (int32_t i = 0; i < tiles->d; i += 8)
+        if (tiles->groups == 1)
+            pair_values(tiles, lines, values);
+        for (int32_t i = 0; tiles->groups > 1 && i < tiles->d; i += 8)
             transpose_eight(lines, i, values + i * STEP);
     }
 }
 
-/* What the next span reads, prefetched a few positions at a time while this one is computed: a page
- * is too short for the hardware's prefetcher. */
+/* What the next span reads, prefetched a few positions at a time while this one
+ * is computed: a page is too short for the hardware's prefetcher. */
 typedef struct span_fetch {
     const uint16_t *k, *v;
     const int64_t *offsets;
@@ -272,12 +302,15 @@ static void load_queries(const sp_attention_args *args, const attention_tiles *t
     }
 }
 
-/* ---- products ------------------------------------------------------------------------------ */
+/* ---- products
+ * ------------------------------------------------------------------------------
+ */
 
 /*
- * A product of one pair of groups, run step by step between the vectors of another pair's softmax:
- * tiles and vectors are units apart. A step is two tiles of keys or values times the queries of the
- * pair, whose sums stay in tiles until its last step.
+ * A product of one pair of groups, run step by step between the vectors of
+ * another pair's softmax: tiles and vectors are units apart. A step is two
+ * tiles of keys or values times the queries of the pair, whose sums stay in
+ * tiles until its last step.
  */
 typedef struct tile_product {
     bool values;            /* weights · values, or scores */
@@ -386,7 +419,8 @@ SP_INLINE bool run_step(const attention_tiles *tiles, tile_product *p)
     return true;
 }
 
-/* What runs beside a softmax: the products of the pair before it, then those of the next. */
+/* What runs beside a softmax: the products of the pair before it, then those of
+ * the next. */
 typedef struct products_beside {
     const attention_tiles *tiles;
     tile_product before, after;
@@ -406,10 +440,12 @@ static void finish_product(const attention_tiles *tiles, tile_product *p)
         continue;
 }
 
-/* ---- softmax ------------------------------------------------------------------------------- */
+/* ---- softmax
+ * -------------------------------------------------------------------------------
+ */
 
-/* 2^x for x up to about 0, at least 2^-125; 1 for 0. The polynomial is within 2^-23 of 2^r for r
- * in [-1/2, 1/2]. */
+/* 2^x for x up to about 0, at least 2^-125; 1 for 0. The polynomial is within
+ * 2^-23 of 2^r for r in [-1/2, 1/2]. */
 SP_INLINE __m512 exp2_16(__m512 x)
 {
     __m512 n, r, p;
@@ -432,7 +468,8 @@ SP_INLINE __mmask16 lanes_seeing(bool all, __m512i position, int32_t token)
     return all ? 0xffff : _mm512_cmpge_epi32_mask(position, _mm512_set1_epi32(token));
 }
 
-/* The largest of `keys` scores of each lane; NaNs are skipped, their weights are NaN anyway. */
+/* The largest of `keys` scores of each lane; NaNs are skipped, their weights
+ * are NaN anyway. */
 SP_INLINE __m512 largest_score(bool all, const float *scores, int32_t keys, __m512i position,
                                int32_t begin)
 {
@@ -451,7 +488,8 @@ SP_INLINE __m512 largest_score(bool all, const float *scores, int32_t keys, __m5
                          _mm512_max_ps(largest[2], largest[3]));
 }
 
-/* Two FP32 vectors, of an even key and the next, as pairs of what their upper halves hold. */
+/* Two FP32 vectors, of an even key and the next, as pairs of what their upper
+ * halves hold. */
 SP_INLINE __m512i pair_of(__m512 even, __m512 odd)
 {
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
@@ -460,7 +498,8 @@ SP_INLINE __m512i pair_of(__m512 even, __m512 odd)
                                      _mm512_castps_si512(odd), upper, 0xf8); /* a | (b & c) */
 }
 
-/* The rest of a weight after its first half, rounded to BF16 in the upper half. */
+/* The rest of a weight after its first half, rounded to BF16 in the upper half.
+ */
 SP_INLINE __m512 rest_of(__m512 weight)
 {
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
@@ -471,8 +510,8 @@ SP_INLINE __m512 rest_of(__m512 weight)
         _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000)));
 }
 
-/* Turns `keys` scores of each lane into weights and returns their totals; exponents are score *
- * scale - largest. */
+/* Turns `keys` scores of each lane into weights and returns their totals;
+ * exponents are score * scale - largest. */
 SP_INLINE __m512 weigh(bool all, const float *scores, int32_t keys, __m512i position, int32_t begin,
                        __m512 scale, __m512 largest, uint32_t *weights, products_beside *beside)
 {
@@ -501,10 +540,18 @@ SP_INLINE __m512 weigh(bool all, const float *scores, int32_t keys, __m512i posi
     return _mm512_add_ps(even_total, odd_total);
 }
 
-static void rescale_sums(float *sums, int32_t d, __m512 by)
+static void rescale_sums(const attention_tiles *tiles, int32_t group, __m512 by)
 {
-    for (int32_t i = 0; i < d; i++)
-        _mm512_store_ps(sums + i * QUERIES, _mm512_mul_ps(_mm512_load_ps(sums + i * QUERIES), by));
+    float *sums = tiles->sums + group * tiles->d * QUERIES;
+    alignas(64) float factors[QUERIES];
+
+    _mm512_store_ps(factors, by);
+    for (int32_t i = 0; i < tiles->d; i++) /* lanes are queries; of few, elements: see few_values */
+        _mm512_store_ps(sums + i * QUERIES,
+                        _mm512_mul_ps(_mm512_load_ps(sums + i * QUERIES),
+                                      tiles->groups > 1
+                                          ? by
+                                          : _mm512_set1_ps(factors[i * QUERIES / tiles->d])));
 }
 
 /* The scores of a group become weights; its sums are rescaled. */
@@ -526,7 +573,7 @@ SP_INLINE void softmax_typed(bool all, const attention_tiles *tiles, int32_t gro
     _mm512_store_ps(largest, next);
     /* A product with 1 changes nothing. */
     if (_mm512_cmpneq_ps_mask(rescale, _mm512_set1_ps(1.0f)) != 0)
-        rescale_sums(tiles->sums + group * tiles->d * QUERIES, tiles->d, rescale);
+        rescale_sums(tiles, group, rescale);
 }
 
 static void softmax(const attention_tiles *tiles, int32_t group, int32_t begin, int32_t keys,
@@ -536,23 +583,6 @@ static void softmax(const attention_tiles *tiles, int32_t group, int32_t begin, 
         softmax_typed(true, tiles, group, begin, keys, scale, beside);
     else
         softmax_typed(false, tiles, group, begin, keys, scale, beside);
-}
-
-/* ---- one tile of rows ---------------------------------------------------------------------- */
-
-static void start(const sp_attention_args *args, const attention_tiles *tiles, int32_t row,
-                  int32_t queries)
-{
-    memset(tiles->zeros, 0, (size_t)tiles->d * sizeof *tiles->zeros);
-    load_queries(args, tiles, row, queries);
-    memset(tiles->sums, 0, (size_t)(tiles->groups * QUERIES * tiles->d) * sizeof(float));
-    for (int32_t i = 0; i < tiles->groups * QUERIES; i++) {
-        int32_t query = min32(i, queries - 1); /* what has no query sees what the last one does */
-
-        tiles->largest[i] = -INFINITY;
-        tiles->total[i] = 0.0f;
-        tiles->position[i] = args->first_position + row + query / args->group;
-    }
 }
 
 /* The last group of the pair of `group`. */
@@ -567,6 +597,124 @@ static int32_t blocks_seen(const attention_tiles *tiles, int32_t group, int32_t 
     int32_t last = tiles->position[pair_end(tiles, group) * QUERIES + QUERIES - 1];
 
     return last < begin ? 0 : (min32(last - begin + 1, SPAN) + STEP - 1) / STEP;
+}
+
+/* ---- few queries
+ * ---------------------------------------------------------------------------
+ */
+
+/*
+ * Up to QUERIES queries, as in decode: weights are the rows of a tile, as many
+ * as there are queries, and values its columns, so that values need no
+ * transpose and products take less time. The sums are [queries][d], in the
+ * order of pair_values. A product's factors may be exchanged, so each sum has
+ * the order of the other form.
+ */
+
+/* Tiles 0 and 1 are scores, 2 and 3 sums of values, 5 weights; 4, 6 and 7 have
+ * all rows. */
+static tile_config few_config(int32_t queries)
+{
+    tile_config config = tile_config_of(QUERIES);
+
+    config.rows[2] = config.rows[3] = config.rows[5] = (uint8_t)queries;
+    return config;
+}
+
+static void few_scores(const attention_tiles *tiles, int32_t blocks)
+{
+    for (int32_t b = 0; b < blocks; b++) {
+        const char *keys = (const char *)(tiles->keys + b * STEP * tiles->d);
+        float *scores = scores_of(tiles, 0) + b * STEP * QUERIES;
+
+        tile_zero(0);
+        tile_zero(1);
+        for (int32_t i = 0; i < tiles->d / STEP; i++) {
+            tile_load(4, keys + i * 2 * TILE, TILE_BYTES);
+            tile_load(6, (const char *)tiles->q + i * TILE, TILE_BYTES);
+            tile_load(7, keys + (i * 2 + 1) * TILE, TILE_BYTES);
+            tile_dot(0, 4, 6);
+            tile_dot(1, 7, 6);
+        }
+        tile_store(0, scores, TILE_BYTES);
+        tile_store(1, scores + QUERIES * QUERIES, TILE_BYTES);
+    }
+}
+
+/* The weights of each block and half, transposed: [queries][16 pairs]. */
+static void transpose_weights(const attention_tiles *tiles, int32_t queries, int32_t blocks)
+{
+    for (int32_t tile = 0; tile < blocks * HALVES; tile++) {
+        const float *lines[STEP / 2];
+        float *to = (float *)(void *)weights_of(tiles, 1) + tile * (TILE / 4);
+
+        for (int32_t pair = 0; pair < STEP / 2; pair++)
+            lines[pair] = (const float *)(const void *)weights_of(tiles, 0) + tile * (TILE / 4) +
+                          pair * QUERIES;
+        for (int32_t query = 0; query < queries; query += 4) {
+            __m512 values[4];
+
+            sp_transpose_16x4(lines, query, values);
+            SP_UNROLL
+            for (int c = 0; c < 4; c++)
+                _mm512_store_ps(to + (query + c) * QUERIES, values[c]);
+        }
+    }
+}
+
+static void few_values(const attention_tiles *tiles, int32_t blocks)
+{
+    const char *weights = (const char *)weights_of(tiles, 1);
+    int64_t stride = (int64_t)tiles->d * (int64_t)sizeof(float);
+
+    for (int32_t i = 0; i < tiles->d; i += STEP) {
+        tile_load(2, tiles->sums + i, stride);
+        tile_load(3, tiles->sums + i + QUERIES, stride);
+        for (int32_t b = 0; b < blocks; b++) {
+            const char *values = (const char *)(tiles->values + (b * tiles->d + i) * STEP);
+
+            tile_load(6, values, TILE_BYTES);
+            tile_load(7, values + TILE, TILE_BYTES);
+            SP_UNROLL
+            for (int h = 0; h < HALVES; h++) {
+                tile_load(5, weights + (b * HALVES + h) * TILE, TILE_BYTES);
+                tile_dot(2, 5, 6);
+                tile_dot(3, 5, 7);
+            }
+        }
+        tile_store(2, tiles->sums + i, stride);
+        tile_store(3, tiles->sums + i + QUERIES, stride);
+    }
+}
+
+static void few_span(const attention_tiles *tiles, int32_t queries, int32_t begin, float scale,
+                     const span_fetch *fetch)
+{
+    products_beside beside = {.tiles = tiles, .fetch = *fetch};
+    int32_t blocks = blocks_seen(tiles, 0, begin);
+
+    few_scores(tiles, blocks);
+    softmax(tiles, 0, begin, blocks * STEP, scale, &beside);
+    transpose_weights(tiles, queries, blocks);
+    few_values(tiles, blocks);
+}
+
+/* ---- one tile of rows
+ * ---------------------------------------------------------------------- */
+
+static void start(const sp_attention_args *args, const attention_tiles *tiles, int32_t row,
+                  int32_t queries)
+{
+    memset(tiles->zeros, 0, (size_t)tiles->d * sizeof *tiles->zeros);
+    load_queries(args, tiles, row, queries);
+    memset(tiles->sums, 0, (size_t)(tiles->groups * QUERIES * tiles->d) * sizeof(float));
+    for (int32_t i = 0; i < tiles->groups * QUERIES; i++) {
+        int32_t query = min32(i, queries - 1); /* what has no query sees what the last one does */
+
+        tiles->largest[i] = -INFINITY;
+        tiles->total[i] = 0.0f;
+        tiles->position[i] = args->first_position + row + query / args->group;
+    }
 }
 
 /* A product of the pair of groups at `group`; no steps where there is none. */
@@ -586,8 +734,8 @@ static tile_product product_of(const attention_tiles *tiles, int32_t group, int3
     return p;
 }
 
-/* The span at `begin`: while the weights of a pair of groups are computed, the products of the
- * pairs before and after it run. */
+/* The span at `begin`: while the weights of a pair of groups are computed, the
+ * products of the pairs before and after it run. */
 static void add_span(const attention_tiles *tiles, int32_t begin, float scale,
                      const span_fetch *fetch)
 {
@@ -623,7 +771,8 @@ SP_INLINE void store_out(const sp_attention_args *args, int64_t at, __m512 value
         sp_v8_store_tail(SP_DTYPE_BF16, args->out, at + 8, left - 8, high);
 }
 
-/* Sixteen elements from i on of all queries of a group, `n` of which are there. */
+/* Sixteen elements from i on of all queries of a group, `n` of which are there.
+ */
 static void finish_sixteen(const sp_attention_args *args, float *sums, const float *total,
                            int32_t row, int32_t query, int32_t n, int32_t i)
 {
@@ -650,9 +799,38 @@ static void finish_sixteen(const sp_attention_args *args, float *sums, const flo
     }
 }
 
+/* Of few queries; the elements in their order again. */
+static void finish_few(const sp_attention_args *args, const attention_tiles *tiles, int32_t row,
+                       int32_t queries)
+{
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+
+    for (int32_t query = 0; query < queries; query++)
+        for (int32_t i = 0; i < args->head_dim; i += STEP) {
+            const __m512 total = _mm512_set1_ps(tiles->total[query]);
+            const float *sums = tiles->sums + query * tiles->d + i;
+            int64_t at = (row + query / args->group) * args->out_stride +
+                         (int64_t)(query % args->group) * args->head_dim + i;
+            __m512 v[2];
+
+            for (int c = 0; c < 2; c++)
+                v[c] = _mm512_div_ps(
+                    _mm512_add_ps(_mm512_load_ps(sums + c * QUERIES), _mm512_setzero_ps()), total);
+            store_out(args, at, _mm512_permutex2var_ps(v[0], first, v[1]), args->head_dim - i);
+            if (args->head_dim - i > QUERIES)
+                store_out(args, at + QUERIES, _mm512_permutex2var_ps(v[0], second, v[1]),
+                          args->head_dim - i - QUERIES);
+        }
+}
+
 static void finish(const sp_attention_args *args, const attention_tiles *tiles, int32_t row,
                    int32_t queries)
 {
+    if (tiles->groups == 1) {
+        finish_few(args, tiles, row, queries);
+        return;
+    }
     for (int32_t query = 0; query < queries; query += QUERIES)
         for (int32_t i = 0; i < args->head_dim; i += 16)
             finish_sixteen(args, tiles->sums + query * tiles->d + i * QUERIES, tiles->total + query,
@@ -664,9 +842,11 @@ static void attend_rows(const sp_attention_args *args, int32_t row, int32_t rows
     const float log2_e = 0x1.715476p0f;
     int32_t queries = rows * args->group, keys = args->first_position + row + rows;
     attention_tiles tiles = tiles_in_scratch(args, queries);
+    tile_config config = tiles.groups == 1 ? few_config(queries) : tile_config_of(QUERIES);
     int64_t offsets[2][SPAN];
     int32_t count = min32(keys, SPAN);
 
+    tile_configure(&config);
     start(args, &tiles, row, queries);
     find_span(args, 0, count, offsets[0]);
     for (int32_t begin = 0, turn = 0; begin < keys; begin += SPAN, turn ^= 1) {
@@ -679,13 +859,18 @@ static void attend_rows(const sp_attention_args *args, int32_t row, int32_t rows
 
         find_span(args, begin + count, fetch.count, offsets[turn ^ 1]);
         load_span(args, &tiles, offsets[turn], count);
-        add_span(&tiles, begin, args->scale * log2_e, &fetch);
+        if (tiles.groups == 1)
+            few_span(&tiles, queries, begin, args->scale * log2_e, &fetch);
+        else
+            add_span(&tiles, begin, args->scale * log2_e, &fetch);
         count = fetch.count;
     }
     finish(args, &tiles, row, queries);
 }
 
-/* ---- entry --------------------------------------------------------------------------------- */
+/* ---- entry
+ * ---------------------------------------------------------------------------------
+ */
 
 static bool is_finite(const uint16_t *values, int32_t n)
 {
@@ -701,7 +886,8 @@ static bool is_finite(const uint16_t *values, int32_t n)
     return true;
 }
 
-/* Rows from `row` on that share a tile: some see the values of each other's positions. */
+/* Rows from `row` on that share a tile: some see the values of each other's
+ * positions. */
 static int32_t rows_together(const sp_attention_args *args, int32_t row)
 {
     int32_t rows = min32(rows_at_once(args->group), args->n_rows - row), first;
@@ -714,7 +900,8 @@ static int32_t rows_together(const sp_attention_args *args, int32_t row)
     return rows;
 }
 
-/* Not inlined, so that no arithmetic is moved to where subnormals are not flushed. */
+/* Not inlined, so that no arithmetic is moved to where subnormals are not
+ * flushed. */
 static __attribute__((noinline)) void attend_flushed(const sp_attention_args *args)
 {
     for (int32_t row = 0, rows; row < args->n_rows; row += rows) {
@@ -725,14 +912,12 @@ static __attribute__((noinline)) void attend_flushed(const sp_attention_args *ar
 
 static void attention(const sp_attention_args *args)
 {
-    tile_config config = tile_config_of(QUERIES);
     unsigned mode = _mm_getcsr();
 
     if (args->type != SP_DTYPE_BF16) {
         below->attention(args);
         return;
     }
-    tile_configure(&config);
     _mm_setcsr(mode | FLUSH_SUBNORMALS);
     attend_flushed(args);
     _mm_setcsr(mode);
