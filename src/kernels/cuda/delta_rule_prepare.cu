@@ -20,6 +20,7 @@
 #define WARPS   8
 #define THREADS (WARPS * SP_WARP)
 #define GROUP   8           /* rows that a thread convolves in a row */
+#define ROWS    4           /* that a warp divides at a time */
 #define STRIDE  (CHUNK + 4) /* floats; of a row of a product */
 #define PRODUCT (CHUNK * STRIDE)
 #define PAD     8 /* elements; of a row of k and q */
@@ -67,30 +68,29 @@ typedef struct channel_pair {
     int stride;   /* elements from row to row */
 } channel_pair;
 
-/* Pair p of the item: those of q, of k, then of its value heads. */
+/* Pair p of the item: those of q, of k, then of its value heads, whose channels follow each other.
+ */
 static __device__ __forceinline__ channel_pair find_pair(const rule_args &a,
                                                          const prepare_shared &shared,
                                                          const prepare_item &item, int p)
 {
-    int each = a.d.shape.k_dim / 2, v_each = a.d.shape.v_dim / 2, head;
-    channel_pair c = {0, 0, NULL, a.l.k_width + PAD};
+    int k_dim = a.d.shape.k_dim, at = 2 * p - 2 * k_dim, head = item.k_head * a.l.per_key;
+    channel_pair c;
 
-    if (p < 2 * each) {
-        bool is_k = p >= each;
-        int at = 2 * (is_k ? p - each : p);
+    if (at < 0) {
+        bool is_k = at >= -k_dim;
 
+        at += is_k ? k_dim : 2 * k_dim;
         c.channel = at + (is_k ? k_channel(a, item.k_head) : q_channel(a, item.k_head));
         c.offset = at + (is_k ? k_offset(a, item.k_head) : q_offset(a, item.k_head));
         c.to = (is_k ? shared.k : shared.q) + at;
+        c.stride = a.l.k_width + PAD;
         return c;
     }
-    p -= 2 * each;
-    head = item.k_head * a.l.per_key + p / v_each;
-    p = 2 * (p % v_each);
-    c.channel = v_channel(a, head) + p;
-    c.offset = v_offset(a, head) + p;
+    c.channel = v_channel(a, head) + at;
+    c.offset = v_offset(a, head) + at;
     c.stride = a.d.shape.v_heads * a.d.shape.v_dim;
-    c.to = a.v + (int64_t)item.row * c.stride + head * a.d.shape.v_dim + p;
+    c.to = a.v + (int64_t)item.row * c.stride + head * a.d.shape.v_dim + at;
     return c;
 }
 
@@ -127,17 +127,23 @@ static __device__ __forceinline__ float silu(float x)
     return x * inverse;
 }
 
-/* Rows [GROUP * group, ..) of a pair. W: the most rows that the convolution reads; those that it
- * lacks have a weight of 0. */
+/* W: the most rows that the convolution reads; those that it lacks have a weight of 0. */
 template <int W>
-static __device__ __forceinline__ void convolve(const rule_args &a, const prepare_item &item,
-                                                const channel_pair &c, int group)
+static __device__ __forceinline__ void load_weights_of(const rule_args &a, const channel_pair &c,
+                                                       float2 (&weight)[W])
 {
-    int width = a.d.shape.conv_width, first = max(group * GROUP, item.rows.first);
-    int end = min(group * GROUP + GROUP, item.rows.end), from = group * GROUP - (W - 1);
+    int width = a.d.shape.conv_width;
     const uint16_t *weights = (const uint16_t *)a.d.conv + (int64_t)c.channel * width;
-    float2 weight[W], x[GROUP + W - 1];
 
+    if (W == 4 && width == 4) {
+        uint4 x = *(const uint4 *)weights;
+        float2 low = widen_two<0>(x.x), high = widen_two<0>(x.y);
+        float2 of_low = widen_two<0>(x.z), of_high = widen_two<0>(x.w);
+
+        weight[0] = {low.x, of_low.x}, weight[1] = {low.y, of_low.y};
+        weight[2] = {high.x, of_high.x}, weight[3] = {high.y, of_high.y};
+        return;
+    }
 #pragma unroll
     for (int t = 0; t < W; t++) {
         int at = t - (W - width);
@@ -145,21 +151,35 @@ static __device__ __forceinline__ void convolve(const rule_args &a, const prepar
         weight[t].x = at >= 0 ? widen<0>(weights[at]) : 0.0f;
         weight[t].y = at >= 0 ? widen<0>(weights[width + at]) : 0.0f;
     }
-    if (item.border + from >= item.span.position) { /* all inputs are of this step */
+}
+
+/* Rows [GROUP * group, ..) of a pair. WHOLE: all of them, and all inputs, are rows of this step. */
+template <int W, bool WHOLE>
+static __device__ __forceinline__ void convolve(const rule_args &a, const prepare_item &item,
+                                                const channel_pair &c, int group)
+{
+    int first = max(group * GROUP, item.rows.first), from = group * GROUP - (W - 1);
+    int end = min(group * GROUP + GROUP, item.rows.end);
+    float2 weight[W], x[GROUP + W - 1];
+
+    if (WHOLE || item.border + from >= item.span.position) { /* all inputs are of this step */
         const uint16_t *at =
             (const uint16_t *)a.d.qkv + c.offset + (int64_t)(item.row + from) * a.l.qkv_width;
 
 #pragma unroll
         for (int i = 0; i < GROUP + W - 1; i++)
-            x[i] = widen_two<0>(from + i < end ? *(const uint32_t *)(at + i * a.l.qkv_width) : 0u);
+            x[i] = widen_two<0>(WHOLE || from + i < end
+                                    ? *(const uint32_t *)(at + (int64_t)i * a.l.qkv_width)
+                                    : 0u);
     } else {
 #pragma unroll
         for (int i = 0; i < GROUP + W - 1; i++) {
-            bool there = from + i > first - width && from + i < end;
+            bool there = from + i > first - a.d.shape.conv_width && from + i < end;
 
             x[i] = widen_two<0>(there ? read_input(a, item, c, item.border + from + i) : 0u);
         }
     }
+    load_weights_of<W>(a, c, weight);
 #pragma unroll
     for (int i = 0; i < GROUP; i++) {
         int row = group * GROUP + i;
@@ -170,7 +190,7 @@ static __device__ __forceinline__ void convolve(const rule_args &a, const prepar
             sum.x = fmaf(weight[t].x, x[i + t].x, sum.x);
             sum.y = fmaf(weight[t].y, x[i + t].y, sum.y);
         }
-        if (row >= first && row < end)
+        if (WHOLE || (row >= first && row < end))
             *(uint32_t *)(c.to + (int64_t)row * c.stride) = narrow_two<0>(silu(sum.x), silu(sum.y));
     }
 }
@@ -181,13 +201,19 @@ static __device__ __forceinline__ void convolve_item(const rule_args &a,
                                                      const prepare_item &item)
 {
     int pairs = (2 * a.d.shape.k_dim + a.l.per_key * a.d.shape.v_dim) / 2;
-    int first = item.rows.first / GROUP, groups = (item.rows.end - 1) / GROUP + 1 - first;
+    int group = item.rows.first / GROUP, groups = (item.rows.end - 1) / GROUP + 1;
+    bool whole = item.rows.first == 0 && item.rows.end == CHUNK &&
+                 item.border - (W - 1) >= item.span.position;
 
-    for (int unit = threadIdx.x; unit < pairs * groups; unit += THREADS) {
-        int group = unit / pairs;
-        const channel_pair c = find_pair(a, shared, item, unit - group * pairs);
-
-        convolve<W>(a, item, c, first + group);
+    for (int pair = threadIdx.x;; pair += THREADS) {
+        for (; pair >= pairs && group < groups; group++)
+            pair -= pairs;
+        if (group >= groups)
+            break;
+        if (whole)
+            convolve<W, true>(a, item, find_pair(a, shared, item, pair), group);
+        else
+            convolve<W, false>(a, item, find_pair(a, shared, item, pair), group);
     }
 }
 
@@ -223,44 +249,66 @@ static __device__ __forceinline__ void read_matrix(const rule_args &a, const pre
 
 /* ---- norms --------------------------------------------------------------------------------- */
 
-/* A row of q or k, by a warp: divides it in shared memory and writes it to the scratch, with zeros
- * from k_dim on. EACH: elements of a lane. */
-template <int EACH>
-static __device__ __forceinline__ void divide_row(const rule_args &a, uint16_t *row, uint16_t *to)
+/* Of q, then of k: row i of the item's 2 n. */
+typedef struct prepare_row {
+    uint16_t *from, *to; /* in shared memory, in the scratch */
+} prepare_row;
+
+static __device__ __forceinline__ prepare_row find_row(const rule_args &a,
+                                                       const prepare_shared &shared,
+                                                       const prepare_item &item, int i)
 {
-    int lane = threadIdx.x & 31;
-    float x[EACH], sum = 0.0f, inverse;
+    int n = item.rows.end - item.rows.first;
+    bool is_k = i >= n;
+    int row = item.rows.first + (is_k ? i - n : i);
+    int64_t to = ((int64_t)(item.row + row) * a.d.shape.k_heads + item.k_head) * a.l.k_width;
 
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        x[i] = lane + 32 * i < a.d.shape.k_dim ? widen<0>(row[lane + 32 * i]) : 0.0f;
-        sum = fmaf(x[i], x[i], sum);
-    }
-#pragma unroll
-    for (int by = SP_WARP / 2; by > 0; by /= 2)
-        sum += __shfl_xor_sync(~0u, sum, by);
-    inverse = 1.0f / sqrtf(sum + 1e-6f);
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        uint16_t rounded = narrow<0>(x[i] * inverse);
-
-        row[lane + 32 * i] = rounded;
-        to[lane + 32 * i] = rounded;
-    }
+    return {(is_k ? shared.k : shared.q) + row * (a.l.k_width + PAD), (is_k ? a.k : a.q) + to};
 }
 
+/* The warp's rows of q and k: divides them in shared memory and writes them to the scratch, with
+ * zeros from k_dim on. A lane finds the factor of one of up to ROWS rows. EACH: elements of a
+ * lane. */
 template <int EACH>
 static __device__ __forceinline__ void divide_item(const rule_args &a, const prepare_shared &shared,
                                                    const prepare_item &item)
 {
-    int first = item.rows.first, n = item.rows.end - first, stride = a.l.k_width + PAD;
+    int lane = threadIdx.x & 31, rows = 2 * (item.rows.end - item.rows.first);
 
-    for (int i = threadIdx.x >> 5; i < 2 * n; i += WARPS) {
-        bool is_k = i >= n;
-        int row = first + (is_k ? i - n : i);
-        int64_t to = ((int64_t)(item.row + row) * a.d.shape.k_heads + item.k_head) * a.l.k_width;
+    for (int i = threadIdx.x >> 5; i < rows; i += WARPS * ROWS) {
+        float x[ROWS][EACH], own = 0.0f;
 
-        divide_row<EACH>(a, (is_k ? shared.k : shared.q) + row * stride, (is_k ? a.k : a.q) + to);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const uint16_t *from =
+                find_row(a, shared, item, i + r * WARPS < rows ? i + r * WARPS : i).from;
+            float sum = 0.0f;
+
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                x[r][e] = lane + 32 * e < a.d.shape.k_dim ? widen<0>(from[lane + 32 * e]) : 0.0f;
+                sum = fmaf(x[r][e], x[r][e], sum);
+            }
+#pragma unroll
+            for (int by = SP_WARP / 2; by > 0; by /= 2)
+                sum += __shfl_xor_sync(~0u, sum, by);
+            own = lane == r ? sum : own;
+        }
+        own = 1.0f / sqrtf(own + 1e-6f);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            float inverse = __shfl_sync(~0u, own, r);
+            const prepare_row row = find_row(a, shared, item, i + r * WARPS);
+
+            if (i + r * WARPS < rows)
+#pragma unroll
+                for (int e = 0; e < EACH; e++) {
+                    uint16_t rounded = (uint16_t)narrow_two<0>(x[r][e] * inverse, 0.0f);
+
+                    row.from[lane + 32 * e] = rounded;
+                    row.to[lane + 32 * e] = rounded;
+                }
+        }
     }
 }
 
@@ -324,29 +372,45 @@ static __device__ __forceinline__ float2 find_gates(const rule_args &a, const pr
     } else if (lane < first) {
         sum = ring[place_of(item.border + lane)];
     }
-    for (int j = first; j < item.rows.end; j++) {
-        float before = j > 0 ? __shfl_sync(~0u, sum, j > 0 ? j - 1 : 0) : 0.0f;
+    if (first > 0) {
+        float before = __shfl_sync(~0u, sum, first - 1);
 
-        if (lane == j)
-            sum = before + g;
+        sum = lane < first ? sum : before;
+    }
+#pragma unroll
+    for (int j = 0; j < CHUNK; j++) {
+        float next = __shfl_sync(~0u, g, j);
+
+        if (j >= first && j <= lane)
+            sum += next;
     }
     return {sum, beta};
 }
 
-/* The scaled products of the new rows: A into scaled[row][j], P after it. */
+/* The scaled products of a new row: A into scaled[row][j], P after it. */
+static __device__ __forceinline__ void scale_row(const prepare_shared &shared, float *scaled,
+                                                 float2 gates, int i)
+{
+    int lane = threadIdx.x & 31;
+    float g = __shfl_sync(~0u, gates.x, i), beta = __shfl_sync(~0u, gates.y, i);
+    float decay = lane <= i ? power_of_e(g - gates.x) : 0.0f;
+    float kk = shared.kk[i * STRIDE + lane], qk = shared.qk[i * STRIDE + lane];
+
+    scaled[i * STRIDE + lane] = lane < i ? beta * (decay * kk) : 0.0f;
+    scaled[PRODUCT + i * STRIDE + lane] = lane <= i ? decay * qk : 0.0f;
+}
+
 static __device__ __forceinline__ void scale_products(const prepare_shared &shared,
                                                       const prepare_item &item, float *scaled,
                                                       float2 gates)
 {
-    int lane = threadIdx.x & 31;
-
-    for (int i = item.rows.first; i < item.rows.end; i++) {
-        float g = __shfl_sync(~0u, gates.x, i), beta = __shfl_sync(~0u, gates.y, i);
-        float decay = lane <= i ? power_of_e(g - gates.x) : 0.0f;
-
-        scaled[i * STRIDE + lane] = lane < i ? beta * (decay * shared.kk[i * STRIDE + lane]) : 0.0f;
-        scaled[PRODUCT + i * STRIDE + lane] =
-            lane <= i ? decay * shared.qk[i * STRIDE + lane] : 0.0f;
+    if (item.rows.first == 0 && item.rows.end == CHUNK) {
+#pragma unroll 8
+        for (int i = 0; i < CHUNK; i++)
+            scale_row(shared, scaled, gates, i);
+    } else {
+        for (int i = item.rows.first; i < item.rows.end; i++)
+            scale_row(shared, scaled, gates, i);
     }
     __syncwarp();
 }
@@ -361,9 +425,9 @@ static __device__ __forceinline__ float store_split(uint16_t *to, float x)
     return widen<0>(upper) + widen<0>(lower);
 }
 
-/* Column `lane` of T and M. */
-static __device__ __forceinline__ void solve(const rule_args &a, const prepare_item &item, int head,
-                                             const float *scaled)
+/* Column `lane` of the rows of T and M of some rows of a chunk. */
+static __device__ __forceinline__ void solve_some(const rule_args &a, const prepare_item &item,
+                                                  int head, const float *scaled)
 {
     int lane = threadIdx.x & 31;
     uint16_t *to = a.matrices + ((int64_t)item.row * a.d.shape.v_heads + head) * 4 * CHUNK + lane;
@@ -393,6 +457,79 @@ static __device__ __forceinline__ void solve(const rule_args &a, const prepare_i
     }
 }
 
+/* c + x · t of four j, in their order. */
+static __device__ __forceinline__ float add_four(float4 x, const float *t, float c)
+{
+    c = fmaf(x.x, t[0], c);
+    c = fmaf(x.y, t[1], c);
+    c = fmaf(x.z, t[2], c);
+    return fmaf(x.w, t[3], c);
+}
+
+static __device__ __forceinline__ float4 minus(float4 x)
+{
+    return make_float4(-x.x, -x.y, -x.z, -x.w);
+}
+
+/* Stores the upper and lower part of each lane's x as a row [upper: 32][lower: 32], to which `to`
+ * is the lane's pair; returns their sum. An even lane has the upper parts of two columns. */
+static __device__ __forceinline__ float store_pair(uint32_t *to, float x)
+{
+    uint32_t upper = narrow_two<0>(x, 0.0f); /* converts faster than one alone */
+    float wide = __uint_as_float(upper << 16);
+    uint32_t lower = narrow_two<0>(x - wide, 0.0f);
+    bool odd = threadIdx.x & 1;
+    uint32_t other = __shfl_xor_sync(~0u, odd ? upper : lower, 1);
+
+    *to = odd ? other | lower << 16 : upper | other << 16;
+    return wide + __uint_as_float(lower << 16);
+}
+
+/* The same of all rows of a chunk, four at a time. */
+static __device__ __forceinline__ void solve_all(const rule_args &a, const prepare_item &item,
+                                                 int head, const float *scaled)
+{
+    int lane = threadIdx.x & 31;
+    int64_t stride = (int64_t)a.d.shape.v_heads * 2 * CHUNK;
+    uint32_t *to = (uint32_t *)a.matrices +
+                   ((int64_t)item.row * a.d.shape.v_heads + head) * 2 * CHUNK +
+                   (lane & 1) * CHUNK / 2 + lane / 2;
+    float t[CHUNK];
+
+#pragma unroll
+    for (int i = 0; i < CHUNK; i += 4) {
+        float sum[4], m[4];
+
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            sum[r] = lane == i + r ? 1.0f : 0.0f, m[r] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < i; j += 4)
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                const float *row = scaled + (i + r) * STRIDE + j;
+
+                sum[r] = add_four(minus(*(const float4 *)row), t + j, sum[r]);
+                m[r] = add_four(*(const float4 *)(row + PRODUCT), t + j, m[r]);
+            }
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float *row = scaled + (i + r) * STRIDE + i;
+            float4 x = *(const float4 *)row, y = *(const float4 *)(row + PRODUCT);
+            const float of_t[4] = {x.x, x.y, x.z, x.w}, of_m[4] = {y.x, y.y, y.z, y.w};
+
+#pragma unroll
+            for (int j = 0; j < r; j++) {
+                sum[r] = fmaf(-of_t[j], t[i + j], sum[r]);
+                m[r] = fmaf(of_m[j], t[i + j], m[r]);
+            }
+            t[i + r] = store_pair(to, sum[r]);
+            store_pair(to + CHUNK, fmaf(of_m[r], t[i + r], m[r]));
+            to += stride;
+        }
+    }
+}
+
 /* The value heads of a warp, of which the first's gates were found before the convolution. */
 static __device__ __forceinline__ void finish_heads(const rule_args &a,
                                                     const prepare_shared &shared,
@@ -412,7 +549,10 @@ static __device__ __forceinline__ void finish_heads(const rule_args &a,
         if (lane >= item.rows.first && lane < item.rows.end)
             a.gates[(int64_t)(item.row + lane) * a.d.shape.v_heads + head] = gates;
         scale_products(shared, item, scaled, gates);
-        solve(a, item, head, scaled);
+        if (item.rows.first == 0 && item.rows.end == CHUNK)
+            solve_all(a, item, head, scaled);
+        else
+            solve_some(a, item, head, scaled);
         __syncwarp();
     }
 }
@@ -434,22 +574,24 @@ static __device__ __forceinline__ prepare_item find_item(const rule_args &a, int
 
 /* EACH: elements of k for each lane. */
 template <int EACH, int W>
-__global__ void __launch_bounds__(THREADS) prepare_kernel(const __grid_constant__ rule_args a)
+__global__ void __launch_bounds__(THREADS, W == 4 ? 4 : 2)
+    prepare_kernel(const __grid_constant__ rule_args a)
 {
     extern __shared__ __align__(16) char memory[];
+    __shared__ prepare_item item; /* not in registers, of which the solution takes all */
     const prepare_shared shared = share(a, memory);
     int n_items = *a.d.n_items, warp = threadIdx.x >> 5;
-    prepare_item item;
 
     release_successor();
-    if ((int)blockIdx.y < n_items)
+    if (threadIdx.x == 0 && (int)blockIdx.y < n_items)
         item = find_item(a, blockIdx.y);
     wait_predecessor();
     for (int index = blockIdx.y; index < n_items; index += gridDim.y) {
         float2 gates = {0.0f, 0.0f};
 
-        if (index != (int)blockIdx.y)
+        if (threadIdx.x == 0 && index != (int)blockIdx.y)
             item = find_item(a, index);
+        __syncthreads();
         if (warp < a.l.per_key)
             read_matrix(a, item, item.k_head * a.l.per_key + warp,
                         shared.scaled + warp * 2 * PRODUCT);

@@ -586,8 +586,8 @@ static __device__ __forceinline__ void walk(const rule_args &a, const rule_place
 
 /* A chunk whose y waits for the sums of the other block. */
 typedef struct walk_open {
-    float o[TILES][4], z[TILES][4];
-    chunk_rows rows; /* none: rows.end is 0 */
+    float o[TILES][4], gate[TILES][4]; /* silu of z */
+    chunk_rows rows;                   /* none: rows.end is 0 */
     int border;
     ring_place<SUMS> sums;
 } walk_open;
@@ -649,18 +649,65 @@ static __device__ __forceinline__ void send_sums(const rule_place &p, const walk
     barrier_arrive(full);
 }
 
-static __device__ __forceinline__ void finish_open(const rule_args &a, const rule_place &p,
-                                                   walk_shared *shared, const walk_open &open)
+/* The thread's columns of v and of y. */
+typedef struct walk_columns {
+    float low, high; /* weights of the norm */
+    uint16_t *y;     /* row 0 of the step, the first of four columns that the thread stores */
+    int64_t stride;  /* of y */
+} walk_columns;
+
+static __device__ __forceinline__ walk_columns find_columns(const rule_args &a, const rule_place &p)
 {
-    float inverse;
+    int lane = threadIdx.x & 31, v = p.column + own_columns(p), odd = lane & 1;
+    const float *weights = a.d.norm + v + (lane >> 2);
+    walk_columns c = {weights[0], weights[8], NULL, (int64_t)a.d.shape.v_heads * DIM};
+
+    c.y = (uint16_t *)a.d.y + p.head * DIM + v + 8 * odd + (lane & 2) * 2;
+    return c;
+}
+
+/* As store_y. An even lane stores of the lower columns, an odd one of the upper ones. */
+static __device__ __forceinline__ void store_rows(const walk_columns &c, int64_t row,
+                                                  const walk_open &open, float inverse)
+{
+    int lane = threadIdx.x & 31, own = lane >> 2;
+    bool odd = lane & 1;
+    uint2 y[TILES];
+
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        const float(&o)[4] = open.o[t], (&gate)[4] = open.gate[t];
+        float inverse0 = __shfl_sync(~0u, inverse, 8 * t + 2 * (lane & 3));
+        float inverse1 = __shfl_sync(~0u, inverse, 8 * t + 2 * (lane & 3) + 1);
+        uint32_t low = transpose(
+            narrow_two<0>(o[0] * inverse0 * c.low * gate[0], o[1] * inverse1 * c.low * gate[1]));
+        uint32_t high = transpose(
+            narrow_two<0>(o[2] * inverse0 * c.high * gate[2], o[3] * inverse1 * c.high * gate[3]));
+        uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
+
+        y[t] = odd ? make_uint2(other, high) : make_uint2(low, other);
+    }
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+        if (8 * t + own >= open.rows.first && 8 * t + own < open.rows.end)
+            *(uint2 *)(c.y + (row + 8 * t + own) * c.stride) = y[t];
+}
+
+static __device__ __forceinline__ void finish_open(const rule_args &a, const rule_place &p,
+                                                   walk_shared *shared, const walk_columns &columns,
+                                                   const walk_open &open)
+{
+    const float(*sums)[CHUNK] = shared->sums[open.sums.index];
+    float sum = 0.0f;
 
     if (open.rows.end == 0)
         return;
     barrier_wait(shared_address(&shared->sums_full[open.sums.index]), open.sums.parity);
-    inverse = inverse_of(a, open.rows, shared->sums[open.sums.index]);
 #pragma unroll
-    for (int t = 0; t < TILES; t++)
-        store_y(a, p, t, open.border, open.rows, inverse, open.z[t], open.o[t]);
+    for (int w = 0; w < WARPS_MAX; w++)
+        sum += sums[w][threadIdx.x & 31];
+    store_rows(columns, p.span.row + open.border - p.span.position, open,
+               rsqrtf(sum / (float)DIM + a.d.eps));
 }
 
 /* c += r · Mᵀ of the 8 rows from 8 * TILE on, as in multiply_matrix. */
@@ -713,6 +760,7 @@ static __device__ __forceinline__ void finish_chunks(const rule_args &a, const r
     ring_place<STAGES> at = {0, 0};
     ring_place<OUTPUTS> in = {0, 0};
     ring_place<SUMS> sums = {0, 0};
+    const walk_columns columns = find_columns(a, p);
     walk_open before, open;
 
     before.rows.end = 0;
@@ -726,22 +774,27 @@ static __device__ __forceinline__ void finish_chunks(const rule_args &a, const r
             barrier_wait(shared_address(&shared->o_full[in.index]), in.parity);
             find_outputs(shared->gates[at.index], stage + TILE_M * TILE_BYTES, factor,
                          outputs + in.index * 2 * TILES * GROUP + threadIdx.x - GROUP, open.o);
-            load_tiles(stage + TILE_Z * TILE_BYTES, open.z);
+            load_tiles(stage + TILE_Z * TILE_BYTES, open.gate);
             barrier_arrive(shared_address(&shared->o_empty[in.index]));
             barrier_arrive(shared_address(&shared->empty[at.index]));
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    open.gate[t][e] = silu(open.gate[t][e]);
             in.advance();
             open.rows = rows;
             open.border = border;
             open.sums = sums;
             sums.advance();
             send_sums(p, open, shared);
-            finish_open(a, p, shared, before);
+            finish_open(a, p, shared, columns, before);
             before = open;
         } else {
             barrier_arrive(shared_address(&shared->empty[at.index]));
         }
     }
-    finish_open(a, p, shared, before);
+    finish_open(a, p, shared, columns, before);
 }
 
 /* ---- kernel -------------------------------------------------------------------------------- */
