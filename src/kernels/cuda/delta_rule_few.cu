@@ -17,22 +17,28 @@
 #include "kernels/cuda/launch.cuh"
 
 #define BLOCKS 2 /* of a multiprocessor */
-#define PLACES 3 /* pairs that a block's threads may read at a time */
+#define PLACES 3 /* this pair, the next one, and the one after it, which is being found */
 
-/* Shared memory; sizes are the largest, so that addresses are constants. KT: k_width / 16. */
-template <int KT> struct few_shared {
+/* The rows of a tile, or of a chunk that is folded. Sizes are the largest, so that offsets are
+ * constants. KT: k_width / 16. */
+template <int KT> struct few_stage {
     static const int K_STRIDE = KT * 16 + PAD, V_STRIDE = SP_CUDA_RULE_DIM_MAX + PAD;
 
-    float4 state[WARPS_MAX][2 * KT][SP_WARP];
     union {
         struct {
             uint16_t k[8][K_STRIDE], q[8][K_STRIDE], v[8][V_STRIDE], z[8][V_STRIDE];
         } tile;
         uint16_t chunk[CHUNK][K_STRIDE]; /* k, in a fold */
     } rows;
-    uint16_t m[2][8][T_STRIDE];                /* upper, lower parts */
-    float2 gates[CHUNK];                       /* G, beta: 8, and in a fold G of the chunk */
-    float sums[2][WARPS_MAX][8];               /* of squares: of this tile and of the one before */
+    uint16_t m[2][8][T_STRIDE]; /* upper, lower parts */
+    float2 gates[CHUNK];        /* G, beta: 8, and in a fold G of the chunk */
+};
+
+/* Shared memory. */
+template <int KT> struct few_shared {
+    float4 state[WARPS_MAX][2 * KT][SP_WARP];
+    few_stage<KT> stage[2];                    /* of this pair and of the next one */
+    float sums[2][WARPS_MAX][8];               /* of squares: of this tile, of the one before */
     alignas(8) uint64_t barrier[WARPS_MAX][2]; /* S of a warp, k in two halves */
     rule_place place[PLACES];                  /* an index of -1: no pair */
 };
@@ -41,28 +47,41 @@ template <int KT> struct few_shared {
 
 /* ---- pairs --------------------------------------------------------------------------------- */
 
+/* A pair of a span, which has rows. */
+static __device__ __forceinline__ rule_place make_place(const rule_args &a,
+                                                        const sp_cuda_rule_span &span, int pair)
+{
+    rule_place p;
+
+    p.span = span;
+    p.index = pair / a.d.shape.v_heads;
+    p.head = pair - p.index * a.d.shape.v_heads;
+    p.k_head = p.head / a.l.per_key;
+    p.end = span.position + span.n_rows;
+    p.keep = border_to_keep(span);
+    p.changes = span.load >= 0 || p.keep > span.folded;
+    p.column = 0;
+    p.width = a.l.v_width;
+    return p;
+}
+
 /* The first pair from `pair` on, in the block's steps, that has rows. */
 static __device__ __forceinline__ rule_place find_pair(const rule_args &a, int pair)
 {
     int heads = a.d.shape.v_heads, all = heads * a.d.spans;
-    rule_place p;
+    rule_place none;
 
-    p.index = -1;
-    for (; pair < all; pair += gridDim.x) {
-        p.span = a.d.span[pair / heads];
-        if (p.span.n_rows == 0)
-            continue;
-        p.index = pair / heads;
-        p.head = pair - p.index * heads;
-        p.k_head = p.head / a.l.per_key;
-        p.end = p.span.position + p.span.n_rows;
-        p.keep = border_to_keep(p.span);
-        p.changes = p.span.load >= 0 || p.keep > p.span.folded;
-        p.column = 0;
-        p.width = a.l.v_width;
-        break;
-    }
-    return p;
+    for (; pair < all; pair += gridDim.x)
+        if (a.d.span[pair / heads].n_rows > 0)
+            return make_place(a, a.d.span[pair / heads], pair);
+    none.index = -1;
+    return none;
+}
+
+/* The block's pair after p. */
+static __device__ __forceinline__ int pair_after(const rule_args &a, const rule_place &p)
+{
+    return p.index * a.d.shape.v_heads + p.head + (int)gridDim.x;
 }
 
 static __device__ __forceinline__ int first_border(const rule_place &p)
@@ -140,7 +159,7 @@ static __device__ __forceinline__ void write_state(const rule_args &a, const rul
  * M and the gates of one. */
 template <int KT>
 static __device__ __forceinline__ void copy_tile(const rule_args &a, const rule_place &p,
-                                                 few_shared<KT> &s, int border, chunk_rows rows)
+                                                 few_stage<KT> &s, int border, chunk_rows rows)
 {
     const sp_cuda_rule_shape &shape = a.d.shape;
     int lane = threadIdx.x & 31, piece = (lane & 15) * 8, n = rows.end - rows.first;
@@ -175,10 +194,31 @@ static __device__ __forceinline__ void copy_tile(const rule_args &a, const rule_
     copy_commit();
 }
 
+/* Whether the pair's first chunk has new rows, so that its first tile is copied a pair ahead. */
+static __device__ __forceinline__ bool is_ahead(const rule_place &p)
+{
+    return rows_of_chunk(p.span, first_border(p)).first < CHUNK;
+}
+
+static __device__ __forceinline__ chunk_rows rows_of_tile(chunk_rows rows, int tile)
+{
+    return {max(rows.first, 8 * tile), min(rows.end, 8 * tile + 8)};
+}
+
+template <int KT>
+static __device__ __forceinline__ void copy_ahead(const rule_args &a, const rule_place &p,
+                                                  few_stage<KT> &s)
+{
+    const chunk_rows rows = rows_of_chunk(p.span, first_border(p));
+
+    if (rows.first < CHUNK)
+        copy_tile(a, p, s, first_border(p), rows_of_tile(rows, rows.first / 8));
+}
+
 /* k and G of a whole chunk, of which rows [0, first) are of earlier steps. */
 template <int KT>
 static __device__ __forceinline__ void copy_chunk_keys(const rule_args &a, const rule_place &p,
-                                                       few_shared<KT> &s, int border, int first)
+                                                       few_stage<KT> &s, int border, int first)
 {
     const char *slot = slot_of(a.d, p.span.slot);
     const int width = KT * 16, pieces = width / 8;
@@ -223,7 +263,7 @@ static __device__ __forceinline__ void load_old_r(const rule_args &a, const rule
 /* Sᵀk and Sᵀq of the tile. `final`: S is not read again, and that of `next` takes its place. */
 template <int KT>
 static __device__ __forceinline__ void multiply_state(const rule_args &a, const rule_place &p,
-                                                      const rule_place &next, few_shared<KT> &s,
+                                                      const rule_place &next, few_stage<KT> &s,
                                                       const warp_state &w, bool final, bool written,
                                                       float (&of_k)[4], float (&of_q)[4])
 {
@@ -281,8 +321,8 @@ static __device__ __forceinline__ void multiply_parts(const rule_parts *r, uint4
 
 /* The warp's columns of v or z of a tile, as an mma has its sum. */
 template <int KT>
-static __device__ __forceinline__ void load_tile(
-    const uint16_t (&from)[8][few_shared<KT>::V_STRIDE], float (&to)[4])
+static __device__ __forceinline__ void load_tile(const uint16_t (&from)[8][few_stage<KT>::V_STRIDE],
+                                                 float (&to)[4])
 {
     int lane = threadIdx.x & 31, column = (threadIdx.x >> 5) * 16 + (lane >> 3 & 1) * 8;
     uint4 v = load_transposed(shared_address(&from[lane & 7][column]));
@@ -296,7 +336,7 @@ static __device__ __forceinline__ void load_tile(
  * whether all are finite. */
 template <int KT>
 static __device__ __forceinline__ bool find_new_r(const rule_args &a, const rule_place &p,
-                                                  const few_shared<KT> &s, int tile, int border,
+                                                  const few_stage<KT> &s, int tile, int border,
                                                   chunk_rows rows, const float (&of_k)[4],
                                                   float4 *r)
 {
@@ -332,7 +372,7 @@ static __device__ __forceinline__ bool find_new_r(const rule_args &a, const rule
 
 /* o of a tile, which is of_q at first; the sums of its squares over the warp's columns. */
 template <int TILE, int KT>
-static __device__ __forceinline__ void find_rows_o(const rule_args &a, const few_shared<KT> &s,
+static __device__ __forceinline__ void find_rows_o(const rule_args &a, const few_stage<KT> &s,
                                                    const float4 (&r)[TILES], float (&o)[4],
                                                    float *sums)
 {
@@ -379,10 +419,38 @@ static __device__ __forceinline__ float find_inverse(const rule_args &a,
     return rsqrtf(sum / (float)a.d.shape.v_dim + a.d.eps);
 }
 
+/* y of a tile's new rows; lane l has the inverse of row l % 8. weights: the norm's of the lane. */
+static __device__ __forceinline__ void store_rows(const rule_args &a, const rule_place &p, int tile,
+                                                  int border, chunk_rows rows, float inverse,
+                                                  float2 weights, const float (&z)[4],
+                                                  const float (&o)[4])
+{
+    const sp_cuda_rule_shape &shape = a.d.shape;
+    int lane = threadIdx.x & 31, v = (int)(threadIdx.x >> 5) * 16 + 2 * (lane & 3);
+    float inverse0 = __shfl_sync(~0u, inverse, 2 * (lane & 3));
+    float inverse1 = __shfl_sync(~0u, inverse, 2 * (lane & 3) + 1);
+    uint32_t two = transpose(narrow_two<0>(o[0] * inverse0 * weights.x * silu(z[0]),
+                                           o[1] * inverse1 * weights.x * silu(z[1])));
+    uint32_t more = transpose(narrow_two<0>(o[2] * inverse0 * weights.y * silu(z[2]),
+                                            o[3] * inverse1 * weights.y * silu(z[3])));
+    int row = 8 * tile + (lane >> 2);
+    uint16_t *to = (uint16_t *)a.d.y;
+
+    if (row < rows.first || row >= rows.end)
+        return;
+    to += ((int64_t)(p.span.row + border + row - p.span.position) * shape.v_heads + p.head) *
+              shape.v_dim +
+          v;
+    if (v < shape.v_dim)
+        *(uint32_t *)to = two;
+    if (v + 8 < shape.v_dim)
+        *(uint32_t *)(to + 8) = more;
+}
+
 /* From Sᵀk and Sᵀq (o) to o. */
 template <int TILE, int KT>
 static __device__ __forceinline__ void finish_rows(const rule_args &a, const rule_place &p,
-                                                   const few_shared<KT> &s, int border,
+                                                   const few_stage<KT> &s, int border,
                                                    chunk_rows rows, const float (&of_k)[4],
                                                    float (&o)[4], float4 (&r)[TILES], float *sums)
 {
@@ -393,7 +461,7 @@ static __device__ __forceinline__ void finish_rows(const rule_args &a, const rul
 
 template <int KT>
 static __device__ __forceinline__ void finish_tile(const rule_args &a, const rule_place &p,
-                                                   const few_shared<KT> &s, int tile, int border,
+                                                   const few_stage<KT> &s, int tile, int border,
                                                    chunk_rows rows, const float (&of_k)[4],
                                                    float (&o)[4], float4 (&r)[TILES], float *sums)
 {
@@ -423,7 +491,7 @@ static __device__ __forceinline__ uint4 load_four(const uint16_t *row)
 /* u · exp(G_last - G_j) of a tile's rows j: upper parts, then lower parts of a left operand. */
 template <int TILE, int KT>
 static __device__ __forceinline__ uint4 find_tile_u(const rule_args &a, const rule_place &p,
-                                                    const few_shared<KT> &s, int border, int first,
+                                                    const few_stage<KT> &s, int border, int first,
                                                     const rule_parts *r)
 {
     int lane = threadIdx.x & 31, row = 8 * TILE + (lane >> 2);
@@ -447,10 +515,10 @@ static __device__ __forceinline__ uint4 find_tile_u(const rule_args &a, const ru
 /* S at the next border. r is used up. */
 template <int KT>
 static __device__ __forceinline__ void fold_state(const rule_args &a, const rule_place &p,
-                                                  const few_shared<KT> &s, const warp_state &w,
+                                                  const few_stage<KT> &s, const warp_state &w,
                                                   int border, int first, const float4 (&r)[TILES])
 {
-    const int stride = few_shared<KT>::K_STRIDE * 2;
+    const int stride = few_stage<KT>::K_STRIDE * 2;
     const rule_parts parts[2] = {split_tiles(r[0], r[1]), split_tiles(r[2], r[3])};
     const uint4 u[TILES] = {find_tile_u<0, KT>(a, p, s, border, first, parts),
                             find_tile_u<1, KT>(a, p, s, border, first, parts),
@@ -481,6 +549,66 @@ static __device__ __forceinline__ void fold_state(const rule_args &a, const rule
     }
 }
 
+/* ---- what later steps read ----------------------------------------------------------------- */
+
+/* 16 bytes that a thread copies to the ring, between which other work is done. NULL: none. */
+typedef struct kept_piece {
+    uint4 value;
+    uint4 *to;
+} kept_piece;
+
+/* Whether a thread keeps a piece at most: a row that decodes, and enough warps. */
+static __device__ __forceinline__ bool keeps_one(const rule_place &p)
+{
+    return p.span.n_rows == 1 && p.span.load < 0 && blockDim.x == WARPS_MAX * SP_WARP;
+}
+
+/* The warps 3 and 4 have the inputs of the convolution, the next two T and k where they stay open.
+ */
+static __device__ __forceinline__ kept_piece load_kept(const rule_args &a, const rule_place &p)
+{
+    const sp_cuda_rule_shape &shape = a.d.shape;
+    int warp = threadIdx.x >> 5, piece = threadIdx.x & 31, place = place_of(p.span.position);
+    bool first = p.head == p.k_head * a.l.per_key, open = p.span.position >= p.keep;
+    char *slot = slot_of(a.d, p.span.slot);
+    uint16_t *to = (uint16_t *)(slot + a.l.ring_conv) + (int64_t)place * a.l.channels;
+    const uint16_t *from = (const uint16_t *)a.d.qkv + (int64_t)p.span.row * a.l.qkv_width;
+    kept_piece kept;
+    bool mine = false;
+
+    if (warp == 3) {
+        mine = piece < shape.v_dim / 8;
+        to += v_channel(a, p.head), from += v_offset(a, p.head);
+    } else if (warp == 4) {
+        bool second = piece >= 16;
+
+        piece &= 15;
+        mine = first && piece < shape.k_dim / 8;
+        to += second ? k_channel(a, p.k_head) : q_channel(a, p.k_head);
+        from += second ? k_offset(a, p.k_head) : q_offset(a, p.k_head);
+    } else if (warp == 5) {
+        mine = open && piece < 2 * CHUNK / 8;
+        to = (uint16_t *)(slot + a.l.ring_t) + ((int64_t)p.head * RING + place) * 2 * CHUNK;
+        from = a.matrices + ((int64_t)p.span.row * shape.v_heads + p.head) * 4 * CHUNK;
+    } else if (warp == 6) {
+        mine = open && first && piece < a.l.k_width / 8;
+        to = (uint16_t *)(slot + a.l.ring_k) + ((int64_t)p.k_head * RING + place) * a.l.k_width;
+        from = a.k + ((int64_t)p.span.row * shape.k_heads + p.k_head) * a.l.k_width;
+    }
+    kept.to = mine ? (uint4 *)(to + piece * 8) : NULL;
+    if (mine)
+        kept.value = *(const uint4 *)(from + piece * 8);
+    return kept;
+}
+
+static __device__ __forceinline__ void keep_rows(const rule_args &a, const rule_place &p)
+{
+    keep_inputs(a, p);
+    keep_matrices(a, p);
+    if (p.head == p.k_head * a.l.per_key)
+        keep_keys(a, p.span, p.keep, p.k_head);
+}
+
 /* ---- a pair -------------------------------------------------------------------------------- */
 
 /* What a block carries from pair to pair. */
@@ -488,69 +616,92 @@ template <int KT> struct few_block {
     const rule_args &a;
     few_shared<KT> &s;
     warp_state w;
-    float4 r[TILES]; /* of the pair's first chunk */
+    float2 weights;  /* of the norm, for the lane's two columns */
+    float4 r[TILES]; /* of the chunk */
+    int turn;        /* place of the pair */
+    int stage;       /* of the pair */
     int tiles;       /* of 8 rows that were computed */
 };
 
-/* What does not need S, while the first rows are on their way: the next pair, and what later steps
- * read of the new rows. */
-static __device__ __forceinline__ void keep_rows(const rule_args &a, const rule_place &p,
-                                                 rule_place *next)
+static __device__ __forceinline__ int turn_after(int turn)
 {
-    if (threadIdx.x == blockDim.x - SP_WARP)
-        *next = find_pair(a, p.index * a.d.shape.v_heads + p.head + (int)gridDim.x);
-    keep_inputs(a, p);
-    keep_matrices(a, p);
-    if (p.head == p.k_head * a.l.per_key)
-        keep_keys(a, p.span, p.keep, p.k_head);
+    return turn + 1 < PLACES ? turn + 1 : 0;
 }
 
-/* The rows of a tile, from their copies to y. `final`: the last ones, and S was not changed. */
+/* The rows of a tile from their copies to y, but for what is `ahead`. `final`: the pair's last
+ * ones, and S was not changed by them. */
 template <int KT>
-static __device__ __forceinline__ void run_tile(few_block<KT> &b, const rule_place &p,
-                                                rule_place &next, int tile, int border,
-                                                chunk_rows rows, bool keeps, bool final,
+static __device__ __forceinline__ void run_tile(few_block<KT> &b, const rule_place &p, int tile,
+                                                int border, chunk_rows rows, bool final,
                                                 bool written)
 {
-    const chunk_rows own = {max(rows.first, 8 * tile), min(rows.end, 8 * tile + 8)};
+    const rule_place &next = b.s.place[turn_after(b.turn)];
+    const chunk_rows own = rows_of_tile(rows, tile);
+    few_stage<KT> &s = b.s.stage[b.stage];
     float(&sums)[WARPS_MAX][8] = b.s.sums[b.tiles++ & 1];
     float of_k[4], o[4], z[4];
 
-    copy_tile(b.a, p, b.s, border, own);
-    if (keeps)
-        keep_rows(b.a, p, &next);
-    if (8 * tile <= rows.first)
-        load_old_r(b.a, p, border, b.r);
-    copy_wait<0>();
+    multiply_state<KT>(b.a, p, next, s, b.w, final, written, of_k, o);
+    finish_tile(b.a, p, s, tile, border, own, of_k, o, b.r, sums[threadIdx.x >> 5]);
+    load_tile<KT>(s.rows.tile.z, z);
     __syncthreads();
-    multiply_state<KT>(b.a, p, next, b.s, b.w, final, written, of_k, o);
-    finish_tile(b.a, p, b.s, tile, border, own, of_k, o, b.r, sums[threadIdx.x >> 5]);
-    load_tile<KT>(b.s.rows.tile.z, z);
+    store_rows(b.a, p, tile, border, own, find_inverse(b.a, sums), b.weights, z, o);
+}
 
-    __syncthreads();
-    store_y(b.a, p, tile, border, own, find_inverse(b.a, sums), z, o);
+/* The first tile with new rows, beside which the next pair's rows are copied, the pair after it is
+ * found, and what later steps read is kept. */
+template <int KT>
+static __device__ __forceinline__ void run_first_tile(few_block<KT> &b, const rule_place &p,
+                                                      int tile, int border, chunk_rows rows,
+                                                      bool final, bool written)
+{
+    int next = turn_after(b.turn), pair;
+    bool finds = threadIdx.x >= blockDim.x - SP_WARP, one = keeps_one(p);
+    sp_cuda_rule_span span = {};
+    kept_piece kept = {};
+
+    pair = b.s.place[next].index >= 0 ? pair_after(b.a, b.s.place[next]) : 1 << 30;
+    if (finds && pair < b.a.d.shape.v_heads * b.a.d.spans)
+        span = b.a.d.span[pair / b.a.d.shape.v_heads];
+    if (one)
+        kept = load_kept(b.a, p);
+    if (b.s.place[next].index >= 0)
+        copy_ahead(b.a, b.s.place[next], b.s.stage[b.stage ^ 1]);
+    run_tile<KT>(b, p, tile, border, rows, final, written);
+    if (finds && (threadIdx.x & 31) == 0)
+        b.s.place[turn_after(next)] =
+            span.n_rows > 0 ? make_place(b.a, span, pair) : find_pair(b.a, pair);
+    if (kept.to)
+        *kept.to = kept.value;
+    if (one && threadIdx.x == 7 * SP_WARP && p.span.position >= p.keep)
+        ((float *)(slot_of(b.a.d, p.span.slot) +
+                   b.a.l.ring_g))[p.head * RING + place_of(p.span.position)] =
+            b.s.stage[b.stage].gates[p.span.position & 7].x;
+    if (!one)
+        keep_rows(b.a, p);
 }
 
 template <int KT>
 static __device__ __forceinline__ void run_fold(few_block<KT> &b, const rule_place &p, int border,
                                                 int first)
 {
-    copy_chunk_keys(b.a, p, b.s, border, first);
+    few_stage<KT> &s = b.s.stage[b.stage];
+
+    copy_chunk_keys(b.a, p, s, border, first);
     if (first == CHUNK)
         load_old_r(b.a, p, border, b.r);
     wait_half(p, b.w, 0);
     wait_half(p, b.w, 1);
     copy_wait<0>();
     __syncthreads();
-    fold_state<KT>(b.a, p, b.s, b.w, border, first, b.r);
+    fold_state<KT>(b.a, p, s, b.w, border, first, b.r);
     __syncthreads(); /* k is overwritten next */
 }
 
-template <int KT>
-static __device__ __forceinline__ void run_pair(few_block<KT> &b, const rule_place &p,
-                                                rule_place &next)
+template <int KT> static __device__ __forceinline__ void run_pair(few_block<KT> &b)
 {
-    bool written = is_new(p), keeps = true, final = false;
+    const rule_place &p = b.s.place[b.turn], &next = b.s.place[turn_after(b.turn)];
+    bool written = is_new(p), ahead = is_ahead(p), begins = true, final = false;
 
     for (int border = first_border(p);; border += CHUNK) {
         const chunk_rows rows = rows_of_chunk(p.span, border);
@@ -564,9 +715,19 @@ static __device__ __forceinline__ void run_pair(few_block<KT> &b, const rule_pla
         }
         if (border >= p.end)
             break;
-        for (int tile = rows.first / 8; 8 * tile < rows.end; tile++, keeps = false) {
+        for (int tile = rows.first / 8; 8 * tile < rows.end; tile++) {
             final = !folds && border + CHUNK >= p.end && 8 * tile + 8 >= rows.end;
-            run_tile<KT>(b, p, next, tile, border, rows, keeps, final, written);
+            if (!ahead)
+                copy_tile(b.a, p, b.s.stage[b.stage], border, rows_of_tile(rows, tile));
+            if (8 * tile <= rows.first)
+                load_old_r(b.a, p, border, b.r);
+            copy_wait<0>();
+            __syncthreads();
+            if (begins)
+                run_first_tile<KT>(b, p, tile, border, rows, final, written);
+            else
+                run_tile<KT>(b, p, tile, border, rows, final, written);
+            ahead = begins = false;
         }
         if (folds) {
             run_fold<KT>(b, p, border, rows.first);
@@ -579,6 +740,8 @@ static __device__ __forceinline__ void run_pair(few_block<KT> &b, const rule_pla
         start_half<KT>(b.a, next, b.w, 0, written);
         start_half<KT>(b.a, next, b.w, 1, written);
     }
+    b.turn = turn_after(b.turn);
+    b.stage ^= 1;
 }
 
 #endif
@@ -594,29 +757,34 @@ __global__ void __launch_bounds__(WARPS_MAX *SP_WARP, BLOCKS)
     extern __shared__ __align__(128) char memory[];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     few_shared<KT> &s = *(few_shared<KT> *)memory;
-    few_block<KT> b = {a, s, {&s.state[warp][0][lane], shared_address(s.barrier[warp]), 0}, {}, 0};
-    rule_place *place = s.place;
+    few_block<KT> b = {
+        a, s, {&s.state[warp][0][lane], shared_address(s.barrier[warp]), 0}, {}, {}, 0, 0, 0};
+    int column = warp * 16 + (lane >> 2);
 
     release_successor();
-    if (threadIdx.x == 0)
-        place[0] = find_pair(a, (int)blockIdx.x);
+    if (threadIdx.x == 0) {
+        rule_place first = find_pair(a, (int)blockIdx.x);
+
+        s.place[0] = first;
+        s.place[1] = first.index < 0 ? first : find_pair(a, pair_after(a, first));
+    }
     if (lane == 0) {
         barrier_init(b.w.barrier, SP_WARP);
         barrier_init(b.w.barrier + 8, SP_WARP);
         barrier_init_done();
     }
+    b.weights.x = column < a.d.shape.v_dim ? a.d.norm[column] : 0.0f;
+    b.weights.y = column + 8 < a.d.shape.v_dim ? a.d.norm[column + 8] : 0.0f;
     __syncthreads();
-    if (place[0].index >= 0) {
-        start_half<KT>(a, place[0], b.w, 0, false);
-        start_half<KT>(a, place[0], b.w, 1, false);
+    if (s.place[0].index >= 0) {
+        start_half<KT>(a, s.place[0], b.w, 0, false);
+        start_half<KT>(a, s.place[0], b.w, 1, false);
     }
     wait_predecessor();
-    for (int turn = 0; place[turn].index >= 0;) {
-        int next = turn + 1 < PLACES ? turn + 1 : 0;
-
-        run_pair<KT>(b, place[turn], place[next]);
-        turn = next;
-    }
+    if (s.place[0].index >= 0)
+        copy_ahead(a, s.place[0], s.stage[0]);
+    while (s.place[b.turn].index >= 0)
+        run_pair<KT>(b);
 #endif
 }
 
