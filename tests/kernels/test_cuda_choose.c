@@ -162,6 +162,26 @@ static void the_ring_takes_the_large_steps(void **state)
     }
 }
 
+/* Blocks of the expand in decode come to about one wave, with two steps in flight; few blocks stay
+ * as they are. */
+static void blocks_of_decode_fit_a_wave(void **state)
+{
+    static const int32_t cases[][6] = {/* rows, slots, steps of 128 columns, rank, ahead, steps */
+                                       {1, 1, 48, 16, 1, 1},    {32, 8, 32, 16, 1, 1},
+                                       {64, 16, 48, 16, 2, 2},  {64, 64, 32, 16, 2, 4},
+                                       {64, 16, 192, 16, 2, 8}, {64, 16, 48, 64, 2, 4},
+                                       {64, 64, 32, 64, 2, 8},  {64, 16, 48, 128, 1, 1}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        sp_cuda_expand_choice choice = sp_cuda_choose_expand(SP_CUDA_MEASURED_ON, cases[i][0],
+                                                             cases[i][1], cases[i][2], cases[i][3]);
+
+        assert_int_equal(choice.steps_ahead, cases[i][4]);
+        assert_int_equal(choice.steps, cases[i][5]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -172,6 +192,7 @@ int main(void)
         cmocka_unit_test(partials_cover_k_and_blocks_cover_partials),
         cmocka_unit_test(large_ranks_take_the_forms_that_there_are),
         cmocka_unit_test(the_ring_takes_the_large_steps),
+        cmocka_unit_test(blocks_of_decode_fit_a_wave),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -26,6 +26,7 @@ extern "C" {
 #define SP_CUDA_WINDOW_BLOCKS 160 /* the same for windows: below, smaller blocks */
 #define SP_CUDA_SHRINK_WAVE   264 /* resident blocks of the small window kernels */
 #define SP_CUDA_WAVE          528 /* resident blocks of the expand */
+#define SP_CUDA_WAVE_64       396 /* the same for 33 to 64 ranks, two steps in flight */
 #define SP_CUDA_STEPS_MAX     8   /* of one expand block */
 #define SP_CUDA_WINDOW_TILES  8
 #define SP_CUDA_RING_RANKS    64   /* largest rank that the expand ring serves */
@@ -260,6 +261,7 @@ static inline sp_cuda_expand_choice sp_cuda_choose_expand(int32_t multiprocessor
     int64_t wave = sp_cuda_scaled(SP_CUDA_WAVE, multiprocessors);
     int32_t tiles = sp_cuda_tiles_bound(n_rows, n_slots);
     sp_cuda_expand_choice choice = {0, 1, 1, 1, 0, 0};
+    int64_t limit = 2 * wave; /* of blocks in the end, where this can be had */
     int32_t most;
     int64_t blocks;
 
@@ -267,12 +269,16 @@ static inline sp_cuda_expand_choice sp_cuda_choose_expand(int32_t multiprocessor
     if (n_rows > SP_CUDA_DECODE_ROWS)
         choice.window_tiles = SP_CUDA_WINDOW_TILES;
     blocks = (int64_t)sp_cuda_ceil(tiles, choice.window_tiles) * total_steps;
-    if (choice.window_tiles == 1 && blocks > 2 * wave)
-        choice.steps_ahead = 128 / choice.ranks;
+    if (choice.window_tiles == 1 && choice.ranks < 128 && blocks > wave) {
+        choice.steps_ahead = 2;
+        if (choice.ranks == 64) /* of which fewer are resident */
+            wave = sp_cuda_scaled(SP_CUDA_WAVE_64, multiprocessors);
+        limit = wave;
+    }
     /* Fewer blocks while the device stays full: each starts with a chain of dependent loads. */
     choice.steps = choice.steps_ahead;
-    most = choice.window_tiles == 1 ? 2 * choice.steps_ahead : SP_CUDA_STEPS_MAX;
-    while (choice.steps < most && blocks > choice.steps * 2 * wave)
+    most = choice.window_tiles == 1 && choice.ranks == 128 ? 2 : SP_CUDA_STEPS_MAX;
+    while (choice.steps < most && blocks > choice.steps * limit)
         choice.steps *= 2;
     sp_cuda_choose_ring(multiprocessors, n_rows, tiles, total_steps, rank_stride, &choice);
     return choice;

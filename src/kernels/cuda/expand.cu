@@ -313,7 +313,7 @@ static __device__ __forceinline__ void fold_step(const work &at, const window<TI
 /* Resident blocks per multiprocessor: as many as registers allow without spills. */
 static constexpr int resident(int tiles, int s, int ahead)
 {
-    return tiles > 1 && s == 4 ? 2 : s == 4 || ahead > 1 || (tiles > 1 && s == 2) ? 3 : 4;
+    return tiles > 1 && s == 4 ? 2 : s == 4 || s * ahead > 2 || (tiles > 1 && s == 2) ? 3 : 4;
 }
 
 template <int F16, int VEC, int TILES, int S, int AHEAD>
@@ -434,7 +434,7 @@ static cudaError_t launch_vectors(const sp_cuda_group *group, sp_cuda_expand_cho
     if (choice.ranks == 64)
         return choice.steps_ahead == 2 ? launch<F16, 1, 1, 2, 2>(group, steps, on)
                                        : launch<F16, 1, 1, 2, 1>(group, steps, on);
-    return choice.steps_ahead == 4 ? launch<F16, 1, 1, 1, 4>(group, steps, on)
+    return choice.steps_ahead == 2 ? launch<F16, 1, 1, 1, 2>(group, steps, on)
                                    : launch<F16, 1, 1, 1, 1>(group, steps, on);
 }
 
