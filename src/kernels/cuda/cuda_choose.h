@@ -26,13 +26,15 @@ extern "C" {
 #define SP_CUDA_WINDOW_BLOCKS 160 /* the same for windows: below, smaller blocks */
 #define SP_CUDA_SHRINK_WAVE   264 /* resident blocks of the small window kernels */
 #define SP_CUDA_WAVE          528 /* resident blocks of the expand */
-#define SP_CUDA_WAVE_64       396 /* the same for 33 to 64 ranks, two steps in flight */
-#define SP_CUDA_STEPS_MAX     8   /* of one expand block */
-#define SP_CUDA_WINDOW_TILES  8
-#define SP_CUDA_RING_RANKS    64   /* largest rank that the expand ring serves */
-#define SP_CUDA_RING_STEPS    8192 /* decode: at least so many steps (128 columns of one tile) */
-#define SP_CUDA_RING_WIDE     96 /* many rows above rank 32: at most so many steps of 128 columns */
-#define SP_CUDA_ROUNDED_RANKS 64 /* many rows: from this rank on the expand reads a rounded xa */
+/* Blocks of the expand in decode, by the bound of tiles, up to which a block gets no more steps. */
+#define SP_CUDA_DECODE_BLOCKS    740
+#define SP_CUDA_DECODE_BLOCKS_64 396 /* 33 to 64 ranks, of which fewer are resident */
+#define SP_CUDA_STEPS_MAX        8   /* of one expand block */
+#define SP_CUDA_WINDOW_TILES     8
+#define SP_CUDA_RING_RANKS       64   /* largest rank that the expand ring serves */
+#define SP_CUDA_RING_STEPS       8192 /* decode: at least so many steps (128 columns of one tile) */
+#define SP_CUDA_RING_WIDE        96 /* many rows above rank 32: at most so many steps of 128 columns */
+#define SP_CUDA_ROUNDED_RANKS    64 /* many rows: from this rank on the expand reads a rounded xa */
 
 /* Tiles that n_rows rows of n_slots slots can need at most. */
 static inline int32_t sp_cuda_tiles_bound(int32_t n_rows, int32_t n_slots)
@@ -271,9 +273,8 @@ static inline sp_cuda_expand_choice sp_cuda_choose_expand(int32_t multiprocessor
     blocks = (int64_t)sp_cuda_ceil(tiles, choice.window_tiles) * total_steps;
     if (choice.window_tiles == 1 && choice.ranks < 128 && blocks > wave) {
         choice.steps_ahead = 2;
-        if (choice.ranks == 64) /* of which fewer are resident */
-            wave = sp_cuda_scaled(SP_CUDA_WAVE_64, multiprocessors);
-        limit = wave;
+        limit = sp_cuda_scaled(
+            choice.ranks == 64 ? SP_CUDA_DECODE_BLOCKS_64 : SP_CUDA_DECODE_BLOCKS, multiprocessors);
     }
     /* Fewer blocks while the device stays full: each starts with a chain of dependent loads. */
     choice.steps = choice.steps_ahead;
