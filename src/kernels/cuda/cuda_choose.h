@@ -32,8 +32,8 @@ extern "C" {
 #define SP_CUDA_STEPS_MAX        8   /* of one expand block */
 #define SP_CUDA_WINDOW_TILES     8
 #define SP_CUDA_RING_RANKS       64   /* largest rank that the expand ring serves */
-#define SP_CUDA_RING_STEPS       8192 /* decode: at least so many steps (128 columns of one tile) */
-#define SP_CUDA_RING_WIDE        96 /* many rows above rank 32: at most so many steps of 128 columns */
+#define SP_CUDA_RING_STEPS       8192 /* decode: at least so many steps of 128 columns */
+#define SP_CUDA_RING_WIDE        96   /* many rows above rank 32: at most so many steps */
 #define SP_CUDA_ROUNDED_RANKS    64 /* many rows: from this rank on the expand reads a rounded xa */
 
 /* Tiles that n_rows rows of n_slots slots can need at most. */
