@@ -1,8 +1,9 @@
 /*
- * bench_attention.c: attention on the CPU at several levels in turn, 16 query and 8 key heads of
- * 128 (the 0.6B shape), one layer.
+ * bench_attention.c: attention on the CPU at several levels in turn, 8 key heads of 128 and two
+ * query heads of each (the 0.6B shape) or `--group` of them, one layer.
  *
- *     bench_attention [--threads N] [--repeats N] [--item-rows N] [--commit TEXT]
+ *     bench_attention [--threads N] [--repeats N] [--item-rows N] [--group N] [--decode 0|1]
+ *                     [--commit TEXT]
  *
  * A prefill of N rows is N / 512 steps of 512 rows, as the engine takes them; a decode step has one
  * row of each sequence. Keys, values and queries are random BF16. A repeat runs every level once,
@@ -20,8 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KV_HEADS = 8, GROUP = 2, DIM = 128, PAGE = 16, STEP_ROWS = 512, KEYS_MAX = 8192 };
-enum { WIDTH = KV_HEADS * GROUP * DIM, PAGES = KEYS_MAX / PAGE, LEVELS_MAX = 4 };
+enum { KV_HEADS = 8, GROUP_MAX = 16, DIM = 128, PAGE = 16, STEP_ROWS = 512, KEYS_MAX = 8192 };
+enum { PAGES = KEYS_MAX / PAGE, LEVELS_MAX = 4 };
 
 #define REPEATS_MAX 101
 
@@ -39,6 +40,8 @@ static const bench_case cases[] = {{"prefill", 1, 512, 0},  {"prefill", 1, 2048,
 typedef struct bench {
     const char *commit;
     int32_t threads, repeats, item_rows;
+    int32_t group, width; /* query heads of a key head; elements of a row */
+    int32_t decode;       /* 1: those cases alone */
     sp_exec *exec;
     const sp_kernels *levels[LEVELS_MAX];
     int n_levels;
@@ -79,10 +82,10 @@ static void fill_random(uint16_t *values, size_t n, uint64_t seed, float size)
 
 static bool make_memory(bench *b)
 {
-    size_t cache = (size_t)KEYS_MAX * KV_HEADS * DIM, rows = (size_t)KEYS_MAX * WIDTH;
+    size_t cache = (size_t)KEYS_MAX * KV_HEADS * DIM, rows = 2 * STEP_ROWS * (size_t)b->width;
 
     for (int i = 0; i < b->n_levels; i++) {
-        size_t floats = b->levels[i]->attention_scratch_floats(GROUP, DIM);
+        size_t floats = b->levels[i]->attention_scratch_floats(b->group, DIM);
 
         b->scratch_floats = floats > b->scratch_floats ? floats : b->scratch_floats;
     }
@@ -110,22 +113,22 @@ static void attention_task(void *user, int32_t task, int32_t thread)
     int32_t head = task % KV_HEADS, item = task / KV_HEADS % step->items;
     int32_t sequence = task / KV_HEADS / step->items, row = item * b->item_rows;
     int32_t left = step->n - row;
-    int64_t at = ((int64_t)sequence * step->n + (step->first + row) % STEP_ROWS) * WIDTH +
-                 head * GROUP * DIM;
+    int64_t at = ((int64_t)sequence * step->n + (step->first + row) % STEP_ROWS) * b->width +
+                 head * b->group * DIM;
     const sp_attention_args args = {
         .type = SP_DTYPE_BF16,
         .n_rows = left < b->item_rows ? left : b->item_rows,
         .first_position = step->first + row,
-        .group = GROUP,
+        .group = b->group,
         .head_dim = DIM,
         .kv_heads = KV_HEADS,
         .kv_head = head,
         .page_tokens = PAGE,
         .scale = 0.08838834764f,
         .q = b->q + at,
-        .q_stride = WIDTH,
+        .q_stride = b->width,
         .out = b->out + at,
-        .out_stride = WIDTH,
+        .out_stride = b->width,
         .k_cache = b->k,
         .v_cache = b->v,
         .pages = b->pages,
@@ -150,13 +153,13 @@ static double run_case(const bench *b, const sp_kernels *kernels, const bench_ca
     return sp_clock_seconds() - began;
 }
 
-static double operations(const bench_case *c)
+static double operations(const bench *b, const bench_case *c)
 {
     double keys = 0;
 
     for (int32_t i = 0; i < c->rows; i++)
         keys += c->context + i + 1;
-    return 4.0 * DIM * KV_HEADS * GROUP * keys * c->sequences;
+    return 4.0 * b->width * keys * c->sequences;
 }
 
 static void measure(const bench *b, const bench_case *c, bool last)
@@ -187,8 +190,8 @@ static void measure(const bench *b, const bench_case *c, bool last)
                "\"level\": \"%s\", \"milliseconds\": %.4f, \"best_milliseconds\": %.4f, "
                "\"gflop_per_s\": %.1f, \"of_tiles\": %.3f, \"over_first\": %.3f}%s\n",
                c->kind, (int)c->sequences, (int)c->rows, (int)c->context, b->levels[l]->level,
-               time_s * 1e3, seconds[l][0] * 1e3, operations(c) / time_s * 1e-9,
-               tile_rate > 0 ? operations(c) / time_s / tile_rate : 0.0,
+               time_s * 1e3, seconds[l][0] * 1e3, operations(b, c) / time_s * 1e-9,
+               tile_rate > 0 ? operations(b, c) / time_s / tile_rate : 0.0,
                median(ratios[l], b->repeats), last && l + 1 == b->n_levels ? "" : ",");
     }
 }
@@ -208,25 +211,34 @@ static bool parse(bench *b, int argc, char **argv)
             b->threads = (int32_t)strtol(value, NULL, 10);
         else if (strcmp(argv[i], "--item-rows") == 0)
             b->item_rows = (int32_t)strtol(value, NULL, 10);
+        else if (strcmp(argv[i], "--group") == 0)
+            b->group = (int32_t)strtol(value, NULL, 10);
+        else if (strcmp(argv[i], "--decode") == 0)
+            b->decode = (int32_t)strtol(value, NULL, 10);
         else if (strcmp(argv[i], "--commit") == 0)
             b->commit = value;
         else
             return false;
     }
-    return b->repeats >= 1 && b->repeats <= REPEATS_MAX && b->threads >= 1 && b->item_rows >= 1;
+    b->width = KV_HEADS * b->group * DIM;
+    return b->repeats >= 1 && b->repeats <= REPEATS_MAX && b->threads >= 1 && b->item_rows >= 1 &&
+           b->group >= 1 && b->group <= GROUP_MAX;
 }
 
 int main(int argc, char **argv)
 {
-    static bench b = {
-        .commit = "unknown", .threads = 1, .repeats = 7, .item_rows = SP_ATTENTION_ROWS};
+    static bench b = {.commit = "unknown",
+                      .threads = 1,
+                      .repeats = 7,
+                      .item_rows = SP_ATTENTION_ROWS,
+                      .group = 2};
     static const char *const names[] = {"avx512", "amx"};
     sp_exec_options options;
     char processor[128];
 
     if (!parse(&b, argc, argv)) {
         (void)fprintf(stderr, "usage: bench_attention [--threads N] [--repeats N] [--item-rows N] "
-                              "[--commit TEXT]\n");
+                              "[--group N] [--decode 0|1] [--commit TEXT]\n");
         return 2;
     }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -240,10 +252,12 @@ int main(int argc, char **argv)
     }
     sp_bench_processor_name(processor, sizeof processor);
     printf("{\n  \"bench\": \"attention\",\n  \"commit\": \"%s\",\n  \"machine\": {\"processor\": "
-           "\"%s\", \"threads\": %d},\n  \"item_rows\": %d,\n  \"cases\": [\n",
-           b.commit, processor, (int)b.threads, (int)b.item_rows);
+           "\"%s\", \"threads\": %d},\n  \"item_rows\": %d,\n  \"group\": %d,\n  "
+           "\"cases\": [\n",
+           b.commit, processor, (int)b.threads, (int)b.item_rows, (int)b.group);
     for (size_t c = 0; c < N_CASES; c++)
-        measure(&b, &cases[c], c + 1 == N_CASES);
+        if (!b.decode || strcmp(cases[c].kind, "decode") == 0)
+            measure(&b, &cases[c], c + 1 == N_CASES);
     printf("  ]\n}\n");
     sp_exec_destroy(b.exec);
     sp_aligned_free(b.scratch);

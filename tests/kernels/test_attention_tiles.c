@@ -187,6 +187,77 @@ static void spans_do_not_depend_on_chunks(void **state)
     sequence_free(&s);
 }
 
+/* ---- few queries --------------------------------------------------------------------------- */
+
+/* Rows from `first` on, `chunk` at a time, with up to `vectors` queries in vectors, against those
+ * that a prefill of them has. */
+static void check_few(const sp_kernels *kernels, const sequence *s, int32_t first, int32_t chunk,
+                      int32_t vectors, const uint16_t *whole)
+{
+    int32_t usual = vector_queries, width = s->group * s->head_dim;
+    layout at = {16, 2, 1};
+    uint16_t *out = malloc((size_t)(chunk * width) * sizeof *out);
+
+    assert_non_null(out);
+    vector_queries = vectors;
+    for (int32_t row = first; row < s->tokens; row += chunk) {
+        int32_t rows = row + chunk < s->tokens ? chunk : s->tokens - row;
+        cache kv = cache_new(s, at, row + rows);
+
+        attend(kernels, s, &kv, at, row, rows, out);
+        if (memcmp(out, whole + (row - first) * width, (size_t)(rows * width) * 2) != 0)
+            fail_msg("%d heads of %d, %d rows from %d, vectors up to %d: differ", s->group,
+                     s->head_dim, rows, row, vectors);
+        cache_free(&kv);
+    }
+    vector_queries = usual;
+    free(out);
+}
+
+/* Some values, keys and queries are zeros of both signs. */
+static sequence sequence_with_zeros(sp_test_random *random, const int32_t *shape, const float *size)
+{
+    sequence s = sized_sequence(random, shape, size);
+
+    for (int32_t t = 0; t < s.tokens; t += 3)
+        for (int32_t i = 0; i < s.head_dim; i++) {
+            s.k[t * s.head_dim + i] = i % 2 ? -0.0f : 0.0f;
+            s.v[t * s.head_dim + i] = -0.0f;
+        }
+    for (int32_t t = 0; t < s.tokens; t++)
+        s.v[t * s.head_dim] = t % 2 ? -0.0f : 0.0f;
+    memset(s.q + s.group * s.head_dim * (s.tokens - 2), 0, (size_t)s.head_dim * sizeof *s.q);
+    return s;
+}
+
+static void decode_has_the_bits_of_a_prefill(void **state)
+{
+    enum { FIRST = 118, TOKENS = 136 }; /* more queries than a tile has, across a span's end */
+    const sp_kernels *kernels = ATTENTION_KERNELS(state);
+    static const int32_t head_dims[] = {1, 40, 64, 128, 256};
+    sp_test_random random = {24};
+    layout at = {16, 2, 1};
+
+    for (size_t d = 0; d < COUNT(head_dims); d++)
+        for (int32_t group = 1; group <= 16; group += 1 + (head_dims[d] > 64 && group > 4) * 2) {
+            int32_t shape[] = {TOKENS, group, head_dims[d]};
+            sequence s = sequence_with_zeros(&random, shape, sizes[group % 4]);
+            cache kv = cache_new(&s, at, s.tokens);
+            size_t n = (size_t)((TOKENS - FIRST) * group * s.head_dim);
+            uint16_t *whole = malloc(n * sizeof *whole);
+
+            assert_non_null(whole);
+            attend(kernels, &s, &kv, at, FIRST, TOKENS - FIRST, whole);
+            for (int32_t vectors = 0; vectors <= FEW_QUERIES; vectors += FEW_QUERIES) {
+                check_few(kernels, &s, FIRST, 1, vectors, whole);
+                check_few(kernels, &s, FIRST, group < 5 ? FEW_QUERIES / group : 2, vectors, whole);
+            }
+            free(whole);
+            cache_free(&kv);
+            sequence_free(&s);
+        }
+}
+
 /* The instruction itself against the emulation, where there is one. */
 static void hardware_has_the_same_bits(void **state)
 {
@@ -203,6 +274,7 @@ static void hardware_has_the_same_bits(void **state)
             uint16_t *out = attend_all(hardware, &s), *expected = attend_all(emulation, &s);
 
             assert_memory_equal(out, expected, (size_t)(s.tokens * s.group * s.head_dim) * 2);
+            check_chunks(hardware, &s, (layout){16, 2, 1}, 1, (const unsigned char *)expected);
             free(expected);
             free(out);
             sequence_free(&s);
@@ -218,6 +290,7 @@ int main(void)
         cmocka_unit_test(non_finite_stays_in_its_row),
         cmocka_unit_test(sums_follow_the_documented_order),
         cmocka_unit_test(spans_do_not_depend_on_chunks),
+        cmocka_unit_test(decode_has_the_bits_of_a_prefill),
         cmocka_unit_test(hardware_has_the_same_bits),
     };
 

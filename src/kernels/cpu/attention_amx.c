@@ -6,8 +6,9 @@
  * many rows as the scratch holds. Scores are K · Qᵀ, outputs Vᵀ · Pᵀ, so a
  * query is a lane of every vector between the two products: maxima, totals and
  * rescaling need no sum across lanes, and a pair of weights is in the order in
- * which the second product reads it. Decode has the same columns, fewer of
- * them.
+ * which the second product reads it. Up to 16 queries in all, as in decode, are
+ * the rows of a tile in the second product; up to VECTOR_QUERIES, sums have the
+ * same order in vectors without tiles (attention_few_avx512.h).
  *
  * Order of one query: spans of 128 keys from absolute position 0. In a span the
  * scores, 32 elements of head_dim a step (see tile_dot); the new maximum; the
@@ -23,7 +24,6 @@
  */
 #include "kernels/cpu/levels.h"
 #include "kernels/cpu/tiles_amx.h"
-#include "kernels/cpu/transpose_avx512.h"
 
 #include <math.h>
 #include <stdalign.h>
@@ -41,20 +41,29 @@
 #define BLOCKS       (SPAN / STEP)
 #define TILE_QUERIES 128 /* that share keys and values in tile order; or one row's */
 #define HALVES       2   /* of a weight */
-#define FETCHES      4   /* positions prefetched at a time where there is one group of queries */
+#define LOG2_E       0x1.715476p0f
+#define FETCHES      4 /* positions prefetched at a time where there is one group of queries */
+#ifndef VECTOR_QUERIES
+#define VECTOR_QUERIES 4 /* of a KV head, up to which vectors are faster than tiles */
+#endif
+
+#include "kernels/cpu/attention_few_avx512.h"
 
 _Static_assert(SPAN % SP_ATTENTION_BLOCK == 0, "spans end where blocks of other levels end");
+_Static_assert(VECTOR_QUERIES <= FEW_QUERIES, "their scratch is that of one group of queries");
 
-static const sp_kernels *below; /* for the other types */
-
-static int32_t min32(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
+static const sp_kernels *below;                 /* for the other types */
+static int32_t vector_queries = VECTOR_QUERIES; /* tests set it, to compare both forms */
 
 static int32_t round_up(int32_t n, int32_t step)
 {
     return (n + step - 1) / step * step;
+}
+
+/* Whether so many queries of a tile are computed without tiles. */
+static bool in_vectors(int32_t queries)
+{
+    return queries <= vector_queries;
 }
 
 static int32_t rows_at_once(int32_t group)
@@ -259,30 +268,6 @@ static void load_span(const sp_attention_args *args, const attention_tiles *tile
     }
 }
 
-/* What the next span reads, prefetched a few positions at a time while this one
- * is computed: a page is too short for the hardware's prefetcher. */
-typedef struct span_fetch {
-    const uint16_t *k, *v;
-    const int64_t *offsets;
-    int32_t next, count, at_once; /* positions */
-    int32_t head_dim;
-} span_fetch;
-
-SP_INLINE void fetch_some(span_fetch *fetch)
-{
-    int32_t end = min32(fetch->count, fetch->next + fetch->at_once);
-
-    for (; fetch->next < end; fetch->next++) {
-        const uint16_t *k = fetch->k + fetch->offsets[fetch->next];
-        const uint16_t *v = fetch->v + fetch->offsets[fetch->next];
-
-        for (int32_t i = 0; i < fetch->head_dim; i += STEP) {
-            _mm_prefetch((const char *)(k + i), _MM_HINT_T1);
-            _mm_prefetch((const char *)(v + i), _MM_HINT_T1);
-        }
-    }
-}
-
 static void load_queries(const sp_attention_args *args, const attention_tiles *tiles, int32_t row,
                          int32_t queries)
 {
@@ -444,24 +429,6 @@ static void finish_product(const attention_tiles *tiles, tile_product *p)
  * -------------------------------------------------------------------------------
  */
 
-/* 2^x for x up to about 0, at least 2^-125; 1 for 0. The polynomial is within
- * 2^-23 of 2^r for r in [-1/2, 1/2]. */
-SP_INLINE __m512 exp2_16(__m512 x)
-{
-    __m512 n, r, p;
-
-    x = _mm512_max_ps(_mm512_set1_ps(-125.0f), x); /* a NaN stays one */
-    n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    r = _mm512_sub_ps(x, n);
-    p = _mm512_set1_ps(0x1.5bba14p-10f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.3cea88p-7f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.c6b752p-5f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.ebf9bcp-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.62e42ap-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, n);
-}
-
 /* Lanes that see key `token`. */
 SP_INLINE __mmask16 lanes_seeing(bool all, __m512i position, int32_t token)
 {
@@ -496,18 +463,6 @@ SP_INLINE __m512i pair_of(__m512 even, __m512 odd)
 
     return _mm512_ternarylogic_epi32(_mm512_srli_epi32(_mm512_castps_si512(even), 16),
                                      _mm512_castps_si512(odd), upper, 0xf8); /* a | (b & c) */
-}
-
-/* The rest of a weight after its first half, rounded to BF16 in the upper half.
- */
-SP_INLINE __m512 rest_of(__m512 weight)
-{
-    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
-    __m512i first = _mm512_and_si512(_mm512_castps_si512(weight), upper);
-    __m512 rest = _mm512_sub_ps(weight, _mm512_castsi512_ps(first)); /* exact */
-
-    return _mm512_castsi512_ps(
-        _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000)));
 }
 
 /* Turns `keys` scores of each lane into weights and returns their totals;
@@ -604,7 +559,7 @@ static int32_t blocks_seen(const attention_tiles *tiles, int32_t group, int32_t 
  */
 
 /*
- * Up to QUERIES queries, as in decode: weights are the rows of a tile, as many
+ * Up to QUERIES queries, as in decode of large groups: weights are the rows of a tile, as many
  * as there are queries, and values its columns, so that values need no
  * transpose and products take less time. The sums are [queries][d], in the
  * order of pair_values. A product's factors may be exchanged, so each sum has
@@ -621,7 +576,7 @@ static tile_config few_config(int32_t queries)
     return config;
 }
 
-static void few_scores(const attention_tiles *tiles, int32_t blocks)
+static void tile_few_scores(const attention_tiles *tiles, int32_t blocks)
 {
     for (int32_t b = 0; b < blocks; b++) {
         const char *keys = (const char *)(tiles->keys + b * STEP * tiles->d);
@@ -662,7 +617,7 @@ static void transpose_weights(const attention_tiles *tiles, int32_t queries, int
     }
 }
 
-static void few_values(const attention_tiles *tiles, int32_t blocks)
+static void tile_few_values(const attention_tiles *tiles, int32_t blocks)
 {
     const char *weights = (const char *)weights_of(tiles, 1);
     int64_t stride = (int64_t)tiles->d * (int64_t)sizeof(float);
@@ -687,16 +642,65 @@ static void few_values(const attention_tiles *tiles, int32_t blocks)
     }
 }
 
-static void few_span(const attention_tiles *tiles, int32_t queries, int32_t begin, float scale,
-                     const span_fetch *fetch)
+static void tile_few_span(const attention_tiles *tiles, int32_t queries, int32_t begin, float scale,
+                          const span_fetch *fetch)
 {
     products_beside beside = {.tiles = tiles, .fetch = *fetch};
     int32_t blocks = blocks_seen(tiles, 0, begin);
 
-    few_scores(tiles, blocks);
+    tile_few_scores(tiles, blocks);
     softmax(tiles, 0, begin, blocks * STEP, scale, &beside);
     transpose_weights(tiles, queries, blocks);
-    few_values(tiles, blocks);
+    tile_few_values(tiles, blocks);
+}
+
+/* ---- few queries in vectors
+ * ---------------------------------------------------------------------- */
+
+static attention_few start_few(const sp_attention_args *args, const attention_tiles *tiles,
+                               int32_t row, int32_t queries)
+{
+    attention_few few = {.queries = queries,
+                         .d = tiles->d,
+                         .q = (float *)(void *)tiles->q,
+                         .scores = tiles->scores,
+                         .weights = (float *)(void *)tiles->weights,
+                         .sums = tiles->sums,
+                         .largest = tiles->largest,
+                         .total = tiles->total,
+                         .position = tiles->position};
+
+    memset(few.q, 0, (size_t)(FEW_QUERIES * few.d) * sizeof(float));
+    for (int32_t query = 0; query < queries; query++) {
+        const uint16_t *from = (const uint16_t *)args->q +
+                               (row + query / args->group) * args->q_stride +
+                               (int64_t)(query % args->group) * args->head_dim;
+
+        for (int32_t i = 0; i < args->head_dim; i++)
+            few.q[query * few.d + i] = sp_bf16_to_f32(from[i]);
+    }
+    return few;
+}
+
+static void vector_span(const sp_attention_args *args, const attention_tiles *tiles,
+                        const attention_few *few, const int64_t *offsets, int32_t begin,
+                        int32_t count, span_fetch *fetch)
+{
+    const uint16_t *lines[STEP];
+
+    for (int32_t t = 0; t < count; t += STEP) {
+        int32_t n = min32(count - t, STEP);
+
+        find_lines(tiles, args->k_cache, offsets + t, args->head_dim, n, lines);
+        few_scores(few, lines, t, n, fetch);
+    }
+    few_softmax(few, begin, count, args->scale * LOG2_E);
+    for (int32_t t = 0; t < count; t += STEP) {
+        int32_t n = min32(count - t, STEP);
+
+        find_lines(tiles, args->v_cache, offsets + t, args->head_dim, n, lines);
+        few_values(few, lines, t, n, fetch);
+    }
 }
 
 /* ---- one tile of rows
@@ -706,7 +710,6 @@ static void start(const sp_attention_args *args, const attention_tiles *tiles, i
                   int32_t queries)
 {
     memset(tiles->zeros, 0, (size_t)tiles->d * sizeof *tiles->zeros);
-    load_queries(args, tiles, row, queries);
     memset(tiles->sums, 0, (size_t)(tiles->groups * QUERIES * tiles->d) * sizeof(float));
     for (int32_t i = 0; i < tiles->groups * QUERIES; i++) {
         int32_t query = min32(i, queries - 1); /* what has no query sees what the last one does */
@@ -715,6 +718,15 @@ static void start(const sp_attention_args *args, const attention_tiles *tiles, i
         tiles->total[i] = 0.0f;
         tiles->position[i] = args->first_position + row + query / args->group;
     }
+}
+
+static void start_tiles(const sp_attention_args *args, const attention_tiles *tiles, int32_t row,
+                        int32_t queries)
+{
+    tile_config config = tiles->groups == 1 ? few_config(queries) : tile_config_of(QUERIES);
+
+    tile_configure(&config);
+    load_queries(args, tiles, row, queries);
 }
 
 /* A product of the pair of groups at `group`; no steps where there is none. */
@@ -799,11 +811,13 @@ static void finish_sixteen(const sp_attention_args *args, float *sums, const flo
     }
 }
 
-/* Of few queries; the elements in their order again. */
+/* Of few queries; the elements in their order again: that of pair_values or of few_values. */
 static void finish_few(const sp_attention_args *args, const attention_tiles *tiles, int32_t row,
                        int32_t queries)
 {
-    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i fours = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i ones = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i first = in_vectors(queries) ? ones : fours;
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
 
     for (int32_t query = 0; query < queries; query++)
@@ -837,32 +851,53 @@ static void finish(const sp_attention_args *args, const attention_tiles *tiles, 
                            row, query, min32(QUERIES, queries - query), i);
 }
 
+/* Positions that one call of fetch_some prefetches: a span's calls prefetch about the next span. */
+static int32_t fetched_at_once(const attention_tiles *tiles, int32_t queries)
+{
+    int32_t calls = (SPAN / 16 + BLOCKS) * (tiles->d / STEP); /* in vectors */
+
+    return in_vectors(queries) ? (SPAN + calls - 1) / calls : FETCHES / tiles->groups + 1;
+}
+
+static void attend_span(const sp_attention_args *args, const attention_tiles *tiles,
+                        const attention_few *few, int32_t queries, const int64_t *offsets,
+                        int32_t begin, int32_t count, span_fetch *fetch)
+{
+    if (in_vectors(queries)) {
+        vector_span(args, tiles, few, offsets, begin, count, fetch);
+        return;
+    }
+    load_span(args, tiles, offsets, count);
+    if (tiles->groups == 1)
+        tile_few_span(tiles, queries, begin, args->scale * LOG2_E, fetch);
+    else
+        add_span(tiles, begin, args->scale * LOG2_E, fetch);
+}
+
 static void attend_rows(const sp_attention_args *args, int32_t row, int32_t rows)
 {
-    const float log2_e = 0x1.715476p0f;
     int32_t queries = rows * args->group, keys = args->first_position + row + rows;
     attention_tiles tiles = tiles_in_scratch(args, queries);
-    tile_config config = tiles.groups == 1 ? few_config(queries) : tile_config_of(QUERIES);
+    int32_t at_once = fetched_at_once(&tiles, queries), count = min32(keys, SPAN);
+    attention_few few = {0};
     int64_t offsets[2][SPAN];
-    int32_t count = min32(keys, SPAN);
 
-    tile_configure(&config);
     start(args, &tiles, row, queries);
+    if (in_vectors(queries))
+        few = start_few(args, &tiles, row, queries);
+    else
+        start_tiles(args, &tiles, row, queries);
     find_span(args, 0, count, offsets[0]);
     for (int32_t begin = 0, turn = 0; begin < keys; begin += SPAN, turn ^= 1) {
         span_fetch fetch = {.k = args->k_cache,
                             .v = args->v_cache,
                             .offsets = offsets[turn ^ 1],
                             .count = min32(keys - begin - count, SPAN),
-                            .at_once = FETCHES / tiles.groups + 1,
+                            .at_once = at_once,
                             .head_dim = args->head_dim};
 
         find_span(args, begin + count, fetch.count, offsets[turn ^ 1]);
-        load_span(args, &tiles, offsets[turn], count);
-        if (tiles.groups == 1)
-            few_span(&tiles, queries, begin, args->scale * log2_e, &fetch);
-        else
-            add_span(&tiles, begin, args->scale * log2_e, &fetch);
+        attend_span(args, &tiles, &few, queries, offsets[turn], begin, count, &fetch);
         count = fetch.count;
     }
     finish(args, &tiles, row, queries);
