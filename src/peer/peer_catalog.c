@@ -65,6 +65,7 @@ struct sp_peer_catalog {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     bool stop, scanned;
+    bool listed; /* by the last scan: the directory could be read */
 
     slot **slots; /* [n_slots] by name */
     size_t n_slots, capacity;
@@ -333,6 +334,7 @@ static void scan(sp_peer_catalog *catalog)
     if (listing)
         remove_unseen(catalog);
     catalog->scanned = true;
+    catalog->listed = listing != NULL;
     pthread_mutex_unlock(&catalog->lock);
     tell_changed(catalog);
 }
@@ -467,7 +469,7 @@ static void save_digests(const sp_peer_catalog *catalog)
 {
     sp_error error;
 
-    if (catalog->digests && sp_peer_digests_is_changed(catalog->digests) &&
+    if (catalog->digests && catalog->listed && sp_peer_digests_is_changed(catalog->digests) &&
         sp_peer_digests_save(catalog->digests, &error) != SP_OK)
         log_line(catalog, "the digests cannot be kept: %s", error.text);
 }

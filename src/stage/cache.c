@@ -213,19 +213,23 @@ void sp_stage_copied(sp_stage *stage, stage_content *content)
 
 /* ---- straight into a slot -------------------------------------------------------------------- */
 
-bool sp_stage_may_land(const sp_stage *stage)
+int32_t sp_stage_count_empty(const sp_stage *stage)
 {
     int32_t n_empty = 0;
 
-    if (sp_device_get_kind(sp_pool_device(stage->pool)) != SP_DEVICE_CPU)
-        return false;
     for (int32_t i = 0; i < stage->n_slots; i++) {
         sp_slot_info info = {.struct_bytes = sizeof info};
 
         n_empty +=
             sp_pool_slot_info(stage->pool, i, &info, NULL) == SP_OK && info.state == SP_SLOT_EMPTY;
     }
-    return n_empty >= 2;
+    return n_empty;
+}
+
+bool sp_stage_may_land(const sp_stage *stage)
+{
+    return sp_device_get_kind(sp_pool_device(stage->pool)) == SP_DEVICE_CPU &&
+           sp_stage_count_empty(stage) >= 2;
 }
 
 void sp_stage_open_slot(sp_stage *stage, stage_task *task)
@@ -292,10 +296,13 @@ void sp_stage_kept(sp_stage *stage, stage_content *content)
     content->keeping = false;
     sp_image_destroy(task->landing);
     task->landing = NULL;
-    if (task->status == SP_OK)
+    if (task->status == SP_OK && content->image == NULL) {
         content->image = task->image;
-    else /* it is in its slot, and can be fetched again */
-        sp_stage_unreserve_image(stage, content->image_bytes);
+        content->image_bytes = stage->image_bytes;
+    } else { /* a load has brought one meanwhile, or it can be fetched again */
+        sp_image_destroy(task->image);
+        sp_stage_unreserve_image(stage, stage->image_bytes);
+    }
     task->image = NULL;
     sp_stage_refresh_slot(stage, content);
     sp_stage_drop_unused(stage, content);

@@ -520,7 +520,7 @@ static stage_content *content_for(sp_stage *stage, stage_load *load, sp_image *i
 {
     stage_content *content = content_of(stage, load, sp_image_digest(image));
 
-    if (content->image == NULL && !content->keeping) {
+    if (content->image == NULL) {
         content->image = image;
         content->image_bytes = sp_image_bytes(image);
         sp_stage_refresh_slot(stage, content);
@@ -664,11 +664,8 @@ static sp_status fill_slot(sp_stage *stage, stage_content *content, sp_error *er
 {
     sp_slot_handle handle;
     sp_status status;
-    bool empty = false;
 
-    for (int32_t i = 0; i < stage->n_slots; i++)
-        empty = empty || stage->slot_content[i] == NULL;
-    if (content->slot >= 0 || content->copying || !empty)
+    if (content->slot >= 0 || content->copying || sp_stage_count_empty(stage) == 0)
         return SP_OK;
     status = sp_pool_load(stage->pool, content->image, &handle, error);
     if (status == SP_POOL_FULL)

@@ -237,6 +237,7 @@ void sp_stage_refresh_slot(sp_stage *stage, stage_content *content);
 sp_slot_handle sp_stage_handle_of(const stage_content *content);
 /* Records that the content has been copied into this slot; releases the load's reference. */
 void sp_stage_take_slot(sp_stage *stage, stage_content *content, sp_slot_handle handle);
+int32_t sp_stage_count_empty(const sp_stage *stage); /* slots of the pool */
 /* Whether a packed image may come straight into a slot: on the CPU, where one is EMPTY and another
  * stays so for those that need one sooner. */
 bool sp_stage_may_land(const sp_stage *stage);

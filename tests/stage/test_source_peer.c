@@ -1324,6 +1324,47 @@ static void what_landed_is_kept_on_the_host(void **state)
     world_destroy(w);
 }
 
+/* A slot that an image comes into is not an empty one: what is added takes no other's. */
+static void what_is_added_beside_a_landing_evicts_nothing(void **state)
+{
+    static const char *const others[] = {"attn-r4", "ffn", "r1"};
+    world *w = landing_world();
+    sp_stage_load_options options;
+    sp_adapter *adapter;
+    int64_t ticket;
+    sp_error error;
+
+    (void)state;
+    if (!lands(4)) {
+        world_destroy(w);
+        skip();
+    }
+    w->peers[0].slow_ms = 500;
+    assert_int_equal(begin(w, "plain-r8", NULL, PEER(0), NULL, &ticket, &error), SP_PENDING);
+    while (count_slots(w, SP_SLOT_LOADING) < 1)
+        sp_stage_poll(w->stage);
+    for (int i = 0; i < 3; i++) {
+        assert_ok(load_folder(w, others[i], others[i], &error), &error);
+        hold_and_release(w, others[i]);
+    }
+    assert_int_equal(count_slots(w, SP_SLOT_LOADING), 1);
+    assert_ok(sp_adapter_open(ADAPTERS "patterns", &w->audit, &adapter, &error), &error);
+    sp_stage_load_options_default(&options, sizeof options);
+    options.name = "patterns";
+    assert_ok(sp_stage_add(w->stage, &options, adapter, &error), &error);
+    sp_adapter_release(adapter);
+    assert_int_equal(find(w, "patterns").slot, -1);
+    assert_ok(settle(w, ticket, &error), &error);
+    for (int i = 0; i < 3; i++) {
+        assert_true(find(w, others[i]).slot >= 0);
+        hold_and_release(w, others[i]);
+        check_is(w, others[i], others[i]);
+    }
+    hold_and_release(w, "patterns");
+    check_is(w, "patterns", "patterns");
+    world_destroy(w);
+}
+
 /* Unloaded, and the stage destroyed, at each point of keeping it. */
 static void what_is_being_kept_may_go(void **state)
 {
@@ -1512,6 +1553,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_digest_never_means_other_bytes),
         cmocka_unit_test(other_bytes_under_the_same_name),
         cmocka_unit_test(what_landed_is_kept_on_the_host),
+        cmocka_unit_test(what_is_added_beside_a_landing_evicts_nothing),
         cmocka_unit_test(what_is_being_kept_may_go),
         cmocka_unit_test(a_hung_peer_gives_its_slot_back),
         cmocka_unit_test(the_next_peer_goes_on),

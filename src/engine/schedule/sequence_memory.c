@@ -216,6 +216,8 @@ static void begin_snapshot(sp_sequence_memory *memory, sp_held_memory *held)
     }
     state->save = sp_state_slots_write(&memory->states, page, kind);
     state->saves = state->save >= 0;
+    if (!state->saves && state->follows)
+        state->output = 0; /* the one before it is gone */
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
