@@ -568,7 +568,7 @@ static sp_status check_size(sp_stage *stage, const sp_image *image, sp_error *er
     return sp_stage_grow_image(stage, image) ? SP_OK : cache_full(stage, error);
 }
 
-/* Described, and packed already: it may have a slot's memory, and goes on. */
+/* Its packed image is described: gives it a slot's memory where there is one, and resubmits it. */
 static void fetch_on(sp_stage *stage, stage_load *load)
 {
     if (!load->cancelled)

@@ -200,7 +200,7 @@ void sp_stage_facts_clear(sp_stage_facts *facts);
 /*
  * Runs a fetch on a loader thread. Fills the task's image and facts, or its status and error;
  * false: this source does not have it, and the task passes to the next one. task->open is not NULL
- * afterwards: the task is to come again, with a slot or without one.
+ * afterwards: the task will be resubmitted, with a slot or without one.
  */
 bool sp_stage_fetch(const sp_stage *stage, stage_task *task);
 /* Ends a fetch that is described and will not be fetched; no effect without one. */

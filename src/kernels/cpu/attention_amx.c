@@ -71,9 +71,7 @@ static int32_t rows_at_once(int32_t group)
     return group < TILE_QUERIES ? TILE_QUERIES / group : 1;
 }
 
-/* ---- scratch
- * -------------------------------------------------------------------------------
- */
+/* ---- scratch --------------------------------------------------------------------------------- */
 
 /* The scratch of one thread; d = head_dim rounded up to STEP. All parts are
  * whole cache lines. */
@@ -135,8 +133,7 @@ static attention_tiles tiles_in_scratch(const sp_attention_args *args, int32_t q
     return tiles;
 }
 
-/* ---- keys, values and queries in tile order
- * ------------------------------------------------ */
+/* ---- keys, values and queries in tile order -------------------------------------------------- */
 
 /* Offset of position `token` in k_cache and v_cache, in elements. */
 static int64_t cache_offset(const sp_attention_args *args, int32_t token)
@@ -287,9 +284,7 @@ static void load_queries(const sp_attention_args *args, const attention_tiles *t
     }
 }
 
-/* ---- products
- * ------------------------------------------------------------------------------
- */
+/* ---- products -------------------------------------------------------------------------------- */
 
 /*
  * A product of one pair of groups, run step by step between the vectors of
@@ -425,9 +420,7 @@ static void finish_product(const attention_tiles *tiles, tile_product *p)
         continue;
 }
 
-/* ---- softmax
- * -------------------------------------------------------------------------------
- */
+/* ---- softmax --------------------------------------------------------------------------------- */
 
 /* Lanes that see key `token`. */
 SP_INLINE __mmask16 lanes_seeing(bool all, __m512i position, int32_t token)
@@ -554,9 +547,7 @@ static int32_t blocks_seen(const attention_tiles *tiles, int32_t group, int32_t 
     return last < begin ? 0 : (min32(last - begin + 1, SPAN) + STEP - 1) / STEP;
 }
 
-/* ---- few queries
- * ---------------------------------------------------------------------------
- */
+/* ---- few queries ----------------------------------------------------------------------------- */
 
 /*
  * Up to QUERIES queries, as in decode of large groups: weights are the rows of a tile, as many
@@ -654,8 +645,7 @@ static void tile_few_span(const attention_tiles *tiles, int32_t queries, int32_t
     tile_few_values(tiles, blocks);
 }
 
-/* ---- few queries in vectors
- * ---------------------------------------------------------------------- */
+/* ---- few queries in vectors ------------------------------------------------------------------ */
 
 static attention_few start_few(const sp_attention_args *args, const attention_tiles *tiles,
                                int32_t row, int32_t queries)
@@ -703,8 +693,7 @@ static void vector_span(const sp_attention_args *args, const attention_tiles *ti
     }
 }
 
-/* ---- one tile of rows
- * ---------------------------------------------------------------------- */
+/* ---- one tile of rows ------------------------------------------------------------------------ */
 
 static void start(const sp_attention_args *args, const attention_tiles *tiles, int32_t row,
                   int32_t queries)
@@ -903,9 +892,7 @@ static void attend_rows(const sp_attention_args *args, int32_t row, int32_t rows
     finish(args, &tiles, row, queries);
 }
 
-/* ---- entry
- * ---------------------------------------------------------------------------------
- */
+/* ---- entry ----------------------------------------------------------------------------------- */
 
 static bool is_finite(const uint16_t *values, int32_t n)
 {

@@ -24,8 +24,7 @@ static inline int32_t min32(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
-/* ---- what other forms use too
- * ----------------------------------------------------------------- */
+/* ---- what other forms use too ---------------------------------------------------------------- */
 
 /* What the next span reads, prefetched a few positions at a time while this one
  * is computed: a page is too short for the hardware's prefetcher. */
@@ -81,8 +80,7 @@ SP_INLINE __m512 rest_of(__m512 weight)
         _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000)));
 }
 
-/* ---- few queries
- * ------------------------------------------------------------------------------ */
+/* ---- few queries ----------------------------------------------------------------------------- */
 
 /* Parts of the scratch of a thread; d = head_dim rounded up to STEP. */
 typedef struct attention_few {

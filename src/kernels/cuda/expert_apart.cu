@@ -311,7 +311,7 @@ cudaError_t sp_cuda_expert_apart(const sp_cuda_expert_delta *delta, cudaStream_t
     return vectors ? launch_of<0, 1>(delta, stream) : launch_of<0, 0>(delta, stream);
 }
 
-/* As a GEMM has it, beside which it runs: a multiprocessor is set anew only while it is idle. */
+/* The carve-out of the GEMM that it runs beside: a multiprocessor changes it only while idle. */
 template <class K> static cudaError_t prepare(cudaError_t before)
 {
     if (before == cudaSuccess)

@@ -100,8 +100,9 @@ typedef struct sp_engine_options {
                                       holds fewer than max_running, fewer run. 0: for max_running,
                                       or a quarter of the memory that the rest leaves */
     int32_t state_snapshot_tokens; /* with prefix_cache: states are kept at every so many tokens,
-                                      rounded up to a multiple of 32, and requests begin at one of
-                                      these places; changes no bit. 0: none are */
+                                      rounded up to a multiple of 32, and where prompts and
+                                      outputs end, and requests begin at one of these places;
+                                      changes no bit. 0: none are */
     size_t state_snapshot_bytes;   /* budget of the states that are kept; 0: an eighth of the memory
                                       that the rest leaves */
     const sp_stage_source *sources; /* [n_sources] where adapters come from beside directories, in

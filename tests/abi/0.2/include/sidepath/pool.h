@@ -394,7 +394,7 @@ typedef struct sp_packed_image {
     const int32_t *ranks;  /* [n_sites] in the layout's order; 0: the site is not adapted */
     const float *scales;   /* [n_sites] */
     int32_t n_sites;
-    /* what is said of the adapter in lists */
+    /* shown in lists of adapters */
     int32_t rank, pairs; /* all of its pairs: an image with fewer is refused with `bad-image` */
     size_t file_bytes;
     double row_macs;
@@ -411,8 +411,8 @@ typedef struct sp_packed_image {
  *
  * *out_memory [sp_layout_slot_bytes] is the LOADING slot's own, on the host and on a boundary of
  * SP_POOL_ALIGN_BYTES. Any thread may write it until the slot is sealed, committed or aborted, and
- * nobody later. *out_image is owned by the caller (sp_image_destroy, before or after the slot ends
- * to be LOADING) and belongs to this opening: other slots refuse it with `image-elsewhere`, as does
+ * nobody later. *out_image is owned by the caller (sp_image_destroy, before or after the slot stops
+ * being LOADING) and belongs to this opening: other slots refuse it with `image-elsewhere`, as does
  * this one once it is loaded or opened anew. SP_ERR_STATE: not LOADING. SP_ERR_UNSUPPORTED: the
  * slots are on a GPU, where an image is written with sp_pool_load_write. SP_ERR_MEMORY.
  */

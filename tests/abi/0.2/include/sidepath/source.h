@@ -67,7 +67,7 @@ typedef struct sp_source_description {
     const sp_tensor_desc *tensors; /* [n_tensors] */
     size_t n_tensors;
     /* Not NULL: packed already, and nothing else is fetched. Where config and tensors are given
-     * too, they are audited before it moves, as if they were to be. */
+     * too, they are audited before it moves, as if they were fetched. */
     const sp_packed_image *image;
     /* Not NULL: the digest that the source promises. Where a fetch is of another one nothing is
      * fetched; bytes that have another one are refused. */

@@ -315,7 +315,7 @@ typedef struct sp_stage_stats {
     uint64_t fetches, copies, evictions; /* fetches from sources, copies into slots, images dropped
                                             for want of budget */
     int32_t n_images, n_in_flight;
-    uint64_t landed; /* those of the copies that needed none: the bytes came into the slot */
+    uint64_t landed; /* loads whose bytes were fetched directly into the slot */
 } sp_stage_stats;
 
 SP_API sp_status sp_stage_get_stats(const sp_stage *stage, sp_stage_stats *out_stats,
