@@ -211,7 +211,7 @@ def check_own_ends(binary):
                 assert answer.json["choices"][0]["finish_reason"] == "stop", answer.bytes
                 answer = chat(server, "plain", max_tokens=40, logit_bias={str(end): 100})
                 assert answer.json["choices"][0]["finish_reason"] == "length", answer.bytes
-            assert any("its own ids: 1, %d" % end in s for s in said(server, "two"))
+            until(lambda: any("its own ids: 1, %d" % end in s for s in said(server, "two")))
             for path, body in (("/v1/completions", {"prompt": "The"}),
                                ("/v1/chat/completions", {"messages": HELLO})):
                 answer = post(server, path, {"model": "bad", "max_tokens": 4, **body})
@@ -219,7 +219,7 @@ def check_own_ends(binary):
                     answer.bytes
                 assert post(server, path, {"model": "bad", "max_tokens": 4, "ignore_eos": True,
                                            **body}).status == 200
-            assert any("requests for it are refused" in s for s in said(server, "bad"))
+            until(lambda: any("requests for it are refused" in s for s in said(server, "bad")))
 
 
 def check_sources_of_loads(binary):
