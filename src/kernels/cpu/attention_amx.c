@@ -44,7 +44,7 @@
 #define LOG2_E       0x1.715476p0f
 #define FETCHES      4 /* positions prefetched at a time where there is one group of queries */
 #ifndef VECTOR_QUERIES
-#define VECTOR_QUERIES 4 /* of a KV head, up to which vectors are faster than tiles */
+#define VECTOR_QUERIES 4 /* of a KV head; by what vectors take, not timed beside tiles */
 #endif
 
 #include "kernels/cpu/attention_few_avx512.h"
