@@ -19,6 +19,8 @@
  */
 #define PREFETCHED_WORKS 32
 #define FETCHED_BYTES    4096
+/* Expands of one row that a level runs together. */
+#define LONE_WORKS 32
 /* A thread runs items alone where it gets so many of them, and so many of their rows at a time:
  * what is packed of these stays in its cache. */
 #define ITEMS_PER_THREAD 4
@@ -646,19 +648,26 @@ void sp_lora_job_run_expands(sp_lora_job *job)
     sp_exec_run(job->exec, expand_task, job, job->n_expand_tasks);
 }
 
+static bool is_lone(const sp_lora_work *work)
+{
+    return work->expand.rows == 1;
+}
+
 /*
- * Prefetches some columns of B for all adapters of the round: each is a short run, too short for
- * the hardware prefetcher.
+ * Prefetches some columns of B for the round's adapters of several rows: each is a short run, too
+ * short for the hardware prefetcher. Inlined, because a function that only prefetches may be left
+ * out as one without effect.
  */
-static void prefetch_b(const sp_lora_job *job, int32_t target, int64_t column_begin,
-                       int64_t column_end)
+static inline __attribute__((always_inline)) void prefetch_b(const sp_lora_job *job, int32_t target,
+                                                             int64_t column_begin,
+                                                             int64_t column_end)
 {
     for (int32_t i = 0, n = 0; i < job->n_works && n < PREFETCHED_WORKS; i++) {
         const sp_gemm_args *expand = &job->scratch->works[i].expand;
         int64_t row, bytes;
         const char *b;
 
-        if (job->scratch->works[i].target != target)
+        if (job->scratch->works[i].target != target || is_lone(&job->scratch->works[i]))
             continue;
         row = expand->w_stride * (int64_t)sp_dtype_bytes(expand->w_type);
         bytes = (column_end - column_begin) * row;
@@ -669,6 +678,27 @@ static void prefetch_b(const sp_lora_job *job, int32_t target, int64_t column_be
     }
 }
 
+/* The works of one row each: the level expands them together. */
+static void expand_lone(const sp_lora_job *job, int32_t target, int64_t column_begin,
+                        int64_t column_end)
+{
+    const sp_gemm_args *expands[LONE_WORKS];
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < job->n_works; i++) {
+        const sp_lora_work *work = &job->scratch->works[i];
+
+        if (work->target != target || !is_lone(work))
+            continue;
+        if (n == LONE_WORKS) {
+            job->kernels->gemm_nt_lone(expands, n, column_begin, column_end);
+            n = 0;
+        }
+        expands[n++] = &work->expand;
+    }
+    job->kernels->gemm_nt_lone(expands, n, column_begin, column_end);
+}
+
 bool sp_lora_job_expand(sp_lora_job *job, int32_t target, int64_t column_begin, int64_t column_end)
 {
     for (int32_t i = 0; i < job->n_works; i++) {
@@ -677,11 +707,12 @@ bool sp_lora_job_expand(sp_lora_job *job, int32_t target, int64_t column_begin, 
         if (work->target == target && !atomic_load_explicit(&work->ready, memory_order_acquire))
             return false;
     }
+    expand_lone(job, target, column_begin, column_end);
     prefetch_b(job, target, column_begin, column_end);
     for (int32_t i = 0; i < job->n_works; i++) {
         const sp_lora_work *work = &job->scratch->works[i];
 
-        if (work->target == target)
+        if (work->target == target && !is_lone(work))
             job->kernels->gemm_nt(&work->expand, 0, work->expand.rows, column_begin, column_end);
     }
     return true;

@@ -5,14 +5,18 @@
  */
 #include "kernel_test.h"
 
+#include "kernels/cpu/levels.h"
+
 #if defined(__AVX2__) && defined(__FMA__)
 
 #define SP_TILES_EMULATED
 #define EPILOGUE sp_gemm_epilogue_avx2
-/* What is of AVX-512 is tested by test_gemm.c, where the machine has it. */
+/* What is of AVX-512 is tested by test_gemm.c, where the machine has it, and below. */
 #define TRANSPOSED_EPILOGUE(...) false
 #define PACK_TILES               plain_pack_tiles
 #define FEW_SUMS(...)            0
+#define LONE_SUMS                plain_lone_sums
+#define LONE_EPILOGUE            plain_lone_epilogue
 #define sp_kernels_fill_amx      fill_amx_emulated
 /* Panels so small that short lengths cross their borders. */
 #define PANEL_N     64
@@ -29,10 +33,40 @@ static void plain_pack_tiles(void *to, const uint16_t *const *lines, int64_t c, 
                 *out++ = lines[r][c + 2 * pair + half];
 }
 
+static bool lone_rows_are_wide; /* in AVX-512 */
+
+static void plain_lone_sums(const sp_gemm_args *const *gemms, int32_t count, int64_t j, int64_t n,
+                            float *sums, int64_t sums_stride);
+
+static void plain_lone_epilogue(const sp_gemm_args *const *gemms, int32_t count, int64_t j,
+                                int64_t n, const float *sums, int64_t sums_stride)
+{
+    if (lone_rows_are_wide)
+        sp_gemm_lone_epilogue_avx512(gemms, count, j, n, sums, sums_stride);
+    else
+        for (int32_t i = 0; i < count; i++)
+            sp_gemm_epilogue_avx2(gemms[i], 0, j, n, sums + i * sums_stride);
+}
+
 void fill_amx_emulated(sp_kernels *kernels, const sp_kernels *below);
 #include "kernels/cpu/gemm_amx.c"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static void plain_lone_sums(const sp_gemm_args *const *gemms, int32_t count, int64_t j, int64_t n,
+                            float *sums, int64_t sums_stride)
+{
+    few_sums few;
+
+    if (lone_rows_are_wide) {
+        sp_lone_sums_avx512(gemms, count, j, n, sums, sums_stride);
+        return;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        few_columns(gemms[i], 0, 1, j, j + n, j + n, few);
+        memcpy(sums + i * sums_stride, few[0], (size_t)n * sizeof *sums);
+    }
+}
 
 /* ---- the order, once more ------------------------------------------------------------------- */
 
@@ -254,7 +288,7 @@ static void wide_sums_follow_the_documented_order(void **state)
         print_message("skipped: this machine lacks avx512\n");
         skip();
     }
-    for (int64_t k = 8; k <= 208; k += 8)
+    for (int64_t k = 1; k <= 208; k += k < 64 ? 1 : 8)
         for (int kind = 0; kind < 3; kind++) {
             problem p = problem_new(&random, 1, 40, k, kind);
             const uint16_t *x = (const uint16_t *)(const void *)p.x.data;
@@ -266,7 +300,7 @@ static void wide_sums_follow_the_documented_order(void **state)
             _mm_setcsr(mode | FLUSH_SUBNORMALS);
             done = sp_few_sums_avx512(w, p.w_stride, plain, k, p.n, 0, p.sums);
             _mm_setcsr(mode);
-            assert_int_equal(done, k % 16 == 0 && k >= 64 ? 32 : 0);
+            assert_int_equal(done, k % 16 == 0 || k < 64 ? 32 : 0);
             for (int64_t j = 0; j < done; j++) {
                 float expected = ordered_sum(w + j * p.w_stride, x, k);
 
@@ -274,6 +308,133 @@ static void wide_sums_follow_the_documented_order(void **state)
             }
             problem_free(&p);
         }
+}
+
+/* ---- one row of each of several GEMMs -------------------------------------------------------- */
+
+enum { LONE_MAX = 40, LONE_N = 150 };
+
+typedef struct lone_rows {
+    problem problems[LONE_MAX];
+    void *packed[LONE_MAX];
+    sp_gemm_args args[LONE_MAX];
+    const sp_gemm_args *gemms[LONE_MAX];
+    int32_t row[LONE_MAX]; /* of y */
+    float scale[LONE_MAX];
+    int32_t count;
+} lone_rows;
+
+/* Ranks with a form of their own, others, and rows whose scale is 0. */
+static void lone_rows_fill(lone_rows *lone, const sp_kernels *kernels, sp_test_random *random,
+                           int32_t count, sp_dtype y_type)
+{
+    static const int64_t ks[] = {16, 8, 16, 64, 16, 5, 72, 48, 16, 32, 128, 20, 1};
+
+    *lone = (lone_rows){.count = count};
+    for (int32_t i = 0; i < count; i++) {
+        problem *p = &lone->problems[i];
+        int64_t k = ks[i % (int32_t)COUNT(ks)];
+
+        *p = problem_new(random, 1, LONE_N, k, i % 3);
+        lone->packed[i] =
+            aligned_alloc(64, kernels->x_pack_bytes(SP_DTYPE_BF16, SP_DTYPE_BF16, 1, k));
+        assert_non_null(lone->packed[i]);
+        kernels->x_pack(lone->packed[i], SP_DTYPE_BF16, SP_DTYPE_BF16, p->x.data, p->x_stride, NULL,
+                        1, k, 0, 1);
+        lone->row[i] = count - 1 - i;
+        lone->scale[i] = i % 7 == 6 ? 0.0f : 0.75f + (float)i;
+        lone->args[i] = (sp_gemm_args){
+            .packed_x = lone->packed[i],
+            .x_type = SP_DTYPE_BF16,
+            .w_type = SP_DTYPE_BF16,
+            .y_type = y_type,
+            .delta_type = SP_DTYPE_BF16,
+            .epilogue = SP_EPILOGUE_FOLD,
+            .rows = 1,
+            .n = LONE_N,
+            .k = k,
+            .w = p->w.data,
+            .w_stride = p->w_stride,
+            .y_stride = LONE_N,
+            .row_index = &lone->row[i],
+            .scale = &lone->scale[i],
+        };
+        lone->gemms[i] = &lone->args[i];
+    }
+}
+
+static void lone_rows_free(lone_rows *lone)
+{
+    for (int32_t i = 0; i < lone->count; i++) {
+        problem_free(&lone->problems[i]);
+        free(lone->packed[i]);
+    }
+}
+
+static void *y_of_lone_rows(lone_rows *lone, sp_dtype y_type)
+{
+    size_t n = (size_t)lone->count * LONE_N;
+    void *y = malloc(n * sp_dtype_bytes(y_type));
+    sp_test_random random = {36};
+
+    assert_non_null(y);
+    for (size_t i = 0; i < n; i++)
+        sp_element_store(y_type, y, (int64_t)i, sp_test_float(&random));
+    for (int32_t i = 0; i < lone->count; i++)
+        lone->args[i].y = y;
+    return y;
+}
+
+/* Columns [begin, end) of all of them together and one by one. */
+static void check_lone_rows(const sp_kernels *kernels, int32_t count, sp_dtype y_type,
+                            int64_t begin, int64_t end)
+{
+    sp_test_random random = {35};
+    lone_rows lone;
+    void *want, *got;
+
+    lone_rows_fill(&lone, kernels, &random, count, y_type);
+    want = y_of_lone_rows(&lone, y_type);
+    for (int32_t i = 0; i < count; i++)
+        kernels->gemm_nt(&lone.args[i], 0, 1, begin, end);
+    got = y_of_lone_rows(&lone, y_type);
+    kernels->gemm_nt_lone(lone.gemms, count, begin, end);
+    assert_memory_equal(got, want, (size_t)count * LONE_N * sp_dtype_bytes(y_type));
+    free(got);
+    free(want);
+    lone_rows_free(&lone);
+}
+
+static void check_lone_rows_of(const sp_kernels *kernels)
+{
+    static const int32_t counts[] = {0, 1, 2, 16, 17, LONE_MAX};
+    static const sp_dtype types[] = {SP_DTYPE_BF16, SP_DTYPE_F32, SP_DTYPE_F16};
+
+    for (size_t c = 0; c < COUNT(counts); c++)
+        for (size_t t = 0; t < COUNT(types); t++) {
+            check_lone_rows(kernels, counts[c], types[t], 0, LONE_N);
+            check_lone_rows(kernels, counts[c], types[t], 16, 48);
+            check_lone_rows(kernels, counts[c], types[t], 144, LONE_N);
+        }
+}
+
+static void lone_rows_have_the_bits_of_gemm_nt(void **state)
+{
+    const sp_kernels *emulation = emulated_or_skip();
+
+    (void)state;
+    check_lone_rows_of(emulation);
+    for (const char *const *level = sp_kernels_levels(); *level != NULL; level++) {
+        const sp_kernels *kernels = NULL;
+
+        assert_int_equal(sp_kernels_get(*level, &kernels, NULL), SP_OK);
+        check_lone_rows_of(kernels);
+        if (strcmp(*level, "avx512") != 0)
+            continue;
+        lone_rows_are_wide = true; /* against the emulation's gemm_nt */
+        check_lone_rows_of(emulation);
+        lone_rows_are_wide = false;
+    }
 }
 
 static void other_types_use_the_level_below(void **state)
@@ -336,6 +497,7 @@ int main(void)
         cmocka_unit_test(sums_follow_the_documented_order),
         cmocka_unit_test(splits_change_nothing),
         cmocka_unit_test(wide_sums_follow_the_documented_order),
+        cmocka_unit_test(lone_rows_have_the_bits_of_gemm_nt),
         cmocka_unit_test(other_types_use_the_level_below),
         cmocka_unit_test(hardware_has_the_same_bits),
     };

@@ -102,6 +102,27 @@ void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_be
         fold_or_store(args, SP_DTYPE_BF16, false, row, y, count, sums);
 }
 
+void sp_gemm_lone_epilogue_avx512(const sp_gemm_args *const *gemms, int32_t count, int64_t j,
+                                  int64_t n, const float *sums, int64_t sums_stride)
+{
+    for (int32_t i = 0; i < count; i++, sums += sums_stride) {
+        const sp_gemm_args *args = gemms[i];
+        bool usual = is_common(args) && args->y_type == SP_DTYPE_BF16 &&
+                     args->epilogue == SP_EPILOGUE_FOLD && args->scale[0] != 0.0f;
+        uint16_t *y = y_at(args, 0, j);
+        __m512 scale;
+
+        if (!usual) {
+            sp_gemm_epilogue_avx512(args, 0, j, n, sums);
+            continue;
+        }
+        scale = _mm512_set1_ps(args->scale[0]);
+        for (int64_t c = 0; c + 16 <= n; c += 16)
+            store(SP_DTYPE_BF16, y, c, 0xffff,
+                  folded(SP_DTYPE_BF16, scale, _mm512_loadu_ps(sums + c), y, c, 0xffff));
+    }
+}
+
 /* ---- transposed sums ------------------------------------------------------------------------- */
 
 SP_INLINE void finish_transposed(const sp_gemm_args *args, sp_dtype type, bool fold, int64_t row,

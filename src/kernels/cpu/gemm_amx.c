@@ -36,9 +36,12 @@
 #define TRANSPOSED_EPILOGUE sp_gemm_transposed_epilogue_avx512
 #define PACK_TILES          sp_pack_tiles_avx512
 #define FEW_SUMS            sp_few_sums_avx512
+#define LONE_SUMS           sp_lone_sums_avx512
+#define LONE_EPILOGUE       sp_gemm_lone_epilogue_avx512
 #endif
 #define FEW_ROWS    2
 #define FEW_COLUMNS 128 /* outputs finished before their epilogue runs */
+#define LONE_GEMMS  16  /* rows of as many GEMMs likewise */
 #ifndef DIRECT_ROWS
 #define DIRECT_ROWS 64
 #endif
@@ -540,10 +543,13 @@ SP_INLINE void few_outputs(int rows, int groups, const sp_gemm_args *args, int64
 }
 
 /* Prefetch distance: from one group of outputs to the same k of the next; for the last group, whose
- * successor belongs to another task or does not exist, further along its own rows. */
+ * successor belongs to another task or does not exist, further along its own rows, if they are that
+ * long. */
 static int64_t few_ahead(const sp_gemm_args *args, int64_t j, int64_t outputs, int64_t n_end)
 {
-    return j + outputs < n_end ? outputs * args->w_stride * 2 : AHEAD_FEW * 2;
+    if (j + outputs < n_end)
+        return outputs * args->w_stride * 2;
+    return args->k > AHEAD_FEW ? AHEAD_FEW * 2 : 0;
 }
 
 /* Outputs [begin, end) of a call for [.., n_end). Not inlined, so that no arithmetic is moved to
@@ -586,6 +592,31 @@ static void gemm_few(const sp_gemm_args *args, int64_t row_begin, int64_t row_en
         for (int64_t r = row_begin; r < row_end; r++)
             EPILOGUE(args, r, j, end - j, sums[r - row_begin]);
     }
+}
+
+/* ---- one row of each of several GEMMs -------------------------------------------------------- */
+
+/* At most FEW_COLUMNS outputs of at most LONE_GEMMS GEMMs, a multiple of GROUP. */
+static void lone_block(const sp_gemm_args *const *gemms, int32_t count, int64_t j, int64_t n)
+{
+    alignas(64) float sums[LONE_GEMMS][FEW_COLUMNS];
+    unsigned mode = _mm_getcsr();
+
+    _mm_setcsr(mode | FLUSH_SUBNORMALS);
+    LONE_SUMS(gemms, count, j, n, sums[0], FEW_COLUMNS);
+    _mm_setcsr(mode);
+    LONE_EPILOGUE(gemms, count, j, n, sums[0], FEW_COLUMNS);
+}
+
+static void lone_columns(const sp_gemm_args *const *gemms, int32_t count, int64_t n_begin,
+                         int64_t n_end)
+{
+    int64_t n_whole = n_begin + (n_end - n_begin) / GROUP * GROUP;
+
+    for (int64_t j = n_begin; j < n_whole; j += FEW_COLUMNS)
+        lone_block(gemms, count, j, min64(FEW_COLUMNS, n_whole - j));
+    for (int32_t i = 0; i < count && n_whole < n_end; i++)
+        gemm_few(gemms[i], 0, 1, n_whole, n_end);
 }
 
 /* ---- many rows: panels of w in tile order ---------------------------------------------------- */
@@ -801,6 +832,33 @@ static void gemm_nt(const sp_gemm_args *args, int64_t row_begin, int64_t row_end
         gemm_shaped(args, row_begin, row_end, n_whole, n_end, n_end - n_whole);
 }
 
+/* Whether LONE_SUMS has a form for it. */
+static bool is_lone(const sp_gemm_args *args)
+{
+    return has_tiles(args->x_type, args->w_type) &&
+           (args->k < SP_SHORT_ROW || args->k % GROUP == 0);
+}
+
+static void gemm_nt_lone(const sp_gemm_args *const *gemms, int32_t count, int64_t n_begin,
+                         int64_t n_end)
+{
+    const sp_gemm_args *lone[LONE_GEMMS];
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < count; i++) {
+        if (!is_lone(gemms[i])) {
+            gemm_nt(gemms[i], 0, 1, n_begin, n_end);
+            continue;
+        }
+        lone[n++] = gemms[i];
+        if (n < LONE_GEMMS)
+            continue;
+        lone_columns(lone, n, n_begin, n_end);
+        n = 0;
+    }
+    lone_columns(lone, n, n_begin, n_end);
+}
+
 void sp_kernels_fill_amx(sp_kernels *kernels, const sp_kernels *level_below)
 {
     below = level_below;
@@ -810,4 +868,5 @@ void sp_kernels_fill_amx(sp_kernels *kernels, const sp_kernels *level_below)
     kernels->gemm_nt = gemm_nt;
     kernels->gemm_rows = GROUP;
     kernels->gemm_columns = GROUP;
+    kernels->gemm_nt_lone = gemm_nt_lone;
 }

@@ -138,3 +138,10 @@ void sp_gemm_nt_scalar(const sp_gemm_args *args, int64_t row_begin, int64_t row_
         for (int64_t i = row_begin; i < row_end; i += ROWS_MAX)
             gemm_block(args, i, min64(ROWS_MAX, row_end - i), j, min64(N_BLOCK, n_end - j));
 }
+
+void sp_gemm_nt_lone_scalar(const sp_gemm_args *const *gemms, int32_t count, int64_t n_begin,
+                            int64_t n_end)
+{
+    for (int32_t i = 0; i < count; i++)
+        sp_gemm_nt_scalar(gemms[i], 0, 1, n_begin, n_end);
+}

@@ -40,6 +40,7 @@
 #if defined(LANES) && !defined(SP_KERNELS_CPU_GEMM_VECTOR_H)
 #define SP_KERNELS_CPU_GEMM_VECTOR_H
 
+#include "kernels/cpu/lone_rows.h"
 #include "kernels/cpu/vector_avx2.h"
 
 #include <stdalign.h>
@@ -510,6 +511,15 @@ static void gemm_nt(const sp_gemm_args *args, int64_t row_begin, int64_t row_end
         gemm_typed(args, SP_DTYPE_F32, row_begin, row_end, n_begin, n_end);
 }
 
+static void gemm_nt_lone(const sp_gemm_args *const *gemms, int32_t count, int64_t n_begin,
+                         int64_t n_end)
+{
+    for (int32_t i = 0; i < count; i++) {
+        sp_prefetch_ahead(gemms, i, count, n_begin, n_end - n_begin);
+        gemm_nt(gemms[i], 0, 1, n_begin, n_end);
+    }
+}
+
 /* The entries of gemm_nt, for the including file's level. */
 static void fill_gemm(sp_kernels *kernels)
 {
@@ -519,6 +529,7 @@ static void fill_gemm(sp_kernels *kernels)
     kernels->gemm_nt = gemm_nt;
     kernels->gemm_rows = 1;
     kernels->gemm_columns = COLUMNS;
+    kernels->gemm_nt_lone = gemm_nt_lone;
 }
 
 #endif

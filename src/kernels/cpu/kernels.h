@@ -131,6 +131,14 @@ typedef struct sp_kernels {
                     int64_t n_end);
     int64_t gemm_rows, gemm_columns; /* granularity of a split over rows and over n */
 
+    /*
+     * Outputs j in [n_begin, n_end) of `count` GEMMs of one row each, as gemm_nt computes them one
+     * by one: expands of a decode step whose rows have adapters of their own. No two write the same
+     * memory. Weights are prefetched.
+     */
+    void (*gemm_nt_lone)(const sp_gemm_args *const *gemms, int32_t count, int64_t n_begin,
+                         int64_t n_end);
+
     /* y = T(x * rsqrt(mean(x²) + eps) * (w + w_offset)), one row of n; y may be x. T BF16 or F32.
      * w is BF16. w_offset is 0, or 1 for zero-centred weights. */
     void (*rmsnorm)(sp_dtype type, void *y, const void *x, const uint16_t *w, float w_offset,

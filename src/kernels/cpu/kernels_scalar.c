@@ -252,6 +252,7 @@ void sp_kernels_fill_scalar(sp_kernels *kernels)
         .x_pack = sp_x_pack_scalar,
         .x_pack_rows = 1,
         .gemm_nt = sp_gemm_nt_scalar,
+        .gemm_nt_lone = sp_gemm_nt_lone_scalar,
         .gemm_rows = 1,
         .gemm_columns = 4,
         .rmsnorm = rmsnorm,

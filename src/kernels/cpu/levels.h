@@ -29,6 +29,8 @@ size_t sp_x_pack_bytes_scalar(sp_dtype x_type, sp_dtype w_type, int64_t rows, in
 void sp_x_pack_scalar(void *packed, sp_dtype x_type, sp_dtype w_type, const void *x,
                       int64_t x_stride, const int32_t *row_index, int64_t rows, int64_t k,
                       int64_t row_begin, int64_t row_end);
+void sp_gemm_nt_lone_scalar(const sp_gemm_args *const *gemms, int32_t count, int64_t n_begin,
+                            int64_t n_end);
 void sp_gemm_nt_scalar(const sp_gemm_args *args, int64_t row_begin, int64_t row_end,
                        int64_t n_begin, int64_t n_end);
 
@@ -47,11 +49,23 @@ void sp_gemm_epilogue_avx512(const sp_gemm_args *args, int64_t row, int64_t n_be
  * Copies bits. */
 void sp_pack_tiles_avx512(void *to, const uint16_t *const *lines, int64_t c, int64_t tiles);
 
-/* Sums of one row of x, FP32 [k], with n rows of w, BF16, in gemm_amx.c's order, where the caller
- * has set that subnormals are flushed. Prefetches `ahead` bytes ahead from the last rows. Returns
- * how many sums it computed: a multiple of 16; 0 where k is none or short. */
+#define SP_SHORT_ROW 64 /* k below which a row is short */
+
+/* Sums of one row of x, FP32 [k] and zeros up to a multiple of 32, with n rows of w, BF16, in
+ * gemm_amx.c's order, where the caller has set that subnormals are flushed. Prefetches `ahead`
+ * bytes ahead from the last rows of w if they are long, and nothing if they are short. Returns how
+ * many sums it computed: a multiple of 16; 0 where k is long and none. */
 int64_t sp_few_sums_avx512(const uint16_t *w, int64_t w_stride, const float *x, int64_t k,
                            int64_t n, int64_t ahead, float *sums);
+
+/* The same sums, n (a multiple of 16) from weight row j on, of each of `count` GEMMs of one row,
+ * whose k is short or a multiple of 16. Prefetches their weights. */
+void sp_lone_sums_avx512(const sp_gemm_args *const *gemms, int32_t count, int64_t j, int64_t n,
+                         float *sums, int64_t sums_stride);
+
+/* The epilogue of the only rows of `count` GEMMs, n sums each. */
+void sp_gemm_lone_epilogue_avx512(const sp_gemm_args *const *gemms, int32_t count, int64_t j,
+                                  int64_t n, const float *sums, int64_t sums_stride);
 
 /*
  * The epilogue for `rows` (at most 16) rows of 16 outputs whose sums are transposed: [16 outputs,
