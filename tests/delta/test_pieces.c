@@ -119,6 +119,39 @@ static void an_f32_x_has_the_bits_of_the_rounded_one(void **state)
         }
 }
 
+/* More adapters of one row each than are expanded together, and a few of two rows among them. */
+static void lone_rows_in_pieces_have_the_bits_of_the_whole(void **state)
+{
+    enum { LONE_ADAPTERS = 45, LONE_ROWS = 48 };
+    static const sp_dtype types[] = {SP_DTYPE_BF16, SP_DTYPE_F16, SP_DTYPE_F32};
+    sp_exec *exec = hand_exec(3);
+
+    (void)state;
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+        for (const char *const *level = sp_kernels_levels(); *level != NULL; level++) {
+            delta_scene scene = make_scene(types[i], LONE_ROWS, false, 8);
+            sp_test_random random = {9};
+            int32_t *rows = all_rows(LONE_ROWS);
+            void *whole[SCENE_SITES_MAX], *pieces[SCENE_SITES_MAX];
+            delta_rig rig;
+
+            scene_free(&scene);
+            scene.n_adapters = LONE_ADAPTERS;
+            scene_fill(&scene, 13, &random);
+            for (int32_t row = 0; row < LONE_ROWS; row++)
+                scene.row_adapter[row] = row == 17 ? -1 : row % LONE_ADAPTERS;
+            rig = rig_create(&scene, *level, exec, 16, NULL, LONE_ROWS);
+            rig_apply(&rig, rows, LONE_ROWS, whole);
+            rig_apply_pieces(&rig, rows, LONE_ROWS, pieces);
+            expect_equal(&scene, pieces, whole, LONE_ROWS);
+            free_y(&scene, whole);
+            free(rows);
+            rig_destroy(&rig);
+            scene_free(&scene);
+        }
+    sp_exec_destroy(exec);
+}
+
 /* exec NULL is the caller alone, with the same bits. */
 static void no_executor_is_the_caller_alone(void **state)
 {
@@ -299,6 +332,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(halves_have_the_bits_of_the_whole),
         cmocka_unit_test(an_f32_x_has_the_bits_of_the_rounded_one),
+        cmocka_unit_test(lone_rows_in_pieces_have_the_bits_of_the_whole),
         cmocka_unit_test(no_executor_is_the_caller_alone),
         cmocka_unit_test(an_expand_needs_its_shrink),
         cmocka_unit_test(an_expand_refuses_a_plan_that_was_built_anew),

@@ -258,6 +258,31 @@ static void decode_has_the_bits_of_a_prefill(void **state)
         }
 }
 
+/* A key's only row has the weight 1, whose rest is 0. */
+static void an_infinite_value_gives_nan(void **state)
+{
+    const sp_kernels *kernels = ATTENTION_KERNELS(state);
+    int32_t usual = vector_queries;
+
+    for (int32_t vectors = 0; vectors <= FEW_QUERIES; vectors += FEW_QUERIES) {
+        sp_test_random random = {25};
+        sequence s = sequence_new(&random, SP_DTYPE_BF16, 1, 1, 32);
+        uint16_t *out, *below_out;
+
+        s.v[3] = INFINITY;
+        vector_queries = vectors;
+        out = attend_all(kernels, &s);
+        vector_queries = usual;
+        below_out = attend_all(below, &s);
+        for (int32_t i = 0; i < s.head_dim; i++)
+            assert_int_equal(isnan(sp_bf16_to_f32(out[i])), i == 3);
+        assert_true(isinf(sp_bf16_to_f32(below_out[3])));
+        free(below_out);
+        free(out);
+        sequence_free(&s);
+    }
+}
+
 /* The instruction itself against the emulation, where there is one. */
 static void hardware_has_the_same_bits(void **state)
 {
@@ -291,6 +316,7 @@ int main(void)
         cmocka_unit_test(sums_follow_the_documented_order),
         cmocka_unit_test(spans_do_not_depend_on_chunks),
         cmocka_unit_test(decode_has_the_bits_of_a_prefill),
+        cmocka_unit_test(an_infinite_value_gives_nan),
         cmocka_unit_test(hardware_has_the_same_bits),
     };
 
