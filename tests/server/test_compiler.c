@@ -123,6 +123,8 @@ static void test_cache(void **state)
             assert_ptr_equal(run_digits(), first); /* the same one */
         snprintf(pattern, sizeof pattern, "[a-c]{1}x{%d}", i + 1);
         other = create("guided_regex", SP_CONSTRAINT_REGEX, pattern);
+        for (int c = 0; c < 2; c++)
+            other->choices[c].request.max_tokens = 2;
         assert_ok(sp_compiler_generate(compiler, other, &error), &error);
         wait_for(other);
         assert_int_equal(other->task.status, SP_OK);
