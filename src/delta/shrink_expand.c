@@ -7,9 +7,10 @@
 #include <string.h>
 
 #define ALIGN_BYTES 64
-/* Adapters of a decode step that fit into one round even on a level that packs a single row as a
- * full tile. */
-#define LONE_ITEMS 32
+/* Adapters of a step that fit into one round even on a level that packs a few rows as a full tile,
+ * and such rows. */
+#define FEW_ITEMS 32
+#define TILE_ROWS 16
 /* Multiply-adds below which a task is not worth its overhead, and tasks per thread. */
 #define TASK_WORK_MIN    (1 << 15)
 #define TASKS_PER_THREAD 4
@@ -19,8 +20,6 @@
  */
 #define PREFETCHED_WORKS 32
 #define FETCHED_BYTES    4096
-/* Expands of one row that a level runs together. */
-#define LONE_WORKS 32
 /* A thread runs items alone where it gets so many of them, and so many of their rows at a time:
  * what is packed of these stays in its cache. */
 #define ITEMS_PER_THREAD 4
@@ -39,7 +38,6 @@ static int32_t round_rows(int32_t rows_max)
 static size_t packed_budget(sp_dtype dtype, int32_t k, int32_t rows_max)
 {
     int32_t rows = round_rows(rows_max);
-    size_t lone = (size_t)(rows < LONE_ITEMS ? rows : LONE_ITEMS);
     size_t budget = 0;
 
     for (const char *const *level = sp_kernels_levels(); *level != NULL; level++) {
@@ -50,8 +48,13 @@ static size_t packed_budget(sp_dtype dtype, int32_t k, int32_t rows_max)
             continue;
         bytes = align_up(kernels->x_pack_bytes(dtype, dtype, rows, k), ALIGN_BYTES);
         budget = bytes > budget ? bytes : budget;
-        bytes = lone * align_up(kernels->x_pack_bytes(dtype, dtype, 1, k), ALIGN_BYTES);
-        budget = bytes > budget ? bytes : budget;
+        for (int32_t few = 1; few <= TILE_ROWS && few <= rows; few++) {
+            int64_t items = min64(ceil_div(rows, few), FEW_ITEMS);
+
+            bytes =
+                (size_t)items * align_up(kernels->x_pack_bytes(dtype, dtype, few, k), ALIGN_BYTES);
+            budget = bytes > budget ? bytes : budget;
+        }
     }
     return budget;
 }
@@ -83,6 +86,8 @@ static size_t cut(char *block, const sp_lora_sizes *sizes, sp_lora_scratch *out)
     out->first_pack = take(block, &used, rows * sizeof *out->first_pack);
     out->first_shrink = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->first_shrink);
     out->first_expand = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->first_expand);
+    out->unready = take(block, &used, SP_LORA_GROUP_MAX * sizeof *out->unready);
+    out->expands = take(block, &used, SP_LORA_GROUP_MAX * rows * sizeof *out->expands);
     out->rounded = NULL;
     if (sizes->x_f32 && sizes->dtype != SP_DTYPE_F32)
         out->rounded = take(block, &used, rows * (size_t)sizes->k_max * element);
@@ -188,7 +193,9 @@ static void shrink_task(void *user, int32_t task, int32_t thread)
         return;
     job->kernels->x_pack(work->packed_xa, job->dtype, job->dtype, shrink->y, shrink->y_stride, NULL,
                          shrink->rows, shrink->n, 0, shrink->rows);
-    atomic_store_explicit(&work->ready, true, memory_order_release);
+    if (job->in_pieces)
+        (void)atomic_fetch_sub_explicit(&job->scratch->unready[work->target], 1,
+                                        memory_order_acq_rel);
 }
 
 /* The rows of one work's xa, rounded to the job's type and packed for the expand. */
@@ -236,6 +243,8 @@ static sp_lora_split split_gemm(const sp_kernels *kernels, const sp_gemm_args *a
 
     if (rows == 0) /* a shrink that another output does */
         return (sp_lora_split){.rows = 1, .columns = 1, .column_tasks = 1, .n_tasks = 0};
+    if (rows * columns * k <= piece)
+        return (sp_lora_split){.rows = rows, .columns = columns, .column_tasks = 1, .n_tasks = 1};
     if (rows_first) {
         rows = round_up(max64(piece / (k * columns), 1), kernels->gemm_rows);
         rows = min64(rows, args->rows);
@@ -254,30 +263,44 @@ static int64_t piece_work(const sp_lora_job *job, int64_t work)
     return max64(work / ((int64_t)sp_exec_threads(job->exec) * TASKS_PER_THREAD), TASK_WORK_MIN);
 }
 
-static void number_gemm_tasks(sp_lora_job *job)
+static void number_shrink_tasks(sp_lora_job *job)
 {
-    int64_t shrink_work = 0, expand_work = 0, shrink_piece, expand_piece;
+    int64_t sum = 0, piece;
 
     for (int32_t i = 0; i < job->n_works; i++) {
-        const sp_lora_work *work = &job->scratch->works[i];
+        const sp_gemm_args *shrink = &job->scratch->works[i].shrink;
 
-        shrink_work += work->shrink.rows * work->shrink.n * work->shrink.k;
-        expand_work += work->expand.rows * work->expand.n * work->expand.k;
+        sum += shrink->rows * shrink->n * shrink->k;
     }
-    shrink_piece = piece_work(job, shrink_work);
-    expand_piece = piece_work(job, expand_work);
-    job->n_shrink_tasks = job->n_expand_tasks = 0;
+    piece = piece_work(job, sum);
+    job->n_shrink_tasks = 0;
     for (int32_t i = 0; i < job->n_works; i++) {
         sp_lora_work *work = &job->scratch->works[i];
 
-        work->shrink_split = split_gemm(job->kernels, &work->shrink, shrink_piece, true);
-        work->expand_split = split_gemm(job->kernels, &work->expand, expand_piece, false);
+        work->shrink_split = split_gemm(job->kernels, &work->shrink, piece, true);
         job->scratch->first_shrink[i] = job->n_shrink_tasks;
-        job->scratch->first_expand[i] = job->n_expand_tasks;
         job->n_shrink_tasks += work->shrink_split.n_tasks;
-        job->n_expand_tasks += work->expand_split.n_tasks;
         atomic_store_explicit(&work->pending, work->shrink_split.n_tasks, memory_order_relaxed);
-        atomic_store_explicit(&work->ready, false, memory_order_relaxed);
+    }
+}
+
+static void number_expand_tasks(sp_lora_job *job)
+{
+    int64_t sum = 0, piece;
+
+    for (int32_t i = 0; i < job->n_works; i++) {
+        const sp_gemm_args *expand = &job->scratch->works[i].expand;
+
+        sum += expand->rows * expand->n * expand->k;
+    }
+    piece = piece_work(job, sum);
+    job->n_expand_tasks = 0;
+    for (int32_t i = 0; i < job->n_works; i++) {
+        sp_lora_work *work = &job->scratch->works[i];
+
+        work->expand_split = split_gemm(job->kernels, &work->expand, piece, false);
+        job->scratch->first_expand[i] = job->n_expand_tasks;
+        job->n_expand_tasks += work->expand_split.n_tasks;
     }
 }
 
@@ -354,7 +377,8 @@ static void run_round(sp_lora_job *job)
     if (job->n_works > 0 && job->item_rows_max > 0) {
         sp_exec_run(job->exec, item_task, job, job->n_items);
     } else if (job->n_works > 0) {
-        number_gemm_tasks(job);
+        number_shrink_tasks(job);
+        number_expand_tasks(job);
         if (job->half == SP_LORA_EXPAND) {
             sp_exec_run(job->exec, round_task, job, job->n_works);
         } else {
@@ -592,12 +616,33 @@ void sp_lora_job_finish(sp_lora_job *job)
 
 /* ---- in pieces ----------------------------------------------------------------------------- */
 
+/* Lists each target's expands, so that a piece reads nothing of the others. */
+static void list_expands(sp_lora_job *job)
+{
+    for (int32_t t = 0; t < job->n_targets; t++)
+        job->n_expands[t] = job->n_lone[t] = 0;
+    for (int lone = 1; lone >= 0; lone--)
+        for (int32_t i = 0; i < job->n_works; i++) {
+            const sp_lora_work *work = &job->scratch->works[i];
+            int32_t t = work->target;
+
+            if ((work->expand.rows == 1) != lone)
+                continue;
+            job->scratch->expands[t * job->scratch->round_rows + job->n_expands[t]++] =
+                &work->expand;
+            job->n_lone[t] += lone;
+        }
+    for (int32_t t = 0; t < job->n_targets; t++)
+        atomic_store_explicit(&job->scratch->unready[t], job->n_expands[t], memory_order_relaxed);
+}
+
 void sp_lora_job_cut(sp_lora_job *job)
 {
-    job->n_pack_tasks = job->n_shrink_tasks = job->n_expand_tasks = 0;
+    job->n_pack_tasks = job->n_shrink_tasks = 0;
+    list_expands(job);
     if (job->n_works == 0)
         return;
-    number_gemm_tasks(job);
+    number_shrink_tasks(job);
     number_pack_tasks(job);
 }
 
@@ -645,75 +690,40 @@ void sp_lora_job_set_y(sp_lora_job *job, int32_t target, void *y, int64_t y_stri
 
 void sp_lora_job_run_expands(sp_lora_job *job)
 {
+    number_expand_tasks(job);
     sp_exec_run(job->exec, expand_task, job, job->n_expand_tasks);
 }
 
-static bool is_lone(const sp_lora_work *work)
-{
-    return work->expand.rows == 1;
-}
-
 /*
- * Prefetches some columns of B for the round's adapters of several rows: each is a short run, too
- * short for the hardware prefetcher. Inlined, because a function that only prefetches may be left
- * out as one without effect.
+ * Prefetches some columns of B for expands of several rows: each is a short run, too short for the
+ * hardware prefetcher. Inlined, because a function that only prefetches may be left out as one
+ * without effect.
  */
-static inline __attribute__((always_inline)) void prefetch_b(const sp_lora_job *job, int32_t target,
-                                                             int64_t column_begin,
+static inline __attribute__((always_inline)) void prefetch_b(const sp_gemm_args *const *expands,
+                                                             int32_t n, int64_t column_begin,
                                                              int64_t column_end)
 {
-    for (int32_t i = 0, n = 0; i < job->n_works && n < PREFETCHED_WORKS; i++) {
-        const sp_gemm_args *expand = &job->scratch->works[i].expand;
-        int64_t row, bytes;
-        const char *b;
+    for (int32_t i = 0; i < n && i < PREFETCHED_WORKS; i++) {
+        int64_t row = expands[i]->w_stride * (int64_t)sp_dtype_bytes(expands[i]->w_type);
+        int64_t bytes = (column_end - column_begin) * row;
+        const char *b = (const char *)expands[i]->w + column_begin * row;
 
-        if (job->scratch->works[i].target != target || is_lone(&job->scratch->works[i]))
-            continue;
-        row = expand->w_stride * (int64_t)sp_dtype_bytes(expand->w_type);
-        bytes = (column_end - column_begin) * row;
-        b = (const char *)expand->w + column_begin * row;
         for (int64_t at = 0; at < bytes && at < FETCHED_BYTES; at += LINE_BYTES)
             __builtin_prefetch(b + at, 0, 2);
-        n++;
     }
-}
-
-/* The works of one row each: the level expands them together. */
-static void expand_lone(const sp_lora_job *job, int32_t target, int64_t column_begin,
-                        int64_t column_end)
-{
-    const sp_gemm_args *expands[LONE_WORKS];
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < job->n_works; i++) {
-        const sp_lora_work *work = &job->scratch->works[i];
-
-        if (work->target != target || !is_lone(work))
-            continue;
-        if (n == LONE_WORKS) {
-            job->kernels->gemm_nt_lone(expands, n, column_begin, column_end);
-            n = 0;
-        }
-        expands[n++] = &work->expand;
-    }
-    job->kernels->gemm_nt_lone(expands, n, column_begin, column_end);
 }
 
 bool sp_lora_job_expand(sp_lora_job *job, int32_t target, int64_t column_begin, int64_t column_end)
 {
-    for (int32_t i = 0; i < job->n_works; i++) {
-        const sp_lora_work *work = &job->scratch->works[i];
+    const sp_lora_scratch *scratch = job->scratch;
+    const sp_gemm_args *const *expands = scratch->expands + target * scratch->round_rows;
+    int32_t n_lone = job->n_lone[target], n = job->n_expands[target];
 
-        if (work->target == target && !atomic_load_explicit(&work->ready, memory_order_acquire))
-            return false;
-    }
-    expand_lone(job, target, column_begin, column_end);
-    prefetch_b(job, target, column_begin, column_end);
-    for (int32_t i = 0; i < job->n_works; i++) {
-        const sp_lora_work *work = &job->scratch->works[i];
-
-        if (work->target == target && !is_lone(work))
-            job->kernels->gemm_nt(&work->expand, 0, work->expand.rows, column_begin, column_end);
-    }
+    if (atomic_load_explicit(&scratch->unready[target], memory_order_acquire) > 0)
+        return false;
+    job->kernels->gemm_nt_lone(expands, n_lone, column_begin, column_end);
+    prefetch_b(expands + n_lone, n - n_lone, column_begin, column_end);
+    for (int32_t i = n_lone; i < n; i++)
+        job->kernels->gemm_nt(expands[i], 0, expands[i]->rows, column_begin, column_end);
     return true;
 }

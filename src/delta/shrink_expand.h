@@ -64,7 +64,6 @@ typedef struct sp_lora_work {
     void *packed_xa; /* what expand reads */
     sp_lora_split shrink_split, expand_split;
     atomic_int pending; /* shrink tasks that are not done */
-    atomic_bool ready;  /* packed_xa is complete */
 } sp_lora_work;
 
 /* A few rows of one adapter; `rows` of packed x, shared by the item's outputs. */
@@ -94,6 +93,9 @@ typedef struct sp_lora_scratch {
     sp_lora_item *items; /* [round_rows] */
     /* Numbers of the first task of each item and work, ascending. */
     int32_t *first_pack, *first_shrink, *first_expand;
+    /* In pieces, what a piece reads of a target. */
+    atomic_int *unready;          /* [SP_LORA_GROUP_MAX] works whose packed_xa is not complete */
+    const sp_gemm_args **expands; /* [SP_LORA_GROUP_MAX][round_rows] those of one row first */
 } sp_lora_scratch;
 
 /* What the scratch is sized for: every site up to k_max inputs and rank_max, at any level. */
@@ -129,7 +131,9 @@ typedef struct sp_lora_job {
     size_t x_used, xa_used;
     int32_t n_pack_tasks, n_shrink_tasks, n_expand_tasks;
     int64_t pack_rows; /* of one packing task */
-    bool too_large;    /* in_pieces, and the rows do not fit into one round */
+    /* In pieces: how many expands each target has, and how many of them have one row. */
+    int32_t n_expands[SP_LORA_GROUP_MAX], n_lone[SP_LORA_GROUP_MAX];
+    bool too_large; /* in_pieces, and the rows do not fit into one round */
 } sp_lora_job;
 
 /* Rows of one adapter, by number; the lists live until sp_lora_job_finish. */

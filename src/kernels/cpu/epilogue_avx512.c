@@ -5,17 +5,22 @@
 #include "kernels/cpu/levels.h"
 #include "kernels/cpu/transpose_avx512.h"
 
-/* Rounds to nearest even; a NaN stays one and becomes quiet. See sp_f32_to_bf16. */
-SP_INLINE __m256i to_bf16(__m512 value)
+/* Rounds to nearest even; a NaN stays one and becomes quiet. See sp_f32_to_bf16. The result is in
+ * the upper halves, the lower ones are anything. */
+SP_INLINE __m512i round_bf16(__m512 value)
 {
     __m512i bits = _mm512_castps_si512(value);
-    __m512i high = _mm512_srli_epi32(bits, 16);
-    __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
     __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
 
-    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40)));
+    return _mm512_mask_or_epi32(_mm512_add_epi32(bits, bias), nan, bits,
+                                _mm512_set1_epi32(0x400000));
+}
+
+SP_INLINE __m256i to_bf16(__m512 value)
+{
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_bf16(value), 16));
 }
 
 SP_INLINE __m512 from_bf16(__m256i half)
@@ -47,7 +52,8 @@ SP_INLINE __m512 folded(sp_dtype type, __m512 scale, __m512 sum, const void *y, 
                         __mmask16 mask)
 {
     if (type == SP_DTYPE_BF16)
-        sum = from_bf16(to_bf16(sum));
+        sum = _mm512_castsi512_ps(
+            _mm512_and_si512(round_bf16(sum), _mm512_set1_epi32((int)0xffff0000u)));
     return _mm512_fmadd_ps(scale, sum, load(type, y, index, mask));
 }
 
