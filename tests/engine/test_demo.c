@@ -86,14 +86,19 @@ static int32_t *read_ids(const json_t *array, int32_t *out_n)
 
 static void check_prompt_logits(const demo_case *c, const golden *file, const char *model, size_t p)
 {
-    const golden_tensor *expected = golden_get(file, "%s.p%zu.prompt_logits", model, p);
+    const golden_tensor *expected = golden_get(file, "%s.p%zu.last_logits", model, p);
+    const float *last = c->run.logits + (int64_t)(c->run.request.n_tokens - 1) * c->run.vocab;
+    char prefix[64];
 
+    assert_int_equal(expected->n, c->run.vocab);
     for (int64_t i = 0; i < expected->n; i++) {
-        double error = fabs((double)c->run.logits[i] - golden_value(expected, i));
+        double error = fabs((double)last[i] - golden_value(expected, i));
 
         if (!(error <= LOGIT_ERROR))
             fail_msg("%s, prompt %zu: a logit is off by %g", model, p, error);
     }
+    snprintf(prefix, sizeof prefix, "%s.p%zu.", model, p);
+    golden_check_sums(file, prefix, c->run.logits, c->run.vocab, LOGIT_ERROR);
 }
 
 /* Checks the new ids, and the text where all of them could be compared. */

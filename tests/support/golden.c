@@ -235,3 +235,24 @@ const int32_t *golden_i32(const golden_tensor *tensor)
 {
     return typed(tensor, "I32");
 }
+
+void golden_check_sums(const golden *file, const char *prefix, const float *logits, int32_t vocab,
+                       double error)
+{
+    const golden_tensor *rows = golden_get(file, "%ssum", prefix);
+    const float *sums = golden_f32(rows);
+    const float *squares = golden_f32(golden_get(file, "%ssumsq", prefix));
+
+    for (int64_t row = 0; row < rows->n; row++, logits += vocab) {
+        double sum = 0, square = 0;
+
+        for (int32_t v = 0; v < vocab; v++) {
+            sum += (double)logits[v];
+            square += (double)logits[v] * (double)logits[v];
+        }
+        if (!(fabs(sum - (double)sums[row]) <= error * sqrt((double)vocab)) ||
+            !(fabs(square - (double)squares[row]) <= 2 * error * sqrt(square) + error))
+            fail_msg("%s: %s: sums %g and %g at row %lld, not %g and %g", file->path, prefix, sum,
+                     square, (long long)row, (double)sums[row], (double)squares[row]);
+    }
+}

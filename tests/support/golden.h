@@ -55,4 +55,11 @@ double golden_value(const golden_tensor *tensor, int64_t index);
 const float *golden_f32(const golden_tensor *tensor);
 const int32_t *golden_i32(const golden_tensor *tensor);
 
+/*
+ * Holds rows of logits [n, vocab] to sums over the vocabulary, `PREFIXsum` and `PREFIXsumsq` [n]:
+ * each logit of them may be off by `error`.
+ */
+void golden_check_sums(const golden *file, const char *prefix, const float *logits, int32_t vocab,
+                       double error);
+
 #endif
