@@ -33,8 +33,8 @@ $(grep -E "FAILED|ERROR|SUMMARY|skipped|differ from|error:" "$output/$name.log" 
 run_tests() {
     run "${1}test_cuda_delta" "$2/test_cuda_delta" &
     run "${1}test_cuda_engine" "$2/test_cuda_engine" &
-    for test in test_cuda test_cuda_host test_cuda_fixtures test_cuda_gemm test_cuda_grouped \
-        test_cuda_partial test_cuda_pool test_cuda_rows test_cuda_choose_tokens \
+    for test in test_cuda test_cuda_host test_cuda_fixtures test_cuda_fold test_cuda_gemm \
+        test_cuda_grouped test_cuda_partial test_cuda_pool test_cuda_rows test_cuda_choose_tokens \
         test_cuda_choice_paths test_cuda_tokens test_cuda_views test_cuda_attention test_cuda_moe \
         test_cuda_experts test_cuda_expert_pool test_cuda_delta_rule; do
         run "$1$test" "$2/$test"
@@ -70,10 +70,11 @@ if wants ptx && [ -n "$ptx" ]; then
 fi
 if wants sanitizers; then
     for tool in memcheck racecheck initcheck synccheck; do
-        for program in test_cuda test_cuda_delta test_cuda_engine test_cuda_gemm test_cuda_host \
-            test_cuda_grouped test_cuda_partial test_cuda_rows test_cuda_choose_tokens \
-            test_cuda_choice_paths test_cuda_tokens test_cuda_views test_cuda_attention \
-            test_cuda_moe test_cuda_experts test_cuda_expert_pool test_cuda_delta_rule; do
+        for program in test_cuda test_cuda_delta test_cuda_engine test_cuda_fold test_cuda_gemm \
+            test_cuda_host test_cuda_grouped test_cuda_partial test_cuda_rows \
+            test_cuda_choose_tokens test_cuda_choice_paths test_cuda_tokens test_cuda_views \
+            test_cuda_attention test_cuda_moe test_cuda_experts test_cuda_expert_pool \
+            test_cuda_delta_rule; do
             run "${tool}_$program" compute-sanitizer --tool $tool --error-exitcode 9 \
                 "$directory/$program" 'a_small*'
         done &

@@ -18,7 +18,9 @@ static cudaError_t fill_state(int gpu, base_gemm *state)
         code = sp_cuda_gemm_few_init(state->shared_bytes);
     if (code == cudaSuccess)
         code = sp_cuda_gemm_tiles_init(state->shared_bytes);
-    return code == cudaSuccess ? sp_cuda_gemm_wide_init(gpu, state) : code;
+    if (code == cudaSuccess)
+        code = sp_cuda_gemm_wide_init(gpu, state);
+    return code == cudaSuccess ? sp_cuda_gemm_fold_init(state) : code;
 }
 
 extern "C" int sp_cuda_base_gemm_close(int gpu, void *state)
@@ -143,6 +145,10 @@ extern "C" int sp_cuda_base_gemm(int gpu, const void *state, const sp_cuda_gemm 
     if (!is_aligned(gemm) || gemm->form < 0 || gemm->form >= SP_CUDA_GEMM_FORMS ||
         (gemm->form == SP_CUDA_GEMM_FEW && gemm->rows > SP_CUDA_GEMM_FEW_ROWS))
         return (int)cudaErrorInvalidValue;
+    if (gemm->deltas != NULL) {
+        code = sp_cuda_gemm_folding(open, gemm, (cudaStream_t)stream);
+        return (int)(code == cudaSuccess ? cudaGetLastError() : code);
+    }
     if (gemm->form == SP_CUDA_GEMM_CHOSEN &&
         sp_cuda_gemm_by_library(open, gemm, (cudaStream_t)stream))
         return (int)cudaSuccess;

@@ -26,11 +26,14 @@ typedef struct gemm_choice {
 
 typedef struct gemm_library gemm_library;
 
+#define GEMM_FOLDS 2 /* tiles, the last ones, that have a form which folds deltas in */
+
 typedef struct base_gemm {
     int multiprocessors;
     int shared_bytes; /* that a block may have */
     void *encode;     /* cuTensorMapEncodeTiled where the GPU runs base_gemm_sm90a.cu, else NULL */
     int clusters[SP_CUDA_GEMM_SHAPES]; /* that run at once, for each of its tiles */
+    int folds[GEMM_FOLDS];             /* the same of those that fold deltas in */
     gemm_library *library;             /* NULL: none */
     gemm_choice *choices;
     bool free;       /* any algorithm of cuBLASLt, whatever its bytes */
@@ -51,6 +54,11 @@ cudaError_t sp_cuda_gemm_tiles(const base_gemm *state, const sp_cuda_gemm *gemm,
 /* In tiles of a kind, -1: the best. cudaErrorNotSupported: the GPU, or the build, has no wgmma. */
 cudaError_t sp_cuda_gemm_wide(const base_gemm *state, int kind, const sp_cuda_gemm *gemm,
                               cudaStream_t stream);
+
+/* With gemm->deltas folded in; cudaErrorNotSupported: these rows, ranks or addresses cannot be. */
+cudaError_t sp_cuda_gemm_fold_init(base_gemm *state);
+cudaError_t sp_cuda_gemm_folding(const base_gemm *state, const sp_cuda_gemm *gemm,
+                                 cudaStream_t stream);
 
 /* By the best of the kernels here. */
 cudaError_t sp_cuda_gemm_own(const base_gemm *state, const sp_cuda_gemm *gemm, cudaStream_t stream);

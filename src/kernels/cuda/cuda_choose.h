@@ -35,6 +35,7 @@ extern "C" {
 #define SP_CUDA_RING_STEPS       8192 /* decode: at least so many steps of 128 columns */
 #define SP_CUDA_RING_WIDE        96   /* many rows above rank 32: at most so many steps */
 #define SP_CUDA_ROUNDED_RANKS    64 /* many rows: from this rank on the expand reads a rounded xa */
+#define SP_CUDA_FOLD_RANKS       64 /* largest rank that a product of the base folds in */
 
 /* Tiles that n_rows rows of n_slots slots can need at most. */
 static inline int32_t sp_cuda_tiles_bound(int32_t n_rows, int32_t n_slots)
@@ -111,6 +112,12 @@ typedef struct sp_cuda_shrink_choice {
 static inline bool sp_cuda_rounds_xa(int32_t n_rows, int32_t rank_stride)
 {
     return n_rows > SP_CUDA_DECODE_ROWS && rank_stride >= SP_CUDA_ROUNDED_RANKS;
+}
+
+/* Whether a product of the base of so many rows may fold deltas in (sp_cuda_gemm.deltas). */
+static inline bool sp_cuda_folds(int32_t n_rows, int32_t rank_stride)
+{
+    return n_rows > SP_CUDA_DECODE_ROWS && rank_stride <= SP_CUDA_FOLD_RANKS;
 }
 
 /* Many rows: the fewest partials that keep the device full, and few blocks, because each starts

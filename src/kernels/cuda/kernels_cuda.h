@@ -82,7 +82,10 @@ typedef struct sp_cuda_group {
     int32_t multiprocessors; /* of the GPU; the same for shrink and expand */
     int32_t after_plan;      /* the kernel before this one on the stream is the plan's */
     int32_t keep_sums;       /* of a shrink: take_parts follows it */
-    const void *x;           /* [n_rows, k_in], stride x_stride elements */
+    /* Of a shrink: a product with these deltas folded in follows it (sp_cuda_gemm.deltas), so x is
+     * complete before that one starts. */
+    int32_t folds;
+    const void *x; /* [n_rows, k_in], stride x_stride elements */
     int64_t x_stride;
     sp_cuda_plan plan;
     float *partials; /* sp_cuda_partials_bytes */

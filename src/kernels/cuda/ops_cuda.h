@@ -225,6 +225,11 @@ typedef struct sp_cuda_gemm {
     int32_t n_outputs;
     sp_cuda_gemm_output outputs[SP_CUDA_OUTPUTS_MAX];
     int32_t form; /* sp_cuda_gemm_form */
+    /* Host memory. A group whose shrink, with `folds`, is the kernel before this one: its deltas
+     * are folded into the outputs that are its sites', with the bytes of an expand after this
+     * product. SP_CUDA_NOT_SUPPORTED, and nothing is enqueued, where sp_cuda_folds is false, such
+     * an output has a bias or FP32, or the GPU or the strides do not allow it. NULL: none. */
+    const sp_cuda_group *deltas;
 } sp_cuda_gemm;
 
 /* What base_gemm_learn found of one weight. */

@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ quarters q[CHUNKS];
     __shared__ int shared_rank;
 
-    release_successor();
+    if (group.folds == 0)
+        release_successor();
     if (count > 0)
         rank = own_rank(site, slot, group.n_slots, mine, &shared_rank);
     if (rank0 >= rank) {
@@ -73,6 +74,8 @@ __global__ void __launch_bounds__(THREADS)
     if (g < count && VEC)
         prefetch_l2(x + min(k + (int)(threadIdx.x & 3) * 32, group.k_in - 1));
     wait_predecessor();
+    if (group.folds != 0)
+        release_successor();
     load_x<VEC>(&w[0], x, k, k_end);
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {

@@ -418,6 +418,8 @@ static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &
                                                    a_end, k0 + i * STAGE_K, k1);
     prefetch_x(win, k0, k1);
     wait_predecessor();
+    if (group.folds != 0)
+        release_successor();
     for (int i = 0; i < shape::stages - 1; i++) {
         if (k0 + i * STAGE_K < k1)
             load_rows<shape::x_rows, shape::pass_rows>(to_x + i * shape::stage_bytes, from_x, mine,
@@ -471,7 +473,8 @@ __global__ void __launch_bounds__(block<WINDOW, WARPS, GROUPS>::threads,
 
     static_assert(shape::x_rows <= shape::threads && shape::groups <= shape::threads,
                   "one thread for each");
-    release_successor();
+    if (group.folds == 0)
+        release_successor();
     if ((int)threadIdx.x < group.n_sites && group.sites[threadIdx.x].rank != NULL)
         prefetch_l2(group.sites[threadIdx.x].rank);
     run_of = find_window<shape::tiles>(group.plan, group.n_slots, tiles_bound, blockIdx.z);

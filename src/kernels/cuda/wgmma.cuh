@@ -255,7 +255,17 @@ static __device__ __forceinline__ void tensor_load(uint32_t to, const CUtensorMa
                  : "memory");
 }
 
-/* The same to this address, and this barrier, of every block of the cluster in `blocks`. */
+/* The same of matrix `slot` of several. */
+static __device__ __forceinline__ void tensor_load_slot(uint32_t to, const CUtensorMap *map, int k,
+                                                        int row, int slot, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(k), "r"(row), "r"(slot), "r"(barrier)
+                 : "memory");
+}
+
+/* As tensor_load, to this address, and this barrier, of every block of the cluster in `blocks`. */
 static __device__ __forceinline__ void tensor_load_to(uint16_t blocks, uint32_t to,
                                                       const CUtensorMap *map, int k, int row,
                                                       uint32_t barrier)
