@@ -484,14 +484,12 @@ static sp_status round_x(sp_delta_gpu *gpu, int32_t n_rows, int32_t k, const voi
  * A kernel may start before its predecessor ends, but it reads the plan at once: so it must not
  * overlap the plan's own kernel. Work on other streams is not tracked here.
  */
-static sp_status shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, bool keep_sums,
-                        sp_error *error)
+static sp_status shrink_group(sp_delta_gpu *gpu, const sp_delta_gpu_call *call,
+                              sp_cuda_group *group, sp_error *error)
 {
     void *native = sp_delta_gpu_native(gpu, call->stream);
-    sp_cuda_group group;
 
-    set_group(gpu, call, &group);
-    if (group.n_sites == 0)
+    if (group->n_sites == 0)
         return SP_OK;
     if ((int32_t)call->x_type != gpu->type) {
         sp_status status =
@@ -499,19 +497,39 @@ static sp_status shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, bool k
 
         if (status != SP_OK)
             return status;
-        group.x = gpu->scratch.rounded;
-        group.x_stride = call->k_in;
+        group->x = gpu->scratch.rounded;
+        group->x_stride = call->k_in;
     }
-    group.after_plan = native != gpu->plan_native || gpu->after_plan;
-    group.keep_sums = keep_sums;
+    group->after_plan = native != gpu->plan_native || gpu->after_plan;
     sp_delta_gpu_record(gpu, native);
-    return sp_delta_gpu_launched(gpu, gpu->kernels.shrink(gpu->number, &group, native),
+    return sp_delta_gpu_launched(gpu, gpu->kernels.shrink(gpu->number, group, native),
                                  "launching a shrink", error);
+}
+
+static sp_status shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, bool keep_sums,
+                        sp_error *error)
+{
+    sp_cuda_group group;
+
+    set_group(gpu, call, &group);
+    group.keep_sums = keep_sums;
+    return shrink_group(gpu, call, &group, error);
 }
 
 sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
 {
     return shrink(gpu, call, false, error);
+}
+
+/* Routers, whose logits are written. */
+static sp_status add_routers(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
+{
+    sp_status status = SP_OK;
+
+    for (int32_t i = 0; i < call->n && status == SP_OK; i++)
+        if (is_apart(gpu, call, i))
+            status = sp_delta_gpu_add_router(gpu, call, i, error);
+    return status;
 }
 
 sp_status sp_delta_gpu_expand(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
@@ -524,10 +542,7 @@ sp_status sp_delta_gpu_expand(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, 
     if (group.n_sites > 0)
         status = sp_delta_gpu_launched(gpu, gpu->kernels.expand(gpu->number, &group, native),
                                        "launching an expand", error);
-    for (int32_t i = 0; i < call->n && status == SP_OK; i++)
-        if (is_apart(gpu, call, i))
-            status = sp_delta_gpu_add_router(gpu, call, i, error);
-    return status;
+    return status == SP_OK ? add_routers(gpu, call, error) : status;
 }
 
 sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error)
@@ -535,6 +550,29 @@ sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, s
     sp_status status = sp_delta_gpu_shrink(gpu, call, error);
 
     return status == SP_OK ? sp_delta_gpu_expand(gpu, call, error) : status;
+}
+
+/* A product that cannot fold comes first, as the host would run it by itself. An expand reads what
+ * any shrink wrote, so one that may fold need not. */
+sp_status sp_delta_gpu_around(sp_delta_gpu *gpu, const sp_delta_gpu_call *call,
+                              sp_delta_product_fn product, void *user, sp_error *error)
+{
+    sp_cuda_group group;
+    bool folded = false;
+    sp_status status;
+
+    set_group(gpu, call, &group);
+    group.folds = sp_cuda_folds(call->n_rows, gpu->rank_stride) && group.n_sites > 0;
+    if (!group.folds) {
+        status = product(user, NULL, &folded);
+        return status == SP_OK ? sp_delta_gpu_apply(gpu, call, error) : status;
+    }
+    status = shrink_group(gpu, call, &group, error);
+    if (status == SP_OK)
+        status = product(user, &group, &folded);
+    if (status != SP_OK)
+        return status;
+    return folded ? add_routers(gpu, call, error) : sp_delta_gpu_expand(gpu, call, error);
 }
 
 /* ---- parts --------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/kernels_cuda.h"
 
+#include <sidepath/delta_pieces.h>
 #include <sidepath/experts.h>
 
 #include <assert.h>
@@ -95,6 +96,10 @@ void sp_delta_gpu_call_add(sp_delta_gpu_call *call, int32_t site, const sp_delta
 sp_status sp_delta_gpu_shrink(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error);
 sp_status sp_delta_gpu_expand(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error);
 sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, sp_error *error);
+
+/* An apply with the product inside, as sp_delta_apply_around. */
+sp_status sp_delta_gpu_around(sp_delta_gpu *gpu, const sp_delta_gpu_call *call,
+                              sp_delta_product_fn product, void *user, sp_error *error);
 
 /*
  * Shrink and expand with xa in the caller's device memory between them: the shrink writes its sums

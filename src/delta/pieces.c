@@ -1,6 +1,7 @@
 /*
- * pieces.c: an apply in halves, for a host with two streams or two phases, and in pieces, for one
- * that runs them inside its own parallel jobs. Both use a single round of one sp_lora_job.
+ * pieces.c: an apply in halves, for a host with two streams or two phases, in pieces, for one that
+ * runs them inside its own parallel jobs, and around a product. The first two use a single round of
+ * one sp_lora_job.
  */
 #include "base/error.h"
 #include "base/grow.h"
@@ -183,4 +184,38 @@ sp_status sp_delta_expand(sp_delta *delta, const sp_delta_call *call, sp_error *
     }
     sp_delta_end_round(delta);
     return status;
+}
+
+/* ---- around a product ---------------------------------------------------------------------- */
+
+static sp_status around_on_gpu(sp_delta *delta, const sp_delta_group *group,
+                               sp_delta_product_fn product, void *user, sp_error *error)
+{
+    sp_delta_gpu_call on_gpu = gpu_call(delta, group);
+    sp_status status = sp_delta_gpu_check_step(delta->gpu, group->view, error);
+    bool folded = false;
+
+    if (status != SP_OK)
+        return status;
+    if (on_gpu.n == 0)
+        return product(user, NULL, &folded);
+    return sp_delta_gpu_around(delta->gpu, &on_gpu, product, user, error);
+}
+
+sp_status sp_delta_apply_around(sp_delta *delta, const sp_delta_call *call,
+                                sp_delta_product_fn product, void *user, sp_error *error)
+{
+    sp_delta_group group;
+    sp_status status = read_half(delta, call, true, &group, error);
+    bool folded = false;
+
+    if (status != SP_OK)
+        return status;
+    if (product == NULL)
+        return sp_delta_missing("product", error);
+    sp_delta_end_round(delta);
+    if (delta->gpu != NULL)
+        return around_on_gpu(delta, &group, product, user, error);
+    status = product(user, NULL, &folded);
+    return status == SP_OK ? sp_delta_apply_group(delta, &group, error) : status;
 }

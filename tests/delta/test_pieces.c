@@ -310,6 +310,52 @@ static void an_expand_has_a_y_of_its_own(void **state)
     end_half_test(&t);
 }
 
+/* ---- around a product ---------------------------------------------------------------------- */
+
+/* A product that leaves y as the batch has it. */
+typedef struct counted_product {
+    int calls;
+    sp_status status;
+} counted_product;
+
+static sp_status count_product(void *user, const struct sp_cuda_group *group, bool *out_folded)
+{
+    counted_product *product = user;
+
+    assert_null(group);
+    assert_false(*out_folded);
+    product->calls++;
+    return product->status;
+}
+
+static void an_apply_around_a_product_has_its_bits(void **state)
+{
+    counted_product product = {0, SP_OK}, broken = {0, SP_ERR_DEVICE};
+    void *want[SCENE_SITES_MAX];
+    int32_t *rows = all_rows(ROWS);
+    rig_batch before;
+    sp_error error;
+    half_test t;
+
+    (void)state;
+    begin_half_test(&t);
+    before = rig_gather(&t.rig, rows, ROWS);
+    rig_apply(&t.rig, rows, ROWS, want);
+    assert_int_equal(sp_delta_apply_around(t.rig.delta, &t.call, count_product, &broken, &error),
+                     SP_ERR_DEVICE);
+    for (int32_t i = 0; i < 3; i++)
+        assert_memory_equal(t.batch.y[i], before.y[i], ROWS * scene_y_row_bytes(&t.scene, i));
+    assert_ok(sp_delta_apply_around(t.rig.delta, &t.call, count_product, &product, &error), &error);
+    assert_int_equal(product.calls, 1);
+    for (int32_t i = 0; i < 3; i++)
+        assert_memory_equal(t.batch.y[i], want[i], ROWS * scene_y_row_bytes(&t.scene, i));
+    free_y(&t.scene, want);
+    free_y(&t.scene, before.y);
+    rig_batch_free(&before);
+    free(rows);
+    end_half_test(&t);
+}
+
 static void an_f32_x_without_the_option_is_unsupported(void **state)
 {
     sp_error error;
@@ -338,6 +384,7 @@ int main(void)
         cmocka_unit_test(an_expand_refuses_a_plan_that_was_built_anew),
         cmocka_unit_test(a_half_takes_four_outputs),
         cmocka_unit_test(an_expand_has_a_y_of_its_own),
+        cmocka_unit_test(an_apply_around_a_product_has_its_bits),
         cmocka_unit_test(an_f32_x_without_the_option_is_unsupported),
     };
 

@@ -136,6 +136,14 @@ static void outputs(void **state)
     sp_delta_destroy(s.delta);
 }
 
+static sp_status no_product(void *user, const struct sp_cuda_group *group, bool *out_folded)
+{
+    (void)user;
+    (void)group;
+    (void)out_folded;
+    return SP_OK;
+}
+
 static void halves_and_pieces(void **state)
 {
     sp_delta_pieces pieces = {.struct_bytes = sizeof pieces};
@@ -150,6 +158,12 @@ static void halves_and_pieces(void **state)
     REFUSED(SP_ERR_ARGUMENT, "delta", sp_delta_expand(NULL, &s.call, &error));
     REFUSED(SP_ERR_ARGUMENT, "sp_delta_call", sp_delta_expand(s.delta, NULL, &error));
     REFUSED(SP_ERR_STATE, "shrink", sp_delta_expand(s.delta, &s.call, &error));
+    REFUSED(SP_ERR_ARGUMENT, "delta",
+            sp_delta_apply_around(NULL, &s.call, no_product, NULL, &error));
+    REFUSED(SP_ERR_ARGUMENT, "sp_delta_call",
+            sp_delta_apply_around(s.delta, NULL, no_product, NULL, &error));
+    REFUSED(SP_ERR_ARGUMENT, "product",
+            sp_delta_apply_around(s.delta, &s.call, NULL, NULL, &error));
     REFUSED(SP_ERR_ARGUMENT, "delta", sp_delta_pieces_begin(NULL, &s.call, &pieces, &error));
     REFUSED(SP_ERR_ARGUMENT, "sp_delta_call",
             sp_delta_pieces_begin(s.delta, NULL, &pieces, &error));

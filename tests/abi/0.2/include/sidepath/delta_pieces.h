@@ -1,7 +1,8 @@
 /*
- * delta_pieces.h: sp_delta_apply in pieces, for a host that runs them inside parallel jobs of its
- * own on the CPU, beside its base GEMM: a side path then costs no barrier, and y is folded while it
- * is in a cache. The bits are those of sp_delta_apply.
+ * delta_pieces.h: sp_delta_apply taken apart, for a host that runs it inside its base GEMM: in
+ * pieces on the CPU, beside the jobs of its own, so that a side path costs no barrier and y is
+ * folded while it is in a cache; on a GPU around the launch of a product that may fold the deltas
+ * in itself. The bits are those of sp_delta_apply.
  */
 #ifndef SIDEPATH_DELTA_PIECES_H
 #define SIDEPATH_DELTA_PIECES_H
@@ -46,6 +47,29 @@ SP_API void sp_delta_pieces_shrink(sp_delta *delta, int32_t piece);
  * has not returned, nothing was done, call again. */
 SP_API bool sp_delta_pieces_expand(sp_delta *delta, int32_t output, int64_t column_begin,
                                    int64_t column_end);
+
+/* ---- around a product ---------------------------------------------------------------------- */
+
+struct sp_cuda_group; /* src/kernels/cuda/kernels_cuda.h: for kernels of the same build */
+
+/*
+ * Enqueues the base's product of a call's x into its outputs, on the call's stream. `group` is what
+ * the kernel before it on the stream, a shrink, computes xa of; a product that folds its deltas
+ * into y, as an expand would, sets *out_folded, which is false before. NULL: there is nothing to
+ * fold.
+ */
+typedef sp_status (*sp_delta_product_fn)(void *user, const struct sp_cuda_group *group,
+                                         bool *out_folded);
+
+/*
+ * sp_delta_apply with the product of the base inside. Where the deltas may be folded in (a GPU,
+ * many rows, small ranks) that is the shrink, the product and, unless it folded them, the expand,
+ * on one stream; else the product, then the apply. What `product` returns, if not SP_OK, is
+ * returned; else as sp_delta_apply. SP_ERR_ARGUMENT: more outputs than SP_DELTA_GROUP_MAX, no
+ * product.
+ */
+SP_API sp_status sp_delta_apply_around(sp_delta *delta, const sp_delta_call *call,
+                                       sp_delta_product_fn product, void *user, sp_error *error);
 
 #ifdef __cplusplus
 }
