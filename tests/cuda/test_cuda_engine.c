@@ -14,14 +14,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MODEL   SP_TEST_FIXTURES "/qwen3-tied"
-#define N_NAMES 6
-#define N_RUNS  7
-#define PROMPT  21
-#define NEW     6
-#define ROUNDS  250 /* of four loads or unloads each */
-#define VOCAB   509
-#define SCALES  8 /* the first is 0 */
+#define MODEL       SP_TEST_FIXTURES "/qwen3-tied"
+#define N_NAMES     6
+#define N_RUNS      7
+#define PROMPT      21
+#define NEW         6
+#define LONG_PROMPT 150
+#define ROUNDS      250 /* of four loads or unloads each */
+#define VOCAB       509
+#define SCALES      8 /* the first is 0 */
 
 static sp_device *gpu; /* opened by gpu_main only to see whether there is one */
 
@@ -29,7 +30,7 @@ static const char *const names[N_NAMES] = {"all-linear", "attn-r4",    "r1",
                                            "ffn",        "rslora-r16", "patterns"};
 static int32_t prompts[N_RUNS][PROMPT];
 
-static sp_engine *open_engine(bool eager, int32_t slots)
+static sp_engine *open_engine_of(bool eager, int32_t slots, int32_t step_rows)
 {
     sp_engine_options options;
     sp_engine *engine;
@@ -44,11 +45,16 @@ static sp_engine *open_engine(bool eager, int32_t slots)
     options.lora_modules = "all-linear";
     options.adapter_loading = true;
     options.kv_tokens = 4096;
-    options.step_rows = 64;
+    options.step_rows = step_rows;
     options.prefix_cache = false;
     options.eager = eager;
     assert_ok(sp_engine_open(&options, NULL, 0, &engine, &error), &error);
     return engine;
+}
+
+static sp_engine *open_engine(bool eager, int32_t slots)
+{
+    return open_engine_of(eager, slots, 64);
 }
 
 static void load(sp_engine *engine, const char *name, const char *content)
@@ -322,6 +328,45 @@ static void test_two_engines_share_a_gpu(void **state)
     sp_engine_close(second);
 }
 
+/* Prompts of two adapters and of the base in one step, whose products fold the deltas in where the
+ * GPU has wgmma, and in steps of rows that have expands of their own. */
+static void test_folded_prompts_have_the_bits_of_others(void **state)
+{
+    static const char *const adapters[] = {"a", "b", NULL};
+    static int32_t tokens[3][LONG_PROMPT];
+    sp_engine *engines[] = {open_engine_of(false, 2, 512), open_engine_of(false, 2, 64)};
+    const sp_cuda_ops *many = (const sp_cuda_ops *)engines[0]->ops;
+    const sp_cuda_ops *few = (const sp_cuda_ops *)engines[1]->ops;
+    sp_test_random random = {31};
+    engine_run runs[2][3];
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        engine_run_fill_prompt(&random, tokens[i], LONG_PROMPT, VOCAB);
+    for (int e = 0; e < 2; e++) {
+        engine_run *list[] = {&runs[e][0], &runs[e][1], &runs[e][2]};
+
+        load(engines[e], "a", "all-linear");
+        load(engines[e], "b", "rslora-r16");
+        for (int i = 0; i < 3; i++) {
+            runs[e][i] = engine_run_init(adapters[i], tokens[i], LONG_PROMPT, NEW);
+            runs[e][i].keep_logits = true;
+            engine_run_submit(engines[e], &runs[e][i]);
+        }
+        engine_run_all(engines[e], list, 3);
+    }
+    assert_int_equal(few->n_folded, 0);
+    if (many->n_folded == 0)
+        print_message("no product folds deltas in on this GPU\n");
+    for (int i = 0; i < 3; i++) {
+        engine_run_assert_same(&runs[1][i], &runs[0][i]);
+        engine_run_free(&runs[0][i]);
+        engine_run_free(&runs[1][i]);
+    }
+    sp_engine_close(engines[0]);
+    sp_engine_close(engines[1]);
+}
+
 /* For the sanitizers: a prefill, decode steps, eager and captured, two adapters and the base. */
 static void a_small_run(void **state)
 {
@@ -348,6 +393,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_every_device_call_may_fail),
         cmocka_unit_test(test_every_launch_may_fail),
         cmocka_unit_test(test_two_engines_share_a_gpu),
+        cmocka_unit_test(test_folded_prompts_have_the_bits_of_others),
     };
     sp_test_random random = {97};
 

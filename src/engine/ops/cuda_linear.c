@@ -1,6 +1,9 @@
 /* cuda_linear.c: linear maps that share their input, with the side paths of the rows' adapters. */
 #include "base/assert.h"
 #include "engine/ops/cuda_ops.h"
+#include "kernels/cuda/cuda_choose.h"
+
+#include <sidepath/delta_pieces.h>
 
 #include <assert.h>
 
@@ -73,6 +76,29 @@ static bool has_halves(const sp_cuda_gemm *gemm)
     return any;
 }
 
+/* A product that deltas are folded into where it can be. */
+typedef struct folding_call {
+    sp_cuda_ops *cuda;
+    const sp_cuda_gemm *gemm;
+} folding_call;
+
+static sp_status run_folding(void *user, const sp_cuda_group *group, bool *out_folded)
+{
+    const folding_call *call = user;
+    sp_cuda_ops *cuda = call->cuda;
+    sp_cuda_gemm gemm = *call->gemm;
+    int code = SP_CUDA_NOT_SUPPORTED;
+
+    gemm.deltas = group;
+    if (group)
+        code = cuda->kernels.base_gemm(cuda->gpu, cuda->gemm, &gemm, cuda->native);
+    *out_folded = code != SP_CUDA_NOT_SUPPORTED;
+    cuda->n_folded += *out_folded;
+    if (*out_folded)
+        return sp_cuda_launched(cuda, code, "a linear map with deltas");
+    return run_base(cuda, call->gemm);
+}
+
 sp_status sp_cuda_op_linear(sp_ops *ops, sp_rows x, const sp_projection *projections, int32_t n)
 {
     sp_cuda_ops *cuda = (sp_cuda_ops *)ops;
@@ -100,6 +126,9 @@ sp_status sp_cuda_op_linear(sp_ops *ops, sp_rows x, const sp_projection *project
         };
     if (cuda->adapted && cuda->step.rows <= SP_CUDA_SIDE_ROWS && has_halves(&gemm))
         return run_beside(cuda, &gemm, &call);
+    if (cuda->adapted && cuda->folds)
+        return sp_delta_apply_around(cuda->delta, &call, run_folding, &(folding_call){cuda, &gemm},
+                                     NULL);
     status = run_base(cuda, &gemm);
     if (status != SP_OK || !cuda->adapted)
         return status;

@@ -21,6 +21,13 @@
 /* Steps of up to so many rows are bound by the weights' bytes, so a shrink beside the base's
  * product is nearly free; more rows are bound by arithmetic. */
 #define SP_CUDA_SIDE_ROWS 64
+/* A product folds deltas in by a pass for each adapter of as many rows as a cluster of its blocks
+ * has; with more passes on average, expands of their own are faster. */
+#define SP_CUDA_FOLD_ROWS   256
+#define SP_CUDA_FOLD_PASSES 3
+/* The same with more rows, where an expand costs less, beside a long product, than the passes of
+ * each tile. */
+#define SP_CUDA_FOLD_ROWS_MAX 4096
 /* In steps of up to so many rows the deltas of experts are computed by themselves, beside the
  * base's products, which are bound by the weights' bytes. */
 #define SP_CUDA_APART_ROWS 256
@@ -153,6 +160,8 @@ typedef struct sp_cuda_ops {
     sp_cuda_tables tables;
     sp_cuda_step step;   /* with the rows and spans that are launched */
     bool wide, adapted;  /* some span is wide; some row has an adapter */
+    bool folds;          /* the base's products fold the deltas in */
+    int64_t n_folded;    /* of all steps, products that did */
     const sp_plan *plan; /* of the rows that are launched */
 
     bool eager, free_gemm;

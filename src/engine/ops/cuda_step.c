@@ -290,6 +290,20 @@ static sp_status capture(sp_cuda_ops *cuda, const sp_step *step, sp_pass_fn pass
     return status;
 }
 
+/* Whether there are many rows, in few runs of one adapter each: a run begins a pass at most, as the
+ * rows of each cluster do. */
+static bool has_few_passes(const sp_plan_view *view)
+{
+    int32_t clusters = (view->n_rows + SP_CUDA_FOLD_ROWS - 1) / SP_CUDA_FOLD_ROWS;
+    int32_t passes = clusters;
+
+    if (clusters < 2 || view->n_rows > SP_CUDA_FOLD_ROWS_MAX)
+        return false;
+    for (int32_t i = 1; i < view->n_rows; i++)
+        passes += view->seq_slot[i] != view->seq_slot[i - 1];
+    return passes <= clusters * SP_CUDA_FOLD_PASSES;
+}
+
 /* ---- the step ------------------------------------------------------------------------------ */
 
 static bool has_wide_span(const sp_step *step)
@@ -335,6 +349,7 @@ sp_status sp_cuda_op_step(sp_ops *ops, const sp_step *step, sp_pass_fn pass, voi
     cuda->plan = step->plan;
     cuda->wide = has_wide_span(step);
     cuda->adapted = cuda->delta && sp_plan_get(step->plan)->n_routed > 0;
+    cuda->folds = cuda->adapted && has_few_passes(sp_plan_get(step->plan));
     rows = graph_rows(cuda, step);
     if (rows > 0)
         graph = find_graph(cuda, rows);
