@@ -3,8 +3,9 @@
  * Qwen3-8B shape (36 layers, random weights made on the device, all linear modules adapted) as the
  * engine's backend runs it, and the same with parts of the deltas left out or in another order.
  * Prints one JSON object.
- *     bench_cuda_tax [--library] [--replays N] [--only CELL] [--variant NAME]
- * --library lets cuBLASLt run the products that it is faster for, as the engine does.
+ *     bench_cuda_tax [--library] [--prefill] [--replays N] [--only CELL] [--variant NAME]
+ * --library lets cuBLASLt run the products that it is faster for, as the engine does. --prefill:
+ * steps of prompts instead, one for each adapter, eagerly; the device's time alone.
  */
 #include "base/clock.h"
 #include "base/half.h"
@@ -26,9 +27,11 @@ enum {
     HEAD_DIM = 128,
     VOCAB = 151936,
     ROWS_MAX = 64,
+    PREFILL_MAX = 8192,
     CONTEXT = 200,   /* keys of each sequence */
-    POSITIONS = 256, /* at most */
+    POSITIONS = 256, /* at most, in decode */
     PAGES = POSITIONS / SP_CUDA_PAGE,
+    PREFILL_PAGES = PREFILL_MAX / SP_CUDA_PAGE,
     REPLAYS_MAX = 64
 };
 
@@ -68,6 +71,7 @@ enum { MODULES = sizeof modules / sizeof modules[0] };
 typedef enum variant {
     BASE,         /* no row has an adapter */
     ENGINE,       /* as the engine does */
+    APART,        /* as it does where deltas are not folded into the product */
     CHAIN,        /* shrink, product and expand on one stream */
     CHAIN_SHRINK, /* of these, no expand */
     SIDE_SHRINK,  /* the shrink on another stream, no expand */
@@ -76,7 +80,7 @@ typedef enum variant {
 } variant;
 
 static const char *const variant_names[N_VARIANTS] = {
-    "base", "engine", "chain", "chain, no expand", "side, no expand", "after"};
+    "base", "engine", "apart", "chain", "chain, no expand", "side, no expand", "after"};
 
 typedef struct cell {
     int32_t rows, adapters, rank;
@@ -100,7 +104,7 @@ static struct {
     sp_norm final;
     sp_error error;
     int replays;
-    bool library;
+    bool library, prefill;
     const char *only, *only_variant;
     /* of a cell */
     sp_geometry *geometry;
@@ -227,6 +231,11 @@ static void load_adapters(int32_t n, int32_t rank)
     sp_device_free_pinned(bench.device, image.data);
 }
 
+static int32_t rows_max(void)
+{
+    return bench.prefill ? PREFILL_MAX : ROWS_MAX;
+}
+
 static void make_pool(const cell *c)
 {
     sp_layout_options layout;
@@ -245,11 +254,11 @@ static void make_pool(const cell *c)
     load_adapters(c->adapters, c->rank);
     sp_delta_options_default(&delta, sizeof delta);
     delta.pool = bench.pool;
-    delta.rows_max = ROWS_MAX;
+    delta.rows_max = rows_max();
     CHECK(sp_delta_create(&delta, &bench.delta, &bench.error));
     delta.rows_max = SP_LOGIT_ROWS_MAX;
     CHECK(sp_delta_create(&delta, &bench.head_delta, &bench.error));
-    CHECK(sp_plan_create(ROWS_MAX, c->adapters, &bench.plan, &bench.error));
+    CHECK(sp_plan_create(rows_max(), c->adapters, &bench.plan, &bench.error));
 }
 
 /* ---- the pass ------------------------------------------------------------------------------ */
@@ -342,7 +351,8 @@ static sp_status linear(sp_ops *ops, sp_rows x, const sp_projection *projections
     bool after = bench.variant == AFTER;
     sp_status status = SP_OK;
 
-    if (bench.variant <= ENGINE)
+    cuda->folds = cuda->folds && bench.variant != APART;
+    if (bench.variant <= APART)
         return sp_cuda_op_linear(ops, x, projections, n);
     for (int32_t i = 0; i < n; i++)
         outputs[i] = (sp_delta_output){sizeof outputs[i], projections[i].linear->site,
@@ -370,15 +380,17 @@ static void make_ops(const cell *c)
         .head_delta = bench.head_delta,
         .slots = c->adapters,
         .type = SP_DTYPE_BF16,
-        .rows_max = ROWS_MAX,
+        .rows_max = rows_max(),
         .spans_max = ROWS_MAX,
         .hidden = HIDDEN,
         .vocab = VOCAB,
         .widths = widths,
         .n_widths = N_ACTIVATIONS,
         .attention = {LAYERS, HEADS, KV_HEADS, HEAD_DIM, 0.088f},
-        .rope = {.theta = 1e6, .n_rot = HEAD_DIM / 2, .positions = POSITIONS},
-        .kv_pages = ROWS_MAX * PAGES,
+        .rope = {.theta = 1e6,
+                 .n_rot = HEAD_DIM / 2,
+                 .positions = bench.prefill ? PREFILL_MAX : POSITIONS},
+        .kv_pages = bench.prefill ? PREFILL_PAGES : ROWS_MAX * PAGES,
         .page_tokens = SP_CUDA_PAGE,
     };
 
@@ -390,7 +402,16 @@ static void make_ops(const cell *c)
     bench.ops->table = &table;
 }
 
-/* Rows round-robin over the adapters, or of the base. */
+/* Of an adapter, or of the base. */
+static sp_route_span route_of(int32_t adapter, int32_t rows, bool adapted)
+{
+    const sp_slot_handle base = {SP_SLOT_BASE, 0};
+
+    return (sp_route_span){sizeof(sp_route_span), adapted ? bench.handles[adapter] : base, rows,
+                           1.0f};
+}
+
+/* Rows round-robin over the adapters. */
 static sp_step make_step(const cell *c, bool adapted)
 {
     static int32_t tokens[ROWS_MAX], pages[ROWS_MAX][PAGES];
@@ -403,12 +424,31 @@ static sp_step make_step(const cell *c, bool adapted)
             pages[i][p] = i * PAGES + p;
         spans[i] = (sp_step_span){
             .tokens = &tokens[i], .pages = pages[i], .position = CONTEXT - 1, .n_rows = 1};
-        routes[i] = (sp_route_span){sizeof routes[i], bench.handles[i % c->adapters], 1, 1.0f};
-        if (!adapted)
-            routes[i].handle = (sp_slot_handle){SP_SLOT_BASE, 0};
+        routes[i] = route_of(i % c->adapters, 1, adapted);
     }
     CHECK(sp_plan_build(bench.plan, bench.pool, routes, c->rows, c->rows, &bench.error));
     return (sp_step){.spans = spans, .n_spans = c->rows, .n_rows = c->rows, .plan = bench.plan};
+}
+
+/* A prompt for each adapter, of as many rows; whole pages. */
+static sp_step make_prefill(const cell *c, bool adapted)
+{
+    static int32_t tokens[PREFILL_MAX], pages[PREFILL_PAGES];
+    static sp_step_span spans[ROWS_MAX];
+    int32_t n = c->adapters, rows = c->rows / n;
+    sp_route_span routes[ROWS_MAX];
+
+    for (int32_t i = 0; i < c->rows; i++)
+        tokens[i] = i * 1009 % VOCAB;
+    for (int32_t p = 0; p < PREFILL_PAGES; p++)
+        pages[p] = p;
+    for (int32_t i = 0; i < n; i++) {
+        spans[i] = (sp_step_span){
+            .tokens = tokens + i * rows, .pages = pages + i * rows / SP_CUDA_PAGE, .n_rows = rows};
+        routes[i] = route_of(i, rows, adapted);
+    }
+    CHECK(sp_plan_build(bench.plan, bench.pool, routes, n, c->rows, &bench.error));
+    return (sp_step){.spans = spans, .n_spans = n, .n_rows = c->rows, .plan = bench.plan};
 }
 
 static int ascending(const void *a, const void *b)
@@ -434,7 +474,7 @@ static void forget_graphs(sp_cuda_ops *cuda)
 /* Of the residual stream after the step: all variants but the base's have the same. */
 static uint64_t hash_residual(const cell *c, float *out_first)
 {
-    static uint16_t rows[ROWS_MAX * HIDDEN];
+    static uint16_t rows[PREFILL_MAX * HIDDEN];
     size_t bytes = (size_t)c->rows * HIDDEN * sizeof *rows;
 
     CHECK(sp_device_read(bench.device, rows, ((sp_cuda_ops *)bench.ops)->rows[RESIDUAL], bytes,
@@ -472,6 +512,28 @@ static void time_step(const cell *c, variant v, double *out_device, double *out_
     }
     *out_device = median(device, bench.replays);
     *out_host = median(host, bench.replays);
+}
+
+/* Seconds of the device for one prefill. */
+static double time_prefill(const cell *c, variant v)
+{
+    sp_step step = make_prefill(c, v != BASE);
+    double seconds[REPLAYS_MAX];
+    bool faults[ROWS_MAX];
+
+    bench.variant = v;
+    for (int i = -1; i < bench.replays; i++) {
+        double device;
+
+        CHECK(sp_event_record(bench.from, bench.stream, NULL));
+        CHECK(sp_op_step(bench.ops, &step, pass, NULL));
+        CHECK(sp_event_record(bench.to, bench.stream, NULL));
+        CHECK(sp_op_faults(bench.ops, faults, c->adapters));
+        CHECK(sp_event_seconds(bench.from, bench.to, &device, NULL));
+        if (i >= 0)
+            seconds[i] = device;
+    }
+    return median(seconds, bench.replays);
 }
 
 /* Of the host, for the logits of a step's rows and their best tokens. */
@@ -515,6 +577,22 @@ static double byte_ratio(const cell *c)
     return 1.0 + c->adapters * (double)sp_layout_slot_bytes(bench.layout) / base;
 }
 
+static void close_cell(void)
+{
+    fflush(stdout);
+    sp_ops_destroy(bench.ops);
+    sp_plan_destroy(bench.plan);
+    sp_delta_destroy(bench.head_delta);
+    sp_delta_destroy(bench.delta);
+    sp_pool_destroy(bench.pool);
+    sp_layout_release(bench.layout);
+}
+
+static bool is_left_out(variant v)
+{
+    return v != BASE && bench.only_variant && strcmp(bench.only_variant, variant_names[v]) != 0;
+}
+
 static void run_cell(const cell *c)
 {
     double base = 0.0, device, host;
@@ -524,7 +602,7 @@ static void run_cell(const cell *c)
     make_pool(c);
     make_ops(c);
     for (int v = 0; v < N_VARIANTS; v++) {
-        if (v != BASE && bench.only_variant && strcmp(bench.only_variant, variant_names[v]) != 0)
+        if (is_left_out((variant)v) || v == APART)
             continue;
         time_step(c, (variant)v, &device, &host);
         base = v == BASE ? device : base;
@@ -539,13 +617,47 @@ static void run_cell(const cell *c)
     printf("  {\"rows\": %d, \"adapters\": %d, \"rank\": %d, \"tokens_us\": %.1f, \"byte_ratio\": "
            "%.3f},\n",
            (int)c->rows, (int)c->adapters, (int)c->rank, time_tokens(c) * 1e6, byte_ratio(c));
-    fflush(stdout);
-    sp_ops_destroy(bench.ops);
-    sp_plan_destroy(bench.plan);
-    sp_delta_destroy(bench.head_delta);
-    sp_delta_destroy(bench.delta);
-    sp_pool_destroy(bench.pool);
-    sp_layout_release(bench.layout);
+    close_cell();
+}
+
+static void run_prefill(const cell *c)
+{
+    static const variant variants[] = {BASE, ENGINE, APART, CHAIN_SHRINK};
+    double base = 0.0, device;
+    uint64_t hash;
+    float first;
+
+    make_pool(c);
+    make_ops(c);
+    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
+        if (is_left_out(variants[i]))
+            continue;
+        device = time_prefill(c, variants[i]);
+        base = variants[i] == BASE ? device : base;
+        hash = hash_residual(c, &first);
+        printf("  {\"prefill\": %d, \"adapters\": %d, \"rank\": %d, \"library\": %s, "
+               "\"variant\": \"%s\", \"device_us\": %.1f, \"over_base\": %.3f, \"hash\": "
+               "\"%016llx\", \"first\": %g},\n",
+               (int)c->rows, (int)c->adapters, (int)c->rank, bench.library ? "true" : "false",
+               variant_names[variants[i]], device * 1e6, device / base, (unsigned long long)hash,
+               (double)first);
+    }
+    close_cell();
+}
+
+static void run_cells(const cell *cells, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        char name[32];
+
+        snprintf(name, sizeof name, "%d/%d", (int)cells[i].rows, (int)cells[i].adapters);
+        if (bench.only && !strstr(bench.only, name))
+            continue;
+        if (bench.prefill)
+            run_prefill(&cells[i]);
+        else
+            run_cell(&cells[i]);
+    }
 }
 
 /* ---- main ---------------------------------------------------------------------------------- */
@@ -569,10 +681,14 @@ int main(int n_args, char **args)
 {
     static const cell cells[] = {{1, 1, 16},  {2, 2, 64},  {32, 8, 16}, {32, 32, 16},
                                  {64, 1, 16}, {64, 8, 16}, {64, 64, 16}};
+    static const cell prefills[] = {{512, 1, 16},  {2048, 1, 16}, {2048, 4, 16},
+                                    {2048, 4, 64}, {8192, 1, 16}, {8192, 4, 16}};
 
     for (int i = 1; i < n_args; i++) {
         if (strcmp(args[i], "--library") == 0)
             bench.library = true;
+        else if (strcmp(args[i], "--prefill") == 0)
+            bench.prefill = true;
         else if (i + 1 < n_args && strcmp(args[i], "--replays") == 0)
             bench.replays = (int)strtol(args[++i], NULL, 10);
         else if (i + 1 < n_args && strcmp(args[i], "--only") == 0)
@@ -584,13 +700,10 @@ int main(int n_args, char **args)
         bench.replays = REPLAYS_MAX;
     open_bench();
     printf("{\"bench\": \"cuda tax\", \"cells\": [\n");
-    for (size_t i = 0; i < sizeof cells / sizeof cells[0]; i++) {
-        char name[32];
-
-        snprintf(name, sizeof name, "%d/%d", (int)cells[i].rows, (int)cells[i].adapters);
-        if (!bench.only || strstr(bench.only, name))
-            run_cell(&cells[i]);
-    }
+    if (bench.prefill)
+        run_cells(prefills, sizeof prefills / sizeof prefills[0]);
+    else
+        run_cells(cells, sizeof cells / sizeof cells[0]);
     printf("  {}]}\n");
     return 0;
 }
