@@ -142,6 +142,15 @@ static __device__ __forceinline__ float power_of_e(float x)
     return y;
 }
 
+/* x below -87.3 gives 0. */
+static __device__ __forceinline__ float silu(float x)
+{
+    float inverse;
+
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power_of_e(-x)));
+    return x * inverse;
+}
+
 /* Two values, each as upper + lower. */
 typedef struct split_two {
     uint32_t upper, lower;

@@ -489,14 +489,6 @@ static __device__ __forceinline__ void find_o(const rule_args &a, const chunk_st
     }
 }
 
-static __device__ __forceinline__ float silu(float x)
-{
-    float inverse;
-
-    asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power_of_e(-x)));
-    return x * inverse;
-}
-
 /* The factor of the norm of row `lane`, where it is one of `rows`. */
 static __device__ __forceinline__ float inverse_of(const rule_args &a, chunk_rows rows,
                                                    const float (*sums)[CHUNK])

@@ -119,14 +119,6 @@ static __device__ __forceinline__ uint32_t read_input(const rule_args &a, const 
     return *(const uint32_t *)from;
 }
 
-static __device__ __forceinline__ float silu(float x)
-{
-    float inverse;
-
-    asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power_of_e(-x)));
-    return x * inverse;
-}
-
 /* W: the most rows that the convolution reads; those that it lacks have a weight of 0. */
 template <int W>
 static __device__ __forceinline__ void load_weights_of(const rule_args &a, const channel_pair &c,
@@ -153,45 +145,82 @@ static __device__ __forceinline__ void load_weights_of(const rule_args &a, const
     }
 }
 
-/* Rows [GROUP * group, ..) of a pair. WHOLE: all of them, and all inputs, are rows of this step. */
+/* Two inputs, as in a row of qkv, of the row `row` of the chunk. WHOLE: it is of this step. */
+template <bool WHOLE>
+static __device__ __forceinline__ uint32_t load_inputs(const rule_args &a, const prepare_item &item,
+                                                       const channel_pair &c, int row)
+{
+    int first = item.rows.first;
+
+    if (WHOLE || (row >= first && row < item.rows.end))
+        return *(const uint32_t *)((const uint16_t *)a.d.qkv + c.offset +
+                                   (int64_t)(item.row + row) * a.l.qkv_width);
+    return row < first && row > first - a.d.shape.conv_width
+               ? read_input(a, item, c, item.border + row)
+               : 0;
+}
+
+/* The rows of groups [group, end) of a pair. WHOLE: all of them, and all inputs, are rows of this
+ * step. */
 template <int W, bool WHOLE>
 static __device__ __forceinline__ void convolve(const rule_args &a, const prepare_item &item,
-                                                const channel_pair &c, int group)
+                                                const channel_pair &c, int group, int end)
 {
-    int first = max(group * GROUP, item.rows.first), from = group * GROUP - (W - 1);
-    int end = min(group * GROUP + GROUP, item.rows.end);
     float2 weight[W], x[GROUP + W - 1];
-
-    if (WHOLE || item.border + from >= item.span.position) { /* all inputs are of this step */
-        const uint16_t *at =
-            (const uint16_t *)a.d.qkv + c.offset + (int64_t)(item.row + from) * a.l.qkv_width;
+    uint32_t next[GROUP];
 
 #pragma unroll
-        for (int i = 0; i < GROUP + W - 1; i++)
-            x[i] = widen_two<0>(WHOLE || from + i < end
-                                    ? *(const uint32_t *)(at + (int64_t)i * a.l.qkv_width)
-                                    : 0u);
-    } else {
+    for (int i = 0; i < GROUP; i++)
+        next[i] = load_inputs<WHOLE>(a, item, c, group * GROUP + i);
 #pragma unroll
-        for (int i = 0; i < GROUP + W - 1; i++) {
-            bool there = from + i > first - a.d.shape.conv_width && from + i < end;
-
-            x[i] = widen_two<0>(there ? read_input(a, item, c, item.border + from + i) : 0u);
-        }
-    }
+    for (int i = 0; i < W - 1; i++)
+        x[i] = widen_two<0>(load_inputs<WHOLE>(a, item, c, group * GROUP + i - (W - 1)));
     load_weights_of<W>(a, c, weight);
+    for (; group < end; group++) {
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-        int row = group * GROUP + i;
-        float2 sum = {0.0f, 0.0f};
+        for (int i = 0; i < GROUP; i++) {
+            x[W - 1 + i] = widen_two<0>(next[i]);
+            if (group + 1 < end)
+                next[i] = load_inputs<WHOLE>(a, item, c, (group + 1) * GROUP + i);
+        }
+#pragma unroll
+        for (int i = 0; i < GROUP; i++) {
+            int row = group * GROUP + i;
+            float2 sum = {0.0f, 0.0f};
 
 #pragma unroll
-        for (int t = 0; t < W; t++) {
-            sum.x = fmaf(weight[t].x, x[i + t].x, sum.x);
-            sum.y = fmaf(weight[t].y, x[i + t].y, sum.y);
+            for (int t = 0; t < W; t++) {
+                sum.x = fmaf(weight[t].x, x[i + t].x, sum.x);
+                sum.y = fmaf(weight[t].y, x[i + t].y, sum.y);
+            }
+            if (WHOLE || (row >= item.rows.first && row < item.rows.end))
+                *(uint32_t *)(c.to + (int64_t)row * c.stride) =
+                    narrow_two<0>(silu(sum.x), silu(sum.y));
         }
-        if (WHOLE || (row >= first && row < end))
-            *(uint32_t *)(c.to + (int64_t)row * c.stride) = narrow_two<0>(silu(sum.x), silu(sum.y));
+#pragma unroll
+        for (int i = 0; i < W - 1; i++)
+            x[i] = x[GROUP + i];
+    }
+}
+
+template <int W, bool WHOLE>
+static __device__ __forceinline__ void convolve_pairs(const rule_args &a,
+                                                      const prepare_shared &shared,
+                                                      const prepare_item &item)
+{
+    int left = (2 * a.d.shape.k_dim + a.l.per_key * a.d.shape.v_dim) / 2, base = 0;
+    int group = item.rows.first / GROUP, end = (item.rows.end - 1) / GROUP + 1;
+
+    /* A pair for each thread, then the groups of those that are left. */
+    for (; left >= THREADS; left -= THREADS, base += THREADS)
+        convolve<W, WHOLE>(a, item, find_pair(a, shared, item, base + (int)threadIdx.x), group,
+                           end);
+    for (int pair = threadIdx.x; left > 0; pair += THREADS) {
+        for (; pair >= left && group < end; group++)
+            pair -= left;
+        if (group >= end)
+            break;
+        convolve<W, WHOLE>(a, item, find_pair(a, shared, item, base + pair), group, group + 1);
     }
 }
 
@@ -200,21 +229,11 @@ static __device__ __forceinline__ void convolve_item(const rule_args &a,
                                                      const prepare_shared &shared,
                                                      const prepare_item &item)
 {
-    int pairs = (2 * a.d.shape.k_dim + a.l.per_key * a.d.shape.v_dim) / 2;
-    int group = item.rows.first / GROUP, groups = (item.rows.end - 1) / GROUP + 1;
-    bool whole = item.rows.first == 0 && item.rows.end == CHUNK &&
-                 item.border - (W - 1) >= item.span.position;
-
-    for (int pair = threadIdx.x;; pair += THREADS) {
-        for (; pair >= pairs && group < groups; group++)
-            pair -= pairs;
-        if (group >= groups)
-            break;
-        if (whole)
-            convolve<W, true>(a, item, find_pair(a, shared, item, pair), group);
-        else
-            convolve<W, false>(a, item, find_pair(a, shared, item, pair), group);
-    }
+    if (item.rows.first == 0 && item.rows.end == CHUNK &&
+        item.border - (W - 1) >= item.span.position)
+        convolve_pairs<W, true>(a, shared, item);
+    else
+        convolve_pairs<W, false>(a, shared, item);
 }
 
 /* k of the chunk's earlier rows. */

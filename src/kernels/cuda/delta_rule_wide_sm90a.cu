@@ -232,14 +232,20 @@ static __device__ __forceinline__ void split_tiles(const float (&x)[TILES][4], w
         }
 }
 
+/* The operand so many bytes on: their sixteenths are in the lowest bits. */
+static __device__ __forceinline__ uint64_t operand_at(uint64_t operand, int bytes)
+{
+    return operand + (uint64_t)(bytes >> 4);
+}
+
 /* d = x · Tᵀ. */
 static __device__ __forceinline__ void multiply_parts(float (&d)[TILES][4], const walk_parts &x,
-                                                      uint32_t matrix)
+                                                      uint64_t matrix)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        uint64_t upper = operand_of(matrix + half * 32, 16, ATOM);
-        uint64_t lower = operand_of(matrix + CHUNK * 2 + half * 32, 16, ATOM);
+        uint64_t upper = operand_at(matrix, half * 32);
+        uint64_t lower = operand_at(matrix, CHUNK * 2 + half * 32);
 
         wgmma_registers<CHUNK, 0>::multiply(&d[0][0], x.upper[half], upper, half > 0);
         wgmma_registers<CHUNK, 0>::multiply(&d[0][0], x.lower[half], upper, 1);
@@ -275,9 +281,9 @@ static __device__ __forceinline__ void split_first_half(const rule_state<KT> &st
 
 /* d (+)= Sᵀ · rowsᵀ of 16 k. */
 static __device__ __forceinline__ void multiply_step(float (&d)[TILES][4], const walk_split &s,
-                                                     uint32_t rows, int i)
+                                                     uint64_t rows, int i)
 {
-    uint64_t b = operand_of(rows + i / 4 * TILE_BYTES + i % 4 * 32, 16, ATOM);
+    uint64_t b = operand_at(rows, i / 4 * TILE_BYTES + i % 4 * 32);
 
     wgmma_registers<CHUNK, 0>::multiply(&d[0][0], s.upper[i], b, i > 0);
     wgmma_registers<CHUNK, 0>::multiply(&d[0][0], s.lower[i], b, 1);
@@ -285,18 +291,18 @@ static __device__ __forceinline__ void multiply_step(float (&d)[TILES][4], const
 
 /* Half `half` of Sᵀq. */
 static __device__ __forceinline__ void multiply_queries(float (&d)[TILES][4], const walk_split &s,
-                                                        uint32_t stage, int half)
+                                                        uint64_t stage, int half)
 {
 #pragma unroll
     for (int i = 0; i < KT / 2; i++)
-        multiply_step(d, s, stage + TILE_Q * TILE_BYTES, half * KT / 2 + i);
+        multiply_step(d, s, operand_at(stage, TILE_Q * TILE_BYTES), half * KT / 2 + i);
     wgmma_commit();
 }
 
 /* Sᵀk, whose second half of S is split here. */
 static __device__ __forceinline__ void multiply_keys(const rule_state<KT> &state,
                                                      float (&d)[TILES][4], walk_split *s,
-                                                     uint32_t stage)
+                                                     uint64_t stage)
 {
     wgmma_fence();
 #pragma unroll
@@ -305,7 +311,7 @@ static __device__ __forceinline__ void multiply_keys(const rule_state<KT> &state
             split_step(state, i, s);
             wgmma_fence();
         }
-        multiply_step(d, *s, stage + TILE_K * TILE_BYTES, i);
+        multiply_step(d, *s, operand_at(stage, TILE_K * TILE_BYTES), i);
         if (i == KT / 2 - 1 || i == KT - 1)
             wgmma_commit();
     }
@@ -313,11 +319,11 @@ static __device__ __forceinline__ void multiply_keys(const rule_state<KT> &state
 
 /* 64 of k_dim, from 64 * part on, of S += u kᵀ. */
 static __device__ __forceinline__ void add_rows(rule_state<KT> *state, const walk_parts &u,
-                                                uint32_t k, int part)
+                                                uint64_t k, int part)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        uint64_t b = operand_of(k + part * TILE_BYTES + half * 2 * ATOM, TILE_BYTES, ATOM);
+        uint64_t b = operand_at(k, part * TILE_BYTES + half * 2 * ATOM);
 
         wgmma_registers<64, 1>::multiply(&state->s[8 * part][0], u.upper[half], b, 1);
         wgmma_registers<64, 1>::multiply(&state->s[8 * part][0], u.lower[half], b, 1);
@@ -410,14 +416,13 @@ static __device__ __forceinline__ void scale_tiles(const float (&x)[TILES][4],
 
 static __device__ __forceinline__ bool are_finite(const float (&r)[TILES][4])
 {
-    bool finite = true;
+    float sum = 0.0f; /* of zeros, or NaN */
 
 #pragma unroll
     for (int t = 0; t < TILES; t++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            finite = is_finite(r[t][e]) && finite;
-    return finite;
+        sum =
+            fmaf(r[t][0], 0.0f, fmaf(r[t][1], 0.0f, fmaf(r[t][2], 0.0f, fmaf(r[t][3], 0.0f, sum))));
+    return sum == 0.0f;
 }
 
 static __device__ __forceinline__ uint4 four_of(const uint32_t (&x)[4])
@@ -439,7 +444,7 @@ static __device__ __forceinline__ void keep_state(const rule_args &a, const rule
 typedef struct walk_chunk {
     chunk_rows rows;
     int border;
-    uint32_t stage;
+    uint64_t stage;     /* as an operand */
     bool is_new, folds; /* has rows of this step; S changes */
 } walk_chunk;
 
@@ -465,7 +470,7 @@ static __device__ __forceinline__ void begin_u(const rule_args &a, const rule_pl
         find_r_of_some(a, p, c.border, c.rows, r);
     split_tiles(r, parts);
     wgmma_fence();
-    multiply_parts(u, *parts, c.stage + TILE_T * TILE_BYTES);
+    multiply_parts(u, *parts, operand_at(c.stage, TILE_T * TILE_BYTES));
     if (!are_finite(r))
         a.d.fault[p.index] = 1;
     if (c.border >= p.keep)
@@ -492,8 +497,8 @@ static __device__ __forceinline__ void begin_fold(rule_state<KT> *state, const w
     scale_tiles(u, gates.rest, scaled);
     split_tiles(scaled, &of_u);
     wgmma_fence();
-    add_rows(state, of_u, c.stage + TILE_K * TILE_BYTES, 0);
-    add_rows(state, of_u, c.stage + TILE_K * TILE_BYTES, 1);
+    add_rows(state, of_u, operand_at(c.stage, TILE_K * TILE_BYTES), 0);
+    add_rows(state, of_u, operand_at(c.stage, TILE_K * TILE_BYTES), 1);
 }
 
 static __device__ __forceinline__ void give_r(const walk_parts &parts, uint4 *to)
@@ -545,11 +550,11 @@ static __device__ __forceinline__ void walk(const rule_args &a, const rule_place
             if (border >= end)
                 break;
         }
-        c.stage = stages + at.index * STAGE_BYTES;
+        c.stage = operand_of(stages + at.index * STAGE_BYTES, TILE_BYTES, ATOM);
         multiply_keys(state, of_k, &split, c.stage);
         multiply_queries(of_q, split, c.stage, 0);
         load_gates(shared->gates[at.index], &gates);
-        load_tiles(c.stage + TILE_V * TILE_BYTES, r);
+        load_tiles(stages + at.index * STAGE_BYTES + TILE_V * TILE_BYTES, r);
         wgmma_wait<1>();
         wgmma_arrived<4 * TILES>(&of_k[0][0]);
         begin_u(a, p, c, gates, of_k, r, &parts, u);
@@ -652,27 +657,29 @@ static __device__ __forceinline__ void send_sums(const rule_place &p, const walk
 /* The thread's columns of v and of y. */
 typedef struct walk_columns {
     float low, high; /* weights of the norm */
-    uint16_t *y;     /* row 0 of the step, the first of four columns that the thread stores */
-    int64_t stride;  /* of y */
+    uint2 *y;        /* the row of the first chunk, the four columns that the thread stores */
+    int64_t stride;  /* of y, in fours */
 } walk_columns;
 
 static __device__ __forceinline__ walk_columns find_columns(const rule_args &a, const rule_place &p)
 {
     int lane = threadIdx.x & 31, v = p.column + own_columns(p), odd = lane & 1;
     const float *weights = a.d.norm + v + (lane >> 2);
-    walk_columns c = {weights[0], weights[8], NULL, (int64_t)a.d.shape.v_heads * DIM};
+    int64_t stride = (int64_t)a.d.shape.v_heads * DIM / 4;
+    int row = p.span.row + first_border(p) - p.span.position + (lane >> 2);
 
-    c.y = (uint16_t *)a.d.y + p.head * DIM + v + 8 * odd + (lane & 2) * 2;
-    return c;
+    return {weights[0], weights[8],
+            (uint2 *)a.d.y + (p.head * DIM + v + 8 * odd + (lane & 2) * 2) / 4 + row * stride,
+            stride};
 }
 
 /* As store_y. An even lane stores of the lower columns, an odd one of the upper ones. */
-static __device__ __forceinline__ void store_rows(const walk_columns &c, int64_t row,
+static __device__ __forceinline__ void store_rows(const walk_columns &c, int row,
                                                   const walk_open &open, float inverse)
 {
     int lane = threadIdx.x & 31, own = lane >> 2;
     bool odd = lane & 1;
-    uint2 y[TILES];
+    uint2 y[TILES], *to = c.y + row * c.stride;
 
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
@@ -690,7 +697,7 @@ static __device__ __forceinline__ void store_rows(const walk_columns &c, int64_t
 #pragma unroll
     for (int t = 0; t < TILES; t++)
         if (8 * t + own >= open.rows.first && 8 * t + own < open.rows.end)
-            *(uint2 *)(c.y + (row + 8 * t + own) * c.stride) = y[t];
+            to[8 * t * c.stride] = y[t];
 }
 
 static __device__ __forceinline__ void finish_open(const rule_args &a, const rule_place &p,
@@ -706,8 +713,7 @@ static __device__ __forceinline__ void finish_open(const rule_args &a, const rul
 #pragma unroll
     for (int w = 0; w < WARPS_MAX; w++)
         sum += sums[w][threadIdx.x & 31];
-    store_rows(columns, p.span.row + open.border - p.span.position, open,
-               rsqrtf(sum / (float)DIM + a.d.eps));
+    store_rows(columns, open.border - first_border(p), open, rsqrtf(sum / (float)DIM + a.d.eps));
 }
 
 /* c += r · Mᵀ of the 8 rows from 8 * TILE on, as in multiply_matrix. */
