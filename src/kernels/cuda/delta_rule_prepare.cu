@@ -145,82 +145,109 @@ static __device__ __forceinline__ void load_weights_of(const rule_args &a, const
     }
 }
 
-/* Two inputs, as in a row of qkv, of the row `row` of the chunk. WHOLE: it is of this step. */
-template <bool WHOLE>
+/* Two inputs, as in a row of qkv, of a row of this step. */
 static __device__ __forceinline__ uint32_t load_inputs(const rule_args &a, const prepare_item &item,
                                                        const channel_pair &c, int row)
 {
-    int first = item.rows.first;
-
-    if (WHOLE || (row >= first && row < item.rows.end))
-        return *(const uint32_t *)((const uint16_t *)a.d.qkv + c.offset +
-                                   (int64_t)(item.row + row) * a.l.qkv_width);
-    return row < first && row > first - a.d.shape.conv_width
-               ? read_input(a, item, c, item.border + row)
-               : 0;
+    return *(const uint32_t *)((const uint16_t *)a.d.qkv + c.offset +
+                               (int64_t)(item.row + row) * a.l.qkv_width);
 }
 
-/* The rows of groups [group, end) of a pair. WHOLE: all of them, and all inputs, are rows of this
- * step. */
-template <int W, bool WHOLE>
-static __device__ __forceinline__ void convolve(const rule_args &a, const prepare_item &item,
-                                                const channel_pair &c, int group, int end)
+/* The sum over the rows x[0 .. W) of a pair. */
+template <int W>
+static __device__ __forceinline__ uint32_t sum_rows(const float2 (&weight)[W], const float2 *x)
+{
+    float2 sum = {0.0f, 0.0f};
+
+#pragma unroll
+    for (int t = 0; t < W; t++) {
+        sum.x = fmaf(weight[t].x, x[t].x, sum.x);
+        sum.y = fmaf(weight[t].y, x[t].y, sum.y);
+    }
+    return narrow_two<0>(silu(sum.x), silu(sum.y));
+}
+
+/* The rows of a pair in groups [group, end) of a chunk that is whole, as all of its inputs are of
+ * this step; the next group's inputs are loaded ahead. */
+template <int W>
+static __device__ __forceinline__ void convolve_groups(const rule_args &a, const prepare_item &item,
+                                                       const channel_pair &c, int group, int end)
 {
     float2 weight[W], x[GROUP + W - 1];
     uint32_t next[GROUP];
 
 #pragma unroll
     for (int i = 0; i < GROUP; i++)
-        next[i] = load_inputs<WHOLE>(a, item, c, group * GROUP + i);
+        next[i] = load_inputs(a, item, c, group * GROUP + i);
 #pragma unroll
     for (int i = 0; i < W - 1; i++)
-        x[i] = widen_two<0>(load_inputs<WHOLE>(a, item, c, group * GROUP + i - (W - 1)));
+        x[i] = widen_two<0>(load_inputs(a, item, c, group * GROUP + i - (W - 1)));
     load_weights_of<W>(a, c, weight);
     for (; group < end; group++) {
 #pragma unroll
         for (int i = 0; i < GROUP; i++) {
             x[W - 1 + i] = widen_two<0>(next[i]);
             if (group + 1 < end)
-                next[i] = load_inputs<WHOLE>(a, item, c, (group + 1) * GROUP + i);
+                next[i] = load_inputs(a, item, c, (group + 1) * GROUP + i);
         }
 #pragma unroll
-        for (int i = 0; i < GROUP; i++) {
-            int row = group * GROUP + i;
-            float2 sum = {0.0f, 0.0f};
-
-#pragma unroll
-            for (int t = 0; t < W; t++) {
-                sum.x = fmaf(weight[t].x, x[i + t].x, sum.x);
-                sum.y = fmaf(weight[t].y, x[i + t].y, sum.y);
-            }
-            if (WHOLE || (row >= item.rows.first && row < item.rows.end))
-                *(uint32_t *)(c.to + (int64_t)row * c.stride) =
-                    narrow_two<0>(silu(sum.x), silu(sum.y));
-        }
+        for (int i = 0; i < GROUP; i++)
+            *(uint32_t *)(c.to + (int64_t)(group * GROUP + i) * c.stride) =
+                sum_rows<W>(weight, x + i);
 #pragma unroll
         for (int i = 0; i < W - 1; i++)
             x[i] = x[GROUP + i];
     }
 }
 
-template <int W, bool WHOLE>
-static __device__ __forceinline__ void convolve_pairs(const rule_args &a,
+/* A pair for each thread, then the groups of those that are left. */
+template <int W>
+static __device__ __forceinline__ void convolve_chunk(const rule_args &a,
                                                       const prepare_shared &shared,
                                                       const prepare_item &item)
 {
-    int left = (2 * a.d.shape.k_dim + a.l.per_key * a.d.shape.v_dim) / 2, base = 0;
-    int group = item.rows.first / GROUP, end = (item.rows.end - 1) / GROUP + 1;
+    int left = (2 * a.d.shape.k_dim + a.l.per_key * a.d.shape.v_dim) / 2, base = 0, group = 0;
 
-    /* A pair for each thread, then the groups of those that are left. */
     for (; left >= THREADS; left -= THREADS, base += THREADS)
-        convolve<W, WHOLE>(a, item, find_pair(a, shared, item, base + (int)threadIdx.x), group,
-                           end);
+        convolve_groups<W>(a, item, find_pair(a, shared, item, base + (int)threadIdx.x), 0,
+                           CHUNK / GROUP);
     for (int pair = threadIdx.x; left > 0; pair += THREADS) {
-        for (; pair >= left && group < end; group++)
+        for (; pair >= left && group < CHUNK / GROUP; group++)
             pair -= left;
-        if (group >= end)
+        if (group >= CHUNK / GROUP)
             break;
-        convolve<W, WHOLE>(a, item, find_pair(a, shared, item, base + pair), group, group + 1);
+        convolve_groups<W>(a, item, find_pair(a, shared, item, base + pair), group, group + 1);
+    }
+}
+
+/* The new rows of [GROUP * group, ..) of a pair. */
+template <int W>
+static __device__ __forceinline__ void convolve_some(const rule_args &a, const prepare_item &item,
+                                                     const channel_pair &c, int group)
+{
+    int first = max(group * GROUP, item.rows.first), from = group * GROUP - (W - 1);
+    int end = min(group * GROUP + GROUP, item.rows.end);
+    float2 weight[W], x[GROUP + W - 1];
+
+    if (item.border + from >= item.span.position) { /* all inputs are of this step */
+#pragma unroll
+        for (int i = 0; i < GROUP + W - 1; i++)
+            x[i] = widen_two<0>(from + i < end ? load_inputs(a, item, c, from + i) : 0u);
+    } else {
+#pragma unroll
+        for (int i = 0; i < GROUP + W - 1; i++) {
+            bool there = from + i > first - a.d.shape.conv_width && from + i < end;
+
+            x[i] = widen_two<0>(there ? read_input(a, item, c, item.border + from + i) : 0u);
+        }
+    }
+    load_weights_of<W>(a, c, weight);
+#pragma unroll
+    for (int i = 0; i < GROUP; i++) {
+        int row = group * GROUP + i;
+
+        if (row >= first && row < end)
+            *(uint32_t *)(c.to + (int64_t)row * c.stride) = sum_rows<W>(weight, x + i);
     }
 }
 
@@ -229,11 +256,21 @@ static __device__ __forceinline__ void convolve_item(const rule_args &a,
                                                      const prepare_shared &shared,
                                                      const prepare_item &item)
 {
+    int pairs = (2 * a.d.shape.k_dim + a.l.per_key * a.d.shape.v_dim) / 2;
+    int group = item.rows.first / GROUP, groups = (item.rows.end - 1) / GROUP + 1;
+
     if (item.rows.first == 0 && item.rows.end == CHUNK &&
-        item.border - (W - 1) >= item.span.position)
-        convolve_pairs<W, true>(a, shared, item);
-    else
-        convolve_pairs<W, false>(a, shared, item);
+        item.border - (W - 1) >= item.span.position) {
+        convolve_chunk<W>(a, shared, item);
+        return;
+    }
+    for (int pair = threadIdx.x;; pair += THREADS) {
+        for (; pair >= pairs && group < groups; group++)
+            pair -= pairs;
+        if (group >= groups)
+            break;
+        convolve_some<W>(a, item, find_pair(a, shared, item, pair), group);
+    }
 }
 
 /* k of the chunk's earlier rows. */
