@@ -13,6 +13,7 @@ static moe_rig rig;
 /* k_heads, v_heads, k_dim, v_dim, conv_width, fused */
 static const sp_cuda_rule_shape tiny = {2, 4, 16, 24, 4, 0}, tiny_fused = {2, 4, 16, 16, 4, 1};
 static const sp_cuda_rule_shape odd = {3, 3, 40, 72, 8, 0}, wide_conv = {1, 2, 64, 8, 2, 1};
+static const sp_cuda_rule_shape one = {1, 1, 128, 128, 4, 0};
 static const sp_cuda_rule_shape real = {2, 6, 128, 128, 4, 0}, real_fused = {2, 4, 128, 128, 4, 1};
 
 enum { SEQUENCES = 3, POSITIONS = 200 };
@@ -127,6 +128,7 @@ static void a_small_rule_is_its_recurrence(void **state)
     (void)state;
     expect_recurrence(tiny);
     expect_recurrence(tiny_fused);
+    expect_recurrence(one);
 }
 
 static void the_rule_is_its_recurrence(void **state)
@@ -520,6 +522,64 @@ static void a_thousand_repeats_change_no_bit(void **state)
     rule_free(&w);
 }
 
+/* y and the states of two sequences of a call, which are to be freed. */
+static char *result_of(const rule_world *w, size_t y_bytes, size_t bytes)
+{
+    char *y = moe_get(&rig, w->call.y, y_bytes), *states = moe_get(&rig, w->call.states, bytes);
+    char *all = malloc(y_bytes + bytes);
+
+    assert_non_null(all);
+    assert_false(rig.failed);
+    memcpy(all, y, y_bytes);
+    memcpy(all + y_bytes, states, bytes);
+    free(y), free(states);
+    return all;
+}
+
+/* Two sequences leave multiprocessors on which the first kernel goes on beside the second one,
+ * which waits for each chunk; sixteen leave none. With other inputs each time, so that what the
+ * scratch has from the call before is wrong. */
+static void chunks_are_waited_for(void **state)
+{
+    enum { ROWS = 700, PADS = 14, TIMES = 150 };
+    const rule_size size = {.shape = {16, 16, 128, 128, 4, 0},
+                            .sequences = 2,
+                            .positions = ROWS + 1,
+                            .slots = 2,
+                            .snapshots = 1,
+                            .rows_max = 2 * ROWS + 1 + PADS,
+                            .spans_max = 2 + PADS};
+    rule_world w = rule_make(&rig, &size);
+    rule_span spans[2] = {span_of(0, 0, ROWS + 1), span_of(1, 0, ROWS)};
+    size_t y_bytes = (2 * ROWS + 1) * w.y_width * 2, bytes = 2 * (size_t)w.layout.state_bytes;
+    size_t row = (size_t)w.layout.qkv_width * 2;
+    const char *inputs = w.call.qkv;
+    char *want[2];
+
+    (void)state;
+    run(&w, spans, 2, PADS);
+    for (size_t of = 0; of < 2; of++) {
+        w.call.qkv = inputs + of * row;
+        rule_launch(&w);
+        want[of] = result_of(&w, y_bytes, bytes);
+    }
+    assert_int_not_equal(memcmp(want[0], want[1], y_bytes), 0);
+    w.call.spans = 2;
+    for (int i = 0; i < TIMES; i++)
+        for (size_t of = 0; of < 2; of++) {
+            char *got;
+
+            w.call.qkv = inputs + of * row;
+            rule_launch(&w);
+            got = result_of(&w, y_bytes, bytes);
+            assert_int_equal(memcmp(want[of], got, y_bytes + bytes), 0);
+            free(got);
+        }
+    free(want[0]), free(want[1]);
+    w.call.qkv = inputs;
+    rule_free(&w);
+}
+
 /* ---- faults -------------------------------------------------------------------------------- */
 
 static void a_small_nan_stays_in_its_sequence(void **state)
@@ -570,6 +630,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(snapshots_resume),
         cmocka_unit_test(accepted_drafts_reach_a_snapshot),
         cmocka_unit_test(a_thousand_repeats_change_no_bit),
+        cmocka_unit_test(chunks_are_waited_for),
     };
 
     return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], begin, NULL, argc, argv);

@@ -197,6 +197,17 @@ static cudaError_t launch_wide(int gpu, const rule_args *a, cudaStream_t stream)
     return code == cudaSuccess ? cudaLaunchKernelEx(&config, keep_kernel, *a) : code;
 }
 
+static cudaError_t prepare(int gpu, rule_args *a, cudaStream_t stream)
+{
+    int blocks = a->d.wide ? sp_cuda_rule_walk_blocks(gpu, a) : 0;
+    int stays = blocks > 0 ? sp_cuda_rule_stays(gpu, a, blocks) : 0;
+
+    if (stays > 0)
+        return sp_cuda_rule_prepare_apart(gpu, a, stays, stream);
+    a->ready = NULL;
+    return sp_cuda_rule_prepare(a, stream);
+}
+
 static bool is_possible(const sp_cuda_delta_rule &d)
 {
     const sp_cuda_rule_shape &s = d.shape;
@@ -222,8 +233,9 @@ extern "C" int sp_cuda_delta_rule_rows(int gpu, const sp_cuda_delta_rule *rule, 
     a.k = (uint16_t *)(scratch += sp_cuda_rule_align(rule->rows * a.l.q_row));
     a.v = (uint16_t *)(scratch += sp_cuda_rule_align(rule->rows * a.l.q_row));
     a.matrices = (uint16_t *)(scratch += sp_cuda_rule_align(rule->rows * a.l.v_row));
-    a.gates = (float2 *)(scratch + sp_cuda_rule_align(rule->rows * a.l.matrix_row));
-    code = sp_cuda_rule_prepare(&a, (cudaStream_t)stream);
+    a.gates = (float2 *)(scratch += sp_cuda_rule_align(rule->rows * a.l.matrix_row));
+    a.ready = (int *)(scratch + sp_cuda_rule_align(rule->rows * a.l.gate_row));
+    code = prepare(gpu, &a, (cudaStream_t)stream);
     if (code != cudaSuccess)
         return (int)code;
     if (rule->wide)
@@ -244,7 +256,7 @@ template <int KT> static cudaError_t allow(cudaError_t before)
 
 cudaError_t sp_cuda_rule_init(int gpu)
 {
-    cudaError_t code = sp_cuda_rule_prepare_init();
+    cudaError_t code = sp_cuda_rule_prepare_init(gpu);
 
     code = code == cudaSuccess ? sp_cuda_rule_prefill_init() : code;
     code = code == cudaSuccess ? sp_cuda_rule_walk_init(gpu) : code;

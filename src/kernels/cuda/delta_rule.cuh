@@ -50,19 +50,30 @@ typedef struct rule_args {
     uint16_t *q, *k, *v; /* of the scratch */
     uint16_t *matrices;
     float2 *gates; /* G, beta */
+    int *ready;    /* [rows, k_heads]: whether all this is there of the chunk that has its first row
+                      of the step here; NULL: the second kernel waits for the first one's end */
 } rule_args;
 
 /* Launch the first kernel, and the second one's forms: for prefill, by wgmma or without it, and for
  * few rows. cudaErrorNotSupported where they have none. The others set attributes, once per GPU;
  * gpu is the current one. */
 cudaError_t sp_cuda_rule_prepare(const rule_args *args, cudaStream_t stream);
+cudaError_t sp_cuda_rule_prepare_apart(int gpu, const rule_args *args, int stays,
+                                       cudaStream_t stream);
 cudaError_t sp_cuda_rule_walk(int gpu, const rule_args *args, cudaStream_t stream);
 cudaError_t sp_cuda_rule_prefill(const rule_args *args, cudaStream_t stream);
 cudaError_t sp_cuda_rule_few(int gpu, const rule_args *args, cudaStream_t stream);
-cudaError_t sp_cuda_rule_prepare_init(void);
+cudaError_t sp_cuda_rule_prepare_init(int gpu);
 cudaError_t sp_cuda_rule_walk_init(int gpu);
 cudaError_t sp_cuda_rule_prefill_init(void);
 cudaError_t sp_cuda_rule_few_init(void);
+
+/* Blocks of the first kernel that go on beside so many of the second one's, for
+ * sp_cuda_rule_prepare_apart; 0: it has no such form. */
+int sp_cuda_rule_stays(int gpu, const rule_args *args, int blocks);
+
+/* Blocks of sp_cuda_rule_walk, each of which has a multiprocessor; 0 where it is not supported. */
+int sp_cuda_rule_walk_blocks(int gpu, const rule_args *args);
 
 /* The rows of a span in the chunk at `border`: [old, first) were in earlier steps, [first, end) are
  * in this one; counted from the border, 0 .. CHUNK. */
@@ -90,6 +101,35 @@ static __device__ __forceinline__ char *snapshot_of(const sp_cuda_delta_rule &d,
 static __device__ __forceinline__ int place_of(int position)
 {
     return position & (RING - 1);
+}
+
+static __device__ __forceinline__ int64_t ready_index(const rule_args &a, int row, int k_head)
+{
+    return (int64_t)row * a.d.shape.k_heads + k_head;
+}
+
+/* All earlier writes of the block, which a barrier has ordered before this, are visible to whoever
+ * loads what this stores. */
+static __device__ __forceinline__ void store_ready(int *ready)
+{
+    __threadfence();
+    *(volatile int *)ready = 1;
+}
+
+static __device__ __forceinline__ int load_ready(const int *ready)
+{
+    int value = *(const volatile int *)ready;
+
+    __threadfence();
+    return value;
+}
+
+/* Orders writes to memory, by this thread or seen by it, before tensor copies that read them. */
+static __device__ __forceinline__ void before_tensor_copies(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
 }
 
 /* Elements of a row of qkv from its start to those of a key head's q, k and of a value head's v. */

@@ -36,6 +36,7 @@ typedef struct sp_cuda_rule_layout {
     int64_t v_row;      /* T [v_heads, v_dim] */
     int64_t matrix_row; /* T [v_heads, 4, chunk]: upper and lower parts of a row of T and of M */
     int64_t gate_row;   /* FP32 [v_heads, 2]: G, beta */
+    int64_t ready_row;  /* int32 [k_heads]: whether the rest is there */
 } sp_cuda_rule_layout;
 
 SP_HOST_AND_DEVICE int64_t sp_cuda_rule_align(int64_t bytes)
@@ -67,6 +68,7 @@ SP_HOST_AND_DEVICE sp_cuda_rule_layout sp_cuda_rule_lay_out(sp_cuda_rule_shape s
     l.v_row = (int64_t)s.v_heads * s.v_dim * 2;
     l.matrix_row = s.v_heads * chunk * 8;
     l.gate_row = (int64_t)s.v_heads * 8;
+    l.ready_row = (int64_t)s.k_heads * 4;
     return l;
 }
 
@@ -76,7 +78,8 @@ static inline int64_t sp_cuda_rule_scratch_bytes(sp_cuda_rule_shape shape, int32
     const sp_cuda_rule_layout l = sp_cuda_rule_lay_out(shape);
 
     return 2 * sp_cuda_rule_align(rows * l.q_row) + sp_cuda_rule_align(rows * l.v_row) +
-           sp_cuda_rule_align(rows * l.matrix_row) + sp_cuda_rule_align(rows * l.gate_row);
+           sp_cuda_rule_align(rows * l.matrix_row) + sp_cuda_rule_align(rows * l.gate_row) +
+           sp_cuda_rule_align(rows * l.ready_row);
 }
 
 #endif

@@ -10,6 +10,13 @@
  * of T and M, of which a lane has a column. Rows of earlier steps come from the ring. Bound by the
  * arithmetic of the convolution, or for few rows by latency.
  *
+ * Where the second kernel leaves multiprocessors idle, it runs beside the first one: apart_kernel
+ * has TEAMS of such blocks as the teams of one block, which has a multiprocessor for itself. All
+ * teams take items for some rounds; then most blocks end, and the second kernel takes their
+ * multiprocessors, while the others go on, in the order of the chunks. A team sets `ready` of its
+ * item when that is in memory. The second kernel cannot start before all blocks of the first one
+ * have cleared it (release_successor), so its blocks may wait for it.
+ *
  * The sum of squares of q and of k: a lane's elements l, l + 32 and so on, in order, then a
  * butterfly. The convolution: one fused step for each row in ascending order, from +0.
  */
@@ -24,6 +31,8 @@
 #define STRIDE  (CHUNK + 4) /* floats; of a row of a product */
 #define PRODUCT (CHUNK * STRIDE)
 #define PAD     8 /* elements; of a row of k and q */
+#define TEAMS   4 /* of THREADS in a block of apart_kernel */
+#define CLUSTER 2 /* blocks of apart_kernel that end together, as the second kernel's start */
 
 typedef struct prepare_shared {
     uint16_t *k, *q; /* [CHUNK, k_width + PAD] */
@@ -52,11 +61,36 @@ static __device__ __forceinline__ prepare_shared share(const rule_args &a, char 
     return s;
 }
 
-static size_t shared_bytes(const rule_args *a)
+/* A multiple of 16. */
+static __host__ __device__ __forceinline__ int shared_bytes(const rule_args &a)
 {
-    size_t heads = (size_t)(a->l.per_key < WARPS ? a->l.per_key : WARPS);
+    int heads = a.l.per_key < WARPS ? a.l.per_key : WARPS;
 
-    return 2 * CHUNK * (size_t)(a->l.k_width + PAD) * 2 + (2 + 2 * heads) * PRODUCT * 4;
+    return 2 * CHUNK * (a.l.k_width + PAD) * 2 + (2 + 2 * heads) * PRODUCT * 4;
+}
+
+/* Of the block, or of the team. */
+static __device__ __forceinline__ int own_thread(void)
+{
+    return (int)threadIdx.x % THREADS;
+}
+
+static __device__ __forceinline__ int own_warp(void)
+{
+    return own_thread() / SP_WARP;
+}
+
+static __device__ __forceinline__ int own_team(void)
+{
+    return (int)threadIdx.x / THREADS;
+}
+
+template <int T> static __device__ __forceinline__ void team_wait(void)
+{
+    if (T == 1)
+        __syncthreads();
+    else
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + own_team()), "n"(THREADS) : "memory");
 }
 
 /* ---- the convolution ----------------------------------------------------------------------- */
@@ -209,9 +243,9 @@ static __device__ __forceinline__ void convolve_chunk(const rule_args &a,
     int left = (2 * a.d.shape.k_dim + a.l.per_key * a.d.shape.v_dim) / 2, base = 0, group = 0;
 
     for (; left >= THREADS; left -= THREADS, base += THREADS)
-        convolve_groups<W>(a, item, find_pair(a, shared, item, base + (int)threadIdx.x), 0,
+        convolve_groups<W>(a, item, find_pair(a, shared, item, base + own_thread()), 0,
                            CHUNK / GROUP);
-    for (int pair = threadIdx.x; left > 0; pair += THREADS) {
+    for (int pair = own_thread(); left > 0; pair += THREADS) {
         for (; pair >= left && group < CHUNK / GROUP; group++)
             pair -= left;
         if (group >= CHUNK / GROUP)
@@ -264,7 +298,7 @@ static __device__ __forceinline__ void convolve_item(const rule_args &a,
         convolve_chunk<W>(a, shared, item);
         return;
     }
-    for (int pair = threadIdx.x;; pair += THREADS) {
+    for (int pair = own_thread();; pair += THREADS) {
         for (; pair >= pairs && group < groups; group++)
             pair -= pairs;
         if (group >= groups)
@@ -281,7 +315,7 @@ static __device__ __forceinline__ void read_ring(const rule_args &a, const prepa
     const uint16_t *ring = (const uint16_t *)(slot_of(a.d, item.span.slot) + a.l.ring_k) +
                            (int64_t)item.k_head * RING * a.l.k_width;
 
-    for (int i = threadIdx.x; i < item.rows.first * pieces; i += THREADS) {
+    for (int i = own_thread(); i < item.rows.first * pieces; i += THREADS) {
         int row = i / pieces, piece = i - row * pieces;
         int64_t from = (int64_t)place_of(item.border + row) * a.l.k_width;
 
@@ -331,7 +365,7 @@ static __device__ __forceinline__ void divide_item(const rule_args &a, const pre
 {
     int lane = threadIdx.x & 31, rows = 2 * (item.rows.end - item.rows.first);
 
-    for (int i = threadIdx.x >> 5; i < rows; i += WARPS * ROWS) {
+    for (int i = own_warp(); i < rows; i += WARPS * ROWS) {
         float x[ROWS][EACH], own = 0.0f;
 
 #pragma unroll
@@ -397,7 +431,7 @@ static __device__ __forceinline__ void multiply_item(const rule_args &a,
                                                      const prepare_shared &shared,
                                                      const prepare_item &item)
 {
-    for (int tile = threadIdx.x >> 5; tile < 4 * TILES; tile += WARPS) {
+    for (int tile = own_warp(); tile < 4 * TILES; tile += WARPS) {
         int i = tile % TILES * 8, j = tile / TILES % 2 * 16;
 
         if (i + 8 > item.rows.first && i < item.rows.end && j < i + 8)
@@ -591,7 +625,7 @@ static __device__ __forceinline__ void finish_heads(const rule_args &a,
                                                     const prepare_shared &shared,
                                                     const prepare_item &item, float2 gates)
 {
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    int warp = own_warp(), lane = threadIdx.x & 31;
     float *scaled = shared.scaled + warp * 2 * PRODUCT;
 
     for (int own = warp; own < a.l.per_key; own += WARPS) {
@@ -615,20 +649,43 @@ static __device__ __forceinline__ void finish_heads(const rule_args &a,
 
 /* ---- kernel -------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ prepare_item find_item(const rule_args &a, int index)
+static __device__ __forceinline__ prepare_item find_item(const rule_args &a, int index, int k_head)
 {
     const sp_cuda_rule_item own = a.d.item[index];
     prepare_item item;
 
     item.span = a.d.span[own.span];
     item.border = own.border;
-    item.k_head = blockIdx.x;
+    item.k_head = k_head;
     item.rows = rows_of_chunk(item.span, own.border);
     item.row = item.span.row + own.border - item.span.position;
     return item;
 }
 
-/* EACH: elements of k for each lane. */
+/* An item that the threads of a block, or one of T teams, share. */
+template <int EACH, int W, int T>
+static __device__ __forceinline__ void prepare(const rule_args &a, const prepare_shared &shared,
+                                               const prepare_item &item)
+{
+    int warp = own_warp();
+    float2 gates = {0.0f, 0.0f};
+
+    if (warp < a.l.per_key)
+        read_matrix(a, item, item.k_head * a.l.per_key + warp, shared.scaled + warp * 2 * PRODUCT);
+    read_ring(a, shared, item);
+    copy_commit();
+    convolve_item<W>(a, shared, item);
+    if (warp < a.l.per_key)
+        gates = find_gates(a, item, item.k_head * a.l.per_key + warp);
+    copy_wait<0>();
+    team_wait<T>();
+    divide_item<EACH>(a, shared, item);
+    team_wait<T>();
+    multiply_item(a, shared, item);
+    team_wait<T>();
+    finish_heads(a, shared, item, gates);
+}
+
 template <int EACH, int W>
 __global__ void __launch_bounds__(THREADS, W == 4 ? 4 : 2)
     prepare_kernel(const __grid_constant__ rule_args a)
@@ -636,36 +693,120 @@ __global__ void __launch_bounds__(THREADS, W == 4 ? 4 : 2)
     extern __shared__ __align__(16) char memory[];
     __shared__ prepare_item item; /* not in registers, of which the solution takes all */
     const prepare_shared shared = share(a, memory);
-    int n_items = *a.d.n_items, warp = threadIdx.x >> 5;
+    int n_items = *a.d.n_items;
 
     release_successor();
     if (threadIdx.x == 0 && (int)blockIdx.y < n_items)
-        item = find_item(a, blockIdx.y);
+        item = find_item(a, blockIdx.y, blockIdx.x);
     wait_predecessor();
     for (int index = blockIdx.y; index < n_items; index += gridDim.y) {
-        float2 gates = {0.0f, 0.0f};
-
         if (threadIdx.x == 0 && index != (int)blockIdx.y)
-            item = find_item(a, index);
+            item = find_item(a, index, blockIdx.x);
         __syncthreads();
-        if (warp < a.l.per_key)
-            read_matrix(a, item, item.k_head * a.l.per_key + warp,
-                        shared.scaled + warp * 2 * PRODUCT);
-        read_ring(a, shared, item);
-        copy_commit();
-        convolve_item<W>(a, shared, item);
-        if (warp < a.l.per_key)
-            gates = find_gates(a, item, item.k_head * a.l.per_key + warp);
-        copy_wait<0>();
-        __syncthreads();
-        divide_item<EACH>(a, shared, item);
-        __syncthreads();
-        multiply_item(a, shared, item);
-        __syncthreads();
-        finish_heads(a, shared, item, gates);
+        prepare<EACH, W, 1>(a, shared, item);
         __syncthreads();
     }
 }
+
+/* ---- beside the second kernel -------------------------------------------------------------- */
+
+/* The order of the items, each of a chunk and a key head, chunks first. */
+typedef struct team_items {
+    int n;
+    int rounds, team, teams; /* that all teams take part in */
+    int later, later_teams;  /* the same after them; -1 where the team ends */
+} team_items;
+
+/* A team's item takes about as long as so many chunks in the second kernel. */
+static __device__ __forceinline__ int chunks_of_item(const rule_args &a)
+{
+    return 4 + 4 * a.l.per_key;
+}
+
+/* As few rounds as leave no more than what the later teams do while the second kernel runs. */
+static __device__ __forceinline__ team_items find_items(const rule_args &a, int n_items, int stays)
+{
+    int blocks = gridDim.x, block = blockIdx.x, team = own_team(), rest;
+    team_items t;
+
+    t.n = n_items * a.d.shape.k_heads;
+    t.teams = blocks * TEAMS;
+    t.team = team * blocks + block;
+    t.later_teams = stays * TEAMS;
+    t.later = block < stays ? team * stays + block : -1;
+    rest = t.n - t.later_teams * n_items / chunks_of_item(a);
+    t.rounds = max(1, (rest + t.teams - 1) / t.teams);
+    return t;
+}
+
+/* The team's item of a round, -1 after its last one. */
+static __device__ __forceinline__ int item_of_round(const team_items &t, int round)
+{
+    int index = round * t.teams + t.team;
+
+    if (round >= t.rounds)
+        index =
+            t.later < 0 ? t.n : t.rounds * t.teams + (round - t.rounds) * t.later_teams + t.later;
+    return index < t.n ? index : -1;
+}
+
+static __device__ __forceinline__ prepare_item find_team_item(const rule_args &a, int index)
+{
+    int item = index / a.d.shape.k_heads;
+
+    return find_item(a, item, index - item * a.d.shape.k_heads);
+}
+
+static __device__ __forceinline__ int *ready_of(const rule_args &a, const prepare_item &item)
+{
+    return a.ready + ready_index(a, item.row + item.rows.first, item.k_head);
+}
+
+/* A team's items are not ready; then the second kernel may start. */
+static __device__ __forceinline__ void clear_ready(const rule_args &a, const team_items &t)
+{
+    for (int round = own_thread();; round += THREADS) {
+        int index = item_of_round(t, round);
+
+        if (index < 0)
+            break;
+        *ready_of(a, find_team_item(a, index)) = 0;
+    }
+    __threadfence();
+    __syncthreads();
+    release_successor();
+}
+
+/* stays: blocks that go on beside the second kernel. */
+template <int EACH, int W>
+__global__ void __launch_bounds__(TEAMS *THREADS, 1)
+    apart_kernel(const __grid_constant__ rule_args a, int stays)
+{
+    extern __shared__ __align__(16) char memory[];
+    __shared__ prepare_item items[TEAMS];
+    prepare_item &item = items[own_team()];
+    const prepare_shared shared = share(a, memory + own_team() * shared_bytes(a));
+    const team_items t = find_items(a, *a.d.n_items, stays);
+
+    wait_predecessor();
+    clear_ready(a, t);
+    for (int round = 0;; round++) {
+        int index = item_of_round(t, round);
+
+        if (index < 0)
+            break;
+        if (own_thread() == 0)
+            item = find_team_item(a, index);
+        team_wait<TEAMS>();
+        prepare<EACH, W, TEAMS>(a, shared, item);
+        before_tensor_copies();
+        team_wait<TEAMS>();
+        if (own_thread() == 0)
+            store_ready(ready_of(a, item));
+    }
+}
+
+/* ---- launch -------------------------------------------------------------------------------- */
 
 template <int EACH, int W> static cudaError_t launch(const rule_args *a, cudaStream_t stream)
 {
@@ -673,7 +814,7 @@ template <int EACH, int W> static cudaError_t launch(const rule_args *a, cudaStr
     dim3 grid((unsigned)a->d.shape.k_heads, (unsigned)min(blocks, 65535));
     cudaLaunchAttribute overlap;
     cudaLaunchConfig_t config =
-        sp_cuda_overlapping(grid, THREADS, shared_bytes(a), &overlap, false, stream);
+        sp_cuda_overlapping(grid, THREADS, (size_t)shared_bytes(*a), &overlap, false, stream);
 
     return cudaLaunchKernelEx(&config, prepare_kernel<EACH, W>, *a);
 }
@@ -688,6 +829,34 @@ template <int W> static cudaError_t launch_width(const rule_args *a, cudaStream_
     default:
         return launch<4, W>(a, stream);
     }
+}
+
+/* Of each GPU; 0 where it has no apart_kernel. Written at its init, before any launch on it. */
+static int multiprocessors[SP_CUDA_GPUS_MAX], shared_most[SP_CUDA_GPUS_MAX];
+
+int sp_cuda_rule_stays(int gpu, const rule_args *a, int blocks)
+{
+    int stays = gpu < SP_CUDA_GPUS_MAX ? multiprocessors[gpu] - blocks : 0;
+
+    if (a->l.k_width != 128 || a->d.shape.conv_width > 4 || !sp_cuda_overlaps() ||
+        TEAMS * shared_bytes(*a) > shared_most[gpu])
+        return 0;
+    return max(0, stays / CLUSTER * CLUSTER);
+}
+
+cudaError_t sp_cuda_rule_prepare_apart(int gpu, const rule_args *a, int stays, cudaStream_t stream)
+{
+    int blocks = multiprocessors[gpu] / CLUSTER * CLUSTER;
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config =
+        sp_cuda_overlapping(dim3((unsigned)blocks), TEAMS * THREADS,
+                            (size_t)(TEAMS * shared_bytes(*a)), &attributes[0], false, stream);
+
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim = {CLUSTER, 1, 1};
+    config.attrs = attributes;
+    config.numAttrs++;
+    return cudaLaunchKernelEx(&config, apart_kernel<4, 4>, *a, stays);
 }
 
 cudaError_t sp_cuda_rule_prepare(const rule_args *args, cudaStream_t stream)
@@ -706,8 +875,28 @@ template <int EACH, int W> static cudaError_t allow(cudaError_t before)
                                       cudaFuncAttributeMaxDynamicSharedMemorySize, most);
 }
 
-cudaError_t sp_cuda_rule_prepare_init(void)
+static cudaError_t allow_apart(int gpu)
+{
+    cudaFuncAttributes own;
+    int major = 0, most = 0, count = 0;
+    cudaError_t code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu);
+
+    if (code == cudaSuccess)
+        code = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu);
+    if (code == cudaSuccess)
+        code = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, gpu);
+    if (code == cudaSuccess)
+        code = cudaFuncGetAttributes(&own, apart_kernel<4, 4>);
+    if (code != cudaSuccess || gpu >= SP_CUDA_GPUS_MAX || major < 9)
+        return code;
+    shared_most[gpu] = most - (int)own.sharedSizeBytes;
+    multiprocessors[gpu] = count;
+    return cudaFuncSetAttribute(apart_kernel<4, 4>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                shared_most[gpu]);
+}
+
+cudaError_t sp_cuda_rule_prepare_init(int gpu)
 {
     return allow<1, 4>(
-        allow<2, 4>(allow<4, 4>(allow<1, 8>(allow<2, 8>(allow<4, 8>(cudaSuccess))))));
+        allow<2, 4>(allow<4, 4>(allow<1, 8>(allow<2, 8>(allow<4, 8>(allow_apart(gpu)))))));
 }

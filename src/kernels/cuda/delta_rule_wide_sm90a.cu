@@ -21,7 +21,8 @@
  *     S += k uᵀ, two halves        u · e^(G_last - G) from u, and S · e^(G_last)
  *
  * All rows of a chunk are computed, those that it lacks too: nothing of them is stored. Bound by
- * the latency of this chain.
+ * the latency of this chain. Where the first kernel still runs beside this one (ready), the warp
+ * that fills the ring waits for its chunks.
  */
 #include "kernels/cuda/delta_rule_chunk.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -163,12 +164,33 @@ static __device__ __forceinline__ void load_rows(const rule_args &a, const walk_
     tensor_load(stage + TILE_Z * TILE_BYTES, &maps.z, z + p.column, row, full);
 }
 
+/* Waits until the first kernel is done with the chunk at `border`, which has rows of this step;
+ * returns the border up to which it is: a lane looks at a chunk. */
+static __device__ __forceinline__ int wait_ready(const rule_args &a, const rule_place &p,
+                                                 int border)
+{
+    int own = border + (int)(threadIdx.x & 31) * CHUNK;
+    int row = p.span.row + max(0, own - p.span.position);
+    const int *ready = a.ready + ready_index(a, row, p.k_head);
+    uint32_t missing;
+
+    for (;;) {
+        missing = __ballot_sync(~0u, own < p.end && load_ready(ready) == 0);
+        if ((missing & 1) == 0)
+            break;
+        __nanosleep(200);
+    }
+    before_tensor_copies();
+    __syncwarp();
+    return border + (missing == 0 ? SP_WARP : __ffs((int)missing) - 1) * CHUNK;
+}
+
 static __device__ __forceinline__ void fill_ring(const rule_args &a, const walk_maps &maps,
                                                  const rule_place &p, uint32_t stages,
                                                  walk_shared *shared)
 {
     ring_place<STAGES> at = {0, 0};
-    int lane = threadIdx.x & 31;
+    int lane = threadIdx.x & 31, ready = a.ready == NULL ? p.end : 0;
 
     for (int border = first_border(p); border < p.end; border += CHUNK, at.advance()) {
         const chunk_rows rows = rows_of_chunk(p.span, border);
@@ -178,6 +200,8 @@ static __device__ __forceinline__ void fill_ring(const rule_args &a, const walk_
         int row = p.span.row + border - p.span.position;
 
         barrier_wait(shared_address(&shared->empty[at.index]), at.parity ^ 1);
+        if (border >= ready && rows.end > rows.first)
+            ready = wait_ready(a, p, border);
         if (rows.first > 0) {
             put_rows(a, p, stage, gates, border, rows);
             barrier_arrive(full);
@@ -821,6 +845,13 @@ static __device__ __forceinline__ void init_walk(const rule_args &a, walk_shared
     barrier_init_done();
 }
 
+/* The first kernel ends, unless its chunks are waited for one by one. */
+static __device__ __forceinline__ void wait_first_kernel(const rule_args &a)
+{
+    if (a.ready == NULL)
+        wait_predecessor();
+}
+
 #endif
 
 __global__ void __launch_bounds__(THREADS, 1)
@@ -846,18 +877,19 @@ __global__ void __launch_bounds__(THREADS, 1)
 
             registers_up_to<240>();
             load_state<KT>(a, p, &state);
-            wait_predecessor();
+            wait_first_kernel(a);
             walk(a, p, state, start, &shared, outputs);
         } else if (warp < 2 * GROUP / SP_WARP) {
-            wait_predecessor();
+            wait_first_kernel(a);
             finish_chunks(a, p, start, &shared, outputs);
         } else {
             registers_down_to<96>();
-            wait_predecessor();
+            wait_first_kernel(a);
             if (warp == 2 * GROUP / SP_WARP)
                 fill_ring(a, maps, p, start, &shared);
         }
         __syncwarp();
+        wait_predecessor();
         if (p.column == 0) {
             if (p.span.save >= 0)
                 save_inputs(a, p);
@@ -915,6 +947,14 @@ static bool make_maps(encode_fn encode, const rule_args *a, walk_maps *maps)
                     s.fused ? a->l.qkv_width : values, rows);
 }
 
+int sp_cuda_rule_walk_blocks(int gpu, const rule_args *a)
+{
+    const sp_cuda_rule_shape &s = a->d.shape;
+    bool has = gpu < SP_CUDA_GPUS_MAX && encoders[gpu] != NULL && s.k_dim == DIM && s.v_dim == DIM;
+
+    return has ? s.v_heads * SPLIT * a->d.spans : 0;
+}
+
 cudaError_t sp_cuda_rule_walk(int gpu, const rule_args *a, cudaStream_t stream)
 {
     const sp_cuda_rule_shape &s = a->d.shape;
@@ -925,7 +965,7 @@ cudaError_t sp_cuda_rule_walk(int gpu, const rule_args *a, cudaStream_t stream)
     walk_maps maps = {};
 
     static_assert(4 * CHUNK == DIM, "a head's row of T and M is as wide as its row of v");
-    if (gpu >= SP_CUDA_GPUS_MAX || encoders[gpu] == NULL || s.k_dim != DIM || s.v_dim != DIM)
+    if (sp_cuda_rule_walk_blocks(gpu, a) == 0)
         return cudaErrorNotSupported;
     if (!make_maps(encoders[gpu], a, &maps))
         return cudaErrorInvalidValue;
