@@ -35,7 +35,7 @@ typedef struct scene_shape {
     sp_dtype y_type[SCENE_SITES_MAX];
 } scene_shape;
 
-enum { LARGE_RANKS = 6, SMALL_LARGE = LARGE_RANKS + 1 }; /* the first shape of large ranks */
+enum { LARGE_RANKS = 7, SMALL_LARGE = LARGE_RANKS + 1 }; /* the first shape of large ranks */
 
 static const scene_shape shapes[] = {
     {SP_DTYPE_BF16,
@@ -80,6 +80,16 @@ static const scene_shape shapes[] = {
      narrow_ranks,
      {SP_DTYPE_BF16, SP_DTYPE_BF16}},
     {SP_DTYPE_BF16, 257, 16, 25600, 1, {5120}, 8, 8, narrow_ranks, {SP_DTYPE_BF16}},
+    {SP_DTYPE_BF16,
+     2048,
+     16,
+     1024,
+     3,
+     {48, 1536, 56},
+     8,
+     8,
+     narrow_ranks,
+     {SP_DTYPE_F32, SP_DTYPE_BF16, SP_DTYPE_F32}},
     {SP_DTYPE_BF16,
      LARGEST,
      512,

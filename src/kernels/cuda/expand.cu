@@ -443,6 +443,7 @@ typedef enum access {
     ACCESS_ELEMENTS, /* element by element: odd sizes or addresses */
     ACCESS_VECTORS,  /* in 16-byte vectors, 16-bit y */
     ACCESS_FLOATS,   /* in 16-byte vectors, y in FP32 at some site */
+    ACCESS_BOTH      /* the same, but other sites have 16-bit y and there are many rows */
 } access;
 
 static bool aligned(const void *memory, int64_t stride, int elements)
@@ -452,34 +453,32 @@ static bool aligned(const void *memory, int64_t stride, int elements)
 
 static access access_of(const sp_cuda_group *group)
 {
-    bool vectors = true, floats = false;
+    int floats = 0;
 
     for (int i = 0; i < group->n_sites; i++) {
         const sp_cuda_site *site = &group->sites[i];
 
-        floats = floats || site->y_is_f32;
-        vectors = vectors && site->n_out % 8 == 0 &&
-                  aligned(site->y, site->y_stride, site->y_is_f32 ? 4 : 8) &&
-                  aligned(site->b, site->b_stride, 8) && site->b_slot_stride % 8 == 0 &&
-                  (site->rank != NULL || site->one_rank % 8 == 0);
+        floats += site->n_out > 0 && site->y_is_f32;
+        if (site->n_out % 8 != 0 || !aligned(site->y, site->y_stride, site->y_is_f32 ? 4 : 8) ||
+            !aligned(site->b, site->b_stride, 8) || site->b_slot_stride % 8 != 0 ||
+            (site->rank == NULL && site->one_rank % 8 != 0))
+            return ACCESS_ELEMENTS;
     }
-    return !vectors ? ACCESS_ELEMENTS : floats ? ACCESS_FLOATS : ACCESS_VECTORS;
+    if (floats == 0)
+        return ACCESS_VECTORS;
+    return floats == group->n_sites || group->n_rows <= SP_CUDA_DECODE_ROWS ? ACCESS_FLOATS
+                                                                            : ACCESS_BOTH;
 }
 
 template <int F16>
-static cudaError_t launch_chosen(int gpu, const sp_cuda_group *group, cudaStream_t on)
+static cudaError_t launch_halves(int gpu, const sp_cuda_group *group, cudaStream_t on)
 {
-    access how = access_of(group);
-    int total_steps = 0;
     sp_cuda_expand_choice choice;
     cudaError_t code;
+    int total_steps = 0;
 
     for (int i = 0; i < group->n_sites; i++)
         total_steps += sp_cuda_ceil(group->sites[i].n_out, STEP);
-    if (how == ACCESS_ELEMENTS)
-        return launch<F16, ACCESS_ELEMENTS, 1, 1, 1>(group, 1, on);
-    if (how == ACCESS_FLOATS)
-        return launch<F16, ACCESS_FLOATS, 1, 4, 1>(group, 1, on);
     choice = sp_cuda_choose_expand(group->multiprocessors, group->n_rows, group->n_slots,
                                    total_steps, group->rank_stride);
     if (sp_cuda_rounds_xa(group->n_rows, group->rank_stride)) {
@@ -490,6 +489,40 @@ static cudaError_t launch_chosen(int gpu, const sp_cuda_group *group, cudaStream
     code = choice.ring_columns > 0 ? sp_cuda_expand_ring(gpu, group, choice, on)
                                    : cudaErrorNotSupported;
     return code == cudaErrorNotSupported ? launch_vectors<F16>(group, choice, on) : code;
+}
+
+/* The group with those sites alone whose y is in FP32, or not; the others have no columns, but keep
+ * their place in xa. */
+static sp_cuda_group part_of(const sp_cuda_group *group, bool floats)
+{
+    sp_cuda_group part = *group;
+
+    for (int i = 0; i < part.n_sites; i++)
+        if ((part.sites[i].y_is_f32 != 0) != floats)
+            part.sites[i].n_out = 0;
+    return part;
+}
+
+template <int F16>
+static cudaError_t launch_chosen(int gpu, const sp_cuda_group *group, cudaStream_t on)
+{
+    sp_cuda_group halves, floats;
+    cudaError_t code;
+
+    switch (access_of(group)) {
+    case ACCESS_ELEMENTS:
+        return launch<F16, ACCESS_ELEMENTS, 1, 1, 1>(group, 1, on);
+    case ACCESS_VECTORS:
+        return launch_halves<F16>(gpu, group, on);
+    case ACCESS_FLOATS:
+        return launch<F16, ACCESS_FLOATS, 1, 4, 1>(group, 1, on);
+    case ACCESS_BOTH:
+        break;
+    }
+    halves = part_of(group, false);
+    floats = part_of(group, true);
+    code = launch_halves<F16>(gpu, &halves, on);
+    return code == cudaSuccess ? launch<F16, ACCESS_FLOATS, 1, 4, 1>(&floats, 1, on) : code;
 }
 
 extern "C" int sp_cuda_expand(int gpu, const sp_cuda_group *group, void *stream)
