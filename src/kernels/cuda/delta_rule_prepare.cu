@@ -24,6 +24,8 @@
 #include "kernels/cuda/delta_rule.cuh"
 #include "kernels/cuda/launch.cuh"
 
+#include <limits.h>
+
 #define WARPS   8
 #define THREADS (WARPS * SP_WARP)
 #define GROUP   8           /* rows that a thread convolves in a row */
@@ -717,16 +719,28 @@ typedef struct team_items {
     int later, later_teams;  /* the same after them; -1 where the team ends */
 } team_items;
 
-/* A team's item takes about as long as so many chunks in the second kernel. */
-static __device__ __forceinline__ int chunks_of_item(const rule_args &a)
+/* Rounds of all teams so that both kernels end early: the second one takes as long for n_items
+ * chunks as a team for n_items / each items. */
+static __device__ __forceinline__ int choose_rounds(const rule_args &a, int n_items, int n,
+                                                    int teams, int later_teams)
 {
-    return 4 + 4 * a.l.per_key;
+    int each = 8 + 4 * a.l.per_key, best = 1, least = INT_MAX;
+
+    for (int rounds = 1; rounds == 1 || (rounds - 1) * teams < n; rounds++) {
+        int rest = max(0, n - rounds * teams);
+        int later = (rest + later_teams - 1) / later_teams;
+        int cost = rounds * each + max(n_items, later * each);
+
+        if (cost < least)
+            best = rounds;
+        least = min(least, cost);
+    }
+    return best;
 }
 
-/* As few rounds as leave no more than what the later teams do while the second kernel runs. */
 static __device__ __forceinline__ team_items find_items(const rule_args &a, int n_items, int stays)
 {
-    int blocks = gridDim.x, block = blockIdx.x, team = own_team(), rest;
+    int blocks = gridDim.x, block = blockIdx.x, team = own_team();
     team_items t;
 
     t.n = n_items * a.d.shape.k_heads;
@@ -734,8 +748,7 @@ static __device__ __forceinline__ team_items find_items(const rule_args &a, int 
     t.team = team * blocks + block;
     t.later_teams = stays * TEAMS;
     t.later = block < stays ? team * stays + block : -1;
-    rest = t.n - t.later_teams * n_items / chunks_of_item(a);
-    t.rounds = max(1, (rest + t.teams - 1) / t.teams);
+    t.rounds = choose_rounds(a, n_items, t.n, t.teams, t.later_teams);
     return t;
 }
 
