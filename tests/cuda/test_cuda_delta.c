@@ -23,6 +23,10 @@ static const int32_t wide_ranks[] = {1, 4, 8, 12, 16, 32, 64, 128, 256, 0};
 static const int32_t narrow_ranks[] = {16, 1, 8, 12, 16, 0, 4, 9};
 static const int32_t large_ranks[] = {512, 24, 72, 128, 256, 64, 8, 100, 200, 0};
 static const int32_t ranks_to_128[] = {128, 72, 24, 64, 16, 100, 0, 9};
+static const int32_t ranks_to_64[] = {64, 9, 24, 56, 40, 0};
+static const int32_t ranks_of_forty[] = {64, 9,  24, 56, 40, 0,  16, 64, 8,  33, 64, 9, 24, 56,
+                                         40, 0,  16, 64, 8,  33, 64, 9,  24, 56, 40, 0, 16, 64,
+                                         8,  33, 64, 9,  24, 56, 40, 0,  16, 64, 8,  33};
 static const int32_t ranks_to_256[] = {256, 64, 200, 136, 72, 32};
 
 /* q, k, v of one model, an odd one in f16, then down and gate, up of three; then large ranks, in
@@ -35,7 +39,8 @@ typedef struct scene_shape {
     sp_dtype y_type[SCENE_SITES_MAX];
 } scene_shape;
 
-enum { LARGE_RANKS = 7, SMALL_LARGE = LARGE_RANKS + 1 }; /* the first shape of large ranks */
+/* The first shape of large ranks, and small ones in f16 and bf16. */
+enum { LARGE_RANKS = 7, SMALL_LARGE = LARGE_RANKS + 1, SMALL_LARGE_BF16 = LARGE_RANKS + 4 };
 
 static const scene_shape shapes[] = {
     {SP_DTYPE_BF16,
@@ -112,6 +117,18 @@ static const scene_shape shapes[] = {
      {SP_DTYPE_F16, SP_DTYPE_F16}},
     {SP_DTYPE_BF16, 2048, 256, 12288, 1, {4096}, 8, 6, ranks_to_256, {SP_DTYPE_BF16}},
     {SP_DTYPE_BF16, 600, 64, 1101, 2, {90, 64}, 5, 8, narrow_ranks, {SP_DTYPE_BF16, SP_DTYPE_BF16}},
+    {SP_DTYPE_BF16,
+     2048,
+     128,
+     1160,
+     2,
+     {264, 512},
+     8,
+     8,
+     ranks_to_128,
+     {SP_DTYPE_BF16, SP_DTYPE_BF16}},
+    {SP_DTYPE_BF16, 2048, 64, 3592, 1, {520}, 8, 6, ranks_to_64, {SP_DTYPE_BF16}},
+    {SP_DTYPE_BF16, 2048, 64, 2056, 1, {264}, 8, 40, ranks_of_forty, {SP_DTYPE_BF16}},
 };
 
 static void make_scene(const scene_shape *shape, delta_scene *out_scene)
@@ -324,8 +341,8 @@ static void large_ranks_match_double_and_rows(void **state)
     check_shapes(LARGE_RANKS, sizeof shapes / sizeof shapes[0]);
 }
 
-/* Large ranks, many rows: every run gives each row's bytes. */
-static void large_ranks_repeat(void **state)
+/* Every run of 2,048 rows gives each row's bytes. */
+static void repeat(const scene_shape *shape, int32_t pool_rank)
 {
     enum { TIMES = 1000, N = 2048 };
     static int32_t rows[N];
@@ -334,9 +351,8 @@ static void large_ranks_repeat(void **state)
     delta_rig rig;
     gpu_batch batch;
 
-    (void)state;
-    make_alone(&shapes[LARGE_RANKS], &base);
-    rig = rig_create_on(gpu, &base.scene, shapes[LARGE_RANKS].pool_rank, NULL, N);
+    make_alone(shape, &base);
+    rig = rig_create_on(gpu, &base.scene, pool_rank, NULL, N);
     batch = gpu_batch_make(&rig, N);
     mix_rows(&base.scene, MIX_ANY, rows, N, &random);
     for (int i = 0; i < TIMES; i++)
@@ -344,6 +360,15 @@ static void large_ranks_repeat(void **state)
     gpu_batch_free(&batch);
     rig_destroy(&rig);
     free_alone(&base);
+}
+
+/* Pools of three ranks: the rings' stages and buffers depend on it. */
+static void large_ranks_repeat(void **state)
+{
+    (void)state;
+    repeat(&shapes[LARGE_RANKS], 512);
+    repeat(&shapes[SMALL_LARGE_BF16], 256);
+    repeat(&shapes[SMALL_LARGE_BF16], 128);
 }
 
 static void shuffle(int32_t *values, int32_t n, sp_test_random *random)
@@ -925,6 +950,7 @@ static void a_small_batch_of_large_ranks_is_right(void **state)
     for (int32_t i = 0; i < ROWS; i++)
         rows[i] = (i * 7) % ROWS;
     check_small(&shapes[SMALL_LARGE], rows, ROWS, 300);
+    check_small(&shapes[SMALL_LARGE_BF16], rows, ROWS, 300);
 }
 
 /* The last device, where there are several: another than the other tests'. */

@@ -13,24 +13,12 @@
  * bytes, swizzled: adjacent 64-byte blocks are swapped in odd rows, which avoids bank conflicts.
  * Bound by the bytes of x from memory, and of x and A from L2.
  */
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/partials.cuh"
-#include "kernels/cuda/ptx.cuh"
-#include "kernels/cuda/segments.cuh"
+#include "kernels/cuda/shrink_windows.cuh"
 
-#define ROWS      SP_CUDA_TILE_ROWS
-#define RANKS     16
-#define STAGE_K   128
 #define PIECES    16 /* 16-byte vectors in a row of a stage */
 #define ROW_BYTES (STAGE_K * 2)
 
-#define CLUSTER_MAX 8  /* the portable size */
-#define GPUS        64 /* whose clusters are recorded; others have none */
-
-/* 16 ranks of one site. */
-typedef struct rank_group {
-    int site, rank0, rank; /* rank: the slot's own in that site */
-} rank_group;
+#define GPUS 64 /* whose clusters are recorded; others have none */
 
 template <int WINDOW, int WARPS, int GROUPS> struct block {
     enum {
@@ -52,88 +40,6 @@ template <int WINDOW, int WARPS, int GROUPS> struct block {
                                                          : 1, /* more would spill */
     };
 };
-
-template <int WINDOW, int WARPS, int GROUPS> struct window {
-    typedef block<WINDOW, WARPS, GROUPS> shape;
-    int slot;
-    int out_row[shape::x_rows]; /* -1: none */
-    int n_groups;
-    rank_group group[shape::groups];
-    const uint16_t *source[shape::rows]; /* address of a row's k 0 */
-};
-
-/* ---- what the block works on --------------------------------------------------------------- */
-
-template <int WINDOW, int WARPS, int GROUPS>
-static __device__ __forceinline__ void read_window(window<WINDOW, WARPS, GROUPS> *win,
-                                                   const sp_cuda_group &group, tile_run run)
-{
-    typedef block<WINDOW, WARPS, GROUPS> shape;
-    int i = threadIdx.x / ROWS, j = threadIdx.x % ROWS;
-
-    if (i < shape::tiles) {
-        const sp_cuda_tile *tile = &group.plan.tiles[run.first + min(i, run.n - 1)];
-        int count = tile->count, row = tile->row[j];
-
-        win->out_row[threadIdx.x] = i < run.n && j < count ? row : -1;
-        if (threadIdx.x == 0)
-            win->slot = tile->slot;
-    }
-    __syncthreads();
-}
-
-/* This block's share of the slot's groups of 16 ranks, those of site 0 first. */
-template <int WINDOW, int WARPS, int GROUPS>
-static __device__ __forceinline__ void list_groups(window<WINDOW, WARPS, GROUPS> *win,
-                                                   const sp_cuda_group &group, int slot)
-{
-    typedef block<WINDOW, WARPS, GROUPS> shape;
-    int first = blockIdx.x * shape::groups, rank[SP_CUDA_SITES_MAX], total = 0;
-    int index = first + (int)threadIdx.x;
-
-#pragma unroll
-    for (int i = 0; i < SP_CUDA_SITES_MAX; i++) { /* independent loads */
-        rank[i] = i >= group.n_sites            ? 0
-                  : group.sites[i].rank != NULL ? group.sites[i].rank[slot]
-                                                : group.sites[i].one_rank;
-    }
-#pragma unroll
-    for (int i = 0; i < SP_CUDA_SITES_MAX; i++) {
-        int groups = (rank[i] + RANKS - 1) / RANKS;
-
-        if (threadIdx.x < shape::groups && index >= total && index < total + groups)
-            win->group[threadIdx.x] = {i, (index - total) * RANKS, rank[i]};
-        total += groups;
-    }
-    if (threadIdx.x == 0)
-        win->n_groups = min(max(total - first, 0), (int)shape::groups);
-    __syncthreads();
-}
-
-template <int WINDOW, int WARPS, int GROUPS>
-static __device__ __forceinline__ void list_sources(window<WINDOW, WARPS, GROUPS> *win,
-                                                    const sp_cuda_group &group, int slot)
-{
-    typedef block<WINDOW, WARPS, GROUPS> shape;
-
-    for (int i = threadIdx.x; i < shape::rows; i += shape::threads) {
-        /* A row whose product is not stored may be any row. */
-        const uint16_t *source = (const uint16_t *)group.x;
-        int rank = i - shape::x_rows;
-
-        if (rank < 0) {
-            source += win->out_row[win->out_row[i] >= 0 ? i : 0] * group.x_stride;
-        } else if (rank / RANKS < win->n_groups) {
-            rank_group at = win->group[rank / RANKS];
-            const sp_cuda_site &site = group.sites[at.site];
-
-            source = (const uint16_t *)site.a + slot * site.a_slot_stride +
-                     min(at.rank0 + rank % RANKS, at.rank - 1) * site.a_stride;
-        }
-        win->source[i] = source;
-    }
-    __syncthreads();
-}
 
 /* ---- the ring ------------------------------------------------------------------------------ */
 
@@ -247,7 +153,7 @@ static __device__ __forceinline__ void add_into(sums<TILES, GROUPS> *sum,
 
 template <int WINDOW, int WARPS, int GROUPS>
 static __device__ __forceinline__ void store(
-    const window<WINDOW, WARPS, GROUPS> &win, const sp_cuda_group &group,
+    const window<block<WINDOW, WARPS, GROUPS>> &win, const sp_cuda_group &group,
     const sums<block<WINDOW, WARPS, GROUPS>::warp_tiles, GROUPS> &partial, int number, int x_row,
     int group0)
 {
@@ -283,34 +189,10 @@ static __device__ __forceinline__ void store(
 
 /* ---- kernel -------------------------------------------------------------------------------- */
 
-/* Prefetches to L2 the x of the first stages, which may not be read yet. */
-template <int WINDOW, int WARPS, int GROUPS>
-static __device__ __forceinline__ void prefetch_x(const window<WINDOW, WARPS, GROUPS> &win, int k0,
-                                                  int k1)
-{
-    typedef block<WINDOW, WARPS, GROUPS> shape;
-    const int line_k = 64;
-
-    for (int i = threadIdx.x; i < shape::x_rows * (shape::stages - 1) * STAGE_K / line_k;
-         i += shape::threads) {
-        int k = k0 + i / shape::x_rows * line_k;
-
-        if (k < k1)
-            prefetch_l2(win.source[i % shape::x_rows] + k);
-    }
-}
-
-/* Where a cluster's blocks have the partials of a window: the sums, in their order, become the
- * rounded xa. */
-typedef struct rounding {
-    uint16_t *xa;       /* NULL: partials go to memory */
-    int group_partials; /* to a group of chunks */
-} rounding;
-
 /* Puts the block's partial in place of the ring. */
 template <int WINDOW, int WARPS, int GROUPS>
 static __device__ __forceinline__ void keep(
-    float *to, const window<WINDOW, WARPS, GROUPS> &win,
+    float *to, const window<block<WINDOW, WARPS, GROUPS>> &win,
     const sums<block<WINDOW, WARPS, GROUPS>::warp_tiles, GROUPS> &partial, int x_row, int group0)
 {
     typedef block<WINDOW, WARPS, GROUPS> shape;
@@ -333,70 +215,9 @@ static __device__ __forceinline__ void keep(
                 }
 }
 
-/* Four adjacent sums over the cluster's partials, in the order of kernels_cuda.h. */
-static __device__ __forceinline__ float4 sum_of_blocks(const float *at, int n, int group_partials)
-{
-    float4 v[CLUSTER_MAX], sum = {0.0f, 0.0f, 0.0f, 0.0f}, group = sum;
-
-#pragma unroll
-    for (int p = 0; p < CLUSTER_MAX; p++)
-        if (p < n)
-            v[p] = load_floats_of_block(at, p);
-#pragma unroll
-    for (int p = 0; p < CLUSTER_MAX; p++) {
-        if (p >= n)
-            break;
-        if ((p & (group_partials - 1)) != 0) {
-            add(&group, v[p]);
-            continue;
-        }
-        if (p == group_partials)
-            sum = group;
-        else if (p > 0)
-            add(&sum, group);
-        group = v[p];
-    }
-    if (n <= group_partials)
-        return group;
-    add(&sum, group);
-    return sum;
-}
-
-/* Each block of the cluster rounds a part of the window's rows. */
-template <int F16, int WINDOW, int WARPS, int GROUPS>
-static __device__ __forceinline__ void round_sums(const float *from,
-                                                  const window<WINDOW, WARPS, GROUPS> &win,
-                                                  const sp_cuda_group &group, const rounding &how)
-{
-    typedef block<WINDOW, WARPS, GROUPS> shape;
-    const int fours = shape::a_rows / 4;
-    int n = gridDim.y, first = shape::x_rows * blockIdx.y / n;
-    int items = (shape::x_rows * ((int)blockIdx.y + 1) / n - first) * fours;
-
-    cluster_arrive();
-    cluster_wait();
-    for (int item = threadIdx.x; item < items; item += shape::threads) {
-        int row = first + item / fours, rank = item % fours * 4, out = win.out_row[row];
-        rank_group at = win.group[min(rank / RANKS, win.n_groups - 1)];
-        int c = at.rank0 + rank % RANKS, left = at.rank - c;
-
-        if (out < 0 || rank / RANKS >= win.n_groups || c >= ((at.rank + 7) & ~7))
-            continue;
-        float4 v = sum_of_blocks(from + row * shape::sum_pitch + rank, n, how.group_partials);
-
-        *(uint2 *)(how.xa + (int64_t)out * (group.rank_stride * group.n_sites) +
-                   at.site * group.rank_stride + c) =
-            make_uint2(narrow_two<F16>(left > 0 ? v.x : 0.0f, left > 1 ? v.y : 0.0f),
-                       narrow_two<F16>(left > 2 ? v.z : 0.0f, left > 3 ? v.w : 0.0f));
-    }
-    __syncwarp();
-    cluster_arrive(); /* the others may read this block's */
-    cluster_wait();
-}
-
 /* k [k0, k1), in partials of partial_k each; k0 is where one begins. */
 template <int F16, int WINDOW, int WARPS, int GROUPS, bool ROUNDS>
-static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &win,
+static __device__ __forceinline__ void run(const window<block<WINDOW, WARPS, GROUPS>> &win,
                                            const sp_cuda_group &group, char *ring, int k0, int k1,
                                            int partial_k, const rounding &how)
 {
@@ -454,7 +275,7 @@ static __device__ __forceinline__ void run(const window<WINDOW, WARPS, GROUPS> &
     }
     if (ROUNDS) {
         keep((float *)ring, win, partial, x_row, group0);
-        round_sums<F16>((const float *)ring, win, group, how);
+        round_sums<F16, 1>((const float *)ring, 0, win, group, how, threadIdx.x, shape::threads);
     }
 }
 
@@ -469,7 +290,7 @@ __global__ void __launch_bounds__(block<WINDOW, WARPS, GROUPS>::threads,
     int k1 = min(k0 + block_k, group.k_in);
     tile_run run_of;
     extern __shared__ __align__(128) char ring[];
-    __shared__ window<WINDOW, WARPS, GROUPS> win;
+    __shared__ window<block<WINDOW, WARPS, GROUPS>> win;
 
     static_assert(shape::x_rows <= shape::threads && shape::groups <= shape::threads,
                   "one thread for each");
@@ -528,10 +349,10 @@ static cudaError_t launch(int gpu, const sp_cuda_group *group, sp_cuda_shrink_ch
     cudaLaunchConfig_t config =
         sp_cuda_overlapping(grid, shape::threads, shape::stages * shape::stage_bytes,
                             &attributes[0], group->after_plan != 0, stream);
-    rounding how = {ROUNDS ? rounded_of(group) : NULL,
+    rounding how = {ROUNDS ? rounded_of(group) : NULL, choice.n_partials,
                     SP_CUDA_GROUP_CHUNKS / choice.partial_chunks};
     static_assert(shape::stages * shape::stage_bytes <= 224 * 1024, "a block's shared memory");
-    static_assert(sizeof(window<WINDOW, WARPS, GROUPS>) < 4096, "as has_shared says");
+    static_assert(sizeof(window<block<WINDOW, WARPS, GROUPS>>) < 4096, "as has_shared says");
 
     if (!has_shared(gpu, shape::stages * shape::stage_bytes))
         return cudaErrorNotSupported;
@@ -614,6 +435,11 @@ static cudaError_t launch_windows(int gpu, const sp_cuda_group *group, cudaStrea
 cudaError_t sp_cuda_shrink_windows(int gpu, const sp_cuda_group *group, cudaStream_t stream,
                                    bool *out_rounded)
 {
+    cudaError_t code = sp_cuda_shrink_wide_sm90a(gpu, group, stream);
+
+    *out_rounded = code == cudaSuccess;
+    if (code != cudaErrorNotSupported)
+        return code;
     return group->type == SP_DTYPE_F16 ? launch_windows<1>(gpu, group, stream, out_rounded)
                                        : launch_windows<0>(gpu, group, stream, out_rounded);
 }
@@ -685,5 +511,5 @@ cudaError_t sp_cuda_shrink_windows_init(int gpu)
 
     if (gpu < GPUS)
         has_clusters[gpu] = clusters && code == cudaSuccess;
-    return code;
+    return code == cudaSuccess ? sp_cuda_shrink_wide_sm90a_init(gpu) : code;
 }
