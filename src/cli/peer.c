@@ -223,7 +223,7 @@ static sp_status open_digests(const peer_settings *settings, sp_log *log,
 {
     const sp_engine_options *run = &settings->run.options;
     char note[SP_PEER_DIGESTS_NOTE_BYTES];
-    sp_text judged_by = {0};
+    sp_text audit_settings = {0};
     sp_status status;
 
     if (!given(settings->digest_cache))
@@ -231,16 +231,17 @@ static sp_status open_digests(const peer_settings *settings, sp_log *log,
     if (settings->pack)
         return sp_fail(error, SP_ERR_INPUT, NULL, "digest-cache", -1,
                        "--digest-cache and --pack exclude each other: an image needs the data");
-    sp_text_format(&judged_by, "%s model=%s rank=%d/%d experts=%d precision=%s layout=%d",
-                   sp_library_version_text(), settings->run.model ? settings->run.model : "",
-                   (int)run->max_lora_rank, (int)run->max_lora_expert_rank, (int)run->experts,
-                   settings->run.precision, (int)sp_run_settings_expert_layout(&settings->run));
-    sp_text_format(&judged_by, " allowed=%d%d%d%d", run->allow_partial, run->allow_no_effect,
+    sp_text_format(&audit_settings, "%s rank=%d/%d experts=%d precision=%s layout=%d",
+                   sp_library_version_text(), (int)run->max_lora_rank,
+                   (int)run->max_lora_expert_rank, (int)run->experts, settings->run.precision,
+                   (int)sp_run_settings_expert_layout(&settings->run));
+    sp_text_format(&audit_settings, " allowed=%d%d%d%d", run->allow_partial, run->allow_no_effect,
                    run->allow_unknown_fields, run->allow_base_changing_init);
-    status = judged_by.failed ? sp_fail_memory(error, judged_by.bytes, "settings")
-                              : sp_peer_digests_open(settings->digest_cache, judged_by.data,
-                                                     out_digests, note, error);
-    sp_text_free(&judged_by);
+    status = audit_settings.failed
+                 ? sp_fail_memory(error, audit_settings.bytes, "settings")
+                 : sp_peer_digests_open(settings->digest_cache, audit_settings.data,
+                                        settings->run.model, out_digests, note, error);
+    sp_text_free(&audit_settings);
     if (status == SP_OK && note[0] != '\0')
         sp_log_line(log, "sidepath peer: the digest cache is not used: %s", note);
     return status;

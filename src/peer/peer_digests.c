@@ -34,8 +34,10 @@ typedef struct known {
 
 struct sp_peer_digests {
     char *path;
-    char *judged_by;
-    known *list; /* [n] */
+    char *audit_settings;
+    sp_digest base; /* zeros: there is none */
+    bool has_base;  /* or needs none */
+    known *list;    /* [n] */
     size_t n, capacity;
     size_t n_saved; /* of what the file has */
     bool changed;
@@ -130,36 +132,6 @@ static void read_file(sp_peer_digests *digests, char *out_note)
     sp_free(data);
 }
 
-sp_status sp_peer_digests_open(const char *path, const char *judged_by,
-                               sp_peer_digests **out_digests,
-                               char out_note[SP_PEER_DIGESTS_NOTE_BYTES], sp_error *error)
-{
-    sp_peer_digests *digests = sp_calloc(1, sizeof *digests);
-
-    out_note[0] = '\0';
-    if (digests) {
-        digests->path = sp_strdup(path);
-        digests->judged_by = sp_strdup(judged_by);
-    }
-    if (!digests || !digests->path || !digests->judged_by) {
-        sp_peer_digests_close(digests);
-        return sp_fail_memory(error, sizeof *digests, "known digests");
-    }
-    read_file(digests, out_note);
-    *out_digests = digests;
-    return SP_OK;
-}
-
-void sp_peer_digests_close(sp_peer_digests *digests)
-{
-    if (!digests)
-        return;
-    sp_free(digests->list);
-    sp_free(digests->judged_by);
-    sp_free(digests->path);
-    sp_free(digests);
-}
-
 /* ---- keys ------------------------------------------------------------------------------------ */
 
 /* One line for each file of a folder. */
@@ -220,38 +192,108 @@ static bool has_settled(const listing *list)
 }
 
 /* Texts end in their NUL, so that none can be taken for two. */
-static bool hash_key(const sp_peer_digests *digests, const char *folder, listing *list,
-                     sp_digest *out_key)
+static void hash_text(sp_sha256 *hash, const char *text)
 {
-    sp_sha256 *hash;
-
-    if (sp_sha256_create(&hash) != SP_OK)
-        return false;
-    qsort(list->lines, list->n, sizeof(char *), by_text);
-    sp_sha256_update(hash, digests->judged_by, strlen(digests->judged_by) + 1);
-    sp_sha256_update(hash, folder, strlen(folder) + 1);
-    for (size_t i = 0; i < list->n; i++)
-        sp_sha256_update(hash, list->lines[i], strlen(list->lines[i]) + 1);
-    sp_sha256_finish(hash, out_key->bytes);
-    return true;
+    sp_sha256_update(hash, text, strlen(text) + 1);
 }
 
-bool sp_peer_digests_key(const sp_peer_digests *digests, const char *folder, sp_digest *out_key)
+static void hash_list(sp_sha256 *hash, listing *list)
 {
-    int fd = sp_confined_open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *directory = fd >= 0 ? fdopendir(fd) : NULL;
-    listing *list = sp_calloc(1, sizeof *list);
-    bool ok = directory && list && list_files(fd, directory, list) && has_settled(list) &&
-              hash_key(digests, folder, list, out_key);
+    qsort(list->lines, list->n, sizeof(char *), by_text);
+    for (size_t i = 0; i < list->n; i++)
+        hash_text(hash, list->lines[i]);
+}
 
-    for (size_t i = 0; list && i < list->n; i++)
-        sp_free(list->lines[i]);
-    sp_free(list);
+static bool list_folder(int fd, listing *list)
+{
+    DIR *directory = fd >= 0 ? fdopendir(fd) : NULL;
+    bool ok = directory && list_files(fd, directory, list) && has_settled(list);
+
     if (directory)
         closedir(directory);
     else if (fd >= 0)
         close(fd);
     return ok;
+}
+
+static void free_list(listing *list)
+{
+    for (size_t i = 0; list && i < list->n; i++)
+        sp_free(list->lines[i]);
+    sp_free(list);
+}
+
+/* Of the files of a base, wherever they are: a base that was moved as a whole is the same one. */
+static bool identify(const char *base, sp_digest *out_base)
+{
+    listing *list = sp_calloc(1, sizeof *list);
+    struct stat info;
+    sp_sha256 *hash;
+    bool ok = list && stat(base, &info) == 0;
+
+    if (ok && S_ISDIR(info.st_mode))
+        ok = list_folder(open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC), list);
+    else
+        ok = ok && add_file(list, "", &info) && has_settled(list);
+    ok = ok && sp_sha256_create(&hash) == SP_OK;
+    if (ok) {
+        hash_list(hash, list);
+        sp_sha256_finish(hash, out_base->bytes);
+    }
+    free_list(list);
+    return ok;
+}
+
+bool sp_peer_digests_key(const sp_peer_digests *digests, const char *folder, sp_digest *out_key)
+{
+    listing *list = sp_calloc(1, sizeof *list);
+    sp_sha256 *hash;
+    bool ok = list && digests->has_base &&
+              list_folder(sp_confined_open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC), list) &&
+              sp_sha256_create(&hash) == SP_OK;
+
+    if (ok) {
+        hash_text(hash, digests->audit_settings);
+        sp_sha256_update(hash, digests->base.bytes, sizeof digests->base.bytes);
+        hash_text(hash, folder);
+        hash_list(hash, list);
+        sp_sha256_finish(hash, out_key->bytes);
+    }
+    free_list(list);
+    return ok;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+sp_status sp_peer_digests_open(const char *path, const char *audit_settings, const char *base,
+                               sp_peer_digests **out_digests,
+                               char out_note[SP_PEER_DIGESTS_NOTE_BYTES], sp_error *error)
+{
+    sp_peer_digests *digests = sp_calloc(1, sizeof *digests);
+
+    out_note[0] = '\0';
+    if (digests) {
+        digests->path = sp_strdup(path);
+        digests->audit_settings = sp_strdup(audit_settings);
+        digests->has_base = !base || identify(base, &digests->base);
+    }
+    if (!digests || !digests->path || !digests->audit_settings) {
+        sp_peer_digests_close(digests);
+        return sp_fail_memory(error, sizeof *digests, "known digests");
+    }
+    read_file(digests, out_note);
+    *out_digests = digests;
+    return SP_OK;
+}
+
+void sp_peer_digests_close(sp_peer_digests *digests)
+{
+    if (!digests)
+        return;
+    sp_free(digests->list);
+    sp_free(digests->audit_settings);
+    sp_free(digests->path);
+    sp_free(digests);
 }
 
 /* ---- what is known --------------------------------------------------------------------------- */

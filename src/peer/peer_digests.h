@@ -1,9 +1,9 @@
 /*
  * peer_digests.h: digests of adapters that were hashed in an earlier run, so that a large directory
  * is offered again without reading all of it. An adapter's key is SHA-256 over the folder's path
- * and name, size, device, inode and both times of change (in nanoseconds) of each of its files, and
- * over what it was judged by; where any of it differs the folder is read and hashed as if it were
- * new.
+ * and name, size, device, inode and both times of change (in nanoseconds) of each of its files and
+ * of the base's, and over the settings of its audit; where any of it differs the folder is read and
+ * hashed as if it were new.
  *
  * Nothing depends on the file: bytes are hashed before they are sent, and a digest that is not
  * theirs ends the offer that was made with it. A file that is damaged, or of another version, is
@@ -21,18 +21,21 @@
 typedef struct sp_peer_digests sp_peer_digests;
 
 /*
- * Reads the file, if there is one. `judged_by`: what decides, beside the files, which adapters are
- * taken and with which digest, as text. out_note [SP_PEER_DIGESTS_NOTE_BYTES] says why nothing of
- * the file is used, or is "". Owned by the caller. SP_ERR_MEMORY.
+ * Reads the file, if there is one. `audit_settings`: what decides, beside the files, which adapters
+ * are taken and with which digest, as text; `base`: the directory (or the config.json) of the model
+ * that they are audited against, as it is now, or NULL; one that cannot be listed, or has changed
+ * so recently that it may change again without a trace, gives no adapter a key. out_note
+ * [SP_PEER_DIGESTS_NOTE_BYTES] says why nothing of the file is used, or is "". Owned by the caller.
+ * SP_ERR_MEMORY.
  */
-sp_status sp_peer_digests_open(const char *path, const char *judged_by,
+sp_status sp_peer_digests_open(const char *path, const char *audit_settings, const char *base,
                                sp_peer_digests **out_digests,
                                char out_note[SP_PEER_DIGESTS_NOTE_BYTES], sp_error *error);
 void sp_peer_digests_close(sp_peer_digests *digests); /* NULL is allowed; saves nothing */
 
 /*
- * The key of a folder as it is now. False: it cannot be listed, or one of its files changed so
- * recently that another change might leave no trace in its times.
+ * The key of a folder as it is now. False: it cannot be listed, one of its files changed so
+ * recently that another change might leave no trace in its times, or the base gives none.
  */
 bool sp_peer_digests_key(const sp_peer_digests *digests, const char *folder, sp_digest *out_key);
 

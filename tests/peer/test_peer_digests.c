@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,9 +24,11 @@
 #define SETTLED 2100000 /* microseconds until a file is old enough */
 #define WAIT_NS ((uint64_t)20 * 1000000000)
 
-/* Adapters a, b and c, old enough, and a place for the file. */
+/* Adapters a, b and c and the bases `base` and `other` in a folder of their own, all old enough,
+ * and a place for the file. */
 typedef struct scene {
     peer_world world;
+    char *bases;
     char file[600];
     size_t blocks;
 } scene;
@@ -40,6 +43,14 @@ static int setup(void **state)
         peer_world_adapter(&shared.world, (const char *[]){"a", "b", "c"}[i], LAYERS, RANK,
                            (uint64_t)i + 1);
     snprintf(shared.file, sizeof shared.file, "%s/digests", shared.world.directory);
+    shared.bases = sp_test_make_directory();
+    for (int i = 0; i < 2; i++) {
+        char base[700];
+
+        snprintf(base, sizeof base, "%s/%s", shared.bases, i == 0 ? "base" : "other");
+        assert_int_equal(mkdir(base, 0700), 0);
+        sp_test_write_file(base, "config.json", "{}", 2);
+    }
     usleep(SETTLED);
     *state = &shared;
     return 0;
@@ -50,19 +61,27 @@ static int teardown(void **state)
     scene *s = *state;
 
     peer_world_destroy(&s->world);
+    sp_test_remove_tree(s->bases);
+    sp_free(s->bases);
     assert_int_equal(sp_alloc_blocks(), s->blocks);
     return 0;
 }
 
-static sp_peer_digests *open_digests(const scene *s, const char *judged_by, bool has_note)
+static sp_peer_digests *open_with_base(const scene *s, const char *settings, const char *base,
+                                       bool has_note)
 {
     char note[SP_PEER_DIGESTS_NOTE_BYTES];
     sp_peer_digests *digests;
     sp_error error;
 
-    assert_ok(sp_peer_digests_open(s->file, judged_by, &digests, note, &error), &error);
+    assert_ok(sp_peer_digests_open(s->file, settings, base, &digests, note, &error), &error);
     assert_int_equal(note[0] != '\0', has_note);
     return digests;
+}
+
+static sp_peer_digests *open_digests(const scene *s, const char *settings, bool has_note)
+{
+    return open_with_base(s, settings, NULL, has_note);
 }
 
 static void path_of(const scene *s, const char *name, char out_path[700])
@@ -212,7 +231,7 @@ static void every_change_is_another_key(void **state)
         keys[i][0] = key_of(s, digests, (const char *[]){"a", "b", "c"}[i]);
     others = open_digests(s, "v2", false);
     key = key_of(s, others, "a");
-    assert_false(is_same(&key, &keys[0][0])); /* judged in another way */
+    assert_false(is_same(&key, &keys[0][0])); /* other settings of the audit */
     sp_peer_digests_close(others);
     for (int i = 0; i < 3; i++) {
         touch(s, (const char *[]){"a", "b", "c"}[i], i == 2 ? 3 : i);
@@ -226,6 +245,50 @@ static void every_change_is_another_key(void **state)
     }
     path_of(s, "nobody", path);
     assert_false(sp_peer_digests_key(digests, path, &key));
+    sp_peer_digests_close(digests);
+}
+
+static sp_digest key_with_base(const scene *s, const char *base)
+{
+    sp_peer_digests *digests = open_with_base(s, "v1", base, false);
+    sp_digest key = key_of(s, digests, "a");
+
+    sp_peer_digests_close(digests);
+    return key;
+}
+
+/* What was audited against a base says nothing about another one at the same path. */
+static void a_base_in_anothers_place_is_another_key(void **state)
+{
+    scene *s = *state;
+    char base[700], other[700], old[700], config[800], path[700];
+    sp_digest keys[5], fresh;
+    sp_peer_digests *digests;
+
+    snprintf(base, sizeof base, "%s/base", s->bases);
+    snprintf(other, sizeof other, "%s/other", s->bases);
+    snprintf(old, sizeof old, "%s/old", s->bases);
+    keys[0] = key_with_base(s, NULL);
+    keys[1] = key_with_base(s, base);
+    keys[2] = key_with_base(s, base);
+    assert_int_equal(rename(base, old) | rename(other, base), 0);
+    keys[3] = key_with_base(s, base);
+    snprintf(config, sizeof config, "%s/config.json", base);
+    keys[4] = key_with_base(s, config);
+    assert_true(is_same(&keys[1], &keys[2]));
+    assert_false(is_same(&keys[0], &keys[1]) || is_same(&keys[1], &keys[3]) ||
+                 is_same(&keys[0], &keys[3]) || is_same(&keys[0], &keys[4]) ||
+                 is_same(&keys[3], &keys[4]));
+    keys[4] = key_with_base(s, old); /* the first one, moved */
+    assert_true(is_same(&keys[1], &keys[4]));
+
+    path_of(s, "a", path);
+    sp_test_write_file(base, "config.json", "[]", 2); /* just now: it may change again */
+    digests = open_with_base(s, "v1", base, false);
+    assert_false(sp_peer_digests_key(digests, path, &fresh));
+    sp_peer_digests_close(digests);
+    digests = open_with_base(s, "v1", other, false); /* nobody's path */
+    assert_false(sp_peer_digests_key(digests, path, &fresh));
     sp_peer_digests_close(digests);
 }
 
@@ -330,6 +393,65 @@ static void a_catalogue_offers_what_it_knows_and_reads_it_later(void **state)
     unlink(s->file);
 }
 
+/* Root opens every directory; nobody opens one without permissions. */
+static bool lose_permission(const char *directory)
+{
+    struct stat info;
+
+    assert_int_equal(chmod(directory, 0), 0);
+    if (geteuid() == 0)
+        assert_int_equal(seteuid(65534), 0);
+    return stat(directory, &info) == 0 && open(directory, O_RDONLY) < 0;
+}
+
+static void regain_permission(const char *directory)
+{
+    if (geteuid() != getuid())
+        assert_int_equal(seteuid(getuid()), 0);
+    assert_int_equal(prctl(PR_SET_DUMPABLE, 1), 0); /* for the leak check at the end */
+    assert_int_equal(chmod(directory, 0700), 0);
+}
+
+/* A directory that cannot be opened says nothing about its adapters: their digests are kept. */
+static void digests_outlive_a_directory_that_cannot_be_opened(void **state)
+{
+    scene *s = *state, elsewhere = *s;
+    sp_peer_digests *digests;
+    sp_peer_catalog *catalog;
+    bool lost;
+
+    snprintf(elsewhere.file, sizeof elsewhere.file, "%s/digests", s->bases);
+    digests = open_digests(&elsewhere, "v1", false);
+    catalog = open_catalog(s, digests);
+    assert_int_equal(settle(catalog).offered, 3);
+    sp_peer_catalog_destroy(catalog);
+    sp_peer_digests_close(digests);
+
+    digests = open_digests(&elsewhere, "v1", false);
+    assert_int_equal(chmod(s->bases, 0777), 0); /* where the file could be replaced */
+    lost = lose_permission(s->world.directory);
+    if (lost) {
+        catalog = open_catalog(s, digests);
+        usleep(100000); /* several scans */
+        sp_peer_catalog_destroy(catalog);
+    }
+    regain_permission(s->world.directory);
+    assert_true(sp_peer_digests_is_changed(digests)); /* none of them was used */
+    sp_peer_digests_close(digests);
+    if (!lost) {
+        unlink(elsewhere.file);
+        print_message("skipped: no user that may not open the directory reaches it\n");
+        skip();
+    }
+
+    digests = open_digests(&elsewhere, "v1", false);
+    catalog = open_catalog(s, digests);
+    assert_int_equal(settle(catalog).known_digests, 3);
+    sp_peer_catalog_destroy(catalog);
+    sp_peer_digests_close(digests);
+    unlink(elsewhere.file);
+}
+
 /* A digest that is not the files': its offer ends when the bytes are read, and the next is true. */
 static void a_wrong_digest_never_sends_bytes(void **state)
 {
@@ -366,7 +488,9 @@ int main(void)
         cmocka_unit_test(what_is_saved_is_found_again),
         cmocka_unit_test(a_damaged_file_is_passed_over),
         cmocka_unit_test(a_catalogue_offers_what_it_knows_and_reads_it_later),
+        cmocka_unit_test(digests_outlive_a_directory_that_cannot_be_opened),
         cmocka_unit_test(a_wrong_digest_never_sends_bytes),
+        cmocka_unit_test(a_base_in_anothers_place_is_another_key),
         cmocka_unit_test(every_change_is_another_key),
     };
 
