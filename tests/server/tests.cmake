@@ -30,6 +30,8 @@ if(NOT CMAKE_CROSSCOMPILING)
   sidepath_server_checks(check_anthropic)
   sidepath_server_checks(check_readme)
   sidepath_server_checks(check_operate)
+  # It waits for a minute, so it begins before all others.
+  set_tests_properties(server_state_file_late PROPERTIES COST 2000)
   sidepath_server_checks(check_publish)
   sidepath_server_checks(check_score)
   sidepath_server_checks(check_hold)
