@@ -363,11 +363,21 @@ static void repeat(const scene_shape *shape, int32_t pool_rank)
 }
 
 /* Pools of three ranks: the rings' stages and buffers depend on it. */
-static void large_ranks_repeat(void **state)
+static void rank_512_repeats(void **state)
 {
     (void)state;
     repeat(&shapes[LARGE_RANKS], 512);
+}
+
+static void rank_256_repeats(void **state)
+{
+    (void)state;
     repeat(&shapes[SMALL_LARGE_BF16], 256);
+}
+
+static void rank_128_repeats(void **state)
+{
+    (void)state;
     repeat(&shapes[SMALL_LARGE_BF16], 128);
 }
 
@@ -999,7 +1009,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(another_gpu_gives_the_same_bits),
         cmocka_unit_test(rows_match_double_and_batches_match_rows),
         cmocka_unit_test(large_ranks_match_double_and_rows),
-        cmocka_unit_test(large_ranks_repeat),
+        cmocka_unit_test(rank_512_repeats),
+        cmocka_unit_test(rank_256_repeats),
+        cmocka_unit_test(rank_128_repeats),
     };
 
     return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], NULL, NULL, argc, argv);
