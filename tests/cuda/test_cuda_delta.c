@@ -39,8 +39,14 @@ typedef struct scene_shape {
     sp_dtype y_type[SCENE_SITES_MAX];
 } scene_shape;
 
-/* The first shape of large ranks, and small ones in f16 and bf16. */
-enum { LARGE_RANKS = 7, SMALL_LARGE = LARGE_RANKS + 1, SMALL_LARGE_BF16 = LARGE_RANKS + 4 };
+/* The first shape of large ranks, small ones in f16 and bf16, and one of which the expand's windows
+ * have two passes. */
+enum {
+    LARGE_RANKS = 7,
+    SMALL_LARGE = LARGE_RANKS + 1,
+    SMALL_LARGE_BF16 = LARGE_RANKS + 4,
+    TWO_PASSES = LARGE_RANKS + 7
+};
 
 static const scene_shape shapes[] = {
     {SP_DTYPE_BF16,
@@ -129,6 +135,7 @@ static const scene_shape shapes[] = {
      {SP_DTYPE_BF16, SP_DTYPE_BF16}},
     {SP_DTYPE_BF16, 2048, 64, 3592, 1, {520}, 8, 6, ranks_to_64, {SP_DTYPE_BF16}},
     {SP_DTYPE_BF16, 2048, 64, 2056, 1, {264}, 8, 40, ranks_of_forty, {SP_DTYPE_BF16}},
+    {SP_DTYPE_BF16, LARGEST, 64, 520, 1, {2184}, 8, 6, ranks_to_64, {SP_DTYPE_BF16}},
 };
 
 static void make_scene(const scene_shape *shape, delta_scene *out_scene)
@@ -341,22 +348,22 @@ static void large_ranks_match_double_and_rows(void **state)
     check_shapes(LARGE_RANKS, sizeof shapes / sizeof shapes[0]);
 }
 
-/* Every run of 2,048 rows gives each row's bytes. */
-static void repeat(const scene_shape *shape, int32_t pool_rank)
+/* Every run of n rows gives each row's bytes. */
+static void repeat(const scene_shape *shape, int32_t pool_rank, int32_t n)
 {
-    enum { TIMES = 1000, N = 2048 };
-    static int32_t rows[N];
+    enum { TIMES = 1000 };
+    static int32_t rows[LARGEST];
     static alone base;
     sp_test_random random = {6};
     delta_rig rig;
     gpu_batch batch;
 
     make_alone(shape, &base);
-    rig = rig_create_on(gpu, &base.scene, pool_rank, NULL, N);
-    batch = gpu_batch_make(&rig, N);
-    mix_rows(&base.scene, MIX_ANY, rows, N, &random);
+    rig = rig_create_on(gpu, &base.scene, pool_rank, NULL, n);
+    batch = gpu_batch_make(&rig, n);
+    mix_rows(&base.scene, MIX_ANY, rows, n, &random);
     for (int i = 0; i < TIMES; i++)
-        run_and_expect(&base, &batch, rows, N);
+        run_and_expect(&base, &batch, rows, n);
     gpu_batch_free(&batch);
     rig_destroy(&rig);
     free_alone(&base);
@@ -366,19 +373,25 @@ static void repeat(const scene_shape *shape, int32_t pool_rank)
 static void rank_512_repeats(void **state)
 {
     (void)state;
-    repeat(&shapes[LARGE_RANKS], 512);
+    repeat(&shapes[LARGE_RANKS], 512, 2048);
 }
 
 static void rank_256_repeats(void **state)
 {
     (void)state;
-    repeat(&shapes[SMALL_LARGE_BF16], 256);
+    repeat(&shapes[SMALL_LARGE_BF16], 256, 2048);
 }
 
 static void rank_128_repeats(void **state)
 {
     (void)state;
-    repeat(&shapes[SMALL_LARGE_BF16], 128);
+    repeat(&shapes[SMALL_LARGE_BF16], 128, 2048);
+}
+
+static void windows_of_two_passes_repeat(void **state)
+{
+    (void)state;
+    repeat(&shapes[TWO_PASSES], 64, LARGEST);
 }
 
 static void shuffle(int32_t *values, int32_t n, sp_test_random *random)
@@ -1012,6 +1025,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(rank_512_repeats),
         cmocka_unit_test(rank_256_repeats),
         cmocka_unit_test(rank_128_repeats),
+        cmocka_unit_test(windows_of_two_passes_repeat),
     };
 
     return gpu_main(&gpu, tests, sizeof tests / sizeof tests[0], NULL, NULL, argc, argv);

@@ -482,7 +482,9 @@ static cudaError_t launch_halves(int gpu, const sp_cuda_group *group, cudaStream
     choice = sp_cuda_choose_expand(group->multiprocessors, group->n_rows, group->n_slots,
                                    total_steps, group->rank_stride);
     if (sp_cuda_rounds_xa(group->n_rows, group->rank_stride)) {
-        code = sp_cuda_expand_wide(gpu, group, on);
+        code = sp_cuda_expand_wide_sm90a(gpu, group, on);
+        if (code == cudaErrorNotSupported)
+            code = sp_cuda_expand_wide(gpu, group, on);
         if (code != cudaErrorNotSupported)
             return code;
     }

@@ -11,18 +11,24 @@ union eight {
     uint16_t one[8];
 };
 
+/* Two of them. */
+template <int F16>
+static __device__ __forceinline__ uint32_t fold_two(uint32_t old, uint32_t delta, float scale)
+{
+    float2 change = widen_two<F16>(delta), before = widen_two<F16>(old);
+
+    return narrow_two<F16>(__fmaf_rn(scale, change.x, before.x),
+                           __fmaf_rn(scale, change.y, before.y));
+}
+
 template <int F16>
 static __device__ __forceinline__ uint4 fold_eight(uint4 old, uint4 delta, float scale)
 {
     eight d = {delta}, v = {old};
 
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float2 change = widen_two<F16>(d.two[i]), before = widen_two<F16>(v.two[i]);
-
-        v.two[i] = narrow_two<F16>(__fmaf_rn(scale, change.x, before.x),
-                                   __fmaf_rn(scale, change.y, before.y));
-    }
+    for (int i = 0; i < 4; i++)
+        v.two[i] = fold_two<F16>(v.two[i], d.two[i], scale);
     return v.all;
 }
 

@@ -20,6 +20,9 @@ cudaError_t sp_cuda_round_xa(const sp_cuda_group *group, cudaStream_t stream);
  * one. */
 cudaError_t sp_cuda_expand_wide(int gpu, const sp_cuda_group *group, cudaStream_t stream);
 
+/* The same through wgmma. cudaErrorNotSupported: no bf16, or the GPU or the build has none. */
+cudaError_t sp_cuda_expand_wide_sm90a(int gpu, const sp_cuda_group *group, cudaStream_t stream);
+
 /* The expand through the ring, in the choice's shape. cudaErrorNotSupported: the GPU, or the code
  * that the driver compiled for it, has none. gpu is the current one. */
 cudaError_t sp_cuda_expand_ring(int gpu, const sp_cuda_group *group, sp_cuda_expand_choice choice,
@@ -45,6 +48,7 @@ cudaError_t sp_cuda_shrink_windows_init(int gpu);
 cudaError_t sp_cuda_expand_init(void);
 cudaError_t sp_cuda_expand_ring_init(int gpu);
 cudaError_t sp_cuda_expand_wide_init(int gpu);
+cudaError_t sp_cuda_expand_wide_sm90a_init(int gpu);
 cudaError_t sp_cuda_attention_init(int gpu);
 cudaError_t sp_cuda_choose_init(int gpu);
 cudaError_t sp_cuda_group_init(void);

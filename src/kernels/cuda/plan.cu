@@ -561,6 +561,7 @@ extern "C" int sp_cuda_kernels_init(int gpu)
     code = code == cudaSuccess ? sp_cuda_shrink_windows_init(gpu) : code;
     code = code == cudaSuccess ? sp_cuda_expand_init() : code;
     code = code == cudaSuccess ? sp_cuda_expand_wide_init(gpu) : code;
+    code = code == cudaSuccess ? sp_cuda_expand_wide_sm90a_init(gpu) : code;
     code = code == cudaSuccess ? sp_cuda_expand_ring_init(gpu) : code;
     code = code == cudaSuccess ? sp_cuda_attention_init(gpu) : code;
     code = code == cudaSuccess ? sp_cuda_group_init() : code;
