@@ -27,7 +27,7 @@
 #define SP_CUDA_FOLD_PASSES 3
 /* The same with more rows, where an expand costs less, beside a long product, than the passes of
  * each tile. */
-#define SP_CUDA_FOLD_ROWS_MAX 4096
+#define SP_CUDA_FOLD_ROWS_MAX 2048
 /* In steps of up to so many rows the deltas of experts are computed by themselves, beside the
  * base's products, which are bound by the weights' bytes. */
 #define SP_CUDA_APART_ROWS 256
