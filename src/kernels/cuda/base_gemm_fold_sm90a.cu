@@ -189,10 +189,11 @@ static __device__ __forceinline__ void load_folding(wide_ring<W> at, const wide_
 
         read_slots<W>(slot, group, item.place.row0 - rank * W::ROWS);
         pass = pass_of<W>(slot, site, slot_after(slot, -1), rank);
-        for (int i = from; i < s.k_stages; i++, at.advance())
-            if (loads)
-                load_stage<W>(at, maps, item, i, rank);
+        if (loads)
+            load_stages<W>(at, maps, item, from, s.k_stages, rank);
         __syncwarp();
+        for (int i = from; i < s.k_stages; i++)
+            at.advance();
         wait_predecessor();
         if (index >= 0)
             load_passes<W>(&at, deltas, slot, site, item.place, pass, passes, rank, f.gathers != 0);

@@ -184,6 +184,17 @@ static __device__ __forceinline__ void load_stage(const wide_ring<W> &at, const 
         load_x<W>(at, maps, k_stage, item.place.row0 + item.first, item.first);
 }
 
+/* Stages [from, to) of k; returns the place after them. */
+template <class W>
+static __device__ __forceinline__ wide_ring<W> load_stages(wide_ring<W> at, const wide_maps &maps,
+                                                           const wide_item &item, int from, int to,
+                                                           int rank)
+{
+    for (int i = from; i < to; i++, at.advance())
+        load_stage<W>(at, maps, item, i, rank);
+    return at;
+}
+
 /* The stages that the ring takes at once, w before the wait for the predecessor, x after it, if
  * x is not there before. */
 template <class W>
@@ -220,24 +231,22 @@ static __device__ __forceinline__ void load_all(wide_ring<W> at, const wide_maps
         at.advance();
     for (int from = ahead; number < s.items; number += clusters, from = 0) {
         wide_item item = item_of<W>(g, maps, s, number, rank);
-        for (int i = from; i < s.k_stages; i++, at.advance())
-            load_stage<W>(at, maps, item, i, rank);
+
+        at = load_stages<W>(at, maps, item, from, s.k_stages, rank);
     }
 }
 
 /* x and w: the first atoms of this warpgroup's operands. */
 template <class W>
-static __device__ __forceinline__ void multiply_stage(float *sum, uint32_t x, uint32_t w)
+static __device__ __forceinline__ void multiply_stage(float *sum, uint64_t x, uint64_t w)
 {
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < W::ATOMS; i++) {
-        uint64_t a = wgmma_operand(x + i * W::X_BYTES), b = wgmma_operand(w + i * W::W_BYTES);
-
+    for (int i = 0; i < W::ATOMS; i++)
 #pragma unroll
         for (int step = 0; step < ATOM_K / 16; step++)
-            wgmma<W::COLUMNS>(sum, a + 2 * step, b + 2 * step);
-    }
+            wgmma<W::COLUMNS>(sum, wgmma_operand_after(x, i * W::X_BYTES + step * 32),
+                              wgmma_operand_after(w, i * W::W_BYTES + step * 32));
     wgmma_commit();
 }
 
@@ -304,20 +313,26 @@ static __device__ __forceinline__ void store_sums(const float *sum, const sp_cud
     }
 }
 
-/* The sums of an item, over all of k. */
+/* The sums of an item, over all of k. What a stage's products need is known before the wait for it.
+ */
 template <class W>
 static __device__ __forceinline__ void multiply_item(float (&sum)[W::COLUMNS / 2], wide_ring<W> *at,
                                                      int k_stages)
 {
     uint32_t read = 0; /* empty barrier of the stage that the wgmma in flight reads */
-    uint32_t x = (threadIdx.x / WARPGROUP - 1) * 64 * ROW_BYTES;
+    uint64_t x = wgmma_operand(at->base + (threadIdx.x / WARPGROUP - 1) * 64 * ROW_BYTES);
+    uint64_t w = wgmma_operand(at->base + W::ATOMS * W::X_BYTES);
 
 #pragma unroll
     for (int i = 0; i < W::COLUMNS / 2; i++)
         sum[i] = 0.0f;
     for (int i = 0; i < k_stages; i++, at->advance()) {
+        uint64_t stage_x = wgmma_operand_after(x, at->stage * W::STAGE_BYTES);
+        uint64_t stage_w = wgmma_operand_after(w, at->stage * W::STAGE_BYTES);
+
+        asm volatile("" : "+l"(stage_x), "+l"(stage_w)); /* the compiler would put it off */
         barrier_wait(at->full(), at->parity);
-        multiply_stage<W>(sum, at->data() + x, at->data() + W::ATOMS * W::X_BYTES);
+        multiply_stage<W>(sum, stage_x, stage_w);
         wgmma_wait<1>();
         if (i > 0)
             release_stage<W>(read);

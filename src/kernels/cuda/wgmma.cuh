@@ -19,6 +19,12 @@ static __device__ __forceinline__ uint64_t wgmma_operand(uint32_t at)
     return 1ull << 62 | (1024ull >> 4) << 32 | 1ull << 16 | (at & 0x3ffff) >> 4;
 }
 
+/* The operand so many bytes after another one: only the address changes, which has no carry. */
+static __device__ __forceinline__ uint64_t wgmma_operand_after(uint64_t operand, uint32_t bytes)
+{
+    return operand >> 32 << 32 | ((uint32_t)operand + (bytes >> 4));
+}
+
 /* d += a · bᵀ: a 64 rows, b N rows, of 16 k. Thread t of a warpgroup holds, in d[4 j + i],
  * row 16 (t / 32) + t % 32 / 4 + i / 2 * 8, column 8 j + t % 4 * 2 + i % 2. */
 static __device__ __forceinline__ void wgmma_256(float *d, uint64_t a, uint64_t b)
