@@ -17,8 +17,8 @@
 extern "C" {
 #endif
 
-/* Incremented with every change of an entry's arguments. */
-#define SP_CUDA_VERSION 4
+/* Incremented with every change of an entry's arguments, or of a struct that one takes. */
+#define SP_CUDA_VERSION 5
 
 typedef void (*sp_cuda_fn)(void);
 
