@@ -147,7 +147,7 @@ static inline void rig_make(rig *r, const rig_shape *shape, const int32_t *seq_s
     memcpy(r->seq_slot, seq_slot, rows * 4);
     memcpy(r->ranks, ranks, slots * 4);
     for (size_t s = 0; s < slots; s++)
-        r->scales[s] = 0.5f + 0.25f * (float)(s % 5);
+        r->scales[s] = s % 16 == 15 ? 0.0f : 0.5f + 0.25f * (float)(s % 5);
     r->x = calloc(rows * (size_t)shape->k, 2);
     r->y = calloc(rows * (size_t)shape->n, 2);
     for (size_t i = 0; i < rows; i++) {

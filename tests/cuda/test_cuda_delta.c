@@ -136,6 +136,16 @@ static const scene_shape shapes[] = {
     {SP_DTYPE_BF16, 2048, 64, 3592, 1, {520}, 8, 6, ranks_to_64, {SP_DTYPE_BF16}},
     {SP_DTYPE_BF16, 2048, 64, 2056, 1, {264}, 8, 40, ranks_of_forty, {SP_DTYPE_BF16}},
     {SP_DTYPE_BF16, LARGEST, 64, 520, 1, {2184}, 8, 6, ranks_to_64, {SP_DTYPE_BF16}},
+    {SP_DTYPE_BF16,
+     2048,
+     128,
+     1024,
+     3,
+     {48, 1536, 56},
+     8,
+     8,
+     ranks_to_128,
+     {SP_DTYPE_F32, SP_DTYPE_BF16, SP_DTYPE_F32}},
 };
 
 static void make_scene(const scene_shape *shape, delta_scene *out_scene)

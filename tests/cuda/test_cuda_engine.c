@@ -15,6 +15,7 @@
 #include <string.h>
 
 #define MODEL       SP_TEST_FIXTURES "/qwen3-tied"
+#define WITH_BIASES SP_TEST_FIXTURES "/qwen2"
 #define N_NAMES     6
 #define N_RUNS      7
 #define PROMPT      21
@@ -24,7 +25,8 @@
 #define VOCAB       509
 #define SCALES      8 /* the first is 0 */
 
-static sp_device *gpu; /* opened by gpu_main only to see whether there is one */
+static const char *model = MODEL; /* of the engines that open */
+static sp_device *gpu;            /* opened by gpu_main only to see whether there is one */
 
 static const char *const names[N_NAMES] = {"all-linear", "attn-r4",    "r1",
                                            "ffn",        "rslora-r16", "patterns"};
@@ -37,7 +39,7 @@ static sp_engine *open_engine_of(bool eager, int32_t slots, int32_t step_rows)
     sp_error error;
 
     sp_engine_options_default(&options, sizeof options);
-    options.model_dir = MODEL;
+    options.model_dir = model;
     options.device = "cuda";
     options.threads = 1;
     options.max_loras = slots;
@@ -66,7 +68,7 @@ static void load(sp_engine *engine, const char *name, const char *content)
     sp_error error;
     sp_status status;
 
-    snprintf(path, sizeof path, MODEL "/adapters/%s", content);
+    snprintf(path, sizeof path, "%s/adapters/%s", model, content);
     sp_stage_load_options_default(&options, sizeof options);
     options.name = name;
     options.location = path;
@@ -328,9 +330,28 @@ static void test_two_engines_share_a_gpu(void **state)
     sp_engine_close(second);
 }
 
-/* Prompts of two adapters and of the base in one step, whose products fold the deltas in where the
- * GPU has wgmma, and in steps of rows that have expands of their own. */
-static void test_folded_prompts_have_the_bits_of_others(void **state)
+/* Whether the GPU has products through wgmma, and so those that fold: one of 64 by 64 zeros. */
+static bool has_wide_products(const sp_cuda_ops *cuda)
+{
+    enum { N = 64, BYTES = N * N * 2 };
+    sp_cuda_gemm gemm = {
+        .form = SP_CUDA_GEMM_WIDE, .rows = N, .k = N, .x_stride = N, .n_outputs = 1};
+    void *memory;
+    int code;
+
+    assert_int_equal(sp_device_alloc(cuda->device, (size_t)3 * BYTES, &memory, NULL), SP_OK);
+    gemm.x = memory;
+    gemm.outputs[0] = (sp_cuda_gemm_output){
+        .w = (char *)memory + BYTES, .y = (char *)memory + 2 * BYTES, .y_stride = N, .n = N};
+    code = cuda->kernels.base_gemm(cuda->gpu, cuda->gemm, &gemm, cuda->native);
+    assert_int_equal(sp_stream_wait(cuda->stream, NULL), SP_OK);
+    sp_device_free(cuda->device, memory);
+    return code != SP_CUDA_NOT_SUPPORTED;
+}
+
+/* Prompts of two adapters and of the base in one step, whose products fold the deltas in, and in
+ * steps of fewer rows, which have separate expands. */
+static void compare_folded(const char *first, const char *second)
 {
     static const char *const adapters[] = {"a", "b", NULL};
     static int32_t tokens[3][LONG_PROMPT];
@@ -340,14 +361,13 @@ static void test_folded_prompts_have_the_bits_of_others(void **state)
     sp_test_random random = {31};
     engine_run runs[2][3];
 
-    (void)state;
     for (int i = 0; i < 3; i++)
         engine_run_fill_prompt(&random, tokens[i], LONG_PROMPT, VOCAB);
     for (int e = 0; e < 2; e++) {
         engine_run *list[] = {&runs[e][0], &runs[e][1], &runs[e][2]};
 
-        load(engines[e], "a", "all-linear");
-        load(engines[e], "b", "rslora-r16");
+        load(engines[e], "a", first);
+        load(engines[e], "b", second);
         for (int i = 0; i < 3; i++) {
             runs[e][i] = engine_run_init(adapters[i], tokens[i], LONG_PROMPT, NEW);
             runs[e][i].keep_logits = true;
@@ -356,8 +376,7 @@ static void test_folded_prompts_have_the_bits_of_others(void **state)
         engine_run_all(engines[e], list, 3);
     }
     assert_int_equal(few->n_folded, 0);
-    if (many->n_folded == 0)
-        print_message("no product folds deltas in on this GPU\n");
+    assert_int_equal(many->n_folded > 0, has_wide_products(many));
     for (int i = 0; i < 3; i++) {
         engine_run_assert_same(&runs[1][i], &runs[0][i]);
         engine_run_free(&runs[0][i]);
@@ -365,6 +384,22 @@ static void test_folded_prompts_have_the_bits_of_others(void **state)
     }
     sp_engine_close(engines[0]);
     sp_engine_close(engines[1]);
+}
+
+static void test_folded_prompts_have_the_bits_of_others(void **state)
+{
+    (void)state;
+    compare_folded("all-linear", "rslora-r16");
+}
+
+/* Products of outputs with biases are not folded into, so the expand follows the shrink that was
+ * there for them. */
+static void test_biases_are_beside_folded_products(void **state)
+{
+    (void)state;
+    model = WITH_BIASES;
+    compare_folded("all-linear-rs", "plain-r8");
+    model = MODEL;
 }
 
 /* For the sanitizers: a prefill, decode steps, eager and captured, two adapters and the base. */
@@ -394,6 +429,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_every_launch_may_fail),
         cmocka_unit_test(test_two_engines_share_a_gpu),
         cmocka_unit_test(test_folded_prompts_have_the_bits_of_others),
+        cmocka_unit_test(test_biases_are_beside_folded_products),
     };
     sp_test_random random = {97};
 

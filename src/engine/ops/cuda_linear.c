@@ -1,13 +1,13 @@
 /* cuda_linear.c: linear maps that share their input, with the side paths of the rows' adapters. */
 #include "base/assert.h"
 #include "engine/ops/cuda_ops.h"
-#include "kernels/cuda/cuda_choose.h"
 
 #include <sidepath/delta_pieces.h>
 
 #include <assert.h>
 
 static_assert(SP_LINEAR_MAX <= SP_CUDA_OUTPUTS_MAX, "a group is one launch");
+static_assert(SP_LINEAR_MAX <= SP_DELTA_GROUP_MAX, "and one call of the deltas");
 
 sp_cuda_gemm sp_cuda_gemm_of(const sp_cuda_ops *cuda, sp_rows x, const sp_projection *projections,
                              int32_t n, int32_t rows)
@@ -93,7 +93,7 @@ static sp_status run_folding(void *user, const sp_cuda_group *group, bool *out_f
     if (group)
         code = cuda->kernels.base_gemm(cuda->gpu, cuda->gemm, &gemm, cuda->native);
     *out_folded = code != SP_CUDA_NOT_SUPPORTED;
-    cuda->n_folded += *out_folded;
+    cuda->n_folded += code == 0;
     if (*out_folded)
         return sp_cuda_launched(cuda, code, "a linear map with deltas");
     return run_base(cuda, call->gemm);

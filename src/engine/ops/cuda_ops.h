@@ -21,12 +21,11 @@
 /* Steps of up to so many rows are bound by the weights' bytes, so a shrink beside the base's
  * product is nearly free; more rows are bound by arithmetic. */
 #define SP_CUDA_SIDE_ROWS 64
-/* A product folds deltas in by a pass for each adapter of as many rows as a cluster of its blocks
- * has; with more passes on average, expands of their own are faster. */
-#define SP_CUDA_FOLD_ROWS   256
+/* A product folds deltas in by a pass for each adapter that the SP_CUDA_FOLD_ROWS rows of a
+ * cluster have. With more passes a cluster, on average, separate expands are faster. */
 #define SP_CUDA_FOLD_PASSES 3
-/* The same with more rows, where an expand costs less, beside a long product, than the passes of
- * each tile. */
+/* With more rows separate expands are faster too: beside a long product they cost less than the
+ * passes of its tiles. */
 #define SP_CUDA_FOLD_ROWS_MAX 2048
 /* In steps of up to so many rows the deltas of experts are computed by themselves, beside the
  * base's products, which are bound by the weights' bytes. */

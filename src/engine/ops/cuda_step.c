@@ -6,6 +6,7 @@
  */
 #include "base/assert.h"
 #include "engine/ops/cuda_ops.h"
+#include "kernels/cuda/cuda_choose.h"
 
 #include <string.h>
 

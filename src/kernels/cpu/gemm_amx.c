@@ -856,7 +856,8 @@ static void gemm_nt_lone(const sp_gemm_args *const *gemms, int32_t count, int64_
         lone_columns(lone, n, n_begin, n_end);
         n = 0;
     }
-    lone_columns(lone, n, n_begin, n_end);
+    if (n > 0)
+        lone_columns(lone, n, n_begin, n_end);
 }
 
 void sp_kernels_fill_amx(sp_kernels *kernels, const sp_kernels *level_below)

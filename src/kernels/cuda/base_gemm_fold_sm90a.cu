@@ -24,6 +24,8 @@
  * in long runs; for others it is right, and slow.
  */
 #include "kernels/cuda/base_gemm_wide.cuh"
+#include "kernels/cuda/cuda_choose.h"
+#include "kernels/cuda/fold.cuh"
 #include "kernels/cuda/partials.cuh"
 
 #define SET_RANKS 32
@@ -68,6 +70,7 @@ template <class W> struct fold_tile {
     static constexpr int LANE_ROWS = CLUSTER_ROWS / SP_WARP, BLOCK_ROWS = W::ROWS / SP_WARP;
 
     static_assert(W::COLUMN_BLOCKS == 1, "the blocks of a cluster have the same output");
+    static_assert(CLUSTER_ROWS == SP_CUDA_FOLD_ROWS, "the engine counts passes by clusters");
     static_assert(2 * (XA_BYTES + B_BYTES) <= W::STAGE_BYTES, "two sets of ranks are a stage");
 };
 
@@ -299,13 +302,9 @@ static __device__ __forceinline__ void gather_all(char *memory, const wide_shape
 /* ---- deltas -------------------------------------------------------------------------------- */
 
 /* Two adjacent outputs with their deltas; scale 0: as they are. */
-static __device__ __forceinline__ uint32_t fold_two(uint32_t y, uint32_t delta, float scale)
+static __device__ __forceinline__ uint32_t fold_two_if(uint32_t y, uint32_t delta, float scale)
 {
-    float2 before = widen_two<0>(y), change = widen_two<0>(delta);
-
-    return scale != 0.0f ? narrow_two<0>(__fmaf_rn(scale, change.x, before.x),
-                                         __fmaf_rn(scale, change.y, before.y))
-                         : y;
+    return scale != 0.0f ? fold_two<0>(y, delta, scale) : y;
 }
 
 /* Eight adjacent ranks into v, which stays as it is where the row has none there. */
@@ -375,8 +374,8 @@ static __device__ __forceinline__ void fold_ranks(uint32_t (&y)[W::COLUMNS / 4],
         for (int i = 0; i < AT_ONCE; i++) {
             uint32_t *two = &y[2 * (j + i)];
 
-            two[0] = fold_two(two[0], narrow_two<0>(acc[i][0], acc[i][1]), low);
-            two[1] = fold_two(two[1], narrow_two<0>(acc[i][2], acc[i][3]), high);
+            two[0] = fold_two_if(two[0], narrow_two<0>(acc[i][0], acc[i][1]), low);
+            two[1] = fold_two_if(two[1], narrow_two<0>(acc[i][2], acc[i][3]), high);
         }
     }
 }
@@ -605,7 +604,7 @@ static cudaError_t launch_folding(const base_gemm *state, int clusters, const sp
     config.dynamicSmemBytes = fold_tile<W>::SHARED_BYTES;
     if (!make_maps<W>(state, &maps, gemm, shape.x_box) ||
         !make_fold_maps<W>(state, &deltas, gemm, fold))
-        return cudaErrorInvalidValue;
+        return cudaErrorNotSupported;
     return cudaLaunchKernelEx(&config, folding_kernel<W>, maps, deltas, *gemm, shape, fold,
                               *gemm->deltas);
 }
@@ -625,7 +624,8 @@ template <class W> static cudaError_t init_folding(int *out_clusters)
 
 /* ---- the choice of a tile ------------------------------------------------------------------ */
 
-/* As the tiles of base_gemm_sm90a.cu, of which these are the last. `ns`: of 64 k of a tile. */
+/* As the tiles of base_gemm_sm90a.cu, of which these are the last. `ns`: nanoseconds of 64 k of a
+ * tile. */
 typedef struct fold_kind {
     cudaError_t (*init)(int *out_clusters);
     cudaError_t (*launch)(const base_gemm *state, int clusters, const sp_cuda_gemm *gemm,

@@ -36,6 +36,7 @@ extern "C" {
 #define SP_CUDA_RING_WIDE        96   /* many rows above rank 32: at most so many steps */
 #define SP_CUDA_ROUNDED_RANKS    64 /* many rows: from this rank on the expand reads a rounded xa */
 #define SP_CUDA_FOLD_RANKS       64 /* largest rank that a product of the base folds in */
+#define SP_CUDA_FOLD_ROWS        256 /* of a cluster of that product */
 
 /* Tiles that n_rows rows of n_slots slots can need at most. */
 static inline int32_t sp_cuda_tiles_bound(int32_t n_rows, int32_t n_slots)

@@ -437,8 +437,8 @@ static __device__ __forceinline__ void gather_all(block_shared *shared, char *me
 
 /* y of a column and two adjacent rows. */
 template <int F16>
-static __device__ __forceinline__ uint32_t fold_two(uint32_t old, float low, float high,
-                                                    float2 scale)
+static __device__ __forceinline__ uint32_t fold_rows(uint32_t old, float low, float high,
+                                                     float2 scale)
 {
     float2 change = widen_two<F16>(narrow_two<F16>(low, high)), before = widen_two<F16>(old);
 
@@ -507,10 +507,10 @@ static __device__ __forceinline__ void fold_tiles(const share &at, const uint4 (
         for (int i = 0; i < N; i++) {
             uint4 *v = &old[g][i];
 
-            v->x = fold_two<F16>(v->x, acc[g][i][0][0], acc[g][i][0][1], by[i]);
-            v->y = fold_two<F16>(v->y, acc[g][i][0][2], acc[g][i][0][3], by[i]);
-            v->z = fold_two<F16>(v->z, acc[g][i][1][0], acc[g][i][1][1], by[i]);
-            v->w = fold_two<F16>(v->w, acc[g][i][1][2], acc[g][i][1][3], by[i]);
+            v->x = fold_rows<F16>(v->x, acc[g][i][0][0], acc[g][i][0][1], by[i]);
+            v->y = fold_rows<F16>(v->y, acc[g][i][0][2], acc[g][i][0][3], by[i]);
+            v->z = fold_rows<F16>(v->z, acc[g][i][1][0], acc[g][i][1][1], by[i]);
+            v->w = fold_rows<F16>(v->w, acc[g][i][1][2], acc[g][i][1][3], by[i]);
             store_transposed(y + i * ROWS * at.y_pitch + g * CONSUMERS * WARP_COLUMNS * 2, *v);
         }
 }

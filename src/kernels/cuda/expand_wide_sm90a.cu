@@ -58,13 +58,11 @@ __device__ int expand_wide_is_built = 0;
 
 /* A row of a run: its index, or -1, and where it is in y, in bytes. The scale of a row that has no
  * delta is 0. */
-typedef struct __align__(16) run_row
-{
+typedef struct alignas(16) run_row {
     int64_t at;
     int row;
     float scale;
-}
-run_row;
+} run_row;
 
 /* What a block takes of a window and site. Its units are numbered from the site's first one. */
 typedef struct run {

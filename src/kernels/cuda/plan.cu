@@ -25,7 +25,6 @@
 #define ALONE_ROWS   512
 #define AT_ONCE      2           /* rows of a thread whose loads are in flight together */
 #define SHARED_BYTES (98 * 1024) /* available to a block from sm_80 on */
-#define GPUS         64          /* whose cluster size is recorded; others use one block */
 #define SCALE_MAX    16.0f
 
 static_assert(SP_CUDA_ROWS_MAX < 1 << 17 && SP_CUDA_SLOTS_MAX < 1 << 15, "see pack");
@@ -427,7 +426,7 @@ __global__ void __launch_bounds__(THREADS)
 /* ---- launch -------------------------------------------------------------------------------- */
 
 /* Each GPU's largest cluster of this kernel, or 1. Written at init, before any launch. */
-static int parts_max[GPUS];
+static int parts_max[SP_CUDA_GPUS_MAX];
 
 static size_t shared_bytes(const sizes &n)
 {
@@ -437,7 +436,7 @@ static size_t shared_bytes(const sizes &n)
 
 static int parts_of(int gpu, int n_rows)
 {
-    int most = gpu < GPUS ? parts_max[gpu] : 1;
+    int most = gpu < SP_CUDA_GPUS_MAX ? parts_max[gpu] : 1;
 
     if (n_rows <= ALONE_ROWS || most < PARTS_FEW)
         return 1;
@@ -517,13 +516,13 @@ static bool takes_parts(int parts)
 }
 
 /* See sp_cuda_overlaps. Per GPU; written at its init, before any launch on it. */
-static bool waits[GPUS];
+static bool waits[SP_CUDA_GPUS_MAX];
 
 bool sp_cuda_overlaps(void)
 {
-    int gpu = GPUS;
+    int gpu = SP_CUDA_GPUS_MAX;
 
-    return cudaGetDevice(&gpu) == cudaSuccess && gpu < GPUS && waits[gpu];
+    return cudaGetDevice(&gpu) == cudaSuccess && gpu < SP_CUDA_GPUS_MAX && waits[gpu];
 }
 
 /* The code may have been built for an older architecture than the GPU's: then it has neither
@@ -533,7 +532,7 @@ static cudaError_t find_clusters(int gpu)
     cudaFuncAttributes kernel;
     cudaError_t code = cudaFuncGetAttributes(&kernel, plan_kernel);
 
-    if (code != cudaSuccess || gpu >= GPUS)
+    if (code != cudaSuccess || gpu >= SP_CUDA_GPUS_MAX)
         return code;
     waits[gpu] = kernel.ptxVersion >= 90;
     parts_max[gpu] = 1;

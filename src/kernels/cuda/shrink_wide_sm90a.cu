@@ -489,8 +489,6 @@ __global__ void __launch_bounds__(S::threads, 1)
 
 /* ---- launch -------------------------------------------------------------------------------- */
 
-#define GPUS 64 /* whose clusters are recorded; others have none */
-
 /* Adds a cluster of so many blocks, of one window's partials, to a launch. */
 static void add_cluster(cudaLaunchConfig_t *config, cudaLaunchAttribute (&attributes)[2],
                         int blocks)
@@ -562,7 +560,7 @@ enum { FORMS = sizeof forms / sizeof forms[0] };
 
 /* Clusters of so many blocks that a GPU runs at once, of each form; 0: the kernels are not built
  * for it. Written at its init. */
-static int clusters_on[GPUS][FORMS][CLUSTER_MAX + 1];
+static int clusters_on[SP_CUDA_GPUS_MAX][FORMS][CLUSTER_MAX + 1];
 
 /* Windows of so many tiles where all slots have as many rows, and one more. */
 static int64_t windows_of(const sp_cuda_group *group, int tiles)
@@ -598,7 +596,7 @@ cudaError_t sp_cuda_shrink_wide_sm90a(int gpu, const sp_cuda_group *group, cudaS
     int best = -1;
     int64_t least = INT64_MAX;
 
-    if (gpu >= GPUS || clusters_on[gpu][0][1] == 0 || group->type != SP_DTYPE_BF16 ||
+    if (gpu >= SP_CUDA_GPUS_MAX || clusters_on[gpu][0][1] == 0 || group->type != SP_DTYPE_BF16 ||
         group->keep_sums != 0 || !sp_cuda_rounds_xa(group->n_rows, group->rank_stride))
         return cudaErrorNotSupported;
     for (int i = 0; i < FORMS; i++) {
@@ -619,7 +617,8 @@ cudaError_t sp_cuda_shrink_wide_sm90a_init(int gpu)
 
     if (code == cudaSuccess)
         code = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu);
-    if (code != cudaSuccess || major != 9 || minor != 0 || gpu >= GPUS || !sp_cuda_overlaps())
+    if (code != cudaSuccess || major != 9 || minor != 0 || gpu >= SP_CUDA_GPUS_MAX ||
+        !sp_cuda_overlaps())
         return code;
     code = cudaMemcpyFromSymbol(&built, shrink_wide_is_built, sizeof built);
     if (code != cudaSuccess || !built)

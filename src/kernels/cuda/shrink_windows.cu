@@ -18,8 +18,6 @@
 #define PIECES    16 /* 16-byte vectors in a row of a stage */
 #define ROW_BYTES (STAGE_K * 2)
 
-#define GPUS 64 /* whose clusters are recorded; others have none */
-
 template <int WINDOW, int WARPS, int GROUPS> struct block {
     enum {
         tiles = WINDOW,
@@ -387,14 +385,14 @@ static cudaError_t launch_ranks(int gpu, const sp_cuda_group *group, sp_cuda_shr
 }
 
 /* Whether clusters of CLUSTER_MAX blocks of every form run; per GPU, written at its init. */
-static bool has_clusters[GPUS];
+static bool has_clusters[SP_CUDA_GPUS_MAX];
 
 /* Clusters of eight, with a partial for each chunk, are slower than a round of their own. */
 static bool rounds_in_clusters(int gpu, const sp_cuda_group *group, sp_cuda_shrink_choice choice)
 {
     return sp_cuda_rounds_xa(group->n_rows, group->rank_stride) && group->keep_sums == 0 &&
-           choice.partial_chunks > 1 && choice.n_partials <= CLUSTER_MAX && gpu < GPUS &&
-           has_clusters[gpu];
+           choice.partial_chunks > 1 && choice.n_partials <= CLUSTER_MAX &&
+           gpu < SP_CUDA_GPUS_MAX && has_clusters[gpu];
 }
 
 /* The forms of sp_cuda_choose_wide, whose clusters round. */
@@ -509,7 +507,7 @@ cudaError_t sp_cuda_shrink_windows_init(int gpu)
     bool clusters = true;
     cudaError_t code = allow_forms<1>(gpu, allow_forms<0>(gpu, cudaSuccess, &clusters), &clusters);
 
-    if (gpu < GPUS)
+    if (gpu < SP_CUDA_GPUS_MAX)
         has_clusters[gpu] = clusters && code == cudaSuccess;
     return code == cudaSuccess ? sp_cuda_shrink_wide_sm90a_init(gpu) : code;
 }
