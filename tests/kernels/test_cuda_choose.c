@@ -162,6 +162,26 @@ static void the_ring_takes_the_large_steps(void **state)
     }
 }
 
+/* The expand of large ranks goes through wgmma where that was measured to be faster. */
+static void large_ranks_go_by_wgmma_where_it_pays(void **state)
+{
+    static const int32_t slow[][5] = {/* rows, slots, sites, chunks of 64 columns, pool's rank */
+                                      {2048, 4, 1, 64, 64}, {2048, 16, 2, 384, 64},
+                                      {512, 4, 3, 96, 64},  {4095, 16, 1, 64, 72},
+                                      {512, 4, 3, 96, 128}, {257, 1, 2, 8, 512}};
+    static const int32_t fast[][5] = {
+        {8192, 4, 3, 96, 64}, {4096, 1, 1, 64, 64},  {512, 16, 2, 384, 64}, {2048, 32, 1, 64, 64},
+        {512, 4, 1, 64, 128}, {512, 4, 2, 384, 128}, {2048, 4, 3, 96, 128}, {2048, 4, 2, 2, 512}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof slow / sizeof slow[0]; i++)
+        assert_false(sp_cuda_expands_by_wgmma(SP_CUDA_MEASURED_ON, slow[i][0], slow[i][1],
+                                              slow[i][2], slow[i][3], slow[i][4]));
+    for (size_t i = 0; i < sizeof fast / sizeof fast[0]; i++)
+        assert_true(sp_cuda_expands_by_wgmma(SP_CUDA_MEASURED_ON, fast[i][0], fast[i][1],
+                                             fast[i][2], fast[i][3], fast[i][4]));
+}
+
 /* Blocks of the expand in decode come to about one wave, with two steps in flight; few blocks stay
  * as they are. */
 static void blocks_of_decode_fit_a_wave(void **state)
@@ -193,6 +213,7 @@ int main(void)
         cmocka_unit_test(partials_cover_k_and_blocks_cover_partials),
         cmocka_unit_test(large_ranks_take_the_forms_that_there_are),
         cmocka_unit_test(the_ring_takes_the_large_steps),
+        cmocka_unit_test(large_ranks_go_by_wgmma_where_it_pays),
         cmocka_unit_test(blocks_of_decode_fit_a_wave),
     };
 

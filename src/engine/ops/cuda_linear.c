@@ -45,18 +45,21 @@ static sp_status run_base(const sp_cuda_ops *cuda, const sp_cuda_gemm *gemm)
         cuda, cuda->kernels.base_gemm(cuda->gpu, cuda->gemm, gemm, cuda->native), "a linear map");
 }
 
-/* The shrink reads x beside the base's product; the expand follows both. */
+/* The shrink reads x beside the base's product; the expand follows both. The next kernels begin
+ * before the last ones end, which is worth more there than a faster product of cuBLASLt. */
 static sp_status run_beside(const sp_cuda_ops *cuda, const sp_cuda_gemm *gemm, sp_delta_call *call)
 {
+    sp_cuda_gemm own = *gemm;
     sp_status status = sp_event_record(cuda->fork, cuda->stream, NULL);
 
     if (status == SP_OK)
         status = sp_stream_wait_event(cuda->side, cuda->fork, NULL);
+    own.own = 1;
     call->stream = cuda->side;
     if (status == SP_OK)
         status = sp_delta_shrink(cuda->delta, call, NULL);
     if (status == SP_OK)
-        status = run_base(cuda, gemm);
+        status = run_base(cuda, &own);
     if (status == SP_OK)
         status = sp_event_record(cuda->join, cuda->side, NULL);
     if (status == SP_OK)

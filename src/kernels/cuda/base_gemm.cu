@@ -149,7 +149,7 @@ extern "C" int sp_cuda_base_gemm(int gpu, const void *state, const sp_cuda_gemm 
         code = sp_cuda_gemm_folding(open, gemm, (cudaStream_t)stream);
         return (int)(code == cudaSuccess ? cudaGetLastError() : code);
     }
-    if (gemm->form == SP_CUDA_GEMM_CHOSEN &&
+    if (gemm->form == SP_CUDA_GEMM_CHOSEN && !gemm->own &&
         sp_cuda_gemm_by_library(open, gemm, (cudaStream_t)stream))
         return (int)cudaSuccess;
     code = sp_cuda_gemm_own(open, gemm, (cudaStream_t)stream);

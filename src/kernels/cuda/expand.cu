@@ -438,12 +438,25 @@ static cudaError_t launch_vectors(const sp_cuda_group *group, sp_cuda_expand_cho
                                    : launch<F16, 1, 1, 1, 1>(group, steps, on);
 }
 
+/* Whether the launch goes through wgmma, where there is one. */
+static bool goes_by_wgmma(const sp_cuda_group *group)
+{
+    int n_chunks = 0, n_sites = 0;
+
+    for (int i = 0; i < group->n_sites; i++) {
+        n_chunks += sp_cuda_ceil(group->sites[i].n_out, 64);
+        n_sites += group->sites[i].n_out > 0;
+    }
+    return sp_cuda_expands_by_wgmma(group->multiprocessors, group->n_rows, group->n_slots, n_sites,
+                                    n_chunks, group->rank_stride);
+}
+
 /* How y and B may be accessed. */
 typedef enum access {
     ACCESS_ELEMENTS, /* element by element: odd sizes or addresses */
     ACCESS_VECTORS,  /* in 16-byte vectors, 16-bit y */
     ACCESS_FLOATS,   /* in 16-byte vectors, y in FP32 at some site */
-    ACCESS_BOTH      /* the same, but other sites have 16-bit y and there are many rows */
+    ACCESS_BOTH      /* y of both kinds and many rows: a launch for each kind */
 } access;
 
 static bool aligned(const void *memory, int64_t stride, int elements)
@@ -482,7 +495,8 @@ static cudaError_t launch_halves(int gpu, const sp_cuda_group *group, cudaStream
     choice = sp_cuda_choose_expand(group->multiprocessors, group->n_rows, group->n_slots,
                                    total_steps, group->rank_stride);
     if (sp_cuda_rounds_xa(group->n_rows, group->rank_stride)) {
-        code = sp_cuda_expand_wide_sm90a(gpu, group, on);
+        code = goes_by_wgmma(group) ? sp_cuda_expand_wide_sm90a(gpu, group, on)
+                                    : cudaErrorNotSupported;
         if (code == cudaErrorNotSupported)
             code = sp_cuda_expand_wide(gpu, group, on);
         if (code != cudaErrorNotSupported)

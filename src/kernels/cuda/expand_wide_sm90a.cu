@@ -38,6 +38,7 @@
 #define XA_AT        (2 * WARPGROUPS * UNIT_BYTES) /* after the y and the deltas of each */
 #define UNITS_EACH   16 /* of a block: from so many on windows have two passes */
 
+static_assert(PASS_ROWS == SP_CUDA_WGMMA_ROWS, "the choice counts by its windows");
 static_assert(ROW_BYTES == BLOCK_RANKS * 2 && ROW_BYTES == COLUMNS * 2, "rows of one swizzle");
 
 typedef struct large_shape {

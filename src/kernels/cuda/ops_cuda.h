@@ -225,10 +225,14 @@ typedef struct sp_cuda_gemm {
     int32_t n_outputs;
     sp_cuda_gemm_output outputs[SP_CUDA_OUTPUTS_MAX];
     int32_t form; /* sp_cuda_gemm_form */
-    /* Host memory. A group whose shrink, with `folds`, is the kernel before this one: its deltas
+    /* 1: never by cuBLASLt, whose kernels neither begin before their predecessor has ended nor let
+     * the next one begin. */
+    int32_t own;
+    /* Host memory. A group whose shrink, with `folds`, was the call before this one: its deltas
      * are folded into the outputs that are its sites', with the bytes of an expand after this
-     * product. SP_CUDA_NOT_SUPPORTED, and nothing is enqueued, where sp_cuda_folds is false, such
-     * an output has a bias or FP32, or the GPU or the strides do not allow it. NULL: none. */
+     * product. SP_CUDA_NOT_SUPPORTED, and nothing is enqueued, where sp_cuda_folds is false, the
+     * group is not of BF16 or of other rows, a site has no output, such an output has a bias or
+     * FP32, or the GPU or the strides do not allow it. NULL: none. */
     const sp_cuda_group *deltas;
 } sp_cuda_gemm;
 
