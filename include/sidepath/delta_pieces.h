@@ -50,13 +50,14 @@ SP_API bool sp_delta_pieces_expand(sp_delta *delta, int32_t output, int64_t colu
 
 /* ---- around a product ---------------------------------------------------------------------- */
 
-struct sp_cuda_group; /* src/kernels/cuda/kernels_cuda.h: for kernels of the same build */
+struct sp_cuda_group; /* opaque, no part of the ABI: kernels of the library's own build read it */
 
 /*
- * Enqueues the base's product of a call's x into its outputs, on the call's stream. `group` is what
- * the kernel before it on the stream, a shrink, computes xa of; a product that folds its deltas
- * into y, as an expand would, sets *out_folded, which is false before. NULL: there is nothing to
- * fold.
+ * Enqueues the base's product, of the call's x into its outputs, on the call's stream; called once,
+ * by the calling thread, or not at all where the call is refused. `group` not NULL: the launch
+ * before it on the stream is a shrink of these sites; a product that also adds their deltas to y,
+ * with the bits of an expand, sets *out_folded (false before), and no expand follows. Any other
+ * product ignores the group. NULL: there is nothing to fold, and *out_folded is not read.
  */
 typedef sp_status (*sp_delta_product_fn)(void *user, const struct sp_cuda_group *group,
                                          bool *out_folded);

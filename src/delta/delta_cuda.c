@@ -552,8 +552,9 @@ sp_status sp_delta_gpu_apply(sp_delta_gpu *gpu, const sp_delta_gpu_call *call, s
     return status == SP_OK ? sp_delta_gpu_expand(gpu, call, error) : status;
 }
 
-/* A product that cannot fold comes first, as the host would run it by itself. An expand reads what
- * any shrink wrote, so one that may fold need not. */
+/* Where nothing can be folded the product comes first, as if the host had called it and then the
+ * apply. Else the shrink comes first; if the product did not fold after all, an ordinary expand
+ * reads what that shrink wrote. */
 sp_status sp_delta_gpu_around(sp_delta_gpu *gpu, const sp_delta_gpu_call *call,
                               sp_delta_product_fn product, void *user, sp_error *error)
 {

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #define ALIGN_BYTES 64
-/* Adapters of a step that fit into one round even on a level that packs a few rows as a full tile,
- * and such rows. */
+/* One round has room for FEW_ITEMS adapters of up to TILE_ROWS rows each, also on a level that
+ * packs a few rows as a full tile. */
 #define FEW_ITEMS 32
 #define TILE_ROWS 16
 /* Multiply-adds below which a task is not worth its overhead, and tasks per thread. */

@@ -291,8 +291,8 @@ static sp_status capture(sp_cuda_ops *cuda, const sp_step *step, sp_pass_fn pass
     return status;
 }
 
-/* Whether there are many rows, in few runs of one adapter each: a run begins a pass at most, as the
- * rows of each cluster do. */
+/* Whether folding pays: many rows, and few passes, which are bounded by one for each cluster and
+ * one for each row whose adapter is not that of the row before. */
 static bool has_few_passes(const sp_plan_view *view)
 {
     int32_t clusters = (view->n_rows + SP_CUDA_FOLD_ROWS - 1) / SP_CUDA_FOLD_ROWS;

@@ -21,8 +21,8 @@
  *
  * A product with 0 is no longer zero where a value is not finite. So rows share
  * a tile only if the values that some of them see and others do not are finite.
- * For the same reason a value of +-inf gives NaN where the rest of its weight is
- * 0, as that of the largest weight is, where the level below gives +-inf.
+ * A weight is multiplied as two BF16 parts: where the second is 0, as that of the
+ * largest weight, 1, is, a value of +-inf gives NaN. The level below gives +-inf.
  */
 #include "kernels/cpu/levels.h"
 #include "kernels/cpu/tiles_amx.h"

@@ -197,7 +197,7 @@ void sp_lone_sums_avx512(const sp_gemm_args *const *gemms, int32_t count, int64_
         const uint16_t *w = (const uint16_t *)args->w + j * args->w_stride;
 
         sp_prefetch_ahead(gemms, i, count, j, n);
-        if (args->k == K_HALF)
+        if (args->k == K_HALF) /* rank 16, with a constant trip count */
             (void)short_sums(w, args->w_stride, args->packed_x, K_HALF, n, sums);
         else
             (void)sp_few_sums_avx512(w, args->w_stride, args->packed_x, args->k, n, 0, sums);

@@ -41,7 +41,7 @@
 #endif
 #define FEW_ROWS    2
 #define FEW_COLUMNS 128 /* outputs finished before their epilogue runs */
-#define LONE_GEMMS  16  /* rows of as many GEMMs likewise */
+#define LONE_GEMMS  16  /* whose sums are finished before their epilogues run */
 #ifndef DIRECT_ROWS
 #define DIRECT_ROWS 64
 #endif

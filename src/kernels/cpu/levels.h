@@ -54,7 +54,8 @@ void sp_pack_tiles_avx512(void *to, const uint16_t *const *lines, int64_t c, int
 /* Sums of one row of x, FP32 [k] and zeros up to a multiple of 32, with n rows of w, BF16, in
  * gemm_amx.c's order, where the caller has set that subnormals are flushed. Prefetches `ahead`
  * bytes ahead from the last rows of w if they are long, and nothing if they are short. Returns how
- * many sums it computed: a multiple of 16; 0 where k is long and none. */
+ * many sums it computed: a multiple of 16; 0 where k is long and not
+ * a multiple of 16. */
 int64_t sp_few_sums_avx512(const uint16_t *w, int64_t w_stride, const float *x, int64_t k,
                            int64_t n, int64_t ahead, float *sums);
 

@@ -553,7 +553,8 @@ __global__ void __launch_bounds__(W::THREADS, 1)
 
 /* ---- launch -------------------------------------------------------------------------------- */
 
-/* Boxes of `rows` rows by 32 ranks of a matrix [slots, n, ranks]; strides in elements. */
+/* Boxes of `rows` rows by 32 ranks of a matrix [slots, n, ranks], slots 0: [n, ranks]; strides in
+ * elements. */
 static bool make_ranks_map(encode_fn encode, CUtensorMap *map, const void *data, int ranks, int n,
                            int64_t stride, int slots, int64_t slot_stride, int rows)
 {

@@ -1,5 +1,6 @@
 /*
- * expand.cu: y += scale · xa · Bᵀ for a group of sites in one launch.
+ * expand.cu: y += scale · xa · Bᵀ for a group of sites in one launch, or two where many rows have
+ * y of both types.
  *
  *     xa[row, c]  = T(partials summed in the order of kernels_cuda.h)
  *     y[row, j]   = Ty(fmaf(scale, (float)T(xa[row, :] · B[slot][j, :]), y[row, j]))

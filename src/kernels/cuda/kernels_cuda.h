@@ -82,8 +82,8 @@ typedef struct sp_cuda_group {
     int32_t multiprocessors; /* of the GPU; the same for shrink and expand */
     int32_t after_plan;      /* the kernel before this one on the stream is the plan's */
     int32_t keep_sums;       /* of a shrink: take_parts follows it */
-    /* Of a shrink: a product with these deltas folded in follows it (sp_cuda_gemm.deltas), so x is
-     * complete before that one starts. */
+    /* Of a shrink: the next launch is a product that may fold these deltas in (sp_cuda_gemm.deltas)
+     * and reads x before it waits for its predecessor, so it starts only when x is complete. */
     int32_t folds;
     const void *x; /* [n_rows, k_in], stride x_stride elements */
     int64_t x_stride;

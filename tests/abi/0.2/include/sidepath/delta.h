@@ -112,8 +112,9 @@ typedef struct sp_delta_call {
 
 /*
  * Applies the plan's deltas at the sites. Sites that the pool does not hold, or that no row's
- * adapter has, cost nothing. On a GPU two launches for each four sites that the pool holds, and one
- * more where x is rounded first; what is routed was uploaded and started before.
+ * adapter has, cost nothing. On a GPU two launches for each four sites that the pool holds; one
+ * more where x is rounded first, where large ranks need one that rounds between the two, and where
+ * many rows have y of both types. What is routed was uploaded and started before.
  * SP_ERR_STRIDE: x_stride < k_in or y_stride < n_out. SP_ERR_ARGUMENT: an x or y type that is
  * neither the pool's nor F32, a site that the geometry has not, that takes tokens or that is an
  * expert's (sidepath/experts.h), outputs whose k_in differ, a plan of more than rows_max rows.
