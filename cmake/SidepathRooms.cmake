@@ -52,7 +52,8 @@ function(sidepath_uninstrumented)
                                                                ${PROJECT_SOURCE_DIR}/src)
     target_compile_options(sidepath_uninstrumented PRIVATE ${SIDEPATH_WARNINGS}
                                                            ${SIDEPATH_FLOAT_FLAGS} -O2 -g0)
-    target_compile_definitions(sidepath_uninstrumented PRIVATE _GNU_SOURCE SP_ASSERT_LIVE=1)
+    target_compile_definitions(sidepath_uninstrumented PRIVATE _GNU_SOURCE
+                                                               ${SIDEPATH_ASSERT_DEFINITION})
   endif()
   target_sources(sidepath_uninstrumented PRIVATE ${ARGN})
 endfunction()

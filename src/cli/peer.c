@@ -293,6 +293,8 @@ static sp_status open_and_serve(const peer_settings *settings, sp_log *log, cons
 
     if (status == SP_OK && settings->run.model)
         status = sp_geometry_open(settings->run.model, &geometry, error);
+    if (status == SP_OK && settings->run.model)
+        sp_peer_digests_check_base(digests, settings->run.model);
     if (status == SP_OK)
         status = open_layout(settings, geometry, &layout, error);
     /* From here on no path leads out of the directory. */

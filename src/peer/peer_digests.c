@@ -296,6 +296,14 @@ void sp_peer_digests_close(sp_peer_digests *digests)
     sp_free(digests);
 }
 
+void sp_peer_digests_check_base(sp_peer_digests *digests, const char *base)
+{
+    sp_digest now;
+
+    if (digests && digests->has_base)
+        digests->has_base = identify(base, &now) && memcmp(&now, &digests->base, sizeof now) == 0;
+}
+
 /* ---- what is known --------------------------------------------------------------------------- */
 
 static known *find(const sp_peer_digests *digests, const sp_digest *key)

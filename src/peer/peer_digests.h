@@ -34,6 +34,12 @@ sp_status sp_peer_digests_open(const char *path, const char *audit_settings, con
 void sp_peer_digests_close(sp_peer_digests *digests); /* NULL is allowed; saves nothing */
 
 /*
+ * Called when the base has been read: where it is not the one that it was when the file was opened,
+ * no adapter gets a key. NULL digests are allowed.
+ */
+void sp_peer_digests_check_base(sp_peer_digests *digests, const char *base);
+
+/*
  * The key of a folder as it is now. False: it cannot be listed, one of its files changed so
  * recently that another change might leave no trace in its times, or the base gives none.
  */

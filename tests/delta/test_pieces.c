@@ -347,6 +347,11 @@ static void an_apply_around_a_product_has_its_bits(void **state)
         assert_memory_equal(t.batch.y[i], before.y[i], ROWS * scene_y_row_bytes(&t.scene, i));
     assert_ok(sp_delta_apply_around(t.rig.delta, &t.call, count_product, &product, &error), &error);
     assert_int_equal(product.calls, 1);
+    t.call.n_outputs = SP_DELTA_GROUP_MAX + 1;
+    assert_int_equal(sp_delta_apply_around(t.rig.delta, &t.call, count_product, &product, &error),
+                     SP_ERR_ARGUMENT);
+    assert_string_equal(error.subject, "n_outputs");
+    assert_int_equal(product.calls, 1);
     for (int32_t i = 0; i < 3; i++)
         assert_memory_equal(t.batch.y[i], want[i], ROWS * scene_y_row_bytes(&t.scene, i));
     free_y(&t.scene, want);

@@ -98,7 +98,8 @@ static void check_prompt_logits(const demo_case *c, const golden *file, const ch
             fail_msg("%s, prompt %zu: a logit is off by %g", model, p, error);
     }
     snprintf(prefix, sizeof prefix, "%s.p%zu.", model, p);
-    golden_check_sums(file, prefix, c->run.logits, c->run.vocab, LOGIT_ERROR);
+    golden_check_sums(file, prefix, c->run.logits, c->run.request.n_tokens, c->run.vocab,
+                      LOGIT_ERROR);
 }
 
 /* Checks the new ids, and the text where all of them could be compared. */

@@ -264,7 +264,7 @@ static void check_f32(const model_run *m)
             errors[p] = max_error(last_rows(&runs[p], expected), expected);
             if (p > 0)
                 golden_check_sums(file, p == 1 ? "logits_p1_" : "logits_p2_", runs[p].logits,
-                                  runs[p].vocab, LOGIT_ERROR);
+                                  runs[p].request.n_tokens, runs[p].vocab, LOGIT_ERROR);
             if (!(errors[p] <= LOGIT_ERROR))
                 fail_msg("%s, prompt %zu: logits are off by %g", file->path, p, errors[p]);
             worst = errors[p] > worst ? errors[p] : worst;

@@ -141,6 +141,7 @@ static sp_status no_product(void *user, const struct sp_cuda_group *group, bool 
     (void)user;
     (void)group;
     (void)out_folded;
+    fail_msg("the product of a refused call is not called");
     return SP_OK;
 }
 

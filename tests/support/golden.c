@@ -236,14 +236,16 @@ const int32_t *golden_i32(const golden_tensor *tensor)
     return typed(tensor, "I32");
 }
 
-void golden_check_sums(const golden *file, const char *prefix, const float *logits, int32_t vocab,
-                       double error)
+void golden_check_sums(const golden *file, const char *prefix, const float *logits, int32_t rows,
+                       int32_t vocab, double error)
 {
-    const golden_tensor *rows = golden_get(file, "%ssum", prefix);
-    const float *sums = golden_f32(rows);
-    const float *squares = golden_f32(golden_get(file, "%ssumsq", prefix));
+    const golden_tensor *of_rows = golden_get(file, "%ssum", prefix);
+    const golden_tensor *of_squares = golden_get(file, "%ssumsq", prefix);
+    const float *sums = golden_f32(of_rows), *squares = golden_f32(of_squares);
 
-    for (int64_t row = 0; row < rows->n; row++, logits += vocab) {
+    assert_int_equal(of_rows->n, rows);
+    assert_int_equal(of_squares->n, rows);
+    for (int32_t row = 0; row < rows; row++, logits += vocab) {
         double sum = 0, square = 0;
 
         for (int32_t v = 0; v < vocab; v++) {

@@ -56,10 +56,10 @@ const float *golden_f32(const golden_tensor *tensor);
 const int32_t *golden_i32(const golden_tensor *tensor);
 
 /*
- * Holds rows of logits [n, vocab] to sums over the vocabulary, `PREFIXsum` and `PREFIXsumsq` [n]:
- * each logit of them may be off by `error`.
+ * Holds logits [rows, vocab] to sums over the vocabulary, `PREFIXsum` and `PREFIXsumsq` [rows]. The
+ * bounds are those for errors of about `error` a logit, either way.
  */
-void golden_check_sums(const golden *file, const char *prefix, const float *logits, int32_t vocab,
-                       double error);
+void golden_check_sums(const golden *file, const char *prefix, const float *logits, int32_t rows,
+                       int32_t vocab, double error);
 
 #endif
