@@ -984,6 +984,7 @@ static void a_small_batch_of_large_ranks_is_right(void **state)
         rows[i] = (i * 7) % ROWS;
     check_small(&shapes[SMALL_LARGE], rows, ROWS, 300);
     check_small(&shapes[SMALL_LARGE_BF16], rows, ROWS, 300);
+    check_small(&shapes[TWO_PASSES], rows, ROWS, 300); /* the expand through wgmma */
 }
 
 /* The last device, where there are several: another than the other tests'. */
