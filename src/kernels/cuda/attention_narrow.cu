@@ -43,7 +43,7 @@ template <int D> struct narrow_state {
 /* The warps that compute, without the one that fills. */
 static __device__ __forceinline__ void join_warps(void)
 {
-    asm volatile("bar.sync 1, %0;" ::"n"(WARPS * SP_WARP) : "memory");
+    meet(1, WARPS * SP_WARP);
 }
 
 /* ---- scores -------------------------------------------------------------------------------- */

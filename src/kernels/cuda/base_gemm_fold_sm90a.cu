@@ -205,16 +205,17 @@ static __device__ __forceinline__ void load_folding(wide_ring<W> at, const wide_
 
 /* ---- xa ------------------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ void meet(int barrier, int threads)
+/* meet and arrive_at_meeting for a warp whose lanes may be apart. */
+static __device__ __forceinline__ void join_and_meet(int barrier, int threads)
 {
     __syncwarp();
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+    meet(barrier, threads);
 }
 
-static __device__ __forceinline__ void arrive_at_meeting(int barrier, int threads)
+static __device__ __forceinline__ void join_and_arrive(int barrier, int threads)
 {
     __syncwarp();
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+    arrive_at_meeting(barrier, threads);
 }
 
 /* Rank of each row of the tile at the site. */
@@ -285,18 +286,18 @@ static __device__ __forceinline__ void gather_all(char *memory, const wide_shape
         if (site < 0)
             continue;
         read_ranks<W>(ranks, group, group.sites[site], place.row0, self);
-        meet(XA_RANKS, GATHERERS);
+        join_and_meet(XA_RANKS, GATHERERS);
         if (used)
-            meet(XA_FREE, tile::MEETING);
+            join_and_meet(XA_FREE, tile::MEETING);
         else
             wait_predecessor();
         used = true;
         gather_xa<W>(memory + tile::GATHERED_AT, ranks, group, f, site, place.row0, self);
-        arrive_at_meeting(XA_READY, tile::MEETING);
-        meet(XA_RANKS, GATHERERS); /* all have read the ranks */
+        join_and_arrive(XA_READY, tile::MEETING);
+        join_and_meet(XA_RANKS, GATHERERS); /* all have read the ranks */
     }
     if (used)
-        meet(XA_FREE, tile::MEETING);
+        join_and_meet(XA_FREE, tile::MEETING);
 }
 
 /* ---- deltas -------------------------------------------------------------------------------- */
@@ -503,10 +504,10 @@ static __device__ __forceinline__ void multiply_folding(
         for (int i = 0; i < W::COLUMNS / 4; i++)
             y[i] = narrow_two<0>(sum[2 * i], sum[2 * i + 1]);
         if (gathered != 0)
-            meet(XA_READY, fold_tile<W>::MEETING);
+            join_and_meet(XA_READY, fold_tile<W>::MEETING);
         fold_passes<W>(&at, y, passes, low, high, unknown_zero(group), gathered);
         if (gathered != 0)
-            arrive_at_meeting(XA_FREE, fold_tile<W>::MEETING);
+            join_and_arrive(XA_FREE, fold_tile<W>::MEETING);
         store_outputs<W>(y, out, place.row0 + row, place.n0, g.rows);
     }
 }

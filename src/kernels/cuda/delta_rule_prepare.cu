@@ -92,7 +92,7 @@ template <int T> static __device__ __forceinline__ void team_wait(void)
     if (T == 1)
         __syncthreads();
     else
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + own_team()), "n"(THREADS) : "memory");
+        meet(1 + own_team(), THREADS);
 }
 
 /* ---- the convolution ----------------------------------------------------------------------- */

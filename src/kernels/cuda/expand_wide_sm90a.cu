@@ -473,11 +473,6 @@ static __device__ __forceinline__ void fold_y(uint32_t y, uint32_t deltas, const
     }
 }
 
-static __device__ __forceinline__ void wait_warpgroup(int number)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(WARPGROUP) : "memory");
-}
-
 /* ---- kernel -------------------------------------------------------------------------------- */
 
 /* A warpgroup's shared memory, for the y and the deltas of a unit, its named barrier, and units
@@ -505,9 +500,9 @@ static __device__ __forceinline__ void make_deltas(b_stages *b, const share &s,
     float acc[N / 2];
 
     multiply_unit<N>(acc, b, at, from, chunk, first, then);
-    wait_warpgroup(s.barrier); /* the deltas before are read */
+    meet(s.barrier, WARPGROUP); /* the deltas before are read */
     put_deltas<N>(s.deltas, acc);
-    wait_warpgroup(s.barrier);
+    meet(s.barrier, WARPGROUP);
 }
 
 /* Folds `unit` of N rows at most, whose y is on its way, and copies the next one's. */

@@ -446,7 +446,7 @@ static __device__ __forceinline__ void load_all(ring_shared<K> *shared, uint32_t
 static __device__ __forceinline__ void consumers_meet(void)
 {
     __syncwarp();
-    asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS * SP_WARP) : "memory");
+    meet(1, CONSUMERS * SP_WARP);
 }
 
 /* What a consumer adds up in a group: a quarter, and the chunk so far, of its tiles and two blocks

@@ -43,6 +43,20 @@ static __device__ __forceinline__ void release_successor(void)
 #endif
 }
 
+/* Blocks until `threads` threads, in whole warps, have come to this named barrier of the block, by
+ * meet or by arrive_at_meeting; what they wrote before is visible then. Barrier 0 is __syncthreads.
+ * A warp's lanes come together: __syncwarp goes before it where they may be apart. */
+static __device__ __forceinline__ void meet(int barrier, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/* Comes to a named barrier, as meet, without blocking. */
+static __device__ __forceinline__ void arrive_at_meeting(int barrier, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 /* The two halves of a cluster barrier. `arrive` does not block; `wait` returns when all blocks of
  * the cluster have arrived, and what they wrote before is visible then. */
 static __device__ __forceinline__ void cluster_arrive(void)

@@ -380,11 +380,6 @@ static __device__ __forceinline__ void keep(float *to, const float (&sum)[S::sum
     }
 }
 
-template <class S> static __device__ __forceinline__ void meet_warpgroups(void)
-{
-    asm volatile("bar.sync 1, %0;" ::"n"(S::warpgroups * WARPGROUP) : "memory");
-}
-
 /* The sums of this warpgroup's rows: of the last chunk in `chunk`, of those before in `sums`, added
  * up or, where the block has a partial for each chunk, alone. */
 template <class S>
@@ -435,7 +430,7 @@ static __device__ __forceinline__ void multiply_all(wide_ring<S> at, const windo
     float chunk[S::sums] = {};
 
     multiply_rows<S>(chunk, sums, at, win, work, group.folds != 0);
-    meet_warpgroups<S>(); /* nothing reads the ring any more */
+    meet(1, S::warpgroups * WARPGROUP); /* nothing reads the ring any more */
     if (S::each > 1 && work.quarters > CHUNK_STEPS)
         keep<S>(ring, chunk, true);
     else
