@@ -308,17 +308,7 @@ static __device__ __forceinline__ uint32_t fold_two_if(uint32_t y, uint32_t delt
     return scale != 0.0f ? fold_two<0>(y, delta, scale) : y;
 }
 
-/* Eight adjacent ranks into v, which stays as it is where the row has none there. */
-static __device__ __forceinline__ void load_ranks(uint4 *v, uint32_t from, bool has)
-{
-    asm volatile("{ .reg .pred p;\n"
-                 "setp.ne.u32 p, %5, 0;\n"
-                 "@p ld.shared.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-                 : "+r"(v->x), "+r"(v->y), "+r"(v->z), "+r"(v->w)
-                 : "r"(from), "r"((uint32_t)has));
-}
-
-/* B of N eights of columns, in S sets of ranks. */
+/* B of N eights of columns, in S sets of ranks; v stays as it is where the row has none. */
 template <int N, int S, int B_BYTES>
 static __device__ __forceinline__ void load_columns(uint4 (&v)[S][N], uint32_t from,
                                                     const bool (&has)[S])
@@ -327,7 +317,7 @@ static __device__ __forceinline__ void load_columns(uint4 (&v)[S][N], uint32_t f
     for (int s = 0; s < S; s++)
 #pragma unroll
         for (int i = 0; i < N; i++)
-            load_ranks(&v[s][i], from + s * B_BYTES + i * 8 * SET_BYTES, has[s]);
+            load_shared_if(&v[s][i], from + s * B_BYTES + i * 8 * SET_BYTES, has[s]);
 }
 
 /* The deltas of S sets of ranks into y, which has two columns of row g, then of row g + 8, of each
@@ -347,8 +337,8 @@ static __device__ __forceinline__ void fold_ranks(uint32_t (&y)[W::COLUMNS / 4],
 #pragma unroll
     for (int s = 0; s < S; s++) {
         has[s] = s * SET_RANKS + (int)(threadIdx.x & 3) * 8 < rank;
-        load_ranks(&a[s][0], xa + own + s * tile::XA_BYTES, has[s]);
-        load_ranks(&a[s][1], xa + own + s * tile::XA_BYTES + 8 * SET_BYTES, has[s]);
+        load_shared_if(&a[s][0], xa + own + s * tile::XA_BYTES, has[s]);
+        load_shared_if(&a[s][1], xa + own + s * tile::XA_BYTES + 8 * SET_BYTES, has[s]);
         pair_rows(a[s], zero);
     }
     load_columns<AT_ONCE, S, tile::B_BYTES>(v[0], b + own, has);

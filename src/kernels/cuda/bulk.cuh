@@ -58,6 +58,31 @@ static __device__ __forceinline__ uint4 load_shared(uint32_t from)
     return v;
 }
 
+/* The same into *v, which stays as it is if !valid. */
+static __device__ __forceinline__ void load_shared_if(uint4 *v, uint32_t from, bool valid)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+                 "@p ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
+                 : "+r"(v->x), "+r"(v->y), "+r"(v->z), "+r"(v->w)
+                 : "r"(from), "r"((uint32_t)valid));
+}
+
+static __device__ __forceinline__ void store_shared(uint32_t to, uint4 v)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
+}
+
+/* Only if valid. */
+static __device__ __forceinline__ void store_shared_if(uint32_t to, uint4 v, bool valid)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+                 "@p st.shared.v4.u32 [%0], {%1,%2,%3,%4};\n}" ::"r"(to),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((uint32_t)valid)
+                 : "memory");
+}
+
 /* Four 8 x 8 matrices of 16-bit elements: thread 4 i + j holds (i, 2 j) and (i, 2 j + 1). Lane l
  * has the address of row l % 8 of matrix l / 8. All 32 lanes call it together. */
 static __device__ __forceinline__ uint4 load_matrices(uint32_t from)

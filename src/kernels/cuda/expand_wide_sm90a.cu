@@ -175,25 +175,6 @@ static __device__ __forceinline__ uint4 transpose_quad(uint4 v)
     return high ? make_uint4(first, second, v.z, v.w) : make_uint4(v.x, v.y, first, second);
 }
 
-static __device__ __forceinline__ uint4 load_if(const void *from, bool valid)
-{
-    uint4 v;
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
-                 "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
-                 "@p ld.global.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
-                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-                 : "l"(from), "r"((uint32_t)valid));
-    return v;
-}
-
-static __device__ __forceinline__ void store_shared_if(uint32_t to, uint4 v, bool valid)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
-                 "@p st.shared.v4.u32 [%0], {%1,%2,%3,%4};\n}" ::"r"(to),
-                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((uint32_t)valid)
-                 : "memory");
-}
-
 /*
  * A run's xa, zeros beyond the rank up to a multiple of 32: K-major rows in the 128-byte swizzle,
  * 64 ranks of all rows and then the next 64. Of 32 ranks, which a quad has in four vectors, word i
@@ -220,7 +201,8 @@ static __device__ __forceinline__ void put_xa(uint32_t to, const run_row *rows,
                 int k = k0 + s * 32;
                 bool valid = row >= 0 && k + t * 8 < r.rank;
 
-                v[i][s] = load_if(valid ? xa + (int64_t)row * shape.xa_pitch + k : xa, valid);
+                v[i][s] =
+                    load_global_if(valid ? xa + (int64_t)row * shape.xa_pitch + k : xa, valid);
             }
         }
 #pragma unroll
@@ -240,17 +222,6 @@ static __device__ __forceinline__ void put_xa(uint32_t to, const run_row *rows,
 }
 
 /* ---- B ------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ uint4 load_weights_if(const void *from, bool valid)
-{
-    uint4 v;
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
-                 "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
-                 "@p ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
-                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-                 : "l"(from), "r"((uint32_t)valid));
-    return v;
-}
 
 /* A thread's rows of the M side, g and g + 8 of its warp's 16, of each 32 ranks: 16-byte vectors of
  * the two, or, in order, the operands of two products. */
@@ -411,13 +382,6 @@ template <int N> static __device__ __forceinline__ void put_deltas(uint32_t to, 
 
 /* ---- y ------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void store_y_if(void *to, uint4 v, bool valid)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
-                 "@p st.global.v4.u32 [%0], {%1,%2,%3,%4};\n}" ::"l"(to),
-                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((uint32_t)valid));
-}
-
 /* A unit's y: its rows, from this thread's first one on, and this thread's piece of its columns. */
 typedef struct y_place {
     const run_row *rows;
@@ -468,8 +432,8 @@ static __device__ __forceinline__ void fold_y(uint32_t y, uint32_t deltas, const
         uint4 delta = load_shared(deltas + i * (ROW_STEP * ROW_BYTES));
         uint4 old = load_shared(y + i * (WARPGROUP * 16));
 
-        store_y_if(here.y + own.at, fold_eight<0>(old, delta, own.scale),
-                   here.inside && own.scale != 0.0f);
+        store_global_if(here.y + own.at, fold_eight<0>(old, delta, own.scale),
+                        here.inside && own.scale != 0.0f);
     }
 }
 

@@ -21,6 +21,18 @@ static __device__ __forceinline__ uint4 load_weights(const void *from)
     return v;
 }
 
+/* The same; zeros, without a load, if !valid. */
+static __device__ __forceinline__ uint4 load_weights_if(const void *from, bool valid)
+{
+    uint4 v;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+                 "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+                 "@p ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
+                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+                 : "l"(from), "r"((uint32_t)valid));
+    return v;
+}
+
 /* Prefetches a line to L2. Only a hint: a later load cannot return a stale value because of it. */
 static __device__ __forceinline__ void prefetch_l2(const void *at)
 {
@@ -134,10 +146,31 @@ static __device__ __forceinline__ uint4 load_global(const void *from)
     return v;
 }
 
+/* 16 bytes that the predecessor may have written, so through the coherent path; zeros, without a
+ * load, if !valid. */
+static __device__ __forceinline__ uint4 load_global_if(const void *from, bool valid)
+{
+    uint4 v;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+                 "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+                 "@p ld.global.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
+                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+                 : "l"(from), "r"((uint32_t)valid));
+    return v;
+}
+
 static __device__ __forceinline__ void store_global(void *to, uint4 v)
 {
     asm volatile("st.global.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
                  "r"(v.w));
+}
+
+/* Only if valid. */
+static __device__ __forceinline__ void store_global_if(void *to, uint4 v, bool valid)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+                 "@p st.global.v4.u32 [%0], {%1,%2,%3,%4};\n}" ::"l"(to),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((uint32_t)valid));
 }
 
 static __device__ __forceinline__ void copy_commit(void)

@@ -203,13 +203,6 @@ static __device__ __forceinline__ void load_units(uint32_t to, const uint16_t *c
     }
 }
 
-static __device__ __forceinline__ void store_shared(uint32_t to, uint4 v)
-{
-    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
-                 : "memory");
-}
-
 /* Puts two units in the order of the mma, each in its own place. Lane l reads row l % 8 and the
  * vectors l / 8 and 4 + l / 8; it has then words l % 4 of row l / 4, which are vectors l % 4 and
  * 4 + l % 4 of the new order. Odd rows store these in turn: no bank conflicts. */
