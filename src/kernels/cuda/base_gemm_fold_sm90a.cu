@@ -616,8 +616,7 @@ template <class W> static cudaError_t init_folding(int *out_clusters)
 
 /* ---- the choice of a tile ------------------------------------------------------------------ */
 
-/* As the tiles of base_gemm_sm90a.cu, of which these are the last. `ns`: nanoseconds of 64 k of a
- * tile. */
+/* A tile of the forms from FIRST_FOLD on. `ns`: nanoseconds of 64 k of a tile, as WIDE_128_NS. */
 typedef struct fold_kind {
     cudaError_t (*init)(int *out_clusters);
     cudaError_t (*launch)(const base_gemm *state, int clusters, const sp_cuda_gemm *gemm,
@@ -631,8 +630,8 @@ template <class W> static constexpr fold_kind kind_of(int ns)
     return {init_folding<W>, launch_folding<W>, shape_of<W>, ns};
 }
 
-static const fold_kind kinds[GEMM_FOLDS] = {kind_of<wide<128, 128, 2, 1, 1>>(400),
-                                            kind_of<wide<128, 256, 2, 1, 1>>(700)};
+static const fold_kind kinds[GEMM_FOLDS] = {kind_of<wide_128>(WIDE_128_NS),
+                                            kind_of<wide_256>(WIDE_256_NS)};
 
 cudaError_t sp_cuda_gemm_fold_init(base_gemm *state)
 {
@@ -643,25 +642,14 @@ cudaError_t sp_cuda_gemm_fold_init(base_gemm *state)
     return code;
 }
 
-/* The form that the GEMM names, or the one whose waves take the least time; -1: none. */
-static int choose_kind(const base_gemm *state, const sp_cuda_gemm *gemm)
+/* The form that the GEMM names, or the best one; -1: none. */
+static int find_kind(const base_gemm *state, const sp_cuda_gemm *gemm)
 {
-    int best = -1;
-    int64_t least = INT64_MAX;
+    int named = gemm->form - FIRST_FOLD;
 
-    for (int i = 0; i < GEMM_FOLDS; i++) {
-        int form = SP_CUDA_GEMM_FORMS - GEMM_FOLDS + i;
-        int64_t ns;
-
-        if (state->folds[i] == 0 || (gemm->form != SP_CUDA_GEMM_CHOSEN && gemm->form != form))
-            continue;
-        ns = (int64_t)sp_cuda_ceil(kinds[i].shape(gemm).items, state->folds[i]) * kinds[i].ns;
-        if (ns <= least) {
-            least = ns;
-            best = i;
-        }
-    }
-    return best;
+    if (gemm->form == SP_CUDA_GEMM_CHOSEN)
+        return choose_kind(kinds, state->folds, gemm);
+    return named >= 0 && named < GEMM_FOLDS && state->folds[named] > 0 ? named : -1;
 }
 
 /* ---- what can be folded -------------------------------------------------------------------- */
@@ -706,7 +694,7 @@ cudaError_t sp_cuda_gemm_folding(const base_gemm *state, const sp_cuda_gemm *gem
         return cudaErrorNotSupported;
     fold.partials = partials_of(group);
     fold.gathers = rounded_of(group) == NULL;
-    kind = choose_kind(state, gemm);
+    kind = find_kind(state, gemm);
     return kind < 0 ? cudaErrorNotSupported
                     : kinds[kind].launch(state, state->folds[kind], gemm, fold, stream);
 }

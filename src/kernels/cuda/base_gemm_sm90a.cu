@@ -104,7 +104,7 @@ template <class W> static cudaError_t init_wide(int *out_clusters)
 
 /* ---- the choice of a tile ------------------------------------------------------------------ */
 
-/* `ns`: nanoseconds of 64 k of a tile, measured on an H200 in steps of 5. */
+/* `ns`: nanoseconds of 64 k of a tile, as WIDE_128_NS. */
 typedef struct wide_kind {
     cudaError_t (*init)(int *out_clusters);
     cudaError_t (*launch)(const base_gemm *state, int clusters, const sp_cuda_gemm *gemm,
@@ -118,11 +118,15 @@ template <class W> static constexpr wide_kind kind_of(int ns)
     return {init_wide<W>, launch_wide<W>, shape_of<W>, ns};
 }
 
-static const wide_kind kinds[SP_CUDA_GEMM_SHAPES] = {
-    kind_of<wide<64, 64, 1, 4, 2>>(230),   kind_of<wide<64, 64, 1, 2, 2>>(230),
-    kind_of<wide<64, 32, 1, 2, 4>>(165),   kind_of<wide<128, 64, 1, 2, 2>>(310),
-    kind_of<wide<128, 128, 2, 1, 1>>(400), kind_of<wide<128, 256, 2, 1, 1>>(700),
+static constexpr wide_kind kinds[SP_CUDA_GEMM_SHAPES] = {
+    kind_of<wide<64, 64, 1, 4, 2>>(230), kind_of<wide<64, 64, 1, 2, 2>>(230),
+    kind_of<wide<64, 32, 1, 2, 4>>(165), kind_of<wide<128, 64, 1, 2, 2>>(310),
+    kind_of<wide_128>(WIDE_128_NS),      kind_of<wide_256>(WIDE_256_NS),
 };
+
+static_assert(kinds[SP_CUDA_GEMM_SHAPES - 2].shape == shape_of<wide_128> &&
+                  kinds[SP_CUDA_GEMM_SHAPES - 1].shape == shape_of<wide_256>,
+              "the last forms fold deltas in");
 
 cudaError_t sp_cuda_gemm_wide_init(int gpu, base_gemm *state)
 {
@@ -147,32 +151,13 @@ cudaError_t sp_cuda_gemm_wide_init(int gpu, base_gemm *state)
     return code;
 }
 
-/* The tile whose waves of clusters take the least time. */
-static int choose_kind(const base_gemm *state, const sp_cuda_gemm *gemm)
-{
-    int best = 0;
-    int64_t least = INT64_MAX;
-
-    for (int i = 0; i < SP_CUDA_GEMM_SHAPES; i++) {
-        int items = kinds[i].shape(gemm).items;
-        int64_t ns = state->clusters[i] > 0
-                         ? (int64_t)sp_cuda_ceil(items, state->clusters[i]) * kinds[i].ns
-                         : INT64_MAX;
-
-        if (ns <= least) {
-            least = ns;
-            best = i;
-        }
-    }
-    return best;
-}
-
 cudaError_t sp_cuda_gemm_wide(const base_gemm *state, int kind, const sp_cuda_gemm *gemm,
                               cudaStream_t stream)
 {
     if (state->encode == NULL)
         return cudaErrorNotSupported;
     if (kind < 0)
-        kind = choose_kind(state, gemm);
-    return kinds[kind].launch(state, state->clusters[kind], gemm, stream);
+        kind = choose_kind(kinds, state->clusters, gemm);
+    return kind < 0 ? cudaErrorNotSupported
+                    : kinds[kind].launch(state, state->clusters[kind], gemm, stream);
 }

@@ -1,7 +1,8 @@
 /*
  * base_gemm_wide.cuh: the parts of a GEMM through wgmma that its kernels share: a block's tile and
  * its place, the ring of stages that tensor copies (TMA) fill, the sums and how they are stored,
- * and the shape and maps of a launch. base_gemm_sm90a.cu says how they work together.
+ * the shape and maps of a launch, and the choice of a tile. base_gemm_sm90a.cu says how they work
+ * together.
  */
 #ifndef SP_KERNELS_CUDA_BASE_GEMM_WIDE_CUH
 #define SP_KERNELS_CUDA_BASE_GEMM_WIDE_CUH
@@ -412,6 +413,41 @@ static cudaLaunchConfig_t config_of(int clusters, cudaLaunchAttribute *attribute
     config.attrs = attributes;
     config.numAttrs++;
     return config;
+}
+
+/* ---- the choice of a tile ------------------------------------------------------------------ */
+
+/* The tiles of the last forms, from FIRST_FOLD on, which also fold deltas in. NS: nanoseconds of
+ * 64 k of a tile, measured on an H200 in steps of 5. */
+typedef wide<128, 128, 2, 1, 1> wide_128;
+typedef wide<128, 256, 2, 1, 1> wide_256;
+
+#define WIDE_128_NS 400
+#define WIDE_256_NS 700
+#define FIRST_FOLD  (SP_CUDA_GEMM_FORMS - GEMM_FOLDS)
+
+static_assert(GEMM_FOLDS == 2, "wide_128 and wide_256");
+
+/* The kind whose waves of clusters take the least time, of several the last; -1: the GPU runs none.
+ * `clusters`: that run at once, of each. */
+template <class KIND, int N>
+static int choose_kind(const KIND (&kinds)[N], const int (&clusters)[N], const sp_cuda_gemm *gemm)
+{
+    int best = -1;
+    int64_t least = INT64_MAX;
+
+    for (int i = 0; i < N; i++) {
+        int64_t ns;
+
+        if (clusters[i] == 0)
+            continue;
+        ns = (int64_t)sp_cuda_ceil(kinds[i].shape(gemm).items, clusters[i]) * kinds[i].ns;
+        if (ns <= least) {
+            least = ns;
+            best = i;
+        }
+    }
+    return best;
 }
 
 #endif
