@@ -182,7 +182,7 @@ static __device__ __forceinline__ float power_of_e(float x)
     return y;
 }
 
-/* x below -87.3 gives 0. */
+/* x below -87.3 gives -0 (x * 0). */
 static __device__ __forceinline__ float silu(float x)
 {
     float inverse;
