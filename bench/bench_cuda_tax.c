@@ -5,7 +5,7 @@
  * Prints one JSON object.
  *     bench_cuda_tax [--library] [--prefill] [--replays N] [--only CELL] [--variant NAME]
  * --library lets cuBLASLt run the products that it is faster for, as the engine does. --prefill:
- * steps of prompts instead, one for each adapter, eagerly; the device's time alone.
+ * steps of prompts instead, one for each adapter, eagerly, all variants; the device's time alone.
  */
 #include "base/clock.h"
 #include "base/half.h"

@@ -132,9 +132,9 @@ typedef struct sp_kernels {
     int64_t gemm_rows, gemm_columns; /* granularity of a split over rows and over n */
 
     /*
-     * Outputs j in [n_begin, n_end) of `count` GEMMs of one row each, as gemm_nt computes them one
-     * by one: expands of a decode step whose rows have adapters of their own. No two write the same
-     * memory. Weights are prefetched.
+     * Outputs j in [n_begin, n_end) of `count` GEMMs of one row each, with the bits of gemm_nt one
+     * by one: expands of a decode step whose rows have adapters of their own. Each has n >= n_end,
+     * n_begin is a multiple of gemm_columns, no two write the same memory. Weights are prefetched.
      */
     void (*gemm_nt_lone)(const sp_gemm_args *const *gemms, int32_t count, int64_t n_begin,
                          int64_t n_end);
