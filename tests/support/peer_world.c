@@ -148,6 +148,32 @@ static void wait_until_it_listens(peer_world *world)
     fail_msg("the peer has ended before it listened");
 }
 
+/* Peers that run. A test that fails leaves its own behind, which end with the program. */
+static pid_t running[8];
+
+static void kill_the_rest(void)
+{
+    for (size_t i = 0; i < sizeof running / sizeof running[0]; i++)
+        if (running[i] > 0)
+            (void)kill(running[i], SIGKILL);
+}
+
+static void note_running(pid_t from, pid_t to)
+{
+    static bool noted;
+
+    if (!noted)
+        (void)atexit(kill_the_rest);
+    noted = true;
+    for (size_t i = 0; i < sizeof running / sizeof running[0]; i++)
+        if (running[i] == from) {
+            running[i] = to;
+            return;
+        }
+}
+
+/* The peer has none of this program's own pipes: whoever waits for the end of the program's output
+ * does not wait for a peer that was left. */
 static void spawn(peer_world *world, const char *command)
 {
     char *const arguments[] = {"sh", "-c", (char *)(uintptr_t)command, NULL};
@@ -157,11 +183,13 @@ static void spawn(peer_world *world, const char *command)
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
     (void)fcntl(ends[1], F_SETPIPE_SZ, 1 << 20); /* nobody reads its later lines */
     posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
     assert_int_equal(posix_spawn(&world->pid, "/bin/sh", &actions, NULL, arguments, environ), 0);
     posix_spawn_file_actions_destroy(&actions);
     close(ends[1]);
     world->err = ends[0];
+    note_running(0, world->pid);
 }
 
 /* LeakSanitizer's last search faults in a process that has UCX's shared memory (UCX 1.13). */
@@ -194,6 +222,7 @@ void peer_world_stop(peer_world *world)
 
     assert_int_equal(kill(world->pid, SIGTERM), 0);
     assert_int_equal(waitpid(world->pid, &state, 0), world->pid);
+    note_running(world->pid, 0);
     if (!WIFEXITED(state) || WEXITSTATUS(state) != 0)
         print_rest(world);
     assert_true(WIFEXITED(state));
@@ -210,6 +239,7 @@ void peer_world_signal(peer_world *world, int number)
     if (number != SIGKILL)
         return;
     assert_int_equal(waitpid(world->pid, NULL, 0), world->pid);
+    note_running(world->pid, 0);
     close(world->err);
     world->pid = 0;
 }
