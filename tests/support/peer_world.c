@@ -148,7 +148,7 @@ static void wait_until_it_listens(peer_world *world)
     fail_msg("the peer has ended before it listened");
 }
 
-/* Peers that run. A test that fails leaves its own behind, which end with the program. */
+/* Processes of peers that have not been waited for. Those of a failed test are killed at exit. */
 static pid_t running[8];
 
 static void kill_the_rest(void)
